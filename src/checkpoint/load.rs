@@ -86,17 +86,17 @@ fn goes_on(checkpoint: &Checkpoint, param: &Param, state: &StateSpec) -> bool {
 pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<String> {
     let model = engine.store().model();
     let layout = Layout::new(model, ModelShard::whole(model));
-    let (mut anew, mut left) = (BTreeMap::new(), BTreeMap::new());
+    let (mut reset, mut unused) = (BTreeMap::new(), BTreeMap::new());
     for param in layout.params() {
         let states = engine.rule().states(&param.spec).into_iter();
         let ours: Vec<_> = states.filter(|state| state.extent.serves_exchange()).collect();
         for state in ours.iter().filter(|state| !goes_on(checkpoint, param, state)) {
-            *anew.entry(state.name.to_string()).or_insert(0) += 1;
+            *reset.entry(state.name.to_string()).or_insert(0) += 1;
         }
         let saved = checkpoint.index.tensor(&param.name).into_iter().flat_map(|t| t.saved());
         for (name, state) in saved.filter(|(_, state)| state.extent.serves_exchange()) {
             if ours.iter().all(|ours| (ours.name, ours.extent) != (name, state.extent)) {
-                *left.entry(name.to_string()).or_insert(0) += 1;
+                *unused.entry(name.to_string()).or_insert(0) += 1;
             }
         }
     }
@@ -104,9 +104,9 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
         let each = of.iter().map(|(name, count)| format!("{name} of {count} matrices"));
         each.collect::<Vec<_>>().join(" and ")
     };
-    let anew_line = format!("{} are initialised again", list(&anew));
-    let left_line = format!("{} in the checkpoint are not used", list(&left));
-    let lines = [(anew.is_empty(), anew_line), (left.is_empty(), left_line)];
+    let reset_line = format!("{} are initialised again", list(&reset));
+    let unused_line = format!("{} in the checkpoint are not used", list(&unused));
+    let lines = [(reset.is_empty(), reset_line), (unused.is_empty(), unused_line)];
     let lines: Vec<_> = lines.into_iter().filter(|(none, _)| !none).map(|(_, line)| line).collect();
     let why = "another compression or tensor parallelism than when it was saved";
     (!lines.is_empty()).then(|| format!("{}: {why}", lines.join("; ")))

@@ -144,9 +144,9 @@ pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::
                 "{ranks}: {values} of {} values of {name}",
                 tensor.numel()
             );
-            let rounded_anew = import && saved.dtype != *dtype;
+            let rounded_again = import && saved.dtype != *dtype;
             ensure!(
-                rounded_anew || saved.dtype == *dtype && saved.digest == *digest,
+                rounded_again || saved.dtype == *dtype && saved.digest == *digest,
                 "{folder}: the model weight {name} ({dtype}) is not the one that was in memory when \
                  the checkpoint was saved ({}), on {ranks}: digest {digest}, saved {}",
                 saved.dtype,

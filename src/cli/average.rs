@@ -8,11 +8,11 @@ use train::average;
 /// Average the weights of several checkpoints into a new run
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Checkpoints, or runs' folders: their newest. The file `latest` that `checkpoints/*` includes
-    /// is skipped
+    /// Checkpoints, or run folders (their newest checkpoint). The file `latest` that `checkpoints/*`
+    /// includes is skipped
     #[arg(required = true, num_args = 2..)]
     checkpoints: Vec<PathBuf>,
-    /// The new run's folder
+    /// Folder of the new run
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let written = average::average(&found, &args.output, args.overwrite.existing())?;
     let lines = || {
         base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
-        base::say!("`gptrain run {}` goes on from it", args.output.display());
+        base::say!("next: `gptrain run {}` continues from it", args.output.display());
     };
     args.json.say(lines, json!({ "checkpoint": written, "mean_of": found }));
     Ok(())

@@ -9,17 +9,17 @@ use train::sick_nodes::{self, Reason};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The experiment whose shapes, grid, precision and folder are measured [default: a block of
-    /// GPT-2 124M in bf16, ranks are replicas]
+    /// Manifest whose shapes, topology, precision and folder are measured [default: a block of GPT-2
+    /// 124M in bf16, data-parallel ranks]
     manifest: Option<PathBuf>,
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
-    /// Take 10 s at most, in place of 60: fewer repeats, smaller messages
+    /// Take at most 10 s instead of 60: fewer repeats, smaller messages
     #[arg(long)]
     quick: bool,
-    /// Call slow what is this share below the median [default: 0.05 of links, 0.02 of products, 0.5
-    /// among ranks that share a node's processors]
+    /// Share below the median from which a device or link counts as slow [default: 0.05 for links,
+    /// 0.02 for products, 0.5 for ranks that share a node's processors]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     tolerance: Option<f64>,
     /// Print JSON, which `estimate --calibrate` reads
@@ -28,7 +28,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether standard output is for the document alone.
+    /// Whether standard output is only JSON.
     pub fn json(&self) -> bool {
         self.json
     }
@@ -50,7 +50,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let outcome = bench::run(&loaded, &options, messages)?;
     let folder = &loaded.manifest.log.folder;
     for slow in outcome.measured.iter().flat_map(|measured| &measured.slow) {
-        // Of the run that the manifest names; a link is no node's fault.
+        // A record belongs to the manifest's run. A slow link does not point at one node.
         for host in slow.who.iter().filter(|_| slow.what == "node" && args.manifest.is_some()) {
             sick_nodes::add(folder, host, Reason::Slow, &slow.text)?;
         }

@@ -11,7 +11,7 @@ use train::report::page::Run;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The runs' folders
+    /// Folders of the runs
     #[arg(required = true, num_args = 2.., value_name = "RUN")]
     runs: Vec<PathBuf>,
     /// Also write a self-contained HTML page, with the curves drawn over each other
@@ -43,7 +43,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The folders' last names where they differ, else the folders as given.
+/// Labels of the runs: the folders' last names if they differ, else the folders as given.
 fn labels(runs: &[PathBuf]) -> Vec<String> {
     let last = |run: &PathBuf| run.file_name().map(|name| name.to_string_lossy().into_owned());
     let short: Option<Vec<String>> = runs.iter().map(last).collect();

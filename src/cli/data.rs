@@ -1,4 +1,4 @@
-//! `gptrain data …`: making, joining and inspecting datasets.
+//! `gptrain data …`: builds, merges and inspects datasets.
 
 use std::path::{Path, PathBuf};
 
@@ -22,11 +22,11 @@ pub enum Command {
     TrainTokenizer(make::TrainArgs),
     /// Show what a dataset holds: documents, tokens, lengths, text
     Inspect(inspect::Args),
-    /// Read every byte of datasets and report what is wrong with them
+    /// Read every byte of datasets and report damage
     Check(check::Args),
     /// Join datasets into one
     Merge(make::MergeArgs),
-    /// Print training samples in the order a run would read them
+    /// Print training samples in the order that a run reads them
     Samples(samples::Args),
 }
 
@@ -54,7 +54,7 @@ pub fn run(command: Command) -> Result<()> {
     }
 }
 
-/// A dataset's tokenizer; that it is a guess, or is not there, is printed.
+/// Tokenizer of a dataset. Prints a note if it is a guess or missing.
 fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
     let found = DatasetTokenizer::find(dataset, named)?;
     if let Some(note) = &found.note {
@@ -63,14 +63,14 @@ fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer
     Ok(found)
 }
 
-/// A dataset's prefix, where the user named one of its two files.
+/// Prefix of a dataset, also if the user named one of its two files.
 pub fn prefix(named: &Path) -> PathBuf {
     let text = named.to_string_lossy();
     let cut = text.strip_suffix(".bin").or(text.strip_suffix(".idx"));
     cut.map_or(named.into(), PathBuf::from)
 }
 
-/// The result of printing, without the error of a closed pipe (`| head`).
+/// Result of printing; a closed pipe (`| head`) is not an error.
 fn until_closed(printed: Result<()>) -> Result<()> {
     printed.or_else(|error| {
         let io = error.downcast_ref::<std::io::Error>();

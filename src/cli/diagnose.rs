@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json …
+    /// Folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json …
     folder: PathBuf,
     /// Also show the last messages and operations of these ranks
     #[arg(long, value_name = "RANK")]
@@ -22,14 +22,14 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     match (&dump.line, &found) {
         (Some(line), _) => base::say!("{line}"),
         (None, Some(line)) => {
-            base::say!("no verdict was written; the ranks' own reports say: {line}")
+            base::say!("there is no verdict file; the ranks' reports say: {line}")
         }
-        (None, None) => base::say!("no verdict was written, and no rank waits for another"),
+        (None, None) => base::say!("there is no verdict file, and no rank waits for another"),
     }
     if let (Some(line), Some(found)) = (&dump.line, &found)
         && line != found
     {
-        base::say!("the ranks' own reports, written a moment later, say: {found}");
+        base::say!("the ranks' reports, written a moment later, say: {found}");
     }
     for damaged in &dump.damaged {
         base::say!("unreadable: {damaged}");
@@ -46,7 +46,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The folder itself; of a run's folder the newest dump. The others are named.
+/// Dump folder: `folder` itself, or the newest dump of a run's folder. Prints the older ones.
 fn dump_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     is_there(folder)?;
     let dumps = folder.join("failures");
@@ -70,11 +70,11 @@ fn dump_folder(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(newest)
 }
 
-/// One rank in one line.
+/// State of one rank, in one line.
 fn summary(report: &RankReport) -> String {
     let name = report.name();
     if report.events.is_empty() && report.groups.is_empty() && report.now < 1e-3 {
-        return format!("{name}: nothing is known");
+        return format!("{name}: wrote no report");
     }
     let end = match &report.ended {
         Some(End::Left) => "; it had ended".to_string(),
@@ -87,7 +87,7 @@ fn summary(report: &RankReport) -> String {
     format!("{name}: {doing}; {within}{end}")
 }
 
-/// "in all_reduce #7 of group dp for 41 s, waits for rank 3".
+/// Pending operation: "in all_reduce #7 of group dp for 41 s, waits for rank 3".
 fn waiting(report: &RankReport, event: &Event) -> String {
     let Event { op, sequence, group, .. } = event;
     let since = Seconds(report.now - event.started.unwrap_or(report.now));
@@ -95,14 +95,14 @@ fn waiting(report: &RankReport, event: &Event) -> String {
     format!("in {op} #{sequence} of group {group} for {since}{awaits}")
 }
 
-/// A message: `12.345678 s  WARN in step 7: a newer checkpoint is now called …`.
+/// Log message: `12.345678 s  WARN in step 7: a newer checkpoint is now called …`.
 fn logged(line: &LogLine) -> String {
     let LogLine { at, level, step, text } = line;
     let step = step.map_or(String::new(), |step| format!(" in step {step}"));
     format!("{at:14.6} s  {level}{step}: {text}")
 }
 
-/// One operation: `12.345678 s  all_reduce #7 of dp  4,000 bytes f32  3 ms`.
+/// Operation: `12.345678 s  all_reduce #7 of dp  4,000 bytes f32  3 ms`.
 fn detail(event: &Event) -> String {
     let Event { op, sequence, group, dtype, bytes, .. } = event;
     let took = match (event.started, event.finished) {

@@ -26,7 +26,7 @@ use train::recipe::Recipe;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The experiment, or a size in its place, such as 7B: the published model's shape
+    /// Manifest, or a size such as 7B: then the shape of the published model of that size
     #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "from"])]
     manifest: Option<PathBuf>,
     /// In place of a manifest, a checkpoint that `gptrain import` reads: the run that it would
@@ -39,41 +39,43 @@ pub struct Args {
     #[arg(long = "as", value_name = "PROGRAM", help = others())]
     #[arg(value_parser = PROGRAMS, hide_possible_values = true)]
     program: Option<String>,
-    /// Family of a size in place of a manifest: gpt2 or llama [default: the published model's]
+    /// Family of the model, for a size instead of a manifest: gpt2 or llama [default: that of the
+    /// published model]
     #[arg(long, value_parser = super::manifest::family)]
     family: Option<Family>,
-    /// A row of the hardware table, in place of the manifest's plan.hardware; h100 is h100-80g
+    /// Row of the hardware table, instead of the manifest's plan.hardware; h100 is h100-80g
     #[arg(long, value_name = "NAME", value_parser = HARDWARE, hide_possible_values = true)]
     hardware: Option<String>,
     /// Print the hardware table
     #[arg(long)]
     list_hardware: bool,
-    /// Length of the run, in place of the manifest's, such as 366e9 or 300B
+    /// Length of the run in tokens, instead of the manifest's, such as 366e9 or 300B
     #[arg(long, value_parser = words::tokens)]
     tokens: Option<f64>,
-    /// Price of a device and hour, in dollars or with its currency: 2.10, €2.10, "2.10 CHF"
+    /// Price of one device for one hour, in dollars or with a currency: 2.10, €2.10, "2.10 CHF"
     #[arg(long, value_parser = words::price)]
     price: Option<words::Price>,
-    /// Money for the run
+    /// Budget of the run
     #[arg(long)]
     budget: Option<f64>,
-    /// Share of the calendar in which the run makes progress
+    /// Share of the wall-clock time in which the run makes progress
     #[arg(long)]
     availability: Option<f64>,
-    /// Kernel launches do not wait (CUDA_LAUNCH_BLOCKING=0): in a plan for a machine where they did,
-    /// such as jean-zay-a100, and in all rows of --score and --calibrate
+    /// Assume asynchronous kernel launches (CUDA_LAUNCH_BLOCKING=0): in a plan for a machine whose
+    /// measured launches were synchronous, such as jean-zay-a100, and in all rows of --score and
+    /// --calibrate
     #[arg(long)]
     async_launches: bool,
     #[command(flatten)]
     search: search::Search,
     #[command(flatten)]
     campaign: campaign::Campaign,
-    /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to a run:
-    /// its folder, its metrics.jsonl or its log; of other programs to a log, or a csv with the columns of
-    /// `measured_runs.csv`
+    /// Fit the constants of the estimate to measurements. For gptrain: the output of `gptrain bench
+    /// --json`, or a run: its folder, its metrics.jsonl or its log. For other programs: a log, or a
+    /// csv with the columns of `measured_runs.csv`
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
-    /// Replay the shipped measured runs and print the errors
+    /// Predict the shipped measured runs and print the errors
     #[arg(long)]
     selftest: bool,
     /// Predict every row of a csv of measured runs and print the errors
@@ -82,7 +84,7 @@ pub struct Args {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Write pictures and a page into this folder
+    /// Write charts and an HTML page into this folder
     #[arg(long, value_name = "FOLDER")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -92,12 +94,12 @@ pub struct Args {
     draw_schedule: bool,
 }
 
-/// What `--as` takes.
+/// Help of `--as`.
 fn others() -> String {
-    format!("Predict another program's needs: {}", trainers::names().join(", "))
+    format!("Estimate for another trainer: {}", trainers::names().join(", "))
 }
 
-/// Ok(false): the plan does not fit.
+/// Runs the command. Ok(false) if the plan does not fit.
 pub fn run(args: Args) -> anyhow::Result<bool> {
     args.refuse_idle()?;
     if args.list_hardware {
@@ -151,7 +153,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     Ok(view.fits_all())
 }
 
-/// The plan with advice, as text and as JSON.
+/// Plan with advice, as text and as JSON.
 fn planned(
     request: &Request,
     effective: &str,
@@ -171,7 +173,7 @@ fn planned(
     (view, text, json)
 }
 
-/// With the schedule and pictures that were asked for.
+/// Adds the schedule and writes the charts, as the options say.
 fn finished(
     args: &Args,
     request: &Request,
@@ -196,12 +198,12 @@ fn finished(
 }
 
 impl Args {
-    /// A manifest, or one drawn up for a size.
+    /// Loads the manifest, or makes one for a size.
     fn load(&self, path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {
             if self.family.is_some() {
-                let what = "is for a size such as 7B in place of a manifest";
+                let what = "is for a size such as 7B instead of a manifest";
                 return Err(
                     Problems::one("--family", what, "set model.family in the manifest").into()
                 );
@@ -252,7 +254,7 @@ fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// From what `gptrain bench` measured; tells of it on stderr.
+/// Calibration from the output of `gptrain bench`. Prints a summary on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     let name = path.display().to_string();
     let (learned, line) = request.learn(&read(path)?, &name)?;
@@ -260,10 +262,11 @@ fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     Ok(learned)
 }
 
-/// Lines of a log that are named where they are left out.
+/// Number of skipped log lines that are printed.
 const SHOWN: usize = 10;
 
-/// From a csv of runs, or from a log of the run that `setup` plans; tells of it on stderr.
+/// Predictor from a csv of runs, or from a log of the run that `setup` plans. Prints a summary on
+/// stderr.
 fn calibrate(path: &Path, setup: Option<&Setup>, asynchronous: bool) -> anyhow::Result<Predictor> {
     let name = path.display().to_string();
     let found = calibrate::calibrate(&read(path)?, &name, setup, asynchronous)?;

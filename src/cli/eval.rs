@@ -10,29 +10,29 @@ use train::messages::Messages;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// A run's folder (its newest checkpoint), one checkpoint, or a Hugging Face folder
+    /// Run folder (its newest checkpoint), checkpoint, or Hugging Face folder
     model: PathBuf,
-    /// A dataset's PREFIX, or a file of UTF-8 text: loss and perplexity on it [default, without
-    /// --tasks: the run's own validation sets]
+    /// Dataset PREFIX, or file of UTF-8 text, on which loss and perplexity are computed [default,
+    /// without --tasks: the run's own validation sets]
     #[arg(long, value_name = "PREFIX|FILE")]
     data: Option<PathBuf>,
-    /// Tokens of a sample [default: the model's]
+    /// Tokens per sample [default: the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seq_len: Option<u32>,
     /// Questions in JSON lines, in the format of HellaSwag, ARC or PIQA: accuracy on them
     #[arg(long, value_name = "FILE", num_args = 1..)]
     tasks: Vec<PathBuf>,
-    /// Score so many samples of the data, and so many questions of each file
+    /// Number of samples of the data, and of questions of each file, to score [default: all]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
-    /// Print a line of JSON for each sample of the data, log p of every next token
+    /// Print a line of JSON for each sample of the data: log p of every next token
     #[arg(long, requires = "data")]
     logprobs: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// A tokenizer.json, if not the model's
+    /// File tokenizer.json to use instead of the model's
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Change a setting, as in `--set topology.tensor=2` or `--set batch.micro=8`
@@ -41,7 +41,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether standard output is for JSON alone.
+    /// Whether standard output is only JSON.
     pub fn json(&self) -> bool {
         self.json || self.logprobs
     }

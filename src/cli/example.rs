@@ -1,5 +1,5 @@
-//! `gptrain run --example`: a first training from nothing but the binary. It holds the text of Jane
-//! Austen's novels; tokenizer, dataset and manifest are made of it as a user would make them.
+//! `gptrain run --example`: a first training run that needs only the binary, which contains the text
+//! of Jane Austen's novels. Makes tokenizer, dataset and manifest from it as a user would.
 
 use anyhow::{Context, Result};
 use base::Bytes;
@@ -12,19 +12,19 @@ use data::{Record, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The novels, a chapter a line: 4 MB of text in 1.
+/// The novels, one chapter per line: 4 MB of text in 1 MB.
 const TEXT: &[u8] = include_bytes!("../../datasets/austen/austen.jsonl.zst");
-/// The quick start's experiment, whose data lie elsewhere.
+/// Manifest of the quick start, whose data paths differ from the example's.
 const MANIFEST: &str = include_str!("../../manifests/quickstart.yaml");
-/// Where it is made.
+/// Folder of the example, in the working directory.
 const FOLDER: &str = "gptrain-example";
 const VOCAB: usize = 4096;
-/// What a sample of it may begin with.
+/// Prompt of the `gptrain sample` command that is suggested after the example.
 pub const PROMPT: &str = "It is a truth universally acknowledged,";
 /// Minutes that the example trains, unless a setting says otherwise.
 pub const MINUTES: f64 = 0.75;
 
-/// The example's manifest; what is missing of the example is made first, and said.
+/// Path of the example's manifest. Makes the missing files of the example first, and prints each step.
 pub fn prepare() -> Result<PathBuf> {
     let folder = Path::new(FOLDER);
     let manifest = folder.join("example.yaml");
@@ -84,7 +84,7 @@ fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The quick start's manifest, beside its data.
+/// Text of the example's manifest: the quick start's, with paths beside its data.
 fn yaml() -> String {
     MANIFEST
         .replace("../datasets/austen/", "")

@@ -1,4 +1,4 @@
-//! `gptrain export`: a checkpoint for Hugging Face's library, or for Megatron-LM.
+//! `gptrain export`: writes a checkpoint for Hugging Face's library, or for Megatron-LM.
 
 use base::{Bytes, DType};
 use checkpoint::{self, foreign, hf};
@@ -8,9 +8,9 @@ use std::path::PathBuf;
 /// Write a checkpoint as a Hugging Face folder, or as Megatron-LM's
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// A checkpoint, or a run's folder: its newest
+    /// Checkpoint, or run folder (its newest checkpoint)
     checkpoint: PathBuf,
-    /// The folder to write: config.json, safetensors, tokenizer and generation settings; with --to
+    /// Folder to write: config.json, safetensors, tokenizer and generation settings; with --to
     /// megatron iter_N/mp_rank_TT_PPP
     #[arg(short, long, visible_alias = "hf", value_name = "DIR")]
     output: PathBuf,
@@ -23,14 +23,14 @@ pub struct Args {
     /// Pipeline stages of --to megatron
     #[arg(long, value_name = "STAGES", default_value_t = 1, requires = "to")]
     pipeline: usize,
-    /// What the weights are written as [default: what the run computes with]; f32 is the master
+    /// Type of the written weights [default: that in which the run computes]; f32 writes the master
     /// weights
     #[arg(long, value_enum)]
     dtype: Option<Choice>,
-    /// Size from which on the weights are several files
+    /// Largest size of a weights file; larger weights are split into several
     #[arg(long, value_name = "SIZE", default_value = "5GB")]
     shard_size: Bytes,
-    /// A tokenizer.json, if the run's own is not there
+    /// File tokenizer.json, if the run's own is missing
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         base::say!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {from}");
         if !done.tokenizer {
             base::say!(
-                "without a tokenizer: the run's manifest names none, or it is not there any more"
+                "without a tokenizer: the run's manifest names none, or its file no longer exists"
             );
         }
     };

@@ -1,4 +1,4 @@
-//! `gptrain import`: starts a run from another trainer's checkpoint or Hugging Face weights.
+//! `gptrain import`: starts a run from another trainer's checkpoint or from Hugging Face weights.
 
 mod foreign;
 
@@ -22,12 +22,12 @@ pub struct Args {
     /// A Hugging Face folder: config.json and safetensors
     #[arg(long, value_name = "DIR")]
     hf: Option<PathBuf>,
-    /// The new run's folder: a manifest is made from what is found
+    /// Folder of the new run; its manifest is made from the checkpoint's settings
     #[arg(short, long, value_name = "RUN")]
     output: Option<PathBuf>,
     #[command(flatten)]
     overwrite: super::Overwrite,
-    /// Change a setting of the manifest, also of the one that --output makes
+    /// Change a setting of the manifest, including the one that --output makes
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
     #[command(flatten)]
@@ -45,7 +45,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (hf, into) = match (&args.hf, &args.path) {
         (Some(hf), into) => (hf.as_path(), into.as_deref()),
         (None, None) => {
-            let remedy = "give the folder of a checkpoint: gptrain import DIR --output RUN";
+            let remedy = "give a checkpoint's folder: gptrain import DIR --output RUN";
             return Err(Problems::one("import", "no folder is named", remedy).into());
         }
         (None, Some(path)) => match foreign::format_of(path, &args.foreign)? {
@@ -59,18 +59,18 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     from_hf(&args, hf, into)
 }
 
-/// A Hugging Face folder, into a new run or into that of a manifest.
+/// Imports a Hugging Face folder into a new run or into that of a manifest.
 fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
     let mut problems = Problems::default();
     if args.output.is_some() && into.is_some() {
-        problems.add("--output", "makes a manifest, and one is named", "leave one of them out");
+        problems.add("--output", "makes a manifest, but one is given too", "leave one of them out");
     }
     if !args.set.is_empty() && into.is_none() && args.output.is_none() {
-        let what = "changes a manifest, and neither a manifest nor --output is named";
-        problems.add("--set", what, "name one of them");
+        let what = "changes a manifest, but neither a manifest nor --output is given";
+        problems.add("--set", what, "give one of them");
     }
     if args.foreign.replicated.is_some() || args.foreign.mask_padding {
-        let what = "concern folders of Megatron, and this is one of Hugging Face";
+        let what = "are for Megatron's checkpoints, and this is a Hugging Face folder";
         problems.add("--replicated and --mask-padding", what, "leave them out");
     }
     problems.or(())?;
@@ -98,14 +98,14 @@ fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
         "checkpoint": done.checkpoint, "weights": done.what, "manifest": next,
         "unknown_keys": done.unknown, "divergence": divergence,
     });
-    args.json.say(|| told(args, &done, &next), object);
+    args.json.say(|| print_result(args, &done, &next), object);
     Ok(())
 }
 
-fn told(args: &Args, done: &Imported, next: &Path) {
+fn print_result(args: &Args, done: &Imported, next: &Path) {
     base::say!("wrote {} of {}", done.checkpoint.display(), done.what);
     if !done.unknown.is_empty() {
-        base::say!("left aside what is not known of config.json: {}", done.unknown.join(", "));
+        base::say!("ignored unknown keys of config.json: {}", done.unknown.join(", "));
     }
     if let Some(divergence) = &done.divergence {
         base::say!("{divergence}");
@@ -116,6 +116,6 @@ fn told(args: &Args, done: &Imported, next: &Path) {
             next.display(),
             output.display()
         ),
-        None => base::say!("`gptrain run {}` goes on from it", next.display()),
+        None => base::say!("next: `gptrain run {}` continues from it", next.display()),
     }
 }

@@ -1,4 +1,4 @@
-//! `gptrain inspect-ckpt`: what a checkpoint holds, whether it is sound, how two differ.
+//! `gptrain inspect-ckpt`: shows a checkpoint's contents, verifies it, or compares two.
 //!
 //! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
 
@@ -18,22 +18,22 @@ use train::replay;
 /// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// A checkpoint (runs/NAME/checkpoints/step-00000040), or a run's folder: its newest; or a copy
-    /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched for the moment
+    /// Checkpoint (runs/NAME/checkpoints/step-00000040), run folder (its newest checkpoint), or
+    /// mirror (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into a temporary folder
     checkpoint: PathBuf,
-    /// Read everything and verify every digest, value and rule
+    /// Read all data and verify every digest, value and rule
     #[arg(long)]
     deep: bool,
-    /// Show each tensor: shape, smallest, largest and mean value, norm. `--deep` does too
+    /// Show shape, smallest, largest and mean value, and norm of each tensor. `--deep` does too
     #[arg(long)]
     tensors: bool,
-    /// Compare with this checkpoint: what changed from CHECKPOINT to it, tensor by tensor
+    /// Compare with CHECKPOINT, and show what changed since it, tensor by tensor
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["deep", "replay", "plot"])]
     diff: Option<PathBuf>,
-    /// Repeat the next steps on this machine's CPU, and compare their losses with the recorded ones
+    /// Repeat the next steps on this machine's CPU and compare their losses with the recorded ones
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     replay: Option<u64>,
-    /// Draw norms by layer and the sizes of values
+    /// Draw norms by layer and a histogram of magnitudes
     #[arg(long, value_name = "FILE.svg")]
     plot: Option<PathBuf>,
     #[command(flatten)]
@@ -73,10 +73,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A checkpoint on this machine.
+/// Checkpoint on this machine.
 struct Here {
     folder: PathBuf,
-    /// Where it was fetched to, which goes with this.
+    /// Temporary folder of a fetched checkpoint; None for a local one. Removed on drop.
     fetched_to: Option<PathBuf>,
 }
 
@@ -90,7 +90,7 @@ impl Here {
         let number = FETCHED.fetch_add(1, Ordering::Relaxed);
         let name = format!("gptrain-inspect-{}-{number}", std::process::id());
         let to = std::env::temp_dir().join(name);
-        let made = DirBuilder::new().mode(0o700).create(&to); // others may write where it lies
+        let made = DirBuilder::new().mode(0o700).create(&to); // the folder above is shared
         made.with_context(|| format!("cannot make {}: set TMPDIR", to.display()))?;
         let mut here = Here { folder: PathBuf::new(), fetched_to: Some(to.clone()) };
         here.folder = place.fetch(&to)?.folder;
@@ -100,12 +100,12 @@ impl Here {
 
 impl Drop for Here {
     fn drop(&mut self) {
-        // What cannot be removed lies among other temporary files.
+        // An error is ignored: the system clears temporary files.
         let _ = self.fetched_to.as_ref().map(fs::remove_dir_all);
     }
 }
 
-/// Exit code 1, as of `diff`; the differences are already printed.
+/// Error with exit code 1, as that of `diff`; the differences are already printed.
 #[derive(Debug)]
 struct Different;
 

@@ -1,12 +1,12 @@
-//! Ctrl-C, SIGTERM and SIGHUP end every command at once, whatever it waits for, and leave nothing half
-//! written. Only `run` listens itself: it finishes its step and saves.
+//! Ctrl-C, SIGTERM and SIGHUP end every command at once and leave no half-written file. Only `run`
+//! has its own handler: it finishes its step and saves.
 
 use anyhow::Context;
 use base::output;
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-/// From now on one of the signals ends the process, by that signal.
+/// Installs the handler: a signal removes unfinished output and ends the process by that signal.
 pub fn listen() -> anyhow::Result<()> {
     let mut signals = Signals::new(train::stop_signals()).context("cannot listen to signals")?;
     let end = move || {

@@ -8,21 +8,21 @@ use train::job_script::{self, Request};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The experiment, or the folder of a run
+    /// Manifest, or folder of a run
     manifest: PathBuf,
-    /// Change a setting of the manifest, in the job too
+    /// Change a setting of the manifest, here and in the job
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// GPUs of a node [default: those of plan.hardware; without it the ranks compute on processors]
+    /// GPUs per node [default: those of plan.hardware; without it the ranks compute on CPUs]
     #[arg(long, value_name = "GPUS")]
     gpus_per_node: Option<NonZeroUsize>,
-    /// Nodes [default: with GPUs the fewest that hold all ranks, else as Slurm spreads them]
+    /// Nodes [default: with GPUs the fewest that hold all ranks, else chosen by Slurm]
     #[arg(long)]
     nodes: Option<NonZeroUsize>,
-    /// CPUs of each rank [default: train.threads, else 8]
+    /// CPUs per rank [default: train.threads, else 8]
     #[arg(long, value_name = "CPUS")]
     cpus_per_task: Option<NonZeroUsize>,
-    /// Time limit, as sbatch takes it; the job requeues itself before it
+    /// Time limit in sbatch's format; the job requeues itself before it is reached
     #[arg(long, default_value = "24:00:00", value_parser = time)]
     time: String,
     /// Partition
@@ -31,7 +31,7 @@ pub struct Args {
     /// Account
     #[arg(long, value_parser = word)]
     account: Option<String>,
-    /// Write this file in place of printing the script
+    /// Write the script to this file instead of printing it
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// Slurm's times: 90, 24:00:00, 2-12:00:00.
+/// Checks a time in Slurm's formats: 90, 24:00:00, 2-12:00:00.
 fn time(text: &str) -> Result<String, String> {
     let ours = |c: char| c.is_ascii_digit() || c == ':' || c == '-';
     match !text.is_empty() && text.chars().all(ours) {

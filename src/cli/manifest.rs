@@ -1,4 +1,4 @@
-//! `gptrain manifest`: make a manifest, check a manifest, show its effective values, print the schema for editors.
+//! `gptrain manifest`: makes or checks a manifest, shows its effective values, prints the schema.
 
 use super::Json;
 use super::shell::SETTINGS;
@@ -14,22 +14,22 @@ use train::files;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Write a first manifest, commented, from a dataset, a tokenizer and a wanted size.
+    /// Write a first manifest, with comments, from a dataset, a tokenizer and a model size.
     New(New),
-    /// Check a manifest: every mistake with its line and a remedy, or "ok" and a summary.
+    /// Check a manifest: print every mistake with its line and a remedy, or "ok" and a summary.
     Check(CheckArgs),
-    /// Print the effective manifest: every key with its value, defaults included.
+    /// Print the effective manifest: every key with its value, including defaults.
     Show(Source),
-    /// Print the JSON Schema of manifests, for completion and checks in an editor.
+    /// Print the JSON Schema of manifests, for completion and validation in an editor.
     Schema,
 }
 
-/// A manifest and the settings changed on the command line.
+/// Manifest, and the settings changed on the command line.
 #[derive(Debug, Args)]
 pub struct Source {
-    /// The manifest.
+    /// Manifest.
     pub manifest: PathBuf,
-    /// A value in place of the file's, such as --set lr.peak=3e-4; may be repeated.
+    /// Value that replaces the file's, such as --set lr.peak=3e-4; may be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     #[arg(value_parser = SETTINGS, hide_possible_values = true)]
     pub sets: Vec<String>,
@@ -48,23 +48,24 @@ pub struct New {
     /// PREFIX of the dataset (`gptrain data build`).
     #[arg(long, value_name = "PREFIX")]
     data: Option<PathBuf>,
-    /// Its tokenizer; unless given, the recorded one, or without a record tokenizer.json beside it.
+    /// Tokenizer of the dataset [default: the recorded one, else tokenizer.json beside the dataset].
     #[arg(long)]
     tokenizer: Option<PathBuf>,
-    /// About so many parameters, as in 124M or 7B; unless given, a twentieth of the dataset's tokens.
+    /// Approximate number of parameters, as in 124M or 7B [default: a twentieth of the dataset's
+    /// tokens].
     #[arg(long, value_parser = words::tokens)]
     params: Option<f64>,
-    /// Family of the model: gpt2 or llama; unless given, that of the published model of this size.
+    /// Family of the model: gpt2 or llama [default: that of the published model of this size].
     #[arg(long, value_parser = family)]
     family: Option<Family>,
-    /// Write this file; unless given, the manifest is printed.
+    /// Write the manifest to this file instead of printing it.
     #[arg(short, long)]
     output: Option<PathBuf>,
     #[command(flatten)]
     overwrite: super::Overwrite,
 }
 
-/// A family of models that can be drawn up.
+/// Family for which `manifest new` has recipes.
 pub fn family(text: &str) -> Result<Family, String> {
     let all = [Family::Gpt2, Family::Llama];
     let found = all.into_iter().find(|family| family.name() == text);
@@ -74,7 +75,7 @@ pub fn family(text: &str) -> Result<Family, String> {
 fn new(args: New) -> anyhow::Result<()> {
     let stem = args.output.as_ref().and_then(|path| path.file_stem()?.to_str());
     let name = stem.unwrap_or("mine").to_string();
-    // A manifest's paths begin at its folder; where that is another one, they are written whole.
+    // Paths in a manifest start at its folder; in another folder they are written as absolute paths.
     let beside = |path: &PathBuf| path.parent().is_none_or(|folder| folder == Path::new(""));
     let here = args.output.as_ref().is_none_or(beside);
     let placed = |path: PathBuf| if here { Ok(path) } else { std::path::absolute(path) };
@@ -118,16 +119,16 @@ fn check(CheckArgs { source, json }: CheckArgs) -> anyhow::Result<()> {
         base::say!("{}", summary(&loaded));
         notes.iter().for_each(|note| base::say!("  note       {note}"));
         for missing in &missing.list {
-            base::say!("  not here   {}: {}", missing.place, missing.what);
+            base::say!("  missing    {}: {}", missing.place, missing.what);
         }
     };
     json.say(lines, object(&loaded, &missing, &notes));
     Ok(())
 }
 
-/// The manifest, and its files, of which some may be missing; every mistake is an error.
+/// Loads a manifest and checks its files, of which some may be missing; every mistake is an error.
 fn checked(source: &Source) -> anyhow::Result<(Loaded, files::Files)> {
-    // Of a manifest with mistakes, what is wrong with its files may be their doing.
+    // A mistake in the manifest may cause the mistakes in its files: those are left out.
     let also = |m: &Manifest, sound: Sound| {
         let mut also = hardware(m);
         let files = files::check(m).unwrap_or_default();
@@ -151,13 +152,13 @@ fn checked(source: &Source) -> anyhow::Result<(Loaded, files::Files)> {
     Ok((loaded, files))
 }
 
-/// A plan.hardware that is no row of the table.
+/// Error if plan.hardware is not a row of the table.
 fn hardware(m: &Manifest) -> Problems {
     let found = m.plan.hardware.as_deref().map(|name| hardware::find(name, "plan.hardware"));
     found.and_then(Result::err).unwrap_or_default()
 }
 
-/// What `summary` says, for scripts.
+/// Contents of `summary` as JSON.
 fn object(loaded: &Loaded, missing: &Problems, of_files: &[String]) -> serde_json::Value {
     let m = &loaded.manifest;
     let notes = [&m.notes()[..], of_files].concat();
@@ -204,13 +205,13 @@ fn summary(loaded: &Loaded) -> String {
     }
     lines.extend(m.notes().iter().map(|note| format!("  note      {note}")));
     if let Err(problems) = m.runnable() {
-        lines.push("  This version can plan it, but not run it:".to_string());
+        lines.push("  This version can plan this run, but not execute it:".to_string());
         lines.extend(problems.list.iter().map(|problem| format!("  - {}", problem.what)));
     }
     lines.join("\n")
 }
 
-/// Parameters, and the memory of the fullest rank.
+/// Number of parameters, and memory of the fullest rank.
 fn size(m: &Manifest) -> String {
     let parameters = Count(model::parameters(&m.model)).of("parameter");
     let most = if m.topology.ranks() > 1 { " on the fullest rank" } else { "" };

@@ -1,9 +1,9 @@
 //! The command line: one file per subcommand, no logic of its own.
 //!
-//! Exit codes: 0 done (or stopped by a signal after saving), 1 the world failed (disk, numbers,
-//! device), 2 the user's input is wrong, 3 the ranks cannot go on together (one line names the one
-//! at fault), 4 the plan does not fit (`estimate`), 5 something is slow (`bench`). A command other
-//! than `run` that is interrupted ends by the signal.
+//! Exit codes: 0 success (or stopped by a signal after saving), 1 failure of the environment (disk,
+//! numbers, device), 2 invalid input, 3 failure of a rank or of communication (one line names the
+//! rank at fault), 4 the plan does not fit (`estimate`), 5 something is slow (`bench`). A signal that
+//! interrupts a command other than `run` also ends it.
 
 mod run;
 mod sample;
@@ -48,12 +48,12 @@ struct Cli {
     #[arg(long, global = true, value_name = "LEVEL", env = "GPTRAIN_LOG", default_value = "info")]
     #[arg(value_parser = level_parser())]
     log_level: LevelFilter,
-    /// Print warnings and errors alone: no log lines, no progress bar
+    /// Print only warnings and errors: no log lines, no progress bar
     #[arg(short, long, global = true)]
     quiet: bool,
 }
 
-/// What `--version` says: commit, kernels, features.
+/// Text of `--version`: commit, kernels, features.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let kernels = device::cuda::kernels().unwrap_or_else(|| "none: for the CPU alone".into());
     let all = [
@@ -94,7 +94,7 @@ enum Command {
     Mlflow(track::Args),
     /// Write the Slurm script of a manifest: its nodes, tasks, GPUs or CPUs
     Job(job::Args),
-    /// Show the nodes that a run keeps away from, or forget them
+    /// Show the nodes that a run excludes, or clear their records
     Nodes(nodes::Args),
     /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
@@ -120,8 +120,8 @@ enum Command {
     Man(shell::Man),
 }
 
-/// Whether a command prints for people or for scripts: one JSON object, alone on standard output.
-/// Mistakes and failures are lines on standard error, with the exit code, either way.
+/// Output format: text for people, or one JSON object for scripts, alone on standard output. Errors
+/// are lines on standard error, with the exit code, in both formats.
 #[derive(clap::Args, Clone, Copy, Debug)]
 struct Json {
     /// Print one JSON object instead
@@ -149,7 +149,7 @@ impl Json {
 }
 
 impl Command {
-    /// Then messages would be in the way.
+    /// Whether standard output is only JSON, so that info messages are off.
     fn prints_json(&self) -> bool {
         match self {
             Command::Average(args) => args.json.json,
@@ -165,7 +165,7 @@ impl Command {
     }
 }
 
-/// What is done with files that exist.
+/// Permission to replace existing files.
 #[derive(clap::Args, Clone, Copy, Debug)]
 struct Overwrite {
     /// Replace files that exist already
@@ -179,8 +179,8 @@ impl Overwrite {
     }
 }
 
-/// Whether these words, the program's name first, are a command with options that it has. For tests of
-/// the documentation.
+/// Parses a command line, the program's name first, without running it. For tests of the
+/// documentation.
 #[doc(hidden)]
 pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
     let words = words.iter().map(AsRef::as_ref);
@@ -209,7 +209,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// On a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
+/// Colours an error's lines on a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.
 fn coloured(lines: &str) -> String {
     let wanted = std::env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
     if !(wanted && std::io::stderr().is_terminal()) {
@@ -220,7 +220,8 @@ fn coloured(lines: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The outcome of a command that did its work: a full disk may have cut its output short.
+/// Exit code of a command that succeeded: 1 with a message if writing to standard output failed, as
+/// on a full disk.
 fn unwritten() -> (u8, Option<String>) {
     match base::say::failed() {
         None => (0, None),

@@ -7,12 +7,12 @@ use train::sick_nodes::{self, Reason, SickNode};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run's folder: `log.folder` of its manifest
+    /// Folder of the run: `log.folder` of its manifest
     run: PathBuf,
-    /// Forget what was seen of this node
+    /// Remove the record of this node
     #[arg(long, value_name = "HOST")]
     clear: Option<String>,
-    /// Forget all
+    /// Remove all records
     #[arg(long, conflicts_with = "clear")]
     clear_all: bool,
 }
@@ -22,12 +22,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     is_there(&run)?;
     if clear_all || clear.is_some() {
         let forgotten = sick_nodes::clear(&run, clear.as_deref())?;
-        base::say!("forgot {forgotten} {}", if forgotten == 1 { "entry" } else { "entries" });
+        base::say!("removed {forgotten} {}", if forgotten == 1 { "entry" } else { "entries" });
         return Ok(());
     }
     let nodes = sick_nodes::read(&run)?;
     if nodes.is_empty() {
-        base::say!("no node of this run is known to be sick");
+        base::say!("this run has no record of a sick node");
     }
     let now = unix_time().as_secs_f64();
     nodes.iter().for_each(|node| base::say!("{}", line(node, now)));
@@ -42,8 +42,8 @@ fn line(node: &SickNode, now: f64) -> String {
         (true, _) => {
             return format!("{host}: excluded for {left}; seen {times}, {ago} ago: {evidence}");
         }
-        (false, Reason::Straggles) => "excluded where slurm.exclude_stragglers says so",
-        (false, _) => "excluded from the second time on",
+        (false, Reason::Straggles) => "excluded if slurm.exclude_stragglers is true",
+        (false, _) => "excluded from the second time",
     };
-    format!("{host}: seen {times}, {ago} ago ({not_yet}); forgotten in {left}: {evidence}")
+    format!("{host}: seen {times}, {ago} ago ({not_yet}); expires in {left}: {evidence}")
 }

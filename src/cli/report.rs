@@ -1,4 +1,4 @@
-//! `gptrain report`: the curves of a run as one HTML page.
+//! `gptrain report`: draws the curves of a run as one HTML page.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ use train::report::page::Run;
 /// Draw a run's curves as one self-contained HTML page
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// The run's folder: `log.folder` of its manifest
+    /// Folder of the run: `log.folder` of its manifest
     pub run: PathBuf,
-    /// Where the page goes [default: report.html in the run's folder]
+    /// Write the page to this file [default: report.html in the run's folder]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    /// Also write the loss curves alone as an SVG picture
+    /// Also write the loss curves as an SVG picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
     #[command(flatten)]
@@ -27,19 +27,19 @@ pub struct Args {
     pub log: bool,
 }
 
-/// Writes the page (and the picture) and says where.
+/// Writes the page (and the picture) and prints their paths.
 pub fn run(args: Args) -> Result<()> {
     let run = Run::read(&args.run)?;
     if run.metrics.torn {
         base::warn!(
-            "the last line of metrics.jsonl is cut short and left out: was the run killed?"
+            "the last line of metrics.jsonl is incomplete and ignored: was the run killed?"
         );
     }
     let scale = if args.log { Scale::Log } else { Scale::Linear };
     let existing = args.overwrite.existing();
     match &args.output {
         Some(page) => write(page, existing, &run.html(scale))?,
-        // The run's own page is made anew at every call.
+        // Every call replaces the page in the run's folder.
         None => write(&args.run.join("report.html"), Existing::Replaced, &run.html(scale))?,
     }
     if let Some(picture) = &args.svg {

@@ -12,30 +12,30 @@ use train::trace::{Steps, TraceOptions};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The experiment, or the folder of a run
+    /// Manifest, or folder of a run
     #[arg(required_unless_present = "example")]
     manifest: Option<PathBuf>,
-    /// Train a small GPT on Jane Austen's novels, made in ./gptrain-example from this binary alone
+    /// Train a small GPT on Jane Austen's novels, which this binary contains; writes ./gptrain-example
     #[arg(long, conflicts_with = "manifest")]
     example: bool,
     /// Change a setting of the manifest, as in `--set optimizer.adamw.beta2=0.95`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
-    /// Make the run as long as the machine trains in these minutes: times a few steps first, and
-    /// scales the warm-up with the length. `--example` has 0.75
+    /// Choose the run's length so that it takes about this many minutes on this machine: times a few
+    /// steps first, and scales the warm-up with the length. `--example` uses 0.75
     #[arg(long, value_name = "MINUTES", value_parser = minutes)]
     minutes: Option<f64>,
-    /// Resume from this checkpoint (step-00000040) in place of the newest, or from a copy
+    /// Resume from this checkpoint (step-00000040) instead of the newest, or from a mirror
     /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into the run's folder
     #[arg(long, value_name = "STEP")]
     resume_from: Option<PathBuf>,
-    /// At a resume keep the weights and begin the optimizer's states anew: for another optimizer
+    /// Keep the weights at a resume and reset the optimizer's states: for another optimizer
     #[arg(long)]
     reset_optimizer: bool,
-    /// First repeat this many recorded steps from an older checkpoint; their losses must be equal
+    /// Repeat this many recorded steps from an older checkpoint first; their losses must be equal
     #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
     verify_resume: Option<u64>,
-    /// Write the spans of `--trace-steps`, of all ranks, to this file; ui.perfetto.dev shows it
+    /// Write the spans of all ranks in `--trace-steps` to this file, for ui.perfetto.dev
     #[arg(long, value_name = "FILE", requires = "trace_steps")]
     trace: Option<PathBuf>,
     /// Steps to trace, both ends included, as in `--trace-steps 10..12`
@@ -44,7 +44,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// Whether spans are recorded.
+    /// Whether the run records spans.
     pub fn traces(&self) -> bool {
         self.trace.is_some()
     }
@@ -57,7 +57,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     };
     let minutes = minutes_of(&args)?;
     let mut loaded = manifest::load(&path, &args.set)?;
-    // From a checkpoint of the user's choice it starts once: the newest is not what was asked for.
+    // A run from a checkpoint of the user's choice does not restart: it would use the newest one.
     let once = args.resume_from.is_some() || args.reset_optimizer || args.verify_resume.is_some();
     if !once && train::supervise(&loaded)? {
         return Ok(());
@@ -84,9 +84,9 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
                 "nothing left to do: {steps} of {steps} steps; --set train.steps=N continues"
             );
         }
-        Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command goes on"),
+        Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command continues"),
         Some(train::Ended::JobEnds) => {
-            base::say!("stopped and saved, as the job ends: the same command goes on")
+            base::say!("stopped and saved before the job's end: the same command continues")
         }
         Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
@@ -98,14 +98,14 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the run was completed once.
+/// Whether the run was completed before.
 fn is_first(folder: &Path) -> bool {
     let events = events::read(folder).unwrap_or_default();
     let completed = |event: &&Event| event.kind == Kind::End && event.text.ends_with(": complete");
     events.iter().filter(completed).count() == 1
 }
 
-/// What may be done with what was trained.
+/// Prints the commands that use the trained model.
 fn next(m: &Manifest, example: bool) {
     let folder = m.log.folder.display();
     base::say!("\nNow:");
@@ -122,7 +122,7 @@ fn next(m: &Manifest, example: bool) {
     }
 }
 
-/// The minutes that set the length: the example's own where no setting has another length.
+/// Minutes that set the length. The example has a default, unless a setting sets the length.
 fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
     let sets = |key: &&str| args.set.iter().any(|set| set.starts_with(&format!("{key}=")));
     match (args.minutes, length::LENGTHS.into_iter().find(sets)) {

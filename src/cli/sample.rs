@@ -6,7 +6,7 @@ use train::generate::{self, Choice, Options};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A run's folder (its newest checkpoint) or one checkpoint
+    /// Run folder (its newest checkpoint) or checkpoint
     checkpoint: PathBuf,
     /// Text to continue
     #[arg(long, default_value = "")]
@@ -17,21 +17,21 @@ pub struct Args {
     /// Texts to generate
     #[arg(long, default_value_t = 1)]
     samples: usize,
-    /// End a text before this; may be given several times
+    /// End a text before this string; may be given several times
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
-    /// 0 takes the likeliest token each time; 1 samples as the model says
+    /// Temperature: 0 always takes the likeliest token; 1 samples from the model's distribution
     #[arg(long, default_value_t = 0.8)]
     temperature: f64,
-    /// Choose among this many likeliest tokens; 0 is all
+    /// Choose among this many likeliest tokens (top-k); 0 means all
     #[arg(long, default_value_t = 40)]
     top_k: usize,
-    /// Choose among the fewest likeliest tokens with this probability together; 1 is all
+    /// Choose among the fewest likeliest tokens whose probabilities add up to this (top-p); 1 means all
     #[arg(long, default_value_t = 1.0)]
     top_p: f64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// A tokenizer.json, if not the manifest's
+    /// File tokenizer.json to use instead of the manifest's
     #[arg(long)]
     tokenizer: Option<PathBuf>,
     /// Print one JSON line for each text

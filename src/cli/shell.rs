@@ -1,4 +1,4 @@
-//! `gptrain completions`, `gptrain man`: what a package installs beside the binary.
+//! `gptrain completions`, `gptrain man`: files that a package installs beside the binary.
 
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
@@ -11,26 +11,26 @@ use std::sync::LazyLock;
 
 #[derive(clap::Args, Debug)]
 pub struct Completions {
-    /// The shell
+    /// Shell
     shell: Shell,
 }
 
 #[derive(clap::Args, Debug)]
 pub struct Man {
-    /// The folder for gptrain.1, gptrain-run.1, …
+    /// Folder for gptrain.1, gptrain-run.1, …
     folder: PathBuf,
 }
 
-/// Takes any text: what is wrong with it is said where it is used. Shells offer these texts.
+/// Parser that accepts any text (it is checked where it is used); shells complete these texts.
 #[derive(Clone)]
 pub struct Offered(fn() -> Vec<&'static str>);
 
-/// Manifest keys: `lr.peak=`.
+/// Completes manifest keys: `lr.peak=`.
 pub const SETTINGS: Offered = Offered(|| SETS.iter().map(String::as_str).collect());
-/// Rows of the hardware table.
+/// Completes rows of the hardware table.
 pub const HARDWARE: Offered =
     Offered(|| estimate::hardware::table().iter().map(|row| row.name.as_str()).collect());
-/// Programs of `estimate --as`.
+/// Completes the programs of `estimate --as`.
 pub const PROGRAMS: Offered = Offered(estimate::trainers::names);
 
 static SETS: LazyLock<Vec<String>> =
@@ -72,7 +72,7 @@ pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
     Ok(())
 }
 
-/// The page of a command that was built, and of each below it, by their names: `gptrain-run`.
+/// Manual pages of a built command and its subcommands, each with its name: `gptrain-run`.
 fn pages(command: &clap::Command) -> Result<Vec<(String, Vec<u8>)>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;

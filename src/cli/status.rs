@@ -11,10 +11,10 @@ use train::status::{NAME, State, Status};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A run's folder (`log.folder` of its manifest), or a folder that holds runs
+    /// Run folder (`log.folder` of its manifest), or a folder that holds runs
     #[arg(value_name = "FOLDER", default_value = "runs")]
     folder: PathBuf,
-    /// Follow one run until it ends: redraws on a terminal, a line per change in a pipe
+    /// Follow one run until it ends: redraws on a terminal, prints a line per change in a pipe
     #[arg(long)]
     watch: bool,
     /// Print JSON: one run's status.json, or {"runs": […]}; with --watch an object per change
@@ -57,7 +57,7 @@ fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// What a person wants to know, at a moment.
+/// Status of a run as text, at the time `now`.
 fn text(status: &Status, folder: &Path, now: f64) -> String {
     let since = |at: f64| Seconds((now - at).max(0.0));
     let silent = now - status.updated;
@@ -96,7 +96,7 @@ fn text(status: &Status, folder: &Path, now: f64) -> String {
     lines.extend(since_start(&events, now));
     lines.extend(status.parts.as_ref().map(PartTable::text));
     if status.skipped_steps > 0 {
-        lines.push(format!("{} updated nothing", Count(status.skipped_steps).of("step")));
+        lines.push(format!("{} without an update", Count(status.skipped_steps).of("step")));
     }
     for warning in &status.warnings {
         lines.push(format!("note, {} ago: {}", since(warning.at), warning.text));
@@ -104,7 +104,7 @@ fn text(status: &Status, folder: &Path, now: f64) -> String {
     lines.join("\n")
 }
 
-/// The newest checkpoint, and how old it is.
+/// Newest checkpoint and its age.
 fn saved(folder: &Path, now: f64) -> String {
     let found = checkpoint::published(&folder.join("checkpoints")).ok();
     let Some(newest) = found.and_then(|mut found| found.pop()) else {
@@ -117,14 +117,14 @@ fn saved(folder: &Path, now: f64) -> String {
     format!("saved step {}{age}", Count(newest.step))
 }
 
-/// The newest copy in another place.
+/// Newest copy in the mirror.
 fn copied(events: &[Event], now: f64) -> Option<String> {
     let newest = events.iter().rfind(|event| event.kind == Kind::Copy)?;
     let age = Seconds((now - newest.at).max(0.0));
     Some(format!("copied {}, {age} ago", newest.text))
 }
 
-/// Who failed since the last start, and whether the job is in the queue again.
+/// Last failure since the last start, or that the job is in the queue again.
 fn since_start(events: &[Event], now: f64) -> Vec<String> {
     let start = events.iter().rposition(|event| matches!(event.kind, Kind::Start | Kind::Restart));
     let since = events.iter().skip(start.map_or(0, |start| start + 1));

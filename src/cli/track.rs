@@ -1,4 +1,4 @@
-//! `gptrain wandb`, `gptrain mlflow`: the clients of these services, in Python, follow a run.
+//! `gptrain wandb`, `gptrain mlflow`: send a run's metrics by the services' own Python clients.
 
 use anyhow::Result;
 use base::Problems;
@@ -10,28 +10,28 @@ use train::report::compare::settings_of;
 use train::report::page::Run;
 use train::status::Status;
 
-/// The program that the client runs.
+/// Python program that follows the run.
 const SCRIPT: &str = include_str!("track.py");
 
-/// Seconds between two looks at the run.
+/// Poll interval, in seconds.
 const POLL_S: f64 = 1.0;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// The run's folder: `log.folder` of its manifest
+    /// Folder of the run: `log.folder` of its manifest
     run: PathBuf,
-    /// The project (W&B) or experiment (MLflow)
+    /// Project (W&B) or experiment (MLflow)
     #[arg(long, default_value = "gptrain")]
     project: String,
-    /// The run's name there [default: the manifest's]
+    /// Name of the run at the service [default: the manifest's]
     #[arg(long)]
     name: Option<String>,
-    /// The Python that has the client
+    /// Python interpreter that has the client installed
     #[arg(long, default_value = "python3", value_name = "PROGRAM")]
     python: PathBuf,
 }
 
-/// Becomes the client: `client` is the name of its module. It ends when the run ends.
+/// Replaces this process by the client, whose Python module is `client`. It ends when the run ends.
 pub fn run(args: Args, client: &str) -> Result<()> {
     Status::read(&args.run)?;
     let run = Run::read(&args.run)?;

@@ -197,7 +197,7 @@ impl Recorder {
     }
 
     /// Adds a busy-time window, which the next heartbeat sends to rank 0.
-    pub fn tell_busy(&self, window: BusyWindow) {
+    pub fn record_busy(&self, window: BusyWindow) {
         let mut state = self.state.lock();
         if state.busy.len() == KEPT_WINDOWS {
             state.busy.pop_front();

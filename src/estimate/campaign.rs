@@ -1,5 +1,4 @@
-//! A campaign: models of several sizes, each with the tokens that a scaling law gives it, and what all
-//! of them take.
+//! Campaign: models of several sizes, each with the tokens of a scaling law, and their total cost.
 
 use super::search::{Candidate, Planned};
 use super::view::{GIB, Terms};
@@ -43,7 +42,7 @@ impl Law {
         }
     }
 
-    /// With which a model of so many parameters is the best for its FLOPs: where αA/N^α = βB/D^β.
+    /// Tokens with which a model of this size is the best for its FLOPs: those with αA/N^α = βB/D^β.
     pub fn tokens(self, parameters: f64) -> f64 {
         match self {
             Law::PerParameter(ratio) => ratio * parameters,
@@ -63,13 +62,13 @@ impl Law {
     }
 }
 
-/// Hidden width by layers: 64 at 125 million parameters, 128 from 7 billion on, as in GPT-3's table.
+/// Ratio of hidden width to layers: 64 at 125 million parameters, 128 from 7 billion, as for GPT-3.
 fn aspect(parameters: f64) -> f64 {
     64.0 * (parameters / 125e6).powf(2f64.ln() / (7e9f64 / 125e6).ln()).clamp(1.0, 2.0)
 }
 
-/// Settings of a model of about so many parameters, with the head dimension, the groups of heads and
-/// the feed-forward proportions of `like`; on one device, for the search to cut.
+/// Settings of a model of about this size, with the head dimension, the groups of heads and the
+/// feed-forward proportions of `like`; on one device, because the search chooses the topology.
 pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
     let (heads, group) = (like.heads(), like.heads / like.heads().kv);
     let ratio = like.ffn_hidden as f64 / like.hidden as f64;
@@ -114,14 +113,14 @@ const ONE_DEVICE: [&str; 7] = [
     "batch.micro=1",
 ];
 
-/// A model of the campaign; `best` is the fastest way to train it, if any fits.
+/// Model of the campaign; `best` is the fastest plan for it, if any fits.
 pub struct Member {
     pub manifest: Manifest,
     pub terms: Terms,
     pub best: Option<Planned>,
 }
 
-/// One row a model, and their sum.
+/// Table with a row per model, and their sum.
 pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
     let head = ["size", "layers×width", "tokens", "loss", "cut", "GiB", "a step", "time", "money"];
     let mut lines = vec![head.map(str::to_string).to_vec()];
@@ -180,7 +179,7 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
     (text, json!({ "sizes": rows, "days": days / 86400.0, "money": sum, "fits": fits }))
 }
 
-/// "1.3B".
+/// Size as text, such as "1.3B".
 fn short(count: f64) -> String {
     match count {
         1e12.. => format!("{:.2}T", count / 1e12),
@@ -198,7 +197,7 @@ fn chinchillas_law_gives_chinchilla() {
     assert_eq!(Law::PerParameter(20.0).tokens(1e9), 2e10);
     let fit = Law::read("1.8172, 482.01, 0.3478, 2085.43, 0.3658").unwrap();
     assert_eq!(fit, Law::CHINCHILLA);
-    // At these tokens another split of the same FLOPs has a higher loss.
+    // With these tokens any other split of the same FLOPs has a higher loss.
     let best = fit.loss(70e9, tokens).unwrap();
     for other in [0.7, 1.4] {
         assert!(fit.loss(70e9 * other, tokens / other).unwrap() > best);

@@ -1,13 +1,13 @@
-//! Changes to a plan, each with what it gives: less memory, or a faster step.
+//! Changes to a plan, each with its benefit: less memory, or a faster step.
 
 use super::others::predict::{Prediction, Predictor};
 use super::setup::{Program, Setup};
 use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule};
 
-/// A changed plan.
+/// Changed plan.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// "micro-batch 2 → 1".
+    /// Description, such as "micro-batch 2 → 1".
     pub what: String,
     /// The manifest's settings for it, as `--set` takes them.
     pub sets: Vec<String>,
@@ -22,7 +22,7 @@ impl Change {
     }
 }
 
-/// What a change does, in the order in which changes help: what costs least comes first.
+/// Kinds of changes, in the order in which they are tried: the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
     /// More, smaller micro-batches; sums of gradients for more tokens.
@@ -37,7 +37,7 @@ pub enum Rung {
     Compress,
 }
 
-/// A changed plan before it is judged.
+/// Changed plan before it is evaluated.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub rung: Rung,
@@ -47,8 +47,8 @@ pub struct Step {
     pub setup: Setup,
 }
 
-/// The smallest changes that make it fit, cheapest first: single ones, or pairs where no single one
-/// is enough.
+/// Smallest changes that make the plan fit, cheapest first: single ones, or pairs if no single one is
+/// enough.
 pub fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
     let fitting = |steps: Vec<Step>| -> Vec<Change> {
         let judged = steps.into_iter().map(|step| judge(predictor, step));
@@ -76,7 +76,7 @@ pub fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
     found
 }
 
-/// What would be faster and fit, most gain first.
+/// Changes that are faster and fit, the largest gain first.
 pub fn speed_ups(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
     let judged = faster_steps(setup).into_iter().map(|step| judge(predictor, step));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
@@ -91,7 +91,7 @@ fn judge(predictor: &Predictor, step: Step) -> Change {
     Change { what: step.what, sets: step.sets, setup: step.setup, prediction }
 }
 
-/// A list of steps under way; keeps the possible ones.
+/// List of changes that keeps only possible ones.
 struct Steps<'a> {
     from: &'a Setup,
     list: Vec<Step>,
@@ -154,7 +154,7 @@ impl Steps<'_> {
         self.add(Rung::Shard, format!("ZeRO-{zero}"), &[set], setup);
     }
 
-    /// What of the states, then of the weights, can wait in the host's memory.
+    /// Adds offload of the states, then also of the weights.
     fn offload(&mut self) {
         let (from, t) = (self.from, &self.from.topology);
         let optimizer = "optimizer in host memory".to_string();
@@ -178,7 +178,7 @@ impl Steps<'_> {
     }
 }
 
-/// Uniform where it divides, else with the ends counted, else as even as it goes.
+/// Layer split: uniform if divisible, else with embedding and head counted, else as even as possible.
 pub fn split(layers: usize, pipeline: usize) -> LayerSplit {
     match () {
         _ if layers.is_multiple_of(pipeline) => LayerSplit::Uniform,

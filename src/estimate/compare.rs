@@ -1,5 +1,5 @@
-//! Two estimates side by side: what was changed, what that does, and which parts of memory and time
-//! do it.
+//! Comparison of two estimates: the changed settings, the effect, and the parts of memory and time
+//! that cause it.
 
 use super::print;
 use super::view::{GIB, View};
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Parts that change by less than this share of the whole are not worth a line.
+/// Minimum change of a part, as a share of the whole, to be printed.
 const WORTH_SAYING: f64 = 0.005;
 
-/// An estimate with the settings that it is of.
+/// Estimate, with its settings.
 pub struct Side<'a> {
     pub name: &'a str,
     pub view: &'a View,
@@ -20,7 +20,7 @@ pub struct Side<'a> {
     pub effective: &'a str,
 }
 
-/// A figure: its name, both values, and how they are said.
+/// Figure: its name, both values, and their format.
 type Figure<'a> = (&'a str, f64, f64, &'a dyn Fn(f64) -> String);
 
 /// As text of at most 100 columns, and as JSON.
@@ -91,7 +91,7 @@ fn share(from: f64, to: f64) -> String {
     }
 }
 
-/// Of the stage that needs most.
+/// Memory of the stage that needs most, by part.
 fn peak_terms(view: &View) -> Vec<(&'static str, f64)> {
     view.stages[view.peak().0].terms.clone()
 }
@@ -124,7 +124,7 @@ fn changes(a: &str, b: &str) -> BTreeMap<String, [String; 2]> {
     keys.map(|key| (key.clone(), [value(&a, key), value(&b, key)])).collect()
 }
 
-/// Of block-style YAML: "topology.tensor" and its value as written.
+/// Settings of block-style YAML: keys such as "topology.tensor", and values as written.
 fn settings(yaml: &str) -> BTreeMap<String, String> {
     let mut path: Vec<(usize, &str)> = Vec::new();
     let mut all = BTreeMap::new();

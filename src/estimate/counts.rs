@@ -1,4 +1,4 @@
-//! Parameters of a rank, summed off the model's own table.
+//! Number of parameters of a rank, from the model's own table of weights.
 
 use manifest::Model;
 use model::{Module, TpSplit, table};
@@ -31,7 +31,7 @@ impl Counts {
         counts
     }
 
-    /// Of a stage of `layers` layers.
+    /// Parameters of a stage with `layers` layers.
     pub fn stage(&self, model: &Model, layers: usize, first: bool, last: bool) -> f64 {
         let copy = if last && !first && model.tied_head { self.tokens } else { 0.0 };
         let embed = if first { self.embed } else { 0.0 };

@@ -1,4 +1,4 @@
-//! How long a run takes, through its batch ramp-up, and what it costs.
+//! Duration of a run, including its batch ramp-up, and its cost.
 
 use super::others::predict::Predictor;
 use super::setup::Setup;
@@ -9,7 +9,7 @@ use plan::ramp::Ramp;
 pub struct Segment {
     pub global: usize,
     pub steps: u64,
-    /// Of one step.
+    /// Seconds of one step.
     pub seconds: f64,
     /// TFLOP/s of a device, recomputation included.
     pub tflops: f64,
@@ -34,12 +34,12 @@ impl Days {
     }
 }
 
-/// Of `samples` samples.
+/// Duration of a run of `samples` samples.
 pub fn days(predictor: &Predictor, setup: &Setup, ramp: Ramp, samples: u64) -> Days {
     through(ramp, samples, setup, &mut |setup| predictor.predict(setup).seconds)
 }
 
-/// With any way to know the seconds of a step.
+/// Duration of a run, with a function for the seconds of a step.
 pub fn through(
     ramp: Ramp,
     samples: u64,

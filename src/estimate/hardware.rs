@@ -1,4 +1,4 @@
-//! Devices and the machines they stand in: a table (`hardware.yaml`).
+//! Table of devices and their machines (`hardware.yaml`).
 
 use super::parts::{Part, PartSeconds};
 use base::Problems;
@@ -8,10 +8,10 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-/// The row of the processor at hand.
+/// Row of the local CPU.
 pub const CPU: &str = "cpu";
 
-/// A row of the table.
+/// Row of the table.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hardware {
@@ -20,9 +20,9 @@ pub struct Hardware {
     #[serde(default)]
     pub also: Vec<String>,
     pub about: String,
-    /// Dense, in 16 bits, of one device.
+    /// Peak of one device, dense, in 16 bits.
     pub peak_tflops: f64,
-    /// The same in 8 and in 4 bits; 0 where it has none.
+    /// Peak in 8 and in 4 bits; 0 if it has none.
     #[serde(default)]
     pub fp8_tflops: f64,
     #[serde(default)]
@@ -30,66 +30,66 @@ pub struct Hardware {
     /// Whether its matrix units have bf16; all have fp16.
     #[serde(default = "yes")]
     pub bf16: bool,
-    /// Of one device's memory.
+    /// Bandwidth of one device's memory.
     pub hbm_gb_s: f64,
     pub memory_gib: f64,
-    /// Of a process, before it allocates anything (CUDA context).
+    /// Memory of a process before it allocates anything (CUDA context).
     pub context_mib: f64,
-    /// Multiprocessors, to which a product's tiles are dealt.
+    /// Number of multiprocessors, among which a product's tiles are divided.
     pub units: usize,
-    /// What gptrain's own kernels reach of the peak and of the memory, and what starting one costs.
+    /// Shares of peak and bandwidth that gptrain's kernels reach, and the cost of a launch.
     pub product_share: f64,
     pub memory_share: f64,
     pub launch_us: f64,
-    /// Devices of a node.
+    /// Devices per node.
     pub per_node: usize,
-    /// Of the memory of a node's processors, and how much of it there is.
+    /// Bandwidth and size of the memory of a node's processors.
     pub host_gb_s: f64,
     pub host_gib: f64,
-    /// Between a device and its host, per direction.
+    /// Bandwidth between a device and its host, per direction.
     pub link_gb_s: f64,
-    /// Between the devices of a node, per device and direction.
+    /// Bandwidth between the devices of a node, per device and direction.
     pub bus_gb_s: f64,
-    /// Devices that such links join; 0 where these are a node's.
+    /// Number of devices that such links connect; 0 for those of a node.
     #[serde(default)]
     pub link_domain: usize,
-    /// Of all of a node's adapters, per direction.
+    /// Bandwidth of all adapters of a node, per direction.
     pub network_gb_s: f64,
-    /// What a ring of replicas over nodes reaches of the adapters that should be its own.
+    /// Share of its adapters' bandwidth that a ring of replicas over nodes reaches.
     #[serde(default = "one")]
     pub ring_share: f64,
-    /// Of one device and hour, in dollars.
+    /// Price of one device for one hour, in dollars.
     pub price: f64,
-    /// By what share the time of the same run differs from one day to another.
+    /// Relative variation of the time of the same run between days.
     pub scatter: f64,
-    /// Launches of other programs wait for the kernel before.
+    /// Whether launches of other programs wait for the previous kernel.
     #[serde(default)]
     pub blocking: bool,
-    /// How the periods of measured runs begin that ran on it.
+    /// Prefix of the periods of measured runs on this machine.
     #[serde(default)]
     pub periods: Vec<String>,
-    /// What was measured of the links; not in the table.
+    /// Measured links; not in the table.
     #[serde(skip)]
     pub links: Links,
-    /// Seconds of an op by what the shares of peak and bandwidth say, by name; 1 if it has no entry. In
-    /// f32, and with activations of 16 bits.
+    /// Factor of an op over its seconds by the shares of peak and bandwidth, by name; 1 without an entry.
+    /// In f32, and with activations of 16 bits.
     #[serde(default)]
     pub ops: BTreeMap<String, f64>,
     #[serde(default)]
     pub ops_16: BTreeMap<String, f64>,
-    /// Seconds of each part of a step by the planner's figure for it; not in the table.
+    /// Ratio of each part's seconds to the planned ones; not in the table.
     #[serde(skip, default = "as_planned")]
     pub parts: PartSeconds,
-    /// A step of a real run by the planner's figure for it; not in the table.
+    /// Ratio of a real run's step time to the planned one; not in the table.
     #[serde(skip, default = "one")]
     pub slowdown: f64,
-    /// Half of what the plan's time is off by even if nothing differs between days; not in the table.
+    /// Half the plan's relative error without variation between days; not in the table.
     #[serde(skip, default = "unmeasured")]
     pub doubt: f64,
-    /// The processor at hand, which all ranks share as threads; not in the table.
+    /// Whether it is the local CPU, which all ranks share as threads; not in the table.
     #[serde(skip)]
     pub here: bool,
-    /// Processors that other programs keep busy, of the processor at hand; not in the table.
+    /// Cores of the local CPU that other programs keep busy; not in the table.
     #[serde(skip)]
     pub busy: Busy,
 }
@@ -106,40 +106,40 @@ fn as_planned() -> PartSeconds {
     [1.0; Part::COUNT]
 }
 
-/// Of a device that nobody has measured gptrain on: half the 65 % that nine in ten of the measured steps
-/// of other programs are from what data sheets alone say of them (benches/RESULTS.md).
+/// Half the error bar for a device without measurements of gptrain. The bar is 65 %: nine in ten measured
+/// steps of other programs are within it of an estimate by data sheets alone (benches/RESULTS.md).
 fn unmeasured() -> f64 {
     0.325
 }
 
-/// Where its products and its memory were measured.
+/// Half the error bar for a device whose products and memory were measured.
 pub const MEASURED: f64 = 0.1;
 
-/// Measured links. None: by the data sheet.
+/// Measured links; None for those of the data sheet.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Links {
-    /// Between the devices of a node.
+    /// Link between the devices of a node.
     pub bus: Option<Link>,
-    /// Between devices of different nodes.
+    /// Link between devices of different nodes.
     pub network: Option<Link>,
 }
 
-/// n bytes take latency + n/bandwidth.
+/// Link on which n bytes take latency + n/bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
     pub latency_us: f64,
-    /// Of a device, in one direction.
+    /// Bandwidth of a device, in one direction.
     pub gb_s: f64,
 }
 
-/// The share of a link's data sheet that messages reach.
+/// Share of a link's data sheet bandwidth that messages reach.
 const LINK_SHARE: f64 = 0.7;
 
-/// Longer than this, training on the processor at hand is not what is wanted.
+/// Seconds above which training on the local CPU is probably unintended.
 const LONG_HERE: f64 = 86400.0;
 
 impl Hardware {
-    /// What a plan on such a device rests on: of `program`, whose run takes so many seconds.
+    /// Notes on the basis of a plan for `program` on such a device, whose run takes so many seconds.
     pub fn notes(&self, program: &str, seconds: f64) -> Vec<String> {
         let mut notes = Vec::new();
         if self.here && seconds > LONG_HERE {
@@ -156,7 +156,7 @@ impl Hardware {
         notes
     }
 
-    /// That other programs run on the processor at hand.
+    /// Note that other programs run on the local CPU.
     fn busy_note(&self) -> Option<String> {
         let Busy { busy, processors } = self.busy;
         self.busy.is_loud().then(|| {
@@ -167,13 +167,13 @@ impl Hardware {
         })
     }
 
-    /// Whether no run of gptrain was measured on such a device: its plan is by the data sheet.
+    /// Whether there is no measured run of gptrain on such a device, so that the data sheet is used.
     pub fn is_unmeasured(&self) -> bool {
         !self.here && self.doubt >= unmeasured()
     }
 
-    /// The longer of an op's FLOPs and its bytes, at these shares of the peak and of the bandwidth. The
-    /// peak is that of 8-bit floats for products of those, where the table has it.
+    /// Seconds of an op: the longer of its FLOPs and its bytes, at these shares of the peak and of the
+    /// bandwidth. Products of 8-bit floats use their own peak, if the table has it.
     pub fn seconds(&self, op: &str, work: &Work, [products, memory]: [f64; 2]) -> f64 {
         let fp8 = op == FP8_PRODUCT && self.fp8_tflops > 0.0;
         let peak = if fp8 { self.fp8_tflops } else { self.peak_tflops };
@@ -182,8 +182,8 @@ impl Hardware {
         factor * (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
     }
 
-    /// The link of a device to another of its node, or of another node, where so many groups of the node
-    /// use its adapters at once.
+    /// Link of a device to another of its node, or of another node, if so many groups of the node use its
+    /// adapters at once.
     pub fn link(&self, in_node: bool, groups: usize) -> Link {
         let (measured, sheet) = match in_node {
             true => (self.links.bus, self.bus_gb_s),
@@ -201,7 +201,7 @@ pub fn table() -> &'static [Hardware] {
     &TABLE
 }
 
-/// The row of that name, or the only one whose name begins so.
+/// Row with that name, or the only one whose name begins with it.
 pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     let names =
         |rows: &[&Hardware]| rows.iter().map(|h| h.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -226,7 +226,7 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     }
 }
 
-/// The machine of a measured run: the one that its period names, else the row called `name`.
+/// Machine of a measured run: the one that its period names, else the row `name`.
 pub fn of_run(name: &str, period: &str) -> Result<&'static Hardware, Problems> {
     let ran = |row: &&Hardware| row.periods.iter().any(|begin| period.starts_with(begin));
     TABLE.iter().find(ran).map_or_else(|| find(name, "hardware"), Ok)

@@ -1,11 +1,11 @@
-//! What `gptrain bench` measured of a machine: the document that it prints with `--json`, and that
+//! Measurements of a machine by `gptrain bench`: the document that it prints with `--json`, and that
 //! `estimate --calibrate` reads.
 
 use base::Problems;
 use manifest::Precision;
 use serde::{Deserialize, Serialize};
 
-/// The first field of the document; a document of another version is refused.
+/// First field of the document; a document of another version is refused.
 pub const FORMAT: &str = "gptrain bench 1";
 
 /// Bytes of the messages whose time is a link's latency.
@@ -14,7 +14,7 @@ pub const LATENCY_BYTES: u64 = 1024;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// `FORMAT`.
+    /// Always `FORMAT`.
     pub format: String,
     /// Name of the manifest whose shapes, grid and precision were measured.
     pub manifest: String,
@@ -22,41 +22,41 @@ pub struct Measured {
     /// The manifest's plan.hardware.
     pub hardware: Option<String>,
     pub quick: bool,
-    /// That the measurements took.
+    /// Seconds of the measurements.
     pub seconds: f64,
     pub ranks: Vec<RankSpeeds>,
     pub groups: Vec<GroupSpeed>,
-    /// What the pairs join: "nodes", or "ranks" where there is one node.
+    /// Members of the pairs: "nodes", or "ranks" on a single node.
     pub units: String,
     pub pairs: Vec<PairSpeed>,
-    /// Nothing here: nothing is slow.
+    /// Slow parts; empty if there are none.
     pub slow: Vec<Slow>,
-    /// What was not measured or cannot be told, and why.
+    /// Measurements that are missing, and the reason.
     pub notes: Vec<String>,
 }
 
-/// What one rank does alone, all ranks at once. GB are 10⁹ bytes.
+/// Local measurements of a rank, made on all ranks at once. GB are 10⁹ bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RankSpeeds {
     pub rank: usize,
     pub node: String,
-    /// "TP1 PP0 DP3".
+    /// Coordinates, such as "TP1 PP0 DP3".
     pub place: String,
-    /// "CPU, 8 threads".
+    /// Device, such as "CPU, 8 threads".
     pub device: String,
-    /// The four of a transformer block.
+    /// The four products of a transformer block.
     pub products: Vec<Product>,
     pub cube: Product,
     /// Bytes read and bytes written.
     pub device_copy_gb_s: f64,
     pub host_copy_gb_s: f64,
-    /// Of a device with memory of its own.
+    /// Copies to and from a device with its own memory.
     pub upload_gb_s: Option<f64>,
     pub download_gb_s: Option<f64>,
     pub file_write_gb_s: f64,
     pub file_read_gb_s: f64,
-    /// How the page cache was kept out.
+    /// Method by which the page cache was avoided.
     pub file_access: String,
     /// Ops of a step, timed within steps of one or two layers. Empty on a GPU.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -75,7 +75,7 @@ pub struct Op {
     pub seconds: f64,
 }
 
-/// C [m, n] = A [m, k] · Bᵀ, B [n, k].
+/// Product C [m, n] = A [m, k] · Bᵀ, B [n, k].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Product {
@@ -86,20 +86,20 @@ pub struct Product {
     pub tflops: f64,
 }
 
-/// An op of all groups of a kind at once. Figures are of the slowest group.
+/// Collective of all groups of a kind at once. Figures are those of the slowest group.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSpeed {
-    /// "tensor", "pipeline edge", "data" or "world".
+    /// Kind of group: "tensor", "pipeline edge", "data" or "world".
     pub group: String,
-    /// Ranks of a group, and such groups.
+    /// Ranks of a group, and number of groups.
     pub size: usize,
     pub groups: usize,
     /// Whether each group is within one node.
     pub in_node: bool,
-    /// "all_reduce", "reduce_scatter", "all_gather" or "send_recv".
+    /// Operation: "all_reduce", "reduce_scatter", "all_gather" or "send_recv".
     pub op: String,
-    /// Of the whole array; of a message.
+    /// Bytes of the whole array, or of a message.
     pub bytes: u64,
     pub seconds: f64,
     pub algbw_gb_s: f64,
@@ -108,27 +108,27 @@ pub struct GroupSpeed {
     pub slowest: Vec<usize>,
 }
 
-/// Messages between two nodes (or ranks) both ways at once, by all their ranks.
+/// Messages between two nodes (or ranks) in both directions at once, by all their ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PairSpeed {
     pub a: String,
     pub b: String,
-    /// Each way.
+    /// Bandwidth in each direction.
     pub gb_s: f64,
 }
 
-/// Something slow.
+/// Slow part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Slow {
-    /// "node", "rank" (where ranks were paired), "link", "compute" or "network".
+    /// Kind: "node", "rank" (if ranks were paired), "link", "compute" or "network".
     pub what: String,
     /// Names of nodes or ranks.
     pub who: Vec<String>,
-    /// As a share of what is usual.
+    /// Share of the usual value.
     pub share: f64,
-    /// For a person.
+    /// Message for the user.
     pub text: String,
 }
 
@@ -139,7 +139,7 @@ impl Product {
 }
 
 impl RankSpeeds {
-    /// TFLOP/s of a block's products one after another.
+    /// TFLOP/s over all products of a block.
     pub fn block_tflops(&self) -> f64 {
         RankSpeeds::tflops(&self.products)
     }
@@ -162,7 +162,7 @@ impl Measured {
         }
     }
 
-    /// The document in a file of that name.
+    /// Reads the document in a file of that name.
     pub fn read(text: &str, name: &str) -> Result<Measured, Problems> {
         let foreign = |what: String| {
             let remedy = "give what `gptrain bench --json` printed, or the metrics.jsonl or log of a \
@@ -170,7 +170,7 @@ impl Measured {
             Problems::one(name, what, remedy)
         };
         let value: serde_json::Value = serde_json::from_str(text)
-            .map_err(|error| foreign(format!("is no document of gptrain bench: {error}")))?;
+            .map_err(|error| foreign(format!("is not a document of gptrain bench: {error}")))?;
         match value.get("format").and_then(serde_json::Value::as_str) {
             Some(FORMAT) => {}
             Some(other) => return Err(foreign(format!("its format is {other:?}, not {FORMAT:?}"))),
@@ -184,7 +184,7 @@ impl Measured {
         }
     }
 
-    /// The first figure that cannot be.
+    /// First impossible figure.
     fn damage(&self) -> Option<String> {
         let good = |figure: f64| figure.is_finite() && figure > 0.0;
         if self.ranks.is_empty() {
@@ -200,7 +200,7 @@ impl Measured {
                 || !ops.all(good)
                 || !copies.into_iter().all(good)
             {
-                return Some(format!("the figures of rank {} are no speeds", rank.rank));
+                return Some(format!("the figures of rank {} are not speeds", rank.rank));
             }
         }
         let bad = |row: &&GroupSpeed| !(good(row.seconds) && good(row.busbw_gb_s));
@@ -208,8 +208,7 @@ impl Measured {
         Some(format!("{} of group {} has no speed", row.op, row.group))
     }
 
-    /// The most ranks that one node has; an error where there is one node, which may have room for
-    /// more.
+    /// Largest number of ranks on a node. Fails for a single node, which may have space for more.
     pub fn per_node(&self) -> Result<usize, usize> {
         let on = |node: &str| self.ranks.iter().filter(|rank| rank.node == node).count();
         let most = self.ranks.iter().map(|rank| on(&rank.node)).max().unwrap_or(1);

@@ -1,10 +1,10 @@
-//! The planner: what a run will need of memory, time and money, before anything is booked.
+//! The planner: estimates the memory, time and money of a run before any machine is booked.
 //!
 //! For gptrain itself the trainer's own engine runs on a device that only counts (`gptrain`). For
 //! other programs formulas with constants fitted to measured runs predict, each with an error bar
 //! (`others`).
 //!
-//! Does not know the training loop, nor files but those it is given.
+//! Independent of the training loop; reads only the files that it is given.
 
 pub mod request;
 pub mod setup;

@@ -7,8 +7,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// What a rank sends for, and the groups it sends to: tensor parallelism (activations, and gradients
-/// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
+/// Purposes of a rank's traffic, and their groups: tensor parallelism (activations, and gradients of
+/// weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
 pub const TRAFFIC: [(&str, &[&str]); 4] = [
     ("tensor", &["tensor", "tp_async"]),
     ("pipeline", &[PIPELINE, ACTIVATIONS, GRADIENTS]),
@@ -98,7 +98,7 @@ pub struct StepTimes {
 }
 
 impl StepTimes {
-    /// Seconds of each part. What no part explains is `Part::Other`.
+    /// Seconds of each part. The rest is `Part::Other`.
     pub fn parts(&self) -> PartSeconds {
         let mut parts = [0.0; Part::COUNT];
         for (name, seconds) in &self.ops.passes {
@@ -141,7 +141,7 @@ pub struct PartTable {
     pub parts: Vec<PartRow>,
 }
 
-/// Deviation of a step from its plan from which on a part is named.
+/// Deviation of a step from its plan above which a part is named.
 const BROKEN: f64 = 0.1;
 
 impl PartTable {
@@ -158,7 +158,7 @@ impl PartTable {
         PartTable { step, batch, parts: Part::ALL.iter().map(row).collect() }
     }
 
-    /// The row of a part; zeros if the table has none.
+    /// Row of a part; zeros if the table has none.
     pub fn row(&self, part: Part) -> (f64, f64) {
         let row = self.parts.iter().find(|row| row.name == part.name());
         row.map_or((0.0, 0.0), |row| (row.planned, row.measured))

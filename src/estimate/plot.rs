@@ -1,4 +1,4 @@
-//! Pictures of an estimate: SVG files and one page that holds them all.
+//! Charts of an estimate: SVG files, and one page with all of them.
 
 use super::hardware::Hardware;
 use super::search::{Planned, Ranking, print};
@@ -30,14 +30,14 @@ fn legend(to: &mut Drawing, names: &[&str], y: f64) {
     }
 }
 
-/// Below this share of the limit, bars have a scale of their own.
+/// Share of the limit below which bars have their own scale.
 const FAR: f64 = 0.2;
 
-/// A stacked bar a stage.
+/// Stacked bar per stage.
 fn memory(v: &View) -> Drawing {
     let (height, left, top, foot) = (360.0, 60.0, 60.0, 40.0);
     let used = v.stages.iter().map(|s| s.bytes()).fold(0.0, f64::max);
-    // Bars far below the limit would not be seen beside it.
+    // Bars far below the limit would not be visible at its scale.
     let far = used < FAR * v.capacity;
     let most = if far { 1.2 * used } else { 1.05 * used.max(v.capacity) };
     let scale = (height - top - foot) / most;
@@ -77,7 +77,7 @@ fn memory(v: &View) -> Drawing {
     to
 }
 
-/// Each part of an iteration where the one before ends; what is overlapped goes back from there.
+/// Waterfall of an iteration: each part starts at the end of the previous one; overlap is negative.
 fn waterfall(v: &View) -> Drawing {
     let parts: Vec<&(&'static str, f64)> = v.parts.iter().filter(|part| part.1 != 0.0).collect();
     let (left, top, row) = (190.0, 40.0, 26.0);
@@ -100,7 +100,7 @@ fn waterfall(v: &View) -> Drawing {
     to
 }
 
-/// The schedule, a row a stage; every other micro-batch is pale.
+/// Schedule, a row per stage; every other micro-batch is pale.
 fn schedule(v: &View, played: &Timeline) -> Drawing {
     let (left, top) = (60.0, 48.0);
     let row = (360.0 / played.ranks.len() as f64).clamp(8.0, 30.0);
@@ -130,10 +130,10 @@ fn schedule(v: &View, played: &Timeline) -> Drawing {
     to
 }
 
-/// A point of a chart against devices: how many, the value, and a tip.
+/// Point of a chart over devices: their number, the value, and a tooltip.
 type Point = (usize, f64, String);
 
-/// Points against devices, both logarithmic, and the plan's own.
+/// Chart of points over devices with logarithmic axes, and the plan's own point.
 fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawing {
     let curve = points.iter().map(|(devices, value, _)| (*devices as f64, *value));
     let first = points.iter().chain(&own).map(|point| point.0).min().expect("a point at least");
@@ -143,7 +143,7 @@ fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawi
         colour: 0,
         points: curve.collect(),
     }];
-    // The scale holds the marked point too.
+    // The scale includes the marked point.
     curves.extend(own.iter().map(|(devices, value, _)| Curve {
         name: String::new(),
         stroke: Stroke::Line,
@@ -177,7 +177,7 @@ fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawi
     to
 }
 
-/// "0.052", "2.8", "133", "2.77M": no wider than the margin beside the last point.
+/// Short number ("0.052", "2.8", "133", "2.77M"), no wider than the margin beside the last point.
 fn short(value: f64) -> String {
     match value {
         ..0.1 => format!("{value:.3}"),
@@ -189,10 +189,10 @@ fn short(value: f64) -> String {
     }
 }
 
-/// A figure in large letters: name, value, and what it is made of.
+/// Tile: name, value in large letters, and its composition.
 type Tile = (&'static str, String, String);
 
-/// One page with tiles, every picture and the table.
+/// Page with tiles, all charts and the table.
 fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String {
     let name = escape(name);
     let tile = |(name, value, more): &Tile| {
@@ -218,19 +218,19 @@ fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String
     )
 }
 
-/// As short as a tile is narrow.
+/// Text short enough for a tile.
 fn grid(t: &Topology) -> String {
     format!("TP{} PP{} DP{}", t.tensor, t.pipeline, t.data)
 }
 
-/// "± 20 %, nine in ten"; or what it rests on.
+/// Error bar, such as "± 20 %, nine in ten", or the basis of the estimate.
 fn bar(error: f64, program: &str, hw: &Hardware) -> String {
     let unmeasured = program == "gptrain" && hw.is_unmeasured();
     let rests = if unmeasured { "not measured: by data sheets" } else { "nine in ten" };
     format!("{}, {rests}", words::bar(error))
 }
 
-/// A unit in which the longest of some runs is at least one, and how many of it are in a day.
+/// Unit in which the longest of some runs is at least one, and its number per day.
 fn unit(days: impl Iterator<Item = f64>) -> (&'static str, f64) {
     match days.fold(0.0, f64::max) {
         2.0.. => ("Days", 1.0),
@@ -265,7 +265,7 @@ fn tiles(v: &View) -> Vec<Tile> {
     ]
 }
 
-/// Every picture, and the page, into a folder.
+/// Writes all charts and the page into a folder.
 pub fn write(
     folder: &Path,
     existing: Existing,
@@ -294,7 +294,7 @@ pub fn write(
     files(folder, existing, &pictures, &page(&v.name, &tiles(v), &pictures, table))
 }
 
-/// Pictures of a search, and the page, into a folder: days and money against devices.
+/// Writes the charts of a search (days and money over devices) and the page into a folder.
 pub fn write_search(
     folder: &Path,
     existing: Existing,
@@ -339,7 +339,7 @@ pub fn write_search(
     files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))
 }
 
-/// An error where a file has the name already.
+/// Fails if a file with the name exists.
 fn is_free(place: &Path) -> Result<(), Problems> {
     output::is_free(place).map_err(|_| {
         let shown = place.display().to_string();
@@ -348,7 +348,7 @@ fn is_free(place: &Path) -> Result<(), Problems> {
     })
 }
 
-/// All of them, or none where one exists that is not to be replaced.
+/// Writes all files, or none if one exists that must not be replaced.
 fn files(
     folder: &Path,
     existing: Existing,

@@ -1,4 +1,4 @@
-//! An estimate as text of at most 100 columns, and as JSON.
+//! Prints an estimate as text of at most 100 columns, and as JSON.
 
 use super::change::{self, Change, flags_of};
 use super::days::Segment;
@@ -51,7 +51,7 @@ pub fn text(v: &View) -> String {
     out
 }
 
-/// "fits: 43.3 of 79.2 GiB; a step 4.9 s ± 20 %; 27.1 days, $145,875".
+/// Summary: "fits: 43.3 of 79.2 GiB; a step 4.9 s ± 20 %; 27.1 days, $145,875".
 pub fn headline(v: &View) -> String {
     let host = match v.fits_host() {
         true => String::new(),
@@ -77,7 +77,7 @@ pub fn headline(v: &View) -> String {
     out
 }
 
-/// A row a stage.
+/// Memory table, a row per stage.
 fn memory(v: &View) -> String {
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
     let (unit, called, params, thousands) = match v.needed {
@@ -126,7 +126,7 @@ fn verdict(fits: bool) -> &'static str {
     if fits { "fits" } else { "DOES NOT FIT" }
 }
 
-/// What a stage's first rank sends in a step, where there is anybody to send to.
+/// Traffic of each stage's first rank in a step, if it has a peer.
 fn sends(v: &View) -> String {
     let row = |(i, stage): (usize, &Stage)| {
         let total: f64 = stage.sends.iter().sum();
@@ -143,7 +143,7 @@ fn sends(v: &View) -> String {
     format!("\nSent by a rank in a step, MiB\n{}", words::table(&rows, 0))
 }
 
-/// What DeepSpeed's own estimator would say of the states, where it has a rule.
+/// Memory of the states by DeepSpeed's own estimator, if it has a rule.
 fn deepspeed(v: &View) -> String {
     let (s, t) = (&v.setup, &v.setup.topology);
     if t.zero < 2 || t.pipeline > 1 || v.program == "gptrain" {
@@ -286,8 +286,8 @@ fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
     ramp.chunks(each).chain([std::slice::from_ref(last)]).collect()
 }
 
-/// Of another program's plan: what would make it fit where it does not, else what would be faster;
-/// and what is awkward about its shape.
+/// Advice for another program's plan: changes that make it fit if it does not, else faster plans; and
+/// findings about its shape.
 pub fn advise(
     v: &View,
     now: &Prediction,
@@ -331,10 +331,10 @@ fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize
     out
 }
 
-/// Of gptrain's own plan: what would make it fit where it does not, else what would be faster, in the
-/// order that helps.
+/// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the
+/// order in which they are tried.
 pub fn advise_own(v: &View, ladder: &Ladder, text: &mut String, json: &mut Value) {
-    *text += &exchange::told(ladder.manifest, &v.setup);
+    *text += &exchange::describe(ladder.manifest, &v.setup);
     let (title, key, list) = match v.fits_all() {
         true => ("Faster, in the order that helps", "faster", ladder.speed_ups()),
         false => ("Would fit, in the order that helps", "ladder", ladder.remedies()),
@@ -355,10 +355,10 @@ pub fn advise_own(v: &View, ladder: &Ladder, text: &mut String, json: &mut Value
     }
 }
 
-/// So many changes of a rung are named.
+/// Maximum number of printed changes per kind.
 const NAMED: usize = 3;
 
-/// Changes of gptrain's own plan: what each rank would reserve, seconds for the tokens of a step now,
+/// Changes of gptrain's own plan: the memory of each rank, the seconds for the tokens of a current step,
 /// and the flags.
 fn own_changes(title: &str, list: &[ladder::Change], v: &View) -> String {
     if list.is_empty() {
@@ -393,7 +393,7 @@ fn flags(sets: &[String]) -> String {
     lines.iter().map(|line| format!("    {line}\n")).collect()
 }
 
-/// As seen from outside.
+/// Memory as nvidia-smi shows it.
 fn own_bytes(change: &ladder::Change, v: &View) -> f64 {
     change.bytes.0 as f64 + v.setup.hardware.context_mib * MIB
 }

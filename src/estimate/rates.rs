@@ -1,4 +1,4 @@
-//! The rules of thumb of the field: FLOPs by parameters and tokens.
+//! Rules of thumb: FLOPs by parameters and tokens.
 
 /// TFLOP/s of a device: `factor` FLOPs a parameter and token (6, or 8 with full recomputation).
 pub fn simple_tflops(factor: f64, parameters: f64, tokens: f64, seconds: f64, devices: f64) -> f64 {

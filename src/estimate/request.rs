@@ -1,4 +1,4 @@
-//! What is to be estimated: a manifest, and the flags that stand in place of its settings.
+//! Request of an estimate: a manifest, and the flags that override its settings.
 
 use super::gptrain::{calibrate, here};
 use super::hardware::{self, CPU, Hardware};
@@ -14,7 +14,7 @@ use base::Problems;
 use engine::model_dtype;
 use manifest::{Manifest, Precision};
 
-/// Settings beside the manifest's own.
+/// Options that override the manifest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Flags<'a> {
     /// Name of a program.
@@ -22,16 +22,16 @@ pub struct Flags<'a> {
     /// A row of the hardware table.
     pub hardware: Option<&'a str>,
     pub tokens: Option<f64>,
-    /// Of a device and hour.
+    /// Price of one device for one hour.
     pub price: Option<Price>,
     pub budget: Option<f64>,
-    /// Share of the calendar in which the run makes progress.
+    /// Share of the wall-clock time in which the run makes progress.
     pub availability: Option<f64>,
-    /// Kernel launches do not wait.
+    /// Whether kernel launches are asynchronous.
     pub async_launches: bool,
 }
 
-/// A manifest as some program would train it on some hardware.
+/// Manifest, as a program would train it on some hardware.
 pub struct Request {
     pub manifest: Manifest,
     pub setup: Setup,
@@ -75,15 +75,15 @@ impl Request {
             samples,
         };
         if !(terms.availability > 0.0 && terms.availability <= 1.0) {
-            let what = format!("availability {} is no share", terms.availability);
+            let what = format!("availability {} is not a share", terms.availability);
             return Err(Problems::one("--availability", what, "give a number above 0, up to 1"));
         }
         Ok(Request { manifest, setup, terms })
     }
 
-    /// gptrain's own plan with what was measured: the document of `gptrain bench --json` in `text`, or
-    /// the steps of a run of this manifest (`metrics.jsonl`, or the lines of its log). `name` is the
-    /// file's. And what was learned, in one line.
+    /// Calibrates gptrain's own plan by `text`: the document of `gptrain bench --json`, or the steps of a
+    /// run of this manifest (`metrics.jsonl`, or the lines of its log). `name` is the file's. Also returns
+    /// a summary in one line.
     pub fn learn(self, text: &str, name: &str) -> Result<(Request, String), Problems> {
         if !Measured::is(text) {
             let log = logs::read(text, name, &self.setup)?;
@@ -96,14 +96,14 @@ impl Request {
         Ok((Request { setup, ..self }, line))
     }
 
-    /// For the best cuts of its model, with the extras too.
+    /// Search for the best topologies of its model, also with the extras.
     pub fn search<'a>(&'a self, predictor: &'a Predictor, extras: Extras) -> Search<'a> {
         let Request { manifest, setup, terms } = self;
         let planner = Planner::new(manifest, setup, predictor);
         Search::new(planner, setup, manifest.batch.ramp(), terms.samples, extras)
     }
 
-    /// The estimate, with the prediction that it is made of where another program trains.
+    /// Estimate, with the prediction on which it is based for another program.
     pub fn view(&self, predictor: &Predictor) -> (View, Option<Prediction>) {
         let Request { manifest, setup, terms } = self;
         match setup.program {
@@ -116,7 +116,7 @@ impl Request {
     }
 }
 
-/// An error where the device has no such numbers.
+/// Fails if the device does not support this element type.
 fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
     let remedy = if hw.bf16 { "--set precision=bf16" } else { "--set precision=fp16" };
     let what = match precision {
@@ -127,7 +127,7 @@ fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
     Err(Problems::one("precision", format!("{} has no {what}", hw.name), remedy))
 }
 
-/// `--as`, or what the manifest names, or gptrain itself.
+/// Program of `--as`, else that of the manifest, else gptrain.
 fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
     let Some(name) = flags.program else {
         return Ok(m.plan.framework.map_or(Program::Gptrain, Program::of));

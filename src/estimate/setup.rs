@@ -1,5 +1,5 @@
-//! What is estimated: a model, cut in some way, on some machines, by some program. A manifest and a
-//! row of measured runs both become this.
+//! Setup to estimate: a model, a topology, machines and a program. Manifests and rows of measured runs
+//! are converted to it.
 
 use super::counts::Counts;
 use super::hardware::Hardware;
@@ -13,7 +13,7 @@ use model::{flops_per_token, parameters};
 use plan::split;
 use std::ops::Range;
 
-/// Who trains: gptrain itself, whose engine is run dry, or another program, whose needs are predicted.
+/// Trainer: gptrain itself, with a dry run of its engine, or another program, whose needs are predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Program {
     Gptrain,
@@ -21,7 +21,7 @@ pub enum Program {
 }
 
 impl Program {
-    /// What a manifest names.
+    /// Program that a manifest names.
     pub fn of(framework: manifest::Framework) -> Program {
         trainers::named(framework.name()).map_or(Program::Gptrain, Program::Other)
     }
@@ -78,7 +78,7 @@ pub enum Numbers {
 }
 
 impl Numbers {
-    /// Of the operands of the blocks' products.
+    /// Bits of the operands of the blocks' products.
     pub fn bits(self) -> f64 {
         match self {
             Numbers::F32 => 32.0,
@@ -89,7 +89,7 @@ impl Numbers {
     }
 }
 
-/// What the optimizer keeps of each parameter, in bytes, beside the fp32 master copy.
+/// Bytes per parameter that the optimizer keeps in addition to the fp32 master copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moments {
     Adam,
@@ -109,14 +109,14 @@ impl Moments {
     }
 }
 
-/// What waits in the host's memory.
+/// State in the host's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Offload {
     pub optimizer: bool,
     pub weights: bool,
 }
 
-/// What gptrain's cuts may have beside the setup's own choices.
+/// Extras that gptrain's cuts may use in addition to the setup's settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extras {
     /// States, or weights too, in the host's memory.
@@ -128,7 +128,7 @@ pub struct Extras {
 }
 
 impl Extras {
-    /// What needs less memory.
+    /// Extras that need less memory.
     pub const SMALLER: Extras = Extras { offload: true, adam8bit: true, powersgd: false };
 }
 
@@ -148,9 +148,9 @@ pub struct Setup {
     pub hardware: &'static Hardware,
     /// Devices of a node.
     pub per_node: usize,
-    /// Each kernel is waited for before the next is launched (CUDA_LAUNCH_BLOCKING=1).
+    /// Whether each launch waits for its kernel (CUDA_LAUNCH_BLOCKING=1).
     pub blocking: bool,
-    /// Gradients are compressed to low rank before they travel.
+    /// Whether gradients are compressed to low rank before they are sent.
     pub power_sgd: bool,
     /// Period with the same machines and software, of measured runs.
     pub regime: Option<String>,
@@ -178,7 +178,7 @@ impl Setup {
         all
     }
 
-    /// What a manifest asks for, as a program would do it.
+    /// Setup of a manifest, as a program would train it.
     pub fn of(m: &Manifest, program: Program, hardware: &'static Hardware) -> Setup {
         let wide = matches!(program, Program::Other(trainer) if trainer.wide_sums);
         Setup {
@@ -213,10 +213,10 @@ impl Setup {
         }
     }
 
-    /// The other program whose formulas are asked for.
+    /// Other program whose formulas are used.
     ///
     /// # Panics
-    /// For gptrain, of which there are none: its engine is run dry.
+    /// For gptrain, which has no formulas but a dry run.
     pub fn trainer(&self) -> &'static Trainer {
         match self.program {
             Program::Other(trainer) => trainer,
@@ -224,12 +224,12 @@ impl Setup {
         }
     }
 
-    /// Of another manifest, on the same machines.
+    /// Setup of another manifest, on the same machines.
     pub fn of_cut(&self, m: &Manifest) -> Setup {
         Setup { per_node: self.per_node, ..Setup::of(m, self.program, self.hardware) }
     }
 
-    /// Cut in another way: counts and vocabulary follow.
+    /// Setup with another topology, and its counts and vocabulary.
     pub fn cut(mut self, change: impl FnOnce(&mut Topology)) -> Setup {
         change(&mut self.topology);
         let multiple = self.model.vocab_multiple * self.topology.tensor;
@@ -238,7 +238,7 @@ impl Setup {
         self
     }
 
-    /// Why it cannot be run: every rule of the grid, the batch and the shape that it breaks.
+    /// Reasons why it cannot run: every rule of the topology, the batch and the shape that it violates.
     pub fn impossible(&self) -> Vec<String> {
         let (m, t) = (&self.model, &self.topology);
         let mut found = Vec::new();
@@ -262,28 +262,28 @@ impl Setup {
         );
         rule(
             m.head_dim.is_none() && !m.hidden.is_multiple_of(m.heads),
-            format!("hidden {} does not divide by {} heads", m.hidden, m.heads),
+            format!("hidden {} is not divisible by {} heads", m.hidden, m.heads),
         );
         rule(
             !m.heads().kv.is_multiple_of(t.tensor),
-            format!("{} heads do not divide by TP {}", m.heads().kv, t.tensor),
+            format!("{} heads are not divisible by TP {}", m.heads().kv, t.tensor),
         );
         rule(
             t.layer_split == LayerSplit::TransformerAndEmbedding
                 && !(m.layers + 2).is_multiple_of(t.pipeline),
-            format!("{} layers + 2 do not divide by PP {}", m.layers, t.pipeline),
+            format!("{} layers + 2 is not divisible by PP {}", m.layers, t.pipeline),
         );
         found
     }
 
-    /// Model and hardware FLOPs of an iteration: what the model asks for, and recomputation too.
+    /// FLOPs of an iteration: of the model, and of the hardware, which include recomputation.
     pub fn flops(&self) -> (f64, f64) {
         let tokens = (self.global * self.model.seq_len) as f64;
         let flops = flops_per_token(&self.model);
         (tokens * flops.model, tokens * flops.hardware(self.topology.recompute))
     }
 
-    /// Of the model's, those of attention's scores and their products, all positions with all.
+    /// Model FLOPs of attention scores and their products, all positions with all.
     pub fn score_flops(&self) -> f64 {
         let m = &self.model;
         let each = 12.0 * (m.seq_len * m.layers * m.heads().query_width()) as f64;
@@ -331,7 +331,7 @@ impl Setup {
         }
     }
 
-    /// How often a layer's forward runs.
+    /// Number of forward passes of a layer.
     pub fn forwards(&self) -> f64 {
         if self.topology.recompute == Recompute::Full { 2.0 } else { 1.0 }
     }

@@ -1,4 +1,4 @@
-//! Shapes of published models, by the size that they are known by.
+//! Shapes of published models, by their nominal sizes.
 
 use super::words;
 use manifest::Family;
@@ -6,14 +6,14 @@ use manifest::Family;
 /// A published model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// "7B".
+    /// Nominal size, such as "7B".
     pub name: &'static str,
     pub of: &'static str,
     pub family: Family,
     pub layers: usize,
     pub hidden: usize,
     pub heads: usize,
-    /// Llama's; GPT's has 4 × hidden, and as many heads of keys as of queries.
+    /// Settings of Llama; GPT has 4 × hidden, and as many key heads as query heads.
     pub kv_heads: Option<usize>,
     pub ffn_hidden: Option<usize>,
     pub vocab: usize,
@@ -63,10 +63,10 @@ const SHAPES: [Shape; 17] = [
     gpt("175B", [96, 12_288, 96], 2048),
 ];
 
-/// A size within this factor of a published one means that one.
+/// Factor within which a size means a published one.
 const NEAR: f64 = 1.06;
 
-/// The published model of about so many parameters, of a family or of any.
+/// Published model of about this size, of a family or of any.
 pub fn published(parameters: f64, family: Option<Family>) -> Option<&'static Shape> {
     let off = |shape: &&Shape| (shape.size() / parameters).ln().abs();
     let ours = SHAPES.iter().filter(|shape| family.is_none_or(|family| shape.family == family));

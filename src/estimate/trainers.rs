@@ -1,11 +1,11 @@
-//! Other programs that train: a table (`trainers.yaml`).
+//! Table of other trainers (`trainers.yaml`).
 
 use base::Problems;
 use manifest::Recompute;
 use serde::Deserialize;
 use std::sync::LazyLock;
 
-/// A row of the table; its head says what the fields mean.
+/// Row of the table, whose head describes the fields.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trainer {

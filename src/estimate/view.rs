@@ -1,4 +1,4 @@
-//! One estimate, as every printer reads it: the table, the JSON, the page.
+//! Estimate in the form that all printers read: the table, the JSON, the page.
 
 use super::days::{Days, through};
 use super::gptrain::dry_run::{self, Room};
@@ -17,7 +17,7 @@ pub struct Stage {
     pub parameters: f64,
     /// Bytes, by purpose.
     pub terms: Vec<(&'static str, f64)>,
-    /// Bytes that its first rank sends in a step, by `prices::TRAFFIC`; zero where nobody counted.
+    /// Bytes that its first rank sends in a step, by `prices::TRAFFIC`; zero if not counted.
     pub sends: [f64; TRAFFIC.len()],
 }
 
@@ -30,13 +30,13 @@ impl Stage {
 #[derive(Clone, Debug)]
 pub struct View {
     pub name: String,
-    /// "gptrain", or whose needs are predicted.
+    /// Name of the trainer.
     pub program: &'static str,
     pub setup: Setup,
-    /// Of the whole model.
+    /// Parameters of the whole model.
     pub parameters: u64,
     pub stages: Vec<Stage>,
-    /// Bytes of the stage that needs most: of all its terms, and as seen from outside.
+    /// Bytes of the stage that needs most: the sum of its terms, and as nvidia-smi shows it.
     pub needed: f64,
     pub reserved: f64,
     pub reserved_error: f64,
@@ -49,7 +49,7 @@ pub struct View {
     pub parts: Vec<(&'static str, f64)>,
     pub seconds: f64,
     pub seconds_error: f64,
-    /// Of each stage, a micro-batch's forward and backward.
+    /// Seconds of a micro-batch's forward and backward on each stage.
     pub stage_seconds: Vec<f64>,
     pub days: Days,
     pub price: f64,
@@ -61,7 +61,7 @@ pub struct View {
 }
 
 pub const GIB: f64 = 1073741824.0;
-/// Of measured runs, whose logs count memory in GB of 1000 MiB.
+/// MiB per GB in the logs of measured runs.
 pub const GB: f64 = 1000.0 * 1048576.0;
 
 impl View {
@@ -83,7 +83,7 @@ impl View {
         (model / per, hardware / per)
     }
 
-    /// At most as many micro-batches as can be seen.
+    /// At most as many micro-batches as are visible.
     pub fn schedule(&self) -> Timeline {
         let t = &self.setup.topology;
         let chunks = t.chunks;
@@ -102,7 +102,7 @@ impl View {
         self.fits && self.fits_host()
     }
 
-    /// Of the run, on a calendar.
+    /// Days of the run, in wall-clock time.
     pub fn calendar_seconds(&self) -> f64 {
         self.days.seconds / self.availability
     }
@@ -118,7 +118,7 @@ impl View {
     }
 }
 
-/// What a manifest and its flags say beside the setup.
+/// Settings of a manifest and its flags outside of the setup.
 pub struct Terms {
     pub price: f64,
     /// The sign of the price's currency: dollars, unless the price says another.
@@ -128,7 +128,7 @@ pub struct Terms {
     pub samples: u64,
 }
 
-/// Of another program.
+/// View of another program's estimate.
 pub fn of_other(
     m: &Manifest,
     setup: Setup,
@@ -137,7 +137,7 @@ pub fn of_other(
 ) -> (View, Prediction) {
     let p = predictor.predict(&setup);
     let needed = p.memory.needed();
-    // What the neighbours correct is corrected in each term; what does not fit is needed all the same.
+    // The correction by residuals applies to each term; a plan that does not fit is not capped.
     let (shrink, reserved) = match p.fits {
         true => ((p.gigabytes / needed).min(1.0), p.gigabytes),
         false => (1.0, p.gigabytes.max(needed)),
@@ -179,7 +179,7 @@ pub fn of_other(
     (view, p)
 }
 
-/// Of gptrain itself: what its engine reserves and does.
+/// View of gptrain's own estimate: the memory and work of its engine.
 pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
     let m = &dry_run::placed(m, Room::of(m, setup.hardware));
     let counted = dry_run::stages(m);

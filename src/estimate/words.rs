@@ -1,4 +1,4 @@
-//! Spans of time and sums of money as a planner says them.
+//! Formats of durations, money, counts and error bars in the planner's output.
 
 use base::{Count, Seconds};
 
@@ -72,7 +72,7 @@ pub fn bar(error: f64) -> String {
     }
 }
 
-/// Of a device and hour, and the sign of its currency.
+/// Price of one device for one hour, and the sign of its currency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Price {
     pub sign: &'static str,
@@ -120,7 +120,7 @@ pub fn tokens(text: &str) -> Result<f64, String> {
     }
 }
 
-/// However wide, it ends above nothing.
+/// The lower end of a bar of any width is above 0.
 #[test]
 fn a_wide_bar_has_two_ends() {
     let all = [(0.08, "± 8 %"), (1.4, "− 58 % + 140 %"), (9.0, "− 90 % + 900 %")];

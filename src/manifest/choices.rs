@@ -1,4 +1,4 @@
-//! Closed choices: the words that may be written, and what the program matches on.
+//! Closed choices: the words of the manifest, and their enums.
 
 use base::choices;
 
@@ -7,14 +7,14 @@ choices! {
 Precision {
     /// 32-bit floats.
     F32 = "f32",
-    /// 32-bit floats, of which matrix products on a GPU read 10 bits of fraction.
+    /// 32-bit floats; matrix products on a GPU use 10 bits of their fraction.
     Tf32 = "tf32",
     /// bfloat16 weights and activations, 32-bit master weights and gradient accumulation.
     Bf16 = "bf16",
-    /// The same in half precision, with a loss scale.
+    /// As bf16, in half precision with a loss scale.
     Fp16 = "fp16",
     /// As bf16, with the matrix products of the blocks in 8-bit floats: E4M3, and E5M2 for the gradients
-    /// of outputs, scaled by the largest number of each row.
+    /// of outputs, scaled by the largest magnitude of each row.
     Fp8 = "fp8",
 }
 
@@ -60,15 +60,15 @@ Ffn {
     Swiglu = "swiglu",
 }
 
-/// Which products of a block add a bias.
+/// Matrix products of a block that add a bias.
 Bias {
     /// None.
     None = "none",
-    /// That of queries, keys and values.
+    /// The product of queries, keys and values.
     Qkv = "qkv",
-    /// Those of attention: of queries, keys and values, and of its output.
+    /// Products of attention: queries, keys and values, and its output.
     Attention = "attention",
-    /// All of them.
+    /// All products.
     All = "all",
 }
 
@@ -90,17 +90,17 @@ PartName {
     Test = "test",
 }
 
-/// What is learned.
+/// Training objectives.
 ObjectiveName {
-    /// The next token from all before it.
+    /// Predict the next token from all before it.
     Causal = "causal",
-    /// A random prefix of each sample sees itself whole; the loss is on the rest.
+    /// All tokens of a random prefix attend to each other; the loss is on the rest.
     PrefixLm = "prefix_lm",
 }
 
 /// Shapes after the warm-up.
 DecayName {
-    /// Stays at the peak.
+    /// Constant at the peak.
     Constant = "constant",
     /// A straight line to the minimum, over the run.
     Linear = "linear",
@@ -110,11 +110,11 @@ DecayName {
     Wsd = "wsd",
 }
 
-/// Samples that the learning rate of a step is of.
+/// Sample count that sets the learning rate of a step.
 LrCounted {
-    /// Those that will have been seen after it.
+    /// Count after the step.
     After = "after",
-    /// Those that were seen before it: Megatron updates first and steps its schedule then.
+    /// Count before the step, as in Megatron, which steps its schedule after the update.
     Before = "before",
 }
 
@@ -122,7 +122,7 @@ LrCounted {
 OptimizerName {
     /// Adam with decoupled weight decay.
     Adamw = "adamw",
-    /// The same with the moments of the blocks' matrices in 8 bits.
+    /// AdamW with the moments of the blocks' matrices in 8 bits.
     Adam8bit = "adam8bit",
     /// Adafactor: second moments of matrices by row and by column.
     Adafactor = "adafactor",
@@ -130,7 +130,7 @@ OptimizerName {
     Muon = "muon",
 }
 
-/// What Muon multiplies the step of a matrix [rows, cols] by, whose singular values are near 1.
+/// Factor of Muon's step of a matrix [rows, cols], whose singular values are near 1.
 MuonScale {
     /// 0.2·√max(rows, cols), so that its root mean square is about AdamW's (Liu et al. 2025).
     MatchRmsAdamw = "match_rms_adamw",
@@ -148,9 +148,9 @@ Schedule {
     GPipe = "gpipe",
 }
 
-/// Cuts into stages.
+/// Divisions of layers into stages.
 LayerSplitName {
-    /// The same number of layers everywhere.
+    /// The same number of layers in each stage.
     Uniform = "uniform",
     /// Embedding and head count as a layer each (Megatron-DeepSpeed's
     /// --pp-partition-method type:transformer|embedding).
@@ -159,7 +159,7 @@ LayerSplitName {
     Balanced = "balanced",
 }
 
-/// Which parallel groups are laid side by side, next after the tensor-parallel ranks.
+/// Parallel groups with adjacent ranks, next after the tensor-parallel ranks.
 #[schemars(rename = "Neighbours")]
 RankOrder {
     /// Replicas (Megatron's order: tensor, data, pipeline).
@@ -168,47 +168,47 @@ RankOrder {
     Pipeline = "pipeline",
 }
 
-/// What is sent of gradients.
+/// Compressions of gradients between replicas.
 CompressionName {
-    /// All of them.
+    /// Whole gradients.
     None = "none",
     /// Low-rank factors of the blocks' matrices.
     PowerSgd = "powersgd",
 }
 
-/// How much is computed twice.
+/// Activations that backward recomputes.
 Recompute {
     /// Nothing.
     None = "none",
-    /// What is cheap to rebuild: norms and the activation function.
+    /// Activations that are cheap to recompute: norms and the activation function.
     Selective = "selective",
     /// Everything but each block's input (--checkpoint-activations).
     Full = "full",
 }
 
-/// What lies on the host.
+/// State in the host's memory.
 OffloadWhat {
     /// Nothing.
     None = "none",
     /// Master weights and optimizer states, which the host's processor updates.
     Optimizer = "optimizer",
-    /// Weights too, of which the device has those in use.
+    /// Also weights; the device has those in use.
     Full = "full",
 }
 
 /// Memories in which gradients can wait for the update.
 GradientHome {
-    /// The device's where they fit, else the host's.
+    /// The device's memory if they fit, else the host's.
     Auto = "auto",
-    /// The device's.
+    /// The device's memory.
     Device = "device",
-    /// The host's, but for those of embedding and head.
+    /// The host's memory, except for those of embedding and head.
     Host = "host",
 }
 
-/// Programs whose needs are known.
+/// Trainers that `gptrain estimate` can plan.
 Framework {
-    /// This one.
+    /// gptrain.
     Gptrain = "gptrain",
     /// Megatron-DeepSpeed's 3D parallelism, with ZeRO-1.
     MegatronDeepSpeed = "megatron-deepspeed",
@@ -224,52 +224,52 @@ Framework {
     Fsdp = "fsdp",
 }
 
-/// What carries tensors between ranks that compute on GPUs.
+/// Transports of tensors between ranks that compute on GPUs.
 GpuTransport {
-    /// NVIDIA's library, from GPU to GPU: each rank has one of its own.
+    /// NVIDIA's library, from GPU to GPU; each rank needs its own GPU.
     Nccl = "nccl",
-    /// The memory of the hosts and TCP: slow, but several ranks may share a GPU.
+    /// Host memory and TCP: slow, but several ranks may share a GPU.
     Host = "host",
 }
 
-/// What is done about loss spikes.
+/// Reactions to loss spikes.
 SpikeAction {
-    /// Nothing: nobody looks.
+    /// Detection is off.
     Off = "off",
-    /// They are named.
+    /// Warn.
     Warn = "warn",
-    /// Their updates are skipped; if that does not help, the run goes back.
+    /// Skip their updates; if that does not help, roll back to a checkpoint.
     Act = "act",
 }
 
-/// What a run does before the end of its Slurm job.
+/// Actions of a run before the end of its Slurm job.
 OnEnd {
-    /// It saves and ends.
+    /// Save and end.
     Leave = "leave",
-    /// The same, and puts its job back into the queue (scontrol requeue).
+    /// Save, end, and put the job back into the queue (scontrol requeue).
     Requeue = "requeue",
-    /// The same, and submits the job's script again (sbatch), where requeueing is not allowed.
+    /// Save, end, and submit the job's script again (sbatch), for clusters that forbid requeueing.
     Resubmit = "resubmit",
-    /// It does not look at the job's end.
+    /// Ignore the job's end.
     Ignore = "ignore",
 }
 
-/// What log lines look like.
+/// Formats of log lines.
 LogFormat {
     /// Short on a terminal, Megatron's elsewhere.
     Auto = "auto",
-    /// For the eye: a step's loss, gradient norm, learning rate, speed, and the time left.
+    /// Short lines for people: loss, gradient norm, learning rate, speed, and the remaining time.
     Short = "short",
-    /// Megatron-DeepSpeed's, which people's parsers know.
+    /// Megatron-DeepSpeed's lines, which existing parsers read.
     Megatron = "megatron",
 }
 
-/// Where it is computed.
+/// Devices.
 #[schemars(rename = "Device")]
 DeviceChoice {
-    /// A GPU for each rank if all nodes have so many, else the processor.
+    /// A GPU for each rank if all nodes have enough GPUs, else the CPU.
     Auto = "auto",
-    /// The processor.
+    /// The CPU.
     Cpu = "cpu",
     /// An NVIDIA GPU.
     Cuda = "cuda",

@@ -7,41 +7,41 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 settings! {
-/// Ranks among each other.
+/// Communication between ranks.
 Comm(raw) {
-    /// Seconds that a rank may wait for others in one operation; then the run ends, and one line
-    /// says who was at fault. Default: 300.
+    /// Seconds that a rank may wait for others in one operation; then the run ends, and one line names
+    /// the rank at fault. Default: 300.
     timeout_s: f64 = 300.0, in 0.1..=1e6;
     /// Seconds that ranks wait for each other at the start. Default: 120.
     start_timeout_s: f64 = 120.0, in 0.1..=1e6;
-    /// host:port at which rank 0 is found, instead of what the launcher's variables give; the
-    /// variable GPTRAIN_RENDEZVOUS comes before it. Default: from the job.
+    /// Address host:port of rank 0, instead of that in the launcher's variables. The variable
+    /// GPTRAIN_RENDEZVOUS overrides it. Default: from the job.
     rendezvous: String;
-    /// What carries tensors between GPUs. Default: nccl.
+    /// Transport of tensors between GPUs. Default: nccl.
     gpu_transport: GpuTransport = GpuTransport::Nccl;
 }
 
 #[derive(Copy)]
-/// Restarts in the job: where a rank dies or hangs, all ranks begin anew from the newest checkpoint,
-/// as processes that one supervisor in each task starts.
+/// Restarts within the job: if a rank dies or hangs, a supervisor in each task restarts its rank as a
+/// new process, from the newest checkpoint.
 Restart(raw) {
-    /// Restarts in a row that may bring no newer checkpoint; with 0 the run ends at the first
-    /// failure. Default: 0.
+    /// Maximum number of restarts in a row without a newer checkpoint; with 0 the run ends at the
+    /// first failure. Default: 0.
     max: u32 = 0, in 0..=1000;
-    /// Seconds that the tasks wait for those that do not come back, before they go on without
-    /// them: longer than the run's folder takes to show a new file to other nodes. Default: 90.
+    /// Seconds after which the tasks continue without those that did not join. Must be longer than a
+    /// new file in the run's folder takes to appear on other nodes. Default: 90.
     wait_s: f64 = 90.0, in 0.1..=1e6;
 }
 
-/// Under Slurm: what happens as the job's end comes near.
+/// Behaviour before the end of a Slurm job.
 Slurm(raw) {
-    /// What a run does before its job ends. Default: leave.
+    /// Action before the job ends. Default: leave.
     on_end: OnEnd = OnEnd::Leave;
-    /// Seconds before the job's end by which the run has saved and left, however long its steps and
-    /// saves are. Default: 60.
+    /// Seconds before the job's end at which the run has saved and ended, regardless of the duration of
+    /// its steps and saves. Default: 60.
     margin_s: f64 = 60.0, in 0.0..=1e6;
-    /// Whether a job that is submitted again leaves out nodes that were slower than their peers
-    /// while training. Default: false, they are named alone.
+    /// Whether a job that is submitted again excludes nodes that were slower than their peers during
+    /// training. Default: false, which only reports them.
     exclude_stragglers: bool = false;
 }
 }

@@ -1,5 +1,5 @@
-//! What a manifest may say in more than one way: values with a short and a long form, and the
-//! sections that stand for one value once checked (`check` turns them into each other).
+//! Values with a short and a long form, and sections that become one value once checked (`check`
+//! converts them into each other).
 
 use super::choices::*;
 use super::cluster::raw::{Comm, Restart, Slurm};
@@ -12,95 +12,95 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 sections! {
-/// A gptrain manifest: one whole experiment.
+/// Manifest of gptrain: the settings of one experiment.
 #[schemars(title = "gptrain manifest")]
 Raw {
-    /// The experiment's name. Default: the file's name without its ending.
+    /// Name of the experiment. Default: the file's name without its extension.
     name: String;
-    /// The network's shape.
+    /// Architecture of the network.
     #[schemars(required)]
     model: raw::Model;
     /// Element type of weights and activations. Default: f32.
     precision: Precision;
-    /// What fp16's loss is multiplied by so that small gradients do not vanish: a number that stays
-    /// (--loss-scale), or settings. Default: dynamic, from 2^32 on.
+    /// Factor of the loss in fp16, which keeps small gradients from vanishing: a constant
+    /// (--loss-scale), or settings. Default: dynamic, starting at 2^32.
     loss_scale: LossScaleForm;
-    /// What is read, in which order, and how it is masked.
+    /// Datasets, their order, and masks.
     #[schemars(required)]
     data: raw::Data;
-    /// How many samples make a step.
+    /// Samples per step.
     #[schemars(required)]
     batch: raw::Batch;
-    /// The update rule. Default: adamw.
+    /// Optimizer. Default: adamw.
     optimizer: OptimizerForm;
-    /// The learning rate over the run.
+    /// Learning rate over the run.
     #[schemars(required)]
     lr: raw::Lr;
-    /// How the work is divided over ranks. Default: one rank.
+    /// Division of the work among ranks. Default: one rank.
     topology: raw::Topology;
-    /// How ranks find each other, and how long they wait for each other.
+    /// Communication between ranks: address and time limits.
     comm: Comm;
-    /// Whether the ranks begin anew in the same job after one of them died or hung.
+    /// Restarts of all ranks within the same job after one of them died or hung.
     restart: Restart;
-    /// When the run's state is saved.
+    /// Checkpoints of the run.
     checkpoint: raw::Checkpoint;
-    /// What is done about loss spikes: off, warn, act, or act with settings. Default: warn.
+    /// Reaction to loss spikes: off, warn, act, or act with settings. Default: warn.
     divergence: DivergenceForm;
-    /// What happens as the end of a Slurm job comes near.
+    /// Behaviour before the end of a Slurm job.
     slurm: Slurm;
-    /// What is reported, and where.
+    /// Logs, metrics and the run's folder.
     log: raw::Log;
-    /// What `gptrain estimate` plans for, where its flags say nothing else.
+    /// Assumptions of `gptrain estimate`, which its flags override.
     plan: raw::Plan;
-    /// How long (samples, tokens or steps), on what, and from which seed.
+    /// Length (samples, tokens or steps), evaluation, device and seed.
     #[schemars(required)]
     train: raw::Train;
 }
 
-/// A scale that doubles after updates in a row and halves after overflows, whose steps are skipped;
-/// or one that stays.
+/// Loss scale of fp16. A dynamic scale doubles after a number of updates in a row and halves after
+/// overflows, whose steps are skipped.
 LossScale {
-    /// One that stays, instead of initial and min (--loss-scale).
+    /// Constant scale, instead of initial and min (--loss-scale).
     constant: f64, in 1e-9..=1e18;
-    /// The first (--initial-loss-scale). Default: 4_294_967_296.
+    /// First scale (--initial-loss-scale). Default: 4_294_967_296.
     initial: f64, in 1e-9..=1e18;
-    /// The lowest; a run that overflows even there ends (--min-loss-scale). Default: 1.
+    /// Minimum scale; a run that overflows at it ends (--min-loss-scale). Default: 1.
     min: f64, in 1e-9..=1e18;
-    /// Updates in a row after which it doubles (--loss-scale-window). Default: 1000.
+    /// Updates in a row after which the scale doubles (--loss-scale-window). Default: 1000.
     window: u64, in 1..=1_000_000_000_000u64;
-    /// Overflows before it halves, and then at each, until it doubles again (--hysteresis).
-    /// Default: 2.
+    /// Number of overflows before the scale halves; after that it halves at each overflow, until it
+    /// doubles again (--hysteresis). Default: 2.
     hysteresis: u64, in 1..=1_000_000;
 }
 
-/// What is trained on from a point of the run on, in place of what was before.
+/// Training data from a point of the run, which replace the previous data.
 DataStage {
-    /// Its first sample, counted from the start of the run.
+    /// First sample of the stage, counted from the start of the run.
     from_samples: u64, in 1..=1_000_000_000_000_000u64;
-    /// The same in tokens, instead of from_samples.
+    /// First token of the stage, instead of from_samples.
     from_tokens: u64, in 1..=1_000_000_000_000_000u64;
-    /// A prefix, or a list of datasets with weights, as data.train.
+    /// Prefix, or list of datasets with weights, as in data.train.
     #[schemars(required)]
     train: Blend;
 }
 
-/// One dataset of a blend.
+/// Dataset of a blend.
 Dataset {
     /// PREFIX of PREFIX.bin and PREFIX.idx.
     #[schemars(required)]
     prefix: PathBuf;
-    /// Its share of the samples, relative to the other weights. Default: 1.
+    /// Share of the samples, relative to the other weights. Default: 1.
     weight: f64, in 0.0..=1e12;
-    /// Its own shares of train, valid and test, instead of data.split.
+    /// Shares of train, valid and test, instead of data.split.
     split: String;
-    /// Which share of the split is read. Default: train below data.train, valid below data.valid.
+    /// Part of the split that is read. Default: train in data.train, valid in data.valid.
     part: PartName;
-    /// A range of its sequences instead of a split: `0.95..1.0` reads the last twentieth.
+    /// Range of the sequences, instead of a split: `0.95..1.0` reads the last twentieth.
     range: String;
 }
 
 #[derive(Copy)]
-/// How tokens know their place, with settings.
+/// Position encoding, with settings.
 PositionSettings {
     /// Rotated queries and keys.
     #[schemars(required)]
@@ -108,37 +108,37 @@ PositionSettings {
 }
 
 #[derive(Copy)]
-/// How the wavelengths of a rotation are stretched, for longer samples: one of these.
+/// Scaling of rotary wavelengths for longer samples: one of these.
 Scaling {
-    /// All by the same factor (Chen et al. 2023).
+    /// The same factor for all (Chen et al. 2023).
     linear: Linear;
-    /// The long ones by the factor, the short ones not (Llama 3.1).
+    /// The factor for long wavelengths only (Llama 3.1).
     llama3: Llama3;
-    /// The same by turns in the original length, and sharper attention (Peng et al. 2023).
+    /// By the number of rotations in the original length, with sharper attention (Peng et al. 2023).
     yarn: Yarn;
-    /// Dynamic NTK: refused, since it depends on the length of what is read.
+    /// Dynamic NTK: refused, because it depends on the length of the text.
     dynamic: Dynamic;
 }
 
 #[derive(Copy)]
 /// Dynamic NTK, which is refused.
 Dynamic {
-    /// Its factor.
+    /// Factor.
     factor: f64, in 1.0..=1e6;
 }
 
-/// What is learned, with its settings.
+/// Training objective, with settings.
 Objective {
     /// Prefix language modelling.
     #[schemars(required)]
     prefix_lm: PrefixLm;
 }
 
-/// The update rule: one of these. Default: adamw.
+/// Optimizer: one of these. Default: adamw.
 Optimizer {
     /// Adam with decoupled weight decay.
     adamw: AdamW;
-    /// The same with 8-bit moments.
+    /// AdamW with 8-bit moments.
     adam8bit: Adam8bit;
     /// Adafactor: second moments of matrices by row and by column.
     adafactor: Adafactor;
@@ -148,14 +148,14 @@ Optimizer {
     lr: f64, in 0.0..=1000.0;
 }
 
-/// How gradients are compressed on their way between replicas, with its settings.
+/// Compression of gradients between replicas, with settings.
 Compression {
     /// Low-rank factors with error feedback.
     #[schemars(required)]
     powersgd: PowerSgd;
 }
 
-/// The shape after the warm-up, with its lengths: one of these.
+/// Shape of the learning rate after the warm-up, with lengths: one of these.
 Decay {
     /// A straight line to the minimum.
     linear: Span;
@@ -165,8 +165,7 @@ Decay {
     wsd: Wsd;
 }
 
-/// How far a decay reaches, counted from the start of the run (--lr-decay-samples). Default: the
-/// run's length.
+/// End of a decay, counted from the start of the run (--lr-decay-samples). Default: the run's length.
 Span {
     /// In samples.
     samples: u64, in 1..=1_000_000_000_000_000u64;
@@ -180,32 +179,32 @@ Wsd {
     decay_samples: u64, in 1..=1_000_000_000_000_000u64;
     /// Length of the decay at the end, in tokens.
     decay_tokens: u64, in 1..=1_000_000_000_000_000u64;
-    /// Where the decay ends, in samples from the start of the run. Default: the run's length.
+    /// End of the decay, in samples from the start of the run. Default: the run's length.
     samples: u64, in 1..=1_000_000_000_000_000u64;
-    /// Where the decay ends, in tokens.
+    /// End of the decay, in tokens.
     tokens: u64, in 1..=1_000_000_000_000_000u64;
 }
 
 }
 
 forms! {
-    /// One rate for all three places, or one each.
+    /// Dropout: one rate for all three places, or one each.
     DropoutForm {
         /// One rate for all.
         Same(Rate),
         /// One each.
         Each(Dropout),
     }
-    /// How tokens know their place, by name or with settings.
+    /// Position encoding, by name or with settings.
     PositionForm {
         /// By name.
         Name(PositionName),
         /// With settings.
         Settings(PositionSettings),
     }
-    /// A number that stays, or settings.
+    /// Loss scale: a constant, or settings.
     LossScaleForm {
-        /// One that stays.
+        /// Constant scale.
         Constant(Factor),
         /// Settings.
         Settings(LossScale),
@@ -226,56 +225,56 @@ forms! {
         /// With a weight, a split or a range.
         Full(Dataset),
     }
-    /// What is learned, by name or with settings.
+    /// Training objective, by name or with settings.
     ObjectiveForm {
         /// By name.
         Name(ObjectiveName),
         /// With settings.
         Settings(Objective),
     }
-    /// The ramp-up, by keys or as Megatron writes it.
+    /// Ramp-up, by keys or in Megatron's notation.
     RampUpForm {
         /// Megatron's `START INCREMENT SAMPLES`, such as `16 16 9_765_625`.
         Text(String),
         /// By keys.
         Keys(RampUp),
     }
-    /// What is sent of gradients, by name or with settings.
+    /// Compression of gradients, by name or with settings.
     CompressionForm {
         /// By name, with its defaults.
         Name(CompressionName),
         /// With settings.
         Settings(Compression),
     }
-    /// The update rule, by name or with settings.
+    /// Optimizer, by name or with settings.
     OptimizerForm {
         /// By name, with its defaults.
         Name(OptimizerName),
         /// With settings.
         Settings(Optimizer),
     }
-    /// The shape after the warm-up, by name or with lengths.
+    /// Shape after the warm-up, by name or with lengths.
     DecayForm {
         /// By name, over the run.
         Name(DecayName),
         /// With lengths.
         Lengths(Decay),
     }
-    /// What is done about loss spikes, by name or with settings.
+    /// Reaction to loss spikes, by name or with settings.
     DivergenceForm {
         /// By name, with its defaults.
         Name(SpikeAction),
         /// With settings.
         Settings(raw::Divergence),
     }
-    /// What lies on the host, by name or with settings.
+    /// State in the host's memory, by name or with settings.
     OffloadForm {
         /// By name, with its defaults.
         Name(OffloadWhat),
         /// With settings.
         Settings(raw::Offload),
     }
-    /// A rule, or the layers of each stage.
+    /// Layers of stages: a rule, or the number for each stage.
     LayerSplitForm {
         /// By a rule.
         Rule(LayerSplitName),
@@ -284,17 +283,17 @@ forms! {
     }
 }
 
-/// A drop rate.
+/// Dropout rate.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Rate(#[schemars(range(min = 0.0, max = 0.999))] pub f32);
 
-/// A loss scale.
+/// Loss scale.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Factor(#[schemars(range(min = 1e-9, max = 1e18))] pub f64);
 
-/// Layers of one stage.
+/// Number of layers of a stage.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct LayerCount(#[schemars(range(min = 1, max = 10_000))] pub usize);

@@ -1,4 +1,4 @@
-//! The optimizers' rows of the table of settings.
+//! Settings of the optimizers.
 
 use super::choices::MuonScale;
 use super::define::{checked, read, sections, settings, written};
@@ -45,24 +45,24 @@ Adam8bit(raw) {
 
 #[derive(Copy)]
 /// Adafactor without momentum (Shazeer & Stern 2018), as PyTorch's and, where these coincide,
-/// Hugging Face's: of a matrix it keeps means of the squared gradient by row and by column. Each
-/// step is the gradient over the root of their product, times the learning rate.
+/// Hugging Face's. For a matrix it keeps means of the squared gradient by row and by column. Each
+/// step is the gradient divided by the root of their product, times the learning rate.
 Adafactor(raw) {
-    /// The step shrinks with the number t of updates: it is min(lr.peak, 1/√t) in place of the
-    /// learning rate, which must be constant then. Default: false.
+    /// Whether the step shrinks with the number t of updates: it is min(lr.peak, 1/√t) instead of the
+    /// learning rate, whose schedule must be constant. Default: false.
     relative_step: bool = false;
-    /// Steps are multiplied by each weight's own root mean square, or by scale_eps where that is
-    /// larger. Default: as relative_step.
+    /// Whether steps are multiplied by the root mean square of each weight tensor, or by scale_eps if
+    /// that is larger. Default: as relative_step.
     scale_parameter: bool = relative_step;
     /// Decay of the second moment at update t is 1 − t^beta2_decay. Default: -0.8.
     beta2_decay: f32 = -0.8, in -10.0..=0.0;
-    /// The root mean square of a weight's step, before the learning rate, is at most this
-    /// (PyTorch's d). Default: 1.
+    /// Maximum root mean square of a weight tensor's step, before the learning rate (PyTorch's d).
+    /// Default: 1.
     clip_threshold: f32 = 1.0, in 1e-6..=1e9;
-    /// The root of the second moment is at least this. Default: 1e-15, whose square is the
-    /// paper's 1e-30. PyTorch's default is 1.2e-7, which is more than many gradients are.
+    /// Minimum of the root of the second moment. Default: 1e-15, whose square is the paper's 1e-30.
+    /// PyTorch's default is 1.2e-7, which is greater than many gradients.
     eps: f32 = 1e-15, in 1e-18..=1.0;
-    /// With scale_parameter: the least that a step is multiplied by. Default: 1e-3.
+    /// With scale_parameter: minimum factor of a step. Default: 1e-3.
     scale_eps: f32 = 1e-3, in 0.0..=1.0;
     /// Weight decay of matrices; norms and biases have none. Default: 0, as PyTorch's.
     weight_decay: f32 = 0.0, in 0.0..=100.0;
@@ -72,29 +72,28 @@ Adafactor(raw) {
 }
 
 /// Muon (Jordan et al. 2024), for the matrices of the blocks: the step is the momentum with all its
-/// singular values near 1, by Newton–Schulz iterations. Queries, keys, values, gates and values of
-/// SwiGLU count as matrices of their own. Embeddings, head, norms and biases have AdamW.
+/// singular values near 1, by Newton–Schulz iterations. Queries, keys, values, and the gates and values
+/// of SwiGLU count as separate matrices. Embeddings, head, norms and biases use AdamW.
 Muon(raw, report: &mut Report) {
     /// Decay of the momentum, a running mean of gradients. Default: 0.95.
     momentum: f32 = 0.95, in 0.0..=0.999_999;
-    /// The step is taken of the mean as it will be with the gradient again (Nesterov).
+    /// Whether the step uses Nesterov momentum: the mean, updated once more with the gradient.
     /// Default: true.
     nesterov: bool = true;
     /// Weight decay of matrices; norms and biases have none. Default: 0.1.
     weight_decay: f32 = 0.1, in 0.0..=100.0;
     /// Newton–Schulz iterations. Default: 5.
     ns_steps: usize = 5, in 1..=99;
-    /// An iteration makes a·X + b·(XXᵀ)X + c·(XXᵀ)²X of X: a, b and c. Default: [3.4445, -4.775,
-    /// 2.0315].
+    /// Coefficients a, b and c of an iteration, which maps X to a·X + b·(XXᵀ)X + c·(XXᵀ)²X. Default:
+    /// [3.4445, -4.775, 2.0315].
     coefficients: Vec<f32> => [f32; 3] = coefficients(raw.coefficients, report),
         written Some(coefficients.to_vec());
-    /// The first X is the direction over its norm, or over this where that is larger.
-    /// Default: 1e-7.
+    /// Minimum divisor of the first X, which is the direction divided by its norm. Default: 1e-7.
     eps: f32 = 1e-7, in 1e-30..=1.0;
-    /// What a step of a matrix is multiplied by: match_rms_adamw or original.
-    /// Default: match_rms_adamw, with AdamW's learning rate and decay.
+    /// Factor of a matrix's step: match_rms_adamw or original. Default: match_rms_adamw, with which
+    /// AdamW's learning rate and decay are suitable.
     scale: MuonScale = MuonScale::MatchRmsAdamw;
-    /// AdamW of everything else.
+    /// AdamW for all other weights.
     adamw: raw::MuonAdamW => MuonAdamW
         = MuonAdamW::read(raw.adamw.unwrap_or_default(), weight_decay);
     /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
@@ -103,9 +102,9 @@ Muon(raw, report: &mut Report) {
 }
 
 #[derive(Copy)]
-/// AdamW of what Muon is not for: embeddings, head, norms and biases.
+/// AdamW for the weights that Muon excludes: embeddings, head, norms and biases.
 MuonAdamW(raw, weight_decay_of_muon: f32) {
-    /// Its learning rate, as a multiple of the schedule's. Default: 1.
+    /// Learning rate, as a multiple of the schedule's. Default: 1.
     lr_scale: f32 = 1.0, in 0.0..=1e6;
     /// Decay of the first moment. Default: 0.9.
     beta1: f32 = 0.9, in 0.0..=0.999_999;
@@ -118,7 +117,7 @@ MuonAdamW(raw, weight_decay_of_muon: f32) {
 }
 }
 
-/// Those of Jordan et al.; what is no triple is reported.
+/// Coefficients, by default those of Jordan et al. Reports a list that does not have three numbers.
 fn coefficients(given: Option<Vec<f32>>, report: &mut Report) -> [f32; 3] {
     const DEFAULT: [f32; 3] = [3.4445, -4.775, 2.0315];
     let Some(given) = given else { return DEFAULT };

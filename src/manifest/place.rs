@@ -17,14 +17,14 @@ impl PlaceUrl<'_> {
     pub fn read(url: &str) -> Result<PlaceUrl<'_>, &'static str> {
         match url.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => Ok(PlaceUrl::Folder(path)),
-            Some(("file", _)) => Err("no whole path"),
+            Some(("file", _)) => Err("not an absolute path"),
             Some(("s3", path)) if is_bucket(path.split('/').next().unwrap_or_default()) => {
                 Ok(PlaceUrl::Bucket(path))
             }
             Some(("s3", _)) => {
-                Err("no bucket: 3 to 63 lower-case letters, digits, dots and hyphens")
+                Err("not a bucket: 3 to 63 lower-case letters, digits, dots and hyphens")
             }
-            _ => Err("no place of checkpoints"),
+            _ => Err("not a location of checkpoints"),
         }
     }
 }

@@ -206,7 +206,7 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
         let Some((node, count)) = self.anchors.get(&anchor) else {
             return Err(self.fatal(
                 span,
-                "the alias stands for what it is part of",
+                "the alias refers to a value that contains it",
                 "write it out",
             ));
         };

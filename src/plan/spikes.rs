@@ -129,7 +129,7 @@ impl SpikeWatch {
     }
 
     /// Clears all losses, because the run's data changes from this step on.
-    pub fn begin_anew(&mut self) {
+    pub fn clear_losses(&mut self) {
         let (step, roll_backs) = (self.step, std::mem::take(&mut self.roll_backs));
         *self = SpikeWatch { step, roll_backs, ..SpikeWatch::default() };
     }
@@ -185,7 +185,7 @@ impl SpikeWatch {
             false => {
                 let first = self.in_a_row == 1;
                 if self.in_a_row == NEW_LEVEL {
-                    self.begin_anew();
+                    self.clear_losses();
                 }
                 if first { Found::Spike(what) } else { Found::Healthy }
             }

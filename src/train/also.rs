@@ -200,7 +200,7 @@ impl Shared {
                     Err(error) if self.is_to_go_on() && found.folder.exists() => self.fails(&error),
                     Err(_) => break,
                 }
-                if !self.goes_on_after(pause, found.step) {
+                if !self.retries_after(pause, found.step) {
                     break;
                 }
                 pause = (2 * pause).min(PAUSES[1]);
@@ -224,7 +224,7 @@ impl Shared {
         self.place.claim(&self.run)?;
         let url = self.place.url();
         for later in self.place.go_back(step)?.into_iter().map(checkpoint::name) {
-            tracing::warn!("{url}: {later} is set aside, since the run goes on from step {step}");
+            tracing::warn!("{url}: {later} is set aside, since the run continues from step {step}");
         }
         let mut state = self.state.lock();
         if state.back == Some(step) {
@@ -255,7 +255,7 @@ impl Shared {
         if state.away.is_none() {
             state.away = Some(Instant::now());
             tracing::warn!(
-                "checkpoints are not copied: {error:#}; training goes on, and it is tried again"
+                "checkpoints are not copied: {error:#}; training continues, and so do the retries"
             );
         }
     }
@@ -267,15 +267,15 @@ impl Shared {
     }
 
     /// Sleeps. Returns whether to retry the same checkpoint; false if there is a newer one.
-    fn goes_on_after(&self, pause: Duration, step: u64) -> bool {
+    fn retries_after(&self, pause: Duration, step: u64) -> bool {
         let end = Instant::now() + pause;
         let mut state = self.state.lock();
-        let goes_on = |state: &State| {
+        let retries = |state: &State| {
             let newer = state.wanted.as_ref().is_some_and(|wanted| wanted.step != step);
             !state.ended && !newer && !state.abandoned
         };
-        while goes_on(&state) && !self.changed.wait_until(&mut state, end).timed_out() {}
-        goes_on(&state)
+        while retries(&state) && !self.changed.wait_until(&mut state, end).timed_out() {}
+        retries(&state)
     }
 
     /// Waits for a checkpoint to copy; None when the run ends.

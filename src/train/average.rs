@@ -1,5 +1,5 @@
-//! The mean of several checkpoints' weights, as a run of its own: at the end of a decay it is often
-//! better than each of them (Izmailov et al. 2018; Kaddour 2022).
+//! Mean of several checkpoints' weights, as a new run: at the end of a decay it is often better than
+//! each of them (Izmailov et al. 2018; Kaddour 2022).
 
 use super::fresh::{self, Whole};
 use super::saving;
@@ -16,8 +16,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
-/// that run's manifest. It stands where the last of them stood: its step, its place in the data.
-/// The optimizer's states begin anew. The mean is taken in f64, in the order given.
+/// that run's manifest. Step and place in the data are those of the last checkpoint. The optimizer's
+/// states are reset. The mean is computed in f64, in the given order.
 pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::Result<PathBuf> {
     aside::vacant(output, Kind::Run, existing)?;
     let all = from.iter().map(|folder| Checkpoint::open(folder)).collect::<Result<Vec<_>, _>>()?;
@@ -59,14 +59,14 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
     Ok(output.join("checkpoints").join(checkpoint::name(step)))
 }
 
-/// The manifest of the last one, of a run in `output`.
+/// Manifest of the last checkpoint, for a run in `output`.
 fn manifest_of(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
     let text = &last.index.manifest;
     Ok(manifest::parse(text, "the checkpoint's manifest", Path::new("."), &sets)?)
 }
 
-/// Every checkpoint has the tensors of the last one.
+/// Fails unless every checkpoint has the tensors of the last one.
 fn same_shapes(all: &[Checkpoint]) -> Result<(), Problems> {
     let (Some(last), mut problems) = (all.last(), Problems::default()) else { return Ok(()) };
     let remedy = "average checkpoints of one model";

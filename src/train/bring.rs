@@ -1,5 +1,5 @@
-//! Brings a run of another trainer: its folder becomes the checkpoint of its step in a new run, with
-//! AdamW's states, Adam's count, the rates and the place in the data.
+//! Imports a run of another trainer: its checkpoint becomes the checkpoint of the same step in a new
+//! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
 use super::{last_checkpoint, resume, saving};
 use anyhow::Context;
@@ -16,19 +16,19 @@ use model::{Layout, ModelShard, Param};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What was found, and what was made of it.
+/// Result of an import: the checkpoint that was found, and the one that was written.
 pub struct Brought {
     pub found: Found,
-    /// Parameters, and the host memory that the largest one takes; None while a setting is wanted.
+    /// Parameters, and host memory for the largest one; None while a setting is missing.
     pub size: Option<(u64, Bytes)>,
-    /// The checkpoint; None of a dry run.
+    /// Written checkpoint; None in a dry run.
     pub checkpoint: Option<PathBuf>,
-    /// Sentences about what reading found.
+    /// Notes for the user from reading.
     pub remarks: Vec<String>,
 }
 
-/// Makes the folder `to` of a new run from the folder `from` of another trainer, all of it or
-/// nothing; without `to`, only finds out what is there.
+/// Makes the folder `to` of a new run from the folder `from` of another trainer, completely or not at
+/// all. Without `to`, only reads what `from` contains.
 pub fn bring(
     from: &Path,
     format: foreign::Format,
@@ -75,8 +75,8 @@ pub fn bring(
     Ok(done(foreign.found(), Some(checkpoint), remarks))
 }
 
-/// The manifest of the run that a folder would become, for a plan of it: settings that the folder does
-/// not have take examples, but for the model's and the batch.
+/// Manifest of the run that a folder would become, for its plan. Missing settings get example values,
+/// except those of the model and the batch.
 pub fn planned(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     let run = Path::new("imported");
     let format = foreign::detect(from)?;
@@ -116,8 +116,8 @@ fn wanted(found: &Found) -> Problems {
     problems
 }
 
-/// The new run's manifest: its text, and the text read. Settings that were asked for are part of
-/// it.
+/// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
+/// line.
 fn new_manifest(found: &Found, run: &Path, sets: &[String]) -> anyhow::Result<(String, Loaded)> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -151,12 +151,12 @@ log:
     Ok((text, loaded))
 }
 
-/// The states that were found are AdamW's.
+/// Fails unless the optimizer is AdamW, whose states were found.
 fn adamw(m: &Manifest) -> Result<(), Problems> {
     match m.optimizer.name() {
         "adamw" => Ok(()),
         other => {
-            let what = format!("is {other}, and the states that were found are adamw's");
+            let what = format!("is {other}, but the checkpoint has the states of adamw");
             Err(Problems::one(
                 "optimizer",
                 what,
@@ -166,7 +166,7 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
     }
 }
 
-/// The state of the run after the step that was found.
+/// State of the run after the imported step.
 fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
     let m = &loaded.manifest;
     let there = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
@@ -202,7 +202,7 @@ fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
     Ok(state)
 }
 
-/// Writes the checkpoint one state of one parameter at a time: a file for each.
+/// Writes the checkpoint, one state of one parameter at a time, each into its own file.
 fn save(
     m: &Manifest,
     checkpoints: &Path,
@@ -241,7 +241,7 @@ fn finite(values: &[f32], param: &Param, kept: Kept) -> Result<(), Problems> {
     Err(Problems::one(param.name.clone(), what, "import an earlier step"))
 }
 
-/// One state of a whole parameter.
+/// State of a whole parameter.
 struct Whole<'a> {
     number: usize,
     param: &'a Param,
@@ -250,7 +250,7 @@ struct Whole<'a> {
 }
 
 impl Whole<'_> {
-    /// Writes it; of the master weight, the digest of the model weight too.
+    /// Writes it. For a master weight, also records the digest of the model weight.
     fn write(
         &self,
         m: &Manifest,

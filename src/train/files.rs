@@ -47,7 +47,7 @@ pub struct Files {
     pub wrong: Problems,
     /// Missing files. A run needs them, but a manifest may be written before they exist.
     pub missing: Problems,
-    /// What cannot be checked, or is seldom meant.
+    /// Notes: files that cannot be checked, and settings that are probably unintended.
     pub notes: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Checkpoints made of weights alone: imported ones, and means of others.
+//! Makes checkpoints from weights only: imported ones, and means of other checkpoints.
 
 use anyhow::Context;
 use checkpoint::disk::Disk;
@@ -9,16 +9,16 @@ use model::{Layout, ModelShard, Param};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A whole parameter, of the shape that checkpoints have.
+/// Whole parameter, in the shape that checkpoints have.
 pub struct Whole {
     pub shape: Vec<usize>,
     pub values: Vec<f32>,
 }
 
-/// Saves weights as a checkpoint of the manifest's run in the folder `checkpoints`: the optimizer's
-/// states are those before its first update; of an import there are none, for which optimizer it will
-/// be is open. `read` gives the weights in the model's order: one of them is in memory at a time, and
-/// has files of its own.
+/// Saves weights as a checkpoint of the manifest's run in the folder `checkpoints`. The optimizer's
+/// states are those before its first update; an import has none, because its optimizer may still
+/// change. `read` returns the weights in the model's order: one of them is in memory at a time, and has
+/// its own files.
 pub fn save(
     m: &Manifest,
     checkpoints: &Path,

@@ -122,15 +122,15 @@ impl GpuFaults {
         if let Some(line) = line(true)
             && let Err(error) = sick_nodes::add(&self.folder, &self.host, Reason::Gpu, &line)
         {
-            tracing::warn!("{line}; it is not noted: {error:#}");
+            tracing::warn!("{line}; it is not recorded: {error:#}");
         }
         if rank.is_first() {
-            self.tell();
+            self.report_recorded();
         }
     }
 
     /// Reports the faults that ranks have recorded.
-    fn tell(&mut self) {
+    fn report_recorded(&mut self) {
         let noted = sick_nodes::read(&self.folder).unwrap_or_default();
         for node in noted.iter().filter(|node| node.reason == Reason::Gpu && node.at > self.told) {
             tracing::warn!("{}", node.evidence);
@@ -155,7 +155,7 @@ fn since(before: &Faults, now: &Faults) -> Vec<Found> {
         found.push(hardware("rows of its memory could not be remapped".into(), REPLACE));
     }
     if now.lost && !before.lost {
-        found.push(hardware("the GPU answers nobody any more".into(), REPLACE));
+        found.push(hardware("the GPU no longer responds".into(), REPLACE));
     }
     found.extend(now.xids.iter().map(|xid| of_xid(*xid)));
     for one in &mut found {
@@ -177,7 +177,7 @@ fn of_xid(xid: u64) -> Found {
 mod tests {
     use super::*;
 
-    fn told(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
+    fn new_faults(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
         let all = since(before, now).into_iter();
         all.map(|found| (found.cause != Program, found.what)).collect()
     }
@@ -185,10 +185,10 @@ mod tests {
     #[test]
     fn what_is_new_is_told_once_with_its_cause() {
         let none = Faults { uncorrected: 5, ..Faults::default() };
-        assert_eq!(told(&none, &none), []);
+        assert_eq!(new_faults(&none, &none), []);
         let xids = vec![13, 79, 999];
         let bad = Faults { uncorrected: 6, rows_pending: true, xids, ..none.clone() };
-        let said = told(&none, &bad);
+        let said = new_faults(&none, &bad);
         let expected = [
             (true, "1 uncorrected ECC error: reset the GPU"),
             (true, "rows of its memory wait to be remapped: reset"),
@@ -201,11 +201,11 @@ mod tests {
             assert!(*hardware == is && what.starts_with(begins), "{what}");
         }
         let after = Faults { xids: Vec::new(), ..bad.clone() };
-        assert_eq!(told(&after, &after), []);
-        let reset = told(&after, &Faults::default());
+        assert_eq!(new_faults(&after, &after), []);
+        let reset = new_faults(&after, &Faults::default());
         assert_eq!(reset, [], "a driver that was loaded again counts from 0");
         let lost = Faults { lost: true, remap_failed: true, ..after.clone() };
-        assert_eq!(told(&after, &lost).len(), 2);
+        assert_eq!(new_faults(&after, &lost).len(), 2);
     }
 
     #[test]

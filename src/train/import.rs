@@ -19,16 +19,16 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The longest sample of a new manifest: attention over longer ones is for who asks for it.
+/// Maximum seq_len of a new manifest; longer samples need an explicit setting.
 const LONGEST: usize = 4096;
 
-/// What was done.
+/// Result of an import.
 pub struct Imported {
-    /// The checkpoint of step 0.
+    /// Checkpoint of step 0.
     pub checkpoint: PathBuf,
-    /// "LlamaForCausalLM, 2.1 B numbers in BF16": one line.
+    /// One line, such as "LlamaForCausalLM, 2.1 B numbers in BF16".
     pub what: String,
-    /// Keys of config.json that were left aside.
+    /// Keys of config.json that were ignored.
     pub unknown: Vec<String>,
     pub divergence: Option<Divergence>,
 }
@@ -52,8 +52,8 @@ pub fn import(from: &Path, loaded: &Loaded, reference: Option<&Path>) -> anyhow:
     source.done(checkpoint.clone(), &checkpoint, m, reference)
 }
 
-/// Makes the folder `to` of a new run: a manifest, the weights as the checkpoint of step 0, and
-/// what lay beside them. All of it or nothing. `sets` change the manifest.
+/// Makes the folder `to` of a new run: a manifest, the weights as the checkpoint of step 0, and the
+/// other files of the folder. Completely or not at all. `sets` change the manifest.
 pub fn import_run(
     from: &Path,
     to: &Path,
@@ -87,17 +87,17 @@ pub fn import_run(
     })
 }
 
-/// The `model` section of a manifest for a Hugging Face folder.
+/// Section `model` of a manifest for a Hugging Face folder.
 pub fn model_section(from: &Path) -> anyhow::Result<String> {
     Ok(manifest::model_section(&read_config(from)?.model))
 }
 
-/// A Hugging Face folder, found to be whole.
+/// Complete Hugging Face folder.
 struct Source<'a> {
     from: &'a Path,
     config: HfConfig,
     weights: Weights,
-    /// Numbers of each type.
+    /// Number of values of each type.
     types: BTreeMap<String, usize>,
 }
 
@@ -151,7 +151,7 @@ impl Source<'_> {
         Ok(Whole { shape, values })
     }
 
-    /// The precision that computes with the folder's weights as they are.
+    /// Precision that uses the folder's weights without conversion.
     fn precision(&self) -> &'static str {
         let most = self.types.iter().max_by_key(|(_, count)| **count);
         match most.map(|(name, _)| name.as_str()) {
@@ -161,7 +161,7 @@ impl Source<'_> {
         }
     }
 
-    /// The text of the new run's manifest.
+    /// Text of the new run's manifest.
     fn manifest(&self, run: &Path) -> String {
         let HfConfig { family, model, positions, .. } = &self.config;
         let mut model = model.clone();
@@ -198,7 +198,7 @@ impl Source<'_> {
         })
     }
 
-    /// What was done; `checkpoint` is its place, and `written` where it lies now.
+    /// Result: `checkpoint` is the final path, and `written` the current one.
     fn done(
         &self,
         checkpoint: PathBuf,
@@ -247,7 +247,7 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
     problems.or(())
 }
 
-/// What the manifest of a new run says.
+/// Template of the manifest of a new run.
 struct New<'a> {
     from: String,
     family: &'static str,
@@ -267,16 +267,16 @@ fn text(new: &New) -> String {
     format!(
         "\
 # Continued pretraining of {from} ({family}): its weights are the checkpoint of step 0 here.
-# Say what is trained on (data.train), how long (train.steps) and how fast (lr.peak). Then:
+# Set the data (data.train), the length (train.steps) and the learning rate (lr.peak). Then:
 #   gptrain run {run}
-# Until the first step is saved, everything may be changed but the model's shape. All settings:
+# Until the first step is saved, every setting except the model's shape may change. All settings:
 #   gptrain manifest show {run}
 name: {name}
 
 # As in config.json. seq_len is the length of a sample{longest}.
-# dropout and vocab_multiple may be chosen as well; init is of no use to weights that came.
+# dropout and vocab_multiple may be added; init has no effect on imported weights.
 {model}
-precision: {precision} # as the weights that came; with f32 the same weights, updated the same way
+precision: {precision} # as the imported weights; with f32 the same weights, updated the same way
 
 data:
   # PREFIX of PREFIX.bin and PREFIX.idx, relative to this folder. To make them of text:
@@ -287,7 +287,7 @@ batch:
   micro: 1
   global: 32
 
-lr: # a tenth of a first training's, after a warm-up, keeps what the model knows
+lr: # a tenth of a first training's, after a warm-up, keeps what the model has learned
   peak: 3e-5
   min: 3e-6
   warmup_samples: 640

@@ -39,7 +39,7 @@ pub fn act(m: &Manifest) {
             queued
         }
         _ => job.resubmit(&m.log.folder, without.as_deref()).map(|next| {
-            tracing::info!("job {next} goes on when job {id} has ended{told}");
+            tracing::info!("job {next} continues when job {id} has ended{told}");
             events::add(&m.log.folder, Kind::Queued, &format!("as job {next}{told}"));
         }),
     };

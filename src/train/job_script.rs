@@ -1,15 +1,15 @@
-//! The batch script of a manifest for Slurm: nodes, tasks, GPUs and CPUs follow from its grid and its
-//! hardware. It saves, leaves and requeues itself before its time limit.
+//! Batch script of a manifest for Slurm: nodes, tasks, GPUs and CPUs follow from its topology and
+//! hardware. The job saves, leaves and requeues itself before its time limit.
 
 use base::Problems;
 use estimate::hardware;
 use manifest::{DeviceChoice, Loaded, Manifest, OnEnd};
 use std::path::Path;
 
-/// CPUs of a task where neither the manifest nor the user says a number.
+/// Default CPUs of a task.
 const CPUS: usize = 8;
 
-/// The user's part of a job.
+/// User's options of a job.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub nodes: Option<usize>,
@@ -18,21 +18,21 @@ pub struct Request {
     pub time: String,
     pub partition: Option<String>,
     pub account: Option<String>,
-    /// `KEY=VALUE` in place of the manifest's.
+    /// `KEY=VALUE` that override the manifest's.
     pub sets: Vec<String>,
 }
 
-/// Where the job's ranks are placed, one task each.
+/// Placement of the job's ranks, one task each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placement {
-    /// None: Slurm spreads the tasks.
+    /// Number of nodes; None if Slurm places the tasks.
     nodes: Option<usize>,
     tasks: usize,
-    /// One for each task.
+    /// GPUs, one for each task.
     gpus: bool,
 }
 
-/// The script. It begins in `folder`, and finds the program in `programs`.
+/// The script. It starts in `folder`, and finds the program in `programs`.
 pub fn script(
     loaded: &Loaded,
     request: &Request,
@@ -50,7 +50,7 @@ pub fn script(
         }
         _ => ("", "the run does what slurm.on_end says"),
     };
-    // Supervisors outlive a rank and start it anew.
+    // Supervisors outlive a rank and restart it.
     let kill =
         if m.restart.max > 0 { "--no-kill --kill-on-bad-exit=0" } else { "--kill-on-bad-exit=1" };
     let options = options(m, request, placement);
@@ -78,7 +78,7 @@ pub fn script(
     ))
 }
 
-/// The options of sbatch, without their dashes.
+/// Options of sbatch, without their dashes.
 fn options(m: &Manifest, request: &Request, placement: Placement) -> Vec<String> {
     let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let Placement { nodes, tasks, gpus } = placement;
@@ -134,7 +134,7 @@ fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
     }
 }
 
-/// GPUs of a node; None if the ranks compute on processors.
+/// GPUs per node; None if the ranks compute on the CPU.
 fn gpus_per_node(m: &Manifest, request: &Request) -> Result<Option<usize>, Problems> {
     let hardware = m.plan.hardware.as_deref().filter(|name| *name != hardware::CPU);
     match (m.train.device, request.gpus_per_node, hardware) {
@@ -146,14 +146,14 @@ fn gpus_per_node(m: &Manifest, request: &Request) -> Result<Option<usize>, Probl
         (_, Some(gpus), _) => Ok(Some(gpus)),
         (_, None, Some(name)) => Ok(Some(hardware::find(name, "plan.hardware")?.per_node)),
         (DeviceChoice::Cuda, None, None) => {
-            let what = "train.device is cuda, and the number of GPUs of a node is not known";
+            let what = "train.device is cuda, but the number of GPUs per node is not set";
             let remedy = "give --gpus-per-node, or plan.hardware in the manifest";
             Err(Problems::one("--gpus-per-node", what, remedy))
         }
     }
 }
 
-/// A word of the shell.
+/// Text quoted as one word of the shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=:,+@%".contains(c);
     match !text.is_empty() && text.chars().all(plain) {

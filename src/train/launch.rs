@@ -20,7 +20,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// How ranks that a launcher started are called.
+/// Description of ranks that a launcher started.
 const PROCESSES: &str = "processes";
 
 /// The ranks of this process.
@@ -34,8 +34,8 @@ pub struct LocalRanks {
     pub kind: &'static str,
 }
 
-/// For a command that listens to signals only once it has its ranks: until this is dropped, a stop
-/// signal leaves nothing of the rendezvous. None where no other process is waited for.
+/// Cleanup for a command that handles signals only once it has its ranks: until this is dropped, a
+/// stop signal removes the files of the rendezvous. None if there is no other process.
 pub fn waiting(m: &Manifest) -> anyhow::Result<Option<Waiting>> {
     let launcher = launcher(m)?.filter(|launch| launch.world > 1);
     let begin = |launch: LauncherEnv| {
@@ -148,7 +148,7 @@ impl LocalRanks {
 }
 
 impl LocalRanks {
-    /// Whether rank 0 is among them. Before they run.
+    /// Whether rank 0 is among them. Called before they run.
     pub fn lead(&self) -> bool {
         self.worlds.iter().any(|(world, _)| world.rank() == 0)
     }
@@ -207,7 +207,7 @@ fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result
     ended
 }
 
-/// The launcher's variables; comm.rendezvous counts as one.
+/// Variables of the launcher; comm.rendezvous counts as one.
 pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
     let given = |name: &str| (name == RENDEZVOUS).then(|| m.comm.rendezvous.clone()).flatten();
     LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))
@@ -240,7 +240,7 @@ fn watchdog(m: &Manifest, dumps: &std::path::Path) -> Watchdog {
     Watchdog { dumps: Some(dumps.into()), ..Watchdog::new(timeout) }
 }
 
-/// The dump folder of this start of this job: dumps of other starts stay.
+/// Dump folder of this start of this job. Dumps of other starts are kept.
 fn dumps(m: &Manifest, job: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
     m.log.folder.join("failures").join(job.chars().map(plain).collect::<String>())

@@ -100,7 +100,7 @@ pub fn run(
     Ok(first.then_some(ended))
 }
 
-/// Notes the verdict, in the process that prints it, and the node of the rank that it blames.
+/// Records the verdict, in the process that prints it, and the node of the rank at fault.
 fn note_failure(folder: &Path, error: &anyhow::Error, launched: bool) {
     let Some(failed) = error.downcast_ref::<Failed>().filter(|failed| failed.print) else { return };
     events::add(folder, events::Kind::Failure, &failed.line);
@@ -109,6 +109,6 @@ fn note_failure(folder: &Path, error: &anyhow::Error, launched: bool) {
     }
     let Some(host) = comm::blamed_node(&failed.line) else { return };
     if let Err(error) = sick_nodes::add(folder, host, sick_nodes::Reason::Failed, &failed.line) {
-        tracing::warn!("{host} is not noted: {error:#}");
+        tracing::warn!("{host} is not recorded: {error:#}");
     }
 }

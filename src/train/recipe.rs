@@ -1,5 +1,5 @@
-//! A first manifest, made from what a user has: their dataset, their tokenizer, a wanted size.
-//! Everything in it is a start, with its reason beside it.
+//! First manifest for a user's dataset, tokenizer and model size. Every setting is a starting point,
+//! with its reason beside it.
 
 use anyhow::Context;
 use base::{Count, Problems};
@@ -12,61 +12,61 @@ use manifest::{DataRule, Family, Model, Sizes};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// What a manifest is made from.
+/// Inputs of a manifest.
 #[derive(Clone, Debug, Default)]
 pub struct Recipe {
     pub name: String,
     /// PREFIX of the dataset.
     pub data: Option<PathBuf>,
-    /// Unless given, the recorded one; of a dataset without a record tokenizer.json beside it.
+    /// Tokenizer; None for the recorded one, or without a record tokenizer.json beside the dataset.
     pub tokenizer: Option<PathBuf>,
-    /// Wanted parameters; unless given, a twentieth of the dataset's tokens.
+    /// Wanted number of parameters; None for a twentieth of the dataset's tokens.
     pub params: Option<u64>,
-    /// Unless given, the published model's of that size, or GPT-2's.
+    /// Family; None for that of the published model of this size, or GPT-2's.
     pub family: Option<Family>,
 }
 
-/// Sizes of a dense model between these are drawn up.
+/// Smallest and largest supported size of a dense model.
 const SMALLEST: u64 = 1_000_000;
 const LARGEST: u64 = 500_000_000_000;
-/// Largest size that is chosen where none is wanted, and where nothing is known of the data.
+/// Largest default size, and the default size without a dataset.
 const LARGEST_UNASKED: u64 = 124_000_000;
 const UNKNOWN: u64 = 10_000_000;
-/// GPT-2's vocabulary, where no tokenizer says another.
+/// Default vocabulary: GPT-2's.
 const GPT2_VOCAB: usize = 50_257;
-/// Per cent of the documents for training, validation and test, where that leaves enough of them.
+/// Per cent of the documents for training, validation and test, if there are enough documents.
 const SPLIT: &str = "95,5,0";
-/// Shortest sequences that are drawn up.
+/// Minimum seq_len.
 const SHORTEST: usize = 16;
-/// Below this size sequences are short.
+/// Size below which sequences are short.
 const SMALL: u64 = 20_000_000;
-/// From this size on a model is planned for GPUs.
+/// Size from which a model is planned for GPUs.
 const LARGE: u64 = 1_000_000_000;
 const LARGE_PLAN: &str = "\nplan: # for `gptrain estimate`\n  hardware: h100-80g\n";
-/// Where the embedding has more than this share of the parameters, the vocabulary is too large.
+/// Share of the embedding in the parameters above which the vocabulary is too large.
 const MOST_EMBEDDING: f64 = 0.5;
-/// Tokens of the data for each id of a vocabulary that fits them.
+/// Tokens of the data per id of a suitable vocabulary.
 const TOKENS_PER_ID: u64 = 400;
-/// How often data may be repeated before it teaches much less (Muennighoff et al. 2023).
+/// Epochs after which repeated data is worth much less (Muennighoff et al. 2023).
 const EPOCHS: u64 = 4;
 /// Tokens for each parameter (Hoffmann et al. 2022).
 const TOKENS_PER_PARAMETER: u64 = 20;
 
-/// What is known of the text.
+/// Properties of the text.
 struct Known {
     /// Tokens of the dataset, those of `SPLIT` for training and validation.
     tokens: Option<u64>,
     parts: Option<[u64; 2]>,
-    /// The tokenizer's.
+    /// End-of-document token of the tokenizer.
     vocab: Option<usize>,
     eod: Option<u32>,
     tokenizer: Option<PathBuf>,
-    /// What a user should know of the tokenizer.
+    /// Note on the tokenizer for the user.
     note: Option<String>,
 }
 
 impl Recipe {
-    /// The manifest, in YAML with comments. It passes every check of a manifest.
+    /// Manifest, in YAML with comments. It passes every check of a manifest.
     pub fn write(&self) -> anyhow::Result<String> {
         let known = self.known()?;
         if let Some(note) = &known.note {
@@ -100,7 +100,7 @@ impl Recipe {
             (None, Some(read), _) => Some(read.vocab()),
             (None, None, None) => None,
             (None, None, Some(dataset)) => {
-                let what = "lies beside no tokenizer.json, which says the size of the vocabulary";
+                let what = "has no tokenizer.json beside it, which defines the vocabulary's size";
                 let place = dataset.prefix().display().to_string();
                 return Err(
                     Problems::one(place, what, "name it: --tokenizer tokenizer.json").into()
@@ -113,12 +113,12 @@ impl Recipe {
             Some(record) => record.append_eod,
             None => read.and_then(|read| read.eod()),
         };
-        let tokenizer = place.filter(|path| path != Path::new(BYTES)); // which has no file
+        let tokenizer = place.filter(|path| path != Path::new(BYTES)); // `bytes` has no file
         let note = found.as_ref().and_then(|found| found.note.clone());
         Ok(Known { tokens, parts, vocab, eod, tokenizer, note })
     }
 
-    /// The published shape of that size, else one with the usual proportions.
+    /// Shape of the published model of that size, else one with the usual proportions.
     fn model(&self, known: &Known, wanted: u64) -> anyhow::Result<Model> {
         let (smallest, asked) = (known.smallest_part(), self.params.is_some());
         let shape = published(wanted as f64, self.family).filter(|_| asked);
@@ -127,7 +127,7 @@ impl Recipe {
             let family = self.family.unwrap_or(Family::Gpt2);
             let vocab = known.vocab.unwrap_or(GPT2_VOCAB);
             let model = drawn(wanted, family, vocab, seq_len, Of::All);
-            // A vocabulary that leaves the layers nothing is not counted.
+            // Ignores a vocabulary that would take all parameters.
             return Ok(match !asked && embedding_share(&model) > MOST_EMBEDDING {
                 true => drawn(wanted, family, vocab, seq_len, Of::Layers),
                 false => model,
@@ -270,7 +270,7 @@ model: # {} parameters{like}
 }
 
 impl Known {
-    /// Whether the documents of `SPLIT` for validation fill two samples of the shortest kind.
+    /// Whether the validation documents of `SPLIT` fill two samples of the minimum length.
     fn holds_out(&self) -> bool {
         self.parts.is_none_or(|[_, valid]| valid >= 2 * (SHORTEST + 1) as u64)
     }
@@ -280,7 +280,7 @@ impl Known {
         if self.holds_out() { self.parts.map(|[train, _]| train) } else { self.tokens }
     }
 
-    /// Tokens of the part that has least of those that are read.
+    /// Tokens of the smallest part that is read.
     fn smallest_part(&self) -> Option<u64> {
         if self.holds_out() {
             self.parts.map(|[train, valid]| train.min(valid))
@@ -298,15 +298,15 @@ fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     Ok([train, valid].map(tokens))
 }
 
-/// What has a wanted number of parameters.
+/// Shape with a wanted number of parameters.
 #[derive(Clone, Copy, PartialEq)]
 enum Of {
     All,
-    /// All but the embedding.
+    /// Parameters without the embedding.
     Layers,
 }
 
-/// The shape nearest to a number of parameters: heads of 64 columns (32 in narrow models, 128 in wide
+/// Shape nearest to a number of parameters: heads of 64 columns (32 in narrow models, 128 in wide
 /// ones), and a width of about 64 times the number of layers.
 fn drawn(params: u64, family: Family, vocab: usize, seq_len: usize, of: Of) -> Model {
     let model = |(layers, hidden): (usize, usize)| {
@@ -331,7 +331,7 @@ fn drawn(params: u64, family: Family, vocab: usize, seq_len: usize, of: Of) -> M
     all.min_by(|one, other| one.0.total_cmp(&other.0)).expect("there are some").1
 }
 
-/// Parameters of the embedding, and of a head of its own.
+/// Parameters of the embedding, and of an untied output head.
 fn embedding(model: &Model) -> f64 {
     let tables = if model.tied_head { 1 } else { 2 };
     (tables * model.vocab * model.hidden) as f64
@@ -341,7 +341,7 @@ fn embedding_share(model: &Model) -> f64 {
     embedding(model) / model::parameters(model) as f64
 }
 
-/// The usual length, halved until the smallest part that is read fills two samples.
+/// Usual seq_len, halved until the smallest part that is read fills two samples.
 fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
     let fits = |seq_len: &usize| tokens.is_none_or(|tokens| 2 * (*seq_len as u64 + 1) <= tokens);
     let mut halves = std::iter::successors(Some(usual), |n| (*n > SHORTEST).then_some(n / 2));
@@ -351,8 +351,8 @@ fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
         .with_context(|| format!("the dataset is too small: {least} tokens are the least"))
 }
 
-/// Samples of a step: about a thousandth of the parameters in tokens, as GPT-3's sizes have it, in
-/// a multiple of 8; from 64 on a power of two, which many devices divide.
+/// Samples per step: about a thousandth of the parameters in tokens, as for GPT-3's sizes. A multiple
+/// of 8; from 64 a power of two, which is divisible by many numbers of devices.
 fn batch(params: u64, seq_len: usize) -> u64 {
     let samples = (params / 1000).clamp(2048, 4_000_000) / seq_len as u64;
     match samples {
@@ -361,7 +361,7 @@ fn batch(params: u64, seq_len: usize) -> u64 {
     }
 }
 
-/// Kaplan et al. 2020, eq. D.1: the best learning rate of AdamW by parameters.
+/// Best learning rate of AdamW for a number of parameters (Kaplan et al. 2020, eq. D.1).
 fn peak(params: u64) -> f64 {
     (0.003239 - 0.0001395 * (params as f64).ln()).max(1e-4)
 }
@@ -370,7 +370,7 @@ fn path(path: &Path) -> String {
     quoted(&path.display().to_string())
 }
 
-/// Plain where YAML reads it as it stands.
+/// Text as a YAML scalar, quoted if necessary.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let word = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '.');
@@ -400,7 +400,7 @@ mod tests {
         }
     }
 
-    /// A vocabulary made for gigabytes leaves the layers of a small model nothing.
+    /// A vocabulary made for gigabytes takes all parameters of a small model.
     #[test]
     fn a_small_corpus_has_layers_beside_its_embedding() {
         let recipe = Recipe { name: "first".into(), ..Recipe::default() };

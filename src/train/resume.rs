@@ -15,14 +15,14 @@ use manifest::{self, Loaded, Manifest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// What a changed setting means for a run that is resumed.
+/// Effect of a changed setting on a resumed run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// No loss of the run depends on it.
+    /// The losses do not depend on it.
     Allow,
-    /// It changes the losses from here on: accepted with a warning.
+    /// It changes the losses from here: accepted with a warning.
     Warn,
-    /// It would be another run: an error.
+    /// It would be a different run: an error.
     Reject,
 }
 
@@ -66,11 +66,11 @@ const RULES: &[(&str, Change)] = &[
     ("train.seed",          Change::Reject),
 ];
 
-/// Settings of a model that its weights leave open; seq_len is another.
+/// Settings of a model that do not depend on its weights; seq_len is another.
 pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
 
-/// The checkpoint to resume from: the one that was `asked` for, else the newest; None for a new
-/// run. Also removes the remains of interrupted saves: this run holds the folder's lock.
+/// Checkpoint to resume from: the one that was `asked` for, else the newest; None for a new run. Also
+/// removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>> {
     let checkpoints = saving::folder(m);
     checkpoint::clean(&Disk::default(), &checkpoints)?;
@@ -95,9 +95,9 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
     Ok(Some(found))
 }
 
-/// The mixture of datasets: the checkpoint's up to its sample, the manifest's from there on. No
-/// sample is skipped or read twice. `now` are the manifest's datasets that exist (a missing one is
-/// reported when it is opened).
+/// Mixture of datasets: the checkpoint's up to its sample, the manifest's after it. No sample is
+/// skipped or read twice. `now` are the manifest's existing datasets; a missing one is reported when
+/// it is opened.
 pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::of(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
@@ -123,18 +123,18 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     Ok(plan)
 }
 
-/// What the command line asks of a resume.
+/// Options of a resume.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Asked {
-    /// A checkpoint by its name.
+    /// Name of a checkpoint.
     pub checkpoint: bool,
-    /// That the optimizer's states begin anew.
+    /// Whether to reset the optimizer's states.
     pub reset_optimizer: bool,
 }
 
-/// Loads this rank's share of the checkpoint into the engine; an error says what in the checkpoint,
-/// the manifest or the data forbids it. A collective. Checkpoints newer than one that was asked
-/// for are renamed once all ranks have loaded it.
+/// Loads this rank's share of the checkpoint into the engine. An error names the obstacle in the
+/// checkpoint, the manifest or the data. Renames checkpoints that are newer than one that was asked
+/// for, once all ranks have loaded it. A collective.
 pub fn resume(
     rank: &Rank,
     found: &Found,
@@ -212,7 +212,7 @@ fn load(
     Ok(checkpoint)
 }
 
-/// What changes for the run that goes on from a checkpoint; an error if it would be another one.
+/// Changes for the run that continues from a checkpoint. Fails if it would be a different run.
 fn same_run(
     index: &Index,
     found: &Found,
@@ -226,7 +226,7 @@ fn same_run(
     Ok(warnings)
 }
 
-/// Whether the run has no step left to take after a checkpoint, by the same settings.
+/// Whether the run has no remaining steps after a checkpoint, by the same settings.
 pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> anyhow::Result<bool> {
     let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
     let m = &loaded.manifest;
@@ -236,8 +236,8 @@ pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> anyhow::R
     Ok(complete && same_run(&index, found, loaded, data)?.is_empty())
 }
 
-/// What is said of the optimizer's states, where they do not simply go on; an error where the rule
-/// of the manifest cannot go on from those of the rule before.
+/// Message about the optimizer's states, unless they continue unchanged. Fails if the manifest's
+/// optimizer cannot continue from the states of the previous one.
 fn optimizer(
     before: &str,
     now: &str,
@@ -248,19 +248,19 @@ fn optimizer(
     let step = found.step;
     match (reset, goes_on) {
         (true, _) => Ok(Some(format!(
-            "the optimizer's states begin anew at step {step} ({now}; it was {before}): the weights \
-             stay, updates are counted from here"
+            "the optimizer's states are reset at step {step} ({now}; it was {before}): the weights \
+             are kept, updates are counted from here"
         ))),
         (false, true) if before == now => Ok(None),
         (false, true) => Ok(Some(format!(
-            "the optimizer was {before}, is {now} from step {step} on: its states are converted, once"
+            "the optimizer was {before}, is {now} from step {step} on: its states are converted once"
         ))),
         (false, false) => {
             let what = format!(
-                "was trained with the optimizer {before}: {now} cannot go on from its states"
+                "was trained with the optimizer {before}: {now} cannot continue from its states"
             );
             let remedy = format!(
-                "set optimizer to {before}, or begin its states anew with these weights: \
+                "set optimizer to {before}, or keep the weights and reset its states: \
                  --reset-optimizer"
             );
             Err(Problems::one(found.folder.display().to_string(), what, remedy))
@@ -268,22 +268,22 @@ fn optimizer(
     }
 }
 
-/// Adds which older checkpoint could be used instead: it is never chosen silently.
+/// Adds the name of an older checkpoint that could be used. It is never chosen silently.
 fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
     let older = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
     let older = older.unwrap_or_default().into_iter().rev().find(|other| other.step < found.step);
     let remedy = match older {
         Some(older) => {
             let name = checkpoint::name(older.step);
-            format!("to go on from an older checkpoint: --resume-from {name}")
+            format!("to continue from an older checkpoint: --resume-from {name}")
         }
         None => "there is no older checkpoint".to_string(),
     };
-    error.context(format!("cannot go on from step {}; {remedy}", found.step))
+    error.context(format!("cannot continue from step {}; {remedy}", found.step))
 }
 
-/// Changes to warn of; an error that lists every change that is not allowed. `import`: whether the
-/// settings that were saved are only those of an import, where the weights' own count.
+/// Changes that need a warning. Fails with a list of all changes that are not allowed. `import`:
+/// whether the saved settings are those of an import, of which only the weights' own count.
 fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Result<Vec<String>> {
     let (mut saved, mut now) = (flat(saved)?, flat(now)?);
     of_one_optimizer(&mut saved, &mut now);
@@ -327,7 +327,7 @@ fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Resul
     Ok(problems.or(warnings)?)
 }
 
-/// Writes out the rows of a table of learned positions: seq_len, where they are not given.
+/// Writes out the rows of a table of learned positions: seq_len, if they are not given.
 fn name_positions(keys: &mut BTreeMap<String, String>) {
     let learned = keys.get("model.position").is_some_and(|position| position.contains("learned"));
     let rows = keys.get("model.seq_len").filter(|_| learned).cloned();
@@ -336,7 +336,7 @@ fn name_positions(keys: &mut BTreeMap<String, String>) {
     }
 }
 
-/// Under another optimizer, which is said apart, leaves the settings that both have.
+/// Settings to compare under another optimizer (reported separately): those that both have.
 fn of_one_optimizer(saved: &mut BTreeMap<String, String>, now: &mut BTreeMap<String, String>) {
     const SECTION: &str = "optimizer.";
     let name = |keys: &BTreeMap<String, String>| {
@@ -361,8 +361,8 @@ fn rule(key: &str) -> Option<(&'static str, Change)> {
     RULES.iter().find(|(row, _)| below(row)).copied()
 }
 
-/// An effective manifest as key → value; the numbers of list items are left out of a key only in
-/// `data.train.prefix`, which has a rule of its own.
+/// Effective manifest as key → value. Keys contain the numbers of list items, except
+/// `data.train.prefix`, which has its own rule.
 fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
     fn walk(key: &str, value: &serde_json::Value, to: &mut BTreeMap<String, String>) {
         let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
@@ -392,7 +392,7 @@ fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
     Ok(keys)
 }
 
-/// An error if another dataset lies at the path of one of the run's training datasets.
+/// Fails if the path of a training dataset of the run now has another dataset.
 fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for saved in saved {
@@ -422,7 +422,7 @@ pub fn identity(id: &DataId) -> String {
     )
 }
 
-/// The identities of the training datasets, in the manifest's order.
+/// Identities of the training datasets, in the manifest's order.
 pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
     let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
         let (index, tokens) = (index_path(prefix), tokens_path(prefix));

@@ -39,7 +39,7 @@ impl Run<'_> {
                 return self.give_up(&why, &none);
             }
             _ if from + global > m.train.samples => {
-                return self.give_up(&why, "the run has no samples left to go on with");
+                return self.give_up(&why, "the run has no samples left to continue with");
             }
             (_, Some(found)) => found,
         };
@@ -80,7 +80,7 @@ impl Run<'_> {
             false => Ok(()),
             true => Err(anyhow!(
                 "step {}: the run has diverged: {why}; {tried}. Look at the samples with `gptrain data \
-                 samples`, lower lr.peak, or go on as it is with --set divergence=warn",
+                 samples`, lower lr.peak, or continue unchanged with --set divergence=warn",
                 self.progress.step
             )),
         })

@@ -31,27 +31,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tracing::subscriber::NoSubscriber;
 
-/// How a run ended.
+/// End of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     Complete,
-    /// Before it began: it was complete.
+    /// It was complete before this start.
     NothingLeft,
-    /// By a signal, after saving.
+    /// A signal stopped it, after saving.
     Stopped,
-    /// Before its Slurm job ends, after saving.
+    /// It left before the end of its Slurm job, after saving.
     JobEnds,
-    /// Its loss has reached train.stop_at_loss, after saving.
+    /// Its loss reached train.stop_at_loss, after saving.
     Reached,
 }
 
 /// Number of first steps whose median time is compared with the estimate.
 const COMPARED_STEPS: usize = 5;
 
-/// Seconds of a run from which on its first step says how long it will take.
+/// Expected seconds of a run above which its expected duration is printed after the first step.
 const FORETOLD_S: f64 = 20.0;
 
-/// The state of one rank while it trains.
+/// State of a rank during training.
 pub struct Run<'a> {
     pub loaded: &'a Loaded,
     pub manifest: &'a Manifest,
@@ -62,7 +62,7 @@ pub struct Run<'a> {
     pub be: &'a dyn Backend,
     pub data: Arc<Datasets>,
     pub valid: Vec<(String, Arc<Source>)>,
-    /// Tasks to be measured at evaluations, by name.
+    /// Tasks of evaluations, by name.
     pub tasks: Arc<Vec<(String, Task)>>,
     pub loader: Loader,
     /// On rank 0 only.
@@ -70,14 +70,14 @@ pub struct Run<'a> {
     pub board: Option<Board>,
     /// Step and samples after the last step that was queued on the device.
     pub progress: Progress,
-    /// That step, until its outcome has arrived.
+    /// Pending step, until its outcome arrives.
     pub pending: Option<PendingStep>,
-    /// When the outcome of the step before it arrived.
+    /// Time at which the outcome of the previous step arrived.
     pub last_ended: Instant,
     pub saver: Saver,
-    /// On rank 0, where checkpoints are copied to another place.
+    /// Copies of checkpoints, on rank 0 with `checkpoint.also`.
     pub copies: Option<Copies>,
-    /// None where nobody looks for loss spikes.
+    /// None if `divergence` is off.
     pub spikes: Option<Spikes>,
     pub signals: &'a Signals,
     /// On rank 0 of a Slurm job.
@@ -92,8 +92,8 @@ pub struct Run<'a> {
     pub evaluated: Option<f64>,
 }
 
-/// A step that is queued on the device. Its outcome is read after the next step has been queued, so
-/// that the device never waits for the host; and before the weights are used for anything else.
+/// Step that is queued on the device. Its outcome is read after the next step has been queued, so that
+/// the device never waits for the host, and before the weights are used for anything else.
 pub struct PendingStep {
     step: u64,
     samples: Range<u64>,
@@ -137,7 +137,7 @@ impl Run<'_> {
         }
     }
 
-    /// A step, and what is due after it.
+    /// Executes a step, and evaluations and saves that are due after it.
     fn step_and_after(&mut self, step: u64, global: usize) -> anyhow::Result<()> {
         let _step = tracing::error_span!("step", step).entered();
         self.step(global)?;
@@ -160,8 +160,8 @@ impl Run<'_> {
         }
     }
 
-    /// Between two steps, all ranks learn of signals and finished writes of any rank, and act on
-    /// them at the same step. Whether the run ends here, and why: rank 0's losses and job decide.
+    /// Exchanges signals and finished writes between all ranks, which act on them at the same step.
+    /// Returns the reason if the run ends here, which depends on rank 0's losses and job.
     fn poll_requests(&mut self) -> anyhow::Result<Option<Ended>> {
         let (rank, signals) = (self.rank, self.signals);
         rank.set_phase("between two steps");
@@ -175,7 +175,7 @@ impl Run<'_> {
         let asked = [signals.stop(), signals.save(), begun, written, reached, leave, away];
         let [stop, save, begun, written, reached, leave, away] = rank.count(asked);
         if rank.is_first() {
-            self.saver.tell_away(away);
+            self.saver.report_waiting(away);
         }
         if begun > 0 {
             self.saver.write_oldest(rank)?;
@@ -191,8 +191,8 @@ impl Run<'_> {
         Ok((reached > 0).then_some(Ended::Reached).or(stopped).or(leaves))
     }
 
-    /// Whether the loss is as low as train.stop_at_loss: on validation where there is a set, else
-    /// of the last steps.
+    /// Whether the loss has reached train.stop_at_loss: that of the validation set if there is one,
+    /// else that of the last steps.
     fn reached(&self) -> bool {
         let loss = if self.valid.is_empty() { self.saver.mean_loss() } else { self.evaluated };
         self.manifest.train.stop_at_loss.zip(loss).is_some_and(|(at, loss)| loss <= at)
@@ -261,7 +261,7 @@ impl Run<'_> {
         self.spikes.as_ref().is_some_and(Spikes::has_diverged)
     }
 
-    /// Waits for the outcome of a step and records it; an error if it is not finite.
+    /// Waits for the outcome of a step and records it. Fails if it is not finite.
     fn finish_step(&mut self, done: PendingStep) -> anyhow::Result<()> {
         let PendingStep { step, samples, lr, started, data_wait, waited } = done;
         self.rank.set_phase(&format!("computing step {step}"));
@@ -314,7 +314,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// After the first step: how long the run will take, if a person may want to do something else.
+    /// Prints the expected duration after the first step of a long run.
     fn foretell(&self, first: &StepLine) {
         let remaining = self.manifest.train.samples.saturating_sub(first.consumed_samples);
         let seconds = remaining as f64 * first.seconds / first.global_batch as f64;
@@ -326,7 +326,7 @@ impl Run<'_> {
         }
     }
 
-    /// After the first steps: estimated against measured memory and time, part by part.
+    /// Compares estimated with measured memory and time after the first steps, part by part.
     fn compare_with_plan(&mut self, batch: usize) -> anyhow::Result<()> {
         if self.first_steps.len() < COMPARED_STEPS || self.report.is_none() {
             return Ok(());
@@ -337,7 +337,7 @@ impl Run<'_> {
         let first = FirstSteps { batch, seconds, parts: self.parts.median() };
         let stage = self.rank.at.pipeline;
         let compare = || drift::compare(self.manifest, stage, reserved, &first);
-        // The spans of the dry engine that it runs are none of this rank's.
+        // Excludes the spans of the dry engine from the trace.
         let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare);
         let Some(compared) = compared else { return Ok(()) };
         tracing::info!("{}", compared.line);
@@ -348,7 +348,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// An error if weights that must be equal on several ranks are not (replica check).
+    /// Fails if weights that must be equal on several ranks differ (replica check).
     fn audit(&mut self) -> anyhow::Result<()> {
         self.drain()?;
         let _span = tracing::trace_span!("replica check").entered();
@@ -359,7 +359,7 @@ impl Run<'_> {
         self.rank.agree(found.with_context(|| {
             format!(
                 "audit after step {step}: a rank has computed or stored something wrong; look at \
-                 its hardware, and go on from a checkpoint before the last audit that passed"
+                 its hardware, and continue from a checkpoint before the last audit that passed"
             )
         }))
     }
@@ -396,8 +396,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Begins a checkpoint. It holds one copy of each weight, so the replicas are compared first. None
-    /// of a run that is to go back.
+    /// Begins a checkpoint. It contains one copy of each weight, so the replicas are compared first. A
+    /// run with a pending rollback saves none.
     fn save(&mut self) -> anyhow::Result<()> {
         self.drain()?;
         if self.has_diverged() {
@@ -421,7 +421,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits for the copy of the last checkpoint, within a bound. A collective.
+    /// Waits for the copy of the last checkpoint, with a time limit. A collective.
     fn finish_copies(&mut self, ended: Ended) -> anyhow::Result<()> {
         self.rank.set_phase("copying the last checkpoint");
         let complete = matches!(ended, Ended::Complete | Ended::Reached);
@@ -432,7 +432,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits until all that was reported is in its files. A collective.
+    /// Waits until the whole report is in its files. A collective.
     pub fn write_report(&mut self) -> anyhow::Result<()> {
         self.rank.set_phase("writing the last lines of metrics");
         let report = &mut self.report;

@@ -233,7 +233,7 @@ impl Saver {
     }
 
     /// Reports on rank 0 that `ranks` ranks wait for their storage: once, as long as there are any.
-    pub fn tell_away(&mut self, ranks: usize) {
+    pub fn report_waiting(&mut self, ranks: usize) {
         if ranks > 0 && !self.told_away && !self.is_away() {
             tracing::warn!("{ranks} ranks cannot write to the run's folder, and wait for it");
         }

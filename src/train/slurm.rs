@@ -1,5 +1,5 @@
-//! The Slurm job that a run is part of, by Slurm's own commands: when it ends, and how it comes
-//! back into the queue. Written for 22.05 and later; whatever fails here ends no run.
+//! Slurm job of a run, through Slurm's own commands: its end, and its return to the queue. Written for
+//! 22.05 and later. An error here never ends a run.
 
 use anyhow::{Context, bail, ensure};
 use base::unix_time;
@@ -8,10 +8,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a command of Slurm's may take.
+/// Time limit of a Slurm command.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The batch script of the job, in the run's folder: what is submitted again.
+/// Name of the job's batch script in the run's folder, which is submitted again.
 const SCRIPT: &str = "job.sh";
 
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// The job of this process, if it has one.
+    /// Job of this process, if it has one.
     pub fn of_environment() -> Option<Job> {
         let id = std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty())?;
         Some(Job { id })
@@ -30,9 +30,8 @@ impl Job {
         &self.id
     }
 
-    /// What is left of its time limit; None without a limit. squeue knows of a limit that was
-    /// changed; where it cannot be asked, the variable SLURM_JOB_END_TIME (absent in 22.05) says what
-    /// the limit was at the start.
+    /// Remaining time of its limit; None without a limit. squeue reports a limit that was changed. If
+    /// it fails, the variable SLURM_JOB_END_TIME (absent in 22.05) has the limit of the job's start.
     pub fn time_left(&self) -> anyhow::Result<Option<Duration>> {
         let asked = ask(Command::new("squeue").args(["-h", "-o", "%L", "-j", &self.id]));
         asked.and_then(|text| time_left(&text)).or_else(|error| {
@@ -42,24 +41,24 @@ impl Job {
         })
     }
 
-    /// Puts the job back into the queue, under its number. Slurm ends what of it still runs, which
-    /// SIGTERM may tell before the answer is here.
+    /// Puts the job back into the queue, under its number. Slurm ends its running processes: SIGTERM
+    /// may arrive before the command's answer.
     pub fn requeue(&self) -> anyhow::Result<()> {
         let asked = ask_lasting(&["scontrol", "requeue", &self.id]);
         let remedy = "the cluster may forbid it: slurm.on_end: resubmit needs no permission";
         asked.map(drop).context(remedy)
     }
 
-    /// Keeps the job, which is queued again, away from nodes (as `without` gives them). A running
-    /// job's list cannot be changed: "Job is no longer pending execution" (22.05).
+    /// Excludes nodes (as from `without`) from the job, which is queued again. A running job's list
+    /// cannot be changed: "Job is no longer pending execution" (22.05).
     pub fn stay_away(&self, nodes: &str) -> anyhow::Result<()> {
         let (job, nodes) = (format!("JobId={}", self.id), format!("ExcNodeList={nodes}"));
         ask_lasting(&["scontrol", "update", &job, &nodes]).map(drop)
     }
 
-    /// The nodes that the job is to stay away from when it is queued again: its own list and these.
-    /// An error if the cluster has too few others: Slurm would take such a list, and let the job wait
-    /// for ever (reason BadConstraints).
+    /// Nodes to exclude when the job is queued again: its own list and these. Fails if the cluster has
+    /// too few others: Slurm would accept such a list, and let the job wait for ever (reason
+    /// BadConstraints).
     pub fn without(&self, exclude: &[String]) -> anyhow::Result<String> {
         let about = self.about()?;
         let nodes = with_own(field(&about, "ExcNodeList").unwrap_or_default(), exclude);
@@ -73,9 +72,8 @@ impl Job {
         ask(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
     }
 
-    /// Submits the job's batch script again, to start when this job has ended, on as many nodes and
-    /// so on (`repeated`), but not on those to `exclude`, as `without` gives them; the number of the
-    /// new job.
+    /// Submits the job's batch script again, to start when this job has ended, with the same options
+    /// (`repeated`), but not on the nodes to `exclude`, as from `without`. Returns the new job's number.
     pub fn resubmit(&self, folder: &Path, exclude: Option<&str>) -> anyhow::Result<String> {
         let script = folder.join(SCRIPT);
         let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
@@ -95,7 +93,7 @@ impl Job {
     }
 }
 
-/// A command that hands its environment on to a job: this step's rank is not the next job's.
+/// Command that passes its environment to a job, without the variables of this step's rank.
 fn as_user(program: &str) -> Command {
     let mut command = Command::new(program);
     let step = |name: &String| name.starts_with("SLURM_") && name != "SLURM_CONF";
@@ -107,21 +105,21 @@ fn as_user(program: &str) -> Command {
     command
 }
 
-/// The same of a command that goes on when Slurm ends this step, which it does by SIGTERM and,
+/// Output of a command that continues when Slurm ends this step, which it does by SIGTERM and,
 /// `KillWait` later, by SIGKILL.
 fn ask_lasting(words: &[&str]) -> anyhow::Result<String> {
     let mut shell = Command::new("sh");
     ask_as(words[0], shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]).args(words))
 }
 
-/// A field of `scontrol show job -o`, if it has a value.
+/// Field of `scontrol show job -o`, if it has a value.
 fn field<'a>(about: &'a str, name: &str) -> Option<&'a str> {
     let mut words = about.split_whitespace().filter_map(|word| word.split_once('='));
     let (_, value) = words.find(|(field, _)| *field == name)?;
     Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
 }
 
-/// A list of nodes as Slurm writes it, "n[1-3],n7", and more of them.
+/// Appends nodes to a list in Slurm's notation, "n[1-3],n7".
 fn with_own(own: &str, more: &[String]) -> String {
     let stands = |node: &&String| own.split(',').any(|known| known == node.as_str());
     let new = more.iter().filter(|node| !stands(node)).map(String::as_str);
@@ -129,8 +127,8 @@ fn with_own(own: &str, more: &[String]) -> String {
     all.join(",")
 }
 
-/// What is repeated of a job, as options of sbatch: those given to sbatch itself do not stand in the
-/// script. `about`: of `scontrol show job -o`.
+/// Options of sbatch that repeat those of a job: options on sbatch's command line are not in the
+/// script. `about` is the output of `scontrol show job -o`.
 fn repeated(about: &str) -> Vec<String> {
     const OPTIONS: [(&str, &str); 11] = [
         ("NumNodes", "nodes"),
@@ -147,7 +145,7 @@ fn repeated(about: &str) -> Vec<String> {
     ];
     let value = |name: &str| {
         let value = field(about, name)?;
-        // Of the tasks of a node, a board, a socket and a core.
+        // Tasks per node, board, socket and core.
         let value = if name.contains(':') { value.split(':').next()? } else { value };
         Some(value).filter(|value| *value != "0")
     };
@@ -155,7 +153,7 @@ fn repeated(about: &str) -> Vec<String> {
     given.map(|(option, value)| format!("--{option}={value}")).collect()
 }
 
-/// What a command prints; an error with what it complains of, where it fails or takes too long.
+/// Output of a command. Fails with its error output if it fails or takes too long.
 fn ask(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     ask_as(&name, command)
@@ -248,7 +246,7 @@ mod tests {
         let error = ask(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
         assert_eq!(error.to_string(), "sh: no such job");
         assert!(ask(&mut Command::new("gptrain-no-such-program")).is_err());
-        let told = ask_lasting(&["sh", "-c", "kill -TERM $$; echo goes on"]).unwrap();
-        assert_eq!(told, "goes on\n");
+        let told = ask_lasting(&["sh", "-c", "kill -TERM $$; echo continues"]).unwrap();
+        assert_eq!(told, "continues\n");
     }
 }

@@ -57,7 +57,7 @@ impl Spikes {
         if self.stages.iter().any(|at| samples.contains(at)) {
             let limits = self.watch.limits(taken.step);
             self.begun = limits.map(|limits| (limits, taken.step + FIRST_STEPS));
-            self.watch.begin_anew();
+            self.watch.clear_losses();
         }
         self.compare_stage(taken);
         match self.watch.see(&self.rule, taken) {

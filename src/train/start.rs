@@ -39,11 +39,11 @@ use std::time::Instant;
 /// Options of `gptrain run` besides the manifest.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The name of the checkpoint to resume from, in place of the newest.
+    /// Name of the checkpoint to resume from, instead of the newest.
     pub resume_from: Option<PathBuf>,
-    /// Whether the optimizer's states begin anew at a resume.
+    /// Whether a resume resets the optimizer's states.
     pub reset_optimizer: bool,
-    /// Recorded steps to repeat first, which must give the same losses.
+    /// Number of recorded steps to repeat first, which must give the same losses.
     pub verify_resume: Option<u64>,
     /// Steps whose spans are written to a file.
     pub trace: Option<TraceOptions>,
@@ -108,7 +108,7 @@ impl<'a> Process<'a> {
     }
 }
 
-/// The lock of the run's folder, on rank 0.
+/// Lock of the run's folder, on rank 0.
 pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
     rank.agree(match rank.is_first() {
         true => FolderLock::take(&m.log.folder)
@@ -117,7 +117,7 @@ pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
     })
 }
 
-/// Everything a rank needs for its next step; None where the run has none left. A collective.
+/// State for a rank's next step; None if the run has no step left. A collective.
 pub fn open<'a>(
     process: &'a Process,
     rank: &'a Rank,
@@ -142,7 +142,7 @@ pub fn open<'a>(
     opened.map(Some)
 }
 
-/// Whether the run is complete, and this start is to do nothing else: verify it, or copy it.
+/// Whether the run is complete, and this start has nothing else to do, such as to verify or copy it.
 fn is_complete(
     process: &Process,
     rank: &Rank,
@@ -154,7 +154,7 @@ fn is_complete(
     rank.on_first(|| resume::is_complete(found, loaded, ids))
 }
 
-/// The rest of a start that counts, unless it is refused.
+/// Rest of a start, which counts for the crash-loop guard unless it is refused.
 fn from_checkpoint<'a>(
     process: &'a Process,
     rank: &'a Rank,
@@ -222,7 +222,7 @@ fn from_checkpoint<'a>(
     })
 }
 
-/// On rank 0: the report from a step on, and the board of a run that began at another.
+/// Report and status of a run that continues from a step, on rank 0.
 fn open_report(
     process: &Process,
     rank: &Rank,
@@ -235,14 +235,14 @@ fn open_report(
     })
 }
 
-/// Begins the trace of some steps, where one is asked for.
+/// Starts the trace, if one is requested.
 fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> anyhow::Result<()> {
     let Some(trace) = &process.trace else { return Ok(()) };
     let m = &process.loaded.manifest;
     trace.open(rank, device.gpu().is_some(), (from, m.batch.ramp().steps(m.train.samples)))
 }
 
-/// An error if the files that the manifest names cannot be used, or a checkpoint has no room. A
+/// Fails if the files of the manifest cannot be used, or the disk has no space for a checkpoint. A
 /// collective.
 fn look_at_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
     rank.first_phase("looking at files", || {
@@ -253,13 +253,13 @@ fn look_at_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
     })
 }
 
-/// What a run starts from.
+/// Starting point of a run.
 #[derive(Serialize, Deserialize)]
 struct Origin {
-    /// The checkpoint; None for a new run.
+    /// Checkpoint; None for a new run.
     found: Option<Found>,
     mixture: MixturePlan,
-    /// The training datasets; None if one cannot be read, which is reported when it is opened.
+    /// Training datasets; None if one cannot be read, which is reported when it is opened.
     ids: Option<Vec<DataId>>,
 }
 
@@ -272,7 +272,7 @@ impl Origin {
     }
 }
 
-/// The datasets, the same on all nodes, and their identities.
+/// Datasets, the same on all nodes, and their identities.
 fn open_data(
     process: &Process,
     rank: &Rank,
@@ -291,7 +291,7 @@ fn open_data(
     Ok((data, ids))
 }
 
-/// The engine, with all of its memory reserved.
+/// Engine, with all of its memory reserved.
 fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
     let (loaded, node, be) = (process.loaded, &process.node, device.backend());
     let m = &loaded.manifest;
@@ -309,7 +309,7 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
     })
 }
 
-/// The state of a new run: initial weights.
+/// Initialises the weights of a new run.
 fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
     rank.set_phase("setting initial weights");
     if rank.is_first() {
@@ -325,8 +325,8 @@ fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> any
     })
 }
 
-/// Says where a new run lies; and where another lies that may have been meant, since log.folder
-/// starts at the working folder, and a manifest's other paths at the manifest.
+/// Prints the folder of a new run, and of another run that may be the intended one: log.folder starts
+/// at the working folder, but a manifest's other paths start at the manifest.
 fn new_run(loaded: &Loaded) {
     let folder = &loaded.manifest.log.folder;
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
@@ -338,11 +338,11 @@ fn new_run(loaded: &Loaded) {
     {
         let beside = whole(&beside);
         let beside = beside.display();
-        tracing::warn!("{beside} holds a run too: `gptrain run {beside}` goes on with that one");
+        tracing::warn!("{beside} holds a run too: `gptrain run {beside}` continues that one");
     }
 }
 
-/// On rank 0, what copies checkpoints to another place.
+/// Copies of checkpoints to another place, on rank 0.
 fn copies(rank: &Rank, m: &Manifest, state: &State) -> anyhow::Result<Option<Copies>> {
     rank.phase("opening the place of copies", || match rank.is_first() {
         true => Copies::start(m, &state.run, state.progress.step, &saving::folder(m)),
@@ -350,7 +350,7 @@ fn copies(rank: &Rank, m: &Manifest, state: &State) -> anyhow::Result<Option<Cop
     })
 }
 
-/// What saves the run, with its snapshots reserved.
+/// Saver of the run, with its snapshots reserved.
 fn snapshots(
     rank: &Rank,
     m: &Manifest,
@@ -368,7 +368,7 @@ fn snapshots(
     Ok(saver)
 }
 
-/// What tells how long each rank is busy.
+/// Straggler detection.
 fn stragglers(rank: &Rank, m: &Manifest, device: &Device) -> anyhow::Result<Stragglers> {
     let new = Stragglers::new(rank, &m.log.folder, device.processor());
     rank.agree(new.map_err(anyhow::Error::from))
@@ -379,7 +379,7 @@ fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Resul
     let loaded = process.loaded;
     let m = &loaded.manifest;
     let path = m.log.folder.join(manifest::IN_FOLDER);
-    // A manifest that stands there itself is its author's, with its comments.
+    // The run's own manifest.yaml may be the source: it keeps its author's comments.
     let real = |path: &Path| path.canonicalize().ok();
     if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
         output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
@@ -395,7 +395,7 @@ fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Resul
     Report::open(console, (folder, storage), run_info(m), every, events, step)
 }
 
-/// Begins to show what the run is doing. After `record`: steps that are taken again do not count.
+/// Starts the status of the run. Called after `record`, so that repeated steps do not count.
 fn show(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<Board> {
     let m = &process.loaded.manifest;
     let RunInfo { name, total_samples, total_steps, seq_len, .. } = run_info(m);

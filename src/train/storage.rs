@@ -16,7 +16,7 @@ const PASSING: &[(Errno, Passes)] = &[
     (Errno::NOSPC, Passes::Always),        // the disk is full
     (Errno::DQUOT, Passes::Always),        // the quota is used up
     (Errno::IO, Passes::Always),           // a file server gave no answer (NFS, soft; Lustre)
-    (Errno::STALE, Passes::Always),        // it has started again and knows the file no more
+    (Errno::STALE, Passes::Always),        // it has restarted and lost the file handle
     (Errno::TIMEDOUT, Passes::Always),     // it cannot be reached
     (Errno::HOSTDOWN, Passes::Always),     // nor its machine
     (Errno::HOSTUNREACH, Passes::Always),  // nor its network

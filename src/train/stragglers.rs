@@ -80,7 +80,7 @@ impl Stragglers {
             return;
         }
         self.windows += 1;
-        recorder.tell_busy(BusyWindow {
+        recorder.record_busy(BusyWindow {
             number: self.windows,
             seconds: median(std::mem::take(&mut self.seconds)),
             processor: self.processor.clone(),

@@ -55,7 +55,7 @@ impl TimeLimit {
             }
         };
         if let Err(error) = base::threads::spawn("job's end", ask) {
-            tracing::warn!("the job's end is not looked at: {error:#}");
+            tracing::warn!("the job's end is ignored: {error:#}");
             return None;
         }
         let margin = Duration::from_secs_f64(settings.margin_s);
@@ -164,7 +164,7 @@ mod tests {
         assert!(limit(250).is_due(20.0));
         assert!(!limit(5000).is_due(20.0));
         let unknown = TimeLimit { end: Arc::default(), ..limit(0) };
-        assert!(!{ unknown }.is_due(20.0), "without an end the run goes on");
+        assert!(!{ unknown }.is_due(20.0), "without an end the run continues");
         assert_eq!(expected_save(2_000_000_000, 4), 5.0);
     }
 }

@@ -1,5 +1,5 @@
-//! The tokenizers of a run: those that its datasets record, compared with `data.tokenizer` and with
-//! each other, and the copy in the run's folder.
+//! Tokenizers of a run: compares those that its datasets record with `data.tokenizer` and with each
+//! other, and keeps a copy in the run's folder.
 
 use anyhow::Context;
 use base::{Count, Problems};
@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 /// Compares the records of a manifest's datasets, one dataset after the other.
 pub struct Tokenizers<'a> {
     m: &'a Manifest,
-    /// `data.tokenizer`, if the file is there, and its digest.
+    /// File of `data.tokenizer`, if it exists, and its digest.
     named: Option<(&'a Path, String)>,
-    /// The first dataset with a record.
+    /// First dataset with a record.
     first: Option<(PathBuf, Record)>,
     /// Datasets without one.
     unknown: Vec<PathBuf>,
@@ -32,7 +32,7 @@ impl<'a> Tokenizers<'a> {
         Ok(Tokenizers { m, named, first: None, unknown: Vec::new(), endless: Vec::new() })
     }
 
-    /// Adds what contradicts the manifest or an earlier dataset to `wrong`.
+    /// Adds contradictions to the manifest or to an earlier dataset to `wrong`.
     pub fn compare(&mut self, dataset: &Indexed, wrong: &mut Problems) -> anyhow::Result<()> {
         let prefix = dataset.prefix();
         let Some(record) = wrong.collect(Record::read(dataset))? else { return Ok(()) };
@@ -73,7 +73,7 @@ impl<'a> Tokenizers<'a> {
         Ok(())
     }
 
-    /// What a user should know, though nothing contradicts it.
+    /// Notes for the user that are not mistakes.
     pub fn notes(&self) -> Vec<String> {
         let list = |prefixes: &[PathBuf]| match prefixes {
             [one] => one.display().to_string(),
@@ -99,8 +99,8 @@ impl<'a> Tokenizers<'a> {
     }
 }
 
-/// Keeps a copy of the run's tokenizer in its folder: of `data.tokenizer`, or else of the one that its
-/// first dataset records. Warns if the folder has another one already.
+/// Keeps a copy of the run's tokenizer in its folder: that of `data.tokenizer`, or else the one that
+/// its first dataset records. Warns if the folder already has a different one.
 pub fn keep_copy(m: &Manifest) -> anyhow::Result<()> {
     let recorded = || {
         let prefix = m.data.train_prefixes().into_iter().next()?;

@@ -1,5 +1,5 @@
-//! Copies of checkpoints in a folder elsewhere: whole or not there, and a run goes on from them.
-//! Those in S3: `also_s3`.
+//! Copies of checkpoints in a second folder: complete or absent, and a run resumes from them. For S3
+//! see `also_s3`.
 
 use crate::common::binary::{Lab, run_args, until};
 use crate::common::saved::Saved;
@@ -50,7 +50,7 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     inspect(&["runs/a/checkpoints/step-00000008", "--diff", &named]).expect(0, &[]);
     let older = "runs/a/checkpoints/step-00000006";
     inspect(&[older, "--diff", &url]).expect(1, &["the two are different"]);
-    inspect(&["s3://A_b/c"]).expect(2, &["is no bucket"]);
+    inspect(&["s3://A_b/c"]).expect(2, &["is not a bucket"]);
     inspect(&["file:///nowhere/a"]).expect(2, &["contains no complete checkpoint"]);
     assert!(names(&there).is_empty(), "{:?}", names(&there));
 
@@ -75,8 +75,9 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     let named = format!("{url}/step-00000008");
     resume(&named, "runs/c").expect(2, &["contains no complete step-00000008"]);
     resume("file:///nowhere/a", "runs/c").expect(2, &["contains no complete checkpoint"]);
-    resume("ftp://host/a", "runs/c").expect(2, &["is no place of checkpoints"]);
-    resume("s3://A_b/c", "runs/c").expect(2, &["s3://A_b/c", "is no bucket: 3 to 63 lower-case"]);
+    resume("ftp://host/a", "runs/c").expect(2, &["is not a location of checkpoints"]);
+    resume("s3://A_b/c", "runs/c")
+        .expect(2, &["s3://A_b/c", "is not a bucket: 3 to 63 lower-case"]);
     assert!(steps(&lab.path("runs/c/checkpoints")).is_empty());
 }
 
@@ -97,7 +98,7 @@ fn a_fetched_checkpoint_takes_the_place_of_a_damaged_one() {
     let mut bytes = fs::read(&shard).unwrap();
     bytes[5000] ^= 1;
     fs::write(&shard, bytes).unwrap();
-    // A damaged checkpoint is not copied: what is there stays.
+    // A damaged checkpoint is not copied: the existing copy remains.
     let other = Place::on(Disk::default(), &folder.path().join("other"));
     let error = other.copy(&fetched.folder, &Sent::default(), &|| true).unwrap_err();
     assert!(format!("{error:#}").contains("second_moment-00000.safetensors: bytes"), "{error:#}");
@@ -129,7 +130,7 @@ fn copies_are_kept_as_checkpoints_are_and_the_next_start_copies_what_is_missing(
     assert_eq!(steps(&place).last(), Some(&8), "{}", back.out);
 }
 
-/// A run that goes on tries again, until its end and then until Ctrl-C, and says what is missing.
+/// A running run retries, until its end and then until Ctrl-C, and reports the missing copies.
 #[test]
 fn a_place_that_is_away_when_a_run_goes_on_is_tried_again() {
     let lab = Lab::new();
@@ -193,11 +194,11 @@ fn a_place_that_is_none_is_refused_before_the_run() {
     fs::write(lab.path("file"), "").unwrap();
     let below_a_file = format!("file://{}", lab.path("file/a").display());
     for (also, says) in [
-        ("ftp://host/a", "no place of checkpoints"),
-        ("/mnt/archive", "no place of checkpoints"),
-        ("file://archive", "no whole path"),
-        ("s3://A_b/c", "no bucket"),
-        ("s3:///a", "no bucket"),
+        ("ftp://host/a", "not a location of checkpoints"),
+        ("/mnt/archive", "not a location of checkpoints"),
+        ("file://archive", "not an absolute path"),
+        ("s3://A_b/c", "not a bucket"),
+        ("s3:///a", "not a bucket"),
         (&below_a_file, "cannot be written"),
     ] {
         let set = format!("checkpoint.also={also}");
@@ -244,7 +245,7 @@ fn a_copy_in_a_folder_is_whole_or_not_there() {
     }
 }
 
-/// Files that are whole stay; a copy that is told to stop stops; steps are pruned as in a run's folder.
+/// Complete files are kept; a cancelled copy stops; steps are pruned as in a run's folder.
 #[test]
 fn an_interrupted_copy_goes_on_where_it_was() {
     let folder = tempfile::tempdir().unwrap();

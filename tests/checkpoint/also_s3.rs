@@ -1,4 +1,4 @@
-//! Copies of checkpoints in S3, on a server of somebody else: `tests/common/s3.rs`.
+//! Copies of checkpoints in S3, on a third-party server: `tests/common/s3.rs`.
 
 use super::also::steps;
 use crate::common::binary::{Done, Lab, run_args};
@@ -153,14 +153,14 @@ fn a_fetch_gives_what_was_copied_or_nothing() {
             assert!(fetched.is_ok() || kind.damages(), "{at} {kind:?}: {fetched:?}");
         }
     }
-    // What is damaged in the store stays so: the file is named.
+    // A damaged object is not repaired: the error names the file.
     let file = format!("{BUCKET}/a/step-00000005/first_moment-00000.safetensors");
     let mut shard = std::fs::read(bench.from.join("first_moment-00000.safetensors")).unwrap();
     shard[5000] ^= 1;
     assert_eq!(bench.server.ask("PUT", &file, &shard).0, 200);
     let error = format!("{:#}", fetch(&clean, "damaged".into()).unwrap_err());
     assert!(error.contains(&format!("s3://{file}: bytes ")), "{error}");
-    // And is copied anew by whoever finds it: its own index is there, so first that goes.
+    // The next start copies it again, once its index is removed.
     assert_eq!(
         bench.server.ask("DELETE", &format!("{BUCKET}/a/step-00000005/index.json"), b"").0,
         204
@@ -220,7 +220,7 @@ fn a_file_of_several_parts_is_whole_or_sent_again() {
 }
 
 /// A run whose store fails for a while says so once and ends as any other; its copy is whole, and
-/// another folder goes on from it, bit for bit. No message holds a secret.
+/// another folder resumes from it, bit for bit. No message contains a secret.
 #[test]
 fn a_run_is_copied_to_s3_and_goes_on_from_there() {
     let Some(server) = Server::start() else { return };
@@ -263,7 +263,7 @@ fn a_run_is_copied_to_s3_and_goes_on_from_there() {
     assert_eq!(lab.losses("runs/b"), whole.losses("runs/a")[8..]);
 }
 
-/// One clear error before the first step, where a bucket is not there or nobody may write to it.
+/// One clear error before the first step, if a bucket does not exist or is not writable.
 #[test]
 fn a_bucket_that_cannot_be_used_is_one_error_before_the_run() {
     let Some(server) = Server::start() else { return };

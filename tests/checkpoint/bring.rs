@@ -47,7 +47,7 @@ fn import(lab: &Lab, more: &[&str]) -> Done {
     lab.gptrain(&[&["import", "bloom", "--output", "runs/brought"], more].concat())
 }
 
-/// Where the datasets are here.
+/// Settings for the paths of the datasets here.
 fn data(lab: &Lab) -> String {
     format!("data.train={}", lab.path("corpus").display())
 }
@@ -182,7 +182,7 @@ fn a_dry_import_says_what_becomes_which_setting_and_writes_nothing() {
         "batch.ramp_up: 4 4 16  (rampup_batch_size)",
         "lr.counted: before",
         "data.rule: megatron-deepspeed",
-        "left aside: ",
+        "ignored: ",
         "masked_softmax_fusion",
     ] {
         assert!(done.out.contains(words), "{words}: {}", done.out);

@@ -1,5 +1,5 @@
-//! Another optimizer at a resume, through the real binary: converted and said, refused, or begun anew;
-//! and steps after that, and after saves that were asked for by a signal, are repeated to the last bit.
+//! Another optimizer at a resume, by the real binary: states are converted with a message, refused, or
+//! reset. Steps after that, and after saves requested by a signal, are repeated to the last bit.
 
 use crate::common::binary::{Done, Lab, until};
 use rustix::process::{Pid, Signal, kill_process};
@@ -56,7 +56,7 @@ fn states_begin_anew_where_asked() {
         ran(&lab, &flags, 6, "adamw").expect(0, &[]);
         let again = ran(&lab, &[&["--reset-optimizer"], &flags[..]].concat(), 9, "adam8bit");
         again.expect(0, &[]);
-        let said = "the optimizer's states begin anew at step 6 (adam8bit; it was adamw)";
+        let said = "the optimizer's states are reset at step 6 (adam8bit; it was adamw)";
         assert_eq!(again.out.matches(said).count(), 1, "{}", again.out);
         let shown = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000009", "--deep"]);
         shown.expect(0, &[]);
@@ -80,15 +80,15 @@ fn an_optimizer_that_cannot_go_on_is_refused_and_may_begin_anew() {
     let lab = Lab::new();
     ran(&lab, &[], 6, "adamw").expect(0, &[]);
     let refused = |now: &str, before: &str, step: u32| {
-        let cannot = format!("trained with the optimizer {before}: {now} cannot go on from its");
-        let remedy = format!("set optimizer to {before}, or begin its states anew");
+        let cannot = format!("trained with the optimizer {before}: {now} cannot continue from its");
+        let remedy = format!("set optimizer to {before}, or keep the weights and reset its states");
         let place = format!("step-{step:08}");
         ran(&lab, &[], 12, now).expect(2, &[&cannot, &remedy, "--reset-optimizer", &place]);
         assert_eq!(lab.losses("runs/a").len(), step as usize);
     };
     refused("adafactor", "adamw", 6);
     let anew = ran(&lab, &["--reset-optimizer"], 9, "adafactor");
-    says(&anew, &["states begin anew at step 6 (adafactor; it was adamw): the weights stay"]);
+    says(&anew, &["states are reset at step 6 (adafactor; it was adamw): the weights are kept"]);
     refused("adamw", "adafactor", 9);
     refused("adam8bit", "adafactor", 9);
     says(&ran(&lab, &[], 12, "adafactor"), &["resuming from", "(step 9,"]);
@@ -105,7 +105,7 @@ fn verify_resume_repeats_what_followed_a_change() {
         let verify = |steps: &str| ran(&lab, &["--verify-resume", steps], 12, now);
         // From the checkpoint of step 10; and from that of step 6, which is the other optimizer's.
         says(&verify("2"), &["verified: steps 11 to 12 again"]);
-        let changed = ["converted", "begin anew"][usize::from(!flags.is_empty())];
+        let changed = ["converted", "are reset"][usize::from(!flags.is_empty())];
         says(&verify("6"), &[changed, "verified: steps 7 to 12 again, equal to the last bit"]);
         // Step 6 was the other's.
         let mixed =
@@ -148,7 +148,7 @@ fn powersgd_goes_on_from_a_save_that_a_signal_asked_for() {
     }
 }
 
-/// Muon's momentum is no moment of AdamW's; without them it begins anew, and is saved and read.
+/// Muon's momentum differs from AdamW's moments: a reset initialises it, and it is saved and read.
 #[test]
 fn muon_goes_on_from_no_other_rule() {
     let lab = Lab::new();
@@ -162,7 +162,7 @@ fn muon_goes_on_from_no_other_rule() {
     ran(&lab, &[], 9, "muon").expect(
         2,
         &[
-            "was trained with the optimizer adamw: muon cannot go on from its states",
+            "was trained with the optimizer adamw: muon cannot continue from its states",
             "--reset-optimizer",
         ],
     );
@@ -173,5 +173,5 @@ fn muon_goes_on_from_no_other_rule() {
     for word in ["muon, a 3.4445, b -4.775, beta1 0.9", "  momentum ", "sound: every"] {
         assert!(shown.out.contains(word), "{word:?} is not in:\n{}", shown.out);
     }
-    ran(&lab, &[], 12, "adamw").expect(2, &["adamw cannot go on from its states"]);
+    ran(&lab, &[], 12, "adamw").expect(2, &["adamw cannot continue from its states"]);
 }

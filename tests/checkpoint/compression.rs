@@ -1,5 +1,5 @@
-//! A checkpoint of compressed replicas holds the mean of their errors, from which any number of them
-//! goes on.
+//! A checkpoint of compressed replicas contains the mean of their errors, from which any number of
+//! replicas continues.
 
 use crate::grids::{Course, Done, STEPS, close, loaded, run, try_run};
 use gptrain::checkpoint::{self, Checkpoint, inspect};
@@ -21,8 +21,8 @@ fn whole(m: &Loaded, save: bool) -> Done {
     run(m, None, Course { steps: 0..STEPS, save: if save { SAVED } else { usize::MAX } })
 }
 
-/// A run of four replicas that saved goes on as it does without the save, but for rounding; resumed, it
-/// goes on with the same bits; on two replicas, with ZeRO 1 or in a pipeline too, but for rounding.
+/// A run of four replicas continues after a save as without it, up to rounding. Resumed, it continues with
+/// the same bits; on two replicas, with ZeRO 1 or in a pipeline, up to rounding.
 #[test]
 fn any_number_of_replicas_goes_on() {
     let four = manifest(&["data=4"]);

@@ -1,5 +1,5 @@
-//! Whatever happens to a checkpoint's files, it is noticed: by `inspect-ckpt --deep`, and by a run
-//! that would go on from it.
+//! Any damage to a checkpoint's files is detected: by `inspect-ckpt --deep`, and by a run that resumes
+//! from it.
 
 use crate::common::binary::Lab;
 use crate::common::saved::copy;
@@ -97,7 +97,7 @@ fn deep_inspection_names_the_tensor_and_reads_on() {
     let done = lab.run(&["precision=bf16", "train.steps=14"]);
     done.expect(
         1,
-        &["cannot go on from step 12", "--resume-from step-00000010", "block.1.mlp.fc1"],
+        &["cannot continue from step 12", "--resume-from step-00000010", "block.1.mlp.fc1"],
     );
     assert_eq!(lab.metrics("runs/a").len(), 12, "nothing was trained");
     let older = ["run", "run.yaml", "--set", "precision=bf16", "--resume-from", "step-00000010"];

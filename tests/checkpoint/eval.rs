@@ -38,7 +38,7 @@ fn eval(lab: &Lab, model: &str, seq_len: u64, more: &[&str]) -> Vec<Value> {
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn close(ours: &Value, theirs: &Value, tolerance: f64, what: &str) {
@@ -349,7 +349,7 @@ fn a_run_ends_where_its_loss_is_low_enough() {
     let losses: Vec<f64> =
         lab.metrics("runs/b").iter().map(|row| number(&row["lm_loss"])).collect();
     let means: Vec<f64> = losses.windows(16).map(|w| w.iter().sum::<f64>() / 16.0).collect();
-    // The step after the one that decides was under way.
+    // The step after the one that decides was in flight.
     let (_, before) = means[..means.len() - 1].split_last().unwrap();
     assert!(means[means.len() - 2] <= 3.6 && before.iter().all(|mean| *mean > 3.6), "{means:?}");
 }

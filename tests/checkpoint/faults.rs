@@ -71,7 +71,7 @@ fn crash_everywhere(steps: &[u64]) {
         let before = latest(folder).unwrap().unwrap();
         let old_bits = Saved::read(&before.folder);
         let disk = Disk::failing(Fault::Crash { at });
-        // Step 5 anew, with other values than a step 5 that may be there.
+        // Step 5 again, with other values than an existing step 5.
         let mut fresh = Saved::tiny(5);
         fresh.tensor("matrix").kept[0][3] = 77.0;
         assert_eq!(save_all(&disk, folder, &fresh).is_ok(), at == count, "call {at}");
@@ -175,8 +175,8 @@ fn a_folder_without_room_is_refused_before_anything_is_written() {
     assert_eq!(disk.calls(), []);
 }
 
-/// The real binary, system calls failing under it. Where nothing may trace another process, there
-/// is no such disk, and the sweep above stands alone.
+/// The real binary with failing system calls. Without permission to trace processes, only the sweep
+/// above runs.
 #[test]
 fn errors_of_the_kernel_end_the_run_and_leave_the_last_checkpoint() {
     let lab = Lab::new();
@@ -250,8 +250,8 @@ fn a_folder_that_became_read_only_is_named() {
     lab.run(&["train.steps=6"]).expect(0, &[]);
 }
 
-/// The real binary on a file system that is full, in a mount namespace of its own. Where the system
-/// gives none, there is nothing to mount, and the sweep above stands alone.
+/// The real binary on a full file system, in its own mount namespace. Without permission for a
+/// namespace, only the sweep above runs.
 #[test]
 fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
     let may =

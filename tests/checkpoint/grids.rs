@@ -82,7 +82,7 @@ fn there_and_back(from: &[&str], to: &[&str]) {
     }
 }
 
-/// A weight of one rank is changed by one bit; every loss stays what it is for now.
+/// Changes a weight of one rank by one bit, which does not affect the losses yet.
 fn flip(engine: &Engine, name: &str) {
     let store = engine.store();
     let of = |slice: &StateSlice| slice.param.name == name && slice.state.name == MASTER;

@@ -21,7 +21,7 @@ fn refused(lab: &Lab, name: &str, change: impl Fn(&Path), words: &[&str]) {
     assert_eq!(done.code, Some(2), "{words:?}: {}{}", done.out, done.err);
     assert!(done.err.lines().any(|l| line(&l)), "{words:?} are not in a line of:\n{}", done.err);
     assert!(!done.err.contains("panicked"));
-    assert_eq!(left(lab), Vec::<String>::new(), "nothing is left of it");
+    assert_eq!(left(lab), Vec::<String>::new(), "no file of it remains");
 }
 
 /// Folders of the lab that an import made.
@@ -107,7 +107,7 @@ fn keys_that_are_not_known_are_told_and_dropout_is_taken() {
     assert!(text.contains("attention: 0.1\n"), "{text}");
 }
 
-/// Writes the bytes of an F32 tensor anew.
+/// Replaces the values of an F32 tensor.
 fn values(folder: &Path, file: &str, name: &str, change: impl Fn(&mut [f32])) {
     let path = folder.join(file);
     let mut bytes = fs::read(&path).unwrap();

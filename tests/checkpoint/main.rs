@@ -1,29 +1,29 @@
-//! Checkpoints: saved whole, read by any grid, resumed bit for bit, and damage is always noticed.
+//! Checkpoints: saved completely, read by any grid, resumed bit for bit, and damage is detected.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
 //! | `resume` | a run that was stopped, killed or asked to save, through the real binary |
-//! | `grids` | what any grid saved, any grid loads |
-//! | `matrix` | every optimizer, saved and gone on with on every grid and place of its states |
-//! | `compression` | PowerSGD's mean error goes on among any number of replicas |
-//! | `late` | updates that come a step late: the gradient that waits |
-//! | `rules` | states of every shape and type, of an optimizer made up for it |
-//! | `adam8bit` | moments in 8 bits are converted from AdamW's, and back |
+//! | `grids` | any grid loads the checkpoints of any other |
+//! | `matrix` | every optimizer, saved and resumed on every grid and place of its states |
+//! | `compression` | PowerSGD's mean error, resumed on any number of replicas |
+//! | `late` | delayed updates: the pending gradient |
+//! | `rules` | states of every shape and type, of an optimizer for tests |
+//! | `adam8bit` | 8-bit moments, converted from AdamW's and back |
 //! | `changes` | another optimizer at a resume, and `--verify-resume` after it, by the real binary |
-//! | `spikes` | loss spikes: skipped, gone back from, on every grid and after every resume |
+//! | `spikes` | loss spikes: skips and rollbacks, on every grid and after every resume |
 //! | `slices` | slices of many ranks are one tensor; any rectangle of it can be read |
 //! | `faults` | saves that fail at every system call |
-//! | `also` | copies in a folder elsewhere: whole or not there, and gone on from |
-//! | `also_s3` | the same in S3, on a server of somebody else, with faults between |
+//! | `also` | copies in a second folder: complete or absent, and resumed from |
+//! | `also_s3` | copies in S3, on a third-party server, with faults of the network |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
-//! | `format1` | checkpoints of format 1 are read, and gone on from bit for bit |
+//! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
-//! | `hf` | folders of Hugging Face's transformers, in and out: GPT-2 and BLOOM |
-//! | `hf_positions` | GPT-2 that goes on with samples shorter than its table of positions |
-//! | `hf_llama` | the same of Llama, Mistral, Qwen2 and Qwen3, which also go on training |
-//! | `hf_mup` | models of µP, whose factors go into the weights |
+//! | `hf` | Hugging Face folders, import and export: GPT-2 and BLOOM |
+//! | `hf_positions` | GPT-2 that continues with samples shorter than its table of positions |
+//! | `hf_llama` | Llama, Mistral, Qwen2 and Qwen3, with continued training |
+//! | `hf_mup` | models with µP, whose factors are folded into the weights |
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
-//! | `hf_refused` | folders that are not what they say, and disks that are full |
+//! | `hf_refused` | invalid folders, and full disks |
 //! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
 //! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |

@@ -144,24 +144,25 @@ fn go(name: &str, tolerance: f64, row: &[&str]) {
     let number = ROWS.iter().position(|row| *row == name).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let all: Vec<_> = (0..CELLS.len()).map(|cell| ran(row, cell, folder.path())).collect();
-    let (mut farthest, mut anew, mut pairs) = (0.0f64, 0.0f64, 0);
+    let (mut farthest, mut farthest_reset, mut pairs) = (0.0f64, 0.0f64, 0);
     for (from, of) in all.iter().enumerate() {
         let Some(of) = of else { continue };
         for to in targets(number, from) {
             let Some(other) = &all[to] else { continue };
             let what = format!("{name}: {:?} gone on with by {:?}", CELLS[from], CELLS[to]);
             let (off, exchange) = pair(of, other, grid(from) == grid(to), tolerance, &what);
-            let most = if exchange { &mut farthest } else { &mut anew };
+            let most = if exchange { &mut farthest } else { &mut farthest_reset };
             *most = most.max(off);
             pairs += 1;
         }
     }
     println!(
-        "{name}: {pairs} pairs; losses at most {farthest:.1e} apart, {anew:.1e} if begun anew"
+        "{name}: {pairs} pairs; losses at most {farthest:.1e} apart, {farthest_reset:.1e} after a reset"
     );
 }
 
-/// One cell goes on with what the other saved. The farthest loss, and whether all states went on.
+/// One cell resumes the checkpoint of the other. Returns the largest difference of the losses, and
+/// whether all states continued.
 fn pair(of: &Ran, to: &Ran, same_grid: bool, tolerance: f64, what: &str) -> (f64, bool) {
     let (checkpoint, told) = (Checkpoint::open(&of.saved).unwrap(), Mutex::new(None));
     let look = |rank: usize, engine: &Engine| {

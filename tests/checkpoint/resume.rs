@@ -31,7 +31,7 @@ fn stop_and_go_on(sets: &[&str], stops: &[u32]) {
         let done = lab.run(&run);
         done.expect(0, &[]);
         assert!(done.out.contains(&format!("(step {stop},")), "{}", done.out);
-        assert!(done.out.contains("latest names"), "the hint lies, and it is said: {}", done.out);
+        assert!(done.out.contains("latest names"), "the wrong hint is reported: {}", done.out);
         assert_eq!(lab.losses(&format!("runs/{stop}")), lab.losses("runs/whole"), "at {stop}");
     }
 }
@@ -87,7 +87,7 @@ fn two_hundred_kills() {
         let run = [&run[..], &[&place]].concat();
         let enough = kills + 20;
         while kills < enough {
-            // Killed so soon, many starts in a row get nowhere, which a run refuses to go on with.
+            // So early kills look like a crash loop, which the guard would refuse.
             let _ = fs::remove_file(lab.path(&folder).join("starts.json"));
             let mut child = lab.start(&run);
             let wait = rng::below(rng::key(11, "kills"), kills, longest);

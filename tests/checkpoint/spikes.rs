@@ -12,7 +12,7 @@ const RUN: [&str; 5] = [
     "checkpoint.interval=50",
 ];
 
-/// Losses alone: a model that knows its pattern has gradients of next to nothing.
+/// Detection by losses only: a model that has learned its pattern has almost no gradients.
 const ACT: &str = "divergence={norm_rise: 1000000}";
 
 fn run(lab: &Lab, folder: &str, sets: &[&str]) -> Done {
@@ -87,7 +87,7 @@ fn a_spike_is_only_named_unless_the_manifest_says_more() {
     assert_eq!(skipped(&lab, "warned"), [0; 0]);
 }
 
-/// The run goes back to before the spike, leaves out the samples around it, and goes on.
+/// The run rolls back to before the spike, leaves out the samples around it, and continues.
 #[test]
 fn a_run_goes_back_and_leaves_the_samples_out() {
     let lab = Lab::poisoned();

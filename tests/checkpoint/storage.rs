@@ -112,7 +112,7 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     let told = read_to(&mut lines, "takes nothing");
     assert!(!has_ended(&child));
     assert!(told.last().unwrap().contains("No such file or directory"), "{told:?}");
-    assert!(!folder.exists(), "a folder that is away is not made anew");
+    assert!(!folder.exists(), "a missing folder is not created again");
     fs::rename(&away, &folder).unwrap();
     let rest: Vec<String> = lines.map(|line| line.unwrap()).collect();
     until("the run ends", || has_ended(&child));
@@ -125,7 +125,7 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).well();
     let saved = fs::read_dir(folder.join("checkpoints")).unwrap();
     let names = saved.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    // One that was being written when the folder went stays as `.tmp-`, until the run's next start.
+    // A checkpoint in progress when the folder vanished remains as `.tmp-` until the run's next start.
     let whole = names.filter(|name| name.starts_with("step-") && !name.contains(".tmp-"));
     assert_eq!(whole.count(), 300 / 3, "all of them");
 }
@@ -165,7 +165,7 @@ fn a_disk_that_is_full_for_a_while_costs_nothing() {
     assert_eq!(lab.losses(""), whole.losses("runs/a"), "{out}");
 }
 
-/// The supervisor of a rank that dies while the disk is full waits for it too, and starts the rank anew.
+/// The supervisor of a rank that dies while the disk is full also waits for it, and restarts the rank.
 #[test]
 fn a_disk_that_is_full_when_ranks_begin_anew_is_waited_for() {
     let lab = Lab::new();

@@ -152,7 +152,7 @@ fn merged_datasets_keep_one_tokenizer_and_never_mix_two() {
     said("data merge made foreign -o twice").expect(2, &["exists", "--overwrite"]);
     let done = said("data merge made foreign -o twice --overwrite");
     done.well();
-    assert!(done.out.contains("no record of a tokenizer"), "{}", done.out);
+    assert!(done.out.contains("wrote no tokenizer record"), "{}", done.out);
     assert!(!lab.path("twice.tokenizer").exists(), "the old record is of other data");
 }
 

@@ -13,7 +13,7 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/torch").join(name)
 }
 
-/// A value as `container.py` tells it.
+/// Value in the format of `container.py`.
 fn told(file: Option<&TorchFile>, value: &Value) -> Json {
     let items = || value.items().unwrap().iter().map(|item| told(file, item)).collect::<Vec<_>>();
     match value.node() {

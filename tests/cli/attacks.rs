@@ -50,7 +50,7 @@ fn checkpoints_that_cannot_be_seen_are_not_taken_for_none() {
 
     fs::rename(&away, &checkpoints).unwrap();
     run().well();
-    // Whoever wants to begin again is told how.
+    // The message says how to begin again.
     fs::remove_dir_all(&checkpoints).unwrap();
     fs::remove_file(lab.path("runs/a/last-checkpoint")).unwrap();
     run().well();
@@ -98,17 +98,17 @@ fn an_order_without_room_is_foreseen() {
     };
     let done = limited("train.steps=500000000");
     done.well();
-    let says = ["not here", "data.train: ", "the order of its", "is free"];
+    let says = ["missing", "data.train: ", "the order of its", "is free"];
     assert!(says.iter().all(|says| done.out.contains(says)), "{}", done.out);
-    assert!(!limited("train.steps=20").out.contains("not here"));
+    assert!(!limited("train.steps=20").out.contains("missing"));
     let says = ["the order of one dataset holds below 2^32 - 2", "blend them"];
     limited("train.steps=2147483648").expect(2, &says);
     let says = ["valid", "one sample takes 17"];
     limited("data.split='9999,1,0'").expect(2, &says);
 }
 
-/// Whoever may start only so many threads, from one to more than are needed: every command ends well
-/// or says which it could not start, and nothing of an output is left.
+/// With a limit of threads, from one to more than are needed, every command succeeds or names the thread
+/// that it could not start, and leaves no unfinished output.
 #[test]
 fn threads_that_cannot_be_had_are_an_error() {
     let lab = Lab::new();
@@ -150,7 +150,7 @@ fn threads_that_cannot_be_had_are_an_error() {
     }
 }
 
-/// A user that is no other process's, whose threads can be limited: root's cannot.
+/// User without other processes, whose threads can be limited; root's cannot.
 struct Restricted<'a> {
     lab: &'a Lab,
     user: u32,
@@ -273,7 +273,7 @@ fn outputs_of_a_run_are_not_written_through_links_or_over_others() {
     lab.gptrain(&plot).expect(2, &["precious exists"]);
     let trace = ["run", "run.yaml", "--set", "log.folder=b", "--set", "train.steps=2"];
     let traced = [&trace[..], &["--trace", "precious", "--trace-steps", "1..2"]].concat();
-    lab.gptrain(&traced).expect(2, &["there is another file, which is no trace"]);
+    lab.gptrain(&traced).expect(2, &["there is another file, which is not a trace"]);
     assert_eq!(fs::read(lab.path("precious")).unwrap(), b"precious");
     let traced = [&trace[..], &["--trace", "t.json", "--trace-steps", "1..2"]].concat();
     lab.gptrain(&traced).well();

@@ -131,7 +131,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
 /// Replacements: text of the docs, and the text that runs in its place.
 type StandIns = &'static [(&'static str, &'static str)];
 
-/// Blocks that are run, and what in them stands for something that only a user has.
+/// Blocks that are run, and their placeholders for files that only a user has.
 const RUN: &[(&str, &str, StandIns)] = &[
     ("data.md", "gptrain data train-tokenizer", &[("32000", "2000")]),
     ("runs.md", "gptrain manifest check", &[]),

@@ -227,7 +227,7 @@ fn what_cannot_be_cut_is_refused() {
     });
     assert!(stages.contains("PP 64 has more stages than 32 layers"), "{stages}");
     let heads = broken(&|s| (s.model.hidden, s.model.heads, s.topology.tensor) = (13824, 108, 8));
-    assert!(heads.contains("108 heads do not divide by TP 8"), "{heads}");
+    assert!(heads.contains("108 heads are not divisible by TP 8"), "{heads}");
     assert!(broken(&|s| s.global = 100).contains("not a multiple of micro 2 × DP 8"));
     for (id, gpus, remedy) in [
         ("001-011", 16, "is not the 16"),
@@ -297,7 +297,7 @@ fn bloom_tells_its_story() {
     near(p.gigabytes, 59.0, 0.05);
 }
 
-/// With UPDATE=1 it writes them. The fit comes to rest at them, from what is known before any row and from
+/// With UPDATE=1 it writes them. The fit converges to them, from the prior and from
 /// themselves, to a twentieth of the spread that they had before: a fit begins with all runs heard alike, and
 /// where it ends the weights have dents of that size, which a second fit makes smaller.
 #[test]
@@ -435,7 +435,7 @@ fn drift_from_the_plan_is_said_aloud() {
     assert!(table.parts.iter().all(|row| row.planned >= 0.0 && row.planned < planned), "{table:?}");
 }
 
-/// A file with times only leaves memory as shipped; no figure is no number, on any hardware.
+/// A file with times only leaves memory as shipped; all figures are finite, on any hardware.
 #[test]
 fn what_a_file_does_not_measure_keeps_its_constants() {
     let setup = run("002-052");

@@ -117,8 +117,8 @@ fn a_row_with_swapped_columns_is_named() {
     assert!(odd.contains("swapped"), "{odd}");
 }
 
-/// Every published run that the planner knows is predicted or refused with its reason; each row says
-/// how far to trust it.
+/// Every published run of the planner is predicted, or refused with a reason; each row has an error
+/// bar.
 #[test]
 fn published_runs_are_scored_or_refused_with_the_reason() {
     for (table, refused) in [("vtrain_open", 0), ("public_open", 69)] {
@@ -490,7 +490,7 @@ fn money_has_the_sign_of_its_price() {
     refused(&[BLOOM, "--price", "two"], &["€2.10"]);
 }
 
-/// Minutes for what takes minutes; the processor at hand is measured, and a run of years is told of GPUs.
+/// Short runs are printed in minutes; the local CPU is measured, and a run of years suggests GPUs.
 #[test]
 fn small_runs_are_told_in_minutes_and_long_ones_of_gpus() {
     let (_, out, _) = estimate(&["manifests/quickstart.yaml"]);

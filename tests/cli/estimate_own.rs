@@ -122,10 +122,10 @@ fn compressed_gradients_are_billed_and_advised() {
     let (ours, plain) = (seconds(&[]), seconds(&["topology.compression=none"]));
     assert!(e.factors > 0.0 && e.break_even > 1.0, "{e:?}");
     near(ours, plain, 1e-6);
-    let told = exchange::told(&with.manifest, &with.setup);
+    let told = exchange::describe(&with.manifest, &with.setup);
     assert!(told.contains("compressed: a rank sends") && told.contains("pays below"), "{told}");
     let none = read(&["topology.compression=none"]);
-    assert_eq!(exchange::told(&none.manifest, &none.setup), "");
+    assert_eq!(exchange::describe(&none.manifest, &none.setup), "");
 }
 
 /// Output of `estimate` for the small model on a GPU with this much memory.

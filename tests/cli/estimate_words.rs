@@ -1,4 +1,4 @@
-//! What `gptrain estimate` says and refuses, and a size in place of a manifest.
+//! Messages and refusals of `gptrain estimate`, and a size instead of a manifest.
 
 use serde_json::Value;
 use std::process::{Command, Output};

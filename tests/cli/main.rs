@@ -1,6 +1,6 @@
-//! The commands as a user meets them, on one rank.
+//! The commands as a user runs them, on one rank.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
 //! | `status` | `gptrain status`, and the page for Prometheus |
 //! | `compare` | `gptrain compare`: text, JSON and page |
@@ -8,17 +8,17 @@
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
-//! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
-//! | `attacks` | what was found to make it panic, begin again or lose something |
+//! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
+//! | `attacks` | former causes of panics, restarts from zero and lost data |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
 //! | `json` | `--json`: one object alone on standard output |
-//! | `docs` | the commands of `docs/`: all are understood, most are run |
+//! | `docs` | the commands of `docs/`: all are parsed, most are run |
 //! | `readme` | the README's commands as they are printed, the example, new manifests |
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
-//! | `estimate_own` | gptrain's own plan: the search, and changes in the order that helps |
+//! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
 //! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
-//! | `estimate_words` | what it says and refuses, and a size in place of a manifest |
+//! | `estimate_words` | messages and refusals of `gptrain estimate`, and a size instead of a manifest |
 
 #[path = "../common/mod.rs"]
 mod common;

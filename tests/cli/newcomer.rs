@@ -80,7 +80,7 @@ fn files_that_contradict_the_manifest_are_found_before_the_run() {
         let done = lab.gptrain(&args);
         match says.ends_with("exist") {
             true => {
-                assert!(done.out.contains("not here") && done.out.contains(says), "{}", done.out)
+                assert!(done.out.contains("missing") && done.out.contains(says), "{}", done.out)
             }
             false => drop(done.expect(2, &[says])),
         }
@@ -127,11 +127,7 @@ fn a_run_says_where_it_lies_and_which_other_may_be_meant() {
     let mut elsewhere = lab.command(&["run", "../run.yaml"]);
     let done = Done::of(elsewhere.current_dir(lab.path("else")).output().unwrap());
     done.well();
-    assert!(
-        done.out.contains(&format!("`gptrain run {here}` goes on with that one")),
-        "{}",
-        done.out
-    );
+    assert!(done.out.contains(&format!("`gptrain run {here}` continues that one")), "{}", done.out);
 }
 
 #[test]
@@ -251,7 +247,7 @@ train: {{steps: 0, tokens: 1e6}}
     );
     fs::write(lab.path("some.yaml"), text).unwrap();
     let says = [
-        "topology.tensor 3 does not divide model.heads 4",
+        "model.heads 4 is not divisible by topology.tensor 3",
         "topology.zero 3 with topology.pipeline 2",
         "the run's length is given more than once",
         "has 4,096 ids",

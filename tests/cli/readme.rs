@@ -87,10 +87,10 @@ fn a_new_manifest_fits_data_tokenizer_and_wish() {
         fs::write(lab.path("new.yaml"), done.out).unwrap();
         let done = lab.gptrain(&["manifest", "check", "new.yaml"]);
         done.well();
-        assert!(!done.out.contains("not here"), "{}", done.out);
+        assert!(!done.out.contains("missing"), "{}", done.out);
     }
     let wrong = lab.gptrain(&["manifest", "new", "--data", "corpus"]);
-    wrong.expect(2, &["beside no tokenizer.json", "--tokenizer"]);
+    wrong.expect(2, &["no tokenizer.json beside it", "--tokenizer"]);
     lab.gptrain(&["manifest", "new", "--params", "9"]).expect(2, &["from 1M to 500B"]);
     let elsewhere = ["manifest", "new", "--output", "a/b.yaml"];
     fs::create_dir(lab.path("a")).unwrap();

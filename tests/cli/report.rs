@@ -129,7 +129,7 @@ fn a_resumed_run_has_the_record_of_an_uninterrupted_one() {
     assert_eq!(left.len(), 2, "{left:?}");
 }
 
-/// A kill may tear the last line, a full disk any: resuming drops what is no line and says so.
+/// A kill may tear the last line, a full disk any line: a resume drops invalid lines and reports it.
 #[test]
 fn opening_drops_torn_lines_wherever_they_are() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! `gptrain run` as a user meets it: training, stopping, going on, and everything that can be wrong.
+//! `gptrain run` as a user runs it: training, stopping, resuming, and all possible mistakes.
 
 use crate::common::binary::{Done, Lab};
 use rustix::process::{Pid, Signal, kill_process};
@@ -122,7 +122,7 @@ fn a_loss_that_is_not_finite_names_step_and_tensor() {
     let done = lab.run(&["lr={peak: 1000, decay: constant}", "optimizer.adamw.weight_decay=1"]);
     done.expect(1, &["step ", "(samples ", "not finite", "weights are still those of step"]);
     assert!(done.err.contains("block.") || done.err.contains("embed."), "{}", done.err);
-    // The next step was under way when this was seen: neither is recorded or saved.
+    // The next step was in flight at that time: neither is recorded or saved.
     let step = done.err.split("step ").nth(1).and_then(|text| text.split(' ').next()).unwrap();
     let step: usize = step.parse().unwrap();
     assert!(step > 1 && lab.metrics("runs/a").len() == step - 1, "{}", done.err);
@@ -178,7 +178,7 @@ fn weights_and_datasets_may_change_on_the_way() {
     assert!(run.out.contains("another mixture of datasets from sample 24 on"), "{}", run.out);
     let losses = lab.losses("runs/a");
     assert_eq!(losses.len(), 12);
-    // The plan is in the checkpoint: going on from the middle of the second mixture repeats it.
+    // The plan is in the checkpoint: a resume from the middle of the second mixture repeats it.
     let again = [&["run", "run.yaml", "--resume-from", "step-00000009"], &changed[..]].concat();
     lab.gptrain(&again).expect(0, &[]);
     assert_eq!(lab.losses("runs/a"), losses);
@@ -208,7 +208,7 @@ fn mistakes_in_the_manifest_are_all_told_at_once() {
     let lab = Lab::new();
     let done = lab.run(&["model.heads=5", "train.sed=3", "batch.global=3"]);
     done.expect(2, &["heads 5", "train.sed", "train.seed", "batch.global 3"]);
-    lab.run(&["topology.tensor=3"]).expect(2, &["topology.tensor 3 does not divide"]);
+    lab.run(&["topology.tensor=3"]).expect(2, &["is not divisible by topology.tensor 3"]);
     lab.gptrain(&["run", "nothing.yaml"]).expect(2, &["nothing.yaml"]);
 }
 

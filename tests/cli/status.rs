@@ -1,5 +1,5 @@
-//! `gptrain status` of a run that goes on, that has ended, and that nobody hears of; and the page
-//! that Prometheus reads.
+//! `gptrain status` of a run that continues, that has ended, and that has no heartbeat; and the page for
+//! Prometheus.
 
 use crate::common::binary::{Done, Lab, free_port, until};
 use gptrain::train::status::{NAME, Status};
@@ -48,14 +48,14 @@ fn a_run_shows_what_it_does() {
     let says =
         format!("log.metrics_port: cannot listen on 127.0.0.1:{port}: Address already in use");
     assert!(other.expect(0, &[]).out.contains(&says), "{}", other.out);
-    assert!(other.out.contains("the run goes on without this page"), "{}", other.out);
+    assert!(other.out.contains("the run continues without this page"), "{}", other.out);
     let open = || TcpStream::connect(("127.0.0.1", port)).unwrap();
     let silent: Vec<TcpStream> = std::iter::repeat_with(open).take(300).collect();
     assert!(page(port).is_some_and(|page| page.contains("gptrain_step")));
     drop(silent);
     child.kill().unwrap();
     child.wait().unwrap();
-    // Nobody has heard of it for an hour.
+    // No heartbeat for an hour.
     let path = lab.path("runs/a").join(NAME);
     let mut status: Status = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     status.updated -= 3600.0;

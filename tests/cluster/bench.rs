@@ -1,6 +1,6 @@
-//! `gptrain bench`: alone, as a grid of threads, and as processes of which one sends slowly. No bound
-//! here is near what a machine does, however busy it is: the slow one is slower by orders of magnitude,
-//! and where nobody is to be named only hundredfold slowness would be.
+//! `gptrain bench`: alone, as a grid of threads, and as processes of which one sends slowly. The bounds
+//! tolerate any load of the machine: the slow process is slower by orders of magnitude, and in the other
+//! cases only a hundredfold slowness would be reported.
 
 use crate::common::binary::{Done, Lab, Ranks, free_port};
 use gptrain::comm::tcp::SEND_LIMIT;
@@ -111,7 +111,7 @@ fn a_grid_of_threads_is_measured_and_calibrates_its_plan() {
     assert_eq!(planned.err.contains(" µs within a node"), large, "{}", planned.err);
     let cut = &done.out[..done.out.len() / 2];
     fs::write(lab.path("bench.json"), cut).unwrap();
-    lab.gptrain(&estimate).expect(2, &["bench.json: is no document of gptrain bench"]);
+    lab.gptrain(&estimate).expect(2, &["bench.json: is not a document of gptrain bench"]);
 }
 
 #[test]

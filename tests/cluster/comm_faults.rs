@@ -63,7 +63,7 @@ impl Ranks {
         let mut ranks = Ranks { children: (0..world).map(child).collect(), folder };
         for child in &mut ranks.children {
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let running = lines.any(|line| line.unwrap().contains("under way"));
+            let running = lines.any(|line| line.unwrap().contains("running"));
             assert!(running, "a rank does not start");
         }
         ranks
@@ -175,8 +175,8 @@ fn act(world: &World, scenario: &str) {
         world.recorder().set_phase("forward");
         std::thread::sleep(Duration::from_millis(10));
         if step == 10 {
-            // Of a world of threads the test hears only the first.
-            let _ = writeln!(std::io::stdout(), "under way");
+            // In a world of threads, only the first one is reported.
+            let _ = writeln!(std::io::stdout(), "running");
             if world.rank() == 1 {
                 misbehave(world, &*group, scenario);
             }

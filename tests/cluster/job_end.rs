@@ -65,13 +65,13 @@ fn a_run_leaves_before_its_job_ends() {
     let done = done.expect(0, &[]);
     assert!(done.out.contains("job 7 ends in 10 m 02 s"), "{}", done.out);
     assert!(done.out.contains("leaving (slowest step"), "{}", done.out);
-    assert!(done.out.contains("stopped and saved, as the job ends"), "{}", done.out);
+    assert!(done.out.contains("stopped and saved before the job's end"), "{}", done.out);
     let taken = job.lab.metrics("runs/a").len();
     assert!(job.lab.path(&format!("runs/a/checkpoints/step-{taken:08}")).exists());
     assert_eq!(job.asked(), [""; 0], "slurm.on_end is leave");
 }
 
-/// Without a limit, without an answer, or where the manifest says so, the run goes on to its end.
+/// Without a limit, without an answer, or if the manifest ignores it, the run continues to its end.
 #[test]
 fn a_run_whose_job_has_no_known_end_goes_on() {
     let cases = [
@@ -155,11 +155,15 @@ fn a_job_is_submitted_again() {
     let said = &nodes.expect(0, &[]).out;
     assert!(said.contains("n2: excluded for 3 d 0 h; seen 2 times, "), "{said}");
     assert!(said.contains("n3: seen once, "), "{said}");
-    let terms = " (excluded from the second time on); forgotten in 3 d 0 h: rank 6 (node n3) died";
+    let terms = " (excluded from the second time); expires in 3 d 0 h: rank 6 (node n3) died";
     assert!(said.contains(terms), "{said}");
     let done = job.run(&["slurm.on_end=resubmit"]);
     assert!(done.out.contains(", without n2"), "{}", done.out);
-    assert!(done.expect(0, &[]).out.contains("job 8 goes on when job 7 has ended"), "{}", done.out);
+    assert!(
+        done.expect(0, &[]).out.contains("job 8 continues when job 7 has ended"),
+        "{}",
+        done.out
+    );
     let script = "runs/a/job.sh";
     let expected = [
         "scontrol show job -o 7".to_string(),
@@ -173,6 +177,6 @@ fn a_job_is_submitted_again() {
     ];
     assert_eq!(job.asked(), expected);
     let cleared = job.lab.gptrain(&["nodes", "runs/a", "--clear", "n2"]);
-    assert_eq!(cleared.expect(0, &[]).out, "forgot 1 entry\n");
+    assert_eq!(cleared.expect(0, &[]).out, "removed 1 entry\n");
     assert_eq!(sick_nodes::excluded(&folder, false), [""; 0]);
 }

@@ -44,7 +44,7 @@ fn killed_while_they_meet(limit: Duration) {
     let sets = with(&FOUR, &[&limit]);
     let start = |rank| lab.rank(rank, 4, port, &sets).spawn().unwrap();
     let ranks = Ranks { children: (0..3).map(start).collect() };
-    until("two ranks have come to rank 0, or its time is over", || {
+    until("two ranks have connected to rank 0, or its time is over", || {
         connections(port) == 2 || ranks.ended(0)
     });
     std::thread::sleep(Duration::from_millis(300)); // and were let in; else they look for it again
@@ -65,7 +65,7 @@ fn rank_0_killed_while_it_saves() {
     let lab = Lab::new();
     let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["checkpoint.interval=1"])));
     let checkpoints = lab.path("runs/a/checkpoints");
-    until("a save is under way", || {
+    until("a save is in flight", || {
         let entries = fs::read_dir(&checkpoints).into_iter().flatten().filter_map(Result::ok);
         entries.into_iter().any(|entry| entry.file_name().to_string_lossy().contains(".tmp-"))
     });

@@ -1,5 +1,5 @@
 //! `gptrain run` on several ranks, as threads of one process and as processes: equal to one rank,
-//! going on bit for bit, on another grid too; and every way in which ranks can fail each other.
+//! resumed bit for bit, also on another grid; and failures of ranks.
 
 use crate::common::binary;
 use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict};
@@ -158,7 +158,7 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
         assert_eq!(failure.text, said);
         lab.gptrain(&["report", "runs/a", "--overwrite"]).expect(0, &[]);
         let page = std::fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
-        assert!(page.contains("<td>failure</td>"), "the page tells");
+        assert!(page.contains("<td>failure</td>"), "the page shows it");
         if victim == 0 {
             assert!(line.contains("rank 0 died"), "{line}");
             continue;

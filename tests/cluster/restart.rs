@@ -1,6 +1,6 @@
-//! Restarts in the job: a rank killed, stopped, or gone with its supervisor. The run goes on from its
-//! last checkpoint with the losses of one that nothing happened to: the same bits on the same grid,
-//! those of the old grid to 1e-6 on fewer replicas. And it does not go on for ever.
+//! Restarts in the job: a rank killed, stopped, or lost with its supervisor. The run continues from its
+//! last checkpoint with the losses of an undisturbed one: the same bits on the same grid, those of the
+//! old grid to 1e-6 on fewer replicas. The number of restarts has a limit.
 //!
 //! Each step of a rank takes a while (its test hook), so that it is in the middle when something
 //! happens.
@@ -61,7 +61,7 @@ fn a_killed_rank_begins_anew() {
     signal_rank(&of, 1, Signal::KILL);
     let starts = || events::read(&lab.path("runs/a")).unwrap();
     let starts = || starts().iter().filter(|event| event.kind == Kind::Start).count();
-    until("the ranks begin anew", || starts() == 2);
+    until("the ranks restart", || starts() == 2);
     lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 6);
     signal_rank(&of, 0, Signal::KILL);
     let ended = of.end(0..2);
@@ -72,7 +72,7 @@ fn a_killed_rank_begins_anew() {
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
     lab.gptrain(&["report", "runs/a"]).well();
     let page = fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
-    assert!(page.contains("<td>restart</td>") && page.contains("goodput"), "the page tells");
+    assert!(page.contains("<td>restart</td>") && page.contains("goodput"), "the page shows it");
 }
 
 #[test]
@@ -104,7 +104,7 @@ fn without_spares_fewer_replicas_go_on() {
         let ended = of.end([0]);
         assert_eq!(ended[0].code, Some(0), "{}\n{}", ended[0].out, ended[0].err);
         let said = restarts(&ended);
-        assert!(said[0].ends_with("on 1 replica, which were 2; the batch stays"), "{said:?}");
+        assert!(said[0].ends_with("on 1 replica instead of 2, with the same batch"), "{said:?}");
         let (ours, whole) = (lab.losses("runs/a"), lab.losses("runs/whole"));
         assert_eq!((ours.len(), whole.len()), (80, 80));
         for (a, b) in ours.iter().zip(&whole) {

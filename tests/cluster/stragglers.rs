@@ -1,4 +1,4 @@
-//! A rank that takes 15 % longer than its peers is named while the run goes on; nobody else is. Each
+//! A rank that takes 15 % longer than its peers is reported during the run, and no other rank is. Each
 //! step of a rank is as long as its test hook says, which no load of the machine shortens.
 
 use crate::common::binary::{Lab, Ranks, free_port, until};
@@ -55,7 +55,7 @@ fn a_rank_slower_by_15_percent_is_named() {
         assert!(line.contains("note: rank 2 (node n3, TP0 PP0 DP2) is slow: busy for"), "{line}");
         assert!(line.contains("the median of the 4 ranks of stage 0"), "{line}");
         let shown = lab.gptrain(&["nodes", "runs/a"]);
-        let terms = "(excluded where slurm.exclude_stragglers says so); forgotten in ";
+        let terms = "(excluded if slurm.exclude_stragglers is true); expires in ";
         assert!(shown.out.contains("n3: seen once") && shown.out.contains(terms), "{}", shown.out);
         let status = lab.gptrain(&["status", "runs/a"]);
         assert!(status.out.contains(" is slow: busy for"), "{}", status.out);

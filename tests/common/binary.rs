@@ -225,7 +225,7 @@ pub fn within(outer: &[&str], command: &Command) -> Command {
     whole
 }
 
-/// A port of this machine that nobody uses, below those that the system gives to whoever connects.
+/// Unused port of this machine, below the range of ephemeral ports.
 pub fn free_port() -> u16 {
     static ASKED: AtomicU32 = AtomicU32::new(0);
     let asked = || ASKED.fetch_add(1, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! A server that speaks S3, of somebody else (moto, from PyPI; `make s3-server`), and a proxy before it
-//! that does what networks and stores do.
+//! Third-party S3 server (moto, from PyPI; `make s3-server`), and a proxy in front of it that simulates
+//! faults of networks and stores.
 
 use super::binary::until;
 use gptrain::checkpoint::place::Settings;

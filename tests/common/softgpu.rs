@@ -31,8 +31,8 @@ pub fn is_real() -> bool {
     std::env::var_os("GPTRAIN_TEST_GPU").is_some()
 }
 
-/// What `Cuda::open` takes to open it. It runs kernels of its own: those of its folder only look like
-/// some.
+/// Options with which `Cuda::open` opens the stand-in. It runs its own kernels: the files in its folder are
+/// placeholders.
 pub fn options() -> Options {
     Options {
         ordinal: 0,

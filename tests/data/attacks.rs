@@ -42,7 +42,7 @@ fn a_build_that_waits_for_its_input_ends_when_it_is_told() {
         dies(&lab, child, signal);
         drop(held);
     }
-    // A pipe that nobody writes to: opening it waits.
+    // A pipe without a writer: opening it waits.
     fifo(&lab.path("pipe.txt"));
     let child = lab.command(&["data", "build", "pipe.txt", "-t", "bytes", "-o", "x"]).spawn();
     dies(&lab, child.unwrap(), Signal::TERM);

@@ -27,7 +27,7 @@ pub fn folder(name: &str) -> PathBuf {
     folder
 }
 
-/// `gptrain data`, in a folder, with the bundled tokenizer where TOKENIZER stands.
+/// Command `gptrain data` in a folder, with TOKENIZER replaced by the bundled tokenizer.
 pub fn data(folder: &Path, arguments: &str) -> Command {
     let tokenizer = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/austen/tokenizer.json");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
@@ -265,7 +265,7 @@ fn two_builders_of_one_output_do_not_meet() {
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
-    // Both wait for text; whoever comes second gives up.
+    // Both wait for text; the second one gives up.
     let (mut one, mut other) = (start(), start());
     while other.try_wait().unwrap().is_none() {
         std::mem::swap(&mut one, &mut other);
@@ -350,7 +350,7 @@ fn wrong_inputs_are_named_together() {
     let error = bad(&folder, "build cut.jsonl.gz -t TOKENIZER -o d", 1);
     assert!(error.contains("cannot read cut.jsonl.gz"), "{error}");
     let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o d --eod <stop>", 2);
-    assert!(error.contains("\"<stop>\" is no special token") && error.contains("<|endoftext|>"));
+    assert!(error.contains("\"<stop>\" is not a special token") && error.contains("<|endoftext|>"));
     let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o d --dtype uint8", 2);
     assert!(error.contains("uint8 cannot hold a vocabulary of 4,096"), "{error}");
     let error = bad(&folder, "train-tokenizer corpus.jsonl --vocab 100 -o t.json", 2);

@@ -1,16 +1,16 @@
 //! Tokens: datasets, sample orders, mixtures, tokenizers.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
 //! | `megatron` | datasets written by Megatron: the same bytes, the same samples in the same order |
 //! | `options` | Megatron-Core's options beyond its defaults: masks by bounds, other cuts |
 //! | `order` | sample orders on disk: kept, damaged, as large as they may be |
-//! | `source` | what training sees: mixtures, batches, the reader thread, errors |
-//! | `stages` | a run whose mixture changes on the way |
+//! | `source` | samples of training: mixtures, batches, the reader thread, errors |
+//! | `stages` | a run whose mixture changes |
 //! | `build` | datasets made from text |
 //! | `tokenizer` | the same ids as Hugging Face's tokenizers |
 //! | `cli` | `gptrain data …` as a user runs it |
-//! | `formats` | what text lies in: tables, compressed files, folders, lists of files |
+//! | `formats` | containers of text: tables, compressed files, folders, lists of files |
 //! | `fuzz` | damaged files by the thousand: an error or a readable dataset, never a panic |
 
 #[path = "../common/mod.rs"]

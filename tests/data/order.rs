@@ -121,7 +121,7 @@ fn a_damaged_or_foreign_file_is_built_again() {
         assert_eq!(lists(&cached(&cache, &spec, &dataset)), want);
         assert!(std::fs::read(&path).unwrap() == good, "the file was not replaced");
     }
-    // What a killed process leaves is no order, and is written over.
+    // The remains of a killed process are not an order, and are overwritten.
     std::fs::remove_file(&path).unwrap();
     std::fs::write(path.with_extension("partial"), vec![7; good.len() * 2]).unwrap();
     assert_eq!(lists(&cached(&cache, &spec, &dataset)), want);

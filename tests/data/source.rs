@@ -300,7 +300,7 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
     let second = Datasets::resume(&after, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&first, 0..40), tokens(&second, 0..40), "the past must not change");
 
-    // Each dataset goes on with its own next sample: the order of one that is never interrupted.
+    // Each dataset continues with its own next sample: the order of one that is never interrupted.
     let alone = |name: &str, n: u64| {
         let mut wishes = data(vec![dataset(name, 1.0, "1,0,0", 0)]);
         wishes.seed = before.seed;
@@ -337,7 +337,7 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
         DataStage { from: 75, train: other.clone() },
     ];
     let whole = Datasets::open(&staged, 32, 250_680, 100, 0).unwrap();
-    // The same by hand: the run stops at 40 and at 75 and goes on with another manifest.
+    // The same by hand: the run stops at 40 and at 75 and continues with another manifest.
     let by_hand = MixturePlan::of(&data(mixture(0.7, 0.3)), 100)
         .continued(&data(mixture(0.2, 0.8)), 100, 40)
         .continued(&data(other.clone()), 100, 75);
@@ -345,12 +345,12 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     let cursors: Vec<u64> = whole.train.cursors(100).iter().map(|c| c.samples).collect();
     assert_eq!(cursors.iter().sum::<u64>(), 100);
     assert!(cursors.iter().all(|samples| *samples > 5), "{cursors:?}");
-    // Going on from anywhere, on a boundary or between two, is the same run.
+    // A resume at any sample, on a boundary or between two, is the same run.
     for consumed in [0, 1, 39, 40, 41, 74, 75, 76, 99, 100] {
         let again = whole.plan.clone().continued(&staged, 100, consumed);
         assert_eq!(again, whole.plan, "from {consumed}");
     }
-    // A shorter run does not reach the last stage; what has been read stays as it was.
+    // A shorter run does not reach the last stage; the samples read so far are unchanged.
     let shorter = whole.plan.clone().continued(&staged, 70, 60);
     assert_eq!(shorter.stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [0, 40, 60]);
     let short = Datasets::resume(&staged, shorter, 32, 250_680, 0).unwrap();
@@ -366,7 +366,7 @@ fn a_plan_that_did_not_change_is_the_same_plan() {
     let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
     let plan = MixturePlan::new(&wishes.train, 100);
     assert_eq!(plan.clone().continued(&wishes, 100, 60), plan);
-    // A longer run keeps the order it had, and goes on behind it.
+    // A longer run keeps its order, and continues after it.
     let longer = plan.clone().continued(&wishes, 250, 60);
     assert_eq!(longer.stages.len(), 2);
     let short = Datasets::open(&wishes, 32, 50257, 98, 0).unwrap();

@@ -148,7 +148,7 @@ fn damaged_tokenizers_are_refused() {
     assert!(error.contains("its model is Surprise, not BPE"), "{error}");
     let path = file("f.json", "{\"model\": {\"vocab\": ");
     let error = Tokenizer::load(&path).unwrap_err().to_string();
-    assert!(error.contains("is no tokenizer: EOF while parsing"), "{error}");
+    assert!(error.contains("is not a tokenizer: EOF while parsing"), "{error}");
     let error = Tokenizer::load(Path::new("/nowhere/tokenizer.json")).unwrap_err();
     assert!(format!("{error:#}").contains("there is no such tokenizer"), "{error:#}");
 }

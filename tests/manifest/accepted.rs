@@ -365,7 +365,7 @@ fn compare_defaults(root: &Value, schema: &Value, value: &Value, path: &str) -> 
         compared += compare_defaults(root, schema, value, &path);
         let about = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
         let word = about.split("Default: ").nth(1).and_then(|text| text.split([' ', ',']).next());
-        let Some(word) = word.map(|word| word.trim_end_matches('.').replace('_', "")) else {
+        let Some(word) = word.map(|word| word.trim_end_matches(['.', ';']).replace('_', "")) else {
             continue;
         };
         if let (Ok(described), Some(real)) = (word.parse::<f64>(), value.as_f64())

@@ -1,10 +1,10 @@
-//! Manifests as a user meets them.
+//! Manifests as a user writes them.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
-//! | `accepted` | what is accepted, and that the effective manifest says the same again |
+//! | `accepted` | accepted manifests, and that the effective manifest means the same |
 //! | `reference` | docs/manifest.md, made from the schema |
-//! | `refused` | what is refused, with every message in its words |
+//! | `refused` | refused manifests, with the text of every message |
 //! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
 //! | `hostile` | damaged and malicious files |
 //! | `shipped` | every manifest in `manifests/` |

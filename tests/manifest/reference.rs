@@ -7,25 +7,45 @@ use std::fs;
 
 const PAGE: &str = "docs/manifest.md";
 
-/// Text above the tables.
+/// Text above the sections.
 const ABOVE: &str = "# The manifest, setting by setting
-Made from the schema (`gptrain manifest schema`) by a test; do not edit. Sections are in alphabetical
-order, as are their keys; in **bold** what must be given. `--set section.key=value` changes a setting
-for one command; `gptrain manifest new` writes a first manifest.
+A test makes this page from the schema (`gptrain manifest schema`); do not edit it. Each heading is the full key of a
+setting, as in `--set data.seed=7`, which changes a setting for one command. `gptrain manifest new` writes a first
+manifest.
 ";
+
+/// Sections of the page, and the paths of types that have one.
+#[derive(Default)]
+struct Sections {
+    /// Path and schema of each section, in the order of the page.
+    wanted: Vec<(String, Value)>,
+    /// Type, and the path at which the page describes it.
+    types: Vec<(String, String)>,
+}
+
+impl Sections {
+    /// Link to the section of a type, which is at `path` unless an earlier key has the same type.
+    fn link(&mut self, name: &str, path: &str, section: &Value) -> String {
+        if !self.types.iter().any(|(known, _)| known == name) {
+            self.types.push((name.to_string(), path.to_string()));
+            self.wanted.push((path.to_string(), section.clone()));
+        }
+        let (_, path) = self.types.iter().find(|(known, _)| known == name).unwrap();
+        let anchor: String = path.to_lowercase().chars().filter(|c| *c != '.').collect();
+        format!("[the section {path}](#section-{anchor})")
+    }
+}
 
 #[test]
 fn the_reference_is_made_of_the_schema() {
     let schema = gptrain::manifest::schema();
     let mut page = ABOVE.to_string();
-    let mut wanted = vec![("a manifest".to_string(), schema.clone())];
-    let mut done: Vec<String> = Vec::new();
-    while !wanted.is_empty() {
-        let (title, section) = wanted.remove(0);
-        if !done.contains(&title) {
-            table(&title, &section, &schema, &mut wanted, &mut page);
-            done.push(title);
-        }
+    let mut sections = Sections::default();
+    sections.wanted.push((String::new(), schema.clone()));
+    let mut at = 0;
+    while let Some((path, section)) = sections.wanted.get(at).cloned() {
+        describe(&path, &section, &schema, &mut sections, &mut page);
+        at += 1;
     }
     if std::env::var_os("UPDATE").is_some() {
         fs::write(PAGE, &page).unwrap();
@@ -34,56 +54,73 @@ fn the_reference_is_made_of_the_schema() {
     assert!(there == page, "{PAGE} is not what the schema says: run this test with UPDATE=1");
 }
 
-/// A section's keys; sections that they lead to are added to `wanted`.
-fn table(
-    title: &str,
+/// Writes a section: a heading for each key, with permitted values and description.
+fn describe(
+    path: &str,
     section: &Value,
     schema: &Value,
-    wanted: &mut Vec<(String, Value)>,
+    sections: &mut Sections,
     page: &mut String,
 ) {
-    let about = section["description"].as_str().unwrap_or_default().replace('\n', " ");
-    write!(page, "\n## {title}\n{about}\n\n| key | takes | |\n|---|---|---|\n").unwrap();
+    let title = if path.is_empty() { "Top level".into() } else { format!("Section {path}") };
+    let about = section["description"].as_str().unwrap_or_default();
+    write!(page, "\n## {title}\n{}", wrapped(about)).unwrap();
     let required: Vec<&str> =
         section["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     for (key, value) in section["properties"].as_object().into_iter().flatten() {
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         let mut takes = Vec::new();
         match value["properties"].is_object() {
-            true => {
-                takes.push(format!("a section: [{key}](#{key})"));
-                wanted.push((key.clone(), value.clone()));
-            }
-            false => kinds(value, schema, wanted, &mut takes),
+            true => takes.push(sections.link(&path, &path, value)),
+            false => kinds(value, schema, &path, sections, &mut takes),
         }
         takes.dedup();
-        let bold = if required.contains(&key.as_str()) { "**" } else { "" };
-        let about = value["description"].as_str().unwrap_or_default().replace('\n', " ");
-        writeln!(page, "| {bold}`{key}`{bold} | {} | {about} |", takes.join(", ")).unwrap();
+        let needed = if required.contains(&key.as_str()) { "Required. " } else { "" };
+        let about = value["description"].as_str().unwrap_or_default();
+        let text = format!("{needed}{about} Values: {}.", takes.join(", "));
+        write!(page, "\n### {path}\n{}", wrapped(&text)).unwrap();
     }
+}
+
+/// Lines of at most 120 columns.
+fn wrapped(text: &str) -> String {
+    let (mut lines, mut columns) = (String::new(), 0);
+    for word in text.split_whitespace() {
+        let length = word.chars().count();
+        let fits = columns + 1 + length <= 120;
+        let space = if columns == 0 {
+            ""
+        } else if fits {
+            " "
+        } else {
+            "\n"
+        };
+        columns = if columns > 0 && fits { columns + 1 + length } else { length };
+        lines.push_str(space);
+        lines.push_str(word);
+    }
+    lines + "\n"
 }
 
 /// Permitted values, in words.
 fn kinds(
     value: &Value,
     schema: &Value,
-    wanted: &mut Vec<(String, Value)>,
+    path: &str,
+    sections: &mut Sections,
     takes: &mut Vec<String>,
 ) {
     if let Some(pointer) = value["$ref"].as_str() {
         let name = pointer.rsplit('/').next().unwrap();
         let target = schema.pointer(pointer.trim_start_matches('#')).unwrap();
         match target["properties"].is_object() {
-            true => {
-                let heading = name.to_lowercase();
-                takes.push(format!("a section: [{name}](#{heading})"));
-                wanted.push((name.to_string(), target.clone()));
-            }
-            false => kinds(target, schema, wanted, takes),
+            true => takes.push(sections.link(name, path, target)),
+            false => kinds(target, schema, path, sections, takes),
         }
     }
     for key in ["anyOf", "oneOf"] {
         for one in value[key].as_array().into_iter().flatten() {
-            kinds(one, schema, wanted, takes);
+            kinds(one, schema, path, sections, takes);
         }
     }
     if let Some(word) = value["const"].as_str() {
@@ -104,14 +141,15 @@ fn kinds(
             "integer" | "number" => takes.push(number(one, value)),
             "array" => {
                 let mut items = Vec::new();
-                kinds(&value["items"], schema, wanted, &mut items);
-                takes.push(format!("a list of: {}", items.join(", ")));
+                kinds(&value["items"], schema, path, sections, &mut items);
+                takes.push(format!("a list of ({})", items.join(", ")));
             }
             "object" => {
                 let mut named = Vec::new();
-                assert!(value["additionalProperties"].is_object(), "what it takes: {value}");
-                kinds(&value["additionalProperties"], schema, wanted, &mut named);
-                takes.push(format!("names, each with: {}", named.join(", ")));
+                let below = &value["additionalProperties"];
+                assert!(below.is_object(), "keys without a type: {value}");
+                kinds(below, schema, &format!("{path}.NAME"), sections, &mut named);
+                takes.push(format!("names, each with ({})", named.join(", ")));
             }
             other => takes.push(other.into()),
         }

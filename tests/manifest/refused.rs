@@ -107,7 +107,7 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check_added(
         "topology: {tensor: 3}",
-        "m.yaml:17: topology.tensor 3 does not divide model.heads 8 → set topology.tensor to 2 or 4",
+        "m.yaml:17: model.heads 8 is not divisible by topology.tensor 3 → set topology.tensor to 2 or 4",
     );
     check_added(
         "topology: {pipeline: 64}",
@@ -116,7 +116,7 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check_added(
         "topology: {pipeline: 4}",
-        "m.yaml:17: model.layers 6 do not divide by topology.pipeline 4 → set topology.layer_split \
+        "m.yaml:17: model.layers 6 is not divisible by topology.pipeline 4 → set topology.layer_split \
          to transformer_and_embedding or balanced",
     );
     check_added(
@@ -130,17 +130,17 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check_added(
         "topology: {pipeline: 3, layer_split: transformer_and_embedding}",
-        "m.yaml:17: model.layers 6 + 2 (embedding and head) = 8 do not divide by topology.pipeline 3 \
+        "m.yaml:17: model.layers 6 + 2 (embedding and head) = 8 is not divisible by topology.pipeline 3 \
          → set topology.layer_split to balanced",
     );
     check_added(
         "topology: {pipeline: 3, schedule: interleaved}",
         "m.yaml:17: schedule: interleaved takes 24 samples at a time (micro 8 × data 1 × pipeline \
-         3); a global batch of 16 does not divide → use multiples of 24, or 1f1b",
+         3); a global batch of 16 is not divisible by it → use multiples of 24, or 1f1b",
     );
     check_added(
         "topology: {pipeline: 2, zero: 3}",
-        "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights anew \
+        "m.yaml:17: topology.zero 3 with topology.pipeline 2: a stage would gather its weights \
          for each micro-batch, which costs more traffic than the memory is worth → set \
          topology.zero to 1, or topology.pipeline to 1",
     );
@@ -176,7 +176,7 @@ fn interleaving_is_checked_at_every_stage_of_a_ramp_up() {
     ];
     let complaint = complaints(GOOD, &sets);
     let expected = "schedule: interleaved takes 4 samples at a time (micro 2 × data 1 × pipeline \
-                    2); a global batch of 6 (and 2 more of the ramp-up) does not divide → use \
+                    2); a global batch of 6 (and 2 more of the ramp-up) is not divisible by it → use \
                     multiples of 4, or 1f1b";
     assert!(complaint.ends_with(expected), "{complaint}");
 }
@@ -200,7 +200,7 @@ fn topologies_of_the_search_are_told_apart() {
         ["model={layers: 2, hidden: 1080, heads: 108, vocab: 99, seq_len: 8}", "topology.tensor=8"];
     assert_eq!(
         complaints(GOOD, &sets),
-        "--set topology.tensor: topology.tensor 8 does not divide model.heads 108 → set \
+        "--set topology.tensor: model.heads 108 is not divisible by topology.tensor 8 → set \
          topology.tensor to 6 or 9"
     );
 }
@@ -238,8 +238,8 @@ fn a_ramp_up_is_checked_at_every_stage_up_front() {
     check_set(
         "batch={micro: 2, global: 2048, ramp_up: {start: 24, samples: 5}}",
         "--set batch: \
-         batch.ramp_up.increment is missing → add `increment:` (What is added each time; divides \
-         global − start)",
+         batch.ramp_up.increment is missing → add `increment:` (Samples added at each growth; global \
+         − start must be divisible by it)",
     );
 }
 
@@ -336,8 +336,8 @@ fn stages_of_the_data_are_in_order_and_within_the_run() {
     );
     stages(
         "[{from_samples: 20}]",
-        "m.yaml:10: data.stages.0.train is missing → add `train:` with prefix (A prefix, or a list \
-         of datasets with weights, as data.train)",
+        "m.yaml:10: data.stages.0.train is missing → add `train:` with prefix (Prefix, or list of \
+         datasets with weights, as in data.train)",
     );
     check(
         "  train: corpus/a\n  seed: 4294967296",
@@ -489,7 +489,7 @@ fn offload_that_cannot_be_is_refused_by_name() {
     let compressed = "topology={data: 2, compression: powersgd}";
     let adafactor = "optimizer=adafactor";
     for (sets, what, remedy) in [
-        (&[delay, "topology.offload.what=full"][..], "would write them", "what to optimizer"),
+        (&[delay, "topology.offload.what=full"][..], "would overwrite", "what to optimizer"),
         (&[delay, "precision=fp16"], "can wait", "precision to bf16"),
         (&[delay, adafactor], "has no such pass", "topology.offload.delay to 0"),
         (&[host, adafactor], "of every gradient", "topology.offload.gradients to device"),
@@ -500,12 +500,12 @@ fn offload_that_cannot_be_is_refused_by_name() {
     }
     check_set(
         "topology.offload.delay_after=3",
-        "--set topology.offload.delay_after: topology.offload has settings and does not say what \
-         lies on the host → set topology.offload.what to optimizer",
+        "--set topology.offload.delay_after: topology.offload has settings, but \
+         topology.offload.what is missing → set topology.offload.what to optimizer",
     );
     check_set(
         "train.device_memory=2gb",
-        "--set train.device_memory: train.device_memory \"2gb\" is no size → a number of bytes is \
+        "--set train.device_memory: train.device_memory \"2gb\" is not a size → a number of bytes is \
          written as in 2GiB, 512MiB or 1.5TB",
     );
 }
@@ -535,7 +535,7 @@ m.yaml:5: model.heads is \"eight\" → it takes a whole number
 m.yaml:6: unknown key model.vocap → did you mean model.vocab?
 m.yaml:11: batch.global 16 is not a multiple of batch.micro 3 → set batch.global to 15 or 18
 m.yaml:14: lr.min 0.01 is above lr.peak 0.001 → set lr.min to lr.peak or less
-m.yaml: train is missing → add `train:` (How long (samples, tokens or steps), on what, and from which seed)
+m.yaml: train is missing → add `train:` (Length (samples, tokens or steps), evaluation, device and seed)
 --set log.interval: log.interval is \"often\" → it takes a whole number";
     assert_eq!(complaints(text, &["log.interval=often"]), expected);
 }
@@ -544,17 +544,17 @@ m.yaml: train is missing → add `train:` (How long (samples, tokens or steps), 
 fn parts_of_a_model_that_do_not_fit_are_refused() {
     check_set(
         "model.kv_heads=3",
-        "--set model.kv_heads: model.kv_heads 3 does not divide model.heads 8 → set model.kv_heads \
+        "--set model.kv_heads: model.heads 8 is not divisible by model.kv_heads 3 → set model.kv_heads \
          to 2 or 4",
     );
     check_set(
         "model.kv_heads=16",
-        "--set model.kv_heads: model.kv_heads 16 does not divide model.heads 8 → set model.kv_heads \
+        "--set model.kv_heads: model.heads 8 is not divisible by model.kv_heads 16 → set model.kv_heads \
          to 8",
     );
     assert_eq!(
         complaints(GOOD, &["model.kv_heads=2", "topology.tensor=4", "batch.global=32"]),
-        "--set topology.tensor: topology.tensor 4 does not divide model.kv_heads 2 → set \
+        "--set topology.tensor: model.kv_heads 2 is not divisible by topology.tensor 4 → set \
          topology.tensor to 2",
     );
     assert_eq!(

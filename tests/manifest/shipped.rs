@@ -1,4 +1,4 @@
-//! Every manifest that is shipped loads, means the same when written back, and tells its run's story.
+//! Every shipped manifest loads, means the same when written back, and reproduces its run's figures.
 
 use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::print;
@@ -22,7 +22,7 @@ fn every_manifest_loads_and_means_the_same_when_written_back() {
     for entry in std::fs::read_dir(folder()).expect("manifests/") {
         let path = entry.expect("an entry").path();
         let name = path.file_name().expect("a name").to_string_lossy().into_owned();
-        assert!(name.ends_with(".yaml"), "{name} is no manifest");
+        assert!(name.ends_with(".yaml"), "{name} is not a manifest");
         let loaded = shipped(&name, &[]);
         assert_eq!(format!("{}.yaml", loaded.manifest.name), name);
         assert!(loaded.manifest.runnable().is_ok(), "{name}");

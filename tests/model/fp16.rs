@@ -1,5 +1,5 @@
 //! Training in fp16: it follows f32, steps that overflow are skipped by Megatron's rule on every
-//! rank alike, and a run that is saved in the middle of that goes on with the same bits.
+//! rank alike, and a run that is saved in the middle of that resumes with the same bits.
 
 use crate::common;
 use crate::common::binary::{Done, Lab};
@@ -221,8 +221,8 @@ fn a_checkpoint_shows_its_scale_and_is_replayed_and_exported() {
     assert!(reader.entries.values().all(|entry| entry.dtype == "F16"));
 }
 
-/// Whatever the grid, the same steps overflow, on every rank; and any grid goes on from another's
-/// checkpoint in the middle of that.
+/// The same steps overflow on every grid and rank; and any grid resumes from another's checkpoint in the
+/// middle of that.
 #[test]
 fn any_grid_skips_the_same_steps() {
     let lab = Lab::new();

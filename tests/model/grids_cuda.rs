@@ -317,7 +317,7 @@ fn ranks_that_share_the_update_learn_the_passes_after_the_first() {
     learned(6, &["topology.data=2", "topology.zero=3"]);
 }
 
-/// The last micro-batch's reductions go on beside the pipeline's messages.
+/// The last micro-batch's reductions overlap with the pipeline's messages.
 #[test]
 fn a_pipeline_of_replicas_learns_the_passes_before_the_last() {
     learned(7, &["topology.data=2", "topology.pipeline=2"]);

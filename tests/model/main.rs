@@ -1,18 +1,18 @@
 //! The network and the step: losses and gradients are right, on every grid, device and precision.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
 //! | `pytorch` | losses, gradients and twenty AdamW steps equal PyTorch's in float64 |
 //! | `llama` | the same for Llama, Mistral, Qwen2 and Qwen3, and transformers |
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
-//! | `late` | updates that come a step late, by a second implementation of them |
-//! | `adam8bit` | moments in 8 bits: their error, bitsandbytes beside them, a run beside AdamW's |
-//! | `mup` | what steps change of activations over widths; grids |
-//! | `muon` | its steps in float64 and PyTorch's; fp16; on GPUs; what the planner counts |
-//! | `compression` | PowerSGD: on every grid as among plain replicas; what it loses, and when nothing |
-//! | `sampler` | logits of a text that grows are those of the whole text |
+//! | `late` | delayed updates, against a second implementation |
+//! | `adam8bit` | 8-bit moments: their error, against bitsandbytes, and a run against AdamW's |
+//! | `mup` | change of activations by steps at several widths; grids |
+//! | `muon` | steps against float64 and PyTorch; fp16; GPUs; counts of the planner |
+//! | `compression` | PowerSGD: every grid equals plain replicas; its error |
+//! | `sampler` | logits of a growing text are those of the whole text |
 //! | `spikes` | steps above their limits change nothing |
 //! | `update_norm` | it is that of the weights, whatever the optimizer and grid, and changes no bit |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |

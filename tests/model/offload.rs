@@ -58,7 +58,7 @@ fn of_gradients_in_tensor_and_pipeline_parallel_ranks() {
     same_with_gradients(&[&shards[..], &["topology.sequence_parallel=true"]].concat());
 }
 
-/// Its master weights come to the device piece by piece.
+/// Adafactor's master weights are copied to the device in pieces.
 #[test]
 fn of_adafactor() {
     let relative = "optimizer.adafactor={relative_step: true, clip: 0.3}";

@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
         Tensor::at(all.addr(), rows, cols, dtype)
     }
 
-    /// What was written behind a tensor.
+    /// Error if an op wrote beyond a tensor.
     fn overrun(&self) -> Option<String> {
         let canaries = self.canaries.borrow();
         let at = canaries.iter().position(|canary| self.bytes(*canary) != CANARY)?;

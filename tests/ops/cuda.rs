@@ -318,8 +318,8 @@ fn a_v100_trains_in_f16_where_the_build_has_kernels_for_it() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Where cuBLASLt adds no product with a scale for each row to C, by products into scratch; with timed
-/// algorithms and with those that it proposes, which it does not know to be refused.
+/// Products into scratch, if cuBLASLt cannot add a product with row scales to C; with timed algorithms and
+/// with proposed ones, which it may refuse later.
 #[test]
 fn fp8_products_are_added_without_the_library() {
     const ADDS: &str = "SOFTGPU_FP8_ADD";
@@ -376,7 +376,7 @@ fn what_is_fed_is_in_order_with_the_ops() {
     }
 }
 
-/// Work that may not be captured is done op by op, as if nobody had tried; in a group it fails.
+/// Work that cannot be captured is done op by op, as without the attempt; in a group it fails.
 #[test]
 fn what_cannot_be_captured_is_done_op_by_op() {
     let cuda = open();
@@ -397,7 +397,7 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     assert_eq!(read(&cuda, sum)[0], 10.0);
     let one = matches!(&messages[..], [one] if one.contains("CAPTURE_UNSUPPORTED"));
     assert!(one, "{messages:?}");
-    // What was learned before stays.
+    // The earlier result is kept.
     assert!(!legal.run(&mut || unreachable!("it was captured")));
     assert_eq!(read(&cuda, sum)[0], 11.0);
     drop(legal);
@@ -405,7 +405,7 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     let other = open();
     let mut together = other.graph(1);
     (0..2).for_each(|_| assert!(together.run(&mut || drop(other.reserve(8)))));
-    let why = other.sync().expect_err("a group cannot go on").to_string();
+    let why = other.sync().expect_err("a group cannot continue").to_string();
     assert!(why.contains("set GPTRAIN_CUDA_GRAPHS=0"), "{why}");
 }
 

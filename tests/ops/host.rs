@@ -21,8 +21,8 @@ fn on_host(b: &Bench, like: Tensor) -> Tensor {
     Tensor::at(address, like.rows, like.cols, like.dtype).in_memory(Home::Host)
 }
 
-/// A copy comes after the ops before it, and before the ops after it; the host reads and writes what
-/// lies with it as the device does.
+/// A copy is ordered after the ops before it, and before the ops after it; the host reads and writes its
+/// tensors as the device does.
 fn there_and_back(b: &Bench, len: usize) {
     let be = b.backend;
     let (x, y) = (b.normal(1, len), b.blank(1, len, b.dtype));

@@ -43,7 +43,7 @@ pub fn orthogonalize(b: &Bench) {
         let name = format!("{} × {}", x.on.rows, x.on.cols);
         b.expect_within(1e-5, &name, x.on, || gram_schmidt(&x.x, x.on.cols));
     }
-    // What is orthonormal stays as it is.
+    // Orthonormal columns are unchanged.
     b.backend.orthogonalize(&on[1..2]);
     b.expect_within(1e-5, "again", on[1], || gram_schmidt(&all[1].x, 4));
     let broken = b.known(3, 2, DType::F32, &[1.0, f64::INFINITY, 2.0, 1.0, 3.0, 1.0]).on;

@@ -3,15 +3,15 @@
 //! One table of cases (`table`), run on any `&dyn Backend`: `Cpu` here; another backend runs the
 //! same table, against the definitions or against what `Cpu` gave.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
 //! | `adafactor`, `adam8bit`, `low_rank`, `muon`, `update` | the optimizers' ops, PowerSGD's |
 //! | `attention`, `elementwise`, `fp8`, `loss`, `normalise`, `product`, `query_key` | the model's ops |
 //! | `host` | tensors in the host's memory, and updates by its processor |
-//! | `inner_loops` | the CPU's products as the compiler made them |
+//! | `inner_loops` | the machine code of the CPU's products |
 //! | `reference` | definitions in f64 that several cases use |
 //! | `orders` | the same bits in several orders of blocks and streams |
-//! | `planted` | faults that the stand-in must see |
+//! | `planted` | planted faults that the stand-in must detect |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
 //! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |

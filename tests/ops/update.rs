@@ -15,7 +15,7 @@ pub fn table() -> Vec<Case> {
         case("clip", clip),
         case("loss scale that moves", |b| loss_scale_step(b, 2.0, [3, 2], 256.0)),
         case("skip above", skip_above),
-        case("loss scale that stays", |b| loss_scale_step(b, 1.0, [2, 3], 64.0)),
+        case("constant loss scale", |b| loss_scale_step(b, 1.0, [2, 3], 64.0)),
     ]
 }
 

@@ -25,5 +25,5 @@ fn a_second_build_is_fresh_without_a_toolchain() {
         said.lines().filter(|line| line.contains("\"fresh\":false")).count()
     };
     assert!(build() > 0);
-    assert_eq!(build(), 0, "the second build made something anew");
+    assert_eq!(build(), 0, "the second build compiled something again");
 }

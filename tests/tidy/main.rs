@@ -1,6 +1,6 @@
 //! The house rules, as tests. They read the source as text.
 //!
-//! | module | what it holds |
+//! | module | tests |
 //! |---|---|
 //! | `main` | floors name only floors below; files and functions fit; `unsafe` and clocks in few places; lints |
 //! | `circles` | no files import each other in a circle |

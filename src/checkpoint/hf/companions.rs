@@ -1,5 +1,5 @@
-//! The files beside the weights: tokenizer, generation settings. What a folder came with is carried
-//! through a run unchanged; for a model that began here they are written.
+//! Files beside the weights: tokenizer, generation settings. An imported folder's files are kept
+//! unchanged through a run; for a model trained from scratch they are generated.
 
 use super::TokenIds;
 use anyhow::Context;
@@ -9,9 +9,9 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Where an imported run keeps what lay beside the weights.
+/// Folder of an imported run with the files that were beside the weights.
 pub const FOLDER: &str = "hf";
-/// The tokenizer's file.
+/// Name of the tokenizer's file.
 pub const TOKENIZER: &str = "tokenizer.json";
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
@@ -31,37 +31,37 @@ const BESIDE: [&str; 6] = [
     "chat_template.json",
 ];
 
-/// Copies what lies beside the weights in a Hugging Face folder, config.json among it.
+/// Copies the files beside the weights in a Hugging Face folder, including config.json.
 pub fn carry(from: &Path, to: &Path) -> anyhow::Result<()> {
     let names = [TOKENIZER, GENERATION, CONFIG].iter().chain(&PAIR).chain(&BESIDE);
     names.into_iter().try_for_each(|name| copy(from, to, name).map(drop))
 }
 
-/// Copies the files that belong to a tokenizer.json or vocab.json. Beside a file of another name they
-/// may be of another tokenizer.
+/// Copies the files that belong to a tokenizer.json or vocab.json. Beside a file with another name, they
+/// may belong to another tokenizer.
 pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
     let Some(folder) = own_folder(tokenizer) else { return Ok(()) };
     BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))
 }
 
-/// The folder of a tokenizer whose files there belong together.
+/// Folder of a tokenizer, if the files in it belong together.
 fn own_folder(tokenizer: &Path) -> Option<&Path> {
     let usual = [TOKENIZER, PAIR[0]].into_iter().any(|name| tokenizer.ends_with(name));
     tokenizer.parent().filter(|_| usual)
 }
 
-/// The files that go with a run's weights.
+/// Files that are exported with a run's weights.
 pub struct Companions {
-    /// The tokenizer's file, or GPT-2's two; none if there is no tokenizer.
+    /// Tokenizer's file, or GPT-2's two files; empty without a tokenizer.
     tokenizer: Vec<PathBuf>,
-    /// What the weights were imported with.
+    /// Folder with the files that were imported with the weights.
     carried: Option<PathBuf>,
-    /// The end-of-document token, if the manifest names one.
+    /// End-of-document token, if the manifest names one.
     eod: Option<u32>,
 }
 
 impl Companions {
-    /// `run`: the folder of an imported run. `tokenizer`: the run's own (`checkpoint::tokenizer`).
+    /// Files of a run in the folder `run`, with its `tokenizer` (`checkpoint::tokenizer`).
     pub fn new(
         run: Option<&Path>,
         tokenizer: Option<&Path>,
@@ -72,19 +72,19 @@ impl Companions {
         Ok(Companions { tokenizer, carried, eod })
     }
 
-    /// Those of a Hugging Face folder.
+    /// Files of a Hugging Face folder.
     pub fn in_folder(folder: &Path) -> Companions {
         let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists());
         let tokenizer = tokenizer.into_iter().collect();
         Companions { tokenizer, carried: Some(folder.to_path_buf()), eod: None }
     }
 
-    /// The config.json that the weights came with.
+    /// Imported config.json.
     pub fn config(&self) -> Option<Map<String, Value>> {
         object(&self.carried.as_ref()?.join(CONFIG))
     }
 
-    /// What generation_config.json says of them, or else config.json, or else the tokenizer.
+    /// Token ids from generation_config.json, or else config.json, or else the tokenizer.
     pub fn token_ids(&self) -> TokenIds {
         let settings = self.carried.as_ref().and_then(|folder| object(&folder.join(GENERATION)));
         let all: Vec<_> = settings.into_iter().chain(self.config()).collect();
@@ -100,8 +100,8 @@ impl Companions {
         }
     }
 
-    /// The tokens that begin and end texts. A document begins after the end of another where the
-    /// tokenizer names no token for it.
+    /// Tokens that begin and end texts. If the tokenizer has no token for the start, the
+    /// end-of-document token precedes a document.
     fn of_tokenizer(&self) -> (Option<u32>, Option<u32>) {
         let path = self.tokenizer.first();
         let tokenizer = path.and_then(|path| Tokenizer::load(path).ok());
@@ -114,8 +114,8 @@ impl Companions {
         (bos.or(eos), eos)
     }
 
-    /// Writes them into `to`; whether a tokenizer is among them. The tokenizer's file gets the name
-    /// that transformers looks for.
+    /// Writes the files into `to`. Returns whether a tokenizer is among them. The tokenizer's file gets
+    /// the name that transformers expects.
     pub fn write(&self, to: &Path, tokens: &TokenIds) -> anyhow::Result<bool> {
         let names = if self.tokenizer.len() == 1 { &[TOKENIZER][..] } else { &PAIR };
         for (path, name) in self.tokenizer.iter().zip(names) {
@@ -146,7 +146,7 @@ impl Companions {
         Ok(!self.tokenizer.is_empty())
     }
 
-    /// How transformers loads a tokenizer.json.
+    /// Text of tokenizer_config.json, with which transformers loads a tokenizer.json.
     fn tokenizer_config(&self, path: &Path, tokens: &TokenIds) -> anyhow::Result<Value> {
         let text = fs::read_to_string(path).with_context(|| cannot("read", path))?;
         let json: Value = serde_json::from_str(&text)
@@ -167,7 +167,7 @@ impl Companions {
     }
 }
 
-/// Whether there was such a file to copy.
+/// Copies a file if it exists. Returns whether it does.
 fn copy(from: &Path, to: &Path, name: &str) -> anyhow::Result<bool> {
     match fs::copy(from.join(name), to.join(name)) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),

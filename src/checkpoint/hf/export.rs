@@ -1,4 +1,4 @@
-//! A checkpoint written as a Hugging Face folder.
+//! Writes a checkpoint as a Hugging Face folder.
 
 use super::companions::Companions;
 use super::companions::FOLDER;
@@ -21,33 +21,33 @@ use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-/// What is to be written.
+/// Options of an export.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The tokenizer; None: the run's own.
+    /// Tokenizer; None for the run's own.
     pub tokenizer: Option<PathBuf>,
-    /// Whether a model that is there already is replaced.
+    /// Whether to replace an existing model.
     pub existing: Existing,
-    /// The weights' type; None: what the run computes with.
+    /// Type of the weights; None for that in which the run computes.
     pub dtype: Option<DType>,
-    /// A file grows to this size, but for a tensor that is larger.
+    /// Maximum size of a file, unless a single tensor is larger.
     pub shard: Bytes,
 }
 
-/// What was written.
+/// Result of an export.
 #[derive(Clone, Debug)]
 pub struct Exported {
     pub family: Family,
     pub dtype: DType,
     pub bytes: Bytes,
-    /// Of weights.
+    /// Bytes of weights.
     pub files: usize,
-    /// Whether there was a tokenizer.json to copy.
+    /// Whether a tokenizer was copied.
     pub tokenizer: bool,
 }
 
 /// Writes config.json, the weights, and the tokenizer and generation settings of the run into `to`,
-/// which is new or empty: all of it or nothing. Holds one tensor at a time.
+/// which is new or empty, completely or not at all. Holds one tensor at a time.
 pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
@@ -71,7 +71,7 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     })
 }
 
-/// What goes with the weights of a checkpoint.
+/// Files that are exported with the weights of a checkpoint.
 fn companions(
     from: &Path,
     checkpoint: &Checkpoint,
@@ -86,7 +86,7 @@ fn companions(
     Companions::new(run, path.as_deref(), m.data.eod.map(|eod| eod.token))
 }
 
-/// A type's name in safetensors and in config.json.
+/// Name of a type in safetensors and in config.json.
 fn names(dtype: DType) -> (&'static str, &'static str) {
     match dtype {
         DType::F32 => ("F32", "float32"),
@@ -96,14 +96,14 @@ fn names(dtype: DType) -> (&'static str, &'static str) {
     }
 }
 
-/// Which tensors are in which file.
+/// Assignment of tensors to files.
 struct Plan<'c> {
     model: &'c Model,
-    /// Each weight of the checkpoint, and what is made of it.
+    /// Each weight of the checkpoint, and its tensors in the export.
     weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
     dtype: DType,
     code: &'static str,
-    /// The tensors of each file, in the order in which they are written.
+    /// Tensors of each file, in the order in which they are written.
     files: Vec<Vec<HfTensor>>,
 }
 
@@ -144,7 +144,7 @@ impl<'c> Plan<'c> {
         }
     }
 
-    /// Writes all files, and their index if they are several; the bytes.
+    /// Writes all files, and an index if there are several. Returns the bytes.
     fn write(&self, checkpoint: &Checkpoint, to: &Path) -> anyhow::Result<u64> {
         let mut values = self.values(checkpoint);
         let numbers: usize = self.files.iter().flatten().map(HfTensor::numel).sum();
@@ -168,7 +168,7 @@ impl<'c> Plan<'c> {
         Ok(bytes)
     }
 
-    /// The values of every tensor in the order of the files.
+    /// Values of every tensor, in the order of the files.
     fn values(&self, checkpoint: &Checkpoint) -> impl Iterator<Item = anyhow::Result<Vec<f32>>> {
         self.weights.iter().flat_map(|(tensor, spec, theirs)| {
             let whole = checkpoint.whole(tensor, MASTER);

@@ -1,4 +1,4 @@
-//! A folder's weights on a rank of any grid, without a checkpoint in between.
+//! Loads a folder's weights on a rank of any grid, without a checkpoint.
 
 use super::{HfTensor, Weights, tensors_of};
 use engine::{Frozen, saved_shape};
@@ -7,8 +7,8 @@ use model::{Layout, ModelShard, Param};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Reads the weights of this rank, parameter after parameter; an error tells all that is missing in
-/// the folder or too much.
+/// Reads the weights of this rank, parameter by parameter. The error lists all missing and unexpected
+/// tensors of the folder.
 pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Result<()> {
     let (model, weights) = (to.model(), Weights::open(folder, family)?);
     let layout = Layout::new(model, ModelShard::whole(model));

@@ -1,15 +1,15 @@
-//! Hugging Face's folders (config.json, safetensors, tokenizer.json) of GPT-2, BLOOM, Llama,
+//! Hugging Face folders (config.json, safetensors, tokenizer.json) of GPT-2, BLOOM, Llama,
 //! Mistral, Qwen2 and Qwen3: written from a checkpoint, and read into a new run.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
-//! | `names` | the table of the families' tensors, and which rows of ours each is |
+//! | `names` | table of the families' tensors, and the rows of our weights that each contains |
 //! | `config` | config.json as a manifest's model, and back |
-//! | `weights` | safetensors files of a folder: complete, finite, nothing left over |
-//! | `companions` | tokenizer and generation settings, which are carried along |
-//! | `load` | a folder's weights on a rank of any grid, for scores |
-//! | `mup` | where the factors of `model.mup` go, which no family has |
-//! | `export` | a checkpoint as a folder; `train::import` is the way back |
+//! | `weights` | safetensors files of a folder: complete, finite, without unexpected tensors |
+//! | `companions` | tokenizer and generation settings |
+//! | `load` | weights of a folder on a rank of any grid, for scores |
+//! | `mup` | folds the factors of `model.mup`, which no family has, into the weights |
+//! | `export` | writes a checkpoint as a folder; `train::import` is the reverse |
 
 mod companions;
 mod config;

@@ -1,5 +1,5 @@
-//! µP's factors (`model::mup`), which no family of Hugging Face's has: put into the weights, so that
-//! an exported model computes what the run's does.
+//! Folds µP's factors (`model::mup`), which no Hugging Face family has, into the weights, so that an
+//! exported model computes the same as the run's.
 //!
 //! | factor of | goes into |
 //! |---|---|

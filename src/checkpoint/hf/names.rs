@@ -1,44 +1,44 @@
-//! Names and layouts of the weights in each family's files: one table, read in both directions.
+//! Table of the names and layouts of weights in each family's files, used in both directions.
 //!
-//! A weight of ours is one or several of a family's tensors: the rows of a fused matrix are taken
-//! apart (queries, keys and values of each key/value head; a gate and a value in turn). GPT-2
-//! besides stores its matrices as [in, out].
+//! A weight of ours corresponds to one or several tensors of a family: the rows of a fused matrix are
+//! separated (queries, keys and values of each key/value head; a gate and a value in turn). GPT-2 also
+//! stores its matrices as [in, out].
 
 use base::{Heads, Qkv};
 use manifest::Family;
 use model::{Param, Weight};
 
-/// A family's tensor, made of rows of one weight of ours.
+/// Tensor of a family, made of rows of one weight of ours.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HfTensor {
     pub name: String,
     pub shape: Vec<usize>,
     /// Our row of each of its rows; None if it is the whole weight in our order.
     rows: Option<Vec<usize>>,
-    /// Stored [in, out].
+    /// Whether it is stored as [in, out].
     transposed: bool,
     /// Rows and columns before any transposition; a bias is a column, as its matrix is rows.
     outs: usize,
     ins: usize,
 }
 
-/// How the rows of a weight lie in a family's tensors.
+/// Layout of a weight's rows in a family's tensors.
 enum Rows {
     Whole,
     /// One tensor: all queries, all keys, all values.
     Joined,
-    /// The same as three tensors.
+    /// Three tensors: queries, keys, values.
     QueryKeyValue,
-    /// Two tensors, whose rows are ours in turn.
+    /// Two tensors, whose rows alternate in ours.
     InTurn,
 }
 
-/// What stands before the names in a family's files, but for the head's.
+/// Prefix of all names in a family's files except the head's.
 pub fn prefix(family: Family) -> &'static str {
     if family.is_llama() { "model." } else { "transformer." }
 }
 
-/// The end of the token embedding's name.
+/// End of the token embedding's name.
 pub fn embedding(family: Family) -> &'static str {
     match family {
         Family::Gpt2 => "wte.weight",
@@ -47,9 +47,8 @@ pub fn embedding(family: Family) -> &'static str {
     }
 }
 
-/// The family's tensors that a weight of ours is made of, together all of its rows; none if the
-/// family has no such weight. `shape` is that of a checkpoint: without the rows that pad the
-/// vocabulary.
+/// Tensors of the family that together contain all rows of our weight; empty if the family has no such
+/// weight. `shape` is that of a checkpoint, without the rows that pad the vocabulary.
 pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Vec<HfTensor> {
     let weight = param.spec.weight;
     let conv = family == Family::Gpt2;
@@ -83,7 +82,7 @@ pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) 
     names(family, param).into_iter().zip(parts).map(tensor).collect()
 }
 
-/// Full names of the tensors that a weight is made of; none if the family has no such weight.
+/// Full names of a weight's tensors; empty if the family has no such weight.
 fn names(family: Family, param: &Param) -> Vec<String> {
     use Weight::*;
     let bias = [EmbedLnShift, Ln1Shift, QkvB, ProjB, Ln2Shift, Fc1B, Fc2B, LnfShift];
@@ -122,7 +121,7 @@ fn names(family: Family, param: &Param) -> Vec<String> {
     each(theirs).into_iter().map(full).collect()
 }
 
-/// `mlp.{gate,up}_proj` as `mlp.gate_proj` and `mlp.up_proj`.
+/// Expands `mlp.{gate,up}_proj` to `mlp.gate_proj` and `mlp.up_proj`.
 fn each(name: &str) -> Vec<String> {
     let braces = name.split_once('{').and_then(|(before, rest)| {
         let (choices, after) = rest.split_once('}')?;
@@ -147,7 +146,7 @@ impl HfTensor {
         self.outs * self.ins
     }
 
-    /// Puts the family's values where they stand in our weight.
+    /// Copies the family's values to their places in our weight.
     pub fn put(&self, theirs: &[f32], ours: &mut [f32]) {
         self.each_row(|row, out| {
             let ours = &mut ours[row * self.ins..][..self.ins];
@@ -161,7 +160,7 @@ impl HfTensor {
         });
     }
 
-    /// The family's values, out of our weight.
+    /// Extracts the family's values from our weight.
     pub fn take(&self, ours: &[f32]) -> Vec<f32> {
         let mut theirs = vec![0.0; self.outs * self.ins];
         self.each_row(|row, out| {

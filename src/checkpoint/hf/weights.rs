@@ -1,4 +1,4 @@
-//! The weights in a Hugging Face folder: one safetensors file, or several and their index.
+//! Weights in a Hugging Face folder: one safetensors file, or several and their index.
 
 use super::names::{HfTensor, embedding, prefix};
 use crate::safetensors::{Entry, Reader};
@@ -10,15 +10,15 @@ use std::fs;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-/// The file of a model that is not sharded.
+/// File of a model that is not sharded.
 pub const ONE: &str = "model.safetensors";
-/// The file that says which shard has which tensor.
+/// Index that maps each tensor to its shard.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// The remedy for files that were not copied whole.
+/// Remedy for incompletely copied files.
 const COPY_AGAIN: &str = "copy the folder again";
 
-/// Problems of one kind that are listed; of more, their number is told.
+/// Maximum number of listed problems of one kind; of more, only the number is given.
 const LISTED: usize = 6;
 
 /// Opened safetensors files.
@@ -60,9 +60,9 @@ impl Weights {
         Ok(weights)
     }
 
-    /// Every tensor that is needed is there with its shape, as floating-point numbers, and no other
-    /// is: all that is wrong, or how many numbers there are of each type. `tied`: whether the head
-    /// is the embedding.
+    /// Checks that the folder has exactly the needed tensors, with their shapes, as floating-point
+    /// numbers. Returns the number of values of each type, or all problems. `tied`: whether the head is
+    /// the embedding.
     pub fn check(
         &self,
         needed: &[HfTensor],
@@ -110,8 +110,7 @@ impl Weights {
         }
     }
 
-    /// Puts a tensor, widened to f32, where it belongs in our weight. Numbers that are not finite
-    /// are an error.
+    /// Copies a tensor, widened to f32, to its place in our weight. Fails on non-finite values.
     pub fn read(&self, tensor: &HfTensor, ours: &mut [f32]) -> anyhow::Result<()> {
         let (name, _) = self.find(&tensor.name).with_context(|| format!("no {}", tensor.name))?;
         let values = self.floats(name)?;
@@ -124,8 +123,8 @@ impl Weights {
         Ok(())
     }
 
-    /// An error where config.json ties the head to the embedding, and the folder has a head of other
-    /// values: transformers 5 uses that head, older versions the embedding.
+    /// Fails if config.json ties the head to the embedding, but the folder has a head with other values:
+    /// transformers 5 uses that head, older versions the embedding.
     pub fn check_head(&self, needed: &[HfTensor], tied: bool) -> anyhow::Result<()> {
         let embedding = needed.iter().find(|tensor| tensor.name.ends_with(embedding(self.family)));
         let embedding = embedding.and_then(|tensor| self.find(&tensor.name));
@@ -143,13 +142,13 @@ impl Weights {
         Err(self.problem(what, remedy).into())
     }
 
-    /// A tensor's values. Damage is the user's to mend: the folder came from elsewhere.
+    /// Values of a tensor. Damage is reported as the user's mistake, because the folder is an input.
     fn floats(&self, name: &str) -> anyhow::Result<Vec<f32>> {
         let read = self.files[self.names[name]].floats(name);
         read.map_err(|error| self.damaged(error))
     }
 
-    /// The user's mistake if a file is missing or damaged; what a disk cannot read stays a failure.
+    /// Error for a missing or damaged file: the user's mistake. A failed read of the disk is not.
     fn damaged(&self, error: anyhow::Error) -> anyhow::Error {
         let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
         let damage = [ErrorKind::NotFound, ErrorKind::UnexpectedEof];
@@ -159,7 +158,7 @@ impl Weights {
         }
     }
 
-    /// A tensor under its name, or without the family's prefix: a model without its head has none.
+    /// Tensor by its name, or by that without the family's prefix, as in a model without a head.
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
         let short = name.strip_prefix(prefix(self.family)).unwrap_or(name);
         let (name, file) =
@@ -167,7 +166,7 @@ impl Weights {
         Some((name, &self.files[*file].entries[name]))
     }
 
-    /// Whether it is a constant that old files hold: masks, and the frequencies of RoPE.
+    /// Whether it is a constant that old files contain: masks, and the frequencies of RoPE.
     fn is_buffer(&self, name: &str) -> bool {
         let buffers: &[&str] = match self.family {
             Family::Gpt2 => &["attn.bias", "attn.masked_bias"],
@@ -182,10 +181,10 @@ impl Weights {
     }
 }
 
-/// Which files there are.
+/// Files of a folder.
 struct Index {
     files: Vec<String>,
-    /// Name → file, where there is an index.
+    /// Name → file, if there is an index.
     map: BTreeMap<String, String>,
 }
 

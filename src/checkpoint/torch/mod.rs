@@ -1,20 +1,20 @@
-//! Files that `torch.save` wrote: a ZIP archive of stored entries, in which `data.pkl` describes a
+//! Files of `torch.save`: a ZIP archive of stored entries, in which `data.pkl` describes a
 //! tree of values and each `data/KEY` is the storage of a tensor.
 //!
-//! | file | what it knows |
+//! | file | contents |
 //! |---|---|
 //! | `zip` | the archive: its directory, checksums, ranges of entries |
 //! | `pickle` | the opcodes, which build a tree of values |
-//! | `rebuild` | the short table of names whose values are known: tensors, sets, numpy's numbers |
-//! | `tree` | the tree, and how it is asked for a key |
+//! | `rebuild` | the table of supported names: tensors, sets, numpy's numbers |
+//! | `tree` | the tree, and lookups of keys |
 //! | `tensor` | shapes, strides and types, and the numbers behind them |
 //! | `write` | the way back: the same archive and pickle, written |
 //!
-//! Reading executes nothing: a name in a file is text, and an object of a name that the table lacks
-//! is its name and its arguments. Every count has a limit, so that a hostile file costs bounded
-//! memory and time.
+//! Reading executes nothing: a name in a file is text, and an object of an unsupported name is read as
+//! its name and its arguments. Every count has a limit, so that a hostile file costs bounded memory and
+//! time.
 //!
-//! Does not know trainers, nor what a key means.
+//! Independent of trainers and of the meaning of keys.
 
 mod pickle;
 mod rebuild;
@@ -34,10 +34,10 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// How a file of PyTorch before 1.6 begins: the magic number, pickled.
+/// First bytes of a file of PyTorch before 1.6: the magic number, pickled.
 const LEGACY: &[u8] = &[0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50];
 
-/// A file of `torch.save`, opened: its values are read, its tensors are described.
+/// Open file of `torch.save`: its values are read, its tensors are described.
 pub struct TorchFile {
     archive: Archive,
     tree: Tree,
@@ -54,7 +54,7 @@ impl TorchFile {
         TorchFile::within(Arc::new(file), place, 0, about.len())
     }
 
-    /// The archive in `len` bytes from byte `start` of a file; `place` is what messages call it.
+    /// Opens the archive in `len` bytes from byte `start` of a file; `place` is its name in messages.
     pub fn within(
         file: Arc<File>,
         place: String,
@@ -85,7 +85,7 @@ impl TorchFile {
         Ok(TorchFile { archive, tree })
     }
 
-    /// The outermost value.
+    /// Outermost value.
     pub fn root(&self) -> Value<'_> {
         self.tree.root()
     }
@@ -95,7 +95,7 @@ impl TorchFile {
         self.archive.place()
     }
 
-    /// Whether the file has checksums; without them damage to its tensors is not seen.
+    /// Whether the file has checksums; without them damage to its tensors is not detected.
     pub fn has_checksums(&self) -> bool {
         self.archive.has_checksums()
     }
@@ -111,7 +111,7 @@ impl TorchFile {
     }
 }
 
-/// The values of a bare pickle, such as the `.metadata` of a distributed checkpoint.
+/// Values of a bare pickle, such as the `.metadata` of a distributed checkpoint.
 pub fn pickled(bytes: &[u8], place: &str) -> anyhow::Result<Tree> {
     pickle::parse(bytes, place)
 }

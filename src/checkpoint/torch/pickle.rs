@@ -6,15 +6,15 @@ use super::tree::{Id, Node, Step, Tree};
 use base::Problems;
 use std::collections::HashMap;
 
-/// The longest pickle read.
+/// Maximum bytes of a pickle.
 pub const MAX_BYTES: u64 = 256 << 20;
-/// The most opcodes, values, and numbers in the memo.
+/// Maximum opcodes, values, and numbers in the memo.
 const MAX_OPCODES: usize = 1 << 26;
 const MAX_NODES: usize = 1 << 24;
-/// The most bytes of all text and the most children of all values, which a memo can repeat.
+/// Maximum bytes of all text and maximum children of all values, which a memo can repeat.
 const MAX_HELD: usize = 1 << 28;
 const MAX_MEMO: u64 = 1 << 24;
-/// The deepest tree.
+/// Maximum depth of the tree.
 const MAX_DEPTH: u32 = 512;
 
 /// Builds the tree of a pickle; an error names the byte.
@@ -316,7 +316,7 @@ fn pairs(items: &[Id]) -> Step<Vec<(Id, Id)>> {
 }
 
 impl Tree {
-    /// Whether it is a tree that ends: no value is inside itself, none too deep.
+    /// Whether it is a finite tree: no value contains itself, and none is too deep.
     fn check(&self, root: Id) -> Step {
         const OPEN: u32 = u32::MAX;
         let mut heights = vec![0u32; self.nodes.len()];

@@ -1,10 +1,10 @@
-//! The names whose values are known. Any other name that a pickle calls becomes an object: its name
-//! and its arguments, which nothing acts upon.
+//! Table of the names in pickles that have a value. Any other name that a pickle calls becomes an inert
+//! object: its name and its arguments.
 
 use super::tensor::{Element, MAX_DIMENSIONS, Tensor};
 use super::tree::{Id, Node, Step, Tree};
 
-/// What a name gives for its arguments.
+/// Function of a name, from its arguments to a value.
 pub fn call(tree: &Tree, class: Id, args: Id) -> Step<Node> {
     let node = |id: Id| &tree.nodes[id as usize];
     let object = || Ok(Node::Object { class, args, state: None });
@@ -53,7 +53,7 @@ pub fn call(tree: &Tree, class: Id, args: Id) -> Step<Node> {
     }
 }
 
-/// A storage, by the tuple that stands for it: ('storage', class, key, device, elements).
+/// Storage of a persistent id, the tuple ('storage', class, key, device, elements).
 pub fn storage(tree: &Tree, id: Id) -> Step<Node> {
     let node = |id: Id| &tree.nodes[id as usize];
     let wrong = || Err("a persistent id is not that of a storage".to_string());
@@ -71,7 +71,7 @@ pub fn storage(tree: &Tree, id: Id) -> Step<Node> {
     }
 }
 
-/// A tensor of (storage, offset, sizes, strides, …).
+/// Tensor of the arguments (storage, offset, sizes, strides, …).
 fn tensor(tree: &Tree, args: &[Id], dtype: Option<Element>) -> Step<Node> {
     let node = |id: Id| &tree.nodes[id as usize];
     let wrong = |what: &str| Err(format!("a tensor is not made of a storage: {what}"));

@@ -1,14 +1,14 @@
-//! Tensors of a file: shape, stride and type over a storage, and the numbers behind them.
+//! Tensors of a file: shape, stride and type over a storage, and their values.
 
 use super::zip::Archive;
 use base::Problems;
 use half::{bf16, f16};
 use std::ops::Range;
 
-/// The most elements of a tensor, and the most dimensions.
+/// Maximum elements of a tensor, and maximum dimensions.
 const MAX_ELEMENTS: u64 = 1 << 32;
 pub(super) const MAX_DIMENSIONS: usize = 16;
-/// A view that skips more than this many times its own elements is not read.
+/// Maximum ratio of skipped to own elements of a view.
 const MAX_SPREAD: u64 = 64;
 
 /// The type of a storage's elements.
@@ -92,7 +92,7 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Checks that every element is inside the storage: what is wrong, else.
+    /// Fails unless every element is inside the storage.
     pub(super) fn new(
         element: Element,
         (key, storage): (Box<str>, u64),

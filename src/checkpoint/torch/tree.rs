@@ -1,10 +1,10 @@
-//! The values of a pickle as a tree, and how it is asked for a key: every answer knows its place.
+//! Values of a pickle as a tree, with lookups of keys. Every value has its path for messages.
 
 use super::tensor::{Element, Tensor};
 use base::Problems;
 use std::fmt;
 
-/// A value, or what is wrong with the file.
+/// Value, or the problem with the file.
 pub(super) type Step<T = ()> = Result<T, String>;
 
 /// A node's number.
@@ -26,7 +26,7 @@ pub enum Node {
     Dict(Vec<(Id, Id)>),
     /// A name, such as `torch.float32`: never looked up.
     Global(Box<str>),
-    /// What a name that the table lacks was called with, and the state that was put into it.
+    /// Arguments and state of a call of an unsupported name.
     Object {
         class: Id,
         args: Id,

@@ -1,4 +1,4 @@
-//! ZIP as `torch.save` writes it: stored entries, ZIP64 for large ones, a checksum for each.
+//! Reads ZIP archives of `torch.save`: stored entries, ZIP64 for large ones, a checksum for each.
 
 use anyhow::Context;
 use base::Problems;
@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// The most entries of an archive, and the most bytes of its directory.
+/// Maximum entries of an archive, and maximum bytes of its directory.
 const MAX_ENTRIES: u64 = 1 << 20;
 const MAX_DIRECTORY: u64 = 1 << 28;
 /// Bytes read at once for a checksum.
@@ -139,7 +139,7 @@ impl Archive {
         entry.ok_or_else(|| self.damaged(format!("has no entry {name}")))
     }
 
-    /// Where the directory is.
+    /// Position of the directory.
     fn directory(&self, len: u64) -> anyhow::Result<Range<u64>> {
         let tail = len.min(END + LOCATOR + u64::from(u16::MAX));
         let mut bytes = vec![0; tail as usize];
@@ -217,7 +217,7 @@ impl Archive {
         Ok(())
     }
 
-    /// No entry lies over another, nor over the directory.
+    /// Fails if an entry overlaps another one, or the directory.
     fn disjoint(&self, directory: u64) -> anyhow::Result<()> {
         let mut spans: Vec<_> = self.entries.iter().collect();
         spans.sort_by_key(|(_, entry)| entry.header);
@@ -251,7 +251,7 @@ impl Archive {
     }
 }
 
-/// The first entry of a directory: its name, its place, and how long its record is.
+/// First entry of a directory: its name, its position, and the length of its record.
 fn read_entry(bytes: &[u8]) -> Result<(String, Entry, usize), String> {
     if bytes.len() < ENTRY || !bytes.starts_with(b"PK\x01\x02") {
         return Err("its directory is cut short".to_string());

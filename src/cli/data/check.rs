@@ -1,4 +1,4 @@
-//! `data check`: reading every byte of datasets.
+//! `data check`: reads every byte of datasets.
 
 use std::path::{Path, PathBuf};
 
@@ -17,11 +17,11 @@ pub struct Args {
     /// PREFIX of each dataset's .bin and .idx
     #[arg(required = true, value_name = "PREFIX")]
     datasets: Vec<PathBuf>,
-    /// Ids must be below this; unless given, below the tokenizer's vocabulary
+    /// Limit that every id must be below [default: the tokenizer's vocabulary]
     #[arg(long)]
     vocab: Option<usize>,
-    /// The dataset's tokenizer, compared with its record; unless given, the recorded one, or without
-    /// a record tokenizer.json beside the dataset
+    /// Tokenizer of the dataset, which is compared with its record [default: the recorded one, else
+    /// tokenizer.json beside the dataset]
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
     /// Also print the digest of each file's bytes (XXH3), to compare copies
@@ -46,7 +46,7 @@ pub fn run(args: Args) -> Result<()> {
     problems.or(()).map_err(Into::into)
 }
 
-/// What a dataset without damage holds.
+/// Contents of an undamaged dataset.
 struct Sound {
     dataset: String,
     documents: u64,
@@ -54,7 +54,7 @@ struct Sound {
     dtype: TokenType,
     highest_id: u64,
     vocab: Option<usize>,
-    /// Of each file, if it was asked for.
+    /// Digest of each file; empty without `--digest`.
     digests: Vec<(PathBuf, u64)>,
 }
 
@@ -106,7 +106,7 @@ fn check(prefix: &Path, args: &Args) -> Result<Sound> {
     progress.finish();
     let place = prefix.display().to_string();
     let Some((id, sequence)) = highest else {
-        let what = "holds no tokens; nothing can be trained on it";
+        let what = "holds no tokens: it cannot be used for training";
         return Err(Problems::one(place, what, "build it again").into());
     };
     if let Some(vocab) = vocab.filter(|vocab| id >= *vocab as u64) {

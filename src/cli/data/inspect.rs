@@ -1,4 +1,4 @@
-//! `data inspect`: what a dataset holds.
+//! `data inspect`: shows the contents of a dataset.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -16,14 +16,14 @@ pub struct Args {
     /// PREFIX of the dataset's .bin and .idx
     #[arg(value_name = "PREFIX")]
     dataset: PathBuf,
-    /// Decodes the text; unless given, the recorded tokenizer, or without a record tokenizer.json
-    /// beside the dataset
+    /// Tokenizer that decodes the text [default: the recorded one, else tokenizer.json beside the
+    /// dataset]
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
-    /// Documents to show
+    /// Number of documents to show
     #[arg(short = 'n', long, default_value_t = 3)]
     documents: usize,
-    /// The first document to show
+    /// First document to show
     #[arg(long, value_name = "DOCUMENT", default_value_t = 0)]
     from: usize,
     /// Tokens of each document to show
@@ -33,7 +33,7 @@ pub struct Args {
     pub json: crate::cli::Json,
 }
 
-/// The lengths of documents, in tokens.
+/// Lengths of documents, in tokens.
 struct Lengths {
     sorted: Vec<u64>,
     empty: usize,
@@ -75,7 +75,7 @@ fn lengths(dataset: &Indexed) -> Lengths {
 }
 
 impl Lengths {
-    /// The length that a share of documents do not exceed.
+    /// Quantile: the length that a share of the documents do not exceed.
     fn at(&self, share: f64) -> u64 {
         let last = self.sorted.len().saturating_sub(1);
         self.sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(0)
@@ -114,7 +114,7 @@ fn summary(prefix: &Path, dataset: &Indexed, lengths: &Lengths, out: &mut Vec<u8
     Ok(())
 }
 
-/// The tokenizer and the options that a dataset was built with.
+/// Tokenizer and options with which a dataset was built.
 fn built_with(record: &Record) -> String {
     let end = match record.append_eod {
         Some(eod) => format!("documents end with token {eod}"),
@@ -124,7 +124,7 @@ fn built_with(record: &Record) -> String {
     format!("{}; {end}{special}", record.describe())
 }
 
-/// Documents by length, a row for each power of two between the shortest and the longest.
+/// Histogram of document lengths: a row per power of two between the shortest and the longest.
 fn histogram(lengths: &Lengths, out: &mut Vec<u8>) -> Result<()> {
     let row = |length: u64| 64 - length.leading_zeros() as usize; // 0, 1, 2–3, 4–7, …
     let mut rows = [(0u64, 0u64); 65];

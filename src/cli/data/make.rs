@@ -1,4 +1,4 @@
-//! `data build`, `data train-tokenizer`, `data merge`: what makes datasets.
+//! `data build`, `data train-tokenizer`, `data merge`: make datasets and tokenizers.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -20,37 +20,37 @@ use data::tokenizer::{Tokenizer, Training};
 
 use super::super::{Json, Overwrite};
 
-/// Where text comes from.
+/// Text to read.
 #[derive(clap::Args, Debug)]
 struct Text {
-    /// Files or folders of .jsonl, .txt, .csv, .tsv or .parquet, as they are or .gz, .zst, .xz,
+    /// Files or folders of .jsonl, .txt, .csv, .tsv or .parquet, also compressed as .gz, .zst, .xz or
     /// .bz2; `-` for standard input
     #[arg(required_unless_present = "files_from")]
     input: Vec<PathBuf>,
-    /// Read the files that are named in this file, one a line; `-` for standard input
+    /// Read the files whose paths this file lists, one per line; `-` for standard input
     #[arg(long, value_name = "FILE")]
     files_from: Option<PathBuf>,
-    /// Of folders, take the files with these endings, each a document: --ext py,md
+    /// Read the files of folders that have these extensions, each as one document: --ext py,md
     #[arg(long, value_name = "ENDINGS", value_delimiter = ',')]
     ext: Vec<String>,
-    /// What the files hold, where their names do not say
+    /// Format of the files [default: by their names]
     #[arg(long, value_enum)]
     format: Option<TextFormat>,
     /// The field of a JSON line, or the column of a table, that holds the text; `a.b` is field b
     /// of field a
     #[arg(long, default_value = "text")]
     key: String,
-    /// Go on without lines that cannot be read, and count them
+    /// Skip lines that cannot be read, and count them
     #[arg(long)]
     skip_invalid: bool,
-    /// Threads that work; all there are unless given
+    /// Number of threads [default: all]
     #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
     threads: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum TextFormat {
-    /// One JSON object a line, each a document
+    /// One JSON object per line, each a document
     Jsonl,
     /// Plain text, each file a document
     Txt,
@@ -71,23 +71,23 @@ pub struct BuildArgs {
     /// Write PREFIX.bin and PREFIX.idx, and the tokenizer's record PREFIX.tokenizer
     #[arg(short, long, value_name = "PREFIX")]
     output: PathBuf,
-    /// A tokenizer.json, a folder with one (or with vocab.json and merges.txt), or `bytes`
+    /// File tokenizer.json, a folder with one (or with vocab.json and merges.txt), or `bytes`
     #[arg(short, long)]
     tokenizer: PathBuf,
     /// End each document with the tokenizer's end-of-document token
     #[arg(long)]
     append_eod: bool,
-    /// The end-of-document token, where the tokenizer's files do not say
+    /// End-of-document token [default: that of the tokenizer's files]
     #[arg(long, value_name = "TOKEN")]
     eod: Option<String>,
-    /// Let special tokens spelled out in the text become their ids, as Hugging Face does; whoever
-    /// wrote the text can then end a document in it
+    /// Convert special tokens spelled out in the text to their ids, as Hugging Face does; the text
+    /// can then contain an end of document
     #[arg(long)]
     parse_special: bool,
-    /// Put the documents in the order of this seed: a split then takes of every file
+    /// Shuffle the documents with this seed, so that each part of a split has documents of every file
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
-    /// Type of an id on disk; unless given uint16, or int32 for a vocabulary of 65,500 or more
+    /// Type of an id on disk [default: uint16, or int32 for a vocabulary of 65,500 or more]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
     #[command(flatten)]
@@ -108,18 +108,18 @@ enum Dtype {
 pub struct TrainArgs {
     #[command(flatten)]
     text: Text,
-    /// Write this tokenizer.json
+    /// File tokenizer.json to write
     #[arg(short, long)]
     output: PathBuf,
     #[command(flatten)]
     overwrite: Overwrite,
-    /// Ids in all: special tokens, 256 bytes, and one for each merge
+    /// Number of ids: special tokens, 256 bytes, and one per merge
     #[arg(long)]
     vocab: usize,
-    /// Pairs seen less often become no token
+    /// Number of occurrences below which a pair does not become a token
     #[arg(long, default_value_t = 2)]
     min_frequency: u64,
-    /// Special tokens, the first of which ends documents
+    /// Special tokens; the first one ends documents
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
     special: Vec<String>,
     #[command(flatten)]
@@ -140,11 +140,11 @@ pub struct MergeArgs {
     pub json: Json,
 }
 
-/// Notes on the corpus that are printed.
+/// Number of notes on the corpus that are printed.
 const NOTES: usize = 3;
 
 impl Text {
-    /// The files to read; what is left out is told.
+    /// Files to read. Prints a note for each file that is left out.
     fn inputs(&self) -> Result<Vec<Input>> {
         let format = self.format.map(|format| match format {
             TextFormat::Jsonl => Format::JsonLines,
@@ -177,7 +177,7 @@ impl Text {
     }
 }
 
-/// The paths in a file, one a line.
+/// Paths that a file lists, one per line.
 fn listed(file: &Path) -> Result<Vec<PathBuf>> {
     let failed = || format!("cannot read {}", file.display());
     let text = match file == Path::new("-") {
@@ -230,7 +230,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
     let seconds = progress.finish();
     let lines = || {
         base::say!(
-            "{}: {}, {} ({token_type}), {:.2} bytes of text a token",
+            "{}: {}, {} ({token_type}), {:.2} bytes of text per token",
             args.output.display(),
             Count(built.documents).of("document"),
             Count(built.tokens).of("token"),
@@ -259,8 +259,8 @@ fn end_of_document(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<u32, Probl
     let names = names.join(" ");
     match &args.eod {
         Some(name) => tokenizer.special(name).ok_or_else(|| {
-            let what = format!("\"{name}\" is no special token of {}", args.tokenizer.display());
-            wrong(what, format!("it has: {names}"))
+            let what = format!("\"{name}\" is not a special token of {}", args.tokenizer.display());
+            wrong(what, format!("its special tokens are {names}"))
         }),
         None => tokenizer.eod().ok_or_else(|| {
             let what =
@@ -344,7 +344,7 @@ pub fn merge(args: MergeArgs) -> Result<()> {
     let lines = || {
         base::say!("{place}: {}, {}", Count(documents).of("document"), Count(tokens).of("token"));
         if record.is_none() {
-            base::say!("no record of a tokenizer: not all of these datasets have one");
+            base::say!("wrote no tokenizer record: some of these datasets have none");
         }
     };
     let object = json!({

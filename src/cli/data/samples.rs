@@ -1,4 +1,4 @@
-//! `data samples`: what a run would read.
+//! `data samples`: prints the samples that a run would read.
 
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -20,51 +20,51 @@ pub struct Args {
     /// PREFIX of each dataset's .bin and .idx
     #[arg(required = true, value_name = "PREFIX")]
     datasets: Vec<PathBuf>,
-    /// How sequences are divided into train, valid and test
+    /// Shares of the sequences for train, valid and test
     #[arg(long, default_value = "969,30,1")]
     split: String,
-    /// The part of the split that is read
+    /// Part of the split to read
     #[arg(long, value_enum, default_value_t = Which::Train)]
     which: Which,
-    /// Seed of the order, below 2^32
+    /// Seed of the sample order, below 2^32
     #[arg(long, default_value_t = 1234)]
     seed: u64,
-    /// Tokens of a sample, not counting the one that is only predicted
+    /// Tokens per sample, without the last one, which is only a target
     #[arg(long, default_value_t = 2048)]
     seq_len: usize,
-    /// Samples a run asks for: of the part that is read, or N,N,N of train, valid and test. The
-    /// order depends on it, and the number printed is Megatron's len(dataset): of one dataset the
-    /// whole epochs it takes, which may be more than N; of several with weights, N, each one's
-    /// share rounded up. Without it, one epoch
+    /// Number of samples that a run asks for: N for the part that is read, or N,N,N for train, valid
+    /// and test. The order depends on it. The number printed is Megatron's len(dataset): for one
+    /// dataset the whole epochs it takes, which may be more than N; for several with weights N, with
+    /// each share rounded up [default: one epoch]
     #[arg(long, value_name = "N[,N,N]", value_delimiter = ',')]
     samples: Vec<u64>,
-    /// A weight for each dataset, in the same order; without, they are mixed by their sizes
+    /// Weight of each dataset, in the same order [default: proportional to their sizes]
     #[arg(long, value_name = "W", value_delimiter = ',', num_args = 1..)]
     weights: Vec<f64>,
-    /// Whose order is followed
+    /// Trainer whose sample order is used
     #[arg(long, value_enum, default_value_t = Rule::Mcore)]
     rule: Rule,
-    /// Samples of seq_len tokens, whose last one predicts nothing
+    /// Make samples of seq_len tokens; their last position has no target
     /// (add_extra_token_to_sequence=False)
     #[arg(long)]
     no_extra_token: bool,
-    /// The tokens at the end that do not fill a sample are one
+    /// Keep the tokens at the end that do not fill a sample, as a padded sample
     /// (drop_last_partial_validation_sequence=False)
     #[arg(long)]
     keep_partial: bool,
-    /// Whole numbers: print samples A to B of that order, both included, such as 0..3.
-    /// Fractions (written with a point, such as 0.95..1.0): read that range of each dataset's
-    /// sequences instead of a part of the split. May be given twice, once for each
+    /// With whole numbers (0..3), print samples A to B of the order, both included. With fractions,
+    /// written with a point (0.95..1.0), read that range of each dataset's sequences instead of a
+    /// part of the split. May be given twice, once for each
     #[arg(long, value_name = "A..B")]
     range: Vec<String>,
-    /// Keep the order of each dataset's samples in this folder, and read it from there next time
+    /// Cache the order of each dataset's samples in this folder
     #[arg(long, value_name = "FOLDER")]
     cache: Option<PathBuf>,
-    /// Print {"index": k, "tokens": [ids]} a line, of all samples, seq_len + 1 ids each (but see above); without,
-    /// the first few are shown as text
+    /// Print a line {"index": k, "tokens": [ids]} for every sample, with seq_len + 1 ids (or seq_len,
+    /// see above) [default: show the first few samples as text]
     #[arg(long)]
     pub json: bool,
-    /// Decodes the text; unless given, tokenizer.json beside the first dataset, if there is one
+    /// Tokenizer that decodes the text [default: tokenizer.json beside the first dataset, if any]
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
 }
@@ -85,7 +85,7 @@ enum Rule {
     MegatronDeepspeed,
 }
 
-/// Samples shown as text where no range is given.
+/// Number of samples that are shown as text without `--range`.
 const SHOWN: u64 = 5;
 
 pub fn run(args: Args) -> Result<()> {
@@ -109,7 +109,7 @@ pub fn run(args: Args) -> Result<()> {
     super::until_closed(print(&mixture, rows, args.json, tokenizer.as_ref()))
 }
 
-/// The tokenizer of the first dataset, which has to be that of all.
+/// Tokenizer of the first dataset, which all datasets must share.
 fn tokenizer(args: &Args) -> Result<Option<Tokenizer>> {
     let first = Indexed::open(&super::prefix(&args.datasets[0]))?;
     let found = super::tokenizer(args.tokenizer.as_deref(), &first)?;
@@ -127,11 +127,11 @@ fn tokenizer(args: &Args) -> Result<Option<Tokenizer>> {
     found.load()
 }
 
-/// Of parts too small for one sample. Megatron repeats them where a number of samples is asked for.
+/// Error for a part with less than one sample. Megatron repeats it if `--samples` is given.
 fn no_sample(args: &Args) -> Problems {
     let place = super::prefix(&args.datasets[0]).display().to_string();
     let fewest = cut(args).fewest(args.seq_len);
-    let what = format!("what is read of it has no {} tokens: not one sample", fewest);
+    let what = format!("the part to read has fewer than {} tokens: not one sample", fewest);
     let remedy = "lower --seq-len or read more of it; --samples N repeats it, as Megatron does \
                   (`run` does not)";
     Problems::one(place, what, remedy)
@@ -141,7 +141,7 @@ fn cut(args: &Args) -> Cut {
     Cut { extra_token: !args.no_extra_token, drop_partial: !args.keep_partial }
 }
 
-/// What the options ask for, checked.
+/// Checked options.
 fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
     let mut problems = Problems::default();
     if !args.weights.is_empty() && args.weights.len() != args.datasets.len() {
@@ -188,11 +188,11 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
 
 type Rows = std::ops::Range<u64>;
 
-/// What `--range` asks for.
+/// Value of `--range`.
 #[derive(Default)]
 struct Ranges {
     rows: Option<Rows>,
-    /// Of each dataset's sequences.
+    /// Range of each dataset's sequences, as fractions.
     fractions: Option<(f64, f64)>,
 }
 

@@ -18,17 +18,17 @@ pub struct Campaign {
     /// another manifest
     #[arg(long, value_name = "KEY=VALUE,…|FILE")]
     pub what_if: Option<String>,
-    /// Plan models of several sizes of the manifest's family, such as 125M,350M,1.3B, each with the
-    /// tokens of --law and its best cut over --gpus
+    /// Plan models of several sizes in the manifest's family, such as 125M,350M,1.3B, each with the
+    /// tokens of --law and its best topology over --gpus
     #[arg(long, value_delimiter = ',', value_parser = words::tokens)]
     pub sizes: Vec<f64>,
-    /// Tokens of a size: chinchilla, tokens a parameter (20), or a fit E,A,α,B,β of the loss
-    /// E + A/N^α + B/D^β [default: chinchilla]
+    /// Number of tokens for a size: chinchilla, a number of tokens per parameter (20), or a fit
+    /// E,A,α,B,β of the loss E + A/N^α + B/D^β [default: chinchilla]
     #[arg(long, value_parser = Law::read)]
     pub law: Option<Law>,
 }
 
-/// Side by side. Ok(false): the changed plan does not fit.
+/// Prints both plans side by side. Ok(false) if the changed plan does not fit.
 pub fn compare(args: &Args, path: &Path, other: &str) -> anyhow::Result<bool> {
     let (from, mut sets) = match Path::new(other) {
         file if file.is_file() => (file, Vec::new()),
@@ -55,8 +55,8 @@ pub fn compare(args: &Args, path: &Path, other: &str) -> anyhow::Result<bool> {
     Ok(b.fits_all())
 }
 
-/// The replicas with which other pipelines or tensor-parallel groups take as many devices; None where
-/// `pairs` say how many replicas there are, or where it does not divide.
+/// Setting of topology.data with which a changed pipeline or tensor size takes as many devices. None
+/// if `pairs` set topology.data, or if the number of devices is not divisible.
 fn as_many_devices(now: &Topology, pairs: &[String]) -> Option<String> {
     let of = |name: &str| {
         let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
@@ -71,7 +71,7 @@ fn as_many_devices(now: &Topology, pairs: &[String]) -> Option<String> {
     (!said && !same && divides).then(|| format!("topology.data={}", now.ranks() / replica))
 }
 
-/// "a=1,b=2" as settings; a comma that no key follows belongs to a value.
+/// Splits "a=1,b=2" into settings; a comma that no key follows belongs to a value.
 fn pairs(text: &str) -> Result<Vec<String>, Problems> {
     let mut all: Vec<String> = Vec::new();
     for piece in text.split(',') {
@@ -88,7 +88,7 @@ fn pairs(text: &str) -> Result<Vec<String>, Problems> {
     Ok(all)
 }
 
-/// The request, with what --calibrate learned: in it for gptrain, else as a predictor.
+/// Request with the result of --calibrate: a part of it for gptrain, else a predictor.
 fn requested(
     args: &Args,
     loaded: &Loaded,
@@ -108,7 +108,7 @@ fn requested(
     }
 }
 
-/// Every size with its tokens. Ok(false): one fits in no way.
+/// Prints the plan of every size. Ok(false) if one of them does not fit in any topology.
 pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
     let law = args.campaign.law.unwrap_or(Law::CHINCHILLA);
     let like = args.load(path, &args.set)?.manifest;

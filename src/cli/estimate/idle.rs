@@ -1,10 +1,10 @@
-//! Flags that would do nothing are refused, each with what it belongs to.
+//! Refuses flags that have no effect, and names the mode that each belongs to.
 
 use super::Args;
 use base::Problems;
 use estimate::setup::Program;
 
-/// A flag, whether it is given, whether it acts here, and what it acts with.
+/// Flag, whether it is given, whether it has an effect here, and the mode that it belongs to.
 type Rule = (&'static str, bool, bool, &'static str);
 
 impl Args {
@@ -58,7 +58,7 @@ impl Args {
         }
     }
 
-    /// Flags that only some programs have.
+    /// Refuses flags that the program of `--as` does not have.
     pub fn refuse_idle_for(&self, program: Program) -> Result<(), Problems> {
         if self.async_launches && program == Program::Gptrain {
             return Err(refused("--async-launches", "--as another program"));
@@ -70,10 +70,10 @@ impl Args {
     }
 }
 
-/// What acts with --score too.
+/// Flags that also have an effect with --score.
 const SCORES: [&str; 2] = ["--calibrate", "--async-launches"];
 
 fn refused(flag: &str, with: &str) -> Problems {
-    let what = "does nothing here";
+    let what = "has no effect here";
     Problems::one(flag, what, format!("leave it out; it is for {with}"))
 }

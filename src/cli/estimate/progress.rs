@@ -1,4 +1,4 @@
-//! How far a search is: a bar on a terminal, a line every ten seconds elsewhere. Quick ones show nothing.
+//! Progress of a search: a bar on a terminal, else a line every ten seconds. Short searches show none.
 
 use base::{Count, Seconds};
 use estimate::search::Progress;
@@ -7,10 +7,10 @@ use std::io::IsTerminal;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Nothing is shown before.
+/// Time after which progress is shown.
 const QUICK: Duration = Duration::from_secs(2);
 
-/// Between lines where there is no terminal.
+/// Interval of lines without a terminal.
 const EVERY: Duration = Duration::from_secs(10);
 
 pub struct Bar {
@@ -47,7 +47,7 @@ impl Bar {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = self.shown.lock().expect("no panic").bar.take() {
             bar.finish_and_clear();
@@ -59,9 +59,9 @@ fn said(progress: Progress) -> String {
     match progress {
         Progress::Cuts { judged, cuts, fastest } => {
             let best = fastest.map_or("none fits yet".to_string(), |seconds| {
-                format!("the fastest so far takes {} a step", Seconds(seconds))
+                format!("the fastest so far takes {} per step", Seconds(seconds))
             });
-            format!("{} of {} cuts, {best}", Count(judged as u64), Count(cuts as u64))
+            format!("{} of {} topologies, {best}", Count(judged as u64), Count(cuts as u64))
         }
         Progress::TooFew(devices) => format!("{} devices are too few", Count(devices as u64)),
         Progress::Fits(parameters) => format!("{:.1} B parameters fit", parameters as f64 / 1e9),

@@ -12,36 +12,36 @@ use serde_json::{Value, json};
 
 #[derive(clap::Args)]
 pub struct Search {
-    /// Find the best way to cut the model over --gpus
+    /// Find the best topology for the model on --gpus
     #[arg(long, requires = "gpus", conflicts_with_all = ["max_params", "min_gpus"])]
     pub search: bool,
     /// Devices to use
     #[arg(long, value_parser = some)]
     pub gpus: Option<usize>,
-    /// Nodes of --gpus that are kept idle, for failures
+    /// Nodes of --gpus that remain idle as spares
     #[arg(long)]
     pub nodes_spare: Option<usize>,
-    /// What the search minimises: days, gpu-hours or money [default: days]
+    /// Quantity that the search minimises: days, gpu-hours or money [default: days]
     #[arg(long, value_parser = ["days", "gpu-hours", "money"])]
     pub objective: Option<String>,
-    /// Try these too, with every cut (gptrain's own plans; where nothing else fits, the first two are
-    /// tried in any case): offload, adam8bit, powersgd
+    /// Also try these with every topology (gptrain's plans only): offload, adam8bit, powersgd. If no
+    /// other plan fits, the search tries the first two without this option
     #[arg(long, value_delimiter = ',', value_parser = ["offload", "adam8bit", "powersgd"])]
     pub with: Vec<String>,
-    /// The largest model of the manifest's proportions that --gpus hold
+    /// Find the largest model of the manifest's proportions that fits on --gpus
     #[arg(long, requires = "gpus", conflicts_with = "min_gpus")]
     pub max_params: bool,
-    /// The fewest devices that hold the manifest's model
+    /// Find the fewest devices on which the manifest's model fits
     #[arg(long)]
     pub min_gpus: bool,
 }
 
-/// A number of devices.
+/// Parses a number of devices.
 fn some(text: &str) -> Result<usize, String> {
     match text.replace('_', "").parse() {
         Ok(0) => Err("a plan needs a device: give 1 or more".into()),
         Ok(count) => Ok(count),
-        Err(_) => Err("a number of devices is written as in 64".into()),
+        Err(_) => Err("write a number of devices, such as 64".into()),
     }
 }
 
@@ -56,7 +56,7 @@ impl Search {
     }
 }
 
-/// Ok(false): nothing fits.
+/// Runs the search. Ok(false) if no plan fits.
 pub fn run(args: &Args, request: &Request, predictor: &Predictor) -> anyhow::Result<bool> {
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
@@ -75,16 +75,16 @@ pub fn run(args: &Args, request: &Request, predictor: &Predictor) -> anyhow::Res
     }
     let found = ranked(args, request, &search, devices)?;
     bar.finish();
-    Ok(shown(args, found, &format!("no way to cut it over {devices} devices")))
+    Ok(shown(args, found, &format!("no topology over {devices} devices")))
 }
 
-/// --gpus without the spare nodes'.
+/// Devices of --gpus without those of the spare nodes.
 fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
     let all = args.search.gpus.expect("clap asks for it");
     let spare = args.search.nodes_spare.unwrap_or(0);
     match all.saturating_sub(spare * request.setup.per_node) {
         0 => {
-            let what = format!("{spare} spare nodes leave nothing of {all} devices");
+            let what = format!("{spare} spare nodes leave none of {all} devices");
             Err(Problems::one("--nodes-spare", what, "keep fewer, or give more --gpus"))
         }
         devices => Ok(devices),
@@ -108,7 +108,7 @@ fn ranked(
     Ok(Some((text, json)))
 }
 
-/// Whether anything was found; else a word about it.
+/// Prints the result, or that there is none. Returns whether there is one.
 fn shown(args: &Args, found: Option<(String, Value)>, what: &str) -> bool {
     let Some((text, json)) = found else {
         let remedy =

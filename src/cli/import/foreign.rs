@@ -1,4 +1,4 @@
-//! `gptrain import DIR`: a checkpoint of another trainer, of whatever kind it is.
+//! `gptrain import DIR`: imports a checkpoint of another trainer, in any supported format.
 
 use base::Problems;
 use base::output::Existing;
@@ -10,17 +10,17 @@ use train::bring::{self, Brought};
 /// Options of folders that are not Hugging Face's.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Options {
-    /// What the folder is, where it is not what its files' names say
+    /// Format of the folder [default: detected from its file names]
     #[arg(long, value_name = "FORMAT", value_parser = format)]
     pub format: Option<Format>,
-    /// Only say what is found and what becomes which setting; write nothing
+    /// Print the contents of the folder and the resulting settings; write nothing
     #[arg(long)]
     pub dry: bool,
-    /// Of norms and biases whose copies on tensor ranks differ: their mean (the default), or the
-    /// first rank's
+    /// Value for norms and biases whose copies on tensor ranks differ: their mean (the default), or
+    /// the first rank's
     #[arg(long, value_name = "mean|first", value_parser = replicated)]
     pub replicated: Option<Replicated>,
-    /// Leave out the rows that pad the vocabulary, which Megatron trains
+    /// Mask the rows that pad the vocabulary, which Megatron trains
     #[arg(long)]
     pub mask_padding: bool,
 }
@@ -53,8 +53,9 @@ pub fn run(
     json: super::super::Json,
 ) -> anyhow::Result<()> {
     if output.is_none() && !options.dry {
-        let what = format!("is a checkpoint of {}: a new run's folder is missing", format.name());
-        let remedy = "name it with --output RUN, or see what is there with --dry";
+        let name = format.name();
+        let what = format!("is a checkpoint of {name}, but no folder for the new run is given");
+        let remedy = "add --output RUN, or show its contents with --dry";
         return Err(Problems::one(from.display().to_string(), what, remedy).into());
     }
     let choices = Choices {
@@ -103,7 +104,7 @@ fn say(brought: &Brought, output: Option<&Path>) {
             base::say!("  {}: not in the files, --set it ({})", row.key, row.why);
         }
         if !brought.found.aside.is_empty() {
-            base::say!("left aside: {}", brought.found.aside.join(", "));
+            base::say!("ignored: {}", brought.found.aside.join(", "));
         }
     }
     for note in brought.found.notes.iter().chain(&brought.remarks) {
@@ -113,7 +114,7 @@ fn say(brought: &Brought, output: Option<&Path>) {
     base::say!("wrote {}", checkpoint.display());
     let manifest = output.join(manifest::IN_FOLDER);
     base::say!(
-        "next: see the paths and the topology in {}, then `gptrain run {}`",
+        "next: check the paths and the topology in {}, then `gptrain run {}`",
         manifest.display(),
         output.display()
     );

@@ -1,4 +1,4 @@
-//! The runs below a folder, one row each.
+//! Table of the runs below a folder, one row each.
 
 use base::{Count, Problems, Seconds, columns, visible};
 use serde_json::{Value, json};
@@ -8,19 +8,19 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use train::status::{NAME, State, Status};
 
-/// Levels of folders that are searched below the one given: `runs/sweep/lr/a`.
+/// Depth of the search below the given folder: `runs/sweep/lr/a`.
 const LEVELS: usize = 4;
 
-/// Folders of a run that hold no other run, and are slow to list.
+/// Folders of a run that are skipped: they contain no other run and are slow to list.
 const SKIPPED: [&str; 3] = ["checkpoints", "tensorboard", "failures"];
 
-/// A run's folder and its status, or the reason why that cannot be read.
+/// Folder of a run, and its status or the error of reading it.
 pub struct Row {
     folder: PathBuf,
     status: anyhow::Result<Status>,
 }
 
-/// All runs below a folder: those that run first, then the last started.
+/// All runs below a folder: running ones first, then by time of start, the newest first.
 pub fn find(folder: &Path, now: f64) -> Vec<Row> {
     let root = folder.metadata().map(|about| (about.dev(), about.ino())).ok();
     let (mut found, mut seen) = (Vec::new(), BTreeSet::from_iter(root));
@@ -36,7 +36,7 @@ pub fn find(folder: &Path, now: f64) -> Vec<Row> {
     rows
 }
 
-/// Folders with a status; those that cannot be listed are left out. Links are followed, each folder once.
+/// Folders with a status. Skips unreadable folders; follows links, and visits each folder once.
 fn search(folder: &Path, levels: usize, found: &mut Vec<PathBuf>, seen: &mut BTreeSet<(u64, u64)>) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -98,7 +98,7 @@ pub fn object(rows: &[Row], now: f64) -> Value {
     json!({ "runs": rows.iter().map(|row| row.object(now)).collect::<Vec<_>>() })
 }
 
-/// The error for a folder that holds no run.
+/// Error for a folder that contains no run.
 pub fn none(folder: &Path) -> Problems {
     let what = format!("no folder below it, {LEVELS} levels deep, holds a run's {NAME}");
     let remedy = "give a run's folder (log.folder of its manifest), or a folder that holds runs";

@@ -1,4 +1,4 @@
-//! One run, followed until it ends.
+//! Follows one run until it ends.
 
 use super::{Status, text};
 use anyhow::bail;
@@ -9,14 +9,14 @@ use std::path::Path;
 use std::time::Duration;
 use train::status::State;
 
-/// Time between two looks. The run writes its status every five seconds.
+/// Poll interval. The run writes its status every five seconds.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Polls between two drawings of an unchanged status, whose ages grow.
+/// Number of polls after which an unchanged status is drawn again, because its ages grow.
 const REDRAW: u32 = 2;
 
-/// Redraws on a terminal; in a pipe prints a line per change, or JSON per change. Ends with the run,
-/// with an error if it failed or fell silent.
+/// Redraws on a terminal; prints a line or JSON object per change in a pipe. Ends with the run,
+/// with an error if the run failed or has no heartbeat.
 pub fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
     let screen = (std::io::stdout().is_terminal() && !json).then(screen);
     let (mut before, mut polls) = (None, 0);
@@ -49,13 +49,13 @@ pub fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
     }
 }
 
-/// A text on the terminal that is drawn over.
+/// Text on the terminal that each redraw replaces.
 fn screen() -> ProgressBar {
     let style = ProgressStyle::with_template("{msg}").expect("a valid template");
     ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout()).with_style(style)
 }
 
-/// "step 120 of 1,000 (12.0 %) · loss 3.4512 · 12,345 tokens/s · 3 m 05 s left".
+/// Status line: "step 120 of 1,000 (12.0 %) · loss 3.4512 · 12,345 tokens/s · 3 m 05 s left".
 fn line(status: &Status, now: f64) -> String {
     let (step, steps) = (Count(status.step), Count(status.total_steps));
     let loss = status.lm_loss.map_or(String::new(), |loss| format!(" · loss {loss:.4}"));

@@ -74,7 +74,7 @@ impl Coordinator {
         loop {
             let message = control::read(&*from);
             if let Ok(ControlMessage::Where(ranks)) = &message {
-                self.tell_where(rank, ranks);
+                self.send_addresses(rank, ranks);
             }
             let mut state = self.state.lock();
             state.heard[rank] = Instant::now();
@@ -103,7 +103,7 @@ impl Coordinator {
     }
 
     /// Sends the requested addresses. Unknown ranks are omitted.
-    fn tell_where(&self, rank: usize, of: &[usize]) {
+    fn send_addresses(&self, rank: usize, of: &[usize]) {
         let there = of.iter().filter_map(|rank| self.peers.get(*rank).cloned()).collect();
         if let Some(writer) = &self.writers[rank] {
             let _ = control::write(&**writer.lock(), &ControlMessage::There(there));

@@ -26,7 +26,7 @@ pub fn cut(
     let mut skipped = 0;
     loop {
         let failed = || format!("cannot read {}", input.place());
-        let ended = fill(&mut *stream, &mut bytes, CHUNK).map_err(|e| told(e, &failed()))?;
+        let ended = fill(&mut *stream, &mut bytes, CHUNK).map_err(|e| read_error(e, &failed()))?;
         let end = match ended {
             true => Some(bytes.len()),
             false if whole => None,
@@ -69,7 +69,7 @@ pub fn cut(
 }
 
 /// Converts an I/O error: a problem found by a table's reader, or a failed read.
-pub fn told(error: std::io::Error, doing: &str) -> anyhow::Error {
+pub fn read_error(error: std::io::Error, doing: &str) -> anyhow::Error {
     match error.downcast::<Problems>() {
         Ok(problems) => problems.into(),
         Err(error) => anyhow::Error::from(error).context(doing.to_string()),

@@ -10,7 +10,7 @@ use super::json::{Field, Invalid, LISTED};
 use base::{Bytes, Count, Problems};
 use std::borrow::Cow;
 
-/// The most columns of a row.
+/// Maximum number of columns.
 const COLUMNS: u64 = 1 << 20;
 
 /// Begins the line of a row that has other columns than the header: their numbers follow.
@@ -28,18 +28,19 @@ pub struct CsvLines<R> {
     /// Lines that were begun.
     lines: u64,
     line: Vec<u8>,
-    /// Of the line that have been read.
+    /// Bytes of the line that have been read.
     taken: usize,
 }
 
 impl<R: Read> CsvLines<R> {
-    /// An error unless the first row names the column `key`.
+    /// Fails unless the first row names the column `key`.
     pub fn open(inner: R, delimiter: u8, key: &str, place: &str) -> Result<CsvLines<R>> {
         let (row, place_of) = (Size::default(), place.into());
         let inner = Bounded { inner, delimiter, place: place_of, row, crlf: None, last: 0 };
         let mut builder = csv::ReaderBuilder::new();
         let mut reader = builder.delimiter(delimiter).flexible(true).from_reader(inner);
-        let failed = |error| chunks::told(damaged(place, error), &format!("cannot read {place}"));
+        let failed =
+            |error| chunks::read_error(damaged(place, error), &format!("cannot read {place}"));
         let header = reader.byte_headers().map_err(failed)?.clone();
         let bare =
             |name: &[u8]| name.strip_prefix(b"\xef\xbb\xbf").unwrap_or(name) == key.as_bytes();

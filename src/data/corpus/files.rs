@@ -1,4 +1,4 @@
-//! Which files a corpus is made of.
+//! Files of a corpus.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::Metadata;
@@ -9,55 +9,55 @@ use anyhow::{Context, Result};
 
 use base::Problems;
 
-/// What a file holds.
+/// Format of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// One JSON object a line, the text in one of its fields.
+    /// One JSON object per line, with the text in one of its fields.
     JsonLines,
     /// One document.
     Text,
-    /// One document a line, as it stands.
+    /// One document per line, verbatim.
     Lines,
-    /// A table with a header, a row a document: the byte between two fields.
+    /// Table with a header and a document per row; the byte separates fields.
     Csv(u8),
-    /// A table with named columns, a row a document.
+    /// Table with named columns and a document per row.
     Parquet,
 }
 
-/// One file of a corpus, or standard input.
+/// File of a corpus, or standard input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// `None` is standard input.
+    /// None for standard input.
     pub path: Option<PathBuf>,
     pub format: Format,
-    /// Bytes on disk; 0 where that cannot be known.
+    /// Bytes on disk; 0 if unknown.
     pub size: u64,
 }
 
 const JSON_ENDINGS: [&str; 4] = ["jsonl", "json", "ndjson", "jl"];
 const TEXT_ENDINGS: [&str; 3] = ["txt", "text", "md"];
-/// Of compressed files, before which another ending says what is in them.
+/// Extensions of compressed files; the extension before them gives the format.
 const COMPRESSED: [&str; 4] = ["gz", "zst", "xz", "bz2"];
 
-/// Which files are wanted, and what they hold, where their names do not say.
+/// Selection of files, and their format if it is not that of their names.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Overrules what names say.
+    /// Format that overrides the names.
     pub format: Option<Format>,
-    /// Of files in folders: these alone, read as text unless `format` says otherwise.
+    /// Extensions of the files to take from folders, read as text unless `format` is given.
     pub endings: Vec<String>,
 }
 
-/// The files of a corpus.
+/// Files of a corpus, with notes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
     pub inputs: Vec<Input>,
-    /// What was left out, and why: links back to what is read already, and what is not a file.
+    /// Ignored paths with the reason: links to files that are read already, and other kinds of nodes.
     pub notes: Vec<String>,
 }
 
-/// The files `paths` name, in order: a folder stands for all files of a known kind below it, sorted
-/// by name; `-` for standard input. A file is read once, whatever leads to it.
+/// Files of `paths`, in order. A folder means all files of a known format below it, sorted by name; `-`
+/// means standard input. A file with several paths is read once.
 pub fn find(paths: &[PathBuf], wanted: &Wanted) -> Result<Found> {
     let mut problems = Problems::default();
     let mut search = Search { wanted, seen: HashMap::new(), found: Found::default() };
@@ -100,7 +100,7 @@ pub fn find(paths: &[PathBuf], wanted: &Wanted) -> Result<Found> {
     problems.or(search.found).map_err(Into::into)
 }
 
-/// A walk through folders that ends, whatever links there are.
+/// Walk through folders that ends even with cyclic links.
 struct Search<'a> {
     wanted: &'a Wanted,
     /// The path of each file and folder by its device and inode.
@@ -138,14 +138,14 @@ impl Search<'_> {
                     let note = format!("{} is not a file: left out", path.display());
                     self.found.notes.push(note);
                 }
-                // A link that leads nowhere is told when it is opened.
+                // A broken link is reported when it is opened.
                 about => self.take(input, &path, about.as_ref().ok()),
             }
         }
         Ok(())
     }
 
-    /// A file of a folder, if it is wanted.
+    /// Adds a file of a folder, if it is wanted.
     fn in_folder(&self, path: &Path) -> Option<Input> {
         let Wanted { format, endings } = self.wanted;
         if endings.is_empty() {
@@ -163,7 +163,7 @@ impl Search<'_> {
         }
     }
 
-    /// What is said of a folder without wanted files.
+    /// Problem of a folder without wanted files.
     fn nothing(&self, others: &Others) -> (String, String) {
         let mut most: Vec<(&String, &usize)> = others.iter().collect();
         most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
@@ -182,7 +182,7 @@ impl Search<'_> {
         (format!("the folder holds no {kinds}, plain or compressed{has}"), remedy)
     }
 
-    /// Whether nothing led there before; otherwise it is noted.
+    /// Whether it is the first path to the file; otherwise adds a note.
     fn is_new(&mut self, path: &Path, about: &Metadata) -> bool {
         let id = (about.dev(), about.ino());
         let Some(first) = self.seen.get(&id) else {
@@ -199,7 +199,7 @@ impl Search<'_> {
     }
 }
 
-/// The ending of a file's name, without that of a compression.
+/// Extension of a file's name, without that of a compression.
 fn ending(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut name = name.as_str();
@@ -212,7 +212,7 @@ fn ending(path: &Path) -> String {
     String::new()
 }
 
-/// A file with its format: as it is `wanted`, or else by its name.
+/// File with its format: that of `wanted`, or else that of its name.
 fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
     let ending = ending(path);
     let by_name = match ending.as_str() {

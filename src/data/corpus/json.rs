@@ -14,7 +14,7 @@ pub struct Invalid {
 }
 
 /// Remedy for a damaged line.
-const MEND: &str = "mend the file, or pass --skip-invalid to go on without such lines";
+const MEND: &str = "repair the file, or pass --skip-invalid to skip such lines";
 /// Maximum number of fields listed.
 pub const LISTED: usize = 12;
 
@@ -58,8 +58,8 @@ impl<'k> Field<'k> {
         let more = if fields.len() > LISTED { ", …" } else { "" };
         let what =
             format!("the object has no field \"{}\"; it has {}{more}", self.key, names.join(", "));
-        let remedy = "name the one that holds the text with --key, or pass --skip-invalid to go on \
-                      without such lines";
+        let remedy = "name the field with the text by --key, or pass --skip-invalid to skip \
+                      such lines";
         Invalid { what, remedy }
     }
 }

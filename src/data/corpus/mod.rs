@@ -1,7 +1,7 @@
 //! Text on disk as documents: JSON lines, plain text or tables, plain or compressed, in one file or
 //! thousands. Files are read in chunks that threads process, while results keep their order.
 //!
-//! Does not know tokens.
+//! Independent of tokens.
 
 mod files;
 mod open;

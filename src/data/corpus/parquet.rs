@@ -40,7 +40,7 @@ pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>
     let file = File::open(path).with_context(|| format!("cannot open {place}"))?;
     let opened = caught(|| SerializedFileReader::new(file));
     let file = opened.map_err(|error| {
-        wrong(format!("is no Parquet file: {error}"), "download it again, or say --format")
+        wrong(format!("is not a Parquet file: {error}"), "download it again, or give --format")
     })?;
     let schema = file.metadata().file_metadata().schema_descr();
     let Some(column) = (0..schema.num_columns()).find(|at| name(schema, *at) == key) else {

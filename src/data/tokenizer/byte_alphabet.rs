@@ -1,7 +1,7 @@
-//! How tokenizer files spell bytes: GPT-2's `bytes_to_unicode`. Printable bytes stand for
-//! themselves, the others for the characters from U+0100 on, so that every token is printable.
+//! Spelling of bytes in tokenizer files: GPT-2's `bytes_to_unicode`. Printable bytes are themselves, the
+//! others are characters from U+0100, so that every token is printable.
 
-/// The character that spells a byte.
+/// Character that spells a byte.
 pub fn spell(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -11,12 +11,12 @@ pub fn spell(byte: u8) -> char {
     char::from_u32(0x100 + before as u32).expect("at most 68 bytes are not printable")
 }
 
-/// Bytes as a tokenizer file writes them.
+/// Spelling of bytes in a tokenizer file.
 pub fn spelled(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| spell(*byte)).collect()
 }
 
-/// The way back.
+/// Reverse mapping, from characters to bytes.
 pub struct Reading {
     bytes: std::collections::HashMap<char, u8>,
 }
@@ -26,7 +26,7 @@ impl Reading {
         Reading { bytes: (0..=255).map(|byte| (spell(byte), byte)).collect() }
     }
 
-    /// The bytes of a token as a file spells it, or the first character that spells none.
+    /// Bytes of a token's spelling, or the first invalid character.
     pub fn read(&self, token: &str) -> Result<Box<[u8]>, char> {
         token.chars().map(|c| self.bytes.get(&c).copied().ok_or(c)).collect()
     }

@@ -1,4 +1,4 @@
-//! Encoding many texts: pieces that were seen before are looked up, not merged again.
+//! Encodes many texts: pieces that were encoded before are looked up, not merged again.
 
 use std::collections::HashMap;
 
@@ -37,11 +37,11 @@ impl Entry {
 }
 
 const EMPTY: Entry = Entry { key: 0, ids: [0; 3], count: 0 };
-/// How many neighbouring entries a piece may be in.
+/// Number of neighbouring entries in which a piece may be stored.
 const PROBES: usize = 4;
-/// Where the memory of longer pieces is emptied: it must not grow with the corpus.
+/// Size at which the cache of longer pieces is cleared, so that it does not grow with the corpus.
 const LARGE_LIMIT: usize = 1 << 16;
-/// Longer pieces than this are not remembered.
+/// Maximum length of a cached piece.
 const LONGEST: usize = 256;
 
 impl<'a> Encoder<'a> {
@@ -60,8 +60,8 @@ impl<'a> Encoder<'a> {
         Encoder { tokenizer, small, large: HashMap::default(), parse_special: false }
     }
 
-    /// Makes special tokens spelled out in text become their ids. Whoever wrote the text can then
-    /// end a document in it.
+    /// Converts special tokens spelled out in text to their ids. The text can then contain an end of
+    /// document.
     pub fn parse_special(mut self) -> Encoder<'a> {
         self.parse_special = true;
         self

@@ -1,4 +1,4 @@
-//! Which token of a tokenizer ends documents.
+//! Finds the token of a tokenizer that ends documents.
 
 use super::{END_OF_TEXT, Tokenizer};
 use serde_json::Value;

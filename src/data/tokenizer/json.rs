@@ -87,7 +87,7 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     let wrong =
         |what: String, remedy: &str| Problems::one(path.display().to_string(), what, remedy);
     let not_json = |error: serde_json::Error| {
-        wrong(format!("is no tokenizer: {error}"), "give a tokenizer.json, or GPT-2's vocab.json")
+        wrong(format!("is not a tokenizer: {error}"), "give a tokenizer.json or GPT-2's vocab.json")
     };
     let file = if is_vocab(&path) {
         let vocab = serde_json::from_str(&text).map_err(not_json)?;
@@ -185,7 +185,7 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
     Ok(Tokenizer { vocab, special, eod: None, rules: Rules::Bpe(Box::new(bpe)) })
 }
 
-/// What would change ids and is not done by gptrain's own code.
+/// Features that would change ids and that gptrain's own code lacks.
 fn unsupported(file: &File) -> Option<String> {
     let model = &file.model;
     if let Some(kind) = model.kind.as_ref().filter(|kind| *kind != "BPE") {
@@ -208,7 +208,7 @@ fn unsupported(file: &File) -> Option<String> {
     (model.byte_fallback || drops || has_affix).then(|| "it is not plain BPE".to_string())
 }
 
-/// How text is cut, and whether a space is put before it.
+/// Pattern that cuts text, and whether a space is put before it.
 fn known_pattern(pre_tokenizer: &Value) -> Option<(PreTokenizer, bool)> {
     match pre_tokenizer["type"].as_str()? {
         "ByteLevel" => {
@@ -245,7 +245,7 @@ fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u
     let reading = Reading::new();
     let mut bytes: Vec<Option<Box<[u8]>>> = vec![None; most as usize + 1];
     for (token, id) in tokens {
-        // What is not spelled in bytes can only be a special token, which stands for itself.
+        // A token that is not spelled in bytes can only be a special token, which is verbatim.
         let token = reading.read(token).unwrap_or_else(|_| token.as_bytes().into());
         if bytes[id as usize].replace(token).is_some() {
             problems.add(place, format!("two tokens have id {id}"), "the file is damaged");

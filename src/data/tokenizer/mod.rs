@@ -5,7 +5,7 @@
 //! in the order the merges were learned (`merges`). Most pieces have been seen before: an `Encoder`
 //! remembers them.
 //!
-//! Does not know datasets or files of text.
+//! Independent of datasets and files of text.
 
 mod digest;
 mod encoder;
@@ -37,7 +37,7 @@ use pre_tokenizer::PreTokenizer;
 pub struct Tokenizer {
     /// Ids are below this.
     vocab: usize,
-    /// Tokens that are no text, such as `<|endoftext|>`, by content.
+    /// Special tokens, such as `<|endoftext|>`, by content.
     special: Vec<(String, u32)>,
     eod: Option<u32>,
     rules: Rules,
@@ -54,7 +54,7 @@ enum Rules {
 /// Byte-level BPE.
 #[derive(Clone, Debug)]
 struct Bpe {
-    /// Bytes of every id; `None` for ids nobody uses.
+    /// Bytes of every id; None for unused ids.
     bytes: Vec<Option<Box<[u8]>>>,
     /// The id of each single byte.
     of_byte: [u32; 256],
@@ -137,7 +137,7 @@ impl Tokenizer {
         ids
     }
 
-    /// The text of some ids; bytes that are no UTF-8 become U+FFFD, as do ids nobody uses.
+    /// Text of some ids; bytes that are not UTF-8 become U+FFFD, as do unused ids.
     pub fn decode(&self, ids: &[u32]) -> String {
         match &self.rules {
             Rules::Bpe(_) => String::from_utf8_lossy(&self.decode_bytes(ids)).into_owned(),

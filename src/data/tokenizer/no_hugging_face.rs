@@ -1,4 +1,4 @@
-//! Stands for `hugging_face` in a gptrain that was built without the feature `tokenizers`: a file
+//! Replaces `hugging_face` in a build without the feature `tokenizers`: a file
 //! that needs Hugging Face's crate is refused.
 
 use super::Tokenizer;

@@ -5,14 +5,14 @@ use std::sync::LazyLock;
 
 use regex_syntax::hir::{Class, HirKind};
 
-/// How text is cut.
+/// Rule that cuts text into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PreTokenizer {
-    /// Not at all.
+    /// No cuts.
     Whole,
     /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
     Gpt2,
-    /// ` ?[^(\s|[.,!?…。，、।۔،])]+`, and what lies between its matches.
+    /// ` ?[^(\s|[.,!?…。，、।۔،])]+`, and the text between its matches.
     Bloom,
 }
 
@@ -34,7 +34,7 @@ impl PreTokenizer {
     }
 }
 
-/// What the patterns distinguish.
+/// Character classes of the patterns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Kind {
@@ -89,7 +89,7 @@ fn wide(text: &str, at: usize) -> (Kind, usize) {
     (KINDS[c as usize], c.len_utf8())
 }
 
-/// The end of the run of one kind that goes on at `at`.
+/// End of the run of one kind that contains `at`.
 #[inline(always)]
 fn run(text: &str, mut at: usize, wanted: Kind) -> usize {
     while at < text.len() {

@@ -9,10 +9,10 @@ use super::json;
 use super::pre_tokenizer::PreTokenizer;
 use base::{Count, Problems};
 
-/// What is to be learned.
+/// Options of training.
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// Ids in all: special tokens, 256 bytes, and one for each merge.
+    /// Number of ids: special tokens, 256 bytes, and one for each merge.
     pub vocab: usize,
     /// Pairs seen less often are not merged.
     pub min_frequency: u64,
@@ -59,7 +59,7 @@ impl Trainer {
     }
 
     /// Learns, and returns the content of a tokenizer.json and the number of ids in it, which is
-    /// below what was asked for where the text has too few pairs. `progress` is told each id.
+    /// lower than requested if the text has too few pairs. Calls `progress` for each id.
     pub fn train(
         self,
         training: &Training,

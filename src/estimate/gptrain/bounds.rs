@@ -1,8 +1,8 @@
 //! Lower bounds of a cut's memory and seconds: a search runs the engine dry only for cuts that may be
 //! among the best.
 //!
-//! All layers are alike. So a stage needs what one layer with its ends needs, and what a second layer
-//! adds for each further one: two small dry runs tell both. What a micro-batch needs depends on
+//! All layers are alike. So the needs of a stage are those of one layer with its ends, plus those that a
+//! second layer adds for each further one: two small dry runs give both. A micro-batch's needs depend on
 //! tensor parallelism, the micro-batch and recomputation; weights and states depend on tensor
 //! parallelism, replicas, ZeRO and where they are kept; nothing depends on the pipeline's depth but
 //! the number of micro-batches held. So thousands of cuts share some hundred dry runs, and numbers of
@@ -41,21 +41,21 @@ pub struct Bounds<'a> {
     slots: Memo<(usize, usize, usize, usize), usize>,
 }
 
-/// What a cut needs at least.
+/// Lower bound of a cut's needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     pub seconds: f64,
-    /// Of the rank that reserves most.
+    /// Memory of the rank that reserves most.
     pub bytes: u64,
 }
 
-/// Of a stage with one layer, and what each further layer adds.
+/// Needs of a stage with one layer, and of each further layer.
 struct Layered<T> {
     one: T,
     more: T,
 }
 
-/// What one micro-batch needs of a stage.
+/// Needs of a stage for one micro-batch.
 struct Passes {
     saved: u64,
     workspace: u64,
@@ -65,13 +65,13 @@ struct Passes {
     awaited: Volume,
 }
 
-/// What is kept from step to step, and the work done once a step.
+/// Memory that is kept from step to step, and the work per step.
 struct States {
     device: u64,
     host: u64,
     ops: Tally,
-    /// Of the host's processor. Its copies are not counted: they depend on the buffers that few layers do
-    /// not fill.
+    /// Work of the host's processor. Its copies are not counted: they depend on buffers that few layers
+    /// do not fill.
     host_ops: Tally,
 }
 
@@ -116,7 +116,7 @@ struct RankKind {
     chunks: Vec<(usize, End)>,
 }
 
-/// The place of a chunk in a pipeline; of an unpiped model there is one, which has both ends.
+/// Place of a chunk in a pipeline. A model without a pipeline has one, with both ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     First,
@@ -129,7 +129,7 @@ impl RankKind {
         self.chunks.iter().map(|(layers, _)| layers).sum()
     }
 
-    /// Its own end: that of its chunks which has one.
+    /// End of the stage: that of its chunk which has one.
     fn end(&self) -> End {
         let ends = self.chunks.iter().map(|(_, end)| *end);
         ends.fold(End::Middle, |end, other| if other == End::Middle { end } else { other })
@@ -149,18 +149,18 @@ impl<'a> Bounds<'a> {
         }
     }
 
-    /// None where the cut needs more than there is room.
+    /// None if the cut needs more memory than available.
     pub fn of(&self, s: &Setup) -> Option<Bound> {
         let bytes = self.bytes(s).filter(|bytes| *bytes <= self.room.device.0)?;
         Some(Bound { seconds: self.seconds(s), bytes })
     }
 
-    /// False where the cut needs more than there is room.
+    /// False if the cut needs more memory than available.
     pub fn may_fit(&self, s: &Setup) -> bool {
         self.bytes(s).is_some_and(|bytes| bytes <= self.room.device.0)
     }
 
-    /// Of the rank that reserves most; None where the host has too little memory.
+    /// Memory of the rank that reserves most; None if the host has too little memory.
     fn bytes(&self, s: &Setup) -> Option<u64> {
         let (kinds, passes) = (self.pipe(s), self.passes(s));
         let homes = homes(s).into_iter();
@@ -216,7 +216,7 @@ impl<'a> Bounds<'a> {
         (1.0 - 1e-9) * (micros * slowest + (sum - slowest) / s.topology.chunks as f64 + once)
     }
 
-    /// What a rank and its host do once a step.
+    /// Work of a rank and its host per step.
     fn once(&self, s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: &Prices) -> f64 {
         let (states, more) = (&states[kind.end() as usize], (kind.layers() - 1) as f64);
         let whole = |of: fn(&States) -> &Tally| {
@@ -305,7 +305,7 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// Where gradients may lie: on the host too, where the manifest leaves that open.
+/// Possible memories of gradients: also the host's if the manifest leaves it open.
 fn homes(s: &Setup) -> Vec<GradientHome> {
     let offload = s.topology.offload;
     let stay = s.topology.compression.is_some() || s.moments == Moments::Adafactor;
@@ -381,7 +381,7 @@ fn layered_states(
     Layered { one, more: two }
 }
 
-/// Without the copies.
+/// Work without the copies.
 fn passes(mut host: Tally) -> Tally {
     host.retain(|name, _| !COPIES.contains(name));
     host

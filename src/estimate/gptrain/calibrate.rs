@@ -54,7 +54,8 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     Ok(Setup { hardware, per_node, ..setup })
 }
 
-/// Seconds of each op by what the shares say, the median rank; the table's factors if none were measured.
+/// Factor of each op over the seconds by the shares, of the median rank; the table's factors without
+/// measurements.
 fn ops(found: &Measured, hw: &Hardware, shares: [f64; 2]) -> BTreeMap<String, f64> {
     let plain = Hardware { ops: BTreeMap::new(), ..hw.clone() };
     let mut factors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
@@ -76,7 +77,7 @@ fn ops(found: &Measured, hw: &Hardware, shares: [f64; 2]) -> BTreeMap<String, f6
 /// Least factor of an op: its launches may be cheaper than the table says.
 const LEAST_FACTOR: f64 = 0.05;
 
-/// GB/s at which the ranks of a node copy within its memory, all at once: the median node. None where
+/// GB/s at which the ranks of a node copy within its memory, all at once: the median node. None if
 /// the copy on the device is the same.
 fn host(found: &Measured) -> Option<f64> {
     let separate = found.ranks.iter().any(|rank| rank.upload_gb_s.is_some());
@@ -94,9 +95,9 @@ fn transfers(found: &Measured) -> Option<f64> {
     rate.is_finite().then_some(rate)
 }
 
-/// The plan's setup with the pace of a run of `m`: the seconds of each part by what was planned for it,
-/// if the run has measured them; and its slowdown, the median over its steps of what they took by what is
-/// then planned for their batch. And what was learned, in one line. `name` is the log's file.
+/// Setup of the plan with two factors of a run of `m`: measured by planned seconds of each part, if the run
+/// has measured them; and its slowdown, the median over its steps of measured by then planned time. Also
+/// returns a summary in one line. `name` is the log's file.
 pub fn slowdown(
     log: &Log,
     name: &str,
@@ -165,10 +166,10 @@ fn part_factors(table: &PartTable, stages: &[dry_run::Stage], setup: &Setup) -> 
     })
 }
 
-/// Half of what a plan with a learned slowdown is off by, where it is another cut than the one that ran.
+/// Half the error of a plan with a learned slowdown, if its topology differs from the measured run's.
 const LEARNED: f64 = 0.05;
 
-/// What was learned from a document, in one line.
+/// Summary of the calibration from a document, in one line.
 pub fn line(found: &Measured, setup: &Setup) -> String {
     let hw = setup.hardware;
     let mut line = format!(
@@ -188,8 +189,8 @@ pub fn line(found: &Measured, setup: &Setup) -> String {
     line
 }
 
-/// Of the groups within a node, or across nodes: the median over groups and ops of the bus bandwidth at
-/// their largest size, and of the time of the smallest messages. None where nothing was measured.
+/// Link of the groups within a node, or across nodes: the median over groups and ops of the bus bandwidth
+/// at their largest size, and of the time of the smallest messages. None without measurements.
 fn link(found: &Measured, in_node: bool) -> Option<Link> {
     let of = |row: &&GroupSpeed| row.in_node == in_node;
     let largest = |row: &&GroupSpeed| {
@@ -338,7 +339,7 @@ train: {samples: 800}
         near(part("once a step: sums"), data);
     }
 
-    /// A node's ranks copy at once; transfers are the slower way's. Nothing is said of a CPU's.
+    /// A node's ranks copy at once; transfers are in the slower direction. A CPU has none.
     #[test]
     fn host_and_transfers_are_those_of_the_document() {
         let m = planned(&[]);
@@ -405,11 +406,11 @@ train: {samples: 800}
             Measured::read(&value.to_string(), "b.json").unwrap_err()
         };
         let cases: [(Problems, &str); 7] = [
-            (Measured::read("step 1 loss 2", "b.json").unwrap_err(), "is no document of"),
+            (Measured::read("step 1 loss 2", "b.json").unwrap_err(), "is not a document of"),
             (Measured::read("{\"a\": 1}", "b.json").unwrap_err(), "but no document of"),
             (broken(&|v| v["format"] = json!("gptrain bench 9")), "its format is"),
             (broken(&|v| v["ranks"] = json!([])), "it has no ranks"),
-            (broken(&|v| v["ranks"][1]["device_copy_gb_s"] = json!(0)), "of rank 1 are no speeds"),
+            (broken(&|v| v["ranks"][1]["device_copy_gb_s"] = json!(0)), "rank 1 are not speeds"),
             (broken(&|v| v["groups"][2]["seconds"] = json!(-1)), "send_recv of group tensor"),
             (broken(&|v| drop(v["ranks"][0].as_object_mut().unwrap().remove("cube"))), "`cube`"),
         ];
@@ -420,6 +421,6 @@ train: {samples: 800}
             assert!(text.contains("gptrain bench --json"), "{text}");
         }
         let cut = &good.to_string()[..200];
-        assert!(Measured::read(cut, "b").unwrap_err().to_string().contains("is no document of"));
+        assert!(Measured::read(cut, "b").unwrap_err().to_string().contains("is not a document"));
     }
 }

@@ -26,8 +26,8 @@ pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
     }
 }
 
-/// Every cut over exactly `devices`, in which all batches of the ramp-up divide: as the manifest has
-/// it, and with the extras.
+/// Every cut over exactly `devices` into which all batches of the ramp-up are divisible: as in the
+/// manifest, and with the extras.
 pub fn all(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setup> {
     let mut micros: Vec<usize> = MICROS.into_iter().chain([base.micro]).collect();
     micros.sort_unstable();
@@ -133,7 +133,7 @@ fn with(cut: Setup, extras: Extras) -> Vec<Setup> {
     all
 }
 
-/// Whether its optimizer's states may wait on the host, as a manifest must have it.
+/// Whether a manifest permits the host's memory for its optimizer's states.
 fn offloads(s: &Setup) -> bool {
     let offload = &s.topology.offload;
     match s.moments {
@@ -160,7 +160,7 @@ fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
         false => &[false],
     };
     let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zeros(t.pipeline) };
-    // Compressed gradients go with nothing above.
+    // Compressed gradients exclude all of the above.
     let most = if t.compression.is_some() { 1 } else { 3 };
     let mut all = Vec::new();
     for sequence_parallel in sequence {

@@ -1,4 +1,4 @@
-//! Predicted against actual, once a run has made its first real steps.
+//! Comparison of predicted and actual memory and time, after a run's first steps.
 
 use super::dry_run::{self, Stage};
 use super::here;
@@ -10,10 +10,10 @@ use base::{Bytes, Seconds};
 use engine::model_dtype;
 use manifest::{DeviceChoice, Manifest};
 
-/// From so far off on, time or memory is worth a warning.
+/// Deviation of time or memory that causes a warning.
 const FAR: f64 = 1.5;
 
-/// A run's first steps.
+/// First steps of a run.
 pub struct FirstSteps {
     /// Samples of a step.
     pub batch: usize,
@@ -24,7 +24,7 @@ pub struct FirstSteps {
     pub parts: Option<(u64, PartSeconds)>,
 }
 
-/// A plan beside a run's first steps.
+/// Comparison of a plan with a run's first steps.
 pub struct Compared {
     /// Memory and a step's time, with a warning if they are far apart.
     pub line: String,

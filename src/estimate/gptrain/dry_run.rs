@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What the first rank of a pipeline stage needs and does.
+/// Memory and work of the first rank of a pipeline stage.
 #[derive(Clone, Debug)]
 pub struct Stage {
     pub layers: usize,
@@ -26,12 +26,12 @@ pub struct Stage {
     pub work: Work,
 }
 
-/// What a rank does in a step.
+/// Work of a rank in a step.
 #[derive(Clone, Debug)]
 pub struct Work {
     /// A micro-batch's forward and backward.
     pub micro: Workload,
-    /// What is done once: sums of gradients, optimizer, gathers of weights.
+    /// Work per step: sums of gradients, optimizer, gathers of weights.
     pub step: Workload,
     /// The steps that were counted, of so many micro-batches and of twice as many.
     micros: f64,
@@ -54,7 +54,7 @@ impl Work {
 #[derive(Clone, Debug, Default)]
 pub struct Workload {
     pub ops: Tally,
-    /// Of the processor of the device's host, and copies to and from it.
+    /// Work of the processor of the device's host, and copies to and from it.
     pub host: Tally,
     pub messages: dry::Volume,
 }
@@ -160,7 +160,7 @@ pub fn memory(m: &Manifest) -> Bytes {
     needs.max().unwrap_or(Bytes(0))
 }
 
-/// What a rank may reserve.
+/// Memory that a rank may reserve.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
     pub device: Bytes,
@@ -169,7 +169,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// On a device of that kind, beside what a process has there anyway, and as the manifest allows.
+    /// Memory of a device of that kind, without a process's own, within the manifest's limit.
     pub fn of(m: &Manifest, hw: &Hardware) -> Room {
         let gib = |gib: f64| (gib * 1073741824.0).max(0.0) as u64;
         let device = Bytes(gib(hw.memory_gib - hw.context_mib / 1024.0));
@@ -220,7 +220,7 @@ fn reserved_within(m: &Manifest, alike: &[usize], room: Room) -> Option<BTreeMap
     needs.map(|each| each.filter(|(_, needs)| room.holds(&needs.memory_plan))).collect()
 }
 
-/// Of each stage, the first that has as many layers and the same ends: both do the same work, and
+/// For each stage, the first that has as many layers and the same ends: both do the same work, and
 /// the earlier holds at least as many micro-batches.
 fn first_alike(m: &Manifest) -> Vec<usize> {
     let (cuts, ranks) = (engine::cuts(&m.model, &m.topology), m.topology.pipeline);
@@ -323,7 +323,7 @@ pub fn stage_seconds(stages: &[Stage], prices: &Prices) -> Vec<f64> {
 /// The part of a step in which replicas sum up gradients and gather weights.
 pub const SUMS: &str = "once a step: sums";
 
-/// What of all messages costs no time, since the device computes meanwhile: less than nothing.
+/// Time of messages that is hidden behind computation, as a negative number.
 pub const OVERLAPPED: &str = "overlapped";
 
 /// Seconds of an iteration of the setup's batch, by purpose, on the slowest stage. Chunks of layers
@@ -398,8 +398,8 @@ pub fn host_seconds(work: &Tally, s: &Setup) -> f64 {
     copy_seconds(work, s).into_iter().fold(pass_seconds(work, s), f64::max)
 }
 
-/// The same where the passes run while the device computes for so long: what is left of them, and
-/// the copies, of gradients before and of weights after.
+/// Seconds of the host's passes that overlap with `computing` seconds of the device: the rest of the
+/// passes, and the copies of gradients before them and of weights after them.
 fn late_seconds(work: &Tally, s: &Setup, computing: f64) -> f64 {
     (pass_seconds(work, s) - computing).max(0.0) + copy_seconds(work, s).iter().sum::<f64>()
 }

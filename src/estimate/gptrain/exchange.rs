@@ -1,5 +1,4 @@
-//! What compressing the gradients that replicas sum up saves and costs: the bandwidth below which it
-//! pays.
+//! Benefit and cost of compressing gradients between replicas: the bandwidth below which it pays.
 
 use super::dry_run;
 use super::prices::{self, Prices};
@@ -11,17 +10,17 @@ use plan::grid::Coord;
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Exchange {
-    /// Bytes that a rank sends to replicas in a step: as they are, and compressed.
+    /// Bytes that a rank sends to replicas in a step: uncompressed, and compressed.
     pub plain: f64,
     pub compressed: f64,
-    /// What computing the factors adds to a step, in seconds.
+    /// Seconds that computing the factors adds to a step.
     pub factors: f64,
-    /// Gb/s that a rank sends to replicas at, below which this costs less than it saves.
+    /// Bandwidth of a rank to replicas, in Gb/s, below which compression pays.
     pub break_even: f64,
 }
 
 impl Exchange {
-    /// None where no gradient is sent, or compression would be refused.
+    /// None if no gradient is sent, or compression would be refused.
     pub fn of(m: &Manifest, setup: &Setup) -> Option<Exchange> {
         let t = &m.topology;
         if t.data == 1 || t.zero > 1 {
@@ -53,15 +52,15 @@ impl Exchange {
         self.compressed < self.plain
     }
 
-    /// Gb/s that a rank sends to replicas at on the setup's machines.
+    /// Bandwidth of a rank to replicas on the setup's machines, in Gb/s.
     pub fn here(setup: &Setup) -> f64 {
         let first = Coord { tensor: 0, pipeline: 0, data: 0 };
         8.0 * prices::link(setup, &setup.topology.grid().data_group(first)).gb_s
     }
 }
 
-/// As a multiple of the setup's bandwidth between replicas: where plain steps take as long as compressed
-/// ones. Plain sums run beside backward, so that they cost less than their bytes say.
+/// Bandwidth between replicas, as a multiple of the setup's, with which plain steps take as long as
+/// compressed ones. Plain sums overlap with backward, so they cost less than their bytes suggest.
 fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup) -> f64 {
     const HALVINGS: usize = 40;
     let pays = |times: f64| {
@@ -78,8 +77,8 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
     low.exp2()
 }
 
-/// What compression does to the plan, in words; empty where there is none.
-pub fn told(m: &Manifest, setup: &Setup) -> String {
+/// Description of the effect of compression on the plan; empty without compression.
+pub fn describe(m: &Manifest, setup: &Setup) -> String {
     let compressed = m.topology.compression.is_some();
     let Some(e) = Exchange::of(m, setup).filter(|e| compressed && e.saves()) else {
         return String::new();

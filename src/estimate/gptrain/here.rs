@@ -1,5 +1,5 @@
-//! The processor at hand in place of the table's row: a matrix product and a copy, timed in several short
-//! tries, and how busy other programs keep it meanwhile.
+//! Measurement of the local CPU, which replaces the table's row: a matrix product and a copy, timed in
+//! several short tries, and the load by other programs meanwhile.
 
 use crate::hardware::{Hardware, MEASURED};
 use base::DType;
@@ -14,15 +14,15 @@ const TRIES: usize = 8;
 const SECONDS: f64 = 0.003;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// C [ROWS, WIDTH] = A [ROWS, WIDTH] · Bᵀ: what a small model multiplies.
+/// Shape of the product C [ROWS, WIDTH] = A [ROWS, WIDTH] · Bᵀ, as in a small model.
 const ROWS: usize = 512;
 const WIDTH: usize = 512;
 
-/// Copied at once: more than caches hold.
+/// Bytes of the copy: more than caches hold.
 const COPIED: usize = 32 << 20;
 
-/// `cpu`'s row with the figures of this machine: all its processors, in elements of `dtype`. The row
-/// as it is where the threads or the memory for a try cannot be had.
+/// Row `cpu` with the figures of this machine: all its processors, in elements of `dtype`. Returns the
+/// row unchanged if the threads or the memory for a try are not available.
 pub fn measured(cpu: &Hardware, dtype: DType) -> Hardware {
     let Ok(be) = Cpu::open(None) else { return cpu.clone() };
     let Ok(arena) = Arena::new(&be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
@@ -43,9 +43,9 @@ pub fn measured(cpu: &Hardware, dtype: DType) -> Hardware {
     tries([&mut product, &mut copy]).row(cpu, dtype)
 }
 
-/// What was seen of two ops.
+/// Timings of two ops.
 struct Tried {
-    /// Seconds of the fastest of each.
+    /// Seconds of the fastest try of each.
     best: [f64; 2],
     /// The median try by the fastest one, of the op that differs most.
     spread: f64,
@@ -80,7 +80,7 @@ impl Tried {
         }
     }
 
-    /// Half the bar: wider by what other programs take, and where tries differ as much as where they do.
+    /// Half the error bar, which grows with the load by other programs and with the spread of the tries.
     fn doubt(&self) -> f64 {
         let Busy { busy, processors } = self.busy;
         if !self.busy.is_loud() {
@@ -91,7 +91,7 @@ impl Tried {
     }
 }
 
-/// Both ops in turns.
+/// Runs both ops in turns.
 fn tries(mut ops: [&mut dyn FnMut(); 2]) -> Tried {
     ops.iter_mut().for_each(|op| op()); // warms up
     let mut seconds = [Vec::new(), Vec::new()];
@@ -107,12 +107,12 @@ fn tries(mut ops: [&mut dyn FnMut(); 2]) -> Tried {
     Tried::new(seconds, &pauses)
 }
 
-/// To a thousandth, which is more than the next try would repeat.
+/// Rounds to a thousandth; the next try differs by more.
 fn rounded(speed: f64) -> f64 {
     (speed * 1e3).ceil() / 1e3
 }
 
-/// Seconds of the fastest of several.
+/// Seconds of the fastest of several calls.
 fn best(op: &mut dyn FnMut()) -> f64 {
     let start = Instant::now();
     let mut best = f64::INFINITY;

@@ -1,6 +1,6 @@
-//! Changes of gptrain's own plan in the order in which they help: accumulate more; recompute, shard and
-//! cut in another way; leave states to the host; keep moments in 8 bits; compress gradients. Each is
-//! read as `--set` would be, and the engine runs dry for it.
+//! Changes of gptrain's own plan, in the order in which they are tried: accumulate more; recompute, shard
+//! and change the topology; offload states; keep moments in 8 bits; compress gradients. Each is applied
+//! like `--set`, and evaluated by a dry run.
 
 use super::dry_run::{self, Room};
 use super::exchange::Exchange;
@@ -10,24 +10,24 @@ use base::Bytes;
 use manifest::{self, Adam8bit, Manifest, Optimizer};
 use std::path::Path;
 
-/// A changed plan.
+/// Changed plan.
 #[derive(Clone, Debug)]
 pub struct Change {
     pub rung: Rung,
-    /// "micro-batch 2 → 1".
+    /// Description, such as "micro-batch 2 → 1".
     pub what: String,
-    /// As `--set` takes them.
+    /// Settings, as for `--set`.
     pub sets: Vec<String>,
     pub manifest: Manifest,
     pub setup: Setup,
-    /// Of the rank that reserves most, and of the one that reserves most on its host.
+    /// Memory of the rank that reserves most, and of the one that reserves most on its host.
     pub bytes: Bytes,
     pub host: Bytes,
-    /// For the tokens of one step of the plan as it was.
+    /// Seconds for the tokens of one step of the original plan.
     pub seconds: f64,
 }
 
-/// A plan that may be changed: its effective YAML, and what a rank may reserve.
+/// Plan to change: its effective YAML, and the memory that a rank may reserve.
 pub struct Ladder<'a> {
     pub effective: &'a str,
     pub manifest: &'a Manifest,
@@ -35,18 +35,18 @@ pub struct Ladder<'a> {
     pub room: Room,
 }
 
-/// A change that gains less than this share of a step is not worth a line.
+/// Minimum gain of a printed change, as a share of a step.
 const GAIN: f64 = 0.005;
 
-/// From so large a share of a step on, sums of gradients are worth a change.
+/// Share of a step in sums of gradients above which larger steps are tried.
 const SUMS: f64 = 0.1;
 
-/// Gradients are summed once for so many times the tokens.
+/// Factor of the tokens per step that is tried.
 const TIMES: usize = 4;
 
 impl Ladder<'_> {
-    /// The smallest changes with which every rank fits, lowest rung first, then fastest: single ones, or
-    /// pairs where no single one is enough.
+    /// Smallest changes with which every rank fits, by kind, then the fastest first: single ones, or
+    /// pairs if no single one is enough.
     pub fn remedies(&self) -> Vec<Change> {
         let judged = |steps: Vec<Step>| -> Vec<Change> {
             steps.into_iter().filter_map(|step| self.fitting(step)).collect()
@@ -59,8 +59,8 @@ impl Ladder<'_> {
         sorted(found)
     }
 
-    /// What is faster and fits, lowest rung first, then fastest. What is faster and does not fit is tried
-    /// with 8-bit moments and with states on the host.
+    /// Changes that are faster and fit, by kind, then the fastest first. A change that is faster but does
+    /// not fit is tried with 8-bit moments and with offloaded states.
     pub fn speed_ups(&self) -> Vec<Change> {
         let stages = dry_run::stages(self.manifest);
         let now = dry_run::seconds(&stages, self.setup);
@@ -84,7 +84,7 @@ impl Ladder<'_> {
         sorted(found)
     }
 
-    /// Each of `first`, and then each of what `second` makes of it.
+    /// Each change of `first`, followed by each that `second` derives from it.
     fn pairs(
         &self,
         first: Vec<Step>,
@@ -103,14 +103,14 @@ impl Ladder<'_> {
         first.into_iter().flat_map(and).collect()
     }
 
-    /// The manifest with these settings; None where it would be refused.
+    /// Manifest with these settings; None if it would be refused.
     fn changed(&self, sets: &[String]) -> Option<(Manifest, Setup)> {
         let loaded = manifest::parse(self.effective, "the manifest", Path::new("."), sets).ok()?;
         let setup = self.setup.of_cut(&loaded.manifest);
         Some((loaded.manifest, setup))
     }
 
-    /// None where it is refused or does not fit.
+    /// None if it is refused or does not fit.
     fn fitting(&self, step: Step) -> Option<Change> {
         let (m, setup) = self.changed(&step.sets)?;
         let stages = dry_run::stages_within(&m, self.room)?;
@@ -127,7 +127,7 @@ impl Ladder<'_> {
         })
     }
 
-    /// Larger steps, where summing up gradients takes much of one.
+    /// Larger steps, if sums of gradients take a large share of one.
     fn accumulate(&self, stages: &[dry_run::Stage]) -> Vec<Step> {
         let parts = dry_run::parts(stages, self.setup);
         let sums = parts.iter().find(|(name, _)| *name == dry_run::SUMS).map_or(0.0, |part| part.1);

@@ -1,12 +1,12 @@
-//! What of the messages runs beside the computation, by the order in which the engine's dry run made
-//! them. Ops, and messages that the next op waits for, follow each other on one clock; what was begun
-//! runs from then on, after what its queue has, and stops the clock where its end is waited for. So no
-//! message is credited with more than what is computed beside it, nor with more than itself.
+//! Overlap of messages with computation, by the order of events in the engine's dry run. Ops, and
+//! messages that the next op waits for, follow each other on one clock. An asynchronous message starts
+//! when it is issued, after earlier ones in its queue, and stops the clock at the wait for its end. So the
+//! credit of a message is at most the computation beside it, and at most its own duration.
 
 use crate::parts::TRAFFIC;
 use comm::dry::How;
 
-/// What a rank does.
+/// Event of a rank.
 #[derive(Clone, Copy, Debug)]
 pub enum Timed {
     /// Seconds of ops.
@@ -14,7 +14,7 @@ pub enum Timed {
     /// Messages within a node share its links, and those between nodes its adapters.
     /// `row` is that of `TRAFFIC`.
     Send { how: How, row: usize, in_node: bool, seconds: f64 },
-    /// As `Event::Finish`.
+    /// Wait, as `Event::Finish`.
     Finish(i64),
 }
 
@@ -22,13 +22,13 @@ pub enum Timed {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Hidden {
     pub all: f64,
-    /// Of those that are begun between stages of a pipeline.
+    /// Seconds of asynchronous messages between stages of a pipeline.
     pub messages: f64,
     /// By rows of `TRAFFIC`.
     pub rows: [f64; TRAFFIC.len()],
 }
 
-/// In a step that follows others like it: what one has begun may end in the next.
+/// Overlap in a step that follows others like it, so that a message may end in the next step.
 pub fn hidden(step: &[Timed]) -> Hidden {
     let mut clock = Clock::default();
     clock.play(step);
@@ -46,12 +46,12 @@ impl Hidden {
     }
 }
 
-/// A rank's time, and what it has begun.
+/// Time of a rank, and its pending messages.
 #[derive(Default)]
 struct Clock {
     now: f64,
     begun: Vec<Begun>,
-    /// So many of them are over.
+    /// Number of completed messages.
     over: usize,
 }
 
@@ -63,7 +63,7 @@ struct Begun {
 }
 
 impl Clock {
-    /// Seconds of what is begun, less those in which its end is waited for.
+    /// Seconds of asynchronous messages, minus the waits for their ends.
     fn play(&mut self, step: &[Timed]) -> Hidden {
         let (before, mut hidden) = (self.begun.len() as i64, Hidden::default());
         for event in step {
@@ -85,7 +85,7 @@ impl Clock {
         hidden
     }
 
-    /// What is waited for soonest has the link first: the rest of it ends later by as much.
+    /// The message that is waited for first has the link first; the others end later by as much.
     fn send(&mut self, how: How, row: usize, in_node: bool, seconds: f64) {
         let after = |other: &&Begun| match how {
             How::Now => false,

@@ -9,14 +9,14 @@ use comm::dry::{Event, Sent, Volume};
 use device::{Tally, Work};
 use plan::grid::Coord;
 
-/// Its row of replicas.
+/// Row of replicas in `TRAFFIC`.
 const DATA: usize = 2;
 
-/// What a setup's device and links take.
+/// Speeds of a setup's device and links.
 #[derive(Clone, Copy)]
 pub struct Prices<'a> {
     hw: &'a Hardware,
-    /// Of the peak, and of the memory's bandwidth.
+    /// Shares of the peak, and of the memory's bandwidth.
     shares: [f64; 2],
     /// By the rows of `TRAFFIC`: whether within a node, and how fast.
     links: [(bool, Link); TRAFFIC.len()],
@@ -37,7 +37,7 @@ impl<'a> Prices<'a> {
         Prices { hw, shares, links, factors: hw.parts }
     }
 
-    /// With links between replicas so many times as fast.
+    /// Prices with links between replicas that are faster by this factor.
     pub fn with_sums(mut self, times: f64) -> Prices<'a> {
         self.links[DATA].1.gb_s *= times;
         self
@@ -95,12 +95,12 @@ impl<'a> Prices<'a> {
         ]
     }
 
-    /// Whether messages leave the device to its ops: not where a processor sends them.
+    /// Whether messages overlap with ops; false on a CPU, whose cores send them.
     pub fn overlap(&self) -> bool {
         self.hw.name != CPU
     }
 
-    /// What a rank does, in seconds.
+    /// Work of a rank, in seconds.
     pub fn timed(&self, event: &Event) -> Timed {
         match event {
             Event::Compute(ops) => Timed::Compute(self.ops(ops)),
@@ -118,14 +118,14 @@ fn row(group: &str) -> usize {
     TRAFFIC.iter().position(|(_, groups)| groups.contains(&group)).expect("a group of TRAFFIC")
 }
 
-/// How many of a group are on its first member's node.
+/// Number of a group's members on its first member's node.
 fn nearby(s: &Setup, members: &[usize]) -> usize {
     let node = |rank: &usize| rank / s.per_node;
     members.iter().filter(|rank| node(rank) == node(&members[0])).count()
 }
 
-/// The link of a rank to the next of its group. Of a group over nodes all members of a node are in one
-/// ring, which leaves the node once: they have their part of its adapters together.
+/// Link of a rank to the next of its group. The members of a group on one node are in one ring, which
+/// leaves the node once: they share their part of its adapters.
 pub fn link(s: &Setup, members: &[usize]) -> Link {
     let beside = nearby(s, members);
     s.hardware.link(beside == members.len(), s.per_node.div_ceil(beside))

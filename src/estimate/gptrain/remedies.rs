@@ -1,5 +1,5 @@
-//! What to do where gptrain's memory cannot be reserved, in words: small changes of the manifest, or
-//! another cut, which its own engine was run dry for.
+//! Remedies in words if gptrain cannot reserve its memory: small changes of the manifest, or another
+//! topology, each checked by a dry run.
 
 use super::dry_run::Room;
 use super::ladder::{Change, Ladder};
@@ -9,10 +9,10 @@ use crate::search::{MOST_DEVICES, Planner, Search, print};
 use crate::setup::{Extras, Program, Setup};
 use manifest::{Loaded, Manifest};
 
-/// As many remedies are named.
+/// Maximum number of remedies.
 const NAMED: usize = 5;
 
-/// What fits where a rank may reserve at most `room`: small changes; else a cut.
+/// Changes with which a rank reserves at most `room`: small ones; else another topology.
 pub fn advice(loaded: &Loaded, room: Room, hw: &'static Hardware) -> String {
     let (effective, manifest) = (&*loaded.effective, &loaded.manifest);
     let setup = &Setup::of(manifest, Program::Gptrain, hw);
@@ -24,7 +24,7 @@ pub fn advice(loaded: &Loaded, room: Room, hw: &'static Hardware) -> String {
     small.iter().take(NAMED).map(step).collect::<Vec<_>>().join("\n      or ")
 }
 
-/// The fastest cut over as many GPUs; else the fewest GPUs.
+/// Fastest topology over as many GPUs; else the fewest GPUs.
 fn another_cut(m: &Manifest, setup: &Setup, room: Room) -> String {
     let search = search(m, setup, room);
     let ranks = setup.ranks();

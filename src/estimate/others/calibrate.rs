@@ -1,4 +1,4 @@
-//! Constants fitted to somebody's own runs.
+//! Fits constants to the user's own runs.
 
 use super::predict::Predictor;
 use super::rows::{self, Row, logs};
@@ -6,14 +6,14 @@ use crate::setup::Setup;
 use base::Problems;
 use std::collections::BTreeSet;
 
-/// What was learned, and the rows that contradict themselves (id and why), which were left out.
+/// Result of a calibration, and the ignored rows that contradict themselves (id and reason).
 pub struct Calibrated {
     pub predictor: Predictor,
     pub odd: Vec<(String, String)>,
 }
 
-/// From a csv of runs, or from a log of the run that `setup` plans. `name` is the file's; launches of
-/// `asynchronous` runs did not wait, whatever their machine is known for.
+/// Reads a csv of runs, or a log of the run that `setup` plans. `name` is the file's. `asynchronous`
+/// runs had asynchronous launches, even on a machine that is listed with synchronous ones.
 pub fn calibrate(
     text: &str,
     name: &str,
@@ -48,7 +48,7 @@ pub fn calibrate(
 }
 
 impl Calibrated {
-    /// How many times and memories there were in the file of that name.
+    /// Number of times and memories in the file of that name.
     pub fn learned(&self, name: &str) -> Result<(usize, usize), Problems> {
         match self.predictor.learned {
             (0, 0) => {

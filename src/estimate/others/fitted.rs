@@ -19,13 +19,13 @@ pub fn shipped() -> &'static Constants {
     &SHIPPED
 }
 
-/// A fit comes to rest where no step makes it likelier by more than this, in ln of the probability: to be
-/// written down, or to predict a row that was left out.
+/// Convergence thresholds of a fit, in ln of the probability: for the shipped constants, and for the
+/// prediction of a row that was left out.
 pub const AT_REST: f64 = 1e-8;
 pub const NEARLY: f64 = 1e-2;
 
-/// To these rows, from `start`, until it hardly gets likelier (`rest`). How alike runs are goes by the parts that they have before anything is
-/// measured: it is given, so that there is one measure of how probable constants are, and one end.
+/// Fits constants to these rows, from `start` to convergence (`rest`). The similarity of runs uses their
+/// parts by the prior constants, so that the probability of constants is well defined.
 pub fn to(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
     let timed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.timing()).collect();
     let weighed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.weight()).collect();
@@ -72,11 +72,11 @@ fn read(text: &str) -> Option<Constants> {
     Some(Constants { time: values(TIME, &file.time)?, memory: values(MEMORY, &file.memory)? })
 }
 
-/// As `constants.yaml` has them.
+/// Constants in the format of `constants.yaml`.
 pub fn written(constants: &Constants) -> String {
     let mut text = String::from(
         "# The constants of others/cost/constants.rs, fitted to the rows of data/ by others/fitted.rs,\n\
-         # which says how to write it anew.\n",
+         # which says how to write it again.\n",
     );
     for (name, table, values) in
         [("time", TIME, &constants.time), ("memory", MEMORY, &constants.memory)]

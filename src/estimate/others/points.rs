@@ -1,12 +1,12 @@
-//! A run as the residuals of others see it: where it stands, what it is made of, and how alike two are.
+//! Features of a run for the residual model, and the parameters of their covariance.
 
 use super::cost::{Memory, Time};
 use super::learn::{Acquainted, Kernel, Novelty, Point, Shared};
 use crate::setup::Setup;
 use manifest::Recompute;
 
-/// Standard deviations that make the measured runs likeliest where their source, or a tenth of all
-/// configurations, is left out, or known by five and twenty rows. Parts as `cost::Time` has them.
+/// Standard deviations that maximise the likelihood of the measured runs when their source, or a tenth of
+/// all configurations, is left out, or is known by five and by twenty rows. Parts as in `cost::Time`.
 pub const TIME: Kernel = Kernel {
     program: Shared { whole: 0.0, part: 0.15 },
     machine: Shared { whole: 0.0, part: 0.1 },
@@ -22,7 +22,7 @@ pub const TIME: Kernel = Kernel {
     acquainted: Acquainted { runs: 2.5, machines: 5.0 },
 };
 
-/// By hand: there are 99 runs. Parts as `cost::Memory` has them.
+/// Chosen by hand, because there are only 99 runs. Parts as in `cost::Memory`.
 pub const MEMORY: Kernel = Kernel {
     program: Shared { whole: 0.1, part: 0.1 },
     machine: Shared { whole: 0.05, part: 0.05 },
@@ -38,7 +38,7 @@ pub const MEMORY: Kernel = Kernel {
     acquainted: Acquainted { runs: 3.0, machines: 6.0 },
 };
 
-/// In the fit of its constants, which have all to say of shapes that programs and machines do not.
+/// Covariance in the fit of its constants, which explain all effects of shapes.
 pub const MEMORY_FIT: Kernel = Kernel {
     program: Shared { whole: 0.15, part: 0.0 },
     machine: Shared { whole: 0.1, part: 0.0 },
@@ -49,13 +49,13 @@ pub const MEMORY_FIT: Kernel = Kernel {
     ..MEMORY
 };
 
-/// Memory is printed in whole GB and differs little between days.
+/// Scatter of memory, which is printed in whole GB and differs little between days.
 const MEMORY_SCATTER: f64 = 0.025;
-/// Op-by-op PyTorch's of those years is known from days per billion tokens, printed with two digits.
+/// Scatter of op-by-op PyTorch, whose times are days per billion tokens with two digits.
 const COARSE: f64 = 3.0;
-/// How far off the time of an unmeasured program may be beside what the kernel says, and for each e-fold of
-/// its stages: with each source left out, nine in ten rows and more are then within bars of 65 %, and of
-/// those that remain after five of them were measured.
+/// Deviation of the time of a program without measurements, beside the kernel's, and its growth per
+/// e-fold of stages: with each source left out, nine in ten rows and more are then within bars of 65 %,
+/// and so are the other rows after five of the source.
 const TIME_NOVELTY: Novelty = Novelty { program: 0.15, site: 0.3, pipeline: 0.15 };
 const MEMORY_NOVELTY: Novelty = Novelty { program: 0.1, site: 0.1, pipeline: 0.0 };
 
@@ -75,7 +75,7 @@ pub fn of_memory(s: &Setup, memory: &Memory, own: bool) -> Point {
     Point { parts, scatter, own, novelty, ..point(s) }
 }
 
-/// What is the same of time and of memory.
+/// Features that time and memory share.
 fn point(s: &Setup) -> Point {
     Point {
         program: s.program.name(),
@@ -89,7 +89,7 @@ fn point(s: &Setup) -> Point {
     }
 }
 
-/// Where a setup stands among others.
+/// Coordinates of a setup.
 fn place(s: &Setup) -> Vec<f64> {
     let (m, t) = (&s.model, &s.topology);
     let ln = |n: usize| (n as f64).ln();

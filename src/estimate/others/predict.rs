@@ -1,6 +1,6 @@
-//! Predictions with error bars: the cost formulas with fitted constants, and what measured runs of the
-//! same program or machine leave of them (`points`, `learn`). The further a run is from all that were
-//! measured, the wider its bar.
+//! Predictions with error bars: the cost formulas with fitted constants, corrected by the residuals of
+//! measured runs of the same program or machine (`points`, `learn`). The further a run is from all
+//! measured ones, the wider its bar.
 
 use super::cost::constants::Constants;
 use super::cost::{self, Memory, Time};
@@ -12,24 +12,24 @@ use crate::setup::Setup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
-/// Knows measured runs.
+/// Predictor fitted to measured runs.
 pub struct Predictor {
     constants: Constants,
     time: Residuals,
     memory: Residuals,
-    /// How many runs of whoever asks it learned time and memory from.
+    /// Number of the user's own runs from which it learned time and memory.
     pub learned: (usize, usize),
 }
 
-/// What a setup will take.
+/// Predicted time and memory of a setup.
 #[derive(Clone, Debug)]
 pub struct Prediction {
-    /// By the formulas alone.
+    /// Values by the formulas only.
     pub time: Time,
     pub memory: Memory,
-    /// Per iteration.
+    /// Seconds per iteration.
     pub seconds: f64,
-    /// Of the device that needs most, in GB of 1000 MiB as nvidia-smi and logs have it.
+    /// Memory of the device that needs most, in GB of 1000 MiB as in nvidia-smi and logs.
     pub gigabytes: f64,
     /// Nine in ten measurements are at most `1 + error` times the prediction, and at least the prediction
     /// divided by that.
@@ -42,22 +42,22 @@ static SHIPPED: LazyLock<Predictor> =
     LazyLock::new(|| Predictor::new(fitted::shipped(), &rows::shipped(), &[]));
 
 impl Predictor {
-    /// Of the shipped measurements.
+    /// Predictor from the shipped measurements.
     pub fn shipped() -> &'static Predictor {
         &SHIPPED
     }
 
-    /// Before anything is measured.
+    /// Predictor without measurements.
     pub fn prior() -> Predictor {
         Predictor::new(&Constants::prior(), &[], &[])
     }
 
-    /// Of somebody's own runs, beside the shipped ones.
+    /// Predictor from the user's own runs and the shipped ones.
     pub fn calibrated(own: &[Row]) -> Predictor {
         Predictor::new(fitted::shipped(), &rows::shipped(), &own.iter().collect::<Vec<_>>())
     }
 
-    /// With what is left of these rows by the constants; `own` are of whoever asks, and plans more.
+    /// Fits the residuals of `rows` under the constants; `own` marks the user's rows.
     pub fn new(constants: &Constants, rows: &[&Row], own: &[&Row]) -> Predictor {
         let mut time = Residuals::new(points::TIME);
         let mut memory = Residuals::new(points::MEMORY);
@@ -82,7 +82,7 @@ impl Predictor {
         &self.constants
     }
 
-    /// Whether it fits, without all else.
+    /// Whether it fits, without other results.
     pub fn fits(&self, s: &Setup) -> bool {
         cost::memory(s, &self.constants.memory).fits()
     }
@@ -104,24 +104,24 @@ impl Predictor {
     }
 }
 
-/// A program and a machine.
+/// Program on a machine.
 type Cluster = (&'static str, &'static str);
 
-/// What the formulas leave of measured runs, as logarithms.
+/// Residuals of measured runs under the formulas, as logarithms.
 struct Residuals {
     kernel: Kernel,
     runs: Vec<(Point, f64)>,
-    /// How many are of whoever asks.
+    /// Number of the user's own runs.
     own: usize,
-    /// What was learned for each cluster that was asked for.
+    /// Runs learned from, for each requested cluster.
     learned: Mutex<BTreeMap<Cluster, Arc<Learned>>>,
 }
 
-/// Runs that have something in common with a cluster.
+/// Runs related to a cluster.
 struct Learned {
     all: Neighbours,
-    /// Without one's own runs, if there are some and they do not contradict it: a bar with them is not
-    /// wider than the one before.
+    /// Without the user's own runs, if there are some that do not contradict the prediction: a bar with
+    /// them is not wider than the one before.
     before: Option<Neighbours>,
 }
 
@@ -135,7 +135,7 @@ impl Residuals {
         self.runs.push((point, left));
     }
 
-    /// What is to be added to the formulas' logarithm, and how far off nine in ten are at most.
+    /// Correction of the formulas' logarithm, and the error that nine in ten do not exceed.
     fn at(&self, point: Point) -> (f64, f64) {
         let learned = self.learned((point.program, point.machine));
         let (mean, half) = learned.all.at(&point);

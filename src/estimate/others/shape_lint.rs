@@ -1,9 +1,9 @@
-//! What is awkward about a shape.
+//! Lint of a model's shape: sizes that GPUs handle badly.
 
 use super::cost::wasted;
 use crate::setup::Setup;
 
-/// Every awkwardness, in words.
+/// All findings, in words.
 pub fn lint(s: &Setup) -> Vec<String> {
     let (m, t) = (&s.model, &s.topology);
     let mut found = Vec::new();

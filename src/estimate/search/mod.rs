@@ -1,6 +1,6 @@
-//! Every way to cut a model over so many devices, judged by the program's planner: gptrain's dry run,
-//! or the predictor of other programs. Cuts are judged in the order of a lower bound of their time, until no
-//! other can be among the best.
+//! Search over all topologies ("cuts") of a model on a number of devices, evaluated by gptrain's dry run,
+//! or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
+//! until no other can be among the best.
 
 mod others;
 mod sizes;
@@ -18,10 +18,10 @@ use plan::ramp::Ramp;
 use rayon::prelude::*;
 use std::sync::Arc;
 
-/// Says what a cut needs.
+/// Planner that evaluates a cut.
 #[derive(Clone, Copy)]
 pub enum Planner<'a> {
-    /// The engine runs dry for the manifest with each cut; a rank may reserve at most `room`.
+    /// Dry run of the engine with each cut; a rank may reserve at most `room`.
     Gptrain {
         manifest: &'a Manifest,
         room: Room,
@@ -29,18 +29,18 @@ pub enum Planner<'a> {
     Other(&'a Predictor),
 }
 
-/// A cut that fits.
+/// Cut that fits.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub setup: Setup,
-    /// Of a step; nine in ten measurements are within this share of it.
+    /// Error bar of a step: nine in ten measurements are within this share of it.
     pub seconds: f64,
     pub seconds_error: f64,
-    /// Of the device that needs most, as seen from outside.
+    /// Memory of the device that needs most, as nvidia-smi shows it.
     pub bytes: f64,
 }
 
-/// A candidate, its place in the list of cuts, and what its time was summed from: of gptrain its stages.
+/// Candidate, its index in the list of cuts, and its stages if gptrain trains.
 struct Judged {
     candidate: Candidate,
     number: usize,
@@ -48,7 +48,7 @@ struct Judged {
 }
 
 impl<'a> Planner<'a> {
-    /// Of what is estimated on the setup's hardware.
+    /// Planner of an estimate on the setup's hardware.
     pub fn new(m: &'a Manifest, setup: &Setup, predictor: &'a Predictor) -> Planner<'a> {
         match setup.program {
             Program::Gptrain => Planner::Gptrain { manifest: m, room: Room::of(m, setup.hardware) },
@@ -65,7 +65,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// None where it does not fit.
+    /// None if it does not fit.
     fn judge(&self, setup: &Setup, number: usize) -> Option<Judged> {
         let setup = setup.clone();
         match self {
@@ -92,64 +92,64 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// How far a search is.
+/// Progress of a search.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress {
-    /// So many of the cuts are judged; seconds of a step of the fastest.
+    /// Numbers of evaluated and of all cuts; seconds per step of the fastest.
     Cuts { judged: usize, cuts: usize, fastest: Option<f64> },
-    /// Over so many devices nothing fits.
+    /// No cut fits on this number of devices.
     TooFew(usize),
-    /// A model of so many parameters fits.
+    /// A model with this number of parameters fits.
     Fits(u64),
 }
 
 /// Receives the progress of a search.
 pub type Watch<'a> = &'a (dyn Fn(Progress) + Sync);
 
-/// What is searched for: the best cuts of the setup's model.
+/// Search for the best cuts of the setup's model.
 #[derive(Clone)]
 pub struct Search<'a> {
     planner: Planner<'a>,
     setup: &'a Setup,
-    /// Every batch of it must divide.
+    /// Batches of the run, all of which must be divisible.
     ramp: Ramp,
     /// Length of the run.
     samples: u64,
-    /// Tried beside what the setup has.
+    /// Extras to try in addition to the setup's settings.
     extras: Extras,
-    /// Of gptrain's cuts of this model.
+    /// Bounds of gptrain's cuts of this model.
     bounds: Option<Arc<Bounds<'a>>>,
     watch: Option<Watch<'a>>,
 }
 
-/// A candidate through its run.
+/// Candidate, evaluated over its whole run.
 #[derive(Clone, Debug)]
 pub struct Planned {
     pub candidate: Candidate,
     pub days: Days,
 }
 
-/// The cuts of some devices, and of fewer devices where that saves.
+/// Best cuts over some devices, and over fewer devices if that saves money.
 #[derive(Debug)]
 pub struct Ranking {
-    /// How many cuts there are, whether they fit or not.
+    /// Number of all cuts.
     pub cuts: usize,
-    /// Nothing fitted without `Extras::SMALLER`.
+    /// Whether no cut fitted without `Extras::SMALLER`.
     pub only_smaller: bool,
-    /// The fastest through the run. The first has the most free memory of those that the plan cannot
-    /// tell from the fastest.
+    /// Fastest cuts over the run. The first has the most free memory of those that the plan cannot
+    /// distinguish from the fastest.
     pub best: Vec<Planned>,
-    /// The best of each number of devices that is faster or cheaper than all others.
+    /// Best cut of each number of devices that is faster or cheaper than all others.
     pub pareto: Vec<Planned>,
 }
 
-/// More devices than this are not tried.
+/// Maximum number of devices.
 pub const MOST_DEVICES: usize = 65536;
 
-/// As many of the fastest steps are planned through the run.
+/// Number of cuts with the fastest steps that are evaluated over the whole run.
 const BEST: usize = 12;
 
-/// Plans that differ by less than this share of the bar are taken for equally fast.
+/// Share of the error bar below which plans count as equally fast.
 pub const TIE: f64 = 0.1;
 
 impl<'a> Search<'a> {
@@ -169,7 +169,7 @@ impl<'a> Search<'a> {
         Search { watch: Some(watch), ..self }
     }
 
-    /// The same without what was learned of its model.
+    /// The same search without cached results of its model.
     fn of_another_model(&self) -> Search<'a> {
         let bounds = match self.planner {
             Planner::Gptrain { manifest, room } => {
@@ -180,7 +180,7 @@ impl<'a> Search<'a> {
         Search { bounds, ..self.clone() }
     }
 
-    /// Of a model with as wide layers.
+    /// Search for a model with layers of the same width.
     fn of<'b>(&self, setup: &'b Setup) -> Search<'b>
     where
         'a: 'b,
@@ -188,13 +188,13 @@ impl<'a> Search<'a> {
         Search { setup, ..self.clone() }
     }
 
-    /// All that fit on exactly `devices`, fastest first.
+    /// All cuts that fit on exactly `devices`, the fastest first.
     pub fn all(&self, devices: usize) -> Vec<Candidate> {
         let all = self.fastest(devices, usize::MAX).into_iter();
         all.map(|judged| judged.candidate).collect()
     }
 
-    /// The fastest steps over exactly `devices`, at most `most` of them.
+    /// Cuts with the fastest steps over exactly `devices`, at most `most` of them.
     fn fastest(&self, devices: usize, most: usize) -> Vec<Judged> {
         self.fastest_of(&self.cuts(devices), most)
     }
@@ -233,7 +233,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// None where the cut needs too much.
+    /// None if the cut needs too much memory.
     fn bound(&self, cut: &Setup) -> Option<Bound> {
         match &self.bounds {
             Some(bounds) => bounds.of(cut),
@@ -241,7 +241,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether any cut fits: those that need least memory are asked first.
+    /// Whether any cut fits; those that need least memory are evaluated first.
     fn any_fits(&self, devices: usize) -> bool {
         let mut cuts = self.cuts(devices);
         cuts.sort_by_key(|s| {
@@ -260,12 +260,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The best of so many devices, through the whole run.
+    /// Best cut of `devices` over the whole run.
     fn best(&self, devices: usize) -> Option<Planned> {
         self.fastest(devices, 1).pop().map(|judged| self.planned(judged))
     }
 
-    /// The fastest cut of so many devices.
+    /// Fastest cut of `devices`.
     pub fn first(&self, devices: usize) -> Option<Candidate> {
         self.fastest(devices, 1).pop().map(|judged| judged.candidate)
     }
@@ -280,8 +280,8 @@ impl<'a> Search<'a> {
         Planned { days, candidate }
     }
 
-    /// The best cuts of `devices` and of fewer, of gptrain with `Extras::SMALLER` where nothing else
-    /// fits; None where nothing fits.
+    /// Best cuts of `devices` and of fewer, for gptrain with `Extras::SMALLER` if no other cut fits; None
+    /// if no cut fits.
     pub fn rank(&self, devices: usize) -> Option<Ranking> {
         let mut found = self.ranked(devices)?;
         let wider = found.only_smaller.then(|| self.smaller());
@@ -290,7 +290,7 @@ impl<'a> Search<'a> {
         Some(found)
     }
 
-    /// The same of `devices` alone.
+    /// Best cuts of exactly `devices`.
     pub fn ranked(&self, devices: usize) -> Option<Ranking> {
         self.ranked_as_asked(devices).or_else(|| {
             let wider = self.smaller();
@@ -301,7 +301,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// With what needs less memory.
+    /// Search with extras that need less memory.
     fn smaller(&self) -> Search<'a> {
         let extras = Extras { powersgd: self.extras.powersgd, ..Extras::SMALLER };
         Search { extras, ..self.clone() }
@@ -321,7 +321,7 @@ impl<'a> Search<'a> {
         Some(Ranking { cuts: cuts.len(), only_smaller: false, pareto: Vec::new(), best })
     }
 
-    /// Days against GPU-hours over numbers of devices.
+    /// Days and GPU-hours for numbers of devices.
     fn pareto(&self, devices: usize, best: Planned) -> Vec<Planned> {
         let node = self.setup.per_node;
         let eighths = (1..8).map(|part| devices * part / 8 / node * node).filter(|n| *n > 0);
@@ -346,7 +346,7 @@ impl<'a> Search<'a> {
         best.map(|p| (p.days.devices, p.days.days(), print::way(&p.candidate.setup))).collect()
     }
 
-    /// The fewest whole nodes that hold the model, and how; part of a node where that is enough.
+    /// Fewest whole nodes on which the model fits, with the cut; part of a node if that is enough.
     pub fn fewest(&self, most: usize) -> Option<Candidate> {
         let node = self.setup.per_node;
         let part_of_node = (0..).map(|i| 1 << i).take_while(|n| *n < node);

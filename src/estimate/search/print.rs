@@ -1,4 +1,4 @@
-//! A search's findings as text and as JSON.
+//! Prints the results of a search as text and as JSON.
 
 use super::{Candidate, Planned, Ranking};
 use crate::change::{flags_of, split_word};
@@ -26,7 +26,7 @@ pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
     (text, json!({ "min_gpus": s.ranks(), "way": way_json(m, found) }))
 }
 
-/// "a step 4.92 s ± 20 %".
+/// Time of a step: "a step 4.92 s ± 20 %".
 fn bar(found: &Candidate) -> String {
     format!("a step {} {}", Seconds(found.seconds), words::bar(found.seconds_error))
 }
@@ -115,7 +115,7 @@ pub fn ranking(
     (text, json)
 }
 
-/// The chosen plan, or the fastest that the budget pays where that is another; and a word about it.
+/// Chosen plan, or the fastest within the budget if that differs; and a note about it.
 fn within_budget<'a>(
     found: &'a Ranking,
     chosen: &'a Planned,
@@ -139,7 +139,7 @@ fn money(p: &Planned, terms: &Terms) -> f64 {
     p.days.device_hours() / terms.availability * terms.price
 }
 
-/// Heads and widths of columns. The last is gptrain's alone, on the left.
+/// Heads and widths of columns. The last one is only for gptrain, left-aligned.
 const COLUMNS: [(&str, usize); 13] = [
     ("GPUs", 6),
     ("TP", 4),
@@ -194,7 +194,7 @@ fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// What gptrain's cut has that no column tells.
+/// Settings of gptrain's cut without their own column.
 fn with(s: &Setup) -> Option<String> {
     let t = &s.topology;
     let words = [
@@ -229,7 +229,7 @@ pub fn way(s: &Setup) -> String {
     )
 }
 
-/// The settings of `m` for a cut of it, as `--set` takes them.
+/// Settings of `m` for a cut of it, as for `--set`.
 pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
     let t = &s.topology;
     let keys = [

@@ -1,4 +1,4 @@
-//! The largest model of a setup's proportions that some devices hold.
+//! Search for the largest model of a setup's proportions that fits on some devices.
 
 use super::{Candidate, Progress, Search};
 use crate::setup::Setup;
@@ -45,7 +45,7 @@ fn sized(setup: &Setup, width: usize, unit: usize) -> Setup {
         Some(_) => (heads * m.hidden / m.heads).next_multiple_of(64),
         None => heads * m.heads().dim.next_multiple_of(8),
     };
-    // Widths that are no multiple of the hidden width are rounded as Llama's.
+    // Widths that are not a multiple of the hidden width are rounded as Llama's.
     let ffn_hidden = match m.ffn_hidden.is_multiple_of(m.hidden) {
         true => m.ffn_hidden / m.hidden * hidden,
         false => (m.ffn_hidden * hidden / m.hidden).next_multiple_of(256),

@@ -65,7 +65,8 @@ fn the_same_with_all_that_saves_memory() {
     check(&["train.device_memory=90MiB", "log.update_norm=0"], "v100-16g", 2, all);
 }
 
-/// The first of the ranking has the most free memory of those that take as long as the fastest, as far as the bar tells.
+/// The first of the ranking has the most free memory of those that the bar cannot distinguish from the
+/// fastest.
 #[test]
 fn of_equally_fast_cuts_the_roomiest_is_first() {
     let m = manifest(&[]);

@@ -275,7 +275,7 @@ fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut 
         return;
     }
     if topology.offload.delay > 0 {
-        let what = "topology.offload.delay 1 makes the host's pass late, and optimizer adafactor \
+        let what = "topology.offload.delay 1 delays the host's update, and optimizer adafactor \
                     has no such pass: the device updates its master weights";
         let remedy = "set topology.offload.delay to 0, or take adamw";
         report.between(&["topology.offload.delay", "optimizer"], what, remedy);

@@ -185,7 +185,7 @@ fn groups(model: &Model, report: &mut Report) {
     if !report.sound(&["model.heads", "model.kv_heads"]) || query.is_multiple_of(kv) {
         return;
     }
-    let what = format!("model.kv_heads {kv} does not divide model.heads {query}");
+    let what = format!("model.heads {query} is not divisible by model.kv_heads {kv}");
     let remedy = format!("set model.kv_heads to {}", nearest_divisors(query, kv));
     report.between(&["model.kv_heads", "model.heads"], what, remedy);
 }
@@ -251,12 +251,12 @@ fn offloaded(topology: &Topology, report: &mut Report) {
         return;
     }
     if what == OffloadWhat::None && topology.offload != Offload::NONE {
-        let what = "topology.offload has settings and does not say what lies on the host";
+        let what = "topology.offload has settings, but topology.offload.what is missing";
         report.add("topology.offload", what, "set topology.offload.what to optimizer");
     }
     if delay > 0 && what == OffloadWhat::Full {
         let what = "topology.offload.delay 1 with topology.offload.what full: the device copies the \
-                    weights from where the late update would write them";
+                    weights from memory that the delayed update would overwrite";
         let remedy = "set topology.offload.what to optimizer, or topology.offload.delay to 0";
         report.between(&["topology.offload.delay", "topology.offload.what"], what, remedy);
     }
@@ -314,7 +314,7 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
         };
         let known = report.sound(&["topology.tensor", path]) && report.sound(origins);
         if known && is_cut && !size.is_multiple_of(tensor) {
-            let what = format!("topology.tensor {tensor} does not divide {path} {size}");
+            let what = format!("{path} {size} is not divisible by topology.tensor {tensor}");
             let remedy = format!("set topology.tensor to {}", nearest_divisors(size, tensor));
             report.between(&["topology.tensor", path], what, remedy);
         }
@@ -378,7 +378,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     }
     match &topology.layer_split {
         LayerSplit::Uniform if !layers.is_multiple_of(parts) => {
-            let what = format!("model.layers {layers} do not divide by topology.pipeline {cut}");
+            let what = format!("model.layers {layers} is not divisible by topology.pipeline {cut}");
             let remedy = match (layers + 2).is_multiple_of(parts) {
                 true => "set topology.layer_split to transformer_and_embedding or balanced",
                 false => "set topology.layer_split to balanced, or to a list of layers per stage",
@@ -387,7 +387,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
         }
         LayerSplit::TransformerAndEmbedding if !(layers + 2).is_multiple_of(parts) => {
             let what = format!(
-                "model.layers {layers} + 2 (embedding and head) = {} do not divide by \
+                "model.layers {layers} + 2 (embedding and head) = {} is not divisible by \
                  topology.pipeline {cut}",
                 layers + 2
             );
@@ -431,7 +431,7 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
         };
         let what = format!(
             "schedule: interleaved takes {group} samples at a time (micro {} × data {} × pipeline \
-             {stages}); a global batch of {first}{others} does not divide",
+             {stages}); a global batch of {first}{others} is not divisible by it",
             batch.micro, topology.data
         );
         report.add("topology.schedule", what, format!("use multiples of {group}, or 1f1b"));
@@ -445,7 +445,7 @@ fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
     if zero >= 2 && pipeline > 1 && report.sound(&["topology.zero", "topology.pipeline"]) {
         let again = if zero == 2 { "reduce its gradients" } else { "gather its weights" };
         let what = format!(
-            "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} anew \
+            "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} \
              for each micro-batch, which costs more traffic than the memory is worth"
         );
         let remedy = "set topology.zero to 1, or topology.pipeline to 1";

@@ -200,7 +200,7 @@ pub fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes
     match given.parse() {
         Ok(bytes) => Some(bytes),
         Err(why) => {
-            let what = format!("train.device_memory \"{}\" is no size", short(&given));
+            let what = format!("train.device_memory \"{}\" is not a size", short(&given));
             report.add("train.device_memory", what, why);
             None
         }

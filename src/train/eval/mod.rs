@@ -24,38 +24,38 @@ use std::path::{Path, PathBuf};
 /// Options of `gptrain eval`.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// A run's folder, a checkpoint, or a Hugging Face folder.
+    /// Run folder, checkpoint, or Hugging Face folder.
     pub model: PathBuf,
-    /// A dataset's prefix or a file of text.
+    /// Dataset prefix or text file.
     pub data: Option<PathBuf>,
-    /// Tokens of a sample; the model's own where it is not given.
+    /// Tokens per sample; None for the model's.
     pub seq_len: Option<usize>,
     /// Files of questions. Without these and `data`, the run's own validation sets are scored.
     pub tasks: Vec<PathBuf>,
-    /// Questions of each file and samples of the data, at most.
+    /// Maximum number of questions of each file, and of samples of the data.
     pub limit: Option<usize>,
-    /// Whether a line of JSON is printed for each sample of the data.
+    /// Whether to print a line of JSON for each sample of the data.
     pub logprobs: bool,
-    /// Another tokenizer than the model's own.
+    /// Tokenizer to use instead of the model's.
     pub tokenizer: Option<PathBuf>,
     /// Changes of settings, such as the topology.
     pub sets: Vec<String>,
 }
 
-/// What a model scored.
+/// Scores of a model.
 #[derive(Clone, Debug, Serialize)]
 pub struct Scored {
     pub model: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataScore>,
-    /// On the run's own validation sets, as its evaluations measure them.
+    /// Losses on the run's own validation sets, measured as its evaluations do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub validation: Vec<DataScore>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskScore>,
 }
 
-/// On a stream of tokens.
+/// Score on a stream of tokens.
 #[derive(Clone, Debug, Serialize)]
 pub struct DataScore {
     pub data: String,
@@ -63,16 +63,16 @@ pub struct DataScore {
     pub loss: f64,
     /// exp(loss).
     pub perplexity: f64,
-    /// Of a whole text: the sum of −log₂ p over its bytes.
+    /// Bits per byte of a whole text: the sum of −log₂ p, divided by its bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bits_per_byte: Option<f64>,
-    /// Tokens that were scored: of a stream all but the first.
+    /// Number of scored tokens: all of a stream except the first.
     pub tokens: u64,
     pub samples: u64,
     pub seq_len: usize,
 }
 
-/// On a file of questions.
+/// Score on a file of questions.
 #[derive(Clone, Debug, Serialize)]
 pub struct TaskScore {
     pub task: String,
@@ -80,7 +80,7 @@ pub struct TaskScore {
     pub accuracy: Accuracy,
 }
 
-/// What is scored, as read before the ranks start.
+/// Data to score, read before the ranks start.
 struct Exam {
     data: Option<(PathBuf, Windows)>,
     validation: Vec<(String, Validation)>,
@@ -88,8 +88,8 @@ struct Exam {
     seq_len: usize,
 }
 
-/// Scores a model, alone or as one of the ranks that a launcher started. Some in the process of
-/// rank 0.
+/// Scores a model, alone or as one of the ranks that a launcher started. Returns the scores in the
+/// process of rank 0, None in the others.
 pub fn run(options: &Options, messages: &Messages) -> anyhow::Result<Option<Scored>> {
     let model::Opened { source, loaded, run } = model::open(&options.model, options)?;
     let m = &loaded.manifest;
@@ -108,11 +108,11 @@ pub fn run(options: &Options, messages: &Messages) -> anyhow::Result<Option<Scor
     scored
 }
 
-/// Under sequence parallelism ranks have equal shares of a micro-batch.
+/// Fails unless sequence parallelism gives ranks equal shares of a micro-batch.
 fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
     let (tokens, ranks) = (m.batch.micro * seq_len, m.topology.tensor);
     if m.topology.sequence_parallel && !tokens.is_multiple_of(ranks) {
-        let what = format!("{tokens} tokens of a micro-batch are no equal shares of {ranks} ranks");
+        let what = format!("a micro-batch's {tokens} tokens are not divisible by {ranks} ranks");
         return Err(Problems::one("--seq-len", what, "--set topology.sequence_parallel=false"));
     }
     Ok(())
@@ -149,7 +149,7 @@ impl Exam {
     }
 }
 
-/// A text or a dataset, whose recorded tokenizer must be the model's.
+/// Reads a text or a dataset; the dataset's recorded tokenizer must be the model's.
 fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Tokens> {
     let tokens = Tokens::open(path, tokenizer)?;
     if let (Tokens::Dataset(dataset), Some(own)) = (&tokens, &m.data.tokenizer)
@@ -160,7 +160,7 @@ fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyh
     Ok(tokens)
 }
 
-/// The run's own validation sets: the samples that its evaluations read, or the first of them.
+/// Validation sets of the run: the samples that its evaluations read, or the first of them.
 fn validation(
     options: &Options,
     run: Option<&Manifest>,
@@ -182,7 +182,7 @@ fn validation(
     Ok(sets)
 }
 
-/// The tasks of a run, by name.
+/// Tasks of a run, by name.
 pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
     if m.train.eval_tasks.is_empty() {
         return Ok(Vec::new());
@@ -196,7 +196,7 @@ pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
     Ok(problems.or(tasks)?)
 }
 
-/// A task of a model with a tokenizer.
+/// Reads a task for a model with a tokenizer.
 fn read_task(
     path: &Path,
     m: &Manifest,
@@ -245,7 +245,7 @@ fn score(
 }
 
 impl Exam {
-    /// On rank 0: of all samples together.
+    /// Scores over all samples, on rank 0.
     fn progress(&self, rank: &Rank) -> Option<Progress> {
         let data = self.data.iter().map(|(_, windows)| windows.count());
         let validation = self.validation.iter().map(|(_, samples)| samples.count());
@@ -256,7 +256,7 @@ impl Exam {
     }
 }
 
-/// The mean loss of a validation set's samples, as an evaluation has it.
+/// Mean loss on a validation set, computed as an evaluation does.
 fn validated(scoring: &Scoring, name: &str, of: &Validation) -> anyhow::Result<DataScore> {
     let (mut total, mut tokens, mut samples) = (0.0, 0.0, 0);
     scoring.each(of, &mut |_, values| {
@@ -275,7 +275,7 @@ fn validated(scoring: &Scoring, name: &str, of: &Validation) -> anyhow::Result<D
     })
 }
 
-/// The loss on a stream. Prints a line for each sample where each token's loss is kept.
+/// Loss on a stream. Prints a line for each sample if the loss of each token is kept.
 fn stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<DataScore> {
     let mut total = 0.0;
     let mut samples = 0;
@@ -307,7 +307,7 @@ fn stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<D
 #[derive(Serialize)]
 struct LogProbs {
     sample: u64,
-    /// Of each next token, as f32.
+    /// Log-probability of each next token, as f32.
     logprobs: Vec<f32>,
 }
 

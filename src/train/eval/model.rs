@@ -1,4 +1,4 @@
-//! The model that is scored: a run's checkpoint, or a folder of Hugging Face's.
+//! Model to score: a run's checkpoint, or a Hugging Face folder.
 
 use super::Options;
 use anyhow::Context;
@@ -9,14 +9,14 @@ use engine::Frozen;
 use manifest::{self, Family, Loaded, Manifest, Position};
 use std::path::{Path, PathBuf};
 
-/// Where weights come from.
+/// Source of the weights.
 pub enum Source {
     Checkpoint(PathBuf),
     HuggingFace { folder: PathBuf, family: Family },
 }
 
 impl Source {
-    /// Reads this rank's share of the weights. What was read, for a person.
+    /// Reads this rank's share of the weights. Returns a description of the source for the user.
     pub fn load(&self, weights: &Frozen) -> anyhow::Result<String> {
         match self {
             Source::Checkpoint(folder) => {
@@ -31,17 +31,17 @@ impl Source {
     }
 }
 
-/// A model that is to be scored.
+/// Model to score.
 pub struct Opened {
     pub source: Source,
-    /// A manifest to score it with.
+    /// Manifest with which it is scored.
     pub loaded: Loaded,
-    /// Its own manifest, if it is a run's.
+    /// Manifest of its run, if it is from a run.
     pub run: Option<Manifest>,
 }
 
-/// The model in a folder, and a manifest to score it with: its own tokenizer, and one rank, or as
-/// many replicas as ranks were started, unless the options say otherwise.
+/// Model in a folder, and a manifest with which it is scored: its own tokenizer, and as many replicas
+/// as ranks were started, unless the options differ.
 pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
     let is_run = !folder.join("config.json").exists();
     let (source, mut m) = if is_run { of_run(folder)? } else { hugging_face(folder)? };
@@ -50,7 +50,7 @@ pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
         Source::Checkpoint(folder) => tokenizer::own(folder, m.data.tokenizer.as_deref()),
         Source::HuggingFace { .. } => None,
     };
-    // One that the manifest names and is not there is reported when it is needed.
+    // A missing tokenizer of the manifest is reported when it is needed.
     let chosen = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
     m.data.tokenizer = chosen.or(m.data.tokenizer);
     let asked = options.seq_len.unwrap_or(m.model.seq_len);

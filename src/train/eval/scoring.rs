@@ -1,5 +1,5 @@
-//! Samples scored by all ranks together. Replicas take micro-batches in turn, as in training; rank
-//! 0 hears of every sample in the samples' order, so that sums over them do not depend on the grid.
+//! Scores samples on all ranks together. Replicas take micro-batches in turn, as in training. Rank 0
+//! receives every sample's values in the samples' order, so that sums do not depend on the grid.
 
 use super::super::loader::DataShard;
 use super::super::rank::Rank;
@@ -10,26 +10,26 @@ use device::Backend;
 use engine::Scores;
 use model::Inputs;
 
-/// Micro-batches of each replica between two times that rank 0 hears of them: enough to fill a
-/// pipeline, few enough to be sent at once.
+/// Micro-batches of each replica per exchange with rank 0: enough to fill a pipeline, few enough to
+/// be sent at once.
 const ROUNDS: u64 = 32;
 
-/// A model on the ranks of a grid.
+/// Model on the ranks of a grid.
 pub struct Scoring<'a> {
     pub rank: &'a Rank<'a>,
     pub be: &'a dyn Backend,
     pub model: &'a dyn Scores,
     pub shard: DataShard,
     pub seq_len: usize,
-    /// Of the tokens of all samples; None on ranks that show none.
+    /// Progress over the tokens of all samples; None on ranks that show none.
     pub progress: Option<&'a Progress>,
 }
 
-/// A sample's number, and what is kept of it, as bits: JSON has no NaN.
+/// Number of a sample, and its values as bits: JSON has no NaN.
 type Kept = (u64, Vec<u64>);
 
 impl Scoring<'_> {
-    /// Calls `take` on rank 0 with what is kept of each sample, in their order. A collective.
+    /// Calls `take` on rank 0 with the values of each sample, in order. A collective.
     pub fn each(
         &self,
         samples: &dyn Samples,
@@ -49,8 +49,8 @@ impl Scoring<'_> {
         Ok(())
     }
 
-    /// This rank's share of some rounds. Where the samples end in the middle of one, the rest of it
-    /// is empty. Of a replica, the first tensor-parallel rank of the last stage keeps the values.
+    /// This rank's share of some rounds. If the samples end in the middle of a round, the rest of it
+    /// is empty. The first tensor-parallel rank of a replica's last stage keeps the values.
     fn rounds(
         &self,
         samples: &dyn Samples,
@@ -87,7 +87,7 @@ impl Scoring<'_> {
         Ok(if self.rank.at.tensor == 0 { kept } else { Vec::new() })
     }
 
-    /// The accuracy on a task's questions; on rank 0. A collective.
+    /// Accuracy on a task's questions, on rank 0. A collective.
     pub fn task(&self, task: &Task) -> anyhow::Result<Option<Accuracy>> {
         let mut losses = Vec::new();
         self.each(&task.packed, &mut |_, values| {

@@ -1,4 +1,4 @@
-//! The device of a rank: which GPU or the CPU, and the process groups that communicate from it.
+//! Device of a rank: a GPU or the CPU, and the process groups that communicate from it.
 
 use super::super::rank::Rank;
 use base::{Bytes, Count, Problems};
@@ -13,35 +13,35 @@ use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
 
-/// A rank's number among the ranks of its node.
+/// Number of a rank among those of its node.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRank {
     pub local_rank: usize,
-    /// Ranks on its node.
+    /// Number of ranks on its node.
     pub local_world: usize,
-    /// The rank is a process, to which the launcher may show only its own GPU.
+    /// Whether the rank is a process, to which the launcher may show only its own GPU.
     pub process: bool,
     /// CPU cores of the node for each of its ranks.
     pub cores: usize,
 }
 
 impl LocalRank {
-    /// A single rank.
+    /// The only rank.
     pub const ONLY: LocalRank =
         LocalRank { local_rank: 0, local_world: 1, process: false, cores: ENOUGH_CORES };
 }
 
-/// Cores of a rank from which on its thread polls for its GPU: the other core computes meanwhile.
+/// Cores per rank at which its thread polls for its GPU: another core computes meanwhile.
 const ENOUGH_CORES: usize = 2;
 
-/// The device that a rank computes on.
+/// Device of a rank.
 pub enum Device {
     Cpu(Cpu),
     Gpu { cuda: Box<Cuda>, options: Options },
 }
 
 impl Device {
-    /// Opens the device that the manifest sets. `threads`: of the CPU backend.
+    /// Opens the device that the manifest sets. `threads` is for the CPU backend.
     pub fn open(
         m: &Manifest,
         local: LocalRank,
@@ -77,7 +77,7 @@ impl Device {
         }
     }
 
-    /// Of a GPU, what tells its clock, power and temperature, where there is NVML.
+    /// Monitor of a GPU's clock, power and temperature; None on the CPU or without NVML.
     pub fn monitor(&self) -> Option<Monitor> {
         match self {
             Device::Cpu(_) => None,
@@ -85,7 +85,7 @@ impl Device {
         }
     }
 
-    /// What computes a run of this precision: `CPU (AMD EPYC, AVX2; bf16 is computed in f32), 2
+    /// Processor and method for this precision: `CPU (AMD EPYC, AVX2; bf16 is computed in f32), 2
     /// threads`.
     pub fn description(&self, precision: Precision) -> String {
         let cpu = match self {
@@ -113,7 +113,7 @@ impl Device {
         })
     }
 
-    /// None is the CPU.
+    /// GPU ordinal; None for the CPU.
     pub fn gpu(&self) -> Option<&Identity> {
         match self {
             Device::Cpu(_) => None,
@@ -121,7 +121,7 @@ impl Device {
         }
     }
 
-    /// What a rank computes on, among those of its node.
+    /// Processor of a rank, among those of its node.
     pub fn processor(&self) -> String {
         self.gpu().map_or("CPU".to_string(), |gpu| gpu.to_string())
     }
@@ -134,7 +134,7 @@ impl Device {
         }
     }
 
-    /// The process groups that the engine uses. A collective: every rank of the world calls this.
+    /// Process groups that the engine uses. A collective of every rank of the world.
     pub fn groups(&self, world: &World, m: &Manifest) -> Result<Groups, Problems> {
         let carrier = self.carrier(world, m)?;
         if let Some(nccl) = &carrier.nccl {
@@ -143,7 +143,7 @@ impl Device {
         Ok(Groups::of(world.rank(), &m.topology, |name, ranks| carrier.group(name, ranks)))
     }
 
-    /// What makes process groups for tensors of this device.
+    /// Factory of process groups for tensors of this device.
     pub fn carrier<'a>(&'a self, world: &'a World, m: &Manifest) -> Result<Carrier<'a>, Problems> {
         let nccl = match self {
             Device::Gpu { cuda, options }
@@ -158,7 +158,7 @@ impl Device {
     }
 }
 
-/// Refuses messages beside computation where all collectives run on one stream. On the first rank, warns
+/// Refuses messages beside computation if all collectives run on one stream. On the first rank, warns
 /// if the run uses several communicators at once and NCCL does not order their launches.
 fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
     if nccl.is_serial() && engine::begins_messages(&m.topology) {
@@ -173,7 +173,7 @@ fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
     Ok(())
 }
 
-/// Makes process groups for tensors of a device.
+/// Factory of process groups for tensors of a device.
 pub struct Carrier<'a> {
     device: &'a Device,
     world: &'a World,
@@ -181,7 +181,7 @@ pub struct Carrier<'a> {
 }
 
 impl Carrier<'_> {
-    /// As `World::group`.
+    /// Like `World::group`.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         match (&self.nccl, self.device) {
             (Some(nccl), _) => nccl.group(self.world, name, ranks),
@@ -192,21 +192,21 @@ impl Carrier<'_> {
         }
     }
 
-    /// Whether tensors go from device to device without the host.
+    /// Whether tensors move from device to device without the host.
     pub fn direct(&self) -> bool {
         self.nccl.is_some()
     }
 }
 
-/// The variable by which NCCL (2.30.3 or newer) lets several ranks have one GPU, to try a grid on it.
+/// Variable that lets several ranks share a GPU in NCCL (2.30.3 or newer), to try a topology on it.
 const SHARED: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
 
 fn nccl_shares() -> bool {
     std::env::var(SHARED).is_ok_and(|value| value == "1")
 }
 
-/// The GPU of a rank, out of `count` visible ones. With none visible it is 0, and opening it fails
-/// with the reason.
+/// GPU of a rank, out of `count` visible ones. Without any it is 0, and opening it fails with the
+/// reason.
 fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
     let LocalRank { local_rank, local_world, process, .. } = local;
     match m.comm.gpu_transport {
@@ -229,7 +229,7 @@ fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Proble
     }
 }
 
-/// The remedy where there are fewer GPUs than ranks.
+/// Remedy if there are fewer GPUs than ranks.
 fn few(count: usize) -> String {
     let ranks = Count(count as u64).of("rank");
     format!(
@@ -259,7 +259,7 @@ pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
     problems
 }
 
-/// An error unless all ranks have the same kind of device and, with NCCL, a GPU each. A collective.
+/// Fails unless all ranks have the same kind of device and, with NCCL, a GPU each. A collective.
 pub fn check_all(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyhow::Result<()> {
     let all: Vec<Found> = rank.gather(&(node.to_string(), device.gpu().cloned()))?;
     rank.on_first(|| {
@@ -271,10 +271,10 @@ pub fn check_all(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyh
     })
 }
 
-/// A rank's node and GPU.
+/// Node and GPU of a rank.
 type Found = (String, Option<Identity>);
 
-/// An error naming the minority, if some ranks have a GPU and others the CPU.
+/// Error that names the minority if some ranks have a GPU and others the CPU.
 fn mixed(all: &[Found]) -> Result<(), Problems> {
     let of = |gpu: bool| (0..all.len()).filter(move |rank| all[*rank].1.is_some() == gpu);
     let (gpus, cpus) = (of(true).count(), of(false).count());
@@ -321,7 +321,7 @@ fn named(all: &[Found], rank: usize) -> String {
     format!("rank {rank} (node {})", all[rank].0)
 }
 
-/// "rank 1, rank 2 and rank 5"; the first few.
+/// List of the first few ranks: "rank 1, rank 2 and rank 5".
 fn list(names: &[String]) -> String {
     const NAMED: usize = 8;
     match names {

@@ -10,17 +10,17 @@ use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
-/// Settings that differ between any two runs: names and paths of a run's own.
+/// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
 
 /// Runs, each with the label that it has in tables and legends.
 pub struct Comparison(pub Vec<(String, Run)>);
 
-/// One number of every run.
+/// Quantity of every run.
 struct Row {
     name: String,
     unit: Unit,
-    /// NaN for a run that has none.
+    /// Value of each run; NaN for a run that has none.
     values: Vec<f64>,
 }
 
@@ -45,7 +45,7 @@ impl Unit {
         }
     }
 
-    /// The second value against the first.
+    /// Second value relative to the first.
     fn difference(self, [first, second]: [f64; 2]) -> String {
         match self {
             _ if !(second - first).is_finite() || self == Unit::Number => String::new(),
@@ -109,8 +109,8 @@ impl Comparison {
         count.iter().filter(|(_, runs)| **runs > 1).map(|(set, _)| set.to_string()).collect()
     }
 
-    /// The loss on a validation set at the last place that all its runs reached, between two evaluations
-    /// on the straight line.
+    /// Loss on a validation set at the last point that all its runs reached, linearly interpolated
+    /// between two evaluations.
     fn valid(&self, set: &str, over: Over) -> Option<Row> {
         let of = |run: &Run| curves::valid_over(&run.metrics, set, over);
         let ends = self.runs().filter_map(|run| of(run).last().map(|point| point.0));
@@ -142,7 +142,7 @@ impl Comparison {
         self.0.iter().map(|(label, _)| label.clone())
     }
 
-    /// The cells of the table of numbers, its head first; of two runs with their difference.
+    /// Cells of the table of numbers, its head first; for two runs with their difference.
     fn cells(&self) -> Vec<Vec<String>> {
         let pair = self.0.len() == 2;
         let head = [String::new()].into_iter().chain(self.labels());
@@ -155,14 +155,14 @@ impl Comparison {
         [head].into_iter().chain(self.rows().into_iter().map(cells)).collect()
     }
 
-    /// The cells of the table of settings, its head first.
+    /// Cells of the table of settings, its head first.
     fn setting_cells(&self) -> Vec<Vec<String>> {
         let head = ["setting".to_string()].into_iter().chain(self.labels()).collect();
         let cells = |(key, values): (String, Vec<String>)| [vec![key], values].concat();
         [head].into_iter().chain(self.settings().into_iter().map(cells)).collect()
     }
 
-    /// Two tables; setting values that are longer than a column should be are cut.
+    /// Two tables. Truncates long values of settings.
     pub fn text(&self) -> String {
         const LONGEST: usize = 32;
         let cut = |cell: String| match cell.chars().count() {
@@ -190,7 +190,7 @@ impl Comparison {
         json!({ "runs": self.labels().collect::<Vec<_>>(), "rows": rows, "settings": settings })
     }
 
-    /// One self-contained page.
+    /// Self-contained HTML page.
     pub fn html(&self, scale: Scale) -> String {
         let runs: Vec<_> =
             self.0.iter().map(|(label, run)| (label.as_str(), &run.metrics)).collect();
@@ -242,7 +242,7 @@ impl Over {
     }
 }
 
-/// The value at a place between ascending points; NaN outside.
+/// Linear interpolation between ascending points; NaN outside.
 fn between(points: &[(f64, f64)], x: f64) -> f64 {
     let after = points.partition_point(|point| point.0 < x);
     match (points.get(after.wrapping_sub(1)), points.get(after)) {
@@ -252,7 +252,7 @@ fn between(points: &[(f64, f64)], x: f64) -> f64 {
     }
 }
 
-/// The settings of a manifest by their whole keys, `batch.global`; lists are one value.
+/// Settings of a manifest by full key (`batch.global`); a list is one value.
 pub fn settings_of(manifest: &str) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     if let Ok(tree) = serde_saphyr::from_str::<Value>(manifest) {

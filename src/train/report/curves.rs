@@ -1,12 +1,12 @@
-//! From a run's record to curves: smoothing, thinning, and which charts there are.
+//! Charts of a run's record: their curves, smoothing and thinning.
 
 use super::metrics::{EvalRow, Metrics, StepRow, TaskRow};
 use base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
 
-/// More points than this are not seen on a chart a thousand pixels wide.
+/// Maximum number of points on a chart, which is a thousand pixels wide.
 const MOST_POINTS: usize = 1200;
 
-/// The loss chart: every step, their moving average, and each validation set.
+/// Loss chart: every step, the moving average, and each validation set.
 pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
     let raw = points(metrics, |row| row.lm_loss);
     let window = smoothing_window(raw.len());
@@ -37,8 +37,8 @@ pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
     chart(metrics, title, 960.0, 460.0, scale, curves)
 }
 
-/// The loss chart without the first tenth of the run, whose fall flattens all that comes after;
-/// none for a run too short for that.
+/// Loss chart without the first tenth of the run, whose steep fall would flatten the rest. None for a
+/// run that is too short.
 pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
     let (start, end) = (metrics.steps.first()?.step as f64, metrics.steps.last()?.step as f64);
     let first = (start + (end - start) * 0.1).ceil();
@@ -50,7 +50,7 @@ pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
     enough.then_some(Chart { width: 560.0, height: 240.0, first, legend: false, ..chart })
 }
 
-/// What a horizontal axis counts.
+/// Quantity of a horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     Step,
@@ -66,7 +66,7 @@ impl Over {
     }
 }
 
-/// One quantity of several runs, smoothed, a colour each; of a loss chart (`wide`) with the runs' names,
+/// Quantity of several runs, smoothed, one colour each. A loss chart (`wide`) also has the runs' names,
 /// and the first validation set as dots.
 pub fn overlay(
     runs: &[(&str, &Metrics)],
@@ -106,7 +106,7 @@ pub fn overlay(
     }
 }
 
-/// The losses on a validation set over steps or tokens.
+/// Losses on a validation set over steps or tokens.
 pub fn valid_over(metrics: &Metrics, set: &str, over: Over) -> Vec<(f64, f64)> {
     let sample = |row: &StepRow| row.tokens as f64 / row.consumed_samples as f64;
     let tokens = metrics.steps.last().map_or(f64::NAN, sample);
@@ -118,7 +118,7 @@ pub fn valid_over(metrics: &Metrics, set: &str, over: Over) -> Vec<(f64, f64)> {
     rows.map(|row| (place(row), row.lm_loss)).collect()
 }
 
-/// One quantity of every step, with its moving average where it jitters.
+/// Quantity of every step, with a moving average if it is noisy.
 pub fn small(
     metrics: &Metrics,
     stroke: Stroke,
@@ -155,7 +155,7 @@ pub fn valid_points(metrics: &Metrics, set: &str) -> Vec<(f64, f64)> {
     valid_over(metrics, set, Over::Step)
 }
 
-/// The accuracy on each task, normalised by length; none where there are no tasks.
+/// Accuracy on each task, normalised by length; None without tasks.
 pub fn tasks(metrics: &Metrics) -> Option<Chart> {
     let names = task_names(metrics);
     let curve = |(i, name): (usize, &&str)| Curve {
@@ -186,7 +186,7 @@ pub fn task_rows<'m>(metrics: &'m Metrics, task: &str) -> impl Iterator<Item = &
     metrics.tasks.iter().filter(move |row| row.task == task)
 }
 
-/// Logarithmic where the values span more than a factor of 30 and are all positive, else linear.
+/// Scale: logarithmic if the values are positive and span more than a factor of 30, else linear.
 pub fn fitting_scale(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Scale {
     let values = || metrics.steps.iter().map(&value).filter(|v| v.is_finite());
     let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
@@ -214,19 +214,18 @@ fn points(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Vec<(f64, f64)>
     metrics.steps.iter().map(|row| (row.step as f64, value(row))).collect()
 }
 
-/// Steps averaged into one: 2 % of the run, odd; 1 where there are too few to need it.
+/// Width of the moving average in steps: 2 % of the run, odd; 1 for a short run.
 fn smoothing_window(steps: usize) -> usize {
     if steps < 30 { 1 } else { (steps / 50).max(5) | 1 }
 }
 
-/// The mean of the `window` values around each, the nearest counting most (a mean of means). Values
-/// that are not finite do not count.
+/// Weighted mean of the `window` values around each point, a mean of means. Ignores non-finite values.
 pub fn smoothed(points: &[(f64, f64)], window: usize) -> Vec<(f64, f64)> {
     mean_around(&mean_around(points, window / 4), window.div_ceil(4))
 }
 
-/// The mean of each value and up to `reach` to either side: never more after than before, so that
-/// the steep start of a run stays in place.
+/// Mean of each value and up to `reach` values on either side, the same number on both, so that the
+/// steep start of a run is not shifted.
 fn mean_around(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
     let mut sums = vec![(0.0, 0.0)];
     for (_, y) in points {
@@ -242,7 +241,7 @@ fn mean_around(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
     (0..points.len()).map(mean).collect()
 }
 
-/// The lowest and the highest of each run of neighbours, so that a spike survives; and the ends.
+/// Lowest and highest of each group of neighbours, so that a spike remains visible, and both ends.
 pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     if points.len() <= MOST_POINTS {
         return points.to_vec();

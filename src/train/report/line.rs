@@ -1,9 +1,9 @@
-//! The log lines of Megatron-DeepSpeed, which people's parsers know, and short ones for the eye.
+//! Log lines: those of Megatron-DeepSpeed, which existing parsers read, and short ones for people.
 //!
 //! Fields, widths and number formats are those of its `training_log` and
 //! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of
 //! seconds (a small model's step is shorter than 10 ms). The loss scale is printed in fp16 only, as
-//! NVIDIA's Megatron does. Our own fields follow after `TFLOPs`.
+//! NVIDIA's Megatron does. gptrain's own fields follow after `TFLOPs`.
 
 use super::screen::{Form, time_left};
 use super::{RunInfo, StepLine};
@@ -11,15 +11,15 @@ use base::Count;
 use base::svg::short;
 use data::eval::Accuracy;
 
-/// The steps since the last log line.
+/// Steps since the last log line.
 #[derive(Default)]
 pub(super) struct Interval {
     steps: u64,
     samples: u64,
-    /// Steps that updated nothing, and those of them whose loss was not finite.
+    /// Steps without an update, and those of them whose loss was not finite.
     skipped: u64,
     nan: u64,
-    /// Of the other steps.
+    /// Sum of the losses of the other steps.
     loss: f64,
     seconds: f64,
     data_wait: f64,
@@ -41,13 +41,13 @@ impl Interval {
         self.last = Some(*line);
     }
 
-    /// The steps added, with the last of them, and a fresh start; none where nothing was added.
+    /// Takes the added steps and the last of them, and starts a new interval. None if there are none.
     pub(super) fn take(&mut self) -> Option<(Interval, StepLine)> {
         let interval = std::mem::take(self);
         interval.last.map(|last| (interval, last))
     }
 
-    /// The line of the interval.
+    /// Line of the interval.
     pub(super) fn text(&self, form: Form, last: &StepLine, info: &RunInfo) -> String {
         match form {
             Form::Megatron | Form::Quiet => self.megatron(last, info),
@@ -55,7 +55,7 @@ impl Interval {
         }
     }
 
-    /// For the eye: what changes, and the time left.
+    /// Short line: the values that change, and the remaining time.
     fn short(&self, last: &StepLine, info: &RunInfo) -> String {
         let rate = info.tokens(self.samples) as f64 / self.seconds;
         let advanced = self.steps - self.skipped;
@@ -83,8 +83,8 @@ impl Interval {
         fields.into_iter().flatten().collect::<Vec<_>>().join(" · ")
     }
 
-    /// As in Megatron, loss and times are means over the interval, all else is the last step's; the
-    /// loss is that of steps that were not skipped, and left out where all were.
+    /// Megatron's line. As in Megatron, loss and times are means over the interval, and all other
+    /// values are the last step's. Skipped steps do not count for the loss.
     fn megatron(&self, last: &StepLine, info: &RunInfo) -> String {
         let steps = self.steps as f64;
         let tokens_per_second = info.tokens(self.samples) as f64 / self.seconds;
@@ -121,8 +121,8 @@ impl Interval {
     }
 }
 
-/// Megatron's validation line, without the rules of dashes around it; the set's name comes last, as
-/// a field of ours.
+/// Megatron's validation line, without the lines of dashes around it. The set's name follows as an
+/// additional field.
 pub(super) fn validation(form: Form, step: u64, set: &str, loss: f64) -> String {
     if form == Form::Short {
         let perplexity = loss.min(20.0).exp();
@@ -136,7 +136,7 @@ pub(super) fn validation(form: Form, step: u64, set: &str, loss: f64) -> String 
     )
 }
 
-/// A line of ours in the form of the validation line.
+/// Line for a task, in the format of the validation line.
 pub(super) fn task(form: Form, step: u64, task: &str, accuracy: &Accuracy) -> String {
     let Accuracy { questions, acc, acc_norm } = accuracy;
     if form == Form::Short {
@@ -152,7 +152,7 @@ pub(super) fn task(form: Form, step: u64, task: &str, accuracy: &Accuracy) -> St
     )
 }
 
-/// Python's `{:.{digits}E}`: a sign and two digits at least in the exponent.
+/// Python's `{:.{digits}E}`: the exponent has a sign and at least two digits.
 fn scientific(value: f64, digits: usize) -> String {
     if !value.is_finite() {
         return fixed(value, digits).to_uppercase();

@@ -1,9 +1,9 @@
-//! `metrics.jsonl`: one JSON object a step, one for each validation set and task at each evaluation,
+//! `metrics.jsonl`: one JSON object per step, one for each validation set and task at each evaluation,
 //! and one for the parts of a step after the first steps.
 //!
-//! Lines are written whole at the file's end (`append`), so a kill at any moment leaves at most one
-//! torn last line. Numbers are written with the fewest digits that give the same bits back;
-//! JSON has no NaN or infinity, they are written as `null` and read as NaN.
+//! Whole lines are appended (`append`), so a kill at any moment leaves at most one torn last line.
+//! Numbers have the fewest digits that give the same bits back. JSON has no NaN or infinity: they are
+//! written as `null` and read as NaN.
 
 use std::fs;
 use std::io::{BufRead, BufReader, BufWriter, ErrorKind, Write};
@@ -22,10 +22,10 @@ use data::eval::Accuracy;
 use device::cuda::nvml::Health;
 use estimate::parts::PartTable;
 
-/// The file's name in a run's folder.
+/// Name of the file in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
 
-/// A step, as written.
+/// Record of a step.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepRow {
     pub step: u64,
@@ -42,46 +42,46 @@ pub struct StepRow {
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f64,
     pub data_wait_s: f64,
-    /// Every log.update_norm steps.
+    /// Norm of the update, every log.update_norm steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_norm: Option<f64>,
-    /// The second loss, where the run has one.
+    /// Second loss, if the run has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub z_loss: Option<f64>,
-    /// fp16: what the next step's loss is multiplied by.
+    /// Scale of the next step's loss, in fp16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<f64>,
-    /// Nothing was updated: the gradient overflowed (fp16), or the step was a loss spike.
+    /// Whether the update was skipped: the gradient overflowed (fp16), or the step was a loss spike.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
-    /// Of rank 0's GPU, at a log line, where there is NVML.
+    /// State of rank 0's GPU, at a log line, if NVML is available.
     #[serde(flatten)]
     pub gpu: Health,
 }
 
-/// The loss on one validation set, as written.
+/// Record of the loss on a validation set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalRow {
     pub step: u64,
     pub consumed_samples: u64,
-    /// The set's name.
+    /// Name of the set.
     pub eval: String,
     #[serde(deserialize_with = "null_is_nan")]
     pub lm_loss: f64,
 }
 
-/// The accuracy on one task's questions, as written.
+/// Record of the accuracy on a task's questions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskRow {
     pub step: u64,
     pub consumed_samples: u64,
-    /// The task's name.
+    /// Name of the task.
     pub task: String,
     #[serde(flatten)]
     pub accuracy: Accuracy,
 }
 
-/// A line of any kind. Only an evaluation has the key `eval`, only a task's the key `task`, only a
+/// Line of any kind. Only an evaluation has the key `eval`, only a task the key `task`, only a
 /// table of parts the key `parts`.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -114,21 +114,21 @@ impl StepRow {
     }
 }
 
-/// `metrics.jsonl`, open for appending.
+/// File `metrics.jsonl`, open for appending.
 pub struct MetricsFile(Appender);
 
-/// What was taken out of the file when it was opened.
+/// Lines removed from the file when it was opened.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
-    /// Lines of steps after the one resumed from.
+    /// Number of lines of steps after the one resumed from.
     pub after_resume: u64,
-    /// Line numbers, from 1, of what is not a metrics line: torn by a kill or a full disk.
+    /// Numbers, from 1, of invalid lines: torn by a kill or a full disk.
     pub unreadable: Vec<u64>,
 }
 
 impl MetricsFile {
-    /// Opens or makes the file in `folder`, without any line after `resume_step` (without any at
-    /// all if that is 0). The old file stays whole until the new one has replaced it.
+    /// Opens or creates the file in `folder`, and removes lines after `resume_step` (all lines if that
+    /// is 0). The old file remains complete until the new one replaces it.
     pub fn open(
         folder: &Path,
         resume_step: u64,
@@ -147,7 +147,7 @@ impl MetricsFile {
         self.0.path()
     }
 
-    /// Its end, where lines wait to be written.
+    /// Appender, which writes the lines.
     pub fn appender(&mut self) -> &mut Appender {
         &mut self.0
     }
@@ -175,7 +175,7 @@ impl MetricsFile {
     }
 }
 
-/// Copies the lines to keep and puts the copy in the file's place, if there is anything to drop.
+/// Copies the lines to keep and replaces the file by the copy, if there is anything to remove.
 fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
     let file = match input::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Dropped::default()),
@@ -201,7 +201,7 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
     Ok(dropped)
 }
 
-/// The step of a whole line; a line without its end may lack digits too.
+/// Step of a whole line. A line without its end may lack digits too.
 fn step_of(line: &[u8]) -> Option<u64> {
     match serde_json::from_slice(line.strip_suffix(b"\n")?).ok()? {
         Row::Eval(row) => Some(row.step),
@@ -211,27 +211,27 @@ fn step_of(line: &[u8]) -> Option<u64> {
     }
 }
 
-/// A run's record, read back.
+/// Record of a run, read back.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// In the order of steps.
+    /// Steps, in order.
     pub steps: Vec<StepRow>,
     pub evals: Vec<EvalRow>,
     pub tasks: Vec<TaskRow>,
-    /// The newest.
+    /// Newest table of parts.
     pub parts: Option<PartTable>,
-    /// The last line was cut short: the run was killed, or is writing it now.
+    /// Whether the last line is incomplete: the run was killed, or is writing it now.
     pub torn: bool,
 }
 
 impl Metrics {
-    /// Seconds of the steps that updated something.
+    /// Seconds of the steps with an update.
     pub fn useful_seconds(&self) -> f64 {
         self.steps.iter().filter(|row| !row.skipped).map(|row| row.sec).sum()
     }
 
-    /// Reads the record of the run in `folder`. A torn last line is left out; an unreadable line
-    /// elsewhere, or a record without a step, is the user's to know.
+    /// Reads the record of the run in `folder`. Ignores a torn last line. An unreadable line
+    /// elsewhere, or a record without a step, is an error.
     pub fn read(folder: &Path) -> Result<Metrics> {
         let path = folder.join(NAME);
         let place = path.display().to_string();
@@ -270,7 +270,7 @@ impl Metrics {
     }
 }
 
-/// The start of a line, to be recognised by.
+/// Start of a line, for messages.
 fn excerpt(line: &[u8]) -> String {
     let text: String = String::from_utf8_lossy(line).trim_end().chars().take(40).collect();
     format!("{text:?}")

@@ -1,7 +1,7 @@
 //! The report of a run: Megatron's log line, `metrics.jsonl`, TensorBoard events, a progress bar,
 //! and afterwards an HTML page with the curves.
 //!
-//! Does not know the model, the device or the checkpoint: it is given numbers and writes them.
+//! Independent of the model, the device and the checkpoint: it receives numbers and writes them.
 
 mod append;
 mod line;
@@ -39,9 +39,9 @@ use tensorboard::Events;
 #[derive(Clone, Debug)]
 pub struct RunInfo {
     pub name: String,
-    /// Weights, tied ones counted once.
+    /// Number of weights; tied ones count once.
     pub params: u64,
-    /// The length of the run.
+    /// Length of the run.
     pub total_samples: u64,
     /// Tokens per sample.
     pub seq_len: usize,
@@ -62,7 +62,7 @@ impl RunInfo {
     }
 }
 
-/// The outcome of one optimizer step.
+/// Outcome of an optimizer step.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLine {
     /// 1 for the first step of a run.
@@ -73,23 +73,23 @@ pub struct StepLine {
     pub lm_loss: f64,
     /// Global norm before clipping.
     pub grad_norm: f64,
-    /// ‖Δθ‖₂, at steps whose update's norm is taken.
+    /// ‖Δθ‖₂, at steps whose update norm is computed.
     pub update_norm: Option<f64>,
     pub lr: f64,
     /// Samples in this step.
     pub global_batch: usize,
-    /// Wall time from the end of the step before to the end of this one.
+    /// Wall time from the end of the previous step to the end of this one.
     pub seconds: f64,
     /// Time that the host spent waiting for the step's data; the device may have been computing the
     /// step before.
     pub data_wait_seconds: f64,
-    /// The second loss, where the run has one.
+    /// Second loss, if the run has one.
     pub z_loss: Option<f64>,
-    /// In fp16: what the next step's loss is multiplied by.
+    /// Scale of the next step's loss, in fp16.
     pub loss_scale: Option<f64>,
-    /// Nothing was updated: the gradient overflowed, or the step was a loss spike.
+    /// Whether the update was skipped: the gradient overflowed, or the step was a loss spike.
     pub skipped: bool,
-    /// Of rank 0's GPU, at a log line.
+    /// State of rank 0's GPU, at a log line.
     pub health: Health,
 }
 
@@ -149,7 +149,7 @@ impl Report {
         })
     }
 
-    /// The run went back to a step: what was recorded of later ones is dropped.
+    /// Removes the records of later steps after a rollback to a step.
     pub fn go_back(&mut self, step: u64) -> Result<()> {
         self.print_interval();
         self.files().try_for_each(Appender::close)?;
@@ -237,7 +237,7 @@ impl Report {
         Ok(())
     }
 
-    /// Whether all is in the files; an error if something cannot be written.
+    /// Whether all text is in the files. Fails if some cannot be written.
     pub fn is_written(&mut self) -> Result<bool> {
         self.files().try_fold(true, |all, file| Ok(all && file.is_written()?))
     }

@@ -1,4 +1,4 @@
-//! The report of a run: one HTML page with nothing outside it.
+//! Report of a run as one self-contained HTML page.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -14,18 +14,18 @@ use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
 use base::{Count, Seconds, input};
 use data::eval::Accuracy;
 
-/// Steps that tell how a run is doing at its end.
+/// Number of last steps whose median is shown.
 const RECENT: usize = 50;
 
-/// What a page is made of.
+/// Inputs of a page.
 pub struct Run {
     pub name: String,
-    /// `manifest.yaml` of the run's folder, if it is there.
+    /// Text of `manifest.yaml` in the run's folder, if it exists.
     pub manifest: Option<String>,
     pub metrics: Metrics,
-    /// The share of the run's time that went into steps, if its folder says so.
+    /// Share of the run's time that went into steps, if its folder has a status.
     pub goodput: Option<f64>,
-    /// What happened to it, oldest first.
+    /// Events, oldest first.
     pub events: Vec<Event>,
 }
 
@@ -45,12 +45,12 @@ impl Run {
         Ok(Run { name, manifest, metrics, goodput, events })
     }
 
-    /// The loss curves alone, for a README.
+    /// Loss curves as an SVG picture, for a README.
     pub fn loss_svg(&self, scale: Scale) -> String {
         curves::loss(&self.metrics, &format!("{}: loss", self.name), scale).draw().file()
     }
 
-    /// The whole page.
+    /// HTML of the page.
     pub fn html(&self, scale: Scale) -> String {
         let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
         let valid = self.valid_table() + &self.task_table() + &self.parts_table();
@@ -66,7 +66,7 @@ impl Run {
         document(&self.name, "gptrain run report", &body)
     }
 
-    /// What happened, with the time since the first event; the last of many.
+    /// Table of the last events, with the time since the first one.
     fn story(&self) -> String {
         const SHOWN: usize = 200;
         let Some(first) = self.events.first() else { return String::new() };
@@ -86,7 +86,7 @@ impl Run {
         self.metrics.steps.last().expect("a record without steps is refused when it is read")
     }
 
-    /// The evaluation on `set` with the lowest loss.
+    /// Evaluation on `set` with the lowest loss.
     pub(super) fn best(&self, set: &str) -> Option<&EvalRow> {
         let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
         rows.filter(|row| row.lm_loss.is_finite()).min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
@@ -121,8 +121,7 @@ impl Run {
         to + "</ul>\n"
     }
 
-    /// The median of the last `RECENT` of these steps, which may be an odd one themselves; NaN without
-    /// any.
+    /// Median of a quantity over the last `RECENT` steps; NaN without steps.
     pub(super) fn recent(
         &self,
         these: impl Fn(&StepRow) -> bool,
@@ -213,7 +212,7 @@ impl Run {
     }
 }
 
-/// The newest accuracies.
+/// Table of the newest accuracies.
 impl Run {
     fn task_table(&self) -> String {
         let names = curves::task_names(&self.metrics);
@@ -240,7 +239,7 @@ impl Run {
     }
 }
 
-/// The parts of a step beside their plan.
+/// Table of the parts of a step, planned and measured.
 impl Run {
     fn parts_table(&self) -> String {
         let Some(table) = &self.metrics.parts else { return String::new() };
@@ -260,7 +259,7 @@ impl Run {
     }
 }
 
-/// A page with nothing outside it.
+/// Self-contained HTML page.
 pub(super) fn document(title: &str, about: &str, body: &str) -> String {
     let (title, style, script) = (escape(title), PAGE, include_str!("page.js"));
     format!(
@@ -273,7 +272,7 @@ pub(super) fn document(title: &str, about: &str, body: &str) -> String {
     )
 }
 
-/// A chart with its heading, a line for the values under the pointer, and the numbers for it.
+/// Chart with its heading, a line for the values under the pointer, and the data for it.
 pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let [axis, _] = chart.axes();
     let tokens: Vec<_> = chart.second.iter().map(|(x, y)| format!("[{x},{y}]")).collect();
@@ -314,7 +313,7 @@ fn data_wait(row: &StepRow) -> f64 {
     100.0 * row.data_wait_s / row.sec
 }
 
-/// A value with five digits that matter: enough to tell runs apart, not the noise.
+/// Value with five significant digits.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         _ if !value.is_finite() => "–".into(),
@@ -324,7 +323,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// Six digits: the readout shows no more.
+/// Value with six digits, which is all that the readout shows.
 fn json(value: f64) -> String {
     if !value.is_finite() {
         return "null".into();
@@ -333,7 +332,7 @@ fn json(value: f64) -> String {
     format!("{rounded:?}")
 }
 
-/// The manifest's own name for the run.
+/// Name of the run in its manifest.
 fn name_of(manifest: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {

@@ -1,4 +1,4 @@
-//! The terminal: lines on standard output, and a progress bar below them.
+//! Terminal output: lines on standard output, and a progress bar below them.
 
 use parking_lot::Mutex;
 use std::io::{self, Write};
@@ -16,14 +16,14 @@ pub struct Console {
     output: Arc<Mutex<Output>>,
 }
 
-/// What is printed of steps.
+/// Form in which steps are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// Megatron's lines.
     Megatron,
-    /// Lines for the eye.
+    /// Short lines for people.
     Short,
-    /// Nothing, and no bar.
+    /// No lines, and no bar.
     Quiet,
 }
 
@@ -41,7 +41,7 @@ impl Console {
         Console { output: Arc::new(Mutex::new(Output { out, form: Form::Megatron })) }
     }
 
-    /// Decides what is printed of steps; a quiet console stays so.
+    /// Sets the form of steps. A quiet console remains quiet.
     pub fn set_form(&self, form: Form) {
         let mut output = self.output.lock();
         if output.form != Form::Quiet {
@@ -56,7 +56,7 @@ impl Console {
     /// Prints a line, above the progress bar.
     pub fn print(&self, text: &str) {
         let out = &mut self.output.lock().out;
-        // A closed pipe (`gptrain run | head`) is no reason to end a run: its record is on disk.
+        // A closed pipe (`gptrain run | head`) does not end a run: its record is on disk.
         let _ = progress::above(|| writeln!(out, "{text}").and_then(|()| out.flush()));
     }
 
@@ -67,18 +67,18 @@ impl Console {
     }
 }
 
-/// The progress bar of a run, on standard error.
+/// Progress bar of a run, on standard error.
 pub(super) struct Screen {
     console: Console,
     bar: ProgressBar,
     total_steps: u64,
     total_tokens: u64,
-    /// Mean over the last steps, for the eye; none before the first step.
+    /// Running mean over the last steps; None before the first step.
     rate: Option<f64>,
     loss: Option<f64>,
 }
 
-/// The weight of the newest step in the bar's running means: about the last 10 steps count.
+/// Weight of the newest step in the bar's running means: about the last 10 steps count.
 const NEWEST: f64 = 0.2;
 
 impl Screen {
@@ -116,7 +116,7 @@ impl Screen {
         ));
     }
 
-    /// Prints a line above the bar: what the form of the console makes of it.
+    /// Prints a line above the bar, in the form of the console.
     pub(super) fn print(&self, line: impl FnOnce(Form) -> String) {
         match self.console.form() {
             Form::Quiet => {}
@@ -129,7 +129,7 @@ impl Screen {
     }
 }
 
-/// Of the run's tokens, at `rate` a second: the bar's own guess counts what a resumed run did before.
+/// Remaining time at `rate` tokens/s. The bar's own estimate would count steps before a resume.
 pub(super) fn time_left(total: u64, consumed: u64, rate: f64) -> Seconds {
     Seconds((total.saturating_sub(consumed) as f64 / rate).ceil())
 }

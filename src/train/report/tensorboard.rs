@@ -22,20 +22,20 @@ const BY_SAMPLES: &str = " vs samples";
 /// Steps that are written one by one, about 625 bytes each, before they are thinned out.
 const DENSE: u64 = 32 << 10;
 
-/// Whether the scalars of a step are written: every step of the first 65,536, every second one of as
-/// many more, every fourth one of the next 131,072: 20 MB for each doubling of a run's length.
+/// Whether the scalars of a step are written: every step of the first 65,536, every second one of the
+/// next 65,536, every fourth one of the next 131,072: 20 MB for each doubling of a run's length.
 pub fn is_written(step: u64) -> bool {
     let stride = 1 << (step / DENSE).max(1).ilog2();
     step.is_multiple_of(stride)
 }
 
-/// The event file of one session of a run.
+/// Event file of one session of a run.
 pub struct Events(Appender);
 
 impl Events {
-    /// Starts a new file in `folder`, after cutting from the earlier ones what came after
-    /// `resume_step` (everything, at 0). TensorBoard's own way to do that, a START event, would
-    /// wipe the curves by samples, whose x is always beyond the step.
+    /// Starts a new file in `folder`, after truncating the earlier ones after `resume_step` (to
+    /// nothing, at 0). TensorBoard's own method, a START event, would erase the curves by samples,
+    /// whose x is always greater than the step.
     pub fn open(folder: &Path, resume_step: u64, storage: &Arc<Storage>) -> Result<Events> {
         let context = || format!("cannot prepare the TensorBoard folder {}", folder.display());
         fs::create_dir_all(folder).with_context(context)?;
@@ -57,13 +57,13 @@ impl Events {
         self.0.append(text)
     }
 
-    /// Its end, where events wait to be written.
+    /// Appender, which writes the events.
     pub fn appender(&mut self) -> &mut Appender {
         &mut self.0
     }
 }
 
-/// Cuts every event file of the folder; the newest one's second, or 0.
+/// Truncates every event file of the folder. Returns the second in the newest one's name, or 0.
 fn cut_all(folder: &Path, resume_step: u64) -> Result<u64> {
     let mut last = 0;
     for entry in fs::read_dir(folder)? {
@@ -83,9 +83,8 @@ fn cut_all(folder: &Path, resume_step: u64) -> Result<u64> {
     Ok(last)
 }
 
-/// Bytes up to the first record that is broken or belongs to a step after `resume_step`. Events are
-/// in the order of steps, each step before its own by-samples event, so this is all there is to
-/// keep.
+/// Bytes to keep: up to the first record that is broken or belongs to a step after `resume_step`.
+/// Events are in the order of steps, each step before its own by-samples event.
 fn whole_until(bytes: &[u8], resume_step: u64) -> usize {
     let later = |event: &ReadEvent| {
         let by_samples = event.scalars.first().is_some_and(|(tag, _)| tag.ends_with(BY_SAMPLES));
@@ -138,14 +137,14 @@ fn bytes(to: &mut Vec<u8>, field: u8, value: &[u8]) {
     to.extend(value);
 }
 
-/// One TFRecord around `data`.
+/// TFRecord with `data`.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
     let crc = |bytes: &[u8]| masked(crc32c(bytes)).to_le_bytes();
     [&length[..], &crc(&length), data, &crc(data)].concat()
 }
 
-/// A checksum of data that holds checksums; TFRecord's mask.
+/// TFRecord's mask for a checksum of data that contains checksums.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -168,7 +167,7 @@ pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, byte| (crc >> 8) ^ TABLE[(crc as u8 ^ byte) as usize])
 }
 
-/// An event, as read back.
+/// Event, read back.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReadEvent {
     pub step: u64,
@@ -177,7 +176,7 @@ pub struct ReadEvent {
     pub scalars: Vec<(String, f32)>,
 }
 
-/// The events of a file with the byte each ends at, up to the first that is cut short or damaged.
+/// Events of a file with their end offsets, up to the first that is incomplete or damaged.
 pub fn read(file: &[u8]) -> impl Iterator<Item = (usize, ReadEvent)> {
     let mut at = 0;
     std::iter::from_fn(move || {
@@ -230,7 +229,7 @@ enum Value<'a> {
     Double,
 }
 
-/// The fields of a protobuf message; none if it is not one.
+/// Fields of a protobuf message; None if it is invalid.
 fn fields(mut data: &[u8]) -> Option<Vec<(u64, Value<'_>)>> {
     let mut fields = Vec::new();
     while !data.is_empty() {

@@ -79,7 +79,7 @@ fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
     }
 }
 
-/// The line of BLOOM-176B's log, field by field, with this run's numbers and fields of ours behind.
+/// The line of BLOOM-176B's log, field by field, with this run's numbers; our own fields follow.
 #[test]
 fn the_log_line_is_megatrons() {
     let mut interval = Interval::default();
@@ -159,7 +159,7 @@ fn the_validation_line_is_megatrons() {
     assert!(validation(Form::Megatron, 1, "v", f64::NAN).contains("lm loss value: NAN |"));
 }
 
-/// What was printed, for a test to read.
+/// Printed text, for a test to read.
 #[derive(Clone, Default)]
 pub struct Printed(Arc<Mutex<Vec<u8>>>);
 
@@ -180,7 +180,7 @@ impl Write for Printed {
     }
 }
 
-/// In a pipe there are plain lines only: one an interval, and at the end what is left.
+/// In a pipe there are plain lines only: one per interval, and the rest at the end.
 #[test]
 fn lines_come_at_intervals_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();

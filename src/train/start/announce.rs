@@ -1,11 +1,11 @@
-//! What a start says: the run, its ranks and where they are, the memory of the fullest.
+//! Messages of a start: the run, the placement of its ranks, the memory of the fullest rank.
 
 use super::{Device, Process, Rank};
 use base::{Bytes, Count};
 use engine::Engine;
 use std::collections::BTreeMap;
 
-/// Prints the run, where its ranks are, and the memory of the rank with the largest plan.
+/// Prints the run, the placement of its ranks, and the memory of the rank with the largest plan.
 pub fn announce(
     process: &Process,
     rank: &Rank,

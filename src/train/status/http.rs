@@ -1,5 +1,5 @@
-//! The page that Prometheus reads: `GET /metrics`, in its text format, version 0.0.4. Whatever is
-//! asked for, this is the answer. A connection that asks nothing delays no other.
+//! Page for Prometheus: `GET /metrics`, in its text format, version 0.0.4. Every request receives this
+//! page. A connection without a request delays no other.
 
 use super::state::Status;
 use anyhow::{Context, Result};
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Poll interval of the connections.
 const POLL: Duration = Duration::from_millis(50);
 
-/// Connections without a request that are kept: the oldest gives way.
+/// Maximum number of connections without a request; beyond it, the oldest is closed.
 const SILENT: usize = 64;
 
 pub struct Page {
@@ -29,7 +29,7 @@ pub struct Page {
 }
 
 impl Page {
-    /// Listens from now on.
+    /// Starts to listen.
     pub fn open(host: &str, port: u16, status: Arc<Mutex<Status>>) -> Result<Page> {
         let failed = || format!("log.metrics_port: cannot listen on {host}:{port}");
         let listener = TcpListener::bind((host, port)).with_context(failed)?;
@@ -90,7 +90,7 @@ fn answer(stream: &mut TcpStream, status: &Mutex<Status>) -> std::io::Result<()>
     stream.write_all(text.as_bytes())
 }
 
-/// Every number, with what it is.
+/// Text of all metrics, with their descriptions.
 fn page(status: &Status) -> String {
     let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
     #[rustfmt::skip]
@@ -104,7 +104,7 @@ fn page(status: &Status) -> String {
         ("tokens_per_second", "gauge", "Of the last step", status.tokens_per_s),
         ("seconds_left", "gauge", "Expected to the end of the run", known(status.left_s)),
         ("goodput_ratio", "gauge", "Share of running time in steps that count", status.goodput()),
-        ("skipped_steps", "counter", "Steps that updated nothing", status.skipped_steps as f64),
+        ("skipped_steps", "counter", "Steps without an update", status.skipped_steps as f64),
         ("warnings", "gauge", "Warnings kept", status.warnings.len() as f64),
     ];
     let mut text = String::new();

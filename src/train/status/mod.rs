@@ -1,6 +1,6 @@
-//! What a run is doing, for those outside of it: `status.json` in its folder, written every few
-//! seconds by a thread of rank 0 (a sign of life, too), and the same as a page that Prometheus reads.
-//! Training waits for neither. What happened, as it starts, warns and ends, goes to `events.jsonl`.
+//! Status of a run for other programs: `status.json` in its folder, which a thread of rank 0 writes
+//! every few seconds (also as a heartbeat), and the same as a page for Prometheus. Training waits for
+//! neither. Events such as starts, warnings and ends are appended to `events.jsonl`.
 
 mod http;
 mod state;
@@ -23,31 +23,31 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time between two signs of life.
+/// Interval of heartbeats.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Steps by whose wall time the end is foretold.
+/// Number of last steps whose wall time gives the expected end.
 const RECENT: usize = 100;
 
-/// Rank 0's end of it.
+/// Handle of rank 0.
 pub struct Board {
     shared: Arc<Mutex<Status>>,
     recent: VecDeque<(Instant, u64)>,
     seq_len: u64,
-    /// Closed when the thread is to write a last time and end.
+    /// Closed to make the thread write a last time and end.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     _page: Option<Page>,
 }
 
-/// Notes that ranks begin to train.
+/// Records that ranks begin to train.
 fn begun(folder: &Path, place: &str, from_step: u64, job: Option<&str>) {
     let job = job.map_or(String::new(), |job| format!(", Slurm job {job}"));
     events::add(folder, Kind::Start, &format!("from step {from_step}: {place}{job}"));
 }
 
-/// Notes the warnings after a moment; the moment of the last that the folder took.
-fn tell_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
+/// Records the warnings after a moment. Returns the moment of the last one that was written.
+fn append_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
     let new: Vec<Warning> =
         warnings.lock().iter().filter(|warning| warning.at > told).cloned().collect();
     let noted = new.into_iter().map_while(|Warning { at, text }| {
@@ -56,27 +56,27 @@ fn tell_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
     noted.last().unwrap_or(told)
 }
 
-/// Seconds of a run between its ends and starts, with those since it was last seen. The time in which a
-/// supervisor starts ranks again is lost, not away.
+/// Seconds of a run between its ends and starts, including those since its last heartbeat. The time in
+/// which a supervisor restarts ranks counts as lost, not as away.
 fn away(before: &Status, now: f64) -> f64 {
     let restarted = Place::epoch().is_some_and(|epoch| epoch > 0);
     before.away_s + if restarted { 0.0 } else { (now - before.updated).max(0.0) }
 }
 
-/// What does not change.
+/// Constants of the run.
 pub struct Fixed {
     pub folder: PathBuf,
     pub name: String,
     pub host: String,
     pub ranks: usize,
-    /// The step that this process goes on from.
+    /// Step that this process continues from.
     pub from_step: u64,
     pub total_steps: u64,
     pub total_samples: u64,
     pub seq_len: u64,
-    /// Seconds of the steps that the run has taken before.
+    /// Seconds of earlier steps of the run.
     pub useful_s: f64,
-    /// Where Prometheus asks.
+    /// Address of the page for Prometheus.
     pub page: Option<(String, u16)>,
 }
 
@@ -105,7 +105,7 @@ impl Board {
         let shared = Arc::new(Mutex::new(status));
         let page = fixed.page.map(|(host, port)| Page::open(&host, port, shared.clone()));
         let page = page.and_then(|opened| {
-            let told = |error| tracing::warn!("{error:#}; the run goes on without this page");
+            let told = |error| tracing::warn!("{error:#}; the run continues without this page");
             opened.map_err(told).ok()
         });
         begun(&folder, &place, fixed.from_step, shared.lock().job.as_deref());
@@ -114,7 +114,7 @@ impl Board {
         let (board, path) = (shared.clone(), folder.join(NAME));
         let write = move || {
             loop {
-                told = tell_warnings(&folder, &warnings, told);
+                told = append_warnings(&folder, &warnings, told);
                 let mut now = {
                     let mut status = board.lock();
                     if !status.ended {
@@ -126,7 +126,7 @@ impl Board {
                 };
                 now.lm_loss = now.lm_loss.filter(|loss| loss.is_finite());
                 let text = serde_json::to_vec_pretty(&now).expect("numbers and names");
-                // A folder that is full or gone for a while is the next save's to tell.
+                // The next save reports a folder that is full or missing.
                 let _ = output::write(&path, Existing::Replaced, &text);
                 if now.ended {
                     events::add(&folder, Kind::End, &format!("step {}: {}", now.step, now.phase));
@@ -152,7 +152,7 @@ impl Board {
         })
     }
 
-    /// A step has ended.
+    /// Records the end of a step.
     pub fn step(&mut self, line: &StepLine) {
         let now = (Instant::now(), line.consumed_samples);
         if self.recent.len() == RECENT {
@@ -175,25 +175,25 @@ impl Board {
         status.skipped_steps += u64::from(line.skipped);
     }
 
-    /// Shows the parts of a step.
+    /// Sets the table of the parts of a step.
     pub fn parts(&mut self, table: &PartTable) {
         self.shared.lock().parts = Some(table.clone());
     }
 
-    /// Shows the seconds per step in which saves have stopped the steps.
+    /// Sets the seconds per step in which saves have stopped the steps.
     pub fn saved(&mut self, each_step: f64) {
         if let Some(table) = &mut self.shared.lock().parts {
             table.set_measured(Part::Save, each_step);
         }
     }
 
-    /// The run went back: so many seconds of steps still count.
+    /// Records a rollback, after which so many seconds of steps still count.
     pub fn go_back(&mut self, useful_s: f64) {
         self.recent.clear();
         self.shared.lock().useful_s = useful_s;
     }
 
-    /// The run has ended like this. What it says now stays.
+    /// Records the end of the run. This is the final status.
     pub fn end(&mut self, how: &str) -> Status {
         {
             let mut status = self.shared.lock();

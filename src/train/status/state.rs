@@ -1,4 +1,4 @@
-//! What is known of a run at one moment, as `status.json` holds it.
+//! Contents of `status.json`: the state of a run at one moment.
 
 use anyhow::{Context, Result};
 use base::{Problems, Seconds, input, unix_time};
@@ -9,25 +9,25 @@ use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
-/// The file's name in a run's folder.
+/// Name of the file in a run's folder.
 pub const NAME: &str = "status.json";
 
-/// `phase` of a run that took all its steps, and the first word of one that failed.
+/// Value of `phase` for a complete run, and first word of that for a failed one.
 pub const COMPLETE: &str = "complete";
 pub const FAILED: &str = "failed";
 
-/// The last warnings that are kept.
+/// Number of last warnings that are kept.
 const WARNINGS: usize = 16;
 
 /// Seconds without a heartbeat after which a run counts as silent.
 const SILENT: f64 = 60.0;
 
-/// A run's state in one word.
+/// State of a run in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Running,
-    /// No heartbeat for a minute: the run was killed, or its folder is out of reach.
+    /// No heartbeat for a minute: the run was killed, or its folder is unreachable.
     Silent,
     /// Ended before its last step, after a save.
     Stopped,
@@ -47,24 +47,24 @@ impl State {
     }
 }
 
-/// A run, at one moment. Times of day are seconds since 1970.
+/// State of a run at one moment. Times of day are seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
     pub name: String,
-    /// Of rank 0.
+    /// Host and process of rank 0.
     pub host: String,
     pub process: u32,
-    /// Its Slurm job.
+    /// Slurm job.
     pub job: Option<String>,
     pub ranks: usize,
-    /// When the run began its first step ever, and when this process began its first.
+    /// Start of the run's first step, and of this process's first step.
     pub began: f64,
     pub started: f64,
-    /// Seconds between an end of the run and its next start: nothing was to be computed then.
+    /// Seconds between ends of the run and the next starts, in which nothing had to be computed.
     #[serde(default)]
     pub away_s: f64,
     pub updated: f64,
-    /// What rank 0 is doing, or how the run ended.
+    /// Phase of rank 0, or the end of the run.
     pub phase: String,
     pub ended: bool,
     pub step: u64,
@@ -72,14 +72,14 @@ pub struct Status {
     pub consumed_samples: u64,
     pub total_samples: u64,
     pub tokens: u64,
-    /// Of the last step; None before it, and of a loss that is not a number.
+    /// Loss of the last step; None before the first step, and for NaN.
     pub lm_loss: Option<f64>,
     pub grad_norm: Option<f64>,
     pub lr: f64,
     pub tokens_per_s: f64,
-    /// Seconds to the run's end, at the wall time of the last steps, all that is between them included.
+    /// Seconds to the run's end, by the wall time of the last steps, including evaluations and saves.
     pub left_s: Option<f64>,
-    /// Seconds in steps, each step once, of all processes of the run.
+    /// Seconds in steps, of all processes of the run; repeated steps count once.
     pub useful_s: f64,
     pub skipped_steps: u64,
     /// Parts of a step, planned and measured; None before the fifth step.
@@ -88,17 +88,17 @@ pub struct Status {
     pub warnings: VecDeque<Warning>,
 }
 
-/// A message that a person should see.
+/// Warning for the user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Warning {
     pub at: f64,
     pub text: String,
 }
 
-/// The last warnings of a process.
+/// Last warnings of a process.
 pub type Warnings = Arc<Mutex<VecDeque<Warning>>>;
 
-/// Keeps a warning.
+/// Adds a warning.
 pub fn keep(warnings: &Warnings, text: &str) {
     let mut warnings = warnings.lock();
     if warnings.len() == WARNINGS {
@@ -108,7 +108,7 @@ pub fn keep(warnings: &Warnings, text: &str) {
 }
 
 impl Status {
-    /// Of the run in `folder`.
+    /// Reads the status of the run in `folder`.
     pub fn read(folder: &Path) -> Result<Status> {
         let path = folder.join(NAME);
         let place = path.display().to_string();
@@ -127,7 +127,7 @@ impl Status {
         100.0 * self.consumed_samples as f64 / self.total_samples.max(1) as f64
     }
 
-    /// The state at a time, in seconds since 1970.
+    /// State at a time, in seconds since 1970.
     pub fn state(&self, now: f64) -> State {
         match self.ended {
             true if self.phase == COMPLETE => State::Complete,
@@ -138,7 +138,7 @@ impl Status {
         }
     }
 
-    /// The share of the run's time, from each start to its end, that went into steps which count.
+    /// Share of the run's time, from each start to its end, that went into steps that count.
     pub fn goodput(&self) -> f64 {
         (self.useful_s / self.running_s().max(1e-9)).min(1.0)
     }

@@ -48,7 +48,7 @@ impl Meetings {
             // Renamed first, because other tasks may be writing there already.
             let old = folder.with_extension(format!("old-{}", std::process::id()));
             if fs::rename(&folder, &old).is_ok() {
-                let _ = fs::remove_dir_all(&old); // what stays has another name
+                let _ = fs::remove_dir_all(&old); // a remaining file has another name
             }
         }
         let meetings = Meetings { run: run.to_path_buf(), folder, task, tasks };
@@ -61,7 +61,7 @@ impl Meetings {
     /// start.
     pub fn stay(&self) {
         if !self.here().exists() {
-            let _ = self.write(&self.here(), &()); // tried again at the next look
+            let _ = self.write(&self.here(), &()); // retried at the next poll
         }
     }
 

@@ -28,7 +28,7 @@ pub struct Plan {
     pub tried: u32,
     /// Task that decided.
     pub by: usize,
-    /// Message for the user: "task 2 did not come back: …".
+    /// Message for the user: "from the checkpoint of step 6, without task 2 …".
     pub why: String,
     /// Exit code if the job ends instead.
     pub end: Option<u8>,
@@ -64,7 +64,7 @@ impl Plan {
 
     /// Plan after a failure of a task that has all ranks as threads.
     pub fn next_alone(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
-        let why = self.told(&[0], &[0], self.data, step);
+        let why = self.message(&[0], &[0], self.data, step);
         let next = Plan { step, tried: self.tried(step) + 1, why, ..self.clone() };
         self.end(m, came, step).unwrap_or(next)
     }
@@ -90,7 +90,7 @@ impl Plan {
         };
         let tried = self.tried(step);
         let members = self.seats(&tasks, replica * data);
-        let why = self.told(&tasks, &members, data, step);
+        let why = self.message(&tasks, &members, data, step);
         let address = address(&members, came);
         Plan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
     }
@@ -107,7 +107,7 @@ impl Plan {
         keep.map(|kept| kept.or_else(|| spares.next().copied()).expect("enough tasks")).collect()
     }
 
-    fn told(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
+    fn message(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
         let list = |tasks: &[usize]| {
             let shown: Vec<String> = tasks.iter().take(8).map(usize::to_string).collect();
             let more = if tasks.len() > 8 { " …" } else { "" };
@@ -129,7 +129,7 @@ impl Plan {
         }
         if data != self.data {
             let noun = if data == 1 { "replica" } else { "replicas" };
-            said.push(format!("on {data} {noun}, which were {}; the batch stays", self.data));
+            said.push(format!("on {data} {noun} instead of {}, with the same batch", self.data));
         }
         said.join(", ")
     }
@@ -199,7 +199,8 @@ train: {samples: 1200}
         let m = manifest(&[]);
         let less = Plan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
         assert_eq!((&less.members, less.data), (&vec![0, 1, 2, 4], 2));
-        assert!(less.why.ends_with("on 2 replicas, which were 3; the batch stays"), "{}", less.why);
+        let why = "on 2 replicas instead of 3, with the same batch";
+        assert!(less.why.ends_with(why), "{}", less.why);
         let again = less.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 9);
         assert_eq!((again.members.len(), again.data), (6, 3));
         let five = manifest(&["batch.global=30", "train.samples=1200", "topology.data=5"]);

@@ -1,4 +1,4 @@
-//! Spans as Trace Event Format: complete events ("X") with pid = rank and tid = track.
+//! Writes spans in the Trace Event Format: complete events ("X") with pid = rank and tid = track.
 //! https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
 use super::spans::RankSpans;
@@ -9,10 +9,10 @@ use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
-/// How a trace begins.
+/// First bytes of a trace.
 const START: &str = "{\"displayTimeUnit\":\"ms\"";
 
-/// Whether the file has the name of something that is no trace.
+/// Whether the path is an existing file that is not a trace.
 pub fn is_other(file: &Path) -> bool {
     let about = std::fs::metadata(file).ok();
     if about.is_none_or(|about| !about.is_file() || about.len() == 0) {
@@ -84,7 +84,7 @@ fn order(track: &str) -> (usize, &str) {
     (place.unwrap_or(first.len()), track)
 }
 
-/// The host only enqueues what a GPU computes and communicates: its spans are not execution times.
+/// Adds to a track that its spans are not execution times, because the host only enqueues GPU work.
 fn shown(track: &str, host_enqueue: bool) -> String {
     let on_device = track.starts_with("compute") || track.starts_with("comm");
     match host_enqueue && on_device {

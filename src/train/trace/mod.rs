@@ -1,5 +1,5 @@
-//! `gptrain run --trace`: the spans of some steps of all ranks in one file, in the Trace Event
-//! Format that Perfetto and chrome://tracing open.
+//! `gptrain run --trace`: writes the spans of some steps of all ranks into one file, in the Trace
+//! Event Format of Perfetto and chrome://tracing.
 
 mod chrome;
 mod spans;
@@ -13,7 +13,7 @@ use spans::RankSpans;
 use std::fmt;
 use std::path::PathBuf;
 
-/// `--trace FILE --trace-steps A..B`
+/// Options `--trace FILE --trace-steps A..B`.
 #[derive(Clone, Debug)]
 pub struct TraceOptions {
     pub file: PathBuf,
@@ -48,8 +48,8 @@ impl fmt::Display for Steps {
     }
 }
 
-/// The trace of a run: one for the ranks of a process. Dropped while it records, as when a rank
-/// fails, it writes what there is.
+/// Trace of a run, shared by the ranks of a process. If it is dropped while it records, as when a rank
+/// fails, it writes the spans so far.
 pub struct Trace {
     options: TraceOptions,
     spans: SpanRecorder,
@@ -85,7 +85,7 @@ impl Trace {
             }
             let place = format!("--trace {}", file.display());
             if chrome::is_other(file) {
-                let what = "there is another file, which is no trace";
+                let what = "there is another file, which is not a trace";
                 return Err(Problems::one(place, what, "choose another name").into());
             }
             chrome::write(file, &[], &steps.to_string()).map_err(|error| {
@@ -100,7 +100,7 @@ impl Trace {
         Ok(())
     }
 
-    /// Before a step: starts to record if it is the first of the trace. A collective.
+    /// Starts to record if the next step is the first of the trace. A collective.
     pub fn before(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
         if step == self.options.steps.first {
             let clock = rank.clock_offset();
@@ -120,7 +120,7 @@ impl Trace {
         Ok(())
     }
 
-    /// A file that cannot be written does not end the run.
+    /// Writes the file; an error does not end the run.
     fn write(&self, parts: Vec<RankSpans>) {
         let TraceOptions { file, steps } = &self.options;
         let Some(first) = parts.first() else { return };

@@ -14,24 +14,24 @@ use tracing::span::{Attributes, Id};
 use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Spans kept per rank (8 MiB). Later ones are counted, not kept.
+/// Maximum spans per rank (8 MiB). Later ones are counted, not kept.
 const CAPACITY: usize = 1 << 17;
 
-/// The track of a span that names none.
+/// Default track of a span.
 const COMPUTE: &str = "compute";
-/// The track of when the GPU executed what a span enqueued.
+/// Track for the GPU's execution of enqueued work.
 const GPU: &str = "GPU";
 
-/// The layer, and a handle on it.
+/// Layer, and a handle of it.
 #[derive(Clone, Default)]
 pub struct SpanRecorder {
     ranks: Arc<Mutex<BTreeMap<usize, Buffer>>>,
 }
 
-/// The buffer of one rank; in the extensions of its span `rank` too.
+/// Buffer of a rank, also in the extensions of its span `rank`.
 type Buffer = Arc<Mutex<RankSpans>>;
 
-/// The recorded spans of one rank.
+/// Recorded spans of a rank.
 #[derive(Clone, Default, Serialize, Deserialize)]
 pub struct RankSpans {
     pub rank: usize,
@@ -39,25 +39,25 @@ pub struct RankSpans {
     pub ranks: usize,
     /// "rank 3 (node n1, TP1 PP1 DP0)".
     pub label: String,
-    /// The device is a GPU, whose work these spans only enqueue.
+    /// Whether the device is a GPU, whose work these spans only enqueue.
     pub host_enqueue: bool,
-    /// Nanoseconds added to `Span::start` for rank 0's clock, and their largest error.
+    /// Nanoseconds to add to `Span::start` for rank 0's clock, and their maximum error.
     pub clock: (i64, i64),
     pub spans: Vec<Span>,
-    /// Spans that the buffer had no room for.
+    /// Number of spans beyond the buffer.
     pub dropped: u64,
     pub recording: bool,
     #[serde(skip)]
     pub gpu: Option<GpuSpans>,
 }
 
-/// Spans by the GPU's clock, until it has come to their ends.
+/// Spans by the GPU's clock, until the GPU has reached their ends.
 #[derive(Clone)]
 pub struct GpuSpans {
     timeline: Arc<dyn Timeline>,
-    /// Nanoseconds, by this rank's clock, of the timeline's start.
+    /// Start of the timeline, in nanoseconds of this rank's clock.
     start: i64,
-    /// Each with the numbers of its first and last point.
+    /// Spans, each with the numbers of its first and last point.
     spans: Vec<(Span, [usize; 2])>,
 }
 
@@ -65,10 +65,10 @@ pub struct GpuSpans {
 pub struct Span {
     pub name: Cow<'static, str>,
     pub track: Cow<'static, str>,
-    /// Nanoseconds, by this rank's clock.
+    /// Start, in nanoseconds of this rank's clock.
     pub start: i64,
     pub duration: i64,
-    /// Numbers such as bytes, by name.
+    /// Values such as bytes, by name.
     pub args: Vec<(Cow<'static, str>, u64)>,
 }
 
@@ -79,7 +79,7 @@ impl SpanRecorder {
         *buffer.lock() = of_rank;
     }
 
-    /// Records the spans of a rank from now on. `timeline`: of its GPU, started just now.
+    /// Starts to record the spans of a rank. `timeline` is that of its GPU, started just now.
     pub fn start(&self, rank: usize, clock: ClockOffset, timeline: Option<Arc<dyn Timeline>>) {
         let buffer = self.buffer(rank);
         let mut of_rank = buffer.lock();
@@ -90,7 +90,7 @@ impl SpanRecorder {
         of_rank.recording = true;
     }
 
-    /// Stops recording a rank; its spans, if it was recorded.
+    /// Stops recording a rank. Returns its spans, if it was recorded.
     pub fn stop(&self, rank: usize) -> Option<RankSpans> {
         let mut spans = std::mem::take(&mut *self.buffer(rank).lock());
         if let Some(gpu) = spans.gpu.take() {
@@ -99,10 +99,10 @@ impl SpanRecorder {
         spans.recording.then_some(spans)
     }
 
-    /// Stops recording; the spans of all ranks of this process.
+    /// Stops recording. Returns the spans of all ranks of this process.
     pub fn stop_all(&self) -> Vec<RankSpans> {
         let ranks: Vec<usize> = self.ranks.lock().keys().copied().collect();
-        // A GPU whose rank has failed is not waited for.
+        // Does not wait for a GPU whose rank has failed.
         ranks.iter().for_each(|rank| self.buffer(*rank).lock().gpu = None);
         ranks.into_iter().filter_map(|rank| self.stop(rank)).collect()
     }
@@ -113,14 +113,14 @@ impl SpanRecorder {
 }
 
 impl RankSpans {
-    /// Marks where the GPU is, if there is one and it is not captured.
+    /// Marks the GPU's position, unless there is no GPU or a capture is active.
     fn mark(&self) -> Option<usize> {
         self.gpu.as_ref().and_then(|gpu| gpu.timeline.mark())
     }
 }
 
 impl GpuSpans {
-    /// When the GPU executed them. Waits for it.
+    /// Times at which the GPU executed them. Waits for the GPU.
     fn executed(self) -> impl Iterator<Item = Span> {
         let (points, start) = (self.timeline.read(), self.start);
         self.spans.into_iter().map(move |(span, [from, to])| {
@@ -130,11 +130,11 @@ impl GpuSpans {
     }
 }
 
-/// A span that is open.
+/// Open span.
 struct Open {
     buffer: Buffer,
     span: Span,
-    /// Point of the GPU's timeline, of a span that enqueues work for it.
+    /// Start on the GPU's timeline, for a span that enqueues work.
     mark: Option<usize>,
 }
 
@@ -173,14 +173,14 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanRecorder {
     }
 }
 
-/// The fields of a span: what names its track, a name that overrides the static one, numbers.
+/// Fields of a span: its track, a name that overrides the static one, values.
 #[derive(Default)]
 struct Fields {
     track: Option<String>,
     op: Option<String>,
     group: Option<String>,
     queued: bool,
-    /// It enqueues work for the GPU.
+    /// Whether it enqueues work for the GPU.
     gpu: bool,
     args: Vec<(Cow<'static, str>, u64)>,
 }

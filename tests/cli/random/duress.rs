@@ -1,5 +1,5 @@
-//! Every command where the disk is full, the output closed, memory short, the folder not its own, or
-//! where it is told to end: what it says is done is done, what it was to write is whole or not there,
+//! Every command with a full disk, a closed output, little memory, a folder of another user, or a signal
+//! to end: reported work is complete, an output is complete or absent,
 //! and the same command does it afterwards.
 
 use super::{Attack, Dice, furnished, sane};
@@ -158,7 +158,7 @@ fn disturbed(lab: &Lab, line: &str, dice: &mut Dice) -> (String, Done, bool) {
     }
 }
 
-/// Nobody reads what it prints, or its messages, or either.
+/// Runs with a closed standard output, a closed standard error, or both.
 fn closed(mut command: Command, dice: &mut Dice) -> Done {
     let which = 1 + dice.below(3);
     let mut child = command.spawn().unwrap();
@@ -179,7 +179,7 @@ fn closed(mut command: Command, dice: &mut Dice) -> Done {
     let status = child.wait().unwrap();
     let mut done = Done::of(Output { status, stdout, stderr });
     if which & 2 > 0 && matches!(done.code, Some(1..=5)) {
-        done.err = "(nobody read it)".into();
+        done.err = "(standard error was closed)".into();
     }
     done
 }
@@ -196,7 +196,7 @@ fn not_its_own(lab: &Lab, plain: &Command) -> (String, Done, bool) {
     let outer = match geteuid().is_root() {
         false => &["env"][..],
         true if may_start().is_ok_and(|done| done.status.success()) => &other,
-        true => &["prlimit", "--fsize=0"], // the program lies where nobody else may look
+        true => &["prlimit", "--fsize=0"], // another user cannot read the program
     };
     let done = Done::of(within(outer, plain).output().unwrap());
     modes(0o755);

@@ -104,7 +104,7 @@ fn runs(lab: &Lab, sets: &[String]) {
     assert_eq!(on.code, Some(0), "{more:?}: {}", on.err);
 }
 
-/// Values that nobody should give.
+/// Invalid and extreme values.
 const VALUES: [&str; 26] = [
     "-1",
     "0",
@@ -134,7 +134,7 @@ const VALUES: [&str; 26] = [
     "\u{1b}[31m",
 ];
 
-/// Sensible manifests with values that nobody should give, or with damaged text.
+/// Valid manifests with invalid or extreme values, or with damaged text.
 pub struct Hostile {
     lab: Lab,
 }

@@ -1,5 +1,5 @@
-//! Random attacks on the real binary. In the suite a few of each kind, always the same; by hand and
-//! in CI for a time, with a seed of its own that is printed and repeats them:
+//! Random attacks on the real binary. The suite runs the same few of each kind. By hand and in CI they
+//! run for a given time, with a printed seed that repeats them:
 //!
 //! ```sh
 //! GPTRAIN_ATTACK_SECONDS=60 cargo nextest run --locked --test cli \
@@ -7,8 +7,8 @@
 //! GPTRAIN_ATTACK_SEED=7 GPTRAIN_ATTACK_CASE=31 …      # that case again
 //! ```
 //!
-//! Whatever is done to it, `gptrain` neither panics nor hangs nor ends by a signal that nobody sent; it
-//! says what is wrong; and what it says is well is well.
+//! In all cases `gptrain` neither panics nor hangs, nor ends by a signal that was not sent; it reports what
+//! is wrong, and only correct results are reported as correct.
 
 mod damage;
 mod duress;
@@ -124,7 +124,7 @@ fn run(kind: usize, made: &mut Option<Box<dyn Attack>>, seed: u64, case: u64) {
 }
 
 #[test]
-#[ignore = "runs for as long as it is told to"]
+#[ignore = "runs for a given time"]
 fn attacks() {
     let seed = number("GPTRAIN_ATTACK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
     let seconds = number("GPTRAIN_ATTACK_SECONDS").unwrap_or(60);

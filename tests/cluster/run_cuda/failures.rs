@@ -1,4 +1,4 @@
-//! What befalls ranks with GPUs: one is killed, stopped, its GPU fails or hangs, its numbers are not
+//! Failures of ranks with GPUs: one is killed, stopped, its GPU fails or hangs, its numbers are not
 //! finite. The others end by themselves, with one line for the job.
 
 use super::ranks::{on_stand_in, processes, with};
@@ -136,7 +136,7 @@ fn gpu(world: &World) -> Cuda {
     Cuda::open(&softgpu::gpu(world.rank())).unwrap_or_else(|problems| panic!("{problems}"))
 }
 
-/// Nobody ends the process here: only an abort of the communicator frees the host.
+/// No signal ends the process here: only an abort of the communicator frees the host.
 #[test]
 fn a_host_that_waits_for_its_gpu_is_freed_when_another_rank_fails() {
     let waits = |world: World| {

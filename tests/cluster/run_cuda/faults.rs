@@ -1,4 +1,4 @@
-//! A GPU that tells faults of its own while a run goes on.
+//! Faults that a GPU reports during a run.
 
 use super::run_on;
 use crate::common::binary::Lab;
@@ -34,7 +34,7 @@ fn faults_of_a_gpu_are_told_and_those_of_hardware_noted() {
     assert!(events.contains("Xid 79") && events.contains("Xid 13"), "{events}");
 }
 
-/// Errors of before the run are none of it, and a program's are no sickness of the node.
+/// Errors from before the run do not count, and a program's errors do not mark the node as sick.
 #[test]
 fn a_healthy_gpu_notes_nothing() {
     let lab = Lab::new();

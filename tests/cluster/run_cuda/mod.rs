@@ -1,5 +1,5 @@
 //! `gptrain run` on the software stand-in for a GPU: trains as the CPU does, resumes bit for bit,
-//! and says what is missing; on several, as threads and as processes; and what befalls them.
+//! and reports missing parts; on several, as threads and as processes; and their failures.
 
 mod failures;
 mod faults;

@@ -1,4 +1,4 @@
-//! Groups of GPUs: how many operations may be under way, the order of launches, how threads wait.
+//! Groups of GPUs: the number of operations in flight, the order of launches, waits of threads.
 
 use super::ranks::{on_stand_in, threads, with};
 use crate::common::binary::{Done, Lab, run_args};
@@ -67,8 +67,8 @@ fn launches_without_a_common_order_are_warned_of() {
     assert_eq!(lab.losses("tensor"), lab.losses("new"));
 }
 
-/// On the stream of the ops collectives need no other stream: with one hardware queue and one
-/// collective under way in the whole GPU they give the same bits.
+/// Collectives on the stream of the ops need no other stream: with one hardware queue and one collective
+/// in flight on the whole GPU, they give the same bits.
 #[test]
 fn collectives_run_on_the_stream_of_the_ops() {
     let lab = Lab::new();

@@ -117,7 +117,7 @@ fn memory_that_is_too_small_is_told_with_what_to_change() {
     run(1_600_000, 2, &with(&shared, &["batch.micro=2"])).well();
 }
 
-/// Transfers and NCCL too. Nobody is slow by a factor of a hundred.
+/// Transfers and NCCL too. No rank is slow by a factor of a hundred.
 #[test]
 fn gpus_are_measured() {
     let lab = Lab::new();

@@ -140,7 +140,7 @@ GresTypes=gpu
         let file = format!("run/slurmd.{node}.pid");
         let pid = self.pid(&file).expect("it runs");
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        fs::remove_file(self.path(&file)).unwrap(); // the number is nobody's from now on
+        fs::remove_file(self.path(&file)).unwrap(); // the number is free from now on
     }
 
     /// The number that a daemon wrote down.

@@ -98,7 +98,7 @@ fn time_limits(cluster: &Cluster) -> impl FnOnce() {
     move || {
         let job = Job { cluster, lab: &lab, rendezvous, run: "runs/a", sets: Vec::new() };
         let leaves =
-            |times| job.said().matches("stopped and saved, as the job ends").count() >= times;
+            |times| job.said().matches("stopped and saved before the job's end").count() >= times;
         let resumes = |times| job.said().matches("resuming from").count() >= times;
         until("the run leaves before the job's end", || leaves(1));
         // Slurm starts it again by itself after two minutes, and more than once while the other tests
@@ -359,7 +359,7 @@ fn a_killed_task_ends_all(cluster: &Cluster) {
     job.all_ended();
 }
 
-/// Restarts in the job, with the README's flag: the task stays, its rank is another process.
+/// Restarts in the job, with the README's flag: the task remains, its rank is a new process.
 fn a_killed_rank_begins_anew(cluster: &Cluster) {
     let lab = Lab::new();
     let sets = ["topology.data=4", "batch.global=8", "train.steps=80", "train.eval_interval=0"];
@@ -399,7 +399,7 @@ fn a_dead_daemon_ends_nobody_and_a_dead_node_is_named(cluster: &Cluster) {
     let output = job.during(&[], || {
         cluster.kill_daemon("n4");
         let steps = job.steps();
-        until("the ranks go on", || job.steps() >= steps + 4);
+        until("the ranks continue", || job.steps() >= steps + 4);
         [6, 7].iter().for_each(|rank| job.signal(*rank, Signal::KILL));
     });
     let line = verdict(&output);

@@ -1,8 +1,7 @@
-//! A week in a minute, on a cluster of its own: a job of three replicas and a spare task, one a node.
-//! It meets its limit four times. One node is slow and left out from then on, one dies, a document is
-//! poisoned, the disk is full for a while. Only an administrator does anything: gives the job less
-//! time, starts the dead node again. The run ends with the losses of one that nothing happened to, and its
-//! report tells the story.
+//! A simulated week in a minute, on a separate cluster: a job of three replicas and a spare task, one per
+//! node. It reaches its time limit four times. One node is slow and then excluded, one dies, a document is
+//! poisoned, the disk is full for a while. Only an administrator acts: reduces the job's time and restarts
+//! the dead node. The run ends with the losses of an undisturbed one, and its report shows the events.
 //!
 //! Nothing waits for a clock: what happens next does so when what was expected is there.
 
@@ -126,7 +125,7 @@ impl Week<'_> {
         let starts = self.events(Kind::Start).len();
         self.update(&[&job, "EndTime=now+10minutes"]);
         self.wait("the run leaves", || {
-            self.job.said().matches("stopped and saved, as the job ends").count() == times
+            self.job.said().matches("stopped and saved before the job's end").count() == times
         });
         let taken = self.job.steps();
         self.job.begins_again(&self.id, &["TimeLimit=120"]);
@@ -145,7 +144,7 @@ impl Week<'_> {
         for process in [parent(supervisor), supervisor, rank] {
             let _ = kill_process(process, Signal::KILL); // the last two end with the first
         }
-        self.wait("the spare task goes on", || !self.events(Kind::Restart).is_empty());
+        self.wait("the spare task continues", || !self.events(Kind::Restart).is_empty());
         let taken = self.job.steps();
         self.wait("it takes steps", || self.job.steps() > taken + 4);
         self.cluster.start_daemon(&node); // it has been started again
@@ -238,7 +237,7 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         if self.mounted {
-            // Lazily: what is left of a test that failed may still write there.
+            // Lazily: processes of a failed test may still write there.
             let _ = Command::new("umount").arg("-l").arg(&self.folder).status();
         }
     }

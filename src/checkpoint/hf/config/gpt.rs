@@ -6,7 +6,7 @@ use base::Problems;
 use manifest::{Bias, Dropout, Family, Ffn, Gelu, Model, NormKind, Sizes};
 use serde_json::{Map, Value, json};
 
-/// The model's family, or the settings that the family's config.json cannot express.
+/// Family of the model, or the settings that the family's config.json cannot express.
 pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Problems> {
     let mut problems = Problems::default();
     let mut needs = |wrong: bool, what: &str| {
@@ -42,7 +42,7 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
     problems.or(family)
 }
 
-/// Keys and values, but for what all families have.
+/// Keys and values, without those of all families.
 pub fn write(family: Family, m: &Model) -> Map<String, Value> {
     let own = match family {
         Family::Bloom => json!({

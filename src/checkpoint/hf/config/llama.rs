@@ -5,11 +5,11 @@ use super::{HfConfig, plain, rope};
 use manifest::{Bias, Dropout, Family, Ffn, Model, NormKind, Position, Sizes};
 use serde_json::{Map, Value, json};
 
-/// What transformers (5.23) takes where a key is missing.
+/// Defaults of transformers (5.23) for missing keys.
 struct Defaults {
-    /// None: as many as heads.
+    /// None for the number of heads.
     kv_heads: Option<usize>,
-    /// None: hidden / heads.
+    /// None for hidden / heads.
     head_dim: Option<usize>,
     positions: usize,
 }
@@ -26,7 +26,7 @@ impl Defaults {
     }
 }
 
-/// Keys that say nothing of what is computed, or are read elsewhere.
+/// Keys that do not affect the computation, or are read elsewhere.
 const KNOWN: &[&str] = &[
     "_name_or_path",
     "architectures",
@@ -135,7 +135,7 @@ fn bias(config: &mut Reader, family: Family) -> Bias {
     }
 }
 
-/// Keys that a query sees: gptrain has one window, of all layers or none.
+/// Window of attention: gptrain has one for all layers, or none.
 fn window(config: &mut Reader, family: Family, layers: usize) -> Option<usize> {
     match family {
         Family::Mistral => match config.optional_size("sliding_window") {
@@ -171,7 +171,7 @@ fn window(config: &mut Reader, family: Family, layers: usize) -> Option<usize> {
     }
 }
 
-/// How many layers have a window; none if the list is wrong, which is told.
+/// Number of layers with a window; None, with a problem, if the list is invalid.
 fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Option<usize> {
     let list = types.as_array().filter(|list| list.len() == layers);
     let known = list.filter(|list| {
@@ -184,7 +184,7 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Option<usiz
     known.map(|list| list.iter().filter(|kind| *kind == "sliding_attention").count())
 }
 
-/// What a model has that the family's config.json cannot say.
+/// Settings of a model that the family's config.json cannot express.
 pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
     let attention = match family {
         Family::Qwen2 => m.bias != Bias::Qkv,
@@ -207,7 +207,7 @@ pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
     all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, what)| what).collect()
 }
 
-/// Keys and values, but for tokens and types.
+/// Keys and values, without tokens and types.
 pub fn write(family: Family, m: &Model) -> Map<String, Value> {
     let Position::Rope(rope) = m.position else { panic!("no {} without rope", family.name()) };
     let heads = m.heads();

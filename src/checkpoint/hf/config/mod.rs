@@ -1,4 +1,4 @@
-//! config.json: written from a manifest's model, and read as one.
+//! Converts a manifest's model to config.json, and back.
 
 mod gpt;
 mod llama;
@@ -14,15 +14,15 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
-/// What a config.json says.
+/// Contents of a config.json.
 #[derive(Clone, Debug)]
 pub struct HfConfig {
     pub family: Family,
     /// Shape and dropout, as in a manifest; initial weights and padding are a manifest's defaults.
     pub model: Model,
-    /// The longest sample that the model is meant for: max_position_embeddings.
+    /// Longest sample for which the model was made: max_position_embeddings.
     pub positions: usize,
-    /// Keys that are not known, and left aside.
+    /// Unknown keys, which are ignored.
     pub unknown: Vec<String>,
 }
 
@@ -82,8 +82,8 @@ fn architecture_name(family: Family) -> &'static str {
     }
 }
 
-/// The family whose config.json can say what the model is: its own; or of the Llama families
-/// another one, as Mistral for a Llama with a window. The error is what its own cannot say.
+/// Family whose config.json can describe the model: its own, or another of the Llama families, such as
+/// Mistral for a Llama with a window. The error lists the settings that its own cannot express.
 pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
     let own = model.family;
     if !own.is_llama() {
@@ -99,16 +99,16 @@ pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
     })
 }
 
-/// Ids of tokens, as they stand in config.json and generation_config.json.
+/// Ids of tokens, as in config.json and generation_config.json.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenIds {
     pub bos: Value,
-    /// One, or a list.
+    /// One id, or a list.
     pub eos: Value,
 }
 
-/// The text of config.json. `dtype`: the weights' type there. `carried`: the config.json that the
-/// weights came with, if any; what it says beyond the model stays.
+/// Text of config.json. `dtype` is the type of the weights in the folder. `carried` is the imported
+/// config.json, if any; its other keys are kept.
 pub fn write_config(
     family: Family,
     m: &Model,
@@ -144,7 +144,7 @@ pub fn write_config(
     format!("{:#}\n", Value::Object(config))
 }
 
-/// The number a person wrote: 0.1, not 0.10000000149.
+/// Shortest decimal number of an f32: 0.1, not 0.10000000149.
 fn plain(x: f32) -> f64 {
     x.to_string().parse().unwrap_or(f64::from(x))
 }

@@ -1,15 +1,14 @@
-//! Typed values of a config.json. A value of another type than its key's is a mistake of the
-//! user's, never a default.
+//! Typed values of a config.json. A value of a wrong type is a mistake of the user, never a default.
 
 use base::Problems;
 use serde_json::{Map, Value};
 
-/// A JSON object that is read key by key; all mistakes are collected.
+/// JSON object that is read key by key; all mistakes are collected.
 pub struct Reader<'a> {
     pub config: &'a Map<String, Value>,
-    /// The file.
+    /// Path of the file.
     pub place: &'a str,
-    /// What stands before a key in messages: "rope_parameters." in the object of this name.
+    /// Prefix of a key in messages: "rope_parameters." in the object of this name.
     pub within: &'static str,
     pub problems: Problems,
 }
@@ -19,12 +18,12 @@ impl<'a> Reader<'a> {
         Reader { config, place, within: "", problems: Problems::default() }
     }
 
-    /// The value; none if it is missing or null.
+    /// Value of a key; None if it is missing or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
         self.config.get(key).filter(|value| !value.is_null())
     }
 
-    /// A whole number above 0, which must be there.
+    /// Required whole number above 0.
     pub fn size(&mut self, key: &str) -> usize {
         if self.get(key).is_none() {
             self.wrong(key, "a whole number above 0 is needed");
@@ -40,7 +39,7 @@ impl<'a> Reader<'a> {
         size.map(|size| size as usize)
     }
 
-    /// A whole number, 0 too.
+    /// Whole number, 0 or more.
     pub fn count(&mut self, key: &str) -> Option<usize> {
         let count = self.get(key)?.as_u64().filter(|count| *count < 1 << 31);
         if count.is_none() {
@@ -57,7 +56,7 @@ impl<'a> Reader<'a> {
         number
     }
 
-    /// A number within limits.
+    /// Number within limits.
     pub fn number_in(&mut self, key: &str, least: f64, most: f64) -> Option<f64> {
         let number = self.number(key)?;
         let fits = (least..=most).contains(&number);
@@ -83,7 +82,7 @@ impl<'a> Reader<'a> {
         text
     }
 
-    /// Values that would mean another model than gptrain's, where they are there.
+    /// Rejects values, if present, that would mean a model that gptrain does not have.
     pub fn fixed(&mut self, table: &[(&str, Value)]) {
         for (key, needed) in table {
             let Some(value) = self.get(key) else { continue };

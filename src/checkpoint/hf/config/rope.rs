@@ -4,10 +4,10 @@ use super::reader::Reader;
 use manifest::{Linear, Llama3, Rope, RopeScaling, Yarn};
 use serde_json::{Map, Value, json};
 
-/// What transformers takes where no theta is said.
+/// Default theta of transformers.
 const THETA: f64 = 10_000.0;
 
-/// Keys of the table that are read, and those that say nothing new of a kind.
+/// Keys of the table that are read, and those that are redundant for a kind.
 const KEYS: [&str; 15] = [
     "rope_type",
     "type",
@@ -26,10 +26,10 @@ const KEYS: [&str; 15] = [
     "finetuned",
 ];
 
-/// Keys of YaRN's attention factor that DeepSeek's configurations have.
+/// Keys of YaRN's attention factor in DeepSeek's configurations.
 const MSCALES: [&str; 2] = ["mscale", "mscale_all_dim"];
 
-/// `positions`: max_position_embeddings, YaRN's original length where it says none.
+/// Reads RoPE. `positions` is max_position_embeddings, the default of YaRN's original length.
 pub fn read(config: &mut Reader, positions: usize) -> Rope {
     let theta = config.number_in("rope_theta", 1.0, 1e12);
     let new = table(config, "rope_parameters");
@@ -52,7 +52,7 @@ pub fn read(config: &mut Reader, positions: usize) -> Rope {
     Rope { theta: inner.or(theta).unwrap_or(THETA), scaling }
 }
 
-/// The object under one of the two keys, and what stands before its keys in messages.
+/// Object under one of the two keys, and the prefix of its keys in messages.
 fn table<'a>(config: &mut Reader<'a>, key: &str) -> Option<(&'static str, &'a Map<String, Value>)> {
     let within = if key == "rope_scaling" { "rope_scaling." } else { "rope_parameters." };
     match config.get(key)? {
@@ -64,7 +64,7 @@ fn table<'a>(config: &mut Reader<'a>, key: &str) -> Option<(&'static str, &'a Ma
     }
 }
 
-/// Both forms may stand there, and must say the same.
+/// Both forms may be present, but must agree.
 fn contradictions(config: &mut Reader, new: &Map<String, Value>, old: &Map<String, Value>) {
     let kind = |map: &Map<String, Value>| map.get("rope_type").or(map.get("type")).cloned();
     let number = |value: &Value| value.as_f64();
@@ -182,8 +182,8 @@ pub fn write(rope: &Rope, config: &mut Map<String, Value>) {
     config.insert("rope_parameters".to_string(), table);
 }
 
-/// max_position_embeddings of a model of `seq_len`: under YaRN what the factor makes of the
-/// original length, from which transformers 4 computes the factor.
+/// Value of max_position_embeddings for a model of `seq_len`: with YaRN the original length times the
+/// factor, because transformers 4 computes the factor from it.
 pub fn positions(rope: &Rope, seq_len: usize) -> usize {
     match rope.scaling {
         Some(RopeScaling::Yarn(Yarn { factor, original_seq_len, .. })) => {

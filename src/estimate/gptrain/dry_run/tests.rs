@@ -1,4 +1,4 @@
-//! What is counted, against the formulas of the literature and among stages.
+//! Counts of the dry run, against the formulas of the literature and among stages.
 
 use super::*;
 use crate::gptrain::prices;
@@ -36,7 +36,7 @@ const GRIDS: [&[&str]; 18] = [
     &["topology={tensor: 2, data: 2, zero: 3}", "precision=fp8", "model.hidden=32"],
 ];
 
-/// Of a step with the manifest's batch, though fewer micro-batches were counted.
+/// Bytes of a step with the manifest's batch, although fewer micro-batches were counted.
 #[test]
 fn bytes_sent_are_those_of_the_formulas() {
     for sets in GRIDS {
@@ -84,7 +84,7 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
 #[test]
 fn what_lies_on_the_host_is_billed_there() {
     let wide = ["model.hidden=128", "model.vocab=128", "topology={data: 2, zero: 1}"];
-    let plain = ["precision=bf16", "log.update_norm=0"]; // whose window lies where updates are made
+    let plain = ["precision=bf16", "log.update_norm=0"]; // its window is in the updates' memory
     let of = |more: &[&str]| planned(&[&wide[..], &plain, more].concat());
     let (device, host) = (stages(&of(&[])), stages(&of(&["topology.offload=optimizer"])));
     let row = |rows: &[(&str, Bytes)]| rows.iter().find(|row| row.0 == "optimizer").unwrap().1;
@@ -209,8 +209,8 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
     }
 }
 
-/// What begun messages save of a step is what hides less what the filling pipe shows again, as orders
-/// of the same passes with and without them differ in `plan::timeline`.
+/// Asynchronous messages save the hidden time minus the part that appears again while the pipeline fills,
+/// as the difference of orders with and without them in `plan::timeline`.
 #[test]
 fn begun_messages_are_credited_as_the_timeline_has_them() {
     let interleaved = ["topology.pipeline=4", "topology.schedule=interleaved"];

@@ -1,5 +1,4 @@
-//! The few constants of the cost formulas: name, what is known before any run is measured, and how
-//! surely.
+//! Constants of the cost formulas: name, prior value, and its uncertainty.
 
 /// One constant. All are positive; `spread` is the standard deviation of its logarithm.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +72,7 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Before any run is measured.
+    /// Prior values, before any run is measured.
     pub fn prior() -> Constants {
         let values = |table: &[Prior]| table.iter().map(|prior| prior.value).collect();
         Constants { time: values(TIME), memory: values(MEMORY) }

@@ -10,7 +10,7 @@ pub struct States {
     pub host: f64,
 }
 
-/// Of `parameters` over `gpus`, `per_node` to a node; `largest` is the layer with most parameters.
+/// Memory of `parameters` over `gpus`, `per_node` per node; `largest` is the largest layer's parameters.
 /// ZeRO-2 and 3. `zero_init`: the model is built in pieces, not whole by every process.
 pub fn states(
     zero: u8,

@@ -1,4 +1,4 @@
-//! A matrix product on a device that deals tiles to its multiprocessors.
+//! Time of a matrix product on a device that divides tiles among its multiprocessors.
 
 use crate::hardware::Hardware;
 

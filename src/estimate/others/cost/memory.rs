@@ -6,13 +6,13 @@ use crate::setup::{Numbers, Setup};
 use manifest::{Recompute, Schedule};
 
 const GB: f64 = 1000.0 * 1048576.0;
-/// Near the limit PyTorch's cache gives memory back: from this share of the device on, half of what
-/// is needed more is reserved more; and this much more than there is can be squeezed in.
+/// Near the limit PyTorch's cache returns memory. Above this share of the device, only half of additional
+/// needs is reserved; and this much more than the device's memory can still fit.
 const FULL: f64 = 0.85;
 const SQUEEZE: f64 = 0.5;
 const OVER: f64 = 1.06;
 
-/// What each stage needs, by purpose.
+/// Memory of each stage, by purpose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Memory {
     pub stages: Vec<Vec<(&'static str, f64)>>,
@@ -34,7 +34,7 @@ impl Memory {
         self.stage(self.peak())
     }
 
-    /// What is seen from outside.
+    /// Reserved memory, as nvidia-smi shows it.
     pub fn reserved(&self) -> f64 {
         let (needed, full) = (self.needed(), FULL * self.capacity);
         if needed > full { full + SQUEEZE * (needed - full) } else { needed }
@@ -100,7 +100,7 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
     ]
 }
 
-/// Bytes of what is kept between forward and backward, of one layer at work, and of the logits.
+/// Bytes kept between forward and backward, bytes of one layer during its work, and of the logits.
 fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
     let (m, t, trainer) = (&s.model, s.topology.tensor as f64, s.trainer());
     let sbh = (m.seq_len * s.micro * m.hidden) as f64;

@@ -1,4 +1,4 @@
-//! What a run needs of memory and time, from the shapes and a few constants (`constants`).
+//! Memory and time of a run, from the shapes and a few constants (`constants`).
 
 pub mod constants;
 pub mod deepspeed;

@@ -11,26 +11,26 @@ use model::{ParamSpec, TpSplit, table};
 /// outside the part that tensor parallelism splits, activation function and copies inside.
 const FORWARD: (f64, f64) = (26.0, 36.0);
 const BACKWARD: (f64, f64) = (40.0, 60.0);
-/// Of an attention score (softmax, dropout), and of a logit.
+/// Bytes of traffic per attention score (softmax, dropout), and per logit.
 const SCORE: (f64, f64) = (13.0, 20.0);
 const LOGIT: f64 = 30.0;
-/// Of a parameter: adding a micro-batch's gradient, in 16 or 32 bits; an optimizer step; what
-/// PowerSGD's factors take, which leave so much to send; what a step on the host moves over PCIe.
+/// Bytes per parameter: to add a micro-batch's gradient, in 16 or 32 bits; for an optimizer step; for
+/// PowerSGD's factors, and the share that remains to be sent; over PCIe for an update on the host.
 const ACCUMULATE: (f64, f64) = (6.0, 10.0);
 const STEP: f64 = 40.0;
 const POWER_SGD: (f64, f64) = (280.0, 0.45);
 const OFFLOADED: f64 = 24.0;
-/// The device that constants are compared with: the faster one is, the less of its peak is reached.
+/// Reference device of the constants: faster devices reach a smaller share of their peak.
 const A100: f64 = 312e12;
-/// Of op-by-op PyTorch, whose layers are more kernels than others'.
+/// Factor of kernels for op-by-op PyTorch, whose layers have more kernels than others'.
 const EAGER_LAUNCHES: f64 = 1.5;
-/// DeepSpeed's bookkeeping around a step, beside others'.
+/// Factor of DeepSpeed's overhead per step, relative to others'.
 const DEEPSPEED_STEP: f64 = 3.0;
 
-/// Where an iteration's time goes, on the stage that sets the pace; sums to the total.
+/// Parts of an iteration's time on the slowest stage; they sum to the total.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Time {
-    /// Of each stage, a micro-batch's forward and backward.
+    /// Seconds of a micro-batch's forward and backward on each stage.
     pub stage_seconds: Vec<f64>,
     pub parts: Vec<(&'static str, f64)>,
 }
@@ -40,8 +40,8 @@ impl Time {
         self.parts.iter().map(|(_, seconds)| seconds).sum()
     }
 
-    /// Of each part, by what share the whole grows if it doubles: the bubble's waiting is for a
-    /// micro-batch's parts, and counts for these too.
+    /// Share by which the whole grows if a part doubles. The bubble consists of a micro-batch's parts,
+    /// and counts for these too.
     pub fn shares(&self) -> Vec<f64> {
         let (whole, micro) = (self.total(), &self.parts[..BUBBLE]);
         let waiting = self.parts[BUBBLE].1 / micro.iter().map(|part| part.1).sum::<f64>();
@@ -54,20 +54,20 @@ impl Time {
 /// The bubble's place among a time's parts, after those of a micro-batch.
 const BUBBLE: usize = 6;
 
-/// What the machine reaches: FLOP/s, and bytes a second.
+/// Speeds that the machine reaches: FLOP/s, and bytes per second.
 struct Rates<'a> {
     k: &'a [f64],
-    /// Of the blocks' products, which may be in 8 or 4 bits, and of the head's.
+    /// FLOP/s of the blocks' products, which may be in 8 or 4 bits, and of the head's.
     products: f64,
     head: f64,
     attention: f64,
     memory: f64,
-    /// Of element-wise work, which op-by-op PyTorch does in more passes.
+    /// Bandwidth of element-wise work, which op-by-op PyTorch does in more passes.
     elements: f64,
-    /// Between devices of a node, per device; and of all of a node's adapters.
+    /// Bandwidth between devices of a node, per device; and of all adapters of a node.
     bus: f64,
     network: f64,
-    /// Devices that the fast links join.
+    /// Number of devices that the fast links connect.
     domain: usize,
 }
 
@@ -113,7 +113,7 @@ impl Rates<'_> {
     }
 }
 
-/// One layer's or one end's work on a micro-batch, in seconds.
+/// Work of a layer or an end on a micro-batch, in seconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     gemm: f64,
@@ -139,8 +139,8 @@ impl Work {
     }
 }
 
-/// Products of a micro-batch by tiles and waves, in seconds of a device of one FLOP/s: what no constant
-/// changes, and takes longest to count.
+/// Products of a micro-batch by tiles and waves, in seconds of a device of one FLOP/s. They do not depend
+/// on the constants, and take longest to count.
 #[derive(Clone, Copy, Debug)]
 pub struct Products {
     layer: f64,
@@ -320,7 +320,7 @@ fn send(s: &Setup, r: &Rates) -> f64 {
     }
 }
 
-/// Seconds a parameter and micro-batch.
+/// Seconds per parameter and micro-batch.
 fn accumulation(s: &Setup, r: &Rates) -> f64 {
     let wide = s.numbers == Numbers::Bf16Fp32Grad;
     r.of(T::Accumulate) * if wide { ACCUMULATE.1 } else { ACCUMULATE.0 } / r.memory

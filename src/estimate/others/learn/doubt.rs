@@ -1,24 +1,24 @@
-//! What the covariance does not know of a run, which its bar has beside: how strange its program is
-//! here, and how far off the measured runs of it were from what all others made expect.
+//! Uncertainty that the covariance does not model: a term for unfamiliar programs and one for surprising
+//! runs.
 //!
-//! A program of which no run was measured may be off by far more than known ones differ: an unknown
-//! cause holds for all its rows at once. The more runs of it are known, the less can hide, and
-//! they tell by themselves what their likes do not (each left out; Vehtari, Gelman and Gabry 2017).
+//! A program without measured runs may deviate far more than known ones do: an unknown cause affects all
+//! its rows at once. With more measured runs the first term shrinks, and their leave-one-out residuals
+//! are used (Vehtari, Gelman and Gabry 2017).
 
 use super::kernel::{Acquainted, FREEDOM, Novelty, Point};
 use super::linear::Cholesky;
 
-/// The measured runs that tell how strange a run is.
+/// Measured runs that determine how unfamiliar a run is.
 pub struct Seen {
-    /// One's own of its program, where there are any; else all of its cluster. By place among all.
+    /// Indices of the user's own runs of its program, if any; else of all runs of its cluster.
     pub runs: Vec<usize>,
-    /// Whether they are one's own.
+    /// Whether the runs are the user's own.
     pub own: bool,
-    /// How many there are of its program on its machine, whoever measured them, or of one's own.
+    /// Runs of its program on its machine, or the user's own.
     pub cluster: usize,
-    /// On which its program was measured.
+    /// Machines on which its program was measured.
     pub machines: usize,
-    /// How many runs tell how it fills a pipeline: one's own, else those of its program that have one.
+    /// Number of runs with a pipeline: the user's own, else those of its program.
     pub pipelines: usize,
 }
 
@@ -44,7 +44,7 @@ impl Seen {
         Seen { runs, own: is_own, cluster, machines: machines.len(), pipelines }
     }
 
-    /// A variance.
+    /// Variance of both terms.
     pub fn unknown(&self, after: &Acquainted, novelty: Novelty, surprises: &[f64]) -> f64 {
         let hidden = |half: f64, count: usize| half / (half + count as f64);
         let elsewhere = hidden(after.machines, self.machines);
@@ -58,9 +58,9 @@ impl Seen {
     }
 }
 
-/// Of each run, by how much the square of its residual exceeds the variance that all others leave it
-/// (Rasmussen and Williams 2006, equation 5.12). `factor` is of the covariance with `noise`, `pull` its
-/// solution; a run's noise is `quiet` but for its weight.
+/// Excess of each run's squared residual over the variance predicted from all others (Rasmussen and
+/// Williams 2006, equation 5.12). `factor` is that of the covariance with `noise`, `pull` its solution;
+/// `quiet` is a run's noise without its weight.
 pub fn surprises(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f64]) -> Vec<f64> {
     let precision = factor.inverse_diagonal();
     let surprise = |i: usize| {
@@ -71,9 +71,9 @@ pub fn surprises(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f64]) 
     (0..pull.len()).map(surprise).collect()
 }
 
-/// Half the width of an interval that holds nine in ten, in standard deviations: of Student's t, the
-/// heavier the fewer runs of its cluster were seen, and the fewer `programs`, whose differences tell how
-/// far off an unknown one may be (its quantile by powers of 1/ν; Abramowitz and Stegun, 26.7.5).
+/// Half the width of an interval that contains nine in ten, in standard deviations: a quantile of
+/// Student's t, wider for fewer runs of its cluster and for fewer `programs`, whose differences are the
+/// prior of an unknown one (by powers of 1/ν; Abramowitz and Stegun, 26.7.5).
 pub fn nine_in_ten(runs: usize, programs: usize) -> f64 {
     let (z, freedom) = (1.644_854_f64, FREEDOM.max(programs as f64) + runs as f64);
     let powers = |terms: &[(i32, f64)]| terms.iter().map(|(n, by)| by * z.powi(*n)).sum::<f64>();

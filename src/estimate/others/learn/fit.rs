@@ -1,18 +1,18 @@
-//! Constants from measurements: the most probable under what was known before.
+//! Fits constants to measurements: the most probable ones under their prior.
 //!
-//! A run's ln(measured / predicted) is what runs of its program, machine and shape share (normal, of the
-//! covariance in `kernel`) and what only that run has (Student's t: one that went wrong hardly counts).
-//! The constants, and what is shared, are those that are likeliest together. Found by descent, which
-//! ends where neither half of a round finds less: Gauss's and Newton's step of the constants, damped
-//! (Levenberg and Marquardt), with the weights of the runs held; then the weights of what is left
-//! (re-weighted squares for Student's t; Lange, Little and Taylor 1989).
+//! A run's ln(measured / predicted) is the sum of a part that runs of its program, machine and shape share
+//! (normal, with the covariance in `kernel`) and a part of its own (Student's t, so that outliers hardly
+//! count). The fit maximises the joint probability of the constants and the shared part by alternating
+//! descent: a damped Gauss-Newton step of the constants (Levenberg and Marquardt) with fixed weights of
+//! the runs; then the weights from the residuals (re-weighted squares for Student's t; Lange, Little and
+//! Taylor 1989). It ends when neither half of a round improves.
 
 use super::kernel::{Kernel, Point, improbability, weight};
 use super::linear::Cholesky;
 use super::neighbours::{covariances, factored};
 
 const ROUNDS: usize = 400;
-/// The damping of a step: at first, where it stays above, and where there is no step that descends.
+/// Damping of a step: initial, minimum, and the maximum, above which no step descends.
 const DAMPING: Damping = Damping { start: 1e-3, least: 1e-9, most: 1e3 };
 
 struct Damping {
@@ -21,23 +21,23 @@ struct Damping {
     most: f64,
 }
 
-/// The logarithm of a constant before anything is measured.
+/// Prior of the logarithm of a constant.
 #[derive(Clone, Copy, Debug)]
 pub struct Belief {
     pub log: f64,
     pub spread: f64,
 }
 
-/// What is measured: ln(measured / predicted) of each run by the constants' values, and what runs share
-/// beside the constants.
+/// Measurements: ln(measured / predicted) of each run as a function of the constants, and the features
+/// that runs share.
 pub struct Runs<'a> {
     pub residuals: &'a dyn Fn(&[f64]) -> Vec<f64>,
     pub kernel: &'a Kernel,
     pub points: &'a [Point],
 }
 
-/// Positive constants that explain the runs best, from `start`. A round that makes them likelier by less
-/// than `rest`, in ln of the probability, is the last.
+/// Positive constants that explain the runs best, from `start`. The last round is the first with a gain
+/// below `rest`, in ln of the probability.
 pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64> {
     let covariance = covariances(runs.kernel, runs.points);
     let quiet: Vec<f64> = runs.points.iter().map(|point| runs.kernel.noise(point)).collect();
@@ -60,7 +60,7 @@ pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64
     at.logs.iter().map(|log| log.exp()).collect()
 }
 
-/// Logarithms of the constants, and what they leave.
+/// Logarithms of the constants, and the residuals.
 struct At {
     logs: Vec<f64>,
     residuals: Vec<f64>,
@@ -77,7 +77,7 @@ fn residuals(runs: &Runs, logs: &[f64]) -> Vec<f64> {
     (runs.residuals)(&logs.iter().map(|log| log.exp()).collect::<Vec<f64>>())
 }
 
-/// Of each constant's logarithm, what it does to the residuals.
+/// Derivatives of the residuals with respect to each constant's logarithm.
 fn columns(runs: &Runs, at: &At) -> Vec<Vec<f64>> {
     let small = 1e-4;
     let column = |j: usize| -> Vec<f64> {
@@ -95,17 +95,17 @@ fn step(known: &[Vec<f64>], damping: f64, slopes: &[f64]) -> Vec<f64> {
     Cholesky::new(damped).solve(slopes)
 }
 
-/// A round's problem, with the weights of the runs held: `noise` is `quiet` by the weight.
+/// Problem of a round, with fixed weights of the runs: `noise` is `quiet` divided by the weight.
 struct Held<'a> {
     beliefs: &'a [Belief],
     quiet: &'a [f64],
     noise: &'a [f64],
-    /// Of the covariance with the noise.
+    /// Factor of the covariance with the noise.
     factor: &'a Cholesky,
 }
 
 impl Held<'_> {
-    /// Where it is lower than `before`, or where it was.
+    /// Point with a lower value than `before`, else the current one.
     fn lower(&self, runs: &Runs, at: At, before: f64, damping: &mut f64) -> At {
         let (known, slopes) = self.slopes(&at, &columns(runs, &at));
         while *damping < DAMPING.most {
@@ -120,13 +120,13 @@ impl Held<'_> {
         at
     }
 
-    /// What is each run's own, of what is left.
+    /// Part of each residual that is the run's own.
     fn alone(&self, at: &At) -> Vec<f64> {
         let pull = self.factor.solve(&at.residuals);
         pull.iter().zip(self.noise).map(|(pull, noise)| pull * noise).collect()
     }
 
-    /// −ln of the probability of the constants and of what runs share, but for a constant.
+    /// −ln of the probability of the constants and of the shared part, up to a constant.
     fn improbability(&self, at: &At) -> f64 {
         let pull = self.factor.solve(&at.residuals);
         let run = |i: usize| {
@@ -138,7 +138,7 @@ impl Held<'_> {
             + at.logs.iter().zip(self.beliefs).map(belief).sum::<f64>()
     }
 
-    /// Second derivatives (the lower triangle, residuals taken for straight lines), and the way down.
+    /// Second derivatives (lower triangle, with linearised residuals), and the direction of descent.
     fn slopes(&self, at: &At, columns: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<f64>) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let halves: Vec<Vec<f64>> = columns.iter().map(|column| self.factor.half(column)).collect();

@@ -1,32 +1,32 @@
-//! How alike the residuals of two runs are: what ln(measured / predicted) of both has in common.
+//! Covariance of two runs' residuals ln(measured / predicted).
 //!
-//! The whole of a run, and each part of it (products, launches, messages, …), takes a program, a machine,
-//! and a program on a machine a little more or less than the formulas say: normal numbers of mean zero,
-//! whose standard deviations stand here. A part counts by its share of the run. So runs of one cluster
-//! tell of each other by the parts that they have in common, and what few runs of it leave open stays
-//! near what its program does elsewhere and its machine does with others (partial pooling; Gelman and
-//! Hill 2007, chapter 12; as a Gaussian process, Rasmussen and Williams 2006, section 2.7).
-//! Beside that, runs of like shapes share what no part tells.
+//! The whole run, and each part of it (products, launches, messages, …), deviates from the formulas by a
+//! factor of the program, one of the machine, and one of both together. Their logarithms are normal with
+//! mean zero and the standard deviations below. A part counts by its share of the run. So runs of a
+//! cluster inform each other through common parts. With few runs of a cluster, the estimate remains near
+//! that of the program elsewhere and of the machine with other programs (partial pooling; Gelman and Hill
+//! 2007, chapter 12; as a Gaussian process, Rasmussen and Williams 2006, section 2.7).
+//! In addition, runs of similar shapes share a residual that no part explains.
 
-/// How heavy the tails of the residuals are taken to be: Student's t with 4 degrees of freedom.
+/// Degrees of freedom of the residuals' distribution, Student's t.
 pub const FREEDOM: f64 = 4.0;
 
-/// A run as others see it.
+/// Features of a run that its covariance with others uses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
     pub program: &'static str,
     pub machine: &'static str,
-    /// The weeks it ran in, whose days have their part in its scatter.
+    /// Period of the run, which has a part in its scatter.
     pub period: String,
-    /// Of each part, its share of the whole.
+    /// Share of each part in the whole.
     pub parts: Vec<f64>,
-    /// Coordinates in which runs one apart resemble each other little.
+    /// Coordinates; runs at a distance of 1 resemble each other little.
     pub place: Vec<f64>,
-    /// Measured by whoever asks, as what is predicted then is.
+    /// Whether the run is the user's own, as predicted runs are.
     pub own: bool,
-    /// How much the same run differs between days.
+    /// Scatter of the same run between days.
     pub scatter: f64,
-    /// How far off it may be where nobody measured its program.
+    /// Additional deviation if there are no measurements of its program.
     pub novelty: Novelty,
 }
 
@@ -34,44 +34,44 @@ pub struct Point {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Novelty {
     pub program: f64,
-    /// The same where one's own runs of it are known: a site has habits of its own.
+    /// Deviation of its site, if the user's own runs of it are known.
     pub site: f64,
-    /// Of its pipeline, where there is one.
+    /// Deviation of its pipeline, if there is one.
     pub pipeline: f64,
 }
 
-/// What is shared of the whole, and of a part that is all of the run.
+/// Shared deviation of the whole, and of a part that makes up the whole run.
 #[derive(Clone, Copy, Debug)]
 pub struct Shared {
     pub whole: f64,
     pub part: f64,
 }
 
-/// Standard deviations of what the formulas leave.
+/// Standard deviations of the residuals' terms.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// What runs share of one program, of one machine, and of both.
+    /// Terms that runs share: of a program, of a machine, and of both together.
     pub program: Shared,
     pub machine: Shared,
     pub cluster: Shared,
-    /// Of each part, by how much it differs more than others.
+    /// Factor of each part's deviation.
     pub parts: &'static [f64],
-    /// What runs of like shapes share, and how like: nearby, and further off.
+    /// Terms that runs of similar shapes share, with their ranges: near, and far.
     pub near: (f64, f64),
     pub wide: (f64, f64),
-    /// The part of it that is shared with other programs, and with other machines.
+    /// Share of these terms that is common to other programs, and to other machines.
     pub other_program: f64,
     pub other_machine: f64,
-    /// As multiples of a run's scatter: what runs of a period share, and what is one run's.
+    /// Terms as multiples of a run's scatter: of a period, and of a single run.
     pub period: f64,
     pub single: f64,
-    /// What others' measurements of a cluster say of one's own.
+    /// Correlation of others' measurements of a cluster with the user's own.
     pub others: f64,
-    /// After so many runs of a cluster, or on so many other machines, a program is half as strange.
+    /// Number of runs of a cluster, or of other machines, that halve the deviation of an unknown program.
     pub acquainted: Acquainted,
 }
 
-/// How many measurements halve a standard deviation.
+/// Numbers of measurements that halve the deviation of an unknown program.
 #[derive(Clone, Copy, Debug)]
 pub struct Acquainted {
     pub runs: f64,
@@ -104,18 +104,18 @@ impl Kernel {
         falling(self.near) + falling(self.wide)
     }
 
-    /// What only a run itself has, of those that scatter so.
+    /// Variance of a run's own term, for runs with this scatter.
     pub fn noise(&self, point: &Point) -> f64 {
         (self.single * point.scatter).powi(2)
     }
 }
 
-/// −ln of the probability of a run's own residual, but for a constant.
+/// −ln of the probability of a run's own residual, up to a constant.
 pub fn improbability(residual: f64, scale: f64) -> f64 {
     (FREEDOM + 1.0) / 2.0 * ((residual / scale).powi(2) / FREEDOM).ln_1p()
 }
 
-/// How much a residual counts beside one that is as expected.
+/// Weight of a residual, relative to an expected one.
 pub fn weight(residual: f64, scale: f64) -> f64 {
     (FREEDOM + 1.0) / (FREEDOM + (residual / scale).powi(2))
 }

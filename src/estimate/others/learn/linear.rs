@@ -1,12 +1,12 @@
-//! Systems of linear equations with a symmetric, positive definite matrix.
+//! Solves systems of linear equations with a symmetric, positive definite matrix.
 
-/// A = L·Lᵀ.
+/// Cholesky factor L of A = L·Lᵀ.
 #[derive(Clone)]
 pub struct Cholesky {
     rows: Vec<Vec<f64>>,
 }
 
-/// Sums side by side, in a fixed order, are what the compiler can do several of at once.
+/// Number of partial sums, in a fixed order, which the compiler can vectorise.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     const LANES: usize = 8;
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
@@ -53,7 +53,7 @@ impl Cholesky {
         x
     }
 
-    /// The diagonal of A⁻¹.
+    /// Diagonal of A⁻¹.
     pub fn inverse_diagonal(&self) -> Vec<f64> {
         let size = self.rows.len();
         let mut column = vec![0.0; size];

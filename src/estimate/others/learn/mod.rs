@@ -1,8 +1,7 @@
-//! What measurements teach: constants of formulas (`fit`), and beside them what a program, a machine
-//! and runs like this one do in their own way (`neighbours`), by one covariance of runs (`kernel`), and
-//! how much that leaves unsaid (`doubt`).
+//! Learning from measurements: constants of formulas (`fit`), residuals by program, machine and similar
+//! runs (`neighbours`) with one covariance of runs (`kernel`), and the remaining uncertainty (`doubt`).
 //!
-//! Does not know what is measured: numbers in, numbers out.
+//! Independent of the measured quantity: numbers in, numbers out.
 
 mod doubt;
 mod fit;

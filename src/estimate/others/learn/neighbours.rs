@@ -1,26 +1,26 @@
-//! How far the formulas were off for runs like this one: a Gaussian process over what is left of the
-//! measurements (kriging). Near a measured run its residual counts; far from all, nothing does, and
-//! the error bar says so. The bar is wider by what the covariance did not know (`doubt`).
+//! Residual of a run from those of similar runs: a Gaussian process over the residuals of the measurements
+//! (kriging). Near a measured run its residual counts; far from all, none does, and the error bar is
+//! wide. The bar includes the uncertainty that the covariance does not model (`doubt`).
 
 use super::doubt;
 use super::kernel::{Kernel, Point, weight};
 use super::linear::Cholesky;
 
-/// Measured runs and what each says.
+/// Measured runs, and the weight of each residual.
 #[derive(Clone)]
 pub struct Neighbours {
     kernel: Kernel,
     points: Vec<Point>,
     factor: Cholesky,
     pull: Vec<f64>,
-    /// Of each run, by how much its square is off beyond what the others made expect.
+    /// Excess of each run's squared residual over its expectation from the others.
     surprises: Vec<f64>,
     /// How many programs were measured, on any machine.
     programs: usize,
 }
 
 impl Neighbours {
-    /// From each run's residual. A residual that its neighbours contradict counts less.
+    /// Learns from each run's residual. A residual that its neighbours contradict counts less.
     pub fn new(kernel: Kernel, points: Vec<Point>, residuals: &[f64]) -> Neighbours {
         let covariance = covariances(&kernel, &points);
         let quiet: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
@@ -38,7 +38,7 @@ impl Neighbours {
         Neighbours { programs, ..self }
     }
 
-    /// The residual to expect, and half the width of an interval around it that holds nine in ten.
+    /// Expected residual, and half the width of an interval around it that contains nine in ten.
     pub fn at(&self, point: &Point) -> (f64, f64) {
         let near: Vec<f64> =
             self.points.iter().map(|other| self.kernel.covariance(point, other)).collect();
@@ -52,7 +52,7 @@ impl Neighbours {
     }
 }
 
-/// Of each run with those before it and itself: the lower triangle.
+/// Covariance of each run with those before it and itself: the lower triangle.
 pub(super) fn covariances(kernel: &Kernel, points: &[Point]) -> Vec<Vec<f64>> {
     let row = |(i, a): (usize, &Point)| -> Vec<f64> {
         points[..=i].iter().map(|b| kernel.covariance(a, b)).collect()

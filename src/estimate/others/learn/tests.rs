@@ -1,4 +1,4 @@
-//! What is learned from a handful of runs whose truth is known.
+//! Learning from a few runs whose true constants are known.
 
 use super::{Acquainted, Belief, Kernel, Neighbours, Novelty, Point, Runs, Shared, fit};
 
@@ -37,9 +37,9 @@ fn near_runs_teach_and_far_ones_do_not() {
     assert!(far.abs() < 1e-9 && (unsure - 1.895 * 0.051).abs() < 1e-3, "{far} ± {unsure}");
 }
 
-/// Of runs that are half launches and run late by a fifth, one that is all launches is late by two fifths,
-/// one without them is not: three runs tell of which part it is. Another machine is late by what the
-/// program does everywhere, and nobody is sure of it.
+/// Runs that are half launches are late by a fifth. Then one that is all launches is late by two fifths,
+/// and one without them is not: three runs identify the part. On another machine the program is late by
+/// its common deviation, with a wide bar.
 #[test]
 fn a_part_that_runs_late_tells_of_runs_with_more_of_it() {
     let points = vec![point("a", 0.0, 0.5), point("a", 3.0, 0.0), point("a", 6.0, 0.25)];
@@ -51,7 +51,7 @@ fn a_part_that_runs_late_tells_of_runs_with_more_of_it() {
     assert!(other.abs() < 0.1 && unsure > 0.3 && unsure > 2.0 * sure, "{other} ± {unsure}, {sure}");
 }
 
-/// One's own runs are slower by half: so are others of one's own, however far; not those of strangers.
+/// The user's runs are slower by half: so are the user's other runs at any distance; not others' runs.
 #[test]
 fn own_runs_tell_most_of_ones_own() {
     let own = |x: f64| Point { own: true, ..point("a", x, 0.0) };
@@ -62,8 +62,8 @@ fn own_runs_tell_most_of_ones_own() {
     assert!((mine - 0.4).abs() < 0.05 && theirs < 0.15, "{mine} and {theirs}");
 }
 
-/// Nobody measured the program: the bar is wide. It becomes narrower with runs of it, on another machine or
-/// here, and less so where these runs were not what their likes made expect.
+/// The bar of a program without measurements is wide. It becomes narrower with runs of it, on another
+/// machine or here, and less so if these runs were surprising.
 #[test]
 fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
     let novelty = Novelty { program: 0.4, site: 0.4, pipeline: 0.3 };

@@ -1,10 +1,10 @@
-//! What is odd about a row: values that cannot be, or that contradict each other.
+//! Checks a row for impossible or contradictory values.
 
 use super::Row;
 use crate::others::predict::Predictor;
 use crate::setup::Setup;
 
-/// Every oddness, with the remedy.
+/// All problems of a row, with remedies.
 pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {
     let s = match &row.setup {
         Ok(setup) => setup,
@@ -53,13 +53,13 @@ fn rates(row: &Row, s: &Setup) -> Option<String> {
         let whole = s.simple_tflops(seconds);
         let all = model::parameters(&s.model) as f64;
         let near = |a: f64| (a / tflops).ln().abs();
-        // Of the model alone, with the scores above the diagonal or without them.
+        // FLOPs of the model only, with or without the scores above the diagonal.
         let device = seconds * s.ranks() as f64 * 1e12;
         let (model, scores) = (s.flops().0 / device, s.score_flops() / device);
         let published = [improved, whole, whole * blocks / all, model, model - scores / 2.0];
         published.into_iter().map(near).fold(f64::INFINITY, f64::min)
     };
-    // Seconds × TFLOPs is the same when the two are swapped: only what is expected tells.
+    // Seconds × TFLOPs is the same if both are swapped; only the expected values show it.
     let expected = Predictor::shipped().predict(s);
     let off = |seconds: f64| (seconds / expected.seconds).ln().abs();
     if off(seconds) > expected.seconds_error && off(tflops) < 0.5 * expected.seconds_error {

@@ -1,4 +1,4 @@
-//! Lines of a training log as measured runs: Megatron's, Megatron-DeepSpeed's and gptrain's, and
+//! Reads training logs as measured runs: those of Megatron, Megatron-DeepSpeed and gptrain, and
 //! gptrain's `metrics.jsonl`.
 
 use super::Row;
@@ -9,23 +9,22 @@ use plan::robust::median;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Rows that the steps of one batch size are summed up in at most: what is learned from them takes
-/// the cube of their number.
+/// Maximum number of rows for the steps of one batch size: learning takes the cube of their number.
 const STRETCHES: usize = 32;
 
-/// The steps of a run.
+/// Steps of a run.
 pub struct Log {
     /// Stretches of steps of one batch size, each with its median: at most `STRETCHES` of a size.
     pub rows: Vec<Row>,
-    /// Batch and seconds of each step, but those that are odd.
+    /// Batch and seconds of each step, except outliers.
     pub steps: Vec<(usize, f64)>,
-    /// Lines whose time is far from the median of their batch, and what is odd about them.
+    /// Outliers: lines whose time is far from the median of their batch, with the reason.
     pub odd: Vec<(String, String)>,
     /// Parts of a step that the run has measured: the newest table.
     pub parts: Option<PartTable>,
 }
 
-/// A line that says how long a step took.
+/// Line with the duration of a step.
 struct Step {
     line: usize,
     seconds: f64,
@@ -33,13 +32,13 @@ struct Step {
     tflops: Option<f64>,
 }
 
-/// What a line says.
+/// Contents of a line.
 struct Line {
     seconds: f64,
     global: Option<f64>,
 }
 
-/// A step of `metrics.jsonl`; an evaluation has no seconds.
+/// Step of `metrics.jsonl`; an evaluation has no seconds.
 #[derive(Deserialize)]
 struct Metrics {
     sec: f64,
@@ -54,8 +53,8 @@ fn read_line(line: &str) -> Option<Line> {
     Some(Line { seconds: seconds(line)?, global: field(line, "global batch size:") })
 }
 
-/// The steps of a run of `setup`, each with its line's batch, in memory that grows with the log. The
-/// first is left out where there are more: it pays for the warm-up. So are times that are none.
+/// Steps of a run of `setup`, each with its line's batch, in memory that grows with the log. Skips the
+/// first step if there are more, because it includes the warm-up, and invalid times.
 pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     let mut batches: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
     let (mut first, mut newest, mut parts) = (None, None, None);
@@ -147,7 +146,7 @@ fn seconds(line: &str) -> Option<f64> {
     milliseconds.or_else(|| field(line, "elapsed time per iteration (s):"))
 }
 
-/// The number after a name.
+/// Number after a name.
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.split_once(name)?.1.trim_start();
     rest.split(|c: char| c == '|' || c.is_whitespace()).next()?.parse().ok()

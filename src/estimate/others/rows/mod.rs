@@ -1,4 +1,4 @@
-//! Tables of measured runs, one a row: what was run, and what it took.
+//! Tables of measured runs, one per row: the setup, its time and its memory.
 
 pub mod check;
 mod csv;
@@ -14,12 +14,12 @@ use manifest::{
 };
 use std::sync::LazyLock;
 
-/// The runs the shipped constants are fitted to: of one institute, and published ones of many.
+/// Runs to which the shipped constants are fitted: those of one institute, and published ones of many.
 pub const SHIPPED: &str = include_str!("../../data/measured_runs.csv");
 pub const VTRAIN: &str = include_str!("../../data/vtrain_open.csv");
 pub const PUBLIC: &str = include_str!("../../data/public_open.csv");
 
-/// All of them, without those that nothing can be learned from.
+/// All shipped runs from which something can be learned.
 pub fn shipped() -> Vec<&'static Row> {
     static ALL: LazyLock<Vec<Row>> = LazyLock::new(|| {
         let tables = [SHIPPED, VTRAIN, PUBLIC];
@@ -31,23 +31,23 @@ pub fn shipped() -> Vec<&'static Row> {
 
 const BLOOM_VOCAB: usize = 250_880;
 
-/// A measured run, or one to be predicted.
+/// Measured run, or run to predict.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub id: String,
     pub line: usize,
-    /// What was run, or why that cannot be known.
+    /// Setup of the run, or the reason why it is unknown.
     pub setup: Result<Setup, String>,
-    /// Whose measurements: of Jean Zay's, the machine.
+    /// Source of the measurements; for those of Jean Zay, the machine.
     pub source: String,
     /// Rows of one group are the same configuration.
     pub group: String,
     pub flags: Vec<String>,
-    /// Printed, or what the printed TFLOPs or days say.
+    /// Printed seconds, or those derived from printed TFLOPs or days.
     pub seconds: Option<f64>,
     pub seconds_printed: bool,
     pub memory_gb: Option<f64>,
-    /// Whether it fitted; None if nobody says.
+    /// Whether it fitted; None if unknown.
     pub fits: Option<bool>,
     pub tflops: Option<f64>,
     /// GPUs as the row counts them.
@@ -57,12 +57,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// What is odd about it.
+    /// Problems of the row.
     pub fn odd(&self) -> Vec<String> {
         check::odd(self, self.devices)
     }
 
-    /// As a run whose kernel launches did not wait.
+    /// The same run with asynchronous kernel launches.
     pub fn asynchronous(mut self) -> Row {
         if let Ok(setup) = &mut self.setup {
             setup.blocking = false;
@@ -70,7 +70,7 @@ impl Row {
         self
     }
 
-    /// What was run and what it took, if it may be learned from or scored.
+    /// Setup and time, if the row can be used for learning or scores.
     pub fn timing(&self) -> Option<(&Setup, f64)> {
         let setup = self.setup.as_ref().ok().filter(|_| self.use_time)?;
         Some((setup, self.seconds?))
@@ -188,7 +188,7 @@ fn simple_flops(s: &Setup) -> f64 {
     size * 8.0 * (s.model.seq_len * s.global) as f64
 }
 
-/// Why no formula is for such a run.
+/// Reason why no formula applies to such a run.
 fn refusal(f: &Fields) -> Option<String> {
     let more = |column: &str| f.number(column).filter(|n| *n > 1.0);
     if let Some(ranks) = more("cp") {
@@ -279,7 +279,7 @@ fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
             Some(recompute) => recompute,
             None if written.contains("block") => Recompute::Full,
             None if written.is_empty() || written == "none" => Recompute::None,
-            None => Recompute::Selective, // of single operators or layers
+            None => Recompute::Selective, // recomputes single operators or layers
         },
         offload: manifest::Offload::NONE,
         compression: None,

@@ -1,4 +1,4 @@
-//! How far predictions are from measurements.
+//! Scores of predictions against measurements.
 
 pub mod print;
 
@@ -8,16 +8,16 @@ use super::rows::Row;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A row and what was predicted for it.
+/// Row, and its prediction.
 pub struct Scored<'a> {
     pub row: &'a Row,
     pub prediction: Option<Prediction>,
 }
 
-/// Configurations are left out in so many parts.
+/// Number of parts of the cross-validation over configurations.
 const PARTS: usize = 10;
 
-/// Every row predicted by what is learned from the others, its own configuration left out.
+/// Predicts every row from the others, without its own configuration.
 pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
     let part: BTreeMap<&str, usize> =
@@ -33,17 +33,17 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     scored.collect()
 }
 
-/// A source that was left out, and the rest of it after some of its rows were measured.
+/// Scores of a source that was left out, and of its rest after some of its rows were measured.
 pub struct Unseen<'a> {
     pub source: &'a str,
     pub scored: Vec<Scored<'a>>,
     pub after: Vec<(usize, Vec<Scored<'a>>)>,
 }
 
-/// How many rows of a source are measured in `Unseen::after`.
+/// Numbers of measured rows of a source in `Unseen::after`.
 const MEASURED: [usize; 2] = [5, 20];
 
-/// Every source predicted by what is learned from all others.
+/// Predicts every source from all others.
 pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
     let sources: BTreeSet<&'a str> = rows.iter().map(|row| row.source.as_str()).collect();
     let sources: Vec<&'a str> = sources.into_iter().collect();
@@ -92,7 +92,7 @@ pub struct Errors {
 }
 
 impl Errors {
-    /// Of (predicted, measured, error bar).
+    /// Errors of triples (predicted, measured, error bar).
     pub fn of(all: &[(f64, f64, f64)]) -> Errors {
         if all.is_empty() {
             return Errors::default();
@@ -115,13 +115,13 @@ impl Errors {
         }
     }
 
-    /// Their share.
+    /// Share of these rows.
     pub fn within_bar(&self) -> f64 {
         self.within as f64 / self.rows.max(1) as f64
     }
 }
 
-/// Time of the rows that `of` picks.
+/// Errors of the time of the rows that `of` selects.
 pub fn time_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
     let pair = |s: &Scored| {
         let (_, seconds) = s.row.timing().filter(|_| of(s.row))?;
@@ -140,7 +140,7 @@ pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
     Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
 }
 
-/// (right, known): whether it fits.
+/// Number of correct predictions of whether a run fits, and number of known outcomes.
 pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
     let pair = |s: &Scored| {
         let fits = s.row.fits.filter(|_| of(s.row))?;
@@ -155,13 +155,13 @@ pub fn known_cluster(row: &Row) -> bool {
     row.setup.as_ref().is_ok_and(|s| s.hardware.name.starts_with("jean-zay"))
 }
 
-/// Of those, the ones whose seconds were printed, not derived from TFLOPs or days.
+/// Those rows whose seconds were printed, not derived from TFLOPs or days.
 pub fn printed(row: &Row) -> bool {
     known_cluster(row) && row.seconds_printed
 }
 
-/// How much slower the way predicted fastest was than the fastest, in each sweep of ways to cut one
-/// model over the same devices in one period.
+/// Slowdown of the topology predicted to be fastest against the measured fastest, in each sweep of
+/// topologies of one model over the same devices in one period.
 pub fn regrets(scored: &[Scored]) -> Vec<(String, usize, f64)> {
     let mut sweeps: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
     for s in scored.iter().filter(|s| printed(s.row)) {

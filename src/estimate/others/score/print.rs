@@ -1,4 +1,4 @@
-//! Scores as text and as JSON.
+//! Prints scores as text and as JSON.
 
 use super::{
     Errors, Scored, all, fits, known_cluster, left_out, memory_errors, printed, regrets,
@@ -10,7 +10,7 @@ use crate::others::rows::{self, Row};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
-/// The figures that are summed up, by name.
+/// Summarised figures, by name.
 fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
     let of = |pick: &dyn Fn(&str, &str) -> bool| {
         let pick = |row: &Row| {
@@ -64,7 +64,7 @@ fn table(scored: &[Scored]) -> String {
     text
 }
 
-/// Replays the shipped rows: each configuration left out, then each source.
+/// Scores of the shipped rows: each configuration left out, then each source.
 pub fn selftest() -> (String, Value) {
     let rows = rows::shipped();
     let out = left_out(&rows);
@@ -93,7 +93,7 @@ pub fn selftest() -> (String, Value) {
     (text, json)
 }
 
-/// Every source by what all others say: nothing of it is known, then some of its rows.
+/// Scores of every source from all others: without its rows, then with some of them.
 fn unseen_sources(rows: &[&Row]) -> (String, Value) {
     let mut text =
         String::from("\nTime of rows of sources of which no row was seen, and after some were:\n");
@@ -140,7 +140,7 @@ fn cases(rows: &[&Row], unseen: &[Scored]) -> [(&'static str, Errors); 2] {
     ]
 }
 
-/// A file of runs against a predictor.
+/// Scores of a predictor on a file of runs.
 pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
     let scored = all(predictor, rows);
     let mut text = format!(
