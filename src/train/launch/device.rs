@@ -102,7 +102,8 @@ impl Device {
         let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
         (halves && matches!(self, Device::Cpu(_))).then(|| {
             let name = precision.name();
-            format!("this processor does not multiply {name}: a step in f32 takes no longer (--set precision=f32)")
+            let f32 = "a step in f32 takes no longer (--set precision=f32)";
+            format!("this processor does not multiply {name}: {f32}")
         })
     }
 
