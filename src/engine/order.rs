@@ -61,7 +61,7 @@ mod tests {
 
     fn topology(chunks: usize) -> Topology {
         let text = "
-model: {layers: 12, hidden: 16, heads: 2, vocab: 60, seq_len: 8}
+model: {layers: 24, hidden: 16, heads: 2, vocab: 60, seq_len: 8}
 data: {train: none}
 batch: {micro: 1, global: 8}
 lr: {peak: 1e-3}

@@ -111,6 +111,13 @@ fn memory(v: &View) -> String {
         v.capacity / unit,
         verdict(v.fits)
     );
+    if v.headroom > 0.0 {
+        let free = v.headroom / unit;
+        let _ = writeln!(
+            out,
+            "Left free for what CUDA and NCCL allocate in the first steps: {free:.1}"
+        );
+    }
     let [needed, present] = v.host.map(|bytes| bytes / GIB);
     if needed > 0.0 {
         let _ = writeln!(
@@ -441,7 +448,7 @@ pub fn json(v: &View) -> Value {
         "parameters": v.parameters,
         "memory": { "stages": stages, "peak_stage": stage, "peak_term": term,
             "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
-            "capacity_bytes": v.capacity, "fits": v.fits,
+            "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "fits": v.fits,
             "host": { "needed_bytes": v.host[0], "capacity_bytes": v.host[1],
                 "fits": v.fits_host() } },
         "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": map(&v.parts) },

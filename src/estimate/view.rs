@@ -40,6 +40,8 @@ pub struct View {
     pub needed: f64,
     pub reserved: f64,
     pub reserved_error: f64,
+    /// Bytes of a device that a run leaves free.
+    pub headroom: f64,
     pub capacity: f64,
     /// Bytes of a node's host that its ranks need, and that there are.
     pub host: [f64; 2],
@@ -161,6 +163,7 @@ pub fn of_other(
         needed: needed * shrink * GB,
         reserved: reserved * GB,
         reserved_error: p.gigabytes_error,
+        headroom: 0.0,
         capacity: p.memory.capacity * GB,
         host: [0.0, setup.hardware.host_gib * GIB],
         fits: p.fits,
@@ -210,6 +213,7 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
         needed,
         reserved: needed + around,
         reserved_error: 0.0,
+        headroom: dry_run::headroom(m, setup.hardware).0 as f64,
         capacity,
         host,
         fits: bytes <= Room::of(m, setup.hardware).device,

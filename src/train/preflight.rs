@@ -6,7 +6,7 @@ use super::resume;
 use base::memory::HostMemory;
 use base::{Bytes, Problems};
 use checkpoint::DataId;
-use device::cuda::Identity;
+use device::cuda::{self, Identity};
 use device::{Backend, Home, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};
 use estimate::gptrain::dry_run::{self, Room};
@@ -178,8 +178,17 @@ pub struct GpuMemory {
     /// count.
     free: Bytes,
     all: Bytes,
+    /// Part of the free memory that ranks leave free (`cuda::headroom`).
+    headroom: Bytes,
     /// Number of ranks that share this GPU.
     sharing: usize,
+}
+
+impl GpuMemory {
+    /// Memory that each rank may reserve.
+    fn share(&self) -> Bytes {
+        Bytes(self.free.0.saturating_sub(self.headroom.0) / self.sharing as u64)
+    }
 }
 
 /// Measures the GPU's memory; None on the CPU. A collective: no rank reserves memory before all
@@ -197,7 +206,7 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Op
     let taken = sharing as u64 * device.backend().workspace().0;
     Ok(device.gpu().zip(memory).map(|(gpu, (free, all))| {
         let free = Bytes(free.0 + taken);
-        GpuMemory { gpu: gpu.clone(), free, all, sharing }
+        GpuMemory { gpu: gpu.clone(), free, all, headroom: cuda::headroom(all), sharing }
     }))
 }
 
@@ -213,7 +222,7 @@ pub fn placed(
     if !m.gradients_are_open() {
         return m.clone();
     }
-    let present = memory.map(|memory| Bytes(memory.free.0 / memory.sharing as u64));
+    let present = memory.map(GpuMemory::share);
     let most = present.into_iter().chain(m.train.device_memory).min();
     let needed =
         || Engine::plan(be, groups, &m.with_gradients(GradientHome::Device), m.data.causal()).0;
@@ -221,6 +230,15 @@ pub fn placed(
     match rank.count([short]) {
         [0] => m.with_gradients(GradientHome::Device),
         _ => m.with_gradients(GradientHome::Host),
+    }
+}
+
+/// An error if a rank would reserve memory that CUDA and NCCL need later, in a step.
+pub fn has_headroom(needed: &MemoryPlan, memory: Option<&GpuMemory>) -> Result<(), OutOfMemory> {
+    let (asked, available) = (needed.total(), memory.map(GpuMemory::share));
+    match available {
+        Some(share) if asked > share => Err(OutOfMemory { home: Home::Device, asked, available }),
+        _ => Ok(()),
     }
 }
 
@@ -248,7 +266,7 @@ pub fn out_of_memory(
         (Some(most), _) if stage.memory_plan.total() > most => {
             (most, format!("train.device_memory is {most}"))
         }
-        (_, Some(memory)) => (Bytes(memory.free.0 / memory.sharing as u64), memory.to_string()),
+        (_, Some(memory)) => (memory.share(), memory.to_string()),
         (_, None) => return error.into(),
     };
     let what = format!("out of memory: {present}; this rank needs {}", stage.memory_plan);
@@ -263,6 +281,7 @@ pub fn out_of_memory(
 impl fmt::Display for GpuMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} has {} of its {}", self.gpu, self.free, self.all)?;
+        write!(f, " ({} of it for CUDA and NCCL)", self.headroom)?;
         match self.sharing {
             1 => Ok(()),
             ranks => write!(f, " for its {ranks} ranks between them"),
@@ -320,5 +339,25 @@ mod tests {
         assert_eq!(too_little_lockable(&needs([11 << 30; 2], Some(3 << 30))), None);
         let said = too_little_lockable(&needs([11 << 30; 2], Some(8 << 20))).unwrap();
         assert!(said.contains("page-lock 3.0 GiB") && said.contains("is 8.0 MiB"), "{said}");
+    }
+
+    #[test]
+    fn a_rank_leaves_memory_for_what_cuda_and_nccl_allocate_later() {
+        let (name, bus, uuid) = Default::default();
+        let gpu = Identity { ordinal: 0, shown: 1, name, bus, uuid };
+        let all = Bytes(80 << 30);
+        let memory = |free| GpuMemory {
+            gpu: gpu.clone(),
+            free,
+            all,
+            headroom: cuda::headroom(all),
+            sharing: 2,
+        };
+        let rank = |bytes| MemoryPlan { rows: vec![("weights", Bytes(bytes))], host: Vec::new() };
+        let fits = |bytes, free| has_headroom(&rank(bytes), Some(&memory(Bytes(free)))).is_ok();
+        assert!(fits(5 << 30, 11 << 30));
+        assert!(!fits((5 << 30) + 1, 11 << 30), "1 GiB of 11 stays free, two ranks have 5 each");
+        assert!(!fits(1, 1 << 20), "less is free than what is to stay free");
+        assert!(has_headroom(&rank(u64::MAX), None).is_ok(), "a CPU");
     }
 }

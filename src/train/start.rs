@@ -304,7 +304,8 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
     let (needed, _) = Engine::plan(be, &groups, m, m.data.causal());
     preflight::enough_memory(rank, be, node, &needed)?;
     rank.phase("reserving memory", || {
-        let engine = Engine::new(be, groups, m, m.data.causal());
+        let engine = preflight::has_headroom(&needed, memory.as_ref())
+            .and_then(|()| Engine::new(be, groups, m, m.data.causal()));
         engine.map_err(|error| preflight::out_of_memory(rank, loaded, node, memory, error))
     })
 }

@@ -14,6 +14,7 @@ use gptrain::device::cuda::{Cuda, Launched, Options, device_count};
 use gptrain::engine::{Engine, Groups, Outcome};
 use gptrain::manifest::Manifest;
 use gptrain::model::Inputs;
+use std::process::{Child, Command, Stdio};
 
 macro_rules! grid {
     ($name:ident, $how:ident: $($set:literal),+) => {
@@ -368,4 +369,44 @@ fn products_leave_sms_to_sums_of_gradients() {
     // Forward's, in the library's order.
     assert!(!beside.iter().any(|product| product.starts_with("TN ")), "{kept}");
     assert!(alone.iter().any(|product| product.starts_with("TN ")), "{kept}");
+}
+
+/// Some of these grids on a GPU that runs one thing at a time, in the order in which its host asked: one
+/// hardware queue for all streams, and one collective or message under way in the whole GPU. What ends
+/// there needs no streams that progress independently. The stand-in reads its settings once, so each is
+/// a process.
+#[test]
+fn grids_need_no_second_queue() {
+    softgpu::folder(); // compiled once, before the processes ask for it
+    let strict = |test: &str, more: [(&str, &str); 2]| {
+        let mut command = Command::new(std::env::current_exe().expect("this program"));
+        let name = format!("grids_cuda::{test}");
+        command.args(["--exact", &name, "--include-ignored", "--nocapture"]);
+        command.env("SOFTGPU_QUEUES", "1").env("SOFTGPU_NCCL_SERIAL", "1").envs(more);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().expect("it starts")
+    };
+    let patient = [("SOFTGPU_PATIENCE", "120"), ("SOFTGPU_SEED", "0")];
+    let tests = ["nccl_data_2_zero_3", "nccl_stages_change_no_bit", "nccl_all_three"];
+    let started = tests.map(|test| (test, strict(test, patient)));
+    let hangs = strict("messages_that_overlap", [("SOFTGPU_PATIENCE", "2"), ("SOFTGPU_SEED", "0")]);
+    let end = |child: Child| {
+        let output = child.wait_with_output().expect("it ends");
+        (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    for (test, child) in started {
+        let (well, said) = end(child);
+        assert!(well, "{test}: {said}");
+    }
+    let (well, said) = end(hangs);
+    assert!(!well && said.contains("every stream waits for what nobody does"), "{said}");
+}
+
+/// Begun messages have no common order, and hang on a GPU with one queue.
+#[test]
+#[ignore = "is a part of the test before it"]
+fn messages_that_overlap() {
+    let overlap = ["topology={pipeline: 2, schedule: interleaved, overlap_p2p: true}"];
+    let manifest = common::manifest(&[&LEARNED[..], &["batch.global=4"], &overlap].concat());
+    on_gpus(&manifest, How::Nccl, 4, &|_| ());
 }

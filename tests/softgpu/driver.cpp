@@ -67,6 +67,11 @@ FOR_LIBRARIES softgpu_push_steps(Stream* s, Ask* ask) {
     push(s, std::move(*ask));
 }
 FOR_LIBRARIES softgpu_tell() { News::all().tell(); }
+// Memory that a library has taken of a device; less than none gives it back.
+FOR_LIBRARIES softgpu_hold(Device* device, long bytes) {
+    std::lock_guard<std::recursive_mutex> guard(device->lock);
+    device->used += bytes;
+}
 // Which device a stream is of.
 extern "C" __attribute__((visibility("default"))) void* softgpu_device(Stream* s) { return s->device; }
 

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <unistd.h>
 #include <vector>
@@ -36,6 +37,7 @@ struct Step {
 typedef std::function<std::vector<Step>(bool in_graph)> Ask;
 extern "C" void softgpu_push_steps(void* stream, Ask* ask);
 extern "C" void* softgpu_device(void* stream);
+extern "C" void softgpu_hold(void* device, long bytes);
 // Wakes whoever waits in this process; others look every now and then.
 extern "C" void softgpu_tell();
 
@@ -104,6 +106,21 @@ struct Comm {
     // Held by every graph with a collective of this communicator.
     std::shared_ptr<int> graphs;
     std::map<std::pair<int, int>, uint64_t> messages; // by sender and receiver
+    std::set<std::string> algorithms;                 // whose buffers it has, of a MiB each
+    void* device = nullptr;
+
+    // As NCCL: buffers of an algorithm come with its first operation, and the algorithm depends on the
+    // kind of operation, its size and its type.
+    void buffers(const char* op, size_t bytes, int type, void* stream) {
+        device = softgpu_device(stream);
+        const char* size = bytes < LARGE ? " small " : " large ";
+        if (algorithms.insert(op + (size + std::to_string(type))).second) softgpu_hold(device, BUFFER);
+    }
+    ~Comm() {
+        if (device) softgpu_hold(device, -BUFFER * (long)algorithms.size());
+    }
+    static constexpr size_t LARGE = 512 << 10;
+    static constexpr long BUFFER = 1 << 20;
 };
 struct Id {
     char text[128];
@@ -248,7 +265,7 @@ API ncclCommInitRank(Comm** comm, int size, Id id, int rank) {
     fs::create_directory(meeting->folder / "init", there_already);
     meeting->put("init/" + std::to_string(rank), "", "", 0);
     while (!meeting->there_from_all("init")) usleep(200);
-    *comm = new Comm{meeting, std::make_shared<int>(), {}};
+    *comm = new Comm{meeting, std::make_shared<int>(), {}, {}};
     return OK;
 }
 static Result leave(Comm* comm) {
@@ -278,16 +295,19 @@ API ncclCommGetAsyncError(Comm* comm, Result* error) {
     return OK;
 }
 API ncclAllReduce(const void* from, void* to, size_t count, int type, int, Comm* comm, void* stream) {
+    comm->buffers("all_reduce", count * size_of(type), type, stream);
     return collective(comm, words("all_reduce", count, type), from, count * size_of(type), stream,
                       [=](auto& brought) { sum(type, brought, 0, count, to); });
 }
 API ncclReduceScatter(const void* from, void* to, size_t count, int type, int, Comm* comm, void* stream) {
     size_t first = comm->meeting->rank * count, bytes = comm->meeting->size * count * size_of(type);
+    comm->buffers("reduce_scatter", bytes, type, stream);
     return collective(comm, words("reduce_scatter", count, type), from, bytes, stream,
                       [=](auto& brought) { sum(type, brought, first, count, to); });
 }
 API ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm, void* stream) {
     size_t bytes = count * size_of(type);
+    comm->buffers("all_gather", bytes * comm->meeting->size, type, stream);
     return collective(comm, words("all_gather", count, type), from, bytes, stream, [=](auto& brought) {
         char* at = static_cast<char*>(to);
         for (auto& part : brought) at = (char*)memcpy(at, part.data(), bytes) + bytes;
@@ -295,6 +315,7 @@ API ncclAllGather(const void* from, void* to, size_t count, int type, Comm* comm
 }
 API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, void* stream) {
     auto meeting = comm->meeting;
+    comm->buffers("send", count * size_of(type), type, stream);
     std::string name = letter(comm, meeting->rank, peer);
     std::function<void()> put = [=] {
         meeting->put(name, "", from, count * size_of(type));
@@ -307,6 +328,7 @@ API ncclSend(const void* from, size_t count, int type, int peer, Comm* comm, voi
 }
 API ncclRecv(void* to, size_t count, int type, int peer, Comm* comm, void* stream) {
     auto meeting = comm->meeting;
+    comm->buffers("recv", count * size_of(type), type, stream);
     std::string name = letter(comm, peer, meeting->rank);
     size_t bytes = count * size_of(type);
     std::function<bool()> here = [=] { return meeting->over() || meeting->there(name); };

@@ -30,16 +30,18 @@ use std::sync::Arc;
 use std::time::Duration;
 use watchdog::NcclWatchdog;
 
-/// f32 elements of a rank in the collectives by which a communicator gets its buffers; and of all.
-const CONNECT: usize = 64 << 10;
-const SCRATCH: usize = 8 << 20;
+/// Bytes of the small operations with which a communicator gets its buffers.
+const SMALL: usize = 256 << 10;
 
 /// The library, for one GPU.
 pub struct Nccl {
     api: Arc<Api>,
     device: Arc<Device>,
-    /// f32 [1, n], of the device's ops, which run none while a group is made.
+    /// f32 [1, n] in the scratch of the ops, which run none while a group is made: as many bytes as
+    /// the large operations with which a communicator gets its buffers.
     scratch: Tensor,
+    /// Dtype of activations.
+    dtype: DType,
     patience: Duration,
     /// Whether all collectives run on the stream of the ops.
     serial: bool,
@@ -64,7 +66,8 @@ impl Nccl {
         })?;
         let patience = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
-        let scratch = cuda.scratch_tensor(SCRATCH);
+        let scratch = cuda.scratch_tensor(options.connect.max(SMALL) / DType::F32.size());
+        let dtype = options.dtype;
         let serial = match options.serial.as_deref() {
             None | Some("0") => false,
             Some("1") => true,
@@ -73,7 +76,7 @@ impl Nccl {
                 return Err(refuse(what, "set it to 0 or 1, or not at all"));
             }
         };
-        Ok(Nccl { api: Arc::new(api), device, scratch, patience, serial, watchdog })
+        Ok(Nccl { api: Arc::new(api), device, scratch, dtype, patience, serial, watchdog })
     }
 
     /// Whether all collectives run on the stream of the ops, one after the other.
@@ -157,20 +160,35 @@ impl Nccl {
         NcclGroup::new(comm, name, ranks, rank, counters, watchdog)
     }
 
-    /// Runs each kind of operation once. NCCL reserves its buffers at the first of a kind: here, where
-    /// what is then free can be measured, and not in the first step, where the memory is taken.
+    /// Tensors of the operations with which a communicator gets its buffers. NCCL reserves them at the
+    /// first operation of an algorithm, which it selects by size and dtype.
+    fn samples(&self) -> impl Iterator<Item = Tensor> {
+        let (small, large) = (SMALL, self.scratch.bytes());
+        let sizes = [small, large].into_iter().take(if small < large { 2 } else { 1 });
+        let address = self.scratch.addr();
+        let dtypes =
+            [DType::F32, self.dtype].into_iter().take(1 + usize::from(self.dtype != DType::F32));
+        let sample = move |bytes, dtype: DType| Tensor::at(address, 1, bytes / dtype.size(), dtype);
+        dtypes.flat_map(move |dtype| sizes.clone().map(move |bytes| sample(bytes, dtype)))
+    }
+
+    /// Runs each kind of operation on each sample: NCCL then reserves its buffers here, before free
+    /// memory is measured, and not in the first step, when the arenas have taken it.
     fn connect(&self, group: &NcclGroup, messages: bool) {
         let (size, rank) = (group.size(), group.rank());
-        let each = CONNECT.min(SCRATCH / size);
-        let whole = self.scratch.span(0, each * size);
-        let part = whole.span(rank * each, each);
-        group.all_reduce(whole);
-        group.reduce_scatter(whole, part);
-        group.all_gather(part, whole);
         let [next, before] = [rank + 1, rank + size - 1].map(|other| other % size);
-        let (there, here) = (whole.span(0, 1), whole.span(1, 1));
-        for (to, from) in [(next, before), (before, next)].into_iter().filter(|_| messages) {
-            group.exchange(&[Message::Send { to, x: there }, Message::Recv { from, x: here }]);
+        for sample in self.samples() {
+            let each = sample.numel() / size;
+            let whole = sample.span(0, each * size);
+            let part = whole.span(rank * each, each);
+            group.all_reduce(whole);
+            group.reduce_scatter(whole, part);
+            group.all_gather(part, whole);
+            let half = sample.numel() / 2;
+            let (there, here) = (sample.span(0, half), sample.span(half, half));
+            for (to, from) in [(next, before), (before, next)].into_iter().filter(|_| messages) {
+                group.exchange(&[Message::Send { to, x: there }, Message::Recv { from, x: here }]);
+            }
         }
     }
 }

@@ -4,9 +4,9 @@
 //! receives would be kernels one after the other, and a rank that waits for its predecessor would
 //! not send to its successor.
 
+use super::Nccl;
 use super::group::NcclGroup;
 use super::watchdog::Stream;
-use super::{Nccl, SCRATCH};
 use crate::{ACTIVATIONS, Group, Message, Pending, World};
 use base::DType;
 use cudarc::nccl::sys::ncclUniqueId;
@@ -84,10 +84,11 @@ fn ids_of_all(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
 
 /// As `Nccl::connect`: the only operation of an edge.
 fn connect(nccl: &Nccl, edge: &NcclGroup) {
-    let x = nccl.scratch.span(SCRATCH - 1, 1);
-    match edge.rank() {
-        0 => edge.send(1, x),
-        _ => edge.recv(0, x),
+    for sample in nccl.samples() {
+        match edge.rank() {
+            0 => edge.send(1, sample),
+            _ => edge.recv(0, sample),
+        }
     }
 }
 

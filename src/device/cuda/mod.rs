@@ -64,6 +64,12 @@ pub const LOGITS_CHUNK: Bytes = Bytes(512 << 20);
 /// Bytes of scratch for cuBLASLt and for sums in parts: twice NVIDIA's recommendation for Hopper.
 const SCRATCH: usize = 64 << 20;
 
+/// Part of a GPU's memory that ranks leave free, for what CUDA and NCCL allocate after the start:
+/// kernels, graphs, stacks, buffers of algorithms. 1 GiB, or less of a small GPU.
+pub fn headroom(total: Bytes) -> Bytes {
+    Bytes((total.0 / 64).min(1 << 30))
+}
+
 /// One GPU.
 pub struct Cuda {
     device: Arc<device::Device>,

@@ -31,7 +31,7 @@ pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
 /// The variable at 1 with which all collectives run on the stream of the ops, one after the other.
 pub const SERIAL: &str = "GPTRAIN_NCCL_SERIAL";
 
-/// Bytes from which on NCCL uses its algorithms for large operations.
+/// Size from which on NCCL uses its algorithms for large operations.
 const CONNECT: usize = 32 << 20;
 
 /// Options of `Cuda::open`.

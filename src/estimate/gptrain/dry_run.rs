@@ -169,10 +169,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// Memory of a device of that kind, without a process's own, within the manifest's limit.
+    /// Memory of a device of that kind, without a process's own and without the margin that a run keeps
+    /// free, within the manifest's limit.
     pub fn of(m: &Manifest, hw: &Hardware) -> Room {
         let gib = |gib: f64| (gib * 1073741824.0).max(0.0) as u64;
-        let device = Bytes(gib(hw.memory_gib - hw.context_mib / 1024.0));
+        let device = gib(hw.memory_gib - hw.context_mib / 1024.0);
+        let device = Bytes(device.saturating_sub(headroom(m, hw).0));
         let device = m.train.device_memory.map_or(device, |most| device.min(most));
         let ranks = hw.per_node.min(m.topology.ranks());
         Room { device, host: Bytes(gib(hw.host_gib) / ranks as u64) }
@@ -180,6 +182,14 @@ impl Room {
 
     pub fn holds(&self, plan: &MemoryPlan) -> bool {
         plan.total() <= self.device && plan.host_total() <= self.host
+    }
+}
+
+/// Memory of a GPU that a run leaves free.
+pub fn headroom(m: &Manifest, hw: &Hardware) -> Bytes {
+    match m.train.device {
+        DeviceChoice::Cuda => device::cuda::headroom(Bytes((hw.memory_gib * 1073741824.0) as u64)),
+        DeviceChoice::Cpu | DeviceChoice::Auto => Bytes(0),
     }
 }
 

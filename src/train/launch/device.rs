@@ -65,8 +65,10 @@ impl Device {
         };
         let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|one| m.precision == one);
         let dtype = model_dtype(m.precision);
+        let options = Options::of_machine(ordinal);
+        let connect = options.connect.min(largest_operation(m));
         let blocking = local.cores < ENOUGH_CORES;
-        let options = Options { dtype, tf32, fp8, threads, blocking, ..Options::of_machine(ordinal) };
+        let options = Options { dtype, tf32, fp8, threads, connect, blocking, ..options };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 
@@ -196,6 +198,12 @@ impl Carrier<'_> {
     pub fn direct(&self) -> bool {
         self.nccl.is_some()
     }
+}
+
+/// Upper bound of the bytes of a run's collectives: gradients of all weights, or activations.
+fn largest_operation(m: &Manifest) -> usize {
+    let activations = m.batch.micro * m.model.seq_len * m.model.hidden;
+    4 * activations.max(model::parameters(&m.model) as usize)
 }
 
 /// Variable that lets several ranks share a GPU in NCCL (2.30.3 or newer), to try a topology on it.

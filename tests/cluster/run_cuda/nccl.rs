@@ -1,11 +1,11 @@
-//! Groups of GPUs: the number of operations in flight, the order of launches, waits of threads.
+//! Groups of GPUs: operations in flight, order of launches, NCCL's buffers, waits of threads.
 
 use super::ranks::{on_stand_in, threads, with};
 use crate::common::binary::{Done, Lab, run_args};
 use crate::common::softgpu;
 use gptrain::base::DType;
 use gptrain::comm::nccl::Nccl;
-use gptrain::comm::{Collective, World, threads as worlds};
+use gptrain::comm::{Collective, Message, PIPELINE, World, threads as worlds};
 use gptrain::device::cuda::{Cuda, Options, SERIAL};
 use gptrain::device::{Backend, Tensor};
 use std::sync::Barrier;
@@ -84,7 +84,7 @@ fn collectives_run_on_the_stream_of_the_ops() {
 }
 
 /// Messages that overlap with computation, and the same ones exchanged: equal bits. The stand-in ends a
-/// process that loads a kernel while a receive is under way.
+/// process that loads a kernel while a receive is in flight.
 #[test]
 fn no_kernel_is_loaded_beside_a_receive() {
     let lab = Lab::new();
@@ -115,4 +115,42 @@ fn threads_sleep_while_they_wait_where_cores_are_few() {
         cuda.description().contains("threads sleep while they wait")
     };
     assert_eq!([waits(true), waits(false)], [true, false]);
+}
+
+/// Its buffers come with the first operation of each kind, size and dtype: all of them with the group.
+#[test]
+fn nccl_has_its_buffers_before_memory_is_measured() {
+    const BYTES: usize = 1 << 20;
+    let rank = |world: World| {
+        let options = Options { dtype: DType::BF16, ..softgpu::gpu(world.rank()) };
+        let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+        let (rank, peer) = (world.rank(), 1 - world.rank());
+        let memory = cuda.reserve(2 * BYTES).unwrap();
+        let alone = cuda.free_memory().0;
+        let group = Nccl::open(&cuda, &options).unwrap().group(&world, PIPELINE, &[0, 1]);
+        let measured = cuda.free_memory().0;
+        assert!(measured < alone, "the stand-in counts buffers");
+        for (dtype, bytes) in [DType::F32, DType::BF16]
+            .into_iter()
+            .flat_map(|dtype| [64 << 10, BYTES].map(|bytes| (dtype, bytes)))
+        {
+            let half = bytes / dtype.size() / 2;
+            let whole = Tensor::at(memory, 1, 2 * half, dtype);
+            let part = whole.span(rank * half, half);
+            group.all_reduce(whole);
+            group.reduce_scatter(whole, part);
+            group.all_gather(part, whole);
+            let arrived = Tensor::at(memory + BYTES, 1, 2 * half, dtype);
+            let messages =
+                [Message::Send { to: peer, x: whole }, Message::Recv { from: peer, x: arrived }];
+            group.exchange(&messages);
+        }
+        cuda.sync().unwrap();
+        assert_eq!(cuda.free_memory().0, measured, "no operation allocates");
+    };
+    std::thread::scope(|scope| {
+        for world in worlds::world(2) {
+            scope.spawn(|| rank(world));
+        }
+    });
 }
