@@ -193,6 +193,7 @@ impl Device {
     /// Whether threads sleep while they wait for the GPU, by the driver's word.
     pub fn waits_block(&self) -> bool {
         let (mut flags, mut active) = (0, 0);
+        // SAFETY: two ints are written to the live variables; `id` is a device of the driver.
         self.call("asking how threads wait", |api| unsafe {
             call!(api, cuDevicePrimaryCtxGetState(self.id, &mut flags, &mut active))
         });
