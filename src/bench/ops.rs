@@ -53,7 +53,7 @@ pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
 fn smaller(m: &Manifest) -> Vec<Manifest> {
     let of = |layers: usize, micro: usize| {
         let model = Model { layers, ..m.model.clone() };
-        let batch = Batch { micro, global: micro, ramp_up: None, ..m.batch };
+        let batch = Batch { micro, global: micro, ramp_up: None };
         let topology = Topology { offload: Offload::NONE, ..m.topology.single_rank() };
         let train = Train { device_memory: None, ..m.train.clone() };
         Manifest { model, batch, topology, train, ..m.clone() }
