@@ -12,6 +12,7 @@ use estimate::gptrain::dry_run;
 use estimate::measured::{Op, Product, RankSpeeds};
 use manifest::{Batch, Manifest, Model, Offload, Topology, Train};
 use model::Inputs;
+use plan::robust::median;
 use std::collections::BTreeMap;
 
 /// Layers of the measured model: enough that a block follows another.
@@ -22,8 +23,8 @@ const SECONDS: f64 = 6.0;
 const QUICK: f64 = 1.0;
 const OTHERS: f64 = 2.0;
 
-/// Steps: the first warms up, of the others each op's fastest counts.
-const STEPS: usize = 5;
+/// Steps: the first warms up, of the others each op's median counts.
+const STEPS: usize = 6;
 
 /// Times the ops of a step on this rank's processor. Empty on a GPU, and if even one sample of one
 /// layer takes too long or does not fit into the memory.
@@ -73,7 +74,7 @@ fn ops(m: &Manifest) -> Result<Vec<Op>> {
     let engine = Engine::new(&cpu, Groups::solo(), m, true)?;
     engine.init();
     let tokens = m.batch.micro * m.model.seq_len;
-    let mut fastest: BTreeMap<&str, f64> = BTreeMap::new();
+    let mut seen: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for step in 0..STEPS {
         cpu.time_ops(true);
         engine.step(
@@ -85,15 +86,14 @@ fn ops(m: &Manifest) -> Result<Vec<Op>> {
             0.0,
         )?;
         for (name, seconds) in by_name(cpu.take_times()).into_iter().filter(|_| step > 0) {
-            let least = fastest.entry(name).or_insert(seconds);
-            *least = least.min(seconds);
+            seen.entry(name).or_default().push(seconds);
         }
     }
     let work = dry_run::counted(m, 0).1;
     let mut counted = work.micro.ops;
     work.step.ops.into_iter().for_each(|(name, more)| *counted.entry(name).or_default() += more);
     let op = |(name, work): (&'static str, device::Work)| {
-        let seconds = *fastest.get(name)?;
+        let seconds = median(seen.get(name)?.iter().copied());
         let (calls, flops, bytes) = (work.calls, work.flops, work.bytes);
         Some(Op { name: name.to_string(), calls, flops, bytes, seconds })
     };
