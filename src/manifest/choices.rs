@@ -36,7 +36,7 @@ Family {
 
 /// Positions.
 PositionName {
-    /// A table of seq_len learned vectors (GPT-2).
+    /// A table of learned vectors (GPT-2), as many as `positions` says.
     Learned = "learned",
     /// Attention with linear biases, no table (BLOOM).
     Alibi = "alibi",
@@ -66,6 +66,8 @@ Bias {
     None = "none",
     /// That of queries, keys and values.
     Qkv = "qkv",
+    /// Those of attention: of queries, keys and values, and of its output.
+    Attention = "attention",
     /// All of them.
     All = "all",
 }

@@ -128,3 +128,31 @@ fn coefficients(given: Option<Vec<f32>>, report: &mut Report) -> [f32; 3] {
         DEFAULT
     })
 }
+
+impl Adam8bit {
+    /// The same rule with 8-bit moments.
+    pub fn of(rule: AdamW) -> Adam8bit {
+        let AdamW { beta1, beta2, eps, weight_decay, clip } = rule;
+        Adam8bit { beta1, beta2, eps, weight_decay, clip, block: 64 }
+    }
+
+    /// Settings of `optimizer` that select it, in the form of `--set`.
+    pub fn set(&self) -> String {
+        let Adam8bit { beta1, beta2, eps, weight_decay, clip, block } = self;
+        let usual = Adam8bit::read(Default::default());
+        let clip = (clip.unwrap_or(0.0), usual.clip.unwrap_or(0.0));
+        let keys = [
+            (*beta1 != usual.beta1).then(|| format!("beta1: {beta1}")),
+            (*beta2 != usual.beta2).then(|| format!("beta2: {beta2}")),
+            (*eps != usual.eps).then(|| format!("eps: {eps:e}")),
+            (*weight_decay != usual.weight_decay).then(|| format!("weight_decay: {weight_decay}")),
+            (clip.0 != clip.1).then(|| format!("clip: {}", clip.0)),
+            (*block != usual.block).then(|| format!("block: {block}")),
+        ];
+        let keys: Vec<String> = keys.into_iter().flatten().collect();
+        match keys.is_empty() {
+            true => "optimizer=adam8bit".to_string(),
+            false => format!("optimizer={{adam8bit: {{{}}}}}", keys.join(", ")),
+        }
+    }
+}

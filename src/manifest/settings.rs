@@ -71,13 +71,16 @@ Model(raw, tensor: usize) {
     /// How tokens know their place: learned, alibi, rope, or rope with settings. Default: learned;
     /// of family bloom, alibi; of the Llama families, rope.
     position: PositionForm => Position = shape::position(raw.position, family);
+    /// Rows of the table of learned positions, at least seq_len (--max-position-embeddings): of a
+    /// model that was made for longer samples. Default: seq_len.
+    positions: usize, in 1..=16_777_216;
     /// Keys that a query sees at most, its own among them: a sliding window. Default: all.
     window: usize, in 1..=16_777_216;
     /// Whether each head's queries and keys are normalised by their root mean square. Default:
     /// false, of family qwen3 true.
     qk_norm: bool = family == Family::Qwen3;
-    /// Which products of a block add a bias: none, qkv, all. Default: all; of family qwen2, qkv;
-    /// of the other Llama families, none.
+    /// Which products of a block add a bias: none, qkv, attention, all. Default: all; of family
+    /// qwen2, qkv; of the other Llama families, none.
     bias: Bias = family.bias();
     /// The normalisation: layer or rms. Default: layer, of the Llama families rms.
     norm: NormKind = family.norm();
@@ -152,6 +155,8 @@ Yarn(raw) {
     beta_slow: f64 = 1.0, in 1e-3..=1e6;
     /// What rotated queries and keys are multiplied with. Default: 0.1·ln(factor) + 1.
     attention_factor: f64, in 1e-3..=1e3;
+    /// Whether the pairs between which wavelengths are mixed are whole numbers. Default: true.
+    truncate: bool = true;
 }
 
 #[derive(Copy)]

@@ -102,8 +102,9 @@ fn llama3(rule: &Llama3, frequency: f64) -> f64 {
 fn yarn_ramp(rule: &Yarn, theta: f64, dim: usize) -> impl Iterator<Item = f64> + use<> {
     let length = rule.original_seq_len as f64;
     let pair = |turns: f64| dim as f64 * (length / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
-    let first = pair(rule.beta_fast).floor().max(0.0);
-    let last = pair(rule.beta_slow).ceil().min(dim as f64 - 1.0);
+    let (first, last) = (pair(rule.beta_fast), pair(rule.beta_slow));
+    let (first, last) = if rule.truncate { (first.floor(), last.ceil()) } else { (first, last) };
+    let (first, last) = (first.max(0.0), last.min(dim as f64 - 1.0));
     let width = if first == last { 0.001 } else { last - first };
     (0..dim / 2).map(move |j| ((j as f64 - first) / width).clamp(0.0, 1.0))
 }
@@ -139,9 +140,14 @@ mod tests {
             beta_fast: 32.0,
             beta_slow: 1.0,
             attention_factor: None,
+            truncate: true,
         };
         let (yarn, factor) = of(10_000.0, Some(RopeScaling::Yarn(rule)));
         close(&yarn, &YARN);
+        assert!((factor - YARN_FACTOR).abs() < 1e-12);
+        let (between, factor) =
+            of(10_000.0, Some(RopeScaling::Yarn(Yarn { truncate: false, ..rule })));
+        close(&between, &YARN_BETWEEN);
         assert!((factor - YARN_FACTOR).abs() < 1e-12);
     }
 
@@ -176,6 +182,25 @@ mod tests {
         0.0057142857,
         0.0026108704,
         0.001129385,
+        0.00044456986,
+        0.00025,
+        0.00014058533,
+        7.905695e-5,
+        4.4456985e-5,
+    ];
+    /// With `truncate: false` (transformers 5.24).
+    const YARN_BETWEEN: [f32; 16] = [
+        1.0,
+        0.56234133,
+        0.31622776,
+        0.17782794,
+        0.1,
+        0.049453083,
+        0.023870196,
+        0.011207953,
+        0.0050569717,
+        0.0021432224,
+        0.00081129046,
         0.00044456986,
         0.00025,
         0.00014058533,

@@ -121,12 +121,13 @@ impl ParamSpec {
 #[rustfmt::skip]
 pub fn table(m: &Model) -> Vec<ParamSpec> {
     use {Init::*, Module::*, TpSplit::*, Weight::*};
-    let (h, f, v, t) = (m.hidden, m.ffn_hidden, m.vocab_padded, m.seq_len);
+    let (h, f, v, t) = (m.hidden, m.ffn_hidden, m.vocab_padded, m.context());
     let (q, qkv, d) = (m.heads().query_width(), m.heads().qkv_width(), m.heads().dim);
     let (pos, norm, f1) = (m.position == Position::Learned, m.embedding_layernorm, m.ffn_rows());
     let (tied, own, yes, no) = (m.tied_head, !m.tied_head, true, false);
     let (shift, qk) = (m.norm == NormKind::Layer, m.qk_norm);
     let (bias, qkvb) = (m.bias == Bias::All, m.bias != Bias::None);
+    let projb = bias || m.bias == Bias::Attention;
     let both = norm && shift;
     let rows = [
         //if     weight        name                 module rows cols split  init      decay vocab tied
@@ -141,7 +142,7 @@ pub fn table(m: &Model) -> Vec<ParamSpec> {
         (qk,     QNorm,        "attn.q_norm.scale", Block, 1,   d,   Whole, One,      no,   no,   no),
         (qk,     KNorm,        "attn.k_norm.scale", Block, 1,   d,   Whole, One,      no,   no,   no),
         (yes,    ProjW,        "attn.proj.weight",  Block, h,   q,   Cols,  Residual, yes,  no,   no),
-        (bias,   ProjB,        "attn.proj.bias",    Block, 1,   h,   Whole, Zero,     no,   no,   no),
+        (projb,  ProjB,        "attn.proj.bias",    Block, 1,   h,   Whole, Zero,     no,   no,   no),
         (yes,    Ln2Scale,     "ln2.scale",         Block, 1,   h,   Whole, One,      no,   no,   no),
         (shift,  Ln2Shift,     "ln2.shift",         Block, 1,   h,   Whole, Zero,     no,   no,   no),
         (yes,    Fc1W,         "mlp.fc1.weight",    Block, f1,  h,   Rows,  Normal,   yes,  no,   no),

@@ -79,8 +79,9 @@ fn shape(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usi
         let what = format!("logits is {logits:?}, of these input_ids and model {needed:?}");
         return Err(wrong(reference, what).into());
     }
-    if tokens > m.model.seq_len {
-        let what = format!("samples of {tokens} tokens, model.seq_len is {}", m.model.seq_len);
+    if tokens > m.model.context() {
+        let key = if m.model.positions.is_some() { "positions" } else { "seq_len" };
+        let what = format!("samples of {tokens} tokens, model.{key} is {}", m.model.context());
         return Err(wrong(reference, what).into());
     }
     Ok([samples, tokens])

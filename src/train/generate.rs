@@ -58,7 +58,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
         tracing::debug!("the text begins after token {end}, the end of another document");
         prompt.insert(0, end);
     } // else the tokenizer begins every text with a token of its own
-    let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.seq_len);
+    let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.context());
     // Inference runs in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;

@@ -12,7 +12,7 @@ use checkpoint::aside::{self, Kind};
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use checkpoint::{self, DataId};
 use engine::{model_dtype, saved_shape};
-use manifest::{self, Loaded, Manifest, Model, Position};
+use manifest::{self, Loaded, Manifest, Model};
 use model::{Layout, ModelShard, Param};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -167,9 +167,7 @@ impl Source<'_> {
     fn manifest(&self, run: &Path) -> String {
         let HfConfig { family, model, positions, .. } = &self.config;
         let mut model = model.clone();
-        if !matches!(model.position, Position::Learned) {
-            model.seq_len = model.seq_len.min(LONGEST);
-        }
+        model.seq_len = model.seq_len.min(LONGEST);
         let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
         let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let name = match name.starts_with('.') || !name.chars().all(plain) || name.len() > 200 {
@@ -234,9 +232,11 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
         Some(other) => other.to_string(),
     };
     let keys = theirs.keys().chain(ours.keys().filter(|key| !theirs.contains_key(*key)));
-    let table = theirs.get("position").is_some_and(|position| position == "learned");
     let free = |key: &&String| resume::FREE.contains(&format!("model.{key}").as_str());
-    for key in keys.filter(|key| !free(key) && (table || *key != "seq_len")) {
+    for key in keys.filter(|key| {
+        // Without a table of positions there, another position is the mistake.
+        !free(key) && *key != "seq_len" && (*key != "positions" || theirs.contains_key(*key))
+    }) {
         let (theirs, ours) = (text(theirs.get(key)), text(ours.get(key)));
         if theirs != ours {
             problems.add(

@@ -66,7 +66,7 @@ const RULES: &[(&str, Change)] = &[
     ("train.seed",          Change::Reject),
 ];
 
-/// Settings of a model that its weights leave open; and seq_len, where positions have no table.
+/// Settings of a model that its weights leave open; seq_len is another.
 pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
 
 /// The checkpoint to resume from: the one that was `asked` for, else the newest; None for a new
@@ -287,11 +287,11 @@ fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
 fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Result<Vec<String>> {
     let (mut saved, mut now) = (flat(saved)?, flat(now)?);
     of_one_optimizer(&mut saved, &mut now);
+    [&mut saved, &mut now].into_iter().for_each(name_positions);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
-    let table = saved.get("model.position").is_some_and(|position| position.contains("learned"));
     let free = |key: &str| {
         let chosen = FREE.iter().any(|free| key.starts_with(*free));
-        !key.starts_with("model.") || chosen || key == "model.seq_len" && !table
+        !key.starts_with("model.") || chosen || key == "model.seq_len"
     };
     let none = "nothing".to_string();
     let value = |of: &BTreeMap<String, String>, key| of.get(key).unwrap_or(&none).clone();
@@ -325,6 +325,15 @@ fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Resul
         );
     }
     Ok(problems.or(warnings)?)
+}
+
+/// Writes out the rows of a table of learned positions: seq_len, where they are not given.
+fn name_positions(keys: &mut BTreeMap<String, String>) {
+    let learned = keys.get("model.position").is_some_and(|position| position.contains("learned"));
+    let rows = keys.get("model.seq_len").filter(|_| learned).cloned();
+    if let Some(rows) = rows {
+        keys.entry("model.positions".to_string()).or_insert(rows);
+    }
 }
 
 /// Under another optimizer, which is said apart, leaves the settings that both have.

@@ -92,7 +92,7 @@ fn check(name: &str, precision: &str, parts: &[&str]) {
     for file in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
         assert_eq!(fs::read(out.join(file)).unwrap(), fs::read(from.join(file)).unwrap(), "{file}");
     }
-    let (ours, theirs) = (config(&out), config(&from));
+    let (ours, theirs) = (config(&out), one_factor(config(&from)));
     for (key, value) in theirs.as_object().unwrap() {
         assert!(same(&ours[key], value), "{key} was {value}, is {}", ours[key]);
     }
@@ -107,6 +107,18 @@ fn check(name: &str, precision: &str, parts: &[&str]) {
         tensors(&lab.path(folder)).0.into_values().next().unwrap().0
     };
     assert_eq!([half("f32", "f32"), half("bf16", "bf16")], ["F32", "BF16"]);
+}
+
+/// YaRN's `mscale` and `mscale_all_dim` as the factor that they are.
+fn one_factor(mut config: Value) -> Value {
+    let rope = config["rope_parameters"].as_object_mut().unwrap();
+    let scales = ["mscale", "mscale_all_dim"].map(|key| rope.remove(key));
+    if let [Some(one), Some(all)] = scales {
+        let factor = rope["factor"].as_f64().unwrap();
+        let scale = |mscale: Value| 0.1 * mscale.as_f64().unwrap() * factor.ln() + 1.0;
+        rope.insert("attention_factor".to_string(), json!(scale(one) / scale(all)));
+    }
+    config
 }
 
 /// Numbers by value, and each of an object's.
@@ -158,6 +170,45 @@ fn qwen2_with_biases_a_window_and_a_tied_head() {
 #[test]
 fn qwen3_in_bf16_with_norms_of_heads_and_yarn() {
     check("qwen3", "bf16", &["family: qwen3\n", "qk_norm: true\n", "yarn:\n", "head_dim: 8\n"]);
+}
+
+#[test]
+fn llama_with_biases_of_attention_alone_and_scaled_yarn() {
+    let parts =
+        ["family: llama\n", "bias: attention\n", "truncate: false\n", "attention_factor: 1.129"];
+    check("llama-bias", "f32", &parts);
+}
+
+#[test]
+fn qwen3_with_biases_of_attention_and_norms_of_heads() {
+    check("qwen3-bias", "f32", &["family: qwen3\n", "bias: attention\n", "qk_norm: true\n"]);
+}
+
+/// `_compute_yarn_parameters` of transformers 5.24, heads of 32, an original length of 2,048 or
+/// 4,096: the factor of cosines and sines.
+#[test]
+fn yarns_attention_factor_is_that_of_transformers() {
+    let folder = tempfile::tempdir().unwrap();
+    let factor = |rope: Value| {
+        let mut config = config(&fixture("qwen3"));
+        let table = config["rope_parameters"].as_object_mut().unwrap();
+        table.extend(rope.as_object().unwrap().clone());
+        fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        let Position::Rope(rope) = read_config(folder.path()).unwrap().model.position else {
+            panic!("qwen3 turns");
+        };
+        let Some(RopeScaling::Yarn(yarn)) = rope.scaling else { panic!("{rope:?}") };
+        yarn.attention_factor
+    };
+    let both = json!({"factor": 4.0, "mscale": 1.5, "mscale_all_dim": 0.5});
+    assert!((factor(both).unwrap() - 1.1296432507391427).abs() < 1e-15);
+    let deep = json!({"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0});
+    assert!((factor(deep).unwrap() - 0.9210423553163399).abs() < 1e-15);
+    // One alone and 0 count as none there.
+    assert_eq!(factor(json!({"mscale": 1.5})), None);
+    assert_eq!(factor(json!({"mscale": 1.5, "mscale_all_dim": 0})), None);
+    let given = json!({"mscale": 1.5, "mscale_all_dim": 0.5, "attention_factor": 1.2});
+    assert_eq!(factor(given), Some(1.2));
 }
 
 /// A copy of a fixture without its logits.
@@ -279,9 +330,18 @@ fn train(lab: &Lab, run: &str, more: &[&str]) -> Vec<f64> {
 
 #[test]
 fn an_imported_llama_trains_on_a_grid_as_on_one_rank_and_goes_out_again() {
+    trains_on_a_grid("llama");
+}
+
+#[test]
+fn biases_of_attention_train_on_a_grid_as_on_one_rank() {
+    trains_on_a_grid("llama-bias");
+}
+
+fn trains_on_a_grid(name: &str) {
     let lab = Lab::new();
     for run in ["one", "grid"] {
-        import(&lab, &fixture("llama"), run, &[]).expect(0, &[]);
+        import(&lab, &fixture(name), run, &[]).expect(0, &[]);
     }
     let grid = "topology={tensor: 2, pipeline: 2, data: 2, zero: 1}";
     let (one, grid) = (train(&lab, "one", &[]), train(&lab, "grid", &[grid]));
@@ -290,7 +350,7 @@ fn an_imported_llama_trains_on_a_grid_as_on_one_rank_and_goes_out_again() {
     }
     assert!(one[19] < one[0] - 0.2, "it learns: {} to {}", one[0], one[19]);
     lab.gptrain(&["export", "grid", "--output", "out"]).expect(0, &[]);
-    let ((after, files), (before, _)) = (tensors(&lab.path("out")), tensors(&fixture("llama")));
+    let ((after, files), (before, _)) = (tensors(&lab.path("out")), tensors(&fixture(name)));
     assert_eq!(files, 1, "5 GB fit into a file");
     for (key, (dtype, shape, bytes)) in &before {
         let (dtype_now, shape_now, bytes_now) = &after[key];
@@ -330,16 +390,22 @@ fn another_family_may_say_what_a_models_own_cannot() {
     let lab = Lab::new();
     let llama = "model={family: llama, layers: 2, hidden: 32, heads: 4, kv_heads: 2, vocab: 64, \
                  seq_len: 16, ffn_hidden: 24";
-    for (parts, kind) in [("window: 8", "mistral"), ("bias: qkv", "qwen2"), ("bias: all", "llama")]
-    {
-        let sets = [&format!("{llama}, {parts}}}"), "train.steps=2", &format!("log.folder={kind}")];
+    let cases = [
+        ("window: 8", "mistral"),
+        ("bias: qkv", "qwen2"),
+        ("bias: all", "llama"),
+        ("bias: attention", "llama"),
+        ("bias: attention, qk_norm: true", "qwen3"),
+    ];
+    for (number, (parts, kind)) in cases.into_iter().enumerate() {
+        let [run, out, again] = ["run", "out", "again"].map(|name| format!("{name}{number}"));
+        let sets = [&format!("{llama}, {parts}}}"), "train.steps=2", &format!("log.folder={run}")];
         lab.run(&sets).expect(0, &[]);
-        let out = format!("{kind}-out");
-        lab.gptrain(&["export", kind, "--output", &out]).expect(0, &[]);
+        lab.gptrain(&["export", &run, "--output", &out]).expect(0, &[]);
         assert_eq!(config(&lab.path(&out))["model_type"], kind);
-        import(&lab, &lab.path(&out), &format!("{kind}-again"), &[]).expect(0, &[]);
+        import(&lab, &lab.path(&out), &again, &[]).expect(0, &[]);
         let model = |run: &str| loaded(&lab.path(run)).manifest.model;
-        let (before, after) = (model(kind), model(&format!("{kind}-again")));
+        let (before, after) = (model(&run), model(&again));
         assert_eq!((before.window, before.bias), (after.window, after.bias));
     }
     let both = format!("{llama}, window: 8, bias: all}}");

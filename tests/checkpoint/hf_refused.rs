@@ -58,7 +58,8 @@ fn configurations_that_are_not_gptrains_are_named() {
         ("rms_norm_eps", json!("1e-5"), &["rms_norm_eps is \"1e-5\""]),
         ("tie_word_embeddings", json!("false"), &["tie_word_embeddings is \"false\""]),
         ("hidden_act", json!("gelu"), &["hidden_act is \"gelu\""]),
-        ("attention_bias", json!(true), &["attention_bias is true"]),
+        ("attention_bias", json!(true), &["self_attn.o_proj.bias is missing"]),
+        ("mlp_bias", json!(true), &["mlp_bias is true"]),
         ("attention_dropout", json!(1.5), &["attention_dropout is 1.5"]),
         ("quantization_config", json!({"bits": 4}), &["quantization_config is"]),
         ("rope_interleaved", json!(true), &["rope_interleaved is true"]),
@@ -71,6 +72,7 @@ fn configurations_that_are_not_gptrains_are_named() {
         ("rope_parameters.factor", json!(null), &["rope_parameters.factor is null"]),
         ("rope_parameters.factor", json!("4"), &["rope_parameters.factor is \"4\""]),
         ("rope_parameters.mscale", json!(0.7), &["rope_parameters.mscale is 0.7"]),
+        ("rope_parameters.truncate", json!(false), &["rope_parameters.truncate is false"]),
         ("rope_parameters.partial_rotary_factor", json!(0.5), &["partial_rotary_factor is 0.5"]),
     ];
     for (key, value, words) in cases {
@@ -83,7 +85,11 @@ fn configurations_that_are_not_gptrains_are_named() {
     refused(&lab, "qwen2", set("layer_types", mixed), &["sliding_window is 7"]);
     let strange = json!(["full_attention", "chunked_attention"]);
     refused(&lab, "qwen2", set("layer_types", strange), &["layer_types is"]);
-    refused(&lab, "qwen3", set("attention_bias", json!(true)), &["attention_bias is true"]);
+    refused(&lab, "qwen3", set("attention_bias", json!(true)), &["q_proj.bias is missing"]);
+    let scale = set("rope_parameters.mscale", json!(-1));
+    refused(&lab, "qwen3", scale, &["rope_parameters.mscale is -1"]);
+    let whole = set("rope_parameters.truncate", json!("no"));
+    refused(&lab, "qwen3", whole, &["rope_parameters.truncate is \"no\""]);
     let text = |text: &'static str| move |f: &Path| fs::write(f.join("config.json"), text).unwrap();
     refused(&lab, "llama", text("[]"), &["config.json: not a JSON object"]);
     refused(&lab, "llama", text("{\"rms_norm_eps\": NaN}"), &["config.json: not a JSON object"]);

@@ -19,6 +19,7 @@
 //! | `format1` | checkpoints of format 1 are read, and gone on from bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
 //! | `hf` | folders of Hugging Face's transformers, in and out: GPT-2 and BLOOM |
+//! | `hf_positions` | GPT-2 that goes on with samples shorter than its table of positions |
 //! | `hf_llama` | the same of Llama, Mistral, Qwen2 and Qwen3, which also go on training |
 //! | `hf_mup` | models of µP, whose factors go into the weights |
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
@@ -43,6 +44,7 @@ mod grids;
 mod hf;
 mod hf_llama;
 mod hf_mup;
+mod hf_positions;
 mod hf_refused;
 mod inspect;
 mod late;

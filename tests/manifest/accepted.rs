@@ -49,6 +49,7 @@ fn a_llama_family_has_its_parts_and_each_may_be_set_apart() {
         beta_fast: 16.0,
         beta_slow: 1.0,
         attention_factor: Some(1.5),
+        truncate: true,
     };
     assert_eq!((rope.theta, rope.scaling), (5e5, Some(RopeScaling::Yarn(rule))));
 }
@@ -282,7 +283,7 @@ fn the_effective_manifest_loads_back_to_the_same() {
         &["model.position={rope: {scaling: {linear: {factor: 3}}}}"],
         &[
             "model.position={rope: {scaling: {yarn: {factor: 3, original_seq_len: 9, beta_fast: 8, \
-           beta_slow: 2, attention_factor: 1.25}}}}",
+           beta_slow: 2, attention_factor: 1.25, truncate: false}}}}",
             "model.qk_norm=true",
             "model.ffn=swiglu",
         ],
@@ -298,6 +299,7 @@ fn the_effective_manifest_loads_back_to_the_same() {
             "optimizer={adam8bit: {beta1: 0.8, beta2: 0.99, eps: 1e-6, weight_decay: 0.01, clip: 0, \
              block: 32}}",
         ],
+        &["model.positions=400", "model.bias=attention"],
     ];
     for sets in sets {
         let loaded = with(sets);

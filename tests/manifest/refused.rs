@@ -567,6 +567,16 @@ fn parts_of_a_model_that_do_not_fit_are_refused() {
         "--set model.gelu: model.gelu exact is for ffn: gelu, and ffn is swiglu → remove it, or set \
          model.ffn to gelu",
     );
+    assert_eq!(
+        complaints(GOOD, &["model.position=rope", "model.positions=4096"]),
+        "--set model.positions: model.positions is for position: learned, and model.position is rope \
+         → remove model.positions",
+    );
+    check_set(
+        "model.positions=12",
+        "--set model.positions: model.positions 12 is less than model.seq_len 128 → set \
+         model.seq_len to 12 or less, or model.positions to 128 or more",
+    );
     check_set(
         "model.position={rope: {scaling: {dynamic: {factor: 2}}}}",
         "--set model.position: scaling dynamic (NTK) turns a token by an angle that depends on the \

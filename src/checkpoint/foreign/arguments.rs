@@ -39,7 +39,6 @@ const OF_THE_OLD_RUN: &[&str] = &[
     "lr_warmup_iters",
     "lr_decay_samples",
     "lr_decay_iters",
-    "max_position_embeddings",
     "encoder_seq_length",
     "padded_vocab_size",
     "use_checkpoint_lr_scheduler",
@@ -163,7 +162,12 @@ impl<'t> Arguments<'t> {
         if let Some(width) = self.get("ffn_hidden_size").map(|v| v.count()).transpose()? {
             settings.set("model.ffn_hidden", width, "ffn_hidden_size");
         }
-        settings.set("model.seq_len", self.count("seq_length")?, "seq_length");
+        let seq_len = self.count("seq_length")?;
+        settings.set("model.seq_len", seq_len, "seq_length");
+        let rows = self.get("max_position_embeddings").map(|rows| rows.count()).transpose()?;
+        if let Some(rows) = rows.filter(|rows| name == "learned" && *rows != seq_len) {
+            settings.set("model.positions", rows, "max_position_embeddings");
+        }
         settings.set("model.position", name, "position_embedding_type");
         let norm = self.is_set("embed_layernorm");
         settings.set("model.embedding_layernorm", norm, "embed_layernorm");

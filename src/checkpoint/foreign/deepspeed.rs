@@ -385,7 +385,6 @@ impl ForeignRun for Folder {
                 None => add(format!("no stage's param_shapes has {name}")),
                 Some(place) => {
                     let shape = if param.spec.rows == 1 { vec![cols] } else { vec![rows, cols] };
-                    // A table of positions may be longer than a sample.
                     if place.shape != shape {
                         add(format!("{name} is {:?}, args makes it {shape:?}", place.shape));
                     }

@@ -13,8 +13,8 @@ use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
     Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr,
-    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Precision, Restart, Slurm, Topology,
-    Train,
+    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Position, Precision, Restart, Slurm,
+    Topology, Train,
 };
 use std::path::Path;
 
@@ -30,6 +30,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let model = raw.model.unwrap_or_default();
     shape::written(&model, report);
     let model = Model::read(model, topology.tensor);
+    shape::positions(&model, report);
     shape::heads(&model, report);
     let batch = Batch::read(raw.batch.unwrap_or_default(), report);
     time::batch(&batch, topology.data, report);
@@ -120,7 +121,12 @@ pub fn model_section(model: &Model) -> String {
 /// that equal models have equal settings.
 pub fn model_settings(model: &Model) -> serde_json::Map<String, serde_json::Value> {
     let heads = model.heads();
-    let full = Model { kv_heads: Some(heads.kv), head_dim: Some(heads.dim), ..model.clone() };
+    let full = Model {
+        kv_heads: Some(heads.kv),
+        head_dim: Some(heads.dim),
+        positions: (model.position == Position::Learned).then(|| model.context()),
+        ..model.clone()
+    };
     // Converts through text, which keeps the f32 as written: 0.1, not 0.10000000149.
     let text = serde_json::to_string(&full.written()).expect("plain structs are always written");
     serde_json::from_str(&text).expect("an object was written")

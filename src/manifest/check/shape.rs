@@ -143,6 +143,24 @@ pub fn fp8(
     }
 }
 
+/// Checks that the table of learned positions has a row for each token of a sample.
+pub fn positions(model: &Model, report: &mut Report) {
+    let Some(rows) = model.positions else { return };
+    let (key, seq_len) = ("model.positions", model.seq_len);
+    if !report.sound(&[key, "model.seq_len", "model.position"]) {
+        return;
+    }
+    if model.position != Position::Learned {
+        let name = model.position.name().name();
+        let what = format!("{key} is for position: learned, and model.position is {name}");
+        report.between(&[key, "model.position"], what, format!("remove {key}"));
+    } else if rows < seq_len {
+        let what = format!("{key} {rows} is less than model.seq_len {seq_len}");
+        let remedy = format!("set model.seq_len to {rows} or less, or {key} to {seq_len} or more");
+        report.between(&[key, "model.seq_len"], what, remedy);
+    }
+}
+
 pub fn heads(model: &Model, report: &mut Report) {
     groups(model, report);
     columns(model, report);

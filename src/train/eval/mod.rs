@@ -121,8 +121,9 @@ fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
 impl Exam {
     fn read(options: &Options, m: &Manifest, run: Option<&Manifest>) -> anyhow::Result<Exam> {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
-        if m.model.position == Position::Learned && seq_len > m.model.seq_len {
-            let what = format!("{seq_len} is more than the model's {} positions", m.model.seq_len);
+        if m.model.position == Position::Learned && seq_len > m.model.context() {
+            let rows = m.model.context();
+            let what = format!("{seq_len} is more than the model's {rows} positions");
             return Err(Problems::one("--seq-len", what, "say fewer").into());
         }
         let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;

@@ -53,8 +53,13 @@ pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
     // One that the manifest names and is not there is reported when it is needed.
     let chosen = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
     m.data.tokenizer = chosen.or(m.data.tokenizer);
-    if m.model.position != Position::Learned {
-        m.model.seq_len = options.seq_len.unwrap_or(m.model.seq_len); // no weight has this size
+    let asked = options.seq_len.unwrap_or(m.model.seq_len);
+    match m.model.position {
+        Position::Learned => {
+            m.model.positions = Some(m.model.context());
+            m.model.seq_len = asked.min(m.model.context());
+        }
+        _ => m.model.seq_len = asked, // no weight has this size
     }
     let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
     let gridded = options.sets.iter().any(|set| set.starts_with("topology"));

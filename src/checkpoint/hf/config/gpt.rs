@@ -55,7 +55,7 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         _ => json!({
             "n_embd": m.hidden,
             "n_inner": m.ffn_hidden,
-            "n_positions": m.seq_len,
+            "n_positions": m.context(),
             "activation_function": if m.gelu == Gelu::Tanh { "gelu_new" } else { "gelu" },
             "embd_pdrop": plain(m.dropout.embedding),
             "attn_pdrop": plain(m.dropout.attention),
@@ -126,6 +126,7 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
     };
     let plain = Model::with_defaults(family, sizes, 1);
     let model = Model {
+        positions: (!bloom).then_some(sizes.seq_len),
         ffn_hidden: ffn.unwrap_or(4 * hidden),
         tied_head: config.flag("tie_word_embeddings").unwrap_or(true),
         gelu,

@@ -123,13 +123,11 @@ fn bias(config: &mut Reader, family: Family) -> Bias {
     let mlp = config.flag("mlp_bias").unwrap_or(false);
     match (family, attention, mlp) {
         (Family::Llama, true, true) => Bias::All,
-        (Family::Llama, false, false) => Bias::None,
-        (Family::Llama, ..) => {
-            config.wrong("attention_bias", "mlp_bias must be the same: gptrain has biases or none");
-            Bias::None
-        }
-        (Family::Qwen3, true, _) => {
-            config.wrong("attention_bias", "gptrain's Qwen3 has no biases");
+        (Family::Llama | Family::Qwen3, true, _) => Bias::Attention,
+        (Family::Llama, false, true) => {
+            let remedy = "no model.bias is that of the feed-forward layer alone: set \
+                          attention_bias to true, and give the weights q, k, v and o biases of 0";
+            config.wrong("mlp_bias", remedy);
             Bias::None
         }
         (Family::Qwen2, ..) => Bias::Qkv,
@@ -191,7 +189,8 @@ pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
     let attention = match family {
         Family::Qwen2 => m.bias != Bias::Qkv,
         Family::Llama => m.bias == Bias::Qkv,
-        _ => m.bias != Bias::None,
+        Family::Qwen3 => !matches!(m.bias, Bias::None | Bias::Attention),
+        Family::Gpt2 | Family::Bloom | Family::Mistral => m.bias != Bias::None,
     };
     let qwen3 = family == Family::Qwen3;
     let all = [
@@ -226,10 +225,11 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         "use_cache": true,
     });
     let sliding = if m.window.is_some() { "sliding_attention" } else { "full_attention" };
+    let attention = m.bias != Bias::None;
     let own = match family {
         Family::Llama => {
-            let bias = m.bias == Bias::All;
-            json!({"attention_bias": bias, "mlp_bias": bias, "pretraining_tp": 1})
+            let mlp = m.bias == Bias::All;
+            json!({"attention_bias": attention, "mlp_bias": mlp, "pretraining_tp": 1})
         }
         Family::Mistral => json!({"sliding_window": m.window}),
         _ => json!({
@@ -244,7 +244,7 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         config.insert("max_window_layers".to_string(), json!(0)); // those without one come first
     }
     if family == Family::Qwen3 {
-        config.insert("attention_bias".to_string(), json!(false));
+        config.insert("attention_bias".to_string(), json!(attention));
     }
     rope::write(&rope, config);
     std::mem::take(config)

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 const THETA: f64 = 10_000.0;
 
 /// Keys of the table that are read, and those that say nothing new of a kind.
-const KEYS: [&str; 13] = [
+const KEYS: [&str; 15] = [
     "rope_type",
     "type",
     "rope_theta",
@@ -19,10 +19,15 @@ const KEYS: [&str; 13] = [
     "beta_fast",
     "beta_slow",
     "attention_factor",
+    "mscale",
+    "mscale_all_dim",
     "partial_rotary_factor",
     "truncate",
     "finetuned",
 ];
+
+/// Keys of YaRN's attention factor that DeepSeek's configurations have.
+const MSCALES: [&str; 2] = ["mscale", "mscale_all_dim"];
 
 /// `positions`: max_position_embeddings, YaRN's original length where it says none.
 pub fn read(config: &mut Reader, positions: usize) -> Rope {
@@ -74,7 +79,15 @@ fn contradictions(config: &mut Reader, new: &Map<String, Value>, old: &Map<Strin
 
 fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
     let kind = table.text("rope_type").or_else(|| table.text("type")).unwrap_or("default");
-    table.fixed(&[("partial_rotary_factor", json!(1.0)), ("truncate", json!(true))]);
+    table.fixed(&[("partial_rotary_factor", json!(1.0))]);
+    if kind != "yarn" {
+        table.fixed(&[("truncate", json!(true))]);
+        for key in MSCALES {
+            if table.get(key).is_some() {
+                table.wrong(key, "it belongs to rope_type yarn: remove it");
+            }
+        }
+    }
     let unknown = table.config.keys().find(|key| !KEYS.contains(&key.as_str()));
     if let Some(key) = unknown.filter(|key| table.get(key).is_some()) {
         table.wrong(key, "gptrain does not know this of RoPE");
@@ -89,13 +102,17 @@ fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
             high_freq_factor: table.number_in("high_freq_factor", 1e-3, 1e6).unwrap_or(4.0),
             original_seq_len: table.size(original),
         })),
-        "yarn" => Some(RopeScaling::Yarn(Yarn {
-            factor: factor(table),
-            original_seq_len: table.optional_size(original).unwrap_or(positions),
-            beta_fast: table.number_in("beta_fast", 1e-3, 1e6).unwrap_or(32.0),
-            beta_slow: table.number_in("beta_slow", 1e-3, 1e6).unwrap_or(1.0),
-            attention_factor: table.number_in("attention_factor", 1e-3, 1e3),
-        })),
+        "yarn" => {
+            let factor = factor(table);
+            Some(RopeScaling::Yarn(Yarn {
+                factor,
+                original_seq_len: table.optional_size(original).unwrap_or(positions),
+                beta_fast: table.number_in("beta_fast", 1e-3, 1e6).unwrap_or(32.0),
+                beta_slow: table.number_in("beta_slow", 1e-3, 1e6).unwrap_or(1.0),
+                attention_factor: attention_factor(table, factor),
+                truncate: table.flag("truncate").unwrap_or(true),
+            }))
+        }
         "dynamic" => {
             let why = "dynamic NTK turns by the length of what is read, so that training on short \
                        samples would be of another model: linear, llama3 and yarn are read";
@@ -107,6 +124,15 @@ fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
             None
         }
     }
+}
+
+/// YaRN's factor of queries and keys: as given, or from `mscale` and `mscale_all_dim`, which count
+/// only together (`_compute_yarn_parameters` of transformers). None for the default.
+fn attention_factor(table: &mut Reader, factor: f64) -> Option<f64> {
+    let given = table.number_in("attention_factor", 1e-3, 1e3);
+    let [one, all] = MSCALES.map(|key| table.number_in(key, 0.0, 1e3).unwrap_or(0.0));
+    let scale = |mscale: f64| 0.1 * mscale * factor.ln() + 1.0;
+    given.or((one > 0.0 && all > 0.0).then(|| scale(one) / scale(all)))
 }
 
 fn kind_key(table: &Reader) -> &'static str {
@@ -142,6 +168,9 @@ pub fn write(rope: &Rope, config: &mut Map<String, Value>) {
             });
             if let Some(factor) = rule.attention_factor {
                 table["attention_factor"] = json!(factor);
+            }
+            if !rule.truncate {
+                table["truncate"] = json!(false);
             }
             table
         }
