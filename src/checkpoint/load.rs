@@ -4,8 +4,8 @@ use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
 use super::validate;
-use anyhow::{Context, ensure};
-use base::in_order;
+use anyhow::Context;
+use base::{ensure_input, in_order};
 use engine::{
     Conversion, Engine, Frozen, MASTER, OptimizerRule, PENDING, Scale, StateSlice, StateSpec,
     TensorSlice,
@@ -131,7 +131,7 @@ pub fn load_weights(folder: &Path, weights: &Frozen) -> anyhow::Result<Progress>
 
 /// Fails with the findings about a checkpoint, if there are any.
 fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
-    ensure!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
+    ensure_input!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
     Ok(())
 }
 
@@ -215,7 +215,7 @@ impl Job<'_> {
     ) -> anyhow::Result<()> {
         from.read(buffer, self.tensor, state.name, self.rows.clone(), cols)?;
         // No step updates with non-finite numbers, so no run wrote these.
-        ensure!(
+        ensure_input!(
             state.dtype.finite(buffer.bytes()),
             "{}: the {} of {} contains non-finite numbers, in rows {}..{}",
             from.folder.display(),
