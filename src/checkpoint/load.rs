@@ -122,9 +122,21 @@ pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress
 
 /// Reads the master weights into frozen weights.
 pub fn load_weights(folder: &Path, weights: &Frozen) -> anyhow::Result<Progress> {
+    load_weights_with(folder, weights, &|_| ())
+}
+
+/// The same. Calls `loaded` with the number of bytes of each part in f32, as it is written.
+pub fn load_weights_with(
+    folder: &Path,
+    weights: &Frozen,
+    loaded: &dyn Fn(usize),
+) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
     sound(&checkpoint, &validate::weights(&checkpoint.index, weights.model()))?;
-    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| weights.write(slice, first, bytes);
+    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| {
+        weights.write(slice, first, bytes);
+        loaded(bytes.len());
+    };
     read_all(&checkpoint, &weights.slices(), None, put)?;
     Ok(checkpoint.index.progress)
 }

@@ -9,6 +9,7 @@
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes that are told at the start, readers that leave, paths |
 //! | `attacks` | what was found to make it panic, begin again or lose something |
+//! | `bars` | bars of long commands on a terminal |
 //! | `codes` | exit codes: every command against the table of docs/runs.md |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
 //! | `json` | `--json`: one object alone on standard output |
@@ -24,6 +25,7 @@
 mod common;
 
 mod attacks;
+mod bars;
 mod codes;
 mod compare;
 mod docs;

@@ -9,7 +9,13 @@ use std::path::Path;
 
 /// Reads the weights of this rank, parameter after parameter; an error tells all that is missing in
 /// the folder or too much.
-pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Result<()> {
+/// `loaded` is called with the number of bytes of each part in f32, as it is written.
+pub fn load_weights(
+    folder: &Path,
+    family: Family,
+    to: &Frozen,
+    loaded: &dyn Fn(usize),
+) -> anyhow::Result<()> {
     let (model, weights) = (to.model(), Weights::open(folder, family)?);
     let layout = Layout::new(model, ModelShard::whole(model));
     let shape = |param: &Param| saved_shape(param, model.vocab);
@@ -33,6 +39,7 @@ pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Resul
         let row = |row: usize| &values[row * width + cols.start..row * width + cols.end];
         let rows: Vec<f32> = slice.slice.rows().flat_map(row).copied().collect();
         to.write(&slice, 0, bytemuck::cast_slice(&rows));
+        loaded(size_of_val(&rows[..]));
     }
     Ok(())
 }
