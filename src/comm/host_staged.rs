@@ -23,7 +23,7 @@ impl HostStaged {
         HostStaged { device: cuda.device().clone(), host, memory: RefCell::default() }
     }
 
-    /// Uninitialised host buffers, one for each tensor.
+    /// Host buffers of unspecified content, one for each tensor. They are valid until the next call.
     fn buffers(&self, tensors: &[Tensor]) -> Vec<Tensor> {
         let words = |x: &Tensor| x.bytes().div_ceil(8);
         let mut memory = self.memory.borrow_mut();
@@ -41,12 +41,15 @@ impl HostStaged {
     }
 
     fn to_host(&self, from: Tensor, to: Tensor) {
-        // SAFETY: the buffer is as long as the tensor.
+        assert_eq!(from.bytes(), to.bytes(), "bytes staged");
+        // SAFETY: `to` is one of `buffers`, or a span of one: it has as many bytes (above) in `memory`,
+        // which does not move before the next call of `buffers`. The copy has ended on return.
         unsafe { self.device.copy_to_host(from.addr(), to.addr() as *mut c_void, to.bytes()) };
     }
 
     fn to_device(&self, from: Tensor, to: Tensor) {
-        // SAFETY: as above.
+        assert_eq!(from.bytes(), to.bytes(), "bytes staged");
+        // SAFETY: as in `to_host`, with `from` as the buffer.
         unsafe { self.device.copy_to_device(from.addr() as *const c_void, to.addr(), to.bytes()) };
     }
 }

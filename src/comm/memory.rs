@@ -1,6 +1,8 @@
 //! Element access to host tensors: copies in and out, and sums.
 //!
-//! No reference to a tensor's memory outlives a call, so a part may overlap its whole.
+//! No reference to a tensor's memory outlives a call, so a part may overlap its whole. The `unsafe`
+//! code below relies on `Tensor`'s promise, and on the callers, host groups: no other thread writes a
+//! tensor while its collective reads it, or accesses one that its collective writes.
 
 use base::DType;
 use device::Tensor;
@@ -72,24 +74,17 @@ impl Pool {
 
 /// Copies a tensor's elements to `to`, which has the same length.
 pub fn read(from: Tensor, to: &mut Buffer) {
-    // SAFETY: the tensor's memory is its arena's, and the caller's group orders who writes it.
-    let elements: &[u8] = unsafe {
-        match from.dtype {
-            DType::F32 => bytemuck::cast_slice(from.host::<f32>()),
-            DType::BF16 => bytemuck::cast_slice(from.host::<bf16>()),
-            DType::F16 => bytemuck::cast_slice(from.host::<f16>()),
-            DType::U8 => from.host::<u8>(),
-            DType::I32 => bytemuck::cast_slice(from.host::<i32>()),
-            DType::I64 => bytemuck::cast_slice(from.host::<i64>()),
-        }
-    };
-    to.bytes_mut().copy_from_slice(elements);
+    // SAFETY: the tensor has `bytes` bytes, mapped as it promises; no thread writes them before the
+    // slice ends, with this call.
+    let bytes = unsafe { std::slice::from_raw_parts(from.addr() as *const u8, from.bytes()) };
+    to.bytes_mut().copy_from_slice(bytes);
 }
 
 /// Overwrites a tensor's elements.
 pub fn write(from: &Buffer, to: Tensor) {
     assert_eq!(from.len, to.bytes());
-    // SAFETY: as in `read`; no other code uses an output while its collective runs.
+    // SAFETY: the tensor has as many bytes as the buffer (above), mapped as it promises. A buffer is
+    // memory of its own, so the two do not overlap; no other thread accesses the tensor meanwhile.
     unsafe {
         std::ptr::copy_nonoverlapping(from.bytes().as_ptr(), to.addr() as *mut u8, from.len);
     }
@@ -99,7 +94,8 @@ pub fn write(from: &Buffer, to: Tensor) {
 pub fn copy(from: Tensor, to: Tensor) {
     assert_eq!(from.bytes(), to.bytes());
     if from.addr() != to.addr() {
-        // SAFETY: as in `write`; `copy` allows overlap.
+        // SAFETY: both tensors have as many bytes (above), mapped as they promise, and may overlap
+        // (`ptr::copy`); no other thread accesses `to` or writes `from` meanwhile.
         unsafe {
             std::ptr::copy(from.addr() as *const u8, to.addr() as *mut u8, from.bytes());
         }
@@ -110,17 +106,18 @@ pub fn copy(from: Tensor, to: Tensor) {
 pub fn sum(parts: &[Option<Buffer>], x: Tensor) {
     match x.dtype {
         DType::F32 => {
-            // SAFETY: as in `write`.
+            // SAFETY: mapped as the tensor promises; the slice ends with this call, and no other
+            // thread accesses the tensor before. The parts are buffers, memory of their own.
             let x = unsafe { x.host_mut::<f32>() };
             sum_as(parts, x, |v: f32| v as f64, |v| v as f32);
         }
         DType::BF16 => {
-            // SAFETY: as in `write`.
+            // SAFETY: as above.
             let x = unsafe { x.host_mut::<bf16>() };
             sum_as(parts, x, bf16::to_f32, bf16::from_f32);
         }
         DType::F16 => {
-            // SAFETY: as in `write`.
+            // SAFETY: as above.
             let x = unsafe { x.host_mut::<f16>() };
             sum_as(parts, x, f16::to_f32, f16::from_f32);
         }

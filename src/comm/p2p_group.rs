@@ -66,7 +66,7 @@ impl P2pGroup {
     }
 
     fn run_blocking(&self, collective: Collective) {
-        let _waiting = self.members.endpoint.recorder.waiting();
+        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
         let call = self.start(collective, false);
         self.raise_on_error(self.members.run_collective(call, collective));
     }
@@ -100,7 +100,7 @@ impl Group for P2pGroup {
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let _waiting = self.members.endpoint.recorder.waiting();
+        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
         let calls: Vec<Call> = messages.iter().map(|m| self.start_message(m, false)).collect();
         for (message, call) in messages.iter().zip(&calls) {
             if let Message::Send { to, x } = *message {
@@ -139,7 +139,7 @@ impl Group for P2pGroup {
         if pending.job == 0 {
             return;
         }
-        let _waiting = self.members.endpoint.recorder.waiting();
+        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
         self.members.endpoint.recorder.mark_waited(pending.event);
         let done = self.resources.queue(queue, |queue| queue.done());
         self.raise_on_error(done.wait(pending.job));

@@ -7,7 +7,7 @@ use base::DType;
 use device::Tensor;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 /// Events kept per rank.
@@ -79,6 +79,7 @@ struct State {
     node: String,
     coord: String,
     waited: Waited,
+    waits: BTreeMap<String, f64>,
     busy: VecDeque<BusyWindow>,
 }
 
@@ -95,12 +96,13 @@ pub struct Waited {
 /// Guard that counts time as waiting of the rank's own thread until it is dropped.
 pub(super) struct Waiting<'a> {
     recorder: &'a Recorder,
+    group: &'a str,
     since: Instant,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.recorder.state.lock().waited.host += self.since.elapsed().as_secs_f64();
+        self.recorder.host_waited(self.group, self.since.elapsed().as_secs_f64());
     }
 }
 
@@ -116,6 +118,7 @@ impl Default for Recorder {
             node: String::new(),
             coord: String::new(),
             waited: Waited::default(),
+            waits: BTreeMap::new(),
             busy: VecDeque::new(),
         };
         Recorder { born: Instant::now(), state: Mutex::new(state) }
@@ -164,9 +167,23 @@ impl Recorder {
         state.log.push_back(line);
     }
 
-    /// Starts counting time as waiting of the rank's own thread.
-    pub(super) fn waiting(&self) -> Waiting<'_> {
-        Waiting { recorder: self, since: Instant::now() }
+    /// Starts counting time as waiting of the rank's own thread in a group.
+    pub(super) fn waiting<'a>(&'a self, group: &'a str) -> Waiting<'a> {
+        Waiting { recorder: self, group, since: Instant::now() }
+    }
+
+    fn host_waited(&self, group: &str, seconds: f64) {
+        let mut state = self.state.lock();
+        state.waited.host += seconds;
+        match state.waits.get_mut(group) {
+            Some(sum) => *sum += seconds,
+            None => drop(state.waits.insert(group.to_string(), seconds)),
+        }
+    }
+
+    /// Seconds that the rank's own thread has waited so far, by group.
+    pub fn waits(&self) -> BTreeMap<String, f64> {
+        self.state.lock().waits.clone()
     }
 
     /// Adds waiting time of the GPU's compute stream.

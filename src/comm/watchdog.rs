@@ -52,6 +52,6 @@ pub(super) fn end_process(failed: &Failed) -> ! {
         base::warn!("gptrain: {failed}");
     }
     let _ = std::io::stdout().flush();
-    // SAFETY: does not return.
+    // SAFETY: takes a number and does not return; no destructor or exit handler runs.
     unsafe { libc::_exit(Failed::EXIT_CODE.into()) }
 }

@@ -6,25 +6,27 @@ use std::alloc::{GlobalAlloc, Layout, System};
 /// For `#[global_allocator]`.
 pub struct OrMessage;
 
-// SAFETY: every call is the system's, with its arguments; a null is not returned.
+// SAFETY: memory is the system allocator's, by calls with the same arguments. In place of a null the
+// process ends, without unwinding and without allocating (`refused`).
 unsafe impl GlobalAlloc for OrMessage {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's layout has a size above 0, as `System` asks for.
         there(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: as in `alloc`.
         there(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller has `memory` with this layout from here, that is from `System`; `size` is
+        // above 0 and does not overflow when rounded up to the alignment.
         there(unsafe { System.realloc(memory, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller has `memory` with this layout from here, that is from `System`.
         unsafe { System.dealloc(memory, layout) }
     }
 }
@@ -50,10 +52,10 @@ fn refused(bytes: usize) -> ! {
         REMEDY.as_bytes(),
     ];
     for part in parts {
-        // SAFETY: the bytes are there for the call. If the write fails, the exit code remains.
+        // SAFETY: `part` has `len` bytes to read. If the write fails, the exit code remains.
         unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
     }
-    // SAFETY: it takes a number, and runs nothing more of this process.
+    // SAFETY: takes a number and does not return; no destructor or exit handler runs.
     unsafe { libc::_exit(1) }
 }
 

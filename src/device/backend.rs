@@ -1,8 +1,8 @@
 //! Trait of a device: its memory, copies, graphs and ops.
 
 use super::{
-    AdafactorOps, Attend, Dropout, Epilogue, Fp8Ops, Gemm, Home, Logits, MuonOps, Norm, Out,
-    QueryKey, Tensor, ZLoss,
+    AdafactorOps, Attend, Dropout, Epilogue, Fp8Ops, Gemm, Home, Logits, MuonOps, Norm, OpTimes,
+    Out, QueryKey, Section, Tensor, ZLoss,
 };
 use base::{Bytes, DType, Gelu, decayed, div_exact};
 use std::sync::Arc;
@@ -227,6 +227,20 @@ pub trait Backend: AdafactorOps + MuonOps + Fp8Ops {
     /// Whether tensors have contents: not on a device that only counts.
     fn has_contents(&self) -> bool {
         true
+    }
+    /// Sets the section of the step that the following ops belong to.
+    fn enter(&self, section: Section) {
+        let _ = section;
+    }
+    /// Times each of the following ops until `take_times`. Returns false if the device cannot; a GPU
+    /// can if it is `alone`, without collectives between its ops.
+    fn time_ops(&self, alone: bool) -> bool {
+        let _ = alone;
+        false
+    }
+    /// Stops timing, and returns the seconds of the ops since `time_ops`.
+    fn take_times(&self) -> OpTimes {
+        OpTimes::default()
     }
     /// Waits until everything enqueued so far is done.
     fn sync(&self) -> anyhow::Result<()>;

@@ -2,47 +2,21 @@
 //! the FLOPs and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, Coded, Dropout, Epilogue, Fp8Ops,
-    Fp8Scaling, FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Logits, MatrixPart, Momentum, MuonOps,
-    Norm, Out, OutOfMemory, Quantized, QueryKey, Scaler, Scaling, SecondMoment, StepLimits, Tensor,
-    Transfer, Visible, ZLoss, cuda,
+    Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, COPIES, Coded, Dropout, Epilogue,
+    FP8_PRODUCT, Fp8Ops, Fp8Scaling, FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Logits,
+    MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, Quantized, QueryKey, Scaler, Scaling,
+    SecondMoment, Section, StepLimits, Tally, Tensor, Transfer, Visible, Work, ZLoss, cuda,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::BTreeMap;
 use std::time::Instant;
-
-/// FLOPs and memory traffic of all calls of one op.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Work {
-    pub calls: f64,
-    pub flops: f64,
-    /// Bytes read and written; each operand counts once.
-    pub bytes: f64,
-}
-
-impl std::ops::AddAssign for Work {
-    fn add_assign(&mut self, other: Work) {
-        self.calls += other.calls;
-        self.flops += other.flops;
-        self.bytes += other.bytes;
-    }
-}
-
-/// Names of the copies between a device and its host, in the host's tally.
-pub const COPIES: [&str; 2] = ["to the host", "to the device"];
-
-/// Name of fp8 products, for which a device has a separate peak.
-pub const FP8_PRODUCT: &str = "fp8 gemm";
-
-/// Work by name of the op.
-pub type Tally = BTreeMap<&'static str, Work>;
 
 /// Counting device; see the module.
 #[derive(Default)]
 pub struct Dry {
     gpu: bool,
     reserved: Cell<usize>,
+    section: Cell<Section>,
     tally: RefCell<Tally>,
     host: OnceCell<Box<Dry>>,
 }
@@ -73,6 +47,7 @@ impl Dry {
 
     fn note(&self, name: &'static str, flops: usize, tensors: &[Tensor]) {
         let bytes = tensors.iter().map(|x| x.bytes() as f64).sum();
+        let name = self.section.get().op(name);
         *self.tally.borrow_mut().entry(name).or_default() +=
             Work { calls: 1.0, flops: flops as f64, bytes };
     }
@@ -150,6 +125,9 @@ impl Backend for Dry {
     }
     fn has_contents(&self) -> bool {
         false
+    }
+    fn enter(&self, section: Section) {
+        self.section.set(section);
     }
     fn sync(&self) -> anyhow::Result<()> {
         Ok(())

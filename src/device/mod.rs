@@ -13,9 +13,11 @@ mod digest;
 mod dry;
 pub mod dynamic_map;
 mod fp8;
+mod meter;
 mod muon;
 mod product;
 mod tensor;
+mod work;
 
 pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
 pub use arena::Arena;
@@ -26,8 +28,10 @@ pub use backend::{
 };
 pub use base::{Fp8, Gelu};
 pub use digest::{digest_of_bytes, digest_term};
-pub use dry::{COPIES, Dry, FP8_PRODUCT, Tally, Work};
+pub use dry::Dry;
 pub use fp8::{Fp8Ops, Fp8Scaling, Lines, Quantized};
+pub use meter::{HEAD_PRODUCT, Meter, OpTimes, Section};
 pub use muon::{FusedMatrix, Momentum, MuonOps};
 pub use product::{Epilogue, Gemm};
 pub use tensor::{Element, Home, Out, Tensor};
+pub use work::{COPIES, FP8_PRODUCT, Tally, Work};

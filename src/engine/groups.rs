@@ -151,6 +151,13 @@ pub fn begins_messages(topology: &Topology) -> bool {
     topology.schedule == Schedule::Interleaved && topology.overlap_p2p
 }
 
+/// Whether collectives or messages of several groups run at once: sums of gradients beside those of
+/// layers or beside messages, or messages in both directions.
+pub fn groups_overlap(topology: &Topology) -> bool {
+    let beside = topology.tensor > 1 || topology.pipeline > 1;
+    topology.tensor > 1 || begins_messages(topology) || topology.data > 1 && beside
+}
+
 /// Actions of every rank of a pipeline in a step of `micros` micro-batches.
 pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
     let pipeline_rank =

@@ -32,8 +32,7 @@ pub struct Laid {
     pub tables: Tables,
     pub slots: Vec<Vec<Activations>>,
     pub work: GradBuffers,
-    pub arrived: Option<Tensor>,
-    pub messages: Option<MessageBuffers>,
+    pub messages: MessageBuffers,
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
     /// Buffers for fp8 operands.
@@ -138,7 +137,7 @@ pub fn lay(
     });
     let sums = [scalars.scaler.scale, scalars.z_loss];
     let passes = passes(groups, m, [&train, &eval], causal, (&layout, &tables), sums, at);
-    let Passes { slots, work, arrived, messages, eval } = passes;
+    let Passes { slots, work, messages, eval } = passes;
     Laid {
         layout,
         buckets,
@@ -150,7 +149,6 @@ pub fn lay(
         tables,
         slots,
         work,
-        arrived,
         messages,
         eval,
         scalars,
@@ -162,8 +160,7 @@ pub fn lay(
 struct Passes {
     slots: Vec<Vec<Activations>>,
     work: GradBuffers,
-    arrived: Option<Tensor>,
-    messages: Option<MessageBuffers>,
+    messages: MessageBuffers,
     eval: Vec<Vec<Activations>>,
 }
 
@@ -188,15 +185,11 @@ fn passes(
         saved.overlay(layout.shard.chunks.iter().map(plan))
     };
     let begun = begins_messages(&m.topology);
-    let (work, arrived, messages, slots) = at.workspace.temporary(|workspace| {
+    let (work, messages, slots) = at.workspace.temporary(|workspace| {
         let work = GradBuffers::plan(train, inputs[0].rows(), sums, workspace);
-        let stream = work.stream;
-        let messages = begun.then(|| MessageBuffers::plan(&train.tp, stream, workspace));
-        let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
-        let room = || workspace.matrix(stream.rows, stream.cols, stream.dtype);
-        let arrived = (receives && !begun).then(room);
+        let messages = MessageBuffers::plan(&train.tp, work.stream, (pp, begun), workspace);
         let slots = inputs[..held].iter().map(|i| chunks(train, *i, &at.saved, workspace));
-        (work, arrived, messages, slots.collect())
+        (work, messages, slots.collect())
     });
     let evaluations = at.workspace.temporary(|workspace| {
         // A sample of an evaluation task packs several questions, each with its own mask.
@@ -205,5 +198,5 @@ fn passes(
         let slots = inputs.map(|i| chunks(eval, i, workspace, workspace));
         slots.collect()
     });
-    Passes { slots, work, arrived, messages, eval: evaluations }
+    Passes { slots, work, messages, eval: evaluations }
 }

@@ -10,6 +10,7 @@ mod update;
 mod update_norm;
 mod scaler;
 mod groups;
+mod order;
 mod play;
 mod graph_cache;
 mod arenas;
@@ -27,7 +28,7 @@ pub mod lr;
 
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
-pub use groups::{Groups, actions, cuts, model_dtype, orders};
+pub use groups::{Groups, actions, begins_messages, cuts, groups_overlap, model_dtype, orders};
 pub use late::PendingUpdate;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
@@ -43,17 +44,18 @@ pub use states::{
 };
 
 use arenas::Arenas;
-use device::{Backend, Home, OutOfMemory, StepLimits, Tensor};
+use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
 use model::layers::fp8::Room;
 use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
+use order::StepOrder;
 use plan::schedule::{self, Action, Pass, PipelineRank, Side};
 use play::{Mail, MessageBuffers, play};
 use powersgd::Compression;
 use scalars::Scalars;
-use std::cell::{Cell, Ref, RefCell};
+use std::cell::{Cell, RefCell};
 use std::time::Instant;
 use update::{At, Update};
 
@@ -81,15 +83,12 @@ pub struct Engine<'a> {
     /// Buffers of the micro-batches in flight, by slot. The chunks of a slot share its bytes.
     slots: Vec<Vec<Activations>>,
     work: GradBuffers,
-    /// [n, H]: gradient received from the next virtual stage, swapped with the one in `work`.
-    arrived: Option<Tensor>,
-    messages: Option<MessageBuffers>,
+    messages: MessageBuffers,
     eval: Vec<Vec<Activations>>,
     scalars: Scalars,
     /// Buffers for fp8 operands.
     fp8: Option<Room>,
-    /// Number of micro-batches of the last step, and its actions.
-    order: RefCell<(usize, Vec<Action>)>,
+    order: StepOrder,
     /// Last outcome received, as the device wrote it.
     received: RefCell<Vec<f32>>,
     memory_plan: MemoryPlan,
@@ -129,6 +128,9 @@ impl<'a> Engine<'a> {
         }
         let arenas = measured.reserve(be)?;
         let laid = memory::lay(be, &groups, manifest, &*rule, causal, &arenas);
+        let pp = pipeline_rank(&groups, manifest);
+        // A group whose messages a graph can capture is a device's own.
+        let order = StepOrder::new(pp, &manifest.topology, groups.pipeline.capturable());
         laid.tables.upload(&context(be, &groups, manifest, true));
         let engine = Engine {
             be,
@@ -152,10 +154,9 @@ impl<'a> Engine<'a> {
             manifest: manifest.clone(),
             slots: laid.slots,
             work: laid.work,
-            arrived: laid.arrived,
             messages: laid.messages,
             eval: laid.eval,
-            order: RefCell::default(),
+            order,
             received: RefCell::new(vec![0.0; laid.scalars.outcome.numel()]),
             scalars: laid.scalars,
             fp8: laid.fp8,
@@ -299,7 +300,7 @@ impl<'a> Engine<'a> {
     /// two steps may have an unread outcome.
     pub fn queue(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<()> {
         let (be, s, params) = (self.be, &self.scalars, &self.params);
-        let order = self.order(micros);
+        let order = self.order.next(micros);
         let (rule, step) = (&*self.rule, self.steps.get());
         let compression = self.compression.as_ref().filter(|c| c.applies(step));
         self.steps.set(step + 1);
@@ -312,7 +313,9 @@ impl<'a> Engine<'a> {
             params.begin_step(micros);
             be.zero(s.loss);
             be.zero(s.z_loss);
-            computed = self.run(&order.1, &self.slots, true, load, None);
+            be.enter(Section::Passes);
+            computed = self.run(&order, &self.slots, true, load, None);
+            be.enter(Section::Once);
             computed.iter().for_each(|()| params.finish_grads());
         });
         computed?;
@@ -327,15 +330,6 @@ impl<'a> Engine<'a> {
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())
-    }
-
-    /// Actions of a step. They change only when a ramp-up changes `micros`.
-    fn order(&self, micros: usize) -> Ref<'_, (usize, Vec<Action>)> {
-        if self.order.borrow().0 != micros {
-            let topology = &self.manifest.topology;
-            self.order.replace((micros, actions(self.pipeline_rank(), topology, micros).0));
-        }
-        self.order.borrow()
     }
 
     /// Waits for the oldest unread outcome. Also returns the time at which that step ended, as far
@@ -379,7 +373,7 @@ impl<'a> Engine<'a> {
         let stage = Stage { cx, layout: params.layout(), store: params };
         let held = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
-        let (groups, buffers) = (params.groups(), self.messages.as_ref());
+        let (groups, buffers) = (params.groups(), &self.messages);
         let mail = Mail { be, pp, groups, tp: cx.tp, buffers };
         let place = |side, pass| self.place(side, held(pass));
         play(actions, &mail, place, |action| {
@@ -400,12 +394,7 @@ impl<'a> Engine<'a> {
                 Action::Backward(pass) => {
                     // Every schedule runs a chunk's backward passes in the order of micro-batches.
                     let at = MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
-                    let enqueue = || {
-                        let exchanged =
-                            self.arrived.filter(|_| pp.stage(pass.chunk) + 1 < pp.stages());
-                        exchanged.iter().for_each(|dy| be.copy(*dy, self.work.stream.set()));
-                        stage.backward(held(pass), &self.work, loss.add(), at);
-                    };
+                    let enqueue = || stage.backward(held(pass), &self.work, loss.add(), at);
                     graphs.run(params, PassKind::Backward(at), pass, enqueue);
                 }
                 Action::Loss(pass) => {
@@ -426,8 +415,7 @@ impl<'a> Engine<'a> {
         match side {
             Side::RecvX => held.x,
             Side::SendY => held.y,
-            Side::RecvDy => self.arrived.unwrap_or(self.work.stream),
-            Side::SendDx => self.work.stream,
+            Side::RecvDy | Side::SendDx => self.work.stream,
         }
     }
 

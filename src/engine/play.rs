@@ -13,23 +13,49 @@ pub struct Mail<'a> {
     pub pp: PipelineRank,
     pub groups: &'a Groups,
     pub tp: TensorParallel<'a>,
-    pub buffers: Option<&'a MessageBuffers>,
+    pub buffers: &'a MessageBuffers,
 }
 
-/// Buffers of asynchronous messages: this rank's share of a stream [n, H]. Activations are sent
-/// directly from their own memory, which remains valid until backward; by then the next stage has
-/// returned their gradient.
+/// Buffers of messages. Activations are sent directly from their own memory, which remains valid until
+/// backward; by then the next stage has returned their gradient.
 pub struct MessageBuffers {
+    /// [n, H]: gradient received in an exchange, which may send the previous one. Asynchronous ones
+    /// use this rank's share of it. None for the last stage.
+    arrived: Option<Tensor>,
+    begun: Option<Begun>,
+}
+
+/// Further buffers of asynchronous messages: this rank's share of a stream [n, H].
+struct Begun {
     x: Tensor,
-    dy: Tensor,
     dx: Tensor,
 }
 
 impl MessageBuffers {
-    pub fn plan(tp: &TensorParallel, stream: Tensor, arena: &Arena) -> MessageBuffers {
+    /// For forward passes alone, whose messages are exchanged.
+    pub const NONE: MessageBuffers = MessageBuffers { arrived: None, begun: None };
+
+    /// For a rank of a pipeline, whose messages may be asynchronous.
+    pub fn plan(
+        tp: &TensorParallel,
+        stream: Tensor,
+        (pp, begun): (PipelineRank, bool),
+        arena: &Arena,
+    ) -> MessageBuffers {
+        let room = |like: Tensor| arena.matrix(like.rows, like.cols, like.dtype);
+        let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
+        let arrived = receives.then(|| room(stream));
         let share = tp.sent(stream);
-        let room = || arena.matrix(share.rows, share.cols, share.dtype);
-        MessageBuffers { x: room(), dy: room(), dx: room() }
+        let begun = begun.then(|| Begun { x: room(share), dx: room(share) });
+        MessageBuffers { arrived, begun }
+    }
+
+    fn arrived(&self) -> Tensor {
+        self.arrived.expect("a stage that receives gradients has a buffer for them")
+    }
+
+    fn begun(&self) -> &Begun {
+        self.begun.as_ref().expect("an order that begins messages has buffers for them")
     }
 }
 
@@ -78,25 +104,30 @@ impl Mail<'_> {
 
     /// Exchanges messages between stages; each tensor-parallel rank sends its share.
     fn exchange(&self, places: Vec<(Side, Tensor)>) {
-        let share = |(side, place): &(Side, Tensor)| self.message(*side, self.tp.sent(*place));
+        let room = |side, place| if side == Side::RecvDy { self.buffers.arrived() } else { place };
+        let share =
+            |(side, place): &(Side, Tensor)| self.message(*side, self.tp.sent(room(*side, *place)));
         let shares: Vec<Message> = places.iter().map(share).collect();
         self.groups.pipeline.exchange(&shares);
         for ((side, place), share) in places.iter().zip(&shares) {
             if !side.sends() {
-                self.tp.gather_sent(share.tensor(), *place);
+                self.tp.gather_sent(share.tensor(), room(*side, *place));
+            }
+            if *side == Side::RecvDy {
+                self.be.copy(self.buffers.arrived(), place.set());
             }
         }
     }
 
     fn begin(&self, side: Side, place: Tensor) -> Pending {
-        let buffers = self.buffers();
         let x = match side {
-            Side::RecvX => buffers.x,
-            Side::RecvDy => buffers.dy,
+            Side::RecvX => self.buffers.begun().x,
+            Side::RecvDy => self.tp.sent(self.buffers.arrived()),
             Side::SendY => self.tp.sent(place),
             Side::SendDx => {
-                self.be.copy(self.tp.sent(place), buffers.dx.set());
-                buffers.dx
+                let dx = self.buffers.begun().dx;
+                self.be.copy(self.tp.sent(place), dx.set());
+                dx
             }
         };
         self.ring(side).begin_message(self.message(side, x))
@@ -104,10 +135,9 @@ impl Mail<'_> {
 
     fn finish(&self, side: Side, pending: Pending, place: Tensor) {
         self.ring(side).finish(pending);
-        let buffers = self.buffers();
         let arrived = match side {
-            Side::RecvX => buffers.x,
-            Side::RecvDy => buffers.dy,
+            Side::RecvX => self.buffers.begun().x,
+            Side::RecvDy => self.tp.sent(self.buffers.arrived()),
             Side::SendY | Side::SendDx => return,
         };
         match arrived.numel() == place.numel() {
@@ -118,9 +148,5 @@ impl Mail<'_> {
 
     fn ring(&self, side: Side) -> &dyn Group {
         if side.forward() { &*self.groups.activations } else { &*self.groups.gradients }
-    }
-
-    fn buffers(&self) -> &MessageBuffers {
-        self.buffers.expect("an order that begins messages has buffers for them")
     }
 }

@@ -3,7 +3,7 @@
 use super::arenas::{Arenas, MemoryPlan};
 use super::frozen::Frozen;
 use super::groups::{Groups, context, model_shard, pipeline_rank};
-use super::play::{Mail, play};
+use super::play::{Mail, MessageBuffers, play};
 use super::{Engine, Load};
 use base::DType;
 use device::{Backend, OutOfMemory, Tensor};
@@ -92,7 +92,13 @@ impl Scores for Scorer<'_> {
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         let held = |pass: Pass| &self.slots[pass.slot][pass.chunk];
         self.be.zero(self.loss);
-        let mail = Mail { be: self.be, pp, groups: &self.groups, tp: cx.tp, buffers: None };
+        let mail = Mail {
+            be: self.be,
+            pp,
+            groups: &self.groups,
+            tp: cx.tp,
+            buffers: &MessageBuffers::NONE,
+        };
         let place = |side, pass| match side {
             Side::RecvX => held(pass).x,
             Side::SendY => held(pass).y,

@@ -270,7 +270,11 @@ impl ParamStates {
             let at = match spec.name == MODEL || shared(spec) {
                 true => model,
                 false if len > 0 => place(spec, len),
-                false => Tensor::at(model.addr(), 1, 0, spec.dtype),
+                // Aligned, as every tensor is; without elements, so never accessed.
+                false => {
+                    let addr = model.addr().next_multiple_of(spec.dtype.size());
+                    Tensor::at(addr, 1, 0, spec.dtype)
+                }
             };
             states.push((*spec, at));
         }

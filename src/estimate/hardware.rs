@@ -1,9 +1,11 @@
 //! Devices and the machines they stand in: a table (`hardware.yaml`).
 
+use super::parts::{Part, PartSeconds};
 use base::Problems;
 use base::busy::Busy;
 use device::{FP8_PRODUCT, Work};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 /// The row of the processor at hand.
@@ -69,6 +71,15 @@ pub struct Hardware {
     /// What was measured of the links; not in the table.
     #[serde(skip)]
     pub links: Links,
+    /// Seconds of an op by what the shares of peak and bandwidth say, by name; 1 if it has no entry. In
+    /// f32, and with activations of 16 bits.
+    #[serde(default)]
+    pub ops: BTreeMap<String, f64>,
+    #[serde(default)]
+    pub ops_16: BTreeMap<String, f64>,
+    /// Seconds of each part of a step by the planner's figure for it; not in the table.
+    #[serde(skip, default = "as_planned")]
+    pub parts: PartSeconds,
     /// A step of a real run by the planner's figure for it; not in the table.
     #[serde(skip, default = "one")]
     pub slowdown: f64,
@@ -89,6 +100,10 @@ fn yes() -> bool {
 
 fn one() -> f64 {
     1.0
+}
+
+fn as_planned() -> PartSeconds {
+    [1.0; Part::COUNT]
 }
 
 /// Of a device that nobody has measured gptrain on: half the 65 % that nine in ten of the measured steps
@@ -154,7 +169,7 @@ impl Hardware {
 
     /// Whether no run of gptrain was measured on such a device: its plan is by the data sheet.
     pub fn is_unmeasured(&self) -> bool {
-        self.doubt >= unmeasured()
+        !self.here && self.doubt >= unmeasured()
     }
 
     /// The longer of an op's FLOPs and its bytes, at these shares of the peak and of the bandwidth. The
@@ -163,7 +178,8 @@ impl Hardware {
         let fp8 = op == FP8_PRODUCT && self.fp8_tflops > 0.0;
         let peak = if fp8 { self.fp8_tflops } else { self.peak_tflops };
         let (rate, bandwidth) = (peak * 1e12, self.hbm_gb_s * 1e9);
-        (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
+        let factor = self.ops.get(op).copied().unwrap_or(1.0);
+        factor * (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
     }
 
     /// The link of a device to another of its node, or of another node, where so many groups of the node

@@ -58,6 +58,21 @@ pub struct RankSpeeds {
     pub file_read_gb_s: f64,
     /// How the page cache was kept out.
     pub file_access: String,
+    /// Ops of a step, timed within steps of one or two layers. Empty on a GPU.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ops: Vec<Op>,
+}
+
+/// All calls of an op in a step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Op {
+    pub name: String,
+    pub calls: f64,
+    /// As the planner counts them.
+    pub flops: f64,
+    pub bytes: f64,
+    pub seconds: f64,
 }
 
 /// C [m, n] = A [m, k] · Bᵀ, B [n, k].
@@ -126,8 +141,13 @@ impl Product {
 impl RankSpeeds {
     /// TFLOP/s of a block's products one after another.
     pub fn block_tflops(&self) -> f64 {
-        let flops: f64 = self.products.iter().map(Product::flops).sum();
-        flops / self.products.iter().map(|one| one.flops() / one.tflops).sum::<f64>()
+        RankSpeeds::tflops(&self.products)
+    }
+
+    /// TFLOP/s of products one after another.
+    pub fn tflops(products: &[Product]) -> f64 {
+        let flops: f64 = products.iter().map(Product::flops).sum();
+        flops / products.iter().map(|one| one.flops() / one.tflops).sum::<f64>()
     }
 }
 
@@ -173,8 +193,13 @@ impl Measured {
         for rank in &self.ranks {
             let products = rank.products.iter().chain([&rank.cube]);
             let mut figures = products.map(|one| one.tflops.min(one.flops()));
+            let mut ops = rank.ops.iter().map(|op| op.seconds.min(op.calls));
             let copies = [rank.device_copy_gb_s, rank.host_copy_gb_s];
-            if rank.products.is_empty() || !figures.all(good) || !copies.into_iter().all(good) {
+            if rank.products.is_empty()
+                || !figures.all(good)
+                || !ops.all(good)
+                || !copies.into_iter().all(good)
+            {
                 return Some(format!("the figures of rank {} are no speeds", rank.rank));
             }
         }

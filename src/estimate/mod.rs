@@ -8,6 +8,7 @@
 
 pub mod request;
 pub mod setup;
+pub mod parts;
 pub mod hardware;
 pub mod trainers;
 pub mod shapes;

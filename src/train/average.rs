@@ -11,6 +11,7 @@ use checkpoint::aside::{self, Kind};
 use checkpoint::{self, Checkpoint, State, Tensor, tokenizer};
 use engine::{MASTER, Scale};
 use manifest::{self, Loaded};
+use model::Param;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -25,14 +26,14 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
     let run = std::path::absolute(output);
     let run = run.with_context(|| format!("cannot find {}", output.display()))?;
     let loaded = manifest_of(last, &run)?;
-    let mut weights = Vec::new();
     let numbers: usize = last.index.tensors.iter().map(Tensor::numel).sum();
     let progress = Progress::new("averaging", numbers as u64, Unit::Of("numbers"));
-    for tensor in &last.index.tensors {
-        weights.push(Whole { shape: tensor.shape.clone(), values: mean(&all, &tensor.name)? });
+    let mut read = |param: &Param| {
+        let tensor = last.index.tensor(&param.name);
+        let tensor = tensor.with_context(|| format!("no {}", param.name))?;
         progress.add(tensor.numel() as u64);
-    }
-    progress.finish();
+        Ok(Whole { shape: tensor.shape.clone(), values: mean(&all, &tensor.name)? })
+    };
     let step = last.index.progress.step;
     let names: Vec<String> = from.iter().map(|folder| folder.display().to_string()).collect();
     let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
@@ -52,8 +53,9 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
         fs::write(&path, &loaded.effective)
             .with_context(|| format!("cannot write {}", path.display()))?;
         own.map_or(Ok(None), |own| tokenizer::keep(fresh, &own.path))?;
-        fresh::save(&loaded.manifest, &fresh.join("checkpoints"), &weights, &state)
+        fresh::save(&loaded.manifest, &fresh.join("checkpoints"), &state, &mut read)
     })?;
+    progress.finish();
     Ok(output.join("checkpoints").join(checkpoint::name(step)))
 }
 

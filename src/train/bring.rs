@@ -19,9 +19,8 @@ use std::path::{Path, PathBuf};
 /// What was found, and what was made of it.
 pub struct Brought {
     pub found: Found,
-    pub parameters: u64,
-    /// Host memory that the largest parameter takes.
-    pub memory: Bytes,
+    /// Parameters, and the host memory that the largest one takes; None while a setting is wanted.
+    pub size: Option<(u64, Bytes)>,
     /// The checkpoint; None of a dry run.
     pub checkpoint: Option<PathBuf>,
     /// Sentences about what reading found.
@@ -29,22 +28,27 @@ pub struct Brought {
 }
 
 /// Makes the folder `to` of a new run from the folder `from` of another trainer, all of it or
-/// nothing; without `to`, only finds out what is there. `sets` are settings in place of those that
-/// were found.
+/// nothing; without `to`, only finds out what is there.
 pub fn bring(
     from: &Path,
     format: foreign::Format,
     to: Option<(&Path, Existing)>,
     choices: &Choices,
-    sets: &[String],
 ) -> anyhow::Result<Brought> {
     if let Some((to, existing)) = to {
         aside::vacant(to, Kind::Run, existing)?;
     }
     let mut foreign = foreign::open(from, format, choices)?;
+    if !foreign.found().wanted.is_empty() {
+        if to.is_some() {
+            return Err(wanted(foreign.found()).into());
+        }
+        let (found, remarks) = (foreign.found().clone(), Vec::new());
+        return Ok(Brought { found, size: None, checkpoint: None, remarks });
+    }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
-    let (text, loaded) = new_manifest(foreign.found(), &run, sets)?;
+    let (text, loaded) = new_manifest(foreign.found(), &run, &choices.sets)?;
     let m = &loaded.manifest;
     adamw(m)?;
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
@@ -53,9 +57,8 @@ pub fn bring(
     let largest = params.iter().map(|param| param.numel()).max().unwrap_or(0);
     let done = |found: &Found, checkpoint, remarks| Brought {
         found: found.clone(),
-        parameters: model::parameters(&m.model),
         // The parameter in f32 and its share of one rank, or the parameter in 16 bits.
-        memory: Bytes(8 * largest as u64),
+        size: Some((model::parameters(&m.model), Bytes(8 * largest as u64))),
         checkpoint,
         remarks,
     };
@@ -70,6 +73,47 @@ pub fn bring(
     let checkpoint = run.join("checkpoints").join(checkpoint::name(state.progress.step));
     let remarks = foreign.remarks();
     Ok(done(foreign.found(), Some(checkpoint), remarks))
+}
+
+/// The manifest of the run that a folder would become, for a plan of it: settings that the folder does
+/// not have take examples, but for the model's and the batch.
+pub fn planned(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+    let run = Path::new("imported");
+    let format = foreign::detect(from)?;
+    if format == foreign::Format::HuggingFace {
+        let model = super::import::model_section(from)?;
+        let text = format!(
+            "{model}\nprecision: bf16\ndata: {{train: corpus}}\nbatch: {{micro: 1, global: 512}}\n\
+             lr: {{peak: 3e-5}}\ntrain: {{steps: 1000}}\n"
+        );
+        return Ok(manifest::parse(&text, &from.display().to_string(), run, sets)?);
+    }
+    let choices = Choices { sets: sets.to_vec(), ..Choices::default() };
+    let foreign = foreign::open(from, format, &choices)?;
+    let mut found = foreign.found().clone();
+    let (examples, missing): (Vec<_>, Vec<_>) = found
+        .wanted
+        .drain(..)
+        .partition(|row| !row.key.starts_with("model.") && !row.key.starts_with("batch."));
+    found.wanted = missing;
+    if !found.wanted.is_empty() {
+        return Err(wanted(&found).into());
+    }
+    for row in examples {
+        found.settings.set(row.key, row.example, "an example");
+    }
+    Ok(new_manifest(&found, run, sets)?.1)
+}
+
+/// An error that lists the settings that the folder does not have.
+fn wanted(found: &Found) -> Problems {
+    let mut problems = Problems::default();
+    for row in &found.wanted {
+        let what = format!("has no {}: {}", row.key, row.why);
+        let remedy = format!("name it: --set {}={}", row.key, row.example);
+        problems.add(found.folder.clone(), what, remedy);
+    }
+    problems
 }
 
 /// The new run's manifest: its text, and the text read. Settings that were asked for are part of
@@ -133,8 +177,13 @@ fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
     state.consumed_tokens = tokens;
     state.next_batch = m.batch.ramp().batch_at(samples) as u64;
     state.lr = lr;
-    state.skipped_updates = step.saturating_sub(updates);
-    state.optimizer.ahead = updates.saturating_sub(step);
+    match found.without_states {
+        Some(_) => state.optimizer.began = step,
+        None => {
+            state.skipped_updates = step.saturating_sub(updates);
+            state.optimizer.ahead = updates.saturating_sub(step);
+        }
+    }
     state.optimizer.groups.iter_mut().for_each(|group| group.step = updates);
     if m.loss_scale.is_some() {
         let initial = Scale::initial(m);
@@ -171,8 +220,10 @@ fn save(
         let mut parts = Vec::new();
         for (number, param) in params.iter().enumerate() {
             let shape = saved_shape(param, m.model.vocab);
-            for kept in Kept::ALL {
-                let values = foreign.read(param, &shape, kept)?;
+            // Of step 0 a run begins, with its own moments.
+            let states = if state.is_import() { &[Kept::Master][..] } else { &Kept::ALL };
+            for kept in states.iter().copied() {
+                let values = foreign.read(&m.model, param, &shape, kept)?;
                 finite(&values, param, kept)?;
                 let whole = Whole { number, param, shape: &shape, values: &values };
                 parts.push(whole.write(m, &disk, &fresh, kept, state)?);

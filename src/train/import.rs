@@ -113,7 +113,7 @@ impl Source<'_> {
         Ok(Source { from, config, weights, types })
     }
 
-    /// Writes the weights as the checkpoint of step 0. Holds the model once, in f32.
+    /// Writes the weights as the checkpoint of step 0, a part of the model at a time.
     fn save(
         &self,
         loaded: &Loaded,
@@ -121,21 +121,19 @@ impl Source<'_> {
         checkpoints: &Path,
     ) -> anyhow::Result<PathBuf> {
         let m = &loaded.manifest;
-        let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
-        let params: Vec<&Param> = layout.params().collect();
         let numbers: usize = self.types.values().sum();
         let progress = Progress::new("reading", numbers as u64, Unit::Of("numbers"));
-        let read = |param: &&Param| {
+        let mut read = |param: &Param| {
             let whole = self.read(param, model_dtype(m.precision))?;
             progress.add(whole.values.len() as u64);
             anyhow::Ok(whole)
         };
-        let tensors = params.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
-        progress.finish();
         let mut state = saving::initial_state(loaded, data);
         let (family, from) = (self.config.family.name(), self.from.display());
         state.imported = Some(format!("Hugging Face {family} in {from}"));
-        fresh::save(m, checkpoints, &tensors, &state)
+        let saved = fresh::save(m, checkpoints, &state, &mut read)?;
+        progress.finish();
+        Ok(saved)
     }
 
     fn read(&self, param: &Param, dtype: DType) -> anyhow::Result<Whole> {

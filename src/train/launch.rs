@@ -65,6 +65,7 @@ impl LocalRanks {
                 local_rank,
                 local_world: ranks,
                 process: launcher.is_some(),
+                cores: cores / ranks,
             };
             let worlds = threads::watched(ranks, &watchdog(m, &dumps))?;
             let worlds = worlds.into_iter().map(|world| (local(world.rank()), world));
@@ -88,7 +89,7 @@ impl LocalRanks {
             ..Join::launched(launch, &m.log.folder, identity, watchdog(m, &dumps))?
         };
         let (local_rank, local_world) = (launch.local_rank, launch.local_world);
-        let local = LocalRank { local_rank, local_world, process: true };
+        let local = LocalRank { local_rank, local_world, process: true, cores: share };
         let joined = tcp::join(&join);
         if launch.rank == 0 {
             tcp::forget_secret(&m.log.folder, &launch.job); // all ranks have connected, or never will
@@ -171,6 +172,9 @@ impl LocalRanks {
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
             tracing::info!("device: {}", device.description(m.precision));
+            if let Some(advice) = device.advice(m.precision) {
+                tracing::info!("{advice}");
+            }
             rank(&me, device)
         };
         comm::catch(|| {

@@ -10,6 +10,7 @@ use super::report::{Report, StepLine};
 use super::saving::Saver;
 use super::spikes::Spikes;
 use super::status::{self, Board};
+use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::Trace;
@@ -21,7 +22,7 @@ use data::{Datasets, Source};
 use device::Backend;
 use device::cuda::nvml::Monitor;
 use engine::{Engine, lr};
-use estimate::gptrain::drift;
+use estimate::gptrain::drift::{self, FirstSteps};
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
 use plan::spikes::Taken;
@@ -86,6 +87,7 @@ pub struct Run<'a> {
     pub stragglers: Stragglers,
     /// Seconds of the first steps, for the comparison with the estimate.
     pub first_steps: Vec<f64>,
+    pub parts: StepParts,
     /// Loss on the first validation set, at the last evaluation.
     pub evaluated: Option<f64>,
 }
@@ -198,9 +200,14 @@ impl Run<'_> {
 
     /// Queues one step on the device, and finishes the step before it meanwhile.
     fn step(&mut self, global: usize) -> anyhow::Result<()> {
-        let (started, waited) = (Instant::now(), self.loader.wait());
         let (m, rank) = (self.manifest, self.rank);
         let recorder = rank.world().recorder();
+        let measured = self.parts.next_is_due();
+        if measured {
+            self.drain()?;
+            self.parts.begin(self.be, rank);
+        }
+        let (started, waited) = (Instant::now(), self.loader.wait());
         let others = recorder.waited().host;
         self.stragglers.delay();
         let first = self.progress.consumed_samples;
@@ -209,14 +216,16 @@ impl Run<'_> {
         let limits = self.spikes.as_ref().and_then(|of| of.limits(step, &(first..consumed)));
         self.engine.set_limits(limits);
         self.engine.take_update_norm(self.takes_update_norm(step));
-        let (loader, be) = (&mut self.loader, self.be);
+        let (loader, be, parts) = (&mut self.loader, self.be, &mut self.parts);
         self.signals.computing(step);
         let computing = format!("computing step {step}");
         self.engine.queue(
             &mut |inputs| {
                 rank.set_phase("reading data");
                 let _span = tracing::trace_span!("read data", track = "data").entered();
+                let began = Instant::now();
                 let loaded = loader.load(be, inputs, global as u64);
+                parts.add_input(began.elapsed().as_secs_f64());
                 rank.set_phase(&computing);
                 loaded
             },
@@ -228,7 +237,14 @@ impl Run<'_> {
         let waited = recorder.waited().host - others;
         let now = PendingStep { step, samples: first..consumed, lr, started, data_wait, waited };
         let before = self.pending.replace(now);
-        before.map_or(Ok(()), |before| self.finish_step(before))
+        before.map_or(Ok(()), |before| self.finish_step(before))?;
+        if measured {
+            self.drain()?;
+            let seconds = self.first_steps.last().copied().unwrap_or_default();
+            self.parts.end(be, rank, step, seconds);
+            self.compare_with_plan(global)?;
+        }
+        Ok(())
     }
 
     fn takes_update_norm(&self, step: u64) -> bool {
@@ -265,6 +281,9 @@ impl Run<'_> {
         }
         let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
         self.last_ended = ended;
+        if self.first_steps.len() < COMPARED_STEPS {
+            self.first_steps.push(seconds);
+        }
         self.stragglers.step(self.rank, seconds, waited, self.faults.monitor());
         self.faults.look(self.rank, false);
         let global = (samples.end - samples.start) as usize;
@@ -289,12 +308,8 @@ impl Run<'_> {
         };
         report.step(&line)?;
         self.board.iter_mut().for_each(|board| board.step(&line));
-        if self.first_steps.is_empty() {
+        if self.first_steps.len() == 1 {
             self.foretell(&line);
-        }
-        if self.first_steps.len() < COMPARED_STEPS {
-            self.first_steps.push(seconds);
-            self.compare_with_plan(global);
         }
         Ok(())
     }
@@ -311,20 +326,26 @@ impl Run<'_> {
         }
     }
 
-    /// After the first steps: estimated against measured memory and time.
-    fn compare_with_plan(&mut self, global: usize) {
-        if self.first_steps.len() < COMPARED_STEPS {
-            return;
+    /// After the first steps: estimated against measured memory and time, part by part.
+    fn compare_with_plan(&mut self, batch: usize) -> anyhow::Result<()> {
+        if self.first_steps.len() < COMPARED_STEPS || self.report.is_none() {
+            return Ok(());
         }
         let mut seconds = self.first_steps.clone();
         seconds.sort_by(f64::total_cmp);
-        let (reserved, median) = (self.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
+        let (reserved, seconds) = (self.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
+        let first = FirstSteps { batch, seconds, parts: self.parts.median() };
         let stage = self.rank.at.pipeline;
-        let estimate = || drift::line(self.manifest, stage, reserved, (global, median));
+        let compare = || drift::compare(self.manifest, stage, reserved, &first);
         // The spans of the dry engine that it runs are none of this rank's.
-        if let Some(line) = tracing::subscriber::with_default(NoSubscriber::new(), estimate) {
-            tracing::info!("{line}");
+        let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare);
+        let Some(compared) = compared else { return Ok(()) };
+        tracing::info!("{}", compared.line);
+        if let Some((report, table)) = self.report.as_mut().zip(compared.table) {
+            report.parts(&table)?;
+            self.board.iter_mut().for_each(|board| board.parts(&table));
         }
+        Ok(())
     }
 
     /// An error if weights that must be equal on several ranks are not (replica check).
@@ -393,7 +414,11 @@ impl Run<'_> {
         let seq_len = self.manifest.model.seq_len;
         self.signals.saved();
         let _span = tracing::trace_span!("save", track = "save").entered();
-        self.saver.save(self.rank, &self.engine, self.progress, next_batch, seq_len)
+        let began = Instant::now();
+        self.saver.save(self.rank, &self.engine, self.progress, next_batch, seq_len)?;
+        let each_step = self.parts.saved(began.elapsed().as_secs_f64());
+        self.board.iter_mut().for_each(|board| board.saved(each_step));
+        Ok(())
     }
 
     /// Waits for the copy of the last checkpoint, within a bound. A collective.

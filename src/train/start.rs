@@ -16,6 +16,7 @@ use super::run::Run;
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
 use super::status::{Board, Fixed};
+use super::step_parts::StepParts;
 use super::storage::Storage;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
@@ -216,6 +217,7 @@ fn from_checkpoint<'a>(
         stragglers: stragglers(rank, m, device)?,
         spikes,
         first_steps: Vec::new(),
+        parts: StepParts::default(),
         evaluated: None,
     })
 }

@@ -4,6 +4,7 @@
 
 use crate::common::binary::{Done, Lab};
 use crate::common::saved;
+use crate::common::unpack::unpack;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -88,6 +89,60 @@ fn on_the_grid_it_was_cut_for_it_continues_bit_for_bit() {
 fn on_other_grids_it_continues_bit_for_bit_too() {
     continues_alike([1, 1, 1, 0]);
     continues_alike([1, 2, 1, 0]);
+}
+
+/// `tests/fixtures/torch/universal.py` wrote it: whole parameters, as DeepSpeed's converter does.
+#[test]
+fn a_universal_folder_continues_bit_for_bit() {
+    let lab = lab();
+    unpack(&fixture("torch/universal.tar.zst"), &["universal/"], &lab.path(""));
+    let args = ["import", "universal", "--output", "runs/brought", "--set", &data(&lab)];
+    let done = lab.gptrain(&args);
+    done.well();
+    assert!(done.out.contains("universal checkpoint"), "{}", done.out);
+    lab.run(&[&data(&lab)]).well();
+    let grid = ["topology.tensor=1", "topology.pipeline=1"];
+    let sets = grid.iter().flat_map(|set| ["--set", set]);
+    lab.gptrain(&["run", "runs/brought"].into_iter().chain(sets).collect::<Vec<_>>()).well();
+    let (whole, brought) = (lab.losses("runs/whole"), lab.losses("runs/brought"));
+    assert_eq!(whole.len(), 16);
+    assert_eq!(brought, whole);
+
+    // A file that is missing is named.
+    let file = "zero/3.input_layernorm.bias/exp_avg_sq.pt";
+    fs::remove_file(lab.path("universal/global_step6_universal").join(file)).unwrap();
+    lab.gptrain(&["import", "universal", "--dry"]).expect(2, &[file, "is missing"]);
+}
+
+/// `tests/fixtures/torch/fp16.py` rewrote BLOOM's files: DeepSpeed's FP16 optimizer, whose partitions have
+/// no names, and a table of learned positions.
+#[test]
+fn the_fp16_optimizer_brings_its_loss_scale_and_its_skipped_steps() {
+    let lab = lab();
+    unpack(&fixture("torch/fp16.tar.zst"), &["fp16/"], &lab.path(""));
+    let args = ["import", "fp16", "--output", "runs/brought", "--set", &data(&lab)];
+    let done = lab.gptrain(&args);
+    done.well();
+    assert!(done.out.contains("2 of 6 steps were skipped: no update"), "{}", done.out);
+    let step = "checkpoints/step-00000006";
+    let mut brought = saved::Saved::read(&lab.path("runs/brought").join(step));
+    let mut original = saved::Saved::read(&lab.path("runs/whole").join(step));
+    let scale = brought.state.loss_scale.unwrap();
+    assert_eq!((scale.scale, scale.updates_in_a_row, scale.overflows_left), (4096.0, 3, 1));
+    assert_eq!((scale.updates, scale.skipped), (4, 2));
+    assert_eq!(brought.state.skipped_updates, 2);
+    assert_eq!(brought.state.optimizer.groups[0].step, 4);
+    let positions = brought.tensors.iter().position(|tensor| tensor.name == "embed.position");
+    let positions = brought.tensors.remove(positions.expect("the table of positions"));
+    for (kept, unit) in positions.kept.iter().zip([1.0 / 64.0, 1.0 / 1024.0, 1.0 / 65536.0]) {
+        let counted: Vec<f32> = (0..256).map(|n| n as f32 * unit).collect();
+        assert_eq!(*kept, counted);
+    }
+    assert_eq!(brought.tensors.len(), original.tensors.len());
+    for tensor in &brought.tensors {
+        assert_eq!(tensor.kept, original.tensor(&tensor.name).kept, "{}", tensor.name);
+    }
+    lab.gptrain(&["run", "runs/brought", "--set", "train.samples=48"]).well();
 }
 
 #[test]

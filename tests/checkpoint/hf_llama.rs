@@ -75,7 +75,10 @@ fn check(name: &str, precision: &str, parts: &[&str]) {
     let checked = lab.gptrain(&["manifest", "check", "runs/new"]);
     assert!(checked.expect(0, &[]).out.contains(": ok"), "{}", checked.out);
     let written = fs::read_dir(run.join("checkpoints/step-00000000")).unwrap();
-    assert_eq!(written.count(), 2, "the weights and the index, no optimizer's states");
+    for file in written.map(|file| file.unwrap().file_name().into_string().unwrap()) {
+        let weights = file.starts_with("master-") && file.ends_with(".safetensors");
+        assert!(weights || file == "index.json", "{file}: no optimizer's states");
+    }
     let deep = lab.gptrain(&["inspect-ckpt", "runs/new", "--deep"]);
     assert!(deep.expect(0, &[]).out.contains("imported   Hugging Face"), "{}", deep.out);
 

@@ -24,7 +24,9 @@
 //! | `hf_mup` | models of µP, whose factors go into the weights |
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | folders that are not what they say, and disks that are full |
-//! | `bring` | runs of other trainers continue bit for bit |
+//! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
+//! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
+//! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
 #[path = "../common/mod.rs"]
@@ -34,6 +36,8 @@ mod adam8bit;
 mod also;
 mod also_s3;
 mod bring;
+mod bring_llama;
+mod bring_megatron;
 mod changes;
 mod compression;
 mod damage;

@@ -3,11 +3,13 @@
 use crate::common;
 use crate::common::softgpu;
 use gptrain::comm::threads;
+use gptrain::device::HEAD_PRODUCT;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, WORKSPACE};
 use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::days;
-use gptrain::estimate::gptrain::{drift, dry_run};
+use gptrain::estimate::gptrain::drift::{self, FirstSteps};
+use gptrain::estimate::gptrain::dry_run;
 use gptrain::estimate::hardware;
 use gptrain::estimate::others::calibrate;
 use gptrain::estimate::others::cost::constants::{Constants, MEMORY, Prior, TIME};
@@ -16,9 +18,10 @@ use gptrain::estimate::others::fitted;
 use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::others::rows::{self, Row};
 use gptrain::estimate::others::shape_lint;
+use gptrain::estimate::parts::Part;
 use gptrain::estimate::rates::{simple_days, simple_tflops};
 use gptrain::estimate::setup::{Offload, Setup};
-use gptrain::manifest::{LayerSplit, Position};
+use gptrain::manifest::{LayerSplit, Manifest, Position};
 use gptrain::model::parameters;
 use gptrain::plan::{ramp::Ramp, split};
 
@@ -399,9 +402,10 @@ fn counted_flops_are_the_formulas() {
     let m = common::manifest(&["model.hidden=256", "model.heads=4", "model.vocab=1024"]);
     let stages = dry_run::stages(&m);
     let tokens = (m.batch.micro * m.model.seq_len) as f64;
-    let work = &stages[0].work.micro.ops["gemm"];
+    let work = &stages[0].work.micro.ops;
+    let flops = work["gemm"].flops + work[HEAD_PRODUCT].flops;
     let weights = (parameters(&m.model) - 24 * 256) as f64; // all but the positions multiply
-    near(work.flops, 6.0 * weights * tokens, 0.02);
+    near(flops, 6.0 * weights * tokens, 0.02);
 }
 
 #[test]
@@ -409,11 +413,26 @@ fn drift_from_the_plan_is_said_aloud() {
     let unnamed = common::manifest(&[]);
     let m = common::manifest(&["plan.hardware=cpu"]);
     let memory_plan = dry_run::stages(&m)[0].memory_plan.total();
-    let far = drift::line(&m, 0, memory_plan, (8, 100.0)).unwrap();
+    let compare = |m: &Manifest, memory, parts| {
+        let first = FirstSteps { batch: 8, seconds: 100.0, parts };
+        drift::compare(m, 0, memory, &first).unwrap()
+    };
+    let line = |m: &Manifest, memory| compare(m, memory, None).line;
+    let far = line(&m, memory_plan);
     assert!(far.contains("slower than cpu should be") && !far.contains("bug"), "{far}");
-    assert!(!drift::line(&unnamed, 0, memory_plan, (8, 100.0)).unwrap().contains("slower"));
+    assert!(!line(&unnamed, memory_plan).contains("slower"));
     let other = gptrain::base::Bytes(memory_plan.0 + 1);
-    assert!(drift::line(&m, 0, other, (8, 100.0)).unwrap().contains("bug"));
+    assert!(line(&m, other).contains("bug"));
+    // The part in which the seconds are is named, beside what was planned for it.
+    let mut measured = [0.0; Part::COUNT];
+    measured[Part::Head as usize] = 100.0;
+    let compared = compare(&m, memory_plan, Some((4, measured)));
+    assert!(compared.line.contains("in head and loss: 100.00 s, planned 0.0"), "{}", compared.line);
+    let table = compared.table.unwrap();
+    assert_eq!((table.step, table.batch, table.row(Part::Head).1), (4, 8, 100.0));
+    let planned = table.total().planned;
+    assert!(planned > 0.0 && table.row(Part::Products).0 > 0.0, "{table:?}");
+    assert!(table.parts.iter().all(|row| row.planned >= 0.0 && row.planned < planned), "{table:?}");
 }
 
 /// A file with times only leaves memory as shipped; no figure is no number, on any hardware.

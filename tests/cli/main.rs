@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `status` | `gptrain status`, and the page for Prometheus |
 //! | `compare` | `gptrain compare`: text, JSON and page |
+//! | `step_parts` | parts of a step, planned and measured, and what a plan learns from them |
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
@@ -41,4 +42,5 @@ mod readme;
 mod report;
 mod run;
 mod status;
+mod step_parts;
 mod track;

@@ -3,6 +3,7 @@
 use crate::common::binary::{Done, Lab};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::path::Path;
 
 #[test]
 fn trains_reports_evaluates_and_saves() {
@@ -244,6 +245,20 @@ fn a_log_level_hides_messages_and_a_wrong_one_is_refused() {
     let mut by_variable = lab.command(&["run", "run.yaml"]);
     let done = Done::of(by_variable.env("GPTRAIN_LOG", "loud").output().unwrap());
     done.expect(2, &["'loud'", "--log-level"]);
+}
+
+#[test]
+fn bf16_on_a_processor_without_its_products_is_advised_against() {
+    let lab = Lab::new();
+    let says = |precision: &str| {
+        let (precision, folder) =
+            (format!("precision={precision}"), format!("log.folder={precision}"));
+        let args =
+            ["run", "run.yaml", "--set", &precision, "--set", &folder, "--set", "train.steps=1"];
+        let done = lab.gptrain_with(&[("GPTRAIN_CPU", Path::new("baseline"))], &args);
+        done.expect(0, &[]).out.contains("but no time: f32 is as fast")
+    };
+    assert!(says("bf16") && says("fp16") && !says("f32"));
 }
 
 #[test]

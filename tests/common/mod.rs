@@ -8,6 +8,7 @@ pub mod hosts;
 pub mod s3;
 pub mod saved;
 pub mod softgpu;
+pub mod unpack;
 
 use gptrain::base::Heads;
 use gptrain::checkpoint::hf::{HfTensor, tensors_of};

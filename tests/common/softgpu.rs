@@ -46,8 +46,10 @@ pub fn options() -> Options {
         tuned: None,
         graphs: None,
         sm_margin: None,
+        serial: None,
         attention: None,
         connect: 1 << 20, // a stand-in is slow
+        blocking: false,
         threads: Some(1),
     }
 }

@@ -11,7 +11,9 @@ use crate::{
 use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Kernels, Options};
-use gptrain::device::{Arena, Backend, Epilogue, Fp8Scaling, Gemm, Tensor};
+use gptrain::device::{
+    Arena, Backend, Epilogue, Fp8Scaling, Gemm, HEAD_PRODUCT, OpTimes, Section, Tensor,
+};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -118,6 +120,29 @@ fn a_profile_has_every_kernel_and_product() {
     assert!(seen.values().all(|row| row.seconds > 0.0), "{seen:?}");
     work();
     assert!(cuda.profile(&mut || ()).is_empty());
+}
+
+/// A run times its ops so: by section of the step, and only without collectives between them.
+#[test]
+fn ops_are_timed_by_section() {
+    let cuda = open();
+    let backend: &dyn Backend = &cuda;
+    let arena = Arena::new(backend, 1 << 20).expect("1 MiB");
+    let [a, b, c] = [0; 3].map(|_| arena.matrix(48, 48, DType::F32));
+    [a, b].into_iter().for_each(|x| backend.zero(x));
+    let gemm = || backend.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing);
+    assert!(!backend.time_ops(false) && backend.time_ops(true));
+    gemm();
+    backend.copy(a, b.set());
+    backend.enter(Section::Head);
+    gemm();
+    backend.enter(Section::Once);
+    gemm();
+    let times = backend.take_times();
+    let names: Vec<_> = times.passes.keys().chain(times.once.keys()).copied().collect();
+    assert_eq!(names, ["gemm", HEAD_PRODUCT, "other kernels", "gemm"]);
+    assert!(times.passes.values().chain(times.once.values()).all(|seconds| *seconds > 0.0));
+    assert_eq!(backend.take_times(), OpTimes::default());
 }
 
 /// Every f16, and f32 of all sizes: ties, what is smaller than any f16, what is larger.

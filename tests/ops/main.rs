@@ -10,6 +10,7 @@
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `inner_loops` | the CPU's products as the compiler made them |
 //! | `reference` | definitions in f64 that several cases use |
+//! | `orders` | the same bits in several orders of blocks and streams |
 //! | `planted` | faults that the stand-in must see |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
@@ -28,6 +29,7 @@ mod loss;
 mod low_rank;
 mod muon;
 mod normalise;
+mod orders;
 mod planted;
 mod product;
 mod query_key;
@@ -159,7 +161,7 @@ fn any_number_of_threads_gives_the_same_bits() {
             };
             let one = run(1);
             assert!(!one.is_empty());
-            for threads in [2, 3, 5] {
+            for threads in [2, 5] {
                 for (ours, theirs) in one.iter().zip(run(threads)) {
                     let what = format!("{} {}: {threads} threads", case.name, ours.name);
                     assert!(*ours == theirs, "{what}, {dtype}");

@@ -71,6 +71,8 @@ fn streams_that_must_progress_independently_hang_in_one_queue() {
     says("receive_first", &[EAGER, patient], "ended");
     aborts("receive_first", &[EAGER, ("SOFTGPU_QUEUES", "1")], hangs);
     aborts("receive_first", &[], hangs);
+    let beside = "bound_of_64 is loaded beside a receive that has begun";
+    aborts("receive_first", &[("SOFTGPU_LOADS", "apart")], beside);
 }
 
 #[test]

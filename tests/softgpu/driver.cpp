@@ -6,7 +6,8 @@
 // has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes) and
 // SOFTGPU_CAPABILITY (90) set what there is; SOFTGPU_QUEUES how many hardware queues streams share
 // (driver.h). A kernel is loaded as it is first asked for, which waits for all that its device has to do, as
-// CUDA may do under lazy loading. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device
+// CUDA may do under lazy loading; SOFTGPU_LOADS=apart: and ends the process where a receive has begun on a
+// stream of its own. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device
 // fail, and the device with it: every later call gives that code; the kernel never ends where it is 0.
 #include "driver.h"
 #include "tensor_map.h"
@@ -137,6 +138,17 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
+// 4: threads that wait for the device block, and so do its events, which have a flag of their own.
+API cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) {
+    if (flags != 0 && flags != 4) return INVALID_VALUE;
+    device(d)->flags = flags;
+    return OK;
+}
+API cuDevicePrimaryCtxGetState(int d, unsigned* flags, int* active) {
+    *flags = device(d)->flags;
+    *active = 1;
+    return OK;
+}
 API cuDevicePrimaryCtxRetain(Device** context, int d) {
     *context = device(d);
     return OK;
@@ -252,7 +264,13 @@ static void load_lazily(const char* name) {
     const char* loading = getenv("CUDA_MODULE_LOADING");
     if (!current || (loading && !strcmp(loading, "EAGER"))) return;
     std::lock_guard<std::recursive_mutex> guard(current->lock);
-    if (current->loaded.insert(name).second) current->drain_all();
+    if (!current->loaded.insert(name).second) return;
+    const char* apart = getenv("SOFTGPU_LOADS");
+    if (apart && !strcmp(apart, "apart") && current->receives_beside()) {
+        fprintf(stderr, "softgpu: %s is loaded beside a receive that has begun\n", name);
+        abort();
+    }
+    current->drain_all();
 }
 API cuModuleGetFunction(Function** function, void*, const char* name) {
     const softgpu::Kernel* kernel = softgpu::find(name);
@@ -350,7 +368,7 @@ API cuStreamCreateWithPriority(Stream** s, unsigned flags, int priority) {
     IN_CONTEXT;
     if (flags > 1 || priority > LEAST_PRIORITY || priority < GREATEST_PRIORITY) return INVALID_VALUE;
     uint64_t hardware = current->streams_made++ % std::max<uint64_t>(hardware_queues(), 1);
-    *s = new Stream{current, hardware, {}, nullptr, {}};
+    *s = new Stream{current, hardware, priority < LEAST_PRIORITY, {}, nullptr, {}};
     current->streams.insert(*s);
     return OK;
 }

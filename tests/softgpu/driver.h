@@ -48,6 +48,7 @@ struct Marker {
 struct Step {
     std::function<bool()> when;
     std::function<void()> run;
+    bool receive = false; // of a message
 };
 // What is asked for once, as steps one after the other. Each launch of a graph asks again; it is
 // told whether it is part of one.
@@ -115,6 +116,7 @@ struct Device;
 struct Stream {
     Device* device;
     uint64_t hardware; // its queue in hardware
+    bool urgent;       // beside the ops
     std::deque<Work> queue;
     // While captured: into what, and the nodes that the next one comes after.
     std::shared_ptr<Capture> capture;
@@ -181,6 +183,7 @@ struct Device {
     uint64_t launches = 0;
     uint64_t works = 0, streams_made = 0;
     std::set<std::string> loaded; // functions
+    unsigned flags = 0;           // of its context
     // The first failure stays.
     Result error = OK;
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
@@ -213,6 +216,13 @@ struct Device {
         Work& work = s->queue.front();
         if (work.graph) return !work.graph->ready().empty();
         return (!work.needs || work.needs->done >= work.record) && (!work.step.when || work.step.when());
+    }
+    // Whether a receive was begun on another stream than that of the ops, and has not ended.
+    bool receives_beside() {
+        for (Stream* s : streams)
+            for (Work& work : s->queue)
+                if (s->urgent && work.step.receive) return true;
+        return false;
     }
     bool others_awaited() {
         for (Stream* s : streams) {

@@ -52,7 +52,9 @@ API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
     s->tail.insert(s->tail.end(), e->tail.begin(), e->tail.end());
     return OK;
 }
-API cuEventCreate(Event** e, unsigned) {
+API cuEventCreate(Event** e, unsigned flags) {
+    IN_CONTEXT;
+    if (current->flags == 4 && !(flags & 1)) return INVALID_VALUE; // a wait for it would not block
     *e = new Event;
     return OK;
 }

@@ -123,7 +123,8 @@ struct Gpu {
     explicit Gpu(int number) {
         cuDevicePrimaryCtxRetain(&device, number);
         cuCtxSetCurrent(device);
-        for (Stream*& s : streams) cuStreamCreateWithPriority(&s, 1, 0);
+        int priority = 0;
+        for (Stream*& s : streams) cuStreamCreateWithPriority(&s, 1, priority--);
     }
     template <class A> Result launch(const char* name, A arguments, unsigned blocks, unsigned threads, unsigned shared) {
         Function* function;

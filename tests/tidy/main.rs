@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | `main` | floors name only floors below; files and functions fit; `unsafe` and clocks in few places |
+//! | `main` | floors name only floors below; files and functions fit; `unsafe` and clocks in few places; lints |
 //! | `circles` | no files import each other in a circle |
 //! | `ops` | every op of a backend has a case |
 //! | `words` | private words that do not come back |
@@ -86,6 +86,23 @@ fn raw_memory_is_touched_in_few_places() {
             assert!(!code.contains("unsafe "), "{place}: unsafe outside {UNSAFE:?}");
         }
     }
+}
+
+/// Cargo applies the workspace's lints only to the crates that ask for them: clippy then denies an
+/// `unsafe` block without a `// SAFETY:` comment.
+#[test]
+fn every_crate_has_the_lints() {
+    let folders = fs::read_dir("src").unwrap().map(|entry| entry.unwrap().path());
+    let mut manifests: Vec<PathBuf> = folders.map(|folder| folder.join("Cargo.toml")).collect();
+    manifests.retain(|manifest| manifest.exists());
+    assert!(manifests.len() > 10, "{manifests:?}");
+    for manifest in manifests.into_iter().chain([PathBuf::from("Cargo.toml")]) {
+        let text = fs::read_to_string(&manifest).unwrap();
+        let inherits = text.contains("\n[lints]\nworkspace = true\n");
+        assert!(inherits, "{}: add [lints], workspace = true", manifest.display());
+    }
+    let workspace = fs::read_to_string("Cargo.toml").unwrap();
+    assert!(workspace.contains("\nundocumented_unsafe_blocks = \"deny\"\n"));
 }
 
 /// A clock that jumps, by an administrator or NTP, changes no limit and no order: only stamps and

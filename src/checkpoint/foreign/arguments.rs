@@ -1,5 +1,7 @@
 //! Megatron's arguments, as a checkpoint's `args` has them, as settings of a manifest.
 
+mod model;
+
 use super::super::torch::{Node, Value};
 use super::settings::{Settings, number, quoted};
 use base::Problems;
@@ -60,11 +62,13 @@ pub struct Arguments<'t> {
     asked: RefCell<BTreeSet<String>>,
     /// The file, in messages.
     place: String,
+    /// The order of samples, as `data.rule` names it.
+    rule: &'static str,
 }
 
 impl<'t> Arguments<'t> {
-    pub fn new(args: Value<'t>, place: String) -> Arguments<'t> {
-        Arguments { args, asked: RefCell::default(), place }
+    pub fn new(args: Value<'t>, place: String, rule: &'static str) -> Arguments<'t> {
+        Arguments { args, asked: RefCell::default(), place, rule }
     }
 
     /// An argument that is there and not None.
@@ -102,8 +106,9 @@ impl<'t> Arguments<'t> {
         Problems::one(self.place.clone(), what, remedy).into()
     }
 
-    /// An error if the model was made by an option that gptrain's models have not.
-    pub fn refuse(&self) -> Result<(), Problems> {
+    /// An error if the model was made by an option that gptrain's models have not, or by one of
+    /// `more`, which this format's reader does not know: name and reason.
+    pub fn refuse(&self, more: &[(&str, &str)]) -> Result<(), Problems> {
         let mut problems = Problems::default();
         let mut refuse = |name: &str, why: &str| {
             problems.add(
@@ -119,9 +124,14 @@ impl<'t> Arguments<'t> {
             ),
             ("glu_activation", "this gated layer is not one of gptrain's"),
             ("use_bnb_optimizer", "the moments are bitsandbytes' 8-bit ones"),
-            ("swiglu", "SwiGLU in this folder is not read yet"),
-            ("add_position_embedding_type", "this position embedding is not one of gptrain's"),
-        ] {
+            ("squared_relu", "this activation is not one of gptrain's"),
+            ("quick_geglu", "this activation is not one of gptrain's"),
+            ("multi_latent_attention", "this attention is not one of gptrain's"),
+            ("mtp_num_layers", "gptrain predicts one token at a time"),
+        ]
+        .iter()
+        .chain(more)
+        {
             if self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false))) {
                 refuse(name, why);
             }
@@ -135,77 +145,6 @@ impl<'t> Arguments<'t> {
             refuse("num_experts", "gptrain has no mixture of experts");
         }
         problems.or(())
-    }
-
-    /// The model's settings but its vocabulary.
-    pub fn model(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
-        let position = self.get("position_embedding_type");
-        let (name, family) = match position.as_ref().map(position_name).transpose()? {
-            Some("alibi") => ("alibi", "bloom"),
-            None | Some("absolute" | "learned_absolute") => ("learned", "gpt2"),
-            Some(other) => {
-                let what =
-                    format!("args.position_embedding_type is {other}: alibi and absolute are read");
-                return Err(self.problem(what));
-            }
-        };
-        settings.set("model.family", family, "");
-        settings.set("model.layers", self.count("num_layers")?, "num_layers");
-        let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
-        settings.set("model.hidden", hidden, "hidden_size");
-        settings.set("model.heads", heads, "num_attention_heads");
-        if let Some(dim) = self.get("kv_channels").map(|v| v.count()).transpose()?
-            && dim * heads != hidden
-        {
-            settings.set("model.head_dim", dim, "kv_channels");
-        }
-        if let Some(width) = self.get("ffn_hidden_size").map(|v| v.count()).transpose()? {
-            settings.set("model.ffn_hidden", width, "ffn_hidden_size");
-        }
-        let seq_len = self.count("seq_length")?;
-        settings.set("model.seq_len", seq_len, "seq_length");
-        let rows = self.get("max_position_embeddings").map(|rows| rows.count()).transpose()?;
-        if let Some(rows) = rows.filter(|rows| name == "learned" && *rows != seq_len) {
-            settings.set("model.positions", rows, "max_position_embeddings");
-        }
-        settings.set("model.position", name, "position_embedding_type");
-        let norm = self.is_set("embed_layernorm");
-        settings.set("model.embedding_layernorm", norm, "embed_layernorm");
-        if let Some(eps) = self.float("layernorm_epsilon")? {
-            settings.set("model.layernorm_eps", number(eps), "layernorm_epsilon");
-        }
-        let exact = !self.is_set("bias_gelu_fusion") && !self.is_set("openai_gelu");
-        let gelu = if exact { "exact" } else { "tanh" };
-        settings.set("model.gelu", gelu, "bias_gelu_fusion, openai_gelu");
-        if let Some(std) = self.float("init_method_std")? {
-            settings.set("model.init.std", number(std), "init_method_std");
-        }
-        let (hidden, attention) = (self.float("hidden_dropout")?, self.float("attention_dropout")?);
-        for (key, rate, from) in [
-            ("model.dropout.embedding", hidden, "hidden_dropout"),
-            ("model.dropout.attention", attention, "attention_dropout"),
-            ("model.dropout.residual", hidden, "hidden_dropout"),
-        ] {
-            settings.set(key, number(rate.unwrap_or(0.0)), from);
-        }
-        if hidden.or(attention).is_some_and(|rate| rate > 0.0) {
-            notes.push(
-                "dropout draws other random numbers here than there: no state can carry them over"
-                    .into(),
-            );
-        }
-        if self.is_set("apply_query_key_layer_scaling") {
-            notes.push(
-                "apply_query_key_layer_scaling is a factor that cancels: the model is the same"
-                    .into(),
-            );
-        }
-        if self.is_set("fp32_residual_connection") {
-            let what =
-                "fp32_residual_connection: gptrain's residual stream has the precision of weights";
-            notes.push(what.into());
-        }
-        Ok(())
     }
 
     /// Precision, batch, optimizer, data and length.
@@ -290,7 +229,7 @@ impl<'t> Arguments<'t> {
     }
 
     fn data(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
-        settings.set("data.rule", "megatron-deepspeed", "the order of samples");
+        settings.set("data.rule", self.rule, "the order of samples");
         settings.set("data.seed", self.count("seed")?, "seed");
         let weighted = self.weighted("train")?.into_iter().next();
         if let Some((_, blend)) = weighted {
@@ -410,18 +349,6 @@ impl<'t> Arguments<'t> {
 fn experts(value: &Value) -> bool {
     let list = value.items().unwrap_or_else(|_| vec![value.clone()]);
     list.iter().any(|n| n.int().is_ok_and(|n| n > 1))
-}
-
-/// The name of a position embedding: text, or an enum by value.
-fn position_name<'t>(value: &Value<'t>) -> anyhow::Result<&'t str> {
-    let Some((_, arguments)) = value.object() else { return value.str() };
-    let number = arguments.and_then(|args| args.items().ok()?.first().cloned());
-    Ok(match number.and_then(|number| number.int().ok()) {
-        Some(1) => "rotary",
-        Some(2) => "absolute",
-        Some(3) => "alibi",
-        _ => "unknown",
-    })
 }
 
 /// A whole number, or text of one.

@@ -10,25 +10,29 @@
 //! a parameter in each part; without it, the order and the sizes of `param_shapes` do.
 
 mod flat;
+mod layers;
 mod names;
 mod optimizer;
+pub mod universal;
 
 use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
+use super::copies::Copies;
 use super::detect::{Format, step_folder};
 use super::settings::Settings;
-use super::{Choices, ForeignRun, Found, Kept, Replicated};
+use super::{Choices, ForeignRun, Found, Kept};
 use anyhow::Context;
 use base::Problems;
+use layers::{EMBEDDING, first_block, name_of};
 use manifest::Model;
-use model::{Param, TpSplit, Weight};
+use model::{Param, TpSplit};
 use names::Names;
 use optimizer::{loss_scale, rate, updates};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// The name of the tied embedding in the optimizer's maps.
-const EMBEDDING: &str = "tied_modules.embed.word_embeddings.weight";
+/// The order of samples.
+const RULE: &str = "megatron-deepspeed";
 
 /// Names and shapes of a group's parameters, in their order.
 type Group = Vec<(String, Vec<usize>)>;
@@ -37,7 +41,8 @@ type Group = Vec<(String, Vec<usize>)>;
 struct Folder {
     dir: PathBuf,
     found: Found,
-    choices: Choices,
+    /// Whether rows that pad the vocabulary are left out though they were trained.
+    mask_padding: bool,
     /// Names and shapes of each stage's groups, in their order.
     stages: Vec<Vec<Group>>,
     /// The number that the first block has in the pipeline's list of layers.
@@ -46,10 +51,7 @@ struct Folder {
     files: BTreeMap<(usize, usize), PathBuf>,
     /// The files of one stage, opened: [tensor rank][data rank].
     open: Option<(usize, Vec<Vec<TorchFile>>)>,
-    /// Largest difference between copies of a state, with the names it occurs in.
-    differences: BTreeMap<&'static str, Vec<(String, f64)>>,
-    /// Largest difference between the tied copies of the embedding.
-    tied: Option<f64>,
+    copies: Copies,
 }
 
 /// Place of a parameter in its stage.
@@ -66,8 +68,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let names = Names::list(&dir)?;
     let main = TorchFile::open(&dir.join(names.model(0)))?;
     let root = main.root();
-    let args = Arguments::new(root.need("args")?, dir.join(names.model(0)).display().to_string());
-    args.refuse()?;
+    let place = dir.join(names.model(0)).display().to_string();
+    let args = Arguments::new(root.need("args")?, place, RULE);
+    refuse(&args)?;
     let grid = names.grid(&dir, &args)?;
     let stages = stages(&dir, &names, grid, root.need("iteration")?.count()?)?;
     let sharded = TorchFile::open(&dir.join(&names.optim[&(0, 0)]))?;
@@ -78,7 +81,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
     args.rates(scheduler.as_ref(), &mut settings)?;
     topology(&mut settings, grid, &args);
-    let first_block = first_block(&stages)
+    let block_names = stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
+    let first_block = first_block(block_names)
         .with_context(|| format!("{}: no parameter is a block's input_layernorm", dir.display()))?;
     uniform(&stages, first_block, &args)?;
     let optimizer = sharded.root().need("optimizer_state_dict")?;
@@ -102,22 +106,32 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         lr: rate(&optimizer).unwrap_or(0.0),
         loss_scale: loss_scale(&optimizer)?,
         settings,
+        without_states: None,
+        wanted: Vec::new(),
         aside: Vec::new(),
         notes,
     };
     let files = names.optim.iter().map(|(place, name)| (*place, dir.join(name))).collect();
-    let (differences, tied) = Default::default();
-    let (choices, open) = (*choices, None);
-    let mut folder =
-        Folder { dir, found, choices, stages, first_block, files, open, differences, tied };
+    let (copies, mask_padding) = (Copies::new(choices.replicated), choices.mask_padding);
+    let open = None;
+    let mut folder = Folder { dir, found, mask_padding, stages, first_block, files, open, copies };
     folder.vocabulary(&root, &args)?;
-    folder.counts(updates);
+    folder.found.counts();
     folder.found.aside = args.aside();
     if version_of(&root) < 2.0 {
         let what = format!("checkpoint_version is {}: 2.0 and later are read", version_of(&root));
         return Err(args.problem(what));
     }
     Ok(Box::new(folder))
+}
+
+/// An error about options that this trainer's folders are not read with.
+fn refuse(args: &Arguments) -> Result<(), Problems> {
+    args.refuse(&[
+        ("swiglu", "SwiGLU in this folder is not read yet"),
+        ("add_position_embedding_type", "this position embedding is not one of gptrain's"),
+        ("use_rotary_position_embeddings", "rotary positions in this folder are not read yet"),
+    ])
 }
 
 fn version_of(root: &Value) -> f64 {
@@ -157,13 +171,6 @@ fn stages(
         stages.push(groups.iter().map(group).collect::<anyhow::Result<Vec<_>>>()?);
     }
     Ok(stages)
-}
-
-/// The smallest layer that has an input norm.
-fn first_block(stages: &[Vec<Group>]) -> Option<usize> {
-    let names = stages.iter().flatten().flatten();
-    let block = |name: &str| name.strip_suffix(".input_layernorm.weight")?.parse().ok();
-    names.filter_map(|(name, _)| block(name)).min()
 }
 
 /// Every block is there, once.
@@ -207,29 +214,8 @@ impl Folder {
         let original = original.map(|size| size.count()).transpose()?.map(|size| size as usize);
         let original = original.filter(|size| *size < rows).unwrap_or(rows);
         let multiple = args.get("make_vocab_size_divisible_by").map(|v| v.count()).transpose()?;
-        let strip =
-            original < rows && (self.choices.mask_padding || self.untrained(original, &shape)?);
-        let settings = &mut self.found.settings;
-        if strip {
-            settings.set("model.vocab", original, "original_vocab_size");
-            settings.set(
-                "model.vocab_multiple",
-                multiple.unwrap_or(128),
-                "make_vocab_size_divisible_by",
-            );
-            let what = format!("rows {original} to {} of the embedding pad it: left out", rows - 1);
-            self.found.notes.push(what);
-            return Ok(());
-        }
-        settings.set("model.vocab", rows, "padded_vocab_size: its rows were trained");
-        settings.set("model.vocab_multiple", 1, "the vocabulary is padded already");
-        if original < rows {
-            self.found.notes.push(format!(
-                "rows {original} to {} of the embedding pad it, and Megatron's softmax counts them: they \
-                 are part of the model here too (--mask-padding leaves them out)",
-                rows - 1
-            ));
-        }
+        let strip = original < rows && (self.mask_padding || self.untrained(original, &shape)?);
+        self.found.vocabulary([original, rows], multiple, strip);
         Ok(())
     }
 
@@ -249,20 +235,6 @@ impl Folder {
             }
         }
         Ok(true)
-    }
-
-    /// Notes the difference between Adam's count and the steps.
-    fn counts(&mut self, updates: u64) {
-        let step = self.found.step;
-        if updates > step {
-            self.found.notes.push(format!(
-                "Adam has counted {updates} updates in {step} steps (DeepSpeed's BF16_Optimizer began \
-                 with one of zero gradients): its bias corrections go by that count here too"
-            ));
-        } else if updates < step {
-            let skipped = step - updates;
-            self.found.notes.push(format!("{skipped} of {step} steps were skipped: no update"));
-        }
     }
 
     /// The first stage that has a parameter, and where in it.
@@ -291,8 +263,7 @@ impl Folder {
             return Ok(());
         };
         let other = self.fragments_at(&last, EMBEDDING, rank, Kept::Master)?;
-        let most = largest_difference(first, &other);
-        self.tied = Some(self.tied.unwrap_or(0.0).max(most));
+        self.copies.tied(first, &other);
         Ok(())
     }
 
@@ -301,60 +272,13 @@ impl Folder {
         let ranks = self.found.grid[0];
         let copies = (0..ranks).map(|rank| self.fragments(name, rank, kept));
         let copies = copies.collect::<anyhow::Result<Vec<_>>>()?;
-        let most = copies[1..].iter().map(|copy| largest_difference(&copies[0], copy));
-        let most = most.fold(0.0, f64::max);
-        if most > 0.0 {
-            self.differences.entry(kept.name()).or_default().push((name.to_string(), most));
-        }
-        let mut copies = copies.into_iter();
-        let first = copies.next().context("a tensor rank")?;
-        if most == 0.0 || self.choices.replicated == Replicated::First {
-            return Ok(first);
-        }
-        let mut sums: Vec<f64> = first.into_iter().map(f64::from).collect();
-        for copy in copies {
-            sums.iter_mut().zip(copy).for_each(|(sum, value)| *sum += f64::from(value));
-        }
-        Ok(sums.into_iter().map(|sum| (sum / ranks as f64) as f32).collect())
+        Ok(self.copies.merge(name, kept, copies))
     }
 
     /// The trainer's name of a parameter.
     fn name(&self, param: &Param) -> Option<String> {
-        use Weight::*;
-        let of_block = |name: &str| {
-            let layer =
-                param.name.strip_prefix("block.")?.split_once('.')?.0.parse::<usize>().ok()?;
-            Some(format!("{}.{name}", layer + self.first_block))
-        };
-        let last = |kind: &str| {
-            // The final norm: the one layer whose parameters have no other name.
-            let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
-            let is_norm = |name: &str| {
-                name.strip_suffix(kind).is_some_and(|layer| layer.parse::<usize>().is_ok())
-            };
-            names.into_iter().find(|name| is_norm(name)).map(str::to_string)
-        };
-        match param.spec.weight {
-            TokenEmbed => Some(EMBEDDING.to_string()),
-            PosEmbed => Some("tied_modules.embed.position_embeddings.weight".to_string()),
-            EmbedLnScale => Some("tied_modules.embed.word_embeddings.norm.weight".to_string()),
-            EmbedLnShift => Some("tied_modules.embed.word_embeddings.norm.bias".to_string()),
-            Ln1Scale => of_block("input_layernorm.weight"),
-            Ln1Shift => of_block("input_layernorm.bias"),
-            QkvW => of_block("self_attention.query_key_value.weight"),
-            QkvB => of_block("self_attention.query_key_value.bias"),
-            ProjW => of_block("self_attention.dense.weight"),
-            ProjB => of_block("self_attention.dense.bias"),
-            Ln2Scale => of_block("post_attention_layernorm.weight"),
-            Ln2Shift => of_block("post_attention_layernorm.bias"),
-            Fc1W => of_block("mlp.dense_h_to_4h.weight"),
-            Fc1B => of_block("mlp.dense_h_to_4h.bias"),
-            Fc2W => of_block("mlp.dense_4h_to_h.weight"),
-            Fc2B => of_block("mlp.dense_4h_to_h.bias"),
-            LnfScale => last(".weight"),
-            LnfShift => last(".bias"),
-            HeadW | QNorm | KNorm => None,
-        }
+        let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
+        name_of(param, self.first_block, names)
     }
 }
 
@@ -401,7 +325,13 @@ impl ForeignRun for Folder {
         Ok(problems.or(())?)
     }
 
-    fn read(&mut self, param: &Param, shape: &[usize], kept: Kept) -> anyhow::Result<Vec<f32>> {
+    fn read(
+        &mut self,
+        _: &Model,
+        param: &Param,
+        shape: &[usize],
+        kept: Kept,
+    ) -> anyhow::Result<Vec<f32>> {
         let name = self.name(param).with_context(|| format!("no name for {}", param.name))?;
         let ranks = self.found.grid[0];
         let cols = shape[shape.len() - 1];
@@ -435,31 +365,6 @@ impl ForeignRun for Folder {
     }
 
     fn remarks(&mut self) -> Vec<String> {
-        let mut remarks = Vec::new();
-        for (state, mut found) in std::mem::take(&mut self.differences) {
-            found.sort_by(|a, b| b.1.total_cmp(&a.1));
-            let (name, most) = &found[0];
-            let count = found.len();
-            let taken = match self.choices.replicated {
-                Replicated::Mean => "their mean is taken",
-                Replicated::First => "tensor rank 0's is taken",
-            };
-            remarks.push(format!(
-                "copies of {count} parameters on the tensor ranks differ in the {state}, at most by \
-                 {most:.3e} ({name}): {taken}"
-            ));
-        }
-        if let Some(most) = self.tied.take().filter(|most| *most > 0.0) {
-            remarks.push(format!(
-                "the last stage's copy of the embedding differs from the first's by at most {most:.3e}: \
-                 the first's is taken"
-            ));
-        }
-        remarks
+        self.copies.remarks()
     }
-}
-
-fn largest_difference(a: &[f32], b: &[f32]) -> f64 {
-    let pairs = a.iter().zip(b).map(|(a, b)| f64::from(*a) - f64::from(*b));
-    pairs.map(f64::abs).fold(0.0, f64::max)
 }

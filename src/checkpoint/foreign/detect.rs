@@ -50,10 +50,7 @@ impl Format {
                 "save once with ZeRO stage 1 in that trainer; or export its weights with \
                  zero_to_fp32.py to Hugging Face's format and import those"
             }
-            Format::DeepSpeedUniversal => {
-                "import the folder that it was made from (global_stepN beside it)"
-            }
-            Format::MegatronLegacy | Format::MegatronDist => {
+            Format::MegatronDist => {
                 "convert the weights to Hugging Face's format with that trainer's tools \
                  (tools/checkpoint/convert.py) and import those; the optimizer begins again"
             }
@@ -98,7 +95,7 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
         return detect(&step);
     }
     let what = "is not a checkpoint that is known: no config.json, global_stepN, mp_rank_NN, \
-                .metadata, latest or latest_checkpointed_iteration.txt";
+                .metadata, step-N, latest or latest_checkpointed_iteration.txt";
     let remedy = "give the folder of a checkpoint, or the one that --save named";
     Err(Problems::one(from.display().to_string(), what, remedy).into())
 }
@@ -110,9 +107,13 @@ pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
 
 /// The step that `latest` or `latest_checkpointed_iteration.txt` names.
 fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
-    let files = ["latest", "latest_checkpointed_iteration.txt"];
+    let files = ["latest", "latest_checkpointed_iteration.txt", "latest_universal"];
     let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
-        return Ok(None);
+        // torchtitan: step-N for each step, and no file that names the newest.
+        let step = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();
+        let whole = |name: &&String| from.join(name).join(".metadata").exists();
+        let steps = names.iter().filter(whole).filter_map(|name| Some((step(name)?, name)));
+        return Ok(steps.max().map(|(_, name)| from.join(name)));
     };
     let path = from.join(file);
     let place = path.display().to_string();

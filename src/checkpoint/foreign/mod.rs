@@ -5,8 +5,13 @@
 //! |---|---|
 //! | `detect` | which trainer wrote a folder, by the files in it |
 //! | `settings` | rows of the new run's manifest, each with where it came from |
+//! | `copies` | copies that differ between tensor ranks, as one |
+//! | `cut` | rows and columns of a parameter that one of their tensors holds, in both directions |
 //! | `arguments` | Megatron's arguments as such rows |
-//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies |
+//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; universal ones |
+//! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
+//! | `export` | Megatron-LM's folder, written from a checkpoint |
+//! | `dcp` | distributed checkpoints of PyTorch, as torchtitan writes them |
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
 //! largest parameter, not by the model.
@@ -14,12 +19,18 @@
 //! Does not know how a checkpoint of gptrain is written, nor how a run begins.
 
 mod arguments;
+mod copies;
+mod cut;
+mod dcp;
 mod deepspeed;
 mod detect;
+mod export;
+mod megatron;
 mod settings;
 
 pub use detect::{Format, detect};
-pub use settings::{Row, Settings};
+pub use export::{Written, export};
+pub use settings::{Row, Settings, Wanted};
 
 use manifest::Model;
 use model::Param;
@@ -54,13 +65,15 @@ pub enum Replicated {
 }
 
 /// Choices of an import.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Choices {
     /// None: the format is found out.
     pub format: Option<Format>,
     pub replicated: Replicated,
     /// Whether rows that pad the vocabulary are left out though they were trained.
     pub mask_padding: bool,
+    /// `KEY=VALUE` of settings in place of those that are found.
+    pub sets: Vec<String>,
 }
 
 /// The loss scale of an fp16 run.
@@ -81,6 +94,7 @@ pub struct Found {
     /// The folder of the step, which may be inside the one that was given.
     pub folder: String,
     pub step: u64,
+    /// Samples and tokens that were trained; unknown, and 0, while a setting is wanted.
     pub samples: u64,
     pub tokens: u64,
     /// Tensor, pipeline and data ranks that the files were cut for.
@@ -91,10 +105,53 @@ pub struct Found {
     pub lr: f64,
     pub loss_scale: Option<LossScale>,
     pub settings: Settings,
+    /// Why the optimizer begins again; None if its states are read.
+    pub without_states: Option<String>,
+    /// Settings that the folder does not have and that were not given.
+    pub wanted: Vec<Wanted>,
     /// Arguments without a setting.
     pub aside: Vec<String>,
     /// Sentences for the owner of the run.
     pub notes: Vec<String>,
+}
+
+impl Found {
+    /// Decides the model's vocabulary: `original` of the padded `rows`, if those that pad it are left
+    /// out (`strip`).
+    fn vocabulary(&mut self, [original, rows]: [usize; 2], multiple: Option<u64>, strip: bool) {
+        let settings = &mut self.settings;
+        if strip {
+            settings.set("model.vocab", original, "original_vocab_size");
+            let multiple = multiple.unwrap_or(128);
+            settings.set("model.vocab_multiple", multiple, "make_vocab_size_divisible_by");
+            let what = format!("rows {original} to {} of the embedding pad it: left out", rows - 1);
+            self.notes.push(what);
+            return;
+        }
+        settings.set("model.vocab", rows, "padded_vocab_size: its rows were trained");
+        settings.set("model.vocab_multiple", 1, "the vocabulary is padded already");
+        if original < rows {
+            self.notes.push(format!(
+                "rows {original} to {} of the embedding pad it, and Megatron's softmax counts them: they \
+                 are part of the model here too (--mask-padding leaves them out)",
+                rows - 1
+            ));
+        }
+    }
+
+    /// Notes the difference between Adam's count and the steps.
+    fn counts(&mut self) {
+        let (step, updates) = (self.step, self.updates);
+        if updates > step {
+            self.notes.push(format!(
+                "Adam has counted {updates} updates in {step} steps (DeepSpeed's BF16_Optimizer began \
+                 with one of zero gradients): its bias corrections go by that count here too"
+            ));
+        } else if updates < step {
+            let skipped = step - updates;
+            self.notes.push(format!("{skipped} of {step} steps were skipped: no update"));
+        }
+    }
 }
 
 /// A run of another trainer.
@@ -105,7 +162,13 @@ pub trait ForeignRun {
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()>;
 
     /// One state of a whole parameter, of the shape that checkpoints have, row by row.
-    fn read(&mut self, param: &Param, shape: &[usize], kept: Kept) -> anyhow::Result<Vec<f32>>;
+    fn read(
+        &mut self,
+        model: &Model,
+        param: &Param,
+        shape: &[usize],
+        kept: Kept,
+    ) -> anyhow::Result<Vec<f32>>;
 
     /// Sentences about what reading found, such as copies that differ.
     fn remarks(&mut self) -> Vec<String>;
@@ -115,6 +178,9 @@ pub trait ForeignRun {
 pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     match format {
         Format::MegatronDeepSpeed => deepspeed::open(from, choices),
+        Format::DeepSpeedUniversal => deepspeed::universal::open(from, choices),
+        Format::MegatronLegacy => megatron::open(from, choices),
+        Format::PytorchDcp => dcp::open(from, choices),
         other => Err(other.refused(from).into()),
     }
 }

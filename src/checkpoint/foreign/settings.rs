@@ -11,6 +11,37 @@ pub struct Row {
     pub from: String,
 }
 
+/// A setting that the folder does not have, and that changes what is computed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub key: &'static str,
+    /// The other trainer's name of it.
+    pub why: &'static str,
+    pub example: &'static str,
+}
+
+impl Wanted {
+    /// Whether one of `KEY=VALUE` sets it: itself, a section that it is in, or a part of it.
+    pub fn is_in(&self, sets: &[String]) -> bool {
+        let within = |a: &str, b: &str| {
+            a.strip_prefix(b).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        // One of three says how long the run is.
+        let keys: &[&str] = match self.key {
+            "train.steps" => &["train.steps", "train.samples", "train.tokens"],
+            _ => &[self.key],
+        };
+        let set = |set: &str| keys.iter().any(|key| within(key, set) || within(set, key));
+        sets.iter().filter_map(|text| text.split_once('=')).any(|(key, _)| set(key.trim()))
+    }
+}
+
+/// The value that `KEY=VALUE` gives a key, the last one of several.
+pub fn asked<'s>(sets: &'s [String], key: &str) -> Option<&'s str> {
+    let pairs = sets.iter().rev().filter_map(|text| text.split_once('='));
+    pairs.into_iter().find(|(found, _)| found.trim() == key).map(|(_, value)| value.trim())
+}
+
 /// The settings of a run that is brought.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings(pub Vec<Row>);

@@ -8,6 +8,7 @@
 //! | `rebuild` | the short table of names whose values are known: tensors, sets, numpy's numbers |
 //! | `tree` | the tree, and how it is asked for a key |
 //! | `tensor` | shapes, strides and types, and the numbers behind them |
+//! | `write` | the way back: the same archive and pickle, written |
 //!
 //! Reading executes nothing: a name in a file is text, and an object of a name that the table lacks
 //! is its name and its arguments. Every count has a limit, so that a hostile file costs bounded
@@ -19,10 +20,12 @@ mod pickle;
 mod rebuild;
 mod tensor;
 mod tree;
+mod write;
 mod zip;
 
 pub use tensor::{Element, Tensor};
 pub use tree::{Node, Tree, Value};
+pub use write::{Out, Stored, TorchWriter};
 pub use zip::Archive;
 
 use anyhow::Context;
@@ -85,6 +88,11 @@ impl TorchFile {
     /// The outermost value.
     pub fn root(&self) -> Value<'_> {
         self.tree.root()
+    }
+
+    /// The file's name in messages.
+    pub fn place(&self) -> &str {
+        self.archive.place()
     }
 
     /// Whether the file has checksums; without them damage to its tensors is not seen.

@@ -1,4 +1,4 @@
-//! libnccl: the functions that are called in it.
+//! libnccl: the functions that gptrain calls.
 
 use base::DType;
 use cudarc::nccl::sys::{self, ncclDataType_t, ncclResult_t};
@@ -12,27 +12,36 @@ pub type Code = c_int;
 table! {
     /// nccl.h
     pub struct Api {
-        ncclGetErrorString ncclGetLastError ncclGetUniqueId
+        ncclGetVersion ncclGetErrorString ncclGetLastError ncclGetUniqueId
         ncclCommInitRank ncclCommDestroy ncclCommAbort ncclCommGetAsyncError
         ncclAllReduce ncclAllGather ncclReduceScatter ncclSend ncclRecv ncclGroupStart ncclGroupEnd
     }
 }
 
-/// What two ranks on one GPU get.
+/// Code that two ranks on one GPU get.
 const INVALID_USAGE: Code = ncclResult_t::ncclInvalidUsage as Code;
 /// Not an error: not known yet.
 pub const IN_PROGRESS: Code = ncclResult_t::ncclInProgress as Code;
 
 impl Api {
-    /// What a code means, and the library's last message.
+    /// NCCL's version as a number: 22602 is 2.26.2; 0 if the library gives none.
+    pub fn version(&self) -> c_int {
+        let mut version = 0;
+        // SAFETY: the pointer is to a live variable.
+        let code = unsafe { call!(self, ncclGetVersion(&mut version)) };
+        if code == 0 { version } else { 0 }
+    }
+
+    /// Explanation of a code, and the library's last message.
     pub fn error(&self, code: Code) -> String {
         // By hand, since cudarc takes the code as an enum.
         type Lookup = unsafe extern "C" fn(Code) -> *const c_char;
-        // SAFETY: both return a string that is there to stay, or null.
+        // SAFETY: null, or a string that ends with a NUL: of a code one that is never freed; the last
+        // message is copied here, before another call changes it.
         let text = |text: *const c_char| unsafe {
             (!text.is_null()).then(|| CStr::from_ptr(text).to_string_lossy().trim().to_string())
         };
-        // SAFETY: of that type (nccl.h); the communicator may be null.
+        // SAFETY: the function has that type (nccl.h; the result is an int); the communicator may be null.
         let (name, last) = unsafe {
             let lookup = self.ncclGetErrorString.of_type::<Lookup>();
             (text(lookup(code)), text(call!(self, ncclGetLastError(null_mut()))))

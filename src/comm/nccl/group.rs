@@ -9,13 +9,13 @@ use cudarc::nccl::sys::{self, ncclComm_t};
 use device::Tensor;
 use device::cuda::driver::{CUevent, CUstream};
 use device::cuda::library::call;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Operations in flight before the wait for one of them also waits for later ones: their events
-/// are used again.
-const MAX_IN_FLIGHT: usize = 64;
+/// Two events of an operation: before it and after it.
+type Order = [CUevent; 2];
 
 /// One communicator, as a group.
 pub struct NcclGroup {
@@ -26,9 +26,10 @@ pub struct NcclGroup {
     /// Index of this rank among them.
     rank: usize,
     counters: Arc<OpCounters>,
-    /// Two events for each operation in flight: before it and after it.
-    order: Vec<CUevent>,
     begun: Cell<u64>,
+    /// Events of each operation in flight, by its number, and events of none.
+    in_flight: RefCell<HashMap<u64, Order>>,
+    free: RefCell<Vec<Order>>,
     /// Dropped after the communicator.
     watchdog: Arc<NcclWatchdog>,
 }
@@ -42,13 +43,12 @@ impl NcclGroup {
         counters: Arc<OpCounters>,
         watchdog: Arc<NcclWatchdog>,
     ) -> NcclGroup {
-        let device = &watchdog.shared.device;
-        let order = (0..2 * MAX_IN_FLIGHT).map(|_| device.event()).collect();
         let (name, ranks, begun) = (name.into(), ranks.into(), Cell::new(0));
-        NcclGroup { comm, name, ranks, rank, counters, order, begun, watchdog }
+        let (in_flight, free) = Default::default();
+        NcclGroup { comm, name, ranks, rank, counters, begun, in_flight, free, watchdog }
     }
 
-    /// In one launch. There is at least one.
+    /// Enqueues collectives, at least one, in one launch.
     fn collectives(&self, all: &[Collective], stream: Stream) -> u64 {
         let wholes: Vec<_> = all.iter().map(|what| what.whole(self.size())).collect();
         let doing = wholes[0].0.to_string();
@@ -67,15 +67,16 @@ impl NcclGroup {
     /// Makes these calls as one group of NCCL's: one kernel for all.
     fn grouped(&self, mut calls: impl Iterator<Item = Code>) -> Code {
         let api = &self.watchdog.shared.api;
-        // SAFETY: takes nothing.
+        // SAFETY: takes nothing; the group is ended below, on this thread.
         let start = unsafe { call!(api, ncclGroupStart()) };
         let failed = calls.find(|code| *code != 0);
-        // SAFETY: as above; a group that was started is ended.
+        // SAFETY: takes nothing; ends the group that was started above.
         let end = unsafe { call!(api, ncclGroupEnd()) };
         [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
     }
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
+        let stream = self.watchdog.shared.beside(stream);
         let sums = all.iter().any(Collective::sums);
         let begun = self.begin_on(stream, || self.collectives(all, stream));
         if sums {
@@ -95,15 +96,18 @@ impl NcclGroup {
         let job = self.begun.get() + 1;
         self.begun.set(job);
         let device = &self.watchdog.shared.device;
-        let [before, after] = self.order(job);
+        let free = self.free.borrow_mut().pop();
+        let order = free.unwrap_or_else(|| [device.event(), device.event()]);
+        let [before, after] = order;
         let handle = self.watchdog.shared.handle(stream);
         device.after(before, device.stream, handle);
         let event = launch();
         device.record(after, handle);
+        self.in_flight.borrow_mut().insert(job, order);
         Pending { job, event, ..Pending::DONE }
     }
 
-    /// In one launch.
+    /// Enqueues messages in one launch.
     fn messages(&self, messages: &[Message], stream: Stream) -> u64 {
         let (name, counters, ranks) =
             (self.name.clone(), self.counters.clone(), self.ranks.clone());
@@ -128,7 +132,9 @@ impl NcclGroup {
         let from = |x: Tensor| x.addr() as *const c_void;
         let of = |x: Tensor| (x.numel(), data_type(x.dtype));
         let (sum, stream) = (sys::ncclRedOp_t::ncclSum, stream.cast());
-        // SAFETY: the tensors' memory lives as long as the backend.
+        // SAFETY: `enqueue` holds the communicator's lock, and `stream` is the device's. The tensors are
+        // device memory that the backend keeps: `part` is one rank's share of `whole`
+        // (`Collective::whole`), and ops do not access them before the collective has ended.
         unsafe {
             match what {
                 Collective::AllReduce(x) => {
@@ -150,7 +156,7 @@ impl NcclGroup {
 
     fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
         let (api, stream) = (&self.watchdog.shared.api, stream.cast());
-        // SAFETY: as in `launch`.
+        // SAFETY: as in `launch`: `x` is device memory of `numel` elements of this type.
         unsafe {
             match *message {
                 Message::Send { to, x } => {
@@ -192,11 +198,6 @@ impl NcclGroup {
             shared.endpoint.fail(Failed::new(line)).raise();
         }
         ticket
-    }
-
-    fn order(&self, job: u64) -> [CUevent; 2] {
-        let at = 2 * (job as usize % MAX_IN_FLIGHT);
-        [self.order[at], self.order[at + 1]]
     }
 }
 
@@ -245,9 +246,10 @@ impl Group for NcclGroup {
     fn finish(&self, pending: Pending) {
         self.watchdog.shared.mark_waited(pending.event);
         let device = &self.watchdog.shared.device;
-        // An event that was recorded again since is of a later collective on the same stream.
-        let [_, after] = self.order(pending.job);
-        self.watchdog.shared.wait_for(|stream| device.wait(stream, after));
+        let order = self.in_flight.borrow_mut().remove(&pending.job);
+        let order = order.expect("an operation that this group began, finished once");
+        self.watchdog.shared.wait_for(|stream| device.wait(stream, order[1]));
+        self.free.borrow_mut().push(order); // a wait is for the record at its call
         if pending.sums {
             device.sm_margin.end_sum();
         }
@@ -257,14 +259,14 @@ impl Group for NcclGroup {
 impl Drop for NcclGroup {
     fn drop(&mut self) {
         let (api, device) = (&self.watchdog.shared.api, &self.watchdog.shared.device);
-        // After a failure, or in a panic, the other ranks may never come.
+        // After a failure, or in a panic, the other ranks may have ended.
         let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
         if !failed && !std::thread::panicking() {
             Stream::all()
                 .for_each(|stream| device.wait_stream(self.watchdog.shared.handle(stream)));
         }
         if let Some(comm) = self.comm.take() {
-            // SAFETY: this was its only owner.
+            // SAFETY: `take` leaves None, so no other thread uses the communicator any more.
             device.try_call(|_| unsafe {
                 match failed || device.failed() || std::thread::panicking() {
                     true => call!(api, ncclCommAbort(comm)),
@@ -272,8 +274,8 @@ impl Drop for NcclGroup {
                 }
             });
         }
-        for event in &self.order {
-            device.destroy_event(*event);
-        }
+        let in_flight = self.in_flight.get_mut().values();
+        let orders = in_flight.chain(self.free.get_mut().iter());
+        orders.flatten().for_each(|event| device.destroy_event(*event));
     }
 }

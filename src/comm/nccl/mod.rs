@@ -10,6 +10,7 @@
 
 mod api;
 mod group;
+mod order;
 mod ring;
 mod watchdog;
 
@@ -20,7 +21,7 @@ use cudarc::nccl::sys::{self, ncclUniqueId};
 use device::Tensor;
 use device::cuda::device::Device;
 use device::cuda::library::{Library, call};
-use device::cuda::{Cuda, FOLDER, Options};
+use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver};
 use group::NcclGroup;
 use ring::NcclRing;
 use std::cell::OnceCell;
@@ -40,11 +41,13 @@ pub struct Nccl {
     /// f32 [1, n], of the device's ops, which run none while a group is made.
     scratch: Tensor,
     patience: Duration,
+    /// Whether all collectives run on the stream of the ops.
+    serial: bool,
     watchdog: OnceCell<Arc<NcclWatchdog>>,
 }
 
 impl Nccl {
-    /// NCCL as the options' folders or the machine has it.
+    /// Opens NCCL, in the options' folders or from the machine.
     pub fn open(cuda: &Cuda, options: &Options) -> Result<Nccl, Problems> {
         let refuse = |what: String, remedy: &str| Problems::one("NCCL", what, remedy);
         let names = ["libnccl.so.2", "libnccl.so"];
@@ -62,7 +65,29 @@ impl Nccl {
         let patience = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
         let scratch = cuda.scratch_tensor(SCRATCH);
-        Ok(Nccl { api: Arc::new(api), device, scratch, patience, watchdog })
+        let serial = match options.serial.as_deref() {
+            None | Some("0") => false,
+            Some("1") => true,
+            Some(other) => {
+                let what = format!("{SERIAL} is {other:?}");
+                return Err(refuse(what, "set it to 0 or 1, or not at all"));
+            }
+        };
+        Ok(Nccl { api: Arc::new(api), device, scratch, patience, serial, watchdog })
+    }
+
+    /// Whether all collectives run on the stream of the ops, one after the other.
+    pub fn is_serial(&self) -> bool {
+        self.serial
+    }
+
+    /// Warning for a run that uses several communicators at once, if NCCL does not order their
+    /// launches.
+    pub fn order_warning(&self) -> Option<String> {
+        let implicit = std::env::var(LAUNCH_ORDER).ok();
+        let driver = driver::version(&self.device.api).unwrap_or(i32::MAX);
+        let warning = || order::warning(self.api.version(), driver, implicit.as_deref());
+        if self.serial { None } else { warning() }
     }
 
     /// Sets how long creating a group may take.
@@ -70,7 +95,7 @@ impl Nccl {
         Nccl { patience, ..self }
     }
 
-    /// A group of these ranks of the world, in this order; each of them calls it, no other rank
+    /// Creates a group of these ranks of the world, in this order; each of them calls it, no other rank
     /// does. An error fails the whole process group.
     pub fn group(&self, world: &World, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         if ranks.len() == 1 {
@@ -90,10 +115,10 @@ impl Nccl {
         Box::new(group)
     }
 
-    /// Names a communicator that is to be.
+    /// Creates the id of a new communicator.
     fn new_id(&self, world: &World) -> ncclUniqueId {
         let mut id = ncclUniqueId { internal: [0; 128] };
-        // SAFETY: the pointer is to a live variable.
+        // SAFETY: 128 bytes are written to the live variable.
         let code = unsafe { call!(self.api, ncclGetUniqueId(&mut id)) };
         if code != 0 {
             world.fail(&format!("making a group: NCCL: {}", self.api.error(code))).raise();
@@ -101,7 +126,7 @@ impl Nccl {
         id
     }
 
-    /// The communicator of that name, of these ranks of the world.
+    /// Creates the communicator of that name, of these ranks of the world.
     fn communicator(
         &self,
         world: &World,
@@ -112,7 +137,8 @@ impl Nccl {
         let endpoint = &world.resources().endpoint;
         let start = || {
             let (api, device) = (self.api.clone(), self.device.clone());
-            let started = NcclWatchdog::start(api, device, endpoint.clone(), self.patience);
+            let limits = (self.patience, self.serial);
+            let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
             Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };
         let watchdog = self.watchdog.get_or_init(start).clone();
@@ -120,7 +146,7 @@ impl Nccl {
         let size = ranks.len();
         let made =
             watchdog.shared.create_comm(format!("group {name} of ranks {ranks:?}"), |comm| {
-                // SAFETY: the pointer is to a live variable; the device is bound.
+                // SAFETY: `create_comm` binds the device; the handle is written to the live variable.
                 unsafe { call!(self.api, ncclCommInitRank(comm, size as c_int, id, rank as c_int)) }
             });
         let comm = match made {

@@ -18,14 +18,15 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often the events are polled: one costs about a microsecond.
+/// Poll interval of the events; a poll of one costs about a microsecond.
 const PERIOD: Duration = Duration::from_millis(10);
 
 /// One communicator; None once it was aborted or destroyed. Every call of NCCL holds the lock.
 pub struct Comm(Mutex<Option<ncclComm_t>>);
 
-// SAFETY: NCCL's handles may be used from any thread, by one at a time.
+// SAFETY: NCCL's handles may be used from any thread, by one at a time: the lock sees to that.
 unsafe impl Send for Comm {}
+// SAFETY: as above.
 unsafe impl Sync for Comm {}
 
 /// The device's stream that an operation runs on.
@@ -68,6 +69,8 @@ pub struct Shared {
     pub device: Arc<Device>,
     pub endpoint: Arc<Endpoint>,
     patience: Duration,
+    /// Whether all collectives run on the stream of the ops.
+    serial: bool,
     state: Mutex<State>,
 }
 
@@ -85,14 +88,15 @@ struct State {
     setting_up: Option<(Instant, String)>,
 }
 
-/// Makes the recorder's events of an operation, anew for each launch.
+/// Function that makes the recorder's events of an operation, for each launch.
 type Events = Box<dyn Fn() -> Vec<Event> + Send + Sync>;
 
 /// CUDA events recorded before and after an operation.
 #[derive(Clone, Copy)]
 struct Pair([CUevent; 2]);
 
-// SAFETY: the driver's handles may be used from any thread.
+// SAFETY: events are handles of the driver, which any thread may use that binds the context first, as
+// `Device::call` does. Nothing reads through them.
 unsafe impl Send for Pair {}
 
 /// An operation that is not known to have ended.
@@ -100,21 +104,23 @@ struct Tracked {
     ticket: u64,
     events: Vec<Event>,
     span: Pair,
-    /// What the compute stream spends here is time in which the rank waits. A graph computes, too.
+    /// Whether the compute stream's time here is time in which the rank waits. A graph computes, too.
     waits: bool,
     /// Numbers of its events in the recorder, once the GPU has started it.
     entered: Option<Vec<u64>>,
 }
 
 impl NcclWatchdog {
-    /// `patience`: how long creating a communicator may take.
+    /// `patience`: how long creating a communicator may take. `serial`: all collectives run on the
+    /// stream of the ops.
     pub fn start(
         api: Arc<Api>,
         device: Arc<Device>,
         endpoint: Arc<Endpoint>,
-        patience: Duration,
+        (patience, serial): (Duration, bool),
     ) -> anyhow::Result<NcclWatchdog> {
-        let shared = Arc::new(Shared { api, device, endpoint, patience, state: Mutex::default() });
+        let state = Mutex::default();
+        let shared = Arc::new(Shared { api, device, endpoint, patience, serial, state });
         let observer: Arc<dyn GraphObserver> = shared.clone();
         shared.device.observed.set(Arc::downgrade(&observer));
         let (end, ended) = channel();
@@ -239,7 +245,7 @@ impl Shared {
         ticket
     }
 
-    /// The rank waits for this operation from now on. A captured one is always waited for.
+    /// Marks an operation for which the rank waits from now on. A captured one is always waited for.
     pub fn mark_waited(&self, ticket: u64) {
         let mut state = self.state.lock();
         let mut outstanding = state.outstanding.iter_mut().flatten();
@@ -247,6 +253,11 @@ impl Shared {
         tracked.events.iter_mut().for_each(|event| event.queued = false);
         let entered = tracked.entered.iter().flatten();
         entered.for_each(|number| self.endpoint.recorder.mark_waited(*number));
+    }
+
+    /// The stream of a collective that may run beside the ops.
+    pub fn beside(&self, stream: Stream) -> Stream {
+        if self.serial { Stream::Compute } else { stream }
     }
 
     pub fn handle(&self, stream: Stream) -> CUstream {
@@ -279,8 +290,8 @@ impl Shared {
             return;
         }
         self.device.try_call(|_| {
-            // SAFETY: the calls take nothing but communicators, taken from their only owners; the
-            // group that is started is ended.
+            // SAFETY: the communicators were taken (`try_take`), so no other thread uses them; the group
+            // that is started is ended.
             unsafe {
                 call!(self.api, ncclGroupStart());
                 for comm in comms {
@@ -335,7 +346,8 @@ impl Shared {
             let mut code: Code = 0;
             // A thread inside NCCL holds the lock; its call returns the error.
             let comm = comm.0.try_lock()?;
-            // SAFETY: the lock keeps the communicator alive.
+            // SAFETY: the lock keeps the communicator from being destroyed; an int is written to the live
+            // variable, as a ncclResult_t is one.
             unsafe { call!(self.api, ncclCommGetAsyncError((*comm)?, (&raw mut code).cast())) };
             (code != 0 && code != IN_PROGRESS).then_some(code)
         };

@@ -53,8 +53,9 @@ impl Mapped {
         if access == Access::Whole {
             options.populate();
         }
-        // SAFETY: the mapping is private to this type, which hands out bytes only by copying them
-        // (`copy`), so that no reference into it outlives a change of the file by another process.
+        // SAFETY: only this type has the mapping, and makes no reference into it: `copy` reads by raw
+        // pointer, so another process may change the file at any time. If that shrinks it, `guard`'s
+        // handler maps zeros there.
         let map = unsafe { options.map(file) }
             .with_context(|| format!("cannot map {} into memory", path.display()))?;
         if access == Access::Scattered {
@@ -92,9 +93,8 @@ impl Mapped {
             let (path, len) = (self.path.display(), self.len());
             bail!("{path} has {len} bytes, bytes {offset} + {} were asked for", out.len());
         };
-        // SAFETY: `offset + out.len() <= map.len()` was just checked, `out` is exclusively ours,
-        // and the guard turns a page that has gone into zeros. Copying raw never claims to the
-        // compiler that the source cannot change.
+        // SAFETY: `offset + out.len() <= map.len()` (above), and `out` is not part of the mapping, to
+        // which there is no reference. A page that has gone becomes zeros (`guard`).
         unsafe {
             std::ptr::copy_nonoverlapping(map.as_ptr().add(offset), out.as_mut_ptr(), out.len())
         };
@@ -146,6 +146,15 @@ impl Region {
         region
     }
 
+    /// End of the range, if that contains an address. `end` is read before and after `start`: an entry
+    /// that is released and claimed meanwhile must not mix the ranges of two mappings.
+    fn end_if_contains(&self, address: usize) -> Option<usize> {
+        let end = self.end.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Acquire);
+        let same = end == self.end.load(Ordering::Acquire);
+        (same && start != 0 && start <= address && address < end).then_some(end)
+    }
+
     fn release(&self) {
         self.end.store(0, Ordering::Release);
         self.start.store(0, Ordering::Release);
@@ -153,7 +162,7 @@ impl Region {
     }
 
     fn unused() -> Option<&'static Region> {
-        Region::find(|region| !region.taken.swap(true, Ordering::AcqRel))
+        Region::find(|region| (!region.taken.swap(true, Ordering::AcqRel)).then_some(region))
     }
 
     fn append() -> &'static Region {
@@ -175,14 +184,15 @@ impl Region {
         }
     }
 
-    /// First region of the list for which `wanted` holds. Safe in a signal handler.
-    fn find(wanted: impl Fn(&Region) -> bool) -> Option<&'static Region> {
+    /// First result of `look` over the regions of the list. Allowed in a signal handler.
+    fn find<T>(look: impl Fn(&'static Region) -> Option<T>) -> Option<T> {
         let mut next = REGIONS.load(Ordering::Acquire);
         loop {
-            // SAFETY: entries of the list are leaked boxes and live for ever.
+            // SAFETY: null, or one of the boxes that `append` leaked: they are never freed, and changed
+            // through atomics only.
             let region = unsafe { next.as_ref() }?;
-            if wanted(region) {
-                return Some(region);
+            if let Some(found) = look(region) {
+                return Some(found);
             }
             next = region.next.load(Ordering::Acquire);
         }
@@ -195,8 +205,9 @@ static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut(
 /// Installs the handler, once per process.
 fn guard() {
     static ONCE: Once = Once::new();
-    // SAFETY: `sigaction` gets valid, zero-initialised structures, and the handler only does what
-    // is allowed in one: atomics and system calls.
+    // SAFETY: zeros are a valid `sigaction`, which both calls read or write whole; `previous` is never
+    // freed. The handler has the signature of SA_SIGINFO, and does what is allowed in one: atomics,
+    // `sysconf`, and the system calls mmap and sigaction.
     ONCE.call_once(|| unsafe {
         let previous = Box::leak(Box::new(std::mem::zeroed::<libc::sigaction>()));
         libc::sigaction(libc::SIGBUS, std::ptr::null(), previous);
@@ -213,18 +224,17 @@ extern "C" fn on_bus_error(
     info: *mut libc::siginfo_t,
     _context: *mut libc::c_void,
 ) {
-    // SAFETY: the kernel passes a valid `info`. The pages replaced lie inside one of our read-only
-    // mappings, from the faulting page to its end.
+    // SAFETY: the kernel passes a valid `info` with SA_SIGINFO. The replaced pages, from that of the
+    // fault to the end, are of a mapping that `copy` is reading, as it raised the fault: its `Mapped`
+    // is borrowed, so neither the pages nor the region are released meanwhile. `PREVIOUS` was stored
+    // before this handler was installed.
     unsafe {
         let address = (*info).si_addr() as usize;
-        let inside = |region: &Region| {
-            region.start.load(Ordering::Acquire) <= address
-                && address < region.end.load(Ordering::Acquire)
-        };
-        if let Some(region) = Region::find(inside) {
+        let found = |region: &'static Region| Some((region, region.end_if_contains(address)?));
+        if let Some((region, end)) = Region::find(found) {
             let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
             let first = address / page * page;
-            let length = region.end.load(Ordering::Acquire) - first;
+            let length = end - first;
             let flags = libc::MAP_FIXED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             let zeros = libc::mmap(first as *mut _, length, libc::PROT_READ, flags, -1, 0);
             if zeros != libc::MAP_FAILED {
@@ -234,5 +244,21 @@ extern "C" fn on_bus_error(
         }
         // The fault is not in our mappings: the instruction runs again under the previous handler.
         libc::sigaction(libc::SIGBUS, PREVIOUS.load(Ordering::Acquire), std::ptr::null_mut());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The handler replaces pages up to the end that this returns: of no entry that is free.
+    #[test]
+    fn a_region_contains_its_addresses_while_it_is_claimed() {
+        let region = Region::claim(4096, 100);
+        let ends = |region: &Region| [4095, 4096, 4195, 4196].map(|at| region.end_if_contains(at));
+        assert_eq!(ends(region), [None, Some(4196), Some(4196), None]);
+        region.release();
+        assert_eq!(ends(region), [None; 4]);
+        assert_eq!(region.end_if_contains(0), None);
     }
 }

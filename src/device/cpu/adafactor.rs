@@ -22,6 +22,7 @@ impl AdafactorOps for Cpu {
         rows: Option<Out>,
         cols: Out,
     ) {
+        let _timer = self.meter.start("factor sums");
         let width = part.col_rows() * part.cols;
         assert_eq!(
             (x.numel(), cols.to.numel(), cols.add),
@@ -58,6 +59,7 @@ impl AdafactorOps for Cpu {
     }
 
     fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out) {
+        let _timer = self.meter.start("square sums");
         assert_eq!(x.numel(), part.len, "elements of the part");
         fused_sums(self, part, out, |_, _, at, buffer| load(x, at, buffer));
     }
@@ -82,6 +84,7 @@ impl AdafactorOps for Cpu {
         cols: Tensor,
         v: &SecondMoment,
     ) {
+        let _timer = self.meter.start("second moment");
         let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
         if factor.is_nan() {
             return;
@@ -119,6 +122,7 @@ impl AdafactorOps for Cpu {
         v: &SecondMoment,
         out: Out,
     ) {
+        let _timer = self.meter.start("adafactor square sums");
         assert_eq!(grad.numel(), part.len, "elements of the part");
         let from = Direction { part, grad, v: *v, factor: scalar(scalars, 0), eps: rule.eps };
         fused_sums(self, part, out, |row, cols, at, to| from.read(row, cols, at, to));
@@ -135,6 +139,7 @@ impl AdafactorOps for Cpu {
         master: Tensor,
         weight: Tensor,
     ) {
+        let _timer = self.meter.start("adafactor");
         for x in [grad, master, weight] {
             assert_eq!(x.numel(), part.len, "elements of the part");
         }
@@ -182,13 +187,13 @@ fn each_rows(
     let tasks = touched.len().div_ceil(size);
     cpu.workspace.with(tasks, 2 * len, |scratch| {
         cpu.each(tasks, |i| {
-            // SAFETY: part i is this task's.
+            // SAFETY: `each` runs one task for each `i`, and each uses part `i` alone.
             let sums = bytemuck::cast_slice_mut(unsafe { scratch.part(i) });
             sums.fill(0.0);
             let start = touched.start + i * size;
             task(start..touched.end.min(start + size), sums);
         });
-        // SAFETY: the tasks have ended.
+        // SAFETY: `each` has returned, so no task uses a part any more; the slices are only read.
         let all = (0..tasks).map(|i| bytemuck::cast_slice(unsafe { &*scratch.part(i) }));
         end(&all.collect::<Vec<&[f64]>>());
     });

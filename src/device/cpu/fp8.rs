@@ -20,6 +20,7 @@ impl Fp8Ops for Cpu {
     }
 
     fn line_maxima(&self, x: Tensor, out: [Option<Out>; 2]) {
+        let _timer = self.meter.start("quantize");
         for (lines, out) in Lines::BOTH.into_iter().zip(out) {
             let Some(out) = out else { continue };
             assert!(!out.add && out.to.numel() == lines.of(x)[0], "a maximum for each line");
@@ -33,6 +34,7 @@ impl Fp8Ops for Cpu {
     }
 
     fn quantize(&self, x: Tensor, to: [Option<(Tensor, Quantized)>; 2]) {
+        let _timer = self.meter.start("quantize");
         for (lines, to) in Lines::BOTH.into_iter().zip(to) {
             let Some((maxima, to)) = to else { continue };
             to.check(x, lines, maxima);
@@ -47,6 +49,7 @@ impl Fp8Ops for Cpu {
     }
 
     fn quantize_rows(&self, x: Tensor, to: &Quantized, columns: Option<Out>) {
+        let _timer = self.meter.start("quantize");
         to.check_rows(x);
         self.each_rows(x.rows, x.cols, |rows| {
             rows.for_each(|row| {
@@ -58,10 +61,12 @@ impl Fp8Ops for Cpu {
     }
 
     fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
+        let _timer = self.meter.start("fp8 gemm");
         gemm::fp8(self, a, b, c, then);
     }
 
     fn column_sums(&self, x: Tensor, sums: Out) {
+        let _timer = self.meter.start("column sums");
         elementwise::bias_backward(self, x, sums);
     }
 }

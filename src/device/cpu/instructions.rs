@@ -128,7 +128,7 @@ fn amx() -> bool {
     // ARCH_REQ_XCOMP_PERM for XTILEDATA: it enlarges each thread's state by 8 KiB, once used.
     const REQUEST: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: the call takes numbers only.
+    // SAFETY: the arguments are numbers; the call grants a permission and writes no memory.
     there && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
 }
 

@@ -40,8 +40,11 @@ vectorised! {
 /// Orthogonalises matrices, one task per matrix.
 pub(super) fn orthogonalize(cpu: &Cpu, xs: &[Tensor]) {
     assert!(xs.iter().all(|x| x.dtype == DType::F32), "matrices in f32");
+    let apart = |i: usize| !xs[i + 1..].iter().any(|x| x.overlaps(xs[i]));
+    assert!((0..xs.len()).all(apart), "the matrices overlap");
     cpu.each(xs.len(), |i| {
-        // SAFETY: the matrix is this task's, and its arena keeps the memory.
+        // SAFETY: f32 (above), mapped as `Tensor` promises; the matrices do not overlap (above), and
+        // `each` runs one task for each.
         let x = unsafe { xs[i].host_mut::<f32>() };
         Columns { x, cols: xs[i].cols }.orthogonalize();
     });

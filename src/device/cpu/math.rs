@@ -20,10 +20,14 @@ macro_rules! vectorised {
 
             #[cfg(target_arch = "x86_64")]
             {
+                /// # Safety
+                /// The processor has these features, where the caller is not compiled for them.
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
                 fn avx512($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
                 }
+                /// # Safety
+                /// As above.
                 #[target_feature(enable = "avx2,fma")]
                 fn avx2($($arg: $type),*) $(-> $out)? {
                     body($($arg),*)
@@ -31,11 +35,12 @@ macro_rules! vectorised {
                 use $crate::cpu::instructions::Instructions;
                 let set = Instructions::in_use();
                 if set >= Instructions::Avx512 {
-                    // SAFETY: the features are there.
+                    // SAFETY: `in_use` is at most the processor's best set, and each set includes
+                    // the features of those before it (`instructions::detected`).
                     return unsafe { avx512($($arg),*) };
                 }
                 if set >= Instructions::Avx2 {
-                    // SAFETY: the features are there.
+                    // SAFETY: as above.
                     return unsafe { avx2($($arg),*) };
                 }
             }

@@ -1,16 +1,20 @@
-//! Raw memory: regions, scratch, and the blocks through which ops access tensors.
+//! Raw memory: regions, and the blocks through which ops access tensors.
 //!
 //! No reference to a tensor's memory outlives a call in this module (`with_block` runs the work
-//! inside the call), so an output may overlap its input. Ops must ensure that concurrent tasks
-//! write disjoint elements.
+//! inside the call), so an output may overlap its input. The `unsafe` code below relies on a
+//! promise of its callers, the ops:
+//! * `Tensor` keeps its own promise (`crate::tensor`): aligned, mapped, initialised;
+//! * concurrent tasks of an op write disjoint elements, and read none that another one writes;
+//! * the slice that a call fills or stores is not part of the same elements.
 
 use super::Cpu;
 use super::math::{narrow, widen};
+use crate::tensor::Element;
 use crate::{Home, Out, OutOfMemory, Tensor};
 use base::memory::available;
 use base::{Bytes, DType};
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use memmap2::MmapMut;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -24,29 +28,39 @@ pub(super) const BLOCK: usize = 512;
 /// Block of f32 on the stack.
 pub(super) type Block = [f32; BLOCK];
 
+/// Calls `with` on elements of a tensor.
+#[inline(always)]
+fn read<T: Element, R>(x: Tensor, at: Range<usize>, with: impl FnOnce(&[T]) -> R) -> R {
+    assert!(x.dtype == T::DTYPE && at.end <= x.numel(), "{} elements {at:?} of {x:?}", T::DTYPE);
+    let start = (x.addr() as *const T).wrapping_add(at.start);
+    // SAFETY: inside the tensor (above), which is aligned and mapped (`Tensor`); the slice ends with
+    // the call, and no task writes these elements meanwhile (this module's promise).
+    with(unsafe { std::slice::from_raw_parts(start, at.len()) })
+}
+
+/// Calls `with` on elements of a tensor, to be changed in place.
+#[inline(always)]
+fn change<T: Element, R>(x: Tensor, at: Range<usize>, with: impl FnOnce(&mut [T]) -> R) -> R {
+    assert!(x.dtype == T::DTYPE && at.end <= x.numel(), "{} elements {at:?} of {x:?}", T::DTYPE);
+    let start = (x.addr() as *mut T).wrapping_add(at.start);
+    // SAFETY: inside the tensor (above), which is aligned and mapped (`Tensor`); the slice ends with
+    // the call, and no other task accesses these elements meanwhile (this module's promise).
+    with(unsafe { std::slice::from_raw_parts_mut(start, at.len()) })
+}
+
 /// Loads elements `at .. at + to.len()` of a float tensor.
 pub(super) fn load(from: Tensor, at: usize, to: &mut [f32]) {
-    assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
-    unsafe {
-        match from.dtype {
-            DType::F32 => {
-                let from = (from.addr() as *const f32).add(at);
-                if to.len() == BLOCK {
-                    prefetch(from as usize + 4 * BLOCK * 2, 4 * BLOCK);
-                }
-                std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+    let place = at..at + to.len();
+    match from.dtype {
+        DType::F32 => {
+            if to.len() == BLOCK {
+                prefetch(from.addr() + 4 * (at + 2 * BLOCK), 4 * BLOCK);
             }
-            DType::BF16 => {
-                let from = (from.addr() as *const u16).add(at);
-                widen(std::slice::from_raw_parts(from, to.len()), to);
-            }
-            DType::F16 => {
-                let from = (from.addr() as *const f16).add(at);
-                std::slice::from_raw_parts(from, to.len()).convert_to_f32_slice(to);
-            }
-            other => panic!("{other} where a float is expected"),
+            read(from, place, |x: &[f32]| to.copy_from_slice(x));
         }
+        DType::BF16 => read(from, place, |x: &[bf16]| widen(x.reinterpret_cast(), to)),
+        DType::F16 => read(from, place, |x: &[f16]| x.convert_to_f32_slice(to)),
+        other => panic!("{other} where a float is expected"),
     }
 }
 
@@ -56,7 +70,7 @@ fn prefetch(addr: usize, bytes: usize) {
     #[cfg(target_arch = "x86_64")]
     for line in (addr..addr + bytes).step_by(64) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a hint; an address that cannot be read is passed over.
+        // SAFETY: a hint, of SSE, which every x86-64 has; an unmapped address raises no fault.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(line as *const i8) }
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -65,24 +79,12 @@ fn prefetch(addr: usize, bytes: usize) {
 
 /// Overwrites elements `at .. at + from.len()` of a float tensor, rounding to nearest even.
 pub(super) fn store(from: &[f32], to: Tensor, at: usize) {
-    assert!(at + from.len() <= to.numel(), "element {at}+{} of {}", from.len(), to.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
-    unsafe {
-        match to.dtype {
-            DType::F32 => {
-                let to = (to.addr() as *mut f32).add(at);
-                std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len());
-            }
-            DType::BF16 => {
-                let to = (to.addr() as *mut u16).add(at);
-                narrow(from, std::slice::from_raw_parts_mut(to, from.len()));
-            }
-            DType::F16 => {
-                let to = (to.addr() as *mut f16).add(at);
-                std::slice::from_raw_parts_mut(to, from.len()).convert_from_f32_slice(from);
-            }
-            other => panic!("{other} where a float is expected"),
-        }
+    let place = at..at + from.len();
+    match to.dtype {
+        DType::F32 => change(to, place, |x: &mut [f32]| x.copy_from_slice(from)),
+        DType::BF16 => change(to, place, |x: &mut [bf16]| narrow(from, x.reinterpret_cast_mut())),
+        DType::F16 => change(to, place, |x: &mut [f16]| x.convert_from_f32_slice(from)),
+        other => panic!("{other} where a float is expected"),
     }
 }
 
@@ -103,10 +105,7 @@ pub(super) fn with_block_in(
     with: impl FnOnce(&[f32]),
 ) {
     if x.dtype == DType::F32 {
-        assert!(at.end <= x.numel(), "elements {at:?} of {}", x.numel());
-        let start = x.addr() as *const f32;
-        // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
-        return with(unsafe { std::slice::from_raw_parts(start.add(at.start), at.len()) });
+        return read(x, at, with);
     }
     load(x, at.start, &mut block[..at.len()]);
     with(&block[..at.len()]);
@@ -118,17 +117,13 @@ pub(super) fn with_blocks_mut(
     at: Range<usize>,
     with: impl FnOnce([&mut [f32]; 3]),
 ) {
-    let place = |x: Tensor| {
-        assert!(x.dtype == DType::F32 && at.end <= x.numel(), "f32 elements {at:?} of {x:?}");
-        x.addr() + 4 * at.start
-    };
-    let places = xs.map(place);
+    let places = xs.map(|x| x.addr() + 4 * at.start);
     let apart = |a: usize, b: usize| places[a].abs_diff(places[b]) >= 4 * at.len();
     assert!(apart(0, 1) && apart(0, 2) && apart(1, 2), "the tensors overlap");
-    // SAFETY: inside the tensors (above), which do not overlap (above), and whose memory their arenas
-    // keep; no other task touches these elements.
-    let slice = |place| unsafe { std::slice::from_raw_parts_mut(place as *mut f32, at.len()) };
-    with(places.map(slice));
+    let [a, b, c] = xs;
+    change(a, at.clone(), |a| {
+        change(b, at.clone(), |b| change(c, at.clone(), |c| with([a, b, c])))
+    });
 }
 
 /// Calls `with` on `words` words of four bytes (an f32, or two bf16) from each of these elements
@@ -146,7 +141,8 @@ pub(super) fn with_words<const N: usize>(
     if places.iter().any(|place| place % align_of::<f32>() != 0) {
         return false;
     }
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
+    // SAFETY: inside the tensor and aligned for f32 (above), of which every bit pattern is one; the
+    // slices end with the call, and no task writes these elements meanwhile (this module's promise).
     with(places.map(|place| unsafe { std::slice::from_raw_parts(place as *const f32, words) }));
     true
 }
@@ -162,7 +158,7 @@ pub(super) struct Sums<'a> {
 }
 
 impl<'a> Sums<'a> {
-    /// Part of an f32 tensor. No other task may access it.
+    /// Part of an f32 tensor. No other task may access it while the sums exist.
     pub fn of_tensor(x: Tensor, rows: Range<usize>, cols: Range<usize>) -> Sums<'a> {
         let inside = rows.end <= x.rows && cols.end <= x.cols;
         assert!(x.dtype == DType::F32 && inside, "f32 rows {rows:?}, columns {cols:?} of {x:?}");
@@ -178,7 +174,8 @@ impl<'a> Sums<'a> {
 
     pub fn row(&mut self, i: usize) -> &mut [f32] {
         assert!(i < self.rows);
-        // SAFETY: inside the memory (asserted where it was made), which this task alone changes.
+        // SAFETY: row `i` is inside the tensor or slice (asserted where this was made), which is this
+        // task's alone; the borrow of `self` keeps a second row from being held.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.width), self.cols) }
     }
 
@@ -191,14 +188,15 @@ impl<'a> Sums<'a> {
 
 /// Pairs of bf16: each element from `low` on with the one from `high` on, or with 0.
 pub(super) fn load_pairs(from: Tensor, low: usize, high: Option<usize>, to: &mut [f32]) {
-    assert!(from.dtype == DType::BF16 && low.max(high.unwrap_or(0)) + to.len() <= from.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
-    let line =
-        |at| unsafe { std::slice::from_raw_parts((from.addr() as *const u16).add(at), to.len()) };
-    match high {
-        Some(high) => super::math::pair(line(low), line(high), to),
-        None => line(low).iter().zip(to).for_each(|(x, to)| *to = f32::from_bits(*x as u32)),
-    }
+    read(from, low..low + to.len(), |low: &[bf16]| {
+        let low = low.reinterpret_cast();
+        let Some(high) = high else {
+            return low.iter().zip(to).for_each(|(x, to)| *to = f32::from_bits(*x as u32));
+        };
+        read(from, high..high + to.len(), |high: &[bf16]| {
+            super::math::pair(low, high.reinterpret_cast(), to);
+        });
+    });
 }
 
 /// Rounds the numbers of a block to a dtype.
@@ -224,12 +222,7 @@ pub(super) fn round(dtype: DType, x: &mut [f32]) {
 /// Stores a block (at most `BLOCK` elements): overwrites or accumulates, according to its `Out`.
 pub(super) fn put(from: &mut [f32], to: Out, at: usize) {
     if to.add && to.to.dtype == DType::F32 {
-        assert!(at + from.len() <= to.to.numel(), "elements {at}+{} of {:?}", from.len(), to.to);
-        let start = (to.to.addr() as *mut f32).wrapping_add(at);
-        // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
-        return super::math::add(from, unsafe {
-            std::slice::from_raw_parts_mut(start, from.len())
-        });
+        return change(to.to, at..at + from.len(), |x: &mut [f32]| super::math::add(from, x));
     }
     if to.add {
         let mut old = [0.0; BLOCK];
@@ -249,79 +242,59 @@ pub(super) fn scalar(from: Tensor, at: usize) -> f32 {
 
 /// Reads one i32 of a tensor.
 pub(super) fn integer(from: Tensor, at: usize) -> i32 {
-    assert!(from.dtype == DType::I32 && at < from.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no op writes integers.
-    unsafe { (from.addr() as *const i32).add(at).read() }
+    read(from, at..at + 1, |x: &[i32]| x[0])
 }
 
 /// Reads an i64 [1, 1] tensor.
 pub(super) fn long(from: Tensor) -> i64 {
-    assert!(from.dtype == DType::I64 && from.numel() == 1);
-    // SAFETY: as in `integer`.
-    unsafe { (from.addr() as *const i64).read() }
+    assert_eq!(from.numel(), 1, "one i64");
+    read(from, 0..1, |x: &[i64]| x[0])
 }
 
 /// Loads the bits of elements `at .. at + to.len()` of a float tensor.
 pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
-    assert!(at + to.len() <= from.numel(), "element {at}+{} of {}", to.len(), from.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
-    unsafe {
-        match from.dtype {
-            DType::F32 => {
-                let from = (from.addr() as *const u32).add(at);
-                std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
-            }
-            DType::BF16 | DType::F16 => {
-                let from = (from.addr() as *const u16).add(at);
-                let from = std::slice::from_raw_parts(from, to.len());
-                to.iter_mut().zip(from).for_each(|(to, bits)| *to = *bits as u32);
-            }
-            DType::U8 => {
-                let from = (from.addr() as *const u8).add(at);
-                let from = std::slice::from_raw_parts(from, to.len());
-                to.iter_mut().zip(from).for_each(|(to, byte)| *to = *byte as u32);
-            }
-            other => panic!("{other} where a float is expected"),
-        }
+    let place = at..at + to.len();
+    match from.dtype {
+        DType::F32 => read(from, place, |x: &[f32]| to.copy_from_slice(bytemuck::cast_slice(x))),
+        DType::BF16 => read(from, place, |x: &[bf16]| widen_bits(x.reinterpret_cast(), to)),
+        DType::F16 => read(from, place, |x: &[f16]| widen_bits(x.reinterpret_cast(), to)),
+        DType::U8 => read(from, place, |x: &[u8]| widen_bits(x, to)),
+        other => panic!("{other} where a float is expected"),
     }
+}
+
+fn widen_bits<T: Copy + Into<u32>>(from: &[T], to: &mut [u32]) {
+    to.iter_mut().zip(from).for_each(|(to, bits)| *to = (*bits).into());
 }
 
 /// Loads bytes `at .. at + to.len()` of a byte tensor.
 pub(super) fn load_bytes(from: Tensor, at: usize, to: &mut [u8]) {
-    assert!(from.dtype == DType::U8 && at + to.len() <= from.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task writes it now.
-    unsafe {
-        std::ptr::copy_nonoverlapping((from.addr() as *const u8).add(at), to.as_mut_ptr(), to.len())
-    }
+    read(from, at..at + to.len(), |x: &[u8]| to.copy_from_slice(x));
 }
 
 /// Overwrites bytes `at .. at + from.len()` of a byte tensor.
 pub(super) fn store_bytes(from: &[u8], to: Tensor, at: usize) {
-    assert!(to.dtype == DType::U8 && at + from.len() <= to.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no other task touches it.
-    unsafe {
-        std::ptr::copy_nonoverlapping(from.as_ptr(), (to.addr() as *mut u8).add(at), from.len())
-    }
+    change(to, at..at + from.len(), |x: &mut [u8]| x.copy_from_slice(from));
 }
 
 /// Overwrites one i64 of a tensor.
 pub(super) fn store_long(value: i64, to: Tensor, at: usize) {
-    assert!(to.dtype == DType::I64 && at < to.numel());
-    // SAFETY: inside the tensor (above), whose memory its arena keeps; no task touches it now.
-    unsafe { (to.addr() as *mut i64).add(at).write(value) }
+    change(to, at..at + 1, |x: &mut [i64]| x[0] = value);
 }
 
 /// Fills `len` elements of a tensor with zero bytes, starting at element `at`.
 pub(super) fn clear(x: Tensor, at: usize, len: usize) {
     assert!(at + len <= x.numel());
     let size = x.dtype.size();
-    // SAFETY: inside the tensor (above); no other task touches these elements.
+    // SAFETY: inside the tensor (above), in bytes, of which zeros are a value of every dtype; no other
+    // task accesses these elements meanwhile (this module's promise).
     unsafe { std::ptr::write_bytes((x.addr() as *mut u8).add(at * size), 0, len * size) }
 }
 
 pub(super) fn upload(from: &[u8], to: Tensor) {
     assert_eq!(from.len(), to.bytes(), "bytes uploaded");
-    // SAFETY: the tensor has as many bytes, and its arena keeps them; no task touches them now.
+    // SAFETY: the tensor has as many bytes (above), mapped as `Tensor` promises. `copy` lets `from` be
+    // host memory of another tensor; no other task accesses the destination meanwhile.
     unsafe { std::ptr::copy(from.as_ptr(), to.addr() as *mut u8, from.len()) }
 }
 
@@ -341,17 +314,20 @@ pub(super) fn upload_in_pieces(cpu: &Cpu, from: &[u8], to: Tensor) {
 
 pub(super) fn download(from: Tensor, to: &mut [u8]) {
     assert_eq!(to.len(), from.bytes(), "bytes downloaded");
-    // SAFETY: as in `upload`.
+    // SAFETY: the tensor has as many bytes (above), mapped as `Tensor` promises, and no task writes them
+    // meanwhile; `copy` lets `to` be host memory of another tensor.
     unsafe { std::ptr::copy(from.addr() as *const u8, to.as_mut_ptr(), to.len()) }
 }
 
 /// Copies a tensor of any dtype to one of equal size, in pieces with one thread each.
 pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
     assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
+    assert!(from.addr() == to.addr() || !from.overlaps(to), "{from:?} overlaps {to:?}");
     cpu.each(from.bytes().div_ceil(PIECE), |i| {
         let (at, len) = (i * PIECE, PIECE.min(from.bytes() - i * PIECE));
         let (from, to) = (from.addr() as *const u8, to.addr() as *mut u8);
-        // SAFETY: inside both tensors, whose memory their arenas keep; the piece is this task's.
+        // SAFETY: piece `i` is inside both tensors, which have equal sizes (above). Only this task
+        // accesses it: the tensors are apart, or the same, which `copy` permits.
         unsafe { std::ptr::copy(from.add(at), to.add(at), len) }
     });
 }
@@ -375,7 +351,7 @@ impl Downloads {
 }
 
 /// Zeroed memory, in huge pages if the kernel has them: fewer page faults and TLB misses.
-fn in_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
+pub(super) fn in_huge_pages(bytes: usize) -> std::io::Result<MmapMut> {
     let map = MmapMut::map_anon(bytes)?;
     #[cfg(target_os = "linux")]
     let _ = map.advise(memmap2::Advice::HugePage);
@@ -406,95 +382,5 @@ impl Regions {
         let base = map.as_mut_ptr() as usize;
         self.maps.borrow_mut().push(map);
         Ok(base)
-    }
-}
-
-/// Scratch shared by the ops of one backend, one op at a time.
-#[derive(Default)]
-pub(super) struct Workspace {
-    map: RefCell<Option<MmapMut>>,
-}
-
-/// Alignment of scratch, in elements: a cache line.
-const LINE: usize = 16;
-
-impl Workspace {
-    pub fn bytes(&self) -> usize {
-        self.map.borrow().as_ref().map_or(0, |map| map.len())
-    }
-
-    /// Calls `with` on uninitialised scratch of `parts` times `len` f32, each part on its own cache
-    /// lines.
-    pub fn with<R>(&self, parts: usize, len: usize, with: impl FnOnce(&Scratch) -> R) -> R {
-        let stride = len.next_multiple_of(LINE);
-        let bytes = (parts * stride * size_of::<f32>()).max(1);
-        let mut map = self.map.borrow_mut();
-        if map.as_ref().is_none_or(|map| map.len() < bytes) {
-            // Frees the smaller one first.
-            *map = None;
-            *map = Some(in_huge_pages(bytes).expect("memory for an op's scratch"));
-        }
-        let base = map.as_mut().expect("just mapped").as_mut_ptr() as usize;
-        with(&Scratch { base, parts, len, stride })
-    }
-
-    /// Calls `with` on two shared pieces of scratch, and on `parts` times `len` f32 more.
-    pub fn with_shared<R>(
-        &self,
-        shared: [usize; 2],
-        parts: usize,
-        len: usize,
-        with: impl FnOnce([&Shared; 2], &Scratch) -> R,
-    ) -> R {
-        let [first, second] = shared.map(|len| len.next_multiple_of(LINE));
-        let stride = len.next_multiple_of(LINE);
-        self.with(1, first + second + parts * stride, |all| {
-            let place = |skipped| all.base + skipped * size_of::<f32>();
-            let own = Scratch { base: place(first + second), parts, len, stride };
-            let piece = |skipped, i: usize| Shared { base: place(skipped), len: shared[i] };
-            with([&piece(0, 0), &piece(first, 1)], &own)
-        })
-    }
-}
-
-/// Scratch of an op that its tasks share.
-pub(super) struct Shared {
-    base: usize,
-    len: usize,
-}
-
-impl Shared {
-    /// # Safety
-    /// No other task may write these elements while the slice is held, nor read them if it is
-    /// written.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn range(&self, start: usize, len: usize) -> &mut [f32] {
-        assert!(start + len <= self.len);
-        unsafe { std::slice::from_raw_parts_mut((self.base as *mut f32).add(start), len) }
-    }
-}
-
-/// Scratch of an op, divided into equal parts.
-pub(super) struct Scratch {
-    base: usize,
-    parts: usize,
-    len: usize,
-    stride: usize,
-}
-
-impl Scratch {
-    /// # Safety
-    /// No other task may use part `i` while the slice is held.
-    #[allow(clippy::mut_from_ref)]
-    pub unsafe fn part(&self, i: usize) -> &mut [f32] {
-        assert!(i < self.parts);
-        let start = self.base as *mut f32;
-        unsafe { std::slice::from_raw_parts_mut(start.add(i * self.stride), self.len) }
-    }
-
-    /// Part `i` as a tensor of one row.
-    pub fn tensor(&self, i: usize) -> Tensor {
-        assert!(i < self.parts);
-        Tensor::at(self.base + i * self.stride * 4, 1, self.len, DType::F32)
     }
 }

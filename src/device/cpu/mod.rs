@@ -26,6 +26,7 @@ mod optimizer;
 mod parallel;
 pub mod processor;
 mod query_key;
+mod scratch;
 #[cfg(test)]
 mod tests;
 
@@ -34,13 +35,14 @@ pub use kernel::peak;
 pub use normals::normals;
 
 use super::{
-    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Out, OutOfMemory,
-    QueryKey, Scaler, Scaling, StepLimits, Tensor, Transfer, ZLoss,
+    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Meter, Norm, OpTimes,
+    Out, OutOfMemory, QueryKey, Scaler, Scaling, Section, StepLimits, Tensor, Transfer, ZLoss,
 };
 use crate::Home;
 use base::{Bytes, Problems, threads};
-use memory::{Regions, Workspace};
+use memory::Regions;
 use rayon::ThreadPool;
+use scratch::Workspace;
 use std::cell::RefCell;
 use std::time::Instant;
 
@@ -54,6 +56,7 @@ pub struct Cpu {
     /// Sums of products too deep to be summed at once, while `workspace` holds their operands.
     sums: Workspace,
     downloads: memory::Downloads,
+    meter: Meter,
     /// Separate threads and scratch for `beside`, created on first use.
     second: RefCell<Option<Box<Cpu>>>,
 }
@@ -86,7 +89,8 @@ impl Cpu {
         let (workspace, sums) = (Workspace::default(), Workspace::default());
         let (regions, downloads) = (Regions::default(), memory::Downloads::default());
         let second = RefCell::default();
-        Cpu { threads, pool, regions, workspace, sums, downloads, second }
+        let meter = Meter::default();
+        Cpu { threads, pool, regions, workspace, sums, downloads, meter, second }
     }
 
     pub fn threads(&self) -> usize {
@@ -147,6 +151,19 @@ impl Backend for Cpu {
 
     fn finish_transfer(&self, _: Transfer) {}
 
+    fn enter(&self, section: Section) {
+        self.meter.enter(section);
+    }
+
+    fn time_ops(&self, _: bool) -> bool {
+        self.meter.turn_on();
+        true
+    }
+
+    fn take_times(&self) -> OpTimes {
+        self.meter.take()
+    }
+
     fn sync(&self) -> anyhow::Result<()> {
         Ok(())
     }
@@ -168,50 +185,62 @@ impl Backend for Cpu {
     }
 
     fn zero(&self, x: Tensor) {
+        let _timer = self.meter.start("zero");
         elementwise::zero(self, x);
     }
 
     fn copy(&self, x: Tensor, y: Out) {
+        let _timer = self.meter.start("copy");
         elementwise::copy(self, x, y);
     }
 
     fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
+        let _timer = self.meter.start("gemm");
         gemm::gemm(self, kind, a, b, c, then);
     }
 
     fn embed(&self, ids: Tensor, table: Tensor, first: usize, y: Out) {
+        let _timer = self.meter.start("embed");
         embed::forward(self, ids, table, first, y);
     }
 
     fn embed_backward(&self, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
+        let _timer = self.meter.start("embed backward");
         embed::backward(self, dy, ids, first, dtable);
     }
 
     fn dropout(&self, x: Tensor, drop: &Dropout, y: Out) {
+        let _timer = self.meter.start("dropout");
         elementwise::dropout(self, x, drop, y);
     }
 
     fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, drop: &Dropout, y: Out) {
+        let _timer = self.meter.start("residual");
         elementwise::residual(self, x, branch, bias, drop, y);
     }
 
     fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
+        let _timer = self.meter.start("residual backward");
         elementwise::residual_backward(self, dy, drop, dbranch, dbias);
     }
 
     fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
+        let _timer = self.meter.start("gelu");
         elementwise::gelu(self, x, gelu, y);
     }
 
     fn swiglu(&self, x: Tensor, y: Out) {
+        let _timer = self.meter.start("swiglu");
         elementwise::swiglu(self, x, y);
     }
 
     fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
+        let _timer = self.meter.start("swiglu backward");
         elementwise::swiglu_backward(self, dy, x, dx);
     }
 
     fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
+        let _timer = self.meter.start("layernorm");
         layernorm::forward(self, x, norm, y, stats);
     }
 
@@ -225,10 +254,42 @@ impl Backend for Cpu {
         dscale: Out,
         dshift: Option<Out>,
     ) {
+        let _timer = self.meter.start("layernorm backward");
         layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
     }
 
+    fn residual_norm(
+        &self,
+        x: Tensor,
+        branch: Tensor,
+        bias: Option<Tensor>,
+        drop: &Dropout,
+        y: Out,
+        norm: &Norm,
+        h: Out,
+        stats: Out,
+    ) {
+        let _timer = self.meter.start("residual and layernorm");
+        elementwise::residual(self, x, branch, bias, drop, y);
+        layernorm::forward(self, y.to, norm, h, stats);
+    }
+
+    fn norm_residual_backward(
+        &self,
+        norm: [Tensor; 4],
+        [dx, dscale]: [Out; 2],
+        dshift: Option<Out>,
+        drop: &Dropout,
+        dbranch: Out,
+        dbias: Option<Out>,
+    ) {
+        let _timer = self.meter.start("layernorm and residual backward");
+        layernorm::backward(self, norm, dx, dscale, dshift);
+        elementwise::residual_backward(self, dx.to, drop, dbranch, dbias);
+    }
+
     fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out) {
+        let _timer = self.meter.start("queries and keys");
         query_key::forward(self, qkv, how, y);
     }
 
@@ -240,10 +301,12 @@ impl Backend for Cpu {
         dx: Out,
         dscales: Option<[Out; 2]>,
     ) {
+        let _timer = self.meter.start("queries and keys backward");
         query_key::backward(self, dy, qkv, how, dx, dscales);
     }
 
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
+        let _timer = self.meter.start("attention");
         attention::forward(self, qkv, how, y, lse);
     }
 
@@ -256,10 +319,12 @@ impl Backend for Cpu {
         how: &Attend,
         dqkv: Out,
     ) {
+        let _timer = self.meter.start("attention backward");
         attention::backward(self, [dy, qkv, y, lse], how, dqkv);
     }
 
     fn cross_entropy_stats(&self, logits: &Logits, targets: Tensor, stats: Out) {
+        let _timer = self.meter.start("cross entropy");
         cross_entropy::stats(self, logits, targets, stats);
     }
 
@@ -273,27 +338,33 @@ impl Backend for Cpu {
         z: Option<ZLoss>,
         dlogits: Option<(Tensor, Out)>,
     ) {
+        let _timer = self.meter.start("cross entropy");
         let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
         cross_entropy::losses(self, &inputs, losses, z, dlogits);
     }
 
     fn sum(&self, x: Tensor, y: Out) {
+        let _timer = self.meter.start("sum");
         optimizer::sum(self, x, y);
     }
 
     fn axpy(&self, a: f32, factor: Tensor, x: Tensor, y: Out) {
+        let _timer = self.meter.start("axpy");
         low_rank::axpy(self, a, factor, x, y);
     }
 
     fn orthogonalize(&self, xs: &[Tensor]) {
+        let _timer = self.meter.start("orthogonalize");
         low_rank::orthogonalize(self, xs);
     }
 
     fn square_sums(&self, xs: &[Tensor], out: Out) {
+        let _timer = self.meter.start("square sums");
         optimizer::square_sums(self, xs, out);
     }
 
     fn digests(&self, xs: &[Tensor], out: Out) {
+        let _timer = self.meter.start("digests");
         optimizer::digests(self, xs, out);
     }
 
@@ -330,6 +401,7 @@ impl Backend for Cpu {
         v: Tensor,
         live: Tensor,
     ) {
+        let _timer = self.meter.start("adamw");
         optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
     }
 
@@ -342,6 +414,7 @@ impl Backend for Cpu {
         moments: [Coded; 2],
         live: Tensor,
     ) {
+        let _timer = self.meter.start("adam8bit");
         adam8bit::adam8bit(self, rule, scalars, grad, master, moments, live);
     }
 }

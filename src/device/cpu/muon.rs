@@ -10,6 +10,7 @@ use std::ops::Range;
 
 impl MuonOps for Cpu {
     fn momentum(&self, rule: &Momentum, factor: Tensor, grad: Tensor, m: Tensor, out: Out) {
+        let _timer = self.meter.start("momentum");
         Momentum::check(grad, m, out);
         let factor = scalar(factor, 0);
         self.each_block(grad.numel(), |block| {
@@ -26,6 +27,7 @@ impl MuonOps for Cpu {
     }
 
     fn unfuse(&self, all: Tensor, which: &FusedMatrix, one: Out) {
+        let _timer = self.meter.start("fused rows");
         assert!(!one.add, "a matrix is overwritten");
         each_run(self, which, all, one.to, |from, to, run| {
             load(all, from, run);
@@ -34,6 +36,7 @@ impl MuonOps for Cpu {
     }
 
     fn fuse(&self, one: Tensor, which: &FusedMatrix, all: Out) {
+        let _timer = self.meter.start("fused rows");
         assert!(!all.add, "rows are overwritten");
         each_run(self, which, all.to, one, |to, from, run| {
             load(one, from, run);
@@ -42,6 +45,7 @@ impl MuonOps for Cpu {
     }
 
     fn scale_to_norm_1(&self, x: Tensor, sum: Tensor, eps: f32) {
+        let _timer = self.meter.start("scale to norm 1");
         let by = (1.0 / f64::from(scalar(sum, 0)).sqrt().max(eps.into())) as f32;
         self.each_block(x.numel(), |block| {
             let mut buffer: Block = [0.0; BLOCK];
@@ -53,6 +57,7 @@ impl MuonOps for Cpu {
     }
 
     fn blend(&self, a: f32, x: Tensor, b: f32, y: Tensor) {
+        let _timer = self.meter.start("blend");
         assert_eq!((x.numel(), x.dtype), (y.numel(), y.dtype), "x and y");
         self.each_block(x.numel(), |block| {
             let (mut from, mut onto): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -72,6 +77,7 @@ impl MuonOps for Cpu {
         master: Tensor,
         weight: Tensor,
     ) {
+        let _timer = self.meter.start("descend");
         let len = check_descend(direction, master, weight);
         if scalar(factor, 0).is_nan() {
             return;

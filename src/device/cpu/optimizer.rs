@@ -70,11 +70,11 @@ fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
                 load(x, block.start, buffer);
                 sum += of(buffer);
             }
-            // SAFETY: part i is this task's.
+            // SAFETY: `each` runs one task for each `i`, and each uses part `i` alone.
             let part = unsafe { scratch.part(i) };
             part.copy_from_slice(bytemuck::cast_slice(&[sum]));
         });
-        // SAFETY: the tasks have ended.
+        // SAFETY: `each` has returned, so no task uses a part any more; the slices are only read.
         (0..chunks).map(|i| bytemuck::cast_slice::<f32, f64>(unsafe { scratch.part(i) })[0]).sum()
     })
 }
@@ -164,12 +164,15 @@ pub(super) fn adamw(
         assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
     }
     assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
+    assert!(![master, m, v, live].iter().any(|x| x.overlaps(grad)), "the gradient is apart");
+    let is_master = (live.addr(), live.dtype) == (master.addr(), master.dtype);
+    assert!(is_master || !state.iter().any(|x| x.overlaps(live)), "the weight is master or apart");
     let Some(rule) = Update::new(rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
         with_block(grad, block.clone(), |g| {
             with_blocks_mut(state, block.clone(), |[w, m, v]| {
                 update(&rule, g, w, m, v);
-                if live != master {
+                if !is_master {
                     store(w, live, block.start);
                 }
             });

@@ -1,7 +1,8 @@
 //! Splits work into tasks by its shape.
 
 use super::Cpu;
-use super::memory::{BLOCK, Scratch, load, put};
+use super::memory::{BLOCK, load, put};
+use super::scratch::Scratch;
 use crate::Out;
 use rayon::prelude::*;
 use std::ops::Range;
@@ -13,8 +14,9 @@ const TASK: usize = 1 << 15;
 const PARTIALS: usize = 32;
 
 impl Cpu {
-    /// Runs `task(i, slot)` for all i below `tasks`. Concurrent tasks have different slots, below
-    /// `threads`.
+    /// Runs `task(i, slot)` for all i below `tasks`, and returns after the last one. Concurrent tasks
+    /// have different slots, below `threads`: a slot is a thread of the pool, which runs one task at
+    /// a time because tasks do not call into the pool themselves.
     pub(super) fn each_slot(&self, tasks: usize, task: impl Fn(usize, usize) + Sync) {
         match &self.pool {
             Some(pool) if tasks > 1 => pool.install(|| {
@@ -56,7 +58,7 @@ impl Cpu {
         let parts = rows.div_ceil(size);
         self.workspace.with(parts, width * outs.len(), |scratch| {
             self.each(parts, |i| {
-                // SAFETY: part i is this task's.
+                // SAFETY: `each` runs one task for each `i`, and each uses part `i` alone.
                 let sums = unsafe { scratch.part(i) };
                 sums.fill(0.0);
                 add_rows(i * size..rows.min((i + 1) * size), sums);

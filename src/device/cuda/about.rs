@@ -1,4 +1,4 @@
-//! What an opened GPU tells of itself.
+//! Description, identity and free memory of an opened GPU.
 
 use super::device::Device;
 use super::{Cuda, Identity, Launched};
@@ -17,7 +17,7 @@ impl Cuda {
         self.products.timed()
     }
 
-    /// Which GPU it is.
+    /// Identity of the GPU.
     pub fn identity(&self) -> &Identity {
         &self.identity
     }
@@ -28,12 +28,13 @@ impl Cuda {
         (Bytes(free as u64), Bytes(total as u64))
     }
 
-    /// For groups of ranks, whose collectives are in order with the ops.
+    /// Device, for groups of ranks, whose collectives are in order with the ops.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }
 
-    /// f32 [1, n] in the scratch of ops, for who runs no op meanwhile. Panics if that is smaller.
+    /// f32 [1, n] in the scratch of ops, for callers that run no op meanwhile. Panics if the scratch
+    /// is smaller.
     pub fn scratch_tensor(&self, n: usize) -> Tensor {
         Tensor::at(self.scratch(n * size_of::<f32>()), 1, n, DType::F32)
     }

@@ -34,7 +34,7 @@ pub(super) fn losses(
     cuda.launch(typed!("cross_entropy", inputs.logits.x.dtype), grid, arguments);
 }
 
-/// Of one share, whose stats are written on the way.
+/// Cross-entropy of a vocabulary that is not split; writes its stats, too.
 pub(super) fn unsplit(
     cuda: &Cuda,
     inputs: &Inputs,

@@ -4,7 +4,9 @@ use super::driver::{Api, CONTEXT_LOST, CUstream, Code, explain};
 use super::launches::Launches;
 use super::library::{Library, Symbol, call};
 use super::observer::Observed;
-use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdevice_attribute as Attribute};
+use cudarc::driver::sys::{
+    self, CUcontext, CUctx_flags as Waits, CUdevice, CUdevice_attribute as Attribute,
+};
 use parking_lot::{Mutex, MutexGuard};
 use serde::{Deserialize, Serialize};
 use std::ffi::{CStr, c_char};
@@ -21,12 +23,12 @@ pub struct Launched {
     pub graphs: u64,
 }
 
-/// Which GPU it is.
+/// Name and place of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// Its number among the GPUs that the driver shows to this process.
     pub ordinal: usize,
-    /// How many the driver shows.
+    /// GPUs that the driver shows.
     pub shown: usize,
     pub name: String,
     /// "0000:3B:00.0".
@@ -41,20 +43,20 @@ impl fmt::Display for Identity {
     }
 }
 
-/// SMs that matrix products leave to NCCL while it sums over ranks beside them. cuBLASLt's kernels for
-/// Hopper want a block on every SM at once; those that find NCCL's there run after all others, and the
-/// product takes up to twice as long.
+/// SMs that matrix products leave to NCCL while it sums over ranks at the same time. cuBLASLt's
+/// kernels for Hopper want a block on every SM at once. Blocks whose SM NCCL occupies run after all
+/// others, and the product takes up to twice as long.
 #[derive(Default)]
 pub struct SmMargin {
-    /// SMs that remain; None: products take all.
+    /// SMs for products; None: all.
     rest: Option<u32>,
-    /// Sums that were begun and not yet awaited, in the order in which the host enqueues. When the GPU
-    /// ends them differs from run to run, and how many SMs a product has may change its bits.
+    /// Sums that were begun and not yet awaited, in the order in which the host enqueues. The time at
+    /// which the GPU ends them differs between runs, and the SMs of a product may change its bits.
     sums: AtomicUsize,
 }
 
 impl SmMargin {
-    /// Of so many SMs; 0 is no margin.
+    /// Margin on a GPU with `of` SMs; 0 for none.
     pub fn new(margin: u32, of: u32) -> SmMargin {
         let rest = (margin > 0).then(|| of.checked_sub(margin).expect("some SMs remain"));
         SmMargin { rest, sums: AtomicUsize::new(0) }
@@ -74,7 +76,7 @@ impl SmMargin {
     }
 }
 
-/// Of messages that are begun: those of two kinds, each sent and received.
+/// Number of streams for messages that are begun: two kinds, each sent and received.
 pub const MESSAGE_STREAMS: usize = 4;
 
 /// One GPU, its context and its streams.
@@ -89,15 +91,17 @@ pub struct Device {
     pub shared_memory: usize,
     id: CUdevice,
     context: CUcontext,
-    /// Of all ops and of blocking collectives.
+    /// Whether a thread that waits for the GPU sleeps; otherwise it polls on its core.
+    pub(super) blocking: bool,
+    /// Stream of all ops and of blocking collectives.
     pub stream: CUstream,
-    /// Of asynchronous collectives.
+    /// Stream of asynchronous collectives.
     pub comm_stream: CUstream,
-    /// Of those that are awaited within the same layer.
+    /// Stream of asynchronous collectives that are awaited within the same layer.
     pub layer_stream: CUstream,
-    /// Of messages that are begun, one for each of what must not wait for another.
+    /// Streams of messages that are begun: one for each kind that must not wait for another.
     pub message_streams: [CUstream; MESSAGE_STREAMS],
-    /// Of host-to-device copies that overlap with ops, and of copies to the host that do.
+    /// Streams of copies that overlap with ops: to the device, and to the host.
     pub h2d_stream: CUstream,
     pub d2h_stream: CUstream,
     /// Whether passes that repeat become CUDA graphs; off after the first capture that fails.
@@ -116,13 +120,20 @@ pub struct Device {
     failure: Mutex<Option<String>>,
 }
 
-// SAFETY: the driver may be called from any thread that binds the context first, as `call` does.
+// SAFETY: the driver may be called from any thread that binds the context first, as `call` does. What
+// is not a handle of the driver or a constant is atomic, or behind a lock.
 unsafe impl Send for Device {}
+// SAFETY: as above.
 unsafe impl Sync for Device {}
 
 impl Device {
-    /// The GPU of that number, with its streams.
-    pub fn open(library: &Library, api: Api, ordinal: usize) -> Result<Device, String> {
+    /// Opens the GPU with that number and creates its streams. `blocking`: threads sleep while they wait for it.
+    pub fn open(
+        library: &Library,
+        api: Api,
+        ordinal: usize,
+        blocking: bool,
+    ) -> Result<Device, String> {
         let mut device = Device {
             api,
             param_info: library.symbol("cuFuncGetParamInfo"),
@@ -130,6 +141,7 @@ impl Device {
             shared_memory: 0,
             id: 0,
             context: null_mut(),
+            blocking,
             stream: null_mut(),
             comm_stream: null_mut(),
             layer_stream: null_mut(),
@@ -150,11 +162,15 @@ impl Device {
             return Err(format!("GPU {ordinal} is asked for, the machine has {count}"));
         }
         let mut id = 0;
-        // SAFETY: every pointer is to a live variable.
+        // SAFETY: the driver has started (`driver::version`); handles are written to live variables.
         unsafe {
             device
                 .check("finding the GPU", call!(device.api, cuDeviceGet(&mut id, ordinal as _)))?;
             device.id = id;
+            let waits =
+                if blocking { Waits::CU_CTX_SCHED_BLOCKING_SYNC } else { Waits::CU_CTX_SCHED_AUTO };
+            let code = call!(device.api, cuDevicePrimaryCtxSetFlags_v2(id, waits as u32));
+            device.check("setting how threads wait for the GPU", code)?;
             let mut context = null_mut();
             let code = call!(device.api, cuDevicePrimaryCtxRetain(&mut context, id));
             device.check("opening the GPU", code)?;
@@ -174,10 +190,19 @@ impl Device {
         Ok(device)
     }
 
+    /// Whether threads sleep while they wait for the GPU, by the driver's word.
+    pub fn waits_block(&self) -> bool {
+        let (mut flags, mut active) = (0, 0);
+        self.call("asking how threads wait", |api| unsafe {
+            call!(api, cuDevicePrimaryCtxGetState(self.id, &mut flags, &mut active))
+        });
+        flags & Waits::CU_CTX_SCHED_BLOCKING_SYNC as u32 != 0
+    }
+
     /// GPUs that the driver shows to this process.
     fn count(&self) -> Result<usize, String> {
         let mut count = 0;
-        // SAFETY: the pointer is to a live variable.
+        // SAFETY: an int is written to the live variable.
         let code = unsafe { call!(self.api, cuDeviceGetCount(&mut count)) };
         self.check("counting GPUs", code).map(|()| count as usize)
     }
@@ -185,7 +210,8 @@ impl Device {
     pub fn identity(&self) -> Result<Identity, String> {
         let (mut name, mut bus) = ([0 as c_char; 128], [0 as c_char; 32]);
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
-        // SAFETY: the buffers have the lengths given, the pointers are to live variables.
+        // SAFETY: at most 128 and 32 bytes are written to the buffers, which have as many, and 16 to the
+        // UUID; `id` is a device of the driver.
         unsafe {
             let code = call!(self.api, cuDeviceGetName(name.as_mut_ptr(), 128, self.id));
             self.check("naming the GPU", code)?;
@@ -194,7 +220,7 @@ impl Device {
             let code = call!(self.api, cuDeviceGetUuid_v2(&mut uuid, self.id));
             self.check("telling the GPU from others", code)?;
         }
-        // SAFETY: on success each holds a string that ends within its buffer.
+        // SAFETY: on success, as here, the driver has ended each string with a NUL within its buffer.
         let text = |of: &[c_char]| unsafe { CStr::from_ptr(of.as_ptr()) };
         let text = |of: &[c_char]| text(of).to_string_lossy().into_owned();
         let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
@@ -210,7 +236,7 @@ impl Device {
         })
     }
 
-    /// Its compute capability times ten.
+    /// Compute capability times ten.
     pub fn capability(&self) -> Result<i32, String> {
         let [major, minor] = [
             Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
@@ -220,7 +246,7 @@ impl Device {
         Ok(10 * major? + minor?)
     }
 
-    /// Its SMs.
+    /// Number of SMs.
     pub fn multiprocessors(&self) -> Result<u32, String> {
         let count = Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         self.attribute(count, "counting its SMs").map(|count| count.max(0) as u32)
@@ -228,7 +254,7 @@ impl Device {
 
     fn attribute(&self, which: Attribute, doing: &str) -> Result<i32, String> {
         let mut value = 0;
-        // SAFETY: the pointer is to a live variable.
+        // SAFETY: an int is written to the live variable; `id` is a device of the driver.
         let code = unsafe { call!(self.api, cuDeviceGetAttribute(&mut value, which, self.id)) };
         self.check(doing, code).map(|()| value)
     }
@@ -236,13 +262,14 @@ impl Device {
     /// Free and total bytes of memory.
     pub fn memory(&self) -> (usize, usize) {
         let (mut free, mut total) = (0, 0);
+        // SAFETY: two sizes are written to the live variables.
         self.call("asking for free memory", |api| unsafe {
             call!(api, cuMemGetInfo_v2(&mut free, &mut total))
         });
         (free, total)
     }
 
-    /// Calls the driver, on whatever thread, unless the device has failed; an error is a failure.
+    /// Calls the driver, from any thread, unless the device has failed; an error is a failure.
     pub fn call(&self, doing: &str, with: impl FnOnce(&Api) -> Code) {
         if self.failed() {
             return;
@@ -255,7 +282,7 @@ impl Device {
 
     /// As `call`, for a caller that handles the code.
     pub fn try_call(&self, with: impl FnOnce(&Api) -> Code) -> Code {
-        // SAFETY: the context lives as long as self.
+        // SAFETY: `open` retained the context, which `drop` releases.
         match unsafe { call!(self.api, cuCtxSetCurrent(self.context)) } {
             0 => with(&self.api),
             code => code,
@@ -279,7 +306,7 @@ impl Device {
         Launched { kernels, graphs }
     }
 
-    /// Latches a failure; the first one stays.
+    /// Latches a failure; the first one is kept.
     pub fn fail(&self, what: String) {
         self.failing().get_or_insert(what);
     }
@@ -313,7 +340,7 @@ impl Device {
         if code == 0 { Ok(()) } else { Err(format!("{doing}: {}", self.error(code))) }
     }
 
-    /// What a code means, in the driver's words.
+    /// Explanation of a code, in the driver's words.
     pub fn error(&self, code: Code) -> String {
         explain(&self.api, code)
     }
@@ -321,7 +348,8 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: made in `open`, and this is their only owner.
+        // SAFETY: the streams and the context are null, or those that `open` made: this is their only
+        // owner, and all that used the streams holds the device (`Arc`), so it is gone.
         unsafe {
             call!(self.api, cuCtxSetCurrent(self.context));
             let collectives = [self.comm_stream, self.layer_stream];

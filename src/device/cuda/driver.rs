@@ -1,4 +1,4 @@
-//! libcuda: the functions that are called in it, and what their results mean.
+//! libcuda: the functions that gptrain calls, and the meaning of their results.
 
 use super::library::{call, table};
 use cudarc::driver::sys::{self, CUresult};
@@ -14,7 +14,8 @@ table! {
     pub struct Api {
         cuInit cuDriverGetVersion cuGetErrorName cuGetErrorString
         cuDeviceGetCount cuDeviceGet cuDeviceGetName cuDeviceGetAttribute cuDeviceGetPCIBusId
-        cuDeviceGetUuid_v2 cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent
+        cuDeviceGetUuid_v2 cuDevicePrimaryCtxSetFlags_v2 cuDevicePrimaryCtxGetState
+        cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuCtxSetCurrent
         cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemHostAlloc cuMemFreeHost
         cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemsetD8Async
         cuModuleLoadData cuModuleUnload cuModuleGetFunction
@@ -48,10 +49,10 @@ pub const CONTEXT_LOST: [Code; 13] = [
     CUresult::CUDA_ERROR_UNKNOWN as Code,
 ];
 
-/// Starts the driver and returns the version of CUDA it is for: 13000 is 13.0.
+/// Starts the driver and returns the version of CUDA that it supports: 13000 is 13.0.
 pub fn version(api: &Api) -> Result<i32, String> {
     let mut version = 0;
-    // SAFETY: the pointer is to a live variable.
+    // SAFETY: an int is written to the live variable, by a driver that has started.
     let code = unsafe {
         match call!(api, cuInit(0)) {
             0 => call!(api, cuDriverGetVersion(&mut version)),
@@ -61,28 +62,29 @@ pub fn version(api: &Api) -> Result<i32, String> {
     if code == 0 { Ok(version) } else { Err(explain(api, code)) }
 }
 
-/// GPUs that a driver shows that has been loaded; none where it does not start.
+/// Number of GPUs that a loaded driver shows; 0 if it does not start.
 pub fn device_count(api: &Api) -> usize {
     let mut count = 0;
-    // SAFETY: the pointer is to a live variable.
+    // SAFETY: an int is written to the live variable, by a driver that has started.
     let counted =
         unsafe { call!(api, cuInit(0)) == 0 && call!(api, cuDeviceGetCount(&mut count)) == 0 };
     if counted { count as usize } else { 0 }
 }
 
-/// What a code means, in the driver's words.
+/// Explanation of a code, in the driver's words.
 pub fn explain(api: &Api, code: Code) -> String {
     // By hand, since cudarc takes the code as an enum.
     type Lookup = unsafe extern "C" fn(Code, *mut *const c_char) -> Code;
     let text = |lookup: Lookup| {
         let mut text = null();
-        // SAFETY: on success the driver leaves a static string.
+        // SAFETY: the lookup writes an address to the live variable: on success that of a string which
+        // is never freed (cuda.h).
         unsafe {
             let known = lookup(code, &mut text) == 0 && !text.is_null();
             known.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())
         }
     };
-    // SAFETY: both have this type (cuda.h).
+    // SAFETY: both have this type (cuda.h); a CUresult is an int.
     let [name, words] = [api.cuGetErrorName, api.cuGetErrorString]
         .map(|symbol| text(unsafe { symbol.of_type::<Lookup>() }));
     let name = name.unwrap_or_else(|| format!("CUDA error {code}"));

@@ -65,7 +65,7 @@ pub(super) fn residual(
     cuda.launch(typed!("residual", x.dtype), grid, arguments);
 }
 
-/// Where the bias of a residual's branch lies; 0 without one.
+/// Address of the bias of a residual's branch; 0 without one.
 pub(super) fn bias_address(bias: Option<Tensor>, x: Tensor) -> usize {
     bias.map_or(0, |bias| {
         assert_eq!((bias.numel(), bias.dtype), (x.cols, x.dtype), "bias");
@@ -127,7 +127,7 @@ fn sum_columns(cuda: &Cuda, x: Tensor, to: Option<(Tensor, &Dropout)>, sums: Out
     add_parts(cuda, parts, x.cols, chunks, sums);
 }
 
-/// out (+)= Σ over `count` partial sums of rows, which lie `stride` f32 apart.
+/// out (+)= Σ over `count` partial sums of rows, which are `stride` f32 apart.
 pub(super) fn add_parts(cuda: &Cuda, parts: usize, stride: usize, count: usize, out: Out) {
     let cols = out.to.numel();
     let arguments = args::ColumnSums {

@@ -1,6 +1,6 @@
-//! Streams and events: the order of work on the GPU, how far it has come, and how long it took.
+//! Streams and events: the order, progress and duration of work on the GPU.
 
-// Streams and events are handles of the driver: nobody here reads through them.
+// Streams and events are handles of the driver: gptrain does not read through them.
 #![allow(clippy::not_unsafe_ptr_arg_deref)]
 
 use super::device::Device;
@@ -10,69 +10,77 @@ use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 use std::ptr::null_mut;
 
 impl Device {
-    /// A stream that does not wait for the default one. The blocks of an `urgent` one start before
+    /// Creates a stream that does not wait for the default one. The blocks of an `urgent` one start before
     /// those that wait in other streams: a collective's do not queue behind whole products.
     pub(super) fn new_stream(&self, urgent: bool) -> Result<CUstream, String> {
         let (mut stream, flags) = (null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
         let (mut least, mut greatest) = (0, 0);
-        // SAFETY: the pointers are to live variables; the context is bound.
+        // SAFETY: the context is bound (`Device::open`); two ints are written to the live variables.
         let code =
             unsafe { call!(self.api, cuCtxGetStreamPriorityRange(&mut least, &mut greatest)) };
         self.check("asking for priorities of streams", code)?;
         let priority = if urgent { greatest } else { least };
-        // SAFETY: as above.
+        // SAFETY: the context is bound; the handle is written to the live variable.
         let code =
             unsafe { call!(self.api, cuStreamCreateWithPriority(&mut stream, flags, priority)) };
         self.check("making a stream", code).map(|()| stream)
     }
 
-    /// An event that orders work and keeps no time.
+    /// Creates an event that orders work and keeps no time.
     pub fn event(&self) -> CUevent {
         self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// An event that keeps time.
+    /// Creates an event that keeps time.
     pub fn timing_event(&self) -> CUevent {
         self.new_event(CUevent_flags::CU_EVENT_DEFAULT)
     }
 
     fn new_event(&self, flags: CUevent_flags) -> CUevent {
         let mut event = null_mut();
+        // A wait for an event has a flag of its own.
+        let blocks = if self.blocking { CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32 } else { 0 };
+        // SAFETY: the handle is written to the live variable; it remains null if the device has failed.
         self.call("making an event", |api| unsafe {
-            call!(api, cuEventCreate(&mut event, flags as u32))
+            call!(api, cuEventCreate(&mut event, flags as u32 | blocks))
         });
         event
     }
 
     pub fn destroy_event(&self, event: CUevent) {
         if !event.is_null() {
+            // SAFETY: the caller owns the event, made by `new_event`, and uses it no more. Pending work
+            // that it orders is not affected (cuda.h).
             self.try_call(|api| unsafe { call!(api, cuEventDestroy_v2(event)) });
         }
     }
 
-    /// Work enqueued on `later` from now on runs after what `earlier` has so far.
+    /// Makes work enqueued on `later` from now on run after the present work of `earlier`.
     pub fn after(&self, event: CUevent, earlier: CUstream, later: CUstream) {
         self.record(event, earlier);
         self.wait(later, event);
     }
 
-    /// The event is done when all work enqueued on `stream` so far is.
+    /// Records an event, which is done when all work enqueued on `stream` so far is.
     pub fn record(&self, event: CUevent, stream: CUstream) {
+        // SAFETY: both are handles of this device, which their owners have not destroyed.
         self.call("ordering streams", |api| unsafe { call!(api, cuEventRecord(event, stream)) });
     }
 
-    /// Work enqueued on `stream` from now on runs after the event, if that was ever recorded.
+    /// Makes work enqueued on `stream` from now on run after the event, if that was ever recorded.
     pub fn wait(&self, stream: CUstream, event: CUevent) {
+        // SAFETY: as in `record`.
         self.call("ordering streams", |api| unsafe {
             call!(api, cuStreamWaitEvent(stream, event, 0))
         });
     }
 
-    /// Whether an event is done; of a device that failed none is.
+    /// Whether an event is done; false if the device has failed.
     pub fn event_done(&self, event: CUevent) -> bool {
         if self.failed() {
             return false;
         }
+        // SAFETY: a handle of this device, which its owner has not destroyed.
         match self.try_call(|api| unsafe { call!(api, cuEventQuery(event)) }) {
             0 => true,
             NOT_READY => false,
@@ -83,27 +91,30 @@ impl Device {
         }
     }
 
-    /// The host waits for an event.
+    /// Blocks the host until an event is done.
     pub fn wait_event(&self, doing: &str, event: CUevent) {
+        // SAFETY: a handle of this device, which its owner has not destroyed.
         self.call(doing, |api| unsafe { call!(api, cuEventSynchronize(event)) });
     }
 
-    /// The host waits for all work on a stream.
+    /// Blocks the host until all work on a stream is done.
     pub fn wait_stream(&self, stream: CUstream) {
+        // SAFETY: one of the device's streams, which it destroys as it is dropped.
         self.call("waiting", |api| unsafe { call!(api, cuStreamSynchronize(stream)) });
     }
 
     /// Milliseconds between two timing events that are done; infinite if the device fails.
     pub fn elapsed_ms(&self, from: CUevent, to: CUevent) -> f32 {
         let mut elapsed = f32::INFINITY;
+        // SAFETY: two events of this device that keep time; a float is written to the live variable.
         self.call("timing", |api| unsafe {
             call!(api, cuEventElapsedTime(&mut elapsed, from, to))
         });
         elapsed
     }
 
-    /// Milliseconds of each of `times` runs of what `run` enqueues on the compute stream. Waits for
-    /// them.
+    /// Milliseconds of each of `times` runs of the work that `run` enqueues on the compute stream.
+    /// Waits for them.
     pub fn time(&self, times: usize, run: impl Fn()) -> Vec<f32> {
         let pairs: Vec<[CUevent; 2]> =
             (0..times).map(|_| [self.timing_event(), self.timing_event()]).collect();

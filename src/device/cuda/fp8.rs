@@ -6,16 +6,16 @@ use super::{Cuda, args, elementwise, gemm};
 use crate::{Epilogue, Fp8Ops, Fp8Scaling, Lines, Out, Quantized, Tensor};
 use base::{DType, Fp8};
 
-/// What takes a scale for each row: Hopper, from this version of cuBLASLt on (NVIDIA's documentation
-/// of `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`).
+/// Compute capability and first cuBLASLt whose products take a scale for each row (NVIDIA's
+/// documentation of `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`).
 const HOPPER: i32 = 90;
 const ROW_WISE: usize = 120_900;
 
-/// Rows that a warp takes at least where it looks for maxima.
+/// Minimum rows of a warp that searches for maxima.
 const CHUNK: usize = 16;
 /// Warps of such a block.
 const WARPS: usize = 8;
-/// Rows and columns of what a block turns.
+/// Rows and columns that a block transposes.
 const TILE: usize = 64;
 /// Threads of a block that quantizes rows by their own maxima, and the most blocks: four for each of
 /// a Hopper's 132 SMs.

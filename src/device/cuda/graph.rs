@@ -5,10 +5,10 @@
 //! that graph alone: the same kernels with the same arguments, so the same bits. Collectives on the
 //! comm stream are captured too, as long as the same pass also waits for them.
 //!
-//! Where the driver refuses to capture, one GPU goes on op by op and says so once. In a group it
-//! fails instead: NCCL wants a collective captured on all ranks or on none. A pass with collectives
-//! of several groups is captured only where the user asks for it: NVIDIA's guide to NCCL has seen
-//! graphs of several communicators that one thread launches come to a deadlock.
+//! If the driver refuses to capture, a single GPU continues op by op and reports it once. In a group
+//! the device fails instead: NCCL wants a collective captured on all ranks or on none. A pass with
+//! collectives of several groups is captured only if the user asks for it: NVIDIA's guide to NCCL
+//! warns of deadlocks when one thread launches graphs of several communicators.
 
 use super::device::Device;
 use super::library::call;
@@ -19,11 +19,11 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The variable that says which passes become graphs: none (0), those with collectives of at most one
-/// group (1, and without it), or all.
+/// Variable that selects the passes that become graphs: none (0), those with collectives of at most
+/// one group (1, the default), or all.
 pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
-/// One pass, and how far it is on its way to a graph.
+/// One pass, and its state: run op by op, or captured.
 pub struct CudaGraph {
     device: Arc<Device>,
     /// Groups of several ranks whose collectives it holds.
@@ -65,7 +65,7 @@ impl CudaGraph {
             }
             Err(why) => {
                 self.device.graphs.store(false, Relaxed);
-                tracing::warn!("the GPU goes on without CUDA graphs: {why}");
+                tracing::warn!("the GPU continues without CUDA graphs: {why}");
                 enqueue();
             }
         }
@@ -74,6 +74,8 @@ impl CudaGraph {
     fn launch(&self, captured: &Captured) {
         let (device, graph) = (&self.device, captured.graph);
         let launch = || {
+            // SAFETY: the graph is executable (`instantiate`) and destroyed only in `drop`. The memory
+            // and kernels that it uses are the backend's, which gives none back before it is dropped.
             device
                 .call("a graph", |api| unsafe { call!(api, cuGraphLaunch(graph, device.stream)) });
             device.launched[1].fetch_add(1, Relaxed);
@@ -113,8 +115,10 @@ impl Drop for CudaGraph {
     fn drop(&mut self) {
         if let State::Captured(Captured { graph, .. }) = self.state {
             let device = &self.device;
-            // After an error, or in a panic, the graph may wait for ranks that never come.
+            // After an error, or in a panic, the graph may wait for ranks that have ended.
             let over = device.failed() || std::thread::panicking();
+            // SAFETY: this is the only owner of the graph; the driver keeps what a launch that still runs
+            // needs (cuGraphExecDestroy).
             device.try_call(|api| unsafe {
                 if !over {
                     call!(api, cuStreamSynchronize(device.stream));
@@ -130,12 +134,15 @@ fn capture(device: &Device, enqueue: &mut dyn FnMut()) -> Result<CUgraph, String
     let stream = device.stream;
     // Calls of other threads do not disturb the capture.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    // SAFETY: the stream is the device's, and not being captured yet.
     let code = device.try_call(|api| unsafe { call!(api, cuStreamBeginCapture_v2(stream, mode)) });
     device.check("capturing", code)?;
     device.capturing.store(true, Relaxed);
     enqueue();
     device.capturing.store(false, Relaxed);
     let mut graph = null_mut();
+    // SAFETY: the stream is being captured (above), by this thread; the handle is written to the live
+    // variable.
     let code = device.try_call(|api| unsafe { call!(api, cuStreamEndCapture(stream, &mut graph)) });
     let refused = device.take_failure().map_or(Ok(()), Err);
     refused.and_then(|()| device.check("capturing", code)).map(|()| graph)
@@ -144,6 +151,8 @@ fn capture(device: &Device, enqueue: &mut dyn FnMut()) -> Result<CUgraph, String
 /// The executable graph.
 fn instantiate(device: &Device, graph: CUgraph) -> Result<CUgraphExec, String> {
     let mut ready = null_mut();
+    // SAFETY: the graph is one that `capture` had from the driver, destroyed here and used no more; the
+    // handle is written to the live variable.
     let code = device.try_call(|api| unsafe {
         let code = call!(api, cuGraphInstantiateWithFlags(&mut ready, graph, 0));
         call!(api, cuGraphDestroy(graph));

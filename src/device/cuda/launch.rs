@@ -139,7 +139,7 @@ pub fn wide(dtype: DType) -> usize {
     16 / dtype.size()
 }
 
-/// Whether 16 bytes may be moved at a time: rows of `cols` elements, at these addresses.
+/// Whether rows of `cols` elements at these addresses can be moved 16 bytes at a time.
 pub fn vector(cols: usize, dtype: DType, addresses: &[usize]) -> bool {
     cols.is_multiple_of(wide(dtype)) && addresses.iter().all(|addr| addr.is_multiple_of(16))
 }
@@ -171,6 +171,9 @@ impl Functions {
             let mut words = vec![0u64; image.len().div_ceil(8)];
             bytemuck::cast_slice_mut(&mut words)[..image.len()].copy_from_slice(image);
             let mut module = null_mut();
+            // SAFETY: the words hold an image as the compiler wrote it, whose header gives its length: the
+            // build embeds it, or the user names the folder (`KERNELS`). The driver copies it; the handle
+            // is written to the live variable.
             let code = device.try_call(|api| unsafe {
                 call!(api, cuModuleLoadData(&mut module, words.as_ptr().cast()))
             });
@@ -184,6 +187,7 @@ impl Functions {
 
     pub fn unload(&self, device: &Device) {
         for module in &self.modules {
+            // SAFETY: `load` had it from the driver; no kernel of it is launched any more.
             device.try_call(|api| unsafe { call!(api, cuModuleUnload(*module)) });
         }
     }
@@ -207,6 +211,9 @@ impl Functions {
         }
         let (stream, shared) = (device.stream, grid.shared as u32);
         device.count_kernel();
+        // SAFETY: the kernel takes one struct of as many bytes (above, where the driver reports it):
+        // `args` has it as the kernel's source does, and the driver copies it before it returns. Its
+        // addresses are tensors, whose sizes the ops check.
         device.call(name, |api| unsafe {
             let list = list.as_mut_ptr();
             let f = function.handle;
@@ -227,6 +234,7 @@ impl Functions {
                 device.shared_memory
             ));
         } else if shared > function.shared {
+            // SAFETY: the function's module is loaded; the value is a number.
             device.call(name, |api| unsafe {
                 let most = Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
                 call!(api, cuFuncSetAttribute(function.handle, most, shared as c_int))
@@ -255,7 +263,8 @@ impl Functions {
         let symbol = CString::new(name).expect("a name without NUL");
         for module in &self.modules {
             let mut handle = null_mut();
-            // SAFETY: the module is loaded; the pointers are to live variables.
+            // SAFETY: the module is loaded; the name ends with a NUL; the handle is written to the live
+            // variable.
             let code = device.try_call(|api| unsafe {
                 call!(api, cuModuleGetFunction(&mut handle, *module, symbol.as_ptr()))
             });
@@ -271,14 +280,15 @@ impl Functions {
     }
 }
 
-/// A number that the driver knows of a kernel.
+/// Attribute of a kernel, from the driver.
 fn attribute(device: &Device, handle: CUfunction, what: Attribute) -> usize {
     let mut value: c_int = 0;
-    // SAFETY: the function is loaded; the pointer is to a live variable.
+    // SAFETY: the function's module is loaded; an int is written to the live variable.
     let code =
         device.try_call(|api| unsafe { call!(api, cuFuncGetAttribute(&mut value, what, handle)) });
     if code != 0 {
-        device.fail(format!("the driver does not tell a kernel's limits: {}", device.error(code)));
+        device
+            .fail(format!("the driver does not report a kernel's limits: {}", device.error(code)));
     }
     value as usize
 }
@@ -287,7 +297,7 @@ fn attribute(device: &Device, handle: CUfunction, what: Attribute) -> usize {
 fn argument_bytes(device: &Device, handle: CUfunction) -> Option<usize> {
     let (mut offset, mut bytes) = (0, 0);
     let info = device.param_info?;
-    // SAFETY: the function is loaded; the pointers are to live variables.
+    // SAFETY: the function's module is loaded; two sizes are written to the live variables.
     let code = unsafe { call!(info => cuFuncGetParamInfo(handle, 0, &mut offset, &mut bytes)) };
     (code == 0).then_some(bytes)
 }

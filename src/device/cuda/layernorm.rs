@@ -141,7 +141,7 @@ pub(super) fn of_residual_backward(
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }
 
-/// Everything but the kernel and its threads. `inputs` are dy, x, stats and scale; each block leaves
+/// Arguments and blocks, without the kernel and its threads. `inputs` are dy, x, stats and scale; each block leaves
 /// `sums` rows of partial sums.
 fn backward_arguments(
     cuda: &Cuda,
@@ -182,7 +182,7 @@ fn blocks(rows: usize, sums: usize) -> (usize, usize) {
     (rows.div_ceil(chunk).max(1), chunk)
 }
 
-/// Adds the partial sums of all blocks to where they are wanted.
+/// Adds the partial sums of all blocks to the outputs.
 fn add_all<const N: usize>(
     cuda: &Cuda,
     from: &args::LayerNormBackward,

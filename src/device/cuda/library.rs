@@ -1,4 +1,4 @@
-//! Shared libraries opened at run time, and the tables of what is called in them.
+//! Shared libraries opened at run time, and the tables of their functions that gptrain calls.
 //!
 //! Types, constants and signatures are those of cudarc's `sys` modules, made from NVIDIA's headers.
 //! Loading is not: a table is loaded whole, so that a function that is missing is an error at the
@@ -10,10 +10,10 @@ use cudarc::{cublaslt, driver, nccl};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::path::{Path, PathBuf};
 
-/// An open library; it stays open to the end of the process.
+/// Open library. It is never closed.
 pub struct Library {
     handle: *mut c_void,
-    /// How it was found.
+    /// Name or path by which it was found.
     pub name: String,
 }
 
@@ -31,16 +31,18 @@ impl Library {
         for path in first.into_iter().chain(known).chain(last.filter(|path| path.exists())) {
             let name = path.display().to_string();
             let path = CString::new(name.as_str()).expect("a path without NUL");
-            // SAFETY: a valid string. The library's own start-up code is trusted as the user's
-            // choice.
+            // SAFETY: the path ends with a NUL. The library's start-up code runs: it is the user's or
+            // the system's choice.
             let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
             if !handle.is_null() {
                 return Ok(Library { handle, name });
             }
-            // SAFETY: dlerror returns a string or null, valid until the next call on this thread.
-            let text = unsafe { libc::dlerror() };
-            // SAFETY: as above.
-            let text = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) });
+            // SAFETY: dlerror returns null, or a string that is valid until the next call of dl functions
+            // on this thread: it is copied before.
+            let text = unsafe {
+                let text = libc::dlerror();
+                (!text.is_null()).then(|| CStr::from_ptr(text))
+            };
             why.push(text.map_or(name, |text| text.to_string_lossy().into_owned()));
         }
         Err(why.join("; "))
@@ -49,17 +51,19 @@ impl Library {
     /// A function of the library, if it has that one.
     pub fn symbol(&self, name: &str) -> Option<Symbol> {
         let name = CString::new(name).expect("a name without NUL");
-        // SAFETY: the handle is open, the name a valid string.
-        let found = unsafe { libc::dlsym(self.handle, name.as_ptr()) };
-        // SAFETY: a null pointer is None, any other the address of a function.
-        unsafe { std::mem::transmute::<*mut c_void, Option<Symbol>>(found) }
+        // SAFETY: the handle is open (it is never closed), and the name ends with a NUL. Null is None; any
+        // other address is that of a function, as callers ask for functions only.
+        unsafe {
+            let found = libc::dlsym(self.handle, name.as_ptr());
+            std::mem::transmute::<*mut c_void, Option<Symbol>>(found)
+        }
     }
 }
 
-/// Libraries of CUDA's toolkit, where an image has them and the loader is not told.
+/// Libraries of CUDA's toolkit in images whose loader does not search there.
 const TOOLKIT: &str = "/usr/local/cuda/lib64";
 
-/// Where Python environments are installed: those that are active, and those of `PATH`.
+/// Folders of Python environments: those that are active, and those of `PATH`.
 fn python_prefixes() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -72,8 +76,8 @@ fn python_prefixes() -> Vec<PathBuf> {
 }
 
 /// The folders of NVIDIA's libraries in the packages of Python environments, as `pip install torch`
-/// leaves them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`; of each environment by name. Its
-/// folders may lie in `lib64` or, where root has installed them, in `local/lib`.
+/// leaves them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`; of each environment by name. They
+/// may also be in `lib64` or, if root has installed them, in `local/lib`.
 fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     let within = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -99,7 +103,7 @@ fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     found
 }
 
-/// Address of a function, of a type that only its header knows.
+/// Address of a function, whose type only its header declares.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Symbol(unsafe extern "C" fn());
@@ -109,12 +113,13 @@ impl Symbol {
     /// `F` is a pointer to a function of the type that the header declares.
     pub unsafe fn of_type<F: Copy>(self) -> F {
         assert_eq!(size_of::<F>(), size_of::<Symbol>(), "a pointer to a function");
-        // SAFETY: the caller's promise.
+        // SAFETY: `F` is as large as the address (above), and a pointer to this function's type, as the
+        // caller promises.
         unsafe { std::mem::transmute_copy(&self.0) }
     }
 }
 
-/// A result of a C function as it can be read whatever the library returns.
+/// Type by which the result of a C function is read: valid for every value that a library returns.
 pub trait Returned {
     type Plain;
 }
@@ -144,7 +149,8 @@ macro_rules! declared {
             type Function = unsafe extern "C" fn($($type),*) -> R::Plain;
 
             unsafe fn at(self, symbol: Symbol) -> Self::Function {
-                // SAFETY: the caller's promise; an enum of C is passed as an int is.
+                // SAFETY: the symbol is the declared function, as the caller promises. The type differs
+                // in the result alone: C returns an enum as it returns an int.
                 unsafe { symbol.of_type::<Self::Function>() }
             }
         }

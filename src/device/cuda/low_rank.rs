@@ -1,4 +1,4 @@
-//! What low-rank gradients need beside products: a guarded axpy, and orthonormal columns.
+//! Ops of low-rank gradients besides products: a guarded axpy, and orthonormal columns.
 
 use super::Cuda;
 use super::args;
@@ -7,7 +7,7 @@ use crate::{Out, Tensor};
 use base::DType;
 use std::ptr::null_mut;
 
-/// Matrices of one launch, each of which has a block of so many threads.
+/// Matrices of one launch, and threads of the block that each of them has.
 const MATRICES: usize = 8;
 const THREADS: usize = 512;
 

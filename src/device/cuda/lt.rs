@@ -1,4 +1,4 @@
-//! cuBLASLt: the functions that are called in it, and its attributes.
+//! cuBLASLt: the functions that gptrain calls, and its attributes.
 
 use super::library::table;
 use crate::Fp8Scaling;
@@ -14,7 +14,7 @@ use std::mem::MaybeUninit;
 /// A cublasStatus_t as an integer; 0 is success.
 pub type Status = c_int;
 
-/// Status of what the library has no kernel for.
+/// Status for products for which the library has no kernel.
 pub const NOT_SUPPORTED: Status = sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as Status;
 
 table! {
@@ -30,7 +30,7 @@ table! {
     }
 }
 
-/// What the library found out about an algorithm.
+/// Result of the library's heuristic or check for an algorithm.
 #[derive(Clone, Copy)]
 pub struct Heuristic {
     pub algorithm: Algorithm,
@@ -43,7 +43,8 @@ impl Heuristic {
     /// Reads a result of the library, its status as an integer.
     pub fn read(found: &MaybeUninit<Found>) -> Heuristic {
         let found = found.as_ptr();
-        // SAFETY: made zeroed, written by the library or not; the status is not read as its enum.
+        // SAFETY: callers make it zeroed, which is a valid algorithm and size, and pass it to the library
+        // or not. The status, which may be a code that its enum lacks, is read as an integer.
         unsafe {
             Heuristic {
                 algorithm: (*found).algo,
@@ -54,7 +55,7 @@ impl Heuristic {
     }
 }
 
-/// What the library does to a product before it stores it.
+/// Operation of the library on a product before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     Nothing,
@@ -78,7 +79,7 @@ impl Epilogue {
     }
 }
 
-/// What operands in 8-bit floats are, in the library's order.
+/// Formats and scaling of operands in 8-bit floats, in the library's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fp8Kind {
     pub formats: [Fp8; 2],

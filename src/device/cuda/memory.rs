@@ -31,6 +31,8 @@ struct StagingBuffer {
 impl StagingBuffer {
     fn take(device: &Device) -> StagingBuffer {
         let mut memory = null_mut();
+        // SAFETY: the driver writes an address to the live variable; it is null only if the device
+        // has failed, and then no buffer is used.
         device.call("page-locked host memory", |api| unsafe {
             call!(api, cuMemHostAlloc(&mut memory, STAGING_BYTES, 0))
         });
@@ -40,6 +42,8 @@ impl StagingBuffer {
     /// Enqueues a copy of at most `STAGING_BYTES` bytes of device memory into this buffer.
     fn fill(&self, device: &Device, address: usize, bytes: usize) {
         assert!(bytes <= STAGING_BYTES, "{bytes} bytes in one buffer");
+        // SAFETY: the buffer has room for the bytes (above) until `Memory::free`; they are a tensor's, or
+        // a piece of one, in device memory. No copy uses the buffer: its event was waited for.
         device.call("download", |api| unsafe {
             let (to, stream) = (self.memory.cast(), device.stream);
             call!(api, cuMemcpyDtoHAsync_v2(to, address as CUdeviceptr, bytes, stream))
@@ -59,9 +63,10 @@ impl Device {
     /// Copies to host memory in order with the ops, and waits.
     ///
     /// # Safety
-    /// `to` has room for the bytes.
+    /// Device memory at `from` has the bytes, and host memory at `to` has room for them.
     pub unsafe fn copy_to_host(&self, from: usize, to: *mut c_void, bytes: usize) {
         let (from, stream) = (from as CUdeviceptr, self.stream);
+        // SAFETY: both memories have the bytes, as the caller promises, until the stream is waited for.
         self.call("staging", |api| unsafe {
             match call!(api, cuMemcpyDtoHAsync_v2(to, from, bytes, stream)) {
                 0 => call!(api, cuStreamSynchronize(stream)),
@@ -73,9 +78,10 @@ impl Device {
     /// Copies from host memory in order with the ops, and waits.
     ///
     /// # Safety
-    /// `from` has the bytes.
+    /// Host memory at `from` has the bytes, and device memory at `to` has room for them.
     pub unsafe fn copy_to_device(&self, from: *const c_void, to: usize, bytes: usize) {
         let (to, stream) = (to as CUdeviceptr, self.stream);
+        // SAFETY: both memories have the bytes, as the caller promises, until the stream is waited for.
         self.call("staging", |api| unsafe {
             match call!(api, cuMemcpyHtoDAsync_v2(to, from, bytes, stream)) {
                 0 => call!(api, cuStreamSynchronize(stream)),
@@ -135,6 +141,7 @@ impl Memory {
     /// A fresh zeroed region.
     pub fn reserve(&self, device: &Device, bytes: usize) -> Result<usize, OutOfMemory> {
         let mut address = 0;
+        // SAFETY: the driver writes an address to the live variable.
         let code =
             device.try_call(|api| unsafe { call!(api, cuMemAlloc_v2(&mut address, bytes.max(1))) });
         if code == OUT_OF_MEMORY {
@@ -153,6 +160,7 @@ impl Memory {
     /// A fresh page-locked region of the host, of any content; None if the driver refuses it.
     pub fn reserve_host(&self, device: &Device, bytes: usize) -> Option<usize> {
         let mut memory = null_mut();
+        // SAFETY: the driver writes an address to the live variable.
         let code = device
             .try_call(|api| unsafe { call!(api, cuMemHostAlloc(&mut memory, bytes.max(1), 0)) });
         if code != 0 {
@@ -170,6 +178,8 @@ impl Memory {
         let (to_host, bytes) = (to.home() == Home::Host, from.bytes());
         let stream = if to_host { device.d2h_stream } else { device.h2d_stream };
         device.after(event, device.stream, stream);
+        // SAFETY: both tensors have `bytes` bytes (above), one in each memory (above), which their
+        // backend keeps; until the transfer is joined or finished, no op writes them.
         device.call("copying to and from the host", |api| unsafe {
             let (from, to) = (from.addr(), to.addr());
             match to_host {
@@ -208,9 +218,10 @@ impl Memory {
         })
     }
 
-    /// Zero bytes.
+    /// Fills bytes with zeros.
     pub fn clear(&self, device: &Device, address: usize, bytes: usize) {
         if bytes > 0 {
+            // SAFETY: the bytes are a region's (`reserve`) or a tensor's, in device memory.
             device.call("zero", |api| unsafe {
                 call!(api, cuMemsetD8Async(address as CUdeviceptr, 0, bytes, device.stream))
             });
@@ -223,6 +234,8 @@ impl Memory {
         for (i, bytes) in from.chunks(STAGING_BYTES).enumerate() {
             let Some(buffer) = self.filled_buffer(device, bytes) else { return };
             let address = (to.addr() + i * STAGING_BYTES) as CUdeviceptr;
+            // SAFETY: the buffer has these bytes, until its event below; the tensor has room for all
+            // chunks (above).
             device.call("upload", |api| unsafe {
                 let (from, stream) = (buffer.memory.cast(), device.stream);
                 call!(api, cuMemcpyHtoDAsync_v2(address, from, bytes.len(), stream))
@@ -244,11 +257,15 @@ impl Memory {
             let (staged_at, address) =
                 (staged.address as CUdeviceptr, (to.addr() + i * STAGING_BYTES) as CUdeviceptr);
             device.wait(device.h2d_stream, staged.free);
+            // SAFETY: the buffer has these bytes, until its event below; the device's buffer has room
+            // for `STAGING_BYTES`, and the stream waits until no copy reads it.
             device.call("upload", |api| unsafe {
                 let (from, stream) = (buffer.memory.cast(), device.h2d_stream);
                 call!(api, cuMemcpyHtoDAsync_v2(staged_at, from, bytes.len(), stream))
             });
             device.after(buffer.event, device.h2d_stream, device.stream);
+            // SAFETY: the device's buffer has the bytes, after the event above; the tensor has room for
+            // all chunks (above).
             device.call("upload", |api| unsafe {
                 call!(api, cuMemcpyDtoDAsync_v2(address, staged_at, bytes.len(), device.stream))
             });
@@ -293,7 +310,8 @@ impl Memory {
     fn finish_copy(&self, device: &Device, (buffer, to): (&StagingBuffer, &mut [u8])) {
         device.wait_event("download", buffer.event);
         if !device.failed() {
-            // SAFETY: the copy into the buffer has ended.
+            // SAFETY: the copy into the buffer has ended (its event), and `to` is at most the bytes of
+            // one: callers cut or check it.
             unsafe { std::ptr::copy_nonoverlapping(buffer.memory, to.as_mut_ptr(), to.len()) };
         }
     }
@@ -315,9 +333,11 @@ impl Memory {
         (!device.failed()).then_some(buffer)
     }
 
+    /// Gives everything back, once, as the backend is dropped.
     pub fn free(&self, device: &Device) {
         for buffer in self.buffers.iter().chain(&self.downloads) {
             device.destroy_event(buffer.event);
+            // SAFETY: `take` had it from the driver, and the backend uses it no more.
             device.try_call(|api| unsafe { call!(api, cuMemFreeHost(buffer.memory.cast())) });
         }
         for staged in &self.device_buffers {
@@ -327,9 +347,11 @@ impl Memory {
             device.destroy_event(*event);
         }
         for region in self.host_regions.borrow().iter() {
+            // SAFETY: `reserve_host` had it from the driver, and the backend uses it no more.
             device.try_call(|api| unsafe { call!(api, cuMemFreeHost(*region)) });
         }
         for region in self.regions.borrow().iter() {
+            // SAFETY: `reserve` had it from the driver, and the backend uses it no more.
             device.try_call(|api| unsafe { call!(api, cuMemFree_v2(*region)) });
         }
     }

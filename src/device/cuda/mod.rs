@@ -39,13 +39,15 @@ mod timeline;
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
-pub use preflight::{FOLDER, KERNELS, Options, device_count, set_environment};
+pub use preflight::{
+    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, set_environment,
+};
 pub use profile::Profiled;
 
 use super::{
     AdamW, AdamWUpdate, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home,
-    Logits, Norm, Out, OutOfMemory, QueryKey, Scaler, Scaling, StepLimits, Tensor, Timeline,
-    Transfer, ZLoss,
+    Logits, Norm, OpTimes, Out, OutOfMemory, QueryKey, Scaler, Scaling, Section, StepLimits,
+    Tensor, Timeline, Transfer, ZLoss,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Problems};
@@ -59,7 +61,7 @@ pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
 /// Bytes of logits at once. Each chunk of rows reads and writes the f32 gradient of the whole table
 /// (GPT-2: 309 MB), so that few large ones are better; the same on every GPU, for equal plans.
 pub const LOGITS_CHUNK: Bytes = Bytes(512 << 20);
-/// Of cuBLASLt and of sums in parts: what NVIDIA recommends for Hopper, twice.
+/// Bytes of scratch for cuBLASLt and for sums in parts: twice NVIDIA's recommendation for Hopper.
 const SCRATCH: usize = 64 << 20;
 
 /// One GPU.
@@ -68,23 +70,23 @@ pub struct Cuda {
     functions: launch::Functions,
     memory: memory::Memory,
     products: gemm::Products,
-    /// Times ten.
+    /// Compute capability times ten.
     capability: i32,
-    /// Where attention is to use what only Hopper has.
+    /// None if attention does not use instructions that only Hopper has.
     hopper: Option<attention::Hopper>,
     description: String,
     identity: Identity,
-    /// Of the host; made when something first lies there.
+    /// Backend of the host; made on first use of a tensor there.
     host: OnceCell<Cpu>,
     threads: Option<usize>,
 }
 
 // SAFETY: the handles may be used from any thread that binds the context first, as `Device::call`
-// does, and one thread has them at a time since `Cuda` is not `Sync`.
+// does; one thread has them at a time, as `Cuda` is not `Sync`. The page-locked buffers are its own.
 unsafe impl Send for Cuda {}
 
 impl Cuda {
-    /// Opens a GPU, or says what is missing.
+    /// Opens a GPU; the error names what is missing.
     pub fn open(options: &Options) -> Result<Cuda, Problems> {
         let opened = preflight::open(options)?;
         let preflight::Opened { device, identity, lt, kernels, capability, .. } = opened;
@@ -108,7 +110,8 @@ impl Cuda {
             (None, None) => "algorithms as it proposes them".to_string(),
         };
         let by = hopper.as_ref().map_or("", |hopper| hopper.said());
-        let description = format!("{machine} ({lt_name}; {how}{by}{near})");
+        let waits = if device.waits_block() { "; threads sleep while they wait" } else { "" };
+        let description = format!("{machine} ({lt_name}; {how}{by}{near}{waits})");
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
@@ -147,7 +150,7 @@ impl Cuda {
         self.host.get_or_init(|| Cpu::new(self.threads))
     }
 
-    /// What went wrong first, if anything has.
+    /// Fails with the device's first failure, if it has one.
     fn alive(&self) -> anyhow::Result<()> {
         match self.device.failure() {
             Some(why) => Err(Dead { device: self.identity.to_string(), why }.into()),
@@ -212,6 +215,21 @@ impl Backend for Cuda {
 
     fn logits_chunk(&self) -> Bytes {
         LOGITS_CHUNK
+    }
+
+    fn enter(&self, section: Section) {
+        self.device.launches.enter(section);
+    }
+
+    fn time_ops(&self, alone: bool) -> bool {
+        if alone {
+            self.begin_profile();
+        }
+        alone
+    }
+
+    fn take_times(&self) -> OpTimes {
+        self.op_times()
     }
 
     fn sync(&self) -> anyhow::Result<()> {

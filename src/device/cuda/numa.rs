@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 
 /// Keeps this thread, and those that it will start, on the cores near a GPU, of those that it has; in
-/// words. None where the machine has one node, or does not say which is near, or has given this
+/// words. None if the machine has one node, or does not report which is near, or has given this
 /// thread no core there.
 pub fn bind(bus: &str) -> Option<String> {
     let (node, near) = near(Path::new("/sys"), bus)?;

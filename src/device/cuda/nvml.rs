@@ -1,5 +1,6 @@
-//! How a GPU fares: clock, power, temperature, and its faults, as NVIDIA's management library (NVML) tells
-//! them. It comes with the driver; a machine without it, or a GPU that does not say, has no readings.
+//! State of a GPU: clock, power, temperature and faults, read by NVIDIA's management library (NVML).
+//! The library is part of the driver. A machine without it, or a GPU that does not report a value, has
+//! no readings.
 //!
 //! The declarations are those of nvml.h: handles are pointers, results ints of which 0 is success.
 
@@ -9,7 +10,7 @@ use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 
-/// Readings of one GPU, each None where it does not say.
+/// Readings of one GPU, each None if it does not report the value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Health {
     /// Clock of the multiprocessors, MHz.
@@ -23,18 +24,18 @@ pub struct Health {
     pub gpu_celsius: Option<u32>,
 }
 
-/// What is wrong with a GPU, as far as it says.
+/// Faults that a GPU reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Faults {
     /// ECC errors since the driver was loaded that could not be corrected.
     pub uncorrected: u64,
-    /// Rows or pages of its memory are to be replaced, when it is reset.
+    /// Whether rows or pages of its memory will be replaced when it is reset.
     pub rows_pending: bool,
-    /// They could not be: none are left.
+    /// Whether they could not be replaced: no spare ones remain.
     pub remap_failed: bool,
-    /// It answers nobody any more.
+    /// Whether the GPU no longer responds.
     pub lost: bool,
-    /// Xid errors since this was last read, in their order.
+    /// Xid errors since the last reading, in their order.
     pub xids: Vec<u64>,
 }
 
@@ -61,18 +62,18 @@ struct EventData {
     instances: [c_uint; 2],
 }
 
-/// How faults are asked for, each where this NVML has it.
+/// Functions that read faults, each None if this NVML lacks it.
 struct Counters {
     ecc: Option<unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int>,
     rows: Option<
         unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int,
     >,
     pages: Option<unsafe extern "C" fn(Handle, *mut c_int) -> c_int>,
-    /// The set that Xid errors come to, and what takes one from it.
+    /// Set that receives Xid errors, and the function that takes one from it.
     events: Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)>,
 }
 
-/// One GPU, as NVML knows it.
+/// Handle of one GPU, and the functions of NVML that read it.
 pub struct Monitor {
     gpu: Handle,
     clock: unsafe extern "C" fn(Handle, c_int, *mut c_uint) -> c_int,
@@ -83,18 +84,20 @@ pub struct Monitor {
     _library: Library,
 }
 
-// SAFETY: NVML may be called by any thread (nvml.h: "the library is thread-safe").
+// SAFETY: NVML may be called from any thread (nvml.h: "the library is thread-safe"); handles are valid
+// until NVML is shut down, which gptrain never does.
 unsafe impl Send for Monitor {}
 
 impl Monitor {
-    /// The GPU with this UUID (`GPU-…`, also that of a slice of one, which NVML calls `MIG-…`); None where
-    /// there is no NVML, or it does not know it.
+    /// Opens the GPU with this UUID (`GPU-…`, also that of a slice of one, which NVML calls `MIG-…`).
+    /// None if there is no NVML, or it has no such GPU.
     pub fn open(folders: &[PathBuf], uuid: &str) -> Option<Monitor> {
         let library = Library::open(folders, &["libnvidia-ml.so.1", "libnvidia-ml.so"]).ok()?;
         let symbol = |name: &str| -> Option<Symbol> { library.symbol(name) };
         let slice = CString::new(uuid.replacen("GPU-", "MIG-", 1)).ok()?;
         let uuid = CString::new(uuid).ok()?;
-        // SAFETY: each is the function of that name in nvml.h.
+        // SAFETY: each symbol gets the type of the function of that name in nvml.h. The UUIDs end with a
+        // NUL; the handle is written to the live variable.
         let monitor = unsafe {
             let init: unsafe extern "C" fn() -> c_int = symbol("nvmlInit_v2")?.of_type();
             let find: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int =
@@ -117,20 +120,20 @@ impl Monitor {
         Some(monitor)
     }
 
-    /// What is wrong with it now; some milliseconds.
+    /// Reads the present faults; some milliseconds.
     pub fn faults(&self) -> Faults {
         let (gpu, mut faults) = (self.gpu, Faults::default());
         let Counters { ecc, rows, pages, events } = &self.counters;
         let mut code = 0;
         if let Some(ecc) = ecc {
             let mut count = 0;
-            // SAFETY: the handle is NVML's, the pointer one to an unsigned long long.
+            // SAFETY: the handle is NVML's; an unsigned long long is written to the live variable.
             code = unsafe { ecc(gpu, UNCORRECTED, VOLATILE, &mut count) };
             faults.uncorrected = if code == 0 { count } else { 0 };
         }
         if let Some(rows) = rows {
             let [mut corrected, mut uncorrected, mut pending, mut failed] = [0; 4];
-            // SAFETY: as above, of unsigned ints.
+            // SAFETY: the handle is NVML's; unsigned ints are written to the live variables.
             let told =
                 unsafe { rows(gpu, &mut corrected, &mut uncorrected, &mut pending, &mut failed) };
             faults.rows_pending = told == 0 && pending > 0;
@@ -138,51 +141,51 @@ impl Monitor {
         }
         if let Some(pages) = pages {
             let mut pending = 0;
-            // SAFETY: as above, of an int.
+            // SAFETY: the handle is NVML's; an int is written to the live variable.
             faults.rows_pending |= unsafe { pages(gpu, &mut pending) } == 0 && pending > 0;
         }
         if let Some((set, wait)) = events {
             let mut event = EventData { gpu, kind: 0, data: 0, instances: [0; 2] };
-            // SAFETY: the set is NVML's, the pointer one to an nvmlEventData_t.
+            // SAFETY: the set is NVML's; an nvmlEventData_t is written to the live variable.
             while faults.xids.len() < MOST_XIDS && unsafe { wait(*set, &mut event, 0) } == 0 {
                 faults.xids.extend((event.kind == XID).then_some(event.data));
             }
         }
         let mut mhz = 0;
-        // SAFETY: as above.
+        // SAFETY: the handle is NVML's; an unsigned int is written to the live variable.
         let clock = unsafe { (self.clock)(gpu, CLOCK_SM, &mut mhz) };
         faults.lost = [code, clock].contains(&GPU_IS_LOST);
         faults
     }
 
-    /// What it says now; some milliseconds.
+    /// Reads the present state; some milliseconds.
     pub fn read(&self) -> Health {
         let value = |read: &dyn Fn(*mut c_uint) -> c_int| {
             let mut value = 0;
             (read(&mut value) == 0).then_some(value)
         };
-        // SAFETY: the handle is NVML's, the pointer one to an unsigned int.
+        // SAFETY: the handle is NVML's; `value` passes the address of an unsigned int.
         let power = |to: *mut c_uint| unsafe { (self.power)(self.gpu, to) };
         Health {
-            // SAFETY: as above.
+            // SAFETY: as for `power`.
             gpu_mhz: value(&|to| unsafe { (self.clock)(self.gpu, CLOCK_SM, to) }),
             gpu_watts: value(&power).map(|milliwatts| f64::from(milliwatts) / 1e3),
-            // SAFETY: as above.
+            // SAFETY: as for `power`.
             gpu_celsius: value(&|to| unsafe { (self.temperature)(self.gpu, TEMPERATURE_GPU, to) }),
         }
     }
 }
 
-/// Xid errors that are read at once: a broken GPU may tell them without end.
+/// Maximum Xid errors that are read at once: a broken GPU may report them without end.
 const MOST_XIDS: usize = 64;
 
 impl Counters {
-    /// Of a GPU; Xid errors are recorded from now on.
+    /// Functions for a GPU, whose Xid errors are recorded from now on.
     ///
     /// # Safety
     /// NVML is in use, and the GPU is one of its handles.
     unsafe fn of(gpu: Handle, symbol: &dyn Fn(&str) -> Option<Symbol>) -> Counters {
-        // SAFETY: each is the function of that name in nvml.h.
+        // SAFETY: each symbol gets the type of the function of that name in nvml.h (`Counters`).
         unsafe {
             Counters {
                 ecc: symbol("nvmlDeviceGetTotalEccErrors").map(|found| found.of_type()),
@@ -202,7 +205,8 @@ impl Counters {
         symbol: &dyn Fn(&str) -> Option<Symbol>,
     ) -> Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)> {
         let mut set = null_mut();
-        // SAFETY: each is the function of that name in nvml.h.
+        // SAFETY: each symbol gets the type of the function of that name in nvml.h. The set is written to
+        // the live variable; the GPU is one of NVML's handles.
         unsafe {
             let create: unsafe extern "C" fn(*mut Handle) -> c_int =
                 symbol("nvmlEventSetCreate")?.of_type();

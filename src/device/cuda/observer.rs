@@ -1,16 +1,16 @@
-//! How collectives that a CUDA graph captured become known at each of its launches.
+//! Observer that records the collectives of a captured CUDA graph at each of its launches.
 
 use parking_lot::Mutex;
 use std::sync::{Arc, Weak};
 
-/// Runs one launch of a graph, which it is given.
+/// Function that runs one launch of a graph, its argument.
 pub type GraphLaunch = Box<dyn Fn(&dyn Fn())>;
 
 /// Observer of captured collectives; called at every graph launch so that the flight recorder sees
 /// them.
 pub trait GraphObserver: Send + Sync {
-    /// Takes the collectives captured since the last call, which are of one graph; what it returns
-    /// runs each launch of that graph.
+    /// Takes the collectives captured since the last call, which are of one graph. Returns the function
+    /// that runs each launch of that graph.
     fn take_captured(self: Arc<Self>) -> GraphLaunch;
 }
 
@@ -24,7 +24,7 @@ impl Observed {
         *self.0.lock() = Some(observer);
     }
 
-    /// What runs the launches of the graph that was captured last.
+    /// Function that runs the launches of the graph that was captured last.
     pub fn take_captured(&self) -> Option<GraphLaunch> {
         let observer = self.0.lock();
         observer.as_ref().and_then(Weak::upgrade).map(|observer| observer.take_captured())

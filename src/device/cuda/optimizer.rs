@@ -205,8 +205,8 @@ pub(super) fn adamw(cuda: &Cuda, scalars: Tensor, updates: &[AdamWUpdate]) {
     }
 }
 
-/// By what AdamW's kernel is chosen: dtypes of the gradient and the weight, and whether threads move
-/// 16 bytes at a time. Panics if the tensors do not belong together.
+/// Key by which AdamW's kernel is chosen: dtypes of the gradient and the weight, and whether threads
+/// move 16 bytes at a time. Panics if the tensors do not belong together.
 fn kind_of(update: &AdamWUpdate) -> (DType, DType, bool) {
     let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
     for x in [master, m, v, weight] {

@@ -28,28 +28,33 @@ const CACHE: &str = "GPTRAIN_CACHE";
 /// The variable that says how many SMs matrix products leave to NCCL while it sums beside them.
 pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
 
-/// NCCL takes its algorithms for large collectives from some MiB on.
+/// The variable at 1 with which all collectives run on the stream of the ops, one after the other.
+pub const SERIAL: &str = "GPTRAIN_NCCL_SERIAL";
+
+/// Bytes from which on NCCL uses its algorithms for large operations.
 const CONNECT: usize = 32 << 20;
 
-/// Which GPU to open, and with what.
+/// Options of `Cuda::open`.
 #[derive(Clone)]
 pub struct Options {
     /// Number of the GPU among those the driver shows.
     pub ordinal: usize,
-    /// Where libraries are looked for first.
+    /// Folders in which libraries are searched first.
     pub folders: Vec<PathBuf>,
     pub kernels: Option<Kernels>,
-    /// What `KERNELS` is set to: then the kernels are of that folder.
+    /// Value of `KERNELS`: the folder of kernels to use instead of those in the binary.
     pub kernels_folder: Option<PathBuf>,
-    /// Where the algorithms of matrix products, once timed, are kept. None: nothing is timed.
+    /// Folder for the algorithms of matrix products, once timed. None: nothing is timed.
     pub tuned: Option<PathBuf>,
-    /// What `GRAPHS` is set to: 0, all, or 1 as if it were not.
+    /// Value of `GRAPHS`: 0, 1 (as without it), or all.
     pub graphs: Option<String>,
-    /// What `SM_MARGIN` is set to.
+    /// Value of `SM_MARGIN`.
     pub sm_margin: Option<String>,
-    /// Those for GPUs before Ampere, if the binary was built with them.
+    /// Value of `SERIAL`.
+    pub serial: Option<String>,
+    /// Kernels for GPUs before Ampere, if the binary was built with them.
     pub volta: Option<Kernels>,
-    /// Of weights and activations: refused where the GPU lacks it.
+    /// Dtype of weights and activations: refused if the GPU lacks it.
     pub dtype: DType,
     /// Whether products round operands in f32 to TF32: refused where the GPU cannot.
     pub tf32: bool,
@@ -57,9 +62,11 @@ pub struct Options {
     pub fp8: bool,
     /// The instructions of attention's products, as `attention::CHOICE` names them.
     pub attention: Option<String>,
-    /// Bytes of the largest collectives by which NCCL gets its buffers: at most `cuda::SCRATCH`.
+    /// Bytes of the largest operations with which NCCL gets its buffers, at most `cuda::SCRATCH`.
     pub connect: usize,
-    /// CPU threads, for what lies in the host's memory. Default: all there are.
+    /// Whether threads sleep while they wait for the GPU, instead of polling on their cores.
+    pub blocking: bool,
+    /// CPU threads, for ops on tensors in host memory. Default: all.
     pub threads: Option<usize>,
 }
 
@@ -79,12 +86,14 @@ impl Options {
             tuned: cache(),
             graphs: text(GRAPHS),
             sm_margin: text(SM_MARGIN),
+            serial: text(SERIAL),
             volta: Kernels::volta(),
             dtype: DType::F32,
             tf32: false,
             fp8: false,
             attention,
             connect: CONNECT,
+            blocking: false,
             threads: None,
         }
     }
@@ -112,15 +121,17 @@ pub struct Opened {
     pub capability: i32,
     /// GPU, versions of driver and cuBLASLt.
     pub machine: String,
-    /// How cuBLASLt was found.
+    /// Name or path by which cuBLASLt was found.
     pub lt_name: String,
 }
 
 /// Variables of CUDA and NCCL, read as these start, which gptrain sets where the user has not: hardware
 /// queues for all streams of a rank (8 by default, fewer than it has), and launches of several
 /// communicators in the host's order (NCCL 2.26; off by default).
-const ENVIRONMENT: [(&str, &str); 2] =
-    [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("NCCL_LAUNCH_ORDER_IMPLICIT", "1")];
+const ENVIRONMENT: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), (LAUNCH_ORDER, "1")];
+
+/// Variable at 1 with which NCCL launches communicators in the order of the host's calls.
+pub const LAUNCH_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
 
 /// Sets the variables that CUDA and NCCL read as they start. Does nothing in a process that has started
 /// threads, which may be reading them.
@@ -128,14 +139,14 @@ pub fn set_environment() {
     let threads = std::fs::read_dir("/proc/self/task").map_or(2, Iterator::count);
     for (name, value) in ENVIRONMENT {
         if threads == 1 && std::env::var_os(name).is_none() {
-            // SAFETY: this is the process's only thread.
+            // SAFETY: this is the process's only thread (above), so no other reads the environment.
             unsafe { std::env::set_var(name, value) };
         }
     }
 }
 
-/// GPUs that the driver shows; 0 where there is no driver. Where it shows one but something else is
-/// missing, `open` says so: training on the CPU by accident is worse than an error.
+/// Number of GPUs that the driver shows; 0 without a driver. If it shows one but something else is
+/// missing, `open` fails: training on the CPU by accident is worse than an error.
 pub fn device_count(options: &Options) -> usize {
     let library = Library::open(&options.folders, &["libcuda.so.1"]);
     let api = library.ok().and_then(|library| driver::Api::load(&library).ok());
@@ -172,7 +183,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     new_enough(version, &kernels)?;
     let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
     let (lt, lt_name) = open_lt(options, capability, version)?;
-    // SAFETY: takes nothing, returns a number.
+    // SAFETY: takes nothing and returns a number.
     let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };
     let machine = format!(
         "{name} (compute capability {}), driver for CUDA {}.{}, cuBLASLt {}.{}.{}",
@@ -198,7 +209,7 @@ fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
     }
 }
 
-/// Of a GPU of so many SMs.
+/// Margin of a GPU with `sms` SMs.
 fn sm_margin(options: &Options, sms: u32) -> Result<SmMargin, Problems> {
     let Some(text) = options.sm_margin.as_deref() else { return Ok(SmMargin::default()) };
     match text.parse() {
@@ -272,13 +283,13 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     let version = driver::version(&api).map_err(|why| {
         refuse(format!("the NVIDIA driver does not start: {why}"), "see what nvidia-smi says")
     })?;
-    let device = Device::open(&library, api, options.ordinal)
+    let device = Device::open(&library, api, options.ordinal, options.blocking)
         .map_err(|why| refuse(why, "see what nvidia-smi says, and CUDA_VISIBLE_DEVICES"))?;
     Ok((device, version))
 }
 
-/// cuBLASLt and the name it was found by. That of CUDA 13 knows no GPU before Turing, and no driver of
-/// CUDA 12.
+/// Opens cuBLASLt; returns also the name by which it was found. That of CUDA 13 supports neither GPUs
+/// before Turing nor drivers of CUDA 12.
 fn open_lt(options: &Options, capability: i32, driver: i32) -> Result<(lt::Api, String), Problems> {
     let (names, wheel): (&[&str], _) = match capability {
         AMPERE.. if driver >= 13_000 => {

@@ -1,11 +1,12 @@
-//! A profile of a GPU's work without a profiler: a timing event behind each kernel and product, from
-//! one to the next of which each took as long as the compute stream did. Fills and copies count with
-//! what follows them; so does the host, where the GPU waits for it.
+//! Profile of a GPU's work without a profiler: a timing event behind each kernel and product. Each
+//! takes the time from the event before it to its own. Fills and copies count with the launch that
+//! follows them, as does time in which the GPU waits for the host.
 
 use super::Cuda;
 use super::device::Device;
 use super::driver::CUevent;
 use super::launches::Launch;
+use crate::OpTimes;
 use std::collections::BTreeMap;
 
 /// All launches of one name.
@@ -13,7 +14,7 @@ use std::collections::BTreeMap;
 pub struct Profiled {
     pub calls: usize,
     pub seconds: f64,
-    /// Of products; 0 of kernels.
+    /// Operations of products; 0 of kernels.
     pub flops: f64,
 }
 
@@ -23,10 +24,11 @@ impl Device {
         self.launches.lock().is_some()
     }
 
-    /// Notes what was just enqueued on the compute stream.
+    /// Records the launch that was just enqueued on the compute stream.
     pub(super) fn note_launch(&self, name: impl FnOnce() -> String, flops: f64) {
+        let section = self.launches.section();
         if let Some(launches) = &mut *self.launches.lock() {
-            launches.push(Launch { name: name(), flops, event: self.mark() });
+            launches.push(Launch { name: name(), flops, section, event: self.mark() });
         }
     }
 
@@ -38,25 +40,58 @@ impl Device {
 }
 
 impl Cuda {
-    /// Profiles what `work` enqueues, op by op and without graphs; by name.
+    /// Profiles the launches that `work` enqueues, op by op and without graphs; by name.
     pub fn profile(&self, work: &mut dyn FnMut()) -> BTreeMap<String, Profiled> {
-        let device = &self.device;
-        device.wait_stream(device.stream);
-        let begin = device.mark();
-        *device.launches.lock() = Some(Vec::new());
+        self.begin_profile();
         work();
-        let launches = device.launches.lock().take().unwrap_or_default();
-        device.wait_stream(device.stream);
-        let (mut all, mut before) = (BTreeMap::<String, Profiled>::new(), begin);
-        for Launch { name, flops, event } in launches {
+        let mut all = BTreeMap::<String, Profiled>::new();
+        for (Launch { name, flops, .. }, seconds) in self.end_profile() {
             let row = all.entry(name).or_default();
             row.calls += 1;
-            row.seconds += f64::from(device.elapsed_ms(before, event)) / 1e3;
+            row.seconds += seconds;
             row.flops += flops;
-            device.destroy_event(before);
-            before = event;
         }
-        device.destroy_event(before);
         all
+    }
+
+    /// Profiles what is enqueued until `end_profile`.
+    pub(super) fn begin_profile(&self) {
+        let device = &self.device;
+        device.wait_stream(device.stream);
+        let (name, section) = (String::new(), device.launches.section());
+        let begin = Launch { name, flops: 0.0, section, event: device.mark() };
+        *device.launches.lock() = Some(vec![begin]);
+    }
+
+    /// All launches since `begin_profile`, and the seconds of each.
+    fn end_profile(&self) -> Vec<(Launch, f64)> {
+        let device = &self.device;
+        let launches = device.launches.lock().take().unwrap_or_default();
+        device.wait_stream(device.stream);
+        let (mut before, mut all) = (None, Vec::new());
+        for launch in launches {
+            if let Some(before) = before.replace(launch.event) {
+                let seconds = f64::from(device.elapsed_ms(before, launch.event)) / 1e3;
+                device.destroy_event(before);
+                all.push((launch, seconds));
+            }
+        }
+        before.into_iter().for_each(|last| device.destroy_event(last));
+        all
+    }
+
+    /// Seconds by op since `begin_profile`. Kernels other than attention's and the loss's have one name.
+    pub(super) fn op_times(&self) -> OpTimes {
+        let mut times = OpTimes::default();
+        for (launch, seconds) in self.end_profile() {
+            let name = match &*launch.name {
+                name if name.starts_with("product") || name == "bias_rows" => "gemm",
+                name if name.starts_with("attention") => "attention",
+                name if name.starts_with("cross_entropy") => "cross entropy",
+                _ => "other kernels",
+            };
+            times.add(launch.section, name, seconds);
+        }
+        times
     }
 }

@@ -54,7 +54,7 @@ fn number(qkv: Tensor, how: &QueryKey) -> usize {
     qkv.rows * (how.heads.query + 2 * how.heads.kv)
 }
 
-/// What both ways share; values are copied where `to` does not lie on `from`.
+/// Arguments that forward and backward share. Values are copied unless `to` is `from`.
 fn arguments(qkv: Tensor, how: &QueryKey, from: Tensor, to: Tensor) -> args::QueryKey {
     let (norm, rotation) = (how.norm, how.rotation);
     args::QueryKey {

@@ -1,5 +1,4 @@
-//! When work on the GPU began and ended, for traces: points on the compute stream, by timing
-//! events.
+//! Begin and end of work on the GPU, for traces: points on the compute stream, by timing events.
 
 use super::device::Device;
 use super::driver::CUevent;
@@ -14,8 +13,10 @@ pub struct EventTimeline {
     events: Mutex<Vec<CUevent>>,
 }
 
-// SAFETY: the driver's handles may be used from any thread.
+// SAFETY: events are handles of the driver, which any thread may use that binds the context first, as
+// `Device::call` does. Nothing reads through them.
 unsafe impl Send for EventTimeline {}
+// SAFETY: as above; the list of events is behind a lock.
 unsafe impl Sync for EventTimeline {}
 
 impl EventTimeline {

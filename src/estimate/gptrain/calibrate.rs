@@ -3,12 +3,15 @@
 //! message of n bytes takes α + n/β), and the copies to and from the host; or its slowdown, learned from
 //! the steps of a real run. What a file does not measure keeps the table's figure.
 
-use super::dry_run;
+use super::prices::Prices;
+use super::{drift, dry_run};
 use crate::hardware::{Hardware, Link, Links, MEASURED};
 use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds};
 use crate::others::rows::logs::Log;
+use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::Setup;
 use base::Problems;
+use device::Work;
 use manifest::Manifest;
 use plan::robust::{NORMAL, median};
 use std::collections::BTreeMap;
@@ -31,11 +34,15 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     let products = found.ranks.iter().map(|rank| rank.block_tflops());
     let copies = found.ranks.iter().map(|rank| rank.device_copy_gb_s);
     let memory_share = median(copies) / hw.hbm_gb_s;
+    // Ranks that share the processor at hand were measured at once, and plans divide it again.
+    let sharing = if hw.here { found.ranks.len() as f64 } else { 1.0 };
+    let product_share = median(products) / hw.peak_tflops;
     let learned = Hardware {
-        product_share: median(products) / hw.peak_tflops,
-        memory_share,
+        product_share: product_share * sharing,
+        memory_share: memory_share * sharing,
+        ops: ops(found, hw, [product_share, memory_share]),
         // The plan takes the same share of the host's memory.
-        host_gb_s: host(found).unwrap_or(hw.host_gb_s * hw.memory_share) / memory_share,
+        host_gb_s: host(found).unwrap_or(hw.host_gb_s * hw.memory_share) / (memory_share * sharing),
         link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
         links: Links { bus: link(found, true), network: link(found, false) },
         doubt: MEASURED,
@@ -46,6 +53,28 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     let per_node = found.per_node().unwrap_or_else(|ranks| ranks.max(setup.per_node));
     Ok(Setup { hardware, per_node, ..setup })
 }
+
+/// Seconds of each op by what the shares say, the median rank; the table's factors if none were measured.
+fn ops(found: &Measured, hw: &Hardware, shares: [f64; 2]) -> BTreeMap<String, f64> {
+    let plain = Hardware { ops: BTreeMap::new(), ..hw.clone() };
+    let mut factors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    for op in found.ranks.iter().flat_map(|rank| &rank.ops) {
+        let (calls, flops, bytes) = (op.calls, op.flops, op.bytes);
+        let planned = plain.seconds(&op.name, &Work { calls, flops, bytes }, shares);
+        let seconds = op.seconds - calls * hw.launch_us * 1e-6;
+        if planned > 0.0 {
+            let factor = (seconds / planned).max(LEAST_FACTOR);
+            factors.entry(&op.name).or_default().push(factor);
+        }
+    }
+    if factors.is_empty() {
+        return hw.ops.clone();
+    }
+    factors.into_iter().map(|(name, each)| (name.to_string(), median(each))).collect()
+}
+
+/// Least factor of an op: its launches may be cheaper than the table says.
+const LEAST_FACTOR: f64 = 0.05;
 
 /// GB/s at which the ranks of a node copy within its memory, all at once: the median node. None where
 /// the copy on the device is the same.
@@ -65,8 +94,9 @@ fn transfers(found: &Measured) -> Option<f64> {
     rate.is_finite().then_some(rate)
 }
 
-/// The plan's setup with the slowdown of a run of `m`: the median over its steps of what they took by what
-/// was planned for their batch. And what was learned, in one line. `name` is the log's file.
+/// The plan's setup with the pace of a run of `m`: the seconds of each part by what was planned for it,
+/// if the run has measured them; and its slowdown, the median over its steps of what they took by what is
+/// then planned for their batch. And what was learned, in one line. `name` is the log's file.
 pub fn slowdown(
     log: &Log,
     name: &str,
@@ -74,6 +104,11 @@ pub fn slowdown(
     setup: Setup,
 ) -> Result<(Setup, String), Problems> {
     let stages = dry_run::stages(m);
+    let parts = log.parts.as_ref().map(|table| part_factors(table, &stages, &setup));
+    let setup = match parts {
+        Some(parts) => with(&setup, |hw| Hardware { parts, ..hw }),
+        None => setup,
+    };
     let mut planned: BTreeMap<usize, f64> = BTreeMap::new();
     let mut ratio = |(batch, seconds): &(usize, f64)| {
         let of = || dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() });
@@ -87,16 +122,47 @@ pub fn slowdown(
         return Err(Problems::one(name, what, remedy));
     }
     let scatter = NORMAL * median(ratios.iter().map(|ratio| (ratio / slowdown - 1.0).abs()));
-    let hw = setup.hardware;
-    let learned =
-        Hardware { slowdown: hw.slowdown * slowdown, scatter, doubt: LEARNED, ..hw.clone() };
-    let line = format!(
-        "learned from {} steps: they took {slowdown:.2} times what is planned for {}",
-        ratios.len(),
-        hw.name
+    let name = &setup.hardware.name;
+    let steps = ratios.len();
+    let mut line = format!(
+        "learned from {steps} steps: they took {slowdown:.2} times what is planned for {name}"
     );
-    // A command plans once, and every copy of a setup points at its hardware.
-    Ok((Setup { hardware: Box::leak(Box::new(learned)), ..setup }, line))
+    if let Some(parts) = &parts {
+        let learned = Part::ALL.iter().filter(|part| parts[**part as usize] != 1.0);
+        let each = learned.map(|part| format!("{} {:.2}", part.name(), parts[*part as usize]));
+        line += &format!(", after each part's own factor: {}", each.collect::<Vec<_>>().join(", "));
+    }
+    let learn =
+        |hw: Hardware| Hardware { slowdown: hw.slowdown * slowdown, scatter, doubt: LEARNED, ..hw };
+    Ok((with(&setup, learn), line))
+}
+
+/// The setup with other hardware. A command plans once, and every copy of a setup points at its hardware.
+fn with(setup: &Setup, change: impl FnOnce(Hardware) -> Hardware) -> Setup {
+    let hardware = Box::leak(Box::new(change(setup.hardware.clone())));
+    Setup { hardware, ..setup.clone() }
+}
+
+/// Share of a step below which a part's factor is not learned.
+const SMALL: f64 = 0.01;
+
+/// Measured seconds of each part by the planned ones. 1 for a part that is small, and for messages that
+/// run beside computation: their exposed time is not proportional to them. So is a pipeline's bubble.
+fn part_factors(table: &PartTable, stages: &[dry_run::Stage], setup: &Setup) -> PartSeconds {
+    let setup = Setup { global: table.batch, ..setup.clone() };
+    let planned = drift::by_part(stages, &setup, 0);
+    let step: f64 = planned.iter().sum();
+    let exposed = !Prices::of(&setup).overlap();
+    Part::ALL.map(|part| {
+        let (planned, (_, measured)) = (planned[part as usize], table.row(part));
+        let learned = match part {
+            Part::Tensor | Part::Data => exposed,
+            Part::Pipeline => false,
+            _ => true,
+        };
+        let large = planned > SMALL * step && measured > SMALL * table.total().measured;
+        if learned && large { measured / planned } else { 1.0 }
+    })
 }
 
 /// Half of what a plan with a learned slowdown is off by, where it is another cut than the one that ran.
@@ -180,6 +246,7 @@ train: {samples: 800}
             file_write_gb_s: 1.0,
             file_read_gb_s: 1.0,
             file_access: String::new(),
+            ops: Vec::new(),
         }
     }
 

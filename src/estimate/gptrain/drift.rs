@@ -1,7 +1,10 @@
 //! Predicted against actual, once a run has made its first real steps.
 
-use super::{dry_run, here};
+use super::dry_run::{self, Stage};
+use super::here;
+use super::prices::Prices;
 use crate::hardware::{self, CPU};
+use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::{Program, Setup};
 use base::{Bytes, Seconds};
 use engine::model_dtype;
@@ -10,15 +13,32 @@ use manifest::{DeviceChoice, Manifest};
 /// From so far off on, time or memory is worth a warning.
 const FAR: f64 = 1.5;
 
-/// One line: what the plan said of memory and of a step's time, what was seen, and a warning where
-/// they are far apart. `reserved` is the engine's memory plan on stage `stage`, `seconds` the median of a few
-/// steps of `global` samples. None where the planner cannot plan this run.
-pub fn line(
+/// A run's first steps.
+pub struct FirstSteps {
+    /// Samples of a step.
+    pub batch: usize,
+    /// Median seconds of a step.
+    pub seconds: f64,
+    /// Number of the measured step, and the seconds of its parts. None if the device cannot time its
+    /// ops.
+    pub parts: Option<(u64, PartSeconds)>,
+}
+
+/// A plan beside a run's first steps.
+pub struct Compared {
+    /// Memory and a step's time, with a warning if they are far apart.
+    pub line: String,
+    pub table: Option<PartTable>,
+}
+
+/// Compares the plan with the first steps. `reserved` is the engine's memory plan on stage `stage`.
+/// None if the planner cannot plan this run.
+pub fn compare(
     m: &Manifest,
     stage: usize,
     reserved: Bytes,
-    (global, seconds): (usize, f64),
-) -> Option<String> {
+    first: &FirstSteps,
+) -> Option<Compared> {
     let named = m.plan.hardware.as_deref();
     let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { CPU };
     let row = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
@@ -29,22 +49,54 @@ pub fn line(
     };
     let stages = dry_run::stages(m);
     let mut setup = Setup::of(m, Program::Gptrain, hw);
-    setup.global = global;
+    setup.global = first.batch;
     let planned = dry_run::seconds(&stages, &setup);
     let memory_plan = stages.get(stage)?.memory_plan.total();
     let memory = match memory_plan == reserved {
         true => format!("as planned: {reserved}"),
         false => format!("memory: {reserved} (planned {memory_plan}: please report this as a bug)"),
     };
-    let (seconds_here, planned_here) = (Seconds(seconds), Seconds(planned));
+    let (seconds_here, planned_here) = (Seconds(first.seconds), Seconds(planned));
     let mut line =
         format!("{memory}; a step took {seconds_here} (planned {planned_here} on {})", hw.name);
-    let off = seconds / planned;
+    let off = first.seconds / planned;
     // A processor is measured while others use it: being far off means nothing, unless it was asked for.
     let known = named.is_some() || m.train.device == DeviceChoice::Cuda;
     if known && !(1.0 / FAR..FAR).contains(&off) {
         let word = if off > 1.0 { "slower" } else { "faster" };
         line += &format!(" — {:.1} times {word} than {} should be", off.max(1.0 / off), hw.name);
     }
-    Some(line)
+    let table = first.parts.as_ref().map(|(step, measured)| {
+        PartTable::new(*step, first.batch, &by_part(&stages, &setup, stage), measured)
+    });
+    if let Some((table, part)) =
+        table.as_ref().and_then(|table| table.broken().map(|part| (table, part)))
+    {
+        line += &format!("; {}", table.blame(part));
+    }
+    Some(Compared { line, table })
+}
+
+/// Planned seconds of each part, on the first rank of a stage.
+pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
+    let prices = Prices::of(s);
+    let mut parts = [0.0; Part::COUNT];
+    for (name, seconds) in dry_run::stage_parts(stages, s, &prices, stage) {
+        let part = match name {
+            "matrix products" => Part::Products,
+            "attention" => Part::Attention,
+            "element-wise" => Part::Elements,
+            "head and loss" => Part::Head,
+            "tensor parallel" => Part::Tensor,
+            "pipeline sends" | "pipeline bubble" => Part::Pipeline,
+            "data parallel" | dry_run::SUMS => Part::Data,
+            dry_run::OVERLAPPED => continue,
+            _ => Part::Optimizer,
+        };
+        parts[part as usize] += seconds;
+    }
+    for (row, hidden) in stages[stage].work.hidden_by_row(&prices, s.micros()).iter().enumerate() {
+        parts[Part::of_traffic(row) as usize] -= hidden;
+    }
+    parts
 }

@@ -119,7 +119,17 @@ impl Work {
             [micro, few - self.micros * micro]
         };
         let (all, messages) = (part(few.all, twice.all), part(few.messages, twice.messages));
-        [0, 1].map(|i| Hidden { all: all[i], messages: messages[i] })
+        let rows: [[f64; 2]; TRAFFIC.len()] =
+            std::array::from_fn(|row| part(few.rows[row], twice.rows[row]));
+        [0, 1].map(|i| Hidden { all: all[i], messages: messages[i], rows: rows.map(|row| row[i]) })
+    }
+}
+
+impl Work {
+    /// Seconds of messages beside computation in a step of so many micro-batches, by rows of `TRAFFIC`.
+    pub fn hidden_by_row(&self, prices: &Prices, micros: usize) -> [f64; TRAFFIC.len()] {
+        let [micro, once] = self.hidden(prices).map(|hidden| hidden.rows);
+        std::array::from_fn(|row| micros as f64 * micro[row] + once[row])
     }
 }
 
@@ -326,17 +336,32 @@ pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
 
 /// The same with other links than the setup's.
 pub fn parts_at(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static str, f64)> {
+    stage_parts(stages, s, prices, slowest(&stage_seconds(stages, prices)))
+}
+
+fn slowest(each: &[f64]) -> usize {
+    let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
+    (0..each.len()).max_by(slower).expect("a pipeline has a stage")
+}
+
+/// Seconds of an iteration by purpose, as one stage spends them: it waits for slower ones.
+pub fn stage_parts(
+    stages: &[Stage],
+    s: &Setup,
+    prices: &Prices,
+    stage: usize,
+) -> Vec<(&'static str, f64)> {
     let micros = s.micros() as f64;
     let each = stage_seconds(stages, prices);
-    let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
-    let slowest = (0..each.len()).max_by(slower).expect("a pipeline has a stage");
+    let slowest = slowest(&each);
     let chunks = s.topology.chunks as f64;
     let bare = stages.iter().map(|stage| stage.work.hidden(prices)[0].messages).sum::<f64>() / 2.0;
     let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks + bare;
-    let work = &stages[slowest].work;
+    let work = &stages[stage].work;
+    let bubble = bubble + (each[slowest] - each[stage]) * micros;
     let mut parts: Vec<(&'static str, f64)> =
         work.micro.seconds(prices).iter().map(|(name, t)| (*name, t * micros)).collect();
-    let step = work.step.seconds(prices);
+    let step = work.step.seconds(&prices.once());
     let sums = step.iter().filter(|(name, _)| *name == "data parallel").map(|part| part.1).sum();
     parts.push(("pipeline bubble", bubble));
     parts.push((SUMS, sums));
@@ -345,10 +370,10 @@ pub fn parts_at(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static s
     parts.push((OVERLAPPED, 0.0 - (micros * micro.all + once.all)));
     let host = match s.topology.offload.delay {
         0 => host_seconds(&work.step.host, s),
-        _ => late_seconds(&work.step.host, s, each[slowest] * micros),
+        _ => late_seconds(&work.step.host, s, each[stage] * micros),
     };
     parts.extend((host > 0.0).then_some(("once a step: host", host)));
-    let copies = host_seconds(&work.micro.host, s) - each[slowest];
+    let copies = host_seconds(&work.micro.host, s) - each[stage];
     parts.extend((copies > 0.0).then_some(("waiting for copies", copies * micros)));
     parts
 }

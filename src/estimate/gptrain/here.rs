@@ -40,18 +40,7 @@ pub fn measured(cpu: &Hardware, dtype: DType) -> Hardware {
         let be = &be;
         move || be.copy(x, y.set())
     });
-    let tried = tries([&mut product, &mut copy]);
-    let [product, copy] = tried.best;
-    let copied = rounded(2.0 * COPIED as f64 / copy / 1e9);
-    Hardware {
-        peak_tflops: rounded(2.0 * (ROWS * WIDTH * WIDTH) as f64 / product / 1e12),
-        hbm_gb_s: copied,
-        host_gb_s: copied,
-        here: true,
-        doubt: tried.doubt(),
-        busy: tried.busy,
-        ..cpu.clone()
-    }
+    tries([&mut product, &mut copy]).row(cpu, dtype)
 }
 
 /// What was seen of two ops.
@@ -64,6 +53,33 @@ struct Tried {
 }
 
 impl Tried {
+    /// From the seconds of each op's tries, and how busy other programs were in the pauses.
+    fn new(mut seconds: [Vec<f64>; 2], pauses: &[Busy]) -> Tried {
+        seconds.iter_mut().for_each(|tries| tries.sort_by(f64::total_cmp));
+        let spread = seconds.iter().map(|tries| tries[tries.len() / 2] / tries[0]);
+        let spread = spread.fold(1.0, f64::max);
+        let busy = pauses.iter().map(|pause| pause.busy).sum::<f64>() / pauses.len() as f64;
+        let busy = Busy { busy, processors: pauses[0].processors };
+        Tried { best: seconds.each_ref().map(|tries| tries[0]), spread, busy }
+    }
+
+    /// `cpu`'s row with these figures, for activations of `dtype`.
+    fn row(&self, cpu: &Hardware, dtype: DType) -> Hardware {
+        let ops = if dtype == DType::F32 { &cpu.ops } else { &cpu.ops_16 };
+        let [product, copy] = self.best;
+        let copied = rounded(2.0 * COPIED as f64 / copy / 1e9);
+        Hardware {
+            peak_tflops: rounded(2.0 * (ROWS * WIDTH * WIDTH) as f64 / product / 1e12),
+            hbm_gb_s: copied,
+            host_gb_s: copied,
+            here: true,
+            ops: ops.clone(),
+            doubt: self.doubt(),
+            busy: self.busy,
+            ..cpu.clone()
+        }
+    }
+
     /// Half the bar: wider by what other programs take, and where tries differ as much as where they do.
     fn doubt(&self) -> f64 {
         let Busy { busy, processors } = self.busy;
@@ -88,11 +104,7 @@ fn tries(mut ops: [&mut dyn FnMut(); 2]) -> Tried {
         std::thread::sleep(PAUSE);
         pauses.push(Ticks::now().since(before));
     }
-    seconds.iter_mut().for_each(|tries| tries.sort_by(f64::total_cmp));
-    let spread = seconds.iter().map(|tries| tries[TRIES / 2] / tries[0]).fold(1.0, f64::max);
-    let busy = pauses.iter().map(|pause| pause.busy).sum::<f64>() / TRIES as f64;
-    let busy = Busy { busy, processors: pauses[0].processors };
-    Tried { best: seconds.each_ref().map(|tries| tries[0]), spread, busy }
+    Tried::new(seconds, &pauses)
 }
 
 /// To a thousandth, which is more than the next try would repeat.
@@ -121,6 +133,37 @@ fn a_busy_processor_has_a_wider_bar() {
     assert!((bar(1.0, 1.1) - (MEASURED + 0.5)).abs() < 1e-12, "half of it is taken");
     assert!((bar(1.0, 4.0) - (MEASURED + 1.5)).abs() < 1e-12, "tries differ four times");
     assert!((bar(2.0, 1.0) - (MEASURED + 3.5)).abs() < 1e-12, "all of it is taken");
+}
+
+/// From readings of tries and pauses to the row, its bar and its note.
+#[test]
+fn readings_of_a_busy_machine_widen_the_bar_and_are_noted() {
+    let cpu = crate::hardware::find("cpu", "test").unwrap();
+    let product = 2.0 * (ROWS * WIDTH * WIDTH) as f64 / 0.5e12;
+    let copy = 2.0 * COPIED as f64 / 10e9;
+    // The fastest of the tries is not the first; half of the products' tries took three times as long.
+    let slow = [3.0, 1.0, 3.0, 1.2, 3.0, 1.1, 3.0, 3.0].map(|times| times * product).to_vec();
+    let even = [1.1, 1.0, 1.0, 1.1, 1.0, 1.0, 1.1, 1.0].map(|times| times * copy).to_vec();
+    let pause = |busy: &f64| Busy { busy: *busy, processors: 4.0 };
+    let readings = |busy: [f64; 2]| busy.repeat(4).iter().map(pause).collect::<Vec<Busy>>();
+    let of = |busy| Tried::new([slow.clone(), even.clone()], &readings(busy)).row(cpu, DType::BF16);
+    let near =
+        |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.01, "{found}");
+    let idle = of([0.0, 0.2]);
+    near(idle.peak_tflops, 0.5);
+    assert_eq!(idle.ops, cpu.ops_16, "in 16 bits");
+    near(idle.hbm_gb_s, 10.0);
+    assert_eq!((idle.doubt, idle.notes("gptrain", 1.0)), (MEASURED, Vec::new()));
+    // 1 of 4 processors is taken on average, which explains a third more; the tries differ by three times.
+    let busy = of([0.0, 2.0]);
+    assert_eq!((busy.peak_tflops, busy.hbm_gb_s), (idle.peak_tflops, idle.hbm_gb_s));
+    near(busy.doubt, MEASURED + 1.0);
+    near(super::dry_run::error(&busy), 2.0 * (MEASURED + 1.0));
+    let notes = busy.notes("gptrain", 1.0);
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(notes[0].contains("other programs keep 1.0 of its 4 processors"), "{notes:?}");
+    // All of it is taken: as if an eighth were free.
+    near(of([4.0, 4.0]).doubt, MEASURED + 3.5);
 }
 
 #[test]

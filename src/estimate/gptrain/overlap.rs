@@ -3,6 +3,7 @@
 //! runs from then on, after what its queue has, and stops the clock where its end is waited for. So no
 //! message is credited with more than what is computed beside it, nor with more than itself.
 
+use crate::parts::TRAFFIC;
 use comm::dry::How;
 
 /// What a rank does.
@@ -11,7 +12,8 @@ pub enum Timed {
     /// Seconds of ops.
     Compute(f64),
     /// Messages within a node share its links, and those between nodes its adapters.
-    Send { how: How, in_node: bool, seconds: f64 },
+    /// `row` is that of `TRAFFIC`.
+    Send { how: How, row: usize, in_node: bool, seconds: f64 },
     /// As `Event::Finish`.
     Finish(i64),
 }
@@ -22,19 +24,22 @@ pub struct Hidden {
     pub all: f64,
     /// Of those that are begun between stages of a pipeline.
     pub messages: f64,
+    /// By rows of `TRAFFIC`.
+    pub rows: [f64; TRAFFIC.len()],
 }
 
 /// In a step that follows others like it: what one has begun may end in the next.
 pub fn hidden(step: &[Timed]) -> Hidden {
     let mut clock = Clock::default();
     clock.play(step);
-    let Hidden { all, messages } = clock.play(step);
-    Hidden { all: all.max(0.0), messages: messages.max(0.0) }
+    let Hidden { all, messages, rows } = clock.play(step);
+    Hidden { all: all.max(0.0), messages: messages.max(0.0), rows }
 }
 
 impl Hidden {
-    fn add(&mut self, how: How, seconds: f64) {
+    fn add(&mut self, how: How, row: usize, seconds: f64) {
         self.all += seconds;
+        self.rows[row] += seconds;
         if how == How::Message {
             self.messages += seconds;
         }
@@ -52,6 +57,7 @@ struct Clock {
 
 struct Begun {
     how: How,
+    row: usize,
     in_node: bool,
     end: f64,
 }
@@ -63,16 +69,16 @@ impl Clock {
         for event in step {
             match *event {
                 Timed::Compute(seconds) => self.now += seconds,
-                Timed::Send { how, in_node, seconds } => {
-                    self.send(how, in_node, seconds);
-                    hidden.add(how, if how == How::Now { 0.0 } else { seconds });
+                Timed::Send { how, row, in_node, seconds } => {
+                    self.send(how, row, in_node, seconds);
+                    hidden.add(how, row, if how == How::Now { 0.0 } else { seconds });
                 }
                 Timed::Finish(number) => {
                     let begun = usize::try_from(before + number - 1).ok();
                     let Some(begun) = begun.and_then(|i| self.begun.get(i)) else { continue };
                     let waited = (begun.end - self.now).max(0.0);
                     self.now += waited;
-                    hidden.add(begun.how, -waited);
+                    hidden.add(begun.how, begun.row, -waited);
                 }
             }
         }
@@ -80,7 +86,7 @@ impl Clock {
     }
 
     /// What is waited for soonest has the link first: the rest of it ends later by as much.
-    fn send(&mut self, how: How, in_node: bool, seconds: f64) {
+    fn send(&mut self, how: How, row: usize, in_node: bool, seconds: f64) {
         let after = |other: &&Begun| match how {
             How::Now => false,
             How::Soon | How::Message => other.how == how,
@@ -96,7 +102,9 @@ impl Clock {
         let end = start + seconds;
         match how {
             How::Now => self.now = end,
-            How::Soon | How::Queued | How::Message => self.begun.push(Begun { how, in_node, end }),
+            How::Soon | How::Queued | How::Message => {
+                self.begun.push(Begun { how, row, in_node, end });
+            }
         }
     }
 }
@@ -108,7 +116,8 @@ mod tests {
 
     /// Tensor-parallel ranks are on one node here, replicas are not.
     fn send(group: &str, how: How, seconds: f64) -> Timed {
-        Timed::Send { how, in_node: group == "tensor", seconds }
+        let row = TRAFFIC.iter().position(|(name, _)| *name == group).expect("a row");
+        Timed::Send { how, row, in_node: group == "tensor", seconds }
     }
 
     fn check(step: &[Timed], seconds: f64) {
@@ -159,11 +168,14 @@ mod tests {
     fn messages_have_a_queue_of_their_own() {
         let message = || send("pipeline", How::Message, 2.0);
         let step = [message(), message(), Compute(3.0), Finish(1), Finish(2)];
-        assert_eq!(hidden(&step), Hidden { all: 3.0, messages: 3.0 });
+        assert_eq!(hidden(&step), Hidden { all: 3.0, messages: 3.0, rows: [0.0, 3.0, 0.0, 0.0] });
         let sum = |group| send(group, How::Queued, 4.0);
         let step = |group| [sum(group), message(), Compute(5.0), Finish(2), Finish(1)];
-        assert_eq!(hidden(&step("tensor")), Hidden { all: 6.0, messages: 2.0 });
-        assert_eq!(hidden(&step("data")), Hidden { all: 5.0, messages: 2.0 });
+        let rows = |tensor, data| [tensor, 2.0, data, 0.0];
+        let tensor = Hidden { all: 6.0, messages: 2.0, rows: rows(4.0, 0.0) };
+        assert_eq!(hidden(&step("tensor")), tensor);
+        let data = Hidden { all: 5.0, messages: 2.0, rows: rows(0.0, 3.0) };
+        assert_eq!(hidden(&step("data")), data);
     }
 
     /// Weights gathered at a step's end are waited for in the next.

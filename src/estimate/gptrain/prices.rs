@@ -2,20 +2,12 @@
 
 use super::overlap::Timed;
 use crate::hardware::{CPU, Hardware, Link};
+pub use crate::parts::TRAFFIC;
+use crate::parts::{Part, PartSeconds};
 use crate::setup::Setup;
 use comm::dry::{Event, Sent, Volume};
-use comm::{ACTIVATIONS, GRADIENTS, PIPELINE};
-use device::{FP8_PRODUCT, Tally, Work};
+use device::{Tally, Work};
 use plan::grid::Coord;
-
-/// What a rank sends for, and the groups it sends to: tensor parallelism (activations, and gradients
-/// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
-pub const TRAFFIC: [(&str, &[&str]); 4] = [
-    ("tensor", &["tensor", "tp_async"]),
-    ("pipeline", &[PIPELINE, ACTIVATIONS, GRADIENTS]),
-    ("data", &["data"]),
-    ("tied", &["embedding"]),
-];
 
 /// Its row of replicas.
 const DATA: usize = 2;
@@ -28,6 +20,8 @@ pub struct Prices<'a> {
     shares: [f64; 2],
     /// By the rows of `TRAFFIC`: whether within a node, and how fast.
     links: [(bool, Link); TRAFFIC.len()],
+    /// Factors of each part's seconds, by `Part::ALL`.
+    factors: PartSeconds,
 }
 
 impl<'a> Prices<'a> {
@@ -40,7 +34,7 @@ impl<'a> Prices<'a> {
         let groups = [grid.tensor_group(first), stages.clone(), grid.data_group(first), stages];
         let links = groups.map(|members| (nearby(s, &members) == members.len(), link(s, &members)));
         let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
-        Prices { hw, shares, links }
+        Prices { hw, shares, links, factors: hw.parts }
     }
 
     /// With links between replicas so many times as fast.
@@ -49,15 +43,25 @@ impl<'a> Prices<'a> {
         self
     }
 
+    /// For the ops of `Section::Once`, which are the optimizer's.
+    pub fn once(mut self) -> Prices<'a> {
+        let optimizer = self.factors[Part::Optimizer as usize];
+        for part in [Part::Products, Part::Attention, Part::Elements, Part::Head] {
+            self.factors[part as usize] = optimizer;
+        }
+        self
+    }
+
     fn op(&self, name: &str, work: &Work) -> f64 {
         let seconds = self.hw.seconds(name, work, self.shares);
-        (seconds + work.calls * self.hw.launch_us * 1e-6) * self.hw.slowdown
+        let factor = self.factors[Part::of_op(name) as usize];
+        (seconds + work.calls * self.hw.launch_us * 1e-6) * self.hw.slowdown * factor
     }
 
     fn message(&self, row: usize, sent: &Sent) -> f64 {
         let (_, link) = self.links[row];
         let seconds = sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
-        seconds * self.hw.slowdown
+        seconds * self.hw.slowdown * self.factors[Part::of_traffic(row) as usize]
     }
 
     /// Seconds of ops one after the other.
@@ -72,20 +76,19 @@ impl<'a> Prices<'a> {
 
     /// Seconds of ops and messages one after the other, by purpose.
     pub fn by_purpose(&self, ops: &Tally, messages: &Volume) -> Vec<(&'static str, f64)> {
-        let compute = |of: &dyn Fn(&str) -> bool| {
-            let ours = ops.iter().filter(|(name, _)| of(name));
+        let compute = |part: Part| {
+            let ours = ops.iter().filter(|(name, _)| Part::of_op(name) == part);
             ours.map(|(name, work)| self.op(name, work)).sum::<f64>()
         };
         let sent = |rows: &[usize]| {
             let ours = messages.iter().filter(|((group, _), _)| rows.contains(&row(group)));
             ours.map(|((group, _), sent)| self.message(row(group), sent)).sum::<f64>()
         };
-        let products = |name: &str| ["gemm", FP8_PRODUCT].contains(&name);
-        let attention = |name: &str| name.starts_with("attention");
         vec![
-            ("matrix products", compute(&products)),
-            ("attention", compute(&attention)),
-            ("element-wise", compute(&|name| !products(name) && !attention(name))),
+            ("matrix products", compute(Part::Products)),
+            ("attention", compute(Part::Attention)),
+            ("element-wise", compute(Part::Elements)),
+            ("head and loss", compute(Part::Head)),
             ("tensor parallel", sent(&[0])),
             ("pipeline sends", sent(&[1, 3])),
             ("data parallel", sent(&[DATA])),
@@ -104,7 +107,7 @@ impl<'a> Prices<'a> {
             Event::Send { group, sent, how, .. } => {
                 let row = row(group);
                 let (in_node, _) = self.links[row];
-                Timed::Send { how: *how, in_node, seconds: self.message(row, sent) }
+                Timed::Send { how: *how, row, in_node, seconds: self.message(row, sent) }
             }
             Event::Finish(number) => Timed::Finish(*number),
         }

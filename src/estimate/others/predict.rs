@@ -9,7 +9,7 @@ use super::learn::{Kernel, Neighbours, Point};
 use super::points;
 use super::rows::{self, Row};
 use crate::setup::Setup;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 
 /// Knows measured runs.
@@ -113,8 +113,16 @@ struct Residuals {
     runs: Vec<(Point, f64)>,
     /// How many are of whoever asks.
     own: usize,
-    /// Of each cluster that was asked for, the runs that have something in common with it.
-    learned: Mutex<BTreeMap<Cluster, Arc<Neighbours>>>,
+    /// What was learned for each cluster that was asked for.
+    learned: Mutex<BTreeMap<Cluster, Arc<Learned>>>,
+}
+
+/// Runs that have something in common with a cluster.
+struct Learned {
+    all: Neighbours,
+    /// Without one's own runs, if there are some and they do not contradict it: a bar with them is not
+    /// wider than the one before.
+    before: Option<Neighbours>,
 }
 
 impl Residuals {
@@ -129,17 +137,49 @@ impl Residuals {
 
     /// What is to be added to the formulas' logarithm, and how far off nine in ten are at most.
     fn at(&self, point: Point) -> (f64, f64) {
-        self.neighbours((point.program, point.machine)).at(&point)
+        let learned = self.learned((point.program, point.machine));
+        let (mean, half) = learned.all.at(&point);
+        let unseen = learned.before.as_ref().map(|before| before.at(&others(&point)).1);
+        (mean, unseen.map_or(half, |unseen| half.min(unseen)))
     }
 
-    fn neighbours(&self, (program, machine): Cluster) -> Arc<Neighbours> {
+    fn learned(&self, cluster: Cluster) -> Arc<Learned> {
         let mut learned = self.learned.lock().expect("no panic while learning");
         let learn = || {
-            let tells = |run: &&(Point, f64)| run.0.program == program || run.0.machine == machine;
-            let (points, left): (Vec<Point>, Vec<f64>) =
-                self.runs.iter().filter(tells).cloned().unzip();
-            Arc::new(Neighbours::new(self.kernel, points, &left))
+            let all = self.neighbours(cluster, &|_| true);
+            let before = (self.own > 0).then(|| self.neighbours(cluster, &|point| !point.own));
+            let before = before.filter(|before| !self.contradict(before, cluster));
+            Arc::new(Learned { all, before })
         };
-        Arc::clone(learned.entry((program, machine)).or_insert_with(learn))
+        Arc::clone(learned.entry(cluster).or_insert_with(learn))
     }
+
+    /// From the runs of a program or a machine that `pick` takes.
+    fn neighbours(&self, (program, machine): Cluster, pick: &dyn Fn(&Point) -> bool) -> Neighbours {
+        let tells = |run: &&(Point, f64)| {
+            (run.0.program == program || run.0.machine == machine) && pick(&run.0)
+        };
+        let (points, left): (Vec<Point>, Vec<f64>) =
+            self.runs.iter().filter(tells).cloned().unzip();
+        let programs: BTreeSet<&str> = self.runs.iter().map(|(point, _)| point.program).collect();
+        Neighbours::new(self.kernel, points, &left).among(programs.len())
+    }
+
+    /// Whether more than a fifth of one's own runs are outside the bars that they had before.
+    fn contradict(&self, before: &Neighbours, (program, machine): Cluster) -> bool {
+        let of_cluster = |(point, _): &&(Point, f64)| {
+            point.own && point.program == program && point.machine == machine
+        };
+        let own: Vec<&(Point, f64)> = self.runs.iter().filter(of_cluster).collect();
+        let is_outside = |(point, left): &&&(Point, f64)| {
+            let (mean, half) = before.at(&others(point));
+            (left - mean).abs() > half
+        };
+        5 * own.iter().filter(is_outside).count() > own.len()
+    }
+}
+
+/// A run as if others had measured it.
+fn others(point: &Point) -> Point {
+    Point { own: false, ..point.clone() }
 }

@@ -6,7 +6,7 @@ use crate::weights::Weight::*;
 use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
 use device::Epilogue::Nothing;
-use device::{Arena, Gemm, Logits, Out, Tensor, ZLoss};
+use device::{Arena, Gemm, Logits, Out, Section, Tensor, ZLoss};
 
 #[rustfmt::skip]
 pub struct Acts {
@@ -50,12 +50,14 @@ fn normed(cx: &Cx, w: &Params, a: &Acts) {
 /// head.
 pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, loss: Out) {
     normed(cx, w, a);
+    cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
         let (h, logits) = (a.norm.h_in.row_range(first, rows), a.logits.row_range(0, rows));
         cx.be.gemm(Gemm::NT, h, table, logits.set(), Nothing);
         cross_entropy(cx, inputs, a, first, logits, None);
     }
     cx.be.sum(a.losses, loss);
+    cx.be.enter(Section::Passes);
 }
 
 /// Forward and backward in one pass over the chunks. Leaves the gradient of x in `d.stream` and
@@ -73,6 +75,7 @@ pub fn forward_backward(
     loss: Out,
 ) {
     normed(cx, w, a);
+    cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
         let (h, dh) = (a.norm.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
         let logits = a.logits.row_range(0, rows);
@@ -85,6 +88,7 @@ pub fn forward_backward(
     if let Some(z_losses) = a.z_losses {
         cx.be.sum(z_losses, d.z_loss.add());
     }
+    cx.be.enter(Section::Passes);
     cx.tp.reduce_out(d.h_in, d.h);
     if let Some(factor) = mup::logit_factor(cx.model) {
         cx.be.multiply(factor, d.h);

@@ -8,7 +8,7 @@ use comm::{Group, World};
 use device::Backend;
 use device::cpu::{Cpu, Instructions, processor};
 use device::cuda::nvml::Monitor;
-use device::cuda::{self, Cuda, Identity, Options};
+use device::cuda::{self, Cuda, Identity, Options, SERIAL};
 use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
@@ -21,12 +21,18 @@ pub struct LocalRank {
     pub local_world: usize,
     /// The rank is a process, to which the launcher may show only its own GPU.
     pub process: bool,
+    /// CPU cores of the node for each of its ranks.
+    pub cores: usize,
 }
 
 impl LocalRank {
     /// A single rank.
-    pub const ONLY: LocalRank = LocalRank { local_rank: 0, local_world: 1, process: false };
+    pub const ONLY: LocalRank =
+        LocalRank { local_rank: 0, local_world: 1, process: false, cores: ENOUGH_CORES };
 }
+
+/// Cores of a rank from which on its thread polls for its GPU: the other core computes meanwhile.
+const ENOUGH_CORES: usize = 2;
 
 /// The device that a rank computes on.
 pub enum Device {
@@ -59,7 +65,8 @@ impl Device {
         };
         let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|one| m.precision == one);
         let dtype = model_dtype(m.precision);
-        let options = Options { dtype, tf32, fp8, threads, ..Options::of_machine(ordinal) };
+        let blocking = local.cores < ENOUGH_CORES;
+        let options = Options { dtype, tf32, fp8, threads, blocking, ..Options::of_machine(ordinal) };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 
@@ -95,6 +102,17 @@ impl Device {
         format!("CPU ({name}{set}{widened}), {}", Count(cpu.threads() as u64).of("thread"))
     }
 
+    /// Advice where the processor computes the run's 16-bit floats in f32: then they save memory,
+    /// but no time (benches/RESULTS.md).
+    pub fn advice(&self, precision: Precision) -> Option<String> {
+        let multiplied = Instructions::in_use().multiplies_bf16() && precision == Precision::Bf16;
+        let halves = matches!(precision, Precision::Bf16 | Precision::Fp16) && !multiplied;
+        (halves && matches!(self, Device::Cpu(_))).then(|| {
+            let name = precision.name();
+            format!("{name} saves memory on this processor, but no time: f32 is as fast")
+        })
+    }
+
     /// None is the CPU.
     pub fn gpu(&self) -> Option<&Identity> {
         match self {
@@ -119,6 +137,9 @@ impl Device {
     /// The process groups that the engine uses. A collective: every rank of the world calls this.
     pub fn groups(&self, world: &World, m: &Manifest) -> Result<Groups, Problems> {
         let carrier = self.carrier(world, m)?;
+        if let Some(nccl) = &carrier.nccl {
+            check_order(nccl, world.rank() == 0, m)?;
+        }
         Ok(Groups::of(world.rank(), &m.topology, |name, ranks| carrier.group(name, ranks)))
     }
 
@@ -135,6 +156,21 @@ impl Device {
         };
         Ok(Carrier { device: self, world, nccl })
     }
+}
+
+/// Refuses messages beside computation where all collectives run on one stream. On the first rank, warns
+/// if the run uses several communicators at once and NCCL does not order their launches.
+fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
+    if nccl.is_serial() && engine::begins_messages(&m.topology) {
+        let what = format!("{SERIAL}=1 runs all on one stream, where messages cannot overlap");
+        let remedy = format!("--set topology.overlap_p2p=false, or unset {SERIAL}");
+        return Err(Problems::one("topology.overlap_p2p", what, remedy));
+    }
+    let overlap = first && engine::groups_overlap(&m.topology);
+    if let Some(line) = overlap.then(|| nccl.order_warning()).flatten() {
+        tracing::warn!("{line}");
+    }
+    Ok(())
 }
 
 /// Makes process groups for tensors of a device.
@@ -172,7 +208,7 @@ fn nccl_shares() -> bool {
 /// The GPU of a rank, out of `count` visible ones. With none visible it is 0, and opening it fails
 /// with the reason.
 fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Problems> {
-    let LocalRank { local_rank, local_world, process } = local;
+    let LocalRank { local_rank, local_world, process, .. } = local;
     match m.comm.gpu_transport {
         _ if count == 0 => Ok(0),
         GpuTransport::Host => Ok(local_rank % count),

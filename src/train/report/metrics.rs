@@ -1,5 +1,5 @@
-//! `metrics.jsonl`: one JSON object a step, and one for each validation set and task at each
-//! evaluation.
+//! `metrics.jsonl`: one JSON object a step, one for each validation set and task at each evaluation,
+//! and one for the parts of a step after the first steps.
 //!
 //! Lines are written whole at the file's end (`append`), so a kill at any moment leaves at most one
 //! torn last line. Numbers are written with the fewest digits that give the same bits back;
@@ -20,6 +20,7 @@ use base::output::{Existing, Output};
 use base::{Problems, input, null_is_nan};
 use data::eval::Accuracy;
 use device::cuda::nvml::Health;
+use estimate::parts::PartTable;
 
 /// The file's name in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
@@ -80,12 +81,14 @@ pub struct TaskRow {
     pub accuracy: Accuracy,
 }
 
-/// A line of any kind; only an evaluation has the key `eval`, only a task's the key `task`.
+/// A line of any kind. Only an evaluation has the key `eval`, only a task's the key `task`, only a
+/// table of parts the key `parts`.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Row {
     Eval(EvalRow),
     Task(TaskRow),
+    Parts(PartTable),
     Step(StepRow),
 }
 
@@ -161,6 +164,10 @@ impl MetricsFile {
         self.write(row)
     }
 
+    pub fn parts(&mut self, table: &PartTable) -> Result<()> {
+        self.write(table)
+    }
+
     fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(row).expect("numbers and names are always JSON");
         line.push(b'\n');
@@ -199,6 +206,7 @@ fn step_of(line: &[u8]) -> Option<u64> {
     match serde_json::from_slice(line.strip_suffix(b"\n")?).ok()? {
         Row::Eval(row) => Some(row.step),
         Row::Task(row) => Some(row.step),
+        Row::Parts(table) => Some(table.step),
         Row::Step(row) => Some(row.step),
     }
 }
@@ -210,6 +218,8 @@ pub struct Metrics {
     pub steps: Vec<StepRow>,
     pub evals: Vec<EvalRow>,
     pub tasks: Vec<TaskRow>,
+    /// The newest.
+    pub parts: Option<PartTable>,
     /// The last line was cut short: the run was killed, or is writing it now.
     pub torn: bool,
 }
@@ -244,6 +254,7 @@ impl Metrics {
                 Ok(Row::Step(row)) => metrics.steps.push(row),
                 Ok(Row::Eval(row)) => metrics.evals.push(row),
                 Ok(Row::Task(row)) => metrics.tasks.push(row),
+                Ok(Row::Parts(table)) => metrics.parts = Some(table),
                 Err(_) => problems.add(
                     format!("{place}:{}", i + 1),
                     format!("not a line of metrics: {}", excerpt(line)),

@@ -24,6 +24,7 @@ use anyhow::Result;
 use base::Count;
 use data::eval::Accuracy;
 use device::cuda::nvml::Health;
+use estimate::parts::PartTable;
 
 use crate::storage::Storage;
 
@@ -194,6 +195,11 @@ impl Report {
             self.print_interval();
         }
         Ok(())
+    }
+
+    /// Records the parts of a step, planned and measured.
+    pub fn parts(&mut self, table: &PartTable) -> Result<()> {
+        self.metrics.parts(table)
     }
 
     /// Records the mean loss on the validation set `set` after `step` steps.

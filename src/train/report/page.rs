@@ -53,7 +53,7 @@ impl Run {
     /// The whole page.
     pub fn html(&self, scale: Scale) -> String {
         let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
-        let valid = self.valid_table() + &self.task_table();
+        let valid = self.valid_table() + &self.task_table() + &self.parts_table();
         let story = self.story();
         let manifest = self.manifest.as_deref().map_or(String::new(), |text| {
             format!(
@@ -237,6 +237,26 @@ impl Run {
             );
         }
         to + "</table></section>\n"
+    }
+}
+
+/// The parts of a step beside their plan.
+impl Run {
+    fn parts_table(&self) -> String {
+        let Some(table) = &self.metrics.parts else { return String::new() };
+        let mut to = String::from(
+            "<section><h2>plan and step</h2>\n<table>\n<tr><th>part</th><th>planned</th>\
+             <th>measured</th></tr>\n",
+        );
+        for row in table.shown() {
+            let [planned, measured] = [row.planned, row.measured].map(|s| table.time(s));
+            let name = escape(&row.name);
+            let _ = writeln!(
+                to,
+                "<tr><th scope=\"row\">{name}</th><td>{planned}</td><td>{measured}</td></tr>"
+            );
+        }
+        to + &format!("</table>\n<p>{}</p></section>\n", escape(&table.verdict()))
     }
 }
 

@@ -14,6 +14,7 @@ use anyhow::Result;
 use base::output::{self, Existing};
 use base::{Count, unix_time};
 use comm::{Place, Recorder};
+use estimate::parts::{Part, PartTable};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -172,6 +173,18 @@ impl Board {
         status.tokens_per_s = line.global_batch as f64 * self.seq_len as f64 / line.seconds;
         status.useful_s += if line.skipped { 0.0 } else { line.seconds };
         status.skipped_steps += u64::from(line.skipped);
+    }
+
+    /// Shows the parts of a step.
+    pub fn parts(&mut self, table: &PartTable) {
+        self.shared.lock().parts = Some(table.clone());
+    }
+
+    /// Shows the seconds per step in which saves have stopped the steps.
+    pub fn saved(&mut self, each_step: f64) {
+        if let Some(table) = &mut self.shared.lock().parts {
+            table.set_measured(Part::Save, each_step);
+        }
     }
 
     /// The run went back: so many seconds of steps still count.

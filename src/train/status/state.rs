@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use base::{Problems, Seconds, WrongInput, input, unix_time};
+use estimate::parts::PartTable;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -81,6 +82,9 @@ pub struct Status {
     /// Seconds in steps, each step once, of all processes of the run.
     pub useful_s: f64,
     pub skipped_steps: u64,
+    /// Parts of a step, planned and measured; None before the fifth step.
+    #[serde(default)]
+    pub parts: Option<PartTable>,
     pub warnings: VecDeque<Warning>,
 }
 

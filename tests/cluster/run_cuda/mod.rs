@@ -3,6 +3,7 @@
 
 mod failures;
 mod faults;
+mod nccl;
 mod ranks;
 
 use crate::common::binary::{Done, Lab, run_args};
@@ -93,7 +94,7 @@ fn a_gpu_without_graphs_gives_the_same_bits_and_says_so() {
     let missing = with("SOFTGPU_GRAPHS", "0", "missing");
     assert_eq!(losses(&off), losses(&heart));
     assert_eq!(losses(&missing), losses(&heart));
-    let note = "the GPU goes on without CUDA graphs: capturing: CUDA_ERROR_NOT_SUPPORTED";
+    let note = "the GPU continues without CUDA graphs: capturing: CUDA_ERROR_NOT_SUPPORTED";
     let noted = [&heart, &off, &missing].map(|(done, _)| done.out.matches(note).count());
     assert_eq!(noted, [0, 0, 1], "{}", missing.0.out);
     with(GRAPHS, "no", "no").0.expect(2, &["GPTRAIN_CUDA_GRAPHS is \"no\"", "0, 1 or all"]);

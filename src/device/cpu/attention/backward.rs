@@ -23,7 +23,7 @@ pub(in crate::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqk
             let first = i % kv * (query / kv);
             let heads = (first..first + query / kv).map(|head| all.head(i / kv, head));
             let owner = all.head(i / kv, first);
-            // SAFETY: the slot is this task's.
+            // SAFETY: no other task that runs now has this slot (`each_slot`).
             let own = unsafe { scratch.part(slot) };
             let mut own = Buffers::new(own, how.seq, all.d, all.wide);
             owner.load(qkv, 0..how.seq, Qkv::Key, own.k);

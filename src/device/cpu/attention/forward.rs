@@ -15,7 +15,7 @@ pub(in crate::cpu) fn forward(cpu: &Cpu, qkv: Tensor, how: &Attend, y: Out, lse:
     cpu.workspace.with(cpu.threads, Buffers::len(all.d, all.wide), |scratch| {
         cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {
             let head = all.head(i / tiles / how.heads.query, i / tiles % how.heads.query);
-            // SAFETY: the slot is this task's.
+            // SAFETY: no other task that runs now has this slot (`each_slot`).
             let buffers = Buffers::new(unsafe { scratch.part(slot) }, all.d, all.wide);
             tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);
         });

@@ -125,14 +125,15 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
                         (piece(&all_rows, height, i / spans), piece(&all_cols, span, i % spans));
                     let places =
                         [(a, &rows, first_row, panel.rows), (b, &cols, first_col, panel.cols)];
-                    // SAFETY: the packing tasks have ended; tasks here only read.
+                    // SAFETY: `pack_left` and `pack_right` have returned, so their tasks have ended;
+                    // tasks here only read the panels.
                     let [a, b] = places.map(|(from, lines, first, side)| unsafe {
                         let len = lines.len().next_multiple_of(side) * whole;
                         &*from.range((lines.start - first) * whole, len)
                     });
                     let mut sums = match in_c {
                         true => Sums::of_tensor(c.to, rows.clone(), cols.clone()),
-                        // SAFETY: the slot is this task's.
+                        // SAFETY: no other task that runs now has this slot (`each_slot`).
                         false => Sums::of_slice(
                             unsafe { scratch.part(slot) },
                             rows.len(),
@@ -174,19 +175,16 @@ fn add_up(set: Instructions, [a, b]: [&[f32]; 2], whole: usize, sums: &mut Sums)
     }
 }
 
-/// Whether sums are formed in C: f32 that is overwritten and not read by the epilogue.
+/// Whether sums are formed in C: f32 that is overwritten, and apart from all that the product and
+/// its epilogue access besides.
 fn sums_lie_in(c: Out, [left, right]: [Operand; 2], then: Epilogue) -> bool {
     let pre = match then {
-        Epilogue::GeluBackward { pre, .. } => Some(pre),
+        Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => Some(pre),
         _ => None,
     };
-    let bytes = |x: Tensor| x.addr()..x.addr() + x.bytes();
-    let apart = |x: Tensor| {
-        let (x, c) = (bytes(x), bytes(c.to));
-        x.end <= c.start || c.end <= x.start
-    };
-    let apart_from = [Some(left.x), Some(right.x), pre];
-    c.to.dtype == DType::F32 && !c.add && apart_from.into_iter().flatten().all(apart)
+    let others = [Some(left.x), Some(right.x), pre, bias_of(then)];
+    let apart = !others.into_iter().flatten().any(|x| x.overlaps(c.to));
+    c.to.dtype == DType::F32 && !c.add && apart
 }
 
 /// Applies the epilogue to sums of these rows and columns, and writes C, unless the sums are `in_c`

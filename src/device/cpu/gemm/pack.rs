@@ -4,7 +4,8 @@ use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::instructions::Instructions;
 use crate::cpu::kernel::{TILE, turn};
-use crate::cpu::memory::{Shared, load, load_pairs, with_words};
+use crate::cpu::memory::{load, load_pairs, with_words};
+use crate::cpu::scratch::Shared;
 use base::DType;
 use std::ops::Range;
 
@@ -151,7 +152,8 @@ fn pack<const PANEL: usize>(
         return cpu.each_rows(panels, size, |some| {
             for i in some {
                 let start = lines.start + i * PANEL;
-                // SAFETY: panel i is this task's.
+                // SAFETY: tasks have disjoint ranges of panels (`each_rows`), each of `size` words, and
+                // the product reads them after `pack` has returned.
                 let panel = unsafe { to.range(i * size, size) };
                 let (panel, rest) = panel.split_at_mut(PANEL * depth.len());
                 turn_panel::<PANEL>(x, start..lines.end.min(start + PANEL), depth.clone(), panel);
@@ -162,7 +164,8 @@ fn pack<const PANEL: usize>(
     each_columns(cpu, x, lines, depth, |columns, first, words| {
         for (i, start) in (0..LINES).step_by(PANEL).enumerate().take(panels - first / PANEL) {
             let at = (first / PANEL + i) * size + words.start * PANEL;
-            // SAFETY: these words of each panel are this task's.
+            // SAFETY: tasks have disjoint words of depth (`each_columns`), here those of panel
+            // `first / PANEL + i`; the product reads them after `pack` has returned.
             let to = unsafe { to.range(at, words.len().min(whole - words.start) * PANEL) };
             for (to, column) in to.as_chunks_mut::<PANEL>().0.iter_mut().zip(columns) {
                 to.copy_from_slice(&column[start..start + PANEL]);
@@ -251,7 +254,8 @@ fn pack_tiles(cpu: &Cpu, a: Operand, rows: Range<usize>, depth: Range<usize>, to
         return cpu.each_rows(panels, deep * 2 * TILE * TILE, |some| {
             let mut buffer = [0.0; TILE];
             for (i, j) in some.flat_map(|i| (0..deep).map(move |j| (i, j))) {
-                // SAFETY: the panel is this task's.
+                // SAFETY: tasks have disjoint ranges of panels (`each_rows`), each of `deep` pairs of
+                // tiles, and the product reads them after `pack_tiles` has returned.
                 let tiles = unsafe { to.range(place(i, j), 2 * TILE * TILE) };
                 let start = depth.start + j * TILE;
                 let words = start..depth.end.min(start + TILE);
@@ -271,7 +275,8 @@ fn pack_tiles(cpu: &Cpu, a: Operand, rows: Range<usize>, depth: Range<usize>, to
         for (i, start) in (0..LINES).step_by(2 * TILE).enumerate().take(panels - first / (2 * TILE))
         {
             let at = place(first / (2 * TILE) + i, words.start / TILE);
-            // SAFETY: this tile of depth of each panel is this task's.
+            // SAFETY: tasks have disjoint tiles of depth (`each_columns`), here that of panel
+            // `first / (2 * TILE) + i`; the product reads it after `pack_tiles` has returned.
             let tiles = unsafe { to.range(at, 2 * TILE * TILE) };
             for (half, tile) in tiles.chunks_exact_mut(TILE * TILE).enumerate() {
                 turn_tile(columns, start + half * TILE, tile);

@@ -25,6 +25,7 @@ pub(super) struct Product<'a> {
     pub m: usize,
     /// A multiple of `COLUMNS`.
     pub n: usize,
+    /// At least 1.
     pub k: usize,
     pub a: &'a [f32],
     pub a_row: usize,
@@ -45,13 +46,12 @@ impl Product<'_> {
         if m == 0 || n == 0 {
             return;
         }
-        assert!(n.is_multiple_of(COLUMNS), "{n} columns");
+        assert!(n.is_multiple_of(COLUMNS) && k > 0, "{n} columns, depth {k}");
         assert!(self.c.len() >= (m - 1) * self.c_row + n, "C");
-        if k > 0 {
-            assert!(self.a.len() > (m - 1) * self.a_row + (k - 1) * self.a_depth, "A");
-            assert!(self.b.len() >= (k - 1) * self.b_row + n, "B");
-        }
-        // SAFETY: all operands reach as far as the sizes say (above), and the features are there.
+        assert!(self.a.len() > (m - 1) * self.a_row + (k - 1) * self.a_depth, "A");
+        assert!(self.b.len() >= (k - 1) * self.b_row + n, "B");
+        // SAFETY: the slices hold the last element of each operand (above), and the set in use is at
+        // most the processor's best, which includes the features of those before it.
         #[cfg(target_arch = "x86_64")]
         unsafe {
             match Instructions::in_use() {
@@ -60,7 +60,8 @@ impl Product<'_> {
                 _ => return x86::avx512(self),
             }
         }
-        // SAFETY: as above.
+        // SAFETY: the slices hold the last element of each operand (above); every processor has
+        // arrays.
         unsafe { cover::<[f32; 4], 4, 2>(self) }
     }
 }
@@ -118,7 +119,9 @@ impl Panels<'_, '_> {
         assert!(self.first + self.depth <= self.whole, "depth");
         assert!(self.b.len() >= cols.next_multiple_of(panel.cols) * self.whole, "B");
         assert!(set == Instructions::Amx || set <= Instructions::best(), "{set} is not here");
-        // SAFETY: all operands reach as far as the sizes say, and the features are there (above).
+        // SAFETY: the panels hold `whole` words of each row and column, of which the product uses
+        // `first .. first + depth` (above); `Sums` holds C; the processor has the set (above; for AMX
+        // `tiles::run` looks itself, and otherwise computes on its model).
         unsafe {
             match set {
                 Instructions::Amx => tiles::run(self),
@@ -142,8 +145,9 @@ trait Panel {
     /// C (+)= A·B. Also prefetches the data at `next`, which is multiplied later.
     ///
     /// # Safety
-    /// The panels have that depth, C has its rows and columns, `width` apart, and the processor has
-    /// the instructions.
+    /// `depth * ROWS` words can be read at `a` and `depth * COLS` at `b`; `ROWS` rows of `COLS`
+    /// elements, `width` apart, can be read and written at `c`, by this thread alone; and the
+    /// processor has the instructions.
     #[allow(clippy::too_many_arguments)]
     unsafe fn multiply(
         &mut self,
@@ -166,8 +170,14 @@ const LINE: usize = 16;
 /// Words of depth per cache line that is prefetched.
 const AHEAD: usize = 8;
 
+/// Covers C with the products of panels.
+///
+/// # Safety
+/// `first + depth` is at most `whole`, and the processor has the instructions of `panel`. Lengths
+/// need no promise: a panel that the slices do not hold whole is skipped.
 #[inline(always)]
 unsafe fn cover_panels<P: Panel>(p: Panels, panel: &mut P) {
+    const { assert!(P::ROWS * P::COLS <= EDGE) };
     let mut edge = [0.0f32; EDGE];
     let (left, right) = (p.whole * P::ROWS, p.whole * P::COLS);
     for (j, b) in (0..p.c.cols).step_by(P::COLS).zip(p.b.chunks_exact(right)) {
@@ -180,12 +190,16 @@ unsafe fn cover_panels<P: Panel>(p: Panels, panel: &mut P) {
             let rows = i..p.c.rows.min(i + P::ROWS);
             if rows.len() == P::ROWS && cols.len() == P::COLS {
                 let (c, width) = (p.c.at(i, j), p.c.width);
+                // SAFETY: each chunk has `whole` words of each row or column, of which `depth` follow
+                // `first`; C has these rows and columns, and is this task's; the caller has the
+                // instructions.
                 unsafe { panel.multiply(p.depth, a, b, c, width, p.add, next) };
             } else {
                 // Elements past the edge of C are kept in this buffer.
                 for (line, i) in edge.chunks_exact_mut(P::COLS).zip(rows.clone()) {
                     line[..cols.len()].copy_from_slice(&p.c.row(i)[cols.clone()]);
                 }
+                // SAFETY: the panels as above; the buffer has `ROWS` rows of `COLS` (asserted above).
                 unsafe { panel.multiply(p.depth, a, b, edge.as_mut_ptr(), P::COLS, p.add, next) };
                 for (line, i) in edge.chunks_exact(P::COLS).zip(rows) {
                     p.c.row(i)[cols.clone()].copy_from_slice(&line[..cols.len()]);
@@ -220,27 +234,32 @@ impl<V: Lanes, const M: usize, const W: usize> Panel for Registers<V, M, W> {
         add: bool,
         mut next: *const f32,
     ) {
-        let mut sums = [[unsafe { V::splat(0.0) }; W]; M];
-        if add {
-            for (i, sums) in sums.iter_mut().enumerate() {
-                for (j, sum) in sums.iter_mut().enumerate() {
-                    *sum = unsafe { V::load(c.add(i * width + j * V::N)) };
+        // SAFETY: the caller has the registers. C holds M rows of W registers, `width` apart. The
+        // loops call `add_products` `depth` times, which reads M words of A and W registers of B and
+        // advances past them.
+        unsafe {
+            let mut sums = [[V::splat(0.0); W]; M];
+            if add {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    for (j, sum) in sums.iter_mut().enumerate() {
+                        *sum = V::load(c.add(i * width + j * V::N));
+                    }
                 }
             }
-        }
-        for _ in 0..depth / AHEAD {
-            fetch(next);
-            next = next.wrapping_add(LINE);
-            for _ in 0..AHEAD {
-                unsafe { add_products(&mut sums, &mut a, &mut b) };
+            for _ in 0..depth / AHEAD {
+                fetch(next);
+                next = next.wrapping_add(LINE);
+                for _ in 0..AHEAD {
+                    add_products(&mut sums, &mut a, &mut b);
+                }
             }
-        }
-        for _ in 0..depth % AHEAD {
-            unsafe { add_products(&mut sums, &mut a, &mut b) };
-        }
-        for (i, sums) in sums.into_iter().enumerate() {
-            for (j, sum) in sums.into_iter().enumerate() {
-                unsafe { sum.store(c.add(i * width + j * V::N)) };
+            for _ in 0..depth % AHEAD {
+                add_products(&mut sums, &mut a, &mut b);
+            }
+            for (i, sums) in sums.into_iter().enumerate() {
+                for (j, sum) in sums.into_iter().enumerate() {
+                    sum.store(c.add(i * width + j * V::N));
+                }
             }
         }
     }
@@ -248,12 +267,16 @@ impl<V: Lanes, const M: usize, const W: usize> Panel for Registers<V, M, W> {
 
 /// Adds the products of a column of A's panel and a row of B's, and advances both pointers. Loops
 /// over this keep their sums in registers only without checks in between, so pointers wrap.
+///
+/// # Safety
+/// M words can be read at `a`, W registers at `b`, and the processor has the register.
 #[inline(always)]
 unsafe fn add_products<V: Lanes, const M: usize, const W: usize>(
     sums: &mut [[V; W]; M],
     a: &mut *const f32,
     b: &mut *const f32,
 ) {
+    // SAFETY: the caller's promise: `i < M` and `j < W`.
     unsafe {
         let mut right = [V::splat(0.0); W];
         for (j, right) in right.iter_mut().enumerate() {
@@ -274,7 +297,7 @@ unsafe fn add_products<V: Lanes, const M: usize, const W: usize>(
 #[inline(always)]
 fn fetch(line: *const f32) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a hint; an address that cannot be read is ignored.
+    // SAFETY: a hint, of SSE, which every x86-64 has; an unmapped address raises no fault.
     unsafe {
         use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         _mm_prefetch::<_MM_HINT_T1>(line.cast())
@@ -303,8 +326,12 @@ trait Lanes: Copy {
 }
 
 /// Covers C with blocks of M rows and W registers, then with narrower ones.
+///
+/// # Safety
+/// The operands have the lengths that `Product::run` checks, and the processor has the register.
 #[inline(always)]
 unsafe fn cover<V: Lanes, const M: usize, const W: usize>(p: Product) {
+    const { assert!(COLUMNS.is_multiple_of(V::N)) };
     let c = p.c.as_mut_ptr();
     let mut col = 0;
     while col < p.n {
@@ -312,6 +339,8 @@ unsafe fn cover<V: Lanes, const M: usize, const W: usize>(p: Product) {
         let mut row = 0;
         while row < p.m {
             let tall = p.m - row >= M;
+            // SAFETY: `m - row` is at least the block's rows. `n - col` is at least its columns: both
+            // are multiples of a register. The rest is the caller's promise.
             unsafe {
                 match (tall, wide) {
                     (true, true) => block::<V, M, W>(&p, c, row, col),
@@ -327,6 +356,9 @@ unsafe fn cover<V: Lanes, const M: usize, const W: usize>(p: Product) {
 }
 
 /// Block of C with M rows and W registers that starts at a row and a column.
+///
+/// # Safety
+/// As for `cover`; the block is inside C, and `c` is the start of `p.c`.
 #[inline(always)]
 unsafe fn block<V: Lanes, const M: usize, const W: usize>(
     p: &Product,
@@ -334,6 +366,8 @@ unsafe fn block<V: Lanes, const M: usize, const W: usize>(
     row: usize,
     col: usize,
 ) {
+    // SAFETY: element (row + i, l) of A, (l, col + j) of B and (row + i, col + j) of C are inside the
+    // operands for `i < M`, `j < W * V::N` and `l < k`, as the block is inside C.
     unsafe {
         let c = c.add(row * p.c_row + col);
         let (a, b) = (p.a.as_ptr().add(row * p.a_row), p.b.as_ptr().add(col));
@@ -371,11 +405,13 @@ impl Lanes for [f32; 4] {
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> Self {
+        // SAFETY: the caller's four elements, at any alignment.
         unsafe { from.cast::<[f32; 4]>().read_unaligned() }
     }
 
     #[inline(always)]
     unsafe fn store(self, to: *mut f32) {
+        // SAFETY: the caller's four elements, at any alignment.
         unsafe { to.cast::<[f32; 4]>().write_unaligned(self) }
     }
 

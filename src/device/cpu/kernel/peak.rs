@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 /// the instructions of products. The best of a twentieth of a second.
 pub fn peak(pairs: bool) -> f64 {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: the features are there.
+    // SAFETY: `for_products` is at most the processor's best set, whose features each function needs;
+    // it is AMX only if Linux permits this process to use it.
     unsafe {
         match Instructions::for_products(pairs) {
             Instructions::Amx => return best(TILE_ROUND, |rounds| x86::peak_amx(rounds)),
@@ -23,7 +24,7 @@ pub fn peak(pairs: bool) -> f64 {
         }
     }
     let _ = pairs;
-    // SAFETY: any processor has these registers.
+    // SAFETY: every processor has arrays.
     best(CHAINS * 4, |rounds| unsafe { chains::<[f32; 4]>(rounds) })
 }
 
@@ -31,8 +32,12 @@ pub fn peak(pairs: bool) -> f64 {
 const CHAINS: usize = 12;
 
 /// Adds a product to each sum, `rounds` times.
+///
+/// # Safety
+/// The processor has the register.
 #[inline(always)]
 pub(super) unsafe fn chains<V: Lanes>(rounds: usize) {
+    // SAFETY: as the caller promises; no memory is accessed by pointer.
     unsafe {
         let (a, b) = (V::splat(black_box(1e-9)), V::splat(black_box(1e-9)));
         let mut sums = [V::splat(0.0); CHAINS];
@@ -50,9 +55,13 @@ pub(super) unsafe fn chains<V: Lanes>(rounds: usize) {
 const TILE_ROUND: usize = 4 * 32 * 16 * 16;
 
 /// Multiplies tiles of zeros and adds them to four others, `rounds` times.
+///
+/// # Safety
+/// The processor has the instructions of `tiles`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) unsafe fn tile_chains(mut tiles: impl TileOps, rounds: usize) {
+    // SAFETY: tiles 0 to 7 are all that there are, used by the thread that made them.
     unsafe {
         tiles.zero::<0>();
         tiles.zero::<1>();
@@ -90,22 +99,34 @@ mod x86 {
     use super::{chains, tile_chains};
     use std::arch::x86_64::{__m256, __m512};
 
+    /// # Safety
+    /// The processor has AVX-512 F.
     #[target_feature(enable = "avx512f")]
     pub unsafe fn peak_avx512(rounds: usize) {
+        // SAFETY: this function has the features.
         unsafe { chains::<__m512>(rounds) }
     }
 
+    /// # Safety
+    /// The processor has AVX-512 F and BF16.
     #[target_feature(enable = "avx512f,avx512bf16")]
     pub unsafe fn peak_dot_bf16(rounds: usize) {
+        // SAFETY: this function has the features.
         unsafe { chains::<DotBf16>(rounds) }
     }
 
+    /// # Safety
+    /// The processor has AVX2 and FMA.
     #[target_feature(enable = "avx2,fma")]
     pub unsafe fn peak_avx2(rounds: usize) {
+        // SAFETY: this function has the features.
         unsafe { chains::<__m256>(rounds) }
     }
 
+    /// # Safety
+    /// As for `Amx::begin`.
     pub unsafe fn peak_amx(rounds: usize) {
+        // SAFETY: as the caller promises.
         unsafe { tile_chains(Amx::begin(), rounds) }
     }
 }

@@ -43,7 +43,7 @@ fn product(run: unsafe fn(Product)) -> Vec<f32> {
     let mut c = numbers(m * n);
     let (a_row, a_depth, b_row, c_row, add) = (1, m, n, n, true);
     let (a, b, c_) = (&a, &b, &mut c);
-    // SAFETY: as above.
+    // SAFETY: the slices have the operands' sizes, and the caller's processor the features of `run`.
     unsafe { run(Product { m, n, k, a, a_row, a_depth, b, b_row, c: c_, c_row, add }) };
     c
 }
@@ -112,7 +112,7 @@ fn dot(mut tiles: impl tiles::TileOps, a: &[f32], b: &[f32], c: &[f32]) -> Vec<u
     let side = tiles::SIDE;
     let mut sums = vec![0.0f32; side * side];
     assert!([a, b, c].iter().all(|x| x.len() == side * side));
-    // SAFETY: a tile each; the caller has the instructions.
+    // SAFETY: each slice has 16 rows of 16 words (above); the tiles are this thread's.
     unsafe {
         tiles.load::<1>(a.as_ptr(), side);
         tiles.load::<2>(b.as_ptr(), side);
@@ -162,7 +162,7 @@ fn the_instruction_and_its_model_leave_the_same_bits() {
     let (mut a, mut b, c) = (of(&numbers(512)), of(&numbers(512)), numbers(256));
     a[3] = word(1e-39, -1e-39);
     b[7] = word(f32::MIN_POSITIVE, 1e-40);
-    // SAFETY: there is AMX.
+    // SAFETY: `best` is AMX (above): the processor has it, and Linux permits its use.
     let amx = unsafe { tiles::amx::Amx::begin() };
     assert_eq!(dot(amx, &a, &b, &c), dot(tiles::Model::new(), &a, &b, &c));
 }

@@ -23,10 +23,11 @@ pub(super) const COLS: usize = 2 * SIDE;
 pub(super) fn run(p: Panels) {
     #[cfg(target_arch = "x86_64")]
     if Instructions::best() == Instructions::Amx {
-        // SAFETY: the operands are checked, the processor has AMX and the process leave to use it.
+        // SAFETY: `Panels::run` has checked the depth. `best` is AMX only if the processor has it and
+        // Linux permits this process to use it.
         return unsafe { super::cover_panels(p, &mut Tiles(amx::Amx::begin())) };
     }
-    // SAFETY: the operands are checked.
+    // SAFETY: `Panels::run` has checked the depth; the model needs no instruction.
     unsafe { super::cover_panels(p, &mut Tiles(Model::new())) }
 }
 
@@ -35,22 +36,22 @@ pub(super) trait TileOps {
     /// tilezero
     ///
     /// # Safety
-    /// Here and below: this thread may use the tiles.
+    /// `TILE < 8`, here and below; for `Amx`, its thread calls (`Amx` is not `Send`).
     unsafe fn zero<const TILE: usize>(&mut self);
     /// tileloadd of 16 rows that are `stride` words apart.
     ///
     /// # Safety
-    /// They can be read.
+    /// All 16 words of each row can be read.
     unsafe fn load<const TILE: usize>(&mut self, from: *const f32, stride: usize);
     /// tilestored, likewise.
     ///
     /// # Safety
-    /// They can be written.
+    /// All 16 words of each row can be written.
     unsafe fn store<const TILE: usize>(&mut self, to: *mut f32, stride: usize);
     /// tdpbf16ps: C += A·B
     ///
     /// # Safety
-    /// As above.
+    /// As for `zero`; the three tiles differ.
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 
@@ -74,6 +75,9 @@ impl<I: TileOps> Panel for Tiles<I> {
     ) {
         assert!(depth.is_multiple_of(SIDE), "whole tiles");
         let Tiles(i) = self;
+        // SAFETY: C has 32 rows of 32 columns, `width` apart: four tiles. For every 16 words of depth,
+        // of which there are a whole number (above), A has 32 * 16 words in two tiles, and B 16 rows
+        // of 32 words; `a` and `b` advance past them.
         unsafe {
             let low = c.add(SIDE * width);
             if add {
@@ -134,14 +138,14 @@ impl TileOps for Model {
 
     unsafe fn load<const TILE: usize>(&mut self, from: *const f32, stride: usize) {
         for (i, row) in self.0[TILE].iter_mut().enumerate() {
-            // SAFETY: the caller says that the rows can be read.
+            // SAFETY: the caller has 16 words to read in each of 16 rows, at any alignment.
             *row = unsafe { from.add(i * stride).cast::<[f32; SIDE]>().read_unaligned() };
         }
     }
 
     unsafe fn store<const TILE: usize>(&mut self, to: *mut f32, stride: usize) {
         for (i, row) in self.0[TILE].iter().enumerate() {
-            // SAFETY: the caller says that the rows can be written.
+            // SAFETY: the caller has 16 words to write in each of 16 rows, at any alignment.
             unsafe { to.add(i * stride).cast::<[f32; SIDE]>().write_unaligned(*row) };
         }
     }
@@ -190,17 +194,19 @@ fn flushed(x: f32) -> f32 {
 pub(super) mod amx {
     use super::{SIDE, TileOps};
     use std::arch::asm;
+    use std::marker::PhantomData;
 
     /// Tiles of this thread, configured until this is dropped.
     ///
-    /// The compiler does not know tiles, so their contents persist between `asm!` blocks.
-    pub struct Amx(());
+    /// The compiler does not know tiles, so their contents persist between `asm!` blocks. Not `Send`:
+    /// the tiles are those of the thread that configured them.
+    pub struct Amx(PhantomData<*const ()>);
 
     impl Amx {
         /// Configures all eight tiles: 16 rows of 64 bytes.
         ///
         /// # Safety
-        /// `has_amx`.
+        /// The processor has AMX, and Linux permits this process to use it (`Instructions::best`).
         pub unsafe fn begin() -> Amx {
             #[repr(C, align(64))]
             struct Shape {
@@ -218,15 +224,17 @@ pub(super) mod amx {
                 row_bytes: std::array::from_fn(|i| if eight(i) { 4 * SIDE as u16 } else { 0 }),
                 rows: std::array::from_fn(|i| if eight(i) { SIDE as u8 } else { 0 }),
             };
-            // SAFETY: the caller says that there is AMX; the shape is one of its first palette.
+            // SAFETY: the caller has AMX; `shape` is the instruction's 64 bytes, which set eight tiles
+            // of at most 16 rows of 64 bytes (palette 1).
             unsafe { asm!("ldtilecfg [{}]", in(reg) &shape, options(nostack, readonly)) };
-            Amx(())
+            Amx(PhantomData)
         }
     }
 
     impl Drop for Amx {
         fn drop(&mut self) {
-            // SAFETY: `begin` required AMX. Its state is empty again: it need not be saved.
+            // SAFETY: `begin` required AMX; this is the same thread, and no other `Amx` is in use on it.
+            // Its state is empty afterwards: Linux need not save it.
             unsafe { asm!("tilerelease", options(nostack, nomem)) };
         }
     }
@@ -234,11 +242,13 @@ pub(super) mod amx {
     impl TileOps for Amx {
         #[inline(always)]
         unsafe fn zero<const TILE: usize>(&mut self) {
+            // SAFETY: `begin` configured the tile, on this thread; no memory is accessed.
             unsafe { asm!("tilezero tmm{t}", t = const TILE, options(nostack, nomem)) };
         }
 
         #[inline(always)]
         unsafe fn load<const TILE: usize>(&mut self, from: *const f32, stride: usize) {
+            // SAFETY: `begin` configured the tile; the caller has 16 words to read in each of 16 rows.
             unsafe {
                 asm!("tileloadd tmm{t}, [{from} + {stride}*1]", t = const TILE, from = in(reg) from,
                     stride = in(reg) 4 * stride, options(nostack, readonly));
@@ -247,6 +257,7 @@ pub(super) mod amx {
 
         #[inline(always)]
         unsafe fn store<const TILE: usize>(&mut self, to: *mut f32, stride: usize) {
+            // SAFETY: `begin` configured the tile; the caller has 16 words to write in each of 16 rows.
             unsafe {
                 asm!("tilestored [{to} + {stride}*1], tmm{t}", t = const TILE, to = in(reg) to,
                     stride = in(reg) 4 * stride, options(nostack));
@@ -255,6 +266,7 @@ pub(super) mod amx {
 
         #[inline(always)]
         unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self) {
+            // SAFETY: `begin` configured the tiles, on this thread; no memory is accessed.
             unsafe {
                 asm!("tdpbf16ps tmm{c}, tmm{a}, tmm{b}", c = const C, a = const A, b = const B,
                     options(nostack, nomem));

@@ -13,7 +13,8 @@ pub fn turn<const LINES: usize>(lines: &[&[f32]; LINES], to: &mut [f32], stride:
     #[cfg(target_arch = "x86_64")]
     if Instructions::in_use() >= Instructions::Avx2 {
         turned = len / SIDE * SIDE;
-        // SAFETY: lines and room are long enough (above), and the processor has AVX2.
+        // SAFETY: each line has `len >= turned` words and `to` room for `len` columns (above); the set
+        // in use is at most the processor's best, which includes AVX2 here.
         unsafe { avx2::turn(lines, to, stride, turned) };
     }
     for l in turned..len {
@@ -32,7 +33,8 @@ mod avx2 {
     use std::arch::x86_64::*;
 
     /// # Safety
-    /// Each line has `len` words, a multiple of eight, `to` room for them, the processor AVX2.
+    /// Each line has `len` words, a multiple of eight; `to` has `(len - 1) * stride + LINES`; and the
+    /// processor has AVX2.
     #[target_feature(enable = "avx2")]
     pub unsafe fn turn<const LINES: usize>(
         lines: &[&[f32]; LINES],
@@ -43,11 +45,12 @@ mod avx2 {
         for l in (0..len).step_by(SIDE) {
             let mut rows = [_mm256_setzero_ps(); SIDE];
             for (row, line) in rows.iter_mut().zip(lines) {
-                // SAFETY: the line has eight more words.
+                // SAFETY: the line has words `l .. l + 8`: both `l` and `len` are multiples of eight.
                 *row = unsafe { _mm256_loadu_ps(line.as_ptr().add(l)) };
             }
             for (i, column) in transpose(rows).into_iter().enumerate() {
-                // SAFETY: as many floats as a register; there is room for as many as lines.
+                // SAFETY: a register is eight floats, of which at most eight (`LINES`) are copied;
+                // `to` has room for them after `(l + i) * stride`, as `l + i < len`.
                 unsafe {
                     let column = std::mem::transmute::<__m256, [f32; SIDE]>(column);
                     let to = to.as_mut_ptr().add((l + i) * stride);
@@ -58,6 +61,9 @@ mod avx2 {
     }
 
     /// Columns of an eight-by-eight matrix.
+    ///
+    /// # Safety
+    /// The processor has AVX2, where the caller is not compiled for it.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn transpose(r: [__m256; SIDE]) -> [__m256; SIDE] {

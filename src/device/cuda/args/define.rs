@@ -1,4 +1,4 @@
-//! How the table of arguments becomes structs, and their description.
+//! Macro that makes structs of the table of arguments, and their description.
 
 /// The structs for the host, and their description for the header. A field's type is its type in
 /// the kernel: pointers are addresses in device memory.

@@ -20,7 +20,7 @@ pub const CHOICE: &str = "GPTRAIN_ATTENTION";
 /// Compute capability of Hopper, times ten.
 const CAPABILITY: i32 = 90;
 
-/// Of a tensor that a kernel does not read.
+/// Map of a tensor that a kernel does not read.
 const NO_MAP: TensorMap = TensorMap { opaque: [0; 16] };
 
 /// Rows that a copy brings, as in the kernels' source.
@@ -69,12 +69,12 @@ impl Hopper {
         }
     }
 
-    /// What the start says of it.
+    /// Words for the description of the GPU.
     pub fn said(&self) -> &'static str {
         if self.ping_pong { "; attention by wgmma in ping-pong" } else { "; attention by wgmma" }
     }
 
-    /// What a kernel takes, with maps of the tensors in it.
+    /// Arguments of a kernel, with maps of the tensors in them.
     pub fn mapped(&self, device: &Device, attention: &args::Attention) -> args::AttentionHopper {
         let heads = |addr: u64, each: u64| Extents {
             addr,
@@ -106,7 +106,8 @@ impl Hopper {
             _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
         };
         let (mut map, steps) = (NO_MAP, [1u32; 4]);
-        // SAFETY: the arrays have the rank's numbers, strides one fewer (cuda.h).
+        // SAFETY: the rank is 4: sizes, boxes and steps have four numbers, strides three (cuda.h). The
+        // map is written to the live variable; the address is stored, not read.
         device.call("making a tensor map", |_| unsafe {
             call!(self.encode_tiled => cuTensorMapEncodeTiled(
                 &mut map,

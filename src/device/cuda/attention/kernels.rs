@@ -4,7 +4,7 @@
 use crate::cuda::launch::typed;
 use base::DType;
 
-/// One kernel: what it is called, the positions a block has, its threads and shared memory.
+/// One kernel: its name, and the positions, threads and shared memory of a block.
 pub struct Kernel {
     pub name: &'static str,
     pub tile: usize,

@@ -33,7 +33,7 @@ pub struct AlgorithmCache {
 const LOCK_TRIES: usize = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Stands for an epilogue done unfused.
+/// Marks an epilogue that is done unfused.
 const APART: &str = "apart";
 
 impl fmt::Display for AlgorithmCache {
@@ -43,7 +43,7 @@ impl fmt::Display for AlgorithmCache {
 }
 
 impl AlgorithmCache {
-    /// Those kept in a folder; None if nothing can be kept there.
+    /// Reads the choices in a folder; None if it cannot be written.
     pub fn open(folder: &Path, machine: String) -> Option<AlgorithmCache> {
         fs::create_dir_all(folder).ok()?;
         let path = folder.join(format!("products-{:016x}.txt", xxh3_64(machine.as_bytes())));
@@ -52,13 +52,13 @@ impl AlgorithmCache {
         Some(AlgorithmCache { path, machine, known })
     }
 
-    /// What was chosen for a product.
+    /// Choice for a product, if it was made.
     pub fn of(&self, product: &str) -> Option<Option<Algorithm>> {
         self.known.borrow().get(product).copied()
     }
 
-    /// Remembers a choice, unless somebody else has made a valid one meanwhile; the one that
-    /// counts.
+    /// Stores a choice, unless another process has stored a valid one meanwhile. Returns the stored
+    /// choice.
     pub fn keep(
         &self,
         product: &str,
@@ -85,7 +85,7 @@ impl AlgorithmCache {
             }
         }
         if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
-            // A full disk is no reason to stop: the choice is made again in the next run.
+            // A full disk does not stop the run: the next one makes the choice again.
             let _ = publish(&self.path, &self.text(&known));
         }
         self.known.replace(known);

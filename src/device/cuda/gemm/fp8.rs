@@ -39,13 +39,13 @@ pub(super) fn add_in_parts(cuda: &Cuda, product: &Product) {
 }
 
 impl Products {
-    /// The library's, as it counts: 120900 is 12.9.
+    /// Version of the library, as it counts: 120900 is 12.9.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing, returns a number.
+        // SAFETY: takes nothing and returns a number.
         unsafe { call!(self.api, cublasLtGetVersion()) }
     }
 
-    /// How A and B are scaled, and that sums keep f32's fraction: Hopper's own keep 14 bits.
+    /// Describes the scales of A and B, and sums that keep f32's fraction: Hopper's own keep 14 bits.
     pub(super) fn describe_fp8(&self, device: &Device, to: cublasLtMatmulDesc_t, kind: Fp8Kind) {
         self.set_attribute(device, to, Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8);
         if kind.scaling == Fp8Scaling::RowWise {
@@ -59,7 +59,7 @@ impl Products {
         }
     }
 
-    /// Where the scales of A and B lie: of tensors, the first of equal ones is read.
+    /// Sets the addresses of the scales of A and B. Scales by tensor are equal; the first is read.
     pub(super) fn set_scales(&self, device: &Device, to: cublasLtMatmulDesc_t, of: [Tensor; 2]) {
         let keys = [
             Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,

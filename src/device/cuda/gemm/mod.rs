@@ -4,8 +4,8 @@
 //! A plan (descriptors and algorithm) is made once for each kind, shape, dtype, epilogue and
 //! alignment, and kept (`plan`); its algorithm is the fastest of those that the library proposes,
 //! timed the first time (`tune`) and remembered on disk (`cache`). Epilogues that the library
-//! cannot do (exact GELU; rows that are not a multiple of 16 bytes; what its heuristic knows no
-//! algorithm for), or not as fast, are kernels of their own.
+//! cannot do (exact GELU; rows that are not a multiple of 16 bytes; products for which its heuristic
+//! has no algorithm), or not as fast, are kernels of their own.
 
 mod cache;
 mod fp8;
@@ -60,7 +60,7 @@ struct Product {
 }
 
 impl Product {
-    /// With an epilogue that is not `BiasBackward`.
+    /// Computes the product with an epilogue other than `BiasBackward`.
     fn run(&self, cuda: &Cuda, then: Epilogue) {
         let Product { size: [_, n, _], on, .. } = *self;
         let c = on.c;
@@ -104,7 +104,7 @@ impl Product {
         self.multiply(cuda, lt::Epilogue::Nothing, product.on, unfused);
     }
 
-    /// By the library where it takes these operands, else by kernels.
+    /// Computes the product by the library if it takes these operands, otherwise by kernels.
     fn either(
         &self,
         cuda: &Cuda,

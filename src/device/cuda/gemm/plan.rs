@@ -18,23 +18,23 @@ use std::ffi::c_void;
 use std::fmt;
 use std::ptr::null_mut;
 
-/// What a plan is for. Prints as the name under which its algorithm is remembered.
+/// Key of a plan. Prints as the name under which its algorithm is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
     pub transpose: [bool; 2],
     pub m: usize,
     pub n: usize,
     pub k: usize,
-    /// Of A and B, and of C.
+    /// Dtypes of A and B, and of C.
     pub dtypes: [DType; 2],
     pub epilogue: lt::Epilogue,
-    /// Of operands in 8-bit floats, whose dtype is that of codes.
+    /// Kind of operands in 8-bit floats, whose dtype is that of codes.
     pub fp8: Option<lt::Fp8Kind>,
     /// Whether operands in f32 are rounded to TF32.
     pub tf32: bool,
     /// Whether C accumulates.
     pub add: bool,
-    /// SMs that it has; None: all.
+    /// SMs of the product; None: all.
     pub sms: Option<u32>,
     /// Bytes that the addresses of A, B, C, bias and auxiliary matrix are multiples of.
     pub alignments: [usize; 5],
@@ -46,16 +46,16 @@ pub struct Operands {
     pub a: Tensor,
     pub b: Tensor,
     pub c: Out,
-    /// Bias, or where its gradient is written.
+    /// Bias, or the tensor for its gradient.
     pub bias: Option<Tensor>,
     pub aux: Option<Tensor>,
-    /// What that gradient is then added to: the library overwrites.
+    /// Tensor to which that gradient is then added: the library overwrites.
     pub db: Option<Out>,
-    /// What A and B are in 8-bit floats, and their scales.
+    /// Kind of A and B in 8-bit floats, and their scales.
     pub fp8: Option<(lt::Fp8Kind, [Tensor; 2])>,
 }
 
-/// The scratch of products, behind it that of products which are then added, and that of gradients of
+/// Scratch of products. Behind it are that of products which are then added, and that of gradients of
 /// biases.
 #[derive(Clone, Copy)]
 pub struct Workspace {
@@ -72,14 +72,14 @@ impl Workspace {
         Workspace { address, bytes: bytes - PRODUCT - SUMS }
     }
 
-    /// Where the gradient of a bias may be written, f32 [1, n], if there is place.
+    /// Scratch for the gradient of a bias, f32 [1, n]; None if it is too small.
     pub fn sums(&self, n: usize) -> Option<Tensor> {
         let sums = Tensor::at(self.address + self.bytes + PRODUCT, 1, n, DType::F32);
         (sums.bytes() <= SUMS).then_some(sums)
     }
 
-    /// Where some rows of a product may be written, f32 [rows, n]: as many as there is place for, in
-    /// sixteens and at most `rows`.
+    /// Scratch for some rows of a product, f32 [rows, n]: a multiple of 16 that fits, or `rows` if that
+    /// is less.
     pub fn product(&self, rows: usize, n: usize) -> Tensor {
         let most = PRODUCT / (n * size_of::<f32>()) / 16 * 16;
         assert!(most > 0, "a product of {n} columns");
@@ -125,7 +125,7 @@ impl fmt::Display for Shape {
 }
 
 impl Operands {
-    /// What is added to: it can be computed only once.
+    /// Outputs that accumulate, which can be computed only once.
     pub fn accumulated(&self) -> impl Iterator<Item = Tensor> {
         let outs = [Some(self.c), self.db].into_iter().flatten();
         outs.filter(|out| out.add).map(|out| out.to)
@@ -136,7 +136,7 @@ impl Operands {
         if self.fp8.is_some() { DType::BF16 } else { self.a.dtype }
     }
 
-    /// As the library's descriptors see them.
+    /// Key of the plan for these operands.
     pub fn shape(
         &self,
         cuda: &Cuda,
@@ -164,7 +164,7 @@ impl Products {
         tf32: bool,
     ) -> Result<Products, String> {
         let mut handle = null_mut();
-        // SAFETY: the pointer is to a live variable.
+        // SAFETY: the context is bound; the handle is written to the live variable.
         let code = device.try_call(|_| unsafe { call!(api, cublasLtCreate(&mut handle)) });
         if code != 0 {
             return Err(format!("cuBLASLt does not start: status {code}"));
@@ -177,8 +177,8 @@ impl Products {
         self.timed.get()
     }
 
-    /// C (+)= A·B with its epilogue by the library; or `unfused`, which does the same in several
-    /// steps, where the library has no algorithm, or is slower.
+    /// C (+)= A·B with its epilogue by the library. Runs `unfused`, which does the same in several
+    /// steps, if the library has no algorithm, or is slower.
     pub fn run(&self, cuda: &Cuda, shape: Shape, on: &Operands, unfused: Option<&dyn Fn()>) {
         let known = self.plans.borrow().get(&shape).copied();
         let plan = known.unwrap_or_else(|| self.plan(cuda, shape, on, unfused));
@@ -186,7 +186,7 @@ impl Products {
             (Some(algorithm), _) => {
                 let status = self.multiply(cuda, &plan, &algorithm, on);
                 if let (lt::NOT_SUPPORTED, Some(unfused)) = (status, unfused) {
-                    // What the heuristic proposes without knowing beta.
+                    // The heuristic proposes algorithms without the value of beta.
                     self.plans.borrow_mut().insert(shape, Plan { algorithm: None, ..plan });
                     return unfused();
                 }
@@ -210,6 +210,7 @@ impl Products {
             false => Compute::CUBLAS_COMPUTE_32F,
         };
         let mut descriptor = null_mut();
+        // SAFETY: the handle is written to the live variable.
         self.call(device, "describing a product", |api| unsafe {
             let scale = cudaDataType_t::CUDA_R_32F;
             call!(api, cublasLtMatmulDescCreate(&mut descriptor, compute, scale))
@@ -228,6 +229,7 @@ impl Products {
         let layout = |kind, rows: usize, cols: usize| {
             let mut layout = null_mut();
             let (rows, cols) = (rows as u64, cols as u64);
+            // SAFETY: the handle is written to the live variable.
             self.call(device, "describing a matrix", |api| unsafe {
                 let stride = rows as i64;
                 call!(api, cublasLtMatrixLayoutCreate(&mut layout, kind, rows, cols, stride))
@@ -244,14 +246,14 @@ impl Products {
             layout(lt::data_type(s.dtypes[1]), s.n, s.m),
         ];
         let mut plan = Plan { descriptor, layouts, algorithm: None };
-        // The heuristic looks at how pointers are aligned.
+        // The heuristic reads the alignment of pointers.
         self.set_pointers(device, &plan, on);
         plan.algorithm = self.choose(cuda, &plan, &s, on, unfused);
         self.plans.borrow_mut().insert(s, plan);
         plan
     }
 
-    /// Enqueues the product; the library's status.
+    /// Enqueues the product and returns the library's status.
     pub(super) fn multiply(
         &self,
         cuda: &Cuda,
@@ -265,6 +267,10 @@ impl Products {
         let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as *mut c_void);
         let [la, lb, lc] = plan.layouts;
         device.count_kernel();
+        // SAFETY: the handles are the library's, kept until `close`. A, B, C, bias and auxiliary matrix
+        // are tensors of the shapes that the plan's layouts say (`shape`), and the scratch is the
+        // workspace's; all are device memory of the backend. alpha and beta are read before the call
+        // returns (CUBLASLT_POINTER_MODE_HOST).
         let status = self.try_call(device, |api| unsafe {
             call!(
                 api,
@@ -316,13 +322,15 @@ impl Products {
         key: Attribute,
         value: &T,
     ) {
+        // SAFETY: the descriptor is the library's, which copies `size_of::<T>()` bytes of the value, and
+        // refuses a key whose value has another size.
         self.call(device, "describing a product", |api| unsafe {
             let (value, bytes) = ((value as *const T).cast(), size_of::<T>());
             call!(api, cublasLtMatmulDescSetAttribute(descriptor, key, value, bytes))
         });
     }
 
-    /// Calls the library, unless something has gone wrong before; a status of its own is a failure.
+    /// Calls the library, unless the device has failed; a status other than 0 is a failure.
     pub(super) fn call(&self, device: &Device, doing: &str, with: impl FnOnce(&Api) -> lt::Status) {
         let status = self.try_call(device, with);
         self.expect(device, doing, status);
@@ -349,16 +357,18 @@ impl Products {
     }
 
     pub fn close(&self, device: &Device) {
-        // SAFETY (here and below): each handle was made by the library and is used no more.
         for plan in self.plans.borrow().values() {
+            // SAFETY: the descriptor is the library's, and used no more.
             device.try_call(|_| unsafe {
                 call!(self.api, cublasLtMatmulDescDestroy(plan.descriptor))
             });
             for layout in plan.layouts {
+                // SAFETY: the layout is the library's, and used no more.
                 device
                     .try_call(|_| unsafe { call!(self.api, cublasLtMatrixLayoutDestroy(layout)) });
             }
         }
+        // SAFETY: the handle is the library's, and used no more.
         device.try_call(|_| unsafe { call!(self.api, cublasLtDestroy(self.handle)) });
     }
 }

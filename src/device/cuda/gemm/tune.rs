@@ -1,4 +1,4 @@
-//! Which algorithm: of those the library proposes, the fastest on the operands themselves.
+//! Choice of an algorithm: of those the library proposes, the fastest on the operands themselves.
 //!
 //! Candidates give the same bits run after run: none that adds up parts of the depth in C, rounded
 //! to its dtype. Which of them is taken changes bits, so it is taken once (`cache`).
@@ -22,13 +22,13 @@ const PROPOSALS: usize = 16;
 const RUNS: usize = 5;
 const HOPELESS: f32 = 2.0;
 
-/// How parts of the depth that were computed side by side may be added up: not at all, or in f32
-/// and in a step of its own. In C itself they would be rounded to its dtype.
+/// Schemes to add up parts of the depth that are computed side by side: none, or in f32 and in a step
+/// of its own. In C itself they would be rounded to its dtype.
 const REPEATABLE: [Reduction; 2] =
     [Reduction::CUBLASLT_REDUCTION_SCHEME_NONE, Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE];
 
 impl Products {
-    /// None: unfused. Leaves C as it was where it accumulates, and overwritten where it does not.
+    /// Chooses the algorithm; None: unfused. Leaves C unchanged if it accumulates, otherwise overwritten.
     pub(super) fn choose(
         &self,
         cuda: &Cuda,
@@ -111,10 +111,13 @@ impl Products {
     fn runs(&self, device: &Device, plan: &Plan, algorithm: &Algorithm) -> bool {
         let (mut found, mut reduction, mut written) = (MaybeUninit::zeroed(), u32::MAX, 0);
         let [a, b, c] = plan.layouts;
+        // SAFETY: the handles are the library's, kept until `close`, and the algorithm is one of its own,
+        // or read from a file of such, which this check is for; the result is written to `found`.
         let checked = self.try_call(device, |api| unsafe {
             let (to, plan) = (found.as_mut_ptr(), plan.descriptor);
             call!(api, cublasLtMatmulAlgoCheck(self.handle, plan, a, b, c, c, algorithm, to))
         });
+        // SAFETY: the algorithm as above; at most the u32's size is written to the live variable.
         let queried = self.try_call(device, |api| unsafe {
             let key = Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
             let (to, bytes) = ((&raw mut reduction).cast::<c_void>(), size_of::<u32>());
@@ -130,8 +133,8 @@ impl Products {
         fits && (queried != 0 || repeatable)
     }
 
-    /// What the library's heuristic proposes, best first: the same in every run on the same GPU
-    /// with the same library.
+    /// Proposals of the library's heuristic, best first: the same in every run on the same GPU with
+    /// the same library.
     fn proposals(
         &self,
         device: &Device,
@@ -140,10 +143,13 @@ impl Products {
     ) -> impl Iterator<Item = Algorithm> + use<> {
         let doing = "choosing an algorithm";
         let mut preference = null_mut();
+        // SAFETY: the handle is written to the live variable.
         self.call(device, doing, |api| unsafe {
             call!(api, cublasLtMatmulPreferenceCreate(&mut preference))
         });
         let prefer = |key, value: *const c_void, bytes| {
+            // SAFETY: the preference is the library's, which copies the bytes of the value: below, each
+            // is the address and the size of a live variable.
             self.call(device, doing, |api| unsafe {
                 call!(api, cublasLtMatmulPreferenceSetAttribute(preference, key, value, bytes))
             })
@@ -162,7 +168,10 @@ impl Products {
             prefer(key, (&raw const value).cast(), size_of::<u32>());
         }
         let (mut found, mut count) = ([const { MaybeUninit::zeroed() }; PROPOSALS], 0);
-        // A status of its own means that there is none.
+        // A status other than 0 means that there is none.
+        //
+        // SAFETY: the handles are the library's; at most `PROPOSALS` results are written to `found`,
+        // which has as many, and their number to `count`.
         self.try_call(device, |api| unsafe {
             let [a, b, c] = plan.layouts;
             let (plan, most) = (plan.descriptor, PROPOSALS as c_int);
@@ -183,6 +192,7 @@ impl Products {
                 )
             )
         });
+        // SAFETY: the preference is the library's, and used no more.
         self.call(device, doing, |api| unsafe {
             call!(api, cublasLtMatmulPreferenceDestroy(preference))
         });

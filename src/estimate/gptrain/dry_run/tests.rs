@@ -201,7 +201,8 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
         let begins = t.tensor > 1 || t.data > 1 || t.overlap_p2p;
         assert_eq!(overlapped > 0.0, begins, "{overlapped} s of {sets:?}");
         let update = "once a step: optimizer";
-        let ops = sum(&gpus, &["matrix products", "attention", "element-wise", update]);
+        let ops =
+            sum(&gpus, &["matrix products", "attention", "element-wise", "head and loss", update]);
         let messages = sum(&gpus, &["tensor parallel", "pipeline sends", "data parallel", SUMS]);
         assert!(overlapped <= ops.min(messages) * (1.0 + 1e-9), "{gpus:?} of {sets:?}");
         assert_eq!(sum(&of("cpu"), &[OVERLAPPED]), 0.0, "{sets:?}");

@@ -12,6 +12,10 @@ use super::linear::Cholesky;
 pub struct Seen {
     /// One's own of its program, where there are any; else all of its cluster. By place among all.
     pub runs: Vec<usize>,
+    /// Whether they are one's own.
+    pub own: bool,
+    /// How many there are of its program on its machine, whoever measured them, or of one's own.
+    pub cluster: usize,
     /// On which its program was measured.
     pub machines: usize,
     /// How many runs tell how it fills a pipeline: one's own, else those of its program that have one.
@@ -27,26 +31,28 @@ impl Seen {
         };
         let own = only(&|other| point.own && other.own);
         let pipelined = only(&|other| other.novelty.pipeline > 0.0);
-        let (runs, pipelines) = match own.is_empty() {
-            true => (only(&|other| other.machine == point.machine), pipelined.len()),
-            false => (own.clone(), own.len()),
-        };
+        let cluster = only(&|other| other.machine == point.machine);
+        let is_own = !own.is_empty();
+        let (cluster, pipelines, runs) = (
+            cluster.len().max(own.len()),
+            pipelined.len().max(own.len()),
+            if own.is_empty() { cluster } else { own },
+        );
         let mut machines: Vec<&str> = of_program.iter().map(|i| points[*i].machine).collect();
         machines.sort_unstable();
         machines.dedup();
-        Seen { runs, machines: machines.len(), pipelines }
+        Seen { runs, own: is_own, cluster, machines: machines.len(), pipelines }
     }
 
     /// A variance.
     pub fn unknown(&self, after: &Acquainted, novelty: Novelty, surprises: &[f64]) -> f64 {
         let hidden = |half: f64, count: usize| half / (half + count as f64);
-        let program = match self.runs.is_empty() {
-            true => hidden(after.machines, self.machines),
-            false => hidden(after.runs, self.runs.len()),
-        };
+        let elsewhere = hidden(after.machines, self.machines);
+        let program = if self.own { novelty.site } else { novelty.program };
+        let program = program * elsewhere.min(hidden(after.runs, self.cluster));
         let pipeline = hidden(after.runs, self.pipelines);
         let surprise: f64 = self.runs.iter().map(|i| surprises[*i]).sum();
-        (novelty.program * program).powi(2)
+        program.powi(2)
             + (novelty.pipeline * pipeline).powi(2)
             + surprise / self.runs.len().max(1) as f64
     }
@@ -66,9 +72,10 @@ pub fn surprises(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f64]) 
 }
 
 /// Half the width of an interval that holds nine in ten, in standard deviations: of Student's t, the
-/// heavier the fewer runs were seen (its quantile by powers of 1/ν; Abramowitz and Stegun, 26.7.5).
-pub fn nine_in_ten(runs: usize) -> f64 {
-    let (z, freedom) = (1.644_854_f64, FREEDOM + runs as f64);
+/// heavier the fewer runs of its cluster were seen, and the fewer `programs`, whose differences tell how
+/// far off an unknown one may be (its quantile by powers of 1/ν; Abramowitz and Stegun, 26.7.5).
+pub fn nine_in_ten(runs: usize, programs: usize) -> f64 {
+    let (z, freedom) = (1.644_854_f64, FREEDOM.max(programs as f64) + runs as f64);
     let powers = |terms: &[(i32, f64)]| terms.iter().map(|(n, by)| by * z.powi(*n)).sum::<f64>();
     z + powers(&[(3, 1.0), (1, 1.0)]) / (4.0 * freedom)
         + powers(&[(5, 5.0), (3, 16.0), (1, 3.0)]) / (96.0 * freedom.powi(2))
@@ -78,7 +85,8 @@ pub fn nine_in_ten(runs: usize) -> f64 {
 #[test]
 fn few_runs_have_heavy_tails() {
     for (runs, quantile) in [(0, 2.132), (6, 1.812), (26, 1.697), (100_000, 1.645)] {
-        let found = nine_in_ten(runs);
+        let found = nine_in_ten(runs, 1);
         assert!((found - quantile).abs() < 3e-3, "{runs} runs: {found}");
     }
+    assert!((nine_in_ten(0, 15) - nine_in_ten(11, 0)).abs() < 1e-12, "15 known programs");
 }

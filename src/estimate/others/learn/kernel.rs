@@ -34,6 +34,8 @@ pub struct Point {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Novelty {
     pub program: f64,
+    /// The same where one's own runs of it are known: a site has habits of its own.
+    pub site: f64,
     /// Of its pipeline, where there is one.
     pub pipeline: f64,
 }

@@ -15,6 +15,8 @@ pub struct Neighbours {
     pull: Vec<f64>,
     /// Of each run, by how much its square is off beyond what the others made expect.
     surprises: Vec<f64>,
+    /// How many programs were measured, on any machine.
+    programs: usize,
 }
 
 impl Neighbours {
@@ -28,7 +30,12 @@ impl Neighbours {
         let factor = factored(&covariance, &noise);
         let pull = factor.solve(residuals);
         let surprises = doubt::surprises(&factor, &pull, &noise, &quiet);
-        Neighbours { kernel, points, factor, pull, surprises }
+        Neighbours { kernel, points, factor, pull, surprises, programs: 0 }
+    }
+
+    /// With so many programs measured, of which these runs are a part.
+    pub fn among(self, programs: usize) -> Neighbours {
+        Neighbours { programs, ..self }
     }
 
     /// The residual to expect, and half the width of an interval around it that holds nine in ten.
@@ -41,7 +48,7 @@ impl Neighbours {
         let expected = (own - known).max(0.0) + self.kernel.noise(point);
         let seen = doubt::Seen::of(point, &self.points);
         let unknown = seen.unknown(&self.kernel.acquainted, point.novelty, &self.surprises);
-        (mean, doubt::nine_in_ten(seen.runs.len()) * (expected + unknown).sqrt())
+        (mean, doubt::nine_in_ten(seen.cluster, self.programs) * (expected + unknown).sqrt())
     }
 }
 

@@ -66,7 +66,7 @@ fn own_runs_tell_most_of_ones_own() {
 /// here, and less so where these runs were not what their likes made expect.
 #[test]
 fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
-    let novelty = Novelty { program: 0.4, pipeline: 0.3 };
+    let novelty = Novelty { program: 0.4, site: 0.4, pipeline: 0.3 };
     let novelty = |machine, x| Point { novelty, ..point(machine, x, 0.0) };
     let asked = novelty("a", 20.0);
     let bar = |machine: &'static str, residuals: &[f64]| {

@@ -2,6 +2,7 @@
 //! gptrain's `metrics.jsonl`.
 
 use super::Row;
+use crate::parts::PartTable;
 use crate::setup::Setup;
 use base::Problems;
 use plan::robust::median;
@@ -20,6 +21,8 @@ pub struct Log {
     pub steps: Vec<(usize, f64)>,
     /// Lines whose time is far from the median of their batch, and what is odd about them.
     pub odd: Vec<(String, String)>,
+    /// Parts of a step that the run has measured: the newest table.
+    pub parts: Option<PartTable>,
 }
 
 /// A line that says how long a step took.
@@ -55,12 +58,16 @@ fn read_line(line: &str) -> Option<Line> {
 /// first is left out where there are more: it pays for the warm-up. So are times that are none.
 pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     let mut batches: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
-    let (mut first, mut newest) = (None, None);
+    let (mut first, mut newest, mut parts) = (None, None, None);
     for (number, line) in text.lines().enumerate() {
         if let Some(reserved) = field(line, "max reserved:")
             && let Some(step) = newest.and_then(|batch| batches.get_mut(&batch)?.last_mut())
         {
             step.memory_gb = Some(reserved / 1000.0);
+        }
+        if line.starts_with('{') && line.contains("\"parts\"") {
+            parts = serde_json::from_str(line).ok().or(parts);
+            continue;
         }
         let Some(Line { seconds, global }) = read_line(line) else { continue };
         let batch = global.map_or(setup.global, |batch| batch as usize);
@@ -79,7 +86,7 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     if batches.values().map(Vec::len).sum::<usize>() > 1 {
         batches.get_mut(&first).expect("it is of this batch").remove(0);
     }
-    let mut log = Log { rows: Vec::new(), steps: Vec::new(), odd: Vec::new() };
+    let mut log = Log { rows: Vec::new(), steps: Vec::new(), odd: Vec::new(), parts };
     for (batch, mut steps) in batches {
         steps.retain(|step| step.seconds.is_finite() && step.seconds > 0.0);
         usual(&mut steps, &mut log.odd);

@@ -103,14 +103,21 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value) {
     for of in sources_left_out(rows) {
         let unseen = time_errors(&of.scored, &|_| true);
         text += &line(of.source, &unseen);
-        let mut figures = json!({ "unseen": errors_json(&unseen) });
+        let each: Vec<Value> = of.scored.iter().map(row_json).collect();
+        let mut figures = json!({ "unseen": errors_json(&unseen), "rows": each });
         for (count, scored) in &of.after {
             let after = time_errors(scored, &|_| true);
             text += &line(&format!("    after {count} rows"), &after);
             figures[format!("after_{count}")] = errors_json(&after);
+            let each: Vec<Value> = scored.iter().map(row_json).collect();
+            figures[format!("rows_after_{count}")] = json!(each);
         }
         json.insert(of.source.to_string(), figures);
         every.extend(of.scored);
+    }
+    for (name, errors) in cases(rows, &every) {
+        text += &line(name, &errors);
+        json.insert(name.to_string(), json!({ "unseen": errors_json(&errors) }));
     }
     let together = time_errors(&every, &|_| true);
     text += &line("all, unseen", &together);
@@ -119,6 +126,18 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value) {
     text += &heads();
     text += &line("all, unseen", &memory_errors(&every, &|_| true));
     (text, Value::Object(json))
+}
+
+/// Rows whose source was left out, by whether other sources have their program.
+fn cases(rows: &[&Row], unseen: &[Scored]) -> [(&'static str, Errors); 2] {
+    let program = |row: &Row| row.setup.as_ref().ok().map(|setup| setup.program.name());
+    let is_known = |row: &Row| {
+        rows.iter().any(|other| other.source != row.source && program(other) == program(row))
+    };
+    [
+        ("all, unknown program", time_errors(unseen, &|row| !is_known(row))),
+        ("all, known program", time_errors(unseen, &is_known)),
+    ]
 }
 
 /// A file of runs against a predictor.
@@ -163,6 +182,8 @@ fn row_json(s: &Scored) -> Value {
     let mut row = json!({
         "id": s.row.id,
         "line": s.row.line,
+        "program": s.row.setup.as_ref().map_or("", |setup| setup.program.name()),
+        "machine": s.row.setup.as_ref().map_or("", |setup| &*setup.hardware.name),
         "measured_sec_per_iter": s.row.seconds,
         "measured_mem_gb": s.row.memory_gb,
         "measured_fits": s.row.fits,

@@ -16,7 +16,7 @@ train: {steps: 1}
 /// The GPUs of the ranks of a node, up to the first that has none.
 fn ordinals(transport: &str, process: bool, local_world: usize, count: usize) -> Vec<usize> {
     let m = manifest(transport);
-    let local = |local_rank| LocalRank { local_rank, local_world, process };
+    let local = |local_rank| LocalRank { local_rank, local_world, process, ..LocalRank::ONLY };
     (0..local_world).map_while(|local_rank| ordinal(&m, local(local_rank), count).ok()).collect()
 }
 

@@ -1,0 +1,250 @@
+//! The table of a distributed checkpoint, `.metadata`: each tensor's rectangles and the bytes of the
+//! files they are in. Each item is an archive of torch.save of its own.
+
+use super::super::super::torch::{Tensor, TorchFile, Tree, Value, pickled};
+use anyhow::Context;
+use base::{Problems, input};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The largest table that is read.
+const MAX_BYTES: u64 = 256 << 20;
+/// The remedy for a folder that was not copied whole.
+const COPY_AGAIN: &str = "copy the folder of the step whole";
+
+/// A checkpoint's tensors and objects by their names.
+pub struct Metadata {
+    dir: PathBuf,
+    pub tensors: BTreeMap<String, Entry>,
+    objects: BTreeMap<String, Item>,
+    /// Files that items are in, with the bytes that each must have.
+    files: BTreeMap<String, u64>,
+}
+
+/// A tensor of the whole model.
+pub struct Entry {
+    pub shape: Vec<usize>,
+    chunks: Vec<Chunk>,
+}
+
+/// A rectangle of a tensor.
+struct Chunk {
+    offsets: Vec<usize>,
+    sizes: Vec<usize>,
+    item: Item,
+}
+
+/// Bytes of a file.
+#[derive(Clone)]
+struct Item {
+    file: String,
+    at: u64,
+    len: u64,
+}
+
+impl Metadata {
+    /// Reads the table; every file that it names is there and long enough.
+    pub fn read(dir: &Path) -> anyhow::Result<Metadata> {
+        let path = dir.join(".metadata");
+        let place = path.display().to_string();
+        let bytes =
+            input::read(&path, MAX_BYTES).with_context(|| format!("cannot read {place}"))?;
+        let tree: Tree = pickled(&bytes, &place)?;
+        let root = tree.root();
+        let mut meta = Metadata {
+            dir: dir.to_path_buf(),
+            tensors: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            files: BTreeMap::new(),
+        };
+        let mut items = meta.items(&root.need("storage_data")?)?;
+        for (name, about) in root.need("state_dict_metadata")?.named()? {
+            if !about.object().is_some_and(|(class, _)| class.ends_with("TensorStorageMetadata")) {
+                let item = items.remove(&(name.to_string(), None));
+                meta.objects.extend(item.map(|item| (name.to_string(), item)));
+                continue;
+            }
+            let mut chunks = Vec::new();
+            for chunk in about.need("chunks")?.items()? {
+                let (offsets, sizes) =
+                    (numbers(&chunk.need("offsets")?)?, numbers(&chunk.need("sizes")?)?);
+                let item = items.remove(&(name.to_string(), Some(offsets.clone())));
+                let Some(item) = item else {
+                    let what = format!("storage_data has no item for {name} at {offsets:?}");
+                    return Err(about.problem(what));
+                };
+                chunks.push(Chunk { offsets, sizes, item });
+            }
+            let shape = numbers(&about.need("size")?)?;
+            meta.tensors.insert(name.to_string(), Entry { shape, chunks });
+        }
+        meta.complete()?;
+        Ok(meta)
+    }
+
+    /// The items of `storage_data`, by name and, of tensors, the first element of the rectangle.
+    fn items(
+        &mut self,
+        storage: &Value,
+    ) -> anyhow::Result<BTreeMap<(String, Option<Vec<usize>>), Item>> {
+        let mut items = BTreeMap::new();
+        for (index, info) in storage.pairs()? {
+            let name = index.need("fqn")?.str()?.to_string();
+            if let Some(how) = info.some("transform_descriptors") {
+                let what = format!("{name} is transformed ({how}): compressed items are not read");
+                let remedy = "save once without compression (FileSystemWriter without _extensions)";
+                let place = self.dir.join(".metadata").display().to_string();
+                return Err(Problems::one(place, what, remedy).into());
+            }
+            let file = info.need("relative_path")?.str()?.to_string();
+            if file.is_empty() || file.contains(['/', '\\', '\0']) || file.starts_with("..") {
+                let file: String = file.chars().take(100).collect();
+                return Err(
+                    info.problem(format!("{name} is in {file:?}, which is not a file's name"))
+                );
+            }
+            let (at, len) = (info.need("offset")?.count()?, info.need("length")?.count()?);
+            let end = at.checked_add(len);
+            let end = end.ok_or_else(|| info.problem(format!("the place of {name} overflows")))?;
+            let needed = self.files.entry(file.clone()).or_default();
+            *needed = end.max(*needed);
+            let offset = index.some("offset").map(|offset| numbers(&offset)).transpose()?;
+            items.insert((name, offset), Item { file, at, len });
+        }
+        Ok(items)
+    }
+
+    /// The files are there, and as long as the table says.
+    fn complete(&self) -> Result<(), Problems> {
+        let mut problems = Problems::default();
+        for (file, needed) in &self.files {
+            let path = self.dir.join(file);
+            match fs::metadata(&path) {
+                Ok(about) if about.len() >= *needed => {}
+                Ok(about) => {
+                    let what = format!(
+                        "{file} is cut short: it has {} bytes, .metadata needs {needed}",
+                        about.len()
+                    );
+                    problems.add(self.dir.display().to_string(), what, COPY_AGAIN);
+                }
+                Err(_) => {
+                    let what = format!("{file} is missing");
+                    problems.add(self.dir.display().to_string(), what, COPY_AGAIN);
+                }
+            }
+        }
+        problems.list.truncate(8);
+        problems.or(())
+    }
+
+    /// Processes that wrote: the files are `__RANK_NUMBER.distcp`.
+    pub fn writers(&self) -> usize {
+        let rank =
+            |file: &String| file.strip_prefix("__")?.split('_').next()?.parse::<usize>().ok();
+        self.files.keys().filter_map(rank).collect::<BTreeSet<_>>().len().max(1)
+    }
+
+    /// Whether the rectangles of a tensor cover it once; what is wrong, else.
+    pub fn tiles(&self, name: &str) -> Result<(), String> {
+        let entry = &self.tensors[name];
+        let volume = |sizes: &[usize]| {
+            sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
+        };
+        let mut covered = 0usize;
+        for chunk in &entry.chunks {
+            let inside = chunk.offsets.len() == entry.shape.len()
+                && chunk.sizes.len() == entry.shape.len()
+                && chunk.ends().zip(&entry.shape).all(|(end, size)| end <= *size);
+            if !inside {
+                return Err(format!(
+                    "the part {:?} at {:?} is outside of {:?}",
+                    chunk.sizes, chunk.offsets, entry.shape
+                ));
+            }
+            covered = covered.saturating_add(volume(&chunk.sizes));
+        }
+        let filled = |chunk: &&Chunk| volume(&chunk.sizes) > 0;
+        let chunks: Vec<&Chunk> = entry.chunks.iter().filter(filled).collect();
+        for (i, chunk) in chunks.iter().enumerate() {
+            if let Some(other) = chunks[..i].iter().find(|other| chunk.overlaps(other)) {
+                let [a, b] = [&other.offsets, &chunk.offsets];
+                return Err(format!("its parts at {a:?} and {b:?} overlap"));
+            }
+        }
+        match volume(&entry.shape) {
+            all if all == covered => Ok(()),
+            all => Err(format!("its parts have {covered} of {all} elements")),
+        }
+    }
+
+    /// Calls `each` with the rectangles of a tensor: offsets, sizes, values.
+    pub fn each_part(
+        &self,
+        name: &str,
+        mut each: impl FnMut(&[usize], &[usize], Vec<f32>),
+    ) -> anyhow::Result<()> {
+        for chunk in self.entry(name)?.chunks.iter() {
+            let file = self.archive(name, &chunk.item)?;
+            let value = file.root();
+            let tensor: &Tensor = value.tensor()?;
+            if tensor.shape != chunk.sizes {
+                let (found, said) = (&tensor.shape, &chunk.sizes);
+                let what = format!("{name} is {found:?}, .metadata says {said:?}");
+                return Err(value.problem(what));
+            }
+            each(&chunk.offsets, &chunk.sizes, file.floats(tensor, 0..tensor.numel())?);
+        }
+        Ok(())
+    }
+
+    /// The one number of a tensor without dimensions; None if it is not there.
+    pub fn number(&self, name: &str) -> anyhow::Result<Option<f64>> {
+        if !self.tensors.contains_key(name) {
+            return Ok(None);
+        }
+        let mut number = None;
+        self.each_part(name, |_, _, values| number = values.first().map(|n| f64::from(*n)))?;
+        Ok(number)
+    }
+
+    /// An object that torch.save wrote, opened; None if it is not there.
+    pub fn object(&self, name: &str) -> anyhow::Result<Option<TorchFile>> {
+        self.objects.get(name).map(|item| self.archive(name, item)).transpose()
+    }
+
+    fn entry(&self, name: &str) -> anyhow::Result<&Entry> {
+        self.tensors.get(name).ok_or_else(|| self.problem(format!("has no {name}")))
+    }
+
+    fn archive(&self, name: &str, item: &Item) -> anyhow::Result<TorchFile> {
+        let path = self.dir.join(&item.file);
+        let place = path.display().to_string();
+        let file = File::open(&path).with_context(|| format!("cannot open {place}"))?;
+        TorchFile::within(Arc::new(file), format!("{place}, {name}"), item.at, item.len)
+    }
+
+    /// An error about the table.
+    pub fn problem(&self, what: String) -> anyhow::Error {
+        Problems::one(self.dir.join(".metadata").display().to_string(), what, COPY_AGAIN).into()
+    }
+}
+
+impl Chunk {
+    fn ends(&self) -> impl Iterator<Item = usize> {
+        self.offsets.iter().zip(&self.sizes).map(|(at, size)| at.saturating_add(*size))
+    }
+
+    fn overlaps(&self, other: &Chunk) -> bool {
+        let starts = self.offsets.iter().zip(&other.offsets);
+        let ends = self.ends().zip(other.ends());
+        starts.zip(ends).all(|((a, b), (a_end, b_end))| *a < b_end && *b < a_end)
+    }
+}
+
+/// Whole numbers of a list, a tuple or a `torch.Size`.
+fn numbers(value: &Value) -> anyhow::Result<Vec<usize>> {
+    value.items()?.iter().map(|number| Ok(number.count()? as usize)).collect()
+}

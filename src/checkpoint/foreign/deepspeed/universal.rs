@@ -1,0 +1,221 @@
+//! Universal folders of DeepSpeed (`ds_to_universal.py`): each parameter whole, in files of its own.
+//!
+//! ```text
+//! zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt          dict: param, cat_dim
+//! zero/optimizer_state.pt                               the groups' numbers
+//! mp_rank_MM_model_states.pt                            as before the conversion: args, iteration
+//! ```
+
+use super::super::super::torch::{TorchFile, Value};
+use super::super::arguments::Arguments;
+use super::super::detect::{Format, step_folder};
+use super::super::settings::Settings;
+use super::super::{Choices, ForeignRun, Found, Kept};
+use super::layers::{EMBEDDING, first_block, name_of};
+use super::{RULE, refuse};
+use anyhow::Context;
+use base::Problems;
+use manifest::Model;
+use model::Param;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+struct Universal {
+    dir: PathBuf,
+    found: Found,
+    first_block: usize,
+    /// Shape of each parameter.
+    shapes: BTreeMap<String, Vec<usize>>,
+}
+
+pub fn open(from: &Path, _: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+    let dir = step_folder(from)?;
+    let main = dir.join("mp_rank_00_model_states.pt");
+    let file = TorchFile::open(&main)?;
+    let root = file.root();
+    let args = Arguments::new(root.need("args")?, main.display().to_string(), RULE);
+    refuse(&args)?;
+    let shapes = shapes(&dir)?;
+    let names = shapes.keys().map(String::as_str);
+    let first_block = first_block(names)
+        .with_context(|| format!("{}: zero has no block's input_layernorm", dir.display()))?;
+    let mut notes = Vec::new();
+    let mut settings = Settings::default();
+    args.model(&mut settings, &mut notes)?;
+    args.training(&mut settings, &mut notes)?;
+    let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
+    args.rates(scheduler.as_ref(), &mut settings)?;
+    let size = |name: &str| args.count(name).unwrap_or(1) as usize;
+    let grid = [size("tensor_model_parallel_size"), size("pipeline_model_parallel_size"), 1];
+    settings.set("topology.tensor", grid[0], "tensor_model_parallel_size");
+    settings.set("topology.pipeline", grid[1], "pipeline_model_parallel_size");
+    let (updates, lr) = numbers(&dir)?;
+    let (step, samples) = (root.need("iteration")?.count()?, args.count("consumed_train_samples")?);
+    let rows = shapes.get(EMBEDDING).and_then(|shape| shape.first().copied());
+    let rows = rows.with_context(|| format!("{}: zero has no {EMBEDDING}", dir.display()))?;
+    if let Some(padded) = args.get("padded_vocab_size").map(|size| size.count()).transpose()?
+        && padded as usize > rows
+    {
+        notes.push(format!(
+            "a universal folder has no rows that pad the vocabulary: {} that were trained are gone",
+            padded as usize - rows
+        ));
+    }
+    let mut found = Found {
+        format: Format::DeepSpeedUniversal,
+        trainer: "Megatron-DeepSpeed (universal checkpoint)".into(),
+        folder: dir.display().to_string(),
+        step,
+        samples,
+        tokens: samples * args.count("seq_length")?,
+        grid,
+        updates,
+        lr,
+        loss_scale: None,
+        settings,
+        without_states: None,
+        wanted: Vec::new(),
+        aside: args.aside(),
+        notes,
+    };
+    found.vocabulary([rows, rows], None, false);
+    found.counts();
+    Ok(Box::new(Universal { dir, found, first_block, shapes }))
+}
+
+/// Adam's count and the last rate.
+fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
+    let file = TorchFile::open(&dir.join("zero/optimizer_state.pt"))?;
+    let root = file.root();
+    let groups = root.some("param_groups").map_or(Ok(Vec::new()), |groups| groups.items())?;
+    let number = |value: Value| match value.tensor() {
+        Ok(tensor) => {
+            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
+            Ok(values.first().map_or(0, |value| *value as u64))
+        }
+        Err(_) => value.count(),
+    };
+    let first = groups.first();
+    let step = first.and_then(|group| group.some("step")).map(number).transpose()?;
+    let lr = first.and_then(|group| group.some("lr")).map_or(Ok(0.0), |lr| lr.float())?;
+    if let Some(step) = step {
+        return Ok((step, lr));
+    }
+    // Of PyTorch's AdamW it is beside each parameter.
+    let own = dir.join("zero").join(EMBEDDING).join("step.pt");
+    if own.is_file() {
+        let file = TorchFile::open(&own)?;
+        let root = file.root();
+        let step = match root.tensor() {
+            Ok(tensor) => file.floats(tensor, 0..1)?[0] as u64,
+            Err(_) => root.count()?,
+        };
+        return Ok((step, lr));
+    }
+    Err(root.problem("has no step in param_groups, and there is no step.pt".into()))
+}
+
+/// Shapes of all parameters, by their names.
+fn shapes(dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
+    let zero = dir.join("zero");
+    let failed = || format!("cannot list {}", zero.display());
+    let mut shapes = BTreeMap::new();
+    for entry in fs::read_dir(&zero).with_context(failed)? {
+        let path = entry.with_context(failed)?.path();
+        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+        if !path.is_dir() {
+            continue;
+        }
+        let mut shape = None;
+        for kept in Kept::ALL {
+            let file = state(dir, name, kept);
+            if !file.is_file() {
+                let what = format!("{} is missing", file.display());
+                let remedy = "copy the folder of the step whole";
+                return Err(Problems::one(dir.display().to_string(), what, remedy).into());
+            }
+            let file = TorchFile::open(&file)?;
+            let tensor = param(&file.root())?.tensor()?.shape.clone();
+            if shape.get_or_insert_with(|| tensor.clone()) != &tensor {
+                let what = format!("the {} of {name} is {tensor:?}, not {shape:?}", kept.name());
+                return Err(file.root().problem(what));
+            }
+        }
+        shapes.extend(shape.map(|shape| (name.to_string(), shape)));
+    }
+    Ok(shapes)
+}
+
+fn state(dir: &Path, name: &str, kept: Kept) -> PathBuf {
+    let file = match kept {
+        Kept::Master => "fp32.pt",
+        Kept::FirstMoment => "exp_avg.pt",
+        Kept::SecondMoment => "exp_avg_sq.pt",
+    };
+    dir.join("zero").join(name).join(file)
+}
+
+/// The tensor of a file: in a dict, or by itself in the first version.
+fn param<'t>(root: &Value<'t>) -> anyhow::Result<Value<'t>> {
+    match root.tensor() {
+        Ok(_) => Ok(root.clone()),
+        Err(_) => root.need("param"),
+    }
+}
+
+impl Universal {
+    fn name(&self, param: &Param) -> Option<String> {
+        name_of(param, self.first_block, self.shapes.keys().map(String::as_str))
+    }
+}
+
+impl ForeignRun for Universal {
+    fn found(&self) -> &Found {
+        &self.found
+    }
+
+    fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
+        let (mut problems, mut known) = (Problems::default(), BTreeSet::new());
+        let mut add = |what: String| {
+            problems.add(self.dir.display().to_string(), what, "is args that of this model?");
+        };
+        for param in params {
+            let shape = engine::saved_shape(param, model.vocab);
+            let name = self.name(param);
+            match name.as_ref().and_then(|name| self.shapes.get(name)) {
+                None => add(format!("zero has no parameter for {}", param.name)),
+                Some(found) if *found != shape => {
+                    let name = name.as_deref().unwrap_or_default();
+                    add(format!("zero/{name} is {found:?}, args makes it {shape:?}"));
+                }
+                Some(_) => {}
+            }
+            known.extend(name);
+        }
+        for name in self.shapes.keys().filter(|name| !known.contains(*name)) {
+            add(format!("zero/{name} is not in gptrain's model"));
+        }
+        problems.list.truncate(8);
+        Ok(problems.or(())?)
+    }
+
+    fn read(
+        &mut self,
+        _: &Model,
+        param: &Param,
+        _: &[usize],
+        kept: Kept,
+    ) -> anyhow::Result<Vec<f32>> {
+        let name = self.name(param).with_context(|| format!("no name for {}", param.name))?;
+        let file = TorchFile::open(&state(&self.dir, &name, kept))?;
+        let root = file.root();
+        let value = self::param(&root)?;
+        let tensor = value.tensor()?;
+        file.floats(tensor, 0..tensor.numel())
+    }
+
+    fn remarks(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+}

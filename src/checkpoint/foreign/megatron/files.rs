@@ -1,0 +1,92 @@
+//! Folders of ranks in a step's folder, `mp_rank_TT[_PPP]`, and the grid that they are of.
+
+use super::super::arguments::Arguments;
+use super::super::settings::Settings;
+use anyhow::Context;
+use base::Problems;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const FILE: &str = "model_optim_rng.pt";
+/// The remedy for a folder that was not copied whole.
+const COPY_AGAIN: &str = "copy the folder of the step whole";
+
+/// The files by stage and tensor rank; an error names the one that is missing.
+pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
+    let failed = || format!("cannot list {}", dir.display());
+    let mut found = BTreeSet::new();
+    let mut staged = false;
+    for entry in fs::read_dir(dir).with_context(failed)? {
+        let Ok(name) = entry.with_context(failed)?.file_name().into_string() else { continue };
+        let Some(ranks) = name.strip_prefix("mp_rank_") else { continue };
+        let ranks: Option<Vec<usize>> = ranks.split('_').map(|rank| rank.parse().ok()).collect();
+        match ranks.as_deref() {
+            Some([tensor]) => found.insert((0, *tensor)),
+            Some([tensor, stage]) => {
+                staged = true;
+                found.insert((*stage, *tensor))
+            }
+            _ => {
+                let what = format!("{name}: experts are not read");
+                let place = dir.display().to_string();
+                return Err(Problems::one(place, what, "train it there").into());
+            }
+        };
+    }
+    let stages = 1 + found.iter().map(|(stage, _)| *stage).max().unwrap_or(0);
+    let ranks = 1 + found.iter().map(|(_, tensor)| *tensor).max().unwrap_or(0);
+    if stages * ranks > 1 << 16 {
+        let what = format!("names {stages} stages and {ranks} tensor ranks");
+        return Err(Problems::one(dir.display().to_string(), what, COPY_AGAIN).into());
+    }
+    let path = |stage: usize, tensor: usize| {
+        let name = match staged {
+            true => format!("mp_rank_{tensor:02}_{stage:03}"),
+            false => format!("mp_rank_{tensor:02}"),
+        };
+        let path = dir.join(&name).join(FILE);
+        if path.is_file() {
+            return Ok(path);
+        }
+        let what = format!("{name}/{FILE} is missing");
+        Err(Problems::one(dir.display().to_string(), what, COPY_AGAIN).into())
+    };
+    (0..stages).map(|stage| (0..ranks).map(|tensor| path(stage, tensor)).collect()).collect()
+}
+
+/// The files are as many as the arguments say.
+pub fn grid(args: &Arguments, files: &[Vec<PathBuf>]) -> anyhow::Result<()> {
+    let size = |names: &[&str]| {
+        let value = names.iter().find_map(|name| args.get(name));
+        value.map_or(Ok(1), |value| value.count())
+    };
+    let tensor = size(&["tensor_model_parallel_size", "model_parallel_size"])?;
+    let pipeline = size(&["pipeline_model_parallel_size"])?;
+    if [tensor, pipeline] == [files[0].len() as u64, files.len() as u64] {
+        return Ok(());
+    }
+    let what = format!(
+        "args has tensor_model_parallel_size {tensor} and pipeline_model_parallel_size {pipeline}, the \
+         folder {} × {} of mp_rank_TT_PPP",
+        files[0].len(),
+        files.len()
+    );
+    Err(args.problem(what))
+}
+
+pub fn topology(
+    settings: &mut Settings,
+    args: &Arguments,
+    files: &[Vec<PathBuf>],
+) -> anyhow::Result<()> {
+    settings.set("topology.tensor", files[0].len(), "tensor_model_parallel_size");
+    settings.set("topology.pipeline", files.len(), "pipeline_model_parallel_size");
+    if let Some(data) = args.get("data_parallel_size") {
+        settings.set("topology.data", data.count()?, "data_parallel_size");
+    }
+    if args.get("recompute_granularity").is_some() || args.is_set("checkpoint_activations") {
+        settings.set("topology.recompute", "full", "recompute_granularity");
+    }
+    Ok(())
+}

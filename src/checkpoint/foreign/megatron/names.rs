@@ -1,0 +1,156 @@
+//! Megatron-LM's names, before and since Megatron-Core, and the order of the parameters in a file.
+
+use super::super::super::torch::{Node, Value};
+use model::Weight;
+
+/// Names of a block's parameters without `layers.N.`: those before core, of core, and of core where
+/// Transformer Engine joins a norm with the product after it.
+#[rustfmt::skip]
+const BLOCK: &[(Weight, &[&str])] = {
+    use Weight::*;
+    &[
+        (Ln1Scale, &["input_layernorm.weight", "input_norm.weight",
+            "self_attention.linear_qkv.layer_norm_weight"]),
+        (Ln1Shift, &["input_layernorm.bias", "input_norm.bias",
+            "self_attention.linear_qkv.layer_norm_bias"]),
+        (QkvW, &["self_attention.query_key_value.weight", "self_attention.linear_qkv.weight"]),
+        (QkvB, &["self_attention.query_key_value.bias", "self_attention.linear_qkv.bias"]),
+        (QNorm, &["self_attention.q_layernorm.weight"]),
+        (KNorm, &["self_attention.k_layernorm.weight"]),
+        (ProjW, &["self_attention.dense.weight", "self_attention.linear_proj.weight"]),
+        (ProjB, &["self_attention.dense.bias", "self_attention.linear_proj.bias"]),
+        (Ln2Scale, &["post_attention_layernorm.weight", "post_attention_norm.weight",
+            "pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"]),
+        (Ln2Shift, &["post_attention_layernorm.bias", "post_attention_norm.bias",
+            "pre_mlp_layernorm.bias", "mlp.linear_fc1.layer_norm_bias"]),
+        (Fc1W, &["mlp.dense_h_to_4h.weight", "mlp.linear_fc1.weight"]),
+        (Fc1B, &["mlp.dense_h_to_4h.bias", "mlp.linear_fc1.bias"]),
+        (Fc2W, &["mlp.dense_4h_to_h.weight", "mlp.linear_fc2.weight"]),
+        (Fc2B, &["mlp.dense_4h_to_h.bias", "mlp.linear_fc2.bias"]),
+    ]
+};
+
+/// Names of the parameters outside of the blocks.
+#[rustfmt::skip]
+const OUTSIDE: &[(Weight, &[&str])] = {
+    use Weight::*;
+    &[
+        (TokenEmbed, &["embedding.word_embeddings.weight"]),
+        (PosEmbed, &["embedding.position_embeddings.weight"]),
+        (LnfScale, &["encoder.final_layernorm.weight", "encoder.final_norm.weight"]),
+        (LnfShift, &["encoder.final_layernorm.bias", "encoder.final_norm.bias"]),
+        (HeadW, &["output_layer.weight", "word_embeddings_for_head.weight"]),
+    ]
+};
+
+/// The order of Megatron-Core's modules where Transformer Engine joins norms with products.
+#[rustfmt::skip]
+pub const MODULES: &[Weight] = {
+    use Weight::*;
+    &[
+        TokenEmbed, PosEmbed, ProjW, ProjB, Ln1Scale, Ln1Shift, QkvW, QkvB, QNorm, KNorm,
+        Ln2Scale, Ln2Shift, Fc1W, Fc1B, Fc2W, Fc2B, LnfScale, LnfShift, HeadW,
+    ]
+};
+
+/// Megatron-Core's name of a parameter, the last one of each row; None if it has none.
+pub fn core_name(weight: Weight, layer: Option<usize>) -> Option<String> {
+    if let Some(layer) = layer {
+        let (_, names) = BLOCK.iter().find(|(row, _)| *row == weight)?;
+        return Some(format!("decoder.layers.{layer}.{}", names.last()?));
+    }
+    let (_, names) = OUTSIDE.iter().find(|(row, _)| *row == weight)?;
+    Some(names.first()?.replace("encoder.", "decoder."))
+}
+
+/// A parameter of a file's model.
+#[derive(Clone)]
+pub struct Entry<'t> {
+    /// With dots between the levels.
+    pub name: String,
+    pub weight: Weight,
+    /// The block's number in its chunk.
+    pub layer: Option<usize>,
+    pub value: Value<'t>,
+}
+
+/// The parameters of a chunk in the order of the file, which is that of the model's modules and
+/// of the optimizer; the name of the first that is not known, else.
+pub fn entries<'t>(model: &Value<'t>) -> anyhow::Result<Result<Vec<Entry<'t>>, String>> {
+    let mut flat = Vec::new();
+    flatten(model, "", &mut flat)?;
+    let mut entries = Vec::new();
+    for (name, value) in flat {
+        let buffer = name.ends_with("_extra_state") || name.ends_with("inv_freq");
+        if buffer || value.tensor().is_err() {
+            continue;
+        }
+        match known(&name) {
+            Some((weight, layer)) => entries.push(Entry { name, weight, layer, value }),
+            None => return Ok(Err(name)),
+        }
+    }
+    Ok(Ok(entries))
+}
+
+fn flatten<'t>(
+    value: &Value<'t>,
+    before: &str,
+    flat: &mut Vec<(String, Value<'t>)>,
+) -> anyhow::Result<()> {
+    for (name, child) in value.named()? {
+        let full = if before.is_empty() { name.to_string() } else { format!("{before}.{name}") };
+        match child.node() {
+            Node::Dict(_) if full.split('.').count() < 64 => flatten(&child, &full, flat)?,
+            _ => flat.push((full, child)),
+        }
+    }
+    Ok(())
+}
+
+/// The parameter of a name, and its block's number in the chunk.
+fn known(name: &str) -> Option<(Weight, Option<usize>)> {
+    let name = name.trim_start_matches("module.");
+    let name = name.strip_prefix("language_model.").unwrap_or(name);
+    // "transformer" until 2022, "decoder" of core.
+    let inner = ["encoder.", "transformer.", "decoder."];
+    let inner = inner.into_iter().find_map(|before| name.strip_prefix(before));
+    if let Some((number, rest)) =
+        inner.and_then(|rest| rest.strip_prefix("layers.")?.split_once('.'))
+    {
+        let rest = match rest.strip_prefix("attention.") {
+            Some(rest) => format!("self_attention.{rest}"),
+            None => rest.to_string(),
+        };
+        let row = BLOCK.iter().find(|(_, names)| names.contains(&rest.as_str()))?;
+        return Some((row.0, Some(number.parse().ok()?)));
+    }
+    let name = inner.map_or(name.to_string(), |rest| format!("encoder.{rest}"));
+    let row = OUTSIDE.iter().find(|(_, names)| names.contains(&name.as_str()))?;
+    Some((row.0, None))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_every_age_are_known() {
+        for (name, weight, layer) in [
+            ("language_model.transformer.layers.3.attention.dense.bias", Weight::ProjB, Some(3)),
+            ("language_model.encoder.layers.0.input_norm.weight", Weight::Ln1Scale, Some(0)),
+            ("decoder.layers.11.mlp.linear_fc1.layer_norm_weight", Weight::Ln2Scale, Some(11)),
+            ("decoder.final_layernorm.weight", Weight::LnfScale, None),
+            ("language_model.output_layer.weight", Weight::HeadW, None),
+            ("word_embeddings_for_head.weight", Weight::HeadW, None),
+        ] {
+            assert_eq!(known(name), Some((weight, layer)), "{name}");
+        }
+        for weight in MODULES {
+            let layer = BLOCK.iter().any(|(row, _)| row == weight).then_some(5);
+            assert_eq!(known(&core_name(*weight, layer).unwrap()), Some((*weight, layer)));
+        }
+        assert_eq!(known("decoder.layers.0.mlp.router.weight"), None);
+        assert_eq!(known("language_model.pooler.dense.weight"), None);
+    }
+}

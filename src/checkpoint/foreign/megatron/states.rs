@@ -1,0 +1,185 @@
+//! States of Megatron's plain optimizer, which has no names: its parameters count through the
+//! groups in the order of the model's modules.
+//!
+//! Which groups there are, and in which order, varies with the version: a group is the parameters that
+//! decay, those that do not (vectors), or all, whichever its shapes are.
+
+use super::super::super::torch::{TorchFile, Value};
+use super::super::{Kept, LossScale};
+use super::names::Entry;
+
+/// Group, and number in it, of each parameter of a stage.
+pub type StatePlaces = Vec<(usize, usize)>;
+
+/// The plain optimizer of a file.
+pub struct Optimizer<'t> {
+    groups: Vec<Value<'t>>,
+    states: Value<'t>,
+    /// f32 copies of parameters in 16 bits, by group.
+    masters: Option<Vec<Value<'t>>>,
+}
+
+impl<'t> Optimizer<'t> {
+    /// The optimizer of a file, or the reason why its states cannot be read.
+    pub fn of(root: &Value<'t>, half: bool) -> anyhow::Result<Result<Optimizer<'t>, String>> {
+        let Some(outer) = root.some("optimizer") else {
+            return Ok(Err("the files have no optimizer".into()));
+        };
+        if let Ok(several) = outer.items() {
+            return Ok(Err(format!("optimizer is a list of {}", several.len())));
+        }
+        let inner = outer.some("optimizer").or_else(|| outer.some("optimizer_state_dict"));
+        let inner = inner.unwrap_or_else(|| outer.clone());
+        let (Some(groups), Some(states)) = (inner.some("param_groups"), inner.some("state")) else {
+            let why = "optimizer has no state: a distributed optimizer wrote it beside, in \
+                       distrib_optim.pt, in an order that is not in the files";
+            return Ok(Err(why.into()));
+        };
+        let names = ["fp32_from_fp16_params", "fp32_from_fp16"];
+        let masters = names.into_iter().find_map(|name| outer.some(name));
+        let masters = masters.map(|masters| masters.items()).transpose()?;
+        let groups = groups.items()?;
+        match &masters {
+            None if half => {
+                return Ok(Err("optimizer has no fp32_from_fp16_params".into()));
+            }
+            Some(masters) if masters.len() != groups.len() => {
+                let (groups, masters) = (groups.len(), masters.len());
+                let why = format!("fp32_from_fp16_params has {masters} groups, not {groups}");
+                return Ok(Err(why));
+            }
+            _ => {}
+        }
+        Ok(Ok(Optimizer { groups, states, masters: masters.filter(|_| half) }))
+    }
+
+    /// The place of each parameter of the model, or the reason why it cannot be found.
+    pub fn slots(&self, entries: &[Entry]) -> anyhow::Result<Result<StatePlaces, String>> {
+        let shape = |entry: &Entry| entry.value.tensor().map(|tensor| tensor.shape.clone());
+        let shapes = entries.iter().map(shape).collect::<anyhow::Result<Vec<_>>>()?;
+        let all: Vec<usize> = (0..entries.len()).collect();
+        let vector = |entry: &usize| shapes[*entry].len() == 1;
+        let (rest, decay): (Vec<usize>, Vec<usize>) = all.iter().copied().partition(vector);
+        let mut slots = vec![None; entries.len()];
+        for group in 0..self.groups.len() {
+            let held = self.shapes(group)?;
+            let same = |list: &&Vec<usize>| {
+                list.len() == held.len()
+                    && list.iter().zip(&held).all(|(entry, shape)| shapes[*entry] == *shape)
+            };
+            let Some(list) = [&all, &decay, &rest].into_iter().find(same) else {
+                return Ok(Err(format!(
+                    "group {group} of the optimizer has {} parameters, which are neither all {} of \
+                     the file, nor its {} matrices, nor its {} vectors, in their order",
+                    held.len(),
+                    all.len(),
+                    decay.len(),
+                    rest.len()
+                )));
+            };
+            for (number, entry) in list.iter().enumerate() {
+                if slots[*entry].replace((group, number)).is_some() {
+                    let name = &entries[*entry].name;
+                    return Ok(Err(format!("{name} is in two groups of the optimizer")));
+                }
+            }
+        }
+        let missing = slots.iter().position(Option::is_none);
+        if let Some(entry) = missing {
+            let name = &entries[entry].name;
+            return Ok(Err(format!("no group of the optimizer has {name}")));
+        }
+        Ok(Ok(slots.into_iter().flatten().collect()))
+    }
+
+    /// Shapes of a group's first moments.
+    fn shapes(&self, group: usize) -> anyhow::Result<Vec<Vec<usize>>> {
+        let count = self.groups[group].need("params")?.items()?.len();
+        let shape = |number| {
+            let state = self.tensor((group, number), Kept::FirstMoment)?;
+            Ok(state.tensor()?.shape.clone())
+        };
+        (0..count).map(shape).collect()
+    }
+
+    /// A state of the parameter in a slot; None of a weight that has no f32 copy.
+    fn tensor(&self, slot: (usize, usize), kept: Kept) -> anyhow::Result<Value<'t>> {
+        let (group, number) = slot;
+        let of = &self.groups[group];
+        let missing = |what: &str| {
+            of.problem(format!(
+                "parameter {number} of group {group} of the optimizer has no {what}"
+            ))
+        };
+        if let (Kept::Master, Some(masters)) = (kept, &self.masters) {
+            let found = masters[group].items()?.get(number).cloned();
+            return found.ok_or_else(|| missing("copy in fp32_from_fp16_params"));
+        }
+        let ids = of.need("params")?.items()?;
+        let id = ids.get(number).ok_or_else(|| missing("number"))?.int()?;
+        let state = self.states.at(id).ok_or_else(|| missing("state"))?;
+        let key = if kept == Kept::FirstMoment { "exp_avg" } else { "exp_avg_sq" };
+        state.some(key).ok_or_else(|| missing(key))
+    }
+
+    /// A state of a parameter; None for a weight that is f32 itself.
+    pub fn state(&self, slot: (usize, usize), kept: Kept) -> anyhow::Result<Option<Value<'t>>> {
+        match kept {
+            Kept::Master if self.masters.is_none() => Ok(None),
+            _ => self.tensor(slot, kept).map(Some),
+        }
+    }
+
+    /// Adam's count: in the groups (apex, Transformer Engine) or in each state (PyTorch).
+    pub fn updates(&self, file: &TorchFile) -> anyhow::Result<Option<u64>> {
+        let number = |value: Value| match value.tensor() {
+            Ok(tensor) => {
+                let values = file.floats(tensor, 0..tensor.numel().min(1))?;
+                Ok(values.first().map_or(0, |value| *value as u64))
+            }
+            Err(_) => value.count(),
+        };
+        let mut updates = None;
+        for group in &self.groups {
+            let first = group.need("params")?.items()?.first().cloned();
+            let state = first.map(|id| id.int()).transpose()?.and_then(|id| self.states.at(id));
+            let step = group.some("step").or_else(|| state?.some("step"));
+            let step = step.or_else(|| self.states.some("common_step"));
+            let Some(step) = step.map(number).transpose()? else { continue };
+            match updates {
+                Some(known) if known != step => {
+                    let what = format!("Adam's step is {step} in one group, {known} in another");
+                    return Err(group.problem(what));
+                }
+                _ => updates = Some(step),
+            }
+        }
+        Ok(updates)
+    }
+
+    /// The rate of the last update.
+    pub fn rate(&self) -> Option<f64> {
+        self.groups.first()?.some("lr")?.float().ok()
+    }
+}
+
+/// The state of Megatron's dynamic loss scaler.
+pub fn loss_scale(file: &TorchFile) -> anyhow::Result<Option<LossScale>> {
+    let scaler = file.root().some("optimizer").and_then(|outer| outer.some("grad_scaler"));
+    let Some(scale) = scaler.as_ref().and_then(|scaler| scaler.some("scale")) else {
+        return Ok(None);
+    };
+    let scale = match scale.tensor() {
+        Ok(tensor) => {
+            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
+            f64::from(values.first().copied().unwrap_or(1.0))
+        }
+        Err(_) => scale.float()?,
+    };
+    let count = |name: &str| scaler.as_ref()?.some(name)?.int().ok();
+    Ok(Some(LossScale {
+        scale,
+        updates_in_a_row: count("growth_tracker").unwrap_or(0).max(0) as u64,
+        overflows_left: count("hysteresis_tracker").unwrap_or(1),
+    }))
+}

@@ -1,0 +1,293 @@
+//! A run's plan beside what was measured: one table of the parts of a step, in seconds. The run
+//! writes it after its first steps; `status`, the report and `estimate --calibrate` read it.
+
+use comm::{ACTIVATIONS, GRADIENTS, PIPELINE};
+use device::{FP8_PRODUCT, HEAD_PRODUCT, OpTimes};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// What a rank sends for, and the groups it sends to: tensor parallelism (activations, and gradients
+/// of weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
+pub const TRAFFIC: [(&str, &[&str]); 4] = [
+    ("tensor", &["tensor", "tp_async"]),
+    ("pipeline", &[PIPELINE, ACTIVATIONS, GRADIENTS]),
+    ("data", &["data"]),
+    ("tied", &["embedding"]),
+];
+
+/// Part of a step's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    Products,
+    Attention,
+    Elements,
+    Head,
+    Optimizer,
+    Tensor,
+    Pipeline,
+    Data,
+    Input,
+    Save,
+    Other,
+}
+
+impl Part {
+    pub const COUNT: usize = 11;
+
+    /// All parts, in the order of the table.
+    pub const ALL: [Part; Part::COUNT] = [
+        Part::Products,
+        Part::Attention,
+        Part::Elements,
+        Part::Head,
+        Part::Optimizer,
+        Part::Tensor,
+        Part::Pipeline,
+        Part::Data,
+        Part::Input,
+        Part::Save,
+        Part::Other,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Products => "matrix products",
+            Part::Attention => "attention",
+            Part::Elements => "norms and element-wise",
+            Part::Head => "head and loss",
+            Part::Optimizer => "optimizer",
+            Part::Tensor => "tensor collectives",
+            Part::Pipeline => "pipeline bubble and messages",
+            Part::Data => "data collectives",
+            Part::Input => "input",
+            Part::Save => "save",
+            Part::Other => "other",
+        }
+    }
+
+    /// Part that an op of a pass belongs to.
+    pub fn of_op(name: &str) -> Part {
+        match name {
+            "gemm" | FP8_PRODUCT => Part::Products,
+            HEAD_PRODUCT | "cross entropy" => Part::Head,
+            _ if name.starts_with("attention") => Part::Attention,
+            _ => Part::Elements,
+        }
+    }
+
+    /// Part that a row of `TRAFFIC` belongs to.
+    pub fn of_traffic(row: usize) -> Part {
+        [Part::Tensor, Part::Pipeline, Part::Data, Part::Pipeline][row]
+    }
+}
+
+/// Seconds of each part, by `Part::ALL`.
+pub type PartSeconds = [f64; Part::COUNT];
+
+/// Seconds of a step as one rank measured them.
+#[derive(Clone, Debug, Default)]
+pub struct StepTimes {
+    pub ops: OpTimes,
+    /// Waits of the rank's thread, by group.
+    pub waits: BTreeMap<String, f64>,
+    pub input: f64,
+    pub save: f64,
+    /// The whole step.
+    pub seconds: f64,
+}
+
+impl StepTimes {
+    /// Seconds of each part. What no part explains is `Part::Other`.
+    pub fn parts(&self) -> PartSeconds {
+        let mut parts = [0.0; Part::COUNT];
+        for (name, seconds) in &self.ops.passes {
+            parts[Part::of_op(name) as usize] += seconds;
+        }
+        parts[Part::Optimizer as usize] = self.ops.once.values().sum();
+        for (group, seconds) in &self.waits {
+            let row = TRAFFIC.iter().position(|(_, groups)| groups.contains(&&**group));
+            row.into_iter().for_each(|row| parts[Part::of_traffic(row) as usize] += seconds);
+        }
+        parts[Part::Input as usize] = self.input;
+        parts[Part::Save as usize] = self.save;
+        parts[Part::Other as usize] = (self.seconds - parts.iter().sum::<f64>()).max(0.0);
+        parts
+    }
+}
+
+/// Row of the table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PartRow {
+    pub name: String,
+    pub planned: f64,
+    pub measured: f64,
+}
+
+impl PartRow {
+    /// Seconds by which the part takes longer than planned.
+    pub fn excess(&self) -> f64 {
+        self.measured - self.planned
+    }
+}
+
+/// The parts of a step, planned and measured, in seconds.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PartTable {
+    /// Last of the measured steps.
+    pub step: u64,
+    /// Samples of a step.
+    pub batch: usize,
+    pub parts: Vec<PartRow>,
+}
+
+/// Deviation of a step from its plan from which on a part is named.
+const BROKEN: f64 = 0.1;
+
+impl PartTable {
+    pub fn new(
+        step: u64,
+        batch: usize,
+        planned: &PartSeconds,
+        measured: &PartSeconds,
+    ) -> PartTable {
+        let row = |part: &Part| {
+            let (name, i) = (part.name().to_string(), *part as usize);
+            PartRow { name, planned: planned[i], measured: measured[i] }
+        };
+        PartTable { step, batch, parts: Part::ALL.iter().map(row).collect() }
+    }
+
+    /// The row of a part; zeros if the table has none.
+    pub fn row(&self, part: Part) -> (f64, f64) {
+        let row = self.parts.iter().find(|row| row.name == part.name());
+        row.map_or((0.0, 0.0), |row| (row.planned, row.measured))
+    }
+
+    /// Sets the measured seconds of a part.
+    pub fn set_measured(&mut self, part: Part, seconds: f64) {
+        let row = self.parts.iter_mut().find(|row| row.name == part.name());
+        row.into_iter().for_each(|row| row.measured = seconds);
+    }
+
+    /// Sums over the parts.
+    pub fn total(&self) -> PartRow {
+        let sum = |of: fn(&PartRow) -> f64| self.parts.iter().map(of).sum::<f64>();
+        let (planned, measured) = (sum(|row| row.planned), sum(|row| row.measured));
+        PartRow { name: "step".to_string(), planned, measured }
+    }
+
+    /// Part that explains most of the step's deviation from its plan; None if the step is within a
+    /// tenth of it.
+    pub fn broken(&self) -> Option<&PartRow> {
+        let total = self.total();
+        if total.excess().abs() <= BROKEN * total.planned {
+            return None;
+        }
+        let towards = total.excess().signum();
+        self.parts.iter().max_by(|a, b| (towards * a.excess()).total_cmp(&(towards * b.excess())))
+    }
+
+    /// Formats seconds of this table in one unit.
+    pub fn time(&self, seconds: f64) -> String {
+        match self.total().measured < 10.0 {
+            true => format!("{:.1} ms", 1e3 * seconds),
+            false => format!("{seconds:.2} s"),
+        }
+    }
+
+    /// One sentence about the step and the part that breaks the plan.
+    pub fn verdict(&self) -> String {
+        let total = self.total();
+        let (planned, measured) = (self.time(total.planned), self.time(total.measured));
+        match self.broken() {
+            None => format!("a step takes {measured}, as planned ({planned})"),
+            Some(part) => {
+                let part = self.blame(part);
+                format!("a step takes {measured}, {planned} were planned; {part}")
+            }
+        }
+    }
+
+    /// "most of the difference is in attention: 40.0 ms, planned 20.0 ms"
+    pub fn blame(&self, part: &PartRow) -> String {
+        let [measured, planned] = [part.measured, part.planned].map(|s| self.time(s));
+        format!("most of the difference is in {}: {measured}, planned {planned}", part.name)
+    }
+
+    /// Rows that are not zero in both columns, and the sum.
+    pub fn shown(&self) -> Vec<PartRow> {
+        let counts = |row: &&PartRow| row.planned.max(row.measured).abs() > 0.0;
+        self.parts.iter().filter(counts).cloned().chain([self.total()]).collect()
+    }
+
+    /// The table as lines of text, with the verdict.
+    pub fn text(&self) -> String {
+        let mut text = format!("{:28} {:>10} {:>10}\n", "time of a step", "planned", "measured");
+        for row in self.shown() {
+            let [planned, measured] = [row.planned, row.measured].map(|s| self.time(s));
+            let _ = writeln!(text, "{:28} {planned:>10} {measured:>10}", row.name);
+        }
+        text + &self.verdict()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(planned: [f64; 3], measured: [f64; 3]) -> PartTable {
+        let all = |of: [f64; 3]| {
+            let mut all = [0.0; Part::COUNT];
+            all[..3].copy_from_slice(&of);
+            all
+        };
+        PartTable::new(5, 8, &all(planned), &all(measured))
+    }
+
+    #[test]
+    fn ops_and_waits_are_those_of_their_parts() {
+        let seconds = |pairs: &[(&'static str, f64)]| pairs.iter().copied().collect();
+        let passes = seconds(&[
+            ("gemm", 1.0),
+            (FP8_PRODUCT, 2.0),
+            (HEAD_PRODUCT, 4.0),
+            ("cross entropy", 8.0),
+            ("attention backward", 16.0),
+            ("layernorm", 32.0),
+        ]);
+        let once = seconds(&[("gemm", 0.5), ("adamw", 0.25)]);
+        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 512.0)];
+        let waits = waits.iter().map(|(group, seconds)| (group.to_string(), *seconds));
+        let waits = waits.chain([("control data".to_string(), 9.0)]).collect();
+        let ops = OpTimes { passes, once };
+        let times = StepTimes { ops, waits, input: 1024.0, save: 0.0, seconds: 2048.0 };
+        let parts = times.parts();
+        assert_eq!(parts[..5], [3.0, 16.0, 32.0, 12.0, 0.75]);
+        assert_eq!(parts[5..10], [64.0, 384.0, 512.0, 1024.0, 0.0]);
+        assert_eq!(parts.iter().sum::<f64>(), 2048.0, "the rest is in the last part");
+        let short = StepTimes { seconds: 1.0, ..times }.parts();
+        assert_eq!(short[Part::Other as usize], 0.0);
+    }
+
+    #[test]
+    fn the_part_that_breaks_the_plan_is_named() {
+        let slower = table([1.0, 1.0, 1.0], [1.1, 2.0, 0.9]);
+        assert_eq!(slower.broken().unwrap().name, "attention");
+        assert!(slower.text().contains("most of the difference is in attention: 2000.0 ms"));
+        let faster = table([1.0, 1.0, 1.0], [0.2, 0.9, 1.2]);
+        assert_eq!(faster.broken().unwrap().name, "matrix products");
+        let near = table([1.0, 1.0, 1.0], [1.3, 0.9, 0.9]);
+        assert!(near.broken().is_none() && near.verdict().contains("as planned"));
+        assert_eq!(near.shown().len(), 4, "three parts and their sum");
+    }
+
+    #[test]
+    fn a_table_is_read_as_it_was_written() {
+        let mut table = table([1.0, 0.5, 0.25], [1.5, 0.1, 0.3]);
+        table.set_measured(Part::Save, 0.125);
+        let text = serde_json::to_string(&table).unwrap();
+        assert_eq!(serde_json::from_str::<PartTable>(&text).unwrap(), table);
+        assert_eq!((table.row(Part::Save), table.row(Part::Attention)), ((0.0, 0.125), (0.5, 0.1)));
+    }
+}

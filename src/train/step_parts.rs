@@ -1,0 +1,72 @@
+//! Seconds of a step's parts, measured in a run's third to fifth steps: op by op on the device, and
+//! the waits of the rank's thread. Between these steps the rank waits for the device, and each op
+//! costs two readings of the clock; all other steps are as without it.
+
+use super::rank::Rank;
+use device::Backend;
+use estimate::parts::{PartSeconds, StepTimes};
+use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
+
+/// Measured steps, counted from the start of this process: the first ones warm up.
+const MEASURED: RangeInclusive<u64> = 3..=5;
+
+/// Measurement of one rank.
+#[derive(Default)]
+pub struct StepParts {
+    /// Steps begun by this process.
+    begun: u64,
+    is_on: bool,
+    waits: BTreeMap<String, f64>,
+    input: f64,
+    /// Step and its times.
+    measured: Vec<(u64, StepTimes)>,
+    /// Seconds in which saves have stopped the steps.
+    saving: f64,
+}
+
+impl StepParts {
+    /// Counts a step. Returns whether it is to be measured.
+    pub fn next_is_due(&mut self) -> bool {
+        self.begun += 1;
+        MEASURED.contains(&self.begun)
+    }
+
+    /// Begins to measure a step, if the device can time its ops.
+    pub fn begin(&mut self, be: &dyn Backend, rank: &Rank) {
+        self.is_on = be.time_ops(rank.grid.size() == 1);
+        self.waits = rank.world().recorder().waits();
+        self.input = 0.0;
+    }
+
+    /// Adds time in which the step waited for its input and copied it.
+    pub fn add_input(&mut self, seconds: f64) {
+        self.input += seconds;
+    }
+
+    /// Ends the measurement of a step that took `seconds`.
+    pub fn end(&mut self, be: &dyn Backend, rank: &Rank, step: u64, seconds: f64) {
+        if !std::mem::take(&mut self.is_on) {
+            return;
+        }
+        let mut waits = rank.world().recorder().waits();
+        for (group, before) in &self.waits {
+            waits.entry(group.clone()).and_modify(|now| *now -= before);
+        }
+        let (ops, input) = (be.take_times(), self.input);
+        self.measured.push((step, StepTimes { ops, waits, input, save: 0.0, seconds }));
+    }
+
+    /// The measured step of median length, and its parts.
+    pub fn median(&self) -> Option<(u64, PartSeconds)> {
+        let mut steps: Vec<&(u64, StepTimes)> = self.measured.iter().collect();
+        steps.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
+        steps.get(steps.len() / 2).map(|(step, times)| (*step, times.parts()))
+    }
+
+    /// Adds the time in which a save stopped the steps. Returns its mean over all steps so far.
+    pub fn saved(&mut self, seconds: f64) -> f64 {
+        self.saving += seconds;
+        self.saving / self.begun.max(1) as f64
+    }
+}
