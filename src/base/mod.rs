@@ -24,6 +24,7 @@ pub mod threads;
 mod units;
 mod visible;
 mod worker;
+mod wrong_input;
 
 pub use choices::Gelu;
 pub use columns::columns;
@@ -38,6 +39,7 @@ pub use stamp::unix_time;
 pub use units::{Bytes, Count, Seconds};
 pub use visible::visible;
 pub use worker::{Worker, in_order};
+pub use wrong_input::WrongInput;
 
 /// n / d. Panics if d does not divide n.
 pub fn div_exact(n: usize, d: usize) -> usize {

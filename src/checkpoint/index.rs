@@ -8,7 +8,7 @@ mod pieces;
 
 use super::digest::{self, CHUNK, Digest};
 use anyhow::{Context, bail, ensure};
-use base::{DType, input, null_is_nan};
+use base::{DType, WrongInput, input, null_is_nan};
 use data::MixturePlan;
 use engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
 use plan::spikes::SpikeWatch;
@@ -307,12 +307,13 @@ impl Index {
     /// then authentic and consistent. The files themselves are not read.
     pub fn read(folder: &Path) -> anyhow::Result<Index> {
         let path = folder.join(NAME);
-        let not_one = || format!("{} is not a checkpoint", folder.display());
-        let file = input::open(&path).context(NAME).with_context(not_one)?;
+        let not_one = || format!("{} is not a checkpoint: {NAME}", folder.display());
+        let file = input::open(&path).map_err(|error| WrongInput::reading(error, not_one()))?;
         let damaged = || format!("{} is damaged", path.display());
         let mut text = String::new();
-        file.take(MAX_BYTES).read_to_string(&mut text).with_context(damaged)?;
-        Index::parse(&text).with_context(damaged)
+        let read = file.take(MAX_BYTES).read_to_string(&mut text);
+        read.map_err(|error| WrongInput::reading(error, damaged()))?;
+        Index::parse(&text).with_context(|| WrongInput(damaged()))
     }
 
     /// Parses an index.

@@ -4,8 +4,8 @@ use super::index::{Progress, Tensor};
 use super::read::{Buffer, Checkpoint, row_blocks};
 use super::replicas;
 use super::validate;
-use anyhow::{Context, ensure};
-use base::in_order;
+use anyhow::Context;
+use base::{ensure_input, in_order};
 use engine::{
     Conversion, Engine, Frozen, MASTER, OptimizerRule, PENDING, Scale, StateSlice, StateSpec,
     TensorSlice,
@@ -122,16 +122,28 @@ pub fn load(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress
 
 /// Reads the master weights into frozen weights.
 pub fn load_weights(folder: &Path, weights: &Frozen) -> anyhow::Result<Progress> {
+    load_weights_with(folder, weights, &|_| ())
+}
+
+/// The same. Calls `loaded` with the number of bytes of each part in f32, as it is written.
+pub fn load_weights_with(
+    folder: &Path,
+    weights: &Frozen,
+    loaded: &dyn Fn(usize),
+) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
     sound(&checkpoint, &validate::weights(&checkpoint.index, weights.model()))?;
-    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| weights.write(slice, first, bytes);
+    let put = &mut |slice: &StateSlice, first, bytes: &[u8]| {
+        weights.write(slice, first, bytes);
+        loaded(bytes.len());
+    };
     read_all(&checkpoint, &weights.slices(), None, put)?;
     Ok(checkpoint.index.progress)
 }
 
 /// Fails with the findings about a checkpoint, if there are any.
 fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
-    ensure!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
+    ensure_input!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
     Ok(())
 }
 
@@ -215,7 +227,7 @@ impl Job<'_> {
     ) -> anyhow::Result<()> {
         from.read(buffer, self.tensor, state.name, self.rows.clone(), cols)?;
         // No step updates with non-finite numbers, so no run wrote these.
-        ensure!(
+        ensure_input!(
             state.dtype.finite(buffer.bytes()),
             "{}: the {} of {} contains non-finite numbers, in rows {}..{}",
             from.folder.display(),

@@ -47,7 +47,9 @@ pub use index::{
     Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, Shard, State,
     Tensor, TensorState,
 };
-pub use load::{exchange_restarts, load, load_weights, read_into, read_weights_into};
+pub use load::{
+    exchange_restarts, load, load_weights, load_weights_with, read_into, read_weights_into,
+};
 pub use read::{Buffer, Checkpoint, row_blocks};
 pub use replicas::{ReplicaDigest, replica_digests, verify};
 pub use save::{

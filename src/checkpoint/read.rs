@@ -4,8 +4,8 @@ use super::digest::{CHUNK, Digest};
 use super::disk::{BLOCK, DIRECT};
 use super::folder;
 use super::index::{Index, Piece, SHARD_END, Shard, Tensor, TensorState};
-use anyhow::{Context, bail, ensure};
-use base::DType;
+use anyhow::{Context, bail};
+use base::{DType, WrongInput, ensure_input};
 use rustix::fs::OFlags;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -251,7 +251,7 @@ impl<'c> Of<'c> {
         for (i, (bytes, digest)) in
             buffer[read.clone()].chunks(CHUNK).zip(&piece.chunks[chunks]).enumerate()
         {
-            ensure!(
+            ensure_input!(
                 Digest::of(bytes) == *digest,
                 "{}: damaged, their digest is not the one saved",
                 place(at + (i * CHUNK) as u64, bytes.len())
@@ -333,15 +333,16 @@ impl ShardFile {
 
 fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<ShardFile> {
     let path = folder.join(&shard.file);
-    let file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
+    let failed = |error| WrongInput::reading(error, format!("cannot open {}", path.display()));
+    let file = File::open(&path).map_err(failed)?;
     let len = file.metadata().with_context(|| path.display().to_string())?.len();
-    ensure!(
+    ensure_input!(
         len >= shard.bytes,
         "{} is cut short: bytes {len}..{} are missing",
         path.display(),
         shard.bytes
     );
-    ensure!(
+    ensure_input!(
         len == shard.bytes,
         "{} has {} bytes after its end at {}",
         path.display(),

@@ -2,7 +2,7 @@
 //! header of names, shapes and offsets, then the tensors without gaps.
 
 use anyhow::{Context, bail, ensure};
-use base::DType;
+use base::{DType, WrongInput, ensure_input};
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize as Read, Serialize};
 use std::collections::BTreeMap;
@@ -87,17 +87,21 @@ pub struct Reader {
 
 impl Reader {
     pub fn open(path: &Path) -> anyhow::Result<Reader> {
-        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let failed = |error| WrongInput::reading(error, format!("cannot open {}", path.display()));
+        let file = File::open(path).map_err(failed)?;
         let len = file.metadata()?.len();
-        let damaged = || format!("{} ({len} bytes) is damaged", path.display());
+        let damaged = || WrongInput(format!("{} ({len} bytes) is damaged", path.display()));
+        let failed = |error| WrongInput::reading(error, damaged().0);
         let mut word = [0; 8];
-        file.read_exact_at(&mut word, 0).with_context(damaged)?;
+        file.read_exact_at(&mut word, 0).map_err(failed)?;
         let header_len = u64::from_le_bytes(word);
-        if header_len > MAX_HEADER || header_len + 8 > len {
-            bail!("{}: header of {header_len} bytes", damaged());
-        }
+        ensure_input!(
+            header_len <= MAX_HEADER && header_len + 8 <= len,
+            "{}: header of {header_len} bytes",
+            damaged()
+        );
         let mut json = vec![0; header_len as usize];
-        file.read_exact_at(&mut json, 8).with_context(damaged)?;
+        file.read_exact_at(&mut json, 8).map_err(failed)?;
         let header: Header = serde_json::from_slice(&json).with_context(damaged)?;
         check(&header.entries, len - 8 - header_len).with_context(damaged)?;
         Ok(Reader {

@@ -6,8 +6,7 @@ mod progress;
 mod search;
 
 use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
-use anyhow::Context;
-use base::Problems;
+use base::{Problems, WrongInput};
 use estimate::gptrain::dry_run::Room;
 use estimate::gptrain::ladder::Ladder;
 use estimate::others::predict::Predictor;
@@ -20,6 +19,7 @@ use manifest::{Family, Loaded};
 use plan::timeline;
 use progress::Bar;
 use serde_json::json;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use train::bring;
 use train::recipe::Recipe;
@@ -236,9 +236,9 @@ fn record(path: &Path) -> std::path::PathBuf {
 fn read(path: &Path) -> anyhow::Result<String> {
     let path = &record(path);
     base::input::is_there(path)?;
-    let failed = || format!("cannot read {}", path.display());
-    let bytes = base::input::read_named(path, base::input::LARGE).with_context(failed)?;
-    String::from_utf8(bytes).with_context(failed)
+    let failed = |error| WrongInput::reading(error, format!("cannot read {}", path.display()));
+    let bytes = base::input::read_named(path, base::input::LARGE).map_err(failed)?;
+    String::from_utf8(bytes).map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))
 }
 
 fn score(path: &Path, args: &Args) -> anyhow::Result<()> {

@@ -3,8 +3,8 @@
 //! Exit codes: 0 sound (or equal, with `--diff`), 1 damaged (or different), 2 the command is wrong.
 
 use super::Overwrite;
-use anyhow::{Context, bail};
-use base::{Count, output};
+use anyhow::{Context, anyhow, bail};
+use base::{Count, WrongInput, output};
 use checkpoint::place::Place;
 use checkpoint::{self, inspect};
 use std::fmt::Display;
@@ -44,6 +44,14 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
+    // Damage is what this command looks for, not a mistake in its use.
+    inspect(args).map_err(|error| match error.is::<WrongInput>() {
+        true => anyhow!("{error:#}"),
+        false => error,
+    })
+}
+
+fn inspect(args: Args) -> anyhow::Result<()> {
     let here = Here::find(&args.checkpoint)?;
     let folder = &here.folder;
     if let Some(other) = &args.diff {

@@ -1,9 +1,6 @@
 //! The command line: one file per subcommand, no logic of its own.
 //!
-//! Exit codes: 0 success (or stopped by a signal after saving), 1 failure of the environment (disk,
-//! numbers, device), 2 invalid input, 3 failure of a rank or of communication (one line names the
-//! rank at fault), 4 the plan does not fit (`estimate`), 5 something is slow (`bench`). A signal that
-//! interrupts a command other than `run` also ends it.
+//! Exit codes: `EXIT_CODES`. A signal that interrupts a command other than `run` also ends it.
 
 mod run;
 mod sample;
@@ -27,6 +24,8 @@ mod bench;
 mod shell;
 mod interrupt;
 
+use base::Bytes;
+use base::memory::{HostMemory, Limited};
 use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -41,6 +40,7 @@ use train::report::Form;
 /// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
 #[command(version, long_version = VERSION.as_str(), about, max_term_width = 100)]
+#[command(after_long_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -52,6 +52,19 @@ struct Cli {
     #[arg(short, long, global = true)]
     quiet: bool,
 }
+
+/// Exit codes as `--help` lists them; docs/runs.md has the same table.
+const EXIT_CODES: &str = "\
+Exit codes:
+  0    done, or stopped by a signal after saving
+  1    an operation failed: disk, the only GPU, memory, values that are not finite;
+       inspect-ckpt: the checkpoint is damaged, or the two are different
+  2    the input is wrong: command line, manifest, dataset, a missing or damaged checkpoint
+  3    a group of ranks failed: a rank died, hung or differs
+  4    estimate: the plan does not fit
+  5    bench: a node, link or rank is slow
+  130  a second Ctrl-C: nothing was saved
+  101  a bug in gptrain: please report what was printed";
 
 /// Text of `--version`: commit, kernels, features.
 static VERSION: LazyLock<String> = LazyLock::new(|| {
@@ -189,6 +202,10 @@ pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
 
 pub fn main() -> ExitCode {
     device::cuda::set_environment(); // before any thread
+    if let Some(line) = too_little_memory() {
+        base::warn!("{line}");
+        return ExitCode::from(1);
+    }
     let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::standard();
     let _ = train::heed_size_limits(); // without it the signal's own end is as clear
@@ -207,6 +224,22 @@ pub fn main() -> ExitCode {
     };
     line.iter().for_each(|line| base::warn!("{}", coloured(line)));
     ExitCode::from(code)
+}
+
+/// Address space that every command needs beside the program: stacks of threads, buffers.
+const LEAST_MEMORY: Bytes = Bytes(16 << 20);
+
+/// Message if `ulimit -v` leaves less than `LEAST_MEMORY`. Threads that cannot start would abort the
+/// process without one.
+fn too_little_memory() -> Option<String> {
+    let HostMemory { free, of, limited, .. } = HostMemory::here()?;
+    let little = limited == Limited::ByProcess && free.0 < LEAST_MEMORY.0;
+    little.then(|| {
+        format!(
+            "gptrain: {free} of address space is free of the limit of {of} (ulimit -v), and a \
+             command needs {LEAST_MEMORY}\n    → raise it: ulimit -v unlimited, or the job's memory"
+        )
+    })
 }
 
 /// Colours an error's lines on a terminal, unless NO_COLOR is set: mistakes red, remedies cyan.

@@ -12,21 +12,40 @@ use manifest::{Manifest, Topology};
 use plan::timeline::Timeline;
 use std::path::{Path, PathBuf};
 
-/// Name, caption and drawing.
-type Picture = (&'static str, &'static str, Drawing);
+/// Name, caption, and the drawing in each of `WIDTHS`.
+type Picture = (&'static str, &'static str, [Drawing; 2]);
 
-const WIDTH: f64 = 900.0;
+/// Widths of a drawing: of a file and a screen, and of a phone.
+const WIDTHS: [f64; 2] = [900.0, 480.0];
 
 fn fill(i: usize) -> String {
     format!("f{}", i % COLOURS)
 }
 
-fn legend(to: &mut Drawing, names: &[&str], y: f64) {
-    let mut x = 60.0;
-    for (i, name) in names.iter().enumerate() {
+/// Height of a line of the legend.
+const LEGEND: f64 = 18.0;
+
+/// Places of a legend's names within a width, the first line at `y`; and the last line's `y`.
+fn places<'a>(names: &[&'a str], y: f64, width: f64) -> (Vec<(&'a str, f64, f64)>, f64) {
+    let left = 60.0;
+    let (mut x, mut y) = (left, y);
+    let place = |name: &&'a str| {
+        let needed = 17.0 + text_width(name);
+        if x > left && x + needed > width {
+            (x, y) = (left, y + LEGEND);
+        }
+        let place = (*name, x, y);
+        x += 17.0 + needed;
+        place
+    };
+    let all = names.iter().map(place).collect();
+    (all, y)
+}
+
+fn legend(to: &mut Drawing, names: &[&str], y: f64, width: f64) {
+    for (i, (name, x, y)) in places(names, y, width).0.into_iter().enumerate() {
         to.rect(&fill(i), (x, y - 10.0), (12.0, 12.0), name);
         to.text("legend", (x + 17.0, y), name);
-        x += 34.0 + text_width(name);
     }
 }
 
@@ -34,20 +53,20 @@ fn legend(to: &mut Drawing, names: &[&str], y: f64) {
 const FAR: f64 = 0.2;
 
 /// Stacked bar per stage.
-fn memory(v: &View) -> Drawing {
-    let (height, left, top, foot) = (360.0, 60.0, 60.0, 40.0);
+fn memory(v: &View, width: f64) -> Drawing {
+    let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
+    let (left, top, foot) = (60.0, places(&names, 44.0, width).1 + 16.0, 40.0);
+    let height = 300.0 + top;
     let used = v.stages.iter().map(|s| s.bytes()).fold(0.0, f64::max);
     // Bars far below the limit would not be visible at its scale.
     let far = used < FAR * v.capacity;
     let most = if far { 1.2 * used } else { 1.05 * used.max(v.capacity) };
     let scale = (height - top - foot) / most;
-    let slot = (WIDTH - left - 20.0) / v.stages.len() as f64;
+    let slot = (width - left - 20.0) / v.stages.len() as f64;
     let base = height - foot;
-    let mut to = Drawing::new(WIDTH, height);
-    let title = format!("Memory of each stage's rank, GiB: {}", v.name);
-    to.text("title", (left, 22.0), &title);
-    let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
-    legend(&mut to, &names, 44.0);
+    let mut to = Drawing::new(width, height);
+    to.text("title", (left, 22.0), &titled("Memory of each stage's rank, GiB", &v.name, width));
+    legend(&mut to, &names, 44.0, width);
     for (i, stage) in v.stages.iter().enumerate() {
         let (x, mut y) = (left + i as f64 * slot + slot * 0.1, base);
         for (j, (name, bytes)) in stage.terms.iter().enumerate() {
@@ -57,20 +76,22 @@ fn memory(v: &View) -> Drawing {
             to.rect(&fill(j), (x, y), (slot * 0.8, h), &tip);
         }
         let middle = x + slot * 0.4;
-        if v.stages.len() <= 24 {
+        if slot >= 32.0 {
             let sum = stage.bytes() / GIB;
             let digits = if sum < 10.0 { 2 } else { 0 };
             to.text("middle", (middle, y - 4.0), &format!("{sum:.digits$}"));
         }
-        to.text("middle", (middle, base + 16.0), &i.to_string());
+        if slot >= 16.0 || i % 8 == 0 {
+            to.text("middle", (middle, base + 16.0), &i.to_string());
+        }
     }
-    to.text("middle", ((left + WIDTH) / 2.0, height - 6.0), "pipeline stage");
+    to.text("middle", ((left + width) / 2.0, height - 6.0), "pipeline stage");
     if far {
         let limit = format!("limit: {:.0} GiB, above the picture", v.capacity / GIB);
-        to.text("end", (WIDTH - 20.0, 22.0), &limit);
+        to.text("end", (width - 20.0, height - 6.0), &limit);
     } else {
         let line = base - v.capacity * scale;
-        to.path("limit", &format!("M{left} {line:.1}H{}", WIDTH - 20.0));
+        to.path("limit", &format!("M{left} {line:.1}H{}", width - 20.0));
         to.text("end", (left - 6.0, line + 4.0), &format!("{:.0}", v.capacity / GIB));
     }
     to.text("end", (left - 6.0, base), "0");
@@ -78,12 +99,13 @@ fn memory(v: &View) -> Drawing {
 }
 
 /// Waterfall of an iteration: each part starts at the end of the previous one; overlap is negative.
-fn waterfall(v: &View) -> Drawing {
+fn waterfall(v: &View, width: f64) -> Drawing {
     let parts: Vec<&(&'static str, f64)> = v.parts.iter().filter(|part| part.1 != 0.0).collect();
     let (left, top, row) = (190.0, 40.0, 26.0);
-    let scale = (WIDTH - left - 150.0) / v.seconds;
-    let mut to = Drawing::new(WIDTH, top + row * (parts.len() + 1) as f64 + 16.0);
-    to.text("title", (20.0, 22.0), &format!("Where an iteration's time goes: {}", v.name));
+    let scale = (width - left - 150.0) / v.seconds;
+    let mut to = Drawing::new(width, top + row * (parts.len() + 1) as f64 + 16.0);
+    let title = titled("Where an iteration's time goes", &v.name, width);
+    to.text("title", (20.0, 22.0), &title);
     let (mut x, mut y) = (left, top);
     for (i, (name, seconds)) in parts.iter().enumerate() {
         let w = seconds * scale;
@@ -101,16 +123,16 @@ fn waterfall(v: &View) -> Drawing {
 }
 
 /// Schedule, a row per stage; every other micro-batch is pale.
-fn schedule(v: &View, played: &Timeline) -> Drawing {
+fn schedule(v: &View, played: &Timeline, width: f64) -> Drawing {
     let (left, top) = (60.0, 48.0);
     let row = (360.0 / played.ranks.len() as f64).clamp(8.0, 30.0);
     let height = top + row * played.ranks.len() as f64 + 30.0;
-    let scale = (WIDTH - left - 20.0) / played.end();
-    let mut to = Drawing::new(WIDTH, height);
+    let scale = (width - left - 20.0) / played.end();
+    let mut to = Drawing::new(width, height);
     let (end, waiting) = (played.end(), 100.0 * played.bubble());
-    let title = format!("The pipeline's schedule, {end:.2} s, {waiting:.0} % waiting: {}", v.name);
-    to.text("title", (left, 20.0), &title);
-    legend(&mut to, &["forward", "backward"], 40.0);
+    let title = format!("The pipeline's schedule, {end:.2} s, {waiting:.0} % waiting");
+    to.text("title", (left, 20.0), &titled(&title, &v.name, width));
+    legend(&mut to, &["forward", "backward"], 40.0, width);
     for (stage, spans) in played.ranks.iter().enumerate() {
         let y = top + row * stage as f64;
         to.text("end", (left - 8.0, y + row * 0.7), &stage.to_string());
@@ -126,17 +148,24 @@ fn schedule(v: &View, played: &Timeline) -> Drawing {
             }
         }
     }
-    to.text("middle", ((left + WIDTH) / 2.0, height - 8.0), "time →");
+    to.text("middle", ((left + width) / 2.0, height - 8.0), "time →");
     to
+}
+
+/// "Memory of each stage's rank, GiB: gpt2-124m"; without the name if it does not fit.
+fn titled(what: &str, name: &str, width: f64) -> String {
+    let whole = format!("{what}: {name}");
+    // Titles are 15 px high, texts of `text_width` 12.
+    if 80.0 + 1.25 * text_width(&whole) <= width { whole } else { what.to_string() }
 }
 
 /// Point of a chart over devices: their number, the value, and a tooltip.
 type Point = (usize, f64, String);
 
 /// Chart of points over devices with logarithmic axes, and the plan's own point.
-fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawing {
+fn against_devices(title: &str, points: &[Point], own: Option<&Point>, width: f64) -> Drawing {
     let curve = points.iter().map(|(devices, value, _)| (*devices as f64, *value));
-    let first = points.iter().chain(&own).map(|point| point.0).min().expect("a point at least");
+    let first = points.iter().chain(own).map(|point| point.0).min().expect("a point at least");
     let mut curves = vec![Curve {
         name: String::new(),
         stroke: Stroke::Line,
@@ -151,8 +180,8 @@ fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawi
         points: vec![(*devices as f64, *value)],
     }));
     let chart = Chart {
-        title,
-        width: WIDTH,
+        title: title.to_string(),
+        width,
         height: 360.0,
         names: ["devices", ""],
         first: first as f64,
@@ -171,7 +200,7 @@ fn against_devices(title: String, points: &[Point], own: Option<Point>) -> Drawi
     points.iter().for_each(|point| mark("f0", point, -10.0, ""));
     // The best of as many devices may lie on it: it is named on the other side, unless the axis is there.
     let near_axis = |point: &Point| up.at(point.1) > 360.0 - 70.0;
-    if let Some(point) = &own {
+    if let Some(point) = own {
         mark("f1", point, if near_axis(point) { -26.0 } else { 20.0 }, " this plan");
     }
     to
@@ -200,11 +229,15 @@ fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String
         format!("<li><span>{name}</span><b>{value}</b><small>{more}</small></li>\n")
     };
     let tiles: String = tiles.iter().map(tile).collect();
-    let figure = |(_, caption, drawing): &Picture| {
-        let svg = drawing.inline();
-        format!(
-            "<figure class=\"wide\">{svg}<figcaption><small>{caption}</small></figcaption></figure>\n"
-        )
+    let figure = |(_, caption, drawings): &Picture| {
+        let one = |(drawing, class): (&Drawing, &str)| {
+            let svg = drawing.inline();
+            format!(
+                "<figure class=\"wide {class}\">{svg}<figcaption><small>{caption}</small>\
+                 </figcaption></figure>\n"
+            )
+        };
+        drawings.iter().zip(["broad", "narrow"]).map(one).collect::<String>()
     };
     let figures: String = pictures.iter().map(figure).collect();
     format!(
@@ -275,21 +308,31 @@ pub fn write(
     points: &[Point],
 ) -> anyhow::Result<()> {
     let mut pictures: Vec<Picture> = vec![
-        ("memory", "Memory of each stage's first rank.", memory(v)),
-        ("waterfall", "An iteration on the slowest stage.", waterfall(v)),
-        ("schedule", "The schedule's first micro-batches, all stages.", schedule(v, played)),
+        ("memory", "Memory of each stage's first rank.", WIDTHS.map(|width| memory(v, width))),
+        (
+            "waterfall",
+            "An iteration on the slowest stage.",
+            WIDTHS.map(|width| waterfall(v, width)),
+        ),
+        (
+            "schedule",
+            "The schedule's first micro-batches, all stages.",
+            WIDTHS.map(|width| schedule(v, played, width)),
+        ),
     ];
     if points.len() > 1 {
         let caption = "The best way to cut the model over each number of devices.";
         let days = v.days.days();
         let (unit, each) = unit(points.iter().map(|point| point.1).chain([days]));
         let tokens = words::size(v.tokens);
-        let title = format!("{unit} for {tokens} tokens against devices: {}", v.name);
+        let title = format!("{unit} for {tokens} tokens against devices");
         let own =
             (v.setup.ranks(), days * each, format!("this plan: {}", words::span(v.days.seconds)));
         let points = points.iter().map(|(devices, days, tip)| (*devices, days * each, tip.clone()));
         let points: Vec<Point> = points.collect();
-        pictures.push(("days", caption, against_devices(title, &points, Some(own))));
+        let draw =
+            |width| against_devices(&titled(&title, &v.name, width), &points, Some(&own), width);
+        pictures.push(("days", caption, WIDTHS.map(draw)));
     }
     files(folder, existing, &pictures, &page(&v.name, &tiles(v), &pictures, table))
 }
@@ -317,7 +360,8 @@ pub fn write_search(
     let caption =
         "The best cut of each number of devices that is faster or cheaper than all others.";
     let chart = |title: &str, points: &[Point]| {
-        against_devices(format!("{title} against devices: {}", m.name), points, None)
+        let title = format!("{title} against devices");
+        WIDTHS.map(|width| against_devices(&titled(&title, &m.name, width), points, None, width))
     };
     let (unit, each) = unit(found.pareto.iter().map(days));
     let calendar = |p: &Planned| each * days(p);
@@ -357,7 +401,7 @@ fn files(
 ) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let drawn = pictures.iter().map(|(name, _, drawing)| (format!("{name}.svg"), drawing.file()));
+    let drawn = pictures.iter().map(|(name, _, [wide, _])| (format!("{name}.svg"), wide.file()));
     let page = [("estimate.html".to_string(), page.to_string())];
     let files: Vec<(PathBuf, String)> =
         drawn.chain(page).map(|(name, content)| (folder.join(name), content)).collect();

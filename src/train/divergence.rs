@@ -2,6 +2,7 @@
 
 use super::launch::{Device, LocalRank};
 use base::Problems;
+use base::progress::{Progress, Unit};
 use checkpoint::{self, safetensors::Reader};
 use engine::Sampler;
 use manifest::{Manifest, Precision};
@@ -48,6 +49,7 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
     let mut sampler = Sampler::new(device.backend(), m, tokens)?;
     checkpoint::load_weights(checkpoint, &sampler)?;
     let positions = samples * tokens;
+    let progress = Progress::new("comparing", positions as u64, Unit::Of("tokens"));
     let mut found = Divergence { mean: 0.0, most: 0.0, logits: 0.0, positions };
     for (ids, logits) in ids.chunks(tokens).zip(logits.chunks(tokens * vocab)) {
         let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
@@ -59,6 +61,7 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
             found.most = found.most.max(kl);
             let off = theirs.iter().zip(&ours).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
             found.logits = found.logits.max(off);
+            progress.add(1);
         });
     }
     Ok(found)

@@ -1,6 +1,6 @@
 //! Exit code of the program, and its last line of output, for every command and rank.
 
-use base::{Problems, visible};
+use base::{Problems, WrongInput, visible};
 use comm::Failed;
 use std::fmt;
 
@@ -56,6 +56,8 @@ pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
 fn code_and_line(error: &anyhow::Error) -> (u8, Option<String>) {
     if let Some(problems) = error.downcast_ref::<Problems>() {
         (WRONG_INPUT, Some(problems.to_string()))
+    } else if error.is::<WrongInput>() {
+        (WRONG_INPUT, Some(format!("gptrain: {error:#}")))
     } else if let Some(failed) = error.downcast_ref::<Failed>() {
         (Failed::EXIT_CODE, failed.print.then(|| format!("gptrain: {failed}")))
     } else if let Some(PeerExit { code }) = error.downcast_ref() {

@@ -10,6 +10,7 @@ use super::saving;
 use super::spikes::Spikes;
 use anyhow::{bail, ensure};
 use base::Problems;
+use base::progress::{self, Unit};
 use checkpoint::{self, Checkpoint, DataId, Found, Past, Progress};
 use data::{Datasets, Source};
 use device::Backend;
@@ -27,6 +28,8 @@ struct Again<'a> {
     /// Steps after which the run saved, besides those of `checkpoint.interval`.
     saved: &'a [u64],
     spikes: Option<Spikes>,
+    /// Called after each step.
+    done: &'a dyn Fn(),
 }
 
 /// Computes steps from the engine's state. Reports and saves nothing.
@@ -38,7 +41,7 @@ fn replay(
     shard: DataShard,
     again: Again,
 ) -> anyhow::Result<Vec<Past>> {
-    let Again { from, steps, saved, mut spikes } = again;
+    let Again { from, steps, saved, mut spikes, done } = again;
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
     let mut loader = Loader::training(train, ramp, shard, consumed, m.train.samples)?;
@@ -61,6 +64,7 @@ fn replay(
             engine.average_errors(); // as the save did
         }
         past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
+        done();
     }
     Ok(past)
 }
@@ -96,7 +100,7 @@ pub fn verify(
     let asked = Asked { checkpoint: false, reset_optimizer };
     let state = resume::resume(rank, &found, asked, loaded, data, engine)?;
     let spikes = Spikes::new(&m.divergence, state.spikes, &state.mixture);
-    let again = Again { from: state.progress, steps, saved: &saved, spikes };
+    let again = Again { from: state.progress, steps, saved: &saved, spikes, done: &|| () };
     for again in replay(m, engine, be, train, DataShard::of(rank, m), again)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {
@@ -189,11 +193,13 @@ pub fn checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
-    let progress = checkpoint::load(&checkpoint, &engine)?;
+    let from = checkpoint::load(&checkpoint, &engine)?;
     let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
     let recorded = recorded_after(folder);
-    let again = Again { from: progress, steps, saved: &recorded.saved, spikes };
+    let bar = progress::Progress::new("replaying", steps, Unit::Of("steps"));
+    let done = &|| bar.add(1);
+    let again = Again { from, steps, saved: &recorded.saved, spikes, done };
     let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?;
     let before = |now: &Past| recorded.past.iter().find(|past| past.step == now.step).copied();
     Ok(steps.into_iter().map(|now| Replayed { before: before(&now), now }).collect())

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
-use base::{input, unix_time};
+use base::{WrongInput, input, unix_time};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -64,7 +64,7 @@ pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let damaged = || format!("{} is damaged: remove it", path.display());
+    let damaged = || WrongInput(format!("{} is damaged: remove it", path.display()));
     let mut nodes: Vec<SickNode> = serde_json::from_slice(&text).with_context(damaged)?;
     let now = unix_time().as_secs_f64();
     nodes.retain(|node| node.expires > now);

@@ -96,7 +96,7 @@ fn deep_inspection_names_the_tensor_and_reads_on() {
     }
     let done = lab.run(&["precision=bf16", "train.steps=14"]);
     done.expect(
-        1,
+        2,
         &["cannot continue from step 12", "--resume-from step-00000010", "block.1.mlp.fc1"],
     );
     assert_eq!(lab.metrics("runs/a").len(), 12, "nothing was trained");

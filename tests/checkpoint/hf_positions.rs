@@ -73,7 +73,7 @@ fn every_row_comes_in_computes_and_goes_out() {
 }
 
 #[test]
-fn short_samples_train_the_first_rows_and_eval_reads_them_all() {
+fn short_samples_train_the_first_rows() {
     let lab = imported();
     let corpus = lab.path("corpus");
     let data = format!("data.train={}", corpus.display());
@@ -100,19 +100,12 @@ fn short_samples_train_the_first_rows_and_eval_reads_them_all() {
     for row in 0..ROWS {
         assert_eq!(same(row), row >= SEQ, "row {row}: samples have {SEQ} tokens");
     }
-
-    let corpus = corpus.to_str().unwrap();
-    let eval = |seq: &str| {
-        lab.gptrain(&["eval", "run", "--data", corpus, "--seq-len", seq, "--limit", "3"])
-    };
-    let done = eval("24");
-    assert!(done.expect(0, &[]).out.contains("3 samples of 24"), "{}", done.out);
-    eval("25").expect(2, &["--seq-len", "25 is more than the model's 24 positions"]);
 }
 
-/// A text that is longer than a sample is read whole: `sample` gives that of a run with long samples.
+/// What is longer than a sample is read whole: `sample` and `eval` give what they give of a run with
+/// long samples.
 #[test]
-fn sample_reads_as_many_tokens_as_there_are_rows() {
+fn sample_and_eval_read_as_many_tokens_as_there_are_rows() {
     let lab = Lab::new();
     let text: String = (0..2000).map(|i| format!("line {i} of some text\n")).collect();
     fs::write(lab.path("text.txt"), text).unwrap();
@@ -132,6 +125,19 @@ fn sample_reads_as_many_tokens_as_there_are_rows() {
     let (long, short) = (sample(48), sample(8));
     assert!(long.contains("\"text\":"), "{long}");
     assert_eq!(short, long);
+    let eval = |run: &str, seq_len: &str| {
+        let args =
+            ["eval", run, "--data", "corpus", "--seq-len", seq_len, "--limit", "3", "--json"];
+        lab.gptrain(&args)
+    };
+    let loss = |run: &str| {
+        let done = eval(run, "48");
+        let json: serde_json::Value = serde_json::from_str(&done.expect(0, &[]).out).unwrap();
+        json["data"]["loss"].as_f64().unwrap()
+    };
+    assert_eq!(loss("of-8"), loss("of-48"));
+    let told = ["--seq-len", "49 is more than the model's 48 positions"];
+    eval("of-8", "49").expect(2, &told);
 }
 
 #[test]

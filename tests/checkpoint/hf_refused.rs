@@ -198,7 +198,7 @@ fn references_of_another_model_are_refused() {
     let args = ["import", "--hf", from, "--output", "run", "--reference"];
     let import = |reference| lab.gptrain(&[&args[..], &[reference]].concat());
     import(reference).expect(2, &["it has no tensor input_ids", "[samples, tokens, vocabulary]"]);
-    import("nowhere").expect(1, &["cannot open nowhere"]);
+    import("nowhere").expect(2, &["cannot open nowhere"]);
     assert_eq!(left(&lab), Vec::<String>::new());
 }
 

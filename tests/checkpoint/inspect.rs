@@ -229,7 +229,7 @@ fn an_optimizer_that_does_not_fit_stops_the_start() {
         let mut saved = Saved::read(&step);
         change(&mut saved);
         saved.write(&folder);
-        lab.run(&["train.steps=14"]).expect(1, &[words, "cannot continue from step 12"]);
+        lab.run(&["train.steps=14"]).expect(2, &[words, "cannot continue from step 12"]);
         let mut saved = Saved::read(&step);
         saved.state.optimizer = Saved::read(&folder.join("step-00000010")).state.optimizer;
         saved.state.optimizer.groups.iter_mut().for_each(|group| group.step = 12);
@@ -260,7 +260,7 @@ fn numbers_that_are_not_finite_stop_the_start() {
         let mut saved = Saved::read(&step);
         let sound = std::mem::replace(&mut saved.tensor(name).kept[kept][7], value);
         saved.write(&folder);
-        lab.run(&["train.steps=14"]).expect(1, &[words, "--resume-from step-00000010"]);
+        lab.run(&["train.steps=14"]).expect(2, &[words, "--resume-from step-00000010"]);
         saved.tensor(name).kept[kept][7] = sound;
         saved.write(&folder);
     }

@@ -243,9 +243,9 @@ fn what_is_not_a_file_is_refused_by_its_name() {
     let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
     lab.run(&["train.steps=1", "model.vocab=4096", "log.folder=runs/b"]).well();
     let tasks = ["eval", "runs/b", "--tasks", "/dev/zero", "--tokenizer", tokenizer];
-    lab.gptrain(&tasks).expect(1, &["/dev/zero", "a device"]);
+    lab.gptrain(&tasks).expect(2, &["/dev/zero", "a device"]);
     let calibrate = ["estimate", "run.yaml", "--calibrate", "/dev/zero"];
-    lab.gptrain(&calibrate).expect(1, &["/dev/zero", "a device"]);
+    lab.gptrain(&calibrate).expect(2, &["/dev/zero", "a device"]);
     fs::remove_file(lab.path("runs/a/starts.json")).unwrap();
     fs::remove_file(lab.path("runs/a/events.jsonl")).unwrap();
     fs::write(lab.path("precious"), "precious").unwrap();

@@ -214,6 +214,38 @@ fn a_log_calibrates_and_its_odd_line_is_named() {
     assert!((116.0..124.0).contains(&seconds), "{seconds}");
 }
 
+/// Each drawing is there for a screen and for a phone, where all its words are within 480 px.
+fn fits_a_phone(page: &str) {
+    let figures =
+        |class: &str| page.split("<figure class=\"wide ").filter(|f| f.starts_with(class)).count();
+    assert_eq!(
+        (figures("broad\""), figures("narrow\"")),
+        (4, 4),
+        "memory, waterfall, schedule, days"
+    );
+    for figure in page.split("<figure class=\"wide narrow\">").skip(1) {
+        let figure = figure.split("</figure>").next().unwrap();
+        assert!(figure.contains("viewBox=\"0 0 480 "), "{figure}");
+        for text in figure.split("<text class=\"").skip(1) {
+            let class = text.split('"').next().unwrap();
+            let x: f64 =
+                text.split("x=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+            let words = text.split('>').nth(1).unwrap().split('<').next().unwrap();
+            let size = if class.contains("title") { 1.25 } else { 1.0 };
+            let width = size * gptrain::base::svg::text_width(words);
+            let right = x + width
+                * if class.contains("end") {
+                    0.0
+                } else if class.contains("middle") {
+                    0.5
+                } else {
+                    1.0
+                };
+            assert!(right <= 490.0 && x >= 0.0, "{words:?} ends at {right} of 480");
+        }
+    }
+}
+
 #[test]
 fn pictures_and_page_are_written() {
     let folder = tempfile::tempdir().unwrap();
@@ -225,6 +257,7 @@ fn pictures_and_page_are_written() {
         assert!(text.contains("<svg") && !text.contains("NaN"), "{name}");
         assert!(!text.contains("src=") && !text.contains("<script"), "{name} is self-contained");
     }
+    fits_a_phone(&std::fs::read_to_string(folder.path().join("estimate.html")).unwrap());
     let (code, _, err) = estimate(&[BLOOM, "--plot", at]);
     assert!(code == 2 && err.contains("memory.svg exists"), "{err}");
     assert_eq!(estimate(&[BLOOM, "--plot", at, "--overwrite"]).0, 0);

@@ -10,6 +10,8 @@
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
+//! | `bars` | progress bars of long commands on a terminal |
+//! | `codes` | exit codes: every command against the table of docs/runs.md |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
 //! | `json` | `--json`: one object alone on standard output |
 //! | `docs` | the commands of `docs/`: all are parsed, most are run |
@@ -24,6 +26,8 @@
 mod common;
 
 mod attacks;
+mod bars;
+mod codes;
 mod compare;
 mod docs;
 mod estimate;

@@ -1,7 +1,7 @@
 //! Which trainer wrote a folder, by the names of its files.
 
 use anyhow::Context;
-use base::{Problems, input};
+use base::{Problems, WrongInput, input};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -135,7 +135,7 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
 
 fn names(from: &Path) -> anyhow::Result<Vec<String>> {
     let failed = || format!("cannot list {}", from.display());
-    let entries = fs::read_dir(from).with_context(failed)?;
+    let entries = fs::read_dir(from).map_err(|error| WrongInput::reading(error, failed()))?;
     let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
     let names: anyhow::Result<Vec<_>> = names.collect();
     Ok(names?.into_iter().filter_map(|name| name.into_string().ok()).collect())

@@ -8,8 +8,13 @@ use std::collections::HashMap;
 use std::path::Path;
 
 /// Reads the weights of this rank, parameter by parameter. The error lists all missing and unexpected
-/// tensors of the folder.
-pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Result<()> {
+/// tensors of the folder. `loaded` is called with the f32 bytes of each part as it is written.
+pub fn load_weights(
+    folder: &Path,
+    family: Family,
+    to: &Frozen,
+    loaded: &dyn Fn(usize),
+) -> anyhow::Result<()> {
     let (model, weights) = (to.model(), Weights::open(folder, family)?);
     let layout = Layout::new(model, ModelShard::whole(model));
     let shape = |param: &Param| saved_shape(param, model.vocab);
@@ -33,6 +38,7 @@ pub fn load_weights(folder: &Path, family: Family, to: &Frozen) -> anyhow::Resul
         let row = |row: usize| &values[row * width + cols.start..row * width + cols.end];
         let rows: Vec<f32> = slice.slice.rows().flat_map(row).copied().collect();
         to.write(&slice, 0, bytemuck::cast_slice(&rows));
+        loaded(size_of_val(&rows[..]));
     }
     Ok(())
 }

@@ -7,8 +7,8 @@
 
 use super::packed::{Packed, Sequence};
 use crate::tokenizer::{Encoder, Tokenizer};
-use anyhow::{Context, Result};
-use base::{Problems, input};
+use anyhow::Result;
+use base::{Problems, WrongInput, input};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::path::Path;
@@ -65,8 +65,8 @@ impl Task {
     /// number.
     pub fn read(path: &Path, how: &Reading, limit: Option<usize>) -> Result<Task> {
         let place = path.display().to_string();
-        let bytes = input::read_named(path, input::LARGE)
-            .with_context(|| format!("cannot read {place}"))?;
+        let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
+        let bytes = input::read_named(path, input::LARGE).map_err(failed)?;
         let (mut questions, mut sequences) = (Vec::new(), Vec::new());
         let mut problems = Problems::default();
         let mut encoder = Encoder::new(how.tokenizer);

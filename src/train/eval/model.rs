@@ -2,10 +2,11 @@
 
 use super::Options;
 use anyhow::Context;
+use base::progress::{Progress, Unit};
 use checkpoint::hf::{self, HfConfig};
 use checkpoint::{self, Index, tokenizer};
 use comm::LauncherEnv;
-use engine::Frozen;
+use engine::{Frozen, StateSlice};
 use manifest::{self, Family, Loaded, Manifest, Position};
 use std::path::{Path, PathBuf};
 
@@ -16,15 +17,20 @@ pub enum Source {
 }
 
 impl Source {
-    /// Reads this rank's share of the weights. Returns a description of the source for the user.
-    pub fn load(&self, weights: &Frozen) -> anyhow::Result<String> {
+    /// Reads this rank's share of the weights, with a progress bar if `shown`. Returns a description of
+    /// the source for the user.
+    pub fn load(&self, weights: &Frozen, shown: bool) -> anyhow::Result<String> {
+        let numbers = |slice: &StateSlice| slice.slice.size.iter().product::<usize>();
+        let bytes = 4 * weights.slices().iter().map(numbers).sum::<usize>();
+        let progress = shown.then(|| Progress::new("loading", bytes as u64, Unit::Bytes));
+        let loaded = &|bytes: usize| progress.iter().for_each(|progress| progress.add(bytes as u64));
         match self {
             Source::Checkpoint(folder) => {
-                let step = checkpoint::load_weights(folder, weights)?.step;
+                let step = checkpoint::load_weights_with(folder, weights, loaded)?.step;
                 Ok(format!("{}, step {step}", folder.display()))
             }
             Source::HuggingFace { folder, family } => {
-                hf::load_weights(folder, *family, weights)?;
+                hf::load_weights(folder, *family, weights, loaded)?;
                 Ok(format!("{}, {}", folder.display(), family.name()))
             }
         }

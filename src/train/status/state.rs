@@ -1,7 +1,7 @@
 //! Contents of `status.json`: the state of a run at one moment.
 
 use anyhow::{Context, Result};
-use base::{Problems, Seconds, input, unix_time};
+use base::{Problems, Seconds, WrongInput, input, unix_time};
 use estimate::parts::PartTable;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -117,9 +117,9 @@ impl Status {
                 "give the folder of a run that has taken a step: log.folder of its manifest";
             return Err(Problems::one(place, "there is no such file", remedy).into());
         }
-        let text =
-            input::read(&path, input::SMALL).with_context(|| format!("cannot read {place}"))?;
-        serde_json::from_slice(&text).with_context(|| format!("{place} is damaged"))
+        let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
+        let text = input::read(&path, input::SMALL).map_err(failed)?;
+        serde_json::from_slice(&text).with_context(|| WrongInput(format!("{place} is damaged")))
     }
 
     /// Percentage of the run's samples that it has consumed.

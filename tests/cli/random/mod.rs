@@ -40,7 +40,7 @@ const KINDS: [Kind; 4] = [
 
 /// A folder of what commands read: a text of so many lines, JSON of so many documents, a tokenizer, a run
 /// of four steps that has its vocabulary and is saved every so many, and its Hugging Face folder.
-fn furnished(lines: usize, documents: usize, interval: usize) -> Lab {
+pub fn furnished(lines: usize, documents: usize, interval: usize) -> Lab {
     let lab = Lab::new();
     let text: String = (0..lines).map(|i| format!("line {i} of some text\n")).collect();
     fs::write(lab.path("text.txt"), text).unwrap();

@@ -1,0 +1,46 @@
+//! Bars of commands that may take long, drawn on a terminal of `script` (util-linux).
+
+use crate::common::binary::{Done, Lab};
+use std::path::Path;
+use std::process::Command;
+
+/// Text that a command writes on a terminal. None without `script`.
+fn on_terminal(lab: &Lab, args: &[&str]) -> Option<String> {
+    let quoted = |word: &str| format!("'{word}'");
+    let line: Vec<String> =
+        [env!("CARGO_BIN_EXE_gptrain")].iter().chain(args).map(|w| quoted(w)).collect();
+    let mut command = Command::new("script");
+    command.args(["-qec", &line.join(" "), "/dev/null"]).current_dir(lab.path("."));
+    command.env("TERM", "xterm").env("GPTRAIN_CACHE", lab.path("cache"));
+    match command.output() {
+        Err(_) => {
+            eprintln!("skipped: there is no script(1)");
+            None
+        }
+        Ok(output) => {
+            let done = Done::of(output);
+            assert_eq!(done.code, Some(0), "{args:?}: {}{}", done.out, done.err);
+            Some(done.out)
+        }
+    }
+}
+
+#[test]
+fn loading_replaying_and_comparing_have_a_bar() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=6"]).well();
+    let hf = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint/hf/llama");
+    let (hf, reference) = (hf.to_str().unwrap(), hf.join("logits.safetensors"));
+    let import =
+        ["import", "--hf", hf, "--output", "new", "--reference", reference.to_str().unwrap()];
+    let cases: [(&[&str], &str); 4] = [
+        (&["eval", "runs/a", "--data", "corpus", "--limit", "2"], "loading"),
+        (&["eval", hf, "--data", "corpus", "--seq-len", "8", "--limit", "2"], "loading"),
+        (&["inspect-ckpt", "runs/a/checkpoints/step-00000005", "--replay", "1"], "replaying"),
+        (&import, "comparing"),
+    ];
+    for (args, doing) in cases {
+        let Some(text) = on_terminal(&lab, args) else { return };
+        assert!(text.contains(doing), "{args:?} shows no {doing}:\n{text}");
+    }
+}
