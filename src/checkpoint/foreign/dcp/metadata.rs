@@ -44,6 +44,9 @@ struct Item {
     len: u64,
 }
 
+/// Items by name and, of tensors, the first element of the rectangle.
+type Items = BTreeMap<(String, Option<Vec<usize>>), Item>;
+
 impl Metadata {
     /// Reads the table; every file that it names is there and long enough.
     pub fn read(dir: &Path) -> anyhow::Result<Metadata> {
@@ -85,10 +88,7 @@ impl Metadata {
     }
 
     /// The items of `storage_data`, by name and, of tensors, the first element of the rectangle.
-    fn items(
-        &mut self,
-        storage: &Value,
-    ) -> anyhow::Result<BTreeMap<(String, Option<Vec<usize>>), Item>> {
+    fn items(&mut self, storage: &Value) -> anyhow::Result<Items> {
         let mut items = BTreeMap::new();
         for (index, info) in storage.pairs()? {
             let name = index.need("fqn")?.str()?.to_string();
