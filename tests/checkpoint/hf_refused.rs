@@ -209,7 +209,7 @@ fn what_is_there_is_never_overwritten_and_a_full_disk_leaves_nothing() {
     let import = ["import", "--hf", from.to_str().unwrap(), "--output", "run"];
     let within =
         |bytes, args: &[&str]| Done::of(limited(&lab.command(args), bytes).output().unwrap());
-    within(20_000, &import).expect(1, &["cannot", "File too large"]);
+    within(5_000, &import).expect(1, &["cannot", "File too large"]);
     assert_eq!(left(&lab), Vec::<String>::new());
     fs::create_dir(lab.path("run")).unwrap(); // an empty folder is as good as none
     lab.gptrain(&import).expect(0, &[]);
