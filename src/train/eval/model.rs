@@ -22,7 +22,8 @@ impl Source {
         let numbers = |slice: &StateSlice| slice.slice.size.iter().product::<usize>();
         let bytes = 4 * weights.slices().iter().map(numbers).sum::<usize>();
         let progress = shown.then(|| Progress::new("loading", bytes as u64, Unit::Bytes));
-        let loaded = &|bytes: usize| progress.iter().for_each(|progress| progress.add(bytes as u64));
+        let loaded =
+            &|bytes: usize| progress.iter().for_each(|progress| progress.add(bytes as u64));
         match self {
             Source::Checkpoint(folder) => {
                 let step = checkpoint::load_weights_with(folder, weights, loaded)?.step;

@@ -66,7 +66,8 @@ impl Device {
         let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|one| m.precision == one);
         let dtype = model_dtype(m.precision);
         let blocking = local.cores < ENOUGH_CORES;
-        let options = Options { dtype, tf32, fp8, threads, blocking, ..Options::of_machine(ordinal) };
+        let options =
+            Options { dtype, tf32, fp8, threads, blocking, ..Options::of_machine(ordinal) };
         Ok(Device::Gpu { cuda: Box::new(Cuda::open(&options)?), options })
     }
 
