@@ -256,7 +256,7 @@ fn help_has_the_table_of_the_pages() {
 #[test]
 fn too_little_address_space_is_a_message_with_a_remedy() {
     let lab = Lab::new();
-    let mut told = 0;
+    let mut told = 0usize;
     for limit in (10_000..400_000).step_by(2_500) {
         let script = format!("ulimit -v {limit}; exec \"$0\" \"$@\"");
         let schema = within(&["sh", "-c", &script], &lab.command(&["manifest", "schema"]));
@@ -267,8 +267,9 @@ fn too_little_address_space_is_a_message_with_a_remedy() {
             None | Some(126 | 127) => assert_eq!((told, done.out.as_str()), (0, ""), "{limit}"),
             Some(139) => assert_eq!(told, 0, "{limit}"),
             _ => {
-                done.expect(1, &["gptrain: ", "ulimit -v", "a command needs 16.0 MiB", "→ raise"]);
-                told += 1;
+                done.expect(1, &["gptrain: ", "ulimit -v", "→ "]);
+                // With almost nothing left the allocator speaks first.
+                told += usize::from(done.err.contains("a command needs 16.0 MiB"));
             }
         }
     }
