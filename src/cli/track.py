@@ -45,6 +45,7 @@ def follow():
             rest += line
             if not rest.endswith("\n"): continue
             row, rest = json.loads(rest), ""
+            if "parts" in row: continue  # the plan beside the step: no curve
             if row["step"] > step >= 0: save(step)  # all lines of that step are sent
             step = max(step, send(row))
         if status["ended"] or time.time() - status["updated"] > 60:

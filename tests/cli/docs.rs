@@ -39,7 +39,7 @@ fn blocks() -> Vec<Block> {
         let page = path.file_name().unwrap().to_str().unwrap().to_string();
         let text = fs::read_to_string(&path).unwrap();
         for block in text.split("```sh\n").skip(1) {
-            let block = block.split("\n```").next().unwrap();
+            let block = block.split("\n```").next().unwrap().replace("\\\n", "");
             let bare = |line: &str| line.split(" #").next().unwrap().trim().to_string();
             let lines = block.lines().filter(|line| !line.starts_with('#')).map(bare).collect();
             blocks.push(Block { page: page.clone(), lines });
@@ -115,6 +115,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "gptrain data train-tokenizer", "readme::a_first_training_works"),
     ("README.md", "gptrain run manifests/quickstart-grid.yaml", "Slurm: tests/cluster"),
     ("bring-your-run.md", "gptrain import", "tests/checkpoint/bring.rs"),
+    ("bring-your-run.md", "gptrain export", "tests/checkpoint/bring_megatron.rs"),
     ("checkpoints.md", "PATH=", "two minutes of a 124M model: tests/checkpoint"),
     ("cluster.md", "gptrain run manifests/quickstart-grid.yaml", "tests/model/grids.rs"),
     ("cluster.md", "srun -n 8 --kill-on-bad-exit=1 gptrain run", "Slurm: tests/cluster"),
