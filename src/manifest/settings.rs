@@ -71,11 +71,9 @@ Model(raw, tensor: usize) {
     /// Position encoding: learned, alibi, rope, or rope with settings. Default: learned; alibi for
     /// family bloom; rope for the Llama families.
     position: PositionForm => Position = shape::position(raw.position, family);
-    /// Rows of the table of learned positions, at least seq_len (--max-position-embeddings), for a
-    /// model that was made for longer samples. Default: seq_len.
+    /// Rows of the table of learned positions (--max-position-embeddings). Default: seq_len.
     positions: usize, in 1..=16_777_216;
-    /// Sliding window: the maximum number of keys that a query attends to, including its own. Default:
-    /// all.
+    /// Sliding window: most keys that a query attends to, including its own. Default: all.
     window: usize, in 1..=16_777_216;
     /// Whether each head's queries and keys are normalised by their root mean square. Default: false;
     /// true for family qwen3.

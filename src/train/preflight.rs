@@ -356,7 +356,7 @@ mod tests {
         let rank = |bytes| MemoryPlan { rows: vec![("weights", Bytes(bytes))], host: Vec::new() };
         let fits = |bytes, free| has_headroom(&rank(bytes), Some(&memory(Bytes(free)))).is_ok();
         assert!(fits(5 << 30, 11 << 30));
-        assert!(!fits((5 << 30) + 1, 11 << 30), "1 GiB of 11 stays free, two ranks have 5 each");
+        assert!(!fits((5 << 30) + 1, 11 << 30), "1 GiB of 11 remains free, two ranks have 5 each");
         assert!(!fits(1, 1 << 20), "less is free than what is to stay free");
         assert!(has_headroom(&rank(u64::MAX), None).is_ok(), "a CPU");
     }

@@ -63,7 +63,7 @@ pub fn lab(foreign: &str) -> Lab {
     lab
 }
 
-/// Where the dataset is.
+/// Setting of the dataset.
 pub fn data(lab: &Lab) -> String {
     format!("data.train={}", lab.path("corpus").display())
 }
@@ -193,7 +193,7 @@ fn folders_of_torchtitan_that_are_not_whole_are_refused() {
     }
 }
 
-/// Where the numbers of the first tensor in a file of archives begin.
+/// Offset of the numbers of the first tensor in a file of archives.
 pub fn first_number(bytes: &[u8]) -> usize {
     let headers = (0..bytes.len() - 30).filter(|at| bytes[*at..].starts_with(b"PK\x03\x04"));
     let len = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));

@@ -131,7 +131,7 @@ fn folders_of_megatron_that_are_not_whole_are_refused() {
     }
 }
 
-/// What goes out comes in as the same run: every bit of weights and moments, on any grid of files.
+/// An exported run is imported as the same run: every bit of weights and moments, on any grid of files.
 /// `tests/fixtures/torch/exported.py` loads such a folder with PyTorch.
 #[test]
 fn an_exported_folder_is_read_back_bit_for_bit() {
@@ -250,7 +250,7 @@ fn mutated_files_of_megatron_are_read_or_refused() {
     assert!(opened > 5 && refused > 5, "{opened} opened, {refused} refused");
 }
 
-/// Sets every checksum of an archive to 0, which stands for none.
+/// Sets every checksum of an archive to 0, which means that it has none.
 fn mend(bytes: &mut [u8]) {
     for at in 0..bytes.len() - 30 {
         let place = match &bytes[at..at + 4] {

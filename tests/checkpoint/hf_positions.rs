@@ -1,4 +1,4 @@
-//! GPT-2 with a table of 24 learned positions goes on with samples of 8 tokens (`model.positions`):
+//! GPT-2 with a table of 24 learned positions continues with samples of 8 tokens (`model.positions`):
 //! every row is kept, counted, read and written back.
 
 use super::hf_llama::fixture;
@@ -102,7 +102,7 @@ fn short_samples_train_the_first_rows() {
     }
 }
 
-/// What is longer than a sample is read whole: `sample` and `eval` give what they give of a run with
+/// A text longer than a sample is read whole: `sample` and `eval` give what they give of a run with
 /// long samples.
 #[test]
 fn sample_and_eval_read_as_many_tokens_as_there_are_rows() {

@@ -252,7 +252,7 @@ fn help_has_the_table_of_the_pages() {
     assert_eq!(rows, 8);
 }
 
-/// Where the program itself fits into `ulimit -v`, a command either works or says what is missing.
+/// If the program itself fits into `ulimit -v`, a command either works or reports what is missing.
 #[test]
 fn too_little_address_space_is_a_message_with_a_remedy() {
     let lab = Lab::new();

@@ -63,7 +63,7 @@ impl Ranks {
         let mut ranks = Ranks { children: (0..world).map(child).collect(), folder };
         for child in &mut ranks.children {
             let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-            let running = lines.any(|line| line.unwrap().contains("running"));
+            let running = lines.any(|line| line.unwrap().contains("takes steps"));
             assert!(running, "a rank does not start");
         }
         ranks
@@ -176,7 +176,7 @@ fn act(world: &World, scenario: &str) {
         std::thread::sleep(Duration::from_millis(10));
         if step == 10 {
             // In a world of threads, only the first one is reported.
-            let _ = writeln!(std::io::stdout(), "running");
+            let _ = writeln!(std::io::stdout(), "takes steps");
             if world.rank() == 1 {
                 misbehave(world, &*group, scenario);
             }

@@ -139,7 +139,7 @@ fn what_is_no_text_is_refused() {
         ("a.tar --format txt", "is a tar archive"),
         ("named.txt --skip-invalid", "is a Parquet file"),
         ("array.json", "is a JSON array"),
-        ("other.jsonl", "no field \"text\"; it has \"content\", \"id\"\n    → name the one"),
+        ("other.jsonl", "no field \"text\"; it has \"content\", \"id\"\n    → name the field"),
         ("--ext rs .", "the folder holds no files that end in .rs"),
     ] {
         let error = bad(&folder, &format!("build {arguments} -t bytes -o x"), 2);

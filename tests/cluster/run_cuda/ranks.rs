@@ -104,7 +104,7 @@ fn memory_that_is_too_small_is_told_with_what_to_change() {
     let run = |bytes: u64, ranks: usize, sets: &[&str]| {
         let sets = with(&with(&RUN, &["batch={micro: 4, global: 8}"]), sets);
         let mut command = on_stand_in(&lab, lab.command(&run_args(&sets)), 1);
-        // Of a small GPU 1/64 stays free.
+        // 1/64 of a small GPU remains free.
         let memory = (bytes + ranks as u64 * WORKSPACE.0) * 64 / 63;
         command.env("SOFTGPU_MEMORY", memory.to_string());
         Done::of(command.output().unwrap())

@@ -15,7 +15,7 @@ pub struct Neighbours {
     pull: Vec<f64>,
     /// Excess of each run's squared residual over its expectation from the others.
     surprises: Vec<f64>,
-    /// How many programs were measured, on any machine.
+    /// Number of programs that were measured, on any machine.
     programs: usize,
 }
 
