@@ -10,7 +10,7 @@
 // scale and shift of its columns over all rows of the block without asking another.
 #include "common.cuh"
 
-// Of the threads of a row: of a warp, or of a whole block.
+// Sum over the threads of a row, which are a warp or a whole block.
 __device__ __forceinline__ float row_sum(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
 // Normalises the row that its threads have kept, each its columns, with the sum of these.

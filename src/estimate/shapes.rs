@@ -54,7 +54,7 @@ const SHAPES: [Shape; 17] = [
     gpt("124M", [12, 768, 12], 1024),
     gpt("355M", [24, 1024, 16], 1024),
     gpt("774M", [36, 1280, 20], 1024),
-    // Of the paper's 24 heads of 128 columns 16 fill the width.
+    // The paper has 24 heads of 128 columns; the width holds 16.
     gpt("1.3B", [24, 2048, 16], 2048),
     gpt("1.5B", [48, 1600, 25], 1024),
     gpt("2.7B", [32, 2560, 32], 2048),

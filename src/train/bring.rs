@@ -220,7 +220,7 @@ fn save(
         let mut parts = Vec::new();
         for (number, param) in params.iter().enumerate() {
             let shape = saved_shape(param, m.model.vocab);
-            // Of step 0 a run begins, with its own moments.
+            // A run from step 0 starts with moments of its own.
             let states = if state.is_import() { &[Kept::Master][..] } else { &Kept::ALL };
             for kept in states.iter().copied() {
                 let values = foreign.read(&m.model, param, &shape, kept)?;

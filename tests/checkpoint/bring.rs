@@ -2,6 +2,7 @@
 //! into Megatron-DeepSpeed's layout (`tests/fixtures/torch/bloom.py`) continues as the run that it was
 //! cut from, to the last bit.
 
+use super::bring_llama::same_states;
 use crate::common::binary::{Done, Lab};
 use crate::common::saved;
 use crate::common::unpack::unpack;
@@ -159,17 +160,7 @@ fn every_weight_and_moment_is_the_originals() {
     ] {
         assert!(done.out.contains(words), "{words}: {}", done.out);
     }
-    let step = "checkpoints/step-00000006";
-    let brought = saved::Saved::read(&lab.path("runs/brought").join(step));
-    let original = saved::Saved::read(&lab.path("runs/whole").join(step));
-    assert_eq!(brought.tensors.len(), original.tensors.len());
-    for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
-        assert_eq!((&brought.name, &brought.shape), (&original.name, &original.shape));
-        assert_eq!(brought.kept, original.kept, "{}", brought.name);
-    }
-    assert_eq!(brought.state.progress, original.state.progress);
-    assert_eq!(brought.state.optimizer.groups, original.state.optimizer.groups);
-    assert_eq!(brought.state.next_batch, original.state.next_batch);
+    same_states(&lab);
 }
 
 #[test]

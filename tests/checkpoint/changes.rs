@@ -87,8 +87,8 @@ fn an_optimizer_that_cannot_go_on_is_refused_and_may_begin_anew() {
         assert_eq!(lab.losses("runs/a").len(), step as usize);
     };
     refused("adafactor", "adamw", 6);
-    let anew = ran(&lab, &["--reset-optimizer"], 9, "adafactor");
-    says(&anew, &["states are reset at step 6 (adafactor; it was adamw): the weights are kept"]);
+    let reset = ran(&lab, &["--reset-optimizer"], 9, "adafactor");
+    says(&reset, &["states are reset at step 6 (adafactor; it was adamw): the weights are kept"]);
     refused("adamw", "adafactor", 9);
     refused("adam8bit", "adafactor", 9);
     says(&ran(&lab, &[], 12, "adafactor"), &["resuming from", "(step 9,"]);

@@ -271,7 +271,7 @@ fn a_sound_manifest_comes_with_its_size() {
     let two = check(&["topology.data=2", "model.heads=1", "lr.peak=3"]);
     assert!(two.contains(", 1 head, ") && two.contains("of memory on the fullest rank"), "{two}");
     assert!(two.contains("note      lr.peak 3 moves every weight by about 3 a step"), "{two}");
-    // What is said before the run is what it reserves.
+    // The run reserves the memory that the check printed.
     let memory = plain.split("parameters; ").nth(1).unwrap().split(" of memory").next().unwrap();
     let ran = lab.run(&[]).out;
     assert!(ran.contains(&format!("as planned: {memory}; a step took ")), "{memory}: {ran}");

@@ -66,7 +66,7 @@ fn undefined_arithmetic_and_addresses_abort() {
 #[test]
 fn streams_that_must_progress_independently_hang_in_one_queue() {
     const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
-    let hangs = "every stream waits for what nobody does";
+    let hangs = "every stream waits for an operation that no stream runs";
     let patient = ("SOFTGPU_PATIENCE", "60");
     says("receive_first", &[EAGER, patient], "ended");
     aborts("receive_first", &[EAGER, ("SOFTGPU_QUEUES", "1")], hangs);
@@ -78,7 +78,7 @@ fn streams_that_must_progress_independently_hang_in_one_queue() {
 #[test]
 fn communicators_in_different_orders_hang_where_collectives_are_serial() {
     says("crossed_collectives", &[("SOFTGPU_PATIENCE", "60")], "ended");
-    let hangs = "every stream waits for what nobody does";
+    let hangs = "every stream waits for an operation that no stream runs";
     aborts("crossed_collectives", &[("SOFTGPU_NCCL_SERIAL", "1")], hangs);
 }
 

@@ -277,7 +277,7 @@ struct Device {
                 continue;
             }
             if (can.empty()) {
-                fprintf(stderr, "softgpu: every stream waits for what nobody does\n");
+                fprintf(stderr, "softgpu: every stream waits for an operation that no stream runs\n");
                 abort();
             }
             run_first(can[random() % can.size()]);

@@ -303,10 +303,6 @@ impl ForeignRun for Folder {
         }
         Ok(ours)
     }
-
-    fn remarks(&mut self) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 /// AdamW's numbers of a parameter.

@@ -227,7 +227,7 @@ impl Folder {
         for (chunk, weight, layer, place) in found {
             let begin = first.get(&(chunk, place.stage)).copied().unwrap_or(0);
             let key = (weight, layer.map(|layer| begin + layer));
-            // Of tied copies the first stage's is the embedding; the last one's is a head.
+            // The first stage's tied copy is the embedding; the last stage's is the head.
             self.places.entry(key).or_insert(place);
         }
         Ok(())

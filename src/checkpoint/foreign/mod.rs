@@ -171,7 +171,9 @@ pub trait ForeignRun {
     ) -> anyhow::Result<Vec<f32>>;
 
     /// Sentences about what reading found, such as copies that differ.
-    fn remarks(&mut self) -> Vec<String>;
+    fn remarks(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 /// Opens a folder of another trainer; `format` is what `detect` found, or the user asked for.

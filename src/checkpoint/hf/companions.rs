@@ -128,7 +128,7 @@ impl Companions {
             }
             (None, None) => {}
         }
-        // Of a model that began here, settings beside the tokenizer are of another model.
+        // If the model was not imported, settings beside its tokenizer belong to another model.
         let settings = self.carried.as_ref().map(|folder| copy(folder, to, GENERATION));
         if !settings.transpose()?.unwrap_or(false) && !tokens.eos.is_null() {
             let settings = json!({

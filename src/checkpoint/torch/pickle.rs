@@ -145,7 +145,7 @@ impl<'b> Machine<'b> {
             (b'a' | b'e', Node::List(list)) => list.extend(items),
             (0x90, Node::Set(set)) => set.extend(items),
             (b's' | b'u', Node::Dict(dict)) => dict.extend(pairs(&items)?),
-            // Of a class that is not known, such as a subclass of dict.
+            // Object of an unknown class, such as a subclass of dict: its items are dropped.
             (_, Node::Object { .. }) => {}
             (_, other) => return Err(format!("items are put into {}", rebuild::kind(other))),
         }

@@ -59,7 +59,7 @@ pub fn room(groups: &Groups, states: &[ParamStates], params: usize, arena: &Aren
     let count = |of: fn(&StateSpec) -> bool| -> usize {
         states.iter().map(|kept| kept.states().filter(|(state, ..)| of(state)).count()).sum()
     };
-    // Of sharded parameters only the model weights are compared.
+    // The model weights are the only compared state of sharded parameters.
     let whole = count(|state| !state.extent.is_sharded());
     arena.matrix(ranks, count(|_| true).max(whole + params), DType::I64)
 }

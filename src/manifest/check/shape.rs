@@ -306,7 +306,7 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
         ("model.seq_len", model.seq_len, topology.sequence_parallel),
     ];
     for (path, size, is_cut) in parts {
-        // What is not written follows from other settings.
+        // Settings that the manifest does not contain follow from others.
         let origins: &[&str] = match path {
             _ if report.root().at(path).is_some() => &[],
             "model.ffn_hidden" => &["model.hidden"],

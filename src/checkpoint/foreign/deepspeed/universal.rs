@@ -102,7 +102,7 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
     if let Some(step) = step {
         return Ok((step, lr));
     }
-    // Of PyTorch's AdamW it is beside each parameter.
+    // PyTorch's AdamW keeps the step beside each parameter.
     let own = dir.join("zero").join(EMBEDDING).join("step.pt");
     if own.is_file() {
         let file = TorchFile::open(&own)?;
@@ -213,9 +213,5 @@ impl ForeignRun for Universal {
         let value = self::param(&root)?;
         let tensor = value.tensor()?;
         file.floats(tensor, 0..tensor.numel())
-    }
-
-    fn remarks(&mut self) -> Vec<String> {
-        Vec::new()
     }
 }
