@@ -45,7 +45,7 @@ pub use settings::{
 
 use base::Heads;
 use choices::PositionName;
-use plan::grid::Grid;
+use plan::grid::{self, Axis, Grid};
 use plan::ramp::Ramp;
 use settings::raw;
 use std::path::PathBuf;
@@ -305,12 +305,13 @@ impl Topology {
 
     /// Grid of ranks.
     pub fn grid(&self) -> Grid {
-        Grid {
-            tensor: self.tensor,
-            pipeline: self.pipeline,
-            data: self.data,
-            data_first: self.neighbours == RankOrder::Data,
-        }
+        let order = match self.neighbours {
+            RankOrder::Data => grid::DATA_FIRST,
+            RankOrder::Pipeline => grid::STAGES_FIRST,
+        };
+        let sizes =
+            [(Axis::Tensor, self.tensor), (Axis::Pipeline, self.pipeline), (Axis::Data, self.data)];
+        Grid::new(order, &sizes)
     }
 
     /// The same topology without any parallelism.
