@@ -1,5 +1,6 @@
 //! Trait of a device: its memory, copies, graphs and ops.
 
+use super::op_log::log_op;
 use super::{Fp8Scaling, Home, Op, OpTimes, Section, Tensor};
 use base::{Bytes, decayed};
 use std::sync::Arc;
@@ -238,6 +239,10 @@ pub trait Backend {
     /// Waits for the oldest download in flight and takes its bytes. Returns their arrival time,
     /// as estimated by the host: no later than now.
     fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant>;
+    /// Whether an op is done when `run` returns.
+    fn is_synchronous(&self) -> bool {
+        false
+    }
     /// Granularity of scales in fp8 products.
     fn fp8_scaling(&self) -> Fp8Scaling {
         Fp8Scaling::RowWise
@@ -251,6 +256,6 @@ impl dyn Backend + '_ {
     pub fn run<'a>(&self, op: impl Into<Op<'a>>) {
         let op = op.into();
         op.check();
-        self.enqueue(&op);
+        log_op(&op, self.is_synchronous(), || self.enqueue(&op));
     }
 }

@@ -183,6 +183,10 @@ impl Backend for Cpu {
         Ok(self.downloads.finish_download(to))
     }
 
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+
     fn enqueue(&self, op: &Op) {
         let _timer = self.meter.start(op.name());
         every_op!(call_of_op self op)
