@@ -2,11 +2,12 @@
 //! the FLOPs and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Backend, COPIES, Home, LOGITS_CHUNK, Op, OutOfMemory, Section, Tally, Tensor, Transfer, Work,
-    cuda,
+    Backend, COPIES, Home, LOGITS_CHUNK, Op, Order, OutOfMemory, Section, Tally, Tensor, Transfer,
+    Work, cuda,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
+use std::rc::Rc;
 use std::time::Instant;
 
 /// Counting device; see the module.
@@ -17,6 +18,10 @@ pub struct Dry {
     section: Cell<Section>,
     tally: RefCell<Tally>,
     host: OnceCell<Box<Dry>>,
+    /// Whether this is the host of a device.
+    is_host: bool,
+    /// None if the order of work is not checked. Shared with the host.
+    order: Rc<RefCell<Option<Order>>>,
 }
 
 /// First address; no tensor has address 0.
@@ -26,6 +31,18 @@ impl Dry {
     /// Counts like a GPU; the default counts like a CPU.
     pub fn gpu() -> Dry {
         Dry { gpu: true, ..Dry::default() }
+    }
+
+    /// Also checks the order of work. Leaves out the wait of number `skip`, to show that it is
+    /// found.
+    pub fn ordered(skip: Option<usize>) -> Dry {
+        let order = Rc::new(RefCell::new(Some(Order::new(skip))));
+        Dry { order, ..Dry::gpu() }
+    }
+
+    /// Calls `with` on the checker; the default without one.
+    pub fn order<T: Default>(&self, with: impl FnOnce(&mut Order) -> T) -> T {
+        self.order.borrow_mut().as_mut().map(with).unwrap_or_default()
     }
 
     /// Bytes reserved so far.
@@ -40,7 +57,8 @@ impl Dry {
 
     /// Device that counts the host's work and reservations.
     pub fn host_device(&self) -> &Dry {
-        self.host.get_or_init(Box::default)
+        let order = self.order.clone();
+        self.host.get_or_init(|| Box::new(Dry { is_host: true, order, ..Dry::default() }))
     }
 
     fn note(&self, name: &'static str, work: Work) {
@@ -62,18 +80,28 @@ impl Backend for Dry {
         self.host_device()
     }
     fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
+        self.order(Order::fork);
         meanwhile();
+        self.order(|order| order.is_beside = true);
         work(self.host_device());
+        self.order(|order| {
+            order.is_beside = false;
+            order.join_beside();
+        });
     }
     /// Counted as work of the host, because the device computes meanwhile.
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
         let [to_host, to_device] = COPIES;
         let name = if to.home() == Home::Host { to_host } else { to_device };
         self.host_device().note(name, Work::op(0).moving([from]));
-        Transfer(0)
+        Transfer(self.order(|order| order.transfer(from, to, name)))
     }
-    fn join_transfer(&self, _: Transfer) {}
-    fn finish_transfer(&self, _: Transfer) {}
+    fn join_transfer(&self, transfer: Transfer) {
+        self.order(|order| order.join_transfer(transfer.0));
+    }
+    fn finish_transfer(&self, transfer: Transfer) {
+        self.order(|order| order.finish_transfer(transfer.0));
+    }
     fn workspace(&self) -> Bytes {
         if self.gpu { cuda::WORKSPACE } else { Bytes(0) }
     }
@@ -87,18 +115,26 @@ impl Backend for Dry {
         self.section.set(section);
     }
     fn sync(&self) -> anyhow::Result<()> {
+        self.order(Order::sync);
         Ok(())
     }
-    fn upload(&self, _: &[u8], _: Tensor) {}
-    fn download(&self, _: Tensor, to: &mut [u8]) {
+    fn upload(&self, _: &[u8], to: Tensor) {
+        self.order(|order| order.upload(to));
+    }
+    fn download(&self, from: Tensor, to: &mut [u8]) {
+        self.order(|order| order.download(from));
         to.fill(0);
     }
-    fn download_async(&self, _: Tensor) {}
+    fn download_async(&self, from: Tensor) {
+        self.order(|order| order.download_async(from));
+    }
     fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+        self.order(Order::finish_download);
         to.fill(0);
         Ok(Instant::now())
     }
     fn enqueue(&self, op: &Op) {
+        self.order(|order| order.op(op, self.is_host));
         let work = op.cost();
         if work.calls > 0.0 {
             self.note(op.name(), work);
