@@ -7,7 +7,7 @@ use gptrain::comm::dry::{self, Journal};
 use gptrain::device::Dry;
 use gptrain::engine::{Engine, Groups};
 use gptrain::manifest::{Batch, Manifest, Train, load};
-use gptrain::plan::grid::Coord;
+use gptrain::plan::grid::Axis;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -21,7 +21,8 @@ fn checked(m: &Manifest, stage: usize, skip: Option<usize>) -> (Vec<String>, usi
     let m = &Manifest { batch, train, ..m.clone() };
     let device = Rc::new(Dry::ordered(skip));
     let journal = Journal::of(&device);
-    let rank = m.topology.grid().rank(Coord { tensor: 0, pipeline: stage, data: 0 });
+    let grid = m.topology.grid();
+    let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
     let groups = Groups::of(rank, &m.topology, |name, ranks| {
         let at = ranks.iter().position(|member| *member == rank).expect("a member");
         match ranks.len() {
