@@ -1,7 +1,6 @@
 //! Update at the end of a step: clips by the global norm, advances the loss scale, applies the
 //! rule.
 
-use super::late::PendingUpdate;
 use super::params::{BucketState, ShardedParams, Squares};
 use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
@@ -21,8 +20,6 @@ pub struct At {
     pub limits: Option<StepLimits>,
     /// Whether the norm of the update is computed.
     pub norm: bool,
-    /// Whether the update is delayed, with all its scalars.
-    pub late: bool,
 }
 
 /// Inputs of the update that are the same for every rule.
@@ -109,7 +106,7 @@ impl Update {
     /// Clips by the norm over all ranks and updates. If the norm is not finite, or the loss or norm
     /// exceeds the limits, no rank updates.
     pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, at: At) {
-        let At { scale, lr, limits, norm, late } = at;
+        let At { scale, lr, limits, norm } = at;
         let be = params.backend();
         for run in &self.on_device {
             be.square_sums(&self.grads[run.clone()], s.sums.span(run.start, run.len()).set());
@@ -126,30 +123,17 @@ impl Update {
         norm.iter().for_each(|norm| norm.begin(be));
         let step = Step { norm, ..self.step(params, s, lr as f32) };
         rule.begin(&step);
-        match params.late() {
-            Some((kept, offload)) if late => {
+        match params.offload() {
+            None => rule.update(&step, params.states()),
+            Some(offload) => {
                 params.finish_copies();
-                kept.keep(offload, &step);
+                offload.update(&step, rule, params.states());
             }
-            _ => apply(params, rule, &step),
         }
         if let Some(norm) = norm {
             norm.finish(be, s.change);
             params.sum_over_owners(s.change);
         }
-    }
-
-    /// Applies a delayed update from a checkpoint, whose gradients are in place, before a step.
-    pub fn resume(
-        &self,
-        params: &ShardedParams,
-        rule: &dyn OptimizerRule,
-        s: &Scalars,
-        pending: PendingUpdate,
-    ) {
-        params.backend().upload(bytemuck::cast_slice(&pending.scalars), s.rule);
-        apply(params, rule, &self.step(params, s, pending.lr));
-        params.begin_all_gather();
     }
 
     fn step<'a>(&self, params: &'a ShardedParams, s: &Scalars, lr: f32) -> Step<'a> {
@@ -166,16 +150,6 @@ impl Update {
             scratch: self.scratch,
             masters: None,
             norm: None,
-        }
-    }
-}
-
-fn apply(params: &ShardedParams, rule: &dyn OptimizerRule, step: &Step) {
-    match params.offload() {
-        None => rule.update(step, params.states()),
-        Some(offload) => {
-            params.finish_copies();
-            offload.update(step, rule, params.states());
         }
     }
 }

@@ -17,6 +17,7 @@ mod optimizers;
 mod overrides;
 pub mod place;
 mod read;
+mod removed;
 mod report;
 mod rewrite;
 mod settings;
@@ -34,7 +35,7 @@ pub use cluster::{Comm, Restart, Slurm};
 pub use inference::for_inference;
 pub use keys::{schema, settings};
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
-pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse};
+pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse, parse_saved};
 pub use rewrite::rewrite;
 pub use settings::{
     Batch, Checkpoint, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr,
@@ -81,9 +82,9 @@ impl Manifest {
         what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
     }
 
-    /// Whether the norm of updates can be computed; not if they are delayed.
+    /// Whether the norm of updates is computed.
     pub fn has_update_norm(&self) -> bool {
-        self.log.update_norm > 0 && self.topology.offload.delay == 0
+        self.log.update_norm > 0
     }
 
     /// The same manifest with gradients in `home`.
@@ -450,12 +451,7 @@ impl Topology {
 
 impl Offload {
     /// No data on the host.
-    pub const NONE: Offload = Offload {
-        what: OffloadWhat::None,
-        gradients: GradientHome::Auto,
-        delay: 0,
-        delay_after: 40,
-    };
+    pub const NONE: Offload = Offload { what: OffloadWhat::None, gradients: GradientHome::Auto };
 }
 
 impl Default for PowerSgd {

@@ -330,7 +330,7 @@ Topology(raw) {
     /// Activations that forward drops and backward recomputes. Default: none.
     recompute: Recompute = Recompute::None;
     /// State in the host's memory instead of the device's: none, optimizer, full, or settings. The
-    /// results are the same, except with delay. Default: none.
+    /// results are the same. Default: none.
     offload: OffloadForm => Offload = shape::offload(raw.offload);
     /// Compression of gradients between replicas, for slow networks: powersgd; with zero at most 1. A
     /// single replica sends and compresses nothing. Default: none.
@@ -344,11 +344,6 @@ Offload(raw) {
     what: OffloadWhat = OffloadWhat::None;
     /// Memory of gradients that wait for the update. Default: auto.
     gradients: GradientHome = GradientHome::Auto;
-    /// Steps by which updates are delayed, so that they overlap with the next step: 0 or 1. 1 changes
-    /// the training, because updates use stale gradients. Default: 0.
-    delay: u8 = 0, in 0..=1;
-    /// Steps at the start of a run without delay. Default: 40.
-    delay_after: u64 = 40, in 0..=1_000_000_000_000u64;
 }
 
 #[derive(Copy)]
@@ -417,7 +412,7 @@ Log(raw, name: &str) {
     /// Format of log lines. Default: auto, which is short on a terminal and Megatron's elsewhere.
     format: LogFormat = LogFormat::Auto;
     /// Steps between records of the update's norm, the length of the change of all weights. 0 is
-    /// never; delayed updates (topology.offload) have none. Default: 10.
+    /// never. Default: 10.
     update_norm: u64 = 10, in 0..=1_000_000_000_000_000u64;
     /// Whether TensorBoard event files are written. Default: true.
     tensorboard: bool = true;

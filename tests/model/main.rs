@@ -7,7 +7,6 @@
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
-//! | `late` | delayed updates, against a second implementation |
 //! | `adam8bit` | 8-bit moments: their error, against bitsandbytes, and a run against AdamW's |
 //! | `mup` | change of activations by steps at several widths; grids |
 //! | `muon` | steps against float64 and PyTorch; fp16; GPUs; counts of the planner |
@@ -27,7 +26,6 @@ mod fp16;
 mod fp8;
 mod grids;
 mod grids_cuda;
-mod late;
 mod llama;
 mod muon;
 mod mup;

@@ -29,8 +29,8 @@ use manifest::{Manifest, Optimizer};
 use model::{Layout, ParamSpec};
 use muon::Muon;
 
-/// Optimizer. `Sync`, because a delayed update runs on its own thread.
-pub trait OptimizerRule: Sync {
+/// Optimizer.
+pub trait OptimizerRule {
     /// States of a parameter, its model weight first; equal on every grid. ZeRO shards states that
     /// have the parameter's columns (`Extent::is_sharded`). Every replica keeps the others whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
@@ -136,7 +136,7 @@ impl Step<'_> {
     }
 }
 
-/// Rule of a manifest, with the additional states of delayed updates and gradient compression.
+/// Rule of a manifest, with the additional states of gradient compression.
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     let rule: Box<dyn OptimizerRule> = match m.optimizer {
@@ -144,10 +144,6 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model, &m.model)),
         Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
         Optimizer::Muon(ref settings) => Box::new(Muon::new(settings.clone(), model, &m.model)),
-    };
-    let rule: Box<dyn OptimizerRule> = match m.topology.offload.delay {
-        0 => rule,
-        _ => Box::new(Extended::new(rule, Box::new(|_| vec![StateSpec::pending()]))),
     };
     match m.topology.compression.filter(|_| m.topology.data > 1) {
         Some(settings) => {
