@@ -7,7 +7,6 @@ mod rule;
 mod params;
 mod powersgd;
 mod update;
-mod update_norm;
 mod scaler;
 mod groups;
 mod order;
@@ -71,7 +70,6 @@ pub struct Engine<'a> {
     steps: Cell<u64>,
     /// Limits of the steps queued from now on.
     limits: Cell<Option<StepLimits>>,
-    takes_norm: Cell<bool>,
     manifest: Manifest,
     /// Buffers of the micro-batches in flight, by slot. The chunks of a slot share its bytes.
     slots: Vec<Vec<Activations>>,
@@ -142,7 +140,6 @@ impl<'a> Engine<'a> {
             compression: laid.compression,
             steps: Cell::new(0),
             limits: Cell::new(None),
-            takes_norm: Cell::new(false),
             manifest: manifest.clone(),
             slots: laid.slots,
             work: laid.work,
@@ -155,7 +152,6 @@ impl<'a> Engine<'a> {
             memory_plan: arenas.memory_plan(be.workspace()),
         };
         engine.set_scale(None, 0, 0);
-        be.zero(engine.scalars.change);
         Ok(engine)
     }
 
@@ -211,12 +207,6 @@ impl<'a> Engine<'a> {
     /// updates nothing. Must be equal on all ranks.
     pub fn set_limits(&self, limits: Option<StepLimits>) {
         self.limits.set(limits);
-    }
-
-    /// Sets whether steps queued from now on compute the norm of their update
-    /// (`Outcome::update_norm`). Requires `Manifest::has_update_norm`. Must be equal on all ranks.
-    pub fn take_update_norm(&self, takes: bool) {
-        self.takes_norm.set(takes);
     }
 
     /// Sets the states that serve the exchange of gradients to their initial values.
@@ -289,8 +279,7 @@ impl<'a> Engine<'a> {
             params.groups().sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        let (limits, norm) = (self.limits.get(), self.takes_norm.get());
-        self.update.run(params, rule, s, At { scale, lr, limits, norm });
+        self.update.run(params, rule, s, At { scale, lr, limits: self.limits.get() });
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())

@@ -246,8 +246,8 @@ topology: {data: 2, zero: 1, offload: optimizer}
             cpu.upload(bytemuck::bytes_of(&factor), scalars.span(0, 1));
             let (groups, scratch) = (&Groups::solo(), scalars.span(0, 0));
             let at = Place { groups, layout: &layout, sharded: false };
-            let (lr, masters, norm) = (1e-2, None, None);
-            let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters, norm };
+            let (lr, masters) = (1e-2, None);
+            let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
             rule.begin(&step);
             offload.update(&step, &*rule, &states);
         }

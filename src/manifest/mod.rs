@@ -82,11 +82,6 @@ impl Manifest {
         what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
     }
 
-    /// Whether the norm of updates is computed.
-    pub fn has_update_norm(&self) -> bool {
-        self.log.update_norm > 0
-    }
-
     /// The same manifest with gradients in `home`.
     pub fn with_gradients(&self, home: GradientHome) -> Manifest {
         let mut m = self.clone();

@@ -26,6 +26,18 @@ const REMOVED: &[Removed] = &[
         what: "updates cannot be delayed, because stale gradients raised the loss",
         remedy: "remove it: the losses are then those without offload",
     },
+    Removed {
+        path: "log.update_norm",
+        default: "10",
+        what: "the norm of updates is not recorded",
+        remedy: "remove it; grad_norm is recorded at every step",
+    },
+    Removed {
+        path: "divergence.update_rise",
+        default: "2.0",
+        what: "the norm of updates is not recorded",
+        remedy: "remove it; loss_rise and norm_rise detect spikes",
+    },
 ];
 
 /// Removes the settings that no longer exist from a manifest that a run saved.

@@ -398,9 +398,6 @@ Divergence(raw) {
     roll_back: u64 = 100, in 1..=1_000_000_000u64;
     /// Maximum number of rollbacks; then the run stops. Default: 3.
     roll_backs: usize = 3, in 0..=1000;
-    /// Minimum rise of an update's norm (log.update_norm) that causes a warning, as a factor.
-    /// Default: 2.
-    update_rise: f64 = 2.0, in 1.0..=1e6;
 }
 
 /// Logs, metrics and the run's folder.
@@ -411,9 +408,6 @@ Log(raw, name: &str) {
     interval: u64 = 1, in 1..=1_000_000_000_000_000u64;
     /// Format of log lines. Default: auto, which is short on a terminal and Megatron's elsewhere.
     format: LogFormat = LogFormat::Auto;
-    /// Steps between records of the update's norm, the length of the change of all weights. 0 is
-    /// never. Default: 10.
-    update_norm: u64 = 10, in 0..=1_000_000_000_000_000u64;
     /// Whether TensorBoard event files are written. Default: true.
     tensorboard: bool = true;
     /// Peak performance of all devices together, in TFLOP/s, with which the log shows MFU. Default:

@@ -46,7 +46,6 @@ fn train(folder: &Path, from: u64, to: u64) {
             consumed_samples: 16 * step,
             lm_loss: loss(step),
             grad_norm: 0.1 * step as f64,
-            update_norm: (step % 10 == 0).then_some(0.01),
             lr: 3e-4 / step as f64,
             global_batch: 16,
             seconds: 0.25,

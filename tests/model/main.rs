@@ -13,7 +13,6 @@
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
 //! | `sampler` | logits of a growing text are those of the whole text |
 //! | `spikes` | steps above their limits change nothing |
-//! | `update_norm` | it is that of the weights, whatever the optimizer and grid, and changes no bit |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 //! | `fp8` | it learns as bf16 does, every grid as one rank; shared layers are quantized as whole ones |
 
@@ -33,4 +32,3 @@ mod offload;
 mod pytorch;
 mod sampler;
 mod spikes;
-mod update_norm;

@@ -237,9 +237,7 @@ impl OptimizerRule for Adafactor {
             let [master, model] = [MASTER, MODEL].map(|name| own(p.get(name)));
             be.adafactor(&rule, step.scalars, own(p.grad), &part, &v, squares, master, model);
         };
-        step.each_piece(params, true, &mut |i, piece| {
-            step.change(&[piece], &mut |pieces| pieces.iter().for_each(|p| update(i, p)));
-        });
+        step.each_piece(params, true, &mut |i, piece| update(i, piece));
     }
 }
 

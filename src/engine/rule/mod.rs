@@ -19,7 +19,6 @@ pub const SECOND: &str = coded::SECOND.plain;
 use super::groups::{Groups, model_dtype};
 use super::masters::{self, Masters};
 use super::states::{ParamStates, StateSpec, TensorSlice};
-use super::update_norm::UpdateNorm;
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
@@ -106,8 +105,6 @@ pub struct Step<'a> {
     pub scratch: Tensor,
     /// Windows for master weights on the host, for a rule that needs global sums.
     pub masters: Option<&'a Masters>,
-    /// Accumulator of the update's norm.
-    pub norm: Option<&'a UpdateNorm>,
 }
 
 impl Step<'_> {
@@ -123,15 +120,6 @@ impl Step<'_> {
         match self.masters {
             None => masters::each_in_place(params, work),
             Some(masters) => masters.each(self.be, params, changes, work),
-        }
-    }
-
-    /// Calls `work` on parameters whose master weights it updates: all at once, or in pieces if the
-    /// norm of the update is computed.
-    pub fn change(&self, params: &[&ParamStates], work: &mut dyn FnMut(&[&ParamStates])) {
-        match self.norm {
-            None => work(params),
-            Some(norm) => norm.around(self.be, params, work),
         }
     }
 }

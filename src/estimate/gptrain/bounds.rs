@@ -328,7 +328,6 @@ fn counted(
     let mut m = cuts::manifest(m, &setup);
     m.batch.ramp_up = None;
     m.train.device_memory = None;
-    m.log.update_norm = 0;
     (0..stages).map(|stage| dry_run::counted(&m, stage)).collect()
 }
 

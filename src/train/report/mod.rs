@@ -73,8 +73,6 @@ pub struct StepLine {
     pub lm_loss: f64,
     /// Global norm before clipping.
     pub grad_norm: f64,
-    /// ‖Δθ‖₂, at steps whose update norm is computed.
-    pub update_norm: Option<f64>,
     pub lr: f64,
     /// Samples in this step.
     pub global_batch: usize,
@@ -177,7 +175,6 @@ impl Report {
                 ("iteration-time/tokens per second", row.tokens_per_s),
                 ("iteration-time/data wait", row.data_wait_s),
             ];
-            scalars.extend(row.update_norm.map(|norm| ("update-norm/update-norm", norm)));
             let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", scale));
             scalars.extend(scale);
             let Health { gpu_mhz, gpu_watts, gpu_celsius } = row.gpu;

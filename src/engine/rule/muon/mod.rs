@@ -167,12 +167,7 @@ impl Muon {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
             let by = [decayed(step.lr, weight_decay), lr];
-            step.change(&[kept], &mut |pieces| {
-                for piece in pieces {
-                    let own = own.span(piece.part.start - kept.part.start, piece.part.len());
-                    be.descend(by, factor, own, piece.get(MASTER), piece.get(MODEL));
-                }
-            });
+            be.descend(by, factor, own, kept.get(MASTER), kept.get(MODEL));
         }
     }
 

@@ -84,8 +84,7 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
 #[test]
 fn what_lies_on_the_host_is_billed_there() {
     let wide = ["model.hidden=128", "model.vocab=128", "topology={data: 2, zero: 1}"];
-    let plain = ["precision=bf16", "log.update_norm=0"]; // its window is in the updates' memory
-    let of = |more: &[&str]| planned(&[&wide[..], &plain, more].concat());
+    let of = |more: &[&str]| planned(&[&wide[..], &["precision=bf16"], more].concat());
     let (device, host) = (stages(&of(&[])), stages(&of(&["topology.offload=optimizer"])));
     let row = |rows: &[(&str, Bytes)]| rows.iter().find(|row| row.0 == "optimizer").unwrap().1;
     let (before, after) = (&device[0].memory_plan, &host[0].memory_plan);
