@@ -38,6 +38,18 @@ const REMOVED: &[Removed] = &[
         what: "the norm of updates is not recorded",
         remedy: "remove it; loss_rise and norm_rise detect spikes",
     },
+    Removed {
+        path: "log.metrics_port",
+        default: "none",
+        what: "the run serves no page for Prometheus",
+        remedy: "remove it; log.prometheus names the folder of node_exporter's textfile collector",
+    },
+    Removed {
+        path: "log.metrics_host",
+        default: "127.0.0.1",
+        what: "the run serves no page for Prometheus",
+        remedy: "remove it; log.prometheus names the folder of node_exporter's textfile collector",
+    },
 ];
 
 /// Removes the settings that no longer exist from a manifest that a run saved.

@@ -413,10 +413,9 @@ Log(raw, name: &str) {
     /// Peak performance of all devices together, in TFLOP/s, with which the log shows MFU. Default:
     /// unknown.
     peak_tflops: f64, in 1e-6..=1e9;
-    /// Port of the page for Prometheus (GET /metrics), on rank 0's node. Default: none.
-    metrics_port: u16, in 1..=65_535;
-    /// Address of that page; with 0.0.0.0 all hosts that reach the node can read it. Default: 127.0.0.1.
-    metrics_host: String = "127.0.0.1".to_string();
+    /// Folder of node_exporter's textfile collector on rank 0's node, in which the run keeps
+    /// gptrain-NAME.prom until it ends. Default: none; log.folder always has metrics.prom.
+    prometheus: PathBuf;
 }
 
 /// Assumptions of `gptrain estimate`.

@@ -84,8 +84,8 @@ fn unknown_keys_name_the_nearest_known_one() {
     check_added(
         "log: {wandb_project: x}",
         "m.yaml:17: unknown key log.wandb_project → log has the \
-         keys folder, format, interval, metrics_host, metrics_port, \
-         peak_tflops, tensorboard",
+         keys folder, format, interval, \
+         peak_tflops, prometheus, tensorboard",
     );
     check_set("modl.layers=3", "--set modl.layers: unknown key modl → did you mean model?");
     check_set("lr.peek=3", "--set lr.peek: unknown key lr.peek → did you mean lr.peak?");
