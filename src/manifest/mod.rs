@@ -275,7 +275,7 @@ pub enum Objective {
 }
 
 /// Manifest for tests of any crate.
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     let sets: Vec<String> = sets.iter().map(S::to_string).collect();
     let loaded = parse(text, "test", std::path::Path::new("."), &sets);

@@ -209,7 +209,8 @@ impl Run<'_> {
         }
         let (started, waited) = (Instant::now(), self.loader.wait());
         let others = recorder.waited().host;
-        self.stragglers.delay();
+        #[cfg(feature = "testing")]
+        super::testing::delay_step();
         let first = self.progress.consumed_samples;
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
         let lr = lr::of_step(&m.lr, &(first..consumed));

@@ -8,6 +8,7 @@
 //! | `words` | private words that do not come back |
 //! | `prose` | comments, strings and docs are plain English |
 //! | `fresh` | a build without a change does nothing |
+//! | `testing` | helpers of tests are in no other build |
 //! | `docs` | README and `docs/`: dependencies, files that are named, length |
 
 mod circles;
@@ -16,6 +17,7 @@ mod fresh;
 mod ops;
 mod prose;
 mod source;
+mod testing;
 mod words;
 
 use source::files;
