@@ -227,13 +227,14 @@ fn push(window: &mut VecDeque<f64>, value: f64) {
 /// Median, and the scatter around it: 1.4826 times the median absolute deviation.
 pub fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut values: Vec<f64> = values.collect();
-    let middle = median(&mut values);
+    let middle = upper_median(&mut values);
     values.iter_mut().for_each(|value| *value = (*value - middle).abs());
-    (middle, NORMAL * median(&mut values))
+    (middle, NORMAL * upper_median(&mut values))
 }
 
-/// Upper median; 0 for no values.
-fn median(values: &mut [f64]) -> f64 {
+/// The upper of two middle values, unlike `robust::median`; 0 for no values. Saved limits of runs
+/// depend on it.
+fn upper_median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

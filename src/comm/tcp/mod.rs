@@ -250,14 +250,8 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     let written = options.open(&new).and_then(|mut file| file.write_all(&nonce));
     written.with_context(|| format!("writing {}", new.display()))?;
     // Atomic, and never overwrites another rank's file.
-    let linked = std::fs::hard_link(&new, &path);
-    std::fs::remove_file(&new).with_context(|| format!("removing {}", new.display()))?;
-    match linked {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("linking {}", path.display()))
-        }
-        _ => std::fs::read(&path).with_context(|| format!("reading {}", path.display())),
-    }
+    base::output::claim(&new, &path)?;
+    std::fs::read(&path).with_context(|| format!("reading {}", path.display()))
 }
 
 /// Removes the secret after all ranks have joined.
