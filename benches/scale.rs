@@ -6,7 +6,8 @@
 
 use gptrain::base::{DType, majority};
 use gptrain::checkpoint::{Digest, Index, Piece, Tensor, TensorState};
-use gptrain::comm::tcp::{self, Join, simulation};
+use gptrain::comm::tcp::testing::simulation;
+use gptrain::comm::tcp::{self, Join};
 use gptrain::comm::{Event, GroupCount, Op, RankReport, Watchdog, diagnose};
 use gptrain::engine::{Extent, TensorSlice};
 use gptrain::plan::grid::Grid;

@@ -13,6 +13,7 @@ mod majority;
 pub mod memory;
 pub mod output;
 #[doc(hidden)]
+#[cfg(feature = "testing")]
 pub mod patience;
 mod problems;
 pub mod progress;

@@ -47,6 +47,19 @@ pub fn write(place: &Path, existing: Existing, bytes: &[u8]) -> Result<()> {
     output.finish()
 }
 
+/// Gives the file `new` the name `place` unless another process has taken it: the first of several
+/// counts. Returns whether it was this one. `new` is removed.
+pub fn claim(new: &Path, place: &Path) -> Result<bool> {
+    let linked = fs::hard_link(new, place);
+    fs::remove_file(new).with_context(|| format!("cannot remove {}", new.display()))?;
+    match linked {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        linked => {
+            linked.map(|()| true).with_context(|| format!("cannot write {}", place.display()))
+        }
+    }
+}
+
 /// Removes a file, if there is one.
 pub fn remove(place: &Path) -> Result<()> {
     match fs::remove_file(place) {

@@ -1,6 +1,6 @@
 //! Waits and time limits for tests that must not fail on a busy machine. Waits give up only when
-//! the machine is idle; limits grow and the test is repeated. (Public, because the tests of every
-//! crate use them.)
+//! the machine is idle; limits grow and the test is repeated. Not in a build without the feature
+//! `testing`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;

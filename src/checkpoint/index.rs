@@ -10,7 +10,7 @@ use super::digest::{self, CHUNK, Digest};
 use anyhow::{Context, bail, ensure};
 use base::{DType, WrongInput, input, null_is_nan};
 use data::MixturePlan;
-use engine::{Extent, MODEL, PendingUpdate, Replica, Scale, TensorSlice};
+use engine::{Extent, MODEL, Replica, Scale, TensorSlice};
 use plan::spikes::SpikeWatch;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,9 +55,9 @@ pub struct State {
     /// Older checkpoints have it only for fp16, in `loss_scale`.
     #[serde(default)]
     pub skipped_updates: u64,
-    /// Delayed update of the last step; its gradient is a state.
+    /// Delayed update of an earlier version of gptrain, which this one cannot apply.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pending: Option<PendingUpdate>,
+    pub pending: Option<serde_json::Value>,
     pub rng: Rng,
     pub optimizer: Optimizer,
     /// Last steps, oldest first.

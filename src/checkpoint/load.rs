@@ -7,8 +7,7 @@ use super::validate;
 use anyhow::Context;
 use base::{ensure_input, in_order};
 use engine::{
-    Conversion, Engine, Frozen, MASTER, OptimizerRule, PENDING, Scale, StateSlice, StateSpec,
-    TensorSlice,
+    Conversion, Engine, Frozen, MASTER, OptimizerRule, Scale, StateSlice, StateSpec, TensorSlice,
 };
 use model::{Layout, ModelShard, Param};
 use std::cell::RefCell;
@@ -25,10 +24,16 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
     if index.is_import() {
         return read_weights_into(checkpoint, engine);
     }
+    ensure_input!(
+        index.pending.is_none(),
+        "{}: the update of its last step is delayed (topology.offload.delay), which this version \
+         cannot apply: continue with the gptrain that wrote it and delay: 0 for one step and save, \
+         or give --reset-optimizer, which drops that update and the optimizer's states",
+        checkpoint.folder.display()
+    );
     sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
     sound(checkpoint, &validate::groups(index))?;
-    read_states(checkpoint, engine, |state| state.saved && state.name != PENDING)?;
-    read_pending(checkpoint, engine)?;
+    read_states(checkpoint, engine, |state| state.saved)?;
     engine.set_scale(index.loss_scale, index.updates(), index.skipped());
     Ok(index.progress)
 }
@@ -54,23 +59,12 @@ fn read_states(
     store.clear_padding();
     engine.init_exchange();
     let goes_on = |slice: &StateSlice| {
-        !slice.state.is_dispensable() || goes_on(checkpoint, &slice.param, &slice.state)
+        !slice.state.extent.serves_exchange() || goes_on(checkpoint, &slice.param, &slice.state)
     };
     let slices = store.slices().into_iter().filter(|slice| which(&slice.state) && goes_on(slice));
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
     read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)?;
     engine.set_steps(checkpoint.index.progress.step);
-    Ok(())
-}
-
-/// Reads the gradient and the scalars of a delayed update.
-fn read_pending(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<()> {
-    let (store, pending) = (engine.store(), checkpoint.index.pending);
-    if pending.is_some() {
-        let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
-        read_all(checkpoint, &store.pending_slices(), None, put)?;
-    }
-    engine.set_pending(pending);
     Ok(())
 }
 

@@ -3,7 +3,7 @@
 
 use super::save::Share;
 use base::Bytes;
-use engine::{Engine, PendingUpdate, StateSlice, saved_shape};
+use engine::{Engine, StateSlice, saved_shape};
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -11,7 +11,6 @@ use std::ops::Range;
 pub struct Snapshot {
     saved: Vec<Saved>,
     bytes: Vec<u8>,
-    pending: Option<PendingUpdate>,
 }
 
 /// Slice, and the location of its values in the snapshot.
@@ -43,7 +42,7 @@ impl Snapshot {
             saved.push(Saved { range: first..first + slice.bytes(), slice, shape });
         }
         // A page of zeros is not allocated until something else is written.
-        Snapshot { saved, bytes: vec![u8::MAX; len], pending: None }
+        Snapshot { saved, bytes: vec![u8::MAX; len] }
     }
 
     pub fn bytes(&self) -> Bytes {
@@ -56,18 +55,12 @@ impl Snapshot {
         engine.average_errors();
         let (store, mut end) = (engine.store(), 0);
         store.wait_gathers();
-        self.pending = engine.pending();
         for Saved { slice, range, .. } in &self.saved {
             if range.start >= end {
                 store.read(slice, 0..slice.slice.size[0], &mut self.bytes[range.clone()]);
                 end = range.end;
             }
         }
-    }
-
-    /// Delayed update, whose gradient is among the states.
-    pub fn pending(&self) -> Option<PendingUpdate> {
-        self.pending
     }
 
     /// Shares that this rank writes, or compares with those of other ranks.

@@ -1,10 +1,13 @@
 //! Checks an index against the model's table and the optimizer's groups.
 
 use super::index::{Group, Index};
-use engine::{OptimizerRule, Saved, StateSpec, is_dispensable, saved_shape};
+use engine::{OptimizerRule, Saved, StateSpec, saved_shape};
 use manifest::Model;
 use model::{Layout, ModelShard};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// Gradient of a delayed update of an earlier version of gptrain. It is not read.
+const DELAYED: &str = "pending_gradient";
 
 /// Checks that the tensors are those of the model, each with the states of the optimizer's rule.
 pub fn model(index: &Index, model: &Model, rule: &dyn OptimizerRule) -> Vec<String> {
@@ -26,12 +29,13 @@ fn states(
     let layout = Layout::new(model, ModelShard::whole(model));
     for param in layout.params() {
         let Some(tensor) = index.tensor(&param.name) else { continue };
-        let of_model = tensor.saved().filter(|(name, state)| !is_dispensable(name, state.extent));
-        let mut found: BTreeMap<&str, _> = of_model.collect();
+        let read = tensor.saved();
+        let read = read.filter(|(name, state)| !state.extent.serves_exchange() && *name != DELAYED);
+        let mut found: BTreeMap<&str, _> = read.collect();
         let saved = |name: &str| tensor.form(name);
         let mut converted = false;
         let states = rule.states(&param.spec).into_iter();
-        for spec in states.filter(|spec| spec.saved && !spec.is_dispensable()) {
+        for spec in states.filter(|spec| spec.saved && !spec.extent.serves_exchange()) {
             let (name, what) = (&param.name, spec.name);
             if made(&spec, &saved) {
                 converted = true;

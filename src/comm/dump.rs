@@ -5,6 +5,7 @@ use super::hang::diagnose;
 use super::report::RankReport;
 use anyhow::Context;
 use base::Problems;
+use base::output::{self, Existing};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -22,23 +23,14 @@ pub struct Dump {
 /// Writes the failure line unless another rank has already done so. Returns whether it was written.
 pub fn claim_diagnosis(folder: &Path, line: &str) -> anyhow::Result<bool> {
     let new = write_new(folder, "verdict.json", &serde_json::json!({ "verdict": line }))?;
-    let linked = fs::hard_link(&new, folder.join("verdict.json"));
-    let _ = fs::remove_file(&new);
-    match linked {
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
-        linked => linked.map(|()| true).with_context(|| format!("linking {}", new.display())),
-    }
+    output::claim(&new, &folder.join("verdict.json"))
 }
 
 /// Writes the report of one rank.
 pub fn write_rank(folder: &Path, report: &RankReport) -> anyhow::Result<()> {
-    write(folder, &format!("rank-{:05}.json", report.rank), report)
-}
-
-/// Writes a file atomically.
-fn write(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<()> {
-    let (path, new) = (folder.join(name), write_new(folder, name, value)?);
-    fs::rename(&new, &path).with_context(|| format!("writing {}", path.display()))
+    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
+    let path = folder.join(format!("rank-{:05}.json", report.rank));
+    output::write(&path, Existing::Replaced, &serde_json::to_vec_pretty(report)?)
 }
 
 /// Writes under a name unique to this process and machine.

@@ -170,10 +170,6 @@ pub trait Backend {
     fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory>;
     /// The host's processor as a device for host memory. A CPU is its own host.
     fn host(&self) -> &dyn Backend;
-    /// Runs `work` on the host's processor, on a separate thread, while `meanwhile` runs on this
-    /// thread. Returns when both are done. `work` may use only host tensors that `meanwhile` does
-    /// not use.
-    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut());
     /// Starts to copy a tensor to one of equal size in the other memory. A copy to the host waits
     /// for everything enqueued so far and copies its result; a copy to the device also waits for
     /// all of that. Until the copy is done, `from` must not be written and `to` must not be used.

@@ -79,16 +79,6 @@ impl Backend for Dry {
     fn host(&self) -> &dyn Backend {
         self.host_device()
     }
-    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
-        self.order(Order::fork);
-        meanwhile();
-        self.order(|order| order.is_beside = true);
-        work(self.host_device());
-        self.order(|order| {
-            order.is_beside = false;
-            order.join_beside();
-        });
-    }
     /// Counted as work of the host, because the device computes meanwhile.
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
         let [to_host, to_device] = COPIES;

@@ -1,9 +1,9 @@
 //! Happens-before checker of a counting device.
 //!
 //! Work runs on queues: the ops on one, each direction of copies on one, collectives on two, each
-//! kind of a group's messages on one, the host's work on the rank's thread and beside it. An item of a queue runs
-//! after the items before it on its queue, and after whatever its queue has waited for. Two accesses
-//! to one byte, one of them a write, must have such an order; if they have none, their result
+//! kind of a group's messages on one, the host's work on the rank's thread. An item of a queue runs
+//! after the items before it on its queue, and after everything that its queue has waited for. Two
+//! accesses to one byte, one of them a write, must have such an order; if they have none, their result
 //! depends on chance. The checker keeps a vector clock per queue (Fidge 1988), and for each range of
 //! bytes the last write and the reads since.
 
@@ -16,8 +16,6 @@ use std::fmt;
 pub enum Queue {
     /// The rank's thread, which enqueues everything.
     Rank,
-    /// The host's work beside the device.
-    Beside,
     /// Ops of the device.
     Compute,
     ToHost,
@@ -38,7 +36,6 @@ impl fmt::Display for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Queue::Rank => write!(f, "the rank's thread"),
-            Queue::Beside => write!(f, "the host's thread"),
             Queue::Compute => write!(f, "the compute queue"),
             Queue::ToHost => write!(f, "the queue of copies to the host"),
             Queue::ToDevice => write!(f, "the queue of copies to the device"),
@@ -153,8 +150,6 @@ pub struct Order {
     /// Clock at the end of each transfer, by its number.
     transfers: Vec<Clock>,
     downloads: VecDeque<Clock>,
-    /// Whether the host's work runs beside the device.
-    pub(super) is_beside: bool,
     /// Waits so far, and the number of one that is left out, from 0, for tests.
     waits: usize,
     skip: Option<usize>,
@@ -250,33 +245,16 @@ impl Order {
         }
     }
 
-    /// Queue of the host's ops.
-    fn host_queue(&self) -> Queue {
-        if self.is_beside { Queue::Beside } else { Queue::Rank }
-    }
-
     /// Runs an op of the device, or of its host.
     pub(super) fn op(&mut self, op: &Op, on_host: bool) {
         let (host, device): (Vec<_>, Vec<_>) =
             op.tensors().0.into_iter().partition(|(x, _)| on_host || x.home() == Home::Host);
         if on_host || !host.is_empty() {
-            self.item(self.host_queue(), &[], op.name(), &host);
+            self.item(Queue::Rank, &[], op.name(), &host);
         }
         if !device.is_empty() {
             self.item(Queue::Compute, &[Queue::Rank], op.name(), &device);
         }
-    }
-
-    /// Begins the host's work beside the device.
-    pub(super) fn fork(&mut self) {
-        let clock = self.clock(Queue::Rank);
-        self.join(Queue::Beside, &clock);
-    }
-
-    /// Waits for the host's work beside the device.
-    pub(super) fn join_beside(&mut self) {
-        let clock = self.clock(Queue::Beside);
-        self.wait(Queue::Rank, &clock);
     }
 
     /// Starts a transfer. Returns its number.

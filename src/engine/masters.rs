@@ -47,12 +47,6 @@ pub fn each_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamS
     cuts(params, PIECE).iter().for_each(|(i, range)| work(*i, &in_place(&params[*i], range)));
 }
 
-/// Pieces of at most `size` elements of this rank's part of a parameter, in their permanent memory.
-pub fn pieces(kept: &ParamStates, size: usize) -> impl Iterator<Item = ParamStates> {
-    let cuts = cuts(std::slice::from_ref(kept), size);
-    cuts.into_iter().map(move |(_, range)| in_place(kept, &range))
-}
-
 impl Masters {
     /// Lays out the buffers for pieces of at most `size` elements.
     pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> Masters {

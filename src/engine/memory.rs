@@ -12,7 +12,6 @@ use super::rule::{OptimizerRule, Place};
 use super::scalars::Scalars;
 use super::states::ParamStates;
 use super::update::Update;
-use super::update_norm::{self, UpdateNorm};
 use base::DType;
 use device::{Arena, Backend, Tensor};
 use manifest::{GradientHome, Manifest, Precision};
@@ -68,26 +67,9 @@ pub fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
     m.precision == Precision::Fp8 && several && whole
 }
 
-/// Scratch of an update, and a window for its norm. Shares memory with activations, none of which
-/// are kept between steps.
-fn scratch(lens: [usize; 2], at: &Arenas) -> [Tensor; 2] {
-    at.saved.temporary(|saved| lens.map(|len| saved.matrix(1, len, DType::F32)))
-}
-
-/// Places the norm of updates on the device or the host, where the update runs.
-fn update_norm(
-    states: &[ParamStates],
-    of: [usize; 2],
-    on_device: Option<Tensor>,
-    at: &Arenas,
-) -> UpdateNorm {
-    match on_device {
-        Some(window) => UpdateNorm::plan(states, of, window, &at.inputs),
-        None => {
-            let window = at.staging.matrix(1, update_norm::window(states), DType::F32);
-            UpdateNorm::plan(states, of, window, &at.staging)
-        }
-    }
+/// Scratch of an update. Shares memory with activations, none of which are kept between steps.
+fn scratch(len: usize, at: &Arenas) -> Tensor {
+    at.saved.temporary(|saved| saved.matrix(1, len, DType::F32))
 }
 
 /// Lays out the memory of a rank. Deterministic: equal arguments give equal addresses.
@@ -118,13 +100,8 @@ pub fn lay(
         false => Offload::plan(&buckets, &states, train.dtype, PIECE, &at.staging),
     });
     let place = Place { groups, layout: &layout, sharded: level > 0 };
-    let on_device = offload.is_none() || rule.sums_up();
-    let takes_norm = m.has_update_norm();
-    let window = if takes_norm && on_device { update_norm::window(&states) } else { 0 };
-    let [scratch, window] = scratch([rule.scratch(&place, &states), window], at);
-    let (tp_rank, window) = (layout.shard.tp_rank, on_device.then_some(window));
-    let norm = takes_norm.then(|| update_norm(&states, [tp_rank, m.model.vocab], window, at));
-    let update = Update::new(&states, tp_rank, m, scratch, norm);
+    let scratch = scratch(rule.scratch(&place, &states), at);
+    let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
     let compression = Compression::plan(&layout, &buckets, &states, m, at);
     let tables = Tables::plan(&train, &at.inputs);
     let params = layout.params().count();

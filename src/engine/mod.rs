@@ -7,7 +7,6 @@ mod rule;
 mod params;
 mod powersgd;
 mod update;
-mod update_norm;
 mod scaler;
 mod groups;
 mod order;
@@ -16,7 +15,6 @@ mod graph_cache;
 mod arenas;
 mod memory;
 mod offload;
-mod late;
 mod masters;
 mod scalars;
 mod replica_check;
@@ -29,7 +27,6 @@ pub mod lr;
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
 pub use groups::{Groups, actions, begins_messages, cuts, groups_overlap, model_dtype, orders};
-pub use late::PendingUpdate;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
 pub use rule::{
@@ -39,9 +36,7 @@ pub use sampler::Sampler;
 pub use scalars::Outcome;
 pub use scaler::Scale;
 pub use scorer::{Heard, Scorer, Scores};
-pub use states::{
-    Extent, Initial, MASTER, MODEL, PENDING, ParamStates, StateSpec, TensorSlice, is_dispensable,
-};
+pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorSlice};
 
 use arenas::Arenas;
 use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor, op};
@@ -71,14 +66,10 @@ pub struct Engine<'a> {
     rule: Box<dyn OptimizerRule>,
     update: Update,
     compression: Option<Compression>,
-    /// Delayed update from a checkpoint, applied before the next step; its gradients are in place.
-    /// Unused if updates are delayed: `params` then holds it.
-    waiting: Cell<Option<PendingUpdate>>,
     /// Steps of the run that were queued.
     steps: Cell<u64>,
     /// Limits of the steps queued from now on.
     limits: Cell<Option<StepLimits>>,
-    takes_norm: Cell<bool>,
     manifest: Manifest,
     /// Buffers of the micro-batches in flight, by slot. The chunks of a slot share its bytes.
     slots: Vec<Vec<Activations>>,
@@ -147,10 +138,8 @@ impl<'a> Engine<'a> {
             rule,
             update: laid.update,
             compression: laid.compression,
-            waiting: Cell::new(None),
             steps: Cell::new(0),
             limits: Cell::new(None),
-            takes_norm: Cell::new(false),
             manifest: manifest.clone(),
             slots: laid.slots,
             work: laid.work,
@@ -163,7 +152,6 @@ impl<'a> Engine<'a> {
             memory_plan: arenas.memory_plan(be.workspace()),
         };
         engine.set_scale(None, 0, 0);
-        be.run(op::Zero { x: engine.scalars.change });
         Ok(engine)
     }
 
@@ -207,7 +195,6 @@ impl<'a> Engine<'a> {
 
     /// Sets every weight and state to its initial value.
     pub fn init(&self) {
-        self.set_pending(None);
         self.params.init(self.manifest.train.seed);
     }
 
@@ -220,33 +207,6 @@ impl<'a> Engine<'a> {
     /// updates nothing. Must be equal on all ranks.
     pub fn set_limits(&self, limits: Option<StepLimits>) {
         self.limits.set(limits);
-    }
-
-    /// Sets whether steps queued from now on compute the norm of their update
-    /// (`Outcome::update_norm`). Requires `Manifest::has_update_norm`. Must be equal on all ranks.
-    pub fn take_update_norm(&self, takes: bool) {
-        self.takes_norm.set(takes);
-    }
-
-    /// Delayed update of the last step (`topology.offload.delay`).
-    pub fn pending(&self) -> Option<PendingUpdate> {
-        self.params.late().and_then(|(late, offload)| late.pending(offload, self.be))
-    }
-
-    /// Restores a delayed update from a checkpoint, whose gradients were written to
-    /// `ShardedParams::pending_slices`. If updates are not delayed, it is applied before the next
-    /// step.
-    pub fn set_pending(&self, pending: Option<PendingUpdate>) {
-        match self.params.late() {
-            Some((late, offload)) => late.set(offload, self.be, pending),
-            None => self.waiting.set(pending),
-        }
-    }
-
-    /// Whether the update after `steps` steps is delayed by one step.
-    fn is_late(&self, steps: u64) -> bool {
-        let offload = self.manifest.topology.offload;
-        offload.delay > 0 && steps >= offload.delay_after
     }
 
     /// Sets the states that serve the exchange of gradients to their initial values.
@@ -305,28 +265,21 @@ impl<'a> Engine<'a> {
         let compression = self.compression.as_ref().filter(|c| c.applies(step));
         self.steps.set(step + 1);
         params.set_compressing(compression.is_some());
-        if let Some(pending) = self.waiting.take() {
-            self.update.resume(params, rule, s, pending);
-        }
-        let mut computed = Ok(());
-        params.beside_update(rule, &mut || {
-            params.begin_step(micros);
-            be.run(op::Zero { x: s.loss });
-            be.run(op::Zero { x: s.z_loss });
-            be.enter(Section::Passes);
-            computed = self.run(&order, &self.slots, true, load, None);
-            be.enter(Section::Once);
-            computed.iter().for_each(|()| params.finish_grads());
-        });
+        params.begin_step(micros);
+        be.run(op::Zero { x: s.loss });
+        be.run(op::Zero { x: s.z_loss });
+        be.enter(Section::Passes);
+        let computed = self.run(&order, &self.slots, true, load, None);
+        be.enter(Section::Once);
         computed?;
+        params.finish_grads();
         let scale = compression.map_or(s.scaler.scale, |c| c.run(params, s));
         params.groups().sum_over_stages_and_replicas(s.loss);
         if self.manifest.train.z_loss.is_some() {
             params.groups().sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        let (limits, norm) = (self.limits.get(), self.takes_norm.get());
-        self.update.run(params, rule, s, At { scale, lr, limits, norm, late: self.is_late(step) });
+        self.update.run(params, rule, s, At { scale, lr, limits: self.limits.get() });
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())

@@ -3,8 +3,7 @@
 //! the host runs the rule, and model weights are copied back. The copies of other pieces overlap
 //! with the update of one.
 //!
-//! Norm, clipping, loss scale and the rule's own scalars are computed on the device. If updates are
-//! delayed (`Late`), every piece has its own memory on the host.
+//! Norm, clipping, loss scale and the rule's own scalars are computed on the device.
 
 use super::arenas::Arenas;
 use super::masters::Masters;
@@ -22,25 +21,23 @@ const BUFFERS: usize = 3;
 /// Host states, in pieces.
 pub struct Offload {
     /// Copies of `Step::scalars` and `Step::updates`.
-    pub(super) scalars: Tensor,
-    pub(super) updates: Tensor,
-    pub(super) pieces: Vec<Piece>,
+    scalars: Tensor,
+    updates: Tensor,
+    pieces: Vec<Piece>,
     /// Windows of a rule that updates on the device; `pieces` is then empty.
     masters: Option<Masters>,
 }
 
 /// Part of a bucket that this rank updates.
-pub(super) struct Piece {
+struct Piece {
     /// Model weights and f32 gradients on the device.
-    pub weights: Option<Tensor>,
-    pub grads: Option<Tensor>,
-    /// Host copies. Shared by every `BUFFERS`th piece, or owned if updates are delayed.
-    pub staged_weights: Tensor,
-    pub staged_grads: Tensor,
-    /// Gradients stored on the host, to be copied to `staged_grads` if updates are delayed.
-    pub kept_grads: Option<Tensor>,
+    weights: Option<Tensor>,
+    grads: Option<Tensor>,
+    /// Host copies, shared by every `BUFFERS`th piece.
+    staged_weights: Tensor,
+    staged_grads: Tensor,
     /// Parts of parameters in the piece; their weights and gradients are the staged ones.
-    pub params: Vec<ParamStates>,
+    params: Vec<ParamStates>,
     /// Whether the weights that are copied to the device include padding between parameters.
     padded: bool,
 }
@@ -62,18 +59,10 @@ impl Offload {
             .collect();
         let longest = ranges.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
         let buffer = |dtype| staging.matrix(1, longest, dtype);
-        let late = buckets.iter().any(|bucket| bucket.pending.is_some());
-        let places = if late { 0 } else { BUFFERS };
-        let buffers: Vec<_> = (0..places).map(|_| [buffer(model), buffer(DType::F32)]).collect();
+        let buffers = [0; BUFFERS].map(|_| [buffer(model), buffer(DType::F32)]);
         let piece = |(i, (number, range)): (usize, (usize, Range<usize>))| {
-            let (bucket, len) = (&buckets[number], range.len());
-            let staged = match bucket.pending {
-                Some(all) => {
-                    [staging.matrix(1, len, model), all.span(range.start - bucket.own.start, len)]
-                }
-                None => buffers[i % BUFFERS].map(|buffer| buffer.span(0, len)),
-            };
-            Piece::of(bucket, &of(number), range, staged)
+            let staged = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
+            Piece::of(&buckets[number], &of(number), range, staged)
         };
         Offload {
             scalars: staging.matrix(1, 3, DType::F32),
@@ -111,7 +100,7 @@ impl Offload {
     }
 
     /// Whether the factor copied to the host says that the step is skipped.
-    pub(super) fn skips(&self, be: &dyn Backend) -> bool {
+    fn skips(&self, be: &dyn Backend) -> bool {
         let mut factor = 0.0f32;
         be.host().download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
         factor.is_nan()
@@ -137,9 +126,6 @@ impl Offload {
         for (i, piece) in self.pieces.iter().enumerate() {
             let arriving = coming.pop_front().flatten();
             arriving.into_iter().for_each(|transfer| be.finish_transfer(transfer));
-            if let Some(kept) = piece.kept_grads.filter(|_| grads) {
-                be.host().run(op::Copy { x: kept, y: piece.staged_grads.set() });
-            }
             if going.len() == BUFFERS {
                 let sent: Option<_> = going.pop_front().flatten();
                 sent.into_iter().for_each(|transfer| be.finish_transfer(transfer));
@@ -178,8 +164,7 @@ impl Piece {
         let on_device = |own: &Tensor| own.home() == Home::Device;
         let [own_weights, own_grads] = own.map(|own| Some(own).filter(on_device));
         let staged_weights = if own_weights.is_some() { weights } else { own[0] };
-        let stays = own_grads.is_none() && bucket.pending.is_none();
-        let staged_grads = if stays { own[1] } else { grads };
+        let staged_grads = if own_grads.is_some() { grads } else { own[1] };
         let mut params = Vec::new();
         for kept in kept {
             let offset = kept.param.offset;
@@ -200,14 +185,13 @@ impl Piece {
             grads: own_grads,
             staged_weights,
             staged_grads,
-            kept_grads: (own_grads.is_none() && !stays).then_some(own[1]),
             params,
             padded: own_weights.is_some() && filled < len,
         }
     }
 
     /// Zeroes the padding between parameters.
-    pub fn pad(&self, host: &dyn Backend) {
+    fn pad(&self, host: &dyn Backend) {
         if self.padded {
             host.run(op::Zero { x: self.staged_weights });
         }
@@ -262,8 +246,8 @@ topology: {data: 2, zero: 1, offload: optimizer}
             cpu.upload(bytemuck::bytes_of(&factor), scalars.span(0, 1));
             let (groups, scratch) = (&Groups::solo(), scalars.span(0, 0));
             let at = Place { groups, layout: &layout, sharded: false };
-            let (lr, masters, norm) = (1e-2, None, None);
-            let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters, norm };
+            let (lr, masters) = (1e-2, None);
+            let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
             rule.begin(&step);
             offload.update(&step, &*rule, &states);
         }

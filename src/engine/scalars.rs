@@ -12,8 +12,6 @@ pub struct Outcome {
     pub z_loss: f64,
     /// Global norm of the gradient, before clipping.
     pub grad_norm: f64,
-    /// ‖Δθ‖₂ of the last update that computed it (`Engine::take_update_norm`); 0 before the first.
-    pub update_norm: f64,
     /// The step updated nothing: the gradient was not finite, or `spiked`.
     pub skipped: bool,
     /// Loss or norm exceeded the step's limits (`Engine::set_limits`).
@@ -39,7 +37,6 @@ pub struct Scalars {
     pub rule: Tensor,    // f32 [1, 3]  that factor, then the optimizer rule's own scalars
     pub status: Tensor,  // f32 [1, 1]  status of the step: 1 skipped, 2 stuck, 3 spiked
     pub z_loss: Tensor,  // f32 [1, 1]
-    pub change: Tensor,  // f32 [1, 1]  Σ Δθ² of an update, then over all ranks
     pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
     pub sums: Tensor,    // f32 [1, n]  Σ g² of each gradient owned
     pub own: Tensor,     // f32 [1, m]  Σ g² of this rank's own gradients, where they are compressed
@@ -61,7 +58,6 @@ impl Scalars {
             rule: outcome.span(3, 3),
             status: outcome.span(6, 1),
             z_loss: outcome.span(8, 1),
-            change: outcome.span(9, 1),
             scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
             sums: outcome.span(Scalars::BEFORE_SUMS, sums),
             own: outcome.span(Scalars::BEFORE_SUMS + sums, own),
@@ -72,12 +68,10 @@ impl Scalars {
     /// Reads an outcome by the offsets above.
     pub fn read(outcome: &[f32]) -> Outcome {
         let [loss, grad_norm, fate, loss_scale, z] = [1, 2, 6, 7, 8].map(|place| outcome[place]);
-        let change: f64 = outcome[9].into();
         Outcome {
             loss: loss.into(),
             z_loss: z.into(),
             grad_norm: grad_norm.into(),
-            update_norm: change.sqrt(),
             skipped: fate > 0.0,
             spiked: fate == 3.0,
             stuck: fate == 2.0,

@@ -12,15 +12,6 @@ pub const MODEL: &str = "model";
 /// f32 weight that the optimizer updates. Every parameter has one.
 pub const MASTER: &str = "master";
 
-/// Gradient of a delayed update (`topology.offload.delay`).
-pub const PENDING: &str = "pending_gradient";
-
-/// Whether a run may resume without the saved values of a state: a state that serves the exchange
-/// of gradients, or the gradient of a delayed update.
-pub fn is_dispensable(name: &str, extent: Extent) -> bool {
-    name == PENDING || extent.serves_exchange()
-}
-
 /// Row of the table: one state of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StateSpec {
@@ -58,16 +49,6 @@ impl StateSpec {
     /// Weight that the optimizer updates.
     pub const fn master() -> StateSpec {
         StateSpec { init: Initial::Parameter, ..StateSpec::moment(MASTER) }
-    }
-
-    /// Gradient of a delayed update.
-    pub const fn pending() -> StateSpec {
-        StateSpec::moment(PENDING)
-    }
-
-    /// See `is_dispensable`.
-    pub fn is_dispensable(&self) -> bool {
-        is_dispensable(self.name, self.extent)
     }
 
     /// An f32 for each element of the parameter, initially 0.

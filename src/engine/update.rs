@@ -1,16 +1,14 @@
 //! Update at the end of a step: clips by the global norm, advances the loss scale, applies the
 //! rule.
 
-use super::late::PendingUpdate;
 use super::params::{BucketState, ShardedParams, Squares};
 use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use super::update_norm::{UpdateNorm, is_counted_elsewhere};
 use device::{Home, Scaling, StepLimits, Tensor, op};
 use manifest::Manifest;
-use model::Layout;
+use model::{Layout, TpSplit};
 use std::ops::Range;
 
 /// Per-step arguments of `Update::run`.
@@ -19,10 +17,6 @@ pub struct At {
     pub scale: Tensor,
     pub lr: f64,
     pub limits: Option<StepLimits>,
-    /// Whether the norm of the update is computed.
-    pub norm: bool,
-    /// Whether the update is delayed, with all its scalars.
-    pub late: bool,
 }
 
 /// Inputs of the update that are the same for every rule.
@@ -39,19 +33,11 @@ pub struct Update {
     max_norm: f32,
     /// Scratch of the rule.
     scratch: Tensor,
-    /// Accumulator of the update's norm.
-    norm: Option<UpdateNorm>,
 }
 
 impl Update {
     /// Collects the gradients of a tensor-parallel rank.
-    pub fn new(
-        states: &[ParamStates],
-        tp_rank: usize,
-        m: &Manifest,
-        scratch: Tensor,
-        norm: Option<UpdateNorm>,
-    ) -> Update {
+    pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest, scratch: Tensor) -> Update {
         let elsewhere = |kept: &&ParamStates| is_counted_elsewhere(kept, tp_rank);
         let owned = states.iter().filter(|kept| !kept.part.is_empty());
         let (elsewhere, counted): (Vec<_>, Vec<_>) = owned.partition(elsewhere);
@@ -77,7 +63,6 @@ impl Update {
             scaling: scaler::scaling(m),
             max_norm: m.optimizer.clip().unwrap_or(f32::INFINITY),
             scratch,
-            norm,
         }
     }
 
@@ -109,7 +94,7 @@ impl Update {
     /// Clips by the norm over all ranks and updates. If the norm is not finite, or the loss or norm
     /// exceeds the limits, no rank updates.
     pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, at: At) {
-        let At { scale, lr, limits, norm, late } = at;
+        let At { scale, lr, limits } = at;
         let be = params.backend();
         for run in &self.on_device {
             be.run(op::SquareSums {
@@ -131,34 +116,15 @@ impl Update {
             let (loss, norm, scaler) = (s.loss, s.clip.span(0, 1), s.scaler);
             be.run(op::SkipAbove { limits, loss, norm, scaler, factor, status: s.status });
         }
-        let norm = self.norm.as_ref().filter(|_| norm);
-        norm.iter().for_each(|norm| norm.begin(be));
-        let step = Step { norm, ..self.step(params, s, lr as f32) };
+        let step = self.step(params, s, lr as f32);
         rule.begin(&step);
-        match params.late() {
-            Some((kept, offload)) if late => {
+        match params.offload() {
+            None => rule.update(&step, params.states()),
+            Some(offload) => {
                 params.finish_copies();
-                kept.keep(offload, &step);
+                offload.update(&step, rule, params.states());
             }
-            _ => apply(params, rule, &step),
         }
-        if let Some(norm) = norm {
-            norm.finish(be, s.change);
-            params.sum_over_owners(s.change);
-        }
-    }
-
-    /// Applies a delayed update from a checkpoint, whose gradients are in place, before a step.
-    pub fn resume(
-        &self,
-        params: &ShardedParams,
-        rule: &dyn OptimizerRule,
-        s: &Scalars,
-        pending: PendingUpdate,
-    ) {
-        params.backend().upload(bytemuck::cast_slice(&pending.scalars), s.rule);
-        apply(params, rule, &self.step(params, s, pending.lr));
-        params.begin_all_gather();
     }
 
     fn step<'a>(&self, params: &'a ShardedParams, s: &Scalars, lr: f32) -> Step<'a> {
@@ -174,17 +140,12 @@ impl Update {
             updates: s.scaler.counts.span(2, 1),
             scratch: self.scratch,
             masters: None,
-            norm: None,
         }
     }
 }
 
-fn apply(params: &ShardedParams, rule: &dyn OptimizerRule, step: &Step) {
-    match params.offload() {
-        None => rule.update(step, params.states()),
-        Some(offload) => {
-            params.finish_copies();
-            offload.update(step, rule, params.states());
-        }
-    }
+/// Whether another rank counts a parameter's sum of squares.
+fn is_counted_elsewhere(kept: &ParamStates, tp_rank: usize) -> bool {
+    let repeated = kept.param.spec.split == TpSplit::Whole && tp_rank > 0;
+    repeated || kept.param.tied_copy
 }

@@ -19,6 +19,7 @@ mod optimizers;
 mod overrides;
 pub mod place;
 mod read;
+mod removed;
 mod report;
 mod rewrite;
 mod rope;
@@ -39,7 +40,7 @@ pub use inference::for_inference;
 pub use keys::{schema, settings};
 pub use layers::LayerKind;
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
-pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse};
+pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse, parse_saved};
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Rope, RopeScaling, Yarn};
 pub use settings::{
@@ -84,11 +85,6 @@ impl Manifest {
         let stay = self.topology.compression.is_some()
             || matches!(self.optimizer, Optimizer::Adafactor(_));
         what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
-    }
-
-    /// Whether the norm of updates can be computed; not if they are delayed.
-    pub fn has_update_norm(&self) -> bool {
-        self.log.update_norm > 0 && self.topology.offload.delay == 0
     }
 
     /// The same manifest with gradients in `home`.
@@ -232,7 +228,7 @@ pub enum Objective {
 }
 
 /// Manifest for tests of any crate.
-#[doc(hidden)]
+#[cfg(any(test, feature = "testing"))]
 pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     let sets: Vec<String> = sets.iter().map(S::to_string).collect();
     let loaded = parse(text, "test", std::path::Path::new("."), &sets);
@@ -329,12 +325,7 @@ impl Topology {
 
 impl Offload {
     /// No data on the host.
-    pub const NONE: Offload = Offload {
-        what: OffloadWhat::None,
-        gradients: GradientHome::Auto,
-        delay: 0,
-        delay_after: 40,
-    };
+    pub const NONE: Offload = Offload { what: OffloadWhat::None, gradients: GradientHome::Auto };
 }
 
 impl Default for PowerSgd {

@@ -75,7 +75,8 @@ pub fn replaced(path: &str) -> impl Iterator<Item = &'static str> {
     others.filter(|key| !of(key)).collect::<Vec<_>>().into_iter()
 }
 
-fn remove(node: &mut Node, path: &str) {
+/// Removes the key at a dotted path.
+pub fn remove(node: &mut Node, path: &str) {
     let (step, rest) = path.split_once('.').unwrap_or((path, ""));
     if let Value::Map(entries) = &mut node.value {
         match rest {

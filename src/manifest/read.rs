@@ -2,7 +2,7 @@
 
 use super::report::Report;
 use super::tree::Node;
-use super::{Manifest, check, forms::Raw, keys::Keys, overrides, tree};
+use super::{Manifest, check, forms::Raw, keys::Keys, overrides, removed, tree};
 use anyhow::Context;
 use base::{Problems, input};
 use std::fs::File;
@@ -46,29 +46,50 @@ pub fn load_also(path: &Path, sets: &[String], also: Also) -> anyhow::Result<Loa
         let here = (!elsewhere).then(|| format!("log.folder={here}"));
         let sets: Vec<_> = here.into_iter().chain(sets.iter().cloned()).collect();
         input::open(&inside).with_context(|| format!("cannot read {}", inside.display()))?;
-        return load_also(&inside, &sets, also);
+        return load_file(&inside, &sets, true, also);
     }
+    load_file(path, sets, false, also)
+}
+
+/// Loads a file. `saved` is true for the manifest in a run's folder.
+fn load_file(path: &Path, sets: &[String], saved: bool, also: Also) -> anyhow::Result<Loaded> {
     let name = path.display().to_string();
     let text = text(path, &name)?;
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let root = tree(&text, &name, sets)?;
+    let root = tree(&text, &name, sets, saved)?;
     Ok(finish(&root, &name, folder, PathBuf::from(&name), also)?)
 }
 
 /// Checks the manifest in `text`. Messages use `name`; relative data paths are resolved against
 /// `folder`.
 pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<Loaded, Problems> {
-    let root = tree(text, name, sets)?;
+    let root = tree(text, name, sets, false)?;
     finish(&root, name, folder, PathBuf::from(name), &|_, _| Problems::default())
 }
 
-fn tree(text: &str, name: &str, sets: &[String]) -> Result<Node, Problems> {
+/// Like `parse`, for the manifest that a run or a checkpoint saved, maybe with settings that no
+/// longer exist.
+pub fn parse_saved(
+    text: &str,
+    name: &str,
+    folder: &Path,
+    sets: &[String],
+) -> Result<Loaded, Problems> {
+    let root = tree(text, name, sets, true)?;
+    finish(&root, name, folder, PathBuf::from(name), &|_, _| Problems::default())
+}
+
+fn tree(text: &str, name: &str, sets: &[String], saved: bool) -> Result<Node, Problems> {
     let mut root = tree::parse(text, name, None)?;
+    if saved {
+        removed::forget(&mut root);
+    }
     overrides::rename(&mut root, name)?;
     overrides::apply(&mut root, sets)?;
+    removed::check(&mut root, name)?;
     Ok(root)
 }
 

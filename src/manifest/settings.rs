@@ -286,7 +286,7 @@ Topology(raw) {
     /// Activations that forward drops and backward recomputes. Default: none.
     recompute: Recompute = Recompute::None;
     /// State in the host's memory instead of the device's: none, optimizer, full, or settings. The
-    /// results are the same, except with delay. Default: none.
+    /// results are the same. Default: none.
     offload: OffloadForm => Offload = shape::offload(raw.offload);
     /// Compression of gradients between replicas, for slow networks: powersgd; with zero at most 1. A
     /// single replica sends and compresses nothing. Default: none.
@@ -300,11 +300,6 @@ Offload(raw) {
     what: OffloadWhat = OffloadWhat::None;
     /// Memory of gradients that wait for the update. Default: auto.
     gradients: GradientHome = GradientHome::Auto;
-    /// Steps by which updates are delayed, so that they overlap with the next step: 0 or 1. 1 changes
-    /// the training, because updates use stale gradients. Default: 0.
-    delay: u8 = 0, in 0..=1;
-    /// Steps at the start of a run without delay. Default: 40.
-    delay_after: u64 = 40, in 0..=1_000_000_000_000u64;
 }
 
 #[derive(Copy)]
@@ -359,9 +354,6 @@ Divergence(raw) {
     roll_back: u64 = 100, in 1..=1_000_000_000u64;
     /// Maximum number of rollbacks; then the run stops. Default: 3.
     roll_backs: usize = 3, in 0..=1000;
-    /// Minimum rise of an update's norm (log.update_norm) that causes a warning, as a factor.
-    /// Default: 2.
-    update_rise: f64 = 2.0, in 1.0..=1e6;
 }
 
 /// Logs, metrics and the run's folder.
@@ -372,18 +364,14 @@ Log(raw, name: &str) {
     interval: u64 = 1, in 1..=1_000_000_000_000_000u64;
     /// Format of log lines. Default: auto, which is short on a terminal and Megatron's elsewhere.
     format: LogFormat = LogFormat::Auto;
-    /// Steps between records of the update's norm, the length of the change of all weights. 0 is
-    /// never; delayed updates (topology.offload) have none. Default: 10.
-    update_norm: u64 = 10, in 0..=1_000_000_000_000_000u64;
     /// Whether TensorBoard event files are written. Default: true.
     tensorboard: bool = true;
     /// Peak performance of all devices together, in TFLOP/s, with which the log shows MFU. Default:
     /// unknown.
     peak_tflops: f64, in 1e-6..=1e9;
-    /// Port of the page for Prometheus (GET /metrics), on rank 0's node. Default: none.
-    metrics_port: u16, in 1..=65_535;
-    /// Address of that page; with 0.0.0.0 all hosts that reach the node can read it. Default: 127.0.0.1.
-    metrics_host: String = "127.0.0.1".to_string();
+    /// Folder of node_exporter's textfile collector on rank 0's node, in which the run keeps
+    /// gptrain-NAME.prom until it ends. Default: none; log.folder always has metrics.prom.
+    prometheus: PathBuf;
 }
 
 /// Assumptions of `gptrain estimate`.

@@ -18,10 +18,6 @@
 //! A slow divergence shifts the window with it, so it is tested separately. The mean of the last 20
 //! accepted losses must not exceed the lowest such mean of the run by more than max(3·d, rise). d
 //! is the scatter of the loss from step to step.
-//!
-//! The norm of an update divided by its learning rate does not change with warm-up or decay. It has
-//! a window of its own. It is known only after the update, so a high value is reported and nothing
-//! is skipped.
 
 use crate::robust::NORMAL;
 use serde::{Deserialize, Serialize};
@@ -43,8 +39,6 @@ pub struct Rule {
     /// Minimum rise of the loss, in nats, and of the norm, as a factor.
     pub loss_rise: f64,
     pub norm_rise: f64,
-    /// Minimum rise of an update's norm, as a factor.
-    pub update_rise: f64,
     /// Whether to skip spikes and roll back; otherwise they are only reported.
     pub acts: bool,
     /// Updates skipped in a row before a rollback.
@@ -108,12 +102,6 @@ pub struct SpikeWatch {
     lowest: Option<f64>,
     /// Whether a slow divergence was reported and has not ended.
     rising: bool,
-    /// Norms of updates divided by their learning rates, oldest first, and the number of high ones
-    /// in a row.
-    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
-    updates: VecDeque<f64>,
-    #[serde(default, skip_serializing_if = "is_zero")]
-    high_updates: u32,
     pub roll_backs: Vec<RollBack>,
 }
 
@@ -148,30 +136,6 @@ impl SpikeWatch {
         };
         self.limits = [self.limits[1], self.next_limits(rule)];
         found
-    }
-
-    /// Adds the norm of an update with a learning rate above 0. Returns a message for the first
-    /// high one in a row.
-    pub fn see_update(&mut self, rule: &Rule, norm: f64, lr: f64) -> Option<String> {
-        let size = norm / lr;
-        let (usual, s) = median_and_scatter(self.updates.iter().copied());
-        let limit = (usual + rule.sigmas * s).max(rule.update_rise * usual);
-        if self.updates.len() < ENOUGH || size <= limit {
-            push(&mut self.updates, size);
-            self.high_updates = 0;
-            return None;
-        }
-        self.high_updates += 1;
-        if self.high_updates == NEW_LEVEL {
-            self.updates.clear();
-        }
-        let (times, most) = (size / usual, limit / usual);
-        (self.high_updates == 1).then(|| {
-            format!(
-                "the update's norm {norm:.3e} is {times:.1} times the usual at its learning rate \
-                 (above {most:.1} times)"
-            )
-        })
     }
 
     fn spike(&mut self, rule: &Rule, step: u64, what: String) -> Found {
@@ -260,20 +224,17 @@ fn push(window: &mut VecDeque<f64>, value: f64) {
     window.push_back(value);
 }
 
-fn is_zero(number: &u32) -> bool {
-    *number == 0
-}
-
 /// Median, and the scatter around it: 1.4826 times the median absolute deviation.
 pub fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut values: Vec<f64> = values.collect();
-    let middle = median(&mut values);
+    let middle = upper_median(&mut values);
     values.iter_mut().for_each(|value| *value = (*value - middle).abs());
-    (middle, NORMAL * median(&mut values))
+    (middle, NORMAL * upper_median(&mut values))
 }
 
-/// Upper median; 0 for no values.
-fn median(values: &mut [f64]) -> f64 {
+/// The upper of two middle values, unlike `robust::median`; 0 for no values. Saved limits of runs
+/// depend on it.
+fn upper_median(values: &mut [f64]) -> f64 {
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(0.0)
 }

@@ -63,7 +63,7 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
 fn manifest_of(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
     let text = &last.index.manifest;
-    Ok(manifest::parse(text, "the checkpoint's manifest", Path::new("."), &sets)?)
+    Ok(manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &sets)?)
 }
 
 /// Fails unless every checkpoint has the tensors of the last one.

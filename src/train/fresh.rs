@@ -51,7 +51,7 @@ pub fn save(
 fn is_kept(spec: &StateSpec, state: &State) -> bool {
     match state.is_import() {
         true => [MASTER, MODEL].contains(&spec.name),
-        false => !spec.is_dispensable(),
+        false => !spec.extent.serves_exchange(),
     }
 }
 

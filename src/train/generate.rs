@@ -49,7 +49,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let folder = checkpoint::find(&options.checkpoint)?;
     let index = Index::read(&folder)?;
     let loaded =
-        manifest::parse(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
+        manifest::parse_saved(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
     let m = &loaded.manifest;
     let tokenizer = tokenizer(options, m, &folder)?;
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);

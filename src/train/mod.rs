@@ -47,6 +47,8 @@ pub mod divergence;
 pub mod import;
 pub mod bring;
 pub mod recipe;
+#[cfg(feature = "testing")]
+pub mod testing;
 
 pub use guard::{heed_size_limits, stop_signals};
 pub use run::Ended;

@@ -177,7 +177,7 @@ pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
 }
 
 fn of_checkpoint(manifest: &str) -> Result<Loaded, Problems> {
-    manifest::parse(manifest, "the checkpoint's manifest", Path::new("."), &[])
+    manifest::parse_saved(manifest, "the checkpoint's manifest", Path::new("."), &[])
 }
 
 /// `inspect-ckpt --replay STEPS`: repeats the steps after a checkpoint on this machine.

@@ -170,7 +170,7 @@ pub fn resume(
     };
     let optimizer = checkpoint::Optimizer { began, ahead, ..saving::optimizer(&loaded.manifest) };
     let (manifest, data) = (loaded.effective.clone(), data.to_vec());
-    Ok(State { manifest, data, optimizer, ..state })
+    Ok(State { manifest, data, optimizer, pending: None, ..state })
 }
 
 /// Reads this rank's tensors, after checking that manifest and data continue the run.
@@ -198,14 +198,6 @@ fn load(
         false => checkpoint::read_into(&checkpoint, engine),
     };
     read.map_err(|error| with_older(error, found))?;
-    let delay = loaded.manifest.topology.offload.delay;
-    if checkpoint.index.pending.is_some() && delay == 0 && !asked.reset_optimizer {
-        tracing::info!(
-            "the update of step {}, which waited (topology.offload.delay), is made before the next \
-             step",
-            found.step
-        );
-    }
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
         tracing::info!("{line}");
     }
@@ -220,7 +212,7 @@ fn same_run(
     data: &[DataId],
 ) -> anyhow::Result<Vec<String>> {
     let base = loaded.source.parent().unwrap_or(Path::new("."));
-    let saved = manifest::parse(&index.manifest, "the checkpoint's manifest", base, &[])?;
+    let saved = manifest::parse_saved(&index.manifest, "the checkpoint's manifest", base, &[])?;
     let warnings = compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
     same_data(&index.data, data, found)?;
     Ok(warnings)

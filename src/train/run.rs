@@ -210,13 +210,13 @@ impl Run<'_> {
         }
         let (started, waited) = (Instant::now(), self.loader.wait());
         let others = recorder.waited().host;
-        self.stragglers.delay();
+        #[cfg(feature = "testing")]
+        super::testing::delay_step();
         let first = self.progress.consumed_samples;
         let (step, consumed) = (self.progress.step + 1, first + global as u64);
         let lr = lr::of_step(&m.lr, &(first..consumed));
         let limits = self.spikes.as_ref().and_then(|of| of.limits(step, &(first..consumed)));
         self.engine.set_limits(limits);
-        self.engine.take_update_norm(self.takes_update_norm(step));
         let (loader, be, parts) = (&mut self.loader, self.be, &mut self.parts);
         self.signals.computing(step);
         let computing = format!("computing step {step}");
@@ -249,11 +249,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn takes_update_norm(&self, step: u64) -> bool {
-        let m = self.manifest;
-        m.has_update_norm() && step.is_multiple_of(m.log.update_norm)
-    }
-
     /// Waits for the pending step: afterwards the device is idle and the weights are checked.
     pub fn drain(&mut self) -> anyhow::Result<()> {
         self.pending.take().map_or(Ok(()), |last| self.finish_step(last))
@@ -276,11 +271,6 @@ impl Run<'_> {
             let (loss, norm) = (outcome.loss, outcome.grad_norm);
             spikes.see(Taken { step, loss, norm, skipped: outcome.skipped }, &samples);
         }
-        let updated = self.takes_update_norm(step) && !outcome.skipped;
-        let update_norm = updated.then_some(outcome.update_norm);
-        if let Some((spikes, norm)) = self.spikes.as_mut().zip(update_norm) {
-            spikes.see_update(step, norm, lr);
-        }
         let seconds = (ended - started.max(self.last_ended)).as_secs_f64();
         self.last_ended = ended;
         if self.first_steps.len() < COMPARED_STEPS {
@@ -298,7 +288,6 @@ impl Run<'_> {
             consumed_samples: samples.end,
             lm_loss: outcome.loss,
             grad_norm: outcome.grad_norm,
-            update_norm,
             lr,
             global_batch: global,
             seconds,

@@ -180,7 +180,6 @@ impl Saver {
         state.consumed_tokens = progress.consumed_samples * seq_len as u64;
         state.history = self.history.iter().copied().collect();
         let scale = engine.scale();
-        state.pending = snapshot.pending();
         state.loss_scale = self.scaled.then_some(scale);
         state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);

@@ -32,11 +32,10 @@ impl Spikes {
         saved: Option<SpikeWatch>,
         data: &MixturePlan,
     ) -> Option<Spikes> {
-        let Divergence { action, sigmas, loss_rise, norm_rise, update_rise, .. } = *settings;
+        let Divergence { action, sigmas, loss_rise, norm_rise, .. } = *settings;
         let Divergence { skips, roll_back, roll_backs, .. } = *settings;
         let acts = action == SpikeAction::Act;
-        let rule =
-            Rule { sigmas, loss_rise, norm_rise, update_rise, acts, skips, roll_back, roll_backs };
+        let rule = Rule { sigmas, loss_rise, norm_rise, acts, skips, roll_back, roll_backs };
         let watch = saved.unwrap_or_default();
         let looks = action != SpikeAction::Off;
         let stages = data.stages.iter().map(|stage| stage.from).filter(|at| *at > 0).collect();
@@ -79,14 +78,6 @@ impl Spikes {
         }
         if loss > f64::from(limits.loss) || step >= last {
             self.begun = None;
-        }
-    }
-
-    /// Adds the norm of a step's update, and warns if it is unusual.
-    pub fn see_update(&mut self, step: u64, norm: f64, lr: f64) {
-        let unusual = || self.watch.see_update(&self.rule, norm, lr);
-        if let Some(what) = (lr > 0.0).then(unusual).flatten() {
-            tracing::warn!("step {step}: {what}");
         }
     }
 

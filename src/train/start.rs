@@ -412,7 +412,7 @@ fn show(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<Board>
         total_samples,
         seq_len: seq_len as u64,
         useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
-        page: m.log.metrics_port.map(|port| (m.log.metrics_host.clone(), port)),
+        collector: m.log.prometheus.clone(),
     };
     Board::open(fixed, rank.world().recorder().clone(), process.messages.warnings())
 }

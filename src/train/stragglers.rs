@@ -19,9 +19,6 @@ use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Environment variable that delays each step of a rank by this many seconds, for tests.
-pub const STEP_DELAY: &str = "GPTRAIN_TEST_STEP_DELAY";
-
 /// Poll interval of the ranks' windows.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -33,7 +30,6 @@ pub struct Stragglers {
     /// Wait time of the GPU's stream up to the last step.
     device_waited: f64,
     processor: String,
-    delay: Option<Duration>,
     /// Detector, on rank 0 of several.
     judge: Option<Judge>,
 }
@@ -61,14 +57,8 @@ impl Stragglers {
             windows: 0,
             device_waited: 0.0,
             processor,
-            delay: delay()?,
             judge: judges.then(judge),
         })
-    }
-
-    /// Sleeps for the delay of tests. Called within the timed part of a step.
-    pub fn delay(&self) {
-        self.delay.iter().for_each(|delay| std::thread::sleep(*delay));
     }
 
     /// Records a step's time, and the time in it that the rank's thread waited for others.
@@ -160,16 +150,4 @@ fn health(health: &Health) -> String {
     let watts = gpu_watts.map(|watts| format!("{watts:.0} W"));
     let celsius = gpu_celsius.map(|celsius| format!("{celsius} °C"));
     [mhz, watts, celsius].into_iter().flatten().collect::<Vec<_>>().join(", ")
-}
-
-/// Delay from the environment.
-fn delay() -> Result<Option<Duration>, Problems> {
-    let Ok(text) = std::env::var(STEP_DELAY) else { return Ok(None) };
-    match text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()) {
-        Some(delay) => Ok(Some(delay)),
-        None => {
-            let what = format!("{text:?} is not a number of seconds");
-            Err(Problems::one(STEP_DELAY, what, "give one such as 0.02, or unset it"))
-        }
-    }
 }

@@ -15,9 +15,8 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-/// Interval between queries of Slurm; and the variable that overrides it, in seconds, for tests.
+/// Interval between queries of Slurm.
 const REREAD: Duration = Duration::from_secs(600);
-pub const REREAD_VARIABLE: &str = "GPTRAIN_TEST_REREAD";
 
 /// Limit above which a job counts as unlimited: partitions without a limit report a year.
 const UNLIMITED: Duration = Duration::from_secs(60 * 86_400);
@@ -44,8 +43,9 @@ impl TimeLimit {
         let (open, closed) = channel();
         let end = Arc::default();
         let told = Arc::clone(&end);
-        let asked = std::env::var(REREAD_VARIABLE).ok().and_then(|every| every.parse().ok());
-        let every = asked.map_or(REREAD, Duration::from_secs);
+        let every = REREAD;
+        #[cfg(feature = "testing")]
+        let every = super::testing::reread().unwrap_or(every);
         let ask = move || {
             loop {
                 reread(&job, &told);

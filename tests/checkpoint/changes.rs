@@ -2,6 +2,7 @@
 //! reset. Steps after that, and after saves requested by a signal, are repeated to the last bit.
 
 use crate::common::binary::{Done, Lab, until};
+use gptrain::checkpoint::Index;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 
@@ -174,4 +175,24 @@ fn muon_goes_on_from_no_other_rule() {
         assert!(shown.out.contains(word), "{word:?} is not in:\n{}", shown.out);
     }
     ran(&lab, &[], 12, "adamw").expect(2, &["adamw cannot continue from its states"]);
+}
+
+/// A delayed update was saved by earlier versions as a gradient and its scalars.
+#[test]
+fn a_delayed_update_of_an_earlier_version_is_refused_until_states_are_reset() {
+    let lab = Lab::new();
+    ran(&lab, &[], 2, "adamw").expect(0, &[]);
+    let path = lab.path("runs/a/checkpoints/step-00000002/index.json");
+    let mut index = Index::parse(&fs::read_to_string(&path).unwrap()).unwrap();
+    index.state.pending = Some(serde_json::json!({"lr": 3e-3, "scalars": [0.5, 0.0, 0.0]}));
+    index.state.manifest = index.manifest.replace(
+        "    what: none\n    gradients: auto\n",
+        "    what: optimizer\n    gradients: auto\n    delay: 1\n    delay_after: 1\n",
+    );
+    assert!(index.manifest.contains("delay: 1"), "{}", index.manifest);
+    fs::write(&path, index.text().unwrap()).unwrap();
+    let words = ["step-00000002", "topology.offload.delay", "cannot apply", "--reset-optimizer"];
+    ran(&lab, &[], 4, "adamw").expect(2, &words);
+    ran(&lab, &["--reset-optimizer"], 4, "adamw").expect(0, &[]);
+    ran(&lab, &[], 6, "adamw").expect(0, &[]);
 }

@@ -3,6 +3,7 @@
 //! grid.
 
 use crate::common::binary::{Lab, free_port};
+use crate::common::events;
 use crate::common::saved::Saved;
 use gptrain::checkpoint::Checkpoint;
 use gptrain::engine::MASTER;
@@ -222,10 +223,10 @@ fn tasks_are_measured_beside_validation_and_logged() {
     assert_eq!((&swag[1]["questions"], &piqa_rows[1]["questions"]), (&7.into(), &30.into()));
     let line = format!("acc: {:.4} | acc_norm", number(&piqa_rows[1]["acc"]));
     assert!(done.out.contains("task accuracy at iteration 12") && done.out.contains(&line));
-    let events = fs::read_dir(lab.path("runs/a/tensorboard")).unwrap().next().unwrap().unwrap();
-    let events = fs::read(events.path()).unwrap();
-    let has = |tag: &str| events.windows(tag.len()).any(|bytes| bytes == tag.as_bytes());
-    assert!(has("eval-tasks/piqa/acc_norm") && has("eval-tasks/swag/acc vs samples"));
+    for (folder, tag) in [("", "piqa/acc_norm"), ("/by-samples", "swag/acc vs samples")] {
+        let events = events::scalars(&lab.path(&format!("runs/a/tensorboard{folder}")));
+        assert!(events.iter().any(|(_, of, _)| *of == format!("eval-tasks/{tag}")), "{events:?}");
+    }
 
     // The same by the command, from the checkpoint of that step.
     let again = lab.gptrain(&["eval", "runs/a", "--tasks", &piqa, "--json"]);

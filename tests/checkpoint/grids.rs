@@ -330,8 +330,7 @@ impl Done {
         checkpoints: &Path,
         change: impl Fn(&mut Vec<WrittenPart>),
     ) -> anyhow::Result<PathBuf> {
-        let (disk, mut state) = (Disk::default(), state(loaded, self.step));
-        state.pending = self.ranks[0].pending();
+        let (disk, state) = (Disk::default(), state(loaded, self.step));
         let bytes = checkpoint::saved_bytes(&loaded.manifest);
         let fresh = checkpoint::fresh(checkpoints, self.step as u64);
         checkpoint::begin(&disk, &fresh, self.step as u64, bytes).unwrap();

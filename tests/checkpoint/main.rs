@@ -6,7 +6,6 @@
 //! | `grids` | any grid loads the checkpoints of any other |
 //! | `matrix` | every optimizer, saved and resumed on every grid and place of its states |
 //! | `compression` | PowerSGD's mean error, resumed on any number of replicas |
-//! | `late` | delayed updates: the pending gradient |
 //! | `rules` | states of every shape and type, of an optimizer for tests |
 //! | `adam8bit` | 8-bit moments, converted from AdamW's and back |
 //! | `changes` | another optimizer at a resume, and `--verify-resume` after it, by the real binary |
@@ -51,7 +50,6 @@ mod hf_mup;
 mod hf_positions;
 mod hf_refused;
 mod inspect;
-mod late;
 mod matrix;
 mod resume;
 mod rules;

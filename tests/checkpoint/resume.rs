@@ -54,13 +54,6 @@ fn weights_and_states_on_the_host() {
     stop_and_go_on(&sets, &[5]);
 }
 
-/// The gradient of an update that waits is saved; so are the gradients on the host, which are of a step.
-#[test]
-fn an_update_that_waits() {
-    let late = "topology.offload={what: optimizer, gradients: host, delay: 1, delay_after: 2}";
-    stop_and_go_on(&[late, "precision=bf16", DROPOUT, "train.steps=8"], &[1, 2, 5]);
-}
-
 #[test]
 fn alibi_with_a_vocabulary_that_is_padded() {
     let bloom = ["model.position=alibi", "model.embedding_layernorm=true", DROPOUT];

@@ -116,11 +116,9 @@ fn threads_that_cannot_be_had_are_an_error() {
     lab.run(&["train.steps=3"]).well();
     fs::write(lab.path("t.txt"), "some text\n".repeat(40_000)).unwrap();
     most.give_away();
-    let late = "topology={offload: {what: optimizer, delay: 1, delay_after: 1}}";
     for args in [
         &["run", "run.yaml", "--set", "log.folder=out", "--set", "train.threads=2"][..],
         &["run", "run.yaml", "--set", "log.folder=out", "--set", "topology.data=2"],
-        &["run", "run.yaml", "--set", "log.folder=out", "--set", late],
         &["data", "build", "t.txt", "-t", "bytes", "-o", "out", "--threads", "3"],
         &["data", "samples", "corpus", "corpus", "--seq-len", "16"],
         &["estimate", "run.yaml", "--search", "--gpus", "8", "--hardware", "h100-80g"],

@@ -2,7 +2,7 @@
 //!
 //! | module | tests |
 //! |---|---|
-//! | `status` | `gptrain status`, and the page for Prometheus |
+//! | `status` | `gptrain status`, and the files for Prometheus |
 //! | `compare` | `gptrain compare`: text, JSON and page |
 //! | `step_parts` | parts of a step, planned and measured, and what a plan learns from them |
 //! | `ops` | `gptrain run --ops`: a step op by op, against its plan |

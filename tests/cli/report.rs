@@ -3,11 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::common::events;
 use gptrain::base::Problems;
 use gptrain::base::svg::Scale;
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
 use gptrain::train::report::page::Run;
-use gptrain::train::report::tensorboard::{Events, ReadEvent, read};
+use gptrain::train::report::tensorboard::Events;
 use gptrain::train::report::{Console, Report, RunInfo, StepLine};
 use gptrain::train::storage::Storage;
 use std::sync::Arc;
@@ -46,7 +47,6 @@ fn train(folder: &Path, from: u64, to: u64) {
             consumed_samples: 16 * step,
             lm_loss: loss(step),
             grad_norm: 0.1 * step as f64,
-            update_norm: (step % 10 == 0).then_some(0.01),
             lr: 3e-4 / step as f64,
             global_batch: 16,
             seconds: 0.25,
@@ -77,18 +77,10 @@ fn append(folder: &Path, bytes: &[u8]) {
     fs::write(record(folder), [&old, bytes].concat()).unwrap();
 }
 
-/// All scalars of the run's event files, in TensorBoard's order of files.
+/// Points of the curves by steps, then of those by samples.
 fn scalars(folder: &Path) -> Vec<(u64, String, f32)> {
-    let files = fs::read_dir(folder.join("tensorboard")).unwrap();
-    let mut paths: Vec<_> = files.map(|entry| entry.unwrap().path()).collect();
-    paths.sort();
-    let events = |path: &PathBuf| -> Vec<ReadEvent> {
-        let bytes = fs::read(path).unwrap();
-        assert_eq!(read(&bytes).last().unwrap().0, bytes.len(), "all of it is read");
-        read(&bytes).map(|(_, event)| event).collect()
-    };
-    let all = paths.iter().flat_map(events);
-    all.flat_map(|e| e.scalars.into_iter().map(move |(tag, value)| (e.step, tag, value))).collect()
+    let folders = ["tensorboard", "tensorboard/by-samples"].map(|name| folder.join(name));
+    folders.iter().flat_map(|folder| events::scalars(folder)).collect()
 }
 
 #[test]
@@ -122,7 +114,7 @@ fn a_resumed_run_has_the_record_of_an_uninterrupted_one() {
     assert_eq!(text(cut.path()), text(whole.path()));
     assert_eq!(scalars(cut.path()), scalars(whole.path()));
 
-    train(cut.path(), 0, 4); // from the start again: nothing of before is left
+    train(cut.path(), 0, 4); // from the start again: no earlier point is shown
     assert_eq!(text(cut.path()).lines().count(), 4);
     assert_eq!(scalars(cut.path()).len(), 4 * 7 * 2);
     let left: Vec<_> = fs::read_dir(cut.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
@@ -151,11 +143,10 @@ fn opening_drops_torn_lines_wherever_they_are() {
 #[test]
 fn an_event_file_is_tfrecords_of_events() {
     let folder = tempfile::tempdir().unwrap();
-    let mut events = Events::open(folder.path(), 0, &storage(folder.path())).unwrap();
+    let mut events = Events::open(folder.path(), &storage(folder.path())).unwrap();
     events.scalars(300, 4800, &[("a", 1.5), ("b/c", -0.25)]).unwrap();
     drop(events);
-    let path = fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
-    let bytes = fs::read(&path).unwrap();
+    let bytes = fs::read(&events::files(folder.path())[0]).unwrap();
 
     assert_eq!(bytes[..8], 26u64.to_le_bytes());
     // The masked CRC-32C of those eight bytes, as the tensorboard package gives it.
@@ -164,22 +155,25 @@ fn an_event_file_is_tfrecords_of_events() {
     assert_eq!(bytes[21..38], *b"\x10\x00\x1a\x0dbrain.Event:2");
     let second = &bytes[42..];
     assert_eq!(second[21..24], [0x10, 0xac, 0x02], "step 300 as a varint");
+    // As the tensorboard package serialises SessionLog(status=START).
+    assert_eq!(second[24..28], *b"\x3a\x02\x08\x01");
+    let third = &second[32..];
+    assert_eq!(third[21..24], [0x10, 0xac, 0x02]);
     // As the tensorboard package serialises this summary.
     let summary = b"\x2a\x16\x0a\x08\x0a\x01a\x15\x00\x00\xc0\x3f\
                     \x0a\x0a\x0a\x03b/c\x15\x00\x00\x80\xbe";
-    assert_eq!(second[24..48], *summary);
+    assert_eq!(third[24..48], *summary);
 
-    let read_back: Vec<_> = read(&bytes).map(|(_, event)| event).collect();
+    let read = events::read(&bytes);
     let scalar = |tag: &str, value| (tag.to_string(), value);
-    assert_eq!(read_back[0].file_version, "brain.Event:2");
-    assert_eq!(read_back[1].scalars, [scalar("a", 1.5), scalar("b/c", -0.25)]);
-    assert_eq!(read_back[2].step, 4800);
-    assert_eq!(read_back[2].scalars[1], scalar("b/c vs samples", -0.25));
-
-    let mut damaged = bytes.clone();
-    damaged[70] ^= 1;
-    assert_eq!(read(&damaged).count(), 1, "a flipped bit ends the reading");
-    assert_eq!(read(&bytes[..bytes.len() - 1]).count(), 2, "so does a missing byte");
+    assert_eq!(read[0].file_version, "brain.Event:2");
+    assert!(read[1].start && read[1].step == 300 && read[1].scalars.is_empty());
+    assert_eq!(read[2].scalars, [scalar("a", 1.5), scalar("b/c", -0.25)]);
+    let bytes = fs::read(&events::files(&folder.path().join("by-samples"))[0]).unwrap();
+    let read = events::read(&bytes);
+    assert!(read[1].start && read[1].step == 4800);
+    assert_eq!(read[2].step, 4800);
+    assert_eq!(read[2].scalars[1], scalar("b/c vs samples", -0.25));
 }
 
 #[test]

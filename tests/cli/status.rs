@@ -1,38 +1,38 @@
-//! `gptrain status` of a run that continues, that has ended, and that has no heartbeat; and the page for
-//! Prometheus.
+//! `gptrain status` of a run that continues, that has ended, and that has no heartbeat; and the files
+//! for Prometheus.
 
-use crate::common::binary::{Done, Lab, free_port, until};
+use crate::common::binary::{Done, Lab, until};
 use gptrain::train::status::{NAME, Status};
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
-/// Status page of a run, once it listens on its port.
-fn page(port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    Some(text)
-}
+use std::path::Path;
 
 fn number(page: &str, name: &str) -> f64 {
-    let row = format!("gptrain_{name}{{run=\"run\"}} ");
+    number_of(page, "run", name)
+}
+
+fn number_of(page: &str, run: &str, name: &str) -> f64 {
+    let row = format!("gptrain_{name}{{run=\"{run}\"}} ");
     let value = page.lines().find_map(|line| line.strip_prefix(&row));
     value.unwrap_or_else(|| panic!("no {row} in {page}")).parse().unwrap()
 }
 
 #[test]
 fn a_run_shows_what_it_does() {
-    let (lab, port) = (Lab::new(), free_port());
-    let port_set = format!("log.metrics_port={port}");
+    let lab = Lab::new();
+    let collector = lab.path("collector");
+    fs::create_dir(&collector).unwrap();
+    let collected = format!("log.prometheus={}", collector.display());
     let long = ["train.steps=1000000", "log.interval=100000", "train.eval_interval=0"];
-    let mut child = lab.start(&[&long[..], &[&port_set, "checkpoint.interval=50"]].concat());
-    until("the page shows steps", || page(port).is_some_and(|page| number(&page, "step") > 60.0));
-    let seen = page(port).unwrap();
-    assert!(seen.starts_with("HTTP/1.0 200 OK\r\n"), "{seen}");
+    let mut child = lab.start(&[&long[..], &[&collected, "checkpoint.interval=50"]].concat());
+    let files = [collector.join("gptrain-run.prom"), lab.path("runs/a/metrics.prom")];
+    let page = |file: &Path| fs::read_to_string(file).ok();
+    for file in &files {
+        until("it shows steps", || page(file).is_some_and(|page| number(&page, "step") > 60.0));
+    }
+    let seen = page(&files[0]).unwrap();
     assert!(number(&seen, "lm_loss") > 0.0 && number(&seen, "seconds_left") > 0.0, "{seen}");
     assert!((0.0..=1.0).contains(&number(&seen, "goodput_ratio")), "{seen}");
+    assert!(number(&seen, "heartbeat_seconds") > 1.7e9, "{seen}");
     for (name, kind) in [("step", "counter"), ("tokens", "counter"), ("lm_loss", "gauge")] {
         assert!(seen.contains(&format!("# TYPE gptrain_{name} {kind}\n")), "{name}: {seen}");
     }
@@ -43,16 +43,16 @@ fn a_run_shows_what_it_does() {
         assert!(said.contains(part), "{part:?} is not in {said}");
     }
     assert!(said.contains("saved step ") && said.contains("goodput "), "{said}");
-    // Another run at the same port trains without it. Connections that ask nothing delay none that do.
-    let other = lab.run(&["train.steps=2", &port_set, "log.folder=runs/b"]);
-    let says =
-        format!("log.metrics_port: cannot listen on 127.0.0.1:{port}: Address already in use");
-    assert!(other.expect(0, &[]).out.contains(&says), "{}", other.out);
-    assert!(other.out.contains("the run continues without this page"), "{}", other.out);
-    let open = || TcpStream::connect(("127.0.0.1", port)).unwrap();
-    let silent: Vec<TcpStream> = std::iter::repeat_with(open).take(300).collect();
-    assert!(page(port).is_some_and(|page| page.contains("gptrain_step")));
-    drop(silent);
+    // A run that ends removes its file. One that cannot write there says so once.
+    let other = lab.run(&["name=other", "train.steps=2", &collected, "log.folder=runs/b"]);
+    other.expect(0, &[]);
+    assert!(!collector.join("gptrain-other.prom").exists() && files[0].exists());
+    assert_eq!(number_of(&page(&lab.path("runs/b/metrics.prom")).unwrap(), "other", "step"), 2.0);
+    let nowhere = format!("log.prometheus={}", lab.path("nowhere").display());
+    let other = lab.run(&["train.steps=2", &nowhere, "log.folder=runs/c"]);
+    let says = "log.prometheus: cannot create ";
+    assert_eq!(other.expect(0, &[]).out.matches(says).count(), 1, "{}", other.out);
+    assert!(other.out.contains("the run continues without it"), "{}", other.out);
     child.kill().unwrap();
     child.wait().unwrap();
     // No heartbeat for an hour.

@@ -3,7 +3,7 @@
 //! cases only a hundredfold slowness would be reported.
 
 use crate::common::binary::{Done, Lab, Ranks, free_port};
-use gptrain::comm::tcp::SEND_LIMIT;
+use gptrain::comm::tcp::testing::SEND_LIMIT;
 use gptrain::estimate::measured::{GroupSpeed, Measured, Slow};
 use gptrain::train::sick_nodes;
 use std::fs;

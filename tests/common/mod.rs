@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub mod binary;
+pub mod events;
 pub mod hosts;
 pub mod s3;
 pub mod saved;

@@ -1,6 +1,8 @@
 //! Every complaint, word by word.
 
-use crate::{GOOD, check, check_added, check_set, check_whole, complaints};
+use crate::{GOOD, check, check_added, check_set, check_whole, complaints, read};
+use gptrain::manifest;
+use std::path::Path;
 
 #[test]
 fn values_of_the_wrong_kind_say_what_was_found_and_what_is_taken() {
@@ -82,8 +84,8 @@ fn unknown_keys_name_the_nearest_known_one() {
     check_added(
         "log: {wandb_project: x}",
         "m.yaml:17: unknown key log.wandb_project → log has the \
-         keys folder, format, interval, metrics_host, metrics_port, \
-         peak_tflops, tensorboard, update_norm",
+         keys folder, format, interval, \
+         peak_tflops, prometheus, tensorboard",
     );
     check_set("modl.layers=3", "--set modl.layers: unknown key modl → did you mean model?");
     check_set("lr.peek=3", "--set lr.peek: unknown key lr.peek → did you mean lr.peak?");
@@ -482,25 +484,42 @@ fn blocks_of_8_bit_moments_must_be_whole() {
     assert_eq!(refused("hidden: 384, heads: 12", 32), "accepted");
 }
 
+/// A copy of an effective manifest holds the former defaults; a saved manifest may hold any value.
+#[test]
+fn settings_that_no_longer_exist_are_refused_with_a_remedy() {
+    check_added(
+        "topology:\n  offload:\n    what: optimizer\n    delay: 1\n    delay_after: 40",
+        "m.yaml:20: there is no topology.offload.delay any more: updates cannot be delayed, because \
+         stale gradients raised the loss → remove it: the losses are then those without offload",
+    );
+    check_set(
+        "topology.offload.delay_after=3",
+        "--set topology.offload.delay_after: there is no topology.offload.delay_after any more: \
+         updates cannot be delayed, because stale gradients raised the loss → remove it: the losses \
+         are then those without offload",
+    );
+    let offload = "topology: {offload: {what: optimizer, delay: 0, delay_after: 40}}\n";
+    let kept = read(&format!("{GOOD}{offload}"), &[]).effective;
+    let (saved, name) = (format!("{GOOD}{}", offload.replace("delay: 0", "delay: 1")), "m.yaml");
+    let saved = manifest::parse_saved(&saved, name, Path::new("/home/me"), &[]).unwrap();
+    assert_eq!(saved.effective, kept);
+}
+
 #[test]
 fn offload_that_cannot_be_is_refused_by_name() {
-    let delay = "topology.offload={what: optimizer, delay: 1}";
     let host = "topology.offload={what: optimizer, gradients: host}";
     let compressed = "topology={data: 2, compression: powersgd}";
     let adafactor = "optimizer=adafactor";
     for (sets, what, remedy) in [
-        (&[delay, "topology.offload.what=full"][..], "would overwrite", "what to optimizer"),
-        (&[delay, "precision=fp16"], "can wait", "precision to bf16"),
-        (&[delay, adafactor], "has no such pass", "topology.offload.delay to 0"),
-        (&[host, adafactor], "of every gradient", "topology.offload.gradients to device"),
+        (&[host, adafactor][..], "of every gradient", "topology.offload.gradients to device"),
         (&[compressed, host], "of all gradients of a step", "topology.compression to none"),
     ] {
         let all = complaints(GOOD, sets);
         assert!(all.contains(what) && all.contains(remedy), "{sets:?}: {all}");
     }
     check_set(
-        "topology.offload.delay_after=3",
-        "--set topology.offload.delay_after: topology.offload has settings, but \
+        "topology.offload.gradients=host",
+        "--set topology.offload.gradients: topology.offload has settings, but \
          topology.offload.what is missing → set topology.offload.what to optimizer",
     );
     check_set(

@@ -446,7 +446,6 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
     let share = groups.tensor.rank();
     let engine = Engine::new(&cpu, groups, manifest, true).unwrap();
     engine.init();
-    engine.take_update_norm(true);
     let micro = manifest.batch.micro;
     let mut consumed = 0;
     let mut past = Past::default();
@@ -513,14 +512,6 @@ pub fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
         // Rounding in the gradients goes through AdamW's quotient into the next step's weights.
         let grown = if step == 0 { 1.0 } else { 20.0 };
         assert!(norm <= grown * tolerance.0, "{place}: norm off by {norm:.1e}");
-        let update = match a.update_norm == b.update_norm {
-            true => 0.0,
-            false => off(a.update_norm, b.update_norm),
-        };
-        // A rule that divides by a gradient's size makes full steps of gradients that are rounding alone
-        // (those of keys' biases).
-        let most = if step == 0 { 200.0 * tolerance.0 } else { 1e-3f64.max(grown * tolerance.0) };
-        assert!(update <= most, "{place}: update's norm off by {update:.1e}");
     }
     for gradient in &ours.gradients {
         let off = gradient.off(serial);

@@ -84,7 +84,6 @@ fn check_precision(model: &[&str], topology: &[&str], how: How, tolerance: f64) 
         let equal = a.z_loss == b.z_loss;
         assert!(equal || off(a.z_loss, b.z_loss) <= tolerance, "{a:?}, one rank {b:?}");
         assert!(off(a.grad_norm, b.grad_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
-        assert!(off(a.update_norm, b.update_norm) <= 10.0 * tolerance, "{a:?}, one rank {b:?}");
     }
     if model.contains(&"precision=bf16") {
         assert_eq!(ours, outcomes(&manifest, how), "the same grid twice");
@@ -198,7 +197,6 @@ pub fn train(
     let (dp, replicas) = (groups.data.rank(), groups.data.size());
     let engine = Engine::new(be, groups, manifest, true).unwrap();
     engine.init();
-    engine.take_update_norm(true);
     let micros = global / micro / replicas;
     let load = |first: usize| {
         let mut next = first + dp * micro;

@@ -7,7 +7,6 @@
 //! | `grids` | every grid of ranks equals one rank, in several families of settings |
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
-//! | `late` | delayed updates, against a second implementation |
 //! | `order` | waits order all accesses to one byte, for every manifest and kind of grid |
 //! | `adam8bit` | 8-bit moments: their error, against bitsandbytes, and a run against AdamW's |
 //! | `mup` | change of activations by steps at several widths; grids |
@@ -15,7 +14,6 @@
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
 //! | `sampler` | logits of a growing text are those of the whole text |
 //! | `spikes` | steps above their limits change nothing |
-//! | `update_norm` | it is that of the weights, whatever the optimizer and grid, and changes no bit |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 //! | `fp8` | it learns as bf16 does, every grid as one rank; shared layers are quantized as whole ones |
 
@@ -28,7 +26,6 @@ mod fp16;
 mod fp8;
 mod grids;
 mod grids_cuda;
-mod late;
 mod llama;
 mod muon;
 mod mup;
@@ -37,4 +34,3 @@ mod order;
 mod pytorch;
 mod sampler;
 mod spikes;
-mod update_norm;

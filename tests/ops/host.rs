@@ -11,7 +11,6 @@ pub fn table() -> Vec<Case> {
         case("to the host and back, 1,500,003 elements", |b| there_and_back(b, 1_500_003)),
         case("AdamW on the host, 1 element", |b| adamw(b, 1)),
         case("AdamW on the host, 70,001 elements", |b| adamw(b, 70_001)),
-        case("AdamW on the host beside the device", |b| beside(b, 70_001)),
     ]
 }
 
@@ -79,39 +78,4 @@ fn update(be: &dyn Backend, rule: AdamW, scalars: Tensor, grad: Tensor, state: [
     let [master, m, v, weight] = state;
     let updates = &[AdamWUpdate { rule, grad, master, m, v, weight }];
     be.run(op::AdamW { scalars, updates });
-}
-
-/// The host updates on a thread of its own, while this one gives the device its ops.
-fn beside(b: &Bench, len: usize) {
-    let be = b.backend;
-    let rule =
-        AdamW { lr: 3e-2, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 0.5 };
-    let scalars = b.known(1, 3, DType::F32, &[0.7310586, 0.03, 1.2345679]);
-    let [master, grad] = [0, 1].map(|_| b.normal_f32(1, len));
-    let zeros = || b.known(1, len, DType::F32, &vec![0.0; len]);
-    let all = [scalars, grad, master, zeros(), zeros(), zeros()];
-    let moved = [0, 1, 2, 3, 4, 5].map(|i| {
-        let to = on_host(b, all[i].on);
-        be.finish_transfer(be.transfer(all[i].on, to));
-        to
-    });
-    let mut threads = Vec::new();
-    be.beside(
-        &mut |host| {
-            let [scalars, grad, w, m, v, live] = moved;
-            update(host, rule, scalars, grad, [w, m, v, live]);
-            threads.push(std::thread::current().id());
-        },
-        &mut || {
-            let [scalars, grad, w, m, v, live] = [0, 1, 2, 3, 4, 5].map(|i| all[i].on);
-            update(be, rule, scalars, grad, [w, m, v, live]);
-        },
-    );
-    assert_eq!(threads.len(), 1);
-    assert!(threads[0] != std::thread::current().id(), "a thread of its own");
-    for (device, host) in all.iter().zip(moved) {
-        assert!(b.bytes(device.on) == b.bytes(host), "the host rounds as the device");
-    }
-    let live = b.numbers(all[5].on);
-    b.expect("weights", all[5].on, || live);
 }

@@ -7,6 +7,7 @@
 //! | `words` | private words that do not come back |
 //! | `prose` | comments, strings and docs are plain English |
 //! | `fresh` | a build without a change does nothing |
+//! | `testing` | helpers of tests are in no other build |
 //! | `docs` | README and `docs/`: dependencies, files that are named, length |
 
 mod circles;
@@ -14,6 +15,7 @@ mod docs;
 mod fresh;
 mod prose;
 mod source;
+mod testing;
 mod words;
 
 use source::files;

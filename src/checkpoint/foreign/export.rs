@@ -46,7 +46,7 @@ pub fn export(
 ) -> anyhow::Result<Written> {
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
-    let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let m = manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
     refused(&m, grid, &from.display().to_string())?;
     let export = Export::new(&checkpoint, &m, grid);
     aside::write_folder(to, Kind::Model, existing, |fresh| export.write(fresh))

@@ -51,7 +51,7 @@ pub struct Exported {
 pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
     let text = &checkpoint.index.manifest;
-    let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let m = manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
     let family = target(&m.model, &from.display().to_string())?;
     let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
     let companions = companions(from, &checkpoint, &m, options.tokenizer.as_deref())?;

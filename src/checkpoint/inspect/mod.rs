@@ -17,7 +17,7 @@ use super::read::{Buffer, Checkpoint};
 use super::validate;
 use base::in_order;
 use base::progress::{Progress, Unit};
-use engine::{MASTER, MODEL, PendingUpdate, SECOND, Scale, rule};
+use engine::{MASTER, MODEL, SECOND, Scale, rule};
 use manifest::{self, Manifest, Model};
 use model::{Layout, ModelShard, Param};
 use numbers::numbers;
@@ -51,9 +51,6 @@ pub struct Overview {
     pub lr: f64,
     /// Loss scale of an fp16 run.
     pub loss_scale: Option<Scale>,
-    /// Delayed update of the last step.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pending: Option<PendingUpdate>,
     pub last: Option<Past>,
     pub parameters: u64,
     pub bytes: u64,
@@ -86,7 +83,7 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
     let index = &checkpoint.index;
     let mut damage = Vec::new();
     let mut notes: Vec<String> = checkpoint.strays()?.into_iter().map(stray).collect();
-    let m = match manifest::parse(&index.manifest, "its manifest", Path::new("."), &[]) {
+    let m = match manifest::parse_saved(&index.manifest, "its manifest", Path::new("."), &[]) {
         Ok(loaded) => Some(loaded.manifest),
         Err(problems) => {
             notes.push(format!("its manifest is not one of this version: {problems}"));
@@ -139,7 +136,6 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         next_batch: index.next_batch,
         lr: index.lr,
         loss_scale: index.loss_scale,
-        pending: index.pending,
         last: index.history.last().copied(),
         parameters: index.tensors.iter().map(|t| t.numel() as u64).sum(),
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),

@@ -30,13 +30,6 @@ impl fmt::Display for Inspection {
                 Count(s.skipped)
             )?;
         }
-        if let Some(waits) = o.pending {
-            let (lr, factor) = (waits.lr, waits.scalars[0]);
-            writeln!(
-                f,
-                "  waits      the last step's update: lr {lr:e}, gradients times {factor}"
-            )?;
-        }
         let (parameters, bytes) = (Count(o.parameters), Bytes(o.bytes));
         writeln!(f, "  weights    {parameters} parameters, live in {}", o.live_dtype)?;
         writeln!(f, "  files      {} shards, {bytes}", o.shards)?;

@@ -6,7 +6,6 @@ use super::super::{Failed, RankBusy, World};
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
-use super::throttle::Throttle;
 use super::{LOOPBACK, connect};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
@@ -22,7 +21,6 @@ pub struct Mesh {
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
     changed: Condvar,
-    throttle: Option<Throttle>,
 }
 
 struct Connection {
@@ -37,13 +35,12 @@ impl Mesh {
         key: Key,
         listener: TcpListener,
         control: Arc<dyn ControlChannel>,
-        throttle: Option<Throttle>,
     ) -> Result<World, Failed> {
         let (connections, changed) = (Mutex::default(), Condvar::new());
         let (inbox, recorder) = (process.inbox.clone(), process.recorder.clone());
         let identity = (process.rank, process.size);
         let port = super::port(&listener);
-        let mesh = Arc::new(Mesh { process, key, port, control, connections, changed, throttle });
+        let mesh = Arc::new(Mesh { process, key, port, control, connections, changed });
         let listening = mesh.clone();
         start_thread(identity.0, "listener", move || listening.accept_loop(&listener))?;
         Ok(World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh)))))
@@ -193,7 +190,8 @@ impl Transport for TcpTransport {
     }
 
     fn send(&self, to: usize, frame: Frame) -> Result<(), Failed> {
-        if let Some(throttle) = &self.0.throttle {
+        #[cfg(any(test, feature = "testing"))]
+        if let Some(throttle) = &self.0.process.throttle {
             throttle.wait_for(frame.data.bytes().len());
         }
         let writer = self.0.writer(to).expect("the group is connected");

@@ -1,7 +1,7 @@
 //! Ranks as processes, over TCP. Rank 0 listens at the rendezvous address (`rendezvous`). After all
 //! ranks have joined, each keeps a control connection to rank 0 for heartbeats and failures
 //! (`coordinator`, `heartbeat`). The ranks of a group connect to each other for data (`mesh`),
-//! which tests can slow down (`throttle`). Threads and blocking sockets, no async runtime.
+//! which tests can slow down (`testing`). Threads and blocking sockets, no async runtime.
 
 mod frames;
 mod rendezvous;
@@ -11,9 +11,8 @@ mod coordinator;
 mod heartbeat;
 mod mesh;
 mod control;
-mod throttle;
-#[doc(hidden)]
-pub mod simulation; // for `benches/scale.rs`
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 #[cfg(test)]
 mod tests;
@@ -29,8 +28,6 @@ use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-pub use throttle::SEND_LIMIT;
-use throttle::Throttle;
 
 /// Parameters for joining as a rank.
 #[derive(Clone, Debug)]
@@ -52,7 +49,8 @@ pub struct Join {
     /// Maximum time that the ranks wait for each other at the start.
     pub start_timeout: Duration,
     pub watchdog: Watchdog,
-    /// Maximum bytes sent per second; for tests.
+    /// Maximum bytes sent per second.
+    #[cfg(any(test, feature = "testing"))]
     pub send_limit: Option<f64>,
 }
 
@@ -76,7 +74,8 @@ impl Join {
             manifest,
             start_timeout: Duration::from_secs(120),
             watchdog,
-            send_limit: throttle::given()?,
+            #[cfg(any(test, feature = "testing"))]
+            send_limit: testing::send_limit()?,
         })
     }
 }
@@ -110,8 +109,7 @@ fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<
     let arrived = rendezvous::gather_ranks(join, key, port(&data))?;
     let peers: Vec<Peer> = arrived.iter().map(|one| one.peer.clone()).collect();
     let coordinator = coordinator::start(process.clone(), arrived, peers)?;
-    let limit = join.send_limit.map(Throttle::new);
-    Mesh::world(process.clone(), key.clone(), data, coordinator, limit)
+    Mesh::world(process.clone(), key.clone(), data, coordinator)
 }
 
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -146,8 +144,7 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
     };
     control.set_read_timeout(None).map_err(lost)?;
     let client = heartbeat::start(process.clone(), control, host)?;
-    let limit = join.send_limit.map(Throttle::new);
-    Mesh::world(process.clone(), key.clone(), data, client, limit)
+    Mesh::world(process.clone(), key.clone(), data, client)
 }
 
 /// Divisors of the start timeout: ranks log whom they wait for after that part of it. Of two
@@ -253,14 +250,8 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     let written = options.open(&new).and_then(|mut file| file.write_all(&nonce));
     written.with_context(|| format!("writing {}", new.display()))?;
     // Atomic, and never overwrites another rank's file.
-    let linked = std::fs::hard_link(&new, &path);
-    std::fs::remove_file(&new).with_context(|| format!("removing {}", new.display()))?;
-    match linked {
-        Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
-            Err(error).with_context(|| format!("linking {}", path.display()))
-        }
-        _ => std::fs::read(&path).with_context(|| format!("reading {}", path.display())),
-    }
+    base::output::claim(&new, &path)?;
+    std::fs::read(&path).with_context(|| format!("reading {}", path.display()))
 }
 
 /// Removes the secret after all ranks have joined.

@@ -18,6 +18,8 @@ pub struct ProcessState {
     pub inbox: Arc<Inbox>,
     pub recorder: Arc<Recorder>,
     pub watchdog: Watchdog,
+    #[cfg(any(test, feature = "testing"))]
+    pub throttle: Option<super::testing::Throttle>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -63,6 +65,8 @@ impl ProcessState {
             inbox: Arc::default(),
             recorder,
             watchdog: join.watchdog.clone(),
+            #[cfg(any(test, feature = "testing"))]
+            throttle: join.send_limit.map(super::testing::Throttle::new),
             state: Mutex::default(),
             changed: Condvar::new(),
         }

@@ -38,11 +38,10 @@ pub use normals::normals;
 use super::op::{call_of_op, every_op};
 use super::{Backend, Meter, Op, OpTimes, OutOfMemory, Section, Tensor, Transfer};
 use crate::Home;
-use base::{Bytes, Problems, threads};
+use base::{Bytes, Problems};
 use memory::Regions;
 use rayon::ThreadPool;
 use scratch::Workspace;
-use std::cell::RefCell;
 use std::time::Instant;
 
 /// CPU with its own threads and memory. Several may exist in one process, as ranks on threads.
@@ -56,8 +55,6 @@ pub struct Cpu {
     sums: Workspace,
     downloads: memory::Downloads,
     meter: Meter,
-    /// Separate threads and scratch for `beside`, created on first use.
-    second: RefCell<Option<Box<Cpu>>>,
 }
 
 impl Cpu {
@@ -87,9 +84,8 @@ impl Cpu {
     fn with(threads: usize, pool: Option<ThreadPool>) -> Cpu {
         let (workspace, sums) = (Workspace::default(), Workspace::default());
         let (regions, downloads) = (Regions::default(), memory::Downloads::default());
-        let second = RefCell::default();
         let meter = Meter::default();
-        Cpu { threads, pool, regions, workspace, sums, downloads, meter, second }
+        Cpu { threads, pool, regions, workspace, sums, downloads, meter }
     }
 
     pub fn threads(&self) -> usize {
@@ -123,22 +119,6 @@ impl Backend for Cpu {
 
     fn host(&self) -> &dyn Backend {
         self
-    }
-
-    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
-        let second = &mut *self.second.borrow_mut();
-        let make = || Box::new(Cpu::new(Some(self.threads)));
-        let host: &mut Cpu = second.get_or_insert_with(make);
-        let started = std::thread::scope(|scope| {
-            let (work, host) = (&mut *work, &mut *host);
-            let working = threads::spawn_scoped(scope, "host", move || work(&*host));
-            meanwhile();
-            let joined = working.map(|working| working.join());
-            joined.map(|end| end.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).is_ok()
-        });
-        if !started {
-            work(host); // the system has no more threads
-        }
     }
 
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {

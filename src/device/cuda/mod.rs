@@ -200,10 +200,6 @@ impl Backend for Cuda {
         self.cpu()
     }
 
-    fn beside(&self, work: &mut (dyn FnMut(&dyn Backend) + Send), meanwhile: &mut dyn FnMut()) {
-        self.cpu().beside(work, meanwhile);
-    }
-
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
         self.memory.transfer(&self.device, from, to)
     }

@@ -16,9 +16,7 @@ pub use plan::{BucketState, OnHost, buckets, keep_codes, states};
 pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
 
 use super::groups::{Groups, model_dtype};
-use super::late::Late;
 use super::offload::Offload;
-use super::rule::OptimizerRule;
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use base::{DType, rng};
 use comm::{Collective, Pending};
@@ -46,8 +44,6 @@ pub struct ShardedParams<'a> {
     params: Vec<ParamStates>,
     /// Offloaded states.
     offload: Option<Offload>,
-    /// Delayed update.
-    late: Option<Late>,
     /// Gradients of blocks on the host.
     host_grads: Option<HostGrads>,
     /// Whether `Compression` reduces the gradients of blocks in this step.
@@ -104,7 +100,6 @@ impl<'a> ShardedParams<'a> {
             buckets,
             params,
             offload: None,
-            late: None,
             host_grads: None,
             compressing: Cell::new(false),
             in_flight: RefCell::new(InFlight { gathers, fills, ..InFlight::default() }),
@@ -114,13 +109,7 @@ impl<'a> ShardedParams<'a> {
     /// Adds offloaded states. `norms` also puts the gradients of blocks on the host.
     pub fn offloaded(self, offload: Option<Offload>, norms: Option<Norms>) -> ShardedParams<'a> {
         let host_grads = norms.map(|norms| HostGrads::new(&self.buckets, norms));
-        let waits = self.buckets.iter().any(|bucket| bucket.pending.is_some());
-        ShardedParams { offload, host_grads, late: waits.then(Late::default), ..self }
-    }
-
-    /// Delayed update, and the pieces of its gradient and states; None if updates are not delayed.
-    pub fn late(&self) -> Option<(&Late, &Offload)> {
-        self.late.as_ref().zip(self.offload.as_ref())
+        ShardedParams { offload, host_grads, ..self }
     }
 
     pub fn offload(&self) -> Option<&Offload> {
@@ -268,14 +257,6 @@ impl<'a> ShardedParams<'a> {
         bucket.own_grads.span(param.offset - bucket.own.start, param.numel())
     }
 
-    /// Runs `compute`, and concurrently the delayed update if there is one.
-    pub fn beside_update(&self, rule: &dyn OptimizerRule, compute: &mut dyn FnMut()) {
-        match self.late() {
-            Some((late, offload)) => late.beside(offload, self.be, rule, compute),
-            None => compute(),
-        }
-    }
-
     /// Whether a bucket's gradients are reduced after every micro-batch.
     fn scatters(&self, bucket: &BucketState) -> bool {
         self.level >= 2 && bucket.module == Module::Block
@@ -312,10 +293,8 @@ impl<'a> ShardedParams<'a> {
         }
     }
 
-    /// Waits for every gather, after which weights can be read, and for a delayed gradient on its
-    /// transfer to the host.
+    /// Waits for every gather, after which weights can be read.
     pub fn wait_gathers(&self) {
-        self.late.iter().for_each(|late| late.settle(self.be));
         let in_flight = &mut *self.in_flight.borrow_mut();
         let gathers = in_flight.gathers.iter_mut().filter_map(Option::take);
         gathers.for_each(|pending| self.groups.data.finish(pending));

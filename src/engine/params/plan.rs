@@ -16,7 +16,7 @@
 
 use crate::arenas::Arenas;
 use crate::rule::OptimizerRule;
-use crate::states::{MODEL, PENDING, ParamStates, StateSpec};
+use crate::states::{MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Collective;
 use device::{Arena, Backend, Tensor};
@@ -32,8 +32,6 @@ pub struct OnHost {
     /// Gradients of blocks, except while they are computed.
     pub grads: bool,
     pub states: bool,
-    /// Gradient of a delayed update.
-    pub pending: bool,
 }
 
 impl OnHost {
@@ -46,7 +44,6 @@ impl OnHost {
             weights: offload.what == OffloadWhat::Full,
             grads: states && offload.gradients == GradientHome::Host,
             states,
-            pending: states && offload.delay > 0,
         }
     }
 }
@@ -72,8 +69,6 @@ pub struct BucketState {
     /// Host: running sums of the gradients; whole up to ZeRO 1, else the own share. `own_grads` is
     /// a view of it.
     pub host_grads: Option<Tensor>,
-    /// Host: own share of the gradients of a delayed update.
-    pub pending: Option<Tensor>,
     pub weights_by_name: Params,
     pub grads_by_name: GradsByName,
 }
@@ -160,16 +155,15 @@ pub fn buckets(
             false => weights.span(offset, shard),
         };
         let share = shares.filter(|_| windowed).map(|shares| shares[i % 2].span(0, shard));
-        let host = |arena: &Arena, len| arena.matrix(1, len, DType::F32);
         let kept = if level >= 2 { shard } else { len };
-        let host_grads = (on_host.grads && block).then(|| host(&at.host_grads, kept));
+        let host_grads =
+            (on_host.grads && block).then(|| at.host_grads.matrix(1, kept, DType::F32));
         let own_grads = match (host_grads, level >= 2 && block) {
             (Some(own), true) => own,
             (Some(whole), false) => whole.span(offset, shard),
             (None, true) => at.grads.matrix(1, shard, DType::F32),
             (None, false) => grads.span(offset, shard),
         };
-        let pending = on_host.pending.then(|| host(&at.host_states, shard));
         BucketState {
             module: bucket.module,
             windowed,
@@ -180,7 +174,6 @@ pub fn buckets(
             grads,
             own_grads,
             host_grads,
-            pending,
             weights_by_name: Params::new(bucket, weights),
             // Gradients that are fetched from the host accumulate, starting from zero.
             grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
@@ -221,7 +214,7 @@ fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
 }
 
 /// Lays out the states of every parameter of which this rank holds a part. With `offload`,
-/// offloadable states are placed on the host. The gradient of a delayed update always is.
+/// offloadable states are placed on the host.
 pub fn states(
     layout: &Layout,
     buckets: &[BucketState],
@@ -243,9 +236,6 @@ pub fn states(
             let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
             let place = |spec: &StateSpec, len| {
-                if let (PENDING, Some(pending)) = (spec.name, kept.pending) {
-                    return cut(pending);
-                }
                 let arena = if on_host(spec) { &at.host_states } else { &at.optimizer };
                 arena.matrix(1, len, spec.dtype)
             };

@@ -6,7 +6,7 @@
 //! rectangle.
 
 use super::ShardedParams;
-use crate::states::{Extent, PENDING, StateSpec, TensorSlice};
+use crate::states::{Extent, StateSpec, TensorSlice};
 use device::{Tensor, op};
 use manifest::Model;
 use model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
@@ -181,25 +181,6 @@ impl ShardedParams<'_> {
                 let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
                 Held { param: &kept.param, state: *state, range, at, data }
             })
-        });
-        cut(&self.layout, &self.model, held)
-    }
-
-    /// Destination of the gradient of a delayed update: its own state, or the gradients of a step
-    /// if the rule has no such state.
-    pub fn pending_slices(&self) -> Vec<StateSlice> {
-        let is_pending = |slice: &StateSlice| slice.state.name == PENDING;
-        let own: Vec<_> = self.slices().into_iter().filter(is_pending).collect();
-        if !own.is_empty() {
-            return own;
-        }
-        let data = if self.level > 0 { 0 } else { self.groups.data.rank() };
-        let held = self.params.iter().filter(|kept| !kept.part.is_empty()).map(|kept| Held {
-            param: &kept.param,
-            state: StateSpec::pending(),
-            range: kept.part.clone(),
-            at: kept.grad,
-            data,
         });
         cut(&self.layout, &self.model, held)
     }

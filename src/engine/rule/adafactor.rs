@@ -251,9 +251,7 @@ impl OptimizerRule for Adafactor {
                 weight: own(p.get(MODEL)),
             });
         };
-        step.each_piece(params, true, &mut |i, piece| {
-            step.change(&[piece], &mut |pieces| pieces.iter().for_each(|p| update(i, p)));
-        });
+        step.each_piece(params, true, &mut |i, piece| update(i, piece));
     }
 }
 

@@ -62,9 +62,7 @@ impl OptimizerRule for Adam8bit {
                 weight: p.get(MODEL),
             });
         };
-        let coded = params.iter().filter(is_coded).filter(|p| !p.part.is_empty());
-        let coded: Vec<&ParamStates> = coded.collect();
-        step.change(&coded, &mut |params| params.iter().for_each(|p| update(p)));
+        params.iter().filter(is_coded).filter(|p| !p.part.is_empty()).for_each(update);
     }
 
     fn goes_on_from(&self, rule: &str) -> bool {

@@ -37,11 +37,8 @@ impl AdamW {
             let [weight, master, m, v] = names.map(|name| p.get(name));
             AdamWUpdate { rule: self.of(step, p), grad: p.grad, master, m, v, weight }
         };
-        let all: Vec<&ParamStates> = params.filter(|p| !p.part.is_empty()).collect();
-        step.change(&all, &mut |params| {
-            let all: Vec<_> = params.iter().map(|p| update(p)).collect();
-            step.be.run(op::AdamW { scalars: step.scalars, updates: &all });
-        });
+        let all: Vec<_> = params.filter(|p| !p.part.is_empty()).map(update).collect();
+        step.be.run(op::AdamW { scalars: step.scalars, updates: &all });
     }
 }
 

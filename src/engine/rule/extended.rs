@@ -1,5 +1,4 @@
-//! Optimizer rule with additional states for features around the update: the gradient of a delayed
-//! update (`engine::late`), and PowerSGD's states (`powersgd`).
+//! Optimizer rule with additional states for a feature around the update: PowerSGD (`powersgd`).
 
 use super::{Conversion, OptimizerRule, Place, Saved, Step};
 use crate::states::{ParamStates, StateSpec};

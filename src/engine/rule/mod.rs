@@ -19,7 +19,6 @@ pub const SECOND: &str = coded::SECOND.plain;
 use super::groups::{Groups, model_dtype};
 use super::masters::{self, Masters};
 use super::states::{ParamStates, StateSpec, TensorSlice};
-use super::update_norm::UpdateNorm;
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
@@ -29,8 +28,8 @@ use manifest::{Manifest, Optimizer};
 use model::{Layout, ParamSpec};
 use muon::Muon;
 
-/// Optimizer. `Sync`, because a delayed update runs on its own thread.
-pub trait OptimizerRule: Sync {
+/// Optimizer.
+pub trait OptimizerRule {
     /// States of a parameter, its model weight first; equal on every grid. ZeRO shards states that
     /// have the parameter's columns (`Extent::is_sharded`). Every replica keeps the others whole.
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec>;
@@ -106,8 +105,6 @@ pub struct Step<'a> {
     pub scratch: Tensor,
     /// Windows for master weights on the host, for a rule that needs global sums.
     pub masters: Option<&'a Masters>,
-    /// Accumulator of the update's norm.
-    pub norm: Option<&'a UpdateNorm>,
 }
 
 impl Step<'_> {
@@ -125,18 +122,9 @@ impl Step<'_> {
             Some(masters) => masters.each(self.be, params, changes, work),
         }
     }
-
-    /// Calls `work` on parameters whose master weights it updates: all at once, or in pieces if the
-    /// norm of the update is computed.
-    pub fn change(&self, params: &[&ParamStates], work: &mut dyn FnMut(&[&ParamStates])) {
-        match self.norm {
-            None => work(params),
-            Some(norm) => norm.around(self.be, params, work),
-        }
-    }
 }
 
-/// Rule of a manifest, with the additional states of delayed updates and gradient compression.
+/// Rule of a manifest, with the additional states of gradient compression.
 pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     let rule: Box<dyn OptimizerRule> = match m.optimizer {
@@ -144,10 +132,6 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
         Optimizer::Adam8bit(settings) => Box::new(Adam8bit::new(settings, model, &m.model)),
         Optimizer::Adafactor(settings) => Box::new(Adafactor::new(settings, model, &m.model)),
         Optimizer::Muon(ref settings) => Box::new(Muon::new(settings.clone(), model, &m.model)),
-    };
-    let rule: Box<dyn OptimizerRule> = match m.topology.offload.delay {
-        0 => rule,
-        _ => Box::new(Extended::new(rule, Box::new(|_| vec![StateSpec::pending()]))),
     };
     match m.topology.compression.filter(|_| m.topology.data > 1) {
         Some(settings) => {

@@ -224,11 +224,7 @@ impl<'a> Bounds<'a> {
             add(&mut all, of(&states.more), more);
             all
         };
-        let host = match s.topology.offload.delay {
-            0 => dry_run::host_seconds(&whole(|s| &s.host_ops), s),
-            _ => 0.0,
-        };
-        prices.ops(&whole(|s| &s.ops)) + host
+        prices.ops(&whole(|s| &s.ops)) + dry_run::host_seconds(&whole(|s| &s.host_ops), s)
     }
 
     /// Micro-batches whose activations a rank holds at once.
@@ -333,7 +329,6 @@ fn counted(
     let mut m = cuts::manifest(m, &setup);
     m.batch.ramp_up = None;
     m.train.device_memory = None;
-    m.log.update_norm = 0;
     (0..stages).map(|stage| dry_run::counted(&m, stage)).collect()
 }
 

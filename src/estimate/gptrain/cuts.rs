@@ -138,7 +138,7 @@ fn offloads(s: &Setup) -> bool {
     let offload = &s.topology.offload;
     match s.moments {
         Moments::Muon => false,
-        Moments::Adafactor => offload.delay == 0 && offload.gradients != GradientHome::Host,
+        Moments::Adafactor => offload.gradients != GradientHome::Host,
         Moments::Adam | Moments::Adam8bit => true,
     }
 }

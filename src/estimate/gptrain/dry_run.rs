@@ -381,10 +381,7 @@ pub fn stage_parts(
     parts.push(("once a step: optimizer", total(&step) - sums));
     let [micro, once] = work.hidden(prices);
     parts.push((OVERLAPPED, 0.0 - (micros * micro.all + once.all)));
-    let host = match s.topology.offload.delay {
-        0 => host_seconds(&work.step.host, s),
-        _ => late_seconds(&work.step.host, s, each[stage] * micros),
-    };
+    let host = host_seconds(&work.step.host, s);
     parts.extend((host > 0.0).then_some(("once a step: host", host)));
     let copies = host_seconds(&work.micro.host, s) - each[stage];
     parts.extend((copies > 0.0).then_some(("waiting for copies", copies * micros)));
@@ -409,12 +406,6 @@ fn total(parts: &[(&'static str, f64)]) -> f64 {
 /// beside the copies in both directions, and the longest of them counts.
 pub fn host_seconds(work: &Tally, s: &Setup) -> f64 {
     copy_seconds(work, s).into_iter().fold(pass_seconds(work, s), f64::max)
-}
-
-/// Seconds of the host's passes that overlap with `computing` seconds of the device: the rest of the
-/// passes, and the copies of gradients before them and of weights after them.
-fn late_seconds(work: &Tally, s: &Setup, computing: f64) -> f64 {
-    (pass_seconds(work, s) - computing).max(0.0) + copy_seconds(work, s).iter().sum::<f64>()
 }
 
 fn pass_seconds(work: &Tally, s: &Setup) -> f64 {

@@ -53,7 +53,6 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     mup(&model, &optimizer, report);
     adafactor_offloaded(&optimizer, &topology, report);
     muon_offloaded(&optimizer, &topology, report);
-    delayed(precision, &topology, report);
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
     let restart = Restart::read(raw.restart.unwrap_or_default());
@@ -252,12 +251,6 @@ fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut 
     if !matches!(optimizer, Optimizer::Adafactor(_)) || !sound {
         return;
     }
-    if topology.offload.delay > 0 {
-        let what = "topology.offload.delay 1 delays the host's update, and optimizer adafactor \
-                    has no such pass: the device updates its master weights";
-        let remedy = "set topology.offload.delay to 0, or take adamw";
-        report.between(&["topology.offload.delay", "optimizer"], what, remedy);
-    }
     if topology.offload.gradients == GradientHome::Host {
         let what = "topology.offload.gradients host with optimizer adafactor: the device sums up \
                     the squares of every gradient, twice";
@@ -275,17 +268,6 @@ fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Repor
                     products of whole matrices, which a host's processor is too slow for";
         let remedy = "set topology.offload: none, or take adamw";
         report.between(&["optimizer", "topology.offload"], what, remedy);
-    }
-}
-
-/// A delayed update keeps its factor; with a loss scale the step may be skipped and have none.
-fn delayed(precision: Precision, topology: &Topology, report: &mut Report) {
-    let sound = report.sound(&["precision", "topology.offload"]);
-    if precision == Precision::Fp16 && topology.offload.delay > 0 && sound {
-        let what = "topology.offload.delay 1 with precision fp16: a step whose gradients overflow is \
-                    skipped, and no update of it can wait";
-        let remedy = "set precision to bf16, or topology.offload.delay to 0";
-        report.between(&["precision", "topology.offload.delay"], what, remedy);
     }
 }
 

@@ -235,19 +235,13 @@ pub fn offload(form: Option<OffloadForm>) -> Offload {
 
 /// Rejects settings without an effect, and settings that exclude each other.
 fn offloaded(topology: &Topology, report: &mut Report) {
-    let Offload { what, gradients, delay, .. } = topology.offload;
+    let Offload { what, gradients } = topology.offload;
     if !report.sound(&["topology.offload"]) {
         return;
     }
     if what == OffloadWhat::None && topology.offload != Offload::NONE {
         let what = "topology.offload has settings, but topology.offload.what is missing";
         report.add("topology.offload", what, "set topology.offload.what to optimizer");
-    }
-    if delay > 0 && what == OffloadWhat::Full {
-        let what = "topology.offload.delay 1 with topology.offload.what full: the device copies the \
-                    weights from memory that the delayed update would overwrite";
-        let remedy = "set topology.offload.what to optimizer, or topology.offload.delay to 0";
-        report.between(&["topology.offload.delay", "topology.offload.what"], what, remedy);
     }
     let compressed = topology.compression.is_some() && report.sound(&["topology.compression"]);
     if compressed && gradients == GradientHome::Host {

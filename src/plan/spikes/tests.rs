@@ -7,7 +7,6 @@ const RULE: Rule = Rule {
     sigmas: 8.0,
     loss_rise: 0.5,
     norm_rise: 10.0,
-    update_rise: 2.0,
     acts: true,
     skips: 3,
     roll_back: 100,
@@ -156,32 +155,4 @@ fn a_run_does_not_go_back_for_ever() {
     assert_eq!(watch.may_roll_back(&RULE, 700), Ok(()));
     watch.roll_backs.extend([back(700), back(1200)]);
     assert!(watch.may_roll_back(&RULE, 9000).unwrap_err().contains("3 times"));
-}
-
-/// Update norm and learning rate of a step during warm-up, with noise.
-fn update(step: u64) -> (f64, f64) {
-    let lr = 3e-4 * (step as f64 / 500.0).min(1.0);
-    (lr * (200.0 + 300.0 / (step as f64).sqrt()) * (0.1 * noise(3, step)).exp(), lr)
-}
-
-#[test]
-fn an_update_that_is_too_long_is_named_once_and_a_warm_up_is_none() {
-    let mut watch = SpikeWatch::default();
-    for step in 1..=2000 {
-        let (norm, lr) = update(step);
-        assert_eq!(watch.see_update(&RULE, norm, lr), None, "step {step}");
-    }
-    let (norm, lr) = update(2001);
-    let said = watch.see_update(&RULE, 3.0 * norm, lr).expect("three times the usual");
-    assert!(said.contains("times the usual at its learning rate (above 2."), "{said}");
-    let saved = serde_json::to_string(&watch).unwrap();
-    let mut watch: SpikeWatch = serde_json::from_str(&saved).unwrap();
-    assert_eq!(watch.see_update(&RULE, 3.0 * norm, lr), None, "only the first in a row");
-    assert_eq!(watch.see_update(&RULE, norm, lr), None);
-    assert!(watch.see_update(&RULE, 3.0 * norm, lr).is_some(), "the next row");
-    for _ in 1..=WINDOW + 20 {
-        watch.see_update(&RULE, 3.0 * norm, lr);
-    }
-    assert_eq!(watch.see_update(&RULE, 4.0 * norm, lr), None, "a new level is not a spike");
-    assert!(watch.see_update(&Rule { update_rise: 1.2, ..RULE }, 9.0 * norm, lr).is_some());
 }

@@ -79,7 +79,7 @@ fn of_run(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
     let found = checkpoint::find(folder)?;
     let index = Index::read(&found)?;
     let place = "the checkpoint's manifest";
-    let m = manifest::parse(&index.manifest, place, Path::new("."), &[])?.manifest;
+    let m = manifest::parse_saved(&index.manifest, place, Path::new("."), &[])?.manifest;
     Ok((Source::Checkpoint(found), m))
 }
 

@@ -42,9 +42,6 @@ pub struct StepRow {
     #[serde(deserialize_with = "null_is_nan")]
     pub tokens_per_s: f64,
     pub data_wait_s: f64,
-    /// Norm of the update, every log.update_norm steps.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub update_norm: Option<f64>,
     /// Second loss, if the run has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub z_loss: Option<f64>,
@@ -105,7 +102,6 @@ impl StepRow {
             sec: line.seconds,
             tokens_per_s: info.tokens(line.global_batch as u64) as f64 / line.seconds,
             data_wait_s: line.data_wait_seconds,
-            update_norm: line.update_norm,
             z_loss: line.z_loss,
             loss_scale: line.loss_scale,
             skipped: line.skipped,

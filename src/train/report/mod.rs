@@ -73,8 +73,6 @@ pub struct StepLine {
     pub lm_loss: f64,
     /// Global norm before clipping.
     pub grad_norm: f64,
-    /// ‖Δθ‖₂, at steps whose update norm is computed.
-    pub update_norm: Option<f64>,
     pub lr: f64,
     /// Samples in this step.
     pub global_batch: usize,
@@ -108,8 +106,8 @@ pub struct Report {
 
 impl Report {
     /// Opens the files of a run in `folder`, which is created if missing. A log line is printed
-    /// every `every` steps. Rows of steps after `resume_step` are dropped from `metrics.jsonl` and
-    /// the event files (all, at 0), so that a resumed run's record reads like an uninterrupted one.
+    /// every `every` steps. Rows of steps after `resume_step` are dropped from `metrics.jsonl` (all,
+    /// at 0), so that a resumed run's record reads like an uninterrupted one.
     pub fn open(
         console: &Console,
         (folder, storage): (&Path, &Arc<Storage>),
@@ -131,7 +129,7 @@ impl Report {
             tracing::info!("dropped from {path}: {lines} after step {resume_step}");
         }
         let events = match tensorboard {
-            true => Some(Events::open(&folder.join("tensorboard"), resume_step, storage)?),
+            true => Some(Events::open(&folder.join("tensorboard"), storage)?),
             false => None,
         };
         let (interval, screen) = (Interval::default(), Screen::new(console, &info));
@@ -155,7 +153,7 @@ impl Report {
         self.files().try_for_each(Appender::close)?;
         self.metrics = MetricsFile::open(&self.folder, step, &self.storage)?.0;
         if let Some(events) = &mut self.events {
-            *events = Events::open(&self.folder.join("tensorboard"), step, &self.storage)?;
+            *events = Events::open(&self.folder.join("tensorboard"), &self.storage)?;
         }
         self.last_step = step;
         Ok(())
@@ -177,7 +175,6 @@ impl Report {
                 ("iteration-time/tokens per second", row.tokens_per_s),
                 ("iteration-time/data wait", row.data_wait_s),
             ];
-            scalars.extend(row.update_norm.map(|norm| ("update-norm/update-norm", norm)));
             let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", scale));
             scalars.extend(scale);
             let Health { gpu_mhz, gpu_watts, gpu_celsius } = row.gpu;
@@ -243,7 +240,7 @@ impl Report {
     }
 
     fn files(&mut self) -> impl Iterator<Item = &mut Appender> {
-        let events = self.events.iter_mut().map(Events::appender);
+        let events = self.events.iter_mut().flat_map(Events::appenders);
         std::iter::once(self.metrics.appender()).chain(events)
     }
 

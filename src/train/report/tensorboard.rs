@@ -1,23 +1,27 @@
-//! TensorBoard event files: scalars by step, and by samples as Megatron writes them (`… vs
-//! samples`).
+//! TensorBoard event files: scalars by step, and by samples as Megatron names them (`… vs
+//! samples`), in a folder of their own. Each session of a run writes new files. They begin with a
+//! START event, at which TensorBoard drops the points at its step and later of earlier files. One
+//! file for both curves would lose those by samples, whose x is greater than the step.
 //!
 //! A file is a sequence of TFRecords (tensorflow/core/lib/io/record_writer.h): length u64, its
 //! masked CRC-32C, the data, its masked CRC-32C; all little-endian. The data is an `Event` in
 //! protobuf (tensorflow/core/util/event.proto): 1 wall_time double, 2 step int64, 3 file_version
-//! string, 5 summary { 1 value { 1 tag string, 2 simple_value float } }.
+//! string, 5 summary { 1 value { 1 tag string, 2 simple_value float } }, 7 session_log { 1 status }.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use base::{input, unix_time};
+use base::unix_time;
 
 use super::append::Appender;
 use crate::storage::Storage;
 
 const PREFIX: &str = "events.out.tfevents.";
 const BY_SAMPLES: &str = " vs samples";
+/// `SessionLog.SessionStatus` of the start of a session.
+const START: u8 = 1;
 
 /// Steps that are written one by one, about 625 bytes each, before they are thinned out.
 const DENSE: u64 = 32 << 10;
@@ -29,68 +33,74 @@ pub fn is_written(step: u64) -> bool {
     step.is_multiple_of(stride)
 }
 
-/// Event file of one session of a run.
-pub struct Events(Appender);
+/// Event files of one session of a run: one by steps, and one by samples in a folder of its own.
+pub struct Events {
+    by_step: EventFile,
+    by_samples: EventFile,
+}
 
 impl Events {
-    /// Starts a new file in `folder`, after truncating the earlier ones after `resume_step` (to
-    /// nothing, at 0). TensorBoard's own method, a START event, would erase the curves by samples,
-    /// whose x is always greater than the step.
-    pub fn open(folder: &Path, resume_step: u64, storage: &Arc<Storage>) -> Result<Events> {
+    /// Starts new files in `folder` and its folder `by-samples`. Those of earlier sessions stay.
+    pub fn open(folder: &Path, storage: &Arc<Storage>) -> Result<Events> {
         let context = || format!("cannot prepare the TensorBoard folder {}", folder.display());
-        fs::create_dir_all(folder).with_context(context)?;
-        let last = cut_all(folder, resume_step).with_context(context)?;
-        // TensorBoard reads files in the order of their names, which start with the second.
-        let second = unix_time().as_secs().max(last + 1);
-        let path = folder.join(format!("{PREFIX}{second}.gptrain.{}", std::process::id()));
-        let mut events = Events(Appender::open(&path, storage).with_context(context)?);
-        let mut version = Vec::new();
-        bytes(&mut version, 3, b"brain.Event:2");
-        events.0.append(record(&event(0, version)))?;
-        Ok(events)
+        let open = |folder: &Path| EventFile::open(folder, storage).with_context(context);
+        Ok(Events { by_step: open(folder)?, by_samples: open(&folder.join("by-samples"))? })
     }
 
     /// Adds `scalars` at `step`, and again at `samples` under their names by samples.
     pub fn scalars(&mut self, step: u64, samples: u64, scalars: &[(&str, f64)]) -> Result<()> {
-        let mut text = record(&event(step, summary(scalars, "")));
-        text.extend(record(&event(samples, summary(scalars, BY_SAMPLES))));
-        self.0.append(text)
+        self.by_step.add(step, summary(scalars, ""))?;
+        self.by_samples.add(samples, summary(scalars, BY_SAMPLES))
     }
 
-    /// Appender, which writes the events.
-    pub fn appender(&mut self) -> &mut Appender {
-        &mut self.0
+    /// Appenders, which write the events.
+    pub fn appenders(&mut self) -> [&mut Appender; 2] {
+        [&mut self.by_step.appender, &mut self.by_samples.appender]
     }
 }
 
-/// Truncates every event file of the folder. Returns the second in the newest one's name, or 0.
-fn cut_all(folder: &Path, resume_step: u64) -> Result<u64> {
-    let mut last = 0;
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let Some(rest) = name.strip_prefix(PREFIX) else { continue };
-        last = last.max(rest.split('.').next().and_then(|s| s.parse().ok()).unwrap_or(0));
-        let bytes = input::read(&path, u64::MAX)?;
-        match whole_until(&bytes, resume_step) {
-            _ if resume_step == 0 => fs::remove_file(&path)?,
-            keep if keep < bytes.len() => {
-                OpenOptions::new().write(true).open(&path)?.set_len(keep as u64)?
-            }
-            _ => {}
+struct EventFile {
+    appender: Appender,
+    /// Whether the session's first event was written.
+    started: bool,
+}
+
+impl EventFile {
+    fn open(folder: &Path, storage: &Arc<Storage>) -> Result<EventFile> {
+        fs::create_dir_all(folder)?;
+        // TensorBoard reads files in the order of their names, which start with the second.
+        let second = unix_time().as_secs().max(newest(folder)? + 1);
+        let path = folder.join(format!("{PREFIX}{second}.gptrain.{}", std::process::id()));
+        let mut appender = Appender::open(&path, storage)?;
+        let mut version = Vec::new();
+        bytes(&mut version, 3, b"brain.Event:2");
+        appender.append(record(&event(0, version)))?;
+        Ok(EventFile { appender, started: false })
+    }
+
+    /// Adds an event at `x`. Before the first one, TensorBoard is asked to forget what earlier
+    /// sessions wrote at `x` and later, because the run continues from an older step.
+    fn add(&mut self, x: u64, what: Vec<u8>) -> Result<()> {
+        let mut text = Vec::new();
+        if !std::mem::replace(&mut self.started, true) {
+            let mut start = Vec::new();
+            bytes(&mut start, 7, &[1 << 3 | VARINT, START]);
+            text.extend(record(&event(x, start)));
         }
+        text.extend(record(&event(x, what)));
+        self.appender.append(text)
     }
-    Ok(last)
 }
 
-/// Bytes to keep: up to the first record that is broken or belongs to a step after `resume_step`.
-/// Events are in the order of steps, each step before its own by-samples event.
-fn whole_until(bytes: &[u8], resume_step: u64) -> usize {
-    let later = |event: &ReadEvent| {
-        let by_samples = event.scalars.first().is_some_and(|(tag, _)| tag.ends_with(BY_SAMPLES));
-        !by_samples && event.step > resume_step
-    };
-    read(bytes).take_while(|(_, event)| !later(event)).last().map_or(0, |(end, _)| end)
+/// Second in the name of the newest event file; 0 if there is none.
+fn newest(folder: &Path) -> Result<u64> {
+    let mut newest = 0;
+    for entry in fs::read_dir(folder)? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        let second = name.strip_prefix(PREFIX).and_then(|rest| rest.split('.').next());
+        newest = newest.max(second.and_then(|second| second.parse().ok()).unwrap_or(0));
+    }
+    Ok(newest)
 }
 
 fn summary(scalars: &[(&str, f64)], suffix: &str) -> Vec<u8> {
@@ -165,98 +175,4 @@ pub(super) fn crc32c(bytes: &[u8]) -> u32 {
         table
     };
     !bytes.iter().fold(!0, |crc, byte| (crc >> 8) ^ TABLE[(crc as u8 ^ byte) as usize])
-}
-
-/// Event, read back.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct ReadEvent {
-    pub step: u64,
-    pub file_version: String,
-    /// Tag and value.
-    pub scalars: Vec<(String, f32)>,
-}
-
-/// Events of a file with their end offsets, up to the first that is incomplete or damaged.
-pub fn read(file: &[u8]) -> impl Iterator<Item = (usize, ReadEvent)> {
-    let mut at = 0;
-    std::iter::from_fn(move || {
-        let rest = &file[at..];
-        let length = u64::from_le_bytes(*rest.first_chunk()?);
-        let end = usize::try_from(length).ok()?.checked_add(16)?;
-        let data = rest.get(12..end - 4)?;
-        if *rest.get(..end)? != record(data) {
-            return None;
-        }
-        at += end;
-        Some((at, read_event(data)?))
-    })
-}
-
-fn read_event(data: &[u8]) -> Option<ReadEvent> {
-    let mut event = ReadEvent::default();
-    for field in fields(data)? {
-        match field {
-            (2, Value::Number(step)) => event.step = step,
-            (3, Value::Bytes(text)) => event.file_version = String::from_utf8(text.into()).ok()?,
-            (5, Value::Bytes(summary)) => {
-                for field in fields(summary)? {
-                    let (1, Value::Bytes(value)) = field else { continue };
-                    event.scalars.push(read_scalar(value)?);
-                }
-            }
-            _ => {}
-        }
-    }
-    Some(event)
-}
-
-fn read_scalar(data: &[u8]) -> Option<(String, f32)> {
-    let (mut tag, mut scalar) = (String::new(), f32::NAN);
-    for field in fields(data)? {
-        match field {
-            (1, Value::Bytes(text)) => tag = String::from_utf8(text.into()).ok()?,
-            (2, Value::Bits(bits)) => scalar = f32::from_bits(bits),
-            _ => {}
-        }
-    }
-    Some((tag, scalar))
-}
-
-enum Value<'a> {
-    Number(u64),
-    Bits(u32),
-    Bytes(&'a [u8]),
-    Double,
-}
-
-/// Fields of a protobuf message; None if it is invalid.
-fn fields(mut data: &[u8]) -> Option<Vec<(u64, Value<'_>)>> {
-    let mut fields = Vec::new();
-    while !data.is_empty() {
-        let key = read_varint(&mut data)?;
-        let value = match (key & 7) as u8 {
-            VARINT => Value::Number(read_varint(&mut data)?),
-            FIXED64 => data.split_off(..8).map(|_| Value::Double)?,
-            FIXED32 => Value::Bits(u32::from_le_bytes(*data.split_off(..4)?.first_chunk()?)),
-            BYTES => {
-                let length = usize::try_from(read_varint(&mut data)?).ok()?;
-                Value::Bytes(data.split_off(..length)?)
-            }
-            _ => return None,
-        };
-        fields.push((key >> 3, value));
-    }
-    Some(fields)
-}
-
-fn read_varint(data: &mut &[u8]) -> Option<u64> {
-    let mut value = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = *data.split_off_first()?;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte < 0x80 {
-            return Some(value);
-        }
-    }
-    None
 }

@@ -32,7 +32,6 @@ fn line(step: u64, lm_loss: f64) -> StepLine {
         consumed_samples: 16 * step,
         lm_loss,
         grad_norm: 0.1738,
-        update_norm: None,
         lr: 5.969e-5,
         global_batch: 16,
         seconds: 2.0,

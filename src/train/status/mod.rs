@@ -1,11 +1,10 @@
 //! Status of a run for other programs: `status.json` in its folder, which a thread of rank 0 writes
-//! every few seconds (also as a heartbeat), and the same as a page for Prometheus. Training waits for
-//! neither. Events such as starts, warnings and ends are appended to `events.jsonl`.
+//! every few seconds (also as a heartbeat), and the same for Prometheus. Training waits for neither.
+//! Events such as starts, warnings and ends are appended to `events.jsonl`.
 
-mod http;
+mod prometheus;
 mod state;
 
-use http::Page;
 pub use state::{COMPLETE, FAILED, NAME, State, Status, Warning, Warnings, keep};
 
 use super::events::{self, Event, Kind};
@@ -37,7 +36,6 @@ pub struct Board {
     /// Closed to make the thread write a last time and end.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
-    _page: Option<Page>,
 }
 
 /// Records that ranks begin to train.
@@ -76,8 +74,8 @@ pub struct Fixed {
     pub seq_len: u64,
     /// Seconds of earlier steps of the run.
     pub useful_s: f64,
-    /// Address of the page for Prometheus.
-    pub page: Option<(String, u16)>,
+    /// Folder of node_exporter's textfile collector.
+    pub collector: Option<PathBuf>,
 }
 
 impl Board {
@@ -103,15 +101,12 @@ impl Board {
             ..Status::default()
         };
         let shared = Arc::new(Mutex::new(status));
-        let page = fixed.page.map(|(host, port)| Page::open(&host, port, shared.clone()));
-        let page = page.and_then(|opened| {
-            let told = |error| tracing::warn!("{error:#}; the run continues without this page");
-            opened.map_err(told).ok()
-        });
         begun(&folder, &place, fixed.from_step, shared.lock().job.as_deref());
         let (open, closed) = channel();
         let mut told = now;
         let (board, path) = (shared.clone(), folder.join(NAME));
+        let name = shared.lock().name.clone();
+        let mut metrics = prometheus::Files::new(&folder, &name, fixed.collector.as_deref());
         let write = move || {
             loop {
                 told = append_warnings(&folder, &warnings, told);
@@ -128,6 +123,7 @@ impl Board {
                 let text = serde_json::to_vec_pretty(&now).expect("numbers and names");
                 // The next save reports a folder that is full or missing.
                 let _ = output::write(&path, Existing::Replaced, &text);
+                metrics.write(&now);
                 if now.ended {
                     events::add(&folder, Kind::End, &format!("step {}: {}", now.step, now.phase));
                     return;
@@ -148,7 +144,6 @@ impl Board {
             seq_len: fixed.seq_len,
             open: Some(open),
             thread: Some(thread),
-            _page: page,
         })
     }
 

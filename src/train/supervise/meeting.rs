@@ -20,7 +20,6 @@ use base::output::{self, Existing};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -163,14 +162,7 @@ impl Meetings {
     fn propose(&self, place: &Path, plan: &Plan) -> Result<()> {
         let new = place.with_extension(format!("of-{}", self.task));
         self.write(&new, plan)?;
-        let linked = fs::hard_link(&new, place);
-        let _ = fs::remove_file(&new);
-        match linked {
-            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-                Err(error).with_context(|| format!("cannot write {}", place.display()))
-            }
-            _ => Ok(()),
-        }
+        output::claim(&new, place).map(drop)
     }
 
     /// Writes a file, and retries if task 0, which has just started, removes the folder meanwhile.

@@ -12,8 +12,7 @@ use gptrain::base::patience::at_any_load;
 use gptrain::comm::Place;
 use gptrain::train::events::{self, Kind};
 use gptrain::train::sick_nodes::{self, Reason};
-use gptrain::train::stragglers::STEP_DELAY;
-use gptrain::train::time_limit::REREAD_VARIABLE;
+use gptrain::train::testing::{REREAD, STEP_DELAY};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io::Write;
@@ -77,7 +76,7 @@ fn tasks(step: f64) -> String {
     let slow = 1.15 * step;
     let delay = format!(
         "case ${{SLURM_RESTART_COUNT:-0}}-$SLURMD_NODENAME in 0-n2) d={slow};; 0-*) d={step};; \
-         4-*) d=0;; *) d=0.1;; esac; export {STEP_DELAY}=$d {REREAD_VARIABLE}=1; exec \"$@\""
+         4-*) d=0;; *) d=0.1;; esac; export {STEP_DELAY}=$d {REREAD}=1; exec \"$@\""
     );
     format!("-N4 -n4 --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 sh -c '{delay}' sh")
 }

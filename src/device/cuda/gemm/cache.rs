@@ -9,6 +9,7 @@
 //! The wait ends after a few seconds, as some network file systems never give a lock.
 
 use crate::cuda::lt::Algorithm;
+use base::output::{self, Existing};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
@@ -86,7 +87,7 @@ impl AlgorithmCache {
         }
         if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
             // A full disk does not stop the run: the next one makes the choice again.
-            let _ = publish(&self.path, &self.text(&known));
+            let _ = output::write(&self.path, Existing::Replaced, self.text(&known).as_bytes());
         }
         self.known.replace(known);
         taken.unwrap_or(way)
@@ -132,16 +133,6 @@ fn lock_file(path: &Path) -> io::Result<File> {
     File::create(path.with_extension("lock"))
 }
 
-/// Gives the file its name when it is whole.
-fn publish(path: &Path, text: &str) -> io::Result<()> {
-    let partial = path.with_extension(format!("{}.partial", std::process::id()));
-    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
-    if written.is_err() {
-        let _ = fs::remove_file(&partial);
-    }
-    written
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -160,7 +151,8 @@ mod tests {
         lock.lock().unwrap();
         let publish_choice = |word| {
             let known = Known::from([("product".to_string(), algorithm(word))]);
-            publish(&cache.path, &cache.text(&known)).unwrap();
+            let text = cache.text(&known);
+            output::write(&cache.path, Existing::Replaced, text.as_bytes()).unwrap();
         };
         let (unusable, theirs, ours) = (1, 7, 3);
         publish_choice(unusable);

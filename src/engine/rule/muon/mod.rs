@@ -172,19 +172,13 @@ impl Muon {
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
-            let keep = decayed(step.lr, weight_decay);
-            step.change(&[kept], &mut |pieces| {
-                for piece in pieces {
-                    let own = own.span(piece.part.start - kept.part.start, piece.part.len());
-                    be.run(op::Descend {
-                        keep,
-                        step: lr,
-                        factor,
-                        direction: own,
-                        master: piece.get(MASTER),
-                        weight: piece.get(MODEL),
-                    });
-                }
+            be.run(op::Descend {
+                keep: decayed(step.lr, weight_decay),
+                step: lr,
+                factor,
+                direction: own,
+                master: kept.get(MASTER),
+                weight: kept.get(MODEL),
             });
         }
     }

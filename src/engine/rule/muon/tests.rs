@@ -77,8 +77,8 @@ fn rank(world: World, m: &Manifest) -> Bits {
         }
         cpu.upload(bytemuck::bytes_of(&(update as i64)), updates);
         cpu.upload(bytemuck::bytes_of(&0.5f32), scalars.span(0, 1));
-        let (lr, masters, norm) = (1e-2, None, None);
-        let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters, norm };
+        let (lr, masters) = (1e-2, None);
+        let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
         rule.begin(&step);
         rule.update(&step, &states);
     }

@@ -1,7 +1,6 @@
 //! Tables of measured runs, one per row: the setup, its time and its memory.
 
 pub mod check;
-mod csv;
 pub mod logs;
 
 use crate::counts::Counts;
@@ -107,8 +106,21 @@ impl Fields<'_> {
     }
 }
 
+/// Records of comma-separated values, each with its line.
+fn records(text: &str) -> Vec<(usize, Vec<String>)> {
+    let mut reader = csv::ReaderBuilder::new();
+    let reader = reader.has_headers(false).flexible(true).terminator(csv::Terminator::Any(b'\n'));
+    let records = reader.from_reader(text.as_bytes()).into_records().map_while(Result::ok);
+    let fields = |record: csv::StringRecord| {
+        let line = record.position().map_or(0, |at| at.line() as usize);
+        (line, record.iter().map(str::to_string).collect::<Vec<_>>())
+    };
+    let has_text = |(_, fields): &(usize, Vec<String>)| fields.iter().any(|f| !f.trim().is_empty());
+    records.map(fields).filter(has_text).collect()
+}
+
 pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
-    let records = csv::records(text);
+    let records = records(text);
     let Some(((_, names), rest)) = records.split_first() else {
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
     };

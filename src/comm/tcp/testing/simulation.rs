@@ -1,9 +1,9 @@
 //! Simulated ranks that join, send heartbeats and leave, thousands in one process.
-//! `benches/scale.rs` measures the cost at rank 0. (Public because a bench uses it.)
+//! `benches/scale.rs` measures the cost at rank 0.
 
-use super::control::{self, ControlMessage, JoinRequest};
-use super::handshake::Key;
-use super::{Join, allow_many_files, connect_to_rank0};
+use super::super::control::{self, ControlMessage, JoinRequest};
+use super::super::handshake::Key;
+use super::super::{Join, allow_many_files, connect_to_rank0};
 use crate::{Failed, RankReport};
 use std::io::{self, Read};
 use std::net::TcpStream;
@@ -80,7 +80,7 @@ pub fn heartbeat_bytes(report: RankReport) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::joins;
+    use super::super::super::{join, tests::joins};
     use super::*;
 
     /// Bytes that rank 0 sends to each rank do not grow with the number of ranks, except for its
@@ -88,10 +88,10 @@ mod tests {
     #[test]
     fn ten_times_the_ranks_meet_by_ten_times_the_bytes() {
         let each = [11, 101].map(|world| {
-            let join = joins(world).remove(0);
-            let rank0 = join.clone();
-            let first = std::thread::spawn(move || super::super::join(&rank0).map(drop));
-            let ranks = meet(&join).unwrap();
+            let join_of_0 = joins(world).remove(0);
+            let rank0 = join_of_0.clone();
+            let first = std::thread::spawn(move || join(&rank0).map(drop));
+            let ranks = meet(&join_of_0).unwrap();
             let each = ranks.received / (world as u64 - 1);
             ranks.heartbeats(RankReport::unknown).unwrap();
             ranks.leave().unwrap();

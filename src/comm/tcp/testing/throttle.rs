@@ -1,4 +1,4 @@
-//! Simulated slow network adapter for tests: limits the bytes that a process sends per second.
+//! Simulated slow network adapter: limits the bytes that a process sends per second.
 
 use base::Problems;
 use parking_lot::Mutex;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 pub const SEND_LIMIT: &str = "GPTRAIN_TEST_SEND_LIMIT";
 
 /// Limit from the environment.
-pub fn given() -> Result<Option<f64>, Problems> {
+pub fn send_limit() -> Result<Option<f64>, Problems> {
     let Ok(text) = std::env::var(SEND_LIMIT) else { return Ok(None) };
     match text.parse::<f64>() {
         Ok(limit) if limit >= 1.0 && limit.is_finite() => Ok(Some(limit)),

@@ -1,0 +1,78 @@
+//! The status in Prometheus's text format, version 0.0.4, for the textfile collector of
+//! node_exporter: `metrics.prom` in the run's folder, and a file in the collector's folder.
+
+use super::state::Status;
+use base::output::{self, Existing};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+/// Name of the file in the run's folder.
+const NAME: &str = "metrics.prom";
+
+/// Files that are written with each heartbeat.
+pub struct Files {
+    own: PathBuf,
+    /// File in the collector's folder, removed when the run ends: the collector would report its
+    /// last numbers for ever.
+    collected: Option<PathBuf>,
+    /// Whether the last write to the collector's folder failed, which is reported once.
+    failed: bool,
+}
+
+impl Files {
+    /// Files of the run `name` in `folder`. Two runs of one name on a node share a file, because the
+    /// collector refuses metrics that are there twice.
+    pub fn new(folder: &Path, name: &str, collector: Option<&Path>) -> Files {
+        let collected = collector.map(|folder| folder.join(format!("gptrain-{name}.prom")));
+        Files { own: folder.join(NAME), collected, failed: false }
+    }
+
+    /// Writes both files aside and renames them, so that no reader sees half a file.
+    pub fn write(&mut self, status: &Status) {
+        let text = text(status);
+        // The next save reports a folder that is full or missing.
+        let _ = output::write(&self.own, Existing::Replaced, text.as_bytes());
+        let Some(collected) = &self.collected else { return };
+        let written = match status.ended {
+            true => output::remove(collected),
+            false => output::write(collected, Existing::Replaced, text.as_bytes()),
+        };
+        if let Err(error) = &written
+            && !self.failed
+        {
+            tracing::warn!("log.prometheus: {error:#}; the run continues without it");
+        }
+        self.failed = written.is_err();
+    }
+}
+
+/// Text of all metrics, with their descriptions.
+fn text(status: &Status) -> String {
+    let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
+    #[rustfmt::skip]
+    let rows = [
+        ("step", "counter", "Optimizer steps taken", status.step as f64),
+        ("steps", "gauge", "Optimizer steps of the whole run", status.total_steps as f64),
+        ("tokens", "counter", "Tokens consumed", status.tokens as f64),
+        ("lm_loss", "gauge", "Loss of the last step, in nats", known(status.lm_loss)),
+        ("grad_norm", "gauge", "Gradient norm of the last step", known(status.grad_norm)),
+        ("learning_rate", "gauge", "Learning rate of the last step", status.lr),
+        ("tokens_per_second", "gauge", "Of the last step", status.tokens_per_s),
+        ("seconds_left", "gauge", "Expected to the end of the run", known(status.left_s)),
+        ("goodput_ratio", "gauge", "Share of running time in steps that count", status.goodput()),
+        ("skipped_steps", "counter", "Steps without an update", status.skipped_steps as f64),
+        ("warnings", "gauge", "Warnings kept", status.warnings.len() as f64),
+        ("heartbeat_seconds", "gauge", "Time of this heartbeat, since 1970", status.updated),
+    ];
+    let mut text = String::new();
+    for (name, kind, help, value) in rows {
+        let value = if value.is_nan() { "NaN".to_string() } else { value.to_string() };
+        let _ = writeln!(
+            text,
+            "# HELP gptrain_{name} {help}\n# TYPE gptrain_{name} {kind}\n\
+             gptrain_{name}{{run=\"{}\"}} {value}",
+            status.name
+        );
+    }
+    text
+}
