@@ -239,7 +239,7 @@ template <int D> struct BackwardQueries {
             uint32_t query = first + row + 8 * half;
             uint64_t place = head.place(query < a.seq ? query : 0);
             int2 sees = seen[row + 8 * half];
-            lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // all keys are masked
+            lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // infinite if all keys are masked
             delta[half] = a.delta[place];
         }
         float dq[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];

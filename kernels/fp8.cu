@@ -107,7 +107,7 @@ __device__ void scales_of(const Fp8Scales& a) {
 KERNEL(fp8_scales, scales_of, Fp8Scales, 256)
 
 // Nearest code, ties to even (`Fp8::encode` of base/fp8.rs). Beyond the largest E5M2 number `cvt` gives
-// 57,344 and the code below infinity; no number is beyond, since scales come from maxima.
+// 57,344, and the code without it infinity; no number is beyond, since scales come from maxima.
 template <bool E5M2> __device__ __forceinline__ uint8_t encode(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t codes;

@@ -282,7 +282,7 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     Layout x = *la, y = *lb, z = *ld;
     float scale = *alpha, keep = *beta;
     std::function<void()> work = [=] {
-        // Simulates an epilogue that is slower than a separate kernel.
+        // An epilogue that is slower than a kernel of its own.
         softgpu_take(stream, kind.time + (sums ? 50 : 0));
         memset(workspace, 0xff, kind.workspace);
         float error = 0;
