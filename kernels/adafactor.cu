@@ -1,12 +1,12 @@
 // Adafactor: sums of squares by rows, columns and fused matrices, and the update.
 //
-// Bytes moved for each element, of an f32 gradient and a live weight of size s: sums by row 4, by
-// column 4, of the weight 4, of U 4; the update 12 + s. Means by row and column stay in the cache.
-// All loads are of 4 bytes, a warp's side by side: parts of a matrix begin anywhere in a row. Sums
-// are taken by a fixed number of blocks and added up in their order.
+// Bytes moved for each element, of an f32 gradient and a live weight of size s: sums by row 4, by column
+// 4, of the weight 4, of U 4; the update 12 + s. Means by row and column remain in the cache. Loads are
+// 4 bytes wide and coalesced in a warp: a part of a matrix may begin anywhere in a row. Sums are taken
+// by a fixed number of blocks and added in block order.
 #include "common.cuh"
 
-// The fused matrix that a row (of a vector: a column) belongs to.
+// Number of the fused matrix that contains a row (for a vector: a column).
 __device__ __forceinline__ uint32_t fused_of(const MatrixPart& part, uint64_t row) {
     if (part.width1 == 0) return 0;
     uint32_t at = (uint32_t)(row % (part.width0 + part.width1 + part.width2));
@@ -17,7 +17,7 @@ __device__ __forceinline__ uint32_t width_of(const MatrixPart& part, uint32_t nu
     return number == 0 ? part.width0 : number == 1 ? part.width1 : part.width2;
 }
 
-// Rows of the whole that belong to a fused matrix (of a vector: columns).
+// Number of rows of a fused matrix in the whole tensor (for a vector: of columns).
 __device__ __forceinline__ uint64_t rows_of(const MatrixPart& part, uint32_t number) {
     uint64_t all = part.vector ? part.whole_cols : part.whole_rows;
     return all / (part.width0 + part.width1 + part.width2) * width_of(part, number);
@@ -27,7 +27,7 @@ __device__ __forceinline__ float numel_of(const MatrixPart& part, uint32_t numbe
     return (float)(rows_of(part, number) * (part.vector ? 1 : part.whole_cols));
 }
 
-// Rows of which there is something, and the columns of a row.
+// First and end row of which this part has elements; `cols_of`: its columns of a row.
 __device__ __forceinline__ uint64_t first_row(const MatrixPart& part) { return part.first / part.cols; }
 __device__ __forceinline__ uint64_t end_row(const MatrixPart& part) {
     return (part.first + part.len + part.cols - 1) / part.cols;
@@ -57,7 +57,7 @@ __device__ void sum_rows(const FactorRows& a) {
 }
 KERNEL(factor_rows, sum_rows, FactorRows, 256)
 
-// Over `chunk` rows for each block in y: parts [chunks, fused, cols].
+// Column sums over `chunk` rows per block in y: parts [chunks, fused, cols].
 constexpr int SUM_ROWS = 8;
 
 __device__ void sum_cols(const FactorCols& a) {
@@ -88,7 +88,7 @@ __device__ void sum_cols(const FactorCols& a) {
 }
 KERNEL(factor_cols, sum_cols, FactorCols, 256)
 
-// Of a matrix: row / mean of a row, by which its columns' means are multiplied; 1 of a vector.
+// Factor of the column means of a matrix: row / mean of a row; 1 for a vector.
 __device__ __forceinline__ float row_scale(const float* row, const float* mean, float eps, uint64_t at, uint32_t number) {
     return row ? row[at] / fmaxf(mean[number], eps) : 1.0f;
 }
@@ -97,7 +97,7 @@ __device__ __forceinline__ float direction(float g, float scale, float mean, flo
     return g / sqrtf(fmaxf(scale * mean, eps * eps));
 }
 
-// Of x, or of U: parts [blocks, 3].
+// Partial sums of x, or of U: parts [blocks, 3].
 __device__ void sum_fused(const FusedSums& a) {
     float factor = a.factor ? *a.factor : 1.0f;
     double sums[3] = {};
@@ -135,7 +135,7 @@ __device__ void finish_fused(const FusedFinish& a) {
 }
 KERNEL(fused_finish, finish_fused, FusedFinish, 256)
 
-// By one thread: no step waits for the host to know how many updates were made.
+// Runs in one thread on the device, so that no step waits for the host to count updates.
 __device__ void decay_and_rho(const AdafactorScalars& a) {
     double updates = (double)*a.updates;
     double rho = a.lr;
@@ -145,12 +145,12 @@ __device__ void decay_and_rho(const AdafactorScalars& a) {
 }
 KERNEL(adafactor_scalars, decay_and_rho, AdafactorScalars, 1)
 
-// v moved by `towards` to sum·scale.
+// Moves v towards sum·scale by the fraction `towards`.
 __device__ __forceinline__ float moved(float v, float sum, float scale, float towards) {
     return fmaf(fmaf(sum, scale, -v), towards, v);
 }
 
-// A block for each fused matrix.
+// One block per fused matrix.
 __device__ void move_moment(const SecondMoment& a) {
     float factor = a.scalars[0], towards = a.scalars[1];
     if (factor != factor) return; // NaN skips the update

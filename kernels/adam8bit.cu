@@ -1,16 +1,16 @@
-// AdamW on moments in 8 bits, with the arithmetic and the bits of src/device/cpu/adam8bit.rs: what
-// the compiler might fuse is written as __fmul_rn or fmaf.
+// AdamW with 8-bit moments, bit-identical to src/device/cpu/adam8bit.rs: products that the compiler
+// might fuse are written as __fmul_rn or fmaf.
 //
-// Bytes moved for each element: a gradient of g, a live weight of s, and 8 of the master, 4 of
-// codes, 16 / block of scales: 18.25 for an f32 gradient, a half live weight and blocks of 64. A
-// thread has eight elements, so that block / 8 lanes that stand together share a scale; nothing else
-// is shared. The maps lie in shared memory: all lanes read other places of them.
+// Bytes moved for each element: a gradient of g, a live weight of s, and 8 of the master, 4 of codes, 16
+// / block of scales: 18.25 for an f32 gradient, a half live weight and blocks of 64. A thread has eight
+// elements, so that block / 8 adjacent lanes share a scale, and nothing else. The maps are in shared
+// memory, since the lanes read different entries.
 #include "common.cuh"
 #include "dynamic_map.cuh"
 
 constexpr int WIDTH = 8;
 
-// The code of the nearest number of the map.
+// Code of the map's nearest number.
 __device__ __forceinline__ uint32_t nearest(const DynamicMap& map, float x) {
     uint32_t bits = __float_as_uint(x);
     uint32_t size = (bits & 0x7fffffffu) >> map.shift;
@@ -32,7 +32,8 @@ decode(const DynamicMap& map, const uint8_t* codes, float scale, float (&x)[WIDT
     for (int i = 0; i < WIDTH; i++) x[i] = __fmul_rn(map.values[all >> 8 * i & 255], scale);
 }
 
-// Every lane of the warp takes part; those of a block get the same scale.
+// Encodes eight elements per lane. All lanes of the warp must call it; the lanes of one quantization
+// block get the same scale.
 __device__ __forceinline__ float
 encode(const DynamicMap& map, uint32_t lanes, const float (&x)[WIDTH], uint64_t& codes) {
     float largest = 0.0f;
@@ -89,7 +90,7 @@ template <class G, class L> __device__ void adam8bit(const Adam8bit& a) {
         }
     }
 }
-// A run has f32 and one other dtype.
+// A run uses f32 and one other dtype.
 KERNELS(adam8bit_f32, (adam8bit<float, T>), Adam8bit, 256)
 KERNEL(adam8bit_bf16_f32, (adam8bit<bf16, float>), Adam8bit, 256)
 KERNEL(adam8bit_bf16_bf16, (adam8bit<bf16, bf16>), Adam8bit, 256)

@@ -2,22 +2,22 @@
 //     UPDATE=1 cargo test --lib kernel_arguments
 #pragma once
 
-// What cuTensorMapEncodeTiled makes; it must be a kernel's argument.
+// Tensor map of cuTensorMapEncodeTiled; must be passed as a kernel's argument.
 struct alignas(64) TensorMap {
     uint64_t opaque[16];
 };
 
 #define AT(STRUCT, FIELD) __builtin_offsetof(STRUCT, FIELD)
 
-// Which elements dropout drops, as `Dropout` of device/backend.rs defines it.
+// Mask of dropout, as `Dropout` of device/attend.rs defines it.
 struct DropoutMask {
     uint64_t key;
     const int64_t* first_sample;
     uint64_t seq;
     uint64_t first_row;
-    // A random word below this drops its element; at 0 nothing is dropped.
+    // Random words below this bound drop their element; 0 drops none.
     uint32_t bound;
-    // Factor of the elements that are kept.
+    // Factor of the kept elements.
     float kept;
 };
 static_assert(AT(DropoutMask, key) == 0 && AT(DropoutMask, first_sample) == 8 &&
@@ -53,7 +53,7 @@ static_assert(AT(Dropout, x) == 0 && AT(Dropout, y) == 8 && AT(Dropout, rows) ==
 struct Residual {
     const void* x;
     const void* branch;
-    // null: there is none
+    // null: no bias
     const void* bias;
     void* y;
     uint64_t rows;
@@ -68,13 +68,13 @@ static_assert(AT(Residual, x) == 0 && AT(Residual, branch) == 8 && AT(Residual, 
 
 struct ColumnParts {
     const void* x;
-    // Where dropout(x) is stored, or null: then x itself is summed.
+    // Buffer for dropout(x), or null: x itself is summed.
     void* to;
     // [chunks, cols]
     float* parts;
     uint64_t rows;
     uint32_t cols;
-    // Rows of a block.
+    // Rows per block.
     uint32_t chunk;
     uint32_t vector;
     DropoutMask drop;
@@ -88,7 +88,7 @@ static_assert(AT(ColumnParts, x) == 0 && AT(ColumnParts, to) == 8 &&
 struct ColumnSums {
     const float* parts;
     float* out;
-    // Elements from one partial sum to the next.
+    // Stride of the partial sums, in elements.
     uint64_t stride;
     uint32_t count;
     uint32_t cols;
@@ -113,7 +113,7 @@ static_assert(AT(Gelu, x) == 0 && AT(Gelu, y) == 8 && AT(Gelu, numel) == 16 &&
 struct Swiglu {
     // [rows, 2·cols]: gate and value of each column of y
     const void* x;
-    // y, or backward dy, which is only read; numel is its
+    // y, or in backward dy, which is only read; of numel elements
     void* y;
     // backward: like x
     void* dx;
@@ -137,14 +137,14 @@ struct QueryKey {
     const int32_t* positions;
     // [positions, d]: cosines, then sines
     const float* table;
-    // backward: [blocks, 2, d], of the gradients of the scales
+    // backward: [blocks, 2, d], partial sums of the gradients of the scales
     float* parts;
     uint64_t rows;
-    // Heads of queries, and of keys and values.
+    // Number of query heads, and of key/value heads.
     uint32_t heads;
     uint32_t kv;
     uint32_t d;
-    // Heads of all rows that a block has.
+    // Heads per block, counted over all rows.
     uint32_t chunk;
     float eps;
     // Whether values are copied.
@@ -192,7 +192,7 @@ static_assert(AT(LayerNorm, x) == 0 && AT(LayerNorm, scale) == 8 && AT(LayerNorm
 struct ResidualNorm {
     const void* x;
     const void* branch;
-    // null: there is none
+    // null: no bias
     const void* bias;
     void* y;
     const void* scale;
@@ -222,11 +222,11 @@ struct LayerNormBackward {
     const float* stats;
     const void* scale;
     void* dx;
-    // [blocks, 2 or 3, cols]: of dscale, of dshift and, with a residual, of dbias
+    // [blocks, 2 or 3, cols]: parts of dscale, dshift and, with a residual, dbias
     float* parts;
     uint64_t rows;
     uint32_t cols;
-    // Rows of a block.
+    // Rows per block.
     uint32_t chunk;
     uint32_t add;
     // Whether the norm has no mean and no shift.
@@ -242,7 +242,7 @@ static_assert(AT(LayerNormBackward, dy) == 0 && AT(LayerNormBackward, x) == 8 &&
 
 struct NormResidualBackward {
     LayerNormBackward norm;
-    // Null where it is dx and nothing is dropped.
+    // Null if it is dx and nothing is dropped.
     void* dbranch;
     DropoutMask drop;
 };
@@ -255,7 +255,7 @@ struct Embed {
     const void* table;
     void* y;
     uint64_t count;
-    // Entry of the vocabulary in the table's first row.
+    // First vocabulary entry of the table.
     int64_t first;
     int64_t table_rows;
     uint32_t cols;
@@ -267,18 +267,17 @@ static_assert(AT(Embed, ids) == 0 && AT(Embed, table) == 8 && AT(Embed, y) == 16
               AT(Embed, cols) == 48 && AT(Embed, add) == 52 && AT(Embed, vector) == 56 &&
               sizeof(Embed) == 64, "layout");
 
-// The places of ids, in the order of the table's rows that they name and of equal ones by place,
-// and these rows: one digit of 8 bits of them.
+// Stable sort of the positions of ids, and of their table rows, by one 8-bit digit of the row.
 struct EmbedSort {
-    // Where no digit is sorted yet: then the others are null.
+    // Input of the first digit; the next two are then null.
     const int32_t* ids;
     const int32_t* from_order;
     const int32_t* from_rows;
     int32_t* order;
     int32_t* rows;
-    // [256, tiles]: places of each digit in each tile of 256 places, then where they begin
+    // [256, tiles]: count of each digit in each tile of 256 positions, then its first index
     uint32_t* starts;
-    // Entry of the vocabulary in the table's first row.
+    // First vocabulary entry of the table.
     int64_t first;
     int64_t table_rows;
     uint32_t count;
@@ -293,7 +292,7 @@ static_assert(AT(EmbedSort, ids) == 0 && AT(EmbedSort, from_order) == 8 &&
 
 struct EmbedBackward {
     const void* dy;
-    // Of `EmbedSort`.
+    // Sorted by `EmbedSort`.
     const int32_t* order;
     const int32_t* rows;
     float* dtable;
@@ -311,7 +310,7 @@ static_assert(AT(EmbedBackward, dy) == 0 && AT(EmbedBackward, order) == 8 &&
 struct CrossEntropy {
     void* logits;
     const int32_t* targets;
-    // Not for the stats.
+    // Unused for the stats.
     const float* weights;
     // [shares·rows, 3]
     float* stats;
@@ -319,20 +318,20 @@ struct CrossEntropy {
     float* losses;
     // Null without the second loss.
     float* z_losses;
-    // Of the gradient; null where the logits are not overwritten by their gradient.
+    // Factor of the gradient; null if the logits are not overwritten by their gradient.
     const float* scale;
-    // Entry of the vocabulary in the first column.
+    // First vocabulary entry of the columns.
     int64_t first;
     uint64_t rows;
     uint32_t cols;
-    // Columns that are entries of the vocabulary.
+    // Number of columns that are entries of the vocabulary.
     uint32_t own;
-    // Not for the stats.
+    // Unused for the stats.
     uint32_t shares;
     uint32_t vector;
-    // Of the logits; 0 is none.
+    // Softcap of the logits; 0: none.
     float cap;
-    // The second loss's coefficient.
+    // Coefficient of the second loss.
     float z;
 };
 static_assert(AT(CrossEntropy, logits) == 0 && AT(CrossEntropy, targets) == 8 &&
@@ -345,15 +344,15 @@ static_assert(AT(CrossEntropy, logits) == 0 && AT(CrossEntropy, targets) == 8 &&
               AT(CrossEntropy, z) == 92 &&
               sizeof(CrossEntropy) == 96, "layout");
 
-// Of `count` tensors.
+// Sums of `count` tensors.
 struct SumParts {
     const void* x[64];
     uint64_t numel[64];
-    // Its blocks begin here, and after the last those end.
+    // First block of each tensor, and the number of blocks.
     uint32_t first[65];
-    // Which of `parts` are its own.
+    // Index of each tensor in `parts`.
     uint32_t slot[64];
-    // [tensors, 1 + SUM_PARTS]: how many there are, then the partial sums
+    // [tensors, 1 + SUM_PARTS]: number of partial sums, then these
     double* parts;
     uint32_t count;
     uint32_t square;
@@ -395,7 +394,7 @@ static_assert(AT(DigestFinish, parts) == 0 && AT(DigestFinish, out) == 8 &&
 
 struct Clip {
     const float* sums;
-    // Of the gradients that were squared.
+    // Loss scale of the gradients that were squared.
     const float* scale;
     // [2]: norm, factor
     float* out;
@@ -407,7 +406,7 @@ static_assert(AT(Clip, sums) == 0 && AT(Clip, scale) == 8 && AT(Clip, out) == 16
               sizeof(Clip) == 32, "layout");
 
 struct LossScaleStep {
-    // NaN after an overflow; made NaN where the scale is stuck.
+    // NaN after an overflow; set to NaN if the scale is stuck.
     float* factor;
     // 0 updated, 1 skipped, 2 stuck
     float* status;
@@ -428,11 +427,11 @@ static_assert(AT(LossScaleStep, factor) == 0 && AT(LossScaleStep, status) == 8 &
 struct SkipAbove {
     const float* loss;
     const float* norm;
-    // Made NaN where one of them is above its limit.
+    // Set to NaN if the loss or the norm is above its limit.
     float* factor;
-    // of LossScaleStep; 3 skipped here
+    // Status of LossScaleStep; 3 skipped here
     float* status;
-    // of LossScaleStep
+    // Counts of LossScaleStep
     int64_t* counts;
     float max_loss;
     float max_norm;
@@ -456,19 +455,19 @@ static_assert(AT(AdamScalars, updates) == 0 && AT(AdamScalars, out) == 8 &&
               AT(AdamScalars, beta2) == 24 &&
               sizeof(AdamScalars) == 32, "layout");
 
-// Of `count` tensors.
+// AdamW of `count` tensors.
 struct AdamW {
     const void* grad[64];
     float* master[64];
     float* m[64];
     float* v[64];
-    // Null where it is the master.
+    // Null if it is the master.
     void* live[64];
     uint64_t numel[64];
     // 1 − lr·weight_decay; and a factor of the step
     float keep[64];
     float lr_scale[64];
-    // Its pieces of `ADAMW_PIECE` elements begin here, and after the last those end.
+    // First piece of `ADAMW_PIECE` elements of each tensor, and the number of pieces.
     uint32_t first[65];
     // [3]: factor, then the two of `AdamScalars`
     const float* scalars;
@@ -491,10 +490,10 @@ struct Adam8bit {
     // [numel], [numel / block]
     uint8_t* m_codes;
     float* m_scales;
-    // The same of the root of v.
+    // The same for the square root of v.
     uint8_t* v_codes;
     float* v_scales;
-    // Null where it is the master.
+    // Null if it is the master.
     void* live;
     // [3]: factor, then the two of `AdamScalars`
     const float* scalars;
@@ -505,7 +504,7 @@ struct Adam8bit {
     float beta1;
     float beta2;
     float eps;
-    // Elements of a scale: 16, 32 or 64.
+    // Elements per scale: 16, 32 or 64.
     uint32_t block;
 };
 static_assert(AT(Adam8bit, grad) == 0 && AT(Adam8bit, master) == 8 &&
@@ -517,18 +516,18 @@ static_assert(AT(Adam8bit, grad) == 0 && AT(Adam8bit, master) == 8 &&
               AT(Adam8bit, beta2) == 84 && AT(Adam8bit, eps) == 88 && AT(Adam8bit, block) == 92 &&
               sizeof(Adam8bit) == 96, "layout");
 
-// What a rank has of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
+// Rank's part of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
 struct MatrixPart {
     uint64_t first;
     uint64_t len;
-    // Of the share; 1 of a vector.
+    // Rows of the share; 1 for a vector.
     uint64_t rows;
     uint32_t cols;
-    // Rows of each fused matrix in turn; of a vector: columns.
+    // Rows of each fused matrix in turn; for a vector: columns.
     uint32_t width0;
     uint32_t width1;
     uint32_t width2;
-    // Of the whole matrix, and 1 for a vector.
+    // Rows of the whole matrix; 1 for a vector.
     uint64_t whole_rows;
     uint32_t whole_cols;
     uint32_t vector;
@@ -556,7 +555,7 @@ struct FactorCols {
     const float* factor;
     // [chunks, fused, cols]
     float* parts;
-    // Rows of a block.
+    // Rows per block.
     uint64_t chunk;
     // Rows of the sums: fused matrices, or 1.
     uint32_t count;
@@ -571,9 +570,9 @@ struct FusedSums {
     const float* x;
     // [blocks, 3]
     double* parts;
-    // Null: x itself is squared; else the gradient's factor, and U is.
+    // Factor of the gradient, to sum U²; null: x² is summed.
     const float* factor;
-    // Null of a vector: means by row.
+    // Means by row; null for a vector.
     const float* row;
     const float* col;
     const float* mean;
@@ -613,13 +612,13 @@ static_assert(AT(AdafactorScalars, updates) == 0 && AT(AdafactorScalars, out) ==
 struct SecondMoment {
     // [2]: factor, 1 − β̂
     const float* scalars;
-    // Null of a vector.
+    // Null for a vector.
     const float* row_sums;
     const float* col_sums;
-    // Null of a vector.
+    // Null for a vector.
     float* row;
     float* col;
-    // Null of a vector.
+    // Null for a vector.
     float* mean;
     MatrixPart part;
 };
@@ -632,11 +631,11 @@ static_assert(AT(SecondMoment, scalars) == 0 && AT(SecondMoment, row_sums) == 8 
 struct Adafactor {
     const float* grad;
     float* master;
-    // Null where it is the master.
+    // Null if it is the master.
     void* live;
     // [3]: factor, 1 − β̂, ρ
     const float* scalars;
-    // Null of a vector.
+    // Null for a vector.
     const float* row;
     const float* col;
     const float* mean;
@@ -677,16 +676,16 @@ static_assert(AT(Momentum, grad) == 0 && AT(Momentum, m) == 8 && AT(Momentum, ou
               AT(Momentum, vector) == 48 &&
               sizeof(Momentum) == 56, "layout");
 
-// One of the matrices that are fused by rows, as `FusedMatrix` of device/muon.rs defines it.
+// Matrix of several that are fused by rows, as `FusedMatrix` of device/muon.rs defines it.
 struct FusedRows {
-    // [cols / share, all_rows, share] and [rows, cols]; `back`: one is copied into all
+    // [cols / share, all_rows, share] and [rows, cols]; `back`: copies `one` into `all`
     void* all;
     void* one;
     uint64_t all_rows;
     uint64_t rows;
     uint32_t cols;
     uint32_t share;
-    // Its rows begin here, lie in groups of `width`, and these `period` apart.
+    // First row of the matrix; its rows are in groups of `width`, `period` rows apart.
     uint32_t first;
     uint32_t width;
     uint32_t period;
@@ -726,7 +725,7 @@ static_assert(AT(Blend, x) == 0 && AT(Blend, y) == 8 && AT(Blend, numel) == 16 &
               sizeof(Blend) == 40, "layout");
 
 struct Descend {
-    // `live` is null where it is the master.
+    // `live` is null if it is the master.
     const void* direction;
     float* master;
     void* live;
@@ -741,10 +740,10 @@ static_assert(AT(Descend, direction) == 0 && AT(Descend, master) == 8 && AT(Desc
               AT(Descend, step) == 44 && AT(Descend, vector) == 48 &&
               sizeof(Descend) == 56, "layout");
 
-// Of x [rows, cols] in 8-bit floats: the largest numbers of lines, and what scales them.
+// Maxima of the magnitudes of x [rows, cols] by row and by column, for 8-bit floats.
 struct LineMaxima {
     const void* x;
-    // [rows] and [cols], 0 before, or null: not asked for
+    // [rows] and [cols], initially 0, or null: not requested
     float* of_rows;
     float* of_columns;
     uint64_t rows;
@@ -771,7 +770,7 @@ static_assert(AT(Fp8Scales, maxima) == 0 && AT(Fp8Scales, scales) == 8 &&
 
 struct Fp8Codes {
     const void* x;
-    // [rows], u8 [rows, cols]; in `fp8_columns_*` null: rows are not asked for
+    // [rows], u8 [rows, cols]; in `fp8_columns_*` null: no codes of rows
     const float* row_scales;
     void* row_codes;
     // [cols], u8 [cols, rows]
@@ -789,12 +788,12 @@ static_assert(AT(Fp8Codes, x) == 0 && AT(Fp8Codes, row_scales) == 8 &&
               AT(Fp8Codes, cols) == 48 && AT(Fp8Codes, vector) == 52 && AT(Fp8Codes, wide) == 56 &&
               sizeof(Fp8Codes) == 64, "layout");
 
-// Rows scaled by their own largest numbers.
+// Rows scaled by their own maxima.
 struct Fp8OwnRows {
     const void* x;
     float* scales;
     void* codes;
-    // The largest numbers of columns [cols], 0 before, or null: not asked for
+    // Maxima of columns [cols], initially 0, or null: not requested
     float* of_columns;
     uint64_t rows;
     uint32_t cols;
@@ -852,16 +851,16 @@ struct Attention {
     uint64_t rows;
     uint32_t seq;
     uint32_t heads;
-    // Heads of keys and values, and the query heads that each serves.
+    // Number of key/value heads, and query heads per key/value head.
     uint32_t kv;
     uint32_t serves;
-    // 2^32 / serves, rounded up, or 0 where it is 1: its high word with a head is the quotient
+    // 2^32 / serves, rounded up, or 0 if serves is 1; __umulhi(head, inverse) is head / serves
     uint32_t inverse;
     uint32_t first_head;
     uint32_t d;
-    // Keys that a query sees at most, its own among them: seq where there is no window
+    // Maximum number of keys that a query sees, including its own; seq without a window
     uint32_t window;
-    // Of scores: 1/√d as a rule
+    // Factor of the scores, usually 1/√d
     float scale;
     DropoutMask drop;
 };
@@ -881,7 +880,7 @@ struct AttentionHopper {
     TensorMap qkv;
     TensorMap dy;
     Attention attention;
-    // Whether forward's warpgroups ask for products in turn.
+    // Whether forward's warpgroups issue their products in alternation.
     uint32_t ping_pong;
 };
 static_assert(AT(AttentionHopper, qkv) == 0 && AT(AttentionHopper, dy) == 128 &&

@@ -1,19 +1,19 @@
-// Self-attention in tiles, for any width of a head up to 256 and any dtype: f32 arithmetic on the
-// ordinary cores. For halves and the usual widths attention_mma.cu is many times faster.
+// Tiled self-attention for any head width up to 256 and any dtype: f32 arithmetic on the CUDA cores. For
+// 16-bit dtypes and common head widths attention_mma.cu is many times faster.
 //
-// After FlashAttention (Dao et al. 2022; Dao 2023): forward keeps a running softmax; backward
-// rebuilds the probabilities from lse, once for dk and dv and once for dq, so that no two blocks
-// add to one number and every run gives the same bits.
+// After FlashAttention (Dao et al. 2022; Dao 2023): forward keeps an online softmax; backward recomputes
+// the probabilities from lse, once for dk and dv and once for dq, so that no two blocks add to one
+// number and every run gives the same bits.
 // Bytes moved for a head of d elements of size s over T positions, causal, with tiles of 32: forward
-// 2s·d·T (q, y), 2s·d·T·(T / 64) (k, v, once for each tile of queries that sees them, mostly out of the
-// L2 cache) and 4·T (lse); backward twice that (q, dy pass by the keys, k, v by the queries) and
-// 5s·d·T (dqkv; dy and y once more for their products).
+// 2s·d·T (q, y), 2s·d·T·(T / 64) (k, v, once per query tile that sees them, mostly from the L2 cache)
+// and 4·T (lse); backward twice that (q and dy are streamed for a tile of keys, k and v for a tile of
+// queries) and 5s·d·T (dqkv; dy and y once more for their products).
 #include "attention.cuh"
 
-constexpr int TILE = 32;     // queries, and keys
+constexpr int TILE = 32;     // rows of a tile: queries or keys
 constexpr int THREADS = 256; // 16 × 16: thread (ty, tx) has rows ty, ty + 16 and columns tx, tx + 16, …
 
-// A [TILE, d] tile in shared memory, its rows one element longer than d: no bank conflicts.
+// Loads a [TILE, d] tile into shared memory. Rows are padded by one element against bank conflicts.
 template <class T>
 __device__ __forceinline__ void fill(float* to, const T* from, uint32_t stride, uint32_t first, const Attention& a) {
     for (uint32_t i = threadIdx.x; i < TILE * a.d; i += THREADS) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void fill(float* to, const T* from, uint32_t stride, 
     }
 }
 
-// The 2×2 products of rows ty, ty + 16 of `x` and rows tx, tx + 16 of `y`.
+// Dot products, 2×2, of rows ty, ty + 16 of `x` and rows tx, tx + 16 of `y`.
 __device__ __forceinline__ void products(const float* x, const float* y, uint32_t d, float (&out)[2][2]) {
     uint32_t tx = threadIdx.x % 16, ty = threadIdx.x / 16, wide = d + 1;
     float sums[2][2] = {};
@@ -37,7 +37,7 @@ __device__ __forceinline__ void products(const float* x, const float* y, uint32_
     memcpy(out, sums, sizeof sums);
 }
 
-// sums += weights · x over TILE rows of x; weights[r, i] of row r lie at r·rows + i·cols.
+// sums += weights · x over TILE rows of x; weights[r, i] is at r·rows + i·cols.
 template <int W>
 __device__ __forceinline__ void accumulate(float (&sums)[2][W], const float* weights, int rows, int cols, const float* x, uint32_t d) {
     uint32_t tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -72,7 +72,7 @@ struct Small {
     int extent[4];
 };
 
-// Score of a query and a key, or −∞ where it is not seen.
+// Score of a query and a key, or −∞ if the key is masked.
 template <class T>
 __device__ __forceinline__ float score(const Head<T>& head, float product, int2 sees, int query, int key) {
     if (key < sees.x || key >= sees.y) return -INFINITY;
@@ -109,7 +109,7 @@ template <class T, int W> __device__ void forward(const Attention& a) {
                 s.p[r][c] = score(head, product[i][j], s.sees[r], first + r, key + c);
             }
         __syncthreads();
-        // Eight threads a row.
+        // Eight threads per row.
         int r = threadIdx.x / 8, c = threadIdx.x % 8;
         float maximum = s.maximum[r], old = maximum, sum = 0;
         for (int i = c; i < TILE; i += 8) maximum = fmaxf(maximum, s.p[r][i]);
@@ -143,7 +143,7 @@ template <class T, int W> __device__ void forward(const Attention& a) {
         a.lse[head.place(query)] = s.maximum[threadIdx.x] + logf(s.sum[threadIdx.x]);
 }
 
-// delta = Σ dy·y of each head, by as many lanes of a warp as have V columns each, a power of two.
+// delta = Σ dy·y of each head, by a power of two of lanes that read V columns at a time.
 template <class T, int V> __device__ void delta_of(const Attention& a) {
     uint32_t lanes = 1;
     while (lanes < 32 && lanes * V < a.d) lanes *= 2;
@@ -169,7 +169,7 @@ struct Tiles {
           dy(v + TILE * (d + 1)), small(*reinterpret_cast<Small*>(dy + TILE * (d + 1))) {}
 };
 
-// Probabilities (dropped) and slopes of the scores of a tile, into p and dp.
+// Stores a tile's probabilities (after dropout) in p and the gradients of its scores in dp.
 template <class T>
 __device__ __forceinline__ void tile_slopes(const Head<T>& head, const Tiles& t, int query, int key, uint64_t dropped) {
     const Attention& a = head.a;
@@ -193,7 +193,7 @@ __device__ __forceinline__ void tile_slopes(const Head<T>& head, const Tiles& t,
         }
 }
 
-// A block for each key/value head: the query heads that it serves follow one another.
+// One block per key/value head; it loops over the query heads of its group.
 template <class T, int W> __device__ void backward_kv(const Attention& a) {
     DYNAMIC_SHARED(shared);
     Tiles t(shared, a.d);
@@ -250,7 +250,7 @@ template <class T, int W> __device__ void backward_q(const Attention& a) {
 
 KERNELS(attention_delta, (delta_of<T, 1>), Attention, 256)
 KERNELS(attention_delta_wide, (delta_of<T, WIDE<T>>), Attention, 256)
-// W: columns of a head for each thread, for widths up to 16·W.
+// W: columns of a head per thread, for head widths up to 16·W.
 #define WIDTH(W)                                                                                   \
     KERNELS(attention_##W, (forward<T, W>), Attention, THREADS, 1)                                 \
     KERNELS(attention_kv_##W, (backward_kv<T, W>), Attention, THREADS)                             \

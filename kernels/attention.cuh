@@ -1,4 +1,4 @@
-// What all kernels of attention share: the arguments, a head's place in memory, what queries see.
+// Shared parts of all attention kernels: the arguments, a head's place in memory, the visible keys.
 #pragma once
 #include "common.cuh"
 
@@ -6,7 +6,7 @@
 template <class T> struct Head {
     const Attention& a;
     uint32_t head;
-    uint64_t row; // of the sample's first position
+    uint64_t row; // row of the sample's first position
     float slope;
 
     __device__ __forceinline__ Head(const Attention& a) : Head(a, blockIdx.y) {}
@@ -29,11 +29,11 @@ template <class T> struct Head {
     __device__ __forceinline__ uint64_t place(uint32_t position) const {
         return (row + position) * a.heads + head;
     }
-    // The half-open range of keys a query sees.
+    // Half-open range of the keys that a query sees.
     __device__ __forceinline__ int2 sees(uint32_t query) const {
         return within(query, query < a.seq ? range(query) : int2{0, 0});
     }
-    // What the mask says of it, as it lies in memory; then no further back than the window.
+    // Visible keys of a query by the mask in memory; `within` then applies the window.
     __device__ __forceinline__ int2 range(uint32_t query) const {
         if (!a.ranges) return {0, (int)query + 1};
         return {a.ranges[2 * (row + query)], a.ranges[2 * (row + query) + 1]};
@@ -44,14 +44,14 @@ template <class T> struct Head {
         int end = range.y < (int)a.seq ? range.y : (int)a.seq;
         return {start < end ? start : end, end};
     }
-    // What dropout multiplies a probability with; `first` is run_row(drop).
+    // Dropout's factor of a probability; `first` is run_row(drop).
     __device__ __forceinline__ float kept(uint64_t first, uint32_t query, uint32_t key) const {
         if (a.drop.bound == 0) return 1;
         return drop_factor(a.drop, first + row + query, a.first_head + head, key);
     }
 };
 
-// What the queries of a tile see: some see keys in first .. last; all see full_first .. full_last.
+// Visible keys of a tile's queries: some see keys in first .. last; all see full_first .. full_last.
 struct Extent {
     int first, last, full_first, full_last;
 };
@@ -94,7 +94,7 @@ __device__ __forceinline__ Extent extent_of(const Head<T>& head, uint32_t query,
     return {extent[0], extent[1], extent[2], extent[3]};
 }
 
-// Whether a query sees some key of first .. last, and whether it sees all.
+// Whether a query sees any key of first .. last, and whether it sees all of them.
 __device__ __forceinline__ bool meets(int2 sees, int first, int last) {
     return sees.x < last && sees.y > first && sees.x < sees.y;
 }
@@ -102,7 +102,7 @@ __device__ __forceinline__ bool covers(int2 sees, int first, int last) {
     return sees.x <= first && sees.y >= last;
 }
 
-// For those on tensor cores: powers of two, and two numbers of an operand in a word.
+// For the tensor-core kernels: base-2 exponentials, and two 16-bit operands packed in a word.
 inline constexpr float LOG2E = 1.44269504f, LN2 = 0.69314718f;
 
 #ifdef SOFTGPU

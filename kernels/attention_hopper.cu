@@ -1,20 +1,20 @@
 // Self-attention on Hopper's tensor cores (wgmma and TMA, bf16 in, f32 sums; sm_90a alone): forward, for
 // heads of 64, 80, 96, 128 or 160.
 //
-// FlashAttention-3 (Shah et al. 2024): scores of the next tile and y of the last one are multiplied
-// while threads have nothing to wait for but the former; probabilities go from registers. With `ping_pong`
-// the two warpgroups also ask for products in turn (§ 3.1), so that one has its softmax while the other's
-// are multiplied.
+// FlashAttention-3 (Shah et al. 2024): the products of the next tile's scores and of the last tile's y
+// are in flight together, and the softmax waits only for the scores; probabilities are operands in
+// registers. With `ping_pong` the two warpgroups also issue their products in alternation (§ 3.1), so
+// that one computes its softmax while the other's products run.
 //
 // Bytes moved are those of attention_mma.cu with B = 128.
 #include "attention_hopper.cuh"
 
-// The softmax of two rows, row and row + 8, as their keys pass by. Scores are products not yet scaled.
+// Online softmax of two rows, row and row + 8. Scores are products that are not yet scaled.
 struct Softmax {
     float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {};
 
-    // Scores become probabilities (dropped) relative to the new maximum; `shrink` is what sums
-    // relative to the last one are multiplied with.
+    // Turns scores into probabilities (after dropout) relative to the new maximum; `shrink` is the
+    // factor that rescales earlier sums to it.
     template <int N>
     __device__ __forceinline__ void take(const Head<bf16>& head, float (&s)[N / 8][4], float (&shrink)[2],
                                          const int2* seen, int row, int key, bool all) {
@@ -105,14 +105,14 @@ template <int D> struct Forward {
         ask_columns<D, N>(y, p, v + turn.stage * Keys::BYTES);
     }
 
-    // This warp is done with a tile.
+    // Releases a stage: this warp has read its tile.
     static __device__ __forceinline__ void free(uint64_t* barrier) {
         if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
     }
 
-    // Two warpgroups ask for products in turn, each as often: group g begins when barrier 1 + g is complete,
-    // by its own wait and by the other's arrival after the turn before. Nothing is before the first turn of
-    // group 0, nothing after the last of group 1.
+    // Alternates the issue of products between the two warpgroups, which have equally many turns: group
+    // g begins when barrier 1 + g is complete, by its own wait and by the other group's arrival after
+    // its turn. Group 0's first turn needs no arrival; group 1's last turn makes none.
     static __device__ __forceinline__ void take_turn(bool ping_pong, int group, bool first) {
         if (ping_pong && !(first && group == 0)) named_wait(1 + group, MULTIPLIERS * GROUP);
     }
@@ -126,7 +126,7 @@ template <int D> struct Forward {
         float y[Keys::WIDTH / 8][4] = {}, s[N / 8][4], shrink[2];
         uint32_t p[N / 16][4];
         Softmax softmax;
-        Turn now, next; // of v, and of k
+        Turn now, next; // tiles of v, and of k
         auto all = [&](int key) { return key >= extent.full_first && key + N <= extent.full_last; };
         barrier_wait(&barriers->q, 0);
         int key = extent.first / N * N;
@@ -191,7 +191,7 @@ template <int D> __device__ void forward_hopper(const AttentionHopper& arguments
     Forward<D> forward(shared);
     forward.init();
     Head<bf16> head(arguments.attention);
-    // The last tiles of a causal mask are the longest: they start first.
+    // The last tiles of a causal mask have the most keys: they start first.
     int first = (gridDim.x - 1 - blockIdx.x) * Forward<D>::B;
     Extent extent = extent_of(head, first, Forward<D>::B, forward.seen, forward.bounds);
     if (threadIdx.x < GROUP) {

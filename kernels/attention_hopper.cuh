@@ -1,14 +1,14 @@
-// What the kernels of attention on Hopper share: tiles in shared memory and how they are copied,
-// multiplied and saved.
+// Shared parts of the attention kernels for Hopper: tiles in shared memory, and their copies, products
+// and stores.
 //
-// A block is one producer warpgroup, that fetches tiles, and two that multiply them, each 64 rows.
-// Tiles come by TMA through tensor maps of qkv and dy, which also put zeros past the end of a sample;
-// two keep coming while two are used. Named barriers 1 and 2 are forward's turns (`Forward::take_turn`),
-// 3 and 4 those of a warpgroup's own threads.
+// A block has one producer warpgroup, which issues the copies of tiles, and two that multiply them, 64
+// rows each. TMA copies tiles through tensor maps of qkv and dy, with zeros past the end of a sample;
+// two stages are in flight while two are used. Named barriers 1 and 2 are for forward's turns
+// (`Forward::take_turn`), 3 and 4 for the threads of one warpgroup.
 //
-// A tile in shared memory is pieces of 64 columns (32 where 64 do not divide the head: 80 is as 96,
-// with zeros), each row of a piece 128 (64) bytes, swizzled: bits 4-6 (4-5) of an address are combined
-// with bits 7-9 (7-8), so that eight rows lie in different banks.
+// A tile in shared memory is split in pieces of 64 columns (32 if 64 does not divide the head; a head of
+// 80 is padded with zeros to 96). Each row of a piece has 128 (64) bytes, swizzled: bits 4-6 (4-5) of an
+// address are XORed with bits 7-9 (7-8), so that eight rows are in different banks.
 #pragma once
 #include "attention.cuh"
 #include "hopper.cuh"
@@ -16,12 +16,12 @@
 inline constexpr int GROUP = 128;     // threads of a warpgroup
 inline constexpr int MULTIPLIERS = 2; // warpgroups that multiply
 inline constexpr int HOPPER_THREADS = GROUP * (1 + MULTIPLIERS);
-inline constexpr int BOX = 64;        // rows that a copy brings
+inline constexpr int BOX = 64;        // rows of one TMA copy
 inline constexpr int STAGES = 2;
-// 168 each at start, 64512 in all.
+// Registers per thread: 168 at the start, 64512 in the block.
 inline constexpr int PRODUCER_REGISTERS = 24, MULTIPLIER_REGISTERS = 240;
 
-// ROWS rows of a head of D in shared memory.
+// Tile of ROWS rows of a head of D in shared memory.
 template <int D, int ROWS> struct Tile {
     static constexpr int PIECE = D % 64 == 0 ? 64 : 32;
     static constexpr int PIECES = (D + PIECE - 1) / PIECE;
@@ -29,10 +29,10 @@ template <int D, int ROWS> struct Tile {
     static constexpr uint32_t ROW = 2 * PIECE;            // bytes of a row of a piece
     static constexpr uint32_t PIECE_BYTES = ROWS * ROW;
     static constexpr uint32_t BYTES = PIECES * PIECE_BYTES;
-    // 128 bytes are swizzled, or 64.
+    // Swizzle of a descriptor: 128 bytes (1) or 64 (2).
     static constexpr uint64_t SWIZZLE = PIECE == 64 ? 1 : 2;
 
-    // Where the two elements from an even column on are.
+    // Address of the two elements from an even column.
     static __device__ __forceinline__ uint32_t at(int row, int column) {
         uint32_t byte = column / PIECE * PIECE_BYTES + row * ROW + column % PIECE * 2;
         return byte ^ (byte >> 7 & (ROW / 16 - 1)) << 4;
@@ -42,17 +42,18 @@ template <int D, int ROWS> struct Tile {
         return (shared_address(from) & 0x3ffff) >> 4 | (uint64_t)(leading >> 4) << 16 |
                (uint64_t)(stride >> 4) << 32 | SWIZZLE << 62;
     }
-    // Rows from `row` on (of eights, `stride` bytes apart), columns column .. column + 16: the sum
-    // goes along columns. Swizzled rows have no leading offset; it is to be 1.
+    // Descriptor of rows from `row` on (in groups of eight, `stride` bytes apart) and columns column ..
+    // column + 16, K-major. Swizzled K-major operands have no leading offset; it must be 1.
     static __device__ __forceinline__ uint64_t rows(const char* tile, int row, int column) {
         return descriptor(tile + column / PIECE * PIECE_BYTES + row * ROW + column % PIECE * 2, 16, 8 * ROW);
     }
-    // Rows row .. row + 16, all columns: the sum goes along rows. Pieces are `leading` bytes apart.
+    // Descriptor of rows row .. row + 16 and all columns, N-major. Pieces are `leading` bytes apart.
     static __device__ __forceinline__ uint64_t columns(const char* tile, int row) {
         return descriptor(tile + row * ROW, PIECE_BYTES, 8 * ROW);
     }
 
-    // Begins to copy rows row .. row + ROWS of a part (q, k or v of a head; a head of dy), which are BYTES.
+    // Issues the copy of rows row .. row + ROWS of a part (q, k or v of a head; a head of dy), BYTES in
+    // all.
     static __device__ __forceinline__ void fetch(char* tile, const TensorMap* map, uint64_t* barrier, int part, int row, int sample) {
 #pragma unroll
         for (int piece = 0; piece < PIECES; piece++)
@@ -62,7 +63,7 @@ template <int D, int ROWS> struct Tile {
     }
 };
 
-// Which of the stages is next, and the parity of the phase it is in.
+// Next stage, and the parity of its phase.
 struct Turn {
     int stage = 0;
     uint32_t parity = 0;
@@ -73,8 +74,8 @@ struct Turn {
     }
 };
 
-// Calls `body(at, x)` for all that a thread has of its row (0, or 1: eight rows on), `at` columns after
-// its first.
+// Calls `body(at, x)` for the thread's numbers of its row (half 0, or 1: eight rows below), `at` columns
+// after its first.
 template <int N, class Body> __device__ __forceinline__ void each_of(float (&s)[N / 8][4], int half, Body body) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
@@ -82,8 +83,8 @@ template <int N, class Body> __device__ __forceinline__ void each_of(float (&s)[
         for (int i = 0; i < 2; i++) body(8 * n + i, s[n][2 * half + i]);
 }
 
-// Which of the numbers that a thread has of its row dropout takes: bits in their order. All words are
-// drawn before any is used, since registers are what binds.
+// Bit mask of the thread's numbers of a row that dropout removes. All words are drawn before any is
+// used, since registers are the bottleneck.
 template <int N>
 __device__ __forceinline__ uint32_t dropped_keys(const Head<bf16>& head, uint64_t dropped, int query, int column) {
     const DropoutMask& drop = head.a.drop;
@@ -98,11 +99,11 @@ __device__ __forceinline__ uint32_t dropped_keys(const Head<bf16>& head, uint64_
     return bits;
 }
 
-// Whether they have the number `at` columns after the first.
+// Whether the mask has the number `at` columns after the first.
 __device__ __forceinline__ bool has(uint32_t bits, int at) { return bits >> (at / 8 * 2 + at % 2) & 1; }
 
-// Of a row of scores (not yet scaled) of a query: adds ALiBi's distances, takes those of keys that it
-// does not see. `column` is the first key that the thread has.
+// Masks a row of a query's scores, which are not yet scaled: adds ALiBi's distances, and sets invisible
+// keys to −∞. `column` is the thread's first key.
 template <int N>
 __device__ __forceinline__ void mask(const Head<bf16>& head, float (&s)[N / 8][4], int half, int query, int column, bool all, const int2& seen) {
     if (head.slope != 0) {
@@ -117,7 +118,7 @@ __device__ __forceinline__ void mask(const Head<bf16>& head, float (&s)[N / 8][4
     }
 }
 
-// What `of(n, i)` gives for a result's numbers, as the left operand of the next product.
+// Packs a result's numbers `of(n, i)` as the left operand of the next product.
 template <int N, class Of> __device__ __forceinline__ void pack_some(uint32_t (&p)[N / 16][4], Of of) {
 #pragma unroll
     for (int k = 0; k < N / 16; k++)
@@ -125,7 +126,7 @@ template <int N, class Of> __device__ __forceinline__ void pack_some(uint32_t (&
         for (int i = 0; i < 4; i++) p[k][i] = pack<bf16>(of(2 * k + i / 2, i % 2 * 2), of(2 * k + i / 2, i % 2 * 2 + 1));
 }
 
-// s = (64 rows of x from `row`)·(rows of y)ᵀ over D, in a group of its own.
+// Issues s = (64 rows of x from `row`)·(rows of y)ᵀ over D, in a group of its own.
 template <int D, int ROWS, int N>
 __device__ __forceinline__ void ask_rows(float (&s)[N / 8][4], const char* x, int row, const char* y) {
     wgmma_fence();
@@ -135,7 +136,7 @@ __device__ __forceinline__ void ask_rows(float (&s)[N / 8][4], const char* x, in
     wgmma_commit();
 }
 
-// y += p·(rows of x), in a group of its own.
+// Issues y += p·(rows of x), in a group of its own.
 template <int D, int N>
 __device__ __forceinline__ void ask_columns(float (&y)[Tile<D, N>::WIDTH / 8][4], const uint32_t (&p)[N / 16][4], const char* x) {
     wgmma_fence();
@@ -144,8 +145,8 @@ __device__ __forceinline__ void ask_columns(float (&y)[Tile<D, N>::WIDTH / 8][4]
     wgmma_commit();
 }
 
-// This warp's 16 rows of a result through its own rows of a tile to memory, 16 bytes at a time. The rest of
-// its warpgroup comes first: their products may have read these rows.
+// Stores this warp's 16 rows of a result, staged in its own rows of a tile, 16 bytes at a time. First
+// waits for the rest of its warpgroup, whose products may have read these rows.
 template <int D, int ROWS>
 __device__ __forceinline__ void save(const float (&x)[Tile<D, ROWS>::WIDTH / 8][4], char* tile, int own, bf16* to, uint32_t stride, int first, int seq) {
     int lane = threadIdx.x % 32;
@@ -166,5 +167,5 @@ __device__ __forceinline__ void save(const float (&x)[Tile<D, ROWS>::WIDTH / 8][
     }
 }
 
-// Swizzled tiles repeat every 1024 bytes.
+// Start of the tiles: the swizzle repeats every 1024 bytes.
 __device__ __forceinline__ char* aligned(char* shared) { return shared + (-shared_address(shared) & 1023); }

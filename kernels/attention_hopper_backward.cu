@@ -1,22 +1,22 @@
 // Self-attention on Hopper's tensor cores, backward, for heads of 64, 80, 96 or 128.
 //
-// Two kernels, for dk and dv and for dq, as in attention_mma.cu: seven products where one kernel with
-// sums in memory needs five, for the same bits every run. Products are arranged so that what comes
-// from registers is always the left operand: scores turned (keys × queries) where keys are a block's
-// own, so that dv += pᵀ·dy and dk += dsᵀ·q; as they are for dq += ds·k.
+// Two kernels, one for dk and dv and one for dq, as in attention_mma.cu: seven products instead of the
+// five of one kernel with atomic sums, but the same bits in every run. Only the left operand of wgmma
+// may be in registers: scores are transposed (keys × queries) for dv += pᵀ·dy and dk += dsᵀ·q, and not
+// transposed for dq += ds·k.
 //
 // Bytes moved are those of attention_mma.cu with B = 128.
 #include "attention_hopper.cuh"
 
-// Whether dropout took this probability: its sign says so.
+// Whether dropout removed this probability, which is marked by the sign.
 __device__ __forceinline__ bool taken(float p) { return __float_as_uint(p) >> 31; }
 
-// The slope of a score from its probability p and the slope of p, which dropout multiplied with `kept`.
+// Gradient of a score from its probability p and the gradient dp of p; `kept` is dropout's factor.
 __device__ __forceinline__ float slope_of(float p, float dp, float kept, float delta, float scale) {
     return scale * p * fmaf(dp, kept, -delta);
 }
 
-// Of a block's own tiles, which come once, and of those that pass by, which come and are free again.
+// Barriers of a block's own tiles, which are loaded once, and of the streamed tiles, which are reused.
 struct Barriers {
     uint64_t own, full[STAGES], free[STAGES];
 
@@ -38,8 +38,8 @@ template <int D> struct BackwardKeys {
     using Own = Tile<D, B>;
     using Passing = Tile<D, N>;
 
-    // N queries, which come with what their keys need; lse in powers of two, infinite where a query sees
-    // none. `all`: they see all the block's keys. `first` is negative where no more come.
+    // Stage of N streamed queries: values per query; lse in powers of two, infinite where a query sees
+    // no key. `all`: every query sees all keys of the block. `first` is negative after the last stage.
     struct alignas(16) Queries {
         float lse[N], delta[N];
         int2 sees[N];
@@ -58,7 +58,8 @@ template <int D> struct BackwardKeys {
         barriers = reinterpret_cast<Barriers*>(queries + STAGES);
     }
 
-    // One warp: its first lane fetches tiles, all write what is known of the queries in them.
+    // Producer warp: lane 0 issues the TMA copies, all lanes store lse, delta and visible keys of the
+    // queries.
     __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int key) {
         const Attention& a = head.a;
         int lane = threadIdx.x, part = 3 * head.head, sample = blockIdx.z, seq = a.seq;
@@ -110,7 +111,7 @@ template <int D> struct BackwardKeys {
         }
     }
 
-    // Scores become probabilities, those that dropout takes negative (or -0).
+    // Turns scores into probabilities; dropped ones become negative (or -0).
     __device__ __forceinline__ void probabilities(const Head<bf16>& head, const Queries& queries, float (&s)[N / 8][4], int key) {
         int column = threadIdx.x % 4 * 2, query = queries.first + column;
         float scale = head.a.scale * LOG2E;
@@ -210,7 +211,7 @@ template <int D> struct BackwardQueries {
         }
     }
 
-    // Scores become probabilities, those that dropout takes negative (or -0).
+    // Turns scores into probabilities; dropped ones become negative (or -0).
     __device__ __forceinline__ void probabilities(const Head<bf16>& head, float (&s)[N / 8][4], const float (&lse)[2], const int2* seen, int row, int key, bool all) {
         int column = key + threadIdx.x % 4 * 2;
         float scale = head.a.scale * LOG2E;
@@ -238,7 +239,7 @@ template <int D> struct BackwardQueries {
             uint32_t query = first + row + 8 * half;
             uint64_t place = head.place(query < a.seq ? query : 0);
             int2 sees = seen[row + 8 * half];
-            lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // whose all are masked
+            lse[half] = sees.x < sees.y ? a.lse[place] * LOG2E : INFINITY; // infinite if all keys are masked
             delta[half] = a.delta[place];
         }
         float dq[Own::WIDTH / 8][4] = {}, s[N / 8][4], dp[N / 8][4];

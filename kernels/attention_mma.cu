@@ -1,31 +1,33 @@
-// Self-attention on tensor cores (mma.sync m16n8k16, halves in, f32 sums; sm_80 and later), for
+// Self-attention on tensor cores (mma.sync m16n8k16, 16-bit operands, f32 sums; sm_80 and later), for
 // heads of 32, 64, 80, 96, 128 or 160, and for any multiple of 8 below, whose last columns in shared
 // memory are zeros.
 //
-// FlashAttention-2 (Dao 2023): four warps, each with whole rows of the tile, so that a softmax row
-// lives in four lanes and probabilities go from one product's result into the next one's operand
-// without leaving registers. Where registers allow, a warp has 32 rows, not 16: each ldmatrix from
-// shared memory, which is what binds, then feeds two products. Backward is two kernels, for dk and dv and for dq: seven products where
-// one kernel with atomic sums needs five, for the same bits every run and no f32 copy of dq.
-// Rows in shared memory are 16 bytes longer than the head: eight rows of an ldmatrix then lie in
-// different banks. cp.async brings the next tile while this one is multiplied.
+// FlashAttention-2 (Dao 2023): each of four warps has whole rows of the tile, so that a softmax row is
+// in four lanes, and the probabilities of one product are the operand fragments of the next one without
+// leaving registers. Where registers allow, a warp has 32 rows, not 16: each ldmatrix from shared
+// memory, which is the bottleneck, then feeds two products. Backward is two kernels, one for dk and dv
+// and one for dq: seven products instead of the five of one kernel with atomic sums, but the same bits
+// in every run and no f32 copy of dq.
+// Rows in shared memory are padded by 16 bytes, so that the eight rows of an ldmatrix are in different
+// banks. cp.async loads the next tile while this one is multiplied.
 //
 // Bytes moved for a head of d elements of size s = 2 over T positions, with tiles of B rows, causal:
-// forward 2s·d·T (q, y) and 2s·d·T·(T / 2B) (k, v, once for each tile of queries, mostly out of the L2
-// cache), 4·T (lse). The arithmetic, 2·T²·d forward and 7/2 of it backward, is what binds from T of a
-// few hundred on.
+// forward 2s·d·T (q, y) and 2s·d·T·(T / 2B) (k, v, once per query tile, mostly from the L2 cache), 4·T
+// (lse). From a T of a few hundred on, arithmetic is the bottleneck: 2·T²·d forward and 7/2 of it
+// backward.
 //
-// In f16, with a loss scale L: what is rounded on the way are probabilities, at most 1 / (1 − dropout),
-// and slopes of scores, L times their own size like dy. A slope is p·(dp − delta) / √d with |dp| up to
-// |dy|·|v|, divided before it is rounded, so it passes 65504 only where dy has come within |v| / √d of
-// that; then it is infinite, dq and dk are not finite, and the step is skipped as for any overflow.
-// Scores, dp, delta, lse and all sums are f32 and have its range.
+// In f16, with a loss scale L, two intermediate results are rounded to f16: probabilities, at most 1 /
+// (1 − dropout), and gradients of scores, scaled by L like dy. Such a gradient is p·(dp − delta) / √d
+// with |dp| up to |dy|·|v|, divided before it is rounded. It exceeds 65504 only if |dy| is within a
+// factor |v| / √d of that; then it is infinite, dq and dk are not finite, and the step is skipped as for
+// any overflow. Scores, dp, delta, lse and all sums are f32 and have its range.
 #include "attention.cuh"
 
 constexpr int WARPS = 4;
 constexpr int MMA_THREADS = 32 * WARPS;
 
-// Rows first .. first + ROWS of a head into shared memory. Zeros: rows past the end, columns from d on.
+// Copies rows first .. first + ROWS of a head to shared memory; rows past the end and columns from d are
+// zeros.
 template <int ROWS, int D, class T>
 __device__ __forceinline__ void fetch(T* to, const T* from, uint32_t stride, int first, int seq, int d) {
     constexpr int PIECES = D / 8;
@@ -37,11 +39,11 @@ __device__ __forceinline__ void fetch(T* to, const T* from, uint32_t stride, int
     }
 }
 
-// Sixteens of rows that a warp has: in forward, in dk and dv, in dq.
+// Groups of 16 rows per warp: in forward, in dk and dv, in dq.
 template <int D> constexpr int ROWS = D <= 128 ? 2 : 1;
 template <int D> constexpr int KV_ROWS = D <= 64 ? 2 : 1;
 template <int D> constexpr int Q_ROWS = D <= 64 ? 2 : 1;
-// Keys that pass by at once in forward and in dq, queries in dk and dv: fewer where the sums need
+// Rows of a streamed tile: keys in forward and in dq, queries in dk and dv; fewer where the sums need
 // the registers.
 template <int D> constexpr int KEYS = D <= 80 ? 64 : 32;
 template <int D> constexpr int Q_KEYS = D <= 64 ? 32 : D <= 96 ? 64 : 32;
@@ -102,7 +104,8 @@ __device__ __forceinline__ void multiply_columns(float (&out)[M][D / 8][4], cons
     }
 }
 
-// 16 rows of a result through this warp's rows of shared memory to memory, 16 bytes at a time.
+// Stores 16 rows of a result in global memory, staged in this warp's rows of shared memory, 16 bytes at
+// a time.
 template <int D, class T>
 __device__ __forceinline__ void save(const float (&x)[D / 8][4], T* shared, T* to, uint32_t stride, int first, int seq, int d) {
     constexpr int LD = D + 8;
@@ -123,7 +126,7 @@ __device__ __forceinline__ void save(const float (&x)[D / 8][4], T* shared, T* t
     }
 }
 
-// The two factors of keys `key`, `key` + 1 (even).
+// Dropout's factors of keys `key` (even) and `key` + 1.
 template <class T>
 __device__ __forceinline__ void kept_pair(const Head<T>& head, uint64_t dropped, int query, int key, float (&kept)[2]) {
     const DropoutMask& drop = head.a.drop;
@@ -133,8 +136,8 @@ __device__ __forceinline__ void kept_pair(const Head<T>& head, uint64_t dropped,
     kept[1] = high < drop.bound ? 0.0f : drop.kept;
 }
 
-// One tile of keys of a query's running softmax: scores in `s` become probabilities (dropped), y
-// shrinks to the new maximum.
+// Online softmax over one tile of keys: turns scores in `s` into probabilities (after dropout) and
+// rescales y to the new maximum.
 template <int N, int D, class T>
 __device__ __forceinline__ void soften(const Head<T>& head, float (&s)[N / 8][4], float (&y)[D / 8][4],
                                        float (&maximum)[2], float (&sum)[2], const int2 (&sees)[2], int row,
@@ -181,7 +184,7 @@ __device__ __forceinline__ void soften(const Head<T>& head, float (&s)[N / 8][4]
     }
 }
 
-// Whether some of a warp's 16·M queries see some key of first .. last.
+// Whether any of a warp's 16·M queries sees a key of first .. last.
 template <int M> __device__ __forceinline__ bool sees_some(const int2* sees, int first, int last) {
     return __any_sync(~0u, meets(sees[threadIdx.x % (16 * M)], first, last));
 }
@@ -197,7 +200,7 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     Head<T> head(a);
     uint64_t dropped = run_row(a.drop);
     int seq = a.seq, d = a.d, stride = head.qkv_stride();
-    // The last tiles of a causal mask are the longest: they start first.
+    // The last tiles of a causal mask have the most keys: they start first.
     int first = (gridDim.x - 1 - blockIdx.x) * B;
     const T* qkv = static_cast<const T*>(a.qkv);
     fetch<B, D>(q, qkv + head.qkv(0), stride, first, seq, d);
@@ -212,14 +215,14 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     for (int m = 0; m < M; m++) maximum[m][0] = maximum[m][1] = -INFINITY;
     for (; key < extent.last; key += N) {
         copy_wait<0>();
-        __syncthreads(); // k is here; all warps are done with v
+        __syncthreads(); // k has arrived; all warps have read v
         fetch<N, D>(v, qkv + head.qkv(2), stride, key, seq, d);
         copy_commit();
         bool some = sees_some<M>(seen + own, key, key + N);
         float s[M][N / 8][4] = {};
         if (some) multiply_rows<D, M, N>(s, q, own, k);
         copy_wait<0>();
-        __syncthreads(); // v is here; all warps are done with k
+        __syncthreads(); // v has arrived; all warps have read k
         if (key + N < extent.last) fetch<N, D>(k, qkv + head.qkv(1), stride, key + N, seq, d);
         copy_commit();
         if (!some) continue;
@@ -257,35 +260,35 @@ template <class T, int D> __device__ void forward_mma(const Attention& a) {
     }
 }
 
-// From a product and the slope of its probability: p (dropped) and the slope of the product.
+// Computes p (after dropout) and the gradient of a product from the product and the gradient of p.
 __device__ __forceinline__ void slope_of(const Attention& a, float& s, float& dp, bool seen, float bias, float lse, float delta, float kept) {
     float p = seen ? exp2_fast(fmaf(s, a.scale * LOG2E, bias) - lse) : 0.0f;
     s = p * kept;
     dp = seen ? a.scale * p * (dp * kept - delta) : 0.0f;
 }
 
-// A query of a tile: what forward left of it, and the keys it sees.
+// Per-query values that forward stored, and the keys that the query sees.
 struct Row {
     float lse, delta; // lse in powers of two
     int2 sees;
 };
 
-// The same as it lies in memory. Nothing is computed from it yet, so that nobody waits for it.
+// Raw values of a row, as in memory. Nothing is computed from them yet, so that the loads do not stall.
 template <class T> __device__ __forceinline__ Row load_row(const Head<T>& head, int query) {
     if (query >= (int)head.a.seq) return {0, 0, {0, 0}};
     uint64_t place = head.place(query);
     return {head.a.lse[place], head.a.delta[place], head.range(query)};
 }
 
-// A block for each key/value head: the query heads that it serves follow one another. The next tile
-// of queries arrives while one is multiplied; one barrier an iteration, after which a warp that sees
-// nothing of a tile goes on.
+// One block per key/value head; it loops over the query heads of its group. The next tile of queries is
+// in flight while one is multiplied. One barrier per iteration; a warp that sees nothing of a tile then
+// skips it.
 template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     constexpr int LD = D + 8, M = KV_ROWS<D>, B = 16 * M * WARPS, Q = KV_QUERIES<D>;
     DYNAMIC_SHARED(shared);
     T* k = reinterpret_cast<T*>(shared);
     T* v = k + B * LD;
-    T* q = v + B * LD; // two of each: one is multiplied, one arrives
+    T* q = v + B * LD; // two stages: one is multiplied, one is in flight
     T* dy = q + 2 * Q * LD;
     Row* rows = reinterpret_cast<Row*>(dy + 2 * Q * LD);
     Head<T> next(a, blockIdx.y * a.serves);
@@ -296,7 +299,8 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
     fetch<B, D>(k, qkv + next.qkv(1), next.qkv_stride(), key, seq, d);
     fetch<B, D>(v, qkv + next.qkv(2), next.qkv_stride(), key, seq, d);
 
-    // Queries that may see these keys: those before see none, nor those that have them out of sight.
+    // Queries that may see these keys: earlier ones precede the keys, and for later ones the keys are
+    // outside the window.
     int first = a.ranges ? 0 : key / Q * Q, last = seq;
     if (!a.ranges && key + B + (int)a.window - 1 < seq) last = key + B + (int)a.window - 1;
     int next_query = first;
@@ -322,7 +326,7 @@ template <class T, int D> __device__ void backward_kv_mma(const Attention& a) {
             tile[threadIdx.x] = {row.lse * LOG2E, row.delta, sees};
         }
         copy_wait<0>();
-        __syncthreads(); // this tile is here; all warps are done with the one before
+        __syncthreads(); // this tile has arrived; all warps have read the one before
         next_query += Q;
         if (next_query >= last && head.head < last_head) {
             next.next();
@@ -369,7 +373,7 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     DYNAMIC_SHARED(shared);
     T* q = reinterpret_cast<T*>(shared);
     T* dy = q + B * LD;
-    T* k = dy + B * LD; // two of each
+    T* k = dy + B * LD; // two stages: one is multiplied, one is in flight
     T* v = k + 2 * N * LD;
     int2* seen = reinterpret_cast<int2*>(v + 2 * N * LD);
     int* bounds = reinterpret_cast<int*>(seen + B);
@@ -391,7 +395,7 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     fetch_keys(key, 0);
     int own = 16 * M * (threadIdx.x / 32);
     int row = own + threadIdx.x % 32 / 4, column = threadIdx.x % 4 * 2;
-    // Of rows row + 8·j.
+    // Values of rows row + 8·j.
     float lse[2 * M], delta[2 * M], dq[M][D / 8][4] = {};
 #pragma unroll
     for (int j = 0; j < 2 * M; j++) {
@@ -402,7 +406,7 @@ template <class T, int D> __device__ void backward_q_mma(const Attention& a) {
     }
     for (int stage = 0; key < extent.last; key += N, stage ^= 1) {
         copy_wait<0>();
-        __syncthreads(); // this tile is here; all warps are done with the one before
+        __syncthreads(); // this tile has arrived; all warps have read the one before
         fetch_keys(key + N, stage ^ 1);
         if (!sees_some<M>(seen + own, key, key + N)) continue;
         const T *ks = k + stage * N * LD, *vs = v + stage * N * LD;

@@ -1,4 +1,4 @@
-// What all kernels share: numbers in and out of memory, sums over threads, random words.
+// Shared parts of all kernels: loads and stores, sums over threads, random words.
 //
 // Kernels compute in f32 and are templates over the dtype T of activations. KERNELS(name, body,
 // arguments, threads) exports one for each dtype, KERNEL the one that has no dtype. Each takes one
@@ -16,11 +16,11 @@
 typedef __nv_bfloat16 bf16;
 typedef __half f16;
 
-// The dtypes of activations. A body with a comma is in parentheses.
+// Dtypes of activations. A body that contains a comma is in parentheses.
 #define KERNELS(NAME, BODY, ...)                                                                   \
     KERNEL_OF(float, NAME##_f32, BODY, __VA_ARGS__)                                                \
     KERNELS_OF_HALF(NAME, BODY, __VA_ARGS__)
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // bf16 is refused there
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800 // the compiler rejects bf16 there
 #define KERNELS_OF_HALF(NAME, BODY, ...) KERNEL_OF(f16, NAME##_f16, BODY, __VA_ARGS__)
 #else
 #define KERNELS_OF_HALF(NAME, BODY, ...)                                                           \
@@ -29,7 +29,7 @@ typedef __half f16;
 #endif
 #define KERNEL(NAME, BODY, ...) KERNEL_OF(void, NAME, BODY, __VA_ARGS__)
 
-// Elements a thread moves at a time.
+// Elements per load or store of a thread.
 template <class T> constexpr int WIDE = 16 / sizeof(T);
 
 __device__ __forceinline__ float widen(float x) { return x; }
@@ -38,7 +38,7 @@ __device__ __forceinline__ float widen(f16 x) { return __half2float(x); }
 template <class T> __device__ __forceinline__ T narrow(float x);
 template <> __device__ __forceinline__ float narrow(float x) { return x; }
 template <> __device__ __forceinline__ bf16 narrow(float x) { return __float2bfloat16(x); }
-// From 65520 on this is infinite: what loss scaling looks for.
+// Infinite from 65520 on: the overflow that loss scaling detects.
 template <> __device__ __forceinline__ f16 narrow(float x) { return __float2half_rn(x); }
 
 template <class T, int V> __device__ __forceinline__ void load(const T* from, float (&x)[V]) {
@@ -74,7 +74,7 @@ template <class T, int V> __device__ __forceinline__ void store(T* to, const flo
     }
 }
 
-// Over what is there, or onto it.
+// Overwrites the destination, or adds to it.
 template <class T, int V> __device__ __forceinline__ void put(T* to, float (&x)[V], bool add) {
     if (add) {
         float old[V];
@@ -107,7 +107,7 @@ __device__ __forceinline__ float warp_max(float x) {
     return x;
 }
 
-// Of a block of whole warps in one dimension; every thread gets the sum.
+// Sum over a block of whole warps in one dimension; every thread gets it.
 template <class N> __device__ __forceinline__ N block_sum(N x) {
     SHARED(N, parts, [32]);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -115,7 +115,7 @@ template <class N> __device__ __forceinline__ N block_sum(N x) {
     if (lane == 0) parts[warp] = x;
     __syncthreads();
     x = warp_sum(lane < warps ? parts[lane] : N(0));
-    __syncthreads(); // the parts may be written again
+    __syncthreads(); // the next call may overwrite the parts
     return x;
 }
 
@@ -153,7 +153,7 @@ __device__ __forceinline__ uint4 philox(uint64_t key, uint64_t row, uint32_t hea
     return {x0, x1, x2, x3};
 }
 
-// The factor of one element; `row` counts from the start of the run.
+// Dropout's factor of one element; `row` counts from the start of the run.
 __device__ __forceinline__ float drop_factor(const DropoutMask& drop, uint64_t row, uint32_t head, uint32_t col) {
     uint4 words = philox(drop.key, row, head, col / 4);
     uint32_t which = col % 4;

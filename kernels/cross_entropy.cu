@@ -1,22 +1,22 @@
-// Cross-entropy over a vocabulary that may be shared out among ranks. A block works on one row.
+// Cross-entropy over a vocabulary that may be split among ranks. One block per row.
 //
-// Bytes moved for each logit of size s: the stats s (one pass: a thread's maximum and sum run
-// along), the losses alone nothing, with the gradient 2s. Of a vocabulary that is not split one
-// kernel does both: its second pass over a row reads the L2 cache, so that 2s are moved, not 3s.
+// Bytes moved for each logit of size s: the stats s (one pass: each thread keeps a running maximum and
+// sum), the losses alone nothing, with the gradient 2s. If the vocabulary is not split, one kernel does
+// both: its second pass over a row reads the L2 cache, so that 2s are moved, not 3s.
 #include "common.cuh"
 
-// Column of the row's target, or -1 where this share does not have it.
+// Column of the row's target, or -1 if another rank has it.
 __device__ __forceinline__ int64_t place_of(const CrossEntropy& a, uint64_t row) {
     int64_t place = a.targets[row] - a.first;
     return a.targets[row] >= 0 && place >= 0 && place < (int64_t)a.own ? place : -1;
 }
 
-// exp(x − maximum) where a maximum of −∞ is nothing away from −∞.
+// exp(x − maximum), or exp(x) if the maximum is −∞: −∞ − −∞ would be NaN.
 __device__ __forceinline__ float exp_from(float x, float maximum) {
     return expf(x - (maximum == -INFINITY ? 0.0f : maximum));
 }
 
-// A logit as it counts.
+// Logit after the softcap.
 __device__ __forceinline__ float capped(const CrossEntropy& a, float x) {
     return a.cap > 0.0f ? a.cap * tanhf(x / a.cap) : x;
 }
@@ -47,7 +47,7 @@ template <class T, int V> __device__ void stats_by(const CrossEntropy& a) {
         visit(x);
     }
     float largest = block_max(maximum);
-    // A thread that saw nothing adds nothing, whatever is largest.
+    // A thread without elements adds 0, for any maximum of the row.
     sum = block_sum(maximum == -INFINITY ? sum : sum * exp_from(maximum, largest));
     if (threadIdx.x == 0) {
         int64_t place = place_of(a, row);
@@ -93,7 +93,7 @@ template <class T> __device__ void cross_entropy(const CrossEntropy& a) {
     double sum = 0;
     for (uint32_t share = 0; share < a.shares; share++) {
         const float* stats = a.stats + 3 * (share * a.rows + row);
-        // A share without entries adds nothing; without this, −∞ − −∞ would.
+        // A share without entries adds 0; without this check it would add −∞ − −∞.
         sum += stats[0] > -INFINITY ? stats[1] * exp((double)stats[0] - largest) : stats[1];
     }
     double log_z = log(sum) + largest;

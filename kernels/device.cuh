@@ -1,9 +1,9 @@
-// What the software stand-in (tests/softgpu/softgpu.h) replaces: how a kernel is exported, and the
-// instructions that C++ has no name for.
+// Parts that the software stand-in (tests/softgpu/softgpu.h) replaces: the export of a kernel, and the
+// instructions that have no name in C++.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
-#ifdef __CUDACC_RTC__ // has no C library
+#ifdef __CUDACC_RTC__ // NVRTC has no C library
 typedef unsigned char uint8_t;
 typedef int int32_t;
 typedef unsigned short uint16_t;
@@ -16,8 +16,8 @@ typedef unsigned long long uint64_t;
 #include <stdint.h>
 #endif
 
-// The numbers are the most threads of a block and, if given, the fewest blocks of a multiprocessor.
-// BODY may speak of T.
+// The numbers are those of __launch_bounds__: maximum threads per block and, optionally, minimum blocks
+// per multiprocessor. BODY may use T.
 #define KERNEL_OF(TYPE, NAME, BODY, ARGUMENTS, ...)                                                \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__)                                      \
         NAME(const __grid_constant__ ARGUMENTS arguments) {                                        \
@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// d += a·b: 16×16 by 16×8, halves in, f32 sums.
+// d += a·b: 16×16 by 16×8, 16-bit operands, f32 sums.
 template <class T>
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 #define MMA(TYPE, NAME)                                                                            \
@@ -55,14 +55,14 @@ __device__ __forceinline__ void load_rows(uint32_t (&x)[4], const void* row) {
                  : "r"(shared_address(row)));
 }
 
-// The same, each matrix turned.
+// The same, with each matrix transposed.
 __device__ __forceinline__ void load_columns(uint32_t (&x)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                  : "r"(shared_address(row)));
 }
 
-// Copies 16 bytes to shared memory while the thread goes on; zeros if not `there`.
+// Copies 16 bytes to shared memory asynchronously; zeros if not `there`.
 __device__ __forceinline__ void copy_async(void* shared, const void* global, bool there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"(shared_address(shared)), "l"(global), "r"(there ? 16 : 0)

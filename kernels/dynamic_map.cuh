@@ -1,11 +1,11 @@
-// Numbers in 8 bits. Made from src/device/dynamic_map.rs, which says how a code is found:
+// Maps of 8-bit numbers. Made from src/device/dynamic_map.rs, which describes the search of a code:
 //     UPDATE=1 cargo test --lib dynamic_map
 #pragma once
 
 struct DynamicMap {
     float values[256], midpoints[256];
     uint8_t first[2820];
-    // Buckets: bits that do not count, before the first, of each sign.
+    // Buckets: ignored low bits, number before the first one, and count per sign.
     uint32_t shift, low, count;
 };
 

@@ -1,8 +1,8 @@
-// Element by element: copy, dropout, residual; sums of columns.
+// Elementwise kernels: copy, dropout, residual; and column sums.
 //
-// Bytes moved for each element of size s (2 or 4): copy s + s'; dropout 2s; residual 3s (x, branch,
-// y); residual_backward 2s (dy, dbranch), or s where dbranch lies on dy and nothing is dropped;
-// column sums s. Everything else (bias, partial sums of a few hundred rows each) stays in the cache.
+// Bytes moved for each element of size s (2 or 4): copy s + s'; dropout 2s; residual 3s (x, branch, y);
+// residual_backward 2s (dy, dbranch), or s if dbranch is dy's memory and nothing is dropped; column sums
+// s. Everything else (bias, partial sums of a few hundred rows each) remains in the cache.
 #include "common.cuh"
 
 template <class X, class Y, int V> __device__ void copy_by(const Copy& a) {
@@ -60,8 +60,8 @@ template <class T> __device__ void residual(const Residual& a) {
 }
 KERNELS(residual, residual<T>, Residual, 256)
 
-// Sums of columns over `chunk` rows for each block in y: parts [chunks, cols]. With `to`, what is
-// summed is dropout(x), stored there first.
+// Column sums over `chunk` rows per block in y: parts [chunks, cols]. With `to`, sums dropout(x), which
+// is stored there first.
 constexpr int SUM_ROWS = 8;
 
 template <class T, int V> __device__ void column_parts_by(const ColumnParts& a) {
@@ -79,7 +79,7 @@ template <class T, int V> __device__ void column_parts_by(const ColumnParts& a) 
                 apply(a.drop, first + row, col, x);
                 T* to = static_cast<T*>(a.to) + row * a.cols + col;
                 store(to, x);
-                // The sum is of what was stored.
+                // Sums the rounded values that were stored.
 #pragma unroll
                 for (int i = 0; i < V; i++) x[i] = widen(narrow<T>(x[i]));
             }
@@ -104,7 +104,7 @@ template <class T> __device__ void column_parts(const ColumnParts& a) {
 }
 KERNELS(column_parts, column_parts<T>, ColumnParts, 256)
 
-// out (+)= Σ over parts, which lie `stride` apart.
+// out (+)= Σ over parts, which are `stride` elements apart.
 __device__ void sum_columns(const ColumnSums& a) {
     SHARED(float, shared, [SUM_ROWS][32]);
     uint32_t col = blockIdx.x * 32 + threadIdx.x;

@@ -1,8 +1,8 @@
-// Rows of a table by their number.
+// Embedding: rows of a table by their id.
 //
-// Bytes moved for each element of size s: forward 2s (3s to add); backward s, and 8 for each element
-// of a row of the table that some id names. Ids are sorted first: for each digit of 8 bits of the
-// table's last row 24 for an id, and 512 comparisons.
+// Bytes moved for each element of size s: forward 2s (3s to add); backward s, and 8 for each element of
+// a table row that occurs among the ids. The ids are sorted first: 24 bytes and 512 comparisons per id
+// for each 8-bit digit of the last row's number.
 #include "common.cuh"
 
 template <class T, int V> __device__ void embed_by(const Embed& a) {
@@ -20,9 +20,9 @@ template <class T> __device__ void embed(const Embed& a) {
 }
 KERNELS(embed, embed<T>, Embed, 256)
 
-// Sorts places by the rows of the table that their ids name, digit by digit from the lowest, places of
-// one digit in the order that they had: three kernels for each digit. Places in tiles, one for each
-// thread of a block; ids that name no row count as the row after the last.
+// Stable radix sort of positions by the table rows of their ids, from the lowest digit: three kernels
+// per digit. A block has one tile of positions, one per thread; ids outside the table sort behind its
+// last row.
 constexpr int SORTED = 256;
 
 __device__ __forceinline__ int row_of(const EmbedSort& a, uint32_t at) {
@@ -31,7 +31,7 @@ __device__ __forceinline__ int row_of(const EmbedSort& a, uint32_t at) {
     return (int)(row >= 0 && row < a.table_rows ? row : a.table_rows);
 }
 
-// A block's digits; behind the last place 256, which no digit is.
+// Digits of a block's tile; behind the last position 256, which is not a digit.
 __device__ __forceinline__ int tile_of(const EmbedSort& a, int (&digits)[SORTED]) {
     uint32_t at = blockIdx.x * SORTED + threadIdx.x;
     int digit = at < a.count ? row_of(a, at) >> a.shift & 255 : 256;
@@ -40,7 +40,7 @@ __device__ __forceinline__ int tile_of(const EmbedSort& a, int (&digits)[SORTED]
     return digit;
 }
 
-// starts[digit, tile] = places of this digit in this tile, a thread for each digit.
+// starts[digit, tile] = number of positions of this digit in this tile; one thread per digit.
 __device__ void count_digits(const EmbedSort& a) {
     SHARED(int, digits, [SORTED]);
     tile_of(a, digits);
@@ -51,7 +51,7 @@ __device__ void count_digits(const EmbedSort& a) {
 }
 KERNEL(embed_count, count_digits, EmbedSort, SORTED)
 
-// starts = the sum of all counts before it, by one block, whose threads take as many of them each.
+// Exclusive prefix sum of starts, by one block whose threads have equally many entries each.
 constexpr int STARTERS = 1024;
 __device__ void start_digits(const EmbedSort& a) {
     SHARED(uint32_t, sums, [STARTERS]);
@@ -72,7 +72,7 @@ __device__ void start_digits(const EmbedSort& a) {
 }
 KERNEL(embed_start, start_digits, EmbedSort, STARTERS)
 
-// Each place goes behind those of its tile that have its digit and come before it.
+// Stores each position behind the earlier ones of its tile that have its digit.
 __device__ void place_digits(const EmbedSort& a) {
     SHARED(int, digits, [SORTED]);
     int digit = tile_of(a, digits);
@@ -85,10 +85,11 @@ __device__ void place_digits(const EmbedSort& a) {
 }
 KERNEL(embed_place, place_digits, EmbedSort, SORTED)
 
-// Rows of dy that are on their way at once: a token that is every twentieth is not one chain of waits.
+// Loads of dy in flight at once, so that a frequent token (every twentieth) is not one chain of
+// dependent loads.
 constexpr int AT_ONCE = 8;
 
-// The first of each row in the sorted order adds them all: dtable[row] += dy[i], in the order of i.
+// dtable[row] += dy[i] in the order of i, by the first sorted position of each row.
 template <class T, int V> __device__ void embed_backward_by(const EmbedBackward& a) {
     each_piece<V>(a.count, a.cols, [&](uint64_t p, uint32_t col) {
         int row = a.rows[p];

@@ -1,11 +1,11 @@
-// 8-bit floats (Micikevicius et al. 2022): maxima of lines, their scales, and codes, of which lines
-// become rows.
+// 8-bit floats (Micikevicius et al. 2022): maxima of lines (rows or columns), their scales, and their
+// codes; every line of codes is stored as a row.
 //
-// Bytes moved for each element of size s, whether of rows, of columns or of both: maxima s; codes of
-// the one s + 1, of both s + 2; of rows by their own maxima, with those of columns, s + 1.
+// Bytes moved for each element of size s: maxima of rows, of columns or of both s; codes of rows or of
+// columns s + 1, of both s + 2; codes of rows by their own maxima, with the maxima of columns, s + 1.
 #include "common.cuh"
 
-// A magnitude's bits: they compare as numbers do, and NaN is above all.
+// Bits of a magnitude: they compare like the numbers, and NaN is above all.
 __device__ __forceinline__ uint32_t magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 __device__ __forceinline__ uint32_t larger(uint32_t x, uint32_t y) { return x > y ? x : y; }
 
@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t warp_largest(uint32_t x) {
     return x;
 }
 
-// Of a block of whole warps; every thread gets it.
+// Maximum over a block of whole warps; every thread gets it.
 __device__ __forceinline__ uint32_t block_largest(uint32_t x) {
     SHARED(uint32_t, parts, [32]);
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -25,15 +25,15 @@ __device__ __forceinline__ uint32_t block_largest(uint32_t x) {
     return warp_largest(lane < warps ? parts[lane] : 0);
 }
 
-// To where other blocks leave theirs: the largest wins, in whatever order they come.
+// Merges a block's maximum with those of other blocks; the result does not depend on their order.
 __device__ __forceinline__ void leave_largest(float* at, uint32_t x) {
     atomicMax(reinterpret_cast<uint32_t*>(at), x);
 }
 
-// Pieces that a thread has on their way at once.
+// Loads in flight per thread.
 constexpr int AT_ONCE = 4;
 
-// A warp works on 32·V columns in some rows, eight warps on the same columns.
+// A warp reads 32·V columns of some rows; the eight warps of a block read the same columns.
 template <class T, int V> __device__ void line_maxima_by(const LineMaxima& a) {
     SHARED(uint32_t, parts, [8][32 * V]);
     uint32_t col = (blockIdx.x * 32 + threadIdx.x) * V, most[V] = {};
@@ -80,13 +80,13 @@ template <class T> __device__ void line_maxima(const LineMaxima& a) {
 }
 KERNELS(line_maxima, line_maxima<T>, LineMaxima, 256)
 
-// What a maximum is taken for at least: 2^-100.
+// Lower bound of a maximum: 2^-100.
 __device__ __forceinline__ float scale_of(uint32_t most, float largest) {
     float maximum = __uint_as_float(most);
     return (maximum < 7.8886090522101181e-31f ? 7.8886090522101181e-31f : maximum) / largest;
 }
 
-// Of each line; or, by one block, of all of them.
+// Maximum of each line; or, by one block, of all of them.
 __device__ void scales_of(const Fp8Scales& a) {
     uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x, step = gridDim.x * blockDim.x;
     if (!a.whole) {
@@ -106,8 +106,8 @@ __device__ void scales_of(const Fp8Scales& a) {
 }
 KERNEL(fp8_scales, scales_of, Fp8Scales, 256)
 
-// The nearest code, of two the even one (`Fp8::encode` of base/fp8.rs). Beyond the largest E5M2 `cvt` gives
-// 57,344 and the other way infinity: no number is, as scales are those of maxima.
+// Nearest code, ties to even (`Fp8::encode` of base/fp8.rs). Beyond the largest E5M2 number `cvt` gives
+// 57,344, and the code without it infinity; no number is beyond, since scales come from maxima.
 template <bool E5M2> __device__ __forceinline__ uint8_t encode(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
     uint16_t codes;
@@ -120,7 +120,7 @@ template <bool E5M2> __device__ __forceinline__ uint8_t encode(float x) {
     uint32_t sign = __float_as_uint(x) >> 24 & 0x80, size = magnitude(x), code;
     if (size > 0x7f800000u) return (uint8_t)(sign | 0x7f);
     if (size < (REBIAS + 1) << 23) {
-        // The sum's last bit is worth a unit: the addition rounds to whole units.
+        // One unit in the last place of this sum is one code, so the addition rounds to codes.
         uint32_t units = (REBIAS + 1 - FRACTION + 23) << 23;
         code = __float_as_uint(__uint_as_float(size) + __uint_as_float(units)) - units;
     } else {
@@ -131,7 +131,7 @@ template <bool E5M2> __device__ __forceinline__ uint8_t encode(float x) {
 #endif
 }
 
-// Codes of V numbers that lie side by side, V of whose bytes may be written at once.
+// Stores the codes of V adjacent numbers, in one store of V bytes.
 template <int V> __device__ __forceinline__ void store_codes(uint8_t* to, const uint8_t (&codes)[V]) {
     if constexpr (V == 1) {
         *to = codes[0];
@@ -164,9 +164,9 @@ template <class T, bool E5M2> __device__ void fp8_rows(const Fp8Codes& a) {
 KERNELS(fp8_rows_e4m3, (fp8_rows<T, false>), Fp8Codes, 256)
 KERNELS(fp8_rows_e5m2, (fp8_rows<T, true>), Fp8Codes, 256)
 
-// A warp works on a row at a time: its maximum, then its codes, for which the row is read again from
-// the cache. Maxima of columns gather in the block's shared memory, where only what is larger than
-// all before is written, and last among all blocks.
+// A warp has one row at a time: its maximum, then its codes, for which it reads the row again from the
+// cache. Maxima of columns are merged in shared memory, with a write only for a larger value, and at the
+// end across blocks.
 template <class T, bool E5M2, int V> __device__ void fp8_own_rows_by(const Fp8OwnRows& a) {
     DYNAMIC_SHARED(shared);
     uint32_t* columns = reinterpret_cast<uint32_t*>(shared);
@@ -220,9 +220,8 @@ template <class T, bool E5M2> __device__ void fp8_own_rows(const Fp8OwnRows& a) 
 KERNELS(fp8_own_rows_e4m3, (fp8_own_rows<T, false>), Fp8OwnRows, 512)
 KERNELS(fp8_own_rows_e5m2, (fp8_own_rows<T, true>), Fp8OwnRows, 512)
 
-// A block turns a tile of 64 rows and columns by way of shared memory; lines of its tile are 4 bytes
-// longer, so that threads of a warp write to different banks. Codes of rows, where they are asked for
-// too, are of the numbers that it has read.
+// A block transposes a tile of 64 × 64 in shared memory, where lines are padded by 4 bytes against bank
+// conflicts. Codes of rows, if requested, come from the same loads.
 constexpr int TILE = 64, LINE = TILE + 4;
 
 template <class T, bool E5M2, int V> __device__ void fp8_columns_by(const Fp8Codes& a, uint8_t* tile) {
@@ -257,7 +256,7 @@ template <class T, bool E5M2> __device__ void fp8_columns(const Fp8Codes& a) {
     if (a.vector) fp8_columns_by<T, E5M2, WIDE<T>>(a, codes);
     else fp8_columns_by<T, E5M2, 1>(a, codes);
     __syncthreads();
-    // 16 bytes of a line each.
+    // Stores 16 bytes of a line per thread.
     uint32_t line = threadIdx.x / 4, part = threadIdx.x % 4 * 16, col = blockIdx.x * TILE + line;
     uint64_t row = (uint64_t)blockIdx.y * TILE + part;
     if (col >= a.cols || row >= a.rows) return;

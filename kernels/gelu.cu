@@ -1,4 +1,4 @@
-// GELU (Hendrycks & Gimpel 2016) and biases, where they do not ride on a matrix product.
+// GELU (Hendrycks & Gimpel 2016) and biases, where they are not the epilogue of a matrix product.
 //
 // Bytes moved for each element of size s: gelu 2s; gelu_backward 3s; bias_rows s.
 #include "common.cuh"

@@ -1,7 +1,6 @@
-// Instructions of Hopper (sm_90a): tiles copied by the tensor memory accelerator (TMA) through
-// tensor maps, barriers that count its bytes, products of a warpgroup (128 threads) that run while
-// it goes on (PTX ISA: mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg, bar). tests/softgpu/hopper.h has
-// the same names.
+// Instructions of Hopper (sm_90a): tile copies by the tensor memory accelerator (TMA) through tensor
+// maps, barriers that count its bytes, and asynchronous products of a warpgroup of 128 threads (PTX ISA:
+// mbarrier, cp.async.bulk.tensor, wgmma, setmaxnreg, bar). tests/softgpu/hopper.h has the same names.
 #pragma once
 #include "common.cuh"
 
@@ -17,7 +16,8 @@ __device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrival
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
 
-// After the barriers' init, before the block meets: TMA sees them.
+// Makes the barriers' initialization visible to TMA. Call it before the __syncthreads that follows the
+// initialization.
 __device__ __forceinline__ void barriers_ready() {
     asm volatile("fence.mbarrier_init.release.cluster;\n fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -26,12 +26,12 @@ __device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives, and makes the phase last until that many bytes have come.
+// Arrives, and adds `bytes` to the transaction count that completes the phase.
 __device__ __forceinline__ void barrier_arrive_expecting(uint64_t* barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
 
-// Until the phase of that parity is over.
+// Waits until the phase of that parity is complete.
 __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred over;\n"
@@ -44,8 +44,8 @@ __device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity)
                  : "memory");
 }
 
-// Copies the map's box at these coordinates to shared memory; elements outside are zeros. The
-// barrier gets all bytes of the box.
+// Copies the map's box at these coordinates to shared memory; elements outside are zeros. The barrier
+// counts all bytes of the box.
 __device__ __forceinline__ void tensor_load(void* to, const TensorMap* map, uint64_t* barrier, int x, int y, int z, int w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(shared_address(to)),
@@ -53,7 +53,7 @@ __device__ __forceinline__ void tensor_load(void* to, const TensorMap* map, uint
                  : "memory");
 }
 
-// Registers of a thread from here on, of all threads of the warpgroup.
+// Sets the registers per thread; all threads of the warpgroup must call it.
 template <int N> __device__ __forceinline__ void registers_release() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(N));
 }
@@ -61,8 +61,8 @@ template <int N> __device__ __forceinline__ void registers_take() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
 }
 
-// So many threads of the block, in whole warps, meet at one of barriers 1 to 15: those that arrive go on
-// at once, those that wait when all are there. `__syncthreads` has barrier 0.
+// Named barriers 1 to 15 for `threads` threads, in whole warps: named_arrive does not block, named_wait
+// blocks until all have arrived. `__syncthreads` uses barrier 0.
 __device__ __forceinline__ void named_arrive(int barrier, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
@@ -70,11 +70,12 @@ __device__ __forceinline__ void named_wait(int barrier, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// Before the first product of a group: registers written so far may be its operands.
+// Call it before the first product of a group: it orders earlier register writes before the product's
+// reads.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// Keeps the compiler from using these registers earlier.
+// Keeps the compiler from moving uses of these registers above this point.
 template <int N> __device__ __forceinline__ void hold(float (&d)[N][4]) {
 #pragma unroll
     for (int n = 0; n < N; n++)
@@ -109,9 +110,8 @@ template <int PENDING, int N> __device__ __forceinline__ void wgmma_wait(float (
                  : __VA_ARGS__                                                                     \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
 
-// d (+)= a·bᵀ: 64×16 by 16×N. Both have their rows, of 16 along the sum, in shared memory where the
-// descriptors say. Threads have of d, and of the next function's a, what they have in mma.sync; a
-// warp has 16 rows.
+// d (+)= a·bᵀ: 64×16 by 16×N. Both operands are K-major in shared memory, at the addresses of their
+// descriptors. Fragments of d, and of a in the next function, are those of mma.sync; a warp has 16 rows.
 template <bool ADD, int N8> __device__ __forceinline__ void wgmma_rows(float (&d)[N8][4], uint64_t a, uint64_t b) {
     if constexpr (N8 == 8)
         WGMMA_ROWS(64, REGISTERS_0 "," REGISTERS_1, "%32", "%33", "%34", SUMS(0), SUMS(1));
@@ -122,7 +122,7 @@ template <bool ADD, int N8> __device__ __forceinline__ void wgmma_rows(float (&d
         static_assert(N8 == 8, "no product of this width");
 }
 
-// d += a·b: 64×16 by 16×N. a is in registers; b has its rows along N in shared memory.
+// d += a·b: 64×16 by 16×N. a is in registers; b is N-major in shared memory.
 template <int N8> __device__ __forceinline__ void wgmma_columns(float (&d)[N8][4], const uint32_t (&a)[4], uint64_t b) {
     if constexpr (N8 == 8)
         WGMMA_COLUMNS(64, REGISTERS_0 "," REGISTERS_1, "%32,%33,%34,%35", "%36", SUMS(0), SUMS(1));

@@ -1,19 +1,19 @@
 // Layer normalisation (Ba, Kiros & Hinton 2016) over each row, and RMS normalisation (Zhang &
 // Sennrich 2019), the same without a mean and a shift.
 //
-// Bytes moved for each element of size s: forward 2s (x, y); backward 3s (dy, x, dx), 4s to add.
-// Fused with the residual before it, forward 4s (x, branch, y, h) for 5s apart; backward 4s (dy, x,
-// dx twice) for 5s, with dropout 5s (dbranch) for 6s.
-// Forward gives a row to a warp, which keeps it in shared memory between its three passes; a row of which
-// shared memory holds few, to a block, or too few bytes would be under way. Backward
-// gives a row to a block, thread t always the same columns, so that a thread sums the gradients of
-// scale and shift of its columns over all rows of the block without asking another.
+// Bytes moved for each element of size s: forward 2s (x, y); backward 3s (dy, x, dx), 4s to add. Fused
+// with the residual before it, forward 4s (x, branch, y, h) for 5s apart; backward 4s (dy, x, dx twice)
+// for 5s, with dropout 5s (dbranch) for 6s.
+// Forward assigns a row to a warp, which keeps it in shared memory between its three passes. If shared
+// memory holds few rows, it assigns a row to a block; with warps, too few bytes would be in flight.
+// Backward assigns a row to a block and to thread t always the same columns, so that a thread sums the
+// gradients of scale and shift of its columns over all rows of the block without communication.
 #include "common.cuh"
 
 // Sum over the threads of a row, which are a warp or a whole block.
 __device__ __forceinline__ float row_sum(float x) { return blockDim.x == 32 ? warp_sum(x) : block_sum(x); }
 
-// Normalises the row that its threads have kept, each its columns, with the sum of these.
+// Normalises a row in `kept`, each thread its own columns; `sum` is the sum of the thread's elements.
 template <class T, int V, class A>
 __device__ void normalise(const A& a, const T* kept, float sum, uint64_t row, T* to, bool add) {
     bool rms = !a.shift;
@@ -37,7 +37,7 @@ __device__ void normalise(const A& a, const T* kept, float sum, uint64_t row, T*
 #pragma unroll
         for (int i = 0; i < V; i++) {
             v[i] = (v[i] - mean) * rstd;
-            // An RMS norm is rounded before the weight, as in transformers.
+            // Rounds an RMS norm before the weight, as transformers does.
             if (rms) v[i] = widen(narrow<T>(v[i]));
             v[i] = fmaf(v[i], scale[i], shift[i]);
         }
@@ -88,7 +88,7 @@ template <class T, int V> __device__ void residual_norm_by(const ResidualNorm& a
         for (int i = 0; i < V; i++) y[i] += x[i];
         store(static_cast<T*>(a.y) + at, y);
         store(kept + col, y);
-        // The norm is of what was stored.
+        // Normalises the rounded values that were stored.
 #pragma unroll
         for (int i = 0; i < V; i++) sum += widen(narrow<T>(y[i]));
     }
@@ -101,9 +101,9 @@ template <class T> __device__ void residual_norm(const ResidualNorm& a) {
 }
 KERNELS(residual_norm, residual_norm<T>, ResidualNorm, 256)
 
-// With RESIDUAL, also the way back from dx to the branch of the residual before the norm.
-// Thread t has columns (t + k·threads)·V .. + V: for k < K, which it holds in registers between the
-// row's sums and dx; or with K = 0 for as many k as there are, which it reads twice.
+// With RESIDUAL, also computes the gradient of the branch of the residual before the norm. Thread t has
+// columns (t + k·threads)·V .. + V: for k < K, kept in registers between the row's sums and dx; with K =
+// 0 for any number of k, which are read twice.
 template <class T, int V, int K, bool RESIDUAL>
 __device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch, const DropoutMask& drop) {
     DYNAMIC_SHARED(shared);
@@ -167,7 +167,7 @@ __device__ void layernorm_backward_by(const LayerNormBackward& a, void* dbranch,
             for (int i = 0; i < V; i++) g[at][i] = rstd * fmaf(-xhat[at][i], along, g[at][i] - sum);
             put(static_cast<T*>(a.dx) + row * a.cols + col, g[at], RESIDUAL || a.add);
             if constexpr (RESIDUAL) {
-                // dbranch is of dx as stored, and dbias of dbranch as stored.
+                // dbranch is computed from the stored dx, and dbias from the stored dbranch.
                 float sums[V];
 #pragma unroll
                 for (int i = 0; i < V; i++) g[at][i] = widen(narrow<T>(g[at][i]));
@@ -200,8 +200,9 @@ template <class T, int V, int K> __device__ void layernorm_backward(const LayerN
 template <class T, int V, int K> __device__ void norm_residual_backward(const NormResidualBackward& a) {
     layernorm_backward_by<T, V, K, true>(a.norm, a.dbranch, a.drop);
 }
-// Rows of whole 16 bytes: a piece a thread, sixteen columns a thread as far as the kernel's bound goes,
-// which the launch asks for, and beyond it rows read twice. Any other row: one by one, read twice.
+// Rows that are multiples of 16 bytes: one vector per thread, then 16 columns per thread up to the
+// kernel's thread bound, which the launcher queries; longer rows are read twice. Other rows: one element
+// at a time, read twice.
 KERNELS(layernorm_backward_wide1, (layernorm_backward<T, WIDE<T>, 1>), LayerNormBackward, 512)
 KERNELS(layernorm_backward_wide16, (layernorm_backward<T, WIDE<T>, 16 / WIDE<T>>), LayerNormBackward, 1024)
 KERNELS(layernorm_backward_long, (layernorm_backward<T, WIDE<T>, 0>), LayerNormBackward, 512)

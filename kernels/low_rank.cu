@@ -1,4 +1,4 @@
-// A guarded axpy, and orthonormal columns: low-rank gradients.
+// Low-rank gradients: a guarded axpy, and orthonormalization of columns.
 //
 // Bytes moved for each element: axpy 8, or 12 where it accumulates.
 #include "common.cuh"
@@ -16,14 +16,14 @@ template <int V> __device__ void axpy_by(const Axpy& a, float by) {
 
 __device__ void guarded_axpy(const Axpy& a) {
     float by = a.a * *a.factor;
-    if (by != by) return; // NaN leaves y
+    if (by != by) return; // NaN: y is unchanged
     if (a.vector) axpy_by<4>(a, by);
     else axpy_by<1>(a, by);
 }
 KERNEL(axpy, guarded_axpy, Axpy, 256)
 
-// The matrix [rows, cols] of a block. A row is always its thread's, so no barrier is needed between
-// what changes a column and what reads it.
+// Matrix [rows, cols] of a block. A row always belongs to the same thread, so no barrier is needed
+// between a change of a column and its reads.
 struct Columns {
     float* x;
     uint32_t rows, cols;
@@ -37,7 +37,8 @@ struct Columns {
         return block_sum(sum);
     }
 
-    // Takes the columns before it out of column k, twice: see device/cpu/low_rank.rs.
+    // Subtracts from column k its projections on the columns before it, twice: see
+    // device/cpu/low_rank.rs.
     __device__ __forceinline__ void project(uint32_t k) const {
         for (uint32_t time = 0; time < 2 * k; time++) {
             uint32_t j = time < k ? time : time - k;

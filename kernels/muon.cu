@@ -1,4 +1,4 @@
-// Muon: momentum, fused matrices apart and together again, and the update.
+// Muon: momentum, splitting and joining of fused matrices, and the update.
 //
 // Bytes moved for each element, of an f32 gradient, a direction of size s and a live weight of size
 // t: momentum 12 + s; rows of a fused matrix 2s; to norm 1 2s; blend 3s; the update 8 + s + t.
@@ -13,7 +13,7 @@ template <class T, int V> __device__ void momentum_by(const Momentum& a, float f
         load(a.m + at, m);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            // Rounded before the subtraction, as the host does it: the compiler must not fuse them.
+            // Rounds before the subtraction, as the host does: the compiler must not fuse them.
             g[i] = __fmul_rn(g[i], factor);
             m[i] = skipped ? m[i] : fmaf(g[i] - m[i], grow, m[i]);
             g[i] = skipped ? 0.0f : a.nesterov ? fmaf(m[i] - g[i], a.momentum, g[i]) : m[i];
@@ -30,7 +30,7 @@ template <class T> __device__ void momentum(const Momentum& a) {
 }
 KERNELS(momentum, momentum<T>, Momentum, 256)
 
-// A share of columns holds whole pieces of V.
+// A rank's share of columns is a multiple of V.
 template <class T, int V> __device__ void fused_rows_by(const FusedRows& a) {
     each_piece<V>(a.rows, a.cols, [&](uint64_t row, uint32_t col) {
         uint64_t place = row / a.width * a.period + a.first + row % a.width;
@@ -101,7 +101,7 @@ template <class D, class L> __device__ void descend(const Descend& a) {
     if (a.vector) descend_by<D, L, 8>(a);
     else descend_by<D, L, 1>(a);
 }
-// A run has f32 and one other dtype.
+// A run uses f32 and one other dtype.
 KERNELS(descend_f32, (descend<float, T>), Descend, 256)
 KERNEL(descend_bf16_bf16, (descend<bf16, bf16>), Descend, 256)
 KERNEL(descend_f16_f16, (descend<f16, f16>), Descend, 256)

@@ -1,14 +1,14 @@
 // Sums, clipping, AdamW.
 //
-// Bytes moved for each element of size s: sums s. AdamW, with a gradient of size g and a live weight
-// of size s: g + 3·8 + s (master, m and v are read and written), 30 for an f32 gradient and a half
-// live weight. Sums are taken by a fixed number of blocks and added up in their order.
+// Bytes moved for each element of size s: sums s. AdamW, with a gradient of size g and a live weight of
+// size s: g + 3·8 + s (master, m and v are read and written), 30 for an f32 gradient and a half live
+// weight. Sums are taken by a fixed number of blocks and added in block order.
 #include "common.cuh"
 
-// Most partial sums of a tensor; before them lies how many there are.
+// Maximum number of partial sums of a tensor; their actual number is stored before them.
 constexpr int SUM_PARTS = 1056;
 
-// Adds up what this block has of its tensor.
+// Sums this block's share of its tensor.
 template <class T, int V> __device__ double sum_by(const SumParts& a, uint32_t t, uint32_t block, uint32_t blocks) {
     const T* x = static_cast<const T*>(a.x[t]);
     uint64_t step = (uint64_t)blocks * blockDim.x * V;
@@ -45,8 +45,8 @@ __device__ void finish_sum(const SumFinish& a) {
 }
 KERNEL(sum_finish, finish_sum, SumFinish, 256)
 
-// A digest of the bits: Σ over elements of `digest_term` of device/digest.rs, modulo 2^64, so that
-// the order does not matter. Bytes moved for each element: its own.
+// Digest of the bits: Σ over elements of `digest_term` of device/digest.rs, modulo 2^64, so that the
+// order does not matter. Bytes moved for each element: its size.
 __device__ __forceinline__ uint64_t digest_term(uint64_t at, uint32_t bits) {
     uint64_t x = (bits ^ (at + 1) * 0x9e3779b97f4a7c15u) * 0xbf58476d1ce4e5b9u;
     return x ^ (x >> 32);
@@ -96,7 +96,7 @@ __device__ void clip_by_norm(const Clip& a) {
 }
 KERNEL(clip, clip_by_norm, Clip, 32)
 
-// Advances the loss scaler, by one thread: no step waits for the host to decide.
+// Advances the loss scaler, in one thread on the device, so that no step waits for the host.
 __device__ void step_loss_scale(const LossScaleStep& a) {
     int64_t &row = a.counts[0], &left = a.counts[1], &updates = a.counts[2];
     int64_t &skipped = a.counts[3], &stuck = a.counts[4];
@@ -129,7 +129,7 @@ __device__ void step_loss_scale(const LossScaleStep& a) {
 }
 KERNEL(loss_scale_step, step_loss_scale, LossScaleStep, 1)
 
-// Takes back the update of a step whose loss or norm is too high, by one thread.
+// Cancels the update of a step whose loss or norm is above its limit, in one thread.
 __device__ void take_back_above(const SkipAbove& a) {
     bool above = *a.loss > a.max_loss || *a.norm > a.max_norm;
     if (!above || *a.status != 0.0f) return;
@@ -140,7 +140,7 @@ __device__ void take_back_above(const SkipAbove& a) {
 }
 KERNEL(skip_above, take_back_above, SkipAbove, 1)
 
-// AdamW's bias corrections at an update, by one thread.
+// Bias corrections of AdamW, in one thread.
 __device__ void adam_corrections(const AdamScalars& a) {
     double updates = (double)*a.updates;
     a.out[0] = (float)(a.lr / (1.0 - pow((double)a.beta1, updates)));
@@ -148,7 +148,7 @@ __device__ void adam_corrections(const AdamScalars& a) {
 }
 KERNEL(adam_scalars, adam_corrections, AdamScalars, 1)
 
-// Elements that a block updates before it looks for more.
+// Elements per piece: a block updates one piece, then takes its next one.
 constexpr uint32_t ADAMW_PIECE = 8192;
 
 // Elements at .. end of tensor t.
@@ -166,7 +166,7 @@ __device__ __forceinline__ void adamw_by(const AdamW& a, float factor, uint32_t 
         load(second + at, v);
 #pragma unroll
         for (int i = 0; i < V; i++) {
-            // Rounded before the subtraction, as the host does it: the compiler must not fuse them.
+            // Rounds before the subtraction, as the host does: the compiler must not fuse them.
             g[i] = __fmul_rn(g[i], factor);
             m[i] = fmaf(g[i] - m[i], 1.0f - a.beta1, m[i]);
             v[i] = fmaf(g[i] * g[i], 1.0f - a.beta2, a.beta2 * v[i]);
@@ -179,7 +179,7 @@ __device__ __forceinline__ void adamw_by(const AdamW& a, float factor, uint32_t 
     }
 }
 
-// Of many tensors: their pieces in a row are shared out among the blocks.
+// AdamW of many tensors: their pieces, in a row, are divided among the blocks.
 template <class G, class L> __device__ void adamw(const AdamW& a) {
     float factor = a.scalars[0];
     if (factor != factor) return; // NaN skips the update
@@ -192,7 +192,7 @@ template <class G, class L> __device__ void adamw(const AdamW& a) {
         else adamw_by<G, L, 1>(a, factor, t, at, end);
     }
 }
-// A run has f32 and one other dtype.
+// A run uses f32 and one other dtype.
 KERNELS(adamw_f32, (adamw<float, T>), AdamW, 256)
 KERNEL(adamw_bf16_f32, (adamw<bf16, float>), AdamW, 256)
 KERNEL(adamw_bf16_bf16, (adamw<bf16, bf16>), AdamW, 256)

@@ -1,13 +1,13 @@
 // Queries and keys before attention: an RMS norm of each head (Qwen3), then RoPE (Su et al. 2021).
 //
-// A warp has one head of one row at a time, lane l its columns l, l + 32, … of the first half and the
-// same of the second: both ends of the points that RoPE turns. Backward takes the heads of a stretch
-// of rows in a block, so that the sums for the norm's scales are added in one order.
+// A warp has one head of one row at a time; lane l has columns l, l + 32, … of the first half and the
+// same columns of the second: both elements of each pair that RoPE rotates. In backward a block has the
+// heads of consecutive rows, so that the sums for the norm's scales are added in one order.
 // Bytes moved for each element of queries and keys of size s: forward 2s; backward 2s, with a norm 3s.
 #include "common.cuh"
 
 constexpr int WARPS = 8;
-constexpr int PAIRS = 4; // of a lane: heads have at most 256 columns
+constexpr int PAIRS = 4; // per lane: heads have at most 256 columns
 
 // One head of one row.
 template <class T> struct HeadRow {
@@ -26,7 +26,7 @@ template <class T> struct HeadRow {
         value = in == group - 1;
     }
 
-    // Columns that lie outside are zeros.
+    // Columns outside the head are zeros.
     __device__ __forceinline__ void read(const T* from, float (&x)[2][PAIRS]) const {
 #pragma unroll
         for (int i = 0; i < PAIRS; i++) {
@@ -53,7 +53,7 @@ template <class T> struct HeadRow {
         return 1.0f / sqrtf(warp_sum(sum) / d + eps);
     }
 
-    // By the angles of the row's position, or back by them.
+    // Rotates by the angles of the row's position, or back by them.
     __device__ __forceinline__ void turn(const QueryKey& a, float (&x)[2][PAIRS], float sign) const {
         const float* angles = a.table + (uint64_t)a.positions[row] * d;
 #pragma unroll
@@ -81,7 +81,7 @@ template <class T> __device__ void query_key(const QueryKey& a) {
 #pragma unroll
         for (int i = 0; i < 2 * PAIRS; i++) {
             float& own = x[i / PAIRS][i % PAIRS];
-            // Rounded before the weight and after it, as in transformers.
+            // Rounds before the weight and after it, as transformers does.
             own = widen(narrow<T>(own * root));
             own = widen(narrow<T>(own * scale[i / PAIRS][i % PAIRS]));
         }
@@ -91,13 +91,13 @@ template <class T> __device__ void query_key(const QueryKey& a) {
 }
 KERNELS(query_key, query_key<T>, QueryKey, 256)
 
-// dx, and the block's sums for the gradients of the scales into parts.
+// Stores dx, and the block's sums for the gradients of the scales in parts.
 template <class T> __device__ void query_key_backward(const QueryKey& a) {
     SHARED(float, shared, [WARPS][2][2 * 32 * PAIRS]);
     uint64_t all = a.rows * (a.heads + 2 * a.kv), start = (uint64_t)blockIdx.x * a.chunk;
     uint64_t end = start + a.chunk < all ? start + a.chunk : all;
     int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    float sums[2][2 * PAIRS] = {}; // of the query's scale, and of the key's
+    float sums[2][2 * PAIRS] = {}; // gradients of the query's scale, and of the key's
     for (uint64_t number = start + warp; number < end; number += WARPS) {
         HeadRow<T> head(a, number);
         if (head.value && !a.copy) continue;
@@ -129,7 +129,7 @@ template <class T> __device__ void query_key_backward(const QueryKey& a) {
         head.write(static_cast<T*>(a.to) + head.at, dy);
     }
     if (!a.parts) return;
-    // Sum i of a lane is of column lane + 32·(i % PAIRS), in the second half from PAIRS on.
+    // Sum i of a lane belongs to column lane + 32·(i % PAIRS), of the second half for i from PAIRS.
 #pragma unroll
     for (int i = 0; i < 2 * PAIRS; i++) {
         shared[warp][0][lane + 32 * i] = sums[0][i];

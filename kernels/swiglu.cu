@@ -32,7 +32,7 @@ template <class T> __device__ void swiglu(const Swiglu& a) {
 }
 KERNELS(swiglu, swiglu<T>, Swiglu, 256)
 
-// The slopes of a gate and of its value, in their places.
+// Gradients of a gate and of its value, stored at their columns.
 __device__ __forceinline__ void slopes(float dy, float& gate, float& value) {
     float s = sigmoid(gate), dvalue = dy * gate * s;
     gate = dy * value * s * fmaf(gate, 1.0f - s, 1.0f);

@@ -34,7 +34,7 @@ impl Fused {
     }
 
     /// Index of the matrix that a row belongs to.
-    pub fn of(self, row: usize) -> usize {
+    pub fn matrix_of(self, row: usize) -> usize {
         let [first, second, _] = self.widths;
         let at = row % self.period();
         usize::from(at >= first) + usize::from(at >= first + second)
@@ -45,7 +45,7 @@ impl Fused {
         if self.count() == 1 {
             return usize::MAX;
         }
-        let until: usize = self.widths[..=self.of(row)].iter().sum();
+        let until: usize = self.widths[..=self.matrix_of(row)].iter().sum();
         row - row % self.period() + until
     }
 
@@ -68,12 +68,15 @@ mod tests {
     #[test]
     fn every_row_belongs_to_one_matrix() {
         let fused = Fused::new([4, 2, 2]);
-        let of: Vec<usize> = (0..12).map(|row| fused.of(row)).collect();
+        let of: Vec<usize> = (0..12).map(|row| fused.matrix_of(row)).collect();
         assert_eq!(of, [0, 0, 0, 0, 1, 1, 2, 2, 0, 0, 0, 0]);
         let next: Vec<usize> = (0..9).map(|row| fused.next(row)).collect();
         assert_eq!(next, [4, 4, 4, 4, 6, 6, 8, 8, 12]);
         assert_eq!([0, 1, 2].map(|number| fused.rows(number, 24)), [12, 6, 6]);
-        assert_eq!((Fused::ONE.count(), Fused::ONE.of(7), Fused::ONE.next(7)), (1, 0, usize::MAX));
+        assert_eq!(
+            (Fused::ONE.count(), Fused::ONE.matrix_of(7), Fused::ONE.next(7)),
+            (1, 0, usize::MAX)
+        );
         assert_eq!(Fused::ONE.rows(0, 7), 7);
     }
 
@@ -81,7 +84,8 @@ mod tests {
     fn rows_of_a_matrix_lie_in_their_order() {
         for fused in [Fused::new([4, 2, 2]), Fused::new([1, 1, 0]), Fused::ONE] {
             for number in 0..fused.count() {
-                let own: Vec<usize> = (0..16).filter(|row| fused.of(*row) == number).collect();
+                let own: Vec<usize> =
+                    (0..16).filter(|row| fused.matrix_of(*row) == number).collect();
                 let placed: Vec<usize> = (0..own.len()).map(|i| fused.place(number, i)).collect();
                 assert_eq!(placed, own, "{number} of {fused:?}");
             }

@@ -75,7 +75,7 @@ mod tests {
             let all: Vec<usize> = (0..heads.qkv_width()).step_by(5).collect();
             assert_eq!(columns, all, "{heads:?}");
             for head in 0..query {
-                let of = |which| heads.fused().of(heads.column(head, which) + heads.dim - 1);
+                let of = |which| heads.fused().matrix_of(heads.column(head, which) + heads.dim - 1);
                 assert_eq!([Qkv::Query, Qkv::Key, Qkv::Value].map(of), [0, 1, 2], "{heads:?}");
             }
             let share = heads.share(kv);

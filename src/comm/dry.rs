@@ -79,7 +79,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    pub fn of(device: &Rc<device::Dry>) -> Rc<Journal> {
+    pub fn for_device(device: &Rc<device::Dry>) -> Rc<Journal> {
         Rc::new(Journal { device: device.clone(), ..Journal::default() })
     }
 

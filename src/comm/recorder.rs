@@ -208,7 +208,7 @@ impl Recorder {
     /// Windows recorded on this rank, not via rank 0.
     pub(super) fn busy(&self, rank: usize) -> RankBusy {
         let node = self.state.lock().node.clone();
-        RankBusy::of(&self.report(rank, &node, 0))
+        RankBusy::from_report(&self.report(rank, &node, 0))
     }
 
     /// State of the rank with its last `events` events and log lines, and all unfinished events,

@@ -53,7 +53,7 @@ pub struct RankBusy {
 }
 
 impl RankBusy {
-    pub(super) fn of(report: &RankReport) -> RankBusy {
+    pub(super) fn from_report(report: &RankReport) -> RankBusy {
         let (node, windows) = (report.node.clone(), report.busy.clone());
         RankBusy { name: report.name(), node, windows }
     }

@@ -42,7 +42,7 @@ pub enum SharePart {
 
 impl MixturePlan {
     /// Plan for a run of `samples`.
-    pub fn of(data: &Data, samples: u64) -> MixturePlan {
+    pub fn from_data(data: &Data, samples: u64) -> MixturePlan {
         let stages = data.mixtures().filter(|(from, _)| *from == 0 || *from < samples);
         let stages =
             stages.map(|(from, datasets)| PlannedStage::new(from, samples, datasets)).collect();
@@ -90,7 +90,7 @@ impl MixturePlan {
             return self;
         }
         if consumed == 0 {
-            return MixturePlan::of(data, samples);
+            return MixturePlan::from_data(data, samples);
         }
         // A stage without samples is dropped; one with samples is kept unchanged.
         self.stages.retain(|stage| stage.from < consumed);

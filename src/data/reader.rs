@@ -20,7 +20,7 @@ impl Request {
     /// Requests of one of `ranks` data-parallel ranks for samples `consumed .. total`, in the order
     /// of Megatron's default sampler: `micro` samples to each rank in turn. A last round that does
     /// not reach all ranks is dropped. The samples that a run reads do not depend on `ranks`.
-    pub fn of_rank(
+    pub fn for_rank(
         consumed: u64,
         total: u64,
         micro: usize,

@@ -45,7 +45,7 @@ impl Datasets {
         train_samples: u64,
         eval_samples: u64,
     ) -> Result<Datasets> {
-        let plan = MixturePlan::of(data, train_samples);
+        let plan = MixturePlan::from_data(data, train_samples);
         Datasets::resume(data, plan, seq_len, vocab, eval_samples)
     }
 
@@ -131,7 +131,7 @@ pub fn foresee(
     let mut builder = MixtureBuilder::new(data, seq_len);
     let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
     let cut = |drop_partial| Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
-    let mut plans = vec![("train".into(), MixturePlan::of(data, train_samples), cut(true))];
+    let mut plans = vec![("train".into(), MixturePlan::from_data(data, train_samples), cut(true))];
     for set in &data.valid {
         let plan = MixturePlan::new(&set.datasets, eval_samples);
         let cut = cut(data.drop_last_partial_validation_sequence);

@@ -127,8 +127,8 @@ impl MatrixPart {
         std::iter::from_fn(move || {
             let start = at;
             let (number, end) = match vector {
-                true => (fused.of(start), fused.next(start).min(cols.end)),
-                false => (fused.of(row), cols.end),
+                true => (fused.matrix_of(start), fused.next(start).min(cols.end)),
+                false => (fused.matrix_of(row), cols.end),
             };
             at = end;
             (start < cols.end).then_some((number, start..end))
@@ -142,7 +142,7 @@ impl MatrixPart {
 
     /// Row of the column sums that a row of the matrix contributes to.
     pub fn col_row(&self, row: usize) -> usize {
-        if self.is_vector() { 0 } else { self.fused.of(row) }
+        if self.is_vector() { 0 } else { self.fused.matrix_of(row) }
     }
 
     /// Elements of each whole fused matrix, padded with 0.

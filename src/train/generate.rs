@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_text_ends_before_a_stop_string_and_shows_nothing_of_it() {
-        let tokenizer = Tokenizer::of_bytes();
+        let tokenizer = Tokenizer::byte_level();
         let mut text = Text::new(&tokenizer, vec![256, u32::from(b'a'), u32::from(b'.')]);
         let stop = ["..b".to_string()];
         assert_eq!(text.next(&stop, false), "a.");

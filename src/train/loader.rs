@@ -39,7 +39,7 @@ impl DataShard {
     }
 
     fn requests(self, from: u64, to: u64) -> impl Iterator<Item = Request> + Send + 'static {
-        Request::of_rank(from, to, self.micro, self.replicas, self.replica)
+        Request::for_rank(from, to, self.micro, self.replicas, self.replica)
     }
 }
 

@@ -99,13 +99,13 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
 /// skipped or read twice. `now` are the manifest's existing datasets; a missing one is reported when
 /// it is opened.
 pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<MixturePlan> {
-    let Some(found) = found else { return Ok(MixturePlan::of(&m.data, m.train.samples)) };
+    let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
     let state = opened.index.state;
     if state.imported.is_some() && state.data.is_empty() {
         // Another trainer read the samples so far: its order is that of the manifest's datasets,
         // wherever they are here.
-        return Ok(MixturePlan::of(&m.data, m.train.samples));
+        return Ok(MixturePlan::from_data(&m.data, m.train.samples));
     }
     // A dataset that was moved is still the same one.
     let moved = state.data.iter().filter_map(|saved| {

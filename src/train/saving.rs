@@ -382,7 +382,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         optimizer: optimizer(m),
         history: Vec::new(),
         data,
-        mixture: MixturePlan::of(&m.data, m.train.samples),
+        mixture: MixturePlan::from_data(&m.data, m.train.samples),
         spikes: None,
         imported: None,
         manifest: loaded.effective.clone(),

@@ -320,7 +320,7 @@ fn ranks_read_what_megatrons_sampler_gives_them() {
         let (micro, ranks) = (number("micro_batch_size") as usize, number("dp") as usize);
         for (rank, want) in case["ranks"].as_array().unwrap().iter().enumerate() {
             let requests =
-                Request::of_rank(number("consumed"), number("total"), micro, ranks, rank);
+                Request::for_rank(number("consumed"), number("total"), micro, ranks, rank);
             let batches: Vec<Vec<i64>> = requests
                 .map(|Request { first_sample, samples }| {
                     (first_sample as i64..first_sample as i64 + samples as i64).collect()

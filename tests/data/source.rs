@@ -338,7 +338,7 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     ];
     let whole = Datasets::open(&staged, 32, 250_680, 100, 0).unwrap();
     // The same by hand: the run stops at 40 and at 75 and continues with another manifest.
-    let by_hand = MixturePlan::of(&data(mixture(0.7, 0.3)), 100)
+    let by_hand = MixturePlan::from_data(&data(mixture(0.7, 0.3)), 100)
         .continued(&data(mixture(0.2, 0.8)), 100, 40)
         .continued(&data(other.clone()), 100, 75);
     assert_eq!(whole.plan, by_hand);

@@ -64,7 +64,7 @@ fn special_tokens_in_text_are_text_unless_asked() {
 
 #[test]
 fn bytes_are_a_tokenizer() {
-    let tokenizer = Tokenizer::of_bytes();
+    let tokenizer = Tokenizer::byte_level();
     assert_eq!(tokenizer.encode("aé"), [97, 0xc3, 0xa9]);
     assert_eq!((tokenizer.vocab(), tokenizer.eod()), (257, Some(256)));
     assert_eq!(tokenizer.decode(&[0xc3, 98]), "\u{fffd}b");

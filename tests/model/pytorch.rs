@@ -116,7 +116,8 @@ pub fn follow(name: &str, weights: &str, sets: &[&str], accum: usize, within: [f
         let theirs = reader.words(&common::reference_name(param)).unwrap();
         let theirs = common::from_reference(param, &theirs, heads);
         // The key bias moves all scores of a query alike: its gradient is rounding alone.
-        let counts = |at: &usize| param.rows > 1 || param.spec.fused(&manifest.model).of(*at) != 1;
+        let counts =
+            |at: &usize| param.rows > 1 || param.spec.fused(&manifest.model).matrix_of(*at) != 1;
         let norm = |of: &dyn Fn(usize) -> f32| {
             let squares = (0..theirs.len()).filter(counts).map(|at| f64::from(of(at)).powi(2));
             squares.sum::<f64>().sqrt()

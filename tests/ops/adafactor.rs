@@ -70,7 +70,7 @@ pub fn large(b: &Bench) {
 fn places(part: &MatrixPart) -> Vec<[usize; 3]> {
     let place = |at: usize| {
         let (row, col) = (at / part.cols, at % part.cols);
-        [row, col, part.fused.of(if part.is_vector() { col } else { row })]
+        [row, col, part.fused.matrix_of(if part.is_vector() { col } else { row })]
     };
     (part.first..part.first + part.len).map(place).collect()
 }
@@ -198,7 +198,7 @@ fn moved(
             own.iter().sum::<f64>() / part.cols as f64
         }
         false => {
-            let own = (0..part.rows).filter(|row| part.fused.of(*row) == number);
+            let own = (0..part.rows).filter(|row| part.fused.matrix_of(*row) == number);
             own.map(|row| new_row[row]).sum::<f64>() / along(number) as f64
         }
     };

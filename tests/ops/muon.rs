@@ -113,7 +113,7 @@ fn apart(b: &Bench, rows: usize, cols: usize, shares: usize, fused: Fused) {
         let one = b.blank(own, cols, b.dtype);
         b.run(op::Unfuse { all: all.on, which, one: one.set() });
         b.expect("one", one, || {
-            let mine = (0..rows).filter(|row| fused.of(*row) == number);
+            let mine = (0..rows).filter(|row| fused.matrix_of(*row) == number);
             let value =
                 |row: usize, col: usize| all.x[(col / width * rows + row) * width + col % width];
             mine.flat_map(|row| (0..cols).map(move |col| value(row, col))).collect()

@@ -1,5 +1,4 @@
-//! The stand-in sees faults of each kind that it is to see: programs of `tests/softgpu/planted.cpp` have one
-//! each.
+//! Faults of each kind that the stand-in detects, one in each program of `tests/softgpu/planted.cpp`.
 
 use crate::bench::Bench;
 use crate::softgpu;
@@ -14,14 +13,14 @@ fn run(fault: &str, variables: &[(&str, &str)]) -> Output {
     Command::new(program).arg(fault).envs(variables).output().expect("it runs")
 }
 
-/// The program ends by an abort with this message.
+/// Checks that the program aborts with this message.
 fn aborts(fault: &str, variables: &[(&str, &str)], message: &str) {
     let done = run(fault, variables);
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && said.contains(message), "{fault}: {done:?}");
 }
 
-/// The program says this.
+/// Checks that the program succeeds and prints this.
 fn says(fault: &str, variables: &[(&str, &str)], what: &str) {
     let done = run(fault, variables);
     let said = String::from_utf8_lossy(&done.stdout);
@@ -39,8 +38,8 @@ fn launches_beyond_a_limit_are_refused() {
 #[test]
 fn shared_memory_starts_as_nan_and_ends_at_canaries() {
     says("uninitialised", &[], "64 not a number");
-    aborts("static_overrun", &[], "wrote beside its 256 bytes of static shared memory");
-    aborts("dynamic_overrun", &[], "wrote beside its 1024 bytes of dynamic shared memory");
+    aborts("static_overrun", &[], "wrote outside its 256 bytes of static shared memory");
+    aborts("dynamic_overrun", &[], "wrote outside its 1024 bytes of dynamic shared memory");
 }
 
 #[test]
@@ -61,8 +60,8 @@ fn undefined_arithmetic_and_addresses_abort() {
     aborts("different_collectives", &[], "syncwarp where another lane of the warp is in shfl");
 }
 
-/// A receive that is begun before the send that its peer waits for: with one hardware queue it holds up the
-/// send, and where kernels are loaded lazily, the load.
+/// Each rank begins a receive before the send that its peer waits for. The receive blocks the send if both share a
+/// hardware queue, and the load of a kernel if loading is lazy.
 #[test]
 fn streams_that_must_progress_independently_hang_in_one_queue() {
     const EAGER: (&str, &str) = ("CUDA_MODULE_LOADING", "EAGER");
@@ -71,8 +70,8 @@ fn streams_that_must_progress_independently_hang_in_one_queue() {
     says("receive_first", &[EAGER, patient], "ended");
     aborts("receive_first", &[EAGER, ("SOFTGPU_QUEUES", "1")], hangs);
     aborts("receive_first", &[], hangs);
-    let beside = "bound_of_64 is loaded beside a receive that has begun";
-    aborts("receive_first", &[("SOFTGPU_LOADS", "apart")], beside);
+    let message = "bound_of_64 is loaded while a receive is in flight";
+    aborts("receive_first", &[("SOFTGPU_LOADS", "apart")], message);
 }
 
 #[test]

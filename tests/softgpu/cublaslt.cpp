@@ -1,12 +1,12 @@
-// The part of cuBLASLt that gptrain calls, on the CPU. For tests only.
+// Part of cuBLASLt that gptrain calls, on the CPU. For tests only.
 //
-// Sums are in f32, in the order of the depth. What the real library documents as a restriction and
-// gptrain relies on is refused here too: leading dimensions, the alignment promised to the
-// heuristic, and that of bias and auxiliary matrices; what 8-bit floats need.
+// Sums are in f32, in the order of the inner dimension. Documented restrictions of the real library that
+// gptrain relies on are enforced here too: leading dimensions, the alignment promised to the heuristic,
+// the alignment of bias and auxiliary matrices, and the requirements of 8-bit floats.
 //
-// It proposes several algorithms (see ALGORITHMS), which take made-up times: the best is neither the
-// first nor the one that claims to be the fastest. For fewer SMs than all it proposes another first, and
-// an algorithm runs for as many as it was proposed for.
+// The heuristic proposes several algorithms (see ALGORITHMS) with simulated times: the best is neither
+// the first nor the one that claims to be the fastest. For fewer than all SMs another one is proposed
+// first, and an algorithm runs only for the number of SMs it was proposed for.
 #include "softgpu.h"
 #include <cstdlib>
 #include <functional>
@@ -31,10 +31,10 @@ enum { MAX_WORKSPACE = 1, REDUCTIONS = 3, ALIGN_A = 5, ALIGN_D = 8 };
 enum { CONFIG_REDUCTION = 3 };
 enum { REDUCE_IN_PLACE = 1, REDUCE_IN_COMPUTE_TYPE = 2 };
 
-// What is wrong with an algorithm.
+// Fault of an algorithm.
 enum Flaw { NONE, FAILS_ITS_CHECK, FAILS_AT_RUN, GIVES_OTHER_BITS };
 typedef float Dot(const float* a, const float* b, int64_t depth, float sum);
-// Added to a sum, in so many lanes.
+// Adds a dot product to `sum`, with LANES partial sums.
 template <int LANES> static float dot(const float* a, const float* b, int64_t depth, float sum) {
     float lanes[LANES] = {};
     int64_t l = 0;
@@ -96,7 +96,7 @@ template <class T> static T get(const Attributes& a, int key, T otherwise) {
     memcpy(&value, found->second.data(), sizeof value);
     return value;
 }
-// Micikevicius et al. 2022: 1, 4, 3 bits with no infinity, and 1, 5, 2 as IEEE 754 has them.
+// 8-bit floats (Micikevicius et al. 2022): 1, 4, 3 bits with no infinity, and 1, 5, 2 as in IEEE 754.
 static float of_fp8(int type, uint8_t code) {
     int fraction = type == E4M3 ? 3 : 2, bias = type == E4M3 ? 7 : 15;
     int exponent = (code & 0x7f) >> fraction, part = code & ((1 << fraction) - 1);
@@ -119,7 +119,7 @@ static void store(int type, void* p, int64_t i, float x) {
     else ((__nv_bfloat16*)p)[i] = __float2bfloat16(x);
 }
 
-// To 10 bits of fraction, as cvt.rna.tf32 does.
+// Rounds to 10 bits of fraction, as cvt.rna.tf32 does.
 static float tf32(float x) {
     return std::isfinite(x) ? __uint_as_float((__float_as_uint(x) + 0x1000) & ~0x1fffu) : x;
 }
@@ -175,14 +175,15 @@ API cublasLtMatmulPreferenceSetAttribute(Preference* p, int key, const void* val
 
 API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor* descriptor, Layout* layout, Layout*, Layout*, Layout*,
                                    Preference* preference, int asked, Heuristic* found, int* count) {
-    // Fused GELU in f32 and of 8-bit floats is what the real library may lack: so that it is tested to be done without.
+    // The real library may lack fused GELU in f32 and for 8-bit floats: refused here, to test the
+    // fallback.
     int epilogue = get<int>(descriptor->set, EPILOGUE, DEFAULT);
     bool fp8 = is_fp8(layout->type);
     if ((fp8 || layout->type == F32) && (epilogue == GELU_AUX_BIAS || epilogue == DGELU)) {
         *count = 0;
         return NOT_SUPPORTED;
     }
-    // The stand-in's algorithm is the alignment it was chosen for, its number, and the SMs.
+    // Algorithm of the stand-in: the alignment it was proposed for, its number, and its SMs.
     uint32_t reductions = get<uint32_t>(preference->set, REDUCTIONS, 7);
     *count = 0;
     int sms = get<int>(descriptor->set, SM_COUNT_TARGET, 0);
@@ -237,7 +238,8 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     const float* scale_b = (const float*)get<uint64_t>(a, B_SCALE, 0);
     int mode = get<int>(a, A_SCALE_MODE, SCALAR_32F);
     if (fp8) {
-        // "To use FP8 kernels": A turned and B not, sides and addresses in sixteens, one E5M2 at most.
+        // "To use FP8 kernels": A transposed and B not, sizes and addresses multiples of 16, at most one
+        // E5M2.
         bool sixteens = m % 16 == 0 && n % 16 == 0 && k % 16 == 0 && (uint64_t)A % 16 == 0 &&
                         (uint64_t)B % 16 == 0 && (uint64_t)C % 16 == 0 && (uint64_t)D % 16 == 0;
         if (!turn_a || turn_b || !sixteens) return NOT_SUPPORTED;
@@ -246,7 +248,8 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
         if (mode != get<int>(a, B_SCALE_MODE, SCALAR_32F)) return NOT_SUPPORTED;
         if (mode != SCALAR_32F && mode != OUTER_VEC_32F) return NOT_SUPPORTED;
         if (mode == OUTER_VEC_32F && (!scale_a || !scale_b)) return INVALID_VALUE;
-        // SOFTGPU_FP8_ADD=0: products with a scale for each row overwrite C. The heuristic is not asked for beta.
+        // SOFTGPU_FP8_ADD=0: products with a scale per row cannot accumulate. The heuristic does not see
+        // beta.
         const char* adds = getenv("SOFTGPU_FP8_ADD");
         if (mode == OUTER_VEC_32F && *beta != 0 && adds && !atoi(adds)) return NOT_SUPPORTED;
     } else if (scale_a || scale_b || mode) {
@@ -269,7 +272,7 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
     if (has_bias && (!bias || (uint64_t)bias % 16 || ld->type != own)) return INVALID_VALUE;
     if (has_aux && (!aux || (uint64_t)aux % 16 || aux_ld % 8 || aux_ld < m)) return INVALID_VALUE;
     if (epilogue != DEFAULT && !has_bias && !has_aux && !sums) return NOT_SUPPORTED;
-    // The table of dtypes: C is like A and B, or f32.
+    // Supported dtypes: C is like A and B, or f32.
     if (la->type != F32 && la->type != F16 && la->type != BF16 && !fp8) return NOT_SUPPORTED;
     if (ld->type != own && ld->type != F32) return NOT_SUPPORTED;
     if (fp8 && (sums || has_aux)) return NOT_SUPPORTED;

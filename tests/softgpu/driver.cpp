@@ -1,14 +1,15 @@
-// The part of libcuda that gptrain calls, on the CPU. For tests only.
+// Part of libcuda that gptrain calls, on the CPU. For tests only.
 //
-// A stream is a queue of work that nobody runs until somebody waits; then work is taken from the
-// streams in a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a
-// missing wait shows as a wrong number. Memory ends at a page that cannot be touched. Each device
-// has its own lock, so that ranks may be threads. SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes) and
-// SOFTGPU_CAPABILITY (90) set what there is; SOFTGPU_QUEUES how many hardware queues streams share
-// (driver.h). A kernel is loaded as it is first asked for, which waits for all that its device has to do, as
-// CUDA may do under lazy loading; SOFTGPU_LOADS=apart: and ends the process where a receive has begun on a
-// stream of its own. SOFTGPU_FAIL=GPU:N:CODE lets the Nth kernel of a device
-// fail, and the device with it: every later call gives that code; the kernel never ends where it is 0.
+// A stream is a queue of work that runs only when a thread waits. Work is then taken from the streams in
+// a seeded random order (SOFTGPU_SEED) that respects only streams and events, so that a missing wait
+// shows as a wrong number. Every allocation ends at an inaccessible page. Each device has its own lock,
+// so that ranks may be threads.
+// SOFTGPU_DEVICES, SOFTGPU_MEMORY (bytes) and SOFTGPU_CAPABILITY (90) describe the devices,
+// SOFTGPU_QUEUES the number of hardware queues that streams share (driver.h). A kernel is loaded at its
+// first use, which synchronizes its device, as CUDA may do under lazy loading. SOFTGPU_LOADS=apart: a
+// load also aborts the process if a receive is in flight on a stream of its own. SOFTGPU_FAIL=GPU:N:CODE
+// makes the Nth kernel of a device fail, and the device with it: every later call returns CODE; if CODE
+// is 0, the kernel never ends.
 #include "driver.h"
 #include "tensor_map.h"
 #include <sys/mman.h>
@@ -18,15 +19,15 @@ thread_local Device* current = nullptr;
 namespace {
 struct Function {
     const softgpu::Kernel* kernel;
-    unsigned dynamic_limit, shared_limit; // of a block: dynamic bytes alone, and all
+    unsigned dynamic_limit, shared_limit; // bytes per block: dynamic alone, and in total
 };
 
 unsigned capability() { return setting("SOFTGPU_CAPABILITY", 90); }
-// Bytes of shared memory that a kernel declares itself, as this driver says it: block_sum's, which most
-// have. What a block really has is counted as it runs (fibers.cpp).
+// Static shared memory that this driver reports for every kernel: that of block_sum, which most have.
+// The actual bytes of a block are counted as it runs (fibers.cpp).
 constexpr int STATIC_SHARED = 256;
 constexpr unsigned SHARED_UNASKED = 48 << 10;
-// Bytes of shared memory that a block may have (CUDA C++ Programming Guide, compute capabilities).
+// Maximum shared memory per block, in bytes (CUDA C++ Programming Guide, compute capabilities).
 int shared_limit() {
     switch (capability()) {
     case 70: return 96 << 10;
@@ -45,7 +46,7 @@ Device* device(unsigned i) {
     return all[i];
 }
 
-// A page that faults ends every allocation; its start stays aligned to 256 bytes.
+// Every allocation ends at a page that faults; its start is aligned to 256 bytes.
 constexpr size_t PAGE = 4096;
 size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
@@ -56,7 +57,7 @@ bool is_pinned(Device* d, const void* p) {
 }
 } // namespace
 
-// For the stand-in's other libraries.
+// Functions for the stand-in's other libraries.
 #define FOR_LIBRARIES extern "C" __attribute__((visibility("default"))) void
 FOR_LIBRARIES softgpu_push(Stream* s, std::function<void()>* work) {
     std::lock_guard<std::recursive_mutex> guard(s->device->lock);
@@ -67,15 +68,15 @@ FOR_LIBRARIES softgpu_push_steps(Stream* s, Ask* ask) {
     push(s, std::move(*ask));
 }
 FOR_LIBRARIES softgpu_tell() { News::all().tell(); }
-// Memory that a library has taken of a device; less than none gives it back.
+// Counts device memory that a library allocates; a negative number frees it.
 FOR_LIBRARIES softgpu_hold(Device* device, long bytes) {
     std::lock_guard<std::recursive_mutex> guard(device->lock);
     device->used += bytes;
 }
-// Which device a stream is of.
+// Device of a stream.
 extern "C" __attribute__((visibility("default"))) void* softgpu_device(Stream* s) { return s->device; }
 
-// Time passes only where work says so, in made-up milliseconds: a kernel takes one.
+// Advances the device's simulated clock, in milliseconds; a kernel takes one.
 extern "C" __attribute__((visibility("default"))) void softgpu_take(Stream* s, unsigned time) {
     s->device->clock += time;
 }
@@ -143,7 +144,7 @@ API cuDeviceGetAttribute(int* value, int attribute, int) {
     }
     return OK;
 }
-// 4: threads that wait for the device block, and so do its events, which have a flag of their own.
+// 4 (blocking sync): threads that wait for the device block; events have a flag of their own for that.
 API cuDevicePrimaryCtxSetFlags_v2(int d, unsigned flags) {
     if (flags != 0 && flags != 4) return INVALID_VALUE;
     device(d)->flags = flags;
@@ -182,7 +183,7 @@ API cuMemAlloc_v2(Address* address, size_t bytes) {
     char* start = static_cast<char*>(map);
     mprotect(start + size, PAGE, PROT_NONE);
     *address = reinterpret_cast<Address>(start) + ((size - bytes) & ~255ull);
-    // Never written is NaN; large regions would cost time.
+    // Fills new memory with NaN, unless the region is so large that this takes time.
     if (bytes < 16 << 20) memset(reinterpret_cast<void*>(*address), 0xff, bytes);
     current->memory[*address] = bytes;
     current->used += bytes;
@@ -237,7 +238,7 @@ API cuMemcpyDtoDAsync_v2(Address to, Address from, size_t bytes, Stream* s) {
 API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
     IN_CONTEXT;
     return push_run(s, [=] {
-        // Pages given back read as zeros, and take no memory until they are written.
+        // Pages given back read as zeros, and use no memory until they are written.
         Address first = pages(to), last = (to + bytes) / PAGE * PAGE;
         char* start = reinterpret_cast<char*>(to);
         if (value == 0 && last > first) {
@@ -252,7 +253,7 @@ API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
 
 API cuModuleLoadData(void** module, const void* image) {
     NOT_WHILE_CAPTURING;
-    // A fatbin or a cubin: which is not run, but must be one.
+    // Accepts only a fatbin or a cubin, which it does not run.
     uint32_t magic;
     memcpy(&magic, image, 4);
     if (magic != 0xba55ed50 && magic != 0x464c457f) return INVALID_IMAGE;
@@ -263,8 +264,8 @@ API cuModuleUnload(char* module) {
     delete module;
     return OK;
 }
-// The first time that its device is asked for a kernel. CUDA_MODULE_LOADING=EAGER: all were loaded with
-// their module.
+// Loads a kernel at its first use on a device. CUDA_MODULE_LOADING=EAGER: all were loaded with their
+// module.
 static void load_lazily(const char* name) {
     const char* loading = getenv("CUDA_MODULE_LOADING");
     if (!current || (loading && !strcmp(loading, "EAGER"))) return;
@@ -272,7 +273,7 @@ static void load_lazily(const char* name) {
     if (!current->loaded.insert(name).second) return;
     const char* apart = getenv("SOFTGPU_LOADS");
     if (apart && !strcmp(apart, "apart") && current->receives_beside()) {
-        fprintf(stderr, "softgpu: %s is loaded beside a receive that has begun\n", name);
+        fprintf(stderr, "softgpu: %s is loaded while a receive is in flight\n", name);
         abort();
     }
     current->drain_all();
@@ -291,7 +292,7 @@ API cuFuncSetAttribute(Function* function, int attribute, int value) {
     function->shared_limit = shared_limit();
     return OK;
 }
-// 0 the most threads of a block, 1 the shared memory that the kernel declares itself.
+// Attribute 0: maximum threads per block; 1: static shared memory.
 API cuFuncGetAttribute(int* value, int attribute, Function* function) {
     if (attribute != 0 && attribute != 1) return INVALID_VALUE;
     *value = attribute ? STATIC_SHARED : function->kernel->bound;
@@ -331,8 +332,8 @@ API cuLaunchKernel(Function* function, unsigned gx, unsigned gy, unsigned gz, un
     });
 }
 
-// cuda.h: types 0 .. (6 and 9 are f16 and bf16), interleave, swizzle 0 none, 1 32, 2 64, 3 128 bytes,
-// L2 promotion, fill 0 zeros. Four dimensions of two bytes are all that gptrain asks for.
+// cuda.h: types 0 .. (6 and 9 are f16 and bf16), interleave, swizzle 0 none, 1 32, 2 64, 3 128 bytes, L2
+// promotion, fill 0 zeros. gptrain uses only four dimensions of two-byte elements.
 API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, Address address, const uint64_t* sizes,
                            const uint64_t* strides, const unsigned* box, const unsigned* steps,
                            int interleave, int swizzle, int promotion, int fill) {
@@ -360,7 +361,7 @@ API cuTensorMapEncodeTiled(void* map, int type, unsigned rank, Address address, 
     return OK;
 }
 
-// As on a GPU: a lower number goes first.
+// Priorities as on a GPU: a lower number is more urgent.
 constexpr int LEAST_PRIORITY = 0, GREATEST_PRIORITY = -5;
 
 API cuCtxGetStreamPriorityRange(int* least, int* greatest) {

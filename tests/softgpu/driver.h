@@ -1,4 +1,4 @@
-// What the stand-in's driver is made of: devices, their streams, events, and graphs.
+// Parts of the stand-in's driver: devices, streams, events and graphs.
 #pragma once
 #include "softgpu.h"
 #include <chrono>
@@ -39,22 +39,21 @@ enum : Result {
 };
 #define API extern "C" __attribute__((visibility("default"))) Result
 
-// Of one event.
+// State of one event.
 struct Marker {
     uint64_t recorded = 0, done = 0;
     uint64_t at = 0; // time of its last record
 };
-// Run once `when` says so: others are waited for.
+// Step that runs once `when` returns true; until then it waits for other ranks.
 struct Step {
     std::function<bool()> when;
     std::function<void()> run;
-    bool receive = false; // of a message
+    bool receive = false; // receives a message
 };
-// What is asked for once, as steps one after the other. Each launch of a graph asks again; it is
-// told whether it is part of one.
+// Enqueued operation, as consecutive steps. Each launch of a graph calls it again, with `in_graph`.
 typedef std::function<std::vector<Step>(bool in_graph)> Ask;
 
-// What is asked for in a capture, and the nodes it comes after.
+// Operation captured in a graph, and the nodes that it depends on.
 struct Node {
     Ask ask;
     std::vector<int> after;
@@ -70,7 +69,7 @@ struct Capture {
 struct Graph {
     std::vector<Node> nodes;
 };
-// A graph on its way: nodes are run in any order that their edges allow, or in that of their capture.
+// Running graph: nodes run in any order that their edges allow, or in the order of their capture.
 struct Launched {
     struct One {
         std::deque<Step> left;
@@ -106,25 +105,25 @@ struct Launched {
 };
 struct Work {
     Step step;
-    // Ready once this marker is done up to this record.
+    // Ready once this marker has completed this record.
     std::shared_ptr<Marker> needs;
     uint64_t record = 0;
     std::shared_ptr<Launched> graph;
-    uint64_t number = 0; // in the order in which the host asked its device
+    uint64_t number = 0; // position in the host's order of submission to the device
 };
 struct Device;
 struct Stream {
     Device* device;
-    uint64_t hardware; // its queue in hardware
-    bool urgent;       // beside the ops
+    uint64_t hardware; // index of its hardware queue
+    bool urgent;       // higher priority than the stream of the ops
     std::deque<Work> queue;
-    // While captured: into what, and the nodes that the next one comes after.
+    // During a capture: its state, and the nodes that the next one depends on.
     std::shared_ptr<Capture> capture;
     std::vector<int> tail;
 };
 struct Event {
     std::shared_ptr<Marker> marker = std::make_shared<Marker>();
-    // Where it was recorded last, if that was in a capture.
+    // Capture that contains its last record, if any.
     std::shared_ptr<Capture> capture;
     std::vector<int> tail;
 };
@@ -134,7 +133,7 @@ inline uint64_t setting(const char* name, uint64_t otherwise) {
     return value ? strtoull(value, nullptr, 10) : otherwise;
 }
 
-// That something which is awaited may be there, for whoever waits in this process.
+// Notification of the threads of this process that wait for another rank.
 class News {
     std::mutex lock;
     std::condition_variable told;
@@ -154,16 +153,16 @@ public:
         std::lock_guard<std::mutex> guard(lock);
         return count;
     }
-    // For later news than these; of other processes and other threads' streams there are none.
+    // Waits for a notification after number `known`, or 300 µs: other processes send none.
     void wait(uint64_t known) {
         std::unique_lock<std::mutex> guard(lock);
         told.wait_for(guard, std::chrono::microseconds(300), [&] { return count != known; });
     }
 };
 
-// Hardware queues of a device, SOFTGPU_QUEUES; 0: a stream is never behind another. What was asked of a
-// stream starts once all that the host asked before it of streams in the same queue has ended: a
-// stricter rule than a GPU's, which needs the end only of what is in the same stream.
+// Number of hardware queues of a device, SOFTGPU_QUEUES; 0: one per stream. Work starts once all earlier
+// work of the host in the same queue has ended: stricter than a GPU, which waits only for work of the
+// same stream.
 inline uint64_t hardware_queues() {
     static const uint64_t queues = setting("SOFTGPU_QUEUES", 0);
     return queues;
@@ -182,13 +181,13 @@ struct Device {
     uint64_t clock = 0; // see softgpu_take
     uint64_t launches = 0;
     uint64_t works = 0, streams_made = 0;
-    std::set<std::string> loaded; // functions
-    unsigned flags = 0;           // of its context
-    // The first failure stays.
+    std::set<std::string> loaded; // names of kernels
+    unsigned flags = 0;           // flags of its context
+    // First failure, which every later call returns.
     Result error = OK;
     const size_t total = setting("SOFTGPU_MEMORY", 8ull << 30);
 
-    // The code that the next kernel fails with, if it is to fail.
+    // Error code of the next kernel, if it is to fail.
     const Result* failure() {
         static thread_local unsigned gpu, number;
         static thread_local Result code;
@@ -202,7 +201,7 @@ struct Device {
         work.number = works++;
         s->queue.push_back(std::move(work));
     }
-    // Whether another stream's work holds up this stream's in their hardware queue.
+    // Whether work of another stream blocks this stream in their hardware queue.
     bool is_held_up(Stream* s) {
         if (!hardware_queues()) return false;
         for (Stream* other : streams)
@@ -217,7 +216,7 @@ struct Device {
         if (work.graph) return !work.graph->ready().empty();
         return (!work.needs || work.needs->done >= work.record) && (!work.step.when || work.step.when());
     }
-    // Whether a receive was begun on another stream than that of the ops, and has not ended.
+    // Whether a receive is in flight on another stream than that of the ops.
     bool receives_beside() {
         for (Stream* s : streams)
             for (Work& work : s->queue)
@@ -232,7 +231,7 @@ struct Device {
         }
         return false;
     }
-    // Runs what a stream has first, or one step of it if that is a graph.
+    // Runs the first work of a stream, or one step of it if it is a graph.
     void run_first(Stream* s) {
         if (auto graph = s->queue.front().graph) {
             std::vector<int> can = graph->ready();
@@ -254,15 +253,15 @@ struct Device {
             if (ready(s)) can.push_back(s);
         return can;
     }
-    // Runs what need not wait for others: a rank that waits for nothing is asked only this, and others
-    // may wait for its device.
+    // Runs all work that does not wait for other ranks. A rank that waits for nothing calls only this,
+    // while others may wait for its device.
     void go_on() {
         for (auto can = runnable(); !error && !can.empty(); can = runnable())
             run_first(can[random() % can.size()]);
     }
 
-    // Runs work of any stream until `done`, or until the device fails. What other ranks are to do is
-    // awaited for SOFTGPU_PATIENCE seconds.
+    // Runs work of any stream until `done`, or until the device fails. Waits at most SOFTGPU_PATIENCE
+    // seconds for other ranks.
     template <class Done> void drain(Done done) {
         auto patience = std::chrono::seconds(setting("SOFTGPU_PATIENCE", 120));
         auto end = std::chrono::steady_clock::now() + patience;
@@ -271,7 +270,7 @@ struct Device {
             std::vector<Stream*> can = runnable();
             if (!can.empty()) end = std::chrono::steady_clock::now() + patience;
             if (can.empty() && others_awaited() && std::chrono::steady_clock::now() < end) {
-                lock.unlock(); // somebody else's work on this device may be awaited
+                lock.unlock(); // another thread may wait for work of this device
                 News::all().wait(known);
                 lock.lock();
                 continue;
@@ -299,15 +298,15 @@ extern thread_local Device* current;
     std::lock_guard<std::recursive_mutex> guard(current->lock);                                    \
     if (current->error) return current->error
 
-// Asks a stream for something, or captures that it was asked.
+// Enqueues an operation in a stream, or captures it.
 Result push(Stream* s, Ask ask);
 inline Result push_run(Stream* s, std::function<void()> run) {
     return push(s, [run](bool) { return std::vector<Step>{{nullptr, run}}; });
 }
 
-// Something that may not be done while a stream is captured: the capture is lost.
+// Reports a call that is illegal during a capture and invalidates the capture.
 Result spoil(const std::shared_ptr<Capture>& capture, Result code);
-// Spoils what this thread is capturing, if anything.
+// Invalidates this thread's capture, if there is one.
 Result not_while_capturing();
 #define NOT_WHILE_CAPTURING                                                                        \
     if (Result refused = not_while_capturing()) return refused

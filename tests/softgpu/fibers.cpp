@@ -1,4 +1,4 @@
-// Runs the threads of a block as fibers.
+// Fibers that run the threads of a block.
 #include "softgpu.h"
 #include <csignal>
 #include <cstdarg>
@@ -15,8 +15,8 @@ __thread dim3 threadIdx, blockIdx, blockDim, gridDim;
 #error "the software stand-in switches fibers in x86-64 assembly"
 #endif
 
-// Saves where it is at *from, goes on at `to`. Neither calls nor returns, and is part of whoever
-// switches: so a processor predicts the return of one thread of a warp by the call of the one before it.
+// Saves the current position at *from and continues at `to`. Inlined, without call or return, so that
+// the processor predicts the return of one thread of a warp by the call of the thread before it.
 // Registers of AVX-512 are not saved (build.sh).
 static inline __attribute__((always_inline)) void switch_stacks(void** from, void* to) {
     asm volatile(R"(
@@ -43,16 +43,16 @@ static inline __attribute__((always_inline)) void switch_stacks(void** from, voi
 namespace softgpu {
 namespace {
 constexpr size_t STACK_BYTES = 80 << 10;
-// Stacks begin apart by a multiple of cache lines, over so many bytes: at the same place of each page, all
-// would lie in the same few sets of a cache.
+// Stacks are staggered by a multiple of cache lines, up to this many bytes: at the same offset of each
+// page, all would share a few sets of a cache.
 constexpr size_t STAGGER = 5 * 64, STAGGERED = 16 << 10;
 constexpr size_t SHARED_BYTES = 228 << 10;
-// A block's shared memory is promised to start at a multiple of 128 bytes, no more.
+// Shared memory of a block is aligned to 128 bytes and not more, as promised by CUDA.
 constexpr size_t SHARED_START = 1024 + 128;
-// Bytes around each piece of shared memory that nothing may write; as a number of any type NaN.
+// Bytes around each piece of shared memory that no thread may write; NaN in any type.
 constexpr size_t CANARY_BYTES = 128;
 constexpr uint32_t CANARY = 0x7fa57fa5;
-// Pieces that a kernel declares itself, with their canaries, in the window behind the dynamic ones.
+// Room for static pieces, with their canaries, behind the dynamic ones.
 constexpr size_t PIECES_BYTES = 64 << 10;
 
 struct Copy {
@@ -65,18 +65,18 @@ struct Fiber {
     char* stack = nullptr;
     dim3 index;
     unsigned number;
-    // Waits until this generation is over; null: can run.
+    // Waits until this generation is over; null: ready to run.
     const uint64_t* generation = nullptr;
     uint64_t waited;
-    // Waits until this holds, if it is there.
+    // Waits until this returns true, if it is set.
     std::function<bool()> holds;
     bool done = false;
-    // Those asked for and not made yet, and how many of them each committed group has.
+    // Copies not made yet, and the number of them in each committed group.
     std::vector<Copy> copies;
     std::vector<size_t> groups;
     size_t open = 0;
 
-    // For the next block, with the memory that its lists have.
+    // Resets the fiber for the next block; its lists keep their memory.
     void begin(unsigned its_number, dim3 its_index) {
         number = its_number;
         index = its_index;
@@ -91,7 +91,7 @@ struct Fiber {
     }
 };
 
-// A piece of shared memory and the canary behind it.
+// Piece of shared memory, with a canary behind it.
 struct Piece {
     const void* key;
     size_t start, bytes;
@@ -100,8 +100,8 @@ struct Piece {
 struct Warp {
     uint64_t generation = 0;
     unsigned arrived = 0;
-    const char* what = nullptr; // the collective, while lanes are awaited
-    // Two, since a lane may enter the next collective while others still read this one's.
+    const char* what = nullptr; // name of the collective, while lanes are missing
+    // Two sets, since a lane may enter the next collective while others still read this one's.
     Slot slots[2][32];
 };
 
@@ -114,10 +114,10 @@ struct Block {
     uint64_t generation = 0;
     unsigned arrived = 0, alive = 0;
     const Launch* launch = nullptr;
-    std::vector<Piece> pieces; // the first is dynamic
+    std::vector<Piece> pieces; // the first is the dynamic one
     alignas(1024) char window[SHARED_START + SHARED_BYTES + PIECES_BYTES];
 
-    // Fills shared memory with NaN, and what is around it with canaries.
+    // Fills shared memory with NaN, and the bytes around it with canaries.
     void* add_piece(const void* key, size_t start, size_t bytes) {
         char* at = window + start;
         memset(at, 0xff, bytes);
@@ -133,7 +133,7 @@ struct Block {
             bool whole = is_canary(at - CANARY_BYTES) && is_canary(at + rounded(piece.bytes));
             for (size_t i = piece.bytes; i < rounded(piece.bytes); i++) whole &= (uint8_t)at[i] == 0xa5;
             if (!whole)
-                misuse("wrote beside its %zu bytes of %s shared memory", piece.bytes, piece.key ? "static" : "dynamic");
+                misuse("wrote outside its %zu bytes of %s shared memory", piece.bytes, piece.key ? "static" : "dynamic");
         }
     }
     static size_t rounded(size_t bytes) { return (bytes + 127) / 128 * 128; }
@@ -195,10 +195,10 @@ void start(Block& b, Fiber& fiber) {
 }
 
 [[noreturn]] void stuck(unsigned left) {
-    misuse("%u threads wait at a barrier for others that do not come", left);
+    misuse("%u threads wait at a barrier that other threads do not reach", left);
 }
 
-// Each thread of a warp that can go on, to its next wait: false if there is none.
+// Runs each ready thread of a warp to its next wait; false if none is ready.
 bool run_warp(Block& b, unsigned warp, unsigned round) {
     unsigned first = 32 * warp, lanes = std::min(32u, (unsigned)b.fibers.size() - first);
     unsigned at = round * 37 % lanes;
@@ -239,8 +239,9 @@ void run_block(const Launch& launch) {
     bool apart = (blockIdx.x + blockIdx.y + blockIdx.z) % 2;
     while (b.alive) {
         bool progress = asynchronous_step(false);
-        // Forwards, backwards, and from somewhere else each time. In every other block all threads go as far
-        // as their next wait; in the rest each warp is ahead of the others by another number of waits.
+        // Warps run forwards and backwards in turn, each round from another start. In every other block
+        // all threads advance by one wait per round; in the rest each warp advances by a different
+        // number of waits.
         unsigned warps = b.warps.size();
         for (unsigned turn = 0; turn < warps; turn++) {
             unsigned at = (turn + round * 5) % warps, warp = round % 2 ? warps - 1 - at : at;
@@ -260,8 +261,8 @@ std::map<std::string, Kernel>& kernels() {
 }
 } // namespace
 
-// Kernels are compiled with traps where C++ does not say what they do.
-static void trapped(int) { misuse("does what is undefined in C++: alignment, bounds, shift or float to integer"); }
+// Signal handler: kernels are compiled with traps for undefined behaviour of C++.
+static void trapped(int) { misuse("an operation that is undefined in C++: alignment, bounds, shift or float to integer"); }
 
 void run(const Launch& launch) {
     static const auto before = signal(SIGILL, trapped);
@@ -271,7 +272,8 @@ void run(const Launch& launch) {
     block->launch = &launch;
     blockDim = launch.block;
     gridDim = launch.grid;
-    // Block `first + i · step`, for a step that has no factor in common with the number of blocks.
+    // Order of the blocks: `first + i · step`, where step and the number of blocks have no common
+    // factor.
     uint64_t blocks = (uint64_t)launch.grid.x * launch.grid.y * launch.grid.z;
     uint64_t at = draw() % blocks, step = draw() % blocks;
     while (std::gcd(step, blocks) != 1) step = step + 1 < blocks ? step + 1 : 1;
@@ -292,7 +294,7 @@ void misuse(const char* what, ...) {
     abort();
 }
 
-// SplitMix64 (Steele et al. 2014).
+// Random numbers: SplitMix64 (Steele et al. 2014).
 uint64_t draw() {
     static thread_local uint64_t state = [] {
         const char* seed = getenv("SOFTGPU_SEED");
@@ -339,7 +341,7 @@ static void copy_now(const Copy& copy) {
     else memset(copy.to, 0, 16);
 }
 
-// By chance at once, or no sooner than at its wait.
+// Makes the copy at once or at its wait, at random.
 void copy_later(void* to, const void* from) {
     if ((reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from)) % 16)
         misuse("cp.async between addresses that are not multiples of 16 bytes");
@@ -378,7 +380,7 @@ void* static_shared(const void* key, size_t bytes, size_t alignment) {
     const Piece& last = b.pieces.back();
     size_t start = last.start + Block::rounded(last.bytes) + 2 * CANARY_BYTES;
     if (alignment > 128 || start + Block::rounded(bytes) + CANARY_BYTES > sizeof b.window)
-        misuse("%zu bytes of static shared memory, more than the stand-in has room for", bytes);
+        misuse("%zu bytes of static shared memory, more than the stand-in's limit", bytes);
     return b.add_piece(key, start, bytes);
 }
 

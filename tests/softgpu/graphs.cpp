@@ -1,12 +1,11 @@
 // Stream capture and graphs of the stand-in's driver. For tests only.
 //
-// What streams are asked for while they are captured becomes nodes, with an edge for every order
-// that streams and events make; a launch asks for all of it again, as one piece of work of its
-// stream whose nodes run in any order that the edges allow. What CUDA forbids in a capture is
-// refused with its error codes.
+// Operations of captured streams become nodes, with an edge for every order that streams and events
+// make. A launch enqueues all of them again, as one piece of work of its stream whose nodes run in any
+// order that the edges allow. Calls that CUDA forbids during a capture return its error codes.
 #include "driver.h"
 
-// What this thread captures: in the modes gptrain uses, unsafe calls of the thread spoil it.
+// This thread's capture: in the modes that gptrain uses, unsafe calls of the thread invalidate it.
 static thread_local std::shared_ptr<Capture> capturing;
 
 Result spoil(const std::shared_ptr<Capture>& capture, Result code) {
@@ -18,7 +17,7 @@ Result not_while_capturing() {
 }
 
 Result push(Stream* s, Ask ask) {
-    // The default stream waits for others: nobody may use it.
+    // The default stream waits for other streams: its use is an error.
     if (!s) return capturing && !capturing->over ? spoil(capturing, CAPTURE_IMPLICIT) : INVALID_VALUE;
     if (!s->capture) {
         for (Step& step : ask(false)) s->device->enqueue(s, {std::move(step), nullptr, 0, nullptr});
@@ -30,7 +29,7 @@ Result push(Stream* s, Ask ask) {
     return OK;
 }
 
-// A stream that waits for an event of a capture becomes part of it.
+// Waits for an event. A stream that waits for an event of a capture becomes part of the capture.
 API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
     IN_CONTEXT;
     if (s->capture && s->capture->invalid) return CAPTURE_INVALIDATED;
@@ -54,7 +53,7 @@ API cuStreamWaitEvent(Stream* s, Event* e, unsigned) {
 }
 API cuEventCreate(Event** e, unsigned flags) {
     IN_CONTEXT;
-    if (current->flags == 4 && !(flags & 1)) return INVALID_VALUE; // a wait for it would not block
+    if (current->flags == 4 && !(flags & 1)) return INVALID_VALUE; // a wait for it would not block the thread
     *e = new Event;
     return OK;
 }
@@ -101,9 +100,10 @@ API cuEventSynchronize(Event* e) {
 
 API cuStreamBeginCapture_v2(Stream* s, unsigned mode) {
     IN_CONTEXT;
-    // SOFTGPU_GRAPHS=0: a device that has none.
+    // SOFTGPU_GRAPHS=0: the device has no graphs.
     if (!setting("SOFTGPU_GRAPHS", 1)) return NOT_SUPPORTED;
-    // In the global mode any thread's unsafe call would spoil it, in the relaxed one none.
+    // In the global mode unsafe calls of any thread would invalidate the capture, in the relaxed one
+    // none.
     if (mode != 1 || !s || s->capture || (capturing && !capturing->over)) return INVALID_VALUE;
     s->capture = capturing = std::make_shared<Capture>();
     s->capture->origin = s;
@@ -119,7 +119,7 @@ API cuStreamEndCapture(Stream* s, Graph** graph) {
     if (!capture) return INVALID_VALUE;
     if (capture->origin != s) return spoil(capture, CAPTURE_UNMATCHED);
     if (capture->thread != std::this_thread::get_id()) return CAPTURE_WRONG_THREAD;
-    // Nodes that the origin's next one would come after.
+    // Nodes that the next node of the origin would depend on.
     std::set<int> joined;
     std::vector<int> open = s->tail;
     while (!open.empty()) {
@@ -136,7 +136,7 @@ API cuStreamEndCapture(Stream* s, Graph** graph) {
     capturing = nullptr;
     bool all = joined.size() == capture->nodes.size();
     if (!capture->invalid && all) *graph = new Graph{capture->nodes};
-    // Events keep the capture, and are not to keep what it holds.
+    // Events hold the capture, which must not hold the nodes' resources.
     capture->nodes.clear();
     return capture->invalid ? CAPTURE_INVALIDATED : all ? OK : CAPTURE_UNJOINED;
 }
@@ -155,7 +155,7 @@ API cuGraphExecDestroy(Graph* executable) {
 }
 API cuGraphLaunch(Graph* executable, Stream* s) {
     IN_CONTEXT;
-    // CUDA would nest it; gptrain never does.
+    // CUDA would nest the graph; gptrain never does.
     if (s->capture) return spoil(s->capture, CAPTURE_UNSUPPORTED);
     auto graph = std::make_shared<Launched>();
     graph->in_order = hardware_queues() == 1;

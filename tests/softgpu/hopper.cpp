@@ -16,7 +16,7 @@ constexpr uint32_t IN_FLIGHT = 0x7fbadbad; // a NaN
 
 typedef std::array<char, 16> Piece;
 
-// One product as asked for by a whole warpgroup.
+// Product issued by a whole warpgroup.
 struct Asked {
     Product by[GROUP];
     uint32_t a[GROUP][4];
@@ -28,7 +28,7 @@ typedef std::shared_ptr<Asked> Shared;
 struct Warpgroup {
     unsigned arrived = 0;
     uint64_t generation = 0;
-    Shared asking, asked; // `asking` is made when its first thread asks
+    Shared asking, asked; // `asking` is created by the first thread that issues the product
 };
 
 struct Thread {
@@ -44,19 +44,19 @@ struct Transfer {
     std::vector<char> bytes;
 };
 
-// A barrier of bar.sync and bar.arrive: of so many threads, of which some have come.
+// Named barrier of bar.sync and bar.arrive: its number of threads, and how many have arrived.
 struct Named {
     int threads = 0, arrived = 0;
     uint64_t generation = 0;
 };
 
-// What a block has of all this.
+// Asynchronous state of a block.
 struct State {
     std::vector<Thread> threads;
     std::vector<Warpgroup> warpgroups;
     std::vector<Transfer> transfers;
     std::map<int, Named> named;
-    // Shared memory as TMA and products see it: ordinary stores show after a fence.
+    // Shared memory as TMA and products see it: ordinary stores appear after a fence.
     std::vector<char> seen;
     std::set<uint64_t*> unfenced;
     unsigned free_registers;
@@ -72,27 +72,27 @@ char* shared_at(uint32_t address, uint32_t bytes, const char* who) {
 }
 char* seen_at(uint32_t address) { return &state->seen[address - shared_address(dynamic_shared())]; }
 
-// Swizzled by 128 bytes: address bits 4-6 are combined with bits 7-9; by 64: 4-5 with 7-8; by 32: 4
-// with 7.
+// Swizzle of 128 bytes: address bits 4-6 are XORed with bits 7-9; of 64: 4-5 with 7-8; of 32: 4 with 7.
 uint32_t swizzled(uint32_t address, uint32_t bytes) {
     uint32_t mask = bytes == 128 ? 7 : bytes == 64 ? 3 : bytes == 32 ? 1 : 0;
     return address ^ ((address >> 7) & mask) << 4;
 }
 
-// ---- mbarrier: 64 opaque bits, here what is left of this phase, and what each has.
+// ---- mbarrier: 64 opaque bits; here the pending arrivals and bytes of this phase, and the arrivals of
+// each phase.
 struct Phase {
     uint64_t mark : 3, parity : 1, arrivals : 19, pending : 19;
     int64_t bytes : 22;
 };
 static_assert(sizeof(Phase) == 8);
-constexpr uint64_t MARK = 5; // not what fresh memory has
+constexpr uint64_t MARK = 5; // a value that fresh memory does not have
 
 Phase phase_of(uint64_t* barrier, const char* who) {
     if (reinterpret_cast<uintptr_t>(barrier) % 8) misuse("%s: the barrier is not at a multiple of 8 bytes", who);
     shared_at(shared_address(barrier), 8, who);
     Phase phase;
     memcpy(&phase, barrier, 8);
-    if (phase.mark != MARK) misuse("%s of what is not an initialised barrier", who);
+    if (phase.mark != MARK) misuse("%s of an uninitialised barrier", who);
     return phase;
 }
 void put(uint64_t* barrier, Phase phase) {
@@ -111,7 +111,7 @@ void arrive(uint64_t* barrier, uint32_t bytes) {
     put(barrier, phase);
 }
 
-// ---- bar: who comes twice before the others take its place, and the others wait for ever.
+// ---- bar: a thread that arrives twice counts for another one, and the others then wait forever.
 Named& come(int barrier, int threads) {
     if (barrier < 1 || barrier > 15) misuse("a named barrier %d", barrier);
     if (threads <= 0 || threads % 32) misuse("a named barrier of %d threads", threads);
@@ -136,7 +136,7 @@ void complete(size_t which) {
     put(transfer.barrier, phase);
 }
 
-// A box in the order of shared memory, unswizzled: the first dimension innermost.
+// Elements of a box in the order of shared memory, unswizzled: the first dimension innermost.
 std::vector<char> box_of(const Map& map, const int (&start)[4]) {
     std::vector<char> bytes;
     const uint32_t(&box)[4] = map.box;
@@ -169,17 +169,17 @@ struct Descriptor {
         base = field(49, 3);
         const uint32_t modes[4] = {0, 128, 64, 32};
         swizzle = modes[field(62, 2)];
-        if (base) misuse("a matrix descriptor with a base offset of %u: the stand-in knows none", base);
-        if (field(14, 2) || field(30, 2) || field(46, 3) || field(52, 10)) misuse("a matrix descriptor with bits that mean nothing");
-        if (!swizzle) misuse("a matrix descriptor without swizzle: the stand-in knows none");
+        if (base) misuse("a matrix descriptor with a base offset of %u, which the stand-in lacks", base);
+        if (field(14, 2) || field(30, 2) || field(46, 3) || field(52, 10)) misuse("a matrix descriptor with undefined bits");
+        if (!swizzle) misuse("a matrix descriptor without swizzle, which the stand-in lacks");
     }
-    // Where the eight elements from (row, k) on are, of a matrix whose rows go along the sum. Eight rows
-    // are swizzled together, each as long as the swizzle; the next eight are `stride` further.
+    // Address of the eight elements from (row, k), K-major. Eight rows are swizzled together, each as
+    // long as the swizzle; the next eight are `stride` bytes further.
     uint32_t along_k(unsigned row, unsigned k) const {
         return swizzled(start + row % 8 * swizzle + row / 8 * stride + k * 2, swizzle);
     }
-    // Where eight elements from (n, k) on are, of one whose rows go along n: as many n as the swizzle
-    // has bytes for lie together, the next are `leading` further; the next eight k are `stride` further.
+    // Address of the eight elements from (n, k), N-major: as many n as the swizzle has bytes for are
+    // contiguous, the next are `leading` bytes further; the next eight k are `stride` bytes further.
     uint32_t along_n(unsigned n, unsigned k) const {
         unsigned together = swizzle / 2;
         return swizzled(start + n % together * 2 + n / together * leading + k % 8 * swizzle + k / 8 * stride, swizzle);
@@ -201,13 +201,13 @@ Piece operand(Asked& asked, uint32_t address) {
     return ours;
 }
 
-// Which element of d register i of a thread is: PTX ISA, "D fragment of wgmma .m64nNk16".
+// Element of d in register i of a thread: PTX ISA, "D fragment of wgmma .m64nNk16".
 void place(unsigned thread, unsigned i, unsigned& row, unsigned& column) {
     row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
     column = i / 4 * 8 + thread % 4 * 2 + i % 2;
 }
 
-// The result still in flight that the next product adds to, if there is one.
+// Result in flight that the next product adds to, if there is one.
 const std::vector<float>* in_flight(unsigned thread, const float* d) {
     const std::vector<float>* last = nullptr;
     auto look = [&](const std::vector<Shared>& group) {
@@ -347,7 +347,7 @@ void asynchronous_start(unsigned threads, unsigned shared_bytes) {
     state->named.clear();
     state->seen.assign(shared_bytes, (char)0xff);
     state->unfenced.clear();
-    // What the compiler gives a kernel for one block of that many threads; whole warps have 64 Ki.
+    // Registers per thread, as the compiler assigns them for one block of this size: 64 Ki in all.
     unsigned each = std::min(255u, (64u << 10) / threads) / 8 * 8;
     for (Thread& thread : state->threads) thread.registers = each;
     state->free_registers = 0;
@@ -388,13 +388,14 @@ void barrier_init(uint64_t* barrier, uint32_t arrivals) {
     state->unfenced.insert(barrier);
 }
 
-// Makes ordinary stores visible: of all threads, though on a GPU only of those that this one has met.
+// Makes ordinary stores visible: of all threads here, on a GPU only of those that synchronized with this
+// one.
 void barriers_ready() {
     state->unfenced.clear();
     memcpy(state->seen.data(), dynamic_shared(), state->seen.size());
 }
 
-// Who arrives may be late for what it does next.
+// The arriving thread may be delayed at random before its next operation.
 void barrier_arrive(uint64_t* barrier) {
     arrive(barrier, 0);
     for (unsigned turns = state->random() % 4; turns > 0; turns--) pause_thread();
@@ -407,7 +408,7 @@ void barrier_wait(uint64_t* barrier, uint32_t parity) {
     wait_until([=] { return phase_of(barrier, "a wait").parity != parity; });
 }
 
-// Who arrives may be late for what it does next.
+// The arriving thread may be delayed at random before its next operation.
 void named_arrive(int barrier, int threads) {
     come(barrier, threads);
     for (unsigned turns = state->random() % 4; turns > 0; turns--) pause_thread();

@@ -1,16 +1,17 @@
 // Hopper's instructions on the CPU, with the names of kernels/hopper.cuh. Written from the PTX ISA and
 // the driver's documentation of tensor maps, not from the kernels that use them.
 //
-// What is asynchronous happens as late as it may, or at a random time. A tile that TMA was asked for is
-// NaN from then on until its bytes arrive, which may be as late as somebody waits for them. Results of
-// a product appear at the wait for its group, and are NaN until then; meanwhile neither its
-// operands in shared memory nor those in registers may change. Wrong use aborts with a message.
+// Asynchronous work ends as late as possible, or at a random time. A tile of a TMA copy is NaN until its
+// bytes arrive, which may be as late as the wait for them. Results of a product appear at the wait for
+// its group, and are NaN until then; meanwhile neither its operands in shared memory nor those in
+// registers may change. Misuse aborts with a message.
 #pragma once
 #include "softgpu.h"
 #include "args.cuh"
 
 namespace softgpu {
-// Of d (+)= a·b, 64×16 by 16×n; `a` in registers, or null and as its descriptor says.
+// Operands of d (+)= a·b, 64×16 by 16×n; `a` is in registers, or null: in shared memory by its
+// descriptor.
 struct Product {
     unsigned n;
     float* d;

@@ -1,14 +1,13 @@
-// The part of NCCL that gptrain calls, among threads or processes of one machine, each with its own
-// stand-in device. For tests only.
+// Part of NCCL that gptrain calls, among threads or processes of one machine, each with its own stand-in
+// device. For tests only.
 //
-// Ranks meet in a folder, in memory where there is /dev/shm, whose name is the unique id. A collective is two pieces of work in its
-// stream: a rank leaves a file with what it brings, and takes the result once the files of all are
-// there. A message's sender waits until it is taken. So a rank that is killed or stopped leaves the others
-// waiting, as real NCCL does over NVLink.
-// SOFTGPU_NCCL_SERIAL=1: a device has one collective under way at a time, in the order in which its host
-// asked, as NCCL before 2.26 wants its users to have it; ranks whose orders differ then wait for ever.
-// Ranks that call different things fail the communicator, with a message; an abort frees whoever
-// waits in it.
+// Ranks exchange files in a folder, in memory if /dev/shm exists; the unique id is its name. A
+// collective is two pieces of work in its stream: a rank writes a file with its input, and computes the
+// result once the files of all ranks exist. The sender of a message waits until it is received. So a
+// rank that is killed or stopped leaves the others waiting, as real NCCL does over NVLink.
+// SOFTGPU_NCCL_SERIAL=1: a device has one collective in flight at a time, in the order of the host's
+// calls, as NCCL before 2.26 requires of its users; ranks with different orders then deadlock. Ranks
+// that call different operations fail the communicator, with a message; an abort ends all waits in it.
 #include "softgpu.h"
 #include <atomic>
 #include <cstdlib>
@@ -28,17 +27,17 @@ typedef int Result;
 enum : Result { OK = 0, SYSTEM_ERROR = 2, INVALID_ARGUMENT = 4, INVALID_USAGE = 5 };
 #define API extern "C" __attribute__((visibility("default"))) Result
 
-// A step waits for others until its `when`; what is asked for may be asked again, by a graph.
+// Step that waits for other ranks until `when` returns true; a graph calls its Ask once per launch.
 struct Step {
     std::function<bool()> when;
     std::function<void()> run;
-    bool receive = false; // of a message
+    bool receive = false; // receives a message
 };
 typedef std::function<std::vector<Step>(bool in_graph)> Ask;
 extern "C" void softgpu_push_steps(void* stream, Ask* ask);
 extern "C" void* softgpu_device(void* stream);
 extern "C" void softgpu_hold(void* device, long bytes);
-// Wakes whoever waits in this process; others look every now and then.
+// Wakes the waiting threads of this process; other processes poll.
 extern "C" void softgpu_tell();
 
 namespace {
@@ -74,7 +73,8 @@ struct Meeting {
             if (!there(round + "/" + std::to_string(r))) return false;
         return true;
     }
-    // A file that is whole as soon as it is there: what was called, and the bytes.
+    // Writes a file by a rename, so that it is complete when it appears: name of the call, then the
+    // bytes.
     void put(const std::string& name, const std::string& what, const void* from, size_t bytes) {
         fs::path at = folder / name, early = at;
         early += "." + std::to_string(rank) + "~";
@@ -92,7 +92,7 @@ struct Meeting {
         std::getline(file, what);
         return {what, std::string(std::istreambuf_iterator<char>(file), {})};
     }
-    // Forgets a round once all have taken it.
+    // Removes a round once all ranks have taken it.
     void taken(const std::string& round) {
         put(round + "/taken" + std::to_string(rank), "", "", 0);
         for (int r = 0; r < size; r++)
@@ -103,13 +103,13 @@ struct Meeting {
 };
 struct Comm {
     std::shared_ptr<Meeting> meeting;
-    // Held by every graph with a collective of this communicator.
+    // Shared with every graph that has a collective of this communicator.
     std::shared_ptr<int> graphs;
     std::map<std::pair<int, int>, uint64_t> messages; // by sender and receiver
-    std::set<std::string> algorithms;                 // whose buffers it has, of a MiB each
+    std::set<std::string> algorithms;                 // algorithms with buffers, of a MiB each
     void* device = nullptr;
 
-    // As NCCL: buffers of an algorithm come with its first operation, and the algorithm depends on the
+    // Counts an algorithm's buffers at its first operation, as NCCL does; the algorithm depends on the
     // kind of operation, its size and its type.
     void buffers(const char* op, size_t bytes, int type, void* stream) {
         device = softgpu_device(stream);
@@ -136,7 +136,7 @@ void narrow(float x, __nv_bfloat16& to) { to = __float2bfloat16(x); }
 typedef std::vector<std::string> Brought; // by rank
 typedef std::vector<Step> Steps;
 
-// A device's collectives, counted as its host asks for them and as they end.
+// Numbers of a device's collectives that the host has called and that have ended.
 struct Turns {
     std::atomic<uint64_t> asked{0}, ended{0};
 };
@@ -146,7 +146,7 @@ Turns& turns_of(void* stream) {
     std::lock_guard<std::mutex> guard(lock);
     return all[softgpu_device(stream)];
 }
-// These steps, in turn where collectives are serial.
+// The steps; in order of the host's calls if collectives are serial.
 Steps in_turn(void* stream, Steps steps) {
     static const bool serial = getenv("SOFTGPU_NCCL_SERIAL") && atoi(getenv("SOFTGPU_NCCL_SERIAL"));
     if (!serial) return steps;
@@ -173,7 +173,7 @@ Result collective(Comm* comm, const std::string& what, const void* from, size_t 
                   std::function<void(const Brought&)> finish) {
     auto meeting = comm->meeting;
     Ask ask = [=, held = comm->graphs](bool in_graph) {
-        // A launch is captured by all ranks or by none.
+        // Collectives in a graph differ in name: all ranks or none capture them.
         std::string named = in_graph ? what + " in a graph" : what;
         std::string round = "call" + std::to_string(meeting->calls++);
         std::function<void()> deposit = [=] {
@@ -212,8 +212,8 @@ struct Message {
 thread_local int depth = 0;
 thread_local std::vector<Message> messages;
 
-// All of a group at once: what is sent is laid out, what is received is taken, and then the senders
-// wait until theirs is taken, too. In one stream, as gptrain has them.
+// Posts a group: stores what is sent, takes what is received, then waits until the peers have taken the
+// sent messages. All in one stream, as gptrain does.
 void post() {
     if (messages.empty()) return;
     Steps steps;
@@ -247,7 +247,7 @@ extern "C" __attribute__((visibility("default"))) const char* ncclGetLastError(C
 }
 API ncclGetUniqueId(Id* id) {
     memset(id, 0, sizeof *id);
-    // A file system on a disk takes longer to find room for a file than all else takes.
+    // Memory first: on a disk the file system takes longer to create a file than all the rest takes.
     const char* set = getenv("TMPDIR");
     for (const char* folder : {"/dev/shm", set ? set : "/tmp"}) {
         snprintf(id->text, sizeof id->text, "%s/softgpu-XXXXXX", folder);
@@ -280,7 +280,7 @@ static Result leave(Comm* comm) {
 }
 API ncclCommDestroy(Comm* comm) {
     if (comm->graphs.use_count() > 1) {
-        fprintf(stderr, "softgpu: NCCL waits for ever for graphs with a communicator that is destroyed\n");
+        fprintf(stderr, "softgpu: ncclCommDestroy deadlocks: graphs still hold the communicator\n");
         abort();
     }
     return leave(comm);

@@ -1,13 +1,13 @@
-// The part of NVML that gptrain calls: every GPU has the same clock, power and temperature, and the
-// faults that SOFTGPU_FAULTS names: ecc=N (errors, after the first look), pending, failed, lost, and
-// xid=N as often as wanted. For tests only.
+// Part of NVML that gptrain calls: every GPU has the same clock, power and temperature, and the faults
+// of SOFTGPU_FAULTS: ecc=N (errors, after the first poll), pending, failed, lost, and xid=N, any number
+// of times. For tests only.
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 
 #define API extern "C" __attribute__((visibility("default"))) int
 
-// What follows the nth (from 0) NAME in the variable; null where there is none.
+// Text behind the nth (from 0) NAME in the variable; null if there is none.
 static const char* fault(const char* name, int nth = 0) {
     const char* all = getenv("SOFTGPU_FAULTS");
     for (all = all ? strstr(all, name) : nullptr; all && nth > 0; nth--)

@@ -1,5 +1,5 @@
-// Programs with one fault each, of the kinds that the stand-in is to see: `planted NAME` says what came of
-// it, or aborts with the stand-in's message. tests/ops/planted.rs has what each must give. For tests only.
+// Programs with one fault each, of the kinds that the stand-in detects: `planted NAME` prints the result
+// or aborts with the stand-in's message. tests/ops/planted.rs has the expected outputs. For tests only.
 #include "driver.h"
 
 struct Function;
@@ -36,7 +36,7 @@ void one(const Numbers& a) { a.x[0] = 1; }
 KERNEL_OF(void, bound_of_64, one, Numbers, 64)
 KERNEL_OF(void, large_argument, [](const Large& a) { a.x[0] = 1; }, Large, 64)
 
-// 8 KiB beside what the launch asks for.
+// 8 KiB of static shared memory in addition to the dynamic bytes of the launch.
 void declare(const Numbers& a) {
     SHARED(float, shared, [2048]);
     shared[threadIdx.x] = 1;
@@ -44,7 +44,7 @@ void declare(const Numbers& a) {
 }
 KERNEL_OF(void, static_shared, declare, Numbers, 64)
 
-// x = what shared memory starts with; it leaves numbers for the next block.
+// x = initial contents of shared memory; leaves numbers for the next block.
 void read_first(const Numbers& a) {
     SHARED(float, shared, [64]);
     a.x[64 * blockIdx.x + threadIdx.x] = shared[threadIdx.x];
@@ -54,7 +54,7 @@ KERNEL_OF(void, uninitialised, read_first, Numbers, 64)
 
 void beside_static(const Numbers& a) {
     SHARED(float, shared, [64]);
-    float* first = shared; // of a pointer the compiler checks no bounds
+    float* first = shared; // a pointer has no bounds that the compiler checks
     first[threadIdx.x + a.count] = 1;
 }
 KERNEL_OF(void, static_overrun, beside_static, Numbers, 64)
@@ -65,13 +65,13 @@ void beside_dynamic(const Numbers& a) {
 }
 KERNEL_OF(void, dynamic_overrun, beside_dynamic, Numbers, 64)
 
-// A sum over blocks in the order in which they come.
+// Sum over blocks in the order in which they run.
 void add_in_turn(const Numbers& a) {
     if (threadIdx.x == 0) a.x[0] = a.x[0] * 0.75f + blockIdx.x;
 }
 KERNEL_OF(void, order_of_blocks, add_in_turn, Numbers, 64)
 
-// What a thread reads is copied over before.
+// Reads a tile that an asynchronous copy in flight may already have overwritten.
 void overwrite(const Numbers& a) {
     DYNAMIC_SHARED(shared);
     float* tile = reinterpret_cast<float*>(shared);
@@ -114,7 +114,7 @@ void part_ways(const Numbers& a) {
 }
 KERNEL_OF(void, different_collectives, part_ways, Numbers, 64)
 
-// A device with two streams.
+// Device with two streams.
 struct Gpu {
     Device* device;
     Stream* streams[2];
@@ -140,7 +140,7 @@ struct Gpu {
     }
 };
 
-// Two ranks, each a thread with a device, joined by as many communicators.
+// Two ranks, each a thread with a device, joined by `communicators` communicators.
 void ranks(int communicators, const std::function<void(int, Gpu&, std::vector<Comm*>&)>& rank) {
     std::vector<Id> ids(communicators);
     for (Id& id : ids) ncclGetUniqueId(&id);
@@ -157,7 +157,7 @@ void ranks(int communicators, const std::function<void(int, Gpu&, std::vector<Co
 }
 constexpr int F32 = 7;
 
-// Both begin a receive and then send: by a GPU whose streams share a queue, never.
+// Both ranks begin a receive and then send: this never ends on a GPU whose streams share a queue.
 void receive_first() {
     ranks(2, [](int number, Gpu& gpu, std::vector<Comm*>& comms) {
         ncclRecv(gpu.x, 1, F32, 1 - number, comms[1 - number], gpu.streams[1]);
@@ -165,7 +165,7 @@ void receive_first() {
         ncclSend(gpu.x + 8, 1, F32, 1 - number, comms[number], gpu.streams[0]);
     });
 }
-// Each begins another communicator's collective first.
+// Each rank begins another communicator's collective first.
 void crossed_collectives() {
     ranks(2, [](int number, Gpu& gpu, std::vector<Comm*>& comms) {
         for (int i : {number, 1 - number})

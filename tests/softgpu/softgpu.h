@@ -1,11 +1,11 @@
-// Lets the kernels of `kernels/` be compiled by a C++ compiler and run on the CPU, for tests only.
+// CUDA for the CPU: a C++ compiler compiles the kernels of `kernels/` with it. For tests only.
 //
-// A CUDA thread is a fiber; `__syncthreads` and the warp's collectives switch between the fibers of
-// a block. What a kernel must not rely on is made to go wrong: blocks run in a random order, fibers in
-// one that changes from round to round, shared memory starts as NaN and has canaries around it, and an
-// asynchronous copy happens at once or at its wait. Wrong use aborts with a message: threads that do not
-// meet at a barrier, or meet in different collectives, more shared memory than a block has, a canary
-// that changed, an address that is not aligned. planted.cpp has a kernel with each of these faults.
+// A CUDA thread is a fiber; `__syncthreads` and the warp's collectives switch between the fibers of a
+// block. The stand-in provokes errors of kernels that rely on undefined order: blocks run in a random
+// order, fibers in one that changes from round to round, shared memory starts as NaN and has canaries
+// around it, and an asynchronous copy happens at once or at its wait. Misuse aborts with a message:
+// threads that miss a barrier, or lanes in different collectives, more shared memory than a block has, a
+// changed canary, a misaligned address. planted.cpp has a kernel with each of these faults.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -41,31 +41,32 @@ struct __half2 {
     __half x, y;
 };
 
-// __thread: of a thread_local of another file, a compiler first asks whether it has been made.
+// __thread, not thread_local: the latter calls an initialization function at each access from another
+// file.
 extern __thread dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace softgpu {
-// What a thread gives to a collective of its warp; copied as a whole.
+// Contribution of a thread to a collective of its warp; copied as a whole.
 struct alignas(32) Slot {
     char bytes[32];
 };
 
 constexpr int MULTIPROCESSORS = 4;
-// Bytes that a kernel's argument may have.
+// Maximum bytes of a kernel's argument.
 constexpr size_t ARGUMENT_BYTES = 4096;
 
 struct Launch {
     const char* name;
     dim3 grid, block;
     unsigned shared_bytes; // dynamic
-    unsigned shared_limit; // with what the kernel declares itself
+    unsigned shared_limit; // with static shared memory
     void (*body)(const void* arguments);
     const void* arguments;
 };
 
 // Ends the process with a message that names the kernel, block and thread.
 [[noreturn]] __attribute__((format(printf, 1, 2))) void misuse(const char* what, ...);
-// The next number of this thread's random ones, by SOFTGPU_SEED.
+// Next random number of this thread, by SOFTGPU_SEED.
 uint64_t draw();
 
 // Runs a grid to its end, block after block.
@@ -73,8 +74,8 @@ void run(const Launch& launch);
 
 void sync_block();
 struct Exchanged {
-    const Slot* all; // what each of the warp's lanes gave
-    unsigned lane;   // who asks
+    const Slot* all; // contributions of the warp's lanes
+    unsigned lane;   // lane of the calling thread
 };
 // Waits for the lanes in `mask`, which all call the collective `what`.
 Exchanged exchange(const char* what, unsigned mask, const Slot& mine);
@@ -85,17 +86,18 @@ template <class T> Slot slot(const T& value) {
     memcpy(slot.bytes, &value, sizeof(T));
     return slot;
 }
-// An asynchronous copy of 16 bytes (zeros where `from` is null), its group's end, and the wait for
-// all groups but the last `pending`.
+// Asynchronous copy of 16 bytes (zeros if `from` is null), end of its group, and wait for all groups but
+// the last `pending`.
 void copy_later(void* to, const void* from);
 void copy_commit();
 void copy_wait(int pending);
 char* dynamic_shared();
-// Shared memory that a kernel declares, by the address of something that only this declaration has.
+// Static shared memory of a kernel; `key` is an address that is unique to the declaration.
 void* static_shared(const void* key, size_t bytes, size_t alignment);
 
-// For hopper.cpp: the number of the running thread in its block, a wait until something holds, a turn
-// left to others, and what happens in a block beside its threads: where it starts, whether something was done, its end.
+// For hopper.cpp: number of the running thread in its block; a wait for a condition; a switch to the
+// other threads; and asynchronous work of a block: its start, a step (true if anything was done), its
+// end.
 unsigned block_thread();
 void wait_until(const std::function<bool()>& holds);
 void pause_thread();
@@ -113,7 +115,7 @@ const Kernel* find(const char* name);
 struct Register {
     Register(const char* name, unsigned bound, size_t bytes, void (*body)(const void*));
 };
-// What __launch_bounds__ takes.
+// Maximum threads, from the arguments of __launch_bounds__.
 constexpr unsigned bound(unsigned threads = 1024, unsigned = 0) { return threads; }
 
 template <class T, class Source> T from_lane(unsigned mask, T value, Source source) {
@@ -124,7 +126,7 @@ template <class T, class Source> T from_lane(unsigned mask, T value, Source sour
 }
 } // namespace softgpu
 
-// A kernel takes one struct by value; NAME is how the host finds it. BODY may speak of T.
+// A kernel takes one struct by value; the host finds it by NAME. BODY may use T.
 #define KERNEL_OF(TYPE, NAME, BODY, ARGUMENTS, ...)                                                \
     static softgpu::Register register_##NAME(#NAME, softgpu::bound(__VA_ARGS__), sizeof(ARGUMENTS), [](const void* a) { \
         [[maybe_unused]] typedef TYPE T;                                                           \
@@ -138,7 +140,7 @@ template <class T, class Source> T from_lane(unsigned mask, T value, Source sour
     NAME##_shared& NAME = *static_cast<NAME##_shared*>(                                            \
         softgpu::static_shared(&NAME##_key, sizeof(NAME##_shared), alignof(NAME##_shared)))
 
-// In the window of shared memory, as instructions take it.
+// Address in the window of shared memory, as instructions take it.
 uint32_t shared_address(const void* p);
 
 inline void __syncthreads() { softgpu::sync_block(); }
@@ -175,12 +177,12 @@ inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
     return {__float2bfloat16(x), __float2bfloat16(y)};
 }
 inline float __half2float(__half x) {
-    // Exponents of the two count from zeros 112 apart.
+    // The exponent biases differ by 112.
     float size = __uint_as_float((x.bits & 0x7fffu) << 13) * 0x1p112f;
     if (size >= 65536.0f) size = x.bits & 1023 ? NAN : INFINITY;
     return x.bits >> 15 ? -size : size;
 }
-// To nearest, ties to even; infinite from 65520 on; multiples of 2^-24 below 2^-14.
+// Rounds to nearest, ties to even; infinite from 65520 on; multiples of 2^-24 below 2^-14.
 inline __half __float2half_rn(float x) {
     uint16_t sign = __float_as_uint(x) >> 16 & 0x8000;
     float size = std::fabs(x);
@@ -194,7 +196,7 @@ inline __half2 __floats2half2_rn(float x, float y) {
     return {__float2half_rn(x), __float2half_rn(y)};
 }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return ((uint64_t)a * b) >> 32; }
-// Blocks run one after the other, in an order by chance.
+// No atomics are needed: blocks run one after the other, in a random order.
 inline uint32_t atomicMax(uint32_t* at, uint32_t x) {
     uint32_t old = *at;
     *at = std::max(old, x);

@@ -1,4 +1,4 @@
-// What the stand-in writes into the 128 bytes of a tensor map: cuTensorMapEncodeTiled does, TMA reads.
+// Contents of a tensor map's 128 bytes in the stand-in: written by cuTensorMapEncodeTiled, read by TMA.
 #pragma once
 #include <cstdint>
 

@@ -174,7 +174,7 @@ impl ControlChannel for Coordinator {
         let own = self.process.report(0);
         let state = self.state.lock();
         let others = state.reports.iter().skip(1);
-        std::iter::once(&own).chain(others).map(RankBusy::of).collect()
+        std::iter::once(&own).chain(others).map(RankBusy::from_report).collect()
     }
 
     fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {

@@ -35,11 +35,11 @@ impl Mapped {
     /// Maps `path`. Fails if it cannot be opened or is not a regular file.
     pub fn open(path: &Path, access: Access) -> Result<Mapped> {
         let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
-        Mapped::of(&file, path, access)
+        Mapped::from_file(&file, path, access)
     }
 
     /// Maps an open file, whatever its `path` refers to by now.
-    pub fn of(file: &File, path: &Path, access: Access) -> Result<Mapped> {
+    pub fn from_file(file: &File, path: &Path, access: Access) -> Result<Mapped> {
         let metadata =
             file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
         if !metadata.is_file() {

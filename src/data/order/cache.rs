@@ -54,7 +54,7 @@ impl Cache {
         let extent = Extent::new(spec, lengths, &part, place)?;
         if extent.bytes() < self.from_bytes {
             extent.has_room(memory::available(), place)?;
-            return Ok(Order::of_extent(&extent, spec, lengths, part));
+            return Ok(Order::build_in(&extent, spec, lengths, part));
         }
         let key = key(spec, &extent, dataset, &part);
         let name = format!("order-{:016x}", xxh3_64(bytemuck::cast_slice(&key)));
@@ -77,7 +77,7 @@ impl Cache {
             return Ok(order);
         }
         extent.has_room(memory::available(), place)?;
-        let order = Order::of_extent(&extent, spec, lengths, part);
+        let order = Order::build_in(&extent, spec, lengths, part);
         if !locked {
             return Ok(order);
         }
@@ -119,7 +119,7 @@ fn read(path: &Path, key: &Key, extent: &Extent) -> Result<Option<Order>> {
     if file.metadata().with_context(failed)?.len() != size || !sound(&mut file, key)? {
         return Ok(None);
     }
-    let file = Arc::new(Mapped::of(&file, path, Access::Scattered)?);
+    let file = Arc::new(Mapped::from_file(&file, path, Access::Scattered)?);
     let mut from = size_of::<Key>();
     let mut list = |count: u64, width: usize| {
         let here = from;

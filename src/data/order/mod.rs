@@ -112,7 +112,7 @@ impl Order {
     ) -> Result<Order> {
         let extent = Extent::new(spec, lengths, &part, place)?;
         extent.has_room(memory::available(), place)?;
-        Ok(Order::of_extent(&extent, spec, lengths, part))
+        Ok(Order::build_in(&extent, spec, lengths, part))
     }
 
     /// Checks for errors of `build`. The outer error is for orders that no machine can build, the
@@ -127,7 +127,7 @@ impl Order {
         Ok(extent.has_room(memory::available(), place))
     }
 
-    fn of_extent(extent: &Extent, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
+    fn build_in(extent: &Extent, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
         let mut random = RandomState::new(spec.seed as u32);
         let sequences = sequences(extent, part, &mut random);
         let starts = starts(spec, extent, &sequences, lengths);

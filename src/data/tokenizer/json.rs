@@ -171,7 +171,7 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
     let (pre_tokenizer, prefix_space) =
         known_pattern(&file.pre_tokenizer).expect("checked by the caller");
     let bytes = bytes(&file, &place, &mut problems);
-    let of_byte = of_byte(&bytes, &place, &mut problems);
+    let of_byte = byte_ids(&bytes, &place, &mut problems);
     let merges = merges(&file.model, &place, &mut problems);
     problems.or(())?;
     let special = file.added_tokens.iter().filter(|added| !added.content.is_empty());
@@ -258,7 +258,7 @@ fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u
 }
 
 /// The id of each byte that UTF-8 text can contain.
-fn of_byte(bytes: &[Option<Box<[u8]>>], place: &str, problems: &mut Problems) -> [u32; 256] {
+fn byte_ids(bytes: &[Option<Box<[u8]>>], place: &str, problems: &mut Problems) -> [u32; 256] {
     let mut ids = [u32::MAX; 256];
     for (bytes, id) in bytes.iter().zip(0..) {
         if let Some([byte]) = bytes.as_deref() {

@@ -76,11 +76,11 @@ impl Tokenizer {
 
     /// The tokenizer that a user names: a path, or `bytes`.
     pub fn named(path: &Path) -> Result<Tokenizer> {
-        if path == Path::new(BYTES) { Ok(Tokenizer::of_bytes()) } else { Tokenizer::load(path) }
+        if path == Path::new(BYTES) { Ok(Tokenizer::byte_level()) } else { Tokenizer::load(path) }
     }
 
     /// Each byte its own token, and 256 the end of a document.
-    pub fn of_bytes() -> Tokenizer {
+    pub fn byte_level() -> Tokenizer {
         let mut bytes: Vec<_> = (0..=255).map(|byte: u8| Some([byte].into())).collect();
         bytes.push(Some(END_OF_TEXT.as_bytes().into()));
         let rules = Rules::Bpe(Box::new(Bpe {

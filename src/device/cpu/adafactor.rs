@@ -80,7 +80,7 @@ pub(super) fn move_second_moment(_: &Cpu, op: &op::MoveSecondMoment) {
         let sum: f64 = match whole {
             true => own.map(|at| f64::from(scalar(col, at))).sum(),
             false => (0..part.rows)
-                .filter(|at| part.fused.of(*at) == number)
+                .filter(|at| part.fused.matrix_of(*at) == number)
                 .map(|at| f64::from(scalar(row, at)))
                 .sum(),
         };
@@ -223,7 +223,7 @@ impl Direction<'_> {
                 1.0
             }
             SecondMoment::Factored { row: rows, col, mean } => {
-                let number = self.part.fused.of(row);
+                let number = self.part.fused.matrix_of(row);
                 load(col, number * self.part.cols + cols.start, means);
                 scalar(rows, row) / scalar(mean, number).max(self.eps)
             }

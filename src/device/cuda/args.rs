@@ -14,12 +14,12 @@ pub use cudarc::driver::sys::CUtensorMap as TensorMap;
 use std::ffi::c_void;
 
 kernel_args! {
-    /// Which elements dropout drops, as `Dropout` of device/backend.rs defines it.
+    /// Mask of dropout, as `Dropout` of device/attend.rs defines it.
     struct DropoutMask {
         key: u64, first_sample: *const i64, seq: u64, first_row: u64,
-        /// A random word below this drops its element; at 0 nothing is dropped.
+        /// Random words below this bound drop their element; 0 drops none.
         bound: u32,
-        /// Factor of the elements that are kept.
+        /// Factor of the kept elements.
         kept: f32,
     }
 
@@ -34,26 +34,26 @@ kernel_args! {
 
     struct Residual {
         x: *const c_void, branch: *const c_void,
-        /// null: there is none
+        /// null: no bias
         bias: *const c_void,
         y: *mut c_void, rows: u64, cols: u32, vector: u32, drop: DropoutMask,
     }
 
     struct ColumnParts {
         x: *const c_void,
-        /// Where dropout(x) is stored, or null: then x itself is summed.
+        /// Buffer for dropout(x), or null: x itself is summed.
         to: *mut c_void,
         /// [chunks, cols]
         parts: *mut f32,
         rows: u64, cols: u32,
-        /// Rows of a block.
+        /// Rows per block.
         chunk: u32,
         vector: u32, drop: DropoutMask,
     }
 
     struct ColumnSums {
         parts: *const f32, out: *mut f32,
-        /// Elements from one partial sum to the next.
+        /// Stride of the partial sums, in elements.
         stride: u64,
         count: u32, cols: u32, add: u32,
     }
@@ -65,7 +65,7 @@ kernel_args! {
     struct Swiglu {
         /// [rows, 2·cols]: gate and value of each column of y
         x: *const c_void,
-        /// y, or backward dy, which is only read; numel is its
+        /// y, or in backward dy, which is only read; of numel elements
         y: *mut c_void,
         /// backward: like x
         dx: *mut c_void,
@@ -83,12 +83,12 @@ kernel_args! {
         positions: *const i32,
         /// [positions, d]: cosines, then sines
         table: *const f32,
-        /// backward: [blocks, 2, d], of the gradients of the scales
+        /// backward: [blocks, 2, d], partial sums of the gradients of the scales
         parts: *mut f32,
         rows: u64,
-        /// Heads of queries, and of keys and values.
+        /// Number of query heads, and of key/value heads.
         heads: u32, kv: u32, d: u32,
-        /// Heads of all rows that a block has.
+        /// Heads per block, counted over all rows.
         chunk: u32,
         eps: f32,
         /// Whether values are copied.
@@ -111,7 +111,7 @@ kernel_args! {
 
     struct ResidualNorm {
         x: *const c_void, branch: *const c_void,
-        /// null: there is none
+        /// null: no bias
         bias: *const c_void,
         y: *mut c_void, scale: *const c_void,
         /// null: an RMS norm
@@ -125,10 +125,10 @@ kernel_args! {
     struct LayerNormBackward {
         dy: *const c_void, x: *const c_void, stats: *const f32, scale: *const c_void,
         dx: *mut c_void,
-        /// [blocks, 2 or 3, cols]: of dscale, of dshift and, with a residual, of dbias
+        /// [blocks, 2 or 3, cols]: parts of dscale, dshift and, with a residual, dbias
         parts: *mut f32,
         rows: u64, cols: u32,
-        /// Rows of a block.
+        /// Rows per block.
         chunk: u32,
         add: u32,
         /// Whether the norm has no mean and no shift.
@@ -137,42 +137,41 @@ kernel_args! {
 
     struct NormResidualBackward {
         norm: LayerNormBackward,
-        /// Null where it is dx and nothing is dropped.
+        /// Null if it is dx and nothing is dropped.
         dbranch: *mut c_void,
         drop: DropoutMask,
     }
 
     struct Embed {
         ids: *const i32, table: *const c_void, y: *mut c_void, count: u64,
-        /// Entry of the vocabulary in the table's first row.
+        /// First vocabulary entry of the table.
         first: i64,
         table_rows: i64, cols: u32, add: u32, vector: u32,
     }
 
-    /// The places of ids, in the order of the table's rows that they name and of equal ones by place,
-    /// and these rows: one digit of 8 bits of them.
+    /// Stable sort of the positions of ids, and of their table rows, by one 8-bit digit of the row.
     struct EmbedSort {
-        /// Where no digit is sorted yet: then the others are null.
+        /// Input of the first digit; the next two are then null.
         ids: *const i32,
         from_order: *const i32, from_rows: *const i32,
         order: *mut i32, rows: *mut i32,
-        /// [256, tiles]: places of each digit in each tile of 256 places, then where they begin
+        /// [256, tiles]: count of each digit in each tile of 256 positions, then its first index
         starts: *mut u32,
-        /// Entry of the vocabulary in the table's first row.
+        /// First vocabulary entry of the table.
         first: i64,
         table_rows: i64, count: u32, shift: u32,
     }
 
     struct EmbedBackward {
         dy: *const c_void,
-        /// Of `EmbedSort`.
+        /// Sorted by `EmbedSort`.
         order: *const i32, rows: *const i32,
         dtable: *mut f32, count: u64, table_rows: i64, cols: u32, vector: u32,
     }
 
     struct CrossEntropy {
         logits: *mut c_void, targets: *const i32,
-        /// Not for the stats.
+        /// Unused for the stats.
         weights: *const f32,
         /// [shares·rows, 3]
         stats: *mut f32,
@@ -180,30 +179,30 @@ kernel_args! {
         losses: *mut f32,
         /// Null without the second loss.
         z_losses: *mut f32,
-        /// Of the gradient; null where the logits are not overwritten by their gradient.
+        /// Factor of the gradient; null if the logits are not overwritten by their gradient.
         scale: *const f32,
-        /// Entry of the vocabulary in the first column.
+        /// First vocabulary entry of the columns.
         first: i64,
         rows: u64, cols: u32,
-        /// Columns that are entries of the vocabulary.
+        /// Number of columns that are entries of the vocabulary.
         own: u32,
-        /// Not for the stats.
+        /// Unused for the stats.
         shares: u32,
         vector: u32,
-        /// Of the logits; 0 is none.
+        /// Softcap of the logits; 0: none.
         cap: f32,
-        /// The second loss's coefficient.
+        /// Coefficient of the second loss.
         z: f32,
     }
 
-    /// Of `count` tensors.
+    /// Sums of `count` tensors.
     struct SumParts {
         x: [*const c_void; 64], numel: [u64; 64],
-        /// Its blocks begin here, and after the last those end.
+        /// First block of each tensor, and the number of blocks.
         first: [u32; 65],
-        /// Which of `parts` are its own.
+        /// Index of each tensor in `parts`.
         slot: [u32; 64],
-        /// [tensors, 1 + SUM_PARTS]: how many there are, then the partial sums
+        /// [tensors, 1 + SUM_PARTS]: number of partial sums, then these
         parts: *mut f64,
         count: u32, square: u32, vector: u32,
     }
@@ -224,7 +223,7 @@ kernel_args! {
 
     struct Clip {
         sums: *const f32,
-        /// Of the gradients that were squared.
+        /// Loss scale of the gradients that were squared.
         scale: *const f32,
         /// [2]: norm, factor
         out: *mut f32,
@@ -232,7 +231,7 @@ kernel_args! {
     }
 
     struct LossScaleStep {
-        /// NaN after an overflow; made NaN where the scale is stuck.
+        /// NaN after an overflow; set to NaN if the scale is stuck.
         factor: *mut f32,
         /// 0 updated, 1 skipped, 2 stuck
         status: *mut f32,
@@ -244,11 +243,11 @@ kernel_args! {
 
     struct SkipAbove {
         loss: *const f32, norm: *const f32,
-        /// Made NaN where one of them is above its limit.
+        /// Set to NaN if the loss or the norm is above its limit.
         factor: *mut f32,
-        /// of LossScaleStep; 3 skipped here
+        /// Status of LossScaleStep; 3 skipped here
         status: *mut f32,
-        /// of LossScaleStep
+        /// Counts of LossScaleStep
         counts: *mut i64,
         max_loss: f32, max_norm: f32,
     }
@@ -260,15 +259,15 @@ kernel_args! {
         lr: f32, beta1: f32, beta2: f32,
     }
 
-    /// Of `count` tensors.
+    /// AdamW of `count` tensors.
     struct AdamW {
         grad: [*const c_void; 64], master: [*mut f32; 64], m: [*mut f32; 64], v: [*mut f32; 64],
-        /// Null where it is the master.
+        /// Null if it is the master.
         live: [*mut c_void; 64],
         numel: [u64; 64],
         /// 1 − lr·weight_decay; and a factor of the step
         keep: [f32; 64], lr_scale: [f32; 64],
-        /// Its pieces of `ADAMW_PIECE` elements begin here, and after the last those end.
+        /// First piece of `ADAMW_PIECE` elements of each tensor, and the number of pieces.
         first: [u32; 65],
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
@@ -279,9 +278,9 @@ kernel_args! {
         grad: *const c_void, master: *mut f32,
         /// [numel], [numel / block]
         m_codes: *mut u8, m_scales: *mut f32,
-        /// The same of the root of v.
+        /// The same for the square root of v.
         v_codes: *mut u8, v_scales: *mut f32,
-        /// Null where it is the master.
+        /// Null if it is the master.
         live: *mut c_void,
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
@@ -289,19 +288,19 @@ kernel_args! {
         /// 1 − lr·weight_decay; and a factor of the step
         keep: f32, lr_scale: f32,
         beta1: f32, beta2: f32, eps: f32,
-        /// Elements of a scale: 16, 32 or 64.
+        /// Elements per scale: 16, 32 or 64.
         block: u32,
     }
 
-    /// What a rank has of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
+    /// Rank's part of a matrix, as `MatrixPart` of device/adafactor.rs defines it.
     struct MatrixPart {
         first: u64, len: u64,
-        /// Of the share; 1 of a vector.
+        /// Rows of the share; 1 for a vector.
         rows: u64,
         cols: u32,
-        /// Rows of each fused matrix in turn; of a vector: columns.
+        /// Rows of each fused matrix in turn; for a vector: columns.
         width0: u32, width1: u32, width2: u32,
-        /// Of the whole matrix, and 1 for a vector.
+        /// Rows of the whole matrix; 1 for a vector.
         whole_rows: u64,
         whole_cols: u32,
         vector: u32,
@@ -318,7 +317,7 @@ kernel_args! {
         x: *const f32, factor: *const f32,
         /// [chunks, fused, cols]
         parts: *mut f32,
-        /// Rows of a block.
+        /// Rows per block.
         chunk: u64,
         /// Rows of the sums: fused matrices, or 1.
         count: u32,
@@ -329,9 +328,9 @@ kernel_args! {
         x: *const f32,
         /// [blocks, 3]
         parts: *mut f64,
-        /// Null: x itself is squared; else the gradient's factor, and U is.
+        /// Factor of the gradient, to sum U²; null: x² is summed.
         factor: *const f32,
-        /// Null of a vector: means by row.
+        /// Means by row; null for a vector.
         row: *const f32,
         col: *const f32, mean: *const f32, eps: f32,
         part: MatrixPart,
@@ -355,24 +354,24 @@ kernel_args! {
     struct SecondMoment {
         /// [2]: factor, 1 − β̂
         scalars: *const f32,
-        /// Null of a vector.
+        /// Null for a vector.
         row_sums: *const f32,
         col_sums: *const f32,
-        /// Null of a vector.
+        /// Null for a vector.
         row: *mut f32,
         col: *mut f32,
-        /// Null of a vector.
+        /// Null for a vector.
         mean: *mut f32,
         part: MatrixPart,
     }
 
     struct Adafactor {
         grad: *const f32, master: *mut f32,
-        /// Null where it is the master.
+        /// Null if it is the master.
         live: *mut c_void,
         /// [3]: factor, 1 − β̂, ρ
         scalars: *const f32,
-        /// Null of a vector.
+        /// Null for a vector.
         row: *const f32,
         col: *const f32, mean: *const f32,
         /// [fused]: Σ U²
@@ -390,27 +389,27 @@ kernel_args! {
         momentum: f32, nesterov: u32, vector: u32,
     }
 
-    /// One of the matrices that are fused by rows, as `FusedMatrix` of device/muon.rs defines it.
+    /// Matrix of several that are fused by rows, as `FusedMatrix` of device/muon.rs defines it.
     struct FusedRows {
-        /// [cols / share, all_rows, share] and [rows, cols]; `back`: one is copied into all
+        /// [cols / share, all_rows, share] and [rows, cols]; `back`: copies `one` into `all`
         all: *mut c_void, one: *mut c_void,
         all_rows: u64, rows: u64, cols: u32, share: u32,
-        /// Its rows begin here, lie in groups of `width`, and these `period` apart.
+        /// First row of the matrix; its rows are in groups of `width`, `period` rows apart.
         first: u32, width: u32, period: u32, back: u32, vector: u32,
     }
 
     struct ScaleToNorm { x: *mut c_void, sum: *const f32, numel: u64, eps: f32, vector: u32, }
     struct Blend { x: *const c_void, y: *mut c_void, numel: u64, a: f32, b: f32, vector: u32, }
     struct Descend {
-        /// `live` is null where it is the master.
+        /// `live` is null if it is the master.
         direction: *const c_void, master: *mut f32, live: *mut c_void,
         factor: *const f32, numel: u64, keep: f32, step: f32, vector: u32,
     }
 
-    /// Of x [rows, cols] in 8-bit floats: the largest numbers of lines, and what scales them.
+    /// Maxima of the magnitudes of x [rows, cols] by row and by column, for 8-bit floats.
     struct LineMaxima {
         x: *const c_void,
-        /// [rows] and [cols], 0 before, or null: not asked for
+        /// [rows] and [cols], initially 0, or null: not requested
         of_rows: *mut f32, of_columns: *mut f32,
         rows: u64, cols: u32, vector: u32,
     }
@@ -421,7 +420,7 @@ kernel_args! {
 
     struct Fp8Codes {
         x: *const c_void,
-        /// [rows], u8 [rows, cols]; in `fp8_columns_*` null: rows are not asked for
+        /// [rows], u8 [rows, cols]; in `fp8_columns_*` null: no codes of rows
         row_scales: *const f32, row_codes: *mut c_void,
         /// [cols], u8 [cols, rows]
         column_scales: *const f32, column_codes: *mut c_void,
@@ -430,10 +429,10 @@ kernel_args! {
         wide: u32,
     }
 
-    /// Rows scaled by their own largest numbers.
+    /// Rows scaled by their own maxima.
     struct Fp8OwnRows {
         x: *const c_void, scales: *mut f32, codes: *mut c_void,
-        /// The largest numbers of columns [cols], 0 before, or null: not asked for
+        /// Maxima of columns [cols], initially 0, or null: not requested
         of_columns: *mut f32,
         rows: u64, cols: u32, largest: f32, vector: u32,
     }
@@ -469,14 +468,14 @@ kernel_args! {
         /// N
         rows: u64,
         seq: u32, heads: u32,
-        /// Heads of keys and values, and the query heads that each serves.
+        /// Number of key/value heads, and query heads per key/value head.
         kv: u32, serves: u32,
-        /// 2^32 / serves, rounded up, or 0 where it is 1: its high word with a head is the quotient
+        /// 2^32 / serves, rounded up, or 0 if serves is 1; __umulhi(head, inverse) is head / serves
         inverse: u32,
         first_head: u32, d: u32,
-        /// Keys that a query sees at most, its own among them: seq where there is no window
+        /// Maximum number of keys that a query sees, including its own; seq without a window
         window: u32,
-        /// Of scores: 1/√d as a rule
+        /// Factor of the scores, usually 1/√d
         scale: f32,
         drop: DropoutMask,
     }
@@ -484,7 +483,7 @@ kernel_args! {
     struct AttentionHopper {
         /// [d, 3·heads, seq, samples] and [d, heads, seq, samples], in boxes of 64 positions
         qkv: TensorMap, dy: TensorMap, attention: Attention,
-        /// Whether forward's warpgroups ask for products in turn.
+        /// Whether forward's warpgroups issue their products in alternation.
         ping_pong: u32,
     }
 }

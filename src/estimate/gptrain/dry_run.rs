@@ -289,7 +289,7 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
     let train = Train { device_memory: None, ..m.train.clone() };
     let m = &Manifest { batch, train, ..m.clone() };
     let device = Rc::new(device(m));
-    let journal = Journal::of(&device);
+    let journal = Journal::for_device(&device);
     let engine = Engine::new(&*device, groups(m, stage, &journal), m, m.data.causal());
     let engine = engine.expect("a dry device is never full");
     engine.set_steps(u64::MAX / 2); // whatever a run begins with is over

@@ -58,7 +58,7 @@ fn header() -> String {
 //     UPDATE=1 cargo test --lib kernel_arguments
 #pragma once
 
-// What cuTensorMapEncodeTiled makes; it must be a kernel's argument.
+// Tensor map of cuTensorMapEncodeTiled; must be passed as a kernel's argument.
 struct alignas(64) TensorMap {
     uint64_t opaque[16];
 };
