@@ -50,7 +50,7 @@ pub mod recipe;
 pub use guard::{heed_size_limits, stop_signals};
 pub use run::Ended;
 pub use start::Options;
-pub use supervise::supervise;
+pub use supervise::{RANKS, start_processes, supervise};
 
 use comm::Failed;
 use manifest::Loaded;
