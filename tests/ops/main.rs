@@ -10,6 +10,7 @@
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `inner_loops` | the machine code of the CPU's products |
 //! | `reference` | definitions in f64 that several cases use |
+//! | `resources` | registers and shared memory of the compiled kernels, beside their largest launches |
 //! | `orders` | the same bits in several orders of blocks and streams |
 //! | `planted` | planted faults that the stand-in must detect |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
@@ -34,6 +35,7 @@ mod planted;
 mod product;
 mod query_key;
 mod reference;
+mod resources;
 #[path = "../common/softgpu.rs"]
 mod softgpu;
 mod tuning;

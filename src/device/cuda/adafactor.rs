@@ -13,7 +13,7 @@ const BLOCKS: usize = 1056;
 /// Rows that a block sums at least.
 const CHUNK: usize = 64;
 /// Threads of the one block that moves a fused matrix's second moment.
-const MOMENT_THREADS: usize = 512;
+pub(super) const MOMENT_THREADS: usize = 512;
 
 impl AdafactorOps for Cuda {
     fn factor_sums(

@@ -7,6 +7,9 @@ use crate::{Logits, Out, Tensor, ZLoss};
 use base::DType;
 use std::ptr::{null, null_mut};
 
+/// Most threads of a block, which has a row.
+pub(super) const MOST_THREADS: usize = 512;
+
 pub(super) struct Inputs {
     pub logits: Logits,
     pub targets: Tensor,
@@ -92,5 +95,5 @@ fn prepare(i: &Inputs) -> (args::CrossEntropy, Grid) {
         cap: i.logits.cap.unwrap_or(0.0),
         z: 0.0,
     };
-    (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(512)))
+    (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(MOST_THREADS)))
 }

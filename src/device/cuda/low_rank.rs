@@ -9,7 +9,7 @@ use std::ptr::null_mut;
 
 /// Matrices of one launch, and threads of the block that each of them has.
 const MATRICES: usize = 8;
-const THREADS: usize = 512;
+pub(super) const THREADS: usize = 512;
 
 pub(super) fn axpy(cuda: &Cuda, a: f32, factor: Tensor, x: Tensor, y: Out) {
     assert_eq!((x.numel(), x.dtype), (y.to.numel(), DType::F32), "x and y");

@@ -36,6 +36,7 @@ mod profile;
 mod query_key;
 mod timeline;
 
+pub use attention::{LargestLaunch, largest_launches};
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
@@ -321,7 +322,6 @@ impl Backend for Cuda {
     fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
         gelu::swiglu_backward(self, dy, x, dx);
     }
-
     fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
         layernorm::forward(self, x, norm, y, stats);
     }

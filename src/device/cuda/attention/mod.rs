@@ -2,8 +2,10 @@
 
 mod hopper;
 mod kernels;
+mod largest;
 
 pub use hopper::{CHOICE, Hopper};
+pub use largest::{LargestLaunch, largest_launches};
 
 use super::args::{self, DropoutMask};
 use super::launch::{AMPERE, Grid, typed, vector, wide};
