@@ -12,6 +12,7 @@
 #include "driver.h"
 #include "tensor_map.h"
 #include <sys/mman.h>
+#include <utility>
 
 thread_local Device* current = nullptr;
 
@@ -47,6 +48,8 @@ Device* device(unsigned i) {
 
 // A page that faults ends every allocation; its start stays aligned to 256 bytes.
 constexpr size_t PAGE = 4096;
+// An H100's.
+constexpr size_t L2_CACHE = 50 << 20;
 size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 bool is_pinned(Device* d, const void* p) {
@@ -78,6 +81,11 @@ extern "C" __attribute__((visibility("default"))) void* softgpu_device(Stream* s
 // Time passes only where work says so, in made-up milliseconds: a kernel takes one.
 extern "C" __attribute__((visibility("default"))) void softgpu_take(Stream* s, unsigned time) {
     s->device->clock += time;
+}
+
+// Whether the stream has overwritten more than the L2 cache since it was last asked.
+extern "C" __attribute__((visibility("default"))) bool softgpu_is_cold(Stream* s) {
+    return std::exchange(s->device->cold, false);
 }
 
 API cuInit(unsigned) { return OK; }
@@ -240,6 +248,7 @@ API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
         // Pages given back read as zeros, and take no memory until they are written.
         Address first = pages(to), last = (to + bytes) / PAGE * PAGE;
         char* start = reinterpret_cast<char*>(to);
+        s->device->cold |= bytes > L2_CACHE;
         if (value == 0 && last > first) {
             madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
             memset(start, 0, first - to);
