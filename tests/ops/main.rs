@@ -15,7 +15,7 @@
 //! | `planted` | planted faults that the stand-in must detect |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
-//! | `hopper` | fast sums of 8-bit floats |
+//! | `hopper` | attention by wgmma, and its choice by time |
 //! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |
 
 mod adafactor;

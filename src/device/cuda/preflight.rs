@@ -189,7 +189,8 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
-    let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
+    let timed = options.tuned.is_some();
+    let hopper = Hopper::chosen(options.attention.as_deref(), timed, &device, capability)?;
     let (lt, lt_name) = open_lt(options, capability, version)?;
     // SAFETY: takes nothing and returns a number.
     let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };
