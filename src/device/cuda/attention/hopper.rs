@@ -43,7 +43,7 @@ struct Extents {
 pub enum Use {
     Wgmma,
     PingPong,
-    /// Of these and of mma, the fastest.
+    /// Fastest of these and mma, by time.
     Timed,
 }
 
