@@ -11,14 +11,15 @@
 #   ops         every op against its definition and the CPU; grids of ranks that share the GPU
 #   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
 #   products    the blocks' products at full size: held to f64, beside PyTorch's
-#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with wgmma
-#               (and in ping-pong)
+#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with attention by
+#               mma and by wgmma
 #   profile     time by kernel of a step beside its data sheet, in bf16 and fp8; by ncu where that is
-#   run         the quick start in bf16: replayed bit for bit, on two ranks, killed and resumed; losses
+#   run         the quick start in bf16: replayed bit for bit, on two ranks (and two GPUs, where there are),
+#               killed and resumed; losses
 #               of GPT-2 and Llama beside the CPU's, in f32 and bf16
 #   peers       PyTorch compiled and its flash attention; each op against the GPU's own copy
-#   offload     states in the host's memory: ops and grids
-#   more        steps of 8 micro-batches, and in fp8
+#   offload     states in the host's memory: grids, and the quick start's losses with and without
+#   more        steps of 8 micro-batches, in fp8 (also with fast sums), with wgmma in ping-pong
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer: two, then four, then graphs
 #
 # The archive has no NCCL: a wheel's is 252 MB. PyTorch's is found, and that of 2.15 is 2.30.7, so that
@@ -67,9 +68,15 @@ tests() { # name, command
     said=$("${@:2}" 2>&1) || code=$?
     echo "$said"
     say "$1: $(grep '^test result' <<<"$said" || echo "exit code $code")"
-    [ $code = 0 ] && return
+    # A name that no test has would prove nothing.
+    if [ $code = 0 ]; then
+        ! grep -q '^test result: ok. 0 passed' <<<"$said" || { red=1; say "  no test has such a name"; }
+        return
+    fi
     red=1
     say "  failed: $(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' <<<"$said" | tr '\n' ' ')"
+    # A process that ends in the middle of a test has no summary.
+    grep -q '^test result' <<<"$said" || say "  ended in: $(grep '^test ' <<<"$said" | tail -1)"
 }
 # Runs a command whose output is the table's; one that fails leaves a line.
 table() {
@@ -104,32 +111,45 @@ attention() {
     for tool in memcheck racecheck; do
         before=$red
         tests "attention under $tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
-            --report-api-errors no bin/ops cuda::attention --test-threads 1
+            --report-api-errors no bin/ops hopper::attention --test-threads 1
         # It may report races of TMA's copies that are none.
         [ $tool = memcheck ] || red=$before
     done
 }
 
 train() {
-    for variant in AS_IS=1 GPTRAIN_CUDA_GRAPHS=0 GPTRAIN_AUTOTUNE=0 GPTRAIN_ATTENTION=wgmma \
-        GPTRAIN_ATTENTION=wgmma-pingpong; do
+    for variant in AS_IS=1 GPTRAIN_CUDA_GRAPHS=0 GPTRAIN_AUTOTUNE=0 GPTRAIN_ATTENTION=mma \
+        GPTRAIN_ATTENTION=wgmma; do
         say "$variant"
-        table env "$variant" PYTHON=/bin/false bin/bench_train --device cuda --only "${SHAPE:-}"
+        table env "$variant" PYTHON= bin/bench_train --device cuda --only "${SHAPE:-}"
     done
 }
 
 more() {
-    export PYTHON=/bin/false
+    export PYTHON=
     say "8 micro-batches a step"
     table bin/bench_train --device cuda --accumulate 8 --steps 5 --only "${SHAPE:-}"
     say "PRECISION=fp8"
     table bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}"
+    say "PRECISION=fp8 GPTRAIN_FP8_FAST=1"
+    GPTRAIN_FP8_FAST=1 table bin/bench_train --device cuda --precision fp8 --only "${SHAPE:-}"
+    say "GPTRAIN_ATTENTION=wgmma-pingpong"
+    GPTRAIN_ATTENTION=wgmma-pingpong table bin/bench_train --device cuda --only "${SHAPE:-}"
 }
 
 offload() {
     export GPTRAIN_TEST_GPU=1
-    tests "ops with the host's memory" bin/ops host:: --test-threads 1
     tests "grids with states on the host" bin/model offload:: --test-threads 1
+    local runs="$OUT/runs"
+    rm -rf "$runs/device" "$runs/host"
+    quick "$runs/device"
+    quick "$runs/host" --set topology.offload=full
+    if diff <(losses "$runs/device") <(losses "$runs/host"); then
+        say "all of a step's states on the host: the same losses"
+    else
+        red=1
+        say "all of a step's states on the host: other losses"
+    fi
 }
 
 products() {
@@ -157,7 +177,7 @@ profile() {
             --profile "$(hardware)"
     done
     ncu=$(found ncu) || { say "no ncu"; return 0; }
-    GPTRAIN_CUDA_GRAPHS=0 PYTHON=/bin/false "$ncu" --clock-control none --cache-control none \
+    GPTRAIN_CUDA_GRAPHS=0 PYTHON= "$ncu" --clock-control none --cache-control none \
         --metrics gpu__time_duration.sum --csv --log-file "$csv" \
         bin/bench_train --device cuda --only "${SHAPE:-124M}" --steps 1
     python3 - "$csv" >&3 <<'PYTHON'
@@ -194,6 +214,10 @@ run() {
     say "$(grep ' again: ' <<<"$replay" || tail -1 <<<"$replay")"
     quick "$runs/ranks" --set topology.tensor=2 --set comm.gpu_transport=host
     say "two ranks through the host: $(losses "$runs/ranks" | tail -1)"
+    if [ "${GPUS:-$(nvidia-smi -L 2>/dev/null | wc -l)}" -ge 2 ]; then
+        quick "$runs/gpus" --set topology.data=2 || red=1
+        say "two GPUs, a process each: $(losses "$runs/gpus" | tail -1)"
+    fi
     killed "$runs"
     local family precision
     for family in quickstart llama-quickstart; do

@@ -20,10 +20,11 @@ template <class T> struct Head {
     __device__ __forceinline__ uint32_t qkv_stride() const { return (a.heads + 2 * a.kv) * a.d; }
     __device__ __forceinline__ uint32_t out_stride() const { return a.heads * a.d; }
     // First element of a position-0 row; `which`: 0 query, 1 key, 2 value.
-    __device__ __forceinline__ uint64_t qkv(int which) const {
+    __device__ __forceinline__ uint64_t qkv(int which) const { return row * qkv_stride() + part(which) * a.d; }
+    // Heads before that one in a row.
+    __device__ __forceinline__ uint32_t part(int which) const {
         uint32_t kv = a.inverse ? __umulhi(head, a.inverse) : head; // head / serves
-        uint32_t part = 2 * kv + (which ? (kv + 1) * a.serves + which - 1 : head);
-        return row * qkv_stride() + part * a.d;
+        return 2 * kv + (which ? (kv + 1) * a.serves + which - 1 : head);
     }
     __device__ __forceinline__ uint64_t out() const { return row * out_stride() + head * a.d; }
     __device__ __forceinline__ uint64_t place(uint32_t position) const {

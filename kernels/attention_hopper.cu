@@ -81,17 +81,17 @@ template <int D> struct Forward {
     }
 
     __device__ __forceinline__ void produce(const TensorMap* map, const Head<bf16>& head, int first, const Extent& extent) {
-        int part = 3 * head.head, sample = blockIdx.z;
+        int sample = blockIdx.z;
         barrier_arrive_expecting(&barriers->q, Queries::BYTES);
-        Queries::fetch(q, map, &barriers->q, part, first, sample);
+        Queries::fetch(q, map, &barriers->q, head.part(0), first, sample);
         Turn turn;
         for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
             barrier_wait(&barriers->k_free[turn.stage], turn.parity ^ 1);
             barrier_arrive_expecting(&barriers->k[turn.stage], Keys::BYTES);
-            Keys::fetch(k + turn.stage * Keys::BYTES, map, &barriers->k[turn.stage], part + 1, key, sample);
+            Keys::fetch(k + turn.stage * Keys::BYTES, map, &barriers->k[turn.stage], head.part(1), key, sample);
             barrier_wait(&barriers->v_free[turn.stage], turn.parity ^ 1);
             barrier_arrive_expecting(&barriers->v[turn.stage], Keys::BYTES);
-            Keys::fetch(v + turn.stage * Keys::BYTES, map, &barriers->v[turn.stage], part + 2, key, sample);
+            Keys::fetch(v + turn.stage * Keys::BYTES, map, &barriers->v[turn.stage], head.part(2), key, sample);
         }
     }
 

@@ -44,6 +44,7 @@ template <int D> struct BackwardKeys {
         float lse[N], delta[N];
         int2 sees[N];
         int first, all;
+        uint32_t head;
     };
     char *k, *v, *q, *dy;
     Queries* queries;
@@ -59,18 +60,25 @@ template <int D> struct BackwardKeys {
     }
 
     // Producer warp: lane 0 issues the TMA copies, all lanes store lse, delta and visible keys of the
-    // queries.
-    __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int key) {
+    // queries. It loops over the query heads of the keys' group.
+    __device__ __forceinline__ void produce(const AttentionHopper& arguments, Head<bf16>& head, int key) {
         const Attention& a = head.a;
-        int lane = threadIdx.x, part = 3 * head.head, sample = blockIdx.z, seq = a.seq;
+        int lane = threadIdx.x, sample = blockIdx.z, seq = a.seq;
         int last = key + B < seq ? key + B : seq;
         if (lane == 0) {
             barrier_arrive_expecting(&barriers->own, 2 * Own::BYTES);
-            Own::fetch(k, &arguments.qkv, &barriers->own, part + 1, key, sample);
-            Own::fetch(v, &arguments.qkv, &barriers->own, part + 2, key, sample);
+            Own::fetch(k, &arguments.qkv, &barriers->own, head.part(1), key, sample);
+            Own::fetch(v, &arguments.qkv, &barriers->own, head.part(2), key, sample);
         }
         Turn turn;
-        for (int query = a.ranges ? 0 : key / N * N; query < seq; query += N) {
+        int first = a.ranges ? 0 : key / N * N;
+        uint32_t end = head.head + a.serves;
+        for (int query = first; head.head < end; query += N) {
+            if (query >= seq) {
+                query = first - N; // of the next head
+                head.head++;
+                continue;
+            }
             bool some = false, all = true;
             int2 sees[N / 32];
 #pragma unroll
@@ -94,12 +102,13 @@ template <int D> struct BackwardKeys {
             if (lane == 0) {
                 to.first = query;
                 to.all = all;
+                to.head = head.head;
             }
             __syncwarp();
             if (lane == 0) {
                 uint64_t* full = &barriers->full[turn.stage];
                 barrier_arrive_expecting(full, 2 * Passing::BYTES);
-                Passing::fetch(q + turn.stage * Passing::BYTES, &arguments.qkv, full, part, query, sample);
+                Passing::fetch(q + turn.stage * Passing::BYTES, &arguments.qkv, full, head.part(0), query, sample);
                 Passing::fetch(dy + turn.stage * Passing::BYTES, &arguments.dy, full, head.head, query, sample);
             }
             turn.next();
@@ -141,7 +150,7 @@ template <int D> struct BackwardKeys {
         }
     }
 
-    __device__ __forceinline__ void multiply(const Head<bf16>& head, int first) {
+    __device__ __forceinline__ void multiply(Head<bf16>& head, int first) {
         const Attention& a = head.a;
         int group = threadIdx.x / GROUP - 1, thread = threadIdx.x % GROUP;
         int own = 64 * group, row = own + thread / 32 * 16 + thread % 32 / 4;
@@ -152,6 +161,7 @@ template <int D> struct BackwardKeys {
             barrier_wait(&barriers->full[turn.stage], turn.parity);
             const Queries& passing = queries[turn.stage];
             if (passing.first < 0) break;
+            while (head.head < passing.head) head.next();
             const char *qs = q + turn.stage * Passing::BYTES, *dys = dy + turn.stage * Passing::BYTES;
             ask_rows<D, B, N>(s, k, own, qs);
             ask_rows<D, B, N>(dp, v, own, dys);
@@ -197,17 +207,17 @@ template <int D> struct BackwardQueries {
     }
 
     __device__ __forceinline__ void produce(const AttentionHopper& arguments, const Head<bf16>& head, int first, const Extent& extent) {
-        int part = 3 * head.head, sample = blockIdx.z;
+        int sample = blockIdx.z;
         barrier_arrive_expecting(&barriers->own, 2 * Own::BYTES);
-        Own::fetch(q, &arguments.qkv, &barriers->own, part, first, sample);
+        Own::fetch(q, &arguments.qkv, &barriers->own, head.part(0), first, sample);
         Own::fetch(dy, &arguments.dy, &barriers->own, head.head, first, sample);
         Turn turn;
         for (int key = extent.first / N * N; key < extent.last; key += N, turn.next()) {
             uint64_t* full = &barriers->full[turn.stage];
             barrier_wait(&barriers->free[turn.stage], turn.parity ^ 1);
             barrier_arrive_expecting(full, 2 * Passing::BYTES);
-            Passing::fetch(k + turn.stage * Passing::BYTES, &arguments.qkv, full, part + 1, key, sample);
-            Passing::fetch(v + turn.stage * Passing::BYTES, &arguments.qkv, full, part + 2, key, sample);
+            Passing::fetch(k + turn.stage * Passing::BYTES, &arguments.qkv, full, head.part(1), key, sample);
+            Passing::fetch(v + turn.stage * Passing::BYTES, &arguments.qkv, full, head.part(2), key, sample);
         }
     }
 
@@ -273,7 +283,7 @@ template <int D> __device__ void backward_kv_hopper(const AttentionHopper& argum
     DYNAMIC_SHARED(shared);
     BackwardKeys<D> backward(shared);
     backward.barriers->init();
-    Head<bf16> head(arguments.attention);
+    Head<bf16> head(arguments.attention, blockIdx.y * arguments.attention.serves);
     int key = blockIdx.x * BackwardKeys<D>::B;
     if (threadIdx.x < GROUP) {
         registers_release<PRODUCER_REGISTERS>();

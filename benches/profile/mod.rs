@@ -70,7 +70,7 @@ pub fn print(shape: &Shape, kernels: &BTreeMap<String, Profiled>, ops: &Tally, g
         let least: f64 = ops
             .extract_if(.., |name, _| last || names.contains(name))
             .map(|(name, work)| gpu.seconds(name, work, [1.0; 2]))
-            .sum();
+            .fold(0.0, |sum, seconds| sum + seconds); // a sum of nothing is -0
         if seconds == 0.0 && least == 0.0 {
             continue;
         }

@@ -3,6 +3,7 @@
 use super::shell::SETTINGS;
 use base::Problems;
 use manifest::Manifest;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use train::events::{self, Event, Kind};
 use train::length;
@@ -66,10 +67,15 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     if !once && train::supervise(&loaded)? {
         return Ok(());
     }
+    let mut settings = Vec::new();
     if let Some(minutes) = minutes {
-        let (settings, line) = length::settings(&loaded, minutes, messages)?;
+        let (set, line) = length::settings(&loaded, minutes, messages)?;
         tracing::info!("{line}");
-        loaded = manifest::load(&path, &[&args.set[..], &settings].concat())?;
+        loaded = manifest::load(&path, &[&args.set[..], &set].concat())?;
+        settings = set;
+    }
+    if train::start_processes(&loaded, &rank_words(&settings))? {
+        return Ok(());
     }
     let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
@@ -124,6 +130,20 @@ fn next(m: &Manifest, example: bool) {
     if example {
         base::say!("  gptrain manifest new --help  # for a text of your own");
     }
+}
+
+/// Arguments of the ranks that this process starts: its own, with the length that it has chosen.
+fn rank_words(settings: &[String]) -> Vec<OsString> {
+    let (mut words, mut given) = (Vec::new(), std::env::args_os().skip(1));
+    while let Some(word) = given.next() {
+        match word.to_str() {
+            Some("--minutes") => drop(given.next()),
+            Some(text) if text.starts_with("--minutes=") => {}
+            _ => words.push(word),
+        }
+    }
+    words.extend(settings.iter().flat_map(|set| ["--set".into(), set.into()]));
+    words
 }
 
 /// Minutes that set the length. The example has a default, unless a setting sets the length.

@@ -3,6 +3,7 @@
 use super::hostlist;
 use base::Problems;
 use serde::{Deserialize, Serialize};
+use std::net::TcpListener;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Rank of this process, as assigned by the launcher.
@@ -78,6 +79,33 @@ impl LauncherEnv {
             env.problem(RENDEZVOUS, format!("{given:?} is not host:port"), "as in n01:29500");
         }
         env.problems.or(Some(launch))
+    }
+
+    /// Variables with which a process of this machine becomes that rank: torchrun's, which override
+    /// Slurm's. A ready rendezvous of the environment is overridden by the place.
+    pub fn local_variables(place: &Place) -> Vec<(&'static str, String)> {
+        let (rank, world) = (place.rank.to_string(), place.world.to_string());
+        let (host, port) = place.address.rsplit_once(':').unwrap_or((&place.address, ""));
+        vec![
+            ("RANK", rank.clone()),
+            ("LOCAL_RANK", rank),
+            ("WORLD_SIZE", world.clone()),
+            ("LOCAL_WORLD_SIZE", world),
+            ("MASTER_ADDR", host.to_string()),
+            ("MASTER_PORT", port.to_string()),
+            ("TORCHELASTIC_USE_AGENT_STORE", String::new()),
+            ("TORCHELASTIC_RUN_ID", format!("process {}", std::process::id())),
+            (Place::VARIABLE, serde_json::to_string(place).expect("plain numbers and a name")),
+        ]
+    }
+
+    /// Loopback address with a free port, for the ranks that this process starts.
+    pub fn free_address() -> std::io::Result<String> {
+        let process = std::process::id();
+        let address = |try_: u32| format!("127.0.0.1:{}", port(&format!("{process} {try_}")));
+        let is_free = |address: &String| TcpListener::bind(address).is_ok();
+        let free = (0..1000).map(address).find(is_free);
+        free.ok_or_else(|| std::io::ErrorKind::AddrInUse.into())
     }
 }
 
@@ -253,6 +281,27 @@ mod tests {
         assert_eq!((found.rank, found.world, &*found.address), (0, 2, "n02:9"));
         assert_eq!((found.local_rank, &*found.job), (0, "slurm 77.0 start 0 epoch 2"));
         assert!(launch(&format!("{STEP} GPTRAIN_PLACE=2")).is_err());
+    }
+
+    #[test]
+    fn a_process_of_this_machine_becomes_a_rank() {
+        let address = LauncherEnv::free_address().unwrap();
+        let place = Place { epoch: 1, rank: 1, world: 2, address: address.clone() };
+        let variables = LauncherEnv::local_variables(&place);
+        let set = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| value.clone())
+        };
+        let outer = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 TORCHELASTIC_USE_AGENT_STORE=True \
+            GPTRAIN_RENDEZVOUS=other:1";
+        let outer = |name: &str| {
+            let pairs = outer.split_whitespace().filter_map(|item| item.split_once('='));
+            pairs.into_iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+        };
+        let found = LauncherEnv::of(&|name| set(name).or_else(|| outer(name))).unwrap().unwrap();
+        assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (1, 2, 1, 2));
+        assert_eq!(found.address, address);
+        assert!(found.job.ends_with(" epoch 1"), "{}", found.job);
     }
 
     #[test]

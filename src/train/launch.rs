@@ -1,9 +1,9 @@
 //! Starts the ranks, as threads of this process, or as one rank per process under a launcher (srun,
-//! torchrun), and opens the device of each. The only place that chooses a backend.
+//! torchrun, or `supervise::start_processes`), and opens the device of each. The only place that chooses a backend.
 
 mod device;
 
-pub use device::{Carrier, Device, LocalRank, of_rank};
+pub use device::{Carrier, Device, LocalRank, gpu_for_each_rank, of_rank};
 
 use super::exit::PeerExit;
 use super::guard::Waiting;

@@ -53,7 +53,7 @@ pub mod testing;
 pub use guard::{heed_size_limits, stop_signals};
 pub use run::Ended;
 pub use start::Options;
-pub use supervise::supervise;
+pub use supervise::{RANKS, start_processes, supervise};
 
 use comm::Failed;
 use manifest::Loaded;

@@ -46,6 +46,7 @@ pub fn options() -> Options {
         tuned: None,
         graphs: None,
         sm_margin: None,
+        fast_fp8: None,
         serial: None,
         attention: None,
         connect: 1 << 20, // a stand-in is slow

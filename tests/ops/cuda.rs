@@ -210,7 +210,7 @@ fn larger() -> Vec<Case> {
 }
 
 /// Shapes that tensor cores take.
-fn heads() -> Vec<Case> {
+pub fn heads() -> Vec<Case> {
     let all = |d| Shape::new(1, 70, 2, d).masked(Mask::Ragged).with_alibi().dropping(0.1);
     let shapes = [
         ("causal, head of 32", Shape::new(1, 150, 1, 32)),
@@ -261,7 +261,7 @@ fn norms_have_a_kernel_at_every_width() {
 }
 
 /// Differences between the backends.
-fn against_cpu(
+pub fn against_cpu(
     cuda: &Cuda,
     cpu: &Cpu,
     dtype: DType,
@@ -450,39 +450,6 @@ fn a_timeline_is_in_order_with_the_ops() {
     let points = timeline.read();
     assert_eq!((points.len(), points[0]), (8, 0));
     assert!(points.is_sorted() && points[7] > 0, "{points:?}");
-}
-
-/// Several tiles of queries and of keys, so that every stage comes round; ends inside of tiles.
-fn heads_of_hopper() -> Vec<Case> {
-    let shapes = [
-        ("causal, five tiles", Shape::new(1, 600, 1, 64)),
-        ("documents, four tiles", Shape::new(1, 390, 1, 128).masked(Mask::Documents(150))),
-        ("ragged, two samples", Shape::new(2, 260, 2, 80).masked(Mask::Ragged)),
-        ("prefix, alibi", Shape::new(1, 300, 1, 96).masked(Mask::Prefix(140)).with_alibi()),
-        ("dropout", Shape::new(1, 200, 2, 160).dropping(0.1)),
-    ];
-    let case = |(name, shape)| case(format!("attention, {name}"), move |b| attention(b, shape));
-    shapes.into_iter().map(case).chain(heads()).collect()
-}
-
-#[test]
-fn attention_by_wgmma_agrees_with_the_cpu() {
-    for how in ["wgmma", "wgmma-pingpong"] {
-        let options = Options { attention: Some(how.to_string()), ..softgpu::gpu(0) };
-        match Cuda::open(&options) {
-            Ok(cuda) => {
-                let cpu = Cpu::new(Some(2));
-                let cases = heads_of_hopper().into_iter();
-                // The turns differ by the number of tiles alone.
-                let most = if how == "wgmma" { usize::MAX } else { 5 };
-                let wrong =
-                    against_cpu(&cuda, &cpu, DType::BF16, cases.take(most).collect::<Vec<_>>());
-                assert!(wrong.is_empty(), "{how}: {} disagree:\n{}", wrong.len(), wrong.join("\n"));
-            }
-            Err(why) if softgpu::is_real() => println!("not run on this GPU: {why}"),
-            Err(why) => panic!("{why}"),
-        }
-    }
 }
 
 /// Describes where two outputs of an op on `dtype` differ by more than their rounding. In f32: 2e-5

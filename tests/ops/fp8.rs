@@ -190,6 +190,16 @@ pub fn products(b: &Bench, m: usize, n: usize, k: usize) {
     }
 }
 
+/// Numbers of a product whose left operand has that format.
+pub fn product_of(b: &Bench, format: Fp8, [m, n, k]: [usize; 3]) -> Vec<f64> {
+    let (x, y) = (uneven(b, m, k), uneven(b, n, k));
+    let (a, _) = own(b, &x, format, Fp8Scaling::RowWise);
+    let (w, _) = own(b, &y, Fp8::E4M3, Fp8Scaling::RowWise);
+    let c = b.blank(m, n, DType::F32);
+    b.backend.fp8_gemm(&a, &w, c.set(), Epilogue::Nothing);
+    b.numbers(c)
+}
+
 /// A product onto f32, of a side that takes more than one part of a device's scratch.
 pub fn added(b: &Bench, m: usize, n: usize, k: usize) {
     let (x, y, old) = (uneven(b, m, k), uneven(b, n, k), b.normal_f32(m, n));

@@ -10,10 +10,12 @@
 //! | `host` | tensors in the host's memory, and updates by its processor |
 //! | `inner_loops` | the machine code of the CPU's products |
 //! | `reference` | definitions in f64 that several cases use |
+//! | `resources` | registers and shared memory of the compiled kernels, beside their largest launches |
 //! | `orders` | the same bits in several orders of blocks and streams |
 //! | `planted` | planted faults that the stand-in must detect |
 //! | `bench` | inputs, outputs and tolerances of one case on one backend |
 //! | `cuda` | the table on the software stand-in for a GPU, or on a GPU |
+//! | `hopper` | attention by wgmma, and its choice by time |
 //! | `tuning` | the choice of cuBLASLt algorithms, and the file that keeps it |
 
 mod adafactor;
@@ -23,6 +25,7 @@ mod bench;
 mod cuda;
 mod elementwise;
 mod fp8;
+mod hopper;
 mod host;
 mod inner_loops;
 mod loss;
@@ -34,6 +37,7 @@ mod planted;
 mod product;
 mod query_key;
 mod reference;
+mod resources;
 #[path = "../common/softgpu.rs"]
 mod softgpu;
 mod tuning;

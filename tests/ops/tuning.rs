@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// An empty folder of this test's own.
-fn folder(name: &str) -> PathBuf {
+pub fn folder(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tuning").join(name);
     let _ = fs::remove_dir_all(&folder);
     folder
@@ -22,7 +22,7 @@ fn products(tuned: Option<&Path>) -> (Vec<Seen>, usize) {
     products_of(&open(tuned))
 }
 
-fn open(tuned: Option<&Path>) -> Cuda {
+pub fn open(tuned: Option<&Path>) -> Cuda {
     open_beside(tuned, None)
 }
 
@@ -42,7 +42,7 @@ fn products_of(cuda: &Cuda) -> (Vec<Seen>, usize) {
     (bench.seen(), cuda.timed())
 }
 
-fn the_file(folder: &Path) -> PathBuf {
+pub fn the_file(folder: &Path) -> PathBuf {
     let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
     let mut texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
     texts.next().expect("choices are kept")

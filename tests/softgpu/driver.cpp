@@ -13,6 +13,7 @@
 #include "driver.h"
 #include "tensor_map.h"
 #include <sys/mman.h>
+#include <utility>
 
 thread_local Device* current = nullptr;
 
@@ -48,6 +49,8 @@ Device* device(unsigned i) {
 
 // Every allocation ends at a page that faults; its start is aligned to 256 bytes.
 constexpr size_t PAGE = 4096;
+// An H100's.
+constexpr size_t L2_CACHE = 50 << 20;
 size_t pages(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE; }
 
 bool is_pinned(Device* d, const void* p) {
@@ -79,6 +82,11 @@ extern "C" __attribute__((visibility("default"))) void* softgpu_device(Stream* s
 // Advances the device's simulated clock, in milliseconds; a kernel takes one.
 extern "C" __attribute__((visibility("default"))) void softgpu_take(Stream* s, unsigned time) {
     s->device->clock += time;
+}
+
+// Whether the stream has overwritten more than the L2 cache since it was last asked.
+extern "C" __attribute__((visibility("default"))) bool softgpu_is_cold(Stream* s) {
+    return std::exchange(s->device->cold, false);
 }
 
 API cuInit(unsigned) { return OK; }
@@ -241,6 +249,7 @@ API cuMemsetD8Async(Address to, unsigned char value, size_t bytes, Stream* s) {
         // Pages given back read as zeros, and use no memory until they are written.
         Address first = pages(to), last = (to + bytes) / PAGE * PAGE;
         char* start = reinterpret_cast<char*>(to);
+        s->device->cold |= bytes > L2_CACHE;
         if (value == 0 && last > first) {
             madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
             memset(start, 0, first - to);

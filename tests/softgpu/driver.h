@@ -179,6 +179,7 @@ struct Device {
     std::set<std::pair<char*, size_t>> pinned;
     size_t used = 0;
     uint64_t clock = 0; // see softgpu_take
+    bool cold = false;  // whether its L2 cache was overwritten, see softgpu_is_cold
     uint64_t launches = 0;
     uint64_t works = 0, streams_made = 0;
     std::set<std::string> loaded; // names of kernels

@@ -12,7 +12,7 @@ const BLOCKS: usize = 1056;
 /// Rows that a block sums at least.
 const CHUNK: usize = 64;
 /// Threads of the one block that moves a fused matrix's second moment.
-const MOMENT_THREADS: usize = 512;
+pub(super) const MOMENT_THREADS: usize = 512;
 
 pub(super) fn factor_sums(cuda: &Cuda, op: &op::FactorSums) {
     let op::FactorSums { x, factor, part, rows, cols } = *op;

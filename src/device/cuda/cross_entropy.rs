@@ -6,6 +6,9 @@ use super::launch::{Grid, typed, vector, wide};
 use crate::{Logits, Tensor, op};
 use std::ptr::{null, null_mut};
 
+/// Maximum threads of a block, which has a row.
+pub(super) const MOST_THREADS: usize = 512;
+
 pub(super) fn stats(cuda: &Cuda, op: &op::CrossEntropyStats) {
     let op::CrossEntropyStats { logits, targets, stats } = *op;
     let (arguments, grid) = prepare(&logits, targets, stats.to);
@@ -59,5 +62,5 @@ fn prepare(logits: &Logits, targets: Tensor, stats: Tensor) -> (args::CrossEntro
         cap: logits.cap.unwrap_or(0.0),
         z: 0.0,
     };
-    (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(512)))
+    (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(MOST_THREADS)))
 }

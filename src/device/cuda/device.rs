@@ -113,6 +113,8 @@ pub struct Device {
     pub(super) capturing: AtomicBool,
     pub(super) launched: [AtomicU64; 2],
     pub sm_margin: SmMargin,
+    /// Whether products of 8-bit floats in forward sum with 14 bits.
+    pub fast_fp8: bool,
     /// Observer of each launch of a graph with collectives.
     pub observed: Observed,
     pub(super) launches: Launches,
@@ -153,6 +155,7 @@ impl Device {
             capturing: AtomicBool::new(false),
             launched: Default::default(),
             sm_margin: SmMargin::default(),
+            fast_fp8: false,
             launches: Launches::default(),
             observed: Observed::default(),
             failure: Mutex::default(),

@@ -43,10 +43,10 @@ pub(super) fn backward(cuda: &Cuda, op: &op::EmbedBackward) {
 }
 
 /// Places of a tile, as many as a digit has values.
-const TILE: usize = 256;
+pub(super) const TILE: usize = 256;
 const DIGIT_BITS: u32 = 8;
 /// Threads of the block that adds up where digits begin.
-const STARTERS: usize = 1024;
+pub(super) const STARTERS: usize = 1024;
 
 /// The places of ids in the order of the rows of a table that they name, in i32, and these rows, in
 /// scratch: `table_rows` of ids that name none. Work and memory grow as the ids do.

@@ -115,10 +115,11 @@ impl Device {
 
     /// Milliseconds of each of `times` runs of the work that `run` enqueues on the compute stream.
     /// Waits for them.
-    pub fn time(&self, times: usize, run: impl Fn()) -> Vec<f32> {
+    pub fn time(&self, times: usize, before_each: impl Fn(), run: impl Fn()) -> Vec<f32> {
         let pairs: Vec<[CUevent; 2]> =
             (0..times).map(|_| [self.timing_event(), self.timing_event()]).collect();
         for [before, after] in &pairs {
+            before_each();
             self.record(*before, self.stream);
             run();
             self.record(*after, self.stream);

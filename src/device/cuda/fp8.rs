@@ -19,7 +19,7 @@ const WARPS: usize = 8;
 const TILE: usize = 64;
 /// Threads of a block that quantizes rows by their own maxima, and the most blocks: four for each of
 /// a Hopper's 132 SMs.
-const ROW_THREADS: usize = 512;
+pub(super) const ROW_THREADS: usize = 512;
 const ROW_BLOCKS: usize = 528;
 
 /// The kernel of a format and a dtype.

@@ -78,7 +78,7 @@ pub fn kernels() -> Option<String> {
 const SHARED_AT_ONCE: usize = 48 << 10;
 
 /// Threads of a block in kernels that go element by element.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 
 /// The name of a kernel for a dtype, or for two.
 macro_rules! typed {

@@ -157,7 +157,7 @@ fn add_all<const N: usize>(
 }
 
 /// Threads of a block that reads its rows twice: the bound of those kernels.
-const READING_TWICE: usize = 512;
+pub(super) const READING_TWICE: usize = 512;
 
 /// The kernel for rows of this width, and threads of its blocks. Of `kernels`, threads of the first hold a piece
 /// of 16 bytes of a row, of the second sixteen columns, and of the others nothing. `more` is another output.

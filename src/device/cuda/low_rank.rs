@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 /// Matrices of one launch, and threads of the block that each of them has.
 const MATRICES: usize = 8;
-const THREADS: usize = 512;
+pub(super) const THREADS: usize = 512;
 
 pub(super) fn axpy(cuda: &Cuda, &op::Axpy { a, factor, x, y }: &op::Axpy) {
     let vector = vector(x.numel(), x.dtype, &[x.addr(), y.to.addr()]);

@@ -84,6 +84,8 @@ impl Epilogue {
 pub struct Fp8Kind {
     pub formats: [Fp8; 2],
     pub scaling: Fp8Scaling,
+    /// Whether tensor cores sum with their own precision of 14 bits, which is faster.
+    pub fast: bool,
 }
 
 impl fmt::Display for Fp8Kind {
@@ -93,7 +95,7 @@ impl fmt::Display for Fp8Kind {
             Fp8Scaling::RowWise => "rows",
             Fp8Scaling::TensorWise => "tensors",
         };
-        write!(f, " {a} {b} by {by}")
+        write!(f, " {a} {b} by {by}{}", if self.fast { ", fast" } else { "" })
     }
 }
 

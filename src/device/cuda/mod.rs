@@ -37,6 +37,7 @@ mod profile;
 mod query_key;
 mod timeline;
 
+pub use attention::{LargestLaunch, largest_launches};
 pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};

@@ -31,6 +31,10 @@ pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
 /// The variable at 1 with which all collectives run on the stream of the ops, one after the other.
 pub const SERIAL: &str = "GPTRAIN_NCCL_SERIAL";
 
+/// Variable at 1 with which forward's products of 8-bit floats sum with the tensor cores' own precision,
+/// 14 bits on Hopper, as Transformer Engine's do.
+pub const FAST_FP8: &str = "GPTRAIN_FP8_FAST";
+
 /// Size from which on NCCL uses its algorithms for large operations.
 const CONNECT: usize = 32 << 20;
 
@@ -50,6 +54,8 @@ pub struct Options {
     pub graphs: Option<String>,
     /// Value of `SM_MARGIN`.
     pub sm_margin: Option<String>,
+    /// Value of `FAST_FP8`.
+    pub fast_fp8: Option<String>,
     /// Value of `SERIAL`.
     pub serial: Option<String>,
     /// Kernels for GPUs before Ampere, if the binary was built with them.
@@ -86,6 +92,7 @@ impl Options {
             tuned: cache(),
             graphs: text(GRAPHS),
             sm_margin: text(SM_MARGIN),
+            fast_fp8: text(FAST_FP8),
             serial: text(SERIAL),
             volta: Kernels::volta(),
             dtype: DType::F32,
@@ -176,12 +183,14 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     device.graphs.store(graphs.is_some(), Relaxed);
     device.graph_groups = graphs.unwrap_or(0);
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
+    device.fast_fp8 = fast_fp8(options)?;
     device.sm_margin = sm_margin(options, device.multiprocessors().map_err(&what)?)?;
     let identity = device.identity().map_err(&what)?;
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
-    let hopper = Hopper::chosen(options.attention.as_deref(), &device, capability)?;
+    let timed = options.tuned.is_some();
+    let hopper = Hopper::chosen(options.attention.as_deref(), timed, &device, capability)?;
     let (lt, lt_name) = open_lt(options, capability, version)?;
     // SAFETY: takes nothing and returns a number.
     let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };
@@ -205,6 +214,16 @@ fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
         Some("0") => Ok(None),
         Some(other) => {
             Err(refuse(format!("{GRAPHS} is {other:?}"), "set it to 0, 1 or all, or not at all"))
+        }
+    }
+}
+
+fn fast_fp8(options: &Options) -> Result<bool, Problems> {
+    match options.fast_fp8.as_deref() {
+        None | Some("0") => Ok(false),
+        Some("1") => Ok(true),
+        Some(other) => {
+            Err(refuse(format!("{FAST_FP8} is {other:?}"), "set it to 0 or 1, or not at all"))
         }
     }
 }

@@ -8,7 +8,7 @@ use crate::{QueryKey, Tensor, op};
 use std::ptr::{null, null_mut};
 
 /// Warps of a block, each with a head of a row.
-const WARPS: usize = 8;
+pub(super) const WARPS: usize = 8;
 
 /// Heads of rows that a block of backward has at least, and blocks to have work for a whole GPU.
 const CHUNK: usize = 64;

@@ -256,6 +256,14 @@ fn enough(m: &Manifest, local: LocalRank, count: usize) -> bool {
     }
 }
 
+/// Whether the ranks of the manifest are several and compute on GPUs of this machine, one each.
+pub fn gpu_for_each_rank(m: &Manifest) -> bool {
+    let ranks = m.topology.ranks();
+    ranks > 1
+        && m.train.device != DeviceChoice::Cpu
+        && cuda::device_count(&Options::of_machine(0)) >= ranks
+}
+
 /// Adds the rank's name to the problems, if there are several ranks.
 pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
     if rank.grid.size() > 1 {

@@ -11,8 +11,11 @@
 //! | ends with 1, 3 or by a signal | joins the rendezvous of the next epoch (`meeting`, `plan`) |
 //! | continues while others meet: it hangs | kills it after some seconds, and joins too |
 
+mod local;
 mod meeting;
 mod plan;
+
+pub use local::{RANKS, start_processes};
 
 use super::events::{self, Kind};
 use super::exit::{self, PeerExit};
@@ -48,9 +51,7 @@ const LOOK: Duration = Duration::from_millis(50);
 pub fn supervise(loaded: &Loaded) -> Result<bool> {
     let m = &loaded.manifest;
     if Place::is_given() {
-        // The rank dies with its supervisor; if this is refused, it ends when it misses the other
-        // ranks.
-        let _ = set_parent_process_death_signal(Some(Signal::KILL));
+        end_with_parent();
         return Ok(false);
     }
     if m.restart.max == 0 {
@@ -58,7 +59,7 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
     }
     let launcher = launch::launcher(m)?;
     let tasks = launcher.as_ref().map_or(1, |launcher| launcher.world);
-    // Threads of one process, or too few ranks, which the process itself reports.
+    // The ranks of one machine, or too few ranks, which the process itself reports.
     if tasks > 1 && tasks < m.topology.ranks() {
         return Ok(false);
     }
@@ -79,6 +80,12 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
         0 => Ok(true),
         code => Err(PeerExit { code }.into()),
     }
+}
+
+/// Lets the rank die with its parent process; if this is refused, it ends when it misses the other
+/// ranks.
+fn end_with_parent() {
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
 /// Step of the newest checkpoint; 0 without one.
@@ -158,7 +165,7 @@ impl Supervisor<'_> {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
-            self.signals.forward(&child);
+            self.signals.forward([&child]);
             if others_met.is_none() && looked.elapsed() >= self.meetings.look_at_work() {
                 looked = Instant::now();
                 let begun = self.meetings.has_begun(self.epoch + 1);
@@ -187,7 +194,7 @@ impl Supervisor<'_> {
             (Some(launcher), None) => launcher.address.clone(),
             (None, _) => String::new(),
         };
-        // A single task has all ranks of the grid, as threads.
+        // A single task has all ranks of the grid, and starts them.
         let world = self.plan.members.len();
         let place = Place { epoch: self.epoch, rank, world, address };
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
@@ -256,12 +263,16 @@ impl Signals {
     fn listen() -> Result<Signals> {
         let stop = Arc::<AtomicBool>::default();
         let terminate = Arc::<AtomicBool>::default();
-        // A second Ctrl-C exits at once, and the rank with it.
-        flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, stop.clone())?;
-        for signal in [SIGINT, SIGTERM] {
-            flag::register(signal, stop.clone())?;
-            flag::register(signal, terminate.clone())?;
+        // A second Ctrl-C exits at once, and the rank with it. Below a supervisor, it forwards both.
+        if Place::is_given() {
+            flag::register(SIGINT, Arc::default())?;
+        } else {
+            flag::register_conditional_shutdown(SIGINT, 128 + SIGINT, stop.clone())?;
+            flag::register(SIGINT, stop.clone())?;
+            flag::register(SIGINT, terminate.clone())?;
         }
+        flag::register(SIGTERM, stop.clone())?;
+        flag::register(SIGTERM, terminate.clone())?;
         let [hang_up, save] = [Arc::<AtomicBool>::default(), Arc::default()];
         if super::stop_signals().contains(&SIGHUP) {
             flag::register(SIGHUP, stop.clone())?;
@@ -276,9 +287,13 @@ impl Signals {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn forward(&self, child: &Child) {
-        for (arrived, signal) in &self.arrived {
-            if arrived.swap(false, Ordering::Relaxed) {
+    fn forward<'a>(&self, children: impl IntoIterator<Item = &'a Child>) {
+        let arrived = |(arrived, signal): &(Arc<AtomicBool>, Signal)| {
+            arrived.swap(false, Ordering::Relaxed).then_some(*signal)
+        };
+        let signals: Vec<Signal> = self.arrived.iter().filter_map(arrived).collect();
+        for child in children {
+            for signal in &signals {
                 // The next poll detects a rank that has ended meanwhile.
                 let _ = kill_process(Pid::from_child(child), *signal);
             }

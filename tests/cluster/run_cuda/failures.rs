@@ -10,6 +10,7 @@ use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{self, Group, World, threads};
 use gptrain::device::cuda::Cuda;
 use gptrain::device::{Backend, Tensor};
+use gptrain::train::RANKS;
 use rustix::process::Signal;
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +22,9 @@ const LONG: [&str; 3] = ["train.steps=1000000", "log.interval=100000", "train.ev
 
 /// Two ranks as threads.
 fn two_threads(lab: &Lab, sets: &[&str]) -> Command {
-    on_stand_in(lab, lab.command(&run_args(&with(&TWO, sets))), 2)
+    let mut command = on_stand_in(lab, lab.command(&run_args(&with(&TWO, sets))), 2);
+    command.env(RANKS, "threads");
+    command
 }
 
 /// Two ranks as processes, which have taken some steps.

@@ -3,6 +3,7 @@
 
 mod failures;
 mod faults;
+mod local;
 mod nccl;
 mod ranks;
 

@@ -8,6 +8,7 @@ use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{Collective, Message, PIPELINE, World, threads as worlds};
 use gptrain::device::cuda::{Cuda, Options, SERIAL};
 use gptrain::device::{Backend, Tensor, op};
+use gptrain::train::RANKS;
 use std::sync::Barrier;
 
 const RUN: [&str; 3] = ["train.device=cuda", "train.steps=4", "train.eval_interval=0"];
@@ -45,7 +46,7 @@ fn an_operation_is_awaited_without_those_begun_after_it() {
 /// Two ranks as threads, with this variable.
 fn two(lab: &Lab, variable: (&str, &str), sets: &[&str]) -> Done {
     let mut command = on_stand_in(lab, lab.command(&run_args(&with(&RUN, sets))), 2);
-    Done::of(command.env(variable.0, variable.1).output().unwrap())
+    Done::of(command.env(RANKS, "threads").env(variable.0, variable.1).output().unwrap())
 }
 
 #[test]

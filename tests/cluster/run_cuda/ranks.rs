@@ -4,6 +4,7 @@ use super::variables;
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args};
 use gptrain::device::cuda::WORKSPACE;
 use gptrain::estimate::measured::Measured;
+use gptrain::train::RANKS;
 use std::process::Command;
 
 /// The learning rate does not depend on where the run ends.
@@ -29,7 +30,7 @@ pub fn on_stand_in(lab: &Lab, mut command: Command, gpus: usize) -> Command {
 /// All ranks as threads of a process, to its end.
 pub fn threads(lab: &Lab, gpus: usize, sets: &[&str]) -> Done {
     let mut command = on_stand_in(lab, lab.command(&run_args(sets)), gpus);
-    Done::of(command.output().unwrap())
+    Done::of(command.env(RANKS, "threads").output().unwrap())
 }
 
 /// All ranks as processes that see the same GPUs, left running.

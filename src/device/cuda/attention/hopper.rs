@@ -1,8 +1,10 @@
 //! Attention on Hopper alone: kernels that multiply by `wgmma` (`kernels/attention_hopper.cu`), and
 //! the tensor maps through which the tensor memory accelerator copies tiles for them.
 //!
-//! No real GPU has run these kernels yet, so attention uses them only where the user sets it.
+//! No real GPU has run these kernels yet, so attention uses them only where the user sets it, or where
+//! they give the results of the others in less time (`choice`).
 
+use super::choice::Chosen;
 use super::kernels::{Kernel, Kernels};
 use crate::cuda::args::{self, TensorMap};
 use crate::cuda::device::Device;
@@ -13,8 +15,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-/// The variable that picks the instructions of attention's products: mma (without it), wgmma, or
-/// wgmma-pingpong, where forward's two warpgroups ask for products in turn.
+/// Variable with the instructions of attention's products: mma, wgmma, or wgmma-pingpong, where
+/// forward's two warpgroups request products in turn. Without it the fastest are used, by time.
 pub const CHOICE: &str = "GPTRAIN_ATTENTION";
 
 /// Compute capability of Hopper, times ten.
@@ -26,7 +28,7 @@ const NO_MAP: TensorMap = TensorMap { opaque: [0; 16] };
 /// Rows that a copy brings, as in the kernels' source.
 const BOX: u32 = 64;
 
-/// A tensor as a tensor map sees it: heads of `d` columns, `parts` of them in a row.
+/// Tensor as a tensor map sees it: heads of `d` columns, `parts` of them in a row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Extents {
     addr: u64,
@@ -36,22 +38,41 @@ struct Extents {
     samples: u64,
 }
 
-/// Maps made so far: the same tensors come back every step.
+/// Kernels that attention uses.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Use {
+    Wgmma,
+    PingPong,
+    /// Fastest of these and mma, by time.
+    Timed,
+}
+
+/// Kernels to use, maps and choices made so far: the same tensors come back every step.
 pub struct Hopper {
     encode_tiled: Symbol,
-    ping_pong: bool,
+    pub kernels: Use,
+    pub chosen: Chosen,
     maps: RefCell<HashMap<Extents, TensorMap>>,
 }
 
 impl Hopper {
-    /// If the user chose wgmma; an error where the GPU or its driver lacks what it takes.
+    /// None if attention uses mma. `timed`: without a choice by the user, the run times all kernels where
+    /// the GPU has them. An error if the user's choice needs another GPU or driver.
     pub fn chosen(
         choice: Option<&str>,
+        timed: bool,
         device: &Device,
         capability: i32,
     ) -> Result<Option<Hopper>, Problems> {
         let refuse = |what: &str, remedy: &str| Err(Problems::one(CHOICE, what, remedy));
+        let hopper = |encode_tiled, kernels| {
+            let (chosen, maps) = (RefCell::default(), RefCell::default());
+            Ok(Some(Hopper { encode_tiled, kernels, chosen, maps }))
+        };
         match (choice, device.encode_tiled) {
+            (None, Some(encode_tiled)) if timed && capability == CAPABILITY => {
+                hopper(encode_tiled, Use::Timed)
+            }
             (None | Some("mma"), _) => Ok(None),
             (Some("wgmma" | "wgmma-pingpong"), _) if capability != CAPABILITY => {
                 refuse("wgmma needs a GPU of compute capability 9.0 (H100, H200)", "leave it out")
@@ -59,10 +80,8 @@ impl Hopper {
             (Some("wgmma" | "wgmma-pingpong"), None) => {
                 refuse("the driver lacks cuTensorMapEncodeTiled", "update the NVIDIA driver")
             }
-            (Some(how @ ("wgmma" | "wgmma-pingpong")), Some(encode_tiled)) => {
-                let ping_pong = how == "wgmma-pingpong";
-                Ok(Some(Hopper { encode_tiled, ping_pong, maps: RefCell::default() }))
-            }
+            (Some("wgmma"), Some(encode_tiled)) => hopper(encode_tiled, Use::Wgmma),
+            (Some("wgmma-pingpong"), Some(encode_tiled)) => hopper(encode_tiled, Use::PingPong),
             (Some(other), _) => {
                 refuse(&format!("it is {other}"), "set it to mma, wgmma or wgmma-pingpong")
             }
@@ -71,15 +90,24 @@ impl Hopper {
 
     /// Words for the description of the GPU.
     pub fn said(&self) -> &'static str {
-        if self.ping_pong { "; attention by wgmma in ping-pong" } else { "; attention by wgmma" }
+        match self.kernels {
+            Use::Wgmma => "; attention by wgmma",
+            Use::PingPong => "; attention by wgmma in ping-pong",
+            Use::Timed => "; attention by mma or wgmma, as timed",
+        }
     }
 
     /// Arguments of a kernel, with maps of the tensors in them.
-    pub fn mapped(&self, device: &Device, attention: &args::Attention) -> args::AttentionHopper {
-        let heads = |addr: u64, each: u64| Extents {
+    pub fn mapped(
+        &self,
+        device: &Device,
+        attention: &args::Attention,
+        ping_pong: bool,
+    ) -> args::AttentionHopper {
+        let heads = |addr: u64, parts: u32| Extents {
             addr,
             d: attention.d.into(),
-            parts: each * u64::from(attention.heads),
+            parts: parts.into(),
             seq: attention.seq.into(),
             samples: attention.rows / u64::from(attention.seq),
         };
@@ -87,9 +115,10 @@ impl Hopper {
             0 => NO_MAP,
             _ => *self.maps.borrow_mut().entry(heads).or_insert_with(|| self.encode(device, heads)),
         };
-        let (qkv, dy) = (map(heads(attention.qkv as u64, 3)), map(heads(attention.dy as u64, 1)));
-        let ping_pong = self.ping_pong.into();
-        args::AttentionHopper { qkv, dy, attention: *attention, ping_pong }
+        let in_qkv = attention.heads + 2 * attention.kv;
+        let qkv = map(heads(attention.qkv as u64, in_qkv));
+        let dy = map(heads(attention.dy as u64, attention.heads));
+        args::AttentionHopper { qkv, dy, attention: *attention, ping_pong: ping_pong.into() }
     }
 
     /// A map in bf16: boxes of some columns of a head, of one part, some positions, one sample;

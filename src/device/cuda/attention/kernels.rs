@@ -5,6 +5,7 @@ use crate::cuda::launch::typed;
 use base::DType;
 
 /// One kernel: its name, and the positions, threads and shared memory of a block.
+#[derive(Clone, Copy)]
 pub struct Kernel {
     pub name: &'static str,
     pub tile: usize,
@@ -15,6 +16,7 @@ pub struct Kernel {
 }
 
 /// The kernels for one dtype and width of a head.
+#[derive(Clone, Copy)]
 pub struct Kernels {
     pub forward: Kernel,
     pub kv: Kernel,

@@ -1,21 +1,26 @@
 //! Self-attention: on tensor cores where dtype and width of a head allow it, else on the others.
 
+mod choice;
 mod hopper;
 mod kernels;
+mod largest;
 
 pub use hopper::{CHOICE, Hopper};
+pub use largest::{LargestLaunch, largest_launches};
 
 use super::args::{self, DropoutMask};
 use super::launch::{AMPERE, Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Attend, Tensor, Visible, op};
 use base::DType;
+use choice::{Key, Way};
+use hopper::Use;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
 pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, how, y, lse }: &op::Attention) {
     let (arguments, kernels) = prepare(cuda, qkv, &how, [y.to, lse.to], &[]);
-    launch(cuda, &kernels.forward, how.heads.query, &arguments);
+    launch(cuda, &kernels.forward(), how.heads.query, &arguments, y.to);
 }
 
 pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
@@ -44,12 +49,26 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
     // Lanes of a head, as the kernels have them.
     let lanes = d.div_ceil(wide).next_power_of_two().min(32);
     cuda.launch(kernel, Grid::line(lse.numel().div_ceil(256 / lanes), 256), arguments);
-    launch(cuda, &kernels.kv, how.heads.kv, &arguments);
-    launch(cuda, &kernels.q, how.heads.query, &arguments);
+    launch(cuda, &kernels.backward(|of| &of.kv), how.heads.kv, &arguments, dqkv.to);
+    launch(cuda, &kernels.backward(|of| &of.q), how.heads.query, &arguments, dqkv.to);
+}
+
+/// Runs one of several kernels that compute the same.
+fn launch(cuda: &Cuda, ways: &[Way], heads: usize, arguments: &args::Attention, out: Tensor) {
+    let run = |way: &Way| launch_one(cuda, way, heads, arguments);
+    let way = match (&cuda.hopper, ways) {
+        (Some(hopper), [first, _, ..]) => {
+            let key = Key::new(first.kernel, arguments);
+            &ways[choice::choose(cuda, &hopper.chosen, key, ways, &run, out)]
+        }
+        _ => &ways[0],
+    };
+    run(way);
 }
 
 /// A block for each tile of each of `heads` heads of a sample.
-fn launch(cuda: &Cuda, kernel: &Kernel, heads: usize, arguments: &args::Attention) {
+fn launch_one(cuda: &Cuda, way: &Way, heads: usize, arguments: &args::Attention) {
+    let Way { kernel, ping_pong } = way;
     let seq = arguments.seq as usize;
     let samples = arguments.rows as usize / seq;
     assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
@@ -57,7 +76,7 @@ fn launch(cuda: &Cuda, kernel: &Kernel, heads: usize, arguments: &args::Attentio
     let grid = Grid { blocks, threads: [kernel.threads, 1], shared: kernel.shared };
     match &cuda.hopper {
         Some(hopper) if kernel.mapped => {
-            cuda.launch(kernel.name, grid, hopper.mapped(&cuda.device, arguments));
+            cuda.launch(kernel.name, grid, hopper.mapped(&cuda.device, arguments, *ping_pong));
         }
         _ => cuda.launch(kernel.name, grid, *arguments),
     }
@@ -70,7 +89,7 @@ fn prepare(
     how: &Attend,
     [y, lse]: [Tensor; 2],
     more: &[Tensor],
-) -> (args::Attention, Kernels) {
+) -> (args::Attention, Candidates) {
     let d = how.heads.dim;
     let ranges = match how.visible {
         Visible::Causal => null(),
@@ -103,10 +122,42 @@ fn prepare(
     let fits = qkv.dtype != DType::F32 && [qkv, y].iter().chain(more).all(aligned);
     let ampere = cuda.capability >= AMPERE;
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
-    let grouped = serves > 1;
-    let chosen = chosen.map(|kernels| match cuda.hopper {
-        Some(_) if qkv.dtype == DType::BF16 && !grouped => hopper::kernels(d, kernels),
-        _ => kernels,
-    });
-    (arguments, chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype)))
+    let hopper = cuda.hopper.as_ref().filter(|_| chosen.is_some() && qkv.dtype == DType::BF16);
+    let others = chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype));
+    let by_wgmma = hopper.map(|hopper| (hopper::kernels(d, others), hopper.kernels));
+    (arguments, Candidates { others, by_wgmma })
+}
+
+/// Kernels for one dtype and width of a head; on Hopper also those by wgmma, and their use.
+struct Candidates {
+    others: Kernels,
+    by_wgmma: Option<(Kernels, Use)>,
+}
+
+impl Candidates {
+    /// Kernels for forward.
+    fn forward(&self) -> Vec<Way<'_>> {
+        self.ways(|of| &of.forward, &[false, true])
+    }
+
+    /// Kernels for a part of backward, which has no turns.
+    fn backward(&self, pick: fn(&Kernels) -> &Kernel) -> Vec<Way<'_>> {
+        self.ways(pick, &[false])
+    }
+
+    /// Kernels that compute the same, mma's first; those by wgmma with and without turns.
+    fn ways(&self, pick: fn(&Kernels) -> &Kernel, turns: &[bool]) -> Vec<Way<'_>> {
+        let mma = Way { kernel: pick(&self.others), ping_pong: false };
+        let Some((kernels, of)) = &self.by_wgmma else { return vec![mma] };
+        let kernel = pick(kernels);
+        if !kernel.mapped {
+            return vec![mma];
+        }
+        let timed = turns.iter().map(|ping_pong| Way { kernel, ping_pong: *ping_pong });
+        match of {
+            Use::Wgmma => vec![Way { kernel, ping_pong: false }],
+            Use::PingPong => vec![Way { kernel, ping_pong: true }],
+            Use::Timed => [mma].into_iter().chain(timed).collect(),
+        }
+    }
 }

@@ -7,6 +7,7 @@ use crate::cuda::elementwise;
 use crate::cuda::library::call;
 use crate::cuda::lt::Fp8Kind;
 use crate::{Fp8Scaling, Tensor, op};
+use base::Fp8;
 use cudarc::cublaslt::sys::{
     self, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
     cublasLtMatmulMatrixScale_t as Scale,
@@ -17,7 +18,9 @@ pub fn fp8(cuda: &Cuda, op: &op::Fp8Gemm) {
     let op::Fp8Gemm { a, b, c, then } = *op;
     let size = op.size();
     assert!(size.iter().all(|side| side.is_multiple_of(16)), "sides of {size:?} in sixteens");
-    let kind = Fp8Kind { formats: [b.format, a.format], scaling: a.scaling };
+    // Of the formats of forward: gradients are E5M2.
+    let fast = cuda.device.fast_fp8 && [a.format, b.format] == [Fp8::E4M3; 2];
+    let kind = Fp8Kind { formats: [b.format, a.format], scaling: a.scaling, fast };
     let fp8 = Some((kind, [b.scales, a.scales]));
     let on = Operands { a: b.codes, b: a.codes, c, bias: None, aux: None, db: None, fp8 };
     // Hopper and Ada take no other transposition of 8-bit floats.
@@ -48,9 +51,14 @@ impl Products {
         unsafe { call!(self.api, cublasLtGetVersion()) }
     }
 
-    /// Describes the scales of A and B, and sums that keep f32's fraction: Hopper's own keep 14 bits.
+    /// Describes the scales of A and B, and whether sums keep f32's fraction: Hopper's own keep 14 bits.
     pub(super) fn describe_fp8(&self, device: &Device, to: cublasLtMatmulDesc_t, kind: Fp8Kind) {
-        self.set_attribute(device, to, Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &0i8);
+        self.set_attribute(
+            device,
+            to,
+            Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
+            &i8::from(kind.fast),
+        );
         if kind.scaling == Fp8Scaling::RowWise {
             let mode = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
             for key in [

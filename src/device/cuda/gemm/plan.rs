@@ -173,6 +173,11 @@ impl Products {
         Ok(Products { api, handle, workspace, tf32, algorithms, timed, plans })
     }
 
+    /// Choices that are kept on disk, if they are.
+    pub fn cache(&self) -> Option<&AlgorithmCache> {
+        self.algorithms.as_ref()
+    }
+
     pub fn timed(&self) -> usize {
         self.timed.get()
     }

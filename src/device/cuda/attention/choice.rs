@@ -1,0 +1,162 @@
+//! Choice between kernels of attention that compute the same: the fastest on the operands themselves,
+//! timed once and kept with the algorithms of matrix products.
+//!
+//! Results of all must agree: a kernel that no GPU has run yet is not chosen for its speed alone.
+
+use super::kernels::Kernel;
+use crate::Tensor;
+use crate::cuda::Cuda;
+use crate::cuda::args;
+use crate::cuda::lt::Algorithm;
+use half::bf16;
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::fmt;
+
+/// Times that each kernel is run.
+const RUNS: usize = 5;
+
+/// Largest difference of two kernels' results, in parts of the largest number: several roundings of bf16.
+const TOLERANCE: f32 = 1.0 / 32.0;
+
+/// Kernel, and whether its two warpgroups request products in turn.
+#[derive(Clone, Copy)]
+pub struct Way<'a> {
+    pub kernel: &'a Kernel,
+    pub ping_pong: bool,
+}
+
+/// Everything that the time of a kernel depends on.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Key {
+    kernel: &'static str,
+    samples: u64,
+    seq: u32,
+    heads: u32,
+    kv: u32,
+    window: u32,
+    ranges: bool,
+    alibi: bool,
+    drop: bool,
+}
+
+impl Key {
+    pub fn new(kernel: &Kernel, of: &args::Attention) -> Key {
+        Key {
+            kernel: kernel.name,
+            samples: of.rows / u64::from(of.seq),
+            seq: of.seq,
+            heads: of.heads,
+            kv: of.kv,
+            window: of.window,
+            ranges: !of.ranges.is_null(),
+            alibi: !of.slopes.is_null(),
+            drop: of.drop.bound > 0,
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Key { kernel, samples, seq, heads, kv, window, .. } = self;
+        write!(f, "{kernel} of {samples} x {seq}, heads {heads} / {kv}, window {window}")?;
+        let words = [(self.ranges, "ranges"), (self.alibi, "alibi"), (self.drop, "dropout")];
+        words.iter().filter(|(has, _)| *has).try_for_each(|(_, word)| write!(f, ", {word}"))
+    }
+}
+
+/// Choices made so far.
+pub type Chosen = RefCell<HashMap<Key, usize>>;
+
+/// Index of the kernel to use. The first is used without a file to keep choices in. `run` overwrites
+/// `out` with one kernel's results.
+pub fn choose(
+    cuda: &Cuda,
+    chosen: &Chosen,
+    key: Key,
+    ways: &[Way],
+    run: &dyn Fn(&Way),
+    out: Tensor,
+) -> usize {
+    if let Some(index) = chosen.borrow().get(&key) {
+        return *index;
+    }
+    let Some(cache) = cuda.products.cache() else { return 0 };
+    let index_of = |way: Option<Algorithm>| Some(way?.data[0] as usize);
+    let valid = |way: &Option<Algorithm>| index_of(*way).is_some_and(|index| index < ways.len());
+    let name = key.to_string();
+    let known = cache.of(&name).filter(valid);
+    let way = known.unwrap_or_else(|| {
+        let fastest = fastest(cuda, &name, ways, run, out);
+        // The file has eight words for an algorithm; the first is the index.
+        let way = Some(Algorithm { data: [fastest as u64, 0, 0, 0, 0, 0, 0, 0] });
+        // A device that fails meanwhile has timed nothing.
+        if cuda.device.failed() { way } else { cache.keep(&name, way, valid) }
+    });
+    let index = index_of(way).unwrap_or(0);
+    chosen.borrow_mut().insert(key, index);
+    index
+}
+
+/// Index of the kernel with the least median time, of those that agree with the first.
+fn fastest(cuda: &Cuda, name: &str, ways: &[Way], run: &dyn Fn(&Way), out: Tensor) -> usize {
+    let results = || {
+        let mut bytes = vec![0; out.bytes()];
+        cuda.memory.download(&cuda.device, out, &mut bytes);
+        bytes
+    };
+    let (mut best, mut first) = ((f32::INFINITY, 0), Vec::new());
+    for (index, way) in ways.iter().enumerate() {
+        run(way);
+        let results = results();
+        if index == 0 {
+            first = results;
+        } else if let Some(why) = disagreement(&first, &results) {
+            let kernel = way.kernel.name;
+            tracing::warn!("{kernel} is not used, because {why} ({name}): report this");
+            continue;
+        }
+        let mut times = cuda.device.time(RUNS, || (), || run(way));
+        times.sort_by(f32::total_cmp);
+        let time = times[RUNS / 2];
+        best = if time < best.0 { (time, index) } else { best };
+    }
+    best.1
+}
+
+/// Describes how results in bf16 differ; None if they agree. Both may have the same numbers that are not
+/// finite, in a part of the tensor that another kernel writes.
+fn disagreement(ours: &[u8], theirs: &[u8]) -> Option<String> {
+    let numbers = |bytes: &[u8]| -> Vec<f32> {
+        let words = bytes.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]]));
+        words.map(|word| bf16::from_bits(word).to_f32()).collect()
+    };
+    let (ours, theirs) = (numbers(ours), numbers(theirs));
+    let largest = ours.iter().filter(|x| x.is_finite()).fold(0.0f32, |a, x| a.max(x.abs()));
+    let pairs = || ours.iter().zip(&theirs).filter(|(x, y)| x.to_bits() != y.to_bits());
+    if let Some((x, y)) = pairs().find(|(x, y)| !x.is_finite() || !y.is_finite()) {
+        return Some(format!("it gives {y} for {x}"));
+    }
+    let most = pairs().fold(0.0f32, |most, (x, y)| most.max((x - y).abs()));
+    let differs = most > TOLERANCE * largest;
+    differs.then(|| format!("its results differ by {most} from those of mma, up to {largest}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(numbers: &[f32]) -> Vec<u8> {
+        numbers.iter().flat_map(|x| bf16::from_f32(*x).to_bits().to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn results_that_differ_by_more_than_rounding_are_refused() {
+        let refused = |ours: &[f32], theirs: &[f32]| disagreement(&bytes(ours), &bytes(theirs));
+        assert_eq!(refused(&[4.0, -1.0, f32::NAN], &[4.0, -1.0, f32::NAN]), None);
+        assert_eq!(refused(&[4.0, -1.0], &[4.03, -1.1]), None);
+        let said = refused(&[4.0, -1.0], &[4.0, -1.25]).unwrap();
+        assert_eq!(said, "its results differ by 0.25 from those of mma, up to 4");
+        assert_eq!(refused(&[4.0], &[f32::NAN]).unwrap(), "it gives NaN for 4");
+    }
+}
