@@ -1,11 +1,11 @@
 //! Happens-before checker of a counting device.
 //!
 //! Work runs on queues: the ops on one, each direction of copies on one, collectives on two, each
-//! kind of a group's messages on one, the host's work on the rank's thread and beside it. An item of a queue runs
-//! after the items before it on its queue, and after whatever its queue has waited for. Two accesses
-//! to one byte, one of them a write, must have such an order; if they have none, their result
-//! depends on chance. The checker keeps a vector clock per queue (Fidge 1988), and for each range of
-//! bytes the last write and the reads since.
+//! kind of a group's messages on one, the host's work on the rank's thread and beside it. An item of
+//! a queue runs after the items before it on its queue, and after whatever its queue has waited for.
+//! Two accesses to one byte, one of them a write, must have such an order; if they have none, their
+//! result depends on chance. The checker keeps a vector clock per queue (Fidge 1988), and for each
+//! range of bytes the last write and the reads since.
 
 use super::{Access, Home, Op, Tensor};
 use std::collections::{BTreeMap, VecDeque};
@@ -17,7 +17,7 @@ pub enum Queue {
     /// The rank's thread, which enqueues everything.
     Rank,
     /// The host's work beside the device.
-    Beside,
+    HostThread,
     /// Ops of the device.
     Compute,
     ToHost,
@@ -38,7 +38,7 @@ impl fmt::Display for Queue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Queue::Rank => write!(f, "the rank's thread"),
-            Queue::Beside => write!(f, "the host's thread"),
+            Queue::HostThread => write!(f, "the host's thread"),
             Queue::Compute => write!(f, "the compute queue"),
             Queue::ToHost => write!(f, "the queue of copies to the host"),
             Queue::ToDevice => write!(f, "the queue of copies to the device"),
@@ -252,7 +252,7 @@ impl Order {
 
     /// Queue of the host's ops.
     fn host_queue(&self) -> Queue {
-        if self.is_beside { Queue::Beside } else { Queue::Rank }
+        if self.is_beside { Queue::HostThread } else { Queue::Rank }
     }
 
     /// Runs an op of the device, or of its host.
@@ -270,12 +270,12 @@ impl Order {
     /// Begins the host's work beside the device.
     pub(super) fn fork(&mut self) {
         let clock = self.clock(Queue::Rank);
-        self.join(Queue::Beside, &clock);
+        self.join(Queue::HostThread, &clock);
     }
 
     /// Waits for the host's work beside the device.
     pub(super) fn join_beside(&mut self) {
-        let clock = self.clock(Queue::Beside);
+        let clock = self.clock(Queue::HostThread);
         self.wait(Queue::Rank, &clock);
     }
 
