@@ -57,14 +57,16 @@ impl Acts {
             lse: kept(heads.query, F32),
             out_in,
             out,
-            rotation: tables.rotations.map(|table| Rotation { positions: inputs.positions, table }),
+            rotation: tables
+                .rotation(cx, layer)
+                .map(|table| Rotation { positions: inputs.positions, table }),
             attend: Attend {
                 heads,
                 first_head: cx.tp.first(cx.model.heads().query),
                 scale: mup::score_factor(cx.model),
                 seq: inputs.seq,
                 visible: inputs.visible(),
-                window: cx.model.window,
+                window: cx.model.window_of(layer),
                 slopes: tables.slopes,
                 dropout: Dropout { first_row: 0, ..drop },
             },
