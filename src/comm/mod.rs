@@ -79,9 +79,10 @@ pub trait Group {
     }
     /// Posts all messages at once, so that crossing messages cannot deadlock.
     fn exchange(&self, messages: &[Message]);
-    /// Starts a collective on the communication queue. It sees results computed before `begin`, and
-    /// ops enqueued after `finish` see its result. Computation in between overlaps with it. A group
-    /// without such a queue runs the collective immediately.
+    /// Starts a collective on the communication queue, which runs those of all groups in the order
+    /// in which they start. It sees results computed before `begin`, and ops enqueued after `finish`
+    /// see its result. Computation in between overlaps with it. A group without such a queue runs
+    /// the collective immediately.
     fn begin(&self, what: Collective) -> Pending {
         self.begin_ahead(what)
     }

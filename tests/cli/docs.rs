@@ -127,6 +127,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
+    ("trace.md", "gptrain run manifests/quickstart.yaml --ops", "tests/cli/ops.rs"),
 ];
 
 /// Replacements: text of the docs, and the text that runs in its place.

@@ -20,7 +20,7 @@ fn checked(m: &Manifest, stage: usize, skip: Option<usize>) -> (Vec<String>, usi
     let train = Train { device_memory: None, ..m.train.clone() };
     let m = &Manifest { batch, train, ..m.clone() };
     let device = Rc::new(Dry::ordered(skip));
-    let journal = Journal::of(&device);
+    let journal = Journal::for_device(&device);
     let grid = m.topology.grid();
     let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
     let groups = Groups::of(rank, &m.topology, |name, ranks| {
