@@ -2,10 +2,11 @@
 //! the FLOPs and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend, COPIES, Coded, Dropout, Epilogue,
-    FP8_PRODUCT, Fp8Ops, Fp8Scaling, FusedMatrix, Gelu, Gemm, Home, LOGITS_CHUNK, Logits,
-    MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, Quantized, QueryKey, Scaler, Scaling,
-    SecondMoment, Section, StepLimits, Tally, Tensor, Transfer, Visible, Work, ZLoss, cuda,
+    ATTENTION, ATTENTION_BACKWARD, Adafactor, AdafactorOps, AdamW, AdamWUpdate, Attend, Backend,
+    COPIES, Coded, Dropout, Epilogue, FP8_PRODUCT, Fp8Ops, Fp8Scaling, FusedMatrix, Gelu, Gemm,
+    Home, LOGITS_CHUNK, Logits, MatrixPart, Momentum, MuonOps, Norm, Out, OutOfMemory, Quantized,
+    QueryKey, Scaler, Scaling, SecondMoment, Section, StepLimits, Tally, Tensor, Transfer, Visible,
+    Work, ZLoss, cuda,
 };
 use base::Bytes;
 use std::cell::{Cell, OnceCell, RefCell};
@@ -49,7 +50,17 @@ impl Dry {
         let bytes = tensors.iter().map(|x| x.bytes() as f64).sum();
         let name = self.section.get().op(name);
         *self.tally.borrow_mut().entry(name).or_default() +=
-            Work { calls: 1.0, flops: flops as f64, bytes };
+            Work { calls: 1.0, flops: flops as f64, bytes, flops_by_side: 0.0 };
+    }
+
+    /// Counts a product of matrices with these sides.
+    fn product(&self, name: &'static str, sides: [usize; 3], tensors: &[Tensor]) {
+        let flops = 2 * sides.iter().product::<usize>();
+        self.note(name, flops, tensors);
+        let side = sides.into_iter().min().unwrap_or(1).max(1);
+        let name = self.section.get().op(name);
+        let mut tally = self.tally.borrow_mut();
+        tally.entry(name).or_default().flops_by_side += flops as f64 / side as f64;
     }
 
     /// Counts attention: `products` products of the scores' size. A causal mask halves them, a
@@ -152,8 +163,8 @@ impl Backend for Dry {
         let inner = if kind == Gemm::TN { a.rows } else { a.cols };
         // Column sums count as one more column.
         let cols = c.to.cols + matches!(then, Epilogue::BiasBackward(_)) as usize;
-        let flops = 2 * c.to.rows * cols * inner;
-        self.note("gemm", flops, &[&[a, b, aux(then, c)][..], &out(c)].concat());
+        let moved = [&[a, b, aux(then, c)][..], &out(c)].concat();
+        self.product("gemm", [c.to.rows, cols, inner], &moved);
     }
     fn embed(&self, _: Tensor, _: Tensor, _: usize, y: Out) {
         self.note("embed", 0, &[y.to, y.to]);
@@ -248,7 +259,7 @@ impl Backend for Dry {
         self.note("queries and keys backward", 16 * turned, &[moved, moved, read]);
     }
     fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
-        self.attend("attention", 2, qkv, how, &[qkv, y.to, lse.to]);
+        self.attend(ATTENTION, 2, qkv, how, &[qkv, y.to, lse.to]);
     }
     fn attention_backward(
         &self,
@@ -260,7 +271,7 @@ impl Backend for Dry {
         dqkv: Out,
     ) {
         // Scores are rebuilt: five products, compared to two in forward.
-        self.attend("attention backward", 5, qkv, how, &[dy, qkv, y, lse, dqkv.to]);
+        self.attend(ATTENTION_BACKWARD, 5, qkv, how, &[dy, qkv, y, lse, dqkv.to]);
     }
     fn cross_entropy_stats(&self, logits: &Logits, _: Tensor, stats: Out) {
         self.note("cross entropy", 4 * logits.x.numel(), &[logits.x, stats.to]);
@@ -467,8 +478,8 @@ impl Fp8Ops for Dry {
         self.note("quantize", 2 * x.numel(), &[x, to.scales, to.codes, columns]);
     }
     fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
-        let flops = 2 * c.to.numel() * a.codes.cols;
-        self.note(FP8_PRODUCT, flops, &[&[a.codes, b.codes, aux(then, c)][..], &out(c)].concat());
+        let moved = [&[a.codes, b.codes, aux(then, c)][..], &out(c)].concat();
+        self.product(FP8_PRODUCT, [c.to.rows, c.to.cols, a.codes.cols], &moved);
     }
     fn column_sums(&self, x: Tensor, sums: Out) {
         self.note("column sums", x.numel(), &[x, sums.to]);

@@ -34,4 +34,4 @@ pub use meter::{HEAD_PRODUCT, Meter, OpTimes, Section};
 pub use muon::{FusedMatrix, Momentum, MuonOps};
 pub use product::{Epilogue, Gemm};
 pub use tensor::{Element, Home, Out, Tensor};
-pub use work::{COPIES, FP8_PRODUCT, Tally, Work};
+pub use work::{ATTENTION, ATTENTION_BACKWARD, COPIES, FP8_PRODUCT, Tally, Work};

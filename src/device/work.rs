@@ -9,6 +9,21 @@ pub struct Work {
     pub flops: f64,
     /// Bytes read and written; each operand counts once.
     pub bytes: f64,
+    /// Sum over products of their FLOPs, divided by the smallest of their three sides. Small products
+    /// reach less of a GPU's peak.
+    pub flops_by_side: f64,
+}
+
+impl Work {
+    /// This much of all four.
+    pub fn times(self, share: f64) -> Work {
+        Work {
+            calls: share * self.calls,
+            flops: share * self.flops,
+            bytes: share * self.bytes,
+            flops_by_side: share * self.flops_by_side,
+        }
+    }
 }
 
 impl std::ops::AddAssign for Work {
@@ -16,6 +31,7 @@ impl std::ops::AddAssign for Work {
         self.calls += other.calls;
         self.flops += other.flops;
         self.bytes += other.bytes;
+        self.flops_by_side += other.flops_by_side;
     }
 }
 
@@ -24,6 +40,10 @@ pub const COPIES: [&str; 2] = ["to the host", "to the device"];
 
 /// Name of fp8 products, for which a device has a separate peak.
 pub const FP8_PRODUCT: &str = "fp8 gemm";
+
+/// Names of attention's ops, for which the planner has separate shares of the peak.
+pub const ATTENTION: &str = "attention";
+pub const ATTENTION_BACKWARD: &str = "attention backward";
 
 /// Work by name of the op.
 pub type Tally = BTreeMap<&'static str, Work>;

@@ -259,7 +259,7 @@ fn grid(t: &Topology) -> String {
 /// Error bar, such as "± 20 %, nine in ten", or the basis of the estimate.
 fn bar(error: f64, program: &str, hw: &Hardware) -> String {
     let unmeasured = program == "gptrain" && hw.is_unmeasured();
-    let rests = if unmeasured { "not measured: by data sheets" } else { "nine in ten" };
+    let rests = if unmeasured { "forecast, not measured" } else { "nine in ten" };
     format!("{}, {rests}", words::bar(error))
 }
 

@@ -80,11 +80,12 @@ fn help_readme_and_messages_name_the_same_programs() {
 
 #[test]
 fn a_plan_says_where_gptrain_was_not_measured() {
-    let note = "gptrain has not been measured on h100-80g: by data sheets";
+    let note =
+        "gptrain has not run on a GPU: the plan for h100-80g is a model's forecast, not measured";
     let own = estimate(&[LLAMA]).1;
     assert!(own.lines().nth(1).is_some_and(|line| line.contains(note)), "{own}");
     let other = estimate(&[LLAMA, "--as", "fsdp"]).1;
-    assert!(!other.contains("has not been measured"), "{other}");
+    assert!(!other.contains("has not run on a GPU"), "{other}");
     let found = estimate(&[LLAMA, "--search", "--gpus", "64"]).1;
     assert!(found.contains(note), "{found}");
 }
@@ -98,7 +99,7 @@ fn a_campaigns_columns_stay_apart() {
     let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
     assert_eq!(cells.len(), 9, "{out}");
     assert!(out.contains("does not fit on 8"), "{out}");
-    assert!(out.contains("all on 8 devices") && out.contains("by data sheets"), "{out}");
+    assert!(out.contains("all on 8 devices") && out.contains("forecast, not measured"), "{out}");
 }
 
 #[test]
