@@ -115,3 +115,19 @@ fn a_size_stands_for_the_published_model() {
     refused(&[LLAMA, "--family", "gpt2"], &["--family", "set model.family in the manifest"]);
     refused(&["7C"], &["7C"]);
 }
+
+/// Devices without a mode ask for the best topology over them, and a line says so.
+#[test]
+fn a_number_of_devices_alone_searches() {
+    let (code, out, err) = estimate(&["7B", "--gpus", "64"]);
+    let (_, search, _) = estimate(&["7B", "--search", "--gpus", "64"]);
+    assert_eq!((code, out), (0, search));
+    assert!(err.contains("--gpus 64 without --search: searching for the best topology"), "{err}");
+}
+
+#[test]
+fn an_own_plan_says_what_its_time_leaves_out() {
+    let left_out = "without input, which is read ahead of the step, and saves";
+    assert!(estimate(&[LLAMA]).1.contains(left_out));
+    assert!(!estimate(&[LLAMA, "--as", "fsdp"]).1.contains(left_out));
+}

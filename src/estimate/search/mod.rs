@@ -1,5 +1,5 @@
-//! Search over all topologies ("cuts") of a model on a number of devices, evaluated by gptrain's dry run,
-//! or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
+//! Search over all topologies (here: cuts) of a model on a number of devices, evaluated by gptrain's
+//! dry run, or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
 //! until no other can be among the best.
 
 mod others;
