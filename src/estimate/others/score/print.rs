@@ -117,7 +117,7 @@ fn goals(all: &[Goal]) -> (String, Value) {
             widest.map_or(String::new(), |widest| format!(" (at most {:.0} %)", 100.0 * widest));
         let _ = writeln!(
             text,
-            "  {name:44}{:>5} rows {:>6.1} % within, bar {:>3.0} %{most}: {}",
+            "  {name:50}{:>5} rows {:>6.1} % within, bar {:>3.0} %{most}: {}",
             e.rows,
             100.0 * e.within_bar(),
             100.0 * e.bar,
