@@ -1,5 +1,6 @@
 //! Work of ops by name, as a counting device adds it up.
 
+use super::{Out, Tensor};
 use std::collections::BTreeMap;
 
 /// FLOPs and memory traffic of all calls of one op.
@@ -23,6 +24,33 @@ impl Work {
             bytes: share * self.bytes,
             flops_by_side: share * self.flops_by_side,
         }
+    }
+
+    /// One call of an op.
+    pub(crate) fn op(flops: usize) -> Work {
+        Work { calls: 1.0, flops: flops as f64, ..Work::default() }
+    }
+
+    /// One product of matrices with these sides.
+    pub(crate) fn product(sides: [usize; 3]) -> Work {
+        let work = Work::op(2 * sides.iter().product::<usize>());
+        let side = sides.into_iter().min().unwrap_or(1).max(1);
+        Work { flops_by_side: work.flops / side as f64, ..work }
+    }
+
+    pub(crate) fn with_flops(self, flops: usize) -> Work {
+        Work { flops: self.flops + flops as f64, ..self }
+    }
+
+    /// Adds the bytes of tensors.
+    pub(crate) fn moving(self, xs: impl IntoIterator<Item = Tensor>) -> Work {
+        let moved: f64 = xs.into_iter().map(|x| x.bytes() as f64).sum();
+        Work { bytes: self.bytes + moved, ..self }
+    }
+
+    /// Adds the bytes of an output: an accumulating one is read and written.
+    pub(crate) fn moving_out(self, y: Out) -> Work {
+        self.moving([y.to]).moving(y.add.then_some(y.to))
     }
 }
 
