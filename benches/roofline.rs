@@ -1,7 +1,7 @@
 //! Work of a training step on a GPU, and the minimum time according to its data sheet.
 //!
-//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME] [--accumulate N]`;
-//! defaults are `h200-141g`, bf16 and one micro-batch per step. The trainer's own engine runs a
+//! `cargo bench --bench roofline -- [HARDWARE] [f32|bf16|fp8] [--only NAME] [--accumulate N]
+//! [--wgmma]`; defaults are `h200-141g`, bf16, one micro-batch per step, and attention by `mma`. The trainer's own engine runs a
 //! step on the counting device, so the list of ops is that of the real step. For each kind of op it
 //! has the calls, FLOPs and bytes, with each operand moved once. "least" is the longer of FLOPs at
 //! the peak and bytes at the bandwidth of the data sheet. "planned" uses the shares of both that
@@ -10,36 +10,37 @@
 mod shapes;
 
 use gptrain::device::{Tally, Work};
-use gptrain::estimate::hardware::{self, Hardware};
+use gptrain::estimate::hardware::{self, Hardware, Shares, WGMMA};
 use gptrain::model;
 use shapes::{SHAPES, Shape};
 
 fn main() -> anyhow::Result<()> {
     let (mut gpu, mut precision, mut only) =
         ("h200-141g".to_string(), "bf16".to_string(), String::new());
-    let mut micros = 1;
+    let (mut micros, mut attention) = (1, None);
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         match word.as_str() {
             "--bench" => (),
+            "--wgmma" => attention = Some(WGMMA),
             "--only" => only = words.next().unwrap_or_default(),
             "--accumulate" => micros = words.next().unwrap_or_default().parse()?,
             "f32" | "bf16" | "fp8" => precision = word,
             _ => gpu = word,
         }
     }
-    let gpu = hardware::find(&gpu, "the argument")?;
+    let mut gpu = hardware::find(&gpu, "the argument")?.clone();
+    gpu.attention_shares = attention.unwrap_or(gpu.attention_shares);
     for shape in SHAPES.iter().filter(|s| s.device == "cuda" && s.is(&only)) {
-        print(shape, &precision, gpu, &shape.ops(&precision, micros)?, micros);
+        print(shape, &precision, &gpu, &shape.ops(&precision, micros)?, micros);
     }
     Ok(())
 }
 
 /// Milliseconds of an op's calls: by the data sheet, and by the planner.
 fn times(name: &str, work: &Work, gpu: &Hardware) -> [f64; 2] {
-    let shares = [gpu.product_share, gpu.memory_share];
-    let planned = gpu.seconds(name, work, shares) + work.calls * gpu.launch_us * 1e-6;
-    [gpu.seconds(name, work, [1.0; 2]), planned].map(|seconds| 1e3 * seconds)
+    let planned = gpu.seconds(name, work, gpu.shares()) + work.calls * gpu.launch_us * 1e-6;
+    [gpu.seconds(name, work, Shares::ALL), planned].map(|seconds| 1e3 * seconds)
 }
 
 fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally, micros: usize) {
@@ -51,7 +52,7 @@ fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally, micros: us
         ops.iter().map(|(name, work)| (*name, work, times(name, work, gpu))).collect();
     rows.sort_by(|a, b| b.2[0].total_cmp(&a.2[0]));
     let row = |name: &str, work: &Work, [least, planned]: [f64; 2]| {
-        let Work { calls, flops, bytes } = work;
+        let Work { calls, flops, bytes, .. } = work;
         let (flops, bytes) = (flops / 1e9, bytes / 1e9);
         println!(
             "{name:32} {calls:>11.0} {flops:>11.1} {bytes:>11.2} {least:>11.2} {planned:>11.2}"

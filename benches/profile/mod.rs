@@ -4,7 +4,7 @@
 use crate::shapes::Shape;
 use gptrain::device::Tally;
 use gptrain::device::cuda::Profiled;
-use gptrain::estimate::hardware::Hardware;
+use gptrain::estimate::hardware::{Hardware, Shares};
 use std::collections::BTreeMap;
 
 /// Groups of kernels: prefixes of their names, and the ops that they compute.
@@ -69,7 +69,7 @@ pub fn print(shape: &Shape, kernels: &BTreeMap<String, Profiled>, ops: &Tally, g
             .sum();
         let least: f64 = ops
             .extract_if(.., |name, _| last || names.contains(name))
-            .map(|(name, work)| gpu.seconds(name, work, [1.0; 2]))
+            .map(|(name, work)| gpu.seconds(name, work, Shares::ALL))
             .fold(0.0, |sum, seconds| sum + seconds); // a sum of nothing is -0
         if seconds == 0.0 && least == 0.0 {
             continue;

@@ -100,7 +100,8 @@ fn others() -> String {
 }
 
 /// Runs the command. Ok(false) if the plan does not fit.
-pub fn run(args: Args) -> anyhow::Result<bool> {
+pub fn run(mut args: Args) -> anyhow::Result<bool> {
+    args.imply_search();
     args.refuse_idle()?;
     if args.list_hardware {
         list_hardware(args.json);

@@ -40,4 +40,4 @@ pub use op_log::{LoggedOp, begin_op_log, take_op_log};
 pub use order::{Order, Queue};
 pub use product::{Epilogue, Gemm};
 pub use tensor::{Element, Home, Out, Tensor};
-pub use work::{COPIES, FP8_PRODUCT, Tally, Work};
+pub use work::{ATTENTION, ATTENTION_BACKWARD, COPIES, FP8_PRODUCT, Tally, Work};

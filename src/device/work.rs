@@ -10,12 +10,32 @@ pub struct Work {
     pub flops: f64,
     /// Bytes read and written; each operand counts once.
     pub bytes: f64,
+    /// Sum over products of their FLOPs, divided by the smallest of their three sides. Small products
+    /// reach less of a GPU's peak.
+    pub flops_by_side: f64,
 }
 
 impl Work {
+    /// This much of all four.
+    pub fn times(self, share: f64) -> Work {
+        Work {
+            calls: share * self.calls,
+            flops: share * self.flops,
+            bytes: share * self.bytes,
+            flops_by_side: share * self.flops_by_side,
+        }
+    }
+
     /// One call of an op.
     pub(crate) fn op(flops: usize) -> Work {
-        Work { calls: 1.0, flops: flops as f64, bytes: 0.0 }
+        Work { calls: 1.0, flops: flops as f64, ..Work::default() }
+    }
+
+    /// One product of matrices with these sides.
+    pub(crate) fn product(sides: [usize; 3]) -> Work {
+        let work = Work::op(2 * sides.iter().product::<usize>());
+        let side = sides.into_iter().min().unwrap_or(1).max(1);
+        Work { flops_by_side: work.flops / side as f64, ..work }
     }
 
     pub(crate) fn with_flops(self, flops: usize) -> Work {
@@ -39,6 +59,7 @@ impl std::ops::AddAssign for Work {
         self.calls += other.calls;
         self.flops += other.flops;
         self.bytes += other.bytes;
+        self.flops_by_side += other.flops_by_side;
     }
 }
 
@@ -47,6 +68,10 @@ pub const COPIES: [&str; 2] = ["to the host", "to the device"];
 
 /// Name of fp8 products, for which a device has a separate peak.
 pub const FP8_PRODUCT: &str = "fp8 gemm";
+
+/// Names of attention's ops, for which the planner has separate shares of the peak.
+pub const ATTENTION: &str = "attention";
+pub const ATTENTION_BACKWARD: &str = "attention backward";
 
 /// Work by name of the op.
 pub type Tally = BTreeMap<&'static str, Work>;

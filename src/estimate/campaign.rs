@@ -122,7 +122,8 @@ pub struct Member {
 
 /// Table with a row per model, and their sum.
 pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
-    let head = ["size", "layers×width", "tokens", "loss", "cut", "GiB", "a step", "time", "money"];
+    let head =
+        ["size", "layers×width", "tokens", "loss", "topology", "GiB", "a step", "time", "money"];
     let mut lines = vec![head.map(str::to_string).to_vec()];
     let steps = members.iter().filter_map(|member| member.best.as_ref());
     let slowest = steps.map(|best| best.candidate.seconds).fold(0.0, f64::max);
@@ -145,17 +146,18 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
             continue;
         };
         let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
-        let cut = format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
+        let topology =
+            format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
         let seconds = run.seconds / terms.availability;
         let cost = run.device_hours() / terms.availability * terms.price;
         let (gib, step) = (candidate.bytes / GIB, alike(candidate.seconds, slowest));
         let price = money(terms.currency, cost);
-        line.extend([cut.clone(), format!("{gib:.1}"), step, span(seconds), price]);
+        line.extend([topology.clone(), format!("{gib:.1}"), step, span(seconds), price]);
         lines.push(line);
         (days, sum) = (days + seconds, sum + cost);
         row["sec_per_iter"] = json!(candidate.seconds);
         row["time_bar"] = json!(candidate.seconds_error);
-        row["cut"] = json!(cut);
+        row["topology"] = json!(topology);
         row["days"] = json!(seconds / 86400.0);
         row["money"] = json!(cost);
         rows.push(row);

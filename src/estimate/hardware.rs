@@ -3,7 +3,7 @@
 use super::parts::{Part, PartSeconds};
 use base::Problems;
 use base::busy::Busy;
-use device::{FP8_PRODUCT, Work};
+use device::{ATTENTION, ATTENTION_BACKWARD, FP8_PRODUCT, Work};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -37,9 +37,20 @@ pub struct Hardware {
     pub context_mib: f64,
     /// Number of multiprocessors, among which a product's tiles are divided.
     pub units: usize,
-    /// Shares of peak and bandwidth that gptrain's kernels reach, and the cost of a launch.
+    /// Share of the peak that gptrain's products reach: of large ones, and the smallest side of those
+    /// that reach half of it.
+    #[serde(default = "gpu_products")]
     pub product_share: f64,
+    #[serde(default = "gpu_half_side")]
+    pub product_half_side: f64,
+    /// Shares of the peak that attention reaches, forward and backward.
+    #[serde(default = "gpu_attention")]
+    pub attention_shares: [f64; 2],
+    /// Share of the memory's bandwidth that element-wise ops reach.
+    #[serde(default = "gpu_memory")]
     pub memory_share: f64,
+    /// Time of a launch, on a GPU within a graph.
+    #[serde(default = "gpu_launch")]
     pub launch_us: f64,
     /// Devices per node.
     pub per_node: usize,
@@ -102,6 +113,66 @@ fn one() -> f64 {
     1.0
 }
 
+/// Shares of a GPU are a forecast from data sheets and other programs' kernels: gptrain has not run on
+/// a GPU. With these two, products with a smallest side of 768, 1,600 and 4,096 reach 0.61, 0.67 and
+/// 0.71 of the peak, as cuBLAS does.
+fn gpu_products() -> f64 {
+    0.74
+}
+
+fn gpu_half_side() -> f64 {
+    163.0
+}
+
+/// With `mma`, which runs by default.
+fn gpu_attention() -> [f64; 2] {
+    [0.25, 0.15]
+}
+
+/// Shares of attention with `GPTRAIN_ATTENTION=wgmma`, on Hopper.
+pub const WGMMA: [f64; 2] = [0.40, 0.30];
+
+fn gpu_memory() -> f64 {
+    0.84
+}
+
+fn gpu_launch() -> f64 {
+    1.25
+}
+
+/// Share of its bandwidth that passes over the host's memory reach.
+pub const HOST_SHARE: f64 = 0.7;
+
+/// Share of the 16-bit products' share that 8-bit products reach of their own peak.
+const FP8_SHARE: f64 = 0.77;
+
+/// Shares of a device's peak and of its memory's bandwidth that ops reach.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Shares {
+    pub products: f64,
+    /// Smallest side of a product that reaches half of it.
+    pub half_side: f64,
+    /// Forward and backward.
+    pub attention: [f64; 2],
+    pub memory: f64,
+}
+
+impl Shares {
+    /// As the data sheet says.
+    pub const ALL: Shares =
+        Shares { products: 1.0, half_side: 0.0, attention: [1.0; 2], memory: 1.0 };
+
+    /// Shares of each of so many ranks on one device.
+    pub fn divided(self, ranks: f64) -> Shares {
+        Shares {
+            products: self.products / ranks,
+            half_side: self.half_side,
+            attention: self.attention.map(|share| share / ranks),
+            memory: self.memory / ranks,
+        }
+    }
+}
+
 fn as_planned() -> PartSeconds {
     [1.0; Part::COUNT]
 }
@@ -151,7 +222,10 @@ impl Hardware {
         }
         notes.extend(self.busy_note());
         if program == "gptrain" && self.is_unmeasured() {
-            notes.push(format!("gptrain has not been measured on {}: by data sheets.", self.name));
+            notes.push(format!(
+                "gptrain has not run on a GPU: the plan for {} is a model's forecast, not measured.",
+                self.name
+            ));
         }
         notes
     }
@@ -172,14 +246,29 @@ impl Hardware {
         !self.here && self.doubt >= unmeasured()
     }
 
+    pub fn shares(&self) -> Shares {
+        Shares {
+            products: self.product_share,
+            half_side: self.product_half_side,
+            attention: self.attention_shares,
+            memory: self.memory_share,
+        }
+    }
+
     /// Seconds of an op: the longer of its FLOPs and its bytes, at these shares of the peak and of the
-    /// bandwidth. Products of 8-bit floats use their own peak, if the table has it.
-    pub fn seconds(&self, op: &str, work: &Work, [products, memory]: [f64; 2]) -> f64 {
-        let fp8 = op == FP8_PRODUCT && self.fp8_tflops > 0.0;
-        let peak = if fp8 { self.fp8_tflops } else { self.peak_tflops };
-        let (rate, bandwidth) = (peak * 1e12, self.hbm_gb_s * 1e9);
+    /// bandwidth. A product with smallest side n takes 1 + half_side/n times as long as at the full
+    /// share. Products of 8-bit floats use their own peak, if the table has it.
+    pub fn seconds(&self, op: &str, work: &Work, shares: Shares) -> f64 {
+        let (peak, share) = match op {
+            FP8_PRODUCT if self.fp8_tflops > 0.0 => (self.fp8_tflops, FP8_SHARE * shares.products),
+            ATTENTION => (self.peak_tflops, shares.attention[0]),
+            ATTENTION_BACKWARD => (self.peak_tflops, shares.attention[1]),
+            _ => (self.peak_tflops, shares.products),
+        };
+        let flops = work.flops + shares.half_side * work.flops_by_side;
+        let (rate, bandwidth) = (peak * 1e12 * share, self.hbm_gb_s * 1e9 * shares.memory);
         let factor = self.ops.get(op).copied().unwrap_or(1.0);
-        factor * (work.flops / (rate * products)).max(work.bytes / (bandwidth * memory))
+        factor * (flops / rate).max(work.bytes / bandwidth)
     }
 
     /// Link of a device to another of its node, or of another node, if so many groups of the node use its
@@ -242,4 +331,24 @@ fn a_machine_is_found_by_the_beginning_of_its_name() {
     for unknown in ["h10", "", "h100-90g"] {
         assert!(name(unknown).unwrap_err().to_string().contains("unknown hardware"), "{unknown}");
     }
+}
+
+/// Products by their smallest side, attention by shares of its own, elements by bytes.
+#[test]
+fn ops_of_a_gpu_have_separate_shares() {
+    let gpu = find("h200-141g", "test").unwrap();
+    let share = |op: &str, side: f64, peak: f64| {
+        let work = Work { calls: 1.0, flops: 1e12, bytes: 1.0, flops_by_side: 1e12 / side };
+        1e12 / gpu.seconds(op, &work, gpu.shares()) / (peak * 1e12)
+    };
+    for (side, expected) in [(768.0, 0.61), (1600.0, 0.67), (4096.0, 0.71)] {
+        let reached = share("gemm", side, gpu.peak_tflops);
+        assert!((reached - expected).abs() < 0.005, "{reached} with {side}");
+    }
+    assert!((share(FP8_PRODUCT, 4096.0, gpu.fp8_tflops) - 0.548).abs() < 0.005);
+    for (op, expected) in [(ATTENTION, 0.25), (ATTENTION_BACKWARD, 0.15)] {
+        assert!((share(op, f64::INFINITY, gpu.peak_tflops) - expected).abs() < 1e-9, "{op}");
+    }
+    let moved = Work { bytes: 4800e9, ..Work::default() };
+    assert!((gpu.seconds("layernorm", &moved, gpu.shares()) - 1.0 / 0.84).abs() < 1e-9);
 }

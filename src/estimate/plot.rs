@@ -7,7 +7,7 @@ use super::words;
 use anyhow::Context;
 use base::output::{self, Existing};
 use base::svg::{COLOURS, Chart, Curve, Drawing, PAGE, STYLE, Scale, Stroke, escape, text_width};
-use base::{Problems, Seconds};
+use base::{Count, Problems, Seconds};
 use manifest::{Manifest, Topology};
 use plan::timeline::Timeline;
 use std::path::{Path, PathBuf};
@@ -259,7 +259,7 @@ fn grid(t: &Topology) -> String {
 /// Error bar, such as "± 20 %, nine in ten", or the basis of the estimate.
 fn bar(error: f64, program: &str, hw: &Hardware) -> String {
     let unmeasured = program == "gptrain" && hw.is_unmeasured();
-    let rests = if unmeasured { "not measured: by data sheets" } else { "nine in ten" };
+    let rests = if unmeasured { "forecast, not measured" } else { "nine in ten" };
     format!("{}, {rests}", words::bar(error))
 }
 
@@ -321,7 +321,7 @@ pub fn write(
         ),
     ];
     if points.len() > 1 {
-        let caption = "The best way to cut the model over each number of devices.";
+        let caption = "The best topology for each number of devices.";
         let days = v.days.days();
         let (unit, each) = unit(points.iter().map(|point| point.1).chain([days]));
         let tokens = words::size(v.tokens);
@@ -358,7 +358,7 @@ pub fn write_search(
         all
     };
     let caption =
-        "The best cut of each number of devices that is faster or cheaper than all others.";
+        "The best topology for each number of devices that is faster or cheaper than all others.";
     let chart = |title: &str, points: &[Point]| {
         let title = format!("{title} against devices");
         WIDTHS.map(|width| against_devices(&titled(&title, &m.name, width), points, None, width))
@@ -375,7 +375,7 @@ pub fn write_search(
     let bar = bar(best.candidate.seconds_error, setup.program.name(), setup.hardware);
     let span = words::span(best.days.seconds / terms.availability);
     let tiles: Vec<Tile> = vec![
-        (&setup.hardware.name, devices, format!("best of {} cuts", found.cuts)),
+        (&setup.hardware.name, devices, format!("best of {} topologies", Count(found.cuts as u64))),
         ("fastest step", Seconds(best.candidate.seconds).to_string(), bar),
         ("fastest run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
         ("money", words::money(terms.currency, money(best)), "of the fastest".to_string()),

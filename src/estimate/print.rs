@@ -194,6 +194,9 @@ fn time(v: &View) -> String {
         );
     }
     let _ = writeln!(out, "  {:24}{:>10.4} s", "sum", v.seconds);
+    if v.program == "gptrain" {
+        out += "  without input, which is read ahead of the step, and saves, whose time the disk decides\n";
+    }
     out
 }
 
@@ -350,15 +353,15 @@ pub fn advise_own(v: &View, ladder: &Ladder, text: &mut String, json: &mut Value
     *text += &own_changes(title, &list, v);
     if list.is_empty() && !v.fits_all() {
         let found = remedies::same_devices(ladder.manifest, &v.setup, ladder.room);
-        let cut = match &found {
-            Some(flags) => format!("over {} devices this cut does: {flags}", v.setup.ranks()),
+        let other = match &found {
+            Some(flags) => format!("over {} devices this topology does: {flags}", v.setup.ranks()),
             None => format!(
-                "and no cut over {} devices: --search tries the host and 8 bits, --min-gpus more",
+                "and no topology over {} devices: --search tries the host and 8 bits, --min-gpus more",
                 v.setup.ranks()
             ),
         };
-        *text += &format!("\nNo change of one or two steps fits:\n  {cut}\n");
-        json["advice"] = json!(cut);
+        *text += &format!("\nNo change of one or two steps fits:\n  {other}\n");
+        json["advice"] = json!(other);
     }
 }
 

@@ -435,7 +435,7 @@ fn flags_that_would_do_nothing_are_refused() {
     let plan = |more: &[&str], word: &str| {
         refused(&[&[BLOOM][..], more].concat(), &[word, "leave it out"])
     };
-    plan(&["--gpus", "512"], "--gpus");
+    plan(&["--gpus", "512", "--what-if", "batch.micro=1"], "--gpus");
     plan(&["--objective", "money"], "--objective");
     plan(&["--nodes-spare", "2"], "--nodes-spare");
     plan(&["--with", "offload"], "--with");
@@ -507,6 +507,8 @@ fn the_selftest_tells_of_every_source() {
         assert!(figure("within_bar") >= 0.9, "{case}: {}", figure("within_bar"));
         assert!(figure("bar") <= 0.65, "{case}: {}", figure("bar"));
     }
+    let goals = v["goals"].as_object().unwrap();
+    assert!(goals.len() == 6 && goals.values().all(|goal| goal["met"] == true), "{goals:?}");
     assert!(unseen("vtrain/after_20/mean") < 0.1 && unseen("llm-foundry/after_20/mean") < 0.08);
 }
 

@@ -80,11 +80,12 @@ fn help_readme_and_messages_name_the_same_programs() {
 
 #[test]
 fn a_plan_says_where_gptrain_was_not_measured() {
-    let note = "gptrain has not been measured on h100-80g: by data sheets";
+    let note =
+        "gptrain has not run on a GPU: the plan for h100-80g is a model's forecast, not measured";
     let own = estimate(&[LLAMA]).1;
     assert!(own.lines().nth(1).is_some_and(|line| line.contains(note)), "{own}");
     let other = estimate(&[LLAMA, "--as", "fsdp"]).1;
-    assert!(!other.contains("has not been measured"), "{other}");
+    assert!(!other.contains("has not run on a GPU"), "{other}");
     let found = estimate(&[LLAMA, "--search", "--gpus", "64"]).1;
     assert!(found.contains(note), "{found}");
 }
@@ -98,7 +99,7 @@ fn a_campaigns_columns_stay_apart() {
     let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
     assert_eq!(cells.len(), 9, "{out}");
     assert!(out.contains("does not fit on 8"), "{out}");
-    assert!(out.contains("all on 8 devices") && out.contains("by data sheets"), "{out}");
+    assert!(out.contains("all on 8 devices") && out.contains("forecast, not measured"), "{out}");
 }
 
 #[test]
@@ -113,4 +114,20 @@ fn a_size_stands_for_the_published_model() {
     assert_eq!(best["gpus"], 64, "{best}");
     refused(&[LLAMA, "--family", "gpt2"], &["--family", "set model.family in the manifest"]);
     refused(&["7C"], &["7C"]);
+}
+
+/// Devices without a mode ask for the best topology over them, and a line says so.
+#[test]
+fn a_number_of_devices_alone_searches() {
+    let (code, out, err) = estimate(&["7B", "--gpus", "64"]);
+    let (_, search, _) = estimate(&["7B", "--search", "--gpus", "64"]);
+    assert_eq!((code, out), (0, search));
+    assert!(err.contains("--gpus 64 without --search: searching for the best topology"), "{err}");
+}
+
+#[test]
+fn an_own_plan_says_what_its_time_leaves_out() {
+    let left_out = "without input, which is read ahead of the step, and saves";
+    assert!(estimate(&[LLAMA]).1.contains(left_out));
+    assert!(!estimate(&[LLAMA, "--as", "fsdp"]).1.contains(left_out));
 }

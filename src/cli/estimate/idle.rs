@@ -8,6 +8,20 @@ use estimate::setup::Program;
 type Rule = (&'static str, bool, bool, &'static str);
 
 impl Args {
+    /// --gpus alone asks for the best topology over them: a plan has its own grid.
+    pub fn imply_search(&mut self) {
+        let compares = self.campaign.what_if.is_some() || !self.campaign.sizes.is_empty();
+        let planning = !(self.selftest || self.list_hardware || self.score.is_some());
+        if let Some(gpus) = self.search.gpus
+            && planning
+            && !compares
+            && !self.search.asked()
+        {
+            base::warn!("--gpus {gpus} without --search: searching for the best topology");
+            self.search.search = true;
+        }
+    }
+
     pub fn refuse_idle(&self) -> Result<(), Problems> {
         let s = &self.search;
         let (compares, sizes) = (self.campaign.what_if.is_some(), !self.campaign.sizes.is_empty());
@@ -18,12 +32,7 @@ impl Args {
         let run = "a plan or --search, which have days and money";
         let rules: [Rule; 17] = [
             ("MANIFEST", self.manifest.is_some(), planning, "a plan or a search"),
-            (
-                "--gpus",
-                s.gpus.is_some(),
-                over,
-                "--search, --max-params and --sizes; a plan has its own grid",
-            ),
+            ("--gpus", s.gpus.is_some(), over, "--search, --max-params and --sizes"),
             ("--nodes-spare", s.nodes_spare.is_some(), over, "--search and --max-params"),
             ("--objective", s.objective.is_some(), s.search, "--search"),
             ("--with", !s.with.is_empty(), s.asked(), "--search, --min-gpus and --max-params"),

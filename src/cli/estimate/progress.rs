@@ -68,8 +68,9 @@ fn said(progress: Progress) -> String {
     }
 }
 
+/// The message ends where the terminal does: a line that wraps is not redrawn.
 fn bar() -> ProgressBar {
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(5));
-    let style = ProgressStyle::with_template("searching [{bar:24}] {msg}");
+    let style = ProgressStyle::with_template("searching [{bar:24}] {wide_msg}");
     bar.with_style(style.expect("a fixed template"))
 }

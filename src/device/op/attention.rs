@@ -1,7 +1,7 @@
 //! Attention, and the transform of queries and keys before it.
 
 use super::{Accesses, Spec, assert_like, reads};
-use crate::{Attend, Out, QkNorm, Rotation, Tensor, Visible, Work};
+use crate::{ATTENTION, ATTENTION_BACKWARD, Attend, Out, QkNorm, Rotation, Tensor, Visible, Work};
 use base::{DType, Heads};
 
 /// y = qkv with normalised and rotated queries and keys; values are copied. In place.
@@ -100,7 +100,7 @@ pub struct Attention {
 }
 
 impl Spec for Attention {
-    const NAME: &'static str = "attention";
+    const NAME: &'static str = ATTENTION;
     fn check(&self) {
         assert!(!self.y.add && !self.lse.add, "attention overwrites");
         check_attend(&self.how, self.qkv, self.y.to, self.lse.to);
@@ -126,7 +126,7 @@ pub struct AttentionBackward {
 }
 
 impl Spec for AttentionBackward {
-    const NAME: &'static str = "attention backward";
+    const NAME: &'static str = ATTENTION_BACKWARD;
     fn check(&self) {
         let AttentionBackward { dy, qkv, y, lse, how, dqkv } = *self;
         check_attend(&how, qkv, y, lse);

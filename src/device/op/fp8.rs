@@ -144,8 +144,8 @@ impl Spec for Fp8Gemm {
     }
     fn cost(&self) -> Work {
         let Fp8Gemm { a, b, c, then } = *self;
-        let flops = 2 * c.to.numel() * a.codes.cols;
-        Work::op(flops).moving([a.codes, b.codes]).moving(then.matrix()).moving_out(c)
+        let sides = [c.to.rows, c.to.cols, a.codes.cols];
+        Work::product(sides).moving([a.codes, b.codes]).moving(then.matrix()).moving_out(c)
     }
     fn tensors(&self) -> Accesses {
         let Fp8Gemm { a, b, c, then } = *self;

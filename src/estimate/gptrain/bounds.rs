@@ -16,7 +16,7 @@ use super::memo::Memo;
 use super::prices::Prices;
 use crate::setup::{Moments, Setup};
 use comm::dry::Volume;
-use device::{COPIES, Tally, Work};
+use device::{COPIES, Tally};
 use engine::MemoryPlan;
 use manifest::{
     AdamW, GradientHome, LayerSplit, Manifest, Offload, OffloadWhat, Optimizer, Recompute, Schedule,
@@ -390,9 +390,7 @@ fn row(plan: &MemoryPlan, name: &str) -> u64 {
 /// all += times · more
 fn add(all: &mut Tally, more: &Tally, times: f64) {
     for (name, work) in more {
-        let Work { calls, flops, bytes } = *work;
-        let more = Work { calls: times * calls, flops: times * flops, bytes: times * bytes };
-        *all.entry(name).or_default() += more;
+        *all.entry(name).or_default() += work.times(times);
     }
 }
 

@@ -5,7 +5,7 @@
 
 use super::prices::Prices;
 use super::{drift, dry_run};
-use crate::hardware::{Hardware, Link, Links, MEASURED};
+use crate::hardware::{HOST_SHARE, Hardware, Link, Links, MEASURED, Shares};
 use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds};
 use crate::others::rows::logs::Log;
 use crate::parts::{Part, PartSeconds, PartTable};
@@ -37,12 +37,15 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     // Ranks that share the processor at hand were measured at once, and plans divide it again.
     let sharing = if hw.here { found.ranks.len() as f64 } else { 1.0 };
     let product_share = median(products) / hw.peak_tflops;
+    // The measured products have the plan's own sides.
+    let shares = Shares { products: product_share, half_side: 0.0, ..hw.shares().divided(sharing) };
+    let shares = Shares { memory: memory_share, ..shares };
     let learned = Hardware {
         product_share: product_share * sharing,
+        product_half_side: 0.0,
         memory_share: memory_share * sharing,
-        ops: ops(found, hw, [product_share, memory_share]),
-        // The plan takes the same share of the host's memory.
-        host_gb_s: host(found).unwrap_or(hw.host_gb_s * hw.memory_share) / (memory_share * sharing),
+        ops: ops(found, hw, shares),
+        host_gb_s: host(found).map_or(hw.host_gb_s, |measured| measured / HOST_SHARE),
         link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
         links: Links { bus: link(found, true), network: link(found, false) },
         doubt: MEASURED,
@@ -56,12 +59,13 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
 
 /// Factor of each op over the seconds by the shares, of the median rank; the table's factors without
 /// measurements.
-fn ops(found: &Measured, hw: &Hardware, shares: [f64; 2]) -> BTreeMap<String, f64> {
+fn ops(found: &Measured, hw: &Hardware, shares: Shares) -> BTreeMap<String, f64> {
     let plain = Hardware { ops: BTreeMap::new(), ..hw.clone() };
     let mut factors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for op in found.ranks.iter().flat_map(|rank| &rank.ops) {
         let (calls, flops, bytes) = (op.calls, op.flops, op.bytes);
-        let planned = plain.seconds(&op.name, &Work { calls, flops, bytes }, shares);
+        let work = Work { calls, flops, bytes, flops_by_side: 0.0 };
+        let planned = plain.seconds(&op.name, &work, shares);
         let seconds = op.seconds - calls * hw.launch_us * 1e-6;
         if planned > 0.0 {
             let factor = (seconds / planned).max(LEAST_FACTOR);
@@ -350,10 +354,10 @@ train: {samples: 800}
         }
         let learned = learn(&gpus, "bench.json", &m, setup(&m)).unwrap().hardware;
         near(learned.link_gb_s, 7.0);
-        near(learned.host_gb_s * learned.memory_share, 18.0); // of 24 and 12
+        near(learned.host_gb_s * HOST_SHARE, 18.0); // of 24 and 12
         let without = learn(&measured(), "bench.json", &m, setup(&m)).unwrap().hardware;
         near(without.link_gb_s, 10.0);
-        near(without.host_gb_s * without.memory_share, 20.0 * 0.7);
+        near(without.host_gb_s * HOST_SHARE, 20.0 * 0.7);
     }
 
     /// A machine half as fast as planned: twice the seconds, and bytes as before.

@@ -3,7 +3,7 @@
 
 use super::overlap::{self, Hidden};
 use super::prices::{Prices, TRAFFIC};
-use crate::hardware::Hardware;
+use crate::hardware::{HOST_SHARE, Hardware};
 use crate::setup::Setup;
 use base::Bytes;
 use comm::dry::{self, Event, How, Journal};
@@ -63,10 +63,7 @@ impl Workload {
     fn minus(mut self, other: &Workload) -> Workload {
         for (ours, theirs) in [(&mut self.ops, &other.ops), (&mut self.host, &other.host)] {
             for (name, work) in theirs {
-                let ours = ours.entry(name).or_default();
-                ours.calls -= work.calls;
-                ours.flops -= work.flops;
-                ours.bytes -= work.bytes;
+                *ours.entry(name).or_default() += work.times(-1.0);
             }
         }
         for (key, sent) in &other.messages {
@@ -79,9 +76,7 @@ impl Workload {
 
     fn share(mut self, of: f64) -> Workload {
         for work in self.ops.values_mut().chain(self.host.values_mut()) {
-            work.calls *= of;
-            work.flops *= of;
-            work.bytes *= of;
+            *work = work.times(of);
         }
         for sent in self.messages.values_mut() {
             sent.calls *= of;
@@ -113,14 +108,22 @@ impl Work {
             return [Hidden::default(); 2];
         }
         let timed = |step: &Arc<[Event]>| step.iter().map(|e| prices.timed(e)).collect::<Vec<_>>();
-        let [few, twice] = self.steps.each_ref().map(|step| overlap::hidden(&timed(step)));
-        let part = |few: f64, twice: f64| {
-            let micro = ((twice - few) / self.micros).max(0.0);
-            [micro, few - self.micros * micro]
+        let [few, twice] = self.steps.each_ref().map(|step| {
+            let step = timed(step);
+            [overlap::hidden(&step), overlap::begun(&step)]
+        });
+        // A step of many micro-batches does not hide more than it sends.
+        let part = |of: &dyn Fn(&Hidden) -> f64| {
+            let [[hidden, sent], [twice, twice_sent]] =
+                [&few, &twice].map(|step| step.each_ref().map(of));
+            let sent_by_micro = (twice_sent - sent) / self.micros;
+            let micro = ((twice - hidden) / self.micros).clamp(0.0, sent_by_micro.max(0.0));
+            let once = hidden - self.micros * micro;
+            [micro, once.min(sent - self.micros * sent_by_micro)]
         };
-        let (all, messages) = (part(few.all, twice.all), part(few.messages, twice.messages));
+        let (all, messages) = (part(&|hidden| hidden.all), part(&|hidden| hidden.messages));
         let rows: [[f64; 2]; TRAFFIC.len()] =
-            std::array::from_fn(|row| part(few.rows[row], twice.rows[row]));
+            std::array::from_fn(|row| part(&|hidden| hidden.rows[row]));
         [0, 1].map(|i| Hidden { all: all[i], messages: messages[i], rows: rows.map(|row| row[i]) })
     }
 }
@@ -413,7 +416,7 @@ fn pass_seconds(work: &Tally, s: &Setup) -> f64 {
     let ranks = hw.per_node.min(s.ranks()) as f64;
     let passes = work.iter().filter(|(name, _)| !COPIES.contains(name));
     let passes: f64 = passes.map(|(_, work)| work.bytes).sum();
-    passes * ranks / (hw.host_gb_s * 1e9 * hw.memory_share) * hw.slowdown
+    passes * ranks / (hw.host_gb_s * 1e9 * HOST_SHARE) * hw.slowdown
 }
 
 /// To the host, and to the device.

@@ -36,6 +36,23 @@ pub fn hidden(step: &[Timed]) -> Hidden {
     Hidden { all: all.max(0.0), messages: messages.max(0.0), rows }
 }
 
+/// Seconds of all messages of a step that may run beside computation.
+pub fn begun(step: &[Timed]) -> Hidden {
+    let mut all = Hidden::default();
+    for event in step {
+        if let Timed::Send {
+            how: how @ (How::Soon | How::Queued | How::Message),
+            row,
+            seconds,
+            ..
+        } = *event
+        {
+            all.add(how, row, seconds);
+        }
+    }
+    all
+}
+
 impl Hidden {
     fn add(&mut self, how: How, row: usize, seconds: f64) {
         self.all += seconds;

@@ -1,7 +1,7 @@
 //! Seconds of ops and messages on a setup's device and links.
 
 use super::overlap::Timed;
-use crate::hardware::{CPU, Hardware, Link};
+use crate::hardware::{CPU, Hardware, Link, Shares};
 pub use crate::parts::TRAFFIC;
 use crate::parts::{Part, PartSeconds};
 use crate::setup::Setup;
@@ -16,8 +16,7 @@ const DATA: usize = 2;
 #[derive(Clone, Copy)]
 pub struct Prices<'a> {
     hw: &'a Hardware,
-    /// Shares of the peak, and of the memory's bandwidth.
-    shares: [f64; 2],
+    shares: Shares,
     /// By the rows of `TRAFFIC`: whether within a node, and how fast.
     links: [(bool, Link); TRAFFIC.len()],
     /// Factors of each part's seconds, by `Part::ALL`.
@@ -28,12 +27,11 @@ impl<'a> Prices<'a> {
     pub fn of(s: &Setup) -> Prices<'a> {
         let hw = s.hardware;
         // Ranks that are threads of one processor have a part of it each.
-        let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
+        let ranks = if hw.here { s.ranks() as f64 } else { 1.0 };
         let grid = s.topology.grid();
         let groups = [SHARES, STAGES, GRADIENTS, STAGES].map(|axes| grid.group(grid.first(), axes));
         let links = groups.map(|members| (nearby(s, &members) == members.len(), link(s, &members)));
-        let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
-        Prices { hw, shares, links, factors: hw.parts }
+        Prices { hw, shares: hw.shares().divided(ranks), links, factors: hw.parts }
     }
 
     /// Prices with links between replicas that are faster by this factor.

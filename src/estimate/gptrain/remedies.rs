@@ -18,26 +18,26 @@ pub fn advice(loaded: &Loaded, room: Room, hw: &'static Hardware) -> String {
     let setup = &Setup::of(manifest, Program::Gptrain, hw);
     let small = Ladder { effective, manifest, setup, room }.remedies();
     if small.is_empty() {
-        return another_cut(manifest, setup, room);
+        return another_topology(manifest, setup, room);
     }
     let step = |change: &Change| format!("{} ({})", flags_of(&change.sets), change.bytes);
     small.iter().take(NAMED).map(step).collect::<Vec<_>>().join("\n      or ")
 }
 
 /// Fastest topology over as many GPUs; else the fewest GPUs.
-fn another_cut(m: &Manifest, setup: &Setup, room: Room) -> String {
+fn another_topology(m: &Manifest, setup: &Setup, room: Room) -> String {
     let search = search(m, setup, room);
     let ranks = setup.ranks();
     if let Some(found) = same_devices(m, setup, room) {
-        return format!("no small change is enough; over {ranks} GPUs this cut fits: {found}");
+        return format!("no small change is enough; over {ranks} GPUs this topology fits: {found}");
     }
     match search.fewest(MOST_DEVICES) {
         Some(found) => format!(
-            "no cut over {ranks} GPUs fits; {} GPUs hold it: {}",
+            "no topology over {ranks} GPUs fits; {} GPUs hold it: {}",
             found.setup.ranks(),
             flags_of(&print::sets(m, &found.setup))
         ),
-        None => "no cut over any number of such GPUs fits: make the model smaller".to_string(),
+        None => "no topology over any number of such GPUs fits: make the model smaller".to_string(),
     }
 }
 

@@ -1,5 +1,5 @@
-//! Search over all topologies ("cuts") of a model on a number of devices, evaluated by gptrain's dry run,
-//! or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
+//! Search over all topologies (here: cuts) of a model on a number of devices, evaluated by gptrain's
+//! dry run, or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
 //! until no other can be among the best.
 
 mod others;
@@ -16,6 +16,7 @@ use super::view::GB;
 use manifest::{Manifest, Recompute};
 use plan::ramp::Ramp;
 use rayon::prelude::*;
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 /// Planner that evaluates a cut.
@@ -148,6 +149,12 @@ pub const MOST_DEVICES: usize = 65536;
 
 /// Number of cuts with the fastest steps that are evaluated over the whole run.
 const BEST: usize = 12;
+
+/// More free memory first, then fewer ranks that share a layer.
+fn roomier(a: &Candidate, b: &Candidate) -> Ordering {
+    let tensor = |candidate: &Candidate| candidate.setup.topology.tensor;
+    a.bytes.total_cmp(&b.bytes).then(tensor(a).cmp(&tensor(b)))
+}
 
 /// Share of the error bar below which plans count as equally fast.
 pub const TIE: f64 = 0.1;
@@ -315,9 +322,9 @@ impl<'a> Search<'a> {
         let first = best.first()?;
         let near = first.days.seconds * (1.0 + TIE * first.candidate.seconds_error);
         let equal = best.iter().take_while(|planned| planned.days.seconds <= near).enumerate();
-        let roomiest =
-            equal.min_by(|a, b| a.1.candidate.bytes.total_cmp(&b.1.candidate.bytes)).map(|it| it.0);
-        best[..=roomiest.expect("the first")].rotate_right(1);
+        let roomiest = equal.min_by(|a, b| roomier(&a.1.candidate, &b.1.candidate));
+        let roomiest = roomiest.map(|(at, _)| at).expect("the first");
+        best[..=roomiest].rotate_right(1);
         Some(Ranking { cuts: cuts.len(), only_smaller: false, pareto: Vec::new(), best })
     }
 

@@ -96,7 +96,7 @@ pub fn ranking(
     };
     let _ = writeln!(
         text,
-        "\nof {} cuts over {devices} × {}{smaller}, the fastest through the whole run:",
+        "\nof {} topologies over {devices} × {}{smaller}, the fastest through the whole run:",
         Count(found.cuts as u64),
         setup.hardware.name
     );

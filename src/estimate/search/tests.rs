@@ -84,4 +84,13 @@ fn of_equally_fast_cuts_the_roomiest_is_first() {
         rest.iter().find(|p| p.days.seconds <= near && p.candidate.bytes < first.candidate.bytes);
     assert!(roomier.is_none(), "{roomier:?}");
     assert_eq!(found.cuts, search.cuts(8).len());
+    // Of equal memory, the one with fewer ranks in tensor parallelism.
+    let tensor = |tensor: usize| {
+        let mut candidate = first.candidate.clone();
+        candidate.setup.topology.tensor = tensor;
+        candidate
+    };
+    assert_eq!(super::roomier(&tensor(2), &tensor(4)), Ordering::Less);
+    let fuller = Candidate { bytes: 1.01 * first.candidate.bytes, ..tensor(2) };
+    assert_eq!(super::roomier(&tensor(4), &fuller), Ordering::Less);
 }

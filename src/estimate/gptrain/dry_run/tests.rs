@@ -100,7 +100,7 @@ fn what_lies_on_the_host_is_billed_there() {
     let hw = crate::hardware::find("a100-80g", "").unwrap();
     let setup = Setup::of(&of(&[]), crate::setup::Program::Gptrain, hw);
     let seconds = host_seconds(&after.host, &setup);
-    let pass = 2.0 * 30.0 * owned / (410e9 * hw.memory_share);
+    let pass = 2.0 * 30.0 * owned / (410e9 * crate::hardware::HOST_SHARE);
     assert!((1.0 - 1e-9..1.1).contains(&(seconds / pass)), "{seconds} s, not {pass}");
     let (least, most) = (host_peak(&host), peak(&host).1);
     let m = of(&["topology.offload=optimizer"]);

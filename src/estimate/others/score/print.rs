@@ -8,6 +8,7 @@ use crate::others::cost::constants::{MEMORY, Prior, TIME};
 use crate::others::predict::Predictor;
 use crate::others::rows::{self, Row};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// Summarised figures, by name.
@@ -70,14 +71,18 @@ pub fn selftest() -> (String, Value) {
     let out = left_out(&rows);
     let mut text = String::from("Rows that were not seen (whole configurations left out):\n");
     text += &table(&out);
-    let (sources, sources_json) = unseen_sources(&rows);
+    let (sources, sources_json, mut cases) = unseen_sources(&rows);
     text += &sources;
+    let configurations = "configurations on a measured cluster".to_string();
+    cases.push((configurations, time_errors(&out, &|_| true), None));
+    let (goals, goals_json) = goals(&cases);
+    text += &goals;
     text += "\nBefore any row is seen (round numbers from data sheets and the literature):\n";
     let prior = all(&Predictor::prior(), rows.iter().copied());
     text += &table(&prior);
-    text += "\nThe way to cut a model that it picks, left out, against the best measured:\n";
+    text += "\nThe topology that it picks, left out, against the best measured:\n";
     for (name, ways, regret) in regrets(&out) {
-        let _ = writeln!(text, "  {name:48}{ways:>3} ways  {:+.1} %", 100.0 * regret);
+        let _ = writeln!(text, "  {name:48}{ways:>3} topologies  {:+.1} %", 100.0 * regret);
     }
     let constants = Predictor::shipped().constants();
     for (kind, table, values) in
@@ -89,28 +94,63 @@ pub fn selftest() -> (String, Value) {
         }
     }
     let json = json!({ "left_out": summary_json(&out), "sources_left_out": sources_json,
-        "uncalibrated": summary_json(&prior) });
+        "uncalibrated": summary_json(&prior), "goals": goals_json });
     (text, json)
 }
 
+/// Case of the goals of error bars: name, errors, and the widest median bar, if that has a goal.
+type Goal = (String, Errors, Option<f64>);
+
+/// Share of rows that should be within their bars.
+const WITHIN: f64 = 0.9;
+
+/// Widest median bar of a program of which no row was seen.
+const WIDEST: f64 = 0.65;
+
+/// Bars against their goals.
+fn goals(all: &[Goal]) -> (String, Value) {
+    let mut text = String::from("\nBars against their goals, nine in ten rows within:\n");
+    let mut json = serde_json::Map::new();
+    for (name, e, widest) in all {
+        let met = e.within_bar() >= WITHIN && widest.is_none_or(|widest| e.bar <= widest);
+        let most =
+            widest.map_or(String::new(), |widest| format!(" (at most {:.0} %)", 100.0 * widest));
+        let _ = writeln!(
+            text,
+            "  {name:50}{:>5} rows {:>6.1} % within, bar {:>3.0} %{most}: {}",
+            e.rows,
+            100.0 * e.within_bar(),
+            100.0 * e.bar,
+            if met { "met" } else { "MISSED" }
+        );
+        let mut figures = errors_json(e);
+        (figures["widest"], figures["met"]) = (json!(widest), json!(met));
+        json.insert(name.clone(), figures);
+    }
+    (text, Value::Object(json))
+}
+
 /// Scores of every source from all others: without its rows, then with some of them.
-fn unseen_sources(rows: &[&Row]) -> (String, Value) {
+fn unseen_sources(rows: &[&Row]) -> (String, Value, Vec<Goal>) {
     let mut text =
         String::from("\nTime of rows of sources of which no row was seen, and after some were:\n");
     text += &heads();
     let mut every: Vec<Scored> = Vec::new();
+    let mut goals: Vec<Goal> = Vec::new();
+    let mut known: BTreeMap<usize, Vec<Scored>> = BTreeMap::new();
     let mut json = serde_json::Map::new();
     for of in sources_left_out(rows) {
         let unseen = time_errors(&of.scored, &|_| true);
         text += &line(of.source, &unseen);
         let each: Vec<Value> = of.scored.iter().map(row_json).collect();
         let mut figures = json!({ "unseen": errors_json(&unseen), "rows": each });
-        for (count, scored) in &of.after {
-            let after = time_errors(scored, &|_| true);
+        for (count, scored) in of.after {
+            let after = time_errors(&scored, &|_| true);
             text += &line(&format!("    after {count} rows"), &after);
             figures[format!("after_{count}")] = errors_json(&after);
             let each: Vec<Value> = scored.iter().map(row_json).collect();
             figures[format!("rows_after_{count}")] = json!(each);
+            known.entry(count).or_default().extend(scored);
         }
         json.insert(of.source.to_string(), figures);
         every.extend(of.scored);
@@ -118,14 +158,22 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value) {
     for (name, errors) in cases(rows, &every) {
         text += &line(name, &errors);
         json.insert(name.to_string(), json!({ "unseen": errors_json(&errors) }));
+        goals.push((format!("{name}, no row of its source seen"), errors, Some(WIDEST)));
+    }
+    for (count, scored) in &known {
+        let errors = time_errors(scored, &|_| true);
+        text += &line(&format!("all, after {count} rows"), &errors);
+        goals.push((format!("after {count} own rows"), errors, None));
     }
     let together = time_errors(&every, &|_| true);
     text += &line("all, unseen", &together);
     json.insert("all".to_string(), json!({ "unseen": errors_json(&together) }));
     text += "\nMemory of rows of sources of which no row was seen:\n";
     text += &heads();
-    text += &line("all, unseen", &memory_errors(&every, &|_| true));
-    (text, Value::Object(json))
+    let memory = memory_errors(&every, &|_| true);
+    text += &line("all, unseen", &memory);
+    goals.push(("memory, no row of its source seen".to_string(), memory, None));
+    (text, Value::Object(json), goals)
 }
 
 /// Rows whose source was left out, by whether other sources have their program.
