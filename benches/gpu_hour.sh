@@ -313,8 +313,9 @@ RUNS
         red=1
         say "with SMs left to NCCL: failed, or hung"
     fi
-    # Last: these ranks are threads, and may hang where processes do not.
-    GPTRAIN_TEST_GPU=1 tests "grids by NCCL" bin/model grids_cuda::nccl grids_cuda::ranks \
+    # Last: these ranks are threads, and may hang where processes do not. A kernel that one of them loads may
+    # wait for the whole GPU, with the collectives of the others that wait for this rank.
+    CUDA_MODULE_LOADING=EAGER GPTRAIN_TEST_GPU=1 tests "grids by NCCL" bin/model grids_cuda::nccl grids_cuda::ranks \
         grids_cuda::a_pipeline grids_cuda::products --test-threads 1
 }
 

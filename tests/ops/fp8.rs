@@ -196,7 +196,7 @@ pub fn product_of(b: &Bench, format: Fp8, [m, n, k]: [usize; 3]) -> Vec<f64> {
     let (a, _) = own(b, &x, format, Fp8Scaling::RowWise);
     let (w, _) = own(b, &y, Fp8::E4M3, Fp8Scaling::RowWise);
     let c = b.blank(m, n, DType::F32);
-    b.backend.fp8_gemm(&a, &w, c.set(), Epilogue::Nothing);
+    b.run(op::Fp8Gemm { a, b: w, c: c.set(), then: Epilogue::Nothing });
     b.numbers(c)
 }
 
