@@ -25,7 +25,9 @@
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | invalid folders, and full disks |
 //! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
+//! | `bring_zero3` | the same BLOOM in the files of ZeRO-3 |
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
+//! | `bring_dist` | the same of Megatron-Core's distributed checkpoints (torch_dist) |
 //! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
@@ -36,8 +38,10 @@ mod adam8bit;
 mod also;
 mod also_s3;
 mod bring;
+mod bring_dist;
 mod bring_llama;
 mod bring_megatron;
+mod bring_zero3;
 mod changes;
 mod compression;
 mod damage;

@@ -3,10 +3,11 @@
 //! The shape of the heads, the rotation, the batch and the rates are not in the files: the import
 //! asks for them. Queries and keys turn neighbouring columns there, halves of a head here.
 
-mod metadata;
+pub mod metadata;
 mod names;
 
 use super::super::torch::{TorchFile, Value};
+use super::compare::{Comparison, like};
 use super::cut::Cut;
 use super::detect::{Format, step_folder};
 use super::settings::{Wanted, asked, number};
@@ -17,7 +18,6 @@ use manifest::Model;
 use metadata::Metadata;
 use model::{Param, Weight};
 use names::{layers, of_layer, tensors_of};
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Settings that the files do not have, torchtitan's names of them, and examples.
@@ -247,43 +247,30 @@ impl ForeignRun for Folder {
     }
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let (mut problems, mut known) = (Problems::default(), BTreeSet::new());
         let place = self.dir.join(".metadata").display().to_string();
-        let mut add = |what: String| {
-            problems.add(place.clone(), what, "is it a Llama of torchtitan, copied whole?");
-        };
+        let mut compared = Comparison::new(place, "is it a Llama of torchtitan, copied whole?");
         for param in params {
             let shape = engine::saved_shape(param, model.vocab);
             let tensors = self.tensors(param, &shape, model.heads());
             if tensors.is_empty() {
-                add(format!("has no tensor for {}", param.name));
+                compared.missing(param);
             }
             for (name, cut) in tensors {
-                let [rows, cols] = cut.shape();
-                let expected = if shape.len() == 1 { vec![rows] } else { vec![rows, cols] };
+                let expected = like(&shape, cut.shape());
                 for kept in Kept::ALL {
                     let key = state(&name, kept);
-                    match self.meta.tensors.get(&key) {
-                        None => add(format!("has no {key}")),
-                        Some(entry) if entry.shape != expected => {
-                            let found = &entry.shape;
-                            add(format!("{key} is {found:?}, the model makes it {expected:?}"));
-                        }
-                        Some(_) => {
-                            if let Err(what) = self.meta.tiles(&key) {
-                                add(format!("{key}: {what}"));
-                            }
-                        }
+                    let found = self.meta.tensors.get(&key).map(|entry| &entry.shape[..]);
+                    compared.shape(&key, found, &expected, "the model");
+                    if found == Some(&expected)
+                        && let Err(what) = self.meta.tiles(&key)
+                    {
+                        compared.add(format!("{key}: {what}"));
                     }
                 }
-                known.insert(name);
             }
         }
-        for name in self.model_names().filter(|name| !known.contains(*name)) {
-            add(format!("{name} is not in a Llama of gptrain"));
-        }
-        problems.list.truncate(8);
-        Ok(problems.or(())?)
+        compared.others(self.model_names());
+        Ok(compared.finish()?)
     }
 
     fn read(
@@ -296,10 +283,9 @@ impl ForeignRun for Folder {
         let width = shape.get(1).copied().unwrap_or(1);
         let mut ours = vec![0.0; shape.iter().product()];
         for (name, cut) in self.tensors(param, shape, model.heads()) {
-            self.meta.each_part(&state(&name, kept), |at, size, values| {
-                let matrix = |of: &[usize], one| [of[0], of.get(1).copied().unwrap_or(one)];
-                cut.put((matrix(at, 0), matrix(size, 1)), &values, &mut ours, width);
-            })?;
+            let theirs = like(shape, cut.shape());
+            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
+            self.meta.each_rectangle(&state(&name, kept), None, &theirs, put)?;
         }
         Ok(ours)
     }

@@ -42,26 +42,6 @@ impl Format {
     pub fn name(self) -> &'static str {
         self.row().2
     }
-
-    /// The error for a format that is known and not read.
-    pub fn refused(self, from: &Path) -> Problems {
-        let remedy = match self {
-            Format::DeepSpeedZero3 => {
-                "save once with ZeRO stage 1 in that trainer; or export its weights with \
-                 zero_to_fp32.py to Hugging Face's format and import those"
-            }
-            Format::MegatronDist => {
-                "convert the weights to Hugging Face's format with that trainer's tools \
-                 (tools/checkpoint/convert.py) and import those; the optimizer begins again"
-            }
-            _ => "export the weights to Hugging Face's format and import those",
-        };
-        Problems::one(
-            from.display().to_string(),
-            format!("is a checkpoint of {}, which is not read yet", self.name()),
-            remedy,
-        )
-    }
 }
 
 /// Finds out what a folder is; the error lists what was looked for.

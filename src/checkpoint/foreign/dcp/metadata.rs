@@ -150,9 +150,6 @@ impl Metadata {
     /// Whether the rectangles of a tensor cover it once; what is wrong, else.
     pub fn tiles(&self, name: &str) -> Result<(), String> {
         let entry = &self.tensors[name];
-        let volume = |sizes: &[usize]| {
-            sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
-        };
         let mut covered = 0usize;
         for chunk in &entry.chunks {
             let inside = chunk.offsets.len() == entry.shape.len()
@@ -166,13 +163,19 @@ impl Metadata {
             }
             covered = covered.saturating_add(volume(&chunk.sizes));
         }
-        let filled = |chunk: &&Chunk| volume(&chunk.sizes) > 0;
-        let chunks: Vec<&Chunk> = entry.chunks.iter().filter(filled).collect();
-        for (i, chunk) in chunks.iter().enumerate() {
-            if let Some(other) = chunks[..i].iter().find(|other| chunk.overlaps(other)) {
+        let mut chunks: Vec<&Chunk> =
+            entry.chunks.iter().filter(|chunk| volume(&chunk.sizes) > 0).collect();
+        chunks.sort_by(|a, b| a.offsets.cmp(&b.offsets));
+        // Earlier rectangles that reach the row of the next: no others can overlap it.
+        let mut reach: Vec<&Chunk> = Vec::new();
+        for chunk in chunks {
+            let row = chunk.offsets.first().copied().unwrap_or(0);
+            reach.retain(|other| other.ends().next().is_none_or(|end| end > row));
+            if let Some(other) = reach.iter().find(|other| chunk.overlaps(other)) {
                 let [a, b] = [&other.offsets, &chunk.offsets];
                 return Err(format!("its parts at {a:?} and {b:?} overlap"));
             }
+            reach.push(chunk);
         }
         match volume(&entry.shape) {
             all if all == covered => Ok(()),
@@ -180,13 +183,28 @@ impl Metadata {
         }
     }
 
-    /// Calls `each` with the rectangles of a tensor: offsets, sizes, values.
-    pub fn each_part(
+    /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
+    /// values. A vector is a matrix of one column. With `layer`, the tensor has one such matrix a layer, on
+    /// a leading axis, of which those of that layer are read.
+    pub fn each_rectangle(
         &self,
         name: &str,
-        mut each: impl FnMut(&[usize], &[usize], Vec<f32>),
+        layer: Option<usize>,
+        shape: &[usize],
+        mut each: impl FnMut([usize; 2], [usize; 2], &[f32]),
     ) -> anyhow::Result<()> {
-        for chunk in self.entry(name)?.chunks.iter() {
+        let entry = self.entry(name)?;
+        let lead = usize::from(layer.is_some());
+        let flat = entry.shape.len() == shape.len() + lead + 1;
+        for chunk in &entry.chunks {
+            let (first, size) = (chunk.offsets.first().copied(), chunk.sizes.first().copied());
+            let before = match layer {
+                None => 0,
+                Some(layer) => match layer.checked_sub(first.unwrap_or(0)) {
+                    Some(before) if before < size.unwrap_or(0) => before,
+                    _ => continue,
+                },
+            };
             let file = self.archive(name, &chunk.item)?;
             let value = file.root();
             let tensor: &Tensor = value.tensor()?;
@@ -195,7 +213,16 @@ impl Metadata {
                 let what = format!("{name} is {found:?}, .metadata says {said:?}");
                 return Err(value.problem(what));
             }
-            each(&chunk.offsets, &chunk.sizes, file.floats(tensor, 0..tensor.numel())?);
+            let own = &chunk.sizes[lead..];
+            let numel = volume(own);
+            let values = file.floats(tensor, before * numel..(before + 1) * numel)?;
+            if flat {
+                let share = entry.share(shape, lead);
+                let wrong = || value.problem(format!("{name} is not in pieces of {shape:?}"));
+                chunk.unfold(&share.ok_or_else(wrong)?, lead, &values, &mut each);
+            } else {
+                each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
+            }
         }
         Ok(())
     }
@@ -206,7 +233,9 @@ impl Metadata {
             return Ok(None);
         }
         let mut number = None;
-        self.each_part(name, |_, _, values| number = values.first().map(|n| f64::from(*n)))?;
+        self.each_rectangle(name, None, &[], |_, _, values| {
+            number = values.first().map(|n| f64::from(*n));
+        })?;
         Ok(number)
     }
 
@@ -232,7 +261,53 @@ impl Metadata {
     }
 }
 
+impl Entry {
+    /// Whether it is a tensor of `whole`, in rectangles or, `flat`, in pieces of ranks' shares.
+    pub fn is_of(&self, whole: &[usize]) -> bool {
+        self.shape == whole || self.share(whole, 0).is_some()
+    }
+
+    /// Shape of a rank's share of the tensor `whole`, without its first `lead` axes, if the entry is of
+    /// pieces of such shares: its axes count the shares, and the last one a share's elements.
+    fn share(&self, whole: &[usize], lead: usize) -> Option<Vec<usize>> {
+        let (elements, counts) = self.shape.split_last()?;
+        let counts = counts.get(lead..).filter(|counts| counts.len() == whole.len())?;
+        let share = |(size, count): (&usize, &usize)| {
+            (*count > 0 && size.is_multiple_of(*count)).then(|| size / count)
+        };
+        let share: Vec<usize> = whole.iter().zip(counts).map(share).collect::<Option<_>>()?;
+        (volume(&share) == *elements).then_some(share)
+    }
+}
+
 impl Chunk {
+    /// Calls `each` with the rectangles that a piece of a rank's share is: rows, and parts of rows.
+    fn unfold(
+        &self,
+        share: &[usize],
+        lead: usize,
+        values: &[f32],
+        each: &mut impl FnMut([usize; 2], [usize; 2], &[f32]),
+    ) {
+        let counts = &self.offsets[lead..self.offsets.len() - 1];
+        let corner: Vec<usize> = counts.iter().zip(share).map(|(n, size)| n * size).collect();
+        let [top, left] = matrix(&corner, 0);
+        let width = matrix(share, 1)[1].max(1);
+        let begin = self.offsets.last().copied().unwrap_or(0);
+        let mut done = 0;
+        while done < values.len() {
+            let (row, col) = ((begin + done) / width, (begin + done) % width);
+            let rest = values.len() - done;
+            let size = match col {
+                0 if rest >= width => [rest / width, width],
+                _ => [1, rest.min(width - col)],
+            };
+            let count = size[0] * size[1];
+            each([top + row, left + col], size, &values[done..done + count]);
+            done += count;
+        }
+    }
+
     fn ends(&self) -> impl Iterator<Item = usize> {
         self.offsets.iter().zip(&self.sizes).map(|(at, size)| at.saturating_add(*size))
     }
@@ -242,6 +317,16 @@ impl Chunk {
         let ends = self.ends().zip(other.ends());
         starts.zip(ends).all(|((a, b), (a_end, b_end))| *a < b_end && *b < a_end)
     }
+}
+
+/// Rows and columns of offsets or sizes; `one` stands for an axis that is not there.
+fn matrix(of: &[usize], one: usize) -> [usize; 2] {
+    [0, 1].map(|axis| of.get(axis).copied().unwrap_or(one))
+}
+
+/// Elements of a shape; more than there can be, if it overflows.
+fn volume(sizes: &[usize]) -> usize {
+    sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
 }
 
 /// Whole numbers of a list, a tuple or a `torch.Size`.

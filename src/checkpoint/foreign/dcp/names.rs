@@ -1,6 +1,7 @@
 //! torchtitan's names of a Llama's tensors, and the rows of ours that each holds.
 
 use super::super::cut::{Cut, Pairs, gates_values, queries_keys_values};
+use super::super::layer_of;
 use base::Heads;
 use model::{Param, Weight};
 
@@ -36,8 +37,7 @@ pub fn tensors_of(
         Weight::Fc1W => gates_values(0..rows).to_vec(),
         _ => vec![(0..rows).collect()],
     };
-    let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
-    let before = layer.map_or(String::new(), |(layer, _)| format!("layers.{layer}."));
+    let before = layer_of(param).map_or(String::new(), |layer| format!("layers.{layer}."));
     let full = |name: &&str| format!("{before}{name}.weight");
     let row = NAMES.iter().find(|(weight, ..)| *weight == param.spec.weight);
     let Some((_, first, later)) = row else { return Vec::new() };

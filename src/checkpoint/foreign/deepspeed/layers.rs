@@ -1,6 +1,7 @@
 //! Names of parameters in Megatron-DeepSpeed's pipeline, whose layers are numbered: blocks after the
 //! embedding, and the final norm by itself at the end.
 
+use super::super::layer_of;
 use model::{Param, Weight};
 
 /// The name of the tied embedding in the optimizer's maps.
@@ -19,10 +20,7 @@ pub fn name_of<'n>(
     mut names: impl Iterator<Item = &'n str>,
 ) -> Option<String> {
     use Weight::*;
-    let of_block = |name: &str| {
-        let layer = param.name.strip_prefix("block.")?.split_once('.')?.0.parse::<usize>().ok()?;
-        Some(format!("{}.{name}", layer + first_block))
-    };
+    let of_block = |name: &str| Some(format!("{}.{name}", layer_of(param)? + first_block));
     let mut last = |kind: &str| {
         // The final norm: the one layer whose parameters have no other name.
         let is_norm = |name: &&str| {

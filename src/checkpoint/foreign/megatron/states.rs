@@ -132,20 +132,15 @@ impl<'t> Optimizer<'t> {
 
     /// Adam's count: in the groups (apex, Transformer Engine) or in each state (PyTorch).
     pub fn updates(&self, file: &TorchFile) -> anyhow::Result<Option<u64>> {
-        let number = |value: Value| match value.tensor() {
-            Ok(tensor) => {
-                let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-                Ok(values.first().map_or(0, |value| *value as u64))
-            }
-            Err(_) => value.count(),
-        };
         let mut updates = None;
         for group in &self.groups {
             let first = group.need("params")?.items()?.first().cloned();
             let state = first.map(|id| id.int()).transpose()?.and_then(|id| self.states.at(id));
             let step = group.some("step").or_else(|| state?.some("step"));
             let step = step.or_else(|| self.states.some("common_step"));
-            let Some(step) = step.map(number).transpose()? else { continue };
+            let Some(step) = step.map(|step| step_number(file, &step)).transpose()? else {
+                continue;
+            };
             match updates {
                 Some(known) if known != step => {
                     let what = format!("Adam's step is {step} in one group, {known} in another");
@@ -163,9 +158,20 @@ impl<'t> Optimizer<'t> {
     }
 }
 
+/// Adam's count, which PyTorch keeps as a tensor.
+pub fn step_number(file: &TorchFile, step: &Value) -> anyhow::Result<u64> {
+    match step.tensor() {
+        Ok(tensor) => {
+            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
+            Ok(values.first().map_or(0, |value| *value as u64))
+        }
+        Err(_) => step.count(),
+    }
+}
+
 /// The state of Megatron's dynamic loss scaler.
-pub fn loss_scale(file: &TorchFile) -> anyhow::Result<Option<LossScale>> {
-    let scaler = file.root().some("optimizer").and_then(|outer| outer.some("grad_scaler"));
+pub fn loss_scale(file: &TorchFile, root: &Value) -> anyhow::Result<Option<LossScale>> {
+    let scaler = root.some("optimizer").and_then(|outer| outer.some("grad_scaler"));
     let Some(scale) = scaler.as_ref().and_then(|scaler| scaler.some("scale")) else {
         return Ok(None);
     };
