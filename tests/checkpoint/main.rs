@@ -28,6 +28,7 @@
 //! | `bring_zero3` | the same BLOOM in the files of ZeRO-3 |
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
 //! | `bring_dist` | the same of Megatron-Core's distributed checkpoints (torch_dist) |
+//! | `bring_olmo` | the same of that Llama in OLMo-core's folders |
 //! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
@@ -41,6 +42,7 @@ mod bring;
 mod bring_dist;
 mod bring_llama;
 mod bring_megatron;
+mod bring_olmo;
 mod bring_zero3;
 mod changes;
 mod compression;

@@ -1,5 +1,6 @@
 //! Which trainer wrote a folder, by the names of its files.
 
+use super::dcp::OLMO_MODEL;
 use anyhow::Context;
 use base::{Problems, WrongInput, input};
 use std::fs;
@@ -49,6 +50,10 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
     let names = names(from)?;
     let has = |name: &str| names.iter().any(|found| found == name);
     let any = |test: &dyn Fn(&str) -> bool| names.iter().any(|name| test(name));
+    // Beside a configuration of its own.
+    if has(OLMO_MODEL) {
+        return Ok(Format::PytorchDcp);
+    }
     if has("config.json") {
         return Ok(Format::HuggingFace);
     }
@@ -89,9 +94,15 @@ pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
 fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
     let files = ["latest", "latest_checkpointed_iteration.txt", "latest_universal"];
     let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
-        // torchtitan: step-N for each step, and no file that names the newest.
-        let step = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();
-        let whole = |name: &&String| from.join(name).join(".metadata").exists();
+        // torchtitan: step-N for each step, and no file that names the newest; OLMo-core: stepN.
+        let step = |name: &String| {
+            let number = name.strip_prefix("step")?;
+            number.strip_prefix('-').unwrap_or(number).parse::<u64>().ok()
+        };
+        let whole = |name: &&String| {
+            let step = from.join(name);
+            step.join(".metadata").exists() || step.join(OLMO_MODEL).join(".metadata").exists()
+        };
         let steps = names.iter().filter(whole).filter_map(|name| Some((step(name)?, name)));
         return Ok(steps.max().map(|(_, name)| from.join(name)));
     };

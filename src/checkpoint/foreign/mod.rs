@@ -12,7 +12,7 @@
 //! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; ZeRO-3; universal |
 //! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
 //! | `export` | Megatron-LM's folder, written from a checkpoint |
-//! | `dcp` | distributed checkpoints of PyTorch, as torchtitan writes them |
+//! | `dcp` | distributed checkpoints of PyTorch, as torchtitan and OLMo-core write them |
 //! | `dist` | those of Megatron-Core (torch_dist): the same container, Megatron's names and arguments |
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
