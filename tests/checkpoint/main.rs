@@ -29,6 +29,7 @@
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
 //! | `bring_dist` | the same of Megatron-Core's distributed checkpoints (torch_dist) |
 //! | `bring_olmo` | the same of that Llama in OLMo-core's folders |
+//! | `bring_distrib` | the same of Megatron-LM's distributed optimizer, `distrib_optim.pt` |
 //! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
@@ -43,6 +44,7 @@ mod bring_dist;
 mod bring_llama;
 mod bring_megatron;
 mod bring_olmo;
+mod bring_distrib;
 mod bring_zero3;
 mod changes;
 mod compression;

@@ -8,6 +8,7 @@
 //! Blocks are numbered within their stage and chunk (`model0`, `model1` … of an interleaved schedule):
 //! chunk 0 of all stages comes first. Of several layouts only the names and the optimizer's map differ.
 
+mod buffers;
 pub mod files;
 pub mod folder;
 pub mod names;
@@ -20,11 +21,12 @@ use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
 use super::settings::Settings;
 use super::{Choices, ForeignRun, Found, Kept};
+use buffers::Starts;
 use files::{files, grid, topology};
 use folder::{Folder, Place, Places, Shares};
 use model::Weight;
 use names::{Entry, entries};
-use states::{Optimizer, StatePlaces, loss_scale};
+use states::{Optimizer, StatePlaces, groups, loss_scale, rate, updates_of};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -32,12 +34,27 @@ use std::path::{Path, PathBuf};
 struct Files {
     /// By stage and tensor rank.
     files: Vec<Vec<PathBuf>>,
-    /// Places of each stage's parameters in its optimizer; None if its states are not read.
-    slots: Option<Vec<StatePlaces>>,
+    /// Places of each stage's states; None if they are not read.
+    states: Option<Vec<States>>,
     /// Whether the weights are 16 bits with f32 copies in the optimizer.
     half: bool,
     /// The files of one stage, opened.
-    open: Option<(usize, Vec<TorchFile>)>,
+    open: Option<(usize, Vec<Rank>)>,
+}
+
+/// A tensor rank's files.
+struct Rank {
+    file: TorchFile,
+    /// Of the distributed optimizer.
+    buffers: Option<TorchFile>,
+}
+
+/// Places of a stage's states.
+enum States {
+    /// In the groups of the plain optimizer.
+    Plain(StatePlaces),
+    /// In the buffers of the distributed one.
+    Flat(Starts),
 }
 
 /// A parameter as a file has it: its chunk, its block's number in the chunk, its place.
@@ -84,7 +101,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         aside: Vec::new(),
         notes,
     };
-    let mut files = Files { files, slots: None, half, open: None };
+    let mut files = Files { files, states: None, half, open: None };
     let places = files.stages(&args, &mut found)?;
     Ok(Box::new(Folder::new((dir, found), (places, files), &args, version, choices)?))
 }
@@ -116,21 +133,29 @@ impl Files {
                 let place = Place { stage, entry: number, name, shape };
                 found.push((*chunk, entry.weight, entry.layer, place));
             }
-            let entries: Vec<Entry> = all.into_iter().map(|(_, entry)| entry).collect();
+            let beside = buffers::beside(&self.files[stage][0]);
             let opened = Optimizer::of(&root, self.half)?;
+            let flat = opened.is_err() && beside.is_file();
             let mapped = match &opened {
-                Ok(optimizer) => optimizer.slots(&entries)?,
+                _ if flat => buffers::starts(&file, &all, &beside, args)?.map(States::Flat),
+                Ok(optimizer) => {
+                    let entries: Vec<Entry> = all.into_iter().map(|(_, entry)| entry).collect();
+                    optimizer.slots(&entries)?.map(States::Plain)
+                }
                 Err(why) => Err(why.clone()),
             };
             match mapped {
                 Ok(mapped) => slots.push(mapped),
                 Err(reason) => why = why.or(Some(format!("{}: {reason}", file.place()))),
             }
-            let Ok(optimizer) = &opened else { continue };
+            let groups = groups(&root)?;
             if stage == 0 {
-                about.lr = optimizer.rate().unwrap_or(0.0);
+                about.lr = rate(&groups).unwrap_or(0.0);
             }
-            let count = optimizer.updates(&file)?;
+            let count = match &opened {
+                Ok(optimizer) => optimizer.updates(&file)?,
+                Err(_) => updates_of(&file, &groups, None)?,
+            };
             if let (Some(count), Some(known)) = (count, updates)
                 && count != known
             {
@@ -146,7 +171,7 @@ impl Files {
     /// Takes the optimizer's states, or notes why they are not read.
     fn states_of(
         &mut self,
-        slots: Vec<StatePlaces>,
+        states: Vec<States>,
         updates: Option<u64>,
         why: Option<String>,
         about: &mut Found,
@@ -155,7 +180,7 @@ impl Files {
         match why.or_else(|| updates.is_none().then(no_step)) {
             Some(why) => about.without(why),
             None => {
-                self.slots = Some(slots);
+                self.states = Some(states);
                 about.updates = updates.unwrap_or(0);
                 about.counts();
             }
@@ -195,12 +220,18 @@ fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<Places> {
 
 impl Shares for Files {
     fn read(&mut self, place: &Place, rank: usize, kept: Kept) -> anyhow::Result<Vec<f32>> {
+        let flat = |states: &Vec<States>| matches!(states[place.stage], States::Flat(_));
+        let flat = self.states.as_ref().is_some_and(flat);
         if self.open.as_ref().is_none_or(|(open, _)| *open != place.stage) {
             self.open = None;
-            let files = self.files[place.stage].iter().map(|path| TorchFile::open(path));
-            self.open = Some((place.stage, files.collect::<anyhow::Result<Vec<_>>>()?));
+            let open = |path: &PathBuf| -> anyhow::Result<Rank> {
+                let buffers = flat.then(|| TorchFile::open(&buffers::beside(path))).transpose()?;
+                Ok(Rank { file: TorchFile::open(path)?, buffers })
+            };
+            let ranks = self.files[place.stage].iter().map(open);
+            self.open = Some((place.stage, ranks.collect::<anyhow::Result<Vec<_>>>()?));
         }
-        let file = &self.open.as_ref().expect("opened above").1[rank];
+        let Rank { file, buffers } = &self.open.as_ref().expect("opened above").1[rank];
         let root = file.root();
         let own = || -> anyhow::Result<_> {
             let entries = stage_entries(file)?;
@@ -209,12 +240,21 @@ impl Shares for Files {
             let missing = || root.problem(format!("{} is not where rank 0 has it", place.name));
             Ok(entry.ok_or_else(missing)?.value)
         };
-        let value = match &self.slots {
+        let value = match self.states.as_ref().map(|states| &states[place.stage]) {
             None => own()?,
-            Some(slots) => {
+            Some(States::Flat(starts)) => {
+                let (chunk, start) = starts[place.entry];
+                let buffers = buffers.as_ref().expect("opened above");
+                let root = buffers.root();
+                let buffer = buffers::state(&root, chunk, kept)?;
+                let buffer = buffer.map_err(|why| root.problem(why))?;
+                let numel: usize = place.shape.iter().product();
+                return buffers.floats(buffer.tensor()?, start..start + numel);
+            }
+            Some(States::Plain(slots)) => {
                 let optimizer = Optimizer::of(&root, self.half)?;
                 let optimizer = optimizer.map_err(|why| root.problem(why))?;
-                match optimizer.state(slots[place.stage][place.entry], kept)? {
+                match optimizer.state(slots[place.entry], kept)? {
                     Some(value) => value,
                     None => own()?,
                 }

@@ -3,7 +3,7 @@
 use super::super::super::torch::{TorchFile, Value};
 use super::super::LossScale;
 use super::super::dcp::metadata::Metadata;
-use super::super::megatron::states::{loss_scale, step_number};
+use super::super::megatron::states::{groups, loss_scale, rate, updates_of};
 use base::Problems;
 use std::path::Path;
 
@@ -58,11 +58,6 @@ impl Common {
         Ok(self.outer()?.map(|outer| outer.some("optimizer").unwrap_or(outer)))
     }
 
-    fn groups(&self) -> anyhow::Result<Vec<Value<'_>>> {
-        let groups = self.inner()?.and_then(|inner| inner.some("param_groups"));
-        groups.map_or(Ok(Vec::new()), |groups| groups.items())
-    }
-
     /// Layout of the distributed optimizer's states, by its own name.
     pub fn sharding(&self) -> Option<&str> {
         self.outer().ok()??.some("param_state_sharding_type")?.str().ok()
@@ -70,29 +65,14 @@ impl Common {
 
     /// Adam's count: in the groups, or one for all parameters.
     pub fn updates(&self) -> anyhow::Result<Option<u64>> {
-        let mut updates = None;
-        for group in self.groups()? {
-            let Some(step) = group.some("step") else { continue };
-            let step = step_number(&self.file, &step)?;
-            match updates {
-                Some(known) if known != step => {
-                    let what = format!("Adam's step is {step} in one group, {known} in another");
-                    return Err(group.problem(what));
-                }
-                _ => updates = Some(step),
-            }
-        }
+        let root = self.root()?;
         let state = self.inner()?.and_then(|inner| inner.some("state"));
-        let one = state.and_then(|state| state.some("common_step"));
-        let one = one.map(|step| step_number(&self.file, &step)).transpose()?;
-        Ok(updates.or(one))
+        updates_of(&self.file, &groups(&root)?, state.as_ref())
     }
 
     /// The rate of the last update.
     pub fn rate(&self) -> anyhow::Result<Option<f64>> {
-        let groups = self.groups()?;
-        let rate = groups.first().and_then(|group| group.some("lr"));
-        rate.map(|rate| rate.float()).transpose()
+        Ok(rate(&groups(&self.root()?)?))
     }
 
     pub fn loss_scale(&self) -> anyhow::Result<Option<LossScale>> {
