@@ -220,6 +220,10 @@ fn a_folder_is_planned_before_it_is_imported() {
     assert!(core["parameters"].is_u64(), "{core}");
     assert_eq!(core["parameters"], whole["parameters"]);
     assert_eq!(core["memory"], whole["memory"]);
+    unpack(&fixture("dist.tar.zst"), &["dist/reshardable/"], &lab.path(""));
+    let dist = read(plan("dist/reshardable", &[]));
+    assert_eq!(dist["parameters"], whole["parameters"]);
+    assert_eq!(dist["memory"], whole["memory"]);
     plan("titan", &[]).expect(2, &["has no model.heads", "has no batch.global"]);
     let sets = ["model.heads=4", "model.seq_len=16", "model.position.rope.theta=500"];
     let sets: Vec<&str> =

@@ -25,6 +25,7 @@
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | invalid folders, and full disks |
 //! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
+//! | `bring_universal` | the way back: DeepSpeed's universal folder, exported |
 //! | `bring_zero3` | the same BLOOM in the files of ZeRO-3 |
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
 //! | `bring_dist` | the same of Megatron-Core's distributed checkpoints (torch_dist) |
@@ -45,6 +46,7 @@ mod bring_llama;
 mod bring_megatron;
 mod bring_olmo;
 mod bring_distrib;
+mod bring_universal;
 mod bring_zero3;
 mod changes;
 mod compression;

@@ -50,7 +50,7 @@ impl Comparison {
     }
 
     /// Marks a tensor as one of the model's.
-    pub fn knows(&mut self, name: &str) {
+    pub fn mark(&mut self, name: &str) {
         self.known.insert(name.to_string());
     }
 

@@ -10,7 +10,7 @@
 //! a parameter in each part; without it, the order and the sizes of `param_shapes` do.
 
 mod flat;
-mod layers;
+pub mod layers;
 mod names;
 mod optimizer;
 pub mod universal;

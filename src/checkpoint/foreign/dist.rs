@@ -54,7 +54,7 @@ struct Stored {
     name: String,
     /// Whether it has those of all layers, on a leading axis.
     all: bool,
-    /// Of SwiGLU's first matrix, if the halves are two tensors.
+    /// Half of SwiGLU's first matrix, if the halves are two tensors.
     half: Option<usize>,
 }
 
@@ -303,7 +303,7 @@ impl ForeignRun for Folder {
                         }
                     }
                 }
-                compared.knows(name);
+                compared.mark(name);
             }
         }
         compared.others(self.model_names());

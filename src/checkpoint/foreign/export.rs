@@ -2,6 +2,9 @@
 //! stages. Names and cuts are those that an import reads.
 
 mod arguments;
+mod universal;
+
+pub use universal::export_universal;
 
 use super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::cut::Cut;

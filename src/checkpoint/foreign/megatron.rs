@@ -45,7 +45,7 @@ struct Files {
 /// A tensor rank's files.
 struct Rank {
     file: TorchFile,
-    /// Of the distributed optimizer.
+    /// Buffers of the distributed optimizer.
     buffers: Option<TorchFile>,
 }
 

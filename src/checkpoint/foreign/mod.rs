@@ -11,7 +11,7 @@
 //! | `arguments` | Megatron's arguments as such rows |
 //! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; ZeRO-3; universal |
 //! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
-//! | `export` | Megatron-LM's folder, written from a checkpoint |
+//! | `export` | Megatron-LM's and DeepSpeed's universal folder, written from a checkpoint |
 //! | `dcp` | distributed checkpoints of PyTorch, as torchtitan and OLMo-core write them |
 //! | `dist` | those of Megatron-Core (torch_dist): the same container, Megatron's names and arguments |
 //!
@@ -33,7 +33,7 @@ mod megatron;
 mod settings;
 
 pub use detect::{Format, detect};
-pub use export::{Written, export};
+pub use export::{Written, export, export_universal};
 pub use settings::{Row, Settings, Wanted};
 
 use base::Problems;

@@ -319,7 +319,7 @@ impl Chunk {
     }
 }
 
-/// Rows and columns of offsets or sizes; `one` stands for an axis that is not there.
+/// Rows and columns of offsets or sizes; `one` is the value of an axis that is not there.
 fn matrix(of: &[usize], one: usize) -> [usize; 2] {
     [0, 1].map(|axis| of.get(axis).copied().unwrap_or(one))
 }

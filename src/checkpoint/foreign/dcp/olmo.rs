@@ -65,7 +65,7 @@ impl Config {
         Ok(Config { json, place })
     }
 
-    /// The value at a path; None of null. MIXER stands for any of its names.
+    /// The value at a path; None of null. MIXER is any of its names.
     fn get(&self, path: &str) -> Option<&Json> {
         let names = MIXER.iter().map(|name| path.replace("MIXER", name));
         let found = names.filter_map(|path| self.json.pointer(&path)).next();

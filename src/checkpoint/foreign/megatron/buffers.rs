@@ -26,7 +26,7 @@ pub fn beside(path: &Path) -> PathBuf {
     path.with_file_name(FILE)
 }
 
-/// How buffers may have been laid out.
+/// Layout of a buffer in some version.
 #[derive(Clone, Copy)]
 struct Order {
     /// Elements that the start of a parameter is a multiple of.
@@ -56,7 +56,7 @@ impl Order {
     /// First elements of a chunk's parameters, and the elements of its buffer.
     fn starts(&self, sizes: &[(usize, bool)]) -> (Vec<usize>, usize) {
         let mut starts = vec![0; sizes.len()];
-        // Where the bucket begins in the buffer, and the next parameter in the bucket.
+        // First element of the bucket in the buffer, and of the next parameter in the bucket.
         let (mut bucket, mut next) = (0, 0usize);
         for (number, (size, tied)) in sizes.iter().enumerate().rev() {
             next = next.next_multiple_of(self.align);
