@@ -7,7 +7,7 @@ use base::{Bytes, DType};
 use comm::{Group, Message};
 use device::Tensor;
 use estimate::measured::{GroupSpeed, LATENCY_BYTES};
-use plan::grid::Grid;
+use plan::grid::{Axis, GRADIENTS, SHARES, STAGES};
 use train::launch::Carrier;
 
 /// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
@@ -136,13 +136,10 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
 fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
     let (grid, at, world) = (site.rank.grid, site.rank.at, site.rank.grid.size());
     let all_ranks = || (0..world).collect::<Vec<usize>>();
-    let every = |of: &dyn Fn(&Grid, usize) -> Vec<usize>| {
-        let groups = (0..world).map(|rank| (rank, of(&grid, rank)));
+    let every = |axes: &[Axis]| {
+        let groups = (0..world).map(|rank| (rank, grid.group(grid.coord(rank), axes)));
         groups.filter(|(rank, group)| group[0] == *rank).map(|(_, group)| group).collect()
     };
-    let tensor = |grid: &Grid, rank| grid.tensor_group(grid.coord(rank));
-    let data = |grid: &Grid, rank| grid.data_group(grid.coord(rank));
-    let stages = |grid: &Grid, rank| grid.pipeline_group(grid.coord(rank));
     let mut kinds = Vec::new();
     let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
         if mine.len() > 1 {
@@ -151,11 +148,11 @@ fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
         }
     };
     const ALL: &[Op] = &Op::ALL;
-    add("tensor", every(&tensor), grid.tensor_group(at), ALL, true);
-    add("pipeline edge", every(&stages), grid.pipeline_group(at), &[Op::SendRecv], false);
-    add("data", every(&data), grid.data_group(at), ALL, true);
+    add("tensor", every(SHARES), grid.group(at, SHARES), ALL, true);
+    add("pipeline edge", every(STAGES), grid.group(at, STAGES), &[Op::SendRecv], false);
+    add("data", every(GRADIENTS), grid.group(at, GRADIENTS), ALL, true);
     let mut notes = Vec::new();
-    let is_world = [grid.tensor, grid.data].contains(&world);
+    let is_world = [SHARES, GRADIENTS].iter().any(|axes| grid.along(axes) == world);
     if !is_world && world <= LARGEST_WORLD {
         add("world", vec![all_ranks()], all_ranks(), ALL, true);
     } else if !is_world {

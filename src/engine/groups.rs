@@ -1,11 +1,11 @@
 //! Groups of a rank, and the quantities that follow from its position in them.
 
 use base::{DType, div_exact};
-use comm::{ACTIVATIONS, GRADIENTS, Group, PIPELINE, Solo, World};
+use comm::{Group, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, ModelShard, TensorParallel, costs};
-use plan::grid::{Coord, Grid};
+use plan::grid::{Axis, Coord, GRADIENTS, Grid, SHARES, STAGES};
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
 use std::ops::Range;
@@ -18,8 +18,8 @@ pub struct Groups {
     /// The ranks of `pipeline` again, for the asynchronous messages of an interleaved schedule: to
     /// the next stage, and to the previous one. Groups of one rank if messages are exchanged
     /// synchronously.
-    pub activations: Box<dyn Group>,
-    pub gradients: Box<dyn Group>,
+    pub activation_messages: Box<dyn Group>,
+    pub gradient_messages: Box<dyn Group>,
     /// The other replicas.
     pub data: Box<dyn Group>,
     /// The first and the last stage, which both hold a tied embedding.
@@ -38,8 +38,8 @@ impl Groups {
         Groups {
             tensor: solo(),
             pipeline: solo(),
-            activations: solo(),
-            gradients: solo(),
+            activation_messages: solo(),
+            gradient_messages: solo(),
             data: solo(),
             embedding: solo(),
             tp_async: solo(),
@@ -61,25 +61,37 @@ impl Groups {
     ) -> Groups {
         let grid = topology.grid();
         let at = grid.coord(rank);
-        let stages = grid.pipeline_group(at);
-        let embedding = match [0, grid.pipeline - 1].contains(&at.pipeline) && grid.pipeline > 1 {
-            true => make("embedding", &[stages[0], stages[grid.pipeline - 1]]),
-            false => Box::new(Solo),
+        let stages = grid.group(at, STAGES);
+        let embedding = match Groups::embedding_ranks(&grid, at) {
+            Some(ends) => make("embedding", &ends),
+            None => Box::new(Solo),
         };
         let begun = |name| -> Box<dyn Group> {
             if begins_messages(topology) { make(name, &stages) } else { Box::new(Solo) }
         };
         Groups {
-            tensor: make("tensor", &grid.tensor_group(at)),
-            tp_async: make("tp_async", &grid.tensor_group(at)),
-            pipeline: make(PIPELINE, &stages),
-            activations: begun(ACTIVATIONS),
-            gradients: begun(GRADIENTS),
-            data: make("data", &grid.data_group(at)),
+            tensor: make("tensor", &grid.group(at, SHARES)),
+            tp_async: make("tp_async", &grid.group(at, SHARES)),
+            pipeline: make(comm::PIPELINE, &stages),
+            activation_messages: begun(comm::ACTIVATIONS),
+            gradient_messages: begun(comm::GRADIENTS),
+            data: make("data", &grid.group(at, GRADIENTS)),
             embedding,
             grid,
             at,
         }
+    }
+
+    /// World ranks of the first and the last stage of a replica, if `at` is one of two.
+    pub(super) fn embedding_ranks(grid: &Grid, at: Coord) -> Option<[usize; 2]> {
+        let last = grid[Axis::Pipeline] - 1;
+        let is_end = last > 0 && [0, last].contains(&at[Axis::Pipeline]);
+        is_end.then(|| [0, last].map(|stage| grid.rank(at.with(Axis::Pipeline, stage))))
+    }
+
+    /// Number of replicas, each of which reads other samples.
+    pub fn replicas(&self) -> usize {
+        self.grid[Axis::Data]
     }
 
     /// x = Σ x over pipeline and data-parallel ranks. Only the last stage has a loss; the others
@@ -170,7 +182,7 @@ pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
 pub fn slots(groups: &Groups, m: &Manifest) -> usize {
     let pp = pipeline_rank(groups, m);
     let largest = m.batch.ramp().sizes().max().expect("a batch");
-    let micros = div_exact(largest, m.batch.micro * groups.data.size());
+    let micros = div_exact(largest, m.batch.micro * groups.replicas());
     let kept = match m.topology.schedule {
         Schedule::GPipe => micros,
         _ => micros.min(filling(pp)),

@@ -63,7 +63,7 @@ pub fn placed(
 /// every rank holds its layers' weights all the time.
 pub fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
     let largest = m.batch.ramp().sizes().max().expect("a batch");
-    let several = largest > m.batch.micro * groups.data.size();
+    let several = largest > m.batch.micro * groups.replicas();
     let whole = params::zero_level(groups, m) < 3 && !OnHost::of(m).weights;
     m.precision == Precision::Fp8 && several && whole
 }

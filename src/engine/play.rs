@@ -147,6 +147,10 @@ impl Mail<'_> {
     }
 
     fn ring(&self, side: Side) -> &dyn Group {
-        if side.forward() { &*self.groups.activations } else { &*self.groups.gradients }
+        if side.forward() {
+            &*self.groups.activation_messages
+        } else {
+            &*self.groups.gradient_messages
+        }
     }
 }

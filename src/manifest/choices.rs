@@ -18,22 +18,6 @@ Precision {
     Fp8 = "fp8",
 }
 
-/// Families of models: each has its defaults, and its names in Hugging Face's folders.
-Family {
-    /// GPT-2: learned positions.
-    Gpt2 = "gpt2",
-    /// BLOOM: ALiBi, and a layernorm after the embedding.
-    Bloom = "bloom",
-    /// Llama 2 and 3: RMS norms, SwiGLU, rotary positions, no biases.
-    Llama = "llama",
-    /// Mistral: as Llama, often with a window.
-    Mistral = "mistral",
-    /// Qwen2 and Qwen2.5: as Llama, with biases of queries, keys and values.
-    Qwen2 = "qwen2",
-    /// Qwen3: as Llama, with norms of queries and keys.
-    Qwen3 = "qwen3",
-}
-
 /// Positions.
 PositionName {
     /// A table of learned vectors (GPT-2), as many as `positions` says.
@@ -116,18 +100,6 @@ LrCounted {
     After = "after",
     /// Count before the step, as in Megatron, which steps its schedule after the update.
     Before = "before",
-}
-
-/// Update rules.
-OptimizerName {
-    /// Adam with decoupled weight decay.
-    Adamw = "adamw",
-    /// AdamW with the moments of the blocks' matrices in 8 bits.
-    Adam8bit = "adam8bit",
-    /// Adafactor: second moments of matrices by row and by column.
-    Adafactor = "adafactor",
-    /// Muon: orthogonalised momentum for the blocks' matrices, AdamW for the rest.
-    Muon = "muon",
 }
 
 /// Factor of Muon's step of a matrix [rows, cols], whose singular values are near 1.

@@ -21,6 +21,102 @@ macro_rules! forms {
     )*};
 }
 
+/// Defines a setting that is one of several kinds, each with its settings: the names of the kinds, the
+/// section as written with a key for each kind, the form (a name, or the section), the checked enum, and
+/// the conversions. A row is one kind, `Variant = "name", key: Settings`; the first is the default.
+/// Brackets after the rows contain further keys of the written section.
+macro_rules! kinds {
+    ($(#[$about:meta])* $name:ident at $path:literal, $names:ident, $form:ident {
+        $(#[$first_doc:meta])* $first:ident = $first_word:literal, $first_key:ident: $first_rule:ident;
+        $($(#[$doc:meta])* $variant:ident = $word:literal, $key:ident: $rule:ident;)*
+    } [$(
+        $(#[$only_doc:meta])*
+        $only:ident: $only_written:ty $(, in $min:literal..=$max:literal)?;
+    )*]) => {
+        base::choices! {
+            $(#[$about])*
+            $names {
+                $(#[$first_doc])* $first = $first_word,
+                $($(#[$doc])* $variant = $word,)*
+            }
+        }
+
+        forms! {
+            /// One of the kinds, by name or with settings.
+            $form {
+                /// By name, with its defaults.
+                Name($names),
+                /// With settings.
+                Settings(kind::$name),
+            }
+        }
+
+        /// The section as written.
+        pub mod kind {
+            use super::*;
+
+            sections! {
+                $(#[$about])*
+                $name {
+                    $(#[$first_doc])* $first_key: raw::$first_rule;
+                    $($(#[$doc])* $key: raw::$rule;)*
+                    $($(#[$only_doc])* $only: $only_written $(, in $min..=$max)?;)*
+                }
+            }
+        }
+
+        $(#[$about])*
+        #[derive(Clone, Debug, PartialEq)]
+        pub enum $name { $first($first_rule), $($variant($rule),)* }
+
+        impl $name {
+            /// Keys of the kinds, of which a section has one.
+            pub(super) const KEYS: &'static [&'static str] = &[
+                concat!($path, ".", $first_word),
+                $(concat!($path, ".", $word),)*
+            ];
+
+            /// Name in manifests.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $name::$first(_) => $first_word,
+                    $($name::$variant(_) => $word,)*
+                }
+            }
+
+            /// Kinds that are written, with the defaults of their settings filled in: one, unless the
+            /// section has several.
+            pub(super) fn read(form: Option<$form>) -> Vec<$name> {
+                let default = || $name::$first($first_rule::read(Default::default()));
+                let section = match form {
+                    None | Some($form::Name($names::$first)) => return vec![default()],
+                    $(Some($form::Name($names::$variant)) => {
+                        return vec![$name::$variant($rule::read(Default::default()))];
+                    })*
+                    Some($form::Settings(section)) => section,
+                };
+                let mut given = Vec::new();
+                given.extend(section.$first_key.map(|raw| $name::$first($first_rule::read(raw))));
+                $(given.extend(section.$key.map(|raw| $name::$variant($rule::read(raw))));)*
+                if given.is_empty() { vec![default()] } else { given }
+            }
+        }
+
+        impl Written for $name {
+            type Raw = $form;
+
+            fn written(&self) -> Option<$form> {
+                let mut section = kind::$name::default();
+                match self {
+                    $name::$first(settings) => section.$first_key = settings.written(),
+                    $($name::$variant(settings) => section.$key = settings.written(),)*
+                }
+                Some(section.into())
+            }
+        }
+    };
+}
+
 /// Defines sections as written, in which every key is optional. Editors show the doc comments, and
 /// values are checked against the ranges.
 macro_rules! sections {
@@ -173,4 +269,4 @@ macro_rules! written {
     };
 }
 
-pub(super) use {checked, forms, read, sections, settings, written};
+pub(super) use {checked, forms, kinds, read, sections, settings, written};

@@ -4,7 +4,7 @@
 use super::choices::*;
 use super::cluster::raw::{Comm, Restart, Slurm};
 use super::define::{forms, sections};
-use super::optimizers::raw::{Adafactor, Adam8bit, AdamW, Muon};
+use super::optimizers::OptimizerForm;
 use super::settings::raw::{self, Dropout, Linear, Llama3, PowerSgd, PrefixLm, RampUp, Yarn};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -134,20 +134,6 @@ Objective {
     prefix_lm: PrefixLm;
 }
 
-/// Optimizer: one of these. Default: adamw.
-Optimizer {
-    /// Adam with decoupled weight decay.
-    adamw: AdamW;
-    /// AdamW with 8-bit moments.
-    adam8bit: Adam8bit;
-    /// Adafactor: second moments of matrices by row and by column.
-    adafactor: Adafactor;
-    /// Muon: orthogonalised momentum for the blocks' matrices, AdamW for the rest.
-    muon: Muon;
-    /// Another name of lr.peak.
-    lr: f64, in 0.0..=1000.0;
-}
-
 /// Compression of gradients between replicas, with settings.
 Compression {
     /// Low-rank factors with error feedback.
@@ -245,13 +231,6 @@ forms! {
         Name(CompressionName),
         /// With settings.
         Settings(Compression),
-    }
-    /// Optimizer, by name or with settings.
-    OptimizerForm {
-        /// By name, with its defaults.
-        Name(OptimizerName),
-        /// With settings.
-        Settings(Optimizer),
     }
     /// Shape after the warm-up, by name or with lengths.
     DecayForm {

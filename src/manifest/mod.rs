@@ -9,6 +9,7 @@ mod check;
 pub mod choices;
 mod cluster;
 mod define;
+mod family;
 mod forms;
 mod inference;
 mod keys;
@@ -26,14 +27,15 @@ mod tree;
 pub use base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
-    Bias, DataRule, DeviceChoice, Family, Ffn, Framework, GpuTransport, GradientHome, LogFormat,
-    LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, OptimizerName, Precision, RankOrder,
-    Recompute, Schedule, SpikeAction,
+    Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LogFormat, LrCounted,
+    MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute, Schedule,
+    SpikeAction,
 };
 pub use cluster::{Comm, Restart, Slurm};
+pub use family::{Architecture, Family};
 pub use inference::for_inference;
 pub use keys::{schema, settings};
-pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW};
+pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
 pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse};
 pub use rewrite::rewrite;
 pub use settings::{
@@ -43,11 +45,9 @@ pub use settings::{
 
 use base::Heads;
 use choices::PositionName;
-use forms::PositionForm;
-use plan::grid::Grid;
+use plan::grid::{self, Axis, Grid};
 use plan::ramp::Ramp;
 use settings::raw;
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// One experiment, checked.
@@ -77,7 +77,8 @@ impl Manifest {
     /// Whether the home of gradients (host or device) is still to be decided.
     pub fn gradients_are_open(&self) -> bool {
         let Offload { what, gradients, .. } = self.topology.offload;
-        let stay = self.topology.compression.is_some() || self.optimizer.name() == "adafactor";
+        let stay = self.topology.compression.is_some()
+            || matches!(self.optimizer, Optimizer::Adafactor(_));
         what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
     }
 
@@ -91,50 +92,6 @@ impl Manifest {
         let mut m = self.clone();
         m.topology.offload.gradients = home;
         m
-    }
-}
-
-/// Properties of a family's models.
-impl Family {
-    /// Default family.
-    fn of_position(position: Option<&PositionForm>) -> Family {
-        match position {
-            Some(PositionForm::Name(PositionName::Alibi)) => Family::Bloom,
-            _ => Family::Gpt2,
-        }
-    }
-
-    /// Whether it is Llama or a variant of it.
-    pub fn is_llama(self) -> bool {
-        !matches!(self, Family::Gpt2 | Family::Bloom)
-    }
-
-    pub fn position(self) -> PositionName {
-        match self {
-            Family::Gpt2 => PositionName::Learned,
-            Family::Bloom => PositionName::Alibi,
-            _ => PositionName::Rope,
-        }
-    }
-
-    fn ffn(self) -> Ffn {
-        if self.is_llama() { Ffn::Swiglu } else { Ffn::Gelu }
-    }
-
-    fn norm(self) -> NormKind {
-        if self.is_llama() { NormKind::Rms } else { NormKind::Layer }
-    }
-
-    fn bias(self) -> Bias {
-        match self {
-            Family::Gpt2 | Family::Bloom => Bias::All,
-            Family::Qwen2 => Bias::Qkv,
-            Family::Llama | Family::Mistral | Family::Qwen3 => Bias::None,
-        }
-    }
-
-    fn eps(self) -> f32 {
-        if matches!(self, Family::Qwen2 | Family::Qwen3) { 1e-6 } else { 1e-5 }
     }
 }
 
@@ -323,81 +280,6 @@ impl Batch {
     }
 }
 
-/// Update rule with its settings.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Optimizer {
-    AdamW(AdamW),
-    Adam8bit(Adam8bit),
-    Adafactor(Adafactor),
-    Muon(Muon),
-}
-
-impl Optimizer {
-    pub fn name(&self) -> &'static str {
-        match self {
-            Optimizer::AdamW(_) => OptimizerName::Adamw.name(),
-            Optimizer::Adam8bit(_) => OptimizerName::Adam8bit.name(),
-            Optimizer::Adafactor(_) => OptimizerName::Adafactor.name(),
-            Optimizer::Muon(_) => OptimizerName::Muon.name(),
-        }
-    }
-
-    /// Weight decay of matrices.
-    pub fn weight_decay(&self) -> f32 {
-        match self {
-            Optimizer::AdamW(rule) => rule.weight_decay,
-            Optimizer::Adam8bit(rule) => rule.weight_decay,
-            Optimizer::Adafactor(rule) => rule.weight_decay,
-            Optimizer::Muon(rule) => rule.weight_decay,
-        }
-    }
-
-    /// Maximum global norm of gradients, to which they are clipped.
-    pub fn clip(&self) -> Option<f32> {
-        match self {
-            Optimizer::AdamW(rule) => rule.clip,
-            Optimizer::Adam8bit(rule) => rule.clip,
-            Optimizer::Adafactor(rule) => rule.clip,
-            Optimizer::Muon(rule) => rule.clip,
-        }
-    }
-
-    /// Constants of the update, as stored in checkpoints.
-    pub fn numbers(&self) -> BTreeMap<String, f32> {
-        let all: &[(&str, f32)] = match self {
-            Optimizer::AdamW(rule) => {
-                &[("beta1", rule.beta1), ("beta2", rule.beta2), ("eps", rule.eps)]
-            }
-            Optimizer::Adam8bit(rule) => &[
-                ("beta1", rule.beta1),
-                ("beta2", rule.beta2),
-                ("eps", rule.eps),
-                ("block", rule.block as f32),
-            ],
-            Optimizer::Adafactor(rule) => &[
-                ("beta2_decay", rule.beta2_decay),
-                ("clip_threshold", rule.clip_threshold),
-                ("eps", rule.eps),
-                ("scale_eps", rule.scale_eps),
-                ("relative_step", f32::from(u8::from(rule.relative_step))),
-                ("scale_parameter", f32::from(u8::from(rule.scale_parameter))),
-            ],
-            Optimizer::Muon(rule) => &[
-                ("momentum", rule.momentum),
-                ("nesterov", f32::from(u8::from(rule.nesterov))),
-                ("ns_steps", rule.ns_steps as f32),
-                ("a", rule.coefficients[0]),
-                ("b", rule.coefficients[1]),
-                ("c", rule.coefficients[2]),
-                ("beta1", rule.adamw.beta1),
-                ("beta2", rule.adamw.beta2),
-                ("eps", rule.adamw.eps),
-            ],
-        };
-        all.iter().map(|(name, number)| (name.to_string(), *number)).collect()
-    }
-}
-
 /// Decay of the learning rate after the warm-up. From `samples` on the rate is `min`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
@@ -423,12 +305,13 @@ impl Topology {
 
     /// Grid of ranks.
     pub fn grid(&self) -> Grid {
-        Grid {
-            tensor: self.tensor,
-            pipeline: self.pipeline,
-            data: self.data,
-            data_first: self.neighbours == RankOrder::Data,
-        }
+        let order = match self.neighbours {
+            RankOrder::Data => grid::DATA_FIRST,
+            RankOrder::Pipeline => grid::STAGES_FIRST,
+        };
+        let sizes =
+            [(Axis::Tensor, self.tensor), (Axis::Pipeline, self.pipeline), (Axis::Data, self.data)];
+        Grid::new(order, &sizes)
     }
 
     /// The same topology without any parallelism.

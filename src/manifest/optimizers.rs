@@ -1,11 +1,29 @@
-//! Settings of the optimizers.
+//! Optimizers: the table of kinds, and the settings of each.
 
 use super::choices::MuonScale;
-use super::define::{checked, read, sections, settings, written};
+use super::define::{checked, forms, kinds, read, sections, settings, written};
 use super::report::Report;
 use super::settings::Written;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+kinds! {
+/// Optimizer: one of these. Default: adamw.
+Optimizer at "optimizer", OptimizerName, OptimizerForm {
+    /// Adam with decoupled weight decay.
+    AdamW = "adamw", adamw: AdamW;
+    /// AdamW with the moments of the blocks' matrices in 8 bits.
+    Adam8bit = "adam8bit", adam8bit: Adam8bit;
+    /// Adafactor: second moments of matrices by row and by column.
+    Adafactor = "adafactor", adafactor: Adafactor;
+    /// Muon: orthogonalised momentum for the blocks' matrices, AdamW for the rest.
+    Muon = "muon", muon: Muon;
+} [
+    /// Another name of lr.peak.
+    lr: f64, in 0.0..=1000.0;
+]
+}
 
 settings! {
 #[derive(Copy)]
@@ -74,7 +92,7 @@ Adafactor(raw) {
 /// Muon (Jordan et al. 2024), for the matrices of the blocks: the step is the momentum with all its
 /// singular values near 1, by Newton–Schulz iterations. Queries, keys, values, and the gates and values
 /// of SwiGLU count as separate matrices. Embeddings, head, norms and biases use AdamW.
-Muon(raw, report: &mut Report) {
+Muon(raw) {
     /// Decay of the momentum, a running mean of gradients. Default: 0.95.
     momentum: f32 = 0.95, in 0.0..=0.999_999;
     /// Whether the step uses Nesterov momentum: the mean, updated once more with the gradient.
@@ -86,7 +104,7 @@ Muon(raw, report: &mut Report) {
     ns_steps: usize = 5, in 1..=99;
     /// Coefficients a, b and c of an iteration, which maps X to a·X + b·(XXᵀ)X + c·(XXᵀ)²X. Default:
     /// [3.4445, -4.775, 2.0315].
-    coefficients: Vec<f32> => [f32; 3] = coefficients(raw.coefficients, report),
+    coefficients: Vec<f32> => [f32; 3] = coefficients(raw.coefficients),
         written Some(coefficients.to_vec());
     /// Minimum divisor of the first X, which is the direction divided by its norm. Default: 1e-7.
     eps: f32 = 1e-7, in 1e-30..=1.0;
@@ -117,38 +135,120 @@ MuonAdamW(raw, weight_decay_of_muon: f32) {
 }
 }
 
-/// Coefficients, by default those of Jordan et al. Reports a list that does not have three numbers.
-fn coefficients(given: Option<Vec<f32>>, report: &mut Report) -> [f32; 3] {
-    const DEFAULT: [f32; 3] = [3.4445, -4.775, 2.0315];
-    let Some(given) = given else { return DEFAULT };
-    given.as_slice().try_into().unwrap_or_else(|_| {
+/// Coefficients, by default those of Jordan et al. `written` reports a list that does not have three
+/// numbers.
+fn coefficients(given: Option<Vec<f32>>) -> [f32; 3] {
+    given.and_then(|given| given.try_into().ok()).unwrap_or([3.4445, -4.775, 2.0315])
+}
+
+/// Reports mistakes that are gone once the section is read.
+pub fn written(form: &Option<OptimizerForm>, report: &mut Report) {
+    let Some(OptimizerForm::Settings(section)) = form else { return };
+    let given = section.muon.as_ref().and_then(|muon| muon.coefficients.as_ref());
+    if let Some(given) = given.filter(|given| given.len() != 3) {
         let what = format!("optimizer.muon.coefficients has {} numbers, not 3", given.len());
         report.add("optimizer.muon.coefficients", what, "give a, b and c, or remove it");
-        DEFAULT
-    })
+    }
+}
+
+/// Settings that every optimizer has, and the constants of its update.
+trait Rule {
+    fn weight_decay(&self) -> f32;
+    fn clip(&self) -> Option<f32>;
+    fn constants(&self) -> Vec<(&'static str, f32)>;
+}
+
+macro_rules! rules {
+    ($($kind:ident($rule:ident) { $($constant:literal: $value:expr,)* })*) => {
+        $(impl Rule for $kind {
+            fn weight_decay(&self) -> f32 {
+                self.weight_decay
+            }
+
+            fn clip(&self) -> Option<f32> {
+                self.clip
+            }
+
+            fn constants(&self) -> Vec<(&'static str, f32)> {
+                let $rule = self;
+                vec![$(($constant, $value),)*]
+            }
+        })*
+
+        impl Optimizer {
+            fn rule(&self) -> &dyn Rule {
+                match self {
+                    $(Optimizer::$kind(rule) => rule,)*
+                }
+            }
+        }
+    };
+}
+
+rules! {
+    AdamW(rule) { "beta1": rule.beta1, "beta2": rule.beta2, "eps": rule.eps, }
+    Adam8bit(rule) {
+        "beta1": rule.beta1, "beta2": rule.beta2, "eps": rule.eps, "block": rule.block as f32,
+    }
+    Adafactor(rule) {
+        "beta2_decay": rule.beta2_decay,
+        "clip_threshold": rule.clip_threshold,
+        "eps": rule.eps,
+        "scale_eps": rule.scale_eps,
+        "relative_step": f32::from(u8::from(rule.relative_step)),
+        "scale_parameter": f32::from(u8::from(rule.scale_parameter)),
+    }
+    Muon(rule) {
+        "momentum": rule.momentum,
+        "nesterov": f32::from(u8::from(rule.nesterov)),
+        "ns_steps": rule.ns_steps as f32,
+        "a": rule.coefficients[0],
+        "b": rule.coefficients[1],
+        "c": rule.coefficients[2],
+        "beta1": rule.adamw.beta1,
+        "beta2": rule.adamw.beta2,
+        "eps": rule.adamw.eps,
+    }
+}
+
+impl Optimizer {
+    /// Weight decay of matrices.
+    pub fn weight_decay(&self) -> f32 {
+        self.rule().weight_decay()
+    }
+
+    /// Maximum global norm of gradients, to which they are clipped.
+    pub fn clip(&self) -> Option<f32> {
+        self.rule().clip()
+    }
+
+    /// Constants of the update, as stored in checkpoints.
+    pub fn numbers(&self) -> BTreeMap<String, f32> {
+        let constants = self.rule().constants().into_iter();
+        constants.map(|(name, number)| (name.to_string(), number)).collect()
+    }
 }
 
 impl Adam8bit {
     /// The same rule with 8-bit moments.
     pub fn of(rule: AdamW) -> Adam8bit {
         let AdamW { beta1, beta2, eps, weight_decay, clip } = rule;
-        Adam8bit { beta1, beta2, eps, weight_decay, clip, block: 64 }
+        let Adam8bit { block, .. } = Adam8bit::read(Default::default());
+        Adam8bit { beta1, beta2, eps, weight_decay, clip, block }
     }
 
-    /// Settings of `optimizer` that select it, in the form of `--set`.
+    /// Settings of `optimizer` that select it, in the form of `--set`: those that are not defaults.
     pub fn set(&self) -> String {
-        let Adam8bit { beta1, beta2, eps, weight_decay, clip, block } = self;
-        let usual = Adam8bit::read(Default::default());
-        let clip = (clip.unwrap_or(0.0), usual.clip.unwrap_or(0.0));
-        let keys = [
-            (*beta1 != usual.beta1).then(|| format!("beta1: {beta1}")),
-            (*beta2 != usual.beta2).then(|| format!("beta2: {beta2}")),
-            (*eps != usual.eps).then(|| format!("eps: {eps:e}")),
-            (*weight_decay != usual.weight_decay).then(|| format!("weight_decay: {weight_decay}")),
-            (clip.0 != clip.1).then(|| format!("clip: {}", clip.0)),
-            (*block != usual.block).then(|| format!("block: {block}")),
-        ];
-        let keys: Vec<String> = keys.into_iter().flatten().collect();
+        // As text, which keeps an f32 as written: 0.95, not 0.949999988.
+        let settings = |of: &Adam8bit| {
+            let text =
+                serde_json::to_string(&of.written()).expect("plain structs are always written");
+            let map = serde_json::from_str::<serde_json::Map<_, _>>(&text);
+            map.expect("an object was written")
+        };
+        let usual = settings(&Adam8bit::read(Default::default()));
+        let own = settings(self).into_iter().filter(|(key, value)| usual[key] != *value);
+        let keys: Vec<String> = own.map(|(key, value)| format!("{key}: {value}")).collect();
         match keys.is_empty() {
             true => "optimizer=adam8bit".to_string(),
             false => format!("optimizer={{adam8bit: {{{}}}}}", keys.join(", ")),

@@ -1,5 +1,6 @@
 //! `--set a.b=c`: inserts values from the command line into the tree, as if they were in the file.
 
+use super::optimizers::Optimizer;
 use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
 use base::Problems;
@@ -15,7 +16,7 @@ const EXCLUSIVE: &[&[&str]] = &[
     &["train.samples", "train.tokens", "train.steps"],
     &["lr.warmup_samples", "lr.warmup_tokens"],
     &["lr.decay.linear", "lr.decay.cosine", "lr.decay.wsd"],
-    &["optimizer.adamw", "optimizer.adam8bit", "optimizer.adafactor", "optimizer.muon"],
+    Optimizer::KEYS,
 ];
 
 /// Applies every `PATH=VALUE`. Later ones override earlier ones.

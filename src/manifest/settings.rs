@@ -2,10 +2,10 @@
 //! Schema and effective YAML come from it. Relations between settings are in `check`.
 
 use super::check::data::{self, Blends, Run};
-use super::check::time::Validated;
-use super::check::{shape, time};
+use super::check::{shape, time, time::Validated};
 use super::choices::*;
 use super::define::{checked, read, sections, settings, written};
+use super::family::Family;
 use super::forms::{self, *};
 use super::report::Report;
 use super::{DataStage, Dataset, Decay, LayerSplit, Objective, Position, RopeScaling, ValidSet};
@@ -57,7 +57,7 @@ Model(raw, tensor: usize) {
     /// Columns of a head (--kv-channels). Default: hidden / heads.
     head_dim: usize, in 1..=256;
     /// Feed-forward layer: gelu or swiglu. Default: gelu; swiglu for the Llama families.
-    ffn: Ffn = family.ffn();
+    ffn: Ffn = family.defaults().ffn;
     /// Inner width of the feed-forward layer (--ffn-hidden-size). Default: 4 × hidden; for swiglu
     /// 8/3 × hidden, rounded up to a multiple of 256.
     ffn_hidden: usize = ffn.hidden(hidden), in 1..=8_388_608;
@@ -77,18 +77,18 @@ Model(raw, tensor: usize) {
     window: usize, in 1..=16_777_216;
     /// Whether each head's queries and keys are normalised by their root mean square. Default: false;
     /// true for family qwen3.
-    qk_norm: bool = family == Family::Qwen3;
+    qk_norm: bool = family.defaults().qk_norm;
     /// Matrix products of a block that add a bias: none, qkv, attention, all. Default: all; qkv for
     /// family qwen2; none for the other Llama families.
-    bias: Bias = family.bias();
+    bias: Bias = family.defaults().bias;
     /// Normalisation: layer or rms. Default: layer; rms for the Llama families.
-    norm: NormKind = family.norm();
+    norm: NormKind = family.defaults().norm;
     /// Whether a norm follows the embedding (--embed-layernorm). Default: false; true if family is set
     /// to bloom.
-    embedding_layernorm: bool = raw.family == Some(Family::Bloom);
+    embedding_layernorm: bool = raw.family.is_some() && family.defaults().embedding_layernorm;
     /// Whether the output layer shares the embedding's weights. False is Megatron's
     /// --untie-embeddings-and-output-weights. Default: true; false for the Llama families.
-    tied_head: bool = !family.is_llama();
+    tied_head: bool = family.defaults().tied_head;
     /// Soft cap c of logits: each logit x becomes c·tanh(x/c), in training and sampling (Gemma 2: 30).
     /// Default: none.
     logit_softcap: f32, in 1e-3..=1e6;
@@ -96,7 +96,7 @@ Model(raw, tensor: usize) {
     gelu: Gelu = Gelu::Tanh;
     /// Added to the variance in every norm (--layernorm-epsilon). Default: 1e-5; 1e-6 for families
     /// qwen2 and qwen3.
-    layernorm_eps: f32 = family.eps(), in 1e-12..=1.0;
+    layernorm_eps: f32 = family.defaults().layernorm_eps, in 1e-12..=1.0;
     /// Dropout rates: one number for all places, or one each. Default: 0 (Megatron's default is 0.1).
     dropout: DropoutForm => Dropout = shape::dropout(raw.dropout);
     /// Initial weights.

@@ -5,6 +5,7 @@ use data::{Reader, Request, Source};
 use device::Backend;
 use manifest::Manifest;
 use model::Inputs;
+use plan::grid::Axis;
 use plan::ramp::Ramp;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +24,8 @@ pub struct DataShard {
 
 impl DataShard {
     pub fn of(rank: &Rank, m: &Manifest) -> DataShard {
-        DataShard { micro: m.batch.micro, replicas: rank.grid.data, replica: rank.at.data }
+        let (replicas, replica) = (rank.grid[Axis::Data], rank.at[Axis::Data]);
+        DataShard { micro: m.batch.micro, replicas, replica }
     }
 
     /// All samples, for a single replica.

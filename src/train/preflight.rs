@@ -13,6 +13,7 @@ use estimate::gptrain::dry_run::{self, Room};
 use estimate::gptrain::remedies;
 use estimate::hardware;
 use manifest::{GradientHome, Loaded, Manifest};
+use plan::grid::Axis;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -259,7 +260,7 @@ pub fn out_of_memory(
         return not_locked(place, &error).into();
     }
     let stages = dry_run::stages(m);
-    let Some(stage) = stages.get(rank.at.pipeline) else { return error.into() };
+    let Some(stage) = stages.get(rank.at[Axis::Pipeline]) else { return error.into() };
     let named = m.plan.hardware.as_deref().unwrap_or("h200-141g");
     let Ok(hw) = hardware::find(named, "plan.hardware") else { return error.into() };
     let (share, present) = match (m.train.device_memory, memory) {

@@ -4,7 +4,7 @@ use super::exit;
 use comm::{self, ClockOffset, Failed, HostCollectives, World};
 use device::Dead;
 use manifest::Topology;
-use plan::grid::{Coord, Grid};
+use plan::grid::{Coord, GRADIENTS, Grid, SHARES, STAGES};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fmt;
@@ -44,10 +44,10 @@ impl<'a> Rank<'a> {
         if world.size() > 1 {
             world.recorder().set_coord(&at.name());
         }
-        let tensor = world.group("control tensor", &grid.tensor_group(at));
-        let data = world.group("control data", &grid.data_group(at));
-        let pipeline = world.group("control pipeline", &grid.pipeline_group(at));
-        let host = HostCollectives::new(world.rank(), vec![tensor, data, pipeline]);
+        let groups =
+            [("control tensor", SHARES), ("control data", GRADIENTS), ("control pipeline", STAGES)];
+        let groups = groups.map(|(name, axes)| world.group(name, &grid.group(at, axes)));
+        let host = HostCollectives::new(world.rank(), groups.into());
         Rank { world, grid, at, host }
     }
 

@@ -24,6 +24,7 @@ use device::cuda::nvml::Monitor;
 use engine::{Engine, lr};
 use estimate::gptrain::drift::{self, FirstSteps};
 use manifest::{Loaded, Manifest};
+use plan::grid::Axis;
 use plan::ramp::Ramp;
 use plan::spikes::Taken;
 use std::ops::Range;
@@ -335,7 +336,7 @@ impl Run<'_> {
         seconds.sort_by(f64::total_cmp);
         let (reserved, seconds) = (self.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
         let first = FirstSteps { batch, seconds, parts: self.parts.median() };
-        let stage = self.rank.at.pipeline;
+        let stage = self.rank.at[Axis::Pipeline];
         let compare = || drift::compare(self.manifest, stage, reserved, &first);
         // Excludes the spans of the dry engine from the trace.
         let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare);

@@ -13,6 +13,7 @@ use super::sick_nodes::{self, Reason};
 use base::Problems;
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
+use plan::grid::Axis;
 use plan::robust::median;
 use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
 use std::path::{Path, PathBuf};
@@ -113,14 +114,14 @@ impl Judge {
     fn window(&mut self, rank: &Rank, all: &[RankBusy], windows: &[BusyWindow]) {
         let place = |number: usize| (&all[number].node, &windows[number].processor);
         let busy = |number: usize| Busy {
-            stage: rank.grid.coord(number).pipeline,
+            stage: rank.grid.coord(number)[Axis::Pipeline],
             seconds: windows[number].seconds,
             shares: (0..all.len()).filter(|other| place(*other) == place(number)).count() > 1,
         };
         let busy: Vec<Busy> = (0..all.len()).map(busy).collect();
         for found in self.watch.see(&busy) {
             let (of, window) = (&all[found.rank], &windows[found.rank]);
-            let line = line(&found, of, window, rank.grid.coord(found.rank).pipeline);
+            let line = line(&found, of, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
             tracing::warn!("{line}");
             let noted = sick_nodes::add(&self.folder, &of.node, Reason::Straggles, &line);
             if let Err(error) = noted {

@@ -3,6 +3,7 @@
 
 use super::hf_llama::fixture;
 use crate::common::binary::Lab;
+use gptrain::checkpoint::hf::read_config;
 use gptrain::checkpoint::safetensors::Reader;
 use gptrain::checkpoint::{Checkpoint, load_weights};
 use gptrain::device::cpu::Cpu;
@@ -152,4 +153,15 @@ fn the_estimate_counts_all_rows() {
     };
     let more = parameters(&["model.positions=1024"]) - parameters(&[]);
     assert_eq!(more, (1024 - 16) * HIDDEN as u64);
+}
+
+/// A config.json without the number of positions has that of transformers.
+#[test]
+fn a_missing_number_of_positions_is_the_default_of_transformers() {
+    let lab = Lab::new();
+    let config =
+        r#"{"model_type": "gpt2", "n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 16}"#;
+    fs::write(lab.path("config.json"), config).unwrap();
+    let read = read_config(&lab.path("")).unwrap();
+    assert_eq!((read.positions, read.model.positions), (1024, Some(1024)));
 }

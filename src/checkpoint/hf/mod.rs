@@ -3,6 +3,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | `family` | table of the families in transformers |
 //! | `names` | table of the families' tensors, and the rows of our weights that each contains |
 //! | `config` | config.json as a manifest's model, and back |
 //! | `weights` | safetensors files of a folder: complete, finite, without unexpected tensors |
@@ -14,6 +15,7 @@
 mod companions;
 mod config;
 mod export;
+mod family;
 mod load;
 mod mup;
 mod names;

@@ -4,6 +4,7 @@
 //! separated (queries, keys and values of each key/value head; a gate and a value in turn). GPT-2 also
 //! stores its matrices as [in, out].
 
+use super::family::{self, Names};
 use base::{Heads, Qkv};
 use manifest::Family;
 use model::{Param, Weight};
@@ -33,29 +34,16 @@ enum Rows {
     InTurn,
 }
 
-/// Prefix of all names in a family's files except the head's.
-pub fn prefix(family: Family) -> &'static str {
-    if family.is_llama() { "model." } else { "transformer." }
-}
-
-/// End of the token embedding's name.
-pub fn embedding(family: Family) -> &'static str {
-    match family {
-        Family::Gpt2 => "wte.weight",
-        Family::Bloom => ".word_embeddings.weight",
-        _ => "embed_tokens.weight",
-    }
-}
-
 /// Tensors of the family that together contain all rows of our weight; empty if the family has no such
 /// weight. `shape` is that of a checkpoint, without the rows that pad the vocabulary.
 pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Vec<HfTensor> {
     let weight = param.spec.weight;
-    let conv = family == Family::Gpt2;
+    let column = family::of(family).names;
+    let (conv, llama) = (column == Names::Gpt2, column == Names::Llama);
     let rows = match weight {
-        Weight::QkvW | Weight::QkvB if family.is_llama() => Rows::QueryKeyValue,
+        Weight::QkvW | Weight::QkvB if llama => Rows::QueryKeyValue,
         Weight::QkvW | Weight::QkvB if conv => Rows::Joined,
-        Weight::Fc1W | Weight::Fc1B if family.is_llama() => Rows::InTurn,
+        Weight::Fc1W | Weight::Fc1B if llama => Rows::InTurn,
         _ => Rows::Whole,
     };
     let (all, ins) = match *shape {
@@ -104,10 +92,11 @@ fn names(family: Family, param: &Param) -> Vec<String> {
         LnfScale | LnfShift => ["ln_f", "ln_f", "norm"],
         HeadW               => ["lm_head", "lm_head", "lm_head"],
     };
-    let (theirs, layers) = match family {
-        Family::Gpt2 => (gpt2, "h"),
-        Family::Bloom => (bloom, "h"),
-        Family::Llama | Family::Mistral | Family::Qwen2 | Family::Qwen3 => (llama, "layers"),
+    let hf = family::of(family);
+    let theirs = match hf.names {
+        Names::Gpt2 => gpt2,
+        Names::Bloom => bloom,
+        Names::Llama => llama,
     };
     if theirs.is_empty() {
         return Vec::new();
@@ -115,8 +104,8 @@ fn names(family: Family, param: &Param) -> Vec<String> {
     let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
     let full = |name: String| match (layer, param.spec.weight) {
         (_, HeadW) => format!("{name}.{kind}"),
-        (Some((layer, _)), _) => format!("{}{layers}.{layer}.{name}.{kind}", prefix(family)),
-        (None, _) => format!("{}{name}.{kind}", prefix(family)),
+        (Some((layer, _)), _) => format!("{}{}.{layer}.{name}.{kind}", hf.prefix, hf.layers),
+        (None, _) => format!("{}{name}.{kind}", hf.prefix),
     };
     each(theirs).into_iter().map(full).collect()
 }

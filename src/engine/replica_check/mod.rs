@@ -11,7 +11,7 @@ use super::states::{Extent, MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Group;
 use device::{Arena, Tensor};
-use plan::grid::{Coord, Grid};
+use plan::grid::{GRADIENTS, Grid, SHARES};
 use std::fmt;
 
 /// Weight that differs between ranks that must hold equal copies.
@@ -82,7 +82,7 @@ pub fn check(
     let Groups { tensor, data, embedding, grid, at, .. } = params.groups();
     let check = Check { params, digests };
     let repeated = states(params, |kept, state| is_whole(&kept.param, state.extent));
-    let mut found = check.compare(&**tensor, repeated, |i| Coord { tensor: i, ..*at });
+    let mut found = check.compare(&**tensor, repeated, &grid.group(*at, SHARES));
     let own = |state: &StateSpec| state.extent == Extent::PerReplica;
     let copies = match params.is_sharded() {
         false => states(params, |_, state| !own(state)),
@@ -92,11 +92,12 @@ pub fn check(
             copies
         }
     };
-    found.extend(check.compare(&**data, copies, |i| Coord { data: i, ..*at }));
+    found.extend(check.compare(&**data, copies, &grid.group(*at, GRADIENTS)));
     let tied = params.whole_weights().filter(|(param, _)| param.spec.tied);
     let tied = tied.map(|(param, at)| view(&param.name, MODEL, at)).collect();
-    let stage = |i| Coord { pipeline: i * (grid.pipeline - 1), ..*at };
-    found.extend(check.compare(&**embedding, tied, stage));
+    if let Some(ends) = Groups::embedding_ranks(grid, *at) {
+        found.extend(check.compare(&**embedding, tied, &ends));
+    }
     agree(params, found, flag)
 }
 
@@ -128,14 +129,8 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    /// Returns the views that differ between ranks of a group. `place` maps a member to its
-    /// coordinate.
-    fn compare(
-        &self,
-        group: &dyn Group,
-        views: Vec<View>,
-        place: impl Fn(usize) -> Coord,
-    ) -> Vec<Divergence> {
+    /// Returns the views that differ between ranks of a group, whose world ranks are `ranks`.
+    fn compare(&self, group: &dyn Group, views: Vec<View>, ranks: &[usize]) -> Vec<Divergence> {
         let mut found = Vec::new();
         if group.size() == 1 || views.is_empty() {
             return found;
@@ -150,15 +145,13 @@ impl Check<'_> {
         let mut digests = vec![0u64; size * count];
         be.download(all, bytemuck::cast_slice_mut(&mut digests));
         for (i, view) in views.into_iter().enumerate() {
-            let of: Vec<u64> = (0..size).map(|member| digests[member * count + i]).collect();
-            let most = base::majority(&of).expect("a member");
+            let own: Vec<u64> = (0..size).map(|member| digests[member * count + i]).collect();
+            let most = base::majority(&own).expect("a member");
             let (majority, diverged): (Vec<usize>, Vec<usize>) =
-                (0..size).partition(|member| of[*member] == most);
+                (0..size).partition(|member| own[*member] == most);
             if !diverged.is_empty() {
-                let ranks = |members: Vec<usize>| {
-                    members.into_iter().map(|member| grid.rank(place(member))).collect()
-                };
-                let (majority, diverged) = (ranks(majority), ranks(diverged));
+                let of = |members: Vec<usize>| members.into_iter().map(|i| ranks[i]).collect();
+                let (majority, diverged) = (of(majority), of(diverged));
                 found.push(Divergence { tensor: view.name, majority, diverged, grid });
             }
         }

@@ -61,7 +61,7 @@ impl OptimizerRule for Adam8bit {
     }
 
     fn goes_on_from(&self, rule: &str) -> bool {
-        rule == OptimizerName::Adamw.name()
+        rule == OptimizerName::AdamW.name()
     }
 
     fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {

@@ -31,7 +31,7 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         data: groups.data.size(),
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
-        micros: div_exact(global, m.batch.micro * groups.data.size()),
+        micros: div_exact(global, m.batch.micro * groups.replicas()),
         tokens,
         stream: bytes(tokens * m.model.hidden, cx.dtype),
         divides: (tokens * m.model.hidden).is_multiple_of(groups.tensor.size()),

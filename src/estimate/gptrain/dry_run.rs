@@ -11,7 +11,7 @@ use comm::{Op, Solo};
 use device::{self, COPIES, Tally};
 use engine::{self, Engine, Groups, MemoryPlan};
 use manifest::{Batch, DeviceChoice, GradientHome, Manifest, Train};
-use plan::grid::Coord;
+use plan::grid::Axis;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -314,7 +314,7 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
 /// The groups of a stage's first rank.
 fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
     let grid = m.topology.grid();
-    let rank = grid.rank(Coord { tensor: 0, pipeline: stage, data: 0 });
+    let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
     Groups::of(rank, &m.topology, |name, ranks| {
         let at = ranks.iter().position(|member| *member == rank).expect("a member");
         match ranks.len() {

@@ -5,7 +5,7 @@ use super::prices::{self, Prices};
 use crate::setup::Setup;
 use base::Bytes;
 use manifest::{Manifest, Topology};
-use plan::grid::Coord;
+use plan::grid::GRADIENTS;
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -54,8 +54,8 @@ impl Exchange {
 
     /// Bandwidth of a rank to replicas on the setup's machines, in Gb/s.
     pub fn here(setup: &Setup) -> f64 {
-        let first = Coord { tensor: 0, pipeline: 0, data: 0 };
-        8.0 * prices::link(setup, &setup.topology.grid().data_group(first)).gb_s
+        let grid = setup.topology.grid();
+        8.0 * prices::link(setup, &grid.group(grid.first(), GRADIENTS)).gb_s
     }
 }
 

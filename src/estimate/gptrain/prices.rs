@@ -7,7 +7,7 @@ use crate::parts::{Part, PartSeconds};
 use crate::setup::Setup;
 use comm::dry::{Event, Sent, Volume};
 use device::{Tally, Work};
-use plan::grid::Coord;
+use plan::grid::{GRADIENTS, SHARES, STAGES};
 
 /// Row of replicas in `TRAFFIC`.
 const DATA: usize = 2;
@@ -29,9 +29,8 @@ impl<'a> Prices<'a> {
         let hw = s.hardware;
         // Ranks that are threads of one processor have a part of it each.
         let part = if hw.here { 1.0 / s.ranks() as f64 } else { 1.0 };
-        let (grid, first) = (s.topology.grid(), Coord { tensor: 0, pipeline: 0, data: 0 });
-        let stages = grid.pipeline_group(first);
-        let groups = [grid.tensor_group(first), stages.clone(), grid.data_group(first), stages];
+        let grid = s.topology.grid();
+        let groups = [SHARES, STAGES, GRADIENTS, STAGES].map(|axes| grid.group(grid.first(), axes));
         let links = groups.map(|members| (nearby(s, &members) == members.len(), link(s, &members)));
         let shares = [hw.product_share, hw.memory_share].map(|share| share * part);
         Prices { hw, shares, links, factors: hw.parts }

@@ -7,14 +7,13 @@ mod paths;
 pub mod shape;
 pub mod time;
 
-use super::choices::OptimizerName;
-use super::forms::{self, LossScaleForm, OptimizerForm, Raw};
+use super::forms::{self, LossScaleForm, Raw};
+use super::optimizers::{self, OptimizerForm};
 use super::report::{Report, short};
 use super::settings::{Written, raw};
 use super::{
-    Adafactor, Adam8bit, AdamW, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr,
-    Manifest, Model, Muon, OffloadWhat, Optimizer, Plan, Position, Precision, Restart, Slurm,
-    Topology, Train,
+    Adafactor, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr, Manifest, Model,
+    OffloadWhat, Optimizer, Plan, Position, Precision, Restart, Slurm, Topology, Train,
 };
 use std::path::Path;
 
@@ -197,34 +196,12 @@ impl Written for LossScale {
 }
 
 fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
-    let all = match form {
-        None => forms::Optimizer::default(),
-        Some(OptimizerForm::Settings(all)) => all,
-        Some(OptimizerForm::Name(name)) => match name {
-            OptimizerName::Adamw => forms::Optimizer::default(),
-            OptimizerName::Adam8bit => {
-                forms::Optimizer { adam8bit: Some(Default::default()), ..Default::default() }
-            }
-            OptimizerName::Adafactor => {
-                forms::Optimizer { adafactor: Some(Default::default()), ..Default::default() }
-            }
-            OptimizerName::Muon => {
-                forms::Optimizer { muon: Some(Default::default()), ..Default::default() }
-            }
-        },
-    };
-    let given = [
-        all.adamw.map(|raw| Optimizer::AdamW(AdamW::read(raw))),
-        all.adam8bit.map(|raw| Optimizer::Adam8bit(Adam8bit::read(raw))),
-        all.adafactor.map(|raw| Optimizer::Adafactor(Adafactor::read(raw))),
-        all.muon.map(|raw| Optimizer::Muon(Muon::read(raw, report))),
-    ];
-    let given: Vec<Optimizer> = given.into_iter().flatten().collect();
+    optimizers::written(&form, report);
+    let mut given = Optimizer::read(form);
     if given.len() > 1 && report.sound(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");
     }
-    let default = || Optimizer::AdamW(AdamW::read(Default::default()));
-    given.into_iter().next().unwrap_or_else(default)
+    given.swap_remove(0)
 }
 
 /// A relative step replaces a schedule.
@@ -308,21 +285,6 @@ fn delayed(precision: Precision, topology: &Topology, report: &mut Report) {
                     skipped, and no update of it can wait";
         let remedy = "set precision to bf16, or topology.offload.delay to 0";
         report.between(&["precision", "topology.offload.delay"], what, remedy);
-    }
-}
-
-impl Written for Optimizer {
-    type Raw = OptimizerForm;
-
-    fn written(&self) -> Option<OptimizerForm> {
-        let mut form = forms::Optimizer::default();
-        match self {
-            Optimizer::AdamW(rule) => form.adamw = rule.written(),
-            Optimizer::Adam8bit(rule) => form.adam8bit = rule.written(),
-            Optimizer::Adafactor(rule) => form.adafactor = rule.written(),
-            Optimizer::Muon(rule) => form.muon = rule.written(),
-        }
-        Some(form.into())
     }
 }
 

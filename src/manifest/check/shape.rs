@@ -26,7 +26,7 @@ pub fn dropout(form: Option<DropoutForm>) -> Dropout {
 
 pub fn position(form: Option<PositionForm>, family: Family) -> Position {
     let name = match form {
-        None => family.position(),
+        None => family.defaults().position,
         Some(PositionForm::Name(name)) => name,
         Some(PositionForm::Settings(settings)) => {
             return Position::Rope(Rope::read(settings.rope.unwrap_or_default()));
@@ -75,7 +75,8 @@ impl Written for RopeScaling {
 /// Checks for contradictions between written settings that the checked model no longer contains.
 pub fn written(model: &raw::Model, report: &mut Report) {
     let family = model.family.unwrap_or(Family::of_position(model.position.as_ref()));
-    if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.ffn()) == Ffn::Swiglu {
+    if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.defaults().ffn) == Ffn::Swiglu
+    {
         let what = "model.gelu exact is for ffn: gelu, and ffn is swiglu";
         report.between(&["model.gelu", "model.ffn"], what, "remove it, or set model.ffn to gelu");
     }

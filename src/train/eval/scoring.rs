@@ -9,6 +9,7 @@ use data::eval::{Accuracy, Samples, Task};
 use device::Backend;
 use engine::Scores;
 use model::Inputs;
+use plan::grid::Axis;
 
 /// Micro-batches of each replica per exchange with rank 0: enough to fill a pipeline, few enough to
 /// be sent at once.
@@ -84,7 +85,7 @@ impl Scoring<'_> {
         };
         let micros = (rounds.end - rounds.start) as usize;
         self.model.score(&mut load, micros, &mut hear)?;
-        Ok(if self.rank.at.tensor == 0 { kept } else { Vec::new() })
+        Ok(if self.rank.at[Axis::Tensor] == 0 { kept } else { Vec::new() })
     }
 
     /// Accuracy on a task's questions, on rank 0. A collective.

@@ -3,6 +3,7 @@
 use super::{Device, Process, Rank};
 use base::{Bytes, Count};
 use engine::Engine;
+use plan::grid::SHARES;
 use std::collections::BTreeMap;
 
 /// Prints the run, the placement of its ranks, and the memory of the rank with the largest plan.
@@ -88,7 +89,7 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
 
 /// Warns if the ranks of a tensor group are on several nodes.
 fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
-    let group_of = |number| rank.grid.tensor_group(rank.grid.coord(number));
+    let group_of = |number| rank.grid.group(rank.grid.coord(number), SHARES);
     let node = |number: usize| &places[number].0;
     let split =
         |number: &usize| group_of(*number).iter().any(|other| node(*other) != node(*number));

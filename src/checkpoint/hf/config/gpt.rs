@@ -1,5 +1,6 @@
 //! config.json of GPT-2 and BLOOM.
 
+use super::family;
 use super::reader::Reader;
 use super::{HfConfig, plain};
 use base::Problems;
@@ -33,7 +34,7 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
         }
         _ => needs(model.embedding_layernorm, "the embedding has a layernorm"),
     }
-    if model.position.name() != family.position() {
+    if model.position.name() != family.defaults().position {
         let position = model.position.name().name();
         let what = format!("model.position is {position} of {}", family.name());
         let remedy = "Hugging Face has no such model: train with the other family";
@@ -103,10 +104,9 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         hidden,
         heads: config.size("n_head"),
         vocab: config.size("vocab_size"),
-        seq_len: match bloom {
-            true => config.optional_size("seq_length").unwrap_or(2048),
-            false => config.size("n_positions"),
-        },
+        seq_len: config
+            .optional_size(if bloom { "seq_length" } else { "n_positions" })
+            .unwrap_or(family::of(family).positions),
     };
     if !hidden.is_multiple_of(sizes.heads) {
         config.wrong("n_head", &format!("must divide the width, {hidden}"));

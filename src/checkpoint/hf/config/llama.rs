@@ -1,30 +1,10 @@
 //! config.json of Llama, Mistral, Qwen2 and Qwen3.
 
+use super::family::{self, Hf, Window};
 use super::reader::Reader;
 use super::{HfConfig, plain, rope};
 use manifest::{Bias, Dropout, Family, Ffn, Model, NormKind, Position, Sizes};
 use serde_json::{Map, Value, json};
-
-/// Defaults of transformers (5.23) for missing keys.
-struct Defaults {
-    /// None for the number of heads.
-    kv_heads: Option<usize>,
-    /// None for hidden / heads.
-    head_dim: Option<usize>,
-    positions: usize,
-}
-
-impl Defaults {
-    fn of(family: Family) -> Defaults {
-        let (kv_heads, head_dim, positions) = match family {
-            Family::Mistral => (Some(8), None, 131_072),
-            Family::Qwen2 => (Some(32), None, 32_768),
-            Family::Qwen3 => (Some(32), Some(128), 32_768),
-            _ => (None, None, 2048),
-        };
-        Defaults { kv_heads, head_dim, positions }
-    }
-}
 
 /// Keys that do not affect the computation, or are read elsewhere.
 const KNOWN: &[&str] = &[
@@ -74,7 +54,7 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         ("rope_interleaved", json!(false)),
         ("quantization_config", Value::Null),
     ]);
-    let defaults = Defaults::of(family);
+    let defaults = family::of(family);
     let positions = config.optional_size("max_position_embeddings").unwrap_or(defaults.positions);
     let sizes = Sizes {
         layers: config.size("num_hidden_layers"),
@@ -107,8 +87,8 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         head_dim: dim.filter(|dim| dim * heads != hidden),
         ffn_hidden: config.size("intermediate_size"),
         position: Position::Rope(rope::read(config, positions)),
-        window: window(config, family, sizes.layers),
-        bias: bias(config, family),
+        window: window(config, defaults.window, sizes.layers),
+        bias: bias(config, &defaults),
         tied_head: config.flag("tie_word_embeddings").unwrap_or(false),
         layernorm_eps: eps as f32,
         dropout: Dropout { attention: dropout as f32, ..plain.dropout },
@@ -118,31 +98,32 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
     HfConfig { family, model, positions, unknown: unknown.cloned().collect() }
 }
 
-fn bias(config: &mut Reader, family: Family) -> Bias {
+fn bias(config: &mut Reader, hf: &Hf) -> Bias {
     let attention = config.flag("attention_bias").unwrap_or(false);
-    let mlp = config.flag("mlp_bias").unwrap_or(false);
-    match (family, attention, mlp) {
-        (Family::Llama, true, true) => Bias::All,
-        (Family::Llama | Family::Qwen3, true, _) => Bias::Attention,
-        (Family::Llama, false, true) => {
-            let remedy = "no model.bias is that of the feed-forward layer alone: set \
-                          attention_bias to true, and give the weights q, k, v and o biases of 0";
-            config.wrong("mlp_bias", remedy);
-            Bias::None
-        }
-        (Family::Qwen2, ..) => Bias::Qkv,
-        _ => Bias::None,
+    let mlp = config.flag("mlp_bias").unwrap_or(false) && hf.biases.contains(&Bias::All);
+    if mlp && !attention {
+        let remedy = "no model.bias is that of the feed-forward layer alone: set attention_bias to \
+                      true, and give the weights q, k, v and o biases of 0";
+        config.wrong("mlp_bias", remedy);
+        return Bias::None;
     }
+    let said = match (attention, mlp) {
+        (false, _) => Bias::None,
+        (true, true) => Bias::All,
+        (true, false) => Bias::Attention,
+    };
+    if hf.biases.contains(&said) { said } else { hf.biases[0] }
 }
 
 /// Window of attention: gptrain has one for all layers, or none.
-fn window(config: &mut Reader, family: Family, layers: usize) -> Option<usize> {
-    match family {
-        Family::Mistral => match config.optional_size("sliding_window") {
+fn window(config: &mut Reader, window: Window, layers: usize) -> Option<usize> {
+    match window {
+        Window::Never => None,
+        Window::Width => match config.optional_size("sliding_window") {
             None if !config.config.contains_key("sliding_window") => Some(4096),
             window => window,
         },
-        Family::Qwen2 | Family::Qwen3 => {
+        Window::Layers => {
             let used = config.flag("use_sliding_window").unwrap_or(false);
             let window = config.optional_size("sliding_window").filter(|_| used);
             let without = config.count("max_window_layers").unwrap_or(28);
@@ -167,7 +148,6 @@ fn window(config: &mut Reader, family: Family, layers: usize) -> Option<usize> {
                 window => window.filter(|_| windows > 0),
             }
         }
-        _ => None,
     }
 }
 
@@ -186,23 +166,17 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Option<usiz
 
 /// Settings of a model that the family's config.json cannot express.
 pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
-    let attention = match family {
-        Family::Qwen2 => m.bias != Bias::Qkv,
-        Family::Llama => m.bias == Bias::Qkv,
-        Family::Qwen3 => !matches!(m.bias, Bias::None | Bias::Attention),
-        Family::Gpt2 | Family::Bloom | Family::Mistral => m.bias != Bias::None,
-    };
-    let qwen3 = family == Family::Qwen3;
+    let (hf, qk_norm) = (family::of(family), family.defaults().qk_norm);
     let all = [
         (m.norm != NormKind::Rms, "the norm is layer"),
         (m.ffn != Ffn::Swiglu, "the feed-forward layer is gelu"),
         (!matches!(m.position, Position::Rope(_)), "positions are not rope"),
         (m.embedding_layernorm, "the embedding has a norm"),
-        (m.qk_norm && !qwen3, "queries and keys are normalised"),
-        (!m.qk_norm && qwen3, "queries and keys are not normalised"),
-        (m.window.is_some() && family == Family::Llama, "attention has a window"),
+        (m.qk_norm && !qk_norm, "queries and keys are normalised"),
+        (!m.qk_norm && qk_norm, "queries and keys are not normalised"),
+        (m.window.is_some() && hf.window == Window::Never, "attention has a window"),
         (m.logit_softcap.is_some(), "logits are capped"),
-        (attention, "products have other biases"),
+        (!hf.biases.contains(&m.bias), "products have other biases"),
     ];
     all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, what)| what).collect()
 }
@@ -225,14 +199,11 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         "use_cache": true,
     });
     let sliding = if m.window.is_some() { "sliding_attention" } else { "full_attention" };
-    let attention = m.bias != Bias::None;
-    let own = match family {
-        Family::Llama => {
-            let mlp = m.bias == Bias::All;
-            json!({"attention_bias": attention, "mlp_bias": mlp, "pretraining_tp": 1})
-        }
-        Family::Mistral => json!({"sliding_window": m.window}),
-        _ => json!({
+    let hf = family::of(family);
+    let own = match hf.window {
+        Window::Never => json!({"pretraining_tp": 1}),
+        Window::Width => json!({"sliding_window": m.window}),
+        Window::Layers => json!({
             "use_sliding_window": m.window.is_some(),
             "sliding_window": m.window,
             "layer_types": vec![sliding; m.layers],
@@ -240,11 +211,14 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
     };
     let config = config.as_object_mut().expect("an object");
     config.extend(own.as_object().expect("an object").clone());
-    if m.window.is_some() && matches!(family, Family::Qwen2 | Family::Qwen3) {
+    if m.window.is_some() && hf.window == Window::Layers {
         config.insert("max_window_layers".to_string(), json!(0)); // those without one come first
     }
-    if family == Family::Qwen3 {
-        config.insert("attention_bias".to_string(), json!(attention));
+    if hf.biases.contains(&Bias::Attention) {
+        config.insert("attention_bias".to_string(), json!(m.bias != Bias::None));
+    }
+    if hf.biases.contains(&Bias::All) {
+        config.insert("mlp_bias".to_string(), json!(m.bias == Bias::All));
     }
     rope::write(&rope, config);
     std::mem::take(config)

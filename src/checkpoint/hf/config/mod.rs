@@ -5,6 +5,7 @@ mod llama;
 mod reader;
 mod rope;
 
+use super::family;
 use anyhow::Context;
 use base::Problems;
 use manifest::{Family, Model};
@@ -48,7 +49,9 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
     let kind = reader.text("model_type");
     let Some(family) = kind.and_then(Family::by_name) else {
         let what = format!("model_type {}", kind.unwrap_or("is missing"));
-        let known = "gpt2, bloom, llama, mistral, qwen2 and qwen3 are known";
+        let known: Vec<&str> = Family::ALL.iter().map(|family| family.name()).collect();
+        let (last, others) = known.split_last().expect("families");
+        let known = format!("{} and {last} are known", others.join(", "));
         return Err(Problems::one(place, what, known).into());
     };
     architecture(&mut reader, family);
@@ -62,23 +65,11 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
 /// A classifier has other weights than a language model.
 fn architecture(config: &mut Reader, family: Family) {
     let Some(value) = config.get("architectures") else { return };
-    let own = architecture_name(family);
+    let own = family::of(family).class;
     let base = own.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model");
     let named = value.as_array().into_iter().flatten().filter_map(Value::as_str);
     if !named.into_iter().any(|name| name == own || name == base) {
         config.wrong("architectures", &format!("{own} is needed"));
-    }
-}
-
-/// Its class in transformers.
-fn architecture_name(family: Family) -> &'static str {
-    match family {
-        Family::Gpt2 => "GPT2LMHeadModel",
-        Family::Bloom => "BloomForCausalLM",
-        Family::Llama => "LlamaForCausalLM",
-        Family::Mistral => "MistralForCausalLM",
-        Family::Qwen2 => "Qwen2ForCausalLM",
-        Family::Qwen3 => "Qwen3ForCausalLM",
     }
 }
 
@@ -90,7 +81,7 @@ pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
         return gpt::sayable(own, model, place);
     }
     let lacks = llama::lacks(own, model);
-    let others = [Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3];
+    let others = Family::ALL.iter().copied().filter(|family| family.is_llama());
     let found = [own].into_iter().chain(others).find(|f| llama::lacks(*f, model).is_empty());
     found.ok_or_else(|| {
         let what = format!("{}: {} cannot say that", lacks.join(", "), own.name());
@@ -127,7 +118,7 @@ pub fn write_config(
         config.insert("max_position_embeddings".to_string(), json!(longest));
     }
     let all = json!({
-        "architectures": [architecture_name(family)],
+        "architectures": [family::of(family).class],
         "model_type": family.name(),
         "vocab_size": m.vocab,
         "initializer_range": plain(m.init.std),
