@@ -109,10 +109,11 @@ fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
         let what = if *states { "weights and AdamW's states" } else { "weights" };
         let (folder, from) = (args.output.display(), from.display());
         let [tensor, pipeline] = grid;
-        base::say!(
-            "wrote {bytes} of step {step}, {what}, for tensor {tensor} × pipeline {pipeline} to {folder}, \
-             from {from}"
-        );
+        let cut = match target {
+            Target::Megatron => format!(", for tensor {tensor} × pipeline {pipeline}"),
+            Target::DeepspeedUniversal => String::new(),
+        };
+        base::say!("wrote {bytes} of step {step}, {what}{cut} to {folder}, from {from}");
         if *padding > 0 {
             base::say!(
                 "note: {padding} rows of zeros pad the vocabulary, and Megatron-LM's softmax counts them"

@@ -11,7 +11,7 @@ mod titan;
 
 use super::compare::{Comparison, like};
 use super::cut::{Cut, Pairs};
-use super::detect::{Format, step_folder};
+use super::detect::{Format, OLMO_MODEL, step_folder};
 use super::settings::number;
 use super::{Choices, ForeignRun, Found, Kept};
 use base::{Heads, Problems};
@@ -21,9 +21,6 @@ use metadata::Metadata;
 use model::{Param, Weight};
 use names::{Names, OLMO, TITAN};
 use std::path::{Path, PathBuf};
-
-/// OLMo-core's folder of the model and the optimizer in that of a step.
-pub const OLMO_MODEL: &str = "model_and_optim";
 
 struct Folder {
     dir: PathBuf,

@@ -1,10 +1,12 @@
 //! Which trainer wrote a folder, by the names of its files.
 
-use super::dcp::OLMO_MODEL;
 use anyhow::Context;
 use base::{Problems, WrongInput, input};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// OLMo-core's folder of the model and the optimizer in that of a step.
+pub const OLMO_MODEL: &str = "model_and_optim";
 
 /// A trainer's layout of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -148,7 +148,7 @@ impl Folder {
 
     /// Finds the tensors of every parameter.
     fn places(&mut self, args: &Arguments) -> anyhow::Result<()> {
-        if self.layers > 1 << 16 {
+        if self.layers > 1 << 12 {
             return Err(args.problem(format!("args.num_layers is {}", self.layers)));
         }
         let mut tensors: BTreeMap<_, Vec<Stored>> = BTreeMap::new();

@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// The largest table that is read.
 const MAX_BYTES: u64 = 256 << 20;
+/// Rectangles of a tensor that are compared pair by pair, at most.
+const MAX_PAIRED: usize = 1 << 13;
 /// The remedy for a folder that was not copied whole.
 const COPY_AGAIN: &str = "copy the folder of the step whole";
 
@@ -165,17 +167,8 @@ impl Metadata {
         }
         let mut chunks: Vec<&Chunk> =
             entry.chunks.iter().filter(|chunk| volume(&chunk.sizes) > 0).collect();
-        chunks.sort_by(|a, b| a.offsets.cmp(&b.offsets));
-        // Earlier rectangles that reach the row of the next: no others can overlap it.
-        let mut reach: Vec<&Chunk> = Vec::new();
-        for chunk in chunks {
-            let row = chunk.offsets.first().copied().unwrap_or(0);
-            reach.retain(|other| other.ends().next().is_none_or(|end| end > row));
-            if let Some(other) = reach.iter().find(|other| chunk.overlaps(other)) {
-                let [a, b] = [&other.offsets, &chunk.offsets];
-                return Err(format!("its parts at {a:?} and {b:?} overlap"));
-            }
-            reach.push(chunk);
+        if !is_grid(&mut chunks, 0) {
+            overlaps(&chunks)?;
         }
         match volume(&entry.shape) {
             all if all == covered => Ok(()),
@@ -319,6 +312,37 @@ impl Chunk {
     }
 }
 
+/// Whether rectangles are cut at the same places along each axis, and none is there twice: then none overlap.
+fn is_grid(chunks: &mut [&Chunk], axis: usize) -> bool {
+    let Some(first) = chunks.first() else { return true };
+    if axis == first.sizes.len() {
+        return chunks.len() == 1;
+    }
+    let range = |chunk: &Chunk| (chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]);
+    chunks.sort_by_key(|chunk| range(chunk));
+    let mut end = 0;
+    chunks.chunk_by_mut(|a, b| range(a) == range(b)).all(|group| {
+        let (begin, last) = range(group[0]);
+        let apart = begin >= end;
+        end = last;
+        apart && is_grid(group, axis + 1)
+    })
+}
+
+/// An error if two rectangles overlap, or if there are too many to compare all pairs.
+fn overlaps(chunks: &[&Chunk]) -> Result<(), String> {
+    if chunks.len() > MAX_PAIRED {
+        return Err(format!("its {} parts are not a grid", chunks.len()));
+    }
+    for (i, chunk) in chunks.iter().enumerate() {
+        if let Some(other) = chunks[..i].iter().find(|other| chunk.overlaps(other)) {
+            let [a, b] = [&other.offsets, &chunk.offsets];
+            return Err(format!("its parts at {a:?} and {b:?} overlap"));
+        }
+    }
+    Ok(())
+}
+
 /// Rows and columns of offsets or sizes; `one` is the value of an axis that is not there.
 fn matrix(of: &[usize], one: usize) -> [usize; 2] {
     [0, 1].map(|axis| of.get(axis).copied().unwrap_or(one))
@@ -332,4 +356,42 @@ fn volume(sizes: &[usize]) -> usize {
 /// Whole numbers of a list, a tuple or a `torch.Size`.
 fn numbers(value: &Value) -> anyhow::Result<Vec<usize>> {
     value.items()?.iter().map(|number| Ok(number.count()? as usize)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiles(shape: &[usize], parts: &[([usize; 2], [usize; 2])]) -> Result<(), String> {
+        let chunk = |(offsets, sizes): &([usize; 2], [usize; 2])| {
+            let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
+            Chunk { offsets: offsets.to_vec(), sizes: sizes.to_vec(), item }
+        };
+        let entry = Entry { shape: shape.to_vec(), chunks: parts.iter().map(chunk).collect() };
+        let tensors = BTreeMap::from([("w".to_string(), entry)]);
+        let (dir, objects, files) = Default::default();
+        Metadata { dir, tensors, objects, files }.tiles("w")
+    }
+
+    #[test]
+    fn rectangles_that_overlap_leave_gaps_or_reach_beyond_are_found() {
+        let grid = [([0, 0], [2, 3]), ([2, 0], [2, 3]), ([0, 3], [2, 1]), ([2, 3], [2, 1])];
+        assert_eq!(tiles(&[4, 4], &grid), Ok(()));
+        assert!(tiles(&[4, 4], &grid[..3]).unwrap_err().contains("14 of 16"));
+        assert!(tiles(&[3, 4], &grid).unwrap_err().contains("outside of [3, 4]"));
+        // Around a square in the middle: not a grid.
+        let wheel = [
+            ([0, 0], [1, 2]),
+            ([0, 2], [2, 1]),
+            ([2, 1], [1, 2]),
+            ([1, 0], [2, 1]),
+            ([1, 1], [1, 1]),
+        ];
+        assert_eq!(tiles(&[3, 3], &wheel), Ok(()));
+        let twice = [([0, 0], [2, 2]), ([0, 0], [2, 2])];
+        assert!(tiles(&[2, 4], &twice).unwrap_err().contains("overlap"));
+        let shifted = [([0, 0], [2, 2]), ([1, 1], [2, 2])];
+        assert!(tiles(&[4, 2], &shifted).unwrap_err().contains("outside"));
+        assert!(tiles(&[4, 4], &shifted).unwrap_err().contains("[0, 0] and [1, 1] overlap"));
+    }
 }
