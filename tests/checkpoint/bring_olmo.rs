@@ -59,7 +59,9 @@ fn what_olmo_cores_configuration_has_becomes_settings() {
 #[test]
 fn models_of_olmo_core_that_gptrain_computes_otherwise_are_refused() {
     let block = br#""block": {"name": "default""#;
-    let cases: [(&str, &[u8], &[u8], &[&str]); 3] = [
+    /// File, the bytes replaced in it, those in their place, the words of the refusal.
+    type Case<'a> = (&'a str, &'a [u8], &'a [u8], &'a [&'a str]);
+    let cases: [Case; 3] = [
         (
             "config.json",
             block,

@@ -176,7 +176,8 @@ pub fn state<'t>(
         Ok(list) => match list.as_slice() {
             [one] => Ok(Ok(one.clone())),
             list => Ok(Err(format!(
-                "buffer {chunk} is a list of {} buckets, as before 2024-02: save it once with a newer version",
+                "buffer {chunk} is a list of {} buckets, as before 2024-02: save it once with a newer \
+                 version",
                 list.len()
             ))),
         },
