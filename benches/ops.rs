@@ -16,8 +16,8 @@ use gptrain::base::{DType, Heads, rng};
 use gptrain::device::cpu::{self, Cpu};
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
-    AdamW, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm, Tensor,
-    Visible,
+    AdamW, AdamWUpdate, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm,
+    Tensor, Visible, op,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -145,7 +145,7 @@ impl Column {
         });
         let arena = Arena::new(be, 1 << 30).expect("1 GiB");
         let [x, y] = [0, 1].map(|_| arena.matrix(1, 100 << 20, DType::F32));
-        let copy = 2.0 * x.bytes() as f64 / best(be, &|| be.copy(x, y.set()));
+        let copy = 2.0 * x.bytes() as f64 / best(be, &|| be.run(op::Copy { x, y: y.set() }));
         let flops = threads.map(|threads| peak_of(threads, shape.dtype));
         Column { ceiling: Ceiling { flops, copy }, rows }
     }
@@ -357,7 +357,7 @@ fn product<'a>(
         name: format!("{what} {kind:?} {m}x{n}x{k}"),
         times,
         work: Work::Flops(2.0 * (m * n * k) as f64),
-        run: Box::new(move || be.gemm(kind, a, b, out, then)),
+        run: Box::new(move || be.run(op::Gemm { kind, a, b, c: out, then })),
     }
 }
 
@@ -400,8 +400,15 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let scale = t.matrix_of(1, 1, DType::F32);
     let how = Logits { x: logits, first: 0, vocab: v, cap: None };
     let loss = move || {
-        let to = Some((scale, logits.set()));
-        be.cross_entropy_unsplit(&how, targets, weights, stats, losses.set(), None, to);
+        be.run(op::CrossEntropyUnsplit {
+            logits: how,
+            targets,
+            weights,
+            stats,
+            losses: losses.set(),
+            z: None,
+            scale: Some(scale),
+        });
     };
     vec![
         product(t, "head", times, Gemm::NT, [n, v, h], None),
@@ -417,7 +424,7 @@ fn row<'a>(name: String, times: usize, bytes: f64, run: impl Fn() + 'a) -> Row<'
 
 fn no_dropout(t: &Tensors, seq: usize) -> Dropout {
     let first_sample = t.arena.matrix(1, 1, DType::I64);
-    t.be.zero(first_sample);
+    t.be.run(op::Zero { x: first_sample });
     Dropout { rate: 0.0, key: 1, first_sample, seq, first_row: 0 }
 }
 
@@ -437,33 +444,67 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let size = format!("{n}x{h}");
     vec![
         row(format!("layernorm {size}"), l + 1, 2.0 * b, move || {
-            be.layernorm(x, &norm, y.set(), stats.set())
+            be.run(op::LayerNorm { x, norm, y: y.set(), stats: stats.set() })
         }),
         row(format!("layernorm_backward += {size}"), l + 1, 4.0 * b, move || {
-            be.layernorm_backward(y, x, stats, scale, z.add(), dscale.add(), Some(dshift.add()))
+            be.run(op::LayerNormBackward {
+                dy: y,
+                x,
+                stats,
+                scale,
+                dx: z.add(),
+                dscale: dscale.add(),
+                dshift: Some(dshift.add()),
+            })
         }),
         row(format!("residual_norm {size}"), l, 4.0 * b, move || {
-            be.residual_norm(x, y, Some(scale), &drop, z.set(), &norm, other.set(), stats.set())
+            be.run(op::ResidualNorm {
+                x,
+                branch: y,
+                bias: Some(scale),
+                drop,
+                y: z.set(),
+                norm,
+                h: other.set(),
+                stats: stats.set(),
+            })
         }),
         row(format!("norm_residual_backward += {size}"), l, 4.0 * b, move || {
-            let (dx, sums) = ([z.add(), dscale.add()], Some(dshift.add()));
-            be.norm_residual_backward([y, x, stats, scale], dx, sums, &drop, z.set(), sums)
+            be.run(op::NormResidualBackward {
+                dy: y,
+                x,
+                stats,
+                scale,
+                dx: z.add(),
+                dscale: dscale.add(),
+                dshift: Some(dshift.add()),
+                drop,
+                dbranch: z.set(),
+                dbias: Some(dshift.add()),
+            })
         }),
         row(format!("residual {size}"), l, 3.0 * b, move || {
-            be.residual(x, y, Some(scale), &drop, z.set())
+            be.run(op::Residual { x, branch: y, bias: Some(scale), drop, y: z.set() })
         }),
         row(format!("residual, dropout {size}"), 0, 3.0 * b, move || {
-            be.residual(x, y, Some(scale), &some, z.set())
+            be.run(op::Residual { x, branch: y, bias: Some(scale), drop: some, y: z.set() })
         }),
         row(format!("residual_backward in place {size}"), l, b, move || {
-            be.residual_backward(y, &drop, y.set(), Some(dshift.add()))
+            be.run(op::ResidualBackward {
+                dy: y,
+                drop,
+                dbranch: y.set(),
+                dbias: Some(dshift.add()),
+            })
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {
-            be.gelu(wide, Gelu::Tanh, wide.set())
+            be.run(op::Gelu { x: wide, gelu: Gelu::Tanh, y: wide.set() })
         }),
-        row(format!("embed {size}"), 2, 2.0 * b, move || be.embed(ids, table, 0, y.set())),
+        row(format!("embed {size}"), 2, 2.0 * b, move || {
+            be.run(op::Embed { ids, table, first: 0, y: y.set() })
+        }),
         row(format!("embed_backward {size}"), 2, 3.0 * b, move || {
-            be.embed_backward(y, ids, 0, dtable.add())
+            be.run(op::EmbedBackward { dy: y, ids, first: 0, dtable: dtable.add() })
         }),
     ]
 }
@@ -484,15 +525,15 @@ fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         slopes: None,
         dropout: no_dropout(t, shape.seq),
     };
-    be.attention(qkv, &how, y.set(), lse.set());
+    be.run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
     // Causal: half of the keys. Two products forward, five backward.
     let flops = 2.0 * (n * shape.seq * h) as f64;
     let work = |products: f64| Work::Flops(products * flops / 2.0);
     let name = format!("{}x{}x{}", shape.samples, shape.seq, h);
-    let forward = move || be.attention(qkv, &how, y.set(), lse.set());
-    let backward = move || be.attention_backward(dy, qkv, y, lse, &how, dqkv.set());
+    let forward = move || be.run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
+    let backward = move || be.run(op::AttentionBackward { dy, qkv, y, lse, how, dqkv: dqkv.set() });
     let some = Attend { dropout: Dropout { rate: 0.1, ..how.dropout }, ..how };
-    let dropped = move || be.attention(qkv, &some, y.set(), lse.set());
+    let dropped = move || be.run(op::Attention { qkv, how: some, y: y.set(), lse: lse.set() });
     let make = |name: String, times, products, run: Box<dyn Fn() + 'a>| Row {
         name,
         times,
@@ -518,6 +559,9 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let sums = t.matrix_of(1, 1, DType::F32);
     let (lr, beta1, beta2, eps) = (1e-4, 0.9, 0.95, 1e-8);
     let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 1.0 };
+    let update = AdamWUpdate { rule, grad, master, m, v, weight: live };
+    let coded =
+        op::Adam8bit { rule, scalars, grad, master, m: moments[0], v: moments[1], weight: live };
     let b = grad.bytes() as f64;
     let written = if live == master { 0.0 } else { live.bytes() as f64 };
     let one = |name: &str, times, each: f64, run: Box<dyn Fn() + 'a>| {
@@ -525,19 +569,11 @@ fn update<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         Row { name: format!("{name} {len}"), times, work, run }
     };
     vec![
-        row(format!("zero {len}"), 10, b, move || be.zero(grad)),
-        row(format!("square_sums {len}"), 10, b, move || be.square_sums(&[grad], sums.set())),
-        one(
-            "adamw",
-            10,
-            28.0,
-            Box::new(move || be.adamw(&rule, scalars, grad, master, m, v, live)),
-        ),
-        one(
-            "adam8bit",
-            0,
-            16.25,
-            Box::new(move || be.adam8bit(&rule, scalars, grad, master, moments, live)),
-        ),
+        row(format!("zero {len}"), 10, b, move || be.run(op::Zero { x: grad })),
+        row(format!("square_sums {len}"), 10, b, move || {
+            be.run(op::SquareSums { xs: &[grad], y: sums.set() })
+        }),
+        one("adamw", 10, 28.0, Box::new(move || be.run(op::AdamW { scalars, updates: &[update] }))),
+        one("adam8bit", 0, 16.25, Box::new(move || be.run(coded))),
     ]
 }

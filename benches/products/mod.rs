@@ -3,7 +3,7 @@
 //! library uses only for large ones.
 
 use gptrain::base::{DType, rng};
-use gptrain::device::{Arena, Backend, Epilogue, Gemm, Tensor};
+use gptrain::device::{Arena, Backend, Gemm, Tensor, op};
 use half::bf16;
 use std::process::Command;
 
@@ -53,7 +53,7 @@ fn one(
     .map(|(stream, [rows, cols])| (drawn(stream), arena.matrix(rows, cols, DType::BF16)));
     [&a, &b].into_iter().for_each(|(values, x)| fill(be, values, *x));
     let c = arena.matrix(m, n, if kind == Gemm::TN { DType::F32 } else { DType::BF16 });
-    let seconds = time(&|| be.gemm(kind, a.1, b.1, c.set(), Epilogue::Nothing));
+    let seconds = time(&|| be.run(op::Gemm::plain(kind, a.1, b.1, c.set())));
     let at = |(values, x): &(Vec<bf16>, Tensor), row: usize, col: usize| {
         values[(row * x.cols + col) % PERIOD].to_f64()
     };

@@ -5,7 +5,7 @@ use super::scratch::{Scratch, Timing, timed_together};
 use super::site::Site;
 use base::{Bytes, DType};
 use comm::{Group, Message};
-use device::Tensor;
+use device::{Tensor, op};
 use estimate::measured::{GroupSpeed, LATENCY_BYTES};
 use plan::grid::{Axis, GRADIENTS, SHARES, STAGES};
 use train::launch::Carrier;
@@ -200,7 +200,7 @@ fn timed(
         // All ranks' parts are equal.
         let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
         let [x, y] = [0; 2].map(|_| arena.matrix(1, numel, DType::F32));
-        be.zero(x); // sums of zeros remain zero
+        be.run(op::Zero { x }); // sums of zeros remain zero
         let part = x.span(group.rank() * (numel / group.size()), numel / group.size());
         let messages = messages(group, kind.ring, x, y);
         // Several in a row hide the kernel launches of a GPU, and differences in the ranks' start.

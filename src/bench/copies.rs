@@ -3,6 +3,7 @@
 use super::scratch::{Scratch, Timing, fill, timed};
 use super::site::Site;
 use base::{DType, threads};
+use device::op;
 use std::time::Instant;
 
 /// Rates in GB/s. A copy reads and writes each byte, and both count. A transfer counts once.
@@ -49,7 +50,7 @@ fn within_device(
     scratch.with(|arena| {
         let [x, y] = [0; 2].map(|_| arena.matrix(1, bytes / 4, DType::F32));
         [x, y].into_iter().for_each(|x| fill(be, x));
-        timed(be, seconds, || be.copy(x, y.set()))
+        timed(be, seconds, || be.run(op::Copy { x, y: y.set() }))
     })
 }
 

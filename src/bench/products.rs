@@ -3,7 +3,7 @@
 use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
 use super::site::Site;
 use base::DType;
-use device::{Epilogue, Gemm};
+use device::{Gemm, op};
 use engine::model_dtype;
 use estimate::measured::Product;
 use manifest::Manifest;
@@ -110,7 +110,7 @@ fn multiply(site: &Site, scratch: &Scratch, shape: Shape, seconds: f64) -> anyho
         let [a, b, c] = [(shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n)]
             .map(|(rows, cols)| arena.matrix(rows, cols, dtype));
         [a, b].into_iter().for_each(|x| fill(be, x));
-        timed(be, seconds, || be.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing))
+        timed(be, seconds, || be.run(op::Gemm::plain(Gemm::NT, a, b, c.set())))
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::site::Site;
 use base::DType;
-use device::{Arena, Backend, Tensor};
+use device::{Arena, Backend, Tensor, op};
 use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 use std::time::Instant;
@@ -67,7 +67,7 @@ pub fn fill(be: &dyn Backend, x: Tensor) {
     let mut done = some;
     while done < x.numel() {
         let more = done.min(x.numel() - done);
-        be.copy(x.span(0, more), x.span(done, more).set());
+        be.run(op::Copy { x: x.span(0, more), y: x.span(done, more).set() });
         done += more;
     }
 }

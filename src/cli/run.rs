@@ -41,6 +41,10 @@ pub struct Args {
     /// Steps to trace, both ends included, as in `--trace-steps 10..12`
     #[arg(long, value_name = "A..B", requires = "trace", value_parser = Steps::parse)]
     trace_steps: Option<Steps>,
+    /// Write the ops of a step of rank 0 to this file, as CSV: shapes, FLOPs, bytes and, on a CPU,
+    /// seconds
+    #[arg(long, value_name = "FILE")]
+    ops: Option<PathBuf>,
 }
 
 impl Args {
@@ -67,9 +71,9 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         tracing::info!("{line}");
         loaded = manifest::load(&path, &[&args.set[..], &settings].concat())?;
     }
-    let Args { resume_from, reset_optimizer, verify_resume, .. } = args;
+    let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
-    let options = train::Options { resume_from, reset_optimizer, verify_resume, trace };
+    let options = train::Options { resume_from, reset_optimizer, verify_resume, trace, ops };
     let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
     if messages.console().form() == Form::Quiet {

@@ -2,7 +2,7 @@
 //! before, after and in between.
 
 use super::{Collective, Group, Message, Op, Pending};
-use device::{self, Tally, Tensor};
+use device::{self, Access, Order, Queue, Tally, Tensor};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -109,6 +109,52 @@ impl Journal {
     }
 }
 
+impl Collective {
+    fn name(&self) -> &'static str {
+        match self {
+            Collective::AllReduce(_) => "all-reduce",
+            Collective::AllGather { .. } => "all-gather",
+            Collective::ReduceScatter { .. } => "reduce-scatter",
+        }
+    }
+
+    fn tensors(&self) -> Vec<(Tensor, Access)> {
+        match *self {
+            Collective::AllReduce(x) => vec![(x, Access::Update)],
+            Collective::AllGather { part, whole } => {
+                vec![(part, Access::Read), (whole, Access::Write)]
+            }
+            Collective::ReduceScatter { whole, part } => {
+                vec![(whole, Access::Read), (part, Access::Write)]
+            }
+        }
+    }
+}
+
+impl Message {
+    fn name(&self) -> &'static str {
+        match self {
+            Message::Send { .. } => "send",
+            Message::Recv { .. } => "receive",
+        }
+    }
+
+    fn access(&self) -> (Tensor, Access) {
+        match *self {
+            Message::Send { x, .. } => (x, Access::Read),
+            Message::Recv { x, .. } => (x, Access::Write),
+        }
+    }
+
+    /// Rank at the other end.
+    fn other(&self) -> usize {
+        match *self {
+            Message::Send { to, .. } => to,
+            Message::Recv { from, .. } => from,
+        }
+    }
+}
+
 /// Group that only counts.
 pub struct Dry {
     name: &'static str,
@@ -129,6 +175,17 @@ impl Dry {
         self.journal.note(Event::Send { group: self.name, op, sent, how });
     }
 
+    /// Calls `with` on the checker of the device's order, if it has one.
+    fn order(&self, with: impl FnOnce(&mut Order)) {
+        self.journal.device.order(with);
+    }
+
+    /// Runs a collective in order with the device's ops.
+    fn run(&self, what: Collective) {
+        self.ring(what, How::Now);
+        self.order(|order| order.communicate(what.name(), &what.tensors()));
+    }
+
     fn ring(&self, what: Collective, how: How) {
         let (op, whole) = what.whole(self.size);
         let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
@@ -138,7 +195,10 @@ impl Dry {
 
     fn begin_as(&self, what: Collective, how: How) -> Pending {
         self.ring(what, how);
-        self.begun()
+        let begun = self.begun();
+        let queue = if how == How::Soon { Queue::SoonCollectives } else { Queue::Collectives };
+        self.order(|order| order.begin(begun.job, queue, what.name(), &what.tensors()));
+        begun
     }
 
     fn begun(&self) -> Pending {
@@ -162,20 +222,27 @@ impl Group for Dry {
         self.rank
     }
     fn all_reduce(&self, x: Tensor) {
-        self.ring(Collective::AllReduce(x), How::Now);
+        self.run(Collective::AllReduce(x));
     }
     fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.ring(Collective::AllGather { part, whole }, How::Now);
+        self.run(Collective::AllGather { part, whole });
     }
     fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.ring(Collective::ReduceScatter { whole, part }, How::Now);
+        self.run(Collective::ReduceScatter { whole, part });
     }
     fn exchange(&self, messages: &[Message]) {
-        messages.iter().for_each(|message| self.message(message, How::Now));
+        for message in messages {
+            self.message(message, How::Now);
+            self.order(|order| order.communicate(message.name(), &[message.access()]));
+        }
     }
     fn begin_message(&self, message: Message) -> Pending {
         self.message(&message, How::Message);
-        self.begun()
+        let begun = self.begun();
+        let (kind, with) = (message.name(), message.other());
+        let queue = Queue::Messages { group: self.name, kind, with };
+        self.order(|order| order.begin(begun.job, queue, kind, &[message.access()]));
+        begun
     }
     fn begin(&self, what: Collective) -> Pending {
         self.begin_as(what, How::Queued)
@@ -184,6 +251,7 @@ impl Group for Dry {
         self.begin_as(what, How::Soon)
     }
     fn finish(&self, pending: Pending) {
+        self.order(|order| order.finish(pending.job));
         self.journal.note(Event::Finish(pending.job as i64 - self.journal.taken.get() as i64));
     }
 }

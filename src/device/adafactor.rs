@@ -1,8 +1,8 @@
 //! Arguments of Adafactor's ops: constants of the rule, the part of a matrix that a rank updates,
 //! and the second moment by rows and columns.
 
-use super::{Out, Tensor};
-use base::{Fused, decayed};
+use super::Tensor;
+use base::{DType, Fused, decayed};
 use std::ops::Range;
 
 /// Adafactor update without momentum (Shazeer & Stern 2018, algorithms 4 and 5), in PyTorch's
@@ -40,6 +40,47 @@ pub enum SecondMoment {
     /// p. row [rows, 1], col [fused, cols] and mean [1, fused] are means of g² over columns, over
     /// the rows of p, and over all of p.
     Factored { row: Tensor, col: Tensor, mean: Tensor },
+}
+
+impl SecondMoment {
+    /// Means by row, of a matrix.
+    pub fn row(self) -> Option<Tensor> {
+        match self {
+            SecondMoment::Full(_) => None,
+            SecondMoment::Factored { row, .. } => Some(row),
+        }
+    }
+
+    /// Means by column; of a vector, V̂ itself.
+    pub fn col(self) -> Tensor {
+        match self {
+            SecondMoment::Full(v) => v,
+            SecondMoment::Factored { col, .. } => col,
+        }
+    }
+
+    /// Mean of each fused matrix.
+    pub fn mean(self) -> Option<Tensor> {
+        match self {
+            SecondMoment::Full(_) => None,
+            SecondMoment::Factored { mean, .. } => Some(mean),
+        }
+    }
+
+    pub fn tensors(self) -> impl Iterator<Item = Tensor> {
+        [self.row(), Some(self.col()), self.mean()].into_iter().flatten()
+    }
+
+    /// Panics if the means do not fit a part.
+    pub fn check(self, part: &MatrixPart) {
+        let width = part.col_rows() * part.cols;
+        assert!(self.tensors().all(|x| x.dtype == DType::F32), "means are f32");
+        assert_eq!(self.col().numel(), width, "means by column");
+        match [self.row(), self.mean()].map(|x| x.map(Tensor::numel)) {
+            [None, None] => assert!(part.is_vector(), "a vector's second moment"),
+            sizes => assert_eq!(sizes, [part.rows, part.fused.count()].map(Some), "means"),
+        }
+    }
 }
 
 /// Consecutive elements, row by row, of a rank's share of a matrix. A vector is a matrix of one
@@ -110,63 +151,6 @@ impl MatrixPart {
         let (along, across) = if self.is_vector() { (cols, rows) } else { (rows, cols) };
         std::array::from_fn(|number| self.fused.rows(number, along) * across)
     }
-}
-
-/// Ops of Adafactor, for every backend.
-pub trait AdafactorOps {
-    /// rows[r] += Σ (factor·x)² over row r; cols[p, c] += Σ (factor·x)² over the rows of fused
-    /// matrix p (of a vector: its one row). Sums cover the part only. x f32 [1, len], factor f32
-    /// [1, 1], rows f32 [rows, 1], cols f32 [fused, cols]; always accumulates.
-    fn factor_sums(
-        &self,
-        x: Tensor,
-        factor: Tensor,
-        part: &MatrixPart,
-        rows: Option<Out>,
-        cols: Out,
-    );
-    /// out[p] += Σ x² over the part's elements of fused matrix p. x f32 [1, len], out f32 [1,
-    /// fused]; always accumulates.
-    fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out);
-    /// out f32 [1, 2] = 1 − β̂ = t^beta2_decay and ρ at update t = updates, i64 [1, 1].
-    fn adafactor_scalars(&self, rule: &Adafactor, updates: Tensor, out: Out);
-    /// Moves a second moment by 1 − β̂ towards the mean of g². `rows` and `cols` are sums over the
-    /// whole matrix (`factor_sums`); a vector has no row sums. Recomputes `mean`: from `col` if the
-    /// share has all columns, else from `row`. scalars f32 [1, 3] = the factor, and the outputs of
-    /// `adafactor_scalars`; a factor of NaN changes nothing.
-    fn move_second_moment(
-        &self,
-        scalars: Tensor,
-        part: &MatrixPart,
-        rows: Option<Tensor>,
-        cols: Tensor,
-        v: &SecondMoment,
-    );
-    /// out[p] += Σ U² over the part's elements of fused matrix p. out f32 [1, fused].
-    fn adafactor_square_sums(
-        &self,
-        rule: &Adafactor,
-        scalars: Tensor,
-        grad: Tensor,
-        part: &MatrixPart,
-        v: &SecondMoment,
-        out: Out,
-    );
-    /// Updates the part of the master weight, f32 [1, len], and rounds it into `weight` if that is
-    /// another tensor. Needs Σ U² of each fused matrix, f32 [1, fused], and Σ θ² if steps are
-    /// scaled by it. A factor of NaN skips the update.
-    #[allow(clippy::too_many_arguments)]
-    fn adafactor(
-        &self,
-        rule: &Adafactor,
-        scalars: Tensor,
-        grad: Tensor,
-        part: &MatrixPart,
-        v: &SecondMoment,
-        squares: (Tensor, Option<Tensor>),
-        master: Tensor,
-        weight: Tensor,
-    );
 }
 
 #[cfg(test)]

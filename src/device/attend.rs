@@ -1,7 +1,7 @@
 //! Arguments of the ops of normalisation, dropout, attention and loss.
 
 use super::{Out, Tensor};
-use base::{DType, Heads, div_exact};
+use base::{Heads, div_exact};
 
 /// Normalisation of each row of H elements, with its weights [1, H].
 #[derive(Clone, Copy, Debug)]
@@ -13,16 +13,24 @@ pub enum Norm {
 }
 
 impl Norm {
-    /// Scale, shift if there is one, and eps. Panics if the weights do not fit x.
-    pub fn parts(self, x: Tensor) -> (Tensor, Option<Tensor>, f32) {
-        let (scale, shift, eps) = match self {
+    /// Scale, shift if there is one, and eps.
+    pub fn parts(self) -> (Tensor, Option<Tensor>, f32) {
+        match self {
             Norm::Layer { scale, shift, eps } => (scale, Some(shift), eps),
             Norm::Rms { scale, eps } => (scale, None, eps),
-        };
-        for weight in [Some(scale), shift].into_iter().flatten() {
+        }
+    }
+
+    /// Panics if the weights do not fit x.
+    pub fn check(self, x: Tensor) {
+        for weight in self.tensors() {
             assert_eq!((weight.numel(), weight.dtype), (x.cols, x.dtype), "weights of a norm");
         }
-        (scale, shift, eps)
+    }
+
+    pub fn tensors(self) -> impl Iterator<Item = Tensor> {
+        let (scale, shift, _) = self.parts();
+        [Some(scale), shift].into_iter().flatten()
     }
 }
 
@@ -55,32 +63,10 @@ pub struct Rotation {
 }
 
 impl QueryKey {
-    /// Panics if the tensors do not fit these queries, keys and values.
-    pub fn check(&self, qkv: Tensor, y: Tensor) {
-        assert_eq!(qkv.cols, self.heads.qkv_width(), "qkv");
-        assert_eq!((y.rows, y.cols, y.dtype), (qkv.rows, qkv.cols, qkv.dtype), "y");
-        assert!(self.heads.dim <= 256, "a head of {} is wider than 256", self.heads.dim);
-        let wide = (self.heads.dim, qkv.dtype);
-        if let Some(QkNorm { query, key, .. }) = self.norm {
-            assert!([query, key].iter().all(|w| (w.numel(), w.dtype) == wide), "norms of heads");
-        }
-        if let Some(Rotation { positions, table }) = self.rotation {
-            assert_eq!((positions.rows, positions.dtype), (qkv.rows, DType::I32), "positions");
-            assert_eq!((table.cols, table.dtype), (wide.0, DType::F32), "angles");
-            assert!(self.heads.dim.is_multiple_of(2), "a head of {} columns", self.heads.dim);
-        }
-    }
-
-    /// Panics if the tensors of backward do not fit.
-    pub fn check_backward(&self, dy: Tensor, qkv: Tensor, dx: Out, dscales: Option<[Out; 2]>) {
-        assert!(!dx.add, "dx is overwritten");
-        self.check(qkv, dx.to);
-        assert_eq!((dy.rows, dy.cols, dy.dtype), (qkv.rows, qkv.cols, qkv.dtype), "dy and qkv");
-        assert_eq!(self.norm.is_some(), dscales.is_some(), "gradients of the norm's scales");
-        for out in dscales.into_iter().flatten() {
-            let fits = out.add && out.to.numel() == self.heads.dim;
-            assert!(fits, "the gradients of scales accumulate");
-        }
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor> + use<> {
+        let norms = self.norm.map(|norm| [norm.query, norm.key]);
+        let rotation = self.rotation.map(|rotation| [rotation.positions, rotation.table]);
+        norms.into_iter().chain(rotation).flatten()
     }
 }
 
@@ -133,6 +119,13 @@ pub struct Dropout {
     pub first_row: usize,
 }
 
+impl Dropout {
+    /// Tensor that random numbers depend on, if any are drawn.
+    pub fn tensors(&self) -> Option<Tensor> {
+        (self.rate > 0.0).then_some(self.first_sample)
+    }
+}
+
 /// Keys visible to each query.
 #[derive(Clone, Copy, Debug)]
 pub enum Visible {
@@ -162,21 +155,16 @@ pub struct Attend {
 }
 
 impl Attend {
-    /// Panics if the shape of a tensor does not follow from the heads and `seq`. Returns the number
-    /// of samples.
-    pub fn check(&self, qkv: Tensor, y: Tensor, lse: Tensor) -> usize {
-        let Heads { query, kv, .. } = self.heads;
-        assert!(query.is_multiple_of(kv), "{query} query heads share {kv} of keys and values");
-        assert_eq!(qkv.cols, self.heads.qkv_width(), "qkv");
-        let width = self.heads.query_width();
-        assert_eq!((y.rows, y.cols, y.dtype), (qkv.rows, width, qkv.dtype), "y");
-        assert_eq!((lse.rows, lse.cols, lse.dtype), (qkv.rows, query, DType::F32), "lse");
-        if let Visible::Ranges(ranges) = self.visible {
-            assert_eq!((ranges.rows, ranges.cols), (qkv.rows, 2), "visible ranges");
-        }
-        if let Some(slopes) = self.slopes {
-            assert_eq!(slopes.numel(), query, "slopes");
-        }
-        div_exact(qkv.rows, self.seq)
+    /// Samples in the rows of a tensor.
+    pub fn samples(&self, rows: usize) -> usize {
+        div_exact(rows, self.seq)
+    }
+
+    pub fn tensors(&self) -> impl Iterator<Item = Tensor> + use<> {
+        let ranges = match self.visible {
+            Visible::Causal => None,
+            Visible::Ranges(ranges) => Some(ranges),
+        };
+        ranges.into_iter().chain(self.slopes).chain(self.dropout.tensors())
     }
 }

@@ -14,12 +14,15 @@ mod dry;
 pub mod dynamic_map;
 mod fp8;
 mod meter;
+mod order;
 mod muon;
+pub mod op;
+mod op_log;
 mod product;
 mod tensor;
 mod work;
 
-pub use adafactor::{Adafactor, AdafactorOps, MatrixPart, SecondMoment};
+pub use adafactor::{Adafactor, MatrixPart, SecondMoment};
 pub use arena::Arena;
 pub use attend::{Attend, Dropout, Logits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss};
 pub use backend::{
@@ -29,9 +32,12 @@ pub use backend::{
 pub use base::{Fp8, Gelu};
 pub use digest::{digest_of_bytes, digest_term};
 pub use dry::Dry;
-pub use fp8::{Fp8Ops, Fp8Scaling, Lines, Quantized};
+pub use fp8::{Fp8Scaling, Lines, Quantized};
 pub use meter::{HEAD_PRODUCT, Meter, OpTimes, Section};
-pub use muon::{FusedMatrix, Momentum, MuonOps};
+pub use muon::{FusedMatrix, Momentum};
+pub use op::{Access, Accesses, Op};
+pub use op_log::{LoggedOp, begin_op_log, take_op_log};
+pub use order::{Order, Queue};
 pub use product::{Epilogue, Gemm};
 pub use tensor::{Element, Home, Out, Tensor};
 pub use work::{COPIES, FP8_PRODUCT, Tally, Work};

@@ -32,3 +32,13 @@ pub enum Epilogue {
     /// bias. Only for `TN` into f32. db f32 [1, m].
     BiasBackward(Out),
 }
+
+impl Epilogue {
+    /// Additional matrix that the epilogue reads or writes, if it has one.
+    pub fn matrix(self) -> Option<Tensor> {
+        match self {
+            Epilogue::Nothing | Epilogue::Bias(_) | Epilogue::BiasBackward(_) => None,
+            Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => Some(pre),
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! Work of ops by name, as a counting device adds it up.
 
+use super::{Out, Tensor};
 use std::collections::BTreeMap;
 
 /// FLOPs and memory traffic of all calls of one op.
@@ -9,6 +10,28 @@ pub struct Work {
     pub flops: f64,
     /// Bytes read and written; each operand counts once.
     pub bytes: f64,
+}
+
+impl Work {
+    /// One call of an op.
+    pub(crate) fn op(flops: usize) -> Work {
+        Work { calls: 1.0, flops: flops as f64, bytes: 0.0 }
+    }
+
+    pub(crate) fn with_flops(self, flops: usize) -> Work {
+        Work { flops: self.flops + flops as f64, ..self }
+    }
+
+    /// Adds the bytes of tensors.
+    pub(crate) fn moving(self, xs: impl IntoIterator<Item = Tensor>) -> Work {
+        let moved: f64 = xs.into_iter().map(|x| x.bytes() as f64).sum();
+        Work { bytes: self.bytes + moved, ..self }
+    }
+
+    /// Adds the bytes of an output: an accumulating one is read and written.
+    pub(crate) fn moving_out(self, y: Out) -> Work {
+        self.moving([y.to]).moving(y.add.then_some(y.to))
+    }
 }
 
 impl std::ops::AddAssign for Work {

@@ -4,7 +4,7 @@ use base::{DType, div_exact};
 use comm::{Group, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
-use model::{Chunk, Cx, ModelShard, TensorParallel, costs};
+use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
 use plan::grid::{Axis, Coord, GRADIENTS, Grid, SHARES, STAGES};
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
@@ -114,8 +114,8 @@ pub fn cuts(model: &Model, topology: &Topology) -> Vec<Range<usize>> {
     match &topology.layer_split {
         LayerSplit::Uniform => split::uniform(model.layers, stages),
         LayerSplit::Balanced => {
-            let costs = costs(model, topology.recompute);
-            split::balanced(model.layers, stages, costs)
+            let LayerCosts { embed, layers, head } = costs(model, topology.recompute);
+            split::balanced(stages, embed, &layers, head)
         }
         LayerSplit::TransformerAndEmbedding => split::with_ends(model.layers, stages),
         LayerSplit::Explicit(sizes) => split::explicit(sizes),

@@ -11,7 +11,7 @@
 use super::groups::Groups;
 use super::offload::{Offload, Piece};
 use super::rule::{OptimizerRule, Place, Step};
-use device::{Backend, Transfer};
+use device::{Backend, Transfer, op};
 use model::{Layout, ModelShard};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
@@ -45,7 +45,7 @@ impl Late {
         self.coming.borrow_mut().extend(all.map(|(from, to)| be.transfer(from, to)));
         for piece in &offload.pieces {
             if let Some(kept) = piece.kept_grads {
-                be.host().copy(kept, piece.staged_grads.set());
+                be.host().run(op::Copy { x: kept, y: piece.staged_grads.set() });
             }
         }
         self.lr.set(Some(step.lr));

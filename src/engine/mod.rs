@@ -44,7 +44,7 @@ pub use states::{
 };
 
 use arenas::Arenas;
-use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor};
+use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor, op};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
@@ -163,7 +163,7 @@ impl<'a> Engine<'a> {
             memory_plan: arenas.memory_plan(be.workspace()),
         };
         engine.set_scale(None, 0, 0);
-        be.zero(engine.scalars.change);
+        be.run(op::Zero { x: engine.scalars.change });
         Ok(engine)
     }
 
@@ -311,8 +311,8 @@ impl<'a> Engine<'a> {
         let mut computed = Ok(());
         params.beside_update(rule, &mut || {
             params.begin_step(micros);
-            be.zero(s.loss);
-            be.zero(s.z_loss);
+            be.run(op::Zero { x: s.loss });
+            be.run(op::Zero { x: s.z_loss });
             be.enter(Section::Passes);
             computed = self.run(&order, &self.slots, true, load, None);
             be.enter(Section::Once);
@@ -353,7 +353,7 @@ impl<'a> Engine<'a> {
     fn forwards(&self, load: Load, micros: usize, heard: Option<Heard>) -> anyhow::Result<()> {
         let rounds = schedule::forwards(self.pipeline_rank(), micros);
         let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
-        self.be.zero(self.scalars.loss);
+        self.be.run(op::Zero { x: self.scalars.loss });
         self.run(&actions, &self.eval, false, load, heard)
     }
 

@@ -12,7 +12,7 @@ use super::params::BucketState;
 use super::rule::{OptimizerRule, Step};
 use super::states::{ParamStates, StateSpec};
 use base::DType;
-use device::{Arena, Backend, Home, Tensor};
+use device::{Arena, Backend, Home, Tensor, op};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -138,7 +138,7 @@ impl Offload {
             let arriving = coming.pop_front().flatten();
             arriving.into_iter().for_each(|transfer| be.finish_transfer(transfer));
             if let Some(kept) = piece.kept_grads.filter(|_| grads) {
-                be.host().copy(kept, piece.staged_grads.set());
+                be.host().run(op::Copy { x: kept, y: piece.staged_grads.set() });
             }
             if going.len() == BUFFERS {
                 let sent: Option<_> = going.pop_front().flatten();
@@ -209,7 +209,7 @@ impl Piece {
     /// Zeroes the padding between parameters.
     pub fn pad(&self, host: &dyn Backend) {
         if self.padded {
-            host.zero(self.staged_weights);
+            host.run(op::Zero { x: self.staged_weights });
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::groups::Groups;
 use comm::{Group, Message, Pending};
-use device::{Arena, Backend, Tensor};
+use device::{Arena, Backend, Tensor, op};
 use model::TensorParallel;
 use plan::schedule::{self, Action, Pass, PipelineRank, Side};
 
@@ -114,7 +114,7 @@ impl Mail<'_> {
                 self.tp.gather_sent(share.tensor(), room(*side, *place));
             }
             if *side == Side::RecvDy {
-                self.be.copy(self.buffers.arrived(), place.set());
+                self.be.run(op::Copy { x: self.buffers.arrived(), y: place.set() });
             }
         }
     }
@@ -126,7 +126,7 @@ impl Mail<'_> {
             Side::SendY => self.tp.sent(place),
             Side::SendDx => {
                 let dx = self.buffers.begun().dx;
-                self.be.copy(self.tp.sent(place), dx.set());
+                self.be.run(op::Copy { x: self.tp.sent(place), y: dx.set() });
                 dx
             }
         };
@@ -141,7 +141,7 @@ impl Mail<'_> {
             Side::SendY | Side::SendDx => return,
         };
         match arrived.numel() == place.numel() {
-            true => self.be.copy(arrived, place.set()),
+            true => self.be.run(op::Copy { x: arrived, y: place.set() }),
             false => self.tp.gather_sent(arrived, place),
         }
     }

@@ -6,7 +6,7 @@ use super::groups::{Groups, context, model_shard, pipeline_rank};
 use super::play::{Mail, MessageBuffers, play};
 use super::{Engine, Load};
 use base::DType;
-use device::{Backend, OutOfMemory, Tensor};
+use device::{Backend, OutOfMemory, Tensor, op};
 use manifest::Manifest;
 use model::{Activations, Inputs, Stage, Tables};
 use plan::schedule::{self, Action, Pass, Side};
@@ -91,7 +91,7 @@ impl Scores for Scorer<'_> {
         let cx = context(self.be, &self.groups, &self.manifest, false);
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         let held = |pass: Pass| &self.slots[pass.slot][pass.chunk];
-        self.be.zero(self.loss);
+        self.be.run(op::Zero { x: self.loss });
         let mail = Mail {
             be: self.be,
             pp,

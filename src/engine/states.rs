@@ -2,7 +2,7 @@
 //! plan, the update, ZeRO, the replica check, checkpoints and the estimator read these rows.
 
 use base::{DType, div_exact};
-use device::{Backend, Home, Tensor};
+use device::{Backend, Home, Tensor, op};
 use model::Param;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -316,7 +316,7 @@ impl ParamStates {
     pub fn cast(&self, be: &dyn Backend) {
         let (master, model) = (self.get(MASTER), self.get(MODEL));
         if master.addr() != model.addr() && master.numel() > 0 {
-            be.copy(master, model.set());
+            be.run(op::Copy { x: master, y: model.set() });
         }
     }
 

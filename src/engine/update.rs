@@ -8,7 +8,7 @@ use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
 use super::update_norm::{UpdateNorm, is_counted_elsewhere};
-use device::{Home, Scaling, StepLimits, Tensor};
+use device::{Home, Scaling, StepLimits, Tensor, op};
 use manifest::Manifest;
 use model::Layout;
 use std::ops::Range;
@@ -112,15 +112,24 @@ impl Update {
         let At { scale, lr, limits, norm, late } = at;
         let be = params.backend();
         for run in &self.on_device {
-            be.square_sums(&self.grads[run.clone()], s.sums.span(run.start, run.len()).set());
+            be.run(op::SquareSums {
+                xs: &self.grads[run.clone()],
+                y: s.sums.span(run.start, run.len()).set(),
+            });
         }
-        be.sum(s.sums.span(0, self.counted), s.norm.set());
+        be.run(op::Sum { x: s.sums.span(0, self.counted), y: s.norm.set() });
         params.sum_over_owners(s.norm);
-        be.clip(s.norm, scale, self.max_norm, s.clip.set());
+        be.run(op::Clip { sums: s.norm, scale, max_norm: self.max_norm, y: s.clip.set() });
         let factor = s.rule.span(0, 1);
-        be.loss_scale_step(&self.scaling, s.scaler, factor, s.status);
+        be.run(op::LossScaleStep {
+            scaling: self.scaling,
+            scaler: s.scaler,
+            factor,
+            status: s.status,
+        });
         if let Some(limits) = limits {
-            be.skip_above(limits, [s.loss, s.clip.span(0, 1)], s.scaler, factor, s.status);
+            let (loss, norm, scaler) = (s.loss, s.clip.span(0, 1), s.scaler);
+            be.run(op::SkipAbove { limits, loss, norm, scaler, factor, status: s.status });
         }
         let norm = self.norm.as_ref().filter(|_| norm);
         norm.iter().for_each(|norm| norm.begin(be));

@@ -9,7 +9,7 @@
 use super::masters::{self, PIECE};
 use super::states::{MASTER, ParamStates, rows_without_padding};
 use base::DType;
-use device::{Arena, Backend, Home, Tensor};
+use device::{Arena, Backend, Home, Tensor, op};
 use std::cell::Cell;
 
 /// Alignment of pieces in the window, in elements: 256 bytes.
@@ -63,7 +63,7 @@ impl UpdateNorm {
     /// Resets the sums before the update of a step.
     pub fn begin(&self, be: &dyn Backend) {
         let be = self.backend(be);
-        be.zero(self.sums);
+        be.run(op::Zero { x: self.sums });
         be.upload_async(bytemuck::bytes_of(&1.0f32), self.one);
         self.next.set(0);
     }
@@ -113,25 +113,32 @@ impl UpdateNorm {
         }
         let master = |piece: &ParamStates, place: Tensor| piece.get(MASTER).span(0, place.numel());
         let counted = || held.iter().filter(|(_, place)| place.numel() > 0);
-        counted().for_each(|(piece, place)| be.copy(master(piece, *place), place.set()));
+        counted().for_each(|(piece, place)| {
+            be.run(op::Copy { x: master(piece, *place), y: place.set() })
+        });
         work(&held.iter().map(|(piece, _)| piece).collect::<Vec<_>>());
         for (piece, place) in counted() {
-            be.axpy(-1.0, self.one, master(piece, *place), place.add());
+            be.run(op::Axpy {
+                a: -1.0,
+                factor: self.one,
+                x: master(piece, *place),
+                y: place.add(),
+            });
         }
         let places: Vec<Tensor> = counted().map(|(_, place)| *place).collect();
         if places.is_empty() {
             return;
         }
         let first = self.next.replace(self.next.get() + places.len());
-        be.square_sums(&places, self.sums.span(first, places.len()).set());
+        be.run(op::SquareSums { xs: &places, y: self.sums.span(first, places.len()).set() });
     }
 
     /// Writes this rank's Σ Δ² to `to`, f32 [1, 1] on the device.
     pub fn finish(&self, be: &dyn Backend, to: Tensor) {
         match self.sums.home() {
-            Home::Device => be.sum(self.sums, to.set()),
+            Home::Device => be.run(op::Sum { x: self.sums, y: to.set() }),
             Home::Host => {
-                be.host().sum(self.sums, self.total.set());
+                be.host().run(op::Sum { x: self.sums, y: self.total.set() });
                 be.finish_transfer(be.transfer(self.total, to));
             }
         }

@@ -28,6 +28,14 @@ PositionName {
     Rope = "rope",
 }
 
+/// Keys that the queries of a layer attend to.
+LayerAttention {
+    /// All earlier keys.
+    Full = "full",
+    /// The last `model.window` keys.
+    Window = "window",
+}
+
 /// Normalisations.
 NormKind {
     /// By mean and variance, with scale and shift (Ba, Kiros & Hinton 2016).

@@ -5,7 +5,8 @@ use super::choices::*;
 use super::cluster::raw::{Comm, Restart, Slurm};
 use super::define::{forms, sections};
 use super::optimizers::OptimizerForm;
-use super::settings::raw::{self, Dropout, Linear, Llama3, PowerSgd, PrefixLm, RampUp, Yarn};
+use super::rope;
+use super::settings::raw::{self, Dropout, PowerSgd, PrefixLm, RampUp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -104,27 +105,7 @@ Dataset {
 PositionSettings {
     /// Rotated queries and keys.
     #[schemars(required)]
-    rope: raw::Rope;
-}
-
-#[derive(Copy)]
-/// Scaling of rotary wavelengths for longer samples: one of these.
-Scaling {
-    /// The same factor for all (Chen et al. 2023).
-    linear: Linear;
-    /// The factor for long wavelengths only (Llama 3.1).
-    llama3: Llama3;
-    /// By the number of rotations in the original length, with sharper attention (Peng et al. 2023).
-    yarn: Yarn;
-    /// Dynamic NTK: refused, because it depends on the length of the text.
-    dynamic: Dynamic;
-}
-
-#[derive(Copy)]
-/// Dynamic NTK, which is refused.
-Dynamic {
-    /// Factor.
-    factor: f64, in 1.0..=1e6;
+    rope: rope::raw::Rope;
 }
 
 /// Training objective, with settings.

@@ -13,6 +13,7 @@ mod family;
 mod forms;
 mod inference;
 mod keys;
+mod layers;
 mod notes;
 mod optimizers;
 mod overrides;
@@ -20,6 +21,7 @@ pub mod place;
 mod read;
 mod report;
 mod rewrite;
+mod rope;
 mod settings;
 mod suggest;
 mod tree;
@@ -27,20 +29,22 @@ mod tree;
 pub use base::Gelu;
 pub use check::{model_section, model_settings};
 pub use choices::{
-    Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LogFormat, LrCounted,
-    MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute, Schedule,
-    SpikeAction,
+    Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LayerAttention,
+    LogFormat, LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute,
+    Schedule, SpikeAction,
 };
 pub use cluster::{Comm, Restart, Slurm};
 pub use family::{Architecture, Family};
 pub use inference::for_inference;
 pub use keys::{schema, settings};
+pub use layers::LayerKind;
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
 pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse};
 pub use rewrite::rewrite;
+pub use rope::{Linear, Llama3, Rope, RopeScaling, Yarn};
 pub use settings::{
-    Batch, Checkpoint, Data, Divergence, Dropout, Eod, EvalTask, Init, Linear, Llama3, Log, Lr,
-    Model, Mup, Offload, Plan, PowerSgd, PrefixLm, RampUp, Rope, Topology, Train, Yarn,
+    Batch, Checkpoint, Data, Divergence, Dropout, Eod, EvalTask, Init, Log, Lr, Model, Mup,
+    Offload, Plan, PowerSgd, PrefixLm, RampUp, Topology, Train,
 };
 
 use base::Heads;
@@ -115,14 +119,6 @@ impl Position {
             Position::Rope(_) => PositionName::Rope,
         }
     }
-}
-
-/// Scaling of a rotation's wavelengths.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    Linear(Linear),
-    Llama3(Llama3),
-    Yarn(Yarn),
 }
 
 impl Ffn {

@@ -7,8 +7,9 @@ use super::choices::*;
 use super::define::{checked, read, sections, settings, written};
 use super::family::Family;
 use super::forms::{self, *};
+use super::layers::{self, LayerForm, LayerKind};
 use super::report::Report;
-use super::{DataStage, Dataset, Decay, LayerSplit, Objective, Position, RopeScaling, ValidSet};
+use super::{DataStage, Dataset, Decay, LayerSplit, Objective, Position, ValidSet};
 use base::{Bytes, Gelu};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -75,6 +76,10 @@ Model(raw, tensor: usize) {
     positions: usize, in 1..=16_777_216;
     /// Sliding window: most keys that a query attends to, including its own. Default: all.
     window: usize, in 1..=16_777_216;
+    /// Kinds of layers, which repeat from the first layer to the last: full, window, or settings, as in
+    /// [window, window, full]. Default: all layers alike.
+    pattern: Vec<LayerForm> => Vec<LayerKind> = layers::pattern(raw.pattern),
+        written layers::written(pattern);
     /// Whether each head's queries and keys are normalised by their root mean square. Default: false;
     /// true for family qwen3.
     qk_norm: bool = family.defaults().qk_norm;
@@ -108,55 +113,6 @@ Model(raw, tensor: usize) {
     /// Rows of the embedding: `vocab`, rounded up to be divisible among tensor-parallel ranks and tiles.
     vocab_padded: usize = vocab.next_multiple_of(vocab_multiple * tensor);
 )
-
-#[derive(Copy)]
-/// Rotary embedding (Su et al. 2021): rotates pairs of columns of queries and keys by angles that grow
-/// with the position.
-Rope(raw) {
-    /// Base of the frequencies: the angle per position falls from 1 for the first pair of columns to
-    /// about 1/theta for the last (--rotary-base). Default: 10_000.
-    theta: f64 = 10_000.0, in 1.0..=1e12;
-    /// Scaling of the wavelengths for longer samples. Default: none.
-    scaling: Scaling => Option<RopeScaling> = shape::scaling(raw.scaling);
-}
-
-#[derive(Copy)]
-/// Position interpolation (Chen et al. 2023).
-Linear(raw) {
-    /// Divisor of positions.
-    factor: f64, required in 1.0..=1e6;
-}
-
-#[derive(Copy)]
-/// Llama 3.1's scaling: wavelengths above original_seq_len / low_freq_factor grow by the factor, those
-/// below original_seq_len / high_freq_factor do not change, and those between grow by a part of it.
-Llama3(raw) {
-    /// Factor by which long wavelengths grow.
-    factor: f64, required in 1.0..=1e6;
-    /// Number of rotations in the original length below which a wavelength is long. Default: 1.
-    low_freq_factor: f64 = 1.0, in 1e-3..=1e6;
-    /// Number of rotations in the original length above which a wavelength is short. Default: 4.
-    high_freq_factor: f64 = 4.0, in 1e-3..=1e6;
-    /// Tokens per sample before the scaling.
-    original_seq_len: usize, required in 1..=16_777_216;
-}
-
-#[derive(Copy)]
-/// YaRN (Peng et al. 2023).
-Yarn(raw) {
-    /// Factor by which long wavelengths grow.
-    factor: f64, required in 1.0..=1e6;
-    /// Tokens per sample before the scaling.
-    original_seq_len: usize, required in 1..=16_777_216;
-    /// Number of rotations in the original length above which a wavelength is short. Default: 32.
-    beta_fast: f64 = 32.0, in 1e-3..=1e6;
-    /// Number of rotations in the original length below which a wavelength is long. Default: 1.
-    beta_slow: f64 = 1.0, in 1e-3..=1e6;
-    /// Factor of rotated queries and keys. Default: 0.1·ln(factor) + 1.
-    attention_factor: f64, in 1e-3..=1e3;
-    /// Whether the pairs between which wavelengths are mixed are whole numbers. Default: true.
-    truncate: bool = true;
-}
 
 #[derive(Copy)]
 /// Dropout rates at three places; each defaults to 0.

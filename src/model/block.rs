@@ -5,7 +5,7 @@ use super::layers::{attention, feed_forward, norm};
 use super::weights::Weight::*;
 use super::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
 use comm::Pending;
-use device::{Arena, Dropout, Tensor};
+use device::{Arena, Dropout, Tensor, op};
 use manifest::Recompute;
 
 /// Buffers that the forward of one block writes, for one micro-batch.
@@ -57,7 +57,13 @@ impl Acts {
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     forward_to_ffn(cx, w, a);
     feed_forward::forward(cx, w, &a.ffn);
-    cx.be.residual(a.mid, a.ffn.out, w.get(Fc2B), &a.drop_ffn, a.y.set());
+    cx.be.run(op::Residual {
+        x: a.mid,
+        branch: a.ffn.out,
+        bias: w.get(Fc2B),
+        drop: a.drop_ffn,
+        y: a.y.set(),
+    });
 }
 
 /// Forward up to the input of the feed-forward sublayer.
@@ -73,7 +79,12 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
     let [to_attention, to_ffn] = rebuild(cx, w, a);
 
     let dbias = |weight| g.get(weight).map(Tensor::add);
-    cx.be.residual_backward(d.stream, &a.drop_ffn, d.branch.set(), dbias(Fc2B));
+    cx.be.run(op::ResidualBackward {
+        dy: d.stream,
+        drop: a.drop_ffn,
+        dbranch: d.branch.set(),
+        dbias: dbias(Fc2B),
+    });
     feed_forward::backward(cx, w, g, &a.ffn, d, to_ffn);
     norm::backward_residual(cx, w, g, &a.ffn.norm, d, &a.drop_attn, dbias(ProjB));
     attention::backward(cx, w, g, &a.attention, d, to_attention);

@@ -2,7 +2,7 @@
 
 use base::DType;
 use data::batch::{Batch, Column, Columns, Place};
-use device::{Arena, Backend, Tensor, Visible};
+use device::{Arena, Backend, Tensor, Visible, op};
 
 /// Buffers of a micro-batch: filled before each forward, read again by its backward.
 #[rustfmt::skip]
@@ -56,7 +56,7 @@ impl Inputs {
 
     /// Copies the micro-batch from another buffer on the device.
     pub fn copy(&self, be: &dyn Backend, from: &Inputs) {
-        be.copy(from.all, self.all.set());
+        be.run(op::Copy { x: from.all, y: self.all.set() });
     }
 
     /// Copies a micro-batch from the host in one transfer.

@@ -29,7 +29,9 @@ pub use past::Past;
 pub use stage::{Activations, MicroBatch, ParamStore, Stage};
 pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
-pub use weights::{Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table};
+pub use weights::{
+    LayerCosts, Module, ParamSpec, TpSplit, Weight, costs, flops_per_token, parameters, table,
+};
 
 use base::{DType, Heads, rng};
 use device::{Backend, Dropout, Norm};

@@ -3,7 +3,7 @@
 
 use super::Cx;
 use base::DType;
-use device::{Arena, Attend, Tensor, Visible};
+use device::{Arena, Attend, Tensor, Visible, op};
 
 /// Buffers of the cache, shared by the passes of a text.
 #[derive(Clone, Copy, Debug)]
@@ -42,10 +42,10 @@ impl Past {
         let (first, new) = (cx.past, turned.rows);
         let all = first + new;
         let qkv = self.qkv.row_range(layer * self.visible.rows, all);
-        cx.be.copy(turned, qkv.row_range(first, new).set());
+        cx.be.run(op::Copy { x: turned, y: qkv.row_range(first, new).set() });
         let [ctx, lse, visible] = [self.ctx, self.lse, self.visible].map(|x| x.row_range(0, all));
         let how = Attend { seq: all, visible: Visible::Ranges(visible), ..*how };
-        cx.be.attention(qkv, &how, ctx.set(), lse.set());
-        cx.be.copy(ctx.row_range(first, new), to.set());
+        cx.be.run(op::Attention { qkv, how, y: ctx.set(), lse: lse.set() });
+        cx.be.run(op::Copy { x: ctx.row_range(first, new), y: to.set() });
     }
 }

@@ -12,8 +12,9 @@ use std::f64::consts::{PI, TAU};
 pub struct Tables {
     /// f32 [1, a]
     pub slopes: Option<Tensor>,
-    /// f32 [T, head_dim]: cosines of a position's angles, then their sines. f32 in every precision:
-    /// cosines rounded to bf16 are off by up to 2⁻⁹ of themselves.
+    /// f32 [R·T, head_dim], for the R rotary embeddings of the model's layers: cosines of a position's
+    /// angles, then their sines. f32 in every precision: cosines rounded to bf16 are off by up to 2⁻⁹ of
+    /// themselves.
     pub rotations: Option<Tensor>,
     pub past: Option<Past>,
 }
@@ -22,7 +23,8 @@ impl Tables {
     pub fn plan(cx: &Cx, arena: &Arena) -> Tables {
         let heads = cx.heads();
         let slopes = || arena.matrix(1, heads.query, DType::F32);
-        let rotations = || arena.matrix(cx.model.seq_len, heads.dim, DType::F32);
+        let rows = || cx.model.ropes().len() * cx.model.seq_len;
+        let rotations = || arena.matrix(rows(), heads.dim, DType::F32);
         match cx.model.position {
             Position::Learned => Tables::default(),
             Position::Alibi => Tables { slopes: Some(slopes()), ..Tables::default() },
@@ -41,9 +43,18 @@ impl Tables {
             let first = to.cols * cx.tp.group.rank();
             cx.be.upload(bytemuck::cast_slice(&slopes[first..first + to.cols]), to);
         }
-        if let (Some(to), Position::Rope(rope)) = (self.rotations, cx.model.position) {
-            cx.be.upload(bytemuck::cast_slice(&rotations(&rope, to.cols, to.rows)), to);
+        if let Some(to) = self.rotations {
+            let ropes = cx.model.ropes();
+            let tables = ropes.iter().flat_map(|rope| rotations(rope, to.cols, cx.model.seq_len));
+            cx.be.upload(bytemuck::cast_slice(&tables.collect::<Vec<f32>>()), to);
         }
+    }
+
+    /// Rotations of a layer, f32 [T, head_dim].
+    pub fn rotation(&self, cx: &Cx, layer: usize) -> Option<Tensor> {
+        let (table, rope) = (self.rotations?, cx.model.rope_of(layer)?);
+        let number = cx.model.ropes().iter().position(|other| *other == rope)?;
+        Some(table.row_range(number * cx.model.seq_len, cx.model.seq_len))
     }
 }
 

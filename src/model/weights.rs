@@ -192,44 +192,59 @@ impl FlopsPerToken {
 /// Narayanan et al. 2021 (eq. 3), which does not subtract the causal mask. A window counts the same
 /// way, as twice its keys.
 pub fn flops_per_token(m: &Model) -> FlopsPerToken {
-    let blocks_forward = m.layers as f64 * forward_flops(m, Module::Block);
-    let head = forward_flops(m, Module::Head);
-    FlopsPerToken { model: 3.0 * (blocks_forward + head), blocks_forward }
+    let weights = block_weights(m);
+    let blocks_forward = (0..m.layers).map(|layer| block_flops(m, weights, layer)).sum::<f64>();
+    FlopsPerToken { model: 3.0 * (blocks_forward + head_flops(m)), blocks_forward }
 }
 
-/// Costs of the embedding, one block and the head for a pipeline stage: FLOPs per token, and
-/// parameters. The embedding is a lookup and costs no FLOPs.
-pub fn costs(m: &Model, recompute: Recompute) -> [(f64, f64); 3] {
+/// Costs of the layers for a pipeline stage: FLOPs per token, and parameters.
+#[derive(Clone, Debug)]
+pub struct LayerCosts {
+    /// The embedding is a lookup and costs no FLOPs.
+    pub embed: (f64, f64),
+    pub layers: Vec<(f64, f64)>,
+    pub head: (f64, f64),
+}
+
+/// Costs of a model's layers and of its ends.
+pub fn costs(m: &Model, recompute: Recompute) -> LayerCosts {
     let table = table(m);
     let sum = |of: &dyn Fn(&ParamSpec) -> bool| {
         let rows = table.iter().filter(|s| of(s));
         rows.map(|s| s.rows as f64 * s.cols as f64).sum::<f64>()
     };
     let parameters = |module| sum(&|s| s.module == module);
-    let block = forward_flops(m, Module::Block);
-    let again = match recompute {
-        Recompute::Full => block - 2.0 * sum(&|s| s.weight == Weight::Fc2W),
-        Recompute::None | Recompute::Selective => 0.0,
+    let weights = block_weights(m);
+    let block = |layer| {
+        let forward = block_flops(m, weights, layer);
+        let again = match recompute {
+            Recompute::Full => forward - 2.0 * sum(&|s| s.weight == Weight::Fc2W),
+            Recompute::None | Recompute::Selective => 0.0,
+        };
+        (3.0 * forward + again, parameters(Module::Block))
     };
-    [
-        (0.0, parameters(Module::Embed)),
-        (3.0 * block + again, parameters(Module::Block)),
-        (3.0 * forward_flops(m, Module::Head), parameters(Module::Head) + sum(&|s| s.tied)),
-    ]
+    LayerCosts {
+        embed: (0.0, parameters(Module::Embed)),
+        layers: (0..m.layers).map(block).collect(),
+        head: (3.0 * head_flops(m), parameters(Module::Head) + sum(&|s| s.tied)),
+    }
 }
 
-/// Forward FLOPs of one token through one block, or through the head.
-fn forward_flops(m: &Model, module: Module) -> f64 {
-    match module {
-        Module::Block => {
-            let rows = table(m).into_iter().filter(ParamSpec::is_block_matrix);
-            let weights: f64 = rows.map(|s| s.rows as f64 * s.cols as f64).sum();
-            let keys = m.window.map_or(m.seq_len, |window| m.seq_len.min(2 * window));
-            2.0 * weights + 4.0 * keys as f64 * m.heads().query_width() as f64
-        }
-        Module::Head => 2.0 * m.vocab_padded as f64 * m.hidden as f64,
-        Module::Embed | Module::TiedCopy => 0.0,
-    }
+/// Weights of the matrices of a block.
+fn block_weights(m: &Model) -> f64 {
+    let rows = table(m).into_iter().filter(ParamSpec::is_block_matrix);
+    rows.map(|s| s.rows as f64 * s.cols as f64).sum()
+}
+
+/// Forward FLOPs of one token through the block of a layer, whose matrices have `weights` weights.
+fn block_flops(m: &Model, weights: f64, layer: usize) -> f64 {
+    let keys = m.window_of(layer).map_or(m.seq_len, |window| m.seq_len.min(2 * window));
+    2.0 * weights + 4.0 * keys as f64 * m.heads().query_width() as f64
+}
+
+/// Forward FLOPs of one token through the head.
+fn head_flops(m: &Model) -> f64 {
+    2.0 * m.vocab_padded as f64 * m.hidden as f64
 }
 
 #[cfg(test)]

@@ -14,20 +14,25 @@ pub type Cost = (f64, f64);
 
 /// Minimises the cost of the most expensive stage. Each stage has at least one layer; the first
 /// also has the embedding, the last also the head.
-pub fn balanced(
-    layers: usize,
-    stages: usize,
-    [embed, layer, head]: [Cost; 3],
-) -> Vec<Range<usize>> {
-    assert!(layers >= stages, "{layers} layers on {stages} stages");
-    let mut sizes = vec![1; stages];
-    let cost = |sizes: &[usize], stage: usize| {
+pub fn balanced(stages: usize, embed: Cost, layers: &[Cost], head: Cost) -> Vec<Range<usize>> {
+    let count = layers.len();
+    assert!(count >= stages, "{count} layers on {stages} stages");
+    let end = |stage: usize| {
         let first = if stage == 0 { embed } else { (0.0, 0.0) };
         let last = if stage + 1 == stages { head } else { (0.0, 0.0) };
-        let each = sizes[stage] as f64;
-        (each * layer.0 + first.0 + last.0, each * layer.1 + first.1 + last.1)
+        (first.0 + last.0, first.1 + last.1)
     };
-    for _ in stages..layers {
+    if layers.iter().any(|cost| *cost != layers[0]) {
+        let flops: Vec<f64> = layers.iter().map(|cost| cost.0).collect();
+        let ends: Vec<f64> = (0..stages).map(|stage| end(stage).0).collect();
+        return explicit(&partition(&flops, &ends));
+    }
+    let mut sizes = vec![1; stages];
+    let cost = |sizes: &[usize], stage: usize| {
+        let (each, end) = (sizes[stage] as f64, end(stage));
+        (each * layers[0].0 + end.0, each * layers[0].1 + end.1)
+    };
+    for _ in stages..count {
         // Greedy is optimal, because all layers cost the same: the cheapest stage gets the next
         // layer.
         let least = |a: &usize, b: &usize| cost(&sizes, *a).partial_cmp(&cost(&sizes, *b)).unwrap();
@@ -35,6 +40,47 @@ pub fn balanced(
         sizes[stage] += 1;
     }
     explicit(&sizes)
+}
+
+/// Numbers of layers of the stages that minimise the largest sum of a stage's layers and its end, by
+/// dynamic programming over the number of stages and of layers.
+fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
+    let sums: Vec<f64> = std::iter::once(0.0)
+        .chain(layers.iter().scan(0.0, |sum, cost| {
+            *sum += cost;
+            Some(*sum)
+        }))
+        .collect();
+    // Of the first layers on the stages so far: the largest sum, and the layers of the last stage.
+    let mut best: Vec<Vec<(f64, usize)>> = Vec::new();
+    for (stage, end) in ends.iter().enumerate() {
+        let row = (0..sums.len()).map(|until| {
+            let with = |size: usize| {
+                let own = sums[until] - sums[until - size] + end;
+                let before = match stage {
+                    0 if size == until => 0.0,
+                    0 => f64::INFINITY,
+                    _ => best[stage - 1][until - size].0,
+                };
+                (own.max(before), size)
+            };
+            let all = (1..=until).map(with);
+            all.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 0))
+        });
+        best.push(row.collect());
+    }
+    let mut until = layers.len();
+    let mut sizes: Vec<usize> = best
+        .iter()
+        .rev()
+        .map(|row| {
+            let size = row[until].1;
+            until -= size;
+            size
+        })
+        .collect();
+    sizes.reverse();
+    sizes
 }
 
 /// Counts embedding and head as one layer each (Megatron-DeepSpeed's `type:transformer|embedding`).
@@ -72,8 +118,8 @@ mod tests {
     #[test]
     fn a_balanced_split_counts_embedding_and_head() {
         let sizes = |layers, stages, embed, head| -> Vec<usize> {
-            let costs = [embed, (1.0, 1.0), head];
-            balanced(layers, stages, costs).iter().map(Range::len).collect()
+            let layers = vec![(1.0, 1.0); layers];
+            balanced(stages, embed, &layers, head).iter().map(Range::len).collect()
         };
         let nothing = (0.0, 0.0);
         assert_eq!(sizes(8, 4, nothing, nothing), [2, 2, 2, 2]);
@@ -94,6 +140,25 @@ mod tests {
                 let best = all.map(|(a, b)| cost(&[a, b, layers - a - b])).fold(1e9, f64::min);
                 assert_eq!(cost(&sizes(layers, 3, nothing, (head, 0.0))), best, "{layers} {head}");
             }
+        }
+    }
+
+    /// Layers of different costs: the most expensive stage is that of the best of all splits.
+    #[test]
+    fn a_balanced_split_counts_every_layers_own_cost() {
+        let costs = [1.0, 5.0, 1.0, 1.0, 2.0, 7.0, 1.0, 1.0, 3.0];
+        let layers = costs.map(|cost| (cost, 1.0));
+        for (embed, head) in [(0.0, 0.0), (2.0, 0.0), (0.0, 4.5), (9.0, 30.0)] {
+            let most = |cuts: [usize; 2]| {
+                let sum = |range: Range<usize>| costs[range].iter().sum::<f64>();
+                let (first, last) = (sum(0..cuts[0]) + embed, sum(cuts[1]..9) + head);
+                first.max(sum(cuts[0]..cuts[1])).max(last)
+            };
+            let found = balanced(3, (embed, 0.0), &layers, (head, 0.0));
+            assert_eq!((found[0].start, found[2].end), (0, 9));
+            let all = (1..8).flat_map(|a| (a + 1..9).map(move |b| most([a, b])));
+            let best = all.fold(f64::INFINITY, f64::min);
+            assert_eq!(most([found[0].end, found[1].end]), best, "{embed} {head}");
         }
     }
 }

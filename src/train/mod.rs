@@ -20,6 +20,7 @@ mod gpu_faults;
 mod guard;
 mod last_checkpoint;
 mod loader;
+mod op_table;
 mod step_parts;
 pub mod length;
 mod resume;

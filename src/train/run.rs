@@ -233,6 +233,7 @@ impl Run<'_> {
             self.shard.rounds(global as u64) as usize,
             lr,
         )?;
+        self.parts.write_ops(step);
         self.progress = Progress { step, consumed_samples: consumed };
         let data_wait = self.loader.wait() - waited;
         let waited = recorder.waited().host - others;

@@ -47,6 +47,8 @@ pub struct Options {
     pub verify_resume: Option<u64>,
     /// Steps whose spans are written to a file.
     pub trace: Option<TraceOptions>,
+    /// File to which rank 0 writes the ops of a step.
+    pub ops: Option<PathBuf>,
 }
 
 /// State shared by the ranks of one process.
@@ -217,7 +219,7 @@ fn from_checkpoint<'a>(
         stragglers: stragglers(rank, m, device)?,
         spikes,
         first_steps: Vec::new(),
-        parts: StepParts::default(),
+        parts: StepParts::new(process.options.ops.clone().filter(|_| rank.is_first())),
         evaluated: None,
     })
 }

@@ -2,11 +2,13 @@
 //! the waits of the rank's thread. Between these steps the rank waits for the device, and each op
 //! costs two readings of the clock; all other steps are as without it.
 
+use super::op_table;
 use super::rank::Rank;
-use device::Backend;
+use device::{Backend, begin_op_log};
 use estimate::parts::{PartSeconds, StepTimes};
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 
 /// Measured steps, counted from the start of this process: the first ones warm up.
 const MEASURED: RangeInclusive<u64> = 3..=5;
@@ -23,18 +25,46 @@ pub struct StepParts {
     measured: Vec<(u64, StepTimes)>,
     /// Seconds in which saves have stopped the steps.
     saving: f64,
+    /// File for the ops of a step, until they are written.
+    ops: Option<PathBuf>,
 }
 
 impl StepParts {
+    /// `ops` is a file for the ops of a step of this rank.
+    pub fn new(ops: Option<PathBuf>) -> StepParts {
+        StepParts { ops, ..StepParts::default() }
+    }
+
     /// Counts a step. Returns whether it is to be measured.
     pub fn next_is_due(&mut self) -> bool {
         self.begun += 1;
+        if self.begun == 1 && self.ops.is_some() {
+            begin_op_log();
+        }
         MEASURED.contains(&self.begun)
+    }
+
+    /// Writes the ops of a step that is queued. The first step has all ops; a later one, in which
+    /// the device times them, replaces it.
+    pub fn write_ops(&mut self, step: u64) {
+        let is_last = self.is_on;
+        if self.begun > 1 && !is_last {
+            return;
+        }
+        if let Some(file) = &self.ops {
+            op_table::write(file, step);
+        }
+        if is_last {
+            self.ops = None;
+        }
     }
 
     /// Begins to measure a step, if the device can time its ops.
     pub fn begin(&mut self, be: &dyn Backend, rank: &Rank) {
         self.is_on = be.time_ops(rank.grid.size() == 1);
+        if self.is_on && self.ops.is_some() {
+            begin_op_log();
+        }
         self.waits = rank.world().recorder().waits();
         self.input = 0.0;
     }

@@ -135,10 +135,15 @@ fn same(ours: &Value, theirs: &Value) -> bool {
 
 /// Compares the logits of every position, within f32's own error.
 fn logits(name: &str, run: &Path) {
-    let m = loaded(run).manifest;
+    logits_of(name, "logits", run, &[]);
+}
+
+/// The same for another tensor of the file, and with other settings.
+fn logits_of(name: &str, tensor: &str, run: &Path, sets: &[String]) {
+    let m = manifest::load(run, sets).unwrap().manifest;
     let reader = Reader::open(&fixture(name).join("logits.safetensors")).unwrap();
     let ids: Vec<u32> = reader.numbers("input_ids").unwrap().iter().map(|id| *id as u32).collect();
-    let expected = reader.numbers("logits").unwrap();
+    let expected = reader.numbers(tensor).unwrap();
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, ids.len()).unwrap();
     load_weights(&run.join("checkpoints/step-00000000"), &sampler).unwrap();
@@ -173,6 +178,21 @@ fn qwen2_with_biases_a_window_and_a_tied_head() {
 #[test]
 fn qwen3_in_bf16_with_norms_of_heads_and_yarn() {
     check("qwen3", "bf16", &["family: qwen3\n", "qk_norm: true\n", "yarn:\n", "head_dim: 8\n"]);
+}
+
+#[test]
+fn qwen3_with_a_window_in_some_layers() {
+    check("qwen3-mixed", "f32", &["window: 3\n", "pattern:\n", "- window\n", "- full\n"]);
+}
+
+/// Rotations with another base in the layers with a window, which no config.json can say.
+#[test]
+fn layers_may_have_rotations_of_their_own() {
+    let lab = Lab::new();
+    let local = "{attention: window, rope: {theta: 50}}";
+    let pattern = format!("model.pattern=[{local}, {local}, full]");
+    import(&lab, &fixture("qwen3-mixed"), "run", &[]).expect(0, &[]);
+    logits_of("qwen3-mixed", "other_bases", &lab.path("run"), &[pattern]);
 }
 
 #[test]
@@ -395,6 +415,7 @@ fn another_family_may_say_what_a_models_own_cannot() {
                  seq_len: 16, ffn_hidden: 24";
     let cases = [
         ("window: 8", "mistral"),
+        ("window: 8, pattern: [window, full], qk_norm: true", "qwen3"),
         ("bias: qkv", "qwen2"),
         ("bias: all", "llama"),
         ("bias: attention", "llama"),
@@ -410,7 +431,12 @@ fn another_family_may_say_what_a_models_own_cannot() {
         let model = |run: &str| loaded(&lab.path(run)).manifest.model;
         let (before, after) = (model(&run), model(&again));
         assert_eq!((before.window, before.bias), (after.window, after.bias));
+        assert_eq!(before.pattern, after.pattern);
     }
+    let turned = format!("{llama}, pattern: [full, {{rope: {{theta: 50}}}}]}}");
+    lab.run(&[&turned, "train.steps=2", "log.folder=turned"]).expect(0, &[]);
+    let refused = lab.gptrain(&["export", "turned", "--output", "out"]);
+    refused.expect(2, &["layers differ, layers have different positions: llama cannot say that"]);
     let both = format!("{llama}, window: 8, bias: all}}");
     lab.run(&[&both, "train.steps=2", "log.folder=both"]).expect(0, &[]);
     let refused = lab.gptrain(&["export", "both", "--output", "out"]);

@@ -81,8 +81,8 @@ fn configurations_that_are_not_gptrains_are_named() {
     let ntk = set("rope_parameters.rope_type", json!("dynamic"));
     refused(&lab, "llama", ntk, &["dynamic NTK turns by the length of what is read"]);
     refused(&lab, "qwen2", set("max_window_layers", json!(-1)), &["max_window_layers is -1"]);
-    let mixed = json!(["full_attention", "sliding_attention"]);
-    refused(&lab, "qwen2", set("layer_types", mixed), &["sliding_window is 7"]);
+    let short = json!(["full_attention"]);
+    refused(&lab, "qwen2", set("layer_types", short), &["layer_types is [\"full_attention\"]"]);
     let strange = json!(["full_attention", "chunked_attention"]);
     refused(&lab, "qwen2", set("layer_types", strange), &["layer_types is"]);
     refused(&lab, "qwen3", set("attention_bias", json!(true)), &["q_proj.bias is missing"]);

@@ -4,7 +4,7 @@
 use crate::grids::{loaded, try_run};
 use gptrain::base::DType;
 use gptrain::checkpoint::{self, Checkpoint, inspect};
-use gptrain::device::Tensor;
+use gptrain::device::{Tensor, op};
 use gptrain::engine::{
     Engine, Extent, MASTER, MODEL, OptimizerRule, ParamStates, StateSpec, Step, model_dtype,
 };
@@ -44,7 +44,7 @@ impl OptimizerRule for Descent {
             weights.iter_mut().zip(grad).for_each(|(w, g)| *w -= step.lr * factor * g);
             if !p.part.is_empty() {
                 step.be.upload(bytemuck::cast_slice(&weights), master);
-                step.be.copy(master, model.set());
+                step.be.run(op::Copy { x: master, y: model.set() });
             }
             if p.param.spec.rows > 1 {
                 codes(step, p, &weights);

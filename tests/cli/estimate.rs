@@ -343,6 +343,8 @@ fn the_bill_is_the_engines() {
         vec!["topology.data=2", "topology.compression={powersgd: {rank: 2, start_step: 0}}"],
         vec!["model.family=llama", "model.kv_heads=2", "topology.tensor=2", "precision=bf16"],
         vec!["model.family=qwen3", "model.kv_heads=2", "topology.data=2", "topology.zero=3"],
+        vec!["model.window=8", "model.pattern=[window, full]", "topology.pipeline=2"],
+        vec!["model.window=8", "model.pattern=[full, full, full, window]", "topology.pipeline=2"],
         vec![eighth, "topology.tensor=2"],
         vec![eighth, "topology.data=2", "topology.zero=1", "topology.offload=optimizer"],
         vec!["optimizer=adafactor", "topology.tensor=2"],

@@ -5,6 +5,7 @@
 //! | `status` | `gptrain status`, and the page for Prometheus |
 //! | `compare` | `gptrain compare`: text, JSON and page |
 //! | `step_parts` | parts of a step, planned and measured, and what a plan learns from them |
+//! | `ops` | `gptrain run --ops`: a step op by op, against its plan |
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
@@ -37,6 +38,7 @@ mod estimate_words;
 mod job;
 mod json;
 mod newcomer;
+mod ops;
 mod random;
 mod readme;
 mod report;

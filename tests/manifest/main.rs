@@ -6,12 +6,14 @@
 //! | `reference` | docs/manifest.md, made from the schema |
 //! | `refused` | refused manifests, with the text of every message |
 //! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
+//! | `layers` | the settings of kinds of layers |
 //! | `hostile` | damaged and malicious files |
 //! | `shipped` | every manifest in `manifests/` |
 
 mod accepted;
 mod adafactor;
 mod hostile;
+mod layers;
 mod muon;
 mod mup;
 mod reference;

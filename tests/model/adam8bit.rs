@@ -6,7 +6,7 @@ use gptrain::base::{DType, rng};
 use gptrain::data::Batch;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
-use gptrain::device::{AdamW, Arena, Backend, Coded, Tensor};
+use gptrain::device::{AdamW, AdamWUpdate, Arena, Backend, Coded, Tensor, op};
 use gptrain::engine::{Engine, Groups, Outcome};
 use gptrain::model::Inputs;
 use std::path::PathBuf;
@@ -48,10 +48,17 @@ impl<'a> Pair<'a> {
         let Pair { cpu, rule, scalars, updates, wide: [w, m, v], coded: (c, moments), .. } = self;
         cpu.upload(bytemuck::cast_slice(&[1.0f32]), scalars.span(0, 1));
         cpu.upload(bytemuck::cast_slice(&[t]), *updates);
-        cpu.adam_scalars(rule, *updates, scalars.span(1, 2).set());
+        cpu.host().run(op::AdamScalars {
+            rule: *rule,
+            updates: *updates,
+            y: scalars.span(1, 2).set(),
+        });
         cpu.upload(bytemuck::cast_slice(grad), self.grad);
-        cpu.adamw(rule, *scalars, self.grad, *w, *m, *v, *w);
-        cpu.adam8bit(rule, *scalars, self.grad, *c, *moments, *c);
+        let (rule, grad, scalars) = (*rule, self.grad, *scalars);
+        let one = AdamWUpdate { rule, grad, master: *w, m: *m, v: *v, weight: *w };
+        cpu.host().run(op::AdamW { scalars, updates: &[one] });
+        let [m, v] = *moments;
+        cpu.host().run(op::Adam8bit { rule, scalars, grad, master: *c, m, v, weight: *c });
         [*w, *c].map(|x| {
             let mut bytes = vec![0; x.bytes()];
             cpu.download(x, &mut bytes);

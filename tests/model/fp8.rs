@@ -5,7 +5,7 @@ use crate::grids::{GLOBAL, close, train};
 use gptrain::base::{DType, div_exact, rng};
 use gptrain::comm::{Group, Solo, World, threads};
 use gptrain::device::cpu::Cpu;
-use gptrain::device::{Arena, Backend, Epilogue, Tensor};
+use gptrain::device::{Arena, Backend, Epilogue, Tensor, op};
 use gptrain::engine::Groups;
 use gptrain::manifest::Manifest;
 use gptrain::model::layers::{fp8, linear};
@@ -132,7 +132,7 @@ fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given 
         x
     };
     let (x, dy) = (place(1, TOKENS, spec.cols, of_x), place(2, TOKENS, spec.rows, of_y));
-    cpu.copy(place(3, spec.rows, spec.cols, split), params[weight].set());
+    cpu.host().run(op::Copy { x: place(3, spec.rows, spec.cols, split), y: params[weight].set() });
     let [y, dx, dw] = [dy, x, params[weight]].map(|x| arena.matrix(x.rows, x.cols, DType::F32));
     let input = linear::Input::plan(&cx, x, &arena);
     let first = Cx { fp8: Some(room.of_forward(true)), ..cx };

@@ -333,8 +333,8 @@ const FAMILIES: [&[&str]; 3] = [
     &["model.position=alibi", "model.embedding_layernorm=true", "model.dropout=0.1"],
 ];
 
-/// Groups of query heads; norms of heads that are wider than hidden / heads, a window; and parts of
-/// both worlds.
+/// Groups of query heads; norms of heads that are wider than hidden / heads, and layers of three kinds;
+/// and parts of both worlds.
 const LLAMAS: [&[&str]; 3] = [
     &["model.family=llama", "model.heads=8", "model.kv_heads=4", "model.ffn_hidden=40"],
     &[
@@ -344,6 +344,7 @@ const LLAMAS: [&[&str]; 3] = [
         "model.ffn_hidden=40",
         "model.head_dim=6",
         "model.window=9",
+        "model.pattern=[window, full, {attention: window, rope: {theta: 50}}]",
         "model.dropout=0.1",
     ],
     &[

@@ -8,6 +8,7 @@
 //! | `grids_cuda` | grids of GPUs (the software stand-in, or one real GPU) equal one CPU; CUDA graphs |
 //! | `offload` | states on the host change no bit, on any grid, CPU and GPU |
 //! | `late` | delayed updates, against a second implementation |
+//! | `order` | waits order all accesses to one byte, for every manifest and kind of grid |
 //! | `adam8bit` | 8-bit moments: their error, against bitsandbytes, and a run against AdamW's |
 //! | `mup` | change of activations by steps at several widths; grids |
 //! | `muon` | steps against float64 and PyTorch; fp16; GPUs; counts of the planner |
@@ -32,6 +33,7 @@ mod llama;
 mod muon;
 mod mup;
 mod offload;
+mod order;
 mod pytorch;
 mod sampler;
 mod spikes;

@@ -14,7 +14,13 @@ const FAMILIES: [&[&str]; 6] = [
     &["model.family=llama", "model.heads=8", "model.kv_heads=2", "model.ffn_hidden=40"],
     &["model.family=mistral", "model.window=9", "model.ffn_hidden=40"],
     &["model.family=qwen2", "model.kv_heads=1", "model.ffn_hidden=40"],
-    &["model.family=qwen3", "model.head_dim=6", "model.window=140", "model.ffn_hidden=40"],
+    &[
+        "model.family=qwen3",
+        "model.head_dim=6",
+        "model.window=140",
+        "model.pattern=[window, {rope: {theta: 50}}]",
+        "model.ffn_hidden=40",
+    ],
 ];
 
 /// With weights that are drawn, so that logits differ.

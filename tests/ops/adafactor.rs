@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::{DType, Fused};
-use gptrain::device::{Adafactor, MatrixPart, SecondMoment};
+use gptrain::device::{Adafactor, MatrixPart, SecondMoment, op};
 
 const RULE: Adafactor = Adafactor {
     lr: 3e-2,
@@ -106,14 +106,14 @@ fn part(b: &Bench, part: MatrixPart) {
         let moment = Moment { on, row, col, mean };
         moved(b, &part, &scalars, [rows.as_ref(), Some(&cols)], &moment);
         let squares = positive(1, counted);
-        b.backend.adafactor_square_sums(
-            &RULE,
-            scalars.on,
-            grad.on,
-            &part,
-            &moment.on,
-            squares.on.add(),
-        );
+        b.run(op::AdafactorSquareSums {
+            rule: RULE,
+            scalars: scalars.on,
+            grad: grad.on,
+            part,
+            v: moment.on,
+            y: squares.on.add(),
+        });
         if factor.is_finite() {
             b.expect("Σ U²", squares.on, || {
                 let u = directions(b, &part, factor, &grad, &moment);
@@ -142,7 +142,13 @@ fn sums(
     let (onto, cols_onto) = (rows.map(|rows| b.again(rows)), b.again(cols));
     let factor_on = factor.on.span(0, 1);
     let rows_on = onto.as_ref().map(|rows| rows.on.add());
-    b.backend.factor_sums(x.on, factor_on, part, rows_on, cols_onto.on.add());
+    b.run(op::FactorSums {
+        x: x.on,
+        factor: factor_on,
+        part: *part,
+        rows: rows_on,
+        cols: cols_onto.on.add(),
+    });
     let (mut by_row, mut by_col) = (vec![0.0; part.rows], vec![0.0; cols.x.len()]);
     for ([row, col, number], x) in places(part).iter().zip(&x.x) {
         let square = (x * factor.x[0]).powi(2);
@@ -154,7 +160,7 @@ fn sums(
     }
     b.expect("sums by column", cols_onto.on, || plus(&cols.x, &by_col));
     let fused = b.known(1, part.fused.count(), DType::F32, &vec![2.0; part.fused.count()]);
-    b.backend.fused_square_sums(x.on, part, fused.on.add());
+    b.run(op::FusedSquareSums { x: x.on, part: *part, y: fused.on.add() });
     b.expect("sums by fused matrix", fused.on, || plus(&fused.x, &by_fused(part, &x.x)));
 }
 
@@ -168,7 +174,13 @@ fn moved(
 ) {
     let cols = cols.expect("sums by column");
     let rows_on = rows.map(|rows| rows.on);
-    b.backend.move_second_moment(scalars.on, part, rows_on, cols.on, &v.on);
+    b.run(op::MoveSecondMoment {
+        scalars: scalars.on,
+        part: *part,
+        rows: rows_on,
+        cols: cols.on,
+        v: v.on,
+    });
     let to = if scalars.x[0].is_nan() { 0.0 } else { scalars.x[1] };
     let lerp = |v: f64, sum: f64, of: usize| v + to * (sum / of as f64 - v);
     let along = |number| if part.is_vector() { 1 } else { part.fused.rows(number, part.whole[0]) };
@@ -219,9 +231,18 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
     let (of_u, of_weight) = (squares(1.0), squares(0.3));
     for scaled in [false, true] {
         let (master, live) = (b.normal_f32(1, part.len), b.blank(1, part.len, b.dtype));
-        let sums = (of_u.on, scaled.then_some(of_weight.on));
-        let [to, factor] = [master.on, scalars.on];
-        b.backend.adafactor(&RULE, factor, grad.on, part, &v.on, sums, to, live);
+        let op = op::Adafactor {
+            rule: RULE,
+            scalars: scalars.on,
+            grad: grad.on,
+            part: *part,
+            v: v.on,
+            update_squares: of_u.on,
+            weight_squares: scaled.then_some(of_weight.on),
+            master: master.on,
+            weight: live,
+        };
+        b.run(op);
         let skipped = scalars.x[0].is_nan();
         b.expect("master", master.on, || match skipped {
             true => master.x.clone(),
@@ -245,7 +266,7 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
             b.expect("live", live, || stored);
             // Where the weights in use are the master's themselves.
             let onto = b.again(&master);
-            b.backend.adafactor(&RULE, factor, grad.on, part, &v.on, sums, onto.on, onto.on);
+            b.run(op::Adafactor { master: onto.on, weight: onto.on, ..op });
             b.same("live on master", onto.on, master.on);
         }
     }
@@ -256,7 +277,7 @@ fn scalars(b: &Bench) {
     for (t, relative_step) in [(1, true), (4, false), (100, true), (5000, true), (5000, false)] {
         let rule = Adafactor { relative_step, ..RULE };
         let out = b.blank(1, 2, DType::F32);
-        b.backend.adafactor_scalars(&rule, b.longs(&[t]), out.set());
+        b.run(op::AdafactorScalars { rule, updates: b.longs(&[t]), y: out.set() });
         let (t, lr) = (t as f64, f64::from(rule.lr));
         let rho = if relative_step { lr.min(1.0 / t.sqrt()) } else { lr };
         b.expect("1 − β̂", out.span(0, 1), || vec![t.powf(-0.8)]);

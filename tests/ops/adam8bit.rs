@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::DType;
 use gptrain::device::dynamic_map::{SIGNED, UNSIGNED};
-use gptrain::device::{AdamW, Coded};
+use gptrain::device::{AdamW, Coded, op};
 
 pub fn table() -> Vec<Case> {
     let of = |block, blocks| {
@@ -99,8 +99,15 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
             lr_scale: 0.5,
         };
         let scalars = b.known(1, 3, DType::F32, &[factor, 0.05, 2.0]);
-        let moments = [m.coded(), v.coded()];
-        b.backend.adam8bit(&rule, scalars.on, grad.on, master.on, moments, live);
+        b.run(op::Adam8bit {
+            rule,
+            scalars: scalars.on,
+            grad: grad.on,
+            master: master.on,
+            m: m.coded(),
+            v: v.coded(),
+            weight: live,
+        });
         if factor.is_finite() {
             define(&rule, &scalars.x, &grad.x, &mut weights, &mut m, &mut v);
         }

@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::{dot, dropout, slopes};
 use crate::{Case, case};
 use gptrain::base::{DType, Heads, Qkv};
-use gptrain::device::{Attend, Dropout, Visible};
+use gptrain::device::{Attend, Dropout, Visible, op};
 
 /// Number of the first sample in the run.
 const FIRST: i64 = 5;
@@ -141,13 +141,13 @@ pub fn attention(b: &Bench, shape: Shape) {
     let definition = Definition { shape, ranges, slopes: slopes_of_heads, drop };
 
     let (y, lse) = (b.blank(rows, heads * d, b.dtype), b.blank(rows, heads, DType::F32));
-    b.backend.attention(qkv.on, &how, y.set(), lse.set());
+    b.run(op::Attention { qkv: qkv.on, how, y: y.set(), lse: lse.set() });
     b.expect("y", y, || definition.of(&qkv.x).0);
     b.expect("lse", lse, || definition.of(&qkv.x).1);
 
     let dy = b.normal(rows, heads * d);
     let dqkv = b.blank(rows, all.qkv_width(), b.dtype);
-    b.backend.attention_backward(dy.on, qkv.on, y, lse, &how, dqkv.set());
+    b.run(op::AttentionBackward { dy: dy.on, qkv: qkv.on, y, lse, how, dqkv: dqkv.set() });
     // The backward takes y as rounded: in bf16 this adds once more its rounding.
     let tolerance = if b.dtype == DType::F32 { 6e-6 } else { 1.0 / 128.0 };
     b.expect_within(tolerance, "dqkv", dqkv, || definition.slopes(&qkv, &dy));

@@ -2,9 +2,10 @@
 
 use crate::softgpu;
 use gptrain::base::{DType, rng};
-use gptrain::device::{Arena, Backend, Dropout, Tensor};
+use gptrain::device::{Arena, Backend, Dropout, Op, Tensor};
 use half::{bf16, f16};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 
 /// A tensor and the numbers in it, as rounded to its dtype.
 #[derive(Clone)]
@@ -49,6 +50,8 @@ pub struct Bench<'a> {
     /// Behind each tensor: bytes that no op may change.
     canaries: RefCell<Vec<Tensor>>,
     streams: Cell<u64>,
+    /// Kinds of the ops that ran.
+    kinds: RefCell<BTreeSet<&'static str>>,
     seen: RefCell<Vec<Seen>>,
     wrong: RefCell<Vec<String>>,
 }
@@ -64,9 +67,21 @@ impl<'a> Bench<'a> {
             arena,
             canaries: RefCell::default(),
             streams: Cell::new(0),
+            kinds: RefCell::default(),
             seen: RefCell::default(),
             wrong: RefCell::default(),
         }
+    }
+
+    pub fn run<'b>(&self, op: impl Into<Op<'b>>) {
+        let op = op.into();
+        self.kinds.borrow_mut().insert(op.kind());
+        self.backend.run(op);
+    }
+
+    /// Kinds of the ops that ran.
+    pub fn kinds(&self) -> BTreeSet<&'static str> {
+        self.kinds.take()
     }
 
     /// A tensor, and a canary right behind it.

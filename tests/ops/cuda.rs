@@ -12,7 +12,7 @@ use gptrain::base::DType;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Kernels, Options};
 use gptrain::device::{
-    Arena, Backend, Epilogue, Fp8Scaling, Gemm, HEAD_PRODUCT, OpTimes, Section, Tensor,
+    Arena, Backend, Fp8Scaling, Gemm, HEAD_PRODUCT, OpTimes, Section, Tensor, op,
 };
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -107,11 +107,11 @@ fn a_profile_has_every_kernel_and_product() {
     let backend: &dyn Backend = &cuda;
     let arena = Arena::new(backend, 1 << 20).expect("1 MiB");
     let [a, b, c] = [0; 3].map(|_| arena.matrix(48, 48, DType::F32));
-    [a, b].into_iter().for_each(|x| backend.zero(x));
+    [a, b].into_iter().for_each(|x| backend.run(op::Zero { x }));
     let mut graph = backend.graph(0);
     let mut work = || {
-        backend.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing);
-        backend.copy(a, b.set());
+        backend.run(op::Gemm::plain(Gemm::NT, a, b, c.set()));
+        backend.run(op::Copy { x: a, y: b.set() });
     };
     graph.run(&mut work);
     let seen = cuda.profile(&mut || (0..3).for_each(|_| assert!(graph.run(&mut work))));
@@ -129,11 +129,11 @@ fn ops_are_timed_by_section() {
     let backend: &dyn Backend = &cuda;
     let arena = Arena::new(backend, 1 << 20).expect("1 MiB");
     let [a, b, c] = [0; 3].map(|_| arena.matrix(48, 48, DType::F32));
-    [a, b].into_iter().for_each(|x| backend.zero(x));
-    let gemm = || backend.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing);
+    [a, b].into_iter().for_each(|x| backend.run(op::Zero { x }));
+    let gemm = || backend.run(op::Gemm::plain(Gemm::NT, a, b, c.set()));
     assert!(!backend.time_ops(false) && backend.time_ops(true));
     gemm();
-    backend.copy(a, b.set());
+    backend.run(op::Copy { x: a, y: b.set() });
     backend.enter(Section::Head);
     gemm();
     backend.enter(Section::Once);
@@ -164,7 +164,7 @@ fn cuda_rounds_as_the_cpu_does() {
         b.upload(bytemuck::cast_slice(&singles), y);
         [(x, DType::F32), (x, DType::BF16), (y, DType::F16), (y, DType::BF16)].map(|(from, to)| {
             let to = arena.matrix(1, from.cols, to);
-            b.copy(from, to.set());
+            b.run(op::Copy { x: from, y: to.set() });
             let mut bytes = vec![0; to.bytes()];
             b.download(to, &mut bytes);
             let seen = Seen { name: String::new(), dtype: to.dtype, bytes };
@@ -350,6 +350,10 @@ fn alone(name: &str, variable: (&str, &str)) {
 }
 
 /// A fresh f32 row.
+fn on(cuda: &Cuda) -> &dyn Backend {
+    cuda
+}
+
 fn row(cuda: &Cuda, cols: usize) -> Tensor {
     Tensor::at(cuda.reserve(4 * cols).unwrap(), 1, cols, DType::F32)
 }
@@ -369,7 +373,7 @@ fn what_is_fed_is_in_order_with_the_ops() {
     let seen: Vec<Tensor> = (0..6).map(|_| row(&cuda, WORDS)).collect();
     for (i, y) in seen.iter().enumerate() {
         cuda.upload_async(bytemuck::cast_slice(&vec![i as f32; WORDS]), x);
-        cuda.copy(x, y.set());
+        on(&cuda).run(op::Copy { x, y: y.set() });
     }
     for (i, y) in seen.iter().enumerate() {
         assert!(read(&cuda, *y).iter().all(|value| *value == i as f32), "fed {i}");
@@ -382,7 +386,7 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     let cuda = open();
     let (one, sum) = (row(&cuda, 8), row(&cuda, 8));
     cuda.upload(bytemuck::cast_slice(&[1.0f32; 8]), one);
-    let add = || cuda.copy(one, sum.add());
+    let add = || on(&cuda).run(op::Copy { x: one, y: sum.add() });
     let mut legal = cuda.graph(0);
     let asked: Vec<bool> = (0..4).map(|_| legal.run(&mut || add())).collect();
     assert_eq!((asked, read(&cuda, sum)[0]), (vec![true, true, false, false], 4.0));
@@ -436,7 +440,7 @@ fn a_timeline_is_in_order_with_the_ops() {
     for _ in 0..3 {
         outside.push(timeline.mark());
         pass.run(&mut || {
-            cuda.copy(x, sum.add());
+            on(&cuda).run(op::Copy { x, y: sum.add() });
             inside.push(timeline.mark());
         });
         outside.push(timeline.mark());

@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::{column_sums, dropout_matrix, gelu, plus, slopes, swiglu, times};
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{Dropout, Gelu};
+use gptrain::device::{Dropout, Gelu, op};
 
 /// Number of the first sample in the run: past 32 bits once multiplied by the length.
 const FIRST: i64 = 3_000_000_000;
@@ -35,13 +35,13 @@ pub fn all(b: &Bench, rows: usize, cols: usize, rate: f32) {
     };
     let x = b.normal(rows, cols);
     let y = b.blank(rows, cols, b.dtype);
-    b.backend.dropout(x.on, &drop, y.set());
+    b.run(op::Dropout { x: x.on, drop, y: y.set() });
     b.expect("dropout", y, || times(&mask(), &x.x));
     let inside = b.again(&x);
-    b.backend.dropout(inside.on, &drop, inside.on.set());
+    b.run(op::Dropout { x: inside.on, drop, y: inside.on.set() });
     b.same("dropout in place", y, inside.on);
     let sum = b.normal(rows, cols);
-    b.backend.dropout(x.on, &drop, sum.on.add());
+    b.run(op::Dropout { x: x.on, drop, y: sum.on.add() });
     b.expect("dropout +=", sum.on, || plus(&sum.x, &times(&mask(), &x.x)));
 
     for biased in [true, false] {
@@ -53,13 +53,13 @@ fn copies(b: &Bench, rows: usize, cols: usize) {
     let x = b.normal(rows, cols);
     for dtype in [DType::F32, DType::BF16] {
         let y = b.blank(rows, cols, dtype);
-        b.backend.copy(x.on, y.set());
+        b.run(op::Copy { x: x.on, y: y.set() });
         b.expect("copy", y, || x.x.clone());
         let old = b.normal_f32(rows, cols);
         let old = b.known(rows, cols, dtype, &old.x);
-        b.backend.copy(x.on, old.on.add());
+        b.run(op::Copy { x: x.on, y: old.on.add() });
         b.expect("copy +=", old.on, || plus(&old.x, &x.x));
-        b.backend.zero(y);
+        b.run(op::Zero { x: y });
         b.expect("zero", y, || vec![0.0; rows * cols]);
     }
 }
@@ -75,23 +75,34 @@ fn residual(
     let (x, branch, bias) = (b.normal(rows, cols), b.normal(rows, cols), b.normal(1, cols));
     let bias_on = biased.then_some(bias.on);
     let y = b.blank(rows, cols, b.dtype);
-    b.backend.residual(x.on, branch.on, bias_on, drop, y.set());
+    b.run(op::Residual { x: x.on, branch: branch.on, bias: bias_on, drop: *drop, y: y.set() });
     b.expect("residual", y, || {
         let bias = if biased { bias.x.clone() } else { vec![0.0; cols] };
         let sums: Vec<f64> = branch.x.chunks(cols).flat_map(|row| plus(row, &bias)).collect();
         plus(&x.x, &times(&mask(), &sums))
     });
     let onto = b.again(&x);
-    b.backend.residual(onto.on, branch.on, bias_on, drop, onto.on.set());
+    b.run(op::Residual {
+        x: onto.on,
+        branch: branch.on,
+        bias: bias_on,
+        drop: *drop,
+        y: onto.on.set(),
+    });
     b.same("residual in place on x", y, onto.on);
     let onto = b.again(&branch);
-    b.backend.residual(x.on, onto.on, bias_on, drop, onto.on.set());
+    b.run(op::Residual { x: x.on, branch: onto.on, bias: bias_on, drop: *drop, y: onto.on.set() });
     b.same("residual in place on branch", y, onto.on);
 
     let dy = b.normal(rows, cols);
     let (dbranch, dbias) = (b.blank(rows, cols, b.dtype), b.normal_f32(1, cols));
     let into = |dbias: &Known| biased.then_some(dbias.on.add());
-    b.backend.residual_backward(dy.on, drop, dbranch.set(), into(&dbias));
+    b.run(op::ResidualBackward {
+        dy: dy.on,
+        drop: *drop,
+        dbranch: dbranch.set(),
+        dbias: into(&dbias),
+    });
     b.expect("dbranch", dbranch, || times(&mask(), &dy.x));
     // The sum is of dbranch as stored.
     let stored = b.numbers(dbranch);
@@ -99,7 +110,12 @@ fn residual(
         b.expect("dbias", dbias.on, || plus(&dbias.x, &column_sums(&stored, cols)));
     }
     let (onto, dbias_onto) = (b.again(&dy), b.again(&dbias));
-    b.backend.residual_backward(onto.on, drop, onto.on.set(), into(&dbias_onto));
+    b.run(op::ResidualBackward {
+        dy: onto.on,
+        drop: *drop,
+        dbranch: onto.on.set(),
+        dbias: into(&dbias_onto),
+    });
     b.same("residual_backward in place: dbranch", dbranch, onto.on);
     b.same("residual_backward in place: dbias", dbias.on, dbias_onto.on);
 }
@@ -109,7 +125,7 @@ fn tails(b: &Bench) {
     for kind in [Gelu::Tanh, Gelu::Exact] {
         let x = b.known(1, x.len(), b.dtype, &x);
         let y = b.blank(1, x.x.len(), b.dtype);
-        b.backend.gelu(x.on, kind, y.set());
+        b.run(op::Gelu { x: x.on, gelu: kind, y: y.set() });
         // Largest 20: near zero this is 4e-6 absolute at most.
         let tolerance = if b.dtype == DType::F32 { 2e-7 } else { 1.0 / 256.0 };
         let want = || x.x.iter().map(|x| gelu(kind, *x)).collect();
@@ -127,11 +143,11 @@ fn gates(b: &Bench, rows: usize, cols: usize) {
     let x = b.known(rows, 2 * cols, b.dtype, &far);
     let of = |x: &[f64]| x.chunks(2).map(|pair| swiglu(pair[0], pair[1])).collect::<Vec<_>>();
     let y = b.blank(rows, cols, b.dtype);
-    b.backend.swiglu(x.on, y.set());
+    b.run(op::Swiglu { x: x.on, y: y.set() });
     b.expect("swiglu", y, || of(&x.x));
     let dy = b.normal(rows, cols);
     let dx = b.blank(rows, 2 * cols, b.dtype);
-    b.backend.swiglu_backward(dy.on, x.on, dx.set());
+    b.run(op::SwigluBackward { dy: dy.on, x: x.on, dx: dx.set() });
     b.expect("swiglu_backward", dx, || {
         let pairs = x.x.chunks(2).zip(&dy.x);
         pairs.flat_map(|(pair, dy)| slopes(pair, |pair| of(pair)[0] * dy)).collect()
@@ -142,7 +158,7 @@ fn fraction(b: &Bench) {
     let (rows, cols) = (200, 500);
     let ones = b.known(rows, cols, b.dtype, &vec![1.0; rows * cols]);
     let drop = b.dropout(0.1, FIRST, 50, 0);
-    b.backend.dropout(ones.on, &drop, ones.on.set());
+    b.run(op::Dropout { x: ones.on, drop, y: ones.on.set() });
     let kept = b.numbers(ones.on).iter().filter(|x| **x != 0.0).count() as f64;
     // Six standard deviations of 100,000 draws.
     assert!((kept / (rows * cols) as f64 - 0.9).abs() < 0.006, "{kept} kept");

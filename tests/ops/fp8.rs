@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::{column_sums, gelu, plus, slopes};
 use crate::{Case, case};
 use gptrain::base::{DType, Fp8, Gelu};
-use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized, Tensor};
+use gptrain::device::{Epilogue, Fp8Scaling, Lines, Quantized, Tensor, op};
 use std::cell::LazyCell;
 
 const FORMATS: [Fp8; 2] = [Fp8::E4M3, Fp8::E5M2];
@@ -62,7 +62,8 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     let all = Lines::BOTH.map(|lines| lines_of(&x.x, cols, lines));
     for asked in ASKED {
         let maxima = Lines::BOTH.map(|lines| b.blank(1, lines.of(x.on)[0], DType::F32));
-        b.backend.line_maxima(x.on, pick(asked, maxima.map(Tensor::set)));
+        let [rows, columns] = pick(asked, maxima.map(Tensor::set));
+        b.run(op::LineMaxima { x: x.on, rows, columns });
         for at in (0..2).filter(|at| asked[*at]) {
             b.exactly("maxima", maxima[at], || all[at].iter().map(|l| maximum(l)).collect());
         }
@@ -78,7 +79,8 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
         ASKED.into_iter().flat_map(|a| FORMATS.map(|f| SCALINGS.map(|s| (a, f, s)))).flatten()
     {
         let to = Lines::BOTH.map(|lines| blank(b, lines.of(x.on), format, scaling));
-        b.backend.quantize(x.on, pick(asked, [0, 1].map(|at| (shares[at].on, to[at]))));
+        let [rows, columns] = pick(asked, [0, 1].map(|at| (shares[at].on, to[at])));
+        b.run(op::Quantize { x: x.on, rows, columns });
         for at in (0..2).filter(|at| asked[*at]) {
             let (shares, count) = (&shares[at].x, all[at].len());
             let most = (0..count).map(|line| shares[line].max(shares[count + line]));
@@ -87,9 +89,9 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     }
     by_own_maxima(b, &x, &all);
     let (old, sums) = (b.normal_f32(1, cols), b.blank(1, cols, DType::F32));
-    b.backend.column_sums(x.on, sums.set());
+    b.run(op::ColumnSums { x: x.on, sums: sums.set() });
     b.expect("sums of columns", sums, || column_sums(&x.x, cols));
-    b.backend.column_sums(x.on, old.on.add());
+    b.run(op::ColumnSums { x: x.on, sums: old.on.add() });
     b.expect("sums of columns +=", old.on, || plus(&old.x, &column_sums(&x.x, cols)));
 }
 
@@ -108,7 +110,7 @@ fn by_own_maxima(b: &Bench, x: &Known, [rows, columns]: &[Vec<Vec<f64>>; 2]) {
     {
         let to = blank(b, Lines::Rows.of(x.on), format, Fp8Scaling::RowWise);
         let maxima = b.blank(1, columns.len(), DType::F32);
-        b.backend.quantize_rows(x.on, &to, takes.then(|| maxima.set()));
+        b.run(op::QuantizeRows { x: x.on, to, columns: takes.then(|| maxima.set()) });
         are_codes(b, &to, rows, &of(rows));
         if takes {
             b.exactly("maxima of columns in passing", maxima, || of(columns));
@@ -139,8 +141,8 @@ fn are_codes(b: &Bench, to: &Quantized, lines: &[Vec<f64>], most: &[f64]) {
 fn own(b: &Bench, x: &Known, format: Fp8, scaling: Fp8Scaling) -> (Quantized, Vec<f64>) {
     let (size, to) = (Lines::Rows.of(x.on), blank(b, Lines::Rows.of(x.on), format, scaling));
     let maxima = b.blank(1, size[0], DType::F32);
-    b.backend.line_maxima(x.on, [Some(maxima.set()), None]);
-    b.backend.quantize(x.on, [Some((maxima, to)), None]);
+    b.run(op::LineMaxima { x: x.on, rows: Some(maxima.set()), columns: None });
+    b.run(op::Quantize { x: x.on, rows: Some((maxima, to)), columns: None });
     let scales = b.numbers(to.scales);
     let number = |(at, code): (usize, &u8)| f64::from(format.decode(*code)) * scales[at / size[1]];
     let numbers = b.bytes(to.codes).iter().enumerate().map(number).collect();
@@ -160,7 +162,7 @@ pub fn products(b: &Bench, m: usize, n: usize, k: usize) {
         let (w, of_w) = own(b, &y, formats[1], scaling);
         let product = LazyCell::new(|| product(&of_a, &of_w, k));
         let biased = || product.chunks(n).flat_map(|row| plus(row, &bias.x)).collect::<Vec<_>>();
-        let run = |c, then| b.backend.fp8_gemm(&a, &w, c, then);
+        let run = |c, then| b.run(op::Fp8Gemm { a, b: w, c, then });
         let c = b.blank(m, n, to);
         run(c.set(), Epilogue::Nothing);
         b.expect("C", c, || product.clone());
@@ -193,7 +195,7 @@ pub fn added(b: &Bench, m: usize, n: usize, k: usize) {
     let (x, y, old) = (uneven(b, m, k), uneven(b, n, k), b.normal_f32(m, n));
     let (a, of_a) = own(b, &x, Fp8::E5M2, Fp8Scaling::RowWise);
     let (w, of_w) = own(b, &y, Fp8::E4M3, Fp8Scaling::RowWise);
-    b.backend.fp8_gemm(&a, &w, old.on.add(), Epilogue::Nothing);
+    b.run(op::Fp8Gemm { a, b: w, c: old.on.add(), then: Epilogue::Nothing });
     b.expect("C +=", old.on, || plus(&product(&of_a, &of_w, k), &old.x));
 }
 
@@ -207,7 +209,7 @@ fn not_finite(b: &Bench) {
         let (a, of_a) = own(b, &x, format, Fp8Scaling::RowWise);
         let (w, of_w) = own(b, &y, Fp8::E4M3, Fp8Scaling::RowWise);
         let c = b.blank(lines, lines, DType::F32);
-        b.backend.fp8_gemm(&a, &w, c.set(), Epilogue::Nothing);
+        b.run(op::Fp8Gemm { a, b: w, c: c.set(), then: Epilogue::Nothing });
         b.expect("C", c, || {
             let product = product(&of_a, &of_w, depth);
             let spoilt = |at: usize| [0, 2].contains(&(at / lines));

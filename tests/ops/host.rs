@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, Home, Tensor};
+use gptrain::device::{AdamW, AdamWUpdate, Backend, Home, Tensor, op};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -28,20 +28,20 @@ fn there_and_back(b: &Bench, len: usize) {
     let (x, y) = (b.normal(1, len), b.blank(1, len, b.dtype));
     let host = on_host(b, y);
     assert!(b.bytes(host).iter().all(|byte| *byte == 0), "a fresh region is zero");
-    be.copy(x.on, y.set());
+    be.run(op::Copy { x: x.on, y: y.set() });
     let going = be.transfer(y, host);
     be.finish_transfer(going);
-    be.zero(y);
+    be.run(op::Zero { x: y });
     let digests = b.longs(&[-1, -2]);
-    be.digests(&[host, x.on], digests.set());
+    be.run(op::Digests { xs: &[host, x.on], y: digests.set() });
     let both = b.bytes(digests);
     assert_eq!(both[..8], both[8..], "digests of equal tensors");
     let z = b.blank(1, len, b.dtype);
     be.join_transfer(be.transfer(host, y));
-    be.copy(y, z.set());
+    be.run(op::Copy { x: y, y: z.set() });
     b.expect("there and back", z, || x.x.clone());
     let bytes = b.bytes(x.on);
-    be.zero(host);
+    be.run(op::Zero { x: host });
     assert_ne!(b.bytes(host), bytes);
     be.upload(&bytes, host);
     assert_eq!(b.bytes(host), bytes);
@@ -65,15 +65,20 @@ fn adamw(b: &Bench, len: usize) {
         let grad = b.normal_f32(1, len);
         let scalars = b.known(1, 3, DType::F32, &[0.7310586, step, 1.2345679]);
         let [w, m, v, live] = [0, 1, 2, 3].map(|i| state[i].on);
-        be.adamw(&rule, scalars.on, grad.on, w, m, v, live);
-        let [w, m, v, live] = moved;
-        be.host().adamw(&rule, copy(&scalars), copy(&grad), w, m, v, live);
+        update(be, rule, scalars.on, grad.on, [w, m, v, live]);
+        update(be.host(), rule, copy(&scalars), copy(&grad), moved);
         for (device, host) in state.iter().zip(moved) {
             assert!(b.bytes(device.on) == b.bytes(host), "the host rounds as the device");
         }
     }
     let live = b.numbers(state[3].on);
     b.expect("weights", state[3].on, || live);
+}
+
+fn update(be: &dyn Backend, rule: AdamW, scalars: Tensor, grad: Tensor, state: [Tensor; 4]) {
+    let [master, m, v, weight] = state;
+    let updates = &[AdamWUpdate { rule, grad, master, m, v, weight }];
+    be.run(op::AdamW { scalars, updates });
 }
 
 /// The host updates on a thread of its own, while this one gives the device its ops.
@@ -94,12 +99,12 @@ fn beside(b: &Bench, len: usize) {
     be.beside(
         &mut |host| {
             let [scalars, grad, w, m, v, live] = moved;
-            host.adamw(&rule, scalars, grad, w, m, v, live);
+            update(host, rule, scalars, grad, [w, m, v, live]);
             threads.push(std::thread::current().id());
         },
         &mut || {
             let [scalars, grad, w, m, v, live] = [0, 1, 2, 3, 4, 5].map(|i| all[i].on);
-            be.adamw(&rule, scalars, grad, w, m, v, live);
+            update(be, rule, scalars, grad, [w, m, v, live]);
         },
     );
     assert_eq!(threads.len(), 1);

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::reference::slopes;
 use crate::{Case, case};
 use gptrain::base::{DType, div_exact};
-use gptrain::device::{Logits, Tensor, ZLoss};
+use gptrain::device::{Logits, Tensor, ZLoss, op};
 
 pub fn table() -> Vec<Case> {
     let sizes = [(1, 1, 1, 1), (1, 50, 50, 1), (17, 33, 40, 1), (9, 33, 40, 4), (5, 30, 48, 3)];
@@ -86,7 +86,7 @@ fn compare(
     for (share, part) in parts.iter().enumerate() {
         let to = stats.row_range(share * rows, rows);
         let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
-        b.backend.cross_entropy_stats(&how, on, to.set());
+        b.run(op::CrossEntropyStats { logits: how, targets: on, stats: to.set() });
         let x: Vec<f64> = part.x.iter().map(|x| extra.capped(*x)).collect();
         b.expect("stats", to, || stats_of(&x, own, share * own, vocab, targets));
     }
@@ -108,16 +108,32 @@ fn compare(
         let stats = b.blank(rows, 3, DType::F32);
         let how = Logits { x, first: 0, vocab, cap: extra.cap };
         let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
-        let to = Some((b.known(1, 1, DType::F32, &[1.5]).on, x.set()));
-        b.backend.cross_entropy_unsplit(&how, on, weights.on, stats, losses.set(), z, to);
+        let scale = Some(b.known(1, 1, DType::F32, &[1.5]).on);
+        b.run(op::CrossEntropyUnsplit {
+            logits: how,
+            targets: on,
+            weights: weights.on,
+            stats,
+            losses: losses.set(),
+            z,
+            scale,
+        });
         [x, losses, z_losses, stats]
     });
     for (share, part) in parts.iter().enumerate() {
         let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
-        let run = |losses: Tensor, dlogits| {
+        let run = |losses: Tensor, scale| {
             let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
             let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
-            b.backend.cross_entropy(&how, on, weights.on, stats, losses.set(), z, dlogits);
+            b.run(op::CrossEntropy {
+                logits: how,
+                targets: on,
+                weights: weights.on,
+                stats,
+                losses: losses.set(),
+                z,
+                scale,
+            });
         };
         let scale = b.known(1, 1, DType::F32, &[1.5]);
         run(losses, None);
@@ -127,7 +143,7 @@ fn compare(
             b.expect("second losses", z_losses, || (0..rows).map(z_of).collect());
         }
         let again = b.blank(rows, 1, DType::F32);
-        run(again, Some((scale.on, part.on.set())));
+        run(again, Some(scale.on));
         b.same("losses without and with dlogits", losses, again);
         b.expect("dlogits", part.on, || {
             let row = |row| {
@@ -172,9 +188,17 @@ fn infinite(b: &Bench) {
         let weights = b.known(3, 1, DType::F32, weights);
         let (stats, losses) = (b.blank(3, 3, DType::F32), b.blank(3, 1, DType::F32));
         let how = Logits { x: logits.on, first: 0, vocab: 4, cap: None };
-        b.backend.cross_entropy_stats(&how, targets, stats.set());
-        let to = Some((b.known(1, 1, DType::F32, &[1.0]).on, logits.on.set()));
-        b.backend.cross_entropy(&how, targets, weights.on, stats, losses.set(), None, to);
+        b.run(op::CrossEntropyStats { logits: how, targets, stats: stats.set() });
+        let scale = Some(b.known(1, 1, DType::F32, &[1.0]).on);
+        b.run(op::CrossEntropy {
+            logits: how,
+            targets,
+            weights: weights.on,
+            stats,
+            losses: losses.set(),
+            z: None,
+            scale,
+        });
         (losses, logits.on)
     };
     let p = 1.0 / (1.0 + 1f64.exp());

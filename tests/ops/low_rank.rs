@@ -4,6 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::dot;
 use crate::{Case, case};
 use gptrain::base::DType;
+use gptrain::device::op;
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -20,15 +21,15 @@ pub fn axpy(b: &Bench, len: usize) {
     let factor = |value: f64| b.known(1, 1, DType::F32, &[value]).on;
     let plus = |by: f64| x.x.iter().zip(&y.x).map(|(x, y)| by * x + y).collect::<Vec<_>>();
     let (onto, over) = (b.again(&y), b.blank(1, len, DType::F32));
-    b.backend.axpy(-3.0, factor(0.25), x.on, onto.on.add());
+    b.run(op::Axpy { a: -3.0, factor: factor(0.25), x: x.on, y: onto.on.add() });
     b.expect("onto y", onto.on, || plus(-0.75));
-    b.backend.axpy(2.0, factor(0.25), x.on, over.set());
+    b.run(op::Axpy { a: 2.0, factor: factor(0.25), x: x.on, y: over.set() });
     b.expect("over y", over, || x.x.iter().map(|x| 0.5 * x).collect());
     let in_place = b.again(&x);
-    b.backend.axpy(2.0, factor(0.25), in_place.on, in_place.on.set());
+    b.run(op::Axpy { a: 2.0, factor: factor(0.25), x: in_place.on, y: in_place.on.set() });
     b.same("in place", in_place.on, over);
     for y in [onto.on.add(), onto.on.set()] {
-        b.backend.axpy(1.0, factor(f64::NAN), x.on, y);
+        b.run(op::Axpy { a: 1.0, factor: factor(f64::NAN), x: x.on, y });
         b.expect("a factor that is NaN", onto.on, || plus(-0.75));
     }
 }
@@ -38,16 +39,16 @@ pub fn orthogonalize(b: &Bench) {
     let shapes = [(1, 1), (9, 4), (300, 4), (1030, 4), (70, 1), (50, 32), (33, 2), (64, 2)];
     let all: Vec<Known> = shapes.iter().map(|(rows, cols)| b.normal_f32(*rows, *cols)).collect();
     let on: Vec<_> = all.iter().map(|x| x.on).collect();
-    b.backend.orthogonalize(&on);
+    b.run(op::Orthogonalize { xs: &on });
     for x in &all {
         let name = format!("{} × {}", x.on.rows, x.on.cols);
         b.expect_within(1e-5, &name, x.on, || gram_schmidt(&x.x, x.on.cols));
     }
     // Orthonormal columns are unchanged.
-    b.backend.orthogonalize(&on[1..2]);
+    b.run(op::Orthogonalize { xs: &on[1..2] });
     b.expect_within(1e-5, "again", on[1], || gram_schmidt(&all[1].x, 4));
     let broken = b.known(3, 2, DType::F32, &[1.0, f64::INFINITY, 2.0, 1.0, 3.0, 1.0]).on;
-    b.backend.orthogonalize(&[broken]);
+    b.run(op::Orthogonalize { xs: &[broken] });
     let column = |of: usize| b.numbers(broken).into_iter().skip(of).step_by(2);
     assert!(column(0).all(f64::is_finite) && column(1).any(f64::is_nan), "an infinite number");
 }
@@ -61,7 +62,7 @@ fn lower_rank(b: &Bench) {
     };
     let of_rank_3 = b.known(200, 8, DType::F32, &(0..1600).map(product).collect::<Vec<_>>());
     let zeros = b.known(40, 3, DType::F32, &[0.0; 120]);
-    b.backend.orthogonalize(&[of_rank_3.on, zeros.on]);
+    b.run(op::Orthogonalize { xs: &[of_rank_3.on, zeros.on] });
     for x in [of_rank_3.on, zeros.on] {
         let (numbers, cols) = (b.numbers(x), x.cols);
         let column = |k: usize| numbers.iter().skip(k).step_by(cols).copied().collect::<Vec<_>>();

@@ -41,8 +41,9 @@ mod update;
 
 use bench::Bench;
 use gptrain::base::DType;
-use gptrain::device::Backend;
 use gptrain::device::cpu::{CHOICE, Cpu, Instructions};
+use gptrain::device::{Backend, Op};
+use std::collections::BTreeSet;
 use std::process::Command;
 
 /// A named check of a few ops on one shape.
@@ -75,19 +76,25 @@ fn table() -> Vec<Case> {
     families.into_iter().flatten().collect()
 }
 
-/// Runs the table against the definitions; all that disagrees is reported at once.
+/// Runs the table against the definitions; all that disagrees is reported at once. Every kind of op
+/// must have a case.
 fn check(backend: &dyn Backend, dtype: DType) {
-    check_cases(table(), backend, dtype);
+    let ran = check_cases(table(), backend, dtype);
+    let absent: Vec<_> = Op::KINDS.iter().filter(|kind| !ran.contains(*kind)).collect();
+    assert!(absent.is_empty(), "no case runs {absent:?}");
 }
 
-fn check_cases(cases: Vec<Case>, backend: &dyn Backend, dtype: DType) {
-    let mut wrong = Vec::new();
+/// Returns the kinds of ops that ran.
+fn check_cases(cases: Vec<Case>, backend: &dyn Backend, dtype: DType) -> BTreeSet<&'static str> {
+    let (mut wrong, mut ran) = (Vec::new(), BTreeSet::new());
     for case in cases {
         let bench = Bench::new(backend, dtype, true);
         (case.check)(&bench);
         wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+        ran.extend(bench.kinds());
     }
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
+    ran
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::{DType, Fused};
-use gptrain::device::{FusedMatrix, Momentum};
+use gptrain::device::{FusedMatrix, Momentum, op};
 
 pub fn table() -> Vec<Case> {
     let qkv = Fused::new([8, 4, 4]);
@@ -38,7 +38,7 @@ pub fn all(b: &Bench, len: usize) {
     blend(b, len);
     for (sum, norm) in [(6.25, 2.5), (1e-8, 1e-3), (0.0, 1e-3)] {
         let (x, sum) = (b.normal(1, len), b.known(1, 1, DType::F32, &[sum]));
-        b.backend.scale_to_norm_1(x.on, sum.on, 1e-3);
+        b.run(op::ScaleToNorm1 { x: x.on, sum: sum.on, eps: 1e-3 });
         b.expect("to norm 1", x.on, || x.x.iter().map(|x| x / norm).collect());
     }
 }
@@ -51,7 +51,7 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
     let moved = |g: f64, m: f64| m + (1.0 - f64::from(rule.momentum)) * (g - m);
     for dtype in [DType::F32, b.dtype] {
         let (onto, out) = (b.again(&m), b.blank(1, len, dtype));
-        b.backend.momentum(&rule, factor.on, grad.on, onto.on, out.set());
+        b.run(op::Momentum { rule, factor: factor.on, grad: grad.on, m: onto.on, y: out.set() });
         b.expect("momentum", onto.on, || match by.is_nan() {
             true => m.x.clone(),
             false => pairs().map(|(g, m)| moved(g, *m)).collect(),
@@ -69,9 +69,9 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
 
 fn blend(b: &Bench, len: usize) {
     let (x, y) = (b.normal(1, len), b.normal(1, len));
-    b.backend.blend(3.5, x.on, -0.75, y.on);
+    b.run(op::Blend { a: 3.5, x: x.on, b: -0.75, y: y.on });
     b.expect("blend", y.on, || x.x.iter().zip(&y.x).map(|(x, y)| 3.5 * x - 0.75 * y).collect());
-    b.backend.multiply(-1.75, x.on);
+    b.run(op::Blend::multiply(-1.75, x.on));
     b.expect("multiply", x.on, || x.x.iter().map(|x| -1.75 * x).collect());
 }
 
@@ -81,18 +81,22 @@ fn descend(b: &Bench, len: usize, factor: &Known) {
         let u = b.normal_f32(1, len);
         let (u, master) = (b.known(1, len, dtype, &u.x), b.normal_f32(1, len));
         let live = b.blank(1, len, b.dtype);
-        b.backend.descend([keep, step], factor.on, u.on, master.on, live);
+        let (direction, factor_on) = (u.on, factor.on);
+        let down = |master, weight| {
+            b.run(op::Descend { keep, step, factor: factor_on, direction, master, weight });
+        };
+        down(master.on, live);
         if factor.x[0].is_nan() {
             b.expect("skipped", master.on, || master.x.clone());
             continue;
         }
-        let down = |(w, u): (&f64, &f64)| f64::from(keep) * w - f64::from(step) * u;
-        b.expect("master", master.on, || master.x.iter().zip(&u.x).map(down).collect());
+        let lower = |(w, u): (&f64, &f64)| f64::from(keep) * w - f64::from(step) * u;
+        b.expect("master", master.on, || master.x.iter().zip(&u.x).map(lower).collect());
         let stored = b.numbers(master.on);
         b.expect("live", live, || stored);
         if dtype == DType::F32 {
             let onto = b.again(&master);
-            b.backend.descend([keep, step], factor.on, u.on, onto.on, onto.on);
+            down(onto.on, onto.on);
             b.same("live on master", onto.on, master.on);
         }
     }
@@ -107,14 +111,14 @@ fn apart(b: &Bench, rows: usize, cols: usize, shares: usize, fused: Fused) {
         let which = FusedMatrix { rows, cols, shares, fused, number };
         let [own, _] = which.size();
         let one = b.blank(own, cols, b.dtype);
-        b.backend.unfuse(all.on, &which, one.set());
+        b.run(op::Unfuse { all: all.on, which, one: one.set() });
         b.expect("one", one, || {
             let mine = (0..rows).filter(|row| fused.of(*row) == number);
             let value =
                 |row: usize, col: usize| all.x[(col / width * rows + row) * width + col % width];
             mine.flat_map(|row| (0..cols).map(move |col| value(row, col))).collect()
         });
-        b.backend.fuse(one, &which, together.set());
+        b.run(op::Fuse { one, which, all: together.set() });
     }
     b.same("together again", together, all.on);
 }

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::reference::{dot, moments, plus, slopes};
 use crate::{Case, case, reference};
 use gptrain::base::DType;
-use gptrain::device::{Norm, Tensor};
+use gptrain::device::{Norm, Tensor, op};
 
 const EPS: f32 = 1e-5;
 
@@ -45,12 +45,21 @@ fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: 
     let (y, h) = (b.blank(rows, cols, b.dtype), b.blank(rows, cols, b.dtype));
     let stats = b.blank(rows, 2, DType::F32);
     let (x_on, branch_on, bias_on) = (x.on, branch.on, biased.then_some(bias.on));
-    b.backend.residual(x_on, branch_on, bias_on, &drop, y.set());
-    b.backend.layernorm(y, &norm, h.set(), stats.set());
+    b.run(op::Residual { x: x_on, branch: branch_on, bias: bias_on, drop, y: y.set() });
+    b.run(op::LayerNorm { x: y, norm, y: h.set(), stats: stats.set() });
     let fused = |x: Tensor, branch: Tensor, y: Tensor| {
         let (h, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
         let (h_out, stats_out) = (h.set(), stats.set());
-        b.backend.residual_norm(x, branch, bias_on, &drop, y.set(), &norm, h_out, stats_out);
+        b.run(op::ResidualNorm {
+            x,
+            branch,
+            bias: bias_on,
+            drop,
+            y: y.set(),
+            norm,
+            h: h_out,
+            stats: stats_out,
+        });
         (y, h, stats)
     };
     let onto = b.again(&branch);
@@ -71,14 +80,24 @@ fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: 
         let dbranch = if own { b.blank(rows, cols, b.dtype) } else { dx };
         let [dscale, dshift, dbias] = sums.map(Tensor::add);
         let (dshift, dbias) = ((!rms).then_some(dshift), biased.then_some(dbias));
-        let norm = [dy.on, y, stats, scale.on];
+        let both = op::NormResidualBackward {
+            dy: dy.on,
+            x: y,
+            stats,
+            scale: scale.on,
+            dx: dx.add(),
+            dscale,
+            dshift,
+            drop,
+            dbranch: dbranch.set(),
+            dbias,
+        };
         if fused {
-            let (dnorm, dbranch) = ([dx.add(), dscale], dbranch.set());
-            b.backend.norm_residual_backward(norm, dnorm, dshift, &drop, dbranch, dbias);
+            b.run(both);
         } else {
-            let [dy, x, stats, scale] = norm;
-            b.backend.layernorm_backward(dy, x, stats, scale, dx.add(), dscale, dshift);
-            b.backend.residual_backward(dx, &drop, dbranch.set(), dbias);
+            let (norm, residual) = both.parts();
+            b.run(norm);
+            b.run(residual);
         }
         (dx, dbranch, sums)
     };
@@ -102,7 +121,7 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     };
     let (y, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
     let norm = Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS };
-    b.backend.layernorm(x.on, &norm, y.set(), stats.set());
+    b.run(op::LayerNorm { x: x.on, norm, y: y.set(), stats: stats.set() });
     b.expect("y", y, || of(&x.x, &scale.x, &shift.x));
     b.expect("stats", stats, || {
         x.x.chunks(cols).map(|x| moments(x, EPS as f64)).flat_map(|(m, r)| [m, r]).collect()
@@ -112,7 +131,15 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     let (dscale, dshift) = (b.normal_f32(1, cols), b.normal_f32(1, cols));
     let dx = b.blank(rows, cols, b.dtype);
     let backward = |dy, dx, dscale, dshift| {
-        b.backend.layernorm_backward(dy, x.on, stats, scale.on, dx, dscale, Some(dshift));
+        b.run(op::LayerNormBackward {
+            dy,
+            x: x.on,
+            stats,
+            scale: scale.on,
+            dx,
+            dscale,
+            dshift: Some(dshift),
+        });
     };
     backward(dy.on, dx.set(), dscale.on.add(), dshift.on.add());
     let want = || {
@@ -143,7 +170,7 @@ fn rms_norm(b: &Bench, rows: usize, cols: usize) {
     let of = |x: &[f64], scale: &[f64]| reference::rms_norm(x, scale, EPS as f64);
     let (y, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
     let norm = Norm::Rms { scale: scale.on, eps: EPS };
-    b.backend.layernorm(x.on, &norm, y.set(), stats.set());
+    b.run(op::LayerNorm { x: x.on, norm, y: y.set(), stats: stats.set() });
     // Rounded before the weight as well.
     let twice = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 128.0 };
     b.expect_within(twice, "y", y, || of(&x.x, &scale.x));
@@ -159,7 +186,15 @@ fn rms_norm(b: &Bench, rows: usize, cols: usize) {
     let sum = b.again(&old);
     let (dx, again) = (b.blank(rows, cols, b.dtype), b.again(&dscale));
     let backward = |dx, dscale| {
-        b.backend.layernorm_backward(dy.on, x.on, stats, scale.on, dx, dscale, None);
+        b.run(op::LayerNormBackward {
+            dy: dy.on,
+            x: x.on,
+            stats,
+            scale: scale.on,
+            dx,
+            dscale,
+            dshift: None,
+        });
     };
     backward(dx.set(), dscale.on.add());
     backward(sum.on.add(), again.on.add());

@@ -4,8 +4,8 @@
 use crate::bench::Bench;
 use crate::softgpu;
 use gptrain::base::DType;
-use gptrain::device::Tensor;
 use gptrain::device::cpu::Cpu;
+use gptrain::device::{Tensor, op};
 use std::process::{Command, Output};
 
 fn run(fault: &str, variables: &[(&str, &str)]) -> Output {
@@ -87,8 +87,8 @@ fn a_write_behind_a_tensor_is_found() {
     let cpu = Cpu::new(Some(1));
     let bench = Bench::new(&cpu, DType::F32, true);
     let [first, _] = [0; 2].map(|_| bench.blank(1, 65, DType::F32));
-    bench.backend.zero(first);
+    bench.run(op::Zero { x: first });
     assert_eq!(bench.wrong(), [""; 0]);
-    bench.backend.zero(Tensor::at(first.addr(), 1, 66, DType::F32));
+    bench.run(op::Zero { x: Tensor::at(first.addr(), 1, 66, DType::F32) });
     assert!(bench.wrong()[0].contains("behind the tensor that was made as number 0"));
 }

@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::{column_sums, dot, gelu, plus, slopes};
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{Epilogue, Gelu, Gemm};
+use gptrain::device::{Epilogue, Gelu, Gemm, op};
 
 pub fn table() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -31,7 +31,7 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
         let ab = ab();
         ab.chunks(n).flat_map(|row| plus(row, &bias.x)).collect::<Vec<_>>()
     };
-    let run = |c, then| bench.backend.gemm(kind, a.on, b.on, c, then);
+    let run = |c, then| bench.run(op::Gemm { kind, a: a.on, b: b.on, c, then });
     let blank = |dtype| bench.blank(m, n, dtype);
 
     let c = blank(bench.dtype);
@@ -72,7 +72,7 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
             biased().into_iter().map(|x| gelu(kind, x)).collect()
         });
         let rebuilt = blank(bench.dtype);
-        bench.backend.gelu(pre, kind, rebuilt.set());
+        bench.run(op::Gelu { x: pre, gelu: kind, y: rebuilt.set() });
         bench.rebuilt("gelu rebuilt", c, rebuilt);
 
         let pre = bench.normal(m, n);
@@ -106,14 +106,14 @@ pub fn embed(b: &Bench, count: usize, rows: usize, cols: usize, first: usize) {
         ids.iter().flat_map(row).collect()
     };
     let y = b.blank(count, cols, b.dtype);
-    b.backend.embed(on, table.on, first, y.set());
+    b.run(op::Embed { ids: on, table: table.on, first, y: y.set() });
     b.expect("y", y, || chosen(&table.x));
     let sum = b.normal(count, cols);
-    b.backend.embed(on, table.on, first, sum.on.add());
+    b.run(op::Embed { ids: on, table: table.on, first, y: sum.on.add() });
     b.expect("y +=", sum.on, || plus(&sum.x, &chosen(&table.x)));
 
     let (dy, dtable) = (b.normal(count, cols), b.normal_f32(rows, cols));
-    b.backend.embed_backward(dy.on, on, first, dtable.on.add());
+    b.run(op::EmbedBackward { dy: dy.on, ids: on, first, dtable: dtable.on.add() });
     b.expect("dtable", dtable.on, || {
         plus(&dtable.x, &slopes(&table.x, |table| dot(&chosen(table), &dy.x)))
     });

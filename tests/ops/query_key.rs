@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::reference::{dot, plus, rms_norm, slopes};
 use crate::{Case, case};
 use gptrain::base::{DType, Heads, Qkv};
-use gptrain::device::{QkNorm, QueryKey, Rotation, Tensor};
+use gptrain::device::{QkNorm, QueryKey, Rotation, Tensor, op};
 
 const EPS: f32 = 1e-5;
 
@@ -69,7 +69,7 @@ pub fn query_key(b: &Bench, shape: Shape) {
     let tolerance = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 64.0 };
 
     let y = b.blank(rows, width, b.dtype);
-    b.backend.query_key(qkv.on, &how, y.set());
+    b.run(op::QueryKey { qkv: qkv.on, how, y: y.set() });
     b.expect_within(tolerance, "y", y, || {
         let mut y = qkv.x.clone();
         each_head(heads, rows, |row, at, which| {
@@ -79,14 +79,14 @@ pub fn query_key(b: &Bench, shape: Shape) {
         y
     });
     let inside = b.again(&qkv);
-    b.backend.query_key(inside.on, &how, inside.on.set());
+    b.run(op::QueryKey { qkv: inside.on, how, y: inside.on.set() });
     b.same("in place: y", y, inside.on);
 
     let dy = b.normal(rows, width);
     let sums = [0, 1].map(|_| b.normal_f32(1, d));
     let backward = |dy: Tensor, dx: Tensor, sums: [Tensor; 2]| {
-        let sums = normed.then_some(sums.map(Tensor::add));
-        b.backend.query_key_backward(dy, qkv.on, &how, dx.set(), sums);
+        let [dquery, dkey] = sums.map(|sum| normed.then_some(sum.add()));
+        b.run(op::QueryKeyBackward { dy, qkv: qkv.on, how, dx: dx.set(), dquery, dkey });
     };
     let dx = b.blank(rows, width, b.dtype);
     let again = sums.clone().map(|sum| b.again(&sum));

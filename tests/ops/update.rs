@@ -4,7 +4,7 @@ use crate::bench::{Bench, Known};
 use crate::reference::plus;
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, AdamWUpdate, Scaler, Scaling, StepLimits, Tensor, digest_term};
+use gptrain::device::{AdamW, AdamWUpdate, Scaler, Scaling, StepLimits, Tensor, digest_term, op};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -22,12 +22,12 @@ pub fn table() -> Vec<Case> {
 pub fn all(b: &Bench, len: usize) {
     let (x, z) = (b.normal(1, len), b.normal_f32(len, 1));
     let y = b.known(1, 1, DType::F32, &[3.0]);
-    b.backend.sum(z.on, y.on.add());
+    b.run(op::Sum { x: z.on, y: y.on.add() });
     // Against the sum of magnitudes, since the sum itself may cancel.
     let y_want = || plus(&y.x, &[z.x.iter().sum()]);
     b.expect("sum", y.on, y_want);
     let sums = b.blank(1, 3, DType::F32);
-    b.backend.square_sums(&[x.on, z.on, y.on], sums.set());
+    b.run(op::SquareSums { xs: &[x.on, z.on, y.on], y: sums.set() });
     let y_now = b.numbers(y.on);
     b.expect("square sums", sums, || {
         [&x.x, &z.x, &y_now].iter().map(|x| x.iter().map(|x| x * x).sum()).collect()
@@ -51,7 +51,7 @@ fn digests(b: &Bench, x: &Known, z: &Known) {
     };
     let of = |xs: &[Tensor]| {
         let out = b.longs(&vec![-1; xs.len()]);
-        b.backend.digests(xs, out.set());
+        b.run(op::Digests { xs, y: out.set() });
         let bytes = b.bytes(out);
         bytes.chunks(8).map(|d| u64::from_le_bytes(d.try_into().unwrap())).collect::<Vec<_>>()
     };
@@ -80,7 +80,9 @@ fn adamw(b: &Bench, len: usize) {
         let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
         let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 0.5 };
         let on = b.known(1, 3, DType::F32, &[&[factor][..], &corrections(&rule, step)].concat()).on;
-        b.backend.adamw(&rule, on, grad.on, master.on, m.on, v.on, live);
+        let one =
+            AdamWUpdate { rule, grad: grad.on, master: master.on, m: m.on, v: v.on, weight: live };
+        b.run(op::AdamW { scalars: on, updates: &[one] });
         if factor.is_finite() {
             update(&rule, step, factor, &grad.x, &mut want);
         }
@@ -95,7 +97,8 @@ fn adamw(b: &Bench, len: usize) {
         // Where the weights in use are the master's themselves.
         let onto = b.again(&master);
         let [m, v] = [0, 1].map(state);
-        b.backend.adamw(&rule, on, grad.on, onto.on, m.on, v.on, onto.on);
+        let one = AdamWUpdate { master: onto.on, m: m.on, v: v.on, weight: onto.on, ..one };
+        b.run(op::AdamW { scalars: on, updates: &[one] });
         b.expect("live on master", onto.on, || {
             let mut want = [master.x.clone(), m.x.clone(), v.x.clone()];
             if factor.is_finite() {
@@ -131,11 +134,11 @@ fn adamw_of_many(b: &Bench) {
     };
     let all: Vec<([AdamWUpdate; 2], [Vec<f64>; 3])> = (0..140).map(tensors).collect();
     let together: Vec<AdamWUpdate> = all.iter().map(|([one, _], _)| *one).collect();
-    b.backend.adamw_all(scalars, &together);
+    b.run(op::AdamW { scalars, updates: &together });
     for (i, ([one, other], want)) in all.iter().enumerate() {
         b.expect(&format!("master {i}"), one.master, || want[0].clone());
-        let AdamWUpdate { rule, grad, master, m, v, weight } = *other;
-        b.backend.adamw(&rule, scalars, grad, master, m, v, weight);
+        let AdamWUpdate { master, m, v, weight, .. } = *other;
+        b.run(op::AdamW { scalars, updates: &[*other] });
         let all = [(one.master, master), (one.m, m), (one.v, v), (one.weight, weight)];
         all.iter().for_each(|(x, y)| b.same(&format!("tensor {i}"), *x, *y));
     }
@@ -167,7 +170,7 @@ fn clip(b: &Bench) {
         let sums = b.known(1, sums.len(), DType::F32, sums);
         let scale = b.known(1, 1, DType::F32, &[scale]);
         let out = b.blank(1, 2, DType::F32);
-        b.backend.clip(sums.on, scale.on, 1.0, out.set());
+        b.run(op::Clip { sums: sums.on, scale: scale.on, max_norm: 1.0, y: out.set() });
         out
     };
     let run = |sums: &[f64]| scaled(sums, 1.0);
@@ -199,7 +202,15 @@ fn skip_above(b: &Bench) {
         let factor = if before > 0.0 { f64::NAN } else { 0.5 };
         let (factor_on, status) = (number(factor), number(before));
         let limits = StepLimits { loss: 2.0, norm: 1.0 };
-        b.backend.skip_above(limits, [number(loss), number(norm)], scaler, factor_on, status);
+        let [loss_on, norm_on] = [loss, norm].map(number);
+        b.run(op::SkipAbove {
+            limits,
+            loss: loss_on,
+            norm: norm_on,
+            scaler,
+            factor: factor_on,
+            status,
+        });
         let skipped = after == 3.0;
         b.expect("factor", factor_on, || vec![if skipped { f64::NAN } else { factor }]);
         b.expect("status", status, || vec![after]);
@@ -226,7 +237,12 @@ fn loss_scale_step(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: 
         let factor = if finite { 0.5 } else { f64::NAN };
         let factor_on = b.known(1, 1, DType::F32, &[factor]).on;
         let [status, scalars] = [1, 2].map(|n| b.blank(1, n, DType::F32));
-        b.backend.loss_scale_step(&scaling, Scaler { scale, counts }, factor_on, status);
+        b.run(op::LossScaleStep {
+            scaling,
+            scaler: Scaler { scale, counts },
+            factor: factor_on,
+            status,
+        });
         if stuck {
             b.expect("nothing moves", scale, || vec![theirs.scale]);
             let (factor, status) = (b.numbers(factor_on)[0], b.numbers(status)[0]);
@@ -240,7 +256,7 @@ fn loss_scale_step(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: 
         stuck = !finite && lowest && theirs.hysteresis_tracker <= 0;
         let [step, rescale] = corrections(&rule, updates);
         let fate = if stuck { 2.0 } else { missed };
-        b.backend.adam_scalars(&rule, counts.span(2, 1), scalars.set());
+        b.run(op::AdamScalars { rule, updates: counts.span(2, 1), y: scalars.set() });
         b.expect("factor", factor_on, || vec![factor]);
         b.expect("status", status, || vec![fate]);
         b.expect("adam scalars", scalars, || vec![step, rescale]);

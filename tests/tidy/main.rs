@@ -4,7 +4,6 @@
 //! |---|---|
 //! | `main` | floors name only floors below; files and functions fit; `unsafe` and clocks in few places; lints |
 //! | `circles` | no files import each other in a circle |
-//! | `ops` | every op of a backend has a case |
 //! | `words` | private words that do not come back |
 //! | `prose` | comments, strings and docs are plain English |
 //! | `fresh` | a build without a change does nothing |
@@ -13,7 +12,6 @@
 mod circles;
 mod docs;
 mod fresh;
-mod ops;
 mod prose;
 mod source;
 mod words;

@@ -6,171 +6,123 @@ use super::Cpu;
 use super::math::{square_sum_f64, vectorised};
 use super::memory::{BLOCK, Block, download, load, put, scalar, store};
 use super::parallel::blocks;
-use crate::{Adafactor, AdafactorOps, MatrixPart, Out, SecondMoment, Tensor};
-use base::{DType, Fused};
+use crate::{MatrixPart, Out, SecondMoment, Tensor, op};
+use base::Fused;
 use std::ops::Range;
 
 /// Maximum number of partial sums in a sum over rows.
 const PARTIALS: usize = 32;
 
-impl AdafactorOps for Cpu {
-    fn factor_sums(
-        &self,
-        x: Tensor,
-        factor: Tensor,
-        part: &MatrixPart,
-        rows: Option<Out>,
-        cols: Out,
-    ) {
-        let _timer = self.meter.start("factor sums");
-        let width = part.col_rows() * part.cols;
-        assert_eq!(
-            (x.numel(), cols.to.numel(), cols.add),
-            (part.len, width, true),
-            "sums by column"
-        );
-        assert!(rows.is_none_or(|rows| rows.add && rows.to.numel() == part.rows), "sums by row");
-        let factor = scalar(factor, 0);
-        let task = |range: Range<usize>, sums: &mut [f64]| {
-            let mut buffer: Block = [0.0; BLOCK];
-            for row in range {
-                let own = part.col_row(row) * part.cols;
-                let mut sum = 0.0;
-                for block in blocks(part.cols_of(row)) {
-                    let x_block = &mut buffer[..block.len()];
-                    load(x, row * part.cols + block.start - part.first, x_block);
-                    add_squares(factor, x_block, &mut sums[own + block.start..own + block.end]);
-                    sum += square_sum_f64(x_block);
-                }
-                if let Some(rows) = rows {
-                    put(&mut [sum as f32], rows, row);
-                }
+pub(super) fn factor_sums(cpu: &Cpu, op: &op::FactorSums) {
+    let op::FactorSums { x, factor, part, rows, cols } = *op;
+    let width = part.col_rows() * part.cols;
+    let factor = scalar(factor, 0);
+    let task = |range: Range<usize>, sums: &mut [f64]| {
+        let mut buffer: Block = [0.0; BLOCK];
+        for row in range {
+            let own = part.col_row(row) * part.cols;
+            let mut sum = 0.0;
+            for block in blocks(part.cols_of(row)) {
+                let x_block = &mut buffer[..block.len()];
+                load(x, row * part.cols + block.start - part.first, x_block);
+                add_squares(factor, x_block, &mut sums[own + block.start..own + block.end]);
+                sum += square_sum_f64(x_block);
             }
-        };
-        each_rows(self, part, width, task, |all| {
-            self.each_block(width, |block| {
-                let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
-                let mut totals: Block = [0.0; BLOCK];
-                let totals = &mut totals[..block.len()];
-                totals.iter_mut().zip(block.clone()).for_each(|(sum, at)| *sum = total(at));
-                put(totals, cols, block.start);
-            });
+            if let Some(rows) = rows {
+                put(&mut [sum as f32], rows, row);
+            }
+        }
+    };
+    each_rows(cpu, &part, width, task, |all| {
+        cpu.each_block(width, |block| {
+            let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
+            let mut totals: Block = [0.0; BLOCK];
+            let totals = &mut totals[..block.len()];
+            totals.iter_mut().zip(block.clone()).for_each(|(sum, at)| *sum = total(at));
+            put(totals, cols, block.start);
         });
-    }
+    });
+}
 
-    fn fused_square_sums(&self, x: Tensor, part: &MatrixPart, out: Out) {
-        let _timer = self.meter.start("square sums");
-        assert_eq!(x.numel(), part.len, "elements of the part");
-        fused_sums(self, part, out, |_, _, at, buffer| load(x, at, buffer));
-    }
+pub(super) fn fused_square_sums(cpu: &Cpu, op: &op::FusedSquareSums) {
+    let op::FusedSquareSums { x, part, y } = *op;
+    fused_sums(cpu, &part, y, |_, _, at, buffer| load(x, at, buffer));
+}
 
-    fn adafactor_scalars(&self, rule: &Adafactor, updates: Tensor, out: Out) {
-        assert_eq!((out.to.numel(), out.add), (2, false), "Adafactor's step scalars");
-        let mut t = [0i64];
-        download(updates, bytemuck::cast_slice_mut(&mut t));
-        let t = t[0] as f64;
-        let rho = match rule.relative_step {
-            true => f64::from(rule.lr).min(1.0 / t.sqrt()),
-            false => f64::from(rule.lr),
+pub(super) fn scalars(_: &Cpu, &op::AdafactorScalars { rule, updates, y }: &op::AdafactorScalars) {
+    let mut t = [0i64];
+    download(updates, bytemuck::cast_slice_mut(&mut t));
+    let t = t[0] as f64;
+    let rho = match rule.relative_step {
+        true => f64::from(rule.lr).min(1.0 / t.sqrt()),
+        false => f64::from(rule.lr),
+    };
+    store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], y.to, 0);
+}
+
+pub(super) fn move_second_moment(_: &Cpu, op: &op::MoveSecondMoment) {
+    let op::MoveSecondMoment { scalars, part, rows, cols, v } = *op;
+    let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
+    if factor.is_nan() {
+        return;
+    }
+    let (row, col, mean) = match v {
+        SecondMoment::Full(v) => return move_towards(cols, v, towards, 0..part.cols, 1.0),
+        SecondMoment::Factored { row, col, mean } => (row, col, mean),
+    };
+    let rows = rows.expect("sums by row of a matrix");
+    move_towards(rows, row, towards, 0..part.rows, 1.0 / part.whole[1] as f32);
+    for number in 0..part.fused.count() {
+        let own = number * part.cols..(number + 1) * part.cols;
+        let of = part.fused.rows(number, part.whole[0]);
+        move_towards(cols, col, towards, own.clone(), 1.0 / of as f32);
+        let whole = part.cols == part.whole[1];
+        let sum: f64 = match whole {
+            true => own.map(|at| f64::from(scalar(col, at))).sum(),
+            false => (0..part.rows)
+                .filter(|at| part.fused.of(*at) == number)
+                .map(|at| f64::from(scalar(row, at)))
+                .sum(),
         };
-        store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], out.to, 0);
+        let terms = if whole { part.cols } else { of };
+        store(&[(sum / terms as f64) as f32], mean, number);
     }
+}
 
-    fn move_second_moment(
-        &self,
-        scalars: Tensor,
-        part: &MatrixPart,
-        rows: Option<Tensor>,
-        cols: Tensor,
-        v: &SecondMoment,
-    ) {
-        let _timer = self.meter.start("second moment");
-        let [factor, towards] = [0, 1].map(|i| scalar(scalars, i));
-        if factor.is_nan() {
-            return;
-        }
-        let SecondMoment::Factored { row, col, mean } = *v else {
-            let SecondMoment::Full(v) = *v else { unreachable!("one of the two") };
-            move_towards(cols, v, towards, 0..part.cols, 1.0);
-            return;
-        };
-        let rows = rows.expect("sums by row of a matrix");
-        move_towards(rows, row, towards, 0..part.rows, 1.0 / part.whole[1] as f32);
-        for number in 0..part.fused.count() {
-            let own = number * part.cols..(number + 1) * part.cols;
-            let of = part.fused.rows(number, part.whole[0]);
-            move_towards(cols, col, towards, own.clone(), 1.0 / of as f32);
-            let whole = part.cols == part.whole[1];
-            let sum: f64 = match whole {
-                true => own.map(|at| f64::from(scalar(col, at))).sum(),
-                false => (0..part.rows)
-                    .filter(|at| part.fused.of(*at) == number)
-                    .map(|at| f64::from(scalar(row, at)))
-                    .sum(),
-            };
-            let terms = if whole { part.cols } else { of };
-            store(&[(sum / terms as f64) as f32], mean, number);
-        }
+pub(super) fn square_sums(cpu: &Cpu, op: &op::AdafactorSquareSums) {
+    let op::AdafactorSquareSums { rule, scalars, grad, part, v, y } = *op;
+    let from = Direction { part: &part, grad, v, factor: scalar(scalars, 0), eps: rule.eps };
+    fused_sums(cpu, &part, y, |row, cols, at, to| from.read(row, cols, at, to));
+}
+
+pub(super) fn update(cpu: &Cpu, op: &op::Adafactor) {
+    let op::Adafactor { rule, scalars, grad, part, v, master, weight, .. } = *op;
+    let [factor, rho] = [0, 2].map(|i| scalar(scalars, i));
+    if factor.is_nan() {
+        return;
     }
-
-    fn adafactor_square_sums(
-        &self,
-        rule: &Adafactor,
-        scalars: Tensor,
-        grad: Tensor,
-        part: &MatrixPart,
-        v: &SecondMoment,
-        out: Out,
-    ) {
-        let _timer = self.meter.start("adafactor square sums");
-        assert_eq!(grad.numel(), part.len, "elements of the part");
-        let from = Direction { part, grad, v: *v, factor: scalar(scalars, 0), eps: rule.eps };
-        fused_sums(self, part, out, |row, cols, at, to| from.read(row, cols, at, to));
-    }
-
-    fn adafactor(
-        &self,
-        rule: &Adafactor,
-        scalars: Tensor,
-        grad: Tensor,
-        part: &MatrixPart,
-        v: &SecondMoment,
-        squares: (Tensor, Option<Tensor>),
-        master: Tensor,
-        weight: Tensor,
-    ) {
-        let _timer = self.meter.start("adafactor");
-        for x in [grad, master, weight] {
-            assert_eq!(x.numel(), part.len, "elements of the part");
-        }
-        assert_eq!(master.dtype, DType::F32, "the master weight is f32");
-        let [factor, rho] = [0, 2].map(|i| scalar(scalars, i));
-        if factor.is_nan() {
-            return;
-        }
-        let steps = steps(rule, rho, part, squares);
-        let keep = rule.keep();
-        let from = Direction { part, grad, v: *v, factor, eps: rule.eps };
-        let task = |range: Range<usize>, _: &mut [f64]| {
-            let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-            for row in range {
-                for (number, cols) in part.runs(row) {
-                    for block in blocks(cols) {
-                        let at = row * part.cols + block.start - part.first;
-                        let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
-                        from.read(row, block, at, u);
-                        load(master, at, w);
-                        apply(steps[number], keep, u, w);
-                        store(w, master, at);
-                        if weight != master {
-                            store(w, weight, at);
-                        }
+    let steps = steps(op, rho);
+    let keep = rule.keep();
+    let from = Direction { part: &part, grad, v, factor, eps: rule.eps };
+    let task = |range: Range<usize>, _: &mut [f64]| {
+        let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+        for row in range {
+            for (number, cols) in part.runs(row) {
+                for block in blocks(cols) {
+                    let at = row * part.cols + block.start - part.first;
+                    let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
+                    from.read(row, block, at, u);
+                    load(master, at, w);
+                    apply(steps[number], keep, u, w);
+                    store(w, master, at);
+                    if weight != master {
+                        store(w, weight, at);
                     }
                 }
             }
-        };
-        each_rows(self, part, 0, task, |_| ());
-    }
+        }
+    };
+    each_rows(cpu, &part, 0, task, |_| ());
 }
 
 /// Calls `task(i, rows)` for the rows of a part, in at most `PARTIALS` tasks with `len` zeroed f64
@@ -217,7 +169,6 @@ fn fused_sums(
     read: impl Fn(usize, Range<usize>, usize, &mut [f32]) + Sync,
 ) {
     let count = part.fused.count();
-    assert_eq!((out.to.numel(), out.add), (count, true), "sums of fused matrices");
     let task = |range: Range<usize>, sums: &mut [f64]| {
         let mut buffer: Block = [0.0; BLOCK];
         for row in range {
@@ -239,7 +190,6 @@ fn fused_sums(
 
 /// v += (sum·scale − v)·towards.
 fn move_towards(sums: Tensor, v: Tensor, towards: f32, range: Range<usize>, scale: f32) {
-    assert!(v.dtype == DType::F32 && sums.numel() == v.numel(), "a sum for each mean");
     let (mut x, mut mean): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
     for block in blocks(range) {
         let (x, mean) = (&mut x[..block.len()], &mut mean[..block.len()]);
@@ -292,18 +242,14 @@ vectorised! {
 }
 
 /// Factor of each fused matrix's U: ρ·lr_scale·scale / max(1, RMS(U)/clip_threshold).
-fn steps(
-    rule: &Adafactor,
-    rho: f32,
-    part: &MatrixPart,
-    (update, weight): (Tensor, Option<Tensor>),
-) -> [f32; Fused::MOST] {
+fn steps(op: &op::Adafactor, rho: f32) -> [f32; Fused::MOST] {
+    let op::Adafactor { rule, part, update_squares, weight_squares, .. } = *op;
     let numels = part.numels();
     let mut steps = [0.0; Fused::MOST];
     for (number, step) in steps[..part.fused.count()].iter_mut().enumerate() {
         let rms = |sums: Tensor| (scalar(sums, number) / numels[number] as f32).sqrt();
-        let scale = weight.map_or(1.0, |sums| rms(sums).max(rule.scale_eps));
-        *step = rho * rule.lr_scale * scale / (rms(update) / rule.clip_threshold).max(1.0);
+        let scale = weight_squares.map_or(1.0, |sums| rms(sums).max(rule.scale_eps));
+        *step = rho * rule.lr_scale * scale / (rms(update_squares) / rule.clip_threshold).max(1.0);
     }
     steps
 }

@@ -6,22 +6,15 @@ use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, load_bytes, store, store_bytes};
 use super::optimizer::{Update, update};
 use crate::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
-use crate::{AdamW, Coded, Tensor};
+use crate::{Coded, op};
 
 /// Maximum number of scales per block of elements.
 const SCALES: usize = BLOCK / Coded::SMALLEST;
 
-pub(super) fn adam8bit(
-    cpu: &Cpu,
-    rule: &AdamW,
-    scalars: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    [m, v]: [Coded; 2],
-    live: Tensor,
-) {
-    let block = Coded::check(grad, master, [m, v], live);
-    let Some(rule) = Update::new(rule, scalars) else { return };
+pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
+    let op::Adam8bit { rule, scalars, grad, master, m, v, weight: live } = *op;
+    let block = op.block();
+    let Some(rule) = Update::new(&rule, scalars) else { return };
     let (signed, unsigned): (&DynamicMap, &DynamicMap) = (&SIGNED, &UNSIGNED);
     cpu.each_block(grad.numel(), |part| {
         let (at, len) = (part.start, part.len());

@@ -4,25 +4,16 @@ use super::Cpu;
 use super::math::{exp_scaled, maximum, sum_exp};
 use super::memory::{BLOCK, Block, clear, integer, load, scalar, store};
 use super::parallel::blocks;
-use crate::{Logits, Out, Tensor, ZLoss};
-use base::DType;
+use crate::{Logits, Tensor, op};
 
-pub(super) struct Inputs {
-    pub logits: Logits,
-    pub targets: Tensor,
-    pub weights: Tensor,
-    pub stats: Tensor,
-}
-
-pub(super) fn stats(cpu: &Cpu, logits: &Logits, targets: Tensor, stats: Out) {
+pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
+    let op::CrossEntropyStats { logits, targets, stats } = *op;
     let x = logits.x;
-    assert_eq!((targets.numel(), stats.to.numel()), (x.rows, 3 * x.rows), "rows");
-    assert!(stats.to.dtype == DType::F32 && !stats.add, "stats are f32 and overwritten");
     cpu.each_rows(x.rows, x.cols, |rows| {
         for row in rows {
             let at = row * x.cols;
             let (mut largest, mut sum) = (f32::NEG_INFINITY, 0.0f64);
-            each_block_of(logits, at, |block| {
+            each_block_of(&logits, at, |block| {
                 let top = maximum(block);
                 if top > largest {
                     sum *= (largest as f64 - top as f64).exp();
@@ -33,26 +24,22 @@ pub(super) fn stats(cpu: &Cpu, logits: &Logits, targets: Tensor, stats: Out) {
                 sum += sum_exp(block, base) as f64;
             });
             let value = |column| capped(scalar(x, at + column), logits.cap);
-            let target = column_of(targets, row, logits).map_or(f32::NEG_INFINITY, value);
+            let target = column_of(targets, row, &logits).map_or(f32::NEG_INFINITY, value);
             store(&[largest, sum as f32, target], stats.to, 3 * row);
         }
     });
 }
 
-pub(super) fn losses(
-    cpu: &Cpu,
-    inputs: &Inputs,
-    losses: Out,
-    z: Option<ZLoss>,
-    dlogits: Option<(Tensor, Out)>,
-) {
-    let Inputs { logits, targets, weights, stats } = *inputs;
+pub(super) fn unsplit(cpu: &Cpu, op: &op::CrossEntropyUnsplit) {
+    let parts = op.parts();
+    stats(cpu, &parts.0);
+    losses(cpu, &parts.1);
+}
+
+pub(super) fn losses(cpu: &Cpu, op: &op::CrossEntropy) {
+    let op::CrossEntropy { logits, targets, weights, stats, losses, z, scale } = *op;
     let rows = logits.x.rows;
-    assert_eq!((targets.numel(), weights.numel(), losses.to.numel()), (rows, rows, rows), "rows");
-    assert!(stats.cols == 3 && stats.rows.is_multiple_of(rows.max(1)), "stats of all shares");
-    assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == logits.x && !d.add), "in place");
-    assert!(z.is_none_or(|z| z.losses.to.numel() == rows && !z.losses.add), "z losses");
-    let scale = dlogits.map(|(scale, _)| scalar(scale, 0));
+    let scale = scale.map(|scale| scalar(scale, 0));
     let coefficient = z.map_or(0.0, |z| f64::from(z.coefficient));
     cpu.each_rows(rows, logits.x.cols, |range| {
         for row in range {

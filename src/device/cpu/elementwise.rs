@@ -1,19 +1,18 @@
-//! Elementwise ops: zero, copy, dropout, residual, bias, gelu, swiglu.
+//! Elementwise ops: zero, copy, blend, dropout, residual; sums of columns.
 
 use super::Cpu;
 use super::dropout::Mask;
 use super::math;
 use super::memory::{BLOCK, Block, clear, copy_bytes, load, put, store};
 use super::parallel::blocks;
-use crate::{Dropout, Gelu, Out, Tensor};
+use crate::{Tensor, op};
 use std::ops::Range;
 
-pub(super) fn zero(cpu: &Cpu, x: Tensor) {
+pub(super) fn zero(cpu: &Cpu, &op::Zero { x }: &op::Zero) {
     cpu.each_block(x.numel(), |block| clear(x, block.start, block.len()));
 }
 
-pub(super) fn copy(cpu: &Cpu, x: Tensor, y: Out) {
-    assert_eq!(x.numel(), y.to.numel(), "elements of x and y");
+pub(super) fn copy(cpu: &Cpu, &op::Copy { x, y }: &op::Copy) {
     if x.dtype == y.to.dtype && !y.add {
         return copy_bytes(cpu, x, y.to);
     }
@@ -25,9 +24,20 @@ pub(super) fn copy(cpu: &Cpu, x: Tensor, y: Out) {
     });
 }
 
-pub(super) fn dropout(cpu: &Cpu, x: Tensor, drop: &Dropout, y: Out) {
-    assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
-    let mask = Mask::new(drop);
+pub(super) fn blend(cpu: &Cpu, &op::Blend { a, x, b, y }: &op::Blend) {
+    cpu.each_block(x.numel(), |block| {
+        let (mut from, mut onto): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+        let (from, onto) = (&mut from[..block.len()], &mut onto[..block.len()]);
+        load(x, block.start, from);
+        load(y, block.start, onto);
+        math::sum_of_products(a, from, b, onto);
+        store(onto, y, block.start);
+    });
+}
+
+pub(super) fn dropout(cpu: &Cpu, op: &op::Dropout) {
+    let op::Dropout { x, drop, y } = *op;
+    let mask = Mask::new(&drop);
     each_piece(cpu, x, |row, cols| {
         let at = row * x.cols + cols.start;
         let mut buffer: Block = [0.0; BLOCK];
@@ -38,19 +48,9 @@ pub(super) fn dropout(cpu: &Cpu, x: Tensor, drop: &Dropout, y: Out) {
     });
 }
 
-pub(super) fn residual(
-    cpu: &Cpu,
-    x: Tensor,
-    branch: Tensor,
-    bias: Option<Tensor>,
-    drop: &Dropout,
-    y: Out,
-) {
-    assert!(!y.add, "residual overwrites");
-    assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
-    assert_eq!((x.rows, x.cols), (branch.rows, branch.cols), "x and branch");
-    assert!(bias.is_none_or(|bias| bias.numel() == x.cols), "bias {bias:?}");
-    let mask = Mask::new(drop);
+pub(super) fn residual(cpu: &Cpu, op: &op::Residual) {
+    let op::Residual { x, branch, bias, drop, y } = *op;
+    let mask = Mask::new(&drop);
     each_piece(cpu, x, |row, cols| {
         let at = row * x.cols + cols.start;
         let (mut sum, mut other): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
@@ -67,24 +67,16 @@ pub(super) fn residual(
     });
 }
 
-pub(super) fn residual_backward(
-    cpu: &Cpu,
-    dy: Tensor,
-    drop: &Dropout,
-    dbranch: Out,
-    dbias: Option<Out>,
-) {
-    assert!(!dbranch.add, "dbranch is overwritten");
-    let same = drop.rate == 0.0 && dbranch.to == dy;
+pub(super) fn residual_backward(cpu: &Cpu, op: &op::ResidualBackward) {
+    let op::ResidualBackward { dy, drop, dbranch, dbias } = *op;
+    let same = op.keeps_dy();
     let Some(dbias) = dbias else {
         if !same {
-            dropout(cpu, dy, drop, dbranch);
+            dropout(cpu, &op::Dropout { x: dy, drop, y: dbranch });
         }
         return;
     };
-    assert!(dbias.add, "dbias accumulates");
-    assert_eq!((dy.rows, dy.cols), (dbranch.to.rows, dbranch.to.cols), "dy and dbranch");
-    let mask = Mask::new(drop);
+    let mask = Mask::new(&drop);
     cpu.sum_rows(dy.rows, dy.cols, &[dbias], |rows, sums| {
         let mut buffer: Block = [0.0; BLOCK];
         for row in rows {
@@ -104,63 +96,17 @@ pub(super) fn residual_backward(
     });
 }
 
-pub(super) fn bias_backward(cpu: &Cpu, dy: Tensor, db: Out) {
-    cpu.sum_rows(dy.rows, dy.cols, &[db], |rows, sums| {
+pub(super) fn column_sums(cpu: &Cpu, &op::ColumnSums { x, sums: to }: &op::ColumnSums) {
+    cpu.sum_rows(x.rows, x.cols, &[to], |rows, sums| {
         let mut buffer: Block = [0.0; BLOCK];
         for row in rows {
-            for cols in blocks(0..dy.cols) {
+            for cols in blocks(0..x.cols) {
                 let buffer = &mut buffer[..cols.len()];
-                load(dy, row * dy.cols + cols.start, buffer);
+                load(x, row * x.cols + cols.start, buffer);
                 math::add(buffer, &mut sums[cols]);
             }
         }
     });
-}
-
-pub(super) fn gelu(cpu: &Cpu, x: Tensor, gelu: Gelu, y: Out) {
-    assert_eq!(x.numel(), y.to.numel(), "elements of x and y");
-    cpu.each_block(x.numel(), |block| {
-        let mut buffer: Block = [0.0; BLOCK];
-        let buffer = &mut buffer[..block.len()];
-        load(x, block.start, buffer);
-        math::gelu(gelu, buffer);
-        put(buffer, y, block.start);
-    });
-}
-
-pub(super) fn swiglu(cpu: &Cpu, x: Tensor, y: Out) {
-    assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, 2 * y.to.cols, y.to.dtype), "x and y");
-    cpu.each_block(y.to.numel(), |block| {
-        for block in halves(block) {
-            let (mut pairs, mut out): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-            let (pairs, out) = (&mut pairs[..2 * block.len()], &mut out[..block.len()]);
-            load(x, 2 * block.start, pairs);
-            math::swiglu(pairs, out);
-            put(out, y, block.start);
-        }
-    });
-}
-
-pub(super) fn swiglu_backward(cpu: &Cpu, dy: Tensor, x: Tensor, dx: Out) {
-    assert!(!dx.add, "dx is overwritten");
-    assert_eq!((x.rows, x.cols, x.dtype), (dy.rows, 2 * dy.cols, dy.dtype), "x and dy");
-    assert_eq!((x.rows, x.cols, x.dtype), (dx.to.rows, dx.to.cols, dx.to.dtype), "x and dx");
-    cpu.each_block(dy.numel(), |block| {
-        for block in halves(block) {
-            let (mut pairs, mut d): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-            let (pairs, d) = (&mut pairs[..2 * block.len()], &mut d[..block.len()]);
-            load(x, 2 * block.start, pairs);
-            load(dy, block.start, d);
-            math::swiglu_backward(d, pairs);
-            store(pairs, dx.to, 2 * block.start);
-        }
-    });
-}
-
-/// Splits a block into pieces whose pairs fill a block.
-fn halves(block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
-    let end = block.end;
-    block.step_by(BLOCK / 2).map(move |at| at..end.min(at + BLOCK / 2))
 }
 
 /// Calls `piece(row, columns)` for pieces of rows of at most a block.

@@ -4,13 +4,12 @@ use super::Cpu;
 use super::math;
 use super::memory::{BLOCK, Block, integer, load, put, store};
 use super::parallel::blocks;
-use crate::{Out, Tensor};
+use crate::{Tensor, op};
 
 /// Columns of the gradient that one task sums over all ids.
 const STRIP: usize = 64;
 
-pub(super) fn forward(cpu: &Cpu, ids: Tensor, table: Tensor, first: usize, y: Out) {
-    assert_eq!((ids.numel(), table.cols), (y.to.rows, y.to.cols), "ids, table and y");
+pub(super) fn forward(cpu: &Cpu, &op::Embed { ids, table, first, y }: &op::Embed) {
     let width = table.cols;
     cpu.each_rows(y.to.rows, width, |rows| {
         for i in rows {
@@ -27,9 +26,8 @@ pub(super) fn forward(cpu: &Cpu, ids: Tensor, table: Tensor, first: usize, y: Ou
     });
 }
 
-pub(super) fn backward(cpu: &Cpu, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
-    assert!(dtable.add, "the gradient of a table accumulates");
-    assert_eq!((ids.numel(), dtable.to.cols), (dy.rows, dy.cols), "ids, dtable and dy");
+pub(super) fn backward(cpu: &Cpu, op: &op::EmbedBackward) {
+    let op::EmbedBackward { dy, ids, first, dtable } = *op;
     let width = dy.cols;
     cpu.each(width.div_ceil(STRIP), |strip| {
         let start = strip * STRIP;

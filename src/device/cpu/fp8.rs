@@ -5,70 +5,48 @@ use super::Cpu;
 use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, scalar, store, store_bytes};
 use super::parallel::blocks;
-use super::{elementwise, gemm};
 use crate::fp8::scale_of;
-use crate::{Epilogue, Fp8Ops, Fp8Scaling, Lines, Out, Quantized, Tensor};
+use crate::{Fp8Scaling, Lines, Quantized, Tensor, op};
 use base::Fp8;
 use std::ops::Range;
 
 /// Columns per task: with a block of rows, 32 KiB of codes.
 const WIDTH: usize = 64;
 
-impl Fp8Ops for Cpu {
-    fn fp8_scaling(&self) -> Fp8Scaling {
-        Fp8Scaling::RowWise
-    }
-
-    fn line_maxima(&self, x: Tensor, out: [Option<Out>; 2]) {
-        let _timer = self.meter.start("quantize");
-        for (lines, out) in Lines::BOTH.into_iter().zip(out) {
-            let Some(out) = out else { continue };
-            assert!(!out.add && out.to.numel() == lines.of(x)[0], "a maximum for each line");
-            match lines {
-                Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
-                    rows.for_each(|row| store(&[row_maximum(x, row)], out.to, row));
-                }),
-                Lines::Columns => each_columns(self, x, |cols| column_maxima(x, cols, out.to)),
-            }
+pub(super) fn line_maxima(cpu: &Cpu, &op::LineMaxima { x, rows, columns }: &op::LineMaxima) {
+    for (lines, out) in Lines::BOTH.into_iter().zip([rows, columns]) {
+        let Some(out) = out else { continue };
+        match lines {
+            Lines::Rows => cpu.each_rows(x.rows, x.cols, |rows| {
+                rows.for_each(|row| store(&[row_maximum(x, row)], out.to, row));
+            }),
+            Lines::Columns => each_columns(cpu, x, |cols| column_maxima(x, cols, out.to)),
         }
     }
+}
 
-    fn quantize(&self, x: Tensor, to: [Option<(Tensor, Quantized)>; 2]) {
-        let _timer = self.meter.start("quantize");
-        for (lines, to) in Lines::BOTH.into_iter().zip(to) {
-            let Some((maxima, to)) = to else { continue };
-            to.check(x, lines, maxima);
-            scales(maxima, &to);
-            match lines {
-                Lines::Rows => self.each_rows(x.rows, x.cols, |rows| {
-                    rows.for_each(|row| quantize_row(x, row, &to));
-                }),
-                Lines::Columns => each_columns(self, x, |cols| quantize_columns(x, cols, &to)),
-            }
+pub(super) fn quantize(cpu: &Cpu, &op::Quantize { x, rows, columns }: &op::Quantize) {
+    for (lines, to) in Lines::BOTH.into_iter().zip([rows, columns]) {
+        let Some((maxima, to)) = to else { continue };
+        scales(maxima, &to);
+        match lines {
+            Lines::Rows => cpu.each_rows(x.rows, x.cols, |rows| {
+                rows.for_each(|row| quantize_row(x, row, &to));
+            }),
+            Lines::Columns => each_columns(cpu, x, |cols| quantize_columns(x, cols, &to)),
         }
     }
+}
 
-    fn quantize_rows(&self, x: Tensor, to: &Quantized, columns: Option<Out>) {
-        let _timer = self.meter.start("quantize");
-        to.check_rows(x);
-        self.each_rows(x.rows, x.cols, |rows| {
-            rows.for_each(|row| {
-                store(&[scale_of(row_maximum(x, row), to.format)], to.scales, row);
-                quantize_row(x, row, to);
-            });
+pub(super) fn quantize_rows(cpu: &Cpu, op: &op::QuantizeRows) {
+    let op::QuantizeRows { x, to, columns } = *op;
+    cpu.each_rows(x.rows, x.cols, |rows| {
+        rows.for_each(|row| {
+            store(&[scale_of(row_maximum(x, row), to.format)], to.scales, row);
+            quantize_row(x, row, &to);
         });
-        self.line_maxima(x, [None, columns]);
-    }
-
-    fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
-        let _timer = self.meter.start("fp8 gemm");
-        gemm::fp8(self, a, b, c, then);
-    }
-
-    fn column_sums(&self, x: Tensor, sums: Out) {
-        let _timer = self.meter.start("column sums");
-        elementwise::bias_backward(self, x, sums);
-    }
+    });
+    line_maxima(cpu, &op::LineMaxima { x, rows: None, columns });
 }
 
 /// Covers the columns with tasks of `WIDTH`.

@@ -2,16 +2,26 @@
 //! which has neither mean nor shift.
 
 use super::Cpu;
+use super::elementwise;
 use super::math::{self, LANES, vectorised};
 use super::memory::{BLOCK, Block, load, put, round, scalar, store};
 use super::parallel::blocks;
-use crate::{Norm, Out, Tensor};
-use base::DType;
+use crate::{Out, Tensor, op};
 
-pub(super) fn forward(cpu: &Cpu, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-    let (scale, shift, eps) = norm.parts(x);
-    assert_eq!((x.rows, x.cols), (y.to.rows, y.to.cols), "x and y");
-    assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
+pub(super) fn residual_norm(cpu: &Cpu, op: &op::ResidualNorm) {
+    let (residual, norm) = op.parts();
+    elementwise::residual(cpu, &residual);
+    forward(cpu, &norm);
+}
+
+pub(super) fn norm_residual_backward(cpu: &Cpu, op: &op::NormResidualBackward) {
+    let (norm, residual) = op.parts();
+    backward(cpu, &norm);
+    elementwise::residual_backward(cpu, &residual);
+}
+
+pub(super) fn forward(cpu: &Cpu, &op::LayerNorm { x, norm, y, stats }: &op::LayerNorm) {
+    let (scale, shift, eps) = norm.parts();
     let width = x.cols;
     cpu.each_rows(x.rows, width, |rows| {
         let (mut a, mut b, mut c): (Block, Block, Block) =
@@ -58,14 +68,9 @@ fn moments(x: Tensor, row: usize, eps: f32, mean: bool) -> (f32, f32) {
     (mean, (1.0 / (variance + eps as f64).sqrt()) as f32)
 }
 
-/// `inputs` are dy, x, stats and scale.
-pub(super) fn backward(cpu: &Cpu, inputs: [Tensor; 4], dx: Out, dscale: Out, dshift: Option<Out>) {
-    let [dy, x, stats, scale] = inputs;
-    assert_eq!((x.rows, x.cols), (dy.rows, dy.cols), "x and dy");
-    assert_eq!((x.rows, x.cols), (dx.to.rows, dx.to.cols), "x and dx");
-    assert_eq!((stats.numel(), scale.numel()), (2 * x.rows, x.cols), "stats and scale");
+pub(super) fn backward(cpu: &Cpu, op: &op::LayerNormBackward) {
+    let op::LayerNormBackward { dy, x, stats, scale, dx, dscale, dshift } = *op;
     let outs: Vec<Out> = std::iter::once(dscale).chain(dshift).collect();
-    assert!(outs.iter().all(|out| out.add), "the gradients of scale and shift accumulate");
     let (width, centred) = (x.cols, dshift.is_some());
     cpu.sum_rows(x.rows, width, &outs, |rows, sums| {
         let (dscale, dshift) = sums.split_at_mut(width);

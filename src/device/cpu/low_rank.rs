@@ -3,12 +3,9 @@
 use super::Cpu;
 use super::math::vectorised;
 use super::memory::{BLOCK, Block, load, scalar, store};
-use crate::{Out, Tensor};
-use base::DType;
+use crate::op;
 
-pub(super) fn axpy(cpu: &Cpu, a: f32, factor: Tensor, x: Tensor, y: Out) {
-    assert_eq!((x.numel(), x.dtype), (y.to.numel(), DType::F32), "x and y");
-    assert_eq!((factor.numel(), y.to.dtype), (1, DType::F32), "the factor, and y");
+pub(super) fn axpy(cpu: &Cpu, &op::Axpy { a, factor, x, y }: &op::Axpy) {
     let by = a * scalar(factor, 0);
     if by.is_nan() {
         return;
@@ -38,12 +35,12 @@ vectorised! {
 }
 
 /// Orthogonalises matrices, one task per matrix.
-pub(super) fn orthogonalize(cpu: &Cpu, xs: &[Tensor]) {
-    assert!(xs.iter().all(|x| x.dtype == DType::F32), "matrices in f32");
+pub(super) fn orthogonalize(cpu: &Cpu, op: &op::Orthogonalize) {
+    let xs = op.xs;
     let apart = |i: usize| !xs[i + 1..].iter().any(|x| x.overlaps(xs[i]));
     assert!((0..xs.len()).all(apart), "the matrices overlap");
     cpu.each(xs.len(), |i| {
-        // SAFETY: f32 (above), mapped as `Tensor` promises; the matrices do not overlap (above), and
+        // SAFETY: f32 (`host_mut` checks), mapped as `Tensor` promises; the matrices do not overlap (above), and
         // `each` runs one task for each.
         let x = unsafe { xs[i].host_mut::<f32>() };
         Columns { x, cols: xs[i].cols }.orthogonalize();

@@ -54,6 +54,11 @@ pub(super) use vectorised;
 pub(super) const LANES: usize = 16;
 
 vectorised! {
+    /// y ← a·x + b·y.
+    pub(super) fn sum_of_products(a: f32, x: &[f32], b: f32, y: &mut [f32]) {
+        x.iter().zip(y).for_each(|(x, y)| *y = a.mul_add(*x, b * *y));
+    }
+
     /// bf16 to f32, exact.
     pub(super) fn widen(from: &[u16], to: &mut [f32]) {
         for (x, y) in from.iter().zip(to) {

@@ -13,6 +13,7 @@ mod dropout;
 mod elementwise;
 mod embed;
 mod fp8;
+mod gelu;
 mod gemm;
 mod instructions;
 mod kernel;
@@ -34,10 +35,8 @@ pub use instructions::{CHOICE, Instructions};
 pub use kernel::peak;
 pub use normals::normals;
 
-use super::{
-    AdamW, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Meter, Norm, OpTimes,
-    Out, OutOfMemory, QueryKey, Scaler, Scaling, Section, StepLimits, Tensor, Transfer, ZLoss,
-};
+use super::op::{call_of_op, every_op};
+use super::{Backend, Meter, Op, OpTimes, OutOfMemory, Section, Tensor, Transfer};
 use crate::Home;
 use base::{Bytes, Problems, threads};
 use memory::Regions;
@@ -97,7 +96,7 @@ impl Cpu {
         self.threads
     }
 
-    /// `Backend::digests` of one tensor.
+    /// `op::Digests` of one tensor.
     pub fn digest(&self, x: Tensor) -> u64 {
         optimizer::digest(self, x)
     }
@@ -184,237 +183,12 @@ impl Backend for Cpu {
         Ok(self.downloads.finish_download(to))
     }
 
-    fn zero(&self, x: Tensor) {
-        let _timer = self.meter.start("zero");
-        elementwise::zero(self, x);
+    fn is_synchronous(&self) -> bool {
+        true
     }
 
-    fn copy(&self, x: Tensor, y: Out) {
-        let _timer = self.meter.start("copy");
-        elementwise::copy(self, x, y);
-    }
-
-    fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
-        let _timer = self.meter.start("gemm");
-        gemm::gemm(self, kind, a, b, c, then);
-    }
-
-    fn embed(&self, ids: Tensor, table: Tensor, first: usize, y: Out) {
-        let _timer = self.meter.start("embed");
-        embed::forward(self, ids, table, first, y);
-    }
-
-    fn embed_backward(&self, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
-        let _timer = self.meter.start("embed backward");
-        embed::backward(self, dy, ids, first, dtable);
-    }
-
-    fn dropout(&self, x: Tensor, drop: &Dropout, y: Out) {
-        let _timer = self.meter.start("dropout");
-        elementwise::dropout(self, x, drop, y);
-    }
-
-    fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, drop: &Dropout, y: Out) {
-        let _timer = self.meter.start("residual");
-        elementwise::residual(self, x, branch, bias, drop, y);
-    }
-
-    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
-        let _timer = self.meter.start("residual backward");
-        elementwise::residual_backward(self, dy, drop, dbranch, dbias);
-    }
-
-    fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
-        let _timer = self.meter.start("gelu");
-        elementwise::gelu(self, x, gelu, y);
-    }
-
-    fn swiglu(&self, x: Tensor, y: Out) {
-        let _timer = self.meter.start("swiglu");
-        elementwise::swiglu(self, x, y);
-    }
-
-    fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
-        let _timer = self.meter.start("swiglu backward");
-        elementwise::swiglu_backward(self, dy, x, dx);
-    }
-
-    fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-        let _timer = self.meter.start("layernorm");
-        layernorm::forward(self, x, norm, y, stats);
-    }
-
-    fn layernorm_backward(
-        &self,
-        dy: Tensor,
-        x: Tensor,
-        stats: Tensor,
-        scale: Tensor,
-        dx: Out,
-        dscale: Out,
-        dshift: Option<Out>,
-    ) {
-        let _timer = self.meter.start("layernorm backward");
-        layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
-    }
-
-    fn residual_norm(
-        &self,
-        x: Tensor,
-        branch: Tensor,
-        bias: Option<Tensor>,
-        drop: &Dropout,
-        y: Out,
-        norm: &Norm,
-        h: Out,
-        stats: Out,
-    ) {
-        let _timer = self.meter.start("residual and layernorm");
-        elementwise::residual(self, x, branch, bias, drop, y);
-        layernorm::forward(self, y.to, norm, h, stats);
-    }
-
-    fn norm_residual_backward(
-        &self,
-        norm: [Tensor; 4],
-        [dx, dscale]: [Out; 2],
-        dshift: Option<Out>,
-        drop: &Dropout,
-        dbranch: Out,
-        dbias: Option<Out>,
-    ) {
-        let _timer = self.meter.start("layernorm and residual backward");
-        layernorm::backward(self, norm, dx, dscale, dshift);
-        elementwise::residual_backward(self, dx.to, drop, dbranch, dbias);
-    }
-
-    fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out) {
-        let _timer = self.meter.start("queries and keys");
-        query_key::forward(self, qkv, how, y);
-    }
-
-    fn query_key_backward(
-        &self,
-        dy: Tensor,
-        qkv: Tensor,
-        how: &QueryKey,
-        dx: Out,
-        dscales: Option<[Out; 2]>,
-    ) {
-        let _timer = self.meter.start("queries and keys backward");
-        query_key::backward(self, dy, qkv, how, dx, dscales);
-    }
-
-    fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
-        let _timer = self.meter.start("attention");
-        attention::forward(self, qkv, how, y, lse);
-    }
-
-    fn attention_backward(
-        &self,
-        dy: Tensor,
-        qkv: Tensor,
-        y: Tensor,
-        lse: Tensor,
-        how: &Attend,
-        dqkv: Out,
-    ) {
-        let _timer = self.meter.start("attention backward");
-        attention::backward(self, [dy, qkv, y, lse], how, dqkv);
-    }
-
-    fn cross_entropy_stats(&self, logits: &Logits, targets: Tensor, stats: Out) {
-        let _timer = self.meter.start("cross entropy");
-        cross_entropy::stats(self, logits, targets, stats);
-    }
-
-    fn cross_entropy(
-        &self,
-        logits: &Logits,
-        targets: Tensor,
-        weights: Tensor,
-        stats: Tensor,
-        losses: Out,
-        z: Option<ZLoss>,
-        dlogits: Option<(Tensor, Out)>,
-    ) {
-        let _timer = self.meter.start("cross entropy");
-        let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
-        cross_entropy::losses(self, &inputs, losses, z, dlogits);
-    }
-
-    fn sum(&self, x: Tensor, y: Out) {
-        let _timer = self.meter.start("sum");
-        optimizer::sum(self, x, y);
-    }
-
-    fn axpy(&self, a: f32, factor: Tensor, x: Tensor, y: Out) {
-        let _timer = self.meter.start("axpy");
-        low_rank::axpy(self, a, factor, x, y);
-    }
-
-    fn orthogonalize(&self, xs: &[Tensor]) {
-        let _timer = self.meter.start("orthogonalize");
-        low_rank::orthogonalize(self, xs);
-    }
-
-    fn square_sums(&self, xs: &[Tensor], out: Out) {
-        let _timer = self.meter.start("square sums");
-        optimizer::square_sums(self, xs, out);
-    }
-
-    fn digests(&self, xs: &[Tensor], out: Out) {
-        let _timer = self.meter.start("digests");
-        optimizer::digests(self, xs, out);
-    }
-
-    fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
-        optimizer::clip(sums, scale, max_norm, out);
-    }
-
-    fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
-        optimizer::loss_scale_step(scaling, scaler, factor, status);
-    }
-
-    fn skip_above(
-        &self,
-        limits: StepLimits,
-        measured: [Tensor; 2],
-        scaler: Scaler,
-        factor: Tensor,
-        status: Tensor,
-    ) {
-        optimizer::skip_above(limits, measured, scaler, factor, status);
-    }
-
-    fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out) {
-        optimizer::adam_scalars(rule, updates, out);
-    }
-
-    fn adamw(
-        &self,
-        rule: &AdamW,
-        scalars: Tensor,
-        grad: Tensor,
-        master: Tensor,
-        m: Tensor,
-        v: Tensor,
-        live: Tensor,
-    ) {
-        let _timer = self.meter.start("adamw");
-        optimizer::adamw(self, rule, scalars, grad, [master, m, v], live);
-    }
-
-    fn adam8bit(
-        &self,
-        rule: &AdamW,
-        scalars: Tensor,
-        grad: Tensor,
-        master: Tensor,
-        moments: [Coded; 2],
-        live: Tensor,
-    ) {
-        let _timer = self.meter.start("adam8bit");
-        adam8bit::adam8bit(self, rule, scalars, grad, master, moments, live);
+    fn enqueue(&self, op: &Op) {
+        let _timer = self.meter.start(op.name());
+        every_op!(call_of_op self op)
     }
 }

@@ -7,29 +7,25 @@ use super::memory::{
     with_blocks_mut,
 };
 use super::parallel::blocks;
-use crate::{AdamW, Out, Scaler, Scaling, StepLimits, Tensor, digest_term};
-use base::DType;
+use crate::{AdamW, AdamWUpdate, Tensor, digest_term, op};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Elements per partial sum.
 const CHUNK: usize = 1 << 16;
 
-pub(super) fn sum(cpu: &Cpu, x: Tensor, y: Out) {
+pub(super) fn sum(cpu: &Cpu, &op::Sum { x, y }: &op::Sum) {
     put(&mut [total(cpu, x, sum_f64) as f32], y, 0);
 }
 
-pub(super) fn square_sums(cpu: &Cpu, xs: &[Tensor], out: Out) {
-    assert_eq!((out.to.numel(), out.add), (xs.len(), false), "one sum for each tensor");
-    for (i, x) in xs.iter().enumerate() {
-        store(&[total(cpu, *x, square_sum_f64) as f32], out.to, i);
+pub(super) fn square_sums(cpu: &Cpu, op: &op::SquareSums) {
+    for (i, x) in op.xs.iter().enumerate() {
+        store(&[total(cpu, *x, square_sum_f64) as f32], op.y.to, i);
     }
 }
 
-pub(super) fn digests(cpu: &Cpu, xs: &[Tensor], out: Out) {
-    assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::I64), "one digest for each");
-    assert!(!out.add, "digests overwrite");
-    for (i, x) in xs.iter().enumerate() {
-        store_long(digest(cpu, *x) as i64, out.to, i);
+pub(super) fn digests(cpu: &Cpu, op: &op::Digests) {
+    for (i, x) in op.xs.iter().enumerate() {
+        store_long(digest(cpu, *x) as i64, op.y.to, i);
     }
 }
 
@@ -79,16 +75,16 @@ fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
     })
 }
 
-pub(super) fn clip(sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
-    assert_eq!((out.to.numel(), out.add), (2, false), "norm and factor");
+pub(super) fn clip(_: &Cpu, &op::Clip { sums, scale, max_norm, y }: &op::Clip) {
     let sum: f64 = (0..sums.numel()).map(|i| scalar(sums, i) as f64).sum();
     let scale = scalar(scale, 0);
     let norm = (sum.sqrt() / scale as f64) as f32;
     let factor = (max_norm / (norm + 1e-6)).min(1.0) / scale;
-    store(&[norm, if norm.is_finite() { factor } else { f32::NAN }], out.to, 0);
+    store(&[norm, if norm.is_finite() { factor } else { f32::NAN }], y.to, 0);
 }
 
-pub(super) fn loss_scale_step(scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
+pub(super) fn loss_scale_step(_: &Cpu, op: &op::LossScaleStep) {
+    let op::LossScaleStep { scaling, scaler, factor, status } = *op;
     let mut counts = [0i64; 5];
     download(scaler.counts, bytemuck::cast_slice_mut(&mut counts));
     let [in_a_row, left, updates, skipped, stuck] = &mut counts;
@@ -119,13 +115,8 @@ pub(super) fn loss_scale_step(scaling: &Scaling, scaler: Scaler, factor: Tensor,
     upload(bytemuck::cast_slice(&counts), scaler.counts);
 }
 
-pub(super) fn skip_above(
-    limits: StepLimits,
-    [loss, norm]: [Tensor; 2],
-    scaler: Scaler,
-    factor: Tensor,
-    status: Tensor,
-) {
+pub(super) fn skip_above(_: &Cpu, op: &op::SkipAbove) {
+    let op::SkipAbove { limits, loss, norm, scaler, factor, status } = *op;
     let above = scalar(loss, 0) > limits.loss || scalar(norm, 0) > limits.norm;
     if !above || scalar(status, 0) != 0.0 {
         return;
@@ -140,34 +131,26 @@ pub(super) fn skip_above(
     store(&[3.0], status, 0);
 }
 
-pub(super) fn adam_scalars(rule: &AdamW, updates: Tensor, out: Out) {
-    assert_eq!((out.to.numel(), out.add), (2, false), "AdamW's step scalars");
+pub(super) fn adam_scalars(_: &Cpu, &op::AdamScalars { rule, updates, y }: &op::AdamScalars) {
     let mut t = [0i64];
     download(updates, bytemuck::cast_slice_mut(&mut t));
     let correction = |beta: f32| 1.0 - (beta as f64).powf(t[0] as f64);
     let step = (rule.lr as f64 / correction(rule.beta1)) as f32;
     let rescale = (1.0 / correction(rule.beta2).sqrt()) as f32;
-    store(&[step, rescale], out.to, 0);
+    store(&[step, rescale], y.to, 0);
 }
 
-/// `state` is master, m and v.
-pub(super) fn adamw(
-    cpu: &Cpu,
-    rule: &AdamW,
-    scalars: Tensor,
-    grad: Tensor,
-    state: [Tensor; 3],
-    live: Tensor,
-) {
-    let [master, m, v] = state;
-    for x in [master, m, v, live] {
-        assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
-    }
-    assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
+pub(super) fn adamw(cpu: &Cpu, op: &op::AdamW) {
+    op.updates.iter().for_each(|update| adamw_of_one(cpu, op.scalars, update));
+}
+
+fn adamw_of_one(cpu: &Cpu, scalars: Tensor, one: &AdamWUpdate) {
+    let AdamWUpdate { rule, grad, master, m, v, weight: live } = *one;
+    let state = [master, m, v];
     assert!(![master, m, v, live].iter().any(|x| x.overlaps(grad)), "the gradient is apart");
     let is_master = (live.addr(), live.dtype) == (master.addr(), master.dtype);
     assert!(is_master || !state.iter().any(|x| x.overlaps(live)), "the weight is master or apart");
-    let Some(rule) = Update::new(rule, scalars) else { return };
+    let Some(rule) = Update::new(&rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
         with_block(grad, block.clone(), |g| {
             with_blocks_mut(state, block.clone(), |[w, m, v]| {

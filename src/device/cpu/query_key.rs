@@ -3,12 +3,11 @@
 use super::Cpu;
 use super::math;
 use super::memory::{BLOCK, Block, integer, load, round, store};
-use crate::{Out, QkNorm, QueryKey, Rotation, Tensor};
+use crate::{Out, QkNorm, QueryKey, Rotation, Tensor, op};
 use base::Qkv;
 
-pub(super) fn forward(cpu: &Cpu, qkv: Tensor, how: &QueryKey, y: Out) {
-    assert!(!y.add, "y is overwritten");
-    how.check(qkv, y.to);
+pub(super) fn forward(cpu: &Cpu, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
+    let how = &how;
     let (d, all) = (how.heads.dim, Columns::of(how));
     cpu.each_rows(qkv.rows, qkv.cols, |rows| {
         let [mut x, mut scale, mut angles]: [Block; 3] = [[0.0; BLOCK]; 3];
@@ -35,16 +34,10 @@ pub(super) fn forward(cpu: &Cpu, qkv: Tensor, how: &QueryKey, y: Out) {
     });
 }
 
-pub(super) fn backward(
-    cpu: &Cpu,
-    dy: Tensor,
-    qkv: Tensor,
-    how: &QueryKey,
-    dx: Out,
-    dscales: Option<[Out; 2]>,
-) {
-    how.check_backward(dy, qkv, dx, dscales);
-    let outs = dscales.map_or(Vec::new(), |outs| outs.to_vec());
+pub(super) fn backward(cpu: &Cpu, op: &op::QueryKeyBackward) {
+    let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
+    let how = &how;
+    let outs: Vec<Out> = dquery.into_iter().chain(dkey).collect();
     let (d, all) = (how.heads.dim, Columns::of(how));
     cpu.sum_rows(qkv.rows, d, &outs, |rows, sums| {
         let [mut g, mut x, mut scale, mut angles]: [Block; 4] = [[0.0; BLOCK]; 4];

@@ -3,6 +3,7 @@
 use super::Instructions;
 use super::math;
 use super::*;
+use crate::{Gemm, op};
 use base::DType;
 use half::bf16;
 
@@ -63,10 +64,11 @@ fn the_workspace_does_not_grow_once_a_shape_was_seen() {
     let at = |i: usize, rows, cols| Tensor::at(cpu.reserve(i).unwrap(), rows, cols, DType::BF16);
     let (a, b, c) = (at(1 << 20, 64, 128), at(1 << 20, 32, 128), at(1 << 20, 64, 32));
     assert_eq!(cpu.workspace_bytes(), 0);
-    cpu.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing);
+    let multiply = || cpu.host().run(op::Gemm::plain(Gemm::NT, a, b, c.set()));
+    multiply();
     let bytes = cpu.workspace_bytes();
     assert!(bytes > 0);
-    cpu.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing);
+    multiply();
     assert_eq!(cpu.workspace_bytes(), bytes);
 }
 
@@ -96,9 +98,9 @@ fn product(
         true => matrix(cpu, cols, rows, of),
         false => matrix(cpu, rows, cols, of),
     };
-    let operands = [operand(m, k, kind == Gemm::TN), operand(k, n, kind == Gemm::NT)];
+    let (a, b) = (operand(m, k, kind == Gemm::TN), operand(k, n, kind == Gemm::NT));
     let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);
-    gemm::product(cpu, kind, operands, set, c.set(), Epilogue::Nothing);
+    gemm::product(cpu, &op::Gemm::plain(kind, a, b, c.set()), set);
     let mut sums = vec![0.0f32; m * n];
     cpu.download(c, bytemuck::cast_slice_mut(&mut sums));
     sums

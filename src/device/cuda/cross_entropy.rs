@@ -3,93 +3,60 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Logits, Out, Tensor, ZLoss};
-use base::DType;
+use crate::{Logits, Tensor, op};
 use std::ptr::{null, null_mut};
 
-pub(super) struct Inputs {
-    pub logits: Logits,
-    pub targets: Tensor,
-    pub weights: Tensor,
-    pub stats: Tensor,
-}
-
-pub(super) fn stats(cuda: &Cuda, logits: &Logits, targets: Tensor, stats: Out) {
-    let rows = logits.x.rows;
-    assert_eq!((targets.numel(), stats.to.numel()), (rows, 3 * rows), "rows");
-    assert!(stats.to.dtype == DType::F32 && !stats.add, "stats are f32 and overwritten");
-    let inputs = Inputs { logits: *logits, targets, weights: stats.to, stats: stats.to };
-    let (arguments, grid) = prepare(&inputs);
+pub(super) fn stats(cuda: &Cuda, op: &op::CrossEntropyStats) {
+    let op::CrossEntropyStats { logits, targets, stats } = *op;
+    let (arguments, grid) = prepare(&logits, targets, stats.to);
     cuda.launch(typed!("cross_entropy_stats", logits.x.dtype), grid, arguments);
 }
 
-pub(super) fn losses(
-    cuda: &Cuda,
-    inputs: &Inputs,
-    losses: Out,
-    z: Option<ZLoss>,
-    dlogits: Option<(Tensor, Out)>,
-) {
-    let (arguments, grid) = checked(inputs, losses, z, dlogits);
-    cuda.launch(typed!("cross_entropy", inputs.logits.x.dtype), grid, arguments);
+pub(super) fn losses(cuda: &Cuda, op: &op::CrossEntropy) {
+    let (arguments, grid) = prepare_losses(op);
+    cuda.launch(typed!("cross_entropy", op.logits.x.dtype), grid, arguments);
 }
 
 /// Cross-entropy of a vocabulary that is not split; writes its stats, too.
-pub(super) fn unsplit(
-    cuda: &Cuda,
-    inputs: &Inputs,
-    losses: Out,
-    z: Option<ZLoss>,
-    dlogits: Option<(Tensor, Out)>,
-) {
-    let (arguments, grid) = checked(inputs, losses, z, dlogits);
-    assert_eq!(arguments.shares, 1, "shares of the vocabulary");
-    cuda.launch(typed!("cross_entropy_unsplit", inputs.logits.x.dtype), grid, arguments);
+pub(super) fn unsplit(cuda: &Cuda, op: &op::CrossEntropyUnsplit) {
+    let (arguments, grid) = prepare_losses(&op.parts().1);
+    cuda.launch(typed!("cross_entropy_unsplit", op.logits.x.dtype), grid, arguments);
 }
 
-fn checked(
-    inputs: &Inputs,
-    losses: Out,
-    z: Option<ZLoss>,
-    dlogits: Option<(Tensor, Out)>,
-) -> (args::CrossEntropy, Grid) {
-    let Inputs { logits: Logits { x, .. }, targets, weights, stats } = *inputs;
-    let rows = x.rows;
-    assert_eq!((targets.numel(), weights.numel(), losses.to.numel()), (rows, rows, rows), "rows");
-    assert!(stats.cols == 3 && stats.rows.is_multiple_of(rows.max(1)), "stats of all shares");
-    assert!(!losses.add && dlogits.is_none_or(|(_, d)| d.to == x && !d.add), "in place");
-    assert!(z.is_none_or(|z| z.losses.to.numel() == rows && !z.losses.add), "z losses");
-    let (common, grid) = prepare(inputs);
+fn prepare_losses(op: &op::CrossEntropy) -> (args::CrossEntropy, Grid) {
+    let op::CrossEntropy { logits, targets, weights, stats, losses, z, scale } = *op;
+    let (common, grid) = prepare(&logits, targets, stats);
     let arguments = args::CrossEntropy {
+        weights: weights.addr() as _,
         losses: losses.to.addr() as _,
         z_losses: z.map_or(null_mut(), |z| z.losses.to.addr() as _),
         z: z.map_or(0.0, |z| z.coefficient),
-        scale: dlogits.map_or(null(), |(scale, _)| scale.addr() as _),
+        scale: scale.map_or(null(), |scale| scale.addr() as _),
         ..common
     };
     (arguments, grid)
 }
 
-fn prepare(i: &Inputs) -> (args::CrossEntropy, Grid) {
-    let x = i.logits.x;
+fn prepare(logits: &Logits, targets: Tensor, stats: Tensor) -> (args::CrossEntropy, Grid) {
+    let x = logits.x;
     let (rows, cols) = (x.rows, x.cols);
     let vector = vector(cols, x.dtype, &[x.addr()]);
     let pieces = cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
     let arguments = args::CrossEntropy {
         logits: x.addr() as _,
-        targets: i.targets.addr() as _,
-        weights: i.weights.addr() as _,
-        stats: i.stats.addr() as _,
+        targets: targets.addr() as _,
+        weights: null(),
+        stats: stats.addr() as _,
         losses: null_mut(),
         z_losses: null_mut(),
         scale: null(),
-        first: i.logits.first as i64,
+        first: logits.first as i64,
         rows: rows as u64,
         cols: cols as u32,
-        own: i.logits.own() as u32,
-        shares: (i.stats.rows / rows.max(1)) as u32,
+        own: logits.own() as u32,
+        shares: (stats.rows / rows.max(1)) as u32,
         vector: vector.into(),
-        cap: i.logits.cap.unwrap_or(0.0),
+        cap: logits.cap.unwrap_or(0.0),
         z: 0.0,
     };
     (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(512)))

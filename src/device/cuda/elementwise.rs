@@ -1,13 +1,19 @@
-//! Element by element: copy, dropout, residual; sums of columns.
+//! Element by element: zero, copy, blend, dropout, residual; sums of columns.
 
 use super::Cuda;
 use super::args::{self, DropoutMask};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Dropout, Out, Tensor};
+use crate::{Backend, Dropout, Home, Out, Tensor, op};
 use base::DType;
 
-pub(super) fn copy(cuda: &Cuda, x: Tensor, y: Out) {
-    assert_eq!(x.numel(), y.to.numel(), "elements of x and y");
+pub(super) fn zero(cuda: &Cuda, op: &op::Zero) {
+    match op.x.home() {
+        Home::Device => cuda.memory.clear(&cuda.device, op.x.addr(), op.x.bytes()),
+        Home::Host => cuda.host().run(*op),
+    }
+}
+
+pub(super) fn copy(cuda: &Cuda, &op::Copy { x, y }: &op::Copy) {
     // Eights suit all dtypes.
     let vector = vector(x.numel(), DType::BF16, &[x.addr(), y.to.addr()]);
     let grid = Grid::elements(x.numel(), if vector { 8 } else { 1 });
@@ -21,8 +27,21 @@ pub(super) fn copy(cuda: &Cuda, x: Tensor, y: Out) {
     cuda.launch(typed!("copy", x.dtype, y.to.dtype), grid, arguments);
 }
 
-pub(super) fn dropout(cuda: &Cuda, x: Tensor, drop: &Dropout, y: Out) {
-    assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, y.to.cols, y.to.dtype), "x and y");
+pub(super) fn blend(cuda: &Cuda, &op::Blend { a, x, b, y }: &op::Blend) {
+    let vector = vector(x.numel(), x.dtype, &[x.addr(), y.addr()]);
+    let arguments = args::Blend {
+        x: x.addr() as _,
+        y: y.addr() as _,
+        numel: x.numel() as u64,
+        a,
+        b,
+        vector: vector.into(),
+    };
+    let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
+    cuda.launch(typed!("blend", x.dtype), grid, arguments);
+}
+
+pub(super) fn dropout(cuda: &Cuda, &op::Dropout { x, drop, y }: &op::Dropout) {
     let vector = vector(x.cols, x.dtype, &[x.addr(), y.to.addr()]);
     let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
     let arguments = args::Dropout {
@@ -32,24 +51,14 @@ pub(super) fn dropout(cuda: &Cuda, x: Tensor, drop: &Dropout, y: Out) {
         cols: x.cols as u32,
         add: y.add.into(),
         vector: vector.into(),
-        drop: DropoutMask::new(drop),
+        drop: DropoutMask::new(&drop),
     };
     cuda.launch(typed!("dropout", x.dtype), grid, arguments);
 }
 
-pub(super) fn residual(
-    cuda: &Cuda,
-    x: Tensor,
-    branch: Tensor,
-    bias: Option<Tensor>,
-    drop: &Dropout,
-    y: Out,
-) {
-    assert!(!y.add, "residual overwrites");
-    for other in [branch, y.to] {
-        assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
-    }
-    let bias = bias_address(bias, x);
+pub(super) fn residual(cuda: &Cuda, op: &op::Residual) {
+    let op::Residual { x, branch, bias, drop, y } = *op;
+    let bias = bias.map_or(0, Tensor::addr);
     let vector = vector(x.cols, x.dtype, &[x.addr(), branch.addr(), bias, y.to.addr()]);
     let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
     let arguments = args::Residual {
@@ -60,42 +69,23 @@ pub(super) fn residual(
         rows: x.rows as u64,
         cols: x.cols as u32,
         vector: vector.into(),
-        drop: DropoutMask::new(drop),
+        drop: DropoutMask::new(&drop),
     };
     cuda.launch(typed!("residual", x.dtype), grid, arguments);
 }
 
-/// Address of the bias of a residual's branch; 0 without one.
-pub(super) fn bias_address(bias: Option<Tensor>, x: Tensor) -> usize {
-    bias.map_or(0, |bias| {
-        assert_eq!((bias.numel(), bias.dtype), (x.cols, x.dtype), "bias");
-        bias.addr()
-    })
+pub(super) fn residual_backward(cuda: &Cuda, op: &op::ResidualBackward) {
+    let op::ResidualBackward { dy, drop, dbranch, dbias } = *op;
+    let same = op.keeps_dy();
+    match dbias {
+        Some(dbias) => sum_columns(cuda, dy, (!same).then_some((dbranch.to, &drop)), dbias),
+        None if same => {}
+        None => dropout(cuda, &op::Dropout { x: dy, drop, y: dbranch }),
+    }
 }
 
-pub(super) fn residual_backward(
-    cuda: &Cuda,
-    dy: Tensor,
-    drop: &Dropout,
-    dbranch: Out,
-    dbias: Option<Out>,
-) {
-    assert!(!dbranch.add, "dbranch is overwritten");
-    let to = dbranch.to;
-    let same = drop.rate == 0.0 && to == dy;
-    let Some(dbias) = dbias else {
-        if !same {
-            dropout(cuda, dy, drop, dbranch);
-        }
-        return;
-    };
-    assert!(dbias.add, "dbias accumulates");
-    assert_eq!((dy.rows, dy.cols, dy.dtype), (to.rows, to.cols, to.dtype), "dy and dbranch");
-    sum_columns(cuda, dy, (!same).then_some((to, drop)), dbias);
-}
-
-pub(super) fn bias_backward(cuda: &Cuda, dy: Tensor, db: Out) {
-    sum_columns(cuda, dy, None, db);
+pub(super) fn column_sums(cuda: &Cuda, op: &op::ColumnSums) {
+    sum_columns(cuda, op.x, None, op.sums);
 }
 
 /// Rows a block sums at least, and blocks to have work for a whole GPU.
@@ -104,7 +94,6 @@ const BLOCKS: usize = 1056;
 
 /// sums (+)= Σ_rows of x, or of what dropout stores in `to`.
 fn sum_columns(cuda: &Cuda, x: Tensor, to: Option<(Tensor, &Dropout)>, sums: Out) {
-    assert_eq!((sums.to.numel(), sums.to.dtype), (x.cols, DType::F32), "sums");
     let address = to.map_or(0, |(to, _)| to.addr());
     let vector = vector(x.cols, x.dtype, &[x.addr(), address]);
     let across = x.cols.div_ceil(32 * if vector { wide(x.dtype) } else { 1 });

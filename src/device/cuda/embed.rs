@@ -3,12 +3,9 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Out, Tensor};
-use base::DType;
+use crate::{Tensor, op};
 
-pub(super) fn forward(cuda: &Cuda, ids: Tensor, table: Tensor, first: usize, y: Out) {
-    assert_eq!((ids.numel(), table.cols), (y.to.rows, y.to.cols), "ids, table and y");
-    assert_eq!((ids.dtype, table.dtype), (DType::I32, y.to.dtype), "ids; table and y");
+pub(super) fn forward(cuda: &Cuda, &op::Embed { ids, table, first, y }: &op::Embed) {
     let cols = table.cols;
     let vector = vector(cols, table.dtype, &[table.addr(), y.to.addr()]);
     let grid = Grid::rows(y.to.rows, cols, if vector { wide(table.dtype) } else { 1 });
@@ -26,10 +23,8 @@ pub(super) fn forward(cuda: &Cuda, ids: Tensor, table: Tensor, first: usize, y: 
     cuda.launch(typed!("embed", table.dtype), grid, arguments);
 }
 
-pub(super) fn backward(cuda: &Cuda, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
-    assert!(dtable.add, "the gradient of a table accumulates");
-    assert_eq!((ids.numel(), dtable.to.cols), (dy.rows, dy.cols), "ids, dtable and dy");
-    assert_eq!((ids.dtype, dtable.to.dtype), (DType::I32, DType::F32), "ids and dtable");
+pub(super) fn backward(cuda: &Cuda, op: &op::EmbedBackward) {
+    let op::EmbedBackward { dy, ids, first, dtable } = *op;
     let (count, cols) = (dy.rows, dy.cols);
     let [order, rows] = sorted(cuda, ids, first, dtable.to.rows);
     let vector = vector(cols, dy.dtype, &[dy.addr(), dtable.to.addr()]);

@@ -2,8 +2,8 @@
 //! rows along the depth.
 
 use super::launch::{Grid, typed, vector, wide};
-use super::{Cuda, args, elementwise, gemm};
-use crate::{Epilogue, Fp8Ops, Fp8Scaling, Lines, Out, Quantized, Tensor};
+use super::{Cuda, args};
+use crate::{Fp8Scaling, Out, Quantized, Tensor, op};
 use base::{DType, Fp8};
 
 /// Compute capability and first cuBLASLt whose products take a scale for each row (NVIDIA's
@@ -32,104 +32,88 @@ macro_rules! coded {
     };
 }
 
-impl Fp8Ops for Cuda {
-    fn fp8_scaling(&self) -> Fp8Scaling {
-        match self.capability == HOPPER && self.products.version() >= ROW_WISE {
-            true => Fp8Scaling::RowWise,
-            false => Fp8Scaling::TensorWise,
-        }
-    }
-
-    fn line_maxima(&self, x: Tensor, out: [Option<Out>; 2]) {
-        let [rows, columns] = [0, 1].map(|at| blank(self, x, Lines::BOTH[at], out[at]));
-        let vector = vector(x.cols, x.dtype, &[x.addr()]);
-        let arguments = args::LineMaxima {
-            x: x.addr() as _,
-            of_rows: rows as _,
-            of_columns: columns as _,
-            rows: x.rows as u64,
-            cols: x.cols as u32,
-            vector: vector.into(),
-        };
-        let pieces = x.cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
-        let down = x.rows.div_ceil(WARPS * CHUNK).clamp(1, 65_535);
-        let grid = Grid { blocks: [pieces.div_ceil(32), down, 1], threads: [32, WARPS], shared: 0 };
-        self.launch(typed!("line_maxima", x.dtype), grid, arguments);
-    }
-
-    fn quantize(&self, x: Tensor, to: [Option<(Tensor, Quantized)>; 2]) {
-        for (lines, to) in Lines::BOTH.into_iter().zip(&to) {
-            let Some((maxima, to)) = to else { continue };
-            to.check(x, lines, *maxima);
-            scales(self, *maxima, to);
-        }
-        let [rows, columns] = to.map(|to| to.map(|(_, to)| to));
-        let places =
-            |to: Option<Quantized>| to.map_or([0; 2], |q| [q.scales.addr(), q.codes.addr()]);
-        let ([row_scales, row_codes], [column_scales, column_codes]) =
-            (places(rows), places(columns));
-        let Some(Quantized { format, .. }) = columns.or(rows) else { return };
-        assert!(rows.is_none_or(|rows| rows.format == format), "rows and columns of one format");
-        let across = vector(x.cols, x.dtype, &[x.addr(), row_codes]);
-        let arguments = args::Fp8Codes {
-            x: x.addr() as _,
-            row_scales: row_scales as _,
-            row_codes: row_codes as _,
-            column_scales: column_scales as _,
-            column_codes: column_codes as _,
-            rows: x.rows as u64,
-            cols: x.cols as u32,
-            vector: across.into(),
-            wide: vector(x.rows, DType::U8, &[column_codes]).into(),
-        };
-        if columns.is_some() {
-            let blocks = [x.cols.div_ceil(TILE), x.rows.div_ceil(TILE), 1];
-            let grid = Grid { blocks, threads: [256, 1], shared: 0 };
-            self.launch(coded!("fp8_columns", format, x.dtype), grid, arguments);
-        } else {
-            let grid = Grid::rows(x.rows, x.cols, if across { wide(x.dtype) } else { 1 });
-            self.launch(coded!("fp8_rows", format, x.dtype), grid, arguments);
-        }
-    }
-
-    fn quantize_rows(&self, x: Tensor, to: &Quantized, columns: Option<Out>) {
-        to.check_rows(x);
-        let shared = if columns.is_some() { x.cols * size_of::<f32>() } else { 0 };
-        if shared > self.device.shared_memory {
-            // Rows too wide for that: in two reads.
-            let maxima = Tensor::at(self.scratch(x.rows * size_of::<f32>()), 1, x.rows, DType::F32);
-            self.line_maxima(x, [Some(maxima.set()), columns]);
-            return self.quantize(x, [Some((maxima, *to)), None]);
-        }
-        let arguments = args::Fp8OwnRows {
-            x: x.addr() as _,
-            scales: to.scales.addr() as _,
-            codes: to.codes.addr() as _,
-            of_columns: blank(self, x, Lines::Columns, columns) as _,
-            rows: x.rows as u64,
-            cols: x.cols as u32,
-            largest: to.format.largest(),
-            vector: vector(x.cols, x.dtype, &[x.addr(), to.codes.addr()]).into(),
-        };
-        let blocks = x.rows.div_ceil(ROW_THREADS / 32).clamp(1, ROW_BLOCKS);
-        let grid = Grid::line(blocks, ROW_THREADS).with_shared(shared);
-        self.launch(coded!("fp8_own_rows", to.format, x.dtype), grid, arguments);
-    }
-
-    fn fp8_gemm(&self, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
-        gemm::fp8(self, a, b, c, then);
-    }
-
-    fn column_sums(&self, x: Tensor, sums: Out) {
-        elementwise::bias_backward(self, x, sums);
+/// Granularity of scales in products.
+pub(super) fn scaling(cuda: &Cuda) -> Fp8Scaling {
+    match cuda.capability == HOPPER && cuda.products.version() >= ROW_WISE {
+        true => Fp8Scaling::RowWise,
+        false => Fp8Scaling::TensorWise,
     }
 }
 
+pub(super) fn line_maxima(cuda: &Cuda, &op::LineMaxima { x, rows, columns }: &op::LineMaxima) {
+    let [rows, columns] = [rows, columns].map(|out| blank(cuda, out));
+    let vector = vector(x.cols, x.dtype, &[x.addr()]);
+    let arguments = args::LineMaxima {
+        x: x.addr() as _,
+        of_rows: rows as _,
+        of_columns: columns as _,
+        rows: x.rows as u64,
+        cols: x.cols as u32,
+        vector: vector.into(),
+    };
+    let pieces = x.cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
+    let down = x.rows.div_ceil(WARPS * CHUNK).clamp(1, 65_535);
+    let grid = Grid { blocks: [pieces.div_ceil(32), down, 1], threads: [32, WARPS], shared: 0 };
+    cuda.launch(typed!("line_maxima", x.dtype), grid, arguments);
+}
+
+pub(super) fn quantize(cuda: &Cuda, &op::Quantize { x, rows, columns }: &op::Quantize) {
+    for (maxima, to) in rows.iter().chain(&columns) {
+        scales(cuda, *maxima, to);
+    }
+    let [rows, columns] = [rows, columns].map(|to| to.map(|(_, to)| to));
+    let places = |to: Option<Quantized>| to.map_or([0; 2], |q| [q.scales.addr(), q.codes.addr()]);
+    let ([row_scales, row_codes], [column_scales, column_codes]) = (places(rows), places(columns));
+    let Some(Quantized { format, .. }) = columns.or(rows) else { return };
+    let across = vector(x.cols, x.dtype, &[x.addr(), row_codes]);
+    let arguments = args::Fp8Codes {
+        x: x.addr() as _,
+        row_scales: row_scales as _,
+        row_codes: row_codes as _,
+        column_scales: column_scales as _,
+        column_codes: column_codes as _,
+        rows: x.rows as u64,
+        cols: x.cols as u32,
+        vector: across.into(),
+        wide: vector(x.rows, DType::U8, &[column_codes]).into(),
+    };
+    if columns.is_some() {
+        let blocks = [x.cols.div_ceil(TILE), x.rows.div_ceil(TILE), 1];
+        let grid = Grid { blocks, threads: [256, 1], shared: 0 };
+        cuda.launch(coded!("fp8_columns", format, x.dtype), grid, arguments);
+    } else {
+        let grid = Grid::rows(x.rows, x.cols, if across { wide(x.dtype) } else { 1 });
+        cuda.launch(coded!("fp8_rows", format, x.dtype), grid, arguments);
+    }
+}
+
+pub(super) fn quantize_rows(cuda: &Cuda, op: &op::QuantizeRows) {
+    let op::QuantizeRows { x, to, columns } = *op;
+    let shared = if columns.is_some() { x.cols * size_of::<f32>() } else { 0 };
+    if shared > cuda.device.shared_memory {
+        // Rows too wide for that: in two reads.
+        let maxima = Tensor::at(cuda.scratch(x.rows * size_of::<f32>()), 1, x.rows, DType::F32);
+        line_maxima(cuda, &op::LineMaxima { x, rows: Some(maxima.set()), columns });
+        return quantize(cuda, &op::Quantize { x, rows: Some((maxima, to)), columns: None });
+    }
+    let arguments = args::Fp8OwnRows {
+        x: x.addr() as _,
+        scales: to.scales.addr() as _,
+        codes: to.codes.addr() as _,
+        of_columns: blank(cuda, columns) as _,
+        rows: x.rows as u64,
+        cols: x.cols as u32,
+        largest: to.format.largest(),
+        vector: vector(x.cols, x.dtype, &[x.addr(), to.codes.addr()]).into(),
+    };
+    let blocks = x.rows.div_ceil(ROW_THREADS / 32).clamp(1, ROW_BLOCKS);
+    let grid = Grid::line(blocks, ROW_THREADS).with_shared(shared);
+    cuda.launch(coded!("fp8_own_rows", to.format, x.dtype), grid, arguments);
+}
+
 /// The address of maxima, which are 0 from now on; 0 where none are asked for.
-fn blank(cuda: &Cuda, x: Tensor, lines: Lines, out: Option<Out>) -> usize {
-    let Some(Out { to, add }) = out else { return 0 };
-    assert!(!add && to.numel() == lines.of(x)[0], "a maximum for each line");
-    assert_eq!(to.dtype, DType::F32, "maxima");
+fn blank(cuda: &Cuda, out: Option<Out>) -> usize {
+    let Some(Out { to, .. }) = out else { return 0 };
     cuda.memory.clear(&cuda.device, to.addr(), to.bytes());
     to.addr()
 }

@@ -3,9 +3,9 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Gelu, Out, Tensor};
+use crate::{Gelu, Out, Tensor, op};
 
-pub(super) fn gelu(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Out) {
+pub(super) fn gelu(cuda: &Cuda, &op::Gelu { x, gelu, y }: &op::Gelu) {
     launch(
         cuda,
         x,
@@ -31,7 +31,6 @@ pub(super) fn backward(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Tensor) {
 }
 
 fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {
-    assert_eq!((x.numel(), x.dtype), (y.to.numel(), y.to.dtype), "x and y");
     let vector = vector(x.numel(), x.dtype, &[x.addr(), y.to.addr()]);
     let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
     let arguments = args::Gelu {
@@ -44,22 +43,17 @@ fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {
     cuda.launch(kernel, grid, arguments);
 }
 
-pub(super) fn swiglu(cuda: &Cuda, x: Tensor, y: Out) {
-    assert!(!y.add, "y is overwritten");
+pub(super) fn swiglu(cuda: &Cuda, &op::Swiglu { x, y }: &op::Swiglu) {
     gated(cuda, x, y.to, None, typed!("swiglu", x.dtype));
 }
 
-pub(super) fn swiglu_backward(cuda: &Cuda, dy: Tensor, x: Tensor, dx: Out) {
-    assert!(!dx.add, "dx is overwritten");
+pub(super) fn swiglu_backward(cuda: &Cuda, op: &op::SwigluBackward) {
+    let op::SwigluBackward { dy, x, dx } = *op;
     gated(cuda, x, dy, Some(dx.to), typed!("swiglu_backward", x.dtype));
 }
 
 /// x and dx [N, 2f], y [N, f].
 fn gated(cuda: &Cuda, x: Tensor, y: Tensor, dx: Option<Tensor>, kernel: &'static str) {
-    for pairs in [Some(x), dx].into_iter().flatten() {
-        let shape = (y.rows, 2 * y.cols, y.dtype);
-        assert_eq!((pairs.rows, pairs.cols, pairs.dtype), shape, "gates and values");
-    }
     let dx = dx.map_or(0, Tensor::addr);
     let vector = vector(y.numel(), y.dtype, &[x.addr(), y.addr(), dx]);
     let grid = Grid::elements(y.numel(), if vector { wide(y.dtype) } else { 1 });

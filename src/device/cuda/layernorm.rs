@@ -1,21 +1,18 @@
 //! Layer and RMS normalisation over each row.
 
 use super::args::{self, DropoutMask};
-use super::elementwise::{add_parts, bias_address};
+use super::elementwise::{add_parts, residual_backward};
 use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
-use crate::{Backend, Dropout, Norm, Out, Tensor};
-use base::DType;
+use crate::{Out, Tensor, op};
 use std::ptr::null_mut;
 
 /// Rows in shared memory: of at most eight warps, in what every GPU gives at once.
 const SHARED: usize = 48 << 10;
 
-pub(super) fn forward(cuda: &Cuda, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-    let (scale, shift, eps) = norm.parts(x);
+pub(super) fn forward(cuda: &Cuda, &op::LayerNorm { x, norm, y, stats }: &op::LayerNorm) {
+    let (scale, shift, eps) = norm.parts();
     let shift = shift.map_or(0, Tensor::addr);
-    assert_eq!((x.rows, x.cols, x.dtype), (y.to.rows, y.to.cols, y.to.dtype), "x and y");
-    assert_eq!((stats.to.numel(), stats.to.dtype, stats.add), (2 * x.rows, DType::F32, false));
     let addresses = [x.addr(), scale.addr(), shift, y.to.addr()];
     let arguments = args::LayerNorm {
         x: x.addr() as _,
@@ -44,23 +41,10 @@ fn row_by_warp(x: Tensor) -> Grid {
     Grid { blocks, threads: [32, warps], shared: warps * bytes }
 }
 
-pub(super) fn of_residual(
-    cuda: &Cuda,
-    [x, branch]: [Tensor; 2],
-    bias: Option<Tensor>,
-    drop: &Dropout,
-    y: Out,
-    norm: &Norm,
-    [h, stats]: [Out; 2],
-) {
-    let (scale, shift, eps) = norm.parts(x);
-    let shift = shift.map_or(0, Tensor::addr);
-    assert!(!y.add && !h.add && !stats.add, "residual and norm overwrite");
-    for other in [branch, y.to, h.to] {
-        assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
-    }
-    assert_eq!((stats.to.numel(), stats.to.dtype), (2 * x.rows, DType::F32), "stats");
-    let bias = bias_address(bias, x);
+pub(super) fn residual_norm(cuda: &Cuda, op: &op::ResidualNorm) {
+    let op::ResidualNorm { x, branch, bias, drop, y, norm, h, stats } = *op;
+    let (scale, shift, eps) = norm.parts();
+    let [bias, shift] = [bias, shift].map(|x| x.map_or(0, Tensor::addr));
     let [xa, branch, ya, scale, ha] = [x, branch, y.to, scale, h.to].map(Tensor::addr);
     let addresses = [xa, branch, bias, ya, scale, shift, ha];
     let arguments = args::ResidualNorm {
@@ -76,7 +60,7 @@ pub(super) fn of_residual(
         cols: x.cols as u32,
         eps,
         vector: vector(x.cols, x.dtype, &addresses).into(),
-        drop: DropoutMask::new(drop),
+        drop: DropoutMask::new(&drop),
     };
     cuda.launch(typed!("residual_norm", x.dtype), row_by_warp(x), arguments);
 }
@@ -85,77 +69,51 @@ pub(super) fn of_residual(
 const CHUNK: usize = 16;
 const BLOCKS: usize = 1056;
 
-/// `inputs` are dy, x, stats and scale.
-pub(super) fn backward(
-    cuda: &Cuda,
-    inputs: [Tensor; 4],
-    dx: Out,
-    dscale: Out,
-    dshift: Option<Out>,
-) {
-    let (arguments, grid) = backward_arguments(cuda, inputs, [dx, dscale], dshift, 2);
-    let x = inputs[1];
+pub(super) fn backward(cuda: &Cuda, op: &op::LayerNormBackward) {
+    let (arguments, grid) = backward_arguments(cuda, op, 2);
+    let x = op.x;
     let kernels = [
         typed!("layernorm_backward_wide1", x.dtype),
         typed!("layernorm_backward_wide16", x.dtype),
         typed!("layernorm_backward_long", x.dtype),
         typed!("layernorm_backward_any", x.dtype),
     ];
-    let (kernel, threads) = kernel_for(cuda, kernels, &inputs, &[dx.to]);
+    let (kernel, threads) = kernel_for(cuda, kernels, op, None);
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
-    add_all(cuda, &arguments, grid, [Some(dscale), dshift]);
+    add_all(cuda, &arguments, grid, [Some(op.dscale), op.dshift]);
 }
 
 /// As `backward`, whose dx accumulates, and then dropout's way back from dx.
-pub(super) fn of_residual_backward(
-    cuda: &Cuda,
-    inputs: [Tensor; 4],
-    [dx, dscale]: [Out; 2],
-    dshift: Option<Out>,
-    drop: &Dropout,
-    dbranch: Out,
-    dbias: Option<Out>,
-) {
-    let x = inputs[1];
+pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward) {
+    let op::NormResidualBackward { x, dscale, dshift, drop, dbranch, dbias, .. } = *op;
+    let (norm_op, residual_op) = op.parts();
     let shared = 3 * x.cols * size_of::<f32>();
     if !cuda.has_room(typed!("norm_residual_backward_long", x.dtype), shared) {
-        backward(cuda, inputs, dx, dscale, dshift);
-        return cuda.residual_backward(dx.to, drop, dbranch, dbias);
+        backward(cuda, &norm_op);
+        return residual_backward(cuda, &residual_op);
     }
-    assert!(dx.add && !dbranch.add, "dx accumulates, dbranch does not");
-    assert!(dbias.is_none_or(|dbias| dbias.add), "dbias accumulates");
     let to = dbranch.to;
-    assert_eq!((x.rows, x.cols, x.dtype), (to.rows, to.cols, to.dtype), "x and dbranch");
-    let (norm, grid) = backward_arguments(cuda, inputs, [dx, dscale], dshift, 3);
-    let same = drop.rate == 0.0 && to == dx.to;
-    let dbranch = if same { null_mut() } else { to.addr() as _ };
-    let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(drop) };
+    let (norm, grid) = backward_arguments(cuda, &norm_op, 3);
+    let dbranch = if residual_op.keeps_dy() { null_mut() } else { to.addr() as _ };
+    let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(&drop) };
     let kernels = [
         typed!("norm_residual_backward_wide1", x.dtype),
         typed!("norm_residual_backward_wide16", x.dtype),
         typed!("norm_residual_backward_long", x.dtype),
         typed!("norm_residual_backward_any", x.dtype),
     ];
-    let (kernel, threads) = kernel_for(cuda, kernels, &inputs, &[dx.to, to]);
+    let (kernel, threads) = kernel_for(cuda, kernels, &norm_op, Some(to));
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }
 
-/// Arguments and blocks, without the kernel and its threads. `inputs` are dy, x, stats and scale; each block leaves
-/// `sums` rows of partial sums.
+/// Arguments and blocks, without the kernel and its threads. Each block leaves `sums` rows of partial sums.
 fn backward_arguments(
     cuda: &Cuda,
-    [dy, x, stats, scale]: [Tensor; 4],
-    [dx, dscale]: [Out; 2],
-    dshift: Option<Out>,
+    op: &op::LayerNormBackward,
     sums: usize,
 ) -> (args::LayerNormBackward, Grid) {
-    for other in [dy, dx.to] {
-        assert_eq!((x.rows, x.cols, x.dtype), (other.rows, other.cols, other.dtype), "shapes");
-    }
-    assert_eq!((stats.numel(), scale.numel()), (2 * x.rows, x.cols), "stats and scale");
-    let accumulate = dscale.add && dshift.is_none_or(|dshift| dshift.add);
-    assert!(accumulate, "the gradients of scale and shift accumulate");
+    let op::LayerNormBackward { dy, x, stats, scale, dx, dshift, .. } = *op;
     let shared = sums * x.cols * size_of::<f32>();
     let (blocks, chunk) = blocks(x.rows, shared);
     let arguments = args::LayerNormBackward {
@@ -202,15 +160,15 @@ fn add_all<const N: usize>(
 const READING_TWICE: usize = 512;
 
 /// The kernel for rows of this width, and threads of its blocks. Of `kernels`, threads of the first hold a piece
-/// of 16 bytes of a row, of the second sixteen columns, and of the others nothing.
+/// of 16 bytes of a row, of the second sixteen columns, and of the others nothing. `more` is another output.
 fn kernel_for(
     cuda: &Cuda,
     [piece, sixteen, long, any]: [&'static str; 4],
-    inputs: &[Tensor; 4],
-    outs: &[Tensor],
+    op: &op::LayerNormBackward,
+    more: Option<Tensor>,
 ) -> (&'static str, usize) {
-    let [dy, x, _, scale] = *inputs;
-    let addresses: Vec<usize> = [&[dy, x, scale], outs].concat().iter().map(|x| x.addr()).collect();
+    let op::LayerNormBackward { dy, x, scale, dx, .. } = *op;
+    let addresses = [dy, x, scale, dx.to, more.unwrap_or(dx.to)].map(Tensor::addr);
     let threads = |columns: usize| x.cols.div_ceil(columns).next_multiple_of(32);
     let wide = wide(x.dtype);
     match vector(x.cols, x.dtype, &addresses) {

@@ -3,17 +3,14 @@
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, vector, wide};
-use crate::{Out, Tensor};
-use base::DType;
+use crate::op;
 use std::ptr::null_mut;
 
 /// Matrices of one launch, and threads of the block that each of them has.
 const MATRICES: usize = 8;
 const THREADS: usize = 512;
 
-pub(super) fn axpy(cuda: &Cuda, a: f32, factor: Tensor, x: Tensor, y: Out) {
-    assert_eq!((x.numel(), x.dtype), (y.to.numel(), DType::F32), "x and y");
-    assert_eq!((factor.numel(), y.to.dtype), (1, DType::F32), "the factor, and y");
+pub(super) fn axpy(cuda: &Cuda, &op::Axpy { a, factor, x, y }: &op::Axpy) {
     let vector = vector(x.numel(), x.dtype, &[x.addr(), y.to.addr()]);
     let arguments = args::Axpy {
         x: x.addr() as _,
@@ -28,15 +25,14 @@ pub(super) fn axpy(cuda: &Cuda, a: f32, factor: Tensor, x: Tensor, y: Out) {
     cuda.launch("axpy", grid, arguments);
 }
 
-pub(super) fn orthogonalize(cuda: &Cuda, xs: &[Tensor]) {
-    let mut left = xs;
+pub(super) fn orthogonalize(cuda: &Cuda, op: &op::Orthogonalize) {
+    let mut left = op.xs;
     while let [first, ..] = left {
         let alike = left.iter().take_while(|x| x.cols == first.cols).count().min(MATRICES);
         let (now, rest) = left.split_at(alike);
         left = rest;
         let (mut x, mut rows) = ([null_mut(); MATRICES], [0; MATRICES]);
         for (i, matrix) in now.iter().enumerate() {
-            assert_eq!(matrix.dtype, DType::F32, "matrices in f32");
             (x[i], rows[i]) = (matrix.addr() as *mut f32, matrix.rows as u32);
         }
         let arguments = args::Orthogonalize { x, rows, cols: first.cols as u32 };

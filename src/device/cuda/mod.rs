@@ -7,6 +7,7 @@
 
 mod about;
 mod adafactor;
+mod adam8bit;
 mod args;
 mod attention;
 mod cross_entropy;
@@ -44,10 +45,10 @@ pub use preflight::{
 };
 pub use profile::Profiled;
 
+use super::op::{self, call_of_op, every_op};
 use super::{
-    AdamW, AdamWUpdate, Attend, Backend, Coded, Dead, Dropout, Epilogue, Gelu, Gemm, Graph, Home,
-    Logits, Norm, OpTimes, Out, OutOfMemory, QueryKey, Scaler, Scaling, Section, StepLimits,
-    Tensor, Timeline, Transfer, ZLoss,
+    Backend, Dead, Fp8Scaling, Graph, Home, Op, OpTimes, OutOfMemory, Section, Tensor, Timeline,
+    Transfer,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Problems};
@@ -191,7 +192,7 @@ impl Backend for Cuda {
         let address = self.memory.reserve_host(&self.device, bytes);
         let available = host.shared_memory();
         let address = address.ok_or(OutOfMemory { home, asked, available })?;
-        host.zero(Tensor::at(address, 1, bytes, DType::U8).in_memory(home));
+        host.run(op::Zero { x: Tensor::at(address, 1, bytes, DType::U8).in_memory(home) });
         Ok(address)
     }
 
@@ -278,223 +279,11 @@ impl Backend for Cuda {
         self.alive().map(|()| Instant::now())
     }
 
-    fn zero(&self, x: Tensor) {
-        match x.home() {
-            Home::Device => self.memory.clear(&self.device, x.addr(), x.bytes()),
-            Home::Host => self.host().zero(x),
-        }
+    fn fp8_scaling(&self) -> Fp8Scaling {
+        fp8::scaling(self)
     }
 
-    fn copy(&self, x: Tensor, y: Out) {
-        elementwise::copy(self, x, y);
-    }
-
-    fn gemm(&self, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
-        gemm::gemm(self, kind, a, b, c, then);
-    }
-
-    fn embed(&self, ids: Tensor, table: Tensor, first: usize, y: Out) {
-        embed::forward(self, ids, table, first, y);
-    }
-
-    fn embed_backward(&self, dy: Tensor, ids: Tensor, first: usize, dtable: Out) {
-        embed::backward(self, dy, ids, first, dtable);
-    }
-
-    fn dropout(&self, x: Tensor, drop: &Dropout, y: Out) {
-        elementwise::dropout(self, x, drop, y);
-    }
-
-    fn residual(&self, x: Tensor, branch: Tensor, bias: Option<Tensor>, drop: &Dropout, y: Out) {
-        elementwise::residual(self, x, branch, bias, drop, y);
-    }
-
-    fn residual_backward(&self, dy: Tensor, drop: &Dropout, dbranch: Out, dbias: Option<Out>) {
-        elementwise::residual_backward(self, dy, drop, dbranch, dbias);
-    }
-    fn gelu(&self, x: Tensor, gelu: Gelu, y: Out) {
-        gelu::gelu(self, x, gelu, y);
-    }
-    fn swiglu(&self, x: Tensor, y: Out) {
-        gelu::swiglu(self, x, y);
-    }
-    fn swiglu_backward(&self, dy: Tensor, x: Tensor, dx: Out) {
-        gelu::swiglu_backward(self, dy, x, dx);
-    }
-
-    fn layernorm(&self, x: Tensor, norm: &Norm, y: Out, stats: Out) {
-        layernorm::forward(self, x, norm, y, stats);
-    }
-
-    fn layernorm_backward(
-        &self,
-        dy: Tensor,
-        x: Tensor,
-        stats: Tensor,
-        scale: Tensor,
-        dx: Out,
-        dscale: Out,
-        dshift: Option<Out>,
-    ) {
-        layernorm::backward(self, [dy, x, stats, scale], dx, dscale, dshift);
-    }
-
-    fn residual_norm(
-        &self,
-        x: Tensor,
-        branch: Tensor,
-        bias: Option<Tensor>,
-        drop: &Dropout,
-        y: Out,
-        norm: &Norm,
-        h: Out,
-        stats: Out,
-    ) {
-        layernorm::of_residual(self, [x, branch], bias, drop, y, norm, [h, stats]);
-    }
-
-    fn norm_residual_backward(
-        &self,
-        norm: [Tensor; 4],
-        dnorm: [Out; 2],
-        dshift: Option<Out>,
-        drop: &Dropout,
-        dbranch: Out,
-        dbias: Option<Out>,
-    ) {
-        layernorm::of_residual_backward(self, norm, dnorm, dshift, drop, dbranch, dbias);
-    }
-
-    fn query_key(&self, qkv: Tensor, how: &QueryKey, y: Out) {
-        query_key::forward(self, qkv, how, y);
-    }
-
-    fn query_key_backward(
-        &self,
-        dy: Tensor,
-        qkv: Tensor,
-        how: &QueryKey,
-        dx: Out,
-        dscales: Option<[Out; 2]>,
-    ) {
-        query_key::backward(self, dy, qkv, how, dx, dscales);
-    }
-
-    fn attention(&self, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
-        attention::forward(self, qkv, how, y, lse);
-    }
-
-    fn attention_backward(
-        &self,
-        dy: Tensor,
-        qkv: Tensor,
-        y: Tensor,
-        lse: Tensor,
-        how: &Attend,
-        dqkv: Out,
-    ) {
-        attention::backward(self, [dy, qkv, y, lse], how, dqkv);
-    }
-
-    fn cross_entropy_stats(&self, logits: &Logits, targets: Tensor, stats: Out) {
-        cross_entropy::stats(self, logits, targets, stats);
-    }
-
-    fn cross_entropy(
-        &self,
-        logits: &Logits,
-        targets: Tensor,
-        weights: Tensor,
-        stats: Tensor,
-        losses: Out,
-        z: Option<ZLoss>,
-        dlogits: Option<(Tensor, Out)>,
-    ) {
-        let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
-        cross_entropy::losses(self, &inputs, losses, z, dlogits);
-    }
-
-    fn cross_entropy_unsplit(
-        &self,
-        logits: &Logits,
-        targets: Tensor,
-        weights: Tensor,
-        stats: Tensor,
-        losses: Out,
-        z: Option<ZLoss>,
-        dlogits: Option<(Tensor, Out)>,
-    ) {
-        let inputs = cross_entropy::Inputs { logits: *logits, targets, weights, stats };
-        cross_entropy::unsplit(self, &inputs, losses, z, dlogits);
-    }
-
-    fn sum(&self, x: Tensor, y: Out) {
-        optimizer::sum(self, x, y);
-    }
-
-    fn axpy(&self, a: f32, factor: Tensor, x: Tensor, y: Out) {
-        low_rank::axpy(self, a, factor, x, y);
-    }
-
-    fn orthogonalize(&self, xs: &[Tensor]) {
-        low_rank::orthogonalize(self, xs);
-    }
-
-    fn square_sums(&self, xs: &[Tensor], out: Out) {
-        optimizer::square_sums(self, xs, out);
-    }
-
-    fn digests(&self, xs: &[Tensor], out: Out) {
-        optimizer::digests(self, xs, out);
-    }
-
-    fn clip(&self, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
-        optimizer::clip(self, sums, scale, max_norm, out);
-    }
-
-    fn loss_scale_step(&self, scaling: &Scaling, scaler: Scaler, factor: Tensor, status: Tensor) {
-        optimizer::loss_scale_step(self, scaling, scaler, factor, status);
-    }
-    fn skip_above(
-        &self,
-        limits: StepLimits,
-        measured: [Tensor; 2],
-        scaler: Scaler,
-        factor: Tensor,
-        status: Tensor,
-    ) {
-        optimizer::skip_above(self, limits, measured, scaler, factor, status);
-    }
-    fn adam_scalars(&self, rule: &AdamW, updates: Tensor, out: Out) {
-        optimizer::adam_scalars(self, rule, updates, out);
-    }
-
-    fn adamw(
-        &self,
-        rule: &AdamW,
-        scalars: Tensor,
-        grad: Tensor,
-        master: Tensor,
-        m: Tensor,
-        v: Tensor,
-        weight: Tensor,
-    ) {
-        optimizer::adamw(self, scalars, &[AdamWUpdate { rule: *rule, grad, master, m, v, weight }]);
-    }
-
-    fn adamw_all(&self, scalars: Tensor, updates: &[AdamWUpdate]) {
-        optimizer::adamw(self, scalars, updates);
-    }
-
-    fn adam8bit(
-        &self,
-        rule: &AdamW,
-        scalars: Tensor,
-        grad: Tensor,
-        master: Tensor,
-        moments: [Coded; 2],
-        live: Tensor,
-    ) {
-        optimizer::adam8bit(self, rule, scalars, grad, master, moments, live);
+    fn enqueue(&self, op: &Op) {
+        every_op!(call_of_op self op)
     }
 }

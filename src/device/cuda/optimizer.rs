@@ -1,9 +1,9 @@
-//! Sums of squares, clipping, AdamW, and AdamW on moments in 8 bits.
+//! Sums of squares, clipping, AdamW.
 
 use super::Cuda;
 use super::args;
 use super::launch::{Grid, typed, vector, wide};
-use crate::{AdamW, AdamWUpdate, Backend, Coded, Home, Out, Scaler, Scaling, StepLimits, Tensor};
+use crate::{AdamW, AdamWUpdate, Backend, Home, Out, Tensor, op};
 use base::DType;
 use std::ptr::{null, null_mut};
 
@@ -14,21 +14,15 @@ const PARTS: usize = 1056;
 const ADAMW_PIECE: usize = 8192;
 const ADAMW_BLOCKS: usize = 4224;
 
-/// Blocks that update moments in 8 bits: each copies the maps first.
-const CODED_BLOCKS: usize = 1056;
-/// Elements of a thread of those.
-const CODED_WIDE: usize = 8;
-
 /// Blocks that digest a tensor, to have work for a whole GPU.
 const DIGEST_PARTS: usize = 1056;
 
-pub(super) fn sum(cuda: &Cuda, x: Tensor, y: Out) {
-    totals(cuda, &[x], false, y);
+pub(super) fn sum(cuda: &Cuda, op: &op::Sum) {
+    totals(cuda, &[op.x], false, op.y);
 }
 
-pub(super) fn square_sums(cuda: &Cuda, xs: &[Tensor], out: Out) {
-    assert!(!out.add, "square sums overwrite");
-    totals(cuda, xs, true, out);
+pub(super) fn square_sums(cuda: &Cuda, op: &op::SquareSums) {
+    totals(cuda, op.xs, true, op.y);
 }
 
 /// Most tensors of a launch, as the kernels' arguments have room for.
@@ -47,7 +41,6 @@ fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
 }
 
 fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
-    assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::F32), "one sum for each tensor");
     let parts = cuda.scratch(xs.len() * (1 + PARTS) * size_of::<f64>());
     let kinds = xs.iter().map(|x| (x.dtype, vector(x.numel(), x.dtype, &[x.addr()])));
     for ((dtype, vector), some) in launches(kinds) {
@@ -79,13 +72,11 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
     }
 }
 
-pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
-    assert_eq!((out.to.numel(), out.to.dtype), (xs.len(), DType::I64), "one digest for each");
-    assert!(!out.add, "digests overwrite");
-    for (i, x) in xs.iter().enumerate() {
+pub(super) fn digests(cuda: &Cuda, op: &op::Digests) {
+    for (i, x) in op.xs.iter().enumerate() {
         if x.home() == Home::Host {
             let digest = cuda.cpu().digest(*x).to_ne_bytes();
-            cuda.upload(&digest, out.to.span(i, 1));
+            cuda.upload(&digest, op.y.to.span(i, 1));
             continue;
         }
         let vector = vector(x.numel(), x.dtype, &[x.addr()]);
@@ -99,37 +90,31 @@ pub(super) fn digests(cuda: &Cuda, xs: &[Tensor], out: Out) {
             dtype => typed!("digest_parts", dtype),
         };
         cuda.launch(kernel, Grid::line(blocks, 256), arguments);
-        let digest = out.to.addr() + i * size_of::<u64>();
+        let digest = op.y.to.addr() + i * size_of::<u64>();
         let arguments =
             args::DigestFinish { parts: parts as _, out: digest as _, count: blocks as u64 };
         cuda.launch("digest_finish", Grid::line(1, 256), arguments);
     }
 }
 
-pub(super) fn clip(cuda: &Cuda, sums: Tensor, scale: Tensor, max_norm: f32, out: Out) {
-    assert_eq!((out.to.numel(), out.add), (2, false), "norm and factor");
+pub(super) fn clip(cuda: &Cuda, &op::Clip { sums, scale, max_norm, y }: &op::Clip) {
     let arguments = args::Clip {
         sums: sums.addr() as _,
         scale: scale.addr() as _,
-        out: out.to.addr() as _,
+        out: y.to.addr() as _,
         count: sums.numel() as u32,
         max_norm,
     };
     cuda.launch("clip", Grid::line(1, 32), arguments);
 }
 
-pub(super) fn loss_scale_step(
-    cuda: &Cuda,
-    scaling: &Scaling,
-    scaler: Scaler,
-    factor: Tensor,
-    status: Tensor,
-) {
+pub(super) fn loss_scale_step(cuda: &Cuda, op: &op::LossScaleStep) {
+    let op::LossScaleStep { scaling, scaler, factor, status } = *op;
     let arguments = args::LossScaleStep {
         factor: factor.addr() as _,
         status: status.addr() as _,
         scale: scaler.scale.addr() as _,
-        counts: scaler.counts_address() as _,
+        counts: scaler.counts.addr() as _,
         window: scaling.window as i64,
         hysteresis: scaling.hysteresis as i64,
         growth: scaling.growth,
@@ -138,37 +123,30 @@ pub(super) fn loss_scale_step(
     cuda.launch("loss_scale_step", Grid::line(1, 1), arguments);
 }
 
-pub(super) fn skip_above(
-    cuda: &Cuda,
-    limits: StepLimits,
-    [loss, norm]: [Tensor; 2],
-    scaler: Scaler,
-    factor: Tensor,
-    status: Tensor,
-) {
+pub(super) fn skip_above(cuda: &Cuda, op: &op::SkipAbove) {
+    let op::SkipAbove { limits, loss, norm, scaler, factor, status } = *op;
     let arguments = args::SkipAbove {
         loss: loss.addr() as _,
         norm: norm.addr() as _,
         factor: factor.addr() as _,
         status: status.addr() as _,
-        counts: scaler.counts_address() as _,
+        counts: scaler.counts.addr() as _,
         max_loss: limits.loss,
         max_norm: limits.norm,
     };
     cuda.launch("skip_above", Grid::line(1, 1), arguments);
 }
 
-pub(super) fn adam_scalars(cuda: &Cuda, rule: &AdamW, updates: Tensor, out: Out) {
-    assert_eq!((out.to.numel(), out.add), (2, false), "AdamW's step scalars");
-    let (updates, out) = (updates.addr() as _, out.to.addr() as _);
-    let AdamW { lr, beta1, beta2, .. } = *rule;
+pub(super) fn adam_scalars(cuda: &Cuda, op: &op::AdamScalars) {
+    let (updates, out) = (op.updates.addr() as _, op.y.to.addr() as _);
+    let AdamW { lr, beta1, beta2, .. } = op.rule;
     let arguments = args::AdamScalars { updates, out, lr, beta1, beta2 };
     cuda.launch("adam_scalars", Grid::line(1, 1), arguments);
 }
 
-pub(super) fn adamw(cuda: &Cuda, scalars: Tensor, updates: &[AdamWUpdate]) {
+pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
     for ((grad, weight, vector), some) in launches(updates.iter().map(kind_of)) {
-        let AdamW { lr, beta1, beta2, eps, .. } = updates[some[0]].rule;
+        let AdamW { beta1, beta2, eps, .. } = updates[some[0]].rule;
         let mut arguments = args::AdamW {
             grad: [null(); TENSORS],
             master: [null_mut(); TENSORS],
@@ -189,8 +167,6 @@ pub(super) fn adamw(cuda: &Cuda, scalars: Tensor, updates: &[AdamWUpdate]) {
         let mut pieces = 0;
         for (t, i) in some.into_iter().enumerate() {
             let AdamWUpdate { rule, grad, master, m, v, weight } = updates[i];
-            let own = (rule.lr, rule.beta1, rule.beta2, rule.eps);
-            assert_eq!(own, (lr, beta1, beta2, eps), "one rule for all");
             arguments.grad[t] = grad.addr() as _;
             arguments.master[t] = master.addr() as _;
             (arguments.m[t], arguments.v[t]) = (m.addr() as _, v.addr() as _);
@@ -206,48 +182,9 @@ pub(super) fn adamw(cuda: &Cuda, scalars: Tensor, updates: &[AdamWUpdate]) {
 }
 
 /// Key by which AdamW's kernel is chosen: dtypes of the gradient and the weight, and whether threads
-/// move 16 bytes at a time. Panics if the tensors do not belong together.
+/// move 16 bytes at a time.
 fn kind_of(update: &AdamWUpdate) -> (DType, DType, bool) {
     let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
-    for x in [master, m, v, weight] {
-        assert_eq!(x.numel(), grad.numel(), "elements of the gradient and of the rest");
-    }
-    assert!([master, m, v].iter().all(|x| x.dtype == DType::F32), "the state is f32");
     let addresses = [grad, master, m, v, weight].map(|x| x.addr());
     (grad.dtype, weight.dtype, vector(grad.numel(), DType::BF16, &addresses))
-}
-
-pub(super) fn adam8bit(
-    cuda: &Cuda,
-    rule: &AdamW,
-    scalars: Tensor,
-    grad: Tensor,
-    master: Tensor,
-    moments: [Coded; 2],
-    live: Tensor,
-) {
-    let block = Coded::check(grad, master, moments, live);
-    let [m, v] = moments;
-    let addresses = [grad, master, live, m.codes, v.codes].map(|x| x.addr());
-    assert!(vector(grad.numel(), DType::BF16, &addresses), "tensors begin on 16 bytes");
-    let arguments = args::Adam8bit {
-        grad: grad.addr() as _,
-        master: master.addr() as _,
-        m_codes: m.codes.addr() as _,
-        m_scales: m.scales.addr() as _,
-        v_codes: v.codes.addr() as _,
-        v_scales: v.scales.addr() as _,
-        live: if live == master { null_mut() } else { live.addr() as _ },
-        scalars: scalars.addr() as _,
-        numel: grad.numel() as u64,
-        keep: rule.keep(),
-        lr_scale: rule.lr_scale,
-        beta1: rule.beta1,
-        beta2: rule.beta2,
-        eps: rule.eps,
-        block: block as u32,
-    };
-    let kernel = typed!("adam8bit", grad.dtype, live.dtype);
-    let blocks = grad.numel().div_ceil(256 * CODED_WIDE).clamp(1, CODED_BLOCKS);
-    cuda.launch(kernel, Grid::line(blocks, 256), arguments);
 }

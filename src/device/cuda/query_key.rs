@@ -4,7 +4,7 @@ use super::Cuda;
 use super::args;
 use super::elementwise::add_parts;
 use super::launch::{Grid, typed};
-use crate::{Out, QueryKey, Tensor};
+use crate::{QueryKey, Tensor, op};
 use std::ptr::{null, null_mut};
 
 /// Warps of a block, each with a head of a row.
@@ -14,36 +14,27 @@ const WARPS: usize = 8;
 const CHUNK: usize = 64;
 const BLOCKS: usize = 1056;
 
-pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &QueryKey, y: Out) {
-    assert!(!y.add, "y is overwritten");
-    how.check(qkv, y.to);
-    let arguments = arguments(qkv, how, qkv, y.to);
-    let grid = Grid::line(number(qkv, how).div_ceil(WARPS), 32 * WARPS);
+pub(super) fn forward(cuda: &Cuda, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
+    let arguments = arguments(qkv, &how, qkv, y.to);
+    let grid = Grid::line(number(qkv, &how).div_ceil(WARPS), 32 * WARPS);
     cuda.launch(typed!("query_key", qkv.dtype), grid, arguments);
 }
 
-pub(super) fn backward(
-    cuda: &Cuda,
-    dy: Tensor,
-    qkv: Tensor,
-    how: &QueryKey,
-    dx: Out,
-    dscales: Option<[Out; 2]>,
-) {
-    how.check_backward(dy, qkv, dx, dscales);
-    let (all, d) = (number(qkv, how), how.heads.dim);
+pub(super) fn backward(cuda: &Cuda, op: &op::QueryKeyBackward) {
+    let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
+    let (all, d) = (number(qkv, &how), how.heads.dim);
     let chunk = all.div_ceil(BLOCKS).max(CHUNK);
     let blocks = all.div_ceil(chunk).max(1);
-    let parts = dscales.map(|_| cuda.scratch(blocks * 2 * d * size_of::<f32>()));
+    let parts = how.norm.map(|_| cuda.scratch(blocks * 2 * d * size_of::<f32>()));
     let arguments = args::QueryKey {
         dy: dy.addr() as _,
         parts: parts.map_or(null_mut(), |parts| parts as _),
         chunk: chunk as u32,
-        ..arguments(qkv, how, dy, dx.to)
+        ..arguments(qkv, &how, dy, dx.to)
     };
     let grid = Grid::line(blocks, 32 * WARPS);
     cuda.launch(typed!("query_key_backward", qkv.dtype), grid, arguments);
-    for (i, out) in dscales.into_iter().flatten().enumerate() {
+    for (i, out) in dquery.into_iter().chain(dkey).enumerate() {
         let parts = arguments.parts as usize + i * d * size_of::<f32>();
         add_parts(cuda, parts, 2 * d, blocks, out);
     }

@@ -13,7 +13,7 @@
 
 use super::{BucketState, ShardedParams};
 use base::DType;
-use device::{Arena, Backend, Tensor, Transfer};
+use device::{Arena, Backend, Tensor, Transfer, op};
 use model::Module;
 use std::cell::{Cell, RefCell};
 
@@ -78,7 +78,7 @@ impl HostGrads {
         self.join(params.be, &self.coming, number);
         self.holds[number % 3].set(None);
         if params.level >= 2 || self.landed[number].get() == 0 {
-            params.be.zero(bucket.grads);
+            params.be.run(op::Zero { x: bucket.grads });
         }
         // Copies out the gradients reduced during the previous block, during this one.
         params.accumulate_shard((number + 2) % 3);
@@ -124,11 +124,11 @@ impl HostGrads {
             let so_far = sums[number % 2].span(0, part.numel());
             self.join(be, &self.going, number);
             be.join_transfer(be.transfer(bucket.own_grads, so_far));
-            be.copy(so_far, part.add());
+            be.run(op::Copy { x: so_far, y: part.add() });
         }
         if last_micro {
             for (grads, sums) in &self.norms.squares[number] {
-                be.square_sums(grads, sums.set());
+                be.run(op::SquareSums { xs: grads, y: sums.set() });
             }
         }
         self.going.borrow_mut()[number] = Some(be.transfer(part, bucket.own_grads));

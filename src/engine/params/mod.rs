@@ -22,7 +22,7 @@ use super::rule::OptimizerRule;
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use base::{DType, rng};
 use comm::{Collective, Pending};
-use device::{Backend, Tensor, Transfer};
+use device::{Backend, Tensor, Transfer, op};
 use host_grads::HostGrads;
 use manifest::{Manifest, Model};
 use model::{Bucket, Layout, MicroBatch, Module, Param, ParamStore, Params, Weight};
@@ -178,7 +178,7 @@ impl<'a> ShardedParams<'a> {
                 match state.init {
                     Initial::CastOf(_) => continue,
                     Initial::Zero => {
-                        self.be.zero(at);
+                        self.be.run(op::Zero { x: at });
                         continue;
                     }
                     Initial::Parameter => {
@@ -254,7 +254,11 @@ impl<'a> ShardedParams<'a> {
         // Buffers shared by blocks are prepared when a block starts to use them.
         let own = |number: &usize| self.window(*number).is_none();
         for number in (0..self.buckets.len()).filter(own) {
-            self.buckets[number].grads_by_name.zeroed.iter().for_each(|x| self.be.zero(*x));
+            self.buckets[number]
+                .grads_by_name
+                .zeroed
+                .iter()
+                .for_each(|x| self.be.run(op::Zero { x: *x }));
         }
     }
 
@@ -401,8 +405,8 @@ impl<'a> ShardedParams<'a> {
         match &self.host_grads {
             None => {
                 let own = bucket.own_grads;
-                self.be.copy(part, if at.first { own.set() } else { own.add() });
-                bucket.grads_by_name.zeroed.iter().for_each(|x| self.be.zero(*x));
+                self.be.run(op::Copy { x: part, y: if at.first { own.set() } else { own.add() } });
+                bucket.grads_by_name.zeroed.iter().for_each(|x| self.be.run(op::Zero { x: *x }));
             }
             Some(host) => {
                 let sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);

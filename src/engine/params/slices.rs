@@ -7,7 +7,7 @@
 
 use super::ShardedParams;
 use crate::states::{Extent, PENDING, StateSpec, TensorSlice};
-use device::Tensor;
+use device::{Tensor, op};
 use manifest::Model;
 use model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
 use serde::{Deserialize, Serialize};
@@ -246,7 +246,7 @@ impl ShardedParams<'_> {
                 let real = state.extent.shape([rows, kept.param.cols]).iter().product();
                 let start = range.end.min(range.start.max(real));
                 if start < range.end {
-                    self.be.zero(at.span(start - range.start, range.end - start));
+                    self.be.run(op::Zero { x: at.span(start - range.start, range.end - start) });
                 }
             }
         }

@@ -28,7 +28,7 @@ use super::scalars::Scalars;
 use super::states::ParamStates;
 use base::DType;
 use comm::{Collective, Pending};
-use device::{Arena, Backend, Epilogue, Gemm, Tensor};
+use device::{Arena, Backend, Gemm, Tensor, op};
 use manifest::{Manifest, PowerSgd};
 use model::{Bucket, Layout, Module, Param};
 use std::collections::HashMap;
@@ -152,12 +152,22 @@ impl Compression {
     /// All-reduces whether every gradient of every rank is finite.
     fn agree(&self, params: &ShardedParams, s: &Scalars) {
         let (be, groups) = (params.backend(), params.groups());
-        be.square_sums(&self.grads, s.own.set());
-        be.sum(s.own, self.total.set());
+        be.run(op::SquareSums { xs: &self.grads, y: s.own.set() });
+        be.run(op::Sum { x: s.own, y: self.total.set() });
         groups.tensor.all_reduce(self.total);
         groups.sum_over_stages_and_replicas(self.total);
-        be.clip(self.total, s.scaler.scale, f32::INFINITY, self.unscale.set());
-        be.clip(self.total, self.unscale.span(1, 1), f32::INFINITY, self.rescale.set());
+        be.run(op::Clip {
+            sums: self.total,
+            scale: s.scaler.scale,
+            max_norm: f32::INFINITY,
+            y: self.unscale.set(),
+        });
+        be.run(op::Clip {
+            sums: self.total,
+            scale: self.unscale.span(1, 1),
+            max_norm: f32::INFINITY,
+            y: self.rescale.set(),
+        });
     }
 
     /// Replaces every error by the mean over replicas.
@@ -167,7 +177,12 @@ impl Compression {
         be.upload(bytemuck::bytes_of(&1.0f32), one);
         for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {
             data.all_reduce(matrix.error);
-            be.axpy(1.0 / data.size() as f32, one, matrix.error, matrix.error.set());
+            be.run(op::Axpy {
+                a: 1.0 / data.size() as f32,
+                factor: one,
+                x: matrix.error,
+                y: matrix.error.set(),
+            });
         }
     }
 }
@@ -226,33 +241,42 @@ impl CompressedBucket {
     /// Step 1: adds the error to the gradient, computes P, and copies the uncompressed gradients.
     fn project(&self, be: &dyn Backend, replicas: f32, unscale: Tensor) {
         for matrix in &self.matrices {
-            be.axpy(replicas, unscale, matrix.grad, matrix.error.add());
-            be.copy(matrix.q, matrix.basis.set());
+            be.run(op::Axpy {
+                a: replicas,
+                factor: unscale,
+                x: matrix.grad,
+                y: matrix.error.add(),
+            });
+            be.run(op::Copy { x: matrix.q, y: matrix.basis.set() });
         }
-        be.orthogonalize(&self.matrices.iter().map(|matrix| matrix.basis).collect::<Vec<_>>());
+        be.run(op::Orthogonalize {
+            xs: &self.matrices.iter().map(|matrix| matrix.basis).collect::<Vec<_>>(),
+        });
         for Matrix { error, p, basis, .. } in &self.matrices {
-            be.gemm(Gemm::NN, *error, *basis, p.set(), Epilogue::Nothing);
+            be.run(op::Gemm::plain(Gemm::NN, *error, *basis, p.set()));
         }
-        self.plain.iter().for_each(|(own, place)| be.copy(*own, place.set()));
+        self.plain.iter().for_each(|(own, place)| be.run(op::Copy { x: *own, y: place.set() }));
     }
 
     /// Step 2: computes Q from the summed P.
     fn project_back(&self, be: &dyn Backend) {
-        be.orthogonalize(&self.matrices.iter().map(|matrix| matrix.p).collect::<Vec<_>>());
+        be.run(op::Orthogonalize {
+            xs: &self.matrices.iter().map(|matrix| matrix.p).collect::<Vec<_>>(),
+        });
         for Matrix { error, p, basis, .. } in &self.matrices {
-            be.gemm(Gemm::TN, *error, *p, basis.set(), Epilogue::Nothing);
+            be.run(op::Gemm::plain(Gemm::TN, *error, *p, basis.set()));
         }
     }
 
     /// Step 3: computes the gradient from the summed Q, and the new error.
     fn rebuild(&self, be: &dyn Backend, share: f32, [unscale, scale]: [Tensor; 2]) {
         for Matrix { grad, error, q, p, basis } in &self.matrices {
-            be.axpy(share, scale, *basis, basis.set());
-            be.axpy(1.0, unscale, *basis, q.set());
-            be.gemm(Gemm::NT, *p, *basis, grad.set(), Epilogue::Nothing);
-            be.axpy(-1.0, unscale, *grad, error.add());
+            be.run(op::Axpy { a: share, factor: scale, x: *basis, y: basis.set() });
+            be.run(op::Axpy { a: 1.0, factor: unscale, x: *basis, y: q.set() });
+            be.run(op::Gemm::plain(Gemm::NT, *p, *basis, grad.set()));
+            be.run(op::Axpy { a: -1.0, factor: unscale, x: *grad, y: error.add() });
         }
-        self.plain.iter().for_each(|(own, place)| be.copy(*place, own.set()));
+        self.plain.iter().for_each(|(own, place)| be.run(op::Copy { x: *place, y: own.set() }));
     }
 }
 

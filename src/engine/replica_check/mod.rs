@@ -10,7 +10,7 @@ use super::params::{ShardedParams, is_whole};
 use super::states::{Extent, MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Group;
-use device::{Arena, Tensor};
+use device::{Arena, Tensor, op};
 use plan::grid::{GRADIENTS, Grid, SHARES};
 use std::fmt;
 
@@ -140,7 +140,7 @@ impl Check<'_> {
         let tensors: Vec<Tensor> = views.iter().map(|view| view.at).collect();
         let all = self.digests.span(0, size * count);
         let part = all.span(group.rank() * count, count);
-        be.digests(&tensors, part.set());
+        be.run(op::Digests { xs: &tensors, y: part.set() });
         group.all_gather(part, all);
         let mut digests = vec![0u64; size * count];
         be.download(all, bytemuck::cast_slice_mut(&mut digests));

@@ -18,7 +18,7 @@
 use super::{OptimizerRule, Place, SECOND, Step};
 use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec, rows_without_padding};
 use base::DType;
-use device::{self, MatrixPart, SecondMoment, Tensor};
+use device::{self, MatrixPart, SecondMoment, Tensor, op};
 use manifest::{self, Model};
 use model::mup::StepSize;
 use model::{ParamSpec, TpSplit};
@@ -188,39 +188,46 @@ impl OptimizerRule for Adafactor {
 
     fn begin(&self, step: &Step) {
         let rule = device::Adafactor { lr: step.lr, ..self.rule };
-        step.be.adafactor_scalars(&rule, step.updates, step.scalars.span(1, 2).set());
+        step.be.run(op::AdafactorScalars {
+            rule,
+            updates: step.updates,
+            y: step.scalars.span(1, 2).set(),
+        });
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
-        let (be, rule) = (step.be, device::Adafactor { lr: step.lr, ..self.rule });
+        let rule = device::Adafactor { lr: step.lr, ..self.rule };
+        let (be, scalars) = (step.be, step.scalars);
         let room = self.room(params);
         let (sums, _) = self.lay(params, &room, step.scratch);
         let part = |p: &ParamStates| self.part(p, step.at.groups.tensor.rank());
         let all = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
         let counted = || all().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
-        be.zero(step.scratch);
+        be.run(op::Zero { x: step.scratch });
         for (p, part, sums) in counted() {
+            let (x, factor) = (p.grad.span(0, part.len), scalars.span(0, 1));
             let rows = sums.rows.map(|rows| rows.span(0, part.rows).add());
-            let grad = p.grad.span(0, part.len);
-            be.factor_sums(grad, step.scalars.span(0, 1), &part, rows, sums.cols.add());
+            be.run(op::FactorSums { x, factor, part, rows, cols: sums.cols.add() });
         }
         if self.scale_parameter {
             step.each_piece(params, false, &mut |i, piece| {
                 let part = part(piece);
                 if !piece.param.tied_copy && part.len > 0 {
                     let master = piece.get(MASTER).span(0, part.len);
-                    be.fused_square_sums(master, &part, sums[i].weight.add());
+                    be.run(op::FusedSquareSums { x: master, part, y: sums[i].weight.add() });
                 }
             });
         }
         room.first.add_up(step, step.scratch.span(0, room.first.total()));
         for (p, part, sums) in all() {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows));
-            be.move_second_moment(step.scalars, &part, rows, sums.cols, &second(p, &part, sums));
+            let (cols, v) = (sums.cols, second(p, &part, sums));
+            be.run(op::MoveSecondMoment { scalars, part, rows, cols, v });
         }
         for (p, part, sums) in counted() {
             let (grad, v) = (p.grad.span(0, part.len), second(p, &part, sums));
-            be.adafactor_square_sums(&rule, step.scalars, grad, &part, &v, sums.update.add());
+            let y = sums.update.add();
+            be.run(op::AdafactorSquareSums { rule, scalars, grad, part, v, y });
         }
         room.second.add_up(step, step.scratch.span(room.first.total(), room.second.total()));
         let update = |i: usize, p: &ParamStates| {
@@ -232,10 +239,17 @@ impl OptimizerRule for Adafactor {
             let lr_scale = p.param.spec.step_factor(&self.model, StepSize::Elements);
             let rule = device::Adafactor { weight_decay, lr_scale, ..rule };
             let own = |x: Tensor| x.span(0, part.len);
-            let squares = (sums.update, self.scale_parameter.then_some(sums.weight));
-            let v = second(p, &part, sums);
-            let [master, model] = [MASTER, MODEL].map(|name| own(p.get(name)));
-            be.adafactor(&rule, step.scalars, own(p.grad), &part, &v, squares, master, model);
+            be.run(op::Adafactor {
+                rule,
+                scalars,
+                grad: own(p.grad),
+                part,
+                v: second(p, &part, sums),
+                update_squares: sums.update,
+                weight_squares: self.scale_parameter.then_some(sums.weight),
+                master: own(p.get(MASTER)),
+                weight: own(p.get(MODEL)),
+            });
         };
         step.each_piece(params, true, &mut |i, piece| {
             step.change(&[piece], &mut |pieces| pieces.iter().for_each(|p| update(i, p)));

@@ -10,7 +10,7 @@ use super::coded::{self, FIRST, SECOND, Saved};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use device::Coded;
+use device::{Coded, op};
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 
@@ -50,10 +50,17 @@ impl OptimizerRule for Adam8bit {
         let is_coded = |p: &&ParamStates| self.is_coded(&p.param.spec);
         self.adamw.update_all(step, params.iter().filter(|p| !is_coded(p)));
         let update = |p: &ParamStates| {
-            let moments = [FIRST, SECOND]
+            let [m, v] = [FIRST, SECOND]
                 .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
-            let (rule, master, model) = (self.adamw.of(step, p), p.get(MASTER), p.get(MODEL));
-            step.be.adam8bit(&rule, step.scalars, p.grad, master, moments, model);
+            step.be.run(op::Adam8bit {
+                rule: self.adamw.of(step, p),
+                scalars: step.scalars,
+                grad: p.grad,
+                master: p.get(MASTER),
+                m,
+                v,
+                weight: p.get(MODEL),
+            });
         };
         let coded = params.iter().filter(is_coded).filter(|p| !p.part.is_empty());
         let coded: Vec<&ParamStates> = coded.collect();

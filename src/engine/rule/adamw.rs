@@ -4,7 +4,7 @@ use super::coded::{self, FIRST, SECOND, Saved};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use device::AdamWUpdate;
+use device::{AdamWUpdate, op};
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 use model::mup::StepSize;
@@ -40,7 +40,7 @@ impl AdamW {
         let all: Vec<&ParamStates> = params.filter(|p| !p.part.is_empty()).collect();
         step.change(&all, &mut |params| {
             let all: Vec<_> = params.iter().map(|p| update(p)).collect();
-            step.be.adamw_all(step.scalars, &all);
+            step.be.run(op::AdamW { scalars: step.scalars, updates: &all });
         });
     }
 }
@@ -53,7 +53,11 @@ impl OptimizerRule for AdamW {
 
     fn begin(&self, step: &Step) {
         let rule = device::AdamW { lr: step.lr, ..self.rule };
-        step.be.adam_scalars(&rule, step.updates, step.scalars.span(1, 2).set());
+        step.be.run(op::AdamScalars {
+            rule,
+            updates: step.updates,
+            y: step.scalars.span(1, 2).set(),
+        });
     }
 
     fn update(&self, step: &Step, params: &[ParamStates]) {

@@ -5,7 +5,7 @@
 //! iteration is G = XXᵀ (tall X: XᵀX) [m, m], X ← a·X + (b·G + c·G²)·X: 4·m²·n + 2·m³ FLOPs.
 
 use base::DType;
-use device::{Arena, Backend, Epilogue, Gemm, Tensor};
+use device::{Arena, Backend, Gemm, Tensor, op};
 
 #[derive(Clone, Copy)]
 pub struct NewtonSchulz {
@@ -51,19 +51,19 @@ impl NewtonSchulz {
         let ([mut x, mut next], [gram, square]) = (work.x, work.gram);
         let [a, b, c] = self.coefficients;
         let wide = x.rows <= x.cols;
-        let product = |kind, a, b, c: Tensor| be.gemm(kind, a, b, c.set(), Epilogue::Nothing);
-        be.square_sums(&[x], work.sum.set());
-        be.scale_to_norm_1(x, work.sum, self.eps);
+        let product = |kind, a, b, c: Tensor| be.run(op::Gemm::plain(kind, a, b, c.set()));
+        be.run(op::SquareSums { xs: &[x], y: work.sum.set() });
+        be.run(op::ScaleToNorm1 { x, sum: work.sum, eps: self.eps });
         for step in 1..=self.steps {
             let scale = if step == self.steps { scale } else { 1.0 };
             product(if wide { Gemm::NT } else { Gemm::TN }, x, x, gram);
             product(Gemm::NN, gram, gram, square);
-            be.blend(b, gram, c, square);
+            be.run(op::Blend { a: b, x: gram, b: c, y: square });
             match wide {
                 true => product(Gemm::NN, square, x, next),
                 false => product(Gemm::NN, x, square, next),
             }
-            be.blend(scale * a, x, scale, next);
+            be.run(op::Blend { a: scale * a, x, b: scale, y: next });
             (x, next) = (next, x);
         }
         x

@@ -1,7 +1,7 @@
 //! Lower bounds of a cut's memory and seconds: a search runs the engine dry only for cuts that may be
 //! among the best.
 //!
-//! All layers are alike. So the needs of a stage are those of one layer with its ends, plus those that a
+//! All layers are taken to be alike, as cheap as the cheapest kind. So the needs of a stage are those of one layer with its ends, plus those that a
 //! second layer adds for each further one: two small dry runs give both. A micro-batch's needs depend on
 //! tensor parallelism, the micro-batch and recomputation; weights and states depend on tensor
 //! parallelism, replicas, ZeRO and where they are kept; nothing depends on the pipeline's depth but
@@ -327,6 +327,7 @@ fn counted(
         (t.pipeline, t.chunks) = (stages, 1);
         (t.schedule, t.layer_split) = (Schedule::OneFOneB, LayerSplit::Uniform);
     });
+    setup.model = setup.model.lightest();
     setup.model.layers = stages * layers;
     setup.global = micros * setup.micro * setup.topology.data;
     let mut m = cuts::manifest(m, &setup);

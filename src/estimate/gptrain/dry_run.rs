@@ -230,11 +230,14 @@ fn reserved_within(m: &Manifest, alike: &[usize], room: Room) -> Option<BTreeMap
     needs.map(|each| each.filter(|(_, needs)| room.holds(&needs.memory_plan))).collect()
 }
 
-/// For each stage, the first that has as many layers and the same ends: both do the same work, and
+/// For each stage, the first that has the same layers and the same ends: both do the same work, and
 /// the earlier holds at least as many micro-batches.
 fn first_alike(m: &Manifest) -> Vec<usize> {
     let (cuts, ranks) = (engine::cuts(&m.model, &m.topology), m.topology.pipeline);
-    let chunk = |stage: usize| (cuts[stage].len(), stage == 0, stage + 1 == cuts.len());
+    let chunk = |stage: usize| {
+        let kinds = cuts[stage].clone().map(|layer| m.model.kind(layer)).collect::<Vec<_>>();
+        (kinds, stage == 0, stage + 1 == cuts.len())
+    };
     let kind = |rank: usize| (rank..cuts.len()).step_by(ranks).map(chunk).collect::<Vec<_>>();
     let kinds: Vec<_> = (0..ranks).map(kind).collect();
     let first = |kind| kinds.iter().position(|other| other == kind).expect("itself at least");

@@ -5,7 +5,7 @@ use crate::hardware::{Hardware, MEASURED};
 use base::DType;
 use base::busy::{Busy, Ticks};
 use device::cpu::Cpu;
-use device::{Arena, Backend, Epilogue, Gemm};
+use device::{Arena, Backend, Gemm, op};
 use std::time::{Duration, Instant};
 
 /// Tries of each of the two, and pauses between them: 200 ms together, since a busy processor is not busy
@@ -24,21 +24,20 @@ const COPIED: usize = 32 << 20;
 /// Row `cpu` with the figures of this machine: all its processors, in elements of `dtype`. Returns the
 /// row unchanged if the threads or the memory for a try are not available.
 pub fn measured(cpu: &Hardware, dtype: DType) -> Hardware {
-    let Ok(be) = Cpu::open(None) else { return cpu.clone() };
-    let Ok(arena) = Arena::new(&be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
+    let Ok(here) = Cpu::open(None) else { return cpu.clone() };
+    let be: &dyn Backend = &here;
+    let Ok(arena) = Arena::new(be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
     let mut product = arena.temporary(|arena| {
         let [a, c] = [0; 2].map(|_| arena.matrix(ROWS, WIDTH, dtype));
         let b = arena.matrix(WIDTH, WIDTH, dtype);
-        [a, b].into_iter().for_each(|x| be.zero(x));
-        let be = &be;
-        move || be.gemm(Gemm::NT, a, b, c.set(), Epilogue::Nothing)
+        [a, b].into_iter().for_each(|x| be.run(op::Zero { x }));
+        move || be.run(op::Gemm::plain(Gemm::NT, a, b, c.set()))
     });
     // Over the same bytes: contents do not matter.
     let mut copy = arena.temporary(|arena| {
         let [x, y] = [0; 2].map(|_| arena.matrix(1, COPIED / 4, DType::F32));
-        [x, y].into_iter().for_each(|x| be.zero(x));
-        let be = &be;
-        move || be.copy(x, y.set())
+        [x, y].into_iter().for_each(|x| be.run(op::Zero { x }));
+        move || be.run(op::Copy { x, y: y.set() })
     });
     tries([&mut product, &mut copy]).row(cpu, dtype)
 }

@@ -52,6 +52,8 @@ fn a_search_finds_what_judging_every_cut_finds() {
     check(&[SMALL, "optimizer=adafactor"], "a100-40g", 4, none);
     check(&[SMALL, "optimizer=muon"], "a100-40g", 4, none);
     check(&[SMALL, "precision=fp8", "model.window=64"], "h100-80g", 4, none);
+    let mixed = "model.pattern=[window, full]";
+    check(&[SMALL, "model.window=64", mixed], "h100-80g", 4, none);
     let llama = "model={family: llama, layers: 5, hidden: 512, heads: 8, kv_heads: 4, vocab: 4000, \
                  seq_len: 256}";
     check(&[SMALL, llama, "topology.overlap_p2p=true"], "h100-80g", 4, none);

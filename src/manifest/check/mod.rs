@@ -30,6 +30,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     shape::written(&model, report);
     let model = Model::read(model, topology.tensor);
     shape::positions(&model, report);
+    shape::pattern(&model, report);
     shape::heads(&model, report);
     let batch = Batch::read(raw.batch.unwrap_or_default(), report);
     time::batch(&batch, topology.data, report);

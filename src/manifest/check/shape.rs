@@ -1,16 +1,17 @@
 //! Checks of the network's shape, and of its split over ranks.
 
-use super::super::choices::{CompressionName, LayerSplitName, PositionName};
+use super::super::choices::{CompressionName, LayerAttention, LayerSplitName, PositionName};
 use super::super::forms::{
     self, CompressionForm, DropoutForm, LayerCount, LayerSplitForm, OffloadForm, PositionForm,
     PositionSettings, Rate,
 };
+use super::super::layers::{self, LayerForm};
 use super::super::report::Report;
+use super::super::rope;
 use super::super::settings::{Written, raw};
 use super::super::{
-    Adam8bit, Batch, Dropout, Family, Ffn, GradientHome, LayerSplit, Linear, Llama3, Model,
-    Offload, OffloadWhat, Optimizer, Position, PowerSgd, Precision, Rope, RopeScaling, Schedule,
-    Topology, Yarn,
+    Adam8bit, Batch, Dropout, Family, Ffn, GradientHome, LayerSplit, Model, Offload, OffloadWhat,
+    Optimizer, Position, PowerSgd, Precision, Rope, Schedule, Topology,
 };
 use base::Gelu;
 
@@ -35,7 +36,7 @@ pub fn position(form: Option<PositionForm>, family: Family) -> Position {
     match name {
         PositionName::Learned => Position::Learned,
         PositionName::Alibi => Position::Alibi,
-        PositionName::Rope => Position::Rope(Rope::read(raw::Rope::default())),
+        PositionName::Rope => Position::Rope(Rope::read(Default::default())),
     }
 }
 
@@ -50,28 +51,6 @@ impl Written for Position {
     }
 }
 
-pub fn scaling(form: Option<forms::Scaling>) -> Option<RopeScaling> {
-    let forms::Scaling { linear, llama3, yarn, dynamic: _ } = form?;
-    let linear = linear.map(|raw| RopeScaling::Linear(Linear::read(raw)));
-    let llama3 = llama3.map(|raw| RopeScaling::Llama3(Llama3::read(raw)));
-    let yarn = yarn.map(|raw| RopeScaling::Yarn(Yarn::read(raw)));
-    linear.or(llama3).or(yarn)
-}
-
-impl Written for RopeScaling {
-    type Raw = forms::Scaling;
-
-    fn written(&self) -> Option<forms::Scaling> {
-        let mut form = forms::Scaling::default();
-        match self {
-            RopeScaling::Linear(linear) => form.linear = linear.written(),
-            RopeScaling::Llama3(llama3) => form.llama3 = llama3.written(),
-            RopeScaling::Yarn(yarn) => form.yarn = yarn.written(),
-        }
-        Some(form)
-    }
-}
-
 /// Checks for contradictions between written settings that the checked model no longer contains.
 pub fn written(model: &raw::Model, report: &mut Report) {
     let family = model.family.unwrap_or(Family::of_position(model.position.as_ref()));
@@ -80,35 +59,44 @@ pub fn written(model: &raw::Model, report: &mut Report) {
         let what = "model.gelu exact is for ffn: gelu, and ffn is swiglu";
         report.between(&["model.gelu", "model.ffn"], what, "remove it, or set model.ffn to gelu");
     }
-    let Some(PositionForm::Settings(settings)) = &model.position else { return };
-    let Some(scaling) = settings.rope.and_then(|rope| rope.scaling) else { return };
-    let path = "model.position.rope.scaling";
-    if scaling.dynamic.is_some() {
-        let what = "scaling dynamic (NTK) turns a token by an angle that depends on the length of \
-                    what is read, so what was learned at one length does not hold at another";
-        report.add(&format!("{path}.dynamic"), what, "take linear, llama3 or yarn");
+    if let Some(PositionForm::Settings(PositionSettings { rope: Some(rope) })) = &model.position {
+        rope::written("model.position.rope.scaling", rope, report);
     }
-    let given = [scaling.linear.is_some(), scaling.llama3.is_some(), scaling.yarn.is_some()];
-    match given.iter().filter(|given| **given).count() {
-        0 if scaling.dynamic.is_none() && report.sound(&[path]) => {
-            report.add(path, "scaling has no kind", "give linear, llama3 or yarn, or remove it");
+    for (i, form) in model.pattern.iter().flatten().enumerate() {
+        if let LayerForm::Settings(layers::raw::LayerKind { rope: Some(rope), .. }) = form {
+            rope::written(&format!("model.pattern.{i}.rope.scaling"), rope, report);
         }
-        2.. => report.add(path, "scaling has more than one kind", "keep one"),
-        _ => {}
     }
-    let ends = |low: &str, low_is: f64, high: &str, high_is: f64, report: &mut Report| {
-        if low_is >= high_is && report.sound(&[path]) {
-            let what = format!("{low} {low_is} is not below {high} {high_is}");
-            report.add(&format!("{path}.{low}"), what, format!("lower it, or raise {high}"));
-        }
-    };
-    if let Some(raw) = scaling.llama3 {
-        let Llama3 { low_freq_factor: low, high_freq_factor: high, .. } = Llama3::read(raw);
-        ends("llama3.low_freq_factor", low, "llama3.high_freq_factor", high, report);
+}
+
+/// Checks that each kind of layer can be computed and is used.
+pub fn pattern(model: &Model, report: &mut Report) {
+    let path = "model.pattern";
+    if !report.sound(&[path, "model.window", "model.position", "model.layers"]) {
+        return;
     }
-    if let Some(raw) = scaling.yarn {
-        let Yarn { beta_slow, beta_fast, .. } = Yarn::read(raw);
-        ends("yarn.beta_slow", beta_slow, "yarn.beta_fast", beta_fast, report);
+    let (kinds, layers) = (model.pattern.len(), model.layers);
+    if kinds > layers {
+        let what =
+            format!("model.pattern has {kinds} kinds of layers, and model.layers is {layers}");
+        let remedy = "remove kinds, or raise model.layers";
+        return report.between(&[path, "model.layers"], what, remedy);
+    }
+    let windows = model.pattern.iter().any(|kind| kind.attention == LayerAttention::Window);
+    if windows && model.window.is_none() {
+        let what = "model.pattern has layers with a window, and model.window is not set";
+        report.between(&[path, "model.window"], what, "set model.window");
+    }
+    if kinds > 0 && !windows && model.window.is_some() {
+        let what = "model.window is set, and no layer of model.pattern has a window";
+        let remedy = "remove model.window, or give a layer attention: window";
+        report.between(&[path, "model.window"], what, remedy);
+    }
+    let rope = model.pattern.iter().any(|kind| kind.rope.is_some());
+    if rope && !matches!(model.position, Position::Rope(_)) {
+        let name = model.position.name().name();
+        let what = format!("model.pattern has layers with rope, and model.position is {name}");
+        report.between(&[path, "model.position"], what, "set model.position to rope");
     }
 }
 

@@ -9,7 +9,7 @@ use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Past, Tables, mup};
 use base::DType::F32;
 use comm::Pending;
 use device::Epilogue::{Bias, Nothing};
-use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor};
+use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor, op};
 
 #[rustfmt::skip]
 pub struct Acts {
@@ -57,14 +57,16 @@ impl Acts {
             lse: kept(heads.query, F32),
             out_in,
             out,
-            rotation: tables.rotations.map(|table| Rotation { positions: inputs.positions, table }),
+            rotation: tables
+                .rotation(cx, layer)
+                .map(|table| Rotation { positions: inputs.positions, table }),
             attend: Attend {
                 heads,
                 first_head: cx.tp.first(cx.model.heads().query),
                 scale: mup::score_factor(cx.model),
                 seq: inputs.seq,
                 visible: inputs.visible(),
-                window: cx.model.window,
+                window: cx.model.window_of(layer),
                 slopes: tables.slopes,
                 dropout: Dropout { first_row: 0, ..drop },
             },
@@ -87,7 +89,12 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
     linear::forward(cx, a.to_qkv, (w, QkvW), bias, a.qkv.set());
     turn(cx, w, a);
     match a.past {
-        None => cx.be.attention(a.turned, &a.attend, a.ctx.x.set(), a.lse.set()),
+        None => cx.be.run(op::Attention {
+            qkv: a.turned,
+            how: a.attend,
+            y: a.ctx.x.set(),
+            lse: a.lse.set(),
+        }),
         Some((layer, past)) => {
             past.attend(cx, layer, &a.attend, [a.turned, a.ctx.x]);
         }
@@ -98,7 +105,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
 
 fn turn(cx: &Cx, w: &Params, a: &Acts) {
     if let Some(how) = a.query_key(cx, w) {
-        cx.be.query_key(a.qkv, &how, a.turned.set());
+        cx.be.run(op::QueryKey { qkv: a.qkv, how, y: a.turned.set() });
     }
 }
 
@@ -114,10 +121,18 @@ pub fn backward(
 ) {
     cx.tp.gather_seq(d.branch, d.branch_in);
     linear::backward(cx, d.branch_in, a.ctx, (w, ProjW), Nothing, d.ctx.set(), g.out(ProjW));
-    cx.be.attention_backward(d.ctx, a.turned, a.ctx.x, a.lse, &a.attend, d.qkv.set());
+    cx.be.run(op::AttentionBackward {
+        dy: d.ctx,
+        qkv: a.turned,
+        y: a.ctx.x,
+        lse: a.lse,
+        how: a.attend,
+        dqkv: d.qkv.set(),
+    });
     if let Some(how) = a.query_key(cx, w) {
-        let dscales = g.get(QNorm).map(|query| [query, g[KNorm]].map(Tensor::add));
-        cx.be.query_key_backward(d.qkv, a.qkv, &how, d.qkv.set(), dscales);
+        let [dquery, dkey] = [QNorm, KNorm].map(|norm| g.get(norm).map(Tensor::add));
+        let (dy, qkv, dx) = (d.qkv, a.qkv, d.qkv.set());
+        cx.be.run(op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey });
     }
     let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
     let entry = Entry { x: a.to_qkv, gather, dx_in: d.h_in, dx: d.h };

@@ -4,7 +4,7 @@
 use crate::weights::Weight::*;
 use crate::{Cx, Inputs, Params, mup};
 use base::DType;
-use device::{Arena, Dropout, Tensor};
+use device::{Arena, Dropout, Tensor, op};
 use manifest::Position;
 
 #[rustfmt::skip]
@@ -35,20 +35,25 @@ impl Acts {
 
 pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
     let first = cx.tp.first(cx.model.vocab_padded);
-    cx.be.embed(inputs.tokens, w[TokenEmbed], first, a.sum_in.set());
+    cx.be.run(op::Embed { ids: inputs.tokens, table: w[TokenEmbed], first, y: a.sum_in.set() });
     cx.tp.reduce_out(a.sum_in, a.sum);
     if cx.model.position == Position::Learned {
-        cx.be.embed(positions(cx, inputs), w[PosEmbed], 0, a.sum.add());
+        cx.be.run(op::Embed {
+            ids: positions(cx, inputs),
+            table: w[PosEmbed],
+            first: 0,
+            y: a.sum.add(),
+        });
     }
     if let Some(factor) = mup::embedding_factor(cx.model) {
-        cx.be.multiply(factor, a.sum);
+        cx.be.run(op::Blend::multiply(factor, a.sum));
     }
     if cx.model.embedding_layernorm {
         let norm = cx.norm(w, [EmbedLnScale, EmbedLnShift]);
-        cx.be.layernorm(a.sum, &norm, a.x.set(), a.stats.set());
+        cx.be.run(op::LayerNorm { x: a.sum, norm, y: a.x.set(), stats: a.stats.set() });
     }
     if a.drop.rate > 0.0 {
-        cx.be.dropout(a.x, &a.drop, a.x.set());
+        cx.be.run(op::Dropout { x: a.x, drop: a.drop, y: a.x.set() });
     }
 }
 
@@ -64,21 +69,39 @@ pub fn backward(
     d_in: Tensor,
 ) {
     if a.drop.rate > 0.0 {
-        cx.be.dropout(d, &a.drop, d.set());
+        cx.be.run(op::Dropout { x: d, drop: a.drop, y: d.set() });
     }
     if cx.model.embedding_layernorm {
         let (dscale, dshift) = (g[EmbedLnScale].add(), g.get(EmbedLnShift).map(Tensor::add));
-        cx.be.layernorm_backward(d, a.sum, a.stats, w[EmbedLnScale], d.set(), dscale, dshift);
+        cx.be.run(op::LayerNormBackward {
+            dy: d,
+            x: a.sum,
+            stats: a.stats,
+            scale: w[EmbedLnScale],
+            dx: d.set(),
+            dscale,
+            dshift,
+        });
     }
     if let Some(factor) = mup::embedding_factor(cx.model) {
-        cx.be.multiply(factor, d);
+        cx.be.run(op::Blend::multiply(factor, d));
     }
     if cx.model.position == Position::Learned {
-        cx.be.embed_backward(d, positions(cx, inputs), 0, g[PosEmbed].add());
+        cx.be.run(op::EmbedBackward {
+            dy: d,
+            ids: positions(cx, inputs),
+            first: 0,
+            dtable: g[PosEmbed].add(),
+        });
     }
     cx.tp.gather_seq(d, d_in);
     let first = cx.tp.first(cx.model.vocab_padded);
-    cx.be.embed_backward(d_in, inputs.tokens, first, g[TokenEmbed].add());
+    cx.be.run(op::EmbedBackward {
+        dy: d_in,
+        ids: inputs.tokens,
+        first,
+        dtable: g[TokenEmbed].add(),
+    });
 }
 
 /// Positions of this rank's tokens outside split regions.

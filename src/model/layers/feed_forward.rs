@@ -6,7 +6,7 @@ use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params};
 use comm::Pending;
 use device::Epilogue::{self, BiasGelu, GeluBackward, Nothing};
-use device::{Gelu, Tensor};
+use device::{Gelu, Tensor, op};
 
 /// Activation between the two products.
 #[derive(Clone, Copy)]
@@ -73,7 +73,7 @@ pub fn forward_inner(cx: &Cx, w: &Params, a: &Acts) {
         Ffn::Swiglu => {
             let bias = w.get(Fc1B).map_or(Nothing, Epilogue::Bias);
             linear::forward(cx, a.to_fc, (w, Fc1W), bias, a.fc.set());
-            cx.be.swiglu(a.fc, a.act.x.set());
+            cx.be.run(op::Swiglu { x: a.fc, y: a.act.x.set() });
         }
     }
 }
@@ -95,7 +95,7 @@ pub fn backward(
     };
     linear::backward(cx, d.branch_in, a.act, (w, Fc2W), then, d.act.set(), g.out(Fc2W));
     if let Ffn::Swiglu = a.ffn {
-        cx.be.swiglu_backward(d.act, a.fc, d.fc.set());
+        cx.be.run(op::SwigluBackward { dy: d.act, x: a.fc, dx: d.fc.set() });
     }
     let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
     let entry = Entry { x: a.to_fc, gather, dx_in: d.h_in, dx: d.h };
@@ -107,8 +107,8 @@ pub fn backward(
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
     match a.ffn {
-        Ffn::Gelu(gelu) => cx.be.gelu(a.fc, gelu, a.act.x.set()),
-        Ffn::Swiglu => cx.be.swiglu(a.fc, a.act.x.set()),
+        Ffn::Gelu(gelu) => cx.be.run(op::Gelu { x: a.fc, gelu, y: a.act.x.set() }),
+        Ffn::Swiglu => cx.be.run(op::Swiglu { x: a.fc, y: a.act.x.set() }),
     }
     gather
 }

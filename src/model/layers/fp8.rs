@@ -18,7 +18,7 @@ use crate::kept::KeptWeight;
 use crate::weights::table;
 use crate::{Cx, Params, TpSplit, Weight};
 use base::{DType, Fp8};
-use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor};
+use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor, op};
 
 /// fp8 settings and workspace of a pass. A pass without it computes in the model's dtype.
 #[derive(Clone, Copy, Debug)]
@@ -82,7 +82,7 @@ impl<'a> Products<'a> {
             }
         };
         let x = self.rows(self.input(x), maxima);
-        self.cx.be.fp8_gemm(&x, &w, y, then);
+        self.cx.be.run(op::Fp8Gemm { a: x, b: w, c: y, then });
     }
 
     /// Quantizes dy for both products of backward.
@@ -105,12 +105,13 @@ impl<'a> Products<'a> {
     fn rows(&self, of: Operand, columns: Option<Tensor>) -> Quantized {
         let (be, to) = (self.cx.be, self.place(of, Lines::Rows));
         if to.scaling == Fp8Scaling::RowWise && !self.is_shared(of, Lines::Rows) {
-            be.quantize_rows(of.x, &to, columns.map(Tensor::set));
+            be.run(op::QuantizeRows { x: of.x, to, columns: columns.map(Tensor::set) });
         } else {
             let (own, all) = self.maxima(of, Lines::Rows);
-            be.line_maxima(of.x, [Some(own.set()), columns.map(Tensor::set)]);
+            let (rows, columns) = (Some(own.set()), columns.map(Tensor::set));
+            be.run(op::LineMaxima { x: of.x, rows, columns });
             self.gather(own, all);
-            be.quantize(of.x, [Some((all, to)), None]);
+            be.run(op::Quantize { x: of.x, rows: Some((all, to)), columns: None });
         }
         to
     }
@@ -123,17 +124,18 @@ impl<'a> Products<'a> {
             false => known,
         };
         self.gather(known, all);
-        self.cx.be.quantize(of.x, [None, Some((all, to))]);
+        self.cx.be.run(op::Quantize { x: of.x, rows: None, columns: Some((all, to)) });
         to
     }
 
     /// Quantizes x by rows and by columns.
     fn both(&self, of: Operand, to: [Quantized; 2]) {
         let maxima = Lines::BOTH.map(|lines| self.maxima(of, lines));
-        self.cx.be.line_maxima(of.x, maxima.map(|(own, _)| Some(own.set())));
+        let [rows, columns] = maxima.map(|(own, _)| Some(own.set()));
+        self.cx.be.run(op::LineMaxima { x: of.x, rows, columns });
         maxima.into_iter().for_each(|(own, all)| self.gather(own, all));
-        let [(_, rows), (_, columns)] = maxima;
-        self.cx.be.quantize(of.x, [Some((rows, to[0])), Some((columns, to[1]))]);
+        let [rows, columns] = [0, 1].map(|at| Some((maxima[at].1, to[at])));
+        self.cx.be.run(op::Quantize { x: of.x, rows, columns });
     }
 
     /// Whether lines with one scale are split among several ranks.
@@ -174,7 +176,7 @@ impl Backward<'_> {
         arena.temporary(|_| {
             let w =
                 kept.codes.map_or_else(|| self.of.columns(*w, kept.maxima), |[_, columns]| columns);
-            cx.be.fp8_gemm(&self.dy[0], &w, dx, then);
+            cx.be.run(op::Fp8Gemm { a: self.dy[0], b: w, c: dx, then });
         });
     }
 
@@ -183,7 +185,7 @@ impl Backward<'_> {
         let maxima = maxima.expect("a forward in training computed them");
         self.of.arena.temporary(|_| {
             let x = self.of.columns(self.of.input(x), maxima);
-            self.of.cx.be.fp8_gemm(&self.dy[1], &x, dw, Epilogue::Nothing);
+            self.of.cx.be.run(op::Fp8Gemm { a: self.dy[1], b: x, c: dw, then: Epilogue::Nothing });
         });
     }
 }

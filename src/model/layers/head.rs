@@ -5,8 +5,7 @@ use super::norm;
 use crate::weights::Weight::*;
 use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
-use device::Epilogue::Nothing;
-use device::{Arena, Gemm, Logits, Out, Section, Tensor, ZLoss};
+use device::{Arena, Gemm, Logits, Out, Section, Tensor, ZLoss, op};
 
 #[rustfmt::skip]
 pub struct Acts {
@@ -42,7 +41,7 @@ impl Acts {
 fn normed(cx: &Cx, w: &Params, a: &Acts) {
     norm::forward(cx, w, &a.norm);
     if let Some(factor) = mup::logit_factor(cx.model) {
-        cx.be.multiply(factor, a.norm.h_in);
+        cx.be.run(op::Blend::multiply(factor, a.norm.h_in));
     }
 }
 
@@ -53,10 +52,10 @@ pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, lo
     cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
         let (h, logits) = (a.norm.h_in.row_range(first, rows), a.logits.row_range(0, rows));
-        cx.be.gemm(Gemm::NT, h, table, logits.set(), Nothing);
+        cx.be.run(op::Gemm::plain(Gemm::NT, h, table, logits.set()));
         cross_entropy(cx, inputs, a, first, logits, None);
     }
-    cx.be.sum(a.losses, loss);
+    cx.be.run(op::Sum { x: a.losses, y: loss });
     cx.be.enter(Section::Passes);
 }
 
@@ -79,19 +78,19 @@ pub fn forward_backward(
     for (first, rows) in a.chunks() {
         let (h, dh) = (a.norm.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
         let logits = a.logits.row_range(0, rows);
-        cx.be.gemm(Gemm::NT, h, table, logits.set(), Nothing);
-        cross_entropy(cx, inputs, a, first, logits, Some((d.scale, logits.set())));
-        cx.be.gemm(Gemm::NN, logits, table, dh.set(), Nothing);
-        cx.be.gemm(Gemm::TN, logits, h, dtable.add(), Nothing);
+        cx.be.run(op::Gemm::plain(Gemm::NT, h, table, logits.set()));
+        cross_entropy(cx, inputs, a, first, logits, Some(d.scale));
+        cx.be.run(op::Gemm::plain(Gemm::NN, logits, table, dh.set()));
+        cx.be.run(op::Gemm::plain(Gemm::TN, logits, h, dtable.add()));
     }
-    cx.be.sum(a.losses, loss);
+    cx.be.run(op::Sum { x: a.losses, y: loss });
     if let Some(z_losses) = a.z_losses {
-        cx.be.sum(z_losses, d.z_loss.add());
+        cx.be.run(op::Sum { x: z_losses, y: d.z_loss.add() });
     }
     cx.be.enter(Section::Passes);
     cx.tp.reduce_out(d.h_in, d.h);
     if let Some(factor) = mup::logit_factor(cx.model) {
-        cx.be.multiply(factor, d.h);
+        cx.be.run(op::Blend::multiply(factor, d.h));
     }
     norm::backward(cx, w, g, &a.norm, d.h, d.stream.set());
 }
@@ -100,7 +99,7 @@ pub fn forward_backward(
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
     normed(cx, w, a);
     let logits = a.logits.row_range(0, 1);
-    cx.be.gemm(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set(), Nothing);
+    cx.be.run(op::Gemm::plain(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set()));
     logits
 }
 
@@ -111,7 +110,7 @@ fn cross_entropy(
     a: &Acts,
     first: usize,
     logits: Tensor,
-    dlogits: Option<(Tensor, Out)>,
+    scale: Option<Tensor>,
 ) {
     let rows = logits.rows;
     let (first_entry, vocab) = (cx.tp.first(cx.model.vocab_padded), cx.model.vocab);
@@ -126,10 +125,26 @@ fn cross_entropy(
         .map(|(all, coefficient)| ZLoss { coefficient, losses: all.row_range(first, rows).set() });
     if ranks == 1 {
         let losses = losses.set();
-        return cx.be.cross_entropy_unsplit(&how, targets, weights, stats, losses, z, dlogits);
+        return cx.be.run(op::CrossEntropyUnsplit {
+            logits: how,
+            targets,
+            weights,
+            stats,
+            losses,
+            z,
+            scale,
+        });
     }
     let part = stats.row_range(cx.tp.group.rank() * rows, rows);
-    cx.be.cross_entropy_stats(&how, targets, part.set());
+    cx.be.run(op::CrossEntropyStats { logits: how, targets, stats: part.set() });
     cx.tp.group.all_gather(part, stats);
-    cx.be.cross_entropy(&how, targets, weights, stats, losses.set(), z, dlogits);
+    cx.be.run(op::CrossEntropy {
+        logits: how,
+        targets,
+        weights,
+        stats,
+        losses: losses.set(),
+        z,
+        scale,
+    });
 }

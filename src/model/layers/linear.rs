@@ -5,7 +5,7 @@ use super::fp8::Products;
 use crate::{Cx, Params, Weight};
 use base::DType;
 use comm::Pending;
-use device::{Arena, Epilogue, Gemm, Out, Tensor};
+use device::{Arena, Epilogue, Gemm, Out, Tensor, op};
 
 /// Input of a product.
 #[derive(Clone, Copy, Debug)]
@@ -26,7 +26,7 @@ impl Input {
 /// y = then(x·wᵀ)
 pub fn forward(cx: &Cx, x: Input, w: (&Params, Weight), then: Epilogue, y: Out) {
     match cx.fp8 {
-        None => cx.be.gemm(Gemm::NT, x.x, w.0[w.1], y, then),
+        None => cx.be.run(op::Gemm { kind: Gemm::NT, a: x.x, b: w.0[w.1], c: y, then }),
         Some(room) => Products::new(cx, room, w).forward(x.x, x.maxima, then, y),
     }
 }
@@ -43,8 +43,8 @@ pub fn backward(
 ) {
     match cx.fp8 {
         None => {
-            cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx, then);
-            cx.be.gemm(Gemm::TN, dy, x.x, dw, Epilogue::Nothing);
+            cx.be.run(op::Gemm { kind: Gemm::NN, a: dy, b: w.0[w.1], c: dx, then });
+            cx.be.run(op::Gemm::plain(Gemm::TN, dy, x.x, dw));
         }
         Some(room) => {
             let products = Products::new(cx, room, w).backward(dy);
@@ -76,7 +76,7 @@ pub fn backward_entry(
     let Entry { x, gather, dx_in, dx } = entry;
     let products = cx.fp8.map(|room| Products::new(cx, room, w).backward(dy));
     match &products {
-        None => cx.be.gemm(Gemm::NN, dy, w.0[w.1], dx_in.set(), Epilogue::Nothing),
+        None => cx.be.run(op::Gemm::plain(Gemm::NN, dy, w.0[w.1], dx_in.set())),
         Some(products) => products.input(Epilogue::Nothing, dx_in.set()),
     }
     let sum = cx.tp.begin_reduce(dx_in, dx);
@@ -84,11 +84,11 @@ pub fn backward_entry(
     match &products {
         None => {
             let then = db.map_or(Epilogue::Nothing, Epilogue::BiasBackward);
-            cx.be.gemm(Gemm::TN, dy, x.x, dw, then);
+            cx.be.run(op::Gemm { kind: Gemm::TN, a: dy, b: x.x, c: dw, then });
         }
         Some(products) => {
             products.weight(x.x, x.maxima, dw);
-            db.into_iter().for_each(|db| cx.be.column_sums(dy, db));
+            db.into_iter().for_each(|db| cx.be.run(op::ColumnSums { x: dy, sums: db }));
         }
     }
     cx.tp.finish(sum);

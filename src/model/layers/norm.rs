@@ -3,7 +3,7 @@
 use crate::{Cx, GradBuffers, Params, Weight};
 use base::DType;
 use comm::Pending;
-use device::{Arena, Dropout, Norm, Out, Tensor};
+use device::{Arena, Dropout, Norm, Out, Tensor, op};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy)]
@@ -37,13 +37,13 @@ impl Acts {
 }
 
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
-    cx.be.layernorm(a.x, &a.norm(cx, w), a.h.set(), a.stats.set());
+    cx.be.run(op::LayerNorm { x: a.x, norm: a.norm(cx, w), y: a.h.set(), stats: a.stats.set() });
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
 /// Like `forward`, but only starts the gather of h_in.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
-    cx.be.layernorm(a.x, &a.norm(cx, w), a.h.set(), a.stats.set());
+    cx.be.run(op::LayerNorm { x: a.x, norm: a.norm(cx, w), y: a.h.set(), stats: a.stats.set() });
     cx.tp.begin_gather(a.h, a.h_in)
 }
 
@@ -57,7 +57,16 @@ pub fn forward_residual(
     drop: &Dropout,
 ) {
     let (x, h, stats) = (a.x.set(), a.h.set(), a.stats.set());
-    cx.be.residual_norm(stream, branch, bias, drop, x, &a.norm(cx, w), h, stats);
+    cx.be.run(op::ResidualNorm {
+        x: stream,
+        branch,
+        bias,
+        drop: *drop,
+        y: x,
+        norm: a.norm(cx, w),
+        h,
+        stats,
+    });
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
@@ -65,7 +74,15 @@ pub fn forward_residual(
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: Tensor, dx: Out) {
     let [scale, shift] = a.weights;
     let (dscale, dshift) = (g[scale].add(), g.get(shift).map(Tensor::add));
-    cx.be.layernorm_backward(d, a.x, a.stats, w[scale], dx, dscale, dshift);
+    cx.be.run(op::LayerNormBackward {
+        dy: d,
+        x: a.x,
+        stats: a.stats,
+        scale: w[scale],
+        dx,
+        dscale,
+        dshift,
+    });
 }
 
 /// Backward of `forward_residual`. Reads the gradient of h in `d.h`, adds that of x to `d.stream`,
@@ -80,7 +97,16 @@ pub fn backward_residual(
     dbias: Option<Out>,
 ) {
     let [scale, shift] = a.weights;
-    let norm = [d.h, a.x, a.stats, w[scale]];
-    let (dnorm, dshift) = ([d.stream, g[scale]].map(Tensor::add), g.get(shift).map(Tensor::add));
-    cx.be.norm_residual_backward(norm, dnorm, dshift, drop, d.branch.set(), dbias);
+    cx.be.run(op::NormResidualBackward {
+        dy: d.h,
+        x: a.x,
+        stats: a.stats,
+        scale: w[scale],
+        dx: d.stream.add(),
+        dscale: g[scale].add(),
+        dshift: g.get(shift).map(Tensor::add),
+        drop: *drop,
+        dbranch: d.branch.set(),
+        dbias,
+    });
 }

@@ -7,7 +7,7 @@ use gptrain::base::DType;
 use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{Collective, Message, PIPELINE, World, threads as worlds};
 use gptrain::device::cuda::{Cuda, Options, SERIAL};
-use gptrain::device::{Backend, Tensor};
+use gptrain::device::{Backend, Tensor, op};
 use std::sync::Barrier;
 
 const RUN: [&str; 3] = ["train.device=cuda", "train.steps=4", "train.eval_interval=0"];
@@ -110,7 +110,8 @@ fn threads_sleep_while_they_wait_where_cores_are_few() {
         let cuda = Cuda::open(&Options { blocking, ..softgpu::options() });
         let cuda = cuda.unwrap_or_else(|problems| panic!("{problems}"));
         let x = Tensor::at(cuda.reserve(64).unwrap(), 1, 16, DType::F32);
-        cuda.zero(x);
+        let be: &dyn Backend = &cuda;
+        be.run(op::Zero { x });
         cuda.sync().unwrap();
         cuda.description().contains("threads sleep while they wait")
     };

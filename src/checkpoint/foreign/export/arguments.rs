@@ -31,6 +31,7 @@ pub fn refused(m: &Manifest, [tensor, pipeline]: [usize; 2], place: &str) -> Res
         (model.embedding_layernorm, "Megatron-LM has no norm after the embedding"),
         (model.logit_softcap.is_some(), "Megatron-LM does not cap logits"),
         (model.window.is_some(), "windows are not written"),
+        (!model.pattern.is_empty(), "kinds of layers are not written"),
         (model.bias == Bias::Attention, "Megatron-LM has no biases of attention alone"),
         (model.mup.is_some(), "µP's factors are not in Megatron-LM's files"),
         (model.bias == Bias::Attention, "Megatron-LM has no biases of attention alone"),

@@ -23,6 +23,7 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
     needs(model.bias != Bias::All, "products without biases");
     needs(model.qk_norm, "queries and keys are normalised");
     needs(model.window.is_some(), "attention has a window");
+    needs(!model.pattern.is_empty(), "layers differ");
     needs(model.logit_softcap.is_some(), "logits are capped");
     needs(heads.kv != heads.query, "query heads share keys");
     needs(heads.query_width() != model.hidden, "heads are not as wide as the stream");

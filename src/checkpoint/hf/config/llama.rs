@@ -3,7 +3,9 @@
 use super::family::{self, Hf, Window};
 use super::reader::Reader;
 use super::{HfConfig, plain, rope};
-use manifest::{Bias, Dropout, Family, Ffn, Model, NormKind, Position, Sizes};
+use manifest::{
+    Bias, Dropout, Family, Ffn, LayerAttention, LayerKind, Model, NormKind, Position, Sizes,
+};
 use serde_json::{Map, Value, json};
 
 /// Keys that do not affect the computation, or are read elsewhere.
@@ -81,13 +83,15 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
     }
     let eps = config.number_in("rms_norm_eps", 1e-12, 1.0).unwrap_or(1e-6);
     let dropout = config.number_in("attention_dropout", 0.0, 0.999).unwrap_or(0.0);
+    let (window, pattern) = window(config, defaults.window, sizes.layers);
     let plain = Model::with_defaults(family, sizes, 1);
     let model = Model {
         kv_heads: Some(kv).filter(|kv| *kv != heads),
         head_dim: dim.filter(|dim| dim * heads != hidden),
         ffn_hidden: config.size("intermediate_size"),
         position: Position::Rope(rope::read(config, positions)),
-        window: window(config, defaults.window, sizes.layers),
+        window,
+        pattern,
         bias: bias(config, &defaults),
         tied_head: config.flag("tie_word_embeddings").unwrap_or(false),
         layernorm_eps: eps as f32,
@@ -115,44 +119,50 @@ fn bias(config: &mut Reader, hf: &Hf) -> Bias {
     if hf.biases.contains(&said) { said } else { hf.biases[0] }
 }
 
-/// Window of attention: gptrain has one for all layers, or none.
-fn window(config: &mut Reader, window: Window, layers: usize) -> Option<usize> {
+/// Width of the layers' window, if any has one, and the layers that have it.
+fn window(config: &mut Reader, window: Window, layers: usize) -> (Option<usize>, Vec<LayerKind>) {
     match window {
-        Window::Never => None,
+        Window::Never => (None, Vec::new()),
         Window::Width => match config.optional_size("sliding_window") {
-            None if !config.config.contains_key("sliding_window") => Some(4096),
-            window => window,
+            None if !config.config.contains_key("sliding_window") => (Some(4096), Vec::new()),
+            window => (window, Vec::new()),
         },
         Window::Layers => {
             let used = config.flag("use_sliding_window").unwrap_or(false);
-            let window = config.optional_size("sliding_window").filter(|_| used);
+            let width = config.optional_size("sliding_window").filter(|_| used);
             let without = config.count("max_window_layers").unwrap_or(28);
-            let windows = match config.get("layer_types") {
-                Some(types) => layer_types(config, types, layers)?,
-                None => layers.saturating_sub(without),
+            let listed = config.get("layer_types").cloned();
+            let windows = match &listed {
+                Some(types) => layer_types(config, types, layers),
+                None => (0..layers).map(|layer| layer >= without).collect(),
             };
-            match window {
-                None if windows > 0 && config.get("layer_types").is_some() => {
-                    config.wrong(
-                        "layer_types",
-                        "a layer has a sliding window, whose width is not said",
-                    );
-                    None
-                }
-                Some(_) if windows > 0 && windows < layers => {
-                    let what =
-                        format!("{windows} of {layers} layers have it: gptrain has all or none");
-                    config.wrong("sliding_window", &what);
-                    None
-                }
-                window => window.filter(|_| windows > 0),
+            let any = windows.iter().any(|windowed| *windowed);
+            if any && width.is_none() && listed.is_some() {
+                let what = "a layer has a sliding window, whose width is not said";
+                config.wrong("layer_types", what);
             }
+            (
+                width.filter(|_| any),
+                pattern(&windows).filter(|_| width.is_some()).unwrap_or_default(),
+            )
         }
     }
 }
 
-/// Number of layers with a window; None, with a problem, if the list is invalid.
-fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Option<usize> {
+/// Shortest pattern of layers with and without a window; None if all are alike.
+fn pattern(windows: &[bool]) -> Option<Vec<LayerKind>> {
+    let repeats =
+        |length: &usize| (*length..windows.len()).all(|i| windows[i] == windows[i % length]);
+    let length = (1..=windows.len()).find(repeats).filter(|length| *length > 1)?;
+    let kind = |windowed: &bool| LayerKind {
+        attention: if *windowed { LayerAttention::Window } else { LayerAttention::Full },
+        rope: None,
+    };
+    Some(windows[..length].iter().map(kind).collect())
+}
+
+/// Whether each layer has a window; none, with a problem, if the list is invalid.
+fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Vec<bool> {
     let list = types.as_array().filter(|list| list.len() == layers);
     let known = list.filter(|list| {
         list.iter().all(|kind| kind == "full_attention" || kind == "sliding_attention")
@@ -161,7 +171,7 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Option<usiz
         let remedy = format!("full_attention or sliding_attention for each of {layers} layers");
         config.wrong("layer_types", &remedy);
     }
-    known.map(|list| list.iter().filter(|kind| *kind == "sliding_attention").count())
+    known.into_iter().flatten().map(|kind| kind == "sliding_attention").collect()
 }
 
 /// Settings of a model that the family's config.json cannot express.
@@ -175,6 +185,8 @@ pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
         (m.qk_norm && !qk_norm, "queries and keys are normalised"),
         (!m.qk_norm && qk_norm, "queries and keys are not normalised"),
         (m.window.is_some() && hf.window == Window::Never, "attention has a window"),
+        (!m.pattern.is_empty() && hf.window != Window::Layers, "layers differ"),
+        (m.ropes().len() > 1, "layers have different positions"),
         (m.logit_softcap.is_some(), "logits are capped"),
         (!hf.biases.contains(&m.bias), "products have other biases"),
     ];
@@ -198,7 +210,8 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         "attention_dropout": plain(m.dropout.attention),
         "use_cache": true,
     });
-    let sliding = if m.window.is_some() { "sliding_attention" } else { "full_attention" };
+    let windowed = |layer| m.window_of(layer).is_some();
+    let kind = |layer| if windowed(layer) { "sliding_attention" } else { "full_attention" };
     let hf = family::of(family);
     let own = match hf.window {
         Window::Never => json!({"pretraining_tp": 1}),
@@ -206,13 +219,14 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         Window::Layers => json!({
             "use_sliding_window": m.window.is_some(),
             "sliding_window": m.window,
-            "layer_types": vec![sliding; m.layers],
+            "layer_types": (0..m.layers).map(kind).collect::<Vec<_>>(),
         }),
     };
     let config = config.as_object_mut().expect("an object");
     config.extend(own.as_object().expect("an object").clone());
-    if m.window.is_some() && hf.window == Window::Layers {
-        config.insert("max_window_layers".to_string(), json!(0)); // those without one come first
+    if hf.window == Window::Layers && (0..m.layers).all(windowed) {
+        // Older readers take this number of first layers to have no window.
+        config.insert("max_window_layers".to_string(), json!(0));
     }
     if hf.biases.contains(&Bias::Attention) {
         config.insert("attention_bias".to_string(), json!(m.bias != Bias::None));

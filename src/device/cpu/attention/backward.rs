@@ -6,16 +6,13 @@ use crate::cpu::Cpu;
 use crate::cpu::kernel::Product;
 use crate::cpu::math::dot;
 use crate::cpu::memory::{scalar, store};
-use crate::{Attend, Out, Tensor};
+use crate::{Tensor, op};
 use base::{Heads, Qkv};
 use std::ops::Range;
 
-/// `inputs` are dy, qkv, y and lse.
-pub(in crate::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
-    let [dy, qkv, y, lse] = inputs;
-    let all = Attention::new(qkv, how, y, lse);
-    assert_eq!((dy.rows, dy.cols), (y.rows, y.cols), "dy and y");
-    assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
+pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
+    let op::AttentionBackward { qkv, how, dqkv, .. } = *op;
+    let all = Attention::new(qkv, &how);
     let len = Buffers::len(how.seq, all.d, all.wide);
     cpu.workspace.with(cpu.threads, len, |scratch| {
         let Heads { query, kv, .. } = how.heads;
@@ -32,7 +29,7 @@ pub(in crate::cpu) fn backward(cpu: &Cpu, inputs: [Tensor; 4], how: &Attend, dqk
             own.dv.fill(0.0);
             for head in heads {
                 for tile in 0..how.seq.div_ceil(QUERIES) {
-                    tile_backward(&head, inputs, &head.tile(tile), &mut own, dqkv.to);
+                    tile_backward(&head, op, &head.tile(tile), &mut own, dqkv.to);
                 }
             }
             save(&owner, own.dk, 0..how.seq, Qkv::Key, dqkv.to);
@@ -85,8 +82,14 @@ impl<'a> Buffers<'a> {
 }
 
 /// Contribution of one tile: stores its dq, adds to dk and dv.
-fn tile_backward(head: &Head, inputs: [Tensor; 4], tile: &Tile, own: &mut Buffers, dqkv: Tensor) {
-    let [dy, qkv, y, lse] = inputs;
+fn tile_backward(
+    head: &Head,
+    op: &op::AttentionBackward,
+    tile: &Tile,
+    own: &mut Buffers,
+    dqkv: Tensor,
+) {
+    let op::AttentionBackward { dy, qkv, y, lse, .. } = *op;
     let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
     head.load_out(dy, tile.queries.clone(), own.dy);
     // y is only needed for Σ dy·y; the buffer of dq holds it until then.

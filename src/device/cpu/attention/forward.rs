@@ -5,12 +5,11 @@ use super::{Attention, Head, cut};
 use crate::cpu::Cpu;
 use crate::cpu::kernel::Product;
 use crate::cpu::memory::store;
-use crate::{Attend, Out, Tensor};
+use crate::{Tensor, op};
 use base::Qkv;
 
-pub(in crate::cpu) fn forward(cpu: &Cpu, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
-    assert!(!y.add && !lse.add, "attention overwrites");
-    let all = Attention::new(qkv, how, y.to, lse.to);
+pub(in crate::cpu) fn forward(cpu: &Cpu, &op::Attention { qkv, how, y, lse }: &op::Attention) {
+    let all = Attention::new(qkv, &how);
     let tiles = how.seq.div_ceil(QUERIES);
     cpu.workspace.with(cpu.threads, Buffers::len(all.d, all.wide), |scratch| {
         cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {

@@ -32,8 +32,8 @@ struct Attention<'a> {
 }
 
 impl<'a> Attention<'a> {
-    fn new(qkv: Tensor, how: &'a Attend, y: Tensor, lse: Tensor) -> Attention<'a> {
-        let (samples, d) = (how.check(qkv, y, lse), how.heads.dim);
+    fn new(qkv: Tensor, how: &'a Attend) -> Attention<'a> {
+        let (samples, d) = (how.samples(qkv.rows), how.heads.dim);
         let (mask, wide) = (Mask::new(&how.dropout), d.next_multiple_of(COLUMNS));
         Attention { how, mask, samples, d, wide }
     }

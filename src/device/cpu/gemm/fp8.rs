@@ -3,15 +3,16 @@
 use super::{Cpu, finish, gemm};
 use crate::cpu::memory::{BLOCK, Block, Sums, load, load_bytes, store};
 use crate::cpu::parallel::blocks;
-use crate::{Epilogue, Gemm, Out, Quantized, Tensor};
+use crate::{Gemm, Quantized, Tensor, op};
 use base::DType;
 
 /// Alignment, in elements, of each part of the scratch.
 const LINE: usize = 16;
 
 /// C (+)= A·Bᵀ, then the epilogue.
-pub fn fp8(cpu: &Cpu, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
-    let [m, n, k] = Quantized::check_product(a, b, c, then);
+pub fn fp8(cpu: &Cpu, op: &op::Fp8Gemm) {
+    let op::Fp8Gemm { a, b, c, then } = *op;
+    let [m, n, k] = op.size();
     let halves = |rows: usize| (rows * k).div_ceil(2).next_multiple_of(LINE);
     let [of_a, of_b] = [m, n].map(halves);
     cpu.sums.with(1, of_a + of_b + m * n, |scratch| {
@@ -19,9 +20,9 @@ pub fn fp8(cpu: &Cpu, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
         let wide_a = Tensor::at(at(0), m, k, DType::BF16);
         let wide_b = Tensor::at(at(of_a), n, k, DType::BF16);
         let sums = Tensor::at(at(of_a + of_b), m, n, DType::F32);
-        widen(cpu, a, wide_a);
-        widen(cpu, b, wide_b);
-        gemm(cpu, Gemm::NT, wide_a, wide_b, sums.set(), Epilogue::Nothing);
+        widen(cpu, &a, wide_a);
+        widen(cpu, &b, wide_b);
+        gemm(cpu, &op::Gemm::plain(Gemm::NT, wide_a, wide_b, sums.set()));
         cpu.each_rows(m, n, |rows| {
             let mut sums = Sums::of_tensor(sums, rows.clone(), 0..n);
             for (i, row) in rows.clone().enumerate() {

@@ -25,7 +25,7 @@ use super::kernel::Panels;
 use super::math;
 use super::memory::{BLOCK, Block, Sums, load, put, store, with_block_in};
 use super::parallel::blocks;
-use crate::{Epilogue, Gemm, Out, Tensor};
+use crate::{Epilogue, Gemm, Out, Tensor, op};
 use base::DType;
 use pack::{Operand, pack_left, pack_right};
 use std::ops::Range;
@@ -42,39 +42,21 @@ const TASKS: usize = 4;
 /// Depth above which a product is summed in parts, in C if that is f32.
 const DEEP: usize = 4096;
 
-pub(super) fn gemm(cpu: &Cpu, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
-    if let Epilogue::BiasBackward(db) = then {
-        assert_eq!(
-            (kind, c.to.dtype),
-            (Gemm::TN, DType::F32),
-            "gradients of a weight and its bias"
-        );
-        super::elementwise::bias_backward(cpu, a, db);
-        return gemm(cpu, kind, a, b, c, Epilogue::Nothing);
+pub(super) fn gemm(cpu: &Cpu, op: &op::Gemm) {
+    if let Epilogue::BiasBackward(sums) = op.then {
+        super::elementwise::column_sums(cpu, &op::ColumnSums { x: op.a, sums });
+        return gemm(cpu, &op::Gemm { then: Epilogue::Nothing, ..*op });
     }
-    let set = Instructions::for_products(a.dtype == DType::BF16);
-    product(cpu, kind, [a, b], set, c, then);
+    product(cpu, op, Instructions::for_products(op.a.dtype == DType::BF16));
 }
 
 /// Product with a given instruction set.
-pub(super) fn product(
-    cpu: &Cpu,
-    kind: Gemm,
-    [a, b]: [Tensor; 2],
-    set: Instructions,
-    c: Out,
-    then: Epilogue,
-) {
+pub(super) fn product(cpu: &Cpu, op: &op::Gemm, set: Instructions) {
+    let op::Gemm { kind, a, b, c, then } = *op;
     let left = Operand::new(a, kind != Gemm::TN, set);
     let right = Operand::new(b, kind == Gemm::NT, set);
     let (m, n, k) = (left.lines(), right.lines(), left.depth());
-    assert_eq!(k, right.depth(), "depth of A and B in {kind:?}: {a:?}, {b:?}");
-    assert_eq!((c.to.rows, c.to.cols), (m, n), "{kind:?} of {a:?} and {b:?} into {:?}", c.to);
-    assert_eq!(a.dtype, b.dtype, "dtypes of A and B");
-    assert!(c.to.dtype == a.dtype || c.to.dtype == DType::F32, "dtype of C");
-    let plain = matches!(then, Epilogue::Nothing);
-    assert!(!c.add || plain, "accumulation has no epilogue");
-    if plain && c.to.dtype == DType::F32 {
+    if matches!(then, Epilogue::Nothing) && c.to.dtype == DType::F32 {
         in_parts(cpu, left, right, c);
     } else if k <= DEEP {
         multiply(cpu, left, right, 0..k, c, then);

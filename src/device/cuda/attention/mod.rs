@@ -8,22 +8,18 @@ pub use hopper::{CHOICE, Hopper};
 use super::args::{self, DropoutMask};
 use super::launch::{AMPERE, Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
-use crate::{Attend, Out, Tensor, Visible};
+use crate::{Attend, Tensor, Visible, op};
 use base::DType;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
-pub(super) fn forward(cuda: &Cuda, qkv: Tensor, how: &Attend, y: Out, lse: Out) {
-    assert!(!y.add && !lse.add, "attention overwrites");
-    let (arguments, kernels) = prepare(cuda, qkv, how, [y.to, lse.to], &[]);
+pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, how, y, lse }: &op::Attention) {
+    let (arguments, kernels) = prepare(cuda, qkv, &how, [y.to, lse.to], &[]);
     launch(cuda, &kernels.forward, how.heads.query, &arguments);
 }
 
-/// `inputs` are dy, qkv, y and lse.
-pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out) {
-    let [dy, qkv, y, lse] = inputs;
-    assert_eq!((dy.rows, dy.cols, dy.dtype), (y.rows, y.cols, y.dtype), "dy and y");
-    assert_eq!((dqkv.to.rows, dqkv.to.cols, dqkv.add), (qkv.rows, qkv.cols, false), "dqkv");
+pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
+    let op::AttentionBackward { dy, qkv, y, lse, how, dqkv } = *op;
     if lse.bytes() > SCRATCH {
         return cuda.device.fail(format!(
             "attention's backward takes {} rows of {} heads at once, of which scratch has room for \
@@ -33,7 +29,7 @@ pub(super) fn backward(cuda: &Cuda, inputs: [Tensor; 4], how: &Attend, dqkv: Out
             SCRATCH / size_of::<f32>() / how.heads.query,
         ));
     }
-    let (common, kernels) = prepare(cuda, qkv, how, [y, lse], &[dy, dqkv.to]);
+    let (common, kernels) = prepare(cuda, qkv, &how, [y, lse], &[dy, dqkv.to]);
     let arguments = args::Attention {
         dy: dy.addr() as _,
         delta: cuda.scratch(lse.bytes()) as _,
@@ -75,7 +71,6 @@ fn prepare(
     [y, lse]: [Tensor; 2],
     more: &[Tensor],
 ) -> (args::Attention, Kernels) {
-    how.check(qkv, y, lse);
     let d = how.heads.dim;
     let ranges = match how.visible {
         Visible::Causal => null(),

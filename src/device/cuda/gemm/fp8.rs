@@ -3,17 +3,19 @@
 use super::plan::{Operands, Products};
 use super::{Cuda, Product};
 use crate::cuda::device::Device;
+use crate::cuda::elementwise;
 use crate::cuda::library::call;
 use crate::cuda::lt::Fp8Kind;
-use crate::{Backend, Epilogue, Fp8Scaling, Out, Quantized, Tensor};
+use crate::{Fp8Scaling, Tensor, op};
 use cudarc::cublaslt::sys::{
     self, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
     cublasLtMatmulMatrixScale_t as Scale,
 };
 
 /// C (+)= A·Bᵀ, then the epilogue.
-pub fn fp8(cuda: &Cuda, a: &Quantized, b: &Quantized, c: Out, then: Epilogue) {
-    let size = Quantized::check_product(a, b, c, then);
+pub fn fp8(cuda: &Cuda, op: &op::Fp8Gemm) {
+    let op::Fp8Gemm { a, b, c, then } = *op;
+    let size = op.size();
     assert!(size.iter().all(|side| side.is_multiple_of(16)), "sides of {size:?} in sixteens");
     let kind = Fp8Kind { formats: [b.format, a.format], scaling: a.scaling };
     let fp8 = Some((kind, [b.scales, a.scales]));
@@ -34,7 +36,8 @@ pub(super) fn add_in_parts(cuda: &Cuda, product: &Product) {
         let b = on.b.row_range(first, part.rows);
         let on = Operands { b, c: part.set(), fp8, ..on };
         Product { transpose, size: [part.rows, n, k], on }.plainly(cuda, part.set());
-        cuda.copy(part, product.on.c.to.row_range(first, part.rows).add());
+        let y = product.on.c.to.row_range(first, part.rows).add();
+        elementwise::copy(cuda, &op::Copy { x: part, y });
     }
 }
 

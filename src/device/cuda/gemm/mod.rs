@@ -18,31 +18,22 @@ pub use plan::{Products, Workspace};
 
 use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, args, lt};
-use crate::{Epilogue, Gelu, Gemm, Out, Tensor};
-use base::DType;
+use crate::{Epilogue, Gelu, Gemm, Out, Tensor, op};
 use plan::Operands;
 
-pub(super) fn gemm(cuda: &Cuda, kind: Gemm, a: Tensor, b: Tensor, c: Out, then: Epilogue) {
-    let (m, k) = if kind == Gemm::TN { (a.cols, a.rows) } else { (a.rows, a.cols) };
-    let (n, depth) = if kind == Gemm::NT { (b.rows, b.cols) } else { (b.cols, b.rows) };
-    assert_eq!(k, depth, "depth of A and B in {kind:?}: {a:?}, {b:?}");
-    assert_eq!((c.to.rows, c.to.cols), (m, n), "{kind:?} of {a:?} and {b:?} into {:?}", c.to);
-    assert_eq!(a.dtype, b.dtype, "dtypes of A and B");
-    assert!(c.to.dtype == a.dtype || c.to.dtype == DType::F32, "dtype of C");
-    let onto = matches!(then, Epilogue::Nothing | Epilogue::BiasBackward(_));
-    assert!(!c.add || onto, "accumulation has no such epilogue");
+pub(super) fn gemm(cuda: &Cuda, op: &op::Gemm) {
+    let op::Gemm { kind, a, b, c, then } = *op;
+    let [m, n, k] = op.size();
     let transpose = [kind == Gemm::NT, kind == Gemm::TN];
     let on = Operands { a: b, b: a, c, bias: None, aux: None, db: None, fp8: None };
     let product = Product { transpose, size: [m, n, k], on };
     let Epilogue::BiasBackward(db) = then else { return product.run(cuda, then) };
-    assert_eq!((kind, c.to.dtype), (Gemm::TN, DType::F32), "gradient of a weight");
-    assert_eq!((db.to.numel(), db.to.dtype), (m, DType::F32), "gradient of its bias");
     let sums = cuda.products.workspace.sums(m);
     let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
     let on = Operands { bias: sums, db: Some(db), ..on };
     product.either(cuda, fits, lt::Epilogue::BiasBackward, on, &|| {
         product.plainly(cuda, c);
-        super::elementwise::bias_backward(cuda, a, db);
+        super::elementwise::column_sums(cuda, &op::ColumnSums { x: a, sums: db });
     });
 }
 
@@ -82,7 +73,7 @@ impl Product {
                 self.either(cuda, fits, lt::Epilogue::GeluAuxBias, fused, &|| {
                     let then = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
                     Product { on: Operands { c: pre.set(), ..on }, ..*self }.run(cuda, then);
-                    super::gelu::gelu(cuda, pre, gelu, c);
+                    super::gelu::gelu(cuda, &op::Gelu { x: pre, gelu, y: c });
                 });
             }
             Epilogue::GeluBackward { pre, gelu } => {
@@ -133,7 +124,6 @@ impl Product {
 
 /// x = bias in every row.
 fn bias_rows(cuda: &Cuda, bias: Tensor, x: Tensor) {
-    assert_eq!((bias.numel(), bias.dtype), (x.cols, x.dtype), "bias");
     let vector = vector(x.cols, x.dtype, &[bias.addr(), x.addr()]);
     let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
     let arguments = args::BiasRows {

@@ -29,7 +29,7 @@ use super::{OptimizerRule, Place, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::{DType, decayed};
 use comm::{Group, Message};
-use device::{Arena, FusedMatrix, Momentum, Tensor};
+use device::{Arena, FusedMatrix, Momentum, Tensor, op};
 use manifest::{self, Model, MuonScale};
 use model::mup::StepSize;
 use model::{Param, ParamSpec, TpSplit};
@@ -146,7 +146,13 @@ impl Muon {
         let manifest::Muon { momentum, nesterov, weight_decay, .. } = self.settings;
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let rule = Momentum { momentum, nesterov };
-            be.momentum(&rule, factor, kept.grad, kept.get(MOMENTUM), own.set());
+            be.run(op::Momentum {
+                rule,
+                factor,
+                grad: kept.grad,
+                m: kept.get(MOMENTUM),
+                y: own.set(),
+            });
         }
         let parts = |way| jobs().flat_map(move |(job, laid)| laid.parts(at, job, way));
         let shares = |way| jobs().flat_map(move |(job, laid)| laid.shares(at, job, way));
@@ -156,9 +162,9 @@ impl Muon {
         exchange(&*at.groups.tensor, shares(Way::ToOwner));
         if let Some(whole) = laid.iter().find_map(|laid| laid.whole) {
             for (one, work) in &work {
-                be.unfuse(whole, one, work.x[0].set());
+                be.run(op::Unfuse { all: whole, which: *one, one: work.x[0].set() });
                 let made = self.newton_schulz.run(be, work, self.scale(one.size()));
-                be.fuse(made, one, whole.set());
+                be.run(op::Fuse { one: made, which: *one, all: whole.set() });
             }
         }
         exchange(&*at.groups.tensor, shares(Way::FromOwner));
@@ -166,11 +172,18 @@ impl Muon {
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
-            let by = [decayed(step.lr, weight_decay), lr];
+            let keep = decayed(step.lr, weight_decay);
             step.change(&[kept], &mut |pieces| {
                 for piece in pieces {
                     let own = own.span(piece.part.start - kept.part.start, piece.part.len());
-                    be.descend(by, factor, own, piece.get(MASTER), piece.get(MODEL));
+                    be.run(op::Descend {
+                        keep,
+                        step: lr,
+                        factor,
+                        direction: own,
+                        master: piece.get(MASTER),
+                        weight: piece.get(MODEL),
+                    });
                 }
             });
         }

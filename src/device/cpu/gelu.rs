@@ -1,0 +1,49 @@
+//! GELU apart from a product, and SwiGLU.
+
+use super::Cpu;
+use super::math;
+use super::memory::{BLOCK, Block, load, put, store};
+use crate::op;
+use std::ops::Range;
+
+pub(super) fn gelu(cpu: &Cpu, &op::Gelu { x, gelu, y }: &op::Gelu) {
+    cpu.each_block(x.numel(), |block| {
+        let mut buffer: Block = [0.0; BLOCK];
+        let buffer = &mut buffer[..block.len()];
+        load(x, block.start, buffer);
+        math::gelu(gelu, buffer);
+        put(buffer, y, block.start);
+    });
+}
+
+pub(super) fn swiglu(cpu: &Cpu, &op::Swiglu { x, y }: &op::Swiglu) {
+    cpu.each_block(y.to.numel(), |block| {
+        for block in halves(block) {
+            let (mut pairs, mut out): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let (pairs, out) = (&mut pairs[..2 * block.len()], &mut out[..block.len()]);
+            load(x, 2 * block.start, pairs);
+            math::swiglu(pairs, out);
+            put(out, y, block.start);
+        }
+    });
+}
+
+pub(super) fn swiglu_backward(cpu: &Cpu, op: &op::SwigluBackward) {
+    let op::SwigluBackward { dy, x, dx } = *op;
+    cpu.each_block(dy.numel(), |block| {
+        for block in halves(block) {
+            let (mut pairs, mut d): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let (pairs, d) = (&mut pairs[..2 * block.len()], &mut d[..block.len()]);
+            load(x, 2 * block.start, pairs);
+            load(dy, block.start, d);
+            math::swiglu_backward(d, pairs);
+            store(pairs, dx.to, 2 * block.start);
+        }
+    });
+}
+
+/// Splits a block into pieces whose pairs fill a block.
+fn halves(block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let end = block.end;
+    block.step_by(BLOCK / 2).map(move |at| at..end.min(at + BLOCK / 2))
+}
