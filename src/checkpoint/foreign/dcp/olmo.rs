@@ -31,8 +31,8 @@ const MIXER: [&str; 2] = ["sequence_mixer", "attention"];
 const REFUSED: &[(&str, &str, &str)] = &[
     ("/model/name", "default", "only the default transformer is read"),
     ("/model/block/name", "default", "gptrain's norms come before attention and feed-forward"),
-    ("/model/block_pattern", "", "gptrain's blocks are all alike"),
-    ("/model/block_overrides", "", "gptrain's blocks are all alike"),
+    ("/model/block_pattern", "", "blocks that differ are not read here"),
+    ("/model/block_overrides", "", "blocks that differ are not read here"),
     ("/model/embedding_norm", "", "gptrain's Llama has no norm of the embedding"),
     ("/model/embed_scale", "", "gptrain's Llama does not scale the embedding"),
     ("/model/block/feed_forward_moe", "", "gptrain has no mixture of experts"),

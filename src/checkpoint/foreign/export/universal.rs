@@ -42,6 +42,7 @@ fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result
         (model.heads().kv != model.heads().query, "groups of queries are not written"),
         (model.qk_norm, "norms of queries and keys are not written"),
         (model.window.is_some(), "windows are not written"),
+        (!model.pattern.is_empty(), "kinds of layers are not written"),
         (model.logit_softcap.is_some(), "it does not cap logits"),
         (model.mup.is_some(), "µP's factors are not in such a folder"),
         (!adamw, "the checkpoint has no states of AdamW"),
