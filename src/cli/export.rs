@@ -1,20 +1,21 @@
-//! `gptrain export`: writes a checkpoint for Hugging Face's library, or for Megatron-LM.
+//! `gptrain export`: writes a checkpoint for Hugging Face's library, for Megatron-LM, or for DeepSpeed.
 
-use base::{Bytes, DType};
+use base::{Bytes, DType, Problems};
 use checkpoint::{self, foreign, hf};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Write a checkpoint as a Hugging Face folder, or as Megatron-LM's
+/// Write a checkpoint as a Hugging Face folder, as Megatron-LM's, or as DeepSpeed's universal one
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Checkpoint, or run folder (its newest checkpoint)
     checkpoint: PathBuf,
     /// Folder to write: config.json, safetensors, tokenizer and generation settings; with --to
-    /// megatron iter_N/mp_rank_TT_PPP
+    /// megatron iter_N/mp_rank_TT_PPP; with --to deepspeed-universal global_stepN_universal/zero/NAME
     #[arg(short, long, visible_alias = "hf", value_name = "DIR")]
     output: PathBuf,
-    /// Megatron-LM's layout (--ckpt-format torch), with the optimizer's states
+    /// Another trainer's layout, with the optimizer's states: Megatron-LM's (--ckpt-format torch), or a
+    /// universal checkpoint of Megatron-DeepSpeed (--universal-checkpoint)
     #[arg(long, value_enum, conflicts_with_all = ["dtype", "tokenizer"])]
     to: Option<Target>,
     /// Tensor ranks of --to megatron
@@ -51,11 +52,12 @@ enum Choice {
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum Target {
     Megatron,
+    DeepspeedUniversal,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
-    if let Some(Target::Megatron) = args.to {
-        return to_megatron(args);
+    if let Some(target) = args.to {
+        return to_trainer(args, target);
     }
     let dtype = args.dtype.map(|choice| match choice {
         Choice::F32 => DType::F32,
@@ -87,19 +89,31 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn to_megatron(args: Args) -> anyhow::Result<()> {
+/// Exports for another trainer.
+fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
     let from = checkpoint::find(&args.checkpoint)?;
-    let grid = [args.tensor, args.pipeline];
-    let done = foreign::export(&from, &args.output, grid, args.overwrite.existing())?;
+    let (grid, existing) = ([args.tensor, args.pipeline], args.overwrite.existing());
+    let done = match target {
+        Target::Megatron => foreign::export(&from, &args.output, grid, existing)?,
+        Target::DeepspeedUniversal if grid == [1, 1] => {
+            foreign::export_universal(&from, &args.output, existing)?
+        }
+        Target::DeepspeedUniversal => {
+            let what = "cut a folder of Megatron-LM; a universal one has whole parameters";
+            let remedy = "leave them out";
+            return Err(Problems::one("--tensor and --pipeline", what, remedy).into());
+        }
+    };
     let foreign::Written { step, files, bytes, states, padding, notes } = &done;
     let lines = || {
         let what = if *states { "weights and AdamW's states" } else { "weights" };
         let (folder, from) = (args.output.display(), from.display());
         let [tensor, pipeline] = grid;
-        base::say!(
-            "wrote {bytes} of step {step}, {what}, for tensor {tensor} × pipeline {pipeline} to {folder}, \
-             from {from}"
-        );
+        let cut = match target {
+            Target::Megatron => format!(", for tensor {tensor} × pipeline {pipeline}"),
+            Target::DeepspeedUniversal => String::new(),
+        };
+        base::say!("wrote {bytes} of step {step}, {what}{cut} to {folder}, from {from}");
         if *padding > 0 {
             base::say!(
                 "note: {padding} rows of zeros pad the vocabulary, and Megatron-LM's softmax counts them"
@@ -108,7 +122,11 @@ fn to_megatron(args: Args) -> anyhow::Result<()> {
         for note in notes {
             base::say!("note: {note}");
         }
-        base::say!("next: --load {folder} --ckpt-format torch, with the model's own arguments");
+        let options = match target {
+            Target::Megatron => "--ckpt-format torch",
+            Target::DeepspeedUniversal => "--universal-checkpoint",
+        };
+        base::say!("next: --load {folder} {options}, with the model's own arguments");
     };
     let object = json!({
         "folder": args.output, "from": from, "step": step, "files": files, "bytes": bytes.0,

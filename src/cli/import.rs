@@ -11,8 +11,9 @@ use train::import::{self, Imported};
 
 /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
 ///
-/// DIR is a checkpoint of Megatron-DeepSpeed (BLOOM), whose optimizer's states and place in the data
-/// are kept, or a Hugging Face folder: GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3.
+/// DIR is a checkpoint of Megatron-DeepSpeed (ZeRO-1, ZeRO-3, universal), Megatron-LM, Megatron-Core
+/// (torch_dist), torchtitan or OLMo-core, whose optimizer's states are kept, or a Hugging Face folder:
+/// GPT-2, BLOOM, Llama, Mistral, Qwen2, Qwen3.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// The folder to import; with --hf, the manifest of the run to import into: without it and

@@ -25,12 +25,12 @@ train: {samples: 160, seed: 42, threads: 1}
 comm: {start_timeout_s: 480}
 ";
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 /// A folder with the corpus, the original run after six steps, and the foreign folder, to be changed.
-fn lab() -> Lab {
+pub fn lab() -> Lab {
     let lab = Lab::new();
     for end in ["bin", "idx"] {
         let tiny = fixture("data/megatron/datasets").join(format!("u8_tiny.{end}"));
@@ -49,12 +49,12 @@ fn import(lab: &Lab, more: &[&str]) -> Done {
 }
 
 /// Settings for the paths of the datasets here.
-fn data(lab: &Lab) -> String {
+pub fn data(lab: &Lab) -> String {
     format!("data.train={}", lab.path("corpus").display())
 }
 
 /// Settings of a grid: tensor, pipeline, data, ZeRO.
-fn grid([tensor, pipeline, data, zero]: [usize; 4]) -> Vec<String> {
+pub fn grid([tensor, pipeline, data, zero]: [usize; 4]) -> Vec<String> {
     let names = ["tensor", "pipeline", "data", "zero"];
     let sets = names.iter().zip([tensor, pipeline, data, zero]);
     sets.map(|(name, value)| format!("topology.{name}={value}")).collect()

@@ -52,7 +52,10 @@ pub fn fixture(name: &str) -> PathBuf {
 /// A folder with the original run after six steps, and a foreign folder.
 pub fn lab(foreign: &str) -> Lab {
     let lab = Lab::new();
-    unpack(&fixture("llama.tar.zst"), &["llama/", &format!("{foreign}/")], &lab.path(""));
+    unpack(&fixture("llama.tar.zst"), &["llama/"], &lab.path(""));
+    let own = fixture(&format!("{foreign}.tar.zst"));
+    let archive = if own.exists() { own } else { fixture("llama.tar.zst") };
+    unpack(&archive, &[&format!("{foreign}/")], &lab.path(""));
     for end in ["bin", "idx"] {
         fs::copy(lab.path(&format!("llama/corpus.{end}")), lab.path(&format!("corpus.{end}")))
             .unwrap();
@@ -156,11 +159,6 @@ fn folders_of_torchtitan_that_are_not_whole_are_refused() {
             fs::write(step.join(name), bytes).unwrap();
         })
     };
-    /// Overwrites the first `from` in a file with `to`, which is as long.
-    fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-        let at = bytes.windows(from.len()).position(|part| part == from).unwrap();
-        bytes[at..at + to.len()].copy_from_slice(to);
-    }
     let cases: Vec<(Change, &[&str])> = vec![
         (
             Box::new(|step| fs::remove_file(step.join("__1_0.distcp")).unwrap()),
@@ -193,14 +191,23 @@ fn folders_of_torchtitan_that_are_not_whole_are_refused() {
     }
 }
 
+/// Overwrites the first `from` in a file with `to`, which is as long.
+pub fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    let at = bytes.windows(from.len()).position(|part| part == from).unwrap();
+    bytes[at..at + to.len()].copy_from_slice(to);
+}
+
 /// Offset of the numbers of the first tensor in a file of archives.
 pub fn first_number(bytes: &[u8]) -> usize {
+    first_numbers(bytes)[0]
+}
+
+/// Offsets of the numbers of the first tensor of each archive in a file.
+pub fn first_numbers(bytes: &[u8]) -> Vec<usize> {
     let headers = (0..bytes.len() - 30).filter(|at| bytes[*at..].starts_with(b"PK\x03\x04"));
     let len = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
-    let storage =
-        headers.into_iter().find(|at| bytes[at + 30..][..len(at + 26)].ends_with(b"/data/0"));
-    let at = storage.unwrap();
-    at + 30 + len(at + 26) + len(at + 28)
+    let storages = headers.filter(|at| bytes[at + 30..][..len(at + 26)].ends_with(b"/data/0"));
+    storages.map(|at| at + 30 + len(at + 26) + len(at + 28)).collect()
 }
 
 /// A table of bytes that were changed is read, or refused; never with a panic.

@@ -220,6 +220,10 @@ fn a_folder_is_planned_before_it_is_imported() {
     assert!(core["parameters"].is_u64(), "{core}");
     assert_eq!(core["parameters"], whole["parameters"]);
     assert_eq!(core["memory"], whole["memory"]);
+    unpack(&fixture("dist.tar.zst"), &["dist/reshardable/"], &lab.path(""));
+    let dist = read(plan("dist/reshardable", &[]));
+    assert_eq!(dist["parameters"], whole["parameters"]);
+    assert_eq!(dist["memory"], whole["memory"]);
     plan("titan", &[]).expect(2, &["has no model.heads", "has no batch.global"]);
     let sets = ["model.heads=4", "model.seq_len=16", "model.position.rope.theta=500"];
     let sets: Vec<&str> =
@@ -251,7 +255,7 @@ fn mutated_files_of_megatron_are_read_or_refused() {
 }
 
 /// Sets every checksum of an archive to 0, which means that it has none.
-fn mend(bytes: &mut [u8]) {
+pub fn mend(bytes: &mut [u8]) {
     for at in 0..bytes.len() - 30 {
         let place = match &bytes[at..at + 4] {
             b"PK\x01\x02" => at + 16,

@@ -24,7 +24,12 @@
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | invalid folders, and full disks |
 //! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
+//! | `bring_universal` | the way back: DeepSpeed's universal folder, exported |
+//! | `bring_zero3` | the same BLOOM in the files of ZeRO-3 |
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
+//! | `bring_dist` | the same of Megatron-Core's distributed checkpoints (torch_dist) |
+//! | `bring_olmo` | the same of that Llama in OLMo-core's folders |
+//! | `bring_distrib` | the same of Megatron-LM's distributed optimizer, `distrib_optim.pt` |
 //! | `bring_llama` | the same of a Llama: the run that it is cut from, and torchtitan's folders |
 //! | `torch` | torch.save's files: PyTorch's value by value, hostile and mutated ones |
 
@@ -35,8 +40,13 @@ mod adam8bit;
 mod also;
 mod also_s3;
 mod bring;
+mod bring_dist;
 mod bring_llama;
 mod bring_megatron;
+mod bring_olmo;
+mod bring_distrib;
+mod bring_universal;
+mod bring_zero3;
 mod changes;
 mod compression;
 mod damage;

@@ -134,7 +134,7 @@ fn files_that_are_damaged_or_of_another_format_are_refused_in_one_line() {
         (write("flipped.pt", &flipped), "the checksum of data/"),
         (write("big.pt", &big), "the checksum of byteorder"),
         (write("method.pt", &method), "compressed or encrypted (method 8)"),
-        (lab.path().join("missing.pt"), "cannot open"),
+        (lab.path().join("missing.pt"), "is missing"),
         (lab.path().to_path_buf(), "is not a file"),
     ];
     for (path, expected) in cases {
@@ -236,6 +236,13 @@ fn hostile_pickles_build_values_and_run_nothing() {
     let eval = pickled(b"\x80\x02cbuiltins\neval\nX\x03\0\0\x001+1\x85R.", "x").unwrap();
     let object = told(None, &eval.root());
     assert_eq!(object, json!({"object": "builtins.eval", "arguments": ["1+1"]}));
+    // By protocol 4's names, by NEWOBJ, and as the state of an object (BUILD).
+    let stack = pickled(b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02id\x85R.", "x").unwrap();
+    assert_eq!(stack.root().object().unwrap().0, "posix.system");
+    let made = [&b"\x80\x02cos\nsystem\nX"[..], &len, run.as_bytes(), b"\x85\x81."].concat();
+    assert_eq!(pickled(&made, "x").unwrap().root().object().unwrap().0, "os.system");
+    let built = [&b"\x80\x02cos\nsystem\n)RX"[..], &len, run.as_bytes(), b"b."].concat();
+    assert!(pickled(&built, "x").is_ok_and(|tree| tree.root().object().is_some()));
     assert!(!canary.exists(), "nothing was run");
 }
 
@@ -269,6 +276,11 @@ fn pickles_that_lie_are_refused_at_a_byte() {
         (b"\x80\x07N.".to_vec(), Some("protocol 7")),
         (b"\x80\x02i.".to_vec(), Some("opcode 0x69")),
         (b"\x80\x02NQ.".to_vec(), Some("persistent id")),
+        // Registered extensions, out-of-band buffers, instances by name, Python 2's strings of any length.
+        (b"\x80\x02\x82\x01.".to_vec(), Some("opcode 0x82")),
+        (b"\x80\x05\x97.".to_vec(), Some("opcode 0x97")),
+        (b"\x80\x02(ios\nsystem\n.".to_vec(), Some("opcode 0x69")),
+        (b"\x80\x02T\xff\xff\xff\x7fabc.".to_vec(), Some("byte ")),
         (b"".to_vec(), Some("cut short")),
         (tensor(b"K\0", b"K\x0a\x85", b"K\x01\x85"), None),
         (tensor(b"K\x01", b"K\x0a\x85", b"K\x01\x85"), Some("beyond its storage")),
@@ -284,6 +296,18 @@ fn pickles_that_lie_are_refused_at_a_byte() {
         ),
         (
             tensor(b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f", b"K\x02\x85", b"K\x01\x85"),
+            Some("beyond its storage"),
+        ),
+        (
+            tensor(b"K\0", b"K\x02\x85", b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f\x85"),
+            Some("beyond its storage"),
+        ),
+        (
+            tensor(
+                b"K\x01",
+                b"K\x02K\x03\x86",
+                b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7fK\x05\x86",
+            ),
             Some("beyond its storage"),
         ),
     ];
@@ -312,6 +336,29 @@ fn a_tensor_larger_than_its_storage_is_not_read() {
     let tensor = file.root().tensor().unwrap().clone();
     let said = file.floats(&tensor, 0..tensor.numel()).unwrap_err().to_string();
     assert!(said.contains("a view of 1 elements for 1073741824"), "{said}");
+}
+
+/// A storage that claims more elements than the file has is named, and nothing is allocated for it.
+#[test]
+fn a_storage_that_claims_more_than_its_entry_is_not_read() {
+    let lab = tempfile::tempdir().unwrap();
+    let claim = |len: &[u8]| {
+        let storage = [b"(U\x07storagectorch\nFloatStorage\nU\x010U\x03cpu", len, b"tQ"].concat();
+        let pickle = [
+            &b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n("[..],
+            &storage,
+            b"K\0K\x02\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR.",
+        ];
+        archive(&[("a/data.pkl", &pickle.concat()), ("a/data/0", &[0; 40])], |_| {})
+    };
+    for len in [&b"K\x0b"[..], b"\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7f"] {
+        let path = lab.path().join("claims.pt");
+        fs::write(&path, claim(len)).unwrap();
+        let file = TorchFile::open(&path).unwrap();
+        let tensor = file.root().tensor().unwrap().clone();
+        let said = file.floats(&tensor, 0..2).unwrap_err().to_string();
+        assert!(said.contains("has 40 bytes, its tensors need"), "{said}");
+    }
 }
 
 #[test]

@@ -1,104 +1,91 @@
-//! Distributed checkpoints of PyTorch as torchtitan writes them: `.metadata` and `__R_N.distcp`.
+//! Distributed checkpoints of PyTorch as torchtitan and OLMo-core write them: `.metadata` and `__R_N.distcp`.
 //!
-//! The shape of the heads, the rotation, the batch and the rates are not in the files: the import
-//! asks for them. Queries and keys turn neighbouring columns there, halves of a head here.
+//! The two have other names, and other settings in their files. torchtitan's queries and keys turn
+//! neighbouring columns, OLMo-core's turn halves of a head, as ours.
 
-mod metadata;
+mod groups;
+pub mod metadata;
 mod names;
+mod olmo;
+mod titan;
 
-use super::super::torch::{TorchFile, Value};
-use super::cut::Cut;
-use super::detect::{Format, step_folder};
-use super::settings::{Wanted, asked, number};
+use super::compare::{Comparison, like};
+use super::cut::{Cut, Pairs};
+use super::detect::{Format, OLMO_MODEL, step_folder};
+use super::settings::number;
 use super::{Choices, ForeignRun, Found, Kept};
-use anyhow::Context;
 use base::{Heads, Problems};
+use groups::{Group, Groups};
 use manifest::Model;
 use metadata::Metadata;
 use model::{Param, Weight};
-use names::{layers, of_layer, tensors_of};
-use std::collections::BTreeSet;
+use names::{Names, OLMO, TITAN};
 use std::path::{Path, PathBuf};
-
-/// Settings that the files do not have, torchtitan's names of them, and examples.
-const WANTED: &[Wanted] = &[
-    Wanted { key: "model.heads", why: "attention heads, torchtitan's n_heads", example: "32" },
-    Wanted { key: "model.seq_len", why: "training.seq_len", example: "8192" },
-    Wanted {
-        key: "model.position.rope.theta",
-        why: "torchtitan's rope_theta; its rope_scaling, if any, is model.position.rope.scaling",
-        example: "500000",
-    },
-    Wanted { key: "batch.global", why: "training.global_batch_size", example: "512" },
-    Wanted { key: "lr.warmup_samples", why: "warmup_steps × batch.global", example: "102400" },
-    Wanted { key: "lr.decay", why: "lr_scheduler.decay_type", example: "cosine" },
-    Wanted { key: "train.steps", why: "training.steps", example: "10000" },
-    Wanted { key: "data.train", why: "the datasets: see docs/data.md", example: "corpus" },
-];
-
-/// Parts of the checkpoint that are not the model.
-const NOT_MODEL: &[&str] = &["optimizer.", "lr_scheduler.", "train_state.", "dataloader."];
 
 struct Folder {
     dir: PathBuf,
     found: Found,
     meta: Metadata,
-    /// Before the model's names: nothing, or `model.`.
+    names: &'static Names,
+    /// Before the model's names.
     prefix: &'static str,
+    pairs: Pairs,
 }
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
-    let dir = step_folder(from)?;
+    let step = step_folder(from)?;
+    let olmo = step.join(OLMO_MODEL).is_dir();
+    let (names, pairs) = if olmo { (&OLMO, Pairs::Halves) } else { (&TITAN, Pairs::Neighbours) };
+    let dir = if olmo { step.join(OLMO_MODEL) } else { step.clone() };
     let meta = Metadata::read(&dir)?;
-    let prefix = ["", "model."]
-        .into_iter()
-        .find(|prefix| meta.tensors.contains_key(&format!("{prefix}tok_embeddings.weight")));
-    let Some(prefix) = prefix else {
+    let embedding = &names.all(Weight::TokenEmbed, 0)[0];
+    let is = |prefix: &&&str| meta.tensors.contains_key(&format!("{prefix}{embedding}"));
+    let Some(prefix) = names.prefixes.iter().find(is) else {
         let first = meta.tensors.keys().next().map_or("no tensor", String::as_str);
-        let what = format!("has no tok_embeddings.weight, but {first}: torchtitan's Llama is read");
+        let trainer = names.trainer;
+        let what = format!("has no {embedding}, but {first}: {trainer}'s Llama is read");
         let remedy = "export the weights to Hugging Face's format and import those";
         let place = dir.join(".metadata").display().to_string();
         return Err(Problems::one(place, what, remedy).into());
     };
-    let step = meta.number("train_state.step")?;
-    let step = step.ok_or_else(|| meta.problem("has no train_state.step".into()))? as u64;
-    let (settings, notes) = Default::default();
-    let grid = [1, 1, meta.writers()];
     let found = Found {
         format: Format::PytorchDcp,
-        trainer: "torchtitan (PyTorch distributed checkpoint)".into(),
-        folder: dir.display().to_string(),
-        step,
+        trainer: format!("{} (PyTorch distributed checkpoint)", names.trainer),
+        folder: step.display().to_string(),
+        step: 0,
         samples: 0,
         tokens: 0,
-        grid,
+        grid: [1, 1, meta.writers()],
         updates: 0,
         lr: 0.0,
         loss_scale: None,
-        settings,
+        settings: Default::default(),
         without_states: None,
-        wanted: WANTED.iter().filter(|row| !row.is_in(&choices.sets)).cloned().collect(),
+        wanted: Vec::new(),
         aside: Vec::new(),
-        notes,
+        notes: Vec::new(),
     };
-    let mut folder = Folder { dir, found, meta, prefix };
-    folder.model(choices)?;
-    folder.optimizer()?;
-    folder.found.counts();
-    let count = |key: &str| asked(&choices.sets, key).and_then(|text| text.parse::<u64>().ok());
-    if let (Some(global), Some(length)) = (count("batch.global"), count("model.seq_len")) {
-        folder.found.samples = step.saturating_mul(global);
-        folder.found.tokens = folder.found.samples.saturating_mul(length);
+    let mut folder = Folder { dir, found, meta, names, prefix, pairs };
+    match olmo {
+        true => olmo::describe(&mut folder, &step, choices)?,
+        false => titan::describe(&mut folder, choices)?,
     }
-    folder.found.notes.push(
-        "the place of torchtitan's data loader is not carried: samples follow data.rule, of which \
-         the steps' number is taken as seen"
-            .into(),
-    );
+    folder.found.counts();
+    let trainer = names.trainer;
+    folder.found.notes.push(format!(
+        "the place of {trainer}'s data loader is not carried: samples follow data.rule, of which the steps' \
+         number is taken as seen"
+    ));
     Ok(Box::new(folder))
 }
 
 impl Folder {
+    /// Whether the model has a tensor of one of these names.
+    fn has(&self, names: &[String]) -> bool {
+        let full = |name: &String| format!("{}{name}", self.prefix);
+        names.iter().any(|name| self.meta.tensors.contains_key(&full(name)))
+    }
+
     fn shape(&self, names: &[String]) -> anyhow::Result<&[usize]> {
         let full = |name: &String| format!("{}{name}", self.prefix);
         let found = names.iter().find_map(|name| self.meta.tensors.get(&full(name)));
@@ -107,90 +94,112 @@ impl Folder {
         Ok(&found.shape)
     }
 
-    /// Settings of the model, by the tensors' shapes.
-    fn model(&mut self, choices: &Choices) -> anyhow::Result<()> {
+    /// Settings of the model, by the tensors' shapes; `called` is the trainer's name of the heads.
+    fn model(&mut self, heads: Option<usize>, called: &str) -> anyhow::Result<()> {
         let names = self.model_names().filter_map(|name| name.strip_prefix(self.prefix));
-        let layers = layers(names);
-        let embedding = self.shape(&["tok_embeddings.weight".into()])?;
-        let [vocab, hidden] = *embedding else {
-            return Err(self.meta.problem(format!("tok_embeddings.weight is {embedding:?}")));
+        let layers = self.names.layers(names);
+        let name = |weight, part| self.names.all(weight, part);
+        let (embedding, head) = (name(Weight::TokenEmbed, 0), name(Weight::HeadW, 0));
+        let shape = self.shape(&embedding)?;
+        let [vocab, hidden] = *shape else {
+            return Err(self.meta.problem(format!("{} is {shape:?}", embedding[0])));
         };
-        let tied = ["output.weight", "lm_head.weight"];
-        let has = |name: &&str| self.meta.tensors.contains_key(&format!("{}{name}", self.prefix));
-        let tied = !tied.iter().any(has);
-        let ffn = self.shape(&of_layer(Weight::Fc1W, 0, 0))?[0];
-        let queries = self.shape(&of_layer(Weight::QkvW, 0, 0))?[0];
-        let keys = self.shape(&of_layer(Weight::QkvW, 1, 0))?[0];
+        let tied = !self.has(&head);
+        let ffn = self.shape(&name(Weight::Fc1W, 0))?[0];
+        let queries = self.shape(&name(Weight::QkvW, 0))?[0];
+        let keys = self.shape(&name(Weight::QkvW, 1))?[0];
+        let trainer = self.names.trainer;
         let settings = &mut self.found.settings;
         settings.set("model.family", "llama", "");
-        settings.set("model.layers", layers, "the names of layers.N");
-        settings.set("model.hidden", hidden, "tok_embeddings");
-        settings.set("model.vocab", vocab, "tok_embeddings");
-        settings.set("model.vocab_multiple", 1, "torchtitan's softmax counts every row");
+        settings.set("model.layers", layers, "the tensors' names");
+        settings.set("model.hidden", hidden, &embedding[0]);
+        settings.set("model.vocab", vocab, &embedding[0]);
+        let counted = format!("{trainer}'s softmax counts every row");
+        settings.set("model.vocab_multiple", 1, &counted);
         settings.set("model.ffn_hidden", ffn, "feed_forward.w1");
-        settings.set("model.tied_head", tied, "whether there is an output");
-        settings.set("model.layernorm_eps", "1e-5", "torchtitan's norm_eps where it is not set");
-        let heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse::<usize>().ok());
+        settings.set("model.tied_head", tied, &format!("whether there is a {}", head[0]));
         if let Some(heads) = heads.filter(|heads| *heads > 0) {
             let dim = queries / heads;
             if dim * heads != queries || dim == 0 || dim % 2 == 1 || keys % dim != 0 {
                 let what = format!(
-                    "model.heads={heads}: attention.wq has {queries} rows and attention.wk {keys}, \
+                    "model.heads={heads}: the matrix of queries has {queries} rows and that of keys {keys}, \
                      which such heads do not divide"
                 );
-                return Err(Problems::one("--set", what, "name torchtitan's n_heads").into());
+                return Err(Problems::one("--set", what, format!("name {called}")).into());
             }
-            settings.set("model.kv_heads", keys / dim, "rows of attention.wk");
-            settings.set("model.head_dim", dim, "rows of attention.wq / heads");
+            settings.set("model.kv_heads", keys / dim, "rows of the keys");
+            settings.set("model.head_dim", dim, "rows of the queries / heads");
         }
-        settings.set("precision", "bf16", "training.mixed_precision_param where it is not set");
-        settings.set("batch.micro", 1, "");
-        settings.set("lr.counted", "before", "PyTorch's schedulers step after the optimizer");
         Ok(())
     }
 
-    /// AdamW's numbers, which every parameter has, and its count.
-    fn optimizer(&mut self) -> anyhow::Result<()> {
-        let names: Vec<String> = self.model_names().map(str::to_string).collect();
-        let first = names.first().context("a tensor of the model")?.clone();
-        let mut updates = None;
-        for name in &names {
-            let key = format!("optimizer.state.{name}.step");
+    /// Adam's count, which is the same of every parameter.
+    fn updates(&self) -> anyhow::Result<u64> {
+        let mut first: Option<(&str, f64)> = None;
+        for name in self.model_names() {
+            let key = self.state(name, "step");
             let Some(step) = self.meta.number(&key)? else {
                 let what = format!("has no {key}: the optimizer's states are not there");
-                let remedy = "import a step that was not saved by last_save_model_only, or the \
-                              weights alone by way of Hugging Face's format";
+                let remedy = "import a step that was saved with them, or the weights alone by way of \
+                              Hugging Face's format";
                 let place = self.dir.join(".metadata").display().to_string();
                 return Err(Problems::one(place, what, remedy).into());
             };
-            match updates {
-                Some(known) if known != step as u64 => {
+            match first {
+                Some((first, known)) if known != step => {
                     let what = format!("{key} is {step}, that of {first} is {known}");
                     return Err(self.meta.problem(what));
                 }
-                _ => updates = Some(step as u64),
+                _ => first = first.or(Some((name, step))),
             }
         }
-        self.found.updates = updates.unwrap_or(0);
-        let mut group: Option<Group> = None;
-        let mut decayed_norms = 0;
-        for name in &names {
-            let Some(found) = Group::read(&self.meta, name)? else { continue };
+        Ok(first.map_or(0, |(_, step)| step as u64))
+    }
+
+    /// AdamW's numbers, which every parameter has, and its count. Notes a decay that gptrain has otherwise;
+    /// the norms that are decayed.
+    fn optimizer(&mut self) -> anyhow::Result<usize> {
+        self.found.updates = self.updates()?;
+        let groups = Groups::find(&self.meta, self.names.optimizer)?;
+        let embedding = &self.names.all(Weight::TokenEmbed, 0)[0];
+        let mut known: Option<(String, Group)> = None;
+        let (mut decayed_norms, mut embedding_decay) = (0, None);
+        for name in self.model_names() {
+            let Some(found) = groups.read(&self.meta, self.own(name))? else { continue };
             let vector = self.shape(&[name[self.prefix.len()..].to_string()])?.len() == 1;
             decayed_norms += usize::from(vector && found.weight_decay > 0.0);
-            if let Some(known) = group.as_ref().filter(|known| !known.same(&found, vector)) {
+            let embeds = name.ends_with(embedding.as_str());
+            if embeds {
+                embedding_decay = Some(found.weight_decay);
+            }
+            let free = vector || embeds;
+            if let Some((first, group)) = &known
+                && !group.same(&found, free)
+            {
                 let what = format!(
-                    "optimizer.param_groups.{name} has {found}, {first} has {known}: gptrain has one \
-                     set of numbers"
+                    "the group of {name} has {found}, that of {first} has {group}: gptrain has one set of \
+                     numbers"
                 );
                 return Err(self.meta.problem(what));
             }
-            group.get_or_insert(found);
+            // Numbers of a matrix that decays, if there is one.
+            if known.is_none() && !free {
+                known = Some((name.to_string(), found));
+            }
         }
-        let Some(group) = group else {
-            self.found.notes.push("has no optimizer.param_groups: set optimizer.adamw".into());
-            return Ok(());
+        let notes = &mut self.found.notes;
+        let Some((_, group)) = known else {
+            notes.push("has no param_groups: set optimizer.adamw".into());
+            return Ok(decayed_norms);
         };
+        if let Some(decay) = embedding_decay.filter(|decay| *decay != group.weight_decay) {
+            let trainer = self.names.trainer;
+            notes.push(format!(
+                "{trainer} decayed {embedding} by {decay}, other matrices by {}; gptrain decays all matrices \
+                 alike",
+                group.weight_decay
+            ));
+        }
         self.found.lr = group.lr;
         let settings = &mut self.found.settings;
         for (key, value) in [
@@ -201,16 +210,8 @@ impl Folder {
         ] {
             settings.set(&format!("optimizer.adamw.{key}"), number(value), "param_groups");
         }
-        let clip = "training.max_norm where it is not set";
-        settings.set("optimizer.adamw.clip", "1.0", clip);
         settings.set("lr.peak", number(group.initial_lr.unwrap_or(group.lr)), "initial_lr");
-        if decayed_norms > 0 {
-            self.found.notes.push(format!(
-                "torchtitan's AdamW decays all parameters, {decayed_norms} norms too; gptrain decays \
-                 matrices alone"
-            ));
-        }
-        Ok(())
+        Ok(decayed_norms)
     }
 
     /// Names of the model's tensors, with their prefix.
@@ -219,25 +220,33 @@ impl Folder {
         names.filter(|name| {
             name.starts_with(self.prefix)
                 && !name.ends_with("freqs_cis")
-                && !NOT_MODEL.iter().any(|other| name.starts_with(other))
+                && !self.names.others.iter().any(|other| name.starts_with(other))
         })
+    }
+
+    /// Name of a tensor in the optimizer.
+    fn own<'n>(&self, name: &'n str) -> &'n str {
+        if self.names.prefixed { name } else { &name[self.prefix.len()..] }
+    }
+
+    /// Name of a state of a tensor.
+    fn state(&self, name: &str, state: &str) -> String {
+        format!("{}state.{}.{state}", self.names.optimizer, self.own(name))
+    }
+
+    fn kept(&self, name: &str, kept: Kept) -> String {
+        match kept {
+            Kept::Master => name.to_string(),
+            Kept::FirstMoment => self.state(name, "exp_avg"),
+            Kept::SecondMoment => self.state(name, "exp_avg_sq"),
+        }
     }
 
     /// Tensors of a parameter, with the prefix.
     fn tensors(&self, param: &Param, shape: &[usize], heads: Heads) -> Vec<(String, Cut)> {
-        let full = |name: &str| format!("{}{name}", self.prefix);
-        let has = |name: &str| self.meta.tensors.contains_key(&full(name));
-        let tensors = tensors_of(param, shape, heads, &has).into_iter();
-        tensors.map(|(name, cut)| (full(&name), cut)).collect()
-    }
-}
-
-/// Name of a state of a tensor.
-fn state(name: &str, kept: Kept) -> String {
-    match kept {
-        Kept::Master => name.to_string(),
-        Kept::FirstMoment => format!("optimizer.state.{name}.exp_avg"),
-        Kept::SecondMoment => format!("optimizer.state.{name}.exp_avg_sq"),
+        let has = |name: &str| self.has(&[name.to_string()]);
+        let tensors = self.names.tensors_of(param, shape, (heads, self.pairs), &has);
+        tensors.into_iter().map(|(name, cut)| (format!("{}{name}", self.prefix), cut)).collect()
     }
 }
 
@@ -247,43 +256,30 @@ impl ForeignRun for Folder {
     }
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let (mut problems, mut known) = (Problems::default(), BTreeSet::new());
         let place = self.dir.join(".metadata").display().to_string();
-        let mut add = |what: String| {
-            problems.add(place.clone(), what, "is it a Llama of torchtitan, copied whole?");
-        };
+        let mut compared = Comparison::new(place, "is it a Llama of that trainer, copied whole?");
         for param in params {
             let shape = engine::saved_shape(param, model.vocab);
             let tensors = self.tensors(param, &shape, model.heads());
             if tensors.is_empty() {
-                add(format!("has no tensor for {}", param.name));
+                compared.missing(param);
             }
             for (name, cut) in tensors {
-                let [rows, cols] = cut.shape();
-                let expected = if shape.len() == 1 { vec![rows] } else { vec![rows, cols] };
+                let expected = like(&shape, cut.shape());
                 for kept in Kept::ALL {
-                    let key = state(&name, kept);
-                    match self.meta.tensors.get(&key) {
-                        None => add(format!("has no {key}")),
-                        Some(entry) if entry.shape != expected => {
-                            let found = &entry.shape;
-                            add(format!("{key} is {found:?}, the model makes it {expected:?}"));
-                        }
-                        Some(_) => {
-                            if let Err(what) = self.meta.tiles(&key) {
-                                add(format!("{key}: {what}"));
-                            }
-                        }
+                    let key = self.kept(&name, kept);
+                    let found = self.meta.tensors.get(&key).map(|entry| &entry.shape[..]);
+                    compared.shape(&key, found, &expected, "the model");
+                    if found == Some(&expected)
+                        && let Err(what) = self.meta.tiles(&key)
+                    {
+                        compared.add(format!("{key}: {what}"));
                     }
                 }
-                known.insert(name);
             }
         }
-        for name in self.model_names().filter(|name| !known.contains(*name)) {
-            add(format!("{name} is not in a Llama of gptrain"));
-        }
-        problems.list.truncate(8);
-        Ok(problems.or(())?)
+        compared.others(self.model_names());
+        Ok(compared.finish()?)
     }
 
     fn read(
@@ -296,91 +292,10 @@ impl ForeignRun for Folder {
         let width = shape.get(1).copied().unwrap_or(1);
         let mut ours = vec![0.0; shape.iter().product()];
         for (name, cut) in self.tensors(param, shape, model.heads()) {
-            self.meta.each_part(&state(&name, kept), |at, size, values| {
-                let matrix = |of: &[usize], one| [of[0], of.get(1).copied().unwrap_or(one)];
-                cut.put((matrix(at, 0), matrix(size, 1)), &values, &mut ours, width);
-            })?;
+            let theirs = like(shape, cut.shape());
+            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
+            self.meta.each_rectangle(&self.kept(&name, kept), None, &theirs, put)?;
         }
         Ok(ours)
-    }
-}
-
-/// AdamW's numbers of a parameter.
-struct Group {
-    lr: f64,
-    initial_lr: Option<f64>,
-    betas: [f64; 2],
-    eps: f64,
-    weight_decay: f64,
-}
-
-impl Group {
-    /// None if the checkpoint has none of this parameter.
-    fn read(meta: &Metadata, name: &str) -> anyhow::Result<Option<Group>> {
-        let key = |what: &str| format!("optimizer.param_groups.{name}.{what}");
-        let object = |what: &str| meta.object(&key(what));
-        let float = |what: &str| -> anyhow::Result<Option<f64>> {
-            let Some(file) = object(what)? else { return Ok(None) };
-            let root = file.root();
-            scalar(&file, &root).map(Some)
-        };
-        let Some(lr) = float("lr")? else { return Ok(None) };
-        for (what, wrong, why) in [
-            ("amsgrad", true, "gptrain's AdamW keeps no largest second moment"),
-            ("maximize", true, "gptrain minimises"),
-            ("decoupled_weight_decay", false, "it is Adam with L2, not AdamW"),
-        ] {
-            let set = object(what)?.is_some_and(|file| {
-                !matches!(file.root().node(), super::super::torch::Node::None)
-                    && file.root().is_true() == wrong
-            });
-            if set {
-                return Err(meta.problem(format!("{} is {wrong}: {why}", key(what))));
-            }
-        }
-        let betas = object("betas")?
-            .context("betas")
-            .map_err(|_| meta.problem(format!("has no {}", key("betas"))))?;
-        let items = betas.root().items()?;
-        let [first, second] = items.as_slice() else {
-            return Err(betas.root().problem(format!("{} is not two numbers", key("betas"))));
-        };
-        let betas = [scalar(&betas, first)?, scalar(&betas, second)?];
-        let need =
-            |what: &str| float(what)?.ok_or_else(|| meta.problem(format!("has no {}", key(what))));
-        Ok(Some(Group {
-            lr,
-            initial_lr: float("initial_lr")?,
-            betas,
-            eps: need("eps")?,
-            weight_decay: need("weight_decay")?,
-        }))
-    }
-
-    /// Whether gptrain can have both; a vector is not decayed here.
-    fn same(&self, other: &Group, vector: bool) -> bool {
-        self.lr == other.lr
-            && self.betas == other.betas
-            && self.eps == other.eps
-            && (vector || self.weight_decay == other.weight_decay)
-    }
-}
-
-impl std::fmt::Display for Group {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Group { lr, betas: [first, second], eps, weight_decay, .. } = self;
-        write!(f, "lr {lr}, betas {first} {second}, eps {eps}, weight_decay {weight_decay}")
-    }
-}
-
-/// A number, which may be a tensor.
-fn scalar(file: &TorchFile, value: &Value) -> anyhow::Result<f64> {
-    match value.tensor() {
-        Ok(tensor) => {
-            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-            let first = values.first().copied();
-            first.map(f64::from).ok_or_else(|| value.problem("a number's tensor is empty".into()))
-        }
-        Err(_) => value.float(),
     }
 }

@@ -10,13 +10,15 @@
 //! a parameter in each part; without it, the order and the sizes of `param_shapes` do.
 
 mod flat;
-mod layers;
+pub mod layers;
 mod names;
 mod optimizer;
 pub mod universal;
+pub mod zero3;
 
 use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
+use super::compare::Comparison;
 use super::copies::Copies;
 use super::detect::{Format, step_folder};
 use super::settings::Settings;
@@ -28,7 +30,7 @@ use manifest::Model;
 use model::{Param, TpSplit};
 use names::Names;
 use optimizer::{loss_scale, rate, updates};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The order of samples.
@@ -159,18 +161,22 @@ fn stages(
         if rank % tensor != 0 {
             continue;
         }
-        let groups = root.need("param_shapes")?.items()?;
-        let group = |group: &Value| -> anyhow::Result<Group> {
-            let named = group.named()?;
-            let shape = |(name, sizes): &(&str, Value)| {
-                let sizes = sizes.items()?.into_iter().map(|n| Ok(n.count()? as usize));
-                Ok((name.to_string(), sizes.collect::<anyhow::Result<Vec<_>>>()?))
-            };
-            named.iter().map(shape).collect()
-        };
-        stages.push(groups.iter().map(group).collect::<anyhow::Result<Vec<_>>>()?);
+        stages.push(groups(&root)?);
     }
     Ok(stages)
+}
+
+/// Names and shapes of the groups that a file's rank has, in their order.
+fn groups(root: &Value) -> anyhow::Result<Vec<Group>> {
+    let group = |group: &Value| -> anyhow::Result<Group> {
+        let named = group.named()?;
+        let shape = |(name, sizes): &(&str, Value)| {
+            let sizes = sizes.items()?.into_iter().map(|n| Ok(n.count()? as usize));
+            Ok((name.to_string(), sizes.collect::<anyhow::Result<Vec<_>>>()?))
+        };
+        named.iter().map(shape).collect()
+    };
+    root.need("param_shapes")?.items()?.iter().map(group).collect()
 }
 
 /// Every block is there, once.
@@ -288,14 +294,11 @@ impl ForeignRun for Folder {
     }
 
     fn check(&self, _: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let (mut problems, mut known) = (Problems::default(), BTreeSet::new());
+        let mut compared = Comparison::with_args(&self.dir);
         let tensor = self.found.grid[0];
-        let mut add = |what: String| {
-            problems.add(self.dir.display().to_string(), what, "is args that of this model?");
-        };
         for param in params {
             let Some(name) = self.name(param) else {
-                add(format!("has no parameter for {}", param.name));
+                compared.missing(param);
                 continue;
             };
             let [rows, cols] = match param.spec.split {
@@ -305,24 +308,13 @@ impl ForeignRun for Folder {
                 TpSplit::Cols => [param.rows, param.cols / tensor],
                 TpSplit::Whole => [param.rows, param.cols],
             };
-            match self.places(&name).next() {
-                None => add(format!("no stage's param_shapes has {name}")),
-                Some(place) => {
-                    let shape = if param.spec.rows == 1 { vec![cols] } else { vec![rows, cols] };
-                    if place.shape != shape {
-                        add(format!("{name} is {:?}, args makes it {shape:?}", place.shape));
-                    }
-                }
-            }
-            known.insert(name);
+            let shape = if param.spec.rows == 1 { vec![cols] } else { vec![rows, cols] };
+            let found = self.places(&name).next().map(|place| place.shape);
+            compared.shape(&name, found.as_deref(), &shape, "args");
         }
-        for (name, _) in self.stages.iter().flatten().flatten() {
-            if !known.contains(name) {
-                add(format!("{name} is not in gptrain's model"));
-            }
-        }
-        problems.list.truncate(8);
-        Ok(problems.or(())?)
+        let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
+        compared.others(names);
+        Ok(compared.finish()?)
     }
 
     fn read(

@@ -5,6 +5,9 @@ use base::{Problems, WrongInput, input};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// OLMo-core's folder of the model and the optimizer in that of a step.
+pub const OLMO_MODEL: &str = "model_and_optim";
+
 /// A trainer's layout of files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -42,26 +45,6 @@ impl Format {
     pub fn name(self) -> &'static str {
         self.row().2
     }
-
-    /// The error for a format that is known and not read.
-    pub fn refused(self, from: &Path) -> Problems {
-        let remedy = match self {
-            Format::DeepSpeedZero3 => {
-                "save once with ZeRO stage 1 in that trainer; or export its weights with \
-                 zero_to_fp32.py to Hugging Face's format and import those"
-            }
-            Format::MegatronDist => {
-                "convert the weights to Hugging Face's format with that trainer's tools \
-                 (tools/checkpoint/convert.py) and import those; the optimizer begins again"
-            }
-            _ => "export the weights to Hugging Face's format and import those",
-        };
-        Problems::one(
-            from.display().to_string(),
-            format!("is a checkpoint of {}, which is not read yet", self.name()),
-            remedy,
-        )
-    }
 }
 
 /// Finds out what a folder is; the error lists what was looked for.
@@ -69,6 +52,10 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
     let names = names(from)?;
     let has = |name: &str| names.iter().any(|found| found == name);
     let any = |test: &dyn Fn(&str) -> bool| names.iter().any(|name| test(name));
+    // Beside a configuration of its own.
+    if has(OLMO_MODEL) {
+        return Ok(Format::PytorchDcp);
+    }
     if has("config.json") {
         return Ok(Format::HuggingFace);
     }
@@ -109,9 +96,15 @@ pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
 fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
     let files = ["latest", "latest_checkpointed_iteration.txt", "latest_universal"];
     let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
-        // torchtitan: step-N for each step, and no file that names the newest.
-        let step = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();
-        let whole = |name: &&String| from.join(name).join(".metadata").exists();
+        // torchtitan: step-N for each step, and no file that names the newest; OLMo-core: stepN.
+        let step = |name: &String| {
+            let number = name.strip_prefix("step")?;
+            number.strip_prefix('-').unwrap_or(number).parse::<u64>().ok()
+        };
+        let whole = |name: &&String| {
+            let step = from.join(name);
+            step.join(".metadata").exists() || step.join(OLMO_MODEL).join(".metadata").exists()
+        };
         let steps = names.iter().filter(whole).filter_map(|name| Some((step(name)?, name)));
         return Ok(steps.max().map(|(_, name)| from.join(name)));
     };

@@ -2,9 +2,13 @@
 //! stages. Names and cuts are those that an import reads.
 
 mod arguments;
+mod universal;
+
+pub use universal::export_universal;
 
 use super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::cut::Cut;
+use super::layer_of;
 use super::megatron::{MODULES, core_name};
 use crate::aside::Kind;
 use crate::{Checkpoint, Tensor, aside};
@@ -161,11 +165,8 @@ impl<'c> Export<'c> {
         let layout = Layout::new(model, shard);
         let mut params: Vec<&Param> = layout.params().collect();
         let order = |param: &&Param| MODULES.iter().position(|row| *row == param.spec.weight);
-        let layer = |param: &Param| -> Option<usize> {
-            param.name.strip_prefix("block.")?.split_once('.')?.0.parse().ok()
-        };
         // The embedding, the blocks, the final norm and the head.
-        let part = |param: &Param| match (param.tied_copy, layer(param), param.spec.weight) {
+        let part = |param: &Param| match (param.tied_copy, layer_of(param), param.spec.weight) {
             (true, ..) => usize::MAX,
             (_, Some(layer), _) => layer + 1,
             (_, None, Weight::TokenEmbed | Weight::PosEmbed) => 0,
@@ -174,7 +175,7 @@ impl<'c> Export<'c> {
         params.sort_by_key(|param| (part(param), order(param)));
         let piece = |param: &Param| -> anyhow::Result<Piece<'c>> {
             let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
-            let local = layer(param).map(|layer| layer - first_layer);
+            let local = layer_of(param).map(|layer| layer - first_layer);
             let name = core_name(weight, local)
                 .with_context(|| format!("Megatron has no {}", param.name))?;
             let table = &self.checkpoint.index;

@@ -5,13 +5,15 @@
 //! |---|---|
 //! | `detect` | which trainer wrote a folder, by the files in it |
 //! | `settings` | rows of the new run's manifest, each with where it came from |
+//! | `compare` | a folder's tensors against the model's parameters |
 //! | `copies` | copies that differ between tensor ranks, as one |
 //! | `cut` | rows and columns of a parameter that one of their tensors holds, in both directions |
 //! | `arguments` | Megatron's arguments as such rows |
-//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; universal ones |
+//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; ZeRO-3; universal |
 //! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
-//! | `export` | Megatron-LM's folder, written from a checkpoint |
-//! | `dcp` | distributed checkpoints of PyTorch, as torchtitan writes them |
+//! | `export` | Megatron-LM's and DeepSpeed's universal folder, written from a checkpoint |
+//! | `dcp` | distributed checkpoints of PyTorch, as torchtitan and OLMo-core write them |
+//! | `dist` | those of Megatron-Core (torch_dist): the same container, Megatron's names and arguments |
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
 //! largest parameter, not by the model.
@@ -19,22 +21,30 @@
 //! Does not know how a checkpoint of gptrain is written, nor how a run begins.
 
 mod arguments;
+mod compare;
 mod copies;
 mod cut;
 mod dcp;
 mod deepspeed;
 mod detect;
+mod dist;
 mod export;
 mod megatron;
 mod settings;
 
 pub use detect::{Format, detect};
-pub use export::{Written, export};
+pub use export::{Written, export, export_universal};
 pub use settings::{Row, Settings, Wanted};
 
+use base::Problems;
 use manifest::Model;
 use model::Param;
 use std::path::Path;
+
+/// Block number of a parameter; None outside of the blocks.
+fn layer_of(param: &Param) -> Option<usize> {
+    param.name.strip_prefix("block.")?.split_once('.')?.0.parse().ok()
+}
 
 /// One of AdamW's states of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +149,17 @@ impl Found {
         }
     }
 
+    /// States that are read.
+    fn kept(&self) -> &'static [Kept] {
+        if self.without_states.is_none() { &Kept::ALL } else { &[Kept::Master] }
+    }
+
+    /// Notes why the optimizer's states are not read: AdamW begins again.
+    fn without(&mut self, why: String) {
+        self.notes.push(format!("AdamW begins again: its states are not read ({why})"));
+        self.without_states = Some(why);
+    }
+
     /// Notes the difference between Adam's count and the steps.
     fn counts(&mut self) {
         let (step, updates) = (self.step, self.updates);
@@ -180,9 +201,15 @@ pub trait ForeignRun {
 pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     match format {
         Format::MegatronDeepSpeed => deepspeed::open(from, choices),
+        Format::DeepSpeedZero3 => deepspeed::zero3::open(from, choices),
         Format::DeepSpeedUniversal => deepspeed::universal::open(from, choices),
         Format::MegatronLegacy => megatron::open(from, choices),
+        Format::MegatronDist => dist::open(from, choices),
         Format::PytorchDcp => dcp::open(from, choices),
-        other => Err(other.refused(from).into()),
+        Format::HuggingFace => {
+            let what = "is a Hugging Face folder, which has no optimizer's states";
+            let remedy = "leave --format out, or name hf";
+            Err(Problems::one(from.display().to_string(), what, remedy).into())
+        }
     }
 }

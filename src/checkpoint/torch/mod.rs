@@ -31,6 +31,7 @@ pub use zip::Archive;
 use anyhow::Context;
 use base::Problems;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -46,7 +47,13 @@ pub struct TorchFile {
 impl TorchFile {
     pub fn open(path: &Path) -> anyhow::Result<TorchFile> {
         let place = path.display().to_string();
-        let file = File::open(path).with_context(|| format!("cannot open {place}"))?;
+        let file = match File::open(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                let remedy = "copy the folder of the checkpoint whole";
+                return Err(Problems::one(place, "is missing", remedy).into());
+            }
+            opened => opened.with_context(|| format!("cannot open {place}"))?,
+        };
         let about = file.metadata().with_context(|| format!("cannot read {place}"))?;
         if !about.is_file() {
             return Err(Problems::one(place, "is not a file", "copy the checkpoint again").into());

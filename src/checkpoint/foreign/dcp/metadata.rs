@@ -11,6 +11,8 @@ use std::sync::Arc;
 
 /// The largest table that is read.
 const MAX_BYTES: u64 = 256 << 20;
+/// Rectangles of a tensor that are compared pair by pair, at most.
+const MAX_PAIRED: usize = 1 << 13;
 /// The remedy for a folder that was not copied whole.
 const COPY_AGAIN: &str = "copy the folder of the step whole";
 
@@ -150,9 +152,6 @@ impl Metadata {
     /// Whether the rectangles of a tensor cover it once; what is wrong, else.
     pub fn tiles(&self, name: &str) -> Result<(), String> {
         let entry = &self.tensors[name];
-        let volume = |sizes: &[usize]| {
-            sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
-        };
         let mut covered = 0usize;
         for chunk in &entry.chunks {
             let inside = chunk.offsets.len() == entry.shape.len()
@@ -166,13 +165,10 @@ impl Metadata {
             }
             covered = covered.saturating_add(volume(&chunk.sizes));
         }
-        let filled = |chunk: &&Chunk| volume(&chunk.sizes) > 0;
-        let chunks: Vec<&Chunk> = entry.chunks.iter().filter(filled).collect();
-        for (i, chunk) in chunks.iter().enumerate() {
-            if let Some(other) = chunks[..i].iter().find(|other| chunk.overlaps(other)) {
-                let [a, b] = [&other.offsets, &chunk.offsets];
-                return Err(format!("its parts at {a:?} and {b:?} overlap"));
-            }
+        let mut chunks: Vec<&Chunk> =
+            entry.chunks.iter().filter(|chunk| volume(&chunk.sizes) > 0).collect();
+        if !is_grid(&mut chunks, 0) {
+            overlaps(&chunks)?;
         }
         match volume(&entry.shape) {
             all if all == covered => Ok(()),
@@ -180,13 +176,28 @@ impl Metadata {
         }
     }
 
-    /// Calls `each` with the rectangles of a tensor: offsets, sizes, values.
-    pub fn each_part(
+    /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
+    /// values. A vector is a matrix of one column. With `layer`, the tensor has one such matrix a layer, on
+    /// a leading axis, of which those of that layer are read.
+    pub fn each_rectangle(
         &self,
         name: &str,
-        mut each: impl FnMut(&[usize], &[usize], Vec<f32>),
+        layer: Option<usize>,
+        shape: &[usize],
+        mut each: impl FnMut([usize; 2], [usize; 2], &[f32]),
     ) -> anyhow::Result<()> {
-        for chunk in self.entry(name)?.chunks.iter() {
+        let entry = self.entry(name)?;
+        let lead = usize::from(layer.is_some());
+        let flat = entry.shape.len() == shape.len() + lead + 1;
+        for chunk in &entry.chunks {
+            let (first, size) = (chunk.offsets.first().copied(), chunk.sizes.first().copied());
+            let before = match layer {
+                None => 0,
+                Some(layer) => match layer.checked_sub(first.unwrap_or(0)) {
+                    Some(before) if before < size.unwrap_or(0) => before,
+                    _ => continue,
+                },
+            };
             let file = self.archive(name, &chunk.item)?;
             let value = file.root();
             let tensor: &Tensor = value.tensor()?;
@@ -195,7 +206,16 @@ impl Metadata {
                 let what = format!("{name} is {found:?}, .metadata says {said:?}");
                 return Err(value.problem(what));
             }
-            each(&chunk.offsets, &chunk.sizes, file.floats(tensor, 0..tensor.numel())?);
+            let own = &chunk.sizes[lead..];
+            let numel = volume(own);
+            let values = file.floats(tensor, before * numel..(before + 1) * numel)?;
+            if flat {
+                let share = entry.share(shape, lead);
+                let wrong = || value.problem(format!("{name} is not in pieces of {shape:?}"));
+                chunk.unfold(&share.ok_or_else(wrong)?, lead, &values, &mut each);
+            } else {
+                each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
+            }
         }
         Ok(())
     }
@@ -206,7 +226,9 @@ impl Metadata {
             return Ok(None);
         }
         let mut number = None;
-        self.each_part(name, |_, _, values| number = values.first().map(|n| f64::from(*n)))?;
+        self.each_rectangle(name, None, &[], |_, _, values| {
+            number = values.first().map(|n| f64::from(*n));
+        })?;
         Ok(number)
     }
 
@@ -232,7 +254,53 @@ impl Metadata {
     }
 }
 
+impl Entry {
+    /// Whether it is a tensor of `whole`, in rectangles or, `flat`, in pieces of ranks' shares.
+    pub fn is_of(&self, whole: &[usize]) -> bool {
+        self.shape == whole || self.share(whole, 0).is_some()
+    }
+
+    /// Shape of a rank's share of the tensor `whole`, without its first `lead` axes, if the entry is of
+    /// pieces of such shares: its axes count the shares, and the last one a share's elements.
+    fn share(&self, whole: &[usize], lead: usize) -> Option<Vec<usize>> {
+        let (elements, counts) = self.shape.split_last()?;
+        let counts = counts.get(lead..).filter(|counts| counts.len() == whole.len())?;
+        let share = |(size, count): (&usize, &usize)| {
+            (*count > 0 && size.is_multiple_of(*count)).then(|| size / count)
+        };
+        let share: Vec<usize> = whole.iter().zip(counts).map(share).collect::<Option<_>>()?;
+        (volume(&share) == *elements).then_some(share)
+    }
+}
+
 impl Chunk {
+    /// Calls `each` with the rectangles that a piece of a rank's share is: rows, and parts of rows.
+    fn unfold(
+        &self,
+        share: &[usize],
+        lead: usize,
+        values: &[f32],
+        each: &mut impl FnMut([usize; 2], [usize; 2], &[f32]),
+    ) {
+        let counts = &self.offsets[lead..self.offsets.len() - 1];
+        let corner: Vec<usize> = counts.iter().zip(share).map(|(n, size)| n * size).collect();
+        let [top, left] = matrix(&corner, 0);
+        let width = matrix(share, 1)[1].max(1);
+        let begin = self.offsets.last().copied().unwrap_or(0);
+        let mut done = 0;
+        while done < values.len() {
+            let (row, col) = ((begin + done) / width, (begin + done) % width);
+            let rest = values.len() - done;
+            let size = match col {
+                0 if rest >= width => [rest / width, width],
+                _ => [1, rest.min(width - col)],
+            };
+            let count = size[0] * size[1];
+            each([top + row, left + col], size, &values[done..done + count]);
+            done += count;
+        }
+    }
+
     fn ends(&self) -> impl Iterator<Item = usize> {
         self.offsets.iter().zip(&self.sizes).map(|(at, size)| at.saturating_add(*size))
     }
@@ -244,7 +312,86 @@ impl Chunk {
     }
 }
 
+/// Whether rectangles are cut at the same places along each axis, and none is there twice: then none overlap.
+fn is_grid(chunks: &mut [&Chunk], axis: usize) -> bool {
+    let Some(first) = chunks.first() else { return true };
+    if axis == first.sizes.len() {
+        return chunks.len() == 1;
+    }
+    let range = |chunk: &Chunk| (chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]);
+    chunks.sort_by_key(|chunk| range(chunk));
+    let mut end = 0;
+    chunks.chunk_by_mut(|a, b| range(a) == range(b)).all(|group| {
+        let (begin, last) = range(group[0]);
+        let apart = begin >= end;
+        end = last;
+        apart && is_grid(group, axis + 1)
+    })
+}
+
+/// An error if two rectangles overlap, or if there are too many to compare all pairs.
+fn overlaps(chunks: &[&Chunk]) -> Result<(), String> {
+    if chunks.len() > MAX_PAIRED {
+        return Err(format!("its {} parts are not a grid", chunks.len()));
+    }
+    for (i, chunk) in chunks.iter().enumerate() {
+        if let Some(other) = chunks[..i].iter().find(|other| chunk.overlaps(other)) {
+            let [a, b] = [&other.offsets, &chunk.offsets];
+            return Err(format!("its parts at {a:?} and {b:?} overlap"));
+        }
+    }
+    Ok(())
+}
+
+/// Rows and columns of offsets or sizes; `one` is the value of an axis that is not there.
+fn matrix(of: &[usize], one: usize) -> [usize; 2] {
+    [0, 1].map(|axis| of.get(axis).copied().unwrap_or(one))
+}
+
+/// Elements of a shape; more than there can be, if it overflows.
+fn volume(sizes: &[usize]) -> usize {
+    sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
+}
+
 /// Whole numbers of a list, a tuple or a `torch.Size`.
 fn numbers(value: &Value) -> anyhow::Result<Vec<usize>> {
     value.items()?.iter().map(|number| Ok(number.count()? as usize)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tiles(shape: &[usize], parts: &[([usize; 2], [usize; 2])]) -> Result<(), String> {
+        let chunk = |(offsets, sizes): &([usize; 2], [usize; 2])| {
+            let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
+            Chunk { offsets: offsets.to_vec(), sizes: sizes.to_vec(), item }
+        };
+        let entry = Entry { shape: shape.to_vec(), chunks: parts.iter().map(chunk).collect() };
+        let tensors = BTreeMap::from([("w".to_string(), entry)]);
+        let (dir, objects, files) = Default::default();
+        Metadata { dir, tensors, objects, files }.tiles("w")
+    }
+
+    #[test]
+    fn rectangles_that_overlap_leave_gaps_or_reach_beyond_are_found() {
+        let grid = [([0, 0], [2, 3]), ([2, 0], [2, 3]), ([0, 3], [2, 1]), ([2, 3], [2, 1])];
+        assert_eq!(tiles(&[4, 4], &grid), Ok(()));
+        assert!(tiles(&[4, 4], &grid[..3]).unwrap_err().contains("14 of 16"));
+        assert!(tiles(&[3, 4], &grid).unwrap_err().contains("outside of [3, 4]"));
+        // Around a square in the middle: not a grid.
+        let wheel = [
+            ([0, 0], [1, 2]),
+            ([0, 2], [2, 1]),
+            ([2, 1], [1, 2]),
+            ([1, 0], [2, 1]),
+            ([1, 1], [1, 1]),
+        ];
+        assert_eq!(tiles(&[3, 3], &wheel), Ok(()));
+        let twice = [([0, 0], [2, 2]), ([0, 0], [2, 2])];
+        assert!(tiles(&[2, 4], &twice).unwrap_err().contains("overlap"));
+        let shifted = [([0, 0], [2, 2]), ([1, 1], [2, 2])];
+        assert!(tiles(&[4, 2], &shifted).unwrap_err().contains("outside"));
+        assert!(tiles(&[4, 4], &shifted).unwrap_err().contains("[0, 0] and [1, 1] overlap"));
+    }
 }

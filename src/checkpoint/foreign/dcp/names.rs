@@ -1,61 +1,123 @@
-//! torchtitan's names of a Llama's tensors, and the rows of ours that each holds.
+//! Trainers' names of a Llama's tensors, and the rows of ours that each holds.
 
 use super::super::cut::{Cut, Pairs, gates_values, queries_keys_values};
+use super::super::layer_of;
 use base::Heads;
 use model::{Param, Weight};
 
-/// Names, without `layers.N.` and `.weight`: those of 2024 on, then those that replaced them.
+/// A parameter; the names of its tensors, without the block's number and `.weight`; those that replaced them.
+type Row = (Weight, &'static [&'static str], &'static [&'static str]);
+
+/// A trainer's names.
+pub struct Names {
+    pub trainer: &'static str,
+    /// Before all names of the model: one of these.
+    pub prefixes: &'static [&'static str],
+    /// Before a block's number.
+    pub blocks: &'static str,
+    rows: &'static [Row],
+    /// Before the optimizer's names.
+    pub optimizer: &'static str,
+    /// Whether the optimizer's names have the prefix of the model's.
+    pub prefixed: bool,
+    /// Parts of the checkpoint that are not the model.
+    pub others: &'static [&'static str],
+}
+
 #[rustfmt::skip]
-const NAMES: &[(Weight, &[&str], &[&str])] = {
+pub static TITAN: Names = {
     use Weight::*;
-    &[
-        (TokenEmbed, &["tok_embeddings"], &[]),
-        (Ln1Scale, &["attention_norm"], &[]),
-        (QkvW, &["attention.wq", "attention.wk", "attention.wv"],
-            &["attention.qkv_linear.wq", "attention.qkv_linear.wk", "attention.qkv_linear.wv"]),
-        (ProjW, &["attention.wo"], &[]),
-        (Ln2Scale, &["ffn_norm"], &[]),
-        (Fc1W, &["feed_forward.w1", "feed_forward.w3"], &[]),
-        (Fc2W, &["feed_forward.w2"], &[]),
-        (LnfScale, &["norm"], &[]),
-        (HeadW, &["output"], &["lm_head"]),
-    ]
+    Names {
+        trainer: "torchtitan",
+        prefixes: &["", "model."],
+        blocks: "layers.",
+        rows: &[
+            (TokenEmbed, &["tok_embeddings"], &[]),
+            (Ln1Scale, &["attention_norm"], &[]),
+            (QkvW, &["attention.wq", "attention.wk", "attention.wv"],
+                &["attention.qkv_linear.wq", "attention.qkv_linear.wk", "attention.qkv_linear.wv"]),
+            (ProjW, &["attention.wo"], &[]),
+            (Ln2Scale, &["ffn_norm"], &[]),
+            (Fc1W, &["feed_forward.w1", "feed_forward.w3"], &[]),
+            (Fc2W, &["feed_forward.w2"], &[]),
+            (LnfScale, &["norm"], &[]),
+            (HeadW, &["output"], &["lm_head"]),
+        ],
+        optimizer: "optimizer.",
+        prefixed: true,
+        others: &["optimizer.", "lr_scheduler.", "train_state.", "dataloader."],
+    }
 };
 
-/// Tensors that a parameter is made of, under the names that `has` finds; none if a Llama of
-/// torchtitan has no such parameter.
-pub fn tensors_of(
-    param: &Param,
-    shape: &[usize],
-    heads: Heads,
-    has: &dyn Fn(&str) -> bool,
-) -> Vec<(String, Cut)> {
-    let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
-    let parts = match param.spec.weight {
-        Weight::QkvW => queries_keys_values(heads, Pairs::Neighbours).to_vec(),
-        Weight::Fc1W => gates_values(0..rows).to_vec(),
-        _ => vec![(0..rows).collect()],
-    };
-    let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
-    let before = layer.map_or(String::new(), |(layer, _)| format!("layers.{layer}."));
-    let full = |name: &&str| format!("{before}{name}.weight");
-    let row = NAMES.iter().find(|(weight, ..)| *weight == param.spec.weight);
-    let Some((_, first, later)) = row else { return Vec::new() };
-    let newer = later.first().is_some_and(|name| has(&full(name)));
-    let names = if newer { later } else { first };
-    names.iter().map(full).zip(parts.into_iter().map(|rows| Cut::of_rows(rows, cols))).collect()
-}
+#[rustfmt::skip]
+pub static OLMO: Names = {
+    use Weight::*;
+    Names {
+        trainer: "OLMo-core",
+        prefixes: &["model."],
+        blocks: "blocks.",
+        rows: &[
+            (TokenEmbed, &["embeddings"], &[]),
+            (Ln1Scale, &["attention_norm"], &[]),
+            (QkvW, &["attention.w_q", "attention.w_k", "attention.w_v"], &[]),
+            (QNorm, &["attention.q_norm"], &[]),
+            (KNorm, &["attention.k_norm"], &[]),
+            (ProjW, &["attention.w_out"], &[]),
+            (Ln2Scale, &["feed_forward_norm"], &[]),
+            (Fc1W, &["feed_forward.w1", "feed_forward.w3"], &[]),
+            (Fc2W, &["feed_forward.w2"], &[]),
+            (LnfScale, &["lm_head.norm"], &[]),
+            (HeadW, &["lm_head.w_out"], &[]),
+        ],
+        optimizer: "optim.",
+        prefixed: false,
+        others: &["optim."],
+    }
+};
 
-/// Number of layers by the names.
-pub fn layers<'n>(names: impl Iterator<Item = &'n str>) -> usize {
-    let number = |name: &str| name.strip_prefix("layers.")?.split('.').next()?.parse().ok();
-    names.filter_map(number).max().map_or(0, |last: usize| last.saturating_add(1))
-}
+impl Names {
+    fn row(&self, weight: Weight) -> Option<&Row> {
+        self.rows.iter().find(|(row, ..)| *row == weight)
+    }
 
-/// The first of these tensors of a layer that is there.
-pub fn of_layer(weight: Weight, part: usize, layer: usize) -> Vec<String> {
-    let row = NAMES.iter().find(|(row, ..)| *row == weight);
-    let lists = row.into_iter().flat_map(|(_, first, later)| [*first, *later]);
-    let names = lists.filter_map(|names| names.get(part));
-    names.map(|name| format!("layers.{layer}.{name}.weight")).collect()
+    /// Tensors that a parameter is made of, under the names that `has` finds; none if the trainer's Llama
+    /// has no such parameter.
+    pub fn tensors_of(
+        &self,
+        param: &Param,
+        shape: &[usize],
+        (heads, pairs): (Heads, Pairs),
+        has: &dyn Fn(&str) -> bool,
+    ) -> Vec<(String, Cut)> {
+        let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
+        let parts = match param.spec.weight {
+            Weight::QkvW => queries_keys_values(heads, pairs).to_vec(),
+            Weight::Fc1W => gates_values(0..rows).to_vec(),
+            _ => vec![(0..rows).collect()],
+        };
+        let layer = layer_of(param);
+        let before = layer.map_or(String::new(), |layer| format!("{}{layer}.", self.blocks));
+        let full = |name: &&str| format!("{before}{name}.weight");
+        let Some((_, first, later)) = self.row(param.spec.weight) else { return Vec::new() };
+        let newer = later.first().is_some_and(|name| has(&full(name)));
+        let names = if newer { later } else { first };
+        let cuts = parts.into_iter().map(|rows| Cut::of_rows(rows, cols));
+        names.iter().map(full).zip(cuts).collect()
+    }
+
+    /// Number of layers by the names.
+    pub fn layers<'n>(&self, names: impl Iterator<Item = &'n str>) -> usize {
+        let number = |name: &str| name.strip_prefix(self.blocks)?.split('.').next()?.parse().ok();
+        names.filter_map(number).max().map_or(0, |last: usize| last.saturating_add(1))
+    }
+
+    /// Names that tensor `part` of a parameter may have; of a block's parameter, that of the first block.
+    pub fn all(&self, weight: Weight, part: usize) -> Vec<String> {
+        use Weight::{HeadW, LnfScale, TokenEmbed};
+        let outside = matches!(weight, TokenEmbed | LnfScale | HeadW);
+        let before = if outside { String::new() } else { format!("{}0.", self.blocks) };
+        let lists = self.row(weight).into_iter().flat_map(|(_, first, later)| [*first, *later]);
+        let names = lists.filter_map(|names| names.get(part));
+        names.map(|name| format!("{before}{name}.weight")).collect()
+    }
 }

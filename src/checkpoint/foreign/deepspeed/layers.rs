@@ -1,15 +1,25 @@
 //! Names of parameters in Megatron-DeepSpeed's pipeline, whose layers are numbered: blocks after the
 //! embedding, and the final norm by itself at the end.
 
+use super::super::layer_of;
 use model::{Param, Weight};
 
 /// The name of the tied embedding in the optimizer's maps.
 pub const EMBEDDING: &str = "tied_modules.embed.word_embeddings.weight";
 
+/// The first block's number in BLOOM's pipeline: a cast, the embedding and a transposition come before it.
+const FIRST_BLOCK: usize = 3;
+
 /// The smallest layer that has an input norm: the first block's number.
 pub fn first_block<'n>(names: impl Iterator<Item = &'n str>) -> Option<usize> {
     let block = |name: &str| name.strip_suffix(".input_layernorm.weight")?.parse().ok();
     names.filter_map(block).min()
+}
+
+/// The name of a parameter of a model of so many layers, as BLOOM's pipeline numbers them.
+pub fn pipe_name(param: &Param, layers: usize) -> Option<String> {
+    let last = ["weight", "bias"].map(|kind| format!("{}.{kind}", layers + FIRST_BLOCK + 1));
+    name_of(param, FIRST_BLOCK, last.iter().map(String::as_str))
 }
 
 /// The name of a parameter, among those that are there.
@@ -19,10 +29,7 @@ pub fn name_of<'n>(
     mut names: impl Iterator<Item = &'n str>,
 ) -> Option<String> {
     use Weight::*;
-    let of_block = |name: &str| {
-        let layer = param.name.strip_prefix("block.")?.split_once('.')?.0.parse::<usize>().ok()?;
-        Some(format!("{}.{name}", layer + first_block))
-    };
+    let of_block = |name: &str| Some(format!("{}.{name}", layer_of(param)? + first_block));
     let mut last = |kind: &str| {
         // The final norm: the one layer whose parameters have no other name.
         let is_norm = |name: &&str| {

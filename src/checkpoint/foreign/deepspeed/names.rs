@@ -88,6 +88,6 @@ impl Names {
     }
 }
 
-fn between<'n>(name: &'n str, before: &str, after: &str) -> Option<&'n str> {
+pub fn between<'n>(name: &'n str, before: &str, after: &str) -> Option<&'n str> {
     name.strip_prefix(before)?.strip_suffix(after)
 }

@@ -9,12 +9,12 @@ pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
     if let Some(step) = optimizer.some("base_optimizer_state_step") {
         return step.count();
     }
-    let base = optimizer.need("base_optimizer_state")?;
+    let base = base(optimizer)?;
     let group = base.get("param_groups").and_then(|groups| groups.items().ok()?.first().cloned());
     let state = base.get("state").and_then(|state| state.at(0));
     let step = group.and_then(|group| group.some("step")).or_else(|| state?.some("step"));
     let step = step.ok_or_else(|| {
-        optimizer.problem("base_optimizer_state has no step, in param_groups or in state".into())
+        base.problem("the optimizer has no step, in param_groups or in state".into())
     })?;
     match step.tensor() {
         Ok(tensor) => Ok(file.floats(tensor, 0..1)?[0] as u64),
@@ -22,8 +22,15 @@ pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
     }
 }
 
+/// PyTorch's part of the optimizer: of ZeRO-3 under another name.
+fn base<'t>(optimizer: &Value<'t>) -> anyhow::Result<Value<'t>> {
+    let zero3 = optimizer.some("optimizer_state_dict");
+    zero3.map_or_else(|| optimizer.need("base_optimizer_state"), Ok)
+}
+
+/// The rate of the last update.
 pub fn rate(optimizer: &Value) -> Option<f64> {
-    let groups = optimizer.some("base_optimizer_state")?.get("param_groups")?.items().ok()?;
+    let groups = base(optimizer).ok()?.get("param_groups")?.items().ok()?;
     groups.first()?.some("lr")?.float().ok()
 }
 

@@ -8,7 +8,9 @@
 
 use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
+use super::super::compare::Comparison;
 use super::super::detect::{Format, step_folder};
+use super::super::megatron::states::step_number;
 use super::super::settings::Settings;
 use super::super::{Choices, ForeignRun, Found, Kept};
 use super::layers::{EMBEDDING, first_block, name_of};
@@ -17,7 +19,7 @@ use anyhow::Context;
 use base::Problems;
 use manifest::Model;
 use model::Param;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -89,15 +91,11 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
     let file = TorchFile::open(&dir.join("zero/optimizer_state.pt"))?;
     let root = file.root();
     let groups = root.some("param_groups").map_or(Ok(Vec::new()), |groups| groups.items())?;
-    let number = |value: Value| match value.tensor() {
-        Ok(tensor) => {
-            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-            Ok(values.first().map_or(0, |value| *value as u64))
-        }
-        Err(_) => value.count(),
-    };
     let first = groups.first();
-    let step = first.and_then(|group| group.some("step")).map(number).transpose()?;
+    let step = first
+        .and_then(|group| group.some("step"))
+        .map(|step| step_number(&file, &step))
+        .transpose()?;
     let lr = first.and_then(|group| group.some("lr")).map_or(Ok(0.0), |lr| lr.float())?;
     if let Some(step) = step {
         return Ok((step, lr));
@@ -107,11 +105,7 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
     if own.is_file() {
         let file = TorchFile::open(&own)?;
         let root = file.root();
-        let step = match root.tensor() {
-            Ok(tensor) => file.floats(tensor, 0..1)?[0] as u64,
-            Err(_) => root.count()?,
-        };
-        return Ok((step, lr));
+        return Ok((step_number(&file, &root)?, lr));
     }
     Err(root.problem("has no step in param_groups, and there is no step.pt".into()))
 }
@@ -176,28 +170,18 @@ impl ForeignRun for Universal {
     }
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let (mut problems, mut known) = (Problems::default(), BTreeSet::new());
-        let mut add = |what: String| {
-            problems.add(self.dir.display().to_string(), what, "is args that of this model?");
-        };
+        let mut compared = Comparison::with_args(&self.dir);
         for param in params {
+            let Some(name) = self.name(param) else {
+                compared.missing(param);
+                continue;
+            };
             let shape = engine::saved_shape(param, model.vocab);
-            let name = self.name(param);
-            match name.as_ref().and_then(|name| self.shapes.get(name)) {
-                None => add(format!("zero has no parameter for {}", param.name)),
-                Some(found) if *found != shape => {
-                    let name = name.as_deref().unwrap_or_default();
-                    add(format!("zero/{name} is {found:?}, args makes it {shape:?}"));
-                }
-                Some(_) => {}
-            }
-            known.extend(name);
+            let found = self.shapes.get(&name).map(|shape| &shape[..]);
+            compared.shape(&name, found, &shape, "args");
         }
-        for name in self.shapes.keys().filter(|name| !known.contains(*name)) {
-            add(format!("zero/{name} is not in gptrain's model"));
-        }
-        problems.list.truncate(8);
-        Ok(problems.or(())?)
+        compared.others(self.shapes.keys().map(String::as_str));
+        Ok(compared.finish()?)
     }
 
     fn read(

@@ -78,10 +78,10 @@ pub fn grid(args: &Arguments, files: &[Vec<PathBuf>]) -> anyhow::Result<()> {
 pub fn topology(
     settings: &mut Settings,
     args: &Arguments,
-    files: &[Vec<PathBuf>],
+    [tensor, pipeline]: [usize; 2],
 ) -> anyhow::Result<()> {
-    settings.set("topology.tensor", files[0].len(), "tensor_model_parallel_size");
-    settings.set("topology.pipeline", files.len(), "pipeline_model_parallel_size");
+    settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
+    settings.set("topology.pipeline", pipeline, "pipeline_model_parallel_size");
     if let Some(data) = args.get("data_parallel_size") {
         settings.set("topology.data", data.count()?, "data_parallel_size");
     }

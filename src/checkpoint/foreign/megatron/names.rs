@@ -36,6 +36,8 @@ const OUTSIDE: &[(Weight, &[&str])] = {
     use Weight::*;
     &[
         (TokenEmbed, &["embedding.word_embeddings.weight"]),
+        (EmbedLnScale, &["embedding.word_embeddings.norm.weight"]),
+        (EmbedLnShift, &["embedding.word_embeddings.norm.bias"]),
         (PosEmbed, &["embedding.position_embeddings.weight"]),
         (LnfScale, &["encoder.final_layernorm.weight", "encoder.final_norm.weight"]),
         (LnfShift, &["encoder.final_layernorm.bias", "encoder.final_norm.bias"]),
@@ -109,7 +111,7 @@ fn flatten<'t>(
 }
 
 /// The parameter of a name, and its block's number in the chunk.
-fn known(name: &str) -> Option<(Weight, Option<usize>)> {
+pub fn known(name: &str) -> Option<(Weight, Option<usize>)> {
     let name = name.trim_start_matches("module.");
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     // "transformer" until 2022, "decoder" of core.
@@ -128,6 +130,38 @@ fn known(name: &str) -> Option<(Weight, Option<usize>)> {
     let name = inner.map_or(name.to_string(), |rest| format!("encoder.{rest}"));
     let row = OUTSIDE.iter().find(|(_, names)| names.contains(&name.as_str()))?;
     Some((row.0, None))
+}
+
+/// Layers that a tensor of a distributed checkpoint is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layers {
+    /// None: it is outside of the blocks.
+    Outside,
+    /// All, on a leading axis.
+    All,
+    One(usize),
+}
+
+/// The parameter of a name in a distributed checkpoint, whose numbers are those of the whole model. The
+/// number is that of a half of SwiGLU's first matrix, if the halves are two tensors: gates 0, values 1.
+pub fn dist_name(name: &str) -> Option<(Weight, Layers, Option<usize>)> {
+    let half = [("_w", 0), ("_v", 1)].into_iter();
+    let half = half.filter_map(|(end, half)| Some((name.strip_suffix(end)?, half))).next();
+    let (name, half) = half.map_or((name, None), |(name, half)| (name, Some(half)));
+    let Some(rest) = name.strip_prefix("decoder.layers.") else {
+        let (weight, _) = known(name)?;
+        return Some((weight, Layers::Outside, half));
+    };
+    let one = rest.split_once('.').and_then(|(number, rest)| Some((number.parse().ok()?, rest)));
+    let (layers, rest) = one.map_or((Layers::All, rest), |(n, rest)| (Layers::One(n), rest));
+    let row = BLOCK.iter().find(|(_, names)| names.contains(&rest))?;
+    Some((row.0, layers, half))
+}
+
+/// Whether a parameter is the scale of a norm, which `apply_layernorm_1p` stores less one.
+pub fn is_scale(weight: Weight) -> bool {
+    use Weight::*;
+    matches!(weight, Ln1Scale | Ln2Scale | LnfScale | QNorm | KNorm)
 }
 
 #[cfg(test)]
@@ -150,6 +184,18 @@ mod tests {
             let layer = BLOCK.iter().any(|(row, _)| row == weight).then_some(5);
             assert_eq!(known(&core_name(*weight, layer).unwrap()), Some((*weight, layer)));
         }
+        for (name, found) in [
+            ("decoder.layers.mlp.linear_fc1.weight", (Weight::Fc1W, Layers::All, None)),
+            ("decoder.layers.7.mlp.linear_fc1.weight_v", (Weight::Fc1W, Layers::One(7), Some(1))),
+            (
+                "decoder.layers.7.self_attention.linear_qkv.weight",
+                (Weight::QkvW, Layers::One(7), None),
+            ),
+            ("output_layer.weight", (Weight::HeadW, Layers::Outside, None)),
+        ] {
+            assert_eq!(dist_name(name), Some(found), "{name}");
+        }
+        assert_eq!(dist_name("decoder.layers.7.mlp.router.weight"), None);
         assert_eq!(known("decoder.layers.0.mlp.router.weight"), None);
         assert_eq!(known("language_model.pooler.dense.weight"), None);
     }

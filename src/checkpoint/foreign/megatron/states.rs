@@ -32,7 +32,7 @@ impl<'t> Optimizer<'t> {
         let inner = inner.unwrap_or_else(|| outer.clone());
         let (Some(groups), Some(states)) = (inner.some("param_groups"), inner.some("state")) else {
             let why = "optimizer has no state: a distributed optimizer wrote it beside, in \
-                       distrib_optim.pt, in an order that is not in the files";
+                       distrib_optim.pt, which is missing";
             return Ok(Err(why.into()));
         };
         let names = ["fp32_from_fp16_params", "fp32_from_fp16"];
@@ -132,40 +132,62 @@ impl<'t> Optimizer<'t> {
 
     /// Adam's count: in the groups (apex, Transformer Engine) or in each state (PyTorch).
     pub fn updates(&self, file: &TorchFile) -> anyhow::Result<Option<u64>> {
-        let number = |value: Value| match value.tensor() {
-            Ok(tensor) => {
-                let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-                Ok(values.first().map_or(0, |value| *value as u64))
-            }
-            Err(_) => value.count(),
-        };
-        let mut updates = None;
-        for group in &self.groups {
-            let first = group.need("params")?.items()?.first().cloned();
-            let state = first.map(|id| id.int()).transpose()?.and_then(|id| self.states.at(id));
-            let step = group.some("step").or_else(|| state?.some("step"));
-            let step = step.or_else(|| self.states.some("common_step"));
-            let Some(step) = step.map(number).transpose()? else { continue };
-            match updates {
-                Some(known) if known != step => {
-                    let what = format!("Adam's step is {step} in one group, {known} in another");
-                    return Err(group.problem(what));
-                }
-                _ => updates = Some(step),
-            }
-        }
-        Ok(updates)
+        updates_of(file, &self.groups, Some(&self.states))
     }
+}
 
-    /// The rate of the last update.
-    pub fn rate(&self) -> Option<f64> {
-        self.groups.first()?.some("lr")?.float().ok()
+/// The groups of a file's optimizer; none if it has no optimizer.
+pub fn groups<'t>(root: &Value<'t>) -> anyhow::Result<Vec<Value<'t>>> {
+    let outer = root.some("optimizer");
+    let inner = outer.and_then(|outer| outer.some("optimizer").or(Some(outer)));
+    let groups = inner.and_then(|inner| inner.some("param_groups"));
+    groups.map_or(Ok(Vec::new()), |groups| groups.items())
+}
+
+/// Adam's count: in the groups, or in the states, if they are there.
+pub fn updates_of(
+    file: &TorchFile,
+    groups: &[Value],
+    states: Option<&Value>,
+) -> anyhow::Result<Option<u64>> {
+    let mut updates = None;
+    for group in groups {
+        let first = group.some("params").and_then(|params| params.items().ok()?.first().cloned());
+        let first = first.map(|id| id.int()).transpose()?;
+        let state = first.zip(states).and_then(|(id, states)| states.at(id));
+        let step = group.some("step").or_else(|| state?.some("step"));
+        let step = step.or_else(|| states?.some("common_step"));
+        let Some(step) = step.map(|step| step_number(file, &step)).transpose()? else { continue };
+        match updates {
+            Some(known) if known != step => {
+                let what = format!("Adam's step is {step} in one group, {known} in another");
+                return Err(group.problem(what));
+            }
+            _ => updates = Some(step),
+        }
+    }
+    Ok(updates)
+}
+
+/// The rate of the last update.
+pub fn rate(groups: &[Value]) -> Option<f64> {
+    groups.first()?.some("lr")?.float().ok()
+}
+
+/// Adam's count, which PyTorch keeps as a tensor.
+pub fn step_number(file: &TorchFile, step: &Value) -> anyhow::Result<u64> {
+    match step.tensor() {
+        Ok(tensor) => {
+            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
+            Ok(values.first().map_or(0, |value| *value as u64))
+        }
+        Err(_) => step.count(),
     }
 }
 
 /// The state of Megatron's dynamic loss scaler.
-pub fn loss_scale(file: &TorchFile) -> anyhow::Result<Option<LossScale>> {
-    let scaler = file.root().some("optimizer").and_then(|outer| outer.some("grad_scaler"));
+pub fn loss_scale(file: &TorchFile, root: &Value) -> anyhow::Result<Option<LossScale>> {
+    let scaler = root.some("optimizer").and_then(|outer| outer.some("grad_scaler"));
     let Some(scale) = scaler.as_ref().and_then(|scaler| scaler.some("scale")) else {
         return Ok(None);
     };

@@ -1,0 +1,113 @@
+//! AdamW's numbers in a distributed checkpoint: of each parameter, or of a list of groups.
+
+use super::super::super::torch::{Node, TorchFile, Value};
+use super::metadata::Metadata;
+use anyhow::Context;
+use std::collections::BTreeMap;
+
+/// Names of the numbers of every parameter's group, without the number's own.
+pub struct Groups {
+    /// Before a parameter's name.
+    before: String,
+    /// Number of the group of each parameter, if the groups are a list.
+    listed: BTreeMap<String, usize>,
+}
+
+impl Groups {
+    /// `optimizer` comes before the optimizer's names.
+    pub fn find(meta: &Metadata, optimizer: &str) -> anyhow::Result<Groups> {
+        let before = format!("{optimizer}param_groups.");
+        let mut listed = BTreeMap::new();
+        for number in 0.. {
+            let Some(file) = meta.object(&format!("{before}{number}.params"))? else { break };
+            for name in file.root().items()? {
+                listed.insert(name.str()?.to_string(), number);
+            }
+        }
+        Ok(Groups { before, listed })
+    }
+
+    /// AdamW's numbers of a parameter; None if the checkpoint has none.
+    pub fn read(&self, meta: &Metadata, name: &str) -> anyhow::Result<Option<Group>> {
+        let group = self.listed.get(name).map_or(name.to_string(), ToString::to_string);
+        Group::read(meta, &format!("{}{group}", self.before))
+    }
+}
+
+/// AdamW's numbers of a parameter.
+pub struct Group {
+    pub lr: f64,
+    pub initial_lr: Option<f64>,
+    pub betas: [f64; 2],
+    pub eps: f64,
+    pub weight_decay: f64,
+}
+
+impl Group {
+    fn read(meta: &Metadata, before: &str) -> anyhow::Result<Option<Group>> {
+        let key = |what: &str| format!("{before}.{what}");
+        let object = |what: &str| meta.object(&key(what));
+        let float = |what: &str| -> anyhow::Result<Option<f64>> {
+            let Some(file) = object(what)? else { return Ok(None) };
+            let root = file.root();
+            scalar(&file, &root).map(Some)
+        };
+        let Some(lr) = float("lr")? else { return Ok(None) };
+        for (what, wrong, why) in [
+            ("amsgrad", true, "gptrain's AdamW keeps no largest second moment"),
+            ("maximize", true, "gptrain minimises"),
+            ("decoupled_weight_decay", false, "it is Adam with L2, not AdamW"),
+        ] {
+            let set = object(what)?.is_some_and(|file| {
+                !matches!(file.root().node(), Node::None) && file.root().is_true() == wrong
+            });
+            if set {
+                return Err(meta.problem(format!("{} is {wrong}: {why}", key(what))));
+            }
+        }
+        let betas = object("betas")?
+            .context("betas")
+            .map_err(|_| meta.problem(format!("has no {}", key("betas"))))?;
+        let items = betas.root().items()?;
+        let [first, second] = items.as_slice() else {
+            return Err(betas.root().problem(format!("{} is not two numbers", key("betas"))));
+        };
+        let betas = [scalar(&betas, first)?, scalar(&betas, second)?];
+        let need =
+            |what: &str| float(what)?.ok_or_else(|| meta.problem(format!("has no {}", key(what))));
+        Ok(Some(Group {
+            lr,
+            initial_lr: float("initial_lr")?,
+            betas,
+            eps: need("eps")?,
+            weight_decay: need("weight_decay")?,
+        }))
+    }
+
+    /// Whether gptrain can have both; of a `free` parameter the decay is not compared.
+    pub fn same(&self, other: &Group, free: bool) -> bool {
+        self.lr == other.lr
+            && self.betas == other.betas
+            && self.eps == other.eps
+            && (free || self.weight_decay == other.weight_decay)
+    }
+}
+
+impl std::fmt::Display for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Group { lr, betas: [first, second], eps, weight_decay, .. } = self;
+        write!(f, "lr {lr}, betas {first} {second}, eps {eps}, weight_decay {weight_decay}")
+    }
+}
+
+/// A number, which may be a tensor.
+fn scalar(file: &TorchFile, value: &Value) -> anyhow::Result<f64> {
+    match value.tensor() {
+        Ok(tensor) => {
+            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
+            let first = values.first().copied();
+            first.map(f64::from).ok_or_else(|| value.problem("a number's tensor is empty".into()))
+        }
+        Err(_) => value.float(),
+    }
+}

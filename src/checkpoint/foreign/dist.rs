@@ -1,0 +1,335 @@
+//! Distributed checkpoints of Megatron-Core (`--ckpt-format torch_dist`): `iter_0000100/`.
+//!
+//! ```text
+//! .metadata, __R_N.distcp     tensors of the whole model, in rectangles
+//! common.pt                   args, iteration, the optimizer's groups; since 0.19 an object in the former
+//! ```
+//!
+//! A block's parameter is a tensor of all layers with a leading axis, or one tensor a layer. The optimizer's
+//! states are tensors of the same shapes, or flat pieces of each rank's share of them (before 0.15).
+
+mod common;
+
+use super::arguments::Arguments;
+use super::compare::{Comparison, like};
+use super::cut::{Cut, Fused, Pairs, gates_values};
+use super::dcp::metadata::Metadata;
+use super::detect::{Format, step_folder};
+use super::megatron::files::topology;
+use super::megatron::names::{Layers, dist_name, is_scale};
+use super::settings::Settings;
+use super::{Choices, ForeignRun, Found, Kept, layer_of};
+use anyhow::Context;
+use base::{Problems, input};
+use common::Common;
+use manifest::Model;
+use model::{Param, Weight};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Before a parameter's name in those of the optimizer's states.
+const STATE: &str = "optimizer.state.";
+/// Parts of the checkpoint that are not the model.
+const NOT_MODEL: &[&str] = &["optimizer.", "chained_", "rng_state", "rerun_state_machine"];
+
+struct Folder {
+    dir: PathBuf,
+    found: Found,
+    meta: Metadata,
+    /// Tensors of each parameter, by its layer.
+    tensors: BTreeMap<(Weight, Option<usize>), Vec<Stored>>,
+    layers: usize,
+    /// Name of the f32 weights among the states; None if the model's weights are f32 themselves.
+    masters: Option<&'static str>,
+    fused: Fused,
+    gated: bool,
+    /// Whether the file has a norm's scale less one.
+    less_one: bool,
+    /// Rows of the embedding.
+    rows: usize,
+}
+
+/// A tensor of the checkpoint that holds a parameter, or half of it.
+struct Stored {
+    name: String,
+    /// Whether it has those of all layers, on a leading axis.
+    all: bool,
+    /// Half of SwiGLU's first matrix, if the halves are two tensors.
+    half: Option<usize>,
+}
+
+pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+    let dir = step_folder(from)?;
+    backend(&dir)?;
+    let meta = Metadata::read(&dir)?;
+    let common = Common::read(&dir, &meta)?;
+    let root = common.root()?;
+    let args = Arguments::new(root.need("args")?, common.place(), "mcore");
+    args.refuse(&[(
+        "window_size",
+        "gptrain's windows are model.window: import the weights alone",
+    )])?;
+    let mut notes = Vec::new();
+    let mut settings = Settings::default();
+    args.model(&mut settings, &mut notes)?;
+    args.training(&mut settings, &mut notes)?;
+    args.rates(root.some("opt_param_scheduler").as_ref(), &mut settings)?;
+    let size = |name: &str| args.get(name).map_or(Ok(1), |size| size.count());
+    let grid = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
+    let grid = grid.map(size);
+    let [tensor, pipeline, data] = grid;
+    let grid = [tensor?, pipeline?, data?].map(|ranks| ranks as usize);
+    topology(&mut settings, &args, [grid[0], grid[1]])?;
+    let samples = args.count("consumed_train_samples")?;
+    let pairs = if args.is_set("rotary_interleaved") { Pairs::Neighbours } else { Pairs::Halves };
+    let found = Found {
+        format: Format::MegatronDist,
+        trainer: "Megatron-Core (torch_dist)".into(),
+        folder: dir.display().to_string(),
+        step: root.need("iteration")?.count()?,
+        samples,
+        tokens: samples * args.count("seq_length")?,
+        grid,
+        updates: 0,
+        lr: common.rate()?.unwrap_or(0.0),
+        loss_scale: common.loss_scale()?,
+        settings,
+        without_states: None,
+        wanted: Vec::new(),
+        aside: Vec::new(),
+        notes,
+    };
+    let mut folder = Folder {
+        dir,
+        found,
+        meta,
+        tensors: BTreeMap::new(),
+        layers: args.count("num_layers")? as usize,
+        masters: None,
+        fused: Fused::Heads(pairs),
+        gated: args.is_set("swiglu"),
+        less_one: args.is_set("apply_layernorm_1p"),
+        rows: 0,
+    };
+    folder.places(&args)?;
+    folder.states(&common, args.is_set("bf16") || args.is_set("fp16"))?;
+    folder.vocabulary(&args, choices)?;
+    folder.found.aside = args.aside();
+    Ok(Box::new(folder))
+}
+
+/// Fails unless `metadata.json`, if it is there, names this format.
+fn backend(dir: &Path) -> anyhow::Result<()> {
+    let path = dir.join("metadata.json");
+    if !path.exists() {
+        return Ok(());
+    }
+    let place = path.display().to_string();
+    let bytes = input::read(&path, input::SMALL).with_context(|| format!("cannot read {place}"))?;
+    let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let backend = json["sharded_backend"].as_str().unwrap_or_default();
+    if backend == "torch_dist" {
+        return Ok(());
+    }
+    let backend: String = backend.chars().take(40).collect();
+    let what = format!("sharded_backend is {backend:?}: torch_dist is read");
+    let remedy = "load it there and save it once with --ckpt-format torch_dist";
+    Err(Problems::one(place, what, remedy).into())
+}
+
+impl Folder {
+    /// Names of the model's tensors.
+    fn model_names(&self) -> impl Iterator<Item = &str> {
+        let names = self.meta.tensors.keys().map(String::as_str);
+        names.filter(|name| {
+            !name.contains("_extra_state") && !NOT_MODEL.iter().any(|part| name.starts_with(part))
+        })
+    }
+
+    /// Finds the tensors of every parameter.
+    fn places(&mut self, args: &Arguments) -> anyhow::Result<()> {
+        if self.layers > 1 << 12 {
+            return Err(args.problem(format!("args.num_layers is {}", self.layers)));
+        }
+        let mut tensors: BTreeMap<_, Vec<Stored>> = BTreeMap::new();
+        for name in self.model_names() {
+            // Names of no parameter are reported by the comparison with the model.
+            let Some((weight, layers, half)) = dist_name(name) else { continue };
+            let mut add = |layer: Option<usize>, all: bool| {
+                let stored = Stored { name: name.to_string(), all, half };
+                tensors.entry((weight, layer)).or_default().push(stored);
+            };
+            match layers {
+                Layers::Outside => add(None, false),
+                Layers::One(layer) => add(Some(layer), false),
+                Layers::All => (0..self.layers).for_each(|layer| add(Some(layer), true)),
+            }
+        }
+        self.tensors = tensors;
+        Ok(())
+    }
+
+    /// Finds the optimizer's states, or notes why they are not read.
+    fn states(&mut self, common: &Common, half: bool) -> anyhow::Result<()> {
+        let has = |before: &str| self.meta.tensors.keys().any(|name| name.starts_with(before));
+        let states = |name: &str| has(&format!("{STATE}{name}."));
+        // The distributed optimizer's name, and the plain one's.
+        let masters = ["param", "fp32_param"].into_iter().find(|name| states(name));
+        let updates = common.updates()?;
+        let why = if !has("optimizer.") && !has("chained_") {
+            Some("the files have no optimizer".to_string())
+        } else if !states("exp_avg") {
+            let kind = common.sharding().unwrap_or("dp_reshardable");
+            Some(format!(
+                "they are in the buffers of the distributed optimizer ({kind}), whose order is not in the \
+                 files; save once with --dist-ckpt-optim-fully-reshardable"
+            ))
+        } else if half && masters.is_none() {
+            Some(format!("there is no {STATE}param and no {STATE}fp32_param"))
+        } else if updates.is_none() {
+            Some(format!("{}: the optimizer has no step", common.place()))
+        } else {
+            None
+        };
+        self.masters = masters;
+        match why {
+            Some(why) => self.found.without(why),
+            None => {
+                self.found.updates = updates.unwrap_or(0);
+                self.found.counts();
+            }
+        }
+        Ok(())
+    }
+
+    /// Name of a state of a tensor.
+    fn state(&self, name: &str, kept: Kept) -> String {
+        match (kept, self.masters) {
+            (Kept::FirstMoment, _) => format!("{STATE}exp_avg.{name}"),
+            (Kept::SecondMoment, _) => format!("{STATE}exp_avg_sq.{name}"),
+            (Kept::Master, Some(masters)) if self.found.without_states.is_none() => {
+                format!("{STATE}{masters}.{name}")
+            }
+            (Kept::Master, _) => name.to_string(),
+        }
+    }
+
+    /// Decides the model's vocabulary.
+    fn vocabulary(&mut self, args: &Arguments, choices: &Choices) -> anyhow::Result<()> {
+        let stored = self.tensors.get(&(Weight::TokenEmbed, None)).and_then(|list| list.first());
+        let name = stored.map(|stored| stored.name.clone());
+        let name = name.ok_or_else(|| self.meta.problem("has no word_embeddings".into()))?;
+        let shape = self.meta.tensors[&name].shape.clone();
+        let [rows, _] = shape[..] else {
+            return Err(self.meta.problem(format!("{name} is {shape:?}")));
+        };
+        self.rows = rows;
+        let original = args.get("vocab_size").map(|size| size.count()).transpose()?;
+        let original = original.map_or(rows, |size| size as usize).clamp(1, rows.max(1));
+        let multiple = args.get("make_vocab_size_divisible_by").map(|v| v.count()).transpose()?;
+        let strip =
+            original < rows && (choices.mask_padding || self.untrained(original, &name, &shape)?);
+        self.found.vocabulary([original, rows], multiple, strip);
+        Ok(())
+    }
+
+    /// Whether the rows that pad the embedding are zero in every state.
+    fn untrained(&self, original: usize, name: &str, shape: &[usize]) -> anyhow::Result<bool> {
+        let mut zero = true;
+        for kept in self.found.kept() {
+            let state = self.state(name, *kept);
+            self.meta.each_rectangle(&state, None, shape, |[row, _], [_, cols], values| {
+                let from = original.saturating_sub(row).saturating_mul(cols).min(values.len());
+                zero &= values[from..].iter().all(|value| *value == 0.0);
+            })?;
+        }
+        Ok(zero)
+    }
+
+    /// Tensors of a parameter: name, layer on the leading axis, the part of ours.
+    fn parts(
+        &self,
+        model: &Model,
+        param: &Param,
+        shape: &[usize],
+    ) -> Vec<(&str, Option<usize>, Cut)> {
+        let layer = layer_of(param);
+        let rows = if param.spec.vocab { self.rows } else { shape[0] };
+        let cols = shape.get(1).copied().unwrap_or(1);
+        let cut = |half: Option<usize>| match (param.spec.weight, half) {
+            (Weight::QkvW | Weight::QkvB, _) => {
+                Cut::of_fused(model.heads(), cols, [0, 1], self.fused)
+            }
+            (_, Some(half)) => Cut::of_rows(gates_values(0..rows)[half].clone(), cols),
+            _ => Cut::of_rank(param, [rows, cols], [0, 1], self.gated),
+        };
+        let stored = self.tensors.get(&(param.spec.weight, layer)).into_iter().flatten();
+        let part = |stored: &Stored| stored.all.then_some(layer).flatten();
+        stored.map(|stored| (&*stored.name, part(stored), cut(stored.half))).collect()
+    }
+}
+
+impl ForeignRun for Folder {
+    fn found(&self) -> &Found {
+        &self.found
+    }
+
+    fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
+        let mut compared = Comparison::with_args(&self.dir);
+        for param in params {
+            let shape = engine::saved_shape(param, model.vocab);
+            let parts = self.parts(model, param, &shape);
+            let halves = parts.len() == 2 && self.gated;
+            if parts.is_empty() || parts.len() > 1 && !halves {
+                compared.missing(param);
+            }
+            for (name, layer, cut) in parts {
+                let mut whole = like(&shape, cut.shape());
+                if layer.is_some() {
+                    whole.insert(0, self.layers);
+                }
+                // A tensor of all layers is compared once.
+                for kept in self.found.kept().iter().filter(|_| layer.unwrap_or(0) == 0) {
+                    let key = self.state(name, *kept);
+                    let entry = self.meta.tensors.get(&key);
+                    match entry.filter(|entry| entry.is_of(&whole)) {
+                        None => {
+                            let found = entry.map(|entry| &entry.shape[..]);
+                            compared.shape(&key, found, &whole, "args");
+                        }
+                        Some(_) => {
+                            let tiles = self.meta.tiles(&key);
+                            tiles.unwrap_or_else(|what| compared.add(format!("{key}: {what}")));
+                        }
+                    }
+                }
+                compared.mark(name);
+            }
+        }
+        compared.others(self.model_names());
+        Ok(compared.finish()?)
+    }
+
+    fn read(
+        &mut self,
+        model: &Model,
+        param: &Param,
+        shape: &[usize],
+        kept: Kept,
+    ) -> anyhow::Result<Vec<f32>> {
+        let mut ours = vec![0.0; shape.iter().product()];
+        if !self.found.kept().contains(&kept) {
+            return Ok(ours);
+        }
+        let width = shape.get(1).copied().unwrap_or(1);
+        for (name, layer, cut) in self.parts(model, param, shape) {
+            let theirs = like(shape, cut.shape());
+            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
+            self.meta.each_rectangle(&self.state(name, kept), layer, &theirs, put)?;
+        }
+        if self.less_one && is_scale(param.spec.weight) && kept == Kept::Master {
+            ours.iter_mut().for_each(|value| *value += 1.0);
+        }
+        Ok(ours)
+    }
+}
