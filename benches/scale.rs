@@ -10,7 +10,7 @@ use gptrain::comm::tcp::testing::simulation;
 use gptrain::comm::tcp::{self, Join};
 use gptrain::comm::{Event, GroupCount, Op, RankReport, Watchdog, diagnose};
 use gptrain::engine::{Extent, TensorSlice};
-use gptrain::plan::grid::Grid;
+use gptrain::plan::grid::{Axis, DATA_FIRST, GRADIENTS, Grid, SHARES, STAGES};
 use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::io::Read;
@@ -107,24 +107,26 @@ fn join(world: usize, address: String) -> Join {
 
 /// Grid of tensor 4 × pipeline 5 × data.
 fn grid(world: usize) -> Grid {
-    Grid { tensor: 4, pipeline: 5, data: world / 20, data_first: true }
+    let sizes = [(Axis::Tensor, 4), (Axis::Pipeline, 5), (Axis::Data, world / 20)];
+    Grid::new(DATA_FIRST, &sizes)
 }
 
 /// Report of a rank 400 s after rank `hung(world)` did not enter its 100th all-reduce among
 /// replicas. These replicas wait in it, the other ranks of their tensor groups wait there, and all
 /// others wait in their pipelines. The diagnosis is thus at the end of a chain.
 fn report(grid: &Grid, rank: usize) -> RankReport {
-    let hung = hung(grid.tensor * grid.pipeline * grid.data);
+    let hung = hung(grid.size());
     let (at, lost) = (grid.coord(rank), grid.coord(hung));
-    let waits_in = match (at.pipeline == lost.pipeline, at.tensor == lost.tensor) {
+    let same = |axis| at[axis] == lost[axis];
+    let waits_in = match (same(Axis::Pipeline), same(Axis::Tensor)) {
         (true, true) => "data",
         (true, false) => "tensor",
         (false, _) => "pipeline",
     };
     let groups = [
-        ("tensor", grid.tensor_group(at)),
-        ("pipeline", grid.pipeline_group(at)),
-        ("data", grid.data_group(at)),
+        ("tensor", grid.group(at, SHARES)),
+        ("pipeline", grid.group(at, STAGES)),
+        ("data", grid.group(at, GRADIENTS)),
     ];
     let event = |number: u64| Event {
         number,

@@ -12,15 +12,15 @@ use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
 use super::report::metrics::Metrics;
 use super::report::{Form, Report, RunInfo};
-use super::run::Run;
+use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
 use super::status::{Board, Fixed};
-use super::step_parts::StepParts;
 use super::storage::Storage;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
+use super::watch::{Drift, Mirror, Record, RunContext, Watchers};
 use super::{crash_loop, files, preflight, replay, resume, tokenizers};
 use base::Bytes;
 use base::output::{self, Existing};
@@ -34,7 +34,6 @@ use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Options of `gptrain run` besides the manifest.
 #[derive(Clone, Debug, Default)]
@@ -187,37 +186,44 @@ fn from_checkpoint<'a>(
     let copies = copies(rank, m, &state)?;
     let shared = copies.as_ref().map(Copies::shared);
     let saver = snapshots(rank, m, &engine, state, &storage, shared)?;
-    let (report, board) = open_report(process, rank, (from, progress.step), &storage)?;
-    let (ramp, shard, consumed) =
-        (m.batch.ramp(), DataShard::of(rank, m), progress.consumed_samples);
-    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
+    let files = open_report(process, rank, (from, progress.step), &storage)?;
+    let (ramp, shard) = (m.batch.ramp(), DataShard::of(rank, m));
+    let (consumed, samples) = (progress.consumed_samples, m.train.samples);
+    let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
+    let loader = rank.phase("starting the data loader", loader)?;
+    let monitor = device.monitor();
+    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None };
+    let faults = GpuFaults::new(rank, m, device, monitor.as_ref());
+    let watchers = Watchers::new(vec![
+        Box::new(stragglers(rank, m, device)?),
+        Box::new(faults),
+        Box::new(limit),
+        Box::new(Record::new(files)),
+        Box::new(Mirror(copies)),
+        Box::new(process.trace.as_ref()),
+    ]);
+    let (tasks, signals) = (process.tasks.clone(), &process.signals);
     Ok(Run {
-        loaded,
-        manifest: m,
-        rank,
-        shard,
-        ramp,
+        cx: RunContext {
+            loaded,
+            manifest: m,
+            rank,
+            shard,
+            ramp,
+            be,
+            data,
+            tasks,
+            signals,
+            monitor,
+        },
         engine,
-        be,
-        loader: rank.phase("starting the data loader", loader)?,
-        valid: data.valid.clone(),
-        data,
-        tasks: process.tasks.clone(),
-        report,
-        board,
+        loader,
         progress,
-        pending: None,
-        last_ended: Instant::now(),
+        in_flight: InFlight::default(),
         saver,
-        copies,
-        signals: &process.signals,
-        time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
-        trace: process.trace.as_ref(),
-        faults: GpuFaults::new(rank, m, device),
-        stragglers: stragglers(rank, m, device)?,
         spikes,
-        first_steps: Vec::new(),
-        parts: StepParts::default(),
+        drift: Drift::default(),
+        watchers,
         evaluated: None,
     })
 }
@@ -228,10 +234,10 @@ fn open_report(
     rank: &Rank,
     (from, step): (u64, u64),
     storage: &Arc<Storage>,
-) -> anyhow::Result<(Option<Report>, Option<Board>)> {
+) -> anyhow::Result<Option<(Report, Board)>> {
     rank.phase("opening the report", || match rank.is_first() {
-        true => Ok((Some(record(process, step, storage)?), Some(show(process, rank, from)?))),
-        false => Ok((None, None)),
+        true => Ok(Some((record(process, step, storage)?, show(process, rank, from)?))),
+        false => Ok(None),
     })
 }
 
