@@ -27,6 +27,7 @@ use base::output::{self, Existing};
 use checkpoint::{DataId, Found, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
+use device::cuda::nvml::Monitor;
 use engine::Engine;
 use manifest::{self, Loaded, LogFormat, Manifest};
 use parking_lot::Mutex;
@@ -192,16 +193,7 @@ fn from_checkpoint<'a>(
     let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
     let loader = rank.phase("starting the data loader", loader)?;
     let monitor = device.monitor();
-    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None };
-    let faults = GpuFaults::new(rank, m, device, monitor.as_ref());
-    let watchers = Watchers::new(vec![
-        Box::new(stragglers(rank, m, device)?),
-        Box::new(faults),
-        Box::new(limit),
-        Box::new(Record::new(files)),
-        Box::new(Mirror(copies)),
-        Box::new(process.trace.as_ref()),
-    ]);
+    let watchers = watchers(process, rank, device, monitor.as_ref(), files, copies)?;
     let (tasks, signals) = (process.tasks.clone(), &process.signals);
     Ok(Run {
         cx: RunContext {
@@ -226,6 +218,27 @@ fn from_checkpoint<'a>(
         watchers,
         evaluated: None,
     })
+}
+
+/// Watchers of the run, in their order.
+fn watchers<'a>(
+    process: &'a Process,
+    rank: &Rank,
+    device: &Device,
+    monitor: Option<&Monitor>,
+    files: Option<(Report, Board)>,
+    copies: Option<Copies>,
+) -> anyhow::Result<Watchers<'a>> {
+    let m = &process.loaded.manifest;
+    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None };
+    Ok(Watchers::new(vec![
+        Box::new(stragglers(rank, m, device)?),
+        Box::new(GpuFaults::new(rank, m, device, monitor)),
+        Box::new(limit),
+        Box::new(Record::new(files)),
+        Box::new(Mirror(copies)),
+        Box::new(process.trace.as_ref()),
+    ]))
 }
 
 /// Report and status of a run that continues from a step, on rank 0.
