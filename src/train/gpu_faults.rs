@@ -11,6 +11,7 @@ use super::events::{self, Kind};
 use super::launch::Device;
 use super::rank::Rank;
 use super::sick_nodes::{self, Reason};
+use super::watch::{Event, RunContext, Watcher};
 use device::cuda::nvml::{Faults, Monitor};
 use manifest::Manifest;
 use std::path::PathBuf;
@@ -62,7 +63,6 @@ struct Found {
 
 /// Fault detection of one rank.
 pub struct GpuFaults {
-    monitor: Option<Monitor>,
     folder: PathBuf,
     host: String,
     /// For example "rank 3, GPU 3 (PCI …)".
@@ -74,14 +74,29 @@ pub struct GpuFaults {
     told: f64,
 }
 
+impl Watcher for GpuFaults {
+    fn name(&self) -> &'static str {
+        "GPU faults"
+    }
+
+    fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
+        if let Event::Step(_) = event {
+            self.look(cx, false);
+        }
+        Ok(())
+    }
+
+    fn ending(&mut self, cx: &RunContext) {
+        self.look(cx, true);
+    }
+}
+
 impl GpuFaults {
     /// Starts the detection. Faults counted by the GPU before are ignored.
-    pub fn new(rank: &Rank, m: &Manifest, device: &Device) -> GpuFaults {
-        let monitor = device.monitor();
-        let at_start = monitor.as_ref().map(Monitor::faults).unwrap_or_default();
+    pub fn new(rank: &Rank, m: &Manifest, device: &Device, monitor: Option<&Monitor>) -> GpuFaults {
+        let at_start = monitor.map(Monitor::faults).unwrap_or_default();
         let Faults { uncorrected, xids, .. } = at_start;
         GpuFaults {
-            monitor,
             folder: m.log.folder.clone(),
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             device: format!("rank {}, {}", rank.number(), device.processor()),
@@ -91,14 +106,10 @@ impl GpuFaults {
         }
     }
 
-    /// Monitor of the rank's GPU, if NVML is available.
-    pub fn monitor(&self) -> Option<&Monitor> {
-        self.monitor.as_ref()
-    }
-
     /// Polls if the interval has passed, or if `now`.
-    pub fn look(&mut self, rank: &Rank, now: bool) {
-        let Some(monitor) = &self.monitor else { return };
+    fn look(&mut self, cx: &RunContext, now: bool) {
+        let Some(monitor) = &cx.monitor else { return };
+        let rank = cx.rank;
         if !now && self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return;
         }

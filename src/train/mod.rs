@@ -3,6 +3,7 @@
 
 mod start;
 mod run;
+mod watch;
 
 pub mod launch;
 pub mod rank;
@@ -51,9 +52,9 @@ pub mod recipe;
 pub mod testing;
 
 pub use guard::{heed_size_limits, stop_signals};
-pub use run::Ended;
 pub use start::Options;
 pub use supervise::{RANKS, start_processes, supervise};
+pub use watch::Ended;
 
 use comm::Failed;
 use manifest::Loaded;

@@ -1,10 +1,10 @@
 //! Rollback to a checkpoint, if skipping the updates of loss spikes does not help.
 
 use super::loader::Loader;
-use super::report::metrics::Metrics;
 use super::resume::{self, Asked};
 use super::run::Run;
 use super::saving;
+use super::watch::{Event, RunContext};
 use anyhow::anyhow;
 use checkpoint::{Found as Checkpoint, Progress};
 use plan::spikes::RollBack;
@@ -17,7 +17,7 @@ impl Run<'_> {
     /// many rollbacks.
     pub fn roll_back(&mut self) -> anyhow::Result<()> {
         self.drain()?;
-        let (m, rank) = (self.manifest, self.rank);
+        let (m, rank) = (self.cx.manifest, self.cx.rank);
         self.write_report()?;
         let Some(spikes) = &mut self.spikes else { return Ok(()) };
         let Some(why) = spikes.take_diverged() else { return Ok(()) };
@@ -30,7 +30,7 @@ impl Run<'_> {
                 .into_iter()
                 .rfind(|found| found.step + rule.roll_back <= at))
         })?;
-        let global = self.ramp.batch_at(now) as u64;
+        let global = self.cx.ramp.batch_at(now) as u64;
         let from = now + rule.roll_back * global;
         let found: Checkpoint = match (watch.may_roll_back(&rule, at), back) {
             (Err(before), _) => return self.give_up(&why, &before),
@@ -44,27 +44,23 @@ impl Run<'_> {
             (_, Some(found)) => found,
         };
         let asked = Asked { checkpoint: true, reset_optimizer: false };
-        let (loaded, ids) = (self.loaded, &self.saver.state().data);
+        let (loaded, ids) = (self.cx.loaded, &self.saver.state().data);
         let mut state = resume::resume(rank, &found, asked, loaded, ids, &self.engine)?;
         let samples = [state.progress.consumed_samples, from];
         let before = std::mem::replace(&mut watch, state.spikes.take().unwrap_or_default());
         watch.roll_backs = before.roll_backs;
         watch.roll_backs.push(RollBack { at, to: found.step, samples });
         state.progress.consumed_samples = from;
-        state.mixture = self.data.plan.clone();
+        state.mixture = self.cx.data.plan.clone();
         self.progress = state.progress;
         self.saver.go_on_from(state);
-        self.copies.iter().for_each(|copies| copies.shared().go_back(found.step));
         spikes.go_on_with(watch);
+        let RunContext { data, ramp, shard, .. } = &self.cx;
         self.loader = rank.phase("starting the data loader", || {
-            Loader::training(&self.data.train, self.ramp, self.shard, from, m.train.samples)
+            Loader::training(&data.train, *ramp, *shard, from, m.train.samples)
         })?;
-        if let Some(report) = &mut self.report {
-            report.go_back(found.step)?;
-            let useful = Metrics::read(&m.log.folder).map_or(0.0, |kept| kept.useful_seconds());
-            self.board.iter_mut().for_each(|board| board.go_back(useful));
-        }
-        self.last_ended = Instant::now();
+        self.watchers.notice(&self.cx, &Event::RolledBack(found.step))?;
+        self.in_flight.last_ended = Instant::now();
         tracing::warn!(
             "step {at}: {why}. Went back to step {}; samples {}..{} are left out",
             found.step,
@@ -75,7 +71,7 @@ impl Run<'_> {
     }
 
     fn give_up(&self, why: &str, tried: &str) -> anyhow::Result<()> {
-        let rank = self.rank;
+        let rank = self.cx.rank;
         rank.agree(match rank.is_first() {
             false => Ok(()),
             true => Err(anyhow!(

@@ -12,6 +12,7 @@ use super::also::Shared;
 use super::rank::Rank;
 use super::storage::Storage;
 use super::time_limit::expected_save;
+use super::watch::Asks;
 use base::Bytes;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
@@ -224,6 +225,13 @@ impl Saver {
         let snapshot = save.snapshot.take().expect("found by it");
         let (fresh, state) = (save.fresh.clone(), save.state.clone());
         self.writer.send(Job::Part { snapshot, fresh, state })
+    }
+
+    /// Requests of this rank's saves between two steps.
+    pub fn asks(&mut self) -> anyhow::Result<Asks> {
+        let written = Asks::WRITTEN.when(self.oldest_is_written()?);
+        let begun = Asks::BEGUN.when(self.oldest_has_begun());
+        Ok(written | begun | Asks::AWAY.when(self.is_away()))
     }
 
     /// Whether this rank waits for its storage.

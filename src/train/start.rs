@@ -12,7 +12,7 @@ use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
 use super::report::metrics::Metrics;
 use super::report::{Form, Report, RunInfo};
-use super::run::Run;
+use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
 use super::status::{Board, Fixed};
@@ -21,12 +21,14 @@ use super::storage::Storage;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
+use super::watch::{Drift, Mirror, Record, RunContext, Watchers};
 use super::{crash_loop, files, preflight, replay, resume, tokenizers};
 use base::Bytes;
 use base::output::{self, Existing};
 use checkpoint::{DataId, Found, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
+use device::cuda::nvml::Monitor;
 use engine::Engine;
 use manifest::{self, Loaded, LogFormat, Manifest};
 use parking_lot::Mutex;
@@ -34,7 +36,6 @@ use serde::{Deserialize, Serialize};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Options of `gptrain run` besides the manifest.
 #[derive(Clone, Debug, Default)]
@@ -189,39 +190,58 @@ fn from_checkpoint<'a>(
     let copies = copies(rank, m, &state)?;
     let shared = copies.as_ref().map(Copies::shared);
     let saver = snapshots(rank, m, &engine, state, &storage, shared)?;
-    let (report, board) = open_report(process, rank, (from, progress.step), &storage)?;
-    let (ramp, shard, consumed) =
-        (m.batch.ramp(), DataShard::of(rank, m), progress.consumed_samples);
-    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
+    let files = open_report(process, rank, (from, progress.step), &storage)?;
+    let (ramp, shard) = (m.batch.ramp(), DataShard::of(rank, m));
+    let (consumed, samples) = (progress.consumed_samples, m.train.samples);
+    let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
+    let loader = rank.phase("starting the data loader", loader)?;
+    let monitor = device.monitor();
+    let watchers = watchers(process, rank, device, monitor.as_ref(), files, copies)?;
+    let (tasks, signals) = (process.tasks.clone(), &process.signals);
     Ok(Run {
-        loaded,
-        manifest: m,
-        rank,
-        shard,
-        ramp,
+        cx: RunContext {
+            loaded,
+            manifest: m,
+            rank,
+            shard,
+            ramp,
+            be,
+            data,
+            tasks,
+            signals,
+            monitor,
+        },
         engine,
-        be,
-        loader: rank.phase("starting the data loader", loader)?,
-        valid: data.valid.clone(),
-        data,
-        tasks: process.tasks.clone(),
-        report,
-        board,
+        loader,
         progress,
-        pending: None,
-        last_ended: Instant::now(),
+        in_flight: InFlight::default(),
         saver,
-        copies,
-        signals: &process.signals,
-        time_limit: if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None },
-        trace: process.trace.as_ref(),
-        faults: GpuFaults::new(rank, m, device),
-        stragglers: stragglers(rank, m, device)?,
         spikes,
-        first_steps: Vec::new(),
-        parts: StepParts::new(process.options.ops.clone().filter(|_| rank.is_first())),
+        drift: Drift::new(StepParts::new(process.options.ops.clone().filter(|_| rank.is_first()))),
+        watchers,
         evaluated: None,
     })
+}
+
+/// Watchers of the run, in their order.
+fn watchers<'a>(
+    process: &'a Process,
+    rank: &Rank,
+    device: &Device,
+    monitor: Option<&Monitor>,
+    files: Option<(Report, Board)>,
+    copies: Option<Copies>,
+) -> anyhow::Result<Watchers<'a>> {
+    let m = &process.loaded.manifest;
+    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None };
+    Ok(Watchers::new(vec![
+        Box::new(stragglers(rank, m, device)?),
+        Box::new(GpuFaults::new(rank, m, device, monitor)),
+        Box::new(limit),
+        Box::new(Record::new(files)),
+        Box::new(Mirror(copies)),
+        Box::new(process.trace.as_ref()),
+    ]))
 }
 
 /// Report and status of a run that continues from a step, on rank 0.
@@ -230,10 +250,10 @@ fn open_report(
     rank: &Rank,
     (from, step): (u64, u64),
     storage: &Arc<Storage>,
-) -> anyhow::Result<(Option<Report>, Option<Board>)> {
+) -> anyhow::Result<Option<(Report, Board)>> {
     rank.phase("opening the report", || match rank.is_first() {
-        true => Ok((Some(record(process, step, storage)?), Some(show(process, rank, from)?))),
-        false => Ok((None, None)),
+        true => Ok(Some((record(process, step, storage)?, show(process, rank, from)?))),
+        false => Ok(None),
     })
 }
 

@@ -10,6 +10,7 @@
 
 use super::rank::Rank;
 use super::sick_nodes::{self, Reason};
+use super::watch::{Asks, Event, RunContext, Watcher};
 use base::Problems;
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
@@ -42,6 +43,24 @@ struct Judge {
     looked: Instant,
 }
 
+impl Watcher for Stragglers {
+    fn name(&self) -> &'static str {
+        "stragglers"
+    }
+
+    fn asks(&mut self, cx: &RunContext, _: f64) -> Asks {
+        self.look(cx.rank);
+        Asks::NONE
+    }
+
+    fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
+        if let Event::Step(done) = event {
+            self.step(cx.rank, done.seconds, done.waited, cx.monitor.as_ref());
+        }
+        Ok(())
+    }
+}
+
 impl Stragglers {
     /// Starts the detection. `processor` is the rank's processor, among those of its node.
     pub fn new(rank: &Rank, folder: &Path, processor: String) -> Result<Stragglers, Problems> {
@@ -62,7 +81,7 @@ impl Stragglers {
     }
 
     /// Records a step's time, and the time in it that the rank's thread waited for others.
-    pub fn step(&mut self, rank: &Rank, seconds: f64, waited: f64, monitor: Option<&Monitor>) {
+    fn step(&mut self, rank: &Rank, seconds: f64, waited: f64, monitor: Option<&Monitor>) {
         let recorder = rank.world().recorder();
         let device = recorder.waited().device;
         let on_device = device - std::mem::replace(&mut self.device_waited, device);
@@ -80,7 +99,7 @@ impl Stragglers {
     }
 
     /// Reports new stragglers, on rank 0, between two steps.
-    pub fn look(&mut self, rank: &Rank) {
+    fn look(&mut self, rank: &Rank) {
         let Some(judge) = &mut self.judge else { return };
         if judge.judged == self.windows || judge.looked.elapsed() < LOOK {
             return;

@@ -7,6 +7,7 @@
 //! end still causes a save.
 
 use super::slurm::Job;
+use super::watch::{Asks, Event, RunContext, Watcher};
 use base::Seconds;
 use manifest::{OnEnd, Slurm};
 use parking_lot::Mutex;
@@ -34,6 +35,24 @@ pub struct TimeLimit {
     _open: Sender<()>,
     margin: Duration,
     steps: StepTimes,
+}
+
+/// On rank 0 of a Slurm job.
+impl Watcher for Option<TimeLimit> {
+    fn name(&self) -> &'static str {
+        "time limit"
+    }
+
+    fn asks(&mut self, _: &RunContext, save: f64) -> Asks {
+        Asks::LEAVE.when(self.as_mut().is_some_and(|limit| limit.is_due(save)))
+    }
+
+    fn notice(&mut self, _: &RunContext, event: &Event) -> anyhow::Result<()> {
+        if let (Event::Evaluated(time), Some(limit)) = (event, self) {
+            limit.evaluated(*time);
+        }
+        Ok(())
+    }
 }
 
 impl TimeLimit {

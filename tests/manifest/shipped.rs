@@ -98,8 +98,8 @@ fn the_shapes_of_the_others() {
     };
     assert_eq!(shape("tr8-104b.yaml"), (64, 11600, 80, 512));
     assert_eq!(shape("bloom-7b1.yaml"), (30, 4096, 32, 128));
-    assert_eq!(shape("sweep/gpt2-124m.yaml"), (12, 768, 12, 1));
-    assert_eq!(shape("sweep/gpt2-1.5b.yaml"), (48, 1600, 25, 1));
+    assert_eq!(shape("gpt2-124m.yaml"), (12, 768, 12, 1));
+    assert_eq!(shape("gpt2-1.5b.yaml"), (48, 1600, 25, 1));
     let ladder = [("18b", 16), ("28b", 32), ("36b", 32), ("48b", 64), ("61b", 64), ("109b", 128)];
     for (size, ranks) in ladder {
         assert_eq!(shape(&format!("sweep/gpt2-{size}.yaml")).3, ranks, "{size}");

@@ -16,7 +16,6 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 use super::super::indexed::{Access, Indexed, Mapped};
 use super::{Array, Extent, Order, OrderSpec};
 use base::memory;
-use base::output::{Existing, Output};
 
 /// Folder of orders. Files in it may be removed at any time between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,8 +162,17 @@ fn sound(file: &mut File, key: &Key) -> Result<bool> {
     Ok(file.read_exact(&mut digest).is_ok() && u64::from_ne_bytes(digest) == hash.digest())
 }
 
-/// Writes an order. The file gets its name when it is complete and on disk.
+/// Writes an order under a temporary name, and renames it when it is complete and on disk.
 fn publish(path: &Path, key: &Key, order: &Order) -> Result<()> {
+    let partial = path.with_extension("partial");
+    let written = write(&partial, key, order).and_then(|()| Ok(fs::rename(&partial, path)?));
+    if written.is_err() {
+        fs::remove_file(&partial).ok();
+    }
+    written
+}
+
+fn write(path: &Path, key: &Key, order: &Order) -> Result<()> {
     let (Array::Memory(starts), Array::Memory(sequences), Array::Memory(shuffle)) =
         (&order.starts, &order.sequences, &order.shuffle)
     else {
@@ -177,11 +185,12 @@ fn publish(path: &Path, key: &Key, order: &Order) -> Result<()> {
         bytemuck::cast_slice(shuffle),
     ];
     let mut hash = Xxh3Default::new();
-    let mut out = BufWriter::new(Output::create(path, Existing::Replaced)?);
+    let mut out = BufWriter::new(File::create(path)?);
     for part in parts {
         hash.update(part);
         out.write_all(part)?;
     }
     out.write_all(&hash.digest().to_ne_bytes())?;
-    out.into_inner().map_err(|error| error.into_error())?.finish()
+    out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+    Ok(())
 }

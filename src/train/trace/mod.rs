@@ -7,6 +7,7 @@ mod spans;
 pub use spans::SpanRecorder;
 
 use super::rank::Rank;
+use super::watch::{Ended, RunContext, Watcher};
 use base::{Problems, Seconds};
 use device::Backend;
 use spans::RankSpans;
@@ -101,7 +102,7 @@ impl Trace {
     }
 
     /// Starts to record if the next step is the first of the trace. A collective.
-    pub fn before(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
+    fn before(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
         if step == self.options.steps.first {
             let clock = rank.clock_offset();
             self.spans.start(rank.number(), clock, backend.timeline());
@@ -109,12 +110,12 @@ impl Trace {
     }
 
     /// Whether the trace ends with this step.
-    pub fn ends_with(&self, step: u64) -> bool {
+    fn ends_with(&self, step: u64) -> bool {
         step == self.options.steps.last
     }
 
     /// Stops to record; rank 0 writes the spans of all ranks, if there are any. A collective.
-    pub fn finish(&self, rank: &Rank) -> anyhow::Result<()> {
+    fn finish(&self, rank: &Rank) -> anyhow::Result<()> {
         let parts = rank.gather(&self.spans.stop(rank.number()))?;
         self.write(parts.into_iter().flatten().collect());
         Ok(())
@@ -133,6 +134,31 @@ impl Trace {
             Ok(()) => tracing::info!("{}", summary(&parts, &file.display().to_string())),
             Err(error) => tracing::warn!("no trace in {}: {error:#}", file.display()),
         }
+    }
+}
+
+impl Watcher for Option<&Trace> {
+    fn name(&self) -> &'static str {
+        "trace"
+    }
+
+    fn before_step(&mut self, cx: &RunContext, step: u64) {
+        if let Some(trace) = self {
+            trace.before(cx.rank, step, cx.be);
+        }
+    }
+
+    fn needs_idle(&self, step: u64) -> bool {
+        self.is_some_and(|trace| trace.ends_with(step))
+    }
+
+    fn after_step(&mut self, cx: &RunContext, step: u64) -> anyhow::Result<()> {
+        let ended = self.filter(|trace| trace.ends_with(step));
+        ended.map_or(Ok(()), |trace| trace.finish(cx.rank))
+    }
+
+    fn complete(&mut self, cx: &RunContext, _: Ended) -> anyhow::Result<()> {
+        self.map_or(Ok(()), |trace| trace.finish(cx.rank))
     }
 }
 

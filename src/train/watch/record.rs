@@ -1,0 +1,115 @@
+//! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
+
+use super::{Event, RunContext, StepRecord, Watcher};
+use crate::report::metrics::Metrics;
+use crate::report::{Report, StepLine};
+use crate::status::Board;
+use base::{Count, Seconds};
+use device::cuda::nvml::Monitor;
+use std::time::Duration;
+
+/// Expected seconds of a run above which its expected duration is printed after the first step.
+const FORETOLD_S: f64 = 20.0;
+
+/// Report and status, on rank 0 only.
+pub struct Record {
+    files: Option<(Report, Board)>,
+    /// Whether a step of this process was recorded.
+    begun: bool,
+}
+
+impl Record {
+    pub fn new(files: Option<(Report, Board)>) -> Record {
+        Record { files, begun: false }
+    }
+
+    fn step(&mut self, cx: &RunContext, done: &StepRecord) -> anyhow::Result<()> {
+        let m = cx.manifest;
+        let first = !std::mem::replace(&mut self.begun, true);
+        let Some((report, board)) = &mut self.files else { return Ok(()) };
+        let logged = done.step.is_multiple_of(m.log.interval);
+        let monitor = cx.monitor.as_ref().filter(|_| logged);
+        let line = StepLine {
+            step: done.step,
+            consumed_samples: done.samples.end,
+            lm_loss: done.outcome.loss,
+            grad_norm: done.outcome.grad_norm,
+            lr: done.lr,
+            global_batch: (done.samples.end - done.samples.start) as usize,
+            seconds: done.seconds,
+            data_wait_seconds: done.data_wait.as_secs_f64(),
+            z_loss: m.train.z_loss.map(|_| done.outcome.z_loss),
+            loss_scale: m.loss_scale.is_some().then_some(done.outcome.loss_scale),
+            skipped: done.outcome.skipped,
+            health: monitor.map(Monitor::read).unwrap_or_default(),
+        };
+        report.step(&line)?;
+        board.step(&line);
+        if first {
+            foretell(cx, &line);
+        }
+        Ok(())
+    }
+}
+
+/// Prints the expected duration after the first step of a long run.
+fn foretell(cx: &RunContext, first: &StepLine) {
+    let samples = cx.manifest.train.samples;
+    let remaining = samples.saturating_sub(first.consumed_samples);
+    let seconds = remaining as f64 * first.seconds / first.global_batch as f64;
+    if seconds >= FORETOLD_S {
+        let steps = cx.ramp.steps(samples) - first.step;
+        let (first, rest) = (Seconds(first.seconds), Seconds(seconds));
+        let steps = Count(steps).of("step");
+        tracing::info!("the first step took {first}: {steps} more take about {rest}");
+    }
+}
+
+impl Watcher for Record {
+    fn name(&self) -> &'static str {
+        "record"
+    }
+
+    fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
+        if let Event::Step(done) = event {
+            return self.step(cx, done);
+        }
+        let Some((report, board)) = &mut self.files else { return Ok(()) };
+        match event {
+            Event::Validated(at, set, loss) => {
+                report.eval(at.step, at.consumed_samples, set, *loss)?
+            }
+            Event::Scored(at, task, accuracy) => {
+                report.task(at.step, at.consumed_samples, task, *accuracy)?
+            }
+            Event::Parts(table) => {
+                report.parts(table)?;
+                board.parts(table);
+            }
+            Event::Saved(each_step) => board.saved(*each_step),
+            Event::RolledBack(step) => {
+                report.go_back(*step)?;
+                let kept = Metrics::read(&cx.manifest.log.folder);
+                board.go_back(kept.map_or(0.0, |kept| kept.useful_seconds()));
+            }
+            Event::Step(_) | Event::Evaluated(_) => {}
+        }
+        Ok(())
+    }
+
+    fn is_written(&mut self) -> anyhow::Result<bool> {
+        let Some((report, _)) = &mut self.files else { return Ok(true) };
+        let written = report.is_written()?;
+        if !written {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(written)
+    }
+
+    fn finish(&mut self, _: &RunContext, how: &str) {
+        if let Some((report, board)) = &mut self.files {
+            report.finish();
+            tracing::info!("{}", board.end(how).goodput_line());
+        }
+    }
+}
