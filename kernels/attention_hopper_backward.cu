@@ -75,7 +75,7 @@ template <int D> struct BackwardKeys {
         uint32_t end = head.head + a.serves;
         for (int query = first; head.head < end; query += N) {
             if (query >= seq) {
-                query = first - N; // of the next head
+                query = first - N; // the next head's first query follows
                 head.head++;
                 continue;
             }
