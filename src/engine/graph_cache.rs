@@ -81,7 +81,7 @@ pub struct GraphCache {
 
 impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
-        let inside = [&groups.tensor, &groups.tp_async, &groups.data];
+        let inside = [&groups.tensor, &groups.tp_async, &groups.gradients];
         let OnHost { weights, grads, .. } = OnHost::of(m);
         GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,

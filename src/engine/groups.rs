@@ -20,8 +20,8 @@ pub struct Groups {
     /// synchronously.
     pub activation_messages: Box<dyn Group>,
     pub gradient_messages: Box<dyn Group>,
-    /// The other replicas.
-    pub data: Box<dyn Group>,
+    /// Ranks that hold the same weights: they sum gradients, and shard states.
+    pub gradients: Box<dyn Group>,
     /// The first and the last stage, which both hold a tied embedding.
     pub embedding: Box<dyn Group>,
     /// The ranks of `tensor` again: a second communicator, for sums that overlap with computation.
@@ -40,7 +40,7 @@ impl Groups {
             pipeline: solo(),
             activation_messages: solo(),
             gradient_messages: solo(),
-            data: solo(),
+            gradients: solo(),
             embedding: solo(),
             tp_async: solo(),
             grid: Grid::SOLO,
@@ -75,7 +75,7 @@ impl Groups {
             pipeline: make(comm::PIPELINE, &stages),
             activation_messages: begun(comm::ACTIVATIONS),
             gradient_messages: begun(comm::GRADIENTS),
-            data: make("data", &grid.group(at, GRADIENTS)),
+            gradients: make("data", &grid.group(at, GRADIENTS)),
             embedding,
             grid,
             at,
@@ -98,7 +98,7 @@ impl Groups {
     /// add 0.
     pub fn sum_over_stages_and_replicas(&self, x: Tensor) {
         self.pipeline.all_reduce(x);
-        self.data.all_reduce(x);
+        self.gradients.all_reduce(x);
     }
 }
 
@@ -135,7 +135,7 @@ pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
         chunks: (0..pp.chunks).map(chunk).collect(),
         tp: groups.tensor.size(),
         tp_rank: groups.tensor.rank(),
-        dp: groups.data.size(),
+        dp: groups.gradients.size(),
     }
 }
 

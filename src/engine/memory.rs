@@ -83,7 +83,7 @@ pub fn lay(
 ) -> Laid {
     let train = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
-    let (level, dp_rank) = (params::zero_level(groups, m), groups.data.rank());
+    let (level, dp_rank) = (params::zero_level(groups, m), groups.gradients.rank());
     let on_host = OnHost::of(m);
     let mut buckets = params::buckets(level, dp_rank, &layout, train.dtype, on_host, at);
     let fp8 = (m.precision == Precision::Fp8).then(|| {

@@ -280,7 +280,7 @@ fn rank(
 ) -> (Vec<Outcome>, Vec<ReplicaDigest>, Snapshot) {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &manifest.topology);
-    let (dp, replicas) = (groups.data.rank(), groups.data.size());
+    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
     let engine = Engine::with_rule(&cpu, groups, manifest, true, rule).unwrap();
     engine.init();
     if let Some(checkpoint) = from {

@@ -442,7 +442,7 @@ pub fn train(sets: &[&str], globals: &[usize]) -> Past {
 fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &manifest.topology);
-    let (dp, replicas) = (groups.data.rank(), groups.data.size());
+    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
     let share = groups.tensor.rank();
     let engine = Engine::new(&cpu, groups, manifest, true).unwrap();
     engine.init();

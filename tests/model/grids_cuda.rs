@@ -194,7 +194,7 @@ pub fn train(
     mut stepped: impl FnMut(usize),
 ) -> Vec<Outcome> {
     let (global, micro) = (manifest.batch.global, manifest.batch.micro);
-    let (dp, replicas) = (groups.data.rank(), groups.data.size());
+    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
     let engine = Engine::new(be, groups, manifest, true).unwrap();
     engine.init();
     let micros = global / micro / replicas;

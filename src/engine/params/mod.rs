@@ -223,7 +223,7 @@ impl<'a> ShardedParams<'a> {
         self.groups.tensor.all_reduce(x);
         self.groups.pipeline.all_reduce(x);
         if self.level > 0 {
-            self.groups.data.all_reduce(x);
+            self.groups.gradients.all_reduce(x);
         }
     }
 
@@ -288,7 +288,7 @@ impl<'a> ShardedParams<'a> {
         in_flight.shares = [None; 2];
         for (number, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 && !bucket.windowed {
-                in_flight.gathers[number] = Some(self.groups.data.begin(bucket.gather()));
+                in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
             }
         }
     }
@@ -297,7 +297,7 @@ impl<'a> ShardedParams<'a> {
     pub fn wait_gathers(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let gathers = in_flight.gathers.iter_mut().filter_map(Option::take);
-        gathers.for_each(|pending| self.groups.data.finish(pending));
+        gathers.for_each(|pending| self.groups.gradients.finish(pending));
     }
 
     /// Gather state; None while a collective is in flight.
@@ -334,9 +334,9 @@ impl<'a> ShardedParams<'a> {
     pub fn wait_reductions(&self) {
         (0..3).for_each(|buffer| self.accumulate_shard(buffer));
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let Groups { tp_async, data, .. } = &self.groups;
+        let Groups { tp_async, gradients, .. } = &self.groups;
         in_flight.tp_sums.drain(..).for_each(|pending| tp_async.finish(pending));
-        in_flight.reductions.drain(..).for_each(|pending| data.finish(pending));
+        in_flight.reductions.drain(..).for_each(|pending| gradients.finish(pending));
     }
 
     /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
@@ -344,7 +344,7 @@ impl<'a> ShardedParams<'a> {
     fn begin_reduction(&self, number: usize, at: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
-        let Groups { tp_async, data, .. } = &self.groups;
+        let Groups { tp_async, gradients, .. } = &self.groups;
         let partial = layout.params.iter().filter(|param| param.spec.partial_grad(self.sequence));
         let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
         in_flight.tp_sums.extend(tp_async.begin_all(&partial.map(sum).collect::<Vec<_>>()));
@@ -352,7 +352,7 @@ impl<'a> ShardedParams<'a> {
             return;
         }
         let part = bucket.scattered_grads(layout.range.start);
-        let pending = data.begin(match self.level {
+        let pending = gradients.begin(match self.level {
             0 => Collective::AllReduce(bucket.grads),
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
@@ -364,7 +364,7 @@ impl<'a> ShardedParams<'a> {
 
     /// Whether gradients are reduced over replicas.
     fn reduces(&self) -> bool {
-        self.groups.data.size() > 1
+        self.groups.gradients.size() > 1
     }
 
     /// Buffer of a block's gradients, if it shares one with other blocks.
@@ -378,7 +378,7 @@ impl<'a> ShardedParams<'a> {
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
         let Some((number, at, pending)) = reduced else { return };
-        self.groups.data.finish(pending);
+        self.groups.gradients.finish(pending);
         let bucket = &self.buckets[number];
         let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
         match &self.host_grads {
@@ -408,7 +408,7 @@ impl<'a> ShardedParams<'a> {
 
 /// Effective ZeRO level: 0 if there is only one data-parallel rank.
 pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
-    let level = if groups.data.size() == 1 { 0 } else { m.topology.zero };
+    let level = if groups.gradients.size() == 1 { 0 } else { m.topology.zero };
     assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
     level
 }
@@ -419,7 +419,7 @@ impl ParamStore for ShardedParams<'_> {
         if bucket.windowed {
             self.gather_block(number);
         } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
-            self.groups.data.finish(pending);
+            self.groups.gradients.finish(pending);
         }
         &bucket.weights_by_name
     }

@@ -65,7 +65,7 @@ train: {samples: 800}
     buckets(level, 0, &layout, DType::BF16, OnHost::default(), &measured);
     let arenas = measured.reserve(&cpu).unwrap();
     let buckets = buckets(level, 0, &layout, DType::BF16, OnHost::default(), &arenas);
-    let groups = Groups { data: Box::new(log.clone()), ..Groups::solo() };
+    let groups = Groups { gradients: Box::new(log.clone()), ..Groups::solo() };
     let params = ShardedParams::new(&cpu, groups, &m, layout, buckets, Vec::new());
     for block in (1..=4).rev() {
         params.weights(block);

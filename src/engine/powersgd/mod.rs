@@ -126,7 +126,7 @@ impl Compression {
     /// Sums the blocks' gradients over replicas. Returns the scale of the gradients, f32 [1, 1]. It
     /// is NaN if a gradient of any rank is not finite; no state is changed then.
     pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
-        let (be, data) = (params.backend(), &*params.groups().data);
+        let (be, data) = (params.backend(), &*params.groups().gradients);
         self.agree(params, s);
         let replicas = data.size() as f32;
         let (unscale, scale) = (self.unscale.span(1, 1), self.rescale.span(1, 1));
@@ -172,7 +172,7 @@ impl Compression {
 
     /// Replaces every error by the mean over replicas.
     pub fn average_errors(&self, params: &ShardedParams) {
-        let (be, data) = (params.backend(), &*params.groups().data);
+        let (be, data) = (params.backend(), &*params.groups().gradients);
         let one = self.total;
         be.upload(bytemuck::bytes_of(&1.0f32), one);
         for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {

@@ -55,7 +55,7 @@ impl std::error::Error for ReplicasDiverged {}
 
 /// Reserves the digests of the largest group.
 pub fn room(groups: &Groups, states: &[ParamStates], params: usize, arena: &Arena) -> Tensor {
-    let ranks = groups.tensor.size().max(groups.data.size()).max(groups.embedding.size());
+    let ranks = groups.tensor.size().max(groups.gradients.size()).max(groups.embedding.size());
     let count = |of: fn(&StateSpec) -> bool| -> usize {
         states.iter().map(|kept| kept.states().filter(|(state, ..)| of(state)).count()).sum()
     };
@@ -79,7 +79,7 @@ pub fn check(
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
     params.wait_gathers();
-    let Groups { tensor, data, embedding, grid, at, .. } = params.groups();
+    let Groups { tensor, gradients, embedding, grid, at, .. } = params.groups();
     let check = Check { params, digests };
     let repeated = states(params, |kept, state| is_whole(&kept.param, state.extent));
     let mut found = check.compare(&**tensor, repeated, &grid.group(*at, SHARES));
@@ -92,7 +92,7 @@ pub fn check(
             copies
         }
     };
-    found.extend(check.compare(&**data, copies, &grid.group(*at, GRADIENTS)));
+    found.extend(check.compare(&**gradients, copies, &grid.group(*at, GRADIENTS)));
     let tied = params.whole_weights().filter(|(param, _)| param.spec.tied);
     let tied = tied.map(|(param, at)| view(&param.name, MODEL, at)).collect();
     if let Some(ends) = Groups::embedding_ranks(grid, *at) {

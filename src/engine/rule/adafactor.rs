@@ -83,7 +83,7 @@ impl Lens {
             groups.tensor.all_reduce(all.span(0, tensor + tensor_tied));
         }
         if step.at.sharded {
-            groups.data.all_reduce(all);
+            groups.gradients.all_reduce(all);
         }
         if tensor_tied + tied > 0 {
             groups.embedding.all_reduce(all.span(tensor, tensor_tied + tied));

@@ -28,7 +28,7 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
     formulas::sent(&Step {
         tensor: groups.tensor.size(),
         pipeline: pp.ranks,
-        data: groups.data.size(),
+        data: groups.gradients.size(),
         sequence: m.topology.sequence_parallel,
         zero: m.topology.zero,
         micros: div_exact(global, m.batch.micro * groups.replicas()),

@@ -117,7 +117,7 @@ impl Muon {
         let flops = |one: FusedMatrix| self.newton_schulz.flops(one.size());
         let costs: Vec<u64> =
             all.iter().map(|param| self.matrices(&param.spec, 1).map(flops).sum()).collect();
-        let replicas = at.groups.data.size();
+        let replicas = at.groups.gradients.size();
         let job = |(piece, owner): (usize, usize)| {
             let (param, kept) = (all[piece], kept.get(&all[piece].offset).copied());
             Job { param, kept, data: owner % replicas, tensor: owner / replicas }
@@ -157,7 +157,7 @@ impl Muon {
         let parts = |way| jobs().flat_map(move |(job, laid)| laid.parts(at, job, way));
         let shares = |way| jobs().flat_map(move |(job, laid)| laid.shares(at, job, way));
         if at.sharded {
-            exchange(&*at.groups.data, parts(Way::ToOwner));
+            exchange(&*at.groups.gradients, parts(Way::ToOwner));
         }
         exchange(&*at.groups.tensor, shares(Way::ToOwner));
         if let Some(whole) = laid.iter().find_map(|laid| laid.whole) {
@@ -168,7 +168,7 @@ impl Muon {
             }
         }
         exchange(&*at.groups.tensor, shares(Way::FromOwner));
-        exchange(&*at.groups.data, parts(Way::FromOwner));
+        exchange(&*at.groups.gradients, parts(Way::FromOwner));
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
@@ -231,13 +231,13 @@ fn part(at: &Place, param: &Param, replica: usize) -> Range<usize> {
 
 impl Job<'_> {
     fn is_owner(&self, at: &Place) -> bool {
-        (self.data, self.tensor) == (at.groups.data.rank(), at.groups.tensor.rank())
+        (self.data, self.tensor) == (at.groups.gradients.rank(), at.groups.tensor.rank())
     }
 }
 
 impl Laid {
     fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> Laid {
-        let (numel, replica) = (job.param.numel(), at.groups.data.rank());
+        let (numel, replica) = (job.param.numel(), at.groups.gradients.rank());
         let part = part(at, job.param, replica);
         let row = |len| arena.matrix(1, len, dtype);
         if job.data != replica {
@@ -252,7 +252,7 @@ impl Laid {
     /// Messages among replicas: parts of the direction to the owner's replica, or of the step from
     /// it.
     fn parts(&self, at: &Place, job: &Job, way: Way) -> Vec<Message> {
-        let data = &at.groups.data;
+        let data = &at.groups.gradients;
         let all: Vec<Message> = match self.share {
             None => vec![way.from(job.data, self.own)],
             Some(share) => {

@@ -54,8 +54,14 @@ fn rank(world: World, m: &Manifest) -> Bits {
     let level = params::zero_level(&groups, m);
     let at = Place { groups: &groups, layout: &layout, sharded: level > 0 };
     let lay = |arenas: &Arenas| {
-        let buckets =
-            params::buckets(level, groups.data.rank(), &layout, dtype, OnHost::default(), arenas);
+        let buckets = params::buckets(
+            level,
+            groups.gradients.rank(),
+            &layout,
+            dtype,
+            OnHost::default(),
+            arenas,
+        );
         let states = params::states(&layout, &buckets, &*rule, false, arenas);
         let scratch = arenas.saved.matrix(1, rule.scratch(&at, &states), DType::F32);
         let scalars = arenas.inputs.matrix(1, 3, DType::F32);
