@@ -51,7 +51,8 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
             Some(*sum)
         }))
         .collect();
-    // Of the first layers on the stages so far: the largest sum, and the layers of the last stage.
+    // best[stage][n] splits the first n layers over the stages up to this one: the largest sum, and
+    // the number of layers of this stage.
     let mut best: Vec<Vec<(f64, usize)>> = Vec::new();
     for (stage, end) in ends.iter().enumerate() {
         let row = (0..sums.len()).map(|until| {

@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn what_sbatch_was_given_is_repeated() {
-        // Of Slurm 22.05.
+        // Output of Slurm 22.05.
         let about = "JobId=1 JobName=job.sh Account=(null) QOS=(null) TimeLimit=00:01:00 \
             TimeMin=N/A Partition=test NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 \
             NtasksPerN:B:S:C=0:0:*:* WorkDir=/w StdErr=/w/job.out StdOut=/w/job.out Power=";

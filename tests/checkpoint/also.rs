@@ -119,7 +119,7 @@ fn copies_are_kept_as_checkpoints_are_and_the_next_start_copies_what_is_missing(
     lab.run(&["train.steps=14", &also, keep[0], keep[1]]).well();
     assert_eq!(steps(&lab.path("runs/a/checkpoints")), [6, 12, 14]);
     assert!([&[12, 14][..], &[14]].contains(&&*steps(&place)), "{:?}", steps(&place));
-    // Of another run nothing is replaced: a new one does not begin.
+    // Copies of another run are never replaced: a new run does not start.
     let other = lab.run(&["log.folder=runs/b", "train.seed=4", &also]);
     other.expect(2, &["checkpoint.also", "the copies of another run"]);
     // Back to an older step: what came after it is set aside there too.

@@ -107,7 +107,7 @@ fn compressed_gradients_are_billed_and_advised() {
     let e = Exchange::of(&with.manifest, &with.setup).unwrap();
     let (ranks, h) = (16.0, 4096.0);
     let ring = 2.0 * (ranks - 1.0) / ranks;
-    // Of a block's matrices [n, m]: qkv, proj, fc1, fc2; and rank 4.
+    // Factors of rank 4 of a block's matrices [n, m]: qkv, proj, fc1, fc2.
     let factors = 4.0 * 4.0 * h * ((3.0 + 1.0) + (1.0 + 1.0) + (4.0 + 1.0) + (1.0 + 4.0));
     let vectors = 4.0 * h * (4.0 + 3.0 + 1.0 + 4.0 + 1.0);
     let saved = 30.0 * (ring / 2.0 * 4.0 * (12.0 * h * h + vectors / 4.0));

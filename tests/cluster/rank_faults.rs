@@ -258,7 +258,7 @@ fn starts_that_lead_nowhere_come_to_an_end() {
 
 #[test]
 fn ranks_that_fit_alone_but_not_together_do_not_start() {
-    // Of addresses: what is free of the machine's memory changes while other tests run.
+    // Limit of addresses: the machine's free memory changes while other tests run.
     const FREE_KIB: u64 = 8 << 20;
     // Weights, gradients and two moments in f32: two thirds of it for each of two ranks.
     let vocab = format!("model.vocab={}", FREE_KIB * 2 / 3 / 16);

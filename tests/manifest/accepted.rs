@@ -122,7 +122,7 @@ fn set_changes_and_creates_keys() {
         with(&["lr.decay=linear", "lr.decay.wsd.decay_samples=400"]).manifest.lr.decay,
         Decay::Wsd { decay_from: 6000, samples: 6400 }
     );
-    // Of keys that exclude each other, the command line's counts.
+    // The command line's key replaces keys of the file that exclude it.
     assert_eq!(with(&["train.steps=10"]).manifest.train.samples, 160);
     // Whatever the order: a key that is nothing takes the place of no other.
     let steps = with(&["train.steps=10", "train.tokens=null", "train.samples=null"]);

@@ -84,7 +84,7 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
     let mut weights = master.x.clone();
     let spread = b.normal_f32(1, len).x;
     for step in 1..=4 {
-        // Of very different sizes; some are 0, the whole second block's among them.
+        // Gradients of very different sizes; some are 0, and so is the whole second block.
         let drawn = b.normal(1, len).x.into_iter().zip(&spread).enumerate();
         let size = |i: usize| if i / block == 1 || i.is_multiple_of(11) { 0.0 } else { 0.1 };
         let grad: Vec<f64> = drawn.map(|(i, (x, s))| size(i) * x * (2.0 * s).exp()).collect();

@@ -92,7 +92,7 @@ fn compare(
     }
     let logit = |row: usize, entry: usize| parts[entry / own].x[row * own + entry % own];
     let whole = |row: usize| (0..vocab).map(|entry| logit(row, entry)).collect::<Vec<_>>();
-    // Of logits before the cap, so that the slopes are those of the cap too.
+    // A function of the logits before the cap, so that its slopes include the cap's.
     let log_z =
         |logits: &[f64]| log_sum_exp(&logits.iter().map(|x| extra.capped(*x)).collect::<Vec<_>>());
     let loss = |row: usize, logits: &[f64]| match weights.x[row] {

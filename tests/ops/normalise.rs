@@ -143,7 +143,7 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     };
     backward(dy.on, dx.set(), dscale.on.add(), dshift.on.add());
     let want = || {
-        // Of a row, since no other moves with it.
+        // Each row separately: a row's gradient depends on no other row.
         let row = |(x, dy): (&[f64], &[f64])| slopes(x, |x| dot(&of(x, &scale.x, &shift.x), dy));
         x.x.chunks(cols).zip(dy.x.chunks(cols)).flat_map(row).collect::<Vec<_>>()
     };

@@ -84,7 +84,7 @@ fn of_equally_fast_cuts_the_roomiest_is_first() {
         rest.iter().find(|p| p.days.seconds <= near && p.candidate.bytes < first.candidate.bytes);
     assert!(roomier.is_none(), "{roomier:?}");
     assert_eq!(found.cuts, search.cuts(8).len());
-    // Of equal memory, the one with fewer ranks in tensor parallelism.
+    // At equal memory, the topology with fewer tensor-parallel ranks comes first.
     let tensor = |tensor: usize| {
         let mut candidate = first.candidate.clone();
         candidate.setup.topology.tensor = tensor;

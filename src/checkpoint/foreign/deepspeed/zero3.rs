@@ -132,7 +132,7 @@ fn grid(dir: &Path, both: [&Files; 2]) -> anyhow::Result<[usize; 2]> {
     let data = 1 + all().map(|(_, data)| *data).max().unwrap_or(0);
     let most = all().count();
     for (files, end) in both.iter().zip(["model", "optim"]) {
-        // Of ranks beyond the number of files one of the first is missing.
+        // The first gap is within the number of files plus one, whatever rank a name claims.
         let ranks = (0..tensor).flat_map(|t| (0..data).map(move |d| (t, d))).take(most + 1);
         let missing = ranks.into_iter().find(|ranks| !files.contains_key(ranks));
         if let Some((tensor, data)) = missing {

@@ -18,7 +18,7 @@ pub fn fp8(cuda: &Cuda, op: &op::Fp8Gemm) {
     let op::Fp8Gemm { a, b, c, then } = *op;
     let size = op.size();
     assert!(size.iter().all(|side| side.is_multiple_of(16)), "sides of {size:?} in sixteens");
-    // Of the formats of forward: gradients are E5M2.
+    // Forward multiplies E4M3 by E4M3; in backward one operand, a gradient, is E5M2.
     let fast = cuda.device.fast_fp8 && [a.format, b.format] == [Fp8::E4M3; 2];
     let kind = Fp8Kind { formats: [b.format, a.format], scaling: a.scaling, fast };
     let fp8 = Some((kind, [b.scales, a.scales]));
