@@ -147,8 +147,18 @@ impl<'t> Arguments<'t> {
         problems.or(())
     }
 
+    /// Settings of the model and of the run, and notes about them. `scheduler` is the state of the
+    /// learning rate's schedule.
+    pub fn settings(&self, scheduler: Option<Value>) -> anyhow::Result<(Settings, Vec<String>)> {
+        let (mut settings, mut notes) = (Settings::default(), Vec::new());
+        self.model(&mut settings, &mut notes)?;
+        self.training(&mut settings, &mut notes)?;
+        self.rates(scheduler.as_ref(), &mut settings)?;
+        Ok((settings, notes))
+    }
+
     /// Precision, batch, optimizer, data and length.
-    pub fn training(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
+    fn training(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
         let precision = match (self.is_set("bf16"), self.is_set("fp16")) {
             (true, _) => "bf16",
             (_, true) => "fp16",
@@ -296,7 +306,7 @@ impl<'t> Arguments<'t> {
     }
 
     /// The learning rate, by the scheduler's own state where there is one. Its steps are samples.
-    pub fn rates(&self, scheduler: Option<&Value>, settings: &mut Settings) -> anyhow::Result<()> {
+    fn rates(&self, scheduler: Option<&Value>, settings: &mut Settings) -> anyhow::Result<()> {
         let of_state = |names: &[&str]| {
             names.iter().find_map(|name| scheduler.and_then(|state| state.some(name)))
         };

@@ -76,12 +76,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let grid = names.grid(&dir, &args)?;
     let stages = stages(&dir, &names, grid, root.need("iteration")?.count()?)?;
     let sharded = TorchFile::open(&dir.join(&names.optim[&(0, 0)]))?;
-    let mut notes = Vec::new();
-    let mut settings = Settings::default();
-    args.model(&mut settings, &mut notes)?;
-    args.training(&mut settings, &mut notes)?;
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
-    args.rates(scheduler.as_ref(), &mut settings)?;
+    let (mut settings, notes) = args.settings(scheduler)?;
     topology(&mut settings, grid, &args);
     let block_names = stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
     let first_block = first_block(block_names)
@@ -92,13 +88,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let step = root.need("iteration")?.count()?;
     let samples = args.count("consumed_train_samples")?;
     let tokens = root.some("tokens").map_or(Ok(0), |tokens| tokens.count())?;
-    let version = root.some("ds_version").and_then(|version| version.str().ok());
     let found = Found {
         format: Format::MegatronDeepSpeed,
-        trainer: format!(
-            "Megatron-DeepSpeed (DeepSpeed {})",
-            version.unwrap_or("of an unknown version")
-        ),
+        trainer: format!("Megatron-DeepSpeed (DeepSpeed {})", deepspeed_version(&root)),
         folder: dir.display().to_string(),
         step,
         samples,
@@ -134,6 +126,12 @@ fn refuse(args: &Arguments) -> Result<(), Problems> {
         ("add_position_embedding_type", "this position embedding is not one of gptrain's"),
         ("use_rotary_position_embeddings", "rotary positions in this folder are not read yet"),
     ])
+}
+
+/// Version of DeepSpeed that wrote the folder.
+fn deepspeed_version<'a>(root: &Value<'a>) -> &'a str {
+    let version = root.some("ds_version").and_then(|version| version.str().ok());
+    version.unwrap_or("of an unknown version")
 }
 
 fn version_of(root: &Value) -> f64 {

@@ -16,8 +16,7 @@ use super::cut::{Cut, Fused, Pairs, gates_values};
 use super::dcp::metadata::Metadata;
 use super::detect::{Format, step_folder};
 use super::megatron::files::topology;
-use super::megatron::names::{Layers, dist_name, is_scale};
-use super::settings::Settings;
+use super::megatron::names::{Layers, add_one, dist_name};
 use super::{Choices, ForeignRun, Found, Kept, layer_of};
 use anyhow::Context;
 use base::{Problems, input};
@@ -69,11 +68,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         "window_size",
         "gptrain's windows are model.window: import the weights alone",
     )])?;
-    let mut notes = Vec::new();
-    let mut settings = Settings::default();
-    args.model(&mut settings, &mut notes)?;
-    args.training(&mut settings, &mut notes)?;
-    args.rates(root.some("opt_param_scheduler").as_ref(), &mut settings)?;
+    let (mut settings, notes) = args.settings(root.some("opt_param_scheduler"))?;
     let size = |name: &str| args.get(name).map_or(Ok(1), |size| size.count());
     let grid = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
     let grid = grid.map(size);
@@ -327,8 +322,8 @@ impl ForeignRun for Folder {
             let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
             self.meta.each_rectangle(&self.state(name, kept), layer, &theirs, put)?;
         }
-        if self.less_one && is_scale(param.spec.weight) && kept == Kept::Master {
-            ours.iter_mut().for_each(|value| *value += 1.0);
+        if self.less_one {
+            add_one(param, kept, &mut ours);
         }
         Ok(ours)
     }

@@ -19,7 +19,6 @@ pub use names::{MODULES, core_name};
 use super::super::torch::TorchFile;
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
-use super::settings::Settings;
 use super::{Choices, ForeignRun, Found, Kept};
 use buffers::Starts;
 use files::{files, grid, topology};
@@ -73,12 +72,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         "gptrain's windows are model.window: import the weights alone",
     )])?;
     grid(&args, &files)?;
-    let mut notes = Vec::new();
-    let mut settings = Settings::default();
-    args.model(&mut settings, &mut notes)?;
-    args.training(&mut settings, &mut notes)?;
     let scheduler = root.some("opt_param_scheduler").or_else(|| root.some("lr_scheduler"));
-    args.rates(scheduler.as_ref(), &mut settings)?;
+    let (mut settings, notes) = args.settings(scheduler)?;
     topology(&mut settings, &args, [files[0].len(), files.len()])?;
     let step = root.need("iteration")?.count()?;
     let samples = args.count("consumed_train_samples")?;

@@ -6,7 +6,11 @@ use super::Arguments;
 
 impl Arguments<'_> {
     /// The model's settings but its vocabulary.
-    pub fn model(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
+    pub(super) fn model(
+        &self,
+        settings: &mut Settings,
+        notes: &mut Vec<String>,
+    ) -> anyhow::Result<()> {
         let position = self.get("position_embedding_type");
         let rotary = self.is_set("use_rotary_position_embeddings");
         let (name, family) = match position.as_ref().map(position_name).transpose()? {

@@ -11,7 +11,6 @@ use super::super::arguments::Arguments;
 use super::super::compare::Comparison;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::states::step_number;
-use super::super::settings::Settings;
 use super::super::{Choices, ForeignRun, Found, Kept};
 use super::layers::{EMBEDDING, first_block, name_of};
 use super::{RULE, refuse};
@@ -42,12 +41,8 @@ pub fn open(from: &Path, _: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let names = shapes.keys().map(String::as_str);
     let first_block = first_block(names)
         .with_context(|| format!("{}: zero has no block's input_layernorm", dir.display()))?;
-    let mut notes = Vec::new();
-    let mut settings = Settings::default();
-    args.model(&mut settings, &mut notes)?;
-    args.training(&mut settings, &mut notes)?;
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
-    args.rates(scheduler.as_ref(), &mut settings)?;
+    let (mut settings, mut notes) = args.settings(scheduler)?;
     let size = |name: &str| args.count(name).unwrap_or(1) as usize;
     let grid = [size("tensor_model_parallel_size"), size("pipeline_model_parallel_size"), 1];
     settings.set("topology.tensor", grid[0], "tensor_model_parallel_size");

@@ -13,11 +13,10 @@ use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::folder::{Folder, Place, Places, Shares};
 use super::super::megatron::names::known;
-use super::super::settings::Settings;
 use super::super::{Choices, ForeignRun, Found, Kept};
 use super::names::between;
 use super::optimizer::{loss_scale, rate, updates};
-use super::{Group, RULE, groups, version_of};
+use super::{Group, RULE, deepspeed_version, groups, version_of};
 use anyhow::Context;
 use base::Problems;
 use std::collections::BTreeMap;
@@ -69,23 +68,17 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let first = TorchFile::open(&files[&(0, 0)])?;
     let optimizer = first.root().need("optimizer_state_dict")?;
     let updates = updates(&first, &optimizer)?;
-    let mut notes = Vec::new();
-    let mut settings = Settings::default();
-    args.model(&mut settings, &mut notes)?;
-    args.training(&mut settings, &mut notes)?;
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
-    args.rates(scheduler.as_ref(), &mut settings)?;
+    let (mut settings, notes) = args.settings(scheduler)?;
     settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 3, "partitioned by DeepSpeed");
     }
     let samples = args.count("consumed_train_samples")?;
-    let version = root.some("ds_version").and_then(|version| version.str().ok());
-    let version = version.unwrap_or("of an unknown version");
     let mut found = Found {
         format: Format::DeepSpeedZero3,
-        trainer: format!("Megatron-DeepSpeed, ZeRO-3 (DeepSpeed {version})"),
+        trainer: format!("Megatron-DeepSpeed, ZeRO-3 (DeepSpeed {})", deepspeed_version(&root)),
         folder: dir.display().to_string(),
         step,
         samples,

@@ -5,7 +5,7 @@ use super::super::compare::{Comparison, like};
 use super::super::copies::Copies;
 use super::super::cut::{Cut, Fused, Pairs};
 use super::super::{Choices, ForeignRun, Found, Kept, layer_of};
-use super::names::is_scale;
+use super::names::add_one;
 use anyhow::Context;
 use manifest::Model;
 use model::{Param, TpSplit, Weight};
@@ -198,8 +198,8 @@ impl<S: Shares> ForeignRun for Folder<S> {
             }
             ours
         };
-        if self.less_one && is_scale(param.spec.weight) && kept == Kept::Master {
-            ours.iter_mut().for_each(|value| *value += 1.0);
+        if self.less_one {
+            add_one(param, kept, &mut ours);
         }
         Ok(ours)
     }

@@ -1,7 +1,8 @@
 //! Megatron-LM's names, before and since Megatron-Core, and the order of the parameters in a file.
 
 use super::super::super::torch::{Node, Value};
-use model::Weight;
+use super::super::Kept;
+use model::{Param, Weight};
 
 /// Names of a block's parameters without `layers.N.`: those before core, of core, and of core where
 /// Transformer Engine joins a norm with the product after it.
@@ -158,10 +159,13 @@ pub fn dist_name(name: &str) -> Option<(Weight, Layers, Option<usize>)> {
     Some((row.0, layers, half))
 }
 
-/// Whether a parameter is the scale of a norm, which `apply_layernorm_1p` stores less one.
-pub fn is_scale(weight: Weight) -> bool {
+/// Restores the scale of a norm, which `apply_layernorm_1p` stores less one.
+pub fn add_one(param: &Param, kept: Kept, values: &mut [f32]) {
     use Weight::*;
-    matches!(weight, Ln1Scale | Ln2Scale | LnfScale | QNorm | KNorm)
+    let is_scale = matches!(param.spec.weight, Ln1Scale | Ln2Scale | LnfScale | QNorm | KNorm);
+    if is_scale && kept == Kept::Master {
+        values.iter_mut().for_each(|value| *value += 1.0);
+    }
 }
 
 #[cfg(test)]
