@@ -400,7 +400,7 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let scale = t.matrix_of(1, 1, DType::F32);
     let how = Logits { x: logits, first: 0, vocab: v, cap: None };
     let loss = move || {
-        be.run(op::CrossEntropyUnsplit {
+        be.run(op::CrossEntropyUnsplit(op::CrossEntropy {
             logits: how,
             targets,
             weights,
@@ -408,7 +408,7 @@ fn head<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
             losses: losses.set(),
             z: None,
             scale: Some(scale),
-        });
+        }));
     };
     vec![
         product(t, "head", times, Gemm::NT, [n, v, h], None),

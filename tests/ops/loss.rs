@@ -109,7 +109,7 @@ fn compare(
         let how = Logits { x, first: 0, vocab, cap: extra.cap };
         let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
         let scale = Some(b.known(1, 1, DType::F32, &[1.5]).on);
-        b.run(op::CrossEntropyUnsplit {
+        b.run(op::CrossEntropyUnsplit(op::CrossEntropy {
             logits: how,
             targets: on,
             weights: weights.on,
@@ -117,7 +117,7 @@ fn compare(
             losses: losses.set(),
             z,
             scale,
-        });
+        }));
         [x, losses, z_losses, stats]
     });
     for (share, part) in parts.iter().enumerate() {

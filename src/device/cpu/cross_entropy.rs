@@ -31,9 +31,9 @@ pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
 }
 
 pub(super) fn unsplit(cpu: &Cpu, op: &op::CrossEntropyUnsplit) {
-    let parts = op.parts();
-    stats(cpu, &parts.0);
-    losses(cpu, &parts.1);
+    let (first, second) = op.parts();
+    stats(cpu, &first);
+    losses(cpu, &second);
 }
 
 pub(super) fn losses(cpu: &Cpu, op: &op::CrossEntropy) {

@@ -22,8 +22,8 @@ pub(super) fn losses(cuda: &Cuda, op: &op::CrossEntropy) {
 
 /// Cross-entropy of a vocabulary that is not split; writes its stats, too.
 pub(super) fn unsplit(cuda: &Cuda, op: &op::CrossEntropyUnsplit) {
-    let (arguments, grid) = prepare_losses(&op.parts().1);
-    cuda.launch(typed!("cross_entropy_unsplit", op.logits.x.dtype), grid, arguments);
+    let (arguments, grid) = prepare_losses(&op.0);
+    cuda.launch(typed!("cross_entropy_unsplit", op.0.logits.x.dtype), grid, arguments);
 }
 
 fn prepare_losses(op: &op::CrossEntropy) -> (args::CrossEntropy, Grid) {

@@ -121,24 +121,12 @@ impl Spec for CrossEntropy {
 /// `CrossEntropyStats` of an unsplit vocabulary into `stats` [R, 3], then `CrossEntropy`. Fused if
 /// the device supports it, so that a row is read from memory once.
 #[derive(Clone, Copy, Debug)]
-pub struct CrossEntropyUnsplit {
-    pub logits: Logits,
-    pub targets: Tensor,
-    pub weights: Tensor,
-    pub stats: Tensor,
-    pub losses: Out,
-    pub z: Option<ZLoss>,
-    /// Scale of the gradient; None to keep the logits.
-    pub scale: Option<Tensor>,
-}
+pub struct CrossEntropyUnsplit(pub CrossEntropy);
 
 impl CrossEntropyUnsplit {
     pub fn parts(&self) -> (CrossEntropyStats, CrossEntropy) {
-        let CrossEntropyUnsplit { logits, targets, weights, stats, losses, z, scale } = *self;
-        (
-            CrossEntropyStats { logits, targets, stats: stats.set() },
-            CrossEntropy { logits, targets, weights, stats, losses, z, scale },
-        )
+        let CrossEntropy { logits, targets, stats, .. } = self.0;
+        (CrossEntropyStats { logits, targets, stats: stats.set() }, self.0)
     }
 }
 
@@ -150,11 +138,11 @@ impl Spec for CrossEntropyUnsplit {
         losses.check();
     }
     fn cost(&self) -> Work {
-        let CrossEntropyUnsplit { logits: Logits { x, .. }, losses, scale, .. } = *self;
+        let CrossEntropy { logits: Logits { x, .. }, losses, scale, .. } = self.0;
         Work::op(8 * x.numel()).moving([x, losses.to]).moving(scale.map(|_| x))
     }
     fn tensors(&self) -> Accesses {
-        let CrossEntropyUnsplit { logits, targets, weights, stats, losses, z, scale } = *self;
+        let CrossEntropy { logits, targets, weights, stats, losses, z, scale } = self.0;
         let read = reads([logits.x, targets, weights]).read(scale);
         let all = read.write([stats.set(), losses]).write(z.map(|z| z.losses));
         if scale.is_some() { all.write([logits.x.set()]) } else { all }

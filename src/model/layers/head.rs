@@ -123,28 +123,13 @@ fn cross_entropy(
         .z_losses
         .zip(cx.z_loss)
         .map(|(all, coefficient)| ZLoss { coefficient, losses: all.row_range(first, rows).set() });
+    let entropy =
+        op::CrossEntropy { logits: how, targets, weights, stats, losses: losses.set(), z, scale };
     if ranks == 1 {
-        let losses = losses.set();
-        return cx.be.run(op::CrossEntropyUnsplit {
-            logits: how,
-            targets,
-            weights,
-            stats,
-            losses,
-            z,
-            scale,
-        });
+        return cx.be.run(op::CrossEntropyUnsplit(entropy));
     }
     let part = stats.row_range(cx.tp.group.rank() * rows, rows);
     cx.be.run(op::CrossEntropyStats { logits: how, targets, stats: part.set() });
     cx.tp.group.all_gather(part, stats);
-    cx.be.run(op::CrossEntropy {
-        logits: how,
-        targets,
-        weights,
-        stats,
-        losses: losses.set(),
-        z,
-        scale,
-    });
+    cx.be.run(entropy);
 }
