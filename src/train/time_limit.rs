@@ -37,7 +37,7 @@ pub struct TimeLimit {
     steps: StepTimes,
 }
 
-/// On rank 0 of a Slurm job.
+/// None on ranks other than 0, and outside a Slurm job.
 impl Watcher for Option<TimeLimit> {
     fn name(&self) -> &'static str {
         "time limit"

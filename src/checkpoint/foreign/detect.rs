@@ -52,7 +52,7 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
     let names = names(from)?;
     let has = |name: &str| names.iter().any(|found| found == name);
     let any = |test: &dyn Fn(&str) -> bool| names.iter().any(|name| test(name));
-    // Beside a configuration of its own.
+    // OLMo-core keeps the checkpoint in a subfolder, and its config.json beside that.
     if has(OLMO_MODEL) {
         return Ok(Format::PytorchDcp);
     }

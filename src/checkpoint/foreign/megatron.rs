@@ -50,9 +50,9 @@ struct Rank {
 
 /// Places of a stage's states.
 enum States {
-    /// In the groups of the plain optimizer.
+    /// Entries in the parameter groups of the plain optimizer.
     Plain(StatePlaces),
-    /// In the buffers of the distributed one.
+    /// Offsets in the buffers of the distributed optimizer.
     Flat(Starts),
 }
 

@@ -19,7 +19,7 @@ pub struct Place {
     /// Number among the parameters of the stage.
     pub entry: usize,
     pub name: String,
-    /// On a tensor rank.
+    /// Shape of one tensor rank's share.
     pub shape: Vec<usize>,
 }
 
