@@ -41,9 +41,9 @@ fn there(memory: *mut u8, bytes: usize) -> *mut u8 {
 const REMEDY: &str = "\n    → lower batch.micro or the number of threads, or raise the limit (ulimit -v, the \
                       job's memory)\n";
 
-/// Ends the process without allocating.
+/// Ends the process without allocating: the system has refused `bytes` of memory.
 #[cold]
-fn refused(bytes: usize) -> ! {
+pub(crate) fn refused(bytes: usize) -> ! {
     let mut digits = [0; 20];
     let parts = [
         "gptrain: out of memory: the system refused ".as_bytes(),

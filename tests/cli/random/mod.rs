@@ -1,5 +1,5 @@
-//! Random attacks on the real binary. The suite runs the same few of each kind. By hand and in CI they
-//! run for a given time, with a printed seed that repeats them:
+//! Random attacks on the real binary. The suite runs the same few of each kind, CI a given number. By hand
+//! they run for a given time, with a printed seed that repeats them:
 //!
 //! ```sh
 //! GPTRAIN_ATTACK_SECONDS=60 cargo nextest run --locked --test cli \
@@ -124,19 +124,23 @@ fn run(kind: usize, made: &mut Option<Box<dyn Attack>>, seed: u64, case: u64) {
 }
 
 #[test]
-#[ignore = "runs for a given time"]
+#[ignore = "runs for a given time or a given number of cases"]
 fn attacks() {
     let seed = number("GPTRAIN_ATTACK_SEED").unwrap_or_else(|| u64::from(std::process::id()));
-    let seconds = number("GPTRAIN_ATTACK_SECONDS").unwrap_or(60);
+    let most = number("GPTRAIN_ATTACK_CASES");
+    let seconds = match most {
+        Some(_) => u64::MAX,
+        None => number("GPTRAIN_ATTACK_SECONDS").unwrap_or(60),
+    };
     let mut made: [_; KINDS.len()] = std::array::from_fn(|_| None);
     if let Some(case) = number("GPTRAIN_ATTACK_CASE") {
         let kind = (case % KINDS.len() as u64) as usize;
         return run(kind, &mut made[kind], seed, case);
     }
-    println!("GPTRAIN_ATTACK_SEED={seed}, for {seconds} s");
+    println!("GPTRAIN_ATTACK_SEED={seed}");
     let started = Instant::now();
     let mut cases = 0;
-    while started.elapsed() < Duration::from_secs(seconds) {
+    while cases < most.unwrap_or(u64::MAX) && started.elapsed() < Duration::from_secs(seconds) {
         let kind = (cases % KINDS.len() as u64) as usize;
         run(kind, &mut made[kind], seed, cases);
         cases += 1;
