@@ -7,6 +7,8 @@ mod search;
 
 use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
 use base::{Problems, WrongInput};
+use commands::bring;
+use commands::recipe::Recipe;
 use estimate::gptrain::dry_run::Room;
 use estimate::gptrain::ladder::Ladder;
 use estimate::others::predict::Predictor;
@@ -21,8 +23,6 @@ use progress::Bar;
 use serde_json::json;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use train::bring;
-use train::recipe::Recipe;
 
 #[derive(clap::Args)]
 pub struct Args {

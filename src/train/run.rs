@@ -1,9 +1,8 @@
 //! The training loop of one rank: step, replica check, evaluation, checkpoint.
 
 use super::eval::Scoring;
-use super::guard;
 use super::loader::Loader;
-use super::rank::CollectiveError;
+use super::not_finite;
 use super::saving::Saver;
 use super::spikes::Spikes;
 use super::status;
@@ -11,6 +10,7 @@ use super::watch::{Asks, Drift, Ended, Event, RunContext, StepRecord, Watchers};
 use anyhow::Context;
 use checkpoint::{Past, Progress};
 use engine::{Engine, lr};
+use launch::rank::CollectiveError;
 use plan::spikes::Taken;
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -222,7 +222,7 @@ impl Run<'_> {
         let waiting = tracing::trace_span!("wait for outcome").entered();
         let (outcome, ended) = self.engine.outcome()?;
         drop(waiting);
-        guard::check(rank, &outcome, &self.engine, step, samples.clone())?;
+        not_finite::check(rank, &outcome, &self.engine, step, samples.clone())?;
         self.saver.step(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm }, lr);
         if let Some(spikes) = &mut self.spikes {
             let (loss, norm) = (outcome.loss, outcome.grad_norm);

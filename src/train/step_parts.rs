@@ -3,9 +3,9 @@
 //! costs two readings of the clock; all other steps are as without it.
 
 use super::op_table;
-use super::rank::Rank;
 use device::{Backend, begin_op_log};
 use estimate::parts::{PartSeconds, StepTimes};
+use launch::rank::Rank;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;

@@ -5,11 +5,12 @@
 //! seconds (a small model's step is shorter than 10 ms). The loss scale is printed in fp16 only, as
 //! NVIDIA's Megatron does. gptrain's own fields follow after `TFLOPs`.
 
-use super::screen::{Form, time_left};
+use super::screen::time_left;
 use super::{RunInfo, StepLine};
 use base::Count;
 use base::svg::short;
 use data::eval::Accuracy;
+use launch::console::Form;
 
 /// Steps since the last log line.
 #[derive(Default)]

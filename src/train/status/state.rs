@@ -1,13 +1,12 @@
 //! Contents of `status.json`: the state of a run at one moment.
 
 use anyhow::{Context, Result};
-use base::{Problems, Seconds, WrongInput, input, unix_time};
+use base::{Problems, Seconds, WrongInput, input};
 use estimate::parts::PartTable;
-use parking_lot::Mutex;
+use launch::messages::Warning;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::Arc;
 
 /// Name of the file in a run's folder.
 pub const NAME: &str = "status.json";
@@ -15,9 +14,6 @@ pub const NAME: &str = "status.json";
 /// Value of `phase` for a complete run, and first word of that for a failed one.
 pub const COMPLETE: &str = "complete";
 pub const FAILED: &str = "failed";
-
-/// Number of last warnings that are kept.
-const WARNINGS: usize = 16;
 
 /// Seconds without a heartbeat after which a run counts as silent.
 const SILENT: f64 = 60.0;
@@ -86,25 +82,6 @@ pub struct Status {
     #[serde(default)]
     pub parts: Option<PartTable>,
     pub warnings: VecDeque<Warning>,
-}
-
-/// Warning for the user.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Warning {
-    pub at: f64,
-    pub text: String,
-}
-
-/// Last warnings of a process.
-pub type Warnings = Arc<Mutex<VecDeque<Warning>>>;
-
-/// Adds a warning.
-pub fn keep(warnings: &Warnings, text: &str) {
-    let mut warnings = warnings.lock();
-    if warnings.len() == WARNINGS {
-        warnings.pop_front();
-    }
-    warnings.push_back(Warning { at: unix_time().as_secs_f64(), text: text.to_string() });
 }
 
 impl Status {

@@ -9,9 +9,7 @@ pub use drift::Drift;
 pub use mirror::Mirror;
 pub use record::Record;
 
-use super::guard::Signals;
 use super::loader::DataShard;
-use super::rank::Rank;
 use checkpoint::Progress;
 use data::Datasets;
 use data::eval::{Accuracy, Task};
@@ -19,6 +17,8 @@ use device::Backend;
 use device::cuda::nvml::Monitor;
 use engine::Outcome;
 use estimate::parts::PartTable;
+use launch::guard::Signals;
+use launch::rank::Rank;
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
 use std::ops::{BitOr, Range};

@@ -8,7 +8,7 @@ use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{Collective, Message, PIPELINE, World, threads as worlds};
 use gptrain::device::cuda::{Cuda, Options, SERIAL};
 use gptrain::device::{Backend, Tensor, op};
-use gptrain::train::RANKS;
+use gptrain::launch::RANKS;
 use std::sync::Barrier;
 
 const RUN: [&str; 3] = ["train.device=cuda", "train.steps=4", "train.eval_interval=0"];

@@ -4,7 +4,7 @@ use super::variables;
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args};
 use gptrain::device::cuda::WORKSPACE;
 use gptrain::estimate::measured::Measured;
-use gptrain::train::RANKS;
+use gptrain::launch::RANKS;
 use std::process::Command;
 
 /// The learning rate does not depend on where the run ends.

@@ -1,7 +1,6 @@
 //! Imports a run of another trainer: its checkpoint becomes the checkpoint of the same step in a new
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
-use super::{last_checkpoint, resume, saving};
 use anyhow::Context;
 use base::output::Existing;
 use base::{Bytes, Problems};
@@ -15,6 +14,7 @@ use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use std::fs;
 use std::path::{Path, PathBuf};
+use train::{last_checkpoint, resume, saving};
 
 /// Result of an import: the checkpoint that was found, and the one that was written.
 pub struct Brought {

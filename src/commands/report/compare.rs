@@ -2,13 +2,13 @@
 //! differ. The same rows as text, as JSON, and on a page with the curves drawn over each other.
 
 use super::curves::{self, Over};
-use super::metrics::StepRow;
 use super::page::{self, Run, figure, number};
 use base::svg::{Scale, escape, short};
 use base::{Count, Seconds, columns};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use train::report::metrics::StepRow;
 
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
