@@ -248,7 +248,7 @@ fn recorded_after(folder: &Path) -> Recorded {
 }
 
 fn recorded(metrics: &Metrics) -> Vec<Past> {
-    let past = |row: &super::report::metrics::StepRow| Past {
+    let past = |row: &super::report::numbers::StepRow| Past {
         step: row.step,
         loss: row.lm_loss,
         grad_norm: row.grad_norm,

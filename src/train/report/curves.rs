@@ -1,6 +1,7 @@
 //! Charts of a run's record: their curves, smoothing and thinning.
 
-use super::metrics::{EvalRow, Metrics, StepRow, TaskRow};
+use super::metrics::{EvalRow, Metrics, TaskRow};
+use super::numbers::StepRow;
 use base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
 
 /// Maximum number of points on a chart, which is a thousand pixels wide.

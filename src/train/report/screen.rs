@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::sync::Arc;
 
 use super::RunInfo;
-use super::metrics::StepRow;
+use super::numbers::StepRow;
 use base::progress::{self, ProgressBar};
 use base::svg::short;
 use base::{Count, Seconds};
