@@ -118,8 +118,10 @@ impl<'de> Deserialize<'de> for Last {
         let mut read = BTreeMap::<String, Value>::deserialize(from)?;
         let mut all = serde_json::to_value(StepRow::default()).expect("numbers are always JSON");
         for key in Last::keys() {
-            let missing = || D::Error::missing_field(key);
-            all[key] = read.remove(key).ok_or_else(missing)?;
+            // A status of an earlier version lacks newer numbers.
+            if let Some(value) = read.remove(key) {
+                all[key] = value;
+            }
         }
         serde_json::from_value(all).map(Last).map_err(D::Error::custom)
     }
