@@ -7,6 +7,7 @@ use base::{Count, Problems, Seconds, unix_time, visible};
 use estimate::parts::PartTable;
 use launch::events::{self, Event, Kind};
 use std::path::{Path, PathBuf};
+use train::report::numbers::{Format, Shown, shown};
 use train::status::{NAME, State, Status};
 
 #[derive(clap::Args)]
@@ -80,15 +81,25 @@ fn text(status: &Status, folder: &Path, now: f64) -> String {
     let mut lines = vec![format!("{} ({place}): {doing}", status.name)];
     let (step, steps) = (Count(status.step), Count(status.total_steps));
     let share = status.share();
-    lines.push(format!("step {step} of {steps} ({share:.1} %), {} tokens", Count(status.tokens)));
-    if let Some(loss) = status.lm_loss {
-        let norm =
-            status.grad_norm.map_or(String::new(), |norm| format!(", gradient norm {norm:.3}"));
-        lines.push(format!("loss {loss:.4}{norm}, learning rate {:.3e}", status.lr));
+    lines.push(format!(
+        "step {step} of {steps} ({share:.1} %), {} tokens",
+        Count(status.last.0.tokens)
+    ));
+    if status.loss().is_some() {
+        let parts = shown(|place| match place {
+            Shown::Text(label, format) => Some((0, (label, format))),
+            _ => None,
+        });
+        let parts = parts.map(|(number, part)| (number.or_nan(&status.last.0), part));
+        let parts = parts.filter(|(value, _)| value.is_finite());
+        let part = |(value, (label, format)): (_, (&str, Format))| {
+            label.replace("{}", &format.show(value))
+        };
+        lines.push(parts.map(part).collect::<Vec<_>>().join(", "));
     }
     let left = status.left_s.filter(|_| !status.ended).map(Seconds);
     let left = left.map_or(String::new(), |left| format!(", {left} left"));
-    lines.push(format!("{} tokens/s{left}", Count(status.tokens_per_s.round() as u64)));
+    lines.push(format!("{} tokens/s{left}", Format::Rate.show(status.last.0.tokens_per_s)));
     lines.push(status.goodput_line());
     lines.push(saved(folder, now));
     let events = events::read(folder).unwrap_or_default();

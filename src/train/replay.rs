@@ -2,7 +2,8 @@
 
 use super::loader::DataShard;
 use super::loader::Loader;
-use super::report::metrics::{Metrics, StepRow};
+use super::report::metrics::Metrics;
+use super::report::numbers::StepRow;
 use super::resume::{self, Asked};
 use super::saving;
 use super::spikes::Spikes;

@@ -423,7 +423,7 @@ fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Resul
 /// Starts the status of the run. Called after `record`, so that repeated steps do not count.
 fn show(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<Board> {
     let m = &process.loaded.manifest;
-    let RunInfo { name, total_samples, total_steps, seq_len, .. } = run_info(m);
+    let RunInfo { name, total_samples, total_steps, .. } = run_info(m);
     let fixed = Fixed {
         folder: m.log.folder.clone(),
         name,
@@ -432,7 +432,6 @@ fn show(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<Board>
         from_step,
         total_steps,
         total_samples,
-        seq_len: seq_len as u64,
         useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
         collector: m.log.prometheus.clone(),
     };

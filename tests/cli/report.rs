@@ -10,8 +10,9 @@ use gptrain::commands::report::page::Run;
 use gptrain::launch::console::Console;
 use gptrain::launch::storage::Storage;
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
+use gptrain::train::report::numbers::{NUMBERS, Number, Shown, StepRow};
 use gptrain::train::report::tensorboard::Events;
-use gptrain::train::report::{Report, RunInfo, StepLine};
+use gptrain::train::report::{Report, RunInfo};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,21 +44,20 @@ fn train(folder: &Path, from: u64, to: u64) {
         Report::open(&Console::stdout(), (folder, &storage(folder)), info(), 1000, true, from)
             .unwrap();
     for step in from + 1..=to {
-        let line = StepLine {
+        let row = StepRow {
             step,
             consumed_samples: 16 * step,
+            tokens: 16 * 128 * step,
             lm_loss: loss(step),
             grad_norm: 0.1 * step as f64,
             lr: 3e-4 / step as f64,
             global_batch: 16,
-            seconds: 0.25,
-            data_wait_seconds: 0.001,
-            z_loss: None,
-            loss_scale: None,
-            skipped: false,
-            health: Default::default(),
+            sec: 0.25,
+            tokens_per_s: 16.0 * 128.0 / 0.25,
+            data_wait_s: 0.001,
+            ..StepRow::default()
         };
-        report.step(&line).unwrap();
+        report.step(&row).unwrap();
         if step % 5 == 0 {
             report.eval(step, 16 * step, "wiki", 1.5 * loss(step)).unwrap();
             report.eval(step, 16 * step, "code", 0.5 * loss(step)).unwrap();
@@ -243,4 +243,61 @@ fn what_cannot_be_reported_is_said() {
         torn.contains("metrics.jsonl:4: not a line of metrics: \"{\\\"step\\\":4,\\\"consumed\"")
     );
     assert!(torn.contains("metrics.jsonl:5:"), "all at once: {torn}");
+}
+
+/// Place that shows a number, as the docs name it.
+fn place(shown: &Shown) -> String {
+    match shown {
+        Shown::Line(..) => "log line".to_string(),
+        Shown::Short(..) => "short line".to_string(),
+        Shown::Curve(tag) => format!("TensorBoard `{tag}`"),
+        Shown::Chart(..) | Shown::Last(..) => "page".to_string(),
+        Shown::Overlay(..) | Shown::Median(..) => "`gptrain compare`".to_string(),
+        Shown::Status => "`status.json`".to_string(),
+        Shown::Text(..) => "`gptrain status`".to_string(),
+        Shown::Prometheus(name, ..) => format!("`gptrain_{name}`"),
+    }
+}
+
+/// `UPDATE=1` writes the table.
+#[test]
+fn the_docs_list_every_number() {
+    const PAGE: &str = "docs/runs.md";
+    const AROUND: [&str; 2] = ["<!-- numbers -->\n", "<!-- end -->\n"];
+    let row = |number: &Number| {
+        let mut places: Vec<String> = number.shown.iter().map(place).collect();
+        places.dedup();
+        let (key, unit, about) = (number.key, number.unit, number.about.trim());
+        format!("| `{key}` | {unit} | {} | {} |\n", about.trim_end_matches('.'), places.join(", "))
+    };
+    let head = "| key | unit | meaning | also shown as |\n|---|---|---|---|\n".to_string();
+    let table = head + &NUMBERS.iter().map(row).collect::<String>();
+    let page = fs::read_to_string(PAGE).unwrap();
+    let [before, rest] = page.split(AROUND[0]).collect::<Vec<_>>()[..] else { panic!("{PAGE}") };
+    let (there, after) = rest.split_once(AROUND[1]).unwrap();
+    if std::env::var_os("UPDATE").is_some() {
+        let page = format!("{before}{}{table}{}{after}", AROUND[0], AROUND[1]);
+        return fs::write(PAGE, page).unwrap();
+    }
+    assert!(there == table, "{PAGE} is not what the rows say: run this test with UPDATE=1");
+}
+
+/// Orders are free of doubt, and no two numbers share a name in one place.
+#[test]
+fn places_of_one_kind_differ() {
+    let mut seen = std::collections::BTreeSet::new();
+    for shown in NUMBERS.iter().flat_map(|number| number.shown) {
+        let id = match shown {
+            Shown::Line(at, ..) => format!("line {at}"),
+            Shown::Short(at, ..) => format!("short {at}"),
+            Shown::Curve(tag) => format!("curve {tag}"),
+            Shown::Chart(at, ..) => format!("chart {at}"),
+            Shown::Overlay(at, ..) => format!("overlay {at}"),
+            Shown::Median(at, ..) => format!("median {at}"),
+            Shown::Prometheus(name, ..) => format!("metric {name}"),
+            Shown::Last(name, _) | Shown::Text(name, _) => format!("last or text {name}"),
+            Shown::Status => continue,
+        };
+        assert!(seen.insert(id.clone()), "{id} is there twice");
+    }
 }

@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use train::report::numbers::Format;
 use train::status::{NAME, State, Status};
 
 /// Depth of the search below the given folder: `runs/sweep/lr/a`.
@@ -70,8 +71,8 @@ impl Row {
         };
         let state = status.state(now);
         let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
-        let loss = status.lm_loss.map_or("–".into(), |loss| format!("{loss:.4}"));
-        let speed = Count(status.tokens_per_s.round() as u64).to_string();
+        let loss = status.loss().map_or("–".into(), |loss| format!("{loss:.4}"));
+        let speed = Format::Rate.show(status.last.0.tokens_per_s);
         let left = status.left_s.filter(|_| state == State::Running).map(Seconds);
         let left = left.map_or("–".into(), |left| left.to_string());
         let age = Seconds((now - status.updated).max(0.0)).to_string();

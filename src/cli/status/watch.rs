@@ -7,6 +7,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
+use train::report::numbers::Format;
 use train::status::State;
 
 /// Poll interval. The run writes its status every five seconds.
@@ -58,8 +59,8 @@ fn screen() -> ProgressBar {
 /// Status line: "step 120 of 1,000 (12.0 %) · loss 3.4512 · 12,345 tokens/s · 3 m 05 s left".
 fn line(status: &Status, now: f64) -> String {
     let (step, steps) = (Count(status.step), Count(status.total_steps));
-    let loss = status.lm_loss.map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
-    let speed = Count(status.tokens_per_s.round() as u64);
+    let loss = status.loss().map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
+    let speed = Format::Rate.show(status.last.0.tokens_per_s);
     let end = match (status.state(now), status.left_s) {
         (State::Running, Some(left)) => format!("{} left", Seconds(left)),
         (State::Running, None) => status.phase.clone(),

@@ -2,13 +2,13 @@
 //! differ. The same rows as text, as JSON, and on a page with the curves drawn over each other.
 
 use super::curves::{self, Over};
-use super::page::{self, Run, figure, number};
+use super::page::{self, Run, figure};
 use base::svg::{Scale, escape, short};
-use base::{Count, Seconds, columns};
+use base::{Count, columns};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use train::report::metrics::StepRow;
+use train::report::numbers::{Format, Shown, StepRow, shown};
 
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
@@ -19,38 +19,24 @@ pub struct Comparison(pub Vec<(String, Run)>);
 /// Quantity of every run.
 struct Row {
     name: String,
-    unit: Unit,
+    format: Format,
     /// Value of each run; NaN for a run that has none.
     values: Vec<f64>,
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Unit {
-    Number,
-    Loss,
-    TokensPerSecond,
-    Seconds,
-    Percent,
-}
-
-impl Unit {
-    fn show(self, value: f64) -> String {
-        match self {
-            _ if !value.is_finite() => "–".into(),
-            Unit::Number => Count(value as u64).to_string(),
-            Unit::Loss => number(value),
-            Unit::TokensPerSecond => Count(value.round() as u64).to_string(),
-            Unit::Seconds => Seconds(value).to_string(),
-            Unit::Percent => format!("{value:.1} %"),
-        }
+impl Row {
+    fn show(&self, value: f64) -> String {
+        if value.is_finite() { self.format.show(value) } else { "–".into() }
     }
 
-    /// Second value relative to the first.
-    fn difference(self, [first, second]: [f64; 2]) -> String {
-        match self {
-            _ if !(second - first).is_finite() || self == Unit::Number => String::new(),
-            Unit::Loss => format!("{:+.4}", second - first),
-            Unit::Percent => format!("{:+.1}", second - first),
+    /// Second run's value relative to the first one's.
+    fn difference(&self) -> String {
+        let [first, second] = self.values[..] else { return String::new() };
+        match self.format {
+            _ if !(second - first).is_finite() => String::new(),
+            Format::Count => String::new(),
+            Format::Digits => format!("{:+.4}", second - first),
+            Format::Percent => format!("{:+.1}", second - first),
             _ if first == 0.0 => String::new(),
             _ => format!("{:+.1} %", 100.0 * (second / first - 1.0)),
         }
@@ -62,8 +48,8 @@ impl Comparison {
         self.0.iter().map(|(_, run)| run)
     }
 
-    fn row(&self, name: impl Into<String>, unit: Unit, value: impl Fn(&Run) -> f64) -> Row {
-        Row { name: name.into(), unit, values: self.runs().map(value).collect() }
+    fn row(&self, name: impl Into<String>, format: Format, value: impl Fn(&Run) -> f64) -> Row {
+        Row { name: name.into(), format, values: self.runs().map(value).collect() }
     }
 
     /// All rows: the losses at the last step and at the last token that all runs reached.
@@ -77,26 +63,30 @@ impl Comparison {
         let tokens: BTreeSet<u64> = tokens.map(|row| row.tokens).collect();
         let at = if tokens.len() == 1 { &at[..1] } else { &at[..] };
         let mut rows = vec![
-            self.row("steps", Unit::Number, |run| run.last().step as f64),
-            self.row("tokens", Unit::Number, |run| run.last().tokens as f64),
+            self.row("steps", Format::Count, |run| run.last().step as f64),
+            self.row("tokens", Format::Count, |run| run.last().tokens as f64),
         ];
         for (over, most) in at {
             let name = format!("training loss {}", over.at(*most));
             let losses = |run: &Run| run.recent(|row| over.of(row) <= *most, |row| row.lm_loss);
-            rows.push(self.row(name, Unit::Loss, losses));
+            rows.push(self.row(name, Format::Digits, losses));
         }
         for set in self.sets() {
             rows.extend(at.iter().filter_map(|(over, _)| self.valid(&set, *over)));
             let best = |run: &Run| run.best(&set).map_or(f64::NAN, |best| best.lm_loss);
-            rows.push(self.row(format!("best validation loss, {set}"), Unit::Loss, best));
+            rows.push(self.row(format!("best validation loss, {set}"), Format::Digits, best));
         }
-        let recent = |value: fn(&StepRow) -> f64| move |run: &Run| run.recent(|_| true, value);
-        rows.push(self.row("tokens/s", Unit::TokensPerSecond, recent(|row| row.tokens_per_s)));
-        rows.push(self.row("step time", Unit::Seconds, recent(|row| row.sec)));
+        let medians = shown(|place| match place {
+            Shown::Median(at, name, format) => Some((at, (name, format))),
+            _ => None,
+        });
+        rows.extend(medians.map(|(number, (name, format))| {
+            self.row(name, format, |run| run.recent(|_| true, |row| number.or_nan(row)))
+        }));
         let seconds = |run: &Run| run.metrics.steps.iter().map(|row| row.sec).sum();
-        rows.push(self.row("time in steps", Unit::Seconds, seconds));
+        rows.push(self.row("time in steps", Format::Seconds, seconds));
         let goodput = |run: &Run| 100.0 * run.goodput.unwrap_or(f64::NAN);
-        rows.push(self.row("goodput", Unit::Percent, goodput));
+        rows.push(self.row("goodput", Format::Percent, goodput));
         rows
     }
 
@@ -116,7 +106,7 @@ impl Comparison {
         let ends = self.runs().filter_map(|run| of(run).last().map(|point| point.0));
         let most = ends.fold(f64::INFINITY, f64::min);
         let name = format!("validation loss {}, {set}", over.at(most));
-        most.is_finite().then(|| self.row(name, Unit::Loss, |run| between(&of(run), most)))
+        most.is_finite().then(|| self.row(name, Format::Digits, |run| between(&of(run), most)))
     }
 
     /// Settings that differ: key, and the value of each run.
@@ -148,8 +138,8 @@ impl Comparison {
         let head = [String::new()].into_iter().chain(self.labels());
         let head: Vec<String> = head.chain(pair.then(|| "difference".to_string())).collect();
         let cells = |row: Row| {
-            let difference = pair.then(|| row.unit.difference([row.values[0], row.values[1]]));
-            let values = row.values.iter().map(|value| row.unit.show(*value));
+            let difference = pair.then(|| row.difference());
+            let values = row.values.iter().map(|value| row.show(*value));
             [row.name.clone()].into_iter().chain(values).chain(difference).collect()
         };
         [head].into_iter().chain(self.rows().into_iter().map(cells)).collect()
@@ -200,14 +190,12 @@ impl Comparison {
         body += "<div class=\"grid\">\n";
         let by_tokens = curves::overlay(&runs, Over::Tokens, scale, false, loss);
         body += &figure("loss over tokens", &by_tokens, "");
-        let small = |value: fn(&StepRow) -> f64, scale| {
-            curves::overlay(&runs, Over::Step, scale, false, value)
-        };
-        for (title, chart) in [
-            ("tokens a second", small(|row| row.tokens_per_s, Scale::FromZero)),
-            ("gradient norm, before clipping", small(|row| row.grad_norm, Scale::Log)),
-            ("learning rate", small(|row| row.lr, Scale::FromZero)),
-        ] {
+        let charts = shown(|place| match place {
+            Shown::Overlay(at, title, scale) => Some((at, (title, scale))),
+            _ => None,
+        });
+        for (number, (title, scale)) in charts {
+            let chart = curves::overlay(&runs, Over::Step, scale, false, |row| number.or_nan(row));
             body += &figure(title, &chart, "");
         }
         body += "</div>\n<div class=\"tables\">";

@@ -1,7 +1,8 @@
 //! Charts of a run's record: their curves, smoothing and thinning.
 
 use base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
-use train::report::metrics::{EvalRow, Metrics, StepRow, TaskRow};
+use train::report::metrics::{EvalRow, Metrics, TaskRow};
+use train::report::numbers::StepRow;
 
 /// Maximum number of points on a chart, which is a thousand pixels wide.
 const MOST_POINTS: usize = 1200;

@@ -11,7 +11,8 @@ use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
 use base::{Count, Seconds, input};
 use data::eval::Accuracy;
 use launch::events::{self, Event};
-use train::report::metrics::{EvalRow, Metrics, StepRow};
+use train::report::metrics::{EvalRow, Metrics};
+use train::report::numbers::{Format, Shown, StepRow, shown};
 use train::status::Status;
 
 /// Number of last steps whose median is shown.
@@ -135,17 +136,16 @@ impl Run {
 
     fn sections(&self, scale: Scale) -> String {
         let metrics = &self.metrics;
-        let small = |stroke, scale, value: fn(&StepRow) -> f64| {
-            curves::small(metrics, stroke, scale, value)
-        };
-        let norm = curves::fitting_scale(metrics, |row| row.grad_norm);
-        let charts = [
-            ("learning rate", small(Stroke::Line, Scale::FromZero, |row| row.lr)),
-            ("gradient norm, before clipping", small(Stroke::Faint, norm, |row| row.grad_norm)),
-            ("tokens a second", small(Stroke::Faint, Scale::FromZero, |row| row.tokens_per_s)),
-            ("data wait, % of the step", small(Stroke::Faint, Scale::FromZero, data_wait)),
-            ("batch, samples", small(Stroke::Stairs, Scale::FromZero, |r| r.global_batch as f64)),
-        ];
+        let charts = shown(|place| match place {
+            Shown::Chart(at, title, stroke, scale, value) => {
+                Some((at, (title, stroke, scale, value)))
+            }
+            _ => None,
+        });
+        let charts = charts.map(|(_, (title, stroke, scale, value))| {
+            let scale = scale.unwrap_or_else(|| curves::fitting_scale(metrics, value));
+            (title, curves::small(metrics, stroke, scale, value))
+        });
         let late = curves::late_loss(metrics, scale);
         let loss = curves::loss(metrics, "", scale);
         let narrow = Chart { width: 480.0, height: 360.0, ..loss.clone() };
@@ -157,28 +157,22 @@ impl Run {
         if let Some(chart) = &curves::tasks(metrics) {
             to += &figure("accuracy on tasks, normalised by length", chart, "");
         }
-        for (title, chart) in &charts {
-            to += &figure(title, chart, "");
+        for (title, chart) in charts {
+            to += &figure(title, &chart, "");
         }
         to + "</div>\n"
     }
 
     fn table(&self) -> String {
         let last = self.last();
-        let rows = [
-            ("step", Count(last.step).to_string()),
-            ("samples", Count(last.consumed_samples).to_string()),
-            ("tokens", Count(last.tokens).to_string()),
-            ("training loss", number(last.lm_loss)),
-            ("gradient norm", number(last.grad_norm)),
-            ("learning rate", format!("{:.3e}", last.lr)),
-            ("batch, samples", Count(last.global_batch).to_string()),
-            ("step time", Seconds(last.sec).to_string()),
-            ("tokens a second", Count(last.tokens_per_s.round() as u64).to_string()),
-            ("data wait", Seconds(last.data_wait_s).to_string()),
-        ];
+        let rows = shown(|place| match place {
+            Shown::Last(name, format) => Some((0, (name, format))),
+            _ => None,
+        });
         let mut to = String::from("<section><h2>last step</h2>\n<table>\n");
-        for (name, value) in rows {
+        for (number, (name, format)) in rows {
+            let Some(value) = (number.value)(last) else { continue };
+            let value = format.show(value);
             let _ = writeln!(to, "<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
         }
         to + "</table></section>\n"
@@ -309,18 +303,9 @@ pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
     )
 }
 
-fn data_wait(row: &StepRow) -> f64 {
-    100.0 * row.data_wait_s / row.sec
-}
-
 /// Value with five significant digits.
-pub(super) fn number(value: f64) -> String {
-    match value.abs() {
-        _ if !value.is_finite() => "–".into(),
-        a if a >= 1e5 || (a < 1e-3 && a > 0.0) => format!("{value:.3e}"),
-        a if a >= 100.0 => format!("{value:.1}"),
-        _ => format!("{value:.4}"),
-    }
+fn number(value: f64) -> String {
+    Format::Digits.show(value)
 }
 
 /// Value with six digits, which is all that the readout shows.

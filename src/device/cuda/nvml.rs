@@ -5,22 +5,18 @@
 //! The declarations are those of nvml.h: handles are pointers, results ints of which 0 is success.
 
 use super::library::{Library, Symbol};
-use serde::{Deserialize, Serialize};
 use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::PathBuf;
 use std::ptr::null_mut;
 
 /// Readings of one GPU, each None if it does not report the value.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Health {
     /// Clock of the multiprocessors, MHz.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_mhz: Option<u32>,
     /// Power, W.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_watts: Option<f64>,
     /// Temperature of the chip, °C.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_celsius: Option<u32>,
 }
 

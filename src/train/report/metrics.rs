@@ -14,47 +14,15 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::append::Appender;
-use super::{RunInfo, StepLine};
+use super::numbers::StepRow;
 use base::output::{Existing, Output};
 use base::{Problems, input, null_is_nan};
 use data::eval::Accuracy;
-use device::cuda::nvml::Health;
 use estimate::parts::PartTable;
 use launch::storage::Storage;
 
 /// Name of the file in a run's folder.
 pub const NAME: &str = "metrics.jsonl";
-
-/// Record of a step.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StepRow {
-    pub step: u64,
-    pub consumed_samples: u64,
-    /// Tokens consumed by the run so far.
-    pub tokens: u64,
-    #[serde(deserialize_with = "null_is_nan")]
-    pub lm_loss: f64,
-    #[serde(deserialize_with = "null_is_nan")]
-    pub grad_norm: f64,
-    pub lr: f64,
-    pub global_batch: u64,
-    pub sec: f64,
-    #[serde(deserialize_with = "null_is_nan")]
-    pub tokens_per_s: f64,
-    pub data_wait_s: f64,
-    /// Second loss, if the run has one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub z_loss: Option<f64>,
-    /// Scale of the next step's loss, in fp16.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub loss_scale: Option<f64>,
-    /// Whether the update was skipped: the gradient overflowed (fp16), or the step was a loss spike.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub skipped: bool,
-    /// State of rank 0's GPU, at a log line, if NVML is available.
-    #[serde(flatten)]
-    pub gpu: Health,
-}
 
 /// Record of the loss on a validation set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -87,27 +55,6 @@ enum Row {
     Task(TaskRow),
     Parts(PartTable),
     Step(StepRow),
-}
-
-impl StepRow {
-    pub fn new(line: &StepLine, info: &RunInfo) -> StepRow {
-        StepRow {
-            step: line.step,
-            consumed_samples: line.consumed_samples,
-            tokens: info.tokens(line.consumed_samples),
-            lm_loss: line.lm_loss,
-            grad_norm: line.grad_norm,
-            lr: line.lr,
-            global_batch: line.global_batch as u64,
-            sec: line.seconds,
-            tokens_per_s: info.tokens(line.global_batch as u64) as f64 / line.seconds,
-            data_wait_s: line.data_wait_seconds,
-            z_loss: line.z_loss,
-            loss_scale: line.loss_scale,
-            skipped: line.skipped,
-            gpu: line.health,
-        }
-    }
 }
 
 /// File `metrics.jsonl`, open for appending.

@@ -5,6 +5,7 @@
 mod append;
 mod line;
 pub mod metrics;
+pub mod numbers;
 mod screen;
 pub mod tensorboard;
 
@@ -18,15 +19,14 @@ use anyhow::Result;
 
 use base::Count;
 use data::eval::Accuracy;
-use device::cuda::nvml::Health;
 use estimate::parts::PartTable;
 
 use launch::console::Console;
 use launch::storage::Storage;
 
 use append::Appender;
-use line::Interval;
-use metrics::{EvalRow, MetricsFile, StepRow, TaskRow};
+use metrics::{EvalRow, MetricsFile, TaskRow};
+use numbers::{Interval, Shown, StepRow};
 use screen::Screen;
 use tensorboard::Events;
 
@@ -55,35 +55,6 @@ impl RunInfo {
     fn tokens(&self, samples: u64) -> u64 {
         samples * self.seq_len as u64
     }
-}
-
-/// Outcome of an optimizer step.
-#[derive(Clone, Copy, Debug)]
-pub struct StepLine {
-    /// 1 for the first step of a run.
-    pub step: u64,
-    /// Samples consumed by the run up to and with this step.
-    pub consumed_samples: u64,
-    /// Mean over the step's tokens, in nats.
-    pub lm_loss: f64,
-    /// Global norm before clipping.
-    pub grad_norm: f64,
-    pub lr: f64,
-    /// Samples in this step.
-    pub global_batch: usize,
-    /// Wall time from the end of the previous step to the end of this one.
-    pub seconds: f64,
-    /// Time that the host spent waiting for the step's data; the device may have been computing the
-    /// step before.
-    pub data_wait_seconds: f64,
-    /// Second loss, if the run has one.
-    pub z_loss: Option<f64>,
-    /// Scale of the next step's loss, in fp16.
-    pub loss_scale: Option<f64>,
-    /// Whether the update was skipped: the gradient overflowed, or the step was a loss spike.
-    pub skipped: bool,
-    /// State of rank 0's GPU, at a log line.
-    pub health: Health,
 }
 
 /// Writes every step of a run to its folder and to the terminal.
@@ -155,35 +126,24 @@ impl Report {
     }
 
     /// Records a finished step; prints a log line if the step ends an interval.
-    pub fn step(&mut self, line: &StepLine) -> Result<()> {
-        assert!(line.step > self.last_step, "step {} after step {}", line.step, self.last_step);
-        self.last_step = line.step;
-        let row = StepRow::new(line, &self.info);
-        self.metrics.step(&row)?;
-        if let Some(events) = &mut self.events {
-            let mut scalars = vec![
-                ("lm-loss-training/lm loss", row.lm_loss),
-                ("learning-rate/learning-rate", row.lr),
-                ("grad-norm/grad-norm", row.grad_norm),
-                ("batch-size/batch-size", row.global_batch as f64),
-                ("iteration-time/iteration-time", row.sec),
-                ("iteration-time/tokens per second", row.tokens_per_s),
-                ("iteration-time/data wait", row.data_wait_s),
-            ];
-            let scale = row.loss_scale.map(|scale| ("loss-scale/loss-scale", scale));
-            scalars.extend(scale);
-            let Health { gpu_mhz, gpu_watts, gpu_celsius } = row.gpu;
-            scalars.extend(gpu_mhz.map(|mhz| ("gpu/clock MHz", f64::from(mhz))));
-            scalars.extend(gpu_watts.map(|watts| ("gpu/power W", watts)));
-            scalars.extend(gpu_celsius.map(|celsius| ("gpu/temperature C", f64::from(celsius))));
-            scalars.extend(row.z_loss.map(|loss| ("z-loss/z-loss", loss)));
-            if tensorboard::is_written(row.step) {
-                events.scalars(row.step, row.consumed_samples, &scalars)?;
-            }
+    pub fn step(&mut self, row: &StepRow) -> Result<()> {
+        assert!(row.step > self.last_step, "step {} after step {}", row.step, self.last_step);
+        self.last_step = row.step;
+        self.metrics.step(row)?;
+        if let Some(events) = &mut self.events
+            && tensorboard::is_written(row.step)
+        {
+            let curves = numbers::shown(|place| match place {
+                Shown::Curve(tag) => Some((0, tag)),
+                _ => None,
+            });
+            let scalar = |(number, tag): (&numbers::Number, _)| Some((tag, (number.value)(row)?));
+            let scalars: Vec<_> = curves.filter_map(scalar).collect();
+            events.scalars(row.step, row.consumed_samples, &scalars)?;
         }
-        self.interval.add(line);
-        self.screen.advance(&row);
-        if line.step.is_multiple_of(self.every) {
+        self.interval.add(row);
+        self.screen.advance(row);
+        if row.step.is_multiple_of(self.every) {
             self.print_interval();
         }
         Ok(())
@@ -251,7 +211,7 @@ impl Report {
     fn print_interval(&mut self) {
         let info = &self.info;
         if let Some((interval, last)) = self.interval.take() {
-            self.screen.print(|form| interval.text(form, &last, info));
+            self.screen.print(|form| line::steps(form, &interval, &last, info));
         }
     }
 }

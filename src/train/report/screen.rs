@@ -1,7 +1,7 @@
 //! Progress bar of a run, below the lines on standard output.
 
 use super::RunInfo;
-use super::metrics::StepRow;
+use super::numbers::StepRow;
 use base::progress::{self, ProgressBar};
 use base::svg::short;
 use base::{Count, Seconds};

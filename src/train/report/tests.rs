@@ -2,7 +2,8 @@ use std::time::Duration;
 
 use regex_lite::Regex;
 
-use super::line::{Interval, validation};
+use super::line::validation;
+use super::numbers::{Interval, StepRow};
 use super::screen::time_left;
 use super::tensorboard::crc32c;
 use super::*;
@@ -24,20 +25,19 @@ fn info() -> RunInfo {
     }
 }
 
-fn line(step: u64, lm_loss: f64) -> StepLine {
-    StepLine {
+fn row(step: u64, lm_loss: f64) -> StepRow {
+    StepRow {
         step,
         consumed_samples: 16 * step,
+        tokens: 16 * 2048 * step,
         lm_loss,
         grad_norm: 0.1738,
         lr: 5.969e-5,
         global_batch: 16,
-        seconds: 2.0,
-        data_wait_seconds: 0.01,
-        z_loss: None,
-        loss_scale: None,
-        skipped: false,
-        health: Default::default(),
+        sec: 2.0,
+        tokens_per_s: 16.0 * 2048.0 / 2.0,
+        data_wait_s: 0.01,
+        ..StepRow::default()
     }
 }
 
@@ -51,7 +51,7 @@ fn the_time_left_of_a_resumed_run_is_that_of_its_own_tokens() {
 
 fn megatron(interval: &mut Interval, info: &RunInfo) -> String {
     let (interval, last) = interval.take().unwrap();
-    interval.text(Form::Megatron, &last, info)
+    line::steps(Form::Megatron, &interval, &last, info)
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
         console.set_form(form);
         let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
         let mut report = Report::open(&console, place, info(), 1, false, 0).unwrap();
-        report.step(&line(1, 2.0)).unwrap();
+        report.step(&row(1, 2.0)).unwrap();
         report.eval(1, 16, "books", 3.0).unwrap();
         assert_eq!(printed.text(), says);
     }
@@ -80,8 +80,8 @@ fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
 #[test]
 fn the_log_line_is_megatrons() {
     let mut interval = Interval::default();
-    interval.add(&StepLine { seconds: 4.0, ..line(1, 2.0) });
-    interval.add(&line(2, 2.927112));
+    interval.add(&StepRow { sec: 4.0, ..row(1, 2.0) });
+    interval.add(&row(2, 2.927112));
     let info = RunInfo { peak_flops: Some(5e14), ..info() };
     assert_eq!(
         megatron(&mut interval, &info),
@@ -102,7 +102,7 @@ fn skipped_steps_are_counted_in_the_line() {
     let mut interval = Interval::default();
     let fp16 = |step, lm_loss, scale, skipped| {
         let grad_norm = if skipped { f64::NAN } else { 0.5 };
-        StepLine { loss_scale: Some(scale), skipped, grad_norm, ..line(step, lm_loss) }
+        StepRow { loss_scale: Some(scale), skipped, grad_norm, ..row(step, lm_loss) }
     };
     interval.add(&fp16(1, 9.0, 131072.0, true));
     interval.add(&fp16(2, f64::NAN, 65536.0, true));
@@ -121,7 +121,7 @@ fn skipped_steps_are_counted_in_the_line() {
 #[test]
 fn a_public_log_parser_reads_the_line() {
     let mut interval = Interval::default();
-    interval.add(&line(40, 0.5));
+    interval.add(&row(40, 0.5));
     let text = megatron(&mut interval, &info());
     let all = Regex::new(concat!(
         r"iteration\s+(?P<iteration>\d+)\s*/\s*(?P<total>\d+)\s*\|\s*",
@@ -165,7 +165,7 @@ fn lines_come_at_intervals_and_at_the_end() {
     let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
     let mut report = Report::open(&console, place, info(), 3, false, 0).unwrap();
     for step in 1..=7 {
-        report.step(&line(step, step as f64)).unwrap();
+        report.step(&row(step, step as f64)).unwrap();
         if step == 4 {
             console.print("saved checkpoint step-4");
         }

@@ -5,9 +5,9 @@
 mod prometheus;
 mod state;
 
-pub use state::{COMPLETE, FAILED, NAME, State, Status};
+pub use state::{COMPLETE, FAILED, Last, NAME, State, Status};
 
-use super::report::StepLine;
+use super::report::numbers::StepRow;
 use anyhow::Result;
 use base::output::{self, Existing};
 use base::{Count, unix_time};
@@ -33,7 +33,6 @@ const RECENT: usize = 100;
 pub struct Board {
     shared: Arc<Mutex<Status>>,
     recent: VecDeque<(Instant, u64)>,
-    seq_len: u64,
     /// Closed to make the thread write a last time and end.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -72,7 +71,6 @@ pub struct Fixed {
     pub from_step: u64,
     pub total_steps: u64,
     pub total_samples: u64,
-    pub seq_len: u64,
     /// Seconds of earlier steps of the run.
     pub useful_s: f64,
     /// Folder of node_exporter's textfile collector.
@@ -111,7 +109,7 @@ impl Board {
         let write = move || {
             loop {
                 told = append_warnings(&folder, &warnings, told);
-                let mut now = {
+                let now = {
                     let mut status = board.lock();
                     if !status.ended {
                         status.phase = recorder.phase();
@@ -120,7 +118,6 @@ impl Board {
                     status.warnings = warnings.lock().clone();
                     status.clone()
                 };
-                now.lm_loss = now.lm_loss.filter(|loss| loss.is_finite());
                 let text = serde_json::to_vec_pretty(&now).expect("numbers and names");
                 // The next save reports a folder that is full or missing.
                 let _ = output::write(&path, Existing::Replaced, &text);
@@ -139,18 +136,12 @@ impl Board {
             }
         };
         let thread = base::threads::spawn("status", write)?;
-        Ok(Board {
-            shared,
-            recent: VecDeque::new(),
-            seq_len: fixed.seq_len,
-            open: Some(open),
-            thread: Some(thread),
-        })
+        Ok(Board { shared, recent: VecDeque::new(), open: Some(open), thread: Some(thread) })
     }
 
     /// Records the end of a step.
-    pub fn step(&mut self, line: &StepLine) {
-        let now = (Instant::now(), line.consumed_samples);
+    pub fn step(&mut self, row: &StepRow) {
+        let now = (Instant::now(), row.consumed_samples);
         if self.recent.len() == RECENT {
             self.recent.pop_front();
         }
@@ -160,15 +151,11 @@ impl Board {
         let mut status = self.shared.lock();
         let left = status.total_samples.saturating_sub(now.1) as f64;
         status.left_s = (samples > 0).then(|| wall / samples as f64 * left);
-        status.step = line.step;
-        status.consumed_samples = line.consumed_samples;
-        status.tokens = line.consumed_samples * self.seq_len;
-        status.lm_loss = Some(line.lm_loss).filter(|loss| loss.is_finite());
-        status.grad_norm = Some(line.grad_norm).filter(|norm| norm.is_finite());
-        status.lr = line.lr;
-        status.tokens_per_s = line.global_batch as f64 * self.seq_len as f64 / line.seconds;
-        status.useful_s += if line.skipped { 0.0 } else { line.seconds };
-        status.skipped_steps += u64::from(line.skipped);
+        status.step = row.step;
+        status.consumed_samples = row.consumed_samples;
+        status.last = Last(*row);
+        status.useful_s += if row.skipped { 0.0 } else { row.sec };
+        status.skipped_steps += u64::from(row.skipped);
     }
 
     /// Sets the table of the parts of a step.

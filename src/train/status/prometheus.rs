@@ -2,6 +2,7 @@
 //! node_exporter: `metrics.prom` in the run's folder, and a file in the collector's folder.
 
 use super::state::Status;
+use crate::report::numbers::{Shown, shown};
 use base::output::{self, Existing};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -48,25 +49,27 @@ impl Files {
 
 /// Text of all metrics, with their descriptions.
 fn text(status: &Status) -> String {
-    let known = |value: Option<f64>| value.unwrap_or(f64::NAN);
-    #[rustfmt::skip]
-    let rows = [
+    let progress = [
         ("step", "counter", "Optimizer steps taken", status.step as f64),
         ("steps", "gauge", "Optimizer steps of the whole run", status.total_steps as f64),
-        ("tokens", "counter", "Tokens consumed", status.tokens as f64),
-        ("lm_loss", "gauge", "Loss of the last step, in nats", known(status.lm_loss)),
-        ("grad_norm", "gauge", "Gradient norm of the last step", known(status.grad_norm)),
-        ("learning_rate", "gauge", "Learning rate of the last step", status.lr),
-        ("tokens_per_second", "gauge", "Of the last step", status.tokens_per_s),
-        ("seconds_left", "gauge", "Expected to the end of the run", known(status.left_s)),
+    ];
+    let numbers = shown(|place| match place {
+        Shown::Prometheus(name, kind, help) => Some((0, (name, kind, help))),
+        _ => None,
+    });
+    let numbers = numbers
+        .map(|(number, (name, kind, help))| (name, kind, help, number.or_nan(&status.last.0)));
+    #[rustfmt::skip]
+    let run = [
+        ("seconds_left", "gauge", "Expected to the end of the run", status.left_s.unwrap_or(f64::NAN)),
         ("goodput_ratio", "gauge", "Share of running time in steps that count", status.goodput()),
         ("skipped_steps", "counter", "Steps without an update", status.skipped_steps as f64),
         ("warnings", "gauge", "Warnings kept", status.warnings.len() as f64),
         ("heartbeat_seconds", "gauge", "Time of this heartbeat, since 1970", status.updated),
     ];
     let mut text = String::new();
-    for (name, kind, help, value) in rows {
-        let value = if value.is_nan() { "NaN".to_string() } else { value.to_string() };
+    for (name, kind, help, value) in progress.into_iter().chain(numbers).chain(run) {
+        let value = if value.is_finite() { value.to_string() } else { "NaN".to_string() };
         let _ = writeln!(
             text,
             "# HELP gptrain_{name} {help}\n# TYPE gptrain_{name} {kind}\n\

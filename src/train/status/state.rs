@@ -1,11 +1,14 @@
 //! Contents of `status.json`: the state of a run at one moment.
 
-use anyhow::{Context, Result};
+use crate::report::numbers::{Shown, StepRow, shown};
+use anyhow::Context;
 use base::{Problems, Seconds, WrongInput, input};
 use estimate::parts::PartTable;
 use launch::messages::Warning;
-use serde::{Deserialize, Serialize};
-use std::collections::VecDeque;
+use serde::de::Error;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 
 /// Name of the file in a run's folder.
@@ -67,12 +70,8 @@ pub struct Status {
     pub total_steps: u64,
     pub consumed_samples: u64,
     pub total_samples: u64,
-    pub tokens: u64,
-    /// Loss of the last step; None before the first step, and for NaN.
-    pub lm_loss: Option<f64>,
-    pub grad_norm: Option<f64>,
-    pub lr: f64,
-    pub tokens_per_s: f64,
+    #[serde(flatten)]
+    pub last: Last,
     /// Seconds to the run's end, by the wall time of the last steps, including evaluations and saves.
     pub left_s: Option<f64>,
     /// Seconds in steps, of all processes of the run; repeated steps count once.
@@ -84,9 +83,49 @@ pub struct Status {
     pub warnings: VecDeque<Warning>,
 }
 
+/// Record of the last step, of which a status has the numbers with `Shown::Status`. Loss and
+/// gradient norm are NaN before the first step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Last(pub StepRow);
+
+impl Default for Last {
+    fn default() -> Last {
+        Last(StepRow { lm_loss: f64::NAN, grad_norm: f64::NAN, ..StepRow::default() })
+    }
+}
+
+impl Last {
+    /// Keys of a status.
+    fn keys() -> impl Iterator<Item = &'static str> {
+        let kept = shown(|place| matches!(place, Shown::Status).then_some((0, ())));
+        kept.map(|(number, ())| number.key)
+    }
+}
+
+impl Serialize for Last {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        let all = serde_json::to_value(self.0).expect("numbers are always JSON");
+        to.collect_map(Last::keys().map(|key| (key, &all[key])))
+    }
+}
+
+impl<'de> Deserialize<'de> for Last {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Last, D::Error> {
+        let mut read = BTreeMap::<String, Value>::deserialize(from)?;
+        let mut all = serde_json::to_value(StepRow::default()).expect("numbers are always JSON");
+        for key in Last::keys() {
+            // A status of an earlier version lacks newer numbers.
+            if let Some(value) = read.remove(key) {
+                all[key] = value;
+            }
+        }
+        serde_json::from_value(all).map(Last).map_err(D::Error::custom)
+    }
+}
+
 impl Status {
     /// Reads the status of the run in `folder`.
-    pub fn read(folder: &Path) -> Result<Status> {
+    pub fn read(folder: &Path) -> anyhow::Result<Status> {
         let path = folder.join(NAME);
         let place = path.display().to_string();
         if !path.exists() {
@@ -97,6 +136,11 @@ impl Status {
         let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
         let text = input::read(&path, input::SMALL).map_err(failed)?;
         serde_json::from_slice(&text).with_context(|| WrongInput(format!("{place} is damaged")))
+    }
+
+    /// Loss of the last step; None before the first step, and if it is not finite.
+    pub fn loss(&self) -> Option<f64> {
+        Some(self.last.0.lm_loss).filter(|loss| loss.is_finite())
     }
 
     /// Percentage of the run's samples that it has consumed.

@@ -5,6 +5,7 @@ mod drift;
 mod mirror;
 mod record;
 
+pub use crate::report::numbers::StepRecord;
 pub use drift::Drift;
 pub use mirror::Mirror;
 pub use record::Record;
@@ -15,13 +16,12 @@ use data::Datasets;
 use data::eval::{Accuracy, Task};
 use device::Backend;
 use device::cuda::nvml::Monitor;
-use engine::Outcome;
 use estimate::parts::PartTable;
 use launch::guard::Signals;
 use launch::rank::Rank;
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
-use std::ops::{BitOr, Range};
+use std::ops::BitOr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,20 +119,6 @@ impl Counts {
     pub fn any(&self, ask: Asks) -> bool {
         self.of(ask) > 0
     }
-}
-
-/// Finished step.
-pub struct StepRecord {
-    pub step: u64,
-    pub samples: Range<u64>,
-    pub lr: f64,
-    /// Wall time from the end of the previous step to the end of this one.
-    pub seconds: f64,
-    /// Time that the host spent waiting for the step's data.
-    pub data_wait: Duration,
-    /// Seconds that the rank's thread waited for others while it queued the step.
-    pub waited: f64,
-    pub outcome: Outcome,
 }
 
 /// Event of a run, after which every watcher is notified.

@@ -1,8 +1,9 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
 use super::{Event, RunContext, StepRecord, Watcher};
+use crate::report::Report;
 use crate::report::metrics::Metrics;
-use crate::report::{Report, StepLine};
+use crate::report::numbers::{Source, StepRow};
 use crate::status::Board;
 use base::{Count, Seconds};
 use device::cuda::nvml::Monitor;
@@ -29,37 +30,25 @@ impl Record {
         let Some((report, board)) = &mut self.files else { return Ok(()) };
         let logged = done.step.is_multiple_of(m.log.interval);
         let monitor = cx.monitor.as_ref().filter(|_| logged);
-        let line = StepLine {
-            step: done.step,
-            consumed_samples: done.samples.end,
-            lm_loss: done.outcome.loss,
-            grad_norm: done.outcome.grad_norm,
-            lr: done.lr,
-            global_batch: (done.samples.end - done.samples.start) as usize,
-            seconds: done.seconds,
-            data_wait_seconds: done.data_wait.as_secs_f64(),
-            z_loss: m.train.z_loss.map(|_| done.outcome.z_loss),
-            loss_scale: m.loss_scale.is_some().then_some(done.outcome.loss_scale),
-            skipped: done.outcome.skipped,
-            health: monitor.map(Monitor::read).unwrap_or_default(),
-        };
-        report.step(&line)?;
-        board.step(&line);
+        let gpu = monitor.map(Monitor::read).unwrap_or_default();
+        let row = StepRow::new(&Source { manifest: m, done, gpu });
+        report.step(&row)?;
+        board.step(&row);
         if first {
-            foretell(cx, &line);
+            foretell(cx, &row);
         }
         Ok(())
     }
 }
 
 /// Prints the expected duration after the first step of a long run.
-fn foretell(cx: &RunContext, first: &StepLine) {
+fn foretell(cx: &RunContext, first: &StepRow) {
     let samples = cx.manifest.train.samples;
     let remaining = samples.saturating_sub(first.consumed_samples);
-    let seconds = remaining as f64 * first.seconds / first.global_batch as f64;
+    let seconds = remaining as f64 * first.sec / first.global_batch as f64;
     if seconds >= FORETOLD_S {
         let steps = cx.ramp.steps(samples) - first.step;
-        let (first, rest) = (Seconds(first.seconds), Seconds(seconds));
+        let (first, rest) = (Seconds(first.sec), Seconds(seconds));
         let steps = Count(steps).of("step");
         tracing::info!("the first step took {first}: {steps} more take about {rest}");
     }

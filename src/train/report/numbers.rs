@@ -1,0 +1,453 @@
+//! Numbers of a step, one row each. The log line, `metrics.jsonl`, TensorBoard, the page, the
+//! comparison of runs, the status and Prometheus read the rows. A new number is a row here, beside
+//! the code that measures it.
+
+use super::RunInfo;
+use base::null_is_nan;
+use base::svg::{Scale, Stroke, short};
+use device::cuda::nvml::Health;
+use engine::Outcome;
+use manifest::Manifest;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::time::Duration;
+
+/// Finished step.
+pub struct StepRecord {
+    pub step: u64,
+    pub samples: Range<u64>,
+    pub lr: f64,
+    /// Wall time from the end of the previous step to the end of this one.
+    pub seconds: f64,
+    /// Time that the host spent waiting for the step's data.
+    pub data_wait: Duration,
+    /// Seconds that the rank's thread waited for others while it queued the step.
+    pub waited: f64,
+    pub outcome: Outcome,
+}
+
+/// Source of a step's numbers.
+pub struct Source<'a> {
+    pub manifest: &'a Manifest,
+    pub done: &'a StepRecord,
+    /// Readings of rank 0's GPU, at a log line.
+    pub gpu: Health,
+}
+
+impl Source<'_> {
+    fn batch(&self) -> u64 {
+        self.done.samples.end - self.done.samples.start
+    }
+
+    fn tokens(&self, samples: u64) -> u64 {
+        samples * self.manifest.model.seq_len as u64
+    }
+}
+
+/// Row of the table.
+pub struct Number {
+    /// Key in `metrics.jsonl` and `status.json`.
+    pub key: &'static str,
+    pub unit: &'static str,
+    /// Meaning, for the docs.
+    pub about: &'static str,
+    pub shown: &'static [Shown],
+    /// Value in a step's record; None if the step has none.
+    pub value: fn(&StepRow) -> Option<f64>,
+}
+
+impl Number {
+    /// Value in a step's record; NaN if the step has none.
+    pub fn or_nan(&self, row: &StepRow) -> f64 {
+        (self.value)(row).unwrap_or(f64::NAN)
+    }
+}
+
+/// Place that shows a number. The first field is the order among places of the same kind.
+#[derive(Clone, Copy)]
+pub enum Shown {
+    /// Field of Megatron's log line.
+    Line(u8, &'static str, Over, Format),
+    /// Field of the short log line. `{}` is the value.
+    Short(u8, &'static str, Over, Format),
+    /// Tag of a TensorBoard curve.
+    Curve(&'static str),
+    /// Chart of the page; a scale of None depends on the values.
+    Chart(u8, &'static str, Stroke, Option<Scale>, fn(&StepRow) -> f64),
+    /// Row of the page's table of the last step.
+    Last(&'static str, Format),
+    /// Chart of a comparison.
+    Overlay(u8, &'static str, Scale),
+    /// Row of a comparison, with the median of the last steps.
+    Median(u8, &'static str, Format),
+    /// Key of `status.json`.
+    Status,
+    /// Part of the text of `gptrain status`. `{}` is the value.
+    Text(&'static str, Format),
+    /// Metric for Prometheus: its name after `gptrain_`, its type and its help.
+    Prometheus(&'static str, &'static str, &'static str),
+}
+
+/// Value for the steps between two log lines.
+#[derive(Clone, Copy)]
+pub enum Over {
+    /// Value of the last one.
+    LastStep,
+    /// Value for all of them; None to omit the field.
+    Steps(fn(&Interval, &RunInfo) -> Option<f64>),
+}
+
+/// Text form of a number.
+#[derive(Clone, Copy)]
+pub enum Format {
+    /// So many decimals.
+    Fixed(usize),
+    /// `1.50e-4`, with so many decimals.
+    Exponent(usize),
+    /// Python's `1.50E-04`, with so many decimals.
+    Scientific(usize),
+    /// Whole number, padded to so many characters.
+    Whole(usize),
+    /// Whole number with grouped thousands.
+    Count,
+    /// Rate, rounded to a whole number with grouped thousands.
+    Rate,
+    /// `16.4k`.
+    Brief,
+    Seconds,
+    Percent,
+    /// Five significant digits.
+    Digits,
+}
+
+/// Value of a field, as a number. None if the step has none.
+trait Logged: Copy {
+    fn number(self) -> Option<f64>;
+}
+
+macro_rules! logged {
+    ($($kind:ty: $value:ident => $number:expr;)*) => {
+        $(impl Logged for $kind {
+            fn number(self) -> Option<f64> {
+                let $value = self;
+                $number
+            }
+        })*
+    };
+}
+
+logged! {
+    f64: value => Some(value);
+    u64: value => Some(value as f64);
+    bool: value => Some(f64::from(u8::from(value)));
+    Option<f64>: value => value;
+    Option<u32>: value => value.map(f64::from);
+}
+
+macro_rules! numbers {
+    ($of:ident => $(
+        $(#[doc = $about:literal])+
+        $(#[serde($($serde:tt)*)])?
+        $key:ident: $kind:ty = $value:expr, $unit:literal, [$($shown:expr),* $(,)?];
+    )*) => {
+        /// Record of a step.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+        pub struct StepRow {
+            $($(#[doc = $about])+ $(#[serde($($serde)*)])? pub $key: $kind,)*
+        }
+
+        impl StepRow {
+            pub fn new($of: &Source) -> StepRow {
+                StepRow { $($key: $value,)* }
+            }
+        }
+
+        /// All numbers, in the order of `metrics.jsonl`.
+        pub const NUMBERS: &[Number] = &[$(Number {
+            key: stringify!($key),
+            unit: $unit,
+            about: concat!($($about),+),
+            shown: &[$($shown),*],
+            value: |row| row.$key.number(),
+        }),*];
+    };
+}
+
+use Format::*;
+use Over::{LastStep, Steps};
+use Shown::*;
+
+numbers! { of =>
+    /// Number of the step, 1 for the first.
+    step: u64 = of.done.step, "steps", [Last("step", Count)];
+
+    /// Samples consumed by the run up to and with this step.
+    consumed_samples: u64 = of.done.samples.end, "samples", [
+        Line(10, "consumed samples", LastStep, Whole(12)),
+        Last("samples", Count),
+    ];
+
+    /// Tokens consumed by the run up to and with this step.
+    tokens: u64 = of.tokens(of.done.samples.end), "tokens", [
+        Line(130, "consumed tokens", LastStep, Whole(12)),
+        Last("tokens", Count),
+        Status,
+        Prometheus("tokens", "counter", "Tokens consumed"),
+    ];
+
+    /// Mean loss over the step's tokens, without the z-loss.
+    #[serde(deserialize_with = "null_is_nan")]
+    lm_loss: f64 = of.done.outcome.loss, "nats", [
+        Line(50, "lm loss", Steps(|all, _| all.loss()), Scientific(6)),
+        Line(100, "number of nan iterations", Steps(|all, _| Some(all.nan as f64)), Whole(3)),
+        Short(10, "loss {}", Steps(|all, _| all.loss()), Fixed(4)),
+        Curve("lm-loss-training/lm loss"),
+        Last("training loss", Digits),
+        Status,
+        Text("loss {}", Fixed(4)),
+        Prometheus("lm_loss", "gauge", "Loss of the last step, in nats"),
+    ];
+
+    /// Global norm of the gradient before clipping.
+    #[serde(deserialize_with = "null_is_nan")]
+    grad_norm: f64 = of.done.outcome.grad_norm, "", [
+        Line(80, "grad norm", LastStep, Fixed(3)),
+        Short(30, "grad norm {}", LastStep, Fixed(2)),
+        Curve("grad-norm/grad-norm"),
+        Chart(20, "gradient norm, before clipping", Stroke::Faint, None, |row| row.grad_norm),
+        Last("gradient norm", Digits),
+        Overlay(20, "gradient norm, before clipping", Scale::Log),
+        Status,
+        Text("gradient norm {}", Fixed(3)),
+        Prometheus("grad_norm", "gauge", "Gradient norm of the last step"),
+    ];
+
+    /// Learning rate.
+    lr: f64 = of.done.lr, "", [
+        Line(30, "learning rate", LastStep, Scientific(3)),
+        Short(40, "lr {}", LastStep, Exponent(2)),
+        Curve("learning-rate/learning-rate"),
+        Chart(10, "learning rate", Stroke::Line, ZERO, |row| row.lr),
+        Last("learning rate", Exponent(3)),
+        Overlay(30, "learning rate", Scale::FromZero),
+        Status,
+        Text("learning rate {}", Exponent(3)),
+        Prometheus("learning_rate", "gauge", "Learning rate of the last step"),
+    ];
+
+    /// Samples in this step.
+    global_batch: u64 = of.batch(), "samples", [
+        Line(40, "global batch size", LastStep, Whole(5)),
+        Line(110, "samples per second", Steps(Interval::samples_per_s), Fixed(3)),
+        Curve("batch-size/batch-size"),
+        Chart(50, "batch, samples", Stroke::Stairs, ZERO, |row| row.global_batch as f64),
+        Last("batch, samples", Count),
+    ];
+
+    /// Wall time from the end of the previous step to the end of this one.
+    sec: f64 = of.done.seconds, "s", [
+        Line(20, "elapsed time per iteration (s)", Steps(|all, _| all.mean(all.seconds)), Fixed(4)),
+        Curve("iteration-time/iteration-time"),
+        Last("step time", Seconds),
+        Median(20, "step time", Seconds),
+    ];
+
+    /// Tokens of this step per second.
+    #[serde(deserialize_with = "null_is_nan")]
+    tokens_per_s: f64 = of.tokens(of.batch()) as f64 / of.done.seconds, "tokens/s", [
+        Line(120, "TFLOPs", Steps(Interval::tflops), Fixed(2)),
+        Line(140, "tokens per second", Steps(Interval::tokens_per_s), Fixed(1)),
+        Line(160, "MFU (%)", Steps(Interval::mfu), Fixed(2)),
+        Short(50, "{} tokens/s", Steps(Interval::tokens_per_s), Brief),
+        Short(60, "MFU {} %", Steps(Interval::mfu), Fixed(1)),
+        Curve("iteration-time/tokens per second"),
+        Chart(30, "tokens a second", Stroke::Faint, ZERO, |row| row.tokens_per_s),
+        Last("tokens a second", Rate),
+        Overlay(10, "tokens a second", Scale::FromZero),
+        Median(10, "tokens/s", Rate),
+        Status,
+        Prometheus("tokens_per_second", "gauge", "Of the last step"),
+    ];
+
+    /// Time that the host waited for the step's data; the device may have computed the step before.
+    data_wait_s: f64 = of.done.data_wait.as_secs_f64(), "s", [
+        Line(150, "data wait (s)", Steps(|all, _| all.mean(all.data_wait)), Fixed(4)),
+        Short(90, "{} % waiting for data", Steps(Interval::long_wait), Fixed(0)),
+        Curve("iteration-time/data wait"),
+        Chart(40, "data wait, % of the step", Stroke::Faint, ZERO, |row| {
+            100.0 * row.data_wait_s / row.sec
+        }),
+        Last("data wait", Seconds),
+    ];
+
+    /// The z-loss, with `train.z_loss`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    z_loss: Option<f64> = of.manifest.train.z_loss.map(|_| of.done.outcome.z_loss), "nats", [
+        Line(60, "z loss", LastStep, Scientific(6)),
+        Short(20, "z loss {}", LastStep, Fixed(4)),
+        Curve("z-loss/z-loss"),
+    ];
+
+    /// Scale of the next step's loss, in fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    loss_scale: Option<f64> =
+        of.manifest.loss_scale.is_some().then_some(of.done.outcome.loss_scale), "", [
+        Line(70, "loss scale", LastStep, Fixed(1)),
+        Short(70, "loss scale {}", LastStep, Fixed(0)),
+        Curve("loss-scale/loss-scale"),
+    ];
+
+    /// Whether the update was skipped: the gradient overflowed (fp16), or the step was a loss spike.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    skipped: bool = of.done.outcome.skipped, "", [
+        Line(90, "number of skipped iterations", Steps(|all, _| Some(all.skipped as f64)), Whole(3)),
+        Short(80, "{} skipped", Steps(Interval::some_skipped), Fixed(0)),
+    ];
+
+    /// Clock of rank 0's GPU at a log line, if NVML reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu_mhz: Option<u32> = of.gpu.gpu_mhz, "MHz", [Curve("gpu/clock MHz")];
+
+    /// Power of rank 0's GPU at a log line, if NVML reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu_watts: Option<f64> = of.gpu.gpu_watts, "W", [Curve("gpu/power W")];
+
+    /// Temperature of rank 0's GPU at a log line, if NVML reports it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gpu_celsius: Option<u32> = of.gpu.gpu_celsius, "°C", [Curve("gpu/temperature C")];
+}
+
+/// Linear scale from 0.
+const ZERO: Option<Scale> = Some(Scale::FromZero);
+
+/// Numbers with a place of one kind, in the order of the places.
+pub fn shown<T>(
+    pick: impl Fn(Shown) -> Option<(u8, T)>,
+) -> impl Iterator<Item = (&'static Number, T)> {
+    let places = |number: &'static Number| number.shown.iter().map(move |place| (number, *place));
+    let all = NUMBERS.iter().flat_map(places);
+    let mut found: Vec<_> = all.filter_map(|(number, at)| Some((number, pick(at)?))).collect();
+    found.sort_by_key(|(_, (order, _))| *order);
+    found.into_iter().map(|(number, (_, place))| (number, place))
+}
+
+impl Format {
+    pub fn show(self, value: f64) -> String {
+        match self {
+            Fixed(digits) => format!("{value:.digits$}"),
+            Exponent(digits) => format!("{value:.digits$e}"),
+            Scientific(_) if !value.is_finite() => value.to_string().to_uppercase(),
+            Scientific(digits) => {
+                let text = format!("{value:.digits$E}");
+                let (mantissa, exponent) = text.split_once('E').expect("{:E} writes an E");
+                match exponent.strip_prefix('-') {
+                    Some(exponent) => format!("{mantissa}E-{exponent:0>2}"),
+                    None => format!("{mantissa}E+{exponent:0>2}"),
+                }
+            }
+            Whole(width) => format!("{:width$}", value as u64),
+            Count => base::Count(value as u64).to_string(),
+            Rate => base::Count(value.round() as u64).to_string(),
+            Brief => short(value),
+            Seconds => base::Seconds(value).to_string(),
+            Percent => format!("{value:.1} %"),
+            Digits => match value.abs() {
+                _ if !value.is_finite() => "–".into(),
+                a if a >= 1e5 || (a < 1e-3 && a > 0.0) => format!("{value:.3e}"),
+                a if a >= 100.0 => format!("{value:.1}"),
+                _ => format!("{value:.4}"),
+            },
+        }
+    }
+}
+
+/// Steps since the last log line.
+#[derive(Default)]
+pub struct Interval {
+    steps: u64,
+    samples: u64,
+    /// Steps without an update, and those of them whose loss was not finite.
+    skipped: u64,
+    nan: u64,
+    /// Sum of the losses of the other steps.
+    loss: f64,
+    seconds: f64,
+    data_wait: f64,
+    last: Option<StepRow>,
+}
+
+impl Interval {
+    pub(super) fn add(&mut self, row: &StepRow) {
+        self.steps += 1;
+        self.samples += row.global_batch;
+        if row.skipped {
+            self.skipped += 1;
+            self.nan += u64::from(!row.lm_loss.is_finite());
+        } else {
+            self.loss += row.lm_loss;
+        }
+        self.seconds += row.sec;
+        self.data_wait += row.data_wait_s;
+        self.last = Some(*row);
+    }
+
+    /// Takes the added steps and the last of them, and starts a new interval. None if there are none.
+    pub(super) fn take(&mut self) -> Option<(Interval, StepRow)> {
+        let interval = std::mem::take(self);
+        interval.last.map(|last| (interval, last))
+    }
+
+    /// Values of the places that `pick` selects, as text.
+    pub(super) fn fields(
+        &self,
+        last: &StepRow,
+        info: &RunInfo,
+        pick: impl Fn(Shown) -> Option<(u8, (&'static str, Over, Format))>,
+    ) -> impl Iterator<Item = (&'static str, String)> {
+        shown(pick).filter_map(move |(number, (label, over, format))| {
+            let value = match over {
+                LastStep => (number.value)(last),
+                Steps(value) => value(self, info),
+            };
+            value.map(|value| (label, format.show(value)))
+        })
+    }
+
+    fn mean(&self, sum: f64) -> Option<f64> {
+        Some(sum / self.steps as f64)
+    }
+
+    /// Mean loss of the steps with an update.
+    fn loss(&self) -> Option<f64> {
+        let advanced = self.steps - self.skipped;
+        (advanced > 0).then(|| self.loss / advanced as f64)
+    }
+
+    fn some_skipped(&self, _: &RunInfo) -> Option<f64> {
+        (self.skipped > 0).then_some(self.skipped as f64)
+    }
+
+    /// Share of the time in which the host waited for data, in percent, if it is above 5 %.
+    fn long_wait(&self, _: &RunInfo) -> Option<f64> {
+        let share = self.data_wait / self.seconds;
+        (share > 0.05).then_some(100.0 * share)
+    }
+
+    fn samples_per_s(&self, _: &RunInfo) -> Option<f64> {
+        Some(self.samples as f64 / self.seconds)
+    }
+
+    pub(super) fn tokens_per_s(&self, info: &RunInfo) -> Option<f64> {
+        Some(info.tokens(self.samples) as f64 / self.seconds)
+    }
+
+    fn tflops(&self, info: &RunInfo) -> Option<f64> {
+        Some(self.tokens_per_s(info)? * info.hardware_flops_per_token / 1e12)
+    }
+
+    /// Model FLOPs utilization in percent, if the peak is known.
+    fn mfu(&self, info: &RunInfo) -> Option<f64> {
+        let peak = info.peak_flops?;
+        Some(100.0 * (self.tokens_per_s(info)? * info.model_flops_per_token / peak))
+    }
+}
