@@ -1,6 +1,8 @@
 //! `--set a.b=c`: inserts values from the command line into the tree, as if they were in the file.
 
-use super::optimizers::Optimizer;
+use super::define::OneOf;
+use super::lr::DecaySection;
+use super::optimizers::OptimizerSection;
 use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
 use base::Problems;
@@ -15,8 +17,8 @@ const LEVELS: usize = 16;
 const EXCLUSIVE: &[&[&str]] = &[
     &["train.samples", "train.tokens", "train.steps"],
     &["lr.warmup_samples", "lr.warmup_tokens"],
-    &["lr.decay.linear", "lr.decay.cosine", "lr.decay.wsd"],
-    Optimizer::KEYS,
+    DecaySection::KEYS,
+    OptimizerSection::KEYS,
 ];
 
 /// Applies every `PATH=VALUE`. Later ones override earlier ones.
