@@ -458,30 +458,16 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
             })
         }),
         row(format!("residual_norm {size}"), l, 4.0 * b, move || {
-            be.run(op::ResidualNorm {
-                x,
-                branch: y,
-                bias: Some(scale),
-                drop,
-                y: z.set(),
-                norm,
-                h: other.set(),
-                stats: stats.set(),
-            })
+            let residual = op::Residual { x, branch: y, bias: Some(scale), drop, y: z.set() };
+            let norm = op::LayerNorm { x: z, norm, y: other.set(), stats: stats.set() };
+            be.run(op::ResidualNorm { residual, norm })
         }),
         row(format!("norm_residual_backward += {size}"), l, 4.0 * b, move || {
-            be.run(op::NormResidualBackward {
-                dy: y,
-                x,
-                stats,
-                scale,
-                dx: z.add(),
-                dscale: dscale.add(),
-                dshift: Some(dshift.add()),
-                drop,
-                dbranch: z.set(),
-                dbias: Some(dshift.add()),
-            })
+            let dx = z.add();
+            let (dscale, dshift) = (dscale.add(), Some(dshift.add()));
+            let norm = op::LayerNormBackward { dy: y, x, stats, scale, dx, dscale, dshift };
+            let residual = op::ResidualBackward { dy: z, drop, dbranch: z.set(), dbias: dshift };
+            be.run(op::NormResidualBackward { norm, residual })
         }),
         row(format!("residual {size}"), l, 3.0 * b, move || {
             be.run(op::Residual { x, branch: y, bias: Some(scale), drop, y: z.set() })
