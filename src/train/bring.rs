@@ -146,8 +146,8 @@ log:
         quoted(&run.display().to_string()),
     );
     let path = run.join(manifest::IN_FOLDER).display().to_string();
-    let loaded = manifest::parse(&text, &path, run, sets)?;
-    let text = if sets.is_empty() { text } else { loaded.effective.clone() };
+    let text = manifest::rewrite(&text, &path, run, sets)?;
+    let loaded = manifest::parse(&text, &path, run, &[])?;
     Ok((text, loaded))
 }
 

@@ -213,6 +213,18 @@ fn parts_of_datasets() {
 }
 
 #[test]
+fn a_replaced_dataset_keeps_the_split_of_an_effective_manifest() {
+    let effective = with(&["data.split=8,1,1"]).effective;
+    let part = |sets: &[&str]| read(&effective, sets).manifest.data.train[0].part.clone();
+    let split = |weights: &str| Sequences::Split { weights: weights.to_string(), which: 0 };
+    assert_eq!(part(&["data.train=x"]), split("8,1,1"));
+    assert_eq!(part(&["data.train=[x, y]"]), split("8,1,1"));
+    assert_eq!(part(&["data.train={prefix: x, split: 7/3}"]), split("7/3"));
+    assert_eq!(part(&["data.train={prefix: x, range: 0..1}"]), Sequences::Range(0.0, 1.0));
+    assert_eq!(part(&["data.train=x", "data.split=9,1"]), split("9,1"));
+}
+
+#[test]
 fn a_trial_shorter_than_the_warm_up_is_no_mistake() {
     let m = with(&["lr.warmup_samples=1000", "train.steps=2"]).manifest;
     assert_eq!((m.train.samples, m.lr.decay), (32, Decay::Cosine(Span { samples: 1001 })));
