@@ -536,22 +536,15 @@ fn norms<'a>(t: &Tensors<'a>, [n, h]: [usize; 2], rms: bool, times: [usize; 4]) 
             be.run(op::LayerNormBackward { dy: y, x, stats, scale, dx, dscale, dshift })
         }),
         row(format!("residual_{fused}norm {n}x{h}"), times[2], 4.0 * b, move || {
-            let (branch, y, h, stats) = (y, z.set(), other.set(), stats.set());
-            be.run(op::ResidualNorm { x, branch, bias, drop, y, norm, h, stats })
+            let residual = op::Residual { x, branch: y, bias, drop, y: z.set() };
+            let norm = op::LayerNorm { x: z, norm, y: other.set(), stats: stats.set() };
+            be.run(op::ResidualNorm { residual, norm })
         }),
         row(format!("{fused}norm_residual_backward += {n}x{h}"), times[3], 4.0 * b, move || {
-            be.run(op::NormResidualBackward {
-                dy: y,
-                x,
-                stats,
-                scale,
-                dx: z.add(),
-                dscale,
-                dshift,
-                drop,
-                dbranch: z.set(),
-                dbias,
-            })
+            let dx = z.add();
+            let norm = op::LayerNormBackward { dy: y, x, stats, scale, dx, dscale, dshift };
+            let residual = op::ResidualBackward { dy: z, drop, dbranch: z.set(), dbias };
+            be.run(op::NormResidualBackward { norm, residual })
         }),
     ]
 }

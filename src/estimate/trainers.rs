@@ -54,7 +54,7 @@ impl Trainer {
 }
 
 fn every() -> Vec<Recompute> {
-    vec![Recompute::None, Recompute::Selective, Recompute::Full]
+    Recompute::ALL.to_vec()
 }
 
 static TABLE: LazyLock<Vec<Trainer>> = LazyLock::new(|| {
