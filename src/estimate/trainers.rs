@@ -44,12 +44,20 @@ pub struct Trainer {
     pub host_inputs: bool,
     #[serde(default)]
     pub uneven: bool,
+    #[serde(default)]
+    pub tiled_logits: bool,
+    #[serde(default)]
+    long: Option<String>,
 }
 
+/// Tokens of a sequence from which `Trainer::long` applies.
+const LONG: usize = 8192;
+
 impl Trainer {
-    /// Its row in the table.
-    pub fn place(&self) -> usize {
-        TABLE.iter().position(|row| row.name == self.name).expect("a row of the table")
+    /// The row of its runs with sequences of `seq_len` tokens, over so many ranks that share a replica.
+    pub fn of_length(&'static self, seq_len: usize, ranks: usize) -> &'static Trainer {
+        let long = self.long.as_deref().filter(|_| seq_len >= LONG && ranks == 1);
+        long.map_or(self, |name| named(name).expect("a row of the table"))
     }
 }
 

@@ -218,6 +218,8 @@ fn setup(f: &Fields) -> Result<Setup, String> {
         hardware::of_run(f.text("hardware"), regime).map_err(|p| p.list[0].what.clone())?;
     let trainer = trainers::named(f.text("framework"))
         .ok_or_else(|| format!("unknown framework `{}`", f.text("framework")))?;
+    let replica = f.count("tp")? * f.count("pp")?;
+    let trainer = trainer.of_length(f.count("seq_len")?, replica);
     let topology = topology(f, trainer)?;
     let model = model(f, topology.tensor)?;
     if topology.pipeline > model.layers || model.layers > 10_000 {
