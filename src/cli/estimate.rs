@@ -269,10 +269,15 @@ fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calibration from the output of `gptrain bench`. Prints a summary on stderr.
+/// Calibration from the output of `gptrain bench`, or from a run, whose own manifest tells what it
+/// planned. Prints a summary on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
-    let name = path.display().to_string();
-    let (learned, line) = request.learn(&read(path)?, &name)?;
+    let (name, record) = (path.display().to_string(), record(path));
+    let manifest = record.with_file_name("manifest.yaml");
+    let is_run = record.ends_with("metrics.jsonl") && manifest.is_file();
+    let run = is_run.then(|| manifest::load(&manifest, &[])).transpose()?;
+    let (learned, line) =
+        request.learn(&read(path)?, &name, run.as_ref().map(|run| &run.manifest))?;
     base::warn!("{name}: {line}");
     Ok(learned)
 }
