@@ -78,7 +78,7 @@ fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
     let tokens = m.batch.micro * m.model.seq_len;
     let mut seen: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for step in 0..steps {
-        cpu.time_ops(true);
+        cpu.time_ops();
         engine.step(
             &mut |inputs| {
                 fill(&cpu, inputs, tokens, m.model.vocab);
@@ -103,7 +103,7 @@ fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
 }
 
 /// Seconds of each op of a step.
-fn by_name(OpTimes { passes: mut all, once }: OpTimes) -> BTreeMap<&'static str, f64> {
+fn by_name(OpTimes { passes: mut all, once, .. }: OpTimes) -> BTreeMap<&'static str, f64> {
     once.into_iter().for_each(|(name, more)| *all.entry(name).or_default() += more);
     all
 }

@@ -61,7 +61,7 @@ impl StepParts {
 
     /// Begins to measure a step, if the device can time its ops.
     pub fn begin(&mut self, be: &dyn Backend, rank: &Rank) {
-        self.is_on = be.time_ops(rank.grid.size() == 1);
+        self.is_on = be.time_ops();
         if self.is_on && self.ops.is_some() {
             begin_op_log();
         }
