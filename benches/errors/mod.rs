@@ -207,7 +207,9 @@ fn residual_norm(case: &mut Case, shape: &Shape) {
     let [y, normed] = ["y", "h"].map(|name| case.output(name, n, h, DType::BF16).set());
     let stats = case.arena.matrix(n, 2, DType::F32).set();
     let drop = case.no_dropout();
-    case.be.run(op::ResidualNorm { x, branch, bias, drop, y, norm, h: normed, stats });
+    let residual = op::Residual { x, branch, bias, drop, y };
+    let norm = op::LayerNorm { x: y.to, norm, y: normed, stats };
+    case.be.run(op::ResidualNorm { residual, norm });
 }
 
 fn norm_backward(case: &mut Case, shape: &Shape) {
@@ -225,17 +227,9 @@ fn norm_backward(case: &mut Case, shape: &Shape) {
     let dscale = case.output("dscale", 1, h, DType::F32).add();
     let dshift = shift.map(|_| case.output("dshift", 1, h, DType::F32).add());
     let dbias = (!shape.gated).then(|| case.output("dbias", 1, h, DType::F32).add());
-    let (drop, dx, dbranch) = (case.no_dropout(), dx.add(), dx.set());
-    case.be.run(op::NormResidualBackward {
-        dy,
-        x,
-        stats,
-        scale,
-        dx,
-        dscale,
-        dshift,
-        drop,
-        dbranch,
-        dbias,
-    });
+    let residual =
+        op::ResidualBackward { dy: dx, drop: case.no_dropout(), dbranch: dx.set(), dbias };
+    let dx = dx.add();
+    let norm = op::LayerNormBackward { dy, x, stats, scale, dx, dscale, dshift };
+    case.be.run(op::NormResidualBackward { norm, residual });
 }
