@@ -36,8 +36,7 @@ pub fn compare(be: &dyn Backend, name: &str, shape: &Shape) {
         Ok(done) => return print!("{}", String::from_utf8_lossy(&done.stdout)),
         Err(why) => return println!("no PyTorch to compare errors with: {python}: {why}"),
     }
-    let within = env::var_os("OUT").map_or_else(env::temp_dir, PathBuf::from);
-    let folder = within.join(format!("errors-{}", std::process::id()));
+    let folder = env::temp_dir().join(format!("gptrain-errors-{}", std::process::id()));
     fs::create_dir_all(&folder).expect("a folder for results");
     let (n, h, f) = (shape.samples * shape.seq, shape.hidden, shape.ffn);
     // As much as any case needs.

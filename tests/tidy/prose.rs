@@ -2,10 +2,10 @@
 //!
 //! Rules: a doc comment begins with the noun that the item is or the verb of what it does; no
 //! stand-in subjects; no stage verbs for machines; "is not a" instead of "is no". The tables have
-//! the plain word beside each. A room is a path prefix; rooms join `DONE` one by one. C++ and CUDA
-//! have no doc comments of their own, so all their comments obey the rule of doc comments.
+//! the plain word beside each. A room is a path prefix; rooms join `DONE` one by one. C++, CUDA and
+//! scripts have no doc comments of their own, so all their comments obey the rule of doc comments.
 
-use crate::source::{Kind, Prose, files, prose, text_of_markdown};
+use crate::source::{Kind, Prose, files, prose, text_of_markdown, text_of_script};
 use std::path::Path;
 
 /// First words that a doc comment must not have, and how to begin instead.
@@ -132,7 +132,11 @@ fn check(prose: &Prose) -> Vec<String> {
 /// Findings of a file's text, each with its line.
 fn findings(file: &Path, text: &str) -> Vec<String> {
     let extension = file.extension().and_then(|ext| ext.to_str()).unwrap_or_default();
-    let mut all = if extension == "md" { text_of_markdown(text) } else { prose(text) };
+    let mut all = match extension {
+        "md" => text_of_markdown(text),
+        "sh" | "py" => text_of_script(text),
+        _ => prose(text),
+    };
     if CPP.contains(&extension) {
         all.iter_mut().filter(|one| one.kind == Kind::Comment).for_each(|one| one.kind = Kind::Doc);
     }
@@ -150,6 +154,12 @@ fn rooms_that_are_done_are_plain() {
     all.extend(files("docs", "md"));
     all.extend(files("kernels", "cu").into_iter().chain(files("kernels", "cuh")));
     all.extend(files("tests/softgpu", "cpp").into_iter().chain(files("tests/softgpu", "h")));
+    for (folder, ext) in
+        [("benches", "sh"), ("benches", "py"), ("kernels", "sh"), ("kernels", "py")]
+    {
+        all.extend(files(folder, ext));
+    }
+    all.extend(files("tests/softgpu", "sh"));
     all.push(("README.md".into(), std::fs::read_to_string("README.md").unwrap()));
     let homeless = all.iter().filter(|(file, _)| is_done(file).is_none());
     let homeless: Vec<_> = homeless.map(|(file, _)| file.display().to_string()).collect();
@@ -181,6 +191,15 @@ fn each_rule_finds_a_planted_sentence() {
             let found = findings(Path::new(&file), &behind);
             assert!(found.len() == 1 && begins(&found[0]), "{word}: {found:?}");
         }
+    }
+    for (file, text) in [
+        ("planted.sh", "#!/bin/sh\n# Runs it.\nrun\n    # What a rank does.\n"),
+        ("planted.py", "def run():\n\n    \"\"\"Whose a rank is.\"\"\"\n"),
+        ("planted.py", "\n\"\"\"Runs it\non a rank.\n\nnobody\n\"\"\"\n"),
+        ("planted.py", "\"\"\"Runs it.\"\"\"\n\nx = 1\n# nobody\n"),
+    ] {
+        let found = findings(Path::new(file), text);
+        assert!(found.len() == 1, "{text:?}: {found:?}");
     }
     let phrases = STAND_INS.iter().chain(STAGE_VERBS).map(|(phrase, _)| *phrase);
     for phrase in phrases.chain(["is no table"]) {

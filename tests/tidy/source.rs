@@ -165,6 +165,30 @@ pub fn text_of_markdown(text: &str) -> Vec<Prose> {
     all
 }
 
+/// Comments on lines of their own and docstrings of a shell or Python script, as doc comments.
+pub fn text_of_script(text: &str) -> Vec<Prose> {
+    let (mut all, mut open, mut in_docstring) = (Vec::<Prose>::new(), false, false);
+    for (number, line) in text.lines().enumerate() {
+        let line = line.trim();
+        let quotes = line.matches("\"\"\"").count();
+        let comment = line.strip_prefix('#').filter(|rest| !rest.starts_with('!'));
+        let words = match comment {
+            Some(words) if !in_docstring => words.trim(),
+            _ if in_docstring || line.starts_with("\"\"\"") => line.trim_matches('"'),
+            _ => "",
+        };
+        in_docstring ^= quotes == 1 && (in_docstring || line.starts_with('"'));
+        match all.last_mut().filter(|_| open && !words.is_empty()) {
+            Some(last) => last.text = format!("{} {words}", last.text),
+            None if words.is_empty() => (),
+            None => all.push(Prose { kind: Kind::Doc, line: number + 1, text: words.into() }),
+        }
+        open = !words.is_empty();
+    }
+    all.iter_mut().for_each(|one| one.text = without_code(&one.text));
+    all
+}
+
 /// Text with code spans blanked and runs of spaces made one.
 fn without_code(text: &str) -> String {
     let outside = text.split('`').step_by(2).collect::<Vec<_>>().join("`");
