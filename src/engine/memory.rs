@@ -3,8 +3,7 @@
 use super::arenas::Arenas;
 use super::groups::{Groups, begins_messages, context, model_shard, pipeline_rank, slots};
 use super::masters::{Masters, PIECE};
-use super::offload::Offload;
-use super::params::{self, BucketState, Norms, OnHost};
+use super::params::{self, BucketState, Norms, Offload, OnHost};
 use super::play::MessageBuffers;
 use super::powersgd::Compression;
 use super::replica_check;

@@ -14,7 +14,6 @@ mod play;
 mod graph_cache;
 mod arenas;
 mod memory;
-mod offload;
 mod masters;
 mod scalars;
 mod replica_check;

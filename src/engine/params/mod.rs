@@ -5,6 +5,7 @@
 //! reduction of a block must end before the block after the next one needs its buffer.
 
 mod host_grads;
+mod offload;
 mod plan;
 mod slices;
 mod windows;
@@ -12,11 +13,11 @@ mod windows;
 mod tests;
 
 pub use host_grads::{Norms, Squares};
+pub use offload::Offload;
 pub use plan::{BucketState, OnHost, buckets, keep_codes, states};
 pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
 
 use super::groups::{Groups, model_dtype};
-use super::offload::Offload;
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use base::{DType, rng};
 use comm::{Collective, Group, Pending};

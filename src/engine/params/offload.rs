@@ -5,11 +5,11 @@
 //!
 //! Norm, clipping, loss scale and the rule's own scalars are computed on the device.
 
-use super::arenas::Arenas;
-use super::masters::Masters;
-use super::params::BucketState;
-use super::rule::{OptimizerRule, Step};
-use super::states::{ParamStates, StateSpec};
+use super::plan::BucketState;
+use crate::arenas::Arenas;
+use crate::masters::Masters;
+use crate::rule::{OptimizerRule, Step};
+use crate::states::{ParamStates, StateSpec};
 use base::DType;
 use device::{Arena, Backend, Home, Tensor, op};
 use std::collections::VecDeque;
