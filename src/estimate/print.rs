@@ -1,15 +1,13 @@
 //! Prints an estimate as text of at most 100 columns, and as JSON.
 
-use super::change::{self, Change, flags_of};
+use super::change::flags_of;
 use super::days::Segment;
+use super::deepspeed::states;
 use super::gptrain::ladder::{self, Ladder};
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{exchange, remedies};
-use super::others::cost::deepspeed::states;
-use super::others::predict::{Prediction, Predictor};
-use super::others::shape_lint;
 use super::rates::simple_days;
-use super::view::{GB, GIB, Stage, View};
+use super::view::{GIB, Stage, View};
 use super::words::{self, hours, size, span};
 use base::{Count, Seconds};
 use serde_json::{Value, json};
@@ -296,51 +294,6 @@ fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
     ramp.chunks(each).chain([std::slice::from_ref(last)]).collect()
 }
 
-/// Advice for another program's plan: changes that make it fit if it does not, else faster plans; and
-/// findings about its shape.
-pub fn advise(
-    v: &View,
-    now: &Prediction,
-    predictor: &Predictor,
-    text: &mut String,
-    json: &mut Value,
-) {
-    let found = shape_lint::lint(&v.setup);
-    *text += &notes(&found);
-    json["shape"] = json!(found);
-    if v.fits {
-        let list = change::speed_ups(predictor, &v.setup, now);
-        *text += &changes("Faster, by seconds of a step", &list, v, now, 6);
-        json["faster"] = changes_json(&list, v, now);
-    } else {
-        let list = change::memory_remedies(predictor, &v.setup);
-        let none =
-            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
-        let remedies = changes("Would fit, and what it costs a step", &list, v, now, 8);
-        *text += if list.is_empty() { none } else { &remedies };
-        json["ladder"] = changes_json(&list, v, now);
-    }
-}
-
-/// Changes, each with its cost in seconds of a step.
-fn changes(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize) -> String {
-    if list.is_empty() {
-        return String::new();
-    }
-    let mut out = format!("\n{title}\n");
-    for change in list.iter().take(most) {
-        let cost = change.cost(&v.setup, now);
-        let _ = writeln!(
-            out,
-            "  {:50}{cost:>+9.2} s {:>+7.1} %  {:>5.1} GiB",
-            change.what,
-            100.0 * cost / now.seconds,
-            change.prediction.gigabytes * GB / GIB
-        );
-    }
-    out
-}
-
 /// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the
 /// order in which they are tried.
 pub fn advise_own(v: &View, ladder: &Ladder, text: &mut String, json: &mut Value) {
@@ -414,11 +367,6 @@ fn own_json(change: &ladder::Change, v: &View) -> Value {
         "host_gib": change.host.0 as f64 / GIB, "fits": true })
 }
 
-fn notes(list: &[String]) -> String {
-    let lines: Vec<String> = list.iter().map(|note| format!("  {note}\n")).collect();
-    if lines.is_empty() { String::new() } else { format!("\nShape\n{}", lines.concat()) }
-}
-
 pub fn json(v: &View) -> Value {
     let (s, t, d) = (&v.setup, &v.setup.topology, &v.days);
     let ((stage, term), (model, hardware)) = (v.peak(), v.tflops());
@@ -462,12 +410,4 @@ pub fn json(v: &View) -> Value {
             "budget_left": v.budget.map(|b| b - v.money()), "pipe_full_from": d.full_from,
             "segments": segments },
     })
-}
-
-fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
-    let one = |c: &Change| {
-        json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
-            "mem_gib": c.prediction.gigabytes * GB / GIB, "fits": c.prediction.fits })
-    };
-    list.iter().map(one).collect()
 }

@@ -2,9 +2,9 @@
 
 use super::gptrain::{calibrate, here};
 use super::hardware::{self, CPU, Hardware};
+use super::logs;
 use super::measured::Measured;
-use super::others::predict::{Prediction, Predictor};
-use super::others::rows::logs;
+use super::predict::Predict;
 use super::search::{Planner, Search};
 use super::setup::{Extras, Program, Setup};
 use super::trainers;
@@ -109,22 +109,20 @@ impl Request {
         Ok((Request { setup, ..self }, line))
     }
 
-    /// Search for the best topologies of its model, also with the extras.
-    pub fn search<'a>(&'a self, predictor: &'a Predictor, extras: Extras) -> Search<'a> {
+    /// Search for the best topologies of its model, also with the extras. `other` predicts the needs of
+    /// another program.
+    pub fn search<'a>(&'a self, other: Option<&'a dyn Predict>, extras: Extras) -> Search<'a> {
         let Request { manifest, setup, terms } = self;
-        let planner = Planner::new(manifest, setup, predictor);
+        let planner = Planner::new(manifest, setup, other);
         Search::new(planner, setup, manifest.batch.ramp(), terms.samples, extras)
     }
 
-    /// Estimate, with the prediction on which it is based for another program.
-    pub fn view(&self, predictor: &Predictor) -> (View, Option<Prediction>) {
+    /// Estimate. `other` predicts the needs of another program.
+    pub fn view(&self, other: Option<&dyn Predict>) -> View {
         let Request { manifest, setup, terms } = self;
-        match setup.program {
-            Program::Gptrain => (view::of_gptrain(manifest, setup.clone(), terms), None),
-            Program::Other(_) => {
-                let (view, prediction) = view::of_other(manifest, setup.clone(), predictor, terms);
-                (view, Some(prediction))
-            }
+        match other {
+            None => view::of_gptrain(manifest, setup.clone(), terms),
+            Some(other) => other.view(manifest, setup.clone(), terms),
         }
     }
 }

@@ -3,7 +3,6 @@
 use super::days::{Days, through};
 use super::gptrain::dry_run::{self, Room};
 use super::gptrain::prices::{Prices, TRAFFIC};
-use super::others::predict::{Prediction, Predictor};
 use super::setup::Setup;
 use engine::orders;
 use manifest::Manifest;
@@ -128,58 +127,6 @@ pub struct Terms {
     pub availability: f64,
     pub budget: Option<f64>,
     pub samples: u64,
-}
-
-/// View of another program's estimate.
-pub fn of_other(
-    m: &Manifest,
-    setup: Setup,
-    predictor: &Predictor,
-    terms: &Terms,
-) -> (View, Prediction) {
-    let p = predictor.predict(&setup);
-    let needed = p.memory.needed();
-    // The correction by residuals applies to each term; a plan that does not fit is not capped.
-    let (shrink, reserved) = match p.fits {
-        true => ((p.gigabytes / needed).min(1.0), p.gigabytes),
-        false => (1.0, p.gigabytes.max(needed)),
-    };
-    let cuts = setup.stages();
-    let stage = |(i, terms): (usize, &Vec<(&'static str, f64)>)| {
-        let last = i + 1 == cuts.len();
-        Stage {
-            layers: cuts[i].len(),
-            parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
-            terms: terms.iter().map(|(name, gb)| (*name, gb * shrink * GB)).collect(),
-            sends: Default::default(),
-        }
-    };
-    let scale = p.seconds / p.time.total();
-    let view = View {
-        name: m.name.clone(),
-        program: setup.program.name(),
-        parameters: parameters(&setup.model),
-        stages: p.memory.stages.iter().enumerate().map(stage).collect(),
-        needed: needed * shrink * GB,
-        reserved: reserved * GB,
-        reserved_error: p.gigabytes_error,
-        headroom: 0.0,
-        capacity: p.memory.capacity * GB,
-        host: [0.0, setup.hardware.host_gib * GIB],
-        fits: p.fits,
-        parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
-        stage_seconds: p.time.stage_seconds.iter().map(|seconds| seconds * scale).collect(),
-        seconds: p.seconds,
-        seconds_error: p.seconds_error,
-        days: super::days::days(predictor, &setup, m.batch.ramp(), terms.samples),
-        price: terms.price,
-        currency: terms.currency,
-        availability: terms.availability,
-        budget: terms.budget,
-        tokens: terms.samples as f64 * setup.model.seq_len as f64,
-        setup,
-    };
-    (view, p)
 }
 
 /// View of gptrain's own estimate: the memory and work of its engine.

@@ -103,7 +103,7 @@ fn keep(warnings: &Warnings, text: &str) {
 
 /// Crates whose events are messages. Events of libraries (object_store on each retry, its HTTP
 /// client on headers) are not for the user.
-const OWN: [&str; 15] = [
+const OWN: [&str; 16] = [
     "gptrain",
     "base",
     "bench",
@@ -118,6 +118,7 @@ const OWN: [&str; 15] = [
     "manifest",
     "model",
     "plan",
+    "predict",
     "train",
 ];
 

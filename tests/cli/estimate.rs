@@ -8,22 +8,22 @@ use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, WORKSPACE};
 use gptrain::engine::{Engine, Groups};
 use gptrain::estimate::days;
+use gptrain::estimate::deepspeed::states;
 use gptrain::estimate::gptrain::drift::{self, FirstSteps};
 use gptrain::estimate::gptrain::dry_run;
 use gptrain::estimate::hardware;
-use gptrain::estimate::others::calibrate;
-use gptrain::estimate::others::cost::constants::{Constants, MEMORY, Prior, TIME};
-use gptrain::estimate::others::cost::deepspeed::states;
-use gptrain::estimate::others::fitted;
-use gptrain::estimate::others::predict::Predictor;
-use gptrain::estimate::others::rows::{self, Row};
-use gptrain::estimate::others::shape_lint;
 use gptrain::estimate::parts::Part;
 use gptrain::estimate::rates::{simple_days, simple_tflops};
 use gptrain::estimate::setup::{Offload, Setup};
 use gptrain::manifest::{LayerSplit, Manifest, Position};
 use gptrain::model::parameters;
 use gptrain::plan::{ramp::Ramp, split};
+use gptrain::predict::Predictor;
+use gptrain::predict::calibrate;
+use gptrain::predict::cost::constants::{Constants, MEMORY, Prior, TIME};
+use gptrain::predict::fitted;
+use gptrain::predict::rows::{self, Row};
+use gptrain::predict::shape_lint;
 
 fn shipped() -> Vec<Row> {
     rows::read(rows::SHIPPED, "shipped").unwrap()
@@ -279,7 +279,8 @@ fn the_ramp_up_and_the_pipe() {
     let to_384 = stages.iter().take_while(|stage| stage.global_batch <= 384).map(|s| s.steps);
     near(to_384.sum::<u64>() as f64, 18_146.0, 1e-3);
     let setup = run("002-159");
-    let run = days::days(Predictor::shipped(), &setup, ramp, 220_000_000);
+    let run =
+        days::through(ramp, 220_000_000, &setup, &mut |s| Predictor::shipped().predict(s).seconds);
     assert_eq!(run.full_from, Some(192));
     assert_eq!(run.segments.len(), 128);
     let slow = &run.segments[0];
@@ -307,7 +308,7 @@ fn the_constants_are_those_of_the_rows() {
     let fit = |start: &Constants| fitted::to(&rows, start, fitted::AT_REST);
     let found = fit(&fit(&prior));
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write("src/estimate/constants.yaml", fitted::written(&found)).unwrap();
+        std::fs::write("src/predict/constants.yaml", fitted::written(&found)).unwrap();
         return;
     }
     let shipped = fitted::shipped();

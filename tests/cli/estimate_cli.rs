@@ -103,7 +103,7 @@ fn bad_input_is_named_with_a_remedy() {
 
 #[test]
 fn a_row_with_swapped_columns_is_named() {
-    let shipped = include_str!("../../src/estimate/data/measured_runs.csv");
+    let shipped = include_str!("../../src/predict/data/measured_runs.csv");
     let mut lines = shipped.lines();
     let header = lines.next().unwrap();
     let row = lines.find(|line| line.starts_with("002-053,")).unwrap();
@@ -122,7 +122,7 @@ fn a_row_with_swapped_columns_is_named() {
 #[test]
 fn published_runs_are_scored_or_refused_with_the_reason() {
     for (table, refused) in [("vtrain_open", 0), ("public_open", 69)] {
-        let path = format!("src/estimate/data/{table}.csv");
+        let path = format!("src/predict/data/{table}.csv");
         let v = json(&["--score", &path]);
         let rows = v["rows"].as_array().unwrap();
         let why = rows.iter().filter_map(|row| row["refused"].as_str());
@@ -167,7 +167,7 @@ fn rows_of_an_unknown_program_are_planned_as_a_known_one() {
 /// A machine whose launches waited is planned without that where the flag says so, also in a table.
 #[test]
 fn asynchronous_launches_count_in_tables_too() {
-    let path = "src/estimate/data/measured_runs.csv";
+    let path = "src/predict/data/measured_runs.csv";
     let seconds = |args: &[&str]| -> Vec<f64> {
         let v = json(args);
         let row = |row: &serde_json::Value| row["sec_per_iter"].as_f64().unwrap_or(0.0);

@@ -7,7 +7,6 @@ use gptrain::estimate::gptrain::dry_run::{self, Room};
 use gptrain::estimate::gptrain::exchange::{self, Exchange};
 use gptrain::estimate::gptrain::ladder::{Change, Ladder};
 use gptrain::estimate::hardware::{Hardware, Link, Links};
-use gptrain::estimate::others::predict::Predictor;
 use gptrain::estimate::request::{Flags, Request};
 use gptrain::estimate::search::{self, Candidate};
 use gptrain::estimate::setup::{Extras, Setup};
@@ -78,17 +77,17 @@ fn every_cut(devices: usize) -> Vec<Vec<String>> {
 #[test]
 fn the_search_finds_the_best_of_all_cuts() {
     let request = planned(&[]).unwrap();
-    let search = request.search(Predictor::shipped(), Extras::default());
+    let search = request.search(None, Extras::default());
     let found = search.all(4);
     let estimates = every_cut(4).into_iter().filter_map(|sets| planned(&sets));
-    let views: Vec<_> = estimates.map(|cut| cut.view(Predictor::shipped()).0).collect();
+    let views: Vec<_> = estimates.map(|cut| cut.view(None)).collect();
     assert!(views.len() > 200 && views.iter().all(|view| view.fits), "{} cuts", views.len());
     let best = views.iter().map(|view| view.seconds).fold(f64::INFINITY, f64::min);
     near(found[0].seconds, best, 1e-9);
     for candidate in found.iter().step_by(17) {
         let sets = search::print::sets(&request.manifest, &candidate.setup);
         let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
-        let view = alone.view(Predictor::shipped()).0;
+        let view = alone.view(None);
         near(candidate.seconds, view.seconds, 1e-9);
         near(candidate.bytes, view.reserved, 1e-9);
     }
@@ -146,7 +145,7 @@ fn ladder(
         // Each is what its own estimate says.
         let alone = manifest::parse(&loaded.effective, "changed", Path::new("."), &change.sets);
         let alone = Request::new(alone.unwrap().manifest, &flags).unwrap();
-        let view = alone.view(Predictor::shipped()).0;
+        let view = alone.view(None);
         near(view.needed, change.bytes.0 as f64, 1e-12);
         let tokens = setup.global as f64 / alone.setup.global as f64;
         near(view.seconds * tokens, change.seconds, 1e-9);
@@ -196,8 +195,8 @@ fn what_is_slow_is_sped_up_in_the_order_that_helps() {
 fn a_search_has_the_extras_it_is_given() {
     let request = planned(&["topology.data=4".to_string()]).unwrap();
     let extras = Extras { offload: true, adam8bit: true, powersgd: true };
-    let found = request.search(Predictor::shipped(), extras).all(4);
-    let plain = request.search(Predictor::shipped(), Extras::default()).all(4);
+    let found = request.search(None, extras).all(4);
+    let plain = request.search(None, Extras::default()).all(4);
     near(found.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min), found[0].seconds, 1e-12);
     assert!(found.len() > 4 * plain.len(), "{} and {}", found.len(), plain.len());
     let sets = |c: &Candidate| search::print::sets(&request.manifest, &c.setup);
@@ -208,7 +207,7 @@ fn a_search_has_the_extras_it_is_given() {
         for candidate in of_kind.into_iter().step_by(197) {
             let sets = sets(candidate);
             let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
-            let view = alone.view(Predictor::shipped()).0;
+            let view = alone.view(None);
             near(candidate.seconds, view.seconds, 1e-9);
             near(candidate.bytes, view.reserved, 1e-9);
         }
@@ -222,14 +221,14 @@ fn offload_is_tried_with_the_optimizers_that_have_it() {
         let base = format!("optimizer={optimizer}");
         let request = planned(&[base.clone(), "topology.data=2".to_string()]).unwrap();
         let extras = Extras { offload: true, ..Extras::default() };
-        let found = request.search(Predictor::shipped(), extras).all(2);
+        let found = request.search(None, extras).all(2);
         let away = |c: &&Candidate| c.setup.topology.offload.what != OffloadWhat::None;
         assert_eq!(found.iter().any(|c| away(&c)), has, "{optimizer}");
         for candidate in found.iter().filter(away).step_by(37) {
             let sets = search::print::sets(&request.manifest, &candidate.setup);
             let sets = [&sets[..], std::slice::from_ref(&base)].concat();
             let alone = planned(&sets).unwrap_or_else(|| panic!("refused: {sets:?}"));
-            near(candidate.bytes, alone.view(Predictor::shipped()).0.reserved, 1e-9);
+            near(candidate.bytes, alone.view(None).reserved, 1e-9);
         }
     }
 }
@@ -238,12 +237,12 @@ fn offload_is_tried_with_the_optimizers_that_have_it() {
 #[test]
 fn where_nothing_fits_the_search_says_what_would() {
     let mut request = planned(&["model.hidden=512".to_string()]).unwrap();
-    let search = request.search(Predictor::shipped(), Extras::default());
+    let search = request.search(None, Extras::default());
     let least = search.all(1).iter().map(|c| c.bytes).fold(f64::INFINITY, f64::min);
     assert!(!search.rank(1).unwrap().only_smaller);
     let around = request.setup.hardware.context_mib * 1048576.0;
     request.manifest.train.device_memory = Some(Bytes((least - around) as u64 - 1));
-    let found = request.search(Predictor::shipped(), Extras::default()).rank(1).unwrap();
+    let found = request.search(None, Extras::default()).rank(1).unwrap();
     let best = &found.best[0].candidate;
     assert!(found.only_smaller && best.bytes < least);
 }
@@ -255,7 +254,7 @@ fn the_largest_model_has_the_manifests_proportions() {
     let loaded = manifest::parse(&text, "8b", Path::new("manifests"), &[]).unwrap();
     let flags = Flags { hardware: Some("h100-80g"), ..Flags::default() };
     let request = Request::new(loaded.manifest, &flags).unwrap();
-    let found = request.search(Predictor::shipped(), Extras::default()).largest(2).unwrap();
+    let found = request.search(None, Extras::default()).largest(2).unwrap();
     let (model, own) = (&found.setup.model, &request.manifest.model);
     let ratio = |m: &manifest::Model| m.ffn_hidden as f64 / m.hidden as f64;
     near(ratio(model), ratio(own), 0.05);

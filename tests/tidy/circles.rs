@@ -17,7 +17,7 @@ const EXCEPT: &[(&str, &str)] = &[
 ];
 
 /// The floors, as a path to one begins.
-const FLOORS: [&str; 14] = [
+const FLOORS: [&str; 15] = [
     "base::",
     "plan::",
     "manifest::",
@@ -28,6 +28,7 @@ const FLOORS: [&str; 14] = [
     "engine::",
     "checkpoint::",
     "estimate::",
+    "predict::",
     "launch::",
     "bench::",
     "train::",

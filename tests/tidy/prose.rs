@@ -70,7 +70,7 @@ const NEGATIONS: &[&str] = &["is no", "are no", "was no", "were no"];
 const DONE: &[&str] = &[
     "src/base", "src/plan", "src/model", "src/engine", "src/comm", "src/checkpoint", "src/device",
     "src/bench", "src/manifest", "src/data", "src/cli", "src/launch", "src/train", "src/commands",
-    "src/estimate", "src/lib.rs", "src/main.rs", "tests", "benches", "docs", "kernels",
+    "src/estimate", "src/predict", "src/lib.rs", "src/main.rs", "tests", "benches", "docs", "kernels",
     "README.md",
 ];
 

@@ -14,7 +14,7 @@
 //!
 //! Does not know when to copy.
 
-#[cfg_attr(not(feature = "object-store"), path = "no_bucket.rs")]
+#[cfg(feature = "object-store")]
 mod bucket;
 mod fetch;
 mod mount;
@@ -107,7 +107,13 @@ impl Place {
         let wrong = |what| Problems::one(url, format!("is {what}"), PlaceUrl::REMEDY);
         let store: Box<dyn Store> = match PlaceUrl::read(place).map_err(wrong)? {
             PlaceUrl::Folder(path) => Box::new(mount::Mount::new(Path::new(path), Arc::default())),
+            #[cfg(feature = "object-store")]
             PlaceUrl::Bucket(path) => Box::new(bucket::Bucket::open(path, settings)?),
+            #[cfg(not(feature = "object-store"))]
+            PlaceUrl::Bucket(_) => {
+                let _ = settings;
+                return Err(Problems::without(url, "S3", ", or use file:///FOLDER").into());
+            }
         };
         Ok(Place { url: place.to_string(), step, store })
     }
@@ -210,4 +216,17 @@ impl Place {
 
 fn index_of(folder: &str) -> String {
     format!("{folder}/{}", index::NAME)
+}
+
+#[cfg(all(test, not(feature = "object-store")))]
+mod tests {
+    use super::Place;
+
+    #[test]
+    fn s3_is_refused_with_the_remedy() {
+        let said = Place::open("s3://bucket/a").err().unwrap().to_string();
+        for part in ["s3://bucket/a", "without S3", "cargo build --release", "file:///"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 }

@@ -1,11 +1,11 @@
 //! `gptrain estimate --what-if`, `--sizes`
 
 use super::progress::Bar;
-use super::{Args, calibrate, learn, show};
+use super::{Args, learn, other, show};
 use base::Problems;
 use estimate::campaign::{self, Law, Member};
 use estimate::compare::{Side, compared};
-use estimate::others::predict::Predictor;
+use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::words;
@@ -29,23 +29,22 @@ pub struct Campaign {
 }
 
 /// Prints both plans side by side. Ok(false) if the changed plan does not fit.
-pub fn compare(args: &Args, path: &Path, other: &str) -> anyhow::Result<bool> {
-    let (from, mut sets) = match Path::new(other) {
+pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> {
+    let (from, mut sets) = match Path::new(changes) {
         file if file.is_file() => (file, Vec::new()),
         _ => (path, args.set.clone()),
     };
     let now = args.load(path, &args.set)?;
     if from == path {
-        let pairs = pairs(other)?;
+        let pairs = pairs(changes)?;
         let data = as_many_devices(&now.manifest.topology, &pairs);
         sets.extend(pairs);
         sets.extend(data);
     }
     let then = args.load(from, &sets)?;
     let view = |loaded: &Loaded| {
-        let (request, predictor) = requested(args, loaded, args.flags())?;
-        let predictor = predictor.as_ref().unwrap_or_else(|| Predictor::shipped());
-        anyhow::Ok(request.view(predictor).0)
+        let (request, other) = requested(args, loaded, args.flags())?;
+        anyhow::Ok(request.view(other))
     };
     let (a, b) = (view(&now)?, view(&then)?);
     let side = |name, view, effective| Side { name, view, effective };
@@ -88,22 +87,21 @@ fn pairs(text: &str) -> Result<Vec<String>, Problems> {
     Ok(all)
 }
 
-/// Request with the result of --calibrate: a part of it for gptrain, else a predictor.
+/// Request with the result of --calibrate, and the predictor of another program.
 fn requested(
     args: &Args,
     loaded: &Loaded,
     flags: Flags,
-) -> anyhow::Result<(Request, Option<Predictor>)> {
+) -> anyhow::Result<(Request, Option<&'static dyn Predict>)> {
     let request = Request::new(loaded.manifest.clone(), &flags)?;
     args.refuse_idle_for(request.setup.program)?;
     match &args.calibrate {
-        None => Ok((request, None)),
         Some(path) if request.setup.program == Program::Gptrain => {
             Ok((learn(path, request)?, None))
         }
-        Some(path) => {
-            let own = calibrate(path, Some(&request.setup), args.async_launches)?;
-            Ok((request, Some(own)))
+        _ => {
+            let other = other(args, &request)?;
+            Ok((request, other))
         }
     }
 }
@@ -120,9 +118,8 @@ pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
         let loaded = args.load(path, &[&args.set[..], &sets].concat())?;
         let tokens = law.tokens(model::parameters(&loaded.manifest.model) as f64);
         let flags = Flags { tokens: Some(tokens), ..args.flags() };
-        let (request, predictor) = requested(args, &loaded, flags)?;
-        let predictor = predictor.as_ref().unwrap_or_else(|| Predictor::shipped());
-        let search = request.search(predictor, Extras::default()).watched(&watch);
+        let (request, other) = requested(args, &loaded, flags)?;
+        let search = request.search(other, Extras::default()).watched(&watch);
         let found = search.ranked(devices);
         let best = found.and_then(|found| found.best.into_iter().next());
         anyhow::Ok(Member { best, manifest: request.manifest, terms: request.terms })

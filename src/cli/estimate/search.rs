@@ -3,8 +3,8 @@
 use super::progress::Bar;
 use super::{Args, show};
 use base::Problems;
-use estimate::others::predict::Predictor;
 use estimate::plot;
+use estimate::predict::Predict;
 use estimate::request::Request;
 use estimate::search::{MOST_DEVICES, Search as Searched, print};
 use estimate::setup::Extras;
@@ -57,10 +57,10 @@ impl Search {
 }
 
 /// Runs the search. Ok(false) if no plan fits.
-pub fn run(args: &Args, request: &Request, predictor: &Predictor) -> anyhow::Result<bool> {
+pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyhow::Result<bool> {
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
-    let search = request.search(predictor, args.search.extras()).watched(&watch);
+    let search = request.search(other, args.search.extras()).watched(&watch);
     let m = &request.manifest;
     if args.search.min_gpus {
         let found = search.fewest(MOST_DEVICES).map(|found| print::fewest(m, &found));

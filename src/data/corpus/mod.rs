@@ -9,9 +9,6 @@ mod position;
 mod csv;
 #[cfg(feature = "parquet")]
 mod parquet;
-#[cfg(not(feature = "parquet"))]
-#[path = "no_parquet.rs"]
-mod parquet;
 mod chunks;
 mod json;
 mod pipeline;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use super::csv::CsvLines;
 use super::position::{Counted, Position};
-use super::{Format, Input, parquet};
+use super::{Format, Input};
 use base::Problems;
 
 /// Bytes inspected; the magic of tar ends at 262.
@@ -19,7 +19,10 @@ impl Input {
     pub fn open(&self, key: &str) -> Result<(Box<dyn Read>, Position)> {
         let position = Position::default();
         if let (Format::Parquet, Some(path)) = (self.format, &self.path) {
-            return Ok((parquet::lines(path, key, position.clone())?, position));
+            #[cfg(feature = "parquet")]
+            return Ok((super::parquet::lines(path, key, position.clone())?, position));
+            #[cfg(not(feature = "parquet"))]
+            return Err(Problems::without(path.display().to_string(), "Parquet", "").into());
         }
         let raw: Box<dyn Read> = match &self.path {
             Some(path) => Box::new(

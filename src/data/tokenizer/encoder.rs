@@ -82,6 +82,7 @@ impl<'a> Encoder<'a> {
     pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let bpe = match &self.tokenizer.rules {
             Rules::Bpe(bpe) => bpe,
+            #[cfg(feature = "tokenizers")]
             Rules::HuggingFace(hf) => return hf.encode(text, self.parse_special, ids),
         };
         let mut rest = text;

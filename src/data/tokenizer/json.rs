@@ -11,7 +11,7 @@ use super::byte_alphabet::{Reading, spelled};
 use super::end_of_document::end_of_document;
 use super::merges::{Merge, Merges};
 use super::pre_tokenizer::{self, PreTokenizer};
-use super::{Bpe, END_OF_TEXT, Rules, Tokenizer, hugging_face};
+use super::{Bpe, END_OF_TEXT, Rules, Tokenizer};
 use base::Problems;
 
 /// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
@@ -96,7 +96,14 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
         serde_json::from_str(&text).map_err(not_json)?
     };
     if let Some(why) = unsupported(&file) {
-        return hugging_face::load(&path, &why);
+        #[cfg(feature = "tokenizers")]
+        return super::hugging_face::load(&path, &why);
+        #[cfg(not(feature = "tokenizers"))]
+        {
+            let place = format!("{}: {why}", path.display());
+            let other = ", or give a byte-level BPE tokenizer";
+            return Err(Problems::without(place, "Hugging Face's tokenizers", other).into());
+        }
     }
     let mut tokenizer = build(file, &path)?;
     tokenizer.eod = end_of_document(&tokenizer, &path);
@@ -341,4 +348,19 @@ pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> St
         vocab.join(",\n"),
         merges.join(",\n"),
     )
+}
+
+#[cfg(all(test, not(feature = "tokenizers")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_needs_the_crate_is_refused_with_the_remedy() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/data/tokenizers");
+        let file = Path::new(file).join("foreign.json");
+        let said = Tokenizer::load(&file).unwrap_err().to_string();
+        for part in ["foreign.json", "without Hugging Face's tokenizers", "cargo build --release"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
 }

@@ -6,8 +6,8 @@
 use super::prices::Prices;
 use super::{drift, dry_run};
 use crate::hardware::{HOST_SHARE, Hardware, Link, Links, MEASURED, Shares};
+use crate::logs::Log;
 use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds};
-use crate::others::rows::logs::Log;
 use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::Setup;
 use base::Problems;
@@ -226,8 +226,8 @@ fn link(found: &Measured, in_node: bool) -> Option<Link> {
 mod tests {
     use super::*;
     use crate::hardware;
+    use crate::logs;
     use crate::measured::{FORMAT, Product};
-    use crate::others::rows::logs;
     use crate::setup::Program;
     use serde_json::json;
 

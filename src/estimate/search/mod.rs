@@ -10,9 +10,8 @@ use super::days::{Days, through};
 use super::gptrain::bounds::{Bound, Bounds};
 use super::gptrain::cuts;
 use super::gptrain::dry_run::{self, Room};
-use super::others::predict::Predictor;
-use super::setup::{Extras, Program, Setup};
-use super::view::GB;
+use super::predict::{Needs, Predict};
+use super::setup::{Extras, Setup};
 use manifest::{Manifest, Recompute};
 use plan::ramp::Ramp;
 use rayon::prelude::*;
@@ -27,7 +26,7 @@ pub enum Planner<'a> {
         manifest: &'a Manifest,
         room: Room,
     },
-    Other(&'a Predictor),
+    Other(&'a dyn Predict),
 }
 
 /// Cut that fits.
@@ -49,12 +48,10 @@ struct Judged {
 }
 
 impl<'a> Planner<'a> {
-    /// Planner of an estimate on the setup's hardware.
-    pub fn new(m: &'a Manifest, setup: &Setup, predictor: &'a Predictor) -> Planner<'a> {
-        match setup.program {
-            Program::Gptrain => Planner::Gptrain { manifest: m, room: Room::of(m, setup.hardware) },
-            Program::Other(_) => Planner::Other(predictor),
-        }
+    /// Planner of an estimate on the setup's hardware. `other` predicts the needs of another program.
+    pub fn new(m: &'a Manifest, setup: &Setup, other: Option<&'a dyn Predict>) -> Planner<'a> {
+        let own = || Planner::Gptrain { manifest: m, room: Room::of(m, setup.hardware) };
+        other.map_or_else(own, Planner::Other)
     }
 
     fn fits(&self, setup: &Setup) -> bool {
@@ -83,9 +80,7 @@ impl<'a> Planner<'a> {
             }
             // Memory first: it is cheap, and most cuts need too much.
             Planner::Other(predictor) => predictor.fits(&setup).then(|| {
-                let p = predictor.predict(&setup);
-                let (seconds, seconds_error) = (p.seconds, p.seconds_error);
-                let bytes = p.gigabytes * GB;
+                let Needs { seconds, seconds_error, bytes } = predictor.needs(&setup);
                 let candidate = Candidate { setup, seconds, seconds_error, bytes };
                 Judged { candidate, number, stages: Vec::new() }
             }),
@@ -281,7 +276,7 @@ impl<'a> Search<'a> {
         let Judged { candidate, stages, .. } = judged;
         let mut seconds = |setup: &Setup| match self.planner {
             Planner::Gptrain { .. } => dry_run::seconds(&stages, setup),
-            Planner::Other(predictor) => predictor.predict(setup).seconds,
+            Planner::Other(predictor) => predictor.needs(setup).seconds,
         };
         let days = through(self.ramp, self.samples, &candidate.setup, &mut seconds);
         Planned { days, candidate }

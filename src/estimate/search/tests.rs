@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::hardware;
+use crate::setup::Program;
 
 fn manifest(sets: &[&str]) -> Manifest {
     let text = "
@@ -22,7 +23,7 @@ fn check(sets: &[&str], hardware: &str, devices: usize, extras: Extras) {
     let m = manifest(sets);
     let hw = hardware::find(hardware, "test").unwrap();
     let setup = Setup::of(&m, Program::Gptrain, hw);
-    let planner = Planner::new(&m, &setup, Predictor::shipped());
+    let planner = Planner::new(&m, &setup, None);
     let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, extras);
     let cuts = search.cuts(devices);
     let each = cuts.par_iter().enumerate();
@@ -73,7 +74,7 @@ fn the_same_with_all_that_saves_memory() {
 fn of_equally_fast_cuts_the_roomiest_is_first() {
     let m = manifest(&[]);
     let setup = Setup::of(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
-    let planner = Planner::new(&m, &setup, Predictor::shipped());
+    let planner = Planner::new(&m, &setup, None);
     let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, Extras::default());
     let found = search.rank(8).unwrap();
     let (first, rest) = found.best.split_first().unwrap();

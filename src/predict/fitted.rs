@@ -6,14 +6,14 @@ use super::cost::{self, Products};
 use super::learn::{Belief, Point, Runs, fit};
 use super::points;
 use super::rows::Row;
-use crate::setup::Setup;
+use estimate::setup::Setup;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::sync::LazyLock;
 
 static SHIPPED: LazyLock<Constants> =
-    LazyLock::new(|| read(include_str!("../constants.yaml")).expect("constants.yaml"));
+    LazyLock::new(|| read(include_str!("constants.yaml")).expect("constants.yaml"));
 
 pub fn shipped() -> &'static Constants {
     &SHIPPED

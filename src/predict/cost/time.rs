@@ -3,7 +3,7 @@
 
 use super::constants::T;
 use super::gemm;
-use crate::setup::{Moments, Numbers, Setup};
+use estimate::setup::{Moments, Numbers, Setup};
 use manifest::Recompute;
 use model::{ParamSpec, TpSplit, table};
 

@@ -1,7 +1,7 @@
 //! Lint of a model's shape: sizes that GPUs handle badly.
 
 use super::cost::wasted;
-use crate::setup::Setup;
+use estimate::setup::Setup;
 
 /// All findings, in words.
 pub fn lint(s: &Setup) -> Vec<String> {

@@ -1,7 +1,6 @@
 //! Memory and time of a run, from the shapes and a few constants (`constants`).
 
 pub mod constants;
-pub mod deepspeed;
 mod gemm;
 mod memory;
 mod time;

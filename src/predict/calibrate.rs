@@ -1,9 +1,10 @@
 //! Fits constants to the user's own runs.
 
-use super::predict::Predictor;
-use super::rows::{self, Row, logs};
-use crate::setup::Setup;
+use super::predictor::Predictor;
+use super::rows::{self, Row};
 use base::Problems;
+use estimate::logs;
+use estimate::setup::Setup;
 use std::collections::BTreeSet;
 
 /// Result of a calibration, and the ignored rows that contradict themselves (id and reason).
@@ -28,7 +29,7 @@ pub fn calibrate(
         }
         (true, Some(setup)) => {
             let log = logs::read(text, name, setup)?;
-            (log.rows, log.odd)
+            (rows::of_log(log.stretches, name, setup), log.odd)
         }
         (false, _) => {
             let mut rows = rows::read(text, name)?;

@@ -2,7 +2,7 @@
 
 use super::cost::{Memory, Time};
 use super::learn::{Acquainted, Kernel, Novelty, Point, Shared};
-use crate::setup::Setup;
+use estimate::setup::Setup;
 use manifest::Recompute;
 
 /// Standard deviations that maximise the likelihood of the measured runs when their source, or a tenth of

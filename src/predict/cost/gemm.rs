@@ -1,6 +1,6 @@
 //! Time of a matrix product on a device that divides tiles among its multiprocessors.
 
-use crate::hardware::Hardware;
+use estimate::hardware::Hardware;
 
 /// Tile heights and widths, with the share of the best rate each reaches.
 const TILES: [(usize, usize, f64); 7] = [

@@ -8,7 +8,7 @@ use super::fitted;
 use super::learn::{Kernel, Neighbours, Point};
 use super::points;
 use super::rows::{self, Row};
-use crate::setup::Setup;
+use estimate::setup::Setup;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock, Mutex};
 

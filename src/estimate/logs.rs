@@ -1,27 +1,37 @@
-//! Reads training logs as measured runs: those of Megatron, Megatron-DeepSpeed and gptrain, and
-//! gptrain's `metrics.jsonl`.
+//! Reads training logs: those of Megatron, Megatron-DeepSpeed and gptrain, and gptrain's
+//! `metrics.jsonl`.
 
-use super::Row;
-use crate::parts::PartTable;
-use crate::setup::Setup;
+use super::parts::PartTable;
+use super::setup::Setup;
 use base::Problems;
 use plan::robust::median;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Maximum number of rows for the steps of one batch size: learning takes the cube of their number.
+/// Maximum number of stretches of one batch size: learning takes the cube of their number.
 const STRETCHES: usize = 32;
 
 /// Steps of a run.
 pub struct Log {
     /// Stretches of steps of one batch size, each with its median: at most `STRETCHES` of a size.
-    pub rows: Vec<Row>,
+    pub stretches: Vec<Stretch>,
     /// Batch and seconds of each step, except outliers.
     pub steps: Vec<(usize, f64)>,
     /// Outliers: lines whose time is far from the median of their batch, with the reason.
     pub odd: Vec<(String, String)>,
     /// Parts of a step that the run has measured: the newest table.
     pub parts: Option<PartTable>,
+}
+
+/// Steps of one batch size that follow each other: the median of each value.
+pub struct Stretch {
+    /// Lines of the log, such as "lines 5 to 40".
+    pub id: String,
+    pub line: usize,
+    pub batch: usize,
+    pub seconds: Option<f64>,
+    pub memory_gb: Option<f64>,
+    pub tflops: Option<f64>,
 }
 
 /// Line with the duration of a step.
@@ -85,44 +95,31 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     if batches.values().map(Vec::len).sum::<usize>() > 1 {
         batches.get_mut(&first).expect("it is of this batch").remove(0);
     }
-    let mut log = Log { rows: Vec::new(), steps: Vec::new(), odd: Vec::new(), parts };
+    let mut log = Log { stretches: Vec::new(), steps: Vec::new(), odd: Vec::new(), parts };
     for (batch, mut steps) in batches {
         steps.retain(|step| step.seconds.is_finite() && step.seconds > 0.0);
         usual(&mut steps, &mut log.odd);
         log.steps.extend(steps.iter().map(|step| (batch, step.seconds)));
         let each = steps.len().div_ceil(STRETCHES).max(1);
-        let setup = Setup { global: batch, ..setup.clone() };
-        log.rows.extend(steps.chunks(each).map(|stretch| row(stretch, name, &setup)));
+        log.stretches.extend(steps.chunks(each).map(|steps| stretch(steps, batch)));
     }
     Ok(log)
 }
 
-/// Steps of one batch that follow each other, as a measured run.
-fn row(steps: &[Step], name: &str, setup: &Setup) -> Row {
-    let (first, last) = (steps[0].line, steps[steps.len() - 1].line);
+/// Medians of steps of one batch that follow each other.
+fn stretch(steps: &[Step], batch: usize) -> Stretch {
+    let (line, last) = (steps[0].line, steps[steps.len() - 1].line);
     let median_of = |value: fn(&Step) -> Option<f64>| {
         let found = median(steps.iter().filter_map(value));
         found.is_finite().then_some(found)
     };
-    Row {
-        id: if first == last {
-            format!("line {first}")
-        } else {
-            format!("lines {first} to {last}")
-        },
-        line: first,
-        group: format!("batch {}", setup.global),
-        source: name.to_string(),
+    Stretch {
+        id: if line == last { format!("line {line}") } else { format!("lines {line} to {last}") },
+        line,
+        batch,
         seconds: median_of(|step| Some(step.seconds)),
-        seconds_printed: true,
         memory_gb: median_of(|step| step.memory_gb),
-        fits: Some(true),
         tflops: median_of(|step| step.tflops),
-        devices: None,
-        flags: Vec::new(),
-        use_time: true,
-        use_memory: true,
-        setup: Ok(setup.clone()),
     }
 }
 

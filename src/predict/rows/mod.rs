@@ -1,22 +1,22 @@
 //! Tables of measured runs, one per row: the setup, its time and its memory.
 
 pub mod check;
-pub mod logs;
 
-use crate::counts::Counts;
-use crate::hardware::{self, Hardware};
-use crate::setup::{Moments, Numbers, Offload, Program, Setup};
-use crate::trainers::{self, Trainer};
 use base::Problems;
+use estimate::counts::Counts;
+use estimate::hardware::{self, Hardware};
+use estimate::logs::Stretch;
+use estimate::setup::{Moments, Numbers, Offload, Program, Setup};
+use estimate::trainers::{self, Trainer};
 use manifest::{
     Dropout, Family, LayerSplit, Model, RankOrder, Recompute, Schedule, Sizes, Topology,
 };
 use std::sync::LazyLock;
 
 /// Runs to which the shipped constants are fitted: those of one institute, and published ones of many.
-pub const SHIPPED: &str = include_str!("../../data/measured_runs.csv");
-pub const VTRAIN: &str = include_str!("../../data/vtrain_open.csv");
-pub const PUBLIC: &str = include_str!("../../data/public_open.csv");
+pub const SHIPPED: &str = include_str!("../data/measured_runs.csv");
+pub const VTRAIN: &str = include_str!("../data/vtrain_open.csv");
+pub const PUBLIC: &str = include_str!("../data/public_open.csv");
 
 /// All shipped runs from which something can be learned.
 pub fn shipped() -> Vec<&'static Row> {
@@ -53,6 +53,27 @@ pub struct Row {
     pub devices: Option<usize>,
     pub use_time: bool,
     pub use_memory: bool,
+}
+
+/// Rows of a log of a run of `setup`. `source` is the log's name.
+pub fn of_log(stretches: Vec<Stretch>, source: &str, setup: &Setup) -> Vec<Row> {
+    let row = |stretch: Stretch| Row {
+        id: stretch.id,
+        line: stretch.line,
+        group: format!("batch {}", stretch.batch),
+        source: source.to_string(),
+        seconds: stretch.seconds,
+        seconds_printed: true,
+        memory_gb: stretch.memory_gb,
+        fits: Some(true),
+        tflops: stretch.tflops,
+        devices: None,
+        flags: Vec::new(),
+        use_time: true,
+        use_memory: true,
+        setup: Ok(Setup { global: stretch.batch, ..setup.clone() }),
+    };
+    stretches.into_iter().map(row).collect()
 }
 
 impl Row {
@@ -149,7 +170,7 @@ pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<R
         needed.into_iter().filter(|column| !names.iter().any(|n| n == column)).collect();
     if !missing.is_empty() {
         let what = format!("not a table of measured runs: no column {}", missing.join(", "));
-        let remedy = "the columns are those of src/estimate/data/measured_runs.csv";
+        let remedy = "the columns are those of src/predict/data/measured_runs.csv";
         return Err(Problems::one(format!("{name}:1"), what, remedy));
     }
     let fields = |values| Fields { names: &names, values };

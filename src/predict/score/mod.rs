@@ -3,7 +3,7 @@
 pub mod print;
 
 use super::fitted;
-use super::predict::{Prediction, Predictor};
+use super::predictor::{Prediction, Predictor};
 use super::rows::Row;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,10 +4,10 @@ use super::{
     Errors, Scored, all, fits, known_cluster, left_out, memory_errors, printed, regrets,
     sources_left_out, time_errors,
 };
-use crate::others::cost::constants::{MEMORY, Prior, TIME};
-use crate::others::predict::Predictor;
-use crate::others::rows::{self, Row};
-use crate::trainers::UNKNOWN_BAR;
+use crate::cost::constants::{MEMORY, Prior, TIME};
+use crate::predictor::Predictor;
+use crate::rows::{self, Row};
+use estimate::trainers::UNKNOWN_BAR;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;

@@ -1,8 +1,8 @@
 //! Checks a row for impossible or contradictory values.
 
 use super::Row;
-use crate::others::predict::Predictor;
-use crate::setup::Setup;
+use crate::predictor::Predictor;
+use estimate::setup::Setup;
 
 /// All problems of a row, with remedies.
 pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {

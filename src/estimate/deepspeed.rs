@@ -1,7 +1,7 @@
 //! DeepSpeed's own rules for the memory of its states, as its `estimate_zero*_model_states_mem_needs`
 //! print them, to compare with.
 
-use crate::setup::Offload;
+use super::setup::Offload;
 
 /// Bytes of a GPU, and of a node's host memory.
 #[derive(Clone, Copy, Debug, PartialEq)]

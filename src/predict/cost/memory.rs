@@ -2,7 +2,7 @@
 //! Activations: Korthikanti et al. 2022; states: Rajbhandari et al. 2020.
 
 use super::constants::M;
-use crate::setup::{Numbers, Setup};
+use estimate::setup::{Numbers, Setup};
 use manifest::{Recompute, Schedule};
 
 const GB: f64 = 1000.0 * 1048576.0;

@@ -1,0 +1,28 @@
+//! Interface to the planner of other programs, which is another crate.
+
+use super::setup::Setup;
+use super::view::{Terms, View};
+use manifest::Manifest;
+use serde_json::Value;
+
+/// Planner of another program.
+pub trait Predict: Sync {
+    fn fits(&self, setup: &Setup) -> bool;
+
+    fn needs(&self, setup: &Setup) -> Needs;
+
+    fn view(&self, m: &Manifest, setup: Setup, terms: &Terms) -> View;
+
+    /// Adds advice to the text and JSON of a plan: changes that make it fit if it does not, else faster
+    /// plans; and findings about its shape.
+    fn advise(&self, v: &View, text: &mut String, json: &mut Value);
+}
+
+/// Predicted needs of a setup.
+pub struct Needs {
+    /// Seconds of a step, and its error bar.
+    pub seconds: f64,
+    pub seconds_error: f64,
+    /// Memory of the device that needs most, as nvidia-smi shows it.
+    pub bytes: f64,
+}

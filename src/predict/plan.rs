@@ -1,0 +1,191 @@
+//! Plans of other programs: the view of a prediction, and advice.
+
+use super::predictor::{Prediction, Predictor};
+use super::shape_lint;
+use estimate::change::{Step, faster_steps, smaller_steps};
+use estimate::days::through;
+use estimate::predict::{Needs, Predict};
+use estimate::setup::Setup;
+use estimate::view::{GB, GIB, Stage, Terms, View};
+use manifest::Manifest;
+use model::parameters;
+use serde_json::{Value, json};
+use std::fmt::Write;
+
+impl Predict for Predictor {
+    fn fits(&self, setup: &Setup) -> bool {
+        Predictor::fits(self, setup)
+    }
+
+    fn needs(&self, setup: &Setup) -> Needs {
+        let Prediction { seconds, seconds_error, gigabytes, .. } = self.predict(setup);
+        Needs { seconds, seconds_error, bytes: gigabytes * GB }
+    }
+
+    fn view(&self, m: &Manifest, setup: Setup, terms: &Terms) -> View {
+        view(self, m, setup, terms)
+    }
+
+    fn advise(&self, v: &View, text: &mut String, json: &mut Value) {
+        advise(self, v, text, json);
+    }
+}
+
+/// View of another program's estimate.
+fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: &Terms) -> View {
+    let p = predictor.predict(&setup);
+    let needed = p.memory.needed();
+    // The correction by residuals applies to each term; a plan that does not fit is not capped.
+    let (shrink, reserved) = match p.fits {
+        true => ((p.gigabytes / needed).min(1.0), p.gigabytes),
+        false => (1.0, p.gigabytes.max(needed)),
+    };
+    let cuts = setup.stages();
+    let stage = |(i, terms): (usize, &Vec<(&'static str, f64)>)| {
+        let last = i + 1 == cuts.len();
+        Stage {
+            layers: cuts[i].len(),
+            parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
+            terms: terms.iter().map(|(name, gb)| (*name, gb * shrink * GB)).collect(),
+            sends: Default::default(),
+        }
+    };
+    let scale = p.seconds / p.time.total();
+    View {
+        name: m.name.clone(),
+        program: setup.program.name(),
+        parameters: parameters(&setup.model),
+        stages: p.memory.stages.iter().enumerate().map(stage).collect(),
+        needed: needed * shrink * GB,
+        reserved: reserved * GB,
+        reserved_error: p.gigabytes_error,
+        headroom: 0.0,
+        capacity: p.memory.capacity * GB,
+        host: [0.0, setup.hardware.host_gib * GIB],
+        fits: p.fits,
+        parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
+        stage_seconds: p.time.stage_seconds.iter().map(|seconds| seconds * scale).collect(),
+        seconds: p.seconds,
+        seconds_error: p.seconds_error,
+        days: through(m.batch.ramp(), terms.samples, &setup, &mut |s| predictor.predict(s).seconds),
+        price: terms.price,
+        currency: terms.currency,
+        availability: terms.availability,
+        budget: terms.budget,
+        tokens: terms.samples as f64 * setup.model.seq_len as f64,
+        setup,
+    }
+}
+
+/// Changed plan.
+#[derive(Clone, Debug)]
+struct Change {
+    /// Description, such as "micro-batch 2 → 1".
+    what: String,
+    /// The manifest's settings for it, as `--set` takes them.
+    sets: Vec<String>,
+    setup: Setup,
+    prediction: Prediction,
+}
+
+impl Change {
+    /// Seconds for the tokens of one step of the plan as it was; negative is faster.
+    fn cost(&self, from: &Setup, before: &Prediction) -> f64 {
+        self.prediction.seconds * from.global as f64 / self.setup.global as f64 - before.seconds
+    }
+}
+
+/// Smallest changes that make the plan fit, cheapest first: single ones, or pairs if no single one is
+/// enough.
+fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
+    let fitting = |steps: Vec<Step>| -> Vec<Change> {
+        let judged = steps.into_iter().map(|step| judge(predictor, step));
+        judged.filter(|change| change.prediction.fits).collect()
+    };
+    let mut found = fitting(smaller_steps(setup));
+    if found.is_empty() {
+        let pairs = smaller_steps(setup).into_iter().flat_map(|first| {
+            smaller_steps(&first.setup).into_iter().map(move |second| Step {
+                rung: first.rung.max(second.rung),
+                what: format!("{} and {}", first.what, second.what),
+                sets: [first.sets.clone(), second.sets].concat(),
+                setup: second.setup,
+            })
+        });
+        found = fitting(pairs.collect());
+    }
+    found.sort_by(|a, b| a.prediction.seconds.total_cmp(&b.prediction.seconds));
+    let mut seen: Vec<f64> = Vec::new();
+    found.retain(|change| {
+        let new = seen.iter().all(|s| (s - change.prediction.seconds).abs() > 1e-9);
+        seen.push(change.prediction.seconds);
+        new
+    });
+    found
+}
+
+/// Changes that are faster and fit, the largest gain first.
+fn speed_ups(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
+    let judged = faster_steps(setup).into_iter().map(|step| judge(predictor, step));
+    let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
+    let mut found: Vec<Change> =
+        judged.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
+    found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
+    found
+}
+
+fn judge(predictor: &Predictor, step: Step) -> Change {
+    let prediction = predictor.predict(&step.setup);
+    Change { what: step.what, sets: step.sets, setup: step.setup, prediction }
+}
+
+fn advise(predictor: &Predictor, v: &View, text: &mut String, json: &mut Value) {
+    let now = &predictor.predict(&v.setup);
+    let found = shape_lint::lint(&v.setup);
+    *text += &notes(&found);
+    json["shape"] = json!(found);
+    if v.fits {
+        let list = speed_ups(predictor, &v.setup, now);
+        *text += &printed("Faster, by seconds of a step", &list, v, now, 6);
+        json["faster"] = changes_json(&list, v, now);
+    } else {
+        let list = memory_remedies(predictor, &v.setup);
+        let none =
+            "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
+        let remedies = printed("Would fit, and what it costs a step", &list, v, now, 8);
+        *text += if list.is_empty() { none } else { &remedies };
+        json["ladder"] = changes_json(&list, v, now);
+    }
+}
+
+/// Changes, each with its cost in seconds of a step.
+fn printed(title: &str, list: &[Change], v: &View, now: &Prediction, most: usize) -> String {
+    if list.is_empty() {
+        return String::new();
+    }
+    let mut out = format!("\n{title}\n");
+    for change in list.iter().take(most) {
+        let cost = change.cost(&v.setup, now);
+        let _ = writeln!(
+            out,
+            "  {:50}{cost:>+9.2} s {:>+7.1} %  {:>5.1} GiB",
+            change.what,
+            100.0 * cost / now.seconds,
+            change.prediction.gigabytes * GB / GIB
+        );
+    }
+    out
+}
+
+fn notes(list: &[String]) -> String {
+    let lines: Vec<String> = list.iter().map(|note| format!("  {note}\n")).collect();
+    if lines.is_empty() { String::new() } else { format!("\nShape\n{}", lines.concat()) }
+}
+
+fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
+    let one = |c: &Change| {
+        json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
+            "mem_gib": c.prediction.gigabytes * GB / GIB, "fits": c.prediction.fits })
+    };
+    list.iter().map(one).collect()
+}
