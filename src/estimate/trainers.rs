@@ -123,6 +123,9 @@ fn a_program_is_found_by_each_of_its_names() {
     }
     assert_eq!(named("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
     assert!(find("megatron", "--as").unwrap_err().to_string().contains("megatron-deepspeed"));
+    let long = |seq_len, ranks| &*named("deepspeed-zero3").unwrap().of_length(seq_len, ranks).name;
+    assert_eq!((long(4096, 1), long(8192, 2)), ("deepspeed-zero3", "deepspeed-zero3"));
+    assert_eq!(long(8192, 1), "hf-deepspeed-liger");
     let near = |name, cuts_layers| &*nearest(name, cuts_layers).name;
     assert_eq!(
         (near("Megatron-Core", true), near("colossalai", true)),

@@ -140,7 +140,7 @@ fn published_runs_are_scored_or_refused_with_the_reason() {
 /// formulas and a wide bar.
 #[test]
 fn rows_of_an_unknown_program_are_planned_as_a_known_one() {
-    let shipped = include_str!("../../src/estimate/data/public_open.csv");
+    let shipped = include_str!("../../src/predict/data/public_open.csv");
     let mut lines = shipped.lines();
     let header = lines.next().unwrap();
     let row = lines.find(|line| line.contains(",nemo,") && line.contains(",h100-80g,")).unwrap();

@@ -189,7 +189,8 @@ impl<'a> Bounds<'a> {
         kinds.iter().map(of).try_fold(0, |most, bytes| Some(bytes?.max(most)))
     }
 
-    fn seconds(&self, s: &Setup) -> f64 {
+    /// Lower bound of the seconds of the passes, which many more cuts have in common than the whole.
+    pub fn passes_seconds(&self, s: &Setup) -> f64 {
         let (kinds, passes, prices) = (self.pipe(s), self.passes(s), Prices::of(s));
         let micro = |kind: &RankKind| {
             let (mut ops, mut sent) = (Tally::new(), 0.0);
@@ -205,15 +206,18 @@ impl<'a> Bounds<'a> {
         let each: Vec<f64> = kinds.iter().map(micro).collect();
         let slowest = each.iter().copied().fold(0.0, f64::max);
         let sum: f64 = kinds.iter().zip(&each).map(|(kind, each)| kind.count as f64 * each).sum();
+        // Sums in another order than the dry run's differ in their last digits.
+        (1.0 - 1e-9) * (s.micros() as f64 * slowest + (sum - slowest) / s.topology.chunks as f64)
+    }
+
+    fn seconds(&self, s: &Setup) -> f64 {
+        let (kinds, prices) = (self.pipe(s), Prices::of(s));
         let once = |home: Arc<Vec<Layered<States>>>| {
             let of = |kind: &RankKind| self.once(s, kind, &home, &prices);
             kinds.iter().map(of).fold(f64::INFINITY, f64::min)
         };
         let homes = homes(s).into_iter().map(|home| self.states(s, home));
-        let once = homes.map(once).fold(f64::INFINITY, f64::min);
-        let micros = s.micros() as f64;
-        // Sums in another order than the dry run's differ in their last digits.
-        (1.0 - 1e-9) * (micros * slowest + (sum - slowest) / s.topology.chunks as f64 + once)
+        self.passes_seconds(s) + (1.0 - 1e-9) * homes.map(once).fold(f64::INFINITY, f64::min)
     }
 
     /// Work of a rank and its host per step.

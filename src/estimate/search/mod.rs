@@ -145,6 +145,9 @@ pub const MOST_DEVICES: usize = 65536;
 /// Number of cuts with the fastest steps that are evaluated over the whole run.
 const BEST: usize = 12;
 
+/// Number of cuts whose whole bounds are computed at once.
+const BOUNDED: usize = 512;
+
 /// More free memory first, then fewer ranks that share a layer.
 fn roomier(a: &Candidate, b: &Candidate) -> Ordering {
     let tensor = |candidate: &Candidate| candidate.setup.topology.tensor;
@@ -203,26 +206,36 @@ impl<'a> Search<'a> {
 
     fn fastest_of(&self, cuts: &[Setup], most: usize) -> Vec<Judged> {
         base::threads::ready_rayon();
-        let bounded = cuts.par_iter().enumerate();
-        let bounded = bounded.filter_map(|(i, cut)| Some((i, self.bound(cut)?.seconds)));
-        let mut order: Vec<(usize, f64)> = bounded.collect();
-        order.sort_by(|a, b| a.1.total_cmp(&b.1));
-        let mut best: Vec<Judged> = Vec::new();
-        let mut judged = 0;
-        for some in order.chunks(4 * rayon::current_num_threads()) {
-            let slowest = best.get(most - 1).map_or(f64::INFINITY, |last| last.candidate.seconds);
+        let sorted = |mut order: Vec<(usize, f64)>| {
+            order.sort_by(|a, b| a.1.total_cmp(&b.1));
+            order
+        };
+        let passes = cuts.par_iter().enumerate();
+        let order = sorted(passes.map(|(i, cut)| (i, self.passes_bound(cut))).collect());
+        let slowest = |best: &[Judged]| {
+            best.get(most - 1).map_or(f64::INFINITY, |last| last.candidate.seconds)
+        };
+        let (mut best, mut judged): (Vec<Judged>, usize) = (Vec::new(), 0);
+        for group in order.chunks(BOUNDED) {
             // All others take at least as long as this one.
-            if some[0].1 > slowest {
+            if group[0].1 > slowest(&best) {
                 break;
             }
-            let some = some.par_iter().with_max_len(1);
-            let found: Vec<Judged> =
-                some.filter_map(|(i, _)| self.planner.judge(&cuts[*i], *i)).collect();
-            best.extend(found);
-            let key = |judged: &Judged| (judged.candidate.seconds, judged.number);
-            best.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("seconds are numbers"));
-            best.truncate(most);
-            judged = order.len().min(judged + 4 * rayon::current_num_threads());
+            let bounded = group.par_iter().with_max_len(1);
+            let bounded = bounded.filter_map(|(i, _)| Some((*i, self.bound(&cuts[*i])?.seconds)));
+            for some in sorted(bounded.collect()).chunks(4 * rayon::current_num_threads()) {
+                if some[0].1 > slowest(&best) {
+                    break;
+                }
+                let some = some.par_iter().with_max_len(1);
+                let found: Vec<Judged> =
+                    some.filter_map(|(i, _)| self.planner.judge(&cuts[*i], *i)).collect();
+                best.extend(found);
+                let key = |judged: &Judged| (judged.candidate.seconds, judged.number);
+                best.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("seconds are numbers"));
+                best.truncate(most);
+            }
+            judged += group.len();
             let fastest = best.first().map(|judged| judged.candidate.seconds);
             self.report(Progress::Cuts { judged, cuts: order.len(), fastest });
         }
@@ -233,6 +246,11 @@ impl<'a> Search<'a> {
         if let Some(watch) = self.watch {
             watch(progress);
         }
+    }
+
+    /// Lower bound of a cut's seconds that needs few dry runs.
+    fn passes_bound(&self, cut: &Setup) -> f64 {
+        self.bounds.as_ref().map_or(0.0, |bounds| bounds.passes_seconds(cut))
     }
 
     /// None if the cut needs too much memory.
