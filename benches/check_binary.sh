@@ -1,5 +1,5 @@
 #!/bin/sh
-# A release binary needs libc and its companions, of glibc 2.28 at most: nothing else.
+# Checks that a release binary needs only glibc's libraries, of version 2.28 or older.
 set -e
 needed=$(objdump -p "$1" | awk '/NEEDED/{print $2}')
 for lib in $needed; do

@@ -1,41 +1,42 @@
 #!/usr/bin/env bash
-# The first hour on a real GPU, in steps that end within eight minutes each.
+# First hour on a real GPU, in steps of at most eight minutes.
 #
-#   benches/gpu_hour.sh pack            with Rust: target/gpu-hour and its .tar.xz, all that a GPU's machine needs
-#   ./gpu_hour.sh STEP...               there, in the unpacked folder: $OUT/STEP.txt, by default in out/
-#   benches/gpu_hour.sh results FOLDER  the tables of such a folder, to the end of benches/RESULTS.md
+#   benches/gpu_hour.sh pack            needs Rust: writes target/gpu-hour and its .tar.xz for the GPU's machine
+#   ./gpu_hour.sh STEP...               on that machine, in the unpacked folder: writes $OUT/STEP.txt (default out/)
+#   benches/gpu_hour.sh results FOLDER  appends the tables of such a folder to benches/RESULTS.md
 #
-# Steps, in this order; `all` is each of them. One that fails leaves the others be, and in a step a command
-# that fails leaves the next ones be:
-#   machine     the GPU, its driver, the libraries that are found, copies and products
+# Steps in their order; `all` runs each. After a step or a command that fails, the next ones still run:
+#   machine     GPU, driver, libraries that are found, copies and products
 #   ops         every op against its definition and the CPU; grids of ranks that share the GPU
-#   attention   wgmma against its definition; compute-sanitizer on attention, where there is one
-#   products    the blocks' products at full size: held to f64, beside PyTorch's
-#   train       steps of 124M, 1.5B and 7B: as they are, without graphs, without timing, with attention by
-#               mma and by wgmma
-#   profile     time by kernel of a step beside its data sheet, in bf16 and fp8; by ncu where that is
-#   run         the quick start in bf16: replayed bit for bit, on two ranks (and two GPUs, where there are),
-#               killed and resumed; losses
-#               of GPT-2 and Llama beside the CPU's, in f32 and bf16
+#   attention   wgmma against its definition; attention under compute-sanitizer, if there is one
+#   products    the blocks' products at full size against f64, and PyTorch's times; rates of wide norms
+#   errors      attention, epilogues, activations and norms at full size: largest errors relative to f64, of
+#               gptrain and of PyTorch
+#   train       steps of 124M, 1.5B and 7B: by default, without graphs, without timing, with attention by
+#               mma and by wgmma; the GPU's memory beside the plan
+#   llama       steps of a 3B with grouped heads: attention by default, by mma and by wgmma; time by kernel
+#   profile     time by kernel of a step beside its data sheet, in bf16 and fp8; by ncu if there is one
+#   run         the quick start in bf16: replayed bit for bit, on two ranks (and on two GPUs, if present),
+#               killed and resumed; losses of GPT-2 and Llama beside the CPU's, in f32 and bf16
 #   peers       PyTorch compiled and its flash attention; each op against the GPU's own copy
 #   offload     states in the host's memory: grids, and the quick start's losses with and without
 #   more        steps of 8 micro-batches, in fp8 (also with fast sums), with wgmma in ping-pong
 #   nccl        ranks of a grid on one GPU, by NCCL 2.30.3 or newer: two, then four, then graphs
 #
-# The archive has no NCCL: a wheel's is 252 MB. PyTorch's is found, and that of 2.15 is 2.30.7, so that
-# none is built; an older one makes `nccl` a line that says so.
-# LIMIT: seconds of a step, 470. SHAPE: the only shape of train and peers (`trial` is a tiny one). QUICK:
-# more settings of the quick start, as `--set model.hidden=64`, and LONG, steps of the run that is killed: a
-# stand-in for a GPU is slow.
+# The archive does not contain NCCL, whose wheel has 252 MB. PyTorch's NCCL is used; PyTorch 2.15 has 2.30.7.
+# With an older NCCL the table of `nccl` is one line.
+# LIMIT: seconds of a step, default 470. SHAPE: only shape of train and peers; `trial` selects tiny shapes in
+# all steps. QUICK: more settings of the quick start, such as `--set model.hidden=64`. LONG: steps of the run
+# that is killed. Both shorten a trial on the software stand-in, which is slow.
 set -euo pipefail
-STEPS="machine ops attention products train profile run peers offload more nccl"
+STEPS="machine ops attention products errors train llama profile run peers offload more nccl"
 here=$(cd "$(dirname "$0")" && pwd)
 
 pack() {
     cd "$here/.."
     make --silent gpu-binaries
     folder=target/gpu-hour
-    rm -rf "$folder"/{bin,benches,manifests,datasets} # and not the tables in out/
+    rm -rf "$folder"/{bin,benches,manifests,datasets} # keeps the tables in out/
     mkdir -p "$folder/bin" "$folder/benches"
     cp target/gpu/{gptrain,ops,model,bench_train,bench_ops} "$folder/bin/"
     cp target/gpu/torch_*.py "$folder/benches/"
@@ -43,7 +44,7 @@ pack() {
     cp benches/gpu_hour.sh "$folder/"
     tar -C target --exclude=gpu-hour/out -cf - gpu-hour | xz -T0 -9 >"$folder.tar.xz"
     du -h --apparent-size "$folder.tar.xz"
-    [ "$(stat -c %s "$folder.tar.xz")" -lt $((64 << 20)) ] || echo "over 64 MiB: too large to be carried" >&2
+    [ "$(stat -c %s "$folder.tar.xz")" -lt $((64 << 20)) ] || echo "over 64 MiB: too large for the transfer" >&2
 }
 
 results() { # folder
@@ -58,27 +59,27 @@ results() { # folder
     } >>"$here/RESULTS.md"
 }
 
-# A line of a step's table; what its commands print goes to its log.
+# Writes a line of the step's table. The output of its commands goes to the log.
 say() { echo "$*" >&3; }
-# Whether a command of this step has failed.
+# 1 after a command of this step has failed.
 red=0
-# Runs tests and gives their summary, and the names of those that failed.
+# Runs tests; writes their summary and the names of those that failed.
 tests() { # name, command
     local code=0 said
     said=$("${@:2}" 2>&1) || code=$?
     echo "$said"
     say "$1: $(grep '^test result' <<<"$said" || echo "exit code $code")"
-    # A name that no test has would prove nothing.
+    # A filter that matches no test proves nothing.
     if [ $code = 0 ]; then
         ! grep -q '^test result: ok. 0 passed' <<<"$said" || { red=1; say "  no test has such a name"; }
         return
     fi
     red=1
     say "  failed: $(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' <<<"$said" | tr '\n' ' ')"
-    # A process that ends in the middle of a test has no summary.
+    # A process that ends inside a test prints no summary.
     grep -q '^test result' <<<"$said" || say "  ended in: $(grep '^test ' <<<"$said" | tail -1)"
 }
-# Runs a command whose output is the table's; one that fails leaves a line.
+# Runs a command whose output belongs to the table; writes a line if it fails.
 table() {
     local code=0
     "$@" >&3 || code=$?
@@ -112,7 +113,7 @@ attention() {
         before=$red
         tests "attention under $tool" "$sanitizer" --tool "$tool" --error-exitcode 1 \
             --report-api-errors no bin/ops hopper::attention --test-threads 1
-        # It may report races of TMA's copies that are none.
+        # racecheck may report false races of TMA's copies.
         [ $tool = memcheck ] || red=$before
     done
 }
@@ -123,6 +124,17 @@ train() {
         say "$variant"
         table env "$variant" PYTHON= bin/bench_train --device cuda --only "${SHAPE:-}"
     done
+}
+
+llama() {
+    local shape="Llama 3.2 3B"
+    [ "${SHAPE:-}" != trial ] || shape="trial Llama"
+    export PYTHON=
+    for variant in AS_IS=1 GPTRAIN_ATTENTION=mma GPTRAIN_ATTENTION=wgmma; do
+        say "$variant"
+        table env "$variant" bin/bench_train --device cuda --only "$shape"
+    done
+    table bin/bench_train --device cuda --only "$shape" --profile "$(hardware)"
 }
 
 more() {
@@ -159,9 +171,21 @@ products() {
         say "$model"
         TORCH_PRODUCTS=benches/torch_products.py table bin/bench_ops cuda "$model" bf16 products
     done
+    say "norms of rows of 14,336 and 16,384"
+    table bin/bench_ops cuda "${SHAPE:-llama}" bf16 norms
 }
 
-# What `gptrain estimate --list-hardware` calls the GPU.
+errors() {
+    local models="gpt2 1.5b 7b llama"
+    # Without CUDA, PyTorch repeats small shapes on the CPU.
+    [ "${SHAPE:-}" != trial ] || { models="trial trial-llama"; export TORCH_DEVICE=cpu; }
+    for model in $models; do
+        say "$model"
+        TORCH_ERRORS=benches/torch_errors.py table bin/bench_ops cuda "$model" bf16 errors
+    done
+}
+
+# Name of the GPU in `gptrain estimate --list-hardware`.
 hardware() {
     case $(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null) in
     *H200*) echo h200-141g ;;
@@ -194,7 +218,7 @@ for name, time in times.most_common(40):
 PYTHON
 }
 
-# The losses of a run's steps, a line each.
+# Losses of a run: a line per step.
 losses() { [ ! -e "$1/metrics.jsonl" ] || sed -n 's/.*"step":\([0-9]*\).*"lm_loss":\([-+.e0-9]*\).*/\1 \2/p' "$1/metrics.jsonl"; }
 
 quick() { # folder, more settings
@@ -225,12 +249,12 @@ run() {
     done
 }
 
-# A run that ends by kill -9 in the middle and is started again, beside one that is left alone.
+# Compares a run that is killed by SIGKILL and resumed with one that is not interrupted.
 killed() { # folder
     local runs=$1 steps=${LONG:-2000} code=0
     local long="--set train.steps=$steps --set checkpoint.interval=$((steps / 20))"
     quick "$runs/long" $long
-    # In place of the shell in the background, or that one alone would be killed.
+    # exec replaces the background shell, so that SIGKILL reaches gptrain itself.
     EXEC=exec quick "$runs/killed" $long &
     local first
     first="$runs/killed/checkpoints/step-$(printf %08d $((steps / 20)))"
@@ -239,7 +263,7 @@ killed() { # folder
     wait $! || code=$?
     if [ $code != 137 ]; then
         red=1
-        say "not killed: it ended with $code before"
+        say "not killed: the run ended with exit code $code before"
         return
     fi
     quick "$runs/killed" $long
@@ -251,7 +275,7 @@ killed() { # folder
     fi
 }
 
-# Losses of the first steps on the GPU and on the CPU, and the largest difference.
+# Compares the losses of the first steps on the GPU with the CPU's.
 beside() { # folder, manifest, precision
     local device folder
     for device in cuda cpu; do
@@ -264,8 +288,8 @@ beside() { # folder, manifest, precision
         END { printf "loss %s on the GPU, %s on the CPU, at most %.2e apart (step %d of %d)", gpu, cpu, most, at, NR }')"
 }
 
-# A run of as many ranks, each a process: ranks that share a GPU then share no hardware queue. Each run has a
-# limit, since one that hangs would keep the GPU from the next.
+# Runs ranks as processes, so that ranks on one GPU share no hardware queue. A time limit ends a run that
+# hangs, because it would keep the GPU from the next one.
 ranks() { # ranks, folder, more settings
     local count=$1 folder=$2 pids="" code=0 port=$((20000 + RANDOM % 20000))
     shift 2
@@ -281,7 +305,7 @@ ranks() { # ranks, folder, more settings
 
 nccl() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_DEBUG=VERSION NCCL_LAUNCH_ORDER_IMPLICIT=1
-    # NCCL's guide: kernels of all ranks must fit on the GPU at once, or they hang.
+    # NCCL's guide: the kernels of all ranks must fit on the GPU together, or they hang.
     export CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_MAX_CTAS=2
     local runs="$OUT/runs" log="$OUT/nccl.log" two="--set topology.tensor=2"
     local four="$two --set topology.data=2" pipe="--set topology.pipeline=2"
@@ -290,7 +314,7 @@ nccl() {
         say "$(grep -m1 -e 'NCCL is missing' -e 'two ranks on one GPU' "$log")" && return 0
         return 1
     fi
-    say "$(grep -m1 'NCCL version' "$log" || echo 'NCCL, which does not say its version')"
+    say "$(grep -m1 'NCCL version' "$log" || echo 'NCCL of unknown version')"
     say "two ranks, eager: $(losses "$runs/nccl-2" | tail -1)"
     local name graphs settings count
     while read -r name count graphs settings; do
@@ -313,8 +337,8 @@ RUNS
         red=1
         say "with SMs left to NCCL: failed, or hung"
     fi
-    # Last: these ranks are threads, and may hang where processes do not. A kernel that one of them loads may
-    # wait for the whole GPU, with the collectives of the others that wait for this rank.
+    # Last, because these ranks are threads and may hang: loading a kernel may wait for the whole GPU, and so
+    # for collectives in which other ranks wait for this one.
     CUDA_MODULE_LOADING=EAGER GPTRAIN_TEST_GPU=1 tests "grids by NCCL" bin/model grids_cuda::nccl grids_cuda::ranks \
         grids_cuda::a_pipeline grids_cuda::products --test-threads 1
 }
@@ -324,30 +348,30 @@ peers() {
         say "no PyTorch with a GPU in ${PYTHON:-python3}: gptrain alone"
     TORCH_BENCH=benches/torch_gpt2_bench.py table bin/bench_train --device cuda --only "${SHAPE:-}"
     [ "${SHAPE:-}" != trial ] || return 0
-    for model in gpt2 1.5b 7b; do
+    for model in gpt2 1.5b 7b llama; do
         say "$model"
         TORCH_ATTENTION=benches/torch_attention.py table bin/bench_ops cuda $model bf16
     done
 }
 
-# Clock, power, temperature and memory of the GPU each second.
+# Records clock, power, temperature and memory of the GPU each second.
 watch_gpu() { # file
     command -v nvidia-smi >/dev/null || return 0
     exec nvidia-smi --query-gpu=clocks.sm,power.draw,temperature.gpu,memory.used --format=csv,noheader,nounits \
         -l 1 >"$1" 2>/dev/null
 }
 
-# Of a step: the least, mean and largest, and which processes are left on the GPU.
+# Least, mean and largest values of a step, and processes that remain on the GPU.
 gpu_summary() { # file
     command -v nvidia-smi >/dev/null || return 0
     awk -F ', *' '
         { for (i = 1; i <= 4; i++) { sum[i] += $i; if (NR == 1 || $i < least[i]) least[i] = $i; if ($i > most[i]) most[i] = $i } }
         END { if (NR) { split("MHz W °C MiB", unit, " ")
             for (i = 1; i <= 4; i++) printf "%s%d .. %d .. %d %s", i > 1 ? ", " : "GPU: ", least[i], sum[i] / NR, most[i], unit[i]
-            printf " (least, mean, most of %d s)\n", NR } }' "$1" 2>/dev/null || true
+            printf " (least, mean, largest of %d s)\n", NR } }' "$1" 2>/dev/null || true
     local left
     left=$(nvidia-smi --query-compute-apps=pid,process_name,used_memory --format=csv,noheader 2>/dev/null | tr '\n' ';')
-    [ -z "$left" ] || echo "left on the GPU: $left"
+    [ -z "$left" ] || echo "still on the GPU: $left"
 }
 
 case ${1:-} in
@@ -363,8 +387,8 @@ results) results "$2" ;;
     cd "$here"
     mkdir -p "${OUT:-out}"
     OUT=$(cd "${OUT:-out}" && pwd)
-    export OUT GPTRAIN_CACHE=${GPTRAIN_CACHE:-$OUT/cache} # a container may have no HOME; it comes home, too
-    # NVIDIA's libraries of a Python that has PyTorch, wherever it keeps its packages.
+    export OUT GPTRAIN_CACHE=${GPTRAIN_CACHE:-$OUT/cache} # a container may have no HOME; OUT is copied back
+    # NVIDIA's libraries in the site-packages of PYTHON.
     wheels=$("${PYTHON:-python3}" -c 'import glob, site
 folders = site.getsitepackages() + [site.getusersitepackages()]
 print(":".join(found for folder in folders for found in sorted(glob.glob(folder + "/nvidia/*/lib"))))' 2>/dev/null || true)
@@ -375,8 +399,7 @@ print(":".join(found for folder in folders for found in sorted(glob.glob(folder 
         code=0
         watch_gpu "$OUT/$step.gpu.csv" &
         watcher=$!
-        # By KILL, which ends all that the step started: a run takes TERM as a request, and one that hangs would
-        # stay on the GPU.
+        # KILL: a run takes TERM as a request, and a run that hangs would keep the GPU.
         timeout -s KILL "${LIMIT:-470}" "$0" --step "$step" 3>"$OUT/$step.txt" >"$OUT/$step.log" 2>&1 || code=$?
         kill $watcher 2>/dev/null || true
         gpu_summary "$OUT/$step.gpu.csv" >>"$OUT/$step.txt"

@@ -1,15 +1,17 @@
 //! Time of each op of one training step: on the CPU with one thread and with all, or on a GPU.
 //!
-//! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b] [f32|bf16] [part of an op's name]`.
+//! `cargo bench --bench ops -- [cpu|cuda] [tiny|gpt2|1.5b|7b|llama] [f32|bf16] [part of an op's name]`.
 //! Prints the best of many runs, because other programs only lengthen a run, and its share of a
 //! step's time; the last line is the sum of a step. On the CPU products also have a percentage of
 //! the peak of its registers, measured in the same run. Ops that move bytes have a percentage of
 //! the device's own copy, and updates also nanoseconds per weight. On a GPU attention is compared
 //! with PyTorch's flash attention in the same run. `cuda products` compares the blocks' products at
-//! full size with f64, and with PyTorch's times. On the CPU AdamW (the host's rule under
+//! full size with f64, and with PyTorch's times; `errors` compares attention, epilogues and norms at
+//! full size with f64, and with PyTorch's errors; `norms` times norms of wide rows. On the CPU AdamW (the host's rule under
 //! `topology.offload`) is compared with PyTorch's fused one, and adam8bit with bitsandbytes'
 //! (`PYTHON` with torch, and with bitsandbytes).
 
+mod errors;
 mod products;
 
 use gptrain::base::{DType, Heads, rng};
@@ -17,7 +19,7 @@ use gptrain::device::cpu::{self, Cpu};
 use gptrain::device::cuda::{self, Cuda};
 use gptrain::device::{
     AdamW, AdamWUpdate, Arena, Attend, Backend, Coded, Dropout, Epilogue, Gelu, Gemm, Logits, Norm,
-    Tensor, Visible, op,
+    Out, Tensor, Visible, op,
 };
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -26,7 +28,10 @@ use std::time::{Duration, Instant};
 struct Shape {
     layers: usize,
     hidden: usize,
-    heads: usize,
+    heads: Heads,
+    ffn: usize,
+    /// Whether the feed-forward layer is SwiGLU and norms are RMS norms, as in Llama.
+    gated: bool,
     vocab: usize,
     seq: usize,
     samples: usize,
@@ -69,14 +74,17 @@ fn main() {
         match word.as_str() {
             "cpu" => on_gpu = false,
             "cuda" => on_gpu = true,
-            "trial" | "tiny" | "gpt2" | "1.5b" | "7b" => shape = word,
+            "trial" | "trial-llama" | "tiny" | "gpt2" | "1.5b" | "7b" | "llama" => shape = word,
             "f32" => dtype = DType::F32,
             "bf16" => dtype = DType::BF16,
             word => part = word,
         }
     }
-    let shape = Shape { dtype, ..named(shape, on_gpu) };
+    let (name, shape) = (shape, Shape { dtype, ..named(shape, on_gpu) });
     let devices = if on_gpu { gpu() } else { cpus() };
+    if part == "errors" {
+        return errors::compare(&*devices[devices.len() - 1].be, name, &shape);
+    }
     if on_gpu && part == "products" {
         let be = &*devices[0].be;
         let time = |call: &dyn Fn()| best(be, call);
@@ -213,7 +221,8 @@ fn rate(work: Work, seconds: f64, ceiling: &Ceiling) -> String {
 fn flash_attention(shape: &Shape) {
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let script = std::env::var("TORCH_ATTENTION").unwrap_or("benches/torch_attention.py".into());
-    let sizes = [shape.samples, shape.heads, shape.seq, shape.hidden / shape.heads];
+    let Heads { query, kv, dim } = shape.heads;
+    let sizes = [shape.samples, query, kv, shape.seq, dim];
     let sizes = sizes.map(|size| size.to_string());
     match Command::new(python).arg(script).args(sizes).output() {
         Ok(done) if done.status.success() => print!("{}", String::from_utf8_lossy(&done.stdout)),
@@ -239,22 +248,32 @@ fn fused_adamw(shape: &Shape) {
 
 /// Weights in the row of an update: a tenth of the model's, ten times.
 fn updated(shape: &Shape) -> usize {
-    let weights = shape.vocab * shape.hidden + shape.layers * 12 * shape.hidden * shape.hidden;
+    let attention = shape.heads.qkv_width() + shape.heads.query_width();
+    let block = shape.hidden * (attention + (2 + shape.gated as usize) * shape.ffn);
+    let weights = shape.vocab * shape.hidden + shape.layers * block;
     weights / 640 * 64
 }
 
 /// Model by name, with a micro-batch that fits the device.
 fn named(name: &str, on_gpu: bool) -> Shape {
-    let shape = |layers, hidden, heads, vocab, seq, samples| {
+    let shape = |layers, hidden, heads: usize, vocab, seq, samples| {
         let (dtype, room) = (DType::F32, if seq < 1024 { 2 << 30 } else { 24 << 30 });
-        Shape { layers, hidden, heads, vocab, seq, samples, dtype, room }
+        let heads = Heads { query: heads, kv: heads, dim: hidden / heads };
+        let (ffn, gated) = (4 * hidden, false);
+        Shape { layers, hidden, heads, ffn, gated, vocab, seq, samples, dtype, room }
+    };
+    let llama = |kv, ffn, shape: Shape| {
+        let heads = Heads { kv, ..shape.heads };
+        Shape { heads, ffn, gated: true, ..shape }
     };
     match (name, on_gpu) {
         // For the software stand-in.
         ("trial", _) => shape(2, 64, 2, 256, 32, 2),
+        ("trial-llama", _) => llama(2, 320, shape(2, 256, 4, 256, 32, 2)),
         ("tiny", _) => shape(6, 384, 6, 256, 256, 8),
         ("1.5b", _) => shape(48, 1600, 25, 50304, 1024, 16),
-        ("7b", _) => shape(32, 4096, 32, 50304, 2048, 2),
+        ("7b", _) => shape(32, 4096, 32, 50304, 4096, 1),
+        ("llama", _) => llama(8, 8192, shape(28, 3072, 24, 128_256, 4096, 1)),
         (_, true) => shape(12, 768, 12, 50304, 1024, 32),
         (_, false) => shape(12, 768, 12, 50304, 256, 4),
     }
@@ -321,7 +340,9 @@ impl Tensors<'_> {
 
 /// Runs `with` on each row of the table whose name contains `part`.
 fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R) -> Vec<R> {
-    let families = [of_blocks, head, between, attention, update];
+    let all: &[for<'a> fn(&Tensors<'a>, &Shape) -> Vec<Row<'a>>] =
+        &[of_blocks, head, between, attention, update];
+    let families = if part == "norms" { &[wide_norms as _] } else { all };
     let mut results = Vec::new();
     // All families share the memory, because a device frees none before it is closed.
     let memory = Arena::new(be, shape.room).expect("memory").matrix(1, shape.room, DType::U8);
@@ -329,7 +350,7 @@ fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R
         let arena = Arena::over(memory);
         let tensors = Tensors { be, arena, dtype: shape.dtype };
         for row in family(&tensors, shape) {
-            if row.name.contains(part) {
+            if part == "norms" || row.name.contains(part) {
                 results.push(with(&row));
             }
         }
@@ -353,8 +374,14 @@ fn product<'a>(
     let then = then.map_or(Epilogue::Nothing, |then| then(bias, t.matrix(m, n)));
     let out = if kind == Gemm::TN { c.add() } else { c.set() };
     let be = t.be;
+    let fused = match then {
+        Epilogue::Nothing | Epilogue::Bias(_) => "",
+        Epilogue::BiasGelu { .. } => "+gelu",
+        Epilogue::GeluBackward { .. } => "+gelu'",
+        Epilogue::BiasBackward(_) => "+db",
+    };
     Row {
-        name: format!("{what} {kind:?} {m}x{n}x{k}"),
+        name: format!("{what}{fused} {kind:?} {m}x{n}x{k}"),
         times,
         work: Work::Flops(2.0 * (m * n * k) as f64),
         run: Box::new(move || be.run(op::Gemm { kind, a, b, c: out, then })),
@@ -363,25 +390,27 @@ fn product<'a>(
 
 fn of_blocks<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l) = (shape.samples * shape.seq, shape.hidden, shape.layers);
-    let bias: fn(Tensor, Tensor) -> Epilogue = |bias, _| Epilogue::Bias(bias);
-    let up: fn(Tensor, Tensor) -> Epilogue =
-        |bias, pre| Epilogue::BiasGelu { bias: Some(bias), pre, gelu: Gelu::Tanh };
-    let down: fn(Tensor, Tensor) -> Epilogue =
-        |_, pre| Epilogue::GeluBackward { pre, gelu: Gelu::Tanh };
-    let sums: fn(Tensor, Tensor) -> Epilogue = |bias, _| Epilogue::BiasBackward(bias.add());
+    let (q, qkv, f) = (shape.heads.query_width(), shape.heads.qkv_width(), shape.ffn);
+    // Two products side by side, and an op of its own after them.
+    let up = if shape.gated { 2 * f } else { f };
+    let fused = |then: fn(Tensor, Tensor) -> Epilogue| (!shape.gated).then_some(then);
+    let bias = fused(|bias, _| Epilogue::Bias(bias));
+    let gelu = fused(|bias, pre| Epilogue::BiasGelu { bias: Some(bias), pre, gelu: Gelu::Tanh });
+    let gelu_backward = fused(|_, pre| Epilogue::GeluBackward { pre, gelu: Gelu::Tanh });
+    let sums = fused(|bias, _| Epilogue::BiasBackward(bias.add()));
     vec![
-        product(t, "qkv", l, Gemm::NT, [n, 3 * h, h], Some(bias)),
-        product(t, "qkv dx", l, Gemm::NN, [n, h, 3 * h], None),
-        product(t, "qkv dw+db", l, Gemm::TN, [3 * h, h, n], Some(sums)),
-        product(t, "out", l, Gemm::NT, [n, h, h], None),
-        product(t, "out dx", l, Gemm::NN, [n, h, h], None),
-        product(t, "out dw", l, Gemm::TN, [h, h, n], None),
-        product(t, "up+gelu", l, Gemm::NT, [n, 4 * h, h], Some(up)),
-        product(t, "up dx", l, Gemm::NN, [n, h, 4 * h], None),
-        product(t, "up dw+db", l, Gemm::TN, [4 * h, h, n], Some(sums)),
-        product(t, "down", l, Gemm::NT, [n, h, 4 * h], None),
-        product(t, "down dx+gelu'", l, Gemm::NN, [n, 4 * h, h], Some(down)),
-        product(t, "down dw", l, Gemm::TN, [h, 4 * h, n], None),
+        product(t, "qkv", l, Gemm::NT, [n, qkv, h], bias),
+        product(t, "qkv dx", l, Gemm::NN, [n, h, qkv], None),
+        product(t, "qkv dw", l, Gemm::TN, [qkv, h, n], sums),
+        product(t, "out", l, Gemm::NT, [n, h, q], None),
+        product(t, "out dx", l, Gemm::NN, [n, q, h], None),
+        product(t, "out dw", l, Gemm::TN, [h, q, n], None),
+        product(t, "up", l, Gemm::NT, [n, up, h], gelu),
+        product(t, "up dx", l, Gemm::NN, [n, h, up], None),
+        product(t, "up dw", l, Gemm::TN, [up, h, n], sums),
+        product(t, "down", l, Gemm::NT, [n, h, f], None),
+        product(t, "down dx", l, Gemm::NN, [n, f, h], gelu_backward),
+        product(t, "down dw", l, Gemm::TN, [h, f, n], None),
     ]
 }
 
@@ -432,70 +461,23 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l, be) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.be);
     let drop = no_dropout(t, shape.seq);
     let some = Dropout { rate: 0.1, ..drop };
-    let [x, y, z, other] = [0; 4].map(|_| t.matrix(n, h));
-    let (scale, shift) = (t.matrix(1, h), t.matrix(1, h));
-    let norm = Norm::Layer { scale, shift, eps: 1e-5 };
-    let [dscale, dshift] = [0, 1].map(|_| t.matrix_of(1, h, DType::F32));
-    let stats = t.matrix_of(n, 2, DType::F32);
+    let [x, y, z] = [0; 3].map(|_| t.matrix(n, h));
+    let (bias, dbias) = (t.matrix(1, h), t.matrix_of(1, h, DType::F32));
     let wide = t.matrix(n, 4 * h);
     let ids = t.ids(n, shape.vocab);
     let (table, dtable) = (t.matrix(shape.vocab, h), t.matrix_of(shape.vocab, h, DType::F32));
     let b = x.bytes() as f64;
     let size = format!("{n}x{h}");
-    vec![
-        row(format!("layernorm {size}"), l + 1, 2.0 * b, move || {
-            be.run(op::LayerNorm { x, norm, y: y.set(), stats: stats.set() })
-        }),
-        row(format!("layernorm_backward += {size}"), l + 1, 4.0 * b, move || {
-            be.run(op::LayerNormBackward {
-                dy: y,
-                x,
-                stats,
-                scale,
-                dx: z.add(),
-                dscale: dscale.add(),
-                dshift: Some(dshift.add()),
-            })
-        }),
-        row(format!("residual_norm {size}"), l, 4.0 * b, move || {
-            be.run(op::ResidualNorm {
-                x,
-                branch: y,
-                bias: Some(scale),
-                drop,
-                y: z.set(),
-                norm,
-                h: other.set(),
-                stats: stats.set(),
-            })
-        }),
-        row(format!("norm_residual_backward += {size}"), l, 4.0 * b, move || {
-            be.run(op::NormResidualBackward {
-                dy: y,
-                x,
-                stats,
-                scale,
-                dx: z.add(),
-                dscale: dscale.add(),
-                dshift: Some(dshift.add()),
-                drop,
-                dbranch: z.set(),
-                dbias: Some(dshift.add()),
-            })
-        }),
+    let mut rows = norms(t, [n, h], shape.gated, [l + 1, l + 1, l, l]);
+    rows.extend([
         row(format!("residual {size}"), l, 3.0 * b, move || {
-            be.run(op::Residual { x, branch: y, bias: Some(scale), drop, y: z.set() })
+            be.run(op::Residual { x, branch: y, bias: Some(bias), drop, y: z.set() })
         }),
         row(format!("residual, dropout {size}"), 0, 3.0 * b, move || {
-            be.run(op::Residual { x, branch: y, bias: Some(scale), drop: some, y: z.set() })
+            be.run(op::Residual { x, branch: y, bias: Some(bias), drop: some, y: z.set() })
         }),
         row(format!("residual_backward in place {size}"), l, b, move || {
-            be.run(op::ResidualBackward {
-                dy: y,
-                drop,
-                dbranch: y.set(),
-                dbias: Some(dshift.add()),
-            })
+            be.run(op::ResidualBackward { dy: y, drop, dbranch: y.set(), dbias: Some(dbias.add()) })
         }),
         row(format!("gelu {n}x{}", 4 * h), 0, 8.0 * b, move || {
             be.run(op::Gelu { x: wide, gelu: Gelu::Tanh, y: wide.set() })
@@ -506,15 +488,73 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
         row(format!("embed_backward {size}"), 2, 3.0 * b, move || {
             be.run(op::EmbedBackward { dy: y, ids, first: 0, dtable: dtable.add() })
         }),
+    ]);
+    if shape.gated {
+        let f = shape.ffn;
+        let [pair, dpair, half] = [2 * f, 2 * f, f].map(|cols| t.matrix(n, cols));
+        let bytes = half.bytes() as f64;
+        rows.push(row(format!("swiglu {n}x{f}"), l, 3.0 * bytes, move || {
+            be.run(op::Swiglu { x: pair, y: half.set() })
+        }));
+        rows.push(row(format!("swiglu_backward {n}x{f}"), l, 5.0 * bytes, move || {
+            be.run(op::SwigluBackward { dy: half, x: pair, dx: dpair.set() })
+        }));
+    }
+    rows
+}
+
+/// Norms of rows as wide as BLOOM 176B's and Llama 3 405B's, of either kind.
+fn wide_norms<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
+    let n = shape.samples * shape.seq;
+    let kinds = [14_336, 16_384].into_iter().flat_map(|h| [(h, false), (h, true)]);
+    kinds.flat_map(|(h, rms)| norms(t, [n, h], rms, [1; 4])).collect()
+}
+
+/// Norm forward and backward of `[n, h]`, each alone and with the residual sum. RMS norms have
+/// neither shift nor bias.
+fn norms<'a>(t: &Tensors<'a>, [n, h]: [usize; 2], rms: bool, times: [usize; 4]) -> Vec<Row<'a>> {
+    let be = t.be;
+    let drop = no_dropout(t, 1);
+    let [x, y, z, other] = [0; 4].map(|_| t.matrix(n, h));
+    let (scale, shift) = (t.matrix(1, h), t.matrix(1, h));
+    let eps = 1e-5;
+    let norm = if rms { Norm::Rms { scale, eps } } else { Norm::Layer { scale, shift, eps } };
+    let [dscale, dshift, dbias] = [0; 3].map(|_| t.matrix_of(1, h, DType::F32).add());
+    let with_bias = |x: Out| (!rms).then_some(x);
+    let (bias, dshift, dbias) = ((!rms).then_some(shift), with_bias(dshift), with_bias(dbias));
+    let stats = t.matrix_of(n, 2, DType::F32);
+    be.run(op::LayerNorm { x, norm, y: y.set(), stats: stats.set() });
+    let b = x.bytes() as f64;
+    let kind = if rms { "rms_norm" } else { "layernorm" };
+    let fused = if rms { "rms_" } else { "" };
+    vec![
+        row(format!("{kind} {n}x{h}"), times[0], 2.0 * b, move || {
+            be.run(op::LayerNorm { x, norm, y: y.set(), stats: stats.set() })
+        }),
+        row(format!("{kind}_backward += {n}x{h}"), times[1], 4.0 * b, move || {
+            let dx = z.add();
+            be.run(op::LayerNormBackward { dy: y, x, stats, scale, dx, dscale, dshift })
+        }),
+        row(format!("residual_{fused}norm {n}x{h}"), times[2], 4.0 * b, move || {
+            let residual = op::Residual { x, branch: y, bias, drop, y: z.set() };
+            let norm = op::LayerNorm { x: z, norm, y: other.set(), stats: stats.set() };
+            be.run(op::ResidualNorm { residual, norm })
+        }),
+        row(format!("{fused}norm_residual_backward += {n}x{h}"), times[3], 4.0 * b, move || {
+            let dx = z.add();
+            let norm = op::LayerNormBackward { dy: y, x, stats, scale, dx, dscale, dshift };
+            let residual = op::ResidualBackward { dy: z, drop, dbranch: z.set(), dbias };
+            be.run(op::NormResidualBackward { norm, residual })
+        }),
     ]
 }
 
 fn attention<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let (n, h, l, be) = (shape.samples * shape.seq, shape.hidden, shape.layers, t.be);
-    let heads = Heads { query: shape.heads, kv: shape.heads, dim: h / shape.heads };
+    let heads = shape.heads;
     let (qkv, dqkv) = (t.matrix(n, heads.qkv_width()), t.matrix(n, heads.qkv_width()));
     let (y, dy) = (t.matrix(n, h), t.matrix(n, h));
-    let lse = t.matrix_of(n, shape.heads, DType::F32);
+    let lse = t.matrix_of(n, heads.query, DType::F32);
     let how = Attend {
         heads,
         first_head: 0,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""PyTorch's fused AdamW on the CPU, f32, and bitsandbytes' AdamW8bit where that is installed: a line
-each, as `cargo bench --bench ops -- cpu adam` prints its own.
+"""Times PyTorch's fused AdamW on the CPU in f32, and bitsandbytes' AdamW8bit if it is installed: a line
+each, in the format of `cargo bench --bench ops -- cpu adam`.
 
     torch_adamw.py WEIGHTS THREADS
 """
@@ -17,7 +17,7 @@ torch.set_num_threads(threads)
 
 
 def measure(name, make, each):
-    """`each`: bytes read and written of a weight."""
+    """Prints the best time of ten updates. `each`: bytes read and written per weight."""
     w = torch.nn.Parameter(torch.randn(weights) * 0.02)
     w.grad = torch.randn(weights) * 0.02
     optimizer = make([w], lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
@@ -39,5 +39,5 @@ try:
 except ImportError:
     print("no bitsandbytes to compare adam8bit with")
 else:
-    # Codes in blocks of 256, each with two scales.
+    # Codes in blocks of 256 weights, with two scales per block.
     measure(f"bitsandbytes {bitsandbytes.__version__} AdamW8bit", bitsandbytes.optim.AdamW8bit, 16 + 16 / 256)

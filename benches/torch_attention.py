@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""PyTorch's flash attention (FlashAttention-2), causal, bf16, on a GPU: one line for forward, one for
-backward, as `cargo bench --bench ops -- cuda attention` prints its own.
+"""Times PyTorch's flash attention (FlashAttention-2), causal, in bf16, on a GPU: a line for forward and one
+for backward, in the format of `cargo bench --bench ops -- cuda attention`.
 
-    torch_attention.py SAMPLES HEADS SEQ HEAD_WIDTH
+    torch_attention.py SAMPLES HEADS KV_HEADS SEQ HEAD_WIDTH
 """
 import sys
 import time
@@ -11,14 +11,15 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-samples, heads, seq, width = map(int, sys.argv[1:])
-qkv = torch.randn(3, samples, heads, seq, width, device="cuda", dtype=torch.bfloat16)
-q, k, v = (x.requires_grad_() for x in qkv.unbind())
+samples, heads, kv_heads, seq, width = map(int, sys.argv[1:])
+q, k, v = (torch.randn(samples, number, seq, width, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+           for number in (heads, kv_heads, kv_heads))
+attend = lambda: scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=kv_heads < heads)
 dy = torch.randn_like(q)
 
 
 def best(run):
-    """Seconds of the best of ten times twenty calls."""
+    """Seconds of a call: the best of ten runs of twenty calls."""
     times = []
     for _ in range(11):
         torch.cuda.synchronize()
@@ -31,12 +32,12 @@ def best(run):
 
 
 with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-    y = scaled_dot_product_attention(q, k, v, is_causal=True)
+    y = attend()
     with torch.no_grad():
-        forward = best(lambda: scaled_dot_product_attention(q, k, v, is_causal=True))
+        forward = best(attend)
     backward = best(lambda: torch.autograd.grad(y, (q, k, v), dy, retain_graph=True))
 
-# Causal: half of the keys. Two products forward, five backward.
+# The causal mask leaves half of the scores. Forward has two products, backward five.
 product = samples * heads * seq * seq * width
 for name, seconds, products in [("forward", forward, 2), ("backward", backward, 5)]:
     what = f"PyTorch {torch.__version__} flash attention {name}"

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
-"""PyTorch's products of bf16 matrices: a line for each, as `cargo bench --bench ops -- cuda products`
-prints its own, with their error against f64.
+"""Times PyTorch's products of bf16 matrices and compares them with f64: a line each, in the format of
+`cargo bench --bench ops -- cuda products`.
 
-    torch_products.py [--device cuda|cpu] KINDxMxNxK...      NT: x·wᵀ; NN: dy·w; TN: dyᵀ·x, here in bf16
+    torch_products.py [--device cuda|cpu] KINDxMxNxK...      NT: x·wᵀ; NN: dy·w; TN: dyᵀ·x, all in bf16
 """
 import sys
 import time
 
 import torch
 
-SIDE = 16  # of the corner of C that is compared
+SIDE = 16  # rows and columns of the compared corner of C
 
 
 def best(run, wait):
-    """Seconds of the best of several runs of ten calls."""
+    """Seconds of a call: the best of five runs of ten calls."""
     times = []
     for _ in range(6):
         wait()
@@ -26,7 +26,7 @@ def best(run, wait):
 
 
 def error(c, a, b):
-    """Relative L2 error of a corner of C = A·B, of what A and B hold."""
+    """Relative L2 error of a corner of C = A·B, computed in f64 from the bf16 operands."""
     right = a[:SIDE].double().cpu() @ b[:, :SIDE].double().cpu()
     return ((c[:SIDE, :SIDE].double().cpu() - right).norm() / right.norm()).item()
 

@@ -13,7 +13,8 @@
 //! attention. MFU counts 6·N + 6·L·H·T per token (N all parameters, attention as causal) relative
 //! to 989 TFLOP/s. "first" is the time from the command to the end of the first step, including
 //! initial weights. "peak" is the maximum host memory of the process, "plan" the memory that the
-//! engine reserved on its device. `--profile HARDWARE`, a GPU of `gptrain estimate
+//! engine reserved on its device. "used" is the GPU's memory that the run took after CUDA was opened,
+//! with the scratch that the plan counts, and how much that is above the plan. `--profile HARDWARE`, a GPU of `gptrain estimate
 //! --list-hardware`, measures one step kernel by kernel instead. On the CPU each measurement is a
 //! separate process; on a GPU it is this process, for profilers.
 
@@ -80,8 +81,8 @@ fn main() {
     }
     println!("{} on {}", asked.precision, asked.device);
     println!(
-        "{:18} {:17} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>6}",
-        "shape", "", "tokens/s", "ms/step", "MFU", "first", "peak", "plan", "ratio"
+        "{:18} {:17} {:>9} {:>9} {:>6} {:>8} {:>9} {:>9} {:>16} {:>6}",
+        "shape", "", "tokens/s", "ms/step", "MFU", "first", "peak", "plan", "used", "ratio"
     );
     shapes.for_each(|shape| compare(shape, &asked, &args));
 }
@@ -168,6 +169,7 @@ fn in_process(shape: &Shape, args: &[String]) -> anyhow::Result<Measured> {
         first: seconds,
         peak: Some(number("peak") as u64),
         plan: Some(number("plan") as u64),
+        used: None,
         parameters: number("parameters"),
     })
 }
@@ -182,9 +184,10 @@ struct Measured {
     /// Median time of a step.
     seconds: f64,
     first: f64,
-    /// Maximum bytes of the process, and reserved bytes.
+    /// Maximum bytes of the process, reserved bytes, and bytes that a GPU lost to the run.
     peak: Option<u64>,
     plan: Option<u64>,
+    used: Option<u64>,
     parameters: f64,
 }
 
@@ -213,8 +216,11 @@ impl Measured {
         let size = |bytes: Option<u64>| bytes.map_or("-".into(), |bytes| Bytes(bytes).to_string());
         let (ms, first, [peak, plan]) =
             (1e3 * self.seconds, self.first, [self.peak, self.plan].map(size));
+        let used = self.used.zip(self.plan).map_or("-".into(), |(used, plan)| {
+            format!("{} {:+.1}%", Bytes(used), 100.0 * (used as f64 / plan as f64 - 1.0))
+        });
         format!(
-            "{shape:18} {name:17} {rate:>9.0} {ms:>9.2} {mfu:>6} {first:>6.2} s {peak:>9} {plan:>9} {ratio:>6}"
+            "{shape:18} {name:17} {rate:>9.0} {ms:>9.2} {mfu:>6} {first:>6.2} s {peak:>9} {plan:>9} {used:>16} {ratio:>6}"
         )
     }
 }
@@ -232,11 +238,12 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     let mut manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
     manifest.batch.global *= asked.accumulate;
     let opened = Instant::now();
-    let device: Box<dyn Backend> = match shape.device {
-        "cpu" => Box::new(Cpu::new(Some(asked.threads))),
-        _ => Box::new(Cuda::open(&Options::of_machine(0))?),
-    };
-    let be = &*device;
+    let cuda = (shape.device == "cuda").then(|| Cuda::open(&Options::of_machine(0))).transpose()?;
+    let cpu = cuda.is_none().then(|| Cpu::new(Some(asked.threads)));
+    let gpu = cuda.as_ref().map(|cuda| cuda as &dyn Backend);
+    let be = gpu.or(cpu.as_ref().map(|cpu| cpu as _)).expect("one of them");
+    let free = || cuda.as_ref().map(|cuda| cuda.free_memory().0.0);
+    let free_at_start = free();
     let engine = Engine::new(be, Groups::solo(), &manifest, true)?;
     engine.init();
     let (batch, micros) = (random(shape, asked.accumulate), asked.accumulate);
@@ -268,6 +275,9 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
         first,
         peak: peak(),
         plan: Some(engine.memory_plan().total().0),
+        used: free_at_start
+            .zip(free())
+            .map(|(before, now)| (before + be.workspace().0).saturating_sub(now)),
         parameters: model::parameters(&manifest.model) as f64,
     })
 }
@@ -308,7 +318,8 @@ fn random(shape: &Shape, micros: usize) -> Batch {
 
 /// Measures PyTorch, if there is a Python with torch and the device.
 fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
-    if asked.accumulate > 1 {
+    // The script is GPT-2's.
+    if asked.accumulate > 1 || !shape.more.is_empty() {
         return None;
     }
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
@@ -341,6 +352,7 @@ fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
         first: line["startup_first_step_s"].as_f64()?,
         peak: Some((line["peak_rss_mb"].as_f64()? * f64::from(1 << 20)) as u64),
         plan: None,
+        used: None,
         parameters: line["params"].as_f64()?,
     })
 }

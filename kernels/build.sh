@@ -1,13 +1,13 @@
 #!/bin/sh
-# Compiles kernels/*.cu into OUT/*.fatbin: machine code for sm_80, sm_90a and sm_100, and PTX for
-# what comes after. Prints nothing and does nothing where they are up to date.
-#   kernels/build.sh OUT             exit code 3: there is no nvcc
-#   kernels/build.sh OUT --install   without one, gets the compiler from PyPI into .toolchain/cuda
-#   kernels/build.sh OUT --compiler  does no more than that
-# With SM70=1 also OUT/sm_70/*.cubin, for the V100: by nvcc where it is of CUDA 12, else by NVRTC 12.9
-# in .toolchain/cuda12, which --install gets from PyPI; exit code 4: there is neither.
-# A warning is an error, and so are a register that is spilled to memory, wgmma that ptxas serializes
-# (C7510), and setmaxnreg that it ignores (C7508).
+# Compiles kernels/*.cu into OUT/*.fatbin: machine code for sm_80, sm_90a and sm_100, and PTX for later
+# GPUs. Prints nothing and does nothing if they are up to date.
+#   kernels/build.sh OUT             exit code 3 without nvcc
+#   kernels/build.sh OUT --install   without nvcc, installs the compiler from PyPI in .toolchain/cuda
+#   kernels/build.sh OUT --compiler  only installs the compiler
+# With SM70=1 also compiles OUT/sm_70/*.cubin for the V100: by nvcc of CUDA 12, or by NVRTC 12.9 in
+# .toolchain/cuda12, which --install installs from PyPI. Exit code 4 without either.
+# Errors are: any warning, a register that is spilled to memory, wgmma that ptxas serializes (C7510),
+# and setmaxnreg that ptxas ignores (C7508).
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 out=$1
@@ -39,21 +39,21 @@ fi
 mkdir -p "$out"
 "$nvcc" --version | sed -n 's/.*release \([0-9.]*\),.*/\1/p' >"$out/release"
 
-# Whether OUT/$1 is missing or was made of something else: of the source $2, the headers, these scripts
-# and the compiler's version, of which OUT/$1.made-of has a digest.
+# Whether output $1 is missing or out of date. $1.made-of has a digest of source $2, the headers, these
+# scripts and the compiler's version.
 common=$(cat "$here"/*.cuh "$here"/build.sh "$here"/nvrtc.py "$out/release" | sha256sum)
 stale() { # output, source
     [ ! -e "$1" ] ||
         [ "$(cat "$1.made-of" 2>/dev/null)" != "$({ cat "$2"; echo "$common"; } | sha256sum)" ]
 }
-# A fifth of the bytes, where the compiler is new enough.
+# Compresses the images to a fifth if the compiler supports it (CUDA 12.8).
 smaller=$("$nvcc" --help | grep -q -e --compress-mode && echo --compress-mode=size || true)
 stale_sources() {
     for source in "$here"/*.cu; do
         stale "$out/$(basename "$source" .cu).fatbin" "$source" && echo "$source"
     done
 }
-# As many at once as there are cores, the longest first.
+# Runs one compiler per core, the longest source first.
 # shellcheck disable=SC2016
 stale_sources | xargs -r -d "\n" ls -S |
     nvcc="$nvcc" out="$out" smaller="$smaller" common="$common" xargs -r -d "\n" -n 1 -P "$(nproc)" sh -euc '
@@ -73,7 +73,7 @@ stale_sources | xargs -r -d "\n" ls -S |
     { cat "$1"; echo "$common"; } | sha256sum >"$fatbin.made-of"' compile
 
 [ "${SM70:-}" = 1 ] || exit 0
-# CUDA 13 has no sm_70, and sm_70 no bf16 mma, no cp.async, no ldmatrix: attention.cu does it all.
+# CUDA 13 does not support sm_70, which lacks mma in bf16, cp.async and ldmatrix: attention.cu is enough.
 python=${PYTHON:-python3}
 case $(cat "$out/release") in
 12.*) release=$(cat "$out/release") ;;

@@ -1,13 +1,13 @@
-"""Compiles a kernel file for sm_70 where there is no nvcc 12: by NVRTC of the CUDA 12 wheels.
+"""Compiles a kernel file for sm_70 without nvcc 12, by NVRTC of the CUDA 12 wheels.
 
-    nvrtc.py FOLDER_OF_WHEELS SOURCE OUT      a warning is an error, and so is a spilled register
+    nvrtc.py FOLDER_OF_WHEELS SOURCE OUT      warnings and spilled registers are errors
 """
 
 import ctypes
 import sys
 from pathlib import Path
 
-# What it always says of sm_70.
+# Warning that NVRTC always prints for sm_70.
 OLD = "nvrtc: warning: Architectures prior to '<compute/sm>_75' are deprecated"
 
 

@@ -32,11 +32,17 @@ pub use ::checkpoint;
 /// Estimates of a run's memory, time and cost, with changes that help.
 pub use ::estimate;
 
-/// The loop around the step: launch, guard, report.
-pub use ::train;
+/// Processes of a run: ranks, supervisor, Slurm, messages.
+pub use ::launch;
 
 /// Check of the machine before a run, which finds slow nodes and links.
 pub use ::bench;
+
+/// The loop around the step: start, watch, save, report.
+pub use ::train;
+
+/// The work of the commands other than `run`: sample, eval, import, report.
+pub use ::commands;
 
 /// The command line: one file per subcommand.
 pub mod cli;

@@ -50,7 +50,7 @@ fn one(
         (1, if kind == Gemm::TN { [k, m] } else { [m, k] }),
         (2, if kind == Gemm::NT { [n, k] } else { [k, n] }),
     ]
-    .map(|(stream, [rows, cols])| (drawn(stream), arena.matrix(rows, cols, DType::BF16)));
+    .map(|(stream, [rows, cols])| (drawn(stream, 1.0), arena.matrix(rows, cols, DType::BF16)));
     [&a, &b].into_iter().for_each(|(values, x)| fill(be, values, *x));
     let c = arena.matrix(m, n, if kind == Gemm::TN { DType::F32 } else { DType::BF16 });
     let seconds = time(&|| be.run(op::Gemm::plain(kind, a.1, b.1, c.set())));
@@ -74,14 +74,15 @@ fn one(
     assert!(off < TOLERANCE, "{what} is wrong by {off:.1e} of it");
 }
 
-fn drawn(stream: u64) -> Vec<bf16> {
+/// Normals before they repeat, with that standard deviation.
+pub fn drawn(stream: u64, deviation: f32) -> Vec<bf16> {
     let mut values = vec![0.0f32; PERIOD];
     rng::normals(stream, 0, &mut values);
-    values.into_iter().map(bf16::from_f32).collect()
+    values.into_iter().map(|x| bf16::from_f32(deviation * x)).collect()
 }
 
 /// Uploads the numbers repeatedly until the tensor is full.
-fn fill(be: &dyn Backend, values: &[bf16], x: Tensor) {
+pub fn fill(be: &dyn Backend, values: &[bf16], x: Tensor) {
     for at in (0..x.numel()).step_by(PERIOD) {
         let part = x.span(at, PERIOD.min(x.numel() - at));
         be.upload(bytemuck::cast_slice(&values[..part.numel()]), part);

@@ -16,6 +16,8 @@ macro_rules! choices {
         )*}
 
         impl $name {
+            pub const ALL: &'static [Self] = &[$(Self::$variant),*];
+
             /// Name in manifests.
             pub fn name(self) -> &'static str {
                 match self {
@@ -25,7 +27,7 @@ macro_rules! choices {
 
             /// Choice with the name `word`.
             pub fn by_name(word: &str) -> Option<Self> {
-                [$(Self::$variant),*].into_iter().find(|choice| choice.name() == word)
+                Self::ALL.iter().copied().find(|choice| choice.name() == word)
             }
         }
     )*};

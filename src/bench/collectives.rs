@@ -7,8 +7,8 @@ use base::{Bytes, DType};
 use comm::{Group, Message};
 use device::{Tensor, op};
 use estimate::measured::{GroupSpeed, LATENCY_BYTES};
+use launch::Carrier;
 use plan::grid::{Axis, GRADIENTS, SHARES, STAGES};
-use train::launch::Carrier;
 
 /// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
 const SIZES: [u64; 8] =

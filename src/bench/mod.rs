@@ -22,12 +22,12 @@ mod tournament;
 use base::Problems;
 use comm::LauncherEnv;
 use estimate::measured::{FORMAT, Measured, RankSpeeds, Slow};
+use launch::LocalRanks;
+use launch::messages::Messages;
 use manifest::Loaded;
 use scratch::Scratch;
 use site::Site;
 use std::path::Path;
-use train::launch::LocalRanks;
-use train::messages::Messages;
 
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -14,17 +14,18 @@ use manifest::{Batch, Manifest, Model, Offload, Topology, Train};
 use model::Inputs;
 use plan::robust::median;
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 /// Layers of the measured model: enough that a block follows another.
 const LAYERS: usize = 2;
 
 /// Seconds of all steps, by the speed of the products; and what other ops add to them.
-const SECONDS: f64 = 6.0;
-const QUICK: f64 = 1.0;
+const SECONDS: f64 = 10.0;
+const QUICK: f64 = 5.0;
 const OTHERS: f64 = 2.0;
 
-/// Steps: the first warms up, of the others each op's median counts.
-const STEPS: usize = 6;
+/// Steps, fewer where one is long: the first warms up, of the others each op's median counts.
+const STEPS: RangeInclusive<usize> = 3..=6;
 
 /// Times the ops of a step on this rank's processor. Empty on a GPU, and if even one sample of one
 /// layer takes too long or does not fit into the memory.
@@ -35,17 +36,18 @@ pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
     let limit = site.allow(SECONDS, QUICK);
     let room = site.backend().shared_memory().map(|free| free.0 / 2 / site.per_node() as u64);
     let rate = RankSpeeds::tflops(products) * 1e12;
-    let fits = |m: &Manifest| {
-        let (memory, work) = dry_run::counted(m, 0);
+    let steps = |m: Manifest| {
+        let (memory, work) = dry_run::counted(&m, 0);
         let flops: f64 = work.micro.ops.values().map(|work| work.flops).sum();
-        let seconds = OTHERS * STEPS as f64 * flops / rate;
-        seconds <= limit && memory.total() <= Bytes(room.unwrap_or(u64::MAX))
+        let steps = ((limit * rate / (OTHERS * flops)) as usize).min(*STEPS.end());
+        let fits = STEPS.contains(&steps) && memory.total() <= Bytes(room.unwrap_or(u64::MAX));
+        fits.then_some((m, steps))
     };
-    let found = smaller(site.m).into_iter().find(|m| fits(m));
+    let found = smaller(site.m).into_iter().find_map(steps);
     // Ranks of a node share its processors: all of them compute, or none.
     let all = site.rank.all_gather(&found.is_some())?;
     match found.filter(|_| all.iter().all(|found| *found)) {
-        Some(m) => site.rank.agree(ops(&m)),
+        Some((m, steps)) => site.rank.agree(ops(&m, steps)),
         None => Ok(Vec::new()),
     }
 }
@@ -67,16 +69,16 @@ fn smaller(m: &Manifest) -> Vec<Manifest> {
     all
 }
 
-/// Ops of one step, by what the dry engine counts and the real one takes.
-fn ops(m: &Manifest) -> Result<Vec<Op>> {
+/// Ops of one step, by what the dry engine counts and the real one takes in so many steps.
+fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
     // Its own memory, which ends with it.
     let cpu = Cpu::open(m.train.threads)?;
     let engine = Engine::new(&cpu, Groups::solo(), m, true)?;
     engine.init();
     let tokens = m.batch.micro * m.model.seq_len;
     let mut seen: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    for step in 0..STEPS {
-        cpu.time_ops(true);
+    for step in 0..steps {
+        cpu.time_ops();
         engine.step(
             &mut |inputs| {
                 fill(&cpu, inputs, tokens, m.model.vocab);
@@ -101,7 +103,7 @@ fn ops(m: &Manifest) -> Result<Vec<Op>> {
 }
 
 /// Seconds of each op of a step.
-fn by_name(OpTimes { passes: mut all, once }: OpTimes) -> BTreeMap<&'static str, f64> {
+fn by_name(OpTimes { passes: mut all, once, .. }: OpTimes) -> BTreeMap<&'static str, f64> {
     once.into_iter().for_each(|(name, more)| *all.entry(name).or_default() += more);
     all
 }

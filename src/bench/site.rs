@@ -3,11 +3,11 @@
 use super::Options;
 use device::Backend;
 use estimate::hardware::{self, Hardware};
+use launch::Device;
+use launch::rank::Rank;
 use manifest::Manifest;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
-use train::launch::Device;
-use train::rank::Rank;
 
 pub struct Site<'a> {
     pub rank: &'a Rank<'a>,

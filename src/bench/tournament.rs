@@ -10,8 +10,8 @@ use base::DType;
 use comm::{Group, Message};
 use estimate::hardware::Hardware;
 use estimate::measured::{PairSpeed, Slow};
+use launch::Carrier;
 use std::time::Instant;
-use train::launch::Carrier;
 
 /// Number of units from which only some pairs are measured, and the number of rounds then.
 const ALL_PAIRS: usize = 32;

@@ -1,9 +1,9 @@
 //! `gptrain average`: one model from several checkpoints.
 
 use base::Count;
+use commands::average;
 use serde_json::json;
 use std::path::PathBuf;
-use train::average;
 
 /// Average the weights of several checkpoints into a new run
 #[derive(clap::Args, Clone, Debug)]

@@ -2,10 +2,10 @@
 
 use super::shell::SETTINGS;
 use bench::{self, Options, print};
+use launch::exit;
+use launch::messages::Messages;
+use launch::sick_nodes::{self, Reason};
 use std::path::PathBuf;
-use train::exit;
-use train::messages::Messages;
-use train::sick_nodes::{self, Reason};
 
 #[derive(clap::Args)]
 pub struct Args {

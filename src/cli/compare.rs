@@ -5,9 +5,9 @@ use super::{Json, Overwrite};
 use anyhow::Result;
 use base::svg::Scale;
 use base::visible;
+use commands::report::compare::Comparison;
+use commands::report::page::Run;
 use std::path::{Path, PathBuf};
-use train::report::compare::Comparison;
-use train::report::page::Run;
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -7,22 +7,23 @@ mod search;
 
 use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
 use base::{Problems, WrongInput};
+use commands::bring;
+use commands::recipe::Recipe;
 use estimate::gptrain::dry_run::Room;
 use estimate::gptrain::ladder::Ladder;
 use estimate::others::predict::Predictor;
 use estimate::others::{calibrate, rows, score};
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program, Setup};
+use estimate::trainers::{self, Trainer};
 use estimate::view::View;
-use estimate::{hardware, plot, print, trainers, words};
+use estimate::{hardware, plot, print, words};
 use manifest::{Family, Loaded};
 use plan::timeline;
 use progress::Bar;
 use serde_json::json;
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
-use train::bring;
-use train::recipe::Recipe;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -96,7 +97,10 @@ pub struct Args {
 
 /// Help of `--as`.
 fn others() -> String {
-    format!("Estimate for another trainer: {}", trainers::names().join(", "))
+    let names = trainers::names().join(", ");
+    format!(
+        "Estimate for another trainer, or rows of unknown ones in --score by its formulas: {names}"
+    )
 }
 
 /// Runs the command. Ok(false) if the plan does not fit.
@@ -216,6 +220,15 @@ impl Args {
         Ok(manifest::parse(&recipe.write()?, &recipe.name, Path::new("."), sets)?)
     }
 
+    /// Program whose formulas the rows of unknown programs have in --score.
+    fn family_of_rows(&self) -> Result<Option<&'static Trainer>, Problems> {
+        if self.program.as_deref() == Some("gptrain") {
+            let what = "gptrain's own plans have no formulas for rows";
+            return Err(Problems::one("--as", what, "name another program, or give a manifest"));
+        }
+        self.program.as_deref().map(|name| trainers::find(name, "--as")).transpose()
+    }
+
     fn flags(&self) -> Flags<'_> {
         Flags {
             program: self.program.as_deref(),
@@ -246,7 +259,8 @@ fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
     let from = args.calibrate.as_deref();
     let own = from.map(|from| calibrate(from, None, args.async_launches)).transpose()?;
     let predictor = own.as_ref().unwrap_or_else(|| Predictor::shipped());
-    let mut rows = rows::read(&read(path)?, &path.display().to_string())?;
+    let family = args.family_of_rows()?;
+    let mut rows = rows::read_as(&read(path)?, &path.display().to_string(), family)?;
     if args.async_launches {
         rows = rows.into_iter().map(rows::Row::asynchronous).collect();
     }
@@ -255,10 +269,15 @@ fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calibration from the output of `gptrain bench`. Prints a summary on stderr.
+/// Calibration from the output of `gptrain bench`, or from a run, whose own manifest tells what it
+/// planned. Prints a summary on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
-    let name = path.display().to_string();
-    let (learned, line) = request.learn(&read(path)?, &name)?;
+    let (name, record) = (path.display().to_string(), record(path));
+    let manifest = record.with_file_name("manifest.yaml");
+    let is_run = record.ends_with("metrics.jsonl") && manifest.is_file();
+    let run = is_run.then(|| manifest::load(&manifest, &[])).transpose()?;
+    let (learned, line) =
+        request.learn(&read(path)?, &name, run.as_ref().map(|run| &run.manifest))?;
     base::warn!("{name}: {line}");
     Ok(learned)
 }

@@ -2,10 +2,10 @@
 
 use super::shell::SETTINGS;
 use anyhow::Context;
+use commands::eval::{self, Options};
+use launch::messages::Messages;
 use std::io::Write;
 use std::path::PathBuf;
-use train::eval::{self, Options};
-use train::messages::Messages;
 
 #[derive(clap::Args)]
 #[group(skip)]

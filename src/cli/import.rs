@@ -5,9 +5,9 @@ mod foreign;
 use super::shell::SETTINGS;
 use base::Problems;
 use checkpoint::foreign::Format;
+use commands::import::{self, Imported};
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use train::import::{self, Imported};
 
 /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
 ///

@@ -7,13 +7,13 @@ use anyhow::{Context, anyhow, bail};
 use base::{Count, WrongInput, output};
 use checkpoint::place::Place;
 use checkpoint::{self, inspect};
+use commands::replay;
 use std::fmt::Display;
 use std::fs::{self, DirBuilder};
 use std::io::{ErrorKind, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use train::replay;
 
 /// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]

@@ -2,9 +2,9 @@
 
 use super::Overwrite;
 use anyhow::{Context, Result};
+use commands::job_script::{self, Request};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use train::job_script::{self, Request};
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -83,7 +83,7 @@ fn new(args: New) -> anyhow::Result<()> {
     let tokenizer = args.tokenizer.map(placed).transpose()?;
     let params = args.params.map(|params| params as u64);
     let family = args.family;
-    let text = train::recipe::Recipe { name, data, tokenizer, params, family }.write()?;
+    let text = commands::recipe::Recipe { name, data, tokenizer, params, family }.write()?;
     match args.output {
         Some(path) => {
             output::write(&path, args.overwrite.existing(), text.as_bytes())?;

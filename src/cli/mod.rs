@@ -14,7 +14,6 @@ mod inspect;
 mod export;
 mod import;
 mod diagnose;
-mod example;
 mod manifest;
 mod nodes;
 mod job;
@@ -29,13 +28,13 @@ use base::memory::{HostMemory, Limited};
 use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
+use launch::console::Form;
+use launch::exit;
+use launch::messages::Messages;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 use tracing::level_filters::LevelFilter;
-use train::exit;
-use train::messages::Messages;
-use train::report::Form;
 
 /// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
@@ -208,7 +207,7 @@ pub fn main() -> ExitCode {
     }
     let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::standard();
-    let _ = train::heed_size_limits(); // without it the signal's own end is as clear
+    let _ = launch::guard::heed_size_limits(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.traces());
     let log_level =
         if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };

@@ -2,8 +2,8 @@
 
 use base::input::is_there;
 use base::{Seconds, unix_time, visible};
+use launch::sick_nodes::{self, Reason, SickNode};
 use std::path::PathBuf;
-use train::sick_nodes::{self, Reason, SickNode};
 
 #[derive(clap::Args)]
 pub struct Args {

@@ -7,7 +7,7 @@ use anyhow::Result;
 use super::Overwrite;
 use base::output::{self, Existing};
 use base::svg::Scale;
-use train::report::page::Run;
+use commands::report::page::Run;
 
 /// Draw a run's curves as one self-contained HTML page
 #[derive(clap::Args, Clone, Debug)]

@@ -2,13 +2,13 @@
 
 use super::shell::SETTINGS;
 use base::Problems;
+use commands::length;
+use launch::console::Form;
+use launch::events::{self, Event, Kind};
+use launch::messages::Messages;
 use manifest::Manifest;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use train::events::{self, Event, Kind};
-use train::length;
-use train::messages::Messages;
-use train::report::Form;
 use train::trace::{Steps, TraceOptions};
 
 #[derive(clap::Args)]
@@ -58,7 +58,7 @@ impl Args {
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let path = match &args.manifest {
         Some(path) => path.clone(),
-        None => super::example::prepare()?,
+        None => commands::example::prepare()?,
     };
     let minutes = minutes_of(&args)?;
     let mut loaded = manifest::load(&path, &args.set)?;
@@ -120,7 +120,7 @@ fn next(m: &Manifest, example: bool) {
     let folder = m.log.folder.display();
     base::say!("\nNow:");
     if m.data.tokenizer.is_some() {
-        let prompt = if example { super::example::PROMPT } else { "Once upon a time" };
+        let prompt = if example { commands::example::PROMPT } else { "Once upon a time" };
         base::say!("  gptrain sample {folder} --prompt \"{prompt}\"");
     }
     base::say!("  gptrain report {folder}  # writes its curves, {folder}/report.html");
@@ -154,7 +154,7 @@ fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
             let what = format!("--minutes and {key} both set the run's length");
             Err(Problems::one("--minutes", what, "keep one of them"))
         }
-        (None, None) => Ok(args.example.then_some(super::example::MINUTES)),
+        (None, None) => Ok(args.example.then_some(commands::example::MINUTES)),
         (minutes, _) => Ok(minutes),
     }
 }

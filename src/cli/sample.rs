@@ -1,8 +1,8 @@
 //! `gptrain sample`
 
 use clap::builder::NonEmptyStringValueParser;
+use commands::generate::{self, Choice, Options};
 use std::path::PathBuf;
-use train::generate::{self, Choice, Options};
 
 #[derive(clap::Args)]
 pub struct Args {

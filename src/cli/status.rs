@@ -5,8 +5,8 @@ mod watch;
 
 use base::{Count, Problems, Seconds, unix_time, visible};
 use estimate::parts::PartTable;
+use launch::events::{self, Event, Kind};
 use std::path::{Path, PathBuf};
-use train::events::{self, Event, Kind};
 use train::report::numbers::{Format, Shown, shown};
 use train::status::{NAME, State, Status};
 

@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use base::Problems;
+use commands::report::compare::settings_of;
+use commands::report::page::Run;
 use serde_json::json;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
-use train::report::compare::settings_of;
-use train::report::page::Run;
 use train::status::Status;
 
 /// Python program that follows the run.

@@ -10,6 +10,9 @@ use std::cell::RefCell;
 use std::ffi::c_void;
 use std::sync::Arc;
 
+/// Group of the device's waits, which the host group already counts.
+const HOST: &str = "";
+
 /// GPU, and the host group that transports its tensors.
 pub struct HostStaged {
     device: Arc<Device>,
@@ -68,6 +71,7 @@ impl Group for HostStaged {
         self.to_host(x, here);
         self.host.all_reduce(here);
         self.to_device(here, x);
+        self.device.note_wait(HOST);
     }
 
     fn all_gather(&self, part: Tensor, whole: Tensor) {
@@ -76,6 +80,7 @@ impl Group for HostStaged {
         self.to_host(part, own);
         self.host.all_gather(own, here);
         self.to_device(here, whole);
+        self.device.note_wait(HOST);
     }
 
     fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
@@ -84,6 +89,7 @@ impl Group for HostStaged {
         self.to_host(whole, here);
         self.host.reduce_scatter(here, own);
         self.to_device(own, part);
+        self.device.note_wait(HOST);
     }
 
     fn exchange(&self, messages: &[Message]) {
@@ -102,5 +108,6 @@ impl Group for HostStaged {
                 self.to_device(*here, *x);
             }
         }
+        self.device.note_wait(HOST);
     }
 }

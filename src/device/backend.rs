@@ -199,10 +199,8 @@ pub trait Backend {
     fn enter(&self, section: Section) {
         let _ = section;
     }
-    /// Times each of the following ops until `take_times`. Returns false if the device cannot; a GPU
-    /// can if it is `alone`, without collectives between its ops.
-    fn time_ops(&self, alone: bool) -> bool {
-        let _ = alone;
+    /// Times each of the following ops until `take_times`. Returns false if the device cannot.
+    fn time_ops(&self) -> bool {
         false
     }
     /// Stops timing, and returns the seconds of the ops since `time_ops`.

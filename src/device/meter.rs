@@ -34,6 +34,8 @@ pub struct OpTimes {
     pub passes: BTreeMap<&'static str, f64>,
     /// Ops of `Section::Once`.
     pub once: BTreeMap<&'static str, f64>,
+    /// Waits of the device for other ranks, by group.
+    pub waits: BTreeMap<String, f64>,
 }
 
 impl OpTimes {

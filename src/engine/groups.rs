@@ -4,7 +4,7 @@ use base::{DType, div_exact};
 use comm::{Group, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
-use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
+use model::{Chunk, Cx, LayerCosts, ModelShard, Module, TensorParallel, costs};
 use plan::grid::{Axis, Coord, GRADIENTS, Grid, SHARES, STAGES};
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
@@ -87,6 +87,13 @@ impl Groups {
         let last = grid[Axis::Pipeline] - 1;
         let is_end = last > 0 && [0, last].contains(&at[Axis::Pipeline]);
         is_end.then(|| [0, last].map(|stage| grid.rank(at.with(Axis::Pipeline, stage))))
+    }
+
+    /// Ranks that hold the same weights of a module: they gather them, and sum their gradients.
+    pub fn of_module(&self, module: Module) -> &dyn Group {
+        match module {
+            Module::Embed | Module::Block | Module::Head | Module::TiedCopy => &*self.gradients,
+        }
     }
 
     /// Number of replicas, each of which reads other samples.

@@ -24,17 +24,19 @@ pub fn at(lr: &Lr, consumed: u64) -> f64 {
     let fall = |share: f64| lr.min + (lr.peak - lr.min) * share;
     match lr.decay {
         Decay::Constant => lr.peak,
-        Decay::Linear { samples } => fall(1.0 - past(lr.warmup_samples, samples)),
-        Decay::Cosine { samples } => {
-            fall(0.5 * (1.0 + (std::f64::consts::PI * past(lr.warmup_samples, samples)).cos()))
+        Decay::Linear(span) => fall(1.0 - past(lr.warmup_samples, span.samples)),
+        Decay::Cosine(span) => {
+            let angle = std::f64::consts::PI * past(lr.warmup_samples, span.samples);
+            fall(0.5 * (1.0 + angle.cos()))
         }
-        Decay::Wsd { decay_from, samples } => fall(1.0 - past(decay_from, samples)),
+        Decay::Wsd(wsd) => fall(1.0 - past(wsd.decay_from, wsd.samples)),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use manifest::{Span, Wsd};
 
     fn lr(decay: Decay) -> Lr {
         let counted = LrCounted::After;
@@ -43,7 +45,7 @@ mod tests {
 
     #[test]
     fn warm_up_is_linear_and_reaches_the_peak() {
-        let lr = lr(Decay::Cosine { samples: 1100 });
+        let lr = lr(Decay::Cosine(Span { samples: 1100 }));
         assert_eq!(at(&lr, 10), 0.1);
         assert_eq!(at(&lr, 99), 0.99);
         assert_eq!(at(&lr, 100), 1.0);
@@ -56,7 +58,7 @@ mod tests {
         let before = Lr {
             warmup_samples: 8,
             counted: LrCounted::Before,
-            ..lr(Decay::Linear { samples: 20 })
+            ..lr(Decay::Linear(Span { samples: 20 }))
         };
         let megatron = [0.0, 0.5, 1.0, 0.7, 0.4];
         for (step, rate) in megatron.into_iter().enumerate() {
@@ -70,17 +72,18 @@ mod tests {
 
     #[test]
     fn each_decay_is_half_way_in_the_middle_and_stays_at_the_minimum() {
+        let wsd = Decay::Wsd(Wsd { decay_samples: 200, samples: 1100, decay_from: 900 });
         let cases = [
-            (Decay::Linear { samples: 1100 }, 600),
-            (Decay::Cosine { samples: 1100 }, 600),
-            (Decay::Wsd { decay_from: 900, samples: 1100 }, 1000),
+            (Decay::Linear(Span { samples: 1100 }), 600),
+            (Decay::Cosine(Span { samples: 1100 }), 600),
+            (wsd, 1000),
         ];
         for (decay, middle) in cases {
             assert!((at(&lr(decay), middle) - 0.55).abs() < 1e-12, "{decay:?}");
             assert_eq!(at(&lr(decay), 1100), 0.1, "{decay:?}");
             assert_eq!(at(&lr(decay), 9999), 0.1, "{decay:?}");
         }
-        assert_eq!(at(&lr(Decay::Wsd { decay_from: 900, samples: 1100 }), 900), 1.0);
+        assert_eq!(at(&lr(wsd), 900), 1.0);
         assert_eq!(at(&lr(Decay::Constant), 5000), 1.0);
     }
 }

@@ -89,7 +89,7 @@ pub type PartSeconds = [f64; Part::COUNT];
 #[derive(Clone, Debug, Default)]
 pub struct StepTimes {
     pub ops: OpTimes,
-    /// Waits of the rank's thread, by group.
+    /// Waits of the rank's thread, by group. Those of its device are in `ops`.
     pub waits: BTreeMap<String, f64>,
     pub input: f64,
     pub save: f64,
@@ -105,7 +105,7 @@ impl StepTimes {
             parts[Part::of_op(name) as usize] += seconds;
         }
         parts[Part::Optimizer as usize] = self.ops.once.values().sum();
-        for (group, seconds) in &self.waits {
+        for (group, seconds) in self.waits.iter().chain(&self.ops.waits) {
             let row = TRAFFIC.iter().position(|(_, groups)| groups.contains(&&**group));
             row.into_iter().for_each(|row| parts[Part::of_traffic(row) as usize] += seconds);
         }
@@ -257,10 +257,11 @@ mod tests {
             ("layernorm", 32.0),
         ]);
         let once = seconds(&[("gemm", 0.5), ("adamw", 0.25)]);
-        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 512.0)];
+        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 500.0)];
         let waits = waits.iter().map(|(group, seconds)| (group.to_string(), *seconds));
         let waits = waits.chain([("control data".to_string(), 9.0)]).collect();
-        let ops = OpTimes { passes, once };
+        let device_waits = BTreeMap::from([("data".to_string(), 12.0)]);
+        let ops = OpTimes { passes, once, waits: device_waits };
         let times = StepTimes { ops, waits, input: 1024.0, save: 0.0, seconds: 2048.0 };
         let parts = times.parts();
         assert_eq!(parts[..5], [3.0, 16.0, 32.0, 12.0, 0.75]);

@@ -82,12 +82,25 @@ impl Request {
     }
 
     /// Calibrates gptrain's own plan by `text`: the document of `gptrain bench --json`, or the steps of a
-    /// run of this manifest (`metrics.jsonl`, or the lines of its log). `name` is the file's. Also returns
-    /// a summary in one line.
-    pub fn learn(self, text: &str, name: &str) -> Result<(Request, String), Problems> {
+    /// run (`metrics.jsonl`, or the lines of its log): of `run`, or else of this manifest. `name` is the
+    /// file's. Also returns a summary in one line.
+    pub fn learn(
+        self,
+        text: &str,
+        name: &str,
+        run: Option<&Manifest>,
+    ) -> Result<(Request, String), Problems> {
         if !Measured::is(text) {
-            let log = logs::read(text, name, &self.setup)?;
-            let (setup, line) = calibrate::slowdown(&log, name, &self.manifest, self.setup)?;
+            let run = run.unwrap_or(&self.manifest);
+            if run.precision != self.manifest.precision {
+                let [its, ours] = [run.precision, self.manifest.precision].map(Precision::name);
+                let what = format!("was run in {its}, and the plan is in {ours}");
+                return Err(Problems::one(name, what, format!("--set precision={its}")));
+            }
+            let setup = self.setup.of_cut(run);
+            let log = logs::read(text, name, &setup)?;
+            let (learned, line) = calibrate::slowdown(&log, name, run, setup)?;
+            let setup = Setup { hardware: learned.hardware, ..self.setup };
             return Ok((Request { setup, ..self }, line));
         }
         let found = Measured::read(text, name)?;

@@ -50,7 +50,7 @@ impl Program {
 
     pub fn recomputes(self) -> &'static [Recompute] {
         match self {
-            Program::Gptrain => &[Recompute::None, Recompute::Selective, Recompute::Full],
+            Program::Gptrain => Recompute::ALL,
             Program::Other(trainer) => &trainer.recompute,
         }
     }

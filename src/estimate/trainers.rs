@@ -3,7 +3,12 @@
 use base::Problems;
 use manifest::Recompute;
 use serde::Deserialize;
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
+
+/// Usual bar of a program that was never measured: nine in ten rows of sources that were left out are
+/// within.
+pub const UNKNOWN_BAR: f64 = 0.65;
 
 /// Row of the table, whose head describes the fields.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -44,17 +49,31 @@ pub struct Trainer {
     pub host_inputs: bool,
     #[serde(default)]
     pub uneven: bool,
+    #[serde(default)]
+    pub tiled_logits: bool,
+    #[serde(default)]
+    long: Option<String>,
 }
 
+/// Tokens of a sequence from which `Trainer::long` applies.
+const LONG: usize = 8192;
+
 impl Trainer {
-    /// Its row in the table.
-    pub fn place(&self) -> usize {
-        TABLE.iter().position(|row| row.name == self.name).expect("a row of the table")
+    /// The same formulas for a program that no shipped row measures.
+    pub fn renamed(&self, name: &str) -> &'static Trainer {
+        // A command reads a table once, and every setup points at its program.
+        Box::leak(Box::new(Trainer { name: name.to_string(), ..self.clone() }))
+    }
+
+    /// The row of its runs with sequences of `seq_len` tokens, over so many ranks that share a replica.
+    pub fn of_length(&'static self, seq_len: usize, ranks: usize) -> &'static Trainer {
+        let long = self.long.as_deref().filter(|_| seq_len >= LONG && ranks == 1);
+        long.map_or(self, |name| named(name).expect("a row of the table"))
     }
 }
 
 fn every() -> Vec<Recompute> {
-    vec![Recompute::None, Recompute::Selective, Recompute::Full]
+    Recompute::ALL.to_vec()
 }
 
 static TABLE: LazyLock<Vec<Trainer>> = LazyLock::new(|| {
@@ -75,9 +94,26 @@ pub fn names() -> Vec<&'static str> {
 /// The same of a flag or a setting, called `place`.
 pub fn find(name: &str, place: &str) -> Result<&'static Trainer, Problems> {
     named(name).ok_or_else(|| {
-        let remedy = format!("take one of gptrain, {}", names().join(", "));
+        let remedy = format!("{}: take one of gptrain, {}", advice(name, true), names().join(", "));
         Problems::one(place, format!("unknown program `{name}`"), remedy)
     })
+}
+
+/// Advice for an unknown program, with tensor or pipeline parallelism or without.
+pub fn advice(name: &str, cuts_layers: bool) -> String {
+    let (near, bar) = (nearest(name, cuts_layers), 100.0 * UNKNOWN_BAR);
+    format!("--as {} has the nearest formulas, with a bar of about {bar:.0} %", near.name)
+}
+
+/// The newest row that shares most words of a name; without any, a row with that parallelism.
+fn nearest(name: &str, cuts_layers: bool) -> &'static Trainer {
+    let words = |name: &str| -> BTreeSet<String> {
+        name.to_lowercase().split(|c: char| !c.is_alphanumeric()).map(str::to_string).collect()
+    };
+    let shared = |row: &&Trainer| words(&row.name).intersection(&words(name)).count();
+    let can = TABLE.iter().filter(|row| !(cuts_layers && row.replicas_only));
+    let usual = named(if cuts_layers { "nemo" } else { "fsdp" }).expect("a row of the table");
+    can.max_by_key(shared).filter(|row| shared(row) > 0).unwrap_or(usual)
 }
 
 #[test]
@@ -87,4 +123,10 @@ fn a_program_is_found_by_each_of_its_names() {
     }
     assert_eq!(named("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
     assert!(find("megatron", "--as").unwrap_err().to_string().contains("megatron-deepspeed"));
+    let near = |name, cuts_layers| &*nearest(name, cuts_layers).name;
+    assert_eq!(
+        (near("Megatron-Core", true), near("colossalai", true)),
+        ("megatron-bridge", "nemo")
+    );
+    assert_eq!((near("torch_ddp", false), near("axolotl", false)), ("ddp", "fsdp"));
 }

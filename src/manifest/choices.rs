@@ -18,16 +18,6 @@ Precision {
     Fp8 = "fp8",
 }
 
-/// Positions.
-PositionName {
-    /// A table of learned vectors (GPT-2), as many as `positions` says.
-    Learned = "learned",
-    /// Attention with linear biases, no table (BLOOM).
-    Alibi = "alibi",
-    /// Rotated queries and keys (Llama).
-    Rope = "rope",
-}
-
 /// Keys that the queries of a layer attend to.
 LayerAttention {
     /// All earlier keys.
@@ -82,26 +72,6 @@ PartName {
     Test = "test",
 }
 
-/// Training objectives.
-ObjectiveName {
-    /// Predict the next token from all before it.
-    Causal = "causal",
-    /// All tokens of a random prefix attend to each other; the loss is on the rest.
-    PrefixLm = "prefix_lm",
-}
-
-/// Shapes after the warm-up.
-DecayName {
-    /// Constant at the peak.
-    Constant = "constant",
-    /// A straight line to the minimum, over the run.
-    Linear = "linear",
-    /// Half a cosine wave to the minimum, over the run.
-    Cosine = "cosine",
-    /// Flat, and a straight line to the minimum in the last tenth of the run.
-    Wsd = "wsd",
-}
-
 /// Sample count that sets the learning rate of a step.
 LrCounted {
     /// Count after the step.
@@ -146,14 +116,6 @@ RankOrder {
     Data = "data",
     /// Pipeline stages.
     Pipeline = "pipeline",
-}
-
-/// Compressions of gradients between replicas.
-CompressionName {
-    /// Whole gradients.
-    None = "none",
-    /// Low-rank factors of the blocks' matrices.
-    PowerSgd = "powersgd",
 }
 
 /// Activations that backward recomputes.

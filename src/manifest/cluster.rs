@@ -1,8 +1,7 @@
 //! Settings of ranks, their launcher and their failures.
 
 use super::choices::{GpuTransport, OnEnd};
-use super::define::{checked, read, sections, settings, written};
-use super::settings::Written;
+use super::define::{Written, checked, read, sections, settings, written};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,38 @@
-//! Macros that define types from the tables in `forms` and `settings`.
+//! Macros that define types from the tables of settings, and the conversion that they share.
+
+use std::collections::BTreeMap;
+
+/// Checked value that can be converted back to its written form.
+pub trait Written {
+    type Raw;
+    fn written(&self) -> Option<Self::Raw>;
+}
+
+/// Section as written, of which one of several keys is given.
+pub trait OneOf {
+    /// Full keys of its kinds.
+    const KEYS: &'static [&'static str];
+
+    /// Number of its kinds that are given.
+    fn kinds(&self) -> usize;
+}
+
+impl<T: Written> Written for BTreeMap<String, T> {
+    type Raw = BTreeMap<String, T::Raw>;
+
+    fn written(&self) -> Option<Self::Raw> {
+        let one = |(name, of): (&String, &T)| Some((name.clone(), of.written()?));
+        Some(self.iter().filter_map(one).collect())
+    }
+}
+
+impl<T: Written> Written for Option<T> {
+    type Raw = T::Raw;
+
+    fn written(&self) -> Option<T::Raw> {
+        self.as_ref().and_then(T::written)
+    }
+}
 
 /// Defines values with a short and a long form. Each variant is another kind of YAML node, so the
 /// form is unambiguous.
@@ -21,84 +55,74 @@ macro_rules! forms {
     )*};
 }
 
-/// Defines a setting that is one of several kinds, each with its settings: the names of the kinds, the
-/// section as written with a key for each kind, the form (a name, or the section), the checked enum, and
-/// the conversions. A row is one kind, `Variant = "name", key: Settings`; the first is the default.
-/// Brackets after the rows contain further keys of the written section.
+/// Defines a setting that is one of several kinds, each given by its name or with its settings: the
+/// names, the form (a name, or the section), and all that `one_of` defines. The first rows are kinds
+/// without settings, `Variant = "name"`; the others are those of `one_of`.
 macro_rules! kinds {
-    ($(#[$about:meta])* $name:ident at $path:literal, $names:ident, $form:ident {
-        $(#[$first_doc:meta])* $first:ident = $first_word:literal, $first_key:ident: $first_rule:ident;
-        $($(#[$doc:meta])* $variant:ident = $word:literal, $key:ident: $rule:ident;)*
-    } [$(
-        $(#[$only_doc:meta])*
-        $only:ident: $only_written:ty $(, in $min:literal..=$max:literal)?;
-    )*]) => {
+    ($(#[derive($derive:ident)])? $(#[doc = $about:literal])*
+    $name:ident($($arg:ident: $argty:ty),*) at $path:literal,
+    $names:ident, $form:ident, $section:ident = $title:literal {
+        $($(#[doc = $bare_doc:literal])* $bare:ident = $bare_word:literal;)*
+    } settings {$(
+        $(#[doc = $doc:literal])*
+        $(#[schemars $schema:tt])?
+        $variant:ident = $word:literal, $key:ident: $rule:ident($($pass:expr),*);
+    )*} $($only:tt)?) => {
         base::choices! {
-            $(#[$about])*
+            $(#[doc = $about])*
             $names {
-                $(#[$first_doc])* $first = $first_word,
-                $($(#[$doc])* $variant = $word,)*
+                $($(#[doc = $bare_doc])* $bare = $bare_word,)*
+                $($(#[doc = $doc])* $variant = $word,)*
             }
         }
 
         forms! {
-            /// One of the kinds, by name or with settings.
+            $(#[doc = $about])*
             $form {
                 /// By name, with its defaults.
                 Name($names),
                 /// With settings.
-                Settings(kind::$name),
+                Settings($section),
             }
         }
 
-        /// The section as written.
-        pub mod kind {
-            use super::*;
-
-            sections! {
-                $(#[$about])*
-                $name {
-                    $(#[$first_doc])* $first_key: raw::$first_rule;
-                    $($(#[$doc])* $key: raw::$rule;)*
-                    $($(#[$only_doc])* $only: $only_written $(, in $min..=$max)?;)*
-                }
-            }
+        one_of! {
+            $(#[derive($derive)])? $(#[doc = $about])*
+            $name($($arg: $argty),*) at $path, $section = $title {
+                $($(#[doc = $bare_doc])* $bare = $bare_word;)*
+            } settings {$(
+                $(#[doc = $doc])*
+                $(#[schemars $schema])?
+                $variant = $word, $key: $rule($($pass),*);
+            )*} $($only)?
         }
-
-        $(#[$about])*
-        #[derive(Clone, Debug, PartialEq)]
-        pub enum $name { $first($first_rule), $($variant($rule),)* }
 
         impl $name {
-            /// Keys of the kinds, of which a section has one.
-            pub(super) const KEYS: &'static [&'static str] = &[
-                concat!($path, ".", $first_word),
-                $(concat!($path, ".", $word),)*
-            ];
-
-            /// Name in manifests.
-            pub fn name(&self) -> &'static str {
-                match self {
-                    $name::$first(_) => $first_word,
-                    $($name::$variant(_) => $word,)*
+            /// Kind with the defaults of its settings.
+            fn named(name: $names $(, $arg: $argty)*) -> $name {
+                match name {
+                    $($names::$bare => $name::$bare,)*
+                    $($names::$variant => {
+                        $name::$variant($rule::read(Default::default() $(, $pass)*))
+                    })*
                 }
             }
 
-            /// Kinds that are written, with the defaults of their settings filled in: one, unless the
-            /// section has several.
-            pub(super) fn read(form: Option<$form>) -> Vec<$name> {
-                let default = || $name::$first($first_rule::read(Default::default()));
-                let section = match form {
-                    None | Some($form::Name($names::$first)) => return vec![default()],
-                    $(Some($form::Name($names::$variant)) => {
-                        return vec![$name::$variant($rule::read(Default::default()))];
-                    })*
-                    Some($form::Settings(section)) => section,
+            /// First kind that is written, or the default.
+            pub(super) fn read(
+                form: Option<$form>,
+                default: $names
+                $(, $arg: $argty)*
+            ) -> $name {
+                let name = match form {
+                    None => default,
+                    Some($form::Name(name)) => name,
+                    Some($form::Settings(section)) => match $name::given(section $(, $arg)*) {
+                        Some(kind) => return kind,
+                        None => default,
+                    },
                 };
-                let mut given = Vec::new();
-                given.extend(section.$first_key.map(|raw| $name::$first($first_rule::read(raw))));
-                $(given.extend(section.$key.map(|raw| $name::$variant($rule::read(raw))));)*
-                if given.is_empty() { vec![default()] } else { given }
+                $name::named(name $(, $arg)*)
             }
         }
 
@@ -106,12 +130,80 @@ macro_rules! kinds {
             type Raw = $form;
 
             fn written(&self) -> Option<$form> {
-                let mut section = kind::$name::default();
-                match self {
-                    $name::$first(settings) => section.$first_key = settings.written(),
-                    $($name::$variant(settings) => section.$key = settings.written(),)*
+                match self.section() {
+                    Some(section) => Some(section.into()),
+                    None => $names::by_name(self.name()).map(Into::into),
                 }
-                Some(section.into())
+            }
+        }
+    };
+}
+
+/// Defines a setting that is one of several kinds: the section as written, with a key for each kind,
+/// the checked enum, and the conversions. A row is one kind, `Variant = "name", key: Settings(inputs)`,
+/// where the inputs are those of the settings' `read`; they may use the arguments of the enum. The
+/// first rows are kinds without settings. Brackets after the rows contain further keys of the written
+/// section.
+macro_rules! one_of {
+    ($(#[derive($derive:ident)])? $(#[doc = $about:literal])*
+    $name:ident($($arg:ident: $argty:ty),*) at $path:literal, $section:ident = $title:literal {
+        $($(#[doc = $bare_doc:literal])* $bare:ident = $bare_word:literal;)*
+    } settings {$(
+        $(#[doc = $doc:literal])*
+        $(#[schemars $schema:tt])?
+        $variant:ident = $word:literal, $key:ident: $rule:ident($($pass:expr),*);
+    )*} $([$(
+        $(#[$only_doc:meta])*
+        $only:ident: $only_written:ty $(, in $min:literal..=$max:literal)?;
+    )*])?) => {
+        sections! {
+            $(#[derive($derive)])? $(#[doc = $about])*
+            #[schemars(rename = $title)]
+            $section {
+                $($(#[doc = $doc])* $(#[schemars $schema])? $key: raw::$rule;)*
+                $($($(#[$only_doc])* $only: $only_written $(, in $min..=$max)?;)*)?
+            }
+        }
+
+        $(#[doc = $about])*
+        #[derive(Clone, Debug, PartialEq $(, $derive)?)]
+        pub enum $name {
+            $($(#[doc = $bare_doc])* $bare,)*
+            $($(#[doc = $doc])* $variant($rule),)*
+        }
+
+        impl $name {
+            /// Name in manifests.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $($name::$bare => $bare_word,)*
+                    $($name::$variant(_) => $word,)*
+                }
+            }
+
+            /// First kind of a written section.
+            fn given(section: $section $(, $arg: $argty)*) -> Option<$name> {
+                $(if let Some(raw) = section.$key {
+                    return Some($name::$variant($rule::read(raw $(, $pass)*)));
+                })*
+                None
+            }
+
+            /// Section as written; None for a kind without settings.
+            fn section(&self) -> Option<$section> {
+                let mut section = $section::default();
+                $(if let $name::$variant(settings) = self {
+                    section.$key = settings.written();
+                })*
+                (section.kinds() > 0).then_some(section)
+            }
+        }
+
+        impl OneOf for $section {
+            const KEYS: &'static [&'static str] = &[$(concat!($path, ".", $word)),*];
+
+            fn kinds(&self) -> usize {
+                [$(self.$key.is_some()),*].into_iter().filter(|given| *given).count()
             }
         }
     };
@@ -269,4 +361,4 @@ macro_rules! written {
     };
 }
 
-pub(super) use {checked, forms, kinds, read, sections, settings, written};
+pub(super) use {checked, forms, kinds, one_of, read, sections, settings, written};

@@ -1,7 +1,7 @@
 //! Table of model families: name, and defaults of the architecture.
 
-use super::choices::{Bias, Ffn, NormKind, PositionName};
-use super::forms::PositionForm;
+use super::choices::{Bias, Ffn, NormKind};
+use super::rope::{PositionForm, PositionName};
 
 /// Defaults of a family's architecture.
 #[derive(Clone, Copy, Debug)]
@@ -46,8 +46,6 @@ macro_rules! families {
         }
 
         impl Family {
-            pub const ALL: &'static [Family] = &[$(Family::$variant),*];
-
             /// Defaults of its architecture.
             pub const fn defaults(self) -> Architecture {
                 match self {

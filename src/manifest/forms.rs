@@ -5,8 +5,7 @@ use super::choices::*;
 use super::cluster::raw::{Comm, Restart, Slurm};
 use super::define::{forms, sections};
 use super::optimizers::OptimizerForm;
-use super::rope;
-use super::settings::raw::{self, Dropout, PowerSgd, PrefixLm, RampUp};
+use super::settings::raw::{self, Dropout, RampUp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -100,58 +99,6 @@ Dataset {
     range: String;
 }
 
-#[derive(Copy)]
-/// Position encoding, with settings.
-PositionSettings {
-    /// Rotated queries and keys.
-    #[schemars(required)]
-    rope: rope::raw::Rope;
-}
-
-/// Training objective, with settings.
-Objective {
-    /// Prefix language modelling.
-    #[schemars(required)]
-    prefix_lm: PrefixLm;
-}
-
-/// Compression of gradients between replicas, with settings.
-Compression {
-    /// Low-rank factors with error feedback.
-    #[schemars(required)]
-    powersgd: PowerSgd;
-}
-
-/// Shape of the learning rate after the warm-up, with lengths: one of these.
-Decay {
-    /// A straight line to the minimum.
-    linear: Span;
-    /// Half a cosine wave to the minimum.
-    cosine: Span;
-    /// Warm-up, stable, decay: flat, then a straight line to the minimum at the end.
-    wsd: Wsd;
-}
-
-/// End of a decay, counted from the start of the run (--lr-decay-samples). Default: the run's length.
-Span {
-    /// In samples.
-    samples: u64, in 1..=1_000_000_000_000_000u64;
-    /// In tokens.
-    tokens: u64, in 1..=1_000_000_000_000_000u64;
-}
-
-/// Lengths of warm-up, stable, decay.
-Wsd {
-    /// Length of the decay at the end, in samples (--lr-wsd-decay-samples). Default: a tenth.
-    decay_samples: u64, in 1..=1_000_000_000_000_000u64;
-    /// Length of the decay at the end, in tokens.
-    decay_tokens: u64, in 1..=1_000_000_000_000_000u64;
-    /// End of the decay, in samples from the start of the run. Default: the run's length.
-    samples: u64, in 1..=1_000_000_000_000_000u64;
-    /// End of the decay, in tokens.
-    tokens: u64, in 1..=1_000_000_000_000_000u64;
-}
-
 }
 
 forms! {
@@ -161,13 +108,6 @@ forms! {
         Same(Rate),
         /// One each.
         Each(Dropout),
-    }
-    /// Position encoding, by name or with settings.
-    PositionForm {
-        /// By name.
-        Name(PositionName),
-        /// With settings.
-        Settings(PositionSettings),
     }
     /// Loss scale: a constant, or settings.
     LossScaleForm {
@@ -192,33 +132,12 @@ forms! {
         /// With a weight, a split or a range.
         Full(Dataset),
     }
-    /// Training objective, by name or with settings.
-    ObjectiveForm {
-        /// By name.
-        Name(ObjectiveName),
-        /// With settings.
-        Settings(Objective),
-    }
     /// Ramp-up, by keys or in Megatron's notation.
     RampUpForm {
         /// Megatron's `START INCREMENT SAMPLES`, such as `16 16 9_765_625`.
         Text(String),
         /// By keys.
         Keys(RampUp),
-    }
-    /// Compression of gradients, by name or with settings.
-    CompressionForm {
-        /// By name, with its defaults.
-        Name(CompressionName),
-        /// With settings.
-        Settings(Compression),
-    }
-    /// Shape after the warm-up, by name or with lengths.
-    DecayForm {
-        /// By name, over the run.
-        Name(DecayName),
-        /// With lengths.
-        Lengths(Decay),
     }
     /// Reaction to loss spikes, by name or with settings.
     DivergenceForm {

@@ -1,9 +1,8 @@
 //! Kinds of layers (`model.pattern`): what differs from layer to layer.
 
 use super::choices::LayerAttention;
-use super::define::{checked, forms, read, sections, settings, written};
+use super::define::{Written, checked, forms, read, sections, settings, written};
 use super::rope::{self, Rope};
-use super::settings::Written;
 use super::{Model, Position};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -14,6 +14,7 @@ mod forms;
 mod inference;
 mod keys;
 mod layers;
+mod lr;
 mod notes;
 mod optimizers;
 mod overrides;
@@ -39,17 +40,17 @@ pub use family::{Architecture, Family};
 pub use inference::for_inference;
 pub use keys::{schema, settings};
 pub use layers::LayerKind;
+pub use lr::{Decay, Span, Wsd};
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
 pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse, parse_saved};
 pub use rewrite::rewrite;
-pub use rope::{Linear, Llama3, Rope, RopeScaling, Yarn};
+pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 pub use settings::{
     Batch, Checkpoint, Data, Divergence, Dropout, Eod, EvalTask, Init, Log, Lr, Model, Mup,
-    Offload, Plan, PowerSgd, PrefixLm, RampUp, Topology, Train,
+    Objective, Offload, Plan, PowerSgd, PrefixLm, RampUp, Topology, Train,
 };
 
 use base::Heads;
-use choices::PositionName;
 use plan::grid::{self, Axis, Grid};
 use plan::ramp::Ramp;
 use settings::raw;
@@ -92,28 +93,6 @@ impl Manifest {
         let mut m = self.clone();
         m.topology.offload.gradients = home;
         m
-    }
-}
-
-/// Position encoding.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Position {
-    /// A table of learned vectors.
-    Learned,
-    /// Attention with linear biases (Press et al. 2022).
-    Alibi,
-    /// Rotated queries and keys (Su et al. 2021).
-    Rope(Rope),
-}
-
-impl Position {
-    /// Name in a manifest, without settings.
-    pub fn name(self) -> PositionName {
-        match self {
-            Position::Learned => PositionName::Learned,
-            Position::Alibi => PositionName::Alibi,
-            Position::Rope(_) => PositionName::Rope,
-        }
     }
 }
 
@@ -219,14 +198,6 @@ pub struct ValidSet {
     pub datasets: Vec<Dataset>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Objective {
-    Causal,
-    /// A random prefix of each sample (of each document under `reset_attention` or
-    /// `inter_document_masking`) attends to itself bidirectionally; the loss covers the rest.
-    PrefixLm(PrefixLm),
-}
-
 /// Manifest for tests of any crate.
 #[cfg(any(test, feature = "testing"))]
 pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
@@ -270,23 +241,6 @@ impl Batch {
             Some(r) => Ramp::growing(r.start, r.increment, r.samples, self.global),
         }
     }
-}
-
-/// Decay of the learning rate after the warm-up. From `samples` on the rate is `min`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Decay {
-    Constant,
-    Linear {
-        samples: u64,
-    },
-    Cosine {
-        samples: u64,
-    },
-    /// Warm-up, stable, decay: flat until `decay_from`, then linear to `min` at `samples`.
-    Wsd {
-        decay_from: u64,
-        samples: u64,
-    },
 }
 
 impl Topology {

@@ -1,24 +1,26 @@
 //! Optimizers: the table of kinds, and the settings of each.
 
 use super::choices::MuonScale;
-use super::define::{checked, forms, kinds, read, sections, settings, written};
+use super::define::{
+    OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
+};
 use super::report::Report;
-use super::settings::Written;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 kinds! {
 /// Optimizer: one of these. Default: adamw.
-Optimizer at "optimizer", OptimizerName, OptimizerForm {
+Optimizer() at "optimizer", OptimizerName, OptimizerForm, OptimizerSection = "Optimizer" {
+} settings {
     /// Adam with decoupled weight decay.
-    AdamW = "adamw", adamw: AdamW;
+    AdamW = "adamw", adamw: AdamW();
     /// AdamW with the moments of the blocks' matrices in 8 bits.
-    Adam8bit = "adam8bit", adam8bit: Adam8bit;
+    Adam8bit = "adam8bit", adam8bit: Adam8bit();
     /// Adafactor: second moments of matrices by row and by column.
-    Adafactor = "adafactor", adafactor: Adafactor;
+    Adafactor = "adafactor", adafactor: Adafactor();
     /// Muon: orthogonalised momentum for the blocks' matrices, AdamW for the rest.
-    Muon = "muon", muon: Muon;
+    Muon = "muon", muon: Muon();
 } [
     /// Another name of lr.peak.
     lr: f64, in 0.0..=1000.0;
@@ -142,13 +144,22 @@ fn coefficients(given: Option<Vec<f32>>) -> [f32; 3] {
 }
 
 /// Reports mistakes that are gone once the section is read.
-pub fn written(form: &Option<OptimizerForm>, report: &mut Report) {
+fn written(form: &Option<OptimizerForm>, report: &mut Report) {
     let Some(OptimizerForm::Settings(section)) = form else { return };
     let given = section.muon.as_ref().and_then(|muon| muon.coefficients.as_ref());
     if let Some(given) = given.filter(|given| given.len() != 3) {
         let what = format!("optimizer.muon.coefficients has {} numbers, not 3", given.len());
         report.add("optimizer.muon.coefficients", what, "give a, b and c, or remove it");
     }
+    if section.kinds() > 1 && report.sound(&["optimizer"]) {
+        report.add("optimizer", "optimizer has more than one kind", "keep one");
+    }
+}
+
+/// Checks the optimizer.
+pub fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
+    written(&form, report);
+    Optimizer::read(form, OptimizerName::AdamW)
 }
 
 /// Settings that every optimizer has, and the constants of its update.

@@ -1,12 +1,17 @@
 //! `--set a.b=c`: inserts values from the command line into the tree, as if they were in the file.
 
-use super::optimizers::Optimizer;
+use super::define::OneOf;
+use super::lr::DecaySection;
+use super::optimizers::OptimizerSection;
 use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
 use base::Problems;
 
 /// Alias: `optimizer.lr` means `lr.peak`.
 pub const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
+
+/// Training datasets.
+const TRAIN: &str = "data.train";
 
 /// Maximum number of levels, above that of any key.
 const LEVELS: usize = 16;
@@ -15,13 +20,14 @@ const LEVELS: usize = 16;
 const EXCLUSIVE: &[&[&str]] = &[
     &["train.samples", "train.tokens", "train.steps"],
     &["lr.warmup_samples", "lr.warmup_tokens"],
-    &["lr.decay.linear", "lr.decay.cosine", "lr.decay.wsd"],
-    Optimizer::KEYS,
+    DecaySection::KEYS,
+    OptimizerSection::KEYS,
 ];
 
 /// Applies every `PATH=VALUE`. Later ones override earlier ones.
 pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
     let mut problems = Problems::default();
+    let splits = sets.iter().any(|set| set.trim_start().starts_with("data.split"));
     for set in sets {
         let Some((path, text)) = set.split_once('=') else {
             let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
@@ -37,8 +43,11 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
         }
         match tree::parse(text, "", Some(path)) {
             Err(found) => problems.list.extend(found.list),
-            Ok(node) => {
+            Ok(mut node) => {
                 let target = if path == SECOND_NAME.0 { SECOND_NAME.1 } else { path };
+                if target == TRAIN && !splits {
+                    keep_split(root, &mut node);
+                }
                 let steps: Vec<&str> = target.split('.').collect();
                 // An empty value does not replace the other keys.
                 let others = replaced(target).filter(|_| node.value != Value::Null);
@@ -50,6 +59,44 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
         }
     }
     problems.or(())
+}
+
+/// Gives the datasets that replace those of `data.train` the split of the latter, unless they have one.
+/// An effective manifest contains the split only there, and with `data.valid` there is no default: the
+/// run would otherwise train on what validates it.
+fn keep_split(root: &Node, new: &mut Node) {
+    let Some(old) = root.at(TRAIN).filter(|_| root.at("data.split").is_none()) else { return };
+    if root.at("data.valid").is_none() {
+        return;
+    }
+    let old = match &old.value {
+        Value::List(items) => &items[..],
+        _ => std::slice::from_ref(old),
+    };
+    let splits: Vec<_> =
+        old.iter().map(|old| old.child("split").map(|split| &split.value)).collect();
+    let Some(Some(split)) = splits.first().filter(|first| splits.iter().all(|s| s == *first))
+    else {
+        return;
+    };
+    let entry = |key: &str, node| Entry { key: key.to_string(), node };
+    let give = |dataset: &mut Node| {
+        if let Value::Scalar { .. } = dataset.value {
+            dataset.value = Value::Map(vec![entry("prefix", dataset.clone())]);
+        }
+        let given = ["split", "range"].iter().any(|key| dataset.child(key).is_some());
+        if let Value::Map(entries) = &mut dataset.value
+            && !given
+        {
+            let node = Node { place: dataset.place.clone(), value: (*split).clone() };
+            entries.push(entry("split", node));
+        }
+    };
+    if let Value::List(items) = &mut new.value {
+        items.iter_mut().for_each(give);
+    } else {
+        give(new);
+    }
 }
 
 /// Moves the file's value under the alias to the main name.

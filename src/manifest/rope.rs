@@ -1,10 +1,26 @@
-//! Rotary embedding: its settings, and the kinds of scaling.
+//! Position encodings: the table of kinds, rotary embedding, and the kinds of its scaling.
 
-use super::define::{checked, read, sections, settings, written};
+use super::define::{
+    OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
+};
 use super::report::Report;
-use super::settings::Written;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+kinds! {
+#[derive(Copy)]
+/// Position encoding.
+Position() at "model.position", PositionName, PositionForm, PositionSettings = "PositionSettings" {
+    /// A table of learned vectors (GPT-2), as many as `positions` says.
+    Learned = "learned";
+    /// Attention with linear biases, no table (BLOOM; Press et al. 2022).
+    Alibi = "alibi";
+} settings {
+    /// Rotated queries and keys (Llama; Su et al. 2021).
+    #[schemars(required)]
+    Rope = "rope", rope: Rope();
+}
+}
 
 settings! {
 #[derive(Copy)]
@@ -15,7 +31,8 @@ Rope(raw) {
     /// about 1/theta for the last (--rotary-base). Default: 10_000.
     theta: f64 = 10_000.0, in 1.0..=1e12;
     /// Scaling of the wavelengths for longer samples. Default: none.
-    scaling: Scaling => Option<RopeScaling> = scaling(raw.scaling);
+    scaling: Scaling => Option<RopeScaling> = raw.scaling.and_then(RopeScaling::given),
+        written scaling.and_then(|kind| kind.section());
 }
 
 #[derive(Copy)]
@@ -57,57 +74,30 @@ Yarn(raw) {
 }
 }
 
-sections! {
+one_of! {
 #[derive(Copy)]
 /// Scaling of rotary wavelengths for longer samples: one of these.
-Scaling {
+RopeScaling() at "model.position.rope.scaling", Scaling = "Scaling" {
+} settings {
     /// The same factor for all (Chen et al. 2023).
-    linear: raw::Linear;
+    Linear = "linear", linear: Linear();
     /// The factor for long wavelengths only (Llama 3.1).
-    llama3: raw::Llama3;
+    Llama3 = "llama3", llama3: Llama3();
     /// By the number of rotations in the original length, with sharper attention (Peng et al. 2023).
-    yarn: raw::Yarn;
+    Yarn = "yarn", yarn: Yarn();
+} [
     /// Dynamic NTK: refused, because it depends on the length of the text.
     dynamic: Dynamic;
+]
 }
 
+sections! {
 #[derive(Copy)]
 /// Dynamic NTK, which is refused.
 Dynamic {
     /// Factor.
     factor: f64, in 1.0..=1e6;
 }
-}
-
-/// Scaling of a rotation's wavelengths.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RopeScaling {
-    Linear(Linear),
-    Llama3(Llama3),
-    Yarn(Yarn),
-}
-
-/// Scaling of a written section; `check` reports a section without a kind.
-fn scaling(form: Option<Scaling>) -> Option<RopeScaling> {
-    let Scaling { linear, llama3, yarn, dynamic: _ } = form?;
-    let linear = linear.map(|raw| RopeScaling::Linear(Linear::read(raw)));
-    let llama3 = llama3.map(|raw| RopeScaling::Llama3(Llama3::read(raw)));
-    let yarn = yarn.map(|raw| RopeScaling::Yarn(Yarn::read(raw)));
-    linear.or(llama3).or(yarn)
-}
-
-impl Written for RopeScaling {
-    type Raw = Scaling;
-
-    fn written(&self) -> Option<Scaling> {
-        let mut form = Scaling::default();
-        match self {
-            RopeScaling::Linear(linear) => form.linear = linear.written(),
-            RopeScaling::Llama3(llama3) => form.llama3 = llama3.written(),
-            RopeScaling::Yarn(yarn) => form.yarn = yarn.written(),
-        }
-        Some(form)
-    }
 }
 
 /// Reports mistakes of a written scaling that are gone once it is read. `path` is that of the scaling.
@@ -118,8 +108,7 @@ pub fn written(path: &str, rope: &raw::Rope, report: &mut Report) {
                     what is read, so what was learned at one length does not hold at another";
         report.add(&format!("{path}.dynamic"), what, "take linear, llama3 or yarn");
     }
-    let given = [scaling.linear.is_some(), scaling.llama3.is_some(), scaling.yarn.is_some()];
-    match given.iter().filter(|given| **given).count() {
+    match scaling.kinds() {
         0 if scaling.dynamic.is_none() && report.sound(&[path]) => {
             report.add(path, "scaling has no kind", "give linear, llama3 or yarn, or remove it");
         }

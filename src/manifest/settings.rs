@@ -1,41 +1,59 @@
 //! Table of settings: types, limits, defaults, and the checked types. Reading, "did you mean", JSON
 //! Schema and effective YAML come from it. Relations between settings are in `check`.
 
-use super::check::data::{self, Blends, Run};
+use super::check::data::{Blends, Run};
 use super::check::{shape, time, time::Validated};
 use super::choices::*;
-use super::define::{checked, read, sections, settings, written};
+use super::define::{
+    OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
+};
 use super::family::Family;
 use super::forms::{self, *};
 use super::layers::{self, LayerForm, LayerKind};
+use super::lr::{self, Decay, DecayForm};
 use super::report::Report;
-use super::{DataStage, Dataset, Decay, LayerSplit, Objective, Position, ValidSet};
+use super::rope::{Position, PositionForm};
+use super::{DataStage, Dataset, LayerSplit, ValidSet};
 use base::{Bytes, Gelu};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Checked value that can be converted back to its written form.
-pub trait Written {
-    type Raw;
-    fn written(&self) -> Option<Self::Raw>;
+kinds! {
+#[derive(Copy)]
+/// Training objective.
+Objective() at "data.objective", ObjectiveName, ObjectiveForm, ObjectiveSection = "Objective" {
+    /// Predict the next token from all before it.
+    Causal = "causal";
+} settings {
+    /// Prefix language modelling: all tokens of a random prefix attend to each other; the loss is on the
+    /// rest.
+    #[schemars(required)]
+    PrefixLm = "prefix_lm", prefix_lm: PrefixLm();
+}
 }
 
-impl<T: Written> Written for BTreeMap<String, T> {
-    type Raw = BTreeMap<String, T::Raw>;
-
-    fn written(&self) -> Option<Self::Raw> {
-        let one = |(name, of): (&String, &T)| Some((name.clone(), of.written()?));
-        Some(self.iter().filter_map(one).collect())
-    }
+kinds! {
+#[derive(Copy)]
+/// Compression of gradients between replicas.
+Compression() at "topology.compression",
+    CompressionName, CompressionForm, CompressionSection = "Compression" {
+    /// Whole gradients.
+    None = "none";
+} settings {
+    /// Low-rank factors of the blocks' matrices, with error feedback.
+    #[schemars(required)]
+    PowerSgd = "powersgd", powersgd: PowerSgd();
+}
 }
 
-impl<T: Written> Written for Option<T> {
-    type Raw = T::Raw;
-
-    fn written(&self) -> Option<T::Raw> {
-        self.as_ref().and_then(T::written)
+impl Compression {
+    fn powersgd(self) -> Option<PowerSgd> {
+        match self {
+            Compression::None => None,
+            Compression::PowerSgd(settings) => Some(settings),
+        }
     }
 }
 
@@ -71,7 +89,8 @@ Model(raw, tensor: usize) {
     seq_len: usize, required in 1..=16_777_216;
     /// Position encoding: learned, alibi, rope, or rope with settings. Default: learned; alibi for
     /// family bloom; rope for the Llama families.
-    position: PositionForm => Position = shape::position(raw.position, family);
+    position: PositionForm => Position
+        = Position::read(raw.position, family.defaults().position);
     /// Rows of the table of learned positions (--max-position-embeddings). Default: seq_len.
     positions: usize, in 1..=16_777_216;
     /// Sliding window: most keys that a query attends to, including its own. Default: all.
@@ -187,7 +206,8 @@ Data(raw, blends: &mut Blends, run: &Run) {
     /// they become a padded sample. Default: true.
     drop_last_partial_validation_sequence: bool = true;
     /// Training objective. Default: causal.
-    objective: ObjectiveForm => Objective = data::objective(raw.objective);
+    objective: ObjectiveForm => Objective
+        = Objective::read(raw.objective, ObjectiveName::Causal);
 } [
     /// Shares of train, valid and test, such as `969,30,1` (--split), for every dataset without its own
     /// `split` or `range`. Default: `969,30,1` without `valid`, else the whole of every dataset.
@@ -243,10 +263,10 @@ Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
     /// Learning rate after the decay (--min-lr). Default: 0.
     min: f64 = 0.0, in 0.0..=1000.0;
     /// Length of the linear warm-up in samples (--lr-warmup-samples). Default: 0.
-    warmup_samples: u64 => u64 = time::warmup(&raw, seq_len, report),
+    warmup_samples: u64 => u64 = lr::warmup(&raw, seq_len, report),
         in 0..=1_000_000_000_000_000u64, written Some(*warmup_samples);
     /// Shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the run.
-    decay: DecayForm => Decay = time::decay(raw.decay, run, warmup_samples, seq_len, report);
+    decay: DecayForm => Decay = lr::decay(raw.decay, run, warmup_samples, seq_len, report);
     /// Sample count that sets the learning rate of a step: that after the step, or that before it as
     /// in Megatron. Default: after; an imported run follows its trainer.
     counted: LrCounted = LrCounted::After;
@@ -290,7 +310,9 @@ Topology(raw) {
     offload: OffloadForm => Offload = shape::offload(raw.offload);
     /// Compression of gradients between replicas, for slow networks: powersgd; with zero at most 1. A
     /// single replica sends and compresses nothing. Default: none.
-    compression: CompressionForm => Option<PowerSgd> = shape::compression(raw.compression);
+    compression: CompressionForm => Option<PowerSgd>
+        = Compression::read(raw.compression, CompressionName::None).powersgd(),
+        written compression.and_then(|settings| Compression::PowerSgd(settings).written());
 }
 
 #[derive(Copy)]

@@ -2,14 +2,14 @@
 //! each durable checkpoint. Training waits for it only at the end of the run, with a time limit.
 //! Also fetches a checkpoint from such a place into the run's folder.
 
-use super::events::{self, Kind};
-use super::guard::Signals;
-use super::rank::Rank;
 use anyhow::{Context, Result, ensure};
 use base::output::{self, Existing};
 use base::{Bytes, Problems, Seconds, input, threads};
 use checkpoint::place::{Copy, Place, Sent, Stopped};
 use checkpoint::{self, Found, Keep};
+use launch::events::{self, Kind};
+use launch::guard::Signals;
+use launch::rank::Rank;
 use manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
 use std::fs;

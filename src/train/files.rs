@@ -3,11 +3,12 @@
 
 use super::report::metrics;
 use super::tokenizers::Tokenizers;
-use super::{crash_loop, events, last_checkpoint, sick_nodes, status};
+use super::{last_checkpoint, status};
 use base::{Count, Problem, Problems, input};
 use checkpoint::place::Place;
 use data::Tokenizer;
 use data::indexed::Indexed;
+use launch::{crash_loop, events, sick_nodes};
 use manifest::Manifest;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;

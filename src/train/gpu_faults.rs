@@ -7,12 +7,12 @@
 //! file and reports the faults. Faults that a program causes (a bad address) are reported but not
 //! recorded.
 
-use super::events::{self, Kind};
-use super::launch::Device;
-use super::rank::Rank;
-use super::sick_nodes::{self, Reason};
 use super::watch::{Ended, Event, Now, Watcher};
 use device::cuda::nvml::{Faults, Monitor};
+use launch::Device;
+use launch::events::{self, Kind};
+use launch::rank::Rank;
+use launch::sick_nodes::{self, Reason};
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -1,8 +1,8 @@
 //! Transfers micro-batches from the reader thread to the device.
 
-use super::rank::Rank;
 use data::{Reader, Request, Source};
 use device::Backend;
+use launch::rank::Rank;
 use manifest::Manifest;
 use model::Inputs;
 use plan::grid::Axis;

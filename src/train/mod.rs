@@ -5,61 +5,57 @@ mod start;
 mod run;
 mod watch;
 
-pub mod launch;
-pub mod rank;
-pub mod exit;
-pub mod messages;
 pub mod trace;
 
 mod also;
 mod preflight;
 pub mod files;
-mod crash_loop;
-pub mod events;
-mod job_end;
 mod gpu_faults;
-mod guard;
-mod last_checkpoint;
-mod loader;
+pub mod last_checkpoint;
+pub mod loader;
+mod not_finite;
 mod op_table;
 mod step_parts;
-pub mod length;
-mod resume;
+pub mod resume;
 pub mod saving;
 mod roll_back;
 mod tokenizers;
-pub mod sick_nodes;
-mod slurm;
-pub mod storage;
 pub mod status;
-mod spikes;
+pub mod spikes;
 pub mod stragglers;
-mod supervise;
 pub mod time_limit;
-mod fresh;
 pub mod report;
-pub mod job_script;
 
 pub mod eval;
-pub mod average;
 pub mod replay;
-pub mod generate;
-pub mod divergence;
-pub mod import;
-pub mod bring;
-pub mod recipe;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use guard::{heed_size_limits, stop_signals};
 pub use start::Options;
-pub use supervise::{RANKS, start_processes, supervise};
 pub use watch::Ended;
 
 use comm::Failed;
+use launch::messages::Messages;
+use launch::{LocalRanks, crash_loop, events, job_end, sick_nodes};
 use manifest::Loaded;
-use messages::Messages;
+use std::ffi::OsString;
 use std::path::Path;
+
+/// Supervises this task's rank to the end of the job. Returns false if this process is to be the
+/// rank itself.
+pub fn supervise(loaded: &Loaded) -> anyhow::Result<bool> {
+    launch::supervise(loaded, &|| saving::newest(&loaded.manifest))
+}
+
+/// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
+/// runs the ranks itself.
+pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> anyhow::Result<bool> {
+    let m = &loaded.manifest;
+    launch::start_processes(loaded, words, || {
+        m.runnable()?;
+        eval::tasks(m).map(drop)
+    })
+}
 
 /// Trains the manifest, from the newest checkpoint in its folder to the end or to a signal. The
 /// outcome is returned in the process of rank 0, None in the others.
@@ -71,7 +67,7 @@ pub fn run(
     loaded.manifest.runnable()?;
     let tasks = eval::tasks(&loaded.manifest)?;
     let waiting = launch::waiting(&loaded.manifest)?;
-    let mut ranks = launch::LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
+    let mut ranks = LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
     drop(waiting); // the process listens

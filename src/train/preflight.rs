@@ -1,7 +1,5 @@
 //! Checks before the first step: every node has the same datasets, and memory for all its ranks.
 
-use super::launch::Device;
-use super::rank::Rank;
 use super::resume;
 use base::memory::HostMemory;
 use base::{Bytes, Problems};
@@ -12,6 +10,8 @@ use engine::{Engine, Groups, MemoryPlan};
 use estimate::gptrain::dry_run::{self, Room};
 use estimate::gptrain::remedies;
 use estimate::hardware;
+use launch::Device;
+use launch::rank::Rank;
 use manifest::{GradientHome, Loaded, Manifest};
 use plan::grid::Axis;
 use serde::{Deserialize, Serialize};

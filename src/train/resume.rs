@@ -1,7 +1,6 @@
 //! Resuming from a checkpoint: only a complete one, and only with a manifest and datasets that
 //! continue the same run.
 
-use super::rank::Rank;
 use super::{last_checkpoint, saving};
 use anyhow::Context;
 use base::Problems;
@@ -11,6 +10,7 @@ use data::MixturePlan;
 use data::indexed::digest::{sampled_digest, whole_digest};
 use data::indexed::{index_path, tokens_path};
 use engine::Engine;
+use launch::rank::Rank;
 use manifest::{self, Loaded, Manifest};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The training loop of one rank, which calls the watchers around each step.
 
-use super::guard;
 use super::loader::Loader;
+use super::not_finite;
 use super::status;
 use super::watch::{Asks, Ended, Event, Idle, Now, RunContext, StepAt, StepRecord, Watchers};
 use checkpoint::Progress;
@@ -168,7 +168,7 @@ impl<'a> Run<'a> {
         let waiting = tracing::trace_span!("wait for outcome").entered();
         let (outcome, ended) = self.engine.outcome()?;
         drop(waiting);
-        guard::check(rank, &outcome, &self.engine, step, samples.clone())?;
+        not_finite::check(rank, &outcome, &self.engine, step, samples.clone())?;
         let seconds = (ended - started.max(self.in_flight.last_ended)).as_secs_f64();
         self.in_flight.last_ended = ended;
         let record = StepRecord { step, samples, lr, seconds, data_wait, waited, outcome };

@@ -9,8 +9,6 @@ pub mod patient;
 mod writer;
 
 use super::also::Shared;
-use super::rank::{CollectiveError, Rank};
-use super::storage::Storage;
 use super::time_limit::expected_save;
 use super::watch::{self, Asks, Counts, Ended, Event, Idle, Now, StepAt, Watcher};
 use base::Bytes;
@@ -18,6 +16,8 @@ use checkpoint::disk::Disk;
 use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
 use data::MixturePlan;
 use engine::Engine;
+use launch::rank::{CollectiveError, Rank};
+use launch::storage::Storage;
 use manifest::{Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use std::cell::Cell;
@@ -409,6 +409,12 @@ impl Drop for Saver {
 /// Folder of a run's checkpoints.
 pub fn folder(m: &Manifest) -> PathBuf {
     m.log.folder.join("checkpoints")
+}
+
+/// Step of the newest checkpoint; 0 without one.
+pub fn newest(m: &Manifest) -> u64 {
+    let published = checkpoint::published(&folder(m)).unwrap_or_default();
+    published.last().map_or(0, |found| found.step)
 }
 
 /// Optimizer of the manifest, before its first update.

@@ -3,9 +3,9 @@
 //! costs two readings of the clock; all other steps are as without it.
 
 use super::op_table;
-use super::rank::Rank;
 use device::{Backend, begin_op_log};
 use estimate::parts::{PartSeconds, StepTimes};
+use launch::rank::Rank;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -72,7 +72,7 @@ impl StepParts {
         if !self.is_due() {
             return;
         }
-        self.is_on = be.time_ops(rank.grid.size() == 1);
+        self.is_on = be.time_ops();
         if self.is_on && self.ops.is_some() {
             begin_op_log();
         }

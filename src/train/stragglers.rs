@@ -8,12 +8,12 @@
 //! compute stream measure the wait instead. Waits inside a CUDA graph are not measured: ranks of a
 //! tensor group, whose sums are in graphs, appear equal.
 
-use super::rank::Rank;
-use super::sick_nodes::{self, Reason};
 use super::watch::{Asks, Event, Now, Watcher};
 use base::Problems;
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
+use launch::rank::Rank;
+use launch::sick_nodes::{self, Reason};
 use plan::grid::Axis;
 use plan::robust::median;
 use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};

@@ -6,9 +6,9 @@
 //! Without an answer the run continues as if it had no limit; the SIGTERM that Slurm sends at the
 //! end still causes a save.
 
-use super::slurm::Job;
 use super::watch::{Asks, Event, Now, Watcher};
 use base::Seconds;
+use launch::slurm::Job;
 use manifest::{OnEnd, Slurm};
 use parking_lot::Mutex;
 use std::cell::Cell;

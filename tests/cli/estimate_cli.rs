@@ -136,6 +136,34 @@ fn published_runs_are_scored_or_refused_with_the_reason() {
     }
 }
 
+/// A row of a program without measurements is refused with the nearest program, and planned with its
+/// formulas and a wide bar.
+#[test]
+fn rows_of_an_unknown_program_are_planned_as_a_known_one() {
+    let shipped = include_str!("../../src/estimate/data/public_open.csv");
+    let mut lines = shipped.lines();
+    let header = lines.next().unwrap();
+    let row = lines.find(|line| line.contains(",nemo,") && line.contains(",h100-80g,")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("runs.csv");
+    let text = format!("{header}\n{row}\n{}\n", row.replace(",nemo,", ",megatron-core,"));
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap();
+    let why = json(&["--score", path])["rows"][1]["refused"].as_str().unwrap().to_string();
+    assert!(why.contains("unknown program `megatron-core`: --as megatron-bridge"), "{why}");
+    assert!(why.contains("a bar of about 65 %"), "{why}");
+    let v = json(&["--score", path, "--as", "nemo"]);
+    let [known, unknown] = [&v["rows"][0], &v["rows"][1]];
+    assert_eq!(
+        (&unknown["program"], unknown["refused"].is_null()),
+        (&"megatron-core".into(), true)
+    );
+    let bar = |row: &serde_json::Value| row["time_bar"].as_f64().unwrap();
+    assert!(bar(known) < 0.3 && bar(unknown) > 0.4, "{} and {}", bar(known), bar(unknown));
+    refused(&["--score", path, "--as", "gptrain"], &["--as", "no formulas for rows"]);
+    refused(&[BLOOM, "--as", "megatron-core"], &["--as megatron-bridge", "about 65 %"]);
+}
+
 /// A machine whose launches waited is planned without that where the flag says so, also in a table.
 #[test]
 fn asynchronous_launches_count_in_tables_too() {

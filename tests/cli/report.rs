@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use crate::common::events;
 use gptrain::base::Problems;
 use gptrain::base::svg::Scale;
+use gptrain::commands::report::page::Run;
+use gptrain::launch::console::Console;
+use gptrain::launch::storage::Storage;
 use gptrain::train::report::metrics::{Dropped, Metrics, MetricsFile};
 use gptrain::train::report::numbers::{NUMBERS, Number, Shown, StepRow};
-use gptrain::train::report::page::Run;
 use gptrain::train::report::tensorboard::Events;
-use gptrain::train::report::{Console, Report, RunInfo};
-use gptrain::train::storage::Storage;
+use gptrain::train::report::{Report, RunInfo};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 use crate::common::binary::{Done, Lab, Ranks, free_port};
 use gptrain::comm::tcp::testing::SEND_LIMIT;
 use gptrain::estimate::measured::{GroupSpeed, Measured, Slow};
-use gptrain::train::sick_nodes;
+use gptrain::launch::sick_nodes;
 use std::fs;
 use std::process::Command;
 

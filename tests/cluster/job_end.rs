@@ -2,7 +2,7 @@
 //! are asked for: it saves and leaves in time, and queues its job again, but not for ever.
 
 use crate::common::binary::{Done, Lab, run_args};
-use gptrain::train::sick_nodes::{self, Reason};
+use gptrain::launch::sick_nodes::{self, Reason};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 

@@ -4,7 +4,7 @@
 use crate::common::binary;
 use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict};
 use gptrain::base::patience::at_any_load;
-use gptrain::train::events::{self, Kind};
+use gptrain::launch::events::{self, Kind};
 use rustix::process::Signal;
 use std::net::TcpListener;
 use std::path::Path;

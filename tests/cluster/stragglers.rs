@@ -3,7 +3,7 @@
 
 use crate::common::binary::{Lab, Ranks, free_port, until};
 use gptrain::base::patience::at_any_load;
-use gptrain::train::sick_nodes::{self, Reason};
+use gptrain::launch::sick_nodes::{self, Reason};
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::Signal;
 use std::time::Duration;

@@ -3,6 +3,7 @@
 pub use gptrain::base::patience::until;
 use gptrain::base::rng;
 use gptrain::data::indexed::{TokenType, Writer};
+use gptrain::estimate::parts::PartTable;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use std::fs;
 use std::io::Read;
@@ -112,6 +113,13 @@ impl Lab {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         lines.filter(|line: &serde_json::Value| line.get("grad_norm").is_some()).collect()
+    }
+
+    /// The tables of planned and measured parts in a run's record.
+    pub fn part_tables(&self, run: &str) -> Vec<PartTable> {
+        let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
+        let with_parts = text.lines().filter(|line| line.contains("\"parts\""));
+        with_parts.map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 
     /// Bit-exact results of a run's steps: (step, loss, gradient norm, learning rate).

@@ -5,7 +5,7 @@ use gptrain::base::{Bytes, Heads};
 use gptrain::manifest::{
     AdamW, Bias, Decay, DeviceChoice, Family, Ffn, Gelu, GradientHome, LayerSplit, LossScale,
     NormKind, Objective, Offload, OffloadWhat, Optimizer, Position, Precision, PrefixLm, RampUp,
-    RankOrder, Recompute, RopeScaling, Schedule, Sequences, Yarn,
+    RankOrder, Recompute, RopeScaling, Schedule, Sequences, Span, Wsd, Yarn,
 };
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ fn defaults_are_what_a_megatron_user_expects() {
         Optimizer::AdamW(AdamW { beta1: 0.9, beta2, eps: 1e-8, weight_decay: 0.1, clip })
     };
     assert_eq!(m.optimizer, adamw(0.95));
-    assert_eq!(m.lr.decay, Decay::Cosine { samples: 6400 });
+    assert_eq!(m.lr.decay, Decay::Cosine(Span { samples: 6400 }));
     assert_eq!((m.topology.ranks(), m.topology.recompute), (1, Recompute::None));
     assert_eq!(m.log.folder, PathBuf::from("runs/trial"));
     assert_eq!((m.train.eval_interval, m.train.eval_samples), (Some(1000), 160));
@@ -120,7 +120,7 @@ fn set_changes_and_creates_keys() {
     assert_eq!(with(&["optimizer=adamw", "optimizer.lr=3e-4"]).manifest.lr.peak, 3e-4);
     assert_eq!(
         with(&["lr.decay=linear", "lr.decay.wsd.decay_samples=400"]).manifest.lr.decay,
-        Decay::Wsd { decay_from: 6000, samples: 6400 }
+        Decay::Wsd(Wsd { decay_samples: 400, samples: 6400, decay_from: 6000 })
     );
     // The command line's key replaces keys of the file that exclude it.
     assert_eq!(with(&["train.steps=10"]).manifest.train.samples, 160);
@@ -213,9 +213,21 @@ fn parts_of_datasets() {
 }
 
 #[test]
+fn a_replaced_dataset_keeps_the_split_of_an_effective_manifest() {
+    let effective = with(&["data.split=8,1,1"]).effective;
+    let part = |sets: &[&str]| read(&effective, sets).manifest.data.train[0].part.clone();
+    let split = |weights: &str| Sequences::Split { weights: weights.to_string(), which: 0 };
+    assert_eq!(part(&["data.train=x"]), split("8,1,1"));
+    assert_eq!(part(&["data.train=[x, y]"]), split("8,1,1"));
+    assert_eq!(part(&["data.train={prefix: x, split: 7/3}"]), split("7/3"));
+    assert_eq!(part(&["data.train={prefix: x, range: 0..1}"]), Sequences::Range(0.0, 1.0));
+    assert_eq!(part(&["data.train=x", "data.split=9,1"]), split("9,1"));
+}
+
+#[test]
 fn a_trial_shorter_than_the_warm_up_is_no_mistake() {
     let m = with(&["lr.warmup_samples=1000", "train.steps=2"]).manifest;
-    assert_eq!((m.train.samples, m.lr.decay), (32, Decay::Cosine { samples: 1001 }));
+    assert_eq!((m.train.samples, m.lr.decay), (32, Decay::Cosine(Span { samples: 1001 })));
 }
 
 #[test]

@@ -50,16 +50,9 @@ fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: 
     let fused = |x: Tensor, branch: Tensor, y: Tensor| {
         let (h, stats) = (b.blank(rows, cols, b.dtype), b.blank(rows, 2, DType::F32));
         let (h_out, stats_out) = (h.set(), stats.set());
-        b.run(op::ResidualNorm {
-            x,
-            branch,
-            bias: bias_on,
-            drop,
-            y: y.set(),
-            norm,
-            h: h_out,
-            stats: stats_out,
-        });
+        let residual = op::Residual { x, branch, bias: bias_on, drop, y: y.set() };
+        let norm = op::LayerNorm { x: y, norm, y: h_out, stats: stats_out };
+        b.run(op::ResidualNorm { residual, norm });
         (y, h, stats)
     };
     let onto = b.again(&branch);
@@ -80,22 +73,12 @@ fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: 
         let dbranch = if own { b.blank(rows, cols, b.dtype) } else { dx };
         let [dscale, dshift, dbias] = sums.map(Tensor::add);
         let (dshift, dbias) = ((!rms).then_some(dshift), biased.then_some(dbias));
-        let both = op::NormResidualBackward {
-            dy: dy.on,
-            x: y,
-            stats,
-            scale: scale.on,
-            dx: dx.add(),
-            dscale,
-            dshift,
-            drop,
-            dbranch: dbranch.set(),
-            dbias,
-        };
+        let (dy, scale, to) = (dy.on, scale.on, dx.add());
+        let norm = op::LayerNormBackward { dy, x: y, stats, scale, dx: to, dscale, dshift };
+        let residual = op::ResidualBackward { dy: dx, drop, dbranch: dbranch.set(), dbias };
         if fused {
-            b.run(both);
+            b.run(op::NormResidualBackward { norm, residual });
         } else {
-            let (norm, residual) = both.parts();
             b.run(norm);
             b.run(residual);
         }

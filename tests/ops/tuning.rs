@@ -65,10 +65,11 @@ fn the_fastest_valid_algorithm_is_chosen_once() {
     let (first, timed) = products(Some(&folder));
     let chosen = chosen(&folder);
     assert_eq!(chosen.len(), timed);
-    // Algorithm 4 is the fastest that is sound; but not with the sums of BiasBackward.
+    // Algorithm 20 is the fastest that is sound, and beyond the first 16 proposals; but not with
+    // the sums of BiasBackward.
     let count = |way: &str| chosen.iter().filter(|one| *one == way).count();
-    assert!(count("4") >= 8 && count("apart") == 2, "{chosen:?}");
-    assert_eq!(count("4") + count("apart"), timed);
+    assert!(count("14") >= 8 && count("apart") == 2, "{chosen:?}");
+    assert_eq!(count("14") + count("apart"), timed);
     let (again, timed) = products(Some(&folder));
     assert_eq!(timed, 0, "what is kept is not timed again");
     assert!(first == again, "what is kept gives the same bits");
@@ -94,7 +95,7 @@ fn what_is_kept_decides() {
         let seen = with(with_algorithm(&text, number).as_bytes());
         assert!(seen == (tuned.clone(), all), "algorithm {number}");
     }
-    let changed = text.replacen("= bf16", "= bf17", 1).replacen(&format!("{:016x}", 4), "0", 1);
+    let changed = text.replacen("= bf16", "= bf17", 1).replacen(&format!("{:016x}", 20), "0", 1);
     let cases = [
         ("changed", changed.as_bytes()),
         ("half", &text.as_bytes()[..300]),

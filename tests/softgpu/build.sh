@@ -1,21 +1,21 @@
 #!/bin/sh
-# Compiles the software stand-in for a GPU, with the kernels it runs, into OUT: libcuda.so.1,
-# libcublasLt.so.13 (and .12), libnccl.so.2, libnvidia-ml.so.1, a fatbin for GPTRAIN_CUDA_KERNELS that
-# has no more than its first word, and `planted`, programs with faults that the stand-in must see. Does nothing where they are up to date.
+# Compiles the software stand-in for a GPU and its kernels into OUT: libcuda.so.1, libcublasLt.so.13 (and
+# .12), libnccl.so.2, libnvidia-ml.so.1, a fatbin for GPTRAIN_CUDA_KERNELS that is only a magic number, and
+# `planted`, programs with faults that the stand-in must detect. Does nothing if they are up to date.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 kernels="$here/../../kernels"
 out=$1
 cxx=${CXX:-c++}
-# For this processor, with the bits of any other: no products fused with sums that the source does not fuse. A
-# switch of fibers saves no more registers than there are without AVX-512.
+# Code for this processor with the bits of any other: -ffp-contract=off, because fused products and sums
+# round differently. Without AVX-512, whose registers the fibers' switch does not save.
 flags="-std=c++20 -O2 -march=native -mno-avx512f -ffp-contract=off -fPIC -fvisibility=hidden -DSOFTGPU -Wall -Wextra -Werror
     -Wno-unknown-pragmas -I$here -I$kernels"
-# What is undefined in a kernel's C++ ends it (`misuse` of fibers.cpp): addresses that are not aligned, an
-# index beyond an array, a shift by a word's width, a float that does not fit its integer.
+# Undefined behaviour in a kernel ends it (`misuse` in fibers.cpp): unaligned addresses, an index beyond an
+# array, a shift by a word's width, a float that does not fit its integer.
 checked="-fsanitize=alignment,bounds,shift,float-cast-overflow -fsanitize-undefined-trap-on-error"
 mkdir -p "$out"
-# Tests that ask for it at once wait for the first.
+# Tests that start it at once wait for the first.
 exec 9>"$out/lock"
 flock 9 2>/dev/null || true
 
@@ -49,6 +49,6 @@ link libnccl.so.2 "$out"/nccl.cpp.o "$out"/libcuda.so.1
 link libnvidia-ml.so.1 "$out"/nvml.cpp.o
 link planted "$out"/planted.cpp.o "$out"/fibers.cpp.o "$out"/hopper.cpp.o "$out"/driver.cpp.o \
     "$out"/graphs.cpp.o "$out"/nccl.cpp.o
-# Written once: other tests may be reading them.
+# Written once, because other tests may be reading them.
 [ -e "$out/release" ] || echo 13.0 >"$out/release"
 [ -e "$out/stand-in.fatbin" ] || printf '\120\355\125\272' >"$out/stand-in.fatbin"

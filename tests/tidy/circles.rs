@@ -17,7 +17,7 @@ const EXCEPT: &[(&str, &str)] = &[
 ];
 
 /// The floors, as a path to one begins.
-const FLOORS: [&str; 12] = [
+const FLOORS: [&str; 14] = [
     "base::",
     "plan::",
     "manifest::",
@@ -28,8 +28,10 @@ const FLOORS: [&str; 12] = [
     "engine::",
     "checkpoint::",
     "estimate::",
-    "train::",
+    "launch::",
     "bench::",
+    "train::",
+    "commands::",
 ];
 
 fn is_floor(name: &str) -> bool {

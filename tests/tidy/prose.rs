@@ -69,7 +69,7 @@ const NEGATIONS: &[&str] = &["is no", "are no", "was no", "were no"];
 #[rustfmt::skip]
 const DONE: &[&str] = &[
     "src/base", "src/plan", "src/model", "src/engine", "src/comm", "src/checkpoint", "src/device",
-    "src/bench", "src/manifest", "src/data", "src/cli", "src/train",
+    "src/bench", "src/manifest", "src/data", "src/cli", "src/launch", "src/train", "src/commands",
     "src/estimate", "src/lib.rs", "src/main.rs", "tests", "benches", "docs", "kernels",
     "README.md",
 ];

@@ -128,6 +128,7 @@ impl<'t> Arguments<'t> {
             ("quick_geglu", "this activation is not one of gptrain's"),
             ("multi_latent_attention", "this attention is not one of gptrain's"),
             ("mtp_num_layers", "gptrain predicts one token at a time"),
+            ("window_size", "gptrain's windows are model.window: import the weights alone"),
         ]
         .iter()
         .chain(more)

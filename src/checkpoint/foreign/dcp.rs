@@ -13,7 +13,7 @@ use super::compare::{Comparison, like};
 use super::cut::{Cut, Pairs};
 use super::detect::{Format, OLMO_MODEL, step_folder};
 use super::settings::number;
-use super::{Choices, ForeignRun, Found, Kept};
+use super::{Choices, ForeignRun, Found, Kept, Request};
 use base::{Heads, Problems};
 use groups::{Group, Groups};
 use manifest::Model;
@@ -48,23 +48,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         let place = dir.join(".metadata").display().to_string();
         return Err(Problems::one(place, what, remedy).into());
     };
-    let found = Found {
-        format: Format::PytorchDcp,
-        trainer: format!("{} (PyTorch distributed checkpoint)", names.trainer),
-        folder: step.display().to_string(),
-        step: 0,
-        samples: 0,
-        tokens: 0,
-        grid: [1, 1, meta.writers()],
-        updates: 0,
-        lr: 0.0,
-        loss_scale: None,
-        settings: Default::default(),
-        without_states: None,
-        wanted: Vec::new(),
-        aside: Vec::new(),
-        notes: Vec::new(),
-    };
+    let trainer = format!("{} (PyTorch distributed checkpoint)", names.trainer);
+    let mut found = Found::new(Format::PytorchDcp, trainer, &step);
+    found.grid[2] = meta.writers();
     let mut folder = Folder { dir, found, meta, names, prefix, pairs };
     match olmo {
         true => olmo::describe(&mut folder, &step, choices)?,
@@ -282,13 +268,7 @@ impl ForeignRun for Folder {
         Ok(compared.finish()?)
     }
 
-    fn read(
-        &mut self,
-        model: &Model,
-        param: &Param,
-        shape: &[usize],
-        kept: Kept,
-    ) -> anyhow::Result<Vec<f32>> {
+    fn read(&mut self, Request { model, param, shape, kept }: Request) -> anyhow::Result<Vec<f32>> {
         let width = shape.get(1).copied().unwrap_or(1);
         let mut ours = vec![0.0; shape.iter().product()];
         for (name, cut) in self.tensors(param, shape, model.heads()) {

@@ -22,7 +22,7 @@ use super::compare::Comparison;
 use super::copies::Copies;
 use super::detect::{Format, step_folder};
 use super::settings::Settings;
-use super::{Choices, ForeignRun, Found, Kept};
+use super::{Choices, ForeignRun, Found, Kept, Request};
 use anyhow::Context;
 use base::Problems;
 use layers::{EMBEDDING, first_block, name_of};
@@ -77,34 +77,21 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let stages = stages(&dir, &names, grid, root.need("iteration")?.count()?)?;
     let sharded = TorchFile::open(&dir.join(&names.optim[&(0, 0)]))?;
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
-    let (mut settings, notes) = args.settings(scheduler)?;
-    topology(&mut settings, grid, &args);
+    let trainer = format!("Megatron-DeepSpeed (DeepSpeed {})", deepspeed_version(&root));
+    let found = Found::new(Format::MegatronDeepSpeed, trainer, &dir);
+    let mut found = found.with_args(&root, &args, scheduler)?;
+    topology(&mut found.settings, grid, &args);
     let block_names = stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
     let first_block = first_block(block_names)
         .with_context(|| format!("{}: no parameter is a block's input_layernorm", dir.display()))?;
     uniform(&stages, first_block, &args)?;
     let optimizer = sharded.root().need("optimizer_state_dict")?;
-    let updates = updates(&sharded, &optimizer)?;
-    let step = root.need("iteration")?.count()?;
-    let samples = args.count("consumed_train_samples")?;
     let tokens = root.some("tokens").map_or(Ok(0), |tokens| tokens.count())?;
-    let found = Found {
-        format: Format::MegatronDeepSpeed,
-        trainer: format!("Megatron-DeepSpeed (DeepSpeed {})", deepspeed_version(&root)),
-        folder: dir.display().to_string(),
-        step,
-        samples,
-        tokens: if tokens > 0 { tokens } else { samples * args.count("seq_length")? },
-        grid,
-        updates,
-        lr: rate(&optimizer).unwrap_or(0.0),
-        loss_scale: loss_scale(&optimizer)?,
-        settings,
-        without_states: None,
-        wanted: Vec::new(),
-        aside: Vec::new(),
-        notes,
-    };
+    found.tokens = if tokens > 0 { tokens } else { found.tokens };
+    found.grid = grid;
+    found.updates = updates(&sharded, &optimizer)?;
+    found.lr = rate(&optimizer).unwrap_or(0.0);
+    found.loss_scale = loss_scale(&optimizer)?;
     let files = names.optim.iter().map(|(place, name)| (*place, dir.join(name))).collect();
     let (copies, mask_padding) = (Copies::new(choices.replicated), choices.mask_padding);
     let open = None;
@@ -315,13 +302,7 @@ impl ForeignRun for Folder {
         Ok(compared.finish()?)
     }
 
-    fn read(
-        &mut self,
-        _: &Model,
-        param: &Param,
-        shape: &[usize],
-        kept: Kept,
-    ) -> anyhow::Result<Vec<f32>> {
+    fn read(&mut self, Request { param, shape, kept, .. }: Request) -> anyhow::Result<Vec<f32>> {
         let name = self.name(param).with_context(|| format!("no name for {}", param.name))?;
         let ranks = self.found.grid[0];
         let cols = shape[shape.len() - 1];

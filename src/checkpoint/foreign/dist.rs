@@ -17,7 +17,7 @@ use super::dcp::metadata::Metadata;
 use super::detect::{Format, step_folder};
 use super::megatron::files::topology;
 use super::megatron::names::{Layers, add_one, dist_name};
-use super::{Choices, ForeignRun, Found, Kept, layer_of};
+use super::{Choices, ForeignRun, Found, Kept, Request, layer_of};
 use anyhow::Context;
 use base::{Problems, input};
 use common::Common;
@@ -64,36 +64,18 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let common = Common::read(&dir, &meta)?;
     let root = common.root()?;
     let args = Arguments::new(root.need("args")?, common.place(), "mcore");
-    args.refuse(&[(
-        "window_size",
-        "gptrain's windows are model.window: import the weights alone",
-    )])?;
-    let (mut settings, notes) = args.settings(root.some("opt_param_scheduler"))?;
+    args.refuse(&[])?;
+    let found = Found::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir);
+    let mut found = found.with_args(&root, &args, root.some("opt_param_scheduler"))?;
     let size = |name: &str| args.get(name).map_or(Ok(1), |size| size.count());
     let grid = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
     let grid = grid.map(size);
     let [tensor, pipeline, data] = grid;
-    let grid = [tensor?, pipeline?, data?].map(|ranks| ranks as usize);
-    topology(&mut settings, &args, [grid[0], grid[1]])?;
-    let samples = args.count("consumed_train_samples")?;
+    found.grid = [tensor?, pipeline?, data?].map(|ranks| ranks as usize);
+    topology(&mut found.settings, &args, [found.grid[0], found.grid[1]])?;
+    found.lr = common.rate()?.unwrap_or(0.0);
+    found.loss_scale = common.loss_scale()?;
     let pairs = if args.is_set("rotary_interleaved") { Pairs::Neighbours } else { Pairs::Halves };
-    let found = Found {
-        format: Format::MegatronDist,
-        trainer: "Megatron-Core (torch_dist)".into(),
-        folder: dir.display().to_string(),
-        step: root.need("iteration")?.count()?,
-        samples,
-        tokens: samples * args.count("seq_length")?,
-        grid,
-        updates: 0,
-        lr: common.rate()?.unwrap_or(0.0),
-        loss_scale: common.loss_scale()?,
-        settings,
-        without_states: None,
-        wanted: Vec::new(),
-        aside: Vec::new(),
-        notes,
-    };
     let mut folder = Folder {
         dir,
         found,
@@ -305,13 +287,7 @@ impl ForeignRun for Folder {
         Ok(compared.finish()?)
     }
 
-    fn read(
-        &mut self,
-        model: &Model,
-        param: &Param,
-        shape: &[usize],
-        kept: Kept,
-    ) -> anyhow::Result<Vec<f32>> {
+    fn read(&mut self, Request { model, param, shape, kept }: Request) -> anyhow::Result<Vec<f32>> {
         let mut ours = vec![0.0; shape.iter().product()];
         if !self.found.kept().contains(&kept) {
             return Ok(ours);

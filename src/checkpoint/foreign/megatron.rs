@@ -67,35 +67,18 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let core = core(&root)?;
     let rule = if core { "mcore" } else { "megatron-deepspeed" };
     let args = Arguments::new(root.need("args")?, files[0][0].display().to_string(), rule);
-    args.refuse(&[(
-        "window_size",
-        "gptrain's windows are model.window: import the weights alone",
-    )])?;
+    args.refuse(&[])?;
     grid(&args, &files)?;
     let scheduler = root.some("opt_param_scheduler").or_else(|| root.some("lr_scheduler"));
-    let (mut settings, notes) = args.settings(scheduler)?;
-    topology(&mut settings, &args, [files[0].len(), files.len()])?;
-    let step = root.need("iteration")?.count()?;
-    let samples = args.count("consumed_train_samples")?;
+    let trainer = format!("Megatron-LM ({})", if core { "core" } else { "before core" });
+    let found = Found::new(Format::MegatronLegacy, trainer, &dir);
+    let mut found = found.with_args(&root, &args, scheduler)?;
+    topology(&mut found.settings, &args, [files[0].len(), files.len()])?;
+    let replicas = args.count("data_parallel_size").unwrap_or(1) as usize;
+    found.grid = [files[0].len(), files.len(), replicas];
+    found.loss_scale = loss_scale(&main, &root)?;
     let version = root.some("checkpoint_version").map_or(Ok(0.0), |version| version.float())?;
     let half = args.is_set("bf16") || args.is_set("fp16");
-    let mut found = Found {
-        format: Format::MegatronLegacy,
-        trainer: format!("Megatron-LM ({})", if core { "core" } else { "before core" }),
-        folder: dir.display().to_string(),
-        step,
-        samples,
-        tokens: samples * args.count("seq_length")?,
-        grid: [files[0].len(), files.len(), args.count("data_parallel_size").unwrap_or(1) as usize],
-        updates: 0,
-        lr: 0.0,
-        loss_scale: loss_scale(&main, &root)?,
-        settings,
-        without_states: None,
-        wanted: Vec::new(),
-        aside: Vec::new(),
-        notes,
-    };
     let mut files = Files { files, states: None, half, open: None };
     let places = files.stages(&args, &mut found)?;
     Ok(Box::new(Folder::new((dir, found), (places, files), &args, version, choices)?))

@@ -36,6 +36,8 @@ pub use detect::{Format, detect};
 pub use export::{Written, export, export_universal};
 pub use settings::{Row, Settings, Wanted};
 
+use super::torch::Value;
+use arguments::Arguments;
 use base::Problems;
 use manifest::Model;
 use model::Param;
@@ -126,6 +128,41 @@ pub struct Found {
 }
 
 impl Found {
+    /// Folder of which no value is read.
+    fn new(format: Format, trainer: impl Into<String>, folder: &Path) -> Found {
+        Found {
+            format,
+            trainer: trainer.into(),
+            folder: folder.display().to_string(),
+            step: 0,
+            samples: 0,
+            tokens: 0,
+            grid: [1; 3],
+            updates: 0,
+            lr: 0.0,
+            loss_scale: None,
+            settings: Settings::default(),
+            without_states: None,
+            wanted: Vec::new(),
+            aside: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Adds the progress and the settings of Megatron's arguments, in the file of `root`.
+    fn with_args(
+        self,
+        root: &Value,
+        args: &Arguments,
+        scheduler: Option<Value>,
+    ) -> anyhow::Result<Found> {
+        let (settings, notes) = args.settings(scheduler)?;
+        let step = root.need("iteration")?.count()?;
+        let samples = args.count("consumed_train_samples")?;
+        let tokens = samples * args.count("seq_length")?;
+        Ok(Found { step, samples, tokens, settings, notes, ..self })
+    }
+
     /// Decides the model's vocabulary: `original` of the padded `rows`, if those that pad it are left
     /// out (`strip`).
     fn vocabulary(&mut self, [original, rows]: [usize; 2], multiple: Option<u64>, strip: bool) {
@@ -175,6 +212,15 @@ impl Found {
     }
 }
 
+/// Arguments of `ForeignRun::read`.
+pub struct Request<'a> {
+    pub model: &'a Model,
+    pub param: &'a Param,
+    /// Shape that the parameter has in checkpoints.
+    pub shape: &'a [usize],
+    pub kept: Kept,
+}
+
 /// A run of another trainer.
 pub trait ForeignRun {
     fn found(&self) -> &Found;
@@ -182,14 +228,8 @@ pub trait ForeignRun {
     /// Whether every parameter of the model is there with its shape; an error lists what is not.
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()>;
 
-    /// One state of a whole parameter, of the shape that checkpoints have, row by row.
-    fn read(
-        &mut self,
-        model: &Model,
-        param: &Param,
-        shape: &[usize],
-        kept: Kept,
-    ) -> anyhow::Result<Vec<f32>>;
+    /// One state of a whole parameter, row by row.
+    fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>>;
 
     /// Sentences about what reading found, such as copies that differ.
     fn remarks(&mut self) -> Vec<String> {

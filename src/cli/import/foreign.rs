@@ -3,9 +3,9 @@
 use base::Problems;
 use base::output::Existing;
 use checkpoint::foreign::{Choices, Format, Found, Replicated, detect};
+use commands::bring::{self, Brought};
 use serde_json::{Value, json};
 use std::path::Path;
-use train::bring::{self, Brought};
 
 /// Options of folders that are not Hugging Face's.
 #[derive(clap::Args, Clone, Debug)]

@@ -248,7 +248,7 @@ impl Group for NcclGroup {
         let device = &self.watchdog.shared.device;
         let order = self.in_flight.borrow_mut().remove(&pending.job);
         let order = order.expect("an operation that this group began, finished once");
-        self.watchdog.shared.wait_for(|stream| device.wait(stream, order[1]));
+        self.watchdog.shared.wait_for(&self.name, |stream| device.wait(stream, order[1]));
         self.free.borrow_mut().push(order); // a wait is for the record at its call
         if pending.sums {
             device.sm_margin.end_sum();

@@ -212,15 +212,23 @@ impl Shared {
             self.state.lock().captured.push(Box::new(events));
             return 0;
         }
-        self.launch(stream, events(), stream == Stream::Compute, call)
+        let events = events();
+        let group = events.first().map_or(String::new(), |event| event.group.clone());
+        let ticket = self.launch(stream, events, stream == Stream::Compute, call);
+        if stream == Stream::Compute {
+            self.device.note_wait(&group);
+        }
+        ticket
     }
 
-    /// Has the compute stream wait, which counts as waiting unless it becomes part of a graph.
-    pub fn wait_for(&self, wait: impl FnOnce(CUstream)) {
-        match self.device.is_capturing() {
-            true => wait(self.device.stream),
-            false => drop(self.launch(Stream::Compute, Vec::new(), true, wait)),
+    /// Has the compute stream wait for a group's operation, which counts as waiting unless it becomes part
+    /// of a graph.
+    pub fn wait_for(&self, group: &str, wait: impl FnOnce(CUstream)) {
+        if self.device.is_capturing() {
+            return wait(self.device.stream);
         }
+        self.launch(Stream::Compute, Vec::new(), true, wait);
+        self.device.note_wait(group);
     }
 
     fn launch(

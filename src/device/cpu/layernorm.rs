@@ -9,15 +9,13 @@ use super::parallel::blocks;
 use crate::{Out, Tensor, op};
 
 pub(super) fn residual_norm(cpu: &Cpu, op: &op::ResidualNorm) {
-    let (residual, norm) = op.parts();
-    elementwise::residual(cpu, &residual);
-    forward(cpu, &norm);
+    elementwise::residual(cpu, &op.residual);
+    forward(cpu, &op.norm);
 }
 
 pub(super) fn norm_residual_backward(cpu: &Cpu, op: &op::NormResidualBackward) {
-    let (norm, residual) = op.parts();
-    backward(cpu, &norm);
-    elementwise::residual_backward(cpu, &residual);
+    backward(cpu, &op.norm);
+    elementwise::residual_backward(cpu, &op.residual);
 }
 
 pub(super) fn forward(cpu: &Cpu, &op::LayerNorm { x, norm, y, stats }: &op::LayerNorm) {

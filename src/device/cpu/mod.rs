@@ -134,7 +134,7 @@ impl Backend for Cpu {
         self.meter.enter(section);
     }
 
-    fn time_ops(&self, _: bool) -> bool {
+    fn time_ops(&self) -> bool {
         self.meter.turn_on();
         true
     }

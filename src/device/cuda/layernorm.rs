@@ -42,7 +42,8 @@ fn row_by_warp(x: Tensor) -> Grid {
 }
 
 pub(super) fn residual_norm(cuda: &Cuda, op: &op::ResidualNorm) {
-    let op::ResidualNorm { x, branch, bias, drop, y, norm, h, stats } = *op;
+    let op::Residual { x, branch, bias, drop, y } = op.residual;
+    let op::LayerNorm { norm, y: h, stats, .. } = op.norm;
     let (scale, shift, eps) = norm.parts();
     let [bias, shift] = [bias, shift].map(|x| x.map_or(0, Tensor::addr));
     let [xa, branch, ya, scale, ha] = [x, branch, y.to, scale, h.to].map(Tensor::addr);
@@ -85,15 +86,16 @@ pub(super) fn backward(cuda: &Cuda, op: &op::LayerNormBackward) {
 
 /// As `backward`, whose dx accumulates, and then dropout's way back from dx.
 pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward) {
-    let op::NormResidualBackward { x, dscale, dshift, drop, dbranch, dbias, .. } = *op;
-    let (norm_op, residual_op) = op.parts();
+    let op::NormResidualBackward { norm: norm_op, residual: residual_op } = op;
+    let op::LayerNormBackward { x, dscale, dshift, .. } = *norm_op;
+    let op::ResidualBackward { drop, dbranch, dbias, .. } = *residual_op;
     let shared = 3 * x.cols * size_of::<f32>();
     if !cuda.has_room(typed!("norm_residual_backward_long", x.dtype), shared) {
-        backward(cuda, &norm_op);
-        return residual_backward(cuda, &residual_op);
+        backward(cuda, norm_op);
+        return residual_backward(cuda, residual_op);
     }
     let to = dbranch.to;
-    let (norm, grid) = backward_arguments(cuda, &norm_op, 3);
+    let (norm, grid) = backward_arguments(cuda, norm_op, 3);
     let dbranch = if residual_op.keeps_dy() { null_mut() } else { to.addr() as _ };
     let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(&drop) };
     let kernels = [
@@ -102,7 +104,7 @@ pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward)
         typed!("norm_residual_backward_long", x.dtype),
         typed!("norm_residual_backward_any", x.dtype),
     ];
-    let (kernel, threads) = kernel_for(cuda, kernels, &norm_op, Some(to));
+    let (kernel, threads) = kernel_for(cuda, kernels, norm_op, Some(to));
     cuda.launch(kernel, Grid { threads: [threads, 1], ..grid }, arguments);
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }

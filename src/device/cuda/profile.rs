@@ -1,6 +1,6 @@
 //! Profile of a GPU's work without a profiler: a timing event behind each kernel and product. Each
 //! takes the time from the event before it to its own. Fills and copies count with the launch that
-//! follows them, as does time in which the GPU waits for the host.
+//! follows them, as does time in which the GPU waits for the host. A wait for other ranks is a launch.
 
 use super::Cuda;
 use super::device::Device;
@@ -8,6 +8,9 @@ use super::driver::CUevent;
 use super::launches::Launch;
 use crate::OpTimes;
 use std::collections::BTreeMap;
+
+/// Begin of the names of waits.
+const WAIT: &str = "wait ";
 
 /// All launches of one name.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,6 +33,12 @@ impl Device {
         if let Some(launches) = &mut *self.launches.lock() {
             launches.push(Launch { name: name(), flops, section, event: self.mark() });
         }
+    }
+
+    /// Records that the compute stream has waited for an operation of a group, or, without a name, that
+    /// the host has: then it counts for no op.
+    pub fn note_wait(&self, group: &str) {
+        self.note_launch(|| format!("{WAIT}{group}"), 0.0);
     }
 
     fn mark(&self) -> CUevent {
@@ -84,6 +93,11 @@ impl Cuda {
     pub(super) fn op_times(&self) -> OpTimes {
         let mut times = OpTimes::default();
         for (launch, seconds) in self.end_profile() {
+            if let Some(group) = launch.name.strip_prefix(WAIT) {
+                let waited = (!group.is_empty()).then(|| times.waits.entry(group.to_string()));
+                waited.into_iter().for_each(|sum| *sum.or_default() += seconds);
+                continue;
+            }
             let name = match &*launch.name {
                 name if name.starts_with("product") || name == "bias_rows" => "gemm",
                 name if name.starts_with("attention") => "attention",

@@ -63,42 +63,28 @@ impl Spec for LayerNormBackward {
     }
 }
 
-/// `Residual`, then h = `LayerNorm` of y. Fused into one pass over memory if the device supports
-/// it.
+/// `Residual`, then `LayerNorm` of its y. Fused into one pass over memory if the device supports it.
 #[derive(Clone, Copy, Debug)]
 pub struct ResidualNorm {
-    pub x: Tensor,
-    pub branch: Tensor,
-    pub bias: Option<Tensor>,
-    pub drop: crate::Dropout,
-    pub y: Out,
-    pub norm: Norm,
-    pub h: Out,
-    pub stats: Out,
-}
-
-impl ResidualNorm {
-    pub fn parts(&self) -> (Residual, LayerNorm) {
-        let ResidualNorm { x, branch, bias, drop, y, norm, h, stats } = *self;
-        (Residual { x, branch, bias, drop, y }, LayerNorm { x: y.to, norm, y: h, stats })
-    }
+    pub residual: Residual,
+    pub norm: LayerNorm,
 }
 
 impl Spec for ResidualNorm {
     const NAME: &'static str = "residual and layernorm";
     fn check(&self) {
-        let (residual, norm) = self.parts();
+        let ResidualNorm { residual, norm } = self;
         residual.check();
         norm.check();
-        assert!(!self.h.add, "the norm overwrites");
+        assert!(norm.x == residual.y.to && !norm.y.add, "the norm of the sum overwrites");
     }
     fn cost(&self) -> Work {
-        let ResidualNorm { x, branch, bias, y, h, stats, .. } = *self;
+        let ResidualNorm { residual: Residual { x, branch, bias, y, .. }, norm } = *self;
         let flops = (10 + bias.is_some() as usize) * x.numel();
-        Work::op(flops).moving([x, branch, y.to, h.to, stats.to])
+        Work::op(flops).moving([x, branch, y.to, norm.y.to, norm.stats.to])
     }
     fn tensors(&self) -> Accesses {
-        let (residual, norm) = self.parts();
+        let ResidualNorm { residual, norm } = self;
         residual.tensors().read(norm.norm.tensors()).write([norm.y, norm.stats])
     }
 }
@@ -107,45 +93,27 @@ impl Spec for ResidualNorm {
 /// of dx.
 #[derive(Clone, Copy, Debug)]
 pub struct NormResidualBackward {
-    pub dy: Tensor,
-    pub x: Tensor,
-    pub stats: Tensor,
-    pub scale: Tensor,
-    pub dx: Out,
-    pub dscale: Out,
-    pub dshift: Option<Out>,
-    pub drop: crate::Dropout,
-    pub dbranch: Out,
-    pub dbias: Option<Out>,
-}
-
-impl NormResidualBackward {
-    pub fn parts(&self) -> (LayerNormBackward, ResidualBackward) {
-        let NormResidualBackward { dy, x, stats, scale, dx, dscale, dshift, .. } = *self;
-        let NormResidualBackward { drop, dbranch, dbias, .. } = *self;
-        (
-            LayerNormBackward { dy, x, stats, scale, dx, dscale, dshift },
-            ResidualBackward { dy: dx.to, drop, dbranch, dbias },
-        )
-    }
+    pub norm: LayerNormBackward,
+    pub residual: ResidualBackward,
 }
 
 impl Spec for NormResidualBackward {
     const NAME: &'static str = "layernorm and residual backward";
     fn check(&self) {
-        let (norm, residual) = self.parts();
+        let NormResidualBackward { norm, residual } = self;
         norm.check();
         residual.check();
-        assert!(self.dx.add, "dx accumulates");
+        assert!(residual.dy == norm.dx.to && norm.dx.add, "the gradient of the sum accumulates");
     }
     fn cost(&self) -> Work {
-        let NormResidualBackward { dy, x, stats, dx, dbranch, dbias, .. } = *self;
+        let LayerNormBackward { dy, x, stats, dx, .. } = self.norm;
+        let ResidualBackward { dbranch, dbias, .. } = self.residual;
         let own = (dbranch.to != dx.to).then_some(dbranch.to);
         let flops = (13 + dbias.is_some() as usize) * x.numel();
         Work::op(flops).moving([dy, x, stats]).moving(own).moving_out(dx)
     }
     fn tensors(&self) -> Accesses {
-        let (norm, residual) = self.parts();
+        let NormResidualBackward { norm, residual } = self;
         let written = (!residual.keeps_dy()).then_some(residual.dbranch);
         norm.tensors().read(residual.drop.tensors()).write(written).write(residual.dbias)
     }

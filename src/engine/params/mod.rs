@@ -19,7 +19,7 @@ use super::groups::{Groups, model_dtype};
 use super::offload::Offload;
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use base::{DType, rng};
-use comm::{Collective, Pending};
+use comm::{Collective, Group, Pending};
 use device::{Backend, Tensor, Transfer, op};
 use host_grads::HostGrads;
 use manifest::{Manifest, Model};
@@ -60,7 +60,8 @@ struct InFlight {
     fills: Vec<Option<Transfer>>,
     /// Bucket whose own share each staging buffer holds or is receiving.
     shares: [Option<usize>; 2],
-    reductions: Vec<Pending>,
+    /// Reductions of gradients, each with its bucket.
+    reductions: Vec<(usize, Pending)>,
     /// Sums of gradients over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
     /// Block and micro-batch whose gradients are being reduced, for each buffer that blocks share.
@@ -288,7 +289,7 @@ impl<'a> ShardedParams<'a> {
         in_flight.shares = [None; 2];
         for (number, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 && !bucket.windowed {
-                in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
+                in_flight.gathers[number] = Some(self.group(number).begin(bucket.gather()));
             }
         }
     }
@@ -296,8 +297,9 @@ impl<'a> ShardedParams<'a> {
     /// Waits for every gather, after which weights can be read.
     pub fn wait_gathers(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let gathers = in_flight.gathers.iter_mut().filter_map(Option::take);
-        gathers.for_each(|pending| self.groups.gradients.finish(pending));
+        for (number, pending) in in_flight.gathers.iter_mut().enumerate() {
+            pending.take().into_iter().for_each(|pending| self.group(number).finish(pending));
+        }
     }
 
     /// Gather state; None while a collective is in flight.
@@ -334,9 +336,10 @@ impl<'a> ShardedParams<'a> {
     pub fn wait_reductions(&self) {
         (0..3).for_each(|buffer| self.accumulate_shard(buffer));
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let Groups { tp_async, gradients, .. } = &self.groups;
-        in_flight.tp_sums.drain(..).for_each(|pending| tp_async.finish(pending));
-        in_flight.reductions.drain(..).for_each(|pending| gradients.finish(pending));
+        let sums = in_flight.tp_sums.drain(..);
+        sums.for_each(|pending| self.groups.tp_async.finish(pending));
+        let reductions = in_flight.reductions.drain(..);
+        reductions.for_each(|(number, pending)| self.group(number).finish(pending));
     }
 
     /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
@@ -344,7 +347,7 @@ impl<'a> ShardedParams<'a> {
     fn begin_reduction(&self, number: usize, at: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
-        let Groups { tp_async, gradients, .. } = &self.groups;
+        let tp_async = &self.groups.tp_async;
         let partial = layout.params.iter().filter(|param| param.spec.partial_grad(self.sequence));
         let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
         in_flight.tp_sums.extend(tp_async.begin_all(&partial.map(sum).collect::<Vec<_>>()));
@@ -352,14 +355,19 @@ impl<'a> ShardedParams<'a> {
             return;
         }
         let part = bucket.scattered_grads(layout.range.start);
-        let pending = gradients.begin(match self.level {
+        let pending = self.group(number).begin(match self.level {
             0 => Collective::AllReduce(bucket.grads),
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
         match self.window(number) {
             Some(window) => in_flight.scattering[window] = Some((number, at, pending)),
-            None => in_flight.reductions.push(pending),
+            None => in_flight.reductions.push((number, pending)),
         }
+    }
+
+    /// Group that gathers the weights of a bucket and reduces its gradients.
+    fn group(&self, number: usize) -> &dyn Group {
+        self.groups.of_module(self.buckets[number].module)
     }
 
     /// Whether gradients are reduced over replicas.
@@ -378,7 +386,7 @@ impl<'a> ShardedParams<'a> {
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
         let Some((number, at, pending)) = reduced else { return };
-        self.groups.gradients.finish(pending);
+        self.group(number).finish(pending);
         let bucket = &self.buckets[number];
         let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
         match &self.host_grads {
@@ -419,7 +427,7 @@ impl ParamStore for ShardedParams<'_> {
         if bucket.windowed {
             self.gather_block(number);
         } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
-            self.groups.gradients.finish(pending);
+            self.group(number).finish(pending);
         }
         &bucket.weights_by_name
     }

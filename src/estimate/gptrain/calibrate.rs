@@ -101,7 +101,7 @@ fn transfers(found: &Measured) -> Option<f64> {
 
 /// Setup of the plan with two factors of a run of `m`: measured by planned seconds of each part, if the run
 /// has measured them; and its slowdown, the median over its steps of measured by then planned time. Also
-/// returns a summary in one line. `name` is the log's file.
+/// returns a summary in one line. `setup` is that run's, `name` the log's file.
 pub fn slowdown(
     log: &Log,
     name: &str,
@@ -109,7 +109,9 @@ pub fn slowdown(
     setup: Setup,
 ) -> Result<(Setup, String), Problems> {
     let stages = dry_run::stages(m);
-    let parts = log.parts.as_ref().map(|table| part_factors(table, &stages, &setup));
+    let turns = log.parts.as_ref().and_then(|_| turns(&setup));
+    let table = log.parts.as_ref().filter(|_| turns.is_none());
+    let parts = table.map(|table| part_factors(table, &stages, &setup));
     let setup = match parts {
         Some(parts) => with(&setup, |hw| Hardware { parts, ..hw }),
         None => setup,
@@ -137,9 +139,19 @@ pub fn slowdown(
         let each = learned.map(|part| format!("{} {:.2}", part.name(), parts[*part as usize]));
         line += &format!(", after each part's own factor: {}", each.collect::<Vec<_>>().join(", "));
     }
+    if let Some(processors) = turns {
+        line += &format!(", and no part's factor: its ranks took turns at {processors} processors");
+    }
     let learn =
         |hw: Hardware| Hardware { slowdown: hw.slowdown * slowdown, scatter, doubt: LEARNED, ..hw };
     Ok((with(&setup, learn), line))
+}
+
+/// Number of processors, if they are fewer than the ranks that share them: an op then has a whole one, and
+/// the turns of other ranks count as waits for messages. Plans divide the processors instead.
+fn turns(setup: &Setup) -> Option<usize> {
+    let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
+    (setup.hardware.here && setup.ranks() > processors).then_some(processors)
 }
 
 /// The setup with other hardware. A command plans once, and every copy of a setup points at its hardware.
@@ -380,6 +392,25 @@ train: {samples: 800}
         near(dry_run::seconds(&stages, &learned), half);
         assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
         assert!(dry_run::error(learned.hardware) <= 0.1);
+    }
+
+    /// A grid's run whose products take twice what is planned has that factor, and no other.
+    #[test]
+    fn parts_of_a_grid_show_in_its_plan() {
+        let m = planned(&["topology={tensor: 2, pipeline: 2, data: 2}", "batch.global=64"]);
+        let gpu = hardware::find("h100-80g", "test").unwrap();
+        let (stages, base) = (dry_run::stages(&m), Setup::of(&m, Program::Gptrain, gpu));
+        let before = drift::by_part(&stages, &base, 0);
+        let mut measured = before;
+        measured[Part::Products as usize] *= 2.0;
+        let seconds: f64 = measured.iter().sum();
+        let parts = Some(PartTable::new(5, 64, &before, &measured));
+        let log = Log { rows: Vec::new(), steps: vec![(64, seconds)], odd: Vec::new(), parts };
+        let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
+        near(learned.hardware.parts[Part::Products as usize], 2.0);
+        near(learned.hardware.parts[Part::Attention as usize], 1.0);
+        assert!(said.contains("each part's own factor: matrix products 2.00"), "{said}");
+        assert!(!said.contains("tensor collectives"), "hidden beside computation: {said}");
     }
 
     #[test]

@@ -1,20 +1,17 @@
 //! Checks of datasets, their shares and blends, and masks.
 
-use super::super::choices::{ObjectiveName, PartName};
-use super::super::forms::{self, Blend, DatasetForm, Named, ObjectiveForm};
+use super::super::choices::PartName;
+use super::super::define::Written;
+use super::super::forms::{self, Blend, DatasetForm, Named};
+use super::super::lr::Length;
 use super::super::report::Report;
-use super::super::settings::{Written, raw};
-use super::super::{
-    Data, DataStage, Dataset, Eod, Model, Objective, PrefixLm, Sequences, ValidSet, tree,
-};
+use super::super::settings::raw;
+use super::super::{Data, DataStage, Dataset, Eod, Model, Sequences, ValidSet, tree};
 use super::paths::resolve;
-use super::time::Length;
 use base::Count;
 use std::path::{Path, PathBuf};
 
 const DEFAULT_SPLIT: &str = "969,30,1";
-/// Parts in the order of a split's numbers.
-const PARTS: [PartName; 3] = [PartName::Train, PartName::Valid, PartName::Test];
 
 /// Inputs from the rest of the manifest.
 pub struct Run<'a> {
@@ -173,7 +170,7 @@ impl Blends<'_, '_> {
             false => numbers(&weights),
         };
         if shares.is_some_and(|shares| shares[which] == 0.0) {
-            let part = PARTS[which].name();
+            let part = PartName::ALL[which].name();
             let what = format!("{path}: the split {weights} leaves nothing to {part}");
             self.report.add(&place, what, format!("give {part} a share above 0, or a range"));
         }
@@ -256,28 +253,6 @@ fn one_bound(eod: &Eod, by_index: bool, report: &mut Report) {
     }
 }
 
-pub fn objective(form: Option<ObjectiveForm>) -> Objective {
-    let settings = match form {
-        None | Some(ObjectiveForm::Name(ObjectiveName::Causal)) => return Objective::Causal,
-        Some(ObjectiveForm::Name(ObjectiveName::PrefixLm)) => None,
-        Some(ObjectiveForm::Settings(objective)) => objective.prefix_lm,
-    };
-    Objective::PrefixLm(PrefixLm::read(settings.unwrap_or_default()))
-}
-
-impl Written for Objective {
-    type Raw = ObjectiveForm;
-
-    fn written(&self) -> Option<ObjectiveForm> {
-        Some(match self {
-            Objective::Causal => ObjectiveName::Causal.into(),
-            Objective::PrefixLm(settings) => {
-                forms::Objective { prefix_lm: settings.written() }.into()
-            }
-        })
-    }
-}
-
 impl Written for Vec<Dataset> {
     type Raw = Blend;
 
@@ -285,7 +260,7 @@ impl Written for Vec<Dataset> {
         let full = |dataset: &Dataset| {
             let (split, part, range) = match &dataset.part {
                 Sequences::Split { weights, which } => {
-                    (Some(weights.clone()), Some(PARTS[*which]), None)
+                    (Some(weights.clone()), Some(PartName::ALL[*which]), None)
                 }
                 Sequences::Range(from, to) => (None, None, Some(format!("{from:?}..{to:?}"))),
             };

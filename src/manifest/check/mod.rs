@@ -7,10 +7,12 @@ mod paths;
 pub mod shape;
 pub mod time;
 
+use super::define::Written;
 use super::forms::{self, LossScaleForm, Raw};
-use super::optimizers::{self, OptimizerForm};
+use super::lr;
+use super::optimizers;
 use super::report::{Report, short};
-use super::settings::{Written, raw};
+use super::settings::raw;
 use super::{
     Adafactor, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr, Manifest, Model,
     OffloadWhat, Optimizer, Plan, Position, Precision, Restart, Slurm, Topology, Train,
@@ -43,13 +45,13 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let precision = raw.precision.unwrap_or(Precision::F32);
     shape::fp8(precision, &model, &batch, &topology, report);
     let loss_scale = loss_scale(raw.loss_scale, precision, report);
-    let optimizer = optimizer(raw.optimizer, report);
+    let optimizer = optimizers::optimizer(raw.optimizer, report);
     shape::blocks_of_columns(&optimizer, &topology, &model, report);
-    let lr = raw.lr.unwrap_or_default();
-    let in_tokens = lr.warmup_tokens.is_some();
-    let lr = Lr::read(lr, samples, model.seq_len, report);
-    time::lr(&lr, in_tokens, report);
-    relative_step(&optimizer, &lr, report);
+    let rate = raw.lr.unwrap_or_default();
+    let in_tokens = rate.warmup_tokens.is_some();
+    let rate = Lr::read(rate, samples, model.seq_len, report);
+    lr::check(&rate, in_tokens, report);
+    relative_step(&optimizer, &rate, report);
     mup(&model, &optimizer, report);
     adafactor_offloaded(&optimizer, &topology, report);
     muon_offloaded(&optimizer, &topology, report);
@@ -72,7 +74,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
         data,
         batch,
         optimizer,
-        lr,
+        lr: rate,
         topology,
         comm,
         restart,
@@ -195,24 +197,13 @@ impl Written for LossScale {
     }
 }
 
-fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
-    optimizers::written(&form, report);
-    let mut given = Optimizer::read(form);
-    if given.len() > 1 && report.sound(&["optimizer"]) {
-        report.add("optimizer", "optimizer has more than one kind", "keep one");
-    }
-    given.swap_remove(0)
-}
-
 /// A relative step replaces a schedule.
 fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
     let Optimizer::Adafactor(Adafactor { relative_step: true, .. }) = optimizer else { return };
     let scheduled = match (lr.decay, lr.warmup_samples) {
         (Decay::Constant, 0) => return,
         (Decay::Constant, samples) => format!("lr has a warm-up of {samples} samples"),
-        (Decay::Linear { .. }, _) => "lr.decay is linear".to_string(),
-        (Decay::Cosine { .. }, _) => "lr.decay is cosine".to_string(),
-        (Decay::Wsd { .. }, _) => "lr.decay is wsd".to_string(),
+        (decay, _) => format!("lr.decay is {}", decay.name()),
     };
     if report.sound(&["optimizer", "lr", "train"]) {
         let what = format!(

@@ -1,17 +1,15 @@
 //! Checks of the network's shape, and of its split over ranks.
 
-use super::super::choices::{CompressionName, LayerAttention, LayerSplitName, PositionName};
-use super::super::forms::{
-    self, CompressionForm, DropoutForm, LayerCount, LayerSplitForm, OffloadForm, PositionForm,
-    PositionSettings, Rate,
-};
+use super::super::choices::{LayerAttention, LayerSplitName};
+use super::super::define::Written;
+use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, OffloadForm, Rate};
 use super::super::layers::{self, LayerForm};
 use super::super::report::Report;
-use super::super::rope;
-use super::super::settings::{Written, raw};
+use super::super::rope::{self, PositionForm, PositionSettings};
+use super::super::settings::raw;
 use super::super::{
     Adam8bit, Batch, Dropout, Family, Ffn, GradientHome, LayerSplit, Model, Offload, OffloadWhat,
-    Optimizer, Position, PowerSgd, Precision, Rope, Schedule, Topology,
+    Optimizer, Position, Precision, Schedule, Topology,
 };
 use base::Gelu;
 
@@ -23,32 +21,6 @@ pub fn dropout(form: Option<DropoutForm>) -> Dropout {
             raw::Dropout { embedding: Some(rate), attention: Some(rate), residual: Some(rate) }
         }
     })
-}
-
-pub fn position(form: Option<PositionForm>, family: Family) -> Position {
-    let name = match form {
-        None => family.defaults().position,
-        Some(PositionForm::Name(name)) => name,
-        Some(PositionForm::Settings(settings)) => {
-            return Position::Rope(Rope::read(settings.rope.unwrap_or_default()));
-        }
-    };
-    match name {
-        PositionName::Learned => Position::Learned,
-        PositionName::Alibi => Position::Alibi,
-        PositionName::Rope => Position::Rope(Rope::read(Default::default())),
-    }
-}
-
-impl Written for Position {
-    type Raw = PositionForm;
-
-    fn written(&self) -> Option<PositionForm> {
-        Some(match self {
-            Position::Learned | Position::Alibi => self.name().into(),
-            Position::Rope(rope) => PositionSettings { rope: rope.written() }.into(),
-        })
-    }
 }
 
 /// Checks for contradictions between written settings that the checked model no longer contains.
@@ -94,7 +66,7 @@ pub fn pattern(model: &Model, report: &mut Report) {
     }
     let rope = model.pattern.iter().any(|kind| kind.rope.is_some());
     if rope && !matches!(model.position, Position::Rope(_)) {
-        let name = model.position.name().name();
+        let name = model.position.name();
         let what = format!("model.pattern has layers with rope, and model.position is {name}");
         report.between(&[path, "model.position"], what, "set model.position to rope");
     }
@@ -140,7 +112,7 @@ pub fn positions(model: &Model, report: &mut Report) {
         return;
     }
     if model.position != Position::Learned {
-        let name = model.position.name().name();
+        let name = model.position.name();
         let what = format!("{key} is for position: learned, and model.position is {name}");
         report.between(&[key, "model.position"], what, format!("remove {key}"));
     } else if rows < seq_len {
@@ -433,20 +405,6 @@ fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
         );
         let remedy = "set topology.zero to 1, or topology.pipeline to 1";
         report.between(&["topology.zero", "topology.pipeline"], what, remedy);
-    }
-}
-
-pub fn compression(form: Option<CompressionForm>) -> Option<PowerSgd> {
-    match form {
-        None | Some(CompressionForm::Name(CompressionName::None)) => None,
-        Some(CompressionForm::Name(CompressionName::PowerSgd)) => Some(PowerSgd::default()),
-        Some(CompressionForm::Settings(form)) => form.powersgd.map(PowerSgd::read),
-    }
-}
-
-impl From<raw::PowerSgd> for CompressionForm {
-    fn from(settings: raw::PowerSgd) -> CompressionForm {
-        forms::Compression { powersgd: Some(settings) }.into()
     }
 }
 

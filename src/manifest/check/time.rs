@@ -1,13 +1,13 @@
-//! Checks of batch sizes, learning rate and length of the run, all in samples.
+//! Checks of batch sizes and length of the run, all in samples.
 
-use super::super::choices::{DecayName, SpikeAction};
-use super::super::forms::{self, DecayForm, DivergenceForm, RampUpForm};
+use super::super::choices::SpikeAction;
+use super::super::forms::{DivergenceForm, RampUpForm};
 use super::super::report::{Report, short};
-use super::super::settings::{Written, raw};
+use super::super::settings::raw;
 use super::super::tree::Value;
-use super::super::{Batch, Decay, Divergence, EvalTask, Lr, RampUp};
+use super::super::{Batch, Divergence, EvalTask, RampUp};
 use super::paths::resolve;
-use base::{Bytes, Count};
+use base::Bytes;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -203,155 +203,6 @@ pub fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes
             let what = format!("train.device_memory \"{}\" is not a size", short(&given));
             report.add("train.device_memory", what, why);
             None
-        }
-    }
-}
-
-pub fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
-    let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
-    warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0)
-}
-
-/// Checks the learning rate. `tokens` is whether the warm-up is given in tokens.
-pub fn lr(lr: &Lr, tokens: bool, report: &mut Report) {
-    let Lr { peak, min, warmup_samples: warmup, decay, .. } = *lr;
-    if report.sound(&["lr.peak", "lr.min"]) && min > peak {
-        let what = format!("lr.min {min} is above lr.peak {peak}");
-        report.between(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
-    }
-    if decay == Decay::Constant && min > 0.0 && report.sound(&["lr.min", "lr.decay"]) {
-        let what = format!("lr.min {min} is never reached: lr.decay is constant");
-        report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
-    }
-    // Maximum samples of the warm-up; the event that follows, and its sample.
-    let (begins, what, at) = match decay {
-        Decay::Constant => return,
-        Decay::Linear { samples } | Decay::Cosine { samples } => {
-            (samples - 1, "lr.decay ends", samples)
-        }
-        Decay::Wsd { decay_from, .. } => (decay_from, "the decay begins", decay_from),
-    };
-    if warmup > begins && report.sound(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
-        let (warmup, at) = (Count(warmup), Count(at));
-        let what = format!("the warm-up takes {warmup} samples, and {what} at {at}");
-        let path = if tokens { "lr.warmup_tokens" } else { "lr.warmup_samples" };
-        let remedy = "shorten the warm-up or lengthen lr.decay";
-        report.between(&[path, "lr.decay"], what, remedy);
-    }
-}
-
-/// Decay of a run of `run` samples. The decay ends with the run unless written otherwise.
-pub fn decay(
-    form: Option<DecayForm>,
-    run: u64,
-    warmup: u64,
-    seq_len: usize,
-    report: &mut Report,
-) -> Decay {
-    // A run too short for its warm-up (a trial, say) does not reach the decay.
-    let run = run.max(warmup + 1);
-    use DecayName::{Constant, Cosine, Linear, Wsd};
-    let lengths = match form {
-        None | Some(DecayForm::Name(Cosine)) => return Decay::Cosine { samples: run },
-        Some(DecayForm::Name(Constant)) => return Decay::Constant,
-        Some(DecayForm::Name(Linear)) => return Decay::Linear { samples: run },
-        Some(DecayForm::Name(Wsd)) => {
-            forms::Decay { wsd: Some(forms::Wsd::default()), ..Default::default() }
-        }
-        Some(DecayForm::Lengths(lengths)) => lengths,
-    };
-    let end = |samples, tokens, path: &str, report: &mut Report| {
-        Length { samples, tokens }.resolve(path, "", seq_len, report).unwrap_or(run)
-    };
-    match (lengths.linear, lengths.cosine, lengths.wsd) {
-        (Some(span), None, None) => {
-            Decay::Linear { samples: end(span.samples, span.tokens, "lr.decay.linear", report) }
-        }
-        (None, Some(span), None) => {
-            Decay::Cosine { samples: end(span.samples, span.tokens, "lr.decay.cosine", report) }
-        }
-        (None, None, Some(wsd)) => {
-            let samples = end(wsd.samples, wsd.tokens, "lr.decay.wsd", report);
-            last_part(wsd, samples, warmup, seq_len, report)
-        }
-        (None, None, None) => {
-            if report.sound(&["lr.decay"]) {
-                let remedy = "take constant, linear, cosine or wsd";
-                report.add("lr.decay", "lr.decay names no shape", remedy);
-            }
-            Decay::Constant
-        }
-        _ => {
-            report.add("lr.decay", "lr.decay has more than one shape", "keep one");
-            Decay::Constant
-        }
-    }
-}
-
-/// Decay of warm-up, stable, decay, which ends at `samples`.
-fn last_part(
-    wsd: forms::Wsd,
-    samples: u64,
-    warmup: u64,
-    seq_len: usize,
-    report: &mut Report,
-) -> Decay {
-    let path = "lr.decay.wsd";
-    let tenth = (samples / 10).min(samples.saturating_sub(warmup)).max(1);
-    let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
-    let decay = length.resolve(path, "decay_", seq_len, report).unwrap_or(tenth);
-    if decay > samples && report.sound(&[path, "train"]) {
-        let [decay, samples] = [decay, samples].map(Count);
-        let what = format!("lr.decay.wsd: a decay of {decay} samples cannot end at {samples}");
-        report.add(path, what, "shorten the decay");
-    }
-    Decay::Wsd { decay_from: samples.saturating_sub(decay), samples }
-}
-
-impl Written for Decay {
-    type Raw = DecayForm;
-
-    fn written(&self) -> Option<DecayForm> {
-        let span = |samples| Some(forms::Span { samples: Some(samples), tokens: None });
-        let mut decay = forms::Decay::default();
-        match *self {
-            Decay::Constant => return Some(DecayName::Constant.into()),
-            Decay::Linear { samples } => decay.linear = span(samples),
-            Decay::Cosine { samples } => decay.cosine = span(samples),
-            Decay::Wsd { decay_from, samples } => {
-                let (decay_samples, samples) = (Some(samples - decay_from), Some(samples));
-                decay.wsd = Some(forms::Wsd { decay_samples, samples, ..Default::default() });
-            }
-        }
-        Some(decay.into())
-    }
-}
-
-/// Length given in samples or in tokens.
-pub struct Length {
-    pub samples: Option<u64>,
-    pub tokens: Option<u64>,
-}
-
-impl Length {
-    /// Length in samples; tokens are rounded up to whole samples.
-    pub fn resolve(
-        self,
-        section: &str,
-        prefix: &str,
-        seq_len: usize,
-        report: &mut Report,
-    ) -> Option<u64> {
-        match (self.samples, self.tokens) {
-            (Some(_), Some(_)) => {
-                let path = format!("{section}.{prefix}tokens");
-                let what = format!("{path} and {section}.{prefix}samples are both given");
-                report.add(&path, what, "keep one of them");
-                None
-            }
-            (Some(samples), None) => Some(samples),
-            (None, Some(tokens)) => Some(tokens.div_ceil(seq_len as u64)),
-            (None, None) => None,
         }
     }
 }

@@ -3,7 +3,7 @@
 use crate::{Cx, GradBuffers, Params, Weight};
 use base::DType;
 use comm::Pending;
-use device::{Arena, Dropout, Norm, Out, Tensor, op};
+use device::{Arena, Dropout, Out, Tensor, op};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy)]
@@ -31,19 +31,34 @@ impl Acts {
         Acts { weights, x, stats, h, h_in: cx.tp.gathered(h, all, arena) }
     }
 
-    fn norm(&self, cx: &Cx, w: &Params) -> Norm {
-        cx.norm(w, self.weights)
+    fn forward(&self, cx: &Cx, w: &Params) -> op::LayerNorm {
+        let norm = cx.norm(w, self.weights);
+        op::LayerNorm { x: self.x, norm, y: self.h.set(), stats: self.stats.set() }
+    }
+
+    fn backward(&self, w: &Params, g: &Params, dy: Tensor, dx: Out) -> op::LayerNormBackward {
+        let [scale, shift] = self.weights;
+        let (dscale, dshift) = (g[scale].add(), g.get(shift).map(Tensor::add));
+        op::LayerNormBackward {
+            dy,
+            x: self.x,
+            stats: self.stats,
+            scale: w[scale],
+            dx,
+            dscale,
+            dshift,
+        }
     }
 }
 
 pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
-    cx.be.run(op::LayerNorm { x: a.x, norm: a.norm(cx, w), y: a.h.set(), stats: a.stats.set() });
+    cx.be.run(a.forward(cx, w));
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
 /// Like `forward`, but only starts the gather of h_in.
 pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
-    cx.be.run(op::LayerNorm { x: a.x, norm: a.norm(cx, w), y: a.h.set(), stats: a.stats.set() });
+    cx.be.run(a.forward(cx, w));
     cx.tp.begin_gather(a.h, a.h_in)
 }
 
@@ -56,33 +71,14 @@ pub fn forward_residual(
     bias: Option<Tensor>,
     drop: &Dropout,
 ) {
-    let (x, h, stats) = (a.x.set(), a.h.set(), a.stats.set());
-    cx.be.run(op::ResidualNorm {
-        x: stream,
-        branch,
-        bias,
-        drop: *drop,
-        y: x,
-        norm: a.norm(cx, w),
-        h,
-        stats,
-    });
+    let residual = op::Residual { x: stream, branch, bias, drop: *drop, y: a.x.set() };
+    cx.be.run(op::ResidualNorm { residual, norm: a.forward(cx, w) });
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
 /// Backward. `d` [n, H] is the gradient of h.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: Tensor, dx: Out) {
-    let [scale, shift] = a.weights;
-    let (dscale, dshift) = (g[scale].add(), g.get(shift).map(Tensor::add));
-    cx.be.run(op::LayerNormBackward {
-        dy: d,
-        x: a.x,
-        stats: a.stats,
-        scale: w[scale],
-        dx,
-        dscale,
-        dshift,
-    });
+    cx.be.run(a.backward(w, g, d, dx));
 }
 
 /// Backward of `forward_residual`. Reads the gradient of h in `d.h`, adds that of x to `d.stream`,
@@ -96,17 +92,8 @@ pub fn backward_residual(
     drop: &Dropout,
     dbias: Option<Out>,
 ) {
-    let [scale, shift] = a.weights;
-    cx.be.run(op::NormResidualBackward {
-        dy: d.h,
-        x: a.x,
-        stats: a.stats,
-        scale: w[scale],
-        dx: d.stream.add(),
-        dscale: g[scale].add(),
-        dshift: g.get(shift).map(Tensor::add),
-        drop: *drop,
-        dbranch: d.branch.set(),
-        dbias,
-    });
+    let norm = a.backward(w, g, d.h, d.stream.add());
+    let residual =
+        op::ResidualBackward { dy: d.stream, drop: *drop, dbranch: d.branch.set(), dbias };
+    cx.be.run(op::NormResidualBackward { norm, residual });
 }

@@ -2,12 +2,12 @@
 //! receives every sample's values in the samples' order, so that sums do not depend on the grid.
 
 use super::super::loader::DataShard;
-use super::super::rank::Rank;
 use base::progress::Progress;
 use data::Batch;
 use data::eval::{Accuracy, Samples, Task};
 use device::Backend;
 use engine::Scores;
+use launch::rank::Rank;
 use model::Inputs;
 use plan::grid::Axis;
 

@@ -1,9 +1,9 @@
 //! Append-only file with its own writer thread. Training does not wait for the disk. Text written
 //! while the folder is full or gone is kept in memory and written later, in order.
 
-use crate::storage::Storage;
 use anyhow::{Context, Result, anyhow};
 use base::output::{Existing, Output};
+use launch::storage::Storage;
 use parking_lot::Mutex;
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind, Write};

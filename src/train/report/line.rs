@@ -7,9 +7,10 @@
 
 use super::RunInfo;
 use super::numbers::{Format, Interval, Shown, StepRow};
-use super::screen::{Form, time_left};
+use super::screen::time_left;
 use base::Count;
 use data::eval::Accuracy;
+use launch::console::Form;
 
 /// Line of an interval of steps.
 pub(super) fn steps(form: Form, all: &Interval, last: &StepRow, info: &RunInfo) -> String {

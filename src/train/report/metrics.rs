@@ -15,11 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use super::append::Appender;
 use super::numbers::StepRow;
-use crate::storage::Storage;
 use base::output::{Existing, Output};
 use base::{Problems, input, null_is_nan};
 use data::eval::Accuracy;
 use estimate::parts::PartTable;
+use launch::storage::Storage;
 
 /// Name of the file in a run's folder.
 pub const NAME: &str = "metrics.jsonl";

@@ -1,5 +1,4 @@
-//! The report of a run: Megatron's log line, `metrics.jsonl`, TensorBoard events, a progress bar,
-//! and afterwards an HTML page with the curves.
+//! The report of a run: Megatron's log line, `metrics.jsonl`, TensorBoard events, a progress bar.
 //!
 //! Independent of the model, the device and the checkpoint: it receives numbers and writes them.
 
@@ -10,12 +9,8 @@ pub mod numbers;
 mod screen;
 pub mod tensorboard;
 
-mod curves;
-pub mod compare;
-pub mod page;
-
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,13 +21,13 @@ use base::Count;
 use data::eval::Accuracy;
 use estimate::parts::PartTable;
 
-use crate::storage::Storage;
+use launch::console::Console;
+use launch::storage::Storage;
 
 use append::Appender;
 use metrics::{EvalRow, MetricsFile, TaskRow};
 use numbers::{Interval, Shown, StepRow};
 use screen::Screen;
-pub use screen::{Console, Form};
 use tensorboard::Events;
 
 /// Constants of a run, for rates and totals.

@@ -1,71 +1,11 @@
-//! Terminal output: lines on standard output, and a progress bar below them.
-
-use parking_lot::Mutex;
-use std::io::{self, Write};
-use std::sync::Arc;
+//! Progress bar of a run, below the lines on standard output.
 
 use super::RunInfo;
 use super::numbers::StepRow;
 use base::progress::{self, ProgressBar};
 use base::svg::short;
 use base::{Count, Seconds};
-
-/// Prints whole lines, above the progress bar while there is one.
-#[derive(Clone)]
-pub struct Console {
-    output: Arc<Mutex<Output>>,
-}
-
-/// Form in which steps are printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Form {
-    /// Megatron's lines.
-    Megatron,
-    /// Short lines for people.
-    Short,
-    /// No lines, and no bar.
-    Quiet,
-}
-
-struct Output {
-    out: Box<dyn Write + Send>,
-    form: Form,
-}
-
-impl Console {
-    pub fn stdout() -> Console {
-        Console::new(Box::new(io::stdout()))
-    }
-
-    pub fn new(out: Box<dyn Write + Send>) -> Console {
-        Console { output: Arc::new(Mutex::new(Output { out, form: Form::Megatron })) }
-    }
-
-    /// Sets the form of steps. A quiet console remains quiet.
-    pub fn set_form(&self, form: Form) {
-        let mut output = self.output.lock();
-        if output.form != Form::Quiet {
-            output.form = form;
-        }
-    }
-
-    pub fn form(&self) -> Form {
-        self.output.lock().form
-    }
-
-    /// Prints a line, above the progress bar.
-    pub fn print(&self, text: &str) {
-        let out = &mut self.output.lock().out;
-        // A closed pipe (`gptrain run | head`) does not end a run: its record is on disk.
-        let _ = progress::above(|| writeln!(out, "{text}").and_then(|()| out.flush()));
-    }
-
-    /// Prints a line on standard error.
-    pub fn error(&self, text: &str) {
-        let _lines_are_whole = self.output.lock();
-        let _ = progress::above(|| writeln!(io::stderr(), "{text}"));
-    }
-}
+use launch::console::{Console, Form};
 
 /// Progress bar of a run, on standard error.
 pub(super) struct Screen {

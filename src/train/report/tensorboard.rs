@@ -16,7 +16,7 @@ use anyhow::{Context, Result};
 use base::unix_time;
 
 use super::append::Appender;
-use crate::storage::Storage;
+use launch::storage::Storage;
 
 const PREFIX: &str = "events.out.tfevents.";
 const BY_SAMPLES: &str = " vs samples";

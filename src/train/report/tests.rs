@@ -1,11 +1,7 @@
-use parking_lot::Mutex;
-use std::io::{self, Write};
-use std::sync::Arc;
 use std::time::Duration;
 
 use regex_lite::Regex;
 
-use super::curves::{smoothed, thinned};
 use super::line::validation;
 use super::numbers::{Interval, StepRow};
 use super::screen::time_left;
@@ -13,6 +9,8 @@ use super::tensorboard::crc32c;
 use super::*;
 use base::Seconds;
 use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
+use launch::console::Form;
+use launch::testing::Printed;
 
 fn info() -> RunInfo {
     RunInfo {
@@ -158,27 +156,6 @@ fn the_validation_line_is_megatrons() {
     assert!(validation(Form::Megatron, 1, "v", f64::NAN).contains("lm loss value: NAN |"));
 }
 
-/// Printed text, for a test to read.
-#[derive(Clone, Default)]
-pub struct Printed(Arc<Mutex<Vec<u8>>>);
-
-impl Printed {
-    pub fn text(&self) -> String {
-        String::from_utf8(self.0.lock().clone()).unwrap()
-    }
-}
-
-impl Write for Printed {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// In a pipe there are plain lines only: one per interval, and the rest at the end.
 #[test]
 fn lines_come_at_intervals_and_at_the_end() {
@@ -290,19 +267,4 @@ fn tensorboard_has_every_step_of_a_short_run_and_fewer_of_a_long_one() {
     assert_eq!(written(0..65_536), 65_536);
     assert_eq!(written(65_536..131_072), 32_768);
     assert_eq!(written(524_288..1_048_576), 32_768, "of each doubling");
-}
-
-#[test]
-fn smoothing_keeps_the_start_and_thinning_the_spikes() {
-    let noisy: Vec<_> = (0..10_000).map(|i| (i as f64, (i % 2) as f64)).collect();
-    let smooth = smoothed(&noisy, 101);
-    assert_eq!((smooth.len(), smooth[0]), (10_000, (0.0, 0.0)));
-    assert!(smooth[200..].iter().all(|(_, y)| (y - 0.5).abs() < 0.02));
-
-    let mut spike: Vec<_> = (0..10_000).map(|i| (i as f64, 1.0)).collect();
-    spike[7777].1 = 50.0;
-    let thin = thinned(&spike);
-    assert!(thin.len() <= 1202 && thin.contains(&(7777.0, 50.0)));
-    assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0), "ascending");
-    assert_eq!((thin[0].0, thin[thin.len() - 1].0), (0.0, 9999.0));
 }

@@ -2,10 +2,10 @@
 //! folder, every rank writes its part, rank 0 publishes. A repeated step starts from the beginning.
 
 use super::super::last_checkpoint;
-use super::super::storage::Storage;
 use anyhow::Result;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Keep, Share, State, WrittenPart};
+use launch::storage::Storage;
 use std::path::{Path, PathBuf};
 
 /// Creates the folder, if there is space for `bytes`.

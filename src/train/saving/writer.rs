@@ -1,11 +1,11 @@
 //! Writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
 use super::super::also::Shared;
-use super::super::storage::Storage;
 use super::patient;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
 use checkpoint::{Found, Keep, Snapshot, State, WrittenPart};
+use launch::storage::Storage;
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -5,15 +5,16 @@
 mod prometheus;
 mod state;
 
-pub use state::{COMPLETE, FAILED, Last, NAME, State, Status, Warning, Warnings, keep};
+pub use state::{COMPLETE, FAILED, Last, NAME, State, Status};
 
-use super::events::{self, Event, Kind};
 use super::report::numbers::StepRow;
 use anyhow::Result;
 use base::output::{self, Existing};
 use base::{Count, unix_time};
 use comm::{Place, Recorder};
 use estimate::parts::{Part, PartTable};
+use launch::events::{self, Event, Kind};
+use launch::messages::{Warning, Warnings};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

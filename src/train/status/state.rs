@@ -2,15 +2,14 @@
 
 use crate::report::numbers::{Shown, StepRow, shown};
 use anyhow::Context;
-use base::{Problems, Seconds, WrongInput, input, unix_time};
+use base::{Problems, Seconds, WrongInput, input};
 use estimate::parts::PartTable;
-use parking_lot::Mutex;
+use launch::messages::Warning;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
 
 /// Name of the file in a run's folder.
 pub const NAME: &str = "status.json";
@@ -18,9 +17,6 @@ pub const NAME: &str = "status.json";
 /// Value of `phase` for a complete run, and first word of that for a failed one.
 pub const COMPLETE: &str = "complete";
 pub const FAILED: &str = "failed";
-
-/// Number of last warnings that are kept.
-const WARNINGS: usize = 16;
 
 /// Seconds without a heartbeat after which a run counts as silent.
 const SILENT: f64 = 60.0;
@@ -125,25 +121,6 @@ impl<'de> Deserialize<'de> for Last {
         }
         serde_json::from_value(all).map(Last).map_err(D::Error::custom)
     }
-}
-
-/// Warning for the user.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Warning {
-    pub at: f64,
-    pub text: String,
-}
-
-/// Last warnings of a process.
-pub type Warnings = Arc<Mutex<VecDeque<Warning>>>;
-
-/// Adds a warning.
-pub fn keep(warnings: &Warnings, text: &str) {
-    let mut warnings = warnings.lock();
-    if warnings.len() == WARNINGS {
-        warnings.pop_front();
-    }
-    warnings.push_back(Warning { at: unix_time().as_secs_f64(), text: text.to_string() });
 }
 
 impl Status {

@@ -1,8 +1,8 @@
 //! Writes spans in the Trace Event Format: complete events ("X") with pid = rank and tid = track.
 //! https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 
-use super::spans::RankSpans;
 use base::output::{Existing, Output};
+use launch::spans::RankSpans;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs::File;

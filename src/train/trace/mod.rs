@@ -2,15 +2,12 @@
 //! Event Format of Perfetto and chrome://tracing.
 
 mod chrome;
-mod spans;
 
-pub use spans::SpanRecorder;
-
-use super::rank::Rank;
 use super::watch::{Ended, Idle, Now, StepAt, Watcher};
 use base::{Problems, Seconds};
 use device::Backend;
-use spans::RankSpans;
+use launch::rank::Rank;
+use launch::spans::{RankSpans, SpanRecorder};
 use std::fmt;
 use std::path::PathBuf;
 

@@ -16,9 +16,7 @@ pub use record::Record;
 pub use replicas::{Replicas, compare};
 pub use stop_at_loss::StopAtLoss;
 
-use super::guard::Signals;
 use super::loader::DataShard;
-use super::rank::Rank;
 use checkpoint::{DataId, Progress, State};
 use data::Datasets;
 use data::eval::{Accuracy, Task};
@@ -26,6 +24,8 @@ use device::Backend;
 use device::cuda::nvml::Monitor;
 use engine::Engine;
 use estimate::parts::PartTable;
+use launch::guard::Signals;
+use launch::rank::Rank;
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
 use std::cell::RefCell;

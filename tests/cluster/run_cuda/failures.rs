@@ -10,7 +10,7 @@ use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{self, Group, World, threads};
 use gptrain::device::cuda::Cuda;
 use gptrain::device::{Backend, Tensor};
-use gptrain::train::RANKS;
+use gptrain::launch::RANKS;
 use rustix::process::Signal;
 use std::process::Command;
 use std::time::Duration;

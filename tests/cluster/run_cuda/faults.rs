@@ -3,7 +3,7 @@
 use super::run_on;
 use crate::common::binary::Lab;
 use crate::common::softgpu;
-use gptrain::train::sick_nodes::{self, Reason};
+use gptrain::launch::sick_nodes::{self, Reason};
 
 const RUN: [&str; 3] = ["train.steps=3", "train.eval_interval=0", "log.folder=a"];
 

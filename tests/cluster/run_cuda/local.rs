@@ -3,7 +3,7 @@
 
 use super::ranks::{on_stand_in, threads, with};
 use crate::common::binary::{Done, Lab, Ranks, has_ended, run_args, until, verdict};
-use gptrain::train::RANKS;
+use gptrain::launch::RANKS;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Command;
 

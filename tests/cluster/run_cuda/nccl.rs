@@ -8,7 +8,7 @@ use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{Collective, Message, PIPELINE, World, threads as worlds};
 use gptrain::device::cuda::{Cuda, Options, SERIAL};
 use gptrain::device::{Backend, Tensor, op};
-use gptrain::train::RANKS;
+use gptrain::launch::RANKS;
 use std::sync::Barrier;
 
 const RUN: [&str; 3] = ["train.device=cuda", "train.steps=4", "train.eval_interval=0"];
@@ -35,6 +35,31 @@ fn an_operation_is_awaited_without_those_begun_after_it() {
         let mut sums = [0.0f32; SUMS];
         cuda.download(x, bytemuck::cast_slice_mut(&mut sums));
         assert_eq!(sums, [2.0; SUMS]);
+    };
+    std::thread::scope(|scope| {
+        for world in worlds::world(2) {
+            scope.spawn(|| rank(world));
+        }
+    });
+}
+
+/// The seconds of ops have the waits of the compute stream for a group, of both kinds of operation.
+#[test]
+fn timed_ops_have_the_waits_of_each_group() {
+    let rank = |world: World| {
+        let options = softgpu::gpu(world.rank());
+        let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+        let nccl = Nccl::open(&cuda, &options).unwrap();
+        let [now, begun, idle] =
+            ["now", "begun", "idle"].map(|name| nccl.group(&world, name, &[0, 1]));
+        let x = Tensor::at(cuda.reserve(256).unwrap(), 1, 64, DType::F32);
+        assert!(cuda.time_ops());
+        now.all_reduce(x);
+        begun.finish(begun.begin(Collective::AllReduce(x)));
+        let waits = cuda.take_times().waits;
+        assert_eq!(waits.keys().collect::<Vec<_>>(), ["begun", "now"]);
+        idle.all_reduce(x);
+        assert!(cuda.take_times().waits.is_empty(), "no longer timed");
     };
     std::thread::scope(|scope| {
         for world in worlds::world(2) {

@@ -4,7 +4,8 @@ use super::variables;
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args};
 use gptrain::device::cuda::WORKSPACE;
 use gptrain::estimate::measured::Measured;
-use gptrain::train::RANKS;
+use gptrain::estimate::parts::Part;
+use gptrain::launch::RANKS;
 use std::process::Command;
 
 /// The learning rate does not depend on where the run ends.
@@ -62,6 +63,11 @@ fn a_grid_of_gpus_trains_as_one_cpu_and_goes_on_bit_for_bit() {
     assert!(whole.out.contains("0 TP0 PP0 DP0 GPU 0 · 1 TP1 PP0 DP0 GPU 1"), "{}", whole.out);
     lab.run(&with(&RUN, &["train.device=cpu", "log.folder=cpu"])).well();
     close(&lab, "whole", "cpu");
+    let [table] = &lab.part_tables("whole")[..] else { panic!("one table") };
+    // The stand-in's clock counts kernels alone, and so no waits.
+    for part in [Part::Products, Part::Attention, Part::Optimizer] {
+        assert!(table.row(part).1 > 0.0, "{}: {table:?}", part.name());
+    }
 
     threads(&lab, 4, &with(&grid, &["log.folder=parts", "train.steps=3"])).well();
     threads(&lab, 4, &with(&grid, &["log.folder=parts"])).well();
@@ -82,6 +88,11 @@ fn processes_with_a_gpu_each_or_one_for_all() {
     lab.run(&with(&RUN, &["train.device=cpu", "log.folder=cpu"])).well();
     close(&lab, "nccl", "cpu");
     close(&lab, "host", "cpu");
+    for run in ["nccl", "host"] {
+        let [table] = &lab.part_tables(run)[..] else { panic!("one table of {run}") };
+        assert!(table.row(Part::Products).1 > 0.0, "{table:?}");
+        assert_eq!(table.row(Part::Data).1 > 0.0, run == "host", "{table:?}");
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::super::arguments::Arguments;
 use super::super::compare::Comparison;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::states::step_number;
-use super::super::{Choices, ForeignRun, Found, Kept};
+use super::super::{Choices, ForeignRun, Found, Kept, Request};
 use super::layers::{EMBEDDING, first_block, name_of};
 use super::{RULE, refuse};
 use anyhow::Context;
@@ -42,40 +42,27 @@ pub fn open(from: &Path, _: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let first_block = first_block(names)
         .with_context(|| format!("{}: zero has no block's input_layernorm", dir.display()))?;
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
-    let (mut settings, mut notes) = args.settings(scheduler)?;
+    let trainer = "Megatron-DeepSpeed (universal checkpoint)";
+    let found = Found::new(Format::DeepSpeedUniversal, trainer, &dir);
+    let mut found = found.with_args(&root, &args, scheduler)?;
     let size = |name: &str| args.count(name).unwrap_or(1) as usize;
-    let grid = [size("tensor_model_parallel_size"), size("pipeline_model_parallel_size"), 1];
-    settings.set("topology.tensor", grid[0], "tensor_model_parallel_size");
-    settings.set("topology.pipeline", grid[1], "pipeline_model_parallel_size");
-    let (updates, lr) = numbers(&dir)?;
-    let (step, samples) = (root.need("iteration")?.count()?, args.count("consumed_train_samples")?);
+    for (i, key) in ["tensor", "pipeline"].into_iter().enumerate() {
+        let name = format!("{key}_model_parallel_size");
+        found.grid[i] = size(&name);
+        found.settings.set(&format!("topology.{key}"), found.grid[i], &name);
+    }
+    (found.updates, found.lr) = numbers(&dir)?;
     let rows = shapes.get(EMBEDDING).and_then(|shape| shape.first().copied());
     let rows = rows.with_context(|| format!("{}: zero has no {EMBEDDING}", dir.display()))?;
     if let Some(padded) = args.get("padded_vocab_size").map(|size| size.count()).transpose()?
         && padded as usize > rows
     {
-        notes.push(format!(
+        found.notes.push(format!(
             "a universal folder has no rows that pad the vocabulary: {} that were trained are gone",
             padded as usize - rows
         ));
     }
-    let mut found = Found {
-        format: Format::DeepSpeedUniversal,
-        trainer: "Megatron-DeepSpeed (universal checkpoint)".into(),
-        folder: dir.display().to_string(),
-        step,
-        samples,
-        tokens: samples * args.count("seq_length")?,
-        grid,
-        updates,
-        lr,
-        loss_scale: None,
-        settings,
-        without_states: None,
-        wanted: Vec::new(),
-        aside: args.aside(),
-        notes,
-    };
+    found.aside = args.aside();
     found.vocabulary([rows, rows], None, false);
     found.counts();
     Ok(Box::new(Universal { dir, found, first_block, shapes }))
@@ -179,13 +166,7 @@ impl ForeignRun for Universal {
         Ok(compared.finish()?)
     }
 
-    fn read(
-        &mut self,
-        _: &Model,
-        param: &Param,
-        _: &[usize],
-        kept: Kept,
-    ) -> anyhow::Result<Vec<f32>> {
+    fn read(&mut self, Request { param, kept, .. }: Request) -> anyhow::Result<Vec<f32>> {
         let name = self.name(param).with_context(|| format!("no name for {}", param.name))?;
         let file = TorchFile::open(&state(&self.dir, &name, kept))?;
         let root = file.root();

@@ -69,30 +69,19 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let optimizer = first.root().need("optimizer_state_dict")?;
     let updates = updates(&first, &optimizer)?;
     let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
-    let (mut settings, notes) = args.settings(scheduler)?;
+    let trainer = format!("Megatron-DeepSpeed, ZeRO-3 (DeepSpeed {})", deepspeed_version(&root));
+    let found = Found::new(Format::DeepSpeedZero3, trainer, &dir);
+    let mut found = found.with_args(&root, &args, scheduler)?;
+    let settings = &mut found.settings;
     settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 3, "partitioned by DeepSpeed");
     }
-    let samples = args.count("consumed_train_samples")?;
-    let mut found = Found {
-        format: Format::DeepSpeedZero3,
-        trainer: format!("Megatron-DeepSpeed, ZeRO-3 (DeepSpeed {})", deepspeed_version(&root)),
-        folder: dir.display().to_string(),
-        step,
-        samples,
-        tokens: samples * args.count("seq_length")?,
-        grid: [tensor, 1, data],
-        updates,
-        lr: rate(&optimizer).unwrap_or(0.0),
-        loss_scale: loss_scale(&optimizer)?,
-        settings,
-        without_states: None,
-        wanted: Vec::new(),
-        aside: Vec::new(),
-        notes,
-    };
+    found.grid = [tensor, 1, data];
+    found.updates = updates;
+    found.lr = rate(&optimizer).unwrap_or(0.0);
+    found.loss_scale = loss_scale(&optimizer)?;
     found.counts();
     let parts = Parts { dir: dir.clone(), groups, files, ranks: data, updates, open: None };
     let version = version_of(&root);

@@ -5,8 +5,8 @@ use super::problem;
 use crate::State;
 use base::Problems;
 use manifest::{
-    Bias, DataRule, Decay, Ffn, LossScale, LrCounted, Manifest, NormKind, Optimizer, Position,
-    Precision, RopeScaling, Sequences,
+    Bias, DataRule, Ffn, LossScale, LrCounted, Manifest, NormKind, Optimizer, Position, Precision,
+    RopeScaling, Sequences,
 };
 
 /// An error if Megatron has no such model, or it cannot be cut so.
@@ -143,7 +143,7 @@ fn training(m: &Manifest) -> Vec<Named> {
         ("min_lr", m.lr.min.into()),
         ("lr_warmup_samples", m.lr.warmup_samples.into()),
         ("lr_decay_style", style.into()),
-        ("lr_decay_samples", samples.map_or(Out::None, Out::from)),
+        ("lr_decay_samples", samples.into()),
         ("optimizer", "adam".into()),
         ("weight_decay", shortest(m.optimizer.weight_decay()).into()),
         ("clip_grad", m.optimizer.clip().map_or(0.0, shortest).into()),
@@ -177,13 +177,8 @@ fn training(m: &Manifest) -> Vec<Named> {
 }
 
 /// Megatron's word for the decay, and the samples at its end.
-fn decay(m: &Manifest) -> (&'static str, Option<u64>) {
-    match m.lr.decay {
-        Decay::Constant => ("constant", Some(m.train.samples)),
-        Decay::Linear { samples } => ("linear", Some(samples)),
-        Decay::Cosine { samples } => ("cosine", Some(samples)),
-        Decay::Wsd { samples, .. } => ("WSD", Some(samples)),
-    }
+fn decay(m: &Manifest) -> (&'static str, u64) {
+    (m.lr.decay.megatron(), m.lr.decay.end().unwrap_or(m.train.samples))
 }
 
 /// Datasets with their weights, and the split.
@@ -213,7 +208,7 @@ pub fn scheduler(m: &Manifest, state: &State) -> Out {
         ("lr_warmup_steps", m.lr.warmup_samples.into()),
         ("num_steps", state.progress.consumed_samples.into()),
         ("lr_decay_style", style.into()),
-        ("lr_decay_steps", samples.unwrap_or(m.train.samples).into()),
+        ("lr_decay_steps", samples.into()),
         ("start_wd", decay.into()),
         ("end_wd", decay.into()),
         ("wd_incr_style", "constant".into()),

@@ -4,7 +4,7 @@ use super::super::arguments::Arguments;
 use super::super::compare::{Comparison, like};
 use super::super::copies::Copies;
 use super::super::cut::{Cut, Fused, Pairs};
-use super::super::{Choices, ForeignRun, Found, Kept, layer_of};
+use super::super::{Choices, ForeignRun, Found, Kept, Request, layer_of};
 use super::names::add_one;
 use anyhow::Context;
 use manifest::Model;
@@ -164,13 +164,7 @@ impl<S: Shares> ForeignRun for Folder<S> {
         Ok(compared.finish()?)
     }
 
-    fn read(
-        &mut self,
-        model: &Model,
-        param: &Param,
-        shape: &[usize],
-        kept: Kept,
-    ) -> anyhow::Result<Vec<f32>> {
+    fn read(&mut self, Request { model, param, shape, kept }: Request) -> anyhow::Result<Vec<f32>> {
         let numel = shape.iter().product();
         if !self.found.kept().contains(&kept) {
             return Ok(vec![0.0; numel]);

@@ -35,8 +35,8 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
         }
         _ => needs(model.embedding_layernorm, "the embedding has a layernorm"),
     }
-    if model.position.name() != family.defaults().position {
-        let position = model.position.name().name();
+    if model.position.name() != family.defaults().position.name() {
+        let position = model.position.name();
         let what = format!("model.position is {position} of {}", family.name());
         let remedy = "Hugging Face has no such model: train with the other family";
         problems.add(place, what, remedy);

@@ -135,7 +135,8 @@ fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
         Recompute::None => (layers * all, 0.0),
     };
     let last = stage + 1 == stages;
-    let logits = if last { (m.seq_len * s.micro * m.vocab_padded) as f64 / t * 10.0 } else { 0.0 };
+    let kept = if trainer.tiled_logits { m.hidden } else { m.vocab_padded };
+    let logits = if last { (m.seq_len * s.micro * kept) as f64 / t * 10.0 } else { 0.0 };
     [
         k[M::Stash as usize] * wide * held * saved,
         k[M::Working as usize] * wide * working,

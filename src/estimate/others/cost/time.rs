@@ -14,6 +14,9 @@ const BACKWARD: (f64, f64) = (40.0, 60.0);
 /// Bytes of traffic per attention score (softmax, dropout), and per logit.
 const SCORE: (f64, f64) = (13.0, 20.0);
 const LOGIT: f64 = 30.0;
+/// Bytes per second of the scores' traffic on a multiprocessor: instructions limit their kernels, which
+/// take as long a score on a V100 (op profile of Aceso, Liu et al. 2024) as on an A100 of 2,039 GB/s.
+const SCORES: f64 = 2039e9 / 108.0;
 /// Bytes per parameter: to add a micro-batch's gradient, in 16 or 32 bits; for an optimizer step; for
 /// PowerSGD's factors, and the share that remains to be sent; over PCIe for an update on the host.
 const ACCUMULATE: (f64, f64) = (6.0, 10.0);
@@ -64,6 +67,7 @@ struct Rates<'a> {
     memory: f64,
     /// Bandwidth of element-wise work, which op-by-op PyTorch does in more passes.
     elements: f64,
+    scores: f64,
     /// Bandwidth between devices of a node, per device; and of all adapters of a node.
     bus: f64,
     network: f64,
@@ -95,13 +99,15 @@ impl Rates<'_> {
             _ => 1.0,
         };
         let memory = hw.hbm_gb_s * 1e9 * of(T::Hbm) * wide;
+        let eager = if s.trainer().eager { of(T::Eager) } else { 1.0 };
         Rates {
             k,
             products: cooled(blocks) * of(T::Gemm),
             head: cooled(peak) * of(T::Gemm),
             attention,
             memory,
-            elements: memory * if s.trainer().eager { of(T::Eager) } else { 1.0 },
+            elements: memory * eager,
+            scores: hw.units as f64 * SCORES * of(T::Hbm) * wide * eager,
             bus: hw.bus_gb_s * 1e9 * of(T::Bus),
             network: hw.network_gb_s * 1e9 * repaired,
             domain: hw.link_domain.max(s.per_node),
@@ -256,9 +262,9 @@ fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
     let work = Work {
         gemm: products.layer / r.products,
         attention: passes * 4.0 * scores * m.heads().dim as f64 / r.attention,
-        elements: (r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
-            + r.of(T::Scores) * scores * stored)
-            / r.elements,
+        elements: r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
+            / r.elements
+            + r.of(T::Scores) * scores * stored / r.scores,
         launch: 0.0,
         tensor: tensor_sums(s, elements, r),
     };

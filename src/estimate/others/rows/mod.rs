@@ -120,6 +120,11 @@ fn records(text: &str) -> Vec<(usize, Vec<String>)> {
 }
 
 pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
+    read_as(text, name, None)
+}
+
+/// The same; rows of unknown programs have the formulas of `family`.
+pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<Row>, Problems> {
     let records = records(text);
     let Some(((_, names), rest)) = records.split_first() else {
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
@@ -147,11 +152,12 @@ pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
         let remedy = "the columns are those of src/estimate/data/measured_runs.csv";
         return Err(Problems::one(format!("{name}:1"), what, remedy));
     }
-    Ok(rest.iter().map(|(line, values)| row(*line, &Fields { names: &names, values })).collect())
+    let fields = |values| Fields { names: &names, values };
+    Ok(rest.iter().map(|(line, values)| row(*line, &fields(values), family)).collect())
 }
 
-fn row(line: usize, f: &Fields) -> Row {
-    let setup = setup(f);
+fn row(line: usize, f: &Fields, family: Option<&Trainer>) -> Row {
+    let setup = setup(f, family);
     let printed = f.number("sec_per_iter");
     let implied = || {
         let s = setup.as_ref().ok()?;
@@ -209,15 +215,31 @@ fn refusal(f: &Fields) -> Option<String> {
     more("ep").map(|ranks| format!("a mixture of experts over {ranks} ranks is not planned"))
 }
 
-fn setup(f: &Fields) -> Result<Setup, String> {
+/// Program of a row, whose replica has so many ranks.
+fn trainer(
+    f: &Fields,
+    replica: usize,
+    family: Option<&Trainer>,
+) -> Result<&'static Trainer, String> {
+    let name = f.text("framework");
+    let unknown = || {
+        let advice = trainers::advice(name, replica > 1);
+        family
+            .map(|family| family.renamed(name))
+            .ok_or(format!("unknown program `{name}`: {advice}"))
+    };
+    let trainer = trainers::named(name).map_or_else(unknown, Ok)?;
+    Ok(trainer.of_length(f.count("seq_len")?, replica))
+}
+
+fn setup(f: &Fields, family: Option<&Trainer>) -> Result<Setup, String> {
     if let Some(why) = refusal(f) {
         return Err(why);
     }
     let regime = f.text("regime");
     let hardware =
         hardware::of_run(f.text("hardware"), regime).map_err(|p| p.list[0].what.clone())?;
-    let trainer = trainers::named(f.text("framework"))
-        .ok_or_else(|| format!("unknown framework `{}`", f.text("framework")))?;
+    let trainer = trainer(f, f.count("tp")? * f.count("pp")?, family)?;
     let topology = topology(f, trainer)?;
     let model = model(f, topology.tensor)?;
     if topology.pipeline > model.layers || model.layers > 10_000 {

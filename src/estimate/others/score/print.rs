@@ -7,6 +7,7 @@ use super::{
 use crate::others::cost::constants::{MEMORY, Prior, TIME};
 use crate::others::predict::Predictor;
 use crate::others::rows::{self, Row};
+use crate::trainers::UNKNOWN_BAR;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -104,9 +105,6 @@ type Goal = (String, Errors, Option<f64>);
 /// Share of rows that should be within their bars.
 const WITHIN: f64 = 0.9;
 
-/// Widest median bar of a program of which no row was seen.
-const WIDEST: f64 = 0.65;
-
 /// Bars against their goals.
 fn goals(all: &[Goal]) -> (String, Value) {
     let mut text = String::from("\nBars against their goals, nine in ten rows within:\n");
@@ -158,7 +156,7 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value, Vec<Goal>) {
     for (name, errors) in cases(rows, &every) {
         text += &line(name, &errors);
         json.insert(name.to_string(), json!({ "unseen": errors_json(&errors) }));
-        goals.push((format!("{name}, no row of its source seen"), errors, Some(WIDEST)));
+        goals.push((format!("{name}, no row of its source seen"), errors, Some(UNKNOWN_BAR)));
     }
     for (count, scored) in &known {
         let errors = time_errors(scored, &|_| true);

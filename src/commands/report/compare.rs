@@ -2,13 +2,13 @@
 //! differ. The same rows as text, as JSON, and on a page with the curves drawn over each other.
 
 use super::curves::{self, Over};
-use super::numbers::{Format, Shown, StepRow, shown};
 use super::page::{self, Run, figure};
 use base::svg::{Scale, escape, short};
 use base::{Count, columns};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use train::report::numbers::{Format, Shown, StepRow, shown};
 
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];

@@ -2,7 +2,6 @@
 //! each of them (Izmailov et al. 2018; Kaddour 2022).
 
 use super::fresh::{self, Whole};
-use super::saving;
 use anyhow::Context;
 use base::Problems;
 use base::output::Existing;
@@ -14,6 +13,7 @@ use manifest::{self, Loaded};
 use model::Param;
 use std::fs;
 use std::path::{Path, PathBuf};
+use train::saving;
 
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
 /// that run's manifest. Step and place in the data are those of the last checkpoint. The optimizer's

@@ -1,13 +1,12 @@
 //! Imports a run of another trainer: its checkpoint becomes the checkpoint of the same step in a new
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
-use super::{last_checkpoint, resume, saving};
 use anyhow::Context;
 use base::output::Existing;
 use base::{Bytes, Problems};
 use checkpoint::aside::{self, Kind};
 use checkpoint::disk::Disk;
-use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept};
+use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept, Request};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
 use data::indexed::index_path;
 use engine::{MASTER, MODEL, Scale, StateSpec, TensorSlice, model_dtype, rule, saved_shape};
@@ -15,6 +14,7 @@ use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use std::fs;
 use std::path::{Path, PathBuf};
+use train::{last_checkpoint, resume, saving};
 
 /// Result of an import: the checkpoint that was found, and the one that was written.
 pub struct Brought {
@@ -146,8 +146,8 @@ log:
         quoted(&run.display().to_string()),
     );
     let path = run.join(manifest::IN_FOLDER).display().to_string();
-    let loaded = manifest::parse(&text, &path, run, sets)?;
-    let text = if sets.is_empty() { text } else { loaded.effective.clone() };
+    let text = manifest::rewrite(&text, &path, run, sets)?;
+    let loaded = manifest::parse(&text, &path, run, &[])?;
     Ok((text, loaded))
 }
 
@@ -223,7 +223,8 @@ fn save(
             // A run from step 0 starts with moments of its own.
             let states = if state.is_import() { &[Kept::Master][..] } else { &Kept::ALL };
             for kept in states.iter().copied() {
-                let values = foreign.read(&m.model, param, &shape, kept)?;
+                let request = Request { model: &m.model, param, shape: &shape, kept };
+                let values = foreign.read(request)?;
                 finite(&values, param, kept)?;
                 let whole = Whole { number, param, shape: &shape, values: &values };
                 parts.push(whole.write(m, &disk, &fresh, kept, state)?);

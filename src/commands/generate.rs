@@ -1,10 +1,10 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
-use super::launch::{Device, LocalRank};
 use base::{Problems, rng, say};
 use checkpoint::{self, Index};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
+use launch::{Device, LocalRank};
 use manifest::{self, Manifest, Precision};
 use serde_json::json;
 use std::io::Write;

@@ -19,8 +19,7 @@ pub use local::{RANKS, start_processes};
 
 use super::events::{self, Kind};
 use super::exit::{self, PeerExit};
-use super::launch;
-use super::saving;
+use super::ranks;
 use super::storage::Storage;
 use anyhow::{Context, Result};
 use comm::{Failed, LauncherEnv, Place};
@@ -47,8 +46,8 @@ const KILLED: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Supervises this task's rank to the end of the job. Returns false if this process is to be the
-/// rank itself.
-pub fn supervise(loaded: &Loaded) -> Result<bool> {
+/// rank itself. `newest` returns the step of the run's newest checkpoint, 0 without one.
+pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
     let m = &loaded.manifest;
     if Place::is_given() {
         end_with_parent();
@@ -57,7 +56,7 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
     if m.restart.max == 0 {
         return Ok(false);
     }
-    let launcher = launch::launcher(m)?;
+    let launcher = ranks::launcher(m)?;
     let tasks = launcher.as_ref().map_or(1, |launcher| launcher.world);
     // The ranks of one machine, or too few ranks, which the process itself reports.
     if tasks > 1 && tasks < m.topology.ranks() {
@@ -68,12 +67,12 @@ pub fn supervise(loaded: &Loaded) -> Result<bool> {
         None => (0, format!("process {}", std::process::id())),
     };
     let meetings = Meetings::open(&m.log.folder, &job, task, tasks)?;
-    let first = Plan::first(m, newest(m));
+    let first = Plan::first(m, newest());
     let plan = if tasks == 1 { Plan { members: vec![0], ..first } } else { first };
     let signals = Signals::listen()?;
     let (storage, epoch) = (Storage::of(m), 0);
     let mut supervisor =
-        Supervisor { m, launcher, task, tasks, meetings, storage, signals, plan, epoch };
+        Supervisor { m, newest, launcher, task, tasks, meetings, storage, signals, plan, epoch };
     let ended = supervisor.run();
     supervisor.meetings.leave();
     match ended? {
@@ -88,14 +87,10 @@ fn end_with_parent() {
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
 }
 
-/// Step of the newest checkpoint; 0 without one.
-fn newest(m: &Manifest) -> u64 {
-    let published = checkpoint::published(&saving::folder(m)).unwrap_or_default();
-    published.last().map_or(0, |found| found.step)
-}
-
 struct Supervisor<'a> {
     m: &'a Manifest,
+    /// Step of the newest checkpoint.
+    newest: &'a dyn Fn() -> u64,
     launcher: Option<LauncherEnv>,
     task: usize,
     tasks: usize,
@@ -213,8 +208,8 @@ impl Supervisor<'_> {
         let mine = Arrival { task: self.task, host, code };
         let decide = |came: &[Arrival]| {
             let next = match self.tasks {
-                1 => self.plan.next_alone(m, came, newest(m)),
-                _ => self.plan.next(m, came, newest(m)),
+                1 => self.plan.next_alone(m, came, (self.newest)()),
+                _ => self.plan.next(m, came, (self.newest)()),
             };
             Plan { by: self.task, ..next }
         };
@@ -274,7 +269,7 @@ impl Signals {
         flag::register(SIGTERM, stop.clone())?;
         flag::register(SIGTERM, terminate.clone())?;
         let [hang_up, save] = [Arc::<AtomicBool>::default(), Arc::default()];
-        if super::stop_signals().contains(&SIGHUP) {
+        if super::guard::stop_signals().contains(&SIGHUP) {
             flag::register(SIGHUP, stop.clone())?;
             flag::register(SIGHUP, hang_up.clone())?;
         }

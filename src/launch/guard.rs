@@ -1,11 +1,9 @@
-//! Guards of a run: one process per run folder, signals, and non-finite losses and gradients.
+//! Guards of a run: one process per run folder, and signals.
 
-use super::rank::Rank;
-use super::report::Console;
+use super::console::Console;
 use anyhow::Context;
-use base::{DType, Problems};
+use base::Problems;
 use comm::Place;
-use engine::{Engine, Outcome};
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
@@ -242,60 +240,4 @@ impl Signals {
     pub fn saved(&self) {
         self.save.store(false, Ordering::Relaxed);
     }
-}
-
-/// Fails with the step, tensors and ranks if the loss or a gradient is not finite (in fp16: at the
-/// minimum loss scale). A collective: all ranks call it with the same, latest outcome.
-pub fn check(
-    rank: &Rank,
-    outcome: &Outcome,
-    engine: &Engine,
-    step: u64,
-    samples: std::ops::Range<u64>,
-) -> anyhow::Result<()> {
-    if outcome.is_finite() || (outcome.skipped && !outcome.stuck) {
-        return Ok(());
-    }
-    let culprits: Vec<(usize, String)> = rank
-        .gather(&engine.not_finite())?
-        .into_iter()
-        .enumerate()
-        .flat_map(|(rank, names)| names.into_iter().map(move |name| (rank, name)))
-        .collect();
-    let whole = |(number, name): &(usize, String)| match rank.grid.size() {
-        1 => name.clone(),
-        _ => format!("{name} on rank {number} ({})", rank.grid.coord(*number).name()),
-    };
-    let gradients = match culprits.as_slice() {
-        [] => "every gradient is finite".to_string(),
-        [only] => format!("the gradient of {} is not finite", whole(only)),
-        [first, .., last] => format!(
-            "{} gradients are not finite, from {} to {} (backward goes from last to first)",
-            culprits.len(),
-            whole(first),
-            whole(last)
-        ),
-    };
-    let (scale, remedy) = match engine.store().model_dtype() {
-        DType::F16 if outcome.stuck => (
-            format!(", with the lowest loss scale allowed, {}", outcome.loss_scale),
-            "Take precision: bf16, lower loss_scale.min, ",
-        ),
-        _ => (String::new(), ""),
-    };
-    let lower = if remedy.is_empty() { "Lower" } else { "lower" };
-    rank.agree(match rank.is_first() {
-        false => Ok(()),
-        true => Err(anyhow::anyhow!(
-            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; \
-             {gradients}. The weights are still those of step {}. {remedy}{lower} lr.peak or \
-             lengthen lr.warmup_samples, set optimizer.adamw.clip, and look at those samples with \
-             `gptrain data samples`",
-            samples.start,
-            samples.end,
-            outcome.loss,
-            outcome.grad_norm,
-            step - 1
-        )),
-    })
 }

@@ -6,14 +6,14 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
-use super::super::events::{self, Event};
-use super::super::status::Status;
 use super::curves;
-use super::metrics::{EvalRow, Metrics};
-use super::numbers::{Format, Shown, StepRow, shown};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
 use base::{Count, Seconds, input};
 use data::eval::Accuracy;
+use launch::events::{self, Event};
+use train::report::metrics::{EvalRow, Metrics};
+use train::report::numbers::{Format, Shown, StepRow, shown};
+use train::status::Status;
 
 /// Number of last steps whose median is shown.
 const RECENT: usize = 50;

@@ -1,10 +1,10 @@
 //! Divergence of an imported model's logits from those computed by another program.
 
-use super::launch::{Device, LocalRank};
 use base::Problems;
 use base::progress::{Progress, Unit};
 use checkpoint::{self, safetensors::Reader};
 use engine::Sampler;
+use launch::{Device, LocalRank};
 use manifest::{Manifest, Precision};
 use std::fmt;
 use std::path::Path;

@@ -4,7 +4,7 @@
 //! NVIDIA recommends one GPU per process for captured collectives. Launches of several ranks do not
 //! contend for the driver's locks, and the other ranks survive a crash and report it.
 
-use super::super::{eval, events, exit, launch};
+use super::super::{events, exit, ranks};
 use super::{GRACE, LOOK, Signals, end_with_parent, kill};
 use anyhow::{Context, Result};
 use base::Problems;
@@ -26,21 +26,24 @@ pub const RANKS: &str = "GPTRAIN_RANKS";
 const REPORTED: std::ops::RangeInclusive<u8> = 1..=5;
 
 /// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
-/// runs the ranks itself: under a launcher, on CPUs, or without a GPU for each rank.
-pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
+/// runs the ranks itself: under a launcher, on CPUs, or without a GPU for each rank. `check` finds
+/// mistakes that every rank would report.
+pub fn start_processes(
+    loaded: &Loaded,
+    words: &[OsString],
+    check: impl FnOnce() -> Result<()>,
+) -> Result<bool> {
     let m = &loaded.manifest;
-    if launch::launcher(m)?.is_some_and(|launch| launch.world > 1) {
+    if ranks::launcher(m)?.is_some_and(|launch| launch.world > 1) {
         if Place::is_given() {
             end_with_parent();
         }
         return Ok(false);
     }
-    if !are_processes()? || !launch::gpu_for_each_rank(m) {
+    if !are_processes()? || !ranks::gpu_for_each_rank(m) {
         return Ok(false);
     }
-    // Mistakes that every rank would report.
-    m.runnable()?;
-    eval::tasks(m)?;
+    check()?;
     let signals = Signals::listen()?;
     let mut ranks = LocalProcesses::start(m.topology.ranks(), words)?;
     ranks.wait(&signals)?;

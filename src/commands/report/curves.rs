@@ -1,8 +1,8 @@
 //! Charts of a run's record: their curves, smoothing and thinning.
 
-use super::metrics::{EvalRow, Metrics, TaskRow};
-use super::numbers::StepRow;
 use base::svg::{COLOURS, Chart, Curve, Scale, Stroke};
+use train::report::metrics::{EvalRow, Metrics, TaskRow};
+use train::report::numbers::StepRow;
 
 /// Maximum number of points on a chart, which is a thousand pixels wide.
 const MOST_POINTS: usize = 1200;
@@ -259,4 +259,24 @@ pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     }
     kept.push(points[points.len() - 1]);
     kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{smoothed, thinned};
+
+    #[test]
+    fn smoothing_keeps_the_start_and_thinning_the_spikes() {
+        let noisy: Vec<_> = (0..10_000).map(|i| (i as f64, (i % 2) as f64)).collect();
+        let smooth = smoothed(&noisy, 101);
+        assert_eq!((smooth.len(), smooth[0]), (10_000, (0.0, 0.0)));
+        assert!(smooth[200..].iter().all(|(_, y)| (y - 0.5).abs() < 0.02));
+
+        let mut spike: Vec<_> = (0..10_000).map(|i| (i as f64, 1.0)).collect();
+        spike[7777].1 = 50.0;
+        let thin = thinned(&spike);
+        assert!(thin.len() <= 1202 && thin.contains(&(7777.0, 50.0)));
+        assert!(thin.windows(2).all(|pair| pair[0].0 < pair[1].0), "ascending");
+        assert_eq!((thin[0].0, thin[thin.len() - 1].0), (0.0, 9999.0));
+    }
 }

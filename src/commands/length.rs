@@ -1,15 +1,15 @@
 //! Length of a run for a given time: times a few steps on this machine, with random tokens and
 //! weights, and keeps no results.
 
-use super::launch::{self, LocalRanks};
-use super::loader::DataShard;
-use super::messages::Messages;
 use base::{Problems, Seconds, rng};
 use data::batch::Batch;
 use engine::Engine;
+use launch::messages::Messages;
+use launch::{self, LocalRanks};
 use manifest::{Loaded, Manifest};
 use model::Inputs;
 use std::time::Instant;
+use train::loader::DataShard;
 
 /// Number of timed steps, after a first one that also reserves and touches the memory.
 const TIMED: usize = 4;

@@ -3,7 +3,6 @@
 
 use super::divergence::{self, Divergence};
 use super::fresh::{self, Whole};
-use super::{guard, last_checkpoint, resume, saving};
 use anyhow::Context;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
@@ -12,12 +11,14 @@ use checkpoint::aside::{self, Kind};
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use checkpoint::{self, DataId};
 use engine::{model_dtype, saved_shape};
+use launch::guard;
 use manifest::{self, Loaded, Manifest, Model};
 use model::{Layout, ModelShard, Param};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use train::{last_checkpoint, resume, saving};
 
 /// Maximum seq_len of a new manifest; longer samples need an explicit setting.
 const LONGEST: usize = 4096;

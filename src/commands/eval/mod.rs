@@ -1,25 +1,23 @@
 //! `gptrain eval`: losses and accuracies of a checkpoint or of a Hugging Face folder, on any grid.
 
 mod model;
-mod scoring;
 
-pub use scoring::Scoring;
-
-use super::launch::{Device, LocalRanks};
-use super::loader::DataShard;
-use super::messages::Messages;
-use super::rank::Rank;
 use base::progress::{Progress, Unit};
 use base::{Count, Problems};
-use data::eval::{Accuracy, Reading, Samples, Task, Tokens, Validation, Windows};
+use data::eval::{Accuracy, Samples, Task, Tokens, Validation, Windows};
 use data::{Record, Tokenizer};
 use engine::Scorer;
-use manifest::{EvalTask, Loaded, Manifest, Position};
+use launch::messages::Messages;
+use launch::rank::Rank;
+use launch::{Device, LocalRanks};
+use manifest::{Loaded, Manifest, Position};
 use model::Source;
 use serde::Serialize;
 use std::fmt;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
+use train::eval::{Scoring, read_task};
+use train::loader::DataShard;
 
 /// Options of `gptrain eval`.
 #[derive(Clone, Debug, Default)]
@@ -180,37 +178,6 @@ fn validation(
         sets.push((name, samples));
     }
     Ok(sets)
-}
-
-/// Tasks of a run, by name.
-pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
-    if m.train.eval_tasks.is_empty() {
-        return Ok(Vec::new());
-    }
-    let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
-    let (mut problems, mut tasks) = (Problems::default(), Vec::new());
-    for (name, EvalTask { file, limit }) in &m.train.eval_tasks {
-        let task = read_task(file, m, tokenizer.as_ref(), m.model.seq_len, *limit);
-        tasks.extend(problems.collect(task)?.map(|task| (name.clone(), task)));
-    }
-    Ok(problems.or(tasks)?)
-}
-
-/// Reads a task for a model with a tokenizer.
-fn read_task(
-    path: &Path,
-    m: &Manifest,
-    tokenizer: Option<&Tokenizer>,
-    seq_len: usize,
-    limit: Option<usize>,
-) -> anyhow::Result<Task> {
-    let none = || {
-        let place = path.display().to_string();
-        Problems::one(place, "questions need a tokenizer", "name one: --tokenizer tokenizer.json")
-    };
-    let tokenizer = tokenizer.ok_or_else(none)?;
-    let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
-    Task::read(path, &Reading { tokenizer, eod, seq_len, vocab: m.model.vocab }, limit)
 }
 
 fn score(

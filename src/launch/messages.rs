@@ -5,12 +5,13 @@
 //! The thread of a rank runs inside the span `rank`, a step inside the span `step`. An event takes
 //! its rank and step from these spans.
 
-use super::report::Console;
-use super::status::{self, Warnings};
-use super::trace::SpanRecorder;
-use base::visible;
+use super::console::Console;
+use super::spans::SpanRecorder;
+use base::{unix_time, visible};
 use comm::Recorder;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use tracing::field::{Field, Visit};
@@ -78,18 +79,42 @@ impl Messages {
     }
 }
 
+/// Warning for the user.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Warning {
+    pub at: f64,
+    pub text: String,
+}
+
+/// Last warnings of a process.
+pub type Warnings = Arc<Mutex<VecDeque<Warning>>>;
+
+/// Number of last warnings that are kept.
+const WARNINGS: usize = 16;
+
+/// Adds a warning.
+fn keep(warnings: &Warnings, text: &str) {
+    let mut warnings = warnings.lock();
+    if warnings.len() == WARNINGS {
+        warnings.pop_front();
+    }
+    warnings.push_back(Warning { at: unix_time().as_secs_f64(), text: text.to_string() });
+}
+
 /// Crates whose events are messages. Events of libraries (object_store on each retry, its HTTP
 /// client on headers) are not for the user.
-const OWN: [&str; 13] = [
+const OWN: [&str; 15] = [
     "gptrain",
     "base",
     "bench",
     "checkpoint",
+    "commands",
     "comm",
     "data",
     "device",
     "engine",
     "estimate",
+    "launch",
     "manifest",
     "model",
     "plan",
@@ -163,7 +188,7 @@ impl Messages {
     fn print(&self, level: Level, message: &str) {
         let message = visible(message);
         if level <= Level::WARN {
-            status::keep(&self.warnings, &message);
+            keep(&self.warnings, &message);
         }
         match level {
             Level::ERROR => self.console.error(&format!("gptrain: {message}")),
@@ -178,7 +203,7 @@ impl Messages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::tests::Printed;
+    use crate::testing::Printed;
     use comm::LogLine;
 
     /// Printed text and records of the same events on two ranks, at a level.

@@ -1,0 +1,114 @@
+//! Repeats the steps after a checkpoint on this machine and compares their losses with the recorded
+//! ones.
+
+use base::Problems;
+use base::progress::{self, Unit};
+use checkpoint::{self, Checkpoint, Found, Past};
+use data::Datasets;
+use engine::{Engine, Groups};
+use launch::{Device, LocalRank};
+use manifest::{self, Loaded};
+use std::fmt;
+use std::path::Path;
+use train::loader::DataShard;
+use train::replay::{Again, recorded, replay};
+use train::report::metrics::Metrics;
+use train::spikes::Spikes;
+
+/// Step after a checkpoint: repeated, and as recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct Replayed {
+    pub now: Past,
+    /// From a later checkpoint, or from the run's metrics.jsonl.
+    pub before: Option<Past>,
+}
+
+/// Fails unless the run has this many steps after a checkpoint.
+pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
+    let index = checkpoint::Index::read(folder)?;
+    let m = of_checkpoint(&index.manifest)?.manifest;
+    let (from, ramp) = (index.progress, m.batch.ramp());
+    let all = ramp.steps(m.train.samples);
+    let left = all.saturating_sub(from.step);
+    if steps <= left {
+        return Ok(());
+    }
+    let what =
+        format!("its run ends at step {all}, {left} steps after {}", checkpoint::name(from.step));
+    let remedy = match left {
+        0 => "replay an earlier checkpoint".to_string(),
+        left => format!("--replay {left}, or an earlier checkpoint"),
+    };
+    Err(Problems::one(format!("--replay {steps}"), what, remedy).into())
+}
+
+fn of_checkpoint(manifest: &str) -> Result<Loaded, Problems> {
+    manifest::parse_saved(manifest, "the checkpoint's manifest", Path::new("."), &[])
+}
+
+/// `inspect-ckpt --replay STEPS`: repeats the steps after a checkpoint on this machine.
+pub fn checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
+    let checkpoint = Checkpoint::open(folder)?;
+    let mut loaded = of_checkpoint(&checkpoint.index.manifest)?;
+    loaded.manifest.topology = loaded.manifest.topology.single_rank();
+    let m = &loaded.manifest;
+    m.runnable()?;
+    let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
+    let be = device.backend();
+    let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
+    let mixture = checkpoint.index.mixture.clone();
+    let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
+    let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
+    let from = checkpoint::load(&checkpoint, &engine)?;
+    let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
+    let spikes = Spikes::new(&m.divergence, spikes, mixture);
+    let recorded = recorded_after(folder);
+    let bar = progress::Progress::new("replaying", steps, Unit::Of("steps"));
+    let done = &|| bar.add(1);
+    let again = Again { from, steps, saved: &recorded.saved, spikes, done };
+    let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?;
+    let before = |now: &Past| recorded.past.iter().find(|past| past.step == now.step).copied();
+    Ok(steps.into_iter().map(|now| Replayed { before: before(&now), now }).collect())
+}
+
+impl Replayed {
+    /// Whether the result equals the record to 1e-4; another CPU may sum in another order.
+    pub fn equal(&self) -> bool {
+        let close = |before: Past| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
+        self.before.is_none_or(|before| before == self.now || close(before))
+    }
+}
+
+impl fmt::Display for Replayed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Past { step, loss, grad_norm } = self.now;
+        write!(f, "step {step} again: loss {loss}, gradient norm {grad_norm}; ")?;
+        match self.before {
+            None => write!(f, "the run has recorded no step {step} to compare with"),
+            Some(past) if past == self.now => write!(f, "as recorded, to the last bit"),
+            Some(past) => write!(f, "recorded: {} and {}", past.loss, past.grad_norm),
+        }
+    }
+}
+
+/// Records of steps in a run's folder.
+#[derive(Default)]
+struct Recorded {
+    past: Vec<Past>,
+    /// Steps of its checkpoints.
+    saved: Vec<u64>,
+}
+
+/// Records of the run of a checkpoint: from its checkpoints, then from its metrics.
+fn recorded_after(folder: &Path) -> Recorded {
+    let Ok(whole) = folder.canonicalize() else { return Recorded::default() };
+    let Some(checkpoints) = whole.parent() else { return Recorded::default() };
+    let found = checkpoint::published(checkpoints).unwrap_or_default();
+    let saved = found.iter().map(|found| found.step).collect();
+    let history = |found: Found| checkpoint::Index::read(&found.folder).ok();
+    let mut past: Vec<Past> =
+        found.into_iter().filter_map(history).flat_map(|index| index.history.clone()).collect();
+    let metrics = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
+    past.extend(metrics.iter().flat_map(recorded));
+    Recorded { past, saved }
+}

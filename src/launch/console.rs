@@ -1,0 +1,63 @@
+//! Lines on standard output, above the progress bar.
+
+use base::progress;
+use parking_lot::Mutex;
+use std::io::{self, Write};
+use std::sync::Arc;
+
+/// Prints whole lines, above the progress bar while there is one.
+#[derive(Clone)]
+pub struct Console {
+    output: Arc<Mutex<Output>>,
+}
+
+/// Form in which steps are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// Megatron's lines.
+    Megatron,
+    /// Short lines for people.
+    Short,
+    /// No lines, and no bar.
+    Quiet,
+}
+
+struct Output {
+    out: Box<dyn Write + Send>,
+    form: Form,
+}
+
+impl Console {
+    pub fn stdout() -> Console {
+        Console::new(Box::new(io::stdout()))
+    }
+
+    pub fn new(out: Box<dyn Write + Send>) -> Console {
+        Console { output: Arc::new(Mutex::new(Output { out, form: Form::Megatron })) }
+    }
+
+    /// Sets the form of steps. A quiet console remains quiet.
+    pub fn set_form(&self, form: Form) {
+        let mut output = self.output.lock();
+        if output.form != Form::Quiet {
+            output.form = form;
+        }
+    }
+
+    pub fn form(&self) -> Form {
+        self.output.lock().form
+    }
+
+    /// Prints a line, above the progress bar.
+    pub fn print(&self, text: &str) {
+        let out = &mut self.output.lock().out;
+        // A closed pipe (`gptrain run | head`) does not end a run: its record is on disk.
+        let _ = progress::above(|| writeln!(out, "{text}").and_then(|()| out.flush()));
+    }
+
+    /// Prints a line on standard error.
+    pub fn error(&self, text: &str) {
+        let _lines_are_whole = self.output.lock();
+        let _ = progress::above(|| writeln!(io::stderr(), "{text}"));
+    }
+}

@@ -1,0 +1,30 @@
+//! Processes of a run: ranks and their devices, supervisor and restarts, Slurm's job, messages, signals,
+//! and the files in which one start leaves notes for the next.
+//!
+//! Independent of the training loop: a closure returns the step of the newest checkpoint.
+
+mod ranks;
+pub mod rank;
+
+pub mod supervise;
+pub mod crash_loop;
+pub mod sick_nodes;
+pub mod slurm;
+pub mod job_end;
+
+pub mod guard;
+pub mod storage;
+pub mod events;
+
+pub mod messages;
+pub mod console;
+pub mod spans;
+pub mod exit;
+
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+
+pub use ranks::{
+    Carrier, Device, LocalRank, LocalRanks, gpu_for_each_rank, launcher, of_rank, waiting,
+};
+pub use supervise::{RANKS, start_processes, supervise};

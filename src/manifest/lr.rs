@@ -1,0 +1,194 @@
+//! Learning rate: the table of decays with the settings of each, and the checks.
+
+use super::define::{
+    OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
+};
+use super::report::Report;
+use super::settings::{self, Lr};
+use base::Count;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+kinds! {
+#[derive(Copy)]
+/// Shape of the learning rate after the warm-up, with lengths: one of these.
+Decay(ends: &mut Ends) at "lr.decay", DecayName, DecayForm, DecaySection = "Decay" {
+    /// Constant at the peak.
+    Constant = "constant";
+} settings {
+    /// A straight line to the minimum.
+    Linear = "linear", linear: Span(ends, "lr.decay.linear");
+    /// Half a cosine wave to the minimum.
+    Cosine = "cosine", cosine: Span(ends, "lr.decay.cosine");
+    /// Warm-up, stable, decay: flat, then a straight line to the minimum at the end.
+    Wsd = "wsd", wsd: Wsd(ends);
+}
+}
+
+settings! {
+#[derive(Copy)]
+/// End of a decay, counted from the start of the run (--lr-decay-samples). Default: the run's length.
+Span(raw, ends: &mut Ends, path: &str) {
+    /// In samples.
+    samples: u64 => u64 = ends.end(Length { samples: raw.samples, tokens: raw.tokens }, path),
+        in 1..=1_000_000_000_000_000u64, written Some(*samples);
+} [
+    /// In tokens.
+    tokens: u64, in 1..=1_000_000_000_000_000u64;
+]
+
+#[derive(Copy)]
+/// Lengths of warm-up, stable, decay.
+Wsd(raw, ends: &mut Ends) {
+    /// Length of the decay at the end, in samples (--lr-wsd-decay-samples). Default: a tenth.
+    decay_samples: u64 => u64 = ends.last_part(&raw),
+        in 1..=1_000_000_000_000_000u64, written Some(*decay_samples);
+    /// End of the decay, in samples from the start of the run. Default: the run's length.
+    samples: u64
+        => u64 = ends.end(Length { samples: raw.samples, tokens: raw.tokens }, "lr.decay.wsd"),
+        in 1..=1_000_000_000_000_000u64, written Some(*samples);
+} [
+    /// Length of the decay at the end, in tokens.
+    decay_tokens: u64, in 1..=1_000_000_000_000_000u64;
+    /// End of the decay, in tokens.
+    tokens: u64, in 1..=1_000_000_000_000_000u64;
+] (
+    /// Sample at which the decay begins.
+    decay_from: u64 = samples.saturating_sub(decay_samples);
+)
+}
+
+impl Decay {
+    /// Name in Megatron (--lr-decay-style).
+    pub fn megatron(&self) -> &'static str {
+        match self {
+            Decay::Constant | Decay::Linear(_) | Decay::Cosine(_) => self.name(),
+            Decay::Wsd(_) => "WSD",
+        }
+    }
+
+    /// Sample at its end; None if it is constant.
+    pub fn end(&self) -> Option<u64> {
+        match self {
+            Decay::Constant => None,
+            Decay::Linear(span) | Decay::Cosine(span) => Some(span.samples),
+            Decay::Wsd(wsd) => Some(wsd.samples),
+        }
+    }
+}
+
+/// Inputs from which decays resolve their lengths.
+pub(super) struct Ends<'a, 'r> {
+    /// Samples of the run.
+    run: u64,
+    warmup: u64,
+    seq_len: usize,
+    report: &'a mut Report<'r>,
+}
+
+impl Ends<'_, '_> {
+    /// End of a decay: that of the run unless written otherwise.
+    fn end(&mut self, written: Length, path: &str) -> u64 {
+        written.resolve(path, "", self.seq_len, self.report).unwrap_or(self.run)
+    }
+
+    /// Length of the decay of `wsd`.
+    fn last_part(&mut self, wsd: &raw::Wsd) -> u64 {
+        let path = "lr.decay.wsd";
+        let end = Length { samples: wsd.samples, tokens: wsd.tokens }.samples(self.seq_len);
+        let end = end.unwrap_or(self.run);
+        let tenth = (end / 10).min(end.saturating_sub(self.warmup)).max(1);
+        let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
+        let decay = length.resolve(path, "decay_", self.seq_len, self.report).unwrap_or(tenth);
+        if decay > end && self.report.sound(&[path, "train"]) {
+            let [decay, end] = [decay, end].map(Count);
+            let what = format!("lr.decay.wsd: a decay of {decay} samples cannot end at {end}");
+            self.report.add(path, what, "shorten the decay");
+        }
+        decay
+    }
+}
+
+/// Decay of a run of `run` samples.
+pub fn decay(
+    form: Option<DecayForm>,
+    run: u64,
+    warmup: u64,
+    seq_len: usize,
+    report: &mut Report,
+) -> Decay {
+    if let Some(DecayForm::Settings(section)) = &form {
+        match section.kinds() {
+            0 if report.sound(&["lr.decay"]) => {
+                let remedy = "take constant, linear, cosine or wsd";
+                report.add("lr.decay", "lr.decay names no shape", remedy);
+            }
+            2.. => report.add("lr.decay", "lr.decay has more than one shape", "keep one"),
+            _ => {}
+        }
+    }
+    // A run too short for its warm-up (a trial, say) does not reach the decay.
+    let run = run.max(warmup + 1);
+    Decay::read(form, DecayName::Cosine, &mut Ends { run, warmup, seq_len, report })
+}
+
+pub fn warmup(raw: &settings::raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
+    let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
+    warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0)
+}
+
+/// Checks the learning rate. `tokens` is whether the warm-up is given in tokens.
+pub fn check(lr: &Lr, tokens: bool, report: &mut Report) {
+    let Lr { peak, min, warmup_samples: warmup, decay, .. } = *lr;
+    if report.sound(&["lr.peak", "lr.min"]) && min > peak {
+        let what = format!("lr.min {min} is above lr.peak {peak}");
+        report.between(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
+    }
+    if decay == Decay::Constant && min > 0.0 && report.sound(&["lr.min", "lr.decay"]) {
+        let what = format!("lr.min {min} is never reached: lr.decay is constant");
+        report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
+    }
+    // Maximum samples of the warm-up; the event that follows, and its sample.
+    let (begins, what, at) = match (decay, decay.end()) {
+        (_, None) => return,
+        (Decay::Wsd(wsd), _) => (wsd.decay_from, "the decay begins", wsd.decay_from),
+        (_, Some(end)) => (end - 1, "lr.decay ends", end),
+    };
+    if warmup > begins && report.sound(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
+        let (warmup, at) = (Count(warmup), Count(at));
+        let what = format!("the warm-up takes {warmup} samples, and {what} at {at}");
+        let path = if tokens { "lr.warmup_tokens" } else { "lr.warmup_samples" };
+        let remedy = "shorten the warm-up or lengthen lr.decay";
+        report.between(&[path, "lr.decay"], what, remedy);
+    }
+}
+
+/// Length given in samples or in tokens.
+pub struct Length {
+    pub samples: Option<u64>,
+    pub tokens: Option<u64>,
+}
+
+impl Length {
+    /// Length in samples; tokens are rounded up to whole samples.
+    fn samples(&self, seq_len: usize) -> Option<u64> {
+        self.samples.or(self.tokens.map(|tokens| tokens.div_ceil(seq_len as u64)))
+    }
+
+    /// Length in samples; None after reporting that it is given twice.
+    pub fn resolve(
+        self,
+        section: &str,
+        prefix: &str,
+        seq_len: usize,
+        report: &mut Report,
+    ) -> Option<u64> {
+        if self.samples.is_some() && self.tokens.is_some() {
+            let path = format!("{section}.{prefix}tokens");
+            let what = format!("{path} and {section}.{prefix}samples are both given");
+            report.add(&path, what, "keep one of them");
+            return None;
+        }
+        self.samples(seq_len)
+    }
+}

@@ -1,0 +1,42 @@
+//! Tasks of a run, and the scoring of samples on its ranks.
+
+mod scoring;
+
+pub use scoring::Scoring;
+
+use base::Problems;
+use data::Tokenizer;
+use data::eval::{Reading, Task};
+use manifest::{EvalTask, Manifest};
+use std::path::Path;
+
+/// Tasks of a run, by name.
+pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
+    if m.train.eval_tasks.is_empty() {
+        return Ok(Vec::new());
+    }
+    let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+    let (mut problems, mut tasks) = (Problems::default(), Vec::new());
+    for (name, EvalTask { file, limit }) in &m.train.eval_tasks {
+        let task = read_task(file, m, tokenizer.as_ref(), m.model.seq_len, *limit);
+        tasks.extend(problems.collect(task)?.map(|task| (name.clone(), task)));
+    }
+    Ok(problems.or(tasks)?)
+}
+
+/// Reads a task for a model with a tokenizer.
+pub fn read_task(
+    path: &Path,
+    m: &Manifest,
+    tokenizer: Option<&Tokenizer>,
+    seq_len: usize,
+    limit: Option<usize>,
+) -> anyhow::Result<Task> {
+    let none = || {
+        let place = path.display().to_string();
+        Problems::one(place, "questions need a tokenizer", "name one: --tokenizer tokenizer.json")
+    };
+    let tokenizer = tokenizer.ok_or_else(none)?;
+    let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
+    Task::read(path, &Reading { tokenizer, eod, seq_len, vocab: m.model.vocab }, limit)
+}
