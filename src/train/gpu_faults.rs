@@ -7,7 +7,7 @@
 //! file and reports the faults. Faults that a program causes (a bad address) are reported but not
 //! recorded.
 
-use super::watch::{Event, RunContext, Watcher};
+use super::watch::{Ended, Event, Now, Watcher};
 use device::cuda::nvml::{Faults, Monitor};
 use launch::Device;
 use launch::events::{self, Kind};
@@ -79,15 +79,15 @@ impl Watcher for GpuFaults {
         "GPU faults"
     }
 
-    fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
         if let Event::Step(_) = event {
-            self.look(cx, false);
+            self.look(now, false);
         }
         Ok(())
     }
 
-    fn ending(&mut self, cx: &RunContext) {
-        self.look(cx, true);
+    fn ending(&mut self, now: &Now, _: &anyhow::Result<Ended>) {
+        self.look(now, true);
     }
 }
 
@@ -106,11 +106,11 @@ impl GpuFaults {
         }
     }
 
-    /// Polls if the interval has passed, or if `now`.
-    fn look(&mut self, cx: &RunContext, now: bool) {
-        let Some(monitor) = &cx.monitor else { return };
-        let rank = cx.rank;
-        if !now && self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+    /// Polls if the interval has passed, or if `at_once`.
+    fn look(&mut self, now: &Now, at_once: bool) {
+        let Some(monitor) = &now.monitor else { return };
+        let rank = now.rank;
+        if !at_once && self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
             return;
         }
         self.looked = Some(Instant::now());

@@ -10,19 +10,20 @@ mod writer;
 
 use super::also::Shared;
 use super::time_limit::expected_save;
-use super::watch::Asks;
+use super::watch::{self, Asks, Counts, Ended, Event, Idle, Now, StepAt, Watcher};
 use base::Bytes;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
 use data::MixturePlan;
 use engine::Engine;
-use launch::rank::Rank;
+use launch::rank::{CollectiveError, Rank};
 use launch::storage::Storage;
 use manifest::{Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
-use plan::spikes::SpikeWatch;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use writer::{Done, Job, Publish, Published, Writer};
@@ -52,11 +53,15 @@ pub struct Saver {
     publishing: usize,
     state: State,
     history: VecDeque<Past>,
-    /// Expected seconds of a save, and seconds of the slowest one.
-    expected: f64,
-    slowest: Option<f64>,
+    /// Seconds of the slowest save from its start until it was durable; before the first, the
+    /// expected seconds. Of rank 0.
+    slowest: Rc<Cell<f64>>,
+    /// Whether a save of this process was published.
+    measured: bool,
     /// Step of the last save.
     saved: Option<u64>,
+    /// Whether the run rolled back and has not been saved since.
+    unsaved: bool,
 }
 
 /// Save in flight.
@@ -100,8 +105,12 @@ impl Saver {
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
             publishing: 0,
-            slowest: None,
-            expected: expected_save(checkpoint::saved_bytes(m), m.topology.ranks()),
+            slowest: Rc::new(Cell::new(expected_save(
+                checkpoint::saved_bytes(m),
+                m.topology.ranks(),
+            ))),
+            measured: false,
+            unsaved: false,
             history: state.history.iter().copied().collect(),
             saved: (state.progress.step > 0).then_some(state.progress.step),
             state,
@@ -113,31 +122,13 @@ impl Saver {
         Bytes(self.free.iter().map(|snapshot| snapshot.bytes().0).sum())
     }
 
-    /// Seconds of the slowest save from its start until it was durable; before the first, the
-    /// expected seconds. Of rank 0.
-    pub fn slowest_save(&self) -> f64 {
-        self.slowest.unwrap_or(self.expected)
-    }
-
-    /// State of the run in the next save, except for what changes with every step.
-    pub fn state(&self) -> &State {
-        &self.state
-    }
-
-    /// Sets the state of spike detection in the next save.
-    pub fn note_spikes(&mut self, watch: Option<SpikeWatch>) {
-        self.state.spikes = watch;
-    }
-
-    /// Continues from a checkpoint after a rollback. Its step is saved already.
-    pub fn go_on_from(&mut self, state: State) {
-        self.history = state.history.iter().copied().collect();
-        self.saved = Some(state.progress.step);
-        self.state = state;
+    /// Seconds of the slowest save, as `slowest`.
+    pub fn slowest(&self) -> Rc<Cell<f64>> {
+        self.slowest.clone()
     }
 
     /// Records a finished step in the history.
-    pub fn step(&mut self, past: Past, lr: f64) {
+    fn step(&mut self, past: Past, lr: f64) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
@@ -145,22 +136,28 @@ impl Saver {
         self.state.lr = lr;
     }
 
-    /// Mean loss of the last `HISTORY` steps; None before there are as many.
-    pub fn mean_loss(&self) -> Option<f64> {
-        let losses = self.history.iter().map(|past| past.loss);
-        (self.history.len() == HISTORY).then(|| losses.sum::<f64>() / HISTORY as f64)
+    /// Begins a checkpoint. It contains one copy of each weight, so the replicas are compared first.
+    /// A run that must roll back saves none. A collective, on an idle device.
+    fn save(&mut self, now: &Now) -> anyhow::Result<()> {
+        if now.watchers.go_back() {
+            return Ok(());
+        }
+        self.unsaved = false;
+        if now.manifest.train.audit_interval.is_some() {
+            watch::compare(now)?;
+        }
+        now.signals.saved();
+        let _span = tracing::trace_span!("save", track = "save").entered();
+        let began = Instant::now();
+        self.begin(now)?;
+        now.notice(&Event::Saved(began.elapsed()))
     }
 
     /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
-    pub fn save(
-        &mut self,
-        rank: &Rank,
-        engine: &Engine,
-        progress: Progress,
-        next_batch: u64,
-        seq_len: usize,
-    ) -> anyhow::Result<()> {
+    fn begin(&mut self, now: &Now) -> anyhow::Result<()> {
+        let Now { engine, progress, .. } = *now;
+        let (rank, next_batch) = (now.rank, now.next_batch());
         if self.saved == Some(progress.step) {
             return Ok(());
         }
@@ -178,7 +175,8 @@ impl Saver {
         snapshot.take(engine);
         self.saved = Some(step);
         let mut state = State { progress, next_batch, ..self.state.clone() };
-        state.consumed_tokens = progress.consumed_samples * seq_len as u64;
+        now.watchers.store(&mut state);
+        state.consumed_tokens = progress.consumed_samples * now.manifest.model.seq_len as u64;
         state.history = self.history.iter().copied().collect();
         let scale = engine.scale();
         state.loss_scale = self.scaled.then_some(scale);
@@ -209,12 +207,12 @@ impl Saver {
     }
 
     /// On rank 0: whether the folder of the oldest save was created, or failed to be.
-    pub fn oldest_has_begun(&self) -> bool {
+    fn oldest_has_begun(&self) -> bool {
         !self.begun.is_empty()
     }
 
     /// Writes the oldest save whose folder was missing, after rank 0 has created it.
-    pub fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
+    fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
         let without = self.in_flight.iter().position(|save| save.snapshot.is_some());
         let number = without.expect("a save without a folder");
         if let Err(error) = rank.agree(self.begun.pop_front().unwrap_or(Ok(()))) {
@@ -227,33 +225,21 @@ impl Saver {
         self.writer.send(Job::Part { snapshot, fresh, state })
     }
 
-    /// Requests of this rank's saves between two steps.
-    pub fn asks(&mut self) -> anyhow::Result<Asks> {
-        let written = Asks::WRITTEN.when(self.oldest_is_written()?);
-        let begun = Asks::BEGUN.when(self.oldest_has_begun());
-        Ok(written | begun | Asks::AWAY.when(self.is_away()))
-    }
-
-    /// Whether this rank waits for its storage.
-    pub fn is_away(&self) -> bool {
-        self.storage.is_away()
-    }
-
     /// Reports on rank 0 that `ranks` ranks wait for their storage: once, as long as there are any.
-    pub fn report_waiting(&mut self, ranks: usize) {
-        if ranks > 0 && !self.told_away && !self.is_away() {
+    fn report_waiting(&mut self, ranks: usize) {
+        if ranks > 0 && !self.told_away && !self.storage.is_away() {
             tracing::warn!("{ranks} ranks cannot write to the run's folder, and wait for it");
         }
         self.told_away = ranks > 0;
     }
 
     /// Cancels all waits for storage, because the run has failed.
-    pub fn leave(&self) {
+    fn leave(&self) {
         self.storage.leave();
     }
 
     /// Whether this rank has written its part of the oldest save in flight.
-    pub fn oldest_is_written(&mut self) -> anyhow::Result<bool> {
+    fn oldest_is_written(&mut self) -> anyhow::Result<bool> {
         while let Some(done) = self.writer.poll() {
             self.record(done)?;
         }
@@ -262,7 +248,7 @@ impl Saver {
 
     /// Waits until all ranks have written their part of the oldest save in flight; rank 0 then
     /// publishes it.
-    pub fn publish_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
+    fn publish_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
         loop {
             let written = self.is_written_soon()?;
             let [begun, written] = rank.count([self.oldest_has_begun(), written]);
@@ -304,7 +290,7 @@ impl Saver {
     }
 
     /// Waits for all saves in flight.
-    pub fn finish(&mut self, rank: &Rank) -> anyhow::Result<()> {
+    fn finish(&mut self, rank: &Rank) -> anyhow::Result<()> {
         rank.set_phase("saving");
         while !self.in_flight.is_empty() {
             self.publish_oldest(rank)?;
@@ -331,11 +317,85 @@ impl Saver {
             Done::Published(outcome) => {
                 self.publishing -= 1;
                 let Published { seconds, message, .. } = outcome?;
-                self.slowest = Some(self.slowest.unwrap_or(0.0).max(seconds));
+                let before = if self.measured { self.slowest.get() } else { 0.0 };
+                self.slowest.set(before.max(seconds));
+                self.measured = true;
                 tracing::info!("{message}");
             }
         }
         Ok(())
+    }
+}
+
+impl Watcher for Saver {
+    fn name(&self) -> &'static str {
+        "saver"
+    }
+
+    fn asks(&mut self, _: &Now) -> anyhow::Result<Asks> {
+        let written = Asks::WRITTEN.when(self.oldest_is_written()?);
+        let begun = Asks::BEGUN.when(self.oldest_has_begun());
+        Ok(written | begun | Asks::AWAY.when(self.storage.is_away()))
+    }
+
+    fn agreed(&mut self, now: &Now, asked: &Counts) -> anyhow::Result<()> {
+        let rank = now.rank;
+        if rank.is_first() {
+            self.report_waiting(asked.of(Asks::AWAY));
+        }
+        if asked.any(Asks::BEGUN) {
+            self.write_oldest(rank)?;
+        }
+        if asked.of(Asks::WRITTEN) == rank.grid.size() {
+            self.publish_oldest(rank)?;
+        }
+        if asked.any(Asks::SAVE) { self.save(now) } else { Ok(()) }
+    }
+
+    fn idle(&self, now: &Now, at: &StepAt) -> Idle {
+        Idle::after(self.unsaved || at.ends(now.manifest.checkpoint.interval))
+    }
+
+    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+        match event {
+            Event::Step(done) => {
+                let (loss, grad_norm) = (done.outcome.loss, done.outcome.grad_norm);
+                self.step(Past { step: done.step, loss, grad_norm }, done.lr);
+            }
+            Event::GoingBack => self.finish(now.rank)?,
+            Event::RolledBack(state) => {
+                // The step of the checkpoint is saved already.
+                self.history = state.history.iter().copied().collect();
+                (self.saved, self.unsaved) = (Some(state.progress.step), true);
+                self.state = (*state).clone();
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
+        match self.idle(now, at) {
+            Idle::Never => Ok(()),
+            _ => self.save(now),
+        }
+    }
+
+    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
+        self.save(now)?;
+        self.finish(now.rank)
+    }
+
+    /// Waits for pending checkpoints if the ranks still communicate.
+    fn ending(&mut self, now: &Now, ended: &anyhow::Result<Ended>) {
+        let (rank, Err(error)) = (now.rank, ended) else { return };
+        if error.is::<CollectiveError>() || rank.grid.size() == 1 {
+            let phase = rank.current_phase();
+            // A second error would hide the one that ends the run.
+            let _ = self.finish(rank);
+            rank.set_phase(&phase);
+        }
+        self.leave();
     }
 }
 

@@ -1,6 +1,9 @@
 //! Loss spikes of a run (defined in `plan::spikes`): the limits of each step, and the assessment of
 //! its outcome.
 
+use super::roll_back;
+use super::watch::{Event, Now, StepAt, Watcher};
+use checkpoint::State;
 use data::MixturePlan;
 use device::StepLimits;
 use manifest::{Divergence, SpikeAction};
@@ -13,7 +16,7 @@ const FIRST_STEPS: u64 = 4;
 /// Spike detection of a run, equal on all ranks.
 pub struct Spikes {
     rule: Rule,
-    pub watch: SpikeWatch,
+    watch: SpikeWatch,
     /// Samples at which data stages begin. Losses before such a sample do not predict those after
     /// it.
     stages: Vec<u64>,
@@ -21,8 +24,6 @@ pub struct Spikes {
     begun: Option<(Limits, u64)>,
     /// Reason for a rollback, from the last step.
     diverged: Option<String>,
-    /// Whether the run rolled back and has not been saved since.
-    pub unsaved: bool,
 }
 
 impl Spikes {
@@ -39,7 +40,7 @@ impl Spikes {
         let watch = saved.unwrap_or_default();
         let looks = action != SpikeAction::Off;
         let stages = data.stages.iter().map(|stage| stage.from).filter(|at| *at > 0).collect();
-        looks.then_some(Spikes { rule, watch, stages, begun: None, diverged: None, unsaved: false })
+        looks.then_some(Spikes { rule, watch, stages, begun: None, diverged: None })
     }
 
     /// Limits under which the device applies the update of a step with these samples.
@@ -80,23 +81,45 @@ impl Spikes {
             self.begun = None;
         }
     }
+}
 
-    pub fn rule(&self) -> Rule {
-        self.rule
+/// None if `divergence` is off.
+impl Watcher for Option<Spikes> {
+    fn name(&self) -> &'static str {
+        "spikes"
     }
 
-    /// Reason for a rollback, returned once.
-    pub fn take_diverged(&mut self) -> Option<String> {
-        self.diverged.take()
+    fn prepare(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
+        let limits = self.as_ref().and_then(|spikes| spikes.limits(at.step, &at.samples));
+        now.engine.set_limits(limits);
+        Ok(())
     }
 
-    /// Continues with the state of a checkpoint after a rollback.
-    pub fn go_on_with(&mut self, watch: SpikeWatch) {
-        self.watch = watch;
-        self.unsaved = true;
+    fn notice(&mut self, _: &Now, event: &Event) -> anyhow::Result<()> {
+        let Some(spikes) = self else { return Ok(()) };
+        match event {
+            Event::Step(done) => {
+                let (step, outcome) = (done.step, done.outcome);
+                let (loss, norm, skipped) = (outcome.loss, outcome.grad_norm, outcome.skipped);
+                spikes.see(Taken { step, loss, norm, skipped }, &done.samples);
+            }
+            Event::RolledBack(state) => spikes.watch = state.spikes.clone().unwrap_or_default(),
+            _ => {}
+        }
+        Ok(())
     }
 
-    pub fn has_diverged(&self) -> bool {
-        self.diverged.is_some()
+    fn store(&self, state: &mut State) {
+        state.spikes = self.as_ref().map(|spikes| spikes.watch.clone());
+    }
+
+    fn goes_back(&self) -> bool {
+        self.as_ref().is_some_and(|spikes| spikes.diverged.is_some())
+    }
+
+    fn roll_back(&mut self, now: &Now) -> anyhow::Result<Option<(State, String)>> {
+        let Some(spikes) = self else { return Ok(None) };
+        let Some(why) = spikes.diverged.take() else { return Ok(None) };
+        roll_back::load(now, &spikes.rule, &spikes.watch, &why)
     }
 }

@@ -16,14 +16,13 @@ use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
-use super::watch::{Drift, Mirror, Record, RunContext, Watchers};
+use super::watch::{Drift, Evaluation, Mirror, Record, Replicas, RunContext, StopAtLoss, Watchers};
 use super::{files, preflight, replay, resume, tokenizers};
 use base::Bytes;
 use base::output::{self, Existing};
 use checkpoint::{DataId, Found, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
-use device::cuda::nvml::Monitor;
 use engine::Engine;
 use launch::console::Form;
 use launch::crash_loop;
@@ -176,18 +175,11 @@ fn from_checkpoint<'a>(
         let message = rank.agree(verified)?;
         tracing::info!("{message}");
     }
-    let mut state: State = match &origin.found {
-        Some(found) => {
-            let checkpoint = options.resume_from.is_some();
-            let reset_optimizer = options.reset_optimizer;
-            let asked = resume::Asked { checkpoint, reset_optimizer };
-            resume::resume(rank, found, asked, loaded, &ids, &engine)?
-        }
-        None => begin(rank, loaded, ids, &engine)?,
-    };
+    let mut state = state(process, rank, &origin, ids, &engine)?;
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
-    let progress = state.progress;
+    let (progress, data_ids, stop_at_loss) =
+        (state.progress, state.data.clone(), StopAtLoss::new(&state));
     let storage = Storage::of(m);
     let copies = copies(rank, m, &state)?;
     let shared = copies.as_ref().map(Copies::shared);
@@ -198,7 +190,23 @@ fn from_checkpoint<'a>(
     let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
     let loader = rank.phase("starting the data loader", loader)?;
     let monitor = device.monitor();
-    let watchers = watchers(process, rank, device, monitor.as_ref(), files, copies)?;
+    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
+    let ops = process.options.ops.clone().filter(|_| rank.is_first());
+    // The order is that of `watch::ORDER`.
+    let watchers = Watchers::new(vec![
+        Box::new(spikes),
+        Box::new(Drift::new(StepParts::new(ops))),
+        Box::new(stragglers(rank, m, device)?),
+        Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
+        Box::new(limit),
+        Box::new(stop_at_loss),
+        Box::new(Replicas(m.train.audit_interval)),
+        Box::new(Evaluation(m.train.eval_interval)),
+        Box::new(saver),
+        Box::new(Record::new(files)),
+        Box::new(Mirror(copies)),
+        Box::new(process.trace.as_ref()),
+    ]);
     let (tasks, signals) = (process.tasks.clone(), &process.signals);
     Ok(Run {
         cx: RunContext {
@@ -209,6 +217,7 @@ fn from_checkpoint<'a>(
             ramp,
             be,
             data,
+            data_ids,
             tasks,
             signals,
             monitor,
@@ -217,33 +226,23 @@ fn from_checkpoint<'a>(
         loader,
         progress,
         in_flight: InFlight::default(),
-        saver,
-        spikes,
-        drift: Drift::new(StepParts::new(process.options.ops.clone().filter(|_| rank.is_first()))),
         watchers,
-        evaluated: None,
     })
 }
 
-/// Watchers of the run, in their order.
-fn watchers<'a>(
-    process: &'a Process,
+/// State of the run: of its checkpoint, which the engine loads, or a new one.
+fn state(
+    process: &Process,
     rank: &Rank,
-    device: &Device,
-    monitor: Option<&Monitor>,
-    files: Option<(Report, Board)>,
-    copies: Option<Copies>,
-) -> anyhow::Result<Watchers<'a>> {
-    let m = &process.loaded.manifest;
-    let limit = if rank.is_first() { TimeLimit::watch(&m.slurm) } else { None };
-    Ok(Watchers::new(vec![
-        Box::new(stragglers(rank, m, device)?),
-        Box::new(GpuFaults::new(rank, m, device, monitor)),
-        Box::new(limit),
-        Box::new(Record::new(files)),
-        Box::new(Mirror(copies)),
-        Box::new(process.trace.as_ref()),
-    ]))
+    origin: &Origin,
+    ids: Vec<DataId>,
+    engine: &Engine,
+) -> anyhow::Result<State> {
+    let (loaded, options) = (process.loaded, process.options);
+    let Some(found) = &origin.found else { return begin(rank, loaded, ids, engine) };
+    let (checkpoint, reset_optimizer) = (options.resume_from.is_some(), options.reset_optimizer);
+    let asked = resume::Asked { checkpoint, reset_optimizer };
+    resume::resume(rank, found, asked, loaded, &ids, engine)
 }
 
 /// Report and status of a run that continues from a step, on rank 0.

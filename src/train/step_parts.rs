@@ -35,18 +35,21 @@ impl StepParts {
         StepParts { ops, ..StepParts::default() }
     }
 
-    /// Counts a step. Returns whether it is to be measured.
-    pub fn next_is_due(&mut self) -> bool {
-        self.begun += 1;
-        if self.begun == 1 && self.ops.is_some() {
-            begin_op_log();
-        }
+    /// Whether the next step is to be measured.
+    pub fn next_is_due(&self) -> bool {
+        MEASURED.contains(&(self.begun + 1))
+    }
+
+    /// Whether the step that was begun last is to be measured.
+    pub fn is_due(&self) -> bool {
         MEASURED.contains(&self.begun)
     }
 
-    /// Writes the ops of a step that is queued. The first step has all ops; a later one, in which
-    /// the device times them, replaces it.
-    pub fn write_ops(&mut self, step: u64) {
+    /// Adds a step that is queued, after `input` seconds of waits for its input and copies of it.
+    /// Writes its ops: the first step has all; a later one, in which the device times them, replaces
+    /// it.
+    pub fn queued(&mut self, step: u64, input: f64) {
+        self.input = input;
         let is_last = self.is_on;
         if self.begun > 1 && !is_last {
             return;
@@ -59,19 +62,21 @@ impl StepParts {
         }
     }
 
-    /// Begins to measure a step, if the device can time its ops.
+    /// Counts a step, and begins to measure it if it is to be measured and the device can time its
+    /// ops.
     pub fn begin(&mut self, be: &dyn Backend, rank: &Rank) {
+        self.begun += 1;
+        if self.begun == 1 && self.ops.is_some() {
+            begin_op_log();
+        }
+        if !self.is_due() {
+            return;
+        }
         self.is_on = be.time_ops();
         if self.is_on && self.ops.is_some() {
             begin_op_log();
         }
         self.waits = rank.world().recorder().waits();
-        self.input = 0.0;
-    }
-
-    /// Adds time in which the step waited for its input and copied it.
-    pub fn add_input(&mut self, seconds: f64) {
-        self.input += seconds;
     }
 
     /// Ends the measurement of a step that took `seconds`.

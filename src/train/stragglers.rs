@@ -8,7 +8,7 @@
 //! compute stream measure the wait instead. Waits inside a CUDA graph are not measured: ranks of a
 //! tensor group, whose sums are in graphs, appear equal.
 
-use super::watch::{Asks, Event, RunContext, Watcher};
+use super::watch::{Asks, Event, Now, Watcher};
 use base::Problems;
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
@@ -48,14 +48,14 @@ impl Watcher for Stragglers {
         "stragglers"
     }
 
-    fn asks(&mut self, cx: &RunContext, _: f64) -> Asks {
-        self.look(cx.rank);
-        Asks::NONE
+    fn asks(&mut self, now: &Now) -> anyhow::Result<Asks> {
+        self.look(now.rank);
+        Ok(Asks::NONE)
     }
 
-    fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
         if let Event::Step(done) = event {
-            self.step(cx.rank, done.seconds, done.waited, cx.monitor.as_ref());
+            self.step(now.rank, done.seconds, done.waited, now.monitor.as_ref());
         }
         Ok(())
     }

@@ -6,12 +6,14 @@
 //! Without an answer the run continues as if it had no limit; the SIGTERM that Slurm sends at the
 //! end still causes a save.
 
-use super::watch::{Asks, Event, RunContext, Watcher};
+use super::watch::{Asks, Event, Now, Watcher};
 use base::Seconds;
 use launch::slurm::Job;
 use manifest::{OnEnd, Slurm};
 use parking_lot::Mutex;
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -35,6 +37,8 @@ pub struct TimeLimit {
     _open: Sender<()>,
     margin: Duration,
     steps: StepTimes,
+    /// Seconds of the slowest save.
+    save: Rc<Cell<f64>>,
 }
 
 /// None on ranks other than 0, and outside a Slurm job.
@@ -43,11 +47,11 @@ impl Watcher for Option<TimeLimit> {
         "time limit"
     }
 
-    fn asks(&mut self, _: &RunContext, save: f64) -> Asks {
-        Asks::LEAVE.when(self.as_mut().is_some_and(|limit| limit.is_due(save)))
+    fn asks(&mut self, _: &Now) -> anyhow::Result<Asks> {
+        Ok(Asks::LEAVE.when(self.as_mut().is_some_and(TimeLimit::is_due)))
     }
 
-    fn notice(&mut self, _: &RunContext, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, _: &Now, event: &Event) -> anyhow::Result<()> {
         if let (Event::Evaluated(time), Some(limit)) = (event, self) {
             limit.evaluated(*time);
         }
@@ -57,7 +61,8 @@ impl Watcher for Option<TimeLimit> {
 
 impl TimeLimit {
     /// Watches the job of this process. None outside of Slurm, and if the manifest ignores the end.
-    pub fn watch(settings: &Slurm) -> Option<TimeLimit> {
+    /// `save` has the seconds of the slowest save.
+    pub fn watch(settings: &Slurm, save: Rc<Cell<f64>>) -> Option<TimeLimit> {
         let job = Job::of_environment().filter(|_| settings.on_end != OnEnd::Ignore)?;
         let (open, closed) = channel();
         let end = Arc::default();
@@ -78,13 +83,12 @@ impl TimeLimit {
             return None;
         }
         let margin = Duration::from_secs_f64(settings.margin_s);
-        Some(TimeLimit { end, _open: open, margin, steps: StepTimes::default() })
+        Some(TimeLimit { end, _open: open, margin, steps: StepTimes::default(), save })
     }
 
-    /// Whether the run must leave now in order to save in time. Called between two steps. `save` is
-    /// the duration of the slowest save in seconds.
-    pub fn is_due(&mut self, save: f64) -> bool {
-        let now = Instant::now();
+    /// Whether the run must leave now in order to save in time. Called between two steps.
+    fn is_due(&mut self) -> bool {
+        let (now, save) = (Instant::now(), self.save.get());
         let slowest = self.steps.between_steps(now);
         let end = *self.end.lock();
         let left = end.map(|end| end.saturating_duration_since(now));
@@ -98,7 +102,7 @@ impl TimeLimit {
     }
 
     /// Records the duration of an evaluation, which is expected of the next one.
-    pub fn evaluated(&mut self, took: Duration) {
+    fn evaluated(&mut self, took: Duration) {
         self.steps.evaluation = took;
     }
 }
@@ -178,12 +182,13 @@ mod tests {
             _open: channel().0,
             margin: Duration::from_secs(60),
             steps: StepTimes { evaluation: Duration::from_secs(100), ..Default::default() },
+            save: Rc::new(Cell::new(20.0)),
         };
         // 1.5 · 100 s + 2 · 20 s + 60 s, and the time this test may take.
-        assert!(limit(250).is_due(20.0));
-        assert!(!limit(5000).is_due(20.0));
+        assert!(limit(250).is_due());
+        assert!(!limit(5000).is_due());
         let unknown = TimeLimit { end: Arc::default(), ..limit(0) };
-        assert!(!{ unknown }.is_due(20.0), "without an end the run continues");
+        assert!(!{ unknown }.is_due(), "without an end the run continues");
         assert_eq!(expected_save(2_000_000_000, 4), 5.0);
     }
 }

@@ -3,7 +3,7 @@
 
 mod chrome;
 
-use super::watch::{Ended, RunContext, Watcher};
+use super::watch::{Ended, Idle, Now, StepAt, Watcher};
 use base::{Problems, Seconds};
 use device::Backend;
 use launch::rank::Rank;
@@ -139,23 +139,24 @@ impl Watcher for Option<&Trace> {
         "trace"
     }
 
-    fn before_step(&mut self, cx: &RunContext, step: u64) {
+    fn before_step(&mut self, now: &Now, step: u64) -> anyhow::Result<()> {
         if let Some(trace) = self {
-            trace.before(cx.rank, step, cx.be);
+            trace.before(now.rank, step, now.be);
         }
+        Ok(())
     }
 
-    fn needs_idle(&self, step: u64) -> bool {
-        self.is_some_and(|trace| trace.ends_with(step))
+    fn idle(&self, _: &Now, at: &StepAt) -> Idle {
+        Idle::after(self.is_some_and(|trace| trace.ends_with(at.step)))
     }
 
-    fn after_step(&mut self, cx: &RunContext, step: u64) -> anyhow::Result<()> {
+    fn after_step(&mut self, now: &Now, step: u64) -> anyhow::Result<()> {
         let ended = self.filter(|trace| trace.ends_with(step));
-        ended.map_or(Ok(()), |trace| trace.finish(cx.rank))
+        ended.map_or(Ok(()), |trace| trace.finish(now.rank))
     }
 
-    fn complete(&mut self, cx: &RunContext, _: Ended) -> anyhow::Result<()> {
-        self.map_or(Ok(()), |trace| trace.finish(cx.rank))
+    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
+        self.map_or(Ok(()), |trace| trace.finish(now.rank))
     }
 }
 

@@ -1,8 +1,7 @@
 //! Comparison of the first steps of a run with its plan, part by part.
 
-use super::RunContext;
+use super::{Event, Idle, Now, StepAt, Watcher};
 use crate::step_parts::StepParts;
-use engine::Engine;
 use estimate::gptrain::drift::{self, FirstSteps};
 use estimate::parts::PartTable;
 use plan::grid::Axis;
@@ -15,7 +14,7 @@ const COMPARED_STEPS: usize = 5;
 pub struct Drift {
     /// Seconds of the first steps.
     seconds: Vec<f64>,
-    pub parts: StepParts,
+    parts: StepParts,
 }
 
 impl Drift {
@@ -23,36 +22,64 @@ impl Drift {
         Drift { seconds: Vec::new(), parts }
     }
 
-    /// Records a finished step.
-    pub fn step(&mut self, seconds: f64) {
-        if self.seconds.len() < COMPARED_STEPS {
-            self.seconds.push(seconds);
-        }
-    }
-
     /// Ends the measurement of a step, whose outcome was the last. Compares on rank 0 once all first
     /// steps are measured.
-    pub fn measured(
-        &mut self,
-        cx: &RunContext,
-        engine: &Engine,
-        step: u64,
-        batch: usize,
-    ) -> Option<PartTable> {
+    fn measured(&mut self, now: &Now, at: &StepAt) -> Option<PartTable> {
         let last = self.seconds.last().copied().unwrap_or_default();
-        self.parts.end(cx.be, cx.rank, step, last);
-        if self.seconds.len() < COMPARED_STEPS || !cx.rank.is_first() {
+        self.parts.end(now.be, now.rank, at.step, last);
+        if self.seconds.len() < COMPARED_STEPS || !now.rank.is_first() {
             return None;
         }
+        let batch = (at.samples.end - at.samples.start) as usize;
         let mut seconds = self.seconds.clone();
         seconds.sort_by(f64::total_cmp);
-        let (reserved, seconds) = (engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
+        let (reserved, seconds) = (now.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
         let first = FirstSteps { batch, seconds, parts: self.parts.median() };
-        let stage = cx.rank.at[Axis::Pipeline];
-        let compare = || drift::compare(cx.manifest, stage, reserved, &first);
+        let stage = now.rank.at[Axis::Pipeline];
+        let compare = || drift::compare(now.manifest, stage, reserved, &first);
         // Excludes the spans of the dry engine from the trace.
         let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare)?;
         tracing::info!("{}", compared.line);
         compared.table
+    }
+}
+
+impl Watcher for Drift {
+    fn name(&self) -> &'static str {
+        "drift"
+    }
+
+    fn idle(&self, _: &Now, _: &StepAt) -> Idle {
+        if self.parts.next_is_due() { Idle::Around } else { Idle::Never }
+    }
+
+    fn prepare(&mut self, now: &Now, _: &StepAt) -> anyhow::Result<()> {
+        self.parts.begin(now.be, now.rank);
+        Ok(())
+    }
+
+    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+        match event {
+            Event::Queued(step, input) => self.parts.queued(*step, *input),
+            Event::Step(done) if self.seconds.len() < COMPARED_STEPS => {
+                self.seconds.push(done.seconds);
+            }
+            Event::Saved(time) => {
+                let each_step = self.parts.saved(time.as_secs_f64());
+                now.notice(&Event::Saving(each_step))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
+        if !self.parts.is_due() {
+            return Ok(());
+        }
+        match self.measured(now, at) {
+            Some(table) => now.notice(&Event::Parts(&table)),
+            None => Ok(()),
+        }
     }
 }

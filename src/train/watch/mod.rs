@@ -2,26 +2,34 @@
 //! training loop calls each of them at the same few moments, in the order of one list.
 
 mod drift;
+mod evaluation;
 mod mirror;
 mod record;
+mod replicas;
+mod stop_at_loss;
 
 pub use crate::report::numbers::StepRecord;
 pub use drift::Drift;
+pub use evaluation::Evaluation;
 pub use mirror::Mirror;
 pub use record::Record;
+pub use replicas::{Replicas, compare};
+pub use stop_at_loss::StopAtLoss;
 
 use super::loader::DataShard;
-use checkpoint::Progress;
+use checkpoint::{DataId, Progress, State};
 use data::Datasets;
 use data::eval::{Accuracy, Task};
 use device::Backend;
 use device::cuda::nvml::Monitor;
+use engine::Engine;
 use estimate::parts::PartTable;
 use launch::guard::Signals;
 use launch::rank::Rank;
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
-use std::ops::BitOr;
+use std::cell::RefCell;
+use std::ops::{BitOr, Deref, Range};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,6 +56,8 @@ pub struct RunContext<'a> {
     pub ramp: Ramp,
     pub be: &'a dyn Backend,
     pub data: Arc<Datasets>,
+    /// Identities of the training datasets.
+    pub data_ids: Vec<DataId>,
     /// Tasks of evaluations, by name.
     pub tasks: Arc<Vec<(String, Task)>>,
     pub signals: &'a Signals,
@@ -121,8 +131,70 @@ impl Counts {
     }
 }
 
-/// Event of a run, after which every watcher is notified.
+/// State of a run between two of its operations, for watchers.
+pub struct Now<'r, 'a> {
+    pub cx: &'r RunContext<'a>,
+    pub engine: &'r Engine<'a>,
+    /// Step and samples after the last step that was queued.
+    pub progress: Progress,
+    pub watchers: &'r Watchers<'a>,
+}
+
+impl<'a> Deref for Now<'_, 'a> {
+    type Target = RunContext<'a>;
+
+    fn deref(&self) -> &RunContext<'a> {
+        self.cx
+    }
+}
+
+impl Now<'_, '_> {
+    /// Samples of the next step.
+    pub fn next_batch(&self) -> u64 {
+        self.ramp.batch_at(self.progress.consumed_samples) as u64
+    }
+
+    /// Notifies the other watchers.
+    pub fn notice(&self, event: &Event) -> anyhow::Result<()> {
+        self.watchers.notice(self, event)
+    }
+}
+
+/// Step that is queued next, or was queued last.
+pub struct StepAt {
+    pub step: u64,
+    pub samples: Range<u64>,
+    /// Whether too few samples remain for another step of this size.
+    pub last: bool,
+}
+
+impl StepAt {
+    /// Whether something is due after this step that is due after `every` steps; never at 0.
+    pub fn ends(&self, every: u64) -> bool {
+        every > 0 && self.step.is_multiple_of(every)
+    }
+}
+
+/// Time at which a watcher needs an idle device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Idle {
+    #[default]
+    Never,
+    After,
+    /// Before and after the step.
+    Around,
+}
+
+impl Idle {
+    pub fn after(due: bool) -> Idle {
+        if due { Idle::After } else { Idle::Never }
+    }
+}
+
+/// Event of a run, after which every watcher is notified but the one that causes it.
 pub enum Event<'e> {
+    /// A step was queued, with so many seconds of waits for its input.
+    Queued(u64, f64),
     Step(&'e StepRecord),
     /// Loss of the validation set of this name.
     Validated(Progress, &'e str, f64),
@@ -132,10 +204,14 @@ pub enum Event<'e> {
     Evaluated(Duration),
     /// Parts of a step, planned and measured.
     Parts(&'e PartTable),
+    /// A save stopped the steps for this time.
+    Saved(Duration),
     /// Seconds per step in which saves have stopped the steps.
-    Saved(f64),
-    /// The run rolled back to this step.
-    RolledBack(u64),
+    Saving(f64),
+    /// The run is about to roll back.
+    GoingBack,
+    /// The run continues with this state of a checkpoint.
+    RolledBack(&'e State),
 }
 
 /// Feature of a run. Every rank has the same watchers, so their calls may be collectives.
@@ -143,79 +219,137 @@ pub trait Watcher {
     /// Name in `ORDER`.
     fn name(&self) -> &'static str;
 
-    /// Requests between two steps. `save` is the duration of the slowest save in seconds.
-    fn asks(&mut self, _: &RunContext, _save: f64) -> Asks {
-        Asks::NONE
+    /// Requests between two steps.
+    fn asks(&mut self, _: &Now) -> anyhow::Result<Asks> {
+        Ok(Asks::NONE)
+    }
+
+    /// Acts on the requests of all ranks. With `SAVE` among them the device is idle.
+    fn agreed(&mut self, _: &Now, _asked: &Counts) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Called before a step begins.
+    fn before_step(&mut self, _: &Now, _step: u64) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Whether the device is to be idle around a step.
+    fn idle(&self, _: &Now, _: &StepAt) -> Idle {
+        Idle::Never
     }
 
     /// Called before a step is queued.
-    fn before_step(&mut self, _: &RunContext, _step: u64) {}
-
-    fn notice(&mut self, _: &RunContext, _: &Event) -> anyhow::Result<()> {
+    fn prepare(&mut self, _: &Now, _: &StepAt) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Whether the device is to be idle after a step, for `after_step`.
-    fn needs_idle(&self, _step: u64) -> bool {
+    fn notice(&mut self, _: &Now, _: &Event) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Work after a step was queued, on a device that is idle if `idle` asked for it.
+    fn due(&mut self, _: &Now, _: &StepAt) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Called after a step, and after the work of all watchers that follows it.
+    fn after_step(&mut self, _: &Now, _step: u64) -> anyhow::Result<()> {
+        Ok(())
+    }
+
+    /// Adds to the state that a checkpoint stores.
+    fn store(&self, _: &mut State) {}
+
+    /// Whether the run must roll back. Equal on all ranks.
+    fn goes_back(&self) -> bool {
         false
     }
 
-    /// Called after a step, and after the evaluations and saves that follow it.
-    fn after_step(&mut self, _: &RunContext, _step: u64) -> anyhow::Result<()> {
-        Ok(())
+    /// Loads a checkpoint into the engine if the run must roll back. Returns the state to continue
+    /// with, and the message for the user.
+    fn roll_back(&mut self, _: &Now) -> anyhow::Result<Option<(State, String)>> {
+        Ok(None)
     }
 
-    /// Whether all output is in its files.
-    fn is_written(&mut self) -> anyhow::Result<bool> {
-        Ok(true)
-    }
-
-    /// Called when a run ends well, after its last save.
-    fn complete(&mut self, _: &RunContext, _: Ended) -> anyhow::Result<()> {
+    /// Called when a run ends well, on an idle device.
+    fn complete(&mut self, _: &Now, _: Ended) -> anyhow::Result<()> {
         Ok(())
     }
 
     /// Called first when a run ends, well or not.
-    fn ending(&mut self, _: &RunContext) {}
+    fn ending(&mut self, _: &Now, _: &anyhow::Result<Ended>) {}
 
     /// Called last. `how` is the final phase of the status.
-    fn finish(&mut self, _: &RunContext, _how: &str) {}
+    fn finish(&mut self, _: &Now, _how: &str) {}
 }
 
-/// Order of the watchers. Stragglers and faults are recorded before the line of a step is written;
-/// the mirror completes after the report, whose last lines it may add.
-pub const ORDER: [&str; 6] =
-    ["stragglers", "GPU faults", "time limit", "record", "mirror", "trace"];
+/// Order of the watchers. Spikes, stragglers and faults are reported before the line of a step is
+/// written. Parts are measured before other work follows the step. A save follows the comparison of
+/// replicas and the evaluation; the report closes after it, and the mirror after the report, whose
+/// last lines it may add.
+pub const ORDER: [&str; 12] = [
+    "spikes",
+    "drift",
+    "stragglers",
+    "GPU faults",
+    "time limit",
+    "stop at loss",
+    "replicas",
+    "evaluation",
+    "saver",
+    "record",
+    "mirror",
+    "trace",
+];
 
-/// Watchers in the order of `ORDER`.
-pub struct Watchers<'a>(Vec<Box<dyn Watcher + 'a>>);
+/// Watchers in the order of `ORDER`. A watcher that is being called receives no other call.
+pub struct Watchers<'a>(Vec<RefCell<Box<dyn Watcher + 'a>>>);
 
 impl<'a> Watchers<'a> {
     pub fn new(list: Vec<Box<dyn Watcher + 'a>>) -> Watchers<'a> {
         let names: Vec<_> = list.iter().map(|watcher| watcher.name()).collect();
         assert_eq!(names, ORDER, "the order of watchers");
-        Watchers(list)
+        Watchers(list.into_iter().map(RefCell::new).collect())
     }
 
-    pub fn each(&mut self) -> impl Iterator<Item = &mut (dyn Watcher + 'a)> {
-        self.0.iter_mut().map(|watcher| &mut **watcher)
+    /// Calls each until one fails.
+    pub fn each(
+        &self,
+        mut call: impl FnMut(&mut (dyn Watcher + 'a)) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut free = self.0.iter().filter_map(|watcher| watcher.try_borrow_mut().ok());
+        free.try_for_each(|mut watcher| call(&mut **watcher))
     }
 
-    pub fn asks(&mut self, cx: &RunContext, save: f64) -> Asks {
-        self.each().fold(Asks::NONE, |asks, watcher| asks | watcher.asks(cx, save))
+    /// Calls each.
+    pub fn all(&self, mut call: impl FnMut(&mut (dyn Watcher + 'a))) {
+        let call = self.each(|watcher| {
+            call(watcher);
+            Ok(())
+        });
+        call.expect("no call fails");
     }
 
-    pub fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
-        self.each().try_for_each(|watcher| watcher.notice(cx, event))
+    pub fn notice(&self, now: &Now, event: &Event) -> anyhow::Result<()> {
+        self.each(|watcher| watcher.notice(now, event))
     }
 
-    pub fn needs_idle(&mut self, step: u64) -> bool {
-        self.each().any(|watcher| watcher.needs_idle(step))
+    pub fn idle(&self, now: &Now, at: &StepAt) -> Idle {
+        let mut most = Idle::Never;
+        self.all(|watcher| most = most.max(watcher.idle(now, at)));
+        most
     }
 
-    /// Whether the output of all is in its files.
-    pub fn is_written(&mut self) -> anyhow::Result<bool> {
-        self.each().try_fold(true, |all, watcher| Ok(all && watcher.is_written()?))
+    pub fn store(&self, state: &mut State) {
+        self.all(|watcher| watcher.store(state));
+    }
+
+    /// Whether one must roll the run back.
+    pub fn go_back(&self) -> bool {
+        let mut any = false;
+        self.all(|watcher| any |= watcher.goes_back());
+        any
     }
 }
 

@@ -1,6 +1,6 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
-use super::{Event, RunContext, StepRecord, Watcher};
+use super::{Ended, Event, Now, RunContext, StepRecord, Watcher};
 use crate::report::Report;
 use crate::report::metrics::Metrics;
 use crate::report::numbers::{Source, StepRow};
@@ -39,6 +39,19 @@ impl Record {
         }
         Ok(())
     }
+
+    /// Waits until the whole report is in its files. A collective.
+    fn wait(&mut self, now: &Now) -> anyhow::Result<()> {
+        now.rank.set_phase("writing the last lines of metrics");
+        now.rank.wait_until(|| {
+            let Some((report, _)) = &mut self.files else { return Ok(true) };
+            let written = report.is_written()?;
+            if !written {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Ok(written)
+        })
+    }
 }
 
 /// Prints the expected duration after the first step of a long run.
@@ -59,9 +72,11 @@ impl Watcher for Record {
         "record"
     }
 
-    fn notice(&mut self, cx: &RunContext, event: &Event) -> anyhow::Result<()> {
-        if let Event::Step(done) = event {
-            return self.step(cx, done);
+    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+        match event {
+            Event::Step(done) => return self.step(now.cx, done),
+            Event::GoingBack => return self.wait(now),
+            _ => {}
         }
         let Some((report, board)) = &mut self.files else { return Ok(()) };
         match event {
@@ -75,27 +90,22 @@ impl Watcher for Record {
                 report.parts(table)?;
                 board.parts(table);
             }
-            Event::Saved(each_step) => board.saved(*each_step),
-            Event::RolledBack(step) => {
-                report.go_back(*step)?;
-                let kept = Metrics::read(&cx.manifest.log.folder);
+            Event::Saving(each_step) => board.saved(*each_step),
+            Event::RolledBack(state) => {
+                report.go_back(state.progress.step)?;
+                let kept = Metrics::read(&now.manifest.log.folder);
                 board.go_back(kept.map_or(0.0, |kept| kept.useful_seconds()));
             }
-            Event::Step(_) | Event::Evaluated(_) => {}
+            _ => {}
         }
         Ok(())
     }
 
-    fn is_written(&mut self) -> anyhow::Result<bool> {
-        let Some((report, _)) = &mut self.files else { return Ok(true) };
-        let written = report.is_written()?;
-        if !written {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Ok(written)
+    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
+        self.wait(now)
     }
 
-    fn finish(&mut self, _: &RunContext, how: &str) {
+    fn finish(&mut self, _: &Now, how: &str) {
         if let Some((report, board)) = &mut self.files {
             report.finish();
             tracing::info!("{}", board.end(how).goodput_line());

@@ -1,16 +1,16 @@
 use super::*;
 use std::cell::RefCell;
 
-struct Probe<'t>(&'static str, Asks, &'t RefCell<Vec<&'static str>>);
+struct Probe<'t>(&'static str, &'t RefCell<Vec<&'static str>>);
 
 impl Watcher for Probe<'_> {
     fn name(&self) -> &'static str {
         self.0
     }
 
-    fn is_written(&mut self) -> anyhow::Result<bool> {
-        self.2.borrow_mut().push(self.0);
-        Ok(self.1 != Asks::AWAY)
+    fn goes_back(&self) -> bool {
+        self.1.borrow_mut().push(self.0);
+        false
     }
 }
 
@@ -18,15 +18,38 @@ fn probes<'t>(
     names: &[&'static str],
     called: &'t RefCell<Vec<&'static str>>,
 ) -> Vec<Box<dyn Watcher + 't>> {
-    let probe = |name: &&'static str| Box::new(Probe(name, Asks::NONE, called)) as Box<dyn Watcher>;
+    let probe = |name: &&'static str| Box::new(Probe(name, called)) as Box<dyn Watcher>;
     names.iter().map(probe).collect()
 }
 
 #[test]
 fn watchers_are_called_in_the_order_of_their_list() {
     let called = RefCell::default();
-    assert!(Watchers::new(probes(&ORDER, &called)).is_written().unwrap());
+    let watchers = Watchers::new(probes(&ORDER, &called));
+    assert!(!watchers.go_back());
     assert_eq!(*called.borrow(), ORDER);
+}
+
+/// One notifies the others while it is called.
+#[test]
+fn a_watcher_that_is_called_receives_no_other_call() {
+    let called = RefCell::default();
+    let watchers = Watchers::new(probes(&ORDER, &called));
+    watchers.all(|watcher| {
+        if watcher.name() == "saver" {
+            watchers.go_back();
+        }
+    });
+    let others: Vec<_> = ORDER.into_iter().filter(|name| *name != "saver").collect();
+    assert_eq!(*called.borrow(), others);
+}
+
+#[test]
+fn the_longest_wish_for_an_idle_device_counts() {
+    assert_eq!(Idle::after(true).max(Idle::after(false)), Idle::After);
+    assert!(Idle::Around > Idle::After && Idle::After > Idle::default());
+    let step = |step| StepAt { step, samples: 0..4, last: false };
+    assert!(step(20).ends(10) && !step(21).ends(10) && !step(20).ends(0));
 }
 
 #[test]

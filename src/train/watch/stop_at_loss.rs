@@ -1,0 +1,61 @@
+//! End of a run at a loss (`train.stop_at_loss`): that of the first validation set if there is one,
+//! else the mean of the last steps. Rank 0's loss decides.
+
+use super::{Asks, Event, Now, Watcher};
+use checkpoint::{Past, State};
+use std::collections::VecDeque;
+
+/// Number of last steps whose mean loss counts.
+const STEPS: usize = 16;
+
+/// Losses of a run.
+pub struct StopAtLoss {
+    /// Loss at the last evaluation.
+    validated: Option<f64>,
+    /// Losses of the last steps.
+    recent: VecDeque<f64>,
+}
+
+impl StopAtLoss {
+    /// Starts with the losses of a checkpoint.
+    pub fn new(state: &State) -> StopAtLoss {
+        let recent = state.history.iter().map(|past: &Past| past.loss).collect();
+        StopAtLoss { validated: None, recent }
+    }
+
+    /// Mean loss of the last steps; None before there are enough.
+    fn mean(&self) -> Option<f64> {
+        let sum: f64 = self.recent.iter().sum();
+        (self.recent.len() == STEPS).then(|| sum / STEPS as f64)
+    }
+}
+
+impl Watcher for StopAtLoss {
+    fn name(&self) -> &'static str {
+        "stop at loss"
+    }
+
+    fn asks(&mut self, now: &Now) -> anyhow::Result<Asks> {
+        let loss = if now.data.valid.is_empty() { self.mean() } else { self.validated };
+        let reached =
+            now.manifest.train.stop_at_loss.zip(loss).is_some_and(|(at, loss)| loss <= at);
+        Ok(Asks::REACHED.when(now.rank.is_first() && reached))
+    }
+
+    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+        match event {
+            Event::Step(done) => {
+                if self.recent.len() == STEPS {
+                    self.recent.pop_front();
+                }
+                self.recent.push_back(done.outcome.loss);
+            }
+            Event::Validated(_, name, loss) if now.data.valid[0].0 == *name => {
+                self.validated = Some(*loss);
+            }
+            Event::RolledBack(state) => self.recent = StopAtLoss::new(state).recent,
+            _ => {}
+        }
+        Ok(())
+    }
+}
