@@ -405,7 +405,7 @@ train: {samples: 800}
         measured[Part::Products as usize] *= 2.0;
         let seconds: f64 = measured.iter().sum();
         let parts = Some(PartTable::new(5, 64, &before, &measured));
-        let log = Log { rows: Vec::new(), steps: vec![(64, seconds)], odd: Vec::new(), parts };
+        let log = Log { stretches: Vec::new(), steps: vec![(64, seconds)], odd: Vec::new(), parts };
         let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
         near(learned.hardware.parts[Part::Products as usize], 2.0);
         near(learned.hardware.parts[Part::Attention as usize], 1.0);
