@@ -269,8 +269,8 @@ fn score(path: &Path, args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Calibration from the output of `gptrain bench`, or from a run, whose own manifest tells what it
-/// planned. Prints a summary on stderr.
+/// Calibration from the output of `gptrain bench`, or from a run, by the plan of its own
+/// manifest. Prints a summary on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     let (name, record) = (path.display().to_string(), record(path));
     let manifest = record.with_file_name("manifest.yaml");
