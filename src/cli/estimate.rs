@@ -264,8 +264,8 @@ fn read(path: &Path) -> anyhow::Result<String> {
     String::from_utf8(bytes).map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))
 }
 
-/// Calibration from the output of `gptrain bench`, or from a run, whose own manifest tells what it
-/// planned. Prints a summary on stderr.
+/// Calibration from the output of `gptrain bench`, or from a run, by the plan of its own manifest.
+/// Prints a summary on stderr.
 fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     let (name, record) = (path.display().to_string(), record(path));
     let manifest = record.with_file_name("manifest.yaml");
