@@ -1,10 +1,10 @@
-//! Learning rate: the table of decays with the settings of each, and the checks.
+//! Section `lr`, the learning rate: the table of decays with the settings of each, and the checks.
 
+use super::choices::LrCounted;
 use super::define::{
     OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
 };
 use super::report::Report;
-use super::settings::{self, Lr};
 use base::Count;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,6 +26,25 @@ Decay(ends: &mut Ends) at "lr.decay", DecayName, DecayForm, DecaySection = "Deca
 }
 
 settings! {
+/// Learning rate: warm-up from 0 to the peak, then a decay to the minimum.
+Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
+    /// Highest learning rate (--lr).
+    peak: f64, required in 0.0..=1000.0;
+    /// Learning rate after the decay (--min-lr). Default: 0.
+    min: f64 = 0.0, in 0.0..=1000.0;
+    /// Length of the linear warm-up in samples (--lr-warmup-samples). Default: 0.
+    warmup_samples: u64 => u64 = warmup(&raw, seq_len, report),
+        in 0..=1_000_000_000_000_000u64, written Some(*warmup_samples);
+    /// Shape after the warm-up: constant, linear, cosine or wsd. Default: cosine, over the run.
+    decay: DecayForm => Decay = decay(raw.decay, run, warmup_samples, seq_len, report);
+    /// Sample count that sets the learning rate of a step: that after the step, or that before it as
+    /// in Megatron. Default: after; an imported run follows its trainer.
+    counted: LrCounted = LrCounted::After;
+} [
+    /// Length of the warm-up in tokens, instead of warmup_samples.
+    warmup_tokens: u64, in 0..=1_000_000_000_000_000u64;
+]
+
 #[derive(Copy)]
 /// End of a decay, counted from the start of the run (--lr-decay-samples). Default: the run's length.
 Span(raw, ends: &mut Ends, path: &str) {
@@ -110,7 +129,7 @@ impl Ends<'_, '_> {
 }
 
 /// Decay of a run of `run` samples.
-pub fn decay(
+fn decay(
     form: Option<DecayForm>,
     run: u64,
     warmup: u64,
@@ -132,7 +151,7 @@ pub fn decay(
     Decay::read(form, DecayName::Cosine, &mut Ends { run, warmup, seq_len, report })
 }
 
-pub fn warmup(raw: &settings::raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
+fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
     let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
     warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0)
 }

@@ -2,17 +2,18 @@
 //! between keys. A placeholder replaces a missing or wrong value, so that the checks can continue.
 //! It is never returned, because the report contains the mistake.
 
-pub mod data;
-mod paths;
-pub mod shape;
-pub mod time;
+mod data;
+mod shape;
+mod time;
 
+use super::data::Run;
 use super::define::Written;
 use super::forms::{self, LossScaleForm, Raw};
 use super::lr;
 use super::optimizers;
+use super::place::PlaceUrl;
 use super::report::{Report, short};
-use super::settings::raw;
+use super::run::{self, Validated};
 use super::{
     Adafactor, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr, Manifest, Model,
     OffloadWhat, Optimizer, Plan, Position, Precision, Restart, Slurm, Topology, Train,
@@ -40,7 +41,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let train = raw.train.unwrap_or_default();
     let samples = time::samples(&train, &batch, model.seq_len, report);
     let log = Log::read(raw.log.unwrap_or_default(), &name);
-    let run = data::Run { model: &model, samples, folder: &log.folder };
+    let run = Run { model: &model, samples, folder: &log.folder };
     let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
     let precision = raw.precision.unwrap_or(Precision::F32);
     shape::fp8(precision, &model, &batch, &topology, report);
@@ -59,12 +60,12 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     rendezvous(&comm, report);
     let restart = Restart::read(raw.restart.unwrap_or_default());
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
-    paths::also(&checkpoint, report);
-    let divergence = time::divergence(raw.divergence);
+    also(&checkpoint, report);
+    let divergence = run::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());
     let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
-    let validated = time::Validated { sets, tokenizer, folder };
+    let validated = Validated { sets, tokenizer, folder };
     let train = Train::read(train, samples, &validated, &batch, report);
     Manifest {
         name,
@@ -105,7 +106,7 @@ pub fn effective(m: &Manifest) -> String {
         divergence: m.divergence.written().map(Into::into),
         slurm: m.slurm.written(),
         log: m.log.written(),
-        plan: m.plan.written().filter(|_| m.plan != Plan::read(raw::Plan::default())),
+        plan: m.plan.written().filter(|_| m.plan != Plan::read(Default::default())),
         train: m.train.written(),
     };
     serde_saphyr::to_string(&raw).expect("plain structs are always written")
@@ -259,6 +260,14 @@ fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Repor
                     products of whole matrices, which a host's processor is too slow for";
         let remedy = "set topology.offload: none, or take adamw";
         report.between(&["optimizer", "topology.offload"], what, remedy);
+    }
+}
+
+/// Checks the place of copies.
+fn also(checkpoint: &Checkpoint, report: &mut Report) {
+    let Some(also) = &checkpoint.also else { return };
+    if let Err(what) = PlaceUrl::read(also) {
+        report.add("checkpoint.also", format!("{} is {what}", short(also)), PlaceUrl::REMEDY);
     }
 }
 

@@ -1,27 +1,15 @@
 //! Checks of the network's shape, and of its split over ranks.
 
-use super::super::choices::{LayerAttention, LayerSplitName};
-use super::super::define::Written;
-use super::super::forms::{DropoutForm, LayerCount, LayerSplitForm, OffloadForm, Rate};
+use super::super::choices::LayerAttention;
 use super::super::layers::{self, LayerForm};
+use super::super::model::raw;
 use super::super::report::Report;
 use super::super::rope::{self, PositionForm, PositionSettings};
-use super::super::settings::raw;
 use super::super::{
-    Adam8bit, Batch, Dropout, Family, Ffn, GradientHome, LayerSplit, Model, Offload, OffloadWhat,
-    Optimizer, Position, Precision, Schedule, Topology,
+    Adam8bit, Batch, Family, Ffn, GradientHome, LayerSplit, Model, Offload, OffloadWhat, Optimizer,
+    Position, Precision, Schedule, Topology,
 };
 use base::Gelu;
-
-pub fn dropout(form: Option<DropoutForm>) -> Dropout {
-    Dropout::read(match form {
-        None => raw::Dropout::default(),
-        Some(DropoutForm::Each(each)) => each,
-        Some(DropoutForm::Same(Rate(rate))) => {
-            raw::Dropout { embedding: Some(rate), attention: Some(rate), residual: Some(rate) }
-        }
-    })
-}
 
 /// Checks for contradictions between written settings that the checked model no longer contains.
 pub fn written(model: &raw::Model, report: &mut Report) {
@@ -197,14 +185,6 @@ pub fn topology(
     offloaded(topology, report);
 }
 
-pub fn offload(form: Option<OffloadForm>) -> Offload {
-    Offload::read(match form {
-        None => raw::Offload::default(),
-        Some(OffloadForm::Name(what)) => raw::Offload { what: Some(what), ..Default::default() },
-        Some(OffloadForm::Settings(settings)) => settings,
-    })
-}
-
 /// Rejects settings without an effect, and settings that exclude each other.
 fn offloaded(topology: &Topology, report: &mut Report) {
     let Offload { what, gradients } = topology.offload;
@@ -221,33 +201,6 @@ fn offloaded(topology: &Topology, report: &mut Report) {
                     are made of all gradients of a step, on the device";
         let remedy = "set topology.offload.gradients to device, or topology.compression to none";
         report.between(&["topology.offload.gradients", "topology.compression"], what, remedy);
-    }
-}
-
-pub fn layer_split(form: Option<LayerSplitForm>) -> LayerSplit {
-    use LayerSplitName::{Balanced, TransformerAndEmbedding, Uniform};
-    match form {
-        None | Some(LayerSplitForm::Rule(Uniform)) => LayerSplit::Uniform,
-        Some(LayerSplitForm::Rule(TransformerAndEmbedding)) => LayerSplit::TransformerAndEmbedding,
-        Some(LayerSplitForm::Rule(Balanced)) => LayerSplit::Balanced,
-        Some(LayerSplitForm::Layers(stages)) => {
-            LayerSplit::Explicit(stages.into_iter().map(|stage| stage.0).collect())
-        }
-    }
-}
-
-impl Written for LayerSplit {
-    type Raw = LayerSplitForm;
-
-    fn written(&self) -> Option<LayerSplitForm> {
-        Some(match self {
-            LayerSplit::Uniform => LayerSplitName::Uniform.into(),
-            LayerSplit::TransformerAndEmbedding => LayerSplitName::TransformerAndEmbedding.into(),
-            LayerSplit::Balanced => LayerSplitName::Balanced.into(),
-            LayerSplit::Explicit(stages) => {
-                stages.iter().copied().map(LayerCount).collect::<Vec<_>>().into()
-            }
-        })
     }
 }
 

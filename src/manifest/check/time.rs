@@ -1,15 +1,9 @@
 //! Checks of batch sizes and length of the run, all in samples.
 
-use super::super::choices::SpikeAction;
-use super::super::forms::{DivergenceForm, RampUpForm};
-use super::super::report::{Report, short};
-use super::super::settings::raw;
+use super::super::Batch;
+use super::super::report::Report;
+use super::super::run::raw;
 use super::super::tree::Value;
-use super::super::{Batch, Divergence, EvalTask, RampUp};
-use super::paths::resolve;
-use base::Bytes;
-use std::collections::BTreeMap;
-use std::path::Path;
 
 /// Checks the batch. `data` is topology.data.
 pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
@@ -80,27 +74,6 @@ fn product(micro: usize, data: usize) -> String {
     }
 }
 
-pub fn ramp_up(form: Option<RampUpForm>, report: &mut Report) -> Option<RampUp> {
-    let text = match form? {
-        RampUpForm::Keys(keys) => return Some(RampUp::read(keys)),
-        RampUpForm::Text(text) => text,
-    };
-    let numbers: Option<Vec<u64>> = text
-        .split_whitespace()
-        .map(|word| word.replace('_', "").parse().ok().filter(|n| *n > 0))
-        .collect();
-    let small = |n: u64| usize::try_from(n).ok().filter(|n| *n <= 1 << 24);
-    if let Some([start, increment, samples]) = numbers.as_deref()
-        && let (Some(start), Some(increment)) = (small(*start), small(*increment))
-        && *samples <= 1_000_000_000_000_000
-    {
-        return Some(RampUp { start, increment, samples: *samples });
-    }
-    let what = format!("batch.ramp_up \"{text}\" is not START INCREMENT SAMPLES");
-    report.add("batch.ramp_up", what, "write three whole numbers, such as 16 16 9_765_625");
-    None
-}
-
 /// Length of the run in samples.
 pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut Report) -> u64 {
     let lengths = ["train.samples", "train.tokens", "train.steps"];
@@ -145,74 +118,4 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
         report.between(&[path, "batch"], what, format!("train for at least {first} samples"));
     }
     samples
-}
-
-/// Inputs for checks of evaluations.
-pub struct Validated<'a> {
-    /// Whether there is a validation set, and whether there is a tokenizer.
-    pub sets: bool,
-    pub tokenizer: bool,
-    /// Base folder of relative paths.
-    pub folder: &'a Path,
-}
-
-impl Validated<'_> {
-    pub fn tasks(
-        &self,
-        given: Option<BTreeMap<String, raw::EvalTask>>,
-        report: &mut Report,
-    ) -> BTreeMap<String, EvalTask> {
-        let mut tasks = BTreeMap::new();
-        for (name, task) in given.into_iter().flatten() {
-            if !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_')) {
-                let what = format!("\"{}\" cannot name a task", short(&name));
-                report.add("train.eval_tasks", what, "use letters, digits, `-` and `_`");
-            }
-            let task = EvalTask::read(task);
-            tasks.insert(name, EvalTask { file: resolve(self.folder, &task.file), ..task });
-        }
-        if !tasks.is_empty() && !self.tokenizer && report.sound(&["train.eval_tasks", "data"]) {
-            let what = "train.eval_tasks are text, and data.tokenizer names no tokenizer for it";
-            report.add("train.eval_tasks", what, "set data.tokenizer: tokenizer.json");
-        }
-        tasks
-    }
-
-    pub fn interval(
-        &self,
-        given: Option<u64>,
-        tasks: &BTreeMap<String, EvalTask>,
-        report: &mut Report,
-    ) -> Option<u64> {
-        let any = self.sets || !tasks.is_empty();
-        let interval = given.unwrap_or(if any { 1000 } else { 0 });
-        if interval > 0 && !any && report.sound(&["data", "train"]) {
-            let what = format!("evaluation every {interval} steps, but no validation set");
-            let remedy = "add data.valid, or a split with a second share, or set it to 0";
-            report.add("train.eval_interval", what, remedy);
-        }
-        Some(interval).filter(|steps| *steps > 0)
-    }
-}
-
-pub fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes> {
-    let given = given?;
-    match given.parse() {
-        Ok(bytes) => Some(bytes),
-        Err(why) => {
-            let what = format!("train.device_memory \"{}\" is not a size", short(&given));
-            report.add("train.device_memory", what, why);
-            None
-        }
-    }
-}
-
-/// Settings of spike detection. By default spikes are only reported.
-pub fn divergence(form: Option<DivergenceForm>) -> Divergence {
-    let named = |action| raw::Divergence { action: Some(action), ..Default::default() };
-    Divergence::read(match form {
-        None => named(SpikeAction::Warn),
-        Some(DivergenceForm::Name(action)) => named(action),
-        Some(DivergenceForm::Settings(settings)) => settings,
-    })
 }

@@ -1,8 +1,5 @@
-//! Checks of paths and places in a manifest.
+//! Paths in a manifest.
 
-use super::super::Checkpoint;
-use super::super::place::PlaceUrl;
-use super::super::report::{Report, short};
 use std::path::{Component, Path, PathBuf};
 
 /// Resolves `path` against `folder`, whose links are resolved, without leading `..`.
@@ -22,12 +19,4 @@ pub fn resolve(folder: &Path, path: &Path) -> PathBuf {
         }
     }
     whole
-}
-
-/// Checks the place of copies.
-pub fn also(checkpoint: &Checkpoint, report: &mut Report) {
-    let Some(also) = &checkpoint.also else { return };
-    if let Err(what) = PlaceUrl::read(also) {
-        report.add("checkpoint.also", format!("{} is {what}", short(also)), PlaceUrl::REMEDY);
-    }
 }

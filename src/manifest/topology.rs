@@ -1,0 +1,212 @@
+//! Section `topology`: the split of the work over ranks.
+
+use super::choices::{GradientHome, LayerSplitName, OffloadWhat, RankOrder, Recompute, Schedule};
+use super::define::{
+    OneOf, Written, checked, forms, kinds, one_of, read, sections, settings, written,
+};
+use plan::grid::{self, Axis, Grid};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+kinds! {
+#[derive(Copy)]
+/// Compression of gradients between replicas.
+Compression() at "topology.compression",
+    CompressionName, CompressionForm, CompressionSection = "Compression" {
+    /// Whole gradients.
+    None = "none";
+} settings {
+    /// Low-rank factors of the blocks' matrices, with error feedback.
+    #[schemars(required)]
+    PowerSgd = "powersgd", powersgd: PowerSgd();
+}
+}
+
+impl Compression {
+    fn powersgd(self) -> Option<PowerSgd> {
+        match self {
+            Compression::None => None,
+            Compression::PowerSgd(settings) => Some(settings),
+        }
+    }
+}
+
+settings! {
+/// Division of the work: tensor × pipeline × data ranks.
+Topology(raw) {
+    /// Ranks that share each matrix (--tensor-model-parallel-size). Default: 1.
+    tensor: usize = 1, in 1..=65_536;
+    /// Pipeline stages (--pipeline-model-parallel-size). Default: 1.
+    pipeline: usize = 1, in 1..=65_536;
+    /// Replicas that share the batch. Default: 1.
+    data: usize = 1, in 1..=1_048_576;
+    /// State that is sharded among replicas: 0 nothing, 1 optimizer states, 2 also gradients, 3 also
+    /// weights (--zero-stage); at most 1 with a pipeline. Default: 0.
+    zero: u8 = 0, in 0..=3;
+    /// Whether tensor-parallel ranks divide norms and dropout along the sequence
+    /// (--sequence-parallel); with tensor: 1 it is off. Default: false.
+    sequence_parallel: bool = false;
+    /// Order of forward and backward passes in the pipeline. Default: 1f1b.
+    schedule: Schedule = Schedule::OneFOneB;
+    /// Chunks of layers per stage, for schedule: interleaved. Default: 2.
+    chunks: usize
+        => usize = if schedule == Schedule::Interleaved { raw.chunks.unwrap_or(2) } else { 1 },
+        in 2..=1024, written Some(*chunks).filter(|chunks| *chunks > 1);
+    /// Whether messages between stages overlap with the passes of schedule: interleaved
+    /// (--overlap-p2p-communication); on GPUs this needs independent streams. Default: false.
+    overlap_p2p: bool = false;
+    /// Layers of the stages: a rule, or a list of layers per stage; with schedule: interleaved, per
+    /// chunk in the model's order. Default: uniform.
+    layer_split: LayerSplitForm => LayerSplit = layer_split(raw.layer_split);
+    /// Ranks with adjacent numbers, next after tensor-parallel ranks. Default: data.
+    neighbours: RankOrder = RankOrder::Data;
+    /// Activations that forward drops and backward recomputes. Default: none.
+    recompute: Recompute = Recompute::None;
+    /// State in the host's memory instead of the device's: none, optimizer, full, or settings. The
+    /// results are the same. Default: none.
+    offload: OffloadForm => Offload = offload(raw.offload);
+    /// Compression of gradients between replicas, for slow networks: powersgd; with zero at most 1. A
+    /// single replica sends and compresses nothing. Default: none.
+    compression: CompressionForm => Option<PowerSgd>
+        = Compression::read(raw.compression, CompressionName::None).powersgd(),
+        written compression.and_then(|settings| Compression::PowerSgd(settings).written());
+}
+
+#[derive(Copy)]
+/// State in the memory of the host (ZeRO-Offload: Ren et al. 2021).
+Offload(raw) {
+    /// State to offload. Default: none.
+    what: OffloadWhat = OffloadWhat::None;
+    /// Memory of gradients that wait for the update. Default: auto.
+    gradients: GradientHome = GradientHome::Auto;
+}
+
+#[derive(Copy)]
+/// Replicas sum low-rank factors of the gradients of block matrices, and add the error to the next
+/// step's gradients (PowerSGD: Vogels, Karimireddy & Jaggi 2019). A different tensor parallelism
+/// compresses different shards, so it trains slightly differently. A save averages the errors of the
+/// replicas, which changes later steps by rounding.
+PowerSgd(raw) {
+    /// Columns of the factors: a matrix becomes 4·rank·(rows + columns) bytes. Default: 4.
+    rank: usize = 4, in 1..=32;
+    /// Steps at the start of the run without compression. Default: 1000.
+    start_step: u64 = 1000, in 0..=1_000_000_000_000_000u64;
+    /// Compression rate above which a matrix is compressed. Default: 2.
+    min_rate: f64 = 2.0, in 1.0..=1e6;
+}
+}
+
+forms! {
+    /// State in the host's memory, by name or with settings.
+    OffloadForm {
+        /// By name, with its defaults.
+        Name(OffloadWhat),
+        /// With settings.
+        Settings(raw::Offload),
+    }
+    /// Layers of stages: a rule, or the number for each stage.
+    LayerSplitForm {
+        /// By a rule.
+        Rule(LayerSplitName),
+        /// Layers of each stage, first to last.
+        Layers(Vec<LayerCount>),
+    }
+}
+
+/// Number of layers of a stage.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
+#[serde(transparent)]
+pub struct LayerCount(#[schemars(range(min = 1, max = 10_000))] pub usize);
+
+/// Split of layers into pipeline stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum LayerSplit {
+    Uniform,
+    /// Embedding and head count as a layer each: the first and last stage hold one layer less
+    /// (Megatron-DeepSpeed's `type:transformer|embedding`).
+    TransformerAndEmbedding,
+    /// Minimises the cost of the most expensive stage.
+    Balanced,
+    /// Layers of each stage.
+    Explicit(Vec<usize>),
+}
+
+fn layer_split(form: Option<LayerSplitForm>) -> LayerSplit {
+    use LayerSplitName::{Balanced, TransformerAndEmbedding, Uniform};
+    match form {
+        None | Some(LayerSplitForm::Rule(Uniform)) => LayerSplit::Uniform,
+        Some(LayerSplitForm::Rule(TransformerAndEmbedding)) => LayerSplit::TransformerAndEmbedding,
+        Some(LayerSplitForm::Rule(Balanced)) => LayerSplit::Balanced,
+        Some(LayerSplitForm::Layers(stages)) => {
+            LayerSplit::Explicit(stages.into_iter().map(|stage| stage.0).collect())
+        }
+    }
+}
+
+impl Written for LayerSplit {
+    type Raw = LayerSplitForm;
+
+    fn written(&self) -> Option<LayerSplitForm> {
+        Some(match self {
+            LayerSplit::Uniform => LayerSplitName::Uniform.into(),
+            LayerSplit::TransformerAndEmbedding => LayerSplitName::TransformerAndEmbedding.into(),
+            LayerSplit::Balanced => LayerSplitName::Balanced.into(),
+            LayerSplit::Explicit(stages) => {
+                stages.iter().copied().map(LayerCount).collect::<Vec<_>>().into()
+            }
+        })
+    }
+}
+
+fn offload(form: Option<OffloadForm>) -> Offload {
+    Offload::read(match form {
+        None => raw::Offload::default(),
+        Some(OffloadForm::Name(what)) => raw::Offload { what: Some(what), ..Default::default() },
+        Some(OffloadForm::Settings(settings)) => settings,
+    })
+}
+
+impl Topology {
+    /// Number of ranks: tensor × pipeline × data.
+    pub fn ranks(&self) -> usize {
+        self.tensor * self.pipeline * self.data
+    }
+
+    /// Grid of ranks.
+    pub fn grid(&self) -> Grid {
+        let order = match self.neighbours {
+            RankOrder::Data => grid::DATA_FIRST,
+            RankOrder::Pipeline => grid::STAGES_FIRST,
+        };
+        let sizes =
+            [(Axis::Tensor, self.tensor), (Axis::Pipeline, self.pipeline), (Axis::Data, self.data)];
+        Grid::new(order, &sizes)
+    }
+
+    /// The same topology without any parallelism.
+    pub fn single_rank(&self) -> Topology {
+        Topology {
+            tensor: 1,
+            pipeline: 1,
+            data: 1,
+            zero: 0,
+            sequence_parallel: false,
+            schedule: Schedule::OneFOneB,
+            chunks: 1,
+            layer_split: LayerSplit::Uniform,
+            compression: None,
+            ..*self
+        }
+    }
+}
+
+impl Offload {
+    /// No data on the host.
+    pub const NONE: Offload = Offload { what: OffloadWhat::None, gradients: GradientHome::Auto };
+}
+
+impl Default for PowerSgd {
+    fn default() -> PowerSgd {
+        PowerSgd::read(raw::PowerSgd::default())
+    }
+}
