@@ -45,7 +45,7 @@ pub use ::bench;
 /// The loop around the step: start, watch, save, report.
 pub use ::train;
 
-/// The work of the commands other than `run`: sample, eval, import, report.
+/// The work of the commands other than `run`: sample, eval, import, report, data.
 pub use ::commands;
 
 /// The command line: one file per subcommand.

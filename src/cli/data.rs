@@ -1,13 +1,7 @@
 //! `gptrain data …`: builds, merges and inspects datasets.
 
-use std::path::{Path, PathBuf};
-
 use anyhow::Result;
 use clap::Subcommand;
-
-use base::visible;
-use data::Indexed;
-use data::record::DatasetTokenizer;
 
 mod check;
 mod inspect;
@@ -52,22 +46,6 @@ pub fn run(command: Command) -> Result<()> {
         Command::Merge(args) => make::merge(args),
         Command::Samples(args) => samples::run(args),
     }
-}
-
-/// Tokenizer of a dataset. Prints a note if it is a guess or missing.
-fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
-    let found = DatasetTokenizer::find(dataset, named)?;
-    if let Some(note) = &found.note {
-        base::warn!("note: {}", visible(note));
-    }
-    Ok(found)
-}
-
-/// Prefix of a dataset, also if the user named one of its two files.
-pub fn prefix(named: &Path) -> PathBuf {
-    let text = named.to_string_lossy();
-    let cut = text.strip_suffix(".bin").or(text.strip_suffix(".idx"));
-    cut.map_or(named.into(), PathBuf::from)
 }
 
 /// Result of printing; a closed pipe (`| head`) is not an error.

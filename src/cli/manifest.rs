@@ -79,7 +79,7 @@ fn new(args: New) -> anyhow::Result<()> {
     let beside = |path: &PathBuf| path.parent().is_none_or(|folder| folder == Path::new(""));
     let here = args.output.as_ref().is_none_or(beside);
     let placed = |path: PathBuf| if here { Ok(path) } else { std::path::absolute(path) };
-    let data = args.data.map(|path| super::data::prefix(&path)).map(placed).transpose()?;
+    let data = args.data.map(|path| commands::data::prefix(&path)).map(placed).transpose()?;
     let tokenizer = args.tokenizer.map(placed).transpose()?;
     let params = args.params.map(|params| params as u64);
     let family = args.family;

@@ -1,5 +1,5 @@
-//! The work of commands other than `run`: sampling, scoring, imports, means, reports of past runs, first
-//! manifests and job scripts.
+//! The work of commands other than `run`: sampling, scoring, imports, means, reports of past runs,
+//! datasets, first manifests and job scripts.
 //!
 //! Independent of the command line: receives parsed options.
 
@@ -7,6 +7,8 @@ pub mod example;
 pub mod recipe;
 pub mod length;
 pub mod job_script;
+
+pub mod data;
 
 pub mod generate;
 pub mod eval;

@@ -1,14 +1,13 @@
 //! `data check`: reads every byte of datasets.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 
-use base::progress::{Progress, Unit};
-use base::{Count, Problems};
-use data::indexed::digest::whole_digest;
-use data::indexed::{Indexed, TokenType, index_path, tokens_path};
+use base::Problems;
+use commands::data::check::{Sound, check};
+use commands::data::prefix;
 
 use super::super::Json;
 
@@ -34,8 +33,9 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let (mut problems, mut sound) = (Problems::default(), Vec::new());
     for named in &args.datasets {
-        let prefix = super::prefix(named);
-        let found = problems.collect(check(&prefix, &args))?;
+        let prefix = prefix(named);
+        let tokenizer = args.tokenizer.as_deref();
+        let found = problems.collect(check(&prefix, args.vocab, tokenizer, args.digest))?;
         if let Some(found) = &found {
             args.json.lines(|| found.say());
         }
@@ -44,91 +44,4 @@ pub fn run(args: Args) -> Result<()> {
     let sound: Vec<Value> = sound.iter().map(Sound::object).collect();
     args.json.object(json!({ "sound": sound, "mistakes": problems.list }));
     problems.or(()).map_err(Into::into)
-}
-
-/// Contents of an undamaged dataset.
-struct Sound {
-    dataset: String,
-    documents: u64,
-    tokens: u64,
-    dtype: TokenType,
-    highest_id: u64,
-    vocab: Option<usize>,
-    /// Digest of each file; empty without `--digest`.
-    digests: Vec<(PathBuf, u64)>,
-}
-
-impl Sound {
-    fn say(&self) {
-        let against = match self.vocab {
-            Some(vocab) => format!("all below the vocabulary's {}", Count(vocab as u64)),
-            None => "no vocabulary to compare with: give --vocab or --tokenizer".into(),
-        };
-        base::say!(
-            "{}: sound. {}, {} of {}, the highest id is {}, {against}",
-            self.dataset,
-            Count(self.documents).of("document"),
-            Count(self.tokens).of("token"),
-            self.dtype,
-            Count(self.highest_id)
-        );
-        for (path, digest) in &self.digests {
-            base::say!("{}  {digest:016x}", path.display());
-        }
-    }
-
-    fn object(&self) -> Value {
-        let digest = |(path, digest): &(PathBuf, u64)| {
-            (path.display().to_string(), format!("{digest:016x}").into())
-        };
-        let digests: serde_json::Map<String, Value> = self.digests.iter().map(digest).collect();
-        json!({
-            "dataset": self.dataset, "documents": self.documents, "tokens": self.tokens,
-            "dtype": self.dtype.to_string(), "highest_id": self.highest_id, "vocab": self.vocab,
-            "digests": digests,
-        })
-    }
-}
-
-fn check(prefix: &Path, args: &Args) -> Result<Sound> {
-    let dataset = Indexed::open(prefix)?;
-    let found = super::tokenizer(args.tokenizer.as_deref(), &dataset)?;
-    let vocab = match (args.vocab, &found.record) {
-        (Some(vocab), _) => Some(vocab),
-        (None, Some(record)) => Some(record.vocab),
-        (None, None) => found.load()?.map(|tokenizer| tokenizer.vocab()),
-    };
-    let size = dataset.token_type().size() as u64;
-    let progress = Progress::new("checking", dataset.tokens() * size, Unit::Bytes);
-    let highest = dataset.highest(|tokens| {
-        progress.show(tokens * size, || format!("{} tokens", Count(tokens)));
-    })?;
-    progress.finish();
-    let place = prefix.display().to_string();
-    let Some((id, sequence)) = highest else {
-        let what = "holds no tokens: it cannot be used for training";
-        return Err(Problems::one(place, what, "build it again").into());
-    };
-    if let Some(vocab) = vocab.filter(|vocab| id >= *vocab as u64) {
-        let what = format!("sequence {sequence} holds id {id}; the vocabulary has {vocab} ids");
-        let remedy = "it was built with another tokenizer, or is damaged";
-        return Err(Problems::one(place, what, remedy).into());
-    }
-    let mut digests = Vec::new();
-    for path in [index_path(prefix), tokens_path(prefix)].into_iter().filter(|_| args.digest) {
-        let total = path.metadata().map_or(0, |about| about.len());
-        let progress = Progress::new("hashing", total, Unit::Bytes);
-        let digest = whole_digest(&path, |bytes| progress.add(bytes));
-        let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
-        digests.push((path, digest));
-    }
-    Ok(Sound {
-        dataset: place,
-        documents: dataset.documents() as u64,
-        tokens: dataset.tokens(),
-        dtype: dataset.token_type(),
-        highest_id: id,
-        vocab,
-        digests,
-    })
 }

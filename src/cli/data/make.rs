@@ -1,22 +1,17 @@
 //! `data build`, `data train-tokenizer`, `data merge`: make datasets and tokenizers.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 use serde_json::json;
 
-use base::input::is_there;
-use base::output::Output;
-use base::progress::{Progress, Unit};
-use base::{Bytes, Count, Problems, visible};
-use data::Record;
-use data::build::{self, Build, Train};
-use data::corpus::{self, Format, Input, Rules, Wanted};
-use data::indexed::{Indexed, TokenType};
-use data::tokenizer::{Tokenizer, Training};
+use base::{Bytes, Count};
+use commands::data::make;
+use data::corpus::{Format, Rules, Wanted};
+use data::indexed::TokenType;
+use data::tokenizer::Training;
 
 use super::super::{Json, Overwrite};
 
@@ -140,12 +135,8 @@ pub struct MergeArgs {
     pub json: Json,
 }
 
-/// Number of notes on the corpus that are printed.
-const NOTES: usize = 3;
-
 impl Text {
-    /// Files to read. Prints a note for each file that is left out.
-    fn inputs(&self) -> Result<Vec<Input>> {
+    fn options(self) -> make::Text {
         let format = self.format.map(|format| match format {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
@@ -155,83 +146,38 @@ impl Text {
             TextFormat::Parquet => Format::Parquet,
         });
         let bare = |ending: &String| ending.trim_start_matches('.').to_lowercase();
-        let wanted = Wanted { format, endings: self.ext.iter().map(bare).collect() };
-        let mut paths = self.input.clone();
-        paths.extend(self.files_from.as_deref().map(listed).transpose()?.unwrap_or_default());
-        let found = corpus::find(&paths, &wanted)?;
-        let more = found.notes.len().saturating_sub(NOTES);
-        found.notes.iter().take(NOTES).for_each(|note| base::warn!("note: {}", visible(note)));
-        if more > 0 {
-            base::warn!("note: and {more} more like these");
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        make::Text {
+            paths: self.input,
+            files_from: self.files_from,
+            wanted: Wanted { format, endings: self.ext.iter().map(bare).collect() },
+            rules: Rules { key: self.key, skip_invalid: self.skip_invalid },
+            threads: self.threads.unwrap_or_else(cores),
         }
-        Ok(found.inputs)
     }
-
-    fn rules(&self) -> Rules {
-        Rules { key: self.key.clone(), skip_invalid: self.skip_invalid }
-    }
-
-    fn threads(&self) -> usize {
-        let all = std::thread::available_parallelism().map_or(1, usize::from);
-        self.threads.unwrap_or(all).max(1)
-    }
-}
-
-/// Paths that a file lists, one per line.
-fn listed(file: &Path) -> Result<Vec<PathBuf>> {
-    let failed = || format!("cannot read {}", file.display());
-    let text = match file == Path::new("-") {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => {
-            is_there(file)?;
-            std::fs::read_to_string(file)
-        }
-    };
-    let paths: Vec<PathBuf> = text
-        .with_context(failed)?
-        .lines()
-        .filter(|line| !line.is_empty())
-        .map(PathBuf::from)
-        .collect();
-    if paths.is_empty() {
-        let what = "names no files";
-        return Err(Problems::one(file.display().to_string(), what, "write one a line").into());
-    }
-    Ok(paths)
 }
 
 pub fn build(args: BuildArgs) -> Result<()> {
-    let inputs = args.text.inputs()?;
-    let tokenizer = Tokenizer::named(&args.tokenizer)?;
-    let append = match args.append_eod || args.eod.is_some() {
-        true => Some(end_of_document(&args, &tokenizer)?),
-        false => None,
-    };
-    let token_type = token_type(&args, &tokenizer)?;
-    let total = inputs.iter().map(|input| input.size).sum();
-    let progress = Progress::new("building", total, Unit::Bytes);
-    let build = Build {
-        inputs: &inputs,
-        rules: args.text.rules(),
-        tokenizer: &tokenizer,
-        record: Some(Record::new(&args.tokenizer, &tokenizer, &args.output)?),
-        output: args.output.clone(),
+    let token_type = args.dtype.map(|dtype| match dtype {
+        Dtype::UInt8 => TokenType::U8,
+        Dtype::UInt16 => TokenType::U16,
+        Dtype::Int32 => TokenType::I32,
+    });
+    let options = make::Options {
+        output: args.output,
         existing: args.overwrite.existing(),
-        token_type,
-        append,
+        tokenizer: args.tokenizer,
+        append_eod: args.append_eod,
+        eod: args.eod,
         parse_special: args.parse_special,
         shuffle: args.shuffle,
-        threads: args.text.threads(),
+        token_type,
     };
-    let built = build.run(|report, tokens| {
-        progress
-            .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
-    })?;
-    let seconds = progress.finish();
+    let (built, token_type, seconds) = make::build(args.text.options(), &options)?;
     let lines = || {
         base::say!(
             "{}: {}, {} ({token_type}), {:.2} bytes of text per token",
-            args.output.display(),
+            options.output.display(),
             Count(built.documents).of("document"),
             Count(built.tokens).of("token"),
             built.text as f64 / built.tokens.max(1) as f64,
@@ -245,7 +191,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         }
     };
     let object = json!({
-        "dataset": args.output, "documents": built.documents, "tokens": built.tokens,
+        "dataset": options.output, "documents": built.documents, "tokens": built.tokens,
         "dtype": token_type.to_string(), "text_bytes": built.text, "bytes_read": built.read,
         "lines_left_out": built.skipped, "seconds": seconds.0,
     });
@@ -253,63 +199,11 @@ pub fn build(args: BuildArgs) -> Result<()> {
     Ok(())
 }
 
-fn end_of_document(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<u32, Problems> {
-    let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
-    let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
-    let names = names.join(" ");
-    match &args.eod {
-        Some(name) => tokenizer.special(name).ok_or_else(|| {
-            let what = format!("\"{name}\" is not a special token of {}", args.tokenizer.display());
-            wrong(what, format!("its special tokens are {names}"))
-        }),
-        None => tokenizer.eod().ok_or_else(|| {
-            let what =
-                format!("{} does not say which token ends documents", args.tokenizer.display());
-            wrong(what, format!("name one of its special tokens with --eod: {names}"))
-        }),
-    }
-}
-
-fn token_type(args: &BuildArgs, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
-    let vocab = tokenizer.vocab();
-    let token_type = match args.dtype {
-        None => TokenType::for_vocab(vocab),
-        Some(Dtype::UInt8) => TokenType::U8,
-        Some(Dtype::UInt16) => TokenType::U16,
-        Some(Dtype::Int32) => TokenType::I32,
-    };
-    if vocab as u64 > token_type.max() + 1 {
-        let what = format!("{token_type} cannot hold a vocabulary of {}", Count(vocab as u64));
-        return Err(Problems::one("--dtype", what, "leave it out"));
-    }
-    Ok(token_type)
-}
-
 pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
-    let mut output = Output::create(&args.output, args.overwrite.existing())?;
-    let inputs = args.text.inputs()?;
-    let total = inputs.iter().map(|input| input.size).sum();
-    let training = Training {
-        vocab: args.vocab,
-        min_frequency: args.min_frequency,
-        special: args.special.clone(),
-    };
-    let rules = args.text.rules();
-    let train = Train { inputs: &inputs, rules, training, threads: args.text.threads() };
-    let (progress, mut learning) = (Progress::new("counting", total, Unit::Bytes), None);
-    let trained = train.run(
-        |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
-        |ids| {
-            let begin = || Progress::new("learning", args.vocab as u64, Unit::Of("ids"));
-            learning.get_or_insert_with(begin).show(ids as u64, String::new);
-        },
-    )?;
-    drop(learning);
-    let seconds = progress.finish();
-    output
-        .write_all(trained.json.as_bytes())
-        .with_context(|| format!("cannot write {}", args.output.display()))?;
-    output.finish()?;
+    let training =
+        Training { vocab: args.vocab, min_frequency: args.min_frequency, special: args.special };
+    let (text, existing) = (args.text.options(), args.overwrite.existing());
+    let (trained, seconds) = make::train_tokenizer(text, training, &args.output, existing)?;
     let lines = || {
         base::say!(
             "{}: {} ids learned from {} ({} different pieces) in {seconds}",
@@ -331,15 +225,8 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
 }
 
 pub fn merge(args: MergeArgs) -> Result<()> {
-    let datasets = args
-        .datasets
-        .iter()
-        .map(|named| Indexed::open(&super::prefix(named)))
-        .collect::<Result<Vec<_>>>()?;
-    let record = build::merge(&datasets, &args.output, args.overwrite.existing())?;
-    let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
-        (documents + dataset.documents() as u64, tokens + dataset.tokens())
-    });
+    let existing = args.overwrite.existing();
+    let (documents, tokens, record) = make::merge(&args.datasets, &args.output, existing)?;
     let place = args.output.display();
     let lines = || {
         base::say!("{place}: {}, {}", Count(documents).of("document"), Count(tokens).of("token"));

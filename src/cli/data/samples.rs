@@ -1,18 +1,16 @@
 //! `data samples`: prints the samples that a run would read.
 
-use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
-use base::{Problems, visible};
-use data::mixture::Mixture;
+use base::Problems;
+use commands::data::prefix;
+use commands::data::samples::{Rows, print};
 use data::order::{Cache, Cut};
 use data::plan::{Share, SharePart};
-use data::preview::{Preview, open};
-use data::tokenizer::Tokenizer;
-use data::{Indexed, Record};
+use data::preview::Preview;
 use manifest::DataRule;
 
 #[derive(clap::Args, Debug)]
@@ -85,60 +83,10 @@ enum Rule {
     MegatronDeepspeed,
 }
 
-/// Number of samples that are shown as text without `--range`.
-const SHOWN: u64 = 5;
-
 pub fn run(args: Args) -> Result<()> {
     let Ranges { rows, fractions } = ranges(&args.range)?;
-    let mixture = open(&preview(&args, fractions)?)?;
-    let count = mixture.samples();
-    if count == 0 {
-        return Err(no_sample(&args).into());
-    }
-    let default = if args.json { count } else { count.min(SHOWN) };
-    let rows = rows.unwrap_or(0..default);
-    if rows.end > count {
-        let what = format!("asks for sample {}; the last one is {}", rows.end - 1, count - 1);
-        let remedy = "ask for fewer, or for a longer run with --samples";
-        return Err(Problems::one("--range", what, remedy).into());
-    }
-    let tokenizer = match args.json {
-        true => None,
-        false => tokenizer(&args)?,
-    };
-    super::until_closed(print(&mixture, rows, args.json, tokenizer.as_ref()))
-}
-
-/// Tokenizer of the first dataset, which all datasets must share.
-fn tokenizer(args: &Args) -> Result<Option<Tokenizer>> {
-    let first = Indexed::open(&super::prefix(&args.datasets[0]))?;
-    let found = super::tokenizer(args.tokenizer.as_deref(), &first)?;
-    if let Some(path) = &found.path {
-        let place = match args.tokenizer {
-            Some(_) => "--tokenizer".to_string(),
-            None => format!("the tokenizer of {}", first.prefix().display()),
-        };
-        for dataset in &args.datasets[1..] {
-            let dataset = Indexed::open(&super::prefix(dataset))?;
-            let record = Record::read(&dataset)?;
-            record.map_or(Ok(()), |record| record.compare(dataset.prefix(), &place, path))?;
-        }
-    }
-    found.load()
-}
-
-/// Error for a part with less than one sample. Megatron repeats it if `--samples` is given.
-fn no_sample(args: &Args) -> Problems {
-    let place = super::prefix(&args.datasets[0]).display().to_string();
-    let fewest = cut(args).fewest(args.seq_len);
-    let what = format!("the part to read has fewer than {} tokens: not one sample", fewest);
-    let remedy = "lower --seq-len or read more of it; --samples N repeats it, as Megatron does \
-                  (`run` does not)";
-    Problems::one(place, what, remedy)
-}
-
-fn cut(args: &Args) -> Cut {
-    Cut { extra_token: !args.no_extra_token, drop_partial: !args.keep_partial }
+    let preview = preview(&args, fractions)?;
+    super::until_closed(print(&preview, rows, args.json, args.tokenizer.as_deref()))
 }
 
 /// Checked options.
@@ -167,7 +115,7 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
     };
     let weight = |i: usize| args.weights.get(i).copied();
     let share = |(i, named): (usize, &PathBuf)| Share {
-        prefix: super::prefix(named),
+        prefix: prefix(named),
         weight: weight(i).unwrap_or(1.0),
         part: part.clone(),
     };
@@ -178,15 +126,13 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         },
         seed: args.seed,
         seq_len: args.seq_len,
-        cut: cut(args),
+        cut: Cut { extra_token: !args.no_extra_token, drop_partial: !args.keep_partial },
         samples: args.samples.get(which).or(args.samples.first()).copied(),
         datasets: args.datasets.iter().enumerate().map(share).collect(),
         weighted: !args.weights.is_empty(),
         cache: args.cache.clone().map(|folder| Cache { folder, from_bytes: 0 }),
     })
 }
-
-type Rows = std::ops::Range<u64>;
 
 /// Value of `--range`.
 #[derive(Default)]
@@ -217,38 +163,4 @@ fn ranges(texts: &[String]) -> Result<Ranges, Problems> {
         }
     }
     Ok(ranges)
-}
-
-fn print(mixture: &Mixture, rows: Rows, json: bool, tokenizer: Option<&Tokenizer>) -> Result<()> {
-    let mut out = BufWriter::new(std::io::stdout().lock());
-    for index in rows.clone() {
-        let mut tokens = vec![0; mixture.seq_len()];
-        let extent = mixture.read(index, &mut tokens)?;
-        tokens.truncate(extent.tokens);
-        tokens.extend(extent.last);
-        if json {
-            writeln!(out, "{}", serde_json::to_string(&Row { index, tokens: &tokens })?)?;
-            continue;
-        }
-        let name = mixture.dataset(index)?.prefix().display().to_string();
-        writeln!(out, "── sample {index} of {} · {name}", mixture.samples())?;
-        match tokenizer {
-            Some(tokenizer) => {
-                let ids: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
-                writeln!(out, "{}\n", visible(&tokenizer.decode(&ids)))?;
-            }
-            None => writeln!(out, "{tokens:?}\n")?,
-        }
-    }
-    if !json && tokenizer.is_none() {
-        writeln!(out, "(--tokenizer shows the ids as text)")?;
-    }
-    out.flush()?;
-    Ok(())
-}
-
-#[derive(serde::Serialize)]
-struct Row<'a> {
-    index: u64,
-    tokens: &'a [i32],
 }

@@ -1,0 +1,30 @@
+//! Work of `gptrain data …`: builds, merges and inspects datasets.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use base::visible;
+use data::Indexed;
+use data::record::DatasetTokenizer;
+
+pub mod check;
+pub mod inspect;
+pub mod make;
+pub mod samples;
+
+/// Tokenizer of a dataset. Prints a note if it is a guess or missing.
+fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
+    let found = DatasetTokenizer::find(dataset, named)?;
+    if let Some(note) = &found.note {
+        base::warn!("note: {}", visible(note));
+    }
+    Ok(found)
+}
+
+/// Prefix of a dataset, also if the user named one of its two files.
+pub fn prefix(named: &Path) -> PathBuf {
+    let text = named.to_string_lossy();
+    let cut = text.strip_suffix(".bin").or(text.strip_suffix(".idx"));
+    cut.map_or(named.into(), PathBuf::from)
+}
