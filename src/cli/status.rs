@@ -1,9 +1,9 @@
 //! `gptrain status`
 
-mod list;
 mod watch;
 
 use base::{Count, Problems, Seconds, unix_time, visible};
+use commands::runs;
 use estimate::parts::PartTable;
 use launch::events::{self, Event, Kind};
 use std::path::{Path, PathBuf};
@@ -42,9 +42,9 @@ pub fn run(Args { folder, watch, json }: Args) -> anyhow::Result<()> {
 
 /// Prints the runs below a folder.
 fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> {
-    let rows = list::find(folder, now);
+    let rows = runs::find(folder, now);
     if rows.is_empty() {
-        return Err(list::none(folder).into());
+        return Err(runs::none(folder).into());
     }
     if watch {
         let remedy =
@@ -52,8 +52,8 @@ fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> 
         return Err(Problems::one("--watch", "it follows one run", remedy).into());
     }
     match json {
-        true => base::say!("{:#}", list::object(&rows, now)),
-        false => base::say!("{}", list::text(&rows, now)),
+        true => base::say!("{:#}", runs::object(&rows, now)),
+        false => base::say!("{}", runs::text(&rows, now)),
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The work of commands other than `run`: sampling, scoring, imports, means, reports of past runs,
+//! The work of commands other than `run`: sampling, scoring, imports, means, lists and reports of runs,
 //! datasets, first manifests and job scripts.
 //!
 //! Independent of the command line: receives parsed options.
@@ -20,4 +20,5 @@ pub mod average;
 mod divergence;
 mod fresh;
 
+pub mod runs;
 pub mod report;
