@@ -8,23 +8,17 @@ use std::time::Instant;
 /// Interval in steps; None if it is off.
 pub struct Evaluation(pub Option<u64>);
 
-impl Evaluation {
-    fn is_due(&self, at: &StepAt) -> bool {
-        self.0.is_some_and(|every| at.last || at.ends(every))
-    }
-}
-
 impl Watcher for Evaluation {
     fn name(&self) -> &'static str {
         "evaluation"
     }
 
     fn idle(&self, _: &Now, at: &StepAt) -> Idle {
-        Idle::after(self.is_due(at))
+        Idle::after(at.closes(self.0))
     }
 
     fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
-        if self.is_due(at) { evaluate(now) } else { Ok(()) }
+        if at.closes(self.0) { evaluate(now) } else { Ok(()) }
     }
 }
 

@@ -173,6 +173,11 @@ impl StepAt {
     pub fn ends(&self, every: u64) -> bool {
         every > 0 && self.step.is_multiple_of(every)
     }
+
+    /// Whether this step ends an interval, or the run; never with None.
+    pub fn closes(&self, every: Option<u64>) -> bool {
+        every.is_some_and(|every| self.last || self.ends(every))
+    }
 }
 
 /// Time at which a watcher needs an idle device.

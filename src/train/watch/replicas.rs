@@ -6,23 +6,17 @@ use anyhow::Context;
 /// Interval in steps; None if it is off.
 pub struct Replicas(pub Option<u64>);
 
-impl Replicas {
-    fn is_due(&self, at: &StepAt) -> bool {
-        self.0.is_some_and(|every| at.last || at.ends(every))
-    }
-}
-
 impl Watcher for Replicas {
     fn name(&self) -> &'static str {
         "replicas"
     }
 
     fn idle(&self, _: &Now, at: &StepAt) -> Idle {
-        Idle::after(self.is_due(at))
+        Idle::after(at.closes(self.0))
     }
 
     fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
-        if self.is_due(at) { compare(now) } else { Ok(()) }
+        if at.closes(self.0) { compare(now) } else { Ok(()) }
     }
 }
 
