@@ -7,7 +7,7 @@ use base::{Bytes, DType};
 use comm::{Group, Message};
 use device::{Tensor, op};
 use estimate::measured::{GroupSpeed, LATENCY_BYTES};
-use launch::Carrier;
+use launch::GroupFactory;
 use plan::grid::{Axis, GRADIENTS, SHARES, STAGES};
 
 /// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
@@ -84,8 +84,8 @@ pub struct Groups {
 
 /// Measures every op of every kind of group, from the smallest size up while time permits. The rows
 /// are equal on every rank.
-pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Groups> {
-    let (kinds, mut notes) = kinds(site, carrier);
+pub fn measure(site: &Site, scratch: &Scratch, factory: &GroupFactory) -> anyhow::Result<Groups> {
+    let (kinds, mut notes) = kinds(site, factory);
     if kinds.is_empty() {
         return Ok(Groups { rows: Vec::new(), notes });
     }
@@ -133,8 +133,8 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
 }
 
 /// Groups of the grid, and the world if it is another group.
-fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
-    let (grid, at, world) = (site.rank.grid, site.rank.at, site.rank.grid.size());
+fn kinds(site: &Site, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) {
+    let (grid, at, world) = (site.rank.grid, site.rank.coord, site.rank.grid.size());
     let all_ranks = || (0..world).collect::<Vec<usize>>();
     let every = |axes: &[Axis]| {
         let groups = (0..world).map(|rank| (rank, grid.group(grid.coord(rank), axes)));
@@ -143,7 +143,7 @@ fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
     let mut kinds = Vec::new();
     let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
         if mine.len() > 1 {
-            let group = carrier.group(&format!("bench {name}"), &mine);
+            let group = factory.group(&format!("bench {name}"), &mine);
             kinds.push(Kind { name, groups, ops, group, ring });
         }
     };

@@ -7,7 +7,7 @@ use device::op;
 use std::time::Instant;
 
 /// Rates in GB/s. A copy reads and writes each byte, and both count. A transfer counts once.
-pub struct Copies {
+pub struct CopySpeed {
     pub device: f64,
     pub host: f64,
     pub upload: Option<f64>,
@@ -21,7 +21,7 @@ const HOST: usize = 256 << 20;
 /// Bytes of the first try, which determines how much fits into the time.
 const TRIED: usize = 1 << 20;
 
-pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
+pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<CopySpeed> {
     let seconds = site.allow(0.6, 0.15);
     let gpu = site.device.gpu().is_some();
     let host_bytes = HOST / 2 / site.per_node();
@@ -36,7 +36,7 @@ pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
     let host = within_host(host_bytes, seconds, share(site))?;
     let transfers = gpu.then(|| transfers(site, scratch, host_bytes.min(bytes), seconds));
     let (upload, download) = transfers.transpose()?.unzip();
-    Ok(Copies { device, host, upload, download })
+    Ok(CopySpeed { device, host, upload, download })
 }
 
 /// Copies one device tensor to another.

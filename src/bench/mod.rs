@@ -88,11 +88,11 @@ fn measure(site: &Site) -> anyhow::Result<Outcome> {
     let scratch = Scratch::new(site, products::bytes(site.m))?;
     let mut ranks = alone(site, &scratch)?;
     let slow_ranks = confirm_products(site, &scratch, &mut ranks)?;
-    let carrier = site.device.carrier(site.rank.world(), site.m)?;
-    let groups = collectives::measure(site, &scratch, &carrier)?;
-    let pairs = tournament::measure(site, &scratch, &carrier)?;
+    let factory = site.device.group_factory(site.rank.world(), site.m)?;
+    let groups = collectives::measure(site, &scratch, &factory)?;
+    let pairs = tournament::measure(site, &scratch, &factory)?;
     site.done();
-    let direct = carrier.direct();
+    let direct = factory.is_direct();
     let measured = site.rank.is_first().then(|| {
         let mut slow: Vec<Slow> =
             slow_ranks.iter().map(|rank| print::slow_rank(&ranks, *rank)).collect();
@@ -130,7 +130,7 @@ fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
     site.rank.all_gather(&RankSpeeds {
         rank: site.rank.number(),
         node: site.nodes[site.rank.number()].clone(),
-        place: site.rank.at.name(),
+        place: site.rank.coord.name(),
         device: site.device_name(),
         products,
         cube,

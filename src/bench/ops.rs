@@ -54,7 +54,7 @@ pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
 
 /// The manifest's model with few layers on one rank, then with fewer samples.
 fn smaller(m: &Manifest) -> Vec<Manifest> {
-    let of = |layers: usize, micro: usize| {
+    let sized = |layers: usize, micro: usize| {
         let model = Model { layers, ..m.model.clone() };
         let batch = Batch { micro, global: micro, ramp_up: None };
         let topology = Topology { offload: Offload::NONE, ..m.topology.single_rank() };
@@ -64,8 +64,8 @@ fn smaller(m: &Manifest) -> Vec<Manifest> {
     let layers = m.model.layers.min(LAYERS);
     let halves = std::iter::successors(Some(m.batch.micro), |micro| Some(micro / 2));
     let mut all: Vec<Manifest> =
-        halves.take_while(|micro| *micro > 0).map(|micro| of(layers, micro)).collect();
-    all.push(of(1, 1));
+        halves.take_while(|micro| *micro > 0).map(|micro| sized(layers, micro)).collect();
+    all.push(sized(1, 1));
     all
 }
 
@@ -111,7 +111,7 @@ fn by_name(OpTimes { passes: mut all, once, .. }: OpTimes) -> BTreeMap<&'static 
 /// Fills a micro-batch with different tokens, each of which counts in the loss.
 fn fill(be: &dyn Backend, inputs: &Inputs, tokens: usize, vocab: usize) {
     let id = |i: usize| ((i.wrapping_mul(0x9e37_79b9) >> 8) % vocab) as i32;
-    let bytes = |of: &dyn Fn(usize) -> [u8; 4]| (0..tokens).flat_map(of).collect::<Vec<u8>>();
+    let bytes = |value: &dyn Fn(usize) -> [u8; 4]| (0..tokens).flat_map(value).collect::<Vec<u8>>();
     be.upload(&bytes(&|i| id(i).to_le_bytes()), inputs.tokens);
     be.upload(&bytes(&|i| id(i + 1).to_le_bytes()), inputs.targets);
     be.upload(&bytes(&|_| (1.0 / tokens as f32).to_le_bytes()), inputs.weights);

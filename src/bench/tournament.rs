@@ -10,7 +10,7 @@ use base::DType;
 use comm::{Group, Message};
 use estimate::hardware::Hardware;
 use estimate::measured::{PairSpeed, Slow};
-use launch::Carrier;
+use launch::GroupFactory;
 use std::time::Instant;
 
 /// Number of units from which only some pairs are measured, and the number of rounds then.
@@ -56,11 +56,11 @@ pub struct Pairs {
     rounds: (usize, usize),
 }
 
-pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Pairs> {
+pub fn measure(site: &Site, scratch: &Scratch, factory: &GroupFactory) -> anyhow::Result<Pairs> {
     let (units, units_are) = units(site);
     let rails = units.iter().map(|unit| unit.ranks.len()).min().unwrap_or(0);
     let names = units.iter().map(|unit| unit.name.clone()).collect();
-    let mut all = Pairs {
+    let mut measured = Pairs {
         units: names,
         units_are,
         rails,
@@ -69,43 +69,43 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
         rounds: (0, 0),
     };
     if units.len() < 2 {
-        return Ok(all);
+        return Ok(measured);
     }
-    let field = Field::new(site, scratch, carrier, &units, rails);
+    let field = Field::new(site, scratch, factory, &units, rails);
     let rounds = rounds(units.len());
-    all.rounds.1 = rounds.len();
+    measured.rounds.1 = rounds.len();
     let shared = units_are == "ranks" && site.shares_processors();
     let usual = if shared { outliers::SHARED } else { outliers::LINKS };
     let tolerance = site.options.tolerance.unwrap_or(usual);
-    let judge = |pairs: &[Pair]| outliers::judge(units.len(), pairs, tolerance);
+    let find_slow = |pairs: &[Pair]| outliers::find_slow(units.len(), pairs, tolerance);
     let mut clock = site.rank.on_first(|| Ok(site.seconds()))?;
-    let mut meet = |all: &mut Pairs, round: &[(usize, usize)], left: usize, least: f64| {
+    let mut meet = |measured: &mut Pairs, round: &[(usize, usize)], left: usize, least: f64| {
         let seconds = (site.allow(END.0, END.1) - clock) / left as f64;
         let (rates, now) = field.round(round, seconds.max(least))?;
         clock = now;
-        rates.into_iter().for_each(|rate| keep_best(&mut all.pairs, rate));
+        rates.into_iter().for_each(|rate| keep_best(&mut measured.pairs, rate));
         anyhow::Ok(now)
     };
     for (number, round) in rounds.iter().enumerate() {
         site.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
-        all.rounds.0 += 1;
-        let now = meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)?;
+        measured.rounds.0 += 1;
+        let now = meet(&mut measured, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)?;
         if now > HOPELESS * site.allow(END.0, END.1) {
             break;
         }
     }
     'retries: for _ in 0..RETRIES {
-        all.found = judge(&all.pairs);
+        measured.found = find_slow(&measured.pairs);
         site.phase("pairing slow ones again");
-        for round in again(&all.found, &all.pairs) {
-            let now = meet(&mut all, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
+        for round in again(&measured.found, &measured.pairs) {
+            let now = meet(&mut measured, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
             if now > site.allow(RETRY_END.0, RETRY_END.1) {
                 break 'retries;
             }
         }
     }
-    all.found = judge(&all.pairs);
-    Ok(all)
+    measured.found = find_slow(&measured.pairs);
+    Ok(measured)
 }
 
 /// Nodes in the order of their first ranks; or ranks.
@@ -130,14 +130,14 @@ fn units(site: &Site) -> (Vec<Unit>, &'static str) {
 fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
     let even = units.next_multiple_of(2);
     let meet = |round: usize| -> Vec<(usize, usize)> {
-        let pairs: Vec<(usize, usize)> = match units.is_power_of_two() {
-            true => (0..units).map(|unit| (unit, unit ^ (round + 1))).collect(),
-            false => (0..even / 2)
-                .map(|seat| match seat {
-                    0 => (even - 1, round),
-                    _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
-                })
-                .collect(),
+        let place = |seat: usize| match seat {
+            0 => (even - 1, round),
+            _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
+        };
+        let pairs: Vec<(usize, usize)> = if units.is_power_of_two() {
+            (0..units).map(|unit| (unit, unit ^ (round + 1))).collect()
+        } else {
+            (0..even / 2).map(place).collect()
         };
         let ordered = pairs.into_iter().map(|(a, b)| (a.min(b), a.max(b)));
         let mut round: Vec<_> = ordered.filter(|(_, b)| *b < units).collect();
@@ -146,9 +146,10 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
         round
     };
     let all = even - 1;
-    match units <= ALL_PAIRS {
-        true => (0..all).map(meet).collect(),
-        false => (0..FEWER_ROUNDS).map(|i| meet(i * all / FEWER_ROUNDS)).collect(),
+    if units <= ALL_PAIRS {
+        (0..all).map(meet).collect()
+    } else {
+        (0..FEWER_ROUNDS).map(|i| meet(i * all / FEWER_ROUNDS)).collect()
     }
 }
 
@@ -157,8 +158,8 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
 fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
     let mut due: Vec<(usize, usize)> = found.links.iter().map(|pair| (pair.a, pair.b)).collect();
     for (unit, best) in &found.units {
-        let of = |pair: &&Pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best;
-        due.extend(pairs.iter().find(of).map(|pair| (pair.a, pair.b)));
+        let is_best = |pair: &&Pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best;
+        due.extend(pairs.iter().find(is_best).map(|pair| (pair.a, pair.b)));
     }
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     for pair in due {
@@ -196,7 +197,7 @@ impl<'a> Field<'a> {
     fn new(
         site: &'a Site<'a>,
         scratch: &'a Scratch,
-        carrier: &Carrier,
+        factory: &GroupFactory,
         units: &'a [Unit],
         rails: usize,
     ) -> Field<'a> {
@@ -204,7 +205,7 @@ impl<'a> Field<'a> {
         let mine = (0..rails).find(|rail| units.iter().any(|unit| unit.ranks[*rail] == me));
         let rail = mine.map(|rail| {
             let ranks: Vec<usize> = units.iter().map(|unit| unit.ranks[rail]).collect();
-            carrier.group(&format!("bench rail {rail}"), &ranks)
+            factory.group(&format!("bench rail {rail}"), &ranks)
         });
         Field { site, scratch, units, rails, rail }
     }

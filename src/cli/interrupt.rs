@@ -9,7 +9,7 @@ use signal_hook::low_level::emulate_default_handler;
 /// Installs the handler: a signal removes unfinished output and ends the process by that signal.
 pub fn listen() -> anyhow::Result<()> {
     let mut signals =
-        Signals::new(launch::guard::stop_signals()).context("cannot listen to signals")?;
+        Signals::new(launch::signals::stop_signals()).context("cannot listen to signals")?;
     let end = move || {
         for signal in signals.forever() {
             let kept = if output::abandon() > 0 { "; nothing of the output is kept" } else { "" };

@@ -66,16 +66,16 @@ pub fn run(args: Args) -> Result<()> {
 /// Checks a time in Slurm's formats: 90, 24:00:00, 2-12:00:00.
 fn time(text: &str) -> Result<String, String> {
     let ours = |c: char| c.is_ascii_digit() || c == ':' || c == '-';
-    match !text.is_empty() && text.chars().all(ours) {
-        true => Ok(text.to_string()),
-        false => Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string()),
+    if text.is_empty() || !text.chars().all(ours) {
+        return Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string());
     }
+    Ok(text.to_string())
 }
 
 fn word(text: &str) -> Result<String, String> {
     let ours = |c: char| !c.is_whitespace() && !c.is_control();
-    match !text.is_empty() && text.chars().all(ours) {
-        true => Ok(text.to_string()),
-        false => Err("write one word without spaces".to_string()),
+    if text.is_empty() || !text.chars().all(ours) {
+        return Err("write one word without spaces".to_string());
     }
+    Ok(text.to_string())
 }

@@ -29,7 +29,7 @@ use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use launch::console::Form;
-use launch::exit;
+use launch::exit::{self, AlreadyPrinted};
 use launch::messages::Messages;
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -165,13 +165,13 @@ impl Command {
     fn prints_json(&self) -> bool {
         match self {
             Command::Average(args) => args.json.json,
-            Command::Bench(args) => args.json(),
+            Command::Bench(args) => args.json,
             Command::Data(command) => command.prints_json(),
             Command::Eval(args) => args.json(),
             Command::Export(args) => args.json.json,
             Command::Import(args) => args.json.json,
             Command::Manifest(manifest::Command::Check(args)) => args.json.json,
-            Command::Sample(args) => args.json(),
+            Command::Sample(args) => args.json,
             _ => false,
         }
     }
@@ -207,8 +207,8 @@ pub fn main() -> ExitCode {
     }
     let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::standard();
-    let _ = launch::guard::heed_size_limits(); // without it the signal's own end is as clear
-    let traces = matches!(&command, Command::Run(args) if args.traces());
+    let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
+    let traces = matches!(&command, Command::Run(args) if args.trace.is_some());
     let log_level =
         if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };
     let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
@@ -219,9 +219,11 @@ pub fn main() -> ExitCode {
     messages.install(log_level, traces);
     let (code, line) = match run(command, &messages) {
         Ok(()) => unwritten(),
-        Err(error) => exit::of_error(&error),
+        Err(error) => exit::code_and_line(&error),
     };
-    line.iter().for_each(|line| base::warn!("{}", coloured(line)));
+    if let Some(line) = line {
+        base::warn!("{}", coloured(&line));
+    }
     ExitCode::from(code)
 }
 
@@ -281,10 +283,13 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => match estimate::run(*args)? {
-            true => Ok(()),
-            false => Err(exit::DoesNotFit.into()),
-        },
+        Command::Estimate(args) => {
+            if estimate::run(*args)? {
+                Ok(())
+            } else {
+                Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into())
+            }
+        }
         Command::Bench(args) => bench::run(args, messages),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),

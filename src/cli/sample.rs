@@ -1,7 +1,7 @@
 //! `gptrain sample`
 
 use clap::builder::NonEmptyStringValueParser;
-use commands::generate::{self, Choice, Options};
+use commands::generate::{self, Options, Sampling};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -36,13 +36,7 @@ pub struct Args {
     tokenizer: Option<PathBuf>,
     /// Print one JSON line for each text
     #[arg(long)]
-    json: bool,
-}
-
-impl Args {
-    pub fn json(&self) -> bool {
-        self.json
-    }
+    pub json: bool,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
@@ -53,7 +47,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         tokens: args.tokens,
         samples: args.samples,
         stop: args.stop,
-        choice: Choice { temperature, top_k, top_p },
+        sampling: Sampling { temperature, top_k, top_p },
         seed: args.seed,
         tokenizer: args.tokenizer,
         json: args.json,

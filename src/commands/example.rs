@@ -37,15 +37,15 @@ pub fn prepare() -> Result<PathBuf> {
     base::say!("{}: Jane Austen's six novels, {}", text.display(), Bytes(TEXT.len() as u64));
     let inputs = corpus::find(std::slice::from_ref(&text), &Wanted::default())?.inputs;
     let tokenizer = folder.join("tokenizer.json");
-    tokenizer_of(&inputs, &tokenizer)?;
+    make_tokenizer(&inputs, &tokenizer)?;
     let prefix = folder.join("austen");
-    dataset_of(&inputs, &tokenizer, &prefix)?;
+    make_dataset(&inputs, &tokenizer, &prefix)?;
     output::write(&manifest, Existing::Replaced, yaml().as_bytes())?;
     base::say!("gptrain run {}\n", manifest.display());
     Ok(manifest)
 }
 
-fn tokenizer_of(inputs: &[Input], to: &Path) -> Result<()> {
+fn make_tokenizer(inputs: &[Input], to: &Path) -> Result<()> {
     let text = inputs[0].place();
     base::say!("gptrain data train-tokenizer {text} --vocab {VOCAB} --output {}", to.display());
     let special = vec!["<|endoftext|>".to_string()];
@@ -55,7 +55,7 @@ fn tokenizer_of(inputs: &[Input], to: &Path) -> Result<()> {
     output::write(to, Existing::Replaced, trained.json.as_bytes())
 }
 
-fn dataset_of(inputs: &[Input], tokenizer: &Path, prefix: &Path) -> Result<()> {
+fn make_dataset(inputs: &[Input], tokenizer: &Path, prefix: &Path) -> Result<()> {
     let (text, shown) = (inputs[0].place(), tokenizer.display());
     let output = prefix.display();
     base::say!("gptrain data build {text} --tokenizer {shown} --output {output} --append-eod");

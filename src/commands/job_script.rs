@@ -44,7 +44,7 @@ pub fn script(
     let source = loaded.source.display().to_string();
     let manifest = quoted(&source);
     let sets: String = request.sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
-    let (on_end, told) = match m.slurm.on_end {
+    let (on_end, at_limit) = match m.slurm.on_end {
         OnEnd::Leave => {
             (" --set slurm.on_end=requeue", "the run saves, leaves and requeues the job")
         }
@@ -71,7 +71,7 @@ pub fn script(
          gptrain manifest check {manifest}{sets}\n\
          # Ten seconds: a slow node, link or GPU ends the job before it wastes its allocation.\n\
          srun --kill-on-bad-exit=1 gptrain bench {manifest}{sets} --quick\n\
-         # Before the time limit {told}.\n\
+         # Before the time limit {at_limit}.\n\
          srun {kill} gptrain run {manifest}{sets}{on_end}\n",
         quoted(&folder.display().to_string()),
         quoted(&programs.display().to_string()),
@@ -128,9 +128,10 @@ fn placement(m: &Manifest, request: &Request) -> Result<Placement, Problems> {
 fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
     let remedy = "give a number of nodes that divides it, or change topology.data";
     let what = || format!("{ranks} ranks are not divisible by {nodes} nodes");
-    match ranks.is_multiple_of(nodes) {
-        true => Ok(ranks / nodes),
-        false => Err(Problems::one("--nodes", what(), remedy)),
+    if ranks.is_multiple_of(nodes) {
+        Ok(ranks / nodes)
+    } else {
+        Err(Problems::one("--nodes", what(), remedy))
     }
 }
 
@@ -156,9 +157,10 @@ fn gpus_per_node(m: &Manifest, request: &Request) -> Result<Option<usize>, Probl
 /// Text quoted as one word of the shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=:,+@%".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_string(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_string()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
     }
 }
 

@@ -76,7 +76,7 @@ impl Row {
         let left = status.left_s.filter(|_| state == State::Running).map(Seconds);
         let left = left.map_or("–".into(), |left| left.to_string());
         let age = Seconds((now - status.updated).max(0.0)).to_string();
-        vec![folder, state.name().into(), step, loss, speed, left, age]
+        vec![folder, state.to_string(), step, loss, speed, left, age]
     }
 
     fn object(&self, now: f64) -> Value {

@@ -12,7 +12,7 @@ use std::fmt;
 pub struct Rank<'a> {
     world: &'a World,
     pub grid: Grid,
-    pub at: Coord,
+    pub coord: Coord,
     host: HostCollectives,
 }
 
@@ -40,15 +40,15 @@ impl<'a> Rank<'a> {
     /// Creates the control groups. A collective of every rank of the world.
     pub fn new(world: &'a World, topology: &Topology) -> Rank<'a> {
         let grid = topology.grid();
-        let at = grid.coord(world.rank());
+        let coord = grid.coord(world.rank());
         if world.size() > 1 {
-            world.recorder().set_coord(&at.name());
+            world.recorder().set_coord(&coord.name());
         }
         let groups =
             [("control tensor", SHARES), ("control data", GRADIENTS), ("control pipeline", STAGES)];
-        let groups = groups.map(|(name, axes)| world.group(name, &grid.group(at, axes)));
+        let groups = groups.map(|(name, axes)| world.group(name, &grid.group(coord, axes)));
         let host = HostCollectives::new(world.rank(), groups.into());
-        Rank { world, grid, at, host }
+        Rank { world, grid, coord, host }
     }
 
     pub fn world(&self) -> &World {
@@ -149,11 +149,11 @@ impl<'a> Rank<'a> {
             Err(error) => Some(self.named(error)),
         });
         let mut codes = vec![0.0; self.grid.size()];
-        codes[self.number()] = mine.as_ref().map_or(0, |error| exit::of_error(error).0) as f32;
+        codes[self.number()] = mine.as_ref().map_or(0, |error| exit::code_and_line(error).0) as f32;
         self.host.sum(&mut codes);
-        let speaker = codes.iter().position(|code| *code > 0.0);
-        let code = speaker.map_or(1, |rank| codes[rank] as u8);
-        let error = mine.filter(|_| speaker == Some(self.number()));
+        let printer = codes.iter().position(|code| *code > 0.0);
+        let code = printer.map_or(1, |rank| codes[rank] as u8);
+        let error = mine.filter(|_| printer == Some(self.number()));
         anyhow::Error::new(CollectiveError { code, error })
     }
 

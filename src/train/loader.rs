@@ -23,8 +23,8 @@ pub struct DataShard {
 }
 
 impl DataShard {
-    pub fn of(rank: &Rank, m: &Manifest) -> DataShard {
-        let (replicas, replica) = (rank.grid[Axis::Data], rank.at[Axis::Data]);
+    pub fn for_rank(rank: &Rank, m: &Manifest) -> DataShard {
+        let (replicas, replica) = (rank.grid[Axis::Data], rank.coord[Axis::Data]);
         DataShard { micro: m.batch.micro, replicas, replica }
     }
 
@@ -81,23 +81,26 @@ impl Loader {
     ) -> anyhow::Result<Loader> {
         let whole = shard.rounds(samples) * (shard.micro * shard.replicas) as u64;
         let counting = shard.requests(0, whole).filter(|r| r.first_sample < samples).count() as u64;
-        let fill = move |request: Request| match request.first_sample < samples {
-            true => request,
-            false => Request { first_sample: 0, ..request },
+        let pad = move |request: Request| {
+            if request.first_sample < samples {
+                request
+            } else {
+                Request { first_sample: 0, ..request }
+            }
         };
-        let requests = shard.requests(0, whole).map(fill);
+        let requests = shard.requests(0, whole).map(pad);
         let reader = Reader::start(source.clone(), requests, PREFETCH)?;
         Ok(Loader { reader, until: samples, counting })
     }
 
-    /// Uploads the next micro-batch. Each sample has a weight of 1 / `of` in the loss.
-    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, of: u64) -> anyhow::Result<()> {
+    /// Uploads the next micro-batch. Each sample has a weight of 1 / `samples` in the loss.
+    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, samples: u64) -> anyhow::Result<()> {
         let mut batch = self.reader.next()?;
         let until = if self.counting == 0 { 0 } else { self.until };
         self.counting = self.counting.saturating_sub(1);
         let first = batch.first_sample();
         for (number, sample) in (first..).zip(batch.samples_mut()) {
-            let share = if number < until { 1.0 / of as f32 } else { 0.0 };
+            let share = if number < until { 1.0 / samples as f32 } else { 0.0 };
             sample.weights.iter_mut().for_each(|w| *w *= share);
         }
         inputs.upload(be, &batch);

@@ -7,9 +7,10 @@ mod watch;
 
 pub mod trace;
 
-mod also;
+mod fetch;
+mod mirror;
 mod preflight;
-pub mod files;
+pub mod file_checks;
 mod gpu_faults;
 pub mod last_checkpoint;
 pub mod loader;
@@ -66,11 +67,11 @@ pub fn run(
 ) -> anyhow::Result<Option<Ended>> {
     loaded.manifest.runnable()?;
     let tasks = eval::tasks(&loaded.manifest)?;
-    let waiting = launch::waiting(&loaded.manifest)?;
+    let clean_up = launch::clean_up_on_signal(&loaded.manifest)?;
     let mut ranks = LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
-    drop(waiting); // the process listens
+    drop(clean_up); // the process listens
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let lock = start::lock(rank, &loaded.manifest)?;
         let opened = start::open(&process, rank, device);
@@ -93,9 +94,9 @@ pub fn run(
         note_failure(&loaded.manifest.log.folder, error, launched);
     }
     let (first, ended) = ended?;
-    process.signals.over();
+    process.signals.suppress_message();
     if first && ended == Ended::JobEnds {
-        job_end::act(&loaded.manifest);
+        job_end::queue_again(&loaded.manifest);
     }
     Ok(first.then_some(ended))
 }

@@ -22,8 +22,6 @@ fn storage(folder: &Path) -> Arc<Storage> {
 
 fn info() -> RunInfo {
     RunInfo {
-        name: "test".into(),
-        params: 1000,
         total_samples: 320,
         seq_len: 128,
         model_flops_per_token: 1e6,

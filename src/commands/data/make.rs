@@ -14,6 +14,7 @@ use data::build::{self, Build, Built, Train, Trained};
 use data::corpus::{self, Input, Rules, Wanted};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
+use serde_json::{Value, json};
 
 /// Text to read.
 pub struct Text {
@@ -47,7 +48,9 @@ impl Text {
         paths.extend(self.files_from.as_deref().map(listed).transpose()?.unwrap_or_default());
         let found = corpus::find(&paths, &self.wanted)?;
         let more = found.notes.len().saturating_sub(NOTES);
-        found.notes.iter().take(NOTES).for_each(|note| base::warn!("note: {}", visible(note)));
+        for note in found.notes.iter().take(NOTES) {
+            base::warn!("note: {}", visible(note));
+        }
         if more > 0 {
             base::warn!("note: and {more} more like these");
         }
@@ -58,12 +61,11 @@ impl Text {
 /// Paths that a file lists, one per line.
 fn listed(file: &Path) -> Result<Vec<PathBuf>> {
     let failed = || format!("cannot read {}", file.display());
-    let text = match file == Path::new("-") {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => {
-            is_there(file)?;
-            std::fs::read_to_string(file)
-        }
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        is_there(file)?;
+        std::fs::read_to_string(file)
     };
     let paths: Vec<PathBuf> = text
         .with_context(failed)?
@@ -78,14 +80,49 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Tokenizes text into a dataset. Returns also the type of its ids and the time.
-pub fn build(text: Text, options: &Options) -> Result<(Built, TokenType, Seconds)> {
+/// Dataset that was built.
+pub struct BuiltDataset {
+    path: PathBuf,
+    built: Built,
+    token_type: TokenType,
+    seconds: Seconds,
+}
+
+impl BuiltDataset {
+    pub fn say(&self) {
+        let BuiltDataset { path, built, token_type, seconds } = self;
+        base::say!(
+            "{}: {}, {} ({token_type}), {:.2} bytes of text per token",
+            path.display(),
+            Count(built.documents).of("document"),
+            Count(built.tokens).of("token"),
+            built.text as f64 / built.tokens.max(1) as f64,
+        );
+        let rate = Bytes((built.read as f64 / seconds.0) as u64);
+        base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
+        if built.skipped > 0 {
+            let are = if built.skipped == 1 { "is" } else { "are" };
+            let lines = Count(built.skipped).of("line");
+            base::say!("{lines} could not be read and {are} left out");
+        }
+    }
+
+    pub fn object(&self) -> Value {
+        let BuiltDataset { path, built, token_type, seconds } = self;
+        json!({
+            "dataset": path, "documents": built.documents, "tokens": built.tokens,
+            "dtype": token_type.to_string(), "text_bytes": built.text, "bytes_read": built.read,
+            "lines_left_out": built.skipped, "seconds": seconds.0,
+        })
+    }
+}
+
+/// Tokenizes text into a dataset.
+pub fn build(text: Text, options: &Options) -> Result<BuiltDataset> {
     let inputs = text.inputs()?;
     let tokenizer = Tokenizer::named(&options.tokenizer)?;
-    let append = match options.append_eod || options.eod.is_some() {
-        true => Some(end_of_document(options, &tokenizer)?),
-        false => None,
-    };
+    let append = options.append_eod || options.eod.is_some();
+    let append = append.then(|| end_of_document(options, &tokenizer)).transpose()?;
     let token_type = token_type(options, &tokenizer)?;
     let total = inputs.iter().map(|input| input.size).sum();
     let progress = Progress::new("building", total, Unit::Bytes);
@@ -106,7 +143,8 @@ pub fn build(text: Text, options: &Options) -> Result<(Built, TokenType, Seconds
         progress
             .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
     })?;
-    Ok((built, token_type, progress.finish()))
+    let (path, seconds) = (options.output.clone(), progress.finish());
+    Ok(BuiltDataset { path, built, token_type, seconds })
 }
 
 fn end_of_document(options: &Options, tokenizer: &Tokenizer) -> Result<u32, Problems> {
@@ -137,23 +175,56 @@ fn token_type(options: &Options, tokenizer: &Tokenizer) -> Result<TokenType, Pro
     Ok(token_type)
 }
 
-/// Learns a tokenizer and writes it. Returns also the time.
+/// Tokenizer that was learned.
+pub struct LearnedTokenizer {
+    path: PathBuf,
+    trained: Trained,
+    seconds: Seconds,
+    /// Minimum number of occurrences of a pair, if the text had too few pairs.
+    exhausted_at: Option<u64>,
+}
+
+impl LearnedTokenizer {
+    pub fn say(&self) {
+        let LearnedTokenizer { path, trained, seconds, exhausted_at } = self;
+        base::say!(
+            "{}: {} ids learned from {} ({} different pieces) in {seconds}",
+            path.display(),
+            Count(trained.vocab as u64),
+            Bytes(trained.text),
+            Count(trained.pieces as u64),
+        );
+        if let Some(times) = exhausted_at {
+            base::say!("the text has no more pairs that occur {times} times");
+        }
+    }
+
+    pub fn object(&self) -> Value {
+        let LearnedTokenizer { path, trained, seconds, .. } = self;
+        json!({
+            "tokenizer": path, "vocab": trained.vocab, "text_bytes": trained.text,
+            "pieces": trained.pieces, "seconds": seconds.0,
+        })
+    }
+}
+
+/// Learns a tokenizer and writes it.
 pub fn train_tokenizer(
     text: Text,
     training: Training,
     output: &Path,
     existing: Existing,
-) -> Result<(Trained, Seconds)> {
+) -> Result<LearnedTokenizer> {
     let mut file = Output::create(output, existing)?;
     let inputs = text.inputs()?;
     let total = inputs.iter().map(|input| input.size).sum();
-    let vocab = training.vocab as u64;
+    let (vocab, min_frequency) = (training.vocab, training.min_frequency);
     let train = Train { inputs: &inputs, rules: text.rules, training, threads: text.threads };
     let (progress, mut learning) = (Progress::new("counting", total, Unit::Bytes), None);
     let trained = train.run(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |ids| {
-            let begin = || Progress::new("learning", vocab, Unit::Of("ids"));
+            let begin = || Progress::new("learning", vocab as u64, Unit::Of("ids"));
             learning.get_or_insert_with(begin).show(ids as u64, String::new);
         },
     )?;
@@ -162,22 +233,46 @@ pub fn train_tokenizer(
     file.write_all(trained.json.as_bytes())
         .with_context(|| format!("cannot write {}", output.display()))?;
     file.finish()?;
-    Ok((trained, seconds))
+    let exhausted_at = (trained.vocab < vocab).then_some(min_frequency);
+    Ok(LearnedTokenizer { path: output.to_path_buf(), trained, seconds, exhausted_at })
 }
 
-/// Joins datasets into one. Returns its documents, tokens and record.
-pub fn merge(
-    datasets: &[PathBuf],
-    output: &Path,
-    existing: Existing,
-) -> Result<(u64, u64, Option<Record>)> {
+/// Dataset that was joined from others.
+pub struct MergedDataset {
+    path: PathBuf,
+    documents: u64,
+    tokens: u64,
+    /// Record of the tokenizer; None if some of the datasets have none.
+    record: Option<Record>,
+}
+
+impl MergedDataset {
+    pub fn say(&self) {
+        let (documents, tokens) = (Count(self.documents), Count(self.tokens));
+        let place = self.path.display();
+        base::say!("{place}: {}, {}", documents.of("document"), tokens.of("token"));
+        if self.record.is_none() {
+            base::say!("wrote no tokenizer record: some of these datasets have none");
+        }
+    }
+
+    pub fn object(&self) -> Value {
+        let MergedDataset { path, documents, tokens, record } = self;
+        json!({ "dataset": path, "documents": documents, "tokens": tokens, "tokenizer": record })
+    }
+}
+
+/// Joins datasets into one.
+pub fn merge(datasets: &[PathBuf], output: &Path, existing: Existing) -> Result<MergedDataset> {
     let datasets = datasets
         .iter()
         .map(|named| Indexed::open(&super::prefix(named)))
         .collect::<Result<Vec<_>>>()?;
     let record = build::merge(&datasets, output, existing)?;
-    let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
-        (documents + dataset.documents() as u64, tokens + dataset.tokens())
-    });
-    Ok((documents, tokens, record))
+    Ok(MergedDataset {
+        path: output.to_path_buf(),
+        documents: datasets.iter().map(|dataset| dataset.documents() as u64).sum(),
+        tokens: datasets.iter().map(Indexed::tokens).sum(),
+        record,
+    })
 }

@@ -47,9 +47,9 @@ impl Plan {
     }
 
     /// Plan that ends the job, if another start would not help.
-    fn end(&self, m: &Manifest, came: &[Arrival], step: u64) -> Option<Plan> {
+    fn end(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Option<Plan> {
         // An error that all ranks agreed on would recur after a restart.
-        let codes: Vec<u8> = came.iter().filter_map(|one| one.code).collect();
+        let codes: Vec<u8> = arrivals.iter().filter_map(|arrival| arrival.code).collect();
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
             return Some(Plan { end: Some(1), why: String::new(), ..self.clone() });
         }
@@ -63,18 +63,18 @@ impl Plan {
     }
 
     /// Plan after a failure of a task that has all ranks as threads.
-    pub fn next_alone(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
+    pub fn next_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Plan {
         let why = self.message(&[0], &[0], self.data, step);
         let next = Plan { step, tried: self.tried(step) + 1, why, ..self.clone() };
-        self.end(m, came, step).unwrap_or(next)
+        self.end(m, arrivals, step).unwrap_or(next)
     }
 
     /// Plan after a failure, with the newest checkpoint at `step` and the tasks that joined.
-    pub fn next(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
-        if let Some(end) = self.end(m, came, step) {
+    pub fn next(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Plan {
+        if let Some(end) = self.end(m, arrivals, step) {
             return end;
         }
-        let tasks: Vec<usize> = came.iter().map(|one| one.task).collect();
+        let tasks: Vec<usize> = arrivals.iter().map(|arrival| arrival.task).collect();
         let replica = m.topology.tensor * m.topology.pipeline;
         let fits = |data: &usize| replica * data <= tasks.len() && divides(m, *data);
         let Some(data) = (1..=m.topology.data).rev().find(fits) else {
@@ -89,22 +89,24 @@ impl Plan {
             return Plan { end: Some(3), why, ..self.clone() };
         };
         let tried = self.tried(step);
-        let members = self.seats(&tasks, replica * data);
+        let members = self.assign_ranks(&tasks, replica * data);
         let why = self.message(&tasks, &members, data, step);
-        let address = address(&members, came);
+        let address = address(&members, arrivals);
         Plan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
     }
 
     /// Tasks of `ranks` ranks. If their number is unchanged, each task keeps its rank, and spares
     /// replace missing tasks.
-    fn seats(&self, tasks: &[usize], ranks: usize) -> Vec<usize> {
+    fn assign_ranks(&self, tasks: &[usize], ranks: usize) -> Vec<usize> {
         if ranks != self.members.len() {
             return tasks[..ranks].to_vec();
         }
         let mut spares = tasks.iter().filter(|task| !self.members.contains(task));
-        let stays = |task: &usize| tasks.contains(task).then_some(*task);
-        let keep = self.members.iter().map(stays);
-        keep.map(|kept| kept.or_else(|| spares.next().copied()).expect("enough tasks")).collect()
+        let mut task_of_rank = |task: &usize| {
+            let task = if tasks.contains(task) { Some(*task) } else { spares.next().copied() };
+            task.expect("enough tasks")
+        };
+        self.members.iter().map(&mut task_of_rank).collect()
     }
 
     fn message(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
@@ -117,21 +119,21 @@ impl Plan {
         let gone: Vec<usize> = self.members.iter().filter(gone).copied().collect();
         let new = |task: &&usize| !self.members.contains(task);
         let new: Vec<usize> = members.iter().filter(new).copied().collect();
-        let mut said = vec![match step {
+        let mut parts = vec![match step {
             0 => "from the start".to_string(),
             _ => format!("from the checkpoint of step {step}"),
         }];
         if !gone.is_empty() {
-            said.push(format!("without {}", list(&gone)));
+            parts.push(format!("without {}", list(&gone)));
         }
         if !new.is_empty() {
-            said.push(format!("with the spare {}", list(&new)));
+            parts.push(format!("with the spare {}", list(&new)));
         }
         if data != self.data {
             let noun = if data == 1 { "replica" } else { "replicas" };
-            said.push(format!("on {data} {noun} instead of {}, with the same batch", self.data));
+            parts.push(format!("on {data} {noun} instead of {}, with the same batch", self.data));
         }
-        said.join(", ")
+        parts.join(", ")
     }
 }
 
@@ -142,9 +144,10 @@ fn divides(m: &Manifest, data: usize) -> bool {
 
 /// Address of rank 0: the launcher's address while its task lives; otherwise rank 0's own host with
 /// the port of the launcher's address (written as 0).
-fn address(members: &[usize], came: &[Arrival]) -> String {
-    let first = came.iter().find(|one| one.task == members[0]);
-    let one_host = came.iter().all(|one| Some(&one.host) == first.map(|first| &first.host));
+fn address(members: &[usize], arrivals: &[Arrival]) -> String {
+    let first = arrivals.iter().find(|arrival| arrival.task == members[0]);
+    let one_host =
+        arrivals.iter().all(|arrival| Some(&arrival.host) == first.map(|first| &first.host));
     match first {
         Some(first) if first.task != 0 && one_host => "127.0.0.1:0".to_string(),
         Some(first) if first.task != 0 => format!("{}:0", first.host),

@@ -3,7 +3,7 @@
 
 mod chrome;
 
-use super::watch::{Ended, Idle, Now, StepAt, Watcher};
+use super::watch::{Ended, Idle, RunView, StepSpec, Watcher};
 use base::{Problems, Seconds};
 use device::Backend;
 use launch::rank::Rank;
@@ -92,14 +92,13 @@ impl Trace {
             })
         })?;
         let (label, ranks) = (rank.world().name(), rank.grid.size());
-        let of_rank =
-            RankSpans { rank: number, ranks, label, host_enqueue, ..RankSpans::default() };
-        self.spans.prepare(of_rank);
+        let spans = RankSpans { rank: number, ranks, label, host_enqueue, ..RankSpans::default() };
+        self.spans.prepare(spans);
         Ok(())
     }
 
     /// Starts to record if the next step is the first of the trace. A collective.
-    fn before(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
+    fn start_if_due(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
         if step == self.options.steps.first {
             let clock = rank.clock_offset();
             self.spans.start(rank.number(), clock, backend.timeline());
@@ -139,24 +138,24 @@ impl Watcher for Option<&Trace> {
         "trace"
     }
 
-    fn before_step(&mut self, now: &Now, step: u64) -> anyhow::Result<()> {
+    fn before_step(&mut self, run: &RunView, step: u64) -> anyhow::Result<()> {
         if let Some(trace) = self {
-            trace.before(now.rank, step, now.be);
+            trace.start_if_due(run.rank, step, run.be);
         }
         Ok(())
     }
 
-    fn idle(&self, _: &Now, at: &StepAt) -> Idle {
-        Idle::after(self.is_some_and(|trace| trace.ends_with(at.step)))
+    fn idle(&self, _: &RunView, spec: &StepSpec) -> Idle {
+        Idle::after(self.is_some_and(|trace| trace.ends_with(spec.step)))
     }
 
-    fn after_step(&mut self, now: &Now, step: u64) -> anyhow::Result<()> {
+    fn after_step(&mut self, run: &RunView, step: u64) -> anyhow::Result<()> {
         let ended = self.filter(|trace| trace.ends_with(step));
-        ended.map_or(Ok(()), |trace| trace.finish(now.rank))
+        ended.map_or(Ok(()), |trace| trace.finish(run.rank))
     }
 
-    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
-        self.map_or(Ok(()), |trace| trace.finish(now.rank))
+    fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
+        self.map_or(Ok(()), |trace| trace.finish(run.rank))
     }
 }
 

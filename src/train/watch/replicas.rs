@@ -1,6 +1,6 @@
 //! Comparison of the weights that must be equal on several ranks (`train.audit_interval`).
 
-use super::{Idle, Now, StepAt, Watcher};
+use super::{Idle, RunView, StepSpec, Watcher};
 use anyhow::Context;
 
 /// Interval in steps; None if it is off.
@@ -11,21 +11,21 @@ impl Watcher for Replicas {
         "replicas"
     }
 
-    fn idle(&self, _: &Now, at: &StepAt) -> Idle {
-        Idle::after(at.closes(self.0))
+    fn idle(&self, _: &RunView, spec: &StepSpec) -> Idle {
+        Idle::after(spec.closes(self.0))
     }
 
-    fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
-        if at.closes(self.0) { compare(now) } else { Ok(()) }
+    fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
+        if spec.closes(self.0) { compare(run) } else { Ok(()) }
     }
 }
 
 /// Fails if weights that must be equal on several ranks differ. A collective, on an idle device.
-pub fn compare(now: &Now) -> anyhow::Result<()> {
+pub fn compare(run: &RunView) -> anyhow::Result<()> {
     let _span = tracing::trace_span!("replica check").entered();
-    let (rank, step) = (now.rank, now.progress.step);
+    let (rank, step) = (run.rank, run.progress.step);
     rank.set_phase("comparing weights");
-    let Err(drifted) = now.engine.check_replicas() else { return Ok(()) };
+    let Err(drifted) = run.engine.check_replicas() else { return Ok(()) };
     let found = if drifted.found.is_empty() { Ok(()) } else { Err(drifted) };
     rank.agree(found.with_context(|| {
         format!(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// Creates the folder, if there is space for `bytes`.
 pub fn begin(disk: &Disk, storage: &Storage, fresh: &Path, step: u64, bytes: u64) -> Result<()> {
-    storage.patiently(|| checkpoint::begin(disk, fresh, step, bytes))
+    storage.retry(|| checkpoint::begin(disk, fresh, step, bytes))
 }
 
 /// Writes a rank's part.
@@ -21,9 +21,9 @@ pub fn write_part(
     shares: &[Share],
     state: &State,
 ) -> Result<WrittenPart> {
-    let mut again = false;
-    storage.patiently(|| {
-        if std::mem::replace(&mut again, true) {
+    let mut is_repeated = false;
+    storage.retry(|| {
+        if std::mem::replace(&mut is_repeated, true) {
             checkpoint::remove_part(disk, fresh, rank, shares)?;
         }
         checkpoint::write_part(disk, fresh, rank, shares, state)
@@ -43,13 +43,13 @@ pub fn publish(
     let index = checkpoint::index_text(parts, state)?;
     let mut tries = 0;
     let folder = storage
-        .patiently(|| {
+        .retry(|| {
             tries += 1;
             checkpoint::publish_index(disk, fresh, &index, step, tries > 1)
         })
         .map_err(|error| checkpoint::abandon(disk, fresh, step, error))?;
     let checkpoints = folder.parent().unwrap_or(Path::new("."));
-    storage.patiently(|| {
+    storage.retry(|| {
         checkpoint::write_hint(disk, checkpoints, step)?;
         checkpoints.parent().map_or(Ok(()), |run| last_checkpoint::note(run, step))?;
         checkpoint::prune(disk, checkpoints, keep)
