@@ -1,7 +1,7 @@
 //! Detects other programs on the machine: processors that are busy while all ranks wait, and GPU
 //! memory that is in use.
 
-use super::site::Site;
+use super::bench_rank::BenchRank;
 use base::Bytes;
 use base::busy::{Busy, Ticks};
 use serde::{Deserialize, Serialize};
@@ -26,13 +26,13 @@ struct RankLoad {
 }
 
 /// One sentence for each node and GPU that is not idle, on every rank. A collective.
-pub fn notes(site: &Site) -> anyhow::Result<Vec<String>> {
+pub fn notes(bench: &BenchRank) -> anyhow::Result<Vec<String>> {
     let before = Ticks::now();
     std::thread::sleep(WAIT);
     let Busy { busy, processors } = Ticks::now().since(before);
-    let taken = site.device.memory().map_or(0, |(free, all)| all.0.saturating_sub(free.0));
-    let node = site.nodes[site.rank.number()].clone();
-    Ok(sentences(&site.rank.all_gather(&RankLoad { node, busy, processors, taken })?))
+    let taken = bench.device.memory().map_or(0, |(free, all)| all.0.saturating_sub(free.0));
+    let node = bench.nodes[bench.rank.number()].clone();
+    Ok(sentences(&bench.rank.all_gather(&RankLoad { node, busy, processors, taken })?))
 }
 
 fn sentences(loads: &[RankLoad]) -> Vec<String> {

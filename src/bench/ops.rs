@@ -2,7 +2,7 @@
 //! or two layers on one rank. The plan takes an op's seconds from here instead of from its FLOPs and
 //! bytes.
 
-use super::site::Site;
+use super::bench_rank::BenchRank;
 use anyhow::Result;
 use base::Bytes;
 use device::cpu::Cpu;
@@ -29,12 +29,12 @@ const STEPS: RangeInclusive<usize> = 3..=6;
 
 /// Times the ops of a step on this rank's processor. Empty on a GPU, and if even one sample of one
 /// layer takes too long or does not fit into the memory.
-pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
-    if site.device.gpu().is_some() {
+pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
+    if bench.device.gpu().is_some() {
         return Ok(Vec::new());
     }
-    let limit = site.allow(SECONDS, QUICK);
-    let room = site.backend().shared_memory().map(|free| free.0 / 2 / site.per_node() as u64);
+    let limit = bench.allow(SECONDS, QUICK);
+    let room = bench.backend().shared_memory().map(|free| free.0 / 2 / bench.per_node() as u64);
     let rate = RankSpeeds::tflops(products) * 1e12;
     let steps = |m: Manifest| {
         let (memory, work) = dry_run::counted(&m, 0);
@@ -43,11 +43,11 @@ pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
         let fits = STEPS.contains(&steps) && memory.total() <= Bytes(room.unwrap_or(u64::MAX));
         fits.then_some((m, steps))
     };
-    let found = smaller(site.m).into_iter().find_map(steps);
+    let found = smaller(bench.m).into_iter().find_map(steps);
     // Ranks of a node share its processors: all of them compute, or none.
-    let all = site.rank.all_gather(&found.is_some())?;
+    let all = bench.rank.all_gather(&found.is_some())?;
     match found.filter(|_| all.iter().all(|found| *found)) {
-        Some((m, steps)) => site.rank.agree(ops(&m, steps)),
+        Some((m, steps)) => bench.rank.agree(ops(&m, steps)),
         None => Ok(Vec::new()),
     }
 }

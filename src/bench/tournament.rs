@@ -2,10 +2,10 @@
 //! all pairs exchange messages in both directions at once. If all ranks are on one node, ranks are
 //! paired.
 
+use super::bench_rank::BenchRank;
 use super::outliers::{self, Findings, Pair};
 use super::print;
 use super::scratch::Scratch;
-use super::site::Site;
 use base::DType;
 use comm::{Group, Message};
 use estimate::hardware::Hardware;
@@ -56,8 +56,12 @@ pub struct Pairs {
     rounds: (usize, usize),
 }
 
-pub fn measure(site: &Site, scratch: &Scratch, factory: &GroupFactory) -> anyhow::Result<Pairs> {
-    let (units, units_are) = units(site);
+pub fn measure(
+    bench: &BenchRank,
+    scratch: &Scratch,
+    factory: &GroupFactory,
+) -> anyhow::Result<Pairs> {
+    let (units, units_are) = units(bench);
     let rails = units.iter().map(|unit| unit.ranks.len()).min().unwrap_or(0);
     let names = units.iter().map(|unit| unit.name.clone()).collect();
     let mut measured = Pairs {
@@ -71,35 +75,35 @@ pub fn measure(site: &Site, scratch: &Scratch, factory: &GroupFactory) -> anyhow
     if units.len() < 2 {
         return Ok(measured);
     }
-    let field = Field::new(site, scratch, factory, &units, rails);
+    let field = Field::new(bench, scratch, factory, &units, rails);
     let rounds = rounds(units.len());
     measured.rounds.1 = rounds.len();
-    let shared = units_are == "ranks" && site.shares_processors();
+    let shared = units_are == "ranks" && bench.shares_processors();
     let usual = if shared { outliers::SHARED } else { outliers::LINKS };
-    let tolerance = site.options.tolerance.unwrap_or(usual);
+    let tolerance = bench.options.tolerance.unwrap_or(usual);
     let find_slow = |pairs: &[Pair]| outliers::find_slow(units.len(), pairs, tolerance);
-    let mut clock = site.rank.on_first(|| Ok(site.seconds()))?;
+    let mut clock = bench.rank.on_first(|| Ok(bench.seconds()))?;
     let mut meet = |measured: &mut Pairs, round: &[(usize, usize)], left: usize, least: f64| {
-        let seconds = (site.allow(END.0, END.1) - clock) / left as f64;
+        let seconds = (bench.allow(END.0, END.1) - clock) / left as f64;
         let (rates, now) = field.round(round, seconds.max(least))?;
         clock = now;
         rates.into_iter().for_each(|rate| keep_best(&mut measured.pairs, rate));
         anyhow::Ok(now)
     };
     for (number, round) in rounds.iter().enumerate() {
-        site.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
+        bench.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
         measured.rounds.0 += 1;
         let now = meet(&mut measured, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)?;
-        if now > HOPELESS * site.allow(END.0, END.1) {
+        if now > HOPELESS * bench.allow(END.0, END.1) {
             break;
         }
     }
     'retries: for _ in 0..RETRIES {
         measured.found = find_slow(&measured.pairs);
-        site.phase("pairing slow ones again");
+        bench.phase("pairing slow ones again");
         for round in again(&measured.found, &measured.pairs) {
             let now = meet(&mut measured, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
-            if now > site.allow(RETRY_END.0, RETRY_END.1) {
+            if now > bench.allow(RETRY_END.0, RETRY_END.1) {
                 break 'retries;
             }
         }
@@ -109,9 +113,9 @@ pub fn measure(site: &Site, scratch: &Scratch, factory: &GroupFactory) -> anyhow
 }
 
 /// Nodes in the order of their first ranks; or ranks.
-fn units(site: &Site) -> (Vec<Unit>, &'static str) {
+fn units(bench: &BenchRank) -> (Vec<Unit>, &'static str) {
     let mut nodes: Vec<Unit> = Vec::new();
-    for (rank, node) in site.nodes.iter().enumerate() {
+    for (rank, node) in bench.nodes.iter().enumerate() {
         match nodes.iter_mut().find(|unit| unit.name == *node) {
             Some(unit) => unit.ranks.push(rank),
             None => nodes.push(Unit { name: node.clone(), ranks: vec![rank] }),
@@ -121,7 +125,7 @@ fn units(site: &Site) -> (Vec<Unit>, &'static str) {
         return (nodes, "nodes");
     }
     let rank = |rank| Unit { name: format!("rank {rank}"), ranks: vec![rank] };
-    ((0..site.nodes.len()).map(rank).collect(), "ranks")
+    ((0..bench.nodes.len()).map(rank).collect(), "ranks")
 }
 
 /// Partners in each round: every pair once for up to 32 units, otherwise 12 rounds of them.
@@ -184,7 +188,7 @@ fn keep_best(pairs: &mut Vec<Pair>, new: Pair) {
 
 /// State of a rank in the tournament.
 struct Field<'a> {
-    site: &'a Site<'a>,
+    bench: &'a BenchRank<'a>,
     scratch: &'a Scratch,
     units: &'a [Unit],
     rails: usize,
@@ -195,19 +199,19 @@ struct Field<'a> {
 
 impl<'a> Field<'a> {
     fn new(
-        site: &'a Site<'a>,
+        bench: &'a BenchRank<'a>,
         scratch: &'a Scratch,
         factory: &GroupFactory,
         units: &'a [Unit],
         rails: usize,
     ) -> Field<'a> {
-        let me = site.rank.number();
+        let me = bench.rank.number();
         let mine = (0..rails).find(|rail| units.iter().any(|unit| unit.ranks[*rail] == me));
         let rail = mine.map(|rail| {
             let ranks: Vec<usize> = units.iter().map(|unit| unit.ranks[rail]).collect();
             factory.group(&format!("bench rail {rail}"), &ranks)
         });
-        Field { site, scratch, units, rails, rail }
+        Field { bench, scratch, units, rails, rail }
     }
 
     /// Rates in GB/s of the pairs of a round, which takes about `seconds`; and rank 0's clock at
@@ -218,8 +222,8 @@ impl<'a> Field<'a> {
         let mut plans = vec![Plan { bytes: TRIED, repeats: 1 }; round.len()];
         let mut clock = 0.0;
         for _ in 0..Plan::TRIES {
-            let mine = (self.exchange(round, &plans)?, self.site.seconds());
-            let took = self.site.rank.all_gather(&mine)?;
+            let mine = (self.exchange(round, &plans)?, self.bench.seconds());
+            let took = self.bench.rank.all_gather(&mine)?;
             clock = took[0].1;
             for ((pair, plan), at) in best.iter_mut().zip(&mut plans).zip(0..) {
                 let (a, b) = round[at];
@@ -245,7 +249,7 @@ impl<'a> Field<'a> {
         let Some(at) = round.iter().position(|(a, b)| *a == me || *b == me) else { return Ok(0.0) };
         let (a, b) = round[at];
         let (peer, plan) = (if a == me { b } else { a }, plans[at]);
-        let be = self.site.backend();
+        let be = self.bench.backend();
         self.scratch.with(|arena| {
             let [x, y] = [0; 2].map(|_| arena.matrix(1, plan.bytes / 4, DType::F32));
             let start = Instant::now();

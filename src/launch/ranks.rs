@@ -9,7 +9,7 @@ use super::exit::AlreadyPrinted;
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
 use super::run_folder::job_folder;
-use super::signals::StartSignals;
+use super::signals::ExitOnSignal;
 use ::device::Dead;
 use anyhow::Context;
 use base::Problems;
@@ -37,11 +37,11 @@ pub struct LocalRanks {
 
 /// Cleanup for a command that handles signals only once it has its ranks: until this is dropped, a
 /// stop signal removes the files of the rendezvous. None if there is no other process.
-pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<StartSignals>> {
+pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> {
     let launcher = launcher(m)?.filter(|launch| launch.world > 1);
     let listen = |launch: LauncherEnv| {
         let folder = m.log.folder.clone();
-        StartSignals::listen(move || {
+        ExitOnSignal::listen(move || {
             tcp::forget_secret(&folder, &launch.job);
             std::fs::remove_dir(&folder).ok(); // unless a run is there
         })

@@ -59,13 +59,12 @@ pub fn ignore_size_limit_signal() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Handler of stop signals while ranks wait for each other, until `Signals::listen`: a signal ends
-/// the process at once.
-pub struct StartSignals(iterator::Handle);
+/// Handler of stop signals that ends the process at once, until it is dropped.
+pub struct ExitOnSignal(iterator::Handle);
 
-impl StartSignals {
+impl ExitOnSignal {
     /// Starts listening. Calls `clean_up` before a signal ends the process.
-    pub fn listen(clean_up: impl FnOnce() + Send + 'static) -> anyhow::Result<StartSignals> {
+    pub fn listen(clean_up: impl FnOnce() + Send + 'static) -> anyhow::Result<ExitOnSignal> {
         let mut signals = iterator::Signals::new(stop_signals())?;
         let handle = signals.handle();
         let end = move || {
@@ -75,11 +74,11 @@ impl StartSignals {
             }
         };
         base::threads::spawn("signals", end)?;
-        Ok(StartSignals(handle))
+        Ok(ExitOnSignal(handle))
     }
 }
 
-impl Drop for StartSignals {
+impl Drop for ExitOnSignal {
     fn drop(&mut self) {
         self.0.close();
     }

@@ -20,45 +20,37 @@ use std::time::{Duration, Instant};
 /// Poll interval.
 const POLL: Duration = Duration::from_secs(10);
 
-/// Cause of an Xid error, and the remedy for hardware faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    Program,
-    Hardware(&'static str),
-}
-
-use Cause::{Hardware, Program};
-
 const RESET: &str = "reset the GPU (nvidia-smi -r) or restart the node";
 const REPLACE: &str = "restart the node; if it comes again, the GPU is to be replaced";
 const LINK: &str = "run NVIDIA's field diagnostics; reset the GPU and those that it is linked with";
 
-/// NVIDIA's table, restricted to errors relevant to training. For other errors only the number is
-/// reported.
-const XIDS: &[(u64, &str, Cause)] = &[
-    (13, "graphics engine exception", Program),
-    (31, "memory page fault", Program),
-    (43, "the GPU stopped processing", Program),
-    (45, "preemptive cleanup, after other errors", Program),
-    (48, "double-bit ECC error", Hardware(RESET)),
-    (61, "breakpoint of the internal micro-controller", Hardware(RESET)),
-    (62, "halt of the internal micro-controller", Hardware(RESET)),
-    (63, "a row of memory is to be remapped", Hardware(RESET)),
-    (64, "a row of memory could not be remapped", Hardware(REPLACE)),
-    (74, "NVLink error", Hardware(LINK)),
-    (79, "the GPU has fallen off the bus", Hardware(REPLACE)),
-    (94, "contained ECC error", Hardware(RESET)),
-    (95, "uncontained ECC error", Hardware(RESET)),
-    (119, "the GPU's system processor (GSP) gave no answer", Hardware(RESET)),
-    (120, "error of the GPU's system processor (GSP)", Hardware(RESET)),
-    (140, "ECC error that was not recovered", Hardware(RESET)),
+/// NVIDIA's table, restricted to errors relevant to training: number, description, and the remedy for
+/// a hardware fault; None if a program causes the error. For other errors only the number is reported.
+const XIDS: &[(u64, &str, Option<&str>)] = &[
+    (13, "graphics engine exception", None),
+    (31, "memory page fault", None),
+    (43, "the GPU stopped processing", None),
+    (45, "preemptive cleanup, after other errors", None),
+    (48, "double-bit ECC error", Some(RESET)),
+    (61, "breakpoint of the internal micro-controller", Some(RESET)),
+    (62, "halt of the internal micro-controller", Some(RESET)),
+    (63, "a row of memory is to be remapped", Some(RESET)),
+    (64, "a row of memory could not be remapped", Some(REPLACE)),
+    (74, "NVLink error", Some(LINK)),
+    (79, "the GPU has fallen off the bus", Some(REPLACE)),
+    (94, "contained ECC error", Some(RESET)),
+    (95, "uncontained ECC error", Some(RESET)),
+    (119, "the GPU's system processor (GSP) gave no answer", Some(RESET)),
+    (120, "error of the GPU's system processor (GSP)", Some(RESET)),
+    (140, "ECC error that was not recovered", Some(RESET)),
 ];
 
 /// Fault, described for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fault {
     what: String,
-    cause: Cause,
+    /// Remedy for a hardware fault; None if a program causes it.
+    remedy: Option<&'static str>,
 }
 
 /// Fault detection of one rank.
@@ -119,7 +111,7 @@ impl GpuFaults {
         let new = new_faults(&self.last, &faults);
         self.last = Faults { xids: Vec::new(), ..faults };
         let line = |hardware: bool| {
-            let faults = new.iter().filter(|fault| (fault.cause != Program) == hardware);
+            let faults = new.iter().filter(|fault| fault.remedy.is_some() == hardware);
             let what = faults.map(|fault| fault.what.as_str()).collect::<Vec<_>>().join("; ");
             let whole = format!("node {}, {}: {what}", self.host, self.device);
             Some(whole).filter(|_| !what.is_empty())
@@ -153,7 +145,7 @@ impl GpuFaults {
 
 /// New faults between two polls.
 fn new_faults(before: &Faults, now: &Faults) -> Vec<Fault> {
-    let hardware = |what: String, remedy| Fault { what, cause: Hardware(remedy) };
+    let hardware = |what: String, remedy| Fault { what, remedy: Some(remedy) };
     let mut found = Vec::new();
     let errors = now.uncorrected.saturating_sub(before.uncorrected);
     if errors > 0 {
@@ -171,7 +163,7 @@ fn new_faults(before: &Faults, now: &Faults) -> Vec<Fault> {
     }
     found.extend(now.xids.iter().map(|xid| xid_fault(*xid)));
     for fault in &mut found {
-        if let Hardware(remedy) = fault.cause {
+        if let Some(remedy) = fault.remedy {
             fault.what += &format!(": {remedy}");
         }
     }
@@ -180,9 +172,9 @@ fn new_faults(before: &Faults, now: &Faults) -> Vec<Fault> {
 
 fn xid_fault(xid: u64) -> Fault {
     let known = XIDS.iter().find(|(number, ..)| *number == xid);
-    let (_, what, cause) = known.unwrap_or(&(0, "see NVIDIA's table of Xid errors", Program));
-    let more = if *cause == Program && known.is_some() { ", which a program causes" } else { "" };
-    Fault { what: format!("Xid {xid}, {what}{more}"), cause: *cause }
+    let (_, what, remedy) = known.unwrap_or(&(0, "see NVIDIA's table of Xid errors", None));
+    let more = if known.is_some() && remedy.is_none() { ", which a program causes" } else { "" };
+    Fault { what: format!("Xid {xid}, {what}{more}"), remedy: *remedy }
 }
 
 #[cfg(test)]
@@ -191,7 +183,7 @@ mod tests {
 
     fn faults(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
         let new = new_faults(before, now).into_iter();
-        new.map(|fault| (fault.cause != Program, fault.what)).collect()
+        new.map(|fault| (fault.remedy.is_some(), fault.what)).collect()
     }
 
     #[test]
@@ -224,7 +216,7 @@ mod tests {
     fn the_table_is_in_order_and_has_what_hardware_does() {
         assert!(XIDS.is_sorted_by_key(|(number, ..)| *number));
         for (xid, hardware) in [(31, false), (43, false), (45, false), (48, true), (95, true)] {
-            assert_eq!(xid_fault(xid).cause != Program, hardware, "{xid}");
+            assert_eq!(xid_fault(xid).remedy.is_some(), hardware, "{xid}");
         }
     }
 }

@@ -18,8 +18,8 @@ use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
-use super::watch::{Drift, Evaluation, Record, Replicas, RunContext, StopAtLoss, Watchers};
-use super::{fetch, preflight, replay, resume, tokenizers};
+use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
+use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use base::Bytes;
 use base::output::{self, Existing};
 use checkpoint::{DataId, Found, State};
@@ -196,6 +196,10 @@ fn from_checkpoint<'a>(
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
     let ops = process.options.ops.clone().filter(|_| rank.is_first());
+    let replicas =
+        Periodic { name: "replicas", interval: m.train.audit_interval, work: watch::compare };
+    let evaluation =
+        Periodic { name: "evaluation", interval: m.train.eval_interval, work: watch::evaluate };
     // The order is that of `watch::ORDER`.
     let watchers = Watchers::new(vec![
         Box::new(spikes),
@@ -204,8 +208,8 @@ fn from_checkpoint<'a>(
         Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
         Box::new(limit),
         Box::new(stop_at_loss),
-        Box::new(Replicas(m.train.audit_interval)),
-        Box::new(Evaluation(m.train.eval_interval)),
+        Box::new(replicas),
+        Box::new(evaluation),
         Box::new(saver),
         Box::new(Record::new(files)),
         Box::new(mirror),

@@ -1,29 +1,12 @@
 //! Losses on the validation sets and accuracies on tasks (`train.eval_interval`).
 
-use super::{Event, Idle, RunContext, RunView, StepSpec, Watcher};
+use super::{Event, RunContext, RunView};
 use crate::eval::Scoring;
 use crate::loader::Loader;
 use std::time::Instant;
 
-/// Interval in steps; None if it is off.
-pub struct Evaluation(pub Option<u64>);
-
-impl Watcher for Evaluation {
-    fn name(&self) -> &'static str {
-        "evaluation"
-    }
-
-    fn idle(&self, _: &RunView, spec: &StepSpec) -> Idle {
-        Idle::after(spec.closes(self.0))
-    }
-
-    fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
-        if spec.closes(self.0) { evaluate(run) } else { Ok(()) }
-    }
-}
-
 /// Evaluates on all sets and tasks. A collective, on an idle device.
-fn evaluate(run: &RunView) -> anyhow::Result<()> {
+pub fn evaluate(run: &RunView) -> anyhow::Result<()> {
     let _span = tracing::trace_span!("evaluate").entered();
     let begun = Instant::now();
     let (engine, progress) = (run.engine, run.progress);

@@ -3,15 +3,17 @@
 
 mod drift;
 mod evaluation;
+mod periodic;
 mod record;
 mod replicas;
 mod stop_at_loss;
 
 pub use crate::report::numbers::StepRecord;
 pub use drift::Drift;
-pub use evaluation::Evaluation;
+pub use evaluation::evaluate;
+pub use periodic::Periodic;
 pub use record::Record;
-pub use replicas::{Replicas, compare};
+pub use replicas::compare;
 pub use stop_at_loss::StopAtLoss;
 
 use super::loader::DataShard;

@@ -1,24 +1,7 @@
 //! Comparison of the weights that must be equal on several ranks (`train.audit_interval`).
 
-use super::{Idle, RunView, StepSpec, Watcher};
+use super::RunView;
 use anyhow::Context;
-
-/// Interval in steps; None if it is off.
-pub struct Replicas(pub Option<u64>);
-
-impl Watcher for Replicas {
-    fn name(&self) -> &'static str {
-        "replicas"
-    }
-
-    fn idle(&self, _: &RunView, spec: &StepSpec) -> Idle {
-        Idle::after(spec.closes(self.0))
-    }
-
-    fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
-        if spec.closes(self.0) { compare(run) } else { Ok(()) }
-    }
-}
 
 /// Fails if weights that must be equal on several ranks differ. A collective, on an idle device.
 pub fn compare(run: &RunView) -> anyhow::Result<()> {

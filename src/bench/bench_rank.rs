@@ -9,7 +9,7 @@ use manifest::Manifest;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-pub struct Site<'a> {
+pub struct BenchRank<'a> {
     pub rank: &'a Rank<'a>,
     pub device: &'a Device,
     pub m: &'a Manifest,
@@ -19,7 +19,7 @@ pub struct Site<'a> {
     started: Instant,
 }
 
-impl<'a> Site<'a> {
+impl<'a> BenchRank<'a> {
     /// Gathers the nodes. A collective.
     pub fn new(
         rank: &'a Rank<'a>,
@@ -27,10 +27,10 @@ impl<'a> Site<'a> {
         m: &'a Manifest,
         options: &'a Options,
         node: &str,
-    ) -> anyhow::Result<Site<'a>> {
+    ) -> anyhow::Result<BenchRank<'a>> {
         let started = Instant::now();
         let nodes = rank.all_gather(&node.to_string())?;
-        Ok(Site { rank, device, m, options, nodes, started })
+        Ok(BenchRank { rank, device, m, options, nodes, started })
     }
 
     pub fn backend(&self) -> &dyn Backend {
