@@ -1,6 +1,6 @@
 //! State of a measuring rank: its device and manifest, the nodes of all ranks, and the time.
 
-use super::Options;
+use super::BenchOptions;
 use device::Backend;
 use estimate::hardware::{self, Hardware};
 use launch::Device;
@@ -13,7 +13,7 @@ pub struct BenchRank<'a> {
     pub rank: &'a Rank<'a>,
     pub device: &'a Device,
     pub m: &'a Manifest,
-    pub options: &'a Options,
+    pub options: &'a BenchOptions,
     /// Node of each rank.
     pub nodes: Vec<String>,
     started: Instant,
@@ -25,7 +25,7 @@ impl<'a> BenchRank<'a> {
         rank: &'a Rank<'a>,
         device: &'a Device,
         m: &'a Manifest,
-        options: &'a Options,
+        options: &'a BenchOptions,
         node: &str,
     ) -> anyhow::Result<BenchRank<'a>> {
         let started = Instant::now();

@@ -30,7 +30,7 @@ use scratch::Scratch;
 use std::path::Path;
 
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// Whether to finish within 10 s.
     pub quick: bool,
     /// Overrides the default tolerance below the median (see `outliers`).
@@ -47,7 +47,11 @@ pub struct Outcome {
 
 /// Measures the machine with the shapes, grid and precision of a manifest, with one rank or all
 /// ranks that a launcher started.
-pub fn run(loaded: &Loaded, options: &Options, messages: &Messages) -> anyhow::Result<Outcome> {
+pub fn run(
+    loaded: &Loaded,
+    options: &BenchOptions,
+    messages: &Messages,
+) -> anyhow::Result<Outcome> {
     loaded.manifest.runnable()?;
     let folder = &loaded.manifest.log.folder;
     let existed = folder.exists();

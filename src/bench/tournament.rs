@@ -219,9 +219,9 @@ impl<'a> Field<'a> {
     fn round(&self, round: &[(usize, usize)], seconds: f64) -> anyhow::Result<(Vec<Pair>, f64)> {
         let mut best: Vec<Pair> =
             round.iter().map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 }).collect();
-        let mut plans = vec![Plan { bytes: TRIED, repeats: 1 }; round.len()];
+        let mut plans = vec![MessagePlan { bytes: TRIED, repeats: 1 }; round.len()];
         let mut clock = 0.0;
-        for _ in 0..Plan::TRIES {
+        for _ in 0..MessagePlan::TRIES {
             let mine = (self.exchange(round, &plans)?, self.bench.seconds());
             let took = self.bench.rank.all_gather(&mine)?;
             clock = took[0].1;
@@ -243,7 +243,7 @@ impl<'a> Field<'a> {
     }
 
     /// Mean seconds of exchanges with this rank's partner; 0 for a rank that rests.
-    fn exchange(&self, round: &[(usize, usize)], plans: &[Plan]) -> anyhow::Result<f64> {
+    fn exchange(&self, round: &[(usize, usize)], plans: &[MessagePlan]) -> anyhow::Result<f64> {
         let Some(rail) = &self.rail else { return Ok(0.0) };
         let me = rail.rank();
         let Some(at) = round.iter().position(|(a, b)| *a == me || *b == me) else { return Ok(0.0) };
@@ -264,13 +264,13 @@ impl<'a> Field<'a> {
 
 /// Next messages of a pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Plan {
+struct MessagePlan {
     bytes: usize,
     /// Number of exchanges; 0 when the pair is done.
     repeats: usize,
 }
 
-impl Plan {
+impl MessagePlan {
     /// Number of exchanges per round. Sizes grow from one to the next.
     const TRIES: usize = 4;
 
@@ -279,13 +279,13 @@ impl Plan {
 
     /// Plan after messages that took `took`, in a round of `seconds`: as large as a sixth of it
     /// permits, in powers of 4 up to `largest`.
-    fn next(self, took: f64, seconds: f64, largest: usize) -> Plan {
-        let largest = largest.min(self.bytes * Plan::GROWTH);
+    fn next(self, took: f64, seconds: f64, largest: usize) -> MessagePlan {
+        let largest = largest.min(self.bytes * MessagePlan::GROWTH);
         let (mut bytes, mut each) = (self.bytes, took);
         while bytes * 4 <= largest && each * 4.0 <= seconds / 6.0 {
             (bytes, each) = (bytes * 4, each * 4.0);
         }
-        Plan { bytes, repeats: (seconds / 4.0 / each).min(3.0) as usize }
+        MessagePlan { bytes, repeats: (seconds / 4.0 / each).min(3.0) as usize }
     }
 }
 
@@ -362,13 +362,13 @@ mod tests {
 
     #[test]
     fn messages_grow_as_far_as_the_time_of_a_round_allows() {
-        let first = Plan { bytes: TRIED, repeats: 1 };
-        assert_eq!(first.next(1e-4, 0.1, LARGEST), Plan { bytes: 16 * TRIED, repeats: 3 });
-        assert_eq!(first.next(2e-3, 0.1, LARGEST), Plan { bytes: 4 * TRIED, repeats: 3 });
-        assert_eq!(first.next(1e-6, 10.0, 4 * TRIED), Plan { bytes: 4 * TRIED, repeats: 3 });
-        assert_eq!(first.next(1e-6, 10.0, TRIED), Plan { bytes: TRIED, repeats: 3 });
-        assert_eq!(first.next(0.03, 0.2, LARGEST), Plan { bytes: TRIED, repeats: 1 });
-        assert_eq!(first.next(0.03, 0.1, LARGEST), Plan { bytes: TRIED, repeats: 0 });
+        let first = MessagePlan { bytes: TRIED, repeats: 1 };
+        assert_eq!(first.next(1e-4, 0.1, LARGEST), MessagePlan { bytes: 16 * TRIED, repeats: 3 });
+        assert_eq!(first.next(2e-3, 0.1, LARGEST), MessagePlan { bytes: 4 * TRIED, repeats: 3 });
+        assert_eq!(first.next(1e-6, 10.0, 4 * TRIED), MessagePlan { bytes: 4 * TRIED, repeats: 3 });
+        assert_eq!(first.next(1e-6, 10.0, TRIED), MessagePlan { bytes: TRIED, repeats: 3 });
+        assert_eq!(first.next(0.03, 0.2, LARGEST), MessagePlan { bytes: TRIED, repeats: 1 });
+        assert_eq!(first.next(0.03, 0.1, LARGEST), MessagePlan { bytes: TRIED, repeats: 0 });
     }
 
     #[test]

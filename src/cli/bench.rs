@@ -1,7 +1,7 @@
 //! `gptrain bench`
 
 use super::shell::SETTINGS;
-use bench::{self, Options, print};
+use bench::{self, BenchOptions, print};
 use launch::exit::{self, AlreadyPrinted};
 use launch::messages::Messages;
 use launch::sick_nodes::{self, Reason};
@@ -39,7 +39,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         Some(path) => manifest::load(path, &args.set)?,
         None => bench::without_manifest(&args.set)?,
     };
-    let options = Options { quick: args.quick, tolerance: args.tolerance };
+    let options = BenchOptions { quick: args.quick, tolerance: args.tolerance };
     let outcome = bench::run(&loaded, &options, messages)?;
     let folder = &loaded.manifest.log.folder;
     for slow in outcome.measured.iter().flat_map(|measured| &measured.slow) {

@@ -2,7 +2,7 @@
 
 use super::Overwrite;
 use anyhow::{Context, Result};
-use commands::job_script::{self, Request};
+use commands::job_script::{self, JobRequest};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let loaded = manifest::load(&args.manifest, &args.set)?;
-    let request = Request {
+    let request = JobRequest {
         nodes: args.nodes.map(usize::from),
         gpus_per_node: args.gpus_per_node.map(usize::from),
         cpus_per_task: args.cpus_per_task.map(usize::from),

@@ -72,7 +72,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     }
     let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
-    let options = train::Options { resume_from, reset_optimizer, verify_resume, trace, ops };
+    let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
     let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
     if messages.console().form() == Form::Quiet {

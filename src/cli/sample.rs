@@ -1,7 +1,7 @@
 //! `gptrain sample`
 
 use clap::builder::NonEmptyStringValueParser;
-use commands::generate::{self, Options, Sampling};
+use commands::generate::{self, SampleOptions, Sampling};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -41,7 +41,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args { temperature, top_k, top_p, .. } = args;
-    generate::generate(&Options {
+    generate::generate(&SampleOptions {
         checkpoint: args.checkpoint,
         prompt: args.prompt,
         tokens: args.tokens,

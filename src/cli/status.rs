@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use train::status::{NAME, State, Status};
+use train::status::{NAME, RunState, Status};
 
 /// Poll interval. The run writes its status every five seconds.
 const POLL: Duration = Duration::from_millis(500);
@@ -86,14 +86,14 @@ fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
             None if changed => base::say!("{}", visible(&line(&status, now))),
             _ => {}
         }
-        if let Some(screen) = screen.as_ref().filter(|_| state != State::Running) {
+        if let Some(screen) = screen.as_ref().filter(|_| state != RunState::Running) {
             screen.abandon(); // the last text remains
         }
         match state {
-            State::Running => {}
-            State::Complete | State::Stopped => return Ok(()),
-            State::Failed => bail!("{}: the run {}", folder.display(), status.phase),
-            State::Silent => bail!("{}: the run has no heartbeat", folder.display()),
+            RunState::Running => {}
+            RunState::Complete | RunState::Stopped => return Ok(()),
+            RunState::Failed => bail!("{}: the run {}", folder.display(), status.phase),
+            RunState::Silent => bail!("{}: the run has no heartbeat", folder.display()),
         }
         (before, polls) = (seen, polls + 1);
         std::thread::sleep(POLL);

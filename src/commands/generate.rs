@@ -11,7 +11,7 @@ use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-pub struct Options {
+pub struct SampleOptions {
     /// Run folder or checkpoint.
     pub checkpoint: PathBuf,
     pub prompt: String,
@@ -41,7 +41,7 @@ pub struct Sampling {
 }
 
 /// Prints the prompt and the generated continuation.
-pub fn generate(options: &Options) -> anyhow::Result<()> {
+pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let Sampling { top_p, .. } = options.sampling;
     if !(top_p > 0.0 && top_p <= 1.0) {
         let what = format!("{top_p} is not above 0 and at most 1");
@@ -64,7 +64,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let mut sampler = Sampler::new(device.backend(), m, context)?;
     checkpoint::load_weights(&folder, &sampler)?;
     for number in 0..options.samples {
-        let text = Text::new(&tokenizer, prompt.clone());
+        let text = GrowingText::new(&tokenizer, prompt.clone());
         if !generate_one(options, number, text, end, &mut sampler) {
             break;
         }
@@ -73,7 +73,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Tokenizer from the command line or else the run's own. It must be the model's.
-fn tokenizer(options: &Options, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
+fn tokenizer(options: &SampleOptions, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
     let named = m.data.tokenizer.as_deref();
     let own = checkpoint::tokenizer::own(folder, named);
     let path = checkpoint::tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
@@ -86,15 +86,15 @@ fn tokenizer(options: &Options, m: &Manifest, folder: &Path) -> anyhow::Result<T
 
 /// Generates one text. Returns false when standard output is closed.
 fn generate_one(
-    options: &Options,
+    options: &SampleOptions,
     number: usize,
-    mut text: Text,
+    mut text: GrowingText,
     end: u32,
     sampler: &mut Sampler,
 ) -> bool {
     let several = options.samples > 1 && !options.json;
     let heading = format!("=== {} of {} ===\n", number + 1, options.samples);
-    let show = |text: &mut Text, whole: bool| {
+    let show = |text: &mut GrowingText, whole: bool| {
         let new = if options.json { "" } else { text.next(&options.stop, whole) };
         print_now(new)
     };
@@ -143,7 +143,7 @@ fn print_now(text: &str) -> bool {
 }
 
 /// Text that grows token by token.
-struct Text<'a> {
+struct GrowingText<'a> {
     tokenizer: &'a Tokenizer,
     /// Tokens; the first precedes the text.
     tokens: Vec<u32>,
@@ -156,10 +156,11 @@ struct Text<'a> {
     shown: usize,
 }
 
-impl<'a> Text<'a> {
-    fn new(tokenizer: &'a Tokenizer, tokens: Vec<u32>) -> Text<'a> {
+impl<'a> GrowingText<'a> {
+    fn new(tokenizer: &'a Tokenizer, tokens: Vec<u32>) -> GrowingText<'a> {
         let given = tokens.len();
-        let mut text = Text { tokenizer, tokens, given, whole: String::new(), prompt: 0, shown: 0 };
+        let mut text =
+            GrowingText { tokenizer, tokens, given, whole: String::new(), prompt: 0, shown: 0 };
         text.decode();
         text.prompt = text.whole.len();
         text
@@ -270,7 +271,7 @@ mod tests {
     #[test]
     fn a_text_ends_before_a_stop_string_and_shows_nothing_of_it() {
         let tokenizer = Tokenizer::byte_level();
-        let mut text = Text::new(&tokenizer, vec![256, u32::from(b'a'), u32::from(b'.')]);
+        let mut text = GrowingText::new(&tokenizer, vec![256, u32::from(b'a'), u32::from(b'.')]);
         let stop = ["..b".to_string()];
         assert_eq!(text.next(&stop, false), "a.");
         let mut shown = String::new();

@@ -11,7 +11,7 @@ const CPUS: usize = 8;
 
 /// User's options of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
+pub struct JobRequest {
     pub nodes: Option<usize>,
     pub gpus_per_node: Option<usize>,
     pub cpus_per_task: Option<usize>,
@@ -35,7 +35,7 @@ struct Placement {
 /// The script. It starts in `folder`, and finds the program in `programs`.
 pub fn script(
     loaded: &Loaded,
-    request: &Request,
+    request: &JobRequest,
     [folder, programs]: [&Path; 2],
 ) -> Result<String, Problems> {
     let m = &loaded.manifest;
@@ -79,7 +79,7 @@ pub fn script(
 }
 
 /// Options of sbatch, without their dashes.
-fn options(m: &Manifest, request: &Request, placement: Placement) -> Vec<String> {
+fn options(m: &Manifest, request: &JobRequest, placement: Placement) -> Vec<String> {
     let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let Placement { nodes, tasks, gpus } = placement;
     let mut options = vec![format!("job-name={}", m.name.chars().map(plain).collect::<String>())];
@@ -99,7 +99,7 @@ fn options(m: &Manifest, request: &Request, placement: Placement) -> Vec<String>
     options
 }
 
-fn placement(m: &Manifest, request: &Request) -> Result<Placement, Problems> {
+fn placement(m: &Manifest, request: &JobRequest) -> Result<Placement, Problems> {
     let (ranks, tensor) = (m.topology.ranks(), m.topology.tensor);
     let Some(most) = gpus_per_node(m, request)? else {
         let nodes = request.nodes;
@@ -136,7 +136,7 @@ fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
 }
 
 /// GPUs per node; None if the ranks compute on the CPU.
-fn gpus_per_node(m: &Manifest, request: &Request) -> Result<Option<usize>, Problems> {
+fn gpus_per_node(m: &Manifest, request: &JobRequest) -> Result<Option<usize>, Problems> {
     let hardware = m.plan.hardware.as_deref().filter(|name| *name != hardware::CPU);
     match (m.train.device, request.gpus_per_node, hardware) {
         (DeviceChoice::Cpu, Some(_), _) => {
@@ -176,7 +176,7 @@ mod tests {
         let text = "model: {layers: 12, hidden: 96, heads: 12, vocab: 64, seq_len: 16}\n\
             data: {train: none}\nbatch: {micro: 1, global: 96}\nlr: {peak: 1e-3}\ntrain: {steps: 1}\n";
         let m = manifest::of_test(text, sets);
-        placement(&m, &Request { nodes, gpus_per_node: gpus, ..Request::default() })
+        placement(&m, &JobRequest { nodes, gpus_per_node: gpus, ..JobRequest::default() })
     }
 
     #[test]

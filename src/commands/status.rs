@@ -5,24 +5,24 @@ use estimate::parts::PartTable;
 use launch::events::{self, Event, Kind};
 use std::path::Path;
 use train::report::numbers::{Format, Shown, shown};
-use train::status::{State, Status};
+use train::status::{RunState, Status};
 
 /// Status of a run as text, at the time `now`.
 pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     let since = |time: f64| Seconds((now - time).max(0.0));
     let silent = now - status.updated;
     let doing = match status.state(now) {
-        State::Complete | State::Stopped | State::Failed => {
+        RunState::Complete | RunState::Stopped | RunState::Failed => {
             format!("ended {} ago: {}", since(status.updated), status.phase)
         }
-        State::Silent => format!(
+        RunState::Silent => format!(
             "no heartbeat for {}: it was {}; look at process {} on {}",
             Seconds(silent),
             status.phase,
             status.process,
             status.host
         ),
-        State::Running => format!("{}, {} ago", status.phase, since(status.updated)),
+        RunState::Running => format!("{}, {} ago", status.phase, since(status.updated)),
     };
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
     let place =
@@ -70,9 +70,9 @@ pub fn line(status: &Status, now: f64) -> String {
     let loss = status.loss().map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
     let speed = Format::Rate.show(status.last.0.tokens_per_s);
     let end = match (status.state(now), status.left_s) {
-        (State::Running, Some(left)) => format!("{} left", Seconds(left)),
-        (State::Running, None) => status.phase.clone(),
-        (State::Silent, _) => {
+        (RunState::Running, Some(left)) => format!("{} left", Seconds(left)),
+        (RunState::Running, None) => status.phase.clone(),
+        (RunState::Silent, _) => {
             format!("no heartbeat for {}", Seconds(now - status.updated))
         }
         _ => status.phase.clone(),

@@ -44,12 +44,12 @@ pub struct MirrorQueue {
     run: String,
     folder: PathBuf,
     keep: Keep,
-    state: Mutex<State>,
+    state: Mutex<QueueState>,
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     /// Newest checkpoint that is not copied yet; older ones are skipped.
     next: Option<Found>,
     /// Step of the checkpoint being copied, which must not be removed meanwhile.
@@ -82,7 +82,7 @@ impl Mirror {
             run: run.to_string(),
             folder: m.log.folder.clone(),
             keep,
-            state: Mutex::new(State { from: Some(step), ..State::default() }),
+            state: Mutex::new(QueueState { from: Some(step), ..QueueState::default() }),
             changed: Condvar::new(),
         });
         match queue.open() {
@@ -187,7 +187,7 @@ impl Drop for Mirror {
     }
 }
 
-impl State {
+impl QueueState {
     fn is_idle(&self) -> bool {
         self.next.is_none() && self.copying.is_none()
     }
@@ -300,7 +300,7 @@ impl MirrorQueue {
     fn retries_after(&self, pause: Duration, step: u64) -> bool {
         let end = Instant::now() + pause;
         let mut state = self.state.lock();
-        let retries = |state: &State| {
+        let retries = |state: &QueueState| {
             let newer = state.next.as_ref().is_some_and(|next| next.step != step);
             !state.ended && !newer && !state.abandoned
         };

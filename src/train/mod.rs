@@ -32,7 +32,7 @@ pub mod replay;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use start::Options;
+pub use start::RunOptions;
 pub use watch::Ended;
 
 use comm::Failed;
@@ -62,7 +62,7 @@ pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> anyhow::Result<bo
 /// outcome is returned in the process of rank 0, None in the others.
 pub fn run(
     loaded: &Loaded,
-    options: &Options,
+    options: &RunOptions,
     messages: &Messages,
 ) -> anyhow::Result<Option<Ended>> {
     loaded.manifest.runnable()?;

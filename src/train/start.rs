@@ -43,7 +43,7 @@ use std::sync::Arc;
 
 /// Options of `gptrain run` besides the manifest.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct RunOptions {
     /// Name of the checkpoint to resume from, instead of the newest.
     pub resume_from: Option<PathBuf>,
     /// Whether a resume resets the optimizer's states.
@@ -59,7 +59,7 @@ pub struct Options {
 /// State shared by the ranks of one process.
 pub struct Process<'a> {
     loaded: &'a Loaded,
-    options: &'a Options,
+    options: &'a RunOptions,
     messages: &'a Messages,
     pub signals: Signals,
     trace: Option<Trace>,
@@ -75,7 +75,7 @@ pub struct Process<'a> {
 impl<'a> Process<'a> {
     pub fn new(
         loaded: &'a Loaded,
-        options: &'a Options,
+        options: &'a RunOptions,
         messages: &'a Messages,
         tasks: Vec<(String, Task)>,
         ranks: &LocalRanks,

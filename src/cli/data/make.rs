@@ -134,7 +134,7 @@ pub struct MergeArgs {
 }
 
 impl Text {
-    fn options(self) -> make::Text {
+    fn options(self) -> make::TextInput {
         let format = self.format.map(|format| match format {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
@@ -145,7 +145,7 @@ impl Text {
         });
         let bare = |ending: &String| ending.trim_start_matches('.').to_lowercase();
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        make::Text {
+        make::TextInput {
             paths: self.input,
             files_from: self.files_from,
             wanted: Wanted { format, endings: self.ext.iter().map(bare).collect() },
@@ -161,7 +161,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         Dtype::UInt16 => TokenType::U16,
         Dtype::Int32 => TokenType::I32,
     });
-    let options = make::Options {
+    let options = make::BuildOptions {
         output: args.output,
         existing: args.overwrite.existing(),
         tokenizer: args.tokenizer,

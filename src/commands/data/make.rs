@@ -17,7 +17,7 @@ use data::tokenizer::{Tokenizer, Training};
 use serde_json::{Value, json};
 
 /// Text to read.
-pub struct Text {
+pub struct TextInput {
     pub paths: Vec<PathBuf>,
     /// File that lists more paths.
     pub files_from: Option<PathBuf>,
@@ -27,7 +27,7 @@ pub struct Text {
 }
 
 /// Options of `build`, beside its text.
-pub struct Options {
+pub struct BuildOptions {
     pub output: PathBuf,
     pub existing: Existing,
     pub tokenizer: PathBuf,
@@ -41,7 +41,7 @@ pub struct Options {
 /// Number of notes on the corpus that are printed.
 const NOTES: usize = 3;
 
-impl Text {
+impl TextInput {
     /// Files to read. Prints a note for each file that is left out.
     fn inputs(&self) -> Result<Vec<Input>> {
         let mut paths = self.paths.clone();
@@ -118,7 +118,7 @@ impl BuiltDataset {
 }
 
 /// Tokenizes text into a dataset.
-pub fn build(text: Text, options: &Options) -> Result<BuiltDataset> {
+pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     let inputs = text.inputs()?;
     let tokenizer = Tokenizer::named(&options.tokenizer)?;
     let append = options.append_eod || options.eod.is_some();
@@ -147,7 +147,7 @@ pub fn build(text: Text, options: &Options) -> Result<BuiltDataset> {
     Ok(BuiltDataset { path, built, token_type, seconds })
 }
 
-fn end_of_document(options: &Options, tokenizer: &Tokenizer) -> Result<u32, Problems> {
+fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32, Problems> {
     let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
     let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
     let names = names.join(" ");
@@ -165,7 +165,7 @@ fn end_of_document(options: &Options, tokenizer: &Tokenizer) -> Result<u32, Prob
     }
 }
 
-fn token_type(options: &Options, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
+fn token_type(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
     let vocab = tokenizer.vocab();
     let token_type = options.token_type.unwrap_or(TokenType::for_vocab(vocab));
     if vocab as u64 > token_type.max() + 1 {
@@ -210,7 +210,7 @@ impl LearnedTokenizer {
 
 /// Learns a tokenizer and writes it.
 pub fn train_tokenizer(
-    text: Text,
+    text: TextInput,
     training: Training,
     output: &Path,
     existing: Existing,

@@ -21,7 +21,7 @@ use train::loader::DataShard;
 
 /// Options of `gptrain eval`.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct EvalOptions {
     /// Run folder, checkpoint, or Hugging Face folder.
     pub model: PathBuf,
     /// Dataset prefix or text file.
@@ -88,14 +88,14 @@ struct EvalData {
 
 /// Scores a model, alone or as one of the ranks that a launcher started. Returns the scores in the
 /// process of rank 0, None in the others.
-pub fn run(options: &Options, messages: &Messages) -> anyhow::Result<Option<EvalScores>> {
+pub fn run(options: &EvalOptions, messages: &Messages) -> anyhow::Result<Option<EvalScores>> {
     let model::Opened { source, loaded, run } = model::open(&options.model, options)?;
     let m = &loaded.manifest;
     let eval_data = EvalData::read(options, m, run.as_ref())?;
     check_shares(m, eval_data.seq_len)?;
     let folder = &m.log.folder;
     let existed = folder.exists();
-    let asked = Options { model: PathBuf::new(), ..options.clone() };
+    let asked = EvalOptions { model: PathBuf::new(), ..options.clone() };
     let scored =
         LocalRanks::rendezvous(&loaded, &format!("eval {asked:?}")).and_then(|mut ranks| {
             ranks.run(m, messages, |rank, device| score(rank, device, &source, &loaded, &eval_data))
@@ -117,7 +117,11 @@ fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
 }
 
 impl EvalData {
-    fn read(options: &Options, m: &Manifest, run: Option<&Manifest>) -> anyhow::Result<EvalData> {
+    fn read(
+        options: &EvalOptions,
+        m: &Manifest,
+        run: Option<&Manifest>,
+    ) -> anyhow::Result<EvalData> {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
         if m.model.position == Position::Learned && seq_len > m.model.context() {
             let rows = m.model.context();
@@ -161,7 +165,7 @@ fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyh
 
 /// Validation sets of the run: the samples that its evaluations read, or the first of them.
 fn validation(
-    options: &Options,
+    options: &EvalOptions,
     run: Option<&Manifest>,
     seq_len: usize,
 ) -> anyhow::Result<Vec<(String, Validation)>> {

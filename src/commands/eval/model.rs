@@ -1,6 +1,6 @@
 //! Model to score: a run's checkpoint, or a Hugging Face folder.
 
-use super::Options;
+use super::EvalOptions;
 use crate::local_checkpoint::stored_manifest;
 use anyhow::Context;
 use base::progress::{Progress, Unit};
@@ -53,7 +53,7 @@ pub struct Opened {
 
 /// Model in a folder, and a manifest with which it is scored: its own tokenizer, and as many replicas
 /// as ranks were started, unless the options differ.
-pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
+pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
     let is_run = !folder.join("config.json").exists();
     let (source, mut m) = if is_run { find_checkpoint(folder)? } else { hugging_face(folder)? };
     let run = is_run.then(|| m.clone());

@@ -18,14 +18,14 @@ const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
 pub struct Comparison(Vec<(String, Run)>);
 
 /// Quantity of every run.
-struct Row {
+struct ComparedRow {
     name: String,
     format: Format,
     /// Value of each run; NaN for a run that has none.
     values: Vec<f64>,
 }
 
-impl Row {
+impl ComparedRow {
     fn show(&self, value: f64) -> String {
         if value.is_finite() { self.format.show(value) } else { "–".into() }
     }
@@ -55,12 +55,17 @@ impl Comparison {
         self.0.iter().map(|(_, run)| run)
     }
 
-    fn row(&self, name: impl Into<String>, format: Format, value: impl Fn(&Run) -> f64) -> Row {
-        Row { name: name.into(), format, values: self.runs().map(value).collect() }
+    fn row(
+        &self,
+        name: impl Into<String>,
+        format: Format,
+        value: impl Fn(&Run) -> f64,
+    ) -> ComparedRow {
+        ComparedRow { name: name.into(), format, values: self.runs().map(value).collect() }
     }
 
     /// All rows: the losses at the last step and at the last token that all runs reached.
-    fn rows(&self) -> Vec<Row> {
+    fn rows(&self) -> Vec<ComparedRow> {
         let least = |axis: XAxis| {
             self.runs().map(|run| axis.value(run.last())).fold(f64::INFINITY, f64::min)
         };
@@ -110,7 +115,7 @@ impl Comparison {
 
     /// Loss on a validation set at the last point that all its runs reached, linearly interpolated
     /// between two evaluations.
-    fn valid(&self, set: &str, axis: XAxis) -> Option<Row> {
+    fn valid(&self, set: &str, axis: XAxis) -> Option<ComparedRow> {
         let losses = |run: &Run| curves::valid_losses(&run.metrics, set, axis);
         let ends = self.runs().filter_map(|run| losses(run).last().map(|point| point.0));
         let most = ends.fold(f64::INFINITY, f64::min);
@@ -146,7 +151,7 @@ impl Comparison {
         let pair = self.0.len() == 2;
         let head = [String::new()].into_iter().chain(self.labels());
         let head: Vec<String> = head.chain(pair.then(|| "difference".to_string())).collect();
-        let cells = |row: Row| {
+        let cells = |row: ComparedRow| {
             let difference = pair.then(|| row.difference());
             let values = row.values.iter().map(|value| row.show(*value));
             [row.name.clone()].into_iter().chain(values).chain(difference).collect()
@@ -180,7 +185,7 @@ impl Comparison {
 
     pub fn object(&self) -> Value {
         let known = |value: &f64| Some(*value).filter(|value| value.is_finite());
-        let row = |row: Row| {
+        let row = |row: ComparedRow| {
             let values: Vec<Option<f64>> = row.values.iter().map(known).collect();
             json!({ "name": row.name, "values": values })
         };

@@ -24,7 +24,7 @@ use super::storage::Storage;
 use anyhow::{Context, Result};
 use comm::{Failed, LauncherEnv, Place};
 use manifest::{Loaded, Manifest};
-use plan::{Arrival, Plan};
+use plan::{Arrival, EpochPlan};
 use rendezvous::Rendezvous;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
@@ -67,8 +67,8 @@ pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
         None => (0, format!("process {}", std::process::id())),
     };
     let rendezvous = Rendezvous::open(&m.log.folder, &job, task, tasks)?;
-    let first = Plan::first(m, newest());
-    let plan = if tasks == 1 { Plan { members: vec![0], ..first } } else { first };
+    let first = EpochPlan::first(m, newest());
+    let plan = if tasks == 1 { EpochPlan { members: vec![0], ..first } } else { first };
     let signals = Signals::listen()?;
     let (storage, epoch) = (Storage::for_run(m), 0);
     let mut supervisor =
@@ -97,7 +97,7 @@ struct Supervisor<'a> {
     rendezvous: Rendezvous,
     storage: Arc<Storage>,
     signals: Signals,
-    plan: Plan,
+    plan: EpochPlan,
     epoch: u64,
 }
 
@@ -211,7 +211,7 @@ impl Supervisor<'_> {
                 1 => self.plan.next_alone(m, arrivals, (self.newest)()),
                 _ => self.plan.next(m, arrivals, (self.newest)()),
             };
-            Plan { by: self.task, ..next }
+            EpochPlan { by: self.task, ..next }
         };
         let wait = Duration::from_secs_f64(m.restart.wait_s);
         let members = &self.plan.members;

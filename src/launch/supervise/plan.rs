@@ -16,7 +16,7 @@ pub struct Arrival {
 
 /// Ranks of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct EpochPlan {
     /// Task of each rank.
     pub members: Vec<usize>,
     /// topology.data.
@@ -34,11 +34,11 @@ pub struct Plan {
     pub end: Option<u8>,
 }
 
-impl Plan {
+impl EpochPlan {
     /// Ranks as started by the launcher.
-    pub fn first(m: &Manifest, step: u64) -> Plan {
+    pub fn first(m: &Manifest, step: u64) -> EpochPlan {
         let members = (0..m.topology.ranks()).collect();
-        Plan { members, data: m.topology.data, step, ..Plan::default() }
+        EpochPlan { members, data: m.topology.data, step, ..EpochPlan::default() }
     }
 
     /// Restarts from the checkpoint of `step` so far.
@@ -47,11 +47,11 @@ impl Plan {
     }
 
     /// Plan that ends the job, if another start would not help.
-    fn end(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Option<Plan> {
+    fn end(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Option<EpochPlan> {
         // An error that all ranks agreed on would recur after a restart.
         let codes: Vec<u8> = arrivals.iter().filter_map(|arrival| arrival.code).collect();
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
-            return Some(Plan { end: Some(1), why: String::new(), ..self.clone() });
+            return Some(EpochPlan { end: Some(1), why: String::new(), ..self.clone() });
         }
         let (tried, max) = (self.tried(step), m.restart.max);
         let times = if tried == 1 { "1 restart".into() } else { format!("{tried} restarts") };
@@ -59,18 +59,18 @@ impl Plan {
             "no further restart: {times} from the checkpoint of step {step} brought no newer one \
              (restart.max: {max})"
         );
-        (tried >= max).then(|| Plan { end: Some(3), why, ..self.clone() })
+        (tried >= max).then(|| EpochPlan { end: Some(3), why, ..self.clone() })
     }
 
     /// Plan after a failure of a task that has all ranks as threads.
-    pub fn next_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Plan {
+    pub fn next_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
         let why = self.message(&[0], &[0], self.data, step);
-        let next = Plan { step, tried: self.tried(step) + 1, why, ..self.clone() };
+        let next = EpochPlan { step, tried: self.tried(step) + 1, why, ..self.clone() };
         self.end(m, arrivals, step).unwrap_or(next)
     }
 
     /// Plan after a failure, with the newest checkpoint at `step` and the tasks that joined.
-    pub fn next(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Plan {
+    pub fn next(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
         if let Some(end) = self.end(m, arrivals, step) {
             return end;
         }
@@ -86,13 +86,13 @@ impl Plan {
                 m.topology.tensor,
                 m.topology.pipeline
             );
-            return Plan { end: Some(3), why, ..self.clone() };
+            return EpochPlan { end: Some(3), why, ..self.clone() };
         };
         let tried = self.tried(step);
         let members = self.assign_ranks(&tasks, replica * data);
         let why = self.message(&tasks, &members, data, step);
         let address = address(&members, arrivals);
-        Plan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
+        EpochPlan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
     }
 
     /// Tasks of `ranks` ranks. If their number is unchanged, each task keeps its rank, and spares
@@ -184,7 +184,7 @@ train: {samples: 1200}
     #[test]
     fn all_come_back_to_their_ranks_and_spares_take_the_place_of_others() {
         let m = manifest(&[]);
-        let first = Plan::first(&m, 0);
+        let first = EpochPlan::first(&m, 0);
         let same = first.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 40);
         assert_eq!((&same.members, same.data, same.tried), (&vec![0, 1, 2, 3, 4, 5], 3, 1));
         assert_eq!((&*same.address, &*same.why), ("", "from the checkpoint of step 40"));
@@ -200,7 +200,7 @@ train: {samples: 1200}
     #[test]
     fn fewer_replicas_whose_batches_are_whole_and_all_again_later() {
         let m = manifest(&[]);
-        let less = Plan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
+        let less = EpochPlan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
         assert_eq!((&less.members, less.data), (&vec![0, 1, 2, 4], 2));
         let why = "on 2 replicas instead of 3, with the same batch";
         assert!(less.why.ends_with(why), "{}", less.why);
@@ -208,14 +208,14 @@ train: {samples: 1200}
         assert_eq!((again.members.len(), again.data), (6, 3));
         let five = manifest(&["batch.global=30", "train.samples=1200", "topology.data=5"]);
         let left = came(&[0, 1, 2, 3, 4, 5, 6, 7]);
-        let plan = Plan::first(&five, 0).next(&five, &left, 0);
+        let plan = EpochPlan::first(&five, 0).next(&five, &left, 0);
         assert_eq!((plan.data, plan.members.len()), (3, 6), "30 is not whole for 4 replicas");
     }
 
     #[test]
     fn the_job_ends_where_another_start_would_be_no_better() {
         let m = manifest(&[]);
-        let first = Plan::first(&m, 5);
+        let first = EpochPlan::first(&m, 5);
         let few = first.next(&m, &came(&[4]), 5);
         assert_eq!(few.end, Some(3));
         assert!(few.why.contains("1 of 6 tasks are left, and one replica needs 2 (tensor 2"));

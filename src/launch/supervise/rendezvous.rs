@@ -14,7 +14,7 @@
 //! older epoch are rejected. The last task that ends removes all files.
 
 use super::super::run_folder::{self, job_folder};
-use super::plan::{Arrival, Plan};
+use super::plan::{Arrival, EpochPlan};
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
 use serde::Serialize;
@@ -141,8 +141,8 @@ impl Rendezvous {
         mine: &Arrival,
         expected: &[usize],
         wait: Duration,
-        decide: impl Fn(&[Arrival]) -> Plan,
-    ) -> Result<Option<Plan>> {
+        decide: impl Fn(&[Arrival]) -> EpochPlan,
+    ) -> Result<Option<EpochPlan>> {
         let folder = self.epoch_folder(epoch);
         let (own, plan) = (folder.join(format!("task-{}", self.task)), folder.join("plan"));
         self.write(&own, mine)?;
@@ -169,7 +169,7 @@ impl Rendezvous {
     }
 
     /// Proposes a plan; the first of several counts.
-    fn propose(&self, path: &Path, plan: &Plan) -> Result<()> {
+    fn propose(&self, path: &Path, plan: &EpochPlan) -> Result<()> {
         let new = path.with_extension(format!("of-{}", self.task));
         self.write(&new, plan)?;
         output::claim(&new, path).map(drop)
@@ -210,8 +210,8 @@ mod tests {
         Arrival { task, host: "h".into(), code: Some(3) }
     }
 
-    fn plan(by: usize, members: Vec<usize>) -> Plan {
-        Plan { members, by, ..Plan::default() }
+    fn plan(by: usize, members: Vec<usize>) -> EpochPlan {
+        EpochPlan { members, by, ..EpochPlan::default() }
     }
 
     #[test]
@@ -226,7 +226,7 @@ mod tests {
             move || tasks[task].join(1, &arrival(task), &[0, 1, 2], wait, decide).unwrap().unwrap()
         };
         assert!(!tasks[3].has_begun(1));
-        let plans: Vec<Plan> = std::thread::scope(|scope| {
+        let plans: Vec<EpochPlan> = std::thread::scope(|scope| {
             let came: Vec<_> = (0..3).map(|task| scope.spawn(join(task, 1e6))).collect();
             came.into_iter().map(|one| one.join().unwrap()).collect()
         });

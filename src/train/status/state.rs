@@ -25,7 +25,7 @@ const SILENT: f64 = 60.0;
 /// State of a run in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum RunState {
     Running,
     /// No heartbeat for a minute: the run was killed, or its folder is unreachable.
     Silent,
@@ -35,7 +35,7 @@ pub enum State {
     Complete,
 }
 
-impl fmt::Display for State {
+impl fmt::Display for RunState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
     }
@@ -144,17 +144,17 @@ impl Status {
     }
 
     /// State at a time, in seconds since 1970.
-    pub fn state(&self, now: f64) -> State {
+    pub fn state(&self, now: f64) -> RunState {
         if self.ended {
             match self.phase.as_str() {
-                COMPLETE => State::Complete,
-                phase if phase.starts_with(FAILED) => State::Failed,
-                _ => State::Stopped,
+                COMPLETE => RunState::Complete,
+                phase if phase.starts_with(FAILED) => RunState::Failed,
+                _ => RunState::Stopped,
             }
         } else if now - self.updated > SILENT {
-            State::Silent
+            RunState::Silent
         } else {
-            State::Running
+            RunState::Running
         }
     }
 
