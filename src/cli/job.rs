@@ -49,10 +49,10 @@ pub fn run(args: Args) -> Result<()> {
         account: args.account,
         sets: args.set,
     };
-    let here = std::env::current_dir().context("cannot find the working directory")?;
+    let folder = std::env::current_dir().context("cannot find the working directory")?;
     let program = std::env::current_exe().context("cannot find this program's file")?;
-    let programs = program.parent().unwrap_or(&here);
-    let script = job_script::script(&loaded, &request, [&here, programs])?;
+    let programs = program.parent().unwrap_or(&folder);
+    let script = job_script::script(&loaded, &request, &folder, programs)?;
     match &args.output {
         Some(path) => {
             base::output::write(path, args.overwrite.existing(), script.as_bytes())?;

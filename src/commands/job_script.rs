@@ -36,7 +36,8 @@ struct Placement {
 pub fn script(
     loaded: &Loaded,
     request: &JobRequest,
-    [folder, programs]: [&Path; 2],
+    folder: &Path,
+    programs: &Path,
 ) -> Result<String, Problems> {
     let m = &loaded.manifest;
     let placement = placement(m, request)?;

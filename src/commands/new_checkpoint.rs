@@ -30,7 +30,7 @@ pub fn save_weights(
         let mut parts = Vec::new();
         for (number, param) in layout.params().enumerate() {
             let weight = read(param)?;
-            parts.push(write_part(m, disk, staging, (number, param), &weight, state)?);
+            parts.push(write_part(m, disk, staging, number, param, &weight, state)?);
         }
         Ok(parts)
     })
@@ -66,7 +66,8 @@ fn whole_size(spec: &StateSpec, shape: &[usize]) -> [usize; 2] {
 
 /// State of a whole parameter, with its bytes.
 pub fn whole_share<'a>(
-    (number, param): (usize, &'a Param),
+    number: usize,
+    param: &'a Param,
     shape: &'a [usize],
     state: StateSpec,
     bytes: &'a [u8],
@@ -105,7 +106,8 @@ fn write_part(
     m: &Manifest,
     disk: &Disk,
     staging: &Path,
-    (number, param): (usize, &Param),
+    number: usize,
+    param: &Param,
     weight: &WholeWeight,
     state: &State,
 ) -> Result<WrittenPart> {
@@ -119,7 +121,7 @@ fn write_part(
             (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
             (Initial::CastOf(_), None) | (Initial::Parameter, _) => bytemuck::cast_slice(values),
         };
-        whole_share((number, param), shape, spec, bytes)
+        whole_share(number, param, shape, spec, bytes)
     };
     let states = rule(m).states(&param.spec).into_iter();
     let shares: Vec<Share> = states.filter(|spec| is_kept(spec, state)).map(share).collect();

@@ -66,7 +66,7 @@ pub struct Saver {
 
 /// Save in flight.
 struct PendingSave {
-    fresh: PathBuf,
+    staging: PathBuf,
     state: State,
     begun: Instant,
     /// Seconds that training waited.
@@ -165,9 +165,9 @@ impl Saver {
             self.publish_oldest(rank)?;
         }
         let (step, bytes) = (progress.step, self.saved_bytes);
-        let fresh = rank.on_first(|| Ok(checkpoint::fresh(&self.checkpoints, step)))?;
+        let staging = rank.on_first(|| Ok(checkpoint::fresh(&self.checkpoints, step)))?;
         if rank.is_first() {
-            self.writer.send(Job::Begin { fresh: fresh.clone(), step, bytes })?;
+            self.writer.send(Job::Begin { staging: staging.clone(), step, bytes })?;
         }
         let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
         snapshot.take(engine);
@@ -181,7 +181,7 @@ impl Saver {
         state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
-        let save = PendingSave { fresh, state, begun, stall, snapshot, part: None };
+        let save = PendingSave { staging, state, begun, stall, snapshot, part: None };
         self.in_flight.push_back(save);
         if self.has_begun(rank)? {
             self.write_oldest(rank)?;
@@ -219,8 +219,8 @@ impl Saver {
         }
         let save = &mut self.in_flight[number];
         let snapshot = save.snapshot.take().expect("found by it");
-        let (fresh, state) = (save.fresh.clone(), save.state.clone());
-        self.writer.send(Job::Part { snapshot, fresh, state })
+        let (staging, state) = (save.staging.clone(), save.state.clone());
+        self.writer.send(Job::Part { snapshot, staging, state })
     }
 
     /// Reports on rank 0 that `ranks` ranks wait for their storage: once, as long as there are any.
@@ -253,18 +253,18 @@ impl Saver {
             }
         }
         let save = self.in_flight.pop_front().expect("a save is in flight");
-        let PendingSave { fresh, state, begun, stall, part, .. } = save;
+        let PendingSave { staging, state, begun, stall, part, .. } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
         let part = part.expect("written");
-        let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&fresh, step, error)));
+        let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)));
         let part = part.inspect_err(|_| {
             if rank.is_first() {
-                checkpoint::discard(&disk, &fresh);
+                checkpoint::discard(&disk, &staging);
             }
         })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
-            self.writer.send(Job::Publish(Publish { fresh, parts, state, begun, stall }))?;
+            self.writer.send(Job::Publish(Publish { staging, parts, state, begun, stall }))?;
             self.publishing += 1;
         }
         Ok(())

@@ -139,11 +139,11 @@ pub fn open<'a>(
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
-    if is_complete(process, rank, (&origin, &ids))? {
+    if is_complete(process, rank, &origin, &ids)? {
         return Ok(None);
     }
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
-    let opened = from_checkpoint(process, rank, device, (origin, data, ids));
+    let opened = from_checkpoint(process, rank, device, origin, data, ids);
     if opened.is_err() && rank.is_first() {
         crash_loop::uncount_start(&m.log.folder);
     }
@@ -154,7 +154,8 @@ pub fn open<'a>(
 fn is_complete(
     process: &Process,
     rank: &Rank,
-    (origin, ids): (&Origin, &[DataId]),
+    origin: &Origin,
+    ids: &[DataId],
 ) -> anyhow::Result<bool> {
     let (loaded, options) = (process.loaded, process.options);
     let work = options.verify_resume.is_some() || loaded.manifest.checkpoint.also.is_some();
@@ -167,7 +168,9 @@ fn from_checkpoint<'a>(
     process: &'a Process,
     rank: &'a Rank,
     device: &'a Device,
-    (origin, data, ids): (Origin, Arc<Datasets>, Vec<DataId>),
+    origin: Origin,
+    data: Arc<Datasets>,
+    ids: Vec<DataId>,
 ) -> anyhow::Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
@@ -188,7 +191,7 @@ fn from_checkpoint<'a>(
     let mirror = open_mirror(rank, m, &state)?;
     let queue = mirror.as_ref().map(Mirror::queue);
     let saver = open_saver(rank, m, &engine, state, &storage, queue)?;
-    let files = open_report(process, rank, (from, progress.step), &storage)?;
+    let files = open_report(process, rank, from, progress.step, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
     let (consumed, samples) = (progress.consumed_samples, m.train.samples);
     let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
@@ -259,7 +262,8 @@ fn state(
 fn open_report(
     process: &Process,
     rank: &Rank,
-    (from, step): (u64, u64),
+    from: u64,
+    step: u64,
     storage: &Arc<Storage>,
 ) -> anyhow::Result<Option<(Report, StatusWriter)>> {
     rank.phase("opening the report", || {
@@ -274,7 +278,7 @@ fn open_report(
 fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> anyhow::Result<()> {
     let Some(trace) = &process.trace else { return Ok(()) };
     let m = &process.loaded.manifest;
-    trace.open(rank, device.gpu().is_some(), (from, m.batch.ramp().steps(m.train.samples)))
+    trace.open(rank, device.gpu().is_some(), from, m.batch.ramp().steps(m.train.samples))
 }
 
 /// Fails if the files of the manifest cannot be used, or the disk has no space for a checkpoint. A

@@ -32,7 +32,7 @@ fn save(disk: &Disk, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Res
     let (step, shares) = (what.state.progress.step, what.shares());
     let fresh = fresh(&run.join("checkpoints"), step);
     retry::begin(disk, storage, &fresh, step, 1)?;
-    let part = retry::write_part(disk, storage, (&fresh, 0), &shares, &what.state)?;
+    let part = retry::write_part(disk, storage, &fresh, 0, &shares, &what.state)?;
     retry::publish(disk, storage, &fresh, vec![part], &what.state, KEEP).map(drop)
 }
 
@@ -70,8 +70,8 @@ fn a_checkpoint_is_published_once() {
     let (what, disk) = (Saved::tiny(5), Disk::default());
     let fresh = fresh(&folder.path().join("checkpoints"), 5);
     retry::begin(&disk, &storage, &fresh, 5, 1).unwrap();
-    let place = (&*fresh, 0);
-    let part = retry::write_part(&disk, &storage, place, &what.shares(), &what.state).unwrap();
+    let shares = what.shares();
+    let part = retry::write_part(&disk, &storage, &fresh, 0, &shares, &what.state).unwrap();
     let index = index_text(vec![part], &what.state).unwrap();
     let publish = |again| publish_index(&disk, &fresh, &index, 5, again).unwrap();
     assert_eq!(publish(false), publish(true));

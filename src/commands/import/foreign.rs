@@ -334,7 +334,7 @@ impl WholeState<'_> {
                 (Some(bits), true) => bytemuck::cast_slice(bits),
                 _ => bytemuck::cast_slice(values),
             };
-            whole_share((number, param), shape, spec, bytes)
+            whole_share(number, param, shape, spec, bytes)
         };
         let shares: Vec<Share> =
             states.filter(|spec| wanted.contains(&spec.name)).map(share).collect();

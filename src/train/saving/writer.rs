@@ -14,17 +14,17 @@ use std::time::Instant;
 pub type Writer = Worker<Job, Done>;
 
 pub enum Job {
-    /// Creates the folder `fresh` of a save, on rank 0.
+    /// Creates the folder `staging` of a save, on rank 0.
     Begin {
-        fresh: PathBuf,
+        staging: PathBuf,
         step: u64,
         /// Bytes of all ranks.
         bytes: u64,
     },
-    /// Writes this rank's part of a save into the folder `fresh`.
+    /// Writes this rank's part of a save into the folder `staging`.
     Part {
         snapshot: Snapshot,
-        fresh: PathBuf,
+        staging: PathBuf,
         state: State,
     },
     Publish(Publish),
@@ -32,7 +32,7 @@ pub enum Job {
 
 /// Checkpoint with all parts written, but without its index.
 pub struct Publish {
-    pub fresh: PathBuf,
+    pub staging: PathBuf,
     /// Parts by rank.
     pub parts: Vec<WrittenPart>,
     pub state: State,
@@ -72,14 +72,14 @@ pub fn start(
         let _rank = rank_span.enter();
         let disk = Disk::default();
         Some(match job {
-            Job::Begin { fresh, step, bytes } => {
-                Done::Begun(retry::begin(&disk, &storage, &fresh, step, bytes))
+            Job::Begin { staging, step, bytes } => {
+                Done::Begun(retry::begin(&disk, &storage, &staging, step, bytes))
             }
-            Job::Part { snapshot, fresh, state } => {
+            Job::Part { snapshot, staging, state } => {
                 let track = "save (writer)";
                 let _span = tracing::trace_span!("write checkpoint", track).entered();
-                let (shares, place) = (snapshot.shares(), (&*fresh, rank));
-                let part = retry::write_part(&disk, &storage, place, &shares, &state);
+                let shares = snapshot.shares();
+                let part = retry::write_part(&disk, &storage, &staging, rank, &shares, &state);
                 drop(shares);
                 Done::Part(snapshot, part)
             }
@@ -99,8 +99,8 @@ pub fn start(
 
 impl Publish {
     fn run(self, disk: &Disk, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
-        let Publish { fresh, parts, state, begun, stall } = self;
-        let folder = retry::publish(disk, storage, &fresh, parts, &state, keep)?;
+        let Publish { staging, parts, state, begun, stall } = self;
+        let folder = retry::publish(disk, storage, &staging, parts, &state, keep)?;
         let seconds = begun.elapsed().as_secs_f64();
         let (stall, took) = (Seconds(stall), Seconds(seconds));
         let message = format!("saved {} in {took} (training waited {stall})", folder.display());

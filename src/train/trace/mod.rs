@@ -65,7 +65,8 @@ impl Trace {
         &self,
         rank: &Rank,
         host_enqueue: bool,
-        (from, total): (u64, u64),
+        from: u64,
+        total: u64,
     ) -> anyhow::Result<()> {
         let (TraceOptions { file, steps }, number) = (&self.options, rank.number());
         rank.on_first(|| {
