@@ -3,6 +3,7 @@
 
 use super::bench_rank::BenchRank;
 use super::scratch::{Scratch, Timing, timed_together};
+use anyhow::Result;
 use base::{Bytes, DType};
 use comm::{Group, Message};
 use device::{Tensor, op};
@@ -84,11 +85,7 @@ pub struct Groups {
 
 /// Measures every op of every kind of group, from the smallest size up while time permits. The rows
 /// are equal on every rank.
-pub fn measure(
-    bench: &BenchRank,
-    scratch: &Scratch,
-    factory: &GroupFactory,
-) -> anyhow::Result<Groups> {
+pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> Result<Groups> {
     let (kinds, mut notes) = kinds(bench, factory);
     if kinds.is_empty() {
         return Ok(Groups { rows: Vec::new(), notes });
@@ -199,7 +196,7 @@ fn timed(
     op: Op,
     bytes: u64,
     repeats: usize,
-) -> anyhow::Result<Timing> {
+) -> Result<Timing> {
     let (be, group) = (bench.backend(), &*kind.group);
     scratch.with(|arena| {
         // All ranks' parts are equal.

@@ -19,6 +19,7 @@ mod products;
 mod scratch;
 mod tournament;
 
+use anyhow::Result;
 use base::Problems;
 use bench_rank::BenchRank;
 use comm::LauncherEnv;
@@ -47,11 +48,7 @@ pub struct Outcome {
 
 /// Measures the machine with the shapes, grid and precision of a manifest, with one rank or all
 /// ranks that a launcher started.
-pub fn run(
-    loaded: &Loaded,
-    options: &BenchOptions,
-    messages: &Messages,
-) -> anyhow::Result<Outcome> {
+pub fn run(loaded: &Loaded, options: &BenchOptions, messages: &Messages) -> Result<Outcome> {
     loaded.manifest.runnable()?;
     let folder = &loaded.manifest.log.folder;
     let existed = folder.exists();
@@ -87,7 +84,7 @@ pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
     manifest::parse(DEFAULT, "the default of bench", Path::new("."), &sets)
 }
 
-fn measure(bench: &BenchRank) -> anyhow::Result<Outcome> {
+fn measure(bench: &BenchRank) -> Result<Outcome> {
     let busy = busy::notes(bench)?;
     let scratch = Scratch::new(bench, products::bytes(bench.m))?;
     let mut ranks = alone(bench, &scratch)?;
@@ -122,7 +119,7 @@ fn measure(bench: &BenchRank) -> anyhow::Result<Outcome> {
 }
 
 /// Speeds of each rank alone, by rank; equal on every rank.
-fn alone(bench: &BenchRank, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
+fn alone(bench: &BenchRank, scratch: &Scratch) -> Result<Vec<RankSpeeds>> {
     bench.phase("measuring matrix products");
     let (products, cube) = products::measure(bench, scratch)?;
     bench.phase("measuring copies");
@@ -154,7 +151,7 @@ fn confirm_products(
     bench: &BenchRank,
     scratch: &Scratch,
     ranks: &mut Vec<RankSpeeds>,
-) -> anyhow::Result<Vec<usize>> {
+) -> Result<Vec<usize>> {
     let usual = if bench.shares_processors() { outliers::SHARED } else { outliers::PRODUCTS };
     let tolerance = bench.options.tolerance.unwrap_or(usual);
     let slow = |ranks: &[RankSpeeds]| {

@@ -2,6 +2,7 @@
 
 use super::bench_rank::BenchRank;
 use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
+use anyhow::Result;
 use base::DType;
 use device::{Gemm, op};
 use engine::model_dtype;
@@ -66,7 +67,7 @@ pub fn bytes(m: &Manifest) -> ProductBytes {
 }
 
 /// Measures the four products, and the cube. A collective: all ranks measure the same shapes.
-pub fn measure(bench: &BenchRank, scratch: &Scratch) -> anyhow::Result<(Vec<Product>, Product)> {
+pub fn measure(bench: &BenchRank, scratch: &Scratch) -> Result<(Vec<Product>, Product)> {
     let shapes = block_shapes(bench.m);
     let seconds = bench.allow(2.0, 0.3);
     // The clocks of a GPU settle after about a second of work.
@@ -90,7 +91,7 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch) -> anyhow::Result<(Vec<Prod
 }
 
 /// Measures the four products once more and keeps the better figures.
-pub fn again(bench: &BenchRank, scratch: &Scratch, products: &mut [Product]) -> anyhow::Result<()> {
+pub fn again(bench: &BenchRank, scratch: &Scratch, products: &mut [Product]) -> Result<()> {
     for one in products {
         let shape = Shape { m: one.m, n: one.n, k: one.k };
         let took = multiply(bench, scratch, shape, bench.allow(1.0, 0.15))?;
@@ -105,12 +106,7 @@ fn product(name: &str, shape: Shape, seconds: f64) -> Product {
 }
 
 /// Times products of a shape for `seconds`.
-fn multiply(
-    bench: &BenchRank,
-    scratch: &Scratch,
-    shape: Shape,
-    seconds: f64,
-) -> anyhow::Result<Timing> {
+fn multiply(bench: &BenchRank, scratch: &Scratch, shape: Shape, seconds: f64) -> Result<Timing> {
     let (be, dtype) = (bench.backend(), model_dtype(bench.m.precision));
     scratch.with(|arena| {
         let [a, b, c] = [(shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n)]
@@ -122,12 +118,7 @@ fn multiply(
 
 /// Rows of the micro-batch, or a half, a quarter … of them, such that memory suffices and no
 /// product takes longer than `limit` seconds on the slowest rank.
-fn rows(
-    bench: &BenchRank,
-    scratch: &Scratch,
-    shapes: &[Shape],
-    limit: f64,
-) -> anyhow::Result<usize> {
+fn rows(bench: &BenchRank, scratch: &Scratch, shapes: &[Shape], limit: f64) -> Result<usize> {
     let all = shapes[0].m;
     let tried = all.min(TRIED_ROWS);
     let mut longest: f64 = 0.0;

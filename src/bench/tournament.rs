@@ -6,6 +6,7 @@ use super::bench_rank::BenchRank;
 use super::outliers::{self, Findings, Pair};
 use super::print;
 use super::scratch::Scratch;
+use anyhow::Result;
 use base::DType;
 use comm::{Group, Message};
 use estimate::hardware::Hardware;
@@ -56,11 +57,7 @@ pub struct Pairs {
     rounds: (usize, usize),
 }
 
-pub fn measure(
-    bench: &BenchRank,
-    scratch: &Scratch,
-    factory: &GroupFactory,
-) -> anyhow::Result<Pairs> {
+pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> Result<Pairs> {
     let (units, units_are) = units(bench);
     let rails = units.iter().map(|unit| unit.ranks.len()).min().unwrap_or(0);
     let names = units.iter().map(|unit| unit.name.clone()).collect();
@@ -216,7 +213,7 @@ impl<'a> Field<'a> {
 
     /// Rates in GB/s of the pairs of a round, which takes about `seconds`; and rank 0's clock at
     /// its end.
-    fn round(&self, round: &[(usize, usize)], seconds: f64) -> anyhow::Result<(Vec<Pair>, f64)> {
+    fn round(&self, round: &[(usize, usize)], seconds: f64) -> Result<(Vec<Pair>, f64)> {
         let mut best: Vec<Pair> =
             round.iter().map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 }).collect();
         let mut plans = vec![MessagePlan { bytes: TRIED, repeats: 1 }; round.len()];
@@ -243,7 +240,7 @@ impl<'a> Field<'a> {
     }
 
     /// Mean seconds of exchanges with this rank's partner; 0 for a rank that rests.
-    fn exchange(&self, round: &[(usize, usize)], plans: &[MessagePlan]) -> anyhow::Result<f64> {
+    fn exchange(&self, round: &[(usize, usize)], plans: &[MessagePlan]) -> Result<f64> {
         let Some(rail) = &self.rail else { return Ok(0.0) };
         let me = rail.rank();
         let Some(at) = round.iter().position(|(a, b)| *a == me || *b == me) else { return Ok(0.0) };

@@ -20,6 +20,7 @@ use estimate::setup::{Extras, Program};
 use estimate::trainers;
 use estimate::view::View;
 use estimate::{plot, print, words};
+use launch::exit::{self, AlreadyPrinted};
 use manifest::{Family, Loaded};
 use plan::timeline;
 use progress::Bar;
@@ -103,21 +104,22 @@ fn others() -> String {
     )
 }
 
-/// Runs the command. Ok(false) if the plan does not fit.
-pub fn run(mut args: Args) -> anyhow::Result<bool> {
+pub fn run(mut args: Args) -> anyhow::Result<()> {
     args.imply_search();
     args.refuse_unused()?;
     if args.list_hardware {
         let (text, json) = list_hardware();
         show(args.json, &text, &json);
-        return Ok(true);
+        return Ok(());
     }
     if args.selftest || args.score.is_some() {
-        return scores(&args).map(|()| true);
+        return scores(&args);
     }
-    plan(&args)
+    let fits = plan(&args)?;
+    if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
 }
 
+/// Prints the plan. Ok(false) if it does not fit.
 fn plan(args: &Args) -> anyhow::Result<bool> {
     let loaded = match (&args.from, &args.manifest) {
         (Some(from), _) => foreign::planned_run(from, &args.set)?,

@@ -29,8 +29,9 @@ use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use launch::console::Form;
-use launch::exit::{self, AlreadyPrinted};
+use launch::exit;
 use launch::messages::Messages;
+use serde::Serialize;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -142,7 +143,7 @@ struct Json {
 }
 
 impl Json {
-    fn say(self, lines: impl FnOnce(), object: serde_json::Value) {
+    fn say(self, lines: impl FnOnce(), object: impl Serialize) {
         self.lines(lines);
         self.object(object);
     }
@@ -153,9 +154,9 @@ impl Json {
         }
     }
 
-    fn object(self, object: serde_json::Value) {
+    fn object(self, object: impl Serialize) {
         if self.json {
-            base::say!("{object:#}");
+            base::say!("{:#}", serde_json::to_value(object).expect("numbers and names"));
         }
     }
 }
@@ -206,7 +207,7 @@ pub fn main() -> ExitCode {
         return ExitCode::from(1);
     }
     let Cli { command, log_level, quiet } = Cli::parse();
-    let messages = Messages::standard();
+    let messages = Messages::default();
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.trace.is_some());
     let log_level =
@@ -283,13 +284,7 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => {
-            if estimate::run(*args)? {
-                Ok(())
-            } else {
-                Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into())
-            }
-        }
+        Command::Estimate(args) => estimate::run(*args),
         Command::Bench(args) => bench::run(args, messages),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),

@@ -22,8 +22,9 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Layer that prints and records events, and its handle.
-#[derive(Clone)]
+/// Layer that prints and records events, and its handle. By default it prints to standard output, and
+/// errors to standard error.
+#[derive(Clone, Default)]
 pub struct Messages {
     console: Console,
     /// Recorders of the ranks of this process, with the rank's number.
@@ -35,16 +36,6 @@ pub struct Messages {
 type Recorders = Vec<(u64, Arc<Recorder>)>;
 
 impl Messages {
-    /// Prints to standard output, and errors to standard error.
-    pub fn standard() -> Messages {
-        Messages {
-            console: Console::stdout(),
-            recorders: Arc::default(),
-            spans: SpanRecorder::default(),
-            warnings: Warnings::default(),
-        }
-    }
-
     /// Installs the layer: all events of gptrain at `level` or more severe become messages. With
     /// `traces`, spans can be recorded.
     pub fn install(&self, level: LevelFilter, traces: bool) {
@@ -209,7 +200,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let printed = folder.path().join("printed");
         let console = Console::new(Box::new(File::create(&printed).unwrap()));
-        let messages = Messages { console, ..Messages::standard() };
+        let messages = Messages { console, ..Messages::default() };
         let layers = tracing_subscriber::registry().with(messages.clone().with_filter(level));
         let recorders = [(); 2].map(|()| Arc::new(Recorder::default()));
         tracing::subscriber::with_default(layers, || {

@@ -1,5 +1,6 @@
 //! Transfers micro-batches from the reader thread to the device.
 
+use anyhow::Result;
 use data::{Reader, Request, Source};
 use device::Backend;
 use launch::rank::Rank;
@@ -60,7 +61,7 @@ impl Loader {
         shard: DataShard,
         consumed: u64,
         end: u64,
-    ) -> anyhow::Result<Loader> {
+    ) -> Result<Loader> {
         let mut first = consumed;
         let steps = std::iter::from_fn(move || {
             let step = first..first + ramp.batch_at(first) as u64;
@@ -74,19 +75,14 @@ impl Loader {
 
     /// Micro-batches of one replica, for the first `samples` of a validation set. The last round is
     /// padded with samples whose loss weight is 0.
-    pub fn evaluation(
-        source: &Arc<Source>,
-        shard: DataShard,
-        samples: u64,
-    ) -> anyhow::Result<Loader> {
+    pub fn evaluation(source: &Arc<Source>, shard: DataShard, samples: u64) -> Result<Loader> {
         let whole = shard.rounds(samples) * (shard.micro * shard.replicas) as u64;
         let counting = shard.requests(0, whole).filter(|r| r.first_sample < samples).count() as u64;
-        let pad = move |request: Request| {
-            if request.first_sample < samples {
-                request
-            } else {
-                Request { first_sample: 0, ..request }
+        let pad = move |mut request: Request| {
+            if request.first_sample >= samples {
+                request.first_sample = 0;
             }
+            request
         };
         let requests = shard.requests(0, whole).map(pad);
         let reader = Reader::start(source.clone(), requests, PREFETCH)?;
@@ -94,7 +90,7 @@ impl Loader {
     }
 
     /// Uploads the next micro-batch. Each sample has a weight of 1 / `samples` in the loss.
-    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, samples: u64) -> anyhow::Result<()> {
+    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, samples: u64) -> Result<()> {
         let mut batch = self.reader.next()?;
         let until = if self.counting == 0 { 0 } else { self.until };
         self.counting = self.counting.saturating_sub(1);

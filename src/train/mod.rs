@@ -35,6 +35,7 @@ pub mod testing;
 pub use start::RunOptions;
 pub use watch::Ended;
 
+use anyhow::Result;
 use comm::Failed;
 use launch::messages::Messages;
 use launch::{LocalRanks, crash_loop, events, job_end, sick_nodes};
@@ -44,13 +45,13 @@ use std::path::Path;
 
 /// Supervises this task's rank to the end of the job. Returns false if this process is to be the
 /// rank itself.
-pub fn supervise(loaded: &Loaded) -> anyhow::Result<bool> {
+pub fn supervise(loaded: &Loaded) -> Result<bool> {
     launch::supervise(loaded, &|| saving::newest(&loaded.manifest))
 }
 
 /// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
 /// runs the ranks itself.
-pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> anyhow::Result<bool> {
+pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
     let m = &loaded.manifest;
     launch::start_processes(loaded, words, || {
         m.runnable()?;
@@ -60,11 +61,7 @@ pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> anyhow::Result<bo
 
 /// Trains the manifest, from the newest checkpoint in its folder to the end or to a signal. The
 /// outcome is returned in the process of rank 0, None in the others.
-pub fn run(
-    loaded: &Loaded,
-    options: &RunOptions,
-    messages: &Messages,
-) -> anyhow::Result<Option<Ended>> {
+pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result<Option<Ended>> {
     loaded.manifest.runnable()?;
     let tasks = eval::tasks(&loaded.manifest)?;
     let clean_up = launch::clean_up_on_signal(&loaded.manifest)?;

@@ -1,6 +1,7 @@
 //! Checks before the first step: every node has the same datasets, and memory for all its ranks.
 
 use super::resume;
+use anyhow::Result;
 use base::memory::HostMemory;
 use base::{Bytes, Problems};
 use checkpoint::DataId;
@@ -20,7 +21,7 @@ use std::fmt;
 
 /// Fails unless every node's datasets are `ids`, those of rank 0. One rank per node compares index
 /// digests and lengths, as a resume does.
-pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> anyhow::Result<()> {
+pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Result<()> {
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
     let node_leaders: Vec<usize> = rank.on_first(|| {
         let first = |node: &String| nodes.iter().position(|other| other == node);
@@ -68,12 +69,7 @@ struct Need {
 /// Fails unless each node has memory for everything that its ranks will reserve. The limit is the
 /// free memory of the machine or the container, whichever is less. Called before reserving, because
 /// a process that takes more is killed without a message.
-pub fn enough_memory(
-    rank: &Rank,
-    be: &dyn Backend,
-    node: &str,
-    needed: &MemoryPlan,
-) -> anyhow::Result<()> {
+pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryPlan) -> Result<()> {
     let (shared, host) = (be.shared_memory(), needed.host_total().0);
     let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
     let device = if shared.is_some() { needed.total().0 } else { 0 };
@@ -196,7 +192,7 @@ impl GpuMemory {
 
 /// Measures the GPU's memory; None on the CPU. A collective: no rank reserves memory before all
 /// have measured.
-pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Option<GpuMemory>> {
+pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> Result<Option<GpuMemory>> {
     let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
     // After the gather, all ranks have opened their device and created their groups.

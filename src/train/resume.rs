@@ -2,7 +2,7 @@
 //! continue the same run.
 
 use super::{last_checkpoint, saving};
-use anyhow::Context;
+use anyhow::{Context, Result};
 use base::Problems;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Checkpoint, DataId, Digest, Found, Index, Progress, State};
@@ -67,7 +67,7 @@ pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multipl
 
 /// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
 /// removes the remains of interrupted saves: this run holds the folder's lock.
-pub fn find(m: &Manifest, named: Option<&Path>) -> anyhow::Result<Option<Found>> {
+pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<Found>> {
     let checkpoints = saving::folder(m);
     checkpoint::clean(&Disk::default(), &checkpoints)?;
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
@@ -94,7 +94,7 @@ pub fn find(m: &Manifest, named: Option<&Path>) -> anyhow::Result<Option<Found>>
 /// Mixture of datasets: the checkpoint's up to its sample, the manifest's after it. No sample is
 /// skipped or read twice. `now` are the manifest's existing datasets; a missing one is reported when
 /// it is opened.
-pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<MixturePlan> {
+pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
     let state = opened.index.state;
@@ -138,7 +138,7 @@ pub fn resume(
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
-) -> anyhow::Result<State> {
+) -> Result<State> {
     let checkpoint = rank.phase("loading", || load(found, options, loaded, data, engine))?;
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
@@ -179,7 +179,7 @@ fn load(
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
-) -> anyhow::Result<Checkpoint> {
+) -> Result<Checkpoint> {
     let opened = Checkpoint::open(&found.folder);
     let checkpoint = opened.map_err(|error| with_older(error, found))?;
     for warning in same_run(&checkpoint.index, found, loaded, data)? {
@@ -206,12 +206,7 @@ fn load(
 }
 
 /// Changes for the run that continues from a checkpoint. Fails if it would be a different run.
-fn same_run(
-    index: &Index,
-    found: &Found,
-    loaded: &Loaded,
-    data: &[DataId],
-) -> anyhow::Result<Vec<String>> {
+fn same_run(index: &Index, found: &Found, loaded: &Loaded, data: &[DataId]) -> Result<Vec<String>> {
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved = manifest::parse_saved(&index.manifest, "the checkpoint's manifest", base, &[])?;
     let warnings = compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
@@ -220,7 +215,7 @@ fn same_run(
 }
 
 /// Whether the run has no remaining steps after a checkpoint, by the same settings.
-pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> anyhow::Result<bool> {
+pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
     let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
@@ -277,7 +272,7 @@ fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
 
 /// Changes that need a warning. Fails with a list of all changes that are not allowed. `import`:
 /// whether the saved settings are those of an import, of which only the weights' own count.
-fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Result<Vec<String>> {
+fn compare(saved: &str, now: &str, import: bool, found: &Found) -> Result<Vec<String>> {
     let (mut saved, mut now) = (flat(saved)?, flat(now)?);
     keep_common_optimizer_settings(&mut saved, &mut now);
     [&mut saved, &mut now].into_iter().for_each(name_positions);
@@ -359,7 +354,7 @@ fn rule(key: &str) -> Option<(&'static str, Change)> {
 
 /// Effective manifest as key → value. Keys contain the numbers of list items, except
 /// `data.train.prefix`, which has its own rule.
-fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
+fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
     fn walk(key: &str, value: &serde_json::Value, to: &mut BTreeMap<String, String>) {
         let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
         match value {
@@ -419,8 +414,8 @@ pub fn identity(id: &DataId) -> String {
 }
 
 /// Identities of the training datasets, in the manifest's order.
-pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
-    let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
+pub fn data_ids(m: &Manifest) -> Result<Vec<DataId>> {
+    let id = |prefix: &PathBuf| -> Result<DataId> {
         let (index, tokens) = (index_path(prefix), tokens_path(prefix));
         let failed = |path: &Path| format!("cannot read {}", path.display());
         let (index_bytes, index_digest) =

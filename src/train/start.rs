@@ -20,6 +20,7 @@ use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
 use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
+use anyhow::Result;
 use base::Bytes;
 use base::output::{self, Existing};
 use checkpoint::{DataId, Found, State};
@@ -79,7 +80,7 @@ impl<'a> Process<'a> {
         messages: &'a Messages,
         tasks: Vec<(String, Task)>,
         ranks: &LocalRanks,
-    ) -> anyhow::Result<Process<'a>> {
+    ) -> Result<Process<'a>> {
         let tasks = Arc::new(tasks);
         Ok(Process {
             loaded,
@@ -95,7 +96,7 @@ impl<'a> Process<'a> {
         })
     }
 
-    fn data(&self, mixture: MixturePlan) -> anyhow::Result<Arc<Datasets>> {
+    fn data(&self, mixture: MixturePlan) -> Result<Arc<Datasets>> {
         let m = &self.loaded.manifest;
         let mut data = self.data.lock();
         let open = || {
@@ -116,7 +117,7 @@ impl<'a> Process<'a> {
 }
 
 /// Lock of the run's folder, on rank 0.
-pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
+pub fn lock(rank: &Rank, m: &Manifest) -> Result<Option<FolderLock>> {
     let lock = || {
         let lock = FolderLock::take(&m.log.folder)?;
         check_run_folder(&m.log.folder)?;
@@ -130,7 +131,7 @@ pub fn open<'a>(
     process: &'a Process,
     rank: &'a Rank,
     device: &'a Device,
-) -> anyhow::Result<Option<Run<'a>>> {
+) -> Result<Option<Run<'a>>> {
     let (m, options) = (&process.loaded.manifest, process.options);
     check_space_and_files(rank, m)?;
     let named = options.resume_from.as_deref();
@@ -151,12 +152,7 @@ pub fn open<'a>(
 }
 
 /// Whether the run is complete, and this start has nothing else to do, such as to verify or copy it.
-fn is_complete(
-    process: &Process,
-    rank: &Rank,
-    origin: &Origin,
-    ids: &[DataId],
-) -> anyhow::Result<bool> {
+fn is_complete(process: &Process, rank: &Rank, origin: &Origin, ids: &[DataId]) -> Result<bool> {
     let (loaded, options) = (process.loaded, process.options);
     let work = options.verify_resume.is_some() || loaded.manifest.checkpoint.also.is_some();
     let Some(found) = origin.found.as_ref().filter(|_| !work) else { return Ok(false) };
@@ -171,7 +167,7 @@ fn from_checkpoint<'a>(
     origin: Origin,
     data: Arc<Datasets>,
     ids: Vec<DataId>,
-) -> anyhow::Result<Run<'a>> {
+) -> Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let from = origin.found.as_ref().map_or(0, |found| found.step);
@@ -189,8 +185,7 @@ fn from_checkpoint<'a>(
         (state.progress, state.data.clone(), StopAtLoss::new(&state));
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
-    let queue = mirror.as_ref().map(Mirror::queue);
-    let saver = open_saver(rank, m, &engine, state, &storage, queue)?;
+    let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
     let files = open_report(process, rank, from, progress.step, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
     let (consumed, samples) = (progress.consumed_samples, m.train.samples);
@@ -199,10 +194,6 @@ fn from_checkpoint<'a>(
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
     let ops = process.options.ops.clone().filter(|_| rank.is_first());
-    let replicas =
-        Periodic { name: "replicas", interval: m.train.audit_interval, work: watch::compare };
-    let evaluation =
-        Periodic { name: "evaluation", interval: m.train.eval_interval, work: watch::evaluate };
     // The order is that of `watch::ORDER`.
     let watchers = Watchers::new(vec![
         Box::new(spikes),
@@ -211,14 +202,13 @@ fn from_checkpoint<'a>(
         Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
         Box::new(limit),
         Box::new(stop_at_loss),
-        Box::new(replicas),
-        Box::new(evaluation),
+        Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),
+        Box::new(Periodic("evaluation", m.train.eval_interval, watch::evaluate)),
         Box::new(saver),
         Box::new(Record::new(files)),
         Box::new(mirror),
         Box::new(process.trace.as_ref()),
     ]);
-    let (tasks, signals) = (process.tasks.clone(), &process.signals);
     Ok(Run {
         cx: RunContext {
             loaded,
@@ -229,8 +219,8 @@ fn from_checkpoint<'a>(
             be,
             data,
             data_ids,
-            tasks,
-            signals,
+            tasks: process.tasks.clone(),
+            signals: &process.signals,
             monitor,
         },
         engine,
@@ -248,7 +238,7 @@ fn state(
     origin: &Origin,
     ids: Vec<DataId>,
     engine: &Engine,
-) -> anyhow::Result<State> {
+) -> Result<State> {
     let (loaded, options) = (process.loaded, process.options);
     let Some(found) = &origin.found else { return begin(rank, loaded, ids, engine) };
     let resume = ResumeOptions {
@@ -265,7 +255,7 @@ fn open_report(
     from: u64,
     step: u64,
     storage: &Arc<Storage>,
-) -> anyhow::Result<Option<(Report, StatusWriter)>> {
+) -> Result<Option<(Report, StatusWriter)>> {
     rank.phase("opening the report", || {
         if !rank.is_first() {
             return Ok(None);
@@ -275,7 +265,7 @@ fn open_report(
 }
 
 /// Starts the trace, if one is requested.
-fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> anyhow::Result<()> {
+fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> Result<()> {
     let Some(trace) = &process.trace else { return Ok(()) };
     let m = &process.loaded.manifest;
     trace.open(rank, device.gpu().is_some(), from, m.batch.ramp().steps(m.train.samples))
@@ -283,7 +273,7 @@ fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> any
 
 /// Fails if the files of the manifest cannot be used, or the disk has no space for a checkpoint. A
 /// collective.
-fn check_space_and_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
+fn check_space_and_files(rank: &Rank, m: &Manifest) -> Result<()> {
     rank.first_phase("looking at files", || {
         let files = check_files(m)?;
         for note in &files.notes {
@@ -305,7 +295,7 @@ struct Origin {
 }
 
 impl Origin {
-    fn find(m: &Manifest, named: Option<&Path>) -> anyhow::Result<Origin> {
+    fn find(m: &Manifest, named: Option<&Path>) -> Result<Origin> {
         let found = resume::find(m, named)?;
         let ids = resume::data_ids(m).ok();
         let mixture = resume::mixture(found.as_ref(), m, ids.as_deref().unwrap_or_default())?;
@@ -318,7 +308,7 @@ fn open_data(
     process: &Process,
     rank: &Rank,
     origin: &Origin,
-) -> anyhow::Result<(Arc<Datasets>, Vec<DataId>)> {
+) -> Result<(Arc<Datasets>, Vec<DataId>)> {
     let m = &process.loaded.manifest;
     let open = || process.data(origin.mixture.clone());
     // Rank 0 builds the sample order, which may take long; the others find it in the cache.
@@ -333,7 +323,7 @@ fn open_data(
 }
 
 /// Engine, with all of its memory reserved.
-fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
+fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Result<Engine<'a>> {
     let (loaded, node, be) = (process.loaded, &process.node, device.backend());
     let m = &loaded.manifest;
     let groups = rank.phase("creating process groups", || {
@@ -352,7 +342,7 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
 }
 
 /// Initialises the weights of a new run.
-fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
+fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> Result<State> {
     rank.set_phase("setting initial weights");
     if rank.is_first() {
         announce_folder(loaded);
@@ -385,7 +375,7 @@ fn announce_folder(loaded: &Loaded) {
 }
 
 /// Mirror of the checkpoints, on rank 0.
-fn open_mirror(rank: &Rank, m: &Manifest, state: &State) -> anyhow::Result<Option<Mirror>> {
+fn open_mirror(rank: &Rank, m: &Manifest, state: &State) -> Result<Option<Mirror>> {
     rank.phase("opening the place of copies", || {
         if !rank.is_first() {
             return Ok(None);
@@ -402,7 +392,7 @@ fn open_saver(
     state: State,
     storage: &Arc<Storage>,
     queue: Option<Arc<MirrorQueue>>,
-) -> anyhow::Result<Saver> {
+) -> Result<Saver> {
     let open = || Saver::open(m, rank.number(), engine, state, storage, queue);
     let saver = rank.phase("reserving snapshots", open)?;
     let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
@@ -413,7 +403,7 @@ fn open_saver(
 }
 
 /// Writes the effective manifest and opens the report.
-fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Result<Report> {
+fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
     let path = m.log.folder.join(manifest::IN_FOLDER);
@@ -434,7 +424,7 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow:
 }
 
 /// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
-fn open_status(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<StatusWriter> {
+fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
     let status = Status {
         name: m.name.clone(),

@@ -172,7 +172,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         token_type,
     };
     let built = make::build(args.text.options(), &options)?;
-    args.json.say(|| built.say(), built.object());
+    args.json.say(|| built.say(), &built);
     Ok(())
 }
 
@@ -181,13 +181,13 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
         Training { vocab: args.vocab, min_frequency: args.min_frequency, special: args.special };
     let (text, existing) = (args.text.options(), args.overwrite.existing());
     let learned = make::train_tokenizer(text, training, &args.output, existing)?;
-    args.json.say(|| learned.say(), learned.object());
+    args.json.say(|| learned.say(), &learned);
     Ok(())
 }
 
 pub fn merge(args: MergeArgs) -> Result<()> {
     let existing = args.overwrite.existing();
     let merged = make::merge(&args.datasets, &args.output, existing)?;
-    args.json.say(|| merged.say(), merged.object());
+    args.json.say(|| merged.say(), &merged);
     Ok(())
 }

@@ -10,11 +10,11 @@ use base::output::{Existing, Output};
 use base::progress::{Progress, Unit};
 use base::{Bytes, Count, Problems, Seconds, visible};
 use data::Record;
-use data::build::{self, Build, Built, Train, Trained};
+use data::build::{self, Build, Train, Trained};
 use data::corpus::{self, Input, Rules, Wanted};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
-use serde_json::{Value, json};
+use serde::Serialize;
 
 /// Text to read.
 pub struct TextInput {
@@ -81,39 +81,35 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// Dataset that was built.
+#[derive(Serialize)]
 pub struct BuiltDataset {
-    path: PathBuf,
-    built: Built,
-    token_type: TokenType,
-    seconds: Seconds,
+    dataset: PathBuf,
+    documents: u64,
+    tokens: u64,
+    dtype: String,
+    text_bytes: u64,
+    bytes_read: u64,
+    lines_left_out: u64,
+    seconds: f64,
 }
 
 impl BuiltDataset {
     pub fn say(&self) {
-        let BuiltDataset { path, built, token_type, seconds } = self;
         base::say!(
-            "{}: {}, {} ({token_type}), {:.2} bytes of text per token",
-            path.display(),
-            Count(built.documents).of("document"),
-            Count(built.tokens).of("token"),
-            built.text as f64 / built.tokens.max(1) as f64,
+            "{}: {}, {} ({}), {:.2} bytes of text per token",
+            self.dataset.display(),
+            Count(self.documents).of("document"),
+            Count(self.tokens).of("token"),
+            self.dtype,
+            self.text_bytes as f64 / self.tokens.max(1) as f64,
         );
-        let rate = Bytes((built.read as f64 / seconds.0) as u64);
-        base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
-        if built.skipped > 0 {
-            let are = if built.skipped == 1 { "is" } else { "are" };
-            let lines = Count(built.skipped).of("line");
+        let rate = Bytes((self.bytes_read as f64 / self.seconds) as u64);
+        base::say!("{} read in {}, {rate}/s", Bytes(self.bytes_read), Seconds(self.seconds));
+        if self.lines_left_out > 0 {
+            let are = if self.lines_left_out == 1 { "is" } else { "are" };
+            let lines = Count(self.lines_left_out).of("line");
             base::say!("{lines} could not be read and {are} left out");
         }
-    }
-
-    pub fn object(&self) -> Value {
-        let BuiltDataset { path, built, token_type, seconds } = self;
-        json!({
-            "dataset": path, "documents": built.documents, "tokens": built.tokens,
-            "dtype": token_type.to_string(), "text_bytes": built.text, "bytes_read": built.read,
-            "lines_left_out": built.skipped, "seconds": seconds.0,
-        })
     }
 }
 
@@ -143,8 +139,16 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
         progress
             .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
     })?;
-    let (path, seconds) = (options.output.clone(), progress.finish());
-    Ok(BuiltDataset { path, built, token_type, seconds })
+    Ok(BuiltDataset {
+        dataset: options.output.clone(),
+        documents: built.documents,
+        tokens: built.tokens,
+        dtype: token_type.to_string(),
+        text_bytes: built.text,
+        bytes_read: built.read,
+        lines_left_out: built.skipped,
+        seconds: progress.finish().0,
+    })
 }
 
 fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32, Problems> {
@@ -176,35 +180,31 @@ fn token_type(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<TokenType
 }
 
 /// Tokenizer that was learned.
+#[derive(Serialize)]
 pub struct LearnedTokenizer {
-    path: PathBuf,
-    trained: Trained,
-    seconds: Seconds,
+    tokenizer: PathBuf,
+    vocab: usize,
+    text_bytes: u64,
+    pieces: usize,
+    seconds: f64,
     /// Minimum number of occurrences of a pair, if the text had too few pairs.
+    #[serde(skip)]
     exhausted_at: Option<u64>,
 }
 
 impl LearnedTokenizer {
     pub fn say(&self) {
-        let LearnedTokenizer { path, trained, seconds, exhausted_at } = self;
         base::say!(
-            "{}: {} ids learned from {} ({} different pieces) in {seconds}",
-            path.display(),
-            Count(trained.vocab as u64),
-            Bytes(trained.text),
-            Count(trained.pieces as u64),
+            "{}: {} ids learned from {} ({} different pieces) in {}",
+            self.tokenizer.display(),
+            Count(self.vocab as u64),
+            Bytes(self.text_bytes),
+            Count(self.pieces as u64),
+            Seconds(self.seconds),
         );
-        if let Some(times) = exhausted_at {
+        if let Some(times) = self.exhausted_at {
             base::say!("the text has no more pairs that occur {times} times");
         }
-    }
-
-    pub fn object(&self) -> Value {
-        let LearnedTokenizer { path, trained, seconds, .. } = self;
-        json!({
-            "tokenizer": path, "vocab": trained.vocab, "text_bytes": trained.text,
-            "pieces": trained.pieces, "seconds": seconds.0,
-        })
     }
 }
 
@@ -233,32 +233,35 @@ pub fn train_tokenizer(
     file.write_all(trained.json.as_bytes())
         .with_context(|| format!("cannot write {}", output.display()))?;
     file.finish()?;
-    let exhausted_at = (trained.vocab < vocab).then_some(min_frequency);
-    Ok(LearnedTokenizer { path: output.to_path_buf(), trained, seconds, exhausted_at })
+    let Trained { vocab: learned, text: text_bytes, pieces, .. } = trained;
+    Ok(LearnedTokenizer {
+        tokenizer: output.to_path_buf(),
+        vocab: learned,
+        text_bytes,
+        pieces,
+        seconds: seconds.0,
+        exhausted_at: (learned < vocab).then_some(min_frequency),
+    })
 }
 
 /// Dataset that was joined from others.
+#[derive(Serialize)]
 pub struct MergedDataset {
-    path: PathBuf,
+    dataset: PathBuf,
     documents: u64,
     tokens: u64,
     /// Record of the tokenizer; None if some of the datasets have none.
-    record: Option<Record>,
+    tokenizer: Option<Record>,
 }
 
 impl MergedDataset {
     pub fn say(&self) {
         let (documents, tokens) = (Count(self.documents), Count(self.tokens));
-        let place = self.path.display();
+        let place = self.dataset.display();
         base::say!("{place}: {}, {}", documents.of("document"), tokens.of("token"));
-        if self.record.is_none() {
+        if self.tokenizer.is_none() {
             base::say!("wrote no tokenizer record: some of these datasets have none");
         }
-    }
-
-    pub fn object(&self) -> Value {
-        let MergedDataset { path, documents, tokens, record } = self;
-        json!({ "dataset": path, "documents": documents, "tokens": tokens, "tokenizer": record })
     }
 }
 
@@ -268,11 +271,11 @@ pub fn merge(datasets: &[PathBuf], output: &Path, existing: Existing) -> Result<
         .iter()
         .map(|named| Indexed::open(&super::prefix(named)))
         .collect::<Result<Vec<_>>>()?;
-    let record = build::merge(&datasets, output, existing)?;
+    let tokenizer = build::merge(&datasets, output, existing)?;
     Ok(MergedDataset {
-        path: output.to_path_buf(),
+        dataset: output.to_path_buf(),
         documents: datasets.iter().map(|dataset| dataset.documents() as u64).sum(),
         tokens: datasets.iter().map(Indexed::tokens).sum(),
-        record,
+        tokenizer,
     })
 }

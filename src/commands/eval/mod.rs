@@ -2,6 +2,7 @@
 
 mod model;
 
+use anyhow::Result;
 use base::progress::{Progress, Unit};
 use base::{Count, Problems};
 use data::eval::{Accuracy, Samples, Task, Tokens, Validation, Windows};
@@ -88,7 +89,7 @@ struct EvalData {
 
 /// Scores a model, alone or as one of the ranks that a launcher started. Returns the scores in the
 /// process of rank 0, None in the others.
-pub fn run(options: &EvalOptions, messages: &Messages) -> anyhow::Result<Option<EvalScores>> {
+pub fn run(options: &EvalOptions, messages: &Messages) -> Result<Option<EvalScores>> {
     let model::Opened { source, loaded, run } = model::open(&options.model, options)?;
     let m = &loaded.manifest;
     let eval_data = EvalData::read(options, m, run.as_ref())?;
@@ -117,11 +118,7 @@ fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
 }
 
 impl EvalData {
-    fn read(
-        options: &EvalOptions,
-        m: &Manifest,
-        run: Option<&Manifest>,
-    ) -> anyhow::Result<EvalData> {
+    fn read(options: &EvalOptions, m: &Manifest, run: Option<&Manifest>) -> Result<EvalData> {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
         if m.model.position == Position::Learned && seq_len > m.model.context() {
             let rows = m.model.context();
@@ -153,7 +150,7 @@ impl EvalData {
 }
 
 /// Reads a text or a dataset; the dataset's recorded tokenizer must be the model's.
-fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Tokens> {
+fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> Result<Tokens> {
     let tokens = Tokens::open(path, tokenizer)?;
     if let (Tokens::Dataset(dataset), Some(own)) = (&tokens, &m.data.tokenizer)
         && let Some(record) = Record::read(dataset)?
@@ -168,7 +165,7 @@ fn validation(
     options: &EvalOptions,
     run: Option<&Manifest>,
     seq_len: usize,
-) -> anyhow::Result<Vec<(String, Validation)>> {
+) -> Result<Vec<(String, Validation)>> {
     let Some(m) = run.filter(|m| !m.data.valid.is_empty()) else {
         let place = options.model.display().to_string();
         let remedy = "name what to score: --data PREFIX or FILE, or --tasks FILE";
@@ -191,7 +188,7 @@ fn score(
     source: &Source,
     loaded: &Loaded,
     eval_data: &EvalData,
-) -> anyhow::Result<Option<EvalScores>> {
+) -> Result<Option<EvalScores>> {
     let (m, be, seq_len) = (&loaded.manifest, device.backend(), eval_data.seq_len);
     let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
     let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
@@ -229,7 +226,7 @@ impl EvalData {
 }
 
 /// Mean loss on a validation set, computed as an evaluation does.
-fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> anyhow::Result<DataScore> {
+fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> Result<DataScore> {
     let (mut total, mut tokens, mut samples) = (0.0, 0.0, 0);
     scoring.each(set, &mut |_, values| {
         (total, tokens, samples) = (total + values[0], tokens + values[1], samples + 1);
@@ -242,7 +239,7 @@ fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> anyhow::
 }
 
 /// Loss on a stream. Prints a line for each sample if the loss of each token is kept.
-fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<DataScore> {
+fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> Result<DataScore> {
     let mut total = 0.0;
     let mut samples = 0;
     scoring.each(windows, &mut |number, losses| {
@@ -268,7 +265,7 @@ struct LogProbs {
     logprobs: Vec<f32>,
 }
 
-fn print_logprobs(sample: u64, losses: &[f64]) -> anyhow::Result<()> {
+fn print_logprobs(sample: u64, losses: &[f64]) -> Result<()> {
     let logprobs = losses.iter().map(|loss| -*loss as f32).collect();
     let mut line = serde_json::to_vec(&LogProbs { sample, logprobs })?;
     line.push(b'\n');

@@ -72,7 +72,7 @@ pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
     let signals = Signals::listen()?;
     let (storage, epoch) = (Storage::for_run(m), 0);
     let mut supervisor =
-        Supervisor { m, newest, launcher, task, tasks, rendezvous, storage, signals, plan, epoch };
+        Supervisor { m, newest, launcher, rendezvous, storage, signals, plan, epoch };
     let ended = supervisor.run();
     supervisor.rendezvous.end_task();
     match ended? {
@@ -92,8 +92,6 @@ struct Supervisor<'a> {
     /// Step of the newest checkpoint.
     newest: &'a dyn Fn() -> u64,
     launcher: Option<LauncherEnv>,
-    task: usize,
-    tasks: usize,
     rendezvous: Rendezvous,
     storage: Arc<Storage>,
     signals: Signals,
@@ -113,7 +111,8 @@ impl Supervisor<'_> {
     /// Runs epochs until the job is over. Returns the exit code.
     fn run(&mut self) -> Result<u8> {
         loop {
-            let end = match self.plan.members.iter().position(|task| *task == self.task) {
+            let end = match self.plan.members.iter().position(|task| *task == self.rendezvous.task)
+            {
                 Some(rank) => self.run_rank(rank)?,
                 None => self.wait_as_spare(),
             };
@@ -127,7 +126,7 @@ impl Supervisor<'_> {
                 return Ok(ended.or(code).unwrap_or(0));
             }
             if let Some(end) = self.plan.end {
-                if self.plan.by == self.task && !self.plan.why.is_empty() {
+                if self.plan.by == self.rendezvous.task && !self.plan.why.is_empty() {
                     return Err(Failed::new(self.plan.why.clone()).into());
                 }
                 return Ok(end);
@@ -205,13 +204,13 @@ impl Supervisor<'_> {
     fn join(&mut self, code: Option<u8>) -> Result<bool> {
         let m = self.m;
         let host = base::hostname();
-        let mine = Arrival { task: self.task, host, code };
+        let mine = Arrival { task: self.rendezvous.task, host, code };
         let decide = |arrivals: &[Arrival]| {
-            let next = match self.tasks {
+            let next = match self.rendezvous.tasks {
                 1 => self.plan.next_alone(m, arrivals, (self.newest)()),
                 _ => self.plan.next(m, arrivals, (self.newest)()),
             };
-            EpochPlan { by: self.task, ..next }
+            EpochPlan { by: self.rendezvous.task, ..next }
         };
         let wait = Duration::from_secs_f64(m.restart.wait_s);
         let members = &self.plan.members;
@@ -224,7 +223,7 @@ impl Supervisor<'_> {
         })?;
         let Some(plan) = agreed else { return Ok(false) };
         self.plan = plan;
-        if self.plan.by == self.task && self.plan.end.is_none() {
+        if self.plan.by == self.rendezvous.task && self.plan.end.is_none() {
             let (tried, max) = (self.plan.tried, m.restart.max);
             let line = format!("restart {} ({tried} of {max}): {}", self.epoch, self.plan.why);
             tracing::warn!("{line}");

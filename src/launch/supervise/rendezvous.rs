@@ -33,8 +33,8 @@ const TASKS: u32 = 1000;
 pub struct Rendezvous {
     run: PathBuf,
     folder: PathBuf,
-    task: usize,
-    tasks: usize,
+    pub task: usize,
+    pub tasks: usize,
 }
 
 impl Rendezvous {

@@ -4,6 +4,7 @@
 mod chrome;
 
 use super::watch::{Ended, Idle, RunView, StepSpec, Watcher};
+use anyhow::Result;
 use base::{Problems, Seconds};
 use device::Backend;
 use launch::rank::Rank;
@@ -61,13 +62,7 @@ impl Trace {
     /// Rejects steps that the run does not take: it starts after step `from` and ends with step
     /// `total`. Creates the file, a trace without spans. `host_enqueue`: the device is a GPU. A
     /// collective.
-    pub fn open(
-        &self,
-        rank: &Rank,
-        host_enqueue: bool,
-        from: u64,
-        total: u64,
-    ) -> anyhow::Result<()> {
+    pub fn open(&self, rank: &Rank, host_enqueue: bool, from: u64, total: u64) -> Result<()> {
         let (TraceOptions { file, steps }, number) = (&self.options, rank.number());
         rank.on_first(|| {
             let reject = |what: String, remedy: String| {
@@ -112,7 +107,7 @@ impl Trace {
     }
 
     /// Stops to record; rank 0 writes the spans of all ranks, if there are any. A collective.
-    fn finish(&self, rank: &Rank) -> anyhow::Result<()> {
+    fn finish(&self, rank: &Rank) -> Result<()> {
         let parts = rank.gather(&self.spans.stop(rank.number()))?;
         self.write(parts.into_iter().flatten().collect());
         Ok(())
@@ -139,7 +134,7 @@ impl Watcher for Option<&Trace> {
         "trace"
     }
 
-    fn before_step(&mut self, run: &RunView, step: u64) -> anyhow::Result<()> {
+    fn before_step(&mut self, run: &RunView, step: u64) -> Result<()> {
         if let Some(trace) = self {
             trace.start_if_due(run.rank, step, run.be);
         }
@@ -150,12 +145,12 @@ impl Watcher for Option<&Trace> {
         Idle::after(self.is_some_and(|trace| trace.ends_with(spec.step)))
     }
 
-    fn after_step(&mut self, run: &RunView, step: u64) -> anyhow::Result<()> {
+    fn after_step(&mut self, run: &RunView, step: u64) -> Result<()> {
         let ended = self.filter(|trace| trace.ends_with(step));
         ended.map_or(Ok(()), |trace| trace.finish(run.rank))
     }
 
-    fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
+    fn complete(&mut self, run: &RunView, _: Ended) -> Result<()> {
         self.map_or(Ok(()), |trace| trace.finish(run.rank))
     }
 }

@@ -2,25 +2,20 @@
 
 use super::{Idle, RunView, StepSpec, Watcher};
 
-pub struct Periodic {
-    /// Name in `ORDER`.
-    pub name: &'static str,
-    /// Interval in steps; None if it is off.
-    pub interval: Option<u64>,
-    /// Collective that does the work.
-    pub work: fn(&RunView) -> anyhow::Result<()>,
-}
+/// Name in `ORDER`, the interval in steps (None if it is off), and the collective that does the work.
+pub struct Periodic(pub &'static str, pub Option<u64>, pub fn(&RunView) -> anyhow::Result<()>);
 
 impl Watcher for Periodic {
     fn name(&self) -> &'static str {
-        self.name
+        self.0
     }
 
     fn idle(&self, _: &RunView, spec: &StepSpec) -> Idle {
-        Idle::after(spec.closes(self.interval))
+        Idle::after(spec.closes(self.1))
     }
 
     fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
-        if spec.closes(self.interval) { (self.work)(run) } else { Ok(()) }
+        let Periodic(_, interval, work) = self;
+        if spec.closes(*interval) { work(run) } else { Ok(()) }
     }
 }
