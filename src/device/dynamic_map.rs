@@ -126,9 +126,12 @@ fn values(signed: bool) -> [f32; 256] {
         let parts = 1usize << if signed { decade } else { decade + 1 };
         let width = (1.0 - 0.1f32) / parts as f32;
         // torch.linspace: computed from the nearer end, rounded once.
-        let bound = |k: usize| match k < parts.div_ceil(2) {
-            true => width.mul_add(k as f32, 0.1),
-            false => (-width).mul_add((parts - k) as f32, 1.0),
+        let bound = |k: usize| {
+            if k < parts.div_ceil(2) {
+                width.mul_add(k as f32, 0.1)
+            } else {
+                (-width).mul_add((parts - k) as f32, 1.0)
+            }
         };
         positive.extend((0..parts).map(|k| power * ((bound(k) + bound(k + 1)) / 2.0)));
     }

@@ -40,9 +40,10 @@ impl TensorParallel<'_> {
 
     /// Starts `reduce_out`. The result is visible to ops enqueued after `finish`.
     pub fn begin_reduce(&self, inside: Tensor, outside: Tensor) -> Option<Pending> {
-        let sum = match self.sequence {
-            true => Collective::ReduceScatter { whole: inside, part: outside },
-            false => Collective::AllReduce(outside),
+        let sum = if self.sequence {
+            Collective::ReduceScatter { whole: inside, part: outside }
+        } else {
+            Collective::AllReduce(outside)
         };
         Some(self.group.begin_ahead(sum))
     }

@@ -52,9 +52,8 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
     for dtype in [DType::F32, b.dtype] {
         let (onto, out) = (b.again(&m), b.blank(1, len, dtype));
         b.run(op::Momentum { rule, factor: factor.on, grad: grad.on, m: onto.on, y: out.set() });
-        b.expect("momentum", onto.on, || match by.is_nan() {
-            true => m.x.clone(),
-            false => pairs().map(|(g, m)| moved(g, *m)).collect(),
+        b.expect("momentum", onto.on, || {
+            if by.is_nan() { m.x.clone() } else { pairs().map(|(g, m)| moved(g, *m)).collect() }
         });
         b.expect("direction", out, || match by.is_nan() {
             true => vec![0.0; len],

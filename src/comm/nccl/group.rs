@@ -268,9 +268,10 @@ impl Drop for NcclGroup {
         if let Some(comm) = self.comm.take() {
             // SAFETY: `take` leaves None, so no other thread uses the communicator any more.
             device.try_call(|_| unsafe {
-                match failed || device.failed() || std::thread::panicking() {
-                    true => call!(api, ncclCommAbort(comm)),
-                    false => call!(api, ncclCommDestroy(comm)),
+                if failed || device.failed() || std::thread::panicking() {
+                    call!(api, ncclCommAbort(comm))
+                } else {
+                    call!(api, ncclCommDestroy(comm))
                 }
             });
         }

@@ -371,9 +371,10 @@ impl GraphObserver for Shared {
             self.check_failed();
             let events = captured.iter().flat_map(|events| events());
             let events: Vec<Event> = events.map(|e| Event { queued: false, ..e }).collect();
-            match events.is_empty() {
-                true => launch(),
-                false => drop(self.launch(Stream::Compute, events, false, |_| launch())),
+            if events.is_empty() {
+                launch()
+            } else {
+                self.launch(Stream::Compute, events, false, |_| launch());
             }
         })
     }

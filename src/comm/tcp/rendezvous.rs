@@ -196,9 +196,10 @@ fn outliers(
         requests.iter().filter(|request| value(request) != majority).collect();
     let first = outliers.first()?;
     let list: Vec<usize> = outliers.iter().map(|request| request.rank).collect();
-    let node = match first.node.is_empty() || list.len() > 1 {
-        true => String::new(),
-        false => format!(" (node {})", first.node),
+    let node = if first.node.is_empty() || list.len() > 1 {
+        String::new()
+    } else {
+        format!(" (node {})", first.node)
     };
     let (its, others) = (value(first), count(majority));
     let line = format!("{}{node} {what} than the other {others}", ranks(&list));

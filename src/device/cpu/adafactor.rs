@@ -53,9 +53,10 @@ pub(super) fn scalars(_: &Cpu, &op::AdafactorScalars { rule, updates, y }: &op::
     let mut t = [0i64];
     download(updates, bytemuck::cast_slice_mut(&mut t));
     let t = t[0] as f64;
-    let rho = match rule.relative_step {
-        true => f64::from(rule.lr).min(1.0 / t.sqrt()),
-        false => f64::from(rule.lr),
+    let rho = if rule.relative_step {
+        f64::from(rule.lr).min(1.0 / t.sqrt())
+    } else {
+        f64::from(rule.lr)
     };
     store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], y.to, 0);
 }

@@ -316,9 +316,10 @@ impl Device {
     }
 
     pub(super) fn fail_with(&self, doing: &str, code: Code) {
-        let more = match CONTEXT_LOST.contains(&code) {
-            true => "; `dmesg` on the node may have an NVRM: Xid that says why",
-            false => "",
+        let more = if CONTEXT_LOST.contains(&code) {
+            "; `dmesg` on the node may have an NVRM: Xid that says why"
+        } else {
+            ""
         };
         self.fail(format!("{doing}: {}{more}", self.error(code)));
     }

@@ -34,9 +34,10 @@ macro_rules! coded {
 
 /// Granularity of scales in products.
 pub(super) fn scaling(cuda: &Cuda) -> Fp8Scaling {
-    match cuda.capability == HOPPER && cuda.products.version() >= ROW_WISE {
-        true => Fp8Scaling::RowWise,
-        false => Fp8Scaling::TensorWise,
+    if cuda.capability == HOPPER && cuda.products.version() >= ROW_WISE {
+        Fp8Scaling::RowWise
+    } else {
+        Fp8Scaling::TensorWise
     }
 }
 

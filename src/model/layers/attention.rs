@@ -43,10 +43,8 @@ impl Acts {
         let drop = cx.dropout(&format!("block.{layer}.scores"), cx.model.dropout.attention, inputs);
         let norm = norm::Acts::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
         let qkv = kept(heads.qkv_width(), x.dtype);
-        let turned = match cx.model.qk_norm {
-            true => arenas.cheap.matrix(all, qkv.cols, x.dtype),
-            false => qkv,
-        };
+        let turned =
+            if cx.model.qk_norm { arenas.cheap.matrix(all, qkv.cols, x.dtype) } else { qkv };
         let input = |x| Input::plan(cx, x, arenas.always);
         Acts {
             norm,

@@ -19,10 +19,8 @@ pub struct Acts {
 impl Acts {
     /// Lays out the buffers. `x` is the input stream of the first block.
     pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Acts {
-        let sum = match cx.model.embedding_layernorm {
-            true => saved.matrix(x.rows, x.cols, x.dtype),
-            false => x,
-        };
+        let sum =
+            if cx.model.embedding_layernorm { saved.matrix(x.rows, x.cols, x.dtype) } else { x };
         Acts {
             sum,
             sum_in: cx.tp.gathered(sum, inputs.rows(), workspace),

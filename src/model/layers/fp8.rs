@@ -119,9 +119,10 @@ impl<'a> Products<'a> {
     /// Quantizes the columns of x, given their maxima on this rank.
     fn columns(&self, of: Operand, known: Tensor) -> Quantized {
         let to = self.place(of, Lines::Columns);
-        let all = match self.is_shared(of, Lines::Columns) {
-            true => self.maxima(of, Lines::Columns).1,
-            false => known,
+        let all = if self.is_shared(of, Lines::Columns) {
+            self.maxima(of, Lines::Columns).1
+        } else {
+            known
         };
         self.gather(known, all);
         self.cx.be.run(op::Quantize { x: of.x, rows: None, columns: Some((all, to)) });

@@ -42,9 +42,10 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
         ..common
     };
     let d = how.heads.dim;
-    let (kernel, wide) = match vector(d, dy.dtype, &[dy.addr(), y.addr()]) {
-        true => (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype)),
-        false => (typed!("attention_delta", dy.dtype), 1),
+    let (kernel, wide) = if vector(d, dy.dtype, &[dy.addr(), y.addr()]) {
+        (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype))
+    } else {
+        (typed!("attention_delta", dy.dtype), 1)
     };
     // Lanes of a head, as the kernels have them.
     let lanes = d.div_ceil(wide).next_power_of_two().min(32);

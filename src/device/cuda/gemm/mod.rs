@@ -104,10 +104,7 @@ impl Product {
         on: Operands,
         unfused: &dyn Fn(),
     ) {
-        match fits {
-            true => self.multiply(cuda, epilogue, on, Some(unfused)),
-            false => unfused(),
-        }
+        if fits { self.multiply(cuda, epilogue, on, Some(unfused)) } else { unfused() }
     }
 
     fn multiply(

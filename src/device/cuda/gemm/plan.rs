@@ -210,9 +210,10 @@ impl Products {
     fn plan(&self, cuda: &Cuda, s: Shape, on: &Operands, unfused: Option<&dyn Fn()>) -> Plan {
         let device = &cuda.device;
         // f32 arithmetic on operands of any dtype, or on f32 operands rounded to TF32.
-        let compute = match s.tf32 {
-            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => Compute::CUBLAS_COMPUTE_32F,
+        let compute = if s.tf32 {
+            Compute::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            Compute::CUBLAS_COMPUTE_32F
         };
         let mut descriptor = null_mut();
         // SAFETY: the handle is written to the live variable.
