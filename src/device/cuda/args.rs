@@ -9,6 +9,10 @@ mod define;
 mod dropout;
 #[cfg(test)]
 mod tests;
+mod value;
+
+pub use value::Argument;
+pub(super) use value::arguments;
 
 pub use cudarc::driver::sys::CUtensorMap as TensorMap;
 use std::ffi::c_void;

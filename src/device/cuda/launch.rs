@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::library::call;
+use crate::Tensor;
 use anyhow::{Context, Result, ensure};
 use base::DType;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUmodule};
@@ -111,13 +112,36 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// For kernels that walk over elements, `wide` at a time.
-    pub fn elements(numel: usize, wide: usize) -> Grid {
+    /// Grid of a kernel that loops over elements of these tensors, and whether it moves 16 bytes at
+    /// a time.
+    pub fn elements(
+        numel: usize,
+        dtype: DType,
+        tensors: impl IntoIterator<Item = Tensor>,
+    ) -> (Grid, bool) {
+        let vector = vector(numel, dtype, tensors);
+        (Grid::pieces(numel, if vector { wide(dtype) } else { 1 }), vector)
+    }
+
+    /// Grid of a kernel that loops over elements, `wide` at a time.
+    pub fn pieces(numel: usize, wide: usize) -> Grid {
         Grid::line(numel.div_ceil(THREADS * wide).clamp(1, 8192), THREADS)
     }
 
-    /// For kernels that walk over rows, `wide` columns at a time.
-    pub fn rows(rows: usize, cols: usize, wide: usize) -> Grid {
+    /// Grid of a kernel that loops over rows of these tensors, and whether it moves 16 bytes at a
+    /// time.
+    pub fn rows(
+        rows: usize,
+        cols: usize,
+        dtype: DType,
+        tensors: impl IntoIterator<Item = Tensor>,
+    ) -> (Grid, bool) {
+        let vector = vector(cols, dtype, tensors);
+        (Grid::row_pieces(rows, cols, if vector { wide(dtype) } else { 1 }), vector)
+    }
+
+    /// Grid of a kernel that loops over rows, `wide` columns at a time.
+    pub fn row_pieces(rows: usize, cols: usize, wide: usize) -> Grid {
         let pieces = cols.div_ceil(wide);
         let x = pieces.next_multiple_of(32).min(THREADS);
         let y = THREADS / x;
@@ -134,14 +158,15 @@ impl Grid {
     }
 }
 
-/// Elements a thread moves at a time where rows allow it: 16 bytes.
+/// Elements that a thread moves at a time if rows allow it: 16 bytes.
 pub fn wide(dtype: DType) -> usize {
     16 / dtype.size()
 }
 
-/// Whether rows of `cols` elements at these addresses can be moved 16 bytes at a time.
-pub fn vector(cols: usize, dtype: DType, addresses: &[usize]) -> bool {
-    cols.is_multiple_of(wide(dtype)) && addresses.iter().all(|addr| addr.is_multiple_of(16))
+/// Whether rows of `cols` elements of these tensors can be moved 16 bytes at a time.
+pub fn vector(cols: usize, dtype: DType, tensors: impl IntoIterator<Item = Tensor>) -> bool {
+    let mut tensors = tensors.into_iter();
+    cols.is_multiple_of(wide(dtype)) && tensors.all(|x| x.addr().is_multiple_of(16))
 }
 
 /// The modules loaded, and the functions used so far.

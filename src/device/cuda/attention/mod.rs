@@ -8,7 +8,7 @@ mod largest;
 pub use hopper::{CHOICE, Hopper};
 pub use largest::{LargestLaunch, largest_launches};
 
-use super::args::{self, DropoutMask};
+use super::args::{self, arguments};
 use super::launch::{AMPERE, Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Attend, Tensor, Visible, op};
@@ -35,14 +35,10 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
         ));
     }
     let (common, kernels) = prepare(cuda, qkv, &how, [y, lse], &[dy, dqkv.to]);
-    let arguments = args::Attention {
-        dy: dy.addr() as _,
-        delta: cuda.scratch(lse.bytes()) as _,
-        dqkv: dqkv.to.addr() as _,
-        ..common
-    };
+    let delta = cuda.scratch(lse.bytes());
+    let arguments = arguments!(Attention { dy, delta, dqkv, ..common });
     let d = how.heads.dim;
-    let (kernel, wide) = if vector(d, dy.dtype, &[dy.addr(), y.addr()]) {
+    let (kernel, wide) = if vector(d, dy.dtype, [dy, y]) {
         (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype))
     } else {
         (typed!("attention_delta", dy.dtype), 1)
@@ -93,32 +89,31 @@ fn prepare(
 ) -> (args::Attention, Candidates) {
     let d = how.heads.dim;
     let ranges = match how.visible {
-        Visible::Causal => null(),
-        Visible::Ranges(ranges) => ranges.addr() as _,
+        Visible::Causal => None,
+        Visible::Ranges(ranges) => Some(ranges),
     };
-    let slopes = how.slopes.map_or(null(), |slopes| slopes.addr() as _);
     let serves = how.heads.query / how.heads.kv;
-    let arguments = args::Attention {
-        qkv: qkv.addr() as _,
-        y: y.addr() as _,
-        lse: lse.addr() as _,
+    let arguments = arguments!(Attention {
+        qkv,
+        y,
+        lse,
         dy: null(),
         delta: null_mut(),
         dqkv: null_mut(),
         ranges,
-        slopes,
-        rows: qkv.rows as u64,
-        seq: how.seq as u32,
-        heads: how.heads.query as u32,
-        kv: how.heads.kv as u32,
-        serves: serves as u32,
-        inverse: if serves == 1 { 0 } else { (1u64 << 32).div_ceil(serves as u64) as u32 },
-        first_head: how.first_head as u32,
-        d: d as u32,
-        window: how.window.unwrap_or(how.seq).min(how.seq) as u32,
+        slopes: how.slopes,
+        rows: qkv.rows,
+        seq: how.seq,
+        heads: how.heads.query,
+        kv: how.heads.kv,
+        serves,
+        inverse: if serves == 1 { 0 } else { (1usize << 32).div_ceil(serves) },
+        first_head: how.first_head,
+        d,
+        window: how.window.unwrap_or(how.seq).min(how.seq),
         scale: how.scale,
-        drop: DropoutMask::new(&how.dropout),
-    };
+        drop: how.dropout,
+    });
     let aligned = |x: &Tensor| x.addr().is_multiple_of(16);
     let fits = qkv.dtype != DType::F32 && [qkv, y].iter().chain(more).all(aligned);
     let ampere = cuda.capability >= AMPERE;

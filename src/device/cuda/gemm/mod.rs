@@ -16,8 +16,9 @@ pub use cache::AlgorithmCache;
 pub(super) use fp8::fp8;
 pub use plan::{Products, Workspace};
 
-use super::launch::{Grid, typed, vector, wide};
-use super::{Cuda, args, lt};
+use super::args::arguments;
+use super::launch::{Grid, typed};
+use super::{Cuda, lt};
 use crate::{Epilogue, Gelu, Gemm, Out, Tensor, op};
 use plan::Operands;
 
@@ -121,14 +122,7 @@ impl Product {
 
 /// x = bias in every row.
 fn bias_rows(cuda: &Cuda, bias: Tensor, x: Tensor) {
-    let vector = vector(x.cols, x.dtype, &[bias.addr(), x.addr()]);
-    let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
-    let arguments = args::BiasRows {
-        bias: bias.addr() as _,
-        x: x.addr() as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        vector: vector.into(),
-    };
+    let (grid, vector) = Grid::rows(x.rows, x.cols, x.dtype, [bias, x]);
+    let arguments = arguments!(BiasRows { bias, x, rows: x.rows, cols: x.cols, vector });
     cuda.launch(typed!("bias_rows", x.dtype), grid, arguments);
 }
