@@ -6,7 +6,7 @@
 //! chunks, which bounds the bytes buffered at a rank: no rank is more than one chunk ahead of the
 //! others.
 
-use super::endpoint::{self, Endpoint, OpCounters, RankResources, next_number};
+use super::endpoint::{self, Endpoint, OpCounters, RankResources};
 use super::inbox::{Frame, OpId, OpSignature};
 use super::memory::{self, Buffer};
 use super::queue::Queued;
@@ -40,15 +40,12 @@ impl P2pGroup {
 
     fn start(&self, collective: Collective, queued: bool) -> Call {
         let (op, whole) = collective.whole(self.size());
-        self.members.record(op, whole, next_number(&self.counters.collectives), None, queued)
+        self.members.record(op, whole, self.counters.number_collective(), None, queued)
     }
 
     fn start_message(&self, message: &Message, queued: bool) -> Call {
-        let (op, x, with, counts) = match *message {
-            Message::Send { to, x } => (Op::Send, x, to, &self.counters.sent),
-            Message::Recv { from, x } => (Op::Recv, x, from, &self.counters.received),
-        };
-        self.members.record(op, x, next_number(&counts[with]), Some(with), queued)
+        let number = self.counters.number_message(message);
+        self.members.record(message.op(), message.tensor(), number, Some(message.peer()), queued)
     }
 
     /// Runs an entered operation on a queue.
@@ -63,12 +60,6 @@ impl P2pGroup {
         let job = self.resources.queue(queue, |queue| queue.begin(Box::new(job)));
         self.begun[queue as usize].set(job);
         Pending { job, event: call.event, ..Pending::DONE }
-    }
-
-    fn run_blocking(&self, collective: Collective) {
-        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
-        let call = self.start(collective, false);
-        self.raise_on_error(self.members.run_collective(call, collective));
     }
 
     fn raise_on_error(&self, outcome: Result<(), Failed>) {
@@ -87,16 +78,10 @@ impl Group for P2pGroup {
         self.members.me
     }
 
-    fn all_reduce(&self, x: Tensor) {
-        self.run_blocking(Collective::AllReduce(x));
-    }
-
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.run_blocking(Collective::AllGather { part, whole });
-    }
-
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.run_blocking(Collective::ReduceScatter { whole, part });
+    fn run(&self, collective: Collective) {
+        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
+        let call = self.start(collective, false);
+        self.raise_on_error(self.members.run_collective(call, collective));
     }
 
     fn exchange(&self, messages: &[Message]) {

@@ -44,12 +44,12 @@ pub struct Done {
 
 impl Queue {
     /// Starts the queue. Fails if the thread cannot be started.
-    pub fn new(of: Queued, rank: usize) -> anyhow::Result<Queue> {
+    pub fn new(kind: Queued, rank: usize) -> anyhow::Result<Queue> {
         let done = Arc::new(Done::default());
         let report = done.clone();
-        let of_rank = tracing::error_span!(parent: None, "rank", rank);
+        let span = tracing::error_span!(parent: None, "rank", rank);
         let run = move |job: Job| {
-            let _rank = of_rank.enter();
+            let _span = span.enter();
             let failed = report.state.lock().1.is_some();
             let outcome = if failed { Ok(()) } else { job() };
             let mut state = report.state.lock();
@@ -60,7 +60,7 @@ impl Queue {
             report.changed.notify_all();
             None
         };
-        let worker = Worker::start(&format!("{} of rank {rank}", of.name()), ROOM, run)?;
+        let worker = Worker::start(&format!("{} of rank {rank}", kind.name()), ROOM, run)?;
         Ok(Queue { worker, begun: 0, done })
     }
 

@@ -3,7 +3,7 @@
 
 use super::api::{Code, data_type};
 use super::watchdog::{Comm, NcclWatchdog, Stream};
-use crate::endpoint::{OpCounters, next_number};
+use crate::endpoint::OpCounters;
 use crate::{Collective, Event, Failed, Group, Message, Op, Pending};
 use cudarc::nccl::sys::{self, ncclComm_t};
 use device::Tensor;
@@ -54,7 +54,7 @@ impl NcclGroup {
         let doing = wholes[0].0.to_string();
         let (name, counters) = (self.name.clone(), self.counters.clone());
         let event = move |(op, whole): &(Op, Tensor)| {
-            let event = Event::new(&name, *op, next_number(&counters.collectives), *whole, None);
+            let event = Event::new(&name, *op, counters.number_collective(), *whole, None);
             Event { queued: stream != Stream::Compute, ..event }
         };
         let events = move || wholes.iter().map(&event).collect();
@@ -112,11 +112,8 @@ impl NcclGroup {
         let (name, counters, ranks) =
             (self.name.clone(), self.counters.clone(), self.ranks.clone());
         let event = move |message: &Message| {
-            let (op, x, with, counts) = match *message {
-                Message::Send { to, x } => (Op::Send, x, to, &counters.sent),
-                Message::Recv { from, x } => (Op::Recv, x, from, &counters.received),
-            };
-            let event = Event::new(&name, op, next_number(&counts[with]), x, Some(ranks[with]));
+            let (number, peer) = (counters.number_message(message), ranks[message.peer()]);
+            let event = Event::new(&name, message.op(), number, message.tensor(), Some(peer));
             Event { queued: stream != Stream::Compute, ..event }
         };
         let all = messages.to_vec();
@@ -156,16 +153,16 @@ impl NcclGroup {
 
     fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
         let (api, stream) = (&self.watchdog.shared.api, stream.cast());
+        let (x, peer) = (message.tensor(), message.peer() as c_int);
+        let (address, kind) = (x.addr() as *mut c_void, data_type(x.dtype));
         // SAFETY: as in `launch`: `x` is device memory of `numel` elements of this type.
         unsafe {
-            match *message {
-                Message::Send { to, x } => {
-                    let (at, kind) = (x.addr() as *const c_void, data_type(x.dtype));
-                    call!(api, ncclSend(at, x.numel(), kind, to as c_int, comm, stream))
+            match message {
+                Message::Send { .. } => {
+                    call!(api, ncclSend(address.cast_const(), x.numel(), kind, peer, comm, stream))
                 }
-                Message::Recv { from, x } => {
-                    let (at, kind) = (x.addr() as *mut c_void, data_type(x.dtype));
-                    call!(api, ncclRecv(at, x.numel(), kind, from as c_int, comm, stream))
+                Message::Recv { .. } => {
+                    call!(api, ncclRecv(address, x.numel(), kind, peer, comm, stream))
                 }
             }
         }
@@ -215,16 +212,8 @@ impl Group for NcclGroup {
         true
     }
 
-    fn all_reduce(&self, x: Tensor) {
-        self.collectives(&[Collective::AllReduce(x)], Stream::Compute);
-    }
-
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.collectives(&[Collective::AllGather { part, whole }], Stream::Compute);
-    }
-
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.collectives(&[Collective::ReduceScatter { whole, part }], Stream::Compute);
+    fn run(&self, collective: Collective) {
+        self.collectives(&[collective], Stream::Compute);
     }
 
     fn exchange(&self, messages: &[Message]) {

@@ -7,7 +7,7 @@
 use super::Nccl;
 use super::group::NcclGroup;
 use super::watchdog::Stream;
-use crate::{ACTIVATIONS, Group, Message, Pending, World};
+use crate::{ACTIVATIONS, Collective, Group, Message, Pending, World};
 use base::DType;
 use cudarc::nccl::sys::ncclUniqueId;
 use device::Tensor;
@@ -101,16 +101,8 @@ impl Group for NcclRing {
         self.rank
     }
 
-    fn all_reduce(&self, _: Tensor) {
-        unreachable!("a ring has messages alone");
-    }
-
-    fn all_gather(&self, _: Tensor, _: Tensor) {
-        unreachable!("a ring has messages alone");
-    }
-
-    fn reduce_scatter(&self, _: Tensor, _: Tensor) {
-        unreachable!("a ring has messages alone");
+    fn run(&self, _: Collective) {
+        unreachable!("a ring has no collectives");
     }
 
     fn exchange(&self, _: &[Message]) {
