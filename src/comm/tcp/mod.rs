@@ -117,14 +117,7 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Joins as any other rank.
 fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<World, Failed> {
     let data = listener(loopback(&join.address))?;
-    let request = JoinRequest {
-        rank: join.rank,
-        world: join.world,
-        node: join.node.clone(),
-        port: port(&data),
-        binary: join.binary,
-        manifest: join.manifest,
-    };
+    let request = JoinRequest::new(join, join.rank, port(&data));
     let mut control = connect_to_rank0(join, key, &request)?;
     let lost = |error: std::io::Error| {
         let how = process::describe(&error);
@@ -161,10 +154,7 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
     let mut answered = None;
     let mut word = Some(Instant::now() + join.start_timeout / PATIENCE_OF_PEERS);
     loop {
-        let tried = connect(&join.address).map_err(AuthError::Io).and_then(|mut stream| {
-            handshake::authenticate(&mut stream, key, "join", &body).map(|()| stream)
-        });
-        let why = match tried {
+        let why = match connect_authenticated(&join.address, key, "join", &body) {
             Ok(stream) => return Ok(stream),
             Err(why) => why,
         };
@@ -193,6 +183,18 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
 fn failed(join: &Join, what: String) -> Failed {
     let node = if join.node.is_empty() { String::new() } else { format!(" (node {})", join.node) };
     Failed::new(format!("rank {}{node} {what}", join.rank))
+}
+
+/// Connects to a rank. Both sides prove that they have the job's key.
+fn connect_authenticated(
+    address: impl ToSocketAddrs,
+    key: &Key,
+    purpose: &str,
+    body: &[u8],
+) -> Result<TcpStream, AuthError> {
+    let mut stream = connect(address)?;
+    handshake::authenticate(&mut stream, key, purpose, body)?;
+    Ok(stream)
 }
 
 fn connect(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {

@@ -38,7 +38,9 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
         handshake::accept_all(&listener, &key, "join", world, &all, || false, accepted)
     })?;
     let mut present = BTreeMap::new();
-    present.insert(0, own_entry(join, data_port));
+    let (request, peer) =
+        (JoinRequest::new(join, 0, data_port), Peer { ip: None, port: data_port });
+    present.insert(0, Arrived { request, peer, control: None });
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
     let strangers = handshakes.strangers();
     let missing = missing(join, &present, &duplicates, strangers);
@@ -54,12 +56,6 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
             Err(Failed::new(line))
         }
     }
-}
-
-fn own_entry(join: &Join, port: u16) -> Arrived {
-    let Join { rank, world, node, binary, manifest, .. } = join.clone();
-    let request = JoinRequest { rank, world, node, port, binary, manifest };
-    Arrived { request, peer: Peer { ip: None, port }, control: None }
 }
 
 /// Binds to the address's port, on every interface unless the address is loopback.
