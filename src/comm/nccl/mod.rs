@@ -21,7 +21,7 @@ use cudarc::nccl::sys::{self, ncclUniqueId};
 use device::Tensor;
 use device::cuda::device::Device;
 use device::cuda::library::{Library, call};
-use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver};
+use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver, parse_flag};
 use group::NcclGroup;
 use ring::NcclRing;
 use std::cell::OnceCell;
@@ -60,22 +60,12 @@ impl Nccl {
             );
             refuse(format!("NCCL is missing: {why}"), &remedy)
         })?;
-        let api = Api::load(&library).map_err(|missing| {
-            let what = format!("{} lacks {}", library.name, missing.join(", "));
-            refuse(what, "update NCCL: 2.18 or newer")
-        })?;
+        let api = Api::load(&library).map_err(|what| refuse(what, "update NCCL: 2.18 or newer"))?;
         let patience = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
         let scratch = cuda.scratch_tensor(options.connect.max(SMALL) / DType::F32.size());
         let dtype = options.dtype;
-        let serial = match options.serial.as_deref() {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(other) => {
-                let what = format!("{SERIAL} is {other:?}");
-                return Err(refuse(what, "set it to 0 or 1, or not at all"));
-            }
-        };
+        let serial = parse_flag("NCCL", SERIAL, options.serial.as_deref())?;
         Ok(Nccl { api: Arc::new(api), device, scratch, dtype, patience, serial, watchdog })
     }
 

@@ -193,20 +193,17 @@ macro_rules! table {
         pub struct $table { $(pub $name: $crate::cuda::library::Symbol,)* }
 
         impl $table {
-            /// All functions, or the names of those that are missing.
+            /// Looks up all functions. The error names the library and the missing ones.
             #[allow(non_snake_case)]
-            pub fn load(
-                from: &$crate::cuda::library::Library,
-            ) -> Result<$table, Vec<&'static str>> {
-                let names = [$(stringify!($name)),*];
-                let symbols = names.map(|name| from.symbol(name));
-                let lacks = |at: &usize| symbols[*at].is_none();
-                let missing: Vec<_> =
-                    (0..names.len()).filter(lacks).map(|at| names[at]).collect();
-                let [$($name),*] = symbols;
+            pub fn load(library: &$crate::cuda::library::Library) -> Result<$table, String> {
+                let mut missing = Vec::new();
+                $(let $name = library.symbol(stringify!($name));
+                if $name.is_none() {
+                    missing.push(stringify!($name));
+                })*
                 match ($($name,)*) {
                     ($(Some($name),)*) => Ok($table { $($name),* }),
-                    _ => Err(missing),
+                    _ => Err(format!("{} lacks {}", library.name, missing.join(", "))),
                 }
             }
         }

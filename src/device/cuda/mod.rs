@@ -42,7 +42,7 @@ pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
 pub use preflight::{
-    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, set_environment,
+    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, parse_flag, set_environment,
 };
 pub use profile::Profiled;
 

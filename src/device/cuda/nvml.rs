@@ -58,15 +58,18 @@ struct EventData {
     instances: [c_uint; 2],
 }
 
+type CountEcc = unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int;
+type CountRows =
+    unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int;
+type WaitForEvent = unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int;
+
 /// Functions that read faults, each None if this NVML lacks it.
 struct Counters {
-    ecc: Option<unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int>,
-    rows: Option<
-        unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int,
-    >,
+    ecc: Option<CountEcc>,
+    rows: Option<CountRows>,
     pages: Option<unsafe extern "C" fn(Handle, *mut c_int) -> c_int>,
     /// Set that receives Xid errors, and the function that takes one from it.
-    events: Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)>,
+    events: Option<(Handle, WaitForEvent)>,
 }
 
 /// Handle of one GPU, and the functions of NVML that read it.
@@ -89,7 +92,7 @@ impl Monitor {
     /// None if there is no NVML, or it has no such GPU.
     pub fn open(folders: &[PathBuf], uuid: &str) -> Option<Monitor> {
         let library = Library::open(folders, &["libnvidia-ml.so.1", "libnvidia-ml.so"]).ok()?;
-        let symbol = |name: &str| -> Option<Symbol> { library.symbol(name) };
+        let symbol = |name: &str| library.symbol(name);
         let slice = CString::new(uuid.replacen("GPU-", "MIG-", 1)).ok()?;
         let uuid = CString::new(uuid).ok()?;
         // SAFETY: each symbol gets the type of the function of that name in nvml.h. The UUIDs end with a
@@ -109,7 +112,7 @@ impl Monitor {
                 clock: symbol("nvmlDeviceGetClockInfo")?.of_type(),
                 power: symbol("nvmlDeviceGetPowerUsage")?.of_type(),
                 temperature: symbol("nvmlDeviceGetTemperature")?.of_type(),
-                counters: Counters::of(gpu, &symbol),
+                counters: Counters::new(gpu, &symbol),
                 _library: library,
             }
         };
@@ -180,7 +183,7 @@ impl Counters {
     ///
     /// # Safety
     /// NVML is in use, and the GPU is one of its handles.
-    unsafe fn of(gpu: Handle, symbol: &dyn Fn(&str) -> Option<Symbol>) -> Counters {
+    unsafe fn new(gpu: Handle, symbol: &dyn Fn(&str) -> Option<Symbol>) -> Counters {
         // SAFETY: each symbol gets the type of the function of that name in nvml.h (`Counters`).
         unsafe {
             Counters {
@@ -194,12 +197,11 @@ impl Counters {
     }
 
     /// # Safety
-    /// As `of`.
-    #[allow(clippy::type_complexity)]
+    /// As `new`.
     unsafe fn events(
         gpu: Handle,
         symbol: &dyn Fn(&str) -> Option<Symbol>,
-    ) -> Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)> {
+    ) -> Option<(Handle, WaitForEvent)> {
         let mut set = null_mut();
         // SAFETY: each symbol gets the type of the function of that name in nvml.h. The set is written to
         // the live variable; the GPU is one of NVML's handles.

@@ -35,6 +35,9 @@ pub const SERIAL: &str = "GPTRAIN_NCCL_SERIAL";
 /// 14 bits on Hopper, as Transformer Engine's do.
 pub const FAST_FP8: &str = "GPTRAIN_FP8_FAST";
 
+/// Place of the problems of opening a GPU.
+const PLACE: &str = "train.device: cuda";
+
 /// Size from which on NCCL uses its algorithms for large operations.
 const CONNECT: usize = 32 << 20;
 
@@ -183,7 +186,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     device.graphs.store(graphs.is_some(), Relaxed);
     device.graph_groups = graphs.unwrap_or(0);
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
-    device.fast_fp8 = fast_fp8(options)?;
+    device.fast_fp8 = parse_flag(PLACE, FAST_FP8, options.fast_fp8.as_deref())?;
     device.sm_margin = sm_margin(options, device.multiprocessors().map_err(&what)?)?;
     let identity = device.identity().map_err(&what)?;
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
@@ -218,12 +221,14 @@ fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
     }
 }
 
-fn fast_fp8(options: &Options) -> Result<bool, Problems> {
-    match options.fast_fp8.as_deref() {
+/// Value of a variable that is 0 or 1; false if it is not set. `place` is that of a mistake.
+pub fn parse_flag(place: &str, variable: &str, value: Option<&str>) -> Result<bool, Problems> {
+    match value {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
         Some(other) => {
-            Err(refuse(format!("{FAST_FP8} is {other:?}"), "set it to 0 or 1, or not at all"))
+            let what = format!("{variable} is {other:?}");
+            Err(Problems::one(place, what, "set it to 0 or 1, or not at all"))
         }
     }
 }
@@ -294,11 +299,9 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
             &format!("install it, or add the folder of libcuda.so.1 to {FOLDER}"),
         )
     })?;
-    let missing = |names: Vec<&str>| {
-        let what = format!("{} lacks {}", library.name, names.join(", "));
+    let api = driver::Api::load(&library).map_err(|what| {
         refuse(what, "update the NVIDIA driver: 580 or newer, for kernels of CUDA 12 550")
-    };
-    let api = driver::Api::load(&library).map_err(missing)?;
+    })?;
     let version = driver::version(&api).map_err(|why| {
         refuse(format!("the NVIDIA driver does not start: {why}"), "see what nvidia-smi says")
     })?;
@@ -322,11 +325,8 @@ fn open_lt(options: &Options, capability: i32, driver: i32) -> Result<(lt::Api, 
             &format!("pip install {wheel}, or add its folder of libraries to {FOLDER}"),
         )
     })?;
-    let missing = |names: Vec<&str>| {
-        let what = format!("{} lacks {}", library.name, names.join(", "));
-        refuse(what, "update cuBLAS: 12.0 or newer")
-    };
-    Ok((lt::Api::load(&library).map_err(missing)?, library.name))
+    let api = lt::Api::load(&library);
+    Ok((api.map_err(|what| refuse(what, "update cuBLAS: 12.0 or newer"))?, library.name))
 }
 
 fn point(capability: i32) -> String {
@@ -334,5 +334,5 @@ fn point(capability: i32) -> String {
 }
 
 fn refuse(what: impl Into<String>, remedy: &str) -> Problems {
-    Problems::one("train.device: cuda", what, remedy)
+    Problems::one(PLACE, what, remedy)
 }
