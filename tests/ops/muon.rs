@@ -33,7 +33,7 @@ pub fn all(b: &Bench, len: usize) {
         for nesterov in [false, true] {
             momentum(b, len, &factor, nesterov);
         }
-        descend(b, len, &factor);
+        update(b, len, &factor);
     }
     blend(b, len);
     for (sum, norm) in [(6.25, 2.5), (1e-8, 1e-3), (0.0, 1e-3)] {
@@ -74,7 +74,7 @@ fn blend(b: &Bench, len: usize) {
     b.expect("multiply", x.on, || x.x.iter().map(|x| -1.75 * x).collect());
 }
 
-fn descend(b: &Bench, len: usize, factor: &Known) {
+fn update(b: &Bench, len: usize, factor: &Known) {
     let (keep, step) = (0.875, 0.25);
     for dtype in [DType::F32, b.dtype] {
         let u = b.normal_f32(1, len);
@@ -82,7 +82,7 @@ fn descend(b: &Bench, len: usize, factor: &Known) {
         let live = b.blank(1, len, b.dtype);
         let (direction, factor_on) = (u.on, factor.on);
         let down = |master, weight| {
-            b.run(op::Descend { keep, step, factor: factor_on, direction, master, weight });
+            b.run(op::MuonUpdate { keep, step, factor: factor_on, direction, master, weight });
         };
         down(master.on, live);
         if factor.x[0].is_nan() {

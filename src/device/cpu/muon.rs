@@ -48,8 +48,8 @@ pub(super) fn scale_to_norm_1(cpu: &Cpu, &op::ScaleToNorm1 { x, sum, eps }: &op:
     });
 }
 
-pub(super) fn descend(cpu: &Cpu, op: &op::Descend) {
-    let op::Descend { keep, step, factor, direction, master, weight } = *op;
+pub(super) fn update(cpu: &Cpu, op: &op::MuonUpdate) {
+    let op::MuonUpdate { keep, step, factor, direction, master, weight } = *op;
     if scalar(factor, 0).is_nan() {
         return;
     }

@@ -78,17 +78,18 @@ pub(super) fn square_sums(cuda: &Cuda, op: &op::AdafactorSquareSums) {
 
 pub(super) fn update(cuda: &Cuda, op: &op::Adafactor) {
     let op::Adafactor { rule, scalars, grad, part, v, master, weight, .. } = *op;
+    let op::Adafactor { update_squares, weight_squares, .. } = *op;
     let Adafactor { lr_scale, eps, scale_eps, clip_threshold, .. } = rule;
     let arguments = arguments!(Adafactor {
         grad,
         master,
-        live: (weight != master).then_some(weight),
+        weight: (weight != master).then_some(weight),
         scalars,
         row: v.row(),
         col: v.col(),
         mean: v.mean(),
-        update: op.update_squares,
-        weight: op.weight_squares,
+        update_squares,
+        weight_squares,
         keep: rule.keep(),
         lr_scale,
         eps,

@@ -23,7 +23,7 @@ pub(super) fn adam8bit(cuda: &Cuda, op: &op::Adam8bit) {
         m_scales: m.scales,
         v_codes: v.codes,
         v_scales: v.scales,
-        live: (weight != master).then_some(weight),
+        weight: (weight != master).then_some(weight),
         scalars,
         numel,
         keep: rule.keep(),

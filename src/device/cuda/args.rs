@@ -267,7 +267,7 @@ kernel_args! {
     struct AdamW {
         grad: [*const c_void; 64], master: [*mut f32; 64], m: [*mut f32; 64], v: [*mut f32; 64],
         /// Null if it is the master.
-        live: [*mut c_void; 64],
+        weight: [*mut c_void; 64],
         numel: [u64; 64],
         /// 1 − lr·weight_decay; and a factor of the step
         keep: [f32; 64], lr_scale: [f32; 64],
@@ -285,7 +285,7 @@ kernel_args! {
         /// The same for the square root of v.
         v_codes: *mut u8, v_scales: *mut f32,
         /// Null if it is the master.
-        live: *mut c_void,
+        weight: *mut c_void,
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
         numel: u64,
@@ -372,16 +372,16 @@ kernel_args! {
     struct Adafactor {
         grad: *const f32, master: *mut f32,
         /// Null if it is the master.
-        live: *mut c_void,
+        weight: *mut c_void,
         /// [3]: factor, 1 − β̂, ρ
         scalars: *const f32,
         /// Null for a vector.
         row: *const f32,
         col: *const f32, mean: *const f32,
         /// [fused]: Σ U²
-        update: *const f32,
+        update_squares: *const f32,
         /// [fused]: Σ θ², or null: steps are not scaled by it
-        weight: *const f32,
+        weight_squares: *const f32,
         /// 1 − lr·weight_decay; and a factor of the step
         keep: f32, lr_scale: f32,
         eps: f32, scale_eps: f32, clip_threshold: f32,
@@ -404,9 +404,9 @@ kernel_args! {
 
     struct ScaleToNorm { x: *mut c_void, sum: *const f32, numel: u64, eps: f32, vector: u32, }
     struct Blend { x: *const c_void, y: *mut c_void, numel: u64, a: f32, b: f32, vector: u32, }
-    struct Descend {
-        /// `live` is null if it is the master.
-        direction: *const c_void, master: *mut f32, live: *mut c_void,
+    struct MuonUpdate {
+        /// `weight` is null if it is the master.
+        direction: *const c_void, master: *mut f32, weight: *mut c_void,
         factor: *const f32, numel: u64, keep: f32, step: f32, vector: u32,
     }
 

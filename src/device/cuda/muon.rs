@@ -30,14 +30,21 @@ pub(super) fn scale_to_norm_1(cuda: &Cuda, &op::ScaleToNorm1 { x, sum, eps }: &o
     cuda.launch(typed!("scale_to_norm", x.dtype), grid, arguments);
 }
 
-pub(super) fn descend(cuda: &Cuda, op: &op::Descend) {
-    let op::Descend { keep, step, factor, direction, master, weight } = *op;
+pub(super) fn update(cuda: &Cuda, op: &op::MuonUpdate) {
+    let op::MuonUpdate { keep, step, factor, direction, master, weight } = *op;
     let numel = direction.numel();
     let (grid, vector) = Grid::elements(numel, DType::BF16, [direction, master, weight]);
-    let live = (weight != master).then_some(weight);
-    let arguments =
-        arguments!(Descend { direction, master, live, factor, numel, keep, step, vector });
-    cuda.launch(typed!("descend", direction.dtype, weight.dtype), grid, arguments);
+    let arguments = arguments!(MuonUpdate {
+        direction,
+        master,
+        weight: (weight != master).then_some(weight),
+        factor,
+        numel,
+        keep,
+        step,
+        vector,
+    });
+    cuda.launch(typed!("muon_update", direction.dtype, weight.dtype), grid, arguments);
 }
 
 fn copy_rows(cuda: &Cuda, which: &FusedMatrix, all: Tensor, one: Tensor, back: bool) {

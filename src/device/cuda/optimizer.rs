@@ -137,7 +137,7 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
             master: [null_mut(); TENSORS],
             m: [null_mut(); TENSORS],
             v: [null_mut(); TENSORS],
-            live: [null_mut(); TENSORS],
+            weight: [null_mut(); TENSORS],
             numel: [0; TENSORS],
             keep: [0.0; TENSORS],
             lr_scale: [0.0; TENSORS],
@@ -155,7 +155,7 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
             arguments.grad[t] = grad.addr() as _;
             arguments.master[t] = master.addr() as _;
             (arguments.m[t], arguments.v[t]) = (m.addr() as _, v.addr() as _);
-            arguments.live[t] = if weight == master { null_mut() } else { weight.addr() as _ };
+            arguments.weight[t] = if weight == master { null_mut() } else { weight.addr() as _ };
             arguments.numel[t] = grad.numel() as u64;
             (arguments.keep[t], arguments.lr_scale[t]) = (rule.keep(), rule.lr_scale);
             pieces += grad.numel().div_ceil(ADAMW_PIECE);
