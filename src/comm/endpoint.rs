@@ -2,7 +2,7 @@
 //! communication queues.
 
 use super::inbox::{Inbox, Transport};
-use super::queue::{Queue, Queued};
+use super::queue::{Queue, QueueKind};
 use super::{Failed, Message, Op, Recorder};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
@@ -57,7 +57,7 @@ impl Endpoint {
 
 /// Communication queues and operation counters, shared by a rank and its groups.
 pub struct RankResources {
-    queues: [Mutex<Option<Queue>>; Queued::COUNT],
+    queues: [Mutex<Option<Queue>>; QueueKind::COUNT],
     counters: Mutex<HashMap<u64, Arc<OpCounters>>>,
     pub endpoint: Arc<Endpoint>,
 }
@@ -116,7 +116,7 @@ impl RankResources {
 
     /// Calls `use_it` with a communication queue, whose thread starts on first use. The group fails
     /// if the thread cannot start.
-    pub fn queue<T>(&self, kind: Queued, use_it: impl FnOnce(&mut Queue) -> T) -> T {
+    pub fn queue<T>(&self, kind: QueueKind, use_it: impl FnOnce(&mut Queue) -> T) -> T {
         let rank = self.endpoint.rank;
         let start = || {
             Queue::new(kind, rank).unwrap_or_else(|error| {

@@ -59,7 +59,9 @@ impl LauncherEnv {
     /// Reads the launcher's variables through `variable`, which tests replace. None if no launcher
     /// started this process. torchrun has precedence over Slurm, because it may run inside a Slurm
     /// job.
-    pub fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherEnv>, Problems> {
+    pub fn from_variables(
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Option<LauncherEnv>, Problems> {
         let mut env = Env { variable, problems: Problems::default() };
         let mut launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
             env.torchrun()
@@ -240,7 +242,7 @@ mod tests {
                 |item: &str| item.split_once('=').map(|(n, v)| (n.to_string(), v.to_string()));
             variables.split(' ').filter_map(pair).find(|(n, _)| n == name).map(|(_, value)| value)
         };
-        LauncherEnv::of(&find)
+        LauncherEnv::from_variables(&find)
     }
 
     /// Set by `srun -N 2 -n 4` of Slurm 22.05. SLURM_NTASKS leaks in from an outer sbatch.
@@ -298,7 +300,9 @@ mod tests {
             let pairs = outer.split_whitespace().filter_map(|item| item.split_once('='));
             pairs.into_iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
         };
-        let found = LauncherEnv::of(&|name| set(name).or_else(|| outer(name))).unwrap().unwrap();
+        let found = LauncherEnv::from_variables(&|name| set(name).or_else(|| outer(name)))
+            .unwrap()
+            .unwrap();
         assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (1, 2, 1, 2));
         assert_eq!(found.address, address);
         assert!(found.job.ends_with(" epoch 1"), "{}", found.job);

@@ -9,7 +9,7 @@
 use super::endpoint::{self, Endpoint, OpCounters, RankResources};
 use super::inbox::{Frame, OpId, OpSignature};
 use super::memory::{self, Buffer};
-use super::queue::Queued;
+use super::queue::QueueKind;
 use super::{Collective, Event, Failed, Group, Message, Op, Pending};
 use device::Tensor;
 use std::cell::Cell;
@@ -25,7 +25,7 @@ pub struct P2pGroup {
     members: GroupMembers,
     counters: Arc<OpCounters>,
     /// Last job of this group on each queue; 0 if there is none.
-    begun: [Cell<u64>; Queued::COUNT],
+    begun: [Cell<u64>; QueueKind::COUNT],
 }
 
 impl P2pGroup {
@@ -51,7 +51,7 @@ impl P2pGroup {
     /// Runs an entered operation on a queue.
     fn run_on(
         &self,
-        queue: Queued,
+        queue: QueueKind,
         call: Call,
         run: impl FnOnce(&GroupMembers) -> Result<(), Failed> + Send + 'static,
     ) -> Pending {
@@ -102,7 +102,7 @@ impl Group for P2pGroup {
     fn begin(&self, collective: Collective) -> Pending {
         let call = self.start(collective, true);
         let run = move |members: &GroupMembers| members.run_collective(call, collective);
-        self.run_on(Queued::Collectives, call, run)
+        self.run_on(QueueKind::Collectives, call, run)
     }
 
     /// A received message arrives in the inbox by itself and is taken in `finish`.
@@ -112,14 +112,14 @@ impl Group for P2pGroup {
         };
         let call = self.start_message(&message, true);
         let run = move |members: &GroupMembers| members.send(call, to, x);
-        Pending { message: Some(message), ..self.run_on(Queued::Messages, call, run) }
+        Pending { message: Some(message), ..self.run_on(QueueKind::Messages, call, run) }
     }
 
     fn finish(&self, pending: Pending) {
         let queue = match pending.message {
             Some(Message::Recv { .. }) => return self.exchange(pending.message.as_slice()),
-            Some(Message::Send { .. }) => Queued::Messages,
-            None => Queued::Collectives,
+            Some(Message::Send { .. }) => QueueKind::Messages,
+            None => QueueKind::Collectives,
         };
         if pending.job == 0 {
             return;
@@ -135,7 +135,7 @@ impl Group for P2pGroup {
 /// is gone.
 impl Drop for P2pGroup {
     fn drop(&mut self) {
-        for queue in [Queued::Collectives, Queued::Messages] {
+        for queue in [QueueKind::Collectives, QueueKind::Messages] {
             let last = self.begun[queue as usize].get();
             if last > 0 {
                 self.resources.fail_if_panicking();

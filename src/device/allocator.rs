@@ -4,11 +4,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 
 /// For `#[global_allocator]`.
-pub struct OrMessage;
+pub struct ReportingAllocator;
 
 // SAFETY: memory is the system allocator's, by calls with the same arguments. In place of a null the
 // process ends, without unwinding and without allocating (`refused`).
-unsafe impl GlobalAlloc for OrMessage {
+unsafe impl GlobalAlloc for ReportingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's layout has a size above 0, as `System` asks for.
         there(unsafe { System.alloc(layout) }, layout.size())

@@ -54,7 +54,7 @@ impl Buckets {
     }
 
     #[inline(always)]
-    fn of(self, x: f32) -> u32 {
+    fn index(self, x: f32) -> u32 {
         let bits = x.to_bits();
         let size = (bits & 0x7fff_ffff) >> self.shift;
         size.saturating_sub(self.low) + (bits >> 31) * self.count
@@ -96,7 +96,7 @@ impl DynamicMap {
     /// Nearest code of a number in the range of the map.
     #[inline(always)]
     pub fn code(&self, x: f32) -> u8 {
-        let first = self.first[(self.buckets.of(x) as usize).min(BUCKETS - 1)];
+        let first = self.first[(self.buckets.index(x) as usize).min(BUCKETS - 1)];
         first + u8::from(x > self.midpoints[first as usize])
     }
 

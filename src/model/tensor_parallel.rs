@@ -49,7 +49,9 @@ impl TensorParallel<'_> {
     }
 
     pub fn finish(&self, pending: Option<Pending>) {
-        pending.into_iter().for_each(|pending| self.group.finish(pending));
+        if let Some(pending) = pending {
+            self.group.finish(pending);
+        }
     }
 
     /// This rank's part of a tensor outside the region, to be sent to another stage. Without

@@ -43,7 +43,7 @@ impl Api {
         };
         // SAFETY: the function has that type (nccl.h; the result is an int); the communicator may be null.
         let (name, last) = unsafe {
-            let lookup = self.ncclGetErrorString.of_type::<Lookup>();
+            let lookup = self.ncclGetErrorString.cast::<Lookup>();
             (text(lookup(code)), text(call!(self, ncclGetLastError(null_mut()))))
         };
         let shared = " (two ranks on one GPU? NCCL 2.30.3 or newer allows that, with \

@@ -76,7 +76,7 @@ impl NcclGroup {
     }
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
-        let stream = self.watchdog.shared.beside(stream);
+        let stream = self.watchdog.shared.collective_stream(stream);
         let sums = all.iter().any(Collective::sums);
         let begun = self.begin_on(stream, || self.collectives(all, stream));
         if sums {

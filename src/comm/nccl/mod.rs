@@ -42,7 +42,7 @@ pub struct Nccl {
     scratch: Tensor,
     /// Dtype of activations.
     dtype: DType,
-    patience: Duration,
+    setup_timeout: Duration,
     /// Whether all collectives run on the stream of the ops.
     serial: bool,
     watchdog: OnceCell<Arc<NcclWatchdog>>,
@@ -61,12 +61,12 @@ impl Nccl {
             refuse(format!("NCCL is missing: {why}"), &remedy)
         })?;
         let api = Api::load(&library).map_err(|what| refuse(what, "update NCCL: 2.18 or newer"))?;
-        let patience = Duration::from_secs(120);
+        let setup_timeout = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
         let scratch = cuda.scratch_tensor(options.connect.max(SMALL) / DType::F32.size());
         let dtype = options.dtype;
         let serial = parse_flag("NCCL", SERIAL, options.serial.as_deref())?;
-        Ok(Nccl { api: Arc::new(api), device, scratch, dtype, patience, serial, watchdog })
+        Ok(Nccl { api: Arc::new(api), device, scratch, dtype, setup_timeout, serial, watchdog })
     }
 
     /// Whether all collectives run on the stream of the ops, one after the other.
@@ -84,8 +84,8 @@ impl Nccl {
     }
 
     /// Sets how long creating a group may take.
-    pub fn patience(self, patience: Duration) -> Nccl {
-        Nccl { patience, ..self }
+    pub fn with_setup_timeout(self, setup_timeout: Duration) -> Nccl {
+        Nccl { setup_timeout, ..self }
     }
 
     /// Creates a group of these ranks of the world, in this order; each of them calls it, no other rank
@@ -130,7 +130,7 @@ impl Nccl {
         let endpoint = &world.resources().endpoint;
         let start = || {
             let (api, device) = (self.api.clone(), self.device.clone());
-            let limits = (self.patience, self.serial);
+            let limits = (self.setup_timeout, self.serial);
             let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
             Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };

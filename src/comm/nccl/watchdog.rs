@@ -68,7 +68,7 @@ pub struct Shared {
     pub api: Arc<Api>,
     pub device: Arc<Device>,
     pub endpoint: Arc<Endpoint>,
-    patience: Duration,
+    setup_timeout: Duration,
     /// Whether all collectives run on the stream of the ops.
     serial: bool,
     state: Mutex<State>,
@@ -111,16 +111,16 @@ struct Tracked {
 }
 
 impl NcclWatchdog {
-    /// `patience`: how long creating a communicator may take. `serial`: all collectives run on the
+    /// `setup_timeout`: how long creating a communicator may take. `serial`: all collectives run on the
     /// stream of the ops.
     pub fn start(
         api: Arc<Api>,
         device: Arc<Device>,
         endpoint: Arc<Endpoint>,
-        (patience, serial): (Duration, bool),
+        (setup_timeout, serial): (Duration, bool),
     ) -> anyhow::Result<NcclWatchdog> {
         let state = Mutex::default();
-        let shared = Arc::new(Shared { api, device, endpoint, patience, serial, state });
+        let shared = Arc::new(Shared { api, device, endpoint, setup_timeout, serial, state });
         let observer: Arc<dyn GraphObserver> = shared.clone();
         shared.device.observed.set(Arc::downgrade(&observer));
         let (end, ended) = channel();
@@ -264,7 +264,7 @@ impl Shared {
     }
 
     /// The stream of a collective that may run beside the ops.
-    pub fn beside(&self, stream: Stream) -> Stream {
+    pub fn collective_stream(&self, stream: Stream) -> Stream {
         if self.serial { Stream::Compute } else { stream }
     }
 
@@ -343,9 +343,9 @@ impl Shared {
     /// An asynchronous error of NCCL, or a communicator that takes too long to create.
     fn find_fault(&self, comms: &[Arc<Comm>]) -> Option<String> {
         if let Some((since, label)) = &self.state.lock().setting_up
-            && since.elapsed() > self.patience
+            && since.elapsed() > self.setup_timeout
         {
-            let seconds = self.patience.as_secs_f64();
+            let seconds = self.setup_timeout.as_secs_f64();
             return Some(format!(
                 "NCCL has not made {label} in {seconds:.0} s; NCCL_DEBUG=INFO has it say why"
             ));

@@ -51,9 +51,9 @@ pub enum ControlMessage {
     /// it needs them, because sending all addresses to all ranks would grow quadratically.
     Accepted(usize),
     /// From a rank: requests the addresses of these ranks.
-    Where(Vec<usize>),
+    AddressRequest(Vec<usize>),
     /// To a rank: the requested addresses, in the same order.
-    There(Vec<Peer>),
+    Addresses(Vec<Peer>),
     /// To a rank: the reason why it cannot join.
     Rejected(String),
     /// From a rank: its state.

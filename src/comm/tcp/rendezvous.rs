@@ -5,7 +5,7 @@ use super::super::Failed;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
 use super::process::start_thread;
-use super::{Join, LOOPBACK, PATIENCE, failed, loopback};
+use super::{Join, LOG_DIVISOR, LOOPBACK, failed, loopback};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -42,8 +42,8 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
         (JoinRequest::new(join, 0, data_port), Peer { ip: None, port: data_port });
     present.insert(0, Arrived { request, peer, control: None });
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
-    let strangers = handshakes.strangers();
-    let missing = missing(join, &present, &duplicates, strangers);
+    let unauthenticated = handshakes.unauthenticated();
+    let missing = missing(join, &present, &duplicates, unauthenticated);
     let problem = missing.or_else(|| mismatch(&present));
     start_thread(0, "late", move || reject_late(&arrivals))?;
     match problem {
@@ -51,7 +51,9 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
         Some(line) => {
             for one in present.into_values() {
                 let message = ControlMessage::GroupFailed { line: line.clone(), print: false };
-                one.control.map(|mut control| control::write(&mut control, &message));
+                if let Some(mut control) = one.control {
+                    let _ = control::write(&mut control, &message);
+                }
             }
             Err(Failed::new(line))
         }
@@ -88,12 +90,12 @@ fn wait_for_ranks(
     present: &mut BTreeMap<usize, Arrived>,
 ) -> Vec<usize> {
     let (end, mut duplicates) = (Instant::now() + join.start_timeout, Vec::new());
-    let mut word = Some(Instant::now() + join.start_timeout / PATIENCE);
+    let mut log_at = Some(Instant::now() + join.start_timeout / LOG_DIVISOR);
     while present.len() < join.world {
-        let until = word.unwrap_or(end).min(end);
+        let until = log_at.unwrap_or(end).min(end);
         let arrived = arrivals.recv_timeout(until.saturating_duration_since(Instant::now()));
         let Ok((request, ip, control)) = arrived else {
-            if word.take().is_none() {
+            if log_at.take().is_none() {
                 break;
             }
             tracing::info!("waiting for {} at {}", ranks(&absent(join, present)), join.address);
@@ -141,7 +143,7 @@ fn missing(
     join: &Join,
     present: &BTreeMap<usize, Arrived>,
     duplicates: &[usize],
-    strangers: u64,
+    unauthenticated: u64,
 ) -> Option<String> {
     let absent = absent(join, present);
     if absent.is_empty() {
@@ -156,9 +158,9 @@ fn missing(
     if !duplicates.is_empty() {
         line += &format!("; {} connected twice", ranks(duplicates));
     }
-    if strangers > 0 {
-        let noun = if strangers == 1 { "connection" } else { "connections" };
-        line += &format!("; {strangers} {noun} failed the authentication");
+    if unauthenticated > 0 {
+        let noun = if unauthenticated == 1 { "connection" } else { "connections" };
+        line += &format!("; {unauthenticated} {noun} failed the authentication");
     }
     Some(line)
 }

@@ -172,7 +172,7 @@ vectorised! {
     }
 
     /// Rotates the points (a, b) by the angles of these cosines and sines.
-    pub(super) fn turn(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
+    pub(super) fn rotate(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
             let (x, y) = (*a, *b);
             *a = x.mul_add(*cos, -(y * sin));
@@ -181,7 +181,7 @@ vectorised! {
     }
 
     /// Rotates the points back.
-    pub(super) fn turn_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
+    pub(super) fn rotate_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
             let (x, y) = (*a, *b);
             *a = x.mul_add(*cos, y * sin);

@@ -56,9 +56,9 @@ pub struct SmMargin {
 }
 
 impl SmMargin {
-    /// Margin on a GPU with `of` SMs; 0 for none.
-    pub fn new(margin: u32, of: u32) -> SmMargin {
-        let rest = (margin > 0).then(|| of.checked_sub(margin).expect("some SMs remain"));
+    /// Margin on a GPU with `sms` SMs; 0 for none.
+    pub fn new(margin: u32, sms: u32) -> SmMargin {
+        let rest = (margin > 0).then(|| sms.checked_sub(margin).expect("some SMs remain"));
         SmMargin { rest, sums: AtomicUsize::new(0) }
     }
 
@@ -225,8 +225,8 @@ impl Device {
             self.check("telling the GPU from others", code)?;
         }
         // SAFETY: on success, as here, the driver has ended each string with a NUL within its buffer.
-        let text = |of: &[c_char]| unsafe { CStr::from_ptr(of.as_ptr()) };
-        let text = |of: &[c_char]| text(of).to_string_lossy().into_owned();
+        let text = |bytes: &[c_char]| unsafe { CStr::from_ptr(bytes.as_ptr()) };
+        let text = |bytes: &[c_char]| text(bytes).to_string_lossy().into_owned();
         let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
         let hex = |part: std::ops::Range<usize>| {
             uuid.bytes[part].iter().map(|byte| format!("{byte:02x}")).collect::<String>()

@@ -44,7 +44,7 @@ impl Kernels {
 
     /// Those that `kernels/build.sh FOLDER` left: files `NAME.fatbin`, and `release`, the compiler's
     /// version. They stay in memory until the process ends.
-    pub fn of_folder(folder: &Path) -> Result<Kernels> {
+    pub fn from_folder(folder: &Path) -> Result<Kernels> {
         let read = |file: &Path| fs::read(file).with_context(|| file.display().to_string());
         let release = String::from_utf8(read(&folder.join("release"))?)?;
         let parts = release.trim().split_once('.');
@@ -172,7 +172,7 @@ pub fn vector(cols: usize, dtype: DType, tensors: impl IntoIterator<Item = Tenso
 /// The modules loaded, and the functions used so far.
 pub struct Functions {
     modules: Vec<CUmodule>,
-    found: RefCell<HashMap<&'static str, Function>>,
+    functions: RefCell<HashMap<&'static str, Function>>,
 }
 
 #[derive(Clone, Copy)]
@@ -190,7 +190,7 @@ struct Function {
 
 impl Functions {
     pub fn load(device: &Device, kernels: &Kernels) -> Result<Functions, String> {
-        let mut functions = Functions { modules: Vec::new(), found: RefCell::default() };
+        let mut functions = Functions { modules: Vec::new(), functions: RefCell::default() };
         for (name, image) in kernels.images {
             // The driver reads words.
             let mut words = vec![0u64; image.len().div_ceil(8)];
@@ -265,7 +265,7 @@ impl Functions {
                 call!(api, cuFuncSetAttribute(function.handle, most, shared as c_int))
             });
             let raised = Function { shared, ..function };
-            self.found.borrow_mut().insert(name, raised);
+            self.functions.borrow_mut().insert(name, raised);
         }
         function
     }
@@ -281,7 +281,7 @@ impl Functions {
     }
 
     fn look_up(&self, device: &Device, name: &'static str) -> Function {
-        *self.found.borrow_mut().entry(name).or_insert_with(|| self.find(device, name))
+        *self.functions.borrow_mut().entry(name).or_insert_with(|| self.find(device, name))
     }
 
     fn find(&self, device: &Device, name: &'static str) -> Function {
@@ -295,9 +295,9 @@ impl Functions {
             });
             if code == 0 {
                 let bytes = argument_bytes(device, handle);
-                let of = |what| attribute(device, handle, what);
-                let threads = of(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-                let fixed = of(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+                let limit = |what| attribute(device, handle, what);
+                let threads = limit(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+                let fixed = limit(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
                 return Function { handle, bytes, threads, fixed, shared: SHARED_AT_ONCE - fixed };
             }
         }

@@ -111,7 +111,7 @@ pub struct Symbol(unsafe extern "C" fn());
 impl Symbol {
     /// # Safety
     /// `F` is a pointer to a function of the type that the header declares.
-    pub unsafe fn of_type<F: Copy>(self) -> F {
+    pub unsafe fn cast<F: Copy>(self) -> F {
         assert_eq!(size_of::<F>(), size_of::<Symbol>(), "a pointer to a function");
         // SAFETY: `F` is as large as the address (above), and a pointer to this function's type, as the
         // caller promises.
@@ -151,7 +151,7 @@ macro_rules! declared {
             unsafe fn at(self, symbol: Symbol) -> Self::Function {
                 // SAFETY: the symbol is the declared function, as the caller promises. The type differs
                 // in the result alone: C returns an enum as it returns an int.
-                unsafe { symbol.of_type::<Self::Function>() }
+                unsafe { symbol.cast::<Self::Function>() }
             }
         }
         declared!(@fewer $($type)*);

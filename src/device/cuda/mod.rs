@@ -107,7 +107,7 @@ impl Cuda {
         let memory = memory::Memory::new(&device, SCRATCH)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
         let (folder, room) =
-            (options.tuned.as_deref(), gemm::Workspace::of(memory.workspace, SCRATCH));
+            (options.tuned.as_deref(), gemm::Workspace::new(memory.workspace, SCRATCH));
         let made_on = format!("{machine}, {} bytes of workspace", room.bytes);
         let choices = folder.and_then(|folder| gemm::AlgorithmCache::open(folder, made_on));
         let how = match (&choices, folder) {
@@ -117,7 +117,7 @@ impl Cuda {
             }
             (None, None) => "algorithms as it proposes them".to_string(),
         };
-        let by = hopper.as_ref().map_or("", |hopper| hopper.said());
+        let by = hopper.as_ref().map_or("", |hopper| hopper.description());
         let waits = if device.waits_block() { "; threads sleep while they wait" } else { "" };
         let description = format!("{machine} ({lt_name}; {how}{by}{near}{waits})");
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)

@@ -98,9 +98,9 @@ impl Monitor {
         // SAFETY: each symbol gets the type of the function of that name in nvml.h. The UUIDs end with a
         // NUL; the handle is written to the live variable.
         let monitor = unsafe {
-            let init: unsafe extern "C" fn() -> c_int = symbol("nvmlInit_v2")?.of_type();
+            let init: unsafe extern "C" fn() -> c_int = symbol("nvmlInit_v2")?.cast();
             let find: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int =
-                symbol("nvmlDeviceGetHandleByUUID")?.of_type();
+                symbol("nvmlDeviceGetHandleByUUID")?.cast();
             let mut gpu = null_mut();
             let known =
                 init() == 0 && [uuid, slice].iter().any(|id| find(id.as_ptr(), &mut gpu) == 0);
@@ -109,9 +109,9 @@ impl Monitor {
             }
             Monitor {
                 gpu,
-                clock: symbol("nvmlDeviceGetClockInfo")?.of_type(),
-                power: symbol("nvmlDeviceGetPowerUsage")?.of_type(),
-                temperature: symbol("nvmlDeviceGetTemperature")?.of_type(),
+                clock: symbol("nvmlDeviceGetClockInfo")?.cast(),
+                power: symbol("nvmlDeviceGetPowerUsage")?.cast(),
+                temperature: symbol("nvmlDeviceGetTemperature")?.cast(),
                 counters: Counters::new(gpu, &symbol),
                 _library: library,
             }
@@ -187,10 +187,9 @@ impl Counters {
         // SAFETY: each symbol gets the type of the function of that name in nvml.h (`Counters`).
         unsafe {
             Counters {
-                ecc: symbol("nvmlDeviceGetTotalEccErrors").map(|found| found.of_type()),
-                rows: symbol("nvmlDeviceGetRemappedRows").map(|found| found.of_type()),
-                pages: symbol("nvmlDeviceGetRetiredPagesPendingStatus")
-                    .map(|found| found.of_type()),
+                ecc: symbol("nvmlDeviceGetTotalEccErrors").map(|found| found.cast()),
+                rows: symbol("nvmlDeviceGetRemappedRows").map(|found| found.cast()),
+                pages: symbol("nvmlDeviceGetRetiredPagesPendingStatus").map(|found| found.cast()),
                 events: Counters::events(gpu, symbol),
             }
         }
@@ -207,10 +206,10 @@ impl Counters {
         // the live variable; the GPU is one of NVML's handles.
         unsafe {
             let create: unsafe extern "C" fn(*mut Handle) -> c_int =
-                symbol("nvmlEventSetCreate")?.of_type();
+                symbol("nvmlEventSetCreate")?.cast();
             let register: unsafe extern "C" fn(Handle, c_ulonglong, Handle) -> c_int =
-                symbol("nvmlDeviceRegisterEvents")?.of_type();
-            let wait = symbol("nvmlEventSetWait_v2")?.of_type();
+                symbol("nvmlDeviceRegisterEvents")?.cast();
+            let wait = symbol("nvmlEventSetWait_v2")?.cast();
             let made = create(&mut set) == 0 && register(gpu, XID, set) == 0;
             made.then_some((set, wait))
         }

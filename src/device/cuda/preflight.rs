@@ -81,7 +81,7 @@ pub struct Options {
 
 impl Options {
     /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
-    pub fn of_machine(ordinal: usize) -> Options {
+    pub fn from_environment(ordinal: usize) -> Options {
         let folders = std::env::var_os(FOLDER).unwrap_or_default();
         let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
         let attention = std::env::var(attention::CHOICE).ok();
@@ -168,7 +168,7 @@ fn kernels(options: &Options) -> Result<Kernels, Problems> {
     if let Some(folder) = &options.kernels_folder {
         let remedy = "write them with `kernels/build.sh FOLDER`, or unset the variable";
         let why = |why| format!("{KERNELS}={}: {why:#}", folder.display());
-        return Kernels::of_folder(folder).map_err(|error| refuse(why(error), remedy));
+        return Kernels::from_folder(folder).map_err(|error| refuse(why(error), remedy));
     }
     options.kernels.ok_or_else(|| {
         refuse(
@@ -193,7 +193,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
     let timed = options.tuned.is_some();
-    let hopper = Hopper::chosen(options.attention.as_deref(), timed, &device, capability)?;
+    let hopper = Hopper::select(options.attention.as_deref(), timed, &device, capability)?;
     let (lt, lt_name) = open_lt(options, capability, version)?;
     // SAFETY: takes nothing and returns a number.
     let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };

@@ -85,7 +85,9 @@ impl Cuda {
                 all.push((launch, seconds));
             }
         }
-        before.into_iter().for_each(|last| device.destroy_event(last));
+        if let Some(last) = before {
+            device.destroy_event(last);
+        }
         all
     }
 
@@ -94,8 +96,9 @@ impl Cuda {
         let mut times = OpTimes::default();
         for (launch, seconds) in self.end_profile() {
             if let Some(group) = launch.name.strip_prefix(WAIT) {
-                let waited = (!group.is_empty()).then(|| times.waits.entry(group.to_string()));
-                waited.into_iter().for_each(|sum| *sum.or_default() += seconds);
+                if !group.is_empty() {
+                    *times.waits.entry(group.to_string()).or_default() += seconds;
+                }
                 continue;
             }
             let name = match &*launch.name {

@@ -24,7 +24,7 @@ pub use elementwise::{
 };
 pub use fp8::{Fp8Gemm, LineMaxima, Quantize, QuantizeRows};
 pub use loss::{CrossEntropy, CrossEntropyStats, CrossEntropyUnsplit, Embed, EmbedBackward};
-pub use muon::{MuonUpdate, Fuse, Momentum, ScaleToNorm1, Unfuse};
+pub use muon::{Fuse, Momentum, MuonUpdate, ScaleToNorm1, Unfuse};
 pub use norm::{LayerNorm, LayerNormBackward, NormResidualBackward, ResidualNorm};
 pub use product::Gemm;
 pub use update::{

@@ -8,7 +8,7 @@ use device::{Arena, Dropout, Tensor, op};
 use manifest::Position;
 
 #[rustfmt::skip]
-pub struct Acts {
+pub struct EmbeddingActivations {
     sum:     Tensor, // [n, H]  token + position: input of the norm (x itself without one)
     sum_in:  Tensor, // [N, H]  the same inside the split region, a partial sum
     stats:   Tensor, // [n, 2]
@@ -16,12 +16,18 @@ pub struct Acts {
     drop: Dropout,
 }
 
-impl Acts {
+impl EmbeddingActivations {
     /// Lays out the buffers. `x` is the input stream of the first block.
-    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Acts {
+    pub fn plan(
+        cx: &Cx,
+        inputs: &Inputs,
+        x: Tensor,
+        saved: &Arena,
+        workspace: &Arena,
+    ) -> EmbeddingActivations {
         let sum =
             if cx.model.embedding_layernorm { saved.matrix(x.rows, x.cols, x.dtype) } else { x };
-        Acts {
+        EmbeddingActivations {
             sum,
             sum_in: cx.tp.gathered(sum, inputs.rows(), workspace),
             stats: saved.matrix(x.rows, 2, DType::F32),
@@ -31,7 +37,7 @@ impl Acts {
     }
 }
 
-pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
+pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &EmbeddingActivations) {
     let first = cx.tp.first(cx.model.vocab_padded);
     cx.be.run(op::Embed { ids: inputs.tokens, table: w[TokenEmbed], first, y: a.sum_in.set() });
     cx.tp.reduce_out(a.sum_in, a.sum);
@@ -62,7 +68,7 @@ pub fn backward(
     w: &Params,
     g: &Params,
     inputs: &Inputs,
-    a: &Acts,
+    a: &EmbeddingActivations,
     d: Tensor,
     d_in: Tensor,
 ) {

@@ -8,13 +8,13 @@
 //! |---|---|---|
 //! | input | forward: rows, by their own maxima, and maxima of columns; backward: columns | 3 and 3 |
 //! | gradient of an output | backward: maxima of rows and of columns, then both | 2 and 4 |
-//! | weight | like an input; like a gradient, once per step, if it is kept (`KeptWeight`) | 6 |
+//! | weight | like an input; like a gradient, once per step, if it is kept (`Fp8Weight`) | 6 |
 //!
 //! If tensor-parallel ranks hold shares of a line, or one scale serves a whole matrix, the maxima
 //! need a separate read. They are taken over all shares, so that every grid quantizes to the same
 //! codes. All products of a rank share one workspace for operands that are not kept.
 
-use crate::kept::KeptWeight;
+use crate::fp8_weight::Fp8Weight;
 use crate::weights::table;
 use crate::{Cx, Params, TpSplit, Weight};
 use base::{DType, Fp8};
@@ -22,7 +22,7 @@ use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor
 
 /// fp8 settings and workspace of a pass. A pass without it computes in the model's dtype.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Fp8Pass {
     /// Workspace for operands that are not kept, u8 [1, `bytes`].
     pub space: Tensor,
     /// Whether codes of weights are kept from the first micro-batch of a step to its last.
@@ -31,10 +31,10 @@ pub struct Room {
     pub new_weights: bool,
 }
 
-impl Room {
+impl Fp8Pass {
     /// Settings of a forward pass; `first` if its micro-batch is the first of the step.
-    pub fn of_forward(self, first: bool) -> Room {
-        Room { new_weights: self.keeps && first, ..self }
+    pub fn for_forward(self, first: bool) -> Fp8Pass {
+        Fp8Pass { new_weights: self.keeps && first, ..self }
     }
 }
 
@@ -53,7 +53,7 @@ pub struct Products<'a> {
     arena: Arena,
     new_weights: bool,
     w: Operand,
-    kept: KeptWeight,
+    kept: Fp8Weight,
 }
 
 /// Products of backward.
@@ -64,10 +64,10 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Products<'a> {
-    pub fn new(cx: &'a Cx<'a>, room: Room, (params, weight): (&Params, Weight)) -> Products<'a> {
+    pub fn new(cx: &'a Cx<'a>, pass: Fp8Pass, (params, weight): (&Params, Weight)) -> Products<'a> {
         let w = Operand { x: params[weight], format: Fp8::E4M3, split: weight.block_split() };
-        let (arena, kept) = (Arena::over(room.space), params.kept(weight));
-        Products { cx, arena, new_weights: room.new_weights, w, kept }
+        let (arena, kept) = (Arena::over(pass.space), params.fp8_weight(weight));
+        Products { cx, arena, new_weights: pass.new_weights, w, kept }
     }
 
     /// y = then(x·wᵀ), and the maxima of x's columns if `maxima` is given.
@@ -155,7 +155,7 @@ impl<'a> Products<'a> {
         let group = self.cx.tp.group;
         let [shares, own] =
             if self.is_shared(of, lines) { [group.size(), group.rank()] } else { [1, 0] };
-        let all = self.arena.matrix(shares, lines.of(of.x)[0], DType::F32);
+        let all = self.arena.matrix(shares, lines.shape(of.x)[0], DType::F32);
         (all.row_range(own, 1), all)
     }
 
@@ -166,7 +166,7 @@ impl<'a> Products<'a> {
     }
 
     fn place(&self, of: Operand, lines: Lines) -> Quantized {
-        place(&self.arena, lines.of(of.x), of.format, self.cx.be.fp8_scaling())
+        place(&self.arena, lines.shape(of.x), of.format, self.cx.be.fp8_scaling())
     }
 }
 
@@ -199,15 +199,20 @@ fn place(arena: &Arena, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Sca
 
 /// Lays out the state kept of a weight [out, in]; with `codes`, also its codes by row and by
 /// column.
-pub fn keep(be: &dyn Backend, [out, into]: [usize; 2], codes: bool, arena: &Arena) -> KeptWeight {
+pub fn plan_weight(
+    be: &dyn Backend,
+    [out, into]: [usize; 2],
+    codes: bool,
+    arena: &Arena,
+) -> Fp8Weight {
     let place = |size| place(arena, size, Fp8::E4M3, be.fp8_scaling());
-    KeptWeight {
+    Fp8Weight {
         maxima: arena.matrix(1, into, DType::F32),
         codes: codes.then(|| [[out, into], [into, out]].map(place)),
     }
 }
 
-/// Bytes of `Room::space` that suffice for every product of `rows` tokens.
+/// Bytes of `Fp8Pass::space` that suffice for every product of `rows` tokens.
 pub fn bytes(cx: &Cx, rows: usize) -> usize {
     let ranks = cx.tp.group.size();
     let arena = Arena::measuring();

@@ -49,8 +49,8 @@ struct Buffers<'a> {
     dy: &'a mut [f32],
     dq: &'a mut [f32],
     /// [d, QUERIES], both.
-    q_turned: &'a mut [f32],
-    dy_turned: &'a mut [f32],
+    q_transposed: &'a mut [f32],
+    dy_transposed: &'a mut [f32],
     /// [KEYS, QUERIES], all three.
     p: &'a mut [f32],
     dp: &'a mut [f32],
@@ -72,8 +72,8 @@ impl<'a> Buffers<'a> {
             q: cut(QUERIES * wide),
             dy: cut(QUERIES * wide),
             dq: cut(QUERIES * wide),
-            q_turned: cut(d * QUERIES),
-            dy_turned: cut(d * QUERIES),
+            q_transposed: cut(d * QUERIES),
+            dy_transposed: cut(d * QUERIES),
             p: cut(KEYS * QUERIES),
             dp: cut(KEYS * QUERIES),
             factors: cut(KEYS * QUERIES),
@@ -101,14 +101,14 @@ fn tile_backward(
         logs[i] = scalar(lse, head.lse_at(query));
     }
     head.load(qkv, tile.queries.clone(), Qkv::Query, own.q);
-    transpose(own.q, wide, count, own.q_turned);
-    transpose(own.dy, wide, count, own.dy_turned);
+    transpose(own.q, wide, count, own.q_transposed);
+    transpose(own.dy, wide, count, own.dy_transposed);
     own.dq.fill(0.0);
     for keys in tile.key_tiles() {
         let rows = keys.start * wide..keys.end * wide;
         let (k, v) = (&own.k[rows.clone()], &own.v[rows.clone()]);
-        tile.scores(k, wide, keys.len(), own.q_turned, d, own.p);
-        tile.scores(v, wide, keys.len(), own.dy_turned, d, own.dp);
+        tile.scores(k, wide, keys.len(), own.q_transposed, d, own.p);
+        tile.scores(v, wide, keys.len(), own.dy_transposed, d, own.dp);
         let factors = head.factors(tile, &keys, own.factors.as_chunks_mut().0);
         let p = &mut own.p.as_chunks_mut().0[..keys.len()];
         let dp = &mut own.dp.as_chunks_mut().0[..keys.len()];

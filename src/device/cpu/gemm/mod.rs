@@ -65,7 +65,7 @@ pub(super) fn product(cpu: &Cpu, op: &op::Gemm, set: Instructions) {
             let sums = Tensor::at(scratch.tensor(0).addr(), m, n, DType::F32);
             in_parts(cpu, left, right, sums.set());
             cpu.each_rows(m, n, |rows| {
-                let mut sums = Sums::of_tensor(sums, rows.clone(), 0..n);
+                let mut sums = Sums::from_tensor(sums, rows.clone(), 0..n);
                 finish(&mut sums, [rows, 0..n], c, then, false);
             });
         });
@@ -114,9 +114,9 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
                         &*from.range((lines.start - first) * whole, len)
                     });
                     let mut sums = match in_c {
-                        true => Sums::of_tensor(c.to, rows.clone(), cols.clone()),
+                        true => Sums::from_tensor(c.to, rows.clone(), cols.clone()),
                         // SAFETY: no other task that runs now has this slot (`each_slot`).
-                        false => Sums::of_slice(
+                        false => Sums::from_slice(
                             unsafe { scratch.part(slot) },
                             rows.len(),
                             cols.len(),

@@ -38,9 +38,9 @@ struct Extents {
     samples: u64,
 }
 
-/// Kernels that attention uses.
+/// Selection of attention's kernels.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum Selection {
     Wgmma,
     PingPong,
     /// Fastest of these and mma, by time.
@@ -50,28 +50,28 @@ pub enum Use {
 /// Kernels to use, maps and choices made so far: the same tensors come back every step.
 pub struct Hopper {
     encode_tiled: Symbol,
-    pub kernels: Use,
-    pub chosen: Chosen,
+    pub selection: Selection,
+    pub choices: Chosen,
     maps: RefCell<HashMap<Extents, TensorMap>>,
 }
 
 impl Hopper {
     /// None if attention uses mma. `timed`: without a choice by the user, the run times all kernels where
     /// the GPU has them. An error if the user's choice needs another GPU or driver.
-    pub fn chosen(
+    pub fn select(
         choice: Option<&str>,
         timed: bool,
         device: &Device,
         capability: i32,
     ) -> Result<Option<Hopper>, Problems> {
         let refuse = |what: &str, remedy: &str| Err(Problems::one(CHOICE, what, remedy));
-        let hopper = |encode_tiled, kernels| {
-            let (chosen, maps) = (RefCell::default(), RefCell::default());
-            Ok(Some(Hopper { encode_tiled, kernels, chosen, maps }))
+        let hopper = |encode_tiled, selection| {
+            let (choices, maps) = (RefCell::default(), RefCell::default());
+            Ok(Some(Hopper { encode_tiled, selection, choices, maps }))
         };
         match (choice, device.encode_tiled) {
             (None, Some(encode_tiled)) if timed && capability == CAPABILITY => {
-                hopper(encode_tiled, Use::Timed)
+                hopper(encode_tiled, Selection::Timed)
             }
             (None | Some("mma"), _) => Ok(None),
             (Some("wgmma" | "wgmma-pingpong"), _) if capability != CAPABILITY => {
@@ -80,8 +80,10 @@ impl Hopper {
             (Some("wgmma" | "wgmma-pingpong"), None) => {
                 refuse("the driver lacks cuTensorMapEncodeTiled", "update the NVIDIA driver")
             }
-            (Some("wgmma"), Some(encode_tiled)) => hopper(encode_tiled, Use::Wgmma),
-            (Some("wgmma-pingpong"), Some(encode_tiled)) => hopper(encode_tiled, Use::PingPong),
+            (Some("wgmma"), Some(encode_tiled)) => hopper(encode_tiled, Selection::Wgmma),
+            (Some("wgmma-pingpong"), Some(encode_tiled)) => {
+                hopper(encode_tiled, Selection::PingPong)
+            }
             (Some(other), _) => {
                 refuse(&format!("it is {other}"), "set it to mma, wgmma or wgmma-pingpong")
             }
@@ -89,11 +91,11 @@ impl Hopper {
     }
 
     /// Words for the description of the GPU.
-    pub fn said(&self) -> &'static str {
-        match self.kernels {
-            Use::Wgmma => "; attention by wgmma",
-            Use::PingPong => "; attention by wgmma in ping-pong",
-            Use::Timed => "; attention by mma or wgmma, as timed",
+    pub fn description(&self) -> &'static str {
+        match self.selection {
+            Selection::Wgmma => "; attention by wgmma",
+            Selection::PingPong => "; attention by wgmma in ping-pong",
+            Selection::Timed => "; attention by mma or wgmma, as timed",
         }
     }
 

@@ -13,8 +13,8 @@ use super::launch::{AMPERE, Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Attend, Tensor, Visible, op};
 use base::DType;
-use choice::{Key, Way};
-use hopper::Use;
+use choice::{Key, Variant};
+use hopper::Selection;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
@@ -46,26 +46,32 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
     // Lanes of a head, as the kernels have them.
     let lanes = d.div_ceil(wide).next_power_of_two().min(32);
     cuda.launch(kernel, Grid::line(lse.numel().div_ceil(256 / lanes), 256), arguments);
-    launch(cuda, &kernels.backward(|of| &of.kv), how.heads.kv, &arguments, dqkv.to);
-    launch(cuda, &kernels.backward(|of| &of.q), how.heads.query, &arguments, dqkv.to);
+    launch(cuda, &kernels.backward(|kernels| &kernels.kv), how.heads.kv, &arguments, dqkv.to);
+    launch(cuda, &kernels.backward(|kernels| &kernels.q), how.heads.query, &arguments, dqkv.to);
 }
 
 /// Runs one of several kernels that compute the same.
-fn launch(cuda: &Cuda, ways: &[Way], heads: usize, arguments: &args::Attention, out: Tensor) {
-    let run = |way: &Way| launch_one(cuda, way, heads, arguments);
-    let way = match (&cuda.hopper, ways) {
+fn launch(
+    cuda: &Cuda,
+    variants: &[Variant],
+    heads: usize,
+    arguments: &args::Attention,
+    out: Tensor,
+) {
+    let run = |variant: &Variant| launch_one(cuda, variant, heads, arguments);
+    let variant = match (&cuda.hopper, variants) {
         (Some(hopper), [first, _, ..]) => {
             let key = Key::new(first.kernel, arguments);
-            &ways[choice::choose(cuda, &hopper.chosen, key, ways, &run, out)]
+            &variants[choice::choose(cuda, &hopper.choices, key, variants, &run, out)]
         }
-        _ => &ways[0],
+        _ => &variants[0],
     };
-    run(way);
+    run(variant);
 }
 
 /// A block for each tile of each of `heads` heads of a sample.
-fn launch_one(cuda: &Cuda, way: &Way, heads: usize, arguments: &args::Attention) {
-    let Way { kernel, ping_pong } = way;
+fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::Attention) {
+    let Variant { kernel, ping_pong } = variant;
     let seq = arguments.seq as usize;
     let samples = arguments.rows as usize / seq;
     assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
@@ -120,40 +126,40 @@ fn prepare(
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
     let hopper = cuda.hopper.as_ref().filter(|_| chosen.is_some() && qkv.dtype == DType::BF16);
     let others = chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype));
-    let by_wgmma = hopper.map(|hopper| (hopper::kernels(d, others), hopper.kernels));
+    let by_wgmma = hopper.map(|hopper| (hopper::kernels(d, others), hopper.selection));
     (arguments, Candidates { others, by_wgmma })
 }
 
 /// Kernels for one dtype and width of a head; on Hopper also those by wgmma, and their use.
 struct Candidates {
     others: Kernels,
-    by_wgmma: Option<(Kernels, Use)>,
+    by_wgmma: Option<(Kernels, Selection)>,
 }
 
 impl Candidates {
     /// Kernels for forward.
-    fn forward(&self) -> Vec<Way<'_>> {
-        self.ways(|of| &of.forward, &[false, true])
+    fn forward(&self) -> Vec<Variant<'_>> {
+        self.variants(|kernels| &kernels.forward, &[false, true])
     }
 
-    /// Kernels for a part of backward, which has no turns.
-    fn backward(&self, pick: fn(&Kernels) -> &Kernel) -> Vec<Way<'_>> {
-        self.ways(pick, &[false])
+    /// Kernels for a part of backward, which has no ping-pong.
+    fn backward(&self, pick: fn(&Kernels) -> &Kernel) -> Vec<Variant<'_>> {
+        self.variants(pick, &[false])
     }
 
-    /// Kernels that compute the same, mma's first; those by wgmma with and without turns.
-    fn ways(&self, pick: fn(&Kernels) -> &Kernel, turns: &[bool]) -> Vec<Way<'_>> {
-        let mma = Way { kernel: pick(&self.others), ping_pong: false };
-        let Some((kernels, of)) = &self.by_wgmma else { return vec![mma] };
+    /// Kernels that compute the same, mma's first; those by wgmma with each value of `ping_pong`.
+    fn variants(&self, pick: fn(&Kernels) -> &Kernel, ping_pong: &[bool]) -> Vec<Variant<'_>> {
+        let mma = Variant { kernel: pick(&self.others), ping_pong: false };
+        let Some((kernels, selection)) = &self.by_wgmma else { return vec![mma] };
         let kernel = pick(kernels);
         if !kernel.mapped {
             return vec![mma];
         }
-        let timed = turns.iter().map(|ping_pong| Way { kernel, ping_pong: *ping_pong });
-        match of {
-            Use::Wgmma => vec![Way { kernel, ping_pong: false }],
-            Use::PingPong => vec![Way { kernel, ping_pong: true }],
-            Use::Timed => [mma].into_iter().chain(timed).collect(),
+        let timed = ping_pong.iter().map(|ping_pong| Variant { kernel, ping_pong: *ping_pong });
+        match selection {
+            Selection::Wgmma => vec![Variant { kernel, ping_pong: false }],
+            Selection::PingPong => vec![Variant { kernel, ping_pong: true }],
+            Selection::Timed => [mma].into_iter().chain(timed).collect(),
         }
     }
 }

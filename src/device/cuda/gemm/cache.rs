@@ -54,7 +54,7 @@ impl AlgorithmCache {
     }
 
     /// Choice for a product, if it was made.
-    pub fn of(&self, product: &str) -> Option<Option<Algorithm>> {
+    pub fn find(&self, product: &str) -> Option<Option<Algorithm>> {
         self.known.borrow().get(product).copied()
     }
 
@@ -63,7 +63,7 @@ impl AlgorithmCache {
     pub fn keep(
         &self,
         product: &str,
-        way: Option<Algorithm>,
+        choice: Option<Algorithm>,
         valid: impl Fn(&Option<Algorithm>) -> bool,
     ) -> Option<Algorithm> {
         let look = || {
@@ -85,19 +85,19 @@ impl AlgorithmCache {
                 _ => break,
             }
         }
-        if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
+        if taken.is_none() && known.insert(product.to_string(), choice) != Some(choice) {
             // A full disk does not stop the run: the next one makes the choice again.
             let _ = output::write(&self.path, Existing::Replaced, self.text(&known).as_bytes());
         }
         self.known.replace(known);
-        taken.unwrap_or(way)
+        taken.unwrap_or(choice)
     }
 
     fn text(&self, known: &Known) -> String {
         let mut text = format!("# algorithms of matrix products, timed on {}\n", self.machine);
-        for (product, way) in known {
-            let algorithm = way.map_or(APART.to_string(), |way| {
-                way.data.iter().map(|word| format!("{word:016x}")).collect()
+        for (product, choice) in known {
+            let algorithm = choice.map_or(APART.to_string(), |choice| {
+                choice.data.iter().map(|word| format!("{word:016x}")).collect()
             });
             let choice = format!("{product}: {algorithm}");
             let digest = digest(&self.machine, &choice);
@@ -157,16 +157,16 @@ mod tests {
         let (unusable, theirs, ours) = (1, 7, 3);
         publish_choice(unusable);
         let looks = Cell::new(0);
-        let valid = |way: &Option<Algorithm>| {
+        let valid = |choice: &Option<Algorithm>| {
             looks.set(looks.get() + 1);
             if looks.get() == 3 {
                 publish_choice(theirs);
             }
-            way.is_some_and(|algorithm| algorithm.data[0] != unusable)
+            choice.is_some_and(|algorithm| algorithm.data[0] != unusable)
         };
         let chosen = cache.keep("product", algorithm(ours), valid);
-        let word = |way: Option<Algorithm>| way.map(|algorithm| algorithm.data[0]);
+        let word = |choice: Option<Algorithm>| choice.map(|algorithm| algorithm.data[0]);
         assert_eq!((word(chosen), looks.get()), (Some(theirs), 4));
-        assert_eq!(cache.of("product").map(word), Some(Some(theirs)));
+        assert_eq!(cache.find("product").map(word), Some(Some(theirs)));
     }
 }

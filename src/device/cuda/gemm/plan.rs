@@ -68,7 +68,7 @@ const PRODUCT: usize = 15 << 20;
 const SUMS: usize = 1 << 20;
 
 impl Workspace {
-    pub fn of(address: usize, bytes: usize) -> Workspace {
+    pub fn new(address: usize, bytes: usize) -> Workspace {
         Workspace { address, bytes: bytes - PRODUCT - SUMS }
     }
 

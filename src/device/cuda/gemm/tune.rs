@@ -40,7 +40,7 @@ impl Products {
         on: &Operands,
         unfused: Option<&dyn Fn()>,
     ) -> Option<Algorithm> {
-        let valid = |way: &Option<Algorithm>| match way {
+        let valid = |candidate: &Option<Algorithm>| match candidate {
             Some(algorithm) => self.runs(&cuda.device, plan, algorithm),
             None => unfused.is_some(),
         };
@@ -48,23 +48,23 @@ impl Products {
             return self.proposals(&cuda.device, plan, shape).find(|one| valid(&Some(*one)));
         };
         let name = shape.to_string();
-        if let Some(way) = algorithms.of(&name).filter(valid) {
-            return way;
+        if let Some(candidate) = algorithms.find(&name).filter(valid) {
+            return candidate;
         }
         let proposals = self.proposals(&cuda.device, plan, shape).map(Some);
-        let ways: Vec<_> = proposals.filter(valid).chain(unfused.map(|_| None)).collect();
-        match &ways[..] {
+        let candidates: Vec<_> = proposals.filter(valid).chain(unfused.map(|_| None)).collect();
+        match &candidates[..] {
             [] => None,
             [only] => *only,
             _ => {
-                let fastest = self.fastest(cuda, plan, on, unfused, &ways);
+                let fastest = self.fastest(cuda, plan, on, unfused, &candidates);
                 // A device that fails meanwhile has timed nothing.
                 if cuda.device.failed() { fastest } else { algorithms.keep(&name, fastest, valid) }
             }
         }
     }
 
-    /// The way whose median time is least; of equals the first. A step's operands come from memory, so each
+    /// The candidate whose median time is least; of equals the first. A step's operands come from memory, so each
     /// run begins by overwriting the L2 cache with scratch, which is larger on Hopper (50 MB).
     fn fastest(
         &self,
@@ -72,7 +72,7 @@ impl Products {
         plan: &Plan,
         on: &Operands,
         unfused: Option<&dyn Fn()>,
-        ways: &[Option<Algorithm>],
+        candidates: &[Option<Algorithm>],
     ) -> Option<Algorithm> {
         let device = &cuda.device;
         let sums = on.accumulated().map(|x| {
@@ -81,7 +81,7 @@ impl Products {
             (x, bytes)
         });
         let sums: Vec<_> = sums.collect();
-        let run = |way: &Option<Algorithm>| match (way, unfused) {
+        let run = |candidate: &Option<Algorithm>| match (candidate, unfused) {
             (Some(algorithm), _) => self.multiply(cuda, plan, algorithm, on) == 0,
             (None, Some(unfused)) => {
                 unfused();
@@ -89,18 +89,18 @@ impl Products {
             }
             (None, None) => false,
         };
-        let median = |way, runs| {
+        let median = |candidate, runs| {
             let clear_cache = || cuda.memory.clear(device, cuda.memory.workspace, SCRATCH);
             let mut times = device.time(runs, clear_cache, || {
-                run(way);
+                run(candidate);
             });
             times.sort_by(f32::total_cmp);
             times[runs / 2]
         };
         // The first run may load code.
-        let tried = ways.iter().filter(|way| run(way)).map(|way| (median(way, 1), way)).collect();
-        let timed = finalists(tried).into_iter().map(|way| (median(way, RUNS), *way));
-        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(ways[0], |(_, way)| way);
+        let tried = candidates.iter().filter(|one| run(one)).map(|one| (median(one, 1), one));
+        let timed = finalists(tried.collect()).into_iter().map(|one| (median(one, RUNS), *one));
+        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(candidates[0], |(_, one)| one);
         for (x, bytes) in sums {
             cuda.memory.upload(device, &bytes, x);
         }
@@ -203,12 +203,12 @@ impl Products {
     }
 }
 
-/// Ways that are timed again, by their first times: of equals the first.
+/// Candidates that are timed again, by their first times: of equals the first.
 fn finalists<T>(mut tried: Vec<(f32, T)>) -> Vec<T> {
     tried.sort_by(|a, b| a.0.total_cmp(&b.0));
     let longest = HOPELESS * tried.first().map_or(0.0, |fastest| fastest.0);
     let near = tried.into_iter().take(FINALISTS).take_while(|(time, _)| *time <= longest);
-    near.map(|(_, way)| way).collect()
+    near.map(|(_, candidate)| candidate).collect()
 }
 
 #[cfg(test)]
