@@ -149,10 +149,8 @@ fn adamw_of_one(cpu: &Cpu, scalars: Tensor, one: &AdamWUpdate) {
     let state = [master, m, v];
     assert!(![master, m, v, weight].iter().any(|x| x.overlaps(grad)), "the gradient is apart");
     let is_master = (weight.addr(), weight.dtype) == (master.addr(), master.dtype);
-    assert!(
-        is_master || !state.iter().any(|x| x.overlaps(weight)),
-        "the weight is master or apart"
-    );
+    let apart = !state.iter().any(|x| x.overlaps(weight));
+    assert!(is_master || apart, "the weight is master or apart");
     let Some(rule) = Update::new(&rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
         with_block(grad, block.clone(), |g| {

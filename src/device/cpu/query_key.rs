@@ -80,10 +80,8 @@ impl Columns {
         };
         let serves = heads.query / heads.kv;
         let queries_and_keys = each(Qkv::Query, 1).chain(each(Qkv::Key, serves)).collect();
-        Columns {
-            queries_and_keys,
-            values: each(Qkv::Value, serves).map(|(column, _)| column).collect(),
-        }
+        let values = each(Qkv::Value, serves).map(|(column, _)| column).collect();
+        Columns { queries_and_keys, values }
     }
 
     fn queries_and_keys(&self) -> impl Iterator<Item = (usize, Qkv)> {

@@ -83,11 +83,11 @@ pub(super) const THREADS: usize = 256;
 
 /// The name of a kernel for a dtype, or for two.
 macro_rules! typed {
-    ($name:literal $($more:literal)?, $dtype:expr) => {
+    ($name:literal $($more:literal)*, $dtype:expr) => {
         match $dtype {
-            base::DType::F32 => concat!($name, $($more,)? "_f32"),
-            base::DType::BF16 => concat!($name, $($more,)? "_bf16"),
-            base::DType::F16 => concat!($name, $($more,)? "_f16"),
+            base::DType::F32 => concat!($name, $($more,)* "_f32"),
+            base::DType::BF16 => concat!($name, $($more,)* "_bf16"),
+            base::DType::F16 => concat!($name, $($more,)* "_f16"),
             other => panic!("{} of {other}", $name),
         }
     };

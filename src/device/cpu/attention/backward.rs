@@ -1,6 +1,6 @@
 //! Backward of attention: dqkv.
 
-use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
+use super::tile::{KEYS, QUERIES, Tile, add_weighted_rows, score_slopes, transpose};
 use super::{Attention, Head, cut};
 use crate::cpu::Cpu;
 use crate::cpu::kernel::Product;
@@ -126,20 +126,7 @@ fn tile_backward(
         };
         over_queries(own.p, own.dy, &mut own.dv[rows.clone()]);
         over_queries(own.dp, own.q, &mut own.dk[rows]);
-        Product {
-            m: count,
-            n: wide,
-            k: keys.len(),
-            a: own.dp,
-            a_row: 1,
-            a_depth: QUERIES,
-            b: k,
-            b_row: wide,
-            c: own.dq,
-            c_row: wide,
-            add: true,
-        }
-        .run();
+        add_weighted_rows(own.dp, k, count, keys.len(), wide, own.dq);
     }
     save(head, own.dq, tile.queries.clone(), Qkv::Query, dqkv);
 }

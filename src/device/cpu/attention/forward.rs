@@ -1,9 +1,8 @@
 //! Forward of attention: y and lse.
 
-use super::tile::{KEYS, QUERIES, Softmax, Tile, soften, transpose};
+use super::tile::{KEYS, QUERIES, Softmax, Tile, add_weighted_rows, soften, transpose};
 use super::{Attention, Head, cut};
 use crate::cpu::Cpu;
-use crate::cpu::kernel::Product;
 use crate::cpu::memory::store;
 use crate::{Tensor, op};
 use base::Qkv;
@@ -70,20 +69,7 @@ fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, 
         if let Some(factors) = factors {
             super::tile::drop(factors, p);
         }
-        Product {
-            m: count,
-            n: wide,
-            k: keys.len(),
-            a: own.p,
-            a_row: 1,
-            a_depth: QUERIES,
-            b: own.v,
-            b_row: wide,
-            c: own.y,
-            c_row: wide,
-            add: true,
-        }
-        .run();
+        add_weighted_rows(own.p, own.v, count, keys.len(), wide, own.y);
     }
     for (i, query) in tile.queries.clone().enumerate() {
         let (factor, log_sum) = state.finish(i);

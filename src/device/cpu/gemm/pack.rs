@@ -97,9 +97,10 @@ impl Operand {
     fn load_across(self, word: usize, first: usize, to: &mut [f32]) {
         let Tensor { rows, cols, .. } = self.x;
         let at = self.per_word() * word * cols + first;
-        match self.set.multiplies_bf16() {
-            false => load(self.x, at, to),
-            true => load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to),
+        if self.set.multiplies_bf16() {
+            load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to);
+        } else {
+            load(self.x, at, to);
         }
     }
 }
@@ -156,12 +157,8 @@ fn pack<const PANEL: usize>(
                 // the product reads them after `pack` has returned.
                 let panel = unsafe { to.range(i * size, size) };
                 let (panel, rest) = panel.split_at_mut(PANEL * depth.len());
-                transpose_panel::<PANEL>(
-                    x,
-                    start..lines.end.min(start + PANEL),
-                    depth.clone(),
-                    panel,
-                );
+                let lines = start..lines.end.min(start + PANEL);
+                transpose_panel::<PANEL>(x, lines, depth.clone(), panel);
                 rest.fill(0.0);
             }
         });
@@ -195,10 +192,10 @@ fn each_columns(
             for first in (0..lines.len()).step_by(LINES) {
                 let some = LINES.min(lines.len() - first);
                 for (column, word) in columns.iter_mut().zip(words.clone()) {
-                    let there = if word < depth.len() { some } else { 0 };
-                    let (there, rest) = column.split_at_mut(there);
-                    if !there.is_empty() {
-                        x.load_across(depth.start + word, lines.start + first, there);
+                    let present = if word < depth.len() { some } else { 0 };
+                    let (present, rest) = column.split_at_mut(present);
+                    if !present.is_empty() {
+                        x.load_across(depth.start + word, lines.start + first, present);
                     }
                     rest.fill(0.0);
                 }

@@ -23,6 +23,17 @@ pub struct Kernels {
     pub q: Kernel,
 }
 
+/// Names of the kernels of forward, and of backward for keys and values and for queries.
+macro_rules! names {
+    ($($kind:literal)+, $dtype:expr) => {
+        [
+            typed!("attention_" $($kind)+, $dtype),
+            typed!("attention_kv_" $($kind)+, $dtype),
+            typed!("attention_q_" $($kind)+, $dtype),
+        ]
+    };
+}
+
 /// Kernels of `attention_mma.cu`, which copy rows in pieces of 16 bytes.
 pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     if !head.is_multiple_of(8) {
@@ -31,11 +42,7 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     macro_rules! at_least {
         ($($d:literal)*) => {
             match head {
-                $(..=$d => ($d, [
-                    typed!("attention_mma_" $d, dtype),
-                    typed!("attention_kv_mma_" $d, dtype),
-                    typed!("attention_q_mma_" $d, dtype),
-                ]),)*
+                $(..=$d => ($d, names!("mma_" $d, dtype)),)*
                 _ => return None,
             }
         };
@@ -63,21 +70,9 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
 /// Kernels of `attention.cu`.
 pub fn any_width(d: usize, dtype: DType) -> Kernels {
     let [forward, kv, q] = match d {
-        ..=64 => [
-            typed!("attention_4", dtype),
-            typed!("attention_kv_4", dtype),
-            typed!("attention_q_4", dtype),
-        ],
-        65..=128 => [
-            typed!("attention_8", dtype),
-            typed!("attention_kv_8", dtype),
-            typed!("attention_q_8", dtype),
-        ],
-        129..=256 => [
-            typed!("attention_16", dtype),
-            typed!("attention_kv_16", dtype),
-            typed!("attention_q_16", dtype),
-        ],
+        ..=64 => names!("4", dtype),
+        65..=128 => names!("8", dtype),
+        129..=256 => names!("16", dtype),
         _ => panic!("a head of {d} is wider than 256"),
     };
     // As `Small` in the kernels' source, and tiles of f32.
