@@ -219,16 +219,9 @@ impl GroupMembers {
                 self.send_chunk(call, to, self.chunk(self.slice(whole, to), chunk))?;
             }
             let into = self.chunk(mine, chunk);
-            let parts: Result<Vec<Option<Buffer>>, Failed> = (0..self.ranks.len())
-                .map(|rank| {
-                    if rank == self.me {
-                        Ok(None)
-                    } else {
-                        self.receive_chunk(call, rank).map(Some)
-                    }
-                })
-                .collect();
-            let parts = parts?;
+            let receive = |rank| (rank != self.me).then(|| self.receive_chunk(call, rank));
+            let parts = (0..self.ranks.len()).map(|rank| receive(rank).transpose());
+            let parts = parts.collect::<Result<Vec<Option<Buffer>>, Failed>>()?;
             memory::sum(&parts, into);
             parts.into_iter().flatten().for_each(|part| self.endpoint.inbox.pool.give(part));
         }
@@ -289,8 +282,8 @@ impl GroupMembers {
         self.count(whole.numel().div_ceil(self.ranks.len()), whole)
     }
 
-    fn count(&self, numel: usize, of: Tensor) -> usize {
-        numel.div_ceil(self.chunk_len(of)).max(1)
+    fn count(&self, numel: usize, x: Tensor) -> usize {
+        numel.div_ceil(self.chunk_len(x)).max(1)
     }
 
     fn chunk(&self, slice: Tensor, number: usize) -> Tensor {
@@ -316,22 +309,22 @@ impl GroupMembers {
     }
 
     fn receive_chunk(&self, call: Call, from: usize) -> Result<Buffer, Failed> {
-        let (here, there, group) = (self.endpoint.rank, self.ranks[from], &self.name);
+        let (rank, source, group) = (self.endpoint.rank, self.ranks[from], &self.name);
         let (what, number) = (call.signature, call.id.sequence);
         let gone = || {
             Failed::new(format!(
-                "rank {there} has ended; \
-                 rank {here} waits for it in {what} (#{number} of group {group})"
+                "rank {source} has ended; \
+                 rank {rank} waits for it in {what} (#{number} of group {group})"
             ))
         };
-        self.endpoint.recorder.waits_for(call.event, there);
-        let frame = self.endpoint.inbox.take(there, call.id, gone)?;
+        self.endpoint.recorder.waits_for(call.event, source);
+        let frame = self.endpoint.inbox.take(source, call.id, gone)?;
         let fits = match what.op {
             Op::Recv => OpSignature { op: Op::Send, ..what },
             _ => what,
         };
         if frame.signature != fits {
-            return Err(different(number, group, [(here, what), (there, frame.signature)]));
+            return Err(different(number, group, [(rank, what), (source, frame.signature)]));
         }
         Ok(frame.data)
     }

@@ -11,18 +11,18 @@ pub struct ReportingAllocator;
 unsafe impl GlobalAlloc for ReportingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's layout has a size above 0, as `System` asks for.
-        there(unsafe { System.alloc(layout) }, layout.size())
+        or_message(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
-        there(unsafe { System.alloc_zeroed(layout) }, layout.size())
+        or_message(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller has `memory` with this layout from here, that is from `System`; `size` is
         // above 0 and does not overflow when rounded up to the alignment.
-        there(unsafe { System.realloc(memory, layout, size) }, size)
+        or_message(unsafe { System.realloc(memory, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
@@ -31,7 +31,7 @@ unsafe impl GlobalAlloc for ReportingAllocator {
     }
 }
 
-fn there(memory: *mut u8, bytes: usize) -> *mut u8 {
+fn or_message(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() {
         refused(bytes);
     }

@@ -1,8 +1,8 @@
 //! Pre-norm transformer block, for every device and every split: x plus the attention sublayer of
 //! its norm, plus the feed-forward sublayer of that sum's norm.
 
-use super::layers::attention::{self, AttentionActivations};
-use super::layers::feed_forward::{self, FeedForwardActivations};
+use super::layers::attention::{self, AttentionActs};
+use super::layers::feed_forward::{self, FeedForwardActs};
 use super::layers::norm;
 use super::weights::Weight::*;
 use super::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
@@ -12,17 +12,17 @@ use manifest::Recompute;
 
 /// Buffers that the forward of one block writes, for one micro-batch.
 #[rustfmt::skip]
-pub struct BlockActivations {
+pub struct BlockActs {
     pub x: Tensor, // [n, H]   input
     mid:   Tensor, // [n, H]   after attention
     pub y: Tensor, // [n, H]   output, and the next block's input
-    attention: AttentionActivations,
-    ffn:       FeedForwardActivations,
+    attention: AttentionActs,
+    ffn:       FeedForwardActs,
     drop_attn: Dropout,
     drop_ffn:  Dropout,
 }
 
-impl BlockActivations {
+impl BlockActs {
     /// Lays out the buffers. `saved` is kept until backward, `workspace` is shared by all blocks.
     #[allow(clippy::too_many_arguments)]
     pub fn plan(
@@ -33,7 +33,7 @@ impl BlockActivations {
         (x, y): (Tensor, Tensor),
         saved: &Arena,
         workspace: &Arena,
-    ) -> BlockActivations {
+    ) -> BlockActs {
         let arenas = BlockArenas {
             costly: if cx.recompute == Recompute::Full { workspace } else { saved },
             cheap: if cx.recompute == Recompute::None { saved } else { workspace },
@@ -44,19 +44,19 @@ impl BlockActivations {
         let out = [out, cx.tp.gathered(out, inputs.rows(), workspace)];
         let drop =
             |site| cx.dropout(&format!("block.{layer}.{site}"), cx.model.dropout.residual, inputs);
-        BlockActivations {
+        BlockActs {
             x,
             mid,
             y,
-            attention: AttentionActivations::plan(cx, layer, inputs, tables, x, out, &arenas),
-            ffn: FeedForwardActivations::plan(cx, inputs, mid, out, &arenas),
+            attention: AttentionActs::plan(cx, layer, inputs, tables, x, out, &arenas),
+            ffn: FeedForwardActs::plan(cx, inputs, mid, out, &arenas),
             drop_attn: drop("attn"),
             drop_ffn: drop("mlp"),
         }
     }
 }
 
-pub fn forward(cx: &Cx, w: &Params, a: &BlockActivations) {
+pub fn forward(cx: &Cx, w: &Params, a: &BlockActs) {
     forward_to_ffn(cx, w, a);
     feed_forward::forward(cx, w, &a.ffn);
     cx.be.run(op::Residual {
@@ -69,7 +69,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &BlockActivations) {
 }
 
 /// Forward up to the input of the feed-forward sublayer.
-fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActivations) {
+fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActs) {
     norm::forward(cx, w, &a.attention.norm);
     attention::forward(cx, w, &a.attention);
     let branch = [a.x, a.attention.out];
@@ -77,7 +77,7 @@ fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActivations) {
 }
 
 /// Backward. `d.stream` holds the gradient of y on entry and that of x on return.
-pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActivations, d: &GradBuffers) {
+pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActs, d: &GradBuffers) {
     let [to_attention, to_ffn] = rebuild(cx, w, a);
 
     let dbias = |weight| g.get(weight).map(Tensor::add);
@@ -95,7 +95,7 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActivations, d: &GradB
 
 /// Recomputes what `Recompute` let forward drop. Returns the gathers of the sublayers' inputs that
 /// are still running.
-fn rebuild(cx: &Cx, w: &Params, a: &BlockActivations) -> [Option<Pending>; 2] {
+fn rebuild(cx: &Cx, w: &Params, a: &BlockActs) -> [Option<Pending>; 2] {
     match cx.recompute {
         Recompute::None => [None, None],
         Recompute::Selective => {

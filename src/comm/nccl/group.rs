@@ -127,7 +127,7 @@ impl NcclGroup {
         let api = &self.watchdog.shared.api;
         let to = |x: Tensor| x.addr() as *mut c_void;
         let from = |x: Tensor| x.addr() as *const c_void;
-        let of = |x: Tensor| (x.numel(), data_type(x.dtype));
+        let size = |x: Tensor| (x.numel(), data_type(x.dtype));
         let (sum, stream) = (sys::ncclRedOp_t::ncclSum, stream.cast());
         // SAFETY: `enqueue` holds the communicator's lock, and `stream` is the device's. The tensors are
         // device memory that the backend keeps: `part` is one rank's share of `whole`
@@ -135,15 +135,15 @@ impl NcclGroup {
         unsafe {
             match what {
                 Collective::AllReduce(x) => {
-                    let (count, kind) = of(x);
+                    let (count, kind) = size(x);
                     call!(api, ncclAllReduce(from(x), to(x), count, kind, sum, comm, stream))
                 }
                 Collective::AllGather { part, whole } => {
-                    let (count, kind) = of(part);
+                    let (count, kind) = size(part);
                     call!(api, ncclAllGather(from(part), to(whole), count, kind, comm, stream))
                 }
                 Collective::ReduceScatter { whole, part } => {
-                    let (count, kind) = of(part);
+                    let (count, kind) = size(part);
                     let (from, to) = (from(whole), to(part));
                     call!(api, ncclReduceScatter(from, to, count, kind, sum, comm, stream))
                 }

@@ -4,9 +4,8 @@
 //! Blocking collectives run on the compute stream, in order with the ops; asynchronous ones on one of
 //! two others, ordered with the ops by two events: those that a layer awaits itself are not behind the
 //! long ones that a step awaits. Messages that are begun have streams and communicators of their own
-//! (`ring`). Sums are in NCCL's order: the same every run on
-//! the same GPUs, not the bits of another transport. An operation counts as started when the GPU
-//! starts it.
+//! (`ring`). Sums are in NCCL's order: the same every run on the same GPUs, not the bits of another
+//! transport. An operation counts as started when the GPU starts it.
 
 mod api;
 mod group;
@@ -175,9 +174,12 @@ impl Nccl {
             group.reduce_scatter(whole, part);
             group.all_gather(part, whole);
             let half = sample.numel() / 2;
-            let (there, here) = (sample.span(0, half), sample.span(half, half));
+            let (sent, received) = (sample.span(0, half), sample.span(half, half));
             for (to, from) in [(next, before), (before, next)].into_iter().filter(|_| messages) {
-                group.exchange(&[Message::Send { to, x: there }, Message::Recv { from, x: here }]);
+                group.exchange(&[
+                    Message::Send { to, x: sent },
+                    Message::Recv { from, x: received },
+                ]);
             }
         }
     }

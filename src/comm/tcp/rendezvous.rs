@@ -189,7 +189,7 @@ fn outliers(
 ) -> Option<String> {
     let values: Vec<u64> = requests.iter().map(|request| value(request)).collect();
     let majority = base::majority(&values)?;
-    let count = |of: u64| values.iter().filter(|value| **value == of).count();
+    let count = |wanted: u64| values.iter().filter(|value| **value == wanted).count();
     let outliers: Vec<&&JoinRequest> =
         requests.iter().filter(|request| value(request) != majority).collect();
     let first = outliers.first()?;

@@ -77,15 +77,15 @@ impl Cuda {
         let device = &self.device;
         let launches = device.launches.lock().take().unwrap_or_default();
         device.wait_stream(device.stream);
-        let (mut before, mut all) = (None, Vec::new());
+        let (mut previous, mut all) = (None, Vec::new());
         for launch in launches {
-            if let Some(before) = before.replace(launch.event) {
-                let seconds = f64::from(device.elapsed_ms(before, launch.event)) / 1e3;
-                device.destroy_event(before);
+            if let Some(start) = previous.replace(launch.event) {
+                let seconds = f64::from(device.elapsed_ms(start, launch.event)) / 1e3;
+                device.destroy_event(start);
                 all.push((launch, seconds));
             }
         }
-        if let Some(last) = before {
+        if let Some(last) = previous {
             device.destroy_event(last);
         }
         all

@@ -3,7 +3,7 @@
 //! (RoPE).
 
 use super::linear::{self, Entry, Input};
-use super::norm::{self, NormActivations};
+use super::norm::{self, NormActs};
 use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, KvCache, Params, Tables, mup};
 use base::DType::F32;
@@ -12,8 +12,8 @@ use device::Epilogue::{Bias, Nothing};
 use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor, op};
 
 #[rustfmt::skip]
-pub struct AttentionActivations {
-    pub norm: NormActivations,
+pub struct AttentionActs {
+    pub norm: NormActs,
     to_qkv:   Input,  // [N, H]   output of the norm
     qkv:      Tensor, // [N, qkv]
     transformed:   Tensor, // [N, qkv]  after head norms and RoPE: `qkv` itself without head norms
@@ -26,7 +26,7 @@ pub struct AttentionActivations {
     kv_cache: Option<(usize, KvCache)>, // with the index of the layer
 }
 
-impl AttentionActivations {
+impl AttentionActs {
     /// Lays out the buffers. `x` [n, H] is the input of the norm; the sublayers share `out` and
     /// `out_in`.
     pub fn plan(
@@ -37,17 +37,16 @@ impl AttentionActivations {
         x: Tensor,
         [out, out_in]: [Tensor; 2],
         arenas: &BlockArenas,
-    ) -> AttentionActivations {
+    ) -> AttentionActs {
         let (all, heads) = (inputs.rows(), cx.heads());
         let kept = |cols, dtype| arenas.costly.matrix(all, cols, dtype);
         let drop = cx.dropout(&format!("block.{layer}.scores"), cx.model.dropout.attention, inputs);
-        let norm =
-            NormActivations::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
+        let norm = NormActs::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
         let qkv = kept(heads.qkv_width(), x.dtype);
         let transformed =
             if cx.model.qk_norm { arenas.cheap.matrix(all, qkv.cols, x.dtype) } else { qkv };
         let input = |x| Input::plan(cx, x, arenas.always);
-        AttentionActivations {
+        AttentionActs {
             norm,
             to_qkv: input(norm.h_in),
             qkv,
@@ -83,7 +82,7 @@ impl AttentionActivations {
 }
 
 /// Forward after the norm. The residual adds the projection's bias.
-pub fn forward(cx: &Cx, w: &Params, a: &AttentionActivations) {
+pub fn forward(cx: &Cx, w: &Params, a: &AttentionActs) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
     linear::forward(cx, a.to_qkv, (w, QkvW), bias, a.qkv.set());
     transform_query_key(cx, w, a);
@@ -102,7 +101,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &AttentionActivations) {
     cx.tp.reduce_out(a.out_in, a.out);
 }
 
-fn transform_query_key(cx: &Cx, w: &Params, a: &AttentionActivations) {
+fn transform_query_key(cx: &Cx, w: &Params, a: &AttentionActs) {
     if let Some(how) = a.query_key(cx, w) {
         cx.be.run(op::QueryKey { qkv: a.qkv, how, y: a.transformed.set() });
     }
@@ -114,7 +113,7 @@ pub fn backward(
     cx: &Cx,
     w: &Params,
     g: &Params,
-    a: &AttentionActivations,
+    a: &AttentionActs,
     d: &GradBuffers,
     gather: Option<Pending>,
 ) {
@@ -140,7 +139,7 @@ pub fn backward(
 
 /// Recomputes what selective recompute drops: the outputs of the norms. Starts the gather of the
 /// layer's input.
-pub fn rebuild(cx: &Cx, w: &Params, a: &AttentionActivations) -> Option<Pending> {
+pub fn rebuild(cx: &Cx, w: &Params, a: &AttentionActs) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
     if a.transformed != a.qkv {
         transform_query_key(cx, w, a);

@@ -8,7 +8,7 @@ use device::{Arena, Dropout, Tensor, op};
 use manifest::Position;
 
 #[rustfmt::skip]
-pub struct EmbeddingActivations {
+pub struct EmbeddingActs {
     sum:     Tensor, // [n, H]  token + position: input of the norm (x itself without one)
     sum_in:  Tensor, // [N, H]  the same inside the split region, a partial sum
     stats:   Tensor, // [n, 2]
@@ -16,18 +16,12 @@ pub struct EmbeddingActivations {
     drop: Dropout,
 }
 
-impl EmbeddingActivations {
+impl EmbeddingActs {
     /// Lays out the buffers. `x` is the input stream of the first block.
-    pub fn plan(
-        cx: &Cx,
-        inputs: &Inputs,
-        x: Tensor,
-        saved: &Arena,
-        workspace: &Arena,
-    ) -> EmbeddingActivations {
+    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Self {
         let sum =
             if cx.model.embedding_layernorm { saved.matrix(x.rows, x.cols, x.dtype) } else { x };
-        EmbeddingActivations {
+        EmbeddingActs {
             sum,
             sum_in: cx.tp.gathered(sum, inputs.rows(), workspace),
             stats: saved.matrix(x.rows, 2, DType::F32),
@@ -37,7 +31,7 @@ impl EmbeddingActivations {
     }
 }
 
-pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &EmbeddingActivations) {
+pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &EmbeddingActs) {
     let first = cx.tp.first(cx.model.vocab_padded);
     cx.be.run(op::Embed { ids: inputs.tokens, table: w[TokenEmbed], first, y: a.sum_in.set() });
     cx.tp.reduce_out(a.sum_in, a.sum);
@@ -68,7 +62,7 @@ pub fn backward(
     w: &Params,
     g: &Params,
     inputs: &Inputs,
-    a: &EmbeddingActivations,
+    a: &EmbeddingActs,
     d: Tensor,
     d_in: Tensor,
 ) {
