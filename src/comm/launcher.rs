@@ -136,6 +136,10 @@ impl Env<'_> {
         0
     }
 
+    fn number_if_set(&mut self, name: &str) -> Option<usize> {
+        self.text(name).map(|_| self.number(name))
+    }
+
     /// Applies the supervisor's assignment, which overrides the launcher's.
     fn place(&mut self, launch: &mut LauncherEnv) {
         let Some(text) = self.text(Place::VARIABLE) else { return };
@@ -150,14 +154,8 @@ impl Env<'_> {
 
     fn torchrun(&mut self) -> LauncherEnv {
         let (rank, world) = (self.number("RANK"), self.number("WORLD_SIZE"));
-        let local_rank = match self.text("LOCAL_RANK") {
-            Some(_) => self.number("LOCAL_RANK"),
-            None => 0,
-        };
-        let local_world = match self.text("LOCAL_WORLD_SIZE") {
-            Some(_) => self.number("LOCAL_WORLD_SIZE"),
-            None => 1,
-        };
+        let local_rank = self.number_if_set("LOCAL_RANK").unwrap_or(0);
+        let local_world = self.number_if_set("LOCAL_WORLD_SIZE").unwrap_or(1);
         let host = self.text("MASTER_ADDR").unwrap_or_else(|| {
             self.problem("MASTER_ADDR", "is not set".into(), "the host on which rank 0 runs");
             String::new()
@@ -186,7 +184,7 @@ impl Env<'_> {
         let (nodes, tasks) = self.nodes(world);
         let number = self.number("SLURM_NODEID");
         let local_world = tasks.get(number).copied().unwrap_or(1);
-        let cores = self.text("SLURM_CPUS_PER_TASK").map(|_| self.number("SLURM_CPUS_PER_TASK"));
+        let cores = self.number_if_set("SLURM_CPUS_PER_TASK");
         let node = match self.text("SLURMD_NODENAME") {
             Some(name) => name,
             None => nodes.get(number).cloned().unwrap_or_default(),

@@ -2,6 +2,7 @@
 //! by Rust's abort.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
 
 /// For `#[global_allocator]`.
 pub struct ReportingAllocator;
@@ -38,48 +39,20 @@ fn or_message(memory: *mut u8, bytes: usize) -> *mut u8 {
     memory
 }
 
-const REMEDY: &str = "\n    → lower batch.micro or the number of threads, or raise the limit (ulimit -v, the \
-                      job's memory)\n";
+const REMEDY: &str = "lower batch.micro or the number of threads, or raise the limit (ulimit -v, the \
+                      job's memory)";
 
 /// Ends the process without allocating: the system has refused `bytes` of memory.
 #[cold]
 pub(crate) fn refused(bytes: usize) -> ! {
-    let mut digits = [0; 20];
-    let parts = [
-        "gptrain: out of memory: the system refused ".as_bytes(),
-        decimal(bytes, &mut digits),
-        " bytes".as_bytes(),
-        REMEDY.as_bytes(),
-    ];
-    for part in parts {
-        // SAFETY: `part` has `len` bytes to read. If the write fails, the exit code remains.
-        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
-    }
+    let mut buffer = [0; 512];
+    let mut rest = &mut buffer[..];
+    // A number is formatted without allocating, and the buffer is large enough.
+    let _ =
+        writeln!(rest, "gptrain: out of memory: the system refused {bytes} bytes\n    → {REMEDY}");
+    let len = 512 - rest.len();
+    // SAFETY: the buffer has `len` bytes to read. If the write fails, the exit code remains.
+    unsafe { libc::write(libc::STDERR_FILENO, buffer.as_ptr().cast(), len) };
     // SAFETY: takes a number and does not return; no destructor or exit handler runs.
     unsafe { libc::_exit(1) }
-}
-
-/// The number in decimal digits.
-fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            return &digits[at..];
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::decimal;
-
-    #[test]
-    fn numbers_are_written_without_allocating() {
-        let written = |number| String::from_utf8(decimal(number, &mut [0; 20]).to_vec()).unwrap();
-        assert_eq!([0, 7, 120].map(written), ["0", "7", "120"]);
-        assert_eq!(written(usize::MAX), usize::MAX.to_string());
-    }
 }

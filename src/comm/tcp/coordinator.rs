@@ -79,27 +79,22 @@ impl Coordinator {
             }
             let mut state = self.state.lock();
             state.last_messages[rank] = Instant::now();
-            match message {
+            let end = match message {
                 Ok(ControlMessage::Heartbeat(report)) if report.rank == rank => {
-                    state.reports[rank] = *report
+                    state.reports[rank] = *report;
+                    continue;
                 }
-                Ok(ControlMessage::AddressRequest(_)) => {}
+                Ok(ControlMessage::AddressRequest(_)) => continue,
                 Ok(ControlMessage::RankFailed(line)) => {
                     state.reported.get_or_insert((Instant::now(), line));
+                    continue;
                 }
-                Ok(ControlMessage::Goodbye) => {
-                    state.reports[rank].ended = Some(End::Left);
-                    return;
-                }
-                Ok(other) => {
-                    state.reports[rank].ended = Some(End::Died(format!("it says {other:?}")));
-                    return;
-                }
-                Err(error) => {
-                    state.reports[rank].ended = Some(End::Died(describe(&error)));
-                    return;
-                }
-            }
+                Ok(ControlMessage::Goodbye) => End::Left,
+                Ok(other) => End::Died(format!("it says {other:?}")),
+                Err(error) => End::Died(describe(&error)),
+            };
+            state.reports[rank].ended = Some(end);
+            return;
         }
     }
 

@@ -15,19 +15,20 @@ pub(super) fn zero(cuda: &Cuda, op: &op::Zero) {
 
 pub(super) fn copy(cuda: &Cuda, &op::Copy { x, y }: &op::Copy) {
     // Eights suit all dtypes.
-    let (grid, vector) = Grid::elements(x.numel(), DType::BF16, [x, y.to]);
+    let vector = vector(x.numel(), DType::BF16, [x, y.to]);
+    let grid = Grid::pieces(x.numel(), if vector { 8 } else { 1 });
     let arguments = arguments!(Copy { x, y, numel: x.numel(), add: y.add, vector });
     cuda.launch(typed!("copy", x.dtype, y.to.dtype), grid, arguments);
 }
 
 pub(super) fn blend(cuda: &Cuda, &op::Blend { a, x, b, y }: &op::Blend) {
-    let (grid, vector) = Grid::elements(x.numel(), x.dtype, [x, y]);
+    let (grid, vector) = Grid::elements(x, [y]);
     let arguments = arguments!(Blend { x, y, numel: x.numel(), a, b, vector });
     cuda.launch(typed!("blend", x.dtype), grid, arguments);
 }
 
 pub(super) fn dropout(cuda: &Cuda, &op::Dropout { x, drop, y }: &op::Dropout) {
-    let (grid, vector) = Grid::rows(x.rows, x.cols, x.dtype, [x, y.to]);
+    let (grid, vector) = Grid::rows(x, [y.to]);
     let (rows, cols, add) = (x.rows, x.cols, y.add);
     let arguments = arguments!(Dropout { x, y, rows, cols, add, vector, drop });
     cuda.launch(typed!("dropout", x.dtype), grid, arguments);
@@ -35,8 +36,7 @@ pub(super) fn dropout(cuda: &Cuda, &op::Dropout { x, drop, y }: &op::Dropout) {
 
 pub(super) fn residual(cuda: &Cuda, op: &op::Residual) {
     let op::Residual { x, branch, bias, drop, y } = *op;
-    let tensors = [x, branch, y.to].into_iter().chain(bias);
-    let (grid, vector) = Grid::rows(x.rows, x.cols, x.dtype, tensors);
+    let (grid, vector) = Grid::rows(x, [branch, y.to].into_iter().chain(bias));
     let (rows, cols) = (x.rows, x.cols);
     let arguments = arguments!(Residual { x, branch, bias, y, rows, cols, vector, drop });
     cuda.launch(typed!("residual", x.dtype), grid, arguments);

@@ -7,7 +7,7 @@ use crate::{Tensor, op};
 
 pub(super) fn forward(cuda: &Cuda, &op::Embed { ids, table, first, y }: &op::Embed) {
     let cols = table.cols;
-    let (grid, vector) = Grid::rows(y.to.rows, cols, table.dtype, [table, y.to]);
+    let (grid, vector) = Grid::rows(y.to, [table]);
     let (count, table_rows, add) = (y.to.rows, table.rows, y.add);
     let arguments =
         arguments!(Embed { ids, table, y, count, first, table_rows, cols, add, vector });
@@ -18,7 +18,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::EmbedBackward) {
     let op::EmbedBackward { dy, ids, first, dtable } = *op;
     let (count, cols) = (dy.rows, dy.cols);
     let [order, rows] = sorted(cuda, ids, first, dtable.to.rows);
-    let (grid, vector) = Grid::rows(count, cols, dy.dtype, [dy, dtable.to]);
+    let (grid, vector) = Grid::rows(dy, [dtable.to]);
     let table_rows = dtable.to.rows;
     let arguments =
         arguments!(EmbedBackward { dy, order, rows, dtable, count, table_rows, cols, vector });

@@ -6,7 +6,6 @@ use super::args::arguments;
 use super::launch::{Grid, typed, vector, wide};
 use crate::{Fp8Scaling, Out, Quantized, Tensor, op};
 use base::{DType, Fp8};
-use std::iter;
 
 /// Compute capability and first cuBLASLt whose products take a scale for each row (NVIDIA's
 /// documentation of `CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F`).
@@ -69,7 +68,7 @@ pub(super) fn quantize(cuda: &Cuda, &op::Quantize { x, rows, columns }: &op::Qua
     let [rows, columns] = [rows, columns].map(|to| to.map(|(_, to)| to));
     let Some(Quantized { format, .. }) = columns.or(rows) else { return };
     let [row_codes, column_codes] = [rows, columns].map(|to| to.map(|to| to.codes));
-    let (grid, vector_rows) = Grid::rows(x.rows, x.cols, x.dtype, iter::once(x).chain(row_codes));
+    let (grid, vector_rows) = Grid::rows(x, row_codes);
     let arguments = arguments!(Fp8Codes {
         x,
         row_scales: rows.map(|to| to.scales),

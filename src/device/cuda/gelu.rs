@@ -4,6 +4,7 @@ use super::Cuda;
 use super::args::arguments;
 use super::launch::{Grid, typed};
 use crate::{Gelu, Out, Tensor, op};
+use std::iter::once;
 
 pub(super) fn gelu(cuda: &Cuda, &op::Gelu { x, gelu, y }: &op::Gelu) {
     let kernel = match gelu {
@@ -23,7 +24,7 @@ pub(super) fn backward(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Tensor) {
 }
 
 fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {
-    let (grid, vector) = Grid::elements(x.numel(), x.dtype, [x, y.to]);
+    let (grid, vector) = Grid::elements(x, [y.to]);
     let arguments = arguments!(Gelu { x, y, numel: x.numel(), add: y.add, vector });
     cuda.launch(kernel, grid, arguments);
 }
@@ -39,7 +40,7 @@ pub(super) fn swiglu_backward(cuda: &Cuda, op: &op::SwigluBackward) {
 
 /// x and dx [N, 2f], y [N, f].
 fn gated(cuda: &Cuda, x: Tensor, y: Tensor, dx: Option<Tensor>, kernel: &'static str) {
-    let (grid, vector) = Grid::elements(y.numel(), y.dtype, [x, y].into_iter().chain(dx));
+    let (grid, vector) = Grid::elements(y, once(x).chain(dx));
     let arguments = arguments!(Swiglu { x, y, dx, numel: y.numel(), vector });
     cuda.launch(kernel, grid, arguments);
 }

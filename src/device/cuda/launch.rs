@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::fs;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
@@ -112,15 +113,11 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// Grid of a kernel that loops over elements of these tensors, and whether it moves 16 bytes at
-    /// a time.
-    pub fn elements(
-        numel: usize,
-        dtype: DType,
-        tensors: impl IntoIterator<Item = Tensor>,
-    ) -> (Grid, bool) {
-        let vector = vector(numel, dtype, tensors);
-        (Grid::pieces(numel, if vector { wide(dtype) } else { 1 }), vector)
+    /// Grid of a kernel that loops over the elements of x and of tensors like it, and whether it
+    /// moves 16 bytes at a time.
+    pub fn elements(x: Tensor, others: impl IntoIterator<Item = Tensor>) -> (Grid, bool) {
+        let vector = vector(x.numel(), x.dtype, once(x).chain(others));
+        (Grid::pieces(x.numel(), if vector { wide(x.dtype) } else { 1 }), vector)
     }
 
     /// Grid of a kernel that loops over elements, `wide` at a time.
@@ -128,16 +125,11 @@ impl Grid {
         Grid::line(numel.div_ceil(THREADS * wide).clamp(1, 8192), THREADS)
     }
 
-    /// Grid of a kernel that loops over rows of these tensors, and whether it moves 16 bytes at a
-    /// time.
-    pub fn rows(
-        rows: usize,
-        cols: usize,
-        dtype: DType,
-        tensors: impl IntoIterator<Item = Tensor>,
-    ) -> (Grid, bool) {
-        let vector = vector(cols, dtype, tensors);
-        (Grid::row_pieces(rows, cols, if vector { wide(dtype) } else { 1 }), vector)
+    /// Grid of a kernel that loops over the rows of x and of tensors as wide, and whether it moves
+    /// 16 bytes at a time.
+    pub fn rows(x: Tensor, others: impl IntoIterator<Item = Tensor>) -> (Grid, bool) {
+        let vector = vector(x.cols, x.dtype, once(x).chain(others));
+        (Grid::row_pieces(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 }), vector)
     }
 
     /// Grid of a kernel that loops over rows, `wide` columns at a time.

@@ -11,7 +11,7 @@ const MATRICES: usize = 8;
 pub(super) const THREADS: usize = 512;
 
 pub(super) fn axpy(cuda: &Cuda, &op::Axpy { a, factor, x, y }: &op::Axpy) {
-    let (grid, vector) = Grid::elements(x.numel(), x.dtype, [x, y.to]);
+    let (grid, vector) = Grid::elements(x, [y.to]);
     let arguments = arguments!(Axpy { x, y, factor, numel: x.numel(), a, add: y.add, vector });
     cuda.launch("axpy", grid, arguments);
 }

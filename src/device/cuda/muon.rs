@@ -25,7 +25,7 @@ pub(super) fn fuse(cuda: &Cuda, &op::Fuse { one, which, all }: &op::Fuse) {
 }
 
 pub(super) fn scale_to_norm_1(cuda: &Cuda, &op::ScaleToNorm1 { x, sum, eps }: &op::ScaleToNorm1) {
-    let (grid, vector) = Grid::elements(x.numel(), x.dtype, [x]);
+    let (grid, vector) = Grid::elements(x, []);
     let arguments = arguments!(ScaleToNorm { x, sum, numel: x.numel(), eps, vector });
     cuda.launch(typed!("scale_to_norm", x.dtype), grid, arguments);
 }
@@ -33,7 +33,8 @@ pub(super) fn scale_to_norm_1(cuda: &Cuda, &op::ScaleToNorm1 { x, sum, eps }: &o
 pub(super) fn update(cuda: &Cuda, op: &op::MuonUpdate) {
     let op::MuonUpdate { keep, step, factor, direction, master, weight } = *op;
     let numel = direction.numel();
-    let (grid, vector) = Grid::elements(numel, DType::BF16, [direction, master, weight]);
+    let vector = vector(numel, DType::BF16, [direction, master, weight]);
+    let grid = Grid::pieces(numel, if vector { 8 } else { 1 });
     let arguments = arguments!(MuonUpdate {
         direction,
         master,

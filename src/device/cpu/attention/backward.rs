@@ -13,8 +13,8 @@ use std::ops::Range;
 pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
     let op::AttentionBackward { qkv, how, dqkv, .. } = *op;
     let all = Attention::new(qkv, &how);
-    let len = Buffers::len(how.seq, all.d, all.wide);
-    cpu.workspace.with(cpu.threads, len, |scratch| {
+    let lengths = Buffers::lengths(how.seq, all.d, all.wide);
+    cpu.workspace.with(cpu.threads, lengths.iter().sum(), |scratch| {
         let Heads { query, kv, .. } = how.heads;
         cpu.each_slot(all.samples * kv, |i, slot| {
             let first = i % kv * (query / kv);
@@ -22,7 +22,7 @@ pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
             let owner = all.head(i / kv, first);
             // SAFETY: no other task that runs now has this slot (`each_slot`).
             let own = unsafe { scratch.part(slot) };
-            let mut own = Buffers::new(own, how.seq, all.d, all.wide);
+            let mut own = Buffers::new(own, lengths);
             owner.load(qkv, 0..how.seq, Qkv::Key, own.k);
             owner.load(qkv, 0..how.seq, Qkv::Value, own.v);
             own.dk.fill(0.0);
@@ -58,26 +58,17 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn len(seq: usize, d: usize, wide: usize) -> usize {
-        4 * seq * wide + 3 * QUERIES * wide + 2 * d * QUERIES + 3 * KEYS * QUERIES
+    /// Lengths of the buffers, in their order.
+    fn lengths(seq: usize, d: usize, wide: usize) -> [usize; 12] {
+        let (rows, tile, columns) = (seq * wide, QUERIES * wide, d * QUERIES);
+        let scores = KEYS * QUERIES;
+        [rows, rows, rows, rows, tile, tile, tile, columns, columns, scores, scores, scores]
     }
 
-    fn new(mut scratch: &'a mut [f32], seq: usize, d: usize, wide: usize) -> Buffers<'a> {
-        let mut cut = |len| cut(&mut scratch, len);
-        Buffers {
-            k: cut(seq * wide),
-            v: cut(seq * wide),
-            dk: cut(seq * wide),
-            dv: cut(seq * wide),
-            q: cut(QUERIES * wide),
-            dy: cut(QUERIES * wide),
-            dq: cut(QUERIES * wide),
-            q_transposed: cut(d * QUERIES),
-            dy_transposed: cut(d * QUERIES),
-            p: cut(KEYS * QUERIES),
-            dp: cut(KEYS * QUERIES),
-            factors: cut(KEYS * QUERIES),
-        }
+    fn new(scratch: &'a mut [f32], lengths: [usize; 12]) -> Buffers<'a> {
+        let [k, v, dk, dv, q, dy, dq, q_transposed, dy_transposed, p, dp, factors] =
+            cut(scratch, lengths);
+        Buffers { k, v, dk, dv, q, dy, dq, q_transposed, dy_transposed, p, dp, factors }
     }
 }
 

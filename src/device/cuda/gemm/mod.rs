@@ -122,7 +122,7 @@ impl Product {
 
 /// x = bias in every row.
 fn bias_rows(cuda: &Cuda, bias: Tensor, x: Tensor) {
-    let (grid, vector) = Grid::rows(x.rows, x.cols, x.dtype, [bias, x]);
+    let (grid, vector) = Grid::rows(x, [bias]);
     let arguments = arguments!(BiasRows { bias, x, rows: x.rows, cols: x.cols, vector });
     cuda.launch(typed!("bias_rows", x.dtype), grid, arguments);
 }
