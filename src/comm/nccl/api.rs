@@ -18,9 +18,9 @@ table! {
     }
 }
 
-/// Code that two ranks on one GPU get.
+/// Code if two ranks use one GPU.
 const INVALID_USAGE: Code = ncclResult_t::ncclInvalidUsage as Code;
-/// Not an error: not known yet.
+/// Not an error: the result is pending.
 pub const IN_PROGRESS: Code = ncclResult_t::ncclInProgress as Code;
 
 impl Api {

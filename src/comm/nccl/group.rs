@@ -14,20 +14,20 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Two events of an operation: before it and after it.
+/// Events before and after an operation.
 type Order = [CUevent; 2];
 
 /// One communicator, as a group.
 pub struct NcclGroup {
     comm: Arc<Comm>,
     name: Arc<str>,
-    /// Ranks of the world.
+    /// World ranks.
     ranks: Arc<[usize]>,
     /// Index of this rank among them.
     rank: usize,
     counters: Arc<OpCounters>,
     begun: Cell<u64>,
-    /// Events of each operation in flight, by its number, and events of none.
+    /// Events of each operation in flight, by its number, and unused events.
     in_flight: RefCell<HashMap<u64, Order>>,
     free: RefCell<Vec<Order>>,
     /// Dropped after the communicator.
@@ -64,7 +64,7 @@ impl NcclGroup {
         })
     }
 
-    /// Makes these calls as one group of NCCL's: one kernel for all.
+    /// Makes these calls in one NCCL group: one kernel for all.
     fn grouped(&self, mut calls: impl Iterator<Item = Code>) -> Code {
         let api = &self.watchdog.shared.api;
         // SAFETY: takes nothing; the group is ended below, on this thread.
@@ -85,13 +85,13 @@ impl NcclGroup {
         Pending { sums, ..begun }
     }
 
-    /// As `begin_message`, on a stream that has this communicator's messages alone.
+    /// Like `begin_message`, on a stream only for this communicator's messages.
     pub fn begin_message_on(&self, stream: Stream, message: Message) -> Pending {
         let begun = self.begin_on(stream, || self.messages(&[message], stream));
         Pending { message: Some(message), ..begun }
     }
 
-    /// Begins an operation on a communication stream, after what the device has so far.
+    /// Starts an operation on a communication stream, after everything enqueued so far.
     fn begin_on(&self, stream: Stream, launch: impl FnOnce() -> u64) -> Pending {
         let job = self.begun.get() + 1;
         self.begun.set(job);

@@ -36,7 +36,7 @@ const SMALL: usize = 256 << 10;
 pub struct Nccl {
     api: Arc<Api>,
     device: Arc<Device>,
-    /// f32 [1, n] in the scratch of the ops, which run none while a group is made: as many bytes as
+    /// f32 [1, n] in the scratch of the ops, which is unused while a group is created. As many bytes as
     /// the large operations with which a communicator gets its buffers.
     scratch: Tensor,
     /// Dtype of activations.
@@ -82,13 +82,13 @@ impl Nccl {
         if self.serial { None } else { warning() }
     }
 
-    /// Sets how long creating a group may take.
+    /// Sets the time limit for creating a group.
     pub fn with_setup_timeout(self, setup_timeout: Duration) -> Nccl {
         Nccl { setup_timeout, ..self }
     }
 
-    /// Creates a group of these ranks of the world, in this order; each of them calls it, no other rank
-    /// does. An error fails the whole process group.
+    /// Creates a group of these world ranks, in this order. Called by each of them and by no other rank.
+    /// An error fails the whole process group.
     pub fn group(&self, world: &World, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         if ranks.len() == 1 {
             return Box::new(Solo);
@@ -118,7 +118,7 @@ impl Nccl {
         id
     }
 
-    /// Creates the communicator of that name, of these ranks of the world.
+    /// Creates a communicator of these world ranks.
     fn communicator(
         &self,
         world: &World,

@@ -7,9 +7,9 @@ use super::launch::{Grid, typed};
 use crate::{Adafactor, MatrixPart, Out, Tensor, op};
 use std::ptr::null_mut;
 
-/// Blocks to have work for a whole GPU.
+/// Number of blocks that occupy a whole GPU.
 const BLOCKS: usize = 1056;
-/// Rows that a block sums at least.
+/// Minimum rows of a block.
 const CHUNK: usize = 64;
 /// Threads of the one block that moves a fused matrix's second moment.
 pub(super) const MOMENT_THREADS: usize = 512;
@@ -105,7 +105,7 @@ pub(super) fn update(cuda: &Cuda, op: &op::Adafactor) {
     }
 }
 
-/// Fills in the scratch.
+/// Launches the sums, with scratch for those of each block.
 fn fused_sums(cuda: &Cuda, part: &MatrixPart, arguments: args::FusedSums, out: Out) {
     let count = part.fused.count();
     let blocks = part.touched().len().min(BLOCKS);

@@ -6,9 +6,9 @@ use super::launch::{Grid, typed, vector};
 use crate::{AdamW, op};
 use base::DType;
 
-/// Blocks that update moments in 8 bits: each copies the maps first.
+/// Maximum blocks; each first copies the maps.
 const CODED_BLOCKS: usize = 1056;
-/// Elements of a thread of those.
+/// Elements per thread.
 const CODED_WIDE: usize = 8;
 
 pub(super) fn adam8bit(cuda: &Cuda, op: &op::Adam8bit) {

@@ -1,8 +1,7 @@
 //! Arguments of the kernels: one struct for each, passed by value.
 //!
-//! This table is their only definition. `kernels/args.cuh` is made from it, with the offset of
-//! every field, and a test fails where that file is stale (`UPDATE=1` in its environment rewrites
-//! it).
+//! This table is their only definition. `kernels/args.cuh` is generated from it, with the offset of
+//! every field; a test fails if that file is stale (`UPDATE=1` in its environment rewrites it).
 
 #[macro_use]
 mod define;

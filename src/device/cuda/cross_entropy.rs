@@ -1,4 +1,4 @@
-//! Cross-entropy over a vocabulary that may be shared out among ranks.
+//! Cross-entropy over a vocabulary that may be split over tensor-parallel ranks.
 
 use super::Cuda;
 use super::args::{self, arguments};
@@ -6,7 +6,7 @@ use super::launch::{Grid, typed, vector, wide};
 use crate::{Logits, Tensor, op};
 use std::ptr::{null, null_mut};
 
-/// Maximum threads of a block, which has a row.
+/// Maximum threads of a block, which processes one row.
 pub(super) const MOST_THREADS: usize = 512;
 
 pub(super) fn stats(cuda: &Cuda, op: &op::CrossEntropyStats) {
@@ -20,7 +20,7 @@ pub(super) fn losses(cuda: &Cuda, op: &op::CrossEntropy) {
     cuda.launch(typed!("cross_entropy", op.logits.x.dtype), grid, arguments);
 }
 
-/// Cross-entropy of a vocabulary that is not split; writes its stats, too.
+/// Cross-entropy of an unsplit vocabulary; also writes its stats.
 pub(super) fn unsplit(cuda: &Cuda, op: &op::CrossEntropyUnsplit) {
     let (arguments, grid) = prepare_losses(&op.0);
     cuda.launch(typed!("cross_entropy_unsplit", op.0.logits.x.dtype), grid, arguments);

@@ -26,14 +26,14 @@ pub struct Launched {
 /// Name and place of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Its number among the GPUs that the driver shows to this process.
+    /// Index among the GPUs that the driver shows to this process.
     pub ordinal: usize,
-    /// GPUs that the driver shows.
+    /// Number of GPUs that the driver shows.
     pub shown: usize,
     pub name: String,
     /// "0000:3B:00.0".
     pub bus: String,
-    /// In hexadecimal, as nvidia-smi has it.
+    /// In hexadecimal, as nvidia-smi prints it.
     pub uuid: String,
 }
 
@@ -43,12 +43,12 @@ impl fmt::Display for Identity {
     }
 }
 
-/// SMs that matrix products leave to NCCL while it sums over ranks at the same time. cuBLASLt's
-/// kernels for Hopper want a block on every SM at once. Blocks whose SM NCCL occupies run after all
-/// others, and the product takes up to twice as long.
+/// SMs that matrix products leave to NCCL while it sums over ranks. cuBLASLt's kernels for Hopper run a
+/// block on every SM at once. If NCCL occupies an SM, its block runs after all others, and the product
+/// takes up to twice as long.
 #[derive(Default)]
 pub struct SmMargin {
-    /// SMs for products; None: all.
+    /// SMs for products; None for all.
     rest: Option<u32>,
     /// Sums that were begun and not yet awaited, in the order in which the host enqueues. The time at
     /// which the GPU ends them differs between runs, and the SMs of a product may change its bits.
@@ -70,13 +70,13 @@ impl SmMargin {
         self.sums.fetch_sub(1, Relaxed);
     }
 
-    /// SMs of a product that is enqueued now; None: all.
+    /// SMs of a product that is enqueued now; None for all.
     pub fn product_sms(&self) -> Option<u32> {
         self.rest.filter(|_| self.sums.load(Relaxed) > 0)
     }
 }
 
-/// Number of streams for messages that are begun: two kinds, each sent and received.
+/// Number of streams of asynchronous messages: two kinds, each sent and received.
 pub const MESSAGE_STREAMS: usize = 4;
 
 /// One GPU, its context and its streams.
@@ -99,7 +99,7 @@ pub struct Device {
     pub comm_stream: CUstream,
     /// Stream of asynchronous collectives that are awaited within the same layer.
     pub layer_stream: CUstream,
-    /// Streams of messages that are begun: one for each kind that must not wait for another.
+    /// Streams of asynchronous messages: one per kind that must not wait for another.
     pub message_streams: [CUstream; MESSAGE_STREAMS],
     /// Streams of copies that overlap with ops: to the device, and to the host.
     pub h2d_stream: CUstream,
@@ -193,7 +193,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Whether threads sleep while they wait for the GPU, by the driver's word.
+    /// Whether threads sleep while they wait for the GPU, as reported by the driver.
     pub fn waits_block(&self) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: two ints are written to the live variables; `id` is a device of the driver.
@@ -332,7 +332,7 @@ impl Device {
         self.failing().clone()
     }
 
-    /// Takes a failure in a capture: nothing of it ran, so the device works on without it.
+    /// Takes the failure of a capture: nothing of it ran, so the device remains usable.
     pub fn take_failure(&self) -> Option<String> {
         self.failing().take()
     }

@@ -1,4 +1,4 @@
-//! Element by element: zero, copy, blend, dropout, residual; sums of columns.
+//! Elementwise ops: zero, copy, blend, dropout, residual; sums of columns.
 
 use super::Cuda;
 use super::args::{DropoutMask, arguments};
@@ -56,11 +56,11 @@ pub(super) fn column_sums(cuda: &Cuda, op: &op::ColumnSums) {
     sum_columns(cuda, op.x, None, op.sums);
 }
 
-/// Rows a block sums at least, and blocks to have work for a whole GPU.
+/// Minimum rows of a block, and number of blocks that occupy a whole GPU.
 const CHUNK: usize = 64;
 const BLOCKS: usize = 1056;
 
-/// sums (+)= Σ_rows of x, or of what dropout stores in `to`.
+/// sums (+)= Σ_rows of x, or of dropout(x), which is stored in the given tensor.
 fn sum_columns(cuda: &Cuda, x: Tensor, dropped: Option<(Tensor, &Dropout)>, sums: Out) {
     let to = dropped.map(|(to, _)| to);
     let vector = vector(x.cols, x.dtype, std::iter::once(x).chain(to));

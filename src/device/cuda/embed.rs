@@ -1,4 +1,4 @@
-//! Rows of a table by their number. An id that is negative names no row.
+//! Lookup of rows of a table by id. A negative id has no row.
 
 use super::Cuda;
 use super::args::arguments;
@@ -25,14 +25,15 @@ pub(super) fn backward(cuda: &Cuda, op: &op::EmbedBackward) {
     cuda.launch(typed!("embed_backward", dy.dtype), grid, arguments);
 }
 
-/// Places of a tile, as many as a digit has values.
+/// Positions of a tile, as many as a digit has values.
 pub(super) const TILE: usize = 256;
 const DIGIT_BITS: u32 = 8;
-/// Threads of the block that adds up where digits begin.
+/// Threads of the block that computes the first index of each digit.
 pub(super) const STARTERS: usize = 1024;
 
-/// The places of ids in the order of the rows of a table that they name, in i32, and these rows, in
-/// scratch: `table_rows` of ids that name none. Work and memory grow as the ids do.
+/// Sorts the positions of ids by the rows of the table. Returns the addresses, in scratch, of the
+/// positions and of their rows, i32; an id without a row has row `table_rows`. Work and memory are
+/// linear in the number of ids.
 fn sorted(cuda: &Cuda, ids: Tensor, first: usize, table_rows: usize) -> [usize; 2] {
     let count = ids.numel();
     let tiles = count.div_ceil(TILE).max(1);

@@ -10,8 +10,8 @@ use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 use std::ptr::null_mut;
 
 impl Device {
-    /// Creates a stream that does not wait for the default one. The blocks of an `urgent` one start before
-    /// those that wait in other streams: a collective's do not queue behind whole products.
+    /// Creates a stream that does not wait for the default one. Blocks of an `urgent` stream start before
+    /// pending blocks of other streams, so that collectives do not queue behind whole products.
     pub(super) fn new_stream(&self, urgent: bool) -> Result<CUstream, String> {
         let (mut stream, flags) = (null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
         let (mut least, mut greatest) = (0, 0);
@@ -26,12 +26,12 @@ impl Device {
         self.check("making a stream", code).map(|()| stream)
     }
 
-    /// Creates an event that orders work and keeps no time.
+    /// Creates an event that orders work, without a timestamp.
     pub fn event(&self) -> CUevent {
         self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// Creates an event that keeps time.
+    /// Creates an event with a timestamp.
     pub fn timing_event(&self) -> CUevent {
         self.new_event(CUevent_flags::CU_EVENT_DEFAULT)
     }

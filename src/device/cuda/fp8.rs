@@ -14,16 +14,16 @@ const ROW_WISE: usize = 120_900;
 
 /// Minimum rows of a warp that searches for maxima.
 const CHUNK: usize = 16;
-/// Warps of such a block.
+/// Warps of a block that searches for maxima.
 const WARPS: usize = 8;
 /// Rows and columns that a block transposes.
 const TILE: usize = 64;
-/// Threads of a block that quantizes rows by their own maxima, and the most blocks: four for each of
-/// a Hopper's 132 SMs.
+/// Threads of a block that quantizes rows by their own maxima, and maximum number of blocks: four per
+/// SM of a Hopper with 132.
 pub(super) const ROW_THREADS: usize = 512;
 const ROW_BLOCKS: usize = 528;
 
-/// The kernel of a format and a dtype.
+/// Kernel of a format and a dtype.
 macro_rules! coded {
     ($name:literal, $format:expr, $dtype:expr) => {
         match $format {
@@ -93,7 +93,7 @@ pub(super) fn quantize_rows(cuda: &Cuda, op: &op::QuantizeRows) {
     let op::QuantizeRows { x, to, columns } = *op;
     let shared = if columns.is_some() { x.cols * size_of::<f32>() } else { 0 };
     if shared > cuda.device.shared_memory {
-        // Rows too wide for that: in two reads.
+        // The maxima of such wide rows do not fit: read twice.
         let maxima = Tensor::at(cuda.scratch(x.rows * size_of::<f32>()), 1, x.rows, DType::F32);
         line_maxima(cuda, &op::LineMaxima { x, rows: Some(maxima.set()), columns });
         return quantize(cuda, &op::Quantize { x, rows: Some((maxima, to)), columns: None });

@@ -1,4 +1,4 @@
-//! GELU where it does not ride on a matrix product, and SwiGLU.
+//! GELU apart from a product, and SwiGLU.
 
 use super::Cuda;
 use super::args::arguments;

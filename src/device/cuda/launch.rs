@@ -16,11 +16,11 @@ use std::ptr::null_mut;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Compute capabilities, times ten: the least that kernels are always compiled for, and that of the
-/// optional ones.
+/// Compute capabilities, times ten: the minimum of the kernels that are always compiled, and that of
+/// the optional ones.
 pub const AMPERE: i32 = 80;
 pub const VOLTA: i32 = 70;
-/// The least that multiplies 8-bit floats.
+/// Minimum for fp8 products.
 pub const ADA: i32 = 89;
 
 /// Compiled kernels.
@@ -33,18 +33,18 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Those in this binary, if it was built with a compiler for them.
+    /// Kernels in this binary, if it was built with a compiler for them.
     pub fn embedded() -> Option<Kernels> {
         EMBEDDED
     }
 
-    /// Those for GPUs before Ampere, if it was built with them.
+    /// Kernels for GPUs before Ampere, if this binary was built with them.
     pub fn volta() -> Option<Kernels> {
         EMBEDDED_VOLTA
     }
 
-    /// Those that `kernels/build.sh FOLDER` left: files `NAME.fatbin`, and `release`, the compiler's
-    /// version. They stay in memory until the process ends.
+    /// Kernels that `kernels/build.sh FOLDER` wrote: files `NAME.fatbin`, and `release`, the compiler's
+    /// version. They remain in memory until the process ends.
     pub fn from_folder(folder: &Path) -> Result<Kernels> {
         let read = |file: &Path| fs::read(file).with_context(|| file.display().to_string());
         let release = String::from_utf8(read(&folder.join("release"))?)?;
@@ -67,7 +67,7 @@ impl Kernels {
     }
 }
 
-/// The kernels of this binary in words, if it has any: `CUDA 13.0, for sm_80, sm_90a, sm_100`.
+/// Description of this binary's kernels, if it has any: `CUDA 13.0, for sm_80, sm_90a, sm_100`.
 pub fn kernels() -> Option<String> {
     let Kernels { release, .. } = Kernels::embedded()?;
     let volta = if Kernels::volta().is_some() { "sm_70, " } else { "" };
@@ -76,13 +76,13 @@ pub fn kernels() -> Option<String> {
     Some(format!("CUDA {major}.{minor}, for {volta}sm_80, sm_90a, sm_100 and as PTX"))
 }
 
-/// Shared memory a block may ask for without being allowed more.
+/// Dynamic shared memory that a block may use without setting a larger limit.
 const SHARED_AT_ONCE: usize = 48 << 10;
 
-/// Threads of a block in kernels that go element by element.
+/// Threads of a block of elementwise kernels.
 pub(super) const THREADS: usize = 256;
 
-/// The name of a kernel for a dtype, or for two.
+/// Name of a kernel for one dtype, or for two.
 macro_rules! typed {
     ($name:literal $($more:literal)*, $dtype:expr) => {
         match $dtype {
@@ -161,7 +161,7 @@ pub fn vector(cols: usize, dtype: DType, tensors: impl IntoIterator<Item = Tenso
     cols.is_multiple_of(wide(dtype)) && tensors.all(|x| x.addr().is_multiple_of(16))
 }
 
-/// The modules loaded, and the functions used so far.
+/// Loaded modules, and the functions used so far.
 pub struct Functions {
     modules: Vec<CUmodule>,
     functions: RefCell<HashMap<&'static str, Function>>,
@@ -170,9 +170,9 @@ pub struct Functions {
 #[derive(Clone, Copy)]
 struct Function {
     handle: CUfunction,
-    /// Bytes of its argument, where the driver can tell.
+    /// Bytes of its argument; None if the driver does not report it.
     bytes: Option<usize>,
-    /// Most threads of a block: `__launch_bounds__`, or fewer where its registers do not suffice.
+    /// Maximum threads of a block: `__launch_bounds__`, or fewer if its registers do not suffice.
     threads: usize,
     /// Shared memory that it declares itself.
     fixed: usize,
@@ -209,7 +209,7 @@ impl Functions {
         }
     }
 
-    /// Enqueues a kernel on the compute stream. `arguments` is the struct it takes, of `args`.
+    /// Enqueues a kernel on the compute stream. `arguments` is its struct in `args`.
     pub fn launch<A: Copy>(&self, device: &Device, name: &'static str, grid: Grid, arguments: A) {
         if device.failed() {
             return;
@@ -240,7 +240,7 @@ impl Functions {
         device.note_launch(|| name.to_string(), 0.0);
     }
 
-    /// A kernel of which a block may have so much dynamic shared memory.
+    /// Kernel whose blocks may use `shared` bytes of dynamic shared memory.
     fn function(&self, device: &Device, name: &'static str, shared: usize) -> Function {
         let function = self.look_up(device, name);
         let all = function.fixed + shared;
@@ -262,12 +262,12 @@ impl Functions {
         function
     }
 
-    /// Most threads of a kernel's block.
+    /// Maximum threads of a kernel's block.
     pub fn most_threads(&self, device: &Device, name: &'static str) -> usize {
         self.look_up(device, name).threads
     }
 
-    /// Whether a block of a kernel may have so much dynamic shared memory.
+    /// Whether a block of a kernel may use `shared` bytes of dynamic shared memory.
     pub fn has_room(&self, device: &Device, name: &'static str, shared: usize) -> bool {
         self.look_up(device, name).fixed + shared <= device.shared_memory.max(SHARED_AT_ONCE)
     }
@@ -310,7 +310,7 @@ fn attribute(device: &Device, handle: CUfunction, what: Attribute) -> usize {
     value as usize
 }
 
-/// Bytes of the one struct a kernel takes.
+/// Bytes of a kernel's only argument.
 fn argument_bytes(device: &Device, handle: CUfunction) -> Option<usize> {
     let (mut offset, mut bytes) = (0, 0);
     let info = device.param_info?;

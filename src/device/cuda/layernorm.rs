@@ -6,7 +6,7 @@ use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Out, Tensor, op};
 
-/// Rows in shared memory: of at most eight warps, in what every GPU gives at once.
+/// Shared memory for the rows of at most eight warps: what every GPU allows by default.
 const SHARED: usize = 48 << 10;
 
 pub(super) fn forward(cuda: &Cuda, &op::LayerNorm { x, norm, y, stats }: &op::LayerNorm) {
@@ -18,8 +18,8 @@ pub(super) fn forward(cuda: &Cuda, &op::LayerNorm { x, norm, y, stats }: &op::La
     cuda.launch(typed!("layernorm", x.dtype), row_by_warp(x), arguments);
 }
 
-/// A warp for each row, and shared memory for the rows; a block for each where two do not fit in `SHARED`:
-/// a multiprocessor has few of them at once.
+/// A warp per row, with shared memory for the rows; a block per row if two rows do not fit in `SHARED`,
+/// because a multiprocessor then runs few blocks at once.
 fn row_by_warp(x: Tensor) -> Grid {
     let bytes = x.cols * x.dtype.size();
     let warps = (SHARED / bytes.max(1)).min(8);
@@ -55,7 +55,7 @@ pub(super) fn residual_norm(cuda: &Cuda, op: &op::ResidualNorm) {
     cuda.launch(typed!("residual_norm", x.dtype), row_by_warp(x), arguments);
 }
 
-/// Rows a block works on at least, and blocks to have work for a whole GPU.
+/// Minimum rows of a block, and number of blocks that occupy a whole GPU.
 const CHUNK: usize = 16;
 const BLOCKS: usize = 1056;
 
@@ -73,7 +73,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::LayerNormBackward) {
     add_all(cuda, &arguments, grid, [Some(op.dscale), op.dshift]);
 }
 
-/// As `backward`, whose dx accumulates, and then dropout's way back from dx.
+/// `backward`, whose dx accumulates, then the backward of dropout from dx.
 pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward) {
     let op::NormResidualBackward { norm: norm_op, residual: residual_op } = op;
     let op::LayerNormBackward { x, dscale, dshift, .. } = *norm_op;
@@ -98,7 +98,7 @@ pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward)
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }
 
-/// Arguments and blocks, without the kernel and its threads. Each block leaves `sums` rows of partial sums.
+/// Arguments and blocks, without the kernel and its threads. Each block writes `sums` rows of partial sums.
 fn backward_arguments(
     cuda: &Cuda,
     op: &op::LayerNormBackward,
@@ -123,8 +123,8 @@ fn backward_arguments(
     (arguments, Grid::line(blocks, 0).with_shared(shared))
 }
 
-/// Blocks and rows of each, for `rows` rows of which a block leaves so many bytes of sums: as many as
-/// fill a GPU, and as leave their sums in scratch.
+/// Blocks and rows per block: as many blocks as fill a GPU, and as have their `sums` bytes of sums in
+/// scratch.
 fn blocks(rows: usize, sums: usize) -> (usize, usize) {
     let most = BLOCKS.min(SCRATCH / sums).max(1);
     let chunk = rows.div_ceil(rows.div_ceil(CHUNK).clamp(1, most)).max(1);
@@ -147,11 +147,11 @@ fn add_all<const N: usize>(
     }
 }
 
-/// Threads of a block that reads its rows twice: the bound of those kernels.
+/// Threads of a block that reads its rows twice: the launch bound of those kernels.
 pub(super) const READING_TWICE: usize = 512;
 
-/// The kernel for rows of this width, and threads of its blocks. Of `kernels`, threads of the first hold a piece
-/// of 16 bytes of a row, of the second sixteen columns, and of the others nothing. `more` is another output.
+/// Kernel for rows of this width, and threads of its blocks. A thread of the first kernel holds 16 bytes
+/// of a row, of the second sixteen columns, of the others nothing. `more` is another output.
 fn kernel_for(
     cuda: &Cuda,
     [piece, sixteen, long, any]: [&'static str; 4],

@@ -61,7 +61,7 @@ use std::time::Instant;
 /// Bytes of a GPU's memory that the backend takes for itself: scratch and staging buffers.
 pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
 /// Bytes of logits at once. Each chunk of rows reads and writes the f32 gradient of the whole table
-/// (GPT-2: 309 MB), so that few large ones are better; the same on every GPU, for equal plans.
+/// (GPT-2: 309 MB), so few large chunks are better. Equal on every GPU, so that plans are equal.
 pub const LOGITS_CHUNK: Bytes = Bytes(512 << 20);
 /// Bytes of scratch for cuBLASLt and for sums in parts: twice NVIDIA's recommendation for Hopper.
 const SCRATCH: usize = 64 << 20;
@@ -99,7 +99,7 @@ impl Cuda {
         let opened = preflight::open(options)?;
         let preflight::Opened { device, identity, lt, kernels, capability, .. } = opened;
         let preflight::Opened { hopper, machine, lt_name, .. } = opened;
-        // Before any thread is started and any memory locked.
+        // Before threads are started and memory is locked.
         let near = numa::bind(&identity.bus).map(|near| format!("; {near}")).unwrap_or_default();
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
@@ -166,7 +166,7 @@ impl Cuda {
         }
     }
 
-    /// Scratch until the op's last kernel.
+    /// Address of scratch, valid until the op's last kernel.
     fn scratch(&self, bytes: usize) -> usize {
         assert!(bytes <= SCRATCH, "an op wants {bytes} bytes of scratch");
         self.memory.workspace

@@ -1,4 +1,4 @@
-//! Muon: momentum, fused matrices apart and together again, and the update.
+//! Muon: momentum, splitting and joining of fused matrices, and the update.
 
 use super::Cuda;
 use super::args::arguments;

@@ -7,14 +7,14 @@ use crate::{AdamW, AdamWUpdate, Backend, Home, Out, Scaler, Scaling, Tensor, op}
 use base::DType;
 use std::ptr::{null, null_mut};
 
-/// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
+/// Maximum partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
 const PARTS: usize = 1056;
 
-/// Elements of a piece that a block of AdamW's updates, as in the kernel, and most of its blocks.
+/// Elements of a piece that a block of AdamW updates, as in the kernel, and maximum number of blocks.
 const ADAMW_PIECE: usize = 8192;
 const ADAMW_BLOCKS: usize = 4224;
 
-/// Blocks that digest a tensor, to have work for a whole GPU.
+/// Blocks that digest a tensor: as many as occupy a whole GPU.
 const DIGEST_PARTS: usize = 1056;
 
 pub(super) fn sum(cuda: &Cuda, op: &op::Sum) {
@@ -25,10 +25,10 @@ pub(super) fn square_sums(cuda: &Cuda, op: &op::SquareSums) {
     totals(cuda, op.xs, true, op.y);
 }
 
-/// Most tensors of a launch, as the kernels' arguments have room for.
+/// Maximum tensors of a launch: the capacity of the kernels' arguments.
 const TENSORS: usize = 64;
 
-/// Numbers of tensors for each launch: all of one kind, by which its kernel is chosen.
+/// Indices of the tensors of each launch. All have the same kind, which selects the kernel.
 fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
     let mut all: Vec<(K, Vec<usize>)> = Vec::new();
     for (i, kind) in kinds.enumerate() {
@@ -166,7 +166,7 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
     }
 }
 
-/// Key by which AdamW's kernel is chosen: dtypes of the gradient and the weight, and whether threads
+/// Key that selects AdamW's kernel: dtypes of the gradient and the weight, and whether threads
 /// move 16 bytes at a time.
 fn kind_of(update: &AdamWUpdate) -> (DType, DType, bool) {
     let AdamWUpdate { grad, master, m, v, weight, .. } = *update;

@@ -7,10 +7,10 @@ use super::launch::{Grid, typed};
 use crate::{QueryKey, Tensor, op};
 use std::ptr::{null, null_mut};
 
-/// Warps of a block, each with a head of a row.
+/// Warps of a block, one per head of a row.
 pub(super) const WARPS: usize = 8;
 
-/// Heads of rows that a block of backward has at least, and blocks to have work for a whole GPU.
+/// Minimum heads of a block of backward, over all rows, and number of blocks that occupy a whole GPU.
 const CHUNK: usize = 64;
 const BLOCKS: usize = 1056;
 

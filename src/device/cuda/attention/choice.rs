@@ -1,7 +1,7 @@
-//! Choice between kernels of attention that compute the same: the fastest on the operands themselves,
-//! timed once and kept with the algorithms of matrix products.
+//! Choice between kernels of attention that compute the same: the fastest on the actual operands, timed
+//! once and stored with the algorithms of matrix products.
 //!
-//! Results of all must agree: a kernel that no GPU has run yet is not chosen for its speed alone.
+//! A kernel whose results differ from the first one's is not used.
 
 use super::kernels::Kernel;
 use crate::Tensor;
@@ -13,13 +13,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 
-/// Times that each kernel is run.
+/// Timed runs of each kernel.
 const RUNS: usize = 5;
 
-/// Largest difference of two kernels' results, in parts of the largest number: several roundings of bf16.
+/// Maximum difference of two kernels' results, relative to the largest number: several roundings of bf16.
 const TOLERANCE: f32 = 1.0 / 32.0;
 
-/// Kernel, and whether its two warpgroups request products in turn.
+/// Kernel, and whether its two warpgroups issue products alternately.
 #[derive(Clone, Copy)]
 pub struct Variant<'a> {
     pub kernel: &'a Kernel,

@@ -1,4 +1,4 @@
-//! Kernels of attention by dtype and width of a head: on tensor cores where these allow it, else on
+//! Kernels of attention by dtype and width of a head: on tensor cores if these allow it, otherwise on
 //! ordinary cores.
 
 use crate::cuda::launch::typed;
@@ -11,7 +11,7 @@ pub struct Kernel {
     pub tile: usize,
     pub threads: usize,
     pub shared: usize,
-    /// Whether it takes tensor maps of what it reads.
+    /// Whether its arguments include tensor maps.
     pub mapped: bool,
 }
 
@@ -48,8 +48,8 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
         };
     }
     let (d, [forward, kv, q]) = at_least!(32 64 80 96 128 160);
-    // As in the kernels' source: a block's rows, those that pass by at once, and what is kept of
-    // each.
+    // As in the kernels' source: a block's rows, the rows streamed at once, and the numbers kept per
+    // row.
     let row = 2 * (d + 8);
     let kernel = |name, own: usize, passing: usize, shared: usize| {
         let shared = (own + passing) * row + shared + 16;
@@ -61,7 +61,7 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     let q_keys = if (65..=96).contains(&d) { 64 } else { 32 };
     Some(Kernels {
         forward: kernel(forward, forward_own, 2 * forward_keys, 8 * forward_own),
-        // Keys and values, or queries and dy, are two; what passes by is two of each.
+        // Keys and values, or queries and dy, are two; of the streamed operands there are two tiles each.
         kv: kernel(kv, own, own + 4 * kv_queries, 2 * 16 * kv_queries),
         q: kernel(q, own, own + 4 * q_keys, 8 * own),
     })

@@ -1,4 +1,4 @@
-//! Self-attention: on tensor cores where dtype and width of a head allow it, else on the others.
+//! Self-attention: on tensor cores if the dtype and the width of a head allow it.
 
 mod choice;
 mod hopper;
@@ -69,7 +69,7 @@ fn launch(
     run(variant);
 }
 
-/// A block for each tile of each of `heads` heads of a sample.
+/// Launches a block per tile of each of `heads` heads of each sample.
 fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::Attention) {
     let Variant { kernel, ping_pong } = variant;
     let seq = arguments.seq as usize;
@@ -85,7 +85,8 @@ fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::At
     }
 }
 
-/// `more` are what else the kernels move by 16 bytes.
+/// Arguments of all kernels, and the kernels that fit. `more` are further tensors that kernels move
+/// 16 bytes at a time.
 fn prepare(
     cuda: &Cuda,
     qkv: Tensor,

@@ -1,11 +1,11 @@
 //! Matrix products by cuBLASLt, with their epilogues.
 //!
-//! The library thinks in columns: C = A·B in rows is Cᵀ = Bᵀ·Aᵀ in its columns, so our B is its A.
+//! The library's matrices are column-major: C = A·B is computed as Cᵀ = Bᵀ·Aᵀ, so our B is its A.
 //! A plan (descriptors and algorithm) is made once for each kind, shape, dtype, epilogue and
 //! alignment, and kept (`plan`); its algorithm is the fastest of those that the library proposes,
 //! timed the first time (`tune`) and remembered on disk (`cache`). Epilogues that the library
 //! cannot do (exact GELU; rows that are not a multiple of 16 bytes; products for which its heuristic
-//! has no algorithm), or not as fast, are kernels of their own.
+//! has no algorithm), or not as fast, are separate kernels.
 
 mod cache;
 mod fp8;
@@ -42,7 +42,7 @@ fn aligned(x: Tensor) -> bool {
     x.addr().is_multiple_of(16)
 }
 
-/// A product whose shapes are checked, in the library's order.
+/// Product with checked shapes, in the library's order.
 #[derive(Clone, Copy)]
 struct Product {
     transpose: [bool; 2],
@@ -56,7 +56,7 @@ impl Product {
     fn run(&self, cuda: &Cuda, then: Epilogue) {
         let Product { size: [_, n, _], on, .. } = *self;
         let c = on.c;
-        // What the library needs for an epilogue: columns in eights, addresses in sixteens.
+        // The library's epilogues need columns in eights and addresses in sixteens.
         let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
         let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == on.result();
         match then {

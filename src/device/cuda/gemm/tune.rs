@@ -1,7 +1,7 @@
-//! Choice of an algorithm: of those the library proposes, the fastest on the operands themselves.
+//! Choice of an algorithm: of the library's proposals the fastest on the actual operands.
 //!
-//! Candidates give the same bits run after run: none that adds up parts of the depth in C, rounded
-//! to its dtype. Which of them is taken changes bits, so it is taken once (`cache`).
+//! Candidates give the same bits in every run: none adds up parts of the depth in C, rounded to its
+//! dtype. The choice among them changes bits, so it is made once (`cache`).
 
 use super::plan::{Operands, Plan, Products, Shape};
 use crate::cuda::device::Device;
@@ -25,13 +25,14 @@ const RUNS: usize = 5;
 const HOPELESS: f32 = 2.0;
 const _: () = assert!(2 * PROPOSALS + FINALISTS * RUNS <= 16 * (2 + RUNS));
 
-/// Schemes to add up parts of the depth that are computed side by side: none, or in f32 and in a step
-/// of its own. In C itself they would be rounded to its dtype.
+/// Schemes to add up parts of the depth that are computed concurrently: none, or in f32 in a separate
+/// step. In C itself they would be rounded to its dtype.
 const REPEATABLE: [Reduction; 2] =
     [Reduction::CUBLASLT_REDUCTION_SCHEME_NONE, Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE];
 
 impl Products {
-    /// Chooses the algorithm; None: unfused. Leaves C unchanged if it accumulates, otherwise overwritten.
+    /// Chooses the algorithm; None for separate kernels. C is unchanged if it accumulates, otherwise
+    /// overwritten.
     pub(super) fn choose(
         &self,
         cuda: &Cuda,
@@ -64,8 +65,8 @@ impl Products {
         }
     }
 
-    /// The candidate whose median time is least; of equals the first. A step's operands come from memory, so each
-    /// run begins by overwriting the L2 cache with scratch, which is larger on Hopper (50 MB).
+    /// Candidate with the least median time; of equals the first. A step's operands come from memory, so
+    /// each run first overwrites the L2 cache with scratch, which is larger than Hopper's 50 MB.
     fn fastest(
         &self,
         cuda: &Cuda,
@@ -128,14 +129,14 @@ impl Products {
             )
         });
         let fits = checked == 0 && Heuristic::read(&found).workspace <= self.workspace.bytes;
-        // The preference asks for repeatable sums; a kernel family that does not name its scheme
-        // has none.
+        // The preference asks for repeatable sums; a kernel family without this attribute has no
+        // reduction.
         let repeatable = REPEATABLE.map(|scheme| scheme as u32).contains(&reduction);
         fits && (queried != 0 || repeatable)
     }
 
-    /// Proposals of the library's heuristic, best first: the same in every run on the same GPU with
-    /// the same library.
+    /// Proposals of the library's heuristic, best first. Equal in every run on the same GPU with the
+    /// same library.
     fn proposals(
         &self,
         device: &Device,
@@ -169,7 +170,7 @@ impl Products {
             prefer(key, (&raw const value).cast(), size_of::<u32>());
         }
         let (mut found, mut count) = ([const { MaybeUninit::zeroed() }; PROPOSALS], 0);
-        // A status other than 0 means that there is none.
+        // A status other than 0 means no proposal.
         //
         // SAFETY: the handles are the library's; at most `PROPOSALS` results are written to `found`,
         // which has as many, and their number to `count`.
