@@ -72,8 +72,8 @@ pub fn forward(cx: &Cx, w: &Params, a: &BlockActs) {
 fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActs) {
     norm::forward(cx, w, &a.attention.norm);
     attention::forward(cx, w, &a.attention);
-    let branch = [a.x, a.attention.out];
-    norm::forward_residual(cx, w, &a.ffn.norm, branch, w.get(ProjB), &a.drop_attn);
+    let (x, branch) = (a.x, a.attention.out);
+    norm::forward_residual(cx, w, &a.ffn.norm, x, branch, w.get(ProjB), &a.drop_attn);
 }
 
 /// Backward. `d.stream` holds the gradient of y on entry and that of x on return.

@@ -79,12 +79,12 @@ fn update(b: &Bench, len: usize, factor: &Known) {
     for dtype in [DType::F32, b.dtype] {
         let u = b.normal_f32(1, len);
         let (u, master) = (b.known(1, len, dtype, &u.x), b.normal_f32(1, len));
-        let live = b.blank(1, len, b.dtype);
+        let rounded = b.blank(1, len, b.dtype);
         let (direction, factor_on) = (u.on, factor.on);
         let down = |master, weight| {
             b.run(op::MuonUpdate { keep, step, factor: factor_on, direction, master, weight });
         };
-        down(master.on, live);
+        down(master.on, rounded);
         if factor.x[0].is_nan() {
             b.expect("skipped", master.on, || master.x.clone());
             continue;
@@ -92,11 +92,11 @@ fn update(b: &Bench, len: usize, factor: &Known) {
         let lower = |(w, u): (&f64, &f64)| f64::from(keep) * w - f64::from(step) * u;
         b.expect("master", master.on, || master.x.iter().zip(&u.x).map(lower).collect());
         let stored = b.numbers(master.on);
-        b.expect("live", live, || stored);
+        b.expect("rounded", rounded, || stored);
         if dtype == DType::F32 {
             let onto = b.again(&master);
             down(onto.on, onto.on);
-            b.same("live on master", onto.on, master.on);
+            b.same("rounded on master", onto.on, master.on);
         }
     }
 }

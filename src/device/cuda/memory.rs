@@ -182,16 +182,11 @@ impl Memory {
         // backend keeps; until the transfer is joined or finished, no op writes them.
         device.call("copying to and from the host", |api| unsafe {
             let (from, to) = (from.addr(), to.addr());
-            match to_host {
-                true => {
-                    call!(api, cuMemcpyDtoHAsync_v2(to as *mut c_void, from as u64, bytes, stream))
-                }
-                false => {
-                    call!(
-                        api,
-                        cuMemcpyHtoDAsync_v2(to as u64, from as *const c_void, bytes, stream)
-                    )
-                }
+            if to_host {
+                call!(api, cuMemcpyDtoHAsync_v2(to as *mut c_void, from as u64, bytes, stream))
+            } else {
+                let from = from as *const c_void;
+                call!(api, cuMemcpyHtoDAsync_v2(to as u64, from, bytes, stream))
             }
         });
         device.record(event, stream);

@@ -94,7 +94,7 @@ pub fn forward(cx: &Cx, w: &Params, a: &AttentionActs) {
             lse: a.lse.set(),
         }),
         Some((layer, cache)) => {
-            cache.attend(cx, layer, &a.attend, [a.transformed, a.ctx.x]);
+            cache.attend(cx, layer, &a.attend, a.transformed, a.ctx.x);
         }
     }
     linear::forward(cx, a.ctx, (w, ProjW), Nothing, a.out_in.set());

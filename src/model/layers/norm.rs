@@ -67,7 +67,8 @@ pub fn forward_residual(
     cx: &Cx,
     w: &Params,
     a: &NormActs,
-    [stream, branch]: [Tensor; 2],
+    stream: Tensor,
+    branch: Tensor,
     bias: Option<Tensor>,
     drop: &Dropout,
 ) {

@@ -19,7 +19,7 @@ use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
 pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, how, y, lse }: &op::Attention) {
-    let (arguments, kernels) = prepare(cuda, qkv, &how, [y.to, lse.to], &[]);
+    let (arguments, kernels) = prepare(cuda, qkv, &how, y.to, lse.to, &[]);
     launch(cuda, &kernels.forward(), how.heads.query, &arguments, y.to);
 }
 
@@ -34,7 +34,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
             SCRATCH / size_of::<f32>() / how.heads.query,
         ));
     }
-    let (common, kernels) = prepare(cuda, qkv, &how, [y, lse], &[dy, dqkv.to]);
+    let (common, kernels) = prepare(cuda, qkv, &how, y, lse, &[dy, dqkv.to]);
     let delta = cuda.scratch(lse.bytes());
     let arguments = arguments!(Attention { dy, delta, dqkv, ..common });
     let d = how.heads.dim;
@@ -91,7 +91,8 @@ fn prepare(
     cuda: &Cuda,
     qkv: Tensor,
     how: &Attend,
-    [y, lse]: [Tensor; 2],
+    y: Tensor,
+    lse: Tensor,
     more: &[Tensor],
 ) -> (args::Attention, Candidates) {
     let d = how.heads.dim;
