@@ -113,11 +113,11 @@ impl Device {
         elapsed
     }
 
-    /// Milliseconds of each of `times` runs of the work that `run` enqueues on the compute stream.
-    /// Waits for them.
-    pub fn time(&self, times: usize, before_each: impl Fn(), run: impl Fn()) -> Vec<f32> {
+    /// Median milliseconds of `runs` runs of the work that `run` enqueues on the compute stream. Waits
+    /// for them.
+    pub fn median_ms(&self, runs: usize, before_each: impl Fn(), run: impl Fn()) -> f32 {
         let pairs: Vec<[CUevent; 2]> =
-            (0..times).map(|_| [self.timing_event(), self.timing_event()]).collect();
+            (0..runs).map(|_| [self.timing_event(), self.timing_event()]).collect();
         for [before, after] in &pairs {
             before_each();
             self.record(*before, self.stream);
@@ -128,8 +128,9 @@ impl Device {
             self.wait_event("timing", *after);
             self.elapsed_ms(*before, *after)
         };
-        let taken = pairs.iter().map(elapsed).collect();
+        let mut times: Vec<f32> = pairs.iter().map(elapsed).collect();
         pairs.into_iter().flatten().for_each(|event| self.destroy_event(event));
-        taken
+        times.sort_by(f32::total_cmp);
+        times[runs / 2]
     }
 }

@@ -166,6 +166,13 @@ impl Cuda {
         }
     }
 
+    /// Bytes of a tensor in device memory. Waits for them.
+    fn contents(&self, x: Tensor) -> Vec<u8> {
+        let mut bytes = vec![0; x.bytes()];
+        self.memory.download(&self.device, x, &mut bytes);
+        bytes
+    }
+
     /// Address of scratch, valid until the op's last kernel.
     fn scratch(&self, bytes: usize) -> usize {
         assert!(bytes <= SCRATCH, "an op wants {bytes} bytes of scratch");

@@ -106,15 +106,10 @@ fn fastest(
     run: &dyn Fn(&Variant),
     out: Tensor,
 ) -> usize {
-    let results = || {
-        let mut bytes = vec![0; out.bytes()];
-        cuda.memory.download(&cuda.device, out, &mut bytes);
-        bytes
-    };
     let (mut best, mut first) = ((f32::INFINITY, 0), Vec::new());
     for (index, variant) in variants.iter().enumerate() {
         run(variant);
-        let results = results();
+        let results = cuda.contents(out);
         if index == 0 {
             first = results;
         } else if let Some(why) = disagreement(&first, &results) {
@@ -122,9 +117,7 @@ fn fastest(
             tracing::warn!("{kernel} is not used, because {why} ({name}): report this");
             continue;
         }
-        let mut times = cuda.device.time(RUNS, || (), || run(variant));
-        times.sort_by(f32::total_cmp);
-        let time = times[RUNS / 2];
+        let time = cuda.device.median_ms(RUNS, || (), || run(variant));
         best = if time < best.0 { (time, index) } else { best };
     }
     best.1

@@ -76,12 +76,7 @@ impl Products {
         candidates: &[Option<Algorithm>],
     ) -> Option<Algorithm> {
         let device = &cuda.device;
-        let sums = on.accumulated().map(|x| {
-            let mut bytes = vec![0; x.bytes()];
-            cuda.memory.download(device, x, &mut bytes);
-            (x, bytes)
-        });
-        let sums: Vec<_> = sums.collect();
+        let sums: Vec<_> = on.accumulated().map(|x| (x, cuda.contents(x))).collect();
         let run = |candidate: &Option<Algorithm>| match (candidate, unfused) {
             (Some(algorithm), _) => self.multiply(cuda, plan, algorithm, on) == 0,
             (None, Some(unfused)) => {
@@ -92,11 +87,9 @@ impl Products {
         };
         let median = |candidate, runs| {
             let clear_cache = || cuda.memory.clear(device, cuda.memory.workspace, SCRATCH);
-            let mut times = device.time(runs, clear_cache, || {
+            device.median_ms(runs, clear_cache, || {
                 run(candidate);
-            });
-            times.sort_by(f32::total_cmp);
-            times[runs / 2]
+            })
         };
         // The first run may load code.
         let tried = candidates.iter().filter(|one| run(one)).map(|one| (median(one, 1), one));
