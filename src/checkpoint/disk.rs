@@ -3,7 +3,6 @@
 
 use anyhow::Context;
 use base::output;
-use base::progress::{Progress, Unit};
 use libc::{EINVAL, ENOSYS};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, FallocateFlags, OFlags};
@@ -49,8 +48,6 @@ pub enum Fault {
 /// Disk, with optional fault injection.
 #[derive(Debug, Default)]
 pub struct Disk {
-    /// Shows the bytes that are written.
-    progress: Option<Progress>,
     fault: Fault,
     calls: Mutex<Vec<Call>>,
     recording: bool,
@@ -60,12 +57,6 @@ impl Disk {
     /// Disk that fails as specified and records every call.
     pub fn failing(fault: Fault) -> Disk {
         Disk { fault, recording: true, ..Disk::default() }
-    }
-
-    /// A disk that shows how much of `bytes` is written.
-    pub fn showing(bytes: u64) -> Disk {
-        let progress = Progress::new("writing", bytes, Unit::Bytes);
-        Disk { progress: Some(progress), ..Disk::default() }
     }
 
     /// Calls so far, including failed ones. An ordinary disk records none.
@@ -114,7 +105,6 @@ impl Disk {
                 let end = at + bytes.len() as u64;
                 format!("cannot write bytes {here}..{end} of {}", path.display())
             })?;
-            self.progress.iter().for_each(|progress| progress.add(wrote as u64));
             done += wrote;
         }
         Ok(())

@@ -380,7 +380,7 @@ impl Index {
             area += piece.slice.numel();
         }
         let slices: Vec<&TensorSlice> = pieces.iter().map(|piece| &piece.slice).collect();
-        if let (Some(i), _) = pieces::over_another(&slices) {
+        if let (Some(i), _) = pieces::find_overlap(&slices) {
             bail!("piece {i} overlaps another");
         }
         ensure!(area == rows * cols, "{area} of {} values are present", rows * cols);

@@ -94,9 +94,9 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
             }
         }
     }
-    let list = |of: &BTreeMap<String, usize>| {
-        let each = of.iter().map(|(name, count)| format!("{name} of {count} matrices"));
-        each.collect::<Vec<_>>().join(" and ")
+    let list = |states: &BTreeMap<String, usize>| {
+        let states = states.iter().map(|(name, count)| format!("{name} of {count} matrices"));
+        states.collect::<Vec<_>>().join(" and ")
     };
     let reset_line = format!("{} are initialised again", list(&reset));
     let unused_line = format!("{} in the checkpoint are not used", list(&unused));

@@ -19,6 +19,7 @@
 //! Does not know which grid wrote a file, nor when to save.
 
 pub mod aside;
+mod tensor_part;
 mod digest;
 pub mod disk;
 mod folder;
@@ -61,4 +62,9 @@ pub use snapshot::Snapshot;
 /// Name of a weight's dtype in the setting `precision`, where f16 is called fp16.
 pub fn precision(dtype: base::DType) -> String {
     if dtype == base::DType::F16 { "fp16".into() } else { dtype.to_string() }
+}
+
+/// Shortest decimal number of an f32: 0.1, not 0.10000000149.
+fn shortest(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
 }

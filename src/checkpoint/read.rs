@@ -6,6 +6,7 @@ use super::folder;
 use super::index::{Index, Piece, SHARD_END, Shard, Tensor, TensorState};
 use anyhow::{Context, bail};
 use base::{DType, WrongInput, ensure_input};
+use manifest::Manifest;
 use rustix::fs::OFlags;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -13,6 +14,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+/// Moments of AdamW.
+const ADAMW: [&str; 2] = ["first_moment", "second_moment"];
 
 /// Maximum bytes read at a time, except for a longer row.
 const READ: usize = 64 << 20;
@@ -90,6 +94,18 @@ impl Checkpoint {
             bail!("{}: contains {stray}, which is not in its index", folder.display());
         }
         Ok(checkpoint)
+    }
+
+    /// Manifest of the run that wrote it.
+    pub fn manifest(&self) -> anyhow::Result<Manifest> {
+        let text = &self.index.manifest;
+        Ok(manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest)
+    }
+
+    /// Whether it has the states of AdamW.
+    pub fn has_adamw(&self) -> bool {
+        let moments = |tensor: &Tensor| ADAMW.iter().all(|name| tensor.states.contains_key(*name));
+        self.index.optimizer.rule == "adamw" && self.index.tensors.iter().all(moments)
     }
 
     /// Files that do not belong to the checkpoint.

@@ -267,9 +267,10 @@ fn piece_name(share: &Share) -> String {
     let (whole_cols, all) =
         (share.shape[share.shape.len() - 1], share.shape.iter().product::<usize>());
     let whole = share.state.extent.shape([all / whole_cols, whole_cols]);
-    match [rows, cols] == whole {
-        true => share.name.to_string(),
-        false => format!("{}[{row}:{},{col}:{}]", share.name, row + rows, col + cols),
+    if [rows, cols] == whole {
+        share.name.to_string()
+    } else {
+        format!("{}[{row}:{},{col}:{}]", share.name, row + rows, col + cols)
     }
 }
 

@@ -6,7 +6,7 @@ use base::output::Existing;
 use base::{Bytes, Problems};
 use checkpoint::aside::{self, Kind};
 use checkpoint::disk::Disk;
-use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept, Request};
+use checkpoint::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
 use data::indexed::index_path;
 use engine::{MASTER, MODEL, Scale, StateSpec, TensorSlice, model_dtype, rule, saved_shape};
@@ -18,7 +18,7 @@ use train::{last_checkpoint, resume, saving};
 
 /// Result of an import: the checkpoint that was found, and the one that was written.
 pub struct Brought {
-    pub found: Found,
+    pub found: RunDescription,
     /// Parameters, and host memory for the largest one; None while a setting is missing.
     pub size: Option<(u64, Bytes)>,
     /// Written checkpoint; None in a dry run.
@@ -39,31 +39,31 @@ pub fn bring(
         aside::vacant(to, Kind::Run, existing)?;
     }
     let mut foreign = foreign::open(from, format, choices)?;
-    if !foreign.found().wanted.is_empty() {
+    if !foreign.description().wanted.is_empty() {
         if to.is_some() {
-            return Err(wanted(foreign.found()).into());
+            return Err(wanted(foreign.description()).into());
         }
-        let (found, remarks) = (foreign.found().clone(), Vec::new());
+        let (found, remarks) = (foreign.description().clone(), Vec::new());
         return Ok(Brought { found, size: None, checkpoint: None, remarks });
     }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
-    let (text, loaded) = new_manifest(foreign.found(), &run, &choices.sets)?;
+    let (text, loaded) = new_manifest(foreign.description(), &run, &choices.sets)?;
     let m = &loaded.manifest;
     adamw(m)?;
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
     let params: Vec<&Param> = layout.params().collect();
     foreign.check(&m.model, &params)?;
     let largest = params.iter().map(|param| param.numel()).max().unwrap_or(0);
-    let done = |found: &Found, checkpoint, remarks| Brought {
+    let done = |found: &RunDescription, checkpoint, remarks| Brought {
         found: found.clone(),
         // The parameter in f32 and its share of one rank, or the parameter in 16 bits.
         size: Some((model::parameters(&m.model), Bytes(8 * largest as u64))),
         checkpoint,
         remarks,
     };
-    let Some((to, existing)) = to else { return Ok(done(foreign.found(), None, Vec::new())) };
-    let state = state(foreign.found(), &loaded)?;
+    let Some((to, existing)) = to else { return Ok(done(foreign.description(), None, Vec::new())) };
+    let state = state(foreign.description(), &loaded)?;
     aside::write_folder(to, Kind::Run, existing, |fresh| {
         let path = fresh.join(manifest::IN_FOLDER);
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
@@ -72,7 +72,7 @@ pub fn bring(
     })?;
     let checkpoint = run.join("checkpoints").join(checkpoint::name(state.progress.step));
     let remarks = foreign.remarks();
-    Ok(done(foreign.found(), Some(checkpoint), remarks))
+    Ok(done(foreign.description(), Some(checkpoint), remarks))
 }
 
 /// Manifest of the run that a folder would become, for its plan. Missing settings get example values,
@@ -90,7 +90,7 @@ pub fn planned(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     }
     let choices = Choices { sets: sets.to_vec(), ..Choices::default() };
     let foreign = foreign::open(from, format, &choices)?;
-    let mut found = foreign.found().clone();
+    let mut found = foreign.description().clone();
     let (examples, missing): (Vec<_>, Vec<_>) = found
         .wanted
         .drain(..)
@@ -106,7 +106,7 @@ pub fn planned(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
 }
 
 /// An error that lists the settings that the folder does not have.
-fn wanted(found: &Found) -> Problems {
+fn wanted(found: &RunDescription) -> Problems {
     let mut problems = Problems::default();
     for row in &found.wanted {
         let what = format!("has no {}: {}", row.key, row.why);
@@ -118,7 +118,11 @@ fn wanted(found: &Found) -> Problems {
 
 /// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
 /// line.
-fn new_manifest(found: &Found, run: &Path, sets: &[String]) -> anyhow::Result<(String, Loaded)> {
+fn new_manifest(
+    found: &RunDescription,
+    run: &Path,
+    sets: &[String],
+) -> anyhow::Result<(String, Loaded)> {
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
@@ -167,12 +171,12 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
 }
 
 /// State of the run after the imported step.
-fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
+fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
     let m = &loaded.manifest;
     let there = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
     let data = if there { resume::data_ids(m)? } else { Vec::new() };
     let mut state = saving::initial_state(loaded, data);
-    let Found { step, samples, tokens, updates, lr, .. } = *found;
+    let RunDescription { step, samples, tokens, updates, lr, .. } = *found;
     state.progress = Progress { step, consumed_samples: samples };
     state.consumed_tokens = tokens;
     state.next_batch = m.batch.ramp().batch_at(samples) as u64;
@@ -221,9 +225,9 @@ fn save(
         for (number, param) in params.iter().enumerate() {
             let shape = saved_shape(param, m.model.vocab);
             // A run from step 0 starts with moments of its own.
-            let states = if state.is_import() { &[Kept::Master][..] } else { &Kept::ALL };
+            let states = if state.is_import() { &[AdamState::Master][..] } else { &AdamState::ALL };
             for kept in states.iter().copied() {
-                let request = Request { model: &m.model, param, shape: &shape, kept };
+                let request = Request { model: &m.model, param, shape: &shape, state: kept };
                 let values = foreign.read(request)?;
                 finite(&values, param, kept)?;
                 let whole = Whole { number, param, shape: &shape, values: &values };
@@ -236,7 +240,7 @@ fn save(
     written.map_err(|error| checkpoint::abandon(&disk, &fresh, step, error))
 }
 
-fn finite(values: &[f32], param: &Param, kept: Kept) -> Result<(), Problems> {
+fn finite(values: &[f32], param: &Param, kept: AdamState) -> Result<(), Problems> {
     let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
     let what = format!("the {} holds a number that is not finite, number {at}", kept.name());
     Err(Problems::one(param.name.clone(), what, "import an earlier step"))
@@ -257,18 +261,18 @@ impl Whole<'_> {
         m: &Manifest,
         disk: &Disk,
         fresh: &Path,
-        kept: Kept,
+        kept: AdamState,
         state: &State,
     ) -> anyhow::Result<WrittenPart> {
         let Whole { number, param, shape, values } = *self;
         let rounded = match kept {
-            Kept::Master => model_dtype(m.precision).halves(values),
+            AdamState::Master => model_dtype(m.precision).halves(values),
             _ => None,
         };
         let wanted: &[&str] = match kept {
-            Kept::Master => &[MASTER, MODEL],
-            Kept::FirstMoment => &["first_moment"],
-            Kept::SecondMoment => &["second_moment"],
+            AdamState::Master => &[MASTER, MODEL],
+            AdamState::FirstMoment => &["first_moment"],
+            AdamState::SecondMoment => &["second_moment"],
         };
         let states = rule(m).states(&param.spec).into_iter();
         let share = |spec: StateSpec| {

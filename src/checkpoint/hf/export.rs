@@ -13,7 +13,7 @@ use base::output::Existing;
 use base::progress::{Progress, Unit};
 use base::{Bytes, DType};
 use engine::{MASTER, model_dtype};
-use manifest::{self, Family, Manifest, Model};
+use manifest::{Family, Manifest, Model};
 use model::{Layout, ModelShard, ParamSpec};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -50,8 +50,7 @@ pub struct Exported {
 /// which is new or empty, completely or not at all. Holds one tensor at a time.
 pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
-    let text = &checkpoint.index.manifest;
-    let m = manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let m = checkpoint.manifest()?;
     let family = target(&m.model, &from.display().to_string())?;
     let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
     let companions = companions(from, &checkpoint, &m, options.tokenizer.as_deref())?;

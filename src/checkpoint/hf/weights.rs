@@ -154,9 +154,10 @@ impl Weights {
     fn damaged(&self, error: anyhow::Error) -> anyhow::Error {
         let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
         let damage = [ErrorKind::NotFound, ErrorKind::UnexpectedEof];
-        match kind.is_none_or(|kind| damage.contains(&kind)) {
-            true => self.problem(format!("{error:#}"), COPY_AGAIN).into(),
-            false => error,
+        if kind.is_none_or(|kind| damage.contains(&kind)) {
+            self.problem(format!("{error:#}"), COPY_AGAIN).into()
+        } else {
+            error
         }
     }
 
@@ -197,9 +198,10 @@ impl Index {
         if !path.exists() {
             let bin = folder.join("pytorch_model.bin").exists()
                 || folder.join("pytorch_model.bin.index.json").exists();
-            let what = match bin {
-                true => "holds pytorch_model.bin, which may run code when it is read".to_string(),
-                false => format!("holds neither {ONE} nor {INDEX}"),
+            let what = if bin {
+                "holds pytorch_model.bin, which may run code when it is read".to_string()
+            } else {
+                format!("holds neither {ONE} nor {INDEX}")
             };
             let remedy =
                 "save the model with transformers' save_pretrained, which writes safetensors";

@@ -97,8 +97,8 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
 
 /// Whether a state is bit-identical in both.
 fn same(a: &Tensor, b: &Tensor, state: &str) -> bool {
-    let of = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
-    of(a) == of(b)
+    let form = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
+    form(a) == form(b)
 }
 
 /// Change of a state that one of the two lacks, or has in another shape.

@@ -162,9 +162,10 @@ struct Expected<'a> {
 
 /// During warm-up the learning rate of the last step, afterwards the peak.
 fn largest_lr(index: &Index, m: &Manifest) -> f64 {
-    match index.progress.consumed_samples > m.lr.warmup_samples {
-        true => m.lr.peak.max(index.lr),
-        false => index.lr,
+    if index.progress.consumed_samples > m.lr.warmup_samples {
+        m.lr.peak.max(index.lr)
+    } else {
+        index.lr
     }
 }
 
@@ -247,9 +248,10 @@ fn row(
     let mut states = BTreeMap::new();
     for numbers in numbers(checkpoint, tensor) {
         let name = numbers.name.clone();
-        let stats = match numbers.is_made() && deep {
-            true => kept(&name, Stats::made(&numbers)),
-            false => read.remove(name.as_str()).flatten(),
+        let stats = if numbers.is_made() && deep {
+            kept(&name, Stats::made(&numbers))
+        } else {
+            read.remove(name.as_str()).flatten()
         };
         states.insert(name, stats);
     }

@@ -131,9 +131,10 @@ impl Bucket {
 
     fn failed(&self, name: &str, error: &Error) -> anyhow::Error {
         let place = if name.is_empty() { self.url.clone() } else { format!("{}/{name}", self.url) };
-        let hint = match self.has_credentials {
-            true => "",
-            false => "; the environment has no credentials (AWS_ACCESS_KEY_ID)",
+        let hint = if self.has_credentials {
+            ""
+        } else {
+            "; the environment has no credentials (AWS_ACCESS_KEY_ID)"
         };
         anyhow!("{place}: {}{hint}", plain(error))
     }

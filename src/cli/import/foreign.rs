@@ -2,7 +2,7 @@
 
 use base::Problems;
 use base::output::Existing;
-use checkpoint::foreign::{Choices, Format, Found, Replicated, detect};
+use checkpoint::foreign::{Choices, Format, Replicated, RunDescription, detect};
 use commands::bring::{self, Brought};
 use serde_json::{Value, json};
 use std::path::Path;
@@ -59,7 +59,6 @@ pub fn run(
         return Err(Problems::one(from.display().to_string(), what, remedy).into());
     }
     let choices = Choices {
-        format: options.format,
         replicated: options.replicated.unwrap_or_default(),
         mask_padding: options.mask_padding,
         sets: sets.to_vec(),
@@ -72,7 +71,8 @@ pub fn run(
 }
 
 fn say(brought: &Brought, output: Option<&Path>) {
-    let Found { trainer, folder, step, samples, tokens, grid, updates, .. } = &brought.found;
+    let RunDescription { trainer, folder, step, samples, tokens, grid, updates, .. } =
+        &brought.found;
     let [tensor, pipeline, data] = grid;
     base::say!("{folder}: {trainer}");
     match brought.size {
@@ -103,8 +103,8 @@ fn say(brought: &Brought, output: Option<&Path>) {
         for row in &brought.found.wanted {
             base::say!("  {}: not in the files, --set it ({})", row.key, row.why);
         }
-        if !brought.found.aside.is_empty() {
-            base::say!("ignored: {}", brought.found.aside.join(", "));
+        if !brought.found.ignored.is_empty() {
+            base::say!("ignored: {}", brought.found.ignored.join(", "));
         }
     }
     for note in brought.found.notes.iter().chain(&brought.remarks) {
@@ -133,7 +133,7 @@ fn object(brought: &Brought, output: Option<&Path>) -> Value {
         "tokens": known.map(|_| found.tokens), "grid": found.grid, "updates": found.updates,
         "parameters": known.map(|(parameters, _)| parameters), "settings": settings,
         "wanted": wanted,
-        "left_aside": found.aside, "notes": notes,
+        "left_aside": found.ignored, "notes": notes,
         "manifest": output.map(|output| output.join(manifest::IN_FOLDER)),
     })
 }

@@ -2,6 +2,9 @@
 //! files they are in. Each item is an archive of torch.save of its own.
 
 use super::super::super::torch::{Tensor, TorchFile, Tree, Value, pickled};
+use super::super::COPY_AGAIN;
+use super::super::compare::{Comparison, like};
+use crate::tensor_part::TensorPart;
 use anyhow::Context;
 use base::{Problems, input};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +16,6 @@ use std::sync::Arc;
 const MAX_BYTES: u64 = 256 << 20;
 /// Rectangles of a tensor that are compared pair by pair, at most.
 const MAX_PAIRED: usize = 1 << 13;
-/// The remedy for a folder that was not copied whole.
-const COPY_AGAIN: &str = "copy the folder of the step whole";
 
 /// A checkpoint's tensors and objects by their names.
 pub struct Metadata {
@@ -29,6 +30,14 @@ pub struct Metadata {
 pub struct Entry {
     pub shape: Vec<usize>,
     chunks: Vec<Chunk>,
+}
+
+/// A tensor that holds a parameter, or some of its rows.
+pub struct StoredPart {
+    pub name: String,
+    /// The parameter's layer, if the tensor has all layers on a leading axis.
+    pub layer: Option<usize>,
+    pub cut: TensorPart,
 }
 
 /// A rectangle of a tensor.
@@ -97,8 +106,7 @@ impl Metadata {
             if let Some(how) = info.some("transform_descriptors") {
                 let what = format!("{name} is transformed ({how}): compressed items are not read");
                 let remedy = "save once without compression (FileSystemWriter without _extensions)";
-                let place = self.dir.join(".metadata").display().to_string();
-                return Err(Problems::one(place, what, remedy).into());
+                return Err(Problems::one(self.place(), what, remedy).into());
             }
             let file = info.need("relative_path")?.str()?.to_string();
             if file.is_empty() || file.contains(['/', '\\', '\0']) || file.starts_with("..") {
@@ -150,7 +158,7 @@ impl Metadata {
     }
 
     /// Whether the rectangles of a tensor cover it once; what is wrong, else.
-    pub fn tiles(&self, name: &str) -> Result<(), String> {
+    fn tiles(&self, name: &str) -> Result<(), String> {
         let entry = &self.tensors[name];
         let mut covered = 0usize;
         for chunk in &entry.chunks {
@@ -174,6 +182,36 @@ impl Metadata {
             all if all == covered => Ok(()),
             all => Err(format!("its parts have {covered} of {all} elements")),
         }
+    }
+
+    /// Compares a tensor of the model with its expected shape, whose source is `said`.
+    pub fn compare(&self, name: &str, expected: &[usize], said: &str, compared: &mut Comparison) {
+        let entry = self.tensors.get(name);
+        if !entry.is_some_and(|entry| entry.is_of(expected)) {
+            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected, said);
+            return;
+        }
+        compared.mark(name);
+        if let Err(what) = self.tiles(name) {
+            compared.add(format!("{name}: {what}"));
+        }
+    }
+
+    /// A parameter of `shape`, assembled from tensors whose names `key` makes of those of its parts.
+    pub fn assemble(
+        &self,
+        parts: &[StoredPart],
+        shape: &[usize],
+        key: impl Fn(&str) -> String,
+    ) -> anyhow::Result<Vec<f32>> {
+        let width = shape.get(1).copied().unwrap_or(1);
+        let mut ours = vec![0.0; shape.iter().product()];
+        for StoredPart { name, layer, cut } in parts {
+            let theirs = like(shape, cut.shape());
+            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
+            self.each_rectangle(&key(name), *layer, &theirs, put)?;
+        }
+        Ok(ours)
     }
 
     /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
@@ -248,9 +286,14 @@ impl Metadata {
         TorchFile::within(Arc::new(file), format!("{place}, {name}"), item.at, item.len)
     }
 
+    /// Name of the table in messages.
+    pub fn place(&self) -> String {
+        self.dir.join(".metadata").display().to_string()
+    }
+
     /// An error about the table.
     pub fn problem(&self, what: String) -> anyhow::Error {
-        Problems::one(self.dir.join(".metadata").display().to_string(), what, COPY_AGAIN).into()
+        Problems::one(self.place(), what, COPY_AGAIN).into()
     }
 }
 
