@@ -153,15 +153,15 @@ impl Disk {
     }
 
     /// Exchanges two folders atomically; with two renames if the file system cannot.
-    pub fn exchange(&self, fresh: &Path, old: &Path) -> anyhow::Result<()> {
+    pub fn exchange(&self, temporary: &Path, old: &Path) -> anyhow::Result<()> {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
-        let swap = || Ok(rustix::fs::renameat_with(CWD, fresh, CWD, old, flags)?);
-        match self.call(Call::Rename(fresh.to_path_buf(), old.to_path_buf()), swap) {
+        let swap = || Ok(rustix::fs::renameat_with(CWD, temporary, CWD, old, flags)?);
+        match self.call(Call::Rename(temporary.to_path_buf(), old.to_path_buf()), swap) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
                 let aside = old.with_extension(format!("tmp-{}", nonce()));
                 self.rename(old, &aside)?;
-                self.rename(fresh, old)?;
-                self.rename(&aside, fresh)
+                self.rename(temporary, old)?;
+                self.rename(&aside, temporary)
             }
             done => done.with_context(|| format!("cannot replace {}", old.display())),
         }

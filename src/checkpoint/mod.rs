@@ -18,7 +18,7 @@
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
-pub mod aside;
+pub mod atomic_folder;
 mod tensor_part;
 mod digest;
 pub mod disk;
@@ -41,12 +41,12 @@ mod validate;
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
 pub use folder::{
-    Found, Keep, LATEST, clean, find, fresh, hint, latest, name, prune, published, set_aside,
-    write_hint,
+    CheckpointFolder, Keep, LATEST, clean, find, hint, latest, name, prune, published, set_aside,
+    temporary_folder, write_hint,
 };
 pub use index::{
-    Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, Shard, State,
-    Tensor, TensorState,
+    Copied, DataId, Group, Index, Optimizer, PastStep, Piece, Progress, Rng, SHARD_END, Shard,
+    State, Tensor, TensorState,
 };
 pub use load::{
     exchange_restarts, load, load_weights, load_weights_with, read_into, read_weights_into,

@@ -134,8 +134,9 @@ impl Checkpoint {
         cols: Range<usize>,
     ) -> anyhow::Result<()> {
         let Buffer { read, assembled, run } = buffer;
-        let of = Of { checkpoint: self, tensor, name: state, state: tensor.state(state)? };
-        let pieces = of.pieces()?;
+        let reader =
+            StateReader { checkpoint: self, tensor, name: state, state: tensor.state(state)? };
+        let pieces = reader.pieces()?;
         let holds = |piece: &&Piece| {
             let [all_rows, all_cols] = piece.slice.overlap(&rows, &cols);
             let whole_rows = cols.len() == piece.slice.size[1] || rows.len() == 1;
@@ -143,13 +144,13 @@ impl Checkpoint {
         };
         if let Some(piece) = pieces.iter().find(holds) {
             let first = piece.slice.element(rows.start, cols.start);
-            *run = Some(of.run(piece, first..first + rows.len() * cols.len(), read)?);
+            *run = Some(reader.run(piece, first..first + rows.len() * cols.len(), read)?);
             return Ok(());
         }
         *run = None;
-        assembled.resize(rows.len() * cols.len() * of.state.dtype.size(), 0);
+        assembled.resize(rows.len() * cols.len() * reader.state.dtype.size(), 0);
         for piece in pieces {
-            of.copy(piece, &rows, &cols, assembled, read)?;
+            reader.copy(piece, &rows, &cols, assembled, read)?;
         }
         Ok(())
     }
@@ -184,14 +185,14 @@ impl Checkpoint {
 }
 
 /// State being read, and its names for messages.
-struct Of<'c> {
+struct StateReader<'c> {
     checkpoint: &'c Checkpoint,
     tensor: &'c Tensor,
     name: &'c str,
     state: &'c TensorState,
 }
 
-impl<'c> Of<'c> {
+impl<'c> StateReader<'c> {
     fn pieces(&self) -> anyhow::Result<&'c [Piece]> {
         let pieces = self.state.pieces.as_deref();
         pieces.with_context(|| format!("the {} of {} is not saved", self.name, self.tensor.name))
@@ -268,7 +269,7 @@ impl<'c> Of<'c> {
             buffer[read.clone()].chunks(CHUNK).zip(&piece.chunks[chunks]).enumerate()
         {
             ensure_input!(
-                Digest::of(bytes) == *digest,
+                Digest::from_bytes(bytes) == *digest,
                 "{}: damaged, their digest is not the one saved",
                 place(at + (i * CHUNK) as u64, bytes.len())
             );
@@ -367,7 +368,7 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Sha
     );
     let mut header = vec![0; shard.header_bytes as usize];
     file.read_exact_at(&mut header, 0).with_context(|| format!("reading {}", path.display()))?;
-    if Digest::of(&header) != shard.header_digest {
+    if Digest::from_bytes(&header) != shard.header_digest {
         let says = super::safetensors::Reader::open(&path).ok().map(|reader| {
             let says = |key: &str| reader.metadata.get(key).cloned().unwrap_or_default();
             format!(

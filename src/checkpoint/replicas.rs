@@ -95,26 +95,31 @@ impl Block {
     fn digest(&self, slice: &StateSlice) -> Digest {
         let [row, col] = slice.slice.at;
         let (at, size) = ([row + self.first, col], [self.rows, slice.slice.size[1]]);
-        Digest::of_slice(slice.shape[1], &TensorSlice { at, size }, slice.state.dtype, &self.bytes)
+        Digest::from_slice(
+            slice.shape[1],
+            &TensorSlice { at, size },
+            slice.state.dtype,
+            &self.bytes,
+        )
     }
 }
 
-/// Copy of a weight, held by several ranks together.
-struct Copy {
+/// WeightCopy of a weight, held by several ranks together.
+struct WeightCopy {
     ranks: Vec<usize>,
     dtype: DType,
     values: u64,
     digest: Digest,
 }
 
-type Copies<'h> = BTreeMap<&'h str, BTreeMap<Replica, Copy>>;
+type WeightCopies<'h> = BTreeMap<&'h str, BTreeMap<Replica, WeightCopy>>;
 
-fn copies(world: &[Vec<ReplicaDigest>]) -> Copies<'_> {
-    let mut copies = Copies::new();
+fn copies(world: &[Vec<ReplicaDigest>]) -> WeightCopies<'_> {
+    let mut copies = WeightCopies::new();
     for (rank, digests) in world.iter().enumerate() {
         for held in digests {
             let entry = copies.entry(&held.name).or_default().entry(held.replica);
-            let copy = entry.or_insert_with(|| Copy {
+            let copy = entry.or_insert_with(|| WeightCopy {
                 ranks: Vec::new(),
                 dtype: held.dtype,
                 values: 0,
@@ -138,7 +143,7 @@ pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::
         let (name, saved) = (&tensor.name, tensor.state(MODEL)?);
         let copies = copies.get(name.as_str()).with_context(|| format!("no rank has {name}"))?;
         for copy in copies.values() {
-            let Copy { dtype, digest, values, .. } = copy;
+            let WeightCopy { dtype, digest, values, .. } = copy;
             let ranks = ranks(&copy.ranks);
             ensure!(
                 *values == tensor.numel() as u64,

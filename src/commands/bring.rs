@@ -4,7 +4,7 @@
 use anyhow::Context;
 use base::output::Existing;
 use base::{Bytes, Problems};
-use checkpoint::aside::{self, Kind};
+use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::disk::Disk;
 use checkpoint::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
@@ -36,7 +36,7 @@ pub fn bring(
     choices: &Choices,
 ) -> anyhow::Result<Brought> {
     if let Some((to, existing)) = to {
-        aside::vacant(to, Kind::Run, existing)?;
+        atomic_folder::check_vacant(to, FolderKind::Run, existing)?;
     }
     let mut foreign = foreign::open(from, format, choices)?;
     if !foreign.description().wanted.is_empty() {
@@ -64,7 +64,7 @@ pub fn bring(
     };
     let Some((to, existing)) = to else { return Ok(done(foreign.description(), None, Vec::new())) };
     let state = state(foreign.description(), &loaded)?;
-    aside::write_folder(to, Kind::Run, existing, |fresh| {
+    atomic_folder::write(to, FolderKind::Run, existing, |fresh| {
         let path = fresh.join(manifest::IN_FOLDER);
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         save(m, &fresh.join("checkpoints"), &params, &mut *foreign, &state)?;
@@ -218,7 +218,7 @@ fn save(
     fs::create_dir_all(checkpoints)
         .with_context(|| format!("cannot create {}", checkpoints.display()))?;
     let step = state.progress.step;
-    let fresh = checkpoint::fresh(checkpoints, step);
+    let fresh = checkpoint::temporary_folder(checkpoints, step);
     checkpoint::begin(&disk, &fresh, step, checkpoint::saved_bytes(m))?;
     let mut write = || {
         let mut parts = Vec::new();

@@ -29,7 +29,7 @@ pub fn save(
     let (disk, step) = (Disk::default(), state.progress.step);
     fs::create_dir_all(checkpoints)
         .with_context(|| format!("cannot create {}", checkpoints.display()))?;
-    let fresh = checkpoint::fresh(checkpoints, step);
+    let fresh = checkpoint::temporary_folder(checkpoints, step);
     checkpoint::begin(&disk, &fresh, step, bytes(m, &layout, state))?;
     let mut write = || {
         let mut parts = Vec::new();

@@ -5,8 +5,8 @@
 use anyhow::{Context, Result, ensure};
 use base::output::{self, Existing};
 use base::{Bytes, Problems, Seconds, input, threads};
-use checkpoint::place::{Copy, Place, Sent, Stopped};
-use checkpoint::{self, Found, Keep};
+use checkpoint::place::{CopyResult, Place, SentFiles, Stopped};
+use checkpoint::{self, CheckpointFolder, Keep};
 use launch::events::{self, Kind};
 use launch::guard::Signals;
 use launch::rank::Rank;
@@ -51,7 +51,7 @@ pub struct Shared {
 #[derive(Default)]
 struct State {
     /// Newest checkpoint that is not copied yet; older ones are skipped.
-    wanted: Option<Found>,
+    wanted: Option<CheckpointFolder>,
     /// Step of the checkpoint being copied, which must not be removed meanwhile.
     copying: Option<u64>,
     /// Whether the run rolled back, so that the checkpoint being copied is no longer part of its
@@ -167,7 +167,7 @@ impl State {
 
 impl Shared {
     /// Requests the copy of a durable checkpoint.
-    pub fn want(&self, found: Found) {
+    pub fn want(&self, found: CheckpointFolder) {
         let mut state = self.state.lock();
         state.last = Some(found.step);
         state.wanted = Some(found);
@@ -192,7 +192,7 @@ impl Shared {
 
     fn work(&self) {
         while let Some(found) = self.next() {
-            let (sent, mut pause) = (Sent::default(), PAUSES[0]);
+            let (sent, mut pause) = (SentFiles::default(), PAUSES[0]);
             loop {
                 let begun = Instant::now();
                 match self.copy(&found, &sent) {
@@ -210,7 +210,7 @@ impl Shared {
         }
     }
 
-    fn copy(&self, found: &Found, sent: &Sent) -> Result<Copy> {
+    fn copy(&self, found: &CheckpointFolder, sent: &SentFiles) -> Result<CopyResult> {
         self.open()?;
         let go_on = || self.is_to_go_on();
         let copied = self.place.copy(&found.folder, sent, &go_on)?;
@@ -233,7 +233,7 @@ impl Shared {
         Ok(())
     }
 
-    fn done(&self, copy: &Copy, took: Duration) {
+    fn done(&self, copy: &CopyResult, took: Duration) {
         let mut state = self.state.lock();
         state.newest = Some(copy.step);
         let url = self.place.url();
@@ -279,7 +279,7 @@ impl Shared {
     }
 
     /// Waits for a checkpoint to copy; None when the run ends.
-    fn next(&self) -> Option<Found> {
+    fn next(&self) -> Option<CheckpointFolder> {
         let mut state = self.state.lock();
         loop {
             if state.ended {
@@ -328,7 +328,7 @@ pub fn fetch(
         let begun = Instant::now();
         let fetched = Place::open(&url)?.until(heeded).fetch(&checkpoints)?;
         let name = fetched.folder.file_name().context("a checkpoint has a name")?;
-        if let Some(aside) = fetched.aside {
+        if let Some(aside) = fetched.set_aside {
             tracing::warn!("what was {} in the run's folder is now called {aside}", name.display());
         }
         if let Some(bytes) = fetched.bytes.map(Bytes) {

@@ -9,7 +9,7 @@ use super::saving;
 use super::spikes::Spikes;
 use anyhow::{bail, ensure};
 use base::Problems;
-use checkpoint::{self, DataId, Found, Past, Progress};
+use checkpoint::{self, CheckpointFolder, DataId, PastStep, Progress};
 use data::Source;
 use device::Backend;
 use engine::{Engine, lr};
@@ -37,7 +37,7 @@ pub fn replay(
     train: &Arc<Source>,
     shard: DataShard,
     again: Again,
-) -> anyhow::Result<Vec<Past>> {
+) -> anyhow::Result<Vec<PastStep>> {
     let Again { from, steps, saved, mut spikes, done } = again;
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
@@ -60,7 +60,7 @@ pub fn replay(
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did
         }
-        past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
+        past.push(PastStep { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
         done();
     }
     Ok(past)
@@ -119,7 +119,7 @@ pub fn verify(
 
 /// Whether the run continued from a checkpoint with new optimizer states, according to later
 /// checkpoints. Fails if not all of the next `steps` steps used the manifest's optimizer.
-fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
+fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
     let (now, last) = (m.optimizer.name(), found.step + steps);
     let mut reset = None;
     for later in checkpoint::published(&saving::folder(m))? {
@@ -147,7 +147,8 @@ fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
 }
 
 /// Steps of a run's metrics.
-pub fn recorded(metrics: &Metrics) -> Vec<Past> {
-    let past = |row: &StepRow| Past { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm };
+pub fn recorded(metrics: &Metrics) -> Vec<PastStep> {
+    let past =
+        |row: &StepRow| PastStep { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm };
     metrics.steps.iter().map(past).collect()
 }

@@ -4,7 +4,7 @@ use super::resume::{self, Asked};
 use super::saving;
 use super::watch::Now;
 use anyhow::anyhow;
-use checkpoint::{Found as Checkpoint, Progress, State};
+use checkpoint::{CheckpointFolder as Checkpoint, Progress, State};
 use plan::spikes::{RollBack, Rule, SpikeWatch};
 
 /// Loads the newest checkpoint that is old enough. Returns the state from which the run continues

@@ -20,7 +20,7 @@ use super::watch::{Drift, Evaluation, Mirror, Record, Replicas, RunContext, Stop
 use super::{files, preflight, replay, resume, tokenizers};
 use base::Bytes;
 use base::output::{self, Existing};
-use checkpoint::{DataId, Found, State};
+use checkpoint::{CheckpointFolder, DataId, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
@@ -280,7 +280,7 @@ fn look_at_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
 #[derive(Serialize, Deserialize)]
 struct Origin {
     /// Checkpoint; None for a new run.
-    found: Option<Found>,
+    found: Option<CheckpointFolder>,
     mixture: MixturePlan,
     /// Training datasets; None if one cannot be read, which is reported when it is opened.
     ids: Option<Vec<DataId>>,

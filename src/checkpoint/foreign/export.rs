@@ -8,9 +8,9 @@ pub use universal::export_universal;
 
 use super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::megatron::{core_name, module_order};
-use crate::aside::Kind;
+use crate::atomic_folder::FolderKind;
 use crate::tensor_part::{TensorPart, layer_of};
-use crate::{Checkpoint, Tensor, aside};
+use crate::{Checkpoint, Tensor, atomic_folder};
 use anyhow::Context;
 use arguments::{arguments, refused, scheduler};
 use base::output::Existing;
@@ -51,7 +51,7 @@ pub fn export(
     let m = checkpoint.manifest()?;
     refused(&m, grid, &from.display().to_string())?;
     let export = Export::new(&checkpoint, &m, grid);
-    aside::write_folder(to, Kind::Model, existing, |fresh| export.write(fresh))
+    atomic_folder::write(to, FolderKind::Model, existing, |temporary| export.write(temporary))
 }
 
 struct Export<'c> {

@@ -6,8 +6,8 @@ use super::config::{target, write_config};
 use super::mup;
 use super::names::{HfTensor, tensors_of};
 use super::weights::{INDEX, ONE};
-use crate::aside::Kind;
-use crate::{Checkpoint, Tensor, aside, safetensors, tokenizer};
+use crate::atomic_folder::FolderKind;
+use crate::{Checkpoint, Tensor, atomic_folder, safetensors, tokenizer};
 use anyhow::{Context, ensure};
 use base::output::Existing;
 use base::progress::{Progress, Unit};
@@ -58,7 +58,7 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     let tokens = companions.token_ids();
     let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
     let carried = companions.config().filter(own);
-    aside::write_folder(to, Kind::Model, options.existing, |to| {
+    atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
         let plan = Plan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
         let config = write_config(family, &m.model, name, &tokens, carried);

@@ -27,7 +27,7 @@ pub struct HfTensor {
 pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) -> Vec<HfTensor> {
     use Weight::*;
     let weight = param.spec.weight;
-    let conv = family::of(family).names == Names::Gpt2;
+    let conv = family::row(family).names == Names::Gpt2;
     let names = names(family, param);
     let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
     let parts = match (weight, names.len()) {
@@ -80,7 +80,7 @@ fn names(family: Family, param: &Param) -> Vec<String> {
     let weight = param.spec.weight;
     let bias = [EmbedLnShift, Ln1Shift, QkvB, ProjB, Ln2Shift, Fc1B, Fc2B, LnfShift];
     let kind = if bias.contains(&weight) { "bias" } else { "weight" };
-    let hf = family::of(family);
+    let hf = family::row(family);
     let before = match (layer_of(param), weight) {
         (_, HeadW) => String::new(),
         (Some(layer), _) => format!("{}{}.{layer}.", hf.prefix, hf.layers),

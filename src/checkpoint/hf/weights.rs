@@ -127,7 +127,7 @@ impl Weights {
     /// Fails if config.json ties the head to the embedding, but the folder has a head with other values:
     /// transformers 5 uses that head, older versions the embedding.
     pub fn check_head(&self, needed: &[HfTensor], tied: bool) -> anyhow::Result<()> {
-        let end = family::of(self.family).embedding;
+        let end = family::row(self.family).embedding;
         let embedding = needed.iter().find(|tensor| tensor.name.ends_with(end));
         let embedding = embedding.and_then(|tensor| self.find(&tensor.name));
         let (true, Some((head, _)), Some((embedding, _))) =
@@ -163,7 +163,7 @@ impl Weights {
 
     /// Tensor by its name, or by that without the family's prefix, as in a model without a head.
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
-        let short = name.strip_prefix(family::of(self.family).prefix).unwrap_or(name);
+        let short = name.strip_prefix(family::row(self.family).prefix).unwrap_or(name);
         let (name, file) =
             self.names.get_key_value(name).or_else(|| self.names.get_key_value(short))?;
         Some((name, &self.files[*file].entries[name]))
@@ -171,7 +171,7 @@ impl Weights {
 
     /// Whether it is a constant that old files contain: masks, and the frequencies of RoPE.
     fn is_buffer(&self, name: &str) -> bool {
-        let buffers = family::of(self.family).buffers;
+        let buffers = family::row(self.family).buffers;
         buffers.iter().any(|buffer| name.ends_with(buffer))
     }
 

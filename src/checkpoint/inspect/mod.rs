@@ -12,7 +12,7 @@ pub use plot::svg;
 pub use stats::Stats;
 
 use super::Tensor;
-use super::index::{DataId, Index, Optimizer, Past};
+use super::index::{DataId, Index, Optimizer, PastStep};
 use super::read::{Buffer, Checkpoint};
 use super::validate;
 use base::in_order;
@@ -51,7 +51,7 @@ pub struct Overview {
     pub lr: f64,
     /// Loss scale of an fp16 run.
     pub loss_scale: Option<Scale>,
-    pub last: Option<Past>,
+    pub last: Option<PastStep>,
     pub parameters: u64,
     pub bytes: u64,
     pub shards: usize,
@@ -243,13 +243,13 @@ fn row(
         }
     };
     let saved = tensor.saved().filter(|(name, _)| deep || *name == MASTER);
-    let read = saved.map(|(name, _)| (name, kept(name, Stats::of(checkpoint, tensor, name))));
+    let read = saved.map(|(name, _)| (name, kept(name, Stats::read(checkpoint, tensor, name))));
     let mut read: BTreeMap<&str, Option<Stats>> = read.collect();
     let mut states = BTreeMap::new();
     for numbers in numbers(checkpoint, tensor) {
         let name = numbers.name.clone();
         let stats = if numbers.is_made() && deep {
-            kept(&name, Stats::made(&numbers))
+            kept(&name, Stats::from_numbers(&numbers))
         } else {
             read.remove(name.as_str()).flatten()
         };

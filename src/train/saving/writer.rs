@@ -4,7 +4,7 @@ use super::super::also::Shared;
 use super::patient;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
-use checkpoint::{Found, Keep, Snapshot, State, WrittenPart};
+use checkpoint::{CheckpointFolder, Keep, Snapshot, State, WrittenPart};
 use launch::storage::Storage;
 use manifest::Manifest;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ pub fn start(
                 let step = what.state.progress.step;
                 let published = what.run(&disk, &storage, keep);
                 if let (Some(copies), Ok(Published { folder, .. })) = (copies, &published) {
-                    copies.want(Found { step, folder: folder.clone() });
+                    copies.want(CheckpointFolder { step, folder: folder.clone() });
                 }
                 Done::Published(published)
             }

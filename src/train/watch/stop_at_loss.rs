@@ -2,7 +2,7 @@
 //! else the mean of the last steps. Rank 0's loss decides.
 
 use super::{Asks, Event, Now, Watcher};
-use checkpoint::{Past, State};
+use checkpoint::{PastStep, State};
 use std::collections::VecDeque;
 
 /// Number of last steps whose mean loss counts.
@@ -19,7 +19,7 @@ pub struct StopAtLoss {
 impl StopAtLoss {
     /// Starts with the losses of a checkpoint.
     pub fn new(state: &State) -> StopAtLoss {
-        let recent = state.history.iter().map(|past: &Past| past.loss).collect();
+        let recent = state.history.iter().map(|past: &PastStep| past.loss).collect();
         StopAtLoss { validated: None, recent }
     }
 

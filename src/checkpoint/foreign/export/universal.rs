@@ -5,8 +5,8 @@ use super::super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::super::deepspeed::layers::pipe_name;
 use super::arguments::{arguments, scheduler};
 use super::{MOMENTS, Written, late_rate, problem};
-use crate::aside::Kind;
-use crate::{Checkpoint, aside};
+use crate::atomic_folder::FolderKind;
+use crate::{Checkpoint, atomic_folder};
 use anyhow::Context;
 use base::Bytes;
 use base::output::Existing;
@@ -21,7 +21,9 @@ pub fn export_universal(from: &Path, to: &Path, existing: Existing) -> anyhow::R
     let checkpoint = Checkpoint::open(from)?;
     let m = checkpoint.manifest()?;
     refused(&m, &checkpoint, &from.display().to_string())?;
-    aside::write_folder(to, Kind::Model, existing, |fresh| write(&checkpoint, &m, fresh))
+    atomic_folder::write(to, FolderKind::Model, existing, |temporary| {
+        write(&checkpoint, &m, temporary)
+    })
 }
 
 /// An error if Megatron-DeepSpeed's pipeline has no such model, or there are no states.

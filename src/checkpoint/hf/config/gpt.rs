@@ -110,7 +110,7 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         vocab: config.size("vocab_size"),
         seq_len: config
             .optional_size(if bloom { "seq_length" } else { "n_positions" })
-            .unwrap_or(family::of(family).positions),
+            .unwrap_or(family::row(family).positions),
     };
     if !hidden.is_multiple_of(sizes.heads) {
         config.wrong("n_head", &format!("must divide the width, {hidden}"));

@@ -29,7 +29,7 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         ("rope_interleaved", json!(false)),
         ("quantization_config", Value::Null),
     ]);
-    let defaults = family::of(family);
+    let defaults = family::row(family);
     let positions = config.optional_size("max_position_embeddings").unwrap_or(defaults.positions);
     let sizes = Sizes {
         layers: config.size("num_hidden_layers"),
@@ -149,7 +149,7 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Vec<bool> {
 
 /// Settings of a model that the family's config.json cannot express.
 pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
-    let (hf, qk_norm) = (family::of(family), family.defaults().qk_norm);
+    let (hf, qk_norm) = (family::row(family), family.defaults().qk_norm);
     let all = [
         (m.norm != NormKind::Rms, "the norm is layer"),
         (m.ffn != Ffn::Swiglu, "the feed-forward layer is gelu"),
@@ -185,7 +185,7 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
     });
     let windowed = |layer| m.window_of(layer).is_some();
     let kind = |layer| if windowed(layer) { "sliding_attention" } else { "full_attention" };
-    let hf = family::of(family);
+    let hf = family::row(family);
     let own = match hf.window {
         Window::Never => json!({"pretraining_tp": 1}),
         Window::Width => json!({"sliding_window": m.window}),

@@ -67,7 +67,7 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
 /// A classifier has other weights than a language model.
 fn architecture(config: &mut Reader, family: Family) {
     let Some(value) = config.get("architectures") else { return };
-    let own = family::of(family).class;
+    let own = family::row(family).class;
     let base = own.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model");
     let named = value.as_array().into_iter().flatten().filter_map(Value::as_str);
     if !named.into_iter().any(|name| name == own || name == base) {
@@ -117,7 +117,7 @@ pub fn write_config(
         config.insert("max_position_embeddings".to_string(), json!(longest));
     }
     let all = json!({
-        "architectures": [family::of(family).class],
+        "architectures": [family::row(family).class],
         "model_type": family.name(),
         "vocab_size": m.vocab,
         "initializer_range": shortest(m.init.std),
