@@ -1,4 +1,4 @@
-//! Megatron's arguments, as a checkpoint's `args` has them, as settings of a manifest.
+//! Converts Megatron's arguments (`args` of a checkpoint) to settings of a manifest.
 
 mod model;
 
@@ -42,7 +42,7 @@ pub struct Arguments<'t> {
     asked: RefCell<BTreeSet<String>>,
     /// The file, in messages.
     place: String,
-    /// The order of samples, as `data.rule` names it.
+    /// Value of `data.rule`: the order of samples.
     rule: &'static str,
 }
 
@@ -51,7 +51,7 @@ impl<'t> Arguments<'t> {
         Arguments { args, asked: RefCell::default(), place, rule }
     }
 
-    /// An argument that is there and not None.
+    /// Value of an argument; None if it is missing or Python's None.
     pub fn get(&self, name: &str) -> Option<Value<'t>> {
         self.asked.borrow_mut().insert(name.to_string());
         self.args.some(name)
@@ -74,7 +74,7 @@ impl<'t> Arguments<'t> {
         self.get(name).is_some_and(|value| value.is_true())
     }
 
-    /// The names, with their values, of what was not asked for and is neither None nor False.
+    /// Names and values of the arguments that were not read and are neither None nor False.
     pub fn ignored(&self) -> Vec<String> {
         let asked = self.asked.borrow();
         let named = self.args.named().unwrap_or_default();

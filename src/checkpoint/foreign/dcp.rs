@@ -139,8 +139,8 @@ impl DcpRun {
         Ok(first.map_or(0, |(_, step)| step as u64))
     }
 
-    /// AdamW's numbers, which every parameter has, and its count. Notes a decay that gptrain has otherwise;
-    /// the norms that are decayed.
+    /// Reads AdamW's numbers and count, which all parameters share. Notes a decay that gptrain cannot
+    /// express. Returns the number of decayed norms.
     fn optimizer(&mut self) -> anyhow::Result<usize> {
         self.found.updates = self.updates()?;
         let groups = Groups::find(&self.meta, self.names.optimizer)?;

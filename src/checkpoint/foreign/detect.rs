@@ -1,4 +1,4 @@
-//! Which trainer wrote a folder, by the names of its files.
+//! Detects which trainer wrote a folder, by the names of its files.
 
 use anyhow::Context;
 use base::{Problems, WrongInput, input};

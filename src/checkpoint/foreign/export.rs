@@ -1,5 +1,5 @@
-//! The way back: a checkpoint written as Megatron-LM's folder, for any number of tensor ranks and
-//! stages. Names and cuts are those that an import reads.
+//! Writes a checkpoint as Megatron-LM's folder, for any number of tensor ranks and stages, with the names
+//! and parts that an import reads.
 
 mod arguments;
 mod universal;

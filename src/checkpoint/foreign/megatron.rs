@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Blocks are numbered within their stage and chunk (`model0`, `model1` … of an interleaved schedule):
-//! chunk 0 of all stages comes first. Of several layouts only the names and the optimizer's map differ.
+//! chunk 0 of all stages comes first. Versions differ only in names and in the
+//! layout of the optimizer's states.
 
 mod buffers;
 pub mod files;
@@ -28,7 +29,7 @@ use states::{Optimizer, StatePlaces, groups, loss_scale, rate, updates_of};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The files of Megatron-LM.
+/// Reader of Megatron-LM's files.
 struct MegatronReader {
     /// By stage and tensor rank.
     files: Vec<Vec<PathBuf>>,

@@ -167,7 +167,7 @@ pub struct RunDescription {
     pub lr: f64,
     pub loss_scale: Option<LossScale>,
     pub settings: Settings,
-    /// Why the optimizer begins again; None if its states are read.
+    /// Reason why the optimizer restarts; None if its states are read.
     pub without_states: Option<String>,
     /// Settings that the folder does not have and that were not given.
     pub wanted: Vec<Wanted>,
@@ -243,7 +243,7 @@ impl RunDescription {
         if self.without_states.is_none() { &AdamState::ALL } else { &[AdamState::Master] }
     }
 
-    /// Notes why the optimizer's states are not read: AdamW begins again.
+    /// Notes that AdamW restarts, and why.
     fn restart_optimizer(&mut self, why: String) {
         self.notes.push(format!("AdamW begins again: its states are not read ({why})"));
         self.without_states = Some(why);

@@ -1,5 +1,5 @@
-//! A run of Megatron's modules whose files hold the shares of tensor ranks: DeepSpeed's folders and
-//! Megatron-LM's differ in the reader of a share alone.
+//! Reads a run of Megatron's modules whose files hold the shares of tensor ranks. DeepSpeed's and
+//! Megatron-LM's folders differ only in how a share is read.
 
 use super::arguments::Arguments;
 use super::compare::{Comparison, like};

@@ -5,11 +5,11 @@ use super::metadata::Metadata;
 use anyhow::Context;
 use std::collections::BTreeMap;
 
-/// Names of the numbers of every parameter's group, without the number's own.
+/// Locations of the numbers of each parameter's group.
 pub struct Groups {
-    /// Before a parameter's name.
+    /// Prefix of a parameter's name.
     before: String,
-    /// Number of the group of each parameter, if the groups are a list.
+    /// Index of each parameter's group, if the groups are a list.
     listed: BTreeMap<String, usize>,
 }
 
@@ -84,7 +84,7 @@ impl Group {
         }))
     }
 
-    /// Whether gptrain can have both; of a `free` parameter the decay is not compared.
+    /// Whether gptrain can express both. The decay of a `free` parameter is not compared.
     pub fn same(&self, other: &Group, free: bool) -> bool {
         self.lr == other.lr
             && self.betas == other.betas

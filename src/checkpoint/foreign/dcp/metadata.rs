@@ -157,7 +157,7 @@ impl Metadata {
         self.files.keys().filter_map(rank).collect::<BTreeSet<_>>().len().max(1)
     }
 
-    /// Whether the rectangles of a tensor cover it once; what is wrong, else.
+    /// Checks that the rectangles of a tensor cover it exactly once.
     fn tiles(&self, name: &str) -> Result<(), String> {
         let entry = &self.tensors[name];
         let mut covered = 0usize;
@@ -197,7 +197,8 @@ impl Metadata {
         }
     }
 
-    /// A parameter of `shape`, assembled from tensors whose names `key` makes of those of its parts.
+    /// Assembles a parameter of `shape` from its parts. `key` turns a part's name into that of the wanted
+    /// state.
     pub fn assemble(
         &self,
         parts: &[StoredPart],
@@ -298,13 +299,13 @@ impl Metadata {
 }
 
 impl Entry {
-    /// Whether it is a tensor of `whole`, in rectangles or, `flat`, in pieces of ranks' shares.
+    /// Whether it is a tensor of shape `whole`: in rectangles, or in flat pieces of ranks' shares.
     pub fn is_of(&self, whole: &[usize]) -> bool {
         self.shape == whole || self.share(whole, 0).is_some()
     }
 
-    /// Shape of a rank's share of the tensor `whole`, without its first `lead` axes, if the entry is of
-    /// pieces of such shares: its axes count the shares, and the last one a share's elements.
+    /// Shape of a rank's share of a tensor of shape `whole`, without its first `lead` axes, if the entry
+    /// has flat pieces of such shares: its axes count the shares, the last one a share's elements.
     fn share(&self, whole: &[usize], lead: usize) -> Option<Vec<usize>> {
         let (elements, counts) = self.shape.split_last()?;
         let counts = counts.get(lead..).filter(|counts| counts.len() == whole.len())?;
@@ -317,7 +318,7 @@ impl Entry {
 }
 
 impl Chunk {
-    /// Calls `each` with the rectangles that a piece of a rank's share is: rows, and parts of rows.
+    /// Calls `each` with the rectangles of a flat piece of a rank's share: rows, and parts of rows.
     fn unfold(
         &self,
         share: &[usize],
@@ -386,12 +387,12 @@ fn overlaps(chunks: &[&Chunk]) -> Result<(), String> {
     Ok(())
 }
 
-/// Rows and columns of offsets or sizes; `one` is the value of an axis that is not there.
-fn matrix(of: &[usize], one: usize) -> [usize; 2] {
-    [0, 1].map(|axis| of.get(axis).copied().unwrap_or(one))
+/// Rows and columns of offsets or sizes; `default` is the value of a missing axis.
+fn matrix(axes: &[usize], default: usize) -> [usize; 2] {
+    [0, 1].map(|axis| axes.get(axis).copied().unwrap_or(default))
 }
 
-/// Elements of a shape; more than there can be, if it overflows.
+/// Elements of a shape; `usize::MAX` if they overflow.
 fn volume(sizes: &[usize]) -> usize {
     sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
 }

@@ -8,7 +8,7 @@ use base::Heads;
 use model::{Param, Weight};
 use std::path::Path;
 
-/// A parameter; the names of its tensors, without the block's number and `.weight`; those that replaced them.
+/// A parameter, its tensors' names without block number and `.weight`, and newer names of the same.
 type Row = (Weight, &'static [&'static str], &'static [&'static str]);
 
 /// A trainer's names.
@@ -95,7 +95,7 @@ impl Names {
         self.rows.iter().find(|(row, ..)| *row == weight)
     }
 
-    /// Tensors that a parameter is made of, under the names that `has` finds; none if the trainer's Llama
+    /// Tensors that make up a parameter, under the names that `has` finds; none if the trainer's Llama
     /// has no such parameter.
     pub fn tensors_of(
         &self,
@@ -126,7 +126,7 @@ impl Names {
         names.filter_map(number).max().map_or(0, |last: usize| last.saturating_add(1))
     }
 
-    /// Names that tensor `part` of a parameter may have; of a block's parameter, that of the first block.
+    /// Possible names of tensor `part` of a parameter, in the first block if it belongs to a block.
     pub fn all(&self, weight: Weight, part: usize) -> Vec<String> {
         use Weight::{HeadW, LnfScale, TokenEmbed};
         let outside = matches!(weight, TokenEmbed | LnfScale | HeadW);

@@ -23,7 +23,7 @@ pub const WANTED: &[Wanted] = &[
     Wanted { key: "data.train", why: "the datasets: see docs/data.md", example: "corpus" },
 ];
 
-/// The part of a block that mixes positions, by its name and the former one.
+/// Names of the part of a block that mixes positions: the current one, the former one.
 const MIXER: [&str; 2] = ["sequence_mixer", "attention"];
 
 /// Options of a model that gptrain would compute otherwise: place in `config.json`, the only value that
@@ -65,7 +65,7 @@ impl Config {
         Ok(Config { json, place })
     }
 
-    /// The value at a path; None of null. MIXER is any of its names.
+    /// Value at a path; None if it is null. MIXER means each of `MIXER`.
     fn get(&self, path: &str) -> Option<&Json> {
         let names = MIXER.iter().map(|name| path.replace("MIXER", name));
         let found = names.filter_map(|path| self.json.pointer(&path)).next();

@@ -1,5 +1,5 @@
-//! A checkpoint written as DeepSpeed's universal folder: each parameter whole, in files of its own, under
-//! the names of Megatron-DeepSpeed's pipeline. An import reads it back.
+//! Writes a checkpoint as DeepSpeed's universal folder: each parameter whole, in separate files, under the
+//! names of Megatron-DeepSpeed's pipeline. An import reads it back.
 
 use super::super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::super::deepspeed::layers::pipe_name;

@@ -13,7 +13,7 @@ use half::{bf16, f16};
 use model::Weight;
 use std::path::{Path, PathBuf};
 
-/// The file beside a rank's own.
+/// Name of the file, in the folder of a rank's file.
 pub const FILE: &str = "distrib_optim.pt";
 /// Elements compared at each end of a parameter.
 const COMPARED: usize = 256;
@@ -21,7 +21,7 @@ const COMPARED: usize = 256;
 /// Chunk of a parameter, and its first element in the chunk's buffer.
 pub type Starts = Vec<(usize, usize)>;
 
-/// The file of the states beside a rank's file.
+/// Path of the file of states that belongs to a rank's file.
 pub fn buffer_file(path: &Path) -> PathBuf {
     path.with_file_name(FILE)
 }
