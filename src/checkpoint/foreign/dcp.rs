@@ -15,7 +15,7 @@ use super::settings::{Wanted, number};
 use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
 use crate::tensor_part::Pairs;
 use base::{Heads, Problems};
-use groups::{Group, Groups};
+use groups::{AdamWNumbers, NumberGroups};
 use manifest::Model;
 use metadata::{Metadata, StoredPart};
 use model::{Param, Weight};
@@ -143,9 +143,9 @@ impl DcpRun {
     /// express. Returns the number of decayed norms.
     fn optimizer(&mut self) -> anyhow::Result<usize> {
         self.found.updates = self.updates()?;
-        let groups = Groups::find(&self.meta, self.names.optimizer)?;
+        let groups = NumberGroups::find(&self.meta, self.names.optimizer)?;
         let embedding = &self.names.all(Weight::TokenEmbed, 0)[0];
-        let mut known: Option<(String, Group)> = None;
+        let mut known: Option<(String, AdamWNumbers)> = None;
         let (mut decayed_norms, mut embedding_decay) = (0, None);
         for name in self.model_names() {
             let Some(found) = groups.read(&self.meta, self.own(name))? else { continue };

@@ -35,7 +35,7 @@ use std::path::Path;
 const RULE: &str = "megatron-deepspeed";
 
 /// Names and shapes of a group's parameters, in their order.
-type Group = Vec<(String, Vec<usize>)>;
+type FlatGroup = Vec<(String, Vec<usize>)>;
 
 /// Elements of a parameter of a group.
 fn numel((_, shape): &(String, Vec<usize>)) -> usize {
@@ -123,7 +123,7 @@ fn stage_groups(
     files: &Files,
     tensor: usize,
     step: u64,
-) -> anyhow::Result<Vec<Vec<Group>>> {
+) -> anyhow::Result<Vec<Vec<FlatGroup>>> {
     let mut stages = Vec::new();
     for (rank, name) in files.models.iter().enumerate() {
         let file = TorchFile::open(&dir.join(name))?;
@@ -137,8 +137,8 @@ fn stage_groups(
 }
 
 /// Names and shapes of the groups that a file's rank has, in their order.
-fn groups(root: &Value) -> anyhow::Result<Vec<Group>> {
-    let group = |group: &Value| -> anyhow::Result<Group> {
+fn groups(root: &Value) -> anyhow::Result<Vec<FlatGroup>> {
+    let group = |group: &Value| -> anyhow::Result<FlatGroup> {
         let named = group.named()?;
         let shape = |(name, sizes): &(&str, Value)| {
             let sizes = sizes.items()?.into_iter().map(|n| Ok(n.count()? as usize));

@@ -37,7 +37,7 @@ struct DistRun {
     found: RunDescription,
     meta: Metadata,
     /// Tensors of each parameter, by its layer.
-    tensors: BTreeMap<ParamKey, Vec<Stored>>,
+    tensors: BTreeMap<ParamKey, Vec<DistTensor>>,
     layers: usize,
     /// Name of the f32 weights among the states; None if the model's weights are f32 themselves.
     masters: Option<&'static str>,
@@ -50,7 +50,7 @@ struct DistRun {
 }
 
 /// A tensor of the checkpoint that holds a parameter, or half of it.
-struct Stored {
+struct DistTensor {
     name: String,
     /// Whether it has those of all layers, on a leading axis.
     all: bool,
@@ -128,12 +128,12 @@ impl DistRun {
         if self.layers > 1 << 12 {
             return Err(args.problem(format!("args.num_layers is {}", self.layers)));
         }
-        let mut tensors: BTreeMap<_, Vec<Stored>> = BTreeMap::new();
+        let mut tensors: BTreeMap<_, Vec<DistTensor>> = BTreeMap::new();
         for name in self.model_names() {
             // Names of no parameter are reported by the comparison with the model.
             let Some((weight, layers, half)) = dist_name(name) else { continue };
             let mut add = |layer: Option<usize>, all: bool| {
-                let stored = Stored { name: name.to_string(), all, half };
+                let stored = DistTensor { name: name.to_string(), all, half };
                 tensors.entry((weight, layer)).or_default().push(stored);
             };
             match layers {
@@ -232,7 +232,7 @@ impl DistRun {
             _ => TensorPart::for_rank(param, [rows, cols], [0, 1], self.gated),
         };
         let stored = self.tensors.get(&(param.spec.weight, layer)).into_iter().flatten();
-        let part = |stored: &Stored| {
+        let part = |stored: &DistTensor| {
             let (name, layer) = (stored.name.clone(), stored.all.then_some(layer).flatten());
             StoredPart { name, layer, cut: cut(stored.half) }
         };

@@ -67,7 +67,7 @@ struct Export<'c> {
 }
 
 /// A parameter of a stage.
-struct Piece<'c> {
+struct StageParam<'c> {
     param: Param,
     tensor: &'c Tensor,
     name: String,
@@ -150,7 +150,7 @@ impl<'c> Export<'c> {
     }
 
     /// Parameters of a stage in the order of Megatron's modules.
-    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<Piece<'c>>> {
+    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<StageParam<'c>>> {
         let model = &self.m.model;
         let layers = plan::split::uniform(model.layers, self.pipeline).swap_remove(stage);
         let first_layer = layers.start;
@@ -167,7 +167,7 @@ impl<'c> Export<'c> {
             (_, None, _) => model.layers + 1,
         };
         params.sort_by_key(|param| (part(param), module_order(param.spec.weight)));
-        let piece = |param: &Param| -> anyhow::Result<Piece<'c>> {
+        let piece = |param: &Param| -> anyhow::Result<StageParam<'c>> {
             let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
             let local = layer_of(param).map(|layer| layer - first_layer);
             let name = core_name(weight, local)
@@ -181,13 +181,13 @@ impl<'c> Export<'c> {
             let gated = model.ffn == manifest::Ffn::Swiglu;
             let cut = |rank| TensorPart::for_rank(param, whole, [rank, self.tensor], gated);
             let cuts = (0..self.tensor).map(cut).collect();
-            Ok(Piece { param: param.clone(), tensor, name, cuts })
+            Ok(StageParam { param: param.clone(), tensor, name, cuts })
         };
         params.into_iter().map(piece).collect()
     }
 
     /// The values of a rank's file, but for the numbers of tensors.
-    fn root(&self, pieces: &[Piece], rank: usize) -> Out {
+    fn root(&self, pieces: &[StageParam], rank: usize) -> Out {
         let index = &self.checkpoint.index;
         let stored = |number: usize, storage: usize, element: Element| {
             let piece = &pieces[number];
@@ -223,7 +223,11 @@ impl<'c> Export<'c> {
     }
 
     /// Megatron's optimizer: parameters that decay, then those that do not, counted through.
-    fn optimizer(&self, pieces: &[Piece], stored: &dyn Fn(usize, usize, Element) -> Out) -> Out {
+    fn optimizer(
+        &self,
+        pieces: &[StageParam],
+        stored: &dyn Fn(usize, usize, Element) -> Out,
+    ) -> Out {
         let m = self.m;
         let state = &self.checkpoint.index.state;
         let numbers = |decay: bool| -> Vec<usize> {

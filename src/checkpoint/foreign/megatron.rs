@@ -19,13 +19,13 @@ pub use names::{core_name, module_order};
 use super::super::torch::TorchFile;
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
-use super::split_run::{FileLayout, Place, Places, ShareReader, SplitRun};
+use super::split_run::{FileLayout, ParamPlace, ParamPlaces, ShareReader, SplitRun};
 use super::{AdamState, Choices, ForeignRun, Opened, RunDescription, same_step, same_updates};
 use crate::tensor_part::ParamKey;
 use buffers::Starts;
 use files::{files, grid, topology};
 use names::Entry;
-use states::{Optimizer, StatePlaces, groups, loss_scale, rate, updates_of};
+use states::{PlainOptimizer, StatePlaces, groups, loss_scale, rate, updates_of};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -57,7 +57,7 @@ enum States {
 }
 
 /// A parameter as a file has it: its chunk, its weight and block's number in the chunk, its place.
-type FoundPlace = (usize, ParamKey, Place);
+type FoundPlace = (usize, ParamKey, ParamPlace);
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let dir = step_folder(from)?;
@@ -94,7 +94,11 @@ fn core(root: &super::super::torch::Value) -> anyhow::Result<bool> {
 
 impl MegatronReader {
     /// Reads the first tensor rank of every stage: the places of parameters and of their states.
-    fn stages(&mut self, args: &Arguments, about: &mut RunDescription) -> anyhow::Result<Places> {
+    fn stages(
+        &mut self,
+        args: &Arguments,
+        about: &mut RunDescription,
+    ) -> anyhow::Result<ParamPlaces> {
         let (mut slots, mut updates, mut why) = (Vec::new(), None, None);
         let mut found = Vec::new();
         for stage in 0..self.files.len() {
@@ -104,11 +108,11 @@ impl MegatronReader {
             let entries = stage_entries(&file)?;
             for (number, (chunk, entry)) in entries.iter().enumerate() {
                 let (name, shape) = (entry.name.clone(), entry.value.tensor()?.shape.clone());
-                let place = Place { stage, entry: number, name, shape };
+                let place = ParamPlace { stage, entry: number, name, shape };
                 found.push((*chunk, entry.key, place));
             }
             let buffers = buffers::buffer_file(&self.files[stage][0]);
-            let opened = Optimizer::open(&root, self.half)?;
+            let opened = PlainOptimizer::open(&root, self.half)?;
             let flat = opened.is_err() && buffers.is_file();
             let mapped = match &opened {
                 _ if flat => buffers::starts(&file, &entries, &buffers, args)?.map(States::Flat),
@@ -160,7 +164,7 @@ impl MegatronReader {
 }
 
 /// Numbers the blocks of all stages and chunks through: chunk 0 of all stages, then chunk 1.
-fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<Places> {
+fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<ParamPlaces> {
     let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     for (chunk, (_, layer), place) in &found {
         if let Some(layer) = layer.filter(|layer| *layer < 1 << 20) {
@@ -175,7 +179,7 @@ fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<Places> {
         return Err(args.problem(what));
     }
     let (mut first, mut next) = (BTreeMap::new(), 0);
-    let mut places = Places::default();
+    let mut places = ParamPlaces::default();
     for (key, count) in counts {
         first.insert(key, next);
         next += count;
@@ -190,7 +194,12 @@ fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<Places> {
 }
 
 impl ShareReader for MegatronReader {
-    fn read(&mut self, place: &Place, rank: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
+    fn read(
+        &mut self,
+        place: &ParamPlace,
+        rank: usize,
+        state: AdamState,
+    ) -> anyhow::Result<Vec<f32>> {
         let flat = |states: &Vec<States>| matches!(states[place.stage], States::Flat(_));
         let flat = self.states.as_ref().is_some_and(flat);
         let open = |path: &PathBuf| -> anyhow::Result<Rank> {
@@ -220,7 +229,7 @@ impl ShareReader for MegatronReader {
                 return buffers.floats(buffer.tensor()?, start..start + numel);
             }
             Some(States::Plain(slots)) => {
-                let optimizer = Optimizer::open(&root, self.half)?;
+                let optimizer = PlainOptimizer::open(&root, self.half)?;
                 let optimizer = optimizer.map_err(|why| root.problem(why))?;
                 match optimizer.state(slots[place.entry], state)? {
                     Some(value) => value,

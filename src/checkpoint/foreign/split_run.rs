@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// A parameter in the files.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct ParamPlace {
     pub stage: usize,
     /// Number among the parameters of the stage.
     pub entry: usize,
@@ -25,8 +25,8 @@ pub struct Place {
 
 /// Parameters in the files.
 #[derive(Default)]
-pub struct Places {
-    pub known: BTreeMap<ParamKey, Place>,
+pub struct ParamPlaces {
+    pub known: BTreeMap<ParamKey, ParamPlace>,
     /// Names that no parameter of gptrain has.
     pub unknown: Vec<String>,
 }
@@ -34,7 +34,12 @@ pub struct Places {
 /// Reader of the shares that a format's files hold.
 pub trait ShareReader {
     /// A state of a parameter on a tensor rank; if no states are read, the model's own weight.
-    fn read(&mut self, place: &Place, rank: usize, state: AdamState) -> anyhow::Result<Vec<f32>>;
+    fn read(
+        &mut self,
+        place: &ParamPlace,
+        rank: usize,
+        state: AdamState,
+    ) -> anyhow::Result<Vec<f32>>;
 
     /// Name that the files have for a parameter, if there is one such name.
     fn name(&self, _: &Param) -> Option<String> {
@@ -54,7 +59,7 @@ pub struct FileLayout {
 
 pub struct SplitRun<R> {
     pub found: RunDescription,
-    pub places: Places,
+    pub places: ParamPlaces,
     pub reader: R,
     ranks: usize,
     /// Order of the rows of queries, keys and values.
@@ -70,7 +75,7 @@ pub struct SplitRun<R> {
 impl<R: ShareReader> SplitRun<R> {
     pub fn new(
         found: RunDescription,
-        (places, reader): (Places, R),
+        (places, reader): (ParamPlaces, R),
         args: &Arguments,
         layout: FileLayout,
         choices: &Choices,
@@ -108,7 +113,7 @@ impl<R: ShareReader> SplitRun<R> {
     }
 
     /// Whether the rows that pad the embedding are zero in every state.
-    fn untrained(&mut self, original: usize, place: &Place) -> anyhow::Result<bool> {
+    fn untrained(&mut self, original: usize, place: &ParamPlace) -> anyhow::Result<bool> {
         let (rows, cols) = (place.shape[0], place.shape.get(1).copied().unwrap_or(1));
         let states = self.found.read_states();
         for rank in 0..self.ranks {

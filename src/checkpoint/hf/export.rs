@@ -59,7 +59,7 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
     let carried = companions.config().filter(own);
     atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
-        let plan = Plan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
+        let plan = FilePlan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
         let config = write_config(family, &m.model, name, &tokens, carried);
         let path = to.join("config.json");
@@ -96,7 +96,7 @@ fn names(dtype: DType) -> (&'static str, &'static str) {
 }
 
 /// Assignment of tensors to files.
-struct Plan<'c> {
+struct FilePlan<'c> {
     model: &'c Model,
     /// Each weight of the checkpoint, and its tensors in the export.
     weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
@@ -106,14 +106,14 @@ struct Plan<'c> {
     files: Vec<Vec<HfTensor>>,
 }
 
-impl<'c> Plan<'c> {
+impl<'c> FilePlan<'c> {
     fn new(
         checkpoint: &'c Checkpoint,
         model: &'c Model,
         family: Family,
         (dtype, code): (DType, &'static str),
         shard: Bytes,
-    ) -> anyhow::Result<Plan<'c>> {
+    ) -> anyhow::Result<FilePlan<'c>> {
         let layout = Layout::new(model, ModelShard::whole(model));
         let mut weights = Vec::new();
         for param in layout.params() {
@@ -133,7 +133,7 @@ impl<'c> Plan<'c> {
             held += bytes(tensor);
             files.last_mut().expect("one from the start").push(tensor.clone());
         }
-        Ok(Plan { model, weights, dtype, code, files })
+        Ok(FilePlan { model, weights, dtype, code, files })
     }
 
     fn file(&self, number: usize) -> String {

@@ -40,7 +40,7 @@ impl Weights {
             files: Vec::new(),
             names: BTreeMap::new(),
         };
-        let index = Index::read(folder)?;
+        let index = ShardIndex::read(folder)?;
         for (i, file) in index.files.iter().enumerate() {
             let opened = Reader::open(&folder.join(file));
             let reader = opened.map_err(|error| weights.damaged(error))?;
@@ -181,19 +181,19 @@ impl Weights {
 }
 
 /// Files of a folder.
-struct Index {
+struct ShardIndex {
     files: Vec<String>,
     /// Name → file, if there is an index.
     map: BTreeMap<String, String>,
 }
 
-impl Index {
-    fn read(folder: &Path) -> anyhow::Result<Index> {
+impl ShardIndex {
+    fn read(folder: &Path) -> anyhow::Result<ShardIndex> {
         let path = folder.join(INDEX);
         let place = path.display().to_string();
         let wrong = |what: &str| Problems::one(place.clone(), what, COPY_AGAIN);
         if folder.join(ONE).exists() {
-            return Ok(Index { files: vec![ONE.to_string()], map: BTreeMap::new() });
+            return Ok(ShardIndex { files: vec![ONE.to_string()], map: BTreeMap::new() });
         }
         if !path.exists() {
             let bin = folder.join("pytorch_model.bin").exists()
@@ -221,6 +221,6 @@ impl Index {
         let map: BTreeMap<String, String> =
             map.iter().map(entry).collect::<Result<_, Problems>>()?;
         let files: BTreeSet<String> = map.values().cloned().collect();
-        Ok(Index { files: files.into_iter().collect(), map })
+        Ok(ShardIndex { files: files.into_iter().collect(), map })
     }
 }

@@ -2,7 +2,7 @@
 //! embedding, and the final norm by itself at the end.
 
 use super::super::megatron::names::{first_name, weight_of_first};
-use super::super::split_run::{Place, Places};
+use super::super::split_run::{ParamPlace, ParamPlaces};
 use crate::tensor_part::{ParamKey, layer_of};
 use model::{Param, Weight};
 
@@ -65,10 +65,10 @@ fn known(name: &str, first_block: usize) -> Option<ParamKey> {
 pub fn places<'n>(
     params: impl Iterator<Item = (usize, &'n str, &'n [usize])>,
     first_block: usize,
-) -> Places {
-    let mut places = Places::default();
+) -> ParamPlaces {
+    let mut places = ParamPlaces::default();
     for (entry, (stage, name, shape)) in params.enumerate() {
-        let place = Place { stage, entry, name: name.to_string(), shape: shape.to_vec() };
+        let place = ParamPlace { stage, entry, name: name.to_string(), shape: shape.to_vec() };
         let Some(key) = known(name, first_block) else {
             places.unknown.push(place.name);
             continue;

@@ -1,12 +1,12 @@
 //! The flat groups of ZeRO-1, put together from the partitions of a stage's data ranks.
 
 use super::super::super::torch::TorchFile;
-use super::super::split_run::{Place, ShareReader};
+use super::super::split_run::{ParamPlace, ShareReader};
 use super::super::{AdamState, Opened, same_updates};
 use super::files::RankFiles;
 use super::layers::name_of;
 use super::optimizer::{partition, slice, updates};
-use super::{Group, numel};
+use super::{FlatGroup, numel};
 use base::Problems;
 use model::Param;
 use std::path::PathBuf;
@@ -24,7 +24,7 @@ pub struct PartitionReader {
 pub struct Stages {
     pub dir: PathBuf,
     /// Names and shapes of each stage's groups, in their order.
-    pub groups: Vec<Vec<Group>>,
+    pub groups: Vec<Vec<FlatGroup>>,
     /// The number that the first block has in the pipeline's list of layers.
     pub first_block: usize,
     pub files: RankFiles,
@@ -49,7 +49,7 @@ impl Stages {
     }
 
     /// Whether the partitions of a rank are equal and hold its groups; their step is the run's.
-    fn check(&self, files: &[TorchFile], groups: &[Group]) -> anyhow::Result<()> {
+    fn check(&self, files: &[TorchFile], groups: &[FlatGroup]) -> anyhow::Result<()> {
         for (group, params) in groups.iter().enumerate() {
             let mut lens = Vec::new();
             for file in files {
@@ -91,7 +91,7 @@ impl Stages {
     }
 
     /// Group of a parameter, and its first element in the flat group.
-    fn find(&self, place: &Place) -> Option<(usize, usize)> {
+    fn find(&self, place: &ParamPlace) -> Option<(usize, usize)> {
         self.groups[place.stage].iter().enumerate().find_map(|(group, params)| {
             let number = params.iter().position(|(name, _)| *name == place.name)?;
             Some((group, params[..number].iter().map(numel).sum()))
@@ -101,9 +101,14 @@ impl Stages {
 
 impl ShareReader for PartitionReader {
     /// Puts a share together from the partitions of all data ranks.
-    fn read(&mut self, place: &Place, rank: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
+    fn read(
+        &mut self,
+        place: &ParamPlace,
+        rank: usize,
+        state: AdamState,
+    ) -> anyhow::Result<Vec<f32>> {
         let PartitionReader { stages, open } = self;
-        let Place { stage, name, shape, .. } = place;
+        let ParamPlace { stage, name, shape, .. } = place;
         let (group, first) = stages.find(place).expect("a place is in its stage's groups");
         let numel: usize = shape.iter().product();
         let (mut values, mut begin) = (Vec::with_capacity(numel), 0);

@@ -10,7 +10,7 @@ use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
 use super::super::megatron::states::step_number;
-use super::super::split_run::{FileLayout, Place, ShareReader, SplitRun};
+use super::super::split_run::{FileLayout, ParamPlace, ShareReader, SplitRun};
 use super::super::{AdamState, Choices, ForeignRun, RunDescription, incomplete};
 use super::layers::{EMBEDDING, first_block, name_of, places};
 use super::{RULE, refuse};
@@ -122,7 +122,7 @@ fn param<'t>(root: &Value<'t>) -> anyhow::Result<Value<'t>> {
 }
 
 impl ShareReader for UniversalReader {
-    fn read(&mut self, place: &Place, _: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
+    fn read(&mut self, place: &ParamPlace, _: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
         let file = TorchFile::open(&state_file(&self.dir, &place.name, state))?;
         let root = file.root();
         let value = param(&root)?;

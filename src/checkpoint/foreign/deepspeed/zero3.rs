@@ -12,13 +12,13 @@ use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, step_folder};
 use super::super::megatron::names::known;
-use super::super::split_run::{FileLayout, Place, Places, ShareReader, SplitRun};
+use super::super::split_run::{FileLayout, ParamPlace, ParamPlaces, ShareReader, SplitRun};
 use super::super::{
     AdamState, Choices, ForeignRun, Opened, RunDescription, incomplete, same_step, same_updates,
 };
 use super::files::{MODEL, OPTIM, RankFiles, rank_files};
 use super::optimizer::{loss_scale, rate, updates};
-use super::{Group, RULE, deepspeed_version, groups, version_of};
+use super::{FlatGroup, RULE, deepspeed_version, groups, version_of};
 use anyhow::Context;
 use base::Problems;
 use std::ops::Range;
@@ -35,7 +35,7 @@ struct Zero3Reader {
 struct RankGroups {
     dir: PathBuf,
     /// Names and shapes, on any tensor rank.
-    groups: Vec<Group>,
+    groups: Vec<FlatGroup>,
     /// Files of the optimizer.
     files: RankFiles,
     /// Data ranks.
@@ -109,8 +109,8 @@ fn grid(dir: &Path, both: [&RankFiles; 2]) -> anyhow::Result<[usize; 2]> {
 }
 
 /// Names and shapes of the groups, which are those of every tensor rank.
-fn same_groups(models: &RankFiles, tensor: usize, step: u64) -> anyhow::Result<Vec<Group>> {
-    let mut first: Option<Vec<Group>> = None;
+fn same_groups(models: &RankFiles, tensor: usize, step: u64) -> anyhow::Result<Vec<FlatGroup>> {
+    let mut first: Option<Vec<FlatGroup>> = None;
     for rank in 0..tensor {
         let file = TorchFile::open(&models[&(rank, 0)])?;
         let root = file.root();
@@ -123,12 +123,12 @@ fn same_groups(models: &RankFiles, tensor: usize, step: u64) -> anyhow::Result<V
     Ok(first.unwrap_or_default())
 }
 
-fn places(groups: &[Group], args: &Arguments) -> anyhow::Result<Places> {
-    let mut places = Places::default();
+fn places(groups: &[FlatGroup], args: &Arguments) -> anyhow::Result<ParamPlaces> {
+    let mut places = ParamPlaces::default();
     for (entry, (name, shape)) in groups.iter().flatten().enumerate() {
         let key = known(name);
         let key = key.ok_or_else(|| args.problem(format!("{name} is not in gptrain's model")))?;
-        let place = Place { stage: 0, entry, name: name.clone(), shape: shape.clone() };
+        let place = ParamPlace { stage: 0, entry, name: name.clone(), shape: shape.clone() };
         if places.known.insert(key, place).is_some() {
             return Err(args.problem(format!("{name} is in param_shapes under another name too")));
         }
@@ -187,7 +187,12 @@ impl RankGroups {
 }
 
 impl ShareReader for Zero3Reader {
-    fn read(&mut self, place: &Place, rank: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
+    fn read(
+        &mut self,
+        place: &ParamPlace,
+        rank: usize,
+        state: AdamState,
+    ) -> anyhow::Result<Vec<f32>> {
         let Zero3Reader { groups, open } = self;
         let slice = groups.slice(&place.name);
         let (group, part) =

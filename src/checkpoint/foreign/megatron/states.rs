@@ -12,16 +12,19 @@ use super::names::Entry;
 pub type StatePlaces = Vec<(usize, usize)>;
 
 /// The plain optimizer of a file.
-pub struct Optimizer<'t> {
+pub struct PlainOptimizer<'t> {
     groups: Vec<Value<'t>>,
     states: Value<'t>,
     /// f32 copies of parameters in 16 bits, by group.
     masters: Option<Vec<Value<'t>>>,
 }
 
-impl<'t> Optimizer<'t> {
+impl<'t> PlainOptimizer<'t> {
     /// The optimizer of a file, or the reason why its states cannot be read.
-    pub fn open(root: &Value<'t>, half: bool) -> anyhow::Result<Result<Optimizer<'t>, String>> {
+    pub fn open(
+        root: &Value<'t>,
+        half: bool,
+    ) -> anyhow::Result<Result<PlainOptimizer<'t>, String>> {
         let Some(outer) = root.some("optimizer") else {
             return Ok(Err("the files have no optimizer".into()));
         };
@@ -50,7 +53,7 @@ impl<'t> Optimizer<'t> {
             }
             _ => {}
         }
-        Ok(Ok(Optimizer { groups, states, masters: masters.filter(|_| half) }))
+        Ok(Ok(PlainOptimizer { groups, states, masters: masters.filter(|_| half) }))
     }
 
     /// The place of each parameter of the model, or the reason why it cannot be found.
