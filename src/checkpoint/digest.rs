@@ -17,7 +17,7 @@ pub struct Digest(pub u64);
 
 impl Digest {
     /// Digest of bytes in a file.
-    pub fn of(bytes: &[u8]) -> Digest {
+    pub fn from_bytes(bytes: &[u8]) -> Digest {
         Digest(xxh3_64(bytes))
     }
 
@@ -25,19 +25,19 @@ impl Digest {
     /// Digests of the parts of a tensor add up to that of the whole. Each value is mixed with its
     /// number, and the results are summed (mod 2⁶⁴), so a changed, moved or missing value changes
     /// the sum.
-    pub fn of_values(first: u64, dtype: DType, bytes: &[u8]) -> Digest {
+    pub fn from_values(first: u64, dtype: DType, bytes: &[u8]) -> Digest {
         Digest(device::digest_of_bytes(first, dtype, bytes))
     }
 
     /// Digest of a rectangle of a matrix [_, cols], whose values are stored row by row.
-    pub fn of_slice(cols: usize, slice: &TensorSlice, dtype: DType, bytes: &[u8]) -> Digest {
+    pub fn from_slice(cols: usize, slice: &TensorSlice, dtype: DType, bytes: &[u8]) -> Digest {
         let first = |row: usize| ((slice.at[0] + row) * cols + slice.at[1]) as u64;
         let width = slice.size[1];
         if width == cols {
-            return Digest::of_values(first(0), dtype, bytes);
+            return Digest::from_values(first(0), dtype, bytes);
         }
         let rows = bytes.chunks(width * dtype.size()).enumerate();
-        let rows = rows.map(|(row, bytes)| Digest::of_values(first(row), dtype, bytes));
+        let rows = rows.map(|(row, bytes)| Digest::from_values(first(row), dtype, bytes));
         rows.fold(Digest::default(), Digest::and)
     }
 
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     fn of(first: u64, values: &[f32]) -> Digest {
-        Digest::of_values(first, DType::F32, bytemuck::cast_slice(values))
+        Digest::from_values(first, DType::F32, bytemuck::cast_slice(values))
     }
 
     #[test]
@@ -111,7 +111,7 @@ mod tests {
             let values: Vec<f32> =
                 (r0..r1).flat_map(|r| whole[r * cols + c0..r * cols + c1].to_vec()).collect();
             let slice = TensorSlice { at: [r0, c0], size: [r1 - r0, c1 - c0] };
-            Digest::of_slice(cols, &slice, DType::F32, bytemuck::cast_slice(&values))
+            Digest::from_slice(cols, &slice, DType::F32, bytemuck::cast_slice(&values))
         };
         assert_eq!(rectangle(0, 6, 0, 10), of(0, &whole));
         let parts = [rectangle(0, 2, 0, 10), rectangle(2, 6, 0, 3), rectangle(2, 6, 3, 10)];

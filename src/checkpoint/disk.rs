@@ -3,7 +3,6 @@
 
 use anyhow::Context;
 use base::output;
-use base::progress::{Progress, Unit};
 use libc::{EINVAL, ENOSYS};
 use parking_lot::Mutex;
 use rustix::fs::{CWD, FallocateFlags, OFlags};
@@ -49,8 +48,6 @@ pub enum Fault {
 /// Disk, with optional fault injection.
 #[derive(Debug, Default)]
 pub struct Disk {
-    /// Shows the bytes that are written.
-    progress: Option<Progress>,
     fault: Fault,
     calls: Mutex<Vec<Call>>,
     recording: bool,
@@ -60,12 +57,6 @@ impl Disk {
     /// Disk that fails as specified and records every call.
     pub fn failing(fault: Fault) -> Disk {
         Disk { fault, recording: true, ..Disk::default() }
-    }
-
-    /// A disk that shows how much of `bytes` is written.
-    pub fn showing(bytes: u64) -> Disk {
-        let progress = Progress::new("writing", bytes, Unit::Bytes);
-        Disk { progress: Some(progress), ..Disk::default() }
     }
 
     /// Calls so far, including failed ones. An ordinary disk records none.
@@ -114,7 +105,6 @@ impl Disk {
                 let end = at + bytes.len() as u64;
                 format!("cannot write bytes {here}..{end} of {}", path.display())
             })?;
-            self.progress.iter().for_each(|progress| progress.add(wrote as u64));
             done += wrote;
         }
         Ok(())
@@ -163,15 +153,15 @@ impl Disk {
     }
 
     /// Exchanges two folders atomically; with two renames if the file system cannot.
-    pub fn exchange(&self, fresh: &Path, old: &Path) -> anyhow::Result<()> {
+    pub fn exchange(&self, temporary: &Path, old: &Path) -> anyhow::Result<()> {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
-        let swap = || Ok(rustix::fs::renameat_with(CWD, fresh, CWD, old, flags)?);
-        match self.call(Call::Rename(fresh.to_path_buf(), old.to_path_buf()), swap) {
+        let swap = || Ok(rustix::fs::renameat_with(CWD, temporary, CWD, old, flags)?);
+        match self.call(Call::Rename(temporary.to_path_buf(), old.to_path_buf()), swap) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
                 let aside = old.with_extension(format!("tmp-{}", nonce()));
                 self.rename(old, &aside)?;
-                self.rename(fresh, old)?;
-                self.rename(&aside, fresh)
+                self.rename(temporary, old)?;
+                self.rename(&aside, temporary)
             }
             done => done.with_context(|| format!("cannot replace {}", old.display())),
         }

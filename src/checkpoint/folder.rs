@@ -20,7 +20,7 @@ pub const LATEST: &str = "latest";
 
 /// Checkpoint in a run's folder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Found {
+pub struct CheckpointFolder {
     pub step: u64,
     pub folder: PathBuf,
 }
@@ -42,17 +42,17 @@ pub fn aside(step: u64) -> String {
 }
 
 /// Published checkpoints of a run, oldest first.
-pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<Found>> {
-    let mut found: Vec<Found> = names(checkpoints)?
+pub fn published(checkpoints: &Path) -> anyhow::Result<Vec<CheckpointFolder>> {
+    let mut found: Vec<CheckpointFolder> = names(checkpoints)?
         .into_iter()
-        .filter_map(|n| Some(Found { step: step(&n)?, folder: checkpoints.join(&n) }))
+        .filter_map(|n| Some(CheckpointFolder { step: step(&n)?, folder: checkpoints.join(&n) }))
         .collect();
     found.sort_by_key(|f| f.step);
     Ok(found)
 }
 
 /// Newest checkpoint of a run.
-pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<Found>> {
+pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<CheckpointFolder>> {
     Ok(published(checkpoints)?.pop())
 }
 
@@ -100,10 +100,10 @@ pub fn hint(checkpoints: &Path) -> anyhow::Result<Option<String>> {
 /// Writes the hint.
 pub fn write_hint(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<()> {
     let path = checkpoints.join(LATEST);
-    let fresh = checkpoints.join(format!("{LATEST}.tmp-{}", nonce()));
-    let named = disk.write_file(&fresh, format!("{}\n", name(step)).as_bytes());
-    named.and_then(|()| disk.rename(&fresh, &path)).inspect_err(|_| {
-        let _ = disk.remove_file(&fresh);
+    let temporary = checkpoints.join(format!("{LATEST}.tmp-{}", nonce()));
+    let named = disk.write_file(&temporary, format!("{}\n", name(step)).as_bytes());
+    named.and_then(|()| disk.rename(&temporary, &path)).inspect_err(|_| {
+        let _ = disk.remove_file(&temporary);
     })?;
     disk.sync_folder(checkpoints)
 }
@@ -171,7 +171,7 @@ pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
 }
 
 /// Unused temporary name for a checkpoint that is being written.
-pub fn fresh(checkpoints: &Path, step: u64) -> PathBuf {
+pub fn temporary_folder(checkpoints: &Path, step: u64) -> PathBuf {
     checkpoints.join(format!("{}.tmp-{}", name(step), nonce()))
 }
 

@@ -61,7 +61,7 @@ pub struct State {
     pub rng: Rng,
     pub optimizer: Optimizer,
     /// Last steps, oldest first.
-    pub history: Vec<Past>,
+    pub history: Vec<PastStep>,
     pub data: Vec<DataId>,
     /// Datasets of all samples, past and future.
     pub mixture: MixturePlan,
@@ -139,7 +139,7 @@ pub struct Group {
 
 /// Record of a step.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub struct Past {
+pub struct PastStep {
     pub step: u64,
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
@@ -148,11 +148,11 @@ pub struct Past {
     pub grad_norm: f64,
 }
 
-impl PartialEq for Past {
+impl PartialEq for PastStep {
     /// Bit-exact comparison. JSON has no NaN, so all non-finite values compare equal.
-    fn eq(&self, other: &Past) -> bool {
+    fn eq(&self, other: &PastStep) -> bool {
         let bits = |x: f64| x.is_finite().then_some(x.to_bits());
-        let all = |past: &Past| (past.step, bits(past.loss), bits(past.grad_norm));
+        let all = |past: &PastStep| (past.step, bits(past.loss), bits(past.grad_norm));
         all(self) == all(other)
     }
 }
@@ -214,7 +214,7 @@ pub struct TensorState {
     pub dtype: DType,
     #[serde(default, skip_serializing_if = "Extent::is_like")]
     pub extent: Extent,
-    /// Digest of the whole state, independent of how it is split (`Digest::of_values`).
+    /// Digest of the whole state, independent of how it is split (`Digest::from_values`).
     pub digest: Digest,
     /// None for a state that is not saved. The model weight is the rounded master weight; its
     /// digest is checked at every start.
@@ -380,7 +380,7 @@ impl Index {
             area += piece.slice.numel();
         }
         let slices: Vec<&TensorSlice> = pieces.iter().map(|piece| &piece.slice).collect();
-        if let (Some(i), _) = pieces::over_another(&slices) {
+        if let (Some(i), _) = pieces::find_overlap(&slices) {
             bail!("piece {i} overlaps another");
         }
         ensure!(area == rows * cols, "{area} of {} values are present", rows * cols);

@@ -31,8 +31,8 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
          or give --reset-optimizer, which drops that update and the optimizer's states",
         checkpoint.folder.display()
     );
-    sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
-    sound(checkpoint, &validate::groups(index))?;
+    ensure_sound(checkpoint, &validate::readable(index, store.model(), engine.rule()))?;
+    ensure_sound(checkpoint, &validate::groups(index))?;
     read_states(checkpoint, engine, |state| state.saved)?;
     engine.set_scale(index.loss_scale, index.updates(), index.skipped());
     Ok(index.progress)
@@ -42,8 +42,8 @@ pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Pro
 /// from here.
 pub fn read_weights_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
     let index = &checkpoint.index;
-    sound(checkpoint, &validate::weights(index, engine.store().model()))?;
-    sound(checkpoint, &validate::groups(index))?;
+    ensure_sound(checkpoint, &validate::weights(index, engine.store().model()))?;
+    ensure_sound(checkpoint, &validate::groups(index))?;
     engine.init();
     read_states(checkpoint, engine, |state| state.name == MASTER)?;
     engine.set_scale(index.loss_scale.map(Scale::uncounted), 0, 0);
@@ -58,10 +58,12 @@ fn read_states(
     let store = engine.store();
     store.clear_padding();
     engine.init_exchange();
-    let goes_on = |slice: &StateSlice| {
-        !slice.state.extent.serves_exchange() || goes_on(checkpoint, &slice.param, &slice.state)
+    let is_continued = |slice: &StateSlice| {
+        !slice.state.extent.serves_exchange()
+            || is_continued(checkpoint, &slice.param, &slice.state)
     };
-    let slices = store.slices().into_iter().filter(|slice| which(&slice.state) && goes_on(slice));
+    let slices =
+        store.slices().into_iter().filter(|slice| which(&slice.state) && is_continued(slice));
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
     read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)?;
     engine.set_steps(checkpoint.index.progress.step);
@@ -69,7 +71,7 @@ fn read_states(
 }
 
 /// Whether a state that serves the exchange of gradients was saved in the engine's form.
-fn goes_on(checkpoint: &Checkpoint, param: &Param, state: &StateSpec) -> bool {
+fn is_continued(checkpoint: &Checkpoint, param: &Param, state: &StateSpec) -> bool {
     let tensor = checkpoint.index.tensor(&param.name);
     let saved = tensor.and_then(|tensor| tensor.saved().find(|(name, _)| *name == state.name));
     saved.is_some_and(|(_, saved)| (saved.dtype, saved.extent) == (state.dtype, state.extent))
@@ -84,7 +86,7 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
     for param in layout.params() {
         let states = engine.rule().states(&param.spec).into_iter();
         let ours: Vec<_> = states.filter(|state| state.extent.serves_exchange()).collect();
-        for state in ours.iter().filter(|state| !goes_on(checkpoint, param, state)) {
+        for state in ours.iter().filter(|state| !is_continued(checkpoint, param, state)) {
             *reset.entry(state.name.to_string()).or_insert(0) += 1;
         }
         let saved = checkpoint.index.tensor(&param.name).into_iter().flat_map(|t| t.saved());
@@ -94,9 +96,9 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
             }
         }
     }
-    let list = |of: &BTreeMap<String, usize>| {
-        let each = of.iter().map(|(name, count)| format!("{name} of {count} matrices"));
-        each.collect::<Vec<_>>().join(" and ")
+    let list = |states: &BTreeMap<String, usize>| {
+        let states = states.iter().map(|(name, count)| format!("{name} of {count} matrices"));
+        states.collect::<Vec<_>>().join(" and ")
     };
     let reset_line = format!("{} are initialised again", list(&reset));
     let unused_line = format!("{} in the checkpoint are not used", list(&unused));
@@ -126,7 +128,7 @@ pub fn load_weights_with(
     loaded: &dyn Fn(usize),
 ) -> anyhow::Result<Progress> {
     let checkpoint = Checkpoint::open(folder)?;
-    sound(&checkpoint, &validate::weights(&checkpoint.index, weights.model()))?;
+    ensure_sound(&checkpoint, &validate::weights(&checkpoint.index, weights.model()))?;
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| {
         weights.write(slice, first, bytes);
         loaded(bytes.len());
@@ -136,7 +138,7 @@ pub fn load_weights_with(
 }
 
 /// Fails with the findings about a checkpoint, if there are any.
-fn sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
+fn ensure_sound(checkpoint: &Checkpoint, found: &[String]) -> anyhow::Result<()> {
     ensure_input!(found.is_empty(), "{}: {}", checkpoint.folder.display(), found.join("; "));
     Ok(())
 }

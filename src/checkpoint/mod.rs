@@ -18,7 +18,8 @@
 //!
 //! Does not know which grid wrote a file, nor when to save.
 
-pub mod aside;
+pub mod atomic_folder;
+mod tensor_part;
 mod digest;
 pub mod disk;
 mod folder;
@@ -40,12 +41,12 @@ mod validate;
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;
 pub use folder::{
-    Found, Keep, LATEST, clean, find, fresh, hint, latest, name, prune, published, set_aside,
-    write_hint,
+    CheckpointFolder, Keep, LATEST, clean, find, hint, latest, name, prune, published, set_aside,
+    temporary_folder, write_hint,
 };
 pub use index::{
-    Copied, DataId, Group, Index, Optimizer, Past, Piece, Progress, Rng, SHARD_END, Shard, State,
-    Tensor, TensorState,
+    Copied, DataId, Group, Index, Optimizer, PastStep, Piece, Progress, Rng, SHARD_END, Shard,
+    State, Tensor, TensorState,
 };
 pub use load::{
     exchange_restarts, load, load_weights, load_weights_with, read_into, read_weights_into,
@@ -61,4 +62,9 @@ pub use snapshot::Snapshot;
 /// Name of a weight's dtype in the setting `precision`, where f16 is called fp16.
 pub fn precision(dtype: base::DType) -> String {
     if dtype == base::DType::F16 { "fp16".into() } else { dtype.to_string() }
+}
+
+/// Shortest decimal number of an f32: 0.1, not 0.10000000149.
+fn shortest(x: f32) -> f64 {
+    x.to_string().parse().unwrap_or(f64::from(x))
 }

@@ -6,6 +6,7 @@ use super::folder;
 use super::index::{Index, Piece, SHARD_END, Shard, Tensor, TensorState};
 use anyhow::{Context, bail};
 use base::{DType, WrongInput, ensure_input};
+use manifest::Manifest;
 use rustix::fs::OFlags;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -13,6 +14,9 @@ use std::io;
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+
+/// Moments of AdamW.
+const ADAMW: [&str; 2] = ["first_moment", "second_moment"];
 
 /// Maximum bytes read at a time, except for a longer row.
 const READ: usize = 64 << 20;
@@ -92,6 +96,18 @@ impl Checkpoint {
         Ok(checkpoint)
     }
 
+    /// Manifest of the run that wrote it.
+    pub fn manifest(&self) -> anyhow::Result<Manifest> {
+        let text = &self.index.manifest;
+        Ok(manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest)
+    }
+
+    /// Whether it has the states of AdamW.
+    pub fn has_adamw(&self) -> bool {
+        let moments = |tensor: &Tensor| ADAMW.iter().all(|name| tensor.states.contains_key(*name));
+        self.index.optimizer.rule == "adamw" && self.index.tensors.iter().all(moments)
+    }
+
     /// Files that do not belong to the checkpoint.
     pub fn strays(&self) -> anyhow::Result<Vec<String>> {
         let failed = || format!("cannot list {}", self.folder.display());
@@ -118,8 +134,9 @@ impl Checkpoint {
         cols: Range<usize>,
     ) -> anyhow::Result<()> {
         let Buffer { read, assembled, run } = buffer;
-        let of = Of { checkpoint: self, tensor, name: state, state: tensor.state(state)? };
-        let pieces = of.pieces()?;
+        let reader =
+            StateReader { checkpoint: self, tensor, name: state, state: tensor.state(state)? };
+        let pieces = reader.pieces()?;
         let holds = |piece: &&Piece| {
             let [all_rows, all_cols] = piece.slice.overlap(&rows, &cols);
             let whole_rows = cols.len() == piece.slice.size[1] || rows.len() == 1;
@@ -127,13 +144,13 @@ impl Checkpoint {
         };
         if let Some(piece) = pieces.iter().find(holds) {
             let first = piece.slice.element(rows.start, cols.start);
-            *run = Some(of.run(piece, first..first + rows.len() * cols.len(), read)?);
+            *run = Some(reader.run(piece, first..first + rows.len() * cols.len(), read)?);
             return Ok(());
         }
         *run = None;
-        assembled.resize(rows.len() * cols.len() * of.state.dtype.size(), 0);
+        assembled.resize(rows.len() * cols.len() * reader.state.dtype.size(), 0);
         for piece in pieces {
-            of.copy(piece, &rows, &cols, assembled, read)?;
+            reader.copy(piece, &rows, &cols, assembled, read)?;
         }
         Ok(())
     }
@@ -168,14 +185,14 @@ impl Checkpoint {
 }
 
 /// State being read, and its names for messages.
-struct Of<'c> {
+struct StateReader<'c> {
     checkpoint: &'c Checkpoint,
     tensor: &'c Tensor,
     name: &'c str,
     state: &'c TensorState,
 }
 
-impl<'c> Of<'c> {
+impl<'c> StateReader<'c> {
     fn pieces(&self) -> anyhow::Result<&'c [Piece]> {
         let pieces = self.state.pieces.as_deref();
         pieces.with_context(|| format!("the {} of {} is not saved", self.name, self.tensor.name))
@@ -252,7 +269,7 @@ impl<'c> Of<'c> {
             buffer[read.clone()].chunks(CHUNK).zip(&piece.chunks[chunks]).enumerate()
         {
             ensure_input!(
-                Digest::of(bytes) == *digest,
+                Digest::from_bytes(bytes) == *digest,
                 "{}: damaged, their digest is not the one saved",
                 place(at + (i * CHUNK) as u64, bytes.len())
             );
@@ -351,7 +368,7 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Sha
     );
     let mut header = vec![0; shard.header_bytes as usize];
     file.read_exact_at(&mut header, 0).with_context(|| format!("reading {}", path.display()))?;
-    if Digest::of(&header) != shard.header_digest {
+    if Digest::from_bytes(&header) != shard.header_digest {
         let says = super::safetensors::Reader::open(&path).ok().map(|reader| {
             let says = |key: &str| reader.metadata.get(key).cloned().unwrap_or_default();
             format!(

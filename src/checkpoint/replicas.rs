@@ -31,21 +31,22 @@ pub struct ReplicaDigest {
 pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
     engine.store().wait_gathers();
     let slices = engine.store().model_slices();
-    let mut all: Vec<ReplicaDigest> = Vec::new();
+    let mut replicas: Vec<ReplicaDigest> = Vec::new();
     for (slice, digest) in slices.iter().zip(digests(engine, &slices)) {
         let (name, values) = (slice.param.name.clone(), slice.numel() as u64);
-        match all.last_mut().filter(|last| last.name == name && last.replica == slice.replica) {
+        match replicas.last_mut().filter(|last| last.name == name && last.replica == slice.replica)
+        {
             Some(last) => {
                 last.values += values;
                 last.digest = last.digest.and(digest);
             }
             None => {
                 let (replica, dtype) = (slice.replica, slice.state.dtype);
-                all.push(ReplicaDigest { name, replica, dtype, values, digest });
+                replicas.push(ReplicaDigest { name, replica, dtype, values, digest });
             }
         }
     }
-    all
+    replicas
 }
 
 /// Rows of a slice on the host, in memory order.
@@ -91,29 +92,34 @@ fn digests(engine: &Engine, slices: &[StateSlice]) -> Vec<Digest> {
 }
 
 impl Block {
-    fn digest(&self, of: &StateSlice) -> Digest {
-        let [row, col] = of.slice.at;
-        let (at, size) = ([row + self.first, col], [self.rows, of.slice.size[1]]);
-        Digest::of_slice(of.shape[1], &TensorSlice { at, size }, of.state.dtype, &self.bytes)
+    fn digest(&self, slice: &StateSlice) -> Digest {
+        let [row, col] = slice.slice.at;
+        let (at, size) = ([row + self.first, col], [self.rows, slice.slice.size[1]]);
+        Digest::from_slice(
+            slice.shape[1],
+            &TensorSlice { at, size },
+            slice.state.dtype,
+            &self.bytes,
+        )
     }
 }
 
-/// Copy of a weight, held by several ranks together.
-struct Copy {
+/// WeightCopy of a weight, held by several ranks together.
+struct WeightCopy {
     ranks: Vec<usize>,
     dtype: DType,
     values: u64,
     digest: Digest,
 }
 
-type Copies<'h> = BTreeMap<&'h str, BTreeMap<Replica, Copy>>;
+type WeightCopies<'h> = BTreeMap<&'h str, BTreeMap<Replica, WeightCopy>>;
 
-fn copies(world: &[Vec<ReplicaDigest>]) -> Copies<'_> {
-    let mut copies = Copies::new();
-    for (rank, all) in world.iter().enumerate() {
-        for held in all {
-            let of = copies.entry(&held.name).or_default().entry(held.replica);
-            let copy = of.or_insert_with(|| Copy {
+fn copies(world: &[Vec<ReplicaDigest>]) -> WeightCopies<'_> {
+    let mut copies = WeightCopies::new();
+    for (rank, digests) in world.iter().enumerate() {
+        for held in digests {
+            let entry = copies.entry(&held.name).or_default().entry(held.replica);
+            let copy = entry.or_insert_with(|| WeightCopy {
                 ranks: Vec::new(),
                 dtype: held.dtype,
                 values: 0,
@@ -137,7 +143,7 @@ pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::
         let (name, saved) = (&tensor.name, tensor.state(MODEL)?);
         let copies = copies.get(name.as_str()).with_context(|| format!("no rank has {name}"))?;
         for copy in copies.values() {
-            let Copy { dtype, digest, values, .. } = copy;
+            let WeightCopy { dtype, digest, values, .. } = copy;
             let ranks = ranks(&copy.ranks);
             ensure!(
                 *values == tensor.numel() as u64,

@@ -59,11 +59,11 @@ pub fn save(
     let bytes = saved.map(|s| (s.slice.numel() * s.state.dtype.size()) as u64).sum();
     fs::create_dir_all(checkpoints)
         .with_context(|| format!("cannot create {}", checkpoints.display()))?;
-    let fresh = folder::fresh(checkpoints, state.progress.step);
-    begin(disk, &fresh, state.progress.step, bytes)?;
-    let written = write_part(disk, &fresh, 0, shares, state);
-    let published = written.and_then(|part| publish(disk, &fresh, vec![part], state));
-    published.map_err(|error| abandon(disk, &fresh, state.progress.step, error))
+    let temporary = folder::temporary_folder(checkpoints, state.progress.step);
+    begin(disk, &temporary, state.progress.step, bytes)?;
+    let written = write_part(disk, &temporary, 0, shares, state);
+    let published = written.and_then(|part| publish(disk, &temporary, vec![part], state));
+    published.map_err(|error| abandon(disk, &temporary, state.progress.step, error))
 }
 
 /// Bytes of a run's states in a checkpoint, over all ranks.
@@ -80,39 +80,39 @@ pub fn saved_bytes(m: &Manifest) -> u64 {
     layout.params().map(bytes).sum()
 }
 
-/// Creates the `fresh` folder for all ranks' data of `step`, if the disk has space for `bytes`.
+/// Creates the `temporary` folder for all ranks' data of `step`, if the disk has space for `bytes`.
 /// Called by one rank of the world. Does not create the run's folder, which may be unmounted.
-pub fn begin(disk: &Disk, fresh: &Path, step: u64, bytes: u64) -> anyhow::Result<()> {
+pub fn begin(disk: &Disk, temporary: &Path, step: u64, bytes: u64) -> anyhow::Result<()> {
     let make = || {
-        let checkpoints = fresh.parent().context("a checkpoint has a parent folder")?;
+        let checkpoints = temporary.parent().context("a checkpoint has a parent folder")?;
         match fs::create_dir(checkpoints) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 Err(error).with_context(|| format!("cannot create {}", checkpoints.display()))?
             }
             _ => space(checkpoints, bytes)?,
         }
-        disk.make_folder(fresh)
+        disk.make_folder(temporary)
     };
-    make().map_err(|error| abandon(disk, fresh, step, error))
+    make().map_err(|error| abandon(disk, temporary, step, error))
 }
 
 /// Removes the partial checkpoint after a rank failed, and adds context to the error. Called by the
 /// rank that called `begin`, when no rank writes any more.
-pub fn abandon(disk: &Disk, fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
-    discard(disk, fresh);
-    not_saved(fresh, step, error)
+pub fn abandon(disk: &Disk, temporary: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
+    discard(disk, temporary);
+    not_saved(temporary, step, error)
 }
 
 /// Removes a partial checkpoint, and ignores errors.
-pub fn discard(disk: &Disk, fresh: &Path) {
-    if fresh.exists() {
-        let _ = disk.remove_folder(fresh); // a partial checkpoint must not fill the disk
+pub fn discard(disk: &Disk, temporary: &Path) {
+    if temporary.exists() {
+        let _ = disk.remove_folder(temporary); // a partial checkpoint must not fill the disk
     }
 }
 
 /// Adds context to the error of a failed save.
-pub fn not_saved(fresh: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
-    let intact = fresh.parent().unwrap_or(fresh).display();
+pub fn not_saved(temporary: &Path, step: u64, error: anyhow::Error) -> anyhow::Error {
+    let intact = temporary.parent().unwrap_or(temporary).display();
     error.context(format!(
         "the checkpoint of step {step} was not saved; those in {intact} are unchanged"
     ))
@@ -139,7 +139,7 @@ pub fn space(checkpoints: &Path, need: u64) -> anyhow::Result<()> {
 /// Writes one rank's shards, one per state, concurrently. None if it has nothing to write.
 pub fn write_part(
     disk: &Disk,
-    fresh: &Path,
+    temporary: &Path,
     rank: usize,
     shares: &[Share],
     state: &State,
@@ -159,7 +159,7 @@ pub fn write_part(
         }
     }
     let shards = std::thread::scope(|scope| {
-        let write = |shares| move || write_shard(disk, fresh, rank, shares, state);
+        let write = |shares| move || write_shard(disk, temporary, rank, shares, state);
         let start = |shares| threads::spawn_scoped(scope, "shard", write(shares));
         let threads: Vec<_> = files.iter().map(|(_, shares)| start(shares.as_slice())).collect();
         let mut shards = Vec::new();
@@ -191,9 +191,14 @@ pub fn write_part(
 }
 
 /// Removes files that a rank may have written of its part, before it writes again.
-pub fn remove_part(disk: &Disk, fresh: &Path, rank: usize, shares: &[Share]) -> anyhow::Result<()> {
+pub fn remove_part(
+    disk: &Disk,
+    temporary: &Path,
+    rank: usize,
+    shares: &[Share],
+) -> anyhow::Result<()> {
     let states: BTreeSet<&str> = shares.iter().map(|share| share.state.name).collect();
-    let files = states.into_iter().map(|state| fresh.join(shard_name(state, rank)));
+    let files = states.into_iter().map(|state| temporary.join(shard_name(state, rank)));
     files.filter(|file| file.exists()).try_for_each(|file| disk.remove_file(&file))
 }
 
@@ -205,7 +210,7 @@ fn shard_name(state: &str, rank: usize) -> String {
 fn digest(share: &Share) -> Digest {
     let cols = share.shape[share.shape.len() - 1];
     let [_, cols] = share.state.extent.shape([1, cols]);
-    Digest::of_slice(cols, &share.slice, share.state.dtype, share.bytes)
+    Digest::from_slice(cols, &share.slice, share.state.dtype, share.bytes)
 }
 
 /// Entry of a share in the index.
@@ -225,7 +230,7 @@ fn entry(share: &Share, digest: Digest, pieces: Option<Vec<Piece>>) -> Tensor {
 /// share.
 fn write_shard(
     disk: &Disk,
-    fresh: &Path,
+    temporary: &Path,
     rank: usize,
     shares: &[Share],
     state: &State,
@@ -242,7 +247,7 @@ fn write_shard(
     ]);
     let (header, data_bytes) = safetensors::header(&wanted, &metadata, BLOCK)?;
     let bytes = header.len() as u64 + data_bytes;
-    let mut out = Stream::create(disk, fresh.join(&file), bytes)?;
+    let mut out = Stream::create(disk, temporary.join(&file), bytes)?;
     out.push(&header)?;
     let mut written = Vec::new();
     for share in shares {
@@ -251,13 +256,13 @@ fn write_shard(
         let byte = out.position();
         let mut chunks = Vec::new();
         for chunk in share.bytes.chunks(CHUNK) {
-            chunks.push(Digest::of(chunk)); // of memory, before it is written
+            chunks.push(Digest::from_bytes(chunk)); // of memory, before it is written
             out.push(chunk)?;
         }
         written.push((digest(share), Piece { shard: 0, byte, slice: share.slice, chunks }));
     }
     out.finish()?;
-    let (header_bytes, header_digest) = (header.len() as u64, Digest::of(&header));
+    let (header_bytes, header_digest) = (header.len() as u64, Digest::from_bytes(&header));
     Ok((Shard { file, bytes, header_bytes, header_digest }, written))
 }
 
@@ -267,9 +272,10 @@ fn piece_name(share: &Share) -> String {
     let (whole_cols, all) =
         (share.shape[share.shape.len() - 1], share.shape.iter().product::<usize>());
     let whole = share.state.extent.shape([all / whole_cols, whole_cols]);
-    match [rows, cols] == whole {
-        true => share.name.to_string(),
-        false => format!("{}[{row}:{},{col}:{}]", share.name, row + rows, col + cols),
+    if [rows, cols] == whole {
+        share.name.to_string()
+    } else {
+        format!("{}[{row}:{},{col}:{}]", share.name, row + rows, col + cols)
     }
 }
 
@@ -278,14 +284,14 @@ fn piece_shape(share: &Share) -> Vec<usize> {
     if share.shape.len() == 1 { vec![size[1]] } else { size.to_vec() }
 }
 
-/// Writes the index of all ranks' data to `fresh`, and renames the folder.
+/// Writes the index of all ranks' data to `temporary`, and renames the folder.
 pub fn publish(
     disk: &Disk,
-    fresh: &Path,
+    temporary: &Path,
     parts: Vec<WrittenPart>,
     state: &State,
 ) -> anyhow::Result<PathBuf> {
-    publish_index(disk, fresh, &index_text(parts, state)?, state.progress.step, false)
+    publish_index(disk, temporary, &index_text(parts, state)?, state.progress.step, false)
 }
 
 /// Text of the index of all ranks' data.
@@ -296,37 +302,37 @@ pub fn index_text(parts: Vec<WrittenPart>, state: &State) -> anyhow::Result<Stri
     index.text()
 }
 
-/// Writes an index to `fresh`, and renames the folder. If any call failed, repeating it with
+/// Writes an index to `temporary`, and renames the folder. If any call failed, repeating it with
 /// `again` completes it.
 pub fn publish_index(
     disk: &Disk,
-    fresh: &Path,
+    temporary: &Path,
     index: &str,
     step: u64,
     again: bool,
 ) -> anyhow::Result<PathBuf> {
-    let checkpoints = fresh.parent().context("a checkpoint has a parent folder")?;
+    let checkpoints = temporary.parent().context("a checkpoint has a parent folder")?;
     let folder = checkpoints.join(folder::name(step));
     let holds = |folder: &Path| {
         fs::read(folder.join(index::NAME)).is_ok_and(|text| text == index.as_bytes())
     };
     if again && holds(&folder) {
         disk.sync_folder(checkpoints)?;
-        discard(disk, fresh); // the folder that it replaced
+        discard(disk, temporary); // the folder that it replaced
         return Ok(folder);
     }
-    let of_fresh = fresh.join(index::NAME);
-    if again && of_fresh.exists() {
-        disk.remove_file(&of_fresh)?;
+    let index_file = temporary.join(index::NAME);
+    if again && index_file.exists() {
+        disk.remove_file(&index_file)?;
     }
-    disk.write_file(&of_fresh, index.as_bytes())?;
-    disk.sync_folder(fresh)?;
+    disk.write_file(&index_file, index.as_bytes())?;
+    disk.sync_folder(temporary)?;
     if folder.exists() {
-        disk.exchange(fresh, &folder)?; // a run that resumed from an older step
+        disk.exchange(temporary, &folder)?; // a run that resumed from an older step
         disk.sync_folder(checkpoints)?;
-        disk.remove_folder(fresh)?;
+        disk.remove_folder(temporary)?;
     } else {
-        disk.rename(fresh, &folder)?;
+        disk.rename(temporary, &folder)?;
         disk.sync_folder(checkpoints)?;
     }
     Ok(folder)

@@ -9,12 +9,12 @@ use std::ops::Range;
 
 /// Host memory for one save, reserved once and reused.
 pub struct Snapshot {
-    saved: Vec<Saved>,
+    saved: Vec<SavedSlice>,
     bytes: Vec<u8>,
 }
 
 /// Slice, and the location of its values in the snapshot.
-struct Saved {
+struct SavedSlice {
     slice: StateSlice,
     /// Shape of the whole parameter.
     shape: Vec<usize>,
@@ -39,7 +39,7 @@ impl Snapshot {
                 first
             });
             let shape = saved_shape(&slice.param, store.model().vocab);
-            saved.push(Saved { range: first..first + slice.bytes(), slice, shape });
+            saved.push(SavedSlice { range: first..first + slice.bytes(), slice, shape });
         }
         // A page of zeros is not allocated until something else is written.
         Snapshot { saved, bytes: vec![u8::MAX; len] }
@@ -55,7 +55,7 @@ impl Snapshot {
         engine.average_errors();
         let (store, mut end) = (engine.store(), 0);
         store.wait_gathers();
-        for Saved { slice, range, .. } in &self.saved {
+        for SavedSlice { slice, range, .. } in &self.saved {
             if range.start >= end {
                 store.read(slice, 0..slice.slice.size[0], &mut self.bytes[range.clone()]);
                 end = range.end;
@@ -68,7 +68,7 @@ impl Snapshot {
         self.saved.iter().map(|saved| self.share(saved)).collect()
     }
 
-    fn share<'s>(&'s self, Saved { slice, shape, range }: &'s Saved) -> Share<'s> {
+    fn share<'s>(&'s self, SavedSlice { slice, shape, range }: &'s SavedSlice) -> Share<'s> {
         Share {
             name: &slice.param.name,
             number: slice.number,

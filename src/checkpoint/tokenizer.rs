@@ -1,7 +1,7 @@
 //! The tokenizer of a run: a copy in the run's folder, `tokenizer/`, made when the run starts.
 //! `sample` and `export` use it, so that they work after `data.tokenizer` was moved or replaced.
 
-use super::aside::{self, Kind};
+use super::atomic_folder::{self, FolderKind};
 use super::hf;
 use anyhow::Context;
 use base::output::Existing;
@@ -103,16 +103,16 @@ pub fn keep(run: &Path, path: &Path) -> anyhow::Result<Option<String>> {
         return Ok((now != kept).then(other));
     }
     let files = tokenizer::files(path)?;
-    aside::write_folder(&copy, Kind::Run, Existing::Refused, |fresh| {
+    atomic_folder::write(&copy, FolderKind::Run, Existing::Refused, |temporary| {
         let names = match files.len() {
             1 => &[hf::TOKENIZER][..],
             _ => &["vocab.json", "merges.txt"],
         };
         for (file, name) in files.iter().zip(names) {
             let failed = || format!("cannot copy {}", file.display());
-            fs::copy(file, fresh.join(name)).with_context(failed)?;
+            fs::copy(file, temporary.join(name)).with_context(failed)?;
         }
-        hf::carry_beside(&files[0], fresh)
+        hf::carry_beside(&files[0], temporary)
     })?;
     Ok(None)
 }

@@ -7,7 +7,7 @@ use anyhow::Context;
 use base::Problems;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
-use checkpoint::aside::{self, Kind};
+use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::{self, Checkpoint, State, Tensor, tokenizer};
 use engine::{MASTER, Scale};
 use manifest::{self, Loaded};
@@ -20,7 +20,7 @@ use train::saving;
 /// that run's manifest. Step and place in the data are those of the last checkpoint. The optimizer's
 /// states are reset. The mean is computed in f64, in the given order.
 pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::Result<PathBuf> {
-    aside::vacant(output, Kind::Run, existing)?;
+    atomic_folder::check_vacant(output, FolderKind::Run, existing)?;
     let checkpoints =
         from.iter().map(|folder| Checkpoint::open(folder)).collect::<Result<Vec<_>, _>>()?;
     let last = checkpoints.last().context("no checkpoint was given")?;
@@ -50,7 +50,7 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
         ..last.index.state.clone()
     };
     let own = tokenizer::own(&last.folder, loaded.manifest.data.tokenizer.as_deref());
-    aside::write_folder(output, Kind::Run, existing, |staging| {
+    atomic_folder::write(output, FolderKind::Run, existing, |staging| {
         let path = staging.join(manifest::IN_FOLDER);
         fs::write(&path, &loaded.effective)
             .with_context(|| format!("cannot write {}", path.display()))?;

@@ -47,7 +47,7 @@ pub fn write(
     let (disk, step) = (Disk::default(), state.progress.step);
     fs::create_dir_all(checkpoints)
         .with_context(|| format!("cannot create {}", checkpoints.display()))?;
-    let staging = checkpoint::fresh(checkpoints, step);
+    let staging = checkpoint::temporary_folder(checkpoints, step);
     checkpoint::begin(&disk, &staging, step, bytes)?;
     let written = write_parts(&disk, &staging)
         .and_then(|parts| checkpoint::publish(&disk, &staging, parts, state));

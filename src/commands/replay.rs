@@ -5,7 +5,7 @@ use super::local_checkpoint::stored_manifest;
 use anyhow::bail;
 use base::Problems;
 use base::progress::{self, Unit};
-use checkpoint::{self, Checkpoint, Found, Past};
+use checkpoint::{self, Checkpoint, CheckpointFolder, PastStep};
 use data::Datasets;
 use engine::{Engine, Groups};
 use launch::{Device, LocalRank};
@@ -19,9 +19,9 @@ use train::spikes::Spikes;
 /// Step after a checkpoint: repeated, and as recorded.
 #[derive(Clone, Copy, Debug)]
 struct Replayed {
-    now: Past,
+    now: PastStep,
     /// From a later checkpoint, or from the run's metrics.jsonl.
-    before: Option<Past>,
+    before: Option<PastStep>,
 }
 
 /// Fails unless the run has this many steps after a checkpoint.
@@ -76,21 +76,21 @@ fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>>
     let on_step = &|| bar.add(1);
     let replayed = Replay { from, steps, saved: &recorded.saved, spikes, on_step };
     let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), replayed)?;
-    let before = |now: &Past| recorded.past.iter().find(|past| past.step == now.step).copied();
+    let before = |now: &PastStep| recorded.past.iter().find(|past| past.step == now.step).copied();
     Ok(steps.into_iter().map(|now| Replayed { before: before(&now), now }).collect())
 }
 
 impl Replayed {
     /// Whether the result equals the record to 1e-4; another CPU may sum in another order.
     fn equal(&self) -> bool {
-        let close = |before: Past| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
+        let close = |before: PastStep| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
         self.before.is_none_or(|before| before == self.now || close(before))
     }
 }
 
 impl fmt::Display for Replayed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Past { step, loss, grad_norm } = self.now;
+        let PastStep { step, loss, grad_norm } = self.now;
         write!(f, "step {step} again: loss {loss}, gradient norm {grad_norm}; ")?;
         match self.before {
             None => write!(f, "the run has recorded no step {step} to compare with"),
@@ -103,7 +103,7 @@ impl fmt::Display for Replayed {
 /// Records of steps in a run's folder.
 #[derive(Default)]
 struct Recorded {
-    past: Vec<Past>,
+    past: Vec<PastStep>,
     /// Steps of its checkpoints.
     saved: Vec<u64>,
 }
@@ -114,8 +114,8 @@ fn records(folder: &Path) -> Recorded {
     let Some(checkpoints) = whole.parent() else { return Recorded::default() };
     let found = checkpoint::published(checkpoints).unwrap_or_default();
     let saved = found.iter().map(|found| found.step).collect();
-    let history = |found: Found| checkpoint::Index::read(&found.folder).ok();
-    let mut past: Vec<Past> =
+    let history = |found: CheckpointFolder| checkpoint::Index::read(&found.folder).ok();
+    let mut past: Vec<PastStep> =
         found.into_iter().filter_map(history).flat_map(|index| index.history.clone()).collect();
     let metrics = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
     past.extend(metrics.iter().flat_map(recorded_steps));

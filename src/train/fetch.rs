@@ -30,7 +30,7 @@ pub fn fetch(
         let begun = Instant::now();
         let fetched = Place::open(&url)?.until(until).fetch(&checkpoints)?;
         let name = fetched.folder.file_name().context("a checkpoint has a name")?;
-        if let Some(aside) = fetched.aside {
+        if let Some(aside) = fetched.set_aside {
             tracing::warn!("what was {} in the run's folder is now called {aside}", name.display());
         }
         if let Some(bytes) = fetched.bytes.map(Bytes) {

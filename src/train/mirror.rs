@@ -5,8 +5,8 @@ use super::watch::{Ended, Event, RunView, Watcher};
 use anyhow::Result;
 use base::output::{self, Existing};
 use base::{Bytes, Problems, Seconds, input, threads};
-use checkpoint::place::{Copy, Place, Sent};
-use checkpoint::{self, Found, Keep};
+use checkpoint::place::{CopyResult, Place, SentFiles};
+use checkpoint::{self, CheckpointFolder, Keep};
 use launch::events::{self, Kind};
 use manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
@@ -51,7 +51,7 @@ pub struct MirrorQueue {
 #[derive(Default)]
 struct QueueState {
     /// Newest checkpoint that is not copied yet; older ones are skipped.
-    next: Option<Found>,
+    next: Option<CheckpointFolder>,
     /// Step of the checkpoint being copied, which must not be removed meanwhile.
     copying: Option<u64>,
     /// Whether the run rolled back, so that the checkpoint being copied is no longer part of its
@@ -195,7 +195,7 @@ impl QueueState {
 
 impl MirrorQueue {
     /// Requests the copy of a durable checkpoint.
-    pub fn push(&self, found: Found) {
+    pub fn push(&self, found: CheckpointFolder) {
         let mut state = self.state.lock();
         state.newest = Some(found.step);
         state.next = Some(found);
@@ -221,7 +221,7 @@ impl MirrorQueue {
     /// Copies checkpoints until the run ends.
     fn copy_all(&self) {
         while let Some(found) = self.pop() {
-            let (sent, mut pause) = (Sent::default(), FIRST_PAUSE);
+            let (sent, mut pause) = (SentFiles::default(), FIRST_PAUSE);
             loop {
                 let begun = Instant::now();
                 match self.copy(&found, &sent) {
@@ -241,7 +241,7 @@ impl MirrorQueue {
         }
     }
 
-    fn copy(&self, found: &Found, sent: &Sent) -> Result<Copy> {
+    fn copy(&self, found: &CheckpointFolder, sent: &SentFiles) -> Result<CopyResult> {
         self.open()?;
         let copied = self.place.copy(&found.folder, sent, &|| self.is_wanted())?;
         self.place.prune(self.keep)?;
@@ -263,7 +263,7 @@ impl MirrorQueue {
         Ok(())
     }
 
-    fn report_copy(&self, copy: &Copy, took: Duration) {
+    fn report_copy(&self, copy: &CopyResult, took: Duration) {
         let mut state = self.state.lock();
         state.copied = Some(copy.step);
         let url = self.place.url();
@@ -309,7 +309,7 @@ impl MirrorQueue {
     }
 
     /// Waits for a checkpoint to copy; None when the run ends.
-    fn pop(&self) -> Option<Found> {
+    fn pop(&self) -> Option<CheckpointFolder> {
         let mut state = self.state.lock();
         loop {
             if state.ended {

@@ -8,7 +8,7 @@ use super::saving;
 use super::spikes::Spikes;
 use anyhow::{bail, ensure};
 use base::Problems;
-use checkpoint::{self, DataId, Found, Past, Progress};
+use checkpoint::{self, CheckpointFolder, DataId, PastStep, Progress};
 use data::Source;
 use device::Backend;
 use engine::{Engine, lr};
@@ -36,7 +36,7 @@ pub fn replay(
     train: &Arc<Source>,
     shard: DataShard,
     steps: Replay,
-) -> anyhow::Result<Vec<Past>> {
+) -> anyhow::Result<Vec<PastStep>> {
     let Replay { from, steps, saved, mut spikes, on_step } = steps;
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
@@ -59,7 +59,7 @@ pub fn replay(
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did
         }
-        past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
+        past.push(PastStep { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
         on_step();
     }
     Ok(past)
@@ -118,7 +118,7 @@ pub fn verify(
 
 /// Whether the run continued from a checkpoint with new optimizer states, according to later
 /// checkpoints. Fails if not all of the next `steps` steps used the manifest's optimizer.
-fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
+fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
     let (now, last) = (m.optimizer.name(), found.step + steps);
     let mut reset = None;
     for later in checkpoint::published(&saving::folder(m))? {
@@ -146,7 +146,8 @@ fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
 }
 
 /// Steps of a run's metrics.
-pub fn recorded_steps(metrics: &Metrics) -> Vec<Past> {
-    let past = |row: &StepRow| Past { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm };
+pub fn recorded_steps(metrics: &Metrics) -> Vec<PastStep> {
+    let past =
+        |row: &StepRow| PastStep { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm };
     metrics.steps.iter().map(past).collect()
 }

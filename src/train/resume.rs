@@ -5,7 +5,7 @@ use super::{last_checkpoint, saving};
 use anyhow::{Context, Result};
 use base::Problems;
 use checkpoint::disk::Disk;
-use checkpoint::{self, Checkpoint, DataId, Digest, Found, Index, Progress, State};
+use checkpoint::{self, Checkpoint, CheckpointFolder, DataId, Digest, Index, Progress, State};
 use data::MixturePlan;
 use data::indexed::digest::{sampled_digest, whole_digest};
 use data::indexed::{index_path, tokens_path};
@@ -67,7 +67,7 @@ pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multipl
 
 /// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
 /// removes the remains of interrupted saves: this run holds the folder's lock.
-pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<Found>> {
+pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolder>> {
     let checkpoints = saving::folder(m);
     checkpoint::clean(&Disk::default(), &checkpoints)?;
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
@@ -94,7 +94,11 @@ pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<Found>> {
 /// Mixture of datasets: the checkpoint's up to its sample, the manifest's after it. No sample is
 /// skipped or read twice. `now` are the manifest's existing datasets; a missing one is reported when
 /// it is opened.
-pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> Result<MixturePlan> {
+pub fn mixture(
+    found: Option<&CheckpointFolder>,
+    m: &Manifest,
+    now: &[DataId],
+) -> Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
     let state = opened.index.state;
@@ -133,7 +137,7 @@ pub struct ResumeOptions {
 /// named, once all ranks have loaded it. A collective.
 pub fn resume(
     rank: &Rank,
-    found: &Found,
+    found: &CheckpointFolder,
     options: ResumeOptions,
     loaded: &Loaded,
     data: &[DataId],
@@ -174,7 +178,7 @@ pub fn resume(
 
 /// Reads this rank's tensors, after checking that manifest and data continue the run.
 fn load(
-    found: &Found,
+    found: &CheckpointFolder,
     options: ResumeOptions,
     loaded: &Loaded,
     data: &[DataId],
@@ -206,7 +210,12 @@ fn load(
 }
 
 /// Changes for the run that continues from a checkpoint. Fails if it would be a different run.
-fn same_run(index: &Index, found: &Found, loaded: &Loaded, data: &[DataId]) -> Result<Vec<String>> {
+fn same_run(
+    index: &Index,
+    found: &CheckpointFolder,
+    loaded: &Loaded,
+    data: &[DataId],
+) -> Result<Vec<String>> {
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved = manifest::parse_saved(&index.manifest, "the checkpoint's manifest", base, &[])?;
     let warnings = compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
@@ -215,7 +224,7 @@ fn same_run(index: &Index, found: &Found, loaded: &Loaded, data: &[DataId]) -> R
 }
 
 /// Whether the run has no remaining steps after a checkpoint, by the same settings.
-pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
+pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
     let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
@@ -231,7 +240,7 @@ fn optimizer(
     now: &str,
     continues: bool,
     reset: bool,
-    found: &Found,
+    found: &CheckpointFolder,
 ) -> Result<Option<String>, Problems> {
     let step = found.step;
     match (reset, continues) {
@@ -257,7 +266,7 @@ fn optimizer(
 }
 
 /// Adds the name of an older checkpoint that could be used. It is never chosen silently.
-fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
+fn with_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
     let older = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
     let older = older.unwrap_or_default().into_iter().rev().find(|other| other.step < found.step);
     let remedy = match older {
@@ -272,7 +281,7 @@ fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
 
 /// Changes that need a warning. Fails with a list of all changes that are not allowed. `import`:
 /// whether the saved settings are those of an import, of which only the weights' own count.
-fn compare(saved: &str, now: &str, import: bool, found: &Found) -> Result<Vec<String>> {
+fn compare(saved: &str, now: &str, import: bool, found: &CheckpointFolder) -> Result<Vec<String>> {
     let (mut saved, mut now) = (flat(saved)?, flat(now)?);
     keep_common_optimizer_settings(&mut saved, &mut now);
     [&mut saved, &mut now].into_iter().for_each(name_positions);
@@ -384,7 +393,7 @@ fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
 }
 
 /// Fails if the path of a training dataset of the run now has another dataset.
-fn same_data(saved: &[DataId], now: &[DataId], found: &Found) -> Result<(), Problems> {
+fn same_data(saved: &[DataId], now: &[DataId], found: &CheckpointFolder) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for saved in saved {
         let Some(now) = now.iter().find(|now| now.prefix == saved.prefix) else { continue };

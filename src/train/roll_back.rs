@@ -4,7 +4,7 @@ use super::resume::{self, ResumeOptions};
 use super::saving;
 use super::watch::RunView;
 use anyhow::anyhow;
-use checkpoint::{Found, Progress, State};
+use checkpoint::{CheckpointFolder, Progress, State};
 use plan::spikes::{RollBack, Rule, SpikeWatch};
 
 /// Loads the newest checkpoint that is old enough. Returns the state from which the run continues
@@ -27,7 +27,7 @@ pub fn load(
     })?;
     let global = run.next_batch();
     let from = consumed_samples + rule.roll_back * global;
-    let found: Found = match (spikes.may_roll_back(rule, at), found) {
+    let found: CheckpointFolder = match (spikes.may_roll_back(rule, at), found) {
         (Err(refusal), _) => return give_up(run, why, &refusal),
         (_, None) => {
             let none = format!("there is no checkpoint {} steps before", rule.roll_back);

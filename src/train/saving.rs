@@ -13,7 +13,7 @@ use super::time_limit::expected_save;
 use super::watch::{self, Ended, Event, Idle, RequestCounts, Requests, RunView, StepSpec, Watcher};
 use base::{Bytes, push_recent};
 use checkpoint::disk::Disk;
-use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
+use checkpoint::{self, Group, PastStep, Progress, Rng, Snapshot, State};
 use data::MixturePlan;
 use engine::Engine;
 use launch::rank::{CollectiveError, Rank};
@@ -52,7 +52,7 @@ pub struct Saver {
     /// Checkpoints whose index is being written, on rank 0.
     publishing: usize,
     state: State,
-    history: VecDeque<Past>,
+    history: VecDeque<PastStep>,
     /// Seconds of the slowest save from its start until it was durable; before the first, the
     /// expected seconds. Of rank 0.
     slowest: Rc<Cell<f64>>,
@@ -129,7 +129,7 @@ impl Saver {
     }
 
     /// Records a finished step in the history.
-    fn step(&mut self, past: Past, lr: f64) {
+    fn step(&mut self, past: PastStep, lr: f64) {
         push_recent(&mut self.history, past, HISTORY);
         self.state.lr = lr;
     }
@@ -165,7 +165,8 @@ impl Saver {
             self.publish_oldest(rank)?;
         }
         let (step, bytes) = (progress.step, self.saved_bytes);
-        let staging = rank.on_first(|| Ok(checkpoint::fresh(&self.checkpoints, step)))?;
+        let staging =
+            rank.on_first(|| Ok(checkpoint::temporary_folder(&self.checkpoints, step)))?;
         if rank.is_first() {
             self.writer.send(Job::Begin { staging: staging.clone(), step, bytes })?;
         }
@@ -353,7 +354,7 @@ impl Watcher for Saver {
         match event {
             Event::Step(done) => {
                 let (loss, grad_norm) = (done.outcome.loss, done.outcome.grad_norm);
-                self.step(Past { step: done.step, loss, grad_norm }, done.lr);
+                self.step(PastStep { step: done.step, loss, grad_norm }, done.lr);
             }
             Event::RollingBack => self.finish(run.rank)?,
             Event::RolledBack(state) => {

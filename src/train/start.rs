@@ -23,7 +23,7 @@ use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
 use base::Bytes;
 use base::output::{self, Existing};
-use checkpoint::{DataId, Found, State};
+use checkpoint::{CheckpointFolder, DataId, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
@@ -288,7 +288,7 @@ fn check_space_and_files(rank: &Rank, m: &Manifest) -> Result<()> {
 #[derive(Serialize, Deserialize)]
 struct Origin {
     /// Checkpoint; None for a new run.
-    found: Option<Found>,
+    found: Option<CheckpointFolder>,
     mixture: MixturePlan,
     /// Training datasets; None if one cannot be read, which is reported when it is opened.
     ids: Option<Vec<DataId>>,

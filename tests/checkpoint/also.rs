@@ -4,7 +4,7 @@
 use crate::common::binary::{Lab, run_args, until};
 use crate::common::saved::Saved;
 use gptrain::checkpoint::disk::{Call, Disk, Fault};
-use gptrain::checkpoint::place::{Place, Sent};
+use gptrain::checkpoint::place::{Place, SentFiles};
 use gptrain::checkpoint::{Keep, published};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
@@ -89,23 +89,23 @@ fn a_fetched_checkpoint_takes_the_place_of_a_damaged_one() {
     let what = Saved::tiny(5);
     let (from, to) = (what.write(&folder.path().join("from")), folder.path().join("to"));
     let place = Place::on(Disk::default(), &folder.path().join("place"));
-    place.copy(&from, &Sent::default(), &|| true).unwrap();
+    place.copy(&from, &SentFiles::default(), &|| true).unwrap();
     let fetched = place.fetch(&to).unwrap();
-    assert!(what.is_in(&fetched.folder) && fetched.bytes.is_some() && fetched.aside.is_none());
+    assert!(what.is_in(&fetched.folder) && fetched.bytes.is_some() && fetched.set_aside.is_none());
     let again = place.fetch(&to).unwrap();
-    assert!(again.bytes.is_none() && again.aside.is_none());
+    assert!(again.bytes.is_none() && again.set_aside.is_none());
     let shard = fetched.folder.join("second_moment-00000.safetensors");
     let mut bytes = fs::read(&shard).unwrap();
     bytes[5000] ^= 1;
     fs::write(&shard, bytes).unwrap();
     // A damaged checkpoint is not copied: the existing copy remains.
     let other = Place::on(Disk::default(), &folder.path().join("other"));
-    let error = other.copy(&fetched.folder, &Sent::default(), &|| true).unwrap_err();
+    let error = other.copy(&fetched.folder, &SentFiles::default(), &|| true).unwrap_err();
     assert!(format!("{error:#}").contains("second_moment-00000.safetensors: bytes"), "{error:#}");
     assert!(other.steps().unwrap().is_empty());
     let healed = place.fetch(&to).unwrap();
     assert!(what.is_in(&healed.folder) && healed.bytes.is_some());
-    assert!(to.join(healed.aside.unwrap()).join("index.json").exists());
+    assert!(to.join(healed.set_aside.unwrap()).join("index.json").exists());
     assert_eq!(steps(&to), [5]);
 }
 
@@ -219,7 +219,7 @@ fn a_copy_in_a_folder_is_whole_or_not_there() {
     let from = what.write(&folder.path().join("from"));
     let copy = |disk: Arc<Disk>, to: &Path| {
         let place = Place::on(disk, to);
-        place.claim("a run").and_then(|()| place.copy(&from, &Sent::default(), &|| true))
+        place.claim("a run").and_then(|()| place.copy(&from, &SentFiles::default(), &|| true))
     };
     let all = Arc::new(Disk::failing(Fault::None));
     copy(all.clone(), &folder.path().join("all")).unwrap();
@@ -258,16 +258,16 @@ fn an_interrupted_copy_goes_on_where_it_was() {
     };
     let asked = std::sync::atomic::AtomicUsize::new(0);
     let once = || asked.fetch_add(1, std::sync::atomic::Ordering::SeqCst) == 0;
-    let stopped = Place::on(Disk::default(), &to).copy(&from, &Sent::default(), &once);
+    let stopped = Place::on(Disk::default(), &to).copy(&from, &SentFiles::default(), &once);
     assert!(stopped.unwrap_err().to_string().contains("interrupted"));
     let disk = Arc::new(Disk::failing(Fault::None));
     let place = Place::on(disk.clone(), &to);
-    assert!(place.copy(&from, &Sent::default(), &|| true).unwrap().bytes.is_some());
+    assert!(place.copy(&from, &SentFiles::default(), &|| true).unwrap().bytes.is_some());
     assert_eq!(shards(&disk), 3, "two shards and the index; one was there");
-    assert!(place.copy(&from, &Sent::default(), &|| true).unwrap().bytes.is_none());
+    assert!(place.copy(&from, &SentFiles::default(), &|| true).unwrap().bytes.is_none());
     for step in [6, 8, 9] {
         let from = Saved::tiny(step).write(&folder.path().join("from"));
-        place.copy(&from, &Sent::default(), &|| true).unwrap();
+        place.copy(&from, &SentFiles::default(), &|| true).unwrap();
     }
     place.prune(Keep { last: Some(1), every: Some(4), read: None }).unwrap();
     assert_eq!((place.steps().unwrap(), steps(&to)), (vec![8, 9], vec![8, 9]));

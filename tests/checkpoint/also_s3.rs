@@ -5,7 +5,7 @@ use crate::common::binary::{Done, Lab, run_args};
 use crate::common::s3::{BUCKET, FAULTS, Fault, Proxy, Server, settings};
 use crate::common::saved::Saved;
 use gptrain::checkpoint::Keep;
-use gptrain::checkpoint::place::{Copy, Place, Sent};
+use gptrain::checkpoint::place::{CopyResult, Place, SentFiles};
 use rustix::process::{Pid, Signal, kill_process};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -14,9 +14,9 @@ fn place(port: u16, prefix: &str) -> Place {
     Place::with(&format!("s3://{BUCKET}/{prefix}"), &settings(port)).unwrap()
 }
 
-fn copy(place: &Place, from: &Path) -> anyhow::Result<Copy> {
+fn copy(place: &Place, from: &Path) -> anyhow::Result<CopyResult> {
     place.claim("a run")?;
-    place.copy(from, &Sent::default(), &|| true)
+    place.copy(from, &SentFiles::default(), &|| true)
 }
 
 /// A checkpoint on this machine, and a server.

@@ -332,7 +332,7 @@ impl Done {
     ) -> anyhow::Result<PathBuf> {
         let (disk, state) = (Disk::default(), state(loaded, self.step));
         let bytes = checkpoint::saved_bytes(&loaded.manifest);
-        let fresh = checkpoint::fresh(checkpoints, self.step as u64);
+        let fresh = checkpoint::temporary_folder(checkpoints, self.step as u64);
         checkpoint::begin(&disk, &fresh, self.step as u64, bytes).unwrap();
         let mut parts: Vec<WrittenPart> = std::thread::scope(|scope| {
             let (disk, fresh, state) = (&disk, &fresh, &state);

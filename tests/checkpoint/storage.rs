@@ -3,7 +3,7 @@
 use crate::common::binary::{Lab, has_ended, until};
 use crate::common::saved::Saved;
 use gptrain::checkpoint::disk::{Disk, Fault};
-use gptrain::checkpoint::{Keep, fresh, index_text, latest, publish_index};
+use gptrain::checkpoint::{Keep, index_text, latest, publish_index, temporary_folder};
 use gptrain::launch::storage::Storage;
 use gptrain::train::saving::retry;
 use rustix::io::Errno;
@@ -30,7 +30,7 @@ fn run(steps: [u64; 2]) -> (tempfile::TempDir, Arc<Storage>) {
 /// A save as a run's threads make it.
 fn save(disk: &Disk, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Result<()> {
     let (step, shares) = (what.state.progress.step, what.shares());
-    let fresh = fresh(&run.join("checkpoints"), step);
+    let fresh = temporary_folder(&run.join("checkpoints"), step);
     retry::begin(disk, storage, &fresh, step, 1)?;
     let part = retry::write_part(disk, storage, &fresh, 0, &shares, &what.state)?;
     retry::publish(disk, storage, &fresh, vec![part], &what.state, KEEP).map(drop)
@@ -68,7 +68,7 @@ fn an_error_that_passes_at_any_call_leaves_a_whole_checkpoint() {
 fn a_checkpoint_is_published_once() {
     let (folder, storage) = run([3, 4]);
     let (what, disk) = (Saved::tiny(5), Disk::default());
-    let fresh = fresh(&folder.path().join("checkpoints"), 5);
+    let fresh = temporary_folder(&folder.path().join("checkpoints"), 5);
     retry::begin(&disk, &storage, &fresh, 5, 1).unwrap();
     let shares = what.shares();
     let part = retry::write_part(&disk, &storage, &fresh, 0, &shares, &what.state).unwrap();

@@ -3,7 +3,7 @@
 use gptrain::base::DType;
 use gptrain::base::rng;
 use gptrain::checkpoint::disk::Disk;
-use gptrain::checkpoint::{Checkpoint, Optimizer, Past, Progress, Rng, Share, State, save};
+use gptrain::checkpoint::{Checkpoint, Optimizer, PastStep, Progress, Rng, Share, State, save};
 use gptrain::engine::{MASTER, MODEL, StateSpec, TensorSlice};
 use half::bf16;
 use std::fs;
@@ -56,7 +56,7 @@ impl Saved {
             pending: None,
             rng,
             optimizer,
-            history: vec![Past { step, loss: 3.25, grad_norm: 1.5 }],
+            history: vec![PastStep { step, loss: 3.25, grad_norm: 1.5 }],
             data: Vec::new(),
             spikes: None,
             imported: None,

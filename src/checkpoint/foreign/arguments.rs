@@ -1,4 +1,4 @@
-//! Megatron's arguments, as a checkpoint's `args` has them, as settings of a manifest.
+//! Converts Megatron's arguments (`args` of a checkpoint) to settings of a manifest.
 
 mod model;
 
@@ -8,61 +8,41 @@ use base::Problems;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// Arguments of the old run's machine and files, and those whose values come from elsewhere.
-const OF_THE_OLD_RUN: &[&str] = &[
-    "rank",
-    "world_size",
-    "local_rank",
-    "save",
-    "load",
-    "log_path",
-    "tensorboard_dir",
-    "exit_interval",
-    "exit_duration_in_mins",
-    "kill_switch_path",
-    "codecarbon_dir",
-    "deepspeed",
-    "deepspeed_config",
-    "deepscale",
-    "deepscale_config",
-    "distributed_backend",
-    "num_workers",
-    "valid_num_workers",
-    "iteration",
-    "lr",
-    "min_lr",
-    "lr_decay_style",
-    "curr_iteration",
-    "consumed_train_tokens",
-    "consumed_valid_samples",
-    "params_dtype",
-    "data_parallel_size",
-    "lr_warmup_samples",
-    "lr_warmup_iters",
-    "lr_decay_samples",
-    "lr_decay_iters",
-    "encoder_seq_length",
-    "padded_vocab_size",
-    "use_checkpoint_lr_scheduler",
-    "override_lr_scheduler",
-    "tokenizer_type",
-    "tokenizer_name_or_path",
-    "vocab_file",
-    "merge_file",
-    "make_vocab_size_divisible_by",
-    "pad_vocab_size_to",
-    "train_iters",
-    "log_level",
-    "log_level_replica",
+/// Arguments that are not listed as ignored: those of the old run's machine and files, and those whose
+/// values come from elsewhere.
+#[rustfmt::skip]
+const UNLISTED: &[&str] = &[
+    "rank", "world_size", "local_rank", "save", "load", "log_path", "tensorboard_dir",
+    "exit_interval", "exit_duration_in_mins", "kill_switch_path", "codecarbon_dir", "deepspeed",
+    "deepspeed_config", "deepscale", "deepscale_config", "distributed_backend", "num_workers",
+    "valid_num_workers", "iteration", "lr", "min_lr", "lr_decay_style", "curr_iteration",
+    "consumed_train_tokens", "consumed_valid_samples", "params_dtype", "data_parallel_size",
+    "lr_warmup_samples", "lr_warmup_iters", "lr_decay_samples", "lr_decay_iters",
+    "encoder_seq_length", "padded_vocab_size", "use_checkpoint_lr_scheduler",
+    "override_lr_scheduler", "tokenizer_type", "tokenizer_name_or_path", "vocab_file",
+    "merge_file", "make_vocab_size_divisible_by", "pad_vocab_size_to", "train_iters",
+    "log_level", "log_level_replica",
 ];
 
-/// The arguments, of which those that were asked for are remembered.
+/// Options of models that gptrain does not have, and reasons.
+const REFUSED: &[(&str, &str)] = &[
+    ("apply_residual_connection_post_layernorm", "gptrain's residual comes before the norm"),
+    ("glu_activation", "this gated layer is not one of gptrain's"),
+    ("use_bnb_optimizer", "the moments are bitsandbytes' 8-bit ones"),
+    ("squared_relu", "this activation is not one of gptrain's"),
+    ("quick_geglu", "this activation is not one of gptrain's"),
+    ("multi_latent_attention", "this attention is not one of gptrain's"),
+    ("mtp_num_layers", "gptrain predicts one token at a time"),
+    ("window_size", "gptrain's windows are model.window: import the weights alone"),
+];
+
+/// Megatron's arguments. Records which are read.
 pub struct Arguments<'t> {
     args: Value<'t>,
     asked: RefCell<BTreeSet<String>>,
     /// The file, in messages.
     place: String,
-    /// The order of samples, as `data.rule` names it.
+    /// Value of `data.rule`: the order of samples.
     rule: &'static str,
 }
 
@@ -71,7 +51,7 @@ impl<'t> Arguments<'t> {
         Arguments { args, asked: RefCell::default(), place, rule }
     }
 
-    /// An argument that is there and not None.
+    /// Value of an argument; None if it is missing or Python's None.
     pub fn get(&self, name: &str) -> Option<Value<'t>> {
         self.asked.borrow_mut().insert(name.to_string());
         self.args.some(name)
@@ -82,6 +62,10 @@ impl<'t> Arguments<'t> {
         self.get(name).ok_or_else(missing)?.count()
     }
 
+    pub fn optional_count(&self, name: &str) -> anyhow::Result<Option<u64>> {
+        self.get(name).map(|value| value.count()).transpose()
+    }
+
     pub fn float(&self, name: &str) -> anyhow::Result<Option<f64>> {
         self.get(name).map(|value| value.float()).transpose()
     }
@@ -90,13 +74,13 @@ impl<'t> Arguments<'t> {
         self.get(name).is_some_and(|value| value.is_true())
     }
 
-    /// The names, with their values, of what was not asked for and is neither None nor False.
-    pub fn aside(&self) -> Vec<String> {
+    /// Names and values of the arguments that were not read and are neither None nor False.
+    pub fn ignored(&self) -> Vec<String> {
         let asked = self.asked.borrow();
         let named = self.args.named().unwrap_or_default();
         let left = named.into_iter().filter(|(name, value)| {
             let empty = matches!(value.node(), Node::None | Node::Bool(false));
-            !empty && !asked.contains(*name) && !OF_THE_OLD_RUN.contains(name)
+            !empty && !asked.contains(*name) && !UNLISTED.contains(name)
         });
         left.map(|(name, value)| format!("{name} {value}")).collect()
     }
@@ -106,8 +90,8 @@ impl<'t> Arguments<'t> {
         Problems::one(self.place.clone(), what, remedy).into()
     }
 
-    /// An error if the model was made by an option that gptrain's models have not, or by one of
-    /// `more`, which this format's reader does not know: name and reason.
+    /// Fails if an option of `REFUSED` is set, or one of `more`, which this format's reader does not know:
+    /// name and reason.
     pub fn refuse(&self, more: &[(&str, &str)]) -> Result<(), Problems> {
         let mut problems = Problems::default();
         let mut refuse = |name: &str, why: &str| {
@@ -117,22 +101,7 @@ impl<'t> Arguments<'t> {
                 "train it there",
             );
         };
-        for (name, why) in [
-            (
-                "apply_residual_connection_post_layernorm",
-                "gptrain's residual comes before the norm",
-            ),
-            ("glu_activation", "this gated layer is not one of gptrain's"),
-            ("use_bnb_optimizer", "the moments are bitsandbytes' 8-bit ones"),
-            ("squared_relu", "this activation is not one of gptrain's"),
-            ("quick_geglu", "this activation is not one of gptrain's"),
-            ("multi_latent_attention", "this attention is not one of gptrain's"),
-            ("mtp_num_layers", "gptrain predicts one token at a time"),
-            ("window_size", "gptrain's windows are model.window: import the weights alone"),
-        ]
-        .iter()
-        .chain(more)
-        {
+        for (name, why) in REFUSED.iter().chain(more) {
             if self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false))) {
                 refuse(name, why);
             }
@@ -179,21 +148,20 @@ impl<'t> Arguments<'t> {
             let ramp = format!("{start} {increment} {samples}");
             settings.set("batch.ramp_up", ramp, "rampup_batch_size");
         }
-        for (key, name) in [
-            ("beta1", "adam_beta1"),
-            ("beta2", "adam_beta2"),
-            ("eps", "adam_eps"),
-            ("weight_decay", "weight_decay"),
-            ("clip", "clip_grad"),
-        ] {
-            if let Some(value) = self.float(name)? {
-                settings.set(&format!("optimizer.adamw.{key}"), number(value), name);
-            }
-        }
-        if let Some(interval) = self.get("save_interval").map(|v| v.count()).transpose()? {
+        self.set_numbers(
+            settings,
+            &[
+                ("optimizer.adamw.beta1", "adam_beta1"),
+                ("optimizer.adamw.beta2", "adam_beta2"),
+                ("optimizer.adamw.eps", "adam_eps"),
+                ("optimizer.adamw.weight_decay", "weight_decay"),
+                ("optimizer.adamw.clip", "clip_grad"),
+            ],
+        )?;
+        if let Some(interval) = self.optional_count("save_interval")? {
             settings.set("checkpoint.interval", interval.max(1), "save_interval");
         }
-        let samples = self.get("train_samples").map(|v| v.count()).transpose()?;
+        let samples = self.optional_count("train_samples")?;
         match samples {
             Some(samples) => settings.set("train.samples", samples, "train_samples"),
             None => {
@@ -206,10 +174,8 @@ impl<'t> Arguments<'t> {
         let share = second.and_then(|share| share.trim().trim_end_matches('"').parse::<f64>().ok());
         let named = settings.0.iter().any(|row| row.key.starts_with("data.valid."));
         let evaluated = named || share.is_some_and(|share| share > 0.0);
-        if evaluated
-            && let Some(steps) = self.get("eval_interval").map(|v| v.count()).transpose()?
-        {
-            settings.set("train.eval_interval", steps, "eval_interval");
+        if evaluated {
+            self.set_counts(settings, &[("train.eval_interval", "eval_interval")])?;
         }
         Ok(())
     }
@@ -218,22 +184,32 @@ impl<'t> Arguments<'t> {
         if precision != "fp16" {
             return Ok(());
         }
-        if let Some(scale) = self.float("loss_scale")? {
-            settings.set("loss_scale", number(scale), "loss_scale");
-            return Ok(());
+        if self.get("loss_scale").is_some() {
+            return self.set_numbers(settings, &[("loss_scale", "loss_scale")]);
         }
-        for (key, name) in [
-            ("initial", "initial_loss_scale"),
-            ("min", "min_loss_scale"),
-            ("window", "loss_scale_window"),
-            ("hysteresis", "hysteresis"),
-        ] {
-            if let Some(value) = self.get(name) {
-                let text = match key {
-                    "window" | "hysteresis" => value.count()?.to_string(),
-                    _ => number(value.float()?),
-                };
-                settings.set(&format!("loss_scale.{key}"), text, name);
+        let numbers =
+            [("loss_scale.initial", "initial_loss_scale"), ("loss_scale.min", "min_loss_scale")];
+        self.set_numbers(settings, &numbers)?;
+        let counts =
+            [("loss_scale.window", "loss_scale_window"), ("loss_scale.hysteresis", "hysteresis")];
+        self.set_counts(settings, &counts)
+    }
+
+    /// Sets each key to the number of an argument, if there is one.
+    fn set_numbers(&self, settings: &mut Settings, rows: &[(&str, &str)]) -> anyhow::Result<()> {
+        for (key, name) in rows {
+            if let Some(value) = self.float(name)? {
+                settings.set(key, number(value), name);
+            }
+        }
+        Ok(())
+    }
+
+    /// The same for whole numbers.
+    fn set_counts(&self, settings: &mut Settings, rows: &[(&str, &str)]) -> anyhow::Result<()> {
+        for (key, name) in rows {
+            if let Some(count) = self.optional_count(name)? {
+                settings.set(key, count, name);
             }
         }
         Ok(())
@@ -295,11 +271,12 @@ impl<'t> Arguments<'t> {
         let (paths, weights, splits) = (paths.items()?, weights.items()?, splits.items()?);
         for (i, ((paths, weights), splits)) in paths.iter().zip(&weights).zip(&splits).enumerate() {
             let (paths, weights, splits) = (texts(paths)?, texts(weights)?, texts(splits)?);
-            let each = paths.iter().zip(&weights).zip(&splits).map(|((path, weight), split)| {
-                let range = split.replace(':', "..");
-                format!("{{prefix: {}, weight: {weight}, range: {range}}}", quoted(path))
-            });
-            let list = each.collect::<Vec<_>>().join(", ");
+            let datasets =
+                paths.iter().zip(&weights).zip(&splits).map(|((path, weight), split)| {
+                    let range = split.replace(':', "..");
+                    format!("{{prefix: {}, weight: {weight}, range: {range}}}", quoted(path))
+                });
+            let list = datasets.collect::<Vec<_>>().join(", ");
             let name = names.get(i).cloned().unwrap_or_else(|| format!("{which}{i}"));
             groups.push((name, format!("[{list}]")));
         }
@@ -334,7 +311,7 @@ impl<'t> Arguments<'t> {
         let names = ["decay_steps", "lr_decay_steps", "end_iter"];
         let mut until = samples(&names, "lr_decay_samples", "lr_decay_iters")?;
         let mut from = "lr_decay_style, lr_decay_samples";
-        if let Some(tokens) = self.get("lr_decay_tokens").map(|v| v.count()).transpose()? {
+        if let Some(tokens) = self.optional_count("lr_decay_tokens")? {
             until = Some(tokens / self.count("seq_length")?.max(1));
             from = "lr_decay_style, lr_decay_tokens / seq_length";
         }

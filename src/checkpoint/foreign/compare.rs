@@ -23,8 +23,8 @@ impl Comparison {
     }
 
     /// Comparison with the model of Megatron's arguments.
-    pub fn with_args(dir: &std::path::Path) -> Comparison {
-        Comparison::new(dir.display().to_string(), "is args that of this model?")
+    pub fn with_args(folder: &str) -> Comparison {
+        Comparison::new(folder, "is args that of this model?")
     }
 
     pub fn add(&mut self, what: String) {

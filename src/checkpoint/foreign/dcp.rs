@@ -10,21 +10,20 @@ mod olmo;
 mod titan;
 
 use super::compare::{Comparison, like};
-use super::cut::{Cut, Pairs};
 use super::detect::{Format, OLMO_MODEL, step_folder};
-use super::settings::number;
-use super::{Choices, ForeignRun, Found, Kept, Request};
+use super::settings::{Wanted, number};
+use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
+use crate::tensor_part::Pairs;
 use base::{Heads, Problems};
-use groups::{Group, Groups};
+use groups::{AdamWNumbers, NumberGroups};
 use manifest::Model;
-use metadata::Metadata;
+use metadata::{Metadata, StoredPart};
 use model::{Param, Weight};
 use names::{Names, OLMO, TITAN};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-struct Folder {
-    dir: PathBuf,
-    found: Found,
+pub struct DcpRun {
+    found: RunDescription,
     meta: Metadata,
     names: &'static Names,
     /// Before the model's names.
@@ -35,7 +34,7 @@ struct Folder {
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let step = step_folder(from)?;
     let olmo = step.join(OLMO_MODEL).is_dir();
-    let (names, pairs) = if olmo { (&OLMO, Pairs::Halves) } else { (&TITAN, Pairs::Neighbours) };
+    let names = if olmo { &OLMO } else { &TITAN };
     let dir = if olmo { step.join(OLMO_MODEL) } else { step.clone() };
     let meta = Metadata::read(&dir)?;
     let embedding = &names.all(Weight::TokenEmbed, 0)[0];
@@ -45,18 +44,17 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         let trainer = names.trainer;
         let what = format!("has no {embedding}, but {first}: {trainer}'s Llama is read");
         let remedy = "export the weights to Hugging Face's format and import those";
-        let place = dir.join(".metadata").display().to_string();
-        return Err(Problems::one(place, what, remedy).into());
+        return Err(Problems::one(meta.place(), what, remedy).into());
     };
     let trainer = format!("{} (PyTorch distributed checkpoint)", names.trainer);
-    let mut found = Found::new(Format::PytorchDcp, trainer, &step);
+    let mut found = RunDescription::new(Format::PytorchDcp, trainer, &step);
     found.grid[2] = meta.writers();
-    let mut folder = Folder { dir, found, meta, names, prefix, pairs };
-    match olmo {
-        true => olmo::describe(&mut folder, &step, choices)?,
-        false => titan::describe(&mut folder, choices)?,
-    }
-    folder.found.counts();
+    let mut folder = DcpRun { found, meta, names, prefix, pairs: names.pairs };
+    (names.describe)(&mut folder, &step, choices)?;
+    let settings = &folder.found.settings;
+    let missing = |row: &&Wanted| !row.is_in(&choices.sets) && settings.get(row.key).is_none();
+    folder.found.wanted = names.wanted.iter().filter(missing).cloned().collect();
+    folder.found.note_updates();
     let trainer = names.trainer;
     folder.found.notes.push(format!(
         "the place of {trainer}'s data loader is not carried: samples follow data.rule, of which the steps' \
@@ -65,7 +63,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     Ok(Box::new(folder))
 }
 
-impl Folder {
+impl DcpRun {
     /// Whether the model has a tensor of one of these names.
     fn has(&self, names: &[String]) -> bool {
         let full = |name: &String| format!("{}{name}", self.prefix);
@@ -128,8 +126,7 @@ impl Folder {
                 let what = format!("has no {key}: the optimizer's states are not there");
                 let remedy = "import a step that was saved with them, or the weights alone by way of \
                               Hugging Face's format";
-                let place = self.dir.join(".metadata").display().to_string();
-                return Err(Problems::one(place, what, remedy).into());
+                return Err(Problems::one(self.meta.place(), what, remedy).into());
             };
             match first {
                 Some((first, known)) if known != step => {
@@ -142,13 +139,13 @@ impl Folder {
         Ok(first.map_or(0, |(_, step)| step as u64))
     }
 
-    /// AdamW's numbers, which every parameter has, and its count. Notes a decay that gptrain has otherwise;
-    /// the norms that are decayed.
+    /// Reads AdamW's numbers and count, which all parameters share. Notes a decay that gptrain cannot
+    /// express. Returns the number of decayed norms.
     fn optimizer(&mut self) -> anyhow::Result<usize> {
         self.found.updates = self.updates()?;
-        let groups = Groups::find(&self.meta, self.names.optimizer)?;
+        let groups = NumberGroups::find(&self.meta, self.names.optimizer)?;
         let embedding = &self.names.all(Weight::TokenEmbed, 0)[0];
-        let mut known: Option<(String, Group)> = None;
+        let mut known: Option<(String, AdamWNumbers)> = None;
         let (mut decayed_norms, mut embedding_decay) = (0, None);
         for name in self.model_names() {
             let Some(found) = groups.read(&self.meta, self.own(name))? else { continue };
@@ -220,47 +217,42 @@ impl Folder {
         format!("{}state.{}.{state}", self.names.optimizer, self.own(name))
     }
 
-    fn kept(&self, name: &str, kept: Kept) -> String {
-        match kept {
-            Kept::Master => name.to_string(),
-            Kept::FirstMoment => self.state(name, "exp_avg"),
-            Kept::SecondMoment => self.state(name, "exp_avg_sq"),
+    fn adam_state(&self, name: &str, state: AdamState) -> String {
+        match state {
+            AdamState::Master => name.to_string(),
+            moment => self.state(name, moment.key("")),
         }
     }
 
     /// Tensors of a parameter, with the prefix.
-    fn tensors(&self, param: &Param, shape: &[usize], heads: Heads) -> Vec<(String, Cut)> {
+    fn tensors(&self, param: &Param, shape: &[usize], heads: Heads) -> Vec<StoredPart> {
         let has = |name: &str| self.has(&[name.to_string()]);
         let tensors = self.names.tensors_of(param, shape, (heads, self.pairs), &has);
-        tensors.into_iter().map(|(name, cut)| (format!("{}{name}", self.prefix), cut)).collect()
+        let part =
+            |(name, cut)| StoredPart { name: format!("{}{name}", self.prefix), layer: None, cut };
+        tensors.into_iter().map(part).collect()
     }
 }
 
-impl ForeignRun for Folder {
-    fn found(&self) -> &Found {
+impl ForeignRun for DcpRun {
+    fn description(&self) -> &RunDescription {
         &self.found
     }
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let place = self.dir.join(".metadata").display().to_string();
-        let mut compared = Comparison::new(place, "is it a Llama of that trainer, copied whole?");
+        let remedy = "is it a Llama of that trainer, copied whole?";
+        let mut compared = Comparison::new(self.meta.place(), remedy);
         for param in params {
             let shape = engine::saved_shape(param, model.vocab);
             let tensors = self.tensors(param, &shape, model.heads());
             if tensors.is_empty() {
                 compared.missing(param);
             }
-            for (name, cut) in tensors {
+            for StoredPart { name, cut, .. } in tensors {
                 let expected = like(&shape, cut.shape());
-                for kept in Kept::ALL {
-                    let key = self.kept(&name, kept);
-                    let found = self.meta.tensors.get(&key).map(|entry| &entry.shape[..]);
-                    compared.shape(&key, found, &expected, "the model");
-                    if found == Some(&expected)
-                        && let Err(what) = self.meta.tiles(&key)
-                    {
-                        compared.add(format!("{key}: {what}"));
-                    }
+                for state in AdamState::ALL {
+                    let key = self.adam_state(&name, state);
+                    self.meta.compare(&key, &expected, "the model", &mut compared);
                 }
             }
         }
@@ -268,14 +260,9 @@ impl ForeignRun for Folder {
         Ok(compared.finish()?)
     }
 
-    fn read(&mut self, Request { model, param, shape, kept }: Request) -> anyhow::Result<Vec<f32>> {
-        let width = shape.get(1).copied().unwrap_or(1);
-        let mut ours = vec![0.0; shape.iter().product()];
-        for (name, cut) in self.tensors(param, shape, model.heads()) {
-            let theirs = like(shape, cut.shape());
-            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
-            self.meta.each_rectangle(&self.kept(&name, kept), None, &theirs, put)?;
-        }
-        Ok(ours)
+    fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>> {
+        let Request { model, param, shape, state } = request;
+        let parts = self.tensors(param, shape, model.heads());
+        self.meta.assemble(&parts, shape, |name| self.adam_state(name, state))
     }
 }

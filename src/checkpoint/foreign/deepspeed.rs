@@ -9,101 +9,93 @@
 //! the data-parallel ranks (which the files' names call pp_rank). `param_slice_mappings` has the place of
 //! a parameter in each part; without it, the order and the sizes of `param_shapes` do.
 
-mod flat;
+mod files;
 pub mod layers;
-mod names;
 mod optimizer;
+mod partitions;
 pub mod universal;
 pub mod zero3;
 
 use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
-use super::compare::Comparison;
-use super::copies::Copies;
 use super::detect::{Format, step_folder};
 use super::settings::Settings;
-use super::{Choices, ForeignRun, Found, Kept, Request};
+use super::split_run::{FileLayout, SplitRun};
+use super::{Choices, ForeignRun, Opened, RunDescription, same_step};
 use anyhow::Context;
 use base::Problems;
-use layers::{EMBEDDING, first_block, name_of};
-use manifest::Model;
-use model::{Param, TpSplit};
-use names::Names;
+use files::Files;
+use layers::{EMBEDDING, first_block, places};
+use model::Weight;
 use optimizer::{loss_scale, rate, updates};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use partitions::{PartitionReader, Stages};
+use std::path::Path;
 
 /// The order of samples.
 const RULE: &str = "megatron-deepspeed";
 
 /// Names and shapes of a group's parameters, in their order.
-type Group = Vec<(String, Vec<usize>)>;
+type FlatGroup = Vec<(String, Vec<usize>)>;
 
-/// A folder, its small values read.
-struct Folder {
-    dir: PathBuf,
-    found: Found,
-    /// Whether rows that pad the vocabulary are left out though they were trained.
-    mask_padding: bool,
-    /// Names and shapes of each stage's groups, in their order.
-    stages: Vec<Vec<Group>>,
-    /// The number that the first block has in the pipeline's list of layers.
-    first_block: usize,
-    /// Files of the optimizer: by data rank and model-parallel rank.
-    files: BTreeMap<(usize, usize), PathBuf>,
-    /// The files of one stage, opened: [tensor rank][data rank].
-    open: Option<(usize, Vec<Vec<TorchFile>>)>,
-    copies: Copies,
-}
-
-/// Place of a parameter in its stage.
-struct Place {
-    stage: usize,
-    group: usize,
-    /// First element in the flat group.
-    first: usize,
-    shape: Vec<usize>,
+/// Elements of a parameter of a group.
+fn numel((_, shape): &(String, Vec<usize>)) -> usize {
+    shape.iter().product()
 }
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let dir = step_folder(from)?;
-    let names = Names::list(&dir)?;
-    let main = TorchFile::open(&dir.join(names.model(0)))?;
+    let files = Files::list(&dir)?;
+    let main = TorchFile::open(&dir.join(&files.models[0]))?;
     let root = main.root();
-    let place = dir.join(names.model(0)).display().to_string();
-    let args = Arguments::new(root.need("args")?, place, RULE);
+    let args = Arguments::new(root.need("args")?, main.place().to_string(), RULE);
     refuse(&args)?;
-    let grid = names.grid(&dir, &args)?;
-    let stages = stages(&dir, &names, grid, root.need("iteration")?.count()?)?;
-    let sharded = TorchFile::open(&dir.join(&names.optim[&(0, 0)]))?;
-    let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
+    let grid = files.grid(&dir, &args)?;
+    let [tensor, _, data] = grid;
+    let groups = stage_groups(&dir, &files, tensor, root.need("iteration")?.count()?)?;
+    let sharded = TorchFile::open(&files.optim[&(0, 0)])?;
     let trainer = format!("Megatron-DeepSpeed (DeepSpeed {})", deepspeed_version(&root));
-    let found = Found::new(Format::MegatronDeepSpeed, trainer, &dir);
-    let mut found = found.with_args(&root, &args, scheduler)?;
+    let mut found =
+        RunDescription::new(Format::MegatronDeepSpeed, trainer, &dir).with_args(&root, &args)?;
     topology(&mut found.settings, grid, &args);
-    let block_names = stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
-    let first_block = first_block(block_names)
+    let params = || {
+        let stages = groups.iter().enumerate();
+        let stages =
+            stages.flat_map(|(stage, groups)| groups.iter().flatten().map(move |p| (stage, p)));
+        stages.map(|(stage, (name, shape))| (stage, name.as_str(), &shape[..]))
+    };
+    let first_block = first_block(params().map(|(_, name, _)| name))
         .with_context(|| format!("{}: no parameter is a block's input_layernorm", dir.display()))?;
-    uniform(&stages, first_block, &args)?;
+    uniform(params().map(|(_, name, _)| name), first_block, &args)?;
+    let mut places = places(params(), first_block);
+    if !places.known.contains_key(&(Weight::TokenEmbed, None)) {
+        let what = format!("no stage's param_shapes has {EMBEDDING}");
+        return Err(Problems::one(found.folder, what, "copy the folder whole").into());
+    }
+    if args.is_set("untie_embeddings_and_output_weights") {
+        places.known.remove(&(Weight::HeadW, None));
+    }
     let optimizer = sharded.root().need("optimizer_state_dict")?;
     let tokens = root.some("tokens").map_or(Ok(0), |tokens| tokens.count())?;
     found.tokens = if tokens > 0 { tokens } else { found.tokens };
     found.grid = grid;
-    found.updates = updates(&sharded, &optimizer)?;
+    let updates = updates(&sharded, &optimizer)?;
+    found.updates = updates;
     found.lr = rate(&optimizer).unwrap_or(0.0);
     found.loss_scale = loss_scale(&optimizer)?;
-    let files = names.optim.iter().map(|(place, name)| (*place, dir.join(name))).collect();
-    let (copies, mask_padding) = (Copies::new(choices.replicated), choices.mask_padding);
-    let open = None;
-    let mut folder = Folder { dir, found, mask_padding, stages, first_block, files, open, copies };
-    folder.vocabulary(&root, &args)?;
-    folder.found.counts();
-    folder.found.aside = args.aside();
-    if version_of(&root) < 2.0 {
-        let what = format!("checkpoint_version is {}: 2.0 and later are read", version_of(&root));
+    let vocab = root.some("checkpoint_info").and_then(|info| info.some("original_vocab_size"));
+    let vocab = vocab.map(|size| size.count()).transpose()?;
+    let ranks = [tensor, data];
+    let stages = Stages { dir, groups, first_block, files: files.optim, ranks, updates };
+    let reader = PartitionReader { stages, open: Opened(None) };
+    let version = version_of(&root);
+    let layout = FileLayout { ranks: tensor, version, vocab };
+    let mut run = SplitRun::new(found, (places, reader), &args, layout, choices)?;
+    run.found.note_updates();
+    if version < 2.0 {
+        let what = format!("checkpoint_version is {version}: 2.0 and later are read");
         return Err(args.problem(what));
     }
-    Ok(Box::new(folder))
+    Ok(Box::new(run))
 }
 
 /// An error about options that this trainer's folders are not read with.
@@ -126,34 +118,27 @@ fn version_of(root: &Value) -> f64 {
 }
 
 /// Names and shapes of every stage's groups, of its first tensor rank; all files are of one step.
-fn stages(
+fn stage_groups(
     dir: &Path,
-    names: &Names,
-    [tensor, pipeline, _]: [usize; 3],
+    files: &Files,
+    tensor: usize,
     step: u64,
-) -> anyhow::Result<Vec<Vec<Group>>> {
+) -> anyhow::Result<Vec<Vec<FlatGroup>>> {
     let mut stages = Vec::new();
-    for rank in 0..tensor * pipeline {
-        let file = TorchFile::open(&dir.join(names.model(rank)))?;
+    for (rank, name) in files.models.iter().enumerate() {
+        let file = TorchFile::open(&dir.join(name))?;
         let root = file.root();
-        let iteration = root.need("iteration")?;
-        if iteration.count()? != step {
-            let first = names.model(0);
-            return Err(
-                iteration.problem(format!("iteration is {iteration}, in {first} it is {step}"))
-            );
+        same_step(&root, step, &files.models[0])?;
+        if rank.is_multiple_of(tensor) {
+            stages.push(groups(&root)?);
         }
-        if rank % tensor != 0 {
-            continue;
-        }
-        stages.push(groups(&root)?);
     }
     Ok(stages)
 }
 
 /// Names and shapes of the groups that a file's rank has, in their order.
-fn groups(root: &Value) -> anyhow::Result<Vec<Group>> {
-    let group = |group: &Value| -> anyhow::Result<Group> {
+fn groups(root: &Value) -> anyhow::Result<Vec<FlatGroup>> {
+    let group = |group: &Value| -> anyhow::Result<FlatGroup> {
         let named = group.named()?;
         let shape = |(name, sizes): &(&str, Value)| {
             let sizes = sizes.items()?.into_iter().map(|n| Ok(n.count()? as usize));
@@ -165,11 +150,15 @@ fn groups(root: &Value) -> anyhow::Result<Vec<Group>> {
 }
 
 /// Every block is there, once.
-fn uniform(stages: &[Vec<Group>], first: usize, args: &Arguments) -> anyhow::Result<()> {
+fn uniform<'n>(
+    names: impl Iterator<Item = &'n str> + Clone,
+    first: usize,
+    args: &Arguments,
+) -> anyhow::Result<()> {
     let layers = args.count("num_layers")? as usize;
     for layer in first..first.saturating_add(layers) {
         let name = format!("{layer}.input_layernorm.weight");
-        let count = stages.iter().flatten().flatten().filter(|(found, _)| *found == name).count();
+        let count = names.clone().filter(|found| *found == name).count();
         if count != 1 {
             let what = format!("{name} is in {count} of param_shapes, not in one");
             return Err(args.problem(what));
@@ -191,151 +180,5 @@ fn topology(settings: &mut Settings, [tensor, pipeline, data]: [usize; 3], args:
     }
     if args.is_set("checkpoint_activations") {
         settings.set("topology.recompute", "full", "checkpoint_activations");
-    }
-}
-
-impl Folder {
-    /// Decides the model's vocabulary: padded, unless its last rows were never trained.
-    fn vocabulary(&mut self, root: &Value, args: &Arguments) -> anyhow::Result<()> {
-        let [tensor, ..] = self.found.grid;
-        let shape = self.place(EMBEDDING)?.shape;
-        let rows = shape[0] * tensor;
-        let original =
-            root.some("checkpoint_info").and_then(|info| info.some("original_vocab_size"));
-        let original = original.map(|size| size.count()).transpose()?.map(|size| size as usize);
-        let original = original.filter(|size| *size < rows).unwrap_or(rows);
-        let multiple = args.get("make_vocab_size_divisible_by").map(|v| v.count()).transpose()?;
-        let strip = original < rows && (self.mask_padding || self.untrained(original, &shape)?);
-        self.found.vocabulary([original, rows], multiple, strip);
-        Ok(())
-    }
-
-    /// Whether the rows that pad the embedding are zero in every state.
-    fn untrained(&mut self, original: usize, shape: &[usize]) -> anyhow::Result<bool> {
-        let (rows, cols) = (shape[0], shape[1]);
-        for rank in 0..self.found.grid[0] {
-            let from = original.saturating_sub(rank * rows).min(rows);
-            if from == rows {
-                continue;
-            }
-            for kept in Kept::ALL {
-                let values = self.fragments(EMBEDDING, rank, kept)?;
-                if values[from * cols..].iter().any(|value| *value != 0.0) {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
-    }
-
-    /// The first stage that has a parameter, and where in it.
-    fn place(&self, name: &str) -> anyhow::Result<Place> {
-        self.places(name).next().ok_or_else(|| {
-            let what = format!("no stage's param_shapes has {name}");
-            Problems::one(self.dir.display().to_string(), what, "copy the folder whole").into()
-        })
-    }
-
-    fn places(&self, name: &str) -> impl DoubleEndedIterator<Item = Place> {
-        let name = name.to_string();
-        self.stages.iter().enumerate().filter_map(move |(stage, groups)| {
-            groups.iter().enumerate().find_map(|(group, params)| {
-                let at = params.iter().position(|(found, _)| *found == name)?;
-                let numel = |(_, shape): &(String, Vec<usize>)| shape.iter().product::<usize>();
-                let first = params[..at].iter().map(numel).sum();
-                Some(Place { stage, group, first, shape: params[at].1.clone() })
-            })
-        })
-    }
-
-    /// Compares the last stage's copy of the embedding with the first's.
-    fn compare_tied(&mut self, rank: usize, first: &[f32]) -> anyhow::Result<()> {
-        let Some(last) = self.places(EMBEDDING).next_back().filter(|place| place.stage > 0) else {
-            return Ok(());
-        };
-        let other = self.fragments_at(&last, EMBEDDING, rank, Kept::Master)?;
-        self.copies.tied(first, &other);
-        Ok(())
-    }
-
-    /// Copies of a parameter on all tensor ranks as one.
-    fn replicated(&mut self, name: &str, kept: Kept) -> anyhow::Result<Vec<f32>> {
-        let ranks = self.found.grid[0];
-        let copies = (0..ranks).map(|rank| self.fragments(name, rank, kept));
-        let copies = copies.collect::<anyhow::Result<Vec<_>>>()?;
-        Ok(self.copies.merge(name, kept, copies))
-    }
-
-    /// The trainer's name of a parameter.
-    fn name(&self, param: &Param) -> Option<String> {
-        let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
-        name_of(param, self.first_block, names)
-    }
-}
-
-impl ForeignRun for Folder {
-    fn found(&self) -> &Found {
-        &self.found
-    }
-
-    fn check(&self, _: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let mut compared = Comparison::with_args(&self.dir);
-        let tensor = self.found.grid[0];
-        for param in params {
-            let Some(name) = self.name(param) else {
-                compared.missing(param);
-                continue;
-            };
-            let [rows, cols] = match param.spec.split {
-                // The vocabulary may lose its padding.
-                TpSplit::Rows if param.spec.vocab => [self.place(&name)?.shape[0], param.cols],
-                TpSplit::Rows => [param.rows / tensor, param.cols],
-                TpSplit::Cols => [param.rows, param.cols / tensor],
-                TpSplit::Whole => [param.rows, param.cols],
-            };
-            let shape = if param.spec.rows == 1 { vec![cols] } else { vec![rows, cols] };
-            let found = self.places(&name).next().map(|place| place.shape);
-            compared.shape(&name, found.as_deref(), &shape, "args");
-        }
-        let names = self.stages.iter().flatten().flatten().map(|(name, _)| name.as_str());
-        compared.others(names);
-        Ok(compared.finish()?)
-    }
-
-    fn read(&mut self, Request { param, shape, kept, .. }: Request) -> anyhow::Result<Vec<f32>> {
-        let name = self.name(param).with_context(|| format!("no name for {}", param.name))?;
-        let ranks = self.found.grid[0];
-        let cols = shape[shape.len() - 1];
-        let mut whole = match param.spec.split {
-            TpSplit::Whole => self.replicated(&name, kept)?,
-            TpSplit::Cols if shape.len() > 1 => {
-                let share = cols / ranks;
-                let mut whole = vec![0.0; shape.iter().product()];
-                for rank in 0..ranks {
-                    let part = self.fragments(&name, rank, kept)?;
-                    for (row, values) in part.chunks_exact(share).enumerate() {
-                        whole[row * cols + rank * share..][..share].copy_from_slice(values);
-                    }
-                }
-                whole
-            }
-            TpSplit::Rows | TpSplit::Cols => {
-                let mut whole = Vec::new();
-                for rank in 0..ranks {
-                    let part = self.fragments(&name, rank, kept)?;
-                    if name == EMBEDDING && kept == Kept::Master {
-                        self.compare_tied(rank, &part)?;
-                    }
-                    whole.extend(part);
-                }
-                whole
-            }
-        };
-        whole.truncate(shape.iter().product()); // rows that pad the vocabulary
-        Ok(whole)
-    }
-
-    fn remarks(&mut self) -> Vec<String> {
-        self.copies.remarks()
     }
 }

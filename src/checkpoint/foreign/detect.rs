@@ -1,4 +1,4 @@
-//! Which trainer wrote a folder, by the names of its files.
+//! Detects which trainer wrote a folder, by the names of its files.
 
 use anyhow::Context;
 use base::{Problems, WrongInput, input};
@@ -49,7 +49,7 @@ impl Format {
 
 /// Finds out what a folder is; the error lists what was looked for.
 pub fn detect(from: &Path) -> anyhow::Result<Format> {
-    let names = names(from)?;
+    let names = list_names(from)?;
     let has = |name: &str| names.iter().any(|found| found == name);
     let any = |test: &dyn Fn(&str) -> bool| names.iter().any(|name| test(name));
     // OLMo-core keeps the checkpoint in a subfolder, and its config.json beside that.
@@ -89,7 +89,7 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
 
 /// The folder of the newest step, where `from` is the one that a run saved into; itself, else.
 pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
-    Ok(newest(from, &names(from)?)?.unwrap_or_else(|| from.to_path_buf()))
+    Ok(newest(from, &list_names(from)?)?.unwrap_or_else(|| from.to_path_buf()))
 }
 
 /// The step that `latest` or `latest_checkpointed_iteration.txt` names.
@@ -126,7 +126,8 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
     Ok(Some(from.join(folder)))
 }
 
-fn names(from: &Path) -> anyhow::Result<Vec<String>> {
+/// Names of the files and folders in a folder.
+pub fn list_names(from: &Path) -> anyhow::Result<Vec<String>> {
     let failed = || format!("cannot list {}", from.display());
     let entries = fs::read_dir(from).map_err(|error| WrongInput::reading(error, failed()))?;
     let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));

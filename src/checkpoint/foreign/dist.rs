@@ -10,33 +10,34 @@
 
 mod common;
 
+use super::super::torch::{TorchFile, Value};
 use super::arguments::Arguments;
 use super::compare::{Comparison, like};
-use super::cut::{Cut, Fused, Pairs, gates_values};
-use super::dcp::metadata::Metadata;
+use super::dcp::metadata::{Metadata, StoredPart};
 use super::detect::{Format, step_folder};
 use super::megatron::files::topology;
 use super::megatron::names::{Layers, add_one, dist_name};
-use super::{Choices, ForeignRun, Found, Kept, Request, layer_of};
+use super::megatron::states::{groups, inner, loss_scale, rate, updates_of};
+use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
+use crate::tensor_part::{Fused, Pairs, ParamKey, TensorPart, gates_values, layer_of};
 use anyhow::Context;
 use base::{Problems, input};
-use common::Common;
+use common::{common_root, open_common};
 use manifest::Model;
 use model::{Param, Weight};
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Before a parameter's name in those of the optimizer's states.
 const STATE: &str = "optimizer.state.";
 /// Parts of the checkpoint that are not the model.
 const NOT_MODEL: &[&str] = &["optimizer.", "chained_", "rng_state", "rerun_state_machine"];
 
-struct Folder {
-    dir: PathBuf,
-    found: Found,
+struct DistRun {
+    found: RunDescription,
     meta: Metadata,
     /// Tensors of each parameter, by its layer.
-    tensors: BTreeMap<(Weight, Option<usize>), Vec<Stored>>,
+    tensors: BTreeMap<ParamKey, Vec<DistTensor>>,
     layers: usize,
     /// Name of the f32 weights among the states; None if the model's weights are f32 themselves.
     masters: Option<&'static str>,
@@ -49,7 +50,7 @@ struct Folder {
 }
 
 /// A tensor of the checkpoint that holds a parameter, or half of it.
-struct Stored {
+struct DistTensor {
     name: String,
     /// Whether it has those of all layers, on a leading axis.
     all: bool,
@@ -61,23 +62,22 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let dir = step_folder(from)?;
     backend(&dir)?;
     let meta = Metadata::read(&dir)?;
-    let common = Common::read(&dir, &meta)?;
-    let root = common.root()?;
-    let args = Arguments::new(root.need("args")?, common.place(), "mcore");
+    let common = open_common(&dir, &meta)?;
+    let root = common_root(&common)?;
+    let args = Arguments::new(root.need("args")?, common.place().to_string(), "mcore");
     args.refuse(&[])?;
-    let found = Found::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir);
-    let mut found = found.with_args(&root, &args, root.some("opt_param_scheduler"))?;
-    let size = |name: &str| args.get(name).map_or(Ok(1), |size| size.count());
-    let grid = ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
-    let grid = grid.map(size);
-    let [tensor, pipeline, data] = grid;
-    found.grid = [tensor?, pipeline?, data?].map(|ranks| ranks as usize);
+    let found = RunDescription::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir);
+    let mut found = found.with_args(&root, &args)?;
+    let sizes =
+        ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
+    for (ranks, name) in found.grid.iter_mut().zip(sizes) {
+        *ranks = args.optional_count(name)?.unwrap_or(1) as usize;
+    }
     topology(&mut found.settings, &args, [found.grid[0], found.grid[1]])?;
-    found.lr = common.rate()?.unwrap_or(0.0);
-    found.loss_scale = common.loss_scale()?;
+    found.lr = rate(&groups(&root)?).unwrap_or(0.0);
+    found.loss_scale = loss_scale(&common, &root)?;
     let pairs = if args.is_set("rotary_interleaved") { Pairs::Neighbours } else { Pairs::Halves };
-    let mut folder = Folder {
-        dir,
+    let mut folder = DistRun {
         found,
         meta,
         tensors: BTreeMap::new(),
@@ -89,9 +89,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         rows: 0,
     };
     folder.places(&args)?;
-    folder.states(&common, args.is_set("bf16") || args.is_set("fp16"))?;
+    folder.states(&common, &root, args.is_set("bf16") || args.is_set("fp16"))?;
     folder.vocabulary(&args, choices)?;
-    folder.found.aside = args.aside();
+    folder.found.ignored = args.ignored();
     Ok(Box::new(folder))
 }
 
@@ -114,7 +114,7 @@ fn backend(dir: &Path) -> anyhow::Result<()> {
     Err(Problems::one(place, what, remedy).into())
 }
 
-impl Folder {
+impl DistRun {
     /// Names of the model's tensors.
     fn model_names(&self) -> impl Iterator<Item = &str> {
         let names = self.meta.tensors.keys().map(String::as_str);
@@ -128,12 +128,12 @@ impl Folder {
         if self.layers > 1 << 12 {
             return Err(args.problem(format!("args.num_layers is {}", self.layers)));
         }
-        let mut tensors: BTreeMap<_, Vec<Stored>> = BTreeMap::new();
+        let mut tensors: BTreeMap<_, Vec<DistTensor>> = BTreeMap::new();
         for name in self.model_names() {
             // Names of no parameter are reported by the comparison with the model.
             let Some((weight, layers, half)) = dist_name(name) else { continue };
             let mut add = |layer: Option<usize>, all: bool| {
-                let stored = Stored { name: name.to_string(), all, half };
+                let stored = DistTensor { name: name.to_string(), all, half };
                 tensors.entry((weight, layer)).or_default().push(stored);
             };
             match layers {
@@ -147,16 +147,18 @@ impl Folder {
     }
 
     /// Finds the optimizer's states, or notes why they are not read.
-    fn states(&mut self, common: &Common, half: bool) -> anyhow::Result<()> {
+    fn states(&mut self, common: &TorchFile, root: &Value, half: bool) -> anyhow::Result<()> {
         let has = |before: &str| self.meta.tensors.keys().any(|name| name.starts_with(before));
         let states = |name: &str| has(&format!("{STATE}{name}."));
         // The distributed optimizer's name, and the plain one's.
         let masters = ["param", "fp32_param"].into_iter().find(|name| states(name));
-        let updates = common.updates()?;
+        let state = inner(root).and_then(|inner| inner.some("state"));
+        let updates = updates_of(common, &groups(root)?, state.as_ref())?;
         let why = if !has("optimizer.") && !has("chained_") {
             Some("the files have no optimizer".to_string())
         } else if !states("exp_avg") {
-            let kind = common.sharding().unwrap_or("dp_reshardable");
+            let kind = root.some("optimizer").and_then(|o| o.some("param_state_sharding_type"));
+            let kind = kind.as_ref().and_then(|kind| kind.str().ok()).unwrap_or("dp_reshardable");
             Some(format!(
                 "they are in the buffers of the distributed optimizer ({kind}), whose order is not in the \
                  files; save once with --dist-ckpt-optim-fully-reshardable"
@@ -170,24 +172,21 @@ impl Folder {
         };
         self.masters = masters;
         match why {
-            Some(why) => self.found.without(why),
+            Some(why) => self.found.restart_optimizer(why),
             None => {
                 self.found.updates = updates.unwrap_or(0);
-                self.found.counts();
+                self.found.note_updates();
             }
         }
         Ok(())
     }
 
     /// Name of a state of a tensor.
-    fn state(&self, name: &str, kept: Kept) -> String {
-        match (kept, self.masters) {
-            (Kept::FirstMoment, _) => format!("{STATE}exp_avg.{name}"),
-            (Kept::SecondMoment, _) => format!("{STATE}exp_avg_sq.{name}"),
-            (Kept::Master, Some(masters)) if self.found.without_states.is_none() => {
-                format!("{STATE}{masters}.{name}")
-            }
-            (Kept::Master, _) => name.to_string(),
+    fn state(&self, name: &str, state: AdamState) -> String {
+        let masters = self.masters.filter(|_| self.found.without_states.is_none());
+        match (state, masters) {
+            (AdamState::Master, None) => name.to_string(),
+            (_, masters) => format!("{STATE}{}.{name}", state.key(masters.unwrap_or_default())),
         }
     }
 
@@ -201,20 +200,18 @@ impl Folder {
             return Err(self.meta.problem(format!("{name} is {shape:?}")));
         };
         self.rows = rows;
-        let original = args.get("vocab_size").map(|size| size.count()).transpose()?;
+        let original = args.optional_count("vocab_size")?;
         let original = original.map_or(rows, |size| size as usize).clamp(1, rows.max(1));
-        let multiple = args.get("make_vocab_size_divisible_by").map(|v| v.count()).transpose()?;
         let strip =
             original < rows && (choices.mask_padding || self.untrained(original, &name, &shape)?);
-        self.found.vocabulary([original, rows], multiple, strip);
-        Ok(())
+        self.found.vocabulary([original, rows], args, strip)
     }
 
     /// Whether the rows that pad the embedding are zero in every state.
     fn untrained(&self, original: usize, name: &str, shape: &[usize]) -> anyhow::Result<bool> {
         let mut zero = true;
-        for kept in self.found.kept() {
-            let state = self.state(name, *kept);
+        for state in self.found.read_states() {
+            let state = self.state(name, *state);
             self.meta.each_rectangle(&state, None, shape, |[row, _], [_, cols], values| {
                 let from = original.saturating_sub(row).saturating_mul(cols).min(values.len());
                 zero &= values[from..].iter().all(|value| *value == 0.0);
@@ -223,36 +220,33 @@ impl Folder {
         Ok(zero)
     }
 
-    /// Tensors of a parameter: name, layer on the leading axis, the part of ours.
-    fn parts(
-        &self,
-        model: &Model,
-        param: &Param,
-        shape: &[usize],
-    ) -> Vec<(&str, Option<usize>, Cut)> {
+    fn parts(&self, model: &Model, param: &Param, shape: &[usize]) -> Vec<StoredPart> {
         let layer = layer_of(param);
         let rows = if param.spec.vocab { self.rows } else { shape[0] };
         let cols = shape.get(1).copied().unwrap_or(1);
         let cut = |half: Option<usize>| match (param.spec.weight, half) {
             (Weight::QkvW | Weight::QkvB, _) => {
-                Cut::of_fused(model.heads(), cols, [0, 1], self.fused)
+                TensorPart::for_fused(model.heads(), cols, [0, 1], self.fused)
             }
-            (_, Some(half)) => Cut::of_rows(gates_values(0..rows)[half].clone(), cols),
-            _ => Cut::of_rank(param, [rows, cols], [0, 1], self.gated),
+            (_, Some(half)) => TensorPart::from_rows(gates_values(0..rows)[half].clone(), cols),
+            _ => TensorPart::for_rank(param, [rows, cols], [0, 1], self.gated),
         };
         let stored = self.tensors.get(&(param.spec.weight, layer)).into_iter().flatten();
-        let part = |stored: &Stored| stored.all.then_some(layer).flatten();
-        stored.map(|stored| (&*stored.name, part(stored), cut(stored.half))).collect()
+        let part = |stored: &DistTensor| {
+            let (name, layer) = (stored.name.clone(), stored.all.then_some(layer).flatten());
+            StoredPart { name, layer, cut: cut(stored.half) }
+        };
+        stored.map(part).collect()
     }
 }
 
-impl ForeignRun for Folder {
-    fn found(&self) -> &Found {
+impl ForeignRun for DistRun {
+    fn description(&self) -> &RunDescription {
         &self.found
     }
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let mut compared = Comparison::with_args(&self.dir);
+        let mut compared = Comparison::with_args(&self.found.folder);
         for param in params {
             let shape = engine::saved_shape(param, model.vocab);
             let parts = self.parts(model, param, &shape);
@@ -260,46 +254,31 @@ impl ForeignRun for Folder {
             if parts.is_empty() || parts.len() > 1 && !halves {
                 compared.missing(param);
             }
-            for (name, layer, cut) in parts {
+            for StoredPart { name, layer, cut } in parts {
                 let mut whole = like(&shape, cut.shape());
                 if layer.is_some() {
                     whole.insert(0, self.layers);
                 }
                 // A tensor of all layers is compared once.
-                for kept in self.found.kept().iter().filter(|_| layer.unwrap_or(0) == 0) {
-                    let key = self.state(name, *kept);
-                    let entry = self.meta.tensors.get(&key);
-                    match entry.filter(|entry| entry.is_of(&whole)) {
-                        None => {
-                            let found = entry.map(|entry| &entry.shape[..]);
-                            compared.shape(&key, found, &whole, "args");
-                        }
-                        Some(_) => {
-                            let tiles = self.meta.tiles(&key);
-                            tiles.unwrap_or_else(|what| compared.add(format!("{key}: {what}")));
-                        }
-                    }
+                for state in self.found.read_states().iter().filter(|_| layer.unwrap_or(0) == 0) {
+                    self.meta.compare(&self.state(&name, *state), &whole, "args", &mut compared);
                 }
-                compared.mark(name);
+                compared.mark(&name);
             }
         }
         compared.others(self.model_names());
         Ok(compared.finish()?)
     }
 
-    fn read(&mut self, Request { model, param, shape, kept }: Request) -> anyhow::Result<Vec<f32>> {
-        let mut ours = vec![0.0; shape.iter().product()];
-        if !self.found.kept().contains(&kept) {
-            return Ok(ours);
+    fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>> {
+        let Request { model, param, shape, state } = request;
+        if !self.found.read_states().contains(&state) {
+            return Ok(vec![0.0; shape.iter().product()]);
         }
-        let width = shape.get(1).copied().unwrap_or(1);
-        for (name, layer, cut) in self.parts(model, param, shape) {
-            let theirs = like(shape, cut.shape());
-            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
-            self.meta.each_rectangle(&self.state(name, kept), layer, &theirs, put)?;
-        }
+        let parts = self.parts(model, param, shape);
+        let mut ours = self.meta.assemble(&parts, shape, |name| self.state(name, state))?;
         if self.less_one {
-            add_one(param, kept, &mut ours);
+            add_one(param, state, &mut ours);
         }
         Ok(ours)
     }

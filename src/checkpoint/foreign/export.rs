@@ -1,5 +1,5 @@
-//! The way back: a checkpoint written as Megatron-LM's folder, for any number of tensor ranks and
-//! stages. Names and cuts are those that an import reads.
+//! Writes a checkpoint as Megatron-LM's folder, for any number of tensor ranks and stages, with the names
+//! and parts that an import reads.
 
 mod arguments;
 mod universal;
@@ -7,17 +7,16 @@ mod universal;
 pub use universal::export_universal;
 
 use super::super::torch::{Element, Out, Stored, TorchWriter};
-use super::cut::Cut;
-use super::layer_of;
-use super::megatron::{MODULES, core_name};
-use crate::aside::Kind;
-use crate::{Checkpoint, Tensor, aside};
+use super::megatron::{core_name, module_order};
+use crate::atomic_folder::FolderKind;
+use crate::tensor_part::{TensorPart, layer_of};
+use crate::{Checkpoint, Tensor, atomic_folder};
 use anyhow::Context;
-use arguments::{arguments, notes, refused, scheduler};
+use arguments::{arguments, refused, scheduler};
 use base::output::Existing;
 use base::{Bytes, DType, Problems};
 use engine::{MASTER, model_dtype};
-use manifest::{self, Manifest};
+use manifest::{DataRule, LrCounted, Manifest};
 use model::{Chunk, Layout, ModelShard, Param, Weight};
 use std::fs;
 use std::path::Path;
@@ -49,11 +48,10 @@ pub fn export(
     existing: Existing,
 ) -> anyhow::Result<Written> {
     let checkpoint = Checkpoint::open(from)?;
-    let text = &checkpoint.index.manifest;
-    let m = manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let m = checkpoint.manifest()?;
     refused(&m, grid, &from.display().to_string())?;
     let export = Export::new(&checkpoint, &m, grid);
-    aside::write_folder(to, Kind::Model, existing, |fresh| export.write(fresh))
+    atomic_folder::write(to, FolderKind::Model, existing, |temporary| export.write(temporary))
 }
 
 struct Export<'c> {
@@ -69,20 +67,17 @@ struct Export<'c> {
 }
 
 /// A parameter of a stage.
-struct Piece<'c> {
+struct StageParam<'c> {
     param: Param,
     tensor: &'c Tensor,
     name: String,
     /// Its part on each tensor rank.
-    cuts: Vec<Cut>,
+    cuts: Vec<TensorPart>,
 }
 
 impl<'c> Export<'c> {
     fn new(checkpoint: &'c Checkpoint, m: &'c Manifest, [tensor, pipeline]: [usize; 2]) -> Self {
-        let moments =
-            |tensor: &Tensor| MOMENTS.iter().all(|(state, _)| tensor.states.contains_key(*state));
-        let states = checkpoint.index.optimizer.rule == "adamw"
-            && checkpoint.index.tensors.iter().all(moments);
+        let states = checkpoint.has_adamw();
         let element = match model_dtype(m.precision) {
             DType::BF16 => Element::BF16,
             DType::F16 => Element::F16,
@@ -108,7 +103,7 @@ impl<'c> Export<'c> {
             bytes: Bytes(bytes),
             states: self.states,
             padding: self.rows - self.m.model.vocab,
-            notes: notes(self.m),
+            notes: self.notes(),
         })
     }
 
@@ -155,7 +150,7 @@ impl<'c> Export<'c> {
     }
 
     /// Parameters of a stage in the order of Megatron's modules.
-    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<Piece<'c>>> {
+    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<StageParam<'c>>> {
         let model = &self.m.model;
         let layers = plan::split::uniform(model.layers, self.pipeline).swap_remove(stage);
         let first_layer = layers.start;
@@ -164,7 +159,6 @@ impl<'c> Export<'c> {
         let shard = ModelShard { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 };
         let layout = Layout::new(model, shard);
         let mut params: Vec<&Param> = layout.params().collect();
-        let order = |param: &&Param| MODULES.iter().position(|row| *row == param.spec.weight);
         // The embedding, the blocks, the final norm and the head.
         let part = |param: &Param| match (param.tied_copy, layer_of(param), param.spec.weight) {
             (true, ..) => usize::MAX,
@@ -172,8 +166,8 @@ impl<'c> Export<'c> {
             (_, None, Weight::TokenEmbed | Weight::PosEmbed) => 0,
             (_, None, _) => model.layers + 1,
         };
-        params.sort_by_key(|param| (part(param), order(param)));
-        let piece = |param: &Param| -> anyhow::Result<Piece<'c>> {
+        params.sort_by_key(|param| (part(param), module_order(param.spec.weight)));
+        let piece = |param: &Param| -> anyhow::Result<StageParam<'c>> {
             let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
             let local = layer_of(param).map(|layer| layer - first_layer);
             let name = core_name(weight, local)
@@ -185,15 +179,15 @@ impl<'c> Export<'c> {
             let rows = if param.spec.vocab { self.rows } else { tensor.shape[0] };
             let whole = [rows, tensor.shape.get(1).copied().unwrap_or(1)];
             let gated = model.ffn == manifest::Ffn::Swiglu;
-            let cut = |rank| Cut::of_rank(param, whole, [rank, self.tensor], gated);
+            let cut = |rank| TensorPart::for_rank(param, whole, [rank, self.tensor], gated);
             let cuts = (0..self.tensor).map(cut).collect();
-            Ok(Piece { param: param.clone(), tensor, name, cuts })
+            Ok(StageParam { param: param.clone(), tensor, name, cuts })
         };
         params.into_iter().map(piece).collect()
     }
 
     /// The values of a rank's file, but for the numbers of tensors.
-    fn root(&self, pieces: &[Piece], rank: usize) -> Out {
+    fn root(&self, pieces: &[StageParam], rank: usize) -> Out {
         let index = &self.checkpoint.index;
         let stored = |number: usize, storage: usize, element: Element| {
             let piece = &pieces[number];
@@ -204,8 +198,9 @@ impl<'c> Export<'c> {
         let model = pieces.iter().enumerate().map(|(number, piece)| {
             (Out::from(piece.name.as_str()), stored(number, 0, self.element))
         });
+        let args = arguments(self.m, &index.state, [self.tensor, self.pipeline], self.rows);
         let mut entries = vec![
-            (Out::from("args"), Out::Namespace(arguments(self.m, &index.state, self.grid()))),
+            (Out::from("args"), Out::Namespace(args)),
             (Out::from("checkpoint_version"), Out::from(3.0)),
             (Out::from("iteration"), Out::from(index.progress.step)),
             (Out::from("model"), Out::Dict(model.collect())),
@@ -217,12 +212,22 @@ impl<'c> Export<'c> {
         Out::Dict(entries)
     }
 
-    fn grid(&self) -> [usize; 3] {
-        [self.tensor, self.pipeline, self.rows]
+    /// Notes about what Megatron-LM does otherwise.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = late_rate(self.m, "Megatron-LM");
+        if self.m.data.rule != DataRule::MegatronCore {
+            let order = "the run's order of samples is Megatron-DeepSpeed's, not Megatron-Core's";
+            notes.push(order.into());
+        }
+        notes
     }
 
     /// Megatron's optimizer: parameters that decay, then those that do not, counted through.
-    fn optimizer(&self, pieces: &[Piece], stored: &dyn Fn(usize, usize, Element) -> Out) -> Out {
+    fn optimizer(
+        &self,
+        pieces: &[StageParam],
+        stored: &dyn Fn(usize, usize, Element) -> Out,
+    ) -> Out {
         let m = self.m;
         let state = &self.checkpoint.index.state;
         let numbers = |decay: bool| -> Vec<usize> {
@@ -279,8 +284,17 @@ impl<'c> Export<'c> {
     }
 }
 
+/// Note if the trainer's learning rate is not that of the run.
+fn late_rate(m: &Manifest, trainer: &str) -> Vec<String> {
+    let late = m.lr.counted == LrCounted::After;
+    let note = format!(
+        "{trainer}'s rate is that of the samples before a step: one step behind this run's"
+    );
+    late.then_some(note).into_iter().collect()
+}
+
 /// An error that lists what Megatron's models or files cannot have.
-pub fn problem(place: &str, what: Vec<String>) -> Result<(), Problems> {
+fn problem(place: &str, what: Vec<String>) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for what in what {
         problems.add(place, what, "export to Hugging Face's format, without --to");

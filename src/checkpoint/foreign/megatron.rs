@@ -6,31 +6,31 @@
 //! ```
 //!
 //! Blocks are numbered within their stage and chunk (`model0`, `model1` … of an interleaved schedule):
-//! chunk 0 of all stages comes first. Of several layouts only the names and the optimizer's map differ.
+//! chunk 0 of all stages comes first. Versions differ only in names and in the
+//! layout of the optimizer's states.
 
 mod buffers;
 pub mod files;
-pub mod folder;
 pub mod names;
 pub mod states;
 
-pub use names::{MODULES, core_name};
+pub use names::{core_name, module_order};
 
 use super::super::torch::TorchFile;
 use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
-use super::{Choices, ForeignRun, Found, Kept};
+use super::split_run::{FileLayout, ParamPlace, ParamPlaces, ShareReader, SplitRun};
+use super::{AdamState, Choices, ForeignRun, Opened, RunDescription, same_step, same_updates};
+use crate::tensor_part::ParamKey;
 use buffers::Starts;
 use files::{files, grid, topology};
-use folder::{Folder, Place, Places, Shares};
-use model::Weight;
-use names::{Entry, entries};
-use states::{Optimizer, StatePlaces, groups, loss_scale, rate, updates_of};
+use names::Entry;
+use states::{PlainOptimizer, StatePlaces, groups, loss_scale, rate, updates_of};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The files of Megatron-LM.
-struct Files {
+/// Reader of Megatron-LM's files.
+struct MegatronReader {
     /// By stage and tensor rank.
     files: Vec<Vec<PathBuf>>,
     /// Places of each stage's states; None if they are not read.
@@ -38,7 +38,7 @@ struct Files {
     /// Whether the weights are 16 bits with f32 copies in the optimizer.
     half: bool,
     /// The files of one stage, opened.
-    open: Option<(usize, Vec<Rank>)>,
+    open: Opened<Vec<Rank>>,
 }
 
 /// A tensor rank's files.
@@ -56,8 +56,8 @@ enum States {
     Flat(Starts),
 }
 
-/// A parameter as a file has it: its chunk, its block's number in the chunk, its place.
-type FoundPlace = (usize, Weight, Option<usize>, Place);
+/// A parameter as a file has it: its chunk, its weight and block's number in the chunk, its place.
+type FoundPlace = (usize, ParamKey, ParamPlace);
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let dir = step_folder(from)?;
@@ -69,19 +69,20 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let args = Arguments::new(root.need("args")?, files[0][0].display().to_string(), rule);
     args.refuse(&[])?;
     grid(&args, &files)?;
-    let scheduler = root.some("opt_param_scheduler").or_else(|| root.some("lr_scheduler"));
     let trainer = format!("Megatron-LM ({})", if core { "core" } else { "before core" });
-    let found = Found::new(Format::MegatronLegacy, trainer, &dir);
-    let mut found = found.with_args(&root, &args, scheduler)?;
-    topology(&mut found.settings, &args, [files[0].len(), files.len()])?;
+    let found = RunDescription::new(Format::MegatronLegacy, trainer, &dir);
+    let mut found = found.with_args(&root, &args)?;
+    let (ranks, stages) = (files[0].len(), files.len());
+    topology(&mut found.settings, &args, [ranks, stages])?;
     let replicas = args.count("data_parallel_size").unwrap_or(1) as usize;
-    found.grid = [files[0].len(), files.len(), replicas];
+    found.grid = [ranks, stages, replicas];
     found.loss_scale = loss_scale(&main, &root)?;
     let version = root.some("checkpoint_version").map_or(Ok(0.0), |version| version.float())?;
     let half = args.is_set("bf16") || args.is_set("fp16");
-    let mut files = Files { files, states: None, half, open: None };
+    let mut files = MegatronReader { files, states: None, half, open: Opened(None) };
     let places = files.stages(&args, &mut found)?;
-    Ok(Box::new(Folder::new((dir, found), (places, files), &args, version, choices)?))
+    let layout = FileLayout { ranks, version, vocab: args.optional_count("vocab_size")? };
+    Ok(Box::new(SplitRun::new(found, (places, files), &args, layout, choices)?))
 }
 
 /// Whether the model has the names of Megatron-Core.
@@ -91,33 +92,32 @@ fn core(root: &super::super::torch::Value) -> anyhow::Result<bool> {
     Ok(!chunk.named()?.iter().any(|(name, _)| name.starts_with("language_model")))
 }
 
-impl Files {
+impl MegatronReader {
     /// Reads the first tensor rank of every stage: the places of parameters and of their states.
-    fn stages(&mut self, args: &Arguments, about: &mut Found) -> anyhow::Result<Places> {
+    fn stages(
+        &mut self,
+        args: &Arguments,
+        about: &mut RunDescription,
+    ) -> anyhow::Result<ParamPlaces> {
         let (mut slots, mut updates, mut why) = (Vec::new(), None, None);
         let mut found = Vec::new();
         for stage in 0..self.files.len() {
             let file = TorchFile::open(&self.files[stage][0])?;
             let root = file.root();
-            let iteration = root.need("iteration")?;
-            if iteration.count()? != about.step {
-                let first = about.step;
-                let what = format!("iteration is {iteration}, in the first file it is {first}");
-                return Err(iteration.problem(what));
-            }
-            let all = stage_entries(&file)?;
-            for (number, (chunk, entry)) in all.iter().enumerate() {
+            same_step(&root, about.step, "the first file")?;
+            let entries = stage_entries(&file)?;
+            for (number, (chunk, entry)) in entries.iter().enumerate() {
                 let (name, shape) = (entry.name.clone(), entry.value.tensor()?.shape.clone());
-                let place = Place { stage, entry: number, name, shape };
-                found.push((*chunk, entry.weight, entry.layer, place));
+                let place = ParamPlace { stage, entry: number, name, shape };
+                found.push((*chunk, entry.key, place));
             }
-            let beside = buffers::beside(&self.files[stage][0]);
-            let opened = Optimizer::of(&root, self.half)?;
-            let flat = opened.is_err() && beside.is_file();
+            let buffers = buffers::buffer_file(&self.files[stage][0]);
+            let opened = PlainOptimizer::open(&root, self.half)?;
+            let flat = opened.is_err() && buffers.is_file();
             let mapped = match &opened {
-                _ if flat => buffers::starts(&file, &all, &beside, args)?.map(States::Flat),
+                _ if flat => buffers::starts(&file, &entries, &buffers, args)?.map(States::Flat),
                 Ok(optimizer) => {
-                    let entries: Vec<Entry> = all.into_iter().map(|(_, entry)| entry).collect();
+                    let entries: Vec<Entry> = entries.into_iter().map(|(_, entry)| entry).collect();
                     optimizer.slots(&entries)?.map(States::Plain)
                 }
                 Err(why) => Err(why.clone()),
@@ -134,13 +134,10 @@ impl Files {
                 Ok(optimizer) => optimizer.updates(&file)?,
                 Err(_) => updates_of(&file, &groups, None)?,
             };
-            if let (Some(count), Some(known)) = (count, updates)
-                && count != known
-            {
-                let what = format!("Adam's step is {count}, in the first file it is {known}");
-                return Err(root.problem(what));
-            }
             updates = updates.or(count);
+            if let (Some(count), Some(first)) = (count, updates) {
+                same_updates(&root, count, first)?;
+            }
         }
         self.states_of(slots, updates, why, about);
         number(found, args)
@@ -152,24 +149,24 @@ impl Files {
         states: Vec<States>,
         updates: Option<u64>,
         why: Option<String>,
-        about: &mut Found,
+        about: &mut RunDescription,
     ) {
         let no_step = || "the optimizer has no step, in param_groups or in state".to_string();
         match why.or_else(|| updates.is_none().then(no_step)) {
-            Some(why) => about.without(why),
+            Some(why) => about.restart_optimizer(why),
             None => {
                 self.states = Some(states);
                 about.updates = updates.unwrap_or(0);
-                about.counts();
+                about.note_updates();
             }
         }
     }
 }
 
 /// Numbers the blocks of all stages and chunks through: chunk 0 of all stages, then chunk 1.
-fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<Places> {
+fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<ParamPlaces> {
     let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-    for (chunk, _, layer, place) in &found {
+    for (chunk, (_, layer), place) in &found {
         if let Some(layer) = layer.filter(|layer| *layer < 1 << 20) {
             let count = counts.entry((*chunk, place.stage)).or_default();
             *count = (layer + 1).max(*count);
@@ -182,34 +179,36 @@ fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<Places> {
         return Err(args.problem(what));
     }
     let (mut first, mut next) = (BTreeMap::new(), 0);
-    let mut places = Places::new();
+    let mut places = ParamPlaces::default();
     for (key, count) in counts {
         first.insert(key, next);
         next += count;
     }
-    for (chunk, weight, layer, place) in found {
+    for (chunk, (weight, layer), place) in found {
         let begin = first.get(&(chunk, place.stage)).copied().unwrap_or(0);
         let key = (weight, layer.map(|layer| begin + layer));
         // The first stage's tied copy is the embedding; the last stage's is the head.
-        places.entry(key).or_insert(place);
+        places.known.entry(key).or_insert(place);
     }
     Ok(places)
 }
 
-impl Shares for Files {
-    fn read(&mut self, place: &Place, rank: usize, kept: Kept) -> anyhow::Result<Vec<f32>> {
+impl ShareReader for MegatronReader {
+    fn read(
+        &mut self,
+        place: &ParamPlace,
+        rank: usize,
+        state: AdamState,
+    ) -> anyhow::Result<Vec<f32>> {
         let flat = |states: &Vec<States>| matches!(states[place.stage], States::Flat(_));
         let flat = self.states.as_ref().is_some_and(flat);
-        if self.open.as_ref().is_none_or(|(open, _)| *open != place.stage) {
-            self.open = None;
-            let open = |path: &PathBuf| -> anyhow::Result<Rank> {
-                let buffers = flat.then(|| TorchFile::open(&buffers::beside(path))).transpose()?;
-                Ok(Rank { file: TorchFile::open(path)?, buffers })
-            };
-            let ranks = self.files[place.stage].iter().map(open);
-            self.open = Some((place.stage, ranks.collect::<anyhow::Result<Vec<_>>>()?));
-        }
-        let Rank { file, buffers } = &self.open.as_ref().expect("opened above").1[rank];
+        let open = |path: &PathBuf| -> anyhow::Result<Rank> {
+            let buffers = flat.then(|| TorchFile::open(&buffers::buffer_file(path))).transpose()?;
+            Ok(Rank { file: TorchFile::open(path)?, buffers })
+        };
+        let stage = &self.files[place.stage];
+        let ranks = self.open.get(place.stage, || stage.iter().map(open).collect())?;
+        let Rank { file, buffers } = &ranks[rank];
         let root = file.root();
         let own = || -> anyhow::Result<_> {
             let entries = stage_entries(file)?;
@@ -224,15 +223,15 @@ impl Shares for Files {
                 let (chunk, start) = starts[place.entry];
                 let buffers = buffers.as_ref().expect("opened above");
                 let root = buffers.root();
-                let buffer = buffers::state(&root, chunk, kept)?;
+                let buffer = buffers::state(&root, chunk, state)?;
                 let buffer = buffer.map_err(|why| root.problem(why))?;
                 let numel: usize = place.shape.iter().product();
                 return buffers.floats(buffer.tensor()?, start..start + numel);
             }
             Some(States::Plain(slots)) => {
-                let optimizer = Optimizer::of(&root, self.half)?;
+                let optimizer = PlainOptimizer::open(&root, self.half)?;
                 let optimizer = optimizer.map_err(|why| root.problem(why))?;
-                match optimizer.state(slots[place.entry], kept)? {
+                match optimizer.state(slots[place.entry], state)? {
                     Some(value) => value,
                     None => own()?,
                 }
@@ -243,7 +242,7 @@ impl Shares for Files {
             let (found, name, shape) = (&tensor.shape, &place.name, &place.shape);
             let what = format!(
                 "the {} of {name} is {found:?}, tensor rank 0's weight {shape:?}",
-                kept.name()
+                state.name()
             );
             return Err(value.problem(what));
         }
@@ -254,16 +253,16 @@ impl Shares for Files {
 /// The parameters of a file with the numbers of their chunks, in the optimizer's order.
 fn stage_entries(file: &TorchFile) -> anyhow::Result<Vec<(usize, Entry<'_>)>> {
     let root = file.root();
-    let mut all = Vec::new();
+    let mut entries = Vec::new();
     let chunk = |number: usize| match number {
         0 => root.some("model").or_else(|| root.some("model0")),
         _ => root.some(&format!("model{number}")),
     };
     for number in 0.. {
         let Some(model) = chunk(number) else { break };
-        let found = entries(&model)?
+        let found = names::entries(&model)?
             .map_err(|name| model.problem(format!("{name} is not in gptrain's model")))?;
-        all.extend(found.into_iter().map(|entry| (number, entry)));
+        entries.extend(found.into_iter().map(|entry| (number, entry)));
     }
-    Ok(all)
+    Ok(entries)
 }

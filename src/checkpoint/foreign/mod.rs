@@ -1,19 +1,22 @@
-//! Checkpoints of other trainers, with their optimizer's states: found out what they are, described,
-//! and read parameter by parameter in gptrain's order.
+//! Checkpoints of other trainers, with their optimizer's states: detected, described, and read
+//! parameter by parameter in gptrain's order.
 //!
-//! | file | what it is for |
+//! | file | contents |
 //! |---|---|
-//! | `detect` | which trainer wrote a folder, by the files in it |
-//! | `settings` | rows of the new run's manifest, each with where it came from |
-//! | `compare` | a folder's tensors against the model's parameters |
-//! | `copies` | copies that differ between tensor ranks, as one |
-//! | `cut` | rows and columns of a parameter that one of their tensors holds, in both directions |
-//! | `arguments` | Megatron's arguments as such rows |
-//! | `deepspeed` | Megatron-DeepSpeed's folders with ZeRO-1: layers, partitions, copies; ZeRO-3; universal |
-//! | `megatron` | Megatron-LM's folders: mp_rank_TT_PPP, names, states of the plain optimizer |
-//! | `export` | Megatron-LM's and DeepSpeed's universal folder, written from a checkpoint |
-//! | `dcp` | distributed checkpoints of PyTorch, as torchtitan and OLMo-core write them |
-//! | `dist` | those of Megatron-Core (torch_dist): the same container, Megatron's names and arguments |
+//! | `detect` | table of the formats, and detection by the files in a folder |
+//! | `settings` | rows of the new run's manifest, each with its source |
+//! | `compare` | comparison of a folder's tensors with the model's parameters |
+//! | `arguments` | Megatron's arguments as settings |
+//! | `split_run` | reads a run whose files hold tensor ranks' shares of Megatron's modules |
+//! | `replica_merger` | makes one parameter of the copies that tensor ranks have |
+//! | `deepspeed` | shares in Megatron-DeepSpeed's folders: ZeRO-1, ZeRO-3, universal |
+//! | `megatron` | shares in Megatron-LM's folders (mp_rank_TT_PPP), and Megatron's names |
+//! | `dcp` | distributed checkpoints of PyTorch: the container, torchtitan and OLMo-core |
+//! | `dist` | distributed checkpoints of Megatron-Core (torch_dist) |
+//! | `export` | writes Megatron-LM's folder and DeepSpeed's universal one from a checkpoint |
+//!
+//! A new format is a `ShareReader` of `split_run` if its files hold Megatron's modules, and a table of
+//! names over the container of `dcp` if it is a distributed checkpoint.
 //!
 //! A parameter is assembled whole in host memory, one state at a time: memory is bounded by the
 //! largest parameter, not by the model.
@@ -22,15 +25,15 @@
 
 mod arguments;
 mod compare;
-mod copies;
-mod cut;
 mod dcp;
 mod deepspeed;
 mod detect;
 mod dist;
 mod export;
 mod megatron;
+mod replica_merger;
 mod settings;
+mod split_run;
 
 pub use detect::{Format, detect};
 pub use export::{Written, export, export_universal};
@@ -43,27 +46,76 @@ use manifest::Model;
 use model::Param;
 use std::path::Path;
 
-/// Block number of a parameter; None outside of the blocks.
-fn layer_of(param: &Param) -> Option<usize> {
-    param.name.strip_prefix("block.")?.split_once('.')?.0.parse().ok()
+/// The remedy for a folder that was not copied whole.
+const COPY_AGAIN: &str = "copy the folder of the step whole";
+
+/// Error for a folder that lacks a file, or part of one.
+fn incomplete(dir: &Path, what: impl Into<String>) -> anyhow::Error {
+    Problems::one(dir.display().to_string(), what, COPY_AGAIN).into()
+}
+
+/// Error if a rank's file is not of the step that the first file has; `first` is its name in the
+/// message.
+fn same_step(root: &Value, step: u64, first: &str) -> anyhow::Result<()> {
+    let iteration = root.need("iteration")?;
+    if iteration.count()? == step {
+        return Ok(());
+    }
+    Err(iteration.problem(format!("iteration is {iteration}, in {first} it is {step}")))
+}
+
+/// Error if a rank's count of updates is not the first file's.
+fn same_updates(value: &Value, updates: u64, first: u64) -> anyhow::Result<()> {
+    if updates == first {
+        return Ok(());
+    }
+    Err(value.problem(format!("Adam's step is {updates}, in the first file it is {first}")))
+}
+
+/// Files of one stage or tensor rank, which remain open until those of another are read.
+struct Opened<T>(Option<(usize, T)>);
+
+impl<T> Opened<T> {
+    fn get(
+        &mut self,
+        number: usize,
+        open: impl FnOnce() -> anyhow::Result<T>,
+    ) -> anyhow::Result<&T> {
+        if self.0.as_ref().is_none_or(|(opened, _)| *opened != number) {
+            self.0 = None;
+            self.0 = Some((number, open()?));
+        }
+        Ok(&self.0.as_ref().expect("opened above").1)
+    }
 }
 
 /// One of AdamW's states of a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kept {
+pub enum AdamState {
     Master,
     FirstMoment,
     SecondMoment,
 }
 
-impl Kept {
-    pub const ALL: [Kept; 3] = [Kept::Master, Kept::FirstMoment, Kept::SecondMoment];
+impl AdamState {
+    pub const ALL: [AdamState; 3] =
+        [AdamState::Master, AdamState::FirstMoment, AdamState::SecondMoment];
 
     pub fn name(self) -> &'static str {
         match self {
-            Kept::Master => "weight",
-            Kept::FirstMoment => "first moment",
-            Kept::SecondMoment => "second moment",
+            AdamState::Master => "weight",
+            AdamState::FirstMoment => "first moment",
+            AdamState::SecondMoment => "second moment",
+        }
+    }
+
+    /// Name in PyTorch's AdamW and in the files of most trainers, whose name of the f32 weights is
+    /// `master`.
+    fn key(self, master: &str) -> &str {
+        match self {
+            AdamState::Master => master,
+            AdamState::FirstMoment => "exp_avg",
+            AdamState::SecondMoment => "exp_avg_sq",
         }
     }
 }
@@ -79,8 +131,6 @@ pub enum Replicated {
 /// Choices of an import.
 #[derive(Clone, Debug, Default)]
 pub struct Choices {
-    /// None: the format is found out.
-    pub format: Option<Format>,
     pub replicated: Replicated,
     /// Whether rows that pad the vocabulary are left out though they were trained.
     pub mask_padding: bool,
@@ -99,7 +149,7 @@ pub struct LossScale {
 
 /// Description of a folder, from its small values alone.
 #[derive(Clone, Debug)]
-pub struct Found {
+pub struct RunDescription {
     pub format: Format,
     /// "Megatron-DeepSpeed (DeepSpeed 0.7.0)".
     pub trainer: String,
@@ -117,20 +167,20 @@ pub struct Found {
     pub lr: f64,
     pub loss_scale: Option<LossScale>,
     pub settings: Settings,
-    /// Why the optimizer begins again; None if its states are read.
+    /// Reason why the optimizer restarts; None if its states are read.
     pub without_states: Option<String>,
     /// Settings that the folder does not have and that were not given.
     pub wanted: Vec<Wanted>,
     /// Arguments without a setting.
-    pub aside: Vec<String>,
-    /// Sentences for the owner of the run.
+    pub ignored: Vec<String>,
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-impl Found {
+impl RunDescription {
     /// Folder of which no value is read.
-    fn new(format: Format, trainer: impl Into<String>, folder: &Path) -> Found {
-        Found {
+    fn new(format: Format, trainer: impl Into<String>, folder: &Path) -> RunDescription {
+        RunDescription {
             format,
             trainer: trainer.into(),
             folder: folder.display().to_string(),
@@ -144,36 +194,37 @@ impl Found {
             settings: Settings::default(),
             without_states: None,
             wanted: Vec::new(),
-            aside: Vec::new(),
+            ignored: Vec::new(),
             notes: Vec::new(),
         }
     }
 
     /// Adds the progress and the settings of Megatron's arguments, in the file of `root`.
-    fn with_args(
-        self,
-        root: &Value,
-        args: &Arguments,
-        scheduler: Option<Value>,
-    ) -> anyhow::Result<Found> {
+    fn with_args(self, root: &Value, args: &Arguments) -> anyhow::Result<RunDescription> {
+        let scheduler = root.some("opt_param_scheduler").or_else(|| root.some("lr_scheduler"));
         let (settings, notes) = args.settings(scheduler)?;
         let step = root.need("iteration")?.count()?;
         let samples = args.count("consumed_train_samples")?;
         let tokens = samples * args.count("seq_length")?;
-        Ok(Found { step, samples, tokens, settings, notes, ..self })
+        Ok(RunDescription { step, samples, tokens, settings, notes, ..self })
     }
 
     /// Decides the model's vocabulary: `original` of the padded `rows`, if those that pad it are left
     /// out (`strip`).
-    fn vocabulary(&mut self, [original, rows]: [usize; 2], multiple: Option<u64>, strip: bool) {
+    fn vocabulary(
+        &mut self,
+        [original, rows]: [usize; 2],
+        args: &Arguments,
+        strip: bool,
+    ) -> anyhow::Result<()> {
         let settings = &mut self.settings;
         if strip {
             settings.set("model.vocab", original, "original_vocab_size");
-            let multiple = multiple.unwrap_or(128);
+            let multiple = args.optional_count("make_vocab_size_divisible_by")?.unwrap_or(128);
             settings.set("model.vocab_multiple", multiple, "make_vocab_size_divisible_by");
             let what = format!("rows {original} to {} of the embedding pad it: left out", rows - 1);
             self.notes.push(what);
-            return;
+            return Ok(());
         }
         settings.set("model.vocab", rows, "padded_vocab_size: its rows were trained");
         settings.set("model.vocab_multiple", 1, "the vocabulary is padded already");
@@ -184,21 +235,22 @@ impl Found {
                 rows - 1
             ));
         }
+        Ok(())
     }
 
     /// States that are read.
-    fn kept(&self) -> &'static [Kept] {
-        if self.without_states.is_none() { &Kept::ALL } else { &[Kept::Master] }
+    fn read_states(&self) -> &'static [AdamState] {
+        if self.without_states.is_none() { &AdamState::ALL } else { &[AdamState::Master] }
     }
 
-    /// Notes why the optimizer's states are not read: AdamW begins again.
-    fn without(&mut self, why: String) {
+    /// Notes that AdamW restarts, and why.
+    fn restart_optimizer(&mut self, why: String) {
         self.notes.push(format!("AdamW begins again: its states are not read ({why})"));
         self.without_states = Some(why);
     }
 
     /// Notes the difference between Adam's count and the steps.
-    fn counts(&mut self) {
+    fn note_updates(&mut self) {
         let (step, updates) = (self.step, self.updates);
         if updates > step {
             self.notes.push(format!(
@@ -218,12 +270,12 @@ pub struct Request<'a> {
     pub param: &'a Param,
     /// Shape that the parameter has in checkpoints.
     pub shape: &'a [usize],
-    pub kept: Kept,
+    pub state: AdamState,
 }
 
 /// A run of another trainer.
 pub trait ForeignRun {
-    fn found(&self) -> &Found;
+    fn description(&self) -> &RunDescription;
 
     /// Whether every parameter of the model is there with its shape; an error lists what is not.
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()>;
@@ -231,7 +283,7 @@ pub trait ForeignRun {
     /// One state of a whole parameter, row by row.
     fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>>;
 
-    /// Sentences about what reading found, such as copies that differ.
+    /// Notes for the user from reading, such as copies that differ.
     fn remarks(&mut self) -> Vec<String> {
         Vec::new()
     }

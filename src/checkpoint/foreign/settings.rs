@@ -36,7 +36,7 @@ impl Wanted {
     }
 }
 
-/// The value that `KEY=VALUE` gives a key, the last one of several.
+/// Last value that `KEY=VALUE` gives a key.
 pub fn asked<'s>(sets: &'s [String], key: &str) -> Option<&'s str> {
     let pairs = sets.iter().rev().filter_map(|text| text.split_once('='));
     pairs.into_iter().find(|(found, _)| found.trim() == key).map(|(_, value)| value.trim())

@@ -92,7 +92,7 @@ impl Companions {
             let mut ids = all.iter().filter_map(|object| object.get(key));
             ids.find(|id| !id.is_null()).cloned()
         };
-        let (bos, eos) = self.of_tokenizer();
+        let (bos, eos) = self.tokenizer_ids();
         let id = |id: Option<u32>| id.map_or(Value::Null, Value::from);
         TokenIds {
             bos: said("bos_token_id").unwrap_or(id(bos)),
@@ -102,7 +102,7 @@ impl Companions {
 
     /// Tokens that begin and end texts. If the tokenizer has no token for the start, the
     /// end-of-document token precedes a document.
-    fn of_tokenizer(&self) -> (Option<u32>, Option<u32>) {
+    fn tokenizer_ids(&self) -> (Option<u32>, Option<u32>) {
         let path = self.tokenizer.first();
         let tokenizer = path.and_then(|path| Tokenizer::load(path).ok());
         let eos = self.eod.or(tokenizer.as_ref().and_then(Tokenizer::eod));

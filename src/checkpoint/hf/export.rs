@@ -6,14 +6,14 @@ use super::config::{target, write_config};
 use super::mup;
 use super::names::{HfTensor, tensors_of};
 use super::weights::{INDEX, ONE};
-use crate::aside::Kind;
-use crate::{Checkpoint, Tensor, aside, safetensors, tokenizer};
+use crate::atomic_folder::FolderKind;
+use crate::{Checkpoint, Tensor, atomic_folder, safetensors, tokenizer};
 use anyhow::{Context, ensure};
 use base::output::Existing;
 use base::progress::{Progress, Unit};
 use base::{Bytes, DType};
 use engine::{MASTER, model_dtype};
-use manifest::{self, Family, Manifest, Model};
+use manifest::{Family, Manifest, Model};
 use model::{Layout, ModelShard, ParamSpec};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
@@ -50,8 +50,7 @@ pub struct Exported {
 /// which is new or empty, completely or not at all. Holds one tensor at a time.
 pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Exported> {
     let checkpoint = Checkpoint::open(from)?;
-    let text = &checkpoint.index.manifest;
-    let m = manifest::parse_saved(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let m = checkpoint.manifest()?;
     let family = target(&m.model, &from.display().to_string())?;
     let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
     let companions = companions(from, &checkpoint, &m, options.tokenizer.as_deref())?;
@@ -59,8 +58,8 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     let tokens = companions.token_ids();
     let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
     let carried = companions.config().filter(own);
-    aside::write_folder(to, Kind::Model, options.existing, |to| {
-        let plan = Plan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
+    atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
+        let plan = FilePlan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
         let config = write_config(family, &m.model, name, &tokens, carried);
         let path = to.join("config.json");
@@ -97,7 +96,7 @@ fn names(dtype: DType) -> (&'static str, &'static str) {
 }
 
 /// Assignment of tensors to files.
-struct Plan<'c> {
+struct FilePlan<'c> {
     model: &'c Model,
     /// Each weight of the checkpoint, and its tensors in the export.
     weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
@@ -107,14 +106,14 @@ struct Plan<'c> {
     files: Vec<Vec<HfTensor>>,
 }
 
-impl<'c> Plan<'c> {
+impl<'c> FilePlan<'c> {
     fn new(
         checkpoint: &'c Checkpoint,
         model: &'c Model,
         family: Family,
         (dtype, code): (DType, &'static str),
         shard: Bytes,
-    ) -> anyhow::Result<Plan<'c>> {
+    ) -> anyhow::Result<FilePlan<'c>> {
         let layout = Layout::new(model, ModelShard::whole(model));
         let mut weights = Vec::new();
         for param in layout.params() {
@@ -134,7 +133,7 @@ impl<'c> Plan<'c> {
             held += bytes(tensor);
             files.last_mut().expect("one from the start").push(tensor.clone());
         }
-        Ok(Plan { model, weights, dtype, code, files })
+        Ok(FilePlan { model, weights, dtype, code, files })
     }
 
     fn file(&self, number: usize) -> String {

@@ -76,7 +76,7 @@ const LLAMA: Hf = Hf {
 };
 
 /// Row of a family.
-pub const fn of(family: Family) -> Hf {
+pub const fn row(family: Family) -> Hf {
     match family {
         Family::Gpt2 => GPT2,
         Family::Bloom => Hf {

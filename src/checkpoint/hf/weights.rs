@@ -40,7 +40,7 @@ impl Weights {
             files: Vec::new(),
             names: BTreeMap::new(),
         };
-        let index = Index::read(folder)?;
+        let index = ShardIndex::read(folder)?;
         for (i, file) in index.files.iter().enumerate() {
             let opened = Reader::open(&folder.join(file));
             let reader = opened.map_err(|error| weights.damaged(error))?;
@@ -127,7 +127,7 @@ impl Weights {
     /// Fails if config.json ties the head to the embedding, but the folder has a head with other values:
     /// transformers 5 uses that head, older versions the embedding.
     pub fn check_head(&self, needed: &[HfTensor], tied: bool) -> anyhow::Result<()> {
-        let end = family::of(self.family).embedding;
+        let end = family::row(self.family).embedding;
         let embedding = needed.iter().find(|tensor| tensor.name.ends_with(end));
         let embedding = embedding.and_then(|tensor| self.find(&tensor.name));
         let (true, Some((head, _)), Some((embedding, _))) =
@@ -154,15 +154,16 @@ impl Weights {
     fn damaged(&self, error: anyhow::Error) -> anyhow::Error {
         let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
         let damage = [ErrorKind::NotFound, ErrorKind::UnexpectedEof];
-        match kind.is_none_or(|kind| damage.contains(&kind)) {
-            true => self.problem(format!("{error:#}"), COPY_AGAIN).into(),
-            false => error,
+        if kind.is_none_or(|kind| damage.contains(&kind)) {
+            self.problem(format!("{error:#}"), COPY_AGAIN).into()
+        } else {
+            error
         }
     }
 
     /// Tensor by its name, or by that without the family's prefix, as in a model without a head.
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
-        let short = name.strip_prefix(family::of(self.family).prefix).unwrap_or(name);
+        let short = name.strip_prefix(family::row(self.family).prefix).unwrap_or(name);
         let (name, file) =
             self.names.get_key_value(name).or_else(|| self.names.get_key_value(short))?;
         Some((name, &self.files[*file].entries[name]))
@@ -170,7 +171,7 @@ impl Weights {
 
     /// Whether it is a constant that old files contain: masks, and the frequencies of RoPE.
     fn is_buffer(&self, name: &str) -> bool {
-        let buffers = family::of(self.family).buffers;
+        let buffers = family::row(self.family).buffers;
         buffers.iter().any(|buffer| name.ends_with(buffer))
     }
 
@@ -180,26 +181,27 @@ impl Weights {
 }
 
 /// Files of a folder.
-struct Index {
+struct ShardIndex {
     files: Vec<String>,
     /// Name → file, if there is an index.
     map: BTreeMap<String, String>,
 }
 
-impl Index {
-    fn read(folder: &Path) -> anyhow::Result<Index> {
+impl ShardIndex {
+    fn read(folder: &Path) -> anyhow::Result<ShardIndex> {
         let path = folder.join(INDEX);
         let place = path.display().to_string();
         let wrong = |what: &str| Problems::one(place.clone(), what, COPY_AGAIN);
         if folder.join(ONE).exists() {
-            return Ok(Index { files: vec![ONE.to_string()], map: BTreeMap::new() });
+            return Ok(ShardIndex { files: vec![ONE.to_string()], map: BTreeMap::new() });
         }
         if !path.exists() {
             let bin = folder.join("pytorch_model.bin").exists()
                 || folder.join("pytorch_model.bin.index.json").exists();
-            let what = match bin {
-                true => "holds pytorch_model.bin, which may run code when it is read".to_string(),
-                false => format!("holds neither {ONE} nor {INDEX}"),
+            let what = if bin {
+                "holds pytorch_model.bin, which may run code when it is read".to_string()
+            } else {
+                format!("holds neither {ONE} nor {INDEX}")
             };
             let remedy =
                 "save the model with transformers' save_pretrained, which writes safetensors";
@@ -219,6 +221,6 @@ impl Index {
         let map: BTreeMap<String, String> =
             map.iter().map(entry).collect::<Result<_, Problems>>()?;
         let files: BTreeSet<String> = map.values().cloned().collect();
-        Ok(Index { files: files.into_iter().collect(), map })
+        Ok(ShardIndex { files: files.into_iter().collect(), map })
     }
 }

@@ -6,25 +6,25 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Returns a slice that overlaps another, and the number of compared pairs. A slice is compared
 /// only with its neighbours in the same rows, because a checkpoint of 10,000 ranks has as many
 /// slices of a tensor.
-pub fn over_another(slices: &[&TensorSlice]) -> (Option<usize>, usize) {
+pub fn find_overlap(slices: &[&TensorSlice]) -> (Option<usize>, usize) {
     let mut by_row: Vec<usize> = (0..slices.len()).collect();
     by_row.sort_unstable_by_key(|i| (slices[*i].at, *i));
     // Slices that extend into the current row, by first column. They do not overlap.
-    let mut here: BTreeMap<usize, usize> = BTreeMap::new();
+    let mut open: BTreeMap<usize, usize> = BTreeMap::new();
     let mut ends: BTreeSet<(usize, usize)> = BTreeSet::new();
     let mut compared = 0;
     for i in by_row {
         let TensorSlice { at: [row, col], size: [rows, cols] } = *slices[i];
         while let Some((end, ended)) = ends.first().copied().filter(|(end, _)| *end <= row) {
             ends.remove(&(end, ended));
-            here.remove(&slices[ended].at[1]);
+            open.remove(&slices[ended].at[1]);
         }
         compared += 1;
-        let before = here.range(..col + cols).next_back();
-        if before.is_some_and(|(first, other)| first + slices[*other].size[1] > col) {
+        let left = open.range(..col + cols).next_back();
+        if left.is_some_and(|(first, other)| first + slices[*other].size[1] > col) {
             return (Some(i), compared);
         }
-        here.insert(col, i);
+        open.insert(col, i);
         ends.insert((row + rows, i));
     }
     (None, compared)
@@ -41,7 +41,7 @@ mod tests {
     }
 
     fn found(slices: &[TensorSlice]) -> (Option<usize>, usize) {
-        over_another(&slices.iter().collect::<Vec<_>>())
+        find_overlap(&slices.iter().collect::<Vec<_>>())
     }
 
     /// Same result as comparing every pair, for many ways to split.

@@ -2,7 +2,7 @@
 
 use super::numbers::{Numbers, numbers};
 use crate::read::Buffer;
-use crate::{Checkpoint, Index, Tensor};
+use crate::{Checkpoint, Group, Index, Tensor};
 use base::progress::{Progress, Unit};
 use engine::MASTER;
 use serde::Serialize;
@@ -97,8 +97,8 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
 
 /// Whether a state is bit-identical in both.
 fn same(a: &Tensor, b: &Tensor, state: &str) -> bool {
-    let of = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
-    of(a) == of(b)
+    let form = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
+    form(a) == form(b)
 }
 
 /// Change of a state that one of the two lacks, or has in another shape.
@@ -124,50 +124,47 @@ fn moved(a: &Numbers, b: &Numbers) -> anyhow::Result<(f64, f64)> {
     Ok((relative, largest))
 }
 
+/// Text of a field of an index.
+type Field = fn(&Index) -> String;
+
+/// Compared fields, except the tensors and the manifest.
+const FIELDS: &[(&str, Field)] = &[
+    ("run", |index| index.run.clone()),
+    ("gptrain", |index| index.gptrain.clone()),
+    ("step", |index| index.progress.step.to_string()),
+    ("consumed samples", |index| index.progress.consumed_samples.to_string()),
+    ("next batch", |index| index.next_batch.to_string()),
+    ("learning rate", |index| index.lr.to_string()),
+    ("loss scale", |index| index.loss_scale.map_or("none".into(), |s| s.scale.to_string())),
+    ("last loss", |index| index.history.last().map_or("none".into(), |s| s.loss.to_string())),
+    ("optimizer", |index| index.optimizer.to_string()),
+    ("optimizer groups", |index| {
+        let group = |g: &Group| {
+            format!("{} tensors, decay {}, step {}", g.tensors.len(), g.weight_decay, g.step)
+        };
+        joined(index.optimizer.groups.iter().map(group))
+    }),
+    ("seeds", |index| format!("{:?}", index.rng)),
+    ("data", |index| {
+        joined(index.data.iter().map(|id| format!("{} {}", id.prefix, id.index_digest)))
+    }),
+];
+
 /// Differences in everything except the tensors.
 fn states(a: &Index, b: &Index) -> Vec<Change> {
-    let group = |index: &Index| {
-        let groups = index.optimizer.groups.iter();
-        let text = groups.map(|g| {
-            format!("{} tensors, decay {}, step {}", g.tensors.len(), g.weight_decay, g.step)
-        });
-        text.collect::<Vec<_>>().join(" · ")
+    let lines_only_in = |a: &Index, b: &Index| {
+        let known: Vec<&str> = b.manifest.lines().collect();
+        let lines = a.manifest.lines().filter(|line| !known.contains(line));
+        joined(lines.map(|line| line.trim().to_string()))
     };
-    let data = |index: &Index| {
-        let ids = index.data.iter().map(|id| format!("{} {}", id.prefix, id.index_digest));
-        ids.collect::<Vec<_>>().join(" · ")
-    };
-    let rule = |i: &Index| i.optimizer.to_string();
-    let loss =
-        |i: &Index| i.history.last().map_or("none".to_string(), |past| past.loss.to_string());
-    let mut changes = Vec::new();
-    let mut compare = |what: &str, a: String, b: String| {
-        if a != b {
-            changes.push(Change { what: what.to_string(), a, b });
-        }
-    };
-    compare("run", a.run.clone(), b.run.clone());
-    compare("gptrain", a.gptrain.clone(), b.gptrain.clone());
-    compare("step", a.progress.step.to_string(), b.progress.step.to_string());
-    let samples = |i: &Index| i.progress.consumed_samples.to_string();
-    compare("consumed samples", samples(a), samples(b));
-    compare("next batch", a.next_batch.to_string(), b.next_batch.to_string());
-    compare("learning rate", a.lr.to_string(), b.lr.to_string());
-    let scale = |index: &Index| index.loss_scale.map_or("none".into(), |s| s.scale.to_string());
-    compare("loss scale", scale(a), scale(b));
-    compare("last loss", loss(a), loss(b));
-    compare("optimizer", rule(a), rule(b));
-    compare("optimizer groups", group(a), group(b));
-    compare("seeds", format!("{:?}", a.rng), format!("{:?}", b.rng));
-    compare("data", data(a), data(b));
-    let lines = |i: &Index| i.manifest.lines().map(str::to_string).collect::<Vec<_>>();
-    let (la, lb) = (lines(a), lines(b));
-    let only = |x: &[String], y: &[String]| {
-        let lines = x.iter().filter(|line| !y.contains(line)).map(|line| line.trim());
-        lines.collect::<Vec<_>>().join(" · ")
-    };
-    compare("manifest", only(&la, &lb), only(&lb, &la));
-    changes
+    let fields = FIELDS.iter().map(|(what, text)| (*what, text(a), text(b)));
+    let manifest = ("manifest", lines_only_in(a, b), lines_only_in(b, a));
+    let differ = fields.chain([manifest]).filter(|(_, a, b)| a != b);
+    differ.map(|(what, a, b)| Change { what: what.to_string(), a, b }).collect()
+}
+
+fn joined(parts: impl Iterator<Item = String>) -> String {
+    parts.collect::<Vec<_>>().join(" · ")
 }
 
 impl Diff {

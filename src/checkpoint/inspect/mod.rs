@@ -12,7 +12,7 @@ pub use plot::svg;
 pub use stats::Stats;
 
 use super::Tensor;
-use super::index::{DataId, Index, Optimizer, Past};
+use super::index::{DataId, Index, Optimizer, PastStep};
 use super::read::{Buffer, Checkpoint};
 use super::validate;
 use base::in_order;
@@ -51,7 +51,7 @@ pub struct Overview {
     pub lr: f64,
     /// Loss scale of an fp16 run.
     pub loss_scale: Option<Scale>,
-    pub last: Option<Past>,
+    pub last: Option<PastStep>,
     pub parameters: u64,
     pub bytes: u64,
     pub shards: usize,
@@ -162,9 +162,10 @@ struct Expected<'a> {
 
 /// During warm-up the learning rate of the last step, afterwards the peak.
 fn largest_lr(index: &Index, m: &Manifest) -> f64 {
-    match index.progress.consumed_samples > m.lr.warmup_samples {
-        true => m.lr.peak.max(index.lr),
-        false => index.lr,
+    if index.progress.consumed_samples > m.lr.warmup_samples {
+        m.lr.peak.max(index.lr)
+    } else {
+        index.lr
     }
 }
 
@@ -242,14 +243,15 @@ fn row(
         }
     };
     let saved = tensor.saved().filter(|(name, _)| deep || *name == MASTER);
-    let read = saved.map(|(name, _)| (name, kept(name, Stats::of(checkpoint, tensor, name))));
+    let read = saved.map(|(name, _)| (name, kept(name, Stats::read(checkpoint, tensor, name))));
     let mut read: BTreeMap<&str, Option<Stats>> = read.collect();
     let mut states = BTreeMap::new();
     for numbers in numbers(checkpoint, tensor) {
         let name = numbers.name.clone();
-        let stats = match numbers.is_made() && deep {
-            true => kept(&name, Stats::made(&numbers)),
-            false => read.remove(name.as_str()).flatten(),
+        let stats = if numbers.is_made() && deep {
+            kept(&name, Stats::from_numbers(&numbers))
+        } else {
+            read.remove(name.as_str()).flatten()
         };
         states.insert(name, stats);
     }

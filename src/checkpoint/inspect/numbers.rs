@@ -17,11 +17,11 @@ pub struct Numbers<'c> {
 pub fn numbers<'c>(checkpoint: &'c Checkpoint, tensor: &'c Tensor) -> Vec<Numbers<'c>> {
     let decoded = decoded(&|name| tensor.form(name));
     let is_code = |name: &str| decoded.iter().any(|(_, made)| made.from[0].name == name);
-    let of = |name: &str, made| Numbers { checkpoint, tensor, name: name.to_string(), made };
+    let state = |name: &str, made| Numbers { checkpoint, tensor, name: name.to_string(), made };
     let saved = tensor.saved().filter(|(name, _)| !is_code(name));
-    let mut all: Vec<_> = saved.map(|(name, _)| of(name, None)).collect();
-    all.extend(decoded.into_iter().map(|(name, made)| of(name, Some(made))));
-    all
+    let mut states: Vec<_> = saved.map(|(name, _)| state(name, None)).collect();
+    states.extend(decoded.into_iter().map(|(name, made)| state(name, Some(made))));
+    states
 }
 
 impl Numbers<'_> {
@@ -32,8 +32,10 @@ impl Numbers<'_> {
 
     /// Saved states that are read.
     pub fn sources(&self) -> Vec<&str> {
-        let of = |made: &Conversion| made.from.iter().map(|state| state.name).collect();
-        self.made.as_ref().map_or(vec![self.name.as_str()], of)
+        match &self.made {
+            Some(made) => made.from.iter().map(|state| state.name).collect(),
+            None => vec![self.name.as_str()],
+        }
     }
 
     /// Shape [rows, cols].

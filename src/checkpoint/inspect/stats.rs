@@ -60,18 +60,18 @@ impl Default for Stats {
 
 impl Stats {
     /// Reads a state once, a few MiB at a time, and verifies every byte.
-    pub fn of(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
+    pub fn read(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> anyhow::Result<Stats> {
         let mut stats = Stats::default();
         let mut sums = Sums::default();
         let dtype = tensor.state(state)?.dtype;
         let model = tensor.states.get(MODEL).filter(|_| state == MASTER).map(|model| model.dtype);
         checkpoint.blocks(tensor, state, &mut |first, bytes| {
-            let digest = Digest::of_values(first as u64, dtype, bytes);
+            let digest = Digest::from_values(first as u64, dtype, bytes);
             stats.digest = stats.digest.and(digest);
             let values = dtype.widen(bytes);
             let rounded = match model.and_then(|model| Some((model, model.halves(&values)?))) {
                 Some((model, bits)) => {
-                    Digest::of_values(first as u64, model, bytemuck::cast_slice(&bits))
+                    Digest::from_values(first as u64, model, bytemuck::cast_slice(&bits))
                 }
                 None => digest,
             };
@@ -83,7 +83,7 @@ impl Stats {
     }
 
     /// Statistics of decoded numbers. They have no digest.
-    pub fn made(numbers: &Numbers) -> anyhow::Result<Stats> {
+    pub fn from_numbers(numbers: &Numbers) -> anyhow::Result<Stats> {
         let (mut stats, mut sums) = (Stats::default(), Sums::default());
         let mut buffer = Buffer::default();
         for rows in numbers.blocks()? {

@@ -55,7 +55,7 @@ const CREDENTIALS: [&str; 4] = [
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 ];
 
-pub struct Bucket {
+pub struct BucketStore {
     url: String,
     prefix: Path,
     store: AmazonS3,
@@ -65,9 +65,9 @@ pub struct Bucket {
     runtime: Runtime,
 }
 
-impl Bucket {
+impl BucketStore {
     /// Opens `BUCKET/PREFIX`.
-    pub fn open(path: &str, settings: &Settings) -> Result<Bucket> {
+    pub fn open(path: &str, settings: &Settings) -> Result<BucketStore> {
         let url = format!("s3://{path}");
         let (bucket, prefix) = path.split_once('/').unwrap_or((path, ""));
         let mistake = |what: String| Problems::one(url.clone(), what, SETTINGS);
@@ -96,7 +96,7 @@ impl Bucket {
         let runtime = runtime.worker_threads(1).thread_name("s3").enable_all().build()?;
         let has_credentials = CREDENTIALS.iter().any(|name| settings.contains_key(*name));
         let stopped = Stopped::default();
-        Ok(Bucket { url, prefix, store, has_credentials, stopped, runtime })
+        Ok(BucketStore { url, prefix, store, has_credentials, stopped, runtime })
     }
 
     fn path(&self, name: &str) -> Path {
@@ -131,9 +131,10 @@ impl Bucket {
 
     fn failed(&self, name: &str, error: &Error) -> anyhow::Error {
         let place = if name.is_empty() { self.url.clone() } else { format!("{}/{name}", self.url) };
-        let hint = match self.has_credentials {
-            true => "",
-            false => "; the environment has no credentials (AWS_ACCESS_KEY_ID)",
+        let hint = if self.has_credentials {
+            ""
+        } else {
+            "; the environment has no credentials (AWS_ACCESS_KEY_ID)"
         };
         anyhow!("{place}: {}{hint}", plain(error))
     }
@@ -172,8 +173,8 @@ impl Bucket {
     }
 }
 
-impl Store for Bucket {
-    fn heed(&mut self, stopped: Stopped) {
+impl Store for BucketStore {
+    fn set_stop_flag(&mut self, stopped: Stopped) {
         self.stopped = stopped;
     }
 
@@ -238,7 +239,7 @@ impl Store for Bucket {
         self.ask(&from, self.store.delete(&self.path(&from)))
     }
 
-    fn fresh(&self, step: u64) -> String {
+    fn upload_folder(&self, step: u64) -> String {
         folder::name(step)
     }
 

@@ -4,7 +4,7 @@ use super::super::disk::Disk;
 use super::super::folder;
 use super::super::index::{self, Index, Shard};
 use super::super::save;
-use super::stretch::{self, Stretch, Verified};
+use super::digest_range::{self, DigestRange, VerifiedReader};
 use super::{AT_ONCE, Place};
 use anyhow::{Context, Result};
 use base::progress::{Progress, Unit};
@@ -19,7 +19,7 @@ pub struct Fetched {
     /// Bytes that were read; None if the checkpoint existed already.
     pub bytes: Option<u64>,
     /// New name of a different checkpoint that had its name.
-    pub aside: Option<String>,
+    pub set_aside: Option<String>,
 }
 
 impl Place {
@@ -29,30 +29,30 @@ impl Place {
         let (step, text) = self.named_or_newest()?;
         let damaged = || format!("{}/{}/{}", self.url, folder::name(step), index::NAME);
         let index = Index::parse(&text).with_context(damaged)?;
-        let stretches = stretch::of_shards(&index).with_context(damaged)?;
+        let ranges = digest_range::list_ranges(&index).with_context(damaged)?;
         let folder = checkpoints.join(folder::name(step));
         if fs::read(folder.join(index::NAME)).is_ok_and(|own| own == text.as_bytes())
-            && is_whole(&folder, &index, &stretches)
+            && is_whole(&folder, &index, &ranges)
         {
-            return Ok(Fetched { folder, bytes: None, aside: None });
+            return Ok(Fetched { folder, bytes: None, set_aside: None });
         }
         let disk = Disk::default();
-        let fresh = folder::fresh(checkpoints, step);
+        let temporary = folder::temporary_folder(checkpoints, step);
         let bytes = index.shards.iter().map(|shard| shard.bytes).sum::<u64>();
         fs::create_dir_all(checkpoints)
             .with_context(|| format!("cannot create {}", checkpoints.display()))?;
-        save::begin(&disk, &fresh, step, bytes)?;
-        let brought = self.bring(&disk, &fresh, step, &index, &stretches);
+        save::begin(&disk, &temporary, step, bytes)?;
+        let brought = self.bring(&disk, &temporary, step, &index, &ranges);
         let brought = brought.and_then(|()| {
             let aside = folder.exists().then(|| folder::aside(step));
             if let Some(aside) = &aside {
                 disk.rename(&folder, &checkpoints.join(aside))?;
             }
-            save::publish_index(&disk, &fresh, &text, step, false)?;
+            save::publish_index(&disk, &temporary, &text, step, false)?;
             Ok(aside)
         });
-        let aside = brought.inspect_err(|_| save::discard(&disk, &fresh))?;
-        Ok(Fetched { folder, bytes: Some(bytes), aside })
+        let aside = brought.inspect_err(|_| save::discard(&disk, &temporary))?;
+        Ok(Fetched { folder, bytes: Some(bytes), set_aside: aside })
     }
 
     fn named_or_newest(&self) -> Result<(u64, String)> {
@@ -80,35 +80,35 @@ impl Place {
     fn bring(
         &self,
         disk: &Disk,
-        fresh: &Path,
+        temporary: &Path,
         step: u64,
         index: &Index,
-        stretches: &[Vec<Stretch>],
+        ranges: &[Vec<DigestRange>],
     ) -> Result<()> {
         let total = index.shards.iter().map(|shard| shard.bytes).sum();
         let progress = Progress::new("fetching", total, Unit::Bytes);
-        let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
-            let path = fresh.join(&shard.file);
+        let work = |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
+            let path = temporary.join(&shard.file);
             let file = disk.create(&path)?;
-            self.read_verified(&Place::file(step, shard), stretches, &mut |at, bytes| {
+            self.read_verified(&Place::file(step, shard), ranges, &mut |at, bytes| {
                 progress.add(bytes.len() as u64);
                 disk.write_at(&path, &file, bytes, at)
             })?;
             disk.sync(&path, &file)
         };
-        let jobs = index.shards.iter().zip(stretches);
+        let jobs = index.shards.iter().zip(ranges);
         in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)
     }
 }
 
 /// Whether every byte of a checkpoint on this machine matches its index.
-fn is_whole(folder: &Path, index: &Index, stretches: &[Vec<Stretch>]) -> bool {
-    let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
-        let mut file = Verified::open(&folder.join(&shard.file), shard.bytes, stretches)?;
+fn is_whole(folder: &Path, index: &Index, ranges: &[Vec<DigestRange>]) -> bool {
+    let work = |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
+        let mut file = VerifiedReader::open(&folder.join(&shard.file), shard.bytes, ranges)?;
         while !file.next(AT_A_TIME)?.is_empty() {}
         Ok(())
     };
-    let jobs = index.shards.iter().zip(stretches);
+    let jobs = index.shards.iter().zip(ranges);
     in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done).is_ok()
 }
 

@@ -17,12 +17,12 @@
 #[cfg(feature = "object-store")]
 mod bucket;
 mod fetch;
-mod mount;
+mod folder_store;
 mod send;
-mod stretch;
+mod digest_range;
 
 pub use fetch::Fetched;
-pub use send::{Copy, Sent};
+pub use send::{CopyResult, SentFiles};
 
 use super::disk::Disk;
 use super::folder::{self, Keep};
@@ -58,7 +58,7 @@ pub type Stopped = Arc<AtomicBool>;
 /// Storage operations of a place. A file's name is `FOLDER/FILE`, or `FILE`.
 trait Store: Send + Sync {
     /// Sets the flag that makes requests fail soon.
-    fn heed(&mut self, _: Stopped) {}
+    fn set_stop_flag(&mut self, _: Stopped) {}
     /// Names of folders in the place.
     fn folders(&self) -> Result<Vec<String>>;
     /// Files of a folder by name, with their lengths.
@@ -73,7 +73,7 @@ trait Store: Send + Sync {
     /// Invalidates a checkpoint, but keeps its files.
     fn set_aside(&self, step: u64) -> Result<()>;
     /// Folder in which the files of a checkpoint are written until `publish`.
-    fn fresh(&self, step: u64) -> String;
+    fn upload_folder(&self, step: u64) -> String;
     fn begin(&self, step: u64) -> Result<()>;
     /// Called when its index is written.
     fn publish(&self, step: u64) -> Result<()>;
@@ -106,9 +106,11 @@ impl Place {
         };
         let wrong = |what| Problems::one(url, format!("is {what}"), PlaceUrl::REMEDY);
         let store: Box<dyn Store> = match PlaceUrl::read(place).map_err(wrong)? {
-            PlaceUrl::Folder(path) => Box::new(mount::Mount::new(Path::new(path), Arc::default())),
+            PlaceUrl::Folder(path) => {
+                Box::new(folder_store::FolderStore::new(Path::new(path), Arc::default()))
+            }
             #[cfg(feature = "object-store")]
-            PlaceUrl::Bucket(path) => Box::new(bucket::Bucket::open(path, settings)?),
+            PlaceUrl::Bucket(path) => Box::new(bucket::BucketStore::open(path, settings)?),
             #[cfg(not(feature = "object-store"))]
             PlaceUrl::Bucket(_) => {
                 let _ = settings;
@@ -121,12 +123,16 @@ impl Place {
     /// Opens a folder, with system calls that tests can make fail.
     pub fn on(disk: impl Into<Arc<Disk>>, path: &Path) -> Place {
         let url = format!("file://{}", path.display());
-        Place { url, step: None, store: Box::new(mount::Mount::new(path, disk.into())) }
+        Place {
+            url,
+            step: None,
+            store: Box::new(folder_store::FolderStore::new(path, disk.into())),
+        }
     }
 
     /// Sets a flag that makes requests fail soon, even if the store never answers.
     pub fn until(mut self, stopped: Stopped) -> Place {
-        self.store.heed(stopped);
+        self.store.set_stop_flag(stopped);
         self
     }
 

@@ -2,7 +2,7 @@
 
 use super::super::folder;
 use super::super::index::{Index, Shard};
-use super::stretch::{self, Stretch, Verified};
+use super::digest_range::{self, DigestRange, VerifiedReader};
 use super::{AT_ONCE, Place, index_of};
 use anyhow::{Context, Result, bail, ensure};
 use base::in_order;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// Result of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct CopyResult {
     pub step: u64,
     /// Bytes of the checkpoint; None if the copy existed already.
     pub bytes: Option<u64>,
@@ -21,7 +21,7 @@ pub struct Copy {
 
 /// Files of one checkpoint known to be complete in the place. A retry does not send them again.
 #[derive(Default)]
-pub struct Sent(Mutex<BTreeSet<String>>);
+pub struct SentFiles(Mutex<BTreeSet<String>>);
 
 impl Place {
     /// Copies the checkpoint in `from`, replacing any other of the same step. Calls `go_on` before
@@ -29,45 +29,45 @@ impl Place {
     pub fn copy(
         &self,
         from: &Path,
-        sent: &Sent,
+        sent: &SentFiles,
         go_on: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Copy> {
+    ) -> Result<CopyResult> {
         let index = Index::read(from)?;
         let text = fs::read_to_string(from.join(super::index::NAME))
             .with_context(|| format!("cannot read the index of {}", from.display()))?;
         let step = index.progress.step;
         if self.index(step)?.as_ref() == Some(&text) {
-            return Ok(Copy { step, bytes: None });
+            return Ok(CopyResult { step, bytes: None });
         }
         self.store.begin(step)?;
-        let fresh = self.store.fresh(step);
-        let stretches = stretch::of_shards(&index)?;
-        let work = |(): &mut (), (shard, stretches): (&Shard, &Vec<Stretch>)| {
-            let to = format!("{fresh}/{}", shard.file);
-            if sent.0.lock().contains(&to) || self.holds(&to, shard.bytes, stretches)? {
+        let temporary = self.store.upload_folder(step);
+        let ranges = digest_range::list_ranges(&index)?;
+        let work = |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
+            let to = format!("{temporary}/{}", shard.file);
+            if sent.0.lock().contains(&to) || self.holds(&to, shard.bytes, ranges)? {
                 sent.0.lock().insert(to);
                 return Ok(());
             }
             let path = from.join(&shard.file);
-            let mut source = Verified::open(&path, shard.bytes, stretches)?;
+            let mut source = VerifiedReader::open(&path, shard.bytes, ranges)?;
             let proven = self.store.write(&to, shard.bytes, &mut |bytes| {
                 ensure!(go_on(), "the copy was interrupted");
                 source.next(bytes)
             })?;
             if !proven {
-                self.verify(&to, stretches)?;
+                self.verify(&to, ranges)?;
             }
             sent.0.lock().insert(to);
             Ok(())
         };
-        let jobs = index.shards.iter().zip(&stretches);
+        let jobs = index.shards.iter().zip(&ranges);
         in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)?;
         ensure!(go_on(), "the copy was interrupted");
-        self.lists(&fresh, &index.shards).inspect_err(|_| sent.0.lock().clear())?;
-        self.write_small(&index_of(&fresh), text.as_bytes())?;
+        self.lists(&temporary, &index.shards).inspect_err(|_| sent.0.lock().clear())?;
+        self.write_small(&index_of(&temporary), text.as_bytes())?;
         self.store.publish(step)?;
         let bytes = index.shards.iter().map(|shard| shard.bytes).sum::<u64>();
-        Ok(Copy { step, bytes: Some(bytes + text.len() as u64) })
+        Ok(CopyResult { step, bytes: Some(bytes + text.len() as u64) })
     }
 
     /// Fails unless the place lists all files that it was sent.
@@ -80,33 +80,33 @@ impl Place {
     }
 
     /// Whether an earlier process sent a complete file.
-    fn holds(&self, file: &str, bytes: u64, stretches: &[Stretch]) -> Result<bool> {
-        Ok(self.store.bytes(file)? == Some(bytes) && self.verify(file, stretches).is_ok())
+    fn holds(&self, file: &str, bytes: u64, ranges: &[DigestRange]) -> Result<bool> {
+        Ok(self.store.bytes(file)? == Some(bytes) && self.verify(file, ranges).is_ok())
     }
 
     /// Reads a file of the place and verifies it.
-    pub(super) fn verify(&self, file: &str, stretches: &[Stretch]) -> Result<()> {
-        self.read_verified(file, stretches, &mut |_, _| Ok(()))
+    pub(super) fn verify(&self, file: &str, ranges: &[DigestRange]) -> Result<()> {
+        self.read_verified(file, ranges, &mut |_, _| Ok(()))
     }
 
     /// Passes the verified bytes of a file of the place to `put`, each with its offset.
     pub(super) fn read_verified(
         &self,
         file: &str,
-        stretches: &[Stretch],
+        ranges: &[DigestRange],
         put: &mut dyn FnMut(u64, &[u8]) -> Result<()>,
     ) -> Result<()> {
         let name = format!("{}/{file}", self.url);
-        for together in stretches.chunks(STRETCHES) {
+        for together in ranges.chunks(RANGES_AT_ONCE) {
             let (first, last) = (&together[0], &together[together.len() - 1]);
             let at = first.bytes.start;
             let compared = |bytes: &[u8]| {
                 ensure!(bytes.len() as u64 == last.bytes.end - at, "{name}: cut short");
-                let of = |stretch: &Stretch| {
-                    let start = (stretch.bytes.start - at) as usize;
-                    stretch.compare(&name, &bytes[start..start + stretch.len()])
+                let compare = |range: &DigestRange| {
+                    let start = (range.bytes.start - at) as usize;
+                    range.compare(&name, &bytes[start..start + range.len()])
                 };
-                together.iter().try_for_each(of)
+                together.iter().try_for_each(compare)
             };
             let range = at..last.bytes.end;
             let mut bytes = self.store.read(file, range.clone())?;
@@ -125,5 +125,5 @@ impl Place {
     }
 }
 
-/// Stretches per request: up to 16 MiB.
-const STRETCHES: usize = 4;
+/// Ranges per request: up to 16 MiB.
+const RANGES_AT_ONCE: usize = 4;

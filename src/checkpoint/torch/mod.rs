@@ -8,7 +8,7 @@
 //! | `rebuild` | the table of supported names: tensors, sets, numpy's numbers |
 //! | `tree` | the tree, and lookups of keys |
 //! | `tensor` | shapes, strides and types, and the numbers behind them |
-//! | `write` | the way back: the same archive and pickle, written |
+//! | `write` | writes the same archive and pickle |
 //!
 //! Reading executes nothing: a name in a file is text, and an object of an unsupported name is read as
 //! its name and its arguments. Every count has a limit, so that a hostile file costs bounded memory and

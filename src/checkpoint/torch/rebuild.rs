@@ -20,7 +20,7 @@ pub fn call(tree: &Tree, class: Id, args: Id) -> Step<Node> {
             let Node::Global(dtype) = node(*dtype) else {
                 return Err("the type of a tensor is not a name".to_string());
             };
-            tensor(tree, list, Some(Element::of_dtype(dtype)))
+            tensor(tree, list, Some(Element::from_dtype(dtype)))
         }
         (
             "torch._utils._rebuild_parameter" | "torch._utils._rebuild_parameter_with_state",
@@ -64,7 +64,7 @@ pub fn storage(tree: &Tree, id: Id) -> Step<Node> {
             if **kind == *"storage" && key.len() <= 64 && *len >= 0 =>
         {
             let class = class.rsplit('.').next().unwrap_or_default();
-            let element = Element::of_storage(class);
+            let element = Element::from_storage(class);
             Ok(Node::Storage { element, key: key.clone(), len: *len as u64 })
         }
         _ => wrong(),

@@ -30,51 +30,45 @@ pub enum Element {
     Other,
 }
 
+/// Types that are read: the storage's class, the names in `torch`, and the bytes of an element.
+#[rustfmt::skip]
+const ELEMENTS: &[(Element, &str, &[&str], u64)] = &[
+    (Element::F64,     "DoubleStorage",   &["float64", "double"], 8),
+    (Element::F32,     "FloatStorage",    &["float32", "float"],  4),
+    (Element::F16,     "HalfStorage",     &["float16", "half"],   2),
+    (Element::BF16,    "BFloat16Storage", &["bfloat16"],          2),
+    (Element::I64,     "LongStorage",     &["int64", "long"],     8),
+    (Element::I32,     "IntStorage",      &["int32", "int"],      4),
+    (Element::I16,     "ShortStorage",    &["int16", "short"],    2),
+    (Element::I8,      "CharStorage",     &["int8"],              1),
+    (Element::U8,      "ByteStorage",     &["uint8"],             1),
+    (Element::Bool,    "BoolStorage",     &["bool"],              1),
+    (Element::Untyped, "UntypedStorage",  &[],                    1),
+];
+
 impl Element {
     /// The type of a storage class such as `FloatStorage`.
-    pub(super) fn of_storage(class: &str) -> Element {
-        match class {
-            "DoubleStorage" => Element::F64,
-            "FloatStorage" => Element::F32,
-            "HalfStorage" => Element::F16,
-            "BFloat16Storage" => Element::BF16,
-            "LongStorage" => Element::I64,
-            "IntStorage" => Element::I32,
-            "ShortStorage" => Element::I16,
-            "CharStorage" => Element::I8,
-            "ByteStorage" => Element::U8,
-            "BoolStorage" => Element::Bool,
-            "UntypedStorage" => Element::Untyped,
-            _ => Element::Other,
-        }
+    pub(super) fn from_storage(class: &str) -> Element {
+        let row = ELEMENTS.iter().find(|(_, storage, ..)| *storage == class);
+        row.map_or(Element::Other, |(element, ..)| *element)
     }
 
     /// The type of a name such as `torch.float32`.
-    pub fn of_dtype(name: &str) -> Element {
-        match name.strip_prefix("torch.").unwrap_or(name) {
-            "float64" | "double" => Element::F64,
-            "float32" | "float" => Element::F32,
-            "float16" | "half" => Element::F16,
-            "bfloat16" => Element::BF16,
-            "int64" | "long" => Element::I64,
-            "int32" | "int" => Element::I32,
-            "int16" | "short" => Element::I16,
-            "int8" => Element::I8,
-            "uint8" => Element::U8,
-            "bool" => Element::Bool,
-            _ => Element::Other,
-        }
+    pub fn from_dtype(name: &str) -> Element {
+        let name = name.strip_prefix("torch.").unwrap_or(name);
+        let row = ELEMENTS.iter().find(|(_, _, names, _)| names.contains(&name));
+        row.map_or(Element::Other, |(element, ..)| *element)
     }
 
-    /// Bytes of one; None where it is not known.
+    /// Name of the storage class, and of the type in `torch`; None if it has none.
+    pub(super) fn names(self) -> Option<(&'static str, &'static str)> {
+        let (_, storage, names, _) = ELEMENTS.iter().find(|(element, ..)| *element == self)?;
+        Some((storage, names.first()?))
+    }
+
+    /// Bytes of an element; None if they are not known.
     pub fn size(self) -> Option<u64> {
-        Some(match self {
-            Element::F64 | Element::I64 => 8,
-            Element::F32 | Element::I32 => 4,
-            Element::F16 | Element::BF16 | Element::I16 => 2,
-            Element::I8 | Element::U8 | Element::Bool | Element::Untyped => 1,
-            Element::Other => return None,
-        })
+        ELEMENTS.iter().find(|(element, ..)| *element == self).map(|(.., size)| *size)
     }
 }
 

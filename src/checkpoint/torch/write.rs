@@ -70,19 +70,6 @@ impl From<bool> for Out {
     }
 }
 
-impl Element {
-    /// Name of the storage class, and of the type in `torch`; None of those that are not written.
-    fn names(self) -> Option<(&'static str, &'static str)> {
-        Some(match self {
-            Element::F32 => ("FloatStorage", "float32"),
-            Element::F16 => ("HalfStorage", "float16"),
-            Element::BF16 => ("BFloat16Storage", "bfloat16"),
-            Element::I64 => ("LongStorage", "int64"),
-            _ => return None,
-        })
-    }
-}
-
 /// A file, of which the pickle is written and the storages follow.
 pub struct TorchWriter {
     path: PathBuf,

@@ -58,7 +58,6 @@ pub fn run(
         return Err(Problems::one(from.display().to_string(), what, remedy).into());
     }
     let choices = Choices {
-        format: options.format,
         replicated: options.replicated.unwrap_or_default(),
         mask_padding: options.mask_padding,
         sets: sets.to_vec(),

@@ -6,9 +6,9 @@ use crate::new_checkpoint::{whole_share, write};
 use anyhow::Context;
 use base::output::Existing;
 use base::{Bytes, Count, Problems};
-use checkpoint::aside::{self, Kind};
+use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::disk::Disk;
-use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept, Request};
+use checkpoint::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
 use data::indexed::index_path;
 use engine::{MASTER, MODEL, Scale, StateSpec, model_dtype, rule, saved_shape};
@@ -21,7 +21,7 @@ use train::{last_checkpoint, resume, saving};
 
 /// Result of an import: the checkpoint that was found, and the one that was written.
 pub struct ImportedRun {
-    pub found: Found,
+    pub found: RunDescription,
     /// Parameters, and host memory for the largest one; None while a setting is missing.
     pub size: Option<(u64, Bytes)>,
     /// Written checkpoint; None in a dry run.
@@ -33,7 +33,8 @@ pub struct ImportedRun {
 impl ImportedRun {
     /// Prints the result. `output` is the folder of the new run; without it the settings are listed.
     pub fn say(&self, output: Option<&Path>) {
-        let Found { trainer, folder, step, samples, tokens, grid, updates, .. } = &self.found;
+        let RunDescription { trainer, folder, step, samples, tokens, grid, updates, .. } =
+            &self.found;
         let [tensor, pipeline, data] = grid;
         base::say!("{folder}: {trainer}");
         match self.size {
@@ -77,8 +78,8 @@ impl ImportedRun {
         for row in &self.found.wanted {
             base::say!("  {}: not in the files, --set it ({})", row.key, row.why);
         }
-        if !self.found.aside.is_empty() {
-            base::say!("ignored: {}", self.found.aside.join(", "));
+        if !self.found.ignored.is_empty() {
+            base::say!("ignored: {}", self.found.ignored.join(", "));
         }
     }
 
@@ -97,7 +98,7 @@ impl ImportedRun {
             "step": found.step, "samples": self.size.map(|_| found.samples),
             "tokens": self.size.map(|_| found.tokens), "grid": found.grid,
             "updates": found.updates, "parameters": self.size.map(|(parameters, _)| parameters),
-            "settings": settings, "wanted": wanted, "left_aside": found.aside,
+            "settings": settings, "wanted": wanted, "left_aside": found.ignored,
             "notes": self.notes().collect::<Vec<_>>(),
             "manifest": output.map(|output| output.join(manifest::IN_FOLDER)),
         })
@@ -113,35 +114,35 @@ pub fn import_run(
     choices: &Choices,
 ) -> anyhow::Result<ImportedRun> {
     if let Some((to, existing)) = to {
-        aside::vacant(to, Kind::Run, existing)?;
+        atomic_folder::check_vacant(to, FolderKind::Run, existing)?;
     }
     let mut foreign = foreign::open(from, format, choices)?;
-    if !foreign.found().wanted.is_empty() {
+    if !foreign.description().wanted.is_empty() {
         if to.is_some() {
-            return Err(wanted(foreign.found()).into());
+            return Err(wanted(foreign.description()).into());
         }
-        let (found, remarks) = (foreign.found().clone(), Vec::new());
+        let (found, remarks) = (foreign.description().clone(), Vec::new());
         return Ok(ImportedRun { found, size: None, checkpoint: None, remarks });
     }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
-    let (text, loaded) = new_manifest(foreign.found(), &run, &choices.sets)?;
+    let (text, loaded) = new_manifest(foreign.description(), &run, &choices.sets)?;
     let m = &loaded.manifest;
     adamw(m)?;
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
     let params: Vec<&Param> = layout.params().collect();
     foreign.check(&m.model, &params)?;
     let largest = params.iter().map(|param| param.numel()).max().unwrap_or(0);
-    let done = |found: &Found, checkpoint, remarks| ImportedRun {
+    let done = |found: &RunDescription, checkpoint, remarks| ImportedRun {
         found: found.clone(),
         // The parameter in f32 and its share of one rank, or the parameter in 16 bits.
         size: Some((model::parameters(&m.model), Bytes(8 * largest as u64))),
         checkpoint,
         remarks,
     };
-    let Some((to, existing)) = to else { return Ok(done(foreign.found(), None, Vec::new())) };
-    let state = state(foreign.found(), &loaded)?;
-    aside::write_folder(to, Kind::Run, existing, |staging| {
+    let Some((to, existing)) = to else { return Ok(done(foreign.description(), None, Vec::new())) };
+    let state = state(foreign.description(), &loaded)?;
+    atomic_folder::write(to, FolderKind::Run, existing, |staging| {
         let path = staging.join(manifest::IN_FOLDER);
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
         save(m, &staging.join("checkpoints"), &params, &mut *foreign, &state)?;
@@ -149,7 +150,7 @@ pub fn import_run(
     })?;
     let checkpoint = run.join("checkpoints").join(checkpoint::name(state.progress.step));
     let remarks = foreign.remarks();
-    Ok(done(foreign.found(), Some(checkpoint), remarks))
+    Ok(done(foreign.description(), Some(checkpoint), remarks))
 }
 
 /// Manifest of the run that a folder would become, for its plan. Missing settings get example values,
@@ -167,7 +168,7 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     }
     let choices = Choices { sets: sets.to_vec(), ..Choices::default() };
     let foreign = foreign::open(from, format, &choices)?;
-    let mut found = foreign.found().clone();
+    let mut found = foreign.description().clone();
     let (examples, missing): (Vec<_>, Vec<_>) = found
         .wanted
         .drain(..)
@@ -183,7 +184,7 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
 }
 
 /// An error that lists the settings that the folder does not have.
-fn wanted(found: &Found) -> Problems {
+fn wanted(found: &RunDescription) -> Problems {
     let mut problems = Problems::default();
     for row in &found.wanted {
         let what = format!("has no {}: {}", row.key, row.why);
@@ -195,7 +196,11 @@ fn wanted(found: &Found) -> Problems {
 
 /// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
 /// line.
-fn new_manifest(found: &Found, run: &Path, sets: &[String]) -> anyhow::Result<(String, Loaded)> {
+fn new_manifest(
+    found: &RunDescription,
+    run: &Path,
+    sets: &[String],
+) -> anyhow::Result<(String, Loaded)> {
     let from = one_line(&found.folder);
     let text = format!(
         "\
@@ -235,12 +240,12 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
 }
 
 /// State of the run after the imported step.
-fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
+fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
     let m = &loaded.manifest;
     let exist = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
     let data = if exist { resume::data_ids(m)? } else { Vec::new() };
     let mut state = saving::initial_state(loaded, data);
-    let Found { step, samples, tokens, updates, lr, .. } = *found;
+    let RunDescription { step, samples, tokens, updates, lr, .. } = *found;
     state.progress = Progress { step, consumed_samples: samples };
     state.consumed_tokens = tokens;
     state.next_batch = m.batch.ramp().batch_at(samples) as u64;
@@ -285,9 +290,9 @@ fn save(
         for (number, param) in params.iter().enumerate() {
             let shape = saved_shape(param, m.model.vocab);
             // A run from step 0 starts with moments of its own.
-            let states = if state.is_import() { &[Kept::Master][..] } else { &Kept::ALL };
+            let states = if state.is_import() { &[AdamState::Master][..] } else { &AdamState::ALL };
             for kept in states.iter().copied() {
-                let request = Request { model: &m.model, param, shape: &shape, kept };
+                let request = Request { model: &m.model, param, shape: &shape, state: kept };
                 let values = foreign.read(request)?;
                 check_finite(&values, param, kept)?;
                 let whole = WholeState { number, param, shape: &shape, values: &values, kept };
@@ -298,7 +303,7 @@ fn save(
     })
 }
 
-fn check_finite(values: &[f32], param: &Param, kept: Kept) -> Result<(), Problems> {
+fn check_finite(values: &[f32], param: &Param, kept: AdamState) -> Result<(), Problems> {
     let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
     let what = format!("the {} holds a number that is not finite, number {at}", kept.name());
     Err(Problems::one(param.name.clone(), what, "import an earlier step"))
@@ -310,7 +315,7 @@ struct WholeState<'a> {
     param: &'a Param,
     shape: &'a [usize],
     values: &'a [f32],
-    kept: Kept,
+    kept: AdamState,
 }
 
 impl WholeState<'_> {
@@ -324,9 +329,9 @@ impl WholeState<'_> {
     ) -> anyhow::Result<WrittenPart> {
         let WholeState { number, param, shape, values, kept } = *self;
         let (rounded, wanted): (_, &[&str]) = match kept {
-            Kept::Master => (model_dtype(m.precision).halves(values), &[MASTER, MODEL]),
-            Kept::FirstMoment => (None, &["first_moment"]),
-            Kept::SecondMoment => (None, &["second_moment"]),
+            AdamState::Master => (model_dtype(m.precision).halves(values), &[MASTER, MODEL]),
+            AdamState::FirstMoment => (None, &["first_moment"]),
+            AdamState::SecondMoment => (None, &["second_moment"]),
         };
         let states = rule(m).states(&param.spec).into_iter();
         let share = |spec: StateSpec| {

@@ -8,7 +8,7 @@ use anyhow::Context;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
 use base::{DType, Problems};
-use checkpoint::aside::{self, Kind};
+use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use checkpoint::{self, DataId};
 use engine::{model_dtype, saved_shape};
@@ -96,7 +96,7 @@ pub fn import_run(
     existing: Existing,
     reference: Option<&Path>,
 ) -> anyhow::Result<Imported> {
-    aside::vacant(to, Kind::Run, existing)?;
+    atomic_folder::check_vacant(to, FolderKind::Run, existing)?;
     let source = Source::open(from, read_config(from)?)?;
     let run = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
     let name = run.join(manifest::IN_FOLDER).display().to_string();
@@ -107,7 +107,7 @@ pub fn import_run(
         return Err(Problems::one("--set", what, "leave log.folder out").into());
     }
     same_model(&source.config.model, &loaded.manifest.model, from)?;
-    aside::write_folder(to, Kind::Run, existing, |staging| {
+    atomic_folder::write(to, FolderKind::Run, existing, |staging| {
         let write = |path: &Path, text: &str| {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
         };

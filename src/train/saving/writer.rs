@@ -4,7 +4,7 @@ use super::super::mirror::MirrorQueue;
 use super::retry;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
-use checkpoint::{Found, Keep, Snapshot, State, WrittenPart};
+use checkpoint::{CheckpointFolder, Keep, Snapshot, State, WrittenPart};
 use launch::storage::Storage;
 use manifest::Manifest;
 use std::path::PathBuf;
@@ -89,7 +89,7 @@ pub fn start(
                 let step = save.state.progress.step;
                 let published = save.run(&disk, &storage, keep);
                 if let (Some(mirror), Ok(Published { folder, .. })) = (mirror, &published) {
-                    mirror.push(Found { step, folder: folder.clone() });
+                    mirror.push(CheckpointFolder { step, folder: folder.clone() });
                 }
                 Done::Published(published)
             }

@@ -30,17 +30,15 @@ impl Arguments<'_> {
         let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
         settings.set("model.hidden", hidden, "hidden_size");
         settings.set("model.heads", heads, "num_attention_heads");
-        if let Some(dim) = self.get("kv_channels").map(|v| v.count()).transpose()?
+        if let Some(dim) = self.optional_count("kv_channels")?
             && dim * heads != hidden
         {
             settings.set("model.head_dim", dim, "kv_channels");
         }
-        if let Some(width) = self.get("ffn_hidden_size").map(|v| v.count()).transpose()? {
-            settings.set("model.ffn_hidden", width, "ffn_hidden_size");
-        }
+        self.set_counts(settings, &[("model.ffn_hidden", "ffn_hidden_size")])?;
         let seq_len = self.count("seq_length")?;
         settings.set("model.seq_len", seq_len, "seq_length");
-        let rows = self.get("max_position_embeddings").map(|rows| rows.count()).transpose()?;
+        let rows = self.optional_count("max_position_embeddings")?;
         if let Some(rows) = rows.filter(|rows| name == "learned" && *rows != seq_len) {
             settings.set("model.positions", rows, "max_position_embeddings");
         }
@@ -51,19 +49,14 @@ impl Arguments<'_> {
         self.parts(family, settings)?;
         let norm = self.is_set("embed_layernorm");
         settings.set("model.embedding_layernorm", norm, "embed_layernorm");
-        for name in ["layernorm_epsilon", "norm_epsilon"] {
-            if let Some(eps) = self.float(name)? {
-                settings.set("model.layernorm_eps", number(eps), name);
-            }
-        }
+        let eps = ["layernorm_epsilon", "norm_epsilon"].map(|name| ("model.layernorm_eps", name));
+        self.set_numbers(settings, &eps)?;
         let exact = !self.is_set("bias_gelu_fusion") && !self.is_set("openai_gelu");
         let gelu = if exact { "exact" } else { "tanh" };
         if !self.is_set("swiglu") {
             settings.set("model.gelu", gelu, "bias_gelu_fusion, openai_gelu");
         }
-        if let Some(std) = self.float("init_method_std")? {
-            settings.set("model.init.std", number(std), "init_method_std");
-        }
+        self.set_numbers(settings, &[("model.init.std", "init_method_std")])?;
         self.dropout(settings, notes)?;
         if self.is_set("apply_query_key_layer_scaling") {
             notes.push(

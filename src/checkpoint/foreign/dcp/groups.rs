@@ -5,17 +5,17 @@ use super::metadata::Metadata;
 use anyhow::Context;
 use std::collections::BTreeMap;
 
-/// Names of the numbers of every parameter's group, without the number's own.
-pub struct Groups {
-    /// Before a parameter's name.
+/// Locations of the numbers of each parameter's group.
+pub struct NumberGroups {
+    /// Prefix of a parameter's name.
     before: String,
-    /// Number of the group of each parameter, if the groups are a list.
+    /// Index of each parameter's group, if the groups are a list.
     listed: BTreeMap<String, usize>,
 }
 
-impl Groups {
+impl NumberGroups {
     /// `optimizer` comes before the optimizer's names.
-    pub fn find(meta: &Metadata, optimizer: &str) -> anyhow::Result<Groups> {
+    pub fn find(meta: &Metadata, optimizer: &str) -> anyhow::Result<NumberGroups> {
         let before = format!("{optimizer}param_groups.");
         let mut listed = BTreeMap::new();
         for number in 0.. {
@@ -24,18 +24,18 @@ impl Groups {
                 listed.insert(name.str()?.to_string(), number);
             }
         }
-        Ok(Groups { before, listed })
+        Ok(NumberGroups { before, listed })
     }
 
     /// AdamW's numbers of a parameter; None if the checkpoint has none.
-    pub fn read(&self, meta: &Metadata, name: &str) -> anyhow::Result<Option<Group>> {
+    pub fn read(&self, meta: &Metadata, name: &str) -> anyhow::Result<Option<AdamWNumbers>> {
         let group = self.listed.get(name).map_or(name.to_string(), ToString::to_string);
-        Group::read(meta, &format!("{}{group}", self.before))
+        AdamWNumbers::read(meta, &format!("{}{group}", self.before))
     }
 }
 
 /// AdamW's numbers of a parameter.
-pub struct Group {
+pub struct AdamWNumbers {
     pub lr: f64,
     pub initial_lr: Option<f64>,
     pub betas: [f64; 2],
@@ -43,8 +43,8 @@ pub struct Group {
     pub weight_decay: f64,
 }
 
-impl Group {
-    fn read(meta: &Metadata, before: &str) -> anyhow::Result<Option<Group>> {
+impl AdamWNumbers {
+    fn read(meta: &Metadata, before: &str) -> anyhow::Result<Option<AdamWNumbers>> {
         let key = |what: &str| format!("{before}.{what}");
         let object = |what: &str| meta.object(&key(what));
         let float = |what: &str| -> anyhow::Result<Option<f64>> {
@@ -75,7 +75,7 @@ impl Group {
         let betas = [scalar(&betas, first)?, scalar(&betas, second)?];
         let need =
             |what: &str| float(what)?.ok_or_else(|| meta.problem(format!("has no {}", key(what))));
-        Ok(Some(Group {
+        Ok(Some(AdamWNumbers {
             lr,
             initial_lr: float("initial_lr")?,
             betas,
@@ -84,8 +84,8 @@ impl Group {
         }))
     }
 
-    /// Whether gptrain can have both; of a `free` parameter the decay is not compared.
-    pub fn same(&self, other: &Group, free: bool) -> bool {
+    /// Whether gptrain can express both. The decay of a `free` parameter is not compared.
+    pub fn same(&self, other: &AdamWNumbers, free: bool) -> bool {
         self.lr == other.lr
             && self.betas == other.betas
             && self.eps == other.eps
@@ -93,9 +93,9 @@ impl Group {
     }
 }
 
-impl std::fmt::Display for Group {
+impl std::fmt::Display for AdamWNumbers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Group { lr, betas: [first, second], eps, weight_decay, .. } = self;
+        let AdamWNumbers { lr, betas: [first, second], eps, weight_decay, .. } = self;
         write!(f, "lr {lr}, betas {first} {second}, eps {eps}, weight_decay {weight_decay}")
     }
 }

@@ -2,6 +2,9 @@
 //! files they are in. Each item is an archive of torch.save of its own.
 
 use super::super::super::torch::{Tensor, TorchFile, Tree, Value, pickled};
+use super::super::COPY_AGAIN;
+use super::super::compare::{Comparison, like};
+use crate::tensor_part::TensorPart;
 use anyhow::Context;
 use base::{Problems, input};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,8 +16,6 @@ use std::sync::Arc;
 const MAX_BYTES: u64 = 256 << 20;
 /// Rectangles of a tensor that are compared pair by pair, at most.
 const MAX_PAIRED: usize = 1 << 13;
-/// The remedy for a folder that was not copied whole.
-const COPY_AGAIN: &str = "copy the folder of the step whole";
 
 /// A checkpoint's tensors and objects by their names.
 pub struct Metadata {
@@ -29,6 +30,14 @@ pub struct Metadata {
 pub struct Entry {
     pub shape: Vec<usize>,
     chunks: Vec<Chunk>,
+}
+
+/// A tensor that holds a parameter, or some of its rows.
+pub struct StoredPart {
+    pub name: String,
+    /// The parameter's layer, if the tensor has all layers on a leading axis.
+    pub layer: Option<usize>,
+    pub cut: TensorPart,
 }
 
 /// A rectangle of a tensor.
@@ -97,8 +106,7 @@ impl Metadata {
             if let Some(how) = info.some("transform_descriptors") {
                 let what = format!("{name} is transformed ({how}): compressed items are not read");
                 let remedy = "save once without compression (FileSystemWriter without _extensions)";
-                let place = self.dir.join(".metadata").display().to_string();
-                return Err(Problems::one(place, what, remedy).into());
+                return Err(Problems::one(self.place(), what, remedy).into());
             }
             let file = info.need("relative_path")?.str()?.to_string();
             if file.is_empty() || file.contains(['/', '\\', '\0']) || file.starts_with("..") {
@@ -149,8 +157,8 @@ impl Metadata {
         self.files.keys().filter_map(rank).collect::<BTreeSet<_>>().len().max(1)
     }
 
-    /// Whether the rectangles of a tensor cover it once; what is wrong, else.
-    pub fn tiles(&self, name: &str) -> Result<(), String> {
+    /// Checks that the rectangles of a tensor cover it exactly once.
+    fn tiles(&self, name: &str) -> Result<(), String> {
         let entry = &self.tensors[name];
         let mut covered = 0usize;
         for chunk in &entry.chunks {
@@ -174,6 +182,37 @@ impl Metadata {
             all if all == covered => Ok(()),
             all => Err(format!("its parts have {covered} of {all} elements")),
         }
+    }
+
+    /// Compares a tensor of the model with its expected shape, whose source is `said`.
+    pub fn compare(&self, name: &str, expected: &[usize], said: &str, compared: &mut Comparison) {
+        let entry = self.tensors.get(name);
+        if !entry.is_some_and(|entry| entry.is_of(expected)) {
+            compared.shape(name, entry.map(|entry| &entry.shape[..]), expected, said);
+            return;
+        }
+        compared.mark(name);
+        if let Err(what) = self.tiles(name) {
+            compared.add(format!("{name}: {what}"));
+        }
+    }
+
+    /// Assembles a parameter of `shape` from its parts. `key` turns a part's name into that of the wanted
+    /// state.
+    pub fn assemble(
+        &self,
+        parts: &[StoredPart],
+        shape: &[usize],
+        key: impl Fn(&str) -> String,
+    ) -> anyhow::Result<Vec<f32>> {
+        let width = shape.get(1).copied().unwrap_or(1);
+        let mut ours = vec![0.0; shape.iter().product()];
+        for StoredPart { name, layer, cut } in parts {
+            let theirs = like(shape, cut.shape());
+            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
+            self.each_rectangle(&key(name), *layer, &theirs, put)?;
+        }
+        Ok(ours)
     }
 
     /// Calls `each` with the rectangles of a tensor of `shape`: first row and column, rows and columns,
@@ -248,20 +287,25 @@ impl Metadata {
         TorchFile::within(Arc::new(file), format!("{place}, {name}"), item.at, item.len)
     }
 
+    /// Name of the table in messages.
+    pub fn place(&self) -> String {
+        self.dir.join(".metadata").display().to_string()
+    }
+
     /// An error about the table.
     pub fn problem(&self, what: String) -> anyhow::Error {
-        Problems::one(self.dir.join(".metadata").display().to_string(), what, COPY_AGAIN).into()
+        Problems::one(self.place(), what, COPY_AGAIN).into()
     }
 }
 
 impl Entry {
-    /// Whether it is a tensor of `whole`, in rectangles or, `flat`, in pieces of ranks' shares.
+    /// Whether it is a tensor of shape `whole`: in rectangles, or in flat pieces of ranks' shares.
     pub fn is_of(&self, whole: &[usize]) -> bool {
         self.shape == whole || self.share(whole, 0).is_some()
     }
 
-    /// Shape of a rank's share of the tensor `whole`, without its first `lead` axes, if the entry is of
-    /// pieces of such shares: its axes count the shares, and the last one a share's elements.
+    /// Shape of a rank's share of a tensor of shape `whole`, without its first `lead` axes, if the entry
+    /// has flat pieces of such shares: its axes count the shares, the last one a share's elements.
     fn share(&self, whole: &[usize], lead: usize) -> Option<Vec<usize>> {
         let (elements, counts) = self.shape.split_last()?;
         let counts = counts.get(lead..).filter(|counts| counts.len() == whole.len())?;
@@ -274,7 +318,7 @@ impl Entry {
 }
 
 impl Chunk {
-    /// Calls `each` with the rectangles that a piece of a rank's share is: rows, and parts of rows.
+    /// Calls `each` with the rectangles of a flat piece of a rank's share: rows, and parts of rows.
     fn unfold(
         &self,
         share: &[usize],
@@ -343,12 +387,12 @@ fn overlaps(chunks: &[&Chunk]) -> Result<(), String> {
     Ok(())
 }
 
-/// Rows and columns of offsets or sizes; `one` is the value of an axis that is not there.
-fn matrix(of: &[usize], one: usize) -> [usize; 2] {
-    [0, 1].map(|axis| of.get(axis).copied().unwrap_or(one))
+/// Rows and columns of offsets or sizes; `default` is the value of a missing axis.
+fn matrix(axes: &[usize], default: usize) -> [usize; 2] {
+    [0, 1].map(|axis| axes.get(axis).copied().unwrap_or(default))
 }
 
-/// Elements of a shape; more than there can be, if it overflows.
+/// Elements of a shape; `usize::MAX` if they overflow.
 fn volume(sizes: &[usize]) -> usize {
     sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
 }

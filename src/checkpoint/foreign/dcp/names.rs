@@ -1,11 +1,14 @@
 //! Trainers' names of a Llama's tensors, and the rows of ours that each holds.
 
-use super::super::cut::{Cut, Pairs, gates_values, queries_keys_values};
-use super::super::layer_of;
+use super::super::Choices;
+use super::super::settings::Wanted;
+use super::{DcpRun, olmo, titan};
+use crate::tensor_part::{Pairs, TensorPart, gates_values, layer_of, queries_keys_values};
 use base::Heads;
 use model::{Param, Weight};
+use std::path::Path;
 
-/// A parameter; the names of its tensors, without the block's number and `.weight`; those that replaced them.
+/// A parameter, its tensors' names without block number and `.weight`, and newer names of the same.
 type Row = (Weight, &'static [&'static str], &'static [&'static str]);
 
 /// A trainer's names.
@@ -22,6 +25,12 @@ pub struct Names {
     pub prefixed: bool,
     /// Parts of the checkpoint that are not the model.
     pub others: &'static [&'static str],
+    /// Order of the columns of a head.
+    pub pairs: Pairs,
+    /// Reads step, settings and notes, in the folder of a step.
+    pub describe: fn(&mut DcpRun, &Path, &Choices) -> anyhow::Result<()>,
+    /// Settings that the files may lack.
+    pub wanted: &'static [Wanted],
 }
 
 #[rustfmt::skip]
@@ -46,6 +55,9 @@ pub static TITAN: Names = {
         optimizer: "optimizer.",
         prefixed: true,
         others: &["optimizer.", "lr_scheduler.", "train_state.", "dataloader."],
+        pairs: Pairs::Neighbours,
+        describe: titan::describe,
+        wanted: titan::WANTED,
     }
 };
 
@@ -72,6 +84,9 @@ pub static OLMO: Names = {
         optimizer: "optim.",
         prefixed: false,
         others: &["optim."],
+        pairs: Pairs::Halves,
+        describe: olmo::describe,
+        wanted: olmo::WANTED,
     }
 };
 
@@ -80,7 +95,7 @@ impl Names {
         self.rows.iter().find(|(row, ..)| *row == weight)
     }
 
-    /// Tensors that a parameter is made of, under the names that `has` finds; none if the trainer's Llama
+    /// Tensors that make up a parameter, under the names that `has` finds; none if the trainer's Llama
     /// has no such parameter.
     pub fn tensors_of(
         &self,
@@ -88,7 +103,7 @@ impl Names {
         shape: &[usize],
         (heads, pairs): (Heads, Pairs),
         has: &dyn Fn(&str) -> bool,
-    ) -> Vec<(String, Cut)> {
+    ) -> Vec<(String, TensorPart)> {
         let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
         let parts = match param.spec.weight {
             Weight::QkvW => queries_keys_values(heads, pairs).to_vec(),
@@ -101,7 +116,7 @@ impl Names {
         let Some((_, first, later)) = self.row(param.spec.weight) else { return Vec::new() };
         let newer = later.first().is_some_and(|name| has(&full(name)));
         let names = if newer { later } else { first };
-        let cuts = parts.into_iter().map(|rows| Cut::of_rows(rows, cols));
+        let cuts = parts.into_iter().map(|rows| TensorPart::from_rows(rows, cols));
         names.iter().map(full).zip(cuts).collect()
     }
 
@@ -111,7 +126,7 @@ impl Names {
         names.filter_map(number).max().map_or(0, |last: usize| last.saturating_add(1))
     }
 
-    /// Names that tensor `part` of a parameter may have; of a block's parameter, that of the first block.
+    /// Possible names of tensor `part` of a parameter, in the first block if it belongs to a block.
     pub fn all(&self, weight: Weight, part: usize) -> Vec<String> {
         use Weight::{HeadW, LnfScale, TokenEmbed};
         let outside = matches!(weight, TokenEmbed | LnfScale | HeadW);

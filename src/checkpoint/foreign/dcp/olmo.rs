@@ -3,16 +3,16 @@
 
 use super::super::super::torch::TorchFile;
 use super::super::Choices;
-use super::super::cut::Pairs;
 use super::super::settings::{Settings, Wanted, asked, number};
-use super::Folder;
+use super::DcpRun;
+use crate::tensor_part::Pairs;
 use anyhow::Context;
 use base::{Problems, input};
 use serde_json::Value as Json;
 use std::path::Path;
 
 /// Settings that `config.json` may lack, OLMo-core's names of them, and examples.
-const WANTED: &[Wanted] = &[
+pub const WANTED: &[Wanted] = &[
     Wanted { key: "model.heads", why: "attention heads, n_heads", example: "16" },
     Wanted { key: "model.seq_len", why: "train_module.max_sequence_length", example: "4096" },
     Wanted { key: "model.position.rope.theta", why: "rope.theta", example: "500000" },
@@ -23,7 +23,7 @@ const WANTED: &[Wanted] = &[
     Wanted { key: "data.train", why: "the datasets: see docs/data.md", example: "corpus" },
 ];
 
-/// The part of a block that mixes positions, by its name and the former one.
+/// Names of the part of a block that mixes positions: the current one, the former one.
 const MIXER: [&str; 2] = ["sequence_mixer", "attention"];
 
 /// Options of a model that gptrain would compute otherwise: place in `config.json`, the only value that
@@ -65,7 +65,7 @@ impl Config {
         Ok(Config { json, place })
     }
 
-    /// The value at a path; None of null. MIXER is any of its names.
+    /// Value at a path; None if it is null. MIXER means each of `MIXER`.
     fn get(&self, path: &str) -> Option<&Json> {
         let names = MIXER.iter().map(|name| path.replace("MIXER", name));
         let found = names.filter_map(|path| self.json.pointer(&path)).next();
@@ -102,7 +102,7 @@ impl Config {
 }
 
 /// Step, settings and notes.
-pub fn describe(folder: &mut Folder, step: &Path, choices: &Choices) -> anyhow::Result<()> {
+pub fn describe(folder: &mut DcpRun, step: &Path, choices: &Choices) -> anyhow::Result<()> {
     let config = Config::read(step)?;
     config.refuse()?;
     let train = TorchFile::open(&step.join("train/rank0.pt"))?;
@@ -139,9 +139,6 @@ pub fn describe(folder: &mut Folder, step: &Path, choices: &Choices) -> anyhow::
             "OLMo-core decayed {decayed_norms} norms too; gptrain decays matrices alone"
         ));
     }
-    let settings = &folder.found.settings;
-    let missing = |row: &&Wanted| !row.is_in(&choices.sets) && settings.get(row.key).is_none();
-    folder.found.wanted = WANTED.iter().filter(missing).cloned().collect();
     if uncounted {
         folder.found.notes.push(
             "Adam has counted no update: OLMo-core's optimizers once did not, and their bias corrections \
@@ -201,24 +198,27 @@ fn training(config: &Config, settings: &mut Settings, max_steps: Option<u64>, pe
     if let Some(steps) = steps {
         settings.set("train.steps", steps, "max_steps");
     }
-    rates(config, settings, [global, length, steps], peak);
+    rates(config, settings, &Counts { global, length, steps }, peak);
+}
+
+/// Sizes that the schedule depends on, as far as they are known.
+struct Counts {
+    /// Samples of a step.
+    global: Option<u64>,
+    /// Tokens of a sample.
+    length: Option<u64>,
+    /// Steps of the run.
+    steps: Option<u64>,
 }
 
 /// The schedule, if it is one of gptrain's.
-fn rates(
-    config: &Config,
-    settings: &mut Settings,
-    [global, length, steps]: [Option<u64>; 3],
-    peak: Option<f64>,
-) {
+fn rates(config: &Config, settings: &mut Settings, counts: &Counts, peak: Option<f64>) {
+    let Counts { global, length, steps } = *counts;
     let scheduler = |name: &str| format!("/train_module/scheduler/{name}");
     let class = config.str(&scheduler("_CLASS_")).and_then(|class| class.rsplit('.').next());
     let tokens = config.str(&scheduler("units")) == Some("tokens");
     // Samples of so many steps, or so many tokens.
-    let samples = |count: u64| match tokens {
-        true => Some(count / length?),
-        false => Some(count * global?),
-    };
+    let samples = |count: u64| if tokens { Some(count / length?) } else { Some(count * global?) };
     let warmup = ["warmup", "warmup_steps"].into_iter();
     let warmup = warmup.filter_map(|name| config.count(&scheduler(name))).next();
     if let Some(warmup) = warmup.and_then(samples) {

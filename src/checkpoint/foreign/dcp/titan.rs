@@ -3,10 +3,11 @@
 
 use super::super::Choices;
 use super::super::settings::{Wanted, asked};
-use super::Folder;
+use super::DcpRun;
+use std::path::Path;
 
 /// Settings that the files do not have, torchtitan's names of them, and examples.
-const WANTED: &[Wanted] = &[
+pub const WANTED: &[Wanted] = &[
     Wanted { key: "model.heads", why: "attention heads, torchtitan's n_heads", example: "32" },
     Wanted { key: "model.seq_len", why: "training.seq_len", example: "8192" },
     Wanted {
@@ -22,7 +23,7 @@ const WANTED: &[Wanted] = &[
 ];
 
 /// Step, settings and notes.
-pub fn describe(folder: &mut Folder, choices: &Choices) -> anyhow::Result<()> {
+pub fn describe(folder: &mut DcpRun, _: &Path, choices: &Choices) -> anyhow::Result<()> {
     let step = folder.meta.number("train_state.step")?;
     let step = step.ok_or_else(|| folder.meta.problem("has no train_state.step".into()))? as u64;
     folder.found.step = step;
@@ -45,7 +46,6 @@ pub fn describe(folder: &mut Folder, choices: &Choices) -> anyhow::Result<()> {
              alone"
         ));
     }
-    folder.found.wanted = WANTED.iter().filter(|row| !row.is_in(&choices.sets)).cloned().collect();
     let count = |key: &str| asked(&choices.sets, key).and_then(|text| text.parse::<u64>().ok());
     if let (Some(global), Some(length)) = (count("batch.global"), count("model.seq_len")) {
         folder.found.samples = step.saturating_mul(global);

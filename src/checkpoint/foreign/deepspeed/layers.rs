@@ -1,11 +1,16 @@
 //! Names of parameters in Megatron-DeepSpeed's pipeline, whose layers are numbered: blocks after the
 //! embedding, and the final norm by itself at the end.
 
-use super::super::layer_of;
+use super::super::megatron::names::{first_name, weight_of_first};
+use super::super::split_run::{ParamPlace, ParamPlaces};
+use crate::tensor_part::{ParamKey, layer_of};
 use model::{Param, Weight};
 
 /// The name of the tied embedding in the optimizer's maps.
 pub const EMBEDDING: &str = "tied_modules.embed.word_embeddings.weight";
+
+/// The module of the embedding in Megatron-LM's names, and in those of the pipeline.
+const EMBED: [&str; 2] = ["embedding.", "tied_modules.embed."];
 
 /// The first block's number in BLOOM's pipeline: a cast, the embedding and a transposition come before it.
 const FIRST_BLOCK: usize = 3;
@@ -18,44 +23,64 @@ pub fn first_block<'n>(names: impl Iterator<Item = &'n str>) -> Option<usize> {
 
 /// The name of a parameter of a model of so many layers, as BLOOM's pipeline numbers them.
 pub fn pipe_name(param: &Param, layers: usize) -> Option<String> {
-    let last = ["weight", "bias"].map(|kind| format!("{}.{kind}", layers + FIRST_BLOCK + 1));
-    name_of(param, FIRST_BLOCK, last.iter().map(String::as_str))
+    let norm = layers + FIRST_BLOCK + 1;
+    match param.spec.weight {
+        Weight::LnfScale => Some(format!("{norm}.weight")),
+        Weight::LnfShift => Some(format!("{norm}.bias")),
+        _ => name_of(param, FIRST_BLOCK),
+    }
 }
 
-/// The name of a parameter, among those that are there.
-pub fn name_of<'n>(
-    param: &Param,
-    first_block: usize,
-    mut names: impl Iterator<Item = &'n str>,
-) -> Option<String> {
+/// The name of a parameter; None of the final norm, whose number is not that of a block.
+pub fn name_of(param: &Param, first_block: usize) -> Option<String> {
     use Weight::*;
-    let of_block = |name: &str| Some(format!("{}.{name}", layer_of(param)? + first_block));
-    let mut last = |kind: &str| {
-        // The final norm: the one layer whose parameters have no other name.
-        let is_norm = |name: &&str| {
-            name.strip_suffix(kind).is_some_and(|layer| layer.parse::<usize>().is_ok())
-        };
-        names.find(is_norm).map(str::to_string)
-    };
-    match param.spec.weight {
-        TokenEmbed => Some(EMBEDDING.to_string()),
-        PosEmbed => Some("tied_modules.embed.position_embeddings.weight".to_string()),
-        EmbedLnScale => Some("tied_modules.embed.word_embeddings.norm.weight".to_string()),
-        EmbedLnShift => Some("tied_modules.embed.word_embeddings.norm.bias".to_string()),
-        Ln1Scale => of_block("input_layernorm.weight"),
-        Ln1Shift => of_block("input_layernorm.bias"),
-        QkvW => of_block("self_attention.query_key_value.weight"),
-        QkvB => of_block("self_attention.query_key_value.bias"),
-        ProjW => of_block("self_attention.dense.weight"),
-        ProjB => of_block("self_attention.dense.bias"),
-        Ln2Scale => of_block("post_attention_layernorm.weight"),
-        Ln2Shift => of_block("post_attention_layernorm.bias"),
-        Fc1W => of_block("mlp.dense_h_to_4h.weight"),
-        Fc1B => of_block("mlp.dense_h_to_4h.bias"),
-        Fc2W => of_block("mlp.dense_4h_to_h.weight"),
-        Fc2B => of_block("mlp.dense_4h_to_h.bias"),
-        LnfScale => last(".weight"),
-        LnfShift => last(".bias"),
-        HeadW | QNorm | KNorm => None,
+    if matches!(param.spec.weight, LnfScale | LnfShift | HeadW | QNorm | KNorm) {
+        return None;
     }
+    let layer = layer_of(param);
+    let name = first_name(param.spec.weight, layer.is_some())?;
+    Some(match layer {
+        Some(layer) => format!("{}.{name}", layer + first_block),
+        None => name.replacen(EMBED[0], EMBED[1], 1),
+    })
+}
+
+/// The parameter that a name is of.
+fn known(name: &str, first_block: usize) -> Option<ParamKey> {
+    if let Some(rest) = name.strip_prefix(EMBED[1]) {
+        return Some((weight_of_first(&format!("{}{rest}", EMBED[0]), false)?, None));
+    }
+    let (number, rest) = name.split_once('.')?;
+    let number: usize = number.parse().ok()?;
+    // The final norm: the one layer whose parameters have no other name.
+    match rest {
+        "weight" => Some((Weight::LnfScale, None)),
+        "bias" => Some((Weight::LnfShift, None)),
+        _ => Some((weight_of_first(rest, true)?, Some(number.checked_sub(first_block)?))),
+    }
+}
+
+/// Places of the parameters of all stages, by their names in the pipeline. A copy of the embedding in
+/// a later stage has the place of the head.
+pub fn places<'n>(
+    params: impl Iterator<Item = (usize, &'n str, &'n [usize])>,
+    first_block: usize,
+) -> ParamPlaces {
+    let mut places = ParamPlaces::default();
+    for (entry, (stage, name, shape)) in params.enumerate() {
+        let place = ParamPlace { stage, entry, name: name.to_string(), shape: shape.to_vec() };
+        let Some(key) = known(name, first_block) else {
+            places.unknown.push(place.name);
+            continue;
+        };
+        match places.known.get(&key) {
+            None => drop(places.known.insert(key, place)),
+            Some(first) if first.name != name => places.unknown.push(place.name),
+            Some(_) if name == EMBEDDING => {
+                places.known.insert((Weight::HeadW, None), place);
+            }
+            Some(_) => {}
+        }
+    }
+    places
 }

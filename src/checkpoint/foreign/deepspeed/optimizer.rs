@@ -2,7 +2,8 @@
 //! parameters in them.
 
 use super::super::super::torch::{TorchFile, Value};
-use super::super::{Kept, LossScale};
+use super::super::megatron::states::step_number;
+use super::super::{AdamState, LossScale};
 
 /// Adam's count: in the groups (apex), in the states (DeepSpeed, PyTorch), or beside them (elastic).
 pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
@@ -16,10 +17,7 @@ pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
     let step = step.ok_or_else(|| {
         base.problem("the optimizer has no step, in param_groups or in state".into())
     })?;
-    match step.tensor() {
-        Ok(tensor) => Ok(file.floats(tensor, 0..1)?[0] as u64),
-        Err(_) => step.count(),
-    }
+    step_number(file, &step)
 }
 
 /// PyTorch's part of the optimizer: of ZeRO-3 under another name.
@@ -50,21 +48,24 @@ pub fn loss_scale(optimizer: &Value) -> anyhow::Result<Option<LossScale>> {
 }
 
 /// The flat tensor of a state of a group in a file.
-pub fn partition<'t>(optimizer: &Value<'t>, group: usize, kept: Kept) -> anyhow::Result<Value<'t>> {
+pub fn partition<'t>(
+    optimizer: &Value<'t>,
+    group: usize,
+    state: AdamState,
+) -> anyhow::Result<Value<'t>> {
     let missing =
         |value: &Value, what: &str| value.problem(format!("has no group {group} in {what}"));
-    if kept == Kept::Master {
+    if state == AdamState::Master {
         let masters = optimizer.need("single_partition_of_fp32_groups")?;
         let found = masters.items()?.get(group).cloned();
         return found.ok_or_else(|| missing(&masters, "single_partition_of_fp32_groups"));
     }
-    let key = if kept == Kept::FirstMoment { "exp_avg" } else { "exp_avg_sq" };
     let base = optimizer.need("base_optimizer_state")?;
-    let state = match base.get("state") {
+    let states = match base.get("state") {
         Some(states) => states.at(group as i64),
         None => base.items()?.get(group).cloned(), // without padding, "elastic"
     };
-    state.ok_or_else(|| missing(&base, "base_optimizer_state"))?.need(key)
+    states.ok_or_else(|| missing(&base, "base_optimizer_state"))?.need(state.key("param"))
 }
 
 /// Elements of a parameter in a partition; None if it is in others alone.

@@ -8,53 +8,44 @@
 
 use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
-use super::super::compare::Comparison;
-use super::super::detect::{Format, step_folder};
+use super::super::detect::{Format, list_names, step_folder};
 use super::super::megatron::states::step_number;
-use super::super::{Choices, ForeignRun, Found, Kept, Request};
-use super::layers::{EMBEDDING, first_block, name_of};
+use super::super::split_run::{FileLayout, ParamPlace, ShareReader, SplitRun};
+use super::super::{AdamState, Choices, ForeignRun, RunDescription, incomplete};
+use super::layers::{EMBEDDING, first_block, name_of, places};
 use super::{RULE, refuse};
 use anyhow::Context;
-use base::Problems;
-use manifest::Model;
 use model::Param;
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
-struct Universal {
+/// Reader of the parameters' files.
+struct UniversalReader {
     dir: PathBuf,
-    found: Found,
     first_block: usize,
-    /// Shape of each parameter.
-    shapes: BTreeMap<String, Vec<usize>>,
 }
 
-pub fn open(from: &Path, _: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let dir = step_folder(from)?;
-    let main = dir.join("mp_rank_00_model_states.pt");
-    let file = TorchFile::open(&main)?;
+    let file = TorchFile::open(&dir.join("mp_rank_00_model_states.pt"))?;
     let root = file.root();
-    let args = Arguments::new(root.need("args")?, main.display().to_string(), RULE);
+    let args = Arguments::new(root.need("args")?, file.place().to_string(), RULE);
     refuse(&args)?;
     let shapes = shapes(&dir)?;
-    let names = shapes.keys().map(String::as_str);
-    let first_block = first_block(names)
+    let first_block = first_block(shapes.keys().map(String::as_str))
         .with_context(|| format!("{}: zero has no block's input_layernorm", dir.display()))?;
-    let scheduler = root.some("lr_scheduler").or_else(|| root.some("opt_param_scheduler"));
     let trainer = "Megatron-DeepSpeed (universal checkpoint)";
-    let found = Found::new(Format::DeepSpeedUniversal, trainer, &dir);
-    let mut found = found.with_args(&root, &args, scheduler)?;
-    let size = |name: &str| args.count(name).unwrap_or(1) as usize;
+    let found = RunDescription::new(Format::DeepSpeedUniversal, trainer, &dir);
+    let mut found = found.with_args(&root, &args)?;
     for (i, key) in ["tensor", "pipeline"].into_iter().enumerate() {
         let name = format!("{key}_model_parallel_size");
-        found.grid[i] = size(&name);
+        found.grid[i] = args.count(&name).unwrap_or(1) as usize;
         found.settings.set(&format!("topology.{key}"), found.grid[i], &name);
     }
     (found.updates, found.lr) = numbers(&dir)?;
     let rows = shapes.get(EMBEDDING).and_then(|shape| shape.first().copied());
     let rows = rows.with_context(|| format!("{}: zero has no {EMBEDDING}", dir.display()))?;
-    if let Some(padded) = args.get("padded_vocab_size").map(|size| size.count()).transpose()?
+    if let Some(padded) = args.optional_count("padded_vocab_size")?
         && padded as usize > rows
     {
         found.notes.push(format!(
@@ -62,10 +53,13 @@ pub fn open(from: &Path, _: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
             padded as usize - rows
         ));
     }
-    found.aside = args.aside();
-    found.vocabulary([rows, rows], None, false);
-    found.counts();
-    Ok(Box::new(Universal { dir, found, first_block, shapes }))
+    let params = shapes.iter().map(|(name, shape)| (0, name.as_str(), &shape[..]));
+    let places = places(params, first_block);
+    let layout = FileLayout { ranks: 1, version: 3.0, vocab: None };
+    let reader = UniversalReader { dir, first_block };
+    let mut run = SplitRun::new(found, (places, reader), &args, layout, choices)?;
+    run.found.note_updates();
+    Ok(Box::new(run))
 }
 
 /// Adam's count and the last rate.
@@ -95,41 +89,28 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
 /// Shapes of all parameters, by their names.
 fn shapes(dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
     let zero = dir.join("zero");
-    let failed = || format!("cannot list {}", zero.display());
     let mut shapes = BTreeMap::new();
-    for entry in fs::read_dir(&zero).with_context(failed)? {
-        let path = entry.with_context(failed)?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        if !path.is_dir() {
-            continue;
-        }
+    for name in list_names(&zero)?.into_iter().filter(|name| zero.join(name).is_dir()) {
         let mut shape = None;
-        for kept in Kept::ALL {
-            let file = state(dir, name, kept);
-            if !file.is_file() {
-                let what = format!("{} is missing", file.display());
-                let remedy = "copy the folder of the step whole";
-                return Err(Problems::one(dir.display().to_string(), what, remedy).into());
+        for state in AdamState::ALL {
+            let path = state_file(dir, &name, state);
+            if !path.is_file() {
+                return Err(incomplete(dir, format!("{} is missing", path.display())));
             }
-            let file = TorchFile::open(&file)?;
+            let file = TorchFile::open(&path)?;
             let tensor = param(&file.root())?.tensor()?.shape.clone();
             if shape.get_or_insert_with(|| tensor.clone()) != &tensor {
-                let what = format!("the {} of {name} is {tensor:?}, not {shape:?}", kept.name());
+                let what = format!("the {} of {name} is {tensor:?}, not {shape:?}", state.name());
                 return Err(file.root().problem(what));
             }
         }
-        shapes.extend(shape.map(|shape| (name.to_string(), shape)));
+        shapes.extend(shape.map(|shape| (name, shape)));
     }
     Ok(shapes)
 }
 
-fn state(dir: &Path, name: &str, kept: Kept) -> PathBuf {
-    let file = match kept {
-        Kept::Master => "fp32.pt",
-        Kept::FirstMoment => "exp_avg.pt",
-        Kept::SecondMoment => "exp_avg_sq.pt",
-    };
-    dir.join("zero").join(name).join(file)
+fn state_file(dir: &Path, name: &str, state: AdamState) -> PathBuf {
+    dir.join("zero").join(name).join(format!("{}.pt", state.key("fp32")))
 }
 
 /// The tensor of a file: in a dict, or by itself in the first version.
@@ -140,38 +121,16 @@ fn param<'t>(root: &Value<'t>) -> anyhow::Result<Value<'t>> {
     }
 }
 
-impl Universal {
-    fn name(&self, param: &Param) -> Option<String> {
-        name_of(param, self.first_block, self.shapes.keys().map(String::as_str))
-    }
-}
-
-impl ForeignRun for Universal {
-    fn found(&self) -> &Found {
-        &self.found
-    }
-
-    fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let mut compared = Comparison::with_args(&self.dir);
-        for param in params {
-            let Some(name) = self.name(param) else {
-                compared.missing(param);
-                continue;
-            };
-            let shape = engine::saved_shape(param, model.vocab);
-            let found = self.shapes.get(&name).map(|shape| &shape[..]);
-            compared.shape(&name, found, &shape, "args");
-        }
-        compared.others(self.shapes.keys().map(String::as_str));
-        Ok(compared.finish()?)
-    }
-
-    fn read(&mut self, Request { param, kept, .. }: Request) -> anyhow::Result<Vec<f32>> {
-        let name = self.name(param).with_context(|| format!("no name for {}", param.name))?;
-        let file = TorchFile::open(&state(&self.dir, &name, kept))?;
+impl ShareReader for UniversalReader {
+    fn read(&mut self, place: &ParamPlace, _: usize, state: AdamState) -> anyhow::Result<Vec<f32>> {
+        let file = TorchFile::open(&state_file(&self.dir, &place.name, state))?;
         let root = file.root();
-        let value = self::param(&root)?;
+        let value = param(&root)?;
         let tensor = value.tensor()?;
         file.floats(tensor, 0..tensor.numel())
+    }
+
+    fn name(&self, param: &Param) -> Option<String> {
+        name_of(param, self.first_block)
     }
 }

@@ -2,11 +2,11 @@
 
 use super::super::super::torch::{Element, Out};
 use super::problem;
-use crate::State;
+use crate::{State, shortest};
 use base::Problems;
 use manifest::{
-    Bias, DataRule, Ffn, LossScale, LrCounted, Manifest, NormKind, Optimizer, Position, Precision,
-    RopeScaling, Sequences,
+    Bias, Ffn, LossScale, Manifest, NormKind, Optimizer, Position, Precision, RopeScaling,
+    Sequences,
 };
 
 /// An error if Megatron has no such model, or it cannot be cut so.
@@ -34,7 +34,6 @@ pub fn refused(m: &Manifest, [tensor, pipeline]: [usize; 2], place: &str) -> Res
         (!model.pattern.is_empty(), "kinds of layers are not written"),
         (model.bias == Bias::Attention, "Megatron-LM has no biases of attention alone"),
         (model.mup.is_some(), "µP's factors are not in Megatron-LM's files"),
-        (model.bias == Bias::Attention, "Megatron-LM has no biases of attention alone"),
         (model.qk_norm && model.norm != NormKind::Rms, "norms of queries and keys are not RMS"),
     ] {
         if is {
@@ -62,7 +61,8 @@ type Named = (&'static str, Out);
 pub fn arguments(
     m: &Manifest,
     state: &State,
-    [tensor, pipeline, rows]: [usize; 3],
+    [tensor, pipeline]: [usize; 2],
+    rows: usize,
 ) -> Vec<(String, Out)> {
     let mut args: Vec<Named> = vec![
         ("padded_vocab_size", rows.into()),
@@ -214,25 +214,4 @@ pub fn scheduler(m: &Manifest, state: &State) -> Out {
         ("wd_incr_style", "constant".into()),
         ("wd_incr_steps", 0u64.into()),
     ])
-}
-
-/// The f64 that is written as the f32 is: 0.1 for 0.1.
-fn shortest(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
-}
-
-/// Notes about what Megatron-LM does otherwise.
-pub fn notes(m: &Manifest) -> Vec<String> {
-    let mut notes = Vec::new();
-    if m.lr.counted == LrCounted::After {
-        notes.push(
-            "Megatron-LM's rate is that of the samples before a step: one step behind this run's"
-                .to_string(),
-        );
-    }
-    if m.data.rule != DataRule::MegatronCore {
-        notes
-            .push("the run's order of samples is Megatron-DeepSpeed's, not Megatron-Core's".into());
-    }
-    notes
 }

@@ -1,17 +1,17 @@
-//! A checkpoint written as DeepSpeed's universal folder: each parameter whole, in files of its own, under
-//! the names of Megatron-DeepSpeed's pipeline. An import reads it back.
+//! Writes a checkpoint as DeepSpeed's universal folder: each parameter whole, in separate files, under the
+//! names of Megatron-DeepSpeed's pipeline. An import reads it back.
 
 use super::super::super::torch::{Element, Out, Stored, TorchWriter};
 use super::super::deepspeed::layers::pipe_name;
 use super::arguments::{arguments, scheduler};
-use super::{MOMENTS, Written, problem};
-use crate::aside::Kind;
-use crate::{Checkpoint, Tensor, aside};
+use super::{MOMENTS, Written, late_rate, problem};
+use crate::atomic_folder::FolderKind;
+use crate::{Checkpoint, atomic_folder};
 use anyhow::Context;
 use base::Bytes;
 use base::output::Existing;
 use engine::MASTER;
-use manifest::{self, Bias, DataRule, Ffn, LrCounted, Manifest, NormKind, Position};
+use manifest::{Bias, DataRule, Ffn, Manifest, NormKind, Position};
 use model::{Layout, ModelShard, Param, TpSplit};
 use std::fs;
 use std::path::Path;
@@ -19,20 +19,17 @@ use std::path::Path;
 /// Writes `to` as a universal folder, all of it or nothing.
 pub fn export_universal(from: &Path, to: &Path, existing: Existing) -> anyhow::Result<Written> {
     let checkpoint = Checkpoint::open(from)?;
-    let text = &checkpoint.index.manifest;
-    let m = manifest::parse(text, "the checkpoint's manifest", Path::new("."), &[])?.manifest;
+    let m = checkpoint.manifest()?;
     refused(&m, &checkpoint, &from.display().to_string())?;
-    aside::write_folder(to, Kind::Model, existing, |fresh| write(&checkpoint, &m, fresh))
+    atomic_folder::write(to, FolderKind::Model, existing, |temporary| {
+        write(&checkpoint, &m, temporary)
+    })
 }
 
 /// An error if Megatron-DeepSpeed's pipeline has no such model, or there are no states.
 fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result<()> {
     let model = &m.model;
     let place_known = matches!(model.position, Position::Alibi | Position::Learned);
-    let moments =
-        |tensor: &Tensor| MOMENTS.iter().all(|(name, _)| tensor.states.contains_key(*name));
-    let adamw =
-        checkpoint.index.optimizer.rule == "adamw" && checkpoint.index.tensors.iter().all(moments);
     let cases = [
         (!place_known, "its pipeline is written with alibi or learned positions"),
         (!model.tied_head, "its pipeline's head is the embedding"),
@@ -45,7 +42,7 @@ fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result
         (!model.pattern.is_empty(), "kinds of layers are not written"),
         (model.logit_softcap.is_some(), "it does not cap logits"),
         (model.mup.is_some(), "µP's factors are not in such a folder"),
-        (!adamw, "the checkpoint has no states of AdamW"),
+        (!checkpoint.has_adamw(), "the checkpoint has no states of AdamW"),
     ];
     let what = cases.into_iter().filter(|(is, _)| *is);
     let what = what.map(|(_, why)| format!("Megatron-DeepSpeed has no such run: {why}"));
@@ -127,7 +124,7 @@ fn optimizer(checkpoint: &Checkpoint, m: &Manifest) -> Out {
 /// Arguments, step and schedule.
 fn main(m: &Manifest, checkpoint: &Checkpoint) -> Out {
     let state = &checkpoint.index.state;
-    let mut args = arguments(m, state, [1, 1, m.model.vocab]);
+    let mut args = arguments(m, state, [1, 1], m.model.vocab);
     let alibi = matches!(m.model.position, Position::Alibi);
     let position = if alibi { "alibi" } else { "absolute" };
     args.retain(|(name, _)| name != "position_embedding_type");
@@ -152,12 +149,7 @@ fn main(m: &Manifest, checkpoint: &Checkpoint) -> Out {
 
 /// Sentences about what Megatron-DeepSpeed does otherwise.
 fn notes(m: &Manifest) -> Vec<String> {
-    let mut notes = Vec::new();
-    if m.lr.counted == LrCounted::After {
-        let rate = "Megatron-DeepSpeed's rate is that of the samples before a step: one step behind \
-                    this run's";
-        notes.push(rate.to_string());
-    }
+    let mut notes = late_rate(m, "Megatron-DeepSpeed");
     if m.data.rule != DataRule::MegatronDeepSpeed {
         notes.push("the run's order of samples is not Megatron-DeepSpeed's".into());
     }

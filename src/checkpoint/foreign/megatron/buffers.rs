@@ -6,14 +6,14 @@
 //! the model's weights prove it: they are the f32 weights, rounded.
 
 use super::super::super::torch::{Element, TorchFile, Value};
-use super::super::Kept;
+use super::super::AdamState;
 use super::super::arguments::Arguments;
 use super::names::Entry;
 use half::{bf16, f16};
 use model::Weight;
 use std::path::{Path, PathBuf};
 
-/// The file beside a rank's own.
+/// Name of the file, in the folder of a rank's file.
 pub const FILE: &str = "distrib_optim.pt";
 /// Elements compared at each end of a parameter.
 const COMPARED: usize = 256;
@@ -21,8 +21,8 @@ const COMPARED: usize = 256;
 /// Chunk of a parameter, and its first element in the chunk's buffer.
 pub type Starts = Vec<(usize, usize)>;
 
-/// The file of the states beside a rank's file.
-pub fn beside(path: &Path) -> PathBuf {
+/// Path of the file of states that belongs to a rank's file.
+pub fn buffer_file(path: &Path) -> PathBuf {
     path.with_file_name(FILE)
 }
 
@@ -40,7 +40,7 @@ struct Order {
 impl Order {
     /// Those of all versions, with the bucket's size of the arguments, or its default.
     fn all(args: &Arguments) -> anyhow::Result<Vec<Order>> {
-        let count = |name: &str| args.get(name).map(|size| size.count()).transpose();
+        let count = |name: &str| args.optional_count(name);
         let data = count("data_parallel_size")?.unwrap_or(1) as usize;
         let size = count("ddp_bucket_size")?.map(|size| size as usize);
         let buckets = [size, Some(40_000_000.max(data.saturating_mul(1_000_000))), None];
@@ -84,16 +84,16 @@ pub fn starts(
     let buffers = TorchFile::open(path)?;
     let place = path.display();
     let chunks = 1 + entries.iter().map(|(chunk, _)| *chunk).max().unwrap_or(0);
-    let mut all = vec![(0, 0); entries.len()];
+    let mut places = vec![(0, 0); entries.len()];
     for chunk in 0..chunks {
-        let own = entries.iter().enumerate().filter(|(_, (of, _))| *of == chunk);
+        let own = entries.iter().enumerate().filter(|(_, (held, _))| *held == chunk);
         let own: Vec<(usize, &Entry)> = own.map(|(number, (_, entry))| (number, entry)).collect();
         let sizes = own.iter().map(|(_, entry)| {
-            let tied = matches!(entry.weight, Weight::TokenEmbed | Weight::HeadW);
+            let tied = matches!(entry.key.0, Weight::TokenEmbed | Weight::HeadW);
             Ok((entry.value.tensor()?.numel(), tied))
         });
         let sizes = sizes.collect::<anyhow::Result<Vec<_>>>()?;
-        let held = match state(&buffers.root(), chunk, Kept::Master)? {
+        let held = match state(&buffers.root(), chunk, AdamState::Master)? {
             Ok(value) => value.tensor()?.numel(),
             Err(why) => return Ok(Err(format!("{place}: {why}"))),
         };
@@ -113,10 +113,10 @@ pub fn starts(
             )));
         };
         for ((number, _), start) in own.iter().zip(starts) {
-            all[*number] = (chunk, start);
+            places[*number] = (chunk, start);
         }
     }
-    Ok(Ok(all))
+    Ok(Ok(places))
 }
 
 /// Whether the f32 weights at these places, rounded, are the model's.
@@ -128,7 +128,7 @@ fn proved(
     starts: &[usize],
 ) -> anyhow::Result<bool> {
     let root = buffers.root();
-    let Ok(masters) = state(&root, chunk, Kept::Master)? else { return Ok(false) };
+    let Ok(masters) = state(&root, chunk, AdamState::Master)? else { return Ok(false) };
     let masters = masters.tensor()?;
     for ((_, entry), start) in own.iter().zip(starts) {
         let weight = entry.value.tensor()?;
@@ -153,7 +153,7 @@ fn proved(
 pub fn state<'t>(
     root: &Value<'t>,
     chunk: usize,
-    kept: Kept,
+    state: AdamState,
 ) -> anyhow::Result<Result<Value<'t>, String>> {
     let Some(types) = root.at(chunk as i64) else {
         return Ok(Err(format!("has no buffer {chunk}")));
@@ -162,11 +162,7 @@ pub fn state<'t>(
     let [(_, buffer)] = types.as_slice() else {
         return Ok(Err(format!("buffer {chunk} is of {} types, not of one", types.len())));
     };
-    let key = match kept {
-        Kept::Master => "param",
-        Kept::FirstMoment => "exp_avg",
-        Kept::SecondMoment => "exp_avg_sq",
-    };
+    let key = state.key("param");
     let Some(value) = buffer.some(key) else {
         return Ok(Err(format!("buffer {chunk} has no {key}")));
     };

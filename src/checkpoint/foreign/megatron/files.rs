@@ -1,24 +1,20 @@
 //! Folders of ranks in a step's folder, `mp_rank_TT[_PPP]`, and the grid that they are of.
 
 use super::super::arguments::Arguments;
+use super::super::detect::list_names;
+use super::super::incomplete;
 use super::super::settings::Settings;
-use anyhow::Context;
 use base::Problems;
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 const FILE: &str = "model_optim_rng.pt";
-/// The remedy for a folder that was not copied whole.
-const COPY_AGAIN: &str = "copy the folder of the step whole";
 
 /// The files by stage and tensor rank; an error names the one that is missing.
 pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
-    let failed = || format!("cannot list {}", dir.display());
     let mut found = BTreeSet::new();
     let mut staged = false;
-    for entry in fs::read_dir(dir).with_context(failed)? {
-        let Ok(name) = entry.with_context(failed)?.file_name().into_string() else { continue };
+    for name in list_names(dir)? {
         let Some(ranks) = name.strip_prefix("mp_rank_") else { continue };
         let ranks: Option<Vec<usize>> = ranks.split('_').map(|rank| rank.parse().ok()).collect();
         match ranks.as_deref() {
@@ -37,20 +33,19 @@ pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
     let stages = 1 + found.iter().map(|(stage, _)| *stage).max().unwrap_or(0);
     let ranks = 1 + found.iter().map(|(_, tensor)| *tensor).max().unwrap_or(0);
     if stages * ranks > 1 << 16 {
-        let what = format!("names {stages} stages and {ranks} tensor ranks");
-        return Err(Problems::one(dir.display().to_string(), what, COPY_AGAIN).into());
+        return Err(incomplete(dir, format!("names {stages} stages and {ranks} tensor ranks")));
     }
     let path = |stage: usize, tensor: usize| {
-        let name = match staged {
-            true => format!("mp_rank_{tensor:02}_{stage:03}"),
-            false => format!("mp_rank_{tensor:02}"),
+        let name = if staged {
+            format!("mp_rank_{tensor:02}_{stage:03}")
+        } else {
+            format!("mp_rank_{tensor:02}")
         };
         let path = dir.join(&name).join(FILE);
         if path.is_file() {
             return Ok(path);
         }
-        let what = format!("{name}/{FILE} is missing");
-        Err(Problems::one(dir.display().to_string(), what, COPY_AGAIN).into())
+        Err(incomplete(dir, format!("{name}/{FILE} is missing")))
     };
     (0..stages).map(|stage| (0..ranks).map(|tensor| path(stage, tensor)).collect()).collect()
 }

@@ -1,15 +1,18 @@
 //! Megatron-LM's names, before and since Megatron-Core, and the order of the parameters in a file.
 
 use super::super::super::torch::{Node, Value};
-use super::super::Kept;
+use super::super::AdamState;
+use crate::tensor_part::ParamKey;
 use model::{Param, Weight};
 
-/// Names of a block's parameters without `layers.N.`: those before core, of core, and of core where
+/// Names of a block's parameters without `layers.N.`, in the order of core's modules: those before core, of core, and of core where
 /// Transformer Engine joins a norm with the product after it.
 #[rustfmt::skip]
 const BLOCK: &[(Weight, &[&str])] = {
     use Weight::*;
     &[
+        (ProjW, &["self_attention.dense.weight", "self_attention.linear_proj.weight"]),
+        (ProjB, &["self_attention.dense.bias", "self_attention.linear_proj.bias"]),
         (Ln1Scale, &["input_layernorm.weight", "input_norm.weight",
             "self_attention.linear_qkv.layer_norm_weight"]),
         (Ln1Shift, &["input_layernorm.bias", "input_norm.bias",
@@ -18,8 +21,6 @@ const BLOCK: &[(Weight, &[&str])] = {
         (QkvB, &["self_attention.query_key_value.bias", "self_attention.linear_qkv.bias"]),
         (QNorm, &["self_attention.q_layernorm.weight"]),
         (KNorm, &["self_attention.k_layernorm.weight"]),
-        (ProjW, &["self_attention.dense.weight", "self_attention.linear_proj.weight"]),
-        (ProjB, &["self_attention.dense.bias", "self_attention.linear_proj.bias"]),
         (Ln2Scale, &["post_attention_layernorm.weight", "post_attention_norm.weight",
             "pre_mlp_layernorm.weight", "mlp.linear_fc1.layer_norm_weight"]),
         (Ln2Shift, &["post_attention_layernorm.bias", "post_attention_norm.bias",
@@ -46,15 +47,10 @@ const OUTSIDE: &[(Weight, &[&str])] = {
     ]
 };
 
-/// The order of Megatron-Core's modules where Transformer Engine joins norms with products.
-#[rustfmt::skip]
-pub const MODULES: &[Weight] = {
-    use Weight::*;
-    &[
-        TokenEmbed, PosEmbed, ProjW, ProjB, Ln1Scale, Ln1Shift, QkvW, QkvB, QNorm, KNorm,
-        Ln2Scale, Ln2Shift, Fc1W, Fc1B, Fc2W, Fc2B, LnfScale, LnfShift, HeadW,
-    ]
-};
+/// Place in the order of Megatron-Core's modules where Transformer Engine joins norms with products.
+pub fn module_order(weight: Weight) -> Option<usize> {
+    BLOCK.iter().chain(OUTSIDE).position(|(row, _)| *row == weight)
+}
 
 /// Megatron-Core's name of a parameter, the last one of each row; None if it has none.
 pub fn core_name(weight: Weight, layer: Option<usize>) -> Option<String> {
@@ -66,14 +62,25 @@ pub fn core_name(weight: Weight, layer: Option<usize>) -> Option<String> {
     Some(names.first()?.replace("encoder.", "decoder."))
 }
 
+/// The first of a parameter's names: that before core, without `layers.N.`; None if it has none.
+pub fn first_name(weight: Weight, in_block: bool) -> Option<&'static str> {
+    let rows = if in_block { BLOCK } else { OUTSIDE };
+    rows.iter().find(|(row, _)| *row == weight)?.1.first().copied()
+}
+
+/// The parameter of which a name is the first.
+pub fn weight_of_first(name: &str, in_block: bool) -> Option<Weight> {
+    let rows = if in_block { BLOCK } else { OUTSIDE };
+    rows.iter().find(|(_, names)| names.first() == Some(&name)).map(|(weight, _)| *weight)
+}
+
 /// A parameter of a file's model.
 #[derive(Clone)]
 pub struct Entry<'t> {
     /// With dots between the levels.
     pub name: String,
-    pub weight: Weight,
-    /// The block's number in its chunk.
-    pub layer: Option<usize>,
+    /// The weight, and the block's number in its chunk.
+    pub key: ParamKey,
     pub value: Value<'t>,
 }
 
@@ -89,7 +96,7 @@ pub fn entries<'t>(model: &Value<'t>) -> anyhow::Result<Result<Vec<Entry<'t>>, S
             continue;
         }
         match known(&name) {
-            Some((weight, layer)) => entries.push(Entry { name, weight, layer, value }),
+            Some(key) => entries.push(Entry { name, key, value }),
             None => return Ok(Err(name)),
         }
     }
@@ -112,7 +119,7 @@ fn flatten<'t>(
 }
 
 /// The parameter of a name, and its block's number in the chunk.
-pub fn known(name: &str) -> Option<(Weight, Option<usize>)> {
+pub fn known(name: &str) -> Option<ParamKey> {
     let name = name.trim_start_matches("module.");
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     // "transformer" until 2022, "decoder" of core.
@@ -160,10 +167,10 @@ pub fn dist_name(name: &str) -> Option<(Weight, Layers, Option<usize>)> {
 }
 
 /// Restores the scale of a norm, which `apply_layernorm_1p` stores less one.
-pub fn add_one(param: &Param, kept: Kept, values: &mut [f32]) {
+pub fn add_one(param: &Param, state: AdamState, values: &mut [f32]) {
     use Weight::*;
     let is_scale = matches!(param.spec.weight, Ln1Scale | Ln2Scale | LnfScale | QNorm | KNorm);
-    if is_scale && kept == Kept::Master {
+    if is_scale && state == AdamState::Master {
         values.iter_mut().for_each(|value| *value += 1.0);
     }
 }
@@ -184,8 +191,8 @@ mod tests {
         ] {
             assert_eq!(known(name), Some((weight, layer)), "{name}");
         }
-        for weight in MODULES {
-            let layer = BLOCK.iter().any(|(row, _)| row == weight).then_some(5);
+        for (number, (weight, _)) in BLOCK.iter().chain(OUTSIDE).enumerate() {
+            let layer = (number < BLOCK.len()).then_some(5);
             assert_eq!(known(&core_name(*weight, layer).unwrap()), Some((*weight, layer)));
         }
         for (name, found) in [

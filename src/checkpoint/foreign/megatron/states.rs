@@ -5,23 +5,26 @@
 //! decay, those that do not (vectors), or all, whichever its shapes are.
 
 use super::super::super::torch::{TorchFile, Value};
-use super::super::{Kept, LossScale};
+use super::super::{AdamState, LossScale};
 use super::names::Entry;
 
 /// Group, and number in it, of each parameter of a stage.
 pub type StatePlaces = Vec<(usize, usize)>;
 
 /// The plain optimizer of a file.
-pub struct Optimizer<'t> {
+pub struct PlainOptimizer<'t> {
     groups: Vec<Value<'t>>,
     states: Value<'t>,
     /// f32 copies of parameters in 16 bits, by group.
     masters: Option<Vec<Value<'t>>>,
 }
 
-impl<'t> Optimizer<'t> {
+impl<'t> PlainOptimizer<'t> {
     /// The optimizer of a file, or the reason why its states cannot be read.
-    pub fn of(root: &Value<'t>, half: bool) -> anyhow::Result<Result<Optimizer<'t>, String>> {
+    pub fn open(
+        root: &Value<'t>,
+        half: bool,
+    ) -> anyhow::Result<Result<PlainOptimizer<'t>, String>> {
         let Some(outer) = root.some("optimizer") else {
             return Ok(Err("the files have no optimizer".into()));
         };
@@ -50,7 +53,7 @@ impl<'t> Optimizer<'t> {
             }
             _ => {}
         }
-        Ok(Ok(Optimizer { groups, states, masters: masters.filter(|_| half) }))
+        Ok(Ok(PlainOptimizer { groups, states, masters: masters.filter(|_| half) }))
     }
 
     /// The place of each parameter of the model, or the reason why it cannot be found.
@@ -96,37 +99,41 @@ impl<'t> Optimizer<'t> {
     fn shapes(&self, group: usize) -> anyhow::Result<Vec<Vec<usize>>> {
         let count = self.groups[group].need("params")?.items()?.len();
         let shape = |number| {
-            let state = self.tensor((group, number), Kept::FirstMoment)?;
+            let state = self.tensor((group, number), AdamState::FirstMoment)?;
             Ok(state.tensor()?.shape.clone())
         };
         (0..count).map(shape).collect()
     }
 
     /// A state of the parameter in a slot; None of a weight that has no f32 copy.
-    fn tensor(&self, slot: (usize, usize), kept: Kept) -> anyhow::Result<Value<'t>> {
+    fn tensor(&self, slot: (usize, usize), state: AdamState) -> anyhow::Result<Value<'t>> {
         let (group, number) = slot;
-        let of = &self.groups[group];
+        let params = &self.groups[group];
         let missing = |what: &str| {
-            of.problem(format!(
+            params.problem(format!(
                 "parameter {number} of group {group} of the optimizer has no {what}"
             ))
         };
-        if let (Kept::Master, Some(masters)) = (kept, &self.masters) {
+        if let (AdamState::Master, Some(masters)) = (state, &self.masters) {
             let found = masters[group].items()?.get(number).cloned();
             return found.ok_or_else(|| missing("copy in fp32_from_fp16_params"));
         }
-        let ids = of.need("params")?.items()?;
+        let ids = params.need("params")?.items()?;
         let id = ids.get(number).ok_or_else(|| missing("number"))?.int()?;
-        let state = self.states.at(id).ok_or_else(|| missing("state"))?;
-        let key = if kept == Kept::FirstMoment { "exp_avg" } else { "exp_avg_sq" };
-        state.some(key).ok_or_else(|| missing(key))
+        let states = self.states.at(id).ok_or_else(|| missing("state"))?;
+        let key = state.key("param");
+        states.some(key).ok_or_else(|| missing(key))
     }
 
     /// A state of a parameter; None for a weight that is f32 itself.
-    pub fn state(&self, slot: (usize, usize), kept: Kept) -> anyhow::Result<Option<Value<'t>>> {
-        match kept {
-            Kept::Master if self.masters.is_none() => Ok(None),
-            _ => self.tensor(slot, kept).map(Some),
+    pub fn state(
+        &self,
+        slot: (usize, usize),
+        state: AdamState,
+    ) -> anyhow::Result<Option<Value<'t>>> {
+        match state {
+            AdamState::Master if self.masters.is_none() => Ok(None),
+            _ => self.tensor(slot, state).map(Some),
         }
     }
 
@@ -136,11 +143,15 @@ impl<'t> Optimizer<'t> {
     }
 }
 
+/// PyTorch's part of a file's optimizer: inside of Megatron's, or by itself.
+pub fn inner<'t>(root: &Value<'t>) -> Option<Value<'t>> {
+    let outer = root.some("optimizer")?;
+    outer.some("optimizer").or(Some(outer))
+}
+
 /// The groups of a file's optimizer; none if it has no optimizer.
 pub fn groups<'t>(root: &Value<'t>) -> anyhow::Result<Vec<Value<'t>>> {
-    let outer = root.some("optimizer");
-    let inner = outer.and_then(|outer| outer.some("optimizer").or(Some(outer)));
-    let groups = inner.and_then(|inner| inner.some("param_groups"));
+    let groups = inner(root).and_then(|inner| inner.some("param_groups"));
     groups.map_or(Ok(Vec::new()), |groups| groups.items())
 }
 

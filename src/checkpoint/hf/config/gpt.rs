@@ -1,8 +1,9 @@
 //! config.json of GPT-2 and BLOOM.
 
+use super::HfConfig;
 use super::family;
 use super::reader::Reader;
-use super::{HfConfig, plain};
+use crate::shortest;
 use base::Problems;
 use manifest::{Bias, Dropout, Family, Ffn, Gelu, Model, NormKind, Sizes};
 use serde_json::{Map, Value, json};
@@ -51,23 +52,23 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
             "hidden_size": m.hidden,
             "seq_length": m.seq_len,
             "apply_residual_connection_post_layernorm": false,
-            "hidden_dropout": plain(m.dropout.residual),
-            "attention_dropout": plain(m.dropout.attention),
+            "hidden_dropout": shortest(m.dropout.residual),
+            "attention_dropout": shortest(m.dropout.attention),
         }),
         _ => json!({
             "n_embd": m.hidden,
             "n_inner": m.ffn_hidden,
             "n_positions": m.context(),
             "activation_function": if m.gelu == Gelu::Tanh { "gelu_new" } else { "gelu" },
-            "embd_pdrop": plain(m.dropout.embedding),
-            "attn_pdrop": plain(m.dropout.attention),
-            "resid_pdrop": plain(m.dropout.residual),
+            "embd_pdrop": shortest(m.dropout.embedding),
+            "attn_pdrop": shortest(m.dropout.attention),
+            "resid_pdrop": shortest(m.dropout.residual),
         }),
     };
     let both = json!({
         "n_layer": m.layers,
         "n_head": m.heads,
-        "layer_norm_epsilon": plain(m.layernorm_eps),
+        "layer_norm_epsilon": shortest(m.layernorm_eps),
     });
     let objects = [own, both].into_iter().filter_map(|part| part.as_object().cloned());
     objects.flatten().collect()
@@ -75,21 +76,23 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
 
 pub fn read(config: &mut Reader, family: Family) -> HfConfig {
     let bloom = family == Family::Bloom;
-    config.fixed(match bloom {
-        true => &[
+    config.fixed(if bloom {
+        &[
             ("apply_residual_connection_post_layernorm", Value::Bool(false)),
             ("quantization_config", Value::Null),
-        ],
-        false => &[
+        ]
+    } else {
+        &[
             ("scale_attn_weights", Value::Bool(true)),
             ("scale_attn_by_inverse_layer_idx", Value::Bool(false)),
             ("add_cross_attention", Value::Bool(false)),
             ("quantization_config", Value::Null),
-        ],
+        ]
     });
-    let hidden = match bloom && config.get("n_embed").is_some() {
-        true => config.size("n_embed"),
-        false => config.size(if bloom { "hidden_size" } else { "n_embd" }),
+    let hidden = if bloom && config.get("n_embed").is_some() {
+        config.size("n_embed")
+    } else {
+        config.size(if bloom { "hidden_size" } else { "n_embd" })
     };
     let ffn = config.optional_size("n_inner").filter(|_| !bloom);
     let gelu = match config.text("activation_function") {
@@ -107,23 +110,24 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         vocab: config.size("vocab_size"),
         seq_len: config
             .optional_size(if bloom { "seq_length" } else { "n_positions" })
-            .unwrap_or(family::of(family).positions),
+            .unwrap_or(family::row(family).positions),
     };
     if !hidden.is_multiple_of(sizes.heads) {
         config.wrong("n_head", &format!("must divide the width, {hidden}"));
     }
     let mut rate = |key| config.number_in(key, 0.0, 0.999).unwrap_or(0.0) as f32;
-    let dropout = match bloom {
-        true => Dropout {
+    let dropout = if bloom {
+        Dropout {
             embedding: 0.0,
             attention: rate("attention_dropout"),
             residual: rate("hidden_dropout"),
-        },
-        false => Dropout {
+        }
+    } else {
+        Dropout {
             embedding: rate("embd_pdrop"),
             attention: rate("attn_pdrop"),
             residual: rate("resid_pdrop"),
-        },
+        }
     };
     let plain = Model::with_defaults(family, sizes, 1);
     let model = Model {

@@ -2,51 +2,24 @@
 
 use super::family::{self, Hf, Window};
 use super::reader::Reader;
-use super::{HfConfig, plain, rope};
+use super::{HfConfig, rope};
+use crate::shortest;
 use manifest::{
     Bias, Dropout, Family, Ffn, LayerAttention, LayerKind, Model, NormKind, Position, Sizes,
 };
 use serde_json::{Map, Value, json};
 
 /// Keys that do not affect the computation, or are read elsewhere.
+#[rustfmt::skip]
 const KNOWN: &[&str] = &[
-    "_name_or_path",
-    "architectures",
-    "attention_bias",
-    "attention_dropout",
-    "auto_map",
-    "bos_token_id",
-    "dtype",
-    "eos_token_id",
-    "head_dim",
-    "hidden_act",
-    "hidden_size",
-    "initializer_range",
-    "intermediate_size",
-    "layer_types",
-    "max_position_embeddings",
-    "max_window_layers",
-    "mlp_bias",
-    "model_type",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "pad_token_id",
-    "partial_rotary_factor",
-    "pretraining_tp",
-    "quantization_config",
-    "rms_norm_eps",
-    "rope_interleaved",
-    "rope_parameters",
-    "rope_scaling",
-    "rope_theta",
-    "sliding_window",
-    "tie_word_embeddings",
-    "torch_dtype",
-    "transformers_version",
-    "use_cache",
-    "use_sliding_window",
-    "vocab_size",
+    "_name_or_path", "architectures", "attention_bias", "attention_dropout", "auto_map",
+    "bos_token_id", "dtype", "eos_token_id", "head_dim", "hidden_act", "hidden_size",
+    "initializer_range", "intermediate_size", "layer_types", "max_position_embeddings",
+    "max_window_layers", "mlp_bias", "model_type", "num_attention_heads", "num_hidden_layers",
+    "num_key_value_heads", "pad_token_id", "partial_rotary_factor", "pretraining_tp",
+    "quantization_config", "rms_norm_eps", "rope_interleaved", "rope_parameters",
+    "rope_scaling", "rope_theta", "sliding_window", "tie_word_embeddings", "torch_dtype",
+    "transformers_version", "use_cache", "use_sliding_window", "vocab_size",
 ];
 
 pub fn read(config: &mut Reader, family: Family) -> HfConfig {
@@ -56,7 +29,7 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         ("rope_interleaved", json!(false)),
         ("quantization_config", Value::Null),
     ]);
-    let defaults = family::of(family);
+    let defaults = family::row(family);
     let positions = config.optional_size("max_position_embeddings").unwrap_or(defaults.positions);
     let sizes = Sizes {
         layers: config.size("num_hidden_layers"),
@@ -176,7 +149,7 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Vec<bool> {
 
 /// Settings of a model that the family's config.json cannot express.
 pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
-    let (hf, qk_norm) = (family::of(family), family.defaults().qk_norm);
+    let (hf, qk_norm) = (family::row(family), family.defaults().qk_norm);
     let all = [
         (m.norm != NormKind::Rms, "the norm is layer"),
         (m.ffn != Ffn::Swiglu, "the feed-forward layer is gelu"),
@@ -206,13 +179,13 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         "head_dim": heads.dim,
         "hidden_act": "silu",
         "max_position_embeddings": rope::positions(&rope, m.seq_len),
-        "rms_norm_eps": plain(m.layernorm_eps),
-        "attention_dropout": plain(m.dropout.attention),
+        "rms_norm_eps": shortest(m.layernorm_eps),
+        "attention_dropout": shortest(m.dropout.attention),
         "use_cache": true,
     });
     let windowed = |layer| m.window_of(layer).is_some();
     let kind = |layer| if windowed(layer) { "sliding_attention" } else { "full_attention" };
-    let hf = family::of(family);
+    let hf = family::row(family);
     let own = match hf.window {
         Window::Never => json!({"pretraining_tp": 1}),
         Window::Width => json!({"sliding_window": m.window}),

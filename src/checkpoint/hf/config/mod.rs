@@ -6,6 +6,7 @@ mod reader;
 mod rope;
 
 use super::family;
+use crate::shortest;
 use anyhow::Context;
 use base::Problems;
 use manifest::{Family, Model};
@@ -55,9 +56,10 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
         return Err(Problems::one(place, what, known).into());
     };
     architecture(&mut reader, family);
-    let read = match family.is_llama() {
-        true => llama::read(&mut reader, family),
-        false => gpt::read(&mut reader, family),
+    let read = if family.is_llama() {
+        llama::read(&mut reader, family)
+    } else {
+        gpt::read(&mut reader, family)
     };
     Ok(reader.problems.or(read)?)
 }
@@ -65,7 +67,7 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
 /// A classifier has other weights than a language model.
 fn architecture(config: &mut Reader, family: Family) {
     let Some(value) = config.get("architectures") else { return };
-    let own = family::of(family).class;
+    let own = family::row(family).class;
     let base = own.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model");
     let named = value.as_array().into_iter().flatten().filter_map(Value::as_str);
     if !named.into_iter().any(|name| name == own || name == base) {
@@ -108,20 +110,17 @@ pub fn write_config(
     carried: Option<Map<String, Value>>,
 ) -> String {
     let mut config = carried.unwrap_or_default();
-    let ours = match family.is_llama() {
-        true => llama::write(family, m),
-        false => gpt::write(family, m),
-    };
+    let ours = if family.is_llama() { llama::write(family, m) } else { gpt::write(family, m) };
     let longest = config.get("max_position_embeddings").and_then(Value::as_u64);
     config.extend(ours);
     if longest > config.get("max_position_embeddings").and_then(Value::as_u64) {
         config.insert("max_position_embeddings".to_string(), json!(longest));
     }
     let all = json!({
-        "architectures": [family::of(family).class],
+        "architectures": [family::row(family).class],
         "model_type": family.name(),
         "vocab_size": m.vocab,
-        "initializer_range": plain(m.init.std),
+        "initializer_range": shortest(m.init.std),
         "tie_word_embeddings": m.tied_head,
         "dtype": dtype,
     });
@@ -133,9 +132,4 @@ pub fn write_config(
         *old = json!(dtype);
     }
     format!("{:#}\n", Value::Object(config))
-}
-
-/// Shortest decimal number of an f32: 0.1, not 0.10000000149.
-fn plain(x: f32) -> f64 {
-    x.to_string().parse().unwrap_or(f64::from(x))
 }

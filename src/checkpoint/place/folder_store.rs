@@ -16,14 +16,14 @@ use std::sync::Arc;
 /// Bytes per write.
 const BUFFER: usize = 4 << 20;
 
-pub struct Mount {
+pub struct FolderStore {
     root: PathBuf,
     disk: Arc<Disk>,
 }
 
-impl Mount {
-    pub fn new(root: &Path, disk: Arc<Disk>) -> Mount {
-        Mount { root: root.to_path_buf(), disk }
+impl FolderStore {
+    pub fn new(root: &Path, disk: Arc<Disk>) -> FolderStore {
+        FolderStore { root: root.to_path_buf(), disk }
     }
 
     /// Creates a folder and its parents, and syncs them.
@@ -38,7 +38,7 @@ impl Mount {
     }
 }
 
-impl Store for Mount {
+impl Store for FolderStore {
     fn folders(&self) -> Result<Vec<String>> {
         let failed = || format!("cannot list {}", self.root.display());
         let entries = match fs::read_dir(&self.root) {
@@ -109,31 +109,31 @@ impl Store for Mount {
         self.disk.rename(&self.root.join(folder::name(step)), &aside)
     }
 
-    fn fresh(&self, step: u64) -> String {
+    fn upload_folder(&self, step: u64) -> String {
         format!("{}.tmp-copy", folder::name(step))
     }
 
     /// Also removes the leftovers of abandoned copies of other steps.
     fn begin(&self, step: u64) -> Result<()> {
-        let fresh = self.fresh(step);
+        let temporary = self.upload_folder(step);
         for name in self.folders()?.iter().filter(|name| name.contains(".tmp-")) {
-            if *name != fresh {
+            if *name != temporary {
                 self.disk.remove_folder(&self.root.join(name))?;
             }
         }
-        self.make(&self.root.join(fresh))
+        self.make(&self.root.join(temporary))
     }
 
     fn publish(&self, step: u64) -> Result<()> {
-        let fresh = self.root.join(self.fresh(step));
+        let temporary = self.root.join(self.upload_folder(step));
         let folder = self.root.join(folder::name(step));
-        self.disk.sync_folder(&fresh)?;
+        self.disk.sync_folder(&temporary)?;
         if folder.exists() {
-            self.disk.exchange(&fresh, &folder)?;
+            self.disk.exchange(&temporary, &folder)?;
             self.disk.sync_folder(&self.root)?;
-            return self.disk.remove_folder(&fresh);
+            return self.disk.remove_folder(&temporary);
         }
-        self.disk.rename(&fresh, &folder)?;
+        self.disk.rename(&temporary, &folder)?;
         self.disk.sync_folder(&self.root)
     }
 }

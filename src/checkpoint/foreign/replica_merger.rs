@@ -1,10 +1,10 @@
-//! Copies that tensor ranks have of one parameter: one of them, or their mean, and how far they differ.
+//! ReplicaMerger that tensor ranks have of one parameter: one of them, or their mean, and how far they differ.
 
-use super::{Kept, Replicated};
+use super::{AdamState, Replicated};
 use std::collections::BTreeMap;
 
 #[derive(Default)]
-pub struct Copies {
+pub struct ReplicaMerger {
     pub taken: Replicated,
     /// Largest difference between copies of a state, with the names it occurs in.
     differences: BTreeMap<&'static str, Vec<(String, f64)>>,
@@ -12,20 +12,20 @@ pub struct Copies {
     tied: Option<f64>,
 }
 
-impl Copies {
-    pub fn new(taken: Replicated) -> Copies {
-        Copies { taken, ..Copies::default() }
+impl ReplicaMerger {
+    pub fn new(taken: Replicated) -> ReplicaMerger {
+        ReplicaMerger { taken, ..ReplicaMerger::default() }
     }
 
     /// The copies of all tensor ranks as one.
-    pub fn merge(&mut self, name: &str, kept: Kept, copies: Vec<Vec<f32>>) -> Vec<f32> {
+    pub fn merge(&mut self, name: &str, state: AdamState, copies: Vec<Vec<f32>>) -> Vec<f32> {
         let ranks = copies.len();
         let mut copies = copies.into_iter();
         let first = copies.next().unwrap_or_default();
         let most = copies.as_slice().iter().map(|copy| largest_difference(&first, copy));
         let most = most.fold(0.0, f64::max);
         if most > 0.0 {
-            self.differences.entry(kept.name()).or_default().push((name.to_string(), most));
+            self.differences.entry(state.name()).or_default().push((name.to_string(), most));
         }
         if most == 0.0 || self.taken == Replicated::First {
             return first;
@@ -38,7 +38,7 @@ impl Copies {
     }
 
     /// Compares the last stage's copy of the embedding with the first's.
-    pub fn tied(&mut self, first: &[f32], last: &[f32]) {
+    pub fn compare_tied(&mut self, first: &[f32], last: &[f32]) {
         let most = largest_difference(first, last);
         self.tied = Some(self.tied.unwrap_or(0.0).max(most));
     }

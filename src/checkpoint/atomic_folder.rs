@@ -11,34 +11,36 @@ use std::path::{Path, PathBuf};
 
 /// The kind of a folder that is written, which decides what `--overwrite` may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum FolderKind {
     /// A Hugging Face folder.
     Model,
     /// A run that has not trained yet.
     Run,
 }
 
-impl Kind {
+impl FolderKind {
     /// Whether such a folder has an entry of this name. A file of another name is the user's.
     fn has(self, name: &str, is_folder: bool) -> bool {
         let folders: &[&str] = match self {
-            Kind::Model => &[],
-            Kind::Run => &["checkpoints", "hf", "tokenizer"],
+            FolderKind::Model => &[],
+            FolderKind::Run => &["checkpoints", "hf", "tokenizer"],
         };
         match (self, is_folder) {
             (_, true) => folders.contains(&name),
-            (Kind::Model, _) => {
+            (FolderKind::Model, _) => {
                 let endings = [".json", ".safetensors", ".jinja", ".model"];
                 name == "merges.txt" || endings.iter().any(|ending| name.ends_with(ending))
             }
-            (Kind::Run, _) => matches!(name, "manifest.yaml" | "last-checkpoint" | "run.lock"),
+            (FolderKind::Run, _) => {
+                matches!(name, "manifest.yaml" | "last-checkpoint" | "run.lock")
+            }
         }
     }
 }
 
 /// An error unless a new folder can have this place: nothing is there, or an empty folder, or with
 /// `Replaced` a folder that holds only what `kind` has.
-pub fn vacant(to: &Path, kind: Kind, existing: Existing) -> anyhow::Result<()> {
+pub fn check_vacant(to: &Path, kind: FolderKind, existing: Existing) -> anyhow::Result<()> {
     let place = to.display();
     let failed = || format!("cannot list {place}");
     let entries = match fs::read_dir(to) {
@@ -78,13 +80,13 @@ pub fn vacant(to: &Path, kind: Kind, existing: Existing) -> anyhow::Result<()> {
 
 /// Creates the folder `to` by `write`, which receives the path of a temporary folder to write into.
 /// If `write` fails, that folder is removed, and a folder that was to be replaced is unchanged.
-pub fn write_folder<T>(
+pub fn write<T>(
     to: &Path,
-    kind: Kind,
+    kind: FolderKind,
     existing: Existing,
     write: impl FnOnce(&Path) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    vacant(to, kind, existing)?;
+    check_vacant(to, kind, existing)?;
     let to = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
         let what = "is not a valid name for a new folder";
@@ -92,20 +94,20 @@ pub fn write_folder<T>(
     };
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let disk = Disk::default();
-    let fresh = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), nonce()));
+    let temporary = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), nonce()));
     // Spare descriptor for removing the folder when descriptors have run out.
     let spare = File::open(parent).with_context(|| format!("cannot open {}", parent.display()))?;
-    disk.make_folder(&fresh)?;
-    let _unfinished = output::unfinished(&fresh);
+    disk.make_folder(&temporary)?;
+    let _unfinished = output::unfinished(&temporary);
     let place = || {
-        let written = write(&fresh)?;
-        sync(&disk, &fresh)?;
+        let written = write(&temporary)?;
+        sync(&disk, &temporary)?;
         let old = parent.join(format!(".{}.tmp-old-{}", name.to_string_lossy(), nonce()));
         let replaced = existing == Existing::Replaced && to.exists();
         if replaced {
             disk.rename(&to, &old)?;
         }
-        disk.rename(&fresh, &to).inspect_err(|_| {
+        disk.rename(&temporary, &to).inspect_err(|_| {
             if replaced {
                 let _ = disk.rename(&old, &to);
             }
@@ -118,7 +120,7 @@ pub fn write_folder<T>(
     };
     place().inspect_err(|_| {
         drop(spare);
-        let _ = disk.remove_folder(&fresh); // a partial folder must not fill the disk
+        let _ = disk.remove_folder(&temporary); // a partial folder must not fill the disk
     })
 }
 

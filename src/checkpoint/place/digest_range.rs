@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 
 /// Byte range covered by one digest.
 #[derive(Clone, Debug)]
-pub struct Stretch {
+pub struct DigestRange {
     pub bytes: Range<u64>,
     digest: Digest,
 }
 
-impl Stretch {
+impl DigestRange {
     pub fn len(&self) -> usize {
         (self.bytes.end - self.bytes.start) as usize
     }
@@ -22,7 +22,7 @@ impl Stretch {
     /// Fails unless these are its bytes. `file` is the name for the message.
     pub fn compare(&self, file: &str, bytes: &[u8]) -> Result<()> {
         ensure!(
-            Digest::of(bytes) == self.digest,
+            Digest::from_bytes(bytes) == self.digest,
             "{file}: bytes {}..{} are damaged, their digest is not the one saved",
             self.bytes.start,
             self.bytes.end
@@ -31,61 +31,61 @@ impl Stretch {
     }
 }
 
-/// Stretches of every shard, in byte order. They cover each shard completely.
-pub fn of_shards(index: &Index) -> Result<Vec<Vec<Stretch>>> {
+/// Ranges of every shard, in byte order. They cover each shard completely.
+pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
     let header = |shard: &super::super::index::Shard| {
-        vec![Stretch { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
+        vec![DigestRange { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
     };
-    let mut all: Vec<Vec<Stretch>> = index.shards.iter().map(header).collect();
+    let mut shards: Vec<Vec<DigestRange>> = index.shards.iter().map(header).collect();
     for state in index.tensors.iter().flat_map(|tensor| tensor.states.values()) {
         for piece in state.pieces.iter().flatten() {
             let end = piece.byte + (piece.slice.numel() * state.dtype.size()) as u64;
             let chunk = |at: u64| at..(at + CHUNK as u64).min(end);
             let chunks = (piece.byte..end).step_by(CHUNK).map(chunk).zip(&piece.chunks);
-            let chunks = chunks.map(|(bytes, digest)| Stretch { bytes, digest: *digest });
-            all[piece.shard].extend(chunks);
+            let chunks = chunks.map(|(bytes, digest)| DigestRange { bytes, digest: *digest });
+            shards[piece.shard].extend(chunks);
         }
     }
-    for (shard, stretches) in index.shards.iter().zip(&mut all) {
-        stretches.sort_by_key(|stretch| stretch.bytes.start);
-        let ends = [0].into_iter().chain(stretches.iter().map(|stretch| stretch.bytes.end));
-        let starts = stretches.iter().map(|stretch| stretch.bytes.start).chain([shard.bytes]);
+    for (shard, ranges) in index.shards.iter().zip(&mut shards) {
+        ranges.sort_by_key(|range| range.bytes.start);
+        let ends = [0].into_iter().chain(ranges.iter().map(|range| range.bytes.end));
+        let starts = ranges.iter().map(|range| range.bytes.start).chain([shard.bytes]);
         if let Some((end, start)) = ends.zip(starts).find(|(end, start)| end != start) {
             anyhow::bail!("{}: bytes {end}..{start} have no digest", shard.file);
         }
     }
-    Ok(all)
+    Ok(shards)
 }
 
 /// Local shard that is read from its start and verified.
-pub struct Verified<'s> {
+pub struct VerifiedReader<'s> {
     path: PathBuf,
     file: ShardFile,
-    rest: std::slice::Iter<'s, Stretch>,
+    rest: std::slice::Iter<'s, DigestRange>,
     read: Vec<u8>,
     /// Verified bytes that were not returned yet.
     ready: Vec<u8>,
 }
 
-impl<'s> Verified<'s> {
-    pub fn open(path: &Path, bytes: u64, stretches: &'s [Stretch]) -> Result<Verified<'s>> {
+impl<'s> VerifiedReader<'s> {
+    pub fn open(path: &Path, bytes: u64, ranges: &'s [DigestRange]) -> Result<VerifiedReader<'s>> {
         let cannot = || format!("cannot read {}", path.display());
         let found = path.metadata().with_context(cannot)?.len();
         ensure!(found == bytes, "{} has {found} bytes, not {bytes}", path.display());
         let file = ShardFile::open(path, bytes).with_context(cannot)?;
         let (read, ready) = (Vec::new(), Vec::new());
-        Ok(Verified { path: path.to_path_buf(), file, rest: stretches.iter(), read, ready })
+        Ok(VerifiedReader { path: path.to_path_buf(), file, rest: ranges.iter(), read, ready })
     }
 
     /// Next `bytes` bytes, fewer at the end.
     pub fn next(&mut self, bytes: usize) -> Result<Vec<u8>> {
         while self.ready.len() < bytes
-            && let Some(stretch) = self.rest.next()
+            && let Some(range) = self.rest.next()
         {
             let place = || self.path.display().to_string();
-            let read = self.file.read(stretch.bytes.start, stretch.len(), &mut self.read);
+            let read = self.file.read(range.bytes.start, range.len(), &mut self.read);
             let read = &self.read[read.with_context(|| format!("cannot read {}", place()))?];
-            stretch.compare(&place(), read)?;
+            range.compare(&place(), read)?;
             self.ready.extend_from_slice(read);
         }
         let rest = self.ready.split_off(bytes.min(self.ready.len()));

@@ -1,5 +1,5 @@
-//! Rows and columns of a parameter of ours that one tensor of another trainer holds: one
-//! description, read in both directions.
+//! Rows and columns of a parameter of ours that one tensor of Hugging Face or of another trainer
+//! holds: one description, read in both directions.
 
 use base::{Heads, Qkv};
 use model::{Param, TpSplit, Weight};
@@ -28,43 +28,48 @@ pub enum Fused {
 
 /// A tensor as a part of a parameter. A vector is a matrix of one column.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cut {
+pub struct TensorPart {
     /// Our row of each of its rows.
     rows: Vec<usize>,
     cols: Range<usize>,
 }
 
-impl Cut {
+impl TensorPart {
     /// These rows, with all columns.
-    pub fn of_rows(rows: Vec<usize>, cols: usize) -> Cut {
-        Cut { rows, cols: 0..cols }
+    pub fn from_rows(rows: Vec<usize>, cols: usize) -> TensorPart {
+        TensorPart { rows, cols: 0..cols }
     }
 
     /// The part of tensor rank `rank` of `ranks` in a parameter of `[rows, cols]`, in Megatron's
     /// order: of SwiGLU's first matrix the rank's gates, then its values, which take turns in ours.
-    pub fn of_rank(
+    pub fn for_rank(
         param: &Param,
         [rows, cols]: [usize; 2],
         [rank, ranks]: [usize; 2],
         gated: bool,
-    ) -> Cut {
+    ) -> TensorPart {
         let share = |all: usize| rank * all / ranks..(rank + 1) * all / ranks;
         let vector = param.spec.rows == 1;
         match param.spec.split {
-            TpSplit::Whole => Cut::of_rows((0..rows).collect(), cols),
-            TpSplit::Cols if !vector => Cut { rows: (0..rows).collect(), cols: share(cols) },
+            TpSplit::Whole => TensorPart::from_rows((0..rows).collect(), cols),
+            TpSplit::Cols if !vector => TensorPart { rows: (0..rows).collect(), cols: share(cols) },
             TpSplit::Rows | TpSplit::Cols => {
                 let own = share(rows);
                 let halves = gated && matches!(param.spec.weight, Weight::Fc1W | Weight::Fc1B);
                 let rows =
                     if halves { gates_values(own).concat() } else { own.collect::<Vec<_>>() };
-                Cut::of_rows(rows, cols)
+                TensorPart::from_rows(rows, cols)
             }
         }
     }
 
     /// The part of a tensor rank in the matrix of queries, keys and values, of `cols` columns.
-    pub fn of_fused(heads: Heads, cols: usize, [rank, ranks]: [usize; 2], order: Fused) -> Cut {
+    pub fn for_fused(
+        heads: Heads,
+        cols: usize,
+        [rank, ranks]: [usize; 2],
+        order: Fused,
+    ) -> TensorPart {
         let (serves, dim) = (heads.query / heads.kv, heads.dim);
         let share = heads.qkv_width() / ranks;
         let row = |row: usize| match order {
@@ -80,7 +85,7 @@ impl Cut {
             }
             Fused::Columns => row / (3 * dim) * 3 * dim + row % 3 * dim + row % (3 * dim) / 3,
         };
-        Cut::of_rows((0..share).map(|theirs| rank * share + row(theirs)).collect(), cols)
+        TensorPart::from_rows((0..share).map(|theirs| rank * share + row(theirs)).collect(), cols)
     }
 
     pub fn shape(&self) -> [usize; 2] {
@@ -120,6 +125,18 @@ impl Cut {
     }
 }
 
+/// A weight, and its block's number; None outside of the blocks.
+pub type ParamKey = (Weight, Option<usize>);
+
+pub fn param_key(param: &Param) -> ParamKey {
+    (param.spec.weight, layer_of(param))
+}
+
+/// Block number of a parameter; None outside of the blocks.
+pub fn layer_of(param: &Param) -> Option<usize> {
+    param.name.strip_prefix("block.")?.split_once('.')?.0.parse().ok()
+}
+
 /// Rows of SwiGLU's first matrix: of the gates, of the values.
 pub fn gates_values(rows: Range<usize>) -> [Vec<usize>; 2] {
     [0, 1].map(|first| (rows.start + first..rows.end).step_by(2).collect())
@@ -150,7 +167,7 @@ mod tests {
         for pairs in [Pairs::Halves, Pairs::Neighbours] {
             let mut back = vec![0.0; ours.len()];
             for rows in queries_keys_values(heads, pairs) {
-                let cut = Cut::of_rows(rows, 3);
+                let cut = TensorPart::from_rows(rows, 3);
                 let theirs = cut.take(&ours, 3);
                 // In two rectangles.
                 let [rows, _] = cut.shape();
@@ -159,16 +176,16 @@ mod tests {
             }
             assert_eq!(back, ours, "{pairs:?}");
         }
-        let order = |order, rank| Cut::of_fused(heads, 1, [rank, 2], order).rows;
+        let order = |order, rank| TensorPart::for_fused(heads, 1, [rank, 2], order).rows;
         assert_eq!(order(Fused::Heads(Pairs::Halves), 1), (16..32).collect::<Vec<_>>());
         let turned = [0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 13, 14, 15];
         assert_eq!(order(Fused::Heads(Pairs::Neighbours), 0), turned);
         // Two heads of two columns on each of two ranks: query, key, value of ours in turn.
         let heads = Heads { query: 4, kv: 4, dim: 2 };
-        let order = |order| Cut::of_fused(heads, 1, [1, 2], order).rows;
+        let order = |order| TensorPart::for_fused(heads, 1, [1, 2], order).rows;
         assert_eq!(order(Fused::Kinds), [12, 13, 18, 19, 14, 15, 20, 21, 16, 17, 22, 23]);
         assert_eq!(order(Fused::Columns), [12, 14, 16, 13, 15, 17, 18, 20, 22, 19, 21, 23]);
-        let cut = Cut { rows: vec![1, 2], cols: 1..3 };
+        let cut = TensorPart { rows: vec![1, 2], cols: 1..3 };
         assert_eq!(cut.take(&[0.0, 1.0, 2.0, 3.0, 4.0, 5.0], 3), [4.0, 5.0, 0.0, 0.0]);
         assert_eq!(gates_values(4..8), [vec![4, 6], vec![5, 7]]);
     }
