@@ -11,8 +11,8 @@ use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
 use base::{Problems, WrongInput};
 use commands::bring;
 use commands::recipe::Recipe;
-use estimate::gptrain::dry_run::Room;
-use estimate::gptrain::ladder::Ladder;
+use estimate::gptrain::advisor::Advisor;
+use estimate::gptrain::dry_run::MemoryLimits;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
@@ -188,9 +188,9 @@ fn planned(
     match other {
         Some(other) => other.advise(&view, &mut text, &mut json),
         None => {
-            let room = Room::of(manifest, setup.hardware);
-            let ladder = Ladder { effective, manifest, setup, room };
-            print::advise_own(&view, &ladder, &mut text, &mut json);
+            let limits = MemoryLimits::new(manifest, setup.hardware);
+            let advisor = Advisor { effective, manifest, setup, limits };
+            print::advise_own(&view, &advisor, &mut text, &mut json);
         }
     }
     (view, text, json)

@@ -7,7 +7,7 @@ use base::{Count, Problems};
 use clap::{Args, Subcommand};
 use estimate::gptrain::dry_run;
 use estimate::{hardware, words};
-use manifest::{self, Family, Loaded, Manifest, Sound};
+use manifest::{self, AreValid, Family, Loaded, Manifest};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use train::files;
@@ -129,19 +129,19 @@ fn check(CheckArgs { source, json }: CheckArgs) -> anyhow::Result<()> {
 /// Loads a manifest and checks its files, of which some may be missing; every mistake is an error.
 fn checked(source: &Source) -> anyhow::Result<(Loaded, files::Files)> {
     // A mistake in the manifest may cause the mistakes in its files: those are left out.
-    let also = |m: &Manifest, sound: Sound| {
-        let mut also = hardware(m);
+    let more = |m: &Manifest, are_valid: AreValid| {
+        let mut more = hardware(m);
         let files = files::check(m).unwrap_or_default();
-        also.list.extend(files.missing.list);
+        more.list.extend(files.missing.list);
         let caused = |place: &str| match place {
-            "data.eod.token" => !sound(&["data.eod", "data.tokenizer"]),
-            "checkpoint.also" => !sound(&["checkpoint.also"]),
-            _ => !sound(&["model.vocab"]), // what is compared with it
+            "data.eod.token" => !are_valid(&["data.eod", "data.tokenizer"]),
+            "checkpoint.also" => !are_valid(&["checkpoint.also"]),
+            _ => !are_valid(&["model.vocab"]), // what is compared with it
         };
-        also.list.extend(files.wrong.list.into_iter().filter(|wrong| !caused(&wrong.place)));
-        also
+        more.list.extend(files.wrong.list.into_iter().filter(|wrong| !caused(&wrong.place)));
+        more
     };
-    let loaded = manifest::load_also(&source.manifest, &source.sets, &also)?;
+    let loaded = manifest::load_with(&source.manifest, &source.sets, &more)?;
     hardware(&loaded.manifest).or(())?;
     let mut files = files::check(&loaded.manifest)?;
     if files.wrong.list.is_empty() && files.missing.list.is_empty() {

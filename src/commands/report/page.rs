@@ -249,7 +249,7 @@ impl Run {
                 "<tr><th scope=\"row\">{name}</th><td>{planned}</td><td>{measured}</td></tr>"
             );
         }
-        to + &format!("</table>\n<p>{}</p></section>\n", escape(&table.verdict()))
+        to + &format!("</table>\n<p>{}</p></section>\n", escape(&table.summary()))
     }
 }
 
