@@ -7,7 +7,7 @@ use base::{Count, Problems};
 use clap::{Args, Subcommand};
 use estimate::gptrain::dry_run;
 use estimate::{hardware, words};
-use manifest::{self, AreValid, Family, Loaded, Manifest};
+use manifest::{self, Family, Loaded, Manifest, Validity};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use train::files;
@@ -129,7 +129,7 @@ fn check(CheckArgs { source, json }: CheckArgs) -> anyhow::Result<()> {
 /// Loads a manifest and checks its files, of which some may be missing; every mistake is an error.
 fn checked(source: &Source) -> anyhow::Result<(Loaded, files::Files)> {
     // A mistake in the manifest may cause the mistakes in its files: those are left out.
-    let more = |m: &Manifest, are_valid: AreValid| {
+    let more = |m: &Manifest, are_valid: Validity| {
         let mut more = hardware(m);
         let files = files::check(m).unwrap_or_default();
         more.list.extend(files.missing.list);

@@ -1,5 +1,8 @@
 //! Section `loss_scale`: factor of the loss in fp16, by which gradients are divided before the
-//! update. A step with a non-finite gradient updates nothing.
+//! update. A step with a non-finite gradient overflows: it updates nothing.
+//!
+//! A run with a constant scale ends at the `hysteresis`th overflow without `window` updates in a row
+//! before it, one with a dynamic scale at an overflow that would reduce it below `min`.
 
 use super::choices::Precision;
 use super::define::{Written, checked, forms, read, sections, settings, written};

@@ -52,7 +52,7 @@ pub use layers::LayerKind;
 pub use loss_scale::LossScale;
 pub use lr::{Decay, Lr, Span, Wsd};
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
-pub use read::{AreValid, IN_FOLDER, Loaded, load, load_with, parse, parse_saved};
+pub use read::{IN_FOLDER, Loaded, Validity, load, load_with, parse, parse_saved};
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};

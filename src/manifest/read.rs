@@ -24,10 +24,10 @@ pub struct Loaded {
 }
 
 /// Whether no mistake was found in the values of these keys.
-pub type AreValid<'a> = &'a dyn Fn(&[&str]) -> bool;
+pub type Validity<'a> = &'a dyn Fn(&[&str]) -> bool;
 
 /// Checks for problems in a manifest that cannot be found in its text.
-pub type Checks<'a> = &'a dyn Fn(&Manifest, AreValid) -> Problems;
+pub type Checks<'a> = &'a dyn Fn(&Manifest, Validity) -> Problems;
 
 /// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) instead of the file's. The
 /// error is a `Problems` with every mistake. For a run's folder, reads the manifest in it; the run

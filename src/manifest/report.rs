@@ -73,8 +73,8 @@ impl<'a> Report<'a> {
         let within = |a: &str, b: &str| {
             b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
         };
-        let related = |(path, bad): (&&str, &String)| within(path, bad) || within(bad, path);
-        paths.iter().all(|path| !self.invalid.iter().any(|bad| related((path, bad))))
+        let related = |a: &str, b: &str| within(a, b) || within(b, a);
+        paths.iter().all(|path| !self.invalid.iter().any(|invalid| related(path, invalid)))
     }
 
     /// All mistakes in the order of the file's lines, then missing keys, then those of `--set`.
