@@ -228,7 +228,7 @@ impl Adam8bit {
     }
 
     /// Setting of `optimizer` that selects it, in the form of `--set`: without its defaults.
-    pub fn to_set(&self) -> String {
+    pub fn to_set(self) -> String {
         // As text, which keeps an f32 as written: 0.95, not 0.949999988.
         let settings = |rule: &Adam8bit| {
             let text =
@@ -237,7 +237,7 @@ impl Adam8bit {
             map.expect("an object was written")
         };
         let defaults = settings(&Adam8bit::read(Default::default()));
-        let own = settings(self).into_iter().filter(|(key, value)| defaults[key] != *value);
+        let own = settings(&self).into_iter().filter(|(key, value)| defaults[key] != *value);
         let keys: Vec<String> = own.map(|(key, value)| format!("{key}: {value}")).collect();
         if keys.is_empty() {
             return "optimizer=adam8bit".to_string();
