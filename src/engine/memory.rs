@@ -34,7 +34,7 @@ pub struct Laid {
     pub eval: Vec<Vec<Activations>>,
     pub scalars: Scalars,
     /// Buffers for fp8 operands.
-    pub fp8: Option<fp8::Room>,
+    pub fp8: Option<fp8::Fp8Pass>,
 }
 
 /// Resolves `offload.gradients`: moves gradients to the host if the manifest leaves the choice open
@@ -90,7 +90,7 @@ pub fn lay(
         params::keep_codes(&mut buckets, &layout, keeps, be, &at.weights);
         let tokens = m.batch.micro * m.model.seq_len;
         let space = at.workspace.matrix(1, fp8::bytes(&train, tokens), DType::U8);
-        fp8::Room { space, keeps, new_weights: false }
+        fp8::Fp8Pass { space, keeps, new_weights: false }
     });
     let [train, eval] = [true, false].map(|it| Cx { fp8, ..context(be, groups, m, it) });
     let states = params::states(&layout, &buckets, rule, on_host.states, at);

@@ -7,7 +7,7 @@ use super::groups::{Groups, context};
 use data::{Batch, Column};
 use device::{Backend, OutOfMemory};
 use manifest::{Manifest, Model};
-use model::{Activations, Cx, Inputs, ModelShard, Past, Stage, Tables};
+use model::{Activations, Cx, Inputs, KvCache, ModelShard, Stage, Tables};
 use std::ops::{Deref, Range};
 
 /// Prompt tokens per forward pass.
@@ -21,7 +21,7 @@ pub struct Sampler<'a> {
     manifest: Manifest,
     weights: Frozen<'a>,
     context_len: usize,
-    past: Past,
+    cache: KvCache,
     /// Buffers for one token, and for several.
     one: Pass,
     several: Pass,
@@ -38,7 +38,7 @@ struct Pass {
 struct Laid<'a> {
     weights: Frozen<'a>,
     tables: Tables,
-    past: Past,
+    cache: KvCache,
     passes: [Activations; 2],
 }
 
@@ -60,14 +60,14 @@ impl<'a> Sampler<'a> {
         let groups = Groups::solo();
         let manifest = Frozen::manifest(manifest);
         let lay = |at: &Arenas| lay(be, &groups, &manifest, context_len, at);
-        let (Laid { weights, tables, past, passes }, _) = Arenas::laid(be, lay)?;
+        let (Laid { weights, tables, cache, passes }, _) = Arenas::laid(be, lay)?;
         tables.upload(&context(be, &groups, &manifest, false));
         let [one, several] = passes.map(|activations| {
             let batch = Batch::causal(&vec![0; activations.inputs.rows() + 1], 1, 0, 0.0);
             Pass { activations, batch }
         });
         let kept = Vec::new();
-        Ok(Sampler { be, groups, manifest, weights, context_len, past, one, several, kept })
+        Ok(Sampler { be, groups, manifest, weights, context_len, cache, one, several, kept })
     }
 
     /// Logits of the token after `tokens`, one per entry of the vocabulary. A text longer than the
@@ -103,8 +103,8 @@ impl<'a> Sampler<'a> {
             let new = &tokens[first..][..left.min(pass.batch.seq_len())];
             pass.fill(first, new);
             let cx = context(self.be, &self.groups, &self.manifest, false);
-            let cx = Cx { past: first, ..cx };
-            self.past.begin(&cx, first, pass.batch.seq_len());
+            let cx = Cx { cached_tokens: first, ..cx };
+            self.cache.begin(&cx, first, pass.batch.seq_len());
             let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
             pass.activations.inputs.upload(self.be, &pass.batch);
             stage.forward(&pass.activations);
@@ -145,8 +145,8 @@ fn lay<'a>(
     let weights = Frozen::lay(be, &m.model, ModelShard::whole(&m.model), at);
     let several = PROMPT.min(context_len);
     // The last rows of a prompt's pass may exceed the context.
-    let past = Past::plan(&cx, context_len + several, &at.inputs);
-    let tables = Tables { past: Some(past), ..Tables::plan(&cx, &at.inputs) };
+    let cache = KvCache::plan(&cx, context_len + several, &at.inputs);
+    let tables = Tables { kv_cache: Some(cache), ..Tables::plan(&cx, &at.inputs) };
     let chunk = &weights.layout().shard.chunks[0];
     let pass = |tokens: usize| {
         let inputs = Inputs::plan(1, tokens, true, &at.inputs);
@@ -154,5 +154,5 @@ fn lay<'a>(
         at.workspace.temporary(plan)
     };
     let passes = [1, several].map(pass);
-    Laid { weights, tables, past, passes }
+    Laid { weights, tables, cache, passes }
 }

@@ -12,6 +12,7 @@
 //! | `mup` | change of activations by steps at several widths; grids |
 //! | `muon` | steps against float64 and PyTorch; fp16; GPUs; counts of the planner |
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
+//! | `replayed` | every op of a step on the CPU, replayed on a GPU with the recorded inputs |
 //! | `sampler` | logits of a growing text are those of the whole text |
 //! | `spikes` | steps above their limits change nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
@@ -32,5 +33,6 @@ mod mup;
 mod offload;
 mod order;
 mod pytorch;
+mod replayed;
 mod sampler;
 mod spikes;
