@@ -37,7 +37,7 @@ pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
     let room = bench.backend().shared_memory().map(|free| free.0 / 2 / bench.per_node() as u64);
     let rate = RankSpeeds::tflops(products) * 1e12;
     let steps = |m: Manifest| {
-        let (memory, work) = dry_run::counted(&m, 0);
+        let (memory, work) = dry_run::count_stage(&m, 0);
         let flops: f64 = work.micro.ops.values().map(|work| work.flops).sum();
         let steps = ((limit * rate / (OTHERS * flops)) as usize).min(*STEPS.end());
         let fits = STEPS.contains(&steps) && memory.total() <= Bytes(room.unwrap_or(u64::MAX));
@@ -91,7 +91,7 @@ fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
             seen.entry(name).or_default().push(seconds);
         }
     }
-    let work = dry_run::counted(m, 0).1;
+    let work = dry_run::count_stage(m, 0).1;
     let mut counted = work.micro.ops;
     work.step.ops.into_iter().for_each(|(name, more)| *counted.entry(name).or_default() += more);
     let op = |(name, work): (&'static str, device::Work)| {

@@ -12,8 +12,8 @@ use base::Problems;
 use commands::estimate::{learn, list_hardware};
 use commands::import::foreign;
 use commands::new_manifest::NewManifest;
-use estimate::gptrain::dry_run::Room;
-use estimate::gptrain::ladder::Ladder;
+use estimate::gptrain::advisor::Advisor;
+use estimate::gptrain::dry_run::MemoryLimits;
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
@@ -190,9 +190,9 @@ fn planned(
     match other {
         Some(other) => other.advise(&view, &mut text, &mut json),
         None => {
-            let room = Room::of(manifest, setup.hardware);
-            let ladder = Ladder { effective, manifest, setup, room };
-            print::advise_own(&view, &ladder, &mut text, &mut json);
+            let limits = MemoryLimits::new(manifest, setup.hardware);
+            let advisor = Advisor { effective, manifest, setup, limits };
+            print::advise_own(&view, &advisor, &mut text, &mut json);
         }
     }
     (view, text, json)

@@ -176,7 +176,7 @@ mod tests {
     ) -> Result<Placement, Problems> {
         let text = "model: {layers: 12, hidden: 96, heads: 12, vocab: 64, seq_len: 16}\n\
             data: {train: none}\nbatch: {micro: 1, global: 96}\nlr: {peak: 1e-3}\ntrain: {steps: 1}\n";
-        let m = manifest::of_test(text, sets);
+        let m = manifest::for_test(text, sets);
         placement(&m, &JobRequest { nodes, gpus_per_node: gpus, ..JobRequest::default() })
     }
 

@@ -4,7 +4,7 @@ use anyhow::Result;
 use base::{Count, Problems};
 use estimate::gptrain::dry_run;
 use estimate::hardware;
-use manifest::{self, Loaded, Manifest, Sound};
+use manifest::{self, Loaded, Manifest, Validity};
 use serde_json::{Value, json};
 use std::path::Path;
 use train::file_checks::{self, FileFindings};
@@ -19,19 +19,19 @@ impl CheckedManifest {
     /// Loads a manifest and checks its files; every mistake is an error.
     pub fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
         // A mistake in the manifest may cause the mistakes in its files: those are left out.
-        let also = |m: &Manifest, sound: Sound| {
-            let mut also = check_hardware(m);
+        let more = |m: &Manifest, are_valid: Validity| {
+            let mut more = check_hardware(m);
             let files = file_checks::check_files(m).unwrap_or_default();
-            also.list.extend(files.missing.list);
+            more.list.extend(files.missing.list);
             let caused = |place: &str| match place {
-                "data.eod.token" => !sound(&["data.eod", "data.tokenizer"]),
-                "checkpoint.also" => !sound(&["checkpoint.also"]),
-                _ => !sound(&["model.vocab"]), // what is compared with it
+                "data.eod.token" => !are_valid(&["data.eod", "data.tokenizer"]),
+                "checkpoint.also" => !are_valid(&["checkpoint.also"]),
+                _ => !are_valid(&["model.vocab"]), // what is compared with it
             };
-            also.list.extend(files.wrong.list.into_iter().filter(|wrong| !caused(&wrong.place)));
-            also
+            more.list.extend(files.wrong.list.into_iter().filter(|wrong| !caused(&wrong.place)));
+            more
         };
-        let loaded = manifest::load_also(path, sets, &also)?;
+        let loaded = manifest::load_with(path, sets, &more)?;
         check_hardware(&loaded.manifest).or(())?;
         let mut files = file_checks::check_files(&loaded.manifest)?;
         if files.wrong.list.is_empty() && files.missing.list.is_empty() {

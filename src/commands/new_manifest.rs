@@ -210,10 +210,11 @@ train:
     fn model_section(&self, facts: &DataFacts, model: &Model, params: u64) -> String {
         let Model { family, layers, hidden, heads, vocab, seq_len, .. } = model;
         let shape = published(self.params.unwrap_or(0) as f64, self.family);
-        let like = shape.map_or(String::new(), |shape| format!(", {} {}", shape.of, shape.name));
+        let like =
+            shape.map_or(String::new(), |shape| format!(", {} {}", shape.series, shape.name));
         let mut whose = match (facts.tokenizer.is_some(), shape) {
             (true, _) => "the tokenizer's".to_string(),
-            (false, Some(shape)) => format!("{}'s: set yours", shape.of),
+            (false, Some(shape)) => format!("{}'s: set yours", shape.series),
             (false, None) => "GPT-2's: set yours".to_string(),
         };
         let share = embedding_share(model);

@@ -253,7 +253,7 @@ train: {samples: 8000}
         let beside = "interleaved, chunks: 3, overlap_p2p: true";
         for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3", beside] {
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
-            let m = manifest::of_test(text, &sets);
+            let m = manifest::for_test(text, &sets);
             let stages = 4 * m.topology.chunks;
             let costs =
                 Costs { forward: vec![1.0; stages], backward: vec![2.0; stages], message: 0.0 };

@@ -137,7 +137,7 @@ optimizer: adafactor
 train: {samples: 800}
 topology: {data: 2, zero: 1}
 ";
-        let (m, cpu) = (manifest::of_test(text, sets), Cpu::new(Some(1)));
+        let (m, cpu) = (manifest::for_test(text, sets), Cpu::new(Some(1)));
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
         let (rule, model) = (rule::of(&m), groups::model_dtype(m.precision));
         let lay = |at: &Arenas| {

@@ -69,7 +69,7 @@ train: {samples: 800}
 ";
         let interleaved = "pipeline: 4, schedule: interleaved, overlap_p2p: true";
         let set = format!("topology={{{interleaved}, chunks: {chunks}}}");
-        manifest::of_test(text, &[set]).topology
+        manifest::for_test(text, &[set]).topology
     }
 
     /// Passes of a step, with their slots, and whether it begins messages.

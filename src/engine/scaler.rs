@@ -27,11 +27,7 @@ pub struct Scale {
 impl Scale {
     /// State before the first step.
     pub fn initial(m: &Manifest) -> Scale {
-        let scale = match m.loss_scale {
-            None => 1.0,
-            Some(LossScale::Constant { scale, .. }) => scale,
-            Some(LossScale::Dynamic { initial, .. }) => initial,
-        };
+        let scale = m.loss_scale.map_or(1.0, |scale| scale.initial);
         let overflows_left = scaling(m).hysteresis as i64;
         Scale { scale, updates_in_a_row: 0, overflows_left, updates: 0, skipped: 0 }
     }
@@ -52,11 +48,9 @@ impl Scale {
 pub fn scaling(m: &Manifest) -> Scaling {
     match m.loss_scale {
         None => Scaling { growth: 1.0, window: u64::MAX >> 1, hysteresis: 1, min: 1.0 },
-        Some(LossScale::Constant { scale, window, hysteresis }) => {
-            Scaling { growth: 1.0, window, hysteresis, min: scale as f32 }
-        }
-        Some(LossScale::Dynamic { min, window, hysteresis, .. }) => {
-            Scaling { growth: 2.0, window, hysteresis, min: min as f32 }
+        Some(LossScale { constant, min, window, hysteresis, .. }) => {
+            let growth = if constant.is_some() { 1.0 } else { 2.0 };
+            Scaling { growth, window, hysteresis, min: min as f32 }
         }
     }
 }

@@ -85,8 +85,8 @@ pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
         10.0 * size + shape
     };
     let widths = (1..=512).map(|width| width * group);
-    let all = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
-    let best = all.map(|(width, layers)| model(width, layers));
+    let shapes = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
+    let best = shapes.map(|(width, layers)| model(width, layers));
     let best = best.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models");
     if (parameters(&best) as f64 / target).ln().abs() > 0.1 {
         let what = format!("no model of this family's proportions has {target:.3e} parameters");
@@ -148,10 +148,9 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
         let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
         let topology =
             format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
-        let seconds = run.seconds / terms.availability;
-        let cost = run.device_hours() / terms.availability * terms.price;
+        let (seconds, cost) = (terms.calendar_seconds(run), terms.cost(run));
         let (gib, step) = (candidate.bytes / GIB, alike(candidate.seconds, slowest));
-        let price = money(terms.currency, cost);
+        let price = terms.money(cost);
         line.extend([topology.clone(), format!("{gib:.1}"), step, span(seconds), price]);
         lines.push(line);
         (days, sum) = (days + seconds, sum + cost);

@@ -1,11 +1,11 @@
 //! Changes to a plan, each with its benefit: less memory, or a faster step.
 
 use super::setup::{Program, Setup};
-use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule};
+use manifest::{LayerSplit, OffloadWhat, Recompute, Schedule, Topology};
 
 /// Kinds of changes, in the order in which they are tried: the cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Rung {
+pub enum ChangeKind {
     /// More, smaller micro-batches; sums of gradients for more tokens.
     Accumulate,
     /// Recomputation, ZeRO, and other cuts of the model.
@@ -13,33 +13,50 @@ pub enum Rung {
     /// States in the host's memory.
     Offload,
     /// Moments in 8 bits.
-    Code,
+    Adam8bit,
     /// Gradients of low rank between replicas.
     Compress,
 }
 
 /// Changed plan before it is evaluated.
 #[derive(Clone, Debug)]
-pub struct Step {
-    pub rung: Rung,
+pub struct Proposal {
+    pub kind: ChangeKind,
     pub what: String,
     /// The manifest's settings for it, as `--set` takes them; empty where no setting does it.
     pub sets: Vec<String>,
     pub setup: Setup,
 }
 
-/// List of changes that keeps only possible ones.
-struct Steps<'a> {
-    from: &'a Setup,
-    list: Vec<Step>,
+impl Proposal {
+    /// Change by one setting, on the same setup.
+    pub fn new(kind: ChangeKind, what: String, set: String, setup: &Setup) -> Proposal {
+        Proposal { kind, what, sets: vec![set], setup: setup.clone() }
+    }
+
+    /// Both changes; `second` was derived from the setup of this one.
+    pub fn and(&self, second: Proposal) -> Proposal {
+        Proposal {
+            kind: self.kind.max(second.kind),
+            what: format!("{} and {}", self.what, second.what),
+            sets: [&self.sets[..], &second.sets].concat(),
+            setup: second.setup,
+        }
+    }
 }
 
-impl Steps<'_> {
-    fn add(&mut self, rung: Rung, what: String, sets: &[(&str, String)], setup: Setup) {
+/// List of changes that keeps only possible ones.
+struct Proposals<'a> {
+    from: &'a Setup,
+    list: Vec<Proposal>,
+}
+
+impl Proposals<'_> {
+    fn add(&mut self, kind: ChangeKind, what: String, sets: &[(&str, String)], setup: Setup) {
         let spread_out = setup.topology.tensor > setup.per_node;
-        if setup.impossible().is_empty() && !spread_out {
+        if setup.violations().is_empty() && !spread_out {
             let sets = sets.iter().map(|(key, value)| format!("{key}={value}")).collect();
-            self.list.push(Step { rung, what, sets, setup });
+            self.list.push(Proposal { kind, what, sets, setup });
         }
     }
 
@@ -51,7 +68,7 @@ impl Steps<'_> {
         if tensor * pipeline * data != t.ranks() || pipeline > self.from.model.layers {
             return;
         }
-        let split = split(self.from.model.layers, pipeline);
+        let split = layer_split(self.from.model.layers, pipeline);
         let words = [("TP", t.tensor, tensor), ("PP", t.pipeline, pipeline), ("DP", t.data, data)];
         let changed = words.iter().filter(|(_, old, new)| old != new);
         let what = changed.map(|(name, old, new)| format!("{name} {old} → {new}"));
@@ -60,63 +77,72 @@ impl Steps<'_> {
             ("topology.tensor", tensor.to_string()),
             ("topology.pipeline", pipeline.to_string()),
             ("topology.data", data.to_string()),
-            ("topology.layer_split", split_word(&split).to_string()),
+            ("topology.layer_split", layer_split_name(&split).to_string()),
         ];
-        let setup = self.from.clone().cut(|t| {
+        let setup = self.from.clone().with_topology(|t| {
             (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
             t.layer_split = split;
         });
-        self.add(Rung::Shard, what, &sets, setup);
+        self.add(ChangeKind::Shard, what, &sets, setup);
     }
 
     fn micro(&mut self, micro: usize) {
         let what = format!("micro-batch {} → {micro}", self.from.micro);
         let sets = [("batch.micro", micro.to_string())];
-        self.add(Rung::Accumulate, what, &sets, Setup { micro, ..self.from.clone() });
+        self.add(ChangeKind::Accumulate, what, &sets, Setup { micro, ..self.from.clone() });
+    }
+
+    /// Adds a change of one setting of the topology.
+    fn set(
+        &mut self,
+        kind: ChangeKind,
+        what: String,
+        (key, value): (&str, &str),
+        change: impl FnOnce(&mut Topology),
+    ) {
+        let setup = self.from.clone().with_topology(change);
+        self.add(kind, what, &[(key, value.to_string())], setup);
     }
 
     fn recompute(&mut self, recompute: Recompute) {
-        if !self.from.program.recomputes().contains(&recompute) {
-            return;
+        if self.from.program.recomputes().contains(&recompute) {
+            let (what, set) = (
+                format!("recompute {}", recompute.name()),
+                ("topology.recompute", recompute.name()),
+            );
+            self.set(ChangeKind::Shard, what, set, |t| t.recompute = recompute);
         }
-        let word = recompute.name();
-        let setup = self.from.clone().cut(|t| t.recompute = recompute);
-        let set = ("topology.recompute", word.to_string());
-        self.add(Rung::Shard, format!("recompute {word}"), &[set], setup);
     }
 
     fn zero(&mut self, zero: u8) {
-        let setup = self.from.clone().cut(|t| t.zero = zero);
-        let set = ("topology.zero", zero.to_string());
-        self.add(Rung::Shard, format!("ZeRO-{zero}"), &[set], setup);
+        let set = ("topology.zero", &*zero.to_string());
+        self.set(ChangeKind::Shard, format!("ZeRO-{zero}"), set, |t| t.zero = zero);
     }
 
     /// Adds offload of the states, then also of the weights.
     fn offload(&mut self) {
-        let (from, t) = (self.from, &self.from.topology);
+        let from = self.from;
         let optimizer = "optimizer in host memory".to_string();
         if from.program != Program::Gptrain {
             let mut setup = from.clone();
             setup.offload.optimizer = true;
-            if !from.offload.optimizer && t.zero > 0 {
-                self.add(Rung::Offload, optimizer, &[], setup);
+            if !from.offload.optimizer && from.topology.zero > 0 {
+                self.add(ChangeKind::Offload, optimizer, &[], setup);
             }
             return;
         }
         let full = "optimizer and weights in host memory".to_string();
-        let more = [(OffloadWhat::Optimizer, optimizer), (OffloadWhat::Full, full)];
-        let done = [OffloadWhat::None, OffloadWhat::Optimizer, OffloadWhat::Full];
-        let at = done.iter().position(|what| *what == t.offload.what).expect("one of three");
-        for (what, words) in more.into_iter().skip(at) {
-            let setup = from.clone().cut(|t| t.offload.what = what);
-            let set = ("topology.offload", what.name().to_string());
-            self.add(Rung::Offload, words, &[set], setup);
+        for (what, words) in [(OffloadWhat::Optimizer, optimizer), (OffloadWhat::Full, full)] {
+            if what as usize > from.topology.offload.what as usize {
+                let set = ("topology.offload", what.name());
+                self.set(ChangeKind::Offload, words, set, |t| t.offload.what = what);
+            }
         }
     }
 }
 
 /// Layer split: uniform if divisible, else with embedding and head counted, else as even as possible.
-pub fn split(layers: usize, pipeline: usize) -> LayerSplit {
+pub fn layer_split(layers: usize, pipeline: usize) -> LayerSplit {
     match () {
         _ if layers.is_multiple_of(pipeline) => LayerSplit::Uniform,
         _ if (layers + 2).is_multiple_of(pipeline) => LayerSplit::TransformerAndEmbedding,
@@ -124,7 +150,7 @@ pub fn split(layers: usize, pipeline: usize) -> LayerSplit {
     }
 }
 
-pub fn split_word(split: &LayerSplit) -> &'static str {
+pub fn layer_split_name(split: &LayerSplit) -> &'static str {
     match split {
         LayerSplit::Uniform => "uniform",
         LayerSplit::TransformerAndEmbedding => "transformer_and_embedding",
@@ -133,49 +159,48 @@ pub fn split_word(split: &LayerSplit) -> &'static str {
 }
 
 /// Settings as flags that a shell takes.
-pub fn flags_of(sets: &[String]) -> String {
-    let flag = |set: &String| match set.contains(' ') {
-        true => format!("--set '{set}'"),
-        false => format!("--set {set}"),
+pub fn set_flags(sets: &[String]) -> String {
+    let flag = |set: &String| {
+        if set.contains(' ') { format!("--set '{set}'") } else { format!("--set {set}") }
     };
     sets.iter().map(flag).collect::<Vec<_>>().join(" ")
 }
 
-/// Steps that need less memory.
-pub fn smaller_steps(from: &Setup) -> Vec<Step> {
+/// Changes that need less memory.
+pub fn propose_smaller(from: &Setup) -> Vec<Proposal> {
     let t = &from.topology;
     let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
-    let mut steps = Steps { from, list: Vec::new() };
+    let mut proposals = Proposals { from, list: Vec::new() };
     if from.micro > 1 {
-        steps.micro(from.micro / 2);
+        proposals.micro(from.micro / 2);
     }
     match t.recompute {
         Recompute::None => {
-            steps.recompute(Recompute::Selective);
-            steps.recompute(Recompute::Full);
+            proposals.recompute(Recompute::Selective);
+            proposals.recompute(Recompute::Full);
         }
-        Recompute::Selective => steps.recompute(Recompute::Full),
+        Recompute::Selective => proposals.recompute(Recompute::Full),
         Recompute::Full => {}
     }
     for &zero in from.program.zeros(pipeline).iter().filter(|zero| **zero > t.zero && data > 1) {
-        steps.zero(zero);
+        proposals.zero(zero);
     }
     if data.is_multiple_of(2) {
-        steps.cut(2 * tensor, pipeline, data / 2);
-        steps.cut(tensor, 2 * pipeline, data / 2);
+        proposals.cut(2 * tensor, pipeline, data / 2);
+        proposals.cut(tensor, 2 * pipeline, data / 2);
     }
     if pipeline.is_multiple_of(2) {
-        steps.cut(2 * tensor, pipeline / 2, data);
+        proposals.cut(2 * tensor, pipeline / 2, data);
     }
-    steps.offload();
-    steps.list
+    proposals.offload();
+    proposals.list
 }
 
-/// Steps that may be faster.
-pub fn faster_steps(from: &Setup) -> Vec<Step> {
+/// Changes that may be faster.
+pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
     let (m, t) = (&from.model, &from.topology);
     let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
-    let mut steps = Steps { from, list: Vec::new() };
+    let mut proposals = Proposals { from, list: Vec::new() };
     let mut heads: Vec<usize> = (1..=4 * m.heads)
         .filter(|a| m.hidden.is_multiple_of(8 * a) && a.is_multiple_of(tensor))
         .filter(|a| m.head_dim.is_none() && a.is_multiple_of(m.kv_heads.unwrap_or(1)))
@@ -186,11 +211,11 @@ pub fn faster_steps(from: &Setup) -> Vec<Step> {
         let what = format!("{} → {heads} heads: head_dim {before} → {after}", m.heads);
         let mut setup = from.clone();
         setup.model.heads = heads;
-        steps.add(Rung::Shard, what, &[("model.heads", heads.to_string())], setup);
+        proposals.add(ChangeKind::Shard, what, &[("model.heads", heads.to_string())], setup);
     }
-    steps.micro(2 * from.micro);
+    proposals.micro(2 * from.micro);
     if from.micro > 1 {
-        steps.micro(from.micro / 2);
+        proposals.micro(from.micro / 2);
     }
     for (tensor, pipeline, data) in [
         (tensor / 2, pipeline, data * 2),
@@ -201,36 +226,36 @@ pub fn faster_steps(from: &Setup) -> Vec<Step> {
         (tensor, pipeline * 2, data / 2),
     ] {
         if tensor * pipeline * data > 0 {
-            steps.cut(tensor, pipeline, data);
+            proposals.cut(tensor, pipeline, data);
         }
     }
     match t.recompute {
         Recompute::Full => {
-            steps.recompute(Recompute::Selective);
-            steps.recompute(Recompute::None);
+            proposals.recompute(Recompute::Selective);
+            proposals.recompute(Recompute::None);
         }
-        Recompute::Selective => steps.recompute(Recompute::None),
+        Recompute::Selective => proposals.recompute(Recompute::None),
         Recompute::None => {}
     }
     let even = (m.layers + 2).is_multiple_of(pipeline) && pipeline > 1;
     if even && t.layer_split != LayerSplit::TransformerAndEmbedding {
         let what = "embedding and head counted as a layer each".to_string();
-        let setup = from.clone().cut(|t| t.layer_split = LayerSplit::TransformerAndEmbedding);
-        let word = "transformer_and_embedding".to_string();
-        steps.add(Rung::Shard, what, &[("topology.layer_split", word)], setup);
+        let set = ("topology.layer_split", "transformer_and_embedding");
+        let split = LayerSplit::TransformerAndEmbedding;
+        proposals.set(ChangeKind::Shard, what, set, |t| t.layer_split = split);
     }
     let chunked = from.program.chunks().contains(&2) && m.layers.is_multiple_of(2 * pipeline);
     if chunked && pipeline > 1 && t.schedule == Schedule::OneFOneB {
-        let setup = from.clone().cut(|t| (t.schedule, t.chunks) = (Schedule::Interleaved, 2));
         let what = "interleaved schedule, 2 chunks".to_string();
-        let set = ("topology.schedule", "interleaved".to_string());
-        steps.add(Rung::Shard, what, &[set], setup);
+        let set = ("topology.schedule", "interleaved");
+        let interleave = |t: &mut Topology| (t.schedule, t.chunks) = (Schedule::Interleaved, 2);
+        proposals.set(ChangeKind::Shard, what, set, interleave);
     }
     if from.micros() < 4 * pipeline && pipeline > 1 {
         let global = 2 * from.global;
         let what = format!("global batch {} → {global}", from.global);
         let setup = Setup { global, ..from.clone() };
-        steps.add(Rung::Accumulate, what, &[("batch.global", global.to_string())], setup);
+        proposals.add(ChangeKind::Accumulate, what, &[("batch.global", global.to_string())], setup);
     }
-    steps.list
+    proposals.list
 }

@@ -3,7 +3,7 @@
 
 use super::print;
 use super::view::{GIB, View};
-use super::words::{alike, money, span};
+use super::words::{alike, span};
 use base::Count;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -32,15 +32,17 @@ pub fn compared(now: &Side, then: &Side) -> (String, Value) {
     let largest = a.seconds.max(b.seconds);
     let seconds = |seconds: f64| alike(seconds, largest);
     let count = |count: f64| Count(count as u64).to_string();
-    let paid = |sum: f64| money(a.currency, sum);
+    let paid = |sum: f64| a.terms.money(sum);
+    let calendar = |view: &View| view.terms.calendar_seconds(&view.days);
+    let cost = |view: &View| view.terms.cost(&view.days);
     let [ours, theirs] = [a, b].map(|view| view.setup.ranks() as f64);
     let figures: [Figure; 6] = [
         ("devices", ours, theirs, &count),
         ("memory of a device", a.reserved, b.reserved, &gib),
         ("a step", a.seconds, b.seconds, &seconds),
-        ("the run", a.calendar_seconds(), b.calendar_seconds(), &span),
+        ("the run", calendar(a), calendar(b), &span),
         ("device hours", a.days.device_hours(), b.days.device_hours(), &super::words::hours),
-        ("money", a.money(), b.money(), &paid),
+        ("money", cost(a), cost(b), &paid),
     ];
     for (name, a, b, say) in figures {
         let _ = writeln!(text, "{name:24}{:>18}{:>18}{:>12}", say(a), say(b), share(a, b));
@@ -102,24 +104,25 @@ fn differences<'a>(
     b: &[(&'a str, f64)],
     whole: f64,
 ) -> Vec<(&'a str, f64, f64)> {
-    let of = |parts: &[(&str, f64)], name: &str| {
+    let total = |parts: &[(&str, f64)], name: &str| {
         parts.iter().filter(|(other, _)| *other == name).map(|(_, x)| x).sum::<f64>()
     };
     let mut names: Vec<&str> = a.iter().chain(b).map(|(name, _)| *name).collect();
     names.sort_unstable();
     names.dedup();
-    let each = names.into_iter().map(|name| (name, of(a, name), of(b, name)));
-    let mut all: Vec<_> = each.filter(|(_, x, y)| (x - y).abs() > WORTH_SAYING * whole).collect();
-    all.sort_by(|x, y| (y.1 - y.2).abs().total_cmp(&(x.1 - x.2).abs()));
-    all
+    let parts = names.into_iter().map(|name| (name, total(a, name), total(b, name)));
+    let mut differing: Vec<_> =
+        parts.filter(|(_, x, y)| (x - y).abs() > WORTH_SAYING * whole).collect();
+    differing.sort_by(|x, y| (y.1 - y.2).abs().total_cmp(&(x.1 - x.2).abs()));
+    differing
 }
 
 /// Settings that differ, with both values; "–" where one has none.
 fn changes(a: &str, b: &str) -> BTreeMap<String, [String; 2]> {
     let (a, b) = (settings(a), settings(b));
     let keys = a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key));
-    let value = |of: &BTreeMap<String, String>, key: &String| {
-        of.get(key).cloned().unwrap_or_else(|| "–".to_string())
+    let value = |settings: &BTreeMap<String, String>, key: &String| {
+        settings.get(key).cloned().unwrap_or_else(|| "–".to_string())
     };
     keys.map(|key| (key.clone(), [value(&a, key), value(&b, key)])).collect()
 }
@@ -127,7 +130,7 @@ fn changes(a: &str, b: &str) -> BTreeMap<String, [String; 2]> {
 /// Settings of block-style YAML: keys such as "topology.tensor", and values as written.
 fn settings(yaml: &str) -> BTreeMap<String, String> {
     let mut path: Vec<(usize, &str)> = Vec::new();
-    let mut all = BTreeMap::new();
+    let mut settings = BTreeMap::new();
     for line in yaml.lines() {
         let inner = line.trim_start();
         let Some((key, value)) = inner.split_once(':') else { continue };
@@ -139,10 +142,10 @@ fn settings(yaml: &str) -> BTreeMap<String, String> {
         path.push((depth, key));
         if !value.trim().is_empty() {
             let keys: Vec<&str> = path.iter().map(|(_, key)| *key).collect();
-            all.insert(keys.join("."), value.trim().to_string());
+            settings.insert(keys.join("."), value.trim().to_string());
         }
     }
-    all
+    settings
 }
 
 #[test]

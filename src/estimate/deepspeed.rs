@@ -22,12 +22,13 @@ pub fn states(
     const BUFFER: f64 = 1.5;
     let whole = 4.0 * per_node;
     if zero == 2 {
-        return match offload.optimizer {
-            true => States { gpu: 2.0 * parameters, host: parameters * whole.max(16.0) * BUFFER },
-            false => States {
+        return if offload.optimizer {
+            States { gpu: 2.0 * parameters, host: parameters * whole.max(16.0) * BUFFER }
+        } else {
+            States {
                 gpu: 4.0 * parameters + 16.0 * parameters / gpus,
                 host: parameters * whole * BUFFER,
-            },
+            }
         };
     }
     let share = per_node / gpus;

@@ -96,10 +96,10 @@ pub struct Hardware {
     pub slowdown: f64,
     /// Half the plan's relative error without variation between days; not in the table.
     #[serde(skip, default = "unmeasured")]
-    pub doubt: f64,
+    pub uncertainty: f64,
     /// Whether it is the local CPU, which all ranks share as threads; not in the table.
     #[serde(skip)]
-    pub here: bool,
+    pub is_local: bool,
     /// Cores of the local CPU that other programs keep busy; not in the table.
     #[serde(skip)]
     pub busy: Busy,
@@ -210,10 +210,16 @@ const LINK_SHARE: f64 = 0.7;
 const LONG_HERE: f64 = 86400.0;
 
 impl Hardware {
+    /// Row for the rest of the process: a command plans once, and every copy of a setup points at its
+    /// hardware.
+    pub fn leak(self) -> &'static Hardware {
+        Box::leak(Box::new(self))
+    }
+
     /// Notes on the basis of a plan for `program` on such a device, whose run takes so many seconds.
     pub fn notes(&self, program: &str, seconds: f64) -> Vec<String> {
         let mut notes = Vec::new();
-        if self.here && seconds > LONG_HERE {
+        if self.is_local && seconds > LONG_HERE {
             notes.push(
                 "This is the processor of this machine; for GPUs: --hardware h100-80g (see \
                  --list-hardware)."
@@ -243,7 +249,7 @@ impl Hardware {
 
     /// Whether there is no measured run of gptrain on such a device, so that the data sheet is used.
     pub fn is_unmeasured(&self) -> bool {
-        !self.here && self.doubt >= unmeasured()
+        !self.is_local && self.uncertainty >= unmeasured()
     }
 
     pub fn shares(&self) -> Shares {
@@ -274,9 +280,10 @@ impl Hardware {
     /// Link of a device to another of its node, or of another node, if so many groups of the node use its
     /// adapters at once.
     pub fn link(&self, in_node: bool, groups: usize) -> Link {
-        let (measured, sheet) = match in_node {
-            true => (self.links.bus, self.bus_gb_s),
-            false => (self.links.network, self.bus_gb_s.min(self.network_gb_s / groups as f64)),
+        let (measured, sheet) = if in_node {
+            (self.links.bus, self.bus_gb_s)
+        } else {
+            (self.links.network, self.bus_gb_s.min(self.network_gb_s / groups as f64))
         };
         measured.unwrap_or(Link { latency_us: 0.0, gb_s: sheet * LINK_SHARE })
     }
@@ -294,18 +301,18 @@ pub fn table() -> &'static [Hardware] {
 pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     let names =
         |rows: &[&Hardware]| rows.iter().map(|h| h.name.as_str()).collect::<Vec<_>>().join(", ");
-    let all: Vec<&'static Hardware> = TABLE.iter().collect();
+    let rows: Vec<&'static Hardware> = TABLE.iter().collect();
     let name = name.to_ascii_lowercase();
     let begins = |h: &&'static Hardware| {
         let rest = h.name.strip_prefix(&*name);
         rest.is_some_and(|rest| rest.starts_with('-') && !name.is_empty())
     };
-    let alike: Vec<&'static Hardware> = all.iter().copied().filter(begins).collect();
-    match (all.iter().find(|h| h.name == name || h.also.contains(&name)), &alike[..]) {
+    let alike: Vec<&'static Hardware> = rows.iter().copied().filter(begins).collect();
+    match (rows.iter().find(|h| h.name == name || h.also.contains(&name)), &alike[..]) {
         (Some(row), _) => Ok(row),
         (None, [row]) => Ok(row),
         (None, []) => {
-            let remedy = format!("take one of {}", names(&all));
+            let remedy = format!("take one of {}", names(&rows));
             Err(Problems::one(place, format!("unknown hardware `{name}`"), remedy))
         }
         (None, several) => {
@@ -316,7 +323,7 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
 }
 
 /// Machine of a measured run: the one that its period names, else the row `name`.
-pub fn of_run(name: &str, period: &str) -> Result<&'static Hardware, Problems> {
+pub fn for_run(name: &str, period: &str) -> Result<&'static Hardware, Problems> {
     let ran = |row: &&Hardware| row.periods.iter().any(|begin| period.starts_with(begin));
     TABLE.iter().find(ran).map_or_else(|| find(name, "hardware"), Ok)
 }

@@ -8,23 +8,23 @@ use plan::robust::median;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 
-/// Maximum number of stretches of one batch size: learning takes the cube of their number.
-const STRETCHES: usize = 32;
+/// Maximum number of medians of one batch size: learning takes the cube of their number.
+const MAX_MEDIANS: usize = 32;
 
 /// Steps of a run.
 pub struct Log {
-    /// Stretches of steps of one batch size, each with its median: at most `STRETCHES` of a size.
-    pub stretches: Vec<Stretch>,
+    /// Medians of consecutive steps of one batch size: at most `MAX_MEDIANS` of a size.
+    pub medians: Vec<StepMedians>,
     /// Batch and seconds of each step, except outliers.
     pub steps: Vec<(usize, f64)>,
     /// Outliers: lines whose time is far from the median of their batch, with the reason.
-    pub odd: Vec<(String, String)>,
+    pub outliers: Vec<(String, String)>,
     /// Parts of a step that the run has measured: the newest table.
     pub parts: Option<PartTable>,
 }
 
-/// Steps of one batch size that follow each other: the median of each value.
-pub struct Stretch {
+/// Medians of consecutive steps of one batch size.
+pub struct StepMedians {
     /// Lines of the log, such as "lines 5 to 40".
     pub id: String,
     pub line: usize,
@@ -42,12 +42,6 @@ struct Step {
     tflops: Option<f64>,
 }
 
-/// Contents of a line.
-struct Line {
-    seconds: f64,
-    global: Option<f64>,
-}
-
 /// Step of `metrics.jsonl`; an evaluation has no seconds.
 #[derive(Deserialize)]
 struct Metrics {
@@ -55,12 +49,14 @@ struct Metrics {
     global_batch: usize,
 }
 
-fn read_line(line: &str) -> Option<Line> {
+/// Seconds of a step, and its batch if the line has it.
+fn read_line(line: &str) -> Option<(f64, Option<usize>)> {
     if line.starts_with('{') {
         let Metrics { sec, global_batch } = serde_json::from_str(line).ok()?;
-        return Some(Line { seconds: sec, global: Some(global_batch as f64) });
+        return Some((sec, Some(global_batch)));
     }
-    Some(Line { seconds: seconds(line)?, global: field(line, "global batch size:") })
+    let batch = field(line, "global batch size:").map(|batch| batch as usize);
+    Some((seconds(line)?, batch))
 }
 
 /// Steps of a run of `setup`, each with its line's batch, in memory that grows with the log. Skips the
@@ -78,8 +74,8 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
             parts = serde_json::from_str(line).ok().or(parts);
             continue;
         }
-        let Some(Line { seconds, global }) = read_line(line) else { continue };
-        let batch = global.map_or(setup.global, |batch| batch as usize);
+        let Some((seconds, batch)) = read_line(line) else { continue };
+        let batch = batch.unwrap_or(setup.global);
         let tflops = field(line, "TFLOPs:");
         let step = Step { line: number + 1, seconds, memory_gb: None, tflops };
         batches.entry(batch).or_default().push(step);
@@ -95,25 +91,25 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     if batches.values().map(Vec::len).sum::<usize>() > 1 {
         batches.get_mut(&first).expect("it is of this batch").remove(0);
     }
-    let mut log = Log { stretches: Vec::new(), steps: Vec::new(), odd: Vec::new(), parts };
+    let mut log = Log { medians: Vec::new(), steps: Vec::new(), outliers: Vec::new(), parts };
     for (batch, mut steps) in batches {
         steps.retain(|step| step.seconds.is_finite() && step.seconds > 0.0);
-        usual(&mut steps, &mut log.odd);
+        drop_outliers(&mut steps, &mut log.outliers);
         log.steps.extend(steps.iter().map(|step| (batch, step.seconds)));
-        let each = steps.len().div_ceil(STRETCHES).max(1);
-        log.stretches.extend(steps.chunks(each).map(|steps| stretch(steps, batch)));
+        let each = steps.len().div_ceil(MAX_MEDIANS).max(1);
+        log.medians.extend(steps.chunks(each).map(|steps| medians(steps, batch)));
     }
     Ok(log)
 }
 
-/// Medians of steps of one batch that follow each other.
-fn stretch(steps: &[Step], batch: usize) -> Stretch {
+/// Medians of consecutive steps of one batch.
+fn medians(steps: &[Step], batch: usize) -> StepMedians {
     let (line, last) = (steps[0].line, steps[steps.len() - 1].line);
     let median_of = |value: fn(&Step) -> Option<f64>| {
         let found = median(steps.iter().filter_map(value));
         found.is_finite().then_some(found)
     };
-    Stretch {
+    StepMedians {
         id: if line == last { format!("line {line}") } else { format!("lines {line} to {last}") },
         line,
         batch,
@@ -124,7 +120,7 @@ fn stretch(steps: &[Step], batch: usize) -> Stretch {
 }
 
 /// Leaves out the steps whose time is far from the median of all, which are of one batch.
-fn usual(steps: &mut Vec<Step>, odd: &mut Vec<(String, String)>) {
+fn drop_outliers(steps: &mut Vec<Step>, outliers: &mut Vec<(String, String)>) {
     let middle = median(steps.iter().map(|step| step.seconds));
     let few = steps.len() < 3;
     steps.retain(|Step { line, seconds, .. }| {
@@ -132,7 +128,7 @@ fn usual(steps: &mut Vec<Step>, odd: &mut Vec<(String, String)>) {
         if !usual {
             let times = seconds / middle;
             let what = format!("{seconds:.2} s is {times:.2} times its neighbours': left out");
-            odd.push((format!("line {line}"), what));
+            outliers.push((format!("line {line}"), what));
         }
         usual
     });

@@ -153,7 +153,7 @@ impl RankSpeeds {
 
 impl Measured {
     /// Whether a text is meant to be a document of gptrain bench: one JSON object, not one a line.
-    pub fn is(text: &str) -> bool {
+    pub fn is_document(text: &str) -> bool {
         let whole = serde_json::from_str::<serde_json::Value>(text);
         let first = text.trim_start().lines().next().unwrap_or("");
         match whole {

@@ -33,41 +33,29 @@ pub enum Part {
 }
 
 impl Part {
-    pub const COUNT: usize = 11;
-
-    /// All parts, in the order of the table.
-    pub const ALL: [Part; Part::COUNT] = [
-        Part::Products,
-        Part::Attention,
-        Part::Elements,
-        Part::Head,
-        Part::Optimizer,
-        Part::Tensor,
-        Part::Pipeline,
-        Part::Data,
-        Part::Input,
-        Part::Save,
-        Part::Other,
+    /// All parts with their names, in the order of the table.
+    pub const ALL: [(Part, &str); 11] = [
+        (Part::Products, "matrix products"),
+        (Part::Attention, "attention"),
+        (Part::Elements, "norms and element-wise"),
+        (Part::Head, "head and loss"),
+        (Part::Optimizer, "optimizer"),
+        (Part::Tensor, "tensor collectives"),
+        (Part::Pipeline, "pipeline bubble and messages"),
+        (Part::Data, "data collectives"),
+        (Part::Input, "input"),
+        (Part::Save, "save"),
+        (Part::Other, "other"),
     ];
 
+    pub const COUNT: usize = Part::ALL.len();
+
     pub fn name(self) -> &'static str {
-        match self {
-            Part::Products => "matrix products",
-            Part::Attention => "attention",
-            Part::Elements => "norms and element-wise",
-            Part::Head => "head and loss",
-            Part::Optimizer => "optimizer",
-            Part::Tensor => "tensor collectives",
-            Part::Pipeline => "pipeline bubble and messages",
-            Part::Data => "data collectives",
-            Part::Input => "input",
-            Part::Save => "save",
-            Part::Other => "other",
-        }
+        Part::ALL[self as usize].1
     }
 
     /// Part that an op of a pass belongs to.
-    pub fn of_op(name: &str) -> Part {
+    pub fn from_op(name: &str) -> Part {
         match name {
             "gemm" | FP8_PRODUCT => Part::Products,
             HEAD_PRODUCT | "cross entropy" => Part::Head,
@@ -77,7 +65,7 @@ impl Part {
     }
 
     /// Part that a row of `TRAFFIC` belongs to.
-    pub fn of_traffic(row: usize) -> Part {
+    pub fn from_traffic(row: usize) -> Part {
         [Part::Tensor, Part::Pipeline, Part::Data, Part::Pipeline][row]
     }
 }
@@ -102,12 +90,14 @@ impl StepTimes {
     pub fn parts(&self) -> PartSeconds {
         let mut parts = [0.0; Part::COUNT];
         for (name, seconds) in &self.ops.passes {
-            parts[Part::of_op(name) as usize] += seconds;
+            parts[Part::from_op(name) as usize] += seconds;
         }
         parts[Part::Optimizer as usize] = self.ops.once.values().sum();
         for (group, seconds) in self.waits.iter().chain(&self.ops.waits) {
             let row = TRAFFIC.iter().position(|(_, groups)| groups.contains(&&**group));
-            row.into_iter().for_each(|row| parts[Part::of_traffic(row) as usize] += seconds);
+            if let Some(row) = row {
+                parts[Part::from_traffic(row) as usize] += seconds;
+            }
         }
         parts[Part::Input as usize] = self.input;
         parts[Part::Save as usize] = self.save;
@@ -142,7 +132,7 @@ pub struct PartTable {
 }
 
 /// Deviation of a step from its plan above which a part is named.
-const BROKEN: f64 = 0.1;
+const DEVIATION: f64 = 0.1;
 
 impl PartTable {
     pub fn new(
@@ -151,11 +141,11 @@ impl PartTable {
         planned: &PartSeconds,
         measured: &PartSeconds,
     ) -> PartTable {
-        let row = |part: &Part| {
-            let (name, i) = (part.name().to_string(), *part as usize);
-            PartRow { name, planned: planned[i], measured: measured[i] }
+        let row = |(part, name): (Part, &str)| {
+            let (planned, measured) = (planned[part as usize], measured[part as usize]);
+            PartRow { name: name.to_string(), planned, measured }
         };
-        PartTable { step, batch, parts: Part::ALL.iter().map(row).collect() }
+        PartTable { step, batch, parts: Part::ALL.map(row).to_vec() }
     }
 
     /// Row of a part; zeros if the table has none.
@@ -166,8 +156,9 @@ impl PartTable {
 
     /// Sets the measured seconds of a part.
     pub fn set_measured(&mut self, part: Part, seconds: f64) {
-        let row = self.parts.iter_mut().find(|row| row.name == part.name());
-        row.into_iter().for_each(|row| row.measured = seconds);
+        if let Some(row) = self.parts.iter_mut().find(|row| row.name == part.name()) {
+            row.measured = seconds;
+        }
     }
 
     /// Sums over the parts.
@@ -179,9 +170,9 @@ impl PartTable {
 
     /// Part that explains most of the step's deviation from its plan; None if the step is within a
     /// tenth of it.
-    pub fn broken(&self) -> Option<&PartRow> {
+    pub fn largest_deviation(&self) -> Option<&PartRow> {
         let total = self.total();
-        if total.excess().abs() <= BROKEN * total.planned {
+        if total.excess().abs() <= DEVIATION * total.planned {
             return None;
         }
         let towards = total.excess().signum();
@@ -190,27 +181,28 @@ impl PartTable {
 
     /// Formats seconds of this table in one unit.
     pub fn time(&self, seconds: f64) -> String {
-        match self.total().measured < 10.0 {
-            true => format!("{:.1} ms", 1e3 * seconds),
-            false => format!("{seconds:.2} s"),
+        if self.total().measured < 10.0 {
+            format!("{:.1} ms", 1e3 * seconds)
+        } else {
+            format!("{seconds:.2} s")
         }
     }
 
     /// One sentence about the step and the part that breaks the plan.
-    pub fn verdict(&self) -> String {
+    pub fn summary(&self) -> String {
         let total = self.total();
         let (planned, measured) = (self.time(total.planned), self.time(total.measured));
-        match self.broken() {
+        match self.largest_deviation() {
             None => format!("a step takes {measured}, as planned ({planned})"),
             Some(part) => {
-                let part = self.blame(part);
+                let part = self.explain(part);
                 format!("a step takes {measured}, {planned} were planned; {part}")
             }
         }
     }
 
     /// "most of the difference is in attention: 40.0 ms, planned 20.0 ms"
-    pub fn blame(&self, part: &PartRow) -> String {
+    pub fn explain(&self, part: &PartRow) -> String {
         let [measured, planned] = [part.measured, part.planned].map(|s| self.time(s));
         format!("most of the difference is in {}: {measured}, planned {planned}", part.name)
     }
@@ -221,14 +213,14 @@ impl PartTable {
         self.parts.iter().filter(counts).cloned().chain([self.total()]).collect()
     }
 
-    /// The table as lines of text, with the verdict.
+    /// The table as lines of text, with the summary.
     pub fn text(&self) -> String {
         let mut text = format!("{:28} {:>10} {:>10}\n", "time of a step", "planned", "measured");
         for row in self.shown() {
             let [planned, measured] = [row.planned, row.measured].map(|s| self.time(s));
             let _ = writeln!(text, "{:28} {planned:>10} {measured:>10}", row.name);
         }
-        text + &self.verdict()
+        text + &self.summary()
     }
 }
 
@@ -274,12 +266,12 @@ mod tests {
     #[test]
     fn the_part_that_breaks_the_plan_is_named() {
         let slower = table([1.0, 1.0, 1.0], [1.1, 2.0, 0.9]);
-        assert_eq!(slower.broken().unwrap().name, "attention");
+        assert_eq!(slower.largest_deviation().unwrap().name, "attention");
         assert!(slower.text().contains("most of the difference is in attention: 2000.0 ms"));
         let faster = table([1.0, 1.0, 1.0], [0.2, 0.9, 1.2]);
-        assert_eq!(faster.broken().unwrap().name, "matrix products");
+        assert_eq!(faster.largest_deviation().unwrap().name, "matrix products");
         let near = table([1.0, 1.0, 1.0], [1.3, 0.9, 0.9]);
-        assert!(near.broken().is_none() && near.verdict().contains("as planned"));
+        assert!(near.largest_deviation().is_none() && near.summary().contains("as planned"));
         assert_eq!(near.shown().len(), 4, "three parts and their sum");
     }
 

@@ -282,8 +282,8 @@ fn tiles(v: &View) -> Vec<Tile> {
     let devices = words::devices(v.setup.ranks());
     let digits = if model < 10.0 { 2 } else { 0 };
     let grid = format!("{}, ZeRO {}", grid(t), t.zero);
-    let paid = words::money(v.currency, v.money());
-    let hours = words::hours(v.days.device_hours() / v.availability);
+    let paid = v.terms.money(v.terms.cost(&v.days));
+    let hours = words::hours(v.terms.device_hours(&v.days));
     vec![
         (&v.setup.hardware.name, devices, grid),
         ("memory of a device", memory, room),
@@ -293,7 +293,11 @@ fn tiles(v: &View) -> Vec<Tile> {
             format!("{mfu:.0} %"),
             format!("{model:.digits$} TFLOP/s a device"),
         ),
-        ("the run", words::span(v.calendar_seconds()), format!("{} tokens", words::size(v.tokens))),
+        (
+            "the run",
+            words::span(v.terms.calendar_seconds(&v.days)),
+            format!("{} tokens", words::size(v.tokens())),
+        ),
         ("money", paid, format!("{hours} device-hours")),
     ]
 }
@@ -324,7 +328,7 @@ pub fn write(
         let caption = "The best topology for each number of devices.";
         let days = v.days.days();
         let (unit, each) = unit(points.iter().map(|point| point.1).chain([days]));
-        let tokens = words::size(v.tokens);
+        let tokens = words::size(v.tokens());
         let title = format!("{unit} for {tokens} tokens against devices");
         let own =
             (v.setup.ranks(), days * each, format!("this plan: {}", words::span(v.days.seconds)));
@@ -346,16 +350,16 @@ pub fn write_search(
     terms: &Terms,
     table: &str,
 ) -> anyhow::Result<()> {
-    let days = |p: &Planned| p.days.days() / terms.availability;
-    let money = |p: &Planned| p.days.device_hours() / terms.availability * terms.price;
-    let points = |of: &dyn Fn(&Planned) -> f64, unit: &str| -> Vec<Point> {
+    let days = |p: &Planned| terms.calendar_days(&p.days);
+    let money = |p: &Planned| terms.cost(&p.days);
+    let points = |value_of: &dyn Fn(&Planned) -> f64, unit: &str| -> Vec<Point> {
         let one = |p: &Planned| {
-            let (value, way) = (of(p), print::way(&p.candidate.setup));
-            (p.days.devices, value, format!("{} devices: {value:.1} {unit}, {way}", p.days.devices))
+            let (value, cut) = (value_of(p), print::describe(&p.candidate.setup));
+            (p.days.devices, value, format!("{} devices: {value:.1} {unit}, {cut}", p.days.devices))
         };
-        let mut all: Vec<Point> = found.pareto.iter().map(one).collect();
-        all.sort_by_key(|point| point.0);
-        all
+        let mut points: Vec<Point> = found.pareto.iter().map(one).collect();
+        points.sort_by_key(|point| point.0);
+        points
     };
     let caption =
         "The best topology for each number of devices that is faster or cheaper than all others.";
@@ -373,12 +377,12 @@ pub fn write_search(
     let devices = words::devices(best.days.devices);
     let setup = &best.candidate.setup;
     let bar = bar(best.candidate.seconds_error, setup.program.name(), setup.hardware);
-    let span = words::span(best.days.seconds / terms.availability);
+    let span = words::span(terms.calendar_seconds(&best.days));
     let tiles: Vec<Tile> = vec![
         (&setup.hardware.name, devices, format!("best of {} topologies", Count(found.cuts as u64))),
         ("fastest step", Seconds(best.candidate.seconds).to_string(), bar),
         ("fastest run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
-        ("money", words::money(terms.currency, money(best)), "of the fastest".to_string()),
+        ("money", terms.money(money(best)), "of the fastest".to_string()),
     ];
     files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))
 }

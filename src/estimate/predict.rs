@@ -11,7 +11,7 @@ pub trait Predict: Sync {
 
     fn needs(&self, setup: &Setup) -> Needs;
 
-    fn view(&self, m: &Manifest, setup: Setup, terms: &Terms) -> View;
+    fn view(&self, m: &Manifest, setup: Setup, terms: Terms) -> View;
 
     /// Adds advice to the text and JSON of a plan: changes that make it fit if it does not, else faster
     /// plans; and findings about its shape.

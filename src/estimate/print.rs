@@ -1,11 +1,11 @@
 //! Prints an estimate as text of at most 100 columns, and as JSON.
 
-use super::change::flags_of;
+use super::change::set_flags;
 use super::days::Segment;
 use super::deepspeed::states;
-use super::gptrain::ladder::{self, Ladder};
+use super::gptrain::advisor::{self, Advisor};
 use super::gptrain::prices::TRAFFIC;
-use super::gptrain::{exchange, remedies};
+use super::gptrain::{compression, remedies};
 use super::rates::simple_days;
 use super::view::{GIB, Stage, View};
 use super::words::{self, hours, size, span};
@@ -51,9 +51,10 @@ pub fn text(v: &View) -> String {
 
 /// Summary: "fits: 43.3 of 79.2 GiB; a step 4.9 s ± 20 %; 27.1 days, $145,875".
 pub fn headline(v: &View) -> String {
-    let host = match v.fits_host() {
-        true => String::new(),
-        false => format!(", {:.0} of {:.0} GiB of its node's", v.host[0] / GIB, v.host[1] / GIB),
+    let host = if v.fits_host() {
+        String::new()
+    } else {
+        format!(", {:.0} of {:.0} GiB of its node's", v.host_needed / GIB, v.host_capacity / GIB)
     };
     let memory = |bytes: f64| match v.capacity {
         GIB.. => format!("{:.1}", bytes / GIB),
@@ -61,15 +62,15 @@ pub fn headline(v: &View) -> String {
     };
     let mut out = format!(
         "{}: {} of {} GiB{host}; a step {} {}; {}, {}\n",
-        verdict(v.fits_all()),
+        fit_words(v.fits_all()),
         memory(v.reserved),
         memory(v.capacity),
         Seconds(v.seconds),
         words::bar(v.seconds_error),
-        span(v.calendar_seconds()),
-        words::money(v.currency, v.money()),
+        span(v.terms.calendar_seconds(&v.days)),
+        v.terms.money(v.terms.cost(&v.days)),
     );
-    for note in v.setup.hardware.notes(v.program, v.calendar_seconds()) {
+    for note in v.setup.hardware.notes(v.program, v.terms.calendar_seconds(&v.days)) {
         out += &format!("  {note}\n");
     }
     out
@@ -97,9 +98,10 @@ fn memory(v: &View) -> String {
     }
     out += &deepspeed(v);
     let (stage, term) = v.peak();
-    let bar = match v.reserved_error > 0.0 {
-        true => format!(" {}", words::bar(v.reserved_error)),
-        false => String::new(),
+    let bar = if v.reserved_error > 0.0 {
+        format!(" {}", words::bar(v.reserved_error))
+    } else {
+        String::new()
     };
     let _ = writeln!(
         out,
@@ -107,7 +109,7 @@ fn memory(v: &View) -> String {
         v.needed / unit,
         v.reserved / unit,
         v.capacity / unit,
-        verdict(v.fits)
+        fit_words(v.fits)
     );
     if v.headroom > 0.0 {
         let free = v.headroom / unit;
@@ -116,18 +118,18 @@ fn memory(v: &View) -> String {
             "Left free for what CUDA and NCCL allocate in the first steps: {free:.1}"
         );
     }
-    let [needed, present] = v.host.map(|bytes| bytes / GIB);
+    let (needed, present) = (v.host_needed / GIB, v.host_capacity / GIB);
     if needed > 0.0 {
         let _ = writeln!(
             out,
             "Host memory of a node, GiB: needed {needed:.1} of {present:.1}: {}",
-            verdict(v.fits_host())
+            fit_words(v.fits_host())
         );
     }
     out
 }
 
-fn verdict(fits: bool) -> &'static str {
+fn fit_words(fits: bool) -> &'static str {
     if fits { "fits" } else { "DOES NOT FIT" }
 }
 
@@ -160,8 +162,8 @@ fn deepspeed(v: &View) -> String {
     format!(
         "DeepSpeed's own rule for weights, gradients and optimizer: {:.2} GiB a GPU, {:.1} GiB of a \
          node's memory\n",
-        states.gpu / 1073741824.0,
-        states.host / 1073741824.0
+        states.gpu / GIB,
+        states.host / GIB
     )
 }
 
@@ -220,20 +222,21 @@ fn rates(v: &View) -> String {
 }
 
 fn days(v: &View) -> String {
-    let d = &v.days;
-    let calendar = match v.availability < 1.0 {
-        true => format!(
+    let (d, terms) = (&v.days, &v.terms);
+    let calendar = if terms.availability < 1.0 {
+        format!(
             " ({} of the calendar at {:.0} % availability)",
-            span(v.calendar_seconds()),
-            100.0 * v.availability
-        ),
-        false => String::new(),
+            span(terms.calendar_seconds(d)),
+            100.0 * terms.availability
+        )
+    } else {
+        String::new()
     };
     let mut out = format!(
         "\nRun of {} tokens: {}{calendar}; {} device-hours\n",
-        size(v.tokens),
+        size(v.tokens()),
         span(d.seconds),
-        hours(d.device_hours() / v.availability)
+        hours(terms.device_hours(d))
     );
     let _ = writeln!(
         out,
@@ -259,7 +262,7 @@ fn days(v: &View) -> String {
     }
     let factor = if v.setup.forwards() > 1.0 { 8.0 } else { 6.0 };
     let simple = v.setup.simple_tflops(v.seconds);
-    let rule = simple_days(factor, v.parameters as f64, v.tokens, v.setup.ranks() as f64, simple);
+    let rule = simple_days(factor, v.parameters as f64, v.tokens(), v.setup.ranks() as f64, simple);
     let _ = writeln!(
         out,
         "  {} if every step were a full one ({factor} FLOPs a parameter and token)",
@@ -275,14 +278,14 @@ fn days(v: &View) -> String {
     let _ = write!(
         out,
         "  Money at {}{} a device-hour: {}",
-        v.currency,
-        v.price,
-        words::money(v.currency, v.money())
+        terms.currency,
+        terms.price,
+        terms.money(terms.cost(d))
     );
-    if let Some(budget) = v.budget {
-        let left = budget - v.money();
+    if let Some(budget) = terms.budget {
+        let left = budget - terms.cost(d);
         let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
-        let _ = write!(out, "; {word} {}", words::money(v.currency, left.abs()));
+        let _ = write!(out, "; {word} {}", terms.money(left.abs()));
     }
     out + "\n"
 }
@@ -290,22 +293,23 @@ fn days(v: &View) -> String {
 /// At most eight rows: neighbouring segments together.
 fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
     let Some((last, ramp)) = segments.split_last() else { return Vec::new() };
-    let each = ramp.len().div_ceil(7).max(1);
-    ramp.chunks(each).chain([std::slice::from_ref(last)]).collect()
+    let rows = ramp.len().div_ceil(7).max(1);
+    ramp.chunks(rows).chain([std::slice::from_ref(last)]).collect()
 }
 
 /// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the
 /// order in which they are tried.
-pub fn advise_own(v: &View, ladder: &Ladder, text: &mut String, json: &mut Value) {
-    *text += &exchange::describe(ladder.manifest, &v.setup);
-    let (title, key, list) = match v.fits_all() {
-        true => ("Faster, in the order that helps", "faster", ladder.speed_ups()),
-        false => ("Would fit, in the order that helps", "ladder", ladder.remedies()),
+pub fn advise_own(v: &View, advisor: &Advisor, text: &mut String, json: &mut Value) {
+    *text += &compression::describe(advisor.manifest, &v.setup);
+    let (title, key, list) = if v.fits_all() {
+        ("Faster, in the order that helps", "faster", advisor.speed_ups())
+    } else {
+        ("Would fit, in the order that helps", "ladder", advisor.remedies())
     };
     json[key] = list.iter().map(|change| own_json(change, v)).collect();
     *text += &own_changes(title, &list, v);
     if list.is_empty() && !v.fits_all() {
-        let found = remedies::same_devices(ladder.manifest, &v.setup, ladder.room);
+        let found = remedies::same_devices(advisor.manifest, &v.setup, advisor.limits);
         let other = match &found {
             Some(flags) => format!("over {} devices this topology does: {flags}", v.setup.ranks()),
             None => format!(
@@ -323,13 +327,13 @@ const NAMED: usize = 3;
 
 /// Changes of gptrain's own plan: the memory of each rank, the seconds for the tokens of a current step,
 /// and the flags.
-fn own_changes(title: &str, list: &[ladder::Change], v: &View) -> String {
+fn own_changes(title: &str, list: &[advisor::Change], v: &View) -> String {
     if list.is_empty() {
         return String::new();
     }
     let mut out = format!("\n{title:<54}{:>9}{:>11}\n", "GiB", "s/step");
-    for rung in list.chunk_by(|a, b| a.rung == b.rung) {
-        for change in rung.iter().take(NAMED) {
+    for kind in list.chunk_by(|a, b| a.kind == b.kind) {
+        for change in kind.iter().take(NAMED) {
             let off = 100.0 * (change.seconds / v.seconds - 1.0);
             let gib = own_bytes(change, v) / GIB;
             let _ = writeln!(
@@ -347,7 +351,7 @@ fn own_changes(title: &str, list: &[ladder::Change], v: &View) -> String {
 fn flags(sets: &[String]) -> String {
     let mut lines: Vec<String> = Vec::new();
     for set in sets {
-        let flag = flags_of(std::slice::from_ref(set));
+        let flag = set_flags(std::slice::from_ref(set));
         match lines.last_mut() {
             Some(line) if line.len() + 1 + flag.len() <= 96 => *line += &format!(" {flag}"),
             _ => lines.push(flag),
@@ -357,11 +361,11 @@ fn flags(sets: &[String]) -> String {
 }
 
 /// Memory as nvidia-smi shows it.
-fn own_bytes(change: &ladder::Change, v: &View) -> f64 {
+fn own_bytes(change: &advisor::Change, v: &View) -> f64 {
     change.bytes.0 as f64 + v.setup.hardware.context_mib * MIB
 }
 
-fn own_json(change: &ladder::Change, v: &View) -> Value {
+fn own_json(change: &advisor::Change, v: &View) -> Value {
     json!({ "change": change.what, "set": change.sets, "seconds": change.seconds,
         "cost_seconds": change.seconds - v.seconds, "mem_gib": own_bytes(change, v) / GIB,
         "host_gib": change.host.0 as f64 / GIB, "fits": true })
@@ -400,14 +404,15 @@ pub fn json(v: &View) -> Value {
         "memory": { "stages": stages, "peak_stage": stage, "peak_term": term,
             "needed_bytes": v.needed, "reserved_bytes": v.reserved, "error": v.reserved_error,
             "headroom_bytes": v.headroom, "capacity_bytes": v.capacity, "fits": v.fits,
-            "host": { "needed_bytes": v.host[0], "capacity_bytes": v.host[1],
+            "host": { "needed_bytes": v.host_needed, "capacity_bytes": v.host_capacity,
                 "fits": v.fits_host() } },
         "time": { "seconds": v.seconds, "error": v.seconds_error, "parts": map(&v.parts) },
         "tflops": { "hardware": hardware, "model": model, "simple": s.simple_tflops(v.seconds),
             "mfu": model / s.hardware.peak_tflops, "hfu": hardware / s.hardware.peak_tflops },
-        "run": { "tokens": v.tokens, "days": d.days(), "calendar_days": d.days() / v.availability,
-            "gpu_hours": d.device_hours() / v.availability, "money": v.money(),
-            "budget_left": v.budget.map(|b| b - v.money()), "pipe_full_from": d.full_from,
+        "run": { "tokens": v.tokens(), "days": d.days(), "calendar_days": v.terms.calendar_days(d),
+            "gpu_hours": v.terms.device_hours(d), "money": v.terms.cost(d),
+            "budget_left": v.terms.budget.map(|b| b - v.terms.cost(d)),
+            "pipe_full_from": d.full_from,
             "segments": segments },
     })
 }

@@ -1,6 +1,6 @@
 //! Request of an estimate: a manifest, and the flags that override its settings.
 
-use super::gptrain::{calibrate, here};
+use super::gptrain::{calibrate, local_cpu};
 use super::hardware::{self, CPU, Hardware};
 use super::logs;
 use super::measured::Measured;
@@ -48,14 +48,13 @@ impl Request {
         let named = flags.hardware.or(m.plan.hardware.as_deref());
         let hw = hardware::find(named.unwrap_or(default), place)?;
         let hw = match program {
-            // A command plans once, and every copy of a setup points at its hardware.
             Program::Gptrain if hw.name == CPU => {
-                Box::leak(Box::new(here::measured(hw, model_dtype(m.precision))))
+                local_cpu::measure(hw, model_dtype(m.precision)).leak()
             }
             _ => hw,
         };
         refuse_numbers(m.precision, hw)?;
-        let mut setup = Setup::of(m, program, hw);
+        let mut setup = Setup::new(m, program, hw);
         setup.blocking &= !flags.async_launches;
         let samples = match flags.tokens {
             Some(tokens) => (tokens / m.model.seq_len as f64) as u64,
@@ -90,14 +89,14 @@ impl Request {
         name: &str,
         run: Option<&Manifest>,
     ) -> Result<(Request, String), Problems> {
-        if !Measured::is(text) {
+        if !Measured::is_document(text) {
             let run = run.unwrap_or(&self.manifest);
             if run.precision != self.manifest.precision {
                 let [its, ours] = [run.precision, self.manifest.precision].map(Precision::name);
                 let what = format!("was run in {its}, and the plan is in {ours}");
                 return Err(Problems::one(name, what, format!("--set precision={its}")));
             }
-            let setup = self.setup.of_cut(run);
+            let setup = self.setup.for_manifest(run);
             let log = logs::read(text, name, &setup)?;
             let (learned, line) = calibrate::slowdown(&log, name, run, setup)?;
             let setup = Setup { hardware: learned.hardware, ..self.setup };
@@ -121,8 +120,8 @@ impl Request {
     pub fn view(&self, other: Option<&dyn Predict>) -> View {
         let Request { manifest, setup, terms } = self;
         match other {
-            None => view::of_gptrain(manifest, setup.clone(), terms),
-            Some(other) => other.view(manifest, setup.clone(), terms),
+            None => view::for_gptrain(manifest, setup.clone(), *terms),
+            Some(other) => other.view(manifest, setup.clone(), *terms),
         }
     }
 }
@@ -141,7 +140,7 @@ fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
 /// Program of `--as`, else that of the manifest, else gptrain.
 fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
     let Some(name) = flags.program else {
-        return Ok(m.plan.framework.map_or(Program::Gptrain, Program::of));
+        return Ok(m.plan.framework.map_or(Program::Gptrain, Program::from_framework));
     };
     match name {
         "gptrain" => Ok(Program::Gptrain),

@@ -22,7 +22,7 @@ pub enum Program {
 
 impl Program {
     /// Program that a manifest names.
-    pub fn of(framework: manifest::Framework) -> Program {
+    pub fn from_framework(framework: manifest::Framework) -> Program {
         trainers::named(framework.name()).map_or(Program::Gptrain, Program::Other)
     }
 
@@ -159,7 +159,7 @@ pub struct Setup {
 impl Setup {
     /// Cuts over so many devices: tensor-parallel inside a node, up to one pipeline stage a layer.
     pub fn grids(&self, devices: usize) -> Vec<(usize, usize, usize)> {
-        let mut all = Vec::new();
+        let mut grids = Vec::new();
         for tensor in 1..=self.per_node.min(devices) {
             let possible = self.per_node.is_multiple_of(tensor)
                 && self.model.heads().kv.is_multiple_of(tensor)
@@ -173,13 +173,13 @@ impl Setup {
             }
             let deepest = if self.program.cuts_layers() { self.model.layers } else { 1 };
             let pipelines = (1..=deepest.min(rest)).filter(|p| rest.is_multiple_of(*p));
-            all.extend(pipelines.map(|pipeline| (tensor, pipeline, rest / pipeline)));
+            grids.extend(pipelines.map(|pipeline| (tensor, pipeline, rest / pipeline)));
         }
-        all
+        grids
     }
 
     /// Setup of a manifest, as a program would train it.
-    pub fn of(m: &Manifest, program: Program, hardware: &'static Hardware) -> Setup {
+    pub fn new(m: &Manifest, program: Program, hardware: &'static Hardware) -> Setup {
         let wide = matches!(program, Program::Other(trainer) if trainer.wide_sums);
         Setup {
             counts: Counts::new(&m.model, m.topology.tensor),
@@ -225,12 +225,12 @@ impl Setup {
     }
 
     /// Setup of another manifest, on the same machines.
-    pub fn of_cut(&self, m: &Manifest) -> Setup {
-        Setup { per_node: self.per_node, ..Setup::of(m, self.program, self.hardware) }
+    pub fn for_manifest(&self, m: &Manifest) -> Setup {
+        Setup { per_node: self.per_node, ..Setup::new(m, self.program, self.hardware) }
     }
 
     /// Setup with another topology, and its counts and vocabulary.
-    pub fn cut(mut self, change: impl FnOnce(&mut Topology)) -> Setup {
+    pub fn with_topology(mut self, change: impl FnOnce(&mut Topology)) -> Setup {
         change(&mut self.topology);
         let multiple = self.model.vocab_multiple * self.topology.tensor;
         self.model.vocab_padded = self.model.vocab.next_multiple_of(multiple);
@@ -239,7 +239,7 @@ impl Setup {
     }
 
     /// Reasons why it cannot run: every rule of the topology, the batch and the shape that it violates.
-    pub fn impossible(&self) -> Vec<String> {
+    pub fn violations(&self) -> Vec<String> {
         let (m, t) = (&self.model, &self.topology);
         let mut found = Vec::new();
         let mut rule = |broken: bool, what: String| {

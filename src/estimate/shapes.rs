@@ -8,7 +8,7 @@ use manifest::Family;
 pub struct Shape {
     /// Nominal size, such as "7B".
     pub name: &'static str,
-    pub of: &'static str,
+    pub series: &'static str,
     pub family: Family,
     pub layers: usize,
     pub hidden: usize,
@@ -22,46 +22,49 @@ pub struct Shape {
     pub theta: Option<u32>,
 }
 
-const fn gpt(name: &'static str, [layers, hidden, heads]: [usize; 3], seq_len: usize) -> Shape {
-    let of = if seq_len == 1024 { "GPT-2" } else { "GPT-3" };
-    let (family, vocab) = (Family::Gpt2, 50_257);
-    let (kv_heads, ffn_hidden, theta) = (None, None, None);
-    Shape { name, of, family, layers, hidden, heads, kv_heads, ffn_hidden, vocab, seq_len, theta }
+/// Defines the table. A row is `"name" "series" Family:` and layers, hidden, heads, kv_heads,
+/// ffn_hidden, vocab, seq_len, theta.
+macro_rules! shapes {
+    ($($name:literal $series:literal $family:ident:
+       $layers:literal, $hidden:literal, $heads:literal, $kv_heads:expr, $ffn_hidden:expr,
+       $vocab:literal, $seq_len:literal, $theta:expr;)*) => {
+        /// The first of equally near ones is taken.
+        const SHAPES: &[Shape] = &[$(Shape {
+            name: $name,
+            series: $series,
+            family: Family::$family,
+            layers: $layers,
+            hidden: $hidden,
+            heads: $heads,
+            kv_heads: $kv_heads,
+            ffn_hidden: $ffn_hidden,
+            vocab: $vocab,
+            seq_len: $seq_len,
+            theta: $theta,
+        },)*];
+    };
 }
 
-const fn llama(
-    name: &'static str,
-    of: &'static str,
-    [layers, hidden, heads, kv, ffn]: [usize; 5],
-    [vocab, seq_len]: [usize; 2],
-    theta: Option<u32>,
-) -> Shape {
-    let (family, ffn_hidden) = (Family::Llama, Some(ffn));
-    let kv_heads = if kv == heads { None } else { Some(kv) };
-    Shape { name, of, family, layers, hidden, heads, kv_heads, ffn_hidden, vocab, seq_len, theta }
+// The paper's GPT-3 of 1.3B has 24 heads of 128 columns; the width holds 16.
+shapes! {
+    "1.1B" "TinyLlama" Llama: 22, 2048, 32, Some(4), Some(5632), 32_000, 2048, None;
+    "7B" "Llama 2" Llama: 32, 4096, 32, None, Some(11_008), 32_000, 4096, None;
+    "8B" "Llama 3" Llama: 32, 4096, 32, Some(8), Some(14_336), 128_256, 8192, Some(500_000);
+    "13B" "Llama 2" Llama: 40, 5120, 40, None, Some(13_824), 32_000, 4096, None;
+    "33B" "Llama" Llama: 60, 6656, 52, None, Some(17_920), 32_000, 2048, None;
+    "65B" "Llama" Llama: 80, 8192, 64, None, Some(22_016), 32_000, 2048, None;
+    "70B" "Llama 3" Llama: 80, 8192, 64, Some(8), Some(28_672), 128_256, 8192, Some(500_000);
+    "405B" "Llama 3" Llama: 126, 16_384, 128, Some(8), Some(53_248), 128_256, 8192, Some(500_000);
+    "124M" "GPT-2" Gpt2: 12, 768, 12, None, None, 50_257, 1024, None;
+    "355M" "GPT-2" Gpt2: 24, 1024, 16, None, None, 50_257, 1024, None;
+    "774M" "GPT-2" Gpt2: 36, 1280, 20, None, None, 50_257, 1024, None;
+    "1.3B" "GPT-3" Gpt2: 24, 2048, 16, None, None, 50_257, 2048, None;
+    "1.5B" "GPT-2" Gpt2: 48, 1600, 25, None, None, 50_257, 1024, None;
+    "2.7B" "GPT-3" Gpt2: 32, 2560, 32, None, None, 50_257, 2048, None;
+    "6.7B" "GPT-3" Gpt2: 32, 4096, 32, None, None, 50_257, 2048, None;
+    "13B" "GPT-3" Gpt2: 40, 5120, 40, None, None, 50_257, 2048, None;
+    "175B" "GPT-3" Gpt2: 96, 12_288, 96, None, None, 50_257, 2048, None;
 }
-
-/// The first of equally near ones is taken.
-const SHAPES: [Shape; 17] = [
-    llama("1.1B", "TinyLlama", [22, 2048, 32, 4, 5632], [32_000, 2048], None),
-    llama("7B", "Llama 2", [32, 4096, 32, 32, 11_008], [32_000, 4096], None),
-    llama("8B", "Llama 3", [32, 4096, 32, 8, 14_336], [128_256, 8192], Some(500_000)),
-    llama("13B", "Llama 2", [40, 5120, 40, 40, 13_824], [32_000, 4096], None),
-    llama("33B", "Llama", [60, 6656, 52, 52, 17_920], [32_000, 2048], None),
-    llama("65B", "Llama", [80, 8192, 64, 64, 22_016], [32_000, 2048], None),
-    llama("70B", "Llama 3", [80, 8192, 64, 8, 28_672], [128_256, 8192], Some(500_000)),
-    llama("405B", "Llama 3", [126, 16_384, 128, 8, 53_248], [128_256, 8192], Some(500_000)),
-    gpt("124M", [12, 768, 12], 1024),
-    gpt("355M", [24, 1024, 16], 1024),
-    gpt("774M", [36, 1280, 20], 1024),
-    // The paper has 24 heads of 128 columns; the width holds 16.
-    gpt("1.3B", [24, 2048, 16], 2048),
-    gpt("1.5B", [48, 1600, 25], 1024),
-    gpt("2.7B", [32, 2560, 32], 2048),
-    gpt("6.7B", [32, 4096, 32], 2048),
-    gpt("13B", [40, 5120, 40], 2048),
-    gpt("175B", [96, 12_288, 96], 2048),
-];
 
 /// Factor within which a size means a published one.
 const NEAR: f64 = 1.06;
@@ -84,7 +87,7 @@ impl Shape {
 #[test]
 fn published_shapes_have_the_size_of_their_name() {
     use manifest::{Model, Sizes};
-    for shape in &SHAPES {
+    for shape in SHAPES {
         let Shape { layers, hidden, heads, vocab, seq_len, .. } = *shape;
         let sizes = Sizes { layers, hidden, heads, vocab, seq_len };
         let model = Model::with_defaults(shape.family, sizes, 1);
@@ -93,7 +96,7 @@ fn published_shapes_have_the_size_of_their_name() {
         let size = model::parameters(&Model { kv_heads, ffn_hidden, ..model }) as f64;
         assert!((0.93..1.07).contains(&(size / shape.size())), "{}: {size}", shape.name);
     }
-    let name = |size, family| published(size, family).map(|shape| (shape.of, shape.name));
+    let name = |size, family| published(size, family).map(|shape| (shape.series, shape.name));
     assert_eq!(name(7e9, None), Some(("Llama 2", "7B")));
     assert_eq!(name(6.7e9, None), Some(("GPT-3", "6.7B")));
     assert_eq!(name(125e6, None), Some(("GPT-2", "124M")));

@@ -66,7 +66,7 @@ impl Trainer {
     }
 
     /// The row of its runs with sequences of `seq_len` tokens, over so many ranks that share a replica.
-    pub fn of_length(&'static self, seq_len: usize, ranks: usize) -> &'static Trainer {
+    pub fn for_length(&'static self, seq_len: usize, ranks: usize) -> &'static Trainer {
         let long = self.long.as_deref().filter(|_| seq_len >= LONG && ranks == 1);
         long.map_or(self, |name| named(name).expect("a row of the table"))
     }
@@ -123,7 +123,7 @@ fn a_program_is_found_by_each_of_its_names() {
     }
     assert_eq!(named("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
     assert!(find("megatron", "--as").unwrap_err().to_string().contains("megatron-deepspeed"));
-    let long = |seq_len, ranks| &*named("deepspeed-zero3").unwrap().of_length(seq_len, ranks).name;
+    let long = |seq_len, ranks| &*named("deepspeed-zero3").unwrap().for_length(seq_len, ranks).name;
     assert_eq!((long(4096, 1), long(8192, 2)), ("deepspeed-zero3", "deepspeed-zero3"));
     assert_eq!(long(8192, 1), "hf-deepspeed-liger");
     let near = |name, cuts_layers| &*nearest(name, cuts_layers).name;

@@ -1,9 +1,10 @@
 //! Estimate in the form that all printers read: the table, the JSON, the page.
 
 use super::days::{Days, through};
-use super::gptrain::dry_run::{self, Room};
+use super::gptrain::dry_run::{self, MemoryLimits};
 use super::gptrain::prices::{Prices, TRAFFIC};
 use super::setup::Setup;
+use super::words;
 use engine::orders;
 use manifest::Manifest;
 use model::parameters;
@@ -42,8 +43,9 @@ pub struct View {
     /// Bytes of a device that a run leaves free.
     pub headroom: f64,
     pub capacity: f64,
-    /// Bytes of a node's host that its ranks need, and that there are.
-    pub host: [f64; 2],
+    /// Bytes of a node's host that its ranks need.
+    pub host_needed: f64,
+    pub host_capacity: f64,
     /// On the device.
     pub fits: bool,
     /// Seconds of an iteration; the parts sum to it.
@@ -53,12 +55,7 @@ pub struct View {
     /// Seconds of a micro-batch's forward and backward on each stage.
     pub stage_seconds: Vec<f64>,
     pub days: Days,
-    pub price: f64,
-    pub currency: &'static str,
-    pub availability: f64,
-    pub budget: Option<f64>,
-    /// Tokens of the run.
-    pub tokens: f64,
+    pub terms: Terms,
 }
 
 pub const GIB: f64 = 1073741824.0;
@@ -103,35 +100,59 @@ impl View {
         self.fits && self.fits_host()
     }
 
-    /// Days of the run, in wall-clock time.
-    pub fn calendar_seconds(&self) -> f64 {
-        self.days.seconds / self.availability
+    /// Tokens of the run.
+    pub fn tokens(&self) -> f64 {
+        self.terms.samples as f64 * self.setup.model.seq_len as f64
     }
 
     /// Whether the host has memory for its ranks.
     pub fn fits_host(&self) -> bool {
-        let [needed, present] = self.host;
-        needed <= present
-    }
-
-    pub fn money(&self) -> f64 {
-        self.days.device_hours() / self.availability * self.price
+        self.host_needed <= self.host_capacity
     }
 }
 
 /// Settings of a manifest and its flags outside of the setup.
+#[derive(Clone, Copy, Debug)]
 pub struct Terms {
+    /// Price of one device for one hour.
     pub price: f64,
     /// The sign of the price's currency: dollars, unless the price says another.
     pub currency: &'static str,
+    /// Share of the wall-clock time in which the run makes progress.
     pub availability: f64,
     pub budget: Option<f64>,
+    /// Length of the run.
     pub samples: u64,
 }
 
+impl Terms {
+    /// Duration of a run in wall-clock time.
+    pub fn calendar_seconds(&self, days: &Days) -> f64 {
+        days.seconds / self.availability
+    }
+
+    pub fn calendar_days(&self, days: &Days) -> f64 {
+        days.days() / self.availability
+    }
+
+    /// Hours for which devices are paid.
+    pub fn device_hours(&self, days: &Days) -> f64 {
+        days.device_hours() / self.availability
+    }
+
+    pub fn cost(&self, days: &Days) -> f64 {
+        self.device_hours(days) * self.price
+    }
+
+    /// "$145,875"
+    pub fn money(&self, sum: f64) -> String {
+        words::money(self.currency, sum)
+    }
+}
+
 /// View of gptrain's own estimate: the memory and work of its engine.
-pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
-    let m = &dry_run::placed(m, Room::of(m, setup.hardware));
+pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
+    let m = &dry_run::place_gradients(m, MemoryLimits::new(m, setup.hardware));
     let counted = dry_run::stages(m);
     let stage = |stage: &dry_run::Stage| Stage {
         layers: stage.layers,
@@ -146,12 +167,10 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
     let capacity = setup.hardware.memory_gib * GIB;
     let ranks = setup.hardware.per_node.min(setup.ranks());
     let on_host = dry_run::host_peak(&counted).0 as f64 * ranks as f64;
-    let host = [on_host, setup.hardware.host_gib * GIB];
     let around = setup.hardware.context_mib * 1048576.0;
     let parts = dry_run::parts(&counted, &setup);
     let seconds = dry_run::seconds(&counted, &setup);
-    let stage_seconds = dry_run::stage_seconds(&counted, &Prices::of(&setup));
-    let mut each = |setup: &Setup| dry_run::seconds(&counted, setup);
+    let stage_seconds = dry_run::stage_seconds(&counted, &Prices::new(&setup));
     View {
         name: m.name.clone(),
         program: "gptrain",
@@ -162,18 +181,17 @@ pub fn of_gptrain(m: &Manifest, setup: Setup, terms: &Terms) -> View {
         reserved_error: 0.0,
         headroom: dry_run::headroom(m, setup.hardware).0 as f64,
         capacity,
-        host,
-        fits: bytes <= Room::of(m, setup.hardware).device,
+        host_needed: on_host,
+        host_capacity: setup.hardware.host_gib * GIB,
+        fits: bytes <= MemoryLimits::new(m, setup.hardware).device,
         parts,
         seconds,
         stage_seconds,
         seconds_error: dry_run::error(setup.hardware),
-        days: through(m.batch.ramp(), terms.samples, &setup, &mut each),
-        price: terms.price,
-        currency: terms.currency,
-        availability: terms.availability,
-        budget: terms.budget,
-        tokens: terms.samples as f64 * setup.model.seq_len as f64,
+        days: through(m.batch.ramp(), terms.samples, &setup, &mut |s| {
+            dry_run::seconds(&counted, s)
+        }),
+        terms,
         setup,
     }
 }

@@ -54,9 +54,8 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
     let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
     let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).enumerate();
-        let cells = cells.map(|(i, (cell, width))| match i < left {
-            true => format!("  {cell:<width$}"),
-            false => format!("  {cell:>width$}"),
+        let cells = cells.map(|(i, (cell, width))| {
+            if i < left { format!("  {cell:<width$}") } else { format!("  {cell:>width$}") }
         });
         format!("{}\n", cells.collect::<String>().trim_end())
     };

@@ -31,7 +31,7 @@ Objective() at "data.objective", ObjectiveName, ObjectiveForm, ObjectiveSection 
 
 settings! {
 /// Datasets in Megatron's format (PREFIX.bin and PREFIX.idx), sample order and masks.
-Data(raw, blends: &mut Blends, run: &Run) {
+Data(raw, blends: &mut BlendReader, run: &RunInputs) {
     /// Seed of the sample order. Default: 1234, as Megatron's.
     seed: u64 = 1234, in 0..=4_294_967_295u64;
     /// Trainer whose sample order and split rule is used. Default: mcore.
@@ -220,7 +220,7 @@ impl Data {
 }
 
 /// Inputs from the rest of the manifest.
-pub struct Run<'a> {
+pub struct RunInputs<'a> {
     pub model: &'a Model,
     pub samples: u64,
     /// Folder of the run.
@@ -228,14 +228,14 @@ pub struct Run<'a> {
 }
 
 /// Reader of blends of datasets.
-pub struct Blends<'a, 'r> {
+pub struct BlendReader<'a, 'r> {
     /// Split of a dataset without its own; None uses the whole dataset.
     pub fallback: Option<String>,
     pub folder: &'a Path,
     pub report: &'a mut Report<'r>,
 }
 
-impl Blends<'_, '_> {
+impl BlendReader<'_, '_> {
     fn blend(&mut self, blend: Option<Blend>, path: &str, which: usize) -> Vec<Dataset> {
         let only = |prefix| DatasetSection { prefix: Some(prefix), ..Default::default() };
         let list: Vec<(String, DatasetSection)> = match blend {
@@ -250,7 +250,7 @@ impl Blends<'_, '_> {
                 list.into_iter().enumerate().map(item).collect()
             }
         };
-        if list.is_empty() && self.report.sound(&[path]) {
+        if list.is_empty() && self.report.are_valid(&[path]) {
             self.report.add(path, format!("{path} has no dataset"), "give at least one prefix");
         }
         let list: Vec<Dataset> =
@@ -266,7 +266,7 @@ impl Blends<'_, '_> {
     }
 
     /// Checks that each stage begins after the previous one, and before the run ends.
-    fn stages(&mut self, stages: Option<Vec<StageSection>>, run: &Run) -> Vec<DataStage> {
+    fn stages(&mut self, stages: Option<Vec<StageSection>>, run: &RunInputs) -> Vec<DataStage> {
         let mut after = 0;
         let mut checked = Vec::new();
         for (i, stage) in stages.into_iter().flatten().enumerate() {
@@ -278,15 +278,15 @@ impl Blends<'_, '_> {
             let from = from.resolve(&path, "from_", seq_len, self.report).unwrap_or(0);
             let given = if tokens { "from_tokens" } else { "from_samples" };
             let place = format!("{path}.{given}");
-            let sound = self.report.sound(&[&path, "train", "batch", "model.seq_len"]);
+            let is_valid = self.report.are_valid(&[&path, "train", "batch", "model.seq_len"]);
             let begins = format!("{path} begins at sample {}", Count(from));
-            if sound && from == 0 {
+            if is_valid && from == 0 {
                 let remedy = "add from_samples or from_tokens";
                 self.report.add(&path, format!("{path} does not say where it begins"), remedy);
-            } else if sound && from <= after {
+            } else if is_valid && from <= after {
                 let what = format!("{begins}, the stage before it at {}", Count(after));
                 self.report.add(&place, what, "write the stages in the order they begin");
-            } else if sound && from >= run.samples {
+            } else if is_valid && from >= run.samples {
                 let what = format!("{begins}; the run ends at {}", Count(run.samples));
                 self.report.add(&place, what, "begin earlier, or train longer");
             }
@@ -356,10 +356,7 @@ impl Blends<'_, '_> {
             return Sequences::Range(0.0, 1.0);
         };
         let place = if own { format!("{path}.split") } else { path.to_string() };
-        let shares = match own {
-            true => shares(&weights, &place, self.report),
-            false => numbers(&weights),
-        };
+        let shares = if own { shares(&weights, &place, self.report) } else { numbers(&weights) };
         if shares.is_some_and(|shares| shares[which] == 0.0) {
             let part = PartName::ALL[which].name();
             let what = format!("{path}: the split {weights} leaves nothing to {part}");
@@ -389,14 +386,14 @@ impl Blends<'_, '_> {
 
 /// Valid share of the training datasets whose splits have one.
 fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
-    let of = |dataset: &Dataset| match &dataset.part {
+    let valid_share = |dataset: &Dataset| match &dataset.part {
         Sequences::Split { weights, which: 0 } if numbers(weights).is_some_and(|w| w[1] > 0.0) => {
             let part = Sequences::Split { weights: weights.clone(), which: 1 };
             Some(Dataset { part, ..dataset.clone() })
         }
         _ => None,
     };
-    let datasets: Vec<Dataset> = train.iter().filter_map(of).collect();
+    let datasets: Vec<Dataset> = train.iter().filter_map(valid_share).collect();
     let any = fallback.is_some() && datasets.iter().any(|dataset| dataset.weight > 0.0);
     any.then(|| ValidSet { name: "valid".to_string(), datasets }).into_iter().collect()
 }

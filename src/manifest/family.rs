@@ -74,7 +74,7 @@ families! {
 
 impl Family {
     /// Default family.
-    pub(super) fn of_position(position: Option<&PositionForm>) -> Family {
+    pub(super) fn for_position(position: Option<&PositionForm>) -> Family {
         match position {
             Some(PositionForm::Name(PositionName::Alibi)) => Family::Bloom,
             _ => Family::Gpt2,

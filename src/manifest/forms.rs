@@ -1,11 +1,12 @@
-//! Manifest as written: its sections, and the loss scale, which `check` converts. Reading, "did you
-//! mean", JSON Schema and effective YAML come from the rows of all sections.
+//! Manifest as written: its sections. Reading, "did you mean", JSON Schema and effective YAML come
+//! from the rows of all sections.
 
 use super::batch::raw::Batch;
 use super::choices::Precision;
 use super::cluster::raw::{Comm, Restart, Slurm};
 use super::data::raw::Data;
-use super::define::{forms, sections};
+use super::define::sections;
+use super::loss_scale::LossScaleForm;
 use super::lr::raw::Lr;
 use super::model::raw::Model;
 use super::optimizers::OptimizerForm;
@@ -60,36 +61,4 @@ Raw {
     #[schemars(required)]
     train: Train;
 }
-
-/// Loss scale of fp16. A dynamic scale doubles after a number of updates in a row and halves after
-/// overflows, whose steps are skipped.
-LossScale {
-    /// Constant scale, instead of initial and min (--loss-scale).
-    constant: f64, in 1e-9..=1e18;
-    /// First scale (--initial-loss-scale). Default: 4_294_967_296.
-    initial: f64, in 1e-9..=1e18;
-    /// Minimum scale; a run that overflows at it ends (--min-loss-scale). Default: 1.
-    min: f64, in 1e-9..=1e18;
-    /// Updates in a row after which the scale doubles (--loss-scale-window). Default: 1000.
-    window: u64, in 1..=1_000_000_000_000u64;
-    /// Number of overflows before the scale halves; after that it halves at each overflow, until it
-    /// doubles again (--hysteresis). Default: 2.
-    hysteresis: u64, in 1..=1_000_000;
 }
-
-}
-
-forms! {
-    /// Loss scale: a constant, or settings.
-    LossScaleForm {
-        /// Constant scale.
-        Constant(Factor),
-        /// Settings.
-        Settings(LossScale),
-    }
-}
-
-/// Loss scale.
-#[derive(Clone, Copy, Debug, Deserialize, Serialize, JsonSchema)]
-#[serde(transparent)]
-pub struct Factor(#[schemars(range(min = 1e-9, max = 1e18))] pub f64);

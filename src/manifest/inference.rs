@@ -4,7 +4,7 @@ use super::read::finish;
 use super::tree::{self, Node, Value};
 use super::{Loaded, Manifest, Model, Precision, check, overrides};
 use base::Problems;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Manifest of one step, in which everything except the model has its default.
 const PLAIN: &str = "
@@ -22,7 +22,7 @@ const NAME: &str = "the settings of eval";
 
 impl Manifest {
     /// Manifest of a model on one rank.
-    pub fn of_model(model: &Model) -> Manifest {
+    pub fn for_model(model: &Model) -> Manifest {
         let plain = super::parse(PLAIN, NAME, Path::new("."), &[]);
         let plain = plain.unwrap_or_else(|problems| panic!("{problems}")).manifest;
         Manifest { model: model.clone(), ..plain }
@@ -32,7 +32,7 @@ impl Manifest {
 /// Manifest with the model, data and machine of `m`, in f32 on one rank, with `sets` applied: a
 /// topology, a micro-batch. The global batch follows from them.
 pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> {
-    let mut plain = Manifest::of_model(&m.model);
+    let mut plain = Manifest::for_model(&m.model);
     plain.precision = Precision::F32;
     plain.data.tokenizer = m.data.tokenizer.clone();
     plain.data.eod = m.data.eod;
@@ -48,7 +48,7 @@ pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> 
     let global = micro.saturating_mul(data).saturating_mul(pipeline);
     let follows = ["batch.global", "train.samples"].map(|key| format!("{key}={global}"));
     overrides::apply(&mut root, &follows)?;
-    finish(&root, NAME, Path::new("."), PathBuf::from(NAME), &|_, _| Problems::default())
+    finish(&root, NAME, Path::new("."), &|_, _| Problems::default())
 }
 
 /// Parses a whole number above 0. The check of the manifest reports anything else.
@@ -62,7 +62,7 @@ fn number(node: Option<&Node>) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::of_test;
+    use crate::for_test;
 
     const RUN: &str = "
 model: {layers: 4, hidden: 16, heads: 2, vocab: 60, seq_len: 8, position: alibi}
@@ -76,7 +76,7 @@ train: {samples: 8000, device: cpu}
 
     #[test]
     fn a_run_is_read_on_one_rank_or_on_any_grid() {
-        let run = of_test::<&str>(RUN, &[]);
+        let run = for_test::<&str>(RUN, &[]);
         let alone = for_inference(&run, &[]).unwrap().manifest;
         assert_eq!((alone.topology.ranks(), alone.batch.global), (1, 2));
         assert_eq!((&alone.model, alone.precision), (&alone.model, Precision::F32));

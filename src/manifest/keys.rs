@@ -5,6 +5,7 @@ use super::report::{Report, short};
 use super::suggest;
 use super::tree::{Entry, Node, Value};
 use serde_json::Value as Json;
+use std::cmp::Ordering;
 
 /// Kinds of value that a schema permits for one key, with its alternatives flattened.
 #[derive(Default)]
@@ -27,12 +28,12 @@ pub struct Keys {
 
 /// Settings that have one place each, as `--set` names them: `lr.peak`.
 pub fn settings() -> Vec<String> {
-    let all = Keys::new().all;
+    let keys = Keys::new().all;
     let begins =
         |key: &str, other: &str| other.strip_prefix(key).is_some_and(|o| o.starts_with('.'));
-    let is_section = |key: &String| all.iter().any(|other| begins(key, other));
+    let is_section = |key: &String| keys.iter().any(|other| begins(key, other));
     let ends = |key: &&String| !key.contains('*') && !is_section(key);
-    all.iter().filter(ends).cloned().collect()
+    keys.iter().filter(ends).cloned().collect()
 }
 
 /// JSON Schema of a manifest, for editors.
@@ -86,12 +87,13 @@ impl Keys {
         }
         for key in required(schema) {
             let below = suggest::join(path, key);
-            if !values.contains_key(key) && report.sound(&[&below]) {
+            if !values.contains_key(key) && report.are_valid(&[&below]) {
                 let about = sentence(&known[key]);
                 let needs = self.shape(&known[key]).object.map(required).unwrap_or_default();
-                let remedy = match needs.is_empty() {
-                    true => format!("add `{key}:` ({about})"),
-                    false => format!("add `{key}:` with {} ({about})", needs.join(", ")),
+                let remedy = if needs.is_empty() {
+                    format!("add `{key}:` ({about})")
+                } else {
+                    format!("add `{key}:` with {} ({about})", needs.join(", "))
                 };
                 report.add(&below, format!("{below} is missing"), remedy);
             }
@@ -113,7 +115,7 @@ impl Keys {
         let siblings = known.keys().map(String::as_str);
         let remedy = match suggest::key(path, key, siblings, &self.all) {
             Some(meant) => {
-                report.distrust(&meant);
+                report.mark_invalid(&meant);
                 format!("did you mean {meant}?")
             }
             None if known.is_empty() => "remove it".to_string(),
@@ -162,15 +164,10 @@ impl Keys {
         let mut values = serde_json::Map::new();
         for entry in entries {
             let below = suggest::join(path, &entry.key);
-            match &entry.node.value {
-                Value::Null => {
-                    report.add(&below, format!("{below} has no value"), "give it one or remove it");
-                }
-                _ => {
-                    if let Some(value) = self.value(&entry.node, schema, &below, report) {
-                        values.insert(entry.key.clone(), value);
-                    }
-                }
+            if entry.node.value == Value::Null {
+                report.add(&below, format!("{below} has no value"), "give it one or remove it");
+            } else if let Some(value) = self.value(&entry.node, schema, &below, report) {
+                values.insert(entry.key.clone(), value);
             }
         }
         Json::Object(values)
@@ -337,26 +334,24 @@ fn number(text: &str) -> Result<Number, Wrong> {
 
 fn within(number: &Number, limits: &Json, text: &str) -> Result<(), Wrong> {
     let (minimum, maximum) = (&limits["minimum"], &limits["maximum"]);
-    let (below, above) = match number {
-        Number::Whole(n) if minimum.is_u64() && maximum.is_u64() => {
-            (minimum.as_u64().is_some_and(|m| *n < m), maximum.as_u64().is_some_and(|m| *n > m))
-        }
-        Number::Whole(_) | Number::Real(_) => {
-            let n = match number {
-                Number::Whole(n) => *n as f64,
-                Number::Real(n) => *n,
-            };
-            (minimum.as_f64().is_some_and(|m| n < m), maximum.as_f64().is_some_and(|m| n > m))
-        }
+    let differs = |n: f64, limit: &Json, side: Ordering| {
+        limit.as_f64().is_some_and(|limit| n.partial_cmp(&limit) == Some(side))
+    };
+    let is_beyond = |limit: &Json, side: Ordering| match (number, limit.as_u64()) {
+        (Number::Whole(n), Some(limit)) => n.cmp(&limit) == side,
+        (Number::Whole(n), None) => differs(*n as f64, limit, side),
+        (Number::Real(n), _) => differs(*n, limit, side),
     };
     let limit = |what: &str, limit: &Json| {
         let least = format!("is {}; the {what} is {limit}", short(text));
         Err(Wrong::Value(least, format!("give a number from {minimum} to {maximum}")))
     };
-    match (below, above) {
-        (true, _) => limit("least", minimum),
-        (_, true) => limit("most", maximum),
-        _ => Ok(()),
+    if is_beyond(minimum, Ordering::Less) {
+        limit("least", minimum)
+    } else if is_beyond(maximum, Ordering::Greater) {
+        limit("most", maximum)
+    } else {
+        Ok(())
     }
 }
 
@@ -366,21 +361,15 @@ fn wanted(shape: &Shape) -> String {
     if !shape.choices.is_empty() {
         ways.push(shape.choices.join(", "));
     }
-    if shape.truth {
-        ways.push("true or false".to_string());
-    }
-    if shape.whole.is_some() {
-        ways.push("a whole number".to_string());
-    }
-    if shape.number.is_some() {
-        ways.push("a number".to_string());
-    }
-    if shape.text {
-        ways.push("text".to_string());
-    }
-    if shape.items.is_some() {
-        ways.push("a list".to_string());
-    }
+    let kinds = [
+        (shape.truth, "true or false"),
+        (shape.whole.is_some(), "a whole number"),
+        (shape.number.is_some(), "a number"),
+        (shape.text, "text"),
+        (shape.items.is_some(), "a list"),
+    ];
+    let permitted = kinds.into_iter().filter(|(is_permitted, _)| *is_permitted);
+    ways.extend(permitted.map(|(_, kind)| kind.to_string()));
     if let Some(keys) = shape.object.and_then(|object| object["properties"].as_object()) {
         let keys: Vec<&str> = keys.keys().map(String::as_str).collect();
         ways.push(format!("a section with keys {}", keys.join(", ")));

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 kinds! {
 #[derive(Copy)]
 /// Shape of the learning rate after the warm-up, with lengths: one of these.
-Decay(ends: &mut Ends) at "lr.decay", DecayName, DecayForm, DecaySection = "Decay" {
+Decay(ends: &mut DecayInputs) at "lr.decay", DecayName, DecayForm, DecaySection = "Decay" {
     /// Constant at the peak.
     Constant = "constant";
 } settings {
@@ -47,7 +47,7 @@ Lr(raw, run: u64, seq_len: usize, report: &mut Report) {
 
 #[derive(Copy)]
 /// End of a decay, counted from the start of the run (--lr-decay-samples). Default: the run's length.
-Span(raw, ends: &mut Ends, path: &str) {
+Span(raw, ends: &mut DecayInputs, path: &str) {
     /// In samples.
     samples: u64 => u64 = ends.end(Length { samples: raw.samples, tokens: raw.tokens }, path),
         in 1..=1_000_000_000_000_000u64, written Some(*samples);
@@ -58,7 +58,7 @@ Span(raw, ends: &mut Ends, path: &str) {
 
 #[derive(Copy)]
 /// Lengths of warm-up, stable, decay.
-Wsd(raw, ends: &mut Ends) {
+Wsd(raw, ends: &mut DecayInputs) {
     /// Length of the decay at the end, in samples (--lr-wsd-decay-samples). Default: a tenth.
     decay_samples: u64 => u64 = ends.last_part(&raw),
         in 1..=1_000_000_000_000_000u64, written Some(*decay_samples);
@@ -97,7 +97,7 @@ impl Decay {
 }
 
 /// Inputs from which decays resolve their lengths.
-pub(super) struct Ends<'a, 'r> {
+pub(super) struct DecayInputs<'a, 'r> {
     /// Samples of the run.
     run: u64,
     warmup: u64,
@@ -105,7 +105,7 @@ pub(super) struct Ends<'a, 'r> {
     report: &'a mut Report<'r>,
 }
 
-impl Ends<'_, '_> {
+impl DecayInputs<'_, '_> {
     /// End of a decay: that of the run unless written otherwise.
     fn end(&mut self, written: Length, path: &str) -> u64 {
         written.resolve(path, "", self.seq_len, self.report).unwrap_or(self.run)
@@ -119,7 +119,7 @@ impl Ends<'_, '_> {
         let tenth = (end / 10).min(end.saturating_sub(self.warmup)).max(1);
         let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
         let decay = length.resolve(path, "decay_", self.seq_len, self.report).unwrap_or(tenth);
-        if decay > end && self.report.sound(&[path, "train"]) {
+        if decay > end && self.report.are_valid(&[path, "train"]) {
             let [decay, end] = [decay, end].map(Count);
             let what = format!("lr.decay.wsd: a decay of {decay} samples cannot end at {end}");
             self.report.add(path, what, "shorten the decay");
@@ -138,7 +138,7 @@ fn decay(
 ) -> Decay {
     if let Some(DecayForm::Settings(section)) = &form {
         match section.kinds() {
-            0 if report.sound(&["lr.decay"]) => {
+            0 if report.are_valid(&["lr.decay"]) => {
                 let remedy = "take constant, linear, cosine or wsd";
                 report.add("lr.decay", "lr.decay names no shape", remedy);
             }
@@ -148,7 +148,7 @@ fn decay(
     }
     // A run too short for its warm-up (a trial, say) does not reach the decay.
     let run = run.max(warmup + 1);
-    Decay::read(form, DecayName::Cosine, &mut Ends { run, warmup, seq_len, report })
+    Decay::read(form, DecayName::Cosine, &mut DecayInputs { run, warmup, seq_len, report })
 }
 
 fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
@@ -159,11 +159,11 @@ fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
 /// Checks the learning rate. `tokens` is whether the warm-up is given in tokens.
 pub fn check(lr: &Lr, tokens: bool, report: &mut Report) {
     let Lr { peak, min, warmup_samples: warmup, decay, .. } = *lr;
-    if report.sound(&["lr.peak", "lr.min"]) && min > peak {
+    if report.are_valid(&["lr.peak", "lr.min"]) && min > peak {
         let what = format!("lr.min {min} is above lr.peak {peak}");
-        report.between(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
+        report.add_conflict(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
     }
-    if decay == Decay::Constant && min > 0.0 && report.sound(&["lr.min", "lr.decay"]) {
+    if decay == Decay::Constant && min > 0.0 && report.are_valid(&["lr.min", "lr.decay"]) {
         let what = format!("lr.min {min} is never reached: lr.decay is constant");
         report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
     }
@@ -173,12 +173,12 @@ pub fn check(lr: &Lr, tokens: bool, report: &mut Report) {
         (Decay::Wsd(wsd), _) => (wsd.decay_from, "the decay begins", wsd.decay_from),
         (_, Some(end)) => (end - 1, "lr.decay ends", end),
     };
-    if warmup > begins && report.sound(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
+    if warmup > begins && report.are_valid(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
         let (warmup, at) = (Count(warmup), Count(at));
         let what = format!("the warm-up takes {warmup} samples, and {what} at {at}");
         let path = if tokens { "lr.warmup_tokens" } else { "lr.warmup_samples" };
         let remedy = "shorten the warm-up or lengthen lr.decay";
-        report.between(&[path, "lr.decay"], what, remedy);
+        report.add_conflict(&[path, "lr.decay"], what, remedy);
     }
 }
 

@@ -16,6 +16,7 @@ mod forms;
 mod inference;
 mod keys;
 mod layers;
+mod loss_scale;
 mod lr;
 mod model;
 mod notes;
@@ -48,9 +49,10 @@ pub use family::{Architecture, Family};
 pub use inference::for_inference;
 pub use keys::{schema, settings};
 pub use layers::LayerKind;
+pub use loss_scale::LossScale;
 pub use lr::{Decay, Lr, Span, Wsd};
 pub use optimizers::{Adafactor, Adam8bit, AdamW, Muon, MuonAdamW, Optimizer, OptimizerName};
-pub use read::{IN_FOLDER, Loaded, Sound, load, load_also, parse, parse_saved};
+pub use read::{IN_FOLDER, Loaded, Validity, load, load_with, parse, parse_saved};
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};
@@ -82,10 +84,7 @@ pub struct Manifest {
 impl Manifest {
     /// Whether the home of gradients (host or device) is still to be decided.
     pub fn gradients_are_open(&self) -> bool {
-        let Offload { what, gradients, .. } = self.topology.offload;
-        let stay = self.topology.compression.is_some()
-            || matches!(self.optimizer, Optimizer::Adafactor(_));
-        what != OffloadWhat::None && gradients == GradientHome::Auto && !stay
+        self.topology.gradients_are_open(matches!(self.optimizer, Optimizer::Adafactor(_)))
     }
 
     /// The same manifest with gradients in `home`.
@@ -96,20 +95,9 @@ impl Manifest {
     }
 }
 
-/// Factor of the loss before backward, by which gradients are divided before the update. A step
-/// with a non-finite gradient updates nothing.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum LossScale {
-    /// The run ends at the `hysteresis`th overflow without `window` updates in a row before it.
-    Constant { scale: f64, window: u64, hysteresis: u64 },
-    /// Doubles after `window` updates in a row. Halves at each overflow from the `hysteresis`th
-    /// since then. The run ends at an overflow that would reduce it below `min`.
-    Dynamic { initial: f64, min: f64, window: u64, hysteresis: u64 },
-}
-
 /// Manifest for tests of any crate.
 #[cfg(any(test, feature = "testing"))]
-pub fn of_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
+pub fn for_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     let sets: Vec<String> = sets.iter().map(S::to_string).collect();
     let loaded = parse(text, "test", std::path::Path::new("."), &sets);
     loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest

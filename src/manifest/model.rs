@@ -15,7 +15,7 @@ settings! {
 Model(raw, tensor: usize) {
     /// Model family: it sets the defaults of the other settings, and the names of the weights in
     /// Hugging Face folders. Default: bloom if position is alibi, else gpt2.
-    family: Family = Family::of_position(raw.position.as_ref());
+    family: Family = Family::for_position(raw.position.as_ref());
     /// Transformer blocks (Megatron's --num-layers).
     layers: usize, required in 1..=10_000;
     /// Width of the residual stream (--hidden-size); a multiple of `heads` without `head_dim`.

@@ -40,8 +40,7 @@ AdamW(raw) {
     /// Weight decay of matrices; norms and biases have none. Default: 0.1.
     weight_decay: f32 = 0.1, in 0.0..=100.0;
     /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
+    clip: f32 => Option<f32> = max_norm(raw.clip), in 0.0..=1e9, written clip.or(Some(0.0));
 }
 
 #[derive(Copy)]
@@ -56,8 +55,7 @@ Adam8bit(raw) {
     /// Weight decay of matrices; norms and biases have none. Default: 0.1.
     weight_decay: f32 = 0.1, in 0.0..=100.0;
     /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
+    clip: f32 => Option<f32> = max_norm(raw.clip), in 0.0..=1e9, written clip.or(Some(0.0));
     /// Columns of a row that share a scale: 16, 32 or 64. A matrix whose columns are not whole
     /// blocks keeps its moments in 32 bits. Default: 64.
     block: usize = 64, in 16..=64;
@@ -87,8 +85,7 @@ Adafactor(raw) {
     /// Weight decay of matrices; norms and biases have none. Default: 0, as PyTorch's.
     weight_decay: f32 = 0.0, in 0.0..=100.0;
     /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
+    clip: f32 => Option<f32> = max_norm(raw.clip), in 0.0..=1e9, written clip.or(Some(0.0));
 }
 
 /// Muon (Jordan et al. 2024), for the matrices of the blocks: the step is the momentum with all its
@@ -117,8 +114,7 @@ Muon(raw) {
     adamw: raw::MuonAdamW => MuonAdamW
         = MuonAdamW::read(raw.adamw.unwrap_or_default(), weight_decay);
     /// Gradients are scaled down to this global norm (--clip-grad). 0 is off. Default: 1.
-    clip: f32 => Option<f32> = Some(raw.clip.unwrap_or(1.0)).filter(|norm| *norm > 0.0),
-        in 0.0..=1e9, written clip.or(Some(0.0));
+    clip: f32 => Option<f32> = max_norm(raw.clip), in 0.0..=1e9, written clip.or(Some(0.0));
 }
 
 #[derive(Copy)]
@@ -137,6 +133,11 @@ MuonAdamW(raw, weight_decay_of_muon: f32) {
 }
 }
 
+/// Maximum norm of gradients; None if they are not clipped.
+fn max_norm(given: Option<f32>) -> Option<f32> {
+    Some(given.unwrap_or(1.0)).filter(|norm| *norm > 0.0)
+}
+
 /// Coefficients, by default those of Jordan et al. `written` reports a list that does not have three
 /// numbers.
 fn coefficients(given: Option<Vec<f32>>) -> [f32; 3] {
@@ -151,7 +152,7 @@ fn written(form: &Option<OptimizerForm>, report: &mut Report) {
         let what = format!("optimizer.muon.coefficients has {} numbers, not 3", given.len());
         report.add("optimizer.muon.coefficients", what, "give a, b and c, or remove it");
     }
-    if section.kinds() > 1 && report.sound(&["optimizer"]) {
+    if section.kinds() > 1 && report.are_valid(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");
     }
 }
@@ -162,34 +163,30 @@ pub fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer 
     Optimizer::read(form, OptimizerName::AdamW)
 }
 
-/// Settings that every optimizer has, and the constants of its update.
-trait Rule {
-    fn weight_decay(&self) -> f32;
-    fn clip(&self) -> Option<f32>;
-    fn constants(&self) -> Vec<(&'static str, f32)>;
-}
-
+/// Defines methods of `Optimizer` by a match over its kinds. A row has the constants of its update.
 macro_rules! rules {
     ($($kind:ident($rule:ident) { $($constant:literal: $value:expr,)* })*) => {
-        $(impl Rule for $kind {
-            fn weight_decay(&self) -> f32 {
-                self.weight_decay
-            }
-
-            fn clip(&self) -> Option<f32> {
-                self.clip
-            }
-
-            fn constants(&self) -> Vec<(&'static str, f32)> {
-                let $rule = self;
-                vec![$(($constant, $value),)*]
-            }
-        })*
-
         impl Optimizer {
-            fn rule(&self) -> &dyn Rule {
+            /// Weight decay of matrices.
+            pub fn weight_decay(&self) -> f32 {
                 match self {
-                    $(Optimizer::$kind(rule) => rule,)*
+                    $(Optimizer::$kind(rule) => rule.weight_decay,)*
+                }
+            }
+
+            /// Maximum global norm of gradients, to which they are clipped.
+            pub fn clip(&self) -> Option<f32> {
+                match self {
+                    $(Optimizer::$kind(rule) => rule.clip,)*
+                }
+            }
+
+            /// Constants of the update, as stored in checkpoints.
+            pub fn numbers(&self) -> BTreeMap<String, f32> {
+                match self {
+                    $(Optimizer::$kind($rule) => {
+                        BTreeMap::from([$(($constant.to_string(), $value)),*])
+                    })*
                 }
             }
         }
@@ -222,47 +219,29 @@ rules! {
     }
 }
 
-impl Optimizer {
-    /// Weight decay of matrices.
-    pub fn weight_decay(&self) -> f32 {
-        self.rule().weight_decay()
-    }
-
-    /// Maximum global norm of gradients, to which they are clipped.
-    pub fn clip(&self) -> Option<f32> {
-        self.rule().clip()
-    }
-
-    /// Constants of the update, as stored in checkpoints.
-    pub fn numbers(&self) -> BTreeMap<String, f32> {
-        let constants = self.rule().constants().into_iter();
-        constants.map(|(name, number)| (name.to_string(), number)).collect()
-    }
-}
-
 impl Adam8bit {
     /// The same rule with 8-bit moments.
-    pub fn of(rule: AdamW) -> Adam8bit {
+    pub fn from_adamw(rule: AdamW) -> Adam8bit {
         let AdamW { beta1, beta2, eps, weight_decay, clip } = rule;
         let Adam8bit { block, .. } = Adam8bit::read(Default::default());
         Adam8bit { beta1, beta2, eps, weight_decay, clip, block }
     }
 
-    /// Settings of `optimizer` that select it, in the form of `--set`: those that are not defaults.
-    pub fn set(&self) -> String {
+    /// Setting of `optimizer` that selects it, in the form of `--set`: without its defaults.
+    pub fn to_set(self) -> String {
         // As text, which keeps an f32 as written: 0.95, not 0.949999988.
-        let settings = |of: &Adam8bit| {
+        let settings = |rule: &Adam8bit| {
             let text =
-                serde_json::to_string(&of.written()).expect("plain structs are always written");
+                serde_json::to_string(&rule.written()).expect("plain structs are always written");
             let map = serde_json::from_str::<serde_json::Map<_, _>>(&text);
             map.expect("an object was written")
         };
-        let usual = settings(&Adam8bit::read(Default::default()));
-        let own = settings(self).into_iter().filter(|(key, value)| usual[key] != *value);
+        let defaults = settings(&Adam8bit::read(Default::default()));
+        let own = settings(&self).into_iter().filter(|(key, value)| defaults[key] != *value);
         let keys: Vec<String> = own.map(|(key, value)| format!("{key}: {value}")).collect();
-        match keys.is_empty() {
-            true => "optimizer=adam8bit".to_string(),
-            false => format!("optimizer={{adam8bit: {{{}}}}}", keys.join(", ")),
+        if keys.is_empty() {
+            return "optimizer=adam8bit".to_string();
         }
+        format!("optimizer={{adam8bit: {{{}}}}}", keys.join(", "))
     }
 }

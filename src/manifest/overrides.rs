@@ -116,10 +116,11 @@ pub fn rename(root: &mut Node, name: &str) -> Result<(), Problems> {
 
 /// Other keys of the exclusive group that contains `path`.
 pub fn replaced(path: &str) -> impl Iterator<Item = &'static str> {
-    let of = |key: &str| path.strip_prefix(key).is_some_and(|r| r.is_empty() || r.starts_with('.'));
-    let group = EXCLUSIVE.iter().find(|group| group.iter().any(|key| of(key)));
+    let is_below =
+        |key: &str| path.strip_prefix(key).is_some_and(|r| r.is_empty() || r.starts_with('.'));
+    let group = EXCLUSIVE.iter().find(|group| group.iter().any(|key| is_below(key)));
     let others = group.into_iter().flat_map(|group| group.iter().copied());
-    others.filter(|key| !of(key)).collect::<Vec<_>>().into_iter()
+    others.filter(|key| !is_below(key)).collect::<Vec<_>>().into_iter()
 }
 
 /// Removes the key at a dotted path.

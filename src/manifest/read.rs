@@ -24,35 +24,35 @@ pub struct Loaded {
 }
 
 /// Whether no mistake was found in the values of these keys.
-pub type Sound<'a> = &'a dyn Fn(&[&str]) -> bool;
+pub type Validity<'a> = &'a dyn Fn(&[&str]) -> bool;
 
-/// Finds further problems in a manifest that cannot be found in its text.
-pub type Also<'a> = &'a dyn Fn(&Manifest, Sound) -> Problems;
+/// Checks for problems in a manifest that cannot be found in its text.
+pub type Checks<'a> = &'a dyn Fn(&Manifest, Validity) -> Problems;
 
 /// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) instead of the file's. The
 /// error is a `Problems` with every mistake. For a run's folder, reads the manifest in it; the run
 /// is then the one in this folder, even if it was moved.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
-    load_also(path, sets, &|_, _| Problems::default())
+    load_with(path, sets, &|_, _| Problems::default())
 }
 
-/// Like `load`. If there are mistakes, adds those that `also` finds in the readable part, in which
-/// defaults replace unreadable values, whose keys are not sound.
-pub fn load_also(path: &Path, sets: &[String], also: Also) -> anyhow::Result<Loaded> {
+/// Like `load`. If there are mistakes, adds those that `checks` find in the readable part, in which
+/// defaults replace unreadable values, whose keys are not valid.
+pub fn load_with(path: &Path, sets: &[String], checks: Checks) -> anyhow::Result<Loaded> {
     let inside = path.join(IN_FOLDER);
     if path.is_dir() && inside.exists() {
         let elsewhere = sets.iter().any(|set| set.starts_with("log.folder="));
-        let here = serde_json::Value::from(path.display().to_string());
-        let here = (!elsewhere).then(|| format!("log.folder={here}"));
-        let sets: Vec<_> = here.into_iter().chain(sets.iter().cloned()).collect();
+        let folder = serde_json::Value::from(path.display().to_string());
+        let folder = (!elsewhere).then(|| format!("log.folder={folder}"));
+        let sets: Vec<_> = folder.into_iter().chain(sets.iter().cloned()).collect();
         input::open(&inside).with_context(|| format!("cannot read {}", inside.display()))?;
-        return load_file(&inside, &sets, true, also);
+        return load_file(&inside, &sets, true, checks);
     }
-    load_file(path, sets, false, also)
+    load_file(path, sets, false, checks)
 }
 
 /// Loads a file. `saved` is true for the manifest in a run's folder.
-fn load_file(path: &Path, sets: &[String], saved: bool, also: Also) -> anyhow::Result<Loaded> {
+fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyhow::Result<Loaded> {
     let name = path.display().to_string();
     let text = text(path, &name)?;
     let folder = match path.parent() {
@@ -60,14 +60,14 @@ fn load_file(path: &Path, sets: &[String], saved: bool, also: Also) -> anyhow::R
         _ => Path::new("."),
     };
     let root = tree(&text, &name, sets, saved)?;
-    Ok(finish(&root, &name, folder, PathBuf::from(&name), also)?)
+    Ok(finish(&root, &name, folder, checks)?)
 }
 
 /// Checks the manifest in `text`. Messages use `name`; relative data paths are resolved against
 /// `folder`.
 pub fn parse(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<Loaded, Problems> {
     let root = tree(text, name, sets, false)?;
-    finish(&root, name, folder, PathBuf::from(name), &|_, _| Problems::default())
+    finish(&root, name, folder, &|_, _| Problems::default())
 }
 
 /// Like `parse`, for the manifest that a run or a checkpoint saved, maybe with settings that no
@@ -79,13 +79,13 @@ pub fn parse_saved(
     sets: &[String],
 ) -> Result<Loaded, Problems> {
     let root = tree(text, name, sets, true)?;
-    finish(&root, name, folder, PathBuf::from(name), &|_, _| Problems::default())
+    finish(&root, name, folder, &|_, _| Problems::default())
 }
 
 fn tree(text: &str, name: &str, sets: &[String], saved: bool) -> Result<Node, Problems> {
     let mut root = tree::parse(text, name, None)?;
     if saved {
-        removed::forget(&mut root);
+        removed::strip(&mut root);
     }
     overrides::rename(&mut root, name)?;
     overrides::apply(&mut root, sets)?;
@@ -98,8 +98,7 @@ pub(super) fn finish(
     root: &Node,
     name: &str,
     folder: &Path,
-    source: PathBuf,
-    also: Also,
+    checks: Checks,
 ) -> Result<Loaded, Problems> {
     let mut report = Report::new(name, root);
     let json = Keys::new().read(&mut report);
@@ -113,9 +112,9 @@ pub(super) fn finish(
     let manifest = check::manifest(raw, &mut report, &folder, stem);
     if report.is_empty() {
         let effective = check::effective(&manifest);
-        return Ok(Loaded { manifest, effective, source });
+        return Ok(Loaded { manifest, effective, source: PathBuf::from(name) });
     }
-    let more = also(&manifest, &|paths| report.sound(paths));
+    let more = checks(&manifest, &|paths| report.are_valid(paths));
     let Problems { mut list } = report.problems();
     list.extend(more.list);
     Err(Problems { list })

@@ -8,7 +8,7 @@ pub struct Report<'a> {
     name: &'a str,
     root: &'a Node,
     found: Vec<(usize, Problem)>,
-    bad: Vec<String>,
+    invalid: Vec<String>,
 }
 
 /// Maximum number of listed mistakes. A file that is not a manifest may have thousands.
@@ -16,7 +16,7 @@ const MAX_PROBLEMS: usize = 100;
 
 impl<'a> Report<'a> {
     pub fn new(name: &'a str, root: &'a Node) -> Report<'a> {
-        Report { name, root, found: Vec::new(), bad: Vec::new() }
+        Report { name, root, found: Vec::new(), invalid: Vec::new() }
     }
 
     /// Tree in which paths are looked up.
@@ -43,15 +43,20 @@ impl<'a> Report<'a> {
         };
         let place = tree::show(place, self.name);
         if !self.is_full() {
-            let (what, remedy) = (tame(&what.into()), tame(&remedy.into()));
+            let (what, remedy) = (sanitize(&what.into()), sanitize(&remedy.into()));
             self.found.push((order, Problem { place, what, remedy }));
         }
-        self.bad.push(path.to_string());
+        self.invalid.push(path.to_string());
     }
 
-    /// Adds a mistake between several values, located at the one from `--set`, or else at the
+    /// Adds a conflict between several values, located at the one from `--set`, or else at the
     /// first.
-    pub fn between(&mut self, paths: &[&str], what: impl Into<String>, remedy: impl Into<String>) {
+    pub fn add_conflict(
+        &mut self,
+        paths: &[&str],
+        what: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
         let set = |path: &&&str| matches!(self.root.nearest(path).place, Location::Set(_));
         let path = paths.iter().find(set).unwrap_or(&paths[0]);
         self.add(path, what, remedy);
@@ -59,16 +64,17 @@ impl<'a> Report<'a> {
 
     /// Marks the value at `path` as possibly misspelt elsewhere, so that its absence is not
     /// reported.
-    pub fn distrust(&mut self, path: &str) {
-        self.bad.push(path.to_string());
+    pub fn mark_invalid(&mut self, path: &str) {
+        self.invalid.push(path.to_string());
     }
 
     /// Whether no mistake was found in, above or below any of these paths.
-    pub fn sound(&self, paths: &[&str]) -> bool {
+    pub fn are_valid(&self, paths: &[&str]) -> bool {
         let within = |a: &str, b: &str| {
             b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
         };
-        paths.iter().all(|path| !self.bad.iter().any(|bad| within(path, bad) || within(bad, path)))
+        let related = |a: &str, b: &str| within(a, b) || within(b, a);
+        paths.iter().all(|path| !self.invalid.iter().any(|invalid| related(path, invalid)))
     }
 
     /// All mistakes in the order of the file's lines, then missing keys, then those of `--set`.
@@ -79,7 +85,7 @@ impl<'a> Report<'a> {
 }
 
 /// Quotes text from a file: at most 500 characters, without control characters.
-fn tame(text: &str) -> String {
+fn sanitize(text: &str) -> String {
     let plain = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
     plain.take(500).collect()
 }

@@ -109,14 +109,14 @@ pub fn written(path: &str, rope: &raw::Rope, report: &mut Report) {
         report.add(&format!("{path}.dynamic"), what, "take linear, llama3 or yarn");
     }
     match scaling.kinds() {
-        0 if scaling.dynamic.is_none() && report.sound(&[path]) => {
+        0 if scaling.dynamic.is_none() && report.are_valid(&[path]) => {
             report.add(path, "scaling has no kind", "give linear, llama3 or yarn, or remove it");
         }
         2.. => report.add(path, "scaling has more than one kind", "keep one"),
         _ => {}
     }
     let ends = |low: &str, low_is: f64, high: &str, high_is: f64, report: &mut Report| {
-        if low_is >= high_is && report.sound(&[path]) {
+        if low_is >= high_is && report.are_valid(&[path]) {
             let what = format!("{low} {low_is} is not below {high} {high_is}");
             report.add(&format!("{path}.{low}"), what, format!("lower it, or raise {high}"));
         }

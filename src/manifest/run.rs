@@ -96,18 +96,18 @@ EvalTask(raw) {
 }
 
 /// Length, evaluation, seed, machine.
-Train(raw, length: u64, validated: &Validated, batch: &Batch, report: &mut Report) {
+Train(raw, length: u64, inputs: &EvalInputs, batch: &Batch, report: &mut Report) {
     /// Length of the run in samples (--train-samples). Give one of samples, tokens and steps.
     samples: u64 => u64 = length, in 1..=1_000_000_000_000_000u64,
         written Some(*samples);
     /// Tasks by name, whose accuracy is measured at every evaluation. Requires data.tokenizer.
     /// Default: none.
     eval_tasks: BTreeMap<String, raw::EvalTask>
-        => BTreeMap<String, EvalTask> = validated.tasks(raw.eval_tasks, report);
+        => BTreeMap<String, EvalTask> = inputs.tasks(raw.eval_tasks, report);
     /// Steps between evaluations (--eval-interval); 0 is never. Default: 1000 with validation sets or
     /// tasks.
     eval_interval: u64
-        => Option<u64> = validated.interval(raw.eval_interval, &eval_tasks, report),
+        => Option<u64> = inputs.interval(raw.eval_interval, &eval_tasks, report),
         in 0..=1_000_000_000_000_000u64, written eval_interval.or(Some(0));
     /// Loss at which the run saves and ends: at an evaluation that on the first validation set; without
     /// one, the mean of the last 16 steps. Default: never.
@@ -161,7 +161,7 @@ pub fn divergence(form: Option<DivergenceForm>) -> Divergence {
 }
 
 /// Inputs for checks of evaluations.
-pub struct Validated<'a> {
+pub struct EvalInputs<'a> {
     /// Whether there is a validation set, and whether there is a tokenizer.
     pub sets: bool,
     pub tokenizer: bool,
@@ -169,7 +169,7 @@ pub struct Validated<'a> {
     pub folder: &'a Path,
 }
 
-impl Validated<'_> {
+impl EvalInputs<'_> {
     pub fn tasks(
         &self,
         given: Option<BTreeMap<String, raw::EvalTask>>,
@@ -184,7 +184,7 @@ impl Validated<'_> {
             let task = EvalTask::read(task);
             tasks.insert(name, EvalTask { file: resolve(self.folder, &task.file), ..task });
         }
-        if !tasks.is_empty() && !self.tokenizer && report.sound(&["train.eval_tasks", "data"]) {
+        if !tasks.is_empty() && !self.tokenizer && report.are_valid(&["train.eval_tasks", "data"]) {
             let what = "train.eval_tasks are text, and data.tokenizer names no tokenizer for it";
             report.add("train.eval_tasks", what, "set data.tokenizer: tokenizer.json");
         }
@@ -199,7 +199,7 @@ impl Validated<'_> {
     ) -> Option<u64> {
         let any = self.sets || !tasks.is_empty();
         let interval = given.unwrap_or(if any { 1000 } else { 0 });
-        if interval > 0 && !any && report.sound(&["data", "train"]) {
+        if interval > 0 && !any && report.are_valid(&["data", "train"]) {
             let what = format!("evaluation every {interval} steps, but no validation set");
             let remedy = "add data.valid, or a split with a second share, or set it to 0";
             report.add("train.eval_interval", what, remedy);

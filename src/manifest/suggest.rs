@@ -76,8 +76,8 @@ const OTHER_WORDS: &[(&str, &str)] = &[
 pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     let plain = typed.to_lowercase();
     let elsewhere = OTHER_WORDS.iter().find(|(_, others)| others.split(' ').any(|w| w == plain));
-    let here = |(word, _): &(&str, &str)| known.clone().find(|known| known == word);
-    elsewhere.and_then(here).or_else(|| word(typed, known))
+    let is_known = |(word, _): &(&str, &str)| known.clone().find(|known| known == word);
+    elsewhere.and_then(is_known).or_else(|| word(typed, known))
 }
 
 /// Full path that was probably meant by `key` in `section`, whose keys are `siblings`. `all` are

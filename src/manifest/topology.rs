@@ -119,7 +119,7 @@ forms! {
 pub struct LayerCount(#[schemars(range(min = 1, max = 10_000))] pub usize);
 
 /// Split of layers into pipeline stages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum LayerSplit {
     Uniform,
     /// Embedding and head count as a layer each: the first and last stage hold one layer less
@@ -181,6 +181,14 @@ impl Topology {
         let sizes =
             [(Axis::Tensor, self.tensor), (Axis::Pipeline, self.pipeline), (Axis::Data, self.data)];
         Grid::new(order, &sizes)
+    }
+
+    /// Whether the home of gradients (host or device) is still to be decided, with Adafactor or another
+    /// optimizer.
+    pub fn gradients_are_open(&self, adafactor: bool) -> bool {
+        let Offload { what, gradients } = self.offload;
+        let on_device = self.compression.is_some() || adafactor;
+        what != OffloadWhat::None && gradients == GradientHome::Auto && !on_device
     }
 
     /// The same topology without any parallelism.

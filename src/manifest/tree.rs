@@ -170,7 +170,7 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
 
     /// Reads the node that starts with `event`.
     fn node(&mut self, event: Event<'a>, span: Span, depth: usize) -> Result<Node, Problems> {
-        self.room(1, span)?;
+        self.count_nodes(1, span)?;
         if depth > MAX_DEPTH {
             return Err(self.fatal(
                 span,
@@ -211,7 +211,7 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
             ));
         };
         let (value, count) = (node.value.clone(), *count);
-        self.room(count, span)?;
+        self.count_nodes(count, span)?;
         Ok(Node { place, value })
     }
 
@@ -266,7 +266,7 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
     }
 
     /// Counts nodes about to be created.
-    fn room(&mut self, nodes: usize, span: Span) -> Result<(), Problems> {
+    fn count_nodes(&mut self, nodes: usize, span: Span) -> Result<(), Problems> {
         self.nodes = self.nodes.saturating_add(nodes);
         if self.nodes <= MAX_NODES {
             return Ok(());

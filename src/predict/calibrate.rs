@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 /// Result of a calibration, and the ignored rows that contradict themselves (id and reason).
 pub struct Calibrated {
     pub predictor: Predictor,
-    pub odd: Vec<(String, String)>,
+    pub refused: Vec<(String, String)>,
 }
 
 /// Reads a csv of runs, or a log of the run that `setup` plans. `name` is the file's. `asynchronous`
@@ -22,14 +22,14 @@ pub fn calibrate(
     asynchronous: bool,
 ) -> anyhow::Result<Calibrated> {
     let is_log = text.contains("elapsed time per iteration") || !name.ends_with(".csv");
-    let (mut rows, odd) = match (is_log, setup) {
+    let (mut rows, refused) = match (is_log, setup) {
         (true, None) => {
             let what = "a log says times, not what was run";
             return Err(Problems::one(name, what, "give the run's manifest, or a csv").into());
         }
         (true, Some(setup)) => {
             let log = logs::read(text, name, setup)?;
-            (rows::of_log(log.stretches, name, setup), log.odd)
+            (rows::from_log(log.medians, name, setup), log.outliers)
         }
         (false, _) => {
             let mut rows = rows::read(text, name)?;
@@ -37,15 +37,15 @@ pub fn calibrate(
                 rows = rows.into_iter().map(Row::asynchronous).collect();
             }
             let named = |row: &Row| -> Vec<(String, String)> {
-                row.odd().into_iter().map(|what| (row.id.clone(), what)).collect()
+                row.problems().into_iter().map(|what| (row.id.clone(), what)).collect()
             };
-            let odd = rows.iter().flat_map(named).collect();
-            (rows, odd)
+            let refused = rows.iter().flat_map(named).collect();
+            (rows, refused)
         }
     };
-    let left_out: BTreeSet<&str> = odd.iter().map(|(id, _)| id.as_str()).collect();
+    let left_out: BTreeSet<&str> = refused.iter().map(|(id, _)| id.as_str()).collect();
     rows.retain(|row| !left_out.contains(row.id.as_str()));
-    Ok(Calibrated { predictor: Predictor::calibrated(&rows), odd })
+    Ok(Calibrated { predictor: Predictor::calibrated(&rows), refused })
 }
 
 impl Calibrated {

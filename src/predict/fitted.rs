@@ -3,8 +3,8 @@
 
 use super::cost::constants::{Constants, MEMORY, Prior, TIME};
 use super::cost::{self, Products};
-use super::learn::{Belief, Point, Runs, fit};
-use super::points;
+use super::features;
+use super::learn::{Belief, Features, Runs, fit};
 use super::rows::Row;
 use estimate::setup::Setup;
 use serde::Deserialize;
@@ -21,31 +21,32 @@ pub fn shipped() -> &'static Constants {
 
 /// Convergence thresholds of a fit, in ln of the probability: for the shipped constants, and for the
 /// prediction of a row that was left out.
-pub const AT_REST: f64 = 1e-8;
-pub const NEARLY: f64 = 1e-2;
+pub const CONVERGED: f64 = 1e-8;
+pub const NEARLY_CONVERGED: f64 = 1e-2;
 
 /// Fits constants to these rows, from `start` to convergence (`rest`). The similarity of runs uses their
 /// parts by the prior constants, so that the probability of constants is well defined.
-pub fn to(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
+pub fn fit_constants(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
     let timed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.timing()).collect();
-    let weighed: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.weight()).collect();
-    let products: Vec<Products> = timed.iter().map(|(s, _)| Products::of(s)).collect();
+    let measured: Vec<(&Setup, f64)> = rows.iter().filter_map(|row| row.memory()).collect();
+    let products: Vec<Products> = timed.iter().map(|(s, _)| Products::new(s)).collect();
     let seconds = |k: &[f64]| -> Vec<f64> {
         let total = |s: &Setup, products: &Products| cost::time_with(s, *products, k).total();
         timed.iter().zip(&products).map(|((s, t), p)| (t / total(s, p)).ln()).collect()
     };
     let gigabytes = |k: &[f64]| -> Vec<f64> {
-        weighed.iter().map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln()).collect()
+        measured.iter().map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln()).collect()
     };
     let prior = Constants::prior();
-    let of_time = |(s, _): &(&Setup, f64)| points::of_time(s, &cost::time(s, &prior.time), false);
+    let of_time =
+        |(s, _): &(&Setup, f64)| features::for_time(s, &cost::time(s, &prior.time), false);
     let of_memory =
-        |(s, _): &(&Setup, f64)| points::of_memory(s, &cost::memory(s, &prior.memory), false);
-    let times: Vec<Point> = timed.iter().map(of_time).collect();
-    let weights: Vec<Point> = weighed.iter().map(of_memory).collect();
+        |(s, _): &(&Setup, f64)| features::for_memory(s, &cost::memory(s, &prior.memory), false);
+    let times: Vec<Features> = timed.iter().map(of_time).collect();
+    let weights: Vec<Features> = measured.iter().map(of_memory).collect();
     let (time, memory) = (
-        Runs { residuals: &seconds, kernel: &points::TIME, points: &times },
-        Runs { residuals: &gigabytes, kernel: &points::MEMORY_FIT, points: &weights },
+        Runs { residuals: &seconds, kernel: &features::TIME, points: &times },
+        Runs { residuals: &gigabytes, kernel: &features::MEMORY_FIT, points: &weights },
     );
     Constants {
         time: fit(&beliefs(TIME), &start.time, &time, rest),
@@ -75,7 +76,7 @@ fn read(text: &str) -> Option<Constants> {
 /// Constants in the format of `constants.yaml`.
 pub fn written(constants: &Constants) -> String {
     let mut text = String::from(
-        "# The constants of others/cost/constants.rs, fitted to the rows of data/ by others/fitted.rs,\n\
+        "# The constants of cost/constants.rs, fitted to the rows of data/ by fitted.rs,\n\
          # which says how to write it again.\n",
     );
     for (name, table, values) in

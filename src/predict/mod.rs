@@ -11,7 +11,7 @@ pub mod rows;
 pub mod shape_lint;
 pub mod cost;
 pub mod fitted;
-mod points;
+mod features;
 mod learn;
 
 pub use predictor::{Prediction, Predictor};

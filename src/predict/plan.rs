@@ -2,7 +2,7 @@
 
 use super::predictor::{Prediction, Predictor};
 use super::shape_lint;
-use estimate::change::{Step, faster_steps, smaller_steps};
+use estimate::change::{Proposal, propose_faster, propose_smaller};
 use estimate::days::through;
 use estimate::predict::{Needs, Predict};
 use estimate::setup::Setup;
@@ -22,7 +22,7 @@ impl Predict for Predictor {
         Needs { seconds, seconds_error, bytes: gigabytes * GB }
     }
 
-    fn view(&self, m: &Manifest, setup: Setup, terms: &Terms) -> View {
+    fn view(&self, m: &Manifest, setup: Setup, terms: Terms) -> View {
         view(self, m, setup, terms)
     }
 
@@ -32,21 +32,22 @@ impl Predict for Predictor {
 }
 
 /// View of another program's estimate.
-fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: &Terms) -> View {
+fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View {
     let p = predictor.predict(&setup);
     let needed = p.memory.needed();
     // The correction by residuals applies to each term; a plan that does not fit is not capped.
-    let (shrink, reserved) = match p.fits {
-        true => ((p.gigabytes / needed).min(1.0), p.gigabytes),
-        false => (1.0, p.gigabytes.max(needed)),
+    let (shrink, reserved) = if p.fits {
+        ((p.gigabytes / needed).min(1.0), p.gigabytes)
+    } else {
+        (1.0, p.gigabytes.max(needed))
     };
     let cuts = setup.stages();
-    let stage = |(i, terms): (usize, &Vec<(&'static str, f64)>)| {
+    let stage = |(i, parts): (usize, &Vec<(&'static str, f64)>)| {
         let last = i + 1 == cuts.len();
         Stage {
             layers: cuts[i].len(),
             parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
-            terms: terms.iter().map(|(name, gb)| (*name, gb * shrink * GB)).collect(),
+            terms: parts.iter().map(|(name, gb)| (*name, gb * shrink * GB)).collect(),
             sends: Default::default(),
         }
     };
@@ -61,18 +62,15 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: &Terms) -> Vie
         reserved_error: p.gigabytes_error,
         headroom: 0.0,
         capacity: p.memory.capacity * GB,
-        host: [0.0, setup.hardware.host_gib * GIB],
+        host_needed: 0.0,
+        host_capacity: setup.hardware.host_gib * GIB,
         fits: p.fits,
         parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
         stage_seconds: p.time.stage_seconds.iter().map(|seconds| seconds * scale).collect(),
         seconds: p.seconds,
         seconds_error: p.seconds_error,
         days: through(m.batch.ramp(), terms.samples, &setup, &mut |s| predictor.predict(s).seconds),
-        price: terms.price,
-        currency: terms.currency,
-        availability: terms.availability,
-        budget: terms.budget,
-        tokens: terms.samples as f64 * setup.model.seq_len as f64,
+        terms,
         setup,
     }
 }
@@ -98,19 +96,14 @@ impl Change {
 /// Smallest changes that make the plan fit, cheapest first: single ones, or pairs if no single one is
 /// enough.
 fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
-    let fitting = |steps: Vec<Step>| -> Vec<Change> {
-        let judged = steps.into_iter().map(|step| judge(predictor, step));
-        judged.filter(|change| change.prediction.fits).collect()
+    let fitting = |proposals: Vec<Proposal>| -> Vec<Change> {
+        let changes = proposals.into_iter().map(|proposal| evaluate(predictor, proposal));
+        changes.filter(|change| change.prediction.fits).collect()
     };
-    let mut found = fitting(smaller_steps(setup));
+    let mut found = fitting(propose_smaller(setup));
     if found.is_empty() {
-        let pairs = smaller_steps(setup).into_iter().flat_map(|first| {
-            smaller_steps(&first.setup).into_iter().map(move |second| Step {
-                rung: first.rung.max(second.rung),
-                what: format!("{} and {}", first.what, second.what),
-                sets: [first.sets.clone(), second.sets].concat(),
-                setup: second.setup,
-            })
+        let pairs = propose_smaller(setup).into_iter().flat_map(|first| {
+            propose_smaller(&first.setup).into_iter().map(move |second| first.and(second))
         });
         found = fitting(pairs.collect());
     }
@@ -126,17 +119,17 @@ fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
 
 /// Changes that are faster and fit, the largest gain first.
 fn speed_ups(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
-    let judged = faster_steps(setup).into_iter().map(|step| judge(predictor, step));
+    let changes = propose_faster(setup).into_iter().map(|proposal| evaluate(predictor, proposal));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
     let mut found: Vec<Change> =
-        judged.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
+        changes.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
     found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
     found
 }
 
-fn judge(predictor: &Predictor, step: Step) -> Change {
-    let prediction = predictor.predict(&step.setup);
-    Change { what: step.what, sets: step.sets, setup: step.setup, prediction }
+fn evaluate(predictor: &Predictor, proposal: Proposal) -> Change {
+    let Proposal { what, sets, setup, .. } = proposal;
+    Change { what, sets, prediction: predictor.predict(&setup), setup }
 }
 
 fn advise(predictor: &Predictor, v: &View, text: &mut String, json: &mut Value) {

@@ -4,9 +4,9 @@
 
 use super::cost::constants::Constants;
 use super::cost::{self, Memory, Time};
+use super::features;
 use super::fitted;
-use super::learn::{Kernel, Neighbours, Point};
-use super::points;
+use super::learn::{Features, Kernel, Neighbours};
 use super::rows::{self, Row};
 use estimate::setup::Setup;
 use std::collections::{BTreeMap, BTreeSet};
@@ -59,19 +59,19 @@ impl Predictor {
 
     /// Fits the residuals of `rows` under the constants; `own` marks the user's rows.
     pub fn new(constants: &Constants, rows: &[&Row], own: &[&Row]) -> Predictor {
-        let mut time = Residuals::new(points::TIME);
-        let mut memory = Residuals::new(points::MEMORY);
+        let mut time = Residuals::new(features::TIME);
+        let mut memory = Residuals::new(features::MEMORY);
         let all = rows.iter().map(|row| (row, false)).chain(own.iter().map(|row| (row, true)));
         for (row, own) in all {
             if let Some((s, seconds)) = row.timing() {
                 let by_formula = cost::time(s, &constants.time);
-                let left = (seconds / by_formula.total()).ln();
-                time.add(points::of_time(s, &by_formula, own), left);
+                let residual = (seconds / by_formula.total()).ln();
+                time.add(features::for_time(s, &by_formula, own), residual);
             }
-            if let Some((s, gb)) = row.weight() {
+            if let Some((s, gb)) = row.memory() {
                 let by_formula = cost::memory(s, &constants.memory);
-                let left = (gb / by_formula.reserved()).ln();
-                memory.add(points::of_memory(s, &by_formula, own), left);
+                let residual = (gb / by_formula.reserved()).ln();
+                memory.add(features::for_memory(s, &by_formula, own), residual);
             }
         }
         let learned = (time.own, memory.own);
@@ -90,8 +90,8 @@ impl Predictor {
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);
-        let (longer, half) = self.time.at(points::of_time(s, &time, self.time.own > 0));
-        let (more, width) = self.memory.at(points::of_memory(s, &memory, self.memory.own > 0));
+        let (longer, half) = self.time.at(features::for_time(s, &time, self.time.own > 0));
+        let (more, width) = self.memory.at(features::for_memory(s, &memory, self.memory.own > 0));
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
@@ -110,7 +110,7 @@ type Cluster = (&'static str, &'static str);
 /// Residuals of measured runs under the formulas, as logarithms.
 struct Residuals {
     kernel: Kernel,
-    runs: Vec<(Point, f64)>,
+    runs: Vec<(Features, f64)>,
     /// Number of the user's own runs.
     own: usize,
     /// Runs learned from, for each requested cluster.
@@ -130,16 +130,16 @@ impl Residuals {
         Residuals { kernel, runs: Vec::new(), own: 0, learned: Mutex::default() }
     }
 
-    fn add(&mut self, point: Point, left: f64) {
+    fn add(&mut self, point: Features, residual: f64) {
         self.own += usize::from(point.own);
-        self.runs.push((point, left));
+        self.runs.push((point, residual));
     }
 
     /// Correction of the formulas' logarithm, and the error that nine in ten do not exceed.
-    fn at(&self, point: Point) -> (f64, f64) {
+    fn at(&self, point: Features) -> (f64, f64) {
         let learned = self.learned((point.program, point.machine));
         let (mean, half) = learned.all.at(&point);
-        let unseen = learned.before.as_ref().map(|before| before.at(&others(&point)).1);
+        let unseen = learned.before.as_ref().map(|before| before.at(&as_others(&point)).1);
         (mean, unseen.map_or(half, |unseen| half.min(unseen)))
     }
 
@@ -155,31 +155,35 @@ impl Residuals {
     }
 
     /// From the runs of a program or a machine that `pick` takes.
-    fn neighbours(&self, (program, machine): Cluster, pick: &dyn Fn(&Point) -> bool) -> Neighbours {
-        let tells = |run: &&(Point, f64)| {
+    fn neighbours(
+        &self,
+        (program, machine): Cluster,
+        pick: &dyn Fn(&Features) -> bool,
+    ) -> Neighbours {
+        let is_related = |run: &&(Features, f64)| {
             (run.0.program == program || run.0.machine == machine) && pick(&run.0)
         };
-        let (points, left): (Vec<Point>, Vec<f64>) =
-            self.runs.iter().filter(tells).cloned().unzip();
+        let (points, residuals): (Vec<Features>, Vec<f64>) =
+            self.runs.iter().filter(is_related).cloned().unzip();
         let programs: BTreeSet<&str> = self.runs.iter().map(|(point, _)| point.program).collect();
-        Neighbours::new(self.kernel, points, &left).among(programs.len())
+        Neighbours::new(self.kernel, points, &residuals).among(programs.len())
     }
 
     /// Whether more than a fifth of one's own runs are outside the bars that they had before.
     fn contradict(&self, before: &Neighbours, (program, machine): Cluster) -> bool {
-        let of_cluster = |(point, _): &&(Point, f64)| {
+        let of_cluster = |(point, _): &&(Features, f64)| {
             point.own && point.program == program && point.machine == machine
         };
-        let own: Vec<&(Point, f64)> = self.runs.iter().filter(of_cluster).collect();
-        let is_outside = |(point, left): &&&(Point, f64)| {
-            let (mean, half) = before.at(&others(point));
-            (left - mean).abs() > half
+        let own: Vec<&(Features, f64)> = self.runs.iter().filter(of_cluster).collect();
+        let is_outside = |(point, residual): &&&(Features, f64)| {
+            let (mean, half) = before.at(&as_others(point));
+            (residual - mean).abs() > half
         };
         5 * own.iter().filter(is_outside).count() > own.len()
     }
 }
 
 /// A run as if others had measured it.
-fn others(point: &Point) -> Point {
-    Point { own: false, ..point.clone() }
+fn as_others(point: &Features) -> Features {
+    Features { own: false, ..point.clone() }
 }

@@ -8,7 +8,7 @@ use checkpoint::DataId;
 use device::cuda::{self, Identity};
 use device::{Backend, Home, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};
-use estimate::gptrain::dry_run::{self, Room};
+use estimate::gptrain::dry_run::{self, MemoryLimits};
 use estimate::gptrain::remedies;
 use estimate::hardware;
 use launch::Device;
@@ -272,7 +272,7 @@ pub fn out_of_memory(
     Problems::one(
         place,
         what,
-        remedies::advice(loaded, Room { device: share, ..Room::of(m, hw) }, hw),
+        remedies::advice(loaded, MemoryLimits { device: share, ..MemoryLimits::new(m, hw) }, hw),
     )
     .into()
 }

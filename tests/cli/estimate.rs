@@ -43,7 +43,7 @@ fn gpt(h: usize, layers: usize, s: usize, v: usize, position: Position) -> Setup
     m.heads = 16; // divides every width below
 
     m.embedding_layernorm = position == Position::Alibi;
-    setup.cut(|t| (t.tensor, t.pipeline, t.data) = (1, 1, 1))
+    setup.with_topology(|t| (t.tensor, t.pipeline, t.data) = (1, 1, 1))
 }
 
 fn near(a: f64, b: f64, share: f64) {
@@ -201,16 +201,16 @@ fn days_and_hours_of_the_worked_examples() {
 fn deepspeeds_own_estimators() {
     let gib = |x: f64| x / 1073741824.0;
     let (p, largest) = (2851e6, 32e6);
-    let of = |zero, optimizer, weights, init| {
+    let rule = |zero, optimizer, weights, init| {
         states(zero, (p, largest), (8.0, 8.0), Offload { optimizer, weights }, init)
     };
-    near(gib(of(2, false, false, true).gpu), 15.93, 1e-3);
-    near(gib(of(2, true, false, true).gpu), 5.31, 1e-3);
-    near(of(3, false, false, true).gpu, 4.0 * largest + 18.0 * p / 8.0, 1e-12);
-    near(of(3, true, false, true).gpu, 4.0 * largest + 2.0 * p / 8.0, 1e-12);
-    near(of(3, true, true, true).gpu, 4.0 * largest, 1e-12);
-    near(gib(of(3, true, true, true).host), 71.7, 1e-3);
-    near(gib(of(3, true, true, false).host), 127.5, 1e-3);
+    near(gib(rule(2, false, false, true).gpu), 15.93, 1e-3);
+    near(gib(rule(2, true, false, true).gpu), 5.31, 1e-3);
+    near(rule(3, false, false, true).gpu, 4.0 * largest + 18.0 * p / 8.0, 1e-12);
+    near(rule(3, true, false, true).gpu, 4.0 * largest + 2.0 * p / 8.0, 1e-12);
+    near(rule(3, true, true, true).gpu, 4.0 * largest, 1e-12);
+    near(gib(rule(3, true, true, true).host), 71.7, 1e-3);
+    near(gib(rule(3, true, true, false).host), 127.5, 1e-3);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn what_cannot_be_cut_is_refused() {
     let broken = |change: &dyn Fn(&mut Setup)| {
         let mut setup = run("002-158");
         change(&mut setup);
-        setup.impossible().join("; ")
+        setup.violations().join("; ")
     };
     assert_eq!(broken(&|_| ()), "");
     let stages = broken(&|s| {
@@ -236,7 +236,7 @@ fn what_cannot_be_cut_is_refused() {
     ] {
         let row = shipped().into_iter().find(|row| row.id == id).unwrap();
         assert_eq!(row.devices, Some(gpus));
-        assert!(row.odd().join("; ").contains(remedy), "{id}: {:?}", row.odd());
+        assert!(row.problems().join("; ").contains(remedy), "{id}: {:?}", row.problems());
     }
 }
 
@@ -305,7 +305,7 @@ fn bloom_tells_its_story() {
 fn the_constants_are_those_of_the_rows() {
     let rows = rows::shipped();
     let prior = Constants::prior();
-    let fit = |start: &Constants| fitted::to(&rows, start, fitted::AT_REST);
+    let fit = |start: &Constants| fitted::fit_constants(&rows, start, fitted::CONVERGED);
     let found = fit(&fit(&prior));
     if std::env::var_os("UPDATE").is_some() {
         std::fs::write("src/predict/constants.yaml", fitted::written(&found)).unwrap();

@@ -207,12 +207,15 @@ fn a_campaign_is_the_sum_of_its_searches() {
     let campaign = [&args[..], &["--sizes", "125M,350M", "--law", "20"]].concat();
     let v = json(&campaign);
     let rows = v["sizes"].as_array().unwrap();
-    let of = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
-    let sum: f64 = rows.iter().map(|row| of(row, "days")).sum();
-    assert!((sum / of(&v, "days") - 1.0).abs() < 1e-9);
+    let number = |row: &serde_json::Value, name: &str| row[name].as_f64().unwrap();
+    let sum: f64 = rows.iter().map(|row| number(row, "days")).sum();
+    assert!((sum / number(&v, "days") - 1.0).abs() < 1e-9);
     for (row, size) in rows.iter().zip([125e6, 350e6]) {
-        assert!((of(row, "parameters") / size - 1.0).abs() < 0.1, "{row}");
-        assert!((of(row, "tokens") / (20.0 * of(row, "parameters")) - 1.0).abs() < 1e-3, "{row}");
+        assert!((number(row, "parameters") / size - 1.0).abs() < 0.1, "{row}");
+        assert!(
+            (number(row, "tokens") / (20.0 * number(row, "parameters")) - 1.0).abs() < 1e-3,
+            "{row}"
+        );
     }
     let text = estimate(&campaign).1;
     assert!(text.contains("all on 8 devices") && text.contains("$"), "{text}");
@@ -346,8 +349,8 @@ fn the_bytes_of_a_step_stand_in_columns() {
 /// Each of the first cuts, estimated alone, takes what the search says of it.
 #[test]
 fn a_search_says_what_estimate_says() {
-    let of = ["manifests/gpt2-1.5b.yaml", "--hardware", "a100-40g", "--set", "batch.global=64"];
-    let v = json(&[&of[..], &["--search", "--gpus", "4"]].concat());
+    let plan = ["manifests/gpt2-1.5b.yaml", "--hardware", "a100-40g", "--set", "batch.global=64"];
+    let v = json(&[&plan[..], &["--search", "--gpus", "4"]].concat());
     for way in v["ways"].as_array().unwrap().iter().take(3) {
         let sets: Vec<&str> = way["set"]
             .as_array()
@@ -356,16 +359,16 @@ fn a_search_says_what_estimate_says() {
             .map(|set| set.as_str().unwrap())
             .flat_map(|set| set.split(' '))
             .collect();
-        let alone = json(&[&of[..], &sets].concat());
+        let alone = json(&[&plan[..], &sets].concat());
         let same = |a: &serde_json::Value, b: f64| (a.as_f64().unwrap() / b - 1.0).abs() < 1e-9;
         assert!(same(&alone["time"]["seconds"], way["sec_per_iter"].as_f64().unwrap()), "{way}");
         assert!(same(&alone["run"]["days"], way["days"].as_f64().unwrap()), "{way}");
         let gibibytes = alone["memory"]["reserved_bytes"].as_f64().unwrap() / 1073741824.0;
         assert!(same(&way["mem_gib"], gibibytes) && alone["memory"]["fits"] == true, "{way}");
     }
-    let fewest = json(&[&of[..], &["--min-gpus"]].concat());
+    let fewest = json(&[&plan[..], &["--min-gpus"]].concat());
     assert_eq!(fewest["min_gpus"], 1, "{fewest}");
-    let largest = json(&[&of[..], &["--max-params", "--gpus", "4"]].concat());
+    let largest = json(&[&plan[..], &["--max-params", "--gpus", "4"]].concat());
     assert!(largest["max_params"].as_f64().unwrap() > 5e9, "{largest}");
 }
 
@@ -376,12 +379,12 @@ fn a_search_of_every_program_says_what_estimate_says() {
         ["megatron-deepspeed", "megatron-lm", "deepspeed-zero3", "hf-deepspeed", "ddp", "fsdp"];
     for program in programs {
         let sets = ["--set", "batch.global=64", "--hardware", "a100-80g", "--as", program];
-        let of = [&["manifests/gpt2-1.5b.yaml"][..], &sets].concat();
-        let v = json(&[&of[..], &["--search", "--gpus", "16"]].concat());
+        let plan = [&["manifests/gpt2-1.5b.yaml"][..], &sets].concat();
+        let v = json(&[&plan[..], &["--search", "--gpus", "16"]].concat());
         let way = &v["ways"][0];
-        let all =
+        let flags =
             way["set"].as_array().unwrap().iter().flat_map(|set| set.as_str().unwrap().split(' '));
-        let alone = json(&[&of[..], &all.collect::<Vec<_>>()].concat());
+        let alone = json(&[&plan[..], &flags.collect::<Vec<_>>()].concat());
         let same = |a: &serde_json::Value, b: &serde_json::Value| {
             (a.as_f64().unwrap() / b.as_f64().unwrap() - 1.0).abs() < 1e-9
         };
@@ -400,8 +403,8 @@ fn an_own_plan_that_does_not_fit_ends_with_4_and_a_list_of_changes() {
     assert_eq!((code, err.as_str()), (4, ""), "{out}");
     assert!(out.starts_with("DOES NOT FIT: "), "{out}");
     let list = out.split("Would fit, in the order that helps").nth(1).unwrap();
-    let rungs = ["topology.zero=1", "topology.offload=optimizer"];
-    let places = rungs.map(|word| list.find(word).unwrap_or_else(|| panic!("{word}: {list}")));
+    let kinds = ["topology.zero=1", "topology.offload=optimizer"];
+    let places = kinds.map(|word| list.find(word).unwrap_or_else(|| panic!("{word}: {list}")));
     assert!(places.is_sorted(), "{list}");
     let v = json(&args);
     let first = &v["ladder"][0];
@@ -436,10 +439,10 @@ fn an_own_plan_says_what_is_faster_and_draws_its_days() {
 #[test]
 fn a_search_is_drawn_and_keeps_to_a_budget() {
     let folder = tempfile::tempdir().unwrap();
-    let at = folder.path().to_str().unwrap();
-    let of = ["manifests/gpt2-124m.yaml", "--hardware", "a100-40g", "--set", "batch.global=16"];
-    let search = [&of[..], &["--search", "--gpus", "8"]].concat();
-    let (code, out, err) = estimate(&[&search[..], &["--plot", at]].concat());
+    let path = folder.path().to_str().unwrap();
+    let plan = ["manifests/gpt2-124m.yaml", "--hardware", "a100-40g", "--set", "batch.global=16"];
+    let search = [&plan[..], &["--search", "--gpus", "8"]].concat();
+    let (code, out, err) = estimate(&[&search[..], &["--plot", path]].concat());
     assert_eq!((code, err.as_str()), (0, ""));
     assert!(out.starts_with("best by days: 8 × a100-40g"), "{out}");
     for name in ["days.svg", "money.svg", "estimate.html"] {
@@ -590,8 +593,8 @@ fn a_long_log_is_learned_in_its_length() {
 
 #[test]
 fn the_metrics_of_a_run_calibrate_its_plan() {
-    let of = ["manifests/gpt2-1.5b.yaml", "--hardware", "h100-80g"];
-    let plain = json(&of);
+    let plan = ["manifests/gpt2-1.5b.yaml", "--hardware", "h100-80g"];
+    let plain = json(&plan);
     let seconds = plain["time"]["seconds"].as_f64().unwrap();
     let batch = plain["topology"]["global_batch"].as_u64().unwrap();
     let row = |step: u64| {
@@ -601,7 +604,7 @@ fn the_metrics_of_a_run_calibrate_its_plan() {
     let path = folder.path().join("metrics.jsonl");
     std::fs::write(&path, (1..9).map(row).collect::<String>()).unwrap();
     let (code, out, err) =
-        estimate(&[&of[..], &["--calibrate", path.to_str().unwrap(), "--json"]].concat());
+        estimate(&[&plan[..], &["--calibrate", path.to_str().unwrap(), "--json"]].concat());
     assert!(code == 0 && err.contains("learned from 7 steps: they took 2.00 times"), "{err}");
     let learned: serde_json::Value = serde_json::from_str(&out).unwrap();
     let near = |a: f64, b: f64| assert!((a / b - 1.0).abs() < 1e-9, "{a} {b}");
@@ -610,7 +613,7 @@ fn the_metrics_of_a_run_calibrate_its_plan() {
     assert_eq!(learned["memory"]["reserved_bytes"], plain["memory"]["reserved_bytes"]);
     // The search follows it too.
     let search = |more: &[&str]| {
-        let args = [&of[..], &["--search", "--gpus", "1"], more].concat();
+        let args = [&plan[..], &["--search", "--gpus", "1"], more].concat();
         let ways = json(&args)["ways"].as_array().unwrap().clone();
         let steps = ways.iter().map(|way| way["sec_per_iter"].as_f64().unwrap());
         steps.fold(f64::INFINITY, f64::min) // the first is the roomiest within the bar

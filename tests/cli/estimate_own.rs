@@ -2,10 +2,10 @@
 //! helps, each against its own estimate.
 
 use gptrain::base::Bytes;
-use gptrain::estimate::change::Rung;
-use gptrain::estimate::gptrain::dry_run::{self, Room};
-use gptrain::estimate::gptrain::exchange::{self, Exchange};
-use gptrain::estimate::gptrain::ladder::{Change, Ladder};
+use gptrain::estimate::change::ChangeKind;
+use gptrain::estimate::gptrain::advisor::{Advisor, Change};
+use gptrain::estimate::gptrain::compression::{self, CompressionGain};
+use gptrain::estimate::gptrain::dry_run::{self, MemoryLimits};
 use gptrain::estimate::hardware::{Hardware, Link, Links};
 use gptrain::estimate::request::{Flags, Request};
 use gptrain::estimate::search::{self, Candidate};
@@ -103,7 +103,7 @@ fn compressed_gradients_are_billed_and_advised() {
         Request::new(loaded.manifest, &Flags::default()).unwrap()
     };
     let with = read(&[]);
-    let e = Exchange::of(&with.manifest, &with.setup).unwrap();
+    let e = CompressionGain::new(&with.manifest, &with.setup).unwrap();
     let (ranks, h) = (16.0, 4096.0);
     let ring = 2.0 * (ranks - 1.0) / ranks;
     // Factors of rank 4 of a block's matrices [n, m]: qkv, proj, fc1, fc2.
@@ -121,17 +121,17 @@ fn compressed_gradients_are_billed_and_advised() {
     let (ours, plain) = (seconds(&[]), seconds(&["topology.compression=none"]));
     assert!(e.factors > 0.0 && e.break_even > 1.0, "{e:?}");
     near(ours, plain, 1e-6);
-    let told = exchange::describe(&with.manifest, &with.setup);
-    assert!(told.contains("compressed: a rank sends") && told.contains("pays below"), "{told}");
+    let text = compression::describe(&with.manifest, &with.setup);
+    assert!(text.contains("compressed: a rank sends") && text.contains("pays below"), "{text}");
     let none = read(&["topology.compression=none"]);
-    assert_eq!(exchange::describe(&none.manifest, &none.setup), "");
+    assert_eq!(compression::describe(&none.manifest, &none.setup), "");
 }
 
 /// Output of `estimate` for the small model on a GPU with this much memory.
-fn ladder(
+fn changes(
     sets: &[&str],
     memory: Option<u64>,
-    list: &dyn Fn(&Ladder) -> Vec<Change>,
+    list: &dyn Fn(&Advisor) -> Vec<Change>,
 ) -> Vec<Change> {
     let capped = memory.map(|most| format!("train.device_memory={}", Bytes(most).exact()));
     let sets: Vec<String> = sets.iter().map(|set| set.to_string()).chain(capped).collect();
@@ -139,8 +139,8 @@ fn ladder(
     let flags = Flags { hardware: Some("jean-zay-a100-async"), ..Flags::default() };
     let request = Request::new(loaded.manifest, &flags).unwrap();
     let Request { manifest, setup, .. } = &request;
-    let room = Room::of(manifest, setup.hardware);
-    let changes = list(&Ladder { effective: &loaded.effective, manifest, setup, room });
+    let limits = MemoryLimits::new(manifest, setup.hardware);
+    let changes = list(&Advisor { effective: &loaded.effective, manifest, setup, limits });
     for change in &changes {
         // Each is what its own estimate says.
         let alone = manifest::parse(&loaded.effective, "changed", Path::new("."), &change.sets);
@@ -149,31 +149,33 @@ fn ladder(
         near(view.needed, change.bytes.0 as f64, 1e-12);
         let tokens = setup.global as f64 / alone.setup.global as f64;
         near(view.seconds * tokens, change.seconds, 1e-9);
-        assert!(change.bytes <= room.device, "{change:?}");
+        assert!(change.bytes <= limits.device, "{change:?}");
     }
     changes
 }
 
-/// Accumulate, then recompute and shard, then the host, then 8 bits; every rung is there.
+/// Accumulate, then recompute and shard, then the host, then 8 bits; every kind is there.
 #[test]
 fn what_does_not_fit_is_mended_in_the_order_that_helps() {
     let sets = ["topology.data=2", "batch.micro=4"];
-    let all = ladder(&sets, None, &|ladder| ladder.remedies());
-    let most = all.iter().map(|change| change.bytes.0).max().unwrap();
+    let found = changes(&sets, None, &|advisor| advisor.remedies());
+    let most = found.iter().map(|change| change.bytes.0).max().unwrap();
     // Less than each of them needs: only pairs are left.
-    let rungs: Vec<Rung> = all.iter().map(|change| change.rung).collect();
-    assert!(rungs.is_sorted(), "{rungs:?}");
-    for rung in [Rung::Accumulate, Rung::Shard, Rung::Offload, Rung::Code] {
-        assert!(rungs.contains(&rung), "{rung:?} in {all:#?}");
+    let kinds: Vec<ChangeKind> = found.iter().map(|change| change.kind).collect();
+    assert!(kinds.is_sorted(), "{kinds:?}");
+    for kind in
+        [ChangeKind::Accumulate, ChangeKind::Shard, ChangeKind::Offload, ChangeKind::Adam8bit]
+    {
+        assert!(kinds.contains(&kind), "{kind:?} in {found:#?}");
     }
     let least = |list: &[Change]| list.iter().map(|change| change.bytes.0).min().unwrap();
-    let under = |most| ladder(&sets, Some(most), &|ladder| ladder.remedies());
+    let under = |most| changes(&sets, Some(most), &|advisor| advisor.remedies());
     // With less room gradients move to the host, too.
-    let host = under(least(&all) - 1);
+    let host = under(least(&found) - 1);
     let pairs = under(least(&host) - 1);
     assert!(!pairs.is_empty() && least(&host) < most);
     assert!(pairs.iter().all(|change| change.what.contains(" and ")), "{pairs:#?}");
-    let none = ladder(&sets, Some(1000), &|ladder| ladder.remedies());
+    let none = changes(&sets, Some(1000), &|advisor| advisor.remedies());
     assert!(none.is_empty(), "{none:#?}");
 }
 
@@ -181,11 +183,11 @@ fn what_does_not_fit_is_mended_in_the_order_that_helps() {
 #[test]
 fn what_is_slow_is_sped_up_in_the_order_that_helps() {
     let sets = ["topology.data=16", "batch.global=16", "model.hidden=512", "model.vocab=50000"];
-    let all = ladder(&sets, None, &|ladder| ladder.speed_ups());
-    let rungs: Vec<Rung> = all.iter().map(|change| change.rung).collect();
-    assert!(rungs.is_sorted() && rungs.first() == Some(&Rung::Accumulate), "{all:#?}");
-    let last = all.last().unwrap();
-    assert!(last.rung == Rung::Compress && last.what.contains("pays below"), "{all:#?}");
+    let found = changes(&sets, None, &|advisor| advisor.speed_ups());
+    let kinds: Vec<ChangeKind> = found.iter().map(|change| change.kind).collect();
+    assert!(kinds.is_sorted() && kinds.first() == Some(&ChangeKind::Accumulate), "{found:#?}");
+    let last = found.last().unwrap();
+    assert!(last.kind == ChangeKind::Compress && last.what.contains("pays below"), "{found:#?}");
     assert_eq!(last.sets, ["topology.compression=powersgd"]);
 }
 

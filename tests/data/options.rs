@@ -6,7 +6,7 @@ use crate::common::binary::Lab;
 use gptrain::data::Column::{Positions, Targets, Tokens, Visible, Weights};
 use gptrain::data::indexed::{TokenType, Writer};
 use gptrain::data::{Batch, Datasets, Request, Source};
-use gptrain::manifest::{Data, Dataset, Eod, Sequences, ValidSet, of_test};
+use gptrain::manifest::{Data, Dataset, Eod, Sequences, ValidSet, for_test};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -45,7 +45,7 @@ batch: {micro: 1, global: 1}
 lr: {peak: 1e-3}
 train: {steps: 1}
 ";
-    of_test(text, &[""; 0]).data
+    for_test(text, &[""; 0]).data
 }
 
 fn open(case: &Value) -> Source {

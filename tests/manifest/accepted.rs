@@ -87,14 +87,14 @@ fn defaults_are_what_a_megatron_user_expects() {
 
 #[test]
 fn offload_is_a_word_or_settings() {
-    let of = |sets: &[&str]| with(sets).manifest;
-    assert_eq!(of(&[]).topology.offload, Offload::NONE);
+    let manifest = |sets: &[&str]| with(sets).manifest;
+    assert_eq!(manifest(&[]).topology.offload, Offload::NONE);
     let optimizer = Offload { what: OffloadWhat::Optimizer, ..Offload::NONE };
-    assert_eq!(of(&["topology.offload=optimizer"]).topology.offload, optimizer);
+    assert_eq!(manifest(&["topology.offload=optimizer"]).topology.offload, optimizer);
     let settings = "topology.offload={what: optimizer, gradients: device}";
     let device = Offload { gradients: GradientHome::Device, ..optimizer };
-    assert_eq!(of(&[settings]).topology.offload, device);
-    assert_eq!(of(&["train.device_memory=1.5GiB"]).train.device_memory, Some(Bytes(3 << 29)));
+    assert_eq!(manifest(&[settings]).topology.offload, device);
+    assert_eq!(manifest(&["train.device_memory=1.5GiB"]).train.device_memory, Some(Bytes(3 << 29)));
     let sets = [settings, "train.device_memory=1536MiB"];
     assert!(with(&sets).effective.contains("device_memory: 1536MiB"));
 }
@@ -324,12 +324,13 @@ fn the_effective_manifest_loads_back_to_the_same() {
     assert_eq!(full.data.objective, Objective::PrefixLm(PrefixLm { loss_on_targets_only: false }));
     assert_eq!((full.name.as_str(), full.train.seed), ("1e3", u64::MAX));
     assert_eq!(full.train.audit_interval, None);
-    let dynamic = LossScale::Dynamic { initial: 9.0, min: 0.3, window: 7, hysteresis: 5 };
+    let dynamic = LossScale { constant: None, initial: 9.0, min: 0.3, window: 7, hysteresis: 5 };
     assert_eq!(with(sets[5]).manifest.loss_scale, Some(dynamic));
-    let constant = LossScale::Constant { scale: 9.0, window: 7, hysteresis: 5 };
-    assert_eq!(with(sets[6]).manifest.loss_scale, Some(constant));
+    let constant =
+        |scale| LossScale { constant: Some(scale), initial: scale, min: scale, ..dynamic };
+    assert_eq!(with(sets[6]).manifest.loss_scale, Some(constant(9.0)));
     let short = with(&["precision=fp16", "loss_scale=8"]).manifest.loss_scale;
-    assert_eq!(short, Some(LossScale::Constant { scale: 8.0, window: 1000, hysteresis: 2 }));
+    assert_eq!(short, Some(LossScale { window: 1000, hysteresis: 2, ..constant(8.0) }));
 }
 
 #[test]

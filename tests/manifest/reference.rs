@@ -70,9 +70,10 @@ fn describe(
     for (key, value) in section["properties"].as_object().into_iter().flatten() {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         let mut takes = Vec::new();
-        match value["properties"].is_object() {
-            true => takes.push(sections.link(&path, &path, value)),
-            false => kinds(value, schema, &path, sections, &mut takes),
+        if value["properties"].is_object() {
+            takes.push(sections.link(&path, &path, value))
+        } else {
+            kinds(value, schema, &path, sections, &mut takes)
         }
         takes.dedup();
         let needed = if required.contains(&key.as_str()) { "Required. " } else { "" };
@@ -113,9 +114,10 @@ fn kinds(
     if let Some(pointer) = value["$ref"].as_str() {
         let name = pointer.rsplit('/').next().unwrap();
         let target = schema.pointer(pointer.trim_start_matches('#')).unwrap();
-        match target["properties"].is_object() {
-            true => takes.push(sections.link(name, path, target)),
-            false => kinds(target, schema, path, sections, takes),
+        if target["properties"].is_object() {
+            takes.push(sections.link(name, path, target))
+        } else {
+            kinds(target, schema, path, sections, takes)
         }
     }
     for key in ["anyOf", "oneOf"] {

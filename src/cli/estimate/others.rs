@@ -16,11 +16,11 @@ pub fn predictor(args: &Args, setup: Option<&Setup>) -> anyhow::Result<&'static 
     let Some(path) = &args.calibrate else { return Ok(Predictor::shipped()) };
     let name = path.display().to_string();
     let found = calibrate::calibrate(&read(path)?, &name, setup, args.async_launches)?;
-    for (id, what) in found.odd.iter().take(SHOWN) {
+    for (id, what) in found.refused.iter().take(SHOWN) {
         base::warn!("{name}: {id}: {what}");
     }
-    if found.odd.len() > SHOWN {
-        base::warn!("{name}: and {} more like these", found.odd.len() - SHOWN);
+    if found.refused.len() > SHOWN {
+        base::warn!("{name}: and {} more like these", found.refused.len() - SHOWN);
     }
     let (times, weights) = found.learned(&name)?;
     base::warn!("{name}: learned from {times} times and {weights} memories");

@@ -36,9 +36,9 @@ impl Bar {
         let shown = &mut *self.shown.lock().expect("no panic");
         if std::io::stderr().is_terminal() {
             let bar = shown.bar.get_or_insert_with(bar);
-            if let Progress::Cuts { judged, cuts, .. } = progress {
+            if let Progress::Cuts { evaluated, cuts, .. } = progress {
                 bar.set_length(cuts as u64);
-                bar.set_position(judged as u64);
+                bar.set_position(evaluated as u64);
             }
             bar.set_message(describe(progress));
         } else if shown.line.is_none_or(|line| line.elapsed() >= EVERY) {
@@ -57,11 +57,11 @@ impl Bar {
 
 fn describe(progress: Progress) -> String {
     match progress {
-        Progress::Cuts { judged, cuts, fastest } => {
+        Progress::Cuts { evaluated, cuts, fastest } => {
             let best = fastest.map_or("none fits yet".to_string(), |seconds| {
                 format!("the fastest so far takes {} per step", Seconds(seconds))
             });
-            format!("{} of {} topologies, {best}", Count(judged as u64), Count(cuts as u64))
+            format!("{} of {} topologies, {best}", Count(evaluated as u64), Count(cuts as u64))
         }
         Progress::TooFew(devices) => format!("{} devices are too few", Count(devices as u64)),
         Progress::Fits(parameters) => format!("{:.1} B parameters fit", parameters as f64 / 1e9),

@@ -91,7 +91,7 @@ fn hugging_face(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
     let HfConfig { family, model, .. } = hf::read_config(folder)?;
     let tokenizer = folder.join(hf::TOKENIZER);
     let tokenizer = tokenizer.exists().then(|| tokenizer.canonicalize()).transpose();
-    let mut m = Manifest::of_model(&model);
+    let mut m = Manifest::for_model(&model);
     m.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
     Ok((Source::HuggingFace { folder: folder.into(), family }, m))
 }

@@ -216,8 +216,8 @@ impl Run {
             let [planned, measured] = [row.planned, row.measured].map(|s| parts.time(s));
             vec![escape(&row.name), planned, measured]
         });
-        let verdict = format!("\n<p>{}</p>", escape(&parts.verdict()));
-        table("plan and step", &["part", "planned", "measured"], rows, ROW_NAME, &verdict)
+        let summary = format!("\n<p>{}</p>", escape(&parts.summary()));
+        table("plan and step", &["part", "planned", "measured"], rows, ROW_NAME, &summary)
     }
 }
 

@@ -218,7 +218,7 @@ lr: {peak: 1e-3}
 train: {samples: 800}
 topology: {data: 2, zero: 1, offload: optimizer}
 ";
-        manifest::of_test(text, &["precision=bf16"])
+        manifest::for_test(text, &["precision=bf16"])
     }
 
     /// Bits of every state after two updates of one rank, and of the model weights including

@@ -52,7 +52,7 @@ lr: {peak: 1e-3}
 train: {samples: 800}
 ";
     let sets = [format!("topology={{data: 2, zero: {level}}}"), "precision=bf16".to_string()];
-    let m = manifest::of_test(text, &sets);
+    let m = manifest::for_test(text, &sets);
     let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
     let (cpu, log) = (Cpu::new(Some(1)), Log::default());
     let measured = Arenas::measuring();

@@ -50,7 +50,7 @@ train: {samples: 800}
 ";
     let compression = format!("{{powersgd: {{rank: {rank}, start_step: 0, min_rate: 1}}}}");
     let sets = [format!("topology={{data: {replicas}, compression: {compression}}}")];
-    let m = manifest::of_test(text, &sets);
+    let m = manifest::for_test(text, &sets);
     let rank = |world: World| {
         let cpu = Cpu::new(Some(1));
         let engine = Engine::new(&cpu, Groups::new(&world, &m.topology), &m, true).unwrap();

@@ -13,7 +13,7 @@ batch: {micro: 2, global: 16}
 lr: {peak: 1e-3}
 train: {samples: 800}
 ";
-    manifest::of_test(text, sets)
+    manifest::for_test(text, sets)
 }
 
 /// Result of every rank's check, after `harm` ran on its engine.

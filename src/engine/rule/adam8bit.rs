@@ -91,7 +91,7 @@ lr: {peak: 1e-3}
 optimizer: adam8bit
 train: {samples: 800}
 ";
-        manifest::of_test(text, sets)
+        manifest::for_test(text, sets)
     }
 
     fn coded_weights(m: &Manifest) -> Vec<&'static str> {

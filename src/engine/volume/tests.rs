@@ -17,7 +17,7 @@ batch: {micro: 2, global: 16}
 lr: {peak: 1e-3}
 train: {samples: 800}
 ";
-    let m = manifest::of_test(text, sets);
+    let m = manifest::for_test(text, sets);
     let ranks: Vec<(Traffic, Volume)> = std::thread::scope(|scope| {
         let run = |world: World| scope.spawn(|| count(world, &m));
         let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();

@@ -1,25 +1,24 @@
 //! Lower bounds of a cut's memory and seconds: a search runs the engine dry only for cuts that may be
 //! among the best.
 //!
-//! All layers are taken to be alike, as cheap as the cheapest kind. So the needs of a stage are those of one layer with its ends, plus those that a
-//! second layer adds for each further one: two small dry runs give both. A micro-batch's needs depend on
-//! tensor parallelism, the micro-batch and recomputation; weights and states depend on tensor
-//! parallelism, replicas, ZeRO and where they are kept; nothing depends on the pipeline's depth but
-//! the number of micro-batches held. So thousands of cuts share some hundred dry runs, and numbers of
-//! replicas share them too.
+//! All layers are assumed to be alike, as cheap as the cheapest kind. So the needs of a stage are those
+//! of one layer with its ends, plus those that a second layer adds, for each further one: two small dry
+//! runs give both. A micro-batch's needs depend on tensor parallelism, the micro-batch and
+//! recomputation. Weights and states depend on tensor parallelism, replicas, ZeRO and their memory. Only
+//! the number of micro-batches held depends on the pipeline's depth. So thousands of cuts share some
+//! hundred dry runs.
 //!
-//! Not in the bounds: collectives among replicas, messages beside computation, and small buffers.
+//! Not in the bounds: collectives among replicas, overlapped messages, and small buffers.
 
 use super::cuts;
-use super::dry_run::{self, Room};
+use super::dry_run::{self, MemoryLimits, Workload};
 use super::memo::Memo;
 use super::prices::Prices;
 use crate::setup::{Moments, Setup};
-use comm::dry::Volume;
 use device::{COPIES, Tally};
 use engine::MemoryPlan;
 use manifest::{
-    AdamW, GradientHome, LayerSplit, Manifest, Offload, OffloadWhat, Optimizer, Recompute, Schedule,
+    AdamW, GradientHome, LayerSplit, Manifest, Offload, Optimizer, Recompute, Schedule,
 };
 use plan::ramp::Ramp;
 use plan::schedule::PipelineRank;
@@ -34,7 +33,7 @@ pub struct Bounds<'a> {
     manifest: &'a Manifest,
     /// Samples of the largest step of the run.
     largest: usize,
-    room: Room,
+    limits: MemoryLimits,
     passes: Memo<PassesKey, Arc<Vec<Layered<Passes>>>>,
     states: Memo<StatesKey, Arc<Vec<Layered<States>>>>,
     pipes: Memo<PipeKey, Arc<Vec<RankKind>>>,
@@ -60,19 +59,17 @@ struct Passes {
     saved: u64,
     workspace: u64,
     inputs: u64,
-    ops: Tally,
-    /// Messages that the next op waits for.
-    awaited: Volume,
+    /// Ops, and messages that the next op waits for.
+    work: Workload,
 }
 
 /// Memory that is kept from step to step, and the work per step.
 struct States {
     device: u64,
     host: u64,
-    ops: Tally,
-    /// Work of the host's processor. Its copies are not counted: they depend on buffers that few layers
-    /// do not fill.
-    host_ops: Tally,
+    /// Ops, and passes of the host's processor. Its copies are not counted: they depend on buffers that
+    /// few layers do not fill.
+    work: Workload,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -89,7 +86,7 @@ struct StatesKey {
     tensor: usize,
     data: usize,
     zero: u8,
-    coded: bool,
+    adam8bit: bool,
     offload: u8,
     gradients_on_host: bool,
     compressed: bool,
@@ -105,7 +102,7 @@ struct PipeKey {
     pipeline: usize,
     chunks: usize,
     recompute: u8,
-    split: Vec<usize>,
+    split: LayerSplit,
 }
 
 /// Ranks of a pipeline with the same layers and ends: the first of them, and how many there are.
@@ -137,11 +134,11 @@ impl RankKind {
 }
 
 impl<'a> Bounds<'a> {
-    pub fn new(manifest: &'a Manifest, ramp: Ramp, room: Room) -> Bounds<'a> {
+    pub fn new(manifest: &'a Manifest, ramp: Ramp, limits: MemoryLimits) -> Bounds<'a> {
         Bounds {
             manifest,
             largest: ramp.sizes().max().expect("a batch"),
-            room,
+            limits,
             passes: Memo::default(),
             states: Memo::default(),
             pipes: Memo::default(),
@@ -150,29 +147,29 @@ impl<'a> Bounds<'a> {
     }
 
     /// None if the cut needs more memory than available.
-    pub fn of(&self, s: &Setup) -> Option<Bound> {
-        let bytes = self.bytes(s).filter(|bytes| *bytes <= self.room.device.0)?;
+    pub fn bound(&self, s: &Setup) -> Option<Bound> {
+        let bytes = self.bytes(s).filter(|bytes| *bytes <= self.limits.device.0)?;
         Some(Bound { seconds: self.seconds(s), bytes })
     }
 
     /// False if the cut needs more memory than available.
     pub fn may_fit(&self, s: &Setup) -> bool {
-        self.bytes(s).is_some_and(|bytes| bytes <= self.room.device.0)
+        self.bytes(s).is_some_and(|bytes| bytes <= self.limits.device.0)
     }
 
     /// Memory of the rank that reserves most; None if the host has too little memory.
     fn bytes(&self, s: &Setup) -> Option<u64> {
-        let (kinds, passes) = (self.pipe(s), self.passes(s));
+        let (kinds, passes) = (self.rank_kinds(s), self.passes(s));
         let homes = homes(s).into_iter();
         let states: Vec<_> = homes.map(|home| self.states(s, home)).collect();
-        let of = |kind: &RankKind| {
+        let rank_bytes = |kind: &RankKind| {
             let more = kind.layers() as u64 - 1;
-            let kept = |of: fn(&States) -> u64| {
-                let each = states.iter().map(|states| {
+            let kept = |bytes: fn(&States) -> u64| {
+                let needs = states.iter().map(|states| {
                     let states = &states[kind.end() as usize];
-                    of(&states.one) + more * of(&states.more)
+                    bytes(&states.one) + more * bytes(&states.more)
                 });
-                each.min().expect("one home at least")
+                needs.min().expect("one home at least")
             };
             let chunk = |(layers, end): &(usize, End)| {
                 let passes = &passes[*end as usize];
@@ -182,57 +179,47 @@ impl<'a> Bounds<'a> {
             let workspace =
                 kind.chunks.iter().map(|(_, end)| passes[*end as usize].one.workspace).max();
             let inputs = passes[kind.end() as usize].one.inputs;
-            let slots = self.held(s, kind.rank) as u64;
+            let slots = self.micro_batches_held(s, kind.rank) as u64;
             let device = kept(|s| s.device) + slots * saved + workspace.expect("a chunk") + inputs;
-            (kept(|s| s.host) <= self.room.host.0).then_some(device)
+            (kept(|s| s.host) <= self.limits.host.0).then_some(device)
         };
-        kinds.iter().map(of).try_fold(0, |most, bytes| Some(bytes?.max(most)))
+        kinds.iter().map(rank_bytes).try_fold(0, |most, bytes| Some(bytes?.max(most)))
     }
 
     /// Lower bound of the seconds of the passes, which many more cuts have in common than the whole.
     pub fn passes_seconds(&self, s: &Setup) -> f64 {
-        let (kinds, passes, prices) = (self.pipe(s), self.passes(s), Prices::of(s));
+        let (kinds, passes, prices) = (self.rank_kinds(s), self.passes(s), Prices::new(s));
         let micro = |kind: &RankKind| {
             let (mut ops, mut sent) = (Tally::new(), 0.0);
             for (layers, end) in &kind.chunks {
                 let (passes, more) = (&passes[*end as usize], (*layers - 1) as f64);
-                add(&mut ops, &passes.one.ops, 1.0);
-                add(&mut ops, &passes.more.ops, more);
-                sent += prices.messages(&passes.one.awaited);
-                sent += more * prices.messages(&passes.more.awaited);
+                add(&mut ops, &passes.one.work.ops, 1.0);
+                add(&mut ops, &passes.more.work.ops, more);
+                sent += prices.messages(&passes.one.work.messages);
+                sent += more * prices.messages(&passes.more.work.messages);
             }
             prices.ops(&ops) + sent
         };
-        let each: Vec<f64> = kinds.iter().map(micro).collect();
-        let slowest = each.iter().copied().fold(0.0, f64::max);
-        let sum: f64 = kinds.iter().zip(&each).map(|(kind, each)| kind.count as f64 * each).sum();
+        let seconds: Vec<f64> = kinds.iter().map(micro).collect();
+        let slowest = seconds.iter().copied().fold(0.0, f64::max);
+        let sum: f64 =
+            kinds.iter().zip(&seconds).map(|(kind, seconds)| kind.count as f64 * seconds).sum();
         // Sums in another order than the dry run's differ in their last digits.
         (1.0 - 1e-9) * (s.micros() as f64 * slowest + (sum - slowest) / s.topology.chunks as f64)
     }
 
     fn seconds(&self, s: &Setup) -> f64 {
-        let (kinds, prices) = (self.pipe(s), Prices::of(s));
+        let (kinds, prices) = (self.rank_kinds(s), Prices::new(s));
         let once = |home: Arc<Vec<Layered<States>>>| {
-            let of = |kind: &RankKind| self.once(s, kind, &home, &prices);
-            kinds.iter().map(of).fold(f64::INFINITY, f64::min)
+            let seconds = |kind: &RankKind| step_seconds(s, kind, &home, &prices);
+            kinds.iter().map(seconds).fold(f64::INFINITY, f64::min)
         };
         let homes = homes(s).into_iter().map(|home| self.states(s, home));
         self.passes_seconds(s) + (1.0 - 1e-9) * homes.map(once).fold(f64::INFINITY, f64::min)
     }
 
-    /// Work of a rank and its host per step.
-    fn once(&self, s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: &Prices) -> f64 {
-        let (states, more) = (&states[kind.end() as usize], (kind.layers() - 1) as f64);
-        let whole = |of: fn(&States) -> &Tally| {
-            let mut all = of(&states.one).clone();
-            add(&mut all, of(&states.more), more);
-            all
-        };
-        prices.ops(&whole(|s| &s.ops)) + dry_run::host_seconds(&whole(|s| &s.host_ops), s)
-    }
-
     /// Micro-batches whose activations a rank holds at once.
-    fn held(&self, s: &Setup, rank: usize) -> usize {
+    fn micro_batches_held(&self, s: &Setup, rank: usize) -> usize {
         let t = &s.topology;
         let pp = PipelineRank { rank, ranks: t.pipeline, chunks: t.chunks };
         let micros = (self.largest / (s.micro * t.data)).min(2 * t.pipeline * t.chunks);
@@ -240,18 +227,12 @@ impl<'a> Bounds<'a> {
         self.slots.get(key, || engine::actions(pp, t, micros).1)
     }
 
-    fn pipe(&self, s: &Setup) -> Arc<Vec<RankKind>> {
+    fn rank_kinds(&self, s: &Setup) -> Arc<Vec<RankKind>> {
         let t = &s.topology;
-        let split = match &t.layer_split {
-            LayerSplit::Uniform => vec![0],
-            LayerSplit::TransformerAndEmbedding => vec![1],
-            LayerSplit::Balanced => vec![2],
-            LayerSplit::Explicit(sizes) => sizes.clone(),
-        };
         let (tensor, pipeline, chunks) = (t.tensor, t.pipeline, t.chunks);
-        let layers = s.model.layers;
+        let (layers, split) = (s.model.layers, t.layer_split.clone());
         let key = PipeKey { layers, tensor, pipeline, chunks, recompute: t.recompute as u8, split };
-        self.pipes.get(key, || Arc::new(pipe(s)))
+        self.pipes.get(key, || Arc::new(rank_kinds(s)))
     }
 
     fn passes(&self, s: &Setup) -> Arc<Vec<Layered<Passes>>> {
@@ -264,7 +245,7 @@ impl<'a> Bounds<'a> {
             piped: t.pipeline > 1,
         };
         self.passes.get(key, || {
-            let plain = s.clone().cut(|t| {
+            let plain = s.clone().with_topology(|t| {
                 (t.data, t.zero, t.compression, t.offload) = (1, 0, None, Offload::NONE);
             });
             let plain = Setup { moments: Moments::Adam, ..plain };
@@ -281,7 +262,7 @@ impl<'a> Bounds<'a> {
             tensor: t.tensor,
             data: t.data,
             zero: t.zero,
-            coded: s.moments == Moments::Adam8bit,
+            adam8bit: s.moments == Moments::Adam8bit,
             offload: t.offload.what as u8,
             gradients_on_host: gradients == GradientHome::Host,
             compressed: t.compression.is_some(),
@@ -289,7 +270,7 @@ impl<'a> Bounds<'a> {
             piped: t.pipeline > 1,
         };
         self.states.get(key, || {
-            let kept = s.clone().cut(|t| {
+            let kept = s.clone().with_topology(|t| {
                 (t.recompute, t.sequence_parallel) = (Recompute::None, false);
                 t.offload.gradients = gradients;
             });
@@ -305,13 +286,24 @@ impl<'a> Bounds<'a> {
     }
 }
 
+/// Seconds of the work of a rank and its host per step.
+fn step_seconds(s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: &Prices) -> f64 {
+    let (states, more) = (&states[kind.end() as usize], (kind.layers() - 1) as f64);
+    let whole = |tally: fn(&Workload) -> &Tally| {
+        let mut sum = tally(&states.one.work).clone();
+        add(&mut sum, tally(&states.more.work), more);
+        sum
+    };
+    prices.ops(&whole(|work| &work.ops)) + dry_run::host_seconds(&whole(|work| &work.host), s)
+}
+
 /// Possible memories of gradients: also the host's if the manifest leaves it open.
 fn homes(s: &Setup) -> Vec<GradientHome> {
-    let offload = s.topology.offload;
-    let stay = s.topology.compression.is_some() || s.moments == Moments::Adafactor;
-    let open =
-        offload.what != OffloadWhat::None && offload.gradients == GradientHome::Auto && !stay;
-    if open { vec![GradientHome::Auto, GradientHome::Host] } else { vec![offload.gradients] }
+    if s.topology.gradients_are_open(s.moments == Moments::Adafactor) {
+        vec![GradientHome::Auto, GradientHome::Host]
+    } else {
+        vec![s.topology.offload.gradients]
+    }
 }
 
 /// Memory and work of each stage of the cut, with so many layers a stage: of one stage, or of three
@@ -323,7 +315,7 @@ fn counted(
     micros: usize,
 ) -> Vec<(MemoryPlan, dry_run::Work)> {
     let stages = if s.topology.pipeline > 1 { 3 } else { 1 };
-    let mut setup = s.clone().cut(|t| {
+    let mut setup = s.clone().with_topology(|t| {
         (t.pipeline, t.chunks) = (stages, 1);
         (t.schedule, t.layer_split) = (Schedule::OneFOneB, LayerSplit::Uniform);
     });
@@ -333,28 +325,22 @@ fn counted(
     let mut m = cuts::manifest(m, &setup);
     m.batch.ramp_up = None;
     m.train.device_memory = None;
-    (0..stages).map(|stage| dry_run::counted(&m, stage)).collect()
+    (0..stages).map(|stage| dry_run::count_stage(&m, stage)).collect()
 }
 
 fn layered_passes(
     one: (MemoryPlan, dry_run::Work),
     two: (MemoryPlan, dry_run::Work),
 ) -> Layered<Passes> {
-    let of = |(plan, work): (MemoryPlan, dry_run::Work)| Passes {
+    let passes = |(plan, work): (MemoryPlan, dry_run::Work)| Passes {
         saved: row(&plan, "activations"),
         workspace: row(&plan, "workspace") + row(&plan, "library workspace"),
         inputs: row(&plan, "inputs"),
-        awaited: work.awaited(),
-        ops: work.micro.ops,
+        work: Workload { messages: work.awaited(), ops: work.micro.ops, host: Tally::new() },
     };
-    let (one, mut two) = (of(one), of(two));
+    let (one, mut two) = (passes(one), passes(two));
     two.saved = two.saved.saturating_sub(one.saved);
-    add(&mut two.ops, &one.ops, -1.0);
-    for (key, sent) in &one.awaited {
-        let more = two.awaited.entry(*key).or_default();
-        more.calls -= sent.calls;
-        more.bytes -= sent.bytes;
-    }
+    two.work = two.work.minus(&one.work);
     Layered { one, more: two }
 }
 
@@ -363,21 +349,20 @@ fn layered_states(
     two: (MemoryPlan, dry_run::Work),
     counts: bool,
 ) -> Layered<States> {
-    let of = |(plan, work): (MemoryPlan, dry_run::Work)| {
-        let optimizer = if counts { row(&plan, "optimizer") } else { 0 };
-        let host = if counts { plan.host_total().0 } else { 0 };
-        States {
-            device: row(&plan, "weights") + row(&plan, "gradients") + optimizer,
-            host,
-            ops: if counts { work.step.ops } else { Tally::new() },
-            host_ops: if counts { passes(work.step.host) } else { Tally::new() },
+    let states = |(plan, work): (MemoryPlan, dry_run::Work)| {
+        let kept = row(&plan, "weights") + row(&plan, "gradients");
+        if !counts {
+            return States { device: kept, host: 0, work: Workload::default() };
         }
+        let device = kept + row(&plan, "optimizer");
+        let work =
+            Workload { ops: work.step.ops, host: passes(work.step.host), ..Workload::default() };
+        States { device, host: plan.host_total().0, work }
     };
-    let (one, mut two) = (of(one), of(two));
+    let (one, mut two) = (states(one), states(two));
     two.device = two.device.saturating_sub(one.device);
     two.host = two.host.saturating_sub(one.host);
-    add(&mut two.ops, &one.ops, -1.0);
-    add(&mut two.host_ops, &one.host_ops, -1.0);
+    two.work = two.work.minus(&one.work);
     Layered { one, more: two }
 }
 
@@ -398,7 +383,7 @@ fn add(all: &mut Tally, more: &Tally, times: f64) {
     }
 }
 
-fn pipe(s: &Setup) -> Vec<RankKind> {
+fn rank_kinds(s: &Setup) -> Vec<RankKind> {
     let (cuts, ranks) = (engine::cuts(&s.model, &s.topology), s.topology.pipeline);
     let end = |stage: usize| match stage {
         0 => End::First,

@@ -35,7 +35,7 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
     let copies = found.ranks.iter().map(|rank| rank.device_copy_gb_s);
     let memory_share = median(copies) / hw.hbm_gb_s;
     // Ranks that share the processor at hand were measured at once, and plans divide it again.
-    let sharing = if hw.here { found.ranks.len() as f64 } else { 1.0 };
+    let sharing = if hw.is_local { found.ranks.len() as f64 } else { 1.0 };
     let product_share = median(products) / hw.peak_tflops;
     // The measured products have the plan's own sides.
     let shares = Shares { products: product_share, half_side: 0.0, ..hw.shares().divided(sharing) };
@@ -48,13 +48,11 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
         host_gb_s: host(found).map_or(hw.host_gb_s, |measured| measured / HOST_SHARE),
         link_gb_s: transfers(found).unwrap_or(hw.link_gb_s),
         links: Links { bus: link(found, true), network: link(found, false) },
-        doubt: MEASURED,
+        uncertainty: MEASURED,
         ..hw.clone()
     };
-    // A command plans once, and every copy of a setup points at its hardware.
-    let hardware: &'static Hardware = Box::leak(Box::new(learned));
     let per_node = found.per_node().unwrap_or_else(|ranks| ranks.max(setup.per_node));
-    Ok(Setup { hardware, per_node, ..setup })
+    Ok(Setup { hardware: learned.leak(), per_node, ..setup })
 }
 
 /// Factor of each op over the seconds by the shares, of the median rank; the table's factors without
@@ -106,20 +104,20 @@ pub fn slowdown(
     log: &Log,
     name: &str,
     m: &Manifest,
-    setup: Setup,
+    mut setup: Setup,
 ) -> Result<(Setup, String), Problems> {
     let stages = dry_run::stages(m);
     let turns = log.parts.as_ref().and_then(|_| turns(&setup));
     let table = log.parts.as_ref().filter(|_| turns.is_none());
     let parts = table.map(|table| part_factors(table, &stages, &setup));
-    let setup = match parts {
-        Some(parts) => with(&setup, |hw| Hardware { parts, ..hw }),
-        None => setup,
-    };
+    if let Some(parts) = parts {
+        setup.hardware = Hardware { parts, ..setup.hardware.clone() }.leak();
+    }
     let mut planned: BTreeMap<usize, f64> = BTreeMap::new();
     let mut ratio = |(batch, seconds): &(usize, f64)| {
-        let of = || dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() });
-        seconds / *planned.entry(*batch).or_insert_with(of)
+        let seconds_of_step =
+            || dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() });
+        seconds / *planned.entry(*batch).or_insert_with(seconds_of_step)
     };
     let ratios: Vec<f64> = log.steps.iter().map(&mut ratio).collect();
     let slowdown = median(ratios.iter().copied());
@@ -135,42 +133,39 @@ pub fn slowdown(
         "learned from {steps} steps: they took {slowdown:.2} times what is planned for {name}"
     );
     if let Some(parts) = &parts {
-        let learned = Part::ALL.iter().filter(|part| parts[**part as usize] != 1.0);
-        let each = learned.map(|part| format!("{} {:.2}", part.name(), parts[*part as usize]));
-        line += &format!(", after each part's own factor: {}", each.collect::<Vec<_>>().join(", "));
+        let factors = Part::ALL.iter().map(|(part, name)| (name, parts[*part as usize]));
+        let learned = factors.filter(|(_, factor)| *factor != 1.0);
+        let named: Vec<String> =
+            learned.map(|(name, factor)| format!("{name} {factor:.2}")).collect();
+        line += &format!(", after each part's own factor: {}", named.join(", "));
     }
     if let Some(processors) = turns {
         line += &format!(", and no part's factor: its ranks took turns at {processors} processors");
     }
-    let learn =
-        |hw: Hardware| Hardware { slowdown: hw.slowdown * slowdown, scatter, doubt: LEARNED, ..hw };
-    Ok((with(&setup, learn), line))
+    let hw = setup.hardware;
+    let slowdown = hw.slowdown * slowdown;
+    let learned = Hardware { slowdown, scatter, uncertainty: LEARNED, ..hw.clone() };
+    Ok((Setup { hardware: learned.leak(), ..setup }, line))
 }
 
 /// Number of processors, if they are fewer than the ranks that share them: an op then has a whole one, and
 /// the turns of other ranks count as waits for messages. Plans divide the processors instead.
 fn turns(setup: &Setup) -> Option<usize> {
     let processors = std::thread::available_parallelism().map_or(1, |n| n.get());
-    (setup.hardware.here && setup.ranks() > processors).then_some(processors)
-}
-
-/// The setup with other hardware. A command plans once, and every copy of a setup points at its hardware.
-fn with(setup: &Setup, change: impl FnOnce(Hardware) -> Hardware) -> Setup {
-    let hardware = Box::leak(Box::new(change(setup.hardware.clone())));
-    Setup { hardware, ..setup.clone() }
+    (setup.hardware.is_local && setup.ranks() > processors).then_some(processors)
 }
 
 /// Share of a step below which a part's factor is not learned.
 const SMALL: f64 = 0.01;
 
 /// Measured seconds of each part by the planned ones. 1 for a part that is small, and for messages that
-/// run beside computation: their exposed time is not proportional to them. So is a pipeline's bubble.
+/// overlap computation: their exposed time is not proportional to them. So is a pipeline's bubble.
 fn part_factors(table: &PartTable, stages: &[dry_run::Stage], setup: &Setup) -> PartSeconds {
     let setup = Setup { global: table.batch, ..setup.clone() };
     let planned = drift::by_part(stages, &setup, 0);
     let step: f64 = planned.iter().sum();
-    let exposed = !Prices::of(&setup).overlap();
-    Part::ALL.map(|part| {
+    let exposed = !Prices::new(&setup).overlaps();
+    Part::ALL.map(|(part, _)| {
         let (planned, (_, measured)) = (planned[part as usize], table.row(part));
         let learned = match part {
             Part::Tensor | Part::Data => exposed,
@@ -208,12 +203,12 @@ pub fn line(found: &Measured, setup: &Setup) -> String {
 /// Link of the groups within a node, or across nodes: the median over groups and ops of the bus bandwidth
 /// at their largest size, and of the time of the smallest messages. None without measurements.
 fn link(found: &Measured, in_node: bool) -> Option<Link> {
-    let of = |row: &&GroupSpeed| row.in_node == in_node;
+    let is_of_kind = |row: &&GroupSpeed| row.in_node == in_node;
     let largest = |row: &&GroupSpeed| {
         let same = |other: &&GroupSpeed| (&other.group, &other.op) == (&row.group, &row.op);
         found.groups.iter().filter(same).all(|other| other.bytes <= row.bytes)
     };
-    let rows = || found.groups.iter().filter(of);
+    let rows = || found.groups.iter().filter(is_of_kind);
     let messages = rows().filter(|row| row.op == "send_recv" && row.bytes == LATENCY_BYTES);
     let latencies = messages.map(|row| 1e6 * row.seconds);
     let large = rows().filter(|row| row.bytes > LATENCY_BYTES).filter(largest);
@@ -240,7 +235,7 @@ train: {samples: 800}
 ";
 
     fn planned(sets: &[&str]) -> Manifest {
-        manifest::of_test(TEXT, sets)
+        manifest::for_test(TEXT, sets)
     }
 
     fn product(tflops: f64, m: usize) -> Product {
@@ -308,7 +303,7 @@ train: {samples: 800}
     }
 
     fn setup(m: &Manifest) -> Setup {
-        Setup::of(m, Program::Gptrain, hardware::find("cpu", "test").unwrap())
+        Setup::new(m, Program::Gptrain, hardware::find("cpu", "test").unwrap())
     }
 
     fn near(found: f64, expected: f64) {
@@ -385,9 +380,9 @@ train: {samples: 800}
         let times = [9.0, half, half * 1.01, half * 0.99, half * 7.0];
         let text: String = times.iter().enumerate().map(|(i, sec)| line(i + 1, *sec)).collect();
         let text = text + eval;
-        assert!(!Measured::is(&text) && !Measured::is(&line(1, half)));
+        assert!(!Measured::is_document(&text) && !Measured::is_document(&line(1, half)));
         let log = logs::read(&text, "metrics.jsonl", &base).unwrap();
-        assert_eq!((log.steps.len(), log.odd.len()), (3, 1), "the first step warms up");
+        assert_eq!((log.steps.len(), log.outliers.len()), (3, 1), "the first step warms up");
         let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
         near(dry_run::seconds(&stages, &learned), half);
         assert!(said.contains("learned from 3 steps: they took 2.00 times"), "{said}");
@@ -399,13 +394,14 @@ train: {samples: 800}
     fn parts_of_a_grid_show_in_its_plan() {
         let m = planned(&["topology={tensor: 2, pipeline: 2, data: 2}", "batch.global=64"]);
         let gpu = hardware::find("h100-80g", "test").unwrap();
-        let (stages, base) = (dry_run::stages(&m), Setup::of(&m, Program::Gptrain, gpu));
+        let (stages, base) = (dry_run::stages(&m), Setup::new(&m, Program::Gptrain, gpu));
         let before = drift::by_part(&stages, &base, 0);
         let mut measured = before;
         measured[Part::Products as usize] *= 2.0;
         let seconds: f64 = measured.iter().sum();
         let parts = Some(PartTable::new(5, 64, &before, &measured));
-        let log = Log { stretches: Vec::new(), steps: vec![(64, seconds)], odd: Vec::new(), parts };
+        let log =
+            Log { medians: Vec::new(), steps: vec![(64, seconds)], outliers: Vec::new(), parts };
         let (learned, said) = slowdown(&log, "metrics.jsonl", &m, base).unwrap();
         near(learned.hardware.parts[Part::Products as usize], 2.0);
         near(learned.hardware.parts[Part::Attention as usize], 1.0);

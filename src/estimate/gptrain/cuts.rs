@@ -14,7 +14,9 @@ const MICROS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// The manifest with a setup's model, cut, batch and moments.
 pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
     let optimizer = match (&m.optimizer, s.moments) {
-        (Optimizer::AdamW(rule), Moments::Adam8bit) => Optimizer::Adam8bit(Adam8bit::of(*rule)),
+        (Optimizer::AdamW(rule), Moments::Adam8bit) => {
+            Optimizer::Adam8bit(Adam8bit::from_adamw(*rule))
+        }
         (optimizer, _) => optimizer.clone(),
     };
     Manifest {
@@ -28,13 +30,15 @@ pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
 
 /// Every cut over exactly `devices` into which all batches of the ramp-up are divisible: as in the
 /// manifest, and with the extras.
-pub fn all(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setup> {
+pub fn list(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setup> {
     let mut micros: Vec<usize> = MICROS.into_iter().chain([base.micro]).collect();
     micros.sort_unstable();
     micros.dedup();
-    let mut all = Vec::new();
+    let mut cuts = Vec::new();
     for (tensor, pipeline, data) in base.grids(devices) {
-        let base = base.clone().cut(|t| (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data));
+        let base = base
+            .clone()
+            .with_topology(|t| (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data));
         if !base.model.ffn_hidden.is_multiple_of(tensor) {
             continue;
         }
@@ -51,11 +55,11 @@ pub fn all(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setu
             let recomputes = recomputes(&base);
             for micro in micros.iter().filter(divide) {
                 let plain = memory_savings(&Setup { micro: *micro, ..base.clone() }, &recomputes);
-                all.extend(plain.into_iter().flat_map(|cut| with(cut, extras)));
+                cuts.extend(plain.into_iter().flat_map(|cut| with_extras(cut, extras)));
             }
         }
     }
-    all
+    cuts
 }
 
 /// Chunks of layers a stage, and the rules by which layers can be dealt to them.
@@ -102,39 +106,40 @@ fn is_repeated(s: &Setup) -> bool {
 }
 
 /// The cut alone, and with each combination of the extras that it can have.
-fn with(cut: Setup, extras: Extras) -> Vec<Setup> {
-    let mut all = vec![cut];
+fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
+    let mut cuts = vec![cut];
     if extras.adam8bit {
-        let coded = all.iter().filter(|s| codes_divide(s));
-        let coded = coded.map(|s| Setup { moments: Moments::Adam8bit, ..s.clone() });
-        all.extend(coded.collect::<Vec<_>>());
+        let in_8_bits = cuts.iter().filter(|s| has_whole_blocks(s));
+        let in_8_bits = in_8_bits.map(|s| Setup { moments: Moments::Adam8bit, ..s.clone() });
+        cuts.extend(in_8_bits.collect::<Vec<_>>());
     }
     if extras.offload {
         let from = |what| {
             move |s: &Setup| {
                 let rank = |what| what as usize;
                 let more = rank(s.topology.offload.what) < rank(what);
-                (more && offloads(s)).then(|| s.clone().cut(|t| t.offload.what = what))
+                (more && can_offload(s)).then(|| s.clone().with_topology(|t| t.offload.what = what))
             }
         };
-        let optimizer: Vec<Setup> = all.iter().filter_map(from(OffloadWhat::Optimizer)).collect();
-        let full: Vec<Setup> = all.iter().filter_map(from(OffloadWhat::Full)).collect();
-        all.extend(optimizer.into_iter().chain(full));
+        let optimizer: Vec<Setup> = cuts.iter().filter_map(from(OffloadWhat::Optimizer)).collect();
+        let full: Vec<Setup> = cuts.iter().filter_map(from(OffloadWhat::Full)).collect();
+        cuts.extend(optimizer.into_iter().chain(full));
     }
     if extras.powersgd {
-        let compressed = all.iter().filter(|s| {
+        let compressed = cuts.iter().filter(|s| {
             let t = &s.topology;
             t.data > 1 && t.zero < 2 && t.offload.what != OffloadWhat::Full
         });
         let compressed = compressed.filter(|s| s.topology.compression.is_none());
-        let low = |s: &Setup| s.clone().cut(|t| t.compression = Some(PowerSgd::default()));
-        all.extend(compressed.map(low).collect::<Vec<_>>());
+        let low =
+            |s: &Setup| s.clone().with_topology(|t| t.compression = Some(PowerSgd::default()));
+        cuts.extend(compressed.map(low).collect::<Vec<_>>());
     }
-    all
+    cuts
 }
 
 /// Whether a manifest permits the host's memory for its optimizer's states.
-fn offloads(s: &Setup) -> bool {
+fn can_offload(s: &Setup) -> bool {
     let offload = &s.topology.offload;
     match s.moments {
         Moments::Muon => false,
@@ -143,8 +148,8 @@ fn offloads(s: &Setup) -> bool {
     }
 }
 
-/// Whether Adam's moments may be coded: a rank's columns are whole blocks, as a manifest must have it.
-fn codes_divide(s: &Setup) -> bool {
+/// Whether Adam's moments may have 8 bits: a rank's columns are whole blocks, as a manifest must have it.
+fn has_whole_blocks(s: &Setup) -> bool {
     const BLOCK: usize = 64;
     let whole =
         |cols: usize| !cols.is_multiple_of(BLOCK) || cols.is_multiple_of(s.topology.tensor * BLOCK);
@@ -155,14 +160,15 @@ fn codes_divide(s: &Setup) -> bool {
 /// Sequence parallelism, ZeRO levels and recomputation.
 fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
     let t = &s.topology;
-    let sequence: &[bool] = match t.tensor > 1 && s.model.seq_len.is_multiple_of(t.tensor) {
-        true => &[false, true],
-        false => &[false],
+    let sequence: &[bool] = if t.tensor > 1 && s.model.seq_len.is_multiple_of(t.tensor) {
+        &[false, true]
+    } else {
+        &[false]
     };
     let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zeros(t.pipeline) };
     // Compressed gradients exclude all of the above.
     let most = if t.compression.is_some() { 1 } else { 3 };
-    let mut all = Vec::new();
+    let mut cuts = Vec::new();
     for sequence_parallel in sequence {
         for zero in zeros.iter().filter(|zero| **zero <= most) {
             for recompute in recomputes {
@@ -170,9 +176,9 @@ fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
                 let t = &mut setup.topology;
                 (t.sequence_parallel, t.zero) = (*sequence_parallel, *zero);
                 t.recompute = *recompute;
-                all.push(setup);
+                cuts.push(setup);
             }
         }
     }
-    all
+    cuts
 }

@@ -1,7 +1,7 @@
 //! Comparison of predicted and actual memory and time, after a run's first steps.
 
 use super::dry_run::{self, Stage};
-use super::here;
+use super::local_cpu;
 use super::prices::Prices;
 use crate::hardware::{self, CPU};
 use crate::parts::{Part, PartSeconds, PartTable};
@@ -43,18 +43,18 @@ pub fn compare(
     let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { CPU };
     let row = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
     let hw = match &*row.name {
-        // A run says this once, and every copy of a setup points at its hardware.
-        CPU => Box::leak(Box::new(here::measured(row, model_dtype(m.precision)))),
+        CPU => local_cpu::measure(row, model_dtype(m.precision)).leak(),
         _ => row,
     };
     let stages = dry_run::stages(m);
-    let mut setup = Setup::of(m, Program::Gptrain, hw);
+    let mut setup = Setup::new(m, Program::Gptrain, hw);
     setup.global = first.batch;
     let planned = dry_run::seconds(&stages, &setup);
     let memory_plan = stages.get(stage)?.memory_plan.total();
-    let memory = match memory_plan == reserved {
-        true => format!("as planned: {reserved}"),
-        false => format!("memory: {reserved} (planned {memory_plan}: please report this as a bug)"),
+    let memory = if memory_plan == reserved {
+        format!("as planned: {reserved}")
+    } else {
+        format!("memory: {reserved} (planned {memory_plan}: please report this as a bug)")
     };
     let (seconds_here, planned_here) = (Seconds(first.seconds), Seconds(planned));
     let mut line =
@@ -69,17 +69,17 @@ pub fn compare(
     let table = first.parts.as_ref().map(|(step, measured)| {
         PartTable::new(*step, first.batch, &by_part(&stages, &setup, stage), measured)
     });
-    if let Some((table, part)) =
-        table.as_ref().and_then(|table| table.broken().map(|part| (table, part)))
+    if let Some(table) = &table
+        && let Some(part) = table.largest_deviation()
     {
-        line += &format!("; {}", table.blame(part));
+        line += &format!("; {}", table.explain(part));
     }
     Some(Compared { line, table })
 }
 
 /// Planned seconds of each part, on the first rank of a stage.
 pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
-    let prices = Prices::of(s);
+    let prices = Prices::new(s);
     let mut parts = [0.0; Part::COUNT];
     for (name, seconds) in dry_run::stage_parts(stages, s, &prices, stage) {
         let part = match name {
@@ -95,8 +95,8 @@ pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
         };
         parts[part as usize] += seconds;
     }
-    for (row, hidden) in stages[stage].work.hidden_by_row(&prices, s.micros()).iter().enumerate() {
-        parts[Part::of_traffic(row) as usize] -= hidden;
+    for (row, hidden) in stages[stage].work.overlap_by_row(&prices, s.micros()).iter().enumerate() {
+        parts[Part::from_traffic(row) as usize] -= hidden;
     }
     parts
 }

@@ -1,7 +1,7 @@
 //! gptrain's own needs: the trainer's engine on a device and groups that only count. Its memory is
 //! the allocator's own plan, so it is what `run` reserves, byte for byte.
 
-use super::overlap::{self, Hidden};
+use super::overlap::{self, Overlap};
 use super::prices::{Prices, TRAFFIC};
 use crate::hardware::{HOST_SHARE, Hardware};
 use crate::setup::Setup;
@@ -46,7 +46,7 @@ impl Work {
             let awaited: Vec<Event> = step.iter().filter(awaited).cloned().collect();
             Workload { messages: dry::volume(&awaited), ..Workload::default() }
         });
-        twice.minus(&few).share(1.0 / self.micros).messages
+        twice.minus(&few).times(1.0 / self.micros).messages
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Workload {
 }
 
 impl Workload {
-    fn minus(mut self, other: &Workload) -> Workload {
+    pub(super) fn minus(mut self, other: &Workload) -> Workload {
         for (ours, theirs) in [(&mut self.ops, &other.ops), (&mut self.host, &other.host)] {
             for (name, work) in theirs {
                 *ours.entry(name).or_default() += work.times(-1.0);
@@ -74,13 +74,13 @@ impl Workload {
         self
     }
 
-    fn share(mut self, of: f64) -> Workload {
+    fn times(mut self, factor: f64) -> Workload {
         for work in self.ops.values_mut().chain(self.host.values_mut()) {
-            *work = work.times(of);
+            *work = work.times(factor);
         }
         for sent in self.messages.values_mut() {
-            sent.calls *= of;
-            sent.bytes *= of;
+            sent.calls *= factor;
+            sent.bytes *= factor;
         }
         self
     }
@@ -100,20 +100,20 @@ impl Workload {
 }
 
 impl Work {
-    /// Seconds of collectives and messages that run beside computation: a micro-batch's, and once a
+    /// Seconds of collectives and messages that overlap computation: a micro-batch's, and once a
     /// step.
-    fn hidden(&self, prices: &Prices) -> [Hidden; 2] {
+    fn overlap(&self, prices: &Prices) -> [Overlap; 2] {
         // A processor's collectives take it from its ops.
-        if !prices.overlap() {
-            return [Hidden::default(); 2];
+        if !prices.overlaps() {
+            return [Overlap::default(); 2];
         }
-        let timed = |step: &Arc<[Event]>| step.iter().map(|e| prices.timed(e)).collect::<Vec<_>>();
+        let timed = |step: &Arc<[Event]>| step.iter().map(|e| prices.time(e)).collect::<Vec<_>>();
         let [few, twice] = self.steps.each_ref().map(|step| {
             let step = timed(step);
-            [overlap::hidden(&step), overlap::begun(&step)]
+            [overlap::overlap(&step), overlap::overlappable(&step)]
         });
         // A step of many micro-batches does not hide more than it sends.
-        let part = |of: &dyn Fn(&Hidden) -> f64| {
+        let part = |of: &dyn Fn(&Overlap) -> f64| {
             let [[hidden, sent], [twice, twice_sent]] =
                 [&few, &twice].map(|step| step.each_ref().map(of));
             let sent_by_micro = (twice_sent - sent) / self.micros;
@@ -124,14 +124,14 @@ impl Work {
         let (all, messages) = (part(&|hidden| hidden.all), part(&|hidden| hidden.messages));
         let rows: [[f64; 2]; TRAFFIC.len()] =
             std::array::from_fn(|row| part(&|hidden| hidden.rows[row]));
-        [0, 1].map(|i| Hidden { all: all[i], messages: messages[i], rows: rows.map(|row| row[i]) })
+        [0, 1].map(|i| Overlap { all: all[i], messages: messages[i], rows: rows.map(|row| row[i]) })
     }
 }
 
 impl Work {
-    /// Seconds of messages beside computation in a step of so many micro-batches, by rows of `TRAFFIC`.
-    pub fn hidden_by_row(&self, prices: &Prices, micros: usize) -> [f64; TRAFFIC.len()] {
-        let [micro, once] = self.hidden(prices).map(|hidden| hidden.rows);
+    /// Seconds of messages that overlap computation in a step of so many micro-batches, by rows of `TRAFFIC`.
+    pub fn overlap_by_row(&self, prices: &Prices, micros: usize) -> [f64; TRAFFIC.len()] {
+        let [micro, once] = self.overlap(prices).map(|hidden| hidden.rows);
         std::array::from_fn(|row| micros as f64 * micro[row] + once[row])
     }
 }
@@ -145,45 +145,45 @@ impl Stage {
 
 /// The first rank of every stage.
 pub fn stages(m: &Manifest) -> Vec<Stage> {
-    let cap = m.train.device_memory.map(|device| Room { device, host: Bytes(u64::MAX) });
-    let m = &cap.map_or_else(|| m.clone(), |room| placed(m, room));
+    let cap = m.train.device_memory.map(|device| MemoryLimits { device, host: Bytes(u64::MAX) });
+    let m = &cap.map_or_else(|| m.clone(), |limits| place_gradients(m, limits));
     let mut stages: Vec<Stage> = Vec::new();
-    for (stage, first) in first_alike(m).into_iter().enumerate() {
+    for (stage, first) in first_alike_stages(m).into_iter().enumerate() {
         let work = stages.get(first).map(|alike| alike.work.clone());
-        stages.push(reserved(m, stage).with(work.unwrap_or_else(|| work_of(m, stage))));
+        stages.push(reserve(m, stage).with_work(work.unwrap_or_else(|| count_work(m, stage))));
     }
     stages
 }
 
 /// Memory that the first rank of the fullest stage reserves on its device.
 pub fn memory(m: &Manifest) -> Bytes {
-    let alike = first_alike(m).into_iter().enumerate();
+    let alike = first_alike_stages(m).into_iter().enumerate();
     let distinct = alike.filter(|(stage, first)| stage == first);
-    let needs = distinct.map(|(stage, _)| reserved(m, stage).memory_plan.total());
+    let needs = distinct.map(|(stage, _)| reserve(m, stage).memory_plan.total());
     needs.max().unwrap_or(Bytes(0))
 }
 
 /// Memory that a rank may reserve.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct MemoryLimits {
     pub device: Bytes,
     /// Its share of the host's memory.
     pub host: Bytes,
 }
 
-impl Room {
+impl MemoryLimits {
     /// Memory of a device of that kind, without a process's own and without the margin that a run keeps
     /// free, within the manifest's limit.
-    pub fn of(m: &Manifest, hw: &Hardware) -> Room {
+    pub fn new(m: &Manifest, hw: &Hardware) -> MemoryLimits {
         let gib = |gib: f64| (gib * 1073741824.0).max(0.0) as u64;
         let device = gib(hw.memory_gib - hw.context_mib / 1024.0);
         let device = Bytes(device.saturating_sub(headroom(m, hw).0));
         let device = m.train.device_memory.map_or(device, |most| device.min(most));
         let ranks = hw.per_node.min(m.topology.ranks());
-        Room { device, host: Bytes(gib(hw.host_gib) / ranks as u64) }
+        MemoryLimits { device, host: Bytes(gib(hw.host_gib) / ranks as u64) }
     }
 
-    pub fn holds(&self, plan: &MemoryPlan) -> bool {
+    pub fn hold(&self, plan: &MemoryPlan) -> bool {
         plan.total() <= self.device && plan.host_total() <= self.host
     }
 }
@@ -196,11 +196,11 @@ pub fn headroom(m: &Manifest, hw: &Hardware) -> Bytes {
     }
 }
 
-/// The manifest, with gradients on the host where it leaves that open and they have no `room` on the
+/// The manifest, with gradients on the host where it leaves that open and they have no `limits` on the
 /// device, but there.
-pub fn placed(m: &Manifest, room: Room) -> Manifest {
-    let alike = first_alike(m);
-    let holds = |m: &Manifest| reserved_within(m, &alike, room).is_some();
+pub fn place_gradients(m: &Manifest, limits: MemoryLimits) -> Manifest {
+    let alike = first_alike_stages(m);
+    let holds = |m: &Manifest| memory_within(m, &alike, limits).is_some();
     if m.gradients_are_open() && !holds(m) {
         let host = m.with_gradients(GradientHome::Host);
         if holds(&host) {
@@ -210,32 +210,37 @@ pub fn placed(m: &Manifest, room: Room) -> Manifest {
     m.clone()
 }
 
-/// As `stages`, where no rank reserves more than `room`. Stages that do the same work are all taken
+/// As `stages`, where no rank reserves more than `limits`. Stages that do the same work are all taken
 /// to reserve what the first of them does, which holds the most micro-batches.
-pub fn stages_within(m: &Manifest, room: Room) -> Option<Vec<Stage>> {
-    let m = &placed(m, room);
-    let alike = first_alike(m);
-    let distinct = reserved_within(m, &alike, room)?;
-    let with_work = |(stage, needs): (usize, Reserved)| (stage, needs.with(work_of(m, stage)));
+pub fn stages_within(m: &Manifest, limits: MemoryLimits) -> Option<Vec<Stage>> {
+    let m = &place_gradients(m, limits);
+    let alike = first_alike_stages(m);
+    let distinct = memory_within(m, &alike, limits)?;
+    let with_work =
+        |(stage, needs): (usize, StageMemory)| (stage, needs.with_work(count_work(m, stage)));
     let distinct: BTreeMap<usize, Stage> = distinct.into_iter().map(with_work).collect();
     Some(alike.iter().map(|first| distinct[first].clone()).collect())
 }
 
-/// Whether no rank reserves more than `room`.
-pub fn fits(m: &Manifest, room: Room) -> bool {
-    let m = &placed(m, room);
-    reserved_within(m, &first_alike(m), room).is_some()
+/// Whether no rank reserves more than `limits`.
+pub fn fits(m: &Manifest, limits: MemoryLimits) -> bool {
+    let m = &place_gradients(m, limits);
+    memory_within(m, &first_alike_stages(m), limits).is_some()
 }
 
-fn reserved_within(m: &Manifest, alike: &[usize], room: Room) -> Option<BTreeMap<usize, Reserved>> {
+fn memory_within(
+    m: &Manifest,
+    alike: &[usize],
+    limits: MemoryLimits,
+) -> Option<BTreeMap<usize, StageMemory>> {
     let distinct = alike.iter().enumerate().filter(|(stage, first)| stage == *first);
-    let needs = distinct.map(|(stage, _)| Some((stage, reserved(m, stage))));
-    needs.map(|each| each.filter(|(_, needs)| room.holds(&needs.memory_plan))).collect()
+    let needs = distinct.map(|(stage, _)| Some((stage, reserve(m, stage))));
+    needs.map(|each| each.filter(|(_, needs)| limits.hold(&needs.memory_plan))).collect()
 }
 
 /// For each stage, the first that has the same layers and the same ends: both do the same work, and
 /// the earlier holds at least as many micro-batches.
-fn first_alike(m: &Manifest) -> Vec<usize> {
+fn first_alike_stages(m: &Manifest) -> Vec<usize> {
     let (cuts, ranks) = (engine::cuts(&m.model, &m.topology), m.topology.pipeline);
     let chunk = |stage: usize| {
         let kinds = cuts[stage].clone().map(|layer| m.model.kind(layer)).collect::<Vec<_>>();
@@ -248,15 +253,15 @@ fn first_alike(m: &Manifest) -> Vec<usize> {
 }
 
 /// A stage before its work is counted.
-struct Reserved {
+struct StageMemory {
     layers: usize,
     memory_plan: MemoryPlan,
     parameters: u64,
 }
 
-impl Reserved {
-    fn with(self, work: Work) -> Stage {
-        let Reserved { layers, memory_plan, parameters } = self;
+impl StageMemory {
+    fn with_work(self, work: Work) -> Stage {
+        let StageMemory { layers, memory_plan, parameters } = self;
         Stage { layers, memory_plan, parameters, work }
     }
 }
@@ -268,23 +273,23 @@ fn device(m: &Manifest) -> device::Dry {
     }
 }
 
-fn reserved(m: &Manifest, stage: usize) -> Reserved {
+fn reserve(m: &Manifest, stage: usize) -> StageMemory {
     let groups = groups(m, stage, &Rc::default());
     let (memory_plan, layout) = Engine::plan(&device(m), &groups, m, m.data.causal());
-    let here = layout.params().filter(|param| !param.tied_copy);
-    let parameters = here.map(|param| param.numel() as u64).sum();
+    let own = layout.params().filter(|param| !param.tied_copy);
+    let parameters = own.map(|param| param.numel() as u64).sum();
     let layers = layout.shard.chunks.iter().map(|chunk| chunk.layers.len()).sum();
-    Reserved { layers, memory_plan, parameters }
+    StageMemory { layers, memory_plan, parameters }
 }
 
 /// The memory and the work of a stage's first rank.
-pub fn counted(m: &Manifest, stage: usize) -> (MemoryPlan, Work) {
-    (reserved(m, stage).memory_plan, work_of(m, stage))
+pub fn count_stage(m: &Manifest, stage: usize) -> (MemoryPlan, Work) {
+    (reserve(m, stage).memory_plan, count_work(m, stage))
 }
 
 /// Counted in steps of one and two micro-batches, or as few more as the schedule allows: what the
 /// second has more is the micro-batches' work, the rest is done once.
-fn work_of(m: &Manifest, stage: usize) -> Work {
+fn count_work(m: &Manifest, stage: usize) -> Work {
     let fewest = if m.topology.chunks > 1 { m.topology.pipeline } else { 1 };
     let global = 2 * fewest * m.batch.micro * m.topology.data;
     let batch = Batch { global, ramp_up: None, ..m.batch };
@@ -311,7 +316,7 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
     let micros = twice.minus(&once);
     Work {
         step: once.minus(&micros),
-        micro: micros.share(1.0 / fewest as f64),
+        micro: micros.times(1.0 / fewest as f64),
         micros: fewest as f64,
         steps: [few, many],
     }
@@ -332,8 +337,8 @@ fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
 
 /// Seconds of a micro-batch's forward and backward on each stage.
 pub fn stage_seconds(stages: &[Stage], prices: &Prices) -> Vec<f64> {
-    let of = |work: &Work| total(&work.micro.seconds(prices)) - work.hidden(prices)[0].all;
-    stages.iter().map(|stage| of(&stage.work)).collect()
+    let seconds = |work: &Work| total(&work.micro.seconds(prices)) - work.overlap(prices)[0].all;
+    stages.iter().map(|stage| seconds(&stage.work)).collect()
 }
 
 /// The part of a step in which replicas sum up gradients and gather weights.
@@ -347,11 +352,11 @@ pub const OVERLAPPED: &str = "overlapped";
 /// hide behind nothing: that takes as long as those of one micro-batch through all stages and back
 /// (`plan::timeline`'s tests), each of which two ranks count.
 pub fn parts(stages: &[Stage], s: &Setup) -> Vec<(&'static str, f64)> {
-    parts_at(stages, s, &Prices::of(s))
+    parts_with_prices(stages, s, &Prices::new(s))
 }
 
 /// The same with other links than the setup's.
-pub fn parts_at(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static str, f64)> {
+fn parts_with_prices(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'static str, f64)> {
     stage_parts(stages, s, prices, slowest(&stage_seconds(stages, prices)))
 }
 
@@ -371,7 +376,7 @@ pub fn stage_parts(
     let each = stage_seconds(stages, prices);
     let slowest = slowest(&each);
     let chunks = s.topology.chunks as f64;
-    let bare = stages.iter().map(|stage| stage.work.hidden(prices)[0].messages).sum::<f64>() / 2.0;
+    let bare = stages.iter().map(|stage| stage.work.overlap(prices)[0].messages).sum::<f64>() / 2.0;
     let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks + bare;
     let work = &stages[stage].work;
     let bubble = bubble + (each[slowest] - each[stage]) * micros;
@@ -382,7 +387,7 @@ pub fn stage_parts(
     parts.push(("pipeline bubble", bubble));
     parts.push((SUMS, sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
-    let [micro, once] = work.hidden(prices);
+    let [micro, once] = work.overlap(prices);
     parts.push((OVERLAPPED, 0.0 - (micros * micro.all + once.all)));
     let host = host_seconds(&work.step.host, s);
     parts.extend((host > 0.0).then_some(("once a step: host", host)));
@@ -393,48 +398,41 @@ pub fn stage_parts(
 
 /// Seconds of an iteration.
 pub fn seconds(stages: &[Stage], s: &Setup) -> f64 {
-    seconds_at(stages, s, &Prices::of(s))
+    seconds_with_prices(stages, s, &Prices::new(s))
 }
 
 /// The same with other links than the setup's.
-pub fn seconds_at(stages: &[Stage], s: &Setup, prices: &Prices) -> f64 {
-    total(&parts_at(stages, s, prices))
+pub fn seconds_with_prices(stages: &[Stage], s: &Setup, prices: &Prices) -> f64 {
+    total(&parts_with_prices(stages, s, prices))
 }
 
 fn total(parts: &[(&'static str, f64)]) -> f64 {
     parts.iter().map(|(_, seconds)| seconds).sum()
 }
 
-/// Seconds of what the host does in a step: its passes over memory, which a node's ranks share, run
-/// beside the copies in both directions, and the longest of them counts.
+/// Seconds of the host's work in a step. Its passes over memory, which a node's ranks share, run beside
+/// the copies in both directions; the longest of the three counts.
 pub fn host_seconds(work: &Tally, s: &Setup) -> f64 {
-    copy_seconds(work, s).into_iter().fold(pass_seconds(work, s), f64::max)
-}
-
-fn pass_seconds(work: &Tally, s: &Setup) -> f64 {
     let hw = s.hardware;
     let ranks = hw.per_node.min(s.ranks()) as f64;
     let passes = work.iter().filter(|(name, _)| !COPIES.contains(name));
-    let passes: f64 = passes.map(|(_, work)| work.bytes).sum();
-    passes * ranks / (hw.host_gb_s * 1e9 * HOST_SHARE) * hw.slowdown
-}
-
-/// To the host, and to the device.
-fn copy_seconds(work: &Tally, s: &Setup) -> [f64; 2] {
-    let bytes = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
-    bytes.map(|bytes| bytes / (s.hardware.link_gb_s * 1e9) * s.hardware.slowdown)
+    let bytes: f64 = passes.map(|(_, work)| work.bytes).sum();
+    let passes = bytes * ranks / (hw.host_gb_s * 1e9 * HOST_SHARE) * hw.slowdown;
+    let copies = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
+    let copies = copies.map(|bytes| bytes / (hw.link_gb_s * 1e9) * hw.slowdown);
+    copies.into_iter().fold(passes, f64::max)
 }
 
 /// The share of its prediction that a step's time is within, nine times in ten.
 pub fn error(hw: &Hardware) -> f64 {
-    2.0 * hw.scatter.max(hw.doubt)
+    2.0 * hw.scatter.max(hw.uncertainty)
 }
 
 /// The stage whose first rank reserves most.
 pub fn peak(stages: &[Stage]) -> (usize, Bytes) {
     let total = |i: &usize| stages[*i].memory_plan.total().0;
-    let at = (0..stages.len()).rev().max_by_key(total).expect("a pipeline has a stage");
-    (at, stages[at].memory_plan.total())
+    let stage = (0..stages.len()).rev().max_by_key(total).expect("a pipeline has a stage");
+    (stage, stages[stage].memory_plan.total())
 }
 
 /// The most that a rank reserves on its host.

@@ -1,14 +1,14 @@
 //! Overlap of messages with computation, by the order of events in the engine's dry run. Ops, and
 //! messages that the next op waits for, follow each other on one clock. An asynchronous message starts
 //! when it is issued, after earlier ones in its queue, and stops the clock at the wait for its end. So the
-//! credit of a message is at most the computation beside it, and at most its own duration.
+//! credit of a message is at most the computation that it overlaps, and at most its own duration.
 
 use crate::parts::TRAFFIC;
 use comm::dry::How;
 
 /// Event of a rank.
 #[derive(Clone, Copy, Debug)]
-pub enum Timed {
+pub enum TimedEvent {
     /// Seconds of ops.
     Compute(f64),
     /// Messages within a node share its links, and those between nodes its adapters.
@@ -18,9 +18,9 @@ pub enum Timed {
     Finish(i64),
 }
 
-/// Seconds of collectives and messages beside computation.
+/// Seconds of collectives and messages that overlap computation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Hidden {
+pub struct Overlap {
     pub all: f64,
     /// Seconds of asynchronous messages between stages of a pipeline.
     pub messages: f64,
@@ -29,31 +29,31 @@ pub struct Hidden {
 }
 
 /// Overlap in a step that follows others like it, so that a message may end in the next step.
-pub fn hidden(step: &[Timed]) -> Hidden {
+pub fn overlap(step: &[TimedEvent]) -> Overlap {
     let mut clock = Clock::default();
     clock.play(step);
-    let Hidden { all, messages, rows } = clock.play(step);
-    Hidden { all: all.max(0.0), messages: messages.max(0.0), rows }
+    let Overlap { all, messages, rows } = clock.play(step);
+    Overlap { all: all.max(0.0), messages: messages.max(0.0), rows }
 }
 
-/// Seconds of all messages of a step that may run beside computation.
-pub fn begun(step: &[Timed]) -> Hidden {
-    let mut all = Hidden::default();
+/// Seconds of all messages of a step that may overlap computation.
+pub fn overlappable(step: &[TimedEvent]) -> Overlap {
+    let mut overlap = Overlap::default();
     for event in step {
-        if let Timed::Send {
+        if let TimedEvent::Send {
             how: how @ (How::Soon | How::Queued | How::Message),
             row,
             seconds,
             ..
         } = *event
         {
-            all.add(how, row, seconds);
+            overlap.add(how, row, seconds);
         }
     }
-    all
+    overlap
 }
 
-impl Hidden {
+impl Overlap {
     fn add(&mut self, how: How, row: usize, seconds: f64) {
         self.all += seconds;
         self.rows[row] += seconds;
@@ -63,16 +63,17 @@ impl Hidden {
     }
 }
 
-/// Time of a rank, and its pending messages.
+/// Time of a rank, and its asynchronous messages.
 #[derive(Default)]
 struct Clock {
     now: f64,
-    begun: Vec<Begun>,
+    /// Asynchronous messages in the order in which they were issued.
+    messages: Vec<Message>,
     /// Number of completed messages.
     over: usize,
 }
 
-struct Begun {
+struct Message {
     how: How,
     row: usize,
     in_node: bool,
@@ -81,46 +82,47 @@ struct Begun {
 
 impl Clock {
     /// Seconds of asynchronous messages, minus the waits for their ends.
-    fn play(&mut self, step: &[Timed]) -> Hidden {
-        let (before, mut hidden) = (self.begun.len() as i64, Hidden::default());
+    fn play(&mut self, step: &[TimedEvent]) -> Overlap {
+        let (before, mut overlap) = (self.messages.len() as i64, Overlap::default());
         for event in step {
             match *event {
-                Timed::Compute(seconds) => self.now += seconds,
-                Timed::Send { how, row, in_node, seconds } => {
+                TimedEvent::Compute(seconds) => self.now += seconds,
+                TimedEvent::Send { how, row, in_node, seconds } => {
                     self.send(how, row, in_node, seconds);
-                    hidden.add(how, row, if how == How::Now { 0.0 } else { seconds });
+                    overlap.add(how, row, if how == How::Now { 0.0 } else { seconds });
                 }
-                Timed::Finish(number) => {
-                    let begun = usize::try_from(before + number - 1).ok();
-                    let Some(begun) = begun.and_then(|i| self.begun.get(i)) else { continue };
-                    let waited = (begun.end - self.now).max(0.0);
+                TimedEvent::Finish(number) => {
+                    let index = usize::try_from(before + number - 1).ok();
+                    let Some(message) = index.and_then(|i| self.messages.get(i)) else { continue };
+                    let waited = (message.end - self.now).max(0.0);
                     self.now += waited;
-                    hidden.add(begun.how, begun.row, -waited);
+                    overlap.add(message.how, message.row, -waited);
                 }
             }
         }
-        hidden
+        overlap
     }
 
     /// The message that is waited for first has the link first; the others end later by as much.
     fn send(&mut self, how: How, row: usize, in_node: bool, seconds: f64) {
-        let after = |other: &&Begun| match how {
+        let after = |other: &&Message| match how {
             How::Now => false,
             How::Soon | How::Message => other.how == how,
             How::Queued => other.how == How::Queued || other.in_node == in_node,
         };
-        let over = self.begun[self.over..].iter().take_while(|begun| begun.end <= self.now);
+        let over = self.messages[self.over..].iter().take_while(|message| message.end <= self.now);
         self.over += over.count();
-        let before = self.begun[self.over..].iter().filter(after);
-        let start = before.fold(self.now, |start, other| start.max(other.end));
-        let later =
-            |other: &&mut Begun| other.in_node == in_node && other.end > start && !after(&&**other);
-        self.begun[self.over..].iter_mut().filter(later).for_each(|other| other.end += seconds);
+        let earlier = self.messages[self.over..].iter().filter(after);
+        let start = earlier.fold(self.now, |start, other| start.max(other.end));
+        let later = |other: &&mut Message| {
+            other.in_node == in_node && other.end > start && !after(&&**other)
+        };
+        self.messages[self.over..].iter_mut().filter(later).for_each(|other| other.end += seconds);
         let end = start + seconds;
         match how {
             How::Now => self.now = end,
             How::Soon | How::Queued | How::Message => {
-                self.begun.push(Begun { how, row, in_node, end });
+                self.messages.push(Message { how, row, in_node, end });
             }
         }
     }
@@ -129,16 +131,16 @@ impl Clock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Timed::{Compute, Finish};
+    use TimedEvent::{Compute, Finish};
 
     /// Tensor-parallel ranks are on one node here, replicas are not.
-    fn send(group: &str, how: How, seconds: f64) -> Timed {
+    fn send(group: &str, how: How, seconds: f64) -> TimedEvent {
         let row = TRAFFIC.iter().position(|(name, _)| *name == group).expect("a row");
-        Timed::Send { how, row, in_node: group == "tensor", seconds }
+        TimedEvent::Send { how, row, in_node: group == "tensor", seconds }
     }
 
-    fn check(step: &[Timed], seconds: f64) {
-        assert_eq!(hidden(step).all, seconds, "{step:?}");
+    fn check(step: &[TimedEvent], seconds: f64) {
+        assert_eq!(overlap(step).all, seconds, "{step:?}");
     }
 
     /// The smaller of the message and of what is computed beside it, and no more.
@@ -185,14 +187,14 @@ mod tests {
     fn messages_have_a_queue_of_their_own() {
         let message = || send("pipeline", How::Message, 2.0);
         let step = [message(), message(), Compute(3.0), Finish(1), Finish(2)];
-        assert_eq!(hidden(&step), Hidden { all: 3.0, messages: 3.0, rows: [0.0, 3.0, 0.0, 0.0] });
+        assert_eq!(overlap(&step), Overlap { all: 3.0, messages: 3.0, rows: [0.0, 3.0, 0.0, 0.0] });
         let sum = |group| send(group, How::Queued, 4.0);
         let step = |group| [sum(group), message(), Compute(5.0), Finish(2), Finish(1)];
         let rows = |tensor, data| [tensor, 2.0, data, 0.0];
-        let tensor = Hidden { all: 6.0, messages: 2.0, rows: rows(4.0, 0.0) };
-        assert_eq!(hidden(&step("tensor")), tensor);
-        let data = Hidden { all: 5.0, messages: 2.0, rows: rows(0.0, 3.0) };
-        assert_eq!(hidden(&step("data")), data);
+        let tensor = Overlap { all: 6.0, messages: 2.0, rows: rows(4.0, 0.0) };
+        assert_eq!(overlap(&step("tensor")), tensor);
+        let data = Overlap { all: 5.0, messages: 2.0, rows: rows(0.0, 3.0) };
+        assert_eq!(overlap(&step("data")), data);
     }
 
     /// Weights gathered at a step's end are waited for in the next.

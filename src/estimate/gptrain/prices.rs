@@ -1,6 +1,6 @@
 //! Seconds of ops and messages on a setup's device and links.
 
-use super::overlap::Timed;
+use super::overlap::TimedEvent;
 use crate::hardware::{CPU, Hardware, Link, Shares};
 pub use crate::parts::TRAFFIC;
 use crate::parts::{Part, PartSeconds};
@@ -24,13 +24,14 @@ pub struct Prices<'a> {
 }
 
 impl<'a> Prices<'a> {
-    pub fn of(s: &Setup) -> Prices<'a> {
+    pub fn new(s: &Setup) -> Prices<'a> {
         let hw = s.hardware;
         // Ranks that are threads of one processor have a part of it each.
-        let ranks = if hw.here { s.ranks() as f64 } else { 1.0 };
+        let ranks = if hw.is_local { s.ranks() as f64 } else { 1.0 };
         let grid = s.topology.grid();
         let groups = [SHARES, STAGES, GRADIENTS, STAGES].map(|axes| grid.group(grid.first(), axes));
-        let links = groups.map(|members| (nearby(s, &members) == members.len(), link(s, &members)));
+        let links =
+            groups.map(|members| (count_on_node(s, &members) == members.len(), link(s, &members)));
         Prices { hw, shares: hw.shares().divided(ranks), links, factors: hw.parts }
     }
 
@@ -51,14 +52,14 @@ impl<'a> Prices<'a> {
 
     fn op(&self, name: &str, work: &Work) -> f64 {
         let seconds = self.hw.seconds(name, work, self.shares);
-        let factor = self.factors[Part::of_op(name) as usize];
+        let factor = self.factors[Part::from_op(name) as usize];
         (seconds + work.calls * self.hw.launch_us * 1e-6) * self.hw.slowdown * factor
     }
 
     fn message(&self, row: usize, sent: &Sent) -> f64 {
         let (_, link) = self.links[row];
         let seconds = sent.calls * link.latency_us * 1e-6 + sent.bytes / (link.gb_s * 1e9);
-        seconds * self.hw.slowdown * self.factors[Part::of_traffic(row) as usize]
+        seconds * self.hw.slowdown * self.factors[Part::from_traffic(row) as usize]
     }
 
     /// Seconds of ops one after the other.
@@ -74,7 +75,7 @@ impl<'a> Prices<'a> {
     /// Seconds of ops and messages one after the other, by purpose.
     pub fn by_purpose(&self, ops: &Tally, messages: &Volume) -> Vec<(&'static str, f64)> {
         let compute = |part: Part| {
-            let ours = ops.iter().filter(|(name, _)| Part::of_op(name) == part);
+            let ours = ops.iter().filter(|(name, _)| Part::from_op(name) == part);
             ours.map(|(name, work)| self.op(name, work)).sum::<f64>()
         };
         let sent = |rows: &[usize]| {
@@ -93,20 +94,20 @@ impl<'a> Prices<'a> {
     }
 
     /// Whether messages overlap with ops; false on a CPU, whose cores send them.
-    pub fn overlap(&self) -> bool {
+    pub fn overlaps(&self) -> bool {
         self.hw.name != CPU
     }
 
-    /// Work of a rank, in seconds.
-    pub fn timed(&self, event: &Event) -> Timed {
+    /// Event of a rank, with its seconds.
+    pub fn time(&self, event: &Event) -> TimedEvent {
         match event {
-            Event::Compute(ops) => Timed::Compute(self.ops(ops)),
+            Event::Compute(ops) => TimedEvent::Compute(self.ops(ops)),
             Event::Send { group, sent, how, .. } => {
                 let row = row(group);
                 let (in_node, _) = self.links[row];
-                Timed::Send { how: *how, row, in_node, seconds: self.message(row, sent) }
+                TimedEvent::Send { how: *how, row, in_node, seconds: self.message(row, sent) }
             }
-            Event::Finish(number) => Timed::Finish(*number),
+            Event::Finish(number) => TimedEvent::Finish(*number),
         }
     }
 }
@@ -116,7 +117,7 @@ fn row(group: &str) -> usize {
 }
 
 /// Number of a group's members on its first member's node.
-fn nearby(s: &Setup, members: &[usize]) -> usize {
+fn count_on_node(s: &Setup, members: &[usize]) -> usize {
     let node = |rank: &usize| rank / s.per_node;
     members.iter().filter(|rank| node(rank) == node(&members[0])).count()
 }
@@ -124,6 +125,6 @@ fn nearby(s: &Setup, members: &[usize]) -> usize {
 /// Link of a rank to the next of its group. The members of a group on one node are in one ring, which
 /// leaves the node once: they share their part of its adapters.
 pub fn link(s: &Setup, members: &[usize]) -> Link {
-    let beside = nearby(s, members);
-    s.hardware.link(beside == members.len(), s.per_node.div_ceil(beside))
+    let on_node = count_on_node(s, members);
+    s.hardware.link(on_node == members.len(), s.per_node.div_ceil(on_node))
 }

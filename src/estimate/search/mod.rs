@@ -2,14 +2,14 @@
 //! dry run, or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
 //! until no other can be among the best.
 
-mod others;
+mod other_programs;
 mod sizes;
 pub mod print;
 
 use super::days::{Days, through};
 use super::gptrain::bounds::{Bound, Bounds};
 use super::gptrain::cuts;
-use super::gptrain::dry_run::{self, Room};
+use super::gptrain::dry_run::{self, MemoryLimits};
 use super::predict::{Needs, Predict};
 use super::setup::{Extras, Setup};
 use manifest::{Manifest, Recompute};
@@ -21,10 +21,10 @@ use std::sync::Arc;
 /// Planner that evaluates a cut.
 #[derive(Clone, Copy)]
 pub enum Planner<'a> {
-    /// Dry run of the engine with each cut; a rank may reserve at most `room`.
+    /// Dry run of the engine with each cut; a rank may reserve at most `limits`.
     Gptrain {
         manifest: &'a Manifest,
-        room: Room,
+        limits: MemoryLimits,
     },
     Other(&'a dyn Predict),
 }
@@ -41,7 +41,7 @@ pub struct Candidate {
 }
 
 /// Candidate, its index in the list of cuts, and its stages if gptrain trains.
-struct Judged {
+struct Evaluated {
     candidate: Candidate,
     number: usize,
     stages: Vec<dry_run::Stage>,
@@ -50,25 +50,25 @@ struct Judged {
 impl<'a> Planner<'a> {
     /// Planner of an estimate on the setup's hardware. `other` predicts the needs of another program.
     pub fn new(m: &'a Manifest, setup: &Setup, other: Option<&'a dyn Predict>) -> Planner<'a> {
-        let own = || Planner::Gptrain { manifest: m, room: Room::of(m, setup.hardware) };
+        let own = || Planner::Gptrain { manifest: m, limits: MemoryLimits::new(m, setup.hardware) };
         other.map_or_else(own, Planner::Other)
     }
 
     fn fits(&self, setup: &Setup) -> bool {
         match self {
-            Planner::Gptrain { manifest, room } => {
-                dry_run::fits(&cuts::manifest(manifest, setup), *room)
+            Planner::Gptrain { manifest, limits } => {
+                dry_run::fits(&cuts::manifest(manifest, setup), *limits)
             }
             Planner::Other(predictor) => predictor.fits(setup),
         }
     }
 
     /// None if it does not fit.
-    fn judge(&self, setup: &Setup, number: usize) -> Option<Judged> {
+    fn evaluate(&self, setup: &Setup, number: usize) -> Option<Evaluated> {
         let setup = setup.clone();
         match self {
-            Planner::Gptrain { manifest, room } => {
-                let stages = dry_run::stages_within(&cuts::manifest(manifest, &setup), *room)?;
+            Planner::Gptrain { manifest, limits } => {
+                let stages = dry_run::stages_within(&cuts::manifest(manifest, &setup), *limits)?;
                 let around = setup.hardware.context_mib * 1048576.0;
                 let candidate = Candidate {
                     seconds: dry_run::seconds(&stages, &setup),
@@ -76,13 +76,13 @@ impl<'a> Planner<'a> {
                     bytes: dry_run::peak(&stages).1.0 as f64 + around,
                     setup,
                 };
-                Some(Judged { candidate, number, stages })
+                Some(Evaluated { candidate, number, stages })
             }
             // Memory first: it is cheap, and most cuts need too much.
             Planner::Other(predictor) => predictor.fits(&setup).then(|| {
                 let Needs { seconds, seconds_error, bytes } = predictor.needs(&setup);
                 let candidate = Candidate { setup, seconds, seconds_error, bytes };
-                Judged { candidate, number, stages: Vec::new() }
+                Evaluated { candidate, number, stages: Vec::new() }
             }),
         }
     }
@@ -92,7 +92,7 @@ impl<'a> Planner<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Progress {
     /// Numbers of evaluated and of all cuts; seconds per step of the fastest.
-    Cuts { judged: usize, cuts: usize, fastest: Option<f64> },
+    Cuts { evaluated: usize, cuts: usize, fastest: Option<f64> },
     /// No cut fits on this number of devices.
     TooFew(usize),
     /// A model with this number of parameters fits.
@@ -166,7 +166,7 @@ impl<'a> Search<'a> {
         extras: Extras,
     ) -> Search<'a> {
         let search = Search { planner, setup, ramp, samples, extras, bounds: None, watch: None };
-        search.of_another_model()
+        search.with_new_bounds()
     }
 
     /// Reports its progress to `watch`.
@@ -175,10 +175,10 @@ impl<'a> Search<'a> {
     }
 
     /// The same search without cached results of its model.
-    fn of_another_model(&self) -> Search<'a> {
+    fn with_new_bounds(&self) -> Search<'a> {
         let bounds = match self.planner {
-            Planner::Gptrain { manifest, room } => {
-                Some(Arc::new(Bounds::new(manifest, self.ramp, room)))
+            Planner::Gptrain { manifest, limits } => {
+                Some(Arc::new(Bounds::new(manifest, self.ramp, limits)))
             }
             Planner::Other(_) => None,
         };
@@ -186,7 +186,7 @@ impl<'a> Search<'a> {
     }
 
     /// Search for a model with layers of the same width.
-    fn of<'b>(&self, setup: &'b Setup) -> Search<'b>
+    fn for_model<'b>(&self, setup: &'b Setup) -> Search<'b>
     where
         'a: 'b,
     {
@@ -196,15 +196,15 @@ impl<'a> Search<'a> {
     /// All cuts that fit on exactly `devices`, the fastest first.
     pub fn all(&self, devices: usize) -> Vec<Candidate> {
         let all = self.fastest(devices, usize::MAX).into_iter();
-        all.map(|judged| judged.candidate).collect()
+        all.map(|evaluated| evaluated.candidate).collect()
     }
 
     /// Cuts with the fastest steps over exactly `devices`, at most `most` of them.
-    fn fastest(&self, devices: usize, most: usize) -> Vec<Judged> {
+    fn fastest(&self, devices: usize, most: usize) -> Vec<Evaluated> {
         self.fastest_of(&self.cuts(devices), most)
     }
 
-    fn fastest_of(&self, cuts: &[Setup], most: usize) -> Vec<Judged> {
+    fn fastest_of(&self, cuts: &[Setup], most: usize) -> Vec<Evaluated> {
         base::threads::ready_rayon();
         let sorted = |mut order: Vec<(usize, f64)>| {
             order.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -212,10 +212,10 @@ impl<'a> Search<'a> {
         };
         let passes = cuts.par_iter().enumerate();
         let order = sorted(passes.map(|(i, cut)| (i, self.passes_bound(cut))).collect());
-        let slowest = |best: &[Judged]| {
+        let slowest = |best: &[Evaluated]| {
             best.get(most - 1).map_or(f64::INFINITY, |last| last.candidate.seconds)
         };
-        let (mut best, mut judged): (Vec<Judged>, usize) = (Vec::new(), 0);
+        let (mut best, mut evaluated): (Vec<Evaluated>, usize) = (Vec::new(), 0);
         for group in order.chunks(BOUNDED) {
             // All others take at least as long as this one.
             if group[0].1 > slowest(&best) {
@@ -228,16 +228,16 @@ impl<'a> Search<'a> {
                     break;
                 }
                 let some = some.par_iter().with_max_len(1);
-                let found: Vec<Judged> =
-                    some.filter_map(|(i, _)| self.planner.judge(&cuts[*i], *i)).collect();
+                let found: Vec<Evaluated> =
+                    some.filter_map(|(i, _)| self.planner.evaluate(&cuts[*i], *i)).collect();
                 best.extend(found);
-                let key = |judged: &Judged| (judged.candidate.seconds, judged.number);
+                let key = |evaluated: &Evaluated| (evaluated.candidate.seconds, evaluated.number);
                 best.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("seconds are numbers"));
                 best.truncate(most);
             }
-            judged += group.len();
-            let fastest = best.first().map(|judged| judged.candidate.seconds);
-            self.report(Progress::Cuts { judged, cuts: order.len(), fastest });
+            evaluated += group.len();
+            let fastest = best.first().map(|evaluated| evaluated.candidate.seconds);
+            self.report(Progress::Cuts { evaluated, cuts: order.len(), fastest });
         }
         best
     }
@@ -256,7 +256,7 @@ impl<'a> Search<'a> {
     /// None if the cut needs too much memory.
     fn bound(&self, cut: &Setup) -> Option<Bound> {
         match &self.bounds {
-            Some(bounds) => bounds.of(cut),
+            Some(bounds) => bounds.bound(cut),
             None => Some(Bound { seconds: 0.0, bytes: 0 }),
         }
     }
@@ -275,23 +275,23 @@ impl<'a> Search<'a> {
 
     fn cuts(&self, devices: usize) -> Vec<Setup> {
         match self.planner {
-            Planner::Gptrain { .. } => cuts::all(self.setup, self.ramp, devices, self.extras),
-            Planner::Other(_) => others::all(self.setup, self.ramp, devices),
+            Planner::Gptrain { .. } => cuts::list(self.setup, self.ramp, devices, self.extras),
+            Planner::Other(_) => other_programs::cuts(self.setup, self.ramp, devices),
         }
     }
 
     /// Best cut of `devices` over the whole run.
     fn best(&self, devices: usize) -> Option<Planned> {
-        self.fastest(devices, 1).pop().map(|judged| self.planned(judged))
+        self.fastest(devices, 1).pop().map(|evaluated| self.planned(evaluated))
     }
 
     /// Fastest cut of `devices`.
     pub fn first(&self, devices: usize) -> Option<Candidate> {
-        self.fastest(devices, 1).pop().map(|judged| judged.candidate)
+        self.fastest(devices, 1).pop().map(|evaluated| evaluated.candidate)
     }
 
-    fn planned(&self, judged: Judged) -> Planned {
-        let Judged { candidate, stages, .. } = judged;
+    fn planned(&self, evaluated: Evaluated) -> Planned {
+        let Evaluated { candidate, stages, .. } = evaluated;
         let mut seconds = |setup: &Setup| match self.planner {
             Planner::Gptrain { .. } => dry_run::seconds(&stages, setup),
             Planner::Other(predictor) => predictor.needs(setup).seconds,
@@ -330,7 +330,7 @@ impl<'a> Search<'a> {
     fn ranked_as_asked(&self, devices: usize) -> Option<Ranking> {
         let cuts = self.cuts(devices);
         let fastest = self.fastest_of(&cuts, BEST).into_iter();
-        let mut best: Vec<Planned> = fastest.map(|judged| self.planned(judged)).collect();
+        let mut best: Vec<Planned> = fastest.map(|evaluated| self.planned(evaluated)).collect();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let first = best.first()?;
         let near = first.days.seconds * (1.0 + TIE * first.candidate.seconds_error);
@@ -345,15 +345,15 @@ impl<'a> Search<'a> {
     fn pareto(&self, devices: usize, best: Planned) -> Vec<Planned> {
         let node = self.setup.per_node;
         let eighths = (1..8).map(|part| devices * part / 8 / node * node).filter(|n| *n > 0);
-        let mut all: Vec<Planned> = eighths.filter_map(|n| self.best(n)).chain([best]).collect();
-        all.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
+        let mut plans: Vec<Planned> = eighths.filter_map(|n| self.best(n)).chain([best]).collect();
+        plans.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let mut cheapest = f64::INFINITY;
-        all.retain(|planned| {
+        plans.retain(|planned| {
             let better = planned.days.device_hours() < cheapest;
             cheapest = cheapest.min(planned.days.device_hours());
             better
         });
-        all
+        plans
     }
 
     /// Devices, days and cut of the best for numbers of devices around the plan's.
@@ -363,7 +363,7 @@ impl<'a> Search<'a> {
         counts.retain(|n| *n > 0);
         counts.dedup();
         let best = counts.into_iter().filter_map(|n| self.best(n));
-        best.map(|p| (p.days.devices, p.days.days(), print::way(&p.candidate.setup))).collect()
+        best.map(|p| (p.days.devices, p.days.days(), print::describe(&p.candidate.setup))).collect()
     }
 
     /// Fewest whole nodes on which the model fits, with the cut; part of a node if that is enough.

@@ -1,7 +1,7 @@
 //! Prints the results of a search as text and as JSON.
 
 use super::{Candidate, Planned, Ranking};
-use crate::change::{flags_of, split_word};
+use crate::change::{layer_split_name, set_flags};
 use crate::setup::{Moments, Program, Setup};
 use crate::view::{GIB, Terms};
 use crate::words::{self, span};
@@ -20,10 +20,10 @@ pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
         s.hardware.name,
         found.bytes / GIB,
         bar(found),
-        way(s),
+        describe(s),
         flags(m, s).join("\n  ")
     );
-    (text, json!({ "min_gpus": s.ranks(), "way": way_json(m, found) }))
+    (text, json!({ "min_gpus": s.ranks(), "way": cut_json(m, found) }))
 }
 
 /// Time of a step: "a step 4.92 s ± 20 %".
@@ -33,7 +33,7 @@ fn bar(found: &Candidate) -> String {
 
 /// A cut's settings, two to a line.
 fn flags(m: &Manifest, s: &Setup) -> Vec<String> {
-    sets(m, s).chunks(2).map(flags_of).collect()
+    sets(m, s).chunks(2).map(set_flags).collect()
 }
 
 /// The largest model.
@@ -51,11 +51,11 @@ pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> (String, Valu
         model.heads,
         found.bytes / GIB,
         bar(found),
-        way(&found.setup)
+        describe(&found.setup)
     );
     let json = json!({
         "max_params": size, "layers": model.layers, "hidden": model.hidden,
-        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way_json(m, found),
+        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": cut_json(m, found),
     });
     (text, json)
 }
@@ -76,24 +76,24 @@ pub fn ranking(
     };
     let (chosen, over) = within_budget(found, chosen, terms);
     let (best, setup) = (&chosen.candidate, &chosen.candidate.setup);
+    let duration = terms.calendar_seconds(&chosen.days);
     let mut text = format!(
         "best by {objective}{over}: {} × {}, {}, {}, {}\n  {}\n",
         chosen.days.devices,
         setup.hardware.name,
         bar(best),
-        span(chosen.days.seconds / terms.availability),
-        words::money(terms.currency, money(chosen, terms)),
-        way(setup)
+        span(duration),
+        terms.money(terms.cost(&chosen.days)),
+        describe(setup)
     );
-    flags(m, setup).iter().for_each(|line| text += &format!("  {line}\n"));
-    let span = chosen.days.seconds / terms.availability;
-    for note in setup.hardware.notes(setup.program.name(), span) {
+    for line in flags(m, setup) {
+        text += &format!("  {line}\n");
+    }
+    for note in setup.hardware.notes(setup.program.name(), duration) {
         text += &format!("  {note}\n");
     }
-    let smaller = match found.only_smaller {
-        true => ", none without 8-bit moments or states on the host",
-        false => "",
-    };
+    let smaller =
+        if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
     let _ = writeln!(
         text,
         "\nof {} topologies over {devices} × {}{smaller}, the fastest through the whole run:",
@@ -122,21 +122,13 @@ fn within_budget<'a>(
     terms: &Terms,
 ) -> (&'a Planned, String) {
     let Some(budget) = terms.budget else { return (chosen, String::new()) };
-    let paid = |p: &&Planned| money(p, terms) <= budget;
-    let all = std::iter::once(chosen).chain(&found.best).chain(&found.pareto);
-    match all.filter(paid).min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds)) {
-        _ if paid(&chosen) => {
-            (chosen, format!(" for at most {}", words::money(terms.currency, budget)))
-        }
-        Some(cheaper) => {
-            (cheaper, format!(" for at most {}", words::money(terms.currency, budget)))
-        }
-        None => (chosen, format!(", above the budget of {}", words::money(terms.currency, budget))),
+    let (paid, limit) = (|p: &&Planned| terms.cost(&p.days) <= budget, terms.money(budget));
+    let plans = std::iter::once(chosen).chain(&found.best).chain(&found.pareto);
+    match plans.filter(paid).min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds)) {
+        _ if paid(&chosen) => (chosen, format!(" for at most {limit}")),
+        Some(cheaper) => (cheaper, format!(" for at most {limit}")),
+        None => (chosen, format!(", above the budget of {limit}")),
     }
-}
-
-fn money(p: &Planned, terms: &Terms) -> f64 {
-    p.days.device_hours() / terms.availability * terms.price
 }
 
 /// Heads and widths of columns. The last one is only for gptrain, left-aligned.
@@ -161,7 +153,8 @@ fn table(all: &[Planned], terms: &Terms) -> String {
     out += "\n";
     for planned in all {
         out += &line(&row(planned, terms));
-        out += &with(&planned.candidate.setup).map_or("\n".into(), |with| format!("  {with}\n"));
+        out +=
+            &extras(&planned.candidate.setup).map_or("\n".into(), |extras| format!("  {extras}\n"));
     }
     out
 }
@@ -175,7 +168,7 @@ fn line(cells: &[String; COLUMNS.len()]) -> String {
 fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
     let (c, s) = (&p.candidate, &p.candidate.setup);
     let t = &s.topology;
-    let hours = p.days.device_hours() / terms.availability;
+    let hours = terms.device_hours(&p.days);
     let tflops = s.flops().1 / (c.seconds * s.ranks() as f64 * 1e12);
     [
         s.ranks().to_string(),
@@ -188,20 +181,20 @@ fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
         format!("{:.1}", c.bytes / GIB),
         format!("{:.*}", if c.seconds < 10.0 { 3 } else { 2 }, c.seconds),
         format!("{tflops:.1}"),
-        format!("{:.1}", p.days.days() / terms.availability),
+        format!("{:.1}", terms.calendar_days(&p.days)),
         Count(hours as u64).to_string(),
-        Count((hours * terms.price) as u64).to_string(),
+        Count(terms.cost(&p.days) as u64).to_string(),
     ]
 }
 
 /// Settings of gptrain's cut without their own column.
-fn with(s: &Setup) -> Option<String> {
+fn extras(s: &Setup) -> Option<String> {
     let t = &s.topology;
     let words = [
         t.sequence_parallel.then(|| "sequence parallel".to_string()),
         (t.chunks > 1).then(|| format!("{} chunks", t.chunks)),
         (t.layer_split != LayerSplit::Uniform)
-            .then(|| split_word(&t.layer_split).replace('_', " ")),
+            .then(|| layer_split_name(&t.layer_split).replace('_', " ")),
         (t.offload.what != OffloadWhat::None).then(|| format!("offload {}", t.offload.what.name())),
         (s.moments == Moments::Adam8bit).then(|| "8-bit moments".to_string()),
         t.compression.map(|_| "PowerSGD".to_string()),
@@ -211,10 +204,10 @@ fn with(s: &Setup) -> Option<String> {
 }
 
 /// A cut in words.
-pub fn way(s: &Setup) -> String {
+pub fn describe(s: &Setup) -> String {
     let t = &s.topology;
-    let more = match with(s) {
-        Some(with) => format!(", {with}"),
+    let more = match extras(s) {
+        Some(extras) => format!(", {extras}"),
         None if t.chunks > 1 => format!(", {} chunks", t.chunks),
         None => String::new(),
     };
@@ -238,30 +231,30 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
         ("topology.data", t.data.to_string()),
         ("topology.zero", t.zero.to_string()),
         ("topology.recompute", t.recompute.name().to_string()),
-        ("topology.layer_split", split_word(&t.layer_split).to_string()),
+        ("topology.layer_split", layer_split_name(&t.layer_split).to_string()),
         ("batch.micro", s.micro.to_string()),
+        ("topology.sequence_parallel", t.sequence_parallel.to_string()),
+        ("topology.schedule", t.schedule.name().to_string()),
     ];
-    let mut all: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    all.push(format!("topology.sequence_parallel={}", t.sequence_parallel));
-    all.push(format!("topology.schedule={}", t.schedule.name()));
+    let mut sets: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
     if t.chunks > 1 {
-        all.push(format!("topology.chunks={}", t.chunks));
+        sets.push(format!("topology.chunks={}", t.chunks));
     }
     if s.program == Program::Gptrain {
         if t.offload.what != m.topology.offload.what {
-            all.push(format!("topology.offload={}", t.offload.what.name()));
+            sets.push(format!("topology.offload={}", t.offload.what.name()));
         }
         if t.compression != m.topology.compression {
-            all.push("topology.compression=powersgd".to_string());
+            sets.push("topology.compression=powersgd".to_string());
         }
         if let (Optimizer::AdamW(rule), Moments::Adam8bit) = (&m.optimizer, s.moments) {
-            all.push(Adam8bit::of(*rule).set());
+            sets.push(Adam8bit::from_adamw(*rule).to_set());
         }
     }
-    all
+    sets
 }
 
-fn way_json(m: &Manifest, c: &Candidate) -> Value {
+fn cut_json(m: &Manifest, c: &Candidate) -> Value {
     let (s, t) = (&c.setup, &c.setup.topology);
     let flags: Vec<String> = sets(m, s).iter().map(|set| format!("--set {set}")).collect();
     json!({
@@ -274,11 +267,11 @@ fn way_json(m: &Manifest, c: &Candidate) -> Value {
 }
 
 fn planned_json(m: &Manifest, p: &Planned, terms: &Terms) -> Value {
-    let mut way = way_json(m, &p.candidate);
-    let hours = p.days.device_hours() / terms.availability;
-    way["gpus"] = json!(p.days.devices);
-    way["days"] = json!(p.days.days() / terms.availability);
-    way["gpu_hours"] = json!(hours);
-    way["money"] = json!(hours * terms.price);
-    way
+    let mut cut = cut_json(m, &p.candidate);
+    let hours = terms.device_hours(&p.days);
+    cut["gpus"] = json!(p.days.devices);
+    cut["days"] = json!(terms.calendar_days(&p.days));
+    cut["gpu_hours"] = json!(hours);
+    cut["money"] = json!(terms.cost(&p.days));
+    cut
 }

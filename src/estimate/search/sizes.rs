@@ -15,9 +15,9 @@ impl Search<'_> {
         let (mut found, mut misses) = (None, 0);
         for width in 1..=512 {
             // Models of one width share the dry runs of their layers.
-            let search = self.of_another_model();
+            let search = self.with_new_bounds();
             let mut models = units.iter().map(|unit| sized(self.setup, width, *unit));
-            match models.find(|setup| search.of(setup).any_fits(devices)) {
+            match models.find(|setup| search.for_model(setup).any_fits(devices)) {
                 Some(setup) => {
                     self.report(Progress::Fits(parameters(&setup.model)));
                     (found, misses) = (Some(setup), 0);
@@ -31,7 +31,7 @@ impl Search<'_> {
             }
         }
         let setup = found?;
-        self.of_another_model().of(&setup).fastest(devices, 1).pop().map(|judged| judged.candidate)
+        self.with_new_bounds().for_model(&setup).first(devices)
     }
 }
 
@@ -46,13 +46,14 @@ fn sized(setup: &Setup, width: usize, unit: usize) -> Setup {
         None => heads * m.heads().dim.next_multiple_of(8),
     };
     // Widths that are not a multiple of the hidden width are rounded as Llama's.
-    let ffn_hidden = match m.ffn_hidden.is_multiple_of(m.hidden) {
-        true => m.ffn_hidden / m.hidden * hidden,
-        false => (m.ffn_hidden * hidden / m.hidden).next_multiple_of(256),
+    let ffn_hidden = if m.ffn_hidden.is_multiple_of(m.hidden) {
+        m.ffn_hidden / m.hidden * hidden
+    } else {
+        (m.ffn_hidden * hidden / m.hidden).next_multiple_of(256)
     };
     let ratio = m.hidden as f64 / m.layers as f64;
     let layers = ((hidden as f64 / ratio).round() as usize).next_multiple_of(unit);
     let kv_heads = m.kv_heads.map(|_| heads / group);
     let model = Model { heads, kv_heads, hidden, ffn_hidden, layers, ..m.clone() };
-    Setup { model, ..setup.clone() }.cut(|_| ())
+    Setup { model, ..setup.clone() }.with_topology(|_| ())
 }

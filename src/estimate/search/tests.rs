@@ -13,7 +13,7 @@ batch: {micro: 1, global: 16}
 lr: {peak: 1e-3}
 train: {samples: 8000}
 ";
-    manifest::of_test(text, sets)
+    manifest::for_test(text, sets)
 }
 
 const SMALL: &str = "train.device_memory=300MiB";
@@ -22,22 +22,24 @@ const SMALL: &str = "train.device_memory=300MiB";
 fn check(sets: &[&str], hardware: &str, devices: usize, extras: Extras) {
     let m = manifest(sets);
     let hw = hardware::find(hardware, "test").unwrap();
-    let setup = Setup::of(&m, Program::Gptrain, hw);
+    let setup = Setup::new(&m, Program::Gptrain, hw);
     let planner = Planner::new(&m, &setup, None);
     let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, extras);
     let cuts = search.cuts(devices);
     let each = cuts.par_iter().enumerate();
-    let mut all: Vec<Judged> = each.filter_map(|(i, cut)| planner.judge(cut, i)).collect();
+    let mut all: Vec<Evaluated> = each.filter_map(|(i, cut)| planner.evaluate(cut, i)).collect();
     let what = format!("{sets:?} on {devices} {hardware}, {extras:?}");
     assert!(all.len() < cuts.len() || extras == Extras::default(), "all fit: {what}");
-    for Judged { candidate: c, number, .. } in &all {
+    for Evaluated { candidate: c, number, .. } in &all {
         let bound = search.bound(&cuts[*number]).unwrap_or_else(|| panic!("{c:?} of {what}"));
         assert!(bound.seconds <= c.seconds, "{bound:?}, {c:?} of {what}");
         assert!(bound.bytes as f64 <= c.bytes, "{bound:?}, {c:?} of {what}");
     }
     all.sort_by(|a, b| a.candidate.seconds.total_cmp(&b.candidate.seconds));
-    let shown = |all: &[Judged]| -> Vec<String> {
-        all.iter().map(|judged| format!("{} {:?}", judged.number, judged.candidate)).collect()
+    let shown = |all: &[Evaluated]| -> Vec<String> {
+        all.iter()
+            .map(|evaluated| format!("{} {:?}", evaluated.number, evaluated.candidate))
+            .collect()
     };
     let found = search.fastest(devices, BEST);
     assert_eq!(shown(&found), shown(&all[..all.len().min(BEST)]), "{what}");
@@ -73,7 +75,7 @@ fn the_same_with_all_that_saves_memory() {
 #[test]
 fn of_equally_fast_cuts_the_roomiest_is_first() {
     let m = manifest(&[]);
-    let setup = Setup::of(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
+    let setup = Setup::new(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
     let planner = Planner::new(&m, &setup, None);
     let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, Extras::default());
     let found = search.rank(8).unwrap();

@@ -1,6 +1,6 @@
 //! Checks of the default split, and of masks.
 
-use super::super::data::{Blends, Run, raw, shares};
+use super::super::data::{BlendReader, RunInputs, raw, shares};
 use super::super::report::Report;
 use super::super::{Data, Eod, Model};
 use std::path::Path;
@@ -8,13 +8,13 @@ use std::path::Path;
 const DEFAULT_SPLIT: &str = "969,30,1";
 
 /// Checks the data section. Relative prefixes are resolved against `folder`.
-pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Data {
+pub fn data(raw: raw::Data, run: &RunInputs, folder: &Path, report: &mut Report) -> Data {
     let separate = raw.valid.is_some();
     let fallback = raw.split.clone().or((!separate).then(|| DEFAULT_SPLIT.to_string()));
     if let Some(split) = &raw.split {
         shares(split, "data.split", report);
     }
-    let data = Data::read(raw, &mut Blends { fallback, folder, report }, run);
+    let data = Data::read(raw, &mut BlendReader { fallback, folder, report }, run);
     if let Some(eod) = &data.eod {
         known_token(eod, run.model, report);
         one_bound(eod, data.inter_document_masking, report);
@@ -24,7 +24,7 @@ pub fn data(raw: raw::Data, run: &Run, folder: &Path, report: &mut Report) -> Da
 
 fn known_token(eod: &Eod, model: &Model, report: &mut Report) {
     let token = eod.token;
-    if report.sound(&["data.eod.token", "model.vocab"]) && token as usize >= model.vocab {
+    if report.are_valid(&["data.eod.token", "model.vocab"]) && token as usize >= model.vocab {
         let what = format!("data.eod.token {token} is not below model.vocab {}", model.vocab);
         report.add("data.eod.token", what, "give the tokenizer's end-of-document id");
     }

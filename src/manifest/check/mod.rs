@@ -6,17 +6,18 @@ mod data;
 mod shape;
 mod time;
 
-use super::data::Run;
+use super::data::RunInputs;
 use super::define::Written;
-use super::forms::{self, LossScaleForm, Raw};
+use super::forms::Raw;
+use super::loss_scale::loss_scale;
 use super::lr;
 use super::optimizers;
 use super::place::PlaceUrl;
 use super::report::{Report, short};
-use super::run::{self, Validated};
+use super::run::{self, EvalInputs};
 use super::{
-    Adafactor, Batch, Checkpoint, Comm, Decay, GradientHome, Log, LossScale, Lr, Manifest, Model,
-    OffloadWhat, Optimizer, Plan, Position, Precision, Restart, Slurm, Topology, Train,
+    Adafactor, Batch, Checkpoint, Comm, Decay, GradientHome, Log, Lr, Manifest, Model, OffloadWhat,
+    Optimizer, Plan, Position, Precision, Restart, Slurm, Topology, Train,
 };
 use std::path::Path;
 
@@ -41,7 +42,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let train = raw.train.unwrap_or_default();
     let samples = time::samples(&train, &batch, model.seq_len, report);
     let log = Log::read(raw.log.unwrap_or_default(), &name);
-    let run = Run { model: &model, samples, folder: &log.folder };
+    let run = RunInputs { model: &model, samples, folder: &log.folder };
     let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
     let precision = raw.precision.unwrap_or(Precision::F32);
     shape::fp8(precision, &model, &batch, &topology, report);
@@ -60,13 +61,13 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     rendezvous(&comm, report);
     let restart = Restart::read(raw.restart.unwrap_or_default());
     let checkpoint = Checkpoint::read(raw.checkpoint.unwrap_or_default());
-    also(&checkpoint, report);
+    check_mirror(&checkpoint, report);
     let divergence = run::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());
     let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
-    let validated = Validated { sets, tokenizer, folder };
-    let train = Train::read(train, samples, &validated, &batch, report);
+    let inputs = EvalInputs { sets, tokenizer, folder };
+    let train = Train::read(train, samples, &inputs, &batch, report);
     Manifest {
         name,
         model,
@@ -94,7 +95,7 @@ pub fn effective(m: &Manifest) -> String {
         name: Some(m.name.clone()),
         model: m.model.written(),
         precision: Some(m.precision),
-        loss_scale: m.loss_scale.written(),
+        loss_scale: m.loss_scale.written().map(Into::into),
         data: m.data.written(),
         batch: m.batch.written(),
         optimizer: m.optimizer.written(),
@@ -144,60 +145,6 @@ fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
     name
 }
 
-fn loss_scale(
-    form: Option<LossScaleForm>,
-    precision: Precision,
-    report: &mut Report,
-) -> Option<LossScale> {
-    if precision != Precision::Fp16 {
-        if form.is_some() && report.sound(&["precision"]) {
-            let what =
-                "loss_scale is for precision fp16: f32 and bf16 have a range that needs none";
-            report.add("loss_scale", what, "remove it, or set precision: fp16");
-        }
-        return None;
-    }
-    let settings = match form {
-        None => forms::LossScale::default(),
-        Some(LossScaleForm::Constant(scale)) => {
-            forms::LossScale { constant: Some(scale.0), ..Default::default() }
-        }
-        Some(LossScaleForm::Settings(settings)) => settings,
-    };
-    let forms::LossScale { constant, initial, min, window, hysteresis } = settings;
-    let (window, hysteresis) = (window.unwrap_or(1000), hysteresis.unwrap_or(2));
-    if let Some(scale) = constant {
-        if initial.is_some() || min.is_some() {
-            let what = "loss_scale is constant, and has an initial or lowest value";
-            report.add("loss_scale.constant", what, "keep constant alone, or remove it");
-        }
-        return Some(LossScale::Constant { scale, window, hysteresis });
-    }
-    let (initial, min) = (initial.unwrap_or(4_294_967_296.0), min.unwrap_or(1.0));
-    if min > initial {
-        let what = format!("loss_scale.min {min} is above loss_scale.initial {initial}");
-        report.add("loss_scale.min", what, "lower min, or raise initial");
-    }
-    Some(LossScale::Dynamic { initial, min, window, hysteresis })
-}
-
-impl Written for LossScale {
-    type Raw = LossScaleForm;
-
-    fn written(&self) -> Option<LossScaleForm> {
-        let (constant, initial, min, window, hysteresis) = match *self {
-            LossScale::Constant { scale, window, hysteresis } => {
-                (Some(scale), None, None, window, hysteresis)
-            }
-            LossScale::Dynamic { initial, min, window, hysteresis } => {
-                (None, Some(initial), Some(min), window, hysteresis)
-            }
-        };
-        let (window, hysteresis) = (Some(window), Some(hysteresis));
-        Some(forms::LossScale { constant, initial, min, window, hysteresis }.into())
-    }
-}
-
 /// A relative step replaces a schedule.
 fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
     let Optimizer::Adafactor(Adafactor { relative_step: true, .. }) = optimizer else { return };
@@ -206,26 +153,26 @@ fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
         (Decay::Constant, samples) => format!("lr has a warm-up of {samples} samples"),
         (decay, _) => format!("lr.decay is {}", decay.name()),
     };
-    if report.sound(&["optimizer", "lr", "train"]) {
+    if report.are_valid(&["optimizer", "lr", "train"]) {
         let what = format!(
             "optimizer.adafactor.relative_step makes a step min(lr.peak, 1/√updates), and \
              {scheduled}"
         );
         let remedy = "set lr: {peak: 0.01, decay: constant} without a warm-up, or relative_step: \
                       false";
-        report.between(&["optimizer.adafactor.relative_step", "lr.decay"], what, remedy);
+        report.add_conflict(&["optimizer.adafactor.relative_step", "lr.decay"], what, remedy);
     }
 }
 
 /// µP's factors assume that no other setting scales steps or embeddings with the width.
 fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
-    let Some(mup) = model.mup.filter(|_| report.sound(&["model", "optimizer"])) else { return };
+    let Some(mup) = model.mup.filter(|_| report.are_valid(&["model", "optimizer"])) else { return };
     if let Optimizer::Adafactor(Adafactor { scale_parameter: true, .. }) = optimizer {
         let what = "model.mup with optimizer.adafactor.scale_parameter true: steps would shrink \
                     with the width twice, by µP's factor and by each weight's own size, which µP \
                     has made smaller at the start";
         let remedy = "set optimizer.adafactor.scale_parameter to false, or remove model.mup";
-        report.between(&["model.mup", "optimizer.adafactor.scale_parameter"], what, remedy);
+        report.add_conflict(&["model.mup", "optimizer.adafactor.scale_parameter"], what, remedy);
     }
     if model.embedding_layernorm && mup.embedding_multiplier != 1.0 {
         let what = format!(
@@ -233,38 +180,38 @@ fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
             mup.embedding_multiplier
         );
         let paths = ["model.mup.embedding_multiplier", "model.embedding_layernorm"];
-        report.between(&paths, what, "remove one of them");
+        report.add_conflict(&paths, what, "remove one of them");
     }
 }
 
 /// Adafactor all-reduces its sums on the device during an update, so the update runs there.
 fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
-    let sound = report.sound(&["optimizer", "topology.offload"]);
-    if !matches!(optimizer, Optimizer::Adafactor(_)) || !sound {
+    let valid = report.are_valid(&["optimizer", "topology.offload"]);
+    if !matches!(optimizer, Optimizer::Adafactor(_)) || !valid {
         return;
     }
     if topology.offload.gradients == GradientHome::Host {
         let what = "topology.offload.gradients host with optimizer adafactor: the device sums up \
                     the squares of every gradient, twice";
         let remedy = "set topology.offload.gradients to device, or take adamw";
-        report.between(&["topology.offload.gradients", "optimizer"], what, remedy);
+        report.add_conflict(&["topology.offload.gradients", "optimizer"], what, remedy);
     }
 }
 
 /// Muon multiplies whole matrices, which ranks exchange during an update.
 fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
     let offloads = topology.offload.what != OffloadWhat::None;
-    let sound = report.sound(&["optimizer", "topology.offload"]);
-    if matches!(optimizer, Optimizer::Muon(_)) && offloads && sound {
+    let valid = report.are_valid(&["optimizer", "topology.offload"]);
+    if matches!(optimizer, Optimizer::Muon(_)) && offloads && valid {
         let what = "optimizer muon with topology.offload is not in this version: its steps are \
                     products of whole matrices, which a host's processor is too slow for";
         let remedy = "set topology.offload: none, or take adamw";
-        report.between(&["optimizer", "topology.offload"], what, remedy);
+        report.add_conflict(&["optimizer", "topology.offload"], what, remedy);
     }
 }
 
-/// Checks the place of copies.
-fn also(checkpoint: &Checkpoint, report: &mut Report) {
+/// Checks the location of the second copies.
+fn check_mirror(checkpoint: &Checkpoint, report: &mut Report) {
     let Some(also) = &checkpoint.also else { return };
     if let Err(what) = PlaceUrl::read(also) {
         report.add("checkpoint.also", format!("{} is {what}", short(also)), PlaceUrl::REMEDY);

@@ -13,11 +13,15 @@ use base::Gelu;
 
 /// Checks for contradictions between written settings that the checked model no longer contains.
 pub fn written(model: &raw::Model, report: &mut Report) {
-    let family = model.family.unwrap_or(Family::of_position(model.position.as_ref()));
+    let family = model.family.unwrap_or(Family::for_position(model.position.as_ref()));
     if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.defaults().ffn) == Ffn::Swiglu
     {
         let what = "model.gelu exact is for ffn: gelu, and ffn is swiglu";
-        report.between(&["model.gelu", "model.ffn"], what, "remove it, or set model.ffn to gelu");
+        report.add_conflict(
+            &["model.gelu", "model.ffn"],
+            what,
+            "remove it, or set model.ffn to gelu",
+        );
     }
     if let Some(PositionForm::Settings(PositionSettings { rope: Some(rope) })) = &model.position {
         rope::written("model.position.rope.scaling", rope, report);
@@ -32,7 +36,7 @@ pub fn written(model: &raw::Model, report: &mut Report) {
 /// Checks that each kind of layer can be computed and is used.
 pub fn pattern(model: &Model, report: &mut Report) {
     let path = "model.pattern";
-    if !report.sound(&[path, "model.window", "model.position", "model.layers"]) {
+    if !report.are_valid(&[path, "model.window", "model.position", "model.layers"]) {
         return;
     }
     let (kinds, layers) = (model.pattern.len(), model.layers);
@@ -40,23 +44,23 @@ pub fn pattern(model: &Model, report: &mut Report) {
         let what =
             format!("model.pattern has {kinds} kinds of layers, and model.layers is {layers}");
         let remedy = "remove kinds, or raise model.layers";
-        return report.between(&[path, "model.layers"], what, remedy);
+        return report.add_conflict(&[path, "model.layers"], what, remedy);
     }
     let windows = model.pattern.iter().any(|kind| kind.attention == LayerAttention::Window);
     if windows && model.window.is_none() {
         let what = "model.pattern has layers with a window, and model.window is not set";
-        report.between(&[path, "model.window"], what, "set model.window");
+        report.add_conflict(&[path, "model.window"], what, "set model.window");
     }
     if kinds > 0 && !windows && model.window.is_some() {
         let what = "model.window is set, and no layer of model.pattern has a window";
         let remedy = "remove model.window, or give a layer attention: window";
-        report.between(&[path, "model.window"], what, remedy);
+        report.add_conflict(&[path, "model.window"], what, remedy);
     }
     let rope = model.pattern.iter().any(|kind| kind.rope.is_some());
     if rope && !matches!(model.position, Position::Rope(_)) {
         let name = model.position.name();
         let what = format!("model.pattern has layers with rope, and model.position is {name}");
-        report.between(&[path, "model.position"], what, "set model.position to rope");
+        report.add_conflict(&[path, "model.position"], what, "set model.position to rope");
     }
 }
 
@@ -73,7 +77,7 @@ pub fn fp8(
 ) {
     let keys = ["model.hidden", "model.heads", "model.kv_heads", "model.head_dim"];
     let others = ["model.ffn_hidden", "model.seq_len", "batch.micro", "topology.tensor"];
-    if precision != Precision::Fp8 || !report.sound(&keys) || !report.sound(&others) {
+    if precision != Precision::Fp8 || !report.are_valid(&keys) || !report.are_valid(&others) {
         return;
     }
     let (heads, ranks) = (model.heads(), topology.tensor);
@@ -88,7 +92,7 @@ pub fn fp8(
     if let Some((path, name, side, ranks)) = sides.into_iter().find(odd) {
         let share = if ranks > 1 { format!(" / topology.tensor {ranks}") } else { String::new() };
         let what = format!("{name} {side}{share} is not a multiple of {FP8_SIDE}, as fp8 needs it");
-        report.between(&[path, "precision"], what, "change it, or set precision: bf16");
+        report.add_conflict(&[path, "precision"], what, "change it, or set precision: bf16");
     }
 }
 
@@ -96,17 +100,17 @@ pub fn fp8(
 pub fn positions(model: &Model, report: &mut Report) {
     let Some(rows) = model.positions else { return };
     let (key, seq_len) = ("model.positions", model.seq_len);
-    if !report.sound(&[key, "model.seq_len", "model.position"]) {
+    if !report.are_valid(&[key, "model.seq_len", "model.position"]) {
         return;
     }
     if model.position != Position::Learned {
         let name = model.position.name();
         let what = format!("{key} is for position: learned, and model.position is {name}");
-        report.between(&[key, "model.position"], what, format!("remove {key}"));
+        report.add_conflict(&[key, "model.position"], what, format!("remove {key}"));
     } else if rows < seq_len {
         let what = format!("{key} {rows} is less than model.seq_len {seq_len}");
         let remedy = format!("set model.seq_len to {rows} or less, or {key} to {seq_len} or more");
-        report.between(&[key, "model.seq_len"], what, remedy);
+        report.add_conflict(&[key, "model.seq_len"], what, remedy);
     }
 }
 
@@ -114,8 +118,8 @@ pub fn heads(model: &Model, report: &mut Report) {
     groups(model, report);
     columns(model, report);
     let (hidden, heads) = (model.hidden, model.heads);
-    let sound = report.sound(&["model.hidden", "model.heads", "model.head_dim"]);
-    if !sound || model.head_dim.is_some() || hidden.is_multiple_of(heads) {
+    let valid = report.are_valid(&["model.hidden", "model.heads", "model.head_dim"]);
+    if !valid || model.head_dim.is_some() || hidden.is_multiple_of(heads) {
         return;
     }
     let (below, above) = (hidden / heads * heads, hidden.next_multiple_of(heads));
@@ -125,35 +129,35 @@ pub fn heads(model: &Model, report: &mut Report) {
         nearest_divisors(hidden, heads)
     );
     let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
-    report.between(&["model.hidden", "model.heads"], what, remedy);
+    report.add_conflict(&["model.hidden", "model.heads"], what, remedy);
 }
 
 /// Checks that each key/value head serves the same number of query heads.
 fn groups(model: &Model, report: &mut Report) {
     let (query, kv) = (model.heads, model.heads().kv);
-    if !report.sound(&["model.heads", "model.kv_heads"]) || query.is_multiple_of(kv) {
+    if !report.are_valid(&["model.heads", "model.kv_heads"]) || query.is_multiple_of(kv) {
         return;
     }
     let what = format!("model.heads {query} is not divisible by model.kv_heads {kv}");
     let remedy = format!("set model.kv_heads to {}", nearest_divisors(query, kv));
-    report.between(&["model.kv_heads", "model.heads"], what, remedy);
+    report.add_conflict(&["model.kv_heads", "model.heads"], what, remedy);
 }
 
 /// Checks the columns of a head, if they are rotated in pairs or normalised.
 fn columns(model: &Model, report: &mut Report) {
     let paths = ["model.head_dim", "model.hidden", "model.heads"];
     let rope = matches!(model.position, Position::Rope(_));
-    if !(rope || model.qk_norm) || !report.sound(&paths) {
+    if !(rope || model.qk_norm) || !report.are_valid(&paths) {
         return;
     }
     let dim = model.heads().dim;
     if rope && !dim.is_multiple_of(2) {
         let what =
             format!("position rope turns columns of a head in pairs, and a head has {dim} columns");
-        report.between(&paths, what, format!("set model.head_dim to {}", dim + 1));
+        report.add_conflict(&paths, what, format!("set model.head_dim to {}", dim + 1));
     } else if dim > 256 {
         let what = format!("a head has {dim} columns; rope and qk_norm take at most 256");
-        report.between(&paths, what, "set model.head_dim, or model.heads to more");
+        report.add_conflict(&paths, what, "set model.head_dim, or model.heads to more");
     }
 }
 
@@ -188,19 +192,19 @@ pub fn topology(
 /// Rejects settings without an effect, and settings that exclude each other.
 fn offloaded(topology: &Topology, report: &mut Report) {
     let Offload { what, gradients } = topology.offload;
-    if !report.sound(&["topology.offload"]) {
+    if !report.are_valid(&["topology.offload"]) {
         return;
     }
     if what == OffloadWhat::None && topology.offload != Offload::NONE {
         let what = "topology.offload has settings, but topology.offload.what is missing";
         report.add("topology.offload", what, "set topology.offload.what to optimizer");
     }
-    let compressed = topology.compression.is_some() && report.sound(&["topology.compression"]);
+    let compressed = topology.compression.is_some() && report.are_valid(&["topology.compression"]);
     if compressed && gradients == GradientHome::Host {
         let what = "topology.compression powersgd with topology.offload.gradients host: the factors \
                     are made of all gradients of a step, on the device";
         let remedy = "set topology.offload.gradients to device, or topology.compression to none";
-        report.between(&["topology.offload.gradients", "topology.compression"], what, remedy);
+        report.add_conflict(&["topology.offload.gradients", "topology.compression"], what, remedy);
     }
 }
 
@@ -220,11 +224,11 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
             "model.ffn_hidden" => &["model.hidden"],
             _ => &["model.heads"],
         };
-        let known = report.sound(&["topology.tensor", path]) && report.sound(origins);
+        let known = report.are_valid(&["topology.tensor", path]) && report.are_valid(origins);
         if known && is_cut && !size.is_multiple_of(tensor) {
             let what = format!("{path} {size} is not divisible by topology.tensor {tensor}");
             let remedy = format!("set topology.tensor to {}", nearest_divisors(size, tensor));
-            report.between(&["topology.tensor", path], what, remedy);
+            report.add_conflict(&["topology.tensor", path], what, remedy);
         }
     }
 }
@@ -239,7 +243,7 @@ pub fn blocks_of_columns(
 ) {
     const SIZES: [usize; 3] = [64, 32, 16];
     let Optimizer::Adam8bit(Adam8bit { block, .. }) = *optimizer else { return };
-    if !report.sound(&["optimizer.adam8bit.block", "topology.tensor", "model"]) {
+    if !report.are_valid(&["optimizer.adam8bit.block", "topology.tensor", "model"]) {
         return;
     }
     if !SIZES.contains(&block) {
@@ -268,12 +272,12 @@ pub fn blocks_of_columns(
         }
         None => format!("set topology.tensor to {smaller}"),
     };
-    report.between(&["optimizer.adam8bit.block", "topology.tensor"], what, remedy);
+    report.add_conflict(&["optimizer.adam8bit.block", "topology.tensor"], what, remedy);
 }
 
 fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let (stages, layers) = (topology.pipeline, model.layers);
-    if !report.sound(&["topology.pipeline", "topology.layer_split", "model.layers"]) {
+    if !report.are_valid(&["topology.pipeline", "topology.layer_split", "model.layers"]) {
         return;
     }
     let chunks = topology.chunks;
@@ -282,16 +286,17 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     if parts > layers {
         let what = format!("topology.pipeline {cut} needs more layers than model.layers {layers}");
         let remedy = format!("set topology.pipeline to {layers} or less");
-        return report.between(&["topology.pipeline", "model.layers"], what, remedy);
+        return report.add_conflict(&["topology.pipeline", "model.layers"], what, remedy);
     }
     match &topology.layer_split {
         LayerSplit::Uniform if !layers.is_multiple_of(parts) => {
             let what = format!("model.layers {layers} is not divisible by topology.pipeline {cut}");
-            let remedy = match (layers + 2).is_multiple_of(parts) {
-                true => "set topology.layer_split to transformer_and_embedding or balanced",
-                false => "set topology.layer_split to balanced, or to a list of layers per stage",
+            let remedy = if (layers + 2).is_multiple_of(parts) {
+                "set topology.layer_split to transformer_and_embedding or balanced"
+            } else {
+                "set topology.layer_split to balanced, or to a list of layers per stage"
             };
-            report.between(&["topology.pipeline", "model.layers"], what, remedy);
+            report.add_conflict(&["topology.pipeline", "model.layers"], what, remedy);
         }
         LayerSplit::TransformerAndEmbedding if !(layers + 2).is_multiple_of(parts) => {
             let what = format!(
@@ -321,7 +326,7 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
 /// et al. 2021).
 fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     let keys = ["topology.schedule", "topology.pipeline", "topology.data", "batch"];
-    if topology.schedule != Schedule::Interleaved || !report.sound(&keys) {
+    if topology.schedule != Schedule::Interleaved || !report.are_valid(&keys) {
         return;
     }
     let stages = topology.pipeline;
@@ -350,14 +355,14 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
 /// the weights (3).
 fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
     let Topology { zero, pipeline, .. } = *topology;
-    if zero >= 2 && pipeline > 1 && report.sound(&["topology.zero", "topology.pipeline"]) {
+    if zero >= 2 && pipeline > 1 && report.are_valid(&["topology.zero", "topology.pipeline"]) {
         let again = if zero == 2 { "reduce its gradients" } else { "gather its weights" };
         let what = format!(
             "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} \
              for each micro-batch, which costs more traffic than the memory is worth"
         );
         let remedy = "set topology.zero to 1, or topology.pipeline to 1";
-        report.between(&["topology.zero", "topology.pipeline"], what, remedy);
+        report.add_conflict(&["topology.zero", "topology.pipeline"], what, remedy);
     }
 }
 
@@ -366,7 +371,7 @@ fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
 fn compressed(topology: &Topology, report: &mut Report) {
     let Topology { zero, compression, offload, .. } = *topology;
     let keys = ["topology.compression", "topology.zero", "topology.offload"];
-    if compression.is_none() || !report.sound(&keys) {
+    if compression.is_none() || !report.are_valid(&keys) {
         return;
     }
     if zero >= 2 {
@@ -375,13 +380,13 @@ fn compressed(topology: &Topology, report: &mut Report) {
              of 4 bytes for each of its parameters, as much as the gradients that ZeRO {zero} shares"
         );
         let remedy = "set topology.zero to 1, or topology.compression to none";
-        report.between(&["topology.zero", "topology.compression"], what, remedy);
+        report.add_conflict(&["topology.zero", "topology.compression"], what, remedy);
     }
     if offload.what == OffloadWhat::Full {
         let what = "topology.compression powersgd with topology.offload full: every replica keeps \
                     an error of 4 bytes for each of its parameters on the device, twice the weights \
                     that offload takes away";
         let remedy = "set topology.offload to optimizer, or topology.compression to none";
-        report.between(&["topology.offload", "topology.compression"], what, remedy);
+        report.add_conflict(&["topology.offload", "topology.compression"], what, remedy);
     }
 }

@@ -8,8 +8,8 @@ use super::super::tree::Value;
 /// Checks the batch. `data` is topology.data.
 pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
     let at_once = batch.micro * data;
-    let sound = report.sound(&["batch.micro", "batch.global", "topology.data"]);
-    if sound && !batch.global.is_multiple_of(at_once) {
+    let valid = report.are_valid(&["batch.micro", "batch.global", "topology.data"]);
+    if valid && !batch.global.is_multiple_of(at_once) {
         let (below, above) =
             (batch.global / at_once * at_once, batch.global.next_multiple_of(at_once));
         let fits = if below > 0 { format!("{below} or {above}") } else { above.to_string() };
@@ -19,16 +19,16 @@ pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
             product(batch.micro, data)
         );
         let paths = ["batch.global", "batch.micro", "topology.data"];
-        report.between(&paths, what, format!("set batch.global to {fits}"));
+        report.add_conflict(&paths, what, format!("set batch.global to {fits}"));
     }
     let Some(ramp) = batch.ramp_up else { return };
-    if !report.sound(&["batch", "topology.data"]) {
+    if !report.are_valid(&["batch", "topology.data"]) {
         return;
     }
     if ramp.start > batch.global {
         let what = format!("the ramp-up starts at {}, above batch.global", ramp.start);
         let remedy = format!("start at {} or less", batch.global);
-        report.between(&["batch.ramp_up", "batch.global"], what, remedy);
+        report.add_conflict(&["batch.ramp_up", "batch.global"], what, remedy);
     } else if !(batch.global - ramp.start).is_multiple_of(ramp.increment) {
         let span = batch.global - ramp.start;
         let what = format!(
@@ -37,7 +37,7 @@ pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
             batch.global, batch.global, ramp.start, ramp.increment
         );
         let remedy = format!("take an increment that divides {span}");
-        report.between(&["batch.ramp_up", "batch.global"], what, remedy);
+        report.add_conflict(&["batch.ramp_up", "batch.global"], what, remedy);
     } else {
         stages(batch, data, report);
     }
@@ -52,18 +52,18 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
     if failing.is_empty() {
         return;
     }
-    let all = batch.ramp().sizes().count();
+    let count = batch.ramp().sizes().count();
     let shown = match failing.len() {
         0..=12 => failing.join(", "),
         many => format!("{}, … {}", failing[..8].join(", "), failing[many - 1]),
     };
     let what = format!(
-        "in {} of its {all} stages the ramp-up's global batch is not a multiple of {}: {shown}",
+        "in {} of its {count} stages the ramp-up's global batch is not a multiple of {}: {shown}",
         failing.len(),
         product(batch.micro, data)
     );
     let remedy = format!("make start and increment multiples of {at_once}");
-    report.between(&["batch.ramp_up", "batch.micro", "topology.data"], what, remedy);
+    report.add_conflict(&["batch.ramp_up", "batch.micro", "topology.data"], what, remedy);
 }
 
 /// For example "micro 2 × data 8 = 16", or "micro 4" alone.
@@ -83,7 +83,7 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
         report.add("train", what, "keep one of train.samples, train.tokens, train.steps");
         return 1;
     }
-    if !report.sound(&lengths) {
+    if !report.are_valid(&lengths) {
         return 1;
     }
     let path;
@@ -97,8 +97,8 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
             tokens.div_ceil(seq_len as u64)
         }
         (None, None, Some(steps)) => {
-            let sound = report.sound(&["batch"]);
-            return if sound { batch.ramp().samples_after(steps) } else { 1 };
+            let valid = report.are_valid(&["batch"]);
+            return if valid { batch.ramp().samples_after(steps) } else { 1 };
         }
         (None, None, None) => {
             let remedy = "add train.samples, train.tokens or train.steps";
@@ -107,7 +107,7 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
         }
         _ => return 1, // given more than once
     };
-    if report.sound(&["batch", "model.seq_len"]) && batch.ramp().steps(samples) == 0 {
+    if report.are_valid(&["batch", "model.seq_len"]) && batch.ramp().steps(samples) == 0 {
         let first = batch.ramp().batch_at(0);
         let what = match train.tokens {
             Some(tokens) => {
@@ -115,7 +115,7 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
             }
             None => format!("{path} {samples} is less than one step of {first}"),
         };
-        report.between(&[path, "batch"], what, format!("train for at least {first} samples"));
+        report.add_conflict(&[path, "batch"], what, format!("train for at least {first} samples"));
     }
     samples
 }

@@ -253,7 +253,7 @@ train: {samples: 1}
     #[test]
     fn matrices_are_cut_as_the_table_says() {
         for family in ["gpt2", "qwen3"] {
-            let m = manifest::of_test(MODEL, &[format!("model.family={family}")]);
+            let m = manifest::for_test(MODEL, &[format!("model.family={family}")]);
             for spec in table(&m.model).iter().filter(|spec| spec.is_block_matrix()) {
                 assert_eq!(spec.weight.block_split(), spec.split, "{}", spec.name);
             }

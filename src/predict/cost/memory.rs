@@ -48,7 +48,7 @@ impl Memory {
 pub fn memory(s: &Setup, k: &[f64]) -> Memory {
     let counts = &s.counts;
     let cuts = s.stages();
-    let each = |(stage, cut): (usize, &std::ops::Range<usize>)| {
+    let stage_memory = |(stage, cut): (usize, &std::ops::Range<usize>)| {
         let parameters = counts.stage(&s.model, cut.len(), stage == 0, stage + 1 == cuts.len());
         let [weights, gradients, optimizer] = states(s, parameters, k);
         let [saved, working, logits] = activations(s, stage, cut.len(), k);
@@ -62,7 +62,7 @@ pub fn memory(s: &Setup, k: &[f64]) -> Memory {
             ("fixed", s.hardware.context_mib / 1000.0 + k[M::Fixed as usize]),
         ]
     };
-    let stages = cuts.iter().enumerate().map(each).collect();
+    let stages = cuts.iter().enumerate().map(stage_memory).collect();
     Memory { stages, capacity: s.hardware.memory_gib * 1.024 }
 }
 
@@ -86,17 +86,17 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
     // ZeRO-3 holds the layer at work and the next.
     let gathered =
         if zero == 3 { 2.0 * live * s.counts.block.max(s.counts.tokens / 2.0) } else { 0.0 };
-    let here = |away: bool| if away { 0.0 } else { 1.0 };
+    let on_device = |away: bool| if away { 0.0 } else { 1.0 };
     // DeepSpeed's flat copies are padded and doubled; the others' buffers are what they are counted.
     let flat = trainer.eager || trainer.deepspeed && !trainer.host_inputs;
-    let of = |constant: M| if flat { k[constant as usize] } else { 1.0 };
-    let replicated = of(M::Replicated);
+    let constant = |constant: M| if flat { k[constant as usize] } else { 1.0 };
+    let replicated = constant(M::Replicated);
     [
-        replicated * (live * parameters / share(3) * here(s.offload.weights) + gathered),
-        replicated * live * parameters / share(2) * here(s.offload.weights)
+        replicated * (live * parameters / share(3) * on_device(s.offload.weights) + gathered),
+        replicated * live * parameters / share(2) * on_device(s.offload.weights)
             + k[M::Fp32Grad as usize] * accumulated / share(2),
-        of(M::Sharded) * (master + s.moments.bytes() + step) * parameters / share(1)
-            * here(s.offload.optimizer),
+        constant(M::Sharded) * (master + s.moments.bytes() + step) * parameters / share(1)
+            * on_device(s.offload.optimizer),
     ]
 }
 

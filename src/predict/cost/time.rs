@@ -77,44 +77,44 @@ struct Rates<'a> {
 
 impl Rates<'_> {
     fn new<'a>(s: &Setup, k: &'a [f64]) -> Rates<'a> {
-        let of = |c: T| k[c as usize];
+        let constant = |c: T| k[c as usize];
         let hw = s.hardware;
         let wide = if s.numbers == Numbers::F32 { 0.5 } else { 1.0 };
         let peak = hw.peak_tflops * 1e12 * wide;
         let blocks = match s.numbers {
-            Numbers::Fp8 => hw.fp8_tflops * 1e12 * of(T::Quantize),
-            Numbers::Fp4 => hw.fp4_tflops * 1e12 * of(T::Quantize).powi(2),
+            Numbers::Fp8 => hw.fp8_tflops * 1e12 * constant(T::Quantize),
+            Numbers::Fp4 => hw.fp4_tflops * 1e12 * constant(T::Quantize).powi(2),
             _ => peak,
         };
-        let slowed = |rate: f64, power: T| rate * (rate / A100).powf(-of(power));
+        let slowed = |rate: f64, power: T| rate * (rate / A100).powf(-constant(power));
         let cooled = |rate: f64| slowed(rate, T::Fast);
         let power = if s.trainer().tuned { T::Fast } else { T::Aged };
         let attention = match (s.flash(), s.odd_heads()) {
-            (true, _) => slowed(peak, power) * of(T::Flash),
-            (false, true) => peak * of(T::OddHeads),
-            (false, false) => peak * of(T::Attention),
+            (true, _) => slowed(peak, power) * constant(T::Flash),
+            (false, true) => peak * constant(T::OddHeads),
+            (false, false) => peak * constant(T::Attention),
         };
         let repaired = match s.regime.as_deref() {
-            Some("jz-a100-fp16-slownet") => of(T::SlowNetwork),
+            Some("jz-a100-fp16-slownet") => constant(T::SlowNetwork),
             _ => 1.0,
         };
-        let memory = hw.hbm_gb_s * 1e9 * of(T::Hbm) * wide;
-        let eager = if s.trainer().eager { of(T::Eager) } else { 1.0 };
+        let memory = hw.hbm_gb_s * 1e9 * constant(T::Hbm) * wide;
+        let eager = if s.trainer().eager { constant(T::Eager) } else { 1.0 };
         Rates {
             k,
-            products: cooled(blocks) * of(T::Gemm),
-            head: cooled(peak) * of(T::Gemm),
+            products: cooled(blocks) * constant(T::Gemm),
+            head: cooled(peak) * constant(T::Gemm),
             attention,
             memory,
             elements: memory * eager,
-            scores: hw.units as f64 * SCORES * of(T::Hbm) * wide * eager,
-            bus: hw.bus_gb_s * 1e9 * of(T::Bus),
+            scores: hw.units as f64 * SCORES * constant(T::Hbm) * wide * eager,
+            bus: hw.bus_gb_s * 1e9 * constant(T::Bus),
             network: hw.network_gb_s * 1e9 * repaired,
             domain: hw.link_domain.max(s.per_node),
         }
     }
 
-    fn of(&self, c: T) -> f64 {
+    fn constant(&self, c: T) -> f64 {
         self.k[c as usize]
     }
 }
@@ -154,7 +154,7 @@ pub struct Products {
 }
 
 impl Products {
-    pub fn of(s: &Setup) -> Products {
+    pub fn new(s: &Setup) -> Products {
         let (rows, h, v) =
             (s.model.seq_len * s.micro, s.model.hidden, s.model.vocab_padded / s.topology.tensor);
         let selective = s.topology.recompute == Recompute::Selective;
@@ -171,7 +171,7 @@ impl Products {
 }
 
 pub fn time(s: &Setup, k: &[f64]) -> Time {
-    time_with(s, Products::of(s), k)
+    time_with(s, Products::new(s), k)
 }
 
 /// The same, of products that were counted before.
@@ -189,7 +189,7 @@ pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
             work.elements += head.elements;
         }
         work.elements += accumulation(s, &r) * parameters;
-        work.launch += r.of(T::Micro) * 1e-3;
+        work.launch += r.constant(T::Micro) * 1e-3;
         let neighbours = usize::from(!first) + usize::from(!last);
         (work, neighbours as f64 * send, parameters)
     };
@@ -202,7 +202,7 @@ pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
     let n = micros(s);
     // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
     let bubble = stage_seconds.iter().sum::<f64>() - stage_seconds[slowest];
-    let beside = stage_seconds[slowest] * if s.topology.zero == 3 { n } else { 1.0 };
+    let computation = stage_seconds[slowest] * if s.topology.zero == 3 { n } else { 1.0 };
     Time {
         parts: vec![
             ("matrix products", n * work.gemm),
@@ -212,7 +212,7 @@ pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
             ("tensor parallel", n * work.tensor),
             ("pipeline sends", n * pipe),
             ("pipeline bubble", bubble / s.topology.chunks as f64),
-            ("data parallel", data_parallel(s, most, beside, &r)),
+            ("data parallel", data_parallel(s, most, computation, &r)),
             ("optimizer", optimizer(s, most, &r)),
         ],
         stage_seconds,
@@ -252,9 +252,10 @@ fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
     let scores = (m.seq_len * rows * m.heads) as f64 / t;
     // Scores that are not kept are computed for half the pairs, and a fifth time in backward.
     let again = if selective { 1.0 } else { 0.0 };
-    let (passes, stored) = match s.flash() {
-        true => (forwards / 2.0 + 1.25, 0.0),
-        false => (forwards + again + 2.0, (forwards + again) * SCORE.0 + SCORE.1),
+    let (passes, stored) = if s.flash() {
+        (forwards / 2.0 + 1.25, 0.0)
+    } else {
+        (forwards + again + 2.0, (forwards + again) * SCORE.0 + SCORE.1)
     };
     let elements = (rows * m.hidden) as f64;
     let outside = if s.topology.sequence_parallel { t } else { 1.0 };
@@ -262,24 +263,23 @@ fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
     let work = Work {
         gemm: products.layer / r.products,
         attention: passes * 4.0 * scores * m.heads().dim as f64 / r.attention,
-        elements: r.of(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
+        elements: r.constant(T::Elements) * (forwards * traffic(FORWARD) + traffic(BACKWARD))
             / r.elements
-            + r.of(T::Scores) * scores * stored / r.scores,
+            + r.constant(T::Scores) * scores * stored / r.scores,
         launch: 0.0,
         tensor: tensor_sums(s, elements, r),
     };
-    match s.blocking {
-        true => Work { launch: r.of(T::Launch) * 1e-3, ..work },
-        false => {
-            let eager = if s.trainer().eager { EAGER_LAUNCHES } else { 1.0 };
-            beside(work, r.of(T::Floor) * 1e-3 * eager * (forwards + 2.0) / 3.0)
-        }
+    if s.blocking {
+        Work { launch: r.constant(T::Launch) * 1e-3, ..work }
+    } else {
+        let eager = if s.trainer().eager { EAGER_LAUNCHES } else { 1.0 };
+        overlap_launches(work, r.constant(T::Floor) * 1e-3 * eager * (forwards + 2.0) / 3.0)
     }
 }
 
 /// Work with launches that run beside it, which take somewhat more than the longer of both. Each has the
 /// part of that by which it would change if it were itself a little longer.
-fn beside(work: Work, launches: f64) -> Work {
+fn overlap_launches(work: Work, launches: f64) -> Work {
     let all = (work.total().powi(4) + launches.powi(4)).powf(0.25);
     let seen = work.times((work.total() / all).powi(3));
     Work { launch: all - seen.total(), ..seen }
@@ -292,11 +292,13 @@ fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
     if s.topology.tensor == 1 {
         return 0.0;
     }
-    let (link, latency) = match s.topology.tensor > r.domain {
-        true => (r.network * r.of(T::Network), 2.0),
-        false => (r.bus, 1.0),
+    let (link, latency) = if s.topology.tensor > r.domain {
+        (r.network * r.constant(T::Network), 2.0)
+    } else {
+        (r.bus, 1.0)
     };
-    let each = 2.0 * (t - 1.0) / t * 2.0 * elements / link + latency * r.of(T::BusLatency) * 1e-6;
+    let each =
+        2.0 * (t - 1.0) / t * 2.0 * elements / link + latency * r.constant(T::BusLatency) * 1e-6;
     2.0 * (s.forwards() + 1.0) * each
 }
 
@@ -318,24 +320,25 @@ fn send(s: &Setup, r: &Rates) -> f64 {
     let tensor = if s.trainer().scatter { s.topology.tensor } else { 1 };
     let copies = s.per_node as f64 / tensor as f64;
     // Between chunks, a send runs beside another chunk's work.
-    let beside = s.trainer().overlap && s.topology.chunks > 1;
-    let seen = if beside { 1.0 - r.of(T::Hidden).min(1.0) } else { 1.0 };
-    match s.ranks() <= r.domain {
-        true => seen * bytes / r.bus,
-        false => seen * bytes * copies.max(1.0) / (r.network * r.of(T::Network)),
+    let overlaps = s.trainer().overlap && s.topology.chunks > 1;
+    let seen = if overlaps { 1.0 - r.constant(T::Hidden).min(1.0) } else { 1.0 };
+    if s.ranks() <= r.domain {
+        seen * bytes / r.bus
+    } else {
+        seen * bytes * copies.max(1.0) / (r.network * r.constant(T::Network))
     }
 }
 
 /// Seconds per parameter and micro-batch.
 fn accumulation(s: &Setup, r: &Rates) -> f64 {
     let wide = s.numbers == Numbers::Bf16Fp32Grad;
-    r.of(T::Accumulate) * if wide { ACCUMULATE.1 } else { ACCUMULATE.0 } / r.memory
+    r.constant(T::Accumulate) * if wide { ACCUMULATE.1 } else { ACCUMULATE.0 } / r.memory
 }
 
-/// Sums of gradients and gathers of weights over replicas. `beside` are the seconds of work that a
+/// Sums of gradients and gathers of weights over replicas. `computation` is the seconds of work that a
 /// program which overlaps them has: a micro-batch's, or under ZeRO 3, where every micro-batch
 /// gathers, all of them.
-fn data_parallel(s: &Setup, parameters: f64, beside: f64, r: &Rates) -> f64 {
+fn data_parallel(s: &Setup, parameters: f64, computation: f64, r: &Rates) -> f64 {
     let t = &s.topology;
     if t.data == 1 {
         return 0.0;
@@ -354,38 +357,36 @@ fn data_parallel(s: &Setup, parameters: f64, beside: f64, r: &Rates) -> f64 {
         0.0
     } else {
         // The more nodes, the smaller the pieces: fitted around eight.
-        let crowd = (8.0 * domain as f64 / d).powf(r.of(T::Crowd));
+        let crowd = (8.0 * domain as f64 / d).powf(r.constant(T::Crowd));
         let nodes = (r.domain / s.per_node) as f64;
-        let reached = nodes * r.network * r.of(T::Replicas) * s.hardware.ring_share * crowd;
+        let reached = nodes * r.network * r.constant(T::Replicas) * s.hardware.ring_share * crowd;
         let packed = if s.power_sgd { POWER_SGD.1 } else { 1.0 };
         passes * packed * volume * tensor as f64 / reached
     };
-    let all = inside + outside + calls * r.of(T::RingLatency) * 1e-6;
+    let all = inside + outside + calls * r.constant(T::RingLatency) * 1e-6;
     if !s.trainer().overlap {
         return all;
     }
-    let hidden = r.of(T::Hidden).min(1.0) * all;
-    all - hidden + (hidden - beside).max(0.0)
+    let hidden = r.constant(T::Hidden).min(1.0) * all;
+    all - hidden + (hidden - computation).max(0.0)
 }
 
 fn optimizer(s: &Setup, parameters: f64, r: &Rates) -> f64 {
     let trainer = s.trainer();
     let own = parameters / if s.topology.zero > 0 { s.topology.data as f64 } else { 1.0 };
     let eager_adafactor = s.moments == Moments::Adafactor && trainer.eager;
-    let slow = if eager_adafactor { r.of(T::EagerStep) } else { 1.0 };
+    let slow = if eager_adafactor { r.constant(T::EagerStep) } else { 1.0 };
     let compress = if s.power_sgd { POWER_SGD.0 } else { 0.0 };
     // Copies and checks of all gradients, where nothing runs beside them.
-    let checks = if trainer.deepspeed || !trainer.overlap { r.of(T::Flatten) } else { 0.0 };
-    let around = r.of(T::Step) * if trainer.deepspeed { DEEPSPEED_STEP } else { 1.0 };
+    let checks = if trainer.deepspeed || !trainer.overlap { r.constant(T::Flatten) } else { 0.0 };
+    let around = r.constant(T::Step) * if trainer.deepspeed { DEEPSPEED_STEP } else { 1.0 };
     let host = if s.offload.optimizer { own * OFFLOADED / pcie(s, r) } else { 0.0 };
-    let gathers = match s.offload.weights {
-        true => micros(s) * 3.0 * 2.0 * parameters / pcie(s, r),
-        false => 0.0,
-    };
+    let gathers =
+        if s.offload.weights { micros(s) * 3.0 * 2.0 * parameters / pcie(s, r) } else { 0.0 };
     around + (slow * STEP * own + (checks + compress) * parameters) / r.memory + host + gathers
 }
 
 /// Bytes a second between a device and its host, with what the host does to them.
 fn pcie(s: &Setup, r: &Rates) -> f64 {
-    s.hardware.link_gb_s * 1e9 * r.of(T::Host)
+    s.hardware.link_gb_s * 1e9 * r.constant(T::Host)
 }

@@ -7,7 +7,7 @@
 //! the runs; then the weights from the residuals (re-weighted squares for Student's t; Lange, Little and
 //! Taylor 1989). It ends when neither half of a round improves.
 
-use super::kernel::{Kernel, Point, improbability, weight};
+use super::kernel::{Features, Kernel, improbability, weight};
 use super::linear::Cholesky;
 use super::neighbours::{covariances, factored};
 
@@ -33,7 +33,7 @@ pub struct Belief {
 pub struct Runs<'a> {
     pub residuals: &'a dyn Fn(&[f64]) -> Vec<f64>,
     pub kernel: &'a Kernel,
-    pub points: &'a [Point],
+    pub points: &'a [Features],
 }
 
 /// Positive constants that explain the runs best, from `start`. The last round is the first with a gain
@@ -43,33 +43,33 @@ pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64
     let quiet: Vec<f64> = runs.points.iter().map(|point| runs.kernel.noise(point)).collect();
     let mut noise = quiet.clone();
     let logs: Vec<f64> = start.iter().map(|value| value.ln()).collect();
-    let mut at = At { residuals: residuals(runs, &logs), logs };
+    let mut iterate = Iterate { residuals: residuals(runs, &logs), logs };
     let (mut damping, mut last) = (DAMPING.start, f64::INFINITY);
     for _ in 0..ROUNDS {
         let factor = factored(&covariance, &noise);
-        let held = Held { beliefs, quiet: &quiet, noise: &noise, factor: &factor };
-        let before = held.improbability(&at);
-        if last - before < rest {
+        let round = Round { beliefs, quiet: &quiet, noise: &noise, factor: &factor };
+        let value = round.improbability(&iterate);
+        if last - value < rest {
             break;
         }
-        last = before;
-        at = held.lower(runs, at, before, &mut damping);
-        let alone = held.alone(&at);
-        noise = alone.iter().zip(&quiet).map(|(r, q)| q / weight(*r, q.sqrt())).collect();
+        last = value;
+        iterate = round.improve(runs, iterate, value, &mut damping);
+        let own = round.own_parts(&iterate);
+        noise = own.iter().zip(&quiet).map(|(r, q)| q / weight(*r, q.sqrt())).collect();
     }
-    at.logs.iter().map(|log| log.exp()).collect()
+    iterate.logs.iter().map(|log| log.exp()).collect()
 }
 
 /// Logarithms of the constants, and the residuals.
-struct At {
+struct Iterate {
     logs: Vec<f64>,
     residuals: Vec<f64>,
 }
 
-impl At {
-    fn moved(&self, runs: &Runs, by: &[f64]) -> At {
+impl Iterate {
+    fn moved(&self, runs: &Runs, by: &[f64]) -> Iterate {
         let logs: Vec<f64> = self.logs.iter().zip(by).map(|(x, d)| x + d).collect();
-        At { residuals: residuals(runs, &logs), logs }
+        Iterate { residuals: residuals(runs, &logs), logs }
     }
 }
 
@@ -78,7 +78,7 @@ fn residuals(runs: &Runs, logs: &[f64]) -> Vec<f64> {
 }
 
 /// Derivatives of the residuals with respect to each constant's logarithm.
-fn columns(runs: &Runs, at: &At) -> Vec<Vec<f64>> {
+fn columns(runs: &Runs, at: &Iterate) -> Vec<Vec<f64>> {
     let small = 1e-4;
     let column = |j: usize| -> Vec<f64> {
         let mut by = vec![0.0; at.logs.len()];
@@ -96,7 +96,7 @@ fn step(known: &[Vec<f64>], damping: f64, slopes: &[f64]) -> Vec<f64> {
 }
 
 /// Problem of a round, with fixed weights of the runs: `noise` is `quiet` divided by the weight.
-struct Held<'a> {
+struct Round<'a> {
     beliefs: &'a [Belief],
     quiet: &'a [f64],
     noise: &'a [f64],
@@ -104,9 +104,9 @@ struct Held<'a> {
     factor: &'a Cholesky,
 }
 
-impl Held<'_> {
-    /// Point with a lower value than `before`, else the current one.
-    fn lower(&self, runs: &Runs, at: At, before: f64, damping: &mut f64) -> At {
+impl Round<'_> {
+    /// Iterate with a lower value than `before`, else the current one.
+    fn improve(&self, runs: &Runs, at: Iterate, before: f64, damping: &mut f64) -> Iterate {
         let (known, slopes) = self.slopes(&at, &columns(runs, &at));
         while *damping < DAMPING.most {
             let next = at.moved(runs, &step(&known, *damping, &slopes));
@@ -121,13 +121,13 @@ impl Held<'_> {
     }
 
     /// Part of each residual that is the run's own.
-    fn alone(&self, at: &At) -> Vec<f64> {
+    fn own_parts(&self, at: &Iterate) -> Vec<f64> {
         let pull = self.factor.solve(&at.residuals);
         pull.iter().zip(self.noise).map(|(pull, noise)| pull * noise).collect()
     }
 
     /// −ln of the probability of the constants and of the shared part, up to a constant.
-    fn improbability(&self, at: &At) -> f64 {
+    fn improbability(&self, at: &Iterate) -> f64 {
         let pull = self.factor.solve(&at.residuals);
         let run = |i: usize| {
             let alone = self.noise[i] * pull[i];
@@ -139,7 +139,7 @@ impl Held<'_> {
     }
 
     /// Second derivatives (lower triangle, with linearised residuals), and the direction of descent.
-    fn slopes(&self, at: &At, columns: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<f64>) {
+    fn slopes(&self, at: &Iterate, columns: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<f64>) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
         let halves: Vec<Vec<f64>> = columns.iter().map(|column| self.factor.half(column)).collect();
         let rest = self.factor.half(&at.residuals);

@@ -13,7 +13,7 @@ pub const FREEDOM: f64 = 4.0;
 
 /// Features of a run that its covariance with others uses.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Point {
+pub struct Features {
     pub program: &'static str,
     pub machine: &'static str,
     /// Period of the run, which has a part in its scatter.
@@ -21,18 +21,18 @@ pub struct Point {
     /// Share of each part in the whole.
     pub parts: Vec<f64>,
     /// Coordinates; runs at a distance of 1 resemble each other little.
-    pub place: Vec<f64>,
+    pub coordinates: Vec<f64>,
     /// Whether the run is the user's own, as predicted runs are.
     pub own: bool,
     /// Scatter of the same run between days.
     pub scatter: f64,
     /// Additional deviation if there are no measurements of its program.
-    pub novelty: Novelty,
+    pub unseen: UnseenDeviation,
 }
 
 /// Standard deviations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Novelty {
+pub struct UnseenDeviation {
     pub program: f64,
     /// Deviation of its site, if the user's own runs of it are known.
     pub site: f64,
@@ -68,44 +68,45 @@ pub struct Kernel {
     /// Correlation of others' measurements of a cluster with the user's own.
     pub others: f64,
     /// Number of runs of a cluster, or of other machines, that halve the deviation of an unknown program.
-    pub acquainted: Acquainted,
+    pub halving: HalvingCounts,
 }
 
 /// Numbers of measurements that halve the deviation of an unknown program.
 #[derive(Clone, Copy, Debug)]
-pub struct Acquainted {
+pub struct HalvingCounts {
     pub runs: f64,
     pub machines: f64,
 }
 
 impl Kernel {
-    pub fn covariance(&self, a: &Point, b: &Point) -> f64 {
+    pub fn covariance(&self, a: &Features, b: &Features) -> f64 {
         let (program, machine) = (a.program == b.program, a.machine == b.machine);
         let each = a.parts.iter().zip(&b.parts).zip(self.parts);
         let alike: f64 = each.map(|((a, b), spread)| a * b * spread * spread).sum();
-        let of = |shared: Shared| shared.whole.powi(2) + shared.part.powi(2) * alike;
+        let variance = |shared: Shared| shared.whole.powi(2) + shared.part.powi(2) * alike;
         let when = |yes: bool, share: f64| if yes { share } else { 0.0 };
         let but = |same: bool, share: f64| if same { 1.0 } else { share };
         let shapes =
             but(program, self.other_program) * but(machine, self.other_machine) * self.shapes(a, b);
         let days = a.scatter * b.scatter * self.period.powi(2);
         let cluster = program && machine;
-        let here = of(self.cluster) + when(a.period == b.period, days);
-        let asked = but(a.own == b.own, self.others);
-        when(program, of(self.program))
-            + when(machine, of(self.machine))
-            + asked * (when(cluster, here) + shapes)
+        let in_cluster = variance(self.cluster) + when(a.period == b.period, days);
+        let owner_share = but(a.own == b.own, self.others);
+        when(program, variance(self.program))
+            + when(machine, variance(self.machine))
+            + owner_share * (when(cluster, in_cluster) + shapes)
     }
 
-    fn shapes(&self, a: &Point, b: &Point) -> f64 {
-        let square: f64 = a.place.iter().zip(&b.place).map(|(a, b)| (a - b).powi(2)).sum();
+    fn shapes(&self, a: &Features, b: &Features) -> f64 {
+        let square: f64 =
+            a.coordinates.iter().zip(&b.coordinates).map(|(a, b)| (a - b).powi(2)).sum();
         let falling =
             |(share, reach): (f64, f64)| share.powi(2) * (-square / (2.0 * reach.powi(2))).exp();
         falling(self.near) + falling(self.wide)
     }
 
     /// Variance of a run's own term, for runs with this scatter.
-    pub fn noise(&self, point: &Point) -> f64 {
+    pub fn noise(&self, point: &Features) -> f64 {
         (self.single * point.scatter).powi(2)
     }
 }

@@ -1,9 +1,9 @@
 //! Learning from measurements: constants of formulas (`fit`), residuals by program, machine and similar
-//! runs (`neighbours`) with one covariance of runs (`kernel`), and the remaining uncertainty (`doubt`).
+//! runs (`neighbours`) with one covariance of runs (`kernel`), and the remaining uncertainty (`uncertainty`).
 //!
 //! Independent of the measured quantity: numbers in, numbers out.
 
-mod doubt;
+mod uncertainty;
 mod fit;
 mod kernel;
 mod linear;
@@ -12,5 +12,5 @@ mod neighbours;
 mod tests;
 
 pub use fit::{Belief, Runs, fit};
-pub use kernel::{Acquainted, Kernel, Novelty, Point, Shared};
+pub use kernel::{Features, HalvingCounts, Kernel, Shared, UnseenDeviation};
 pub use neighbours::Neighbours;

@@ -1,36 +1,36 @@
 //! Residual of a run from those of similar runs: a Gaussian process over the residuals of the measurements
 //! (kriging). Near a measured run its residual counts; far from all, none does, and the error bar is
-//! wide. The bar includes the uncertainty that the covariance does not model (`doubt`).
+//! wide. The bar includes the uncertainty that the covariance does not model (`uncertainty`).
 
-use super::doubt;
-use super::kernel::{Kernel, Point, weight};
+use super::kernel::{Features, Kernel, weight};
 use super::linear::Cholesky;
+use super::uncertainty::{RelatedRuns, excess_squares, nine_in_ten};
 
 /// Measured runs, and the weight of each residual.
 #[derive(Clone)]
 pub struct Neighbours {
     kernel: Kernel,
-    points: Vec<Point>,
+    points: Vec<Features>,
     factor: Cholesky,
     pull: Vec<f64>,
     /// Excess of each run's squared residual over its expectation from the others.
-    surprises: Vec<f64>,
+    excesses: Vec<f64>,
     /// Number of programs that were measured, on any machine.
     programs: usize,
 }
 
 impl Neighbours {
     /// Learns from each run's residual. A residual that its neighbours contradict counts less.
-    pub fn new(kernel: Kernel, points: Vec<Point>, residuals: &[f64]) -> Neighbours {
+    pub fn new(kernel: Kernel, points: Vec<Features>, residuals: &[f64]) -> Neighbours {
         let covariance = covariances(&kernel, &points);
         let quiet: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
         let pull = factored(&covariance, &quiet).solve(residuals);
-        let heard = |(quiet, pull): (&f64, f64)| quiet / weight(quiet * pull, quiet.sqrt());
-        let noise: Vec<f64> = quiet.iter().zip(pull).map(heard).collect();
+        let weighted = |(quiet, pull): (&f64, f64)| quiet / weight(quiet * pull, quiet.sqrt());
+        let noise: Vec<f64> = quiet.iter().zip(pull).map(weighted).collect();
         let factor = factored(&covariance, &noise);
         let pull = factor.solve(residuals);
-        let surprises = doubt::surprises(&factor, &pull, &noise, &quiet);
-        Neighbours { kernel, points, factor, pull, surprises, programs: 0 }
+        let excesses = excess_squares(&factor, &pull, &noise, &quiet);
+        Neighbours { kernel, points, factor, pull, excesses, programs: 0 }
     }
 
     /// With so many programs measured, of which these runs are a part.
@@ -39,22 +39,22 @@ impl Neighbours {
     }
 
     /// Expected residual, and half the width of an interval around it that contains nine in ten.
-    pub fn at(&self, point: &Point) -> (f64, f64) {
+    pub fn at(&self, point: &Features) -> (f64, f64) {
         let near: Vec<f64> =
             self.points.iter().map(|other| self.kernel.covariance(point, other)).collect();
         let mean = near.iter().zip(&self.pull).map(|(k, p)| k * p).sum();
         let known: f64 = self.factor.half(&near).iter().map(|x| x * x).sum();
         let own = self.kernel.covariance(point, point);
         let expected = (own - known).max(0.0) + self.kernel.noise(point);
-        let seen = doubt::Seen::of(point, &self.points);
-        let unknown = seen.unknown(&self.kernel.acquainted, point.novelty, &self.surprises);
-        (mean, doubt::nine_in_ten(seen.cluster, self.programs) * (expected + unknown).sqrt())
+        let related = RelatedRuns::new(point, &self.points);
+        let unmodelled = related.variance(&self.kernel.halving, point.unseen, &self.excesses);
+        (mean, nine_in_ten(related.cluster, self.programs) * (expected + unmodelled).sqrt())
     }
 }
 
 /// Covariance of each run with those before it and itself: the lower triangle.
-pub(super) fn covariances(kernel: &Kernel, points: &[Point]) -> Vec<Vec<f64>> {
-    let row = |(i, a): (usize, &Point)| -> Vec<f64> {
+pub(super) fn covariances(kernel: &Kernel, points: &[Features]) -> Vec<Vec<f64>> {
+    let row = |(i, a): (usize, &Features)| -> Vec<f64> {
         points[..=i].iter().map(|b| kernel.covariance(a, b)).collect()
     };
     points.iter().enumerate().map(row).collect()

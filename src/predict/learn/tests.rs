@@ -1,6 +1,8 @@
 //! Learning from a few runs whose true constants are known.
 
-use super::{Acquainted, Belief, Kernel, Neighbours, Novelty, Point, Runs, Shared, fit};
+use super::{
+    Belief, Features, HalvingCounts, Kernel, Neighbours, Runs, Shared, UnseenDeviation, fit,
+};
 
 const KERNEL: Kernel = Kernel {
     program: Shared { whole: 0.1, part: 0.0 },
@@ -14,14 +16,14 @@ const KERNEL: Kernel = Kernel {
     period: 0.0,
     single: 1.0,
     others: 0.5,
-    acquainted: Acquainted { runs: 2.0, machines: 2.0 },
+    halving: HalvingCounts { runs: 2.0, machines: 2.0 },
 };
 
-fn point(machine: &'static str, x: f64, launches: f64) -> Point {
-    let (place, parts) = (vec![x], vec![1.0 - launches, launches]);
+fn point(machine: &'static str, x: f64, launches: f64) -> Features {
+    let (coordinates, parts) = (vec![x], vec![1.0 - launches, launches]);
     let period = String::new();
-    let (program, own, scatter, novelty) = ("nemo", false, 0.01, Novelty::default());
-    Point { program, machine, period, parts, place, own, scatter, novelty }
+    let (program, own, scatter, unseen) = ("nemo", false, 0.01, UnseenDeviation::default());
+    Features { program, machine, period, parts, coordinates, own, scatter, unseen }
 }
 
 #[test]
@@ -54,7 +56,7 @@ fn a_part_that_runs_late_tells_of_runs_with_more_of_it() {
 /// The user's runs are slower by half: so are the user's other runs at any distance; not others' runs.
 #[test]
 fn own_runs_tell_most_of_ones_own() {
-    let own = |x: f64| Point { own: true, ..point("a", x, 0.0) };
+    let own = |x: f64| Features { own: true, ..point("a", x, 0.0) };
     let points = vec![own(0.0), own(3.0), own(6.0), point("a", 0.0, 0.0)];
     let all = Neighbours::new(KERNEL, points, &[0.4, 0.41, 0.39, 0.0]);
     let (mine, _) = all.at(&own(20.0));
@@ -66,11 +68,11 @@ fn own_runs_tell_most_of_ones_own() {
 /// machine or here, and less so if these runs were surprising.
 #[test]
 fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
-    let novelty = Novelty { program: 0.4, site: 0.4, pipeline: 0.3 };
-    let novelty = |machine, x| Point { novelty, ..point(machine, x, 0.0) };
-    let asked = novelty("a", 20.0);
+    let unseen = UnseenDeviation { program: 0.4, site: 0.4, pipeline: 0.3 };
+    let unseen = |machine, x| Features { unseen, ..point(machine, x, 0.0) };
+    let asked = unseen("a", 20.0);
     let bar = |machine: &'static str, residuals: &[f64]| {
-        let points = (0..residuals.len()).map(|i| novelty(machine, 0.02 * i as f64)).collect();
+        let points = (0..residuals.len()).map(|i| unseen(machine, 0.02 * i as f64)).collect();
         Neighbours::new(KERNEL, points, residuals).at(&asked).1
     };
     let (unseen, elsewhere, here) = (bar("a", &[]), bar("b", &[0.0; 5]), bar("a", &[0.0; 5]));
@@ -90,7 +92,7 @@ fn line(seconds: [f64; 6]) -> impl Fn(&[f64]) -> Vec<f64> {
 #[test]
 fn one_run_that_went_wrong_hardly_pulls() {
     let residuals = line([2.02, 3.98, 6.1, 1.98, 3.95, 12.0]);
-    let points: Vec<Point> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
+    let points: Vec<Features> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
     let kernel = Kernel { near: (0.0, 1.0), ..KERNEL };
     let belief = Belief { log: 3f64.ln(), spread: 10.0 };
     let runs = Runs { residuals: &residuals, kernel: &kernel, points: &points };
@@ -103,7 +105,7 @@ fn one_run_that_went_wrong_hardly_pulls() {
 fn a_machine_apart_does_not_bend_the_constants() {
     let residuals = line([1.0, 2.0, 3.0, 2.0, 4.0, 6.0]);
     let machine = |i: usize| ["a", "b", "c", "d", "d", "d"][i];
-    let points: Vec<Point> = (0..6).map(|i| point(machine(i), 100.0 * i as f64, 0.0)).collect();
+    let points: Vec<Features> = (0..6).map(|i| point(machine(i), 100.0 * i as f64, 0.0)).collect();
     let belief = Belief { log: 0.0, spread: 10.0 };
     let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
     let found = fit(&[belief], &[1.0], &runs, 1e-5);
@@ -113,7 +115,7 @@ fn a_machine_apart_does_not_bend_the_constants() {
 #[test]
 fn it_comes_to_rest_at_one_place() {
     let residuals = line([2.1, 3.9, 6.3, 1.9, 4.2, 12.0]);
-    let points: Vec<Point> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
+    let points: Vec<Features> = (0..6).map(|i| point("a", 100.0 * i as f64, 0.0)).collect();
     let belief = Belief { log: 0.0, spread: 1.0 };
     let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
     let ends = [0.3, 1.0, 30.0].map(|start| fit(&[belief], &[start], &runs, 1e-5)[0]);

@@ -5,12 +5,12 @@ use crate::predictor::Predictor;
 use estimate::setup::Setup;
 
 /// All problems of a row, with remedies.
-pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {
+pub fn problems(row: &Row, devices: Option<usize>) -> Vec<String> {
     let s = match &row.setup {
         Ok(setup) => setup,
         Err(why) => return vec![why.clone()],
     };
-    let mut found = s.impossible();
+    let mut found = s.violations();
     if let Some(devices) = devices
         && devices != s.ranks()
     {
@@ -34,9 +34,9 @@ pub fn odd(row: &Row, devices: Option<usize>) -> Vec<String> {
     if let Some(gb) = row.memory_gb
         && gb > 1.1 * s.hardware.memory_gib * 1.024
     {
-        let there = s.hardware.memory_gib;
+        let capacity = s.hardware.memory_gib;
         found.push(format!(
-            "mem_gb {gb} is more than the device's {there} GiB: another unit or column?"
+            "mem_gb {gb} is more than the device's {capacity} GiB: another unit or column?"
         ));
     }
     found.extend(rates(row, s));

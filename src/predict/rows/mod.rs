@@ -5,7 +5,7 @@ pub mod check;
 use base::Problems;
 use estimate::counts::Counts;
 use estimate::hardware::{self, Hardware};
-use estimate::logs::Stretch;
+use estimate::logs::StepMedians;
 use estimate::setup::{Moments, Numbers, Offload, Program, Setup};
 use estimate::trainers::{self, Trainer};
 use manifest::{
@@ -56,30 +56,30 @@ pub struct Row {
 }
 
 /// Rows of a log of a run of `setup`. `source` is the log's name.
-pub fn of_log(stretches: Vec<Stretch>, source: &str, setup: &Setup) -> Vec<Row> {
-    let row = |stretch: Stretch| Row {
-        id: stretch.id,
-        line: stretch.line,
-        group: format!("batch {}", stretch.batch),
+pub fn from_log(medians: Vec<StepMedians>, source: &str, setup: &Setup) -> Vec<Row> {
+    let row = |medians: StepMedians| Row {
+        id: medians.id,
+        line: medians.line,
+        group: format!("batch {}", medians.batch),
         source: source.to_string(),
-        seconds: stretch.seconds,
+        seconds: medians.seconds,
         seconds_printed: true,
-        memory_gb: stretch.memory_gb,
+        memory_gb: medians.memory_gb,
         fits: Some(true),
-        tflops: stretch.tflops,
+        tflops: medians.tflops,
         devices: None,
         flags: Vec::new(),
         use_time: true,
         use_memory: true,
-        setup: Ok(Setup { global: stretch.batch, ..setup.clone() }),
+        setup: Ok(Setup { global: medians.batch, ..setup.clone() }),
     };
-    stretches.into_iter().map(row).collect()
+    medians.into_iter().map(row).collect()
 }
 
 impl Row {
     /// Problems of the row.
-    pub fn odd(&self) -> Vec<String> {
-        check::odd(self, self.devices)
+    pub fn problems(&self) -> Vec<String> {
+        check::problems(self, self.devices)
     }
 
     /// The same run with asynchronous kernel launches.
@@ -97,7 +97,7 @@ impl Row {
     }
 
     /// The same for memory.
-    pub fn weight(&self) -> Option<(&Setup, f64)> {
+    pub fn memory(&self) -> Option<(&Setup, f64)> {
         let setup =
             self.setup.as_ref().ok().filter(|_| self.use_memory && self.fits != Some(false))?;
         Some((setup, self.memory_gb?))
@@ -111,8 +111,8 @@ struct Fields<'a> {
 
 impl Fields<'_> {
     fn text(&self, name: &str) -> &str {
-        let at = self.names.iter().position(|n| n == name);
-        at.and_then(|i| self.values.get(i)).map_or("", |v| v.trim())
+        let column = self.names.iter().position(|n| n == name);
+        column.and_then(|i| self.values.get(i)).map_or("", |v| v.trim())
     }
     fn number(&self, name: &str) -> Option<f64> {
         self.text(name).parse().ok()
@@ -144,6 +144,10 @@ pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
     read_as(text, name, None)
 }
 
+/// Columns that a table must have.
+const COLUMNS: &str =
+    "id hardware n_layers hidden n_heads vocab seq_len framework tp pp dp mbs gbs";
+
 /// The same; rows of unknown programs have the formulas of `family`.
 pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<Row>, Problems> {
     let records = records(text);
@@ -151,23 +155,8 @@ pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<R
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
     };
     let names: Vec<String> = names.iter().map(|n| n.trim().to_string()).collect();
-    let needed = [
-        "id",
-        "hardware",
-        "n_layers",
-        "hidden",
-        "n_heads",
-        "vocab",
-        "seq_len",
-        "framework",
-        "tp",
-        "pp",
-        "dp",
-        "mbs",
-        "gbs",
-    ];
     let missing: Vec<&str> =
-        needed.into_iter().filter(|column| !names.iter().any(|n| n == column)).collect();
+        COLUMNS.split(' ').filter(|column| !names.iter().any(|n| n == column)).collect();
     if !missing.is_empty() {
         let what = format!("not a table of measured runs: no column {}", missing.join(", "));
         let remedy = "the columns are those of src/predict/data/measured_runs.csv";
@@ -250,7 +239,7 @@ fn trainer(
             .ok_or(format!("unknown program `{name}`: {advice}"))
     };
     let trainer = trainers::named(name).map_or_else(unknown, Ok)?;
-    Ok(trainer.of_length(f.count("seq_len")?, replica))
+    Ok(trainer.for_length(f.count("seq_len")?, replica))
 }
 
 fn setup(f: &Fields, family: Option<&Trainer>) -> Result<Setup, String> {
@@ -259,7 +248,7 @@ fn setup(f: &Fields, family: Option<&Trainer>) -> Result<Setup, String> {
     }
     let regime = f.text("regime");
     let hardware =
-        hardware::of_run(f.text("hardware"), regime).map_err(|p| p.list[0].what.clone())?;
+        hardware::for_run(f.text("hardware"), regime).map_err(|p| p.list[0].what.clone())?;
     let trainer = trainer(f, f.count("tp")? * f.count("pp")?, family)?;
     let topology = topology(f, trainer)?;
     let model = model(f, topology.tensor)?;

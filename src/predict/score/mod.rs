@@ -6,6 +6,7 @@ use super::fitted;
 use super::predictor::{Prediction, Predictor};
 use super::rows::Row;
 use rayon::prelude::*;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Row, and its prediction.
@@ -26,8 +27,11 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let scored = (0..PARTS).into_par_iter().flat_map_iter(|out| {
         let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
             rows.iter().partition(|row| part[row.group.as_str()] == out);
-        let predictor =
-            Predictor::new(&fitted::to(&others, fitted::shipped(), fitted::NEARLY), &others, &[]);
+        let predictor = Predictor::new(
+            &fitted::fit_constants(&others, fitted::shipped(), fitted::NEARLY_CONVERGED),
+            &others,
+            &[],
+        );
         inside.into_iter().map(move |row| one(&predictor, row)).collect::<Vec<_>>()
     });
     scored.collect()
@@ -54,7 +58,7 @@ pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
 fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
     let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
         rows.iter().partition(|row| row.source == source);
-    let constants = fitted::to(&others, fitted::shipped(), fitted::NEARLY);
+    let constants = fitted::fit_constants(&others, fitted::shipped(), fitted::NEARLY_CONVERGED);
     let predictor = Predictor::new(&constants, &others, &[]);
     let after = MEASURED.into_iter().filter(|count| inside.len() > 2 * count).map(|count| {
         // Evenly through the source.
@@ -79,21 +83,22 @@ fn one<'a>(predictor: &Predictor, row: &'a Row) -> Scored<'a> {
 }
 
 /// Errors as shares of what was measured.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Errors {
     pub rows: usize,
     pub mean: f64,
     pub median: f64,
     pub p90: f64,
     pub worst: f64,
-    /// Rows within their error bar, and the median bar.
+    /// Rows within their error bar, their share, and the median bar.
     pub within: usize,
+    pub within_bar: f64,
     pub bar: f64,
 }
 
 impl Errors {
     /// Errors of triples (predicted, measured, error bar).
-    pub fn of(all: &[(f64, f64, f64)]) -> Errors {
+    pub fn new(all: &[(f64, f64, f64)]) -> Errors {
         if all.is_empty() {
             return Errors::default();
         }
@@ -102,22 +107,18 @@ impl Errors {
         errors.sort_by(f64::total_cmp);
         bars.sort_by(f64::total_cmp);
         let (n, last) = (errors.len(), errors.len() - 1);
-        let at = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
+        let quantile = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
         let inside = all.iter().filter(|(p, m, bar)| (m / p).ln().abs() <= bar.ln_1p()).count();
         Errors {
             rows: n,
             mean: errors.iter().sum::<f64>() / n as f64,
-            median: at(0.5),
-            p90: at(0.9),
+            median: quantile(0.5),
+            p90: quantile(0.9),
             worst: errors[last],
             within: inside,
+            within_bar: inside as f64 / n as f64,
             bar: bars[last / 2],
         }
-    }
-
-    /// Share of these rows.
-    pub fn within_bar(&self) -> f64 {
-        self.within as f64 / self.rows.max(1) as f64
     }
 }
 
@@ -128,16 +129,16 @@ pub fn time_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
         let p = s.prediction.as_ref()?;
         Some((p.seconds, seconds, p.seconds_error))
     };
-    Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+    Errors::new(&scored.iter().filter_map(pair).collect::<Vec<_>>())
 }
 
 pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
     let pair = |s: &Scored| {
-        let (_, gb) = s.row.weight().filter(|_| of(s.row))?;
+        let (_, gb) = s.row.memory().filter(|_| of(s.row))?;
         let p = s.prediction.as_ref()?;
         Some((p.gigabytes, gb, p.gigabytes_error))
     };
-    Errors::of(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+    Errors::new(&scored.iter().filter_map(pair).collect::<Vec<_>>())
 }
 
 /// Number of correct predictions of whether a run fits, and number of known outcomes.

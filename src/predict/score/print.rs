@@ -14,7 +14,7 @@ use std::fmt::Write;
 
 /// Summarised figures, by name.
 fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
-    let of = |pick: &dyn Fn(&str, &str) -> bool| {
+    let errors_of = |pick: &dyn Fn(&str, &str) -> bool| {
         let pick = |row: &Row| {
             let setup = row.setup.as_ref();
             setup.is_ok_and(|s| pick(s.program.name(), &s.hardware.name))
@@ -25,12 +25,12 @@ fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
         ("time, all rows", time_errors(scored, &|_| true)),
         ("time, Jean Zay, printed", time_errors(scored, &printed)),
         ("time, Jean Zay's A100", time_errors(scored, &known_cluster)),
-        ("time, Megatron-LM", of(&|program, _| program == "megatron-lm")),
-        ("time, FSDP", of(&|program, _| program == "fsdp" || program == "torchtitan")),
-        ("time, H100", of(&|_, machine| machine.contains("h100"))),
+        ("time, Megatron-LM", errors_of(&|program, _| program == "megatron-lm")),
+        ("time, FSDP", errors_of(&|program, _| program == "fsdp" || program == "torchtitan")),
+        ("time, H100", errors_of(&|_, machine| machine.contains("h100"))),
         (
             "time, B200 to GB300",
-            of(&|_, machine| machine.contains("b200") || machine.contains("b300")),
+            errors_of(&|_, machine| machine.contains("b200") || machine.contains("b300")),
         ),
         ("memory, Jean Zay's A100", memory_errors(scored, &known_cluster)),
         ("memory, others", memory_errors(scored, &|row| !known_cluster(row))),
@@ -47,7 +47,7 @@ fn heads() -> String {
 fn line(name: &str, e: &Errors) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let [mean, median, p90, worst, bar] = [e.mean, e.median, e.p90, e.worst, e.bar].map(percent);
-    let (rows, inside) = (e.rows, format!("{} ({})", e.within, percent(e.within_bar())));
+    let (rows, inside) = (e.rows, format!("{} ({})", e.within, percent(e.within_bar)));
     format!("  {name:28}{rows:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}{bar:>9}\n")
 }
 
@@ -110,18 +110,18 @@ fn goals(all: &[Goal]) -> (String, Value) {
     let mut text = String::from("\nBars against their goals, nine in ten rows within:\n");
     let mut json = serde_json::Map::new();
     for (name, e, widest) in all {
-        let met = e.within_bar() >= WITHIN && widest.is_none_or(|widest| e.bar <= widest);
+        let met = e.within_bar >= WITHIN && widest.is_none_or(|widest| e.bar <= widest);
         let most =
             widest.map_or(String::new(), |widest| format!(" (at most {:.0} %)", 100.0 * widest));
         let _ = writeln!(
             text,
             "  {name:50}{:>5} rows {:>6.1} % within, bar {:>3.0} %{most}: {}",
             e.rows,
-            100.0 * e.within_bar(),
+            100.0 * e.within_bar,
             100.0 * e.bar,
             if met { "met" } else { "MISSED" }
         );
-        let mut figures = errors_json(e);
+        let mut figures = json!(e);
         (figures["widest"], figures["met"]) = (json!(widest), json!(met));
         json.insert(name.clone(), figures);
     }
@@ -137,25 +137,25 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value, Vec<Goal>) {
     let mut goals: Vec<Goal> = Vec::new();
     let mut known: BTreeMap<usize, Vec<Scored>> = BTreeMap::new();
     let mut json = serde_json::Map::new();
-    for of in sources_left_out(rows) {
-        let unseen = time_errors(&of.scored, &|_| true);
-        text += &line(of.source, &unseen);
-        let each: Vec<Value> = of.scored.iter().map(row_json).collect();
-        let mut figures = json!({ "unseen": errors_json(&unseen), "rows": each });
-        for (count, scored) in of.after {
+    for left_out in sources_left_out(rows) {
+        let unseen = time_errors(&left_out.scored, &|_| true);
+        text += &line(left_out.source, &unseen);
+        let rows_json: Vec<Value> = left_out.scored.iter().map(row_json).collect();
+        let mut figures = json!({ "unseen": unseen, "rows": rows_json });
+        for (count, scored) in left_out.after {
             let after = time_errors(&scored, &|_| true);
             text += &line(&format!("    after {count} rows"), &after);
-            figures[format!("after_{count}")] = errors_json(&after);
-            let each: Vec<Value> = scored.iter().map(row_json).collect();
-            figures[format!("rows_after_{count}")] = json!(each);
+            figures[format!("after_{count}")] = json!(after);
+            let rows_json: Vec<Value> = scored.iter().map(row_json).collect();
+            figures[format!("rows_after_{count}")] = json!(rows_json);
             known.entry(count).or_default().extend(scored);
         }
-        json.insert(of.source.to_string(), figures);
-        every.extend(of.scored);
+        json.insert(left_out.source.to_string(), figures);
+        every.extend(left_out.scored);
     }
     for (name, errors) in cases(rows, &every) {
         text += &line(name, &errors);
-        json.insert(name.to_string(), json!({ "unseen": errors_json(&errors) }));
+        json.insert(name.to_string(), json!({ "unseen": errors }));
         goals.push((format!("{name}, no row of its source seen"), errors, Some(UNKNOWN_BAR)));
     }
     for (count, scored) in &known {
@@ -165,7 +165,7 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value, Vec<Goal>) {
     }
     let together = time_errors(&every, &|_| true);
     text += &line("all, unseen", &together);
-    json.insert("all".to_string(), json!({ "unseen": errors_json(&together) }));
+    json.insert("all".to_string(), json!({ "unseen": together }));
     text += "\nMemory of rows of sources of which no row was seen:\n";
     text += &heads();
     let memory = memory_errors(&every, &|_| true);
@@ -212,7 +212,7 @@ pub fn score(predictor: &Predictor, rows: &[Row]) -> (String, Value) {
             Err(why) => {
                 let _ = writeln!(text, "{:12}  refused: {why}", s.row.id);
             }
-            Ok(_) => s.row.odd().iter().for_each(|odd| {
+            Ok(_) => s.row.problems().iter().for_each(|odd| {
                 let _ = writeln!(text, "{:12}  odd: {odd}", s.row.id);
             }),
         }
@@ -233,7 +233,7 @@ fn row_json(s: &Scored) -> Value {
         "measured_sec_per_iter": s.row.seconds,
         "measured_mem_gb": s.row.memory_gb,
         "measured_fits": s.row.fits,
-        "odd": s.row.odd(),
+        "odd": s.row.problems(),
         "refused": s.row.setup.as_ref().err(),
     });
     let predicted = match (&s.prediction, &s.row.setup) {
@@ -256,15 +256,8 @@ fn row_json(s: &Scored) -> Value {
     row
 }
 
-fn errors_json(e: &Errors) -> Value {
-    json!({
-        "rows": e.rows, "mean": e.mean, "median": e.median, "p90": e.p90, "worst": e.worst,
-        "within": e.within, "within_bar": e.within_bar(), "bar": e.bar,
-    })
-}
-
 fn summary_json(scored: &[Scored]) -> Value {
-    let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), errors_json(&e)));
+    let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), json!(e)));
     let mut all: serde_json::Map<String, Value> = named.collect();
     let (right, known) = fits(scored, &known_cluster);
     all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));

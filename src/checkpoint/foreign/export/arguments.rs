@@ -164,8 +164,8 @@ fn training(m: &Manifest) -> Vec<Named> {
         args.push(("rampup_batch_size", Out::List(text.to_vec())));
     }
     match m.loss_scale {
-        Some(LossScale::Constant { scale, .. }) => args.push(("loss_scale", scale.into())),
-        Some(LossScale::Dynamic { initial, min, window, hysteresis }) => {
+        Some(LossScale { constant: Some(scale), .. }) => args.push(("loss_scale", scale.into())),
+        Some(LossScale { constant: None, initial, min, window, hysteresis }) => {
             args.push(("initial_loss_scale", initial.into()));
             args.push(("min_loss_scale", min.into()));
             args.push(("loss_scale_window", window.into()));

@@ -33,7 +33,7 @@ lr: {peak: 1e-3}
 train: {samples: 1200}
 optimizer: muon
 ";
-    let m = manifest::of_test(text, sets);
+    let m = manifest::for_test(text, sets);
     let ranks: Vec<Bits> = std::thread::scope(|scope| {
         let run = |world: World| scope.spawn(|| rank(world, &m));
         let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();

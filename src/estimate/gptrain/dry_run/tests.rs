@@ -12,7 +12,7 @@ batch: {micro: 2, global: 32}
 lr: {peak: 1e-3}
 train: {samples: 800}
 ";
-    manifest::of_test(text, sets)
+    manifest::for_test(text, sets)
 }
 
 const GRIDS: [&[&str]; 18] = [
@@ -63,12 +63,12 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
         let m = planned(sets);
         let all = stages(&m);
         let (at, most) = peak(&all);
-        let room = |device| Room { device, host: Bytes(0) };
-        assert!(fits(&m, room(most)) && !fits(&m, room(Bytes(most.0 - 1))), "{sets:?}");
-        let quick = stages_within(&m, room(most)).expect("it fits");
+        let limits = |device| MemoryLimits { device, host: Bytes(0) };
+        assert!(fits(&m, limits(most)) && !fits(&m, limits(Bytes(most.0 - 1))), "{sets:?}");
+        let quick = stages_within(&m, limits(most)).expect("it fits");
         assert_eq!(peak(&quick), (at, most), "{sets:?}");
         for (stage, (quick, exact)) in quick.iter().zip(&all).enumerate() {
-            let work = work_of(&m, stage);
+            let work = count_work(&m, stage);
             assert_eq!(quick.work.micro.ops, work.micro.ops, "stage {stage} of {sets:?}");
             assert_eq!(quick.work.step.messages, work.step.messages, "stage {stage} of {sets:?}");
             assert!(
@@ -98,14 +98,14 @@ fn what_lies_on_the_host_is_billed_there() {
     let (gradients, weights) = (copied("to the host"), copied("to the device"));
     assert!((4.0..4.1).contains(&gradients) && (2.0..2.05).contains(&weights), "and padding");
     let hw = crate::hardware::find("a100-80g", "").unwrap();
-    let setup = Setup::of(&of(&[]), crate::setup::Program::Gptrain, hw);
+    let setup = Setup::new(&of(&[]), crate::setup::Program::Gptrain, hw);
     let seconds = host_seconds(&after.host, &setup);
     let pass = 2.0 * 30.0 * owned / (410e9 * crate::hardware::HOST_SHARE);
     assert!((1.0 - 1e-9..1.1).contains(&(seconds / pass)), "{seconds} s, not {pass}");
     let (least, most) = (host_peak(&host), peak(&host).1);
     let m = of(&["topology.offload=optimizer"]);
-    assert!(fits(&m, Room { device: most, host: least }));
-    assert!(!fits(&m, Room { device: most, host: Bytes(least.0 - 1) }));
+    assert!(fits(&m, MemoryLimits { device: most, host: least }));
+    assert!(!fits(&m, MemoryLimits { device: most, host: Bytes(least.0 - 1) }));
 }
 
 /// Gradients of blocks on the host take as much there as they did on the device, but for three
@@ -139,12 +139,12 @@ fn gradients_on_the_host_are_billed_there() {
     assert_eq!(total(&host[0], "to the device"), total(&device[0], "to the device"));
     // Left open, they go where there is room.
     let open = of("gradients: auto");
-    let room = |device: Bytes| Room { device, host: Bytes(u64::MAX) };
+    let limits = |device: Bytes| MemoryLimits { device, host: Bytes(u64::MAX) };
     let most = peak(&device).1;
-    assert_eq!(stages_within(&open, room(most)).unwrap()[0].memory_plan, *before);
-    let less = stages_within(&open, room(Bytes(most.0 - 1))).unwrap();
+    assert_eq!(stages_within(&open, limits(most)).unwrap()[0].memory_plan, *before);
+    let less = stages_within(&open, limits(Bytes(most.0 - 1))).unwrap();
     assert_eq!(less[0].memory_plan, *after);
-    assert!(!fits(&open, room(Bytes(peak(&host).1.0 - 1))));
+    assert!(!fits(&open, limits(Bytes(peak(&host).1.0 - 1))));
 }
 
 /// A step takes at least its ops, and at least its messages. Messages between stages overlap only with
@@ -156,7 +156,7 @@ fn no_more_is_overlapped_than_there_is_beside_it() {
         let (stages, t) = (stages(&m), &m.topology);
         let of = |hardware: &str| {
             let hw = crate::hardware::find(hardware, "").unwrap();
-            parts(&stages, &Setup::of(&m, crate::setup::Program::Gptrain, hw))
+            parts(&stages, &Setup::new(&m, crate::setup::Program::Gptrain, hw))
         };
         let sum = |parts: &[(&str, f64)], names: &[&str]| {
             let named = parts.iter().filter(|(name, _)| names.contains(name));
@@ -184,10 +184,10 @@ fn begun_messages_are_credited_as_the_timeline_has_them() {
     let m = planned(&[interleaved, begun].concat());
     let stages = stages(&m);
     let hw = crate::hardware::find("h100-80g", "").unwrap();
-    let s = Setup::of(&m, crate::setup::Program::Gptrain, hw);
+    let s = Setup::new(&m, crate::setup::Program::Gptrain, hw);
     let parts = parts(&stages, &s);
     let part = |of: &str| parts.iter().find(|(name, _)| *name == of).unwrap().1;
-    let prices = Prices::of(&s);
+    let prices = Prices::new(&s);
     let each = stage_seconds(&stages, &prices);
     let slowest = each.iter().copied().fold(0.0, f64::max);
     let filling = part("pipeline bubble") - (each.iter().sum::<f64>() - slowest) / 2.0;

@@ -1,32 +1,32 @@
 //! The cuts of a model that another program can train.
 
-use crate::change::split;
+use crate::change::layer_split;
 use crate::setup::Setup;
 use manifest::{LayerSplit, Schedule};
 use plan::ramp::Ramp;
 
 /// Every cut over exactly `devices`.
-pub fn all(setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
-    let mut all = Vec::new();
+pub fn cuts(setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
+    let mut cuts = Vec::new();
     for (tensor, pipeline, data) in setup.grids(devices) {
-        let cut = split(setup.model.layers, pipeline);
-        if cut == LayerSplit::Balanced {
+        let split = layer_split(setup.model.layers, pipeline);
+        if split == LayerSplit::Balanced {
             continue;
         }
-        let base = setup.clone().cut(|t| {
+        let base = setup.clone().with_topology(|t| {
             (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
-            t.layer_split = cut;
+            t.layer_split = split;
             t.sequence_parallel &= tensor > 1;
         });
-        all.extend(choices(&base, ramp));
+        cuts.extend(choices(&base, ramp));
     }
-    all
+    cuts
 }
 
 /// Micro-batch, ZeRO, recomputation and schedule of a grid.
 fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
     let pipeline = base.topology.pipeline;
-    let mut all = Vec::new();
+    let mut cuts = Vec::new();
     let micros = [1, 2, 4, 8, 16].into_iter().filter(|micro| {
         let at_once = micro * base.topology.data;
         let fused = (base.model.heads / base.topology.tensor * micro).is_multiple_of(4);
@@ -46,10 +46,10 @@ fn choices(base: &Setup, ramp: Ramp) -> Vec<Setup> {
                     setup.topology.zero = if base.topology.data == 1 { 0 } else { *zero };
                     setup.topology.recompute = *recompute;
                     (setup.topology.schedule, setup.topology.chunks) = (*schedule, *chunks);
-                    all.push(setup);
+                    cuts.push(setup);
                 }
             }
         }
     }
-    all
+    cuts
 }

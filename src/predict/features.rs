@@ -1,7 +1,7 @@
 //! Features of a run for the residual model, and the parameters of their covariance.
 
 use super::cost::{Memory, Time};
-use super::learn::{Acquainted, Kernel, Novelty, Point, Shared};
+use super::learn::{Features, HalvingCounts, Kernel, Shared, UnseenDeviation};
 use estimate::setup::Setup;
 use manifest::Recompute;
 
@@ -19,10 +19,10 @@ pub const TIME: Kernel = Kernel {
     period: 0.42,
     single: 0.56,
     others: 0.94,
-    acquainted: Acquainted { runs: 2.5, machines: 5.0 },
+    halving: HalvingCounts { runs: 2.5, machines: 5.0 },
 };
 
-/// Chosen by hand, because there are only 99 runs. Parts as in `cost::Memory`.
+/// Standard deviations chosen by hand, because there are only 99 runs. Parts as in `cost::Memory`.
 pub const MEMORY: Kernel = Kernel {
     program: Shared { whole: 0.1, part: 0.1 },
     machine: Shared { whole: 0.05, part: 0.05 },
@@ -35,7 +35,7 @@ pub const MEMORY: Kernel = Kernel {
     period: 0.4,
     single: 1.0,
     others: 0.7,
-    acquainted: Acquainted { runs: 3.0, machines: 6.0 },
+    halving: HalvingCounts { runs: 3.0, machines: 6.0 },
 };
 
 /// Covariance in the fit of its constants, which explain all effects of shapes.
@@ -53,44 +53,46 @@ pub const MEMORY_FIT: Kernel = Kernel {
 const MEMORY_SCATTER: f64 = 0.025;
 /// Scatter of op-by-op PyTorch, whose times are days per billion tokens with two digits.
 const COARSE: f64 = 3.0;
-/// Deviation of the time of a program without measurements, beside the kernel's, and its growth per
-/// e-fold of stages: with each source left out, nine in ten rows and more are then within bars of 65 %,
+/// Deviation of the time of a program without measurements, in addition to the kernel's, and its
+/// growth per e-fold of stages: with each source left out, nine in ten rows and more are then within bars of 65 %,
 /// and so are the other rows after five of the source.
-const TIME_NOVELTY: Novelty = Novelty { program: 0.15, site: 0.3, pipeline: 0.15 };
-const MEMORY_NOVELTY: Novelty = Novelty { program: 0.1, site: 0.1, pipeline: 0.0 };
+const TIME_UNSEEN: UnseenDeviation = UnseenDeviation { program: 0.15, site: 0.3, pipeline: 0.15 };
+const MEMORY_UNSEEN: UnseenDeviation = UnseenDeviation { program: 0.1, site: 0.1, pipeline: 0.0 };
 
-pub fn of_time(s: &Setup, time: &Time, own: bool) -> Point {
+/// Features of a run's time.
+pub fn for_time(s: &Setup, time: &Time, own: bool) -> Features {
     let parts = time.shares();
     let coarse = s.trainer().eager && s.regime.is_some();
     let scatter = s.hardware.scatter * if coarse { COARSE } else { 1.0 };
-    let pipeline = TIME_NOVELTY.pipeline * (s.topology.pipeline as f64).ln();
-    let novelty = Novelty { pipeline, ..TIME_NOVELTY };
-    Point { parts, scatter, own, novelty, ..point(s) }
+    let pipeline = TIME_UNSEEN.pipeline * (s.topology.pipeline as f64).ln();
+    let unseen = UnseenDeviation { pipeline, ..TIME_UNSEEN };
+    Features { parts, scatter, own, unseen, ..common(s) }
 }
 
-pub fn of_memory(s: &Setup, memory: &Memory, own: bool) -> Point {
+/// Features of a run's memory.
+pub fn for_memory(s: &Setup, memory: &Memory, own: bool) -> Features {
     let (stage, whole) = (&memory.stages[memory.peak()], memory.needed());
     let parts = stage.iter().map(|(_, gb)| gb / whole).collect();
-    let (scatter, novelty) = (MEMORY_SCATTER, MEMORY_NOVELTY);
-    Point { parts, scatter, own, novelty, ..point(s) }
+    let (scatter, unseen) = (MEMORY_SCATTER, MEMORY_UNSEEN);
+    Features { parts, scatter, own, unseen, ..common(s) }
 }
 
 /// Features that time and memory share.
-fn point(s: &Setup) -> Point {
-    Point {
+fn common(s: &Setup) -> Features {
+    Features {
         program: s.program.name(),
         machine: &s.hardware.name,
         period: s.regime.clone().unwrap_or_default(),
         parts: Vec::new(),
-        place: place(s),
+        coordinates: coordinates(s),
         own: false,
         scatter: 0.0,
-        novelty: Novelty::default(),
+        unseen: UnseenDeviation::default(),
     }
 }
 
 /// Coordinates of a setup.
-fn place(s: &Setup) -> Vec<f64> {
+fn coordinates(s: &Setup) -> Vec<f64> {
     let (m, t) = (&s.model, &s.topology);
     let ln = |n: usize| (n as f64).ln();
     let step = |yes: bool| f64::from(u8::from(yes));

@@ -23,27 +23,31 @@ const COPIED: usize = 32 << 20;
 
 /// Row `cpu` with the figures of this machine: all its processors, in elements of `dtype`. Returns the
 /// row unchanged if the threads or the memory for a try are not available.
-pub fn measured(cpu: &Hardware, dtype: DType) -> Hardware {
-    let Ok(here) = Cpu::open(None) else { return cpu.clone() };
-    let be: &dyn Backend = &here;
+pub fn measure(cpu: &Hardware, dtype: DType) -> Hardware {
+    let Ok(device) = Cpu::open(None) else { return cpu.clone() };
+    let be: &dyn Backend = &device;
     let Ok(arena) = Arena::new(be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
     let mut product = arena.temporary(|arena| {
         let [a, c] = [0; 2].map(|_| arena.matrix(ROWS, WIDTH, dtype));
         let b = arena.matrix(WIDTH, WIDTH, dtype);
-        [a, b].into_iter().for_each(|x| be.run(op::Zero { x }));
+        for x in [a, b] {
+            be.run(op::Zero { x });
+        }
         move || be.run(op::Gemm::plain(Gemm::NT, a, b, c.set()))
     });
     // Over the same bytes: contents do not matter.
     let mut copy = arena.temporary(|arena| {
         let [x, y] = [0; 2].map(|_| arena.matrix(1, COPIED / 4, DType::F32));
-        [x, y].into_iter().for_each(|x| be.run(op::Zero { x }));
+        for x in [x, y] {
+            be.run(op::Zero { x });
+        }
         move || be.run(op::Copy { x, y: y.set() })
     });
-    tries([&mut product, &mut copy]).row(cpu, dtype)
+    time_in_turns([&mut product, &mut copy]).row(cpu, dtype)
 }
 
 /// Timings of two ops.
-struct Tried {
+struct Timings {
     /// Seconds of the fastest try of each.
     best: [f64; 2],
     /// The median try by the fastest one, of the op that differs most.
@@ -51,15 +55,15 @@ struct Tried {
     busy: Busy,
 }
 
-impl Tried {
+impl Timings {
     /// From the seconds of each op's tries, and how busy other programs were in the pauses.
-    fn new(mut seconds: [Vec<f64>; 2], pauses: &[Busy]) -> Tried {
+    fn new(mut seconds: [Vec<f64>; 2], pauses: &[Busy]) -> Timings {
         seconds.iter_mut().for_each(|tries| tries.sort_by(f64::total_cmp));
         let spread = seconds.iter().map(|tries| tries[tries.len() / 2] / tries[0]);
         let spread = spread.fold(1.0, f64::max);
         let busy = pauses.iter().map(|pause| pause.busy).sum::<f64>() / pauses.len() as f64;
         let busy = Busy { busy, processors: pauses[0].processors };
-        Tried { best: seconds.each_ref().map(|tries| tries[0]), spread, busy }
+        Timings { best: seconds.each_ref().map(|tries| tries[0]), spread, busy }
     }
 
     /// `cpu`'s row with these figures, for activations of `dtype`.
@@ -71,16 +75,16 @@ impl Tried {
             peak_tflops: rounded(2.0 * (ROWS * WIDTH * WIDTH) as f64 / product / 1e12),
             hbm_gb_s: copied,
             host_gb_s: copied,
-            here: true,
+            is_local: true,
             ops: ops.clone(),
-            doubt: self.doubt(),
+            uncertainty: self.uncertainty(),
             busy: self.busy,
             ..cpu.clone()
         }
     }
 
     /// Half the error bar, which grows with the load by other programs and with the spread of the tries.
-    fn doubt(&self) -> f64 {
+    fn uncertainty(&self) -> f64 {
         let Busy { busy, processors } = self.busy;
         if !self.busy.is_loud() {
             return MEASURED;
@@ -91,19 +95,19 @@ impl Tried {
 }
 
 /// Runs both ops in turns.
-fn tries(mut ops: [&mut dyn FnMut(); 2]) -> Tried {
+fn time_in_turns(mut ops: [&mut dyn FnMut(); 2]) -> Timings {
     ops.iter_mut().for_each(|op| op()); // warms up
     let mut seconds = [Vec::new(), Vec::new()];
     let mut pauses: Vec<Busy> = Vec::new();
     for _ in 0..TRIES {
         for (op, seconds) in ops.iter_mut().zip(&mut seconds) {
-            seconds.push(best(op));
+            seconds.push(fastest_call(op));
         }
         let before = Ticks::now();
         std::thread::sleep(PAUSE);
         pauses.push(Ticks::now().since(before));
     }
-    Tried::new(seconds, &pauses)
+    Timings::new(seconds, &pauses)
 }
 
 /// Rounds to a thousandth; the next try differs by more.
@@ -112,7 +116,7 @@ fn rounded(speed: f64) -> f64 {
 }
 
 /// Seconds of the fastest of several calls.
-fn best(op: &mut dyn FnMut()) -> f64 {
+fn fastest_call(op: &mut dyn FnMut()) -> f64 {
     let start = Instant::now();
     let mut best = f64::INFINITY;
     while best == f64::INFINITY || start.elapsed().as_secs_f64() < SECONDS {
@@ -126,7 +130,7 @@ fn best(op: &mut dyn FnMut()) -> f64 {
 #[test]
 fn a_busy_processor_has_a_wider_bar() {
     let bar = |busy: f64, spread: f64| {
-        Tried { best: [1.0; 2], spread, busy: Busy { busy, processors: 2.0 } }.doubt()
+        Timings { best: [1.0; 2], spread, busy: Busy { busy, processors: 2.0 } }.uncertainty()
     };
     assert_eq!(bar(0.1, 5.0), MEASURED, "an idle one");
     assert!((bar(1.0, 1.1) - (MEASURED + 0.5)).abs() < 1e-12, "half of it is taken");
@@ -145,33 +149,34 @@ fn readings_of_a_busy_machine_widen_the_bar_and_are_noted() {
     let even = [1.1, 1.0, 1.0, 1.1, 1.0, 1.0, 1.1, 1.0].map(|times| times * copy).to_vec();
     let pause = |busy: &f64| Busy { busy: *busy, processors: 4.0 };
     let readings = |busy: [f64; 2]| busy.repeat(4).iter().map(pause).collect::<Vec<Busy>>();
-    let of = |busy| Tried::new([slow.clone(), even.clone()], &readings(busy)).row(cpu, DType::BF16);
+    let row =
+        |busy| Timings::new([slow.clone(), even.clone()], &readings(busy)).row(cpu, DType::BF16);
     let near =
         |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 0.01, "{found}");
-    let idle = of([0.0, 0.2]);
+    let idle = row([0.0, 0.2]);
     near(idle.peak_tflops, 0.5);
     assert_eq!(idle.ops, cpu.ops_16, "in 16 bits");
     near(idle.hbm_gb_s, 10.0);
-    assert_eq!((idle.doubt, idle.notes("gptrain", 1.0)), (MEASURED, Vec::new()));
+    assert_eq!((idle.uncertainty, idle.notes("gptrain", 1.0)), (MEASURED, Vec::new()));
     // 1 of 4 processors is taken on average, which explains a third more; the tries differ by three times.
-    let busy = of([0.0, 2.0]);
+    let busy = row([0.0, 2.0]);
     assert_eq!((busy.peak_tflops, busy.hbm_gb_s), (idle.peak_tflops, idle.hbm_gb_s));
-    near(busy.doubt, MEASURED + 1.0);
+    near(busy.uncertainty, MEASURED + 1.0);
     near(super::dry_run::error(&busy), 2.0 * (MEASURED + 1.0));
     let notes = busy.notes("gptrain", 1.0);
     assert_eq!(notes.len(), 1, "{notes:?}");
     assert!(notes[0].contains("other programs keep 1.0 of its 4 processors"), "{notes:?}");
     // All of it is taken: as if an eighth were free.
-    near(of([4.0, 4.0]).doubt, MEASURED + 3.5);
+    near(row([4.0, 4.0]).uncertainty, MEASURED + 3.5);
 }
 
 #[test]
 fn this_processor_has_positive_speeds() {
     let row = crate::hardware::find("cpu", "test").unwrap();
     for dtype in [DType::F32, DType::BF16] {
-        let here = measured(row, dtype);
-        let speeds = [here.peak_tflops, here.hbm_gb_s, here.host_gb_s];
-        assert!(here.here && speeds.iter().all(|speed| speed.is_finite() && *speed > 0.0));
-        assert_eq!(here.memory_gib, row.memory_gib);
+        let found = measure(row, dtype);
+        let speeds = [found.peak_tflops, found.hbm_gb_s, found.host_gb_s];
+        assert!(found.is_local && speeds.iter().all(|speed| speed.is_finite() && *speed > 0.0));
+        assert_eq!(found.memory_gib, row.memory_gib);
     }
 }

@@ -5,11 +5,12 @@
 //! its rows at once. With more measured runs the first term shrinks, and their leave-one-out residuals
 //! are used (Vehtari, Gelman and Gabry 2017).
 
-use super::kernel::{Acquainted, FREEDOM, Novelty, Point};
+use super::kernel::{FREEDOM, Features, HalvingCounts, UnseenDeviation};
 use super::linear::Cholesky;
+use std::collections::BTreeSet;
 
 /// Measured runs that determine how unfamiliar a run is.
-pub struct Seen {
+pub struct RelatedRuns {
     /// Indices of the user's own runs of its program, if any; else of all runs of its cluster.
     pub runs: Vec<usize>,
     /// Whether the runs are the user's own.
@@ -22,53 +23,56 @@ pub struct Seen {
     pub pipelines: usize,
 }
 
-impl Seen {
-    pub fn of(point: &Point, points: &[Point]) -> Seen {
+impl RelatedRuns {
+    pub fn new(point: &Features, points: &[Features]) -> RelatedRuns {
         let of_program: Vec<usize> =
             (0..points.len()).filter(|i| points[*i].program == point.program).collect();
-        let only = |pick: &dyn Fn(&Point) -> bool| -> Vec<usize> {
+        let only = |pick: &dyn Fn(&Features) -> bool| -> Vec<usize> {
             of_program.iter().copied().filter(|i| pick(&points[*i])).collect()
         };
         let own = only(&|other| point.own && other.own);
-        let pipelined = only(&|other| other.novelty.pipeline > 0.0);
+        let pipelined = only(&|other| other.unseen.pipeline > 0.0);
         let cluster = only(&|other| other.machine == point.machine);
-        let is_own = !own.is_empty();
-        let (cluster, pipelines, runs) = (
-            cluster.len().max(own.len()),
-            pipelined.len().max(own.len()),
-            if own.is_empty() { cluster } else { own },
-        );
-        let mut machines: Vec<&str> = of_program.iter().map(|i| points[*i].machine).collect();
-        machines.sort_unstable();
-        machines.dedup();
-        Seen { runs, own: is_own, cluster, machines: machines.len(), pipelines }
+        let machines: BTreeSet<&str> = of_program.iter().map(|i| points[*i].machine).collect();
+        RelatedRuns {
+            own: !own.is_empty(),
+            cluster: cluster.len().max(own.len()),
+            machines: machines.len(),
+            pipelines: pipelined.len().max(own.len()),
+            runs: if own.is_empty() { cluster } else { own },
+        }
     }
 
     /// Variance of both terms.
-    pub fn unknown(&self, after: &Acquainted, novelty: Novelty, surprises: &[f64]) -> f64 {
+    pub fn variance(
+        &self,
+        after: &HalvingCounts,
+        unseen: UnseenDeviation,
+        excesses: &[f64],
+    ) -> f64 {
         let hidden = |half: f64, count: usize| half / (half + count as f64);
         let elsewhere = hidden(after.machines, self.machines);
-        let program = if self.own { novelty.site } else { novelty.program };
+        let program = if self.own { unseen.site } else { unseen.program };
         let program = program * elsewhere.min(hidden(after.runs, self.cluster));
         let pipeline = hidden(after.runs, self.pipelines);
-        let surprise: f64 = self.runs.iter().map(|i| surprises[*i]).sum();
+        let excess: f64 = self.runs.iter().map(|i| excesses[*i]).sum();
         program.powi(2)
-            + (novelty.pipeline * pipeline).powi(2)
-            + surprise / self.runs.len().max(1) as f64
+            + (unseen.pipeline * pipeline).powi(2)
+            + excess / self.runs.len().max(1) as f64
     }
 }
 
 /// Excess of each run's squared residual over the variance predicted from all others (Rasmussen and
 /// Williams 2006, equation 5.12). `factor` is that of the covariance with `noise`, `pull` its solution;
 /// `quiet` is a run's noise without its weight.
-pub fn surprises(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f64]) -> Vec<f64> {
+pub fn excess_squares(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f64]) -> Vec<f64> {
     let precision = factor.inverse_diagonal();
-    let surprise = |i: usize| {
+    let excess = |i: usize| {
         let left = pull[i] / precision[i];
         let expected = 1.0 / precision[i] - noise[i] + quiet[i];
         (left * left - expected).max(0.0)
     };
-    (0..pull.len()).map(surprise).collect()
+    (0..pull.len()).map(excess).collect()
 }
 
 /// Half the width of an interval that contains nine in ten, in standard deviations: a quantile of

@@ -9,7 +9,7 @@ use plan::grid::GRADIENTS;
 
 /// Sums of gradients with and without compression, on the stage that sends most of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Exchange {
+pub struct CompressionGain {
     /// Bytes that a rank sends to replicas in a step: uncompressed, and compressed.
     pub plain: f64,
     pub compressed: f64,
@@ -19,9 +19,9 @@ pub struct Exchange {
     pub break_even: f64,
 }
 
-impl Exchange {
+impl CompressionGain {
     /// None if no gradient is sent, or compression would be refused.
-    pub fn of(m: &Manifest, setup: &Setup) -> Option<Exchange> {
+    pub fn new(m: &Manifest, setup: &Setup) -> Option<CompressionGain> {
         let t = &m.topology;
         if t.data == 1 || t.zero > 1 {
             return None;
@@ -39,11 +39,11 @@ impl Exchange {
             parts.filter(|(part, _)| *part == name).map(|(_, seconds)| seconds).sum()
         };
         let once = "once a step: optimizer";
-        Some(Exchange {
+        Some(CompressionGain {
             plain: sent(&plain),
             compressed: sent(&compressed),
             factors: part(&compressed, once) - part(&plain, once),
-            break_even: Exchange::here(setup) * break_even(&plain, &compressed, setup),
+            break_even: CompressionGain::bandwidth(setup) * break_even(&plain, &compressed, setup),
         })
     }
 
@@ -53,7 +53,7 @@ impl Exchange {
     }
 
     /// Bandwidth of a rank to replicas on the setup's machines, in Gb/s.
-    pub fn here(setup: &Setup) -> f64 {
+    pub fn bandwidth(setup: &Setup) -> f64 {
         let grid = setup.topology.grid();
         8.0 * prices::link(setup, &grid.group(grid.first(), GRADIENTS)).gb_s
     }
@@ -64,9 +64,9 @@ impl Exchange {
 fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup) -> f64 {
     const HALVINGS: usize = 40;
     let pays = |times: f64| {
-        let prices = Prices::of(s).with_sums(times);
+        let prices = Prices::new(s).with_sums(times);
         let [plain, ours] =
-            [plain, compressed].map(|stages| dry_run::seconds_at(stages, s, &prices));
+            [plain, compressed].map(|stages| dry_run::seconds_with_prices(stages, s, &prices));
         ours < plain
     };
     let (mut low, mut high) = (-20.0, 20.0); // powers of two
@@ -80,7 +80,7 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
 /// Description of the effect of compression on the plan; empty without compression.
 pub fn describe(m: &Manifest, setup: &Setup) -> String {
     let compressed = m.topology.compression.is_some();
-    let Some(e) = Exchange::of(m, setup).filter(|e| compressed && e.saves()) else {
+    let Some(e) = CompressionGain::new(m, setup).filter(|e| compressed && e.saves()) else {
         return String::new();
     };
     let size = |bytes: f64| Bytes(bytes as u64);
@@ -91,6 +91,6 @@ pub fn describe(m: &Manifest, setup: &Setup) -> String {
         size(e.plain),
         1e3 * e.factors,
         e.break_even,
-        Exchange::here(setup),
+        CompressionGain::bandwidth(setup),
     )
 }

@@ -1,0 +1,175 @@
+//! Changes of gptrain's own plan, in the order in which they are tried: accumulate more; recompute, shard
+//! and change the topology; offload states; keep moments in 8 bits; compress gradients. Each is applied
+//! like `--set`, and evaluated by a dry run.
+
+use super::compression::CompressionGain;
+use super::dry_run::{self, MemoryLimits};
+use crate::change::{ChangeKind, Proposal, propose_faster, propose_smaller};
+use crate::setup::Setup;
+use base::Bytes;
+use manifest::{self, Adam8bit, Manifest, Optimizer};
+use std::path::Path;
+
+/// Changed plan.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub kind: ChangeKind,
+    /// Description, such as "micro-batch 2 → 1".
+    pub what: String,
+    /// Settings, as for `--set`.
+    pub sets: Vec<String>,
+    pub manifest: Manifest,
+    pub setup: Setup,
+    /// Memory of the rank that reserves most, and of the one that reserves most on its host.
+    pub bytes: Bytes,
+    pub host: Bytes,
+    /// Seconds for the tokens of one step of the original plan.
+    pub seconds: f64,
+}
+
+/// Plan to change: its effective YAML, and the memory that a rank may reserve.
+pub struct Advisor<'a> {
+    pub effective: &'a str,
+    pub manifest: &'a Manifest,
+    pub setup: &'a Setup,
+    pub limits: MemoryLimits,
+}
+
+/// Minimum gain of a printed change, as a share of a step.
+const GAIN: f64 = 0.005;
+
+/// Share of a step in sums of gradients above which larger steps are tried.
+const SUMS: f64 = 0.1;
+
+/// Factor of the tokens per step that is tried.
+const TIMES: usize = 4;
+
+impl Advisor<'_> {
+    /// Smallest changes with which every rank fits, by kind, then the fastest first: single ones, or
+    /// pairs if no single one is enough.
+    pub fn remedies(&self) -> Vec<Change> {
+        let fitting = |proposals: Vec<Proposal>| -> Vec<Change> {
+            proposals.into_iter().filter_map(|proposal| self.fitting(proposal)).collect()
+        };
+        let first = smaller(self.manifest, self.setup);
+        let mut found = fitting(first.clone());
+        if found.is_empty() {
+            found = fitting(self.pairs(first, smaller));
+        }
+        sorted(found)
+    }
+
+    /// Changes that are faster and fit, by kind, then the fastest first. A change that is faster but does
+    /// not fit is tried with 8-bit moments and with offloaded states.
+    pub fn speed_ups(&self) -> Vec<Change> {
+        let stages = dry_run::stages(self.manifest);
+        let now = dry_run::seconds(&stages, self.setup);
+        let (mut found, mut too_large) = (Vec::new(), Vec::new());
+        for proposal in self.accumulate(&stages).into_iter().chain(faster(self.setup)) {
+            match self.fitting(proposal.clone()) {
+                Some(change) => found.push(change),
+                None => too_large.push(proposal),
+            }
+        }
+        let saving = |m: &Manifest, setup: &Setup| -> Vec<Proposal> {
+            let mut proposals = smaller(m, setup);
+            proposals.retain(|p| matches!(p.kind, ChangeKind::Adam8bit | ChangeKind::Offload));
+            proposals
+        };
+        let pairs = self.pairs(too_large, saving);
+        found.extend(pairs.into_iter().filter_map(|pair| self.fitting(pair)));
+        found.extend(self.compress());
+        found.retain(|change| change.seconds < (1.0 - GAIN) * now);
+        sorted(found)
+    }
+
+    /// Each change of `first`, followed by each that `second` derives from it.
+    fn pairs(
+        &self,
+        first: Vec<Proposal>,
+        second: impl Fn(&Manifest, &Setup) -> Vec<Proposal>,
+    ) -> Vec<Proposal> {
+        let pairs_with = |one: Proposal| {
+            let Some((m, setup)) = self.changed(&one.sets) else { return Vec::new() };
+            second(&m, &setup).into_iter().map(|two| one.and(two)).collect::<Vec<Proposal>>()
+        };
+        first.into_iter().flat_map(pairs_with).collect()
+    }
+
+    /// Manifest with these settings; None if it would be refused.
+    fn changed(&self, sets: &[String]) -> Option<(Manifest, Setup)> {
+        let loaded = manifest::parse(self.effective, "the manifest", Path::new("."), sets).ok()?;
+        let setup = self.setup.for_manifest(&loaded.manifest);
+        Some((loaded.manifest, setup))
+    }
+
+    /// None if it is refused or does not fit.
+    fn fitting(&self, proposal: Proposal) -> Option<Change> {
+        let Proposal { kind, what, sets, .. } = proposal;
+        let (m, setup) = self.changed(&sets)?;
+        let stages = dry_run::stages_within(&m, self.limits)?;
+        let tokens = self.setup.global as f64 / setup.global as f64;
+        Some(Change {
+            kind,
+            what,
+            sets,
+            bytes: dry_run::peak(&stages).1,
+            host: dry_run::host_peak(&stages),
+            seconds: tokens * dry_run::seconds(&stages, &setup),
+            manifest: m,
+            setup,
+        })
+    }
+
+    /// Larger steps, if sums of gradients take a large share of one.
+    fn accumulate(&self, stages: &[dry_run::Stage]) -> Option<Proposal> {
+        let parts = dry_run::parts(stages, self.setup);
+        let sums = parts.iter().find(|(name, _)| *name == dry_run::SUMS).map_or(0.0, |part| part.1);
+        let large = sums >= SUMS * dry_run::seconds(stages, self.setup);
+        let (old, new) = (self.setup.global, TIMES * self.setup.global);
+        let what = format!("global batch {old} → {new}: {TIMES} × the tokens a sum");
+        let set = format!("batch.global={new}");
+        (large && self.manifest.batch.ramp_up.is_none())
+            .then(|| Proposal::new(ChangeKind::Accumulate, what, set, self.setup))
+    }
+
+    /// Compressed gradients, with the bandwidth below which they pay.
+    fn compress(&self) -> Option<Change> {
+        let none = self.manifest.topology.compression.is_none();
+        let e = CompressionGain::new(self.manifest, self.setup).filter(|e| none && e.saves())?;
+        let bandwidth = CompressionGain::bandwidth(self.setup);
+        let what =
+            format!("PowerSGD: pays below {:.0} Gb/s a rank, here {bandwidth:.0}", e.break_even);
+        let set = "topology.compression=powersgd".to_string();
+        self.fitting(Proposal::new(ChangeKind::Compress, what, set, self.setup))
+    }
+}
+
+fn sorted(mut found: Vec<Change>) -> Vec<Change> {
+    found.sort_by(|a, b| (a.kind, a.seconds).partial_cmp(&(b.kind, b.seconds)).expect("seconds"));
+    found.dedup_by(|a, b| (a.kind, a.bytes, a.seconds) == (b.kind, b.bytes, b.seconds));
+    found
+}
+
+/// Changes that need less memory.
+fn smaller(m: &Manifest, setup: &Setup) -> Vec<Proposal> {
+    let mut proposals = propose_smaller(setup);
+    if let Optimizer::AdamW(rule) = m.optimizer {
+        let set = Adam8bit::from_adamw(rule).to_set();
+        let what = "Adam's moments in 8 bits".to_string();
+        proposals.push(Proposal::new(ChangeKind::Adam8bit, what, set, setup));
+    }
+    proposals
+}
+
+/// Changes that may be faster.
+fn faster(setup: &Setup) -> Vec<Proposal> {
+    let others = |zero: &&u8| **zero != setup.topology.zero && setup.topology.data > 1;
+    let zeros = setup.program.zeros(setup.topology.pipeline).iter().filter(others);
+    let shard = |zero: &u8| {
+        let set = format!("topology.zero={zero}");
+        Proposal::new(ChangeKind::Shard, format!("ZeRO-{zero}"), set, setup)
+    };
+    let proposals = propose_faster(setup).into_iter();
+    proposals.filter(|proposal| !proposal.sets.is_empty()).chain(zeros.map(shard)).collect()
+}
