@@ -3,6 +3,7 @@
 pub mod busy;
 mod choices;
 mod columns;
+mod control_chars;
 mod dtype;
 mod fp8;
 mod fused;
@@ -12,23 +13,23 @@ mod json;
 mod majority;
 pub mod memory;
 pub mod output;
-#[doc(hidden)]
-#[cfg(feature = "testing")]
-pub mod patience;
 mod problems;
 pub mod progress;
 pub mod rng;
 pub mod say;
 mod stamp;
 pub mod svg;
+#[doc(hidden)]
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod threads;
 mod units;
-mod visible;
 mod worker;
 mod wrong_input;
 
 pub use choices::Gelu;
 pub use columns::columns;
+pub use control_chars::escape_control;
 pub use dtype::DType;
 pub use fp8::Fp8;
 pub use fused::Fused;
@@ -38,7 +39,6 @@ pub use majority::majority;
 pub use problems::{Problem, Problems};
 pub use stamp::unix_time;
 pub use units::{Bytes, Count, Seconds};
-pub use visible::visible;
 pub use worker::{Worker, in_order};
 pub use wrong_input::WrongInput;
 

@@ -45,7 +45,7 @@ fn sentences(all: &[Seen]) -> Vec<String> {
             *calmest = seen;
         }
     }
-    let loud = |seen: &&&Seen| Busy { busy: seen.busy, processors: seen.processors }.is_loud();
+    let loud = |seen: &&&Seen| Busy { busy: seen.busy, processors: seen.processors }.exceeds_idle();
     let mut notes: Vec<String> = nodes
         .values()
         .filter(loud)

@@ -3,8 +3,8 @@
 use super::report::write;
 use super::{Json, Overwrite};
 use anyhow::Result;
+use base::escape_control;
 use base::svg::Scale;
-use base::visible;
 use commands::report::compare::Comparison;
 use commands::report::page::Run;
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let runs = args.runs.iter().map(|folder| Run::read(folder)).collect::<Result<Vec<_>>>()?;
     let compared = Comparison(labels(&args.runs).into_iter().zip(runs).collect());
-    args.json.say(|| base::say!("{}", visible(&compared.text())), compared.object());
+    args.json.say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
     if let Some(page) = &args.output {
         let scale = if args.log { Scale::Log } else { Scale::Linear };
         let text = compared.html(scale);

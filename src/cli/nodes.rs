@@ -1,7 +1,7 @@
 //! `gptrain nodes`
 
 use base::input::is_there;
-use base::{Seconds, unix_time, visible};
+use base::{Seconds, escape_control, unix_time};
 use launch::sick_nodes::{self, Reason, SickNode};
 use std::path::PathBuf;
 
@@ -37,7 +37,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn line(node: &SickNode, now: f64) -> String {
     let [ago, left] = [now - node.at, node.expires - now].map(|time| Seconds(time.max(0.0)));
     let times = if node.times == 1 { "once".to_string() } else { format!("{} times", node.times) };
-    let (host, evidence) = (visible(&node.host), visible(&node.evidence));
+    let (host, evidence) = (escape_control(&node.host), escape_control(&node.evidence));
     let not_yet = match (node.is_excluded(false), node.reason) {
         (true, _) => {
             return format!("{host}: excluded for {left}; seen {times}, {ago} ago: {evidence}");

@@ -9,7 +9,9 @@ use checkpoint::disk::Disk;
 use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept, Request};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
 use data::indexed::index_path;
-use engine::{MASTER, MODEL, Scale, StateSpec, TensorSlice, model_dtype, rule, saved_shape};
+use engine::{
+    MASTER, MODEL, ScaleState, StateSpec, TensorSlice, model_dtype, optimizer_rule, saved_shape,
+};
 use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use std::fs;
@@ -186,17 +188,17 @@ fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
     }
     state.optimizer.groups.iter_mut().for_each(|group| group.step = updates);
     if m.loss_scale.is_some() {
-        let initial = Scale::initial(m);
+        let initial = ScaleState::initial(m);
         let scale = match found.loss_scale {
             None => initial,
-            Some(scale) => Scale {
+            Some(scale) => ScaleState {
                 scale: scale.scale,
                 updates_in_a_row: scale.updates_in_a_row,
                 overflows_left: scale.overflows_left,
                 ..initial
             },
         };
-        state.loss_scale = Some(Scale { updates, skipped: state.skipped_updates, ..scale });
+        state.loss_scale = Some(ScaleState { updates, skipped: state.skipped_updates, ..scale });
     }
     state.imported = Some(format!("{} in {}", found.trainer, found.folder));
     Ok(state)
@@ -270,7 +272,7 @@ impl Whole<'_> {
             Kept::FirstMoment => &["first_moment"],
             Kept::SecondMoment => &["second_moment"],
         };
-        let states = rule(m).states(&param.spec).into_iter();
+        let states = optimizer_rule(m).states(&param.spec).into_iter();
         let share = |spec: StateSpec| {
             let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
                 (Some(bits), true) => bytemuck::cast_slice(bits),

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use base::Bytes;
 use base::output::{self, Existing};
 use data::build::{Build, Train};
-use data::corpus::{self, Input, Rules, Wanted};
+use data::corpus::{self, DocumentRules, FileSelection, Input};
 use data::indexed::TokenType;
 use data::tokenizer::Training;
 use data::{Record, Tokenizer};
@@ -35,7 +35,7 @@ pub fn prepare() -> Result<PathBuf> {
     let text = folder.join("austen.jsonl.zst");
     output::write(&text, Existing::Replaced, TEXT)?;
     base::say!("{}: Jane Austen's six novels, {}", text.display(), Bytes(TEXT.len() as u64));
-    let inputs = corpus::find(std::slice::from_ref(&text), &Wanted::default())?.inputs;
+    let inputs = corpus::find(std::slice::from_ref(&text), &FileSelection::default())?.inputs;
     let tokenizer = folder.join("tokenizer.json");
     tokenizer_of(&inputs, &tokenizer)?;
     let prefix = folder.join("austen");
@@ -76,8 +76,8 @@ fn dataset_of(inputs: &[Input], tokenizer: &Path, prefix: &Path) -> Result<()> {
     build.run(|_, _| {}).map(drop)
 }
 
-fn rules() -> Rules {
-    Rules { key: "text".into(), skip_invalid: false }
+fn rules() -> DocumentRules {
+    DocumentRules { key: "text".into(), skip_invalid: false }
 }
 
 fn threads() -> usize {

@@ -3,7 +3,9 @@
 use anyhow::Context;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Share, State, WrittenPart};
-use engine::{Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, rule, saved_shape};
+use engine::{
+    Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, optimizer_rule, saved_shape,
+};
 use manifest::Manifest;
 use model::{Layout, ModelShard, Param};
 use std::fs;
@@ -61,7 +63,7 @@ fn bytes(m: &Manifest, layout: &Layout, state: &State) -> u64 {
         let shape = saved_shape(param, m.model.vocab);
         let cols = shape[shape.len() - 1];
         let rows = shape.iter().product::<usize>() / cols;
-        let states = rule(m).states(&param.spec).into_iter();
+        let states = optimizer_rule(m).states(&param.spec).into_iter();
         let saved = states.filter(|spec| spec.saved && is_kept(spec, state));
         let size = |spec: StateSpec| {
             spec.extent.shape([rows, cols]).iter().product::<usize>() * spec.dtype.size()
@@ -96,7 +98,7 @@ fn write_part(
         let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
         Share { name, number, shape, decay, state: spec, slice, replica, bytes }
     };
-    let states = rule(m).states(&param.spec).into_iter();
+    let states = optimizer_rule(m).states(&param.spec).into_iter();
     let shares: Vec<Share> = states.filter(|spec| is_kept(spec, state)).map(share).collect();
     checkpoint::write_part(disk, fresh, number, &shares, state)
 }

@@ -57,13 +57,13 @@ pub fn checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
     let be = device.backend();
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
-    let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
+    let data = Datasets::open(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let from = checkpoint::load(&checkpoint, &engine)?;
     let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
     let recorded = recorded_after(folder);
-    let bar = progress::Progress::new("replaying", steps, Unit::Of("steps"));
+    let bar = progress::Progress::new("replaying", steps, Unit::Items("steps"));
     let done = &|| bar.add(1);
     let again = Again { from, steps, saved: &recorded.saved, spikes, done };
     let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?;

@@ -7,7 +7,7 @@
 
 use super::console::Console;
 use super::spans::SpanRecorder;
-use base::{unix_time, visible};
+use base::{escape_control, unix_time};
 use comm::Recorder;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -187,7 +187,7 @@ impl Messages {
     }
 
     fn print(&self, level: Level, message: &str) {
-        let message = visible(message);
+        let message = escape_control(message);
         if level <= Level::WARN {
             keep(&self.warnings, &message);
         }

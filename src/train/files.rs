@@ -91,7 +91,7 @@ pub fn check(m: &Manifest) -> anyhow::Result<Files> {
 pub fn samples(m: &Manifest) -> anyhow::Result<Files> {
     let mut files = Files::default();
     let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
-    let told = files.wrong.collect(data::foresee(&m.data, seq_len, run, eval))?;
+    let told = files.wrong.collect(data::check(&m.data, seq_len, run, eval))?;
     files.missing = told.unwrap_or_default();
     Ok(files)
 }

@@ -188,7 +188,7 @@ fn load(
     }
     let import = checkpoint.index.is_import();
     let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
-    let goes_on = before == now || engine.rule().goes_on_from(before);
+    let goes_on = before == now || engine.rule().resumes_from(before);
     if !import && let Some(message) = optimizer(before, now, goes_on, asked.reset_optimizer, found)?
     {
         tracing::info!("{message}");

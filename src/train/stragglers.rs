@@ -16,7 +16,7 @@ use launch::rank::Rank;
 use launch::sick_nodes::{self, Reason};
 use plan::grid::Axis;
 use plan::robust::median;
-use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
+use plan::stragglers::{Busy, Straggler, StragglerDetector, WINDOW};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -36,7 +36,7 @@ pub struct Stragglers {
 }
 
 struct Judge {
-    watch: StragglerWatch,
+    watch: StragglerDetector,
     folder: PathBuf,
     /// Last window that was judged, and time of the last poll.
     judged: u64,
@@ -66,7 +66,7 @@ impl Stragglers {
     pub fn new(rank: &Rank, folder: &Path, processor: String) -> Result<Stragglers, Problems> {
         let judges = rank.is_first() && rank.grid.size() > 1;
         let judge = || Judge {
-            watch: StragglerWatch::default(),
+            watch: StragglerDetector::default(),
             folder: folder.to_path_buf(),
             judged: 0,
             looked: Instant::now(),
@@ -128,7 +128,7 @@ impl Judge {
             shares: (0..all.len()).filter(|other| place(*other) == place(number)).count() > 1,
         };
         let busy: Vec<Busy> = (0..all.len()).map(busy).collect();
-        for found in self.watch.see(&busy) {
+        for found in self.watch.observe(&busy) {
             let (of, window) = (&all[found.rank], &windows[found.rank]);
             let line = line(&found, of, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
             tracing::warn!("{line}");

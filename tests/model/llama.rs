@@ -3,6 +3,7 @@
 //! which takes its weights and tokens from the rule that is here too.
 
 use crate::common;
+use crate::grids::read_grad;
 use gptrain::base::Heads;
 use gptrain::checkpoint::safetensors::Reader;
 use gptrain::data::Batch;
@@ -89,9 +90,7 @@ fn check(family: &str, parts: &str) {
 fn compare_gradients(engine: &Engine, family: &str, model: &Model) {
     let reader = Reader::open(&fixture(&format!("{family}.safetensors"))).unwrap();
     for param in engine.params() {
-        let mut ours = vec![0.0; param.numel()];
-        engine.read_grad(param, &mut ours);
-        let ours: Vec<f64> = ours.into_iter().map(f64::from).collect();
+        let ours: Vec<f64> = read_grad(engine, param).into_iter().map(f64::from).collect();
         let expected = gather(param, model, |name, _| reader.words::<f32>(name).unwrap());
         let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
         close(&ours, &expected, &format!("{family} gradient of {}", param.name));

@@ -13,6 +13,7 @@
 //! | `muon` | steps against float64 and PyTorch; fp16; GPUs; counts of the planner |
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
 //! | `sampler` | logits of a growing text are those of the whole text |
+//! | `traffic` | bytes sent in a step, counted and of the dry run, are those of the literature's formulas |
 //! | `spikes` | steps above their limits change nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 //! | `fp8` | it learns as bf16 does, every grid as one rank; shared layers are quantized as whole ones |
@@ -34,3 +35,4 @@ mod order;
 mod pytorch;
 mod sampler;
 mod spikes;
+mod traffic;

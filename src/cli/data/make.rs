@@ -9,7 +9,7 @@ use serde_json::json;
 
 use base::{Bytes, Count};
 use commands::data::make;
-use data::corpus::{Format, Rules, Wanted};
+use data::corpus::{DocumentRules, FileSelection, Format};
 use data::indexed::TokenType;
 use data::tokenizer::Training;
 
@@ -150,8 +150,8 @@ impl Text {
         make::Text {
             paths: self.input,
             files_from: self.files_from,
-            wanted: Wanted { format, endings: self.ext.iter().map(bare).collect() },
-            rules: Rules { key: self.key, skip_invalid: self.skip_invalid },
+            wanted: FileSelection { format, endings: self.ext.iter().map(bare).collect() },
+            rules: DocumentRules { key: self.key, skip_invalid: self.skip_invalid },
             threads: self.threads.unwrap_or_else(cores),
         }
     }
@@ -178,15 +178,15 @@ pub fn build(args: BuildArgs) -> Result<()> {
         base::say!(
             "{}: {}, {} ({token_type}), {:.2} bytes of text per token",
             options.output.display(),
-            Count(built.documents).of("document"),
-            Count(built.tokens).of("token"),
+            Count(built.documents).with_noun("document"),
+            Count(built.tokens).with_noun("token"),
             built.text as f64 / built.tokens.max(1) as f64,
         );
         let rate = Bytes((built.read as f64 / seconds.0) as u64);
         base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
         if built.skipped > 0 {
             let are = if built.skipped == 1 { "is" } else { "are" };
-            let lines = Count(built.skipped).of("line");
+            let lines = Count(built.skipped).with_noun("line");
             base::say!("{lines} could not be read and {are} left out");
         }
     };
@@ -229,7 +229,11 @@ pub fn merge(args: MergeArgs) -> Result<()> {
     let (documents, tokens, record) = make::merge(&args.datasets, &args.output, existing)?;
     let place = args.output.display();
     let lines = || {
-        base::say!("{place}: {}, {}", Count(documents).of("document"), Count(tokens).of("token"));
+        base::say!(
+            "{place}: {}, {}",
+            Count(documents).with_noun("document"),
+            Count(tokens).with_noun("token")
+        );
         if record.is_none() {
             base::say!("wrote no tokenizer record: some of these datasets have none");
         }

@@ -2,7 +2,7 @@
 
 use super::{Status, text};
 use anyhow::bail;
-use base::{Count, Seconds, unix_time, visible};
+use base::{Count, Seconds, escape_control, unix_time};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -29,11 +29,11 @@ pub fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
         let changed = seen != before;
         match &screen {
             Some(screen) if changed || polls >= REDRAW => {
-                screen.set_message(visible(&text(&status, folder, now)).into_owned());
+                screen.set_message(escape_control(&text(&status, folder, now)).into_owned());
                 polls = 0;
             }
             None if changed && json => base::say!("{}", serde_json::to_value(&status)?),
-            None if changed => base::say!("{}", visible(&line(&status, now))),
+            None if changed => base::say!("{}", escape_control(&line(&status, now))),
             _ => {}
         }
         if let Some(screen) = screen.as_ref().filter(|_| state != State::Running) {

@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use base::input::is_there;
 use base::output::{Existing, Output};
 use base::progress::{Progress, Unit};
-use base::{Bytes, Count, Problems, Seconds, visible};
+use base::{Bytes, Count, Problems, Seconds, escape_control};
 use data::Record;
 use data::build::{self, Build, Built, Train, Trained};
-use data::corpus::{self, Input, Rules, Wanted};
+use data::corpus::{self, DocumentRules, FileSelection, Input};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
 
@@ -20,8 +20,8 @@ pub struct Text {
     pub paths: Vec<PathBuf>,
     /// File that lists more paths.
     pub files_from: Option<PathBuf>,
-    pub wanted: Wanted,
-    pub rules: Rules,
+    pub wanted: FileSelection,
+    pub rules: DocumentRules,
     pub threads: usize,
 }
 
@@ -47,7 +47,11 @@ impl Text {
         paths.extend(self.files_from.as_deref().map(listed).transpose()?.unwrap_or_default());
         let found = corpus::find(&paths, &self.wanted)?;
         let more = found.notes.len().saturating_sub(NOTES);
-        found.notes.iter().take(NOTES).for_each(|note| base::warn!("note: {}", visible(note)));
+        found
+            .notes
+            .iter()
+            .take(NOTES)
+            .for_each(|note| base::warn!("note: {}", escape_control(note)));
         if more > 0 {
             base::warn!("note: and {more} more like these");
         }
@@ -153,7 +157,7 @@ pub fn train_tokenizer(
     let trained = train.run(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |ids| {
-            let begin = || Progress::new("learning", vocab, Unit::Of("ids"));
+            let begin = || Progress::new("learning", vocab, Unit::Items("ids"));
             learning.get_or_insert_with(begin).show(ids as u64, String::new);
         },
     )?;

@@ -219,7 +219,7 @@ impl Exam {
         let tasks = self.tasks.iter().map(|(_, task)| task.packed.count());
         let samples: u64 = data.chain(validation).chain(tasks).sum();
         let tokens = samples * self.seq_len as u64;
-        rank.is_first().then(|| Progress::new("scoring", tokens, Unit::Of("tokens")))
+        rank.is_first().then(|| Progress::new("scoring", tokens, Unit::Items("tokens")))
     }
 }
 
@@ -249,7 +249,7 @@ fn stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<D
     scoring.each(windows, &mut |number, losses| {
         total += losses.iter().sum::<f64>();
         samples += 1;
-        match windows.each {
+        match windows.keeps_tokens {
             true => print_logprobs(number, losses),
             false => Ok(()),
         }
@@ -297,12 +297,12 @@ impl fmt::Display for Scored {
             if let Some(bits) = score.bits_per_byte {
                 write!(f, " | bits per byte {bits:.6}")?;
             }
-            let (samples, seq_len) = (Count(score.samples).of("sample"), score.seq_len);
-            write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).of("token"))?;
+            let (samples, seq_len) = (Count(score.samples).with_noun("sample"), score.seq_len);
+            write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).with_noun("token"))?;
         }
         for TaskScore { task, accuracy } in &self.tasks {
             let Accuracy { questions, acc, acc_norm } = accuracy;
-            let questions = Count(*questions).of("question");
+            let questions = Count(*questions).with_noun("question");
             write!(f, "\n{task}: acc {acc:.4} | acc_norm {acc_norm:.4} | {questions}")?;
         }
         Ok(())

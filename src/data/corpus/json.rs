@@ -1,7 +1,7 @@
 //! Extracts one text field from a JSON line, without building the rest.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -66,25 +66,25 @@ impl<'k> Field<'k> {
 
 /// Writes a line with one field, whose name is JSON already. Bytes that are not UTF-8 are left for
 /// the reader of the line to report.
-pub fn write_line(key: &str, text: Option<&[u8]>, line: &mut Vec<u8>) {
-    line.push(b'{');
-    line.extend_from_slice(key.as_bytes());
-    line.push(b':');
+pub fn write_line(key: &str, text: Option<&[u8]>, line: &mut VecDeque<u8>) {
+    line.push_back(b'{');
+    line.extend(key.as_bytes());
+    line.push_back(b':');
     match text {
-        None => line.extend_from_slice(b"null"),
+        None => line.extend(b"null"),
         Some(text) => {
-            line.push(b'"');
+            line.push_back(b'"');
             for byte in text {
                 match byte {
-                    b'"' | b'\\' => line.extend_from_slice(&[b'\\', *byte]),
-                    0..0x20 => line.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
-                    _ => line.push(*byte),
+                    b'"' | b'\\' => line.extend([b'\\', *byte]),
+                    0..0x20 => line.extend(format!("\\u{byte:04x}").as_bytes()),
+                    _ => line.push_back(*byte),
                 }
             }
-            line.push(b'"');
+            line.push_back(b'"');
         }
     }
-    line.extend_from_slice(b"}\n");
+    line.extend(b"}\n");
 }
 
 #[derive(Clone, Copy)]

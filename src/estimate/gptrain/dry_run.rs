@@ -321,7 +321,7 @@ fn work_of(m: &Manifest, stage: usize) -> Work {
 fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
     let grid = m.topology.grid();
     let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
-    Groups::of(rank, &m.topology, |name, ranks| {
+    Groups::for_rank(rank, &m.topology, |name, ranks| {
         let at = ranks.iter().position(|member| *member == rank).expect("a member");
         match ranks.len() {
             1 => Box::new(Solo),

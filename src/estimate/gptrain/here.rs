@@ -82,7 +82,7 @@ impl Tried {
     /// Half the error bar, which grows with the load by other programs and with the spread of the tries.
     fn doubt(&self) -> f64 {
         let Busy { busy, processors } = self.busy;
-        if !self.busy.is_loud() {
+        if !self.busy.exceeds_idle() {
             return MEASURED;
         }
         let free = (processors - busy).max(processors / 8.0);

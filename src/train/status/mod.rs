@@ -80,7 +80,7 @@ pub struct Fixed {
 impl Board {
     pub fn open(fixed: Fixed, recorder: Arc<Recorder>, warnings: Warnings) -> Result<Board> {
         let Fixed { folder, name, host, ranks, total_steps, total_samples, .. } = fixed;
-        let place = format!("{}, rank 0 on {host}", Count(ranks as u64).of("rank"));
+        let place = format!("{}, rank 0 on {host}", Count(ranks as u64).with_noun("rank"));
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
         let before = Status::read(&folder).ok().filter(|_| fixed.useful_s > 0.0);
