@@ -47,7 +47,7 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, tokens)?;
-    checkpoint::load_weights(checkpoint, &sampler)?;
+    checkpoint::load_weights(checkpoint, &sampler.weights)?;
     let positions = samples * tokens;
     let progress = Progress::new("comparing", positions as u64, Unit::Items("tokens"));
     let mut found = Divergence { mean: 0.0, most: 0.0, logits: 0.0, positions };

@@ -63,7 +63,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, context)?;
-    checkpoint::load_weights(&folder, &sampler)?;
+    checkpoint::load_weights(&folder, &sampler.weights)?;
     for number in 0..options.samples {
         let text = Text::new(&tokenizer, prompt.clone());
         if !one(options, number, text, end, &mut sampler) {
@@ -101,7 +101,7 @@ fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut
     let key = rng::key(options.seed, &stream);
     let mut finish = "tokens";
     for i in 0..options.tokens {
-        let known = sampler.model().vocab.min(text.tokenizer.vocab());
+        let known = sampler.weights.model().vocab.min(text.tokenizer.vocab());
         let at = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
         let token = options.choice.pick(&sampler.logits(&text.tokens)[..known], at);
         if token == end {

@@ -8,7 +8,7 @@ use data::{Batch, Column};
 use device::{Backend, OutOfMemory};
 use manifest::{Manifest, Model};
 use model::{Activations, Cx, Inputs, ModelShard, Past, Stage, Tables};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 /// Prompt tokens per forward pass.
 const PROMPT: usize = 128;
@@ -19,7 +19,7 @@ pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
-    weights: Frozen<'a>,
+    pub weights: Frozen<'a>,
     context_len: usize,
     past: Past,
     /// Buffers for one token, and for several.
@@ -40,13 +40,6 @@ struct SamplerBuffers<'a> {
     tables: Tables,
     past: Past,
     passes: [Activations; 2],
-}
-
-impl<'a> Deref for Sampler<'a> {
-    type Target = Frozen<'a>;
-    fn deref(&self) -> &Frozen<'a> {
-        &self.weights
-    }
 }
 
 impl<'a> Sampler<'a> {

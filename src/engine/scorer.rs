@@ -10,7 +10,6 @@ use device::{Backend, OutOfMemory, Tensor, op};
 use manifest::Manifest;
 use model::{Activations, Inputs, Stage, Tables};
 use plan::schedule::{self, Action, Pass, Side};
-use std::ops::Deref;
 
 /// Receives the losses of a micro-batch, weight · −log p of each token [N], on ranks of the last
 /// stage. Micro-batches arrive in order.
@@ -41,7 +40,7 @@ pub struct Scorer<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
-    weights: Frozen<'a>,
+    pub weights: Frozen<'a>,
     /// Buffers of the micro-batches in flight: by slot, for each chunk.
     slots: Vec<Vec<Activations>>,
     loss: Tensor,
@@ -53,13 +52,6 @@ struct ScorerBuffers<'a> {
     tables: Tables,
     slots: Vec<Vec<Activations>>,
     loss: Tensor,
-}
-
-impl<'a> Deref for Scorer<'a> {
-    type Target = Frozen<'a>;
-    fn deref(&self) -> &Frozen<'a> {
-        &self.weights
-    }
 }
 
 impl<'a> Scorer<'a> {

@@ -98,11 +98,8 @@ pub enum Action {
 use Action::*;
 
 impl Action {
-    pub fn pass(self) -> Pass {
-        match self {
-            Forward(pass) | Backward(pass) | Loss(pass) => pass,
-            Exchange(_, pass) | Begin(_, pass) | Await(_, pass) => pass,
-        }
+    pub fn pass(mut self) -> Pass {
+        *self.pass_mut()
     }
 
     fn pass_mut(&mut self) -> &mut Pass {

@@ -68,8 +68,8 @@ fn check(family: &str, parts: &str) {
     };
 
     let mut sampler = Sampler::new(&cpu, &manifest, SEQ).unwrap();
-    for slice in sampler.slices() {
-        sampler.write(&slice, 0, bytemuck::cast_slice(&weights(&slice, &manifest.model)));
+    for slice in sampler.weights.slices() {
+        sampler.weights.write(&slice, 0, bytemuck::cast_slice(&weights(&slice, &manifest.model)));
     }
     let prompt: Vec<u32> = tokens(family)[..SEQ].iter().map(|token| *token as u32).collect();
     let logits: Vec<f64> = sampler.logits(&prompt).into_iter().map(f64::from).collect();

@@ -191,7 +191,7 @@ fn score(
     let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
     let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
     tracing::info!("memory: {}", scorer.memory_plan().total());
-    let model = rank.phase("loading", || source.load(&scorer, rank.is_first()))?;
+    let model = rank.phase("loading", || source.load(&scorer.weights, rank.is_first()))?;
     rank.set_phase("scoring");
     let progress = exam.progress(rank);
     let (shard, progress) = (DataShard::of(rank, m), progress.as_ref());
