@@ -1,4 +1,4 @@
-//! Tells the binary which commit it is built of.
+//! Passes the commit that the binary is built from to the compiler.
 
 use std::path::Path;
 use std::process::Command;

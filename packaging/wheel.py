@@ -12,7 +12,7 @@ import sys
 import zipfile
 
 ROOT = pathlib.Path(__file__).parent.parent
-# What `make release` links against.
+# Platform that `make release` links against.
 PLATFORM = "manylinux_2_28_x86_64"
 
 

@@ -71,6 +71,37 @@ fn the_readme_is_one_page() {
     assert!(lines <= 150, "{lines} lines: details belong in docs/");
 }
 
+#[test]
+fn the_readme_names_every_floor() {
+    let readme = fs::read_to_string("README.md").unwrap();
+    let floors = readme.split("## The floors").nth(1).unwrap().split("```").nth(1).unwrap();
+    let named: Vec<&str> = floors.split_whitespace().collect();
+    let cargo = fs::read_to_string("Cargo.toml").unwrap();
+    let members = cargo.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+    for member in members.split('"').skip(1).step_by(2) {
+        let floor = member.strip_prefix("src/").unwrap();
+        assert!(named.contains(&floor), "README.md, The floors: {floor}");
+    }
+}
+
+#[test]
+fn lines_wrap_at_120() {
+    let results = PathBuf::from("benches/RESULTS.md");
+    let text = fs::read_to_string(&results).unwrap();
+    let mut long = Vec::new();
+    for (file, text) in pages().into_iter().chain([(results, text)]) {
+        let mut fenced = false;
+        for (number, line) in text.lines().enumerate() {
+            fenced ^= line.starts_with("```");
+            let prose = !fenced && !line.starts_with(['|', '#']) && !line.starts_with("    ");
+            if prose && line.chars().count() > 120 {
+                long.push(format!("{}:{}", file.display(), number + 1));
+            }
+        }
+    }
+    assert!(long.is_empty(), "longer than 120 characters: {long:?}");
+}
+
 fn pages() -> Vec<(PathBuf, String)> {
     let mut pages = files("docs", "md");
     let readme = Path::new("README.md");

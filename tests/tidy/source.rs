@@ -165,13 +165,25 @@ pub fn text_of_markdown(text: &str) -> Vec<Prose> {
     all
 }
 
-/// Comments on lines of their own and docstrings of a shell or Python script, as doc comments.
+/// The comment of a line of a script or of settings: all of it, or behind code.
+fn script_comment(line: &str) -> Option<&str> {
+    let mut places = line.match_indices('#').map(|(at, _)| at);
+    let at = places.find(|at| {
+        let before = &line[..*at];
+        let closed = before.matches('"').count() % 2 == 0;
+        before.is_empty() || closed && before.ends_with(' ')
+    })?;
+    Some(&line[at + 1..]).filter(|rest| !rest.starts_with('!'))
+}
+
+/// Comments and docstrings of a shell or Python script, a makefile or settings, as doc comments.
 pub fn text_of_script(text: &str) -> Vec<Prose> {
     let (mut all, mut open, mut in_docstring) = (Vec::<Prose>::new(), false, false);
     for (number, line) in text.lines().enumerate() {
         let line = line.trim();
         let quotes = line.matches("\"\"\"").count();
-        let comment = line.strip_prefix('#').filter(|rest| !rest.starts_with('!'));
+        let comment = script_comment(line);
+        open &= line.starts_with(['#', '"']) || in_docstring;
         let words = match comment {
             Some(words) if !in_docstring => words.trim(),
             _ if in_docstring || line.starts_with("\"\"\"") => line.trim_matches('"'),
