@@ -170,7 +170,7 @@ fn script_comment(line: &str) -> Option<&str> {
     let mut places = line.match_indices('#').map(|(at, _)| at);
     let at = places.find(|at| {
         let before = &line[..*at];
-        let closed = before.matches('"').count() % 2 == 0;
+        let closed = before.matches('"').count().is_multiple_of(2);
         before.is_empty() || closed && before.ends_with(' ')
     })?;
     Some(&line[at + 1..]).filter(|rest| !rest.starts_with('!'))
