@@ -1,7 +1,7 @@
 //! Detects other programs on the machine: processors that are busy while all ranks wait, and GPU
 //! memory that is in use.
 
-use super::site::Site;
+use super::bench_rank::BenchRank;
 use base::Bytes;
 use base::busy::{Busy, Ticks};
 use serde::{Deserialize, Serialize};
@@ -14,9 +14,9 @@ const WAIT: Duration = Duration::from_millis(200);
 /// GPU memory used by a process before it reserves anything, and by a display.
 const CONTEXT: u64 = 2 << 30;
 
-/// Observation of a rank.
+/// Load that a rank sees on its node and GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Seen {
+struct RankLoad {
     node: String,
     /// Number of busy processors, and of all processors.
     busy: f64,
@@ -26,41 +26,42 @@ struct Seen {
 }
 
 /// One sentence for each node and GPU that is not idle, on every rank. A collective.
-pub fn notes(site: &Site) -> anyhow::Result<Vec<String>> {
+pub fn notes(bench: &BenchRank) -> anyhow::Result<Vec<String>> {
     let before = Ticks::now();
     std::thread::sleep(WAIT);
     let Busy { busy, processors } = Ticks::now().since(before);
-    let taken = site.device.memory().map_or(0, |(free, all)| all.0.saturating_sub(free.0));
-    let node = site.nodes[site.rank.number()].clone();
-    Ok(sentences(&site.rank.all_gather(&Seen { node, busy, processors, taken })?))
+    let taken = bench.device.memory().map_or(0, |(free, all)| all.0.saturating_sub(free.0));
+    let node = bench.nodes[bench.rank.number()].clone();
+    Ok(sentences(&bench.rank.all_gather(&RankLoad { node, busy, processors, taken })?))
 }
 
-fn sentences(all: &[Seen]) -> Vec<String> {
-    // A rank that starts to wait early may see others still working, so the calmest observation
+fn sentences(loads: &[RankLoad]) -> Vec<String> {
+    // A rank that starts to wait early may see others still working, so the calmest report
     // counts.
-    let mut nodes: BTreeMap<&str, &Seen> = BTreeMap::new();
-    for seen in all {
-        let calmest = nodes.entry(&seen.node).or_insert(seen);
-        if seen.busy < calmest.busy {
-            *calmest = seen;
+    let mut nodes: BTreeMap<&str, &RankLoad> = BTreeMap::new();
+    for load in loads {
+        let calmest = nodes.entry(&load.node).or_insert(load);
+        if load.busy < calmest.busy {
+            *calmest = load;
         }
     }
-    let loud = |seen: &&&Seen| Busy { busy: seen.busy, processors: seen.processors }.exceeds_idle();
+    let loud =
+        |load: &&&RankLoad| Busy { busy: load.busy, processors: load.processors }.exceeds_idle();
     let mut notes: Vec<String> = nodes
         .values()
         .filter(loud)
-        .map(|Seen { node, busy, processors, .. }| {
+        .map(|RankLoad { node, busy, processors, .. }| {
             format!(
                 "{node} is not idle: other programs keep {busy:.1} of its {processors:.0} processors \
                  busy; figures are below what it can do"
             )
         })
         .collect();
-    for (rank, seen) in all.iter().enumerate().filter(|(_, seen)| seen.taken > CONTEXT) {
+    for (rank, load) in loads.iter().enumerate().filter(|(_, load)| load.taken > CONTEXT) {
         notes.push(format!(
             "the GPU of rank {rank} ({}) is not idle: {} of its memory were taken at the start",
-            seen.node,
-            Bytes(seen.taken)
+            load.node,
+            Bytes(load.taken)
         ));
     }
     notes
@@ -72,7 +73,7 @@ mod tests {
 
     #[test]
     fn who_is_not_idle_is_told_once() {
-        let seen = |node: &str, busy: f64, taken: u64| Seen {
+        let seen = |node: &str, busy: f64, taken: u64| RankLoad {
             node: node.into(),
             busy,
             processors: 2.0,

@@ -1,13 +1,14 @@
 //! Collectives of each group of the real grid, with all groups of a kind running at once. algbw and
 //! busbw as defined by nccl-tests (doc/PERFORMANCE.md), GB = 10⁹ bytes.
 
+use super::bench_rank::BenchRank;
 use super::scratch::{Scratch, Timing, timed_together};
-use super::site::Site;
+use anyhow::Result;
 use base::{Bytes, DType};
 use comm::{Group, Message};
 use device::{Tensor, op};
 use estimate::measured::{GroupSpeed, LATENCY_BYTES};
-use launch::Carrier;
+use launch::GroupFactory;
 use plan::grid::{Axis, GRADIENTS, SHARES, STAGES};
 
 /// Sizes of the array: one for the latency, a first try, and 1 MiB … 1 GiB.
@@ -84,40 +85,41 @@ pub struct Groups {
 
 /// Measures every op of every kind of group, from the smallest size up while time permits. The rows
 /// are equal on every rank.
-pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Groups> {
-    let (kinds, mut notes) = kinds(site, carrier);
+pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> Result<Groups> {
+    let (kinds, mut notes) = kinds(bench, factory);
     if kinds.is_empty() {
         return Ok(Groups { rows: Vec::new(), notes });
     }
     let cells = || kinds.iter().flat_map(|kind| kind.ops.iter().map(move |op| (kind, *op)));
-    let sizes: &[u64] = if site.options.quick { &QUICK } else { &SIZES };
+    let sizes: &[u64] = if bench.options.quick { &QUICK } else { &SIZES };
     let fits = sizes.iter().filter(|bytes| **bytes <= scratch.half() as u64);
     let sizes: Vec<u64> = fits.copied().collect();
     // Size and mean seconds of the last measurement of each op.
     let mut last: Vec<Option<(u64, f64)>> = vec![None; cells().count()];
     let mut rows = Vec::new();
     for (at, bytes) in sizes.iter().copied().enumerate() {
-        site.phase(&format!("measuring groups, {} at a time", Bytes(bytes)));
-        let budget = site.rank.on_first(|| Ok(budget(site, sizes.len() - at)))? / last.len() as f64;
+        bench.phase(&format!("measuring groups, {} at a time", Bytes(bytes)));
+        let budget =
+            bench.rank.on_first(|| Ok(budget(bench, sizes.len() - at)))? / last.len() as f64;
         let mut mine = Vec::new();
         for ((kind, op), known) in cells().zip(&last) {
             let repeats = match known {
                 // The time of the smallest size does not predict the next.
-                Some((LATENCY_BYTES, _)) => site.rank.on_first(|| Ok(tries(site)))?,
+                Some((LATENCY_BYTES, _)) => bench.rank.on_first(|| Ok(tries(bench)))?,
                 _ => repeats(*known, bytes, budget),
             };
             mine.push(match repeats {
                 0 => None,
-                repeats => Some(timed(site, scratch, kind, op, bytes, repeats)?),
+                repeats => Some(timed(bench, scratch, kind, op, bytes, repeats)?),
             });
         }
-        let all = site.rank.all_gather(&mine)?;
+        let all = bench.rank.all_gather(&mine)?;
         for (cell, (kind, op)) in cells().enumerate() {
             let timings: Option<Vec<Timing>> = all.iter().map(|ranks| ranks[cell]).collect();
             if let Some(timings) = timings {
                 let mean = timings.iter().map(|timing| timing.mean).fold(0.0, f64::max);
                 last[cell] = Some((bytes, mean));
-                rows.push(row(site, kind, op, bytes, &timings));
+                rows.push(row(bench, kind, op, bytes, &timings));
             }
         }
     }
@@ -133,8 +135,8 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
 }
 
 /// Groups of the grid, and the world if it is another group.
-fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
-    let (grid, at, world) = (site.rank.grid, site.rank.at, site.rank.grid.size());
+fn kinds(bench: &BenchRank, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) {
+    let (grid, at, world) = (bench.rank.grid, bench.rank.coord, bench.rank.grid.size());
     let all_ranks = || (0..world).collect::<Vec<usize>>();
     let every = |axes: &[Axis]| {
         let groups = (0..world).map(|rank| (rank, grid.group(grid.coord(rank), axes)));
@@ -143,7 +145,7 @@ fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
     let mut kinds = Vec::new();
     let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
         if mine.len() > 1 {
-            let group = carrier.group(&format!("bench {name}"), &mine);
+            let group = factory.group(&format!("bench {name}"), &mine);
             kinds.push(Kind { name, groups, ops, group, ring });
         }
     };
@@ -163,14 +165,14 @@ fn kinds(site: &Site, carrier: &Carrier) -> (Vec<Kind>, Vec<String>) {
 
 /// Seconds for one size when `sizes` sizes remain. Small sizes leave part of their share to large
 /// ones.
-fn budget(site: &Site, sizes: usize) -> f64 {
-    let left = (site.allow(END.0, END.1) - site.seconds()).max(0.0);
+fn budget(bench: &BenchRank, sizes: usize) -> f64 {
+    let left = (bench.allow(END.0, END.1) - bench.seconds()).max(0.0);
     left * (2.0 / sizes as f64).min(0.8)
 }
 
 /// Repetitions of an op on the second size: a few while any time remains.
-fn tries(site: &Site) -> usize {
-    if budget(site, 1) > 0.0 { 2 } else { 0 }
+fn tries(bench: &BenchRank) -> usize {
+    if budget(bench, 1) > 0.0 { 2 } else { 0 }
 }
 
 /// Repetitions of an op in `budget` seconds, estimated from a smaller size, if there is one. 0 if
@@ -188,14 +190,14 @@ fn repeats(known: Option<(u64, f64)>, bytes: u64, budget: f64) -> usize {
 
 /// Times an op on this rank.
 fn timed(
-    site: &Site,
+    bench: &BenchRank,
     scratch: &Scratch,
     kind: &Kind,
     op: Op,
     bytes: u64,
     repeats: usize,
-) -> anyhow::Result<Timing> {
-    let (be, group) = (site.backend(), &*kind.group);
+) -> Result<Timing> {
+    let (be, group) = (bench.backend(), &*kind.group);
     scratch.with(|arena| {
         // All ranks' parts are equal.
         let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
@@ -224,12 +226,12 @@ fn messages(group: &dyn Group, ring: bool, x: Tensor, y: Tensor) -> Vec<Message>
 }
 
 /// Row of the slowest group, from all ranks' timings.
-fn row(site: &Site, kind: &Kind, op: Op, bytes: u64, all: &[Timing]) -> GroupSpeed {
+fn row(bench: &BenchRank, kind: &Kind, op: Op, bytes: u64, all: &[Timing]) -> GroupSpeed {
     let seconds = |group: &Vec<usize>| group.iter().map(|rank| all[*rank].best).fold(0.0, f64::max);
     let slower = |a: &&Vec<usize>, b: &&Vec<usize>| seconds(a).total_cmp(&seconds(b));
     let slowest = kind.groups.iter().max_by(slower).expect("there is a group");
     let one_node =
-        |group: &Vec<usize>| group.iter().all(|rank| site.nodes[*rank] == site.nodes[group[0]]);
+        |group: &Vec<usize>| group.iter().all(|rank| bench.nodes[*rank] == bench.nodes[group[0]]);
     let size = slowest.len();
     let (algbw_gb_s, busbw_gb_s) = bandwidths(op, size, bytes, seconds(slowest));
     GroupSpeed {

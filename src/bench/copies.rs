@@ -1,13 +1,13 @@
 //! Copies within a device, within the host, and between the two.
 
+use super::bench_rank::BenchRank;
 use super::scratch::{Scratch, Timing, fill, timed};
-use super::site::Site;
 use base::{DType, threads};
 use device::op;
 use std::time::Instant;
 
 /// Rates in GB/s. A copy reads and writes each byte, and both count. A transfer counts once.
-pub struct Copies {
+pub struct CopySpeed {
     pub device: f64,
     pub host: f64,
     pub upload: Option<f64>,
@@ -21,32 +21,32 @@ const HOST: usize = 256 << 20;
 /// Bytes of the first try, which determines how much fits into the time.
 const TRIED: usize = 1 << 20;
 
-pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<Copies> {
-    let seconds = site.allow(0.6, 0.15);
-    let gpu = site.device.gpu().is_some();
-    let host_bytes = HOST / 2 / site.per_node();
+pub fn measure(bench: &BenchRank, scratch: &Scratch) -> anyhow::Result<CopySpeed> {
+    let seconds = bench.allow(0.6, 0.15);
+    let gpu = bench.device.gpu().is_some();
+    let host_bytes = HOST / 2 / bench.per_node();
     let most = if gpu { DEVICE } else { host_bytes }.min(scratch.half());
     let tried = TRIED.min(most);
-    let took = within_device(site, scratch, tried, 0.0)?.mean;
+    let took = within_device(bench, scratch, tried, 0.0)?.mean;
     let affordable = |bytes: &usize| took * *bytes as f64 / tried as f64 <= seconds / 4.0;
     let sizes = std::iter::successors(Some(most), |bytes| Some(bytes / 2));
     let bytes = sizes.take_while(|bytes| *bytes > tried).find(affordable).unwrap_or(tried);
-    let took = within_device(site, scratch, bytes, seconds)?.best;
+    let took = within_device(bench, scratch, bytes, seconds)?.best;
     let device = 2.0 * bytes as f64 / took / 1e9;
-    let host = within_host(host_bytes, seconds, share(site))?;
-    let transfers = gpu.then(|| transfers(site, scratch, host_bytes.min(bytes), seconds));
+    let host = within_host(host_bytes, seconds, share(bench))?;
+    let transfers = gpu.then(|| transfers(bench, scratch, host_bytes.min(bytes), seconds));
     let (upload, download) = transfers.transpose()?.unzip();
-    Ok(Copies { device, host, upload, download })
+    Ok(CopySpeed { device, host, upload, download })
 }
 
 /// Copies one device tensor to another.
 fn within_device(
-    site: &Site,
+    bench: &BenchRank,
     scratch: &Scratch,
     bytes: usize,
     seconds: f64,
 ) -> anyhow::Result<Timing> {
-    let be = site.backend();
+    let be = bench.backend();
     scratch.with(|arena| {
         let [x, y] = [0; 2].map(|_| arena.matrix(1, bytes / 4, DType::F32));
         [x, y].into_iter().for_each(|x| fill(be, x));
@@ -55,9 +55,9 @@ fn within_device(
 }
 
 /// This rank's share of its node's processors.
-fn share(site: &Site) -> usize {
+fn share(bench: &BenchRank) -> usize {
     let all = std::thread::available_parallelism().map_or(1, |count| count.get());
-    (all / site.per_node()).max(1)
+    (all / bench.per_node()).max(1)
 }
 
 /// Copies one allocation to another with `count` threads.
@@ -83,12 +83,12 @@ fn within_host(bytes: usize, seconds: f64, count: usize) -> anyhow::Result<f64> 
 
 /// Copies to the device and back, with the calls that training uses.
 fn transfers(
-    site: &Site,
+    bench: &BenchRank,
     scratch: &Scratch,
     bytes: usize,
     seconds: f64,
 ) -> anyhow::Result<(f64, f64)> {
-    let be = site.backend();
+    let be = bench.backend();
     let host = std::cell::RefCell::new(vec![1u8; bytes]);
     scratch.with(|arena| {
         let x = arena.matrix(1, bytes / 4, DType::F32);

@@ -35,9 +35,10 @@ pub fn measure(folder: &Path, quick: bool) -> anyhow::Result<FileSpeed> {
     let piece = &mut buffer[start..start + PIECE];
     let (pieces, write, direct) = write(path, piece, seconds)?;
     let (read, direct_read) = read(path, piece, pieces, seconds)?;
-    let access = match direct && direct_read {
-        true => "O_DIRECT, synced",
-        false => "synced, then dropped from the page cache",
+    let access = if direct && direct_read {
+        "O_DIRECT, synced"
+    } else {
+        "synced, then dropped from the page cache"
     };
     Ok(FileSpeed { write, read, access })
 }

@@ -7,6 +7,7 @@
 //! share of the time: 60 s, or 10 s for a quick check. If ranks must choose alike (rows, sizes,
 //! repetitions), they choose from the same gathered figures, or rank 0 chooses.
 
+mod bench_rank;
 mod busy;
 mod collectives;
 mod copies;
@@ -16,21 +17,21 @@ mod outliers;
 pub mod print;
 mod products;
 mod scratch;
-mod site;
 mod tournament;
 
+use anyhow::Result;
 use base::Problems;
+use bench_rank::BenchRank;
 use comm::LauncherEnv;
 use estimate::measured::{FORMAT, Measured, RankSpeeds, Slow};
 use launch::LocalRanks;
 use launch::messages::Messages;
 use manifest::Loaded;
 use scratch::Scratch;
-use site::Site;
 use std::path::Path;
 
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct BenchOptions {
     /// Whether to finish within 10 s.
     pub quick: bool,
     /// Overrides the default tolerance below the median (see `outliers`).
@@ -47,15 +48,15 @@ pub struct Outcome {
 
 /// Measures the machine with the shapes, grid and precision of a manifest, with one rank or all
 /// ranks that a launcher started.
-pub fn run(loaded: &Loaded, options: &Options, messages: &Messages) -> anyhow::Result<Outcome> {
+pub fn run(loaded: &Loaded, options: &BenchOptions, messages: &Messages) -> Result<Outcome> {
     loaded.manifest.runnable()?;
     let folder = &loaded.manifest.log.folder;
     let existed = folder.exists();
     let mut ranks = LocalRanks::rendezvous(loaded, &format!("bench {options:?}"))?;
     let node = ranks.node.clone();
     let outcome = ranks.run(&loaded.manifest, messages, |rank, device| {
-        let site = Site::new(rank, device, &loaded.manifest, options, &node)?;
-        measure(&site)
+        let bench = BenchRank::new(rank, device, &loaded.manifest, options, &node)?;
+        measure(&bench)
     });
     if !existed {
         let _ = std::fs::remove_dir(folder); // unless another process wrote to it meanwhile
@@ -83,27 +84,27 @@ pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
     manifest::parse(DEFAULT, "the default of bench", Path::new("."), &sets)
 }
 
-fn measure(site: &Site) -> anyhow::Result<Outcome> {
-    let busy = busy::notes(site)?;
-    let scratch = Scratch::new(site, products::bytes(site.m))?;
-    let mut ranks = alone(site, &scratch)?;
-    let slow_ranks = confirm_products(site, &scratch, &mut ranks)?;
-    let carrier = site.device.carrier(site.rank.world(), site.m)?;
-    let groups = collectives::measure(site, &scratch, &carrier)?;
-    let pairs = tournament::measure(site, &scratch, &carrier)?;
-    site.done();
-    let direct = carrier.direct();
-    let measured = site.rank.is_first().then(|| {
+fn measure(bench: &BenchRank) -> Result<Outcome> {
+    let busy = busy::notes(bench)?;
+    let scratch = Scratch::new(bench, products::bytes(bench.m))?;
+    let mut ranks = alone(bench, &scratch)?;
+    let slow_ranks = confirm_products(bench, &scratch, &mut ranks)?;
+    let factory = bench.device.group_factory(bench.rank.world(), bench.m)?;
+    let groups = collectives::measure(bench, &scratch, &factory)?;
+    let pairs = tournament::measure(bench, &scratch, &factory)?;
+    bench.done();
+    let direct = factory.is_direct();
+    let measured = bench.rank.is_first().then(|| {
         let mut slow: Vec<Slow> =
             slow_ranks.iter().map(|rank| print::slow_rank(&ranks, *rank)).collect();
-        slow.extend(pairs.slow(site.hardware(direct)));
+        slow.extend(pairs.slow(bench.hardware(direct)));
         Measured {
             format: FORMAT.into(),
-            manifest: site.m.name.clone(),
-            precision: site.m.precision,
-            hardware: site.m.plan.hardware.clone(),
-            quick: site.options.quick,
-            seconds: site.seconds(),
+            manifest: bench.m.name.clone(),
+            precision: bench.m.precision,
+            hardware: bench.m.plan.hardware.clone(),
+            quick: bench.options.quick,
+            seconds: bench.seconds(),
             groups: groups.rows,
             units: pairs.units_are.into(),
             pairs: pairs.rows(),
@@ -113,25 +114,25 @@ fn measure(site: &Site) -> anyhow::Result<Outcome> {
         }
     });
     let healthy = || Ok(measured.as_ref().is_some_and(|measured| measured.slow.is_empty()));
-    let healthy = site.rank.on_first(healthy)?;
+    let healthy = bench.rank.on_first(healthy)?;
     Ok(Outcome { measured, healthy })
 }
 
 /// Speeds of each rank alone, by rank; equal on every rank.
-fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
-    site.phase("measuring matrix products");
-    let (products, cube) = products::measure(site, scratch)?;
-    site.phase("measuring copies");
-    let copies = copies::measure(site, scratch)?;
-    site.phase("measuring the ops of a step");
-    let ops = ops::measure(site, &products)?;
-    site.phase("measuring files");
-    let file = site.rank.agree(files::measure(&site.m.log.folder, site.options.quick))?;
-    site.rank.all_gather(&RankSpeeds {
-        rank: site.rank.number(),
-        node: site.nodes[site.rank.number()].clone(),
-        place: site.rank.at.name(),
-        device: site.device_name(),
+fn alone(bench: &BenchRank, scratch: &Scratch) -> Result<Vec<RankSpeeds>> {
+    bench.phase("measuring matrix products");
+    let (products, cube) = products::measure(bench, scratch)?;
+    bench.phase("measuring copies");
+    let copies = copies::measure(bench, scratch)?;
+    bench.phase("measuring the ops of a step");
+    let ops = ops::measure(bench, &products)?;
+    bench.phase("measuring files");
+    let file = bench.rank.agree(files::measure(&bench.m.log.folder, bench.options.quick))?;
+    bench.rank.all_gather(&RankSpeeds {
+        rank: bench.rank.number(),
+        node: bench.nodes[bench.rank.number()].clone(),
+        place: bench.rank.coord.name(),
+        device: bench.device_name(),
         products,
         cube,
         device_copy_gb_s: copies.device,
@@ -147,12 +148,12 @@ fn alone(site: &Site, scratch: &Scratch) -> anyhow::Result<Vec<RankSpeeds>> {
 
 /// Ranks with slow products. Ranks that seemed slow measure again and keep the better result.
 fn confirm_products(
-    site: &Site,
+    bench: &BenchRank,
     scratch: &Scratch,
     ranks: &mut Vec<RankSpeeds>,
-) -> anyhow::Result<Vec<usize>> {
-    let usual = if site.shares_processors() { outliers::SHARED } else { outliers::PRODUCTS };
-    let tolerance = site.options.tolerance.unwrap_or(usual);
+) -> Result<Vec<usize>> {
+    let usual = if bench.shares_processors() { outliers::SHARED } else { outliers::PRODUCTS };
+    let tolerance = bench.options.tolerance.unwrap_or(usual);
     let slow = |ranks: &[RankSpeeds]| {
         let rates: Vec<f64> = ranks.iter().map(RankSpeeds::block_tflops).collect();
         outliers::slow(&rates, tolerance)
@@ -161,11 +162,11 @@ fn confirm_products(
     if suspects.is_empty() {
         return Ok(suspects);
     }
-    site.phase("measuring slow ranks again");
-    let mut mine = ranks[site.rank.number()].clone();
+    bench.phase("measuring slow ranks again");
+    let mut mine = ranks[bench.rank.number()].clone();
     if suspects.contains(&mine.rank) {
-        products::again(site, scratch, &mut mine.products)?;
+        products::again(bench, scratch, &mut mine.products)?;
     }
-    *ranks = site.rank.all_gather(&mine)?;
+    *ranks = bench.rank.all_gather(&mine)?;
     Ok(slow(ranks))
 }

@@ -2,7 +2,7 @@
 //! or two layers on one rank. The plan takes an op's seconds from here instead of from its FLOPs and
 //! bytes.
 
-use super::site::Site;
+use super::bench_rank::BenchRank;
 use anyhow::Result;
 use base::Bytes;
 use device::cpu::Cpu;
@@ -29,12 +29,12 @@ const STEPS: RangeInclusive<usize> = 3..=6;
 
 /// Times the ops of a step on this rank's processor. Empty on a GPU, and if even one sample of one
 /// layer takes too long or does not fit into the memory.
-pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
-    if site.device.gpu().is_some() {
+pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
+    if bench.device.gpu().is_some() {
         return Ok(Vec::new());
     }
-    let limit = site.allow(SECONDS, QUICK);
-    let room = site.backend().shared_memory().map(|free| free.0 / 2 / site.per_node() as u64);
+    let limit = bench.allow(SECONDS, QUICK);
+    let room = bench.backend().shared_memory().map(|free| free.0 / 2 / bench.per_node() as u64);
     let rate = RankSpeeds::tflops(products) * 1e12;
     let steps = |m: Manifest| {
         let (memory, work) = dry_run::counted(&m, 0);
@@ -43,18 +43,18 @@ pub fn measure(site: &Site, products: &[Product]) -> Result<Vec<Op>> {
         let fits = STEPS.contains(&steps) && memory.total() <= Bytes(room.unwrap_or(u64::MAX));
         fits.then_some((m, steps))
     };
-    let found = smaller(site.m).into_iter().find_map(steps);
+    let found = smaller(bench.m).into_iter().find_map(steps);
     // Ranks of a node share its processors: all of them compute, or none.
-    let all = site.rank.all_gather(&found.is_some())?;
+    let all = bench.rank.all_gather(&found.is_some())?;
     match found.filter(|_| all.iter().all(|found| *found)) {
-        Some((m, steps)) => site.rank.agree(ops(&m, steps)),
+        Some((m, steps)) => bench.rank.agree(ops(&m, steps)),
         None => Ok(Vec::new()),
     }
 }
 
 /// The manifest's model with few layers on one rank, then with fewer samples.
 fn smaller(m: &Manifest) -> Vec<Manifest> {
-    let of = |layers: usize, micro: usize| {
+    let sized = |layers: usize, micro: usize| {
         let model = Model { layers, ..m.model.clone() };
         let batch = Batch { micro, global: micro, ramp_up: None };
         let topology = Topology { offload: Offload::NONE, ..m.topology.single_rank() };
@@ -64,8 +64,8 @@ fn smaller(m: &Manifest) -> Vec<Manifest> {
     let layers = m.model.layers.min(LAYERS);
     let halves = std::iter::successors(Some(m.batch.micro), |micro| Some(micro / 2));
     let mut all: Vec<Manifest> =
-        halves.take_while(|micro| *micro > 0).map(|micro| of(layers, micro)).collect();
-    all.push(of(1, 1));
+        halves.take_while(|micro| *micro > 0).map(|micro| sized(layers, micro)).collect();
+    all.push(sized(1, 1));
     all
 }
 
@@ -111,7 +111,7 @@ fn by_name(OpTimes { passes: mut all, once, .. }: OpTimes) -> BTreeMap<&'static 
 /// Fills a micro-batch with different tokens, each of which counts in the loss.
 fn fill(be: &dyn Backend, inputs: &Inputs, tokens: usize, vocab: usize) {
     let id = |i: usize| ((i.wrapping_mul(0x9e37_79b9) >> 8) % vocab) as i32;
-    let bytes = |of: &dyn Fn(usize) -> [u8; 4]| (0..tokens).flat_map(of).collect::<Vec<u8>>();
+    let bytes = |value: &dyn Fn(usize) -> [u8; 4]| (0..tokens).flat_map(value).collect::<Vec<u8>>();
     be.upload(&bytes(&|i| id(i).to_le_bytes()), inputs.tokens);
     be.upload(&bytes(&|i| id(i + 1).to_le_bytes()), inputs.targets);
     be.upload(&bytes(&|_| (1.0 / tokens as f32).to_le_bytes()), inputs.weights);

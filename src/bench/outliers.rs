@@ -53,14 +53,14 @@ fn bound(values: &[f64], tolerance: f64) -> f64 {
 /// Indices of slow values.
 pub fn slow(values: &[f64], tolerance: f64) -> Vec<usize> {
     let bound = bound(values, tolerance);
-    (0..values.len()).filter(|at| values[*at] < bound).collect()
+    (0..values.len()).filter(|index| values[*index] < bound).collect()
 }
 
 /// Slow units and links among `units`. A unit without a pair is not assessed.
-pub fn judge(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
+pub fn find_slow(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
     let best = |unit: usize| {
-        let of = pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
-        of.map(|pair| pair.rate).fold(0.0, f64::max)
+        let own = pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
+        own.map(|pair| pair.rate).fold(0.0, f64::max)
     };
     let paired = |unit: &usize| pairs.iter().any(|pair| pair.a == *unit || pair.b == *unit);
     let met: Vec<usize> = (0..units).filter(paired).collect();
@@ -70,13 +70,15 @@ pub fn judge(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
         let undecided = units == 2;
         return Findings { usual_best, usual_pair: usual_best, undecided, ..Findings::default() };
     }
-    let slow_units: Vec<usize> = slow(&bests, tolerance).into_iter().map(|at| met[at]).collect();
+    let slow_units: Vec<usize> =
+        slow(&bests, tolerance).into_iter().map(|index| met[index]).collect();
     let sound = |pair: &&Pair| !slow_units.contains(&pair.a) && !slow_units.contains(&pair.b);
     let sound: Vec<Pair> = pairs.iter().filter(sound).copied().collect();
     let rates: Vec<f64> = sound.iter().map(|pair| pair.rate).collect();
-    let links = match rates.len() < FEWEST {
-        true => Vec::new(),
-        false => slow(&rates, tolerance).into_iter().map(|at| sound[at]).collect(),
+    let links = if rates.len() < FEWEST {
+        Vec::new()
+    } else {
+        slow(&rates, tolerance).into_iter().map(|link| sound[link]).collect()
     };
     Findings {
         units: slow_units.iter().map(|unit| (*unit, best(*unit))).collect(),
@@ -114,10 +116,13 @@ mod tests {
     #[test]
     fn nobody_is_named_among_equals_or_in_noise() {
         for units in 3..=16 {
-            assert_eq!(named(&judge(units, &pairs(units, |_, _| 50.0), LINKS)), (vec![], vec![]));
+            assert_eq!(
+                named(&find_slow(units, &pairs(units, |_, _| 50.0), LINKS)),
+                (vec![], vec![])
+            );
             for seed in 0..200 {
                 let noise = noise(seed, 0.02);
-                let found = judge(units, &pairs(units, |a, b| 50.0 * noise(a, b)), LINKS);
+                let found = find_slow(units, &pairs(units, |a, b| 50.0 * noise(a, b)), LINKS);
                 assert_eq!(named(&found), (vec![], vec![]), "{units} units, seed {seed}");
             }
         }
@@ -133,7 +138,7 @@ mod tests {
                     let usual = 50.0 * noise(a, b);
                     if a == slow || b == slow { share * usual } else { usual }
                 };
-                let found = judge(units, &pairs(units, rate), LINKS);
+                let found = find_slow(units, &pairs(units, rate), LINKS);
                 assert_eq!(named(&found), (vec![slow], vec![]), "{units} units, {share}");
                 assert!((found.units[0].1 / found.usual_best - share).abs() < 0.03, "{found:?}");
             }
@@ -146,7 +151,7 @@ mod tests {
             let noise = noise(7, 0.01);
             let slow = (1, units - 1);
             let rate = |a, b| noise(a, b) * if (a, b) == slow { 10.0 } else { 50.0 };
-            let found = judge(units, &pairs(units, rate), LINKS);
+            let found = find_slow(units, &pairs(units, rate), LINKS);
             assert_eq!(named(&found), (vec![], vec![slow]));
             assert_eq!(found.links[0].rate, rate(slow.0, slow.1));
         }
@@ -161,10 +166,10 @@ mod tests {
             (0, 7) => 25.0,
             _ => 50.0,
         };
-        let found = judge(8, &pairs(8, rate), LINKS);
+        let found = find_slow(8, &pairs(8, rate), LINKS);
         assert_eq!(named(&found), (vec![2, 5], vec![(0, 7)]));
         let two_of_four = |a: usize, b: usize| if a < 2 || b < 2 { 5.0 } else { 50.0 };
-        assert_eq!(named(&judge(4, &pairs(4, two_of_four), LINKS)), (vec![0, 1], vec![]));
+        assert_eq!(named(&find_slow(4, &pairs(4, two_of_four), LINKS)), (vec![0, 1], vec![]));
     }
 
     /// A few rounds of a tournament: node 3 is slow in all of its pairs.
@@ -172,17 +177,17 @@ mod tests {
     fn a_part_of_the_pairs_is_enough() {
         let rate = |a, b| if a == 3 || b == 3 { 20.0 } else { 50.0 };
         let some = pairs(64, rate).into_iter().filter(|pair| (pair.a ^ pair.b) % 16 == 1);
-        assert_eq!(named(&judge(64, &some.collect::<Vec<_>>(), LINKS)), (vec![3], vec![]));
+        assert_eq!(named(&find_slow(64, &some.collect::<Vec<_>>(), LINKS)), (vec![3], vec![]));
         let first_round = [(0, 4), (1, 3)].map(|(a, b)| Pair { a, b, rate: 50.0 });
-        assert_eq!(named(&judge(5, &first_round, LINKS)), (vec![], vec![]), "2 rested");
+        assert_eq!(named(&find_slow(5, &first_round, LINKS)), (vec![], vec![]), "2 rested");
     }
 
     #[test]
     fn two_nodes_cannot_tell_which_is_slow() {
-        let found = judge(2, &[Pair { a: 0, b: 1, rate: 1.0 }], LINKS);
+        let found = find_slow(2, &[Pair { a: 0, b: 1, rate: 1.0 }], LINKS);
         assert!(found.undecided && found.units.is_empty() && found.links.is_empty());
         assert_eq!(found.usual_pair, 1.0);
-        assert!(!judge(1, &[], LINKS).undecided);
+        assert!(!find_slow(1, &[], LINKS).undecided);
     }
 
     /// Holds for any scatter of the others, and if all but a few figures are equal.

@@ -54,8 +54,8 @@ fn compute(ranks: &[RankSpeeds]) -> String {
         "\n{:<44}{:>9} {:>9} {:>9}  at once on every rank\n",
         "Of a rank", "slowest", "median", "fastest"
     );
-    let mut line = |name: &str, unit: &str, of: &dyn Fn(&RankSpeeds) -> Option<f64>| {
-        let figures: Vec<f64> = ranks.iter().filter_map(of).collect();
+    let mut line = |name: &str, unit: &str, figure: &dyn Fn(&RankSpeeds) -> Option<f64>| {
+        let figures: Vec<f64> = ranks.iter().filter_map(figure).collect();
         if !figures.is_empty() {
             let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
             let most = figures.iter().copied().fold(0.0, f64::max);
@@ -104,14 +104,14 @@ fn groups(rows: &[GroupSpeed]) -> String {
         "\n{:<34}{:>9} {:>10} {:>9} {:>9}  slowest\n{:>64} {:>9}  ranks\n",
         "Groups, all of a kind at once", "size", "time", "algbw", "busbw", "GB/s", "GB/s"
     );
-    let mut before = ("", "");
+    let mut previous = ("", "");
     for row in rows {
-        if before.0 != row.group {
+        if previous.0 != row.group {
             let place = if row.in_node { "in a node" } else { "across nodes" };
-            let of = counted(row.size, "rank");
-            let _ = writeln!(out, "{}: {} of {of}, {place}", row.group, row.groups);
+            let size = counted(row.size, "rank");
+            let _ = writeln!(out, "{}: {} of {size}, {place}", row.group, row.groups);
         }
-        let op = if before == (&*row.group, &*row.op) { "" } else { &row.op };
+        let op = if previous == (&*row.group, &*row.op) { "" } else { &row.op };
         let many = row.groups > 1 && row.bytes > LATENCY_BYTES;
         let line = format!(
             "  {op:<32}{:>9} {:>10} {:>9} {:>9}  {}",
@@ -122,7 +122,7 @@ fn groups(rows: &[GroupSpeed]) -> String {
             if many { some(&row.slowest) } else { String::new() }
         );
         let _ = writeln!(out, "{}", line.trim_end());
-        before = (&row.group, &row.op);
+        previous = (&row.group, &row.op);
     }
     out
 }
@@ -173,13 +173,13 @@ fn pairs(m: &Measured) -> String {
         return out;
     }
     for unit in units {
-        let of = || m.pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
-        let told = |pair: Option<&PairSpeed>| {
+        let own = || m.pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
+        let text = |pair: Option<&PairSpeed>| {
             let pair = pair.expect("it was in this pair");
             let with = if pair.a == unit { &pair.b } else { &pair.a };
             format!("{:>8} with {with}", number(gbits(pair.gb_s)))
         };
-        let (best, worst) = (told(of().max_by(by_rate)), told(of().min_by(by_rate)));
+        let (best, worst) = (text(own().max_by(by_rate)), text(own().min_by(by_rate)));
         let _ = writeln!(out, "  {unit:<16} best {best:<24} worst {worst}");
     }
     out
@@ -204,9 +204,9 @@ pub fn slow_rank(ranks: &[RankSpeeds], rank: usize) -> Slow {
 /// measured machine has that hardware; a network that is slow as a whole is then also reported.
 pub fn slow_pairs(names: &[String], kind: &str, found: &Findings, sheet: Option<f64>) -> Vec<Slow> {
     let what = if kind == "nodes" { "node" } else { "rank" };
-    let told = |what: &str, who: Vec<String>, rate: f64, usual: f64| {
-        let of = sheet.unwrap_or(usual);
-        let share = rate / of;
+    let slow = |what: &str, who: Vec<String>, rate: f64, usual: f64| {
+        let expected = sheet.unwrap_or(usual);
+        let share = rate / expected;
         let than = match sheet {
             Some(_) => format!("{:.0} % is usual", 100.0 * USUAL_SHARE),
             None => "the second figure is the median".to_string(),
@@ -215,24 +215,24 @@ pub fn slow_pairs(names: &[String], kind: &str, found: &Findings, sheet: Option<
             "{}: {} of {} Gb/s, {:.0} %; {than}",
             who.join("–"),
             number(gbits(rate)),
-            number(gbits(of)),
+            number(gbits(expected)),
             100.0 * share
         );
         Slow { what: what.into(), who, share, text }
     };
     let unit = |(unit, best): &(usize, f64)| {
-        told(what, vec![names[*unit].clone()], *best, found.usual_best)
+        slow(what, vec![names[*unit].clone()], *best, found.usual_best)
     };
-    let mut slow: Vec<Slow> = found.units.iter().map(unit).collect();
+    let mut all: Vec<Slow> = found.units.iter().map(unit).collect();
     for link in &found.links {
         let ends = vec![names[link.a].clone(), names[link.b].clone()];
-        slow.push(told("link", ends, link.rate, found.usual_pair));
+        all.push(slow("link", ends, link.rate, found.usual_pair));
     }
     if sheet.is_some_and(|sheet| found.usual_best < 0.5 * USUAL_SHARE * sheet) {
-        let all = vec![format!("the median of {} {kind}", names.len())];
-        slow.push(told("network", all, found.usual_best, found.usual_best));
+        let who = vec![format!("the median of {} {kind}", names.len())];
+        all.push(slow("network", who, found.usual_best, found.usual_best));
     }
-    slow
+    all
 }
 
 #[cfg(test)]

@@ -1,7 +1,8 @@
 //! Matrix products of a transformer block in the manifest's shapes, and a large cube.
 
+use super::bench_rank::BenchRank;
 use super::scratch::{ProductBytes, Scratch, Timing, fill, timed};
-use super::site::Site;
+use anyhow::Result;
 use base::DType;
 use device::{Gemm, op};
 use engine::model_dtype;
@@ -66,33 +67,34 @@ pub fn bytes(m: &Manifest) -> ProductBytes {
 }
 
 /// Measures the four products, and the cube. A collective: all ranks measure the same shapes.
-pub fn measure(site: &Site, scratch: &Scratch) -> anyhow::Result<(Vec<Product>, Product)> {
-    let shapes = block_shapes(site.m);
-    let seconds = site.allow(2.0, 0.3);
+pub fn measure(bench: &BenchRank, scratch: &Scratch) -> Result<(Vec<Product>, Product)> {
+    let shapes = block_shapes(bench.m);
+    let seconds = bench.allow(2.0, 0.3);
     // The clocks of a GPU settle after about a second of work.
-    let warm_up = if site.device.gpu().is_some() { site.allow(1.0, 0.3) } else { 0.0 };
+    let warm_up = if bench.device.gpu().is_some() { bench.allow(1.0, 0.3) } else { 0.0 };
     let tried = shapes[0].1.rows(shapes[0].1.m.min(TRIED_ROWS));
-    multiply(site, scratch, tried, warm_up)?;
-    let rows = rows(site, scratch, &shapes.map(|(_, shape)| shape), seconds / 4.0)?;
+    multiply(bench, scratch, tried, warm_up)?;
+    let rows = rows(bench, scratch, &shapes.map(|(_, shape)| shape), seconds / 4.0)?;
     let (mut products, mut flops, mut spent) = (Vec::new(), 0.0, 0.0);
     for (name, shape) in shapes {
         let shape = shape.rows(rows);
-        let took = multiply(site, scratch, shape, seconds)?;
+        let took = multiply(bench, scratch, shape, seconds)?;
         (flops, spent) = (flops + shape.flops(), spent + took.mean);
         products.push(product(name, shape, took.best));
     }
-    let slowest = site.rank.all_gather(&(flops / spent))?.into_iter().fold(f64::INFINITY, f64::min);
-    let seconds = site.allow(4.0, 0.6);
-    let edge = cube_edge(slowest, seconds / 4.0, scratch.bytes, model_dtype(site.m.precision));
+    let slowest =
+        bench.rank.all_gather(&(flops / spent))?.into_iter().fold(f64::INFINITY, f64::min);
+    let seconds = bench.allow(4.0, 0.6);
+    let edge = cube_edge(slowest, seconds / 4.0, scratch.bytes, model_dtype(bench.m.precision));
     let cube = Shape { m: edge, n: edge, k: edge };
-    Ok((products, product("cube", cube, multiply(site, scratch, cube, seconds)?.best)))
+    Ok((products, product("cube", cube, multiply(bench, scratch, cube, seconds)?.best)))
 }
 
 /// Measures the four products once more and keeps the better figures.
-pub fn again(site: &Site, scratch: &Scratch, products: &mut [Product]) -> anyhow::Result<()> {
+pub fn again(bench: &BenchRank, scratch: &Scratch, products: &mut [Product]) -> Result<()> {
     for one in products {
         let shape = Shape { m: one.m, n: one.n, k: one.k };
-        let took = multiply(site, scratch, shape, site.allow(1.0, 0.15))?;
+        let took = multiply(bench, scratch, shape, bench.allow(1.0, 0.15))?;
         one.tflops = one.tflops.max(shape.flops() / took.best / 1e12);
     }
     Ok(())
@@ -104,8 +106,8 @@ fn product(name: &str, shape: Shape, seconds: f64) -> Product {
 }
 
 /// Times products of a shape for `seconds`.
-fn multiply(site: &Site, scratch: &Scratch, shape: Shape, seconds: f64) -> anyhow::Result<Timing> {
-    let (be, dtype) = (site.backend(), model_dtype(site.m.precision));
+fn multiply(bench: &BenchRank, scratch: &Scratch, shape: Shape, seconds: f64) -> Result<Timing> {
+    let (be, dtype) = (bench.backend(), model_dtype(bench.m.precision));
     scratch.with(|arena| {
         let [a, b, c] = [(shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n)]
             .map(|(rows, cols)| arena.matrix(rows, cols, dtype));
@@ -116,15 +118,15 @@ fn multiply(site: &Site, scratch: &Scratch, shape: Shape, seconds: f64) -> anyho
 
 /// Rows of the micro-batch, or a half, a quarter … of them, such that memory suffices and no
 /// product takes longer than `limit` seconds on the slowest rank.
-fn rows(site: &Site, scratch: &Scratch, shapes: &[Shape], limit: f64) -> anyhow::Result<usize> {
+fn rows(bench: &BenchRank, scratch: &Scratch, shapes: &[Shape], limit: f64) -> Result<usize> {
     let all = shapes[0].m;
     let tried = all.min(TRIED_ROWS);
     let mut longest: f64 = 0.0;
     for shape in shapes {
-        longest = longest.max(multiply(site, scratch, shape.rows(tried), 0.0)?.mean);
+        longest = longest.max(multiply(bench, scratch, shape.rows(tried), 0.0)?.mean);
     }
-    let slowest = site.rank.all_gather(&longest)?.into_iter().fold(0.0, f64::max);
-    let dtype = model_dtype(site.m.precision);
+    let slowest = bench.rank.all_gather(&longest)?.into_iter().fold(0.0, f64::max);
+    let dtype = model_dtype(bench.m.precision);
     let fits = |rows: usize| {
         let bytes = shapes.iter().map(|shape| shape.rows(rows).bytes(dtype)).max();
         slowest * rows as f64 / tried as f64 <= limit && bytes <= Some(scratch.bytes)

@@ -1,6 +1,6 @@
 //! Device memory that the measurements share, its contents, and the timing of device ops.
 
-use super::site::Site;
+use super::bench_rank::BenchRank;
 use base::DType;
 use device::{Arena, Backend, Tensor, op};
 use half::{bf16, f16};
@@ -26,15 +26,15 @@ impl Scratch {
     /// Reserves as much as the largest measurement needs, or half of this rank's share of the
     /// memory; messages in flight need the other half. On the CPU untouched pages cost nothing. A
     /// collective.
-    pub fn new(site: &Site, products: ProductBytes) -> anyhow::Result<Scratch> {
-        let be = site.backend();
-        let free = site.device.memory().map(|(free, _)| free).or(be.shared_memory());
-        let parts = 2 * site.per_node() as u64;
+    pub fn new(bench: &BenchRank, products: ProductBytes) -> anyhow::Result<Scratch> {
+        let be = bench.backend();
+        let free = bench.device.memory().map(|(free, _)| free).or(be.shared_memory());
+        let parts = 2 * bench.per_node() as u64;
         let share = free.map_or(LARGEST as u64, |free| free.0 / parts);
         let wanted = products.most.max(2 * LARGEST).min(share as usize).max(products.least);
-        let bytes = site.rank.all_gather(&wanted)?.into_iter().min().expect("one rank at least");
+        let bytes = bench.rank.all_gather(&wanted)?.into_iter().min().expect("one rank at least");
         let arena = Arena::new(be, bytes);
-        let arena = site.rank.agree(arena.map_err(anyhow::Error::from))?;
+        let arena = bench.rank.agree(arena.map_err(anyhow::Error::from))?;
         Ok(Scratch { arena, bytes })
     }
 

@@ -2,15 +2,16 @@
 //! all pairs exchange messages in both directions at once. If all ranks are on one node, ranks are
 //! paired.
 
+use super::bench_rank::BenchRank;
 use super::outliers::{self, Findings, Pair};
 use super::print;
 use super::scratch::Scratch;
-use super::site::Site;
+use anyhow::Result;
 use base::DType;
 use comm::{Group, Message};
 use estimate::hardware::Hardware;
 use estimate::measured::{PairSpeed, Slow};
-use launch::Carrier;
+use launch::GroupFactory;
 use std::time::Instant;
 
 /// Number of units from which only some pairs are measured, and the number of rounds then.
@@ -56,11 +57,11 @@ pub struct Pairs {
     rounds: (usize, usize),
 }
 
-pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Result<Pairs> {
-    let (units, units_are) = units(site);
+pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> Result<Pairs> {
+    let (units, units_are) = units(bench);
     let rails = units.iter().map(|unit| unit.ranks.len()).min().unwrap_or(0);
     let names = units.iter().map(|unit| unit.name.clone()).collect();
-    let mut all = Pairs {
+    let mut measured = Pairs {
         units: names,
         units_are,
         rails,
@@ -69,49 +70,49 @@ pub fn measure(site: &Site, scratch: &Scratch, carrier: &Carrier) -> anyhow::Res
         rounds: (0, 0),
     };
     if units.len() < 2 {
-        return Ok(all);
+        return Ok(measured);
     }
-    let field = Field::new(site, scratch, carrier, &units, rails);
+    let field = Field::new(bench, scratch, factory, &units, rails);
     let rounds = rounds(units.len());
-    all.rounds.1 = rounds.len();
-    let shared = units_are == "ranks" && site.shares_processors();
+    measured.rounds.1 = rounds.len();
+    let shared = units_are == "ranks" && bench.shares_processors();
     let usual = if shared { outliers::SHARED } else { outliers::LINKS };
-    let tolerance = site.options.tolerance.unwrap_or(usual);
-    let judge = |pairs: &[Pair]| outliers::judge(units.len(), pairs, tolerance);
-    let mut clock = site.rank.on_first(|| Ok(site.seconds()))?;
-    let mut meet = |all: &mut Pairs, round: &[(usize, usize)], left: usize, least: f64| {
-        let seconds = (site.allow(END.0, END.1) - clock) / left as f64;
+    let tolerance = bench.options.tolerance.unwrap_or(usual);
+    let find_slow = |pairs: &[Pair]| outliers::find_slow(units.len(), pairs, tolerance);
+    let mut clock = bench.rank.on_first(|| Ok(bench.seconds()))?;
+    let mut meet = |measured: &mut Pairs, round: &[(usize, usize)], left: usize, least: f64| {
+        let seconds = (bench.allow(END.0, END.1) - clock) / left as f64;
         let (rates, now) = field.round(round, seconds.max(least))?;
         clock = now;
-        rates.into_iter().for_each(|rate| keep_best(&mut all.pairs, rate));
+        rates.into_iter().for_each(|rate| keep_best(&mut measured.pairs, rate));
         anyhow::Ok(now)
     };
     for (number, round) in rounds.iter().enumerate() {
-        site.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
-        all.rounds.0 += 1;
-        let now = meet(&mut all, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)?;
-        if now > HOPELESS * site.allow(END.0, END.1) {
+        bench.phase(&format!("pairing {units_are}: round {} of {}", number + 1, rounds.len()));
+        measured.rounds.0 += 1;
+        let now = meet(&mut measured, round, rounds.len() - number + SPARE_ROUNDS, LEAST_SECONDS)?;
+        if now > HOPELESS * bench.allow(END.0, END.1) {
             break;
         }
     }
     'retries: for _ in 0..RETRIES {
-        all.found = judge(&all.pairs);
-        site.phase("pairing slow ones again");
-        for round in again(&all.found, &all.pairs) {
-            let now = meet(&mut all, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
-            if now > site.allow(RETRY_END.0, RETRY_END.1) {
+        measured.found = find_slow(&measured.pairs);
+        bench.phase("pairing slow ones again");
+        for round in again(&measured.found, &measured.pairs) {
+            let now = meet(&mut measured, &round, SPARE_ROUNDS, LEAST_RETRY_SECONDS)?;
+            if now > bench.allow(RETRY_END.0, RETRY_END.1) {
                 break 'retries;
             }
         }
     }
-    all.found = judge(&all.pairs);
-    Ok(all)
+    measured.found = find_slow(&measured.pairs);
+    Ok(measured)
 }
 
 /// Nodes in the order of their first ranks; or ranks.
-fn units(site: &Site) -> (Vec<Unit>, &'static str) {
+fn units(bench: &BenchRank) -> (Vec<Unit>, &'static str) {
     let mut nodes: Vec<Unit> = Vec::new();
-    for (rank, node) in site.nodes.iter().enumerate() {
+    for (rank, node) in bench.nodes.iter().enumerate() {
         match nodes.iter_mut().find(|unit| unit.name == *node) {
             Some(unit) => unit.ranks.push(rank),
             None => nodes.push(Unit { name: node.clone(), ranks: vec![rank] }),
@@ -121,7 +122,7 @@ fn units(site: &Site) -> (Vec<Unit>, &'static str) {
         return (nodes, "nodes");
     }
     let rank = |rank| Unit { name: format!("rank {rank}"), ranks: vec![rank] };
-    ((0..site.nodes.len()).map(rank).collect(), "ranks")
+    ((0..bench.nodes.len()).map(rank).collect(), "ranks")
 }
 
 /// Partners in each round: every pair once for up to 32 units, otherwise 12 rounds of them.
@@ -130,14 +131,14 @@ fn units(site: &Site) -> (Vec<Unit>, &'static str) {
 fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
     let even = units.next_multiple_of(2);
     let meet = |round: usize| -> Vec<(usize, usize)> {
-        let pairs: Vec<(usize, usize)> = match units.is_power_of_two() {
-            true => (0..units).map(|unit| (unit, unit ^ (round + 1))).collect(),
-            false => (0..even / 2)
-                .map(|seat| match seat {
-                    0 => (even - 1, round),
-                    _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
-                })
-                .collect(),
+        let place = |seat: usize| match seat {
+            0 => (even - 1, round),
+            _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
+        };
+        let pairs: Vec<(usize, usize)> = if units.is_power_of_two() {
+            (0..units).map(|unit| (unit, unit ^ (round + 1))).collect()
+        } else {
+            (0..even / 2).map(place).collect()
         };
         let ordered = pairs.into_iter().map(|(a, b)| (a.min(b), a.max(b)));
         let mut round: Vec<_> = ordered.filter(|(_, b)| *b < units).collect();
@@ -146,9 +147,10 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
         round
     };
     let all = even - 1;
-    match units <= ALL_PAIRS {
-        true => (0..all).map(meet).collect(),
-        false => (0..FEWER_ROUNDS).map(|i| meet(i * all / FEWER_ROUNDS)).collect(),
+    if units <= ALL_PAIRS {
+        (0..all).map(meet).collect()
+    } else {
+        (0..FEWER_ROUNDS).map(|i| meet(i * all / FEWER_ROUNDS)).collect()
     }
 }
 
@@ -157,8 +159,8 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
 fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
     let mut due: Vec<(usize, usize)> = found.links.iter().map(|pair| (pair.a, pair.b)).collect();
     for (unit, best) in &found.units {
-        let of = |pair: &&Pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best;
-        due.extend(pairs.iter().find(of).map(|pair| (pair.a, pair.b)));
+        let is_best = |pair: &&Pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best;
+        due.extend(pairs.iter().find(is_best).map(|pair| (pair.a, pair.b)));
     }
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     for pair in due {
@@ -183,7 +185,7 @@ fn keep_best(pairs: &mut Vec<Pair>, new: Pair) {
 
 /// State of a rank in the tournament.
 struct Field<'a> {
-    site: &'a Site<'a>,
+    bench: &'a BenchRank<'a>,
     scratch: &'a Scratch,
     units: &'a [Unit],
     rails: usize,
@@ -194,31 +196,31 @@ struct Field<'a> {
 
 impl<'a> Field<'a> {
     fn new(
-        site: &'a Site<'a>,
+        bench: &'a BenchRank<'a>,
         scratch: &'a Scratch,
-        carrier: &Carrier,
+        factory: &GroupFactory,
         units: &'a [Unit],
         rails: usize,
     ) -> Field<'a> {
-        let me = site.rank.number();
+        let me = bench.rank.number();
         let mine = (0..rails).find(|rail| units.iter().any(|unit| unit.ranks[*rail] == me));
         let rail = mine.map(|rail| {
             let ranks: Vec<usize> = units.iter().map(|unit| unit.ranks[rail]).collect();
-            carrier.group(&format!("bench rail {rail}"), &ranks)
+            factory.group(&format!("bench rail {rail}"), &ranks)
         });
-        Field { site, scratch, units, rails, rail }
+        Field { bench, scratch, units, rails, rail }
     }
 
     /// Rates in GB/s of the pairs of a round, which takes about `seconds`; and rank 0's clock at
     /// its end.
-    fn round(&self, round: &[(usize, usize)], seconds: f64) -> anyhow::Result<(Vec<Pair>, f64)> {
+    fn round(&self, round: &[(usize, usize)], seconds: f64) -> Result<(Vec<Pair>, f64)> {
         let mut best: Vec<Pair> =
             round.iter().map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 }).collect();
-        let mut plans = vec![Plan { bytes: TRIED, repeats: 1 }; round.len()];
+        let mut plans = vec![MessagePlan { bytes: TRIED, repeats: 1 }; round.len()];
         let mut clock = 0.0;
-        for _ in 0..Plan::TRIES {
-            let mine = (self.exchange(round, &plans)?, self.site.seconds());
-            let took = self.site.rank.all_gather(&mine)?;
+        for _ in 0..MessagePlan::TRIES {
+            let mine = (self.exchange(round, &plans)?, self.bench.seconds());
+            let took = self.bench.rank.all_gather(&mine)?;
             clock = took[0].1;
             for ((pair, plan), at) in best.iter_mut().zip(&mut plans).zip(0..) {
                 let (a, b) = round[at];
@@ -238,13 +240,13 @@ impl<'a> Field<'a> {
     }
 
     /// Mean seconds of exchanges with this rank's partner; 0 for a rank that rests.
-    fn exchange(&self, round: &[(usize, usize)], plans: &[Plan]) -> anyhow::Result<f64> {
+    fn exchange(&self, round: &[(usize, usize)], plans: &[MessagePlan]) -> Result<f64> {
         let Some(rail) = &self.rail else { return Ok(0.0) };
         let me = rail.rank();
         let Some(at) = round.iter().position(|(a, b)| *a == me || *b == me) else { return Ok(0.0) };
         let (a, b) = round[at];
         let (peer, plan) = (if a == me { b } else { a }, plans[at]);
-        let be = self.site.backend();
+        let be = self.bench.backend();
         self.scratch.with(|arena| {
             let [x, y] = [0; 2].map(|_| arena.matrix(1, plan.bytes / 4, DType::F32));
             let start = Instant::now();
@@ -259,13 +261,13 @@ impl<'a> Field<'a> {
 
 /// Next messages of a pair.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Plan {
+struct MessagePlan {
     bytes: usize,
     /// Number of exchanges; 0 when the pair is done.
     repeats: usize,
 }
 
-impl Plan {
+impl MessagePlan {
     /// Number of exchanges per round. Sizes grow from one to the next.
     const TRIES: usize = 4;
 
@@ -274,13 +276,13 @@ impl Plan {
 
     /// Plan after messages that took `took`, in a round of `seconds`: as large as a sixth of it
     /// permits, in powers of 4 up to `largest`.
-    fn next(self, took: f64, seconds: f64, largest: usize) -> Plan {
-        let largest = largest.min(self.bytes * Plan::GROWTH);
+    fn next(self, took: f64, seconds: f64, largest: usize) -> MessagePlan {
+        let largest = largest.min(self.bytes * MessagePlan::GROWTH);
         let (mut bytes, mut each) = (self.bytes, took);
         while bytes * 4 <= largest && each * 4.0 <= seconds / 6.0 {
             (bytes, each) = (bytes * 4, each * 4.0);
         }
-        Plan { bytes, repeats: (seconds / 4.0 / each).min(3.0) as usize }
+        MessagePlan { bytes, repeats: (seconds / 4.0 / each).min(3.0) as usize }
     }
 }
 
@@ -357,13 +359,13 @@ mod tests {
 
     #[test]
     fn messages_grow_as_far_as_the_time_of_a_round_allows() {
-        let first = Plan { bytes: TRIED, repeats: 1 };
-        assert_eq!(first.next(1e-4, 0.1, LARGEST), Plan { bytes: 16 * TRIED, repeats: 3 });
-        assert_eq!(first.next(2e-3, 0.1, LARGEST), Plan { bytes: 4 * TRIED, repeats: 3 });
-        assert_eq!(first.next(1e-6, 10.0, 4 * TRIED), Plan { bytes: 4 * TRIED, repeats: 3 });
-        assert_eq!(first.next(1e-6, 10.0, TRIED), Plan { bytes: TRIED, repeats: 3 });
-        assert_eq!(first.next(0.03, 0.2, LARGEST), Plan { bytes: TRIED, repeats: 1 });
-        assert_eq!(first.next(0.03, 0.1, LARGEST), Plan { bytes: TRIED, repeats: 0 });
+        let first = MessagePlan { bytes: TRIED, repeats: 1 };
+        assert_eq!(first.next(1e-4, 0.1, LARGEST), MessagePlan { bytes: 16 * TRIED, repeats: 3 });
+        assert_eq!(first.next(2e-3, 0.1, LARGEST), MessagePlan { bytes: 4 * TRIED, repeats: 3 });
+        assert_eq!(first.next(1e-6, 10.0, 4 * TRIED), MessagePlan { bytes: 4 * TRIED, repeats: 3 });
+        assert_eq!(first.next(1e-6, 10.0, TRIED), MessagePlan { bytes: TRIED, repeats: 3 });
+        assert_eq!(first.next(0.03, 0.2, LARGEST), MessagePlan { bytes: TRIED, repeats: 1 });
+        assert_eq!(first.next(0.03, 0.1, LARGEST), MessagePlan { bytes: TRIED, repeats: 0 });
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! `gptrain bench`
 
 use super::shell::SETTINGS;
-use bench::{self, Options, print};
-use launch::exit;
+use bench::{self, BenchOptions, print};
+use launch::exit::{self, AlreadyPrinted};
 use launch::messages::Messages;
 use launch::sick_nodes::{self, Reason};
 use std::path::PathBuf;
@@ -24,14 +24,7 @@ pub struct Args {
     tolerance: Option<f64>,
     /// Print JSON, which `estimate --calibrate` reads
     #[arg(long)]
-    json: bool,
-}
-
-impl Args {
-    /// Whether standard output is only JSON.
-    pub fn json(&self) -> bool {
-        self.json
-    }
+    pub json: bool,
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -46,7 +39,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         Some(path) => manifest::load(path, &args.set)?,
         None => bench::without_manifest(&args.set)?,
     };
-    let options = Options { quick: args.quick, tolerance: args.tolerance };
+    let options = BenchOptions { quick: args.quick, tolerance: args.tolerance };
     let outcome = bench::run(&loaded, &options, messages)?;
     let folder = &loaded.manifest.log.folder;
     for slow in outcome.measured.iter().flat_map(|measured| &measured.slow) {
@@ -60,5 +53,5 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         Some(measured) => base::say!("{}", print::text(&measured).trim_end()),
         None => {} // the process of rank 0 prints it
     }
-    if outcome.healthy { Ok(()) } else { Err(exit::Slow.into()) }
+    if outcome.healthy { Ok(()) } else { Err(AlreadyPrinted { code: exit::SLOW }.into()) }
 }

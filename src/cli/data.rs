@@ -52,9 +52,7 @@ pub fn run(command: Command) -> Result<()> {
 fn until_closed(printed: Result<()>) -> Result<()> {
     printed.or_else(|error| {
         let io = error.downcast_ref::<std::io::Error>();
-        match io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe) {
-            true => Ok(()),
-            false => Err(error),
-        }
+        let closed = io.is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe);
+        if closed { Ok(()) } else { Err(error) }
     })
 }

@@ -1,16 +1,17 @@
 //! `gptrain estimate`
 
 mod campaign;
-mod idle;
 #[cfg(feature = "predict")]
 mod others;
 mod progress;
 mod search;
+mod unused_flags;
 
 use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
-use base::{Problems, WrongInput};
-use commands::bring;
-use commands::recipe::Recipe;
+use base::Problems;
+use commands::estimate::{learn, list_hardware};
+use commands::import::foreign;
+use commands::new_manifest::NewManifest;
 use estimate::gptrain::dry_run::Room;
 use estimate::gptrain::ladder::Ladder;
 use estimate::predict::Predict;
@@ -18,12 +19,11 @@ use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::trainers;
 use estimate::view::View;
-use estimate::{hardware, plot, print, words};
+use estimate::{plot, print, words};
+use launch::exit::{self, AlreadyPrinted};
 use manifest::{Family, Loaded};
 use plan::timeline;
 use progress::Bar;
-use serde_json::json;
-use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 #[derive(clap::Args)]
@@ -104,23 +104,25 @@ fn others() -> String {
     )
 }
 
-/// Runs the command. Ok(false) if the plan does not fit.
-pub fn run(mut args: Args) -> anyhow::Result<bool> {
+pub fn run(mut args: Args) -> anyhow::Result<()> {
     args.imply_search();
-    args.refuse_idle()?;
+    args.refuse_unused()?;
     if args.list_hardware {
-        list_hardware(args.json);
-        return Ok(true);
+        let (text, json) = list_hardware();
+        show(args.json, &text, &json);
+        return Ok(());
     }
     if args.selftest || args.score.is_some() {
-        return scores(&args).map(|()| true);
+        return scores(&args);
     }
-    plan(&args)
+    let fits = plan(&args)?;
+    if fits { Ok(()) } else { Err(AlreadyPrinted { code: exit::DOES_NOT_FIT }.into()) }
 }
 
+/// Prints the plan. Ok(false) if it does not fit.
 fn plan(args: &Args) -> anyhow::Result<bool> {
     let loaded = match (&args.from, &args.manifest) {
-        (Some(from), _) => bring::planned(from, &args.set)?,
+        (Some(from), _) => foreign::planned_run(from, &args.set)?,
         (None, manifest) => {
             let path = manifest.as_ref().expect("clap asks for it");
             if let Some(other) = &args.campaign.what_if {
@@ -133,7 +135,7 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
         }
     };
     let mut request = Request::new(loaded.manifest, &args.flags())?;
-    args.refuse_idle_for(request.setup.program)?;
+    args.refuse_unused_for(request.setup.program)?;
     if request.setup.program == Program::Gptrain
         && let Some(path) = &args.calibrate
     {
@@ -234,8 +236,8 @@ impl Args {
             return manifest::load(path, sets);
         };
         let (name, params) = (path.display().to_string(), Some(size as u64));
-        let recipe = Recipe { name, params, family: self.family, ..Recipe::default() };
-        Ok(manifest::parse(&recipe.write()?, &recipe.name, Path::new("."), sets)?)
+        let new = NewManifest { name, params, family: self.family, ..NewManifest::default() };
+        Ok(manifest::parse(&new.text()?, &new.name, Path::new("."), sets)?)
     }
 
     fn flags(&self) -> Flags<'_> {
@@ -248,56 +250,6 @@ impl Args {
             availability: self.availability,
             async_launches: self.async_launches,
         }
-    }
-}
-
-/// The record of a run, where the path is its folder.
-fn record(path: &Path) -> std::path::PathBuf {
-    if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let path = &record(path);
-    base::input::is_there(path)?;
-    let failed = |error| WrongInput::reading(error, format!("cannot read {}", path.display()));
-    let bytes = base::input::read_named(path, base::input::LARGE).map_err(failed)?;
-    String::from_utf8(bytes).map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))
-}
-
-/// Calibration from the output of `gptrain bench`, or from a run, by the plan of its own manifest.
-/// Prints a summary on stderr.
-fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
-    let (name, record) = (path.display().to_string(), record(path));
-    let manifest = record.with_file_name("manifest.yaml");
-    let is_run = record.ends_with("metrics.jsonl") && manifest.is_file();
-    let run = is_run.then(|| manifest::load(&manifest, &[])).transpose()?;
-    let (learned, line) =
-        request.learn(&read(path)?, &name, run.as_ref().map(|run| &run.manifest))?;
-    base::warn!("{name}: {line}");
-    Ok(learned)
-}
-
-fn list_hardware(json: bool) {
-    if json {
-        let row = |h: &hardware::Hardware| {
-            json!({ "name": h.name, "about": h.about, "peak_tflops": h.peak_tflops,
-                "hbm_gb_s": h.hbm_gb_s, "memory_gib": h.memory_gib, "per_node": h.per_node,
-                "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
-                "price": h.price })
-        };
-        let all: Vec<serde_json::Value> = hardware::table().iter().map(row).collect();
-        return show(true, "", &json!(all));
-    }
-    for h in hardware::table() {
-        base::say!(
-            "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6} GiB ${:>4}/h  {}",
-            h.name,
-            h.peak_tflops,
-            h.hbm_gb_s,
-            h.memory_gib,
-            h.price,
-            h.about
-        );
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::shell::SETTINGS;
 use anyhow::Context;
-use commands::eval::{self, Options};
+use commands::eval::{self, EvalOptions};
 use launch::messages::Messages;
 use std::io::Write;
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ impl Args {
 
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let document = args.json();
-    let options = Options {
+    let options = EvalOptions {
         model: args.model,
         data: args.data,
         seq_len: args.seq_len.map(|n| n as usize),

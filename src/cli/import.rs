@@ -5,7 +5,7 @@ mod foreign;
 use super::shell::SETTINGS;
 use base::Problems;
 use checkpoint::foreign::Format;
-use commands::import::{self, Imported};
+use commands::import::hugging_face;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -80,43 +80,21 @@ fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
     let (done, next) = match (args.output.as_ref().filter(|_| writes), into.filter(|_| writes)) {
         (Some(output), _) => {
             let existing = args.overwrite.existing();
-            let done = import::import_run(hf, output, &args.set, existing, reference)?;
+            let done = hugging_face::import_run(hf, output, &args.set, existing, reference)?;
             (done, output.join(manifest::IN_FOLDER))
         }
         (None, Some(path)) => {
             let loaded = manifest::load(path, &args.set)?;
-            (import::import(hf, &loaded, reference)?, path.to_path_buf())
+            (hugging_face::import_into(hf, &loaded, reference)?, path.to_path_buf())
         }
         (None, None) => {
-            let section = import::model_section(hf)?;
+            let section = hugging_face::model_section(hf)?;
             let lines = || base::say!("{}", section.trim_end());
             args.json.say(lines, json!({ "manifest_section": section }));
             return Ok(());
         }
     };
-    let divergence = done.divergence.as_ref().map(ToString::to_string);
-    let object = json!({
-        "checkpoint": done.checkpoint, "weights": done.what, "manifest": next,
-        "unknown_keys": done.unknown, "divergence": divergence,
-    });
-    args.json.say(|| print_result(args, &done, &next), object);
+    let output = args.output.as_deref();
+    args.json.say(|| done.say(&next, output), done.object(&next));
     Ok(())
-}
-
-fn print_result(args: &Args, done: &Imported, next: &Path) {
-    base::say!("wrote {} of {}", done.checkpoint.display(), done.what);
-    if !done.unknown.is_empty() {
-        base::say!("ignored unknown keys of config.json: {}", done.unknown.join(", "));
-    }
-    if let Some(divergence) = &done.divergence {
-        base::say!("{divergence}");
-    }
-    match &args.output {
-        Some(output) => base::say!(
-            "next: name a dataset in {}, then `gptrain run {}`",
-            next.display(),
-            output.display()
-        ),
-        None => base::say!("next: `gptrain run {}` continues from it", next.display()),
-    }
 }

@@ -3,19 +3,15 @@
 
 use anyhow::Context;
 use base::output;
-use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
+use launch::signals::ExitOnSignal;
 
 /// Installs the handler: a signal removes unfinished output and ends the process by that signal.
 pub fn listen() -> anyhow::Result<()> {
-    let mut signals =
-        Signals::new(launch::guard::stop_signals()).context("cannot listen to signals")?;
-    let end = move || {
-        for signal in signals.forever() {
-            let kept = if output::abandon() > 0 { "; nothing of the output is kept" } else { "" };
-            base::warn!("gptrain: interrupted{kept}");
-            emulate_default_handler(signal).ok();
-        }
+    let clean_up = || {
+        let kept = if output::abandon() > 0 { "; nothing of the output is kept" } else { "" };
+        base::warn!("gptrain: interrupted{kept}");
     };
-    base::threads::spawn("signals", end).map(drop)
+    let handler = ExitOnSignal::listen(clean_up).context("cannot listen to signals")?;
+    std::mem::forget(handler); // it serves until the process ends
+    Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::Overwrite;
 use anyhow::{Context, Result};
-use commands::job_script::{self, Request};
+use commands::job_script::{self, JobRequest};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -40,7 +40,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let loaded = manifest::load(&args.manifest, &args.set)?;
-    let request = Request {
+    let request = JobRequest {
         nodes: args.nodes.map(usize::from),
         gpus_per_node: args.gpus_per_node.map(usize::from),
         cpus_per_task: args.cpus_per_task.map(usize::from),
@@ -49,10 +49,10 @@ pub fn run(args: Args) -> Result<()> {
         account: args.account,
         sets: args.set,
     };
-    let here = std::env::current_dir().context("cannot find the working directory")?;
+    let folder = std::env::current_dir().context("cannot find the working directory")?;
     let program = std::env::current_exe().context("cannot find this program's file")?;
-    let programs = program.parent().unwrap_or(&here);
-    let script = job_script::script(&loaded, &request, [&here, programs])?;
+    let programs = program.parent().unwrap_or(&folder);
+    let script = job_script::script(&loaded, &request, &folder, programs)?;
     match &args.output {
         Some(path) => {
             base::output::write(path, args.overwrite.existing(), script.as_bytes())?;
@@ -66,16 +66,16 @@ pub fn run(args: Args) -> Result<()> {
 /// Checks a time in Slurm's formats: 90, 24:00:00, 2-12:00:00.
 fn time(text: &str) -> Result<String, String> {
     let ours = |c: char| c.is_ascii_digit() || c == ':' || c == '-';
-    match !text.is_empty() && text.chars().all(ours) {
-        true => Ok(text.to_string()),
-        false => Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string()),
+    if text.is_empty() || !text.chars().all(ours) {
+        return Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string());
     }
+    Ok(text.to_string())
 }
 
 fn word(text: &str) -> Result<String, String> {
     let ours = |c: char| !c.is_whitespace() && !c.is_control();
-    match !text.is_empty() && text.chars().all(ours) {
-        true => Ok(text.to_string()),
-        false => Err("write one word without spaces".to_string()),
+    if text.is_empty() || !text.chars().all(ours) {
+        return Err("write one word without spaces".to_string());
     }
+    Ok(text.to_string())
 }

@@ -31,6 +31,7 @@ use clap::{Parser, Subcommand};
 use launch::console::Form;
 use launch::exit;
 use launch::messages::Messages;
+use serde::Serialize;
 use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -142,7 +143,7 @@ struct Json {
 }
 
 impl Json {
-    fn say(self, lines: impl FnOnce(), object: serde_json::Value) {
+    fn say(self, lines: impl FnOnce(), object: impl Serialize) {
         self.lines(lines);
         self.object(object);
     }
@@ -153,9 +154,9 @@ impl Json {
         }
     }
 
-    fn object(self, object: serde_json::Value) {
+    fn object(self, object: impl Serialize) {
         if self.json {
-            base::say!("{object:#}");
+            base::say!("{:#}", serde_json::to_value(object).expect("numbers and names"));
         }
     }
 }
@@ -165,13 +166,13 @@ impl Command {
     fn prints_json(&self) -> bool {
         match self {
             Command::Average(args) => args.json.json,
-            Command::Bench(args) => args.json(),
+            Command::Bench(args) => args.json,
             Command::Data(command) => command.prints_json(),
             Command::Eval(args) => args.json(),
             Command::Export(args) => args.json.json,
             Command::Import(args) => args.json.json,
             Command::Manifest(manifest::Command::Check(args)) => args.json.json,
-            Command::Sample(args) => args.json(),
+            Command::Sample(args) => args.json,
             _ => false,
         }
     }
@@ -206,9 +207,9 @@ pub fn main() -> ExitCode {
         return ExitCode::from(1);
     }
     let Cli { command, log_level, quiet } = Cli::parse();
-    let messages = Messages::standard();
-    let _ = launch::guard::heed_size_limits(); // without it the signal's own end is as clear
-    let traces = matches!(&command, Command::Run(args) if args.traces());
+    let messages = Messages::default();
+    let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
+    let traces = matches!(&command, Command::Run(args) if args.trace.is_some());
     let log_level =
         if command.prints_json() { log_level.min(LevelFilter::ERROR) } else { log_level };
     let log_level = if quiet { log_level.min(LevelFilter::WARN) } else { log_level };
@@ -219,9 +220,11 @@ pub fn main() -> ExitCode {
     messages.install(log_level, traces);
     let (code, line) = match run(command, &messages) {
         Ok(()) => unwritten(),
-        Err(error) => exit::of_error(&error),
+        Err(error) => exit::code_and_line(&error),
     };
-    line.iter().for_each(|line| base::warn!("{}", coloured(line)));
+    if let Some(line) = line {
+        base::warn!("{}", coloured(&line));
+    }
     ExitCode::from(code)
 }
 
@@ -281,10 +284,7 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => match estimate::run(*args)? {
-            true => Ok(()),
-            false => Err(exit::DoesNotFit.into()),
-        },
+        Command::Estimate(args) => estimate::run(*args),
         Command::Bench(args) => bench::run(args, messages),
         Command::Manifest(command) => manifest::run(command),
         Command::Data(command) => data::run(command),

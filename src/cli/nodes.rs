@@ -1,8 +1,9 @@
 //! `gptrain nodes`
 
 use base::input::is_there;
-use base::{Seconds, escape_control, unix_time};
-use launch::sick_nodes::{self, Reason, SickNode};
+use base::unix_time;
+use commands::nodes::line;
+use launch::sick_nodes;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -21,8 +22,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let Args { run, clear, clear_all } = args;
     is_there(&run)?;
     if clear_all || clear.is_some() {
-        let forgotten = sick_nodes::clear(&run, clear.as_deref())?;
-        base::say!("removed {forgotten} {}", if forgotten == 1 { "entry" } else { "entries" });
+        let removed = sick_nodes::clear(&run, clear.as_deref())?;
+        base::say!("removed {removed} {}", if removed == 1 { "entry" } else { "entries" });
         return Ok(());
     }
     let nodes = sick_nodes::read(&run)?;
@@ -30,20 +31,8 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         base::say!("this run has no record of a sick node");
     }
     let now = unix_time().as_secs_f64();
-    nodes.iter().for_each(|node| base::say!("{}", line(node, now)));
+    for node in &nodes {
+        base::say!("{}", line(node, now));
+    }
     Ok(())
-}
-
-fn line(node: &SickNode, now: f64) -> String {
-    let [ago, left] = [now - node.at, node.expires - now].map(|time| Seconds(time.max(0.0)));
-    let times = if node.times == 1 { "once".to_string() } else { format!("{} times", node.times) };
-    let (host, evidence) = (escape_control(&node.host), escape_control(&node.evidence));
-    let not_yet = match (node.is_excluded(false), node.reason) {
-        (true, _) => {
-            return format!("{host}: excluded for {left}; seen {times}, {ago} ago: {evidence}");
-        }
-        (false, Reason::Straggles) => "excluded if slurm.exclude_stragglers is true",
-        (false, _) => "excluded from the second time",
-    };
-    format!("{host}: seen {times}, {ago} ago ({not_yet}); expires in {left}: {evidence}")
 }

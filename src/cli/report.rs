@@ -48,7 +48,7 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn write(path: &Path, existing: Existing, text: &str) -> Result<()> {
+fn write(path: &Path, existing: Existing, text: &str) -> Result<()> {
     output::write(path, existing, text.as_bytes())?;
     base::say!("wrote {}", path.display());
     Ok(())

@@ -38,7 +38,7 @@ pub struct Args {
     verify_resume: Option<u64>,
     /// Write the spans of all ranks in `--trace-steps` to this file, for ui.perfetto.dev
     #[arg(long, value_name = "FILE", requires = "trace_steps")]
-    trace: Option<PathBuf>,
+    pub trace: Option<PathBuf>,
     /// Steps to trace, both ends included, as in `--trace-steps 10..12`
     #[arg(long, value_name = "A..B", requires = "trace", value_parser = Steps::parse)]
     trace_steps: Option<Steps>,
@@ -46,13 +46,6 @@ pub struct Args {
     /// seconds
     #[arg(long, value_name = "FILE")]
     ops: Option<PathBuf>,
-}
-
-impl Args {
-    /// Whether the run records spans.
-    pub fn traces(&self) -> bool {
-        self.trace.is_some()
-    }
 }
 
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
@@ -79,7 +72,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     }
     let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
-    let options = train::Options { resume_from, reset_optimizer, verify_resume, trace, ops };
+    let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
     let ended = train::run(&loaded, &options, messages)?;
     let folder = loaded.manifest.log.folder.display();
     if messages.console().form() == Form::Quiet {
@@ -101,8 +94,9 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
         None => {} // the process of rank 0 prints it
     }
-    let told = tracing::enabled!(tracing::Level::INFO);
-    if told && ended == Some(train::Ended::Complete) && is_first(&loaded.manifest.log.folder) {
+    let is_verbose = tracing::enabled!(tracing::Level::INFO);
+    if is_verbose && ended == Some(train::Ended::Complete) && is_first(&loaded.manifest.log.folder)
+    {
         next(&loaded.manifest, args.example);
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! `gptrain sample`
 
 use clap::builder::NonEmptyStringValueParser;
-use commands::generate::{self, Choice, Options};
+use commands::generate::{self, SampleOptions, Sampling};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
@@ -36,24 +36,18 @@ pub struct Args {
     tokenizer: Option<PathBuf>,
     /// Print one JSON line for each text
     #[arg(long)]
-    json: bool,
-}
-
-impl Args {
-    pub fn json(&self) -> bool {
-        self.json
-    }
+    pub json: bool,
 }
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let Args { temperature, top_k, top_p, .. } = args;
-    generate::generate(&Options {
+    generate::generate(&SampleOptions {
         checkpoint: args.checkpoint,
         prompt: args.prompt,
         tokens: args.tokens,
         samples: args.samples,
         stop: args.stop,
-        choice: Choice { temperature, top_k, top_p },
+        sampling: Sampling { temperature, top_k, top_p },
         seed: args.seed,
         tokenizer: args.tokenizer,
         json: args.json,

@@ -36,8 +36,7 @@ pub fn write_rank(folder: &Path, report: &RankReport) -> anyhow::Result<()> {
 /// Writes under a name unique to this process and machine.
 fn write_new(folder: &Path, name: &str, value: &impl serde::Serialize) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let new = folder.join(format!("{name}.{host}.{}", std::process::id()));
+    let new = folder.join(format!("{name}.{}.{}", base::hostname(), std::process::id()));
     fs::write(&new, serde_json::to_vec_pretty(value)?)
         .with_context(|| format!("writing {}", new.display()))?;
     Ok(new)

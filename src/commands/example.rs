@@ -1,14 +1,12 @@
 //! `gptrain run --example`: a first training run that needs only the binary, which contains the text
 //! of Jane Austen's novels. Makes tokenizer, dataset and manifest from it as a user would.
 
+use super::data::make::{self, BuildOptions, TextInput};
 use anyhow::{Context, Result};
 use base::Bytes;
 use base::output::{self, Existing};
-use data::build::{Build, Train};
-use data::corpus::{self, DocumentRules, FileSelection, Input};
-use data::indexed::TokenType;
+use data::corpus::{DocumentRules, FileSelection};
 use data::tokenizer::Training;
-use data::{Record, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -35,53 +33,46 @@ pub fn prepare() -> Result<PathBuf> {
     let text = folder.join("austen.jsonl.zst");
     output::write(&text, Existing::Replaced, TEXT)?;
     base::say!("{}: Jane Austen's six novels, {}", text.display(), Bytes(TEXT.len() as u64));
-    let inputs = corpus::find(std::slice::from_ref(&text), &FileSelection::default())?.inputs;
     let tokenizer = folder.join("tokenizer.json");
-    tokenizer_of(&inputs, &tokenizer)?;
-    let prefix = folder.join("austen");
-    dataset_of(&inputs, &tokenizer, &prefix)?;
+    make_tokenizer(&text, &tokenizer)?;
+    make_dataset(&text, &tokenizer, &folder.join("austen"))?;
     output::write(&manifest, Existing::Replaced, yaml().as_bytes())?;
     base::say!("gptrain run {}\n", manifest.display());
     Ok(manifest)
 }
 
-fn tokenizer_of(inputs: &[Input], to: &Path) -> Result<()> {
-    let text = inputs[0].place();
-    base::say!("gptrain data train-tokenizer {text} --vocab {VOCAB} --output {}", to.display());
+fn make_tokenizer(text: &Path, output: &Path) -> Result<()> {
+    let (shown, to) = (text.display(), output.display());
+    base::say!("gptrain data train-tokenizer {shown} --vocab {VOCAB} --output {to}");
     let special = vec!["<|endoftext|>".to_string()];
     let training = Training { vocab: VOCAB, min_frequency: 2, special };
-    let train = Train { inputs, rules: rules(), training, threads: threads() };
-    let trained = train.run(|_| {}, |_| {})?;
-    output::write(to, Existing::Replaced, trained.json.as_bytes())
+    make::train_tokenizer(input(text), training, output, Existing::Replaced).map(drop)
 }
 
-fn dataset_of(inputs: &[Input], tokenizer: &Path, prefix: &Path) -> Result<()> {
-    let (text, shown) = (inputs[0].place(), tokenizer.display());
-    let output = prefix.display();
-    base::say!("gptrain data build {text} --tokenizer {shown} --output {output} --append-eod");
-    let read = Tokenizer::load(tokenizer)?;
-    let build = Build {
-        inputs,
-        rules: rules(),
-        tokenizer: &read,
-        record: Some(Record::new(tokenizer, &read, prefix)?),
-        output: prefix.to_path_buf(),
+fn make_dataset(text: &Path, tokenizer: &Path, output: &Path) -> Result<()> {
+    let (shown, from, to) = (text.display(), tokenizer.display(), output.display());
+    base::say!("gptrain data build {shown} --tokenizer {from} --output {to} --append-eod");
+    let options = BuildOptions {
+        output: output.to_path_buf(),
         existing: Existing::Replaced,
-        token_type: TokenType::for_vocab(read.vocab()),
-        append: read.eod(),
+        tokenizer: tokenizer.to_path_buf(),
+        append_eod: true,
+        eod: None,
         parse_special: false,
         shuffle: None,
-        threads: threads(),
+        token_type: None,
     };
-    build.run(|_, _| {}).map(drop)
+    make::build(input(text), &options).map(drop)
 }
 
-fn rules() -> DocumentRules {
-    DocumentRules { key: "text".into(), skip_invalid: false }
-}
-
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+fn input(text: &Path) -> TextInput {
+    TextInput {
+        paths: vec![text.to_path_buf()],
+        files_from: None,
+        wanted: FileSelection::default(),
+        rules: DocumentRules { key: "text".into(), skip_invalid: false },
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+    }
 }
 
 /// Text of the example's manifest: the quick start's, with paths beside its data.

@@ -1,16 +1,17 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
+use super::local_checkpoint::stored_manifest;
 use base::{Problems, rng, say};
 use checkpoint::{self, Index};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
 use launch::{Device, LocalRank};
-use manifest::{self, Manifest, Precision};
+use manifest::{Manifest, Precision};
 use serde_json::json;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-pub struct Options {
+pub struct SampleOptions {
     /// Run folder or checkpoint.
     pub checkpoint: PathBuf,
     pub prompt: String,
@@ -20,7 +21,7 @@ pub struct Options {
     pub samples: usize,
     /// Stop strings: a text ends before the first of them.
     pub stop: Vec<String>,
-    pub choice: Choice,
+    pub sampling: Sampling,
     pub seed: u64,
     pub tokenizer: Option<PathBuf>,
     /// Whether to print one JSON line per text, instead of the text as it grows.
@@ -29,7 +30,7 @@ pub struct Options {
 
 /// Rule for choosing a token from its logits.
 #[derive(Clone, Copy, Debug)]
-pub struct Choice {
+pub struct Sampling {
     /// Divisor of the logits; 0 selects the most likely token.
     pub temperature: f64,
     /// Restricts the choice to this many most likely tokens; 0 means all.
@@ -40,17 +41,15 @@ pub struct Choice {
 }
 
 /// Prints the prompt and the generated continuation.
-pub fn generate(options: &Options) -> anyhow::Result<()> {
-    let Choice { top_p, .. } = options.choice;
+pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
+    let Sampling { top_p, .. } = options.sampling;
     if !(top_p > 0.0 && top_p <= 1.0) {
         let what = format!("{top_p} is not above 0 and at most 1");
         return Err(Problems::one("--top-p", what, "take 1 for all tokens").into());
     }
     let folder = checkpoint::find(&options.checkpoint)?;
     let index = Index::read(&folder)?;
-    let loaded =
-        manifest::parse_saved(&index.manifest, "the checkpoint's manifest", Path::new("."), &[])?;
-    let m = &loaded.manifest;
+    let m = &stored_manifest(&index.manifest, &[])?.manifest;
     let tokenizer = tokenizer(options, m, &folder)?;
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
     let mut prompt = tokenizer.encode(&options.prompt);
@@ -65,8 +64,8 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
     let mut sampler = Sampler::new(device.backend(), m, context)?;
     checkpoint::load_weights(&folder, &sampler.weights)?;
     for number in 0..options.samples {
-        let text = Text::new(&tokenizer, prompt.clone());
-        if !one(options, number, text, end, &mut sampler) {
+        let text = GrowingText::new(&tokenizer, prompt.clone());
+        if !generate_one(options, number, text, end, &mut sampler) {
             break;
         }
     }
@@ -74,7 +73,7 @@ pub fn generate(options: &Options) -> anyhow::Result<()> {
 }
 
 /// Tokenizer from the command line or else the run's own. It must be the model's.
-fn tokenizer(options: &Options, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
+fn tokenizer(options: &SampleOptions, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
     let named = m.data.tokenizer.as_deref();
     let own = checkpoint::tokenizer::own(folder, named);
     let path = checkpoint::tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
@@ -86,14 +85,20 @@ fn tokenizer(options: &Options, m: &Manifest, folder: &Path) -> anyhow::Result<T
 }
 
 /// Generates one text. Returns false when standard output is closed.
-fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut Sampler) -> bool {
+fn generate_one(
+    options: &SampleOptions,
+    number: usize,
+    mut text: GrowingText,
+    end: u32,
+    sampler: &mut Sampler,
+) -> bool {
     let several = options.samples > 1 && !options.json;
     let heading = format!("=== {} of {} ===\n", number + 1, options.samples);
-    let show = |text: &mut Text, whole: bool| {
+    let show = |text: &mut GrowingText, whole: bool| {
         let new = if options.json { "" } else { text.next(&options.stop, whole) };
-        put(new)
+        print_now(new)
     };
-    if several && !put(&heading) || !show(&mut text, false) {
+    if several && !print_now(&heading) || !show(&mut text, false) {
         return false;
     }
     // The first text uses the original stream, so that a seed keeps giving the same text.
@@ -102,8 +107,8 @@ fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut
     let mut finish = "tokens";
     for i in 0..options.tokens {
         let known = sampler.weights.model().vocab.min(text.tokenizer.vocab());
-        let at = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
-        let token = options.choice.pick(&sampler.logits(&text.tokens)[..known], at);
+        let quantile = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
+        let token = options.sampling.pick(&sampler.logits(&text.tokens)[..known], quantile);
         if token == end {
             finish = "end of document";
             break;
@@ -118,18 +123,18 @@ fn one(options: &Options, number: usize, mut text: Text, end: u32, sampler: &mut
         }
     }
     if !options.json {
-        return show(&mut text, true) && put("\n");
+        return show(&mut text, true) && print_now("\n");
     }
     let (prompt, more) = text.whole.split_at(text.prompt);
     let line = json!({
         "sample": number, "prompt": prompt, "text": more, "tokens": text.generated(),
         "finish": finish,
     });
-    put(&format!("{line}\n"))
+    print_now(&format!("{line}\n"))
 }
 
 /// Prints at once. Returns false when standard output is closed.
-fn put(text: &str) -> bool {
+fn print_now(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     let written = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     let reads = written.is_ok();
@@ -138,7 +143,7 @@ fn put(text: &str) -> bool {
 }
 
 /// Text that grows token by token.
-struct Text<'a> {
+struct GrowingText<'a> {
     tokenizer: &'a Tokenizer,
     /// Tokens; the first precedes the text.
     tokens: Vec<u32>,
@@ -151,10 +156,11 @@ struct Text<'a> {
     shown: usize,
 }
 
-impl<'a> Text<'a> {
-    fn new(tokenizer: &'a Tokenizer, tokens: Vec<u32>) -> Text<'a> {
+impl<'a> GrowingText<'a> {
+    fn new(tokenizer: &'a Tokenizer, tokens: Vec<u32>) -> GrowingText<'a> {
         let given = tokens.len();
-        let mut text = Text { tokenizer, tokens, given, whole: String::new(), prompt: 0, shown: 0 };
+        let mut text =
+            GrowingText { tokenizer, tokens, given, whole: String::new(), prompt: 0, shown: 0 };
         text.decode();
         text.prompt = text.whole.len();
         text
@@ -182,20 +188,22 @@ impl<'a> Text<'a> {
     fn cut_before(&mut self, stop: &[String]) -> bool {
         let generated = self.whole.get(self.prompt..).unwrap_or_default();
         let found = stop.iter().filter_map(|stop| generated.find(stop.as_str())).min();
-        found.iter().for_each(|at| self.whole.truncate(self.prompt + at));
+        if let Some(place) = found {
+            self.whole.truncate(self.prompt + place);
+        }
         found.is_some()
     }
 
     /// Text to print now. An incomplete text omits an end that may begin a stop string.
     fn next(&mut self, stop: &[String], whole: bool) -> &str {
-        let end = if whole { self.whole.len() } else { self.whole.len() - self.held(stop) };
+        let end = if whole { self.whole.len() } else { self.whole.len() - self.held_back(stop) };
         let from = self.shown;
         self.shown = from.max(end);
         self.whole.get(from..self.shown).unwrap_or_default()
     }
 
     /// Bytes at the end that may begin a stop string.
-    fn held(&self, stop: &[String]) -> usize {
+    fn held_back(&self, stop: &[String]) -> usize {
         let generated = self.whole.get(self.prompt..).unwrap_or_default();
         let begins = |from: &usize| {
             let tail = generated.get(*from..);
@@ -205,9 +213,9 @@ impl<'a> Text<'a> {
     }
 }
 
-impl Choice {
-    /// Token at quantile `at` (0 to 1) of the distribution, with the most likely token first.
-    fn pick(&self, logits: &[f32], at: f64) -> u32 {
+impl Sampling {
+    /// Token at a quantile (0 to 1) of the distribution, with the most likely token first.
+    fn pick(&self, logits: &[f32], quantile: f64) -> u32 {
         let likelier =
             |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then_with(|| a.cmp(b));
         let mut order: Vec<usize> = (0..logits.len()).collect();
@@ -229,7 +237,7 @@ impl Choice {
             kept >= self.top_p * total
         });
         order.truncate(enough.map_or(order.len(), |last| last + 1));
-        let mut left = at * kept;
+        let mut left = quantile * kept;
         let found = order.iter().find(|token| {
             left -= odds(**token);
             left < 0.0
@@ -246,10 +254,10 @@ mod tests {
     fn tokens_are_chosen_among_the_likeliest() {
         let logits = [0.0, 3f32.ln(), 2f32.ln(), f32::NEG_INFINITY, 2f32.ln()];
         let pick = |top_k, top_p, temperature| {
-            let choice = Choice { temperature, top_k, top_p };
+            let sampling = Sampling { temperature, top_k, top_p };
             let mut counts = [0; 5];
             (0..800).for_each(|i| {
-                counts[choice.pick(&logits, (f64::from(i) + 0.5) / 800.0) as usize] += 1
+                counts[sampling.pick(&logits, (f64::from(i) + 0.5) / 800.0) as usize] += 1
             });
             counts
         };
@@ -263,7 +271,7 @@ mod tests {
     #[test]
     fn a_text_ends_before_a_stop_string_and_shows_nothing_of_it() {
         let tokenizer = Tokenizer::byte_level();
-        let mut text = Text::new(&tokenizer, vec![256, u32::from(b'a'), u32::from(b'.')]);
+        let mut text = GrowingText::new(&tokenizer, vec![256, u32::from(b'a'), u32::from(b'.')]);
         let stop = ["..b".to_string()];
         assert_eq!(text.next(&stop, false), "a.");
         let mut shown = String::new();

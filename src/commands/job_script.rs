@@ -11,7 +11,7 @@ const CPUS: usize = 8;
 
 /// User's options of a job.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
+pub struct JobRequest {
     pub nodes: Option<usize>,
     pub gpus_per_node: Option<usize>,
     pub cpus_per_task: Option<usize>,
@@ -35,8 +35,9 @@ struct Placement {
 /// The script. It starts in `folder`, and finds the program in `programs`.
 pub fn script(
     loaded: &Loaded,
-    request: &Request,
-    [folder, programs]: [&Path; 2],
+    request: &JobRequest,
+    folder: &Path,
+    programs: &Path,
 ) -> Result<String, Problems> {
     let m = &loaded.manifest;
     let placement = placement(m, request)?;
@@ -44,7 +45,7 @@ pub fn script(
     let source = loaded.source.display().to_string();
     let manifest = quoted(&source);
     let sets: String = request.sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
-    let (on_end, told) = match m.slurm.on_end {
+    let (on_end, at_limit) = match m.slurm.on_end {
         OnEnd::Leave => {
             (" --set slurm.on_end=requeue", "the run saves, leaves and requeues the job")
         }
@@ -71,7 +72,7 @@ pub fn script(
          gptrain manifest check {manifest}{sets}\n\
          # Ten seconds: a slow node, link or GPU ends the job before it wastes its allocation.\n\
          srun --kill-on-bad-exit=1 gptrain bench {manifest}{sets} --quick\n\
-         # Before the time limit {told}.\n\
+         # Before the time limit {at_limit}.\n\
          srun {kill} gptrain run {manifest}{sets}{on_end}\n",
         quoted(&folder.display().to_string()),
         quoted(&programs.display().to_string()),
@@ -79,7 +80,7 @@ pub fn script(
 }
 
 /// Options of sbatch, without their dashes.
-fn options(m: &Manifest, request: &Request, placement: Placement) -> Vec<String> {
+fn options(m: &Manifest, request: &JobRequest, placement: Placement) -> Vec<String> {
     let plain = |c: char| if c.is_alphanumeric() || "._-".contains(c) { c } else { '_' };
     let Placement { nodes, tasks, gpus } = placement;
     let mut options = vec![format!("job-name={}", m.name.chars().map(plain).collect::<String>())];
@@ -99,7 +100,7 @@ fn options(m: &Manifest, request: &Request, placement: Placement) -> Vec<String>
     options
 }
 
-fn placement(m: &Manifest, request: &Request) -> Result<Placement, Problems> {
+fn placement(m: &Manifest, request: &JobRequest) -> Result<Placement, Problems> {
     let (ranks, tensor) = (m.topology.ranks(), m.topology.tensor);
     let Some(most) = gpus_per_node(m, request)? else {
         let nodes = request.nodes;
@@ -128,14 +129,15 @@ fn placement(m: &Manifest, request: &Request) -> Result<Placement, Problems> {
 fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
     let remedy = "give a number of nodes that divides it, or change topology.data";
     let what = || format!("{ranks} ranks are not divisible by {nodes} nodes");
-    match ranks.is_multiple_of(nodes) {
-        true => Ok(ranks / nodes),
-        false => Err(Problems::one("--nodes", what(), remedy)),
+    if ranks.is_multiple_of(nodes) {
+        Ok(ranks / nodes)
+    } else {
+        Err(Problems::one("--nodes", what(), remedy))
     }
 }
 
 /// GPUs per node; None if the ranks compute on the CPU.
-fn gpus_per_node(m: &Manifest, request: &Request) -> Result<Option<usize>, Problems> {
+fn gpus_per_node(m: &Manifest, request: &JobRequest) -> Result<Option<usize>, Problems> {
     let hardware = m.plan.hardware.as_deref().filter(|name| *name != hardware::CPU);
     match (m.train.device, request.gpus_per_node, hardware) {
         (DeviceChoice::Cpu, Some(_), _) => {
@@ -156,9 +158,10 @@ fn gpus_per_node(m: &Manifest, request: &Request) -> Result<Option<usize>, Probl
 /// Text quoted as one word of the shell.
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=:,+@%".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_string(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
+    if !text.is_empty() && text.chars().all(plain) {
+        text.to_string()
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
     }
 }
 
@@ -174,7 +177,7 @@ mod tests {
         let text = "model: {layers: 12, hidden: 96, heads: 12, vocab: 64, seq_len: 16}\n\
             data: {train: none}\nbatch: {micro: 1, global: 96}\nlr: {peak: 1e-3}\ntrain: {steps: 1}\n";
         let m = manifest::of_test(text, sets);
-        placement(&m, &Request { nodes, gpus_per_node: gpus, ..Request::default() })
+        placement(&m, &JobRequest { nodes, gpus_per_node: gpus, ..JobRequest::default() })
     }
 
     #[test]

@@ -58,7 +58,7 @@ fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64>
         let groups = device.groups(rank.world(), m)?;
         let engine = Engine::new(be, groups, m, m.data.causal())?;
         engine.init();
-        let micros = DataShard::of(rank, m).rounds(m.batch.global as u64) as usize;
+        let micros = DataShard::for_rank(rank, m).rounds(m.batch.global as u64) as usize;
         let mut seconds = Vec::new();
         for step in 0..=TIMED {
             let begun = Instant::now();

@@ -4,7 +4,9 @@
 //! Independent of the command line: receives parsed options.
 
 pub mod example;
-pub mod recipe;
+pub mod new_manifest;
+pub mod manifest_check;
+pub mod estimate;
 pub mod length;
 pub mod job_script;
 
@@ -12,13 +14,16 @@ pub mod data;
 
 pub mod generate;
 pub mod eval;
+pub mod local_checkpoint;
 pub mod replay;
 
 pub mod import;
-pub mod bring;
 pub mod average;
 mod divergence;
-mod fresh;
+mod new_checkpoint;
 
+pub mod status;
 pub mod runs;
+pub mod nodes;
+pub mod diagnose;
 pub mod report;

@@ -1,32 +1,33 @@
 //! Repeats the steps after a checkpoint on this machine and compares their losses with the recorded
 //! ones.
 
+use super::local_checkpoint::stored_manifest;
+use anyhow::bail;
 use base::Problems;
 use base::progress::{self, Unit};
 use checkpoint::{self, Checkpoint, Found, Past};
 use data::Datasets;
 use engine::{Engine, Groups};
 use launch::{Device, LocalRank};
-use manifest::{self, Loaded};
 use std::fmt;
 use std::path::Path;
 use train::loader::DataShard;
-use train::replay::{Again, recorded, replay};
+use train::replay::{Replay, recorded_steps, replay};
 use train::report::metrics::Metrics;
 use train::spikes::Spikes;
 
 /// Step after a checkpoint: repeated, and as recorded.
 #[derive(Clone, Copy, Debug)]
-pub struct Replayed {
-    pub now: Past,
+struct Replayed {
+    now: Past,
     /// From a later checkpoint, or from the run's metrics.jsonl.
-    pub before: Option<Past>,
+    before: Option<Past>,
 }
 
 /// Fails unless the run has this many steps after a checkpoint.
 pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
     let index = checkpoint::Index::read(folder)?;
-    let m = of_checkpoint(&index.manifest)?.manifest;
+    let m = stored_manifest(&index.manifest, &[])?.manifest;
     let (from, ramp) = (index.progress, m.batch.ramp());
     let all = ramp.steps(m.train.samples);
     let left = all.saturating_sub(from.step);
@@ -42,14 +43,22 @@ pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
     Err(Problems::one(format!("--replay {steps}"), what, remedy).into())
 }
 
-fn of_checkpoint(manifest: &str) -> Result<Loaded, Problems> {
-    manifest::parse_saved(manifest, "the checkpoint's manifest", Path::new("."), &[])
+/// Repeats the steps after a checkpoint on this machine, and prints each. Fails if one differs from
+/// its record.
+pub fn report(folder: &Path, steps: u64) -> anyhow::Result<()> {
+    let replayed = replay_checkpoint(folder, steps)?;
+    for step in &replayed {
+        base::warn!("{step}");
+    }
+    if let Some(other) = replayed.iter().find(|step| !step.equal()) {
+        bail!("{}: step {} does not repeat", folder.display(), other.now.step);
+    }
+    Ok(())
 }
 
-/// `inspect-ckpt --replay STEPS`: repeats the steps after a checkpoint on this machine.
-pub fn checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
+fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
     let checkpoint = Checkpoint::open(folder)?;
-    let mut loaded = of_checkpoint(&checkpoint.index.manifest)?;
+    let mut loaded = stored_manifest(&checkpoint.index.manifest, &[])?;
     loaded.manifest.topology = loaded.manifest.topology.single_rank();
     let m = &loaded.manifest;
     m.runnable()?;
@@ -62,18 +71,18 @@ pub fn checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>> {
     let from = checkpoint::load(&checkpoint, &engine)?;
     let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
-    let recorded = recorded_after(folder);
+    let recorded = records(folder);
     let bar = progress::Progress::new("replaying", steps, Unit::Items("steps"));
-    let done = &|| bar.add(1);
-    let again = Again { from, steps, saved: &recorded.saved, spikes, done };
-    let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), again)?;
+    let on_step = &|| bar.add(1);
+    let replayed = Replay { from, steps, saved: &recorded.saved, spikes, on_step };
+    let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), replayed)?;
     let before = |now: &Past| recorded.past.iter().find(|past| past.step == now.step).copied();
     Ok(steps.into_iter().map(|now| Replayed { before: before(&now), now }).collect())
 }
 
 impl Replayed {
     /// Whether the result equals the record to 1e-4; another CPU may sum in another order.
-    pub fn equal(&self) -> bool {
+    fn equal(&self) -> bool {
         let close = |before: Past| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
         self.before.is_none_or(|before| before == self.now || close(before))
     }
@@ -100,7 +109,7 @@ struct Recorded {
 }
 
 /// Records of the run of a checkpoint: from its checkpoints, then from its metrics.
-fn recorded_after(folder: &Path) -> Recorded {
+fn records(folder: &Path) -> Recorded {
     let Ok(whole) = folder.canonicalize() else { return Recorded::default() };
     let Some(checkpoints) = whole.parent() else { return Recorded::default() };
     let found = checkpoint::published(checkpoints).unwrap_or_default();
@@ -109,6 +118,6 @@ fn recorded_after(folder: &Path) -> Recorded {
     let mut past: Vec<Past> =
         found.into_iter().filter_map(history).flat_map(|index| index.history.clone()).collect();
     let metrics = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
-    past.extend(metrics.iter().flat_map(recorded));
+    past.extend(metrics.iter().flat_map(recorded_steps));
     Recorded { past, saved }
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use train::report::numbers::Format;
-use train::status::{NAME, State, Status};
+use train::status::{NAME, RunState, Status};
 
 /// Depth of the search below the given folder: `runs/sweep/lr/a`.
 const LEVELS: usize = 4;
@@ -16,20 +16,20 @@ const LEVELS: usize = 4;
 const SKIPPED: [&str; 3] = ["checkpoints", "tensorboard", "failures"];
 
 /// Folder of a run, and its status or the error of reading it.
-pub struct Row {
+pub struct RunRow {
     folder: PathBuf,
     status: anyhow::Result<Status>,
 }
 
 /// All runs below a folder: running ones first, then by time of start, the newest first.
-pub fn find(folder: &Path, now: f64) -> Vec<Row> {
+pub fn find(folder: &Path, now: f64) -> Vec<RunRow> {
     let root = folder.metadata().map(|about| (about.dev(), about.ino())).ok();
     let (mut found, mut seen) = (Vec::new(), BTreeSet::from_iter(root));
     search(folder, LEVELS, &mut found, &mut seen);
-    let read = |folder: PathBuf| Row { status: Status::read(&folder), folder };
-    let mut rows: Vec<Row> = found.into_iter().map(read).collect();
-    let running = |row: &Row| row.state(now) == Some(State::Running);
-    let started = |row: &Row| row.status.as_ref().map_or(0.0, |status| status.started);
+    let read = |folder: PathBuf| RunRow { status: Status::read(&folder), folder };
+    let mut rows: Vec<RunRow> = found.into_iter().map(read).collect();
+    let running = |row: &RunRow| row.state(now) == Some(RunState::Running);
+    let started = |row: &RunRow| row.status.as_ref().map_or(0.0, |status| status.started);
     rows.sort_by(|a, b| {
         let order = running(b).cmp(&running(a)).then(started(b).total_cmp(&started(a)));
         order.then_with(|| a.folder.cmp(&b.folder))
@@ -59,8 +59,8 @@ fn search(folder: &Path, levels: usize, found: &mut Vec<PathBuf>, seen: &mut BTr
     }
 }
 
-impl Row {
-    fn state(&self, now: f64) -> Option<State> {
+impl RunRow {
+    fn state(&self, now: f64) -> Option<RunState> {
         self.status.as_ref().ok().map(|status| status.state(now))
     }
 
@@ -73,10 +73,10 @@ impl Row {
         let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
         let loss = status.loss().map_or("–".into(), |loss| format!("{loss:.4}"));
         let speed = Format::Rate.show(status.last.0.tokens_per_s);
-        let left = status.left_s.filter(|_| state == State::Running).map(Seconds);
+        let left = status.left_s.filter(|_| state == RunState::Running).map(Seconds);
         let left = left.map_or("–".into(), |left| left.to_string());
         let age = Seconds((now - status.updated).max(0.0)).to_string();
-        vec![folder, state.name().into(), step, loss, speed, left, age]
+        vec![folder, state.to_string(), step, loss, speed, left, age]
     }
 
     fn object(&self, now: f64) -> Value {
@@ -88,14 +88,14 @@ impl Row {
     }
 }
 
-pub fn text(rows: &[Row], now: f64) -> String {
+pub fn text(rows: &[RunRow], now: f64) -> String {
     let head = ["run", "state", "step", "loss", "tokens/s", "left", "updated"];
     let mut cells = vec![head.map(str::to_string).to_vec()];
     cells.extend(rows.iter().map(|row| row.cells(now)));
     columns(&cells, 2)
 }
 
-pub fn object(rows: &[Row], now: f64) -> Value {
+pub fn object(rows: &[RunRow], now: f64) -> Value {
     json!({ "runs": rows.iter().map(|row| row.object(now)).collect::<Vec<_>>() })
 }
 

@@ -27,11 +27,14 @@ struct Output {
     form: Form,
 }
 
-impl Console {
-    pub fn stdout() -> Console {
+/// Standard output.
+impl Default for Console {
+    fn default() -> Console {
         Console::new(Box::new(io::stdout()))
     }
+}
 
+impl Console {
     pub fn new(out: Box<dyn Write + Send>) -> Console {
         Console { output: Arc::new(Mutex::new(Output { out, form: Form::Megatron })) }
     }

@@ -42,20 +42,22 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
         );
         return Err(Problems::one(folder.display().to_string(), what, remedy).into());
     }
-    let now = Starts { from_step: step, starts: before + 1 };
-    output::write(&path, Existing::Replaced, &serde_json::to_vec(&now)?)
+    write(folder, &Starts { from_step: step, starts: before + 1 })
+}
+
+fn write(folder: &Path, starts: &Starts) -> anyhow::Result<()> {
+    output::write(&file(folder), Existing::Replaced, &serde_json::to_vec(starts)?)
 }
 
 /// Uncounts this start, which was refused before its first step.
-pub fn discount(folder: &Path) {
+pub fn uncount_start(folder: &Path) {
     let Some(Starts { from_step, starts }) = recorded(folder) else { return };
-    let before = Starts { from_step, starts: starts.saturating_sub(1) };
-    match before.starts {
-        0 => reset(folder),
+    let starts = Starts { from_step, starts: starts.saturating_sub(1) };
+    if starts.starts == 0 {
+        reset(folder);
+    } else {
         // If this fails, the start counts.
-        _ => serde_json::to_vec(&before).map_or((), |text| {
-            let _ = output::write(&file(folder), Existing::Replaced, &text);
-        }),
+        let _ = write(folder, &starts);
     }
 }
 

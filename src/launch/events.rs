@@ -6,6 +6,7 @@ use anyhow::{Context, Result};
 use base::{input, unix_time};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::fs::OpenOptions;
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -34,18 +35,9 @@ pub enum Kind {
     Warning,
 }
 
-impl Kind {
-    /// Name for the user.
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Start => "start",
-            Kind::End => "end",
-            Kind::Failure => "failure",
-            Kind::Queued => "queued",
-            Kind::Restart => "restart",
-            Kind::Copy => "copy",
-            Kind::Warning => "warning",
-        }
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 

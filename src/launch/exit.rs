@@ -4,69 +4,41 @@ use base::{Problems, WrongInput, escape_control};
 use comm::Failed;
 use std::fmt;
 
-/// Error of `gptrain estimate` for a plan that needs more memory than available; printed with the
-/// plan.
-#[derive(Debug)]
-pub struct DoesNotFit;
-
-impl fmt::Display for DoesNotFit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the plan does not fit")
-    }
-}
-
-impl std::error::Error for DoesNotFit {}
-
-/// Error of `gptrain bench` if something is slow; printed with the figures.
-#[derive(Debug)]
-pub struct Slow;
-
-impl fmt::Display for Slow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a part of the machine is slow")
-    }
-}
-
-impl std::error::Error for Slow {}
-
 /// Exit code for wrong input.
 pub const WRONG_INPUT: u8 = 2;
 
-/// Error of a process that only exits with the same code, while another prints the reason.
+/// Exit code of `gptrain estimate` for a plan that needs more memory than available.
+pub const DOES_NOT_FIT: u8 = 4;
+
+/// Exit code of `gptrain bench` if something is slow.
+pub const SLOW: u8 = 5;
+
+/// Error whose reason was already printed, by this process or by another rank's.
 #[derive(Debug)]
-pub struct PeerExit {
+pub struct AlreadyPrinted {
     pub code: u8,
 }
 
-impl fmt::Display for PeerExit {
+impl fmt::Display for AlreadyPrinted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("another rank prints why the run ends")
+        f.write_str("the reason was already printed")
     }
 }
 
-impl std::error::Error for PeerExit {}
+impl std::error::Error for AlreadyPrinted {}
 
-/// Exit code for an error, and the line for standard error; None if it was printed already, or by
-/// another process.
-pub fn of_error(error: &anyhow::Error) -> (u8, Option<String>) {
-    let (code, line) = code_and_line(error);
-    (code, line.map(|line| escape_control(&line).into_owned()))
-}
-
-fn code_and_line(error: &anyhow::Error) -> (u8, Option<String>) {
-    if let Some(problems) = error.downcast_ref::<Problems>() {
+/// Exit code for an error, and the line for standard error; None if it was already printed.
+pub fn code_and_line(error: &anyhow::Error) -> (u8, Option<String>) {
+    let (code, line) = if let Some(problems) = error.downcast_ref::<Problems>() {
         (WRONG_INPUT, Some(problems.to_string()))
     } else if error.is::<WrongInput>() {
         (WRONG_INPUT, Some(format!("gptrain: {error:#}")))
     } else if let Some(failed) = error.downcast_ref::<Failed>() {
         (Failed::EXIT_CODE, failed.print.then(|| format!("gptrain: {failed}")))
-    } else if let Some(PeerExit { code }) = error.downcast_ref() {
+    } else if let Some(AlreadyPrinted { code }) = error.downcast_ref() {
         (*code, None)
-    } else if error.is::<DoesNotFit>() {
-        (4, None)
-    } else if error.is::<Slow>() {
-        (5, None)
     } else {
         (1, Some(format!("gptrain: {error:#}")))
-    }
+    };
+    (code, line.map(|line| escape_control(&line).into_owned()))
 }

@@ -10,8 +10,8 @@ use manifest::{Manifest, OnEnd};
 
 /// Runs on rank 0, once all ranks have ended. Ends a chain of jobs in which the run makes no
 /// progress.
-pub fn act(m: &Manifest) {
-    let Some(job) = Job::of_environment() else { return };
+pub fn queue_again(m: &Manifest) {
+    let Some(job) = Job::from_environment() else { return };
     if !matches!(m.slurm.on_end, OnEnd::Requeue | OnEnd::Resubmit) {
         return;
     }
@@ -23,24 +23,23 @@ pub fn act(m: &Manifest) {
         );
         return;
     }
-    let without = stay_away(m, &job);
-    let told = without.as_ref().map_or(String::new(), |nodes| format!(", without {nodes}"));
+    let excluded = nodes_to_exclude(m, &job);
+    let without = excluded.as_ref().map_or(String::new(), |nodes| format!(", without {nodes}"));
     let done = match m.slurm.on_end {
         OnEnd::Requeue => {
             // Slurm may end this process from now on.
-            tracing::info!("job {id} goes back into the queue{told}");
-            events::add(&m.log.folder, Kind::Queued, &format!("job {id}{told}"));
+            tracing::info!("job {id} goes back into the queue{without}");
+            events::add(&m.log.folder, Kind::Queued, &format!("job {id}{without}"));
             let queued = job.requeue();
-            if let (Ok(()), Some(Err(error))) =
-                (&queued, without.map(|nodes| job.stay_away(&nodes)))
+            if let (Ok(()), Some(Err(error))) = (&queued, excluded.map(|nodes| job.exclude(&nodes)))
             {
                 tracing::warn!("job {id} is queued with all its nodes: {error:#}");
             }
             queued
         }
-        _ => job.resubmit(&m.log.folder, without.as_deref()).map(|next| {
-            tracing::info!("job {next} continues when job {id} has ended{told}");
-            events::add(&m.log.folder, Kind::Queued, &format!("as job {next}{told}"));
+        _ => job.resubmit(&m.log.folder, excluded.as_deref()).map(|next| {
+            tracing::info!("job {next} continues when job {id} has ended{without}");
+            events::add(&m.log.folder, Kind::Queued, &format!("as job {next}{without}"));
         }),
     };
     if let Err(error) = done {
@@ -52,12 +51,12 @@ pub fn act(m: &Manifest) {
 
 /// Nodes to exclude from the job, in Slurm's notation; None if none is sick, or if too few would
 /// remain.
-fn stay_away(m: &Manifest, job: &Job) -> Option<String> {
+fn nodes_to_exclude(m: &Manifest, job: &Job) -> Option<String> {
     let sick = sick_nodes::excluded(&m.log.folder, m.slurm.exclude_stragglers);
     if sick.is_empty() {
         return None;
     }
-    match job.without(&sick) {
+    match job.exclusion_list(&sick) {
         Ok(nodes) => Some(nodes),
         Err(error) => {
             tracing::warn!("the job keeps its nodes, {} too: {error:#}", sick.join(", "));

@@ -7,7 +7,7 @@
 
 use super::console::Console;
 use super::spans::SpanRecorder;
-use base::{escape_control, unix_time};
+use base::{escape_control, push_recent, unix_time};
 use comm::Recorder;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -22,8 +22,9 @@ use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 
-/// Layer that prints and records events, and its handle.
-#[derive(Clone)]
+/// Layer that prints and records events, and its handle. By default it prints to standard output, and
+/// errors to standard error.
+#[derive(Clone, Default)]
 pub struct Messages {
     console: Console,
     /// Recorders of the ranks of this process, with the rank's number.
@@ -35,16 +36,6 @@ pub struct Messages {
 type Recorders = Vec<(u64, Arc<Recorder>)>;
 
 impl Messages {
-    /// Prints to standard output, and errors to standard error.
-    pub fn standard() -> Messages {
-        Messages {
-            console: Console::stdout(),
-            recorders: Arc::default(),
-            spans: SpanRecorder::default(),
-            warnings: Warnings::default(),
-        }
-    }
-
     /// Installs the layer: all events of gptrain at `level` or more severe become messages. With
     /// `traces`, spans can be recorded.
     pub fn install(&self, level: LevelFilter, traces: bool) {
@@ -93,12 +84,9 @@ pub type Warnings = Arc<Mutex<VecDeque<Warning>>>;
 const WARNINGS: usize = 16;
 
 /// Adds a warning.
-fn keep(warnings: &Warnings, text: &str) {
-    let mut warnings = warnings.lock();
-    if warnings.len() == WARNINGS {
-        warnings.pop_front();
-    }
-    warnings.push_back(Warning { at: unix_time().as_secs_f64(), text: text.to_string() });
+fn add_warning(warnings: &Warnings, text: &str) {
+    let warning = Warning { at: unix_time().as_secs_f64(), text: text.to_string() };
+    push_recent(&mut warnings.lock(), warning, WARNINGS);
 }
 
 /// Crates whose events are messages. Events of libraries (object_store on each retry, its HTTP
@@ -163,9 +151,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Messages {
         let mut fields = Fields::default();
         event.record(&mut fields);
         for span in context.event_scope(event).into_iter().flatten() {
-            if let Some(of_span) = span.extensions().get::<Fields>() {
-                fields.rank = fields.rank.or(of_span.rank);
-                fields.step = fields.step.or(of_span.step);
+            if let Some(outer) = span.extensions().get::<Fields>() {
+                fields.rank = fields.rank.or(outer.rank);
+                fields.step = fields.step.or(outer.step);
             }
         }
         let Fields { rank, step, message } = fields;
@@ -189,7 +177,7 @@ impl Messages {
     fn print(&self, level: Level, message: &str) {
         let message = escape_control(message);
         if level <= Level::WARN {
-            keep(&self.warnings, &message);
+            add_warning(&self.warnings, &message);
         }
         match level {
             Level::ERROR => self.console.error(&format!("gptrain: {message}")),
@@ -204,14 +192,15 @@ impl Messages {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::Printed;
     use comm::LogLine;
+    use std::fs::{self, File};
 
     /// Printed text and records of the same events on two ranks, at a level.
     fn logged(level: LevelFilter) -> (String, Vec<Vec<LogLine>>) {
-        let printed = Printed::default();
-        let console = Console::new(Box::new(printed.clone()));
-        let messages = Messages { console, ..Messages::standard() };
+        let folder = tempfile::tempdir().unwrap();
+        let printed = folder.path().join("printed");
+        let console = Console::new(Box::new(File::create(&printed).unwrap()));
+        let messages = Messages { console, ..Messages::default() };
         let layers = tracing_subscriber::registry().with(messages.clone().with_filter(level));
         let recorders = [(); 2].map(|()| Arc::new(Recorder::default()));
         tracing::subscriber::with_default(layers, || {
@@ -224,7 +213,7 @@ mod tests {
             }
         });
         let lines = recorders.map(|recorder| recorder.report(0, "", usize::MAX).log);
-        (printed.text(), lines.into())
+        (fs::read_to_string(printed).unwrap(), lines.into())
     }
 
     #[test]

@@ -12,7 +12,8 @@ pub mod sick_nodes;
 pub mod slurm;
 pub mod job_end;
 
-pub mod guard;
+pub mod run_folder;
+pub mod signals;
 pub mod storage;
 pub mod events;
 
@@ -21,10 +22,8 @@ pub mod console;
 pub mod spans;
 pub mod exit;
 
-#[cfg(any(test, feature = "testing"))]
-pub mod testing;
-
 pub use ranks::{
-    Carrier, Device, LocalRank, LocalRanks, gpu_for_each_rank, launcher, of_rank, waiting,
+    Device, GroupFactory, LocalRank, LocalRanks, clean_up_on_signal, gpu_for_each_rank, launcher,
+    name_rank,
 };
 pub use supervise::{RANKS, start_processes, supervise};

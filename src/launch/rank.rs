@@ -1,6 +1,7 @@
 //! One rank of a run: its coordinates in the grid, and the small collectives by which ranks agree.
 
 use super::exit;
+use anyhow::Result;
 use comm::{self, ClockOffset, Failed, HostCollectives, World};
 use device::Dead;
 use manifest::Topology;
@@ -12,7 +13,7 @@ use std::fmt;
 pub struct Rank<'a> {
     world: &'a World,
     pub grid: Grid,
-    pub at: Coord,
+    pub coord: Coord,
     host: HostCollectives,
 }
 
@@ -40,15 +41,15 @@ impl<'a> Rank<'a> {
     /// Creates the control groups. A collective of every rank of the world.
     pub fn new(world: &'a World, topology: &Topology) -> Rank<'a> {
         let grid = topology.grid();
-        let at = grid.coord(world.rank());
+        let coord = grid.coord(world.rank());
         if world.size() > 1 {
-            world.recorder().set_coord(&at.name());
+            world.recorder().set_coord(&coord.name());
         }
         let groups =
             [("control tensor", SHARES), ("control data", GRADIENTS), ("control pipeline", STAGES)];
-        let groups = groups.map(|(name, axes)| world.group(name, &grid.group(at, axes)));
+        let groups = groups.map(|(name, axes)| world.group(name, &grid.group(coord, axes)));
         let host = HostCollectives::new(world.rank(), groups.into());
-        Rank { world, grid, at, host }
+        Rank { world, grid, coord, host }
     }
 
     pub fn world(&self) -> &World {
@@ -89,11 +90,7 @@ impl<'a> Rank<'a> {
 
     /// Runs a phase that every rank executes separately. It is named in a hang diagnosis, and
     /// succeeds on all ranks or stops all of them. `work` calls no collective.
-    pub fn phase<T>(
-        &self,
-        name: &str,
-        work: impl FnOnce() -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
+    pub fn phase<T>(&self, name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         self.enter_phase(name);
         self.agree(work())
     }
@@ -102,8 +99,8 @@ impl<'a> Rank<'a> {
     pub fn first_phase<T: Serialize + DeserializeOwned>(
         &self,
         name: &str,
-        work: impl FnOnce() -> anyhow::Result<T>,
-    ) -> anyhow::Result<T> {
+        work: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
         self.enter_phase(name);
         self.on_first(work)
     }
@@ -116,10 +113,7 @@ impl<'a> Rank<'a> {
     /// Waits until `ready` on every rank, for any time. Each call of `ready` must return within
     /// about a second, and the ranks synchronise between two calls. An error of one is an error of
     /// all.
-    pub fn wait_until(
-        &self,
-        mut ready: impl FnMut() -> anyhow::Result<bool>,
-    ) -> anyhow::Result<()> {
+    pub fn wait_until(&self, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
         loop {
             let mine = ready();
             let [ready, failed] = self.count([matches!(mine, Ok(true)), mine.is_err()]);
@@ -134,7 +128,7 @@ impl<'a> Rank<'a> {
 
     /// This rank's result if all ranks succeeded. Otherwise fails on all of them; the lowest failed
     /// rank prints the error.
-    pub fn agree<T>(&self, mine: anyhow::Result<T>) -> anyhow::Result<T> {
+    pub fn agree<T>(&self, mine: Result<T>) -> Result<T> {
         match self.count([mine.is_err()]) {
             [0] => mine,
             _ => Err(self.collective_error(mine.err())),
@@ -149,11 +143,11 @@ impl<'a> Rank<'a> {
             Err(error) => Some(self.named(error)),
         });
         let mut codes = vec![0.0; self.grid.size()];
-        codes[self.number()] = mine.as_ref().map_or(0, |error| exit::of_error(error).0) as f32;
+        codes[self.number()] = mine.as_ref().map_or(0, |error| exit::code_and_line(error).0) as f32;
         self.host.sum(&mut codes);
-        let speaker = codes.iter().position(|code| *code > 0.0);
-        let code = speaker.map_or(1, |rank| codes[rank] as u8);
-        let error = mine.filter(|_| speaker == Some(self.number()));
+        let printer = codes.iter().position(|code| *code > 0.0);
+        let code = printer.map_or(1, |rank| codes[rank] as u8);
+        let error = mine.filter(|_| printer == Some(self.number()));
         anyhow::Error::new(CollectiveError { code, error })
     }
 
@@ -169,10 +163,10 @@ impl<'a> Rank<'a> {
     }
 
     /// Runs `what` on rank 0 and broadcasts its result.
-    pub fn on_first<T, F>(&self, what: F) -> anyhow::Result<T>
+    pub fn on_first<T, F>(&self, what: F) -> Result<T>
     where
         T: Serialize + DeserializeOwned,
-        F: FnOnce() -> anyhow::Result<T>,
+        F: FnOnce() -> Result<T>,
     {
         let done = if self.is_first() { what().map(Some) } else { Ok(None) };
         let done = self.agree(done)?;
@@ -182,13 +176,13 @@ impl<'a> Rank<'a> {
     }
 
     /// Every rank's value, by rank, on rank 0; empty on the others.
-    pub fn gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> anyhow::Result<Vec<T>> {
+    pub fn gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
         let all = self.host.gather(&serde_json::to_vec(mine)?);
         all.iter().map(|value| Ok(serde_json::from_slice(value)?)).collect()
     }
 
     /// Every rank's value, by rank, on every rank.
-    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> anyhow::Result<Vec<T>> {
+    pub fn all_gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
         let all: Vec<T> = self.gather(mine)?;
         let received = self.host.broadcast(&serde_json::to_vec(&all)?);
         Ok(serde_json::from_slice(&received)?)

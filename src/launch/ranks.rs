@@ -3,12 +3,13 @@
 
 mod device;
 
-pub use device::{Carrier, Device, LocalRank, gpu_for_each_rank, of_rank};
+pub use device::{Device, GroupFactory, LocalRank, gpu_for_each_rank, name_rank};
 
-use super::exit::PeerExit;
-use super::guard::Waiting;
+use super::exit::AlreadyPrinted;
 use super::messages::Messages;
 use super::rank::{CollectiveError, Rank};
+use super::run_folder::job_folder;
+use super::signals::ExitOnSignal;
 use ::device::Dead;
 use anyhow::Context;
 use base::Problems;
@@ -16,7 +17,7 @@ use comm::tcp::{self, Join};
 use comm::{self, Failed, LauncherEnv, RENDEZVOUS, Watchdog, World, threads};
 use manifest::{Loaded, Manifest};
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -36,16 +37,16 @@ pub struct LocalRanks {
 
 /// Cleanup for a command that handles signals only once it has its ranks: until this is dropped, a
 /// stop signal removes the files of the rendezvous. None if there is no other process.
-pub fn waiting(m: &Manifest) -> anyhow::Result<Option<Waiting>> {
+pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> {
     let launcher = launcher(m)?.filter(|launch| launch.world > 1);
-    let begin = |launch: LauncherEnv| {
+    let listen = |launch: LauncherEnv| {
         let folder = m.log.folder.clone();
-        Waiting::begin(move || {
+        ExitOnSignal::listen(move || {
             tcp::forget_secret(&folder, &launch.job);
             std::fs::remove_dir(&folder).ok(); // unless a run is there
         })
     };
-    launcher.map(begin).transpose()
+    launcher.map(listen).transpose()
 }
 
 impl LocalRanks {
@@ -56,7 +57,7 @@ impl LocalRanks {
         let launcher = launcher(m)?;
         let alone = launcher.as_ref().is_none_or(|launch| launch.world == 1);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let host = base::hostname();
         let Some(launch) = launcher.as_ref().filter(|_| !alone) else {
             let dumps = dumps(m, &format!("process {}", std::process::id()));
             clear(&dumps);
@@ -68,13 +69,16 @@ impl LocalRanks {
                 cores: cores / ranks,
             };
             let worlds = threads::watched(ranks, &watchdog(m, &dumps))?;
-            let worlds = worlds.into_iter().map(|world| (local(world.rank()), world));
-            let worlds = worlds.map(|(local, world)| (world, local)).collect();
+            let with_local = |world: World| {
+                let local = local(world.rank());
+                (world, local)
+            };
+            let worlds = worlds.into_iter().map(with_local).collect();
             return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
             // Each rank says so: the variables of one alone may be wrong.
-            return Err(another_world(m, launch).into());
+            return Err(wrong_world_size(m, launch).into());
         }
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));
         let threads = m.train.threads.unwrap_or(share).max(1);
@@ -131,7 +135,7 @@ impl LocalRanks {
                 Err(failure) => failed = failed.or(Some(failure)),
                 Ok(Err(error)) => match error.downcast::<CollectiveError>() {
                     Ok(CollectiveError { error: None, code }) => {
-                        peer_exit = Some(PeerExit { code })
+                        peer_exit = Some(AlreadyPrinted { code })
                     }
                     Ok(CollectiveError { error: Some(error), .. }) | Err(error) => {
                         return Err(error);
@@ -145,11 +149,9 @@ impl LocalRanks {
             (None, None, done) => done.context("no rank was started"),
         }
     }
-}
 
-impl LocalRanks {
     /// Whether rank 0 is among them. Called before they run.
-    pub fn lead(&self) -> bool {
+    pub fn have_first(&self) -> bool {
         self.worlds.iter().any(|(world, _)| world.rank() == 0)
     }
 
@@ -167,7 +169,7 @@ impl LocalRanks {
             world.recorder().set_node(&self.node);
             let me = Rank::new(world, &m.topology);
             let device = Device::open(m, local, Some(self.threads));
-            let device = device.map_err(|problems| device::of_rank(&me, &self.node, problems));
+            let device = device.map_err(|problems| device::name_rank(&me, &self.node, problems));
             let device = me.agree(device.map_err(anyhow::Error::from))?;
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
@@ -213,7 +215,7 @@ pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
     LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))
 }
 
-fn another_world(m: &Manifest, launch: &LauncherEnv) -> Problems {
+fn wrong_world_size(m: &Manifest, launch: &LauncherEnv) -> Problems {
     let (t, world) = (&m.topology, launch.world);
     let what = format!(
         "{world} ranks were started; topology tensor {} × pipeline {} × data {} makes {}",
@@ -223,30 +225,24 @@ fn another_world(m: &Manifest, launch: &LauncherEnv) -> Problems {
         t.ranks()
     );
     let per_replica = t.tensor * t.pipeline;
-    let remedy = match world.is_multiple_of(per_replica) {
-        true => format!(
-            "start {} (srun -n {}), or --set topology.data={}",
-            t.ranks(),
-            t.ranks(),
-            world / per_replica
-        ),
-        false => format!("start {} (srun -n {})", t.ranks(), t.ranks()),
-    };
+    let mut remedy = format!("start {} (srun -n {})", t.ranks(), t.ranks());
+    if world.is_multiple_of(per_replica) {
+        remedy += &format!(", or --set topology.data={}", world / per_replica);
+    }
     Problems::one(format!("{}, rank {}", m.name, launch.rank), what, remedy)
 }
 
-fn watchdog(m: &Manifest, dumps: &std::path::Path) -> Watchdog {
+fn watchdog(m: &Manifest, dumps: &Path) -> Watchdog {
     let timeout = Duration::from_secs_f64(m.comm.timeout_s);
     Watchdog { dumps: Some(dumps.into()), ..Watchdog::new(timeout) }
 }
 
 /// Dump folder of this start of this job. Dumps of other starts are kept.
 fn dumps(m: &Manifest, job: &str) -> PathBuf {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    m.log.folder.join("failures").join(job.chars().map(plain).collect::<String>())
+    job_folder(&m.log.folder, "failures", job)
 }
 
 /// Removes an earlier dump under the same name, which would be mistaken for this start's.
-fn clear(dumps: &std::path::Path) {
+fn clear(dumps: &Path) {
     let _ = std::fs::remove_dir_all(dumps); // usually there is none
 }

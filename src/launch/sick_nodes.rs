@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 pub const NAME: &str = "sick_nodes.json";
 
 /// Seconds until an entry expires: three days, in which a node is repaired or recovers.
-const COUNTS_FOR: f64 = 72.0 * 3600.0;
+const LIFETIME_S: f64 = 72.0 * 3600.0;
 
 /// Reason to avoid a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,15 +89,15 @@ pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
 
 /// Adds an observation about a host.
 pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
-    let is_there = || {
-        let all = read(folder).unwrap_or_default();
-        all.iter().any(|node| node.host == host && node.reason == reason)
+    let is_recorded = || {
+        let nodes = read(folder).unwrap_or_default();
+        nodes.iter().any(|node| node.host == host && node.reason == reason)
     };
     // Ranks of two nodes may write at once, in which case the later one may not have read the
     // earlier entry.
     for _ in 0..5 {
         add_once(folder, host, reason, evidence)?;
-        if is_there() {
+        if is_recorded() {
             break;
         }
     }
@@ -110,7 +110,7 @@ fn add_once(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result
     let same = nodes.iter().position(|node| node.host == host && node.reason == reason);
     let times = 1 + same.map_or(0, |place| nodes.remove(place).times);
     let (host, evidence) = (host.to_string(), evidence.to_string());
-    nodes.push(SickNode { host, reason, evidence, times, at, expires: at + COUNTS_FOR });
+    nodes.push(SickNode { host, reason, evidence, times, at, expires: at + LIFETIME_S });
     write(folder, &nodes)
 }
 
@@ -166,7 +166,7 @@ mod tests {
         let folder = folder.path();
         add(folder, "n1", Reason::Slow, "slow").unwrap();
         let mut nodes = read(folder).unwrap();
-        nodes[0].expires -= COUNTS_FOR + 1.0;
+        nodes[0].expires -= LIFETIME_S + 1.0;
         write(folder, &nodes).unwrap();
         assert_eq!(excluded(folder, false), [""; 0]);
         fs::write(file(folder), "{").unwrap();

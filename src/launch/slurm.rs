@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Time limit of a Slurm command.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Name of the job's batch script in the run's folder, which is submitted again.
 const SCRIPT: &str = "job.sh";
@@ -21,7 +21,7 @@ pub struct Job {
 
 impl Job {
     /// Job of this process, if it has one.
-    pub fn of_environment() -> Option<Job> {
+    pub fn from_environment() -> Option<Job> {
         let id = std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty())?;
         Some(Job { id })
     }
@@ -33,8 +33,8 @@ impl Job {
     /// Remaining time of its limit; None without a limit. squeue reports a limit that was changed. If
     /// it fails, the variable SLURM_JOB_END_TIME (absent in 22.05) has the limit of the job's start.
     pub fn time_left(&self) -> anyhow::Result<Option<Duration>> {
-        let asked = ask(Command::new("squeue").args(["-h", "-o", "%L", "-j", &self.id]));
-        asked.and_then(|text| time_left(&text)).or_else(|error| {
+        let answer = run(Command::new("squeue").args(["-h", "-o", "%L", "-j", &self.id]));
+        answer.and_then(|text| time_left(&text)).or_else(|error| {
             let end = std::env::var("SLURM_JOB_END_TIME").ok().and_then(|at| at.parse().ok());
             let end = end.map(Duration::from_secs).ok_or(error)?;
             Ok(Some(end.saturating_sub(unix_time())))
@@ -44,51 +44,54 @@ impl Job {
     /// Puts the job back into the queue, under its number. Slurm ends its running processes: SIGTERM
     /// may arrive before the command's answer.
     pub fn requeue(&self) -> anyhow::Result<()> {
-        let asked = ask_lasting(&["scontrol", "requeue", &self.id]);
+        let requeued = run_despite_sigterm(&["scontrol", "requeue", &self.id]);
         let remedy = "the cluster may forbid it: slurm.on_end: resubmit needs no permission";
-        asked.map(drop).context(remedy)
+        requeued.map(drop).context(remedy)
     }
 
-    /// Excludes nodes (as from `without`) from the job, which is queued again. A running job's list
+    /// Excludes nodes (as from `exclusion_list`) from the job, which is queued again. A running job's list
     /// cannot be changed: "Job is no longer pending execution" (22.05).
-    pub fn stay_away(&self, nodes: &str) -> anyhow::Result<()> {
+    pub fn exclude(&self, nodes: &str) -> anyhow::Result<()> {
         let (job, nodes) = (format!("JobId={}", self.id), format!("ExcNodeList={nodes}"));
-        ask_lasting(&["scontrol", "update", &job, &nodes]).map(drop)
+        run_despite_sigterm(&["scontrol", "update", &job, &nodes]).map(drop)
     }
 
     /// Nodes to exclude when the job is queued again: its own list and these. Fails if the cluster has
     /// too few others: Slurm would accept such a list, and let the job wait for ever (reason
     /// BadConstraints).
-    pub fn without(&self, exclude: &[String]) -> anyhow::Result<String> {
-        let about = self.about()?;
-        let nodes = with_own(field(&about, "ExcNodeList").unwrap_or_default(), exclude);
-        let mut could_start = as_user("sbatch");
-        could_start.args(["--test-only", "--wrap=:"]).args(repeated(&about));
-        ask(could_start.arg(format!("--exclude={nodes}")))?;
+    pub fn exclusion_list(&self, exclude: &[String]) -> anyhow::Result<String> {
+        let description = self.description()?;
+        let own = field(&description, "ExcNodeList").unwrap_or_default();
+        let nodes = merge_lists(own, exclude);
+        let mut test = as_user("sbatch");
+        test.args(["--test-only", "--wrap=:"]).args(repeated_options(&description));
+        run(test.arg(format!("--exclude={nodes}")))?;
         Ok(nodes)
     }
 
-    fn about(&self) -> anyhow::Result<String> {
-        ask(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
+    fn description(&self) -> anyhow::Result<String> {
+        run(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
     }
 
     /// Submits the job's batch script again, to start when this job has ended, with the same options
-    /// (`repeated`), but not on the nodes to `exclude`, as from `without`. Returns the new job's number.
+    /// (`repeated_options`), but not on the nodes to `exclude`, as from `exclusion_list`. Returns the new job's number.
     pub fn resubmit(&self, folder: &Path, exclude: Option<&str>) -> anyhow::Result<String> {
         let script = folder.join(SCRIPT);
         let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
         let write = ["write", "batch_script", &self.id];
-        ask(Command::new("scontrol").args(write).arg(&script))
+        run(Command::new("scontrol").args(write).arg(&script))
             .context("only a job with a batch script can be submitted again")?;
         ensure!(script.exists(), "scontrol wrote no {}", script.display());
-        let about = self.about()?;
+        let description = self.description()?;
         let mut sbatch = as_user("sbatch");
         sbatch.args(["--parsable".to_string(), format!("--dependency=afterany:{}", self.id)]);
-        sbatch.args(["--open-mode=append".to_string()].into_iter().chain(repeated(&about)));
+        sbatch.args(
+            ["--open-mode=append".to_string()].into_iter().chain(repeated_options(&description)),
+        );
         let name = std::env::var("SLURM_JOB_NAME").ok();
         sbatch.args(name.map(|name| format!("--job-name={name}")));
         sbatch.args(exclude.map(|nodes| format!("--exclude={nodes}")));
-        let answer = ask(sbatch.arg(&script))?;
+        let answer = run(sbatch.arg(&script))?;
         Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
     }
 }
@@ -107,29 +110,29 @@ fn as_user(program: &str) -> Command {
 
 /// Output of a command that continues when Slurm ends this step, which it does by SIGTERM and,
 /// `KillWait` later, by SIGKILL.
-fn ask_lasting(words: &[&str]) -> anyhow::Result<String> {
+fn run_despite_sigterm(words: &[&str]) -> anyhow::Result<String> {
     let mut shell = Command::new("sh");
-    ask_as(words[0], shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]).args(words))
+    run_as(words[0], shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]).args(words))
 }
 
 /// Field of `scontrol show job -o`, if it has a value.
-fn field<'a>(about: &'a str, name: &str) -> Option<&'a str> {
-    let mut words = about.split_whitespace().filter_map(|word| word.split_once('='));
+fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
+    let mut words = description.split_whitespace().filter_map(|word| word.split_once('='));
     let (_, value) = words.find(|(field, _)| *field == name)?;
     Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
 }
 
 /// Appends nodes to a list in Slurm's notation, "n[1-3],n7".
-fn with_own(own: &str, more: &[String]) -> String {
-    let stands = |node: &&String| own.split(',').any(|known| known == node.as_str());
-    let new = more.iter().filter(|node| !stands(node)).map(String::as_str);
-    let all: Vec<&str> = Some(own).filter(|own| !own.is_empty()).into_iter().chain(new).collect();
-    all.join(",")
+fn merge_lists(own: &str, more: &[String]) -> String {
+    let is_listed = |node: &&String| own.split(',').any(|known| known == node.as_str());
+    let new = more.iter().filter(|node| !is_listed(node)).map(String::as_str);
+    let nodes: Vec<&str> = Some(own).filter(|own| !own.is_empty()).into_iter().chain(new).collect();
+    nodes.join(",")
 }
 
 /// Options of sbatch that repeat those of a job: options on sbatch's command line are not in the
-/// script. `about` is the output of `scontrol show job -o`.
-fn repeated(about: &str) -> Vec<String> {
+/// script. `description` is the output of `scontrol show job -o`.
+fn repeated_options(description: &str) -> Vec<String> {
     const OPTIONS: [(&str, &str); 11] = [
         ("NumNodes", "nodes"),
         ("NumTasks", "ntasks"),
@@ -144,7 +147,7 @@ fn repeated(about: &str) -> Vec<String> {
         ("StdErr", "error"),
     ];
     let value = |name: &str| {
-        let value = field(about, name)?;
+        let value = field(description, name)?;
         // Tasks per node, board, socket and core.
         let value = if name.contains(':') { value.split(':').next()? } else { value };
         Some(value).filter(|value| *value != "0")
@@ -154,12 +157,12 @@ fn repeated(about: &str) -> Vec<String> {
 }
 
 /// Output of a command. Fails with its error output if it fails or takes too long.
-fn ask(command: &mut Command) -> anyhow::Result<String> {
+fn run(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    ask_as(&name, command)
+    run_as(&name, command)
 }
 
-fn ask_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
+fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
     let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = streams.spawn().with_context(|| format!("cannot start {name}"))?;
     let begun = Instant::now();
@@ -167,7 +170,7 @@ fn ask_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > TIMEOUT {
             child.kill()?;
             child.wait()?;
             bail!("{name} does not answer");
@@ -175,11 +178,11 @@ fn ask_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
         std::thread::sleep(Duration::from_millis(20));
     };
     // Short answers, which fit into the pipes.
-    let (mut said, mut complained) = (String::new(), String::new());
-    child.stdout.take().context("piped")?.read_to_string(&mut said)?;
-    child.stderr.take().context("piped")?.read_to_string(&mut complained)?;
-    ensure!(status.success(), "{name}: {}", complained.trim());
-    Ok(said)
+    let (mut output, mut errors) = (String::new(), String::new());
+    child.stdout.take().context("piped")?.read_to_string(&mut output)?;
+    child.stderr.take().context("piped")?.read_to_string(&mut errors)?;
+    ensure!(status.success(), "{name}: {}", errors.trim());
+    Ok(output)
 }
 
 /// squeue's `%L`: "1-02:03:04", "02:03:04", "03:04", or a word.
@@ -227,15 +230,15 @@ mod tests {
             NtasksPerN:B:S:C=0:0:*:* WorkDir=/w StdErr=/w/job.out StdOut=/w/job.out Power=";
         let expected = "--nodes=2-2 --ntasks=2 --cpus-per-task=1 --partition=test \
             --time=00:01:00 --chdir=/w --output=/w/job.out --error=/w/job.out";
-        assert_eq!(repeated(about).join(" "), expected);
+        assert_eq!(repeated_options(about).join(" "), expected);
         let per_node = "NtasksPerN:B:S:C=8:0:*:*";
-        assert_eq!(repeated(per_node), ["--ntasks-per-node=8"]);
+        assert_eq!(repeated_options(per_node), ["--ntasks-per-node=8"]);
     }
 
     #[test]
     fn sick_nodes_are_added_to_those_that_the_job_excludes() {
         let sick = ["n2", "n9"].map(str::to_string);
-        let own = |about| with_own(field(about, "ExcNodeList").unwrap_or_default(), &sick);
+        let own = |about| merge_lists(field(about, "ExcNodeList").unwrap_or_default(), &sick);
         assert_eq!(own("JobId=1 ExcNodeList=(null) NodeList=n[1-2]"), "n2,n9");
         assert_eq!(own("JobId=1 ExcNodeList=n[4-6],n2"), "n[4-6],n2,n9");
     }
@@ -243,10 +246,10 @@ mod tests {
     #[test]
     fn a_command_that_fails_says_why() {
         let mut failing = Command::new("sh");
-        let error = ask(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
+        let error = run(failing.args(["-c", "echo no such job >&2; exit 1"])).unwrap_err();
         assert_eq!(error.to_string(), "sh: no such job");
-        assert!(ask(&mut Command::new("gptrain-no-such-program")).is_err());
-        let told = ask_lasting(&["sh", "-c", "kill -TERM $$; echo continues"]).unwrap();
-        assert_eq!(told, "continues\n");
+        assert!(run(&mut Command::new("gptrain-no-such-program")).is_err());
+        let output = run_despite_sigterm(&["sh", "-c", "kill -TERM $$; echo continues"]).unwrap();
+        assert_eq!(output, "continues\n");
     }
 }

@@ -74,20 +74,20 @@ pub struct Span {
 
 impl SpanRecorder {
     /// Sets what identifies a rank.
-    pub fn prepare(&self, of_rank: RankSpans) {
-        let buffer = self.buffer(of_rank.rank);
-        *buffer.lock() = of_rank;
+    pub fn prepare(&self, spans: RankSpans) {
+        let buffer = self.buffer(spans.rank);
+        *buffer.lock() = spans;
     }
 
     /// Starts to record the spans of a rank. `timeline` is that of its GPU, started just now.
     pub fn start(&self, rank: usize, clock: ClockOffset, timeline: Option<Arc<dyn Timeline>>) {
         let buffer = self.buffer(rank);
-        let mut of_rank = buffer.lock();
-        let of_gpu = |timeline| GpuSpans { timeline, start: now_ns(), spans: Vec::new() };
-        of_rank.gpu = timeline.map(of_gpu);
-        of_rank.clock = (clock.ns, clock.error_ns);
-        of_rank.spans.reserve_exact(CAPACITY);
-        of_rank.recording = true;
+        let mut spans = buffer.lock();
+        let gpu = |timeline| GpuSpans { timeline, start: now_ns(), spans: Vec::new() };
+        spans.gpu = timeline.map(gpu);
+        spans.clock = (clock.ns, clock.error_ns);
+        spans.spans.reserve_exact(CAPACITY);
+        spans.recording = true;
     }
 
     /// Stops recording a rank. Returns its spans, if it was recorded.
@@ -161,14 +161,15 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanRecorder {
         let open = context.span(&id).and_then(|span| span.extensions_mut().remove::<Open>());
         let Some(Open { buffer, mut span, mark }) = open else { return };
         span.duration = now_ns() - span.start;
-        let mut of_rank = buffer.lock();
-        let marks = mark.zip(of_rank.mark());
-        if let (Some((from, to)), Some(gpu)) = (marks, of_rank.gpu.as_mut()) {
+        let mut rank_spans = buffer.lock();
+        let marks = mark.zip(rank_spans.mark());
+        if let (Some((from, to)), Some(gpu)) = (marks, rank_spans.gpu.as_mut()) {
             gpu.spans.push((span.clone(), [from, to]));
         }
-        match of_rank.recording && of_rank.spans.len() < CAPACITY {
-            true => of_rank.spans.push(span),
-            false => of_rank.dropped += u64::from(of_rank.recording),
+        if rank_spans.recording && rank_spans.spans.len() < CAPACITY {
+            rank_spans.spans.push(span);
+        } else {
+            rank_spans.dropped += u64::from(rank_spans.recording);
         }
     }
 }

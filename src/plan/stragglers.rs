@@ -50,14 +50,14 @@ pub struct Straggler {
 
 /// State of the detection.
 #[derive(Clone, Debug, Default)]
-pub struct StragglerDetector {
+pub struct StragglerWatch {
     /// Excess of each compared rank, for the last windows.
     windows: VecDeque<Vec<Option<f64>>>,
     /// Ranks that were slow after the last window.
     slow: Vec<usize>,
 }
 
-impl StragglerDetector {
+impl StragglerWatch {
     /// Adds the next window, by rank. Returns the new stragglers.
     pub fn observe(&mut self, window: &[Busy]) -> Vec<Straggler> {
         if self.windows.len() == WINDOWS {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     fn named(windows: &[Vec<Busy>]) -> Vec<usize> {
-        let mut detector = StragglerDetector::default();
+        let mut detector = StragglerWatch::default();
         windows.iter().flat_map(|window| detector.observe(window)).map(|one| one.rank).collect()
     }
 
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn what_a_straggler_is_told_with() {
-        let mut detector = StragglerDetector::default();
+        let mut detector = StragglerWatch::default();
         let seconds = window(&[1.0, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0, 1.03]);
         assert_eq!((detector.observe(&seconds), detector.observe(&seconds)), (vec![], vec![]));
         let [one] = detector.observe(&seconds)[..] else { panic!() };

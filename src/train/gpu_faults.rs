@@ -7,58 +7,50 @@
 //! file and reports the faults. Faults that a program causes (a bad address) are reported but not
 //! recorded.
 
-use super::watch::{Ended, Event, Now, Watcher};
+use super::watch::{Ended, Event, RunView, Watcher};
 use device::cuda::nvml::{Faults, Monitor};
 use launch::Device;
 use launch::events::{self, Kind};
 use launch::rank::Rank;
-use launch::sick_nodes::{self, Reason};
+use launch::sick_nodes::{self, Reason, SickNode};
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Poll interval.
-const LOOK: Duration = Duration::from_secs(10);
-
-/// Cause of an Xid error, and the remedy for hardware faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Cause {
-    Program,
-    Hardware(&'static str),
-}
-
-use Cause::{Hardware, Program};
+const POLL: Duration = Duration::from_secs(10);
 
 const RESET: &str = "reset the GPU (nvidia-smi -r) or restart the node";
 const REPLACE: &str = "restart the node; if it comes again, the GPU is to be replaced";
 const LINK: &str = "run NVIDIA's field diagnostics; reset the GPU and those that it is linked with";
 
-/// NVIDIA's table, restricted to errors relevant to training. For other errors only the number is
-/// reported.
-const XIDS: &[(u64, &str, Cause)] = &[
-    (13, "graphics engine exception", Program),
-    (31, "memory page fault", Program),
-    (43, "the GPU stopped processing", Program),
-    (45, "preemptive cleanup, after other errors", Program),
-    (48, "double-bit ECC error", Hardware(RESET)),
-    (61, "breakpoint of the internal micro-controller", Hardware(RESET)),
-    (62, "halt of the internal micro-controller", Hardware(RESET)),
-    (63, "a row of memory is to be remapped", Hardware(RESET)),
-    (64, "a row of memory could not be remapped", Hardware(REPLACE)),
-    (74, "NVLink error", Hardware(LINK)),
-    (79, "the GPU has fallen off the bus", Hardware(REPLACE)),
-    (94, "contained ECC error", Hardware(RESET)),
-    (95, "uncontained ECC error", Hardware(RESET)),
-    (119, "the GPU's system processor (GSP) gave no answer", Hardware(RESET)),
-    (120, "error of the GPU's system processor (GSP)", Hardware(RESET)),
-    (140, "ECC error that was not recovered", Hardware(RESET)),
+/// NVIDIA's table, restricted to errors relevant to training: number, description, and the remedy for
+/// a hardware fault; None if a program causes the error. For other errors only the number is reported.
+const XIDS: &[(u64, &str, Option<&str>)] = &[
+    (13, "graphics engine exception", None),
+    (31, "memory page fault", None),
+    (43, "the GPU stopped processing", None),
+    (45, "preemptive cleanup, after other errors", None),
+    (48, "double-bit ECC error", Some(RESET)),
+    (61, "breakpoint of the internal micro-controller", Some(RESET)),
+    (62, "halt of the internal micro-controller", Some(RESET)),
+    (63, "a row of memory is to be remapped", Some(RESET)),
+    (64, "a row of memory could not be remapped", Some(REPLACE)),
+    (74, "NVLink error", Some(LINK)),
+    (79, "the GPU has fallen off the bus", Some(REPLACE)),
+    (94, "contained ECC error", Some(RESET)),
+    (95, "uncontained ECC error", Some(RESET)),
+    (119, "the GPU's system processor (GSP) gave no answer", Some(RESET)),
+    (120, "error of the GPU's system processor (GSP)", Some(RESET)),
+    (140, "ECC error that was not recovered", Some(RESET)),
 ];
 
 /// Fault, described for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Found {
+struct Fault {
     what: String,
-    cause: Cause,
+    /// Remedy for a hardware fault; None if a program causes it.
+    remedy: Option<&'static str>,
 }
 
 /// Fault detection of one rank.
@@ -67,11 +59,11 @@ pub struct GpuFaults {
     host: String,
     /// For example "rank 3, GPU 3 (PCI …)".
     device: String,
-    looked: Option<Instant>,
+    polled: Option<Instant>,
     /// Counters at the last poll, and Xid errors that were not reported yet.
-    before: Faults,
+    last: Faults,
     /// On rank 0: time, in seconds since 1970, up to which recorded faults have been reported.
-    told: f64,
+    reported_until: f64,
 }
 
 impl Watcher for GpuFaults {
@@ -79,15 +71,15 @@ impl Watcher for GpuFaults {
         "GPU faults"
     }
 
-    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         if let Event::Step(_) = event {
-            self.look(now, false);
+            self.poll(run, false);
         }
         Ok(())
     }
 
-    fn ending(&mut self, now: &Now, _: &anyhow::Result<Ended>) {
-        self.look(now, true);
+    fn ending(&mut self, run: &RunView, _: &anyhow::Result<Ended>) {
+        self.poll(run, true);
     }
 }
 
@@ -98,29 +90,29 @@ impl GpuFaults {
         let Faults { uncorrected, xids, .. } = at_start;
         GpuFaults {
             folder: m.log.folder.clone(),
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            host: base::hostname(),
             device: format!("rank {}, {}", rank.number(), device.processor()),
-            looked: None,
-            before: Faults { uncorrected, xids, ..Faults::default() },
-            told: base::unix_time().as_secs_f64(),
+            polled: None,
+            last: Faults { uncorrected, xids, ..Faults::default() },
+            reported_until: base::unix_time().as_secs_f64(),
         }
     }
 
     /// Polls if the interval has passed, or if `at_once`.
-    fn look(&mut self, now: &Now, at_once: bool) {
-        let Some(monitor) = &now.monitor else { return };
-        let rank = now.rank;
-        if !at_once && self.looked.is_some_and(|looked| looked.elapsed() < LOOK) {
+    fn poll(&mut self, run: &RunView, at_once: bool) {
+        let Some(monitor) = &run.monitor else { return };
+        let rank = run.rank;
+        if !at_once && self.polled.is_some_and(|polled| polled.elapsed() < POLL) {
             return;
         }
-        self.looked = Some(Instant::now());
+        self.polled = Some(Instant::now());
         let mut faults = monitor.faults();
-        faults.xids.splice(0..0, self.before.xids.drain(..));
-        let found = since(&self.before, &faults);
-        self.before = Faults { xids: Vec::new(), ..faults };
+        faults.xids.splice(0..0, self.last.xids.drain(..));
+        let new = new_faults(&self.last, &faults);
+        self.last = Faults { xids: Vec::new(), ..faults };
         let line = |hardware: bool| {
-            let of = found.iter().filter(|found| (found.cause != Program) == hardware);
-            let what = of.map(|found| found.what.as_str()).collect::<Vec<_>>().join("; ");
+            let faults = new.iter().filter(|fault| fault.remedy.is_some() == hardware);
+            let what = faults.map(|fault| fault.what.as_str()).collect::<Vec<_>>().join("; ");
             let whole = format!("node {}, {}: {what}", self.host, self.device);
             Some(whole).filter(|_| !what.is_empty())
         };
@@ -142,17 +134,18 @@ impl GpuFaults {
 
     /// Reports the faults that ranks have recorded.
     fn report_recorded(&mut self) {
-        let noted = sick_nodes::read(&self.folder).unwrap_or_default();
-        for node in noted.iter().filter(|node| node.reason == Reason::Gpu && node.at > self.told) {
+        let nodes = sick_nodes::read(&self.folder).unwrap_or_default();
+        let is_new = |node: &&SickNode| node.reason == Reason::Gpu && node.at > self.reported_until;
+        for node in nodes.iter().filter(is_new) {
             tracing::warn!("{}", node.evidence);
         }
-        self.told = noted.iter().map(|node| node.at).fold(self.told, f64::max);
+        self.reported_until = nodes.iter().map(|node| node.at).fold(self.reported_until, f64::max);
     }
 }
 
 /// New faults between two polls.
-fn since(before: &Faults, now: &Faults) -> Vec<Found> {
-    let hardware = |what: String, remedy| Found { what, cause: Hardware(remedy) };
+fn new_faults(before: &Faults, now: &Faults) -> Vec<Fault> {
+    let hardware = |what: String, remedy| Fault { what, remedy: Some(remedy) };
     let mut found = Vec::new();
     let errors = now.uncorrected.saturating_sub(before.uncorrected);
     if errors > 0 {
@@ -168,38 +161,38 @@ fn since(before: &Faults, now: &Faults) -> Vec<Found> {
     if now.lost && !before.lost {
         found.push(hardware("the GPU no longer responds".into(), REPLACE));
     }
-    found.extend(now.xids.iter().map(|xid| of_xid(*xid)));
-    for one in &mut found {
-        if let Hardware(remedy) = one.cause {
-            one.what += &format!(": {remedy}");
+    found.extend(now.xids.iter().map(|xid| xid_fault(*xid)));
+    for fault in &mut found {
+        if let Some(remedy) = fault.remedy {
+            fault.what += &format!(": {remedy}");
         }
     }
     found
 }
 
-fn of_xid(xid: u64) -> Found {
+fn xid_fault(xid: u64) -> Fault {
     let known = XIDS.iter().find(|(number, ..)| *number == xid);
-    let (_, what, cause) = known.unwrap_or(&(0, "see NVIDIA's table of Xid errors", Program));
-    let more = if *cause == Program && known.is_some() { ", which a program causes" } else { "" };
-    Found { what: format!("Xid {xid}, {what}{more}"), cause: *cause }
+    let (_, what, remedy) = known.unwrap_or(&(0, "see NVIDIA's table of Xid errors", None));
+    let more = if known.is_some() && remedy.is_none() { ", which a program causes" } else { "" };
+    Fault { what: format!("Xid {xid}, {what}{more}"), remedy: *remedy }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn new_faults(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
-        let all = since(before, now).into_iter();
-        all.map(|found| (found.cause != Program, found.what)).collect()
+    fn faults(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
+        let new = new_faults(before, now).into_iter();
+        new.map(|fault| (fault.remedy.is_some(), fault.what)).collect()
     }
 
     #[test]
     fn what_is_new_is_told_once_with_its_cause() {
         let none = Faults { uncorrected: 5, ..Faults::default() };
-        assert_eq!(new_faults(&none, &none), []);
+        assert_eq!(faults(&none, &none), []);
         let xids = vec![13, 79, 999];
         let bad = Faults { uncorrected: 6, rows_pending: true, xids, ..none.clone() };
-        let said = new_faults(&none, &bad);
+        let said = faults(&none, &bad);
         let expected = [
             (true, "1 uncorrected ECC error: reset the GPU"),
             (true, "rows of its memory wait to be remapped: reset"),
@@ -212,18 +205,18 @@ mod tests {
             assert!(*hardware == is && what.starts_with(begins), "{what}");
         }
         let after = Faults { xids: Vec::new(), ..bad.clone() };
-        assert_eq!(new_faults(&after, &after), []);
-        let reset = new_faults(&after, &Faults::default());
+        assert_eq!(faults(&after, &after), []);
+        let reset = faults(&after, &Faults::default());
         assert_eq!(reset, [], "a driver that was loaded again counts from 0");
         let lost = Faults { lost: true, remap_failed: true, ..after.clone() };
-        assert_eq!(new_faults(&after, &lost).len(), 2);
+        assert_eq!(faults(&after, &lost).len(), 2);
     }
 
     #[test]
     fn the_table_is_in_order_and_has_what_hardware_does() {
         assert!(XIDS.is_sorted_by_key(|(number, ..)| *number));
         for (xid, hardware) in [(31, false), (43, false), (45, false), (48, true), (95, true)] {
-            assert_eq!(of_xid(xid).cause != Program, hardware, "{xid}");
+            assert_eq!(xid_fault(xid).remedy.is_some(), hardware, "{xid}");
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Transfers micro-batches from the reader thread to the device.
 
+use anyhow::Result;
 use data::{Reader, Request, Source};
 use device::Backend;
 use launch::rank::Rank;
@@ -23,8 +24,8 @@ pub struct DataShard {
 }
 
 impl DataShard {
-    pub fn of(rank: &Rank, m: &Manifest) -> DataShard {
-        let (replicas, replica) = (rank.grid[Axis::Data], rank.at[Axis::Data]);
+    pub fn for_rank(rank: &Rank, m: &Manifest) -> DataShard {
+        let (replicas, replica) = (rank.grid[Axis::Data], rank.coord[Axis::Data]);
         DataShard { micro: m.batch.micro, replicas, replica }
     }
 
@@ -60,7 +61,7 @@ impl Loader {
         shard: DataShard,
         consumed: u64,
         end: u64,
-    ) -> anyhow::Result<Loader> {
+    ) -> Result<Loader> {
         let mut first = consumed;
         let steps = std::iter::from_fn(move || {
             let step = first..first + ramp.batch_at(first) as u64;
@@ -74,30 +75,28 @@ impl Loader {
 
     /// Micro-batches of one replica, for the first `samples` of a validation set. The last round is
     /// padded with samples whose loss weight is 0.
-    pub fn evaluation(
-        source: &Arc<Source>,
-        shard: DataShard,
-        samples: u64,
-    ) -> anyhow::Result<Loader> {
+    pub fn evaluation(source: &Arc<Source>, shard: DataShard, samples: u64) -> Result<Loader> {
         let whole = shard.rounds(samples) * (shard.micro * shard.replicas) as u64;
         let counting = shard.requests(0, whole).filter(|r| r.first_sample < samples).count() as u64;
-        let fill = move |request: Request| match request.first_sample < samples {
-            true => request,
-            false => Request { first_sample: 0, ..request },
+        let pad = move |mut request: Request| {
+            if request.first_sample >= samples {
+                request.first_sample = 0;
+            }
+            request
         };
-        let requests = shard.requests(0, whole).map(fill);
+        let requests = shard.requests(0, whole).map(pad);
         let reader = Reader::start(source.clone(), requests, PREFETCH)?;
         Ok(Loader { reader, until: samples, counting })
     }
 
-    /// Uploads the next micro-batch. Each sample has a weight of 1 / `of` in the loss.
-    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, of: u64) -> anyhow::Result<()> {
+    /// Uploads the next micro-batch. Each sample has a weight of 1 / `samples` in the loss.
+    pub fn load(&mut self, be: &dyn Backend, inputs: &Inputs, samples: u64) -> Result<()> {
         let mut batch = self.reader.next()?;
         let until = if self.counting == 0 { 0 } else { self.until };
         self.counting = self.counting.saturating_sub(1);
         let first = batch.first_sample();
         for (number, sample) in (first..).zip(batch.samples_mut()) {
-            let share = if number < until { 1.0 / of as f32 } else { 0.0 };
+            let share = if number < until { 1.0 / samples as f32 } else { 0.0 };
             sample.weights.iter_mut().for_each(|w| *w *= share);
         }
         inputs.upload(be, &batch);

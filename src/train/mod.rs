@@ -7,9 +7,10 @@ mod watch;
 
 pub mod trace;
 
-mod also;
+mod fetch;
+mod mirror;
 mod preflight;
-pub mod files;
+pub mod file_checks;
 mod gpu_faults;
 pub mod last_checkpoint;
 pub mod loader;
@@ -31,9 +32,10 @@ pub mod replay;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-pub use start::Options;
+pub use start::RunOptions;
 pub use watch::Ended;
 
+use anyhow::Result;
 use comm::Failed;
 use launch::messages::Messages;
 use launch::{LocalRanks, crash_loop, events, job_end, sick_nodes};
@@ -43,13 +45,13 @@ use std::path::Path;
 
 /// Supervises this task's rank to the end of the job. Returns false if this process is to be the
 /// rank itself.
-pub fn supervise(loaded: &Loaded) -> anyhow::Result<bool> {
+pub fn supervise(loaded: &Loaded) -> Result<bool> {
     launch::supervise(loaded, &|| saving::newest(&loaded.manifest))
 }
 
 /// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
 /// runs the ranks itself.
-pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> anyhow::Result<bool> {
+pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
     let m = &loaded.manifest;
     launch::start_processes(loaded, words, || {
         m.runnable()?;
@@ -59,18 +61,14 @@ pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> anyhow::Result<bo
 
 /// Trains the manifest, from the newest checkpoint in its folder to the end or to a signal. The
 /// outcome is returned in the process of rank 0, None in the others.
-pub fn run(
-    loaded: &Loaded,
-    options: &Options,
-    messages: &Messages,
-) -> anyhow::Result<Option<Ended>> {
+pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result<Option<Ended>> {
     loaded.manifest.runnable()?;
     let tasks = eval::tasks(&loaded.manifest)?;
-    let waiting = launch::waiting(&loaded.manifest)?;
+    let clean_up = launch::clean_up_on_signal(&loaded.manifest)?;
     let mut ranks = LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let launched = ranks.are_processes();
     let process = start::Process::new(loaded, options, messages, tasks, &ranks)?;
-    drop(waiting); // the process listens
+    drop(clean_up); // the process listens
     let ended = ranks.run(&loaded.manifest, messages, |rank, device| {
         let lock = start::lock(rank, &loaded.manifest)?;
         let opened = start::open(&process, rank, device);
@@ -93,9 +91,9 @@ pub fn run(
         note_failure(&loaded.manifest.log.folder, error, launched);
     }
     let (first, ended) = ended?;
-    process.signals.over();
+    process.signals.suppress_message();
     if first && ended == Ended::JobEnds {
-        job_end::act(&loaded.manifest);
+        job_end::queue_again(&loaded.manifest);
     }
     Ok(first.then_some(ended))
 }

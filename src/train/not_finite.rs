@@ -44,9 +44,8 @@ pub fn check(
         _ => (String::new(), ""),
     };
     let lower = if remedy.is_empty() { "Lower" } else { "lower" };
-    rank.agree(match rank.is_first() {
-        false => Ok(()),
-        true => Err(anyhow::anyhow!(
+    let error = || {
+        anyhow::anyhow!(
             "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; \
              {gradients}. The weights are still those of step {}. {remedy}{lower} lr.peak or \
              lengthen lr.warmup_samples, set optimizer.adamw.clip, and look at those samples with \
@@ -56,6 +55,7 @@ pub fn check(
             outcome.loss,
             outcome.grad_norm,
             step - 1
-        )),
-    })
+        )
+    };
+    rank.agree(if rank.is_first() { Err(error()) } else { Ok(()) })
 }

@@ -19,13 +19,12 @@ pub fn write(file: &Path, step: u64) {
 
 fn table(ops: &[LoggedOp]) -> String {
     let mut text = COLUMNS.to_string();
-    for (at, op) in ops.iter().enumerate() {
+    for (number, op) in (1..).zip(ops) {
         let LoggedOp { kind, name, cost, .. } = op;
         let reads = shapes(op, |access| access != Access::Write);
         let writes = shapes(op, |access| access != Access::Read);
         let seconds = op.seconds.map_or(String::new(), |seconds| format!("{seconds:.9}"));
         let (flops, bytes) = (cost.flops, cost.bytes);
-        let number = at + 1;
         let row = writeln!(
             text,
             "{number},{kind},{name},{reads},{writes},{flops:.0},{bytes:.0},{seconds}"

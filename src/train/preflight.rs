@@ -1,6 +1,7 @@
 //! Checks before the first step: every node has the same datasets, and memory for all its ranks.
 
 use super::resume;
+use anyhow::Result;
 use base::memory::HostMemory;
 use base::{Bytes, Problems};
 use checkpoint::DataId;
@@ -20,21 +21,21 @@ use std::fmt;
 
 /// Fails unless every node's datasets are `ids`, those of rank 0. One rank per node compares index
 /// digests and lengths, as a resume does.
-pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> anyhow::Result<()> {
+pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Result<()> {
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
     let node_leaders: Vec<usize> = rank.on_first(|| {
         let first = |node: &String| nodes.iter().position(|other| other == node);
         Ok((0..nodes.len()).filter(|rank| first(&nodes[*rank]) == Some(*rank)).collect())
     })?;
     let leads = !rank.is_first() && node_leaders.contains(&rank.number());
-    let here = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
-    let all = rank.gather(&here)?;
+    let own = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
+    let all_ids = rank.gather(&own)?;
     rank.on_first(|| {
         let differs = |(number, theirs): (usize, &Vec<DataId>)| {
             let two = ids.iter().zip(theirs).find(|(ours, theirs)| ours != theirs);
             two.map(|(ours, theirs)| other_data(rank, number, &nodes[number], ours, theirs))
         };
-        let problems: Vec<_> = all.iter().enumerate().filter_map(differs).collect();
+        let problems: Vec<_> = all_ids.iter().enumerate().filter_map(differs).collect();
         problems.into_iter().next().map_or(Ok(()), |problem| Err(problem.into()))
     })
 }
@@ -68,12 +69,7 @@ struct Need {
 /// Fails unless each node has memory for everything that its ranks will reserve. The limit is the
 /// free memory of the machine or the container, whichever is less. Called before reserving, because
 /// a process that takes more is killed without a message.
-pub fn enough_memory(
-    rank: &Rank,
-    be: &dyn Backend,
-    node: &str,
-    needed: &MemoryPlan,
-) -> anyhow::Result<()> {
+pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryPlan) -> Result<()> {
     let (shared, host) = (be.shared_memory(), needed.host_total().0);
     let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
     let device = if shared.is_some() { needed.total().0 } else { 0 };
@@ -82,11 +78,13 @@ pub fn enough_memory(
     let limits = memory.as_ref().map_or("nothing is known".to_string(), HostMemory::to_string);
     let lockable = memory.and_then(|memory| memory.lockable).map(|limit| limit.0);
     let (node, locks) = (node.to_string(), shared.is_none());
-    let all = rank.gather(&Need { node, device, host, locks, free, limits, lockable })?;
-    rank.on_first(|| too_little_memory(&all).map_or(Ok(()), |problem| Err(problem.into())))?;
+    let needs = rank.gather(&Need { node, device, host, locks, free, limits, lockable })?;
+    rank.on_first(|| too_little_memory(&needs).map_or(Ok(()), |problem| Err(problem.into())))?;
     if rank.is_first() {
-        node_lines(&all).into_iter().for_each(|line| tracing::info!("{line}"));
-        if let Some(line) = too_little_lockable(&all) {
+        for line in node_lines(&needs) {
+            tracing::info!("{line}");
+        }
+        if let Some(line) = too_little_lockable(&needs) {
             tracing::warn!("{line}");
         }
     }
@@ -104,9 +102,9 @@ struct OnNode<'a> {
 }
 
 /// Sums per node, sorted by name.
-fn by_node(all: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
+fn by_node(needs: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
     let mut nodes = BTreeMap::new();
-    for need in all {
+    for need in needs {
         let none = || OnNode { ranks: 0, asked: 0, host: 0, free: u64::MAX, limits: &need.limits };
         let sums = nodes.entry(need.node.as_str()).or_insert_with(none);
         sums.ranks += 1;
@@ -134,15 +132,15 @@ impl OnNode<'_> {
 }
 
 /// Lines about each node's memory for `topology.offload`.
-fn node_lines(all: &[Need]) -> Vec<String> {
-    let nodes = by_node(all).into_iter().filter(|(_, sums)| sums.host > 0);
+fn node_lines(needs: &[Need]) -> Vec<String> {
+    let nodes = by_node(needs).into_iter().filter(|(_, sums)| sums.host > 0);
     nodes.map(|(node, sums)| format!("memory of node {node}: {}", sums.text())).collect()
 }
 
 /// Warning if a rank would lock more than its limit. Many drivers ignore the limit.
-fn too_little_lockable(all: &[Need]) -> Option<String> {
+fn too_little_lockable(needs: &[Need]) -> Option<String> {
     let short = |need: &&Need| need.lockable.is_some_and(|most| need.locks && need.host > most);
-    let Need { node, host, lockable, .. } = all.iter().find(short)?;
+    let Need { node, host, lockable, .. } = needs.iter().find(short)?;
     Some(format!(
         "node {node}: a rank is to page-lock {} for topology.offload, and ulimit -l is {}: a driver \
          that counts it will refuse; {RAISE}",
@@ -156,8 +154,8 @@ const RAISE: &str = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLO
                      memlock=-1)";
 
 /// Problem of the first node, by name, whose ranks need more than is free.
-fn too_little_memory(all: &[Need]) -> Option<Problems> {
-    let (node, sums) = by_node(all).into_iter().find(|(_, sums)| sums.asked > sums.free)?;
+fn too_little_memory(needs: &[Need]) -> Option<Problems> {
+    let (node, sums) = by_node(needs).into_iter().find(|(_, sums)| sums.asked > sums.free)?;
     let remedy = match sums.host {
         0 => "",
         _ => {
@@ -194,7 +192,7 @@ impl GpuMemory {
 
 /// Measures the GPU's memory; None on the CPU. A collective: no rank reserves memory before all
 /// have measured.
-pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> anyhow::Result<Option<GpuMemory>> {
+pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> Result<Option<GpuMemory>> {
     let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
     // After the gather, all ranks have opened their device and created their groups.
@@ -254,13 +252,13 @@ pub fn out_of_memory(
     let m = &loaded.manifest;
     let place = match rank.grid.size() {
         1 => m.name.clone(),
-        _ => format!("rank {} (node {node}, {})", rank.number(), rank.at.name()),
+        _ => format!("rank {} (node {node}, {})", rank.number(), rank.coord.name()),
     };
     if error.home == Home::Host {
         return not_locked(place, &error).into();
     }
     let stages = dry_run::stages(m);
-    let Some(stage) = stages.get(rank.at[Axis::Pipeline]) else { return error.into() };
+    let Some(stage) = stages.get(rank.coord[Axis::Pipeline]) else { return error.into() };
     let named = m.plan.hardware.as_deref().unwrap_or("h200-141g");
     let Ok(hw) = hardware::find(named, "plan.hardware") else { return error.into() };
     let (share, present) = match (m.train.device_memory, memory) {

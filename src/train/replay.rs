@@ -1,10 +1,9 @@
 //! Repeats steps from a checkpoint and compares their losses with the recorded ones.
 
-use super::loader::DataShard;
-use super::loader::Loader;
+use super::loader::{DataShard, Loader};
 use super::report::metrics::Metrics;
 use super::report::numbers::StepRow;
-use super::resume::{self, Asked};
+use super::resume::{self, ResumeOptions};
 use super::saving;
 use super::spikes::Spikes;
 use anyhow::{bail, ensure};
@@ -19,14 +18,14 @@ use plan::spikes::StepResult;
 use std::sync::Arc;
 
 /// Steps to repeat.
-pub struct Again<'a> {
+pub struct Replay<'a> {
     pub from: Progress,
     pub steps: u64,
     /// Steps after which the run saved, besides those of `checkpoint.interval`.
     pub saved: &'a [u64],
     pub spikes: Option<Spikes>,
     /// Called after each step.
-    pub done: &'a dyn Fn(),
+    pub on_step: &'a dyn Fn(),
 }
 
 /// Computes steps from the engine's state. Reports and saves nothing.
@@ -36,9 +35,9 @@ pub fn replay(
     be: &dyn Backend,
     train: &Arc<Source>,
     shard: DataShard,
-    again: Again,
+    steps: Replay,
 ) -> anyhow::Result<Vec<Past>> {
-    let Again { from, steps, saved, mut spikes, done } = again;
+    let Replay { from, steps, saved, mut spikes, on_step } = steps;
     let ramp = m.batch.ramp();
     let mut consumed = from.consumed_samples;
     let mut loader = Loader::training(train, ramp, shard, consumed, m.train.samples)?;
@@ -51,7 +50,7 @@ pub fn replay(
         let micros = shard.rounds(global) as usize;
         let rate = lr::for_step(&m.lr, &samples);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
-        engine.set_limits(spikes.as_ref().and_then(|of| of.limits(step, &samples)));
+        engine.set_limits(spikes.as_ref().and_then(|spikes| spikes.limits(step, &samples)));
         let outcome = engine.step(load, micros, rate)?;
         if let Some(spikes) = &mut spikes {
             let (loss, norm) = (outcome.loss, outcome.grad_norm);
@@ -61,7 +60,7 @@ pub fn replay(
             engine.average_errors(); // as the save did
         }
         past.push(Past { step, loss: outcome.loss, grad_norm: outcome.grad_norm });
-        done();
+        on_step();
     }
     Ok(past)
 }
@@ -80,7 +79,7 @@ pub fn verify(
 ) -> anyhow::Result<String> {
     let m = &loaded.manifest;
     let (found, reset_optimizer, recorded, saved) = rank.on_first(|| {
-        let recorded = recorded(&Metrics::read(&m.log.folder)?);
+        let recorded = recorded_steps(&Metrics::read(&m.log.folder)?);
         let has = |step: u64| recorded.iter().any(|past| past.step == step);
         let published = checkpoint::published(&saving::folder(m))?;
         let saved: Vec<u64> = published.iter().map(|found| found.step).collect();
@@ -94,11 +93,11 @@ pub fn verify(
         let reset_optimizer = is_reset(&found, steps, m)?;
         Ok((found, reset_optimizer, recorded, saved))
     })?;
-    let asked = Asked { checkpoint: false, reset_optimizer };
-    let state = resume::resume(rank, &found, asked, loaded, data, engine)?;
+    let options = ResumeOptions { is_named: false, reset_optimizer };
+    let state = resume::resume(rank, &found, options, loaded, data, engine)?;
     let spikes = Spikes::new(&m.divergence, state.spikes, &state.mixture);
-    let again = Again { from: state.progress, steps, saved: &saved, spikes, done: &|| () };
-    for again in replay(m, engine, be, train, DataShard::of(rank, m), again)? {
+    let replayed = Replay { from: state.progress, steps, saved: &saved, spikes, on_step: &|| () };
+    for again in replay(m, engine, be, train, DataShard::for_rank(rank, m), replayed)? {
         let before = recorded.iter().find(|past| past.step == again.step);
         if let Some(before) = before.filter(|before| **before != again) {
             bail!(
@@ -147,7 +146,7 @@ fn is_reset(found: &Found, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
 }
 
 /// Steps of a run's metrics.
-pub fn recorded(metrics: &Metrics) -> Vec<Past> {
+pub fn recorded_steps(metrics: &Metrics) -> Vec<Past> {
     let past = |row: &StepRow| Past { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm };
     metrics.steps.iter().map(past).collect()
 }

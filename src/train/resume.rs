@@ -2,7 +2,7 @@
 //! continue the same run.
 
 use super::{last_checkpoint, saving};
-use anyhow::Context;
+use anyhow::{Context, Result};
 use base::Problems;
 use checkpoint::disk::Disk;
 use checkpoint::{self, Checkpoint, DataId, Digest, Found, Index, Progress, State};
@@ -26,8 +26,8 @@ enum Change {
     Reject,
 }
 
-/// Settings that may change on resume. The first row that is a prefix of a key decides; a key
-/// without a row is rejected.
+/// Settings that may change on resume. The first row that is a prefix of a key decides; a change
+/// of a key without a row is rejected, as one of its section.
 #[rustfmt::skip]
 const RULES: &[(&str, Change)] = &[
     ("name",                Change::Allow),
@@ -59,25 +59,21 @@ const RULES: &[(&str, Change)] = &[
     ("batch.micro",         Change::Warn),     // sums of floats in another order
     ("train.z_loss",        Change::Warn),
     ("train.samples",       Change::Warn),     // and with it the order of samples
-    ("model",               Change::Reject),
-    ("precision",           Change::Reject),
-    ("data",                Change::Reject),
-    ("batch",               Change::Reject),
     ("train.seed",          Change::Reject),
 ];
 
 /// Settings of a model that do not depend on its weights; seq_len is another.
 pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
 
-/// Checkpoint to resume from: the one that was `asked` for, else the newest; None for a new run. Also
+/// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
 /// removes the remains of interrupted saves: this run holds the folder's lock.
-pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>> {
+pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<Found>> {
     let checkpoints = saving::folder(m);
     checkpoint::clean(&Disk::default(), &checkpoints)?;
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
         tracing::warn!("{hint}");
     }
-    let Some(asked) = asked else {
+    let Some(named) = named else {
         let latest = checkpoint::latest(&checkpoints)?;
         if latest.is_none() {
             last_checkpoint::check(&m.log.folder)?;
@@ -85,12 +81,12 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
         return Ok(latest);
     };
     let published = checkpoint::published(&checkpoints)?;
-    let name = asked.file_name().unwrap_or_default();
+    let name = named.file_name().unwrap_or_default();
     let found = published.iter().find(|found| found.folder.file_name() == Some(name));
-    let there: Vec<String> = published.iter().map(|found| checkpoint::name(found.step)).collect();
+    let names: Vec<String> = published.iter().map(|found| checkpoint::name(found.step)).collect();
     let found = found.cloned().ok_or_else(|| {
-        let what = format!("{} holds no {}", checkpoints.display(), asked.display());
-        Problems::one("--resume-from", what, format!("there are: {}", there.join(", ")))
+        let what = format!("{} holds no {}", checkpoints.display(), named.display());
+        Problems::one("--resume-from", what, format!("there are: {}", names.join(", ")))
     })?;
     Ok(Some(found))
 }
@@ -98,7 +94,7 @@ pub fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Option<Found>>
 /// Mixture of datasets: the checkpoint's up to its sample, the manifest's after it. No sample is
 /// skipped or read twice. `now` are the manifest's existing datasets; a missing one is reported when
 /// it is opened.
-pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::Result<MixturePlan> {
+pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
     let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
     let state = opened.index.state;
@@ -110,8 +106,8 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
     // A dataset that was moved is still the same one.
     let moved = state.data.iter().filter_map(|saved| {
         let gone = now.iter().all(|now| now.prefix != saved.prefix);
-        let there = now.iter().find(|now| saved.same_content(now)).filter(|_| gone);
-        there.map(|now| (&saved.prefix, &now.prefix))
+        let same = now.iter().find(|now| saved.same_content(now)).filter(|_| gone);
+        same.map(|now| (&saved.prefix, &now.prefix))
     });
     let plan = moved.fold(state.mixture.clone(), |plan, (from, to)| plan.moved(from, to));
     let consumed = state.progress.consumed_samples;
@@ -125,25 +121,25 @@ pub fn mixture(found: Option<&Found>, m: &Manifest, now: &[DataId]) -> anyhow::R
 
 /// Options of a resume.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Asked {
-    /// Name of a checkpoint.
-    pub checkpoint: bool,
+pub struct ResumeOptions {
+    /// Whether the user named the checkpoint.
+    pub is_named: bool,
     /// Whether to reset the optimizer's states.
     pub reset_optimizer: bool,
 }
 
 /// Loads this rank's share of the checkpoint into the engine. An error names the obstacle in the
-/// checkpoint, the manifest or the data. Renames checkpoints that are newer than one that was asked
-/// for, once all ranks have loaded it. A collective.
+/// checkpoint, the manifest or the data. Renames checkpoints that are newer than one that the user
+/// named, once all ranks have loaded it. A collective.
 pub fn resume(
     rank: &Rank,
     found: &Found,
-    asked: Asked,
+    options: ResumeOptions,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
-) -> anyhow::Result<State> {
-    let checkpoint = rank.phase("loading", || load(found, asked, loaded, data, engine))?;
+) -> Result<State> {
+    let checkpoint = rank.phase("loading", || load(found, options, loaded, data, engine))?;
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
@@ -155,8 +151,10 @@ pub fn resume(
         found.folder.display()
     );
     let checkpoints = saving::folder(&loaded.manifest);
-    let aside = |()| checkpoint::set_aside(&checkpoints, step);
-    for name in rank.on_first(|| asked.checkpoint.then_some(()).map_or(Ok(Vec::new()), aside))? {
+    let set_aside = || {
+        if options.is_named { checkpoint::set_aside(&checkpoints, step) } else { Ok(Vec::new()) }
+    };
+    for name in rank.on_first(set_aside)? {
         tracing::warn!("a newer checkpoint is now called {name}");
     }
     if state.is_import() {
@@ -164,9 +162,10 @@ pub fn resume(
         let begun = saving::initial_state(loaded, data.to_vec());
         return Ok(State { run, imported, ..begun });
     }
-    let (began, ahead) = match asked.reset_optimizer {
-        true => (step, 0),
-        false => (state.optimizer.began, state.optimizer.ahead),
+    let (began, ahead) = if options.reset_optimizer {
+        (step, 0)
+    } else {
+        (state.optimizer.began, state.optimizer.ahead)
     };
     let optimizer = checkpoint::Optimizer { began, ahead, ..saving::optimizer(&loaded.manifest) };
     let (manifest, data) = (loaded.effective.clone(), data.to_vec());
@@ -176,11 +175,11 @@ pub fn resume(
 /// Reads this rank's tensors, after checking that manifest and data continue the run.
 fn load(
     found: &Found,
-    asked: Asked,
+    options: ResumeOptions,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
-) -> anyhow::Result<Checkpoint> {
+) -> Result<Checkpoint> {
     let opened = Checkpoint::open(&found.folder);
     let checkpoint = opened.map_err(|error| with_older(error, found))?;
     for warning in same_run(&checkpoint.index, found, loaded, data)? {
@@ -188,14 +187,16 @@ fn load(
     }
     let import = checkpoint.index.is_import();
     let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
-    let goes_on = before == now || engine.rule().resumes_from(before);
-    if !import && let Some(message) = optimizer(before, now, goes_on, asked.reset_optimizer, found)?
+    let continues = before == now || engine.rule().resumes_from(before);
+    if !import
+        && let Some(message) = optimizer(before, now, continues, options.reset_optimizer, found)?
     {
         tracing::info!("{message}");
     }
-    let read = match asked.reset_optimizer {
-        true => checkpoint::read_weights_into(&checkpoint, engine),
-        false => checkpoint::read_into(&checkpoint, engine),
+    let read = if options.reset_optimizer {
+        checkpoint::read_weights_into(&checkpoint, engine)
+    } else {
+        checkpoint::read_into(&checkpoint, engine)
     };
     read.map_err(|error| with_older(error, found))?;
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
@@ -205,12 +206,7 @@ fn load(
 }
 
 /// Changes for the run that continues from a checkpoint. Fails if it would be a different run.
-fn same_run(
-    index: &Index,
-    found: &Found,
-    loaded: &Loaded,
-    data: &[DataId],
-) -> anyhow::Result<Vec<String>> {
+fn same_run(index: &Index, found: &Found, loaded: &Loaded, data: &[DataId]) -> Result<Vec<String>> {
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved = manifest::parse_saved(&index.manifest, "the checkpoint's manifest", base, &[])?;
     let warnings = compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
@@ -219,7 +215,7 @@ fn same_run(
 }
 
 /// Whether the run has no remaining steps after a checkpoint, by the same settings.
-pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> anyhow::Result<bool> {
+pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
     let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
@@ -233,12 +229,12 @@ pub fn is_complete(found: &Found, loaded: &Loaded, data: &[DataId]) -> anyhow::R
 fn optimizer(
     before: &str,
     now: &str,
-    goes_on: bool,
+    continues: bool,
     reset: bool,
     found: &Found,
 ) -> Result<Option<String>, Problems> {
     let step = found.step;
-    match (reset, goes_on) {
+    match (reset, continues) {
         (true, _) => Ok(Some(format!(
             "the optimizer's states are reset at step {step} ({now}; it was {before}): the weights \
              are kept, updates are counted from here"
@@ -276,9 +272,9 @@ fn with_older(error: anyhow::Error, found: &Found) -> anyhow::Error {
 
 /// Changes that need a warning. Fails with a list of all changes that are not allowed. `import`:
 /// whether the saved settings are those of an import, of which only the weights' own count.
-fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Result<Vec<String>> {
+fn compare(saved: &str, now: &str, import: bool, found: &Found) -> Result<Vec<String>> {
     let (mut saved, mut now) = (flat(saved)?, flat(now)?);
-    of_one_optimizer(&mut saved, &mut now);
+    keep_common_optimizer_settings(&mut saved, &mut now);
     [&mut saved, &mut now].into_iter().for_each(name_positions);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
     let free = |key: &str| {
@@ -286,7 +282,7 @@ fn compare(saved: &str, now: &str, import: bool, found: &Found) -> anyhow::Resul
         !key.starts_with("model.") || chosen || key == "model.seq_len"
     };
     let none = "nothing".to_string();
-    let value = |of: &BTreeMap<String, String>, key| of.get(key).unwrap_or(&none).clone();
+    let value = |keys: &BTreeMap<String, String>, key| keys.get(key).unwrap_or(&none).clone();
     let (mut warnings, mut rejected) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
     for key in keys {
         let (before, after) = (value(&saved, key), value(&now, key));
@@ -329,7 +325,10 @@ fn name_positions(keys: &mut BTreeMap<String, String>) {
 }
 
 /// Settings to compare under another optimizer (reported separately): those that both have.
-fn of_one_optimizer(saved: &mut BTreeMap<String, String>, now: &mut BTreeMap<String, String>) {
+fn keep_common_optimizer_settings(
+    saved: &mut BTreeMap<String, String>,
+    now: &mut BTreeMap<String, String>,
+) {
     const SECTION: &str = "optimizer.";
     let name = |keys: &BTreeMap<String, String>| {
         let mut names = keys.keys().filter_map(|key| key.strip_prefix(SECTION)?.split_once('.'));
@@ -355,7 +354,7 @@ fn rule(key: &str) -> Option<(&'static str, Change)> {
 
 /// Effective manifest as key → value. Keys contain the numbers of list items, except
 /// `data.train.prefix`, which has its own rule.
-fn flat(yaml: &str) -> anyhow::Result<BTreeMap<String, String>> {
+fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
     fn walk(key: &str, value: &serde_json::Value, to: &mut BTreeMap<String, String>) {
         let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
         match value {
@@ -415,8 +414,8 @@ pub fn identity(id: &DataId) -> String {
 }
 
 /// Identities of the training datasets, in the manifest's order.
-pub fn data_ids(m: &Manifest) -> anyhow::Result<Vec<DataId>> {
-    let id = |prefix: &PathBuf| -> anyhow::Result<DataId> {
+pub fn data_ids(m: &Manifest) -> Result<Vec<DataId>> {
+    let id = |prefix: &PathBuf| -> Result<DataId> {
         let (index, tokens) = (index_path(prefix), tokens_path(prefix));
         let failed = |path: &Path| format!("cannot read {}", path.display());
         let (index_bytes, index_digest) =

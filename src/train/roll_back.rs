@@ -1,10 +1,10 @@
 //! Rollback to a checkpoint, if skipping the updates of loss spikes does not help.
 
-use super::resume::{self, Asked};
+use super::resume::{self, ResumeOptions};
 use super::saving;
-use super::watch::Now;
+use super::watch::RunView;
 use anyhow::anyhow;
-use checkpoint::{Found as Checkpoint, Progress, State};
+use checkpoint::{Found, Progress, State};
 use plan::spikes::{RollBack, Rule, SpikeDetector};
 
 /// Loads the newest checkpoint that is old enough. Returns the state from which the run continues
@@ -12,41 +12,41 @@ use plan::spikes::{RollBack, Rule, SpikeDetector};
 /// many beyond, are left out. They count as consumed, also for the learning rate and the end of the
 /// run. A collective. Fails after too many rollbacks.
 pub fn load(
-    now: &Now,
+    run: &RunView,
     rule: &Rule,
-    before: &SpikeDetector,
+    spikes: &SpikeDetector,
     why: &str,
 ) -> anyhow::Result<Option<(State, String)>> {
-    let (m, rank) = (now.manifest, now.rank);
-    let Progress { step: at, consumed_samples } = now.progress;
+    let (m, rank) = (run.manifest, run.rank);
+    let Progress { step: at, consumed_samples } = run.progress;
     rank.set_phase("going back to a checkpoint");
-    let back = rank.on_first(|| {
+    let found = rank.on_first(|| {
         Ok(checkpoint::published(&saving::folder(m))?
             .into_iter()
             .rfind(|found| found.step + rule.roll_back <= at))
     })?;
-    let global = now.next_batch();
+    let global = run.next_batch();
     let from = consumed_samples + rule.roll_back * global;
-    let found: Checkpoint = match (before.may_roll_back(rule, at), back) {
-        (Err(before), _) => return give_up(now, why, &before),
+    let found: Found = match (spikes.may_roll_back(rule, at), found) {
+        (Err(refusal), _) => return give_up(run, why, &refusal),
         (_, None) => {
             let none = format!("there is no checkpoint {} steps before", rule.roll_back);
-            return give_up(now, why, &none);
+            return give_up(run, why, &none);
         }
         _ if from + global > m.train.samples => {
-            return give_up(now, why, "the run has no samples left to continue with");
+            return give_up(run, why, "the run has no samples left to continue with");
         }
         (_, Some(found)) => found,
     };
-    let asked = Asked { checkpoint: true, reset_optimizer: false };
-    let mut state = resume::resume(rank, &found, asked, now.loaded, &now.data_ids, now.engine)?;
+    let options = ResumeOptions { is_named: true, reset_optimizer: false };
+    let mut state = resume::resume(rank, &found, options, run.loaded, &run.data_ids, run.engine)?;
     let samples = [state.progress.consumed_samples, from];
     let mut watch = state.spikes.take().unwrap_or_default();
-    watch.roll_backs = before.roll_backs.clone();
+    watch.roll_backs = spikes.roll_backs.clone();
     watch.roll_backs.push(RollBack { at, to: found.step, samples });
     state.spikes = Some(watch);
     state.progress.consumed_samples = from;
-    state.mixture = now.data.plan.clone();
+    state.mixture = run.data.plan.clone();
     let message = format!(
         "step {at}: {why}. Went back to step {}; samples {}..{} are left out",
         found.step, samples[0], samples[1]
@@ -54,13 +54,13 @@ pub fn load(
     Ok(Some((state, message)))
 }
 
-fn give_up<T>(now: &Now, why: &str, tried: &str) -> anyhow::Result<Option<T>> {
-    now.rank.agree(match now.rank.is_first() {
-        false => Ok(None),
-        true => Err(anyhow!(
+fn give_up<T>(run: &RunView, why: &str, tried: &str) -> anyhow::Result<Option<T>> {
+    let error = || {
+        anyhow!(
             "step {}: the run has diverged: {why}; {tried}. Look at the samples with `gptrain data \
              samples`, lower lr.peak, or continue unchanged with --set divergence=warn",
-            now.progress.step
-        )),
-    })
+            run.progress.step
+        )
+    };
+    run.rank.agree(if run.rank.is_first() { Err(error()) } else { Ok(None) })
 }

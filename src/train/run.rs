@@ -3,7 +3,9 @@
 use super::loader::Loader;
 use super::not_finite;
 use super::status;
-use super::watch::{Asks, Ended, Event, Idle, Now, RunContext, StepAt, StepRecord, Watchers};
+use super::watch::{
+    Ended, Event, Idle, Requests, RunContext, RunView, StepRecord, StepSpec, Watchers,
+};
 use checkpoint::Progress;
 use engine::{Engine, lr};
 use std::ops::Range;
@@ -56,45 +58,45 @@ impl<'a> Run<'a> {
             if ended.is_some() {
                 self.drain()?;
             }
-            if self.watchers.go_back() {
+            if self.watchers.must_roll_back() {
                 self.roll_back()?;
             } else if let Some(ended) = ended {
-                self.watchers.each(|watcher| watcher.complete(&self.now(), ended))?;
+                self.watchers.try_each(|watcher| watcher.complete(&self.view(), ended))?;
                 return Ok(ended);
             } else {
-                self.watchers.each(|watcher| watcher.before_step(&self.now(), next.step))?;
+                self.watchers.try_each(|watcher| watcher.before_step(&self.view(), next.step))?;
                 self.step(&next)?;
-                self.watchers.each(|watcher| watcher.after_step(&self.now(), next.step))?;
+                self.watchers.try_each(|watcher| watcher.after_step(&self.view(), next.step))?;
             }
         }
     }
 
     /// Executes a step, and the work of watchers that is due after it.
-    fn step(&mut self, at: &StepAt) -> anyhow::Result<()> {
-        let _step = tracing::error_span!("step", step = at.step).entered();
-        let idle = self.watchers.idle(&self.now(), at);
+    fn step(&mut self, spec: &StepSpec) -> anyhow::Result<()> {
+        let _step = tracing::error_span!("step", step = spec.step).entered();
+        let idle = self.watchers.idle(&self.view(), spec);
         if idle == Idle::Around {
             self.drain()?;
         }
-        self.watchers.each(|watcher| watcher.prepare(&self.now(), at))?;
-        self.queue(at)?;
+        self.watchers.try_each(|watcher| watcher.prepare(&self.view(), spec))?;
+        self.queue(spec)?;
         if idle >= Idle::After {
             self.drain()?;
         }
-        self.watchers.each(|watcher| watcher.due(&self.now(), at))
+        self.watchers.try_each(|watcher| watcher.due(&self.view(), spec))
     }
 
     /// State of the run, for watchers.
-    fn now(&self) -> Now<'_, 'a> {
+    fn view(&self) -> RunView<'_, 'a> {
         let Run { cx, engine, progress, watchers, .. } = self;
-        Now { cx, engine, progress: *progress, watchers }
+        RunView { cx, engine, progress: *progress, watchers }
     }
 
-    fn next_step(&self) -> StepAt {
+    fn next_step(&self) -> StepSpec {
         let first = self.progress.consumed_samples;
-        let samples = first..first + self.now().next_batch();
+        let samples = first..first + self.view().next_batch();
         let last = 2 * samples.end - first > self.cx.manifest.train.samples;
-        StepAt { step: self.progress.step + 1, samples, last }
+        StepSpec { step: self.progress.step + 1, samples, last }
     }
 
     /// Exchanges requests of the watchers and signals between all ranks, which act on them at the
@@ -102,35 +104,36 @@ impl<'a> Run<'a> {
     fn poll_requests(&mut self) -> anyhow::Result<Option<Ended>> {
         let (rank, signals) = (self.cx.rank, self.cx.signals);
         rank.set_phase("between two steps");
-        let mut asks = Asks::STOP.when(signals.stop()) | Asks::SAVE.when(signals.save());
-        self.watchers.each(|watcher| {
-            asks = asks | watcher.asks(&self.now())?;
+        let mut requests = Requests::STOP.when(signals.stop_requested())
+            | Requests::SAVE.when(signals.save_requested());
+        self.watchers.try_each(|watcher| {
+            requests = requests | watcher.requests(&self.view())?;
             Ok(())
         })?;
-        let asked = asks.count(rank);
-        if asked.any(Asks::SAVE) {
+        let counts = requests.count(rank);
+        if counts.any(Requests::SAVE) {
             self.drain()?;
         }
-        self.watchers.each(|watcher| watcher.agreed(&self.now(), &asked))?;
+        self.watchers.try_each(|watcher| watcher.act_on(&self.view(), &counts))?;
         let ends = [
-            (Asks::REACHED, Ended::Reached),
-            (Asks::STOP, Ended::Stopped),
-            (Asks::LEAVE, Ended::JobEnds),
+            (Requests::REACHED, Ended::Reached),
+            (Requests::STOP, Ended::Stopped),
+            (Requests::LEAVE, Ended::JobEnds),
         ];
-        Ok(ends.into_iter().find(|(ask, _)| asked.any(*ask)).map(|(_, ended)| ended))
+        Ok(ends.into_iter().find(|(request, _)| counts.any(*request)).map(|(_, ended)| ended))
     }
 
     /// Queues one step on the device, and finishes the step before it meanwhile.
-    fn queue(&mut self, at: &StepAt) -> anyhow::Result<()> {
+    fn queue(&mut self, spec: &StepSpec) -> anyhow::Result<()> {
         let (m, rank, be) = (self.cx.manifest, self.cx.rank, self.cx.be);
         let recorder = rank.world().recorder();
         let (started, waited) = (Instant::now(), self.loader.wait());
         let others = recorder.waited().host;
         #[cfg(feature = "testing")]
         super::testing::delay_step();
-        let StepAt { step, ref samples, .. } = *at;
+        let StepSpec { step, ref samples, .. } = *spec;
         let (lr, global) = (lr::for_step(&m.lr, samples), samples.end - samples.start);
-        self.cx.signals.computing(step);
+        self.cx.signals.set_step(step);
         let computing = format!("computing step {step}");
         let (loader, mut input) = (&mut self.loader, 0.0);
         self.engine.queue(
@@ -146,13 +149,13 @@ impl<'a> Run<'a> {
             self.cx.shard.rounds(global) as usize,
             lr,
         )?;
-        self.watchers.notice(&self.now(), &Event::Queued(step, input))?;
+        self.watchers.notice(&self.view(), &Event::Queued(step, input))?;
         self.progress = Progress { step, consumed_samples: samples.end };
         let data_wait = self.loader.wait() - waited;
         let (waited, samples) = (recorder.waited().host - others, samples.clone());
-        let now = PendingStep { step, samples, lr, started, data_wait, waited };
-        let before = self.in_flight.pending.replace(now);
-        before.map_or(Ok(()), |before| self.finish_step(before))
+        let queued = PendingStep { step, samples, lr, started, data_wait, waited };
+        let previous = self.in_flight.pending.replace(queued);
+        previous.map_or(Ok(()), |previous| self.finish_step(previous))
     }
 
     /// Waits for the pending step: afterwards the device is idle and the weights are checked.
@@ -172,16 +175,16 @@ impl<'a> Run<'a> {
         let seconds = (ended - started.max(self.in_flight.last_ended)).as_secs_f64();
         self.in_flight.last_ended = ended;
         let record = StepRecord { step, samples, lr, seconds, data_wait, waited, outcome };
-        self.watchers.notice(&self.now(), &Event::Step(&record))
+        self.watchers.notice(&self.view(), &Event::Step(&record))
     }
 
     /// Continues with the state to which a watcher rolls the run back. A collective.
     fn roll_back(&mut self) -> anyhow::Result<()> {
         self.drain()?;
-        self.watchers.notice(&self.now(), &Event::GoingBack)?;
+        self.watchers.notice(&self.view(), &Event::RollingBack)?;
         let mut back = None;
-        self.watchers.each(|watcher| {
-            back = back.take().or(watcher.roll_back(&self.now())?);
+        self.watchers.try_each(|watcher| {
+            back = back.take().or(watcher.roll_back(&self.view())?);
             Ok(())
         })?;
         let Some((state, message)) = back else { return Ok(()) };
@@ -191,7 +194,7 @@ impl<'a> Run<'a> {
         self.loader = rank.phase("starting the data loader", || {
             Loader::training(&data.train, *ramp, *shard, from, end)
         })?;
-        self.watchers.notice(&self.now(), &Event::RolledBack(&state))?;
+        self.watchers.notice(&self.view(), &Event::RolledBack(&state))?;
         self.in_flight.last_ended = Instant::now();
         tracing::warn!("{message}");
         Ok(())
@@ -206,7 +209,7 @@ impl<'a> Run<'a> {
             Ok(Ended::Reached) => "saved, with train.stop_at_loss reached".to_string(),
             Err(error) => format!("{}: {error:#}", status::FAILED),
         };
-        self.watchers.all(|watcher| watcher.ending(&self.now(), ended));
-        self.watchers.all(|watcher| watcher.finish(&self.now(), &how));
+        self.watchers.each(|watcher| watcher.ending(&self.view(), ended));
+        self.watchers.each(|watcher| watcher.finish(&self.view(), &how));
     }
 }

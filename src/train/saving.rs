@@ -1,17 +1,17 @@
 //! Checkpoints written while training continues. Between two steps every rank copies its states
 //! into a snapshot, which its writer thread writes to disk. When all ranks have written (which is
 //! determined between two later steps), the writer thread of rank 0 writes the index and renames
-//! the folder. These threads also wait for storage that fails temporarily (`patient`).
+//! the folder. These threads also wait for storage that fails temporarily (`retry`).
 //!
 //! Methods that take a `Rank` are collectives: all ranks call them at the same step.
 
-pub mod patient;
+pub mod retry;
 mod writer;
 
-use super::also::Shared;
+use super::mirror::MirrorQueue;
 use super::time_limit::expected_save;
-use super::watch::{self, Asks, Counts, Ended, Event, Idle, Now, StepAt, Watcher};
-use base::Bytes;
+use super::watch::{self, Ended, Event, Idle, RequestCounts, Requests, RunView, StepSpec, Watcher};
+use base::{Bytes, push_recent};
 use checkpoint::disk::Disk;
 use checkpoint::{self, Group, Past, Progress, Rng, Snapshot, State};
 use data::MixturePlan;
@@ -41,7 +41,7 @@ pub struct Saver {
     scaled: bool,
     storage: Arc<Storage>,
     /// On rank 0: whether the user was informed that other ranks wait for their storage.
-    told_away: bool,
+    reported_waiting: bool,
     writer: Writer,
     /// On rank 0: results of creating the folders of the oldest saves not passed to the writer.
     begun: VecDeque<anyhow::Result<()>>,
@@ -66,7 +66,7 @@ pub struct Saver {
 
 /// Save in flight.
 struct PendingSave {
-    fresh: PathBuf,
+    staging: PathBuf,
     state: State,
     begun: Instant,
     /// Seconds that training waited.
@@ -77,8 +77,9 @@ struct PendingSave {
     part: Option<anyhow::Result<checkpoint::WrittenPart>>,
 }
 
-/// Time that a save waits for its folder before training continues.
-const BEGIN: Duration = Duration::from_secs(1);
+/// Maximum time of a wait for the writer: for a save's folder before training continues, and between
+/// two exchanges of the ranks.
+const POLL: Duration = Duration::from_secs(1);
 
 impl Saver {
     /// Reserves the snapshots and starts the writer thread. `state` is that of the run at its
@@ -89,7 +90,7 @@ impl Saver {
         engine: &Engine,
         state: State,
         storage: &Arc<Storage>,
-        copies: Option<Arc<Shared>>,
+        mirror: Option<Arc<MirrorQueue>>,
     ) -> anyhow::Result<Saver> {
         let most_in_flight = m.checkpoint.in_flight.max(1);
         Ok(Saver {
@@ -97,10 +98,10 @@ impl Saver {
             free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
             saved_bytes: checkpoint::saved_bytes(m),
             scaled: m.loss_scale.is_some(),
-            writer: writer::start(m, rank, storage.clone(), copies)?,
+            writer: writer::start(m, rank, storage.clone(), mirror)?,
             storage: storage.clone(),
             begun: VecDeque::new(),
-            told_away: false,
+            reported_waiting: false,
             in_flight: VecDeque::new(),
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
@@ -129,35 +130,32 @@ impl Saver {
 
     /// Records a finished step in the history.
     fn step(&mut self, past: Past, lr: f64) {
-        if self.history.len() == HISTORY {
-            self.history.pop_front();
-        }
-        self.history.push_back(past);
+        push_recent(&mut self.history, past, HISTORY);
         self.state.lr = lr;
     }
 
     /// Begins a checkpoint. It contains one copy of each weight, so the replicas are compared first.
     /// A run that must roll back saves none. A collective, on an idle device.
-    fn save(&mut self, now: &Now) -> anyhow::Result<()> {
-        if now.watchers.go_back() {
+    fn save(&mut self, run: &RunView) -> anyhow::Result<()> {
+        if run.watchers.must_roll_back() {
             return Ok(());
         }
         self.unsaved = false;
-        if now.manifest.train.audit_interval.is_some() {
-            watch::compare(now)?;
+        if run.manifest.train.audit_interval.is_some() {
+            watch::compare(run)?;
         }
-        now.signals.saved();
+        run.signals.clear_save();
         let _span = tracing::trace_span!("save", track = "save").entered();
         let began = Instant::now();
-        self.begin(now)?;
-        now.notice(&Event::Saved(began.elapsed()))
+        self.begin(run)?;
+        run.notice(&Event::Saved(began.elapsed()))
     }
 
     /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
-    fn begin(&mut self, now: &Now) -> anyhow::Result<()> {
-        let Now { engine, progress, .. } = *now;
-        let (rank, next_batch) = (now.rank, now.next_batch());
+    fn begin(&mut self, run: &RunView) -> anyhow::Result<()> {
+        let RunView { engine, progress, .. } = *run;
+        let (rank, next_batch) = (run.rank, run.next_batch());
         if self.saved == Some(progress.step) {
             return Ok(());
         }
@@ -167,23 +165,23 @@ impl Saver {
             self.publish_oldest(rank)?;
         }
         let (step, bytes) = (progress.step, self.saved_bytes);
-        let fresh = rank.on_first(|| Ok(checkpoint::fresh(&self.checkpoints, step)))?;
+        let staging = rank.on_first(|| Ok(checkpoint::fresh(&self.checkpoints, step)))?;
         if rank.is_first() {
-            self.writer.send(Job::Begin { fresh: fresh.clone(), step, bytes })?;
+            self.writer.send(Job::Begin { staging: staging.clone(), step, bytes })?;
         }
         let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
         snapshot.take(engine);
         self.saved = Some(step);
         let mut state = State { progress, next_batch, ..self.state.clone() };
-        now.watchers.store(&mut state);
-        state.consumed_tokens = progress.consumed_samples * now.manifest.model.seq_len as u64;
+        run.watchers.store(&mut state);
+        state.consumed_tokens = progress.consumed_samples * run.manifest.model.seq_len as u64;
         state.history = self.history.iter().copied().collect();
         let scale = engine.scale();
         state.loss_scale = self.scaled.then_some(scale);
         state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
-        let save = PendingSave { fresh, state, begun, stall, snapshot, part: None };
+        let save = PendingSave { staging, state, begun, stall, snapshot, part: None };
         self.in_flight.push_back(save);
         if self.has_begun(rank)? {
             self.write_oldest(rank)?;
@@ -196,7 +194,7 @@ impl Saver {
     /// Whether the folder of the oldest save without one was just created, or cannot be. Rank 0
     /// waits briefly for it; the other ranks receive the result.
     fn has_begun(&mut self, rank: &Rank) -> anyhow::Result<bool> {
-        let end = Instant::now() + BEGIN;
+        let end = Instant::now() + POLL;
         while rank.is_first() && self.begun.is_empty() {
             let left = end.saturating_duration_since(Instant::now());
             let Some(done) = self.writer.wait_for(left)? else { break };
@@ -213,29 +211,24 @@ impl Saver {
 
     /// Writes the oldest save whose folder was missing, after rank 0 has created it.
     fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
-        let without = self.in_flight.iter().position(|save| save.snapshot.is_some());
-        let number = without.expect("a save without a folder");
+        let unwritten = self.in_flight.iter().position(|save| save.snapshot.is_some());
+        let number = unwritten.expect("a save without a folder");
         if let Err(error) = rank.agree(self.begun.pop_front().unwrap_or(Ok(()))) {
             self.free.extend(self.in_flight.remove(number).and_then(|save| save.snapshot));
             return Err(error);
         }
         let save = &mut self.in_flight[number];
         let snapshot = save.snapshot.take().expect("found by it");
-        let (fresh, state) = (save.fresh.clone(), save.state.clone());
-        self.writer.send(Job::Part { snapshot, fresh, state })
+        let (staging, state) = (save.staging.clone(), save.state.clone());
+        self.writer.send(Job::Part { snapshot, staging, state })
     }
 
     /// Reports on rank 0 that `ranks` ranks wait for their storage: once, as long as there are any.
     fn report_waiting(&mut self, ranks: usize) {
-        if ranks > 0 && !self.told_away && !self.storage.is_away() {
+        if ranks > 0 && !self.reported_waiting && !self.storage.is_waiting() {
             tracing::warn!("{ranks} ranks cannot write to the run's folder, and wait for it");
         }
-        self.told_away = ranks > 0;
-    }
-
-    /// Cancels all waits for storage, because the run has failed.
-    fn leave(&self) {
-        self.storage.leave();
+        self.reported_waiting = ranks > 0;
     }
 
     /// Whether this rank has written its part of the oldest save in flight.
@@ -260,18 +253,18 @@ impl Saver {
             }
         }
         let save = self.in_flight.pop_front().expect("a save is in flight");
-        let PendingSave { fresh, state, begun, stall, part, .. } = save;
+        let PendingSave { staging, state, begun, stall, part, .. } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
         let part = part.expect("written");
-        let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&fresh, step, error)));
+        let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)));
         let part = part.inspect_err(|_| {
             if rank.is_first() {
-                checkpoint::discard(&disk, &fresh);
+                checkpoint::discard(&disk, &staging);
             }
         })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
-            self.writer.send(Job::Publish(Publish { fresh, parts, state, begun, stall }))?;
+            self.writer.send(Job::Publish(Publish { staging, parts, state, begun, stall }))?;
             self.publishing += 1;
         }
         Ok(())
@@ -280,7 +273,7 @@ impl Saver {
     /// Like `oldest_is_written`, but returns after at most a second or after another event that
     /// ranks must exchange, so that no rank waits longer in one operation.
     fn is_written_soon(&mut self) -> anyhow::Result<bool> {
-        let end = Instant::now() + BEGIN;
+        let end = Instant::now() + POLL;
         while !self.oldest_is_written()? && self.begun.is_empty() {
             let left = end.saturating_duration_since(Instant::now());
             let Some(done) = self.writer.wait_for(left)? else { break };
@@ -297,7 +290,7 @@ impl Saver {
         }
         rank.wait_until(|| {
             if self.publishing > 0
-                && let Some(done) = self.writer.wait_for(BEGIN)?
+                && let Some(done) = self.writer.wait_for(POLL)?
             {
                 self.record(done)?;
             }
@@ -332,37 +325,37 @@ impl Watcher for Saver {
         "saver"
     }
 
-    fn asks(&mut self, _: &Now) -> anyhow::Result<Asks> {
-        let written = Asks::WRITTEN.when(self.oldest_is_written()?);
-        let begun = Asks::BEGUN.when(self.oldest_has_begun());
-        Ok(written | begun | Asks::AWAY.when(self.storage.is_away()))
+    fn requests(&mut self, _: &RunView) -> anyhow::Result<Requests> {
+        let written = Requests::WRITTEN.when(self.oldest_is_written()?);
+        let begun = Requests::BEGUN.when(self.oldest_has_begun());
+        Ok(written | begun | Requests::WAITING.when(self.storage.is_waiting()))
     }
 
-    fn agreed(&mut self, now: &Now, asked: &Counts) -> anyhow::Result<()> {
-        let rank = now.rank;
+    fn act_on(&mut self, run: &RunView, counts: &RequestCounts) -> anyhow::Result<()> {
+        let rank = run.rank;
         if rank.is_first() {
-            self.report_waiting(asked.of(Asks::AWAY));
+            self.report_waiting(counts.count(Requests::WAITING));
         }
-        if asked.any(Asks::BEGUN) {
+        if counts.any(Requests::BEGUN) {
             self.write_oldest(rank)?;
         }
-        if asked.of(Asks::WRITTEN) == rank.grid.size() {
+        if counts.count(Requests::WRITTEN) == rank.grid.size() {
             self.publish_oldest(rank)?;
         }
-        if asked.any(Asks::SAVE) { self.save(now) } else { Ok(()) }
+        if counts.any(Requests::SAVE) { self.save(run) } else { Ok(()) }
     }
 
-    fn idle(&self, now: &Now, at: &StepAt) -> Idle {
-        Idle::after(self.unsaved || at.ends(now.manifest.checkpoint.interval))
+    fn idle(&self, run: &RunView, spec: &StepSpec) -> Idle {
+        Idle::after(self.unsaved || spec.ends(run.manifest.checkpoint.interval))
     }
 
-    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
             Event::Step(done) => {
                 let (loss, grad_norm) = (done.outcome.loss, done.outcome.grad_norm);
                 self.step(Past { step: done.step, loss, grad_norm }, done.lr);
             }
-            Event::GoingBack => self.finish(now.rank)?,
+            Event::RollingBack => self.finish(run.rank)?,
             Event::RolledBack(state) => {
                 // The step of the checkpoint is saved already.
                 self.history = state.history.iter().copied().collect();
@@ -374,35 +367,32 @@ impl Watcher for Saver {
         Ok(())
     }
 
-    fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
-        match self.idle(now, at) {
-            Idle::Never => Ok(()),
-            _ => self.save(now),
-        }
+    fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
+        if self.idle(run, spec) == Idle::Never { Ok(()) } else { self.save(run) }
     }
 
-    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
-        self.save(now)?;
-        self.finish(now.rank)
+    fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
+        self.save(run)?;
+        self.finish(run.rank)
     }
 
     /// Waits for pending checkpoints if the ranks still communicate.
-    fn ending(&mut self, now: &Now, ended: &anyhow::Result<Ended>) {
-        let (rank, Err(error)) = (now.rank, ended) else { return };
+    fn ending(&mut self, run: &RunView, ended: &anyhow::Result<Ended>) {
+        let (rank, Err(error)) = (run.rank, ended) else { return };
         if error.is::<CollectiveError>() || rank.grid.size() == 1 {
             let phase = rank.current_phase();
             // A second error would hide the one that ends the run.
             let _ = self.finish(rank);
             rank.set_phase(&phase);
         }
-        self.leave();
+        self.storage.cancel_waits();
     }
 }
 
 impl Drop for Saver {
     /// Cancels waits for storage, because the run ends.
     fn drop(&mut self) {
-        self.leave();
+        self.storage.cancel_waits();
     }
 }
 
@@ -421,11 +411,11 @@ pub fn newest(m: &Manifest) -> u64 {
 pub fn optimizer(m: &Manifest) -> checkpoint::Optimizer {
     let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
     let params: Vec<&Param> = whole.params().collect();
-    let names = |decay| params.iter().filter(move |param| param.spec.decay == decay);
+    let decayed = |decay| params.iter().filter(move |param| param.spec.decay == decay);
     let group = |decay: bool| Group {
         weight_decay: if decay { m.optimizer.weight_decay() } else { 0.0 },
         step: 0,
-        tensors: names(decay).map(|param| param.name.clone()).collect(),
+        tensors: decayed(decay).map(|param| param.name.clone()).collect(),
     };
     checkpoint::Optimizer {
         rule: m.optimizer.name().to_string(),

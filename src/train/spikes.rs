@@ -2,7 +2,7 @@
 //! its outcome.
 
 use super::roll_back;
-use super::watch::{Event, Now, StepAt, Watcher};
+use super::watch::{Event, RunView, StepSpec, Watcher};
 use checkpoint::State;
 use data::MixturePlan;
 use device::StepLimits;
@@ -89,13 +89,13 @@ impl Watcher for Option<Spikes> {
         "spikes"
     }
 
-    fn prepare(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
-        let limits = self.as_ref().and_then(|spikes| spikes.limits(at.step, &at.samples));
-        now.engine.set_limits(limits);
+    fn prepare(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
+        let limits = self.as_ref().and_then(|spikes| spikes.limits(spec.step, &spec.samples));
+        run.engine.set_limits(limits);
         Ok(())
     }
 
-    fn notice(&mut self, _: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, _: &RunView, event: &Event) -> anyhow::Result<()> {
         let Some(spikes) = self else { return Ok(()) };
         match event {
             Event::Step(done) => {
@@ -113,13 +113,13 @@ impl Watcher for Option<Spikes> {
         state.spikes = self.as_ref().map(|spikes| spikes.watch.clone());
     }
 
-    fn goes_back(&self) -> bool {
+    fn must_roll_back(&self) -> bool {
         self.as_ref().is_some_and(|spikes| spikes.diverged.is_some())
     }
 
-    fn roll_back(&mut self, now: &Now) -> anyhow::Result<Option<(State, String)>> {
+    fn roll_back(&mut self, run: &RunView) -> anyhow::Result<Option<(State, String)>> {
         let Some(spikes) = self else { return Ok(None) };
         let Some(why) = spikes.diverged.take() else { return Ok(None) };
-        roll_back::load(now, &spikes.rule, &spikes.watch, &why)
+        roll_back::load(run, &spikes.rule, &spikes.watch, &why)
     }
 }

@@ -3,21 +3,24 @@
 
 mod announce;
 
-use super::also::{self, Copies, Shared};
+use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
 use super::loader::{DataShard, Loader};
+use super::mirror::{self, Mirror, MirrorQueue};
 use super::report::metrics::Metrics;
 use super::report::{Report, RunInfo};
+use super::resume::ResumeOptions;
 use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
-use super::status::{Board, Fixed};
+use super::status::{Status, StatusWriter};
 use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
 use super::trace::{Trace, TraceOptions};
-use super::watch::{Drift, Evaluation, Mirror, Record, Replicas, RunContext, StopAtLoss, Watchers};
-use super::{files, preflight, replay, resume, tokenizers};
+use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
+use super::{fetch, preflight, replay, resume, tokenizers, watch};
+use anyhow::Result;
 use base::Bytes;
 use base::output::{self, Existing};
 use checkpoint::{DataId, Found, State};
@@ -26,9 +29,10 @@ use data::{Datasets, MixturePlan};
 use engine::Engine;
 use launch::console::Form;
 use launch::crash_loop;
-use launch::guard::{FolderLock, Signals};
 use launch::messages::Messages;
 use launch::rank::{CollectiveError, Rank};
+use launch::run_folder::FolderLock;
+use launch::signals::Signals;
 use launch::storage::Storage;
 use launch::{self, Device, LocalRanks};
 use manifest::{self, Loaded, LogFormat, Manifest};
@@ -40,7 +44,7 @@ use std::sync::Arc;
 
 /// Options of `gptrain run` besides the manifest.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct RunOptions {
     /// Name of the checkpoint to resume from, instead of the newest.
     pub resume_from: Option<PathBuf>,
     /// Whether a resume resets the optimizer's states.
@@ -56,7 +60,7 @@ pub struct Options {
 /// State shared by the ranks of one process.
 pub struct Process<'a> {
     loaded: &'a Loaded,
-    options: &'a Options,
+    options: &'a RunOptions,
     messages: &'a Messages,
     pub signals: Signals,
     trace: Option<Trace>,
@@ -72,17 +76,17 @@ pub struct Process<'a> {
 impl<'a> Process<'a> {
     pub fn new(
         loaded: &'a Loaded,
-        options: &'a Options,
+        options: &'a RunOptions,
         messages: &'a Messages,
         tasks: Vec<(String, Task)>,
         ranks: &LocalRanks,
-    ) -> anyhow::Result<Process<'a>> {
+    ) -> Result<Process<'a>> {
         let tasks = Arc::new(tasks);
         Ok(Process {
             loaded,
             options,
             messages,
-            signals: Signals::listen(ranks.lead().then(|| messages.console().clone()))?,
+            signals: Signals::listen(ranks.have_first().then(|| messages.console().clone()))?,
             trace: options.trace.as_ref().map(|options| Trace::new(options, messages.spans())),
             data: Mutex::new(None),
             tasks,
@@ -92,7 +96,7 @@ impl<'a> Process<'a> {
         })
     }
 
-    fn data(&self, mixture: MixturePlan) -> anyhow::Result<Arc<Datasets>> {
+    fn data(&self, mixture: MixturePlan) -> Result<Arc<Datasets>> {
         let m = &self.loaded.manifest;
         let mut data = self.data.lock();
         let open = || {
@@ -113,12 +117,13 @@ impl<'a> Process<'a> {
 }
 
 /// Lock of the run's folder, on rank 0.
-pub fn lock(rank: &Rank, m: &Manifest) -> anyhow::Result<Option<FolderLock>> {
-    rank.agree(match rank.is_first() {
-        true => FolderLock::take(&m.log.folder)
-            .and_then(|lock| files::own(&m.log.folder).map(|()| Some(lock)).map_err(Into::into)),
-        false => Ok(None),
-    })
+pub fn lock(rank: &Rank, m: &Manifest) -> Result<Option<FolderLock>> {
+    let lock = || {
+        let lock = FolderLock::take(&m.log.folder)?;
+        check_run_folder(&m.log.folder)?;
+        Ok(Some(lock))
+    };
+    rank.agree(if rank.is_first() { lock() } else { Ok(None) })
 }
 
 /// State for a rank's next step; None if the run has no step left. A collective.
@@ -126,32 +131,28 @@ pub fn open<'a>(
     process: &'a Process,
     rank: &'a Rank,
     device: &'a Device,
-) -> anyhow::Result<Option<Run<'a>>> {
+) -> Result<Option<Run<'a>>> {
     let (m, options) = (&process.loaded.manifest, process.options);
-    look_at_files(rank, m)?;
-    let from = options.resume_from.as_deref();
-    let asked = also::fetch(rank, &process.signals, saving::folder(m), from)?;
-    let origin = rank.first_phase("opening data", || Origin::find(m, asked.as_deref()))?;
+    check_space_and_files(rank, m)?;
+    let named = options.resume_from.as_deref();
+    let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
+    let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
-    if is_complete(process, rank, (&origin, &ids))? {
+    if is_complete(process, rank, &origin, &ids)? {
         return Ok(None);
     }
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
-    let opened = from_checkpoint(process, rank, device, (origin, data, ids));
+    let opened = from_checkpoint(process, rank, device, origin, data, ids);
     if opened.is_err() && rank.is_first() {
-        crash_loop::discount(&m.log.folder);
+        crash_loop::uncount_start(&m.log.folder);
     }
     opened.map(Some)
 }
 
 /// Whether the run is complete, and this start has nothing else to do, such as to verify or copy it.
-fn is_complete(
-    process: &Process,
-    rank: &Rank,
-    (origin, ids): (&Origin, &[DataId]),
-) -> anyhow::Result<bool> {
+fn is_complete(process: &Process, rank: &Rank, origin: &Origin, ids: &[DataId]) -> Result<bool> {
     let (loaded, options) = (process.loaded, process.options);
     let work = options.verify_resume.is_some() || loaded.manifest.checkpoint.also.is_some();
     let Some(found) = origin.found.as_ref().filter(|_| !work) else { return Ok(false) };
@@ -163,8 +164,10 @@ fn from_checkpoint<'a>(
     process: &'a Process,
     rank: &'a Rank,
     device: &'a Device,
-    (origin, data, ids): (Origin, Arc<Datasets>, Vec<DataId>),
-) -> anyhow::Result<Run<'a>> {
+    origin: Origin,
+    data: Arc<Datasets>,
+    ids: Vec<DataId>,
+) -> Result<Run<'a>> {
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let from = origin.found.as_ref().map_or(0, |found| found.step);
@@ -180,12 +183,11 @@ fn from_checkpoint<'a>(
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let (progress, data_ids, stop_at_loss) =
         (state.progress, state.data.clone(), StopAtLoss::new(&state));
-    let storage = Storage::of(m);
-    let copies = copies(rank, m, &state)?;
-    let shared = copies.as_ref().map(Copies::shared);
-    let saver = snapshots(rank, m, &engine, state, &storage, shared)?;
-    let files = open_report(process, rank, (from, progress.step), &storage)?;
-    let (ramp, shard) = (m.batch.ramp(), DataShard::of(rank, m));
+    let storage = Storage::for_run(m);
+    let mirror = open_mirror(rank, m, &state)?;
+    let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
+    let files = open_report(process, rank, from, progress.step, &storage)?;
+    let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
     let (consumed, samples) = (progress.consumed_samples, m.train.samples);
     let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
     let loader = rank.phase("starting the data loader", loader)?;
@@ -196,18 +198,17 @@ fn from_checkpoint<'a>(
     let watchers = Watchers::new(vec![
         Box::new(spikes),
         Box::new(Drift::new(StepParts::new(ops))),
-        Box::new(stragglers(rank, m, device)?),
+        Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
         Box::new(limit),
         Box::new(stop_at_loss),
-        Box::new(Replicas(m.train.audit_interval)),
-        Box::new(Evaluation(m.train.eval_interval)),
+        Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),
+        Box::new(Periodic("evaluation", m.train.eval_interval, watch::evaluate)),
         Box::new(saver),
         Box::new(Record::new(files)),
-        Box::new(Mirror(copies)),
+        Box::new(mirror),
         Box::new(process.trace.as_ref()),
     ]);
-    let (tasks, signals) = (process.tasks.clone(), &process.signals);
     Ok(Run {
         cx: RunContext {
             loaded,
@@ -218,8 +219,8 @@ fn from_checkpoint<'a>(
             be,
             data,
             data_ids,
-            tasks,
-            signals,
+            tasks: process.tasks.clone(),
+            signals: &process.signals,
             monitor,
         },
         engine,
@@ -237,40 +238,47 @@ fn state(
     origin: &Origin,
     ids: Vec<DataId>,
     engine: &Engine,
-) -> anyhow::Result<State> {
+) -> Result<State> {
     let (loaded, options) = (process.loaded, process.options);
     let Some(found) = &origin.found else { return begin(rank, loaded, ids, engine) };
-    let (checkpoint, reset_optimizer) = (options.resume_from.is_some(), options.reset_optimizer);
-    let asked = resume::Asked { checkpoint, reset_optimizer };
-    resume::resume(rank, found, asked, loaded, &ids, engine)
+    let resume = ResumeOptions {
+        is_named: options.resume_from.is_some(),
+        reset_optimizer: options.reset_optimizer,
+    };
+    resume::resume(rank, found, resume, loaded, &ids, engine)
 }
 
 /// Report and status of a run that continues from a step, on rank 0.
 fn open_report(
     process: &Process,
     rank: &Rank,
-    (from, step): (u64, u64),
+    from: u64,
+    step: u64,
     storage: &Arc<Storage>,
-) -> anyhow::Result<Option<(Report, Board)>> {
-    rank.phase("opening the report", || match rank.is_first() {
-        true => Ok(Some((record(process, step, storage)?, show(process, rank, from)?))),
-        false => Ok(None),
+) -> Result<Option<(Report, StatusWriter)>> {
+    rank.phase("opening the report", || {
+        if !rank.is_first() {
+            return Ok(None);
+        }
+        Ok(Some((open_metrics(process, step, storage)?, open_status(process, rank, from)?)))
     })
 }
 
 /// Starts the trace, if one is requested.
-fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> anyhow::Result<()> {
+fn open_trace(process: &Process, rank: &Rank, device: &Device, from: u64) -> Result<()> {
     let Some(trace) = &process.trace else { return Ok(()) };
     let m = &process.loaded.manifest;
-    trace.open(rank, device.gpu().is_some(), (from, m.batch.ramp().steps(m.train.samples)))
+    trace.open(rank, device.gpu().is_some(), from, m.batch.ramp().steps(m.train.samples))
 }
 
 /// Fails if the files of the manifest cannot be used, or the disk has no space for a checkpoint. A
 /// collective.
-fn look_at_files(rank: &Rank, m: &Manifest) -> anyhow::Result<()> {
+fn check_space_and_files(rank: &Rank, m: &Manifest) -> Result<()> {
     rank.first_phase("looking at files", || {
-        let files = files::check(m)?;
-        files.notes.iter().for_each(|note| tracing::info!("{note}"));
+        let files = check_files(m)?;
+        for note in &files.notes {
+            tracing::info!("{note}");
+        }
         files.ready()?;
         checkpoint::space(&m.log.folder, checkpoint::saved_bytes(m))
     })
@@ -287,8 +295,8 @@ struct Origin {
 }
 
 impl Origin {
-    fn find(m: &Manifest, asked: Option<&Path>) -> anyhow::Result<Origin> {
-        let found = resume::find(m, asked)?;
+    fn find(m: &Manifest, named: Option<&Path>) -> Result<Origin> {
+        let found = resume::find(m, named)?;
         let ids = resume::data_ids(m).ok();
         let mixture = resume::mixture(found.as_ref(), m, ids.as_deref().unwrap_or_default())?;
         Ok(Origin { found, mixture, ids })
@@ -300,7 +308,7 @@ fn open_data(
     process: &Process,
     rank: &Rank,
     origin: &Origin,
-) -> anyhow::Result<(Arc<Datasets>, Vec<DataId>)> {
+) -> Result<(Arc<Datasets>, Vec<DataId>)> {
     let m = &process.loaded.manifest;
     let open = || process.data(origin.mixture.clone());
     // Rank 0 builds the sample order, which may take long; the others find it in the cache.
@@ -315,12 +323,12 @@ fn open_data(
 }
 
 /// Engine, with all of its memory reserved.
-fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Result<Engine<'a>> {
+fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Result<Engine<'a>> {
     let (loaded, node, be) = (process.loaded, &process.node, device.backend());
     let m = &loaded.manifest;
     let groups = rank.phase("creating process groups", || {
         let groups = device.groups(rank.world(), m);
-        Ok(groups.map_err(|problems| launch::of_rank(rank, node, problems))?)
+        Ok(groups.map_err(|problems| launch::name_rank(rank, node, problems))?)
     })?;
     let memory = preflight::gpu_memory(rank, device, node)?;
     let m = &preflight::placed(rank, be, &groups, m, memory.as_ref());
@@ -334,16 +342,16 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> anyhow::Re
 }
 
 /// Initialises the weights of a new run.
-fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> anyhow::Result<State> {
+fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> Result<State> {
     rank.set_phase("setting initial weights");
     if rank.is_first() {
-        new_run(loaded);
+        announce_folder(loaded);
     }
     engine.init();
     rank.on_first(|| {
         let mut state = saving::initial_state(loaded, ids);
         if loaded.manifest.checkpoint.also.is_some() {
-            state.run = also::name_run(&loaded.manifest.log.folder, state.run)?;
+            state.run = mirror::run_id(&loaded.manifest.log.folder, state.run)?;
         }
         Ok(state)
     })
@@ -351,7 +359,7 @@ fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> any
 
 /// Prints the folder of a new run, and of another run that may be the intended one: log.folder starts
 /// at the working folder, but a manifest's other paths start at the manifest.
-fn new_run(loaded: &Loaded) {
+fn announce_folder(loaded: &Loaded) {
     let folder = &loaded.manifest.log.folder;
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     tracing::info!("new run in {}", whole(folder).display());
@@ -366,24 +374,26 @@ fn new_run(loaded: &Loaded) {
     }
 }
 
-/// Copies of checkpoints to another place, on rank 0.
-fn copies(rank: &Rank, m: &Manifest, state: &State) -> anyhow::Result<Option<Copies>> {
-    rank.phase("opening the place of copies", || match rank.is_first() {
-        true => Copies::start(m, &state.run, state.progress.step, &saving::folder(m)),
-        false => Ok(None),
+/// Mirror of the checkpoints, on rank 0.
+fn open_mirror(rank: &Rank, m: &Manifest, state: &State) -> Result<Option<Mirror>> {
+    rank.phase("opening the place of copies", || {
+        if !rank.is_first() {
+            return Ok(None);
+        }
+        Mirror::start(m, &state.run, state.progress.step, &saving::folder(m))
     })
 }
 
 /// Saver of the run, with its snapshots reserved.
-fn snapshots(
+fn open_saver(
     rank: &Rank,
     m: &Manifest,
     engine: &Engine,
     state: State,
     storage: &Arc<Storage>,
-    copies: Option<Arc<Shared>>,
-) -> anyhow::Result<Saver> {
-    let open = || Saver::open(m, rank.number(), engine, state, storage, copies);
+    queue: Option<Arc<MirrorQueue>>,
+) -> Result<Saver> {
+    let open = || Saver::open(m, rank.number(), engine, state, storage, queue);
     let saver = rank.phase("reserving snapshots", open)?;
     let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
     if rank.is_first() {
@@ -392,14 +402,8 @@ fn snapshots(
     Ok(saver)
 }
 
-/// Straggler detection.
-fn stragglers(rank: &Rank, m: &Manifest, device: &Device) -> anyhow::Result<Stragglers> {
-    let new = Stragglers::new(rank, &m.log.folder, device.processor());
-    rank.agree(new.map_err(anyhow::Error::from))
-}
-
 /// Writes the effective manifest and opens the report.
-fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Result<Report> {
+fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
     let path = m.log.folder.join(manifest::IN_FOLDER);
@@ -419,29 +423,26 @@ fn record(process: &Process, step: u64, storage: &Arc<Storage>) -> anyhow::Resul
     Report::open(console, (folder, storage), run_info(m), every, events, step)
 }
 
-/// Starts the status of the run. Called after `record`, so that repeated steps do not count.
-fn show(process: &Process, rank: &Rank, from_step: u64) -> anyhow::Result<Board> {
+/// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
+fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
-    let RunInfo { name, total_samples, total_steps, .. } = run_info(m);
-    let fixed = Fixed {
-        folder: m.log.folder.clone(),
-        name,
+    let status = Status {
+        name: m.name.clone(),
         host: process.node.clone(),
         ranks: rank.grid.size(),
-        from_step,
-        total_steps,
-        total_samples,
+        total_steps: m.batch.ramp().steps(m.train.samples),
+        total_samples: m.train.samples,
         useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
-        collector: m.log.prometheus.clone(),
+        ..Status::default()
     };
-    Board::open(fixed, rank.world().recorder().clone(), process.messages.warnings())
+    let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());
+    let (recorder, warnings) = (rank.world().recorder().clone(), process.messages.warnings());
+    StatusWriter::open(folder, status, from_step, collector, recorder, warnings)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {
     let flops = model::flops_per_token(&m.model);
     RunInfo {
-        name: m.name.clone(),
-        params: model::parameters(&m.model),
         total_samples: m.train.samples,
         total_steps: m.batch.ramp().steps(m.train.samples),
         seq_len: m.model.seq_len,

@@ -8,20 +8,19 @@
 //! compute stream measure the wait instead. Waits inside a CUDA graph are not measured: ranks of a
 //! tensor group, whose sums are in graphs, appear equal.
 
-use super::watch::{Asks, Event, Now, Watcher};
-use base::Problems;
+use super::watch::{Event, Requests, RunView, Watcher};
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
 use launch::rank::Rank;
 use launch::sick_nodes::{self, Reason};
 use plan::grid::Axis;
 use plan::robust::median;
-use plan::stragglers::{Busy, Straggler, StragglerDetector, WINDOW};
+use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Poll interval of the ranks' windows.
-const LOOK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_secs(1);
 
 /// Straggler detection of one rank.
 pub struct Stragglers {
@@ -31,16 +30,17 @@ pub struct Stragglers {
     /// Wait time of the GPU's stream up to the last step.
     device_waited: f64,
     processor: String,
-    /// Detector, on rank 0 of several.
-    judge: Option<Judge>,
+    /// On rank 0 of several.
+    detector: Option<StragglerDetector>,
 }
 
-struct Judge {
-    watch: StragglerDetector,
+/// Detector of stragglers among all ranks.
+struct StragglerDetector {
+    watch: StragglerWatch,
     folder: PathBuf,
-    /// Last window that was judged, and time of the last poll.
-    judged: u64,
-    looked: Instant,
+    /// Last window that was assessed.
+    assessed: u64,
+    polled: Instant,
 }
 
 impl Watcher for Stragglers {
@@ -48,14 +48,14 @@ impl Watcher for Stragglers {
         "stragglers"
     }
 
-    fn asks(&mut self, now: &Now) -> anyhow::Result<Asks> {
-        self.look(now.rank);
-        Ok(Asks::NONE)
+    fn requests(&mut self, run: &RunView) -> anyhow::Result<Requests> {
+        self.poll(run.rank);
+        Ok(Requests::NONE)
     }
 
-    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         if let Event::Step(done) = event {
-            self.step(now.rank, done.seconds, done.waited, now.monitor.as_ref());
+            self.step(run.rank, done.seconds, done.waited, run.monitor.as_ref());
         }
         Ok(())
     }
@@ -63,21 +63,15 @@ impl Watcher for Stragglers {
 
 impl Stragglers {
     /// Starts the detection. `processor` is the rank's processor, among those of its node.
-    pub fn new(rank: &Rank, folder: &Path, processor: String) -> Result<Stragglers, Problems> {
-        let judges = rank.is_first() && rank.grid.size() > 1;
-        let judge = || Judge {
-            watch: StragglerDetector::default(),
+    pub fn new(rank: &Rank, folder: &Path, processor: String) -> Stragglers {
+        let detector = || StragglerDetector {
+            watch: StragglerWatch::default(),
             folder: folder.to_path_buf(),
-            judged: 0,
-            looked: Instant::now(),
+            assessed: 0,
+            polled: Instant::now(),
         };
-        Ok(Stragglers {
-            seconds: Vec::new(),
-            windows: 0,
-            device_waited: 0.0,
-            processor,
-            judge: judges.then(judge),
-        })
+        let detector = (rank.is_first() && rank.grid.size() > 1).then(detector);
+        Stragglers { seconds: Vec::new(), windows: 0, device_waited: 0.0, processor, detector }
     }
 
     /// Records a step's time, and the time in it that the rank's thread waited for others.
@@ -99,42 +93,43 @@ impl Stragglers {
     }
 
     /// Reports new stragglers, on rank 0, between two steps.
-    fn look(&mut self, rank: &Rank) {
-        let Some(judge) = &mut self.judge else { return };
-        if judge.judged == self.windows || judge.looked.elapsed() < LOOK {
+    fn poll(&mut self, rank: &Rank) {
+        let Some(detector) = &mut self.detector else { return };
+        if detector.assessed == self.windows || detector.polled.elapsed() < POLL {
             return;
         }
-        judge.looked = Instant::now();
-        let all = rank.world().busy();
-        let told = all.iter().map(|of| of.windows.back().map_or(0, |window| window.number));
-        let newest = told.min().unwrap_or(0);
-        let window = |of: &RankBusy| of.windows.iter().find(|w| w.number == newest).cloned();
+        detector.polled = Instant::now();
+        let ranks = rank.world().busy();
+        let last = ranks.iter().map(|rank| rank.windows.back().map_or(0, |window| window.number));
+        let newest = last.min().unwrap_or(0);
+        let window = |rank: &RankBusy| rank.windows.iter().find(|w| w.number == newest).cloned();
         // None if some ranks are several windows ahead of others; a later poll finds a common
         // window.
-        let windows: Option<Vec<BusyWindow>> = all.iter().map(window).collect();
-        if let Some(windows) = windows.filter(|_| newest > judge.judged) {
-            judge.judged = newest;
-            judge.window(rank, &all, &windows);
+        let windows: Option<Vec<BusyWindow>> = ranks.iter().map(window).collect();
+        if let Some(windows) = windows.filter(|_| newest > detector.assessed) {
+            detector.assessed = newest;
+            detector.assess(rank, &ranks, &windows);
         }
     }
 }
 
-impl Judge {
-    fn window(&mut self, rank: &Rank, all: &[RankBusy], windows: &[BusyWindow]) {
-        let place = |number: usize| (&all[number].node, &windows[number].processor);
+impl StragglerDetector {
+    /// Warns of the stragglers in a window of every rank, and records their nodes.
+    fn assess(&mut self, rank: &Rank, ranks: &[RankBusy], windows: &[BusyWindow]) {
+        let place = |number: usize| (&ranks[number].node, &windows[number].processor);
         let busy = |number: usize| Busy {
             stage: rank.grid.coord(number)[Axis::Pipeline],
             seconds: windows[number].seconds,
-            shares: (0..all.len()).filter(|other| place(*other) == place(number)).count() > 1,
+            shares: (0..ranks.len()).filter(|other| place(*other) == place(number)).count() > 1,
         };
-        let busy: Vec<Busy> = (0..all.len()).map(busy).collect();
+        let busy: Vec<Busy> = (0..ranks.len()).map(busy).collect();
         for found in self.watch.observe(&busy) {
-            let (of, window) = (&all[found.rank], &windows[found.rank]);
-            let line = line(&found, of, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
+            let (slow, window) = (&ranks[found.rank], &windows[found.rank]);
+            let line = line(&found, slow, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
             tracing::warn!("{line}");
-            let noted = sick_nodes::add(&self.folder, &of.node, Reason::Straggles, &line);
-            if let Err(error) = noted {
-                tracing::warn!("{} is not noted: {error:#}", of.node);
+            let added = sick_nodes::add(&self.folder, &slow.node, Reason::Straggles, &line);
+            if let Err(error) = added {
+                tracing::warn!("{} is not noted: {error:#}", slow.node);
             }
         }
     }
@@ -143,9 +138,9 @@ impl Judge {
 /// For example "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % more than
 /// the median of the 96 ranks of stage 3 (7.1 scatters), over three windows of 50 steps; GPU 3 …,
 /// 1410 MHz, 82 °C".
-fn line(found: &Straggler, of: &RankBusy, window: &BusyWindow, stage: usize) -> String {
+fn line(found: &Straggler, slow: &RankBusy, window: &BusyWindow, stage: usize) -> String {
     let Straggler { more, score, peers, .. } = *found;
-    let (name, seconds) = (&of.name, base::Seconds(window.seconds));
+    let (name, seconds) = (&slow.name, base::Seconds(window.seconds));
     let than = match score {
         Some(score) => {
             let times = if score < 100.0 { format!("{score:.1}") } else { "> 100".to_string() };

@@ -6,8 +6,8 @@
 //! Without an answer the run continues as if it had no limit; the SIGTERM that Slurm sends at the
 //! end still causes a save.
 
-use super::watch::{Asks, Event, Now, Watcher};
-use base::Seconds;
+use super::watch::{Event, Requests, RunView, Watcher};
+use base::{Seconds, push_recent};
 use launch::slurm::Job;
 use manifest::{OnEnd, Slurm};
 use parking_lot::Mutex;
@@ -47,11 +47,11 @@ impl Watcher for Option<TimeLimit> {
         "time limit"
     }
 
-    fn asks(&mut self, _: &Now) -> anyhow::Result<Asks> {
-        Ok(Asks::LEAVE.when(self.as_mut().is_some_and(TimeLimit::is_due)))
+    fn requests(&mut self, _: &RunView) -> anyhow::Result<Requests> {
+        Ok(Requests::LEAVE.when(self.as_mut().is_some_and(TimeLimit::is_due)))
     }
 
-    fn notice(&mut self, _: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, _: &RunView, event: &Event) -> anyhow::Result<()> {
         if let (Event::Evaluated(time), Some(limit)) = (event, self) {
             limit.evaluated(*time);
         }
@@ -63,17 +63,17 @@ impl TimeLimit {
     /// Watches the job of this process. None outside of Slurm, and if the manifest ignores the end.
     /// `save` has the seconds of the slowest save.
     pub fn watch(settings: &Slurm, save: Rc<Cell<f64>>) -> Option<TimeLimit> {
-        let job = Job::of_environment().filter(|_| settings.on_end != OnEnd::Ignore)?;
+        let job = Job::from_environment().filter(|_| settings.on_end != OnEnd::Ignore)?;
         let (open, closed) = channel();
         let end = Arc::default();
-        let told = Arc::clone(&end);
-        let every = REREAD;
+        let job_end = Arc::clone(&end);
+        let interval = REREAD;
         #[cfg(feature = "testing")]
-        let every = super::testing::reread().unwrap_or(every);
+        let interval = super::testing::reread().unwrap_or(interval);
         let ask = move || {
             loop {
-                reread(&job, &told);
-                if closed.recv_timeout(every) != Err(RecvTimeoutError::Timeout) {
+                reread(&job, &job_end);
+                if closed.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
                     return;
                 }
             }
@@ -147,10 +147,7 @@ impl StepTimes {
     /// Expected duration of the slowest next step.
     fn between_steps(&mut self, now: Instant) -> Duration {
         if let Some(before) = self.before.replace(now) {
-            if self.recent.len() == RECENT {
-                self.recent.pop_front();
-            }
-            self.recent.push_back(now - before);
+            push_recent(&mut self.recent, now - before, RECENT);
         }
         self.recent.iter().max().copied().unwrap_or_default() + self.evaluation
     }

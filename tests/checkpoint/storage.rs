@@ -5,7 +5,7 @@ use crate::common::saved::Saved;
 use gptrain::checkpoint::disk::{Disk, Fault};
 use gptrain::checkpoint::{Keep, fresh, index_text, latest, publish_index};
 use gptrain::launch::storage::Storage;
-use gptrain::train::saving::patient;
+use gptrain::train::saving::retry;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -31,9 +31,9 @@ fn run(steps: [u64; 2]) -> (tempfile::TempDir, Arc<Storage>) {
 fn save(disk: &Disk, storage: &Storage, run: &Path, what: &Saved) -> anyhow::Result<()> {
     let (step, shares) = (what.state.progress.step, what.shares());
     let fresh = fresh(&run.join("checkpoints"), step);
-    patient::begin(disk, storage, &fresh, step, 1)?;
-    let part = patient::write_part(disk, storage, (&fresh, 0), &shares, &what.state)?;
-    patient::publish(disk, storage, &fresh, vec![part], &what.state, KEEP).map(drop)
+    retry::begin(disk, storage, &fresh, step, 1)?;
+    let part = retry::write_part(disk, storage, &fresh, 0, &shares, &what.state)?;
+    retry::publish(disk, storage, &fresh, vec![part], &what.state, KEEP).map(drop)
 }
 
 /// Every call of a save fails once, by each kind of error: the checkpoint is whole, and nothing else
@@ -69,9 +69,9 @@ fn a_checkpoint_is_published_once() {
     let (folder, storage) = run([3, 4]);
     let (what, disk) = (Saved::tiny(5), Disk::default());
     let fresh = fresh(&folder.path().join("checkpoints"), 5);
-    patient::begin(&disk, &storage, &fresh, 5, 1).unwrap();
-    let place = (&*fresh, 0);
-    let part = patient::write_part(&disk, &storage, place, &what.shares(), &what.state).unwrap();
+    retry::begin(&disk, &storage, &fresh, 5, 1).unwrap();
+    let shares = what.shares();
+    let part = retry::write_part(&disk, &storage, &fresh, 0, &shares, &what.state).unwrap();
     let index = index_text(vec![part], &what.state).unwrap();
     let publish = |again| publish_index(&disk, &fresh, &index, 5, again).unwrap();
     assert_eq!(publish(false), publish(true));

@@ -12,6 +12,7 @@
 //! | `mup` | change of activations by steps at several widths; grids |
 //! | `muon` | steps against float64 and PyTorch; fp16; GPUs; counts of the planner |
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
+//! | `replayed` | every op of a step on the CPU, replayed on a GPU with the recorded inputs |
 //! | `sampler` | logits of a growing text are those of the whole text |
 //! | `traffic` | bytes sent in a step, counted and of the dry run, are those of the literature's formulas |
 //! | `spikes` | steps above their limits change nothing |
@@ -33,6 +34,7 @@ mod mup;
 mod offload;
 mod order;
 mod pytorch;
+mod replayed;
 mod sampler;
 mod spikes;
 mod traffic;

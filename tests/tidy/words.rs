@@ -9,7 +9,7 @@ const WORDS: &[(&str, &str)] = &[
     ("Ahead", "a name of what it is"), ("Attempts", "crash-loop guard"), ("Beside", "NcclWatchdog, comm stream"), ("Bill", "MemoryPlan"),
     ("Crew", "LocalRanks"), ("Culprit", "root cause"), ("Custody", "ParamStore"),
     ("Desk", "Mailbox"), ("Distrust", "AuthError"), ("EachTime", "capture, replay"),
-    ("Followed", "PeerExit"), ("Foreign", "HfTokenizer"),
+    ("Followed", "AlreadyPrinted"), ("Foreign", "HfTokenizer"),
     ("Opener", "MixtureBuilder"), ("Party", "GroupMembers"), ("Seat", "PipelineRank, LocalRank"), ("Slots", "Activations"),
     ("Turn", "data-parallel shard"), ("Verdict", "hang diagnosis"), ("Wish", "OrderSpec, a search's request"), ("Witness", "observer, watchdog"),
     ("befalls", "happens to"), ("bolder", "speed-ups"), ("catch_up", "drain"),

@@ -6,7 +6,7 @@ use anyhow::Result;
 use serde_json::{Value, json};
 
 use base::Problems;
-use commands::data::check::{Sound, check};
+use commands::data::check::{CheckedDataset, check};
 use commands::data::prefix;
 
 use super::super::Json;
@@ -41,7 +41,7 @@ pub fn run(args: Args) -> Result<()> {
         }
         sound.extend(found);
     }
-    let sound: Vec<Value> = sound.iter().map(Sound::object).collect();
+    let sound: Vec<Value> = sound.iter().map(CheckedDataset::object).collect();
     args.json.object(json!({ "sound": sound, "mistakes": problems.list }));
     problems.or(()).map_err(Into::into)
 }

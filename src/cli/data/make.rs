@@ -5,9 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
-use serde_json::json;
 
-use base::{Bytes, Count};
 use commands::data::make;
 use data::corpus::{DocumentRules, FileSelection, Format};
 use data::indexed::TokenType;
@@ -136,7 +134,7 @@ pub struct MergeArgs {
 }
 
 impl Text {
-    fn options(self) -> make::Text {
+    fn options(self) -> make::TextInput {
         let format = self.format.map(|format| match format {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
@@ -147,7 +145,7 @@ impl Text {
         });
         let bare = |ending: &String| ending.trim_start_matches('.').to_lowercase();
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        make::Text {
+        make::TextInput {
             paths: self.input,
             files_from: self.files_from,
             wanted: FileSelection { format, endings: self.ext.iter().map(bare).collect() },
@@ -163,7 +161,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         Dtype::UInt16 => TokenType::U16,
         Dtype::Int32 => TokenType::I32,
     });
-    let options = make::Options {
+    let options = make::BuildOptions {
         output: args.output,
         existing: args.overwrite.existing(),
         tokenizer: args.tokenizer,
@@ -173,29 +171,8 @@ pub fn build(args: BuildArgs) -> Result<()> {
         shuffle: args.shuffle,
         token_type,
     };
-    let (built, token_type, seconds) = make::build(args.text.options(), &options)?;
-    let lines = || {
-        base::say!(
-            "{}: {}, {} ({token_type}), {:.2} bytes of text per token",
-            options.output.display(),
-            Count(built.documents).with_noun("document"),
-            Count(built.tokens).with_noun("token"),
-            built.text as f64 / built.tokens.max(1) as f64,
-        );
-        let rate = Bytes((built.read as f64 / seconds.0) as u64);
-        base::say!("{} read in {seconds}, {rate}/s", Bytes(built.read));
-        if built.skipped > 0 {
-            let are = if built.skipped == 1 { "is" } else { "are" };
-            let lines = Count(built.skipped).with_noun("line");
-            base::say!("{lines} could not be read and {are} left out");
-        }
-    };
-    let object = json!({
-        "dataset": options.output, "documents": built.documents, "tokens": built.tokens,
-        "dtype": token_type.to_string(), "text_bytes": built.text, "bytes_read": built.read,
-        "lines_left_out": built.skipped, "seconds": seconds.0,
-    });
-    args.json.say(lines, object);
+    let built = make::build(args.text.options(), &options)?;
+    args.json.say(|| built.say(), &built);
     Ok(())
 }
 
@@ -203,44 +180,14 @@ pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
     let training =
         Training { vocab: args.vocab, min_frequency: args.min_frequency, special: args.special };
     let (text, existing) = (args.text.options(), args.overwrite.existing());
-    let (trained, seconds) = make::train_tokenizer(text, training, &args.output, existing)?;
-    let lines = || {
-        base::say!(
-            "{}: {} ids learned from {} ({} different pieces) in {seconds}",
-            args.output.display(),
-            Count(trained.vocab as u64),
-            Bytes(trained.text),
-            Count(trained.pieces as u64),
-        );
-        if trained.vocab < args.vocab {
-            base::say!("the text has no more pairs that occur {} times", args.min_frequency);
-        }
-    };
-    let object = json!({
-        "tokenizer": args.output, "vocab": trained.vocab, "text_bytes": trained.text,
-        "pieces": trained.pieces, "seconds": seconds.0,
-    });
-    args.json.say(lines, object);
+    let learned = make::train_tokenizer(text, training, &args.output, existing)?;
+    args.json.say(|| learned.say(), &learned);
     Ok(())
 }
 
 pub fn merge(args: MergeArgs) -> Result<()> {
     let existing = args.overwrite.existing();
-    let (documents, tokens, record) = make::merge(&args.datasets, &args.output, existing)?;
-    let place = args.output.display();
-    let lines = || {
-        base::say!(
-            "{place}: {}, {}",
-            Count(documents).with_noun("document"),
-            Count(tokens).with_noun("token")
-        );
-        if record.is_none() {
-            base::say!("wrote no tokenizer record: some of these datasets have none");
-        }
-    };
-    let object = json!({
-        "dataset": args.output, "documents": documents, "tokens": tokens, "tokenizer": record,
-    });
-    args.json.say(lines, object);
+    let merged = make::merge(&args.datasets, &args.output, existing)?;
+    args.json.say(|| merged.say(), &merged);
     Ok(())
 }

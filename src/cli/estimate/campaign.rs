@@ -1,15 +1,15 @@
 //! `gptrain estimate --what-if`, `--sizes`
 
 use super::progress::Bar;
-use super::{Args, learn, other, show};
-use base::Problems;
+use super::{Args, other, show};
+use commands::estimate::{changed_settings, learn};
 use estimate::campaign::{self, Law, Member};
 use estimate::compare::{Side, compared};
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
 use estimate::setup::{Extras, Program};
 use estimate::words;
-use manifest::{Loaded, Topology};
+use manifest::Loaded;
 use std::path::Path;
 
 #[derive(clap::Args)]
@@ -36,10 +36,7 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
     };
     let now = args.load(path, &args.set)?;
     if from == path {
-        let pairs = pairs(changes)?;
-        let data = as_many_devices(&now.manifest.topology, &pairs);
-        sets.extend(pairs);
-        sets.extend(data);
+        sets.extend(changed_settings(changes, &now.manifest.topology)?);
     }
     let then = args.load(from, &sets)?;
     let view = |loaded: &Loaded| {
@@ -54,39 +51,6 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
     Ok(b.fits_all())
 }
 
-/// Setting of topology.data with which a changed pipeline or tensor size takes as many devices. None
-/// if `pairs` set topology.data, or if the number of devices is not divisible.
-fn as_many_devices(now: &Topology, pairs: &[String]) -> Option<String> {
-    let of = |name: &str| {
-        let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
-        values.rfind(|(key, _)| *key == name).map(|(_, value)| value)
-    };
-    let size = |name: &str, now: usize| of(name).map_or(Some(now), |value| value.parse().ok());
-    let tensor = size("topology.tensor", now.tensor)?;
-    let replica = tensor * size("topology.pipeline", now.pipeline)?;
-    let said = of("topology.data").is_some() || of("topology").is_some();
-    let same = replica == now.tensor * now.pipeline;
-    let divides = replica > 0 && now.ranks().is_multiple_of(replica);
-    (!said && !same && divides).then(|| format!("topology.data={}", now.ranks() / replica))
-}
-
-/// Splits "a=1,b=2" into settings; a comma that no key follows belongs to a value.
-fn pairs(text: &str) -> Result<Vec<String>, Problems> {
-    let mut all: Vec<String> = Vec::new();
-    for piece in text.split(',') {
-        match (piece.contains('='), all.last_mut()) {
-            (true, _) => all.push(piece.trim().to_string()),
-            (false, Some(last)) => *last += &format!(",{piece}"),
-            (false, None) => {
-                let what = format!("`{piece}` is neither a file nor key=value");
-                let remedy = "give settings as in topology.tensor=4,batch.micro=2, or a manifest";
-                return Err(Problems::one("--what-if", what, remedy));
-            }
-        }
-    }
-    Ok(all)
-}
-
 /// Request with the result of --calibrate, and the predictor of another program.
 fn requested(
     args: &Args,
@@ -94,7 +58,7 @@ fn requested(
     flags: Flags,
 ) -> anyhow::Result<(Request, Option<&'static dyn Predict>)> {
     let request = Request::new(loaded.manifest.clone(), &flags)?;
-    args.refuse_idle_for(request.setup.program)?;
+    args.refuse_unused_for(request.setup.program)?;
     match &args.calibrate {
         Some(path) if request.setup.program == Program::Gptrain => {
             Ok((learn(path, request)?, None))

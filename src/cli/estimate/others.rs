@@ -1,7 +1,8 @@
 //! Plans of other programs, by the crate `predict`: `--as`, `--selftest`, `--score`.
 
-use super::{Args, read, show};
+use super::{Args, show};
 use base::Problems;
+use commands::estimate::read;
 use estimate::setup::Setup;
 use estimate::trainers::{self, Trainer};
 use predict::{Predictor, calibrate, rows, score};

@@ -40,10 +40,10 @@ impl Bar {
                 bar.set_length(cuts as u64);
                 bar.set_position(judged as u64);
             }
-            bar.set_message(said(progress));
+            bar.set_message(describe(progress));
         } else if shown.line.is_none_or(|line| line.elapsed() >= EVERY) {
             shown.line = Some(Instant::now());
-            base::warn!("searching: {}", said(progress));
+            base::warn!("searching: {}", describe(progress));
         }
     }
 
@@ -55,7 +55,7 @@ impl Bar {
     }
 }
 
-fn said(progress: Progress) -> String {
+fn describe(progress: Progress) -> String {
     match progress {
         Progress::Cuts { judged, cuts, fastest } => {
             let best = fastest.map_or("none fits yet".to_string(), |seconds| {

@@ -2,9 +2,8 @@
 
 use base::Problems;
 use base::output::Existing;
-use checkpoint::foreign::{Choices, Format, Found, Replicated, detect};
-use commands::bring::{self, Brought};
-use serde_json::{Value, json};
+use checkpoint::foreign::{Choices, Format, Replicated, detect};
+use commands::import::foreign::import_run;
 use std::path::Path;
 
 /// Options of folders that are not Hugging Face's.
@@ -65,75 +64,8 @@ pub fn run(
         sets: sets.to_vec(),
     };
     let output = output.filter(|_| !options.dry);
-    let brought = bring::bring(from, format, output, &choices)?;
+    let imported = import_run(from, format, output, &choices)?;
     let output = output.map(|(run, _)| run);
-    json.say(|| say(&brought, output), object(&brought, output));
+    json.say(|| imported.say(output), imported.object(output));
     Ok(())
-}
-
-fn say(brought: &Brought, output: Option<&Path>) {
-    let Found { trainer, folder, step, samples, tokens, grid, updates, .. } = &brought.found;
-    let [tensor, pipeline, data] = grid;
-    base::say!("{folder}: {trainer}");
-    match brought.size {
-        Some(_) => {
-            base::say!("  step {step}, {samples} samples, {} tokens", base::Count(*tokens));
-        }
-        None => base::say!("  step {step}"),
-    }
-    base::say!("  cut for tensor {tensor} × pipeline {pipeline} × data {data}");
-    let states = match brought.found.without_states {
-        Some(_) => "without AdamW's states".to_string(),
-        None => format!("with AdamW's states after {updates} updates"),
-    };
-    match brought.size {
-        Some((parameters, memory)) => base::say!(
-            "  {} parameters {states}; memory for the largest: {memory}",
-            base::Count(parameters)
-        ),
-        None => base::say!("  parameters {states}"),
-    }
-    if output.is_none() {
-        base::say!("settings:");
-        for row in &brought.found.settings.0 {
-            let from =
-                if row.from.is_empty() { String::new() } else { format!("  ({})", row.from) };
-            base::say!("  {}: {}{from}", row.key, row.value);
-        }
-        for row in &brought.found.wanted {
-            base::say!("  {}: not in the files, --set it ({})", row.key, row.why);
-        }
-        if !brought.found.aside.is_empty() {
-            base::say!("ignored: {}", brought.found.aside.join(", "));
-        }
-    }
-    for note in brought.found.notes.iter().chain(&brought.remarks) {
-        base::say!("note: {note}");
-    }
-    let (Some(checkpoint), Some(output)) = (&brought.checkpoint, output) else { return };
-    base::say!("wrote {}", checkpoint.display());
-    let manifest = output.join(manifest::IN_FOLDER);
-    base::say!(
-        "next: check the paths and the topology in {}, then `gptrain run {}`",
-        manifest.display(),
-        output.display()
-    );
-}
-
-fn object(brought: &Brought, output: Option<&Path>) -> Value {
-    let found = &brought.found;
-    let settings: serde_json::Map<String, Value> =
-        found.settings.0.iter().map(|row| (row.key.clone(), json!(row.value))).collect();
-    let wanted: Vec<&str> = found.wanted.iter().map(|row| row.key).collect();
-    let known = brought.size;
-    let notes: Vec<&String> = found.notes.iter().chain(&brought.remarks).collect();
-    json!({
-        "checkpoint": brought.checkpoint, "format": found.format.word(), "trainer": found.trainer,
-        "step": found.step, "samples": known.map(|_| found.samples),
-        "tokens": known.map(|_| found.tokens), "grid": found.grid, "updates": found.updates,
-        "parameters": known.map(|(parameters, _)| parameters), "settings": settings,
-        "wanted": wanted,
-        "left_aside": found.aside, "notes": notes,
-        "manifest": output.map(|output| output.join(manifest::IN_FOLDER)),
-    })
 }

@@ -11,7 +11,7 @@ use data::indexed::digest::whole_digest;
 use data::indexed::{Indexed, TokenType, index_path, tokens_path};
 
 /// Contents of an undamaged dataset.
-pub struct Sound {
+pub struct CheckedDataset {
     dataset: String,
     documents: u64,
     tokens: u64,
@@ -22,7 +22,7 @@ pub struct Sound {
     digests: Vec<(PathBuf, u64)>,
 }
 
-impl Sound {
+impl CheckedDataset {
     pub fn say(&self) {
         let against = match self.vocab {
             Some(vocab) => format!("all below the vocabulary's {}", Count(vocab as u64)),
@@ -60,7 +60,7 @@ pub fn check(
     vocab: Option<usize>,
     tokenizer: Option<&Path>,
     digest: bool,
-) -> Result<Sound> {
+) -> Result<CheckedDataset> {
     let dataset = Indexed::open(prefix)?;
     let found = super::tokenizer(tokenizer, &dataset)?;
     let vocab = match (vocab, &found.record) {
@@ -92,7 +92,7 @@ pub fn check(
         let (_, digest) = digest.with_context(|| format!("cannot read {}", path.display()))?;
         digests.push((path, digest));
     }
-    Ok(Sound {
+    Ok(CheckedDataset {
         dataset: place,
         documents: dataset.documents() as u64,
         tokens: dataset.tokens(),

@@ -51,8 +51,8 @@ pub fn inspect(
 
 fn lengths(dataset: &Indexed) -> Lengths {
     let lengths = dataset.lengths();
-    let of = |document| lengths[dataset.document(document)].iter().map(|n| *n as u64).sum();
-    let mut sorted: Vec<u64> = (0..dataset.documents()).map(of).collect();
+    let length = |document| lengths[dataset.document(document)].iter().map(|n| *n as u64).sum();
+    let mut sorted: Vec<u64> = (0..dataset.documents()).map(length).collect();
     sorted.sort_unstable();
     let empty = sorted.partition_point(|length| *length == 0);
     Lengths { sorted, empty }

@@ -10,13 +10,14 @@ use base::output::{Existing, Output};
 use base::progress::{Progress, Unit};
 use base::{Bytes, Count, Problems, Seconds, escape_control};
 use data::Record;
-use data::build::{self, Build, Built, Train, Trained};
+use data::build::{self, Build, Train, Trained};
 use data::corpus::{self, DocumentRules, FileSelection, Input};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
+use serde::Serialize;
 
 /// Text to read.
-pub struct Text {
+pub struct TextInput {
     pub paths: Vec<PathBuf>,
     /// File that lists more paths.
     pub files_from: Option<PathBuf>,
@@ -26,7 +27,7 @@ pub struct Text {
 }
 
 /// Options of `build`, beside its text.
-pub struct Options {
+pub struct BuildOptions {
     pub output: PathBuf,
     pub existing: Existing,
     pub tokenizer: PathBuf,
@@ -40,18 +41,16 @@ pub struct Options {
 /// Number of notes on the corpus that are printed.
 const NOTES: usize = 3;
 
-impl Text {
+impl TextInput {
     /// Files to read. Prints a note for each file that is left out.
     fn inputs(&self) -> Result<Vec<Input>> {
         let mut paths = self.paths.clone();
         paths.extend(self.files_from.as_deref().map(listed).transpose()?.unwrap_or_default());
         let found = corpus::find(&paths, &self.wanted)?;
         let more = found.notes.len().saturating_sub(NOTES);
-        found
-            .notes
-            .iter()
-            .take(NOTES)
-            .for_each(|note| base::warn!("note: {}", escape_control(note)));
+        for note in found.notes.iter().take(NOTES) {
+            base::warn!("note: {}", escape_control(note));
+        }
         if more > 0 {
             base::warn!("note: and {more} more like these");
         }
@@ -62,12 +61,11 @@ impl Text {
 /// Paths that a file lists, one per line.
 fn listed(file: &Path) -> Result<Vec<PathBuf>> {
     let failed = || format!("cannot read {}", file.display());
-    let text = match file == Path::new("-") {
-        true => std::io::read_to_string(std::io::stdin()),
-        false => {
-            is_there(file)?;
-            std::fs::read_to_string(file)
-        }
+    let text = if file == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        is_there(file)?;
+        std::fs::read_to_string(file)
     };
     let paths: Vec<PathBuf> = text
         .with_context(failed)?
@@ -82,14 +80,45 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Tokenizes text into a dataset. Returns also the type of its ids and the time.
-pub fn build(text: Text, options: &Options) -> Result<(Built, TokenType, Seconds)> {
+/// Dataset that was built.
+#[derive(Serialize)]
+pub struct BuiltDataset {
+    dataset: PathBuf,
+    documents: u64,
+    tokens: u64,
+    dtype: String,
+    text_bytes: u64,
+    bytes_read: u64,
+    lines_left_out: u64,
+    seconds: f64,
+}
+
+impl BuiltDataset {
+    pub fn say(&self) {
+        base::say!(
+            "{}: {}, {} ({}), {:.2} bytes of text per token",
+            self.dataset.display(),
+            Count(self.documents).with_noun("document"),
+            Count(self.tokens).with_noun("token"),
+            self.dtype,
+            self.text_bytes as f64 / self.tokens.max(1) as f64,
+        );
+        let rate = Bytes((self.bytes_read as f64 / self.seconds) as u64);
+        base::say!("{} read in {}, {rate}/s", Bytes(self.bytes_read), Seconds(self.seconds));
+        if self.lines_left_out > 0 {
+            let are = if self.lines_left_out == 1 { "is" } else { "are" };
+            let lines = Count(self.lines_left_out).with_noun("line");
+            base::say!("{lines} could not be read and {are} left out");
+        }
+    }
+}
+
+/// Tokenizes text into a dataset.
+pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     let inputs = text.inputs()?;
     let tokenizer = Tokenizer::named(&options.tokenizer)?;
-    let append = match options.append_eod || options.eod.is_some() {
-        true => Some(end_of_document(options, &tokenizer)?),
-        false => None,
-    };
+    let append = options.append_eod || options.eod.is_some();
+    let append = append.then(|| end_of_document(options, &tokenizer)).transpose()?;
     let token_type = token_type(options, &tokenizer)?;
     let total = inputs.iter().map(|input| input.size).sum();
     let progress = Progress::new("building", total, Unit::Bytes);
@@ -110,10 +139,19 @@ pub fn build(text: Text, options: &Options) -> Result<(Built, TokenType, Seconds
         progress
             .show(report.read, || format!("{} read, {} tokens", Bytes(report.text), Count(tokens)));
     })?;
-    Ok((built, token_type, progress.finish()))
+    Ok(BuiltDataset {
+        dataset: options.output.clone(),
+        documents: built.documents,
+        tokens: built.tokens,
+        dtype: token_type.to_string(),
+        text_bytes: built.text,
+        bytes_read: built.read,
+        lines_left_out: built.skipped,
+        seconds: progress.finish().0,
+    })
 }
 
-fn end_of_document(options: &Options, tokenizer: &Tokenizer) -> Result<u32, Problems> {
+fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32, Problems> {
     let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
     let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
     let names = names.join(" ");
@@ -131,7 +169,7 @@ fn end_of_document(options: &Options, tokenizer: &Tokenizer) -> Result<u32, Prob
     }
 }
 
-fn token_type(options: &Options, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
+fn token_type(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<TokenType, Problems> {
     let vocab = tokenizer.vocab();
     let token_type = options.token_type.unwrap_or(TokenType::for_vocab(vocab));
     if vocab as u64 > token_type.max() + 1 {
@@ -141,23 +179,52 @@ fn token_type(options: &Options, tokenizer: &Tokenizer) -> Result<TokenType, Pro
     Ok(token_type)
 }
 
-/// Learns a tokenizer and writes it. Returns also the time.
+/// Tokenizer that was learned.
+#[derive(Serialize)]
+pub struct LearnedTokenizer {
+    tokenizer: PathBuf,
+    vocab: usize,
+    text_bytes: u64,
+    pieces: usize,
+    seconds: f64,
+    /// Minimum number of occurrences of a pair, if the text had too few pairs.
+    #[serde(skip)]
+    exhausted_at: Option<u64>,
+}
+
+impl LearnedTokenizer {
+    pub fn say(&self) {
+        base::say!(
+            "{}: {} ids learned from {} ({} different pieces) in {}",
+            self.tokenizer.display(),
+            Count(self.vocab as u64),
+            Bytes(self.text_bytes),
+            Count(self.pieces as u64),
+            Seconds(self.seconds),
+        );
+        if let Some(times) = self.exhausted_at {
+            base::say!("the text has no more pairs that occur {times} times");
+        }
+    }
+}
+
+/// Learns a tokenizer and writes it.
 pub fn train_tokenizer(
-    text: Text,
+    text: TextInput,
     training: Training,
     output: &Path,
     existing: Existing,
-) -> Result<(Trained, Seconds)> {
+) -> Result<LearnedTokenizer> {
     let mut file = Output::create(output, existing)?;
     let inputs = text.inputs()?;
     let total = inputs.iter().map(|input| input.size).sum();
-    let vocab = training.vocab as u64;
+    let (vocab, min_frequency) = (training.vocab, training.min_frequency);
     let train = Train { inputs: &inputs, rules: text.rules, training, threads: text.threads };
     let (progress, mut learning) = (Progress::new("counting", total, Unit::Bytes), None);
     let trained = train.run(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |ids| {
-            let begin = || Progress::new("learning", vocab, Unit::Items("ids"));
+            let begin = || Progress::new("learning", vocab as u64, Unit::Items("ids"));
             learning.get_or_insert_with(begin).show(ids as u64, String::new);
         },
     )?;
@@ -166,22 +233,49 @@ pub fn train_tokenizer(
     file.write_all(trained.json.as_bytes())
         .with_context(|| format!("cannot write {}", output.display()))?;
     file.finish()?;
-    Ok((trained, seconds))
+    let Trained { vocab: learned, text: text_bytes, pieces, .. } = trained;
+    Ok(LearnedTokenizer {
+        tokenizer: output.to_path_buf(),
+        vocab: learned,
+        text_bytes,
+        pieces,
+        seconds: seconds.0,
+        exhausted_at: (learned < vocab).then_some(min_frequency),
+    })
 }
 
-/// Joins datasets into one. Returns its documents, tokens and record.
-pub fn merge(
-    datasets: &[PathBuf],
-    output: &Path,
-    existing: Existing,
-) -> Result<(u64, u64, Option<Record>)> {
+/// Dataset that was joined from others.
+#[derive(Serialize)]
+pub struct MergedDataset {
+    dataset: PathBuf,
+    documents: u64,
+    tokens: u64,
+    /// Record of the tokenizer; None if some of the datasets have none.
+    tokenizer: Option<Record>,
+}
+
+impl MergedDataset {
+    pub fn say(&self) {
+        let (documents, tokens) = (Count(self.documents), Count(self.tokens));
+        let place = self.dataset.display();
+        base::say!("{place}: {}, {}", documents.with_noun("document"), tokens.with_noun("token"));
+        if self.tokenizer.is_none() {
+            base::say!("wrote no tokenizer record: some of these datasets have none");
+        }
+    }
+}
+
+/// Joins datasets into one.
+pub fn merge(datasets: &[PathBuf], output: &Path, existing: Existing) -> Result<MergedDataset> {
     let datasets = datasets
         .iter()
         .map(|named| Indexed::open(&super::prefix(named)))
         .collect::<Result<Vec<_>>>()?;
-    let record = build::merge(&datasets, output, existing)?;
-    let (documents, tokens) = datasets.iter().fold((0, 0), |(documents, tokens), dataset| {
-        (documents + dataset.documents() as u64, tokens + dataset.tokens())
-    });
-    Ok((documents, tokens, record))
+    let tokenizer = build::merge(&datasets, output, existing)?;
+    Ok(MergedDataset {
+        dataset: output.to_path_buf(),
+        documents: datasets.iter().map(|dataset| dataset.documents() as u64).sum(),
+        tokens: datasets.iter().map(Indexed::tokens).sum(),
+        tokenizer,
+    })
 }

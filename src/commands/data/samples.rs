@@ -36,10 +36,7 @@ pub fn print(
         let remedy = "ask for fewer, or for a longer run with --samples";
         return Err(Problems::one("--range", what, remedy).into());
     }
-    let tokenizer = match json {
-        true => None,
-        false => shared_tokenizer(preview, tokenizer)?,
-    };
+    let tokenizer = if json { None } else { shared_tokenizer(preview, tokenizer)? };
     print_rows(&mixture, rows, json, tokenizer.as_ref())
 }
 

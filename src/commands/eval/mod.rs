@@ -2,6 +2,7 @@
 
 mod model;
 
+use anyhow::Result;
 use base::progress::{Progress, Unit};
 use base::{Count, Problems};
 use data::eval::{Accuracy, Samples, Task, Tokens, Validation, Windows};
@@ -21,7 +22,7 @@ use train::loader::DataShard;
 
 /// Options of `gptrain eval`.
 #[derive(Clone, Debug, Default)]
-pub struct Options {
+pub struct EvalOptions {
     /// Run folder, checkpoint, or Hugging Face folder.
     pub model: PathBuf,
     /// Dataset prefix or text file.
@@ -42,7 +43,7 @@ pub struct Options {
 
 /// Scores of a model.
 #[derive(Clone, Debug, Serialize)]
-pub struct Scored {
+pub struct EvalScores {
     pub model: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub data: Option<DataScore>,
@@ -79,7 +80,7 @@ pub struct TaskScore {
 }
 
 /// Data to score, read before the ranks start.
-struct Exam {
+struct EvalData {
     data: Option<(PathBuf, Windows)>,
     validation: Vec<(String, Validation)>,
     tasks: Vec<(PathBuf, Task)>,
@@ -88,17 +89,17 @@ struct Exam {
 
 /// Scores a model, alone or as one of the ranks that a launcher started. Returns the scores in the
 /// process of rank 0, None in the others.
-pub fn run(options: &Options, messages: &Messages) -> anyhow::Result<Option<Scored>> {
+pub fn run(options: &EvalOptions, messages: &Messages) -> Result<Option<EvalScores>> {
     let model::Opened { source, loaded, run } = model::open(&options.model, options)?;
     let m = &loaded.manifest;
-    let exam = Exam::read(options, m, run.as_ref())?;
-    check_shares(m, exam.seq_len)?;
+    let eval_data = EvalData::read(options, m, run.as_ref())?;
+    check_shares(m, eval_data.seq_len)?;
     let folder = &m.log.folder;
     let existed = folder.exists();
-    let asked = Options { model: PathBuf::new(), ..options.clone() };
+    let asked = EvalOptions { model: PathBuf::new(), ..options.clone() };
     let scored =
         LocalRanks::rendezvous(&loaded, &format!("eval {asked:?}")).and_then(|mut ranks| {
-            ranks.run(m, messages, |rank, device| score(rank, device, &source, &loaded, &exam))
+            ranks.run(m, messages, |rank, device| score(rank, device, &source, &loaded, &eval_data))
         });
     if !existed {
         let _ = std::fs::remove_dir(folder); // unless a failure was recorded in it
@@ -116,8 +117,8 @@ fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
     Ok(())
 }
 
-impl Exam {
-    fn read(options: &Options, m: &Manifest, run: Option<&Manifest>) -> anyhow::Result<Exam> {
+impl EvalData {
+    fn read(options: &EvalOptions, m: &Manifest, run: Option<&Manifest>) -> Result<EvalData> {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
         if m.model.position == Position::Learned && seq_len > m.model.context() {
             let rows = m.model.context();
@@ -134,21 +135,22 @@ impl Exam {
                 tokens.and_then(|t| Windows::new(path, t, seq_len, vocab, limit, options.logprobs));
             data = problems.collect(windows)?.map(|windows| (path.clone(), windows));
         }
-        let validation = match options.data.is_none() && options.tasks.is_empty() {
-            true => validation(options, run, seq_len)?,
-            false => Vec::new(),
+        let validation = if options.data.is_none() && options.tasks.is_empty() {
+            validation(options, run, seq_len)?
+        } else {
+            Vec::new()
         };
         let mut tasks = Vec::new();
         for path in &options.tasks {
             let task = read_task(path, m, tokenizer.as_ref(), seq_len, options.limit);
             tasks.extend(problems.collect(task)?.map(|task| (path.clone(), task)));
         }
-        Ok(problems.or(Exam { data, validation, tasks, seq_len })?)
+        Ok(problems.or(EvalData { data, validation, tasks, seq_len })?)
     }
 }
 
 /// Reads a text or a dataset; the dataset's recorded tokenizer must be the model's.
-fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyhow::Result<Tokens> {
+fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> Result<Tokens> {
     let tokens = Tokens::open(path, tokenizer)?;
     if let (Tokens::Dataset(dataset), Some(own)) = (&tokens, &m.data.tokenizer)
         && let Some(record) = Record::read(dataset)?
@@ -160,10 +162,10 @@ fn open_tokens(path: &Path, m: &Manifest, tokenizer: Option<&Tokenizer>) -> anyh
 
 /// Validation sets of the run: the samples that its evaluations read, or the first of them.
 fn validation(
-    options: &Options,
+    options: &EvalOptions,
     run: Option<&Manifest>,
     seq_len: usize,
-) -> anyhow::Result<Vec<(String, Validation)>> {
+) -> Result<Vec<(String, Validation)>> {
     let Some(m) = run.filter(|m| !m.data.valid.is_empty()) else {
         let place = options.model.display().to_string();
         let remedy = "name what to score: --data PREFIX or FILE, or --tasks FILE";
@@ -185,33 +187,33 @@ fn score(
     device: &Device,
     source: &Source,
     loaded: &Loaded,
-    exam: &Exam,
-) -> anyhow::Result<Option<Scored>> {
-    let (m, be, seq_len) = (&loaded.manifest, device.backend(), exam.seq_len);
+    eval_data: &EvalData,
+) -> Result<Option<EvalScores>> {
+    let (m, be, seq_len) = (&loaded.manifest, device.backend(), eval_data.seq_len);
     let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
     let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
     tracing::info!("memory: {}", scorer.memory_plan().total());
     let model = rank.phase("loading", || source.load(&scorer.weights, rank.is_first()))?;
     rank.set_phase("scoring");
-    let progress = exam.progress(rank);
-    let (shard, progress) = (DataShard::of(rank, m), progress.as_ref());
+    let progress = eval_data.progress(rank);
+    let (shard, progress) = (DataShard::for_rank(rank, m), progress.as_ref());
     let scoring = Scoring { rank, be, model: &scorer, shard, seq_len, progress };
-    let data = exam.data.as_ref().map(|(path, windows)| stream(&scoring, path, windows));
+    let data = eval_data.data.as_ref().map(|(path, windows)| score_stream(&scoring, path, windows));
     let data = data.transpose()?;
     let mut validation = Vec::new();
-    for (name, samples) in &exam.validation {
-        validation.push(validated(&scoring, name, samples)?);
+    for (name, samples) in &eval_data.validation {
+        validation.push(score_validation(&scoring, name, samples)?);
     }
     let mut tasks = Vec::new();
-    for (path, task) in &exam.tasks {
+    for (path, task) in &eval_data.tasks {
         let accuracy = scoring.task(task)?;
         let task = path.display().to_string();
         tasks.extend(accuracy.map(|accuracy| TaskScore { task, accuracy }));
     }
-    Ok(rank.is_first().then_some(Scored { model, data, validation, tasks }))
+    Ok(rank.is_first().then_some(EvalScores { model, data, validation, tasks }))
 }
 
-impl Exam {
+impl EvalData {
     /// Scores over all samples, on rank 0.
     fn progress(&self, rank: &Rank) -> Option<Progress> {
         let data = self.data.iter().map(|(_, windows)| windows.count());
@@ -224,35 +226,26 @@ impl Exam {
 }
 
 /// Mean loss on a validation set, computed as an evaluation does.
-fn validated(scoring: &Scoring, name: &str, of: &Validation) -> anyhow::Result<DataScore> {
+fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> Result<DataScore> {
     let (mut total, mut tokens, mut samples) = (0.0, 0.0, 0);
-    scoring.each(of, &mut |_, values| {
+    scoring.each(set, &mut |_, values| {
         (total, tokens, samples) = (total + values[0], tokens + values[1], samples + 1);
         Ok(())
     })?;
     let loss = total / samples.max(1) as f64;
-    Ok(DataScore {
-        data: format!("validation set {name}"),
-        loss,
-        perplexity: loss.exp(),
-        bits_per_byte: None,
-        tokens: tokens as u64,
-        samples,
-        seq_len: scoring.seq_len,
-    })
+    let (data, seq_len) = (format!("validation set {name}"), scoring.seq_len);
+    let (perplexity, tokens) = (loss.exp(), tokens as u64);
+    Ok(DataScore { data, loss, perplexity, bits_per_byte: None, tokens, samples, seq_len })
 }
 
 /// Loss on a stream. Prints a line for each sample if the loss of each token is kept.
-fn stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<DataScore> {
+fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> Result<DataScore> {
     let mut total = 0.0;
     let mut samples = 0;
     scoring.each(windows, &mut |number, losses| {
         total += losses.iter().sum::<f64>();
         samples += 1;
-        match windows.keeps_tokens {
-            true => print_logprobs(number, losses),
-            false => Ok(()),
-        }
+        if windows.keeps_tokens { print_logprobs(number, losses) } else { Ok(()) }
     })?;
     let (tokens, bits) = (windows.scored(), total / std::f64::consts::LN_2);
     let bytes = match &windows.tokens {
@@ -260,15 +253,9 @@ fn stream(scoring: &Scoring, path: &Path, windows: &Windows) -> anyhow::Result<D
         _ => None,
     };
     let loss = total / tokens as f64;
-    Ok(DataScore {
-        data: path.display().to_string(),
-        loss,
-        perplexity: loss.exp(),
-        bits_per_byte: bytes.map(|bytes| bits / bytes),
-        tokens,
-        samples,
-        seq_len: scoring.seq_len,
-    })
+    let (data, seq_len) = (path.display().to_string(), scoring.seq_len);
+    let (perplexity, bits_per_byte) = (loss.exp(), bytes.map(|bytes| bits / bytes));
+    Ok(DataScore { data, loss, perplexity, bits_per_byte, tokens, samples, seq_len })
 }
 
 #[derive(Serialize)]
@@ -278,7 +265,7 @@ struct LogProbs {
     logprobs: Vec<f32>,
 }
 
-fn print_logprobs(sample: u64, losses: &[f64]) -> anyhow::Result<()> {
+fn print_logprobs(sample: u64, losses: &[f64]) -> Result<()> {
     let logprobs = losses.iter().map(|loss| -*loss as f32).collect();
     let mut line = serde_json::to_vec(&LogProbs { sample, logprobs })?;
     line.push(b'\n');
@@ -288,7 +275,7 @@ fn print_logprobs(sample: u64, losses: &[f64]) -> anyhow::Result<()> {
     }
 }
 
-impl fmt::Display for Scored {
+impl fmt::Display for EvalScores {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.model)?;
         for score in self.data.iter().chain(&self.validation) {

@@ -1,6 +1,7 @@
 //! Model to score: a run's checkpoint, or a Hugging Face folder.
 
-use super::Options;
+use super::EvalOptions;
+use crate::local_checkpoint::stored_manifest;
 use anyhow::Context;
 use base::progress::{Progress, Unit};
 use checkpoint::hf::{self, HfConfig};
@@ -23,8 +24,11 @@ impl Source {
         let numbers = |slice: &StateSlice| slice.slice.size.iter().product::<usize>();
         let bytes = 4 * weights.slices().iter().map(numbers).sum::<usize>();
         let progress = shown.then(|| Progress::new("loading", bytes as u64, Unit::Bytes));
-        let loaded =
-            &|bytes: usize| progress.iter().for_each(|progress| progress.add(bytes as u64));
+        let loaded = &|bytes: usize| {
+            if let Some(progress) = &progress {
+                progress.add(bytes as u64);
+            }
+        };
         match self {
             Source::Checkpoint(folder) => {
                 let step = checkpoint::load_weights_with(folder, weights, loaded)?.step;
@@ -49,9 +53,9 @@ pub struct Opened {
 
 /// Model in a folder, and a manifest with which it is scored: its own tokenizer, and as many replicas
 /// as ranks were started, unless the options differ.
-pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
+pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
     let is_run = !folder.join("config.json").exists();
-    let (source, mut m) = if is_run { of_run(folder)? } else { hugging_face(folder)? };
+    let (source, mut m) = if is_run { find_checkpoint(folder)? } else { hugging_face(folder)? };
     let run = is_run.then(|| m.clone());
     let own = match &source {
         Source::Checkpoint(folder) => tokenizer::own(folder, m.data.tokenizer.as_deref()),
@@ -60,13 +64,13 @@ pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
     // A missing tokenizer of the manifest is reported when it is needed.
     let chosen = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
     m.data.tokenizer = chosen.or(m.data.tokenizer);
-    let asked = options.seq_len.unwrap_or(m.model.seq_len);
+    let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
     match m.model.position {
         Position::Learned => {
             m.model.positions = Some(m.model.context());
-            m.model.seq_len = asked.min(m.model.context());
+            m.model.seq_len = seq_len.min(m.model.context());
         }
-        _ => m.model.seq_len = asked, // no weight has this size
+        _ => m.model.seq_len = seq_len, // no weight has this size
     }
     let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
     let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
@@ -75,11 +79,10 @@ pub fn open(folder: &Path, options: &Options) -> anyhow::Result<Opened> {
     Ok(Opened { source, loaded: manifest::for_inference(&m, &sets)?, run })
 }
 
-fn of_run(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
+fn find_checkpoint(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
     let found = checkpoint::find(folder)?;
     let index = Index::read(&found)?;
-    let place = "the checkpoint's manifest";
-    let m = manifest::parse_saved(&index.manifest, place, Path::new("."), &[])?.manifest;
+    let m = stored_manifest(&index.manifest, &[])?.manifest;
     Ok((Source::Checkpoint(found), m))
 }
 

@@ -1,30 +1,31 @@
 //! Several runs side by side: losses at the same step and at the same tokens, speed, settings that
 //! differ. The same rows as text, as JSON, and on a page with the curves drawn over each other.
 
-use super::curves::{self, Over};
+use super::curves::{self, XAxis};
 use super::page::{self, Run, figure};
+use anyhow::Result;
 use base::svg::{Scale, escape, short};
 use base::{Count, columns};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::path::PathBuf;
 use train::report::numbers::{Format, Shown, StepRow, shown};
 
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
 
 /// Runs, each with the label that it has in tables and legends.
-pub struct Comparison(pub Vec<(String, Run)>);
+pub struct Comparison(Vec<(String, Run)>);
 
 /// Quantity of every run.
-struct Row {
+struct ComparedRow {
     name: String,
     format: Format,
     /// Value of each run; NaN for a run that has none.
     values: Vec<f64>,
 }
 
-impl Row {
+impl ComparedRow {
     fn show(&self, value: f64) -> String {
         if value.is_finite() { self.format.show(value) } else { "–".into() }
     }
@@ -44,40 +45,53 @@ impl Row {
 }
 
 impl Comparison {
+    /// Reads the runs in these folders.
+    pub fn read(folders: &[PathBuf]) -> Result<Comparison> {
+        let runs = folders.iter().map(|folder| Run::read(folder)).collect::<Result<Vec<_>>>()?;
+        Ok(Comparison(labels(folders).into_iter().zip(runs).collect()))
+    }
+
     fn runs(&self) -> impl Iterator<Item = &Run> {
         self.0.iter().map(|(_, run)| run)
     }
 
-    fn row(&self, name: impl Into<String>, format: Format, value: impl Fn(&Run) -> f64) -> Row {
-        Row { name: name.into(), format, values: self.runs().map(value).collect() }
+    fn row(
+        &self,
+        name: impl Into<String>,
+        format: Format,
+        value: impl Fn(&Run) -> f64,
+    ) -> ComparedRow {
+        ComparedRow { name: name.into(), format, values: self.runs().map(value).collect() }
     }
 
     /// All rows: the losses at the last step and at the last token that all runs reached.
-    fn rows(&self) -> Vec<Row> {
-        let least =
-            |over: Over| self.runs().map(|run| over.of(run.last())).fold(f64::INFINITY, f64::min);
-        let at = [Over::Step, Over::Tokens].map(|over| (over, least(over)));
+    fn rows(&self) -> Vec<ComparedRow> {
+        let least = |axis: XAxis| {
+            self.runs().map(|run| axis.value(run.last())).fold(f64::INFINITY, f64::min)
+        };
+        let points = [XAxis::Step, XAxis::Tokens].map(|axis| (axis, least(axis)));
         // Runs with the same batches reach the same tokens at the same step: one row says both.
         let steps = self.runs().map(|run| &run.metrics.steps);
-        let tokens = steps.filter_map(|steps| steps.iter().find(|row| row.step as f64 >= at[0].1));
+        let tokens =
+            steps.filter_map(|steps| steps.iter().find(|row| row.step as f64 >= points[0].1));
         let tokens: BTreeSet<u64> = tokens.map(|row| row.tokens).collect();
-        let at = if tokens.len() == 1 { &at[..1] } else { &at[..] };
+        let points = if tokens.len() == 1 { &points[..1] } else { &points[..] };
         let mut rows = vec![
             self.row("steps", Format::Count, |run| run.last().step as f64),
             self.row("tokens", Format::Count, |run| run.last().tokens as f64),
         ];
-        for (over, most) in at {
-            let name = format!("training loss {}", over.at(*most));
-            let losses = |run: &Run| run.recent(|row| over.of(row) <= *most, |row| row.lm_loss);
+        for (axis, most) in points {
+            let name = format!("training loss {}", axis.place(*most));
+            let losses = |run: &Run| run.recent(|row| axis.value(row) <= *most, |row| row.lm_loss);
             rows.push(self.row(name, Format::Digits, losses));
         }
         for set in self.sets() {
-            rows.extend(at.iter().filter_map(|(over, _)| self.valid(&set, *over)));
+            rows.extend(points.iter().filter_map(|(axis, _)| self.valid(&set, *axis)));
             let best = |run: &Run| run.best(&set).map_or(f64::NAN, |best| best.lm_loss);
             rows.push(self.row(format!("best validation loss, {set}"), Format::Digits, best));
         }
         let medians = shown(|place| match place {
-            Shown::Median(at, name, format) => Some((at, (name, format))),
+            Shown::Median(order, name, format) => Some((order, (name, format))),
             _ => None,
         });
         rows.extend(medians.map(|(number, (name, format))| {
@@ -101,17 +115,17 @@ impl Comparison {
 
     /// Loss on a validation set at the last point that all its runs reached, linearly interpolated
     /// between two evaluations.
-    fn valid(&self, set: &str, over: Over) -> Option<Row> {
-        let of = |run: &Run| curves::valid_over(&run.metrics, set, over);
-        let ends = self.runs().filter_map(|run| of(run).last().map(|point| point.0));
+    fn valid(&self, set: &str, axis: XAxis) -> Option<ComparedRow> {
+        let losses = |run: &Run| curves::valid_losses(&run.metrics, set, axis);
+        let ends = self.runs().filter_map(|run| losses(run).last().map(|point| point.0));
         let most = ends.fold(f64::INFINITY, f64::min);
-        let name = format!("validation loss {}, {set}", over.at(most));
-        most.is_finite().then(|| self.row(name, Format::Digits, |run| between(&of(run), most)))
+        let name = format!("validation loss {}, {set}", axis.place(most));
+        most.is_finite().then(|| self.row(name, Format::Digits, |run| between(&losses(run), most)))
     }
 
     /// Settings that differ: key, and the value of each run.
     fn settings(&self) -> Vec<(String, Vec<String>)> {
-        let read = |run: &Run| run.manifest.as_deref().map(settings_of).unwrap_or_default();
+        let read = |run: &Run| run.manifest.as_deref().map(settings_by_key).unwrap_or_default();
         let all: Vec<BTreeMap<String, Value>> = self.runs().map(read).collect();
         let keys: BTreeSet<&String> = all.iter().flat_map(|settings| settings.keys()).collect();
         let shown = |value: Option<&Value>| match value {
@@ -137,7 +151,7 @@ impl Comparison {
         let pair = self.0.len() == 2;
         let head = [String::new()].into_iter().chain(self.labels());
         let head: Vec<String> = head.chain(pair.then(|| "difference".to_string())).collect();
-        let cells = |row: Row| {
+        let cells = |row: ComparedRow| {
             let difference = pair.then(|| row.difference());
             let values = row.values.iter().map(|value| row.show(*value));
             [row.name.clone()].into_iter().chain(values).chain(difference).collect()
@@ -171,7 +185,7 @@ impl Comparison {
 
     pub fn object(&self) -> Value {
         let known = |value: &f64| Some(*value).filter(|value| value.is_finite());
-        let row = |row: Row| {
+        let row = |row: ComparedRow| {
             let values: Vec<Option<f64>> = row.values.iter().map(known).collect();
             json!({ "name": row.name, "values": values })
         };
@@ -185,17 +199,17 @@ impl Comparison {
         let runs: Vec<_> =
             self.0.iter().map(|(label, run)| (label.as_str(), &run.metrics)).collect();
         let loss = |row: &StepRow| row.lm_loss;
-        let wide = curves::overlay(&runs, Over::Step, scale, true, loss);
+        let wide = curves::overlay(&runs, XAxis::Step, scale, true, loss);
         let mut body = figure("loss (dots: validation)", &wide, "wide");
         body += "<div class=\"grid\">\n";
-        let by_tokens = curves::overlay(&runs, Over::Tokens, scale, false, loss);
+        let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
         body += &figure("loss over tokens", &by_tokens, "");
         let charts = shown(|place| match place {
-            Shown::Overlay(at, title, scale) => Some((at, (title, scale))),
+            Shown::Overlay(order, title, scale) => Some((order, (title, scale))),
             _ => None,
         });
         for (number, (title, scale)) in charts {
-            let chart = curves::overlay(&runs, Over::Step, scale, false, |row| number.or_nan(row));
+            let chart = curves::overlay(&runs, XAxis::Step, scale, false, |row| number.or_nan(row));
             body += &figure(title, &chart, "");
         }
         body += "</div>\n<div class=\"tables\">";
@@ -208,24 +222,32 @@ impl Comparison {
     }
 }
 
-fn section(title: &str, rows: &[Vec<String>]) -> String {
-    let mut to = format!("<section><h2>{title}</h2>\n<table>\n");
-    for (number, row) in rows.iter().enumerate() {
-        let cell = |(column, text): (usize, &String)| match number == 0 || column == 0 {
-            true => format!("<th>{}</th>", escape(text)),
-            false => format!("<td>{}</td>", escape(text)),
-        };
-        let _ = writeln!(to, "<tr>{}</tr>", row.iter().enumerate().map(cell).collect::<String>());
-    }
-    to + "</table></section>\n"
+/// Labels of the runs: the folders' last names if they differ, else the folders as given.
+fn labels(runs: &[PathBuf]) -> Vec<String> {
+    let last = |run: &PathBuf| run.file_name().map(|name| name.to_string_lossy().into_owned());
+    let short: Option<Vec<String>> = runs.iter().map(last).collect();
+    let whole = |run: &PathBuf| run.display().to_string();
+    let differ = |names: &Vec<String>| {
+        let mut sorted = names.clone();
+        sorted.sort();
+        sorted.windows(2).all(|pair| pair[0] != pair[1])
+    };
+    short.filter(differ).unwrap_or_else(|| runs.iter().map(whole).collect())
 }
 
-impl Over {
+fn section(title: &str, cells: &[Vec<String>]) -> String {
+    let mut rows = cells.iter().map(|row| row.iter().map(|cell| escape(cell)).collect::<Vec<_>>());
+    let head = rows.next().unwrap_or_default();
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    page::table(title, &head, rows, "th", "")
+}
+
+impl XAxis {
     /// "at step 300", "at 1.2M tokens".
-    fn at(self, value: f64) -> String {
+    fn place(self, value: f64) -> String {
         match self {
-            Over::Step => format!("at step {}", Count(value as u64)),
-            Over::Tokens => format!("at {} tokens", short(value)),
+            XAxis::Step => format!("at step {}", Count(value as u64)),
+            XAxis::Tokens => format!("at {} tokens", short(value)),
         }
     }
 }
@@ -241,7 +263,7 @@ fn between(points: &[(f64, f64)], x: f64) -> f64 {
 }
 
 /// Settings of a manifest by full key (`batch.global`); a list is one value.
-pub fn settings_of(manifest: &str) -> BTreeMap<String, Value> {
+pub fn settings_by_key(manifest: &str) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
     if let Ok(tree) = serde_saphyr::from_str::<Value>(manifest) {
         flatten("", tree, &mut all);
@@ -265,7 +287,7 @@ fn flatten(key: &str, value: Value, all: &mut BTreeMap<String, Value>) {
 
 #[cfg(test)]
 mod tests {
-    use super::{between, settings_of};
+    use super::{between, labels, settings_by_key};
 
     #[test]
     fn values_between_two_evaluations_are_on_their_line() {
@@ -277,8 +299,17 @@ mod tests {
 
     #[test]
     fn settings_have_their_whole_keys() {
-        let settings = settings_of("batch: {micro: 1, global: 8}\ndata: {stages: []}\nname: a\n");
+        let settings =
+            settings_by_key("batch: {micro: 1, global: 8}\ndata: {stages: []}\nname: a\n");
         let keys: Vec<&String> = settings.keys().collect();
         assert_eq!(keys, ["batch.global", "batch.micro", "data.stages", "name"]);
+    }
+
+    #[test]
+    fn labels_are_as_short_as_they_differ() {
+        let of = |runs: &[&str]| labels(&runs.iter().map(Into::into).collect::<Vec<_>>());
+        assert_eq!(of(&["runs/a", "runs/b/"]), ["a", "b"]);
+        assert_eq!(of(&["x/a", "y/a"]), ["x/a", "y/a"]);
+        assert_eq!(of(&["..", "a"]), ["..", "a"]);
     }
 }

@@ -32,7 +32,7 @@ pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
             name: format!("validation: {set}"),
             stroke: Stroke::Dots,
             colour: 1 + i % (COLOURS - 1), // 0 is the training loss
-            points: valid_points(metrics, set),
+            points: valid_losses(metrics, set, XAxis::Step),
         });
     }
     chart(metrics, title, 960.0, 460.0, scale, curves)
@@ -53,16 +53,16 @@ pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
 
 /// Quantity of a horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Over {
+pub enum XAxis {
     Step,
     Tokens,
 }
 
-impl Over {
-    pub fn of(self, row: &StepRow) -> f64 {
+impl XAxis {
+    pub fn value(self, row: &StepRow) -> f64 {
         match self {
-            Over::Step => row.step as f64,
-            Over::Tokens => row.tokens as f64,
+            XAxis::Step => row.step as f64,
+            XAxis::Tokens => row.tokens as f64,
         }
     }
 }
@@ -71,50 +71,40 @@ impl Over {
 /// and the first validation set as dots.
 pub fn overlay(
     runs: &[(&str, &Metrics)],
-    over: Over,
+    axis: XAxis,
     scale: Scale,
     wide: bool,
     value: impl Fn(&StepRow) -> f64,
 ) -> Chart {
     let mut curves = Vec::new();
     for (run, (label, metrics)) in runs.iter().enumerate() {
-        let raw: Vec<_> = metrics.steps.iter().map(|row| (over.of(row), value(row))).collect();
+        let raw: Vec<_> = metrics.steps.iter().map(|row| (axis.value(row), value(row))).collect();
         let line = thinned(&smoothed(&raw, smoothing_window(raw.len())));
         let colour = run % COLOURS;
         curves.push(Curve { name: label.to_string(), stroke: Stroke::Line, colour, points: line });
         if let Some(set) = valid_sets(metrics).first().filter(|_| wide) {
-            let points = valid_over(metrics, set, over);
+            let points = valid_losses(metrics, set, axis);
             curves.push(Curve { name: String::new(), stroke: Stroke::Dots, colour, points });
         }
     }
-    let names = match over {
-        Over::Step => ["step", ""],
-        Over::Tokens => ["tokens", ""],
+    let names = match axis {
+        XAxis::Step => ["step", ""],
+        XAxis::Tokens => ["tokens", ""],
     };
     let (width, height) = if wide { (960.0, 460.0) } else { (560.0, 260.0) };
     let (title, second) = (String::new(), Vec::new());
-    Chart {
-        title,
-        width,
-        height,
-        names,
-        first: 0.0,
-        log: false,
-        scale,
-        legend: true,
-        curves,
-        second,
-    }
+    let (first, log, legend) = (0.0, false, true);
+    Chart { title, width, height, names, first, log, scale, legend, curves, second }
 }
 
 /// Losses on a validation set over steps or tokens.
-pub fn valid_over(metrics: &Metrics, set: &str, over: Over) -> Vec<(f64, f64)> {
+pub fn valid_losses(metrics: &Metrics, set: &str, axis: XAxis) -> Vec<(f64, f64)> {
     let sample = |row: &StepRow| row.tokens as f64 / row.consumed_samples as f64;
     let tokens = metrics.steps.last().map_or(f64::NAN, sample);
     let rows = metrics.evals.iter().filter(|row| row.eval == set);
-    let place = |row: &EvalRow| match over {
-        Over::Step => row.step as f64,
-        Over::Tokens => (row.consumed_samples as f64 * tokens).round(),
+    let place = |row: &EvalRow| match axis {
+        XAxis::Step => row.step as f64,
+        XAxis::Tokens => (row.consumed_samples as f64 * tokens).round(),
     };
     rows.map(|row| (place(row), row.lm_loss)).collect()
 }
@@ -143,17 +133,22 @@ pub fn small(
 
 /// Names of the validation sets, in the order first evaluated.
 pub fn valid_sets(metrics: &Metrics) -> Vec<&str> {
-    let mut sets: Vec<&str> = Vec::new();
-    for row in &metrics.evals {
-        if !sets.contains(&row.eval.as_str()) {
-            sets.push(&row.eval);
-        }
-    }
-    sets
+    distinct(metrics.evals.iter().map(|row| row.eval.as_str()))
 }
 
-pub fn valid_points(metrics: &Metrics, set: &str) -> Vec<(f64, f64)> {
-    valid_over(metrics, set, Over::Step)
+/// Names of the tasks, in the order first evaluated.
+pub fn task_names(metrics: &Metrics) -> Vec<&str> {
+    distinct(metrics.tasks.iter().map(|row| row.task.as_str()))
+}
+
+fn distinct<'m>(names: impl Iterator<Item = &'m str>) -> Vec<&'m str> {
+    let mut distinct = Vec::new();
+    for name in names {
+        if !distinct.contains(&name) {
+            distinct.push(name);
+        }
+    }
+    distinct
 }
 
 /// Accuracy on each task, normalised by length; None without tasks.
@@ -170,17 +165,6 @@ pub fn tasks(metrics: &Metrics) -> Option<Chart> {
     let curves: Vec<Curve> = names.iter().enumerate().map(curve).collect();
     let chart = || chart(metrics, "", 560.0, 240.0, Scale::FromZero, curves);
     (!names.is_empty()).then(chart)
-}
-
-/// Names of the tasks, in the order first evaluated.
-pub fn task_names(metrics: &Metrics) -> Vec<&str> {
-    let mut names: Vec<&str> = Vec::new();
-    for row in &metrics.tasks {
-        if !names.contains(&row.task.as_str()) {
-            names.push(&row.task);
-        }
-    }
-    names
 }
 
 pub fn task_rows<'m>(metrics: &'m Metrics, task: &str) -> impl Iterator<Item = &'m TaskRow> {

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde::Deserialize;
 
-use super::curves;
+use super::curves::{self, XAxis};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
 use base::{Count, Seconds, input};
 use data::eval::Accuracy;
@@ -36,7 +36,7 @@ impl Run {
         let metrics = Metrics::read(folder)?;
         let manifest = input::read(&folder.join("manifest.yaml"), input::SMALL).ok();
         let manifest = manifest.and_then(|text| String::from_utf8(text).ok());
-        let named = manifest.as_deref().and_then(name_of);
+        let named = manifest.as_deref().and_then(manifest_name);
         let folder_name = || {
             let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
             whole.file_name().unwrap_or_default().to_string_lossy().into_owned()
@@ -53,9 +53,9 @@ impl Run {
 
     /// HTML of the page.
     pub fn html(&self, scale: Scale) -> String {
-        let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.table());
+        let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.last_step_table());
         let valid = self.valid_table() + &self.task_table() + &self.parts_table();
-        let story = self.story();
+        let events = self.events_table();
         let manifest = self.manifest.as_deref().map_or(String::new(), |text| {
             format!(
                 "<details><summary>manifest.yaml</summary><pre>{}</pre></details>",
@@ -63,12 +63,12 @@ impl Run {
             )
         });
         let tables = format!("<div class=\"tables\">{valid}{table}</div>\n");
-        let body = format!("{tiles}{sections}{tables}{story}{manifest}");
+        let body = format!("{tiles}{sections}{tables}{events}{manifest}");
         document(&self.name, "gptrain run report", &body)
     }
 
     /// Table of the last events, with the time since the first one.
-    fn story(&self) -> String {
+    fn events_table(&self) -> String {
         const SHOWN: usize = 200;
         let Some(first) = self.events.first() else { return String::new() };
         let mut to = String::from(
@@ -76,7 +76,7 @@ impl Run {
         );
         let hidden = self.events.len().saturating_sub(SHOWN);
         for event in &self.events[hidden..] {
-            let (after, kind) = (Seconds((event.at - first.at).max(0.0)), event.kind.name());
+            let (after, kind) = (Seconds((event.at - first.at).max(0.0)), event.kind);
             let text = escape(&event.text);
             let _ = writeln!(to, "<tr><td>{after}</td><td>{kind}</td><td>{text}</td></tr>");
         }
@@ -117,7 +117,7 @@ impl Run {
             let all = "time in steps, of that from starts to ends".to_string();
             tile("goodput", format!("{:.1} %", 100.0 * goodput), all);
         }
-        let steps = format!("{} step{}", Count(steps as u64), if steps == 1 { "" } else { "s" });
+        let steps = Count(steps as u64).with_noun("step");
         tile("time in steps", Seconds(total).to_string(), steps);
         to + "</ul>\n"
     }
@@ -137,8 +137,8 @@ impl Run {
     fn sections(&self, scale: Scale) -> String {
         let metrics = &self.metrics;
         let charts = shown(|place| match place {
-            Shown::Chart(at, title, stroke, scale, value) => {
-                Some((at, (title, stroke, scale, value)))
+            Shown::Chart(order, title, stroke, scale, value) => {
+                Some((order, (title, stroke, scale, value)))
             }
             _ => None,
         });
@@ -163,19 +163,16 @@ impl Run {
         to + "</div>\n"
     }
 
-    fn table(&self) -> String {
+    fn last_step_table(&self) -> String {
         let last = self.last();
         let rows = shown(|place| match place {
             Shown::Last(name, format) => Some((0, (name, format))),
             _ => None,
         });
-        let mut to = String::from("<section><h2>last step</h2>\n<table>\n");
-        for (number, (name, format)) in rows {
-            let Some(value) = (number.value)(last) else { continue };
-            let value = format.show(value);
-            let _ = writeln!(to, "<tr><th scope=\"row\">{name}</th><td>{value}</td></tr>");
-        }
-        to + "</table></section>\n"
+        let rows = rows.filter_map(|(number, (name, format))| {
+            Some(vec![name.to_string(), format.show((number.value)(last)?)])
+        });
+        table("last step", &[], rows, ROW_NAME, "")
     }
 
     fn valid_table(&self) -> String {
@@ -183,75 +180,69 @@ impl Run {
         if sets.is_empty() {
             return String::new();
         }
-        let mut to = String::from(
-            "<section><h2>validation</h2>\n<table>\n<tr><th>set</th><th>last</th><th>best</th>\
-             <th>at step</th><th>perplexity</th></tr>\n",
-        );
-        for set in sets {
-            let last = curves::valid_points(&self.metrics, set).last().map_or(f64::NAN, |p| p.1);
+        let head = ["set", "last", "best", "at step", "perplexity"];
+        let row = |set: &str| {
+            let losses = curves::valid_losses(&self.metrics, set, XAxis::Step);
+            let last = losses.last().map_or(f64::NAN, |point| point.1);
             let best = self.best(set);
-            let (loss, step) =
-                best.map_or((f64::NAN, "–".into()), |b| (b.lm_loss, Count(b.step).to_string()));
-            let _ = writeln!(
-                to,
-                "<tr><th scope=\"row\">{}</th><td>{}</td><td>{}</td>\
-                 <td>{step}</td><td>{}</td></tr>",
-                escape(set),
-                number(last),
-                number(loss),
-                number(loss.exp())
-            );
-        }
-        to + "</table></section>\n"
+            let loss = best.map_or(f64::NAN, |best| best.lm_loss);
+            let step = best.map_or("–".into(), |best| Count(best.step).to_string());
+            vec![escape(set), number(last), number(loss), step, number(loss.exp())]
+        };
+        table("validation", &head, sets.into_iter().map(row), ROW_NAME, "")
     }
-}
 
-/// Table of the newest accuracies.
-impl Run {
+    /// Table of the newest accuracies.
     fn task_table(&self) -> String {
         let names = curves::task_names(&self.metrics);
         if names.is_empty() {
             return String::new();
         }
-        let mut to = String::from(
-            "<section><h2>tasks</h2>\n<table>\n<tr><th>task</th><th>acc</th><th>acc_norm</th>\
-             <th>at step</th><th>questions</th></tr>\n",
-        );
-        for name in names {
-            let Some(row) = curves::task_rows(&self.metrics, name).last() else { continue };
+        let head = ["task", "acc", "acc_norm", "at step", "questions"];
+        let row = |name: &str| {
+            let row = curves::task_rows(&self.metrics, name).last()?;
             let Accuracy { questions, acc, acc_norm } = row.accuracy;
-            let _ = writeln!(
-                to,
-                "<tr><th scope=\"row\">{}</th><td>{acc:.4}</td><td>{acc_norm:.4}</td>\
-                 <td>{}</td><td>{}</td></tr>",
-                escape(name),
-                Count(row.step),
-                Count(questions)
-            );
-        }
-        to + "</table></section>\n"
+            let (acc, acc_norm) = (format!("{acc:.4}"), format!("{acc_norm:.4}"));
+            let (step, questions) = (Count(row.step).to_string(), Count(questions).to_string());
+            Some(vec![escape(name), acc, acc_norm, step, questions])
+        };
+        table("tasks", &head, names.into_iter().filter_map(row), ROW_NAME, "")
+    }
+
+    /// Table of the parts of a step, planned and measured.
+    fn parts_table(&self) -> String {
+        let Some(parts) = &self.metrics.parts else { return String::new() };
+        let rows = parts.shown().into_iter().map(|row| {
+            let [planned, measured] = [row.planned, row.measured].map(|s| parts.time(s));
+            vec![escape(&row.name), planned, measured]
+        });
+        let verdict = format!("\n<p>{}</p>", escape(&parts.verdict()));
+        table("plan and step", &["part", "planned", "measured"], rows, ROW_NAME, &verdict)
     }
 }
 
-/// Table of the parts of a step, planned and measured.
-impl Run {
-    fn parts_table(&self) -> String {
-        let Some(table) = &self.metrics.parts else { return String::new() };
-        let mut to = String::from(
-            "<section><h2>plan and step</h2>\n<table>\n<tr><th>part</th><th>planned</th>\
-             <th>measured</th></tr>\n",
-        );
-        for row in table.shown() {
-            let [planned, measured] = [row.planned, row.measured].map(|s| table.time(s));
-            let name = escape(&row.name);
-            let _ = writeln!(
-                to,
-                "<tr><th scope=\"row\">{name}</th><td>{planned}</td><td>{measured}</td></tr>"
-            );
-        }
-        to + &format!("</table>\n<p>{}</p></section>\n", escape(&table.verdict()))
+/// Section with a table. Its rows begin with their name, in an element `row_name`.
+pub(super) fn table(
+    title: &str,
+    head: &[&str],
+    rows: impl IntoIterator<Item = Vec<String>>,
+    row_name: &str,
+    below: &str,
+) -> String {
+    let mut to = format!("<section><h2>{title}</h2>\n<table>\n");
+    if !head.is_empty() {
+        let cells: String = head.iter().map(|name| format!("<th>{name}</th>")).collect();
+        to += &format!("<tr>{cells}</tr>\n");
     }
+    for row in rows {
+        let cells: String = row[1..].iter().map(|value| format!("<td>{value}</td>")).collect();
+        to += &format!("<tr><{row_name}>{}</th>{cells}</tr>\n", row[0]);
+    }
+    to + "</table>" + below + "</section>\n"
 }
+
+/// Element of a row's name.
+const ROW_NAME: &str = "th scope=\"row\"";
 
 /// Self-contained HTML page.
 pub(super) fn document(title: &str, about: &str, body: &str) -> String {
@@ -318,7 +309,7 @@ fn json(value: f64) -> String {
 }
 
 /// Name of the run in its manifest.
-fn name_of(manifest: &str) -> Option<String> {
+fn manifest_name(manifest: &str) -> Option<String> {
     #[derive(Deserialize)]
     struct Named {
         name: Option<String>,

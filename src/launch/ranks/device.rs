@@ -53,7 +53,7 @@ impl Device {
             DeviceChoice::Cuda => Some(ordinal(m, local, count())?),
             DeviceChoice::Auto => {
                 let count = count();
-                enough(m, local, count).then(|| ordinal(m, local, count)).transpose()?
+                has_enough_gpus(m, local, count).then(|| ordinal(m, local, count)).transpose()?
             }
         };
         let Some(ordinal) = ordinal else {
@@ -63,7 +63,7 @@ impl Device {
             }
             return Cpu::open(threads).map(Device::Cpu);
         };
-        let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|one| m.precision == one);
+        let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|kind| m.precision == kind);
         let dtype = model_dtype(m.precision);
         let options = Options::of_machine(ordinal);
         let connect = options.connect.min(largest_operation(m));
@@ -138,15 +138,19 @@ impl Device {
 
     /// Process groups that the engine uses. A collective of every rank of the world.
     pub fn groups(&self, world: &World, m: &Manifest) -> Result<Groups, Problems> {
-        let carrier = self.carrier(world, m)?;
-        if let Some(nccl) = &carrier.nccl {
+        let factory = self.group_factory(world, m)?;
+        if let Some(nccl) = &factory.nccl {
             check_order(nccl, world.rank() == 0, m)?;
         }
-        Ok(Groups::for_rank(world.rank(), &m.topology, |name, ranks| carrier.group(name, ranks)))
+        Ok(Groups::for_rank(world.rank(), &m.topology, |name, ranks| factory.group(name, ranks)))
     }
 
     /// Factory of process groups for tensors of this device.
-    pub fn carrier<'a>(&'a self, world: &'a World, m: &Manifest) -> Result<Carrier<'a>, Problems> {
+    pub fn group_factory<'a>(
+        &'a self,
+        world: &'a World,
+        m: &Manifest,
+    ) -> Result<GroupFactory<'a>, Problems> {
         let nccl = match self {
             Device::Gpu { cuda, options }
                 if m.comm.gpu_transport == GpuTransport::Nccl && world.size() > 1 =>
@@ -156,7 +160,7 @@ impl Device {
             }
             _ => None,
         };
-        Ok(Carrier { device: self, world, nccl })
+        Ok(GroupFactory { device: self, world, nccl })
     }
 }
 
@@ -176,13 +180,13 @@ fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
 }
 
 /// Factory of process groups for tensors of a device.
-pub struct Carrier<'a> {
+pub struct GroupFactory<'a> {
     device: &'a Device,
     world: &'a World,
     nccl: Option<Nccl>,
 }
 
-impl Carrier<'_> {
+impl GroupFactory<'_> {
     /// Like `World::group`.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         match (&self.nccl, self.device) {
@@ -195,7 +199,7 @@ impl Carrier<'_> {
     }
 
     /// Whether tensors move from device to device without the host.
-    pub fn direct(&self) -> bool {
+    pub fn is_direct(&self) -> bool {
         self.nccl.is_some()
     }
 }
@@ -232,13 +236,13 @@ fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Proble
                 "{local_world} ranks are to have a GPU each on this node, and the driver shows \
                  {count} ({visible}): there is none for the rank with local number {local_rank}"
             );
-            Err(Problems::one("train.device: cuda", what, few(count)))
+            Err(Problems::one("train.device: cuda", what, too_few_remedy(count)))
         }
     }
 }
 
 /// Remedy if there are fewer GPUs than ranks.
-fn few(count: usize) -> String {
+fn too_few_remedy(count: usize) -> String {
     let ranks = Count(count as u64).with_noun("rank");
     format!(
         "start {ranks} on such a node (srun --ntasks-per-node), have more GPUs shown (srun \
@@ -248,7 +252,7 @@ fn few(count: usize) -> String {
 }
 
 /// Whether `auto` chooses GPUs: only if each rank of the node can have its own.
-fn enough(m: &Manifest, local: LocalRank, count: usize) -> bool {
+fn has_enough_gpus(m: &Manifest, local: LocalRank, count: usize) -> bool {
     let given = local.process && count == 1 && std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
     match m.comm.gpu_transport {
         GpuTransport::Host => count > 0,
@@ -265,11 +269,11 @@ pub fn gpu_for_each_rank(m: &Manifest) -> bool {
 }
 
 /// Adds the rank's name to the problems, if there are several ranks.
-pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
+pub fn name_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
     if rank.grid.size() > 1 {
-        let (number, at) = (rank.number(), rank.at.name());
+        let (number, coord) = (rank.number(), rank.coord.name());
         for problem in &mut problems.list {
-            problem.place = format!("rank {number} (node {node}, {at}): {}", problem.place);
+            problem.place = format!("rank {number} (node {node}, {coord}): {}", problem.place);
         }
     }
     problems
@@ -277,40 +281,41 @@ pub fn of_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
 
 /// Fails unless all ranks have the same kind of device and, with NCCL, a GPU each. A collective.
 pub fn check_all(rank: &Rank, m: &Manifest, node: &str, device: &Device) -> anyhow::Result<()> {
-    let all: Vec<Found> = rank.gather(&(node.to_string(), device.gpu().cloned()))?;
+    let all: Vec<NodeGpu> = rank.gather(&(node.to_string(), device.gpu().cloned()))?;
     rank.on_first(|| {
-        mixed(&all)?;
+        check_kinds(&all)?;
         match m.comm.gpu_transport {
-            GpuTransport::Nccl if !nccl_shares() => Ok(shared(&all)?),
+            GpuTransport::Nccl if !nccl_shares() => Ok(check_sharing(&all)?),
             GpuTransport::Nccl | GpuTransport::Host => Ok(()),
         }
     })
 }
 
 /// Node and GPU of a rank.
-type Found = (String, Option<Identity>);
+type NodeGpu = (String, Option<Identity>);
 
 /// Error that names the minority if some ranks have a GPU and others the CPU.
-fn mixed(all: &[Found]) -> Result<(), Problems> {
-    let of = |gpu: bool| (0..all.len()).filter(move |rank| all[*rank].1.is_some() == gpu);
-    let (gpus, cpus) = (of(true).count(), of(false).count());
+fn check_kinds(all: &[NodeGpu]) -> Result<(), Problems> {
+    let ranks = |gpu: bool| (0..all.len()).filter(move |rank| all[*rank].1.is_some() == gpu);
+    let (gpus, cpus) = (ranks(true).count(), ranks(false).count());
     if gpus == 0 || cpus == 0 {
         return Ok(());
     }
     let fewer = gpus < cpus;
-    let named_ranks: Vec<String> = of(fewer).map(|rank| named(all, rank)).collect();
-    let (has, have) = match fewer {
-        true => ("computes on a GPU", "on the CPU"),
-        false => ("found no GPU for itself", "on GPUs"),
+    let named_ranks: Vec<String> = ranks(fewer).map(|rank| named(all, rank)).collect();
+    let (has, have) = if fewer {
+        ("computes on a GPU", "on the CPU")
+    } else {
+        ("found no GPU for itself", "on GPUs")
     };
     let what = format!("{} {has}; the other ranks compute {have}", list(&named_ranks));
     let remedy = "--set train.device=cuda, which says what is missing there, or =cpu";
     Err(Problems::one("train.device: auto", what, remedy))
 }
 
-fn shared(all: &[Found]) -> Result<(), Problems> {
+fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    let same = |a: &Found, b: &Found| match (&a.1, &b.1) {
+    let same = |a: &NodeGpu, b: &NodeGpu| match (&a.1, &b.1) {
         (Some(ours), Some(theirs)) => a.0 == b.0 && ours.uuid == theirs.uuid,
         _ => false,
     };
@@ -328,12 +333,12 @@ fn shared(all: &[Found]) -> Result<(), Problems> {
             gpu.name,
             gpu
         );
-        problems.add("train.device: cuda", what, few(gpu.shown));
+        problems.add("train.device: cuda", what, too_few_remedy(gpu.shown));
     }
     problems.or(())
 }
 
-fn named(all: &[Found], rank: usize) -> String {
+fn named(all: &[NodeGpu], rank: usize) -> String {
     format!("rank {rank} (node {})", all[rank].0)
 }
 

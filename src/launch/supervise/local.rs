@@ -5,7 +5,7 @@
 //! contend for the driver's locks, and the other ranks survive a crash and report it.
 
 use super::super::{events, exit, ranks};
-use super::{GRACE, LOOK, Signals, end_with_parent, kill};
+use super::{GRACE, POLL, Signals, end_with_parent, kill};
 use anyhow::{Context, Result};
 use base::Problems;
 use comm::{Failed, LauncherEnv, Place};
@@ -49,7 +49,7 @@ pub fn start_processes(
     ranks.wait(&signals)?;
     match ranks.outcome(signals.stop()) {
         Ok(0) => Ok(true),
-        Ok(code) => Err(exit::PeerExit { code }.into()),
+        Ok(code) => Err(exit::AlreadyPrinted { code }.into()),
         Err(failed) => {
             events::add(&m.log.folder, events::Kind::Failure, &failed.line);
             Err(failed.into())
@@ -113,7 +113,7 @@ impl LocalProcesses {
             if self.first.is_some_and(|(_, since)| since.elapsed() > GRACE) {
                 self.kill_all()?;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         }
     }
 
@@ -165,14 +165,11 @@ impl LocalProcess {
         let started = command.spawn();
         let mut child = started.with_context(|| format!("cannot start rank {}", place.rank))?;
         let last_line = Arc::<Mutex<String>>::default();
-        let reader = match child.stderr.take() {
-            None => None,
-            Some(stderr) => {
-                let last = last_line.clone();
-                let read = move || forward_lines(BufReader::new(stderr), &last);
-                Some(base::threads::spawn("stderr", read)?)
-            }
+        let forward = |stderr| {
+            let last = last_line.clone();
+            base::threads::spawn("stderr", move || forward_lines(BufReader::new(stderr), &last))
         };
+        let reader = child.stderr.take().map(forward).transpose()?;
         Ok(LocalProcess { child, reader, last_line, ended: None, killed: false })
     }
 

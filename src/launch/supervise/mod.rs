@@ -8,24 +8,24 @@
 //! | rank's process | supervisor |
 //! |---|---|
 //! | ends with 0, 2 or 4: done, or a user error | ends with that code |
-//! | ends with 1, 3 or by a signal | joins the rendezvous of the next epoch (`meeting`, `plan`) |
-//! | continues while others meet: it hangs | kills it after some seconds, and joins too |
+//! | ends with 1, 3 or by a signal | joins the rendezvous of the next epoch (`rendezvous`, `plan`) |
+//! | continues while others join: it hangs | kills it after some seconds, and joins too |
 
 mod local;
-mod meeting;
 mod plan;
+mod rendezvous;
 
 pub use local::{RANKS, start_processes};
 
 use super::events::{self, Kind};
-use super::exit::{self, PeerExit};
+use super::exit::{self, AlreadyPrinted};
 use super::ranks;
 use super::storage::Storage;
 use anyhow::{Context, Result};
 use comm::{Failed, LauncherEnv, Place};
 use manifest::{Loaded, Manifest};
-use meeting::Meetings;
-use plan::{Arrival, Plan};
+use plan::{Arrival, EpochPlan};
+use rendezvous::Rendezvous;
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
@@ -35,15 +35,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time for a rank to end by itself while others meet; it may still be writing.
+/// Time for a rank to end by itself once others have joined the rendezvous; it may still be writing.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// Time for a killed process to disappear. One that is stuck in the kernel, as with a broken
 /// driver, does not, and its task cannot continue.
-const KILLED: Duration = Duration::from_secs(30);
+const KILL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Poll interval of the rank's process.
-const LOOK: Duration = Duration::from_millis(50);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Supervises this task's rank to the end of the job. Returns false if this process is to be the
 /// rank itself. `newest` returns the step of the run's newest checkpoint, 0 without one.
@@ -66,18 +66,18 @@ pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
         Some(launcher) => (launcher.rank, launcher.job.clone()),
         None => (0, format!("process {}", std::process::id())),
     };
-    let meetings = Meetings::open(&m.log.folder, &job, task, tasks)?;
-    let first = Plan::first(m, newest());
-    let plan = if tasks == 1 { Plan { members: vec![0], ..first } } else { first };
+    let rendezvous = Rendezvous::open(&m.log.folder, &job, task, tasks)?;
+    let first = EpochPlan::first(m, newest());
+    let plan = if tasks == 1 { EpochPlan { members: vec![0], ..first } } else { first };
     let signals = Signals::listen()?;
-    let (storage, epoch) = (Storage::of(m), 0);
+    let (storage, epoch) = (Storage::for_run(m), 0);
     let mut supervisor =
-        Supervisor { m, newest, launcher, task, tasks, meetings, storage, signals, plan, epoch };
+        Supervisor { m, newest, launcher, rendezvous, storage, signals, plan, epoch };
     let ended = supervisor.run();
-    supervisor.meetings.leave();
+    supervisor.rendezvous.end_task();
     match ended? {
         0 => Ok(true),
-        code => Err(PeerExit { code }.into()),
+        code => Err(AlreadyPrinted { code }.into()),
     }
 }
 
@@ -92,42 +92,41 @@ struct Supervisor<'a> {
     /// Step of the newest checkpoint.
     newest: &'a dyn Fn() -> u64,
     launcher: Option<LauncherEnv>,
-    task: usize,
-    tasks: usize,
-    meetings: Meetings,
+    rendezvous: Rendezvous,
     storage: Arc<Storage>,
     signals: Signals,
-    plan: Plan,
+    plan: EpochPlan,
     epoch: u64,
 }
 
 /// Reason why an epoch is over for this task.
-enum Over {
+enum EpochEnd {
     /// The job is over, with this exit code.
     Job(u8),
-    /// Other tasks meet, or the rank failed with this code.
-    Epoch(Option<u8>),
+    /// Other tasks have joined the next rendezvous, or the rank failed with this code.
+    Rendezvous(Option<u8>),
 }
 
 impl Supervisor<'_> {
     /// Runs epochs until the job is over. Returns the exit code.
     fn run(&mut self) -> Result<u8> {
         loop {
-            let over = match self.plan.members.iter().position(|task| *task == self.task) {
-                Some(rank) => self.work(rank)?,
-                None => self.wait(),
+            let end = match self.plan.members.iter().position(|task| *task == self.rendezvous.task)
+            {
+                Some(rank) => self.run_rank(rank)?,
+                None => self.wait_as_spare(),
             };
-            let code = match over {
-                Over::Job(code) => return Ok(code),
-                Over::Epoch(code) => code,
+            let code = match end {
+                EpochEnd::Job(code) => return Ok(code),
+                EpochEnd::Rendezvous(code) => code,
             };
             self.epoch += 1;
-            if !self.meet(code)? {
-                let ended = self.meetings.ended().filter(|ended| *ended > 0);
+            if !self.join(code)? {
+                let ended = self.rendezvous.job_exit_code().filter(|ended| *ended > 0);
                 return Ok(ended.or(code).unwrap_or(0));
             }
             if let Some(end) = self.plan.end {
-                if self.plan.by == self.task && !self.plan.why.is_empty() {
+                if self.plan.by == self.rendezvous.task && !self.plan.why.is_empty() {
                     return Err(Failed::new(self.plan.why.clone()).into());
                 }
                 return Ok(end);
@@ -135,48 +134,48 @@ impl Supervisor<'_> {
         }
     }
 
-    /// Waits as a spare.
-    fn wait(&self) -> Over {
+    fn wait_as_spare(&self) -> EpochEnd {
         loop {
-            self.meetings.stay();
-            if let Some(code) = self.meetings.ended() {
-                return Over::Job(code);
+            self.rendezvous.heartbeat();
+            if let Some(code) = self.rendezvous.job_exit_code() {
+                return EpochEnd::Job(code);
             }
             if self.signals.stop() {
-                return Over::Job(0);
+                return EpochEnd::Job(0);
             }
-            if self.meetings.has_begun(self.epoch + 1) {
-                return Over::Epoch(None);
+            if self.rendezvous.has_begun(self.epoch + 1) {
+                return EpochEnd::Rendezvous(None);
             }
-            std::thread::sleep(self.meetings.look_at_work().min(Duration::from_millis(500)));
+            std::thread::sleep(self.rendezvous.poll_interval().min(Duration::from_millis(500)));
         }
     }
 
     /// Starts the rank, and waits for its end.
-    fn work(&self, rank: usize) -> Result<Over> {
+    fn run_rank(&self, rank: usize) -> Result<EpochEnd> {
         let mut child = self.command(rank)?.spawn().context("cannot start the rank's process")?;
-        let (mut looked, mut others_met) = (Instant::now(), None::<Instant>);
+        let (mut polled, mut others_joined) = (Instant::now(), None::<Instant>);
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
             self.signals.forward([&child]);
-            if others_met.is_none() && looked.elapsed() >= self.meetings.look_at_work() {
-                looked = Instant::now();
-                let begun = self.meetings.has_begun(self.epoch + 1);
-                others_met = begun.then(Instant::now);
+            if others_joined.is_none() && polled.elapsed() >= self.rendezvous.poll_interval() {
+                polled = Instant::now();
+                let begun = self.rendezvous.has_begun(self.epoch + 1);
+                others_joined = begun.then(Instant::now);
             }
-            if others_met.is_some_and(|since| since.elapsed() > GRACE) {
+            if others_joined.is_some_and(|since| since.elapsed() > GRACE) {
                 break kill(&mut child)?;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL);
         };
         let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1) as u8;
-        let over = matches!(code, 0 | exit::WRONG_INPUT | 4) || self.signals.stop();
+        let over =
+            matches!(code, 0 | exit::WRONG_INPUT | exit::DOES_NOT_FIT) || self.signals.stop();
         if over && (rank == 0 || code > 0) {
-            self.meetings.end(code);
+            self.rendezvous.end_job(code);
         }
-        Ok(if over { Over::Job(code) } else { Over::Epoch(Some(code)) })
+        Ok(if over { EpochEnd::Job(code) } else { EpochEnd::Rendezvous(Some(code)) })
     }
 
     /// Command that starts this program as a rank of this epoch.
@@ -202,27 +201,29 @@ impl Supervisor<'_> {
     }
 
     /// Joins the rendezvous and adopts its plan. Returns false if the job ended meanwhile.
-    fn meet(&mut self, code: Option<u8>) -> Result<bool> {
+    fn join(&mut self, code: Option<u8>) -> Result<bool> {
         let m = self.m;
-        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let mine = Arrival { task: self.task, host, code };
-        let decide = |came: &[Arrival]| {
-            let next = match self.tasks {
-                1 => self.plan.next_alone(m, came, (self.newest)()),
-                _ => self.plan.next(m, came, (self.newest)()),
+        let host = base::hostname();
+        let mine = Arrival { task: self.rendezvous.task, host, code };
+        let decide = |arrivals: &[Arrival]| {
+            let next = match self.rendezvous.tasks {
+                1 => self.plan.next_alone(m, arrivals, (self.newest)()),
+                _ => self.plan.next(m, arrivals, (self.newest)()),
             };
-            Plan { by: self.task, ..next }
+            EpochPlan { by: self.rendezvous.task, ..next }
         };
         let wait = Duration::from_secs_f64(m.restart.wait_s);
         let members = &self.plan.members;
         // Waits for a full disk, as ranks do; a signal cancels the wait.
-        let met = self.storage.patiently(|| match self.signals.stop() {
-            true => Ok(None),
-            false => self.meetings.meet(self.epoch, &mine, members, wait, decide),
+        let agreed = self.storage.retry(|| {
+            if self.signals.stop() {
+                return Ok(None);
+            }
+            self.rendezvous.join(self.epoch, &mine, members, wait, decide)
         })?;
-        let Some(plan) = met else { return Ok(false) };
+        let Some(plan) = agreed else { return Ok(false) };
         self.plan = plan;
-        if self.plan.by == self.task && self.plan.end.is_none() {
+        if self.plan.by == self.rendezvous.task && self.plan.end.is_none() {
             let (tried, max) = (self.plan.tried, m.restart.max);
             let line = format!("restart {} ({tried} of {max}): {}", self.epoch, self.plan.why);
             tracing::warn!("{line}");
@@ -239,11 +240,11 @@ fn kill(child: &mut Child) -> Result<std::process::ExitStatus> {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if since.elapsed() > KILLED {
+        if since.elapsed() > KILL_TIMEOUT {
             let line = format!("process {} of a rank that hangs cannot be killed", child.id());
             return Err(Failed::new(line).into());
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL);
     }
 }
 
@@ -269,7 +270,7 @@ impl Signals {
         flag::register(SIGTERM, stop.clone())?;
         flag::register(SIGTERM, terminate.clone())?;
         let [hang_up, save] = [Arc::<AtomicBool>::default(), Arc::default()];
-        if super::guard::stop_signals().contains(&SIGHUP) {
+        if super::signals::stop_signals().contains(&SIGHUP) {
             flag::register(SIGHUP, stop.clone())?;
             flag::register(SIGHUP, hang_up.clone())?;
         }

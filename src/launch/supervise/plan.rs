@@ -16,7 +16,7 @@ pub struct Arrival {
 
 /// Ranks of an epoch.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Plan {
+pub struct EpochPlan {
     /// Task of each rank.
     pub members: Vec<usize>,
     /// topology.data.
@@ -34,11 +34,11 @@ pub struct Plan {
     pub end: Option<u8>,
 }
 
-impl Plan {
+impl EpochPlan {
     /// Ranks as started by the launcher.
-    pub fn first(m: &Manifest, step: u64) -> Plan {
+    pub fn first(m: &Manifest, step: u64) -> EpochPlan {
         let members = (0..m.topology.ranks()).collect();
-        Plan { members, data: m.topology.data, step, ..Plan::default() }
+        EpochPlan { members, data: m.topology.data, step, ..EpochPlan::default() }
     }
 
     /// Restarts from the checkpoint of `step` so far.
@@ -47,11 +47,11 @@ impl Plan {
     }
 
     /// Plan that ends the job, if another start would not help.
-    fn end(&self, m: &Manifest, came: &[Arrival], step: u64) -> Option<Plan> {
+    fn end(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> Option<EpochPlan> {
         // An error that all ranks agreed on would recur after a restart.
-        let codes: Vec<u8> = came.iter().filter_map(|one| one.code).collect();
+        let codes: Vec<u8> = arrivals.iter().filter_map(|arrival| arrival.code).collect();
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
-            return Some(Plan { end: Some(1), why: String::new(), ..self.clone() });
+            return Some(EpochPlan { end: Some(1), why: String::new(), ..self.clone() });
         }
         let (tried, max) = (self.tried(step), m.restart.max);
         let times = if tried == 1 { "1 restart".into() } else { format!("{tried} restarts") };
@@ -59,22 +59,22 @@ impl Plan {
             "no further restart: {times} from the checkpoint of step {step} brought no newer one \
              (restart.max: {max})"
         );
-        (tried >= max).then(|| Plan { end: Some(3), why, ..self.clone() })
+        (tried >= max).then(|| EpochPlan { end: Some(3), why, ..self.clone() })
     }
 
     /// Plan after a failure of a task that has all ranks as threads.
-    pub fn next_alone(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
+    pub fn next_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
         let why = self.message(&[0], &[0], self.data, step);
-        let next = Plan { step, tried: self.tried(step) + 1, why, ..self.clone() };
-        self.end(m, came, step).unwrap_or(next)
+        let next = EpochPlan { step, tried: self.tried(step) + 1, why, ..self.clone() };
+        self.end(m, arrivals, step).unwrap_or(next)
     }
 
     /// Plan after a failure, with the newest checkpoint at `step` and the tasks that joined.
-    pub fn next(&self, m: &Manifest, came: &[Arrival], step: u64) -> Plan {
-        if let Some(end) = self.end(m, came, step) {
+    pub fn next(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
+        if let Some(end) = self.end(m, arrivals, step) {
             return end;
         }
-        let tasks: Vec<usize> = came.iter().map(|one| one.task).collect();
+        let tasks: Vec<usize> = arrivals.iter().map(|arrival| arrival.task).collect();
         let replica = m.topology.tensor * m.topology.pipeline;
         let fits = |data: &usize| replica * data <= tasks.len() && divides(m, *data);
         let Some(data) = (1..=m.topology.data).rev().find(fits) else {
@@ -86,25 +86,27 @@ impl Plan {
                 m.topology.tensor,
                 m.topology.pipeline
             );
-            return Plan { end: Some(3), why, ..self.clone() };
+            return EpochPlan { end: Some(3), why, ..self.clone() };
         };
         let tried = self.tried(step);
-        let members = self.seats(&tasks, replica * data);
+        let members = self.assign_ranks(&tasks, replica * data);
         let why = self.message(&tasks, &members, data, step);
-        let address = address(&members, came);
-        Plan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
+        let address = address(&members, arrivals);
+        EpochPlan { members, data, address, step, tried: tried + 1, by: 0, why, end: None }
     }
 
     /// Tasks of `ranks` ranks. If their number is unchanged, each task keeps its rank, and spares
     /// replace missing tasks.
-    fn seats(&self, tasks: &[usize], ranks: usize) -> Vec<usize> {
+    fn assign_ranks(&self, tasks: &[usize], ranks: usize) -> Vec<usize> {
         if ranks != self.members.len() {
             return tasks[..ranks].to_vec();
         }
         let mut spares = tasks.iter().filter(|task| !self.members.contains(task));
-        let stays = |task: &usize| tasks.contains(task).then_some(*task);
-        let keep = self.members.iter().map(stays);
-        keep.map(|kept| kept.or_else(|| spares.next().copied()).expect("enough tasks")).collect()
+        let mut task_of_rank = |task: &usize| {
+            let task = if tasks.contains(task) { Some(*task) } else { spares.next().copied() };
+            task.expect("enough tasks")
+        };
+        self.members.iter().map(&mut task_of_rank).collect()
     }
 
     fn message(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
@@ -117,21 +119,21 @@ impl Plan {
         let gone: Vec<usize> = self.members.iter().filter(gone).copied().collect();
         let new = |task: &&usize| !self.members.contains(task);
         let new: Vec<usize> = members.iter().filter(new).copied().collect();
-        let mut said = vec![match step {
+        let mut parts = vec![match step {
             0 => "from the start".to_string(),
             _ => format!("from the checkpoint of step {step}"),
         }];
         if !gone.is_empty() {
-            said.push(format!("without {}", list(&gone)));
+            parts.push(format!("without {}", list(&gone)));
         }
         if !new.is_empty() {
-            said.push(format!("with the spare {}", list(&new)));
+            parts.push(format!("with the spare {}", list(&new)));
         }
         if data != self.data {
             let noun = if data == 1 { "replica" } else { "replicas" };
-            said.push(format!("on {data} {noun} instead of {}, with the same batch", self.data));
+            parts.push(format!("on {data} {noun} instead of {}, with the same batch", self.data));
         }
-        said.join(", ")
+        parts.join(", ")
     }
 }
 
@@ -142,9 +144,10 @@ fn divides(m: &Manifest, data: usize) -> bool {
 
 /// Address of rank 0: the launcher's address while its task lives; otherwise rank 0's own host with
 /// the port of the launcher's address (written as 0).
-fn address(members: &[usize], came: &[Arrival]) -> String {
-    let first = came.iter().find(|one| one.task == members[0]);
-    let one_host = came.iter().all(|one| Some(&one.host) == first.map(|first| &first.host));
+fn address(members: &[usize], arrivals: &[Arrival]) -> String {
+    let first = arrivals.iter().find(|arrival| arrival.task == members[0]);
+    let one_host =
+        arrivals.iter().all(|arrival| Some(&arrival.host) == first.map(|first| &first.host));
     match first {
         Some(first) if first.task != 0 && one_host => "127.0.0.1:0".to_string(),
         Some(first) if first.task != 0 => format!("{}:0", first.host),
@@ -181,7 +184,7 @@ train: {samples: 1200}
     #[test]
     fn all_come_back_to_their_ranks_and_spares_take_the_place_of_others() {
         let m = manifest(&[]);
-        let first = Plan::first(&m, 0);
+        let first = EpochPlan::first(&m, 0);
         let same = first.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 40);
         assert_eq!((&same.members, same.data, same.tried), (&vec![0, 1, 2, 3, 4, 5], 3, 1));
         assert_eq!((&*same.address, &*same.why), ("", "from the checkpoint of step 40"));
@@ -197,7 +200,7 @@ train: {samples: 1200}
     #[test]
     fn fewer_replicas_whose_batches_are_whole_and_all_again_later() {
         let m = manifest(&[]);
-        let less = Plan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
+        let less = EpochPlan::first(&m, 0).next(&m, &came(&[0, 1, 2, 4, 5]), 7);
         assert_eq!((&less.members, less.data), (&vec![0, 1, 2, 4], 2));
         let why = "on 2 replicas instead of 3, with the same batch";
         assert!(less.why.ends_with(why), "{}", less.why);
@@ -205,14 +208,14 @@ train: {samples: 1200}
         assert_eq!((again.members.len(), again.data), (6, 3));
         let five = manifest(&["batch.global=30", "train.samples=1200", "topology.data=5"]);
         let left = came(&[0, 1, 2, 3, 4, 5, 6, 7]);
-        let plan = Plan::first(&five, 0).next(&five, &left, 0);
+        let plan = EpochPlan::first(&five, 0).next(&five, &left, 0);
         assert_eq!((plan.data, plan.members.len()), (3, 6), "30 is not whole for 4 replicas");
     }
 
     #[test]
     fn the_job_ends_where_another_start_would_be_no_better() {
         let m = manifest(&[]);
-        let first = Plan::first(&m, 5);
+        let first = EpochPlan::first(&m, 5);
         let few = first.next(&m, &came(&[4]), 5);
         assert_eq!(few.end, Some(3));
         assert!(few.why.contains("1 of 6 tasks are left, and one replica needs 2 (tensor 2"));

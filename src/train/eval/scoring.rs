@@ -39,9 +39,9 @@ impl Scoring<'_> {
         let (rounds, mut batch) = (self.shard.rounds(samples.count()), Batch::default());
         for first in (0..rounds).step_by(ROUNDS as usize) {
             let mine = self.rounds(samples, first..rounds.min(first + ROUNDS), &mut batch)?;
-            let mut all: Vec<Kept> = self.rank.gather(&mine)?.into_iter().flatten().collect();
-            all.sort_by_key(|(number, _)| *number);
-            let mut taken = all.iter().map(|(number, values)| {
+            let mut scored: Vec<Kept> = self.rank.gather(&mine)?.into_iter().flatten().collect();
+            scored.sort_by_key(|(number, _)| *number);
+            let mut taken = scored.iter().map(|(number, values)| {
                 let values: Vec<f64> = values.iter().map(|bits| f64::from_bits(*bits)).collect();
                 take(*number, &values)
             });
@@ -60,32 +60,35 @@ impl Scoring<'_> {
     ) -> anyhow::Result<Vec<Kept>> {
         let DataShard { micro, replicas, replica } = self.shard;
         let first_of = |round: u64| round * (micro * replicas) as u64 + (replica * micro) as u64;
-        let (mut loading, mut heard, mut kept) = (rounds.clone(), rounds.clone(), Vec::new());
+        let (mut loading, mut scored, mut kept) = (rounds.clone(), rounds.clone(), Vec::new());
         let mut load = |inputs: &Inputs| {
-            let first = first_of(loading.next().expect("as many as were asked for"));
+            let first = first_of(loading.next().expect("one for each micro-batch"));
             batch.reshape(first, micro, self.seq_len);
             for (number, mut sample) in (first..).zip(batch.samples_mut()) {
-                match number < samples.count() {
-                    true => samples.fill(number, &mut sample)?,
-                    false => sample.clear_from(0),
+                if number < samples.count() {
+                    samples.fill(number, &mut sample)?;
+                } else {
+                    sample.clear_from(0);
                 }
             }
             inputs.upload(self.be, batch);
             let computed =
                 (first + (micro * replicas) as u64).min(samples.count()).saturating_sub(first);
-            self.progress.iter().for_each(|progress| progress.add(computed * self.seq_len as u64));
+            if let Some(progress) = self.progress {
+                progress.add(computed * self.seq_len as u64);
+            }
             Ok(())
         };
-        let mut hear = |losses: &[f32]| {
-            let first = first_of(heard.next().expect("as many as were asked for"));
+        let mut record = |losses: &[f32]| {
+            let first = first_of(scored.next().expect("one for each micro-batch"));
             for (number, losses) in (first..samples.count()).zip(losses.chunks(self.seq_len)) {
                 let values = samples.values(number, losses).into_iter().map(f64::to_bits);
                 kept.push((number, values.collect()));
             }
         };
         let micros = (rounds.end - rounds.start) as usize;
-        self.model.score(&mut load, micros, &mut hear)?;
-        Ok(if self.rank.at[Axis::Tensor] == 0 { kept } else { Vec::new() })
+        self.model.score(&mut load, micros, &mut record)?;
+        Ok(if self.rank.coord[Axis::Tensor] == 0 { kept } else { Vec::new() })
     }
 
     /// Accuracy on a task's questions, on rank 0. A collective.

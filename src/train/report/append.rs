@@ -41,15 +41,15 @@ impl Appender {
         let mut tail = Tail::open(path)?;
         let (storage, shared) = (storage.clone(), Arc::<Mutex<Shared>>::default());
         let (texts, todo) = channel();
-        let of_thread = shared.clone();
         let span = tracing::Span::current();
-        let work = move || {
-            let _of_rank = span.enter();
-            if let Err(error) = write_all(&todo, &mut tail, &storage, &of_thread) {
-                of_thread.lock().failed = Some(error);
+        let results = shared.clone();
+        let write = move || {
+            let _rank = span.enter();
+            if let Err(error) = write_all(&todo, &mut tail, &storage, &results) {
+                results.lock().failed = Some(error);
             }
         };
-        let thread = base::threads::spawn("report", work)?;
+        let thread = base::threads::spawn("report", write)?;
         let path = path.to_path_buf();
         Ok(Appender { path, shared, texts: Some(texts), thread: Some(thread) })
     }
@@ -111,13 +111,13 @@ fn write_all(
             texts += 1;
         }
         let sync = synced.elapsed() >= SYNC;
-        storage.patiently(|| tail.write(sync))?;
+        storage.retry(|| tail.write(sync))?;
         if sync {
             synced = Instant::now();
         }
         shared.lock().waiting -= texts;
     }
-    storage.patiently(|| tail.write(true))
+    storage.retry(|| tail.write(true))
 }
 
 /// File, and the text at its end that may not be on disk.
@@ -176,7 +176,7 @@ impl Tail {
         }
         let made = if is_gone { copy(file, &self.path) } else { Ok(()) };
         let shown = self.path.display();
-        let (again, bytes) = match made.and_then(|()| open_at_end(&self.path, false)) {
+        let (opened, bytes) = match made.and_then(|()| open_at_end(&self.path, false)) {
             Ok(opened) => opened,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_lost, true) {
@@ -185,12 +185,13 @@ impl Tail {
                 return;
             }
         };
-        match is_gone {
-            true => tracing::warn!("{shown} was removed: it is made again, with all its lines"),
-            false => tracing::warn!("{shown} was replaced: the next lines go to the new file"),
+        if is_gone {
+            tracing::warn!("{shown} was removed: it is made again, with all its lines");
+        } else {
+            tracing::warn!("{shown} was replaced: the next lines go to the new file");
         }
         self.kept.drain(..self.written);
-        (self.file, self.synced, self.written) = (Some(again), bytes, 0);
+        (self.file, self.synced, self.written) = (Some(opened), bytes, 0);
     }
 
     /// Opens the file again, without the remains of a failed write.
@@ -243,7 +244,7 @@ mod tests {
         let storage = Storage::new(folder.path(), LONG);
         let mut appender = Appender::open(&path, &storage).unwrap();
         appender.append(b"0\n".to_vec()).unwrap();
-        until("it waits for the disk", || storage.is_away());
+        until("it waits for the disk", || storage.is_waiting());
         for line in 1..1000 {
             appender.append(format!("{line}\n").into_bytes()).unwrap();
         }
@@ -255,7 +256,7 @@ mod tests {
         appender.close().unwrap();
         let expected: String = (0..1000).map(|line| format!("{line}\n")).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
-        assert!(!storage.is_away());
+        assert!(!storage.is_waiting());
     }
 
     #[test]

@@ -13,20 +13,20 @@ use data::eval::Accuracy;
 use launch::console::Form;
 
 /// Line of an interval of steps.
-pub(super) fn steps(form: Form, all: &Interval, last: &StepRow, info: &RunInfo) -> String {
+pub(super) fn steps(form: Form, interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     match form {
-        Form::Megatron | Form::Quiet => megatron(all, last, info),
-        Form::Short => short(all, last, info),
+        Form::Megatron | Form::Quiet => megatron(interval, last, info),
+        Form::Short => short(interval, last, info),
     }
 }
 
 /// Short line: the values that change, and the remaining time.
-fn short(all: &Interval, last: &StepRow, info: &RunInfo) -> String {
-    let fields = all.fields(last, info, |place| match place {
-        Shown::Short(at, label, over, format) => Some((at, (label, over, format))),
+fn short(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
+    let fields = interval.fields(last, info, |place| match place {
+        Shown::Short(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,
     });
-    let (total, rate) = (info.tokens(info.total_samples), all.tokens_per_s(info));
+    let (total, rate) = (info.tokens(info.total_samples), interval.tokens_per_s(info));
     let left = time_left(total, last.tokens, rate.unwrap_or(f64::NAN));
     let mut text = format!("step {}/{}", Count(last.step), Count(info.total_steps));
     for (label, value) in fields {
@@ -37,9 +37,9 @@ fn short(all: &Interval, last: &StepRow, info: &RunInfo) -> String {
 
 /// Megatron's line. As in Megatron, loss and times are means over the interval, and all other
 /// values are the last step's. Skipped steps do not count for the loss.
-fn megatron(all: &Interval, last: &StepRow, info: &RunInfo) -> String {
-    let fields = all.fields(last, info, |place| match place {
-        Shown::Line(at, label, over, format) => Some((at, (label, over, format))),
+fn megatron(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
+    let fields = interval.fields(last, info, |place| match place {
+        Shown::Line(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,
     });
     let mut text = format!(" iteration {:8}/{:8}", last.step, info.total_steps);

@@ -95,23 +95,8 @@ impl MetricsFile {
         &mut self.0
     }
 
-    pub fn step(&mut self, row: &StepRow) -> Result<()> {
-        self.write(row)
-    }
-
-    pub fn eval(&mut self, row: &EvalRow) -> Result<()> {
-        self.write(row)
-    }
-
-    pub fn task(&mut self, row: &TaskRow) -> Result<()> {
-        self.write(row)
-    }
-
-    pub fn parts(&mut self, table: &PartTable) -> Result<()> {
-        self.write(table)
-    }
-
-    fn write(&mut self, row: &impl Serialize) -> Result<()> {
+    /// Appends a row of any kind.
+    pub fn write(&mut self, row: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(row).expect("numbers and names are always JSON");
         line.push(b'\n');
         self.0.append(line)
@@ -132,7 +117,7 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
         if lines.read_until(b'\n', &mut text)? == 0 {
             break;
         }
-        match step_of(&text) {
+        match line_step(&text) {
             Some(step) if resume_step > 0 && step <= resume_step => copy.write_all(&text)?,
             Some(_) => dropped.after_resume += 1,
             None => dropped.unreadable.push(number),
@@ -145,7 +130,7 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
 }
 
 /// Step of a whole line. A line without its end may lack digits too.
-fn step_of(line: &[u8]) -> Option<u64> {
+fn line_step(line: &[u8]) -> Option<u64> {
     match serde_json::from_slice(line.strip_suffix(b"\n")?).ok()? {
         Row::Eval(row) => Some(row.step),
         Row::Task(row) => Some(row.step),

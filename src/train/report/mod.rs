@@ -33,9 +33,6 @@ use tensorboard::Events;
 /// Constants of a run, for rates and totals.
 #[derive(Clone, Debug)]
 pub struct RunInfo {
-    pub name: String,
-    /// Number of weights; tied ones count once.
-    pub params: u64,
     /// Length of the run.
     pub total_samples: u64,
     /// Tokens per sample.
@@ -94,10 +91,8 @@ impl Report {
             let lines = Count(lines).with_noun("line");
             tracing::info!("dropped from {path}: {lines} after step {resume_step}");
         }
-        let events = match tensorboard {
-            true => Some(Events::open(&folder.join("tensorboard"), storage)?),
-            false => None,
-        };
+        let events = || Events::open(&folder.join("tensorboard"), storage);
+        let events = tensorboard.then(events).transpose()?;
         let (interval, screen) = (Interval::default(), Screen::new(console, &info));
         let (folder, storage) = (folder.to_path_buf(), storage.clone());
         Ok(Report {
@@ -114,7 +109,7 @@ impl Report {
     }
 
     /// Removes the records of later steps after a rollback to a step.
-    pub fn go_back(&mut self, step: u64) -> Result<()> {
+    pub fn roll_back(&mut self, step: u64) -> Result<()> {
         self.print_interval();
         self.files().try_for_each(Appender::close)?;
         self.metrics = MetricsFile::open(&self.folder, step, &self.storage)?.0;
@@ -129,7 +124,7 @@ impl Report {
     pub fn step(&mut self, row: &StepRow) -> Result<()> {
         assert!(row.step > self.last_step, "step {} after step {}", row.step, self.last_step);
         self.last_step = row.step;
-        self.metrics.step(row)?;
+        self.metrics.write(row)?;
         if let Some(events) = &mut self.events
             && tensorboard::is_written(row.step)
         {
@@ -151,12 +146,12 @@ impl Report {
 
     /// Records the parts of a step, planned and measured.
     pub fn parts(&mut self, table: &PartTable) -> Result<()> {
-        self.metrics.parts(table)
+        self.metrics.write(table)
     }
 
     /// Records the mean loss on the validation set `set` after `step` steps.
     pub fn eval(&mut self, step: u64, consumed_samples: u64, set: &str, loss: f64) -> Result<()> {
-        self.metrics.eval(&EvalRow {
+        self.metrics.write(&EvalRow {
             step,
             consumed_samples,
             eval: set.to_string(),
@@ -179,9 +174,10 @@ impl Report {
         accuracy: Accuracy,
     ) -> Result<()> {
         let name = task.to_string();
-        self.metrics.task(&TaskRow { step, consumed_samples, task: name, accuracy })?;
+        self.metrics.write(&TaskRow { step, consumed_samples, task: name, accuracy })?;
         if let Some(events) = &mut self.events {
-            let [plain, normed] = ["acc", "acc_norm"].map(|of| format!("eval-tasks/{task}/{of}"));
+            let [plain, normed] =
+                ["acc", "acc_norm"].map(|score| format!("eval-tasks/{task}/{score}"));
             let scalars = [(&*plain, accuracy.acc), (&*normed, accuracy.acc_norm)];
             events.scalars(step, consumed_samples, &scalars)?;
         }

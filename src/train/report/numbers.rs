@@ -67,9 +67,9 @@ impl Number {
 #[derive(Clone, Copy)]
 pub enum Shown {
     /// Field of Megatron's log line.
-    Line(u8, &'static str, Over, Format),
+    Line(u8, &'static str, Summary, Format),
     /// Field of the short log line. `{}` is the value.
-    Short(u8, &'static str, Over, Format),
+    Short(u8, &'static str, Summary, Format),
     /// Tag of a TensorBoard curve.
     Curve(&'static str),
     /// Chart of the page; a scale of None depends on the values.
@@ -88,9 +88,9 @@ pub enum Shown {
     Prometheus(&'static str, &'static str, &'static str),
 }
 
-/// Value for the steps between two log lines.
+/// Value that summarises the steps between two log lines.
 #[derive(Clone, Copy)]
-pub enum Over {
+pub enum Summary {
     /// Value of the last one.
     LastStep,
     /// Value for all of them; None to omit the field.
@@ -145,7 +145,7 @@ logged! {
 }
 
 macro_rules! numbers {
-    ($of:ident => $(
+    ($source:ident => $(
         $(#[doc = $about:literal])+
         $(#[serde($($serde:tt)*)])?
         $key:ident: $kind:ty = $value:expr, $unit:literal, [$($shown:expr),* $(,)?];
@@ -157,7 +157,7 @@ macro_rules! numbers {
         }
 
         impl StepRow {
-            pub fn new($of: &Source) -> StepRow {
+            pub fn new($source: &Source) -> StepRow {
                 StepRow { $($key: $value,)* }
             }
         }
@@ -174,21 +174,21 @@ macro_rules! numbers {
 }
 
 use Format::*;
-use Over::{LastStep, Steps};
 use Shown::*;
+use Summary::{LastStep, Steps};
 
-numbers! { of =>
+numbers! { source =>
     /// Number of the step, 1 for the first.
-    step: u64 = of.done.step, "steps", [Last("step", Count)];
+    step: u64 = source.done.step, "steps", [Last("step", Count)];
 
     /// Samples consumed by the run up to and with this step.
-    consumed_samples: u64 = of.done.samples.end, "samples", [
+    consumed_samples: u64 = source.done.samples.end, "samples", [
         Line(10, "consumed samples", LastStep, Whole(12)),
         Last("samples", Count),
     ];
 
     /// Tokens consumed by the run up to and with this step.
-    tokens: u64 = of.tokens(of.done.samples.end), "tokens", [
+    tokens: u64 = source.tokens(source.done.samples.end), "tokens", [
         Line(130, "consumed tokens", LastStep, Whole(12)),
         Last("tokens", Count),
         Status,
@@ -197,7 +197,7 @@ numbers! { of =>
 
     /// Mean loss over the step's tokens, without the z-loss.
     #[serde(deserialize_with = "null_is_nan")]
-    lm_loss: f64 = of.done.outcome.loss, "nats", [
+    lm_loss: f64 = source.done.outcome.loss, "nats", [
         Line(50, "lm loss", Steps(|all, _| all.loss()), Scientific(6)),
         Line(100, "number of nan iterations", Steps(|all, _| Some(all.nan as f64)), Whole(3)),
         Short(10, "loss {}", Steps(|all, _| all.loss()), Fixed(4)),
@@ -210,7 +210,7 @@ numbers! { of =>
 
     /// Global norm of the gradient before clipping.
     #[serde(deserialize_with = "null_is_nan")]
-    grad_norm: f64 = of.done.outcome.grad_norm, "", [
+    grad_norm: f64 = source.done.outcome.grad_norm, "", [
         Line(80, "grad norm", LastStep, Fixed(3)),
         Short(30, "grad norm {}", LastStep, Fixed(2)),
         Curve("grad-norm/grad-norm"),
@@ -223,7 +223,7 @@ numbers! { of =>
     ];
 
     /// Learning rate.
-    lr: f64 = of.done.lr, "", [
+    lr: f64 = source.done.lr, "", [
         Line(30, "learning rate", LastStep, Scientific(3)),
         Short(40, "lr {}", LastStep, Exponent(2)),
         Curve("learning-rate/learning-rate"),
@@ -236,7 +236,7 @@ numbers! { of =>
     ];
 
     /// Samples in this step.
-    global_batch: u64 = of.batch(), "samples", [
+    global_batch: u64 = source.batch(), "samples", [
         Line(40, "global batch size", LastStep, Whole(5)),
         Line(110, "samples per second", Steps(Interval::samples_per_s), Fixed(3)),
         Curve("batch-size/batch-size"),
@@ -245,7 +245,7 @@ numbers! { of =>
     ];
 
     /// Wall time from the end of the previous step to the end of this one.
-    sec: f64 = of.done.seconds, "s", [
+    sec: f64 = source.done.seconds, "s", [
         Line(20, "elapsed time per iteration (s)", Steps(|all, _| all.mean(all.seconds)), Fixed(4)),
         Curve("iteration-time/iteration-time"),
         Last("step time", Seconds),
@@ -254,7 +254,7 @@ numbers! { of =>
 
     /// Tokens of this step per second.
     #[serde(deserialize_with = "null_is_nan")]
-    tokens_per_s: f64 = of.tokens(of.batch()) as f64 / of.done.seconds, "tokens/s", [
+    tokens_per_s: f64 = source.tokens(source.batch()) as f64 / source.done.seconds, "tokens/s", [
         Line(120, "TFLOPs", Steps(Interval::tflops), Fixed(2)),
         Line(140, "tokens per second", Steps(Interval::tokens_per_s), Fixed(1)),
         Line(160, "MFU (%)", Steps(Interval::mfu), Fixed(2)),
@@ -270,7 +270,7 @@ numbers! { of =>
     ];
 
     /// Time that the host waited for the step's data; the device may have computed the step before.
-    data_wait_s: f64 = of.done.data_wait.as_secs_f64(), "s", [
+    data_wait_s: f64 = source.done.data_wait.as_secs_f64(), "s", [
         Line(150, "data wait (s)", Steps(|all, _| all.mean(all.data_wait)), Fixed(4)),
         Short(90, "{} % waiting for data", Steps(Interval::long_wait), Fixed(0)),
         Curve("iteration-time/data wait"),
@@ -282,7 +282,7 @@ numbers! { of =>
 
     /// The z-loss, with `train.z_loss`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    z_loss: Option<f64> = of.manifest.train.z_loss.map(|_| of.done.outcome.z_loss), "nats", [
+    z_loss: Option<f64> = source.manifest.train.z_loss.map(|_| source.done.outcome.z_loss), "nats", [
         Line(60, "z loss", LastStep, Scientific(6)),
         Short(20, "z loss {}", LastStep, Fixed(4)),
         Curve("z-loss/z-loss"),
@@ -291,7 +291,7 @@ numbers! { of =>
     /// Scale of the next step's loss, in fp16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     loss_scale: Option<f64> =
-        of.manifest.loss_scale.is_some().then_some(of.done.outcome.loss_scale), "", [
+        source.manifest.loss_scale.is_some().then_some(source.done.outcome.loss_scale), "", [
         Line(70, "loss scale", LastStep, Fixed(1)),
         Short(70, "loss scale {}", LastStep, Fixed(0)),
         Curve("loss-scale/loss-scale"),
@@ -299,22 +299,22 @@ numbers! { of =>
 
     /// Whether the update was skipped: the gradient overflowed (fp16), or the step was a loss spike.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    skipped: bool = of.done.outcome.skipped, "", [
+    skipped: bool = source.done.outcome.skipped, "", [
         Line(90, "number of skipped iterations", Steps(|all, _| Some(all.skipped as f64)), Whole(3)),
         Short(80, "{} skipped", Steps(Interval::some_skipped), Fixed(0)),
     ];
 
     /// Clock of rank 0's GPU at a log line, if NVML reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    gpu_mhz: Option<u32> = of.gpu.gpu_mhz, "MHz", [Curve("gpu/clock MHz")];
+    gpu_mhz: Option<u32> = source.gpu.gpu_mhz, "MHz", [Curve("gpu/clock MHz")];
 
     /// Power of rank 0's GPU at a log line, if NVML reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    gpu_watts: Option<f64> = of.gpu.gpu_watts, "W", [Curve("gpu/power W")];
+    gpu_watts: Option<f64> = source.gpu.gpu_watts, "W", [Curve("gpu/power W")];
 
     /// Temperature of rank 0's GPU at a log line, if NVML reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    gpu_celsius: Option<u32> = of.gpu.gpu_celsius, "°C", [Curve("gpu/temperature C")];
+    gpu_celsius: Option<u32> = source.gpu.gpu_celsius, "°C", [Curve("gpu/temperature C")];
 }
 
 /// Linear scale from 0.
@@ -402,10 +402,10 @@ impl Interval {
         &self,
         last: &StepRow,
         info: &RunInfo,
-        pick: impl Fn(Shown) -> Option<(u8, (&'static str, Over, Format))>,
+        pick: impl Fn(Shown) -> Option<(u8, (&'static str, Summary, Format))>,
     ) -> impl Iterator<Item = (&'static str, String)> {
-        shown(pick).filter_map(move |(number, (label, over, format))| {
-            let value = match over {
+        shown(pick).filter_map(move |(number, (label, summary, format))| {
+            let value = match summary {
                 LastStep => (number.value)(last),
                 Steps(value) => value(self, info),
             };

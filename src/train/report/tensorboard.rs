@@ -161,18 +161,6 @@ fn masked(crc: u32) -> u32 {
 
 /// CRC-32C (Castagnoli), RFC 3720 appendix B.4.
 pub(super) fn crc32c(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let (mut table, mut i) = ([0; 256], 0);
-        while i < 256 {
-            let (mut crc, mut bit) = (i as u32, 0);
-            while bit < 8 {
-                crc = (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
-                bit += 1;
-            }
-            table[i] = crc;
-            i += 1;
-        }
-        table
-    };
-    !bytes.iter().fold(!0, |crc, byte| (crc >> 8) ^ TABLE[(crc as u8 ^ byte) as usize])
+    let shift = |crc: u32, _| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
+    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), shift))
 }

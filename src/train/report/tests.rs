@@ -1,3 +1,4 @@
+use std::fs::{self, File};
 use std::time::Duration;
 
 use regex_lite::Regex;
@@ -10,12 +11,9 @@ use super::*;
 use base::Seconds;
 use base::svg::{Axis, Chart, Curve, Scale, Stroke, labels, short};
 use launch::console::Form;
-use launch::testing::Printed;
 
 fn info() -> RunInfo {
     RunInfo {
-        name: "test".into(),
-        params: 1000,
         total_samples: 8000,
         seq_len: 2048,
         model_flops_per_token: 6e9,
@@ -65,14 +63,14 @@ fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
         ),
         (Form::Quiet, ""),
     ] {
-        let printed = Printed::default();
-        let console = Console::new(Box::new(printed.clone()));
+        let printed = folder.path().join("printed");
+        let console = Console::new(Box::new(File::create(&printed).unwrap()));
         console.set_form(form);
         let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
         let mut report = Report::open(&console, place, info(), 1, false, 0).unwrap();
         report.step(&row(1, 2.0)).unwrap();
         report.eval(1, 16, "books", 3.0).unwrap();
-        assert_eq!(printed.text(), says);
+        assert_eq!(fs::read_to_string(printed).unwrap(), says);
     }
 }
 
@@ -160,8 +158,8 @@ fn the_validation_line_is_megatrons() {
 #[test]
 fn lines_come_at_intervals_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
-    let printed = Printed::default();
-    let console = Console::new(Box::new(printed.clone()));
+    let printed = folder.path().join("printed");
+    let console = Console::new(Box::new(File::create(&printed).unwrap()));
     let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
     let mut report = Report::open(&console, place, info(), 3, false, 0).unwrap();
     for step in 1..=7 {
@@ -171,7 +169,7 @@ fn lines_come_at_intervals_and_at_the_end() {
         }
     }
     report.finish();
-    let text = printed.text();
+    let text = fs::read_to_string(printed).unwrap();
     assert!(!text.contains('\x1b'), "no escape codes: {text}");
     let loss =
         |line: &str| line.split("lm loss: ").nth(1).map_or(line.into(), |l| l[..8].to_string());

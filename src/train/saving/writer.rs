@@ -1,7 +1,7 @@
 //! Writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
-use super::super::also::Shared;
-use super::patient;
+use super::super::mirror::MirrorQueue;
+use super::retry;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
 use checkpoint::{Found, Keep, Snapshot, State, WrittenPart};
@@ -14,17 +14,17 @@ use std::time::Instant;
 pub type Writer = Worker<Job, Done>;
 
 pub enum Job {
-    /// Creates the folder `fresh` of a save, on rank 0.
+    /// Creates the folder `staging` of a save, on rank 0.
     Begin {
-        fresh: PathBuf,
+        staging: PathBuf,
         step: u64,
         /// Bytes of all ranks.
         bytes: u64,
     },
-    /// Writes this rank's part of a save into the folder `fresh`.
+    /// Writes this rank's part of a save into the folder `staging`.
     Part {
         snapshot: Snapshot,
-        fresh: PathBuf,
+        staging: PathBuf,
         state: State,
     },
     Publish(Publish),
@@ -32,7 +32,7 @@ pub enum Job {
 
 /// Checkpoint with all parts written, but without its index.
 pub struct Publish {
-    pub fresh: PathBuf,
+    pub staging: PathBuf,
     /// Parts by rank.
     pub parts: Vec<WrittenPart>,
     pub state: State,
@@ -57,39 +57,39 @@ pub struct Published {
 }
 
 /// Starts the writer. A run that ends in an error still completes a started save. Published
-/// checkpoints are also copied by `copies`.
+/// checkpoints are also copied to the mirror.
 pub fn start(
     m: &Manifest,
     rank: usize,
     storage: Arc<Storage>,
-    copies: Option<Arc<Shared>>,
+    mirror: Option<Arc<MirrorQueue>>,
 ) -> anyhow::Result<Writer> {
     let keep = Keep { last: m.checkpoint.keep_last, every: m.checkpoint.keep_every, read: None };
     // Each save in flight has three jobs: its folder, a part and its publication.
     let room = 3 * m.checkpoint.in_flight.max(1);
-    let of_rank = tracing::error_span!(parent: None, "rank", rank);
+    let rank_span = tracing::error_span!(parent: None, "rank", rank);
     Worker::start("checkpoints", room, move |job| {
-        let _rank = of_rank.enter();
+        let _rank = rank_span.enter();
         let disk = Disk::default();
         Some(match job {
-            Job::Begin { fresh, step, bytes } => {
-                Done::Begun(patient::begin(&disk, &storage, &fresh, step, bytes))
+            Job::Begin { staging, step, bytes } => {
+                Done::Begun(retry::begin(&disk, &storage, &staging, step, bytes))
             }
-            Job::Part { snapshot, fresh, state } => {
+            Job::Part { snapshot, staging, state } => {
                 let track = "save (writer)";
                 let _span = tracing::trace_span!("write checkpoint", track).entered();
-                let (shares, place) = (snapshot.shares(), (&*fresh, rank));
-                let part = patient::write_part(&disk, &storage, place, &shares, &state);
+                let shares = snapshot.shares();
+                let part = retry::write_part(&disk, &storage, &staging, rank, &shares, &state);
                 drop(shares);
                 Done::Part(snapshot, part)
             }
-            Job::Publish(what) => {
-                let copies = copies.as_deref();
-                let keep = Keep { read: copies.and_then(Shared::reads), ..keep };
-                let step = what.state.progress.step;
-                let published = what.run(&disk, &storage, keep);
-                if let (Some(copies), Ok(Published { folder, .. })) = (copies, &published) {
-                    copies.want(Found { step, folder: folder.clone() });
+            Job::Publish(save) => {
+                let mirror = mirror.as_deref();
+                let keep = Keep { read: mirror.and_then(MirrorQueue::copying), ..keep };
+                let step = save.state.progress.step;
+                let published = save.run(&disk, &storage, keep);
+                if let (Some(mirror), Ok(Published { folder, .. })) = (mirror, &published) {
+                    mirror.push(Found { step, folder: folder.clone() });
                 }
                 Done::Published(published)
             }
@@ -99,8 +99,8 @@ pub fn start(
 
 impl Publish {
     fn run(self, disk: &Disk, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
-        let Publish { fresh, parts, state, begun, stall } = self;
-        let folder = patient::publish(disk, storage, &fresh, parts, &state, keep)?;
+        let Publish { staging, parts, state, begun, stall } = self;
+        let folder = retry::publish(disk, storage, &staging, parts, &state, keep)?;
         let seconds = begun.elapsed().as_secs_f64();
         let (stall, took) = (Seconds(stall), Seconds(seconds));
         let message = format!("saved {} in {took} (training waited {stall})", folder.display());

@@ -15,9 +15,9 @@ pub fn announce(
     order: Bytes,
 ) -> anyhow::Result<()> {
     let m = &process.loaded.manifest;
-    let here = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
-    let mine = (here, engine.memory_plan().total().0, engine.memory_plan().to_string());
-    let all = rank.gather(&mine)?;
+    let place = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
+    let mine = (place, engine.memory_plan().total().0, engine.memory_plan().to_string());
+    let ranks = rank.gather(&mine)?;
     if !rank.is_first() {
         return Ok(());
     }
@@ -30,15 +30,17 @@ pub fn announce(
         Count(tokens),
         m.precision.name(),
     );
-    m.notes().iter().for_each(|note| tracing::warn!("{note}"));
+    for note in m.notes() {
+        tracing::warn!("{note}");
+    }
     tracing::info!("sample order: {order} of host memory in each process");
     if rank.grid.size() > 1 {
-        let places: Vec<_> = all.iter().map(|(here, ..)| here.clone()).collect();
+        let places: Vec<_> = ranks.iter().map(|(place, ..)| place.clone()).collect();
         tracing::info!("{}", placement(process, rank, &places));
         warn_of_split_tensor_group(rank, &places);
     }
     let most =
-        all.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
+        ranks.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
     let Some((fullest, (.., memory_plan))) = most else { return Ok(()) };
     if m.topology.compression.is_some() && m.topology.data == 1 {
         tracing::info!(

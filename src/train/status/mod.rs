@@ -5,12 +5,12 @@
 mod prometheus;
 mod state;
 
-pub use state::{COMPLETE, FAILED, Last, NAME, State, Status};
+pub use state::{COMPLETE, FAILED, LastStep, NAME, RunState, Status};
 
 use super::report::numbers::StepRow;
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Count, unix_time};
+use base::{Count, push_recent, unix_time};
 use comm::{Place, Recorder};
 use estimate::parts::{Part, PartTable};
 use launch::events::{self, Event, Kind};
@@ -24,13 +24,13 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Interval of heartbeats.
-const EVERY: Duration = Duration::from_secs(5);
+const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// Number of last steps whose wall time gives the expected end.
 const RECENT: usize = 100;
 
-/// Handle of rank 0.
-pub struct Board {
+/// Writer of the status, on rank 0.
+pub struct StatusWriter {
     shared: Arc<Mutex<Status>>,
     recent: VecDeque<(Instant, u64)>,
     /// Closed to make the thread write a last time and end.
@@ -39,78 +39,61 @@ pub struct Board {
 }
 
 /// Records that ranks begin to train.
-fn begun(folder: &Path, place: &str, from_step: u64, job: Option<&str>) {
-    let job = job.map_or(String::new(), |job| format!(", Slurm job {job}"));
-    events::add(folder, Kind::Start, &format!("from step {from_step}: {place}{job}"));
+fn record_start(folder: &Path, status: &Status, from_step: u64) {
+    let (ranks, host) = (Count(status.ranks as u64).with_noun("rank"), &status.host);
+    let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
+    let text = format!("from step {from_step}: {ranks}, rank 0 on {host}{job}");
+    events::add(folder, Kind::Start, &text);
 }
 
 /// Records the warnings after a moment. Returns the moment of the last one that was written.
-fn append_warnings(folder: &Path, warnings: &Warnings, told: f64) -> f64 {
+fn append_warnings(folder: &Path, warnings: &Warnings, after: f64) -> f64 {
     let new: Vec<Warning> =
-        warnings.lock().iter().filter(|warning| warning.at > told).cloned().collect();
-    let noted = new.into_iter().map_while(|Warning { at, text }| {
+        warnings.lock().iter().filter(|warning| warning.at > after).cloned().collect();
+    let written = new.into_iter().map_while(|Warning { at, text }| {
         events::append(folder, &Event { at, kind: Kind::Warning, text }).ok().map(|()| at)
     });
-    noted.last().unwrap_or(told)
+    written.last().unwrap_or(after)
 }
 
 /// Seconds of a run between its ends and starts, including those since its last heartbeat. The time in
 /// which a supervisor restarts ranks counts as lost, not as away.
-fn away(before: &Status, now: f64) -> f64 {
+fn away_seconds(before: &Status, now: f64) -> f64 {
     let restarted = Place::epoch().is_some_and(|epoch| epoch > 0);
     before.away_s + if restarted { 0.0 } else { (now - before.updated).max(0.0) }
 }
 
-/// Constants of the run.
-pub struct Fixed {
-    pub folder: PathBuf,
-    pub name: String,
-    pub host: String,
-    pub ranks: usize,
-    /// Step that this process continues from.
-    pub from_step: u64,
-    pub total_steps: u64,
-    pub total_samples: u64,
-    /// Seconds of earlier steps of the run.
-    pub useful_s: f64,
-    /// Folder of node_exporter's textfile collector.
-    pub collector: Option<PathBuf>,
-}
-
-impl Board {
-    pub fn open(fixed: Fixed, recorder: Arc<Recorder>, warnings: Warnings) -> Result<Board> {
-        let Fixed { folder, name, host, ranks, total_steps, total_samples, .. } = fixed;
-        let place = format!("{}, rank 0 on {host}", Count(ranks as u64).with_noun("rank"));
+impl StatusWriter {
+    /// Starts the status of a run in `folder` that continues from a step. `status` has its constants
+    /// and the seconds of its earlier steps. `collector` is the folder of node_exporter's textfile
+    /// collector.
+    pub fn open(
+        folder: PathBuf,
+        mut status: Status,
+        from_step: u64,
+        collector: Option<&Path>,
+        recorder: Arc<Recorder>,
+        warnings: Warnings,
+    ) -> Result<StatusWriter> {
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
-        let before = Status::read(&folder).ok().filter(|_| fixed.useful_s > 0.0);
-        let away_s = before.as_ref().map_or(0.0, |before| away(before, now));
-        let status = Status {
-            name,
-            host,
-            ranks,
-            total_steps,
-            total_samples,
-            process: std::process::id(),
-            job: std::env::var("SLURM_JOB_ID").ok(),
-            began: before.map_or(now - fixed.useful_s, |before| before.began),
-            started: now,
-            useful_s: fixed.useful_s,
-            away_s,
-            ..Status::default()
-        };
+        let before = Status::read(&folder).ok().filter(|_| status.useful_s > 0.0);
+        status.away_s = before.as_ref().map_or(0.0, |before| away_seconds(before, now));
+        status.began = before.map_or(now - status.useful_s, |before| before.began);
+        status.started = now;
+        status.process = std::process::id();
+        status.job = std::env::var("SLURM_JOB_ID").ok();
+        record_start(&folder, &status, from_step);
+        let mut metrics = prometheus::Files::new(&folder, &status.name, collector);
         let shared = Arc::new(Mutex::new(status));
-        begun(&folder, &place, fixed.from_step, shared.lock().job.as_deref());
         let (open, closed) = channel();
-        let mut told = now;
-        let (board, path) = (shared.clone(), folder.join(NAME));
-        let name = shared.lock().name.clone();
-        let mut metrics = prometheus::Files::new(&folder, &name, fixed.collector.as_deref());
+        let mut written_until = now;
+        let (status, path) = (shared.clone(), folder.join(NAME));
         let write = move || {
             loop {
-                told = append_warnings(&folder, &warnings, told);
+                written_until = append_warnings(&folder, &warnings, written_until);
                 let now = {
-                    let mut status = board.lock();
+                    let mut status = status.lock();
                     if !status.ended {
                         status.phase = recorder.phase();
                     }
@@ -126,8 +109,8 @@ impl Board {
                     events::add(&folder, Kind::End, &format!("step {}: {}", now.step, now.phase));
                     return;
                 }
-                if closed.recv_timeout(EVERY) == Err(RecvTimeoutError::Disconnected) {
-                    let mut status = board.lock();
+                if closed.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Disconnected) {
+                    let mut status = status.lock();
                     if !status.ended {
                         status.phase = format!("{FAILED} while {}", recorder.phase());
                         status.ended = true;
@@ -136,16 +119,13 @@ impl Board {
             }
         };
         let thread = base::threads::spawn("status", write)?;
-        Ok(Board { shared, recent: VecDeque::new(), open: Some(open), thread: Some(thread) })
+        Ok(StatusWriter { shared, recent: VecDeque::new(), open: Some(open), thread: Some(thread) })
     }
 
     /// Records the end of a step.
     pub fn step(&mut self, row: &StepRow) {
         let now = (Instant::now(), row.consumed_samples);
-        if self.recent.len() == RECENT {
-            self.recent.pop_front();
-        }
-        self.recent.push_back(now);
+        push_recent(&mut self.recent, now, RECENT);
         let first = self.recent[0];
         let (wall, samples) = ((now.0 - first.0).as_secs_f64(), now.1.saturating_sub(first.1));
         let mut status = self.shared.lock();
@@ -153,7 +133,7 @@ impl Board {
         status.left_s = (samples > 0).then(|| wall / samples as f64 * left);
         status.step = row.step;
         status.consumed_samples = row.consumed_samples;
-        status.last = Last(*row);
+        status.last = LastStep(*row);
         status.useful_s += if row.skipped { 0.0 } else { row.sec };
         status.skipped_steps += u64::from(row.skipped);
     }
@@ -171,7 +151,7 @@ impl Board {
     }
 
     /// Records a rollback, after which so many seconds of steps still count.
-    pub fn go_back(&mut self, useful_s: f64) {
+    pub fn roll_back(&mut self, useful_s: f64) {
         self.recent.clear();
         self.shared.lock().useful_s = useful_s;
     }
@@ -195,7 +175,7 @@ impl Board {
     }
 }
 
-impl Drop for Board {
+impl Drop for StatusWriter {
     fn drop(&mut self) {
         self.close();
     }

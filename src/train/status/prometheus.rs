@@ -34,9 +34,10 @@ impl Files {
         // The next save reports a folder that is full or missing.
         let _ = output::write(&self.own, Existing::Replaced, text.as_bytes());
         let Some(collected) = &self.collected else { return };
-        let written = match status.ended {
-            true => output::remove(collected),
-            false => output::write(collected, Existing::Replaced, text.as_bytes()),
+        let written = if status.ended {
+            output::remove(collected)
+        } else {
+            output::write(collected, Existing::Replaced, text.as_bytes())
         };
         if let Err(error) = &written
             && !self.failed

@@ -9,6 +9,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::path::Path;
 
 /// Name of the file in a run's folder.
@@ -24,7 +25,7 @@ const SILENT: f64 = 60.0;
 /// State of a run in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum State {
+pub enum RunState {
     Running,
     /// No heartbeat for a minute: the run was killed, or its folder is unreachable.
     Silent,
@@ -34,15 +35,9 @@ pub enum State {
     Complete,
 }
 
-impl State {
-    pub fn name(self) -> &'static str {
-        match self {
-            State::Running => "running",
-            State::Silent => "silent",
-            State::Stopped => "stopped",
-            State::Failed => "failed",
-            State::Complete => "complete",
-        }
+impl fmt::Display for RunState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
     }
 }
 
@@ -71,7 +66,7 @@ pub struct Status {
     pub consumed_samples: u64,
     pub total_samples: u64,
     #[serde(flatten)]
-    pub last: Last,
+    pub last: LastStep,
     /// Seconds to the run's end, by the wall time of the last steps, including evaluations and saves.
     pub left_s: Option<f64>,
     /// Seconds in steps, of all processes of the run; repeated steps count once.
@@ -86,15 +81,15 @@ pub struct Status {
 /// Record of the last step, of which a status has the numbers with `Shown::Status`. Loss and
 /// gradient norm are NaN before the first step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Last(pub StepRow);
+pub struct LastStep(pub StepRow);
 
-impl Default for Last {
-    fn default() -> Last {
-        Last(StepRow { lm_loss: f64::NAN, grad_norm: f64::NAN, ..StepRow::default() })
+impl Default for LastStep {
+    fn default() -> LastStep {
+        LastStep(StepRow { lm_loss: f64::NAN, grad_norm: f64::NAN, ..StepRow::default() })
     }
 }
 
-impl Last {
+impl LastStep {
     /// Keys of a status.
     fn keys() -> impl Iterator<Item = &'static str> {
         let kept = shown(|place| matches!(place, Shown::Status).then_some((0, ())));
@@ -102,24 +97,24 @@ impl Last {
     }
 }
 
-impl Serialize for Last {
+impl Serialize for LastStep {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let all = serde_json::to_value(self.0).expect("numbers are always JSON");
-        to.collect_map(Last::keys().map(|key| (key, &all[key])))
+        let row = serde_json::to_value(self.0).expect("numbers are always JSON");
+        to.collect_map(LastStep::keys().map(|key| (key, &row[key])))
     }
 }
 
-impl<'de> Deserialize<'de> for Last {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Last, D::Error> {
+impl<'de> Deserialize<'de> for LastStep {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<LastStep, D::Error> {
         let mut read = BTreeMap::<String, Value>::deserialize(from)?;
-        let mut all = serde_json::to_value(StepRow::default()).expect("numbers are always JSON");
-        for key in Last::keys() {
+        let mut row = serde_json::to_value(StepRow::default()).expect("numbers are always JSON");
+        for key in LastStep::keys() {
             // A status of an earlier version lacks newer numbers.
             if let Some(value) = read.remove(key) {
-                all[key] = value;
+                row[key] = value;
             }
         }
-        serde_json::from_value(all).map(Last).map_err(D::Error::custom)
+        serde_json::from_value(row).map(LastStep).map_err(D::Error::custom)
     }
 }
 
@@ -149,13 +144,17 @@ impl Status {
     }
 
     /// State at a time, in seconds since 1970.
-    pub fn state(&self, now: f64) -> State {
-        match self.ended {
-            true if self.phase == COMPLETE => State::Complete,
-            true if self.phase.starts_with(FAILED) => State::Failed,
-            true => State::Stopped,
-            false if now - self.updated > SILENT => State::Silent,
-            false => State::Running,
+    pub fn state(&self, now: f64) -> RunState {
+        if self.ended {
+            match self.phase.as_str() {
+                COMPLETE => RunState::Complete,
+                phase if phase.starts_with(FAILED) => RunState::Failed,
+                _ => RunState::Stopped,
+            }
+        } else if now - self.updated > SILENT {
+            RunState::Silent
+        } else {
+            RunState::Running
         }
     }
 

@@ -87,17 +87,18 @@ fn order(track: &str) -> (usize, &str) {
 /// Adds to a track that its spans are not execution times, because the host only enqueues GPU work.
 fn shown(track: &str, host_enqueue: bool) -> String {
     let on_device = track.starts_with("compute") || track.starts_with("comm");
-    match host_enqueue && on_device {
-        true => format!("{track} (host enqueue, not GPU execution)"),
-        false => track.to_string(),
+    if host_enqueue && on_device {
+        format!("{track} (host enqueue, not GPU execution)")
+    } else {
+        track.to_string()
     }
 }
 
 /// "without ranks 1, 2", whose processes failed.
 pub fn missing(parts: &[RankSpans]) -> Option<String> {
     let ranks = parts.first().map_or(0, |part| part.ranks);
-    let there = |rank: &usize| parts.iter().any(|part| part.rank == *rank);
+    let is_present = |rank: &usize| parts.iter().any(|part| part.rank == *rank);
     let missing: Vec<String> =
-        (0..ranks).filter(|rank| !there(rank)).map(|rank| rank.to_string()).collect();
+        (0..ranks).filter(|rank| !is_present(rank)).map(|rank| rank.to_string()).collect();
     (!missing.is_empty()).then(|| format!("without ranks {}", missing.join(", ")))
 }

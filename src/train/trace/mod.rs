@@ -3,7 +3,8 @@
 
 mod chrome;
 
-use super::watch::{Ended, Idle, Now, StepAt, Watcher};
+use super::watch::{Ended, Idle, RunView, StepSpec, Watcher};
+use anyhow::Result;
 use base::{Problems, Seconds};
 use device::Backend;
 use launch::rank::Rank;
@@ -61,12 +62,7 @@ impl Trace {
     /// Rejects steps that the run does not take: it starts after step `from` and ends with step
     /// `total`. Creates the file, a trace without spans. `host_enqueue`: the device is a GPU. A
     /// collective.
-    pub fn open(
-        &self,
-        rank: &Rank,
-        host_enqueue: bool,
-        (from, total): (u64, u64),
-    ) -> anyhow::Result<()> {
+    pub fn open(&self, rank: &Rank, host_enqueue: bool, from: u64, total: u64) -> Result<()> {
         let (TraceOptions { file, steps }, number) = (&self.options, rank.number());
         rank.on_first(|| {
             let reject = |what: String, remedy: String| {
@@ -92,14 +88,13 @@ impl Trace {
             })
         })?;
         let (label, ranks) = (rank.world().name(), rank.grid.size());
-        let of_rank =
-            RankSpans { rank: number, ranks, label, host_enqueue, ..RankSpans::default() };
-        self.spans.prepare(of_rank);
+        let spans = RankSpans { rank: number, ranks, label, host_enqueue, ..RankSpans::default() };
+        self.spans.prepare(spans);
         Ok(())
     }
 
     /// Starts to record if the next step is the first of the trace. A collective.
-    fn before(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
+    fn start_if_due(&self, rank: &Rank, step: u64, backend: &dyn Backend) {
         if step == self.options.steps.first {
             let clock = rank.clock_offset();
             self.spans.start(rank.number(), clock, backend.timeline());
@@ -112,7 +107,7 @@ impl Trace {
     }
 
     /// Stops to record; rank 0 writes the spans of all ranks, if there are any. A collective.
-    fn finish(&self, rank: &Rank) -> anyhow::Result<()> {
+    fn finish(&self, rank: &Rank) -> Result<()> {
         let parts = rank.gather(&self.spans.stop(rank.number()))?;
         self.write(parts.into_iter().flatten().collect());
         Ok(())
@@ -139,24 +134,24 @@ impl Watcher for Option<&Trace> {
         "trace"
     }
 
-    fn before_step(&mut self, now: &Now, step: u64) -> anyhow::Result<()> {
+    fn before_step(&mut self, run: &RunView, step: u64) -> Result<()> {
         if let Some(trace) = self {
-            trace.before(now.rank, step, now.be);
+            trace.start_if_due(run.rank, step, run.be);
         }
         Ok(())
     }
 
-    fn idle(&self, _: &Now, at: &StepAt) -> Idle {
-        Idle::after(self.is_some_and(|trace| trace.ends_with(at.step)))
+    fn idle(&self, _: &RunView, spec: &StepSpec) -> Idle {
+        Idle::after(self.is_some_and(|trace| trace.ends_with(spec.step)))
     }
 
-    fn after_step(&mut self, now: &Now, step: u64) -> anyhow::Result<()> {
+    fn after_step(&mut self, run: &RunView, step: u64) -> Result<()> {
         let ended = self.filter(|trace| trace.ends_with(step));
-        ended.map_or(Ok(()), |trace| trace.finish(now.rank))
+        ended.map_or(Ok(()), |trace| trace.finish(run.rank))
     }
 
-    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
-        self.map_or(Ok(()), |trace| trace.finish(now.rank))
+    fn complete(&mut self, run: &RunView, _: Ended) -> Result<()> {
+        self.map_or(Ok(()), |trace| trace.finish(run.rank))
     }
 }
 

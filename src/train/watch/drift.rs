@@ -1,6 +1,6 @@
 //! Comparison of the first steps of a run with its plan, part by part.
 
-use super::{Event, Idle, Now, StepAt, Watcher};
+use super::{Event, Idle, RunView, StepSpec, Watcher};
 use crate::step_parts::StepParts;
 use estimate::gptrain::drift::{self, FirstSteps};
 use estimate::parts::PartTable;
@@ -24,19 +24,19 @@ impl Drift {
 
     /// Ends the measurement of a step, whose outcome was the last. Compares on rank 0 once all first
     /// steps are measured.
-    fn measured(&mut self, now: &Now, at: &StepAt) -> Option<PartTable> {
+    fn measured(&mut self, run: &RunView, spec: &StepSpec) -> Option<PartTable> {
         let last = self.seconds.last().copied().unwrap_or_default();
-        self.parts.end(now.be, now.rank, at.step, last);
-        if self.seconds.len() < COMPARED_STEPS || !now.rank.is_first() {
+        self.parts.end(run.be, run.rank, spec.step, last);
+        if self.seconds.len() < COMPARED_STEPS || !run.rank.is_first() {
             return None;
         }
-        let batch = (at.samples.end - at.samples.start) as usize;
+        let batch = (spec.samples.end - spec.samples.start) as usize;
         let mut seconds = self.seconds.clone();
         seconds.sort_by(f64::total_cmp);
-        let (reserved, seconds) = (now.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
+        let (reserved, seconds) = (run.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
         let first = FirstSteps { batch, seconds, parts: self.parts.median() };
-        let stage = now.rank.at[Axis::Pipeline];
-        let compare = || drift::compare(now.manifest, stage, reserved, &first);
+        let stage = run.rank.coord[Axis::Pipeline];
+        let compare = || drift::compare(run.manifest, stage, reserved, &first);
         // Excludes the spans of the dry engine from the trace.
         let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare)?;
         tracing::info!("{}", compared.line);
@@ -49,16 +49,16 @@ impl Watcher for Drift {
         "drift"
     }
 
-    fn idle(&self, _: &Now, _: &StepAt) -> Idle {
+    fn idle(&self, _: &RunView, _: &StepSpec) -> Idle {
         if self.parts.next_is_due() { Idle::Around } else { Idle::Never }
     }
 
-    fn prepare(&mut self, now: &Now, _: &StepAt) -> anyhow::Result<()> {
-        self.parts.begin(now.be, now.rank);
+    fn prepare(&mut self, run: &RunView, _: &StepSpec) -> anyhow::Result<()> {
+        self.parts.begin(run.be, run.rank);
         Ok(())
     }
 
-    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
             Event::Queued(step, input) => self.parts.queued(*step, *input),
             Event::Step(done) if self.seconds.len() < COMPARED_STEPS => {
@@ -66,19 +66,19 @@ impl Watcher for Drift {
             }
             Event::Saved(time) => {
                 let each_step = self.parts.saved(time.as_secs_f64());
-                now.notice(&Event::Saving(each_step))?;
+                run.notice(&Event::Saving(each_step))?;
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
+    fn due(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
         if !self.parts.is_due() {
             return Ok(());
         }
-        match self.measured(now, at) {
-            Some(table) => now.notice(&Event::Parts(&table)),
+        match self.measured(run, spec) {
+            Some(table) => run.notice(&Event::Parts(&table)),
             None => Ok(()),
         }
     }

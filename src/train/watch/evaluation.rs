@@ -1,48 +1,31 @@
 //! Losses on the validation sets and accuracies on tasks (`train.eval_interval`).
 
-use super::{Event, Idle, Now, RunContext, StepAt, Watcher};
+use super::{Event, RunContext, RunView};
 use crate::eval::Scoring;
 use crate::loader::Loader;
 use std::time::Instant;
 
-/// Interval in steps; None if it is off.
-pub struct Evaluation(pub Option<u64>);
-
-impl Watcher for Evaluation {
-    fn name(&self) -> &'static str {
-        "evaluation"
-    }
-
-    fn idle(&self, _: &Now, at: &StepAt) -> Idle {
-        Idle::after(at.closes(self.0))
-    }
-
-    fn due(&mut self, now: &Now, at: &StepAt) -> anyhow::Result<()> {
-        if at.closes(self.0) { evaluate(now) } else { Ok(()) }
-    }
-}
-
 /// Evaluates on all sets and tasks. A collective, on an idle device.
-fn evaluate(now: &Now) -> anyhow::Result<()> {
+pub fn evaluate(run: &RunView) -> anyhow::Result<()> {
     let _span = tracing::trace_span!("evaluate").entered();
     let begun = Instant::now();
-    let (engine, progress) = (now.engine, now.progress);
-    let RunContext { manifest: m, rank, be, shard, data, tasks, .. } = now.cx;
+    let (engine, progress) = (run.engine, run.progress);
+    let RunContext { manifest: m, rank, be, shard, data, tasks, .. } = run.cx;
     let (samples, shard) = (m.train.eval_samples, *shard);
     for (name, source) in &data.valid {
         rank.set_phase(&format!("evaluating {name}"));
         let mut loader = Loader::evaluation(source, shard, samples)?;
         let load = &mut |inputs: &_| loader.load(*be, inputs, samples);
         let loss = engine.evaluate(load, shard.rounds(samples))?;
-        now.notice(&Event::Validated(progress, name, loss))?;
+        run.notice(&Event::Validated(progress, name, loss))?;
     }
     let seq_len = m.model.seq_len;
     let scoring = Scoring { rank, be: *be, model: engine, shard, seq_len, progress: None };
     for (name, task) in tasks.iter() {
         rank.set_phase(&format!("evaluating task {name}"));
         if let Some(accuracy) = scoring.task(task)? {
-            now.notice(&Event::Scored(progress, name, accuracy))?;
+            run.notice(&Event::Scored(progress, name, accuracy))?;
         }
     }
-    now.notice(&Event::Evaluated(begun.elapsed()))
+    run.notice(&Event::Evaluated(begun.elapsed()))
 }

@@ -3,17 +3,17 @@
 
 mod drift;
 mod evaluation;
-mod mirror;
+mod periodic;
 mod record;
 mod replicas;
 mod stop_at_loss;
 
 pub use crate::report::numbers::StepRecord;
 pub use drift::Drift;
-pub use evaluation::Evaluation;
-pub use mirror::Mirror;
+pub use evaluation::evaluate;
+pub use periodic::Periodic;
 pub use record::Record;
-pub use replicas::{Replicas, compare};
+pub use replicas::compare;
 pub use stop_at_loss::StopAtLoss;
 
 use super::loader::DataShard;
@@ -24,8 +24,8 @@ use device::Backend;
 use device::cuda::nvml::Monitor;
 use engine::Engine;
 use estimate::parts::PartTable;
-use launch::guard::Signals;
 use launch::rank::Rank;
+use launch::signals::Signals;
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
 use std::cell::RefCell;
@@ -67,72 +67,72 @@ pub struct RunContext<'a> {
 
 /// Requests of a rank between two steps. Ranks count them together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Asks(u8);
+pub struct Requests(u8);
 
-impl Asks {
-    pub const NONE: Asks = Asks(0);
+impl Requests {
+    pub const NONE: Requests = Requests(0);
     /// Stops the run after saving.
-    pub const STOP: Asks = Asks(1);
+    pub const STOP: Requests = Requests(1);
     /// Saves a checkpoint.
-    pub const SAVE: Asks = Asks(1 << 1);
+    pub const SAVE: Requests = Requests(1 << 1);
     /// The folder of the oldest save was created, or cannot be.
-    pub const BEGUN: Asks = Asks(1 << 2);
+    pub const BEGUN: Requests = Requests(1 << 2);
     /// This rank has written its part of the oldest save.
-    pub const WRITTEN: Asks = Asks(1 << 3);
+    pub const WRITTEN: Requests = Requests(1 << 3);
     /// The loss has reached train.stop_at_loss.
-    pub const REACHED: Asks = Asks(1 << 4);
+    pub const REACHED: Requests = Requests(1 << 4);
     /// Leaves the job before it ends.
-    pub const LEAVE: Asks = Asks(1 << 5);
+    pub const LEAVE: Requests = Requests(1 << 5);
     /// This rank waits for its storage.
-    pub const AWAY: Asks = Asks(1 << 6);
-    const ALL: [Asks; 7] = [
-        Asks::STOP,
-        Asks::SAVE,
-        Asks::BEGUN,
-        Asks::WRITTEN,
-        Asks::REACHED,
-        Asks::LEAVE,
-        Asks::AWAY,
+    pub const WAITING: Requests = Requests(1 << 6);
+    const ALL: [Requests; 7] = [
+        Requests::STOP,
+        Requests::SAVE,
+        Requests::BEGUN,
+        Requests::WRITTEN,
+        Requests::REACHED,
+        Requests::LEAVE,
+        Requests::WAITING,
     ];
 
     /// These requests if `condition` holds.
-    pub fn when(self, condition: bool) -> Asks {
-        if condition { self } else { Asks::NONE }
+    pub fn when(self, condition: bool) -> Requests {
+        if condition { self } else { Requests::NONE }
     }
 
-    fn has(self, ask: Asks) -> bool {
-        self.0 & ask.0 != 0
+    fn has(self, request: Requests) -> bool {
+        self.0 & request.0 != 0
     }
 
-    /// Counts the requests of all ranks. A collective.
-    pub fn count(self, rank: &Rank) -> Counts {
-        Counts(rank.count(Asks::ALL.map(|ask| self.has(ask))))
+    /// RequestCounts the requests of all ranks. A collective.
+    pub fn count(self, rank: &Rank) -> RequestCounts {
+        RequestCounts(rank.count(Requests::ALL.map(|request| self.has(request))))
     }
 }
 
-impl BitOr for Asks {
-    type Output = Asks;
+impl BitOr for Requests {
+    type Output = Requests;
 
-    fn bitor(self, other: Asks) -> Asks {
-        Asks(self.0 | other.0)
+    fn bitor(self, other: Requests) -> Requests {
+        Requests(self.0 | other.0)
     }
 }
 
 /// Number of ranks with each request.
-pub struct Counts([usize; 7]);
+pub struct RequestCounts([usize; 7]);
 
-impl Counts {
-    pub fn of(&self, ask: Asks) -> usize {
-        self.0[ask.0.trailing_zeros() as usize]
+impl RequestCounts {
+    pub fn count(&self, request: Requests) -> usize {
+        self.0[request.0.trailing_zeros() as usize]
     }
 
-    pub fn any(&self, ask: Asks) -> bool {
-        self.of(ask) > 0
+    pub fn any(&self, request: Requests) -> bool {
+        self.count(request) > 0
     }
 }
 
 /// State of a run between two of its operations, for watchers.
-pub struct Now<'r, 'a> {
+pub struct RunView<'r, 'a> {
     pub cx: &'r RunContext<'a>,
     pub engine: &'r Engine<'a>,
     /// Step and samples after the last step that was queued.
@@ -140,7 +140,7 @@ pub struct Now<'r, 'a> {
     pub watchers: &'r Watchers<'a>,
 }
 
-impl<'a> Deref for Now<'_, 'a> {
+impl<'a> Deref for RunView<'_, 'a> {
     type Target = RunContext<'a>;
 
     fn deref(&self) -> &RunContext<'a> {
@@ -148,7 +148,7 @@ impl<'a> Deref for Now<'_, 'a> {
     }
 }
 
-impl Now<'_, '_> {
+impl RunView<'_, '_> {
     /// Samples of the next step.
     pub fn next_batch(&self) -> u64 {
         self.ramp.batch_at(self.progress.consumed_samples) as u64
@@ -161,14 +161,14 @@ impl Now<'_, '_> {
 }
 
 /// Step that is queued next, or was queued last.
-pub struct StepAt {
+pub struct StepSpec {
     pub step: u64,
     pub samples: Range<u64>,
     /// Whether too few samples remain for another step of this size.
     pub last: bool,
 }
 
-impl StepAt {
+impl StepSpec {
     /// Whether something is due after this step that is due after `every` steps; never at 0.
     pub fn ends(&self, every: u64) -> bool {
         every > 0 && self.step.is_multiple_of(every)
@@ -214,7 +214,7 @@ pub enum Event<'e> {
     /// Seconds per step in which saves have stopped the steps.
     Saving(f64),
     /// The run is about to roll back.
-    GoingBack,
+    RollingBack,
     /// The run continues with this state of a checkpoint.
     RolledBack(&'e State),
 }
@@ -225,41 +225,41 @@ pub trait Watcher {
     fn name(&self) -> &'static str;
 
     /// Requests between two steps.
-    fn asks(&mut self, _: &Now) -> anyhow::Result<Asks> {
-        Ok(Asks::NONE)
+    fn requests(&mut self, _: &RunView) -> anyhow::Result<Requests> {
+        Ok(Requests::NONE)
     }
 
     /// Acts on the requests of all ranks. With `SAVE` among them the device is idle.
-    fn agreed(&mut self, _: &Now, _asked: &Counts) -> anyhow::Result<()> {
+    fn act_on(&mut self, _: &RunView, _counts: &RequestCounts) -> anyhow::Result<()> {
         Ok(())
     }
 
     /// Called before a step begins.
-    fn before_step(&mut self, _: &Now, _step: u64) -> anyhow::Result<()> {
+    fn before_step(&mut self, _: &RunView, _step: u64) -> anyhow::Result<()> {
         Ok(())
     }
 
     /// Whether the device is to be idle around a step.
-    fn idle(&self, _: &Now, _: &StepAt) -> Idle {
+    fn idle(&self, _: &RunView, _: &StepSpec) -> Idle {
         Idle::Never
     }
 
     /// Called before a step is queued.
-    fn prepare(&mut self, _: &Now, _: &StepAt) -> anyhow::Result<()> {
+    fn prepare(&mut self, _: &RunView, _: &StepSpec) -> anyhow::Result<()> {
         Ok(())
     }
 
-    fn notice(&mut self, _: &Now, _: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, _: &RunView, _: &Event) -> anyhow::Result<()> {
         Ok(())
     }
 
     /// Work after a step was queued, on a device that is idle if `idle` asked for it.
-    fn due(&mut self, _: &Now, _: &StepAt) -> anyhow::Result<()> {
+    fn due(&mut self, _: &RunView, _: &StepSpec) -> anyhow::Result<()> {
         Ok(())
     }
 
     /// Called after a step, and after the work of all watchers that follows it.
-    fn after_step(&mut self, _: &Now, _step: u64) -> anyhow::Result<()> {
+    fn after_step(&mut self, _: &RunView, _step: u64) -> anyhow::Result<()> {
         Ok(())
     }
 
@@ -267,26 +267,26 @@ pub trait Watcher {
     fn store(&self, _: &mut State) {}
 
     /// Whether the run must roll back. Equal on all ranks.
-    fn goes_back(&self) -> bool {
+    fn must_roll_back(&self) -> bool {
         false
     }
 
     /// Loads a checkpoint into the engine if the run must roll back. Returns the state to continue
     /// with, and the message for the user.
-    fn roll_back(&mut self, _: &Now) -> anyhow::Result<Option<(State, String)>> {
+    fn roll_back(&mut self, _: &RunView) -> anyhow::Result<Option<(State, String)>> {
         Ok(None)
     }
 
-    /// Called when a run ends well, on an idle device.
-    fn complete(&mut self, _: &Now, _: Ended) -> anyhow::Result<()> {
+    /// Called when a run ends without an error, on an idle device.
+    fn complete(&mut self, _: &RunView, _: Ended) -> anyhow::Result<()> {
         Ok(())
     }
 
-    /// Called first when a run ends, well or not.
-    fn ending(&mut self, _: &Now, _: &anyhow::Result<Ended>) {}
+    /// Called first when a run ends, with or without an error.
+    fn ending(&mut self, _: &RunView, _: &anyhow::Result<Ended>) {}
 
     /// Called last. `how` is the final phase of the status.
-    fn finish(&mut self, _: &Now, _how: &str) {}
+    fn finish(&mut self, _: &RunView, _how: &str) {}
 }
 
 /// Order of the watchers. Spikes, stragglers and faults are reported before the line of a step is
@@ -319,7 +319,7 @@ impl<'a> Watchers<'a> {
     }
 
     /// Calls each until one fails.
-    pub fn each(
+    pub fn try_each(
         &self,
         mut call: impl FnMut(&mut (dyn Watcher + 'a)) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
@@ -328,32 +328,32 @@ impl<'a> Watchers<'a> {
     }
 
     /// Calls each.
-    pub fn all(&self, mut call: impl FnMut(&mut (dyn Watcher + 'a))) {
-        let call = self.each(|watcher| {
+    pub fn each(&self, mut call: impl FnMut(&mut (dyn Watcher + 'a))) {
+        let call = self.try_each(|watcher| {
             call(watcher);
             Ok(())
         });
         call.expect("no call fails");
     }
 
-    pub fn notice(&self, now: &Now, event: &Event) -> anyhow::Result<()> {
-        self.each(|watcher| watcher.notice(now, event))
+    pub fn notice(&self, run: &RunView, event: &Event) -> anyhow::Result<()> {
+        self.try_each(|watcher| watcher.notice(run, event))
     }
 
-    pub fn idle(&self, now: &Now, at: &StepAt) -> Idle {
+    pub fn idle(&self, run: &RunView, spec: &StepSpec) -> Idle {
         let mut most = Idle::Never;
-        self.all(|watcher| most = most.max(watcher.idle(now, at)));
+        self.each(|watcher| most = most.max(watcher.idle(run, spec)));
         most
     }
 
     pub fn store(&self, state: &mut State) {
-        self.all(|watcher| watcher.store(state));
+        self.each(|watcher| watcher.store(state));
     }
 
     /// Whether one must roll the run back.
-    pub fn go_back(&self) -> bool {
+    pub fn must_roll_back(&self) -> bool {
         let mut any = false;
-        self.all(|watcher| any |= watcher.goes_back());
+        self.each(|watcher| any |= watcher.must_roll_back());
         any
     }
 }

@@ -1,10 +1,10 @@
 //! Record of a run on rank 0: log lines, metrics and events of the report, and the status.
 
-use super::{Ended, Event, Now, RunContext, StepRecord, Watcher};
+use super::{Ended, Event, RunContext, RunView, StepRecord, Watcher};
 use crate::report::Report;
 use crate::report::metrics::Metrics;
 use crate::report::numbers::{Source, StepRow};
-use crate::status::Board;
+use crate::status::StatusWriter;
 use base::{Count, Seconds};
 use device::cuda::nvml::Monitor;
 use std::time::Duration;
@@ -14,26 +14,26 @@ const FORETOLD_S: f64 = 20.0;
 
 /// Report and status, on rank 0 only.
 pub struct Record {
-    files: Option<(Report, Board)>,
+    files: Option<(Report, StatusWriter)>,
     /// Whether a step of this process was recorded.
     begun: bool,
 }
 
 impl Record {
-    pub fn new(files: Option<(Report, Board)>) -> Record {
+    pub fn new(files: Option<(Report, StatusWriter)>) -> Record {
         Record { files, begun: false }
     }
 
     fn step(&mut self, cx: &RunContext, done: &StepRecord) -> anyhow::Result<()> {
         let m = cx.manifest;
         let first = !std::mem::replace(&mut self.begun, true);
-        let Some((report, board)) = &mut self.files else { return Ok(()) };
+        let Some((report, status)) = &mut self.files else { return Ok(()) };
         let logged = done.step.is_multiple_of(m.log.interval);
         let monitor = cx.monitor.as_ref().filter(|_| logged);
         let gpu = monitor.map(Monitor::read).unwrap_or_default();
         let row = StepRow::new(&Source { manifest: m, done, gpu });
         report.step(&row)?;
-        board.step(&row);
+        status.step(&row);
         if first {
             foretell(cx, &row);
         }
@@ -41,9 +41,9 @@ impl Record {
     }
 
     /// Waits until the whole report is in its files. A collective.
-    fn wait(&mut self, now: &Now) -> anyhow::Result<()> {
-        now.rank.set_phase("writing the last lines of metrics");
-        now.rank.wait_until(|| {
+    fn wait(&mut self, run: &RunView) -> anyhow::Result<()> {
+        run.rank.set_phase("writing the last lines of metrics");
+        run.rank.wait_until(|| {
             let Some((report, _)) = &mut self.files else { return Ok(true) };
             let written = report.is_written()?;
             if !written {
@@ -72,13 +72,13 @@ impl Watcher for Record {
         "record"
     }
 
-    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
-            Event::Step(done) => return self.step(now.cx, done),
-            Event::GoingBack => return self.wait(now),
+            Event::Step(done) => return self.step(run.cx, done),
+            Event::RollingBack => return self.wait(run),
             _ => {}
         }
-        let Some((report, board)) = &mut self.files else { return Ok(()) };
+        let Some((report, status)) = &mut self.files else { return Ok(()) };
         match event {
             Event::Validated(at, set, loss) => {
                 report.eval(at.step, at.consumed_samples, set, *loss)?
@@ -88,27 +88,27 @@ impl Watcher for Record {
             }
             Event::Parts(table) => {
                 report.parts(table)?;
-                board.parts(table);
+                status.parts(table);
             }
-            Event::Saving(each_step) => board.saved(*each_step),
+            Event::Saving(each_step) => status.saved(*each_step),
             Event::RolledBack(state) => {
-                report.go_back(state.progress.step)?;
-                let kept = Metrics::read(&now.manifest.log.folder);
-                board.go_back(kept.map_or(0.0, |kept| kept.useful_seconds()));
+                report.roll_back(state.progress.step)?;
+                let kept = Metrics::read(&run.manifest.log.folder);
+                status.roll_back(kept.map_or(0.0, |kept| kept.useful_seconds()));
             }
             _ => {}
         }
         Ok(())
     }
 
-    fn complete(&mut self, now: &Now, _: Ended) -> anyhow::Result<()> {
-        self.wait(now)
+    fn complete(&mut self, run: &RunView, _: Ended) -> anyhow::Result<()> {
+        self.wait(run)
     }
 
-    fn finish(&mut self, _: &Now, how: &str) {
-        if let Some((report, board)) = &mut self.files {
+    fn finish(&mut self, _: &RunView, how: &str) {
+        if let Some((report, status)) = &mut self.files {
             report.finish();
-            tracing::info!("{}", board.end(how).goodput_line());
+            tracing::info!("{}", status.end(how).goodput_line());
         }
     }
 }

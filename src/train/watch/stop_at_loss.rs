@@ -1,7 +1,8 @@
 //! End of a run at a loss (`train.stop_at_loss`): that of the first validation set if there is one,
 //! else the mean of the last steps. Rank 0's loss decides.
 
-use super::{Asks, Event, Now, Watcher};
+use super::{Event, Requests, RunView, Watcher};
+use base::push_recent;
 use checkpoint::{Past, State};
 use std::collections::VecDeque;
 
@@ -35,22 +36,17 @@ impl Watcher for StopAtLoss {
         "stop at loss"
     }
 
-    fn asks(&mut self, now: &Now) -> anyhow::Result<Asks> {
-        let loss = if now.data.valid.is_empty() { self.mean() } else { self.validated };
+    fn requests(&mut self, run: &RunView) -> anyhow::Result<Requests> {
+        let loss = if run.data.valid.is_empty() { self.mean() } else { self.validated };
         let reached =
-            now.manifest.train.stop_at_loss.zip(loss).is_some_and(|(at, loss)| loss <= at);
-        Ok(Asks::REACHED.when(now.rank.is_first() && reached))
+            run.manifest.train.stop_at_loss.zip(loss).is_some_and(|(limit, loss)| loss <= limit);
+        Ok(Requests::REACHED.when(run.rank.is_first() && reached))
     }
 
-    fn notice(&mut self, now: &Now, event: &Event) -> anyhow::Result<()> {
+    fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
-            Event::Step(done) => {
-                if self.recent.len() == STEPS {
-                    self.recent.pop_front();
-                }
-                self.recent.push_back(done.outcome.loss);
-            }
-            Event::Validated(_, name, loss) if now.data.valid[0].0 == *name => {
+            Event::Step(done) => push_recent(&mut self.recent, done.outcome.loss, STEPS),
+            Event::Validated(_, name, loss) if run.data.valid[0].0 == *name => {
                 self.validated = Some(*loss);
             }
             Event::RolledBack(state) => self.recent = StopAtLoss::new(state).recent,

@@ -8,7 +8,7 @@ impl Watcher for Probe<'_> {
         self.0
     }
 
-    fn goes_back(&self) -> bool {
+    fn must_roll_back(&self) -> bool {
         self.1.borrow_mut().push(self.0);
         false
     }
@@ -26,7 +26,7 @@ fn probes<'t>(
 fn watchers_are_called_in_the_order_of_their_list() {
     let called = RefCell::default();
     let watchers = Watchers::new(probes(&ORDER, &called));
-    assert!(!watchers.go_back());
+    assert!(!watchers.must_roll_back());
     assert_eq!(*called.borrow(), ORDER);
 }
 
@@ -35,9 +35,9 @@ fn watchers_are_called_in_the_order_of_their_list() {
 fn a_watcher_that_is_called_receives_no_other_call() {
     let called = RefCell::default();
     let watchers = Watchers::new(probes(&ORDER, &called));
-    watchers.all(|watcher| {
+    watchers.each(|watcher| {
         if watcher.name() == "saver" {
-            watchers.go_back();
+            watchers.must_roll_back();
         }
     });
     let others: Vec<_> = ORDER.into_iter().filter(|name| *name != "saver").collect();
@@ -48,7 +48,7 @@ fn a_watcher_that_is_called_receives_no_other_call() {
 fn the_longest_wish_for_an_idle_device_counts() {
     assert_eq!(Idle::after(true).max(Idle::after(false)), Idle::After);
     assert!(Idle::Around > Idle::After && Idle::After > Idle::default());
-    let step = |step| StepAt { step, samples: 0..4, last: false };
+    let step = |step| StepSpec { step, samples: 0..4, last: false };
     assert!(step(20).ends(10) && !step(21).ends(10) && !step(20).ends(0));
 }
 
@@ -63,11 +63,11 @@ fn another_order_is_refused() {
 
 #[test]
 fn requests_are_bits_that_keep_apart() {
-    let asked = Asks::STOP | Asks::LEAVE.when(true) | Asks::SAVE.when(false);
-    let set = Asks::ALL.map(|ask| asked.has(ask));
+    let requests = Requests::STOP | Requests::LEAVE.when(true) | Requests::SAVE.when(false);
+    let set = Requests::ALL.map(|request| requests.has(request));
     assert_eq!(set, [true, false, false, false, false, true, false]);
-    let counts = Counts([1, 2, 3, 4, 5, 6, 7]);
-    for (i, ask) in Asks::ALL.into_iter().enumerate() {
-        assert_eq!(counts.of(ask), i + 1);
+    let counts = RequestCounts([1, 2, 3, 4, 5, 6, 7]);
+    for (i, request) in Requests::ALL.into_iter().enumerate() {
+        assert_eq!(counts.count(request), i + 1);
     }
 }

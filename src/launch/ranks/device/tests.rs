@@ -41,15 +41,15 @@ fn the_ranks_that_differ_are_named() {
     let message = |found: Result<(), Problems>| found.unwrap_err().to_string();
 
     let all = [on("n1", gpu("a")), on("n1", gpu("b")), on("n2", None)];
-    let one = message(mixed(&all));
+    let one = message(check_kinds(&all));
     assert!(one.contains("rank 2 (node n2) found no GPU for itself"), "{one}");
-    let other = message(mixed(&[on("n1", None), on("n1", gpu("a")), on("n2", None)]));
+    let other = message(check_kinds(&[on("n1", None), on("n1", gpu("a")), on("n2", None)]));
     assert!(other.contains("rank 1 (node n1) computes on a GPU"), "{other}");
-    assert!(mixed(&all[..2]).is_ok() && mixed(&all[2..]).is_ok());
+    assert!(check_kinds(&all[..2]).is_ok() && check_kinds(&all[2..]).is_ok());
 
     let same = [on("n1", gpu("a")), on("n2", gpu("a")), on("n1", gpu("b")), on("n2", gpu("a"))];
-    let line = message(shared(&same));
+    let line = message(check_sharing(&same));
     assert!(line.contains("rank 1 and rank 3 share one GPU of node n2, H200 GPU 0"), "{line}");
     assert!(line.contains("comm.gpu_transport=host"), "{line}");
-    assert!(shared(&same[..3]).is_ok());
+    assert!(check_sharing(&same[..3]).is_ok());
 }

@@ -22,7 +22,7 @@ impl Args {
         }
     }
 
-    pub fn refuse_idle(&self) -> Result<(), Problems> {
+    pub fn refuse_unused(&self) -> Result<(), Problems> {
         let s = &self.search;
         let (compares, sizes) = (self.campaign.what_if.is_some(), !self.campaign.sizes.is_empty());
         let over = s.search || s.max_params || sizes;
@@ -60,15 +60,15 @@ impl Args {
             ),
         ];
         let searched = |(name, given, ..): &&Rule| *given && !planning && !SCORES.contains(name);
-        let idle = rules.iter().find(|(_, given, acts, _)| *given && !acts);
-        match idle.or_else(|| rules.iter().find(searched)) {
+        let unused = rules.iter().find(|(_, given, acts, _)| *given && !acts);
+        match unused.or_else(|| rules.iter().find(searched)) {
             None => Ok(()),
             Some((flag, _, _, with)) => Err(refused(flag, with)),
         }
     }
 
     /// Refuses flags that the program of `--as` does not have.
-    pub fn refuse_idle_for(&self, program: Program) -> Result<(), Problems> {
+    pub fn refuse_unused_for(&self, program: Program) -> Result<(), Problems> {
         if self.async_launches && program == Program::Gptrain {
             return Err(refused("--async-launches", "--as another program"));
         }

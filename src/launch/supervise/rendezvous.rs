@@ -13,8 +13,8 @@
 //! part of the name by which its ranks authenticate each other (`comm::Place`), so ranks of an
 //! older epoch are rejected. The last task that ends removes all files.
 
-use super::super::guard;
-use super::plan::{Arrival, Plan};
+use super::super::run_folder::{self, job_folder};
+use super::plan::{Arrival, EpochPlan};
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
 use serde::Serialize;
@@ -25,24 +25,24 @@ use std::time::{Duration, Instant};
 
 /// Poll intervals of a task in the rendezvous, and of one whose rank is running. They grow with
 /// every thousand tasks.
-const LOOK: Duration = Duration::from_millis(100);
-const LOOK_AT_WORK: Duration = Duration::from_secs(1);
+const POLL: Duration = Duration::from_millis(100);
+const POLL_RUNNING: Duration = Duration::from_secs(1);
 const TASKS: u32 = 1000;
 
-pub struct Meetings {
+/// Files through which the tasks of a job agree on the next epoch.
+pub struct Rendezvous {
     run: PathBuf,
     folder: PathBuf,
-    task: usize,
-    tasks: usize,
+    pub task: usize,
+    pub tasks: usize,
 }
 
-impl Meetings {
+impl Rendezvous {
     /// Opens the files of this start of this job. Task 0 removes those of an older start with the
     /// same name.
-    pub fn open(run: &Path, job: &str, task: usize, tasks: usize) -> Result<Meetings> {
-        let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-        let folder = run.join("restarts").join(job.chars().map(plain).collect::<String>());
-        let made = guard::outermost_missing(run);
+    pub fn open(run: &Path, job: &str, task: usize, tasks: usize) -> Result<Rendezvous> {
+        let folder = job_folder(run, "restarts", job);
+        let created = run_folder::outermost_missing(run);
         if task == 0 && folder.join("here-0").exists() {
             // Renamed first, because other tasks may be writing there already.
             let old = folder.with_extension(format!("old-{}", std::process::id()));
@@ -50,127 +50,137 @@ impl Meetings {
                 let _ = fs::remove_dir_all(&old); // a remaining file has another name
             }
         }
-        let meetings = Meetings { run: run.to_path_buf(), folder, task, tasks };
-        meetings.write(&meetings.here(), &())?;
-        made.map_or(Ok(()), |made| meetings.write(&meetings.made(), &made))?;
-        Ok(meetings)
+        let rendezvous = Rendezvous { run: run.to_path_buf(), folder, task, tasks };
+        rendezvous.write(&rendezvous.alive_file(), &())?;
+        if let Some(created) = created {
+            rendezvous.write(&rendezvous.created_file(), &created)?;
+        }
+        Ok(rendezvous)
     }
 
     /// Heartbeat: recreates the task's file, which task 0 may have removed with those of an older
     /// start.
-    pub fn stay(&self) {
-        if !self.here().exists() {
-            let _ = self.write(&self.here(), &()); // retried at the next poll
+    pub fn heartbeat(&self) {
+        if !self.alive_file().exists() {
+            let _ = self.write(&self.alive_file(), &()); // retried at the next poll
         }
     }
 
     /// Ends the task. The last one removes all files of the rendezvous, and a folder created for a
     /// run that has not begun.
-    pub fn leave(&self) {
-        let _ = fs::remove_file(self.here());
-        let left = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let (mut others, mut made) = (false, Vec::<PathBuf>::new());
-        for entry in left {
+    pub fn end_task(&self) {
+        let _ = fs::remove_file(self.alive_file());
+        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
+        let (mut others_live, mut created) = (false, Vec::<PathBuf>::new());
+        for entry in entries {
             let name = entry.file_name().to_string_lossy().into_owned();
-            others |= name.starts_with("here-");
-            made.extend(name.strip_prefix("made-").and_then(|_| read(&entry.path())));
+            others_live |= name.starts_with("here-");
+            created.extend(name.strip_prefix("made-").and_then(|_| read(&entry.path())));
         }
-        if others {
+        if others_live {
             return;
         }
         // Files that cannot be removed are harmless.
         let _ = fs::remove_dir_all(&self.folder);
         let _ = self.folder.parent().map(fs::remove_dir); // unless other jobs have some
-        let outermost = made.into_iter().min_by_key(|made| made.as_os_str().len());
-        outermost.iter().for_each(|made| guard::remove_unused(&self.run, made));
+        if let Some(outermost) = created.into_iter().min_by_key(|path| path.as_os_str().len()) {
+            run_folder::remove_unused(&self.run, &outermost);
+        }
     }
 
     /// File per task, because two tasks cannot write the same one.
-    fn made(&self) -> PathBuf {
+    fn created_file(&self) -> PathBuf {
         self.folder.join(format!("made-{}", self.task))
     }
 
-    fn here(&self) -> PathBuf {
+    fn alive_file(&self) -> PathBuf {
         self.folder.join(format!("here-{}", self.task))
     }
 
-    fn epoch(&self, epoch: u64) -> PathBuf {
+    fn epoch_folder(&self, epoch: u64) -> PathBuf {
         self.folder.join(format!("epoch-{epoch}"))
     }
 
     /// Poll interval while the rank runs.
-    pub fn look_at_work(&self) -> Duration {
-        LOOK_AT_WORK * (1 + self.tasks as u32 / TASKS)
+    pub fn poll_interval(&self) -> Duration {
+        self.scaled(POLL_RUNNING)
+    }
+
+    fn scaled(&self, interval: Duration) -> Duration {
+        interval * (1 + self.tasks as u32 / TASKS)
     }
 
     /// Whether tasks have joined this epoch's rendezvous.
     pub fn has_begun(&self, epoch: u64) -> bool {
-        self.is_new(&self.epoch(epoch))
+        self.is_new(&self.epoch_folder(epoch))
     }
 
     /// Exit code of the job, if it is over.
-    pub fn ended(&self) -> Option<u8> {
+    pub fn job_exit_code(&self) -> Option<u8> {
         let path = self.folder.join("end");
         self.is_new(&path).then(|| read(&path)).flatten()
     }
 
-    pub fn end(&self, code: u8) {
-        let _ = self.write(&self.folder.join("end"), &code); // then the others wait in vain, and end
+    pub fn end_job(&self, code: u8) {
+        // If this fails, the other tasks wait until their time limit, and end.
+        let _ = self.write(&self.folder.join("end"), &code);
     }
 
     /// Whether a file is from this start, according to the file system's clock.
     fn is_new(&self, path: &Path) -> bool {
-        let at = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
-        at(path).is_some_and(|made| at(&self.here()).is_none_or(|started| made >= started))
+        let modified = |path: &Path| path.metadata().and_then(|about| about.modified()).ok();
+        let started = modified(&self.alive_file());
+        modified(path).is_some_and(|time| started.is_none_or(|started| time >= started))
     }
 
     /// Joins the rendezvous of an epoch and returns the agreed plan. If this task decides, it calls
     /// `decide` with the arrivals, sorted by task. None if the job ends meanwhile.
-    pub fn meet(
+    pub fn join(
         &self,
         epoch: u64,
         mine: &Arrival,
         expected: &[usize],
         wait: Duration,
-        decide: impl Fn(&[Arrival]) -> Plan,
-    ) -> Result<Option<Plan>> {
-        let folder = self.epoch(epoch);
+        decide: impl Fn(&[Arrival]) -> EpochPlan,
+    ) -> Result<Option<EpochPlan>> {
+        let folder = self.epoch_folder(epoch);
         let (own, plan) = (folder.join(format!("task-{}", self.task)), folder.join("plan"));
         self.write(&own, mine)?;
-        let came = Instant::now();
+        let joined = Instant::now();
         loop {
             if let Some(plan) = read(&plan) {
                 return Ok(Some(plan));
             }
-            if self.ended().is_some() {
+            if self.job_exit_code().is_some() {
                 return Ok(None);
             }
             let arrivals = arrivals(&folder);
-            let before_me = arrivals.iter().filter(|one| one.task < self.task).count() as u32;
-            let all = expected.iter().all(|task| arrivals.iter().any(|one| one.task == *task));
-            if all && before_me == 0 || came.elapsed() >= wait * (1 + before_me) {
+            let before_me = arrivals.iter().filter(|other| other.task < self.task).count() as u32;
+            let joined_task = |task: &usize| arrivals.iter().any(|other| other.task == *task);
+            let complete = expected.iter().all(joined_task);
+            if complete && before_me == 0 || joined.elapsed() >= wait * (1 + before_me) {
                 self.propose(&plan, &decide(&arrivals))?;
                 continue;
             }
-            std::thread::sleep(LOOK * (1 + self.tasks as u32 / TASKS));
+            std::thread::sleep(self.scaled(POLL));
             // Writing from this node makes a network file system read the folder again.
             self.write(&own, mine)?;
         }
     }
 
     /// Proposes a plan; the first of several counts.
-    fn propose(&self, place: &Path, plan: &Plan) -> Result<()> {
-        let new = place.with_extension(format!("of-{}", self.task));
+    fn propose(&self, path: &Path, plan: &EpochPlan) -> Result<()> {
+        let new = path.with_extension(format!("of-{}", self.task));
         self.write(&new, plan)?;
-        output::claim(&new, place).map(drop)
+        output::claim(&new, path).map(drop)
     }
 
     /// Writes a file, and retries if task 0, which has just started, removes the folder meanwhile.
-    fn write(&self, path: &Path, what: &impl Serialize) -> Result<()> {
-        let (folder, text) = (path.parent().expect("in a folder"), serde_json::to_vec(what)?);
-        let made = || format!("cannot make {}", folder.display());
+    fn write(&self, path: &Path, value: &impl Serialize) -> Result<()> {
+        let (folder, text) = (path.parent().expect("in a folder"), serde_json::to_vec(value)?);
+        let failed = || format!("cannot make {}", folder.display());
         let write = || {
-            fs::create_dir_all(folder).with_context(made)?;
+            fs::create_dir_all(folder).with_context(failed)?;
             output::write(path, Existing::Replaced, &text)
         };
         write().or_else(|_| write()).or_else(|_| write())
@@ -180,11 +190,11 @@ impl Meetings {
 /// Tasks that joined a rendezvous, sorted.
 fn arrivals(folder: &Path) -> Vec<Arrival> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let task = |name: &str| name.strip_prefix("task-").is_some_and(|n| n.parse::<u64>().is_ok());
-    let of_task = entries.filter(|entry| entry.file_name().to_str().is_some_and(task));
-    let mut all: Vec<Arrival> = of_task.filter_map(|entry| read(&entry.path())).collect();
-    all.sort_by_key(|one| one.task);
-    all
+    let is_task = |name: &str| name.strip_prefix("task-").is_some_and(|n| n.parse::<u64>().is_ok());
+    let tasks = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_task));
+    let mut arrivals: Vec<Arrival> = tasks.filter_map(|entry| read(&entry.path())).collect();
+    arrivals.sort_by_key(|arrival| arrival.task);
+    arrivals
 }
 
 /// Reads a file; None if it does not exist or is incomplete.
@@ -200,54 +210,54 @@ mod tests {
         Arrival { task, host: "h".into(), code: Some(3) }
     }
 
-    fn plan(by: usize, members: Vec<usize>) -> Plan {
-        Plan { members, by, ..Plan::default() }
+    fn plan(by: usize, members: Vec<usize>) -> EpochPlan {
+        EpochPlan { members, by, ..EpochPlan::default() }
     }
 
     #[test]
     fn tasks_agree_on_one_plan_of_those_that_came() {
         let folder = tempfile::tempdir().unwrap();
-        let open = |task| Meetings::open(folder.path(), "job 7", task, 4).unwrap();
-        let tasks: Vec<Meetings> = (0..4).map(open).collect();
-        let meet = |task: usize, wait: f64| {
+        let open = |task| Rendezvous::open(folder.path(), "job 7", task, 4).unwrap();
+        let tasks: Vec<Rendezvous> = (0..4).map(open).collect();
+        let join = |task: usize, wait: f64| {
             let (tasks, wait) = (&tasks, Duration::from_secs_f64(wait));
             let decide =
                 move |all: &[Arrival]| plan(task, all.iter().map(|one| one.task).collect());
-            move || tasks[task].meet(1, &arrival(task), &[0, 1, 2], wait, decide).unwrap().unwrap()
+            move || tasks[task].join(1, &arrival(task), &[0, 1, 2], wait, decide).unwrap().unwrap()
         };
         assert!(!tasks[3].has_begun(1));
-        let plans: Vec<Plan> = std::thread::scope(|scope| {
-            let came: Vec<_> = (0..3).map(|task| scope.spawn(meet(task, 1e6))).collect();
+        let plans: Vec<EpochPlan> = std::thread::scope(|scope| {
+            let came: Vec<_> = (0..3).map(|task| scope.spawn(join(task, 1e6))).collect();
             came.into_iter().map(|one| one.join().unwrap()).collect()
         });
         assert!(plans.iter().all(|one| *one == plan(0, vec![0, 1, 2])), "{plans:?}");
         assert!(tasks[3].has_begun(1));
-        assert_eq!(meet(3, 0.0)(), plans[0], "who comes late learns what was decided");
+        assert_eq!(join(3, 0.0)(), plans[0], "who comes late learns what was decided");
     }
 
     #[test]
     fn whoever_does_not_come_is_waited_for_and_then_left_out() {
         let folder = tempfile::tempdir().unwrap();
-        let task = Meetings::open(folder.path(), "job", 2, 3).unwrap();
+        let task = Rendezvous::open(folder.path(), "job", 2, 3).unwrap();
         let decide = |all: &[Arrival]| plan(2, all.iter().map(|one| one.task).collect());
         let wait = Duration::from_millis(300);
-        let met = task.meet(1, &arrival(2), &[0, 1, 2], wait, decide).unwrap();
+        let met = task.join(1, &arrival(2), &[0, 1, 2], wait, decide).unwrap();
         assert_eq!(met, Some(plan(2, vec![2])));
-        task.end(2);
-        assert_eq!(task.meet(2, &arrival(2), &[0], wait, decide).unwrap(), None);
-        assert_eq!(task.ended(), Some(2));
+        task.end_job(2);
+        assert_eq!(task.join(2, &arrival(2), &[0], wait, decide).unwrap(), None);
+        assert_eq!(task.job_exit_code(), Some(2));
     }
 
     #[test]
     fn what_an_older_start_left_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
-        let [_, old] = [0, 1].map(|task| Meetings::open(folder.path(), "job", task, 2).unwrap());
-        old.meet(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1])).unwrap();
-        old.end(3);
+        let [_, old] = [0, 1].map(|task| Rendezvous::open(folder.path(), "job", task, 2).unwrap());
+        old.join(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1])).unwrap();
+        old.end_job(3);
         std::thread::sleep(Duration::from_millis(20)); // the file system's clock has ticks
-        let new = Meetings::open(folder.path(), "job", 1, 2).unwrap();
-        assert_eq!((new.has_begun(1), new.ended()), (false, None));
-        Meetings::open(folder.path(), "job", 0, 2).unwrap();
+        let new = Rendezvous::open(folder.path(), "job", 1, 2).unwrap();
+        assert_eq!((new.has_begun(1), new.job_exit_code()), (false, None));
+        Rendezvous::open(folder.path(), "job", 0, 2).unwrap();
         assert!(!folder.path().join("restarts/job/end").exists());
     }
 
@@ -256,15 +266,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path().join("runs/a");
         for begun in [false, true] {
-            let tasks = [0, 1].map(|task| Meetings::open(&run, "job", task, 2).unwrap());
+            let tasks = [0, 1].map(|task| Rendezvous::open(&run, "job", task, 2).unwrap());
             fs::write(run.join("run.lock"), "").unwrap();
             if begun {
                 fs::write(run.join("starts.json"), "{}").unwrap();
             }
-            tasks[0].end(2);
-            tasks[0].leave();
-            assert_eq!(tasks[1].ended(), Some(2), "the other task is still to learn of it");
-            tasks[1].leave();
+            tasks[0].end_job(2);
+            tasks[0].end_task();
+            assert_eq!(tasks[1].job_exit_code(), Some(2), "the other task is still to learn of it");
+            tasks[1].end_task();
             assert_eq!((run.exists(), folder.path().join("runs").exists()), (begun, begun));
         }
         assert!(!run.join("restarts").exists());

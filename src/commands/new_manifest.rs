@@ -12,9 +12,9 @@ use manifest::{DataRule, Family, Model, Sizes};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Inputs of a manifest.
+/// Inputs of a new manifest.
 #[derive(Clone, Debug, Default)]
-pub struct Recipe {
+pub struct NewManifest {
     pub name: String,
     /// PREFIX of the dataset.
     pub data: Option<PathBuf>,
@@ -52,8 +52,8 @@ const EPOCHS: u64 = 4;
 /// Tokens for each parameter (Hoffmann et al. 2022).
 const TOKENS_PER_PARAMETER: u64 = 20;
 
-/// Properties of the text.
-struct Known {
+/// Properties of the dataset and its tokenizer, as far as they are facts.
+struct DataFacts {
     /// Tokens of the dataset, those of `SPLIT` for training and validation.
     tokens: Option<u64>,
     parts: Option<[u64; 2]>,
@@ -65,14 +65,14 @@ struct Known {
     note: Option<String>,
 }
 
-impl Recipe {
+impl NewManifest {
     /// Manifest, in YAML with comments. It passes every check of a manifest.
-    pub fn write(&self) -> anyhow::Result<String> {
-        let known = self.known()?;
-        if let Some(note) = &known.note {
+    pub fn text(&self) -> anyhow::Result<String> {
+        let facts = self.data_facts()?;
+        if let Some(note) = &facts.note {
             base::warn!("note: {note}");
         }
-        let wanted = self.params.unwrap_or_else(|| match known.tokens {
+        let wanted = self.params.unwrap_or_else(|| match facts.tokens {
             Some(tokens) => (tokens / TOKENS_PER_PARAMETER).clamp(SMALLEST, LARGEST_UNASKED),
             None => UNKNOWN,
         });
@@ -81,13 +81,13 @@ impl Recipe {
             let remedy = "from 1M to 500B are drawn up";
             return Err(Problems::one("--params", what, remedy).into());
         }
-        let model = self.model(&known, wanted)?;
-        let text = self.yaml(&known, &model);
+        let model = self.model(&facts, wanted)?;
+        let text = self.yaml(&facts, &model);
         manifest::parse(&text, &self.name, Path::new("."), &[])?;
         Ok(text)
     }
 
-    fn known(&self) -> anyhow::Result<Known> {
+    fn data_facts(&self) -> anyhow::Result<DataFacts> {
         let dataset = self.data.as_deref().map(Indexed::open).transpose()?;
         let named = self.tokenizer.as_deref();
         let found = dataset.as_ref().map(|dataset| DatasetTokenizer::find(dataset, named));
@@ -115,29 +115,29 @@ impl Recipe {
         };
         let tokenizer = place.filter(|path| path != Path::new(BYTES)); // `bytes` has no file
         let note = found.as_ref().and_then(|found| found.note.clone());
-        Ok(Known { tokens, parts, vocab, eod, tokenizer, note })
+        Ok(DataFacts { tokens, parts, vocab, eod, tokenizer, note })
     }
 
     /// Shape of the published model of that size, else one with the usual proportions.
-    fn model(&self, known: &Known, wanted: u64) -> anyhow::Result<Model> {
-        let (smallest, asked) = (known.smallest_part(), self.params.is_some());
+    fn model(&self, facts: &DataFacts, wanted: u64) -> anyhow::Result<Model> {
+        let (smallest, asked) = (facts.smallest_part(), self.params.is_some());
         let shape = published(wanted as f64, self.family).filter(|_| asked);
         let Some(shape) = shape else {
             let seq_len = seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
             let family = self.family.unwrap_or(Family::Gpt2);
-            let vocab = known.vocab.unwrap_or(GPT2_VOCAB);
-            let model = drawn(wanted, family, vocab, seq_len, Of::All);
+            let vocab = facts.vocab.unwrap_or(GPT2_VOCAB);
+            let model = nearest_shape(wanted, family, vocab, seq_len, Counted::All);
             // Ignores a vocabulary that would take all parameters.
-            return Ok(match !asked && embedding_share(&model) > MOST_EMBEDDING {
-                true => drawn(wanted, family, vocab, seq_len, Of::Layers),
-                false => model,
-            });
+            if asked || embedding_share(&model) <= MOST_EMBEDDING {
+                return Ok(model);
+            }
+            return Ok(nearest_shape(wanted, family, vocab, seq_len, Counted::Layers));
         };
         let sizes = Sizes {
             layers: shape.layers,
             hidden: shape.hidden,
             heads: shape.heads,
-            vocab: known.vocab.unwrap_or(shape.vocab),
+            vocab: facts.vocab.unwrap_or(shape.vocab),
             seq_len: seq_len(shape.seq_len, smallest)?,
         };
         let model = Model::with_defaults(shape.family, sizes, 1);
@@ -145,23 +145,24 @@ impl Recipe {
         Ok(Model { kv_heads: shape.kv_heads.or(model.kv_heads), ffn_hidden, ..model })
     }
 
-    fn yaml(&self, known: &Known, model: &Model) -> String {
+    fn yaml(&self, facts: &DataFacts, model: &Model) -> String {
         let params = model::parameters(model);
         let large = params >= LARGE;
         let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
         let enough = TOKENS_PER_PARAMETER * params;
-        let there = known.training().map(|tokens| EPOCHS * tokens);
-        let tokens = there.map_or(enough, |there| there.min(enough)).max(batch * seq_len);
+        let available = facts.training().map(|tokens| EPOCHS * tokens);
+        let tokens = available.map_or(enough, |most| most.min(enough)).max(batch * seq_len);
         let steps = (tokens / (batch * seq_len)).max(1);
-        let why = match there {
-            Some(there) if there < enough => format!("{EPOCHS} times the training data"),
+        let why = match available {
+            Some(most) if most < enough => format!("{EPOCHS} times the training data"),
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),
         };
         let peak = peak(params);
         let tenth = (steps / 10).clamp(1, 1000);
-        let evaluation = match known.holds_out() {
-            true => format!("  eval_interval: {tenth}\n  eval_samples: {}\n", batch.max(64)),
-            false => String::new(),
+        let evaluation = if facts.holds_out() {
+            format!("  eval_interval: {tenth}\n  eval_samples: {}\n", batch.max(64))
+        } else {
+            String::new()
         };
         format!(
             "\
@@ -194,8 +195,8 @@ train:
   tokens: {tokens} # {why}: {steps} steps
 {evaluation}{plan}",
             name = quoted(&self.name),
-            model = self.model_section(known, model, params),
-            data = self.data_section(known),
+            model = self.model_section(facts, model, params),
+            data = self.data_section(facts),
             precision = if large { "bf16" } else { "f32 # on GPUs: bf16" },
             micro = batch.min(if large { 1 } else { 8 }),
             plan = if large { LARGE_PLAN } else { "" },
@@ -206,17 +207,17 @@ train:
         )
     }
 
-    fn model_section(&self, known: &Known, model: &Model, params: u64) -> String {
+    fn model_section(&self, facts: &DataFacts, model: &Model, params: u64) -> String {
         let Model { family, layers, hidden, heads, vocab, seq_len, .. } = model;
         let shape = published(self.params.unwrap_or(0) as f64, self.family);
         let like = shape.map_or(String::new(), |shape| format!(", {} {}", shape.of, shape.name));
-        let mut whose = match (known.tokenizer.is_some(), shape) {
+        let mut whose = match (facts.tokenizer.is_some(), shape) {
             (true, _) => "the tokenizer's".to_string(),
             (false, Some(shape)) => format!("{}'s: set yours", shape.of),
             (false, None) => "GPT-2's: set yours".to_string(),
         };
         let share = embedding_share(model);
-        if let Some(tokens) = known.tokens.filter(|_| share > MOST_EMBEDDING) {
+        if let Some(tokens) = facts.tokens.filter(|_| share > MOST_EMBEDDING) {
             let fitting = (tokens / TOKENS_PER_ID).clamp(512, 32_768);
             whose += &format!(
                 "; for {} tokens {} ids would do: the embedding is {:.0} % of the model",
@@ -249,19 +250,20 @@ model: # {} parameters{like}
         )
     }
 
-    fn data_section(&self, known: &Known) -> String {
+    fn data_section(&self, facts: &DataFacts) -> String {
         let train = match &self.data {
             Some(prefix) => path(prefix),
             None => "mine # PREFIX of `gptrain data build … --output PREFIX`".into(),
         };
-        let split = match known.holds_out() {
-            true => format!("{SPLIT} # per cent of the documents: training, validation, test"),
-            false => "100,0,0 # too few documents to hold some out for validation".into(),
+        let split = if facts.holds_out() {
+            format!("{SPLIT} # per cent of the documents: training, validation, test")
+        } else {
+            "100,0,0 # too few documents to hold some out for validation".into()
         };
-        let guess = known.note.as_ref().map_or("", |_| " # a guess: the dataset does not say");
-        let tokenizer = known.tokenizer.as_deref();
-        let tokenizer = tokenizer.map(|at| format!("  tokenizer: {}{guess}\n", path(at)));
-        let eod = known.eod.map(|eod| {
+        let guess = facts.note.as_ref().map_or("", |_| " # a guess: the dataset does not say");
+        let tokenizer = facts.tokenizer.as_deref();
+        let tokenizer = tokenizer.map(|file| format!("  tokenizer: {}{guess}\n", path(file)));
+        let eod = facts.eod.map(|eod| {
             format!("  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other\n")
         });
         let optional = [tokenizer, eod].into_iter().flatten().collect::<String>();
@@ -269,7 +271,7 @@ model: # {} parameters{like}
     }
 }
 
-impl Known {
+impl DataFacts {
     /// Whether the validation documents of `SPLIT` fill two samples of the minimum length.
     fn holds_out(&self) -> bool {
         self.parts.is_none_or(|[_, valid]| valid >= 2 * (SHORTEST + 1) as u64)
@@ -298,9 +300,9 @@ fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     Ok([train, valid].map(tokens))
 }
 
-/// Shape with a wanted number of parameters.
+/// Parameters that a wanted number counts.
 #[derive(Clone, Copy, PartialEq)]
-enum Of {
+enum Counted {
     All,
     /// Parameters without the embedding.
     Layers,
@@ -308,7 +310,13 @@ enum Of {
 
 /// Shape nearest to a number of parameters: heads of 64 columns (32 in narrow models, 128 in wide
 /// ones), and a width of about 64 times the number of layers.
-fn drawn(params: u64, family: Family, vocab: usize, seq_len: usize, of: Of) -> Model {
+fn nearest_shape(
+    params: u64,
+    family: Family,
+    vocab: usize,
+    seq_len: usize,
+    counted: Counted,
+) -> Model {
     let model = |(layers, hidden): (usize, usize)| {
         let heads = hidden
             / match hidden {
@@ -322,7 +330,7 @@ fn drawn(params: u64, family: Family, vocab: usize, seq_len: usize, of: Of) -> M
     let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
     // How far it is from the wanted size and, a tenth of that, from the usual proportions.
     let far = |model: &Model| {
-        let embedding = if of == Of::Layers { embedding(model) } else { 0.0 };
+        let embedding = if counted == Counted::Layers { embedding(model) } else { 0.0 };
         let size = (model::parameters(model) as f64 - embedding) / params as f64;
         let proportions = model.hidden as f64 / model.layers as f64 / 64.0;
         size.ln().abs() + 0.1 * proportions.ln().abs()
@@ -374,9 +382,10 @@ fn path(path: &Path) -> String {
 fn quoted(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let word = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '.');
-    match word && text.chars().all(plain) {
-        true => text.to_string(),
-        false => serde_json::Value::from(text).to_string(),
+    if word && text.chars().all(plain) {
+        text.to_string()
+    } else {
+        serde_json::Value::from(text).to_string()
     }
 }
 
@@ -387,14 +396,14 @@ mod tests {
     #[test]
     fn shapes_are_those_of_the_field() {
         let shape = |params| {
-            let model = drawn(params, Family::Gpt2, GPT2_VOCAB, 1024, Of::All);
+            let model = nearest_shape(params, Family::Gpt2, GPT2_VOCAB, 1024, Counted::All);
             (model.layers, model.hidden, model.heads)
         };
         assert_eq!(shape(124_000_000), (12, 768, 12));
         for params in [1_000_000, 10_000_000, 350_000_000, 1_500_000_000, 13_000_000_000] {
             let (layers, hidden, heads) = shape(params);
             assert!(hidden % heads == 0 && layers >= 2);
-            let model = drawn(params, Family::Gpt2, 1024, 1024, Of::All);
+            let model = nearest_shape(params, Family::Gpt2, 1024, 1024, Counted::All);
             let off = model::parameters(&model) as f64 / params as f64;
             assert!((0.9..1.1).contains(&off), "{params}: {off}");
         }
@@ -403,8 +412,8 @@ mod tests {
     /// A vocabulary made for gigabytes takes all parameters of a small model.
     #[test]
     fn a_small_corpus_has_layers_beside_its_embedding() {
-        let recipe = Recipe { name: "first".into(), ..Recipe::default() };
-        let known = Known {
+        let new = NewManifest { name: "first".into(), ..NewManifest::default() };
+        let facts = DataFacts {
             tokens: Some(1_800_000),
             parts: Some([1_700_000, 100_000]),
             vocab: Some(32_000),
@@ -412,22 +421,21 @@ mod tests {
             tokenizer: Some("tokenizer.json".into()),
             note: None,
         };
-        let model = recipe.model(&known, 1_000_000).unwrap();
+        let model = new.model(&facts, 1_000_000).unwrap();
         assert!(model.heads >= 4 && model.hidden >= 128, "{model:?}");
-        let text = recipe.yaml(&known, &model);
+        let text = new.yaml(&facts, &model);
         let why = "for 1,800,000 tokens 4,096 ids would do: the embedding is";
         assert!(text.contains(why), "{text}");
-        let fitting = Known { vocab: Some(4096), ..known };
-        let model = recipe.model(&fitting, 1_000_000).unwrap();
-        assert!(!recipe.yaml(&fitting, &model).contains("would do"));
+        let fitting = DataFacts { vocab: Some(4096), ..facts };
+        let model = new.model(&fitting, 1_000_000).unwrap();
+        assert!(!new.yaml(&fitting, &model).contains("would do"));
     }
 
     #[test]
     fn a_size_with_a_published_model_has_its_shape() {
         let text = |params, family| {
-            let recipe =
-                Recipe { name: "x".into(), params: Some(params), family, ..Recipe::default() };
-            recipe.write().unwrap()
+            let (name, params) = ("x".into(), Some(params));
+            NewManifest { name, params, family, ..NewManifest::default() }.text().unwrap()
         };
         let seven = text(7_000_000_000, None);
         let lines = [
@@ -452,7 +460,7 @@ mod tests {
 
     #[test]
     fn a_manifest_without_anything_is_sound() {
-        let text = Recipe { name: "first".into(), ..Recipe::default() }.write().unwrap();
+        let text = NewManifest { name: "first".into(), ..NewManifest::default() }.text().unwrap();
         assert!(text.contains("vocab: 50257") && text.contains("seq_len: 256"), "{text}");
     }
 }

@@ -1,10 +1,10 @@
-//! Compares the files that a manifest names with the manifest, so that inconsistencies are found
-//! before the run and not when a sample or a prompt first needs a file.
+//! Checks of files before a run: those that a manifest names are compared with it, so that
+//! inconsistencies are found before a sample or a prompt first needs a file.
 
 use super::report::metrics;
 use super::tokenizers::Tokenizers;
 use super::{last_checkpoint, status};
-use base::{Count, Problem, Problems, input};
+use base::{Count, Problems, input};
 use checkpoint::place::Place;
 use data::Tokenizer;
 use data::indexed::Indexed;
@@ -15,7 +15,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Files of a run's folder that every start reads and replaces.
-const OWN: [&str; 8] = [
+const RUN_FILES: [&str; 8] = [
     manifest::IN_FOLDER,
     "checkpoints/latest",
     crash_loop::NAME,
@@ -28,9 +28,9 @@ const OWN: [&str; 8] = [
 
 /// Fails if something else has the name of a file of the run's folder: reading a pipe or a device
 /// may never end.
-pub fn own(folder: &Path) -> Result<(), Problems> {
+pub fn check_run_folder(folder: &Path) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    for path in OWN.map(|name| folder.join(name)) {
+    for path in RUN_FILES.map(|name| folder.join(name)) {
         if let Err(error) = input::open(&path)
             && error.kind() == ErrorKind::InvalidInput
         {
@@ -43,7 +43,7 @@ pub fn own(folder: &Path) -> Result<(), Problems> {
 
 /// Problems with the files of a manifest.
 #[derive(Debug, Default)]
-pub struct Files {
+pub struct FileFindings {
     /// Files that contradict the manifest, or are damaged.
     pub wrong: Problems,
     /// Missing files. A run needs them, but a manifest may be written before they exist.
@@ -52,26 +52,25 @@ pub struct Files {
     pub notes: Vec<String>,
 }
 
-impl Files {
+impl FileFindings {
     /// Fails on any problem, because a run needs all files.
     pub fn ready(self) -> Result<(), Problems> {
-        let Files { mut wrong, missing, .. } = self;
+        let FileFindings { mut wrong, missing, .. } = self;
         wrong.list.extend(missing.list);
         wrong.or(())
     }
 }
 
 /// Checks the tokenizer and pieces of every dataset. Reads at most 8 MiB of each.
-pub fn check(m: &Manifest) -> anyhow::Result<Files> {
-    let mut files = Files::default();
+pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
+    let mut files = FileFindings::default();
     if let Some(path) = &m.data.tokenizer {
-        match path.exists() {
-            true => files.tokenizer(m, path)?,
-            false => files.missing.list.push(Problem {
-                place: "data.tokenizer".into(),
-                what: format!("{} does not exist", path.display()),
-                remedy: "check the path, or leave data.tokenizer out".into(),
-            }),
+        if path.exists() {
+            files.check_tokenizer(m, path)?;
+        } else {
+            let what = format!("{} does not exist", path.display());
+            let remedy = "check the path, or leave data.tokenizer out";
+            files.missing.add("data.tokenizer", what, remedy);
         }
     }
     if let Some(also) = &m.checkpoint.also {
@@ -79,7 +78,7 @@ pub fn check(m: &Manifest) -> anyhow::Result<Files> {
     }
     let mut tokenizers = Tokenizers::new(m)?;
     for prefix in prefixes(m) {
-        files.dataset(m, &prefix, &mut tokenizers)?;
+        files.check_dataset(m, &prefix, &mut tokenizers)?;
     }
     files.notes = tokenizers.notes();
     Ok(files)
@@ -88,11 +87,11 @@ pub fn check(m: &Manifest) -> anyhow::Result<Files> {
 /// Checks the samples of a manifest whose files exist: too few tokens for one, too many to be
 /// ordered, or an order that does not fit this machine's memory. A run finds these itself when it
 /// opens its datasets. An order in `data.cache` needs no such memory.
-pub fn samples(m: &Manifest) -> anyhow::Result<Files> {
-    let mut files = Files::default();
+pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
+    let mut files = FileFindings::default();
     let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
-    let told = files.wrong.collect(data::check(&m.data, seq_len, run, eval))?;
-    files.missing = told.unwrap_or_default();
+    let missing = files.wrong.collect(data::check(&m.data, seq_len, run, eval))?;
+    files.missing = missing.unwrap_or_default();
     Ok(files)
 }
 
@@ -103,8 +102,8 @@ fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
     m.data.train_prefixes().into_iter().cloned().chain(valid).collect()
 }
 
-impl Files {
-    fn tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
+impl FileFindings {
+    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
         // A run trains on ids and only copies the file, which may have a format that other programs
         // read.
         let mut unread = Problems::default();
@@ -135,7 +134,7 @@ impl Files {
         Ok(())
     }
 
-    fn dataset(
+    fn check_dataset(
         &mut self,
         m: &Manifest,
         prefix: &Path,
@@ -144,14 +143,14 @@ impl Files {
         let dataset = match Indexed::open(prefix) {
             Ok(dataset) => dataset,
             Err(error) => {
-                let here = data::indexed::index_path(prefix).exists();
-                let list = if here { &mut self.wrong } else { &mut self.missing };
+                let exists = data::indexed::index_path(prefix).exists();
+                let list = if exists { &mut self.wrong } else { &mut self.missing };
                 list.collect::<()>(Err(error))?;
                 return Ok(());
             }
         };
         tokenizers.compare(&dataset, &mut self.wrong)?;
-        let highest = highest_of_pieces(&dataset)?;
+        let highest = highest_id(&dataset)?;
         if highest >= m.model.vocab as i32 {
             let place = prefix.display().to_string();
             let what = format!("holds id {highest}; model.vocab is {}", m.model.vocab);
@@ -168,7 +167,7 @@ const PIECE: u64 = 32 << 10;
 
 /// Highest id in pieces at equal distances, including the first and the last tokens; of a dataset
 /// of 2 million tokens or fewer, in all. −1 if there are none.
-fn highest_of_pieces(dataset: &Indexed) -> anyhow::Result<i32> {
+fn highest_id(dataset: &Indexed) -> anyhow::Result<i32> {
     let total = dataset.tokens();
     let count = PIECE.min(total);
     let mut tokens = vec![0; count as usize];

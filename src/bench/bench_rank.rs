@@ -1,6 +1,6 @@
 //! State of a measuring rank: its device and manifest, the nodes of all ranks, and the time.
 
-use super::Options;
+use super::BenchOptions;
 use device::Backend;
 use estimate::hardware::{self, Hardware};
 use launch::Device;
@@ -9,28 +9,28 @@ use manifest::Manifest;
 use std::io::{IsTerminal, Write};
 use std::time::Instant;
 
-pub struct Site<'a> {
+pub struct BenchRank<'a> {
     pub rank: &'a Rank<'a>,
     pub device: &'a Device,
     pub m: &'a Manifest,
-    pub options: &'a Options,
+    pub options: &'a BenchOptions,
     /// Node of each rank.
     pub nodes: Vec<String>,
     started: Instant,
 }
 
-impl<'a> Site<'a> {
+impl<'a> BenchRank<'a> {
     /// Gathers the nodes. A collective.
     pub fn new(
         rank: &'a Rank<'a>,
         device: &'a Device,
         m: &'a Manifest,
-        options: &'a Options,
+        options: &'a BenchOptions,
         node: &str,
-    ) -> anyhow::Result<Site<'a>> {
+    ) -> anyhow::Result<BenchRank<'a>> {
         let started = Instant::now();
         let nodes = rank.all_gather(&node.to_string())?;
-        Ok(Site { rank, device, m, options, nodes, started })
+        Ok(BenchRank { rank, device, m, options, nodes, started })
     }
 
     pub fn backend(&self) -> &dyn Backend {

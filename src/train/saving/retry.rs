@@ -9,24 +9,25 @@ use launch::storage::Storage;
 use std::path::{Path, PathBuf};
 
 /// Creates the folder, if there is space for `bytes`.
-pub fn begin(disk: &Disk, storage: &Storage, fresh: &Path, step: u64, bytes: u64) -> Result<()> {
-    storage.patiently(|| checkpoint::begin(disk, fresh, step, bytes))
+pub fn begin(disk: &Disk, storage: &Storage, staging: &Path, step: u64, bytes: u64) -> Result<()> {
+    storage.retry(|| checkpoint::begin(disk, staging, step, bytes))
 }
 
 /// Writes a rank's part.
 pub fn write_part(
     disk: &Disk,
     storage: &Storage,
-    (fresh, rank): (&Path, usize),
+    staging: &Path,
+    rank: usize,
     shares: &[Share],
     state: &State,
 ) -> Result<WrittenPart> {
-    let mut again = false;
-    storage.patiently(|| {
-        if std::mem::replace(&mut again, true) {
-            checkpoint::remove_part(disk, fresh, rank, shares)?;
+    let mut is_repeated = false;
+    storage.retry(|| {
+        if std::mem::replace(&mut is_repeated, true) {
+            checkpoint::remove_part(disk, staging, rank, shares)?;
         }
-        checkpoint::write_part(disk, fresh, rank, shares, state)
+        checkpoint::write_part(disk, staging, rank, shares, state)
     })
 }
 
@@ -34,7 +35,7 @@ pub fn write_part(
 pub fn publish(
     disk: &Disk,
     storage: &Storage,
-    fresh: &Path,
+    staging: &Path,
     parts: Vec<WrittenPart>,
     state: &State,
     keep: Keep,
@@ -43,13 +44,13 @@ pub fn publish(
     let index = checkpoint::index_text(parts, state)?;
     let mut tries = 0;
     let folder = storage
-        .patiently(|| {
+        .retry(|| {
             tries += 1;
-            checkpoint::publish_index(disk, fresh, &index, step, tries > 1)
+            checkpoint::publish_index(disk, staging, &index, step, tries > 1)
         })
-        .map_err(|error| checkpoint::abandon(disk, fresh, step, error))?;
+        .map_err(|error| checkpoint::abandon(disk, staging, step, error))?;
     let checkpoints = folder.parent().unwrap_or(Path::new("."));
-    storage.patiently(|| {
+    storage.retry(|| {
         checkpoint::write_hint(disk, checkpoints, step)?;
         checkpoints.parent().map_or(Ok(()), |run| last_checkpoint::note(run, step))?;
         checkpoint::prune(disk, checkpoints, keep)

@@ -1,8 +1,9 @@
 //! Starts a run from Hugging Face weights: into the run of a manifest, or into a new run's folder
 //! with a manifest made from config.json.
 
-use super::divergence::{self, Divergence};
-use super::fresh::{self, Whole};
+use super::{one_line, quoted, run_name};
+use crate::divergence::{self, Divergence};
+use crate::new_checkpoint::{WholeWeight, save_weights};
 use anyhow::Context;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
@@ -11,10 +12,10 @@ use checkpoint::aside::{self, Kind};
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use checkpoint::{self, DataId};
 use engine::{model_dtype, saved_shape};
-use launch::guard;
+use launch::run_folder::FolderLock;
 use manifest::{self, Loaded, Manifest, Model};
 use model::{Layout, ModelShard, Param};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,11 +35,44 @@ pub struct Imported {
     pub divergence: Option<Divergence>,
 }
 
+impl Imported {
+    /// Prints the result. `manifest` is that of the run, `output` the folder of a new run.
+    pub fn say(&self, manifest: &Path, output: Option<&Path>) {
+        base::say!("wrote {} of {}", self.checkpoint.display(), self.what);
+        if !self.unknown.is_empty() {
+            base::say!("ignored unknown keys of config.json: {}", self.unknown.join(", "));
+        }
+        if let Some(divergence) = &self.divergence {
+            base::say!("{divergence}");
+        }
+        let manifest = manifest.display();
+        match output.map(Path::display) {
+            Some(output) => {
+                base::say!("next: name a dataset in {manifest}, then `gptrain run {output}`");
+            }
+            None => base::say!("next: `gptrain run {manifest}` continues from it"),
+        }
+    }
+
+    /// Result as JSON.
+    pub fn object(&self, manifest: &Path) -> Value {
+        json!({
+            "checkpoint": self.checkpoint, "weights": self.what, "manifest": manifest,
+            "unknown_keys": self.unknown,
+            "divergence": self.divergence.as_ref().map(ToString::to_string),
+        })
+    }
+}
+
 /// Writes the weights in `from` as the checkpoint of step 0 of the manifest's run. `reference`:
 /// logits to compare the first ones with.
-pub fn import(from: &Path, loaded: &Loaded, reference: Option<&Path>) -> anyhow::Result<Imported> {
+pub fn import_into(
+    from: &Path,
+    loaded: &Loaded,
+    reference: Option<&Path>,
+) -> anyhow::Result<Imported> {
     let m = &loaded.manifest;
-    let _lock = guard::FolderLock::take(&m.log.folder)?;
+    let _lock = FolderLock::take(&m.log.folder)?;
     let checkpoints = saving::folder(m);
     if let Some(found) = checkpoint::latest(&checkpoints)? {
         let what = format!("the run has a checkpoint already: {}", found.folder.display());
@@ -73,18 +107,18 @@ pub fn import_run(
         return Err(Problems::one("--set", what, "leave log.folder out").into());
     }
     same_model(&source.config.model, &loaded.manifest.model, from)?;
-    aside::write_folder(to, Kind::Run, existing, |fresh| {
+    aside::write_folder(to, Kind::Run, existing, |staging| {
         let write = |path: &Path, text: &str| {
             fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
         };
-        write(&fresh.join(manifest::IN_FOLDER), &text)?;
-        let beside = fresh.join(hf::FOLDER);
+        write(&staging.join(manifest::IN_FOLDER), &text)?;
+        let beside = staging.join(hf::FOLDER);
         fs::create_dir(&beside).with_context(|| format!("cannot create {}", beside.display()))?;
         hf::carry(from, &beside)?;
-        let written = source.save(&loaded, Vec::new(), &fresh.join("checkpoints"))?;
-        last_checkpoint::note(fresh, 0)?;
-        let at = run.join("checkpoints").join(checkpoint::name(0));
-        source.done(at, &written, &loaded.manifest, reference)
+        let written = source.save(&loaded, Vec::new(), &staging.join("checkpoints"))?;
+        last_checkpoint::note(staging, 0)?;
+        let place = run.join("checkpoints").join(checkpoint::name(0));
+        source.done(place, &written, &loaded.manifest, reference)
     })
 }
 
@@ -132,12 +166,12 @@ impl Source<'_> {
         let mut state = saving::initial_state(loaded, data);
         let (family, from) = (self.config.family.name(), self.from.display());
         state.imported = Some(format!("Hugging Face {family} in {from}"));
-        let saved = fresh::save(m, checkpoints, &state, &mut read)?;
+        let saved = save_weights(m, checkpoints, &state, &mut read)?;
         progress.finish();
         Ok(saved)
     }
 
-    fn read(&self, param: &Param, dtype: DType) -> anyhow::Result<Whole> {
+    fn read(&self, param: &Param, dtype: DType) -> anyhow::Result<WholeWeight> {
         let shape = saved_shape(param, self.config.model.vocab);
         let mut values = vec![0.0; shape.iter().product()];
         for tensor in tensors(self.config.family, &self.config.model, param) {
@@ -149,7 +183,7 @@ impl Source<'_> {
             let remedy = "set precision to bf16 or f32";
             return Err(Problems::one(self.from.display().to_string(), what, remedy).into());
         }
-        Ok(Whole { shape, values })
+        Ok(WholeWeight { shape, values })
     }
 
     /// Precision that uses the folder's weights without conversion.
@@ -164,19 +198,8 @@ impl Source<'_> {
 
     /// Text of the new run's manifest.
     fn manifest(&self, run: &Path) -> String {
-        let HfConfig { family, model, positions, .. } = &self.config;
-        let mut model = model.clone();
+        let mut model = self.config.model.clone();
         model.seq_len = model.seq_len.min(LONGEST);
-        let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-        let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let name = match name.starts_with('.') || !name.chars().all(plain) || name.len() > 200 {
-            true => "imported",
-            false => name,
-        };
-        let longest = match *positions > model.seq_len {
-            true => format!("; the model was made for up to {positions}"),
-            false => String::new(),
-        };
         let mut data = String::new();
         if self.from.join(hf::TOKENIZER).exists() {
             data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, hf::TOKENIZER);
@@ -186,17 +209,67 @@ impl Source<'_> {
         if let Some(token) = eos {
             data += &format!("  eod: {{token: {token}}} # the end of a document\n");
         }
-        let from = self.from.display().to_string().replace(['\n', '\r'], " ");
-        text(&New {
-            from,
-            family: family.name(),
-            run,
-            name,
-            model: manifest::model_section(&model),
-            longest,
-            precision: self.precision(),
-            data,
-        })
+        self.manifest_text(run, &model, &data)
+    }
+
+    fn manifest_text(&self, run: &Path, model: &Model, data: &str) -> String {
+        let HfConfig { family, positions, .. } = &self.config;
+        let longest = if *positions > model.seq_len {
+            format!("; the model was made for up to {positions}")
+        } else {
+            String::new()
+        };
+        format!(
+            "\
+# Continued pretraining of {from} ({family}): its weights are the checkpoint of step 0 here.
+# Set the data (data.train), the length (train.steps) and the learning rate (lr.peak). Then:
+#   gptrain run {run}
+# Until the first step is saved, every setting except the model's shape may change. All settings:
+#   gptrain manifest show {run}
+name: {name}
+
+# As in config.json. seq_len is the length of a sample{longest}.
+# dropout and vocab_multiple may be added; init has no effect on imported weights.
+{model}
+precision: {precision} # as the imported weights; with f32 the same weights, updated the same way
+
+data:
+  # PREFIX of PREFIX.bin and PREFIX.idx, relative to this folder. To make them of text:
+  #   gptrain data build TEXT --tokenizer {run}/hf --output PREFIX --append-eod
+  train: corpus
+{data}
+batch:
+  micro: 1
+  global: 32
+
+lr: # a tenth of a first training's, after a warm-up, keeps what the model has learned
+  peak: 3e-5
+  min: 3e-6
+  warmup_samples: 640
+  decay: cosine
+
+topology: # ranks that share a model, and models side by side
+  tensor: 1
+  pipeline: 1
+  data: 1
+
+checkpoint:
+  interval: 500
+
+log:
+  folder: {folder}
+
+train:
+  steps: 1000
+",
+            from = one_line(&self.from.display().to_string()),
+            family = family.name(),
+            run = one_line(&run.display().to_string()),
+            name = quoted(run_name(run)),
+            model = manifest::model_section(model),
+            precision = self.precision(),
+            folder = quoted(&run.display().to_string()),
+        )
     }
 
     /// Result: `checkpoint` is the final path, and `written` the current one.
@@ -246,67 +319,4 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
         }
     }
     problems.or(())
-}
-
-/// Template of the manifest of a new run.
-struct New<'a> {
-    from: String,
-    family: &'static str,
-    run: &'a Path,
-    name: &'a str,
-    model: String,
-    longest: String,
-    precision: &'static str,
-    data: String,
-}
-
-fn text(new: &New) -> String {
-    let New { from, family, run, name, model, longest, precision, data } = new;
-    let quoted = |text: &str| Value::from(text).to_string();
-    let (name, folder) = (quoted(name), quoted(&run.display().to_string()));
-    let run = run.display().to_string().replace(['\n', '\r'], " ");
-    format!(
-        "\
-# Continued pretraining of {from} ({family}): its weights are the checkpoint of step 0 here.
-# Set the data (data.train), the length (train.steps) and the learning rate (lr.peak). Then:
-#   gptrain run {run}
-# Until the first step is saved, every setting except the model's shape may change. All settings:
-#   gptrain manifest show {run}
-name: {name}
-
-# As in config.json. seq_len is the length of a sample{longest}.
-# dropout and vocab_multiple may be added; init has no effect on imported weights.
-{model}
-precision: {precision} # as the imported weights; with f32 the same weights, updated the same way
-
-data:
-  # PREFIX of PREFIX.bin and PREFIX.idx, relative to this folder. To make them of text:
-  #   gptrain data build TEXT --tokenizer {run}/hf --output PREFIX --append-eod
-  train: corpus
-{data}
-batch:
-  micro: 1
-  global: 32
-
-lr: # a tenth of a first training's, after a warm-up, keeps what the model has learned
-  peak: 3e-5
-  min: 3e-6
-  warmup_samples: 640
-  decay: cosine
-
-topology: # ranks that share a model, and models side by side
-  tensor: 1
-  pipeline: 1
-  data: 1
-
-checkpoint:
-  interval: 500
-
-log:
-  folder: {folder}
-
-train:
-  steps: 1000
-"
-    )
 }

@@ -1,25 +1,26 @@
 //! Imports a run of another trainer: its checkpoint becomes the checkpoint of the same step in a new
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
+use super::{one_line, quoted, run_name};
+use crate::new_checkpoint::{whole_share, write};
 use anyhow::Context;
 use base::output::Existing;
-use base::{Bytes, Problems};
+use base::{Bytes, Count, Problems};
 use checkpoint::aside::{self, Kind};
 use checkpoint::disk::Disk;
 use checkpoint::foreign::{self, Choices, ForeignRun, Found, Kept, Request};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
 use data::indexed::index_path;
-use engine::{
-    MASTER, MODEL, ScaleState, StateSpec, TensorSlice, model_dtype, optimizer_rule, saved_shape,
-};
+use engine::{MASTER, MODEL, ScaleState, StateSpec, model_dtype, optimizer_rule, saved_shape};
 use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
+use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use train::{last_checkpoint, resume, saving};
 
 /// Result of an import: the checkpoint that was found, and the one that was written.
-pub struct Brought {
+pub struct ImportedRun {
     pub found: Found,
     /// Parameters, and host memory for the largest one; None while a setting is missing.
     pub size: Option<(u64, Bytes)>,
@@ -29,14 +30,88 @@ pub struct Brought {
     pub remarks: Vec<String>,
 }
 
+impl ImportedRun {
+    /// Prints the result. `output` is the folder of the new run; without it the settings are listed.
+    pub fn say(&self, output: Option<&Path>) {
+        let Found { trainer, folder, step, samples, tokens, grid, updates, .. } = &self.found;
+        let [tensor, pipeline, data] = grid;
+        base::say!("{folder}: {trainer}");
+        match self.size {
+            Some(_) => base::say!("  step {step}, {samples} samples, {} tokens", Count(*tokens)),
+            None => base::say!("  step {step}"),
+        }
+        base::say!("  cut for tensor {tensor} × pipeline {pipeline} × data {data}");
+        let states = match self.found.without_states {
+            Some(_) => "without AdamW's states".to_string(),
+            None => format!("with AdamW's states after {updates} updates"),
+        };
+        match self.size {
+            Some((parameters, memory)) => base::say!(
+                "  {} parameters {states}; memory for the largest: {memory}",
+                Count(parameters)
+            ),
+            None => base::say!("  parameters {states}"),
+        }
+        if output.is_none() {
+            self.say_settings();
+        }
+        for note in self.notes() {
+            base::say!("note: {note}");
+        }
+        let (Some(checkpoint), Some(output)) = (&self.checkpoint, output) else { return };
+        base::say!("wrote {}", checkpoint.display());
+        base::say!(
+            "next: check the paths and the topology in {}, then `gptrain run {}`",
+            output.join(manifest::IN_FOLDER).display(),
+            output.display()
+        );
+    }
+
+    fn say_settings(&self) {
+        base::say!("settings:");
+        for row in &self.found.settings.0 {
+            let from = Some(&row.from).filter(|from| !from.is_empty());
+            let from = from.map_or(String::new(), |from| format!("  ({from})"));
+            base::say!("  {}: {}{from}", row.key, row.value);
+        }
+        for row in &self.found.wanted {
+            base::say!("  {}: not in the files, --set it ({})", row.key, row.why);
+        }
+        if !self.found.aside.is_empty() {
+            base::say!("ignored: {}", self.found.aside.join(", "));
+        }
+    }
+
+    fn notes(&self) -> impl Iterator<Item = &String> {
+        self.found.notes.iter().chain(&self.remarks)
+    }
+
+    /// Result as JSON.
+    pub fn object(&self, output: Option<&Path>) -> Value {
+        let found = &self.found;
+        let settings: Map<String, Value> =
+            found.settings.0.iter().map(|row| (row.key.clone(), json!(row.value))).collect();
+        let wanted: Vec<&str> = found.wanted.iter().map(|row| row.key).collect();
+        json!({
+            "checkpoint": self.checkpoint, "format": found.format.word(), "trainer": found.trainer,
+            "step": found.step, "samples": self.size.map(|_| found.samples),
+            "tokens": self.size.map(|_| found.tokens), "grid": found.grid,
+            "updates": found.updates, "parameters": self.size.map(|(parameters, _)| parameters),
+            "settings": settings, "wanted": wanted, "left_aside": found.aside,
+            "notes": self.notes().collect::<Vec<_>>(),
+            "manifest": output.map(|output| output.join(manifest::IN_FOLDER)),
+        })
+    }
+}
+
 /// Makes the folder `to` of a new run from the folder `from` of another trainer, completely or not at
 /// all. Without `to`, only reads what `from` contains.
-pub fn bring(
+pub fn import_run(
     from: &Path,
     format: foreign::Format,
     to: Option<(&Path, Existing)>,
     choices: &Choices,
-) -> anyhow::Result<Brought> {
+) -> anyhow::Result<ImportedRun> {
     if let Some((to, existing)) = to {
         aside::vacant(to, Kind::Run, existing)?;
     }
@@ -46,7 +121,7 @@ pub fn bring(
             return Err(wanted(foreign.found()).into());
         }
         let (found, remarks) = (foreign.found().clone(), Vec::new());
-        return Ok(Brought { found, size: None, checkpoint: None, remarks });
+        return Ok(ImportedRun { found, size: None, checkpoint: None, remarks });
     }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
@@ -57,7 +132,7 @@ pub fn bring(
     let params: Vec<&Param> = layout.params().collect();
     foreign.check(&m.model, &params)?;
     let largest = params.iter().map(|param| param.numel()).max().unwrap_or(0);
-    let done = |found: &Found, checkpoint, remarks| Brought {
+    let done = |found: &Found, checkpoint, remarks| ImportedRun {
         found: found.clone(),
         // The parameter in f32 and its share of one rank, or the parameter in 16 bits.
         size: Some((model::parameters(&m.model), Bytes(8 * largest as u64))),
@@ -66,11 +141,11 @@ pub fn bring(
     };
     let Some((to, existing)) = to else { return Ok(done(foreign.found(), None, Vec::new())) };
     let state = state(foreign.found(), &loaded)?;
-    aside::write_folder(to, Kind::Run, existing, |fresh| {
-        let path = fresh.join(manifest::IN_FOLDER);
+    aside::write_folder(to, Kind::Run, existing, |staging| {
+        let path = staging.join(manifest::IN_FOLDER);
         fs::write(&path, &text).with_context(|| format!("cannot write {}", path.display()))?;
-        save(m, &fresh.join("checkpoints"), &params, &mut *foreign, &state)?;
-        last_checkpoint::note(fresh, state.progress.step)
+        save(m, &staging.join("checkpoints"), &params, &mut *foreign, &state)?;
+        last_checkpoint::note(staging, state.progress.step)
     })?;
     let checkpoint = run.join("checkpoints").join(checkpoint::name(state.progress.step));
     let remarks = foreign.remarks();
@@ -79,11 +154,11 @@ pub fn bring(
 
 /// Manifest of the run that a folder would become, for its plan. Missing settings get example values,
 /// except those of the model and the batch.
-pub fn planned(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
+pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     let run = Path::new("imported");
     let format = foreign::detect(from)?;
     if format == foreign::Format::HuggingFace {
-        let model = super::import::model_section(from)?;
+        let model = super::hugging_face::model_section(from)?;
         let text = format!(
             "{model}\nprecision: bf16\ndata: {{train: corpus}}\nbatch: {{micro: 1, global: 512}}\n\
              lr: {{peak: 3e-5}}\ntrain: {{steps: 1000}}\n"
@@ -121,13 +196,7 @@ fn wanted(found: &Found) -> Problems {
 /// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
 /// line.
 fn new_manifest(found: &Found, run: &Path, sets: &[String]) -> anyhow::Result<(String, Loaded)> {
-    let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
-    let fits = !name.starts_with('.') && name.chars().all(plain) && name.len() <= 200;
-    let name = if fits && !name.is_empty() { name } else { "imported" };
-    let line = |text: &str| text.replace(['\n', '\r'], " ");
-    let from = line(&found.folder);
+    let from = one_line(&found.folder);
     let text = format!(
         "\
 # The run of {} in {from}, from step {} on: {} samples were trained.
@@ -142,8 +211,8 @@ log:
         found.trainer,
         found.step,
         found.samples,
-        line(&run.display().to_string()),
-        quoted(name),
+        one_line(&run.display().to_string()),
+        quoted(run_name(run)),
         found.settings.yaml(),
         quoted(&run.display().to_string()),
     );
@@ -159,11 +228,8 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
         "adamw" => Ok(()),
         other => {
             let what = format!("is {other}, but the checkpoint has the states of adamw");
-            Err(Problems::one(
-                "optimizer",
-                what,
-                "import with adamw, and change it in the manifest",
-            ))
+            let remedy = "import with adamw, and change it in the manifest";
+            Err(Problems::one("optimizer", what, remedy))
         }
     }
 }
@@ -171,8 +237,8 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
 /// State of the run after the imported step.
 fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
     let m = &loaded.manifest;
-    let there = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
-    let data = if there { resume::data_ids(m)? } else { Vec::new() };
+    let exist = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
+    let data = if exist { resume::data_ids(m)? } else { Vec::new() };
     let mut state = saving::initial_state(loaded, data);
     let Found { step, samples, tokens, updates, lr, .. } = *found;
     state.progress = Progress { step, consumed_samples: samples };
@@ -186,7 +252,9 @@ fn state(found: &Found, loaded: &Loaded) -> anyhow::Result<State> {
             state.optimizer.ahead = updates.saturating_sub(step);
         }
     }
-    state.optimizer.groups.iter_mut().for_each(|group| group.step = updates);
+    for group in &mut state.optimizer.groups {
+        group.step = updates;
+    }
     if m.loss_scale.is_some() {
         let initial = ScaleState::initial(m);
         let scale = match found.loss_scale {
@@ -212,13 +280,7 @@ fn save(
     foreign: &mut dyn ForeignRun,
     state: &State,
 ) -> anyhow::Result<PathBuf> {
-    let disk = Disk::default();
-    fs::create_dir_all(checkpoints)
-        .with_context(|| format!("cannot create {}", checkpoints.display()))?;
-    let step = state.progress.step;
-    let fresh = checkpoint::fresh(checkpoints, step);
-    checkpoint::begin(&disk, &fresh, step, checkpoint::saved_bytes(m))?;
-    let mut write = || {
+    write(checkpoints, state, checkpoint::saved_bytes(m), |disk, staging| {
         let mut parts = Vec::new();
         for (number, param) in params.iter().enumerate() {
             let shape = saved_shape(param, m.model.vocab);
@@ -227,50 +289,44 @@ fn save(
             for kept in states.iter().copied() {
                 let request = Request { model: &m.model, param, shape: &shape, kept };
                 let values = foreign.read(request)?;
-                finite(&values, param, kept)?;
-                let whole = Whole { number, param, shape: &shape, values: &values };
-                parts.push(whole.write(m, &disk, &fresh, kept, state)?);
+                check_finite(&values, param, kept)?;
+                let whole = WholeState { number, param, shape: &shape, values: &values, kept };
+                parts.push(whole.write(m, disk, staging, state)?);
             }
         }
-        checkpoint::publish(&disk, &fresh, parts, state)
-    };
-    let written = write();
-    written.map_err(|error| checkpoint::abandon(&disk, &fresh, step, error))
+        Ok(parts)
+    })
 }
 
-fn finite(values: &[f32], param: &Param, kept: Kept) -> Result<(), Problems> {
+fn check_finite(values: &[f32], param: &Param, kept: Kept) -> Result<(), Problems> {
     let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
     let what = format!("the {} holds a number that is not finite, number {at}", kept.name());
     Err(Problems::one(param.name.clone(), what, "import an earlier step"))
 }
 
 /// State of a whole parameter.
-struct Whole<'a> {
+struct WholeState<'a> {
     number: usize,
     param: &'a Param,
     shape: &'a [usize],
     values: &'a [f32],
+    kept: Kept,
 }
 
-impl Whole<'_> {
+impl WholeState<'_> {
     /// Writes it. For a master weight, also records the digest of the model weight.
     fn write(
         &self,
         m: &Manifest,
         disk: &Disk,
-        fresh: &Path,
-        kept: Kept,
+        staging: &Path,
         state: &State,
     ) -> anyhow::Result<WrittenPart> {
-        let Whole { number, param, shape, values } = *self;
-        let rounded = match kept {
-            Kept::Master => model_dtype(m.precision).halves(values),
-            _ => None,
-        };
-        let wanted: &[&str] = match kept {
-            Kept::Master => &[MASTER, MODEL],
-            Kept::FirstMoment => &["first_moment"],
-            Kept::SecondMoment => &["second_moment"],
+        let WholeState { number, param, shape, values, kept } = *self;
+        let (rounded, wanted): (_, &[&str]) = match kept {
+            Kept::Master => (model_dtype(m.precision).halves(values), &[MASTER, MODEL]),
+            Kept::FirstMoment => (None, &["first_moment"]),
+            Kept::SecondMoment => (None, &["second_moment"]),
         };
         let states = optimizer_rule(m).states(&param.spec).into_iter();
         let share = |spec: StateSpec| {
@@ -278,14 +334,10 @@ impl Whole<'_> {
                 (Some(bits), true) => bytemuck::cast_slice(bits),
                 _ => bytemuck::cast_slice(values),
             };
-            let cols = shape[shape.len() - 1];
-            let size = spec.extent.shape([values.len() / cols, cols]);
-            let slice = TensorSlice { at: [0, 0], size };
-            let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
-            Share { name, number, shape, decay, state: spec, slice, replica, bytes }
+            whole_share(number, param, shape, spec, bytes)
         };
         let shares: Vec<Share> =
             states.filter(|spec| wanted.contains(&spec.name)).map(share).collect();
-        checkpoint::write_part(disk, fresh, number, &shares, state)
+        checkpoint::write_part(disk, staging, number, &shares, state)
     }
 }

@@ -1,0 +1,95 @@
+//! `gptrain estimate`: records to calibrate from, changes of `--what-if`, the hardware table.
+
+use base::{Problems, WrongInput};
+use estimate::hardware::{self, Hardware};
+use estimate::request::Request;
+use manifest::Topology;
+use serde_json::{Value, json};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+/// Record of a run if the path is its folder, else the path.
+fn record(path: &Path) -> PathBuf {
+    if path.is_dir() { path.join("metrics.jsonl") } else { path.to_path_buf() }
+}
+
+/// Text of a file, or of the record of a run.
+pub fn read(path: &Path) -> anyhow::Result<String> {
+    let path = &record(path);
+    base::input::is_there(path)?;
+    let failed = |error| WrongInput::reading(error, format!("cannot read {}", path.display()));
+    let bytes = base::input::read_named(path, base::input::LARGE).map_err(failed)?;
+    String::from_utf8(bytes).map_err(|error| failed(io::Error::new(ErrorKind::InvalidData, error)))
+}
+
+/// Calibration from the output of `gptrain bench`, or from a run, by the plan of its own manifest.
+/// Prints a summary on stderr.
+pub fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
+    let (name, record) = (path.display().to_string(), record(path));
+    let manifest = record.with_file_name("manifest.yaml");
+    let is_run = record.ends_with("metrics.jsonl") && manifest.is_file();
+    let run = is_run.then(|| manifest::load(&manifest, &[])).transpose()?;
+    let (learned, line) =
+        request.learn(&read(path)?, &name, run.as_ref().map(|run| &run.manifest))?;
+    base::warn!("{name}: {line}");
+    Ok(learned)
+}
+
+/// Settings of `--what-if`, "a=1,b=2". A changed pipeline or tensor size takes as many devices as `now`.
+pub fn changed_settings(changes: &str, now: &Topology) -> Result<Vec<String>, Problems> {
+    let mut pairs = split_pairs(changes)?;
+    pairs.extend(as_many_devices(now, &pairs));
+    Ok(pairs)
+}
+
+/// Setting of topology.data with which a changed pipeline or tensor size takes as many devices. None
+/// if `pairs` set topology.data, or if the number of devices is not divisible.
+fn as_many_devices(now: &Topology, pairs: &[String]) -> Option<String> {
+    let set = |name: &str| {
+        let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
+        values.rfind(|(key, _)| *key == name).map(|(_, value)| value)
+    };
+    let size = |name: &str, now: usize| set(name).map_or(Some(now), |value| value.parse().ok());
+    let tensor = size("topology.tensor", now.tensor)?;
+    let replica = tensor * size("topology.pipeline", now.pipeline)?;
+    let is_set = set("topology.data").is_some() || set("topology").is_some();
+    let same = replica == now.tensor * now.pipeline;
+    let divides = replica > 0 && now.ranks().is_multiple_of(replica);
+    (!is_set && !same && divides).then(|| format!("topology.data={}", now.ranks() / replica))
+}
+
+/// Splits "a=1,b=2" into settings; a comma that no key follows belongs to a value.
+fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
+    let mut pairs: Vec<String> = Vec::new();
+    for piece in text.split(',') {
+        match (piece.contains('='), pairs.last_mut()) {
+            (true, _) => pairs.push(piece.trim().to_string()),
+            (false, Some(last)) => *last += &format!(",{piece}"),
+            (false, None) => {
+                let what = format!("`{piece}` is neither a file nor key=value");
+                let remedy = "give settings as in topology.tensor=4,batch.micro=2, or a manifest";
+                return Err(Problems::one("--what-if", what, remedy));
+            }
+        }
+    }
+    Ok(pairs)
+}
+
+/// The hardware table as text and as JSON.
+pub fn list_hardware() -> (String, Value) {
+    let line = |h: &Hardware| {
+        format!(
+            "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6} GiB ${:>4}/h  {}",
+            h.name, h.peak_tflops, h.hbm_gb_s, h.memory_gib, h.price, h.about
+        )
+    };
+    let row = |h: &Hardware| {
+        json!({ "name": h.name, "about": h.about, "peak_tflops": h.peak_tflops,
+            "hbm_gb_s": h.hbm_gb_s, "memory_gib": h.memory_gib, "per_node": h.per_node,
+            "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
+            "price": h.price })
+    };
+    let table = hardware::table();
+    let lines: Vec<String> = table.iter().map(line).collect();
+    (lines.join("\n"), table.iter().map(row).collect())
+}

@@ -1,0 +1,131 @@
+//! Writes checkpoints from whole weights: imported ones, and means of other checkpoints.
+
+use anyhow::{Context, Result};
+use checkpoint::disk::Disk;
+use checkpoint::{self, Share, State, WrittenPart};
+use engine::{
+    Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, optimizer_rule, saved_shape,
+};
+use manifest::Manifest;
+use model::{Layout, ModelShard, Param};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Whole parameter, in the shape that checkpoints have.
+pub struct WholeWeight {
+    pub shape: Vec<usize>,
+    pub values: Vec<f32>,
+}
+
+/// Saves weights as a checkpoint of the manifest's run in the folder `checkpoints`. The optimizer's
+/// states are those before its first update; an import has none, because its optimizer may still
+/// change. `read` returns the weights in the model's order: one of them is in memory at a time, and has
+/// its own files.
+pub fn save_weights(
+    m: &Manifest,
+    checkpoints: &Path,
+    state: &State,
+    read: &mut dyn FnMut(&Param) -> Result<WholeWeight>,
+) -> Result<PathBuf> {
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    write(checkpoints, state, bytes(m, &layout, state), |disk, staging| {
+        let mut parts = Vec::new();
+        for (number, param) in layout.params().enumerate() {
+            let weight = read(param)?;
+            parts.push(write_part(m, disk, staging, number, param, &weight, state)?);
+        }
+        Ok(parts)
+    })
+}
+
+/// Writes a checkpoint of so many bytes into the folder `checkpoints`, or nothing. `write_parts`
+/// writes its data into the staging folder.
+pub fn write(
+    checkpoints: &Path,
+    state: &State,
+    bytes: u64,
+    write_parts: impl FnOnce(&Disk, &Path) -> Result<Vec<WrittenPart>>,
+) -> Result<PathBuf> {
+    let (disk, step) = (Disk::default(), state.progress.step);
+    fs::create_dir_all(checkpoints)
+        .with_context(|| format!("cannot create {}", checkpoints.display()))?;
+    let staging = checkpoint::fresh(checkpoints, step);
+    checkpoint::begin(&disk, &staging, step, bytes)?;
+    let written = write_parts(&disk, &staging)
+        .and_then(|parts| checkpoint::publish(&disk, &staging, parts, state));
+    written.map_err(|error| {
+        let error = checkpoint::abandon(&disk, &staging, step, error);
+        let _ = fs::remove_dir(checkpoints); // if nothing else is in it
+        error
+    })
+}
+
+/// Size of a state of a whole parameter, in rows and columns.
+fn whole_size(spec: &StateSpec, shape: &[usize]) -> [usize; 2] {
+    let cols = shape[shape.len() - 1];
+    spec.extent.shape([shape.iter().product::<usize>() / cols, cols])
+}
+
+/// State of a whole parameter, with its bytes.
+pub fn whole_share<'a>(
+    number: usize,
+    param: &'a Param,
+    shape: &'a [usize],
+    state: StateSpec,
+    bytes: &'a [u8],
+) -> Share<'a> {
+    let slice = TensorSlice { at: [0, 0], size: whole_size(&state, shape) };
+    let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
+    Share { name, number, shape, decay, state, slice, replica, bytes }
+}
+
+/// Whether a state is in a checkpoint of weights.
+fn is_kept(spec: &StateSpec, state: &State) -> bool {
+    if state.is_import() {
+        [MASTER, MODEL].contains(&spec.name)
+    } else {
+        !spec.extent.serves_exchange()
+    }
+}
+
+fn state_bytes(spec: &StateSpec, shape: &[usize]) -> usize {
+    whole_size(spec, shape).iter().product::<usize>() * spec.dtype.size()
+}
+
+/// Bytes of all states that are saved.
+fn bytes(m: &Manifest, layout: &Layout, state: &State) -> u64 {
+    let bytes = |param: &Param| -> u64 {
+        let shape = saved_shape(param, m.model.vocab);
+        let states = optimizer_rule(m).states(&param.spec).into_iter();
+        let saved = states.filter(|spec| spec.saved && is_kept(spec, state));
+        saved.map(|spec| state_bytes(&spec, &shape)).sum::<usize>() as u64
+    };
+    layout.params().map(bytes).sum()
+}
+
+/// Writes the states of a weight.
+fn write_part(
+    m: &Manifest,
+    disk: &Disk,
+    staging: &Path,
+    number: usize,
+    param: &Param,
+    weight: &WholeWeight,
+    state: &State,
+) -> Result<WrittenPart> {
+    let WholeWeight { shape, values } = weight;
+    let rounded = model_dtype(m.precision).halves(values);
+    let zeros = vec![0u8; if state.is_import() { 0 } else { 4 * values.len() }];
+    let share = |spec: StateSpec| {
+        let bytes: &[u8] = match (spec.init, &rounded) {
+            (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
+            (Initial::Zero, _) => &zeros[..state_bytes(&spec, shape)],
+            (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
+            (Initial::CastOf(_), None) | (Initial::Parameter, _) => bytemuck::cast_slice(values),
+        };
+        whole_share(number, param, shape, spec, bytes)
+    };
+    let states = optimizer_rule(m).states(&param.spec).into_iter();
+    let shares: Vec<Share> = states.filter(|spec| is_kept(spec, state)).map(share).collect();
+    checkpoint::write_part(disk, staging, number, &shares, state)
+}
