@@ -116,7 +116,8 @@ fn cpus() -> Vec<Device> {
 }
 
 fn gpu() -> Vec<Device> {
-    let cuda = Cuda::open(&cuda::Options::of_machine(0)).unwrap_or_else(|why| panic!("{why}"));
+    let cuda =
+        Cuda::open(&cuda::Options::from_environment(0)).unwrap_or_else(|why| panic!("{why}"));
     println!("{}", cuda.description());
     vec![Device { name: "the GPU".into(), be: Box::new(cuda), threads: None }]
 }

@@ -238,7 +238,8 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     let mut manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
     manifest.batch.global *= asked.accumulate;
     let opened = Instant::now();
-    let cuda = (shape.device == "cuda").then(|| Cuda::open(&Options::of_machine(0))).transpose()?;
+    let cuda =
+        (shape.device == "cuda").then(|| Cuda::open(&Options::from_environment(0))).transpose()?;
     let cpu = cuda.is_none().then(|| Cpu::new(Some(asked.threads)));
     let gpu = cuda.as_ref().map(|cuda| cuda as &dyn Backend);
     let be = gpu.or(cpu.as_ref().map(|cpu| cpu as _)).expect("one of them");
@@ -289,7 +290,7 @@ fn profiled(shape: &Shape, asked: &Asked, gpu: &str) -> anyhow::Result<()> {
     let (shape, micros) = (&Shape { recompute, ..*shape }, asked.accumulate);
     let mut manifest = shape.manifest(&asked.precision)?;
     manifest.batch.global *= micros;
-    let cuda = Cuda::open(&Options::of_machine(0))?;
+    let cuda = Cuda::open(&Options::from_environment(0))?;
     let engine = Engine::new(&cuda, Groups::solo(), &manifest, true)?;
     engine.init();
     let batch = random(shape, micros);

@@ -1,6 +1,6 @@
 // Adafactor: sums of squares by rows, columns and fused matrices, and the update.
 //
-// Bytes moved for each element, of an f32 gradient and a live weight of size s: sums by row 4, by column
+// Bytes moved for each element, of an f32 gradient and a rounded weight of size s: sums by row 4, by column
 // 4, of the weight 4, of U 4; the update 12 + s. Means by row and column remain in the cache. Loads are
 // 4 bytes wide and coalesced in a warp: a part of a matrix may begin anywhere in a row. Sums are taken
 // by a fixed number of blocks and added in block order.
@@ -185,8 +185,8 @@ template <class L> __device__ void adafactor(const Adafactor& a) {
     const MatrixPart& part = a.part;
     if (threadIdx.x < 3 && width_of(part, threadIdx.x)) {
         float numel = numel_of(part, threadIdx.x);
-        float scale = a.weight ? fmaxf(sqrtf(a.weight[threadIdx.x] / numel), a.scale_eps) : 1.0f;
-        float rms = sqrtf(a.update[threadIdx.x] / numel);
+        float scale = a.weight_squares ? fmaxf(sqrtf(a.weight_squares[threadIdx.x] / numel), a.scale_eps) : 1.0f;
+        float rms = sqrtf(a.update_squares[threadIdx.x] / numel);
         steps[threadIdx.x] = a.scalars[2] * a.lr_scale * scale / fmaxf(rms / a.clip_threshold, 1.0f);
     }
     __syncthreads();
@@ -203,7 +203,7 @@ template <class L> __device__ void adafactor(const Adafactor& a) {
         float u = direction(a.grad[at] * factor, scale, mean, a.eps);
         float w = fmaf(-steps[number], u, a.master[at] * a.keep);
         a.master[at] = w;
-        if (a.live) static_cast<L*>(a.live)[at] = narrow<L>(w);
+        if (a.weight) static_cast<L*>(a.weight)[at] = narrow<L>(w);
     }
 }
 KERNELS(adafactor, adafactor<T>, Adafactor, 256)

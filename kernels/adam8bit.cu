@@ -1,8 +1,8 @@
 // AdamW with 8-bit moments, bit-identical to src/device/cpu/adam8bit.rs: products that the compiler
 // might fuse are written as __fmul_rn or fmaf.
 //
-// Bytes moved for each element: a gradient of g, a live weight of s, and 8 of the master, 4 of codes, 16
-// / block of scales: 18.25 for an f32 gradient, a half live weight and blocks of 64. A thread has eight
+// Bytes moved for each element: a gradient of g, a rounded weight of s, and 8 of the master, 4 of codes, 16
+// / block of scales: 18.25 for an f32 gradient, a half rounded weight and blocks of 64. A thread has eight
 // elements, so that block / 8 adjacent lanes share a scale, and nothing else. The maps are in shared
 // memory, since the lanes read different entries.
 #include "common.cuh"
@@ -81,7 +81,7 @@ template <class G, class L> __device__ void adam8bit(const Adam8bit& a) {
         float v_scale = encode(v_map, lanes, v, v_codes);
         if (!there) continue;
         store(a.master + at, w);
-        if (a.live) store(static_cast<L*>(a.live) + at, w);
+        if (a.weight) store(static_cast<L*>(a.weight) + at, w);
         *reinterpret_cast<uint64_t*>(a.m_codes + at) = m_codes;
         *reinterpret_cast<uint64_t*>(a.v_codes + at) = v_codes;
         if (threadIdx.x % lanes == 0) {

@@ -462,7 +462,7 @@ struct AdamW {
     float* m[64];
     float* v[64];
     // Null if it is the master.
-    void* live[64];
+    void* weight[64];
     uint64_t numel[64];
     // 1 − lr·weight_decay; and a factor of the step
     float keep[64];
@@ -478,7 +478,7 @@ struct AdamW {
     uint32_t vector;
 };
 static_assert(AT(AdamW, grad) == 0 && AT(AdamW, master) == 512 && AT(AdamW, m) == 1024 &&
-              AT(AdamW, v) == 1536 && AT(AdamW, live) == 2048 && AT(AdamW, numel) == 2560 &&
+              AT(AdamW, v) == 1536 && AT(AdamW, weight) == 2048 && AT(AdamW, numel) == 2560 &&
               AT(AdamW, keep) == 3072 && AT(AdamW, lr_scale) == 3328 && AT(AdamW, first) == 3584 &&
               AT(AdamW, scalars) == 3848 && AT(AdamW, beta1) == 3856 && AT(AdamW, beta2) == 3860 &&
               AT(AdamW, eps) == 3864 && AT(AdamW, count) == 3868 && AT(AdamW, vector) == 3872 &&
@@ -494,7 +494,7 @@ struct Adam8bit {
     uint8_t* v_codes;
     float* v_scales;
     // Null if it is the master.
-    void* live;
+    void* weight;
     // [3]: factor, then the two of `AdamScalars`
     const float* scalars;
     uint64_t numel;
@@ -510,7 +510,7 @@ struct Adam8bit {
 static_assert(AT(Adam8bit, grad) == 0 && AT(Adam8bit, master) == 8 &&
               AT(Adam8bit, m_codes) == 16 && AT(Adam8bit, m_scales) == 24 &&
               AT(Adam8bit, v_codes) == 32 && AT(Adam8bit, v_scales) == 40 &&
-              AT(Adam8bit, live) == 48 && AT(Adam8bit, scalars) == 56 &&
+              AT(Adam8bit, weight) == 48 && AT(Adam8bit, scalars) == 56 &&
               AT(Adam8bit, numel) == 64 && AT(Adam8bit, keep) == 72 &&
               AT(Adam8bit, lr_scale) == 76 && AT(Adam8bit, beta1) == 80 &&
               AT(Adam8bit, beta2) == 84 && AT(Adam8bit, eps) == 88 && AT(Adam8bit, block) == 92 &&
@@ -632,7 +632,7 @@ struct Adafactor {
     const float* grad;
     float* master;
     // Null if it is the master.
-    void* live;
+    void* weight;
     // [3]: factor, 1 − β̂, ρ
     const float* scalars;
     // Null for a vector.
@@ -640,9 +640,9 @@ struct Adafactor {
     const float* col;
     const float* mean;
     // [fused]: Σ U²
-    const float* update;
+    const float* update_squares;
     // [fused]: Σ θ², or null: steps are not scaled by it
-    const float* weight;
+    const float* weight_squares;
     // 1 − lr·weight_decay; and a factor of the step
     float keep;
     float lr_scale;
@@ -652,9 +652,9 @@ struct Adafactor {
     MatrixPart part;
 };
 static_assert(AT(Adafactor, grad) == 0 && AT(Adafactor, master) == 8 &&
-              AT(Adafactor, live) == 16 && AT(Adafactor, scalars) == 24 &&
+              AT(Adafactor, weight) == 16 && AT(Adafactor, scalars) == 24 &&
               AT(Adafactor, row) == 32 && AT(Adafactor, col) == 40 && AT(Adafactor, mean) == 48 &&
-              AT(Adafactor, update) == 56 && AT(Adafactor, weight) == 64 &&
+              AT(Adafactor, update_squares) == 56 && AT(Adafactor, weight_squares) == 64 &&
               AT(Adafactor, keep) == 72 && AT(Adafactor, lr_scale) == 76 &&
               AT(Adafactor, eps) == 80 && AT(Adafactor, scale_eps) == 84 &&
               AT(Adafactor, clip_threshold) == 88 && AT(Adafactor, part) == 96 &&
@@ -724,21 +724,22 @@ static_assert(AT(Blend, x) == 0 && AT(Blend, y) == 8 && AT(Blend, numel) == 16 &
               AT(Blend, a) == 24 && AT(Blend, b) == 28 && AT(Blend, vector) == 32 &&
               sizeof(Blend) == 40, "layout");
 
-struct Descend {
-    // `live` is null if it is the master.
+struct MuonUpdate {
+    // `weight` is null if it is the master.
     const void* direction;
     float* master;
-    void* live;
+    void* weight;
     const float* factor;
     uint64_t numel;
     float keep;
     float step;
     uint32_t vector;
 };
-static_assert(AT(Descend, direction) == 0 && AT(Descend, master) == 8 && AT(Descend, live) == 16 &&
-              AT(Descend, factor) == 24 && AT(Descend, numel) == 32 && AT(Descend, keep) == 40 &&
-              AT(Descend, step) == 44 && AT(Descend, vector) == 48 &&
-              sizeof(Descend) == 56, "layout");
+static_assert(AT(MuonUpdate, direction) == 0 && AT(MuonUpdate, master) == 8 &&
+              AT(MuonUpdate, weight) == 16 && AT(MuonUpdate, factor) == 24 &&
+              AT(MuonUpdate, numel) == 32 && AT(MuonUpdate, keep) == 40 &&
+              AT(MuonUpdate, step) == 44 && AT(MuonUpdate, vector) == 48 &&
+              sizeof(MuonUpdate) == 56, "layout");
 
 // Maxima of the magnitudes of x [rows, cols] by row and by column, for 8-bit floats.
 struct LineMaxima {

@@ -1,6 +1,6 @@
 // Muon: momentum, splitting and joining of fused matrices, and the update.
 //
-// Bytes moved for each element, of an f32 gradient, a direction of size s and a live weight of size
+// Bytes moved for each element, of an f32 gradient, a direction of size s and a rounded weight of size
 // t: momentum 12 + s; rows of a fused matrix 2s; to norm 1 2s; blend 3s; the update 8 + s + t.
 #include "common.cuh"
 
@@ -83,7 +83,7 @@ template <class T> __device__ void blend(const Blend& a) {
 }
 KERNELS(blend, blend<T>, Blend, 256)
 
-template <class D, class L, int V> __device__ void descend_by(const Descend& a) {
+template <class D, class L, int V> __device__ void muon_update_by(const MuonUpdate& a) {
     each<V>(a.numel, [&](uint64_t at) {
         float u[V], w[V];
         load(static_cast<const D*>(a.direction) + at, u);
@@ -91,17 +91,17 @@ template <class D, class L, int V> __device__ void descend_by(const Descend& a) 
 #pragma unroll
         for (int i = 0; i < V; i++) w[i] = fmaf(-a.step, u[i], w[i] * a.keep);
         store(a.master + at, w);
-        if (a.live) store(static_cast<L*>(a.live) + at, w);
+        if (a.weight) store(static_cast<L*>(a.weight) + at, w);
     });
 }
 
-template <class D, class L> __device__ void descend(const Descend& a) {
+template <class D, class L> __device__ void muon_update(const MuonUpdate& a) {
     float factor = *a.factor;
     if (factor != factor) return; // NaN skips the update
-    if (a.vector) descend_by<D, L, 8>(a);
-    else descend_by<D, L, 1>(a);
+    if (a.vector) muon_update_by<D, L, 8>(a);
+    else muon_update_by<D, L, 1>(a);
 }
 // A run uses f32 and one other dtype.
-KERNELS(descend_f32, (descend<float, T>), Descend, 256)
-KERNEL(descend_bf16_bf16, (descend<bf16, bf16>), Descend, 256)
-KERNEL(descend_f16_f16, (descend<f16, f16>), Descend, 256)
+KERNELS(muon_update_f32, (muon_update<float, T>), MuonUpdate, 256)
+KERNEL(muon_update_bf16_bf16, (muon_update<bf16, bf16>), MuonUpdate, 256)
+KERNEL(muon_update_f16_f16, (muon_update<f16, f16>), MuonUpdate, 256)

@@ -1,7 +1,7 @@
 // Sums, clipping, AdamW.
 //
-// Bytes moved for each element of size s: sums s. AdamW, with a gradient of size g and a live weight of
-// size s: g + 3·8 + s (master, m and v are read and written), 30 for an f32 gradient and a half live
+// Bytes moved for each element of size s: sums s. AdamW, with a gradient of size g and a rounded weight of
+// size s: g + 3·8 + s (master, m and v are read and written), 30 for an f32 gradient and a half rounded
 // weight. Sums are taken by a fixed number of blocks and added in block order.
 #include "common.cuh"
 
@@ -156,7 +156,7 @@ template <class G, class L, int V>
 __device__ __forceinline__ void adamw_by(const AdamW& a, float factor, uint32_t t, uint64_t at, uint64_t end) {
     const G* grad = static_cast<const G*>(a.grad[t]);
     float *master = a.master[t], *first = a.m[t], *second = a.v[t];
-    L* live = static_cast<L*>(a.live[t]);
+    L* weight = static_cast<L*>(a.weight[t]);
     float step = a.scalars[1] * a.lr_scale[t], rescale = a.scalars[2], keep = a.keep[t];
     for (at += threadIdx.x * V; at < end; at += blockDim.x * V) {
         float g[V], w[V], m[V], v[V];
@@ -175,7 +175,7 @@ __device__ __forceinline__ void adamw_by(const AdamW& a, float factor, uint32_t 
         store(master + at, w);
         store(first + at, m);
         store(second + at, v);
-        if (live) store(live + at, w);
+        if (weight) store(weight + at, w);
     }
 }
 

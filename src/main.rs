@@ -1,5 +1,7 @@
+use gptrain::device::allocator::ReportingAllocator;
+
 #[global_allocator]
-static MEMORY: gptrain::device::allocator::OrMessage = gptrain::device::allocator::OrMessage;
+static MEMORY: ReportingAllocator = ReportingAllocator;
 
 fn main() -> std::process::ExitCode {
     gptrain::cli::main()

@@ -78,7 +78,8 @@ log: {folder: gptrain-bench}
 
 /// Default manifest with as many replicas as ranks were started.
 pub fn without_manifest(sets: &[String]) -> Result<Loaded, Problems> {
-    let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
+    let ranks = LauncherEnv::from_variables(&|name| std::env::var(name).ok())?
+        .map_or(1, |launch| launch.world);
     let grid = [format!("topology.data={ranks}"), format!("batch.global={}", 4 * ranks)];
     let sets = [&grid[..], sets].concat();
     manifest::parse(DEFAULT, "the default of bench", Path::new("."), &sets)

@@ -145,14 +145,6 @@ impl Message {
             Message::Recv { x, .. } => (x, Access::Write),
         }
     }
-
-    /// Rank at the other end.
-    fn other(&self) -> usize {
-        match *self {
-            Message::Send { to, .. } => to,
-            Message::Recv { from, .. } => from,
-        }
-    }
 }
 
 /// Group that only counts.
@@ -180,12 +172,6 @@ impl Dry {
         self.journal.device.order(with);
     }
 
-    /// Runs a collective in order with the device's ops.
-    fn run(&self, what: Collective) {
-        self.ring(what, How::Now);
-        self.order(|order| order.communicate(what.name(), &what.tensors()));
-    }
-
     fn ring(&self, what: Collective, how: How) {
         let (op, whole) = what.whole(self.size);
         let passes = if op == Op::AllReduce { 2.0 } else { 1.0 };
@@ -206,11 +192,7 @@ impl Dry {
     }
 
     fn message(&self, message: &Message, how: How) {
-        let op = match message {
-            Message::Send { .. } => Op::Send,
-            Message::Recv { .. } => Op::Recv,
-        };
-        self.add(op, message.tensor().bytes() as f64, how);
+        self.add(message.op(), message.tensor().bytes() as f64, how);
     }
 }
 
@@ -221,14 +203,9 @@ impl Group for Dry {
     fn rank(&self) -> usize {
         self.rank
     }
-    fn all_reduce(&self, x: Tensor) {
-        self.run(Collective::AllReduce(x));
-    }
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.run(Collective::AllGather { part, whole });
-    }
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.run(Collective::ReduceScatter { whole, part });
+    fn run(&self, what: Collective) {
+        self.ring(what, How::Now);
+        self.order(|order| order.communicate(what.name(), &what.tensors()));
     }
     fn exchange(&self, messages: &[Message]) {
         for message in messages {
@@ -239,7 +216,7 @@ impl Group for Dry {
     fn begin_message(&self, message: Message) -> Pending {
         self.message(&message, How::Message);
         let begun = self.begun();
-        let (kind, with) = (message.name(), message.other());
+        let (kind, with) = (message.name(), message.peer());
         let queue = Queue::Messages { group: self.name, kind, with };
         self.order(|order| order.begin(begun.job, queue, kind, &[message.access()]));
         begun

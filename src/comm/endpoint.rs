@@ -2,8 +2,8 @@
 //! communication queues.
 
 use super::inbox::{Inbox, Transport};
-use super::queue::{Queue, Queued};
-use super::{Failed, Op, Recorder};
+use super::queue::{Queue, QueueKind};
+use super::{Failed, Message, Op, Recorder};
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -57,16 +57,33 @@ impl Endpoint {
 
 /// Communication queues and operation counters, shared by a rank and its groups.
 pub struct RankResources {
-    queues: [Mutex<Option<Queue>>; Queued::COUNT],
+    queues: [Mutex<Option<Queue>>; QueueKind::COUNT],
     counters: Mutex<HashMap<u64, Arc<OpCounters>>>,
     pub endpoint: Arc<Endpoint>,
 }
 
 /// Number of operations of a group that this rank has entered.
 pub struct OpCounters {
-    pub collectives: AtomicU64,
-    pub sent: Vec<AtomicU64>,
-    pub received: Vec<AtomicU64>,
+    collectives: AtomicU64,
+    /// Messages to each rank of the group, and from each.
+    sent: Vec<AtomicU64>,
+    received: Vec<AtomicU64>,
+}
+
+impl OpCounters {
+    /// Counts a collective. Returns its number, from 1.
+    pub fn number_collective(&self) -> u64 {
+        self.collectives.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// Counts a message. Returns its number between its two ranks in its direction, from 1.
+    pub fn number_message(&self, message: &Message) -> u64 {
+        let counts = match message {
+            Message::Send { .. } => &self.sent,
+            Message::Recv { .. } => &self.received,
+        };
+        counts[message.peer()].fetch_add(1, Ordering::Relaxed) + 1
+    }
 }
 
 impl RankResources {
@@ -99,15 +116,15 @@ impl RankResources {
 
     /// Calls `use_it` with a communication queue, whose thread starts on first use. The group fails
     /// if the thread cannot start.
-    pub fn queue<T>(&self, of: Queued, use_it: impl FnOnce(&mut Queue) -> T) -> T {
+    pub fn queue<T>(&self, kind: QueueKind, use_it: impl FnOnce(&mut Queue) -> T) -> T {
         let rank = self.endpoint.rank;
         let start = || {
-            Queue::new(of, rank).unwrap_or_else(|error| {
+            Queue::new(kind, rank).unwrap_or_else(|error| {
                 let failed = Failed::new(format!("rank {rank} failed: {error:#}"));
                 self.endpoint.fail(failed).raise()
             })
         };
-        use_it(self.queues[of as usize].lock().get_or_insert_with(start))
+        use_it(self.queues[kind as usize].lock().get_or_insert_with(start))
     }
 }
 
@@ -123,9 +140,4 @@ impl Drop for RankResources {
 /// Hash of a group's name and ranks.
 pub fn group_hash(name: &str, ranks: &[usize]) -> u64 {
     xxh3_64(format!("{name} {ranks:?}").as_bytes())
-}
-
-/// Increments a counter and returns the new value.
-pub fn next_number(count: &AtomicU64) -> u64 {
-    count.fetch_add(1, Ordering::Relaxed) + 1
 }

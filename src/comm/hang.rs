@@ -27,11 +27,11 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     let first = held.max_by(|a, b| longest(a).total_cmp(&longest(b)))?;
     let mut chain = WaitChain { reports, path: Vec::new(), seen: vec![false; reports.len()] };
     match chain.follow(first) {
-        Found::RootCause(rank, what) => Some(blame(&reports[rank], what)),
-        Found::Cycle(links) => {
+        WaitCause::RootCause(rank, what) => Some(blame(&reports[rank], what)),
+        WaitCause::Cycle(links) => {
             Some(format!("deadlock: {}; {}", links, waiting(reports, usize::MAX)))
         }
-        Found::Nothing => {
+        WaitCause::Nothing => {
             let event = first.blocking_ops().next()?;
             let from = event.awaiting.map_or("others".to_string(), |r| reports[r].name());
             let what = format!(
@@ -59,7 +59,7 @@ fn name(event: &Event) -> String {
     format!("{op} #{sequence} of group {group}")
 }
 
-enum Found {
+enum WaitCause {
     /// Rank that waits for no other, and its fault.
     RootCause(usize, String),
     /// For example "rank 0 in all_reduce #5 of group tp waits for rank 1, which …"
@@ -75,9 +75,9 @@ struct WaitChain<'a> {
 }
 
 impl<'a> WaitChain<'a> {
-    fn follow(&mut self, report: &'a RankReport) -> Found {
+    fn follow(&mut self, report: &'a RankReport) -> WaitCause {
         self.seen[report.rank] = true;
-        let mut best = Found::Nothing;
+        let mut best = WaitCause::Nothing;
         let events: Vec<&Event> = match report.blocking_ops().next() {
             Some(_) => report.blocking_ops().collect(),
             None => report.active_ops().collect(),
@@ -87,8 +87,8 @@ impl<'a> WaitChain<'a> {
             for rank in self.blockers(report, event) {
                 let found = self.inspect(&self.reports[rank], event);
                 match (&found, &best) {
-                    (Found::RootCause(..), _) => return found,
-                    (Found::Cycle(_), Found::Nothing) => best = found,
+                    (WaitCause::RootCause(..), _) => return found,
+                    (WaitCause::Cycle(_), WaitCause::Nothing) => best = found,
                     _ => {}
                 }
             }
@@ -98,26 +98,26 @@ impl<'a> WaitChain<'a> {
     }
 
     /// Reason why a rank has not entered `event`: its own fault, or another rank that blocks it.
-    fn inspect(&mut self, report: &'a RankReport, event: &Event) -> Found {
+    fn inspect(&mut self, report: &'a RankReport, event: &Event) -> WaitCause {
         let entered = |e: &&Event| e.group == event.group && e.sequence == event.sequence;
         let queued = report.events.iter().find(entered).is_some_and(|e| e.started.is_none());
         let held = report.blocking_ops().next().is_some()
             || (queued && report.active_ops().next().is_some());
         if report.ended.is_some() {
-            Found::RootCause(report.rank, format!("ended and never entered {}", name(event)))
+            WaitCause::RootCause(report.rank, format!("ended and never entered {}", name(event)))
         } else if !held {
             let what = match event.op {
                 Op::Recv => format!("never sent what {} waits for", name(event)),
                 Op::Send => format!("never received {}", name(event)),
                 _ => format!("never entered {}", name(event)),
             };
-            Found::RootCause(report.rank, what)
+            WaitCause::RootCause(report.rank, what)
         } else if let Some(at) = self.path.iter().position(|(rank, _)| *rank == report.rank) {
             let links = self.path[at..].iter().map(|(rank, what)| format!("rank {rank} in {what}"));
             let links = links.collect::<Vec<_>>().join(" waits for ");
-            Found::Cycle(format!("{links} waits for rank {}", report.rank))
+            WaitCause::Cycle(format!("{links} waits for rank {}", report.rank))
         } else if self.seen[report.rank] {
-            Found::Nothing
+            WaitCause::Nothing
         } else {
             self.follow(report)
         }

@@ -2,7 +2,7 @@
 //! ranks can then share one GPU, which NCCL refuses, so every grid can be tried on a single GPU.
 //! Slow, because the host waits for each collective.
 
-use super::{Group, Message};
+use super::{Collective, Group, Message};
 use device::Tensor;
 use device::cuda::Cuda;
 use device::cuda::device::Device;
@@ -36,9 +36,9 @@ impl HostStaged {
         }
         let mut at = memory.as_mut_ptr() as usize;
         let buffer = |x: &Tensor| {
-            let here = Tensor::at(at, x.rows, x.cols, x.dtype);
+            let buffer = Tensor::at(at, x.rows, x.cols, x.dtype);
             at += 8 * words(x);
-            here
+            buffer
         };
         tensors.iter().map(buffer).collect()
     }
@@ -66,46 +66,44 @@ impl Group for HostStaged {
         self.host.rank()
     }
 
-    fn all_reduce(&self, x: Tensor) {
-        let here = self.buffers(&[x])[0];
-        self.to_host(x, here);
-        self.host.all_reduce(here);
-        self.to_device(here, x);
-        self.device.note_wait(HOST);
-    }
-
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        let here = self.buffers(&[whole])[0];
-        let own = here.span(self.rank() * part.numel(), part.numel());
-        self.to_host(part, own);
-        self.host.all_gather(own, here);
-        self.to_device(here, whole);
-        self.device.note_wait(HOST);
-    }
-
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        let here = self.buffers(&[whole])[0];
-        let own = here.span(self.rank() * part.numel(), part.numel());
-        self.to_host(whole, here);
-        self.host.reduce_scatter(here, own);
-        self.to_device(own, part);
+    fn run(&self, collective: Collective) {
+        let (_, whole) = collective.whole(self.size());
+        let staged = self.buffers(&[whole])[0];
+        let own = |part: Tensor| staged.span(self.rank() * part.numel(), part.numel());
+        match collective {
+            Collective::AllReduce(x) => {
+                self.to_host(x, staged);
+                self.host.all_reduce(staged);
+                self.to_device(staged, x);
+            }
+            Collective::AllGather { part, whole } => {
+                self.to_host(part, own(part));
+                self.host.all_gather(own(part), staged);
+                self.to_device(staged, whole);
+            }
+            Collective::ReduceScatter { whole, part } => {
+                self.to_host(whole, staged);
+                self.host.reduce_scatter(staged, own(part));
+                self.to_device(own(part), part);
+            }
+        }
         self.device.note_wait(HOST);
     }
 
     fn exchange(&self, messages: &[Message]) {
-        let there: Vec<Tensor> = messages.iter().map(Message::tensor).collect();
-        let here = self.buffers(&there);
-        let staged: Vec<Message> =
-            messages.iter().zip(&here).map(|(message, x)| message.with(*x)).collect();
-        for (message, here) in messages.iter().zip(&here) {
+        let tensors: Vec<Tensor> = messages.iter().map(Message::tensor).collect();
+        let buffers = self.buffers(&tensors);
+        let pairs = || messages.iter().zip(&buffers);
+        for (message, buffer) in pairs() {
             if let Message::Send { x, .. } = message {
-                self.to_host(*x, *here);
+                self.to_host(*x, *buffer);
             }
         }
+        let staged: Vec<Message> = pairs().map(|(message, buffer)| message.with(*buffer)).collect();
         self.host.exchange(&staged);
-        for (message, here) in messages.iter().zip(&here) {
+        for (message, buffer) in pairs() {
             if let Message::Recv { x, .. } = message {
-                self.to_device(*here, *x);
+                self.to_device(*buffer, *x);
             }
         }
         self.device.note_wait(HOST);

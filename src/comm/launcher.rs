@@ -59,7 +59,9 @@ impl LauncherEnv {
     /// Reads the launcher's variables through `variable`, which tests replace. None if no launcher
     /// started this process. torchrun has precedence over Slurm, because it may run inside a Slurm
     /// job.
-    pub fn of(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<LauncherEnv>, Problems> {
+    pub fn from_variables(
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Option<LauncherEnv>, Problems> {
         let mut env = Env { variable, problems: Problems::default() };
         let mut launch = if env.text("RANK").is_some() && env.text("WORLD_SIZE").is_some() {
             env.torchrun()
@@ -134,6 +136,10 @@ impl Env<'_> {
         0
     }
 
+    fn number_if_set(&mut self, name: &str) -> Option<usize> {
+        self.text(name).map(|_| self.number(name))
+    }
+
     /// Applies the supervisor's assignment, which overrides the launcher's.
     fn place(&mut self, launch: &mut LauncherEnv) {
         let Some(text) = self.text(Place::VARIABLE) else { return };
@@ -148,14 +154,8 @@ impl Env<'_> {
 
     fn torchrun(&mut self) -> LauncherEnv {
         let (rank, world) = (self.number("RANK"), self.number("WORLD_SIZE"));
-        let local_rank = match self.text("LOCAL_RANK") {
-            Some(_) => self.number("LOCAL_RANK"),
-            None => 0,
-        };
-        let local_world = match self.text("LOCAL_WORLD_SIZE") {
-            Some(_) => self.number("LOCAL_WORLD_SIZE"),
-            None => 1,
-        };
+        let local_rank = self.number_if_set("LOCAL_RANK").unwrap_or(0);
+        let local_world = self.number_if_set("LOCAL_WORLD_SIZE").unwrap_or(1);
         let host = self.text("MASTER_ADDR").unwrap_or_else(|| {
             self.problem("MASTER_ADDR", "is not set".into(), "the host on which rank 0 runs");
             String::new()
@@ -184,7 +184,7 @@ impl Env<'_> {
         let (nodes, tasks) = self.nodes(world);
         let number = self.number("SLURM_NODEID");
         let local_world = tasks.get(number).copied().unwrap_or(1);
-        let cores = self.text("SLURM_CPUS_PER_TASK").map(|_| self.number("SLURM_CPUS_PER_TASK"));
+        let cores = self.number_if_set("SLURM_CPUS_PER_TASK");
         let node = match self.text("SLURMD_NODENAME") {
             Some(name) => name,
             None => nodes.get(number).cloned().unwrap_or_default(),
@@ -240,7 +240,7 @@ mod tests {
                 |item: &str| item.split_once('=').map(|(n, v)| (n.to_string(), v.to_string()));
             variables.split(' ').filter_map(pair).find(|(n, _)| n == name).map(|(_, value)| value)
         };
-        LauncherEnv::of(&find)
+        LauncherEnv::from_variables(&find)
     }
 
     /// Set by `srun -N 2 -n 4` of Slurm 22.05. SLURM_NTASKS leaks in from an outer sbatch.
@@ -298,7 +298,9 @@ mod tests {
             let pairs = outer.split_whitespace().filter_map(|item| item.split_once('='));
             pairs.into_iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
         };
-        let found = LauncherEnv::of(&|name| set(name).or_else(|| outer(name))).unwrap().unwrap();
+        let found = LauncherEnv::from_variables(&|name| set(name).or_else(|| outer(name)))
+            .unwrap()
+            .unwrap();
         assert_eq!((found.rank, found.world, found.local_rank, found.local_world), (1, 2, 1, 2));
         assert_eq!(found.address, address);
         assert!(found.job.ends_with(" epoch 1"), "{}", found.job);

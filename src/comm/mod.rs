@@ -62,14 +62,17 @@ pub trait Group {
     fn capturable(&self) -> bool {
         false
     }
-    /// x = Σ over ranks of x. f32 is summed in f64, bf16 in f32; rounded once.
-    fn all_reduce(&self, x: Tensor);
-    /// whole = the parts of all ranks, in rank order. In place if `part` is this rank's slice of
-    /// `whole`.
-    fn all_gather(&self, part: Tensor, whole: Tensor);
-    /// part = this rank's slice of Σ over ranks of whole, with the same bits as `all_reduce`. In
-    /// place if `part` is this rank's slice of `whole`.
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor);
+    /// Runs a collective, in order with the ops.
+    fn run(&self, collective: Collective);
+    fn all_reduce(&self, x: Tensor) {
+        self.run(Collective::AllReduce(x));
+    }
+    fn all_gather(&self, part: Tensor, whole: Tensor) {
+        self.run(Collective::AllGather { part, whole });
+    }
+    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
+        self.run(Collective::ReduceScatter { whole, part });
+    }
     /// Sends to another rank of the group. Messages between two ranks arrive in the order sent.
     fn send(&self, to: usize, x: Tensor) {
         self.exchange(&[Message::Send { to, x }]);
@@ -83,22 +86,18 @@ pub trait Group {
     /// in which they start. It sees results computed before `begin`, and ops enqueued after `finish`
     /// see its result. Computation in between overlaps with it. A group without such a queue runs
     /// the collective immediately.
-    fn begin(&self, what: Collective) -> Pending {
-        self.begin_ahead(what)
+    fn begin(&self, collective: Collective) -> Pending {
+        self.begin_ahead(collective)
     }
     /// Like `begin`, for a result that is needed soon: uses another queue than `begin`.
-    fn begin_ahead(&self, what: Collective) -> Pending {
-        match what {
-            Collective::AllReduce(x) => self.all_reduce(x),
-            Collective::AllGather { part, whole } => self.all_gather(part, whole),
-            Collective::ReduceScatter { whole, part } => self.reduce_scatter(whole, part),
-        }
+    fn begin_ahead(&self, collective: Collective) -> Pending {
+        self.run(collective);
         Pending::DONE
     }
     /// Starts several collectives, in one launch if the group can. Each returned value must be
     /// finished.
-    fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
-        all.iter().map(|what| self.begin(*what)).collect()
+    fn begin_all(&self, collectives: &[Collective]) -> Vec<Pending> {
+        collectives.iter().map(|collective| self.begin(*collective)).collect()
     }
     /// Starts a message on a queue. It does not wait for earlier messages in the other direction or
     /// between other ranks, nor for collectives. A group without such queues sends immediately,
@@ -124,8 +123,13 @@ pub trait Group {
 /// Operations of a whole group.
 #[derive(Clone, Copy, Debug)]
 pub enum Collective {
+    /// x = Σ over ranks of x. f32 is summed in f64, bf16 in f32; rounded once.
     AllReduce(Tensor),
+    /// whole = the parts of all ranks, in rank order. In place if `part` is this rank's slice of
+    /// `whole`.
     AllGather { part: Tensor, whole: Tensor },
+    /// part = this rank's slice of Σ over ranks of whole, with the same bits as `AllReduce`. In
+    /// place if `part` is this rank's slice of `whole`.
     ReduceScatter { whole: Tensor, part: Tensor },
 }
 
@@ -158,6 +162,21 @@ impl Message {
     pub fn tensor(&self) -> Tensor {
         match *self {
             Message::Send { x, .. } | Message::Recv { x, .. } => x,
+        }
+    }
+
+    pub fn op(&self) -> Op {
+        match self {
+            Message::Send { .. } => Op::Send,
+            Message::Recv { .. } => Op::Recv,
+        }
+    }
+
+    /// Rank at the other end.
+    pub fn peer(&self) -> usize {
+        match *self {
+            Message::Send { to, .. } => to,
+            Message::Recv { from, .. } => from,
         }
     }
 
@@ -277,12 +296,13 @@ impl Group for Solo {
     fn capturable(&self) -> bool {
         true
     }
-    fn all_reduce(&self, _: Tensor) {}
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        assert_eq!(part.addr(), whole.addr(), "a group of one gathers in place");
-    }
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        assert_eq!(part.addr(), whole.addr(), "a group of one scatters in place");
+    fn run(&self, collective: Collective) {
+        match collective {
+            Collective::AllReduce(_) => {}
+            Collective::AllGather { part, whole } | Collective::ReduceScatter { whole, part } => {
+                assert_eq!(part.addr(), whole.addr(), "a group of one works in place");
+            }
+        }
     }
     fn exchange(&self, messages: &[Message]) {
         assert!(messages.is_empty(), "a group of one rank has no peers");

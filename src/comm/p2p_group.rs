@@ -6,10 +6,10 @@
 //! chunks, which bounds the bytes buffered at a rank: no rank is more than one chunk ahead of the
 //! others.
 
-use super::endpoint::{self, Endpoint, OpCounters, RankResources, next_number};
+use super::endpoint::{self, Endpoint, OpCounters, RankResources};
 use super::inbox::{Frame, OpId, OpSignature};
 use super::memory::{self, Buffer};
-use super::queue::Queued;
+use super::queue::QueueKind;
 use super::{Collective, Event, Failed, Group, Message, Op, Pending};
 use device::Tensor;
 use std::cell::Cell;
@@ -25,7 +25,7 @@ pub struct P2pGroup {
     members: GroupMembers,
     counters: Arc<OpCounters>,
     /// Last job of this group on each queue; 0 if there is none.
-    begun: [Cell<u64>; Queued::COUNT],
+    begun: [Cell<u64>; QueueKind::COUNT],
 }
 
 impl P2pGroup {
@@ -40,21 +40,18 @@ impl P2pGroup {
 
     fn start(&self, collective: Collective, queued: bool) -> Call {
         let (op, whole) = collective.whole(self.size());
-        self.members.record(op, whole, next_number(&self.counters.collectives), None, queued)
+        self.members.record(op, whole, self.counters.number_collective(), None, queued)
     }
 
     fn start_message(&self, message: &Message, queued: bool) -> Call {
-        let (op, x, with, counts) = match *message {
-            Message::Send { to, x } => (Op::Send, x, to, &self.counters.sent),
-            Message::Recv { from, x } => (Op::Recv, x, from, &self.counters.received),
-        };
-        self.members.record(op, x, next_number(&counts[with]), Some(with), queued)
+        let number = self.counters.number_message(message);
+        self.members.record(message.op(), message.tensor(), number, Some(message.peer()), queued)
     }
 
     /// Runs an entered operation on a queue.
     fn run_on(
         &self,
-        queue: Queued,
+        queue: QueueKind,
         call: Call,
         run: impl FnOnce(&GroupMembers) -> Result<(), Failed> + Send + 'static,
     ) -> Pending {
@@ -63,12 +60,6 @@ impl P2pGroup {
         let job = self.resources.queue(queue, |queue| queue.begin(Box::new(job)));
         self.begun[queue as usize].set(job);
         Pending { job, event: call.event, ..Pending::DONE }
-    }
-
-    fn run_blocking(&self, collective: Collective) {
-        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
-        let call = self.start(collective, false);
-        self.raise_on_error(self.members.run_collective(call, collective));
     }
 
     fn raise_on_error(&self, outcome: Result<(), Failed>) {
@@ -87,16 +78,10 @@ impl Group for P2pGroup {
         self.members.me
     }
 
-    fn all_reduce(&self, x: Tensor) {
-        self.run_blocking(Collective::AllReduce(x));
-    }
-
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.run_blocking(Collective::AllGather { part, whole });
-    }
-
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.run_blocking(Collective::ReduceScatter { whole, part });
+    fn run(&self, collective: Collective) {
+        let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
+        let call = self.start(collective, false);
+        self.raise_on_error(self.members.run_collective(call, collective));
     }
 
     fn exchange(&self, messages: &[Message]) {
@@ -117,7 +102,7 @@ impl Group for P2pGroup {
     fn begin(&self, collective: Collective) -> Pending {
         let call = self.start(collective, true);
         let run = move |members: &GroupMembers| members.run_collective(call, collective);
-        self.run_on(Queued::Collectives, call, run)
+        self.run_on(QueueKind::Collectives, call, run)
     }
 
     /// A received message arrives in the inbox by itself and is taken in `finish`.
@@ -127,14 +112,14 @@ impl Group for P2pGroup {
         };
         let call = self.start_message(&message, true);
         let run = move |members: &GroupMembers| members.send(call, to, x);
-        Pending { message: Some(message), ..self.run_on(Queued::Messages, call, run) }
+        Pending { message: Some(message), ..self.run_on(QueueKind::Messages, call, run) }
     }
 
     fn finish(&self, pending: Pending) {
         let queue = match pending.message {
             Some(Message::Recv { .. }) => return self.exchange(pending.message.as_slice()),
-            Some(Message::Send { .. }) => Queued::Messages,
-            None => Queued::Collectives,
+            Some(Message::Send { .. }) => QueueKind::Messages,
+            None => QueueKind::Collectives,
         };
         if pending.job == 0 {
             return;
@@ -150,7 +135,7 @@ impl Group for P2pGroup {
 /// is gone.
 impl Drop for P2pGroup {
     fn drop(&mut self) {
-        for queue in [Queued::Collectives, Queued::Messages] {
+        for queue in [QueueKind::Collectives, QueueKind::Messages] {
             let last = self.begun[queue as usize].get();
             if last > 0 {
                 self.resources.fail_if_panicking();
@@ -234,16 +219,9 @@ impl GroupMembers {
                 self.send_chunk(call, to, self.chunk(self.slice(whole, to), chunk))?;
             }
             let into = self.chunk(mine, chunk);
-            let parts: Result<Vec<Option<Buffer>>, Failed> = (0..self.ranks.len())
-                .map(|rank| {
-                    if rank == self.me {
-                        Ok(None)
-                    } else {
-                        self.receive_chunk(call, rank).map(Some)
-                    }
-                })
-                .collect();
-            let parts = parts?;
+            let receive = |rank| (rank != self.me).then(|| self.receive_chunk(call, rank));
+            let parts = (0..self.ranks.len()).map(|rank| receive(rank).transpose());
+            let parts = parts.collect::<Result<Vec<Option<Buffer>>, Failed>>()?;
             memory::sum(&parts, into);
             parts.into_iter().flatten().for_each(|part| self.endpoint.inbox.pool.give(part));
         }
@@ -304,8 +282,8 @@ impl GroupMembers {
         self.count(whole.numel().div_ceil(self.ranks.len()), whole)
     }
 
-    fn count(&self, numel: usize, of: Tensor) -> usize {
-        numel.div_ceil(self.chunk_len(of)).max(1)
+    fn count(&self, numel: usize, x: Tensor) -> usize {
+        numel.div_ceil(self.chunk_len(x)).max(1)
     }
 
     fn chunk(&self, slice: Tensor, number: usize) -> Tensor {
@@ -331,22 +309,22 @@ impl GroupMembers {
     }
 
     fn receive_chunk(&self, call: Call, from: usize) -> Result<Buffer, Failed> {
-        let (here, there, group) = (self.endpoint.rank, self.ranks[from], &self.name);
+        let (rank, source, group) = (self.endpoint.rank, self.ranks[from], &self.name);
         let (what, number) = (call.signature, call.id.sequence);
         let gone = || {
             Failed::new(format!(
-                "rank {there} has ended; \
-                 rank {here} waits for it in {what} (#{number} of group {group})"
+                "rank {source} has ended; \
+                 rank {rank} waits for it in {what} (#{number} of group {group})"
             ))
         };
-        self.endpoint.recorder.waits_for(call.event, there);
-        let frame = self.endpoint.inbox.take(there, call.id, gone)?;
+        self.endpoint.recorder.waits_for(call.event, source);
+        let frame = self.endpoint.inbox.take(source, call.id, gone)?;
         let fits = match what.op {
             Op::Recv => OpSignature { op: Op::Send, ..what },
             _ => what,
         };
         if frame.signature != fits {
-            return Err(different(number, group, [(here, what), (there, frame.signature)]));
+            return Err(different(number, group, [(rank, what), (source, frame.signature)]));
         }
         Ok(frame.data)
     }

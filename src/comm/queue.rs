@@ -9,22 +9,22 @@ use std::sync::Arc;
 type Job = Box<dyn FnOnce() -> Result<(), Failed> + Send>;
 
 /// Maximum number of queued jobs. A step starts a few per layer.
-const ROOM: usize = 4096;
+const CAPACITY: usize = 4096;
 
 /// Kind of queue. Messages have their own, because they are needed sooner than earlier collectives.
 #[derive(Clone, Copy)]
-pub enum Queued {
+pub enum QueueKind {
     Collectives,
     Messages,
 }
 
-impl Queued {
+impl QueueKind {
     pub const COUNT: usize = 2;
 
     fn name(self) -> &'static str {
         match self {
-            Queued::Collectives => "queue",
-            Queued::Messages => "messages",
+            QueueKind::Collectives => "queue",
+            QueueKind::Messages => "messages",
         }
     }
 }
@@ -44,12 +44,12 @@ pub struct Done {
 
 impl Queue {
     /// Starts the queue. Fails if the thread cannot be started.
-    pub fn new(of: Queued, rank: usize) -> anyhow::Result<Queue> {
+    pub fn new(kind: QueueKind, rank: usize) -> anyhow::Result<Queue> {
         let done = Arc::new(Done::default());
         let report = done.clone();
-        let of_rank = tracing::error_span!(parent: None, "rank", rank);
+        let span = tracing::error_span!(parent: None, "rank", rank);
         let run = move |job: Job| {
-            let _rank = of_rank.enter();
+            let _span = span.enter();
             let failed = report.state.lock().1.is_some();
             let outcome = if failed { Ok(()) } else { job() };
             let mut state = report.state.lock();
@@ -60,7 +60,7 @@ impl Queue {
             report.changed.notify_all();
             None
         };
-        let worker = Worker::start(&format!("{} of rank {rank}", of.name()), ROOM, run)?;
+        let worker = Worker::start(&format!("{} of rank {rank}", kind.name()), CAPACITY, run)?;
         Ok(Queue { worker, begun: 0, done })
     }
 

@@ -28,7 +28,6 @@ pub struct Event {
     pub op: Op,
     /// Counted per group (messages: per sender and receiver), from 1.
     pub sequence: u64,
-    #[serde(with = "dtype_by_name")]
     pub dtype: DType,
     /// Bytes of the whole tensor.
     pub bytes: u64,
@@ -69,6 +68,7 @@ pub struct Recorder {
     state: Mutex<State>,
 }
 
+#[derive(Default)]
 struct State {
     events: VecDeque<Event>,
     log: VecDeque<LogLine>,
@@ -108,19 +108,7 @@ impl Drop for Waiting<'_> {
 
 impl Default for Recorder {
     fn default() -> Recorder {
-        let state = State {
-            events: VecDeque::new(),
-            log: VecDeque::new(),
-            groups: Vec::new(),
-            next: 0,
-            phase: "starting".to_string(),
-            since: 0.0,
-            node: String::new(),
-            coord: String::new(),
-            waited: Waited::default(),
-            waits: BTreeMap::new(),
-            busy: VecDeque::new(),
-        };
+        let state = State { phase: "starting".to_string(), ..State::default() };
         Recorder { born: Instant::now(), state: Mutex::new(state) }
     }
 }
@@ -160,11 +148,7 @@ impl Recorder {
     pub fn log(&self, level: &str, step: Option<u64>, text: &str) {
         let (level, text) = (level.to_string(), text.to_string());
         let line = LogLine { at: self.now(), level, step, text };
-        let mut state = self.state.lock();
-        if state.log.len() == KEPT_LINES {
-            state.log.pop_front();
-        }
-        state.log.push_back(line);
+        push_last(&mut self.state.lock().log, line, KEPT_LINES);
     }
 
     /// Starts counting time as waiting of the rank's own thread in a group.
@@ -175,9 +159,10 @@ impl Recorder {
     fn host_waited(&self, group: &str, seconds: f64) {
         let mut state = self.state.lock();
         state.waited.host += seconds;
-        match state.waits.get_mut(group) {
-            Some(sum) => *sum += seconds,
-            None => drop(state.waits.insert(group.to_string(), seconds)),
+        if let Some(sum) = state.waits.get_mut(group) {
+            *sum += seconds;
+        } else {
+            state.waits.insert(group.to_string(), seconds);
         }
     }
 
@@ -198,11 +183,7 @@ impl Recorder {
 
     /// Adds a busy-time window, which the next heartbeat sends to rank 0.
     pub fn record_busy(&self, window: BusyWindow) {
-        let mut state = self.state.lock();
-        if state.busy.len() == KEPT_WINDOWS {
-            state.busy.pop_front();
-        }
-        state.busy.push_back(window);
+        push_last(&mut self.state.lock().busy, window, KEPT_WINDOWS);
     }
 
     /// Windows recorded on this rank, not via rank 0.
@@ -257,10 +238,7 @@ impl Recorder {
         if let Some(group) = state.groups.iter_mut().find(|group| group.name == event.group) {
             group.count(&event);
         }
-        if state.events.len() == KEPT {
-            state.events.pop_front();
-        }
-        state.events.push_back(Event { number, enqueued: now, ..event });
+        push_last(&mut state.events, Event { number, enqueued: now, ..event }, KEPT);
         number
     }
 
@@ -293,17 +271,10 @@ impl Recorder {
     }
 }
 
-mod dtype_by_name {
-    use base::DType;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub fn serialize<S: Serializer>(dtype: &DType, to: S) -> Result<S::Ok, S::Error> {
-        to.collect_str(dtype)
+/// Adds an item to the last `kept` ones.
+fn push_last<T>(last: &mut VecDeque<T>, item: T, kept: usize) {
+    if last.len() == kept {
+        last.pop_front();
     }
-
-    pub fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<DType, D::Error> {
-        let name = String::deserialize(from)?;
-        let found = DType::ALL.into_iter().find(|dtype| dtype.to_string() == name);
-        found.ok_or_else(|| D::Error::custom(format!("no dtype {name}")))
-    }
+    last.push_back(item);
 }

@@ -125,9 +125,10 @@ impl RankReport {
         let coord = Some(&self.coord).filter(|coord| !coord.is_empty());
         let details: Vec<String> =
             node.map(|node| format!("node {node}")).into_iter().chain(coord.cloned()).collect();
-        match details.is_empty() {
-            true => format!("rank {}", self.rank),
-            false => format!("rank {} ({})", self.rank, details.join(", ")),
+        if details.is_empty() {
+            format!("rank {}", self.rank)
+        } else {
+            format!("rank {} ({})", self.rank, details.join(", "))
         }
     }
 

@@ -126,9 +126,10 @@ impl MatrixPart {
         let mut at = cols.start;
         std::iter::from_fn(move || {
             let start = at;
-            let (number, end) = match vector {
-                true => (fused.matrix_of(start), fused.next(start).min(cols.end)),
-                false => (fused.matrix_of(row), cols.end),
+            let (number, end) = if vector {
+                (fused.matrix_of(start), fused.next(start).min(cols.end))
+            } else {
+                (fused.matrix_of(row), cols.end)
             };
             at = end;
             (start < cols.end).then_some((number, start..end))

@@ -2,27 +2,28 @@
 //! by Rust's abort.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::io::Write;
 
 /// For `#[global_allocator]`.
-pub struct OrMessage;
+pub struct ReportingAllocator;
 
 // SAFETY: memory is the system allocator's, by calls with the same arguments. In place of a null the
 // process ends, without unwinding and without allocating (`refused`).
-unsafe impl GlobalAlloc for OrMessage {
+unsafe impl GlobalAlloc for ReportingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's layout has a size above 0, as `System` asks for.
-        there(unsafe { System.alloc(layout) }, layout.size())
+        or_message(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: as in `alloc`.
-        there(unsafe { System.alloc_zeroed(layout) }, layout.size())
+        or_message(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller has `memory` with this layout from here, that is from `System`; `size` is
         // above 0 and does not overflow when rounded up to the alignment.
-        there(unsafe { System.realloc(memory, layout, size) }, size)
+        or_message(unsafe { System.realloc(memory, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
@@ -31,55 +32,27 @@ unsafe impl GlobalAlloc for OrMessage {
     }
 }
 
-fn there(memory: *mut u8, bytes: usize) -> *mut u8 {
+fn or_message(memory: *mut u8, bytes: usize) -> *mut u8 {
     if memory.is_null() {
         refused(bytes);
     }
     memory
 }
 
-const REMEDY: &str = "\n    → lower batch.micro or the number of threads, or raise the limit (ulimit -v, the \
-                      job's memory)\n";
+const REMEDY: &str = "lower batch.micro or the number of threads, or raise the limit (ulimit -v, the \
+                      job's memory)";
 
 /// Ends the process without allocating: the system has refused `bytes` of memory.
 #[cold]
 pub(crate) fn refused(bytes: usize) -> ! {
-    let mut digits = [0; 20];
-    let parts = [
-        "gptrain: out of memory: the system refused ".as_bytes(),
-        decimal(bytes, &mut digits),
-        " bytes".as_bytes(),
-        REMEDY.as_bytes(),
-    ];
-    for part in parts {
-        // SAFETY: `part` has `len` bytes to read. If the write fails, the exit code remains.
-        unsafe { libc::write(libc::STDERR_FILENO, part.as_ptr().cast(), part.len()) };
-    }
+    let mut buffer = [0; 512];
+    let mut rest = &mut buffer[..];
+    // A number is formatted without allocating, and the buffer is large enough.
+    let _ =
+        writeln!(rest, "gptrain: out of memory: the system refused {bytes} bytes\n    → {REMEDY}");
+    let len = 512 - rest.len();
+    // SAFETY: the buffer has `len` bytes to read. If the write fails, the exit code remains.
+    unsafe { libc::write(libc::STDERR_FILENO, buffer.as_ptr().cast(), len) };
     // SAFETY: takes a number and does not return; no destructor or exit handler runs.
     unsafe { libc::_exit(1) }
-}
-
-/// The number in decimal digits.
-fn decimal(mut number: usize, digits: &mut [u8; 20]) -> &[u8] {
-    let mut at = digits.len();
-    loop {
-        at -= 1;
-        digits[at] = b'0' + (number % 10) as u8;
-        number /= 10;
-        if number == 0 {
-            return &digits[at..];
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::decimal;
-
-    #[test]
-    fn numbers_are_written_without_allocating() {
-        let written = |number| String::from_utf8(decimal(number, &mut [0; 20]).to_vec()).unwrap();
-        assert_eq!([0, 7, 120].map(written), ["0", "7", "120"]);
-        assert_eq!(written(usize::MAX), usize::MAX.to_string());
-    }
 }

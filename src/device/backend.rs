@@ -91,8 +91,8 @@ pub struct OutOfMemory {
 
 impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let of = if self.home == Home::Host { "host memory" } else { "memory" };
-        write!(f, "out of {of}: {} asked for", self.asked)?;
+        let memory = if self.home == Home::Host { "host memory" } else { "memory" };
+        write!(f, "out of {memory}: {} asked for", self.asked)?;
         match self.available {
             Some(available) => write!(f, ", {available} available"),
             None => Ok(()),

@@ -30,10 +30,10 @@ fn main() {
     }
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
     let folder = Path::new("target/kernels");
-    let there = env::var_os("GPU").is_none_or(|gpu| gpu != "0") && compile(folder);
-    let volta = there && env::var_os("SM70").is_some_and(|set| set == "1");
+    let compiled = env::var_os("GPU").is_none_or(|gpu| gpu != "0") && compile(folder);
+    let volta = compiled && env::var_os("SM70").is_some_and(|set| set == "1");
     let sets = [
-        set("EMBEDDED", there.then_some((folder, "fatbin")), &out),
+        set("EMBEDDED", compiled.then_some((folder, "fatbin")), &out),
         set("EMBEDDED_VOLTA", volta.then_some((&*folder.join("sm_70"), "cubin")), &out),
     ];
     fs::write(out.join("kernels.rs"), sets.concat()).expect("the build folder can be written");

@@ -54,7 +54,7 @@ impl Buckets {
     }
 
     #[inline(always)]
-    fn of(self, x: f32) -> u32 {
+    fn index(self, x: f32) -> u32 {
         let bits = x.to_bits();
         let size = (bits & 0x7fff_ffff) >> self.shift;
         size.saturating_sub(self.low) + (bits >> 31) * self.count
@@ -96,7 +96,7 @@ impl DynamicMap {
     /// Nearest code of a number in the range of the map.
     #[inline(always)]
     pub fn code(&self, x: f32) -> u8 {
-        let first = self.first[(self.buckets.of(x) as usize).min(BUCKETS - 1)];
+        let first = self.first[(self.buckets.index(x) as usize).min(BUCKETS - 1)];
         first + u8::from(x > self.midpoints[first as usize])
     }
 
@@ -126,9 +126,12 @@ fn values(signed: bool) -> [f32; 256] {
         let parts = 1usize << if signed { decade } else { decade + 1 };
         let width = (1.0 - 0.1f32) / parts as f32;
         // torch.linspace: computed from the nearer end, rounded once.
-        let bound = |k: usize| match k < parts.div_ceil(2) {
-            true => width.mul_add(k as f32, 0.1),
-            false => (-width).mul_add((parts - k) as f32, 1.0),
+        let bound = |k: usize| {
+            if k < parts.div_ceil(2) {
+                width.mul_add(k as f32, 0.1)
+            } else {
+                (-width).mul_add((parts - k) as f32, 1.0)
+            }
         };
         positive.extend((0..parts).map(|k| power * ((bound(k) + bound(k + 1)) / 2.0)));
     }

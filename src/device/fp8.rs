@@ -20,7 +20,7 @@ impl Lines {
     pub const BOTH: [Lines; 2] = [Lines::Rows, Lines::Columns];
 
     /// Number and length of the lines of a matrix.
-    pub fn of(self, x: Tensor) -> [usize; 2] {
+    pub fn shape(self, x: Tensor) -> [usize; 2] {
         match self {
             Lines::Rows => [x.rows, x.cols],
             Lines::Columns => [x.cols, x.rows],

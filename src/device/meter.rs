@@ -92,18 +92,23 @@ impl Drop for Timer<'_> {
     }
 }
 
-#[test]
-fn ops_are_timed_by_section_while_the_meter_is_on() {
-    let meter = Meter::default();
-    assert!(meter.start("gemm").is_none(), "off");
-    meter.turn_on();
-    drop(meter.start("gemm"));
-    meter.enter(Section::Head);
-    drop((meter.start("gemm"), meter.start("sum")));
-    meter.enter(Section::Once);
-    drop(meter.start("gemm"));
-    let times = meter.take();
-    assert_eq!(times.passes.keys().collect::<Vec<_>>(), [&"gemm", &HEAD_PRODUCT, &"sum"]);
-    assert_eq!(times.once.keys().collect::<Vec<_>>(), [&"gemm"]);
-    assert!(meter.start("gemm").is_none() && meter.take() == OpTimes::default());
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ops_are_timed_by_section_while_the_meter_is_on() {
+        let meter = Meter::default();
+        assert!(meter.start("gemm").is_none(), "off");
+        meter.turn_on();
+        drop(meter.start("gemm"));
+        meter.enter(Section::Head);
+        drop((meter.start("gemm"), meter.start("sum")));
+        meter.enter(Section::Once);
+        drop(meter.start("gemm"));
+        let times = meter.take();
+        assert_eq!(times.passes.keys().collect::<Vec<_>>(), [&"gemm", &HEAD_PRODUCT, &"sum"]);
+        assert_eq!(times.once.keys().collect::<Vec<_>>(), [&"gemm"]);
+        assert!(meter.start("gemm").is_none() && meter.take() == OpTimes::default());
+    }
 }

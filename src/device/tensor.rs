@@ -120,24 +120,12 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const DTYPE: DType;
 }
 
-impl Element for f32 {
-    const DTYPE: DType = DType::F32;
+macro_rules! elements {
+    ($($type:ty => $dtype:ident),*) => { $(impl Element for $type {
+        const DTYPE: DType = DType::$dtype;
+    })* };
 }
-impl Element for bf16 {
-    const DTYPE: DType = DType::BF16;
-}
-impl Element for f16 {
-    const DTYPE: DType = DType::F16;
-}
-impl Element for u8 {
-    const DTYPE: DType = DType::U8;
-}
-impl Element for i32 {
-    const DTYPE: DType = DType::I32;
-}
-impl Element for i64 {
-    const DTYPE: DType = DType::I64;
-}
+elements!(f32 => F32, bf16 => BF16, f16 => F16, u8 => U8, i32 => I32, i64 => I64);
 
 #[cfg(test)]
 mod tests {

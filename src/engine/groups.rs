@@ -216,7 +216,7 @@ pub fn context<'a>(
         training,
         z_loss: manifest.train.z_loss.filter(|_| training),
         fp8: None,
-        past: 0,
+        cached_tokens: 0,
     }
 }
 

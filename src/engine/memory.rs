@@ -26,7 +26,7 @@ pub struct RankMemory {
     pub passes: PassBuffers,
     pub scalars: Scalars,
     /// Buffers for fp8 operands.
-    pub fp8: Option<fp8::Room>,
+    pub fp8: Option<fp8::Fp8Pass>,
 }
 
 /// Resolves `offload.gradients`: moves gradients to the host if the manifest leaves the choice open
@@ -75,7 +75,7 @@ pub fn lay_out(
         params::plan_fp8_codes(&mut buckets, &layout, keeps, be, &arenas.weights);
         let tokens = m.batch.micro * m.model.seq_len;
         let space = arenas.workspace.matrix(1, fp8::bytes(&train, tokens), DType::U8);
-        fp8::Room { space, keeps, new_weights: false }
+        fp8::Fp8Pass { space, keeps, new_weights: false }
     });
     let [train, eval] =
         [true, false].map(|training| Cx { fp8, ..context(be, groups, m, training) });

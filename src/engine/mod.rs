@@ -44,7 +44,7 @@ use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
 use memory::PassBuffers;
-use model::layers::fp8::Room;
+use model::layers::fp8::Fp8Pass;
 use model::{Activations, Cx, Inputs, Layout, MicroBatch, Param, Stage};
 use order::StepOrder;
 use plan::schedule::{self, Action, Pass, PipelineRank, Side};
@@ -74,7 +74,7 @@ pub struct Engine<'a> {
     passes: PassBuffers,
     scalars: Scalars,
     /// Buffers for fp8 operands.
-    fp8: Option<Room>,
+    fp8: Option<Fp8Pass>,
     order: StepOrder,
     /// Last outcome received, as the device wrote it.
     received: RefCell<Vec<f32>>,
@@ -317,7 +317,7 @@ impl<'a> Engine<'a> {
                         (_, true) => {}
                         (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
                     }
-                    let room = self.fp8.map(|room| room.of_forward(pass.micro == 0));
+                    let room = self.fp8.map(|room| room.for_forward(pass.micro == 0));
                     let codes = room.is_some_and(|room| room.new_weights);
                     let stage = Stage { cx: Cx { fp8: room, ..cx }, ..stage };
                     let enqueue = || stage.forward(activations(pass));

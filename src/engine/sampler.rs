@@ -7,7 +7,7 @@ use super::groups::{Groups, context};
 use data::{Batch, Column};
 use device::{Backend, OutOfMemory};
 use manifest::{Manifest, Model};
-use model::{Activations, Cx, Inputs, ModelShard, Past, Stage, Tables};
+use model::{Activations, Cx, Inputs, KvCache, ModelShard, Stage, Tables};
 use std::ops::Range;
 
 /// Prompt tokens per forward pass.
@@ -21,7 +21,7 @@ pub struct Sampler<'a> {
     manifest: Manifest,
     pub weights: Frozen<'a>,
     context_len: usize,
-    past: Past,
+    cache: KvCache,
     /// Buffers for one token, and for several.
     one: Pass,
     several: Pass,
@@ -38,7 +38,7 @@ struct Pass {
 struct SamplerBuffers<'a> {
     weights: Frozen<'a>,
     tables: Tables,
-    past: Past,
+    cache: KvCache,
     passes: [Activations; 2],
 }
 
@@ -53,7 +53,7 @@ impl<'a> Sampler<'a> {
         let groups = Groups::solo();
         let manifest = Frozen::manifest(manifest);
         let lay_out = |arenas: &Arenas| lay_out(be, &groups, &manifest, context_len, arenas);
-        let (SamplerBuffers { weights, tables, past, passes }, _) =
+        let (SamplerBuffers { weights, tables, cache, passes }, _) =
             Arenas::reserve_for(be, lay_out)?;
         tables.upload(&context(be, &groups, &manifest, false));
         let [one, several] = passes.map(|activations| {
@@ -61,7 +61,7 @@ impl<'a> Sampler<'a> {
             Pass { activations, batch }
         });
         let cached = Vec::new();
-        Ok(Sampler { be, groups, manifest, weights, context_len, past, one, several, cached })
+        Ok(Sampler { be, groups, manifest, weights, context_len, cache, one, several, cached })
     }
 
     /// Logits of the token after `tokens`, one per entry of the vocabulary. A text longer than the
@@ -98,8 +98,8 @@ impl<'a> Sampler<'a> {
             let new = &tokens[first..][..remaining.min(pass.batch.seq_len())];
             pass.fill(first, new);
             let cx = context(self.be, &self.groups, &self.manifest, false);
-            let cx = Cx { past: first, ..cx };
-            self.past.begin(&cx, first, pass.batch.seq_len());
+            let cx = Cx { cached_tokens: first, ..cx };
+            self.cache.begin(&cx, first, pass.batch.seq_len());
             let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
             pass.activations.inputs.upload(self.be, &pass.batch);
             stage.forward(&pass.activations);
@@ -140,8 +140,8 @@ fn lay_out<'a>(
     let weights = Frozen::lay_out(be, &m.model, ModelShard::whole(&m.model), arenas);
     let several = PROMPT.min(context_len);
     // The last rows of a prompt's pass may exceed the context.
-    let past = Past::plan(&cx, context_len + several, &arenas.inputs);
-    let tables = Tables { past: Some(past), ..Tables::plan(&cx, &arenas.inputs) };
+    let cache = KvCache::plan(&cx, context_len + several, &arenas.inputs);
+    let tables = Tables { kv_cache: Some(cache), ..Tables::plan(&cx, &arenas.inputs) };
     let chunk = &weights.layout().shard.chunks[0];
     let pass = |tokens: usize| {
         let inputs = Inputs::plan(1, tokens, true, &arenas.inputs);
@@ -149,5 +149,5 @@ fn lay_out<'a>(
         arenas.workspace.temporary(plan)
     };
     let passes = [1, several].map(pass);
-    SamplerBuffers { weights, tables, past, passes }
+    SamplerBuffers { weights, tables, cache, passes }
 }

@@ -212,7 +212,7 @@ fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result
 /// Variables of the launcher; comm.rendezvous counts as one.
 pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
     let given = |name: &str| (name == RENDEZVOUS).then(|| m.comm.rendezvous.clone()).flatten();
-    LauncherEnv::of(&|name| std::env::var(name).ok().or_else(|| given(name)))
+    LauncherEnv::from_variables(&|name| std::env::var(name).ok().or_else(|| given(name)))
 }
 
 fn wrong_world_size(m: &Manifest, launch: &LauncherEnv) -> Problems {

@@ -1,7 +1,9 @@
 //! Pre-norm transformer block, for every device and every split: x plus the attention sublayer of
 //! its norm, plus the feed-forward sublayer of that sum's norm.
 
-use super::layers::{attention, feed_forward, norm};
+use super::layers::attention::{self, AttentionActs};
+use super::layers::feed_forward::{self, FeedForwardActs};
+use super::layers::norm;
 use super::weights::Weight::*;
 use super::{BlockArenas, Cx, GradBuffers, Inputs, Params, Tables};
 use comm::Pending;
@@ -10,17 +12,17 @@ use manifest::Recompute;
 
 /// Buffers that the forward of one block writes, for one micro-batch.
 #[rustfmt::skip]
-pub struct Acts {
+pub struct BlockActs {
     pub x: Tensor, // [n, H]   input
     mid:   Tensor, // [n, H]   after attention
     pub y: Tensor, // [n, H]   output, and the next block's input
-    attention: attention::Acts,
-    ffn:       feed_forward::Acts,
+    attention: AttentionActs,
+    ffn:       FeedForwardActs,
     drop_attn: Dropout,
     drop_ffn:  Dropout,
 }
 
-impl Acts {
+impl BlockActs {
     /// Lays out the buffers. `saved` is kept until backward, `workspace` is shared by all blocks.
     #[allow(clippy::too_many_arguments)]
     pub fn plan(
@@ -31,7 +33,7 @@ impl Acts {
         (x, y): (Tensor, Tensor),
         saved: &Arena,
         workspace: &Arena,
-    ) -> Acts {
+    ) -> BlockActs {
         let arenas = BlockArenas {
             costly: if cx.recompute == Recompute::Full { workspace } else { saved },
             cheap: if cx.recompute == Recompute::None { saved } else { workspace },
@@ -42,19 +44,19 @@ impl Acts {
         let out = [out, cx.tp.gathered(out, inputs.rows(), workspace)];
         let drop =
             |site| cx.dropout(&format!("block.{layer}.{site}"), cx.model.dropout.residual, inputs);
-        Acts {
+        BlockActs {
             x,
             mid,
             y,
-            attention: attention::Acts::plan(cx, layer, inputs, tables, x, out, &arenas),
-            ffn: feed_forward::Acts::plan(cx, inputs, mid, out, &arenas),
+            attention: AttentionActs::plan(cx, layer, inputs, tables, x, out, &arenas),
+            ffn: FeedForwardActs::plan(cx, inputs, mid, out, &arenas),
             drop_attn: drop("attn"),
             drop_ffn: drop("mlp"),
         }
     }
 }
 
-pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
+pub fn forward(cx: &Cx, w: &Params, a: &BlockActs) {
     forward_to_ffn(cx, w, a);
     feed_forward::forward(cx, w, &a.ffn);
     cx.be.run(op::Residual {
@@ -67,15 +69,15 @@ pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
 }
 
 /// Forward up to the input of the feed-forward sublayer.
-fn forward_to_ffn(cx: &Cx, w: &Params, a: &Acts) {
+fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActs) {
     norm::forward(cx, w, &a.attention.norm);
     attention::forward(cx, w, &a.attention);
-    let branch = [a.x, a.attention.out];
-    norm::forward_residual(cx, w, &a.ffn.norm, branch, w.get(ProjB), &a.drop_attn);
+    let (x, branch) = (a.x, a.attention.out);
+    norm::forward_residual(cx, w, &a.ffn.norm, x, branch, w.get(ProjB), &a.drop_attn);
 }
 
 /// Backward. `d.stream` holds the gradient of y on entry and that of x on return.
-pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
+pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActs, d: &GradBuffers) {
     let [to_attention, to_ffn] = rebuild(cx, w, a);
 
     let dbias = |weight| g.get(weight).map(Tensor::add);
@@ -93,7 +95,7 @@ pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: &GradBuffers) {
 
 /// Recomputes what `Recompute` let forward drop. Returns the gathers of the sublayers' inputs that
 /// are still running.
-fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> [Option<Pending>; 2] {
+fn rebuild(cx: &Cx, w: &Params, a: &BlockActs) -> [Option<Pending>; 2] {
     match cx.recompute {
         Recompute::None => [None, None],
         Recompute::Selective => {

@@ -18,10 +18,8 @@ impl Layout {
         seed: u64,
         out: &mut [f32],
     ) {
-        let residual = match model.init.scale_residual {
-            true => (2.0 * model.layers as f32).sqrt(),
-            false => 1.0,
-        };
+        let residual =
+            if model.init.scale_residual { (2.0 * model.layers as f32).sqrt() } else { 1.0 };
         let std = model.init.std * param.spec.init_factor(model);
         match param.spec.init {
             Init::Zero => out.fill(0.0),

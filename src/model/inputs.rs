@@ -62,10 +62,8 @@ impl Inputs {
     /// Copies a micro-batch from the host in one transfer.
     pub fn upload(&self, be: &dyn Backend, batch: &Batch) {
         assert_eq!((batch.columns().tokens, batch.seq_len()), (self.rows(), self.seq), "tokens");
-        let used = match self.causal {
-            true => self.visible.addr() - self.all.addr(),
-            false => self.all.bytes(),
-        };
+        let used =
+            if self.causal { self.visible.addr() - self.all.addr() } else { self.all.bytes() };
         be.upload_async(&batch.bytes()[..used], self.all.span(0, used / self.all.dtype.size()));
     }
 }

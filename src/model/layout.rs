@@ -1,7 +1,7 @@
 //! Parameter table of one rank: the position of each weight in the flat buffers of weights,
 //! gradients, master weights and moments, which all use the same offsets.
 
-use super::kept::KeptWeight;
+use super::fp8_weight::Fp8Weight;
 use super::weights::{Module, ParamSpec, TpSplit, Weight, table};
 use base::div_exact;
 use device::{Out, Tensor};
@@ -119,15 +119,15 @@ impl Layout {
         let layers: Vec<usize> = shard.layers().collect();
         let mut layout = Layout { buckets: Vec::new(), shard };
         let table = table(model);
-        let of = |module| table.iter().filter(move |spec| spec.module == module);
+        let rows = |module| table.iter().filter(move |spec| spec.module == module);
         if first {
-            layout.push(Module::Embed, of(Module::Embed), "");
+            layout.push(Module::Embed, rows(Module::Embed), "");
         }
         for layer in layers {
-            layout.push(Module::Block, of(Module::Block), &format!("block.{layer}."));
+            layout.push(Module::Block, rows(Module::Block), &format!("block.{layer}."));
         }
         if last {
-            layout.push(Module::Head, of(Module::Head), "");
+            layout.push(Module::Head, rows(Module::Head), "");
         }
         if last && !first && table.iter().any(|spec| spec.tied) {
             layout.push(Module::TiedCopy, table.iter().filter(|spec| spec.tied), "");
@@ -200,7 +200,7 @@ pub struct Params {
     /// Gradients only: those of matrix products are uninitialised, the others zero.
     fresh: bool,
     /// fp8 state of the weights.
-    kept: Vec<(Weight, KeptWeight)>,
+    fp8_weights: Vec<(Weight, Fp8Weight)>,
 }
 
 impl Params {
@@ -210,7 +210,7 @@ impl Params {
         for param in &bucket.params {
             tensors[param.spec.weight as usize] = Some(param.tensor(bucket, base));
         }
-        Params { tensors, fresh: false, kept: Vec::new() }
+        Params { tensors, fresh: false, fp8_weights: Vec::new() }
     }
 
     /// The same gradients before the first micro-batch: `out` overwrites.
@@ -220,19 +220,19 @@ impl Params {
 }
 
 impl Params {
-    /// The same weights, with the fp8 state that `keep` returns for each matrix [out, in] of a
+    /// The same weights, with the fp8 state that `plan` returns for each matrix [out, in] of a
     /// block.
-    pub fn keeping(mut self, bucket: &Bucket, keep: impl Fn([usize; 2]) -> KeptWeight) -> Params {
+    pub fn with_fp8(mut self, bucket: &Bucket, plan: impl Fn([usize; 2]) -> Fp8Weight) -> Params {
         let matrices = bucket.params.iter().filter(|param| param.spec.is_block_matrix());
-        let kept = |param: &Param| (param.spec.weight, keep([param.rows, param.cols]));
-        self.kept = matrices.map(kept).collect();
+        let plan = |param: &Param| (param.spec.weight, plan([param.rows, param.cols]));
+        self.fp8_weights = matrices.map(plan).collect();
         self
     }
 
     /// fp8 state of a matrix of a block.
-    pub fn kept(&self, weight: Weight) -> KeptWeight {
-        let kept = self.kept.iter().find(|(of, _)| *of == weight);
-        kept.unwrap_or_else(|| panic!("nothing is kept of {weight:?}")).1
+    pub fn fp8_weight(&self, weight: Weight) -> Fp8Weight {
+        let found = self.fp8_weights.iter().find(|(known, _)| *known == weight);
+        found.unwrap_or_else(|| panic!("{weight:?} has no fp8 state")).1
     }
 
     /// Weight, or None if the model has no such weight.

@@ -11,21 +11,21 @@ mod block;
 mod buffers;
 mod init;
 mod inputs;
-mod kept;
+mod fp8_weight;
 pub mod layers;
 mod layout;
 pub mod mup;
-mod past;
+mod kv_cache;
 mod stage;
 mod tables;
 mod tensor_parallel;
 mod weights;
 
 pub use buffers::{BlockArenas, GradBuffers};
+pub use fp8_weight::Fp8Weight;
 pub use inputs::Inputs;
-pub use kept::KeptWeight;
+pub use kv_cache::KvCache;
 pub use layout::{Bucket, Chunk, Layout, ModelShard, Param, Params};
-pub use past::Past;
 pub use stage::{Activations, MicroBatch, ParamStore, Stage};
 pub use tables::Tables;
 pub use tensor_parallel::TensorParallel;
@@ -54,9 +54,9 @@ pub struct Cx<'a> {
     /// Coefficient of the z-loss, in training.
     pub z_loss: Option<f32>,
     /// Workspace for fp8 operands. If present, the blocks' products are computed in fp8.
-    pub fp8: Option<layers::fp8::Room>,
-    /// Number of earlier tokens whose keys and values are in the KV cache (`Past`).
-    pub past: usize,
+    pub fp8: Option<layers::fp8::Fp8Pass>,
+    /// Number of earlier tokens whose keys and values are in the KV cache (`KvCache`).
+    pub cached_tokens: usize,
 }
 
 impl Cx<'_> {

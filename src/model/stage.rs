@@ -1,7 +1,9 @@
 //! Layers of a rank: forward and backward of one micro-batch.
 
-use super::layers::{embedding, head};
-use super::{Chunk, Cx, GradBuffers, Inputs, Layout, Module, Params, Tables, Weight, block};
+use super::block::{self, BlockActs};
+use super::layers::embedding::{self, EmbeddingActs};
+use super::layers::head::{self, HeadActs};
+use super::{Chunk, Cx, GradBuffers, Inputs, Layout, Module, Params, Tables, Weight};
 use device::{Arena, Out, Tensor};
 
 /// Owner of weights and gradients between uses. The stage calls it around every bucket and does not
@@ -26,10 +28,10 @@ pub struct MicroBatch {
 /// Buffers of one micro-batch in one chunk of layers.
 pub struct Activations {
     pub inputs: Inputs,
-    embed: Option<embedding::Acts>,
+    embed: Option<EmbeddingActs>,
     first_layer: usize,
-    blocks: Vec<block::Acts>,
-    head: Option<head::Acts>,
+    blocks: Vec<BlockActs>,
+    head: Option<HeadActs>,
     /// [n, H]: input of the first layer and output of the last.
     pub x: Tensor,
     pub y: Tensor,
@@ -51,7 +53,7 @@ impl Activations {
         let first = stream();
         let (mut x, mut spare) = (first, stream());
         let embed = chunk.first.then(|| {
-            workspace.temporary(|workspace| embedding::Acts::plan(cx, &inputs, x, saved, workspace))
+            workspace.temporary(|workspace| EmbeddingActs::plan(cx, &inputs, x, saved, workspace))
         });
         let mut blocks = Vec::new();
         let first_layer = chunk.layers.start;
@@ -59,13 +61,13 @@ impl Activations {
             let y = if cx.training && layer > first_layer { stream() } else { spare };
             blocks.push(workspace.temporary(|workspace| {
                 let saved = if cx.training { saved } else { workspace };
-                block::Acts::plan(cx, layer, &inputs, tables, (x, y), saved, workspace)
+                BlockActs::plan(cx, layer, &inputs, tables, (x, y), saved, workspace)
             }));
             (x, spare) = (y, x);
         }
         let head = chunk
             .last
-            .then(|| workspace.temporary(|workspace| head::Acts::plan(cx, &inputs, x, workspace)));
+            .then(|| workspace.temporary(|workspace| HeadActs::plan(cx, &inputs, x, workspace)));
         Activations { inputs, embed, first_layer, blocks, head, x: first, y: x }
     }
 
@@ -138,7 +140,7 @@ impl Stage<'_> {
     fn blocks<'s>(
         &self,
         s: &'s Activations,
-    ) -> impl DoubleEndedIterator<Item = (usize, &'s block::Acts)> {
+    ) -> impl DoubleEndedIterator<Item = (usize, &'s BlockActs)> {
         let first = if s.blocks.is_empty() { 0 } else { self.layout.block(s.first_layer) };
         s.blocks.iter().enumerate().map(move |(i, acts)| (first + i, acts))
     }

@@ -1,7 +1,7 @@
 //! Inputs of attention besides weights and batch: ALiBi's slopes and RoPE's rotations, which are
 //! constant, and the KV cache.
 
-use super::{Cx, Past};
+use super::{Cx, KvCache};
 use base::DType;
 use device::{Arena, Tensor};
 use manifest::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
@@ -16,7 +16,7 @@ pub struct Tables {
     /// angles, then their sines. f32 in every precision: cosines rounded to bf16 are off by up to 2⁻⁹ of
     /// themselves.
     pub rotations: Option<Tensor>,
-    pub past: Option<Past>,
+    pub kv_cache: Option<KvCache>,
 }
 
 impl Tables {

@@ -40,15 +40,18 @@ impl TensorParallel<'_> {
 
     /// Starts `reduce_out`. The result is visible to ops enqueued after `finish`.
     pub fn begin_reduce(&self, inside: Tensor, outside: Tensor) -> Option<Pending> {
-        let sum = match self.sequence {
-            true => Collective::ReduceScatter { whole: inside, part: outside },
-            false => Collective::AllReduce(outside),
+        let sum = if self.sequence {
+            Collective::ReduceScatter { whole: inside, part: outside }
+        } else {
+            Collective::AllReduce(outside)
         };
         Some(self.group.begin_ahead(sum))
     }
 
     pub fn finish(&self, pending: Option<Pending>) {
-        pending.into_iter().for_each(|pending| self.group.finish(pending));
+        if let Some(pending) = pending {
+            self.group.finish(pending);
+        }
     }
 
     /// This rank's part of a tensor outside the region, to be sent to another stage. Without

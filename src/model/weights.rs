@@ -209,8 +209,8 @@ pub struct LayerCosts {
 /// Costs of a model's layers and of its ends.
 pub fn costs(m: &Model, recompute: Recompute) -> LayerCosts {
     let table = table(m);
-    let sum = |of: &dyn Fn(&ParamSpec) -> bool| {
-        let rows = table.iter().filter(|s| of(s));
+    let sum = |counts: &dyn Fn(&ParamSpec) -> bool| {
+        let rows = table.iter().filter(|s| counts(s));
         rows.map(|s| s.rows as f64 * s.cols as f64).sum::<f64>()
     };
     let parameters = |module| sum(&|s| s.module == module);

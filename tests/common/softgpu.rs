@@ -23,7 +23,7 @@ pub fn folder() -> PathBuf {
 
 /// The GPU to test on: of the machine if `GPTRAIN_TEST_GPU` is set, else the stand-in.
 pub fn gpu(ordinal: usize) -> Options {
-    if is_real() { Options::of_machine(ordinal) } else { Options { ordinal, ..options() } }
+    if is_real() { Options::from_environment(ordinal) } else { Options { ordinal, ..options() } }
 }
 
 /// Whether tests are to run on a GPU of the machine.

@@ -104,7 +104,7 @@ fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given 
     let bucket = &layout.buckets[layout.block(0)];
     let arena = Arena::new(&cpu, 8 << 20).unwrap();
     let params = Params::new(bucket, arena.matrix(1, bucket.range.len(), DType::F32));
-    let params = params.keeping(bucket, |size| fp8::keep(&cpu, size, keeps, &arena));
+    let params = params.with_fp8(bucket, |size| fp8::plan_weight(&cpu, size, keeps, &arena));
     let cx = Cx {
         be: &cpu,
         tp: TensorParallel { group, sequence: false },
@@ -115,10 +115,10 @@ fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given 
         training: true,
         z_loss: None,
         fp8: None,
-        past: 0,
+        cached_tokens: 0,
     };
     let space = arena.matrix(1, fp8::bytes(&cx, TOKENS), DType::U8);
-    let room = fp8::Room { space, keeps, new_weights: false };
+    let room = fp8::Fp8Pass { space, keeps, new_weights: false };
     let cx = Cx { fp8: Some(room), ..cx };
     let split = weight.block_split();
     let spec = gptrain::model::table(&m.model).into_iter().find(|s| s.weight == weight).unwrap();
@@ -137,7 +137,7 @@ fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given 
     cpu.host().run(op::Copy { x: place(3, spec.rows, spec.cols, split), y: params[weight].set() });
     let [y, dx, dw] = [dy, x, params[weight]].map(|x| arena.matrix(x.rows, x.cols, DType::F32));
     let input = linear::Input::plan(&cx, x, &arena);
-    let first = Cx { fp8: Some(room.of_forward(true)), ..cx };
+    let first = Cx { fp8: Some(room.for_forward(true)), ..cx };
     linear::forward(&first, input, (&params, weight), Epilogue::Nothing, y.set());
     linear::backward(&cx, dy, input, (&params, weight), Epilogue::Nothing, dx.set(), dw.set());
     [y, dx, dw].map(|x| {

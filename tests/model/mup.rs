@@ -50,7 +50,7 @@ fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
         training: false,
         z_loss: None,
         fp8: None,
-        past: 0,
+        cached_tokens: 0,
     };
     let chunk = &sampler.weights.layout().shard.chunks[0];
     let plan = |arena: &Arena| {

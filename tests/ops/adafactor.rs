@@ -230,7 +230,7 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
     };
     let (of_u, of_weight) = (squares(1.0), squares(0.3));
     for scaled in [false, true] {
-        let (master, live) = (b.normal_f32(1, part.len), b.blank(1, part.len, b.dtype));
+        let (master, rounded) = (b.normal_f32(1, part.len), b.blank(1, part.len, b.dtype));
         let op = op::Adafactor {
             rule: RULE,
             scalars: scalars.on,
@@ -240,7 +240,7 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
             update_squares: of_u.on,
             weight_squares: scaled.then_some(of_weight.on),
             master: master.on,
-            weight: live,
+            weight: rounded,
         };
         b.run(op);
         let skipped = scalars.x[0].is_nan();
@@ -263,11 +263,11 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
         });
         if !skipped {
             let stored = b.numbers(master.on);
-            b.expect("live", live, || stored);
+            b.expect("rounded", rounded, || stored);
             // Where the weights in use are the master's themselves.
             let onto = b.again(&master);
             b.run(op::Adafactor { master: onto.on, weight: onto.on, ..op });
-            b.same("live on master", onto.on, master.on);
+            b.same("rounded on master", onto.on, master.on);
         }
     }
 }

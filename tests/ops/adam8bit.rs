@@ -80,7 +80,7 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
     let len = block * blocks;
     let master = b.normal_f32(1, len);
     let (mut m, mut v) = (Moment::new(b, block, blocks, 3), Moment::new(b, block, blocks, 50));
-    let live = b.blank(1, len, b.dtype);
+    let rounded = b.blank(1, len, b.dtype);
     let mut weights = master.x.clone();
     let spread = b.normal_f32(1, len).x;
     for step in 1..=4 {
@@ -106,7 +106,7 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
             master: master.on,
             m: m.coded(),
             v: v.coded(),
-            weight: live,
+            weight: rounded,
         });
         if factor.is_finite() {
             define(&rule, &scalars.x, &grad.x, &mut weights, &mut m, &mut v);
@@ -115,7 +115,7 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
         v.expect(b, "v");
         b.expect("master", master.on, || weights.clone());
         let stored = b.numbers(master.on);
-        b.expect("live", live, || stored);
+        b.expect("rounded", rounded, || stored);
     }
 }
 

@@ -57,7 +57,7 @@ impl Shape {
         self.scale.unwrap_or(1.0 / (self.d as f32).sqrt())
     }
 
-    fn of_heads(self) -> Heads {
+    fn heads(self) -> Heads {
         Heads { query: self.heads, kv: self.heads / self.serves, dim: self.d }
     }
 
@@ -118,7 +118,7 @@ pub fn table() -> Vec<Case> {
 
 pub fn attention(b: &Bench, shape: Shape) {
     let Shape { samples, seq, heads, d, alibi, rate, spread, .. } = shape;
-    let (rows, all) = (samples * seq, shape.of_heads());
+    let (rows, all) = (samples * seq, shape.heads());
     let normal = b.normal_f32(rows, all.qkv_width()).x;
     let spread: Vec<f64> = normal.into_iter().map(|x| x * spread).collect();
     let qkv = b.known(rows, all.qkv_width(), b.dtype, &spread);
@@ -142,8 +142,8 @@ pub fn attention(b: &Bench, shape: Shape) {
 
     let (y, lse) = (b.blank(rows, heads * d, b.dtype), b.blank(rows, heads, DType::F32));
     b.run(op::Attention { qkv: qkv.on, how, y: y.set(), lse: lse.set() });
-    b.expect("y", y, || definition.of(&qkv.x).0);
-    b.expect("lse", lse, || definition.of(&qkv.x).1);
+    b.expect("y", y, || definition.compute(&qkv.x).0);
+    b.expect("lse", lse, || definition.compute(&qkv.x).1);
 
     let dy = b.normal(rows, heads * d);
     let dqkv = b.blank(rows, all.qkv_width(), b.dtype);
@@ -178,7 +178,7 @@ struct Definition {
 
 impl Definition {
     /// y and lse of qkv.
-    fn of(&self, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    fn compute(&self, qkv: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let (mut y, mut lse) = (Vec::new(), Vec::new());
         for row in 0..self.shape.samples * self.shape.seq {
             for head in 0..self.shape.heads {
@@ -192,7 +192,7 @@ impl Definition {
 
     fn query(&self, qkv: &[f64], row: usize, head: usize) -> (Vec<f64>, f64) {
         let Shape { seq, d, alibi, rate, .. } = self.shape;
-        let (first, query, heads) = (row / seq * seq, row % seq, self.shape.of_heads());
+        let (first, query, heads) = (row / seq * seq, row % seq, self.shape.heads());
         let part = |row: usize, which: Qkv| {
             let at = row * heads.qkv_width() + heads.column(head, which);
             &qkv[at..at + d]

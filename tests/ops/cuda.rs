@@ -298,7 +298,7 @@ fn a_v100_trains_in_f16_where_the_build_has_kernels_for_it() {
         let name = "cuda::a_v100_trains_in_f16_where_the_build_has_kernels_for_it";
         return alone(name, (CAPABILITY, "70"));
     }
-    let volta = Kernels::of_folder(&softgpu::folder()).ok();
+    let volta = Kernels::from_folder(&softgpu::folder()).ok();
     let with = |dtype, tf32| Options { dtype, tf32, volta, ..without.clone() };
     let refused = |options: &Options| Cuda::open(options).err().expect("a refusal").to_string();
     let says = refused(&without);

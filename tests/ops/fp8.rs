@@ -61,7 +61,7 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     let x = uneven(b, rows, cols);
     let all = Lines::BOTH.map(|lines| lines_of(&x.x, cols, lines));
     for asked in ASKED {
-        let maxima = Lines::BOTH.map(|lines| b.blank(1, lines.of(x.on)[0], DType::F32));
+        let maxima = Lines::BOTH.map(|lines| b.blank(1, lines.shape(x.on)[0], DType::F32));
         let [rows, columns] = pick(asked, maxima.map(Tensor::set));
         b.run(op::LineMaxima { x: x.on, rows, columns });
         for at in (0..2).filter(|at| asked[*at]) {
@@ -78,7 +78,7 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
     for (asked, format, scaling) in
         ASKED.into_iter().flat_map(|a| FORMATS.map(|f| SCALINGS.map(|s| (a, f, s)))).flatten()
     {
-        let to = Lines::BOTH.map(|lines| blank(b, lines.of(x.on), format, scaling));
+        let to = Lines::BOTH.map(|lines| blank(b, lines.shape(x.on), format, scaling));
         let [rows, columns] = pick(asked, [0, 1].map(|at| (shares[at].on, to[at])));
         b.run(op::Quantize { x: x.on, rows, columns });
         for at in (0..2).filter(|at| asked[*at]) {
@@ -108,7 +108,7 @@ fn by_own_maxima(b: &Bench, x: &Known, [rows, columns]: &[Vec<Vec<f64>>; 2]) {
     let of = |lines: &[Vec<f64>]| lines.iter().map(|line| maximum(line)).collect::<Vec<_>>();
     for (format, takes) in FORMATS.into_iter().flat_map(|format| [(format, true), (format, false)])
     {
-        let to = blank(b, Lines::Rows.of(x.on), format, Fp8Scaling::RowWise);
+        let to = blank(b, Lines::Rows.shape(x.on), format, Fp8Scaling::RowWise);
         let maxima = b.blank(1, columns.len(), DType::F32);
         b.run(op::QuantizeRows { x: x.on, to, columns: takes.then(|| maxima.set()) });
         are_codes(b, &to, rows, &of(rows));
@@ -139,7 +139,7 @@ fn are_codes(b: &Bench, to: &Quantized, lines: &[Vec<f64>], most: &[f64]) {
 
 /// Quantizes x by its own maxima; also the numbers that it then has.
 fn own(b: &Bench, x: &Known, format: Fp8, scaling: Fp8Scaling) -> (Quantized, Vec<f64>) {
-    let (size, to) = (Lines::Rows.of(x.on), blank(b, Lines::Rows.of(x.on), format, scaling));
+    let (size, to) = (Lines::Rows.shape(x.on), blank(b, Lines::Rows.shape(x.on), format, scaling));
     let maxima = b.blank(1, size[0], DType::F32);
     b.run(op::LineMaxima { x: x.on, rows: Some(maxima.set()), columns: None });
     b.run(op::Quantize { x: x.on, rows: Some((maxima, to)), columns: None });

@@ -63,15 +63,15 @@ fn adamw(b: &Bench, len: usize) {
     for step in [0.03, 0.031, 0.029] {
         let grad = b.normal_f32(1, len);
         let scalars = b.known(1, 3, DType::F32, &[0.7310586, step, 1.2345679]);
-        let [w, m, v, live] = [0, 1, 2, 3].map(|i| state[i].on);
-        update(be, rule, scalars.on, grad.on, [w, m, v, live]);
+        let [w, m, v, rounded] = [0, 1, 2, 3].map(|i| state[i].on);
+        update(be, rule, scalars.on, grad.on, [w, m, v, rounded]);
         update(be.host(), rule, copy(&scalars), copy(&grad), moved);
         for (device, host) in state.iter().zip(moved) {
             assert!(b.bytes(device.on) == b.bytes(host), "the host rounds as the device");
         }
     }
-    let live = b.numbers(state[3].on);
-    b.expect("weights", state[3].on, || live);
+    let rounded = b.numbers(state[3].on);
+    b.expect("weights", state[3].on, || rounded);
 }
 
 fn update(be: &dyn Backend, rule: AdamW, scalars: Tensor, grad: Tensor, state: [Tensor; 4]) {

@@ -33,7 +33,7 @@ pub fn all(b: &Bench, len: usize) {
         for nesterov in [false, true] {
             momentum(b, len, &factor, nesterov);
         }
-        descend(b, len, &factor);
+        update(b, len, &factor);
     }
     blend(b, len);
     for (sum, norm) in [(6.25, 2.5), (1e-8, 1e-3), (0.0, 1e-3)] {
@@ -52,9 +52,8 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
     for dtype in [DType::F32, b.dtype] {
         let (onto, out) = (b.again(&m), b.blank(1, len, dtype));
         b.run(op::Momentum { rule, factor: factor.on, grad: grad.on, m: onto.on, y: out.set() });
-        b.expect("momentum", onto.on, || match by.is_nan() {
-            true => m.x.clone(),
-            false => pairs().map(|(g, m)| moved(g, *m)).collect(),
+        b.expect("momentum", onto.on, || {
+            if by.is_nan() { m.x.clone() } else { pairs().map(|(g, m)| moved(g, *m)).collect() }
         });
         b.expect("direction", out, || match by.is_nan() {
             true => vec![0.0; len],
@@ -75,17 +74,17 @@ fn blend(b: &Bench, len: usize) {
     b.expect("multiply", x.on, || x.x.iter().map(|x| -1.75 * x).collect());
 }
 
-fn descend(b: &Bench, len: usize, factor: &Known) {
+fn update(b: &Bench, len: usize, factor: &Known) {
     let (keep, step) = (0.875, 0.25);
     for dtype in [DType::F32, b.dtype] {
         let u = b.normal_f32(1, len);
         let (u, master) = (b.known(1, len, dtype, &u.x), b.normal_f32(1, len));
-        let live = b.blank(1, len, b.dtype);
+        let rounded = b.blank(1, len, b.dtype);
         let (direction, factor_on) = (u.on, factor.on);
         let down = |master, weight| {
-            b.run(op::Descend { keep, step, factor: factor_on, direction, master, weight });
+            b.run(op::MuonUpdate { keep, step, factor: factor_on, direction, master, weight });
         };
-        down(master.on, live);
+        down(master.on, rounded);
         if factor.x[0].is_nan() {
             b.expect("skipped", master.on, || master.x.clone());
             continue;
@@ -93,11 +92,11 @@ fn descend(b: &Bench, len: usize, factor: &Known) {
         let lower = |(w, u): (&f64, &f64)| f64::from(keep) * w - f64::from(step) * u;
         b.expect("master", master.on, || master.x.iter().zip(&u.x).map(lower).collect());
         let stored = b.numbers(master.on);
-        b.expect("live", live, || stored);
+        b.expect("rounded", rounded, || stored);
         if dtype == DType::F32 {
             let onto = b.again(&master);
             down(onto.on, onto.on);
-            b.same("live on master", onto.on, master.on);
+            b.same("rounded on master", onto.on, master.on);
         }
     }
 }

@@ -37,9 +37,10 @@ pub fn residual_norm(b: &Bench, rows: usize, cols: usize, rate: f32) {
 fn both_ways(b: &Bench, rows: usize, cols: usize, rate: f32, biased: bool, rms: bool) {
     let [x, branch] = [0, 1].map(|_| b.normal(rows, cols));
     let [bias, scale, shift] = [0, 1, 2].map(|_| b.normal(1, cols));
-    let norm = match rms {
-        true => Norm::Rms { scale: scale.on, eps: EPS },
-        false => Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS },
+    let norm = if rms {
+        Norm::Rms { scale: scale.on, eps: EPS }
+    } else {
+        Norm::Layer { scale: scale.on, shift: shift.on, eps: EPS }
     };
     let drop = b.dropout(rate, 5, 8, 3);
     let (y, h) = (b.blank(rows, cols, b.dtype), b.blank(rows, cols, b.dtype));

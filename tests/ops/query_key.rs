@@ -16,14 +16,14 @@ pub struct Shape {
     rows: usize,
     heads: Heads,
     normed: bool,
-    turned: bool,
+    rotated: bool,
 }
 
 impl Shape {
     /// With both; `serves` query heads share a key.
     pub fn new(rows: usize, query: usize, serves: usize, dim: usize) -> Shape {
         let heads = Heads { query, kv: query / serves, dim };
-        Shape { rows, heads, normed: true, turned: true }
+        Shape { rows, heads, normed: true, rotated: true }
     }
 }
 
@@ -33,9 +33,9 @@ pub fn table() -> Vec<Case> {
         ("both", small),
         ("one head of two", Shape::new(1, 1, 1, 2)),
         ("groups of three", Shape::new(9, 6, 3, 4)),
-        ("turned", Shape { normed: false, ..small }),
-        ("normed", Shape { turned: false, ..small }),
-        ("normed, odd", Shape { turned: false, ..Shape::new(3, 2, 1, 5) }),
+        ("rotated", Shape { normed: false, ..small }),
+        ("normed", Shape { rotated: false, ..small }),
+        ("normed, odd", Shape { rotated: false, ..Shape::new(3, 2, 1, 5) }),
         ("head of 80", Shape::new(2, 2, 2, 80)),
     ];
     let case =
@@ -44,7 +44,7 @@ pub fn table() -> Vec<Case> {
 }
 
 pub fn query_key(b: &Bench, shape: Shape) {
-    let Shape { rows, heads, normed, turned } = shape;
+    let Shape { rows, heads, normed, rotated } = shape;
     let (d, width) = (heads.dim, heads.qkv_width());
     let qkv = b.normal(rows, width);
     let scales = [0, 1].map(|_| b.normal(1, d));
@@ -54,10 +54,10 @@ pub fn query_key(b: &Bench, shape: Shape) {
     let norm = QkNorm { query: scales[0].on, key: scales[1].on, eps: EPS };
     let rotation = Rotation { positions: b.integers(rows, 1, &positions), table: angles.on };
     let how =
-        QueryKey { heads, norm: normed.then_some(norm), rotation: turned.then_some(rotation) };
+        QueryKey { heads, norm: normed.then_some(norm), rotation: rotated.then_some(rotation) };
     let of_head = |x: &[f64], scale: &[f64], row: usize| {
         let x = if normed { rms_norm(x, scale, EPS as f64) } else { x.to_vec() };
-        if !turned {
+        if !rotated {
             return x;
         }
         let at = positions[row] as usize * d;
@@ -65,7 +65,7 @@ pub fn query_key(b: &Bench, shape: Shape) {
         let first = (0..d / 2).map(|j| x[j] * cos[j] - x[j + d / 2] * sin[j]);
         first.chain((0..d / 2).map(|j| x[j + d / 2] * cos[j] + x[j] * sin[j])).collect()
     };
-    // A norm is rounded before its weight and after it, then what is turned.
+    // A norm is rounded before its weight and after it, then what is rotated.
     let tolerance = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 64.0 };
 
     let y = b.blank(rows, width, b.dtype);

@@ -72,7 +72,7 @@ fn adamw(b: &Bench, len: usize) {
     let master = b.normal_f32(1, len);
     let state = |_| b.known(1, len, DType::F32, &vec![0.0; len]);
     let [m, v] = [0, 1].map(state);
-    let live = b.blank(1, len, b.dtype);
+    let rounded = b.blank(1, len, b.dtype);
     let mut want = [master.x.clone(), m.x.clone(), v.x.clone()];
     for step in 1..=3 {
         let grad = b.normal(1, len);
@@ -80,8 +80,14 @@ fn adamw(b: &Bench, len: usize) {
         let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
         let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 0.5 };
         let on = b.known(1, 3, DType::F32, &[&[factor][..], &corrections(&rule, step)].concat()).on;
-        let one =
-            AdamWUpdate { rule, grad: grad.on, master: master.on, m: m.on, v: v.on, weight: live };
+        let one = AdamWUpdate {
+            rule,
+            grad: grad.on,
+            master: master.on,
+            m: m.on,
+            v: v.on,
+            weight: rounded,
+        };
         b.run(op::AdamW { scalars: on, updates: &[one] });
         if factor.is_finite() {
             update(&rule, step, factor, &grad.x, &mut want);
@@ -90,16 +96,16 @@ fn adamw(b: &Bench, len: usize) {
         b.expect("m", m.on, || want[1].clone());
         b.expect("v", v.on, || want[2].clone());
         let stored = b.numbers(master.on);
-        b.expect("live", live, || stored);
+        b.expect("rounded", rounded, || stored);
         if b.dtype == DType::F32 {
-            b.same("live is master, rounded", live, master.on);
+            b.same("the weight is master, rounded", rounded, master.on);
         }
         // Where the weights in use are the master's themselves.
         let onto = b.again(&master);
         let [m, v] = [0, 1].map(state);
         let one = AdamWUpdate { master: onto.on, m: m.on, v: v.on, weight: onto.on, ..one };
         b.run(op::AdamW { scalars: on, updates: &[one] });
-        b.expect("live on master", onto.on, || {
+        b.expect("rounded on master", onto.on, || {
             let mut want = [master.x.clone(), m.x.clone(), v.x.clone()];
             if factor.is_finite() {
                 update(&rule, step, factor, &grad.x, &mut want);

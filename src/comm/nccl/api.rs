@@ -18,9 +18,9 @@ table! {
     }
 }
 
-/// Code that two ranks on one GPU get.
+/// Code if two ranks use one GPU.
 const INVALID_USAGE: Code = ncclResult_t::ncclInvalidUsage as Code;
-/// Not an error: not known yet.
+/// Not an error: the result is pending.
 pub const IN_PROGRESS: Code = ncclResult_t::ncclInProgress as Code;
 
 impl Api {
@@ -43,7 +43,7 @@ impl Api {
         };
         // SAFETY: the function has that type (nccl.h; the result is an int); the communicator may be null.
         let (name, last) = unsafe {
-            let lookup = self.ncclGetErrorString.of_type::<Lookup>();
+            let lookup = self.ncclGetErrorString.cast::<Lookup>();
             (text(lookup(code)), text(call!(self, ncclGetLastError(null_mut()))))
         };
         let shared = " (two ranks on one GPU? NCCL 2.30.3 or newer allows that, with \

@@ -3,7 +3,7 @@
 
 use super::api::{Code, data_type};
 use super::watchdog::{Comm, NcclWatchdog, Stream};
-use crate::endpoint::{OpCounters, next_number};
+use crate::endpoint::OpCounters;
 use crate::{Collective, Event, Failed, Group, Message, Op, Pending};
 use cudarc::nccl::sys::{self, ncclComm_t};
 use device::Tensor;
@@ -14,20 +14,20 @@ use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
-/// Two events of an operation: before it and after it.
+/// Events before and after an operation.
 type Order = [CUevent; 2];
 
 /// One communicator, as a group.
 pub struct NcclGroup {
     comm: Arc<Comm>,
     name: Arc<str>,
-    /// Ranks of the world.
+    /// World ranks.
     ranks: Arc<[usize]>,
     /// Index of this rank among them.
     rank: usize,
     counters: Arc<OpCounters>,
     begun: Cell<u64>,
-    /// Events of each operation in flight, by its number, and events of none.
+    /// Events of each operation in flight, by its number, and unused events.
     in_flight: RefCell<HashMap<u64, Order>>,
     free: RefCell<Vec<Order>>,
     /// Dropped after the communicator.
@@ -54,7 +54,7 @@ impl NcclGroup {
         let doing = wholes[0].0.to_string();
         let (name, counters) = (self.name.clone(), self.counters.clone());
         let event = move |(op, whole): &(Op, Tensor)| {
-            let event = Event::new(&name, *op, next_number(&counters.collectives), *whole, None);
+            let event = Event::new(&name, *op, counters.number_collective(), *whole, None);
             Event { queued: stream != Stream::Compute, ..event }
         };
         let events = move || wholes.iter().map(&event).collect();
@@ -64,7 +64,7 @@ impl NcclGroup {
         })
     }
 
-    /// Makes these calls as one group of NCCL's: one kernel for all.
+    /// Makes these calls in one NCCL group: one kernel for all.
     fn grouped(&self, mut calls: impl Iterator<Item = Code>) -> Code {
         let api = &self.watchdog.shared.api;
         // SAFETY: takes nothing; the group is ended below, on this thread.
@@ -76,7 +76,7 @@ impl NcclGroup {
     }
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
-        let stream = self.watchdog.shared.beside(stream);
+        let stream = self.watchdog.shared.collective_stream(stream);
         let sums = all.iter().any(Collective::sums);
         let begun = self.begin_on(stream, || self.collectives(all, stream));
         if sums {
@@ -85,13 +85,13 @@ impl NcclGroup {
         Pending { sums, ..begun }
     }
 
-    /// As `begin_message`, on a stream that has this communicator's messages alone.
+    /// Like `begin_message`, on a stream only for this communicator's messages.
     pub fn begin_message_on(&self, stream: Stream, message: Message) -> Pending {
         let begun = self.begin_on(stream, || self.messages(&[message], stream));
         Pending { message: Some(message), ..begun }
     }
 
-    /// Begins an operation on a communication stream, after what the device has so far.
+    /// Starts an operation on a communication stream, after everything enqueued so far.
     fn begin_on(&self, stream: Stream, launch: impl FnOnce() -> u64) -> Pending {
         let job = self.begun.get() + 1;
         self.begun.set(job);
@@ -112,11 +112,8 @@ impl NcclGroup {
         let (name, counters, ranks) =
             (self.name.clone(), self.counters.clone(), self.ranks.clone());
         let event = move |message: &Message| {
-            let (op, x, with, counts) = match *message {
-                Message::Send { to, x } => (Op::Send, x, to, &counters.sent),
-                Message::Recv { from, x } => (Op::Recv, x, from, &counters.received),
-            };
-            let event = Event::new(&name, op, next_number(&counts[with]), x, Some(ranks[with]));
+            let (number, peer) = (counters.number_message(message), ranks[message.peer()]);
+            let event = Event::new(&name, message.op(), number, message.tensor(), Some(peer));
             Event { queued: stream != Stream::Compute, ..event }
         };
         let all = messages.to_vec();
@@ -130,7 +127,7 @@ impl NcclGroup {
         let api = &self.watchdog.shared.api;
         let to = |x: Tensor| x.addr() as *mut c_void;
         let from = |x: Tensor| x.addr() as *const c_void;
-        let of = |x: Tensor| (x.numel(), data_type(x.dtype));
+        let size = |x: Tensor| (x.numel(), data_type(x.dtype));
         let (sum, stream) = (sys::ncclRedOp_t::ncclSum, stream.cast());
         // SAFETY: `enqueue` holds the communicator's lock, and `stream` is the device's. The tensors are
         // device memory that the backend keeps: `part` is one rank's share of `whole`
@@ -138,15 +135,15 @@ impl NcclGroup {
         unsafe {
             match what {
                 Collective::AllReduce(x) => {
-                    let (count, kind) = of(x);
+                    let (count, kind) = size(x);
                     call!(api, ncclAllReduce(from(x), to(x), count, kind, sum, comm, stream))
                 }
                 Collective::AllGather { part, whole } => {
-                    let (count, kind) = of(part);
+                    let (count, kind) = size(part);
                     call!(api, ncclAllGather(from(part), to(whole), count, kind, comm, stream))
                 }
                 Collective::ReduceScatter { whole, part } => {
-                    let (count, kind) = of(part);
+                    let (count, kind) = size(part);
                     let (from, to) = (from(whole), to(part));
                     call!(api, ncclReduceScatter(from, to, count, kind, sum, comm, stream))
                 }
@@ -156,16 +153,16 @@ impl NcclGroup {
 
     fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
         let (api, stream) = (&self.watchdog.shared.api, stream.cast());
+        let (x, peer) = (message.tensor(), message.peer() as c_int);
+        let (address, kind) = (x.addr() as *mut c_void, data_type(x.dtype));
         // SAFETY: as in `launch`: `x` is device memory of `numel` elements of this type.
         unsafe {
-            match *message {
-                Message::Send { to, x } => {
-                    let (at, kind) = (x.addr() as *const c_void, data_type(x.dtype));
-                    call!(api, ncclSend(at, x.numel(), kind, to as c_int, comm, stream))
+            match message {
+                Message::Send { .. } => {
+                    call!(api, ncclSend(address.cast_const(), x.numel(), kind, peer, comm, stream))
                 }
-                Message::Recv { from, x } => {
-                    let (at, kind) = (x.addr() as *mut c_void, data_type(x.dtype));
-                    call!(api, ncclRecv(at, x.numel(), kind, from as c_int, comm, stream))
+                Message::Recv { .. } => {
+                    call!(api, ncclRecv(address, x.numel(), kind, peer, comm, stream))
                 }
             }
         }
@@ -215,16 +212,8 @@ impl Group for NcclGroup {
         true
     }
 
-    fn all_reduce(&self, x: Tensor) {
-        self.collectives(&[Collective::AllReduce(x)], Stream::Compute);
-    }
-
-    fn all_gather(&self, part: Tensor, whole: Tensor) {
-        self.collectives(&[Collective::AllGather { part, whole }], Stream::Compute);
-    }
-
-    fn reduce_scatter(&self, whole: Tensor, part: Tensor) {
-        self.collectives(&[Collective::ReduceScatter { whole, part }], Stream::Compute);
+    fn run(&self, collective: Collective) {
+        self.collectives(&[collective], Stream::Compute);
     }
 
     fn exchange(&self, messages: &[Message]) {
@@ -268,9 +257,10 @@ impl Drop for NcclGroup {
         if let Some(comm) = self.comm.take() {
             // SAFETY: `take` leaves None, so no other thread uses the communicator any more.
             device.try_call(|_| unsafe {
-                match failed || device.failed() || std::thread::panicking() {
-                    true => call!(api, ncclCommAbort(comm)),
-                    false => call!(api, ncclCommDestroy(comm)),
+                if failed || device.failed() || std::thread::panicking() {
+                    call!(api, ncclCommAbort(comm))
+                } else {
+                    call!(api, ncclCommDestroy(comm))
                 }
             });
         }

@@ -4,9 +4,8 @@
 //! Blocking collectives run on the compute stream, in order with the ops; asynchronous ones on one of
 //! two others, ordered with the ops by two events: those that a layer awaits itself are not behind the
 //! long ones that a step awaits. Messages that are begun have streams and communicators of their own
-//! (`ring`). Sums are in NCCL's order: the same every run on
-//! the same GPUs, not the bits of another transport. An operation counts as started when the GPU
-//! starts it.
+//! (`ring`). Sums are in NCCL's order: the same every run on the same GPUs, not the bits of another
+//! transport. An operation counts as started when the GPU starts it.
 
 mod api;
 mod group;
@@ -21,7 +20,7 @@ use cudarc::nccl::sys::{self, ncclUniqueId};
 use device::Tensor;
 use device::cuda::device::Device;
 use device::cuda::library::{Library, call};
-use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver};
+use device::cuda::{Cuda, FOLDER, LAUNCH_ORDER, Options, SERIAL, driver, parse_flag};
 use group::NcclGroup;
 use ring::NcclRing;
 use std::cell::OnceCell;
@@ -37,12 +36,12 @@ const SMALL: usize = 256 << 10;
 pub struct Nccl {
     api: Arc<Api>,
     device: Arc<Device>,
-    /// f32 [1, n] in the scratch of the ops, which run none while a group is made: as many bytes as
+    /// f32 [1, n] in the scratch of the ops, which is unused while a group is created. As many bytes as
     /// the large operations with which a communicator gets its buffers.
     scratch: Tensor,
     /// Dtype of activations.
     dtype: DType,
-    patience: Duration,
+    setup_timeout: Duration,
     /// Whether all collectives run on the stream of the ops.
     serial: bool,
     watchdog: OnceCell<Arc<NcclWatchdog>>,
@@ -60,23 +59,13 @@ impl Nccl {
             );
             refuse(format!("NCCL is missing: {why}"), &remedy)
         })?;
-        let api = Api::load(&library).map_err(|missing| {
-            let what = format!("{} lacks {}", library.name, missing.join(", "));
-            refuse(what, "update NCCL: 2.18 or newer")
-        })?;
-        let patience = Duration::from_secs(120);
+        let api = Api::load(&library).map_err(|what| refuse(what, "update NCCL: 2.18 or newer"))?;
+        let setup_timeout = Duration::from_secs(120);
         let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
         let scratch = cuda.scratch_tensor(options.connect.max(SMALL) / DType::F32.size());
         let dtype = options.dtype;
-        let serial = match options.serial.as_deref() {
-            None | Some("0") => false,
-            Some("1") => true,
-            Some(other) => {
-                let what = format!("{SERIAL} is {other:?}");
-                return Err(refuse(what, "set it to 0 or 1, or not at all"));
-            }
-        };
-        Ok(Nccl { api: Arc::new(api), device, scratch, dtype, patience, serial, watchdog })
+        let serial = parse_flag("NCCL", SERIAL, options.serial.as_deref())?;
+        Ok(Nccl { api: Arc::new(api), device, scratch, dtype, setup_timeout, serial, watchdog })
     }
 
     /// Whether all collectives run on the stream of the ops, one after the other.
@@ -93,13 +82,13 @@ impl Nccl {
         if self.serial { None } else { warning() }
     }
 
-    /// Sets how long creating a group may take.
-    pub fn patience(self, patience: Duration) -> Nccl {
-        Nccl { patience, ..self }
+    /// Sets the time limit for creating a group.
+    pub fn with_setup_timeout(self, setup_timeout: Duration) -> Nccl {
+        Nccl { setup_timeout, ..self }
     }
 
-    /// Creates a group of these ranks of the world, in this order; each of them calls it, no other rank
-    /// does. An error fails the whole process group.
+    /// Creates a group of these world ranks, in this order. Called by each of them and by no other rank.
+    /// An error fails the whole process group.
     pub fn group(&self, world: &World, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         if ranks.len() == 1 {
             return Box::new(Solo);
@@ -129,7 +118,7 @@ impl Nccl {
         id
     }
 
-    /// Creates the communicator of that name, of these ranks of the world.
+    /// Creates a communicator of these world ranks.
     fn communicator(
         &self,
         world: &World,
@@ -140,7 +129,7 @@ impl Nccl {
         let endpoint = &world.resources().endpoint;
         let start = || {
             let (api, device) = (self.api.clone(), self.device.clone());
-            let limits = (self.patience, self.serial);
+            let limits = (self.setup_timeout, self.serial);
             let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
             Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };
@@ -185,9 +174,12 @@ impl Nccl {
             group.reduce_scatter(whole, part);
             group.all_gather(part, whole);
             let half = sample.numel() / 2;
-            let (there, here) = (sample.span(0, half), sample.span(half, half));
+            let (sent, received) = (sample.span(0, half), sample.span(half, half));
             for (to, from) in [(next, before), (before, next)].into_iter().filter(|_| messages) {
-                group.exchange(&[Message::Send { to, x: there }, Message::Recv { from, x: here }]);
+                group.exchange(&[
+                    Message::Send { to, x: sent },
+                    Message::Recv { from, x: received },
+                ]);
             }
         }
     }

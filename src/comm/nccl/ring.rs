@@ -1,13 +1,13 @@
-//! Messages that are begun, each rank's to the next one of a ring. An edge of the ring has a
-//! communicator of its two ranks, and each of its ends a stream: a message waits for those before it on
-//! its edge, which the two ranks begin in the same order, and for no other. In one communicator sends and
-//! receives would be kernels one after the other, and a rank that waits for its predecessor would
-//! not send to its successor.
+//! Asynchronous messages from each rank to the next one of a ring. An edge of the ring has a
+//! communicator of its two ranks, and a stream at each end: a message waits only for earlier messages on
+//! its edge, which the two ranks begin in the same order. In one communicator sends and receives would
+//! be kernels one after another, and a rank that waits for its predecessor would not send to its
+//! successor.
 
 use super::Nccl;
 use super::group::NcclGroup;
 use super::watchdog::Stream;
-use crate::{ACTIVATIONS, Group, Message, Pending, World};
+use crate::{ACTIVATIONS, Collective, Group, Message, Pending, World};
 use base::DType;
 use cudarc::nccl::sys::ncclUniqueId;
 use device::Tensor;
@@ -26,7 +26,7 @@ struct Edge {
 }
 
 impl NcclRing {
-    /// The ring of that name over these ranks of the world. `host` is the same group.
+    /// Creates the ring of this name over these world ranks. `host` is the same group.
     pub fn new(
         nccl: &Nccl,
         world: &World,
@@ -46,10 +46,10 @@ impl NcclRing {
             connect(nccl, &group);
             Edge { group, stream: Stream::Message(stream) }
         };
-        // Both ranks of an edge make it at the same time: first the even ones, which have no rank in common.
-        let turn =
+        // Both ranks of an edge create it at the same time: first the even edges, which share no rank.
+        let phase =
             |edge: usize| if edge + 1 == size && edge.is_multiple_of(2) { 2 } else { edge % 2 };
-        let (sends, receives) = if turn(edges[0].0) < turn(edges[1].0) {
+        let (sends, receives) = if phase(edges[0].0) < phase(edges[1].0) {
             let sends = make(edges[0]);
             (sends, make(edges[1]))
         } else {
@@ -60,7 +60,7 @@ impl NcclRing {
     }
 }
 
-/// The ids that every rank brings, by rank.
+/// Ids of all ranks, by rank.
 fn ids_of_all(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
     const WORDS: usize = 16;
     let mut all = vec![0u64; WORDS * host.size()];
@@ -82,7 +82,7 @@ fn ids_of_all(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
     all.chunks_exact(WORDS).map(id).collect()
 }
 
-/// As `Nccl::connect`: the only operation of an edge.
+/// Like `Nccl::connect`, with the only operation of an edge.
 fn connect(nccl: &Nccl, edge: &NcclGroup) {
     for sample in nccl.samples() {
         match edge.rank() {
@@ -101,16 +101,8 @@ impl Group for NcclRing {
         self.rank
     }
 
-    fn all_reduce(&self, _: Tensor) {
-        unreachable!("a ring has messages alone");
-    }
-
-    fn all_gather(&self, _: Tensor, _: Tensor) {
-        unreachable!("a ring has messages alone");
-    }
-
-    fn reduce_scatter(&self, _: Tensor, _: Tensor) {
-        unreachable!("a ring has messages alone");
+    fn run(&self, _: Collective) {
+        unreachable!("a ring has no collectives");
     }
 
     fn exchange(&self, _: &[Message]) {

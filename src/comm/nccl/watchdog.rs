@@ -57,18 +57,18 @@ impl Stream {
     }
 }
 
-/// The polling thread; it ends with the last communicator of the rank.
+/// Polling thread. Ends with the last communicator of the rank.
 pub struct NcclWatchdog {
     pub shared: Arc<Shared>,
     thread: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
-/// State of the rank's own thread and the watchdog's.
+/// State shared by the rank's own thread and the watchdog's.
 pub struct Shared {
     pub api: Arc<Api>,
     pub device: Arc<Device>,
     pub endpoint: Arc<Endpoint>,
-    patience: Duration,
+    setup_timeout: Duration,
     /// Whether all collectives run on the stream of the ops.
     serial: bool,
     state: Mutex<State>,
@@ -84,7 +84,7 @@ struct State {
     free: Vec<Pair>,
     /// Operations of the graph that is being captured, recorded at each of its launches.
     captured: Vec<Events>,
-    /// The communicator that is being created: since when, and its group's label.
+    /// Start time and label of the communicator that is being created.
     setting_up: Option<(Instant, String)>,
 }
 
@@ -99,28 +99,28 @@ struct Pair([CUevent; 2]);
 // `Device::call` does. Nothing reads through them.
 unsafe impl Send for Pair {}
 
-/// An operation that is not known to have ended.
+/// Operation whose end has not been seen yet.
 struct Tracked {
     ticket: u64,
     events: Vec<Event>,
     span: Pair,
-    /// Whether the compute stream's time here is time in which the rank waits. A graph computes, too.
+    /// Whether the compute stream waits for the rank's group meanwhile. A graph also computes.
     waits: bool,
     /// Numbers of its events in the recorder, once the GPU has started it.
     entered: Option<Vec<u64>>,
 }
 
 impl NcclWatchdog {
-    /// `patience`: how long creating a communicator may take. `serial`: all collectives run on the
-    /// stream of the ops.
+    /// Starts the thread. `setup_timeout` is the time limit for creating a communicator. If `serial`, all
+    /// collectives run on the stream of the ops.
     pub fn start(
         api: Arc<Api>,
         device: Arc<Device>,
         endpoint: Arc<Endpoint>,
-        (patience, serial): (Duration, bool),
+        (setup_timeout, serial): (Duration, bool),
     ) -> anyhow::Result<NcclWatchdog> {
         let state = Mutex::default();
-        let shared = Arc::new(Shared { api, device, endpoint, patience, serial, state });
+        let shared = Arc::new(Shared { api, device, endpoint, setup_timeout, serial, state });
         let observer: Arc<dyn GraphObserver> = shared.clone();
         shared.device.observed.set(Arc::downgrade(&observer));
         let (end, ended) = channel();
@@ -162,8 +162,8 @@ impl Comm {
         self.0.lock().take()
     }
 
-    /// As `take`; None while another thread is inside NCCL with it: only the end of the process
-    /// stops that one.
+    /// Like `take`. None while another thread is inside NCCL with it, which only the end of the process
+    /// stops.
     fn try_take(&self) -> Option<ncclComm_t> {
         self.0.try_lock()?.take()
     }
@@ -199,8 +199,8 @@ impl Shared {
         }
     }
 
-    /// Runs `call`, which launches the operation of these events on a stream, and follows it; while
-    /// a graph is captured, each launch of the graph does. The ticket is for `mark_waited`.
+    /// Runs `call`, which launches the operation of these events on a stream, and tracks it. During a
+    /// capture, each launch of the graph is tracked instead. Returns the ticket for `mark_waited`.
     pub fn track(
         &self,
         stream: Stream,
@@ -221,8 +221,7 @@ impl Shared {
         ticket
     }
 
-    /// Has the compute stream wait for a group's operation, which counts as waiting unless it becomes part
-    /// of a graph.
+    /// Makes the compute stream wait for a group's operation. Counts as waiting, except in a graph.
     pub fn wait_for(&self, group: &str, wait: impl FnOnce(CUstream)) {
         if self.device.is_capturing() {
             return wait(self.device.stream);
@@ -263,8 +262,8 @@ impl Shared {
         entered.for_each(|number| self.endpoint.recorder.mark_waited(*number));
     }
 
-    /// The stream of a collective that may run beside the ops.
-    pub fn beside(&self, stream: Stream) -> Stream {
+    /// Stream of a collective that may overlap with the ops.
+    pub fn collective_stream(&self, stream: Stream) -> Stream {
         if self.serial { Stream::Compute } else { stream }
     }
 
@@ -289,9 +288,9 @@ impl Shared {
         }
     }
 
-    /// Aborts communicators in one group of calls. One after the other they may wait for ever: the
-    /// first abort for kernels of the second communicator, which only its own abort ends, or for
-    /// graphs whose owner waits for such a kernel.
+    /// Aborts communicators in one group of calls. Separate aborts may never return: the first waits for
+    /// kernels of the second communicator, which only its own abort ends, or for graphs whose owner waits
+    /// for such a kernel.
     fn abort(&self, comms: impl Iterator<Item = ncclComm_t>) {
         let comms: Vec<ncclComm_t> = comms.collect();
         if comms.is_empty() {
@@ -343,9 +342,9 @@ impl Shared {
     /// An asynchronous error of NCCL, or a communicator that takes too long to create.
     fn find_fault(&self, comms: &[Arc<Comm>]) -> Option<String> {
         if let Some((since, label)) = &self.state.lock().setting_up
-            && since.elapsed() > self.patience
+            && since.elapsed() > self.setup_timeout
         {
-            let seconds = self.patience.as_secs_f64();
+            let seconds = self.setup_timeout.as_secs_f64();
             return Some(format!(
                 "NCCL has not made {label} in {seconds:.0} s; NCCL_DEBUG=INFO has it say why"
             ));
@@ -371,9 +370,10 @@ impl GraphObserver for Shared {
             self.check_failed();
             let events = captured.iter().flat_map(|events| events());
             let events: Vec<Event> = events.map(|e| Event { queued: false, ..e }).collect();
-            match events.is_empty() {
-                true => launch(),
-                false => drop(self.launch(Stream::Compute, events, false, |_| launch())),
+            if events.is_empty() {
+                launch()
+            } else {
+                self.launch(Stream::Compute, events, false, |_| launch());
             }
         })
     }

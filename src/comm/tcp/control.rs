@@ -1,6 +1,7 @@
 //! Messages on the control connections between rank 0 and the others: length-limited JSON.
 
 use super::super::report::RankReport;
+use super::Join;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr};
@@ -20,6 +21,14 @@ pub struct JoinRequest {
     pub binary: u64,
     /// Hash of its manifest and options.
     pub manifest: u64,
+}
+
+impl JoinRequest {
+    /// Request of one of the ranks that `join` describes.
+    pub fn new(join: &Join, rank: usize, port: u16) -> JoinRequest {
+        let Join { world, node, binary, manifest, .. } = join.clone();
+        JoinRequest { rank, world, node, port, binary, manifest }
+    }
 }
 
 /// Address at which a rank listens for data. Without an IP it is on rank 0's node.
@@ -42,9 +51,9 @@ pub enum ControlMessage {
     /// it needs them, because sending all addresses to all ranks would grow quadratically.
     Accepted(usize),
     /// From a rank: requests the addresses of these ranks.
-    Where(Vec<usize>),
+    AddressRequest(Vec<usize>),
     /// To a rank: the requested addresses, in the same order.
-    There(Vec<Peer>),
+    Addresses(Vec<Peer>),
     /// To a rank: the reason why it cannot join.
     Rejected(String),
     /// From a rank: its state.

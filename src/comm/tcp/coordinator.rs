@@ -27,7 +27,8 @@ pub struct Coordinator {
 
 struct State {
     reports: Vec<RankReport>,
-    heard: Vec<Instant>,
+    /// Time of each rank's last message.
+    last_messages: Vec<Instant>,
     /// First failure that a rank reported.
     reported: Option<(Instant, String)>,
 }
@@ -43,7 +44,7 @@ pub fn start(
         ..RankReport::unknown(rank)
     };
     let reports = all.iter().enumerate().map(unknown).collect();
-    let heard = vec![Instant::now(); all.len()];
+    let last_messages = vec![Instant::now(); all.len()];
     let (mut writers, mut readers) = (Vec::new(), Vec::new());
     for (rank, one) in all.into_iter().enumerate() {
         let Some(control) = one.control else {
@@ -58,7 +59,7 @@ pub fn start(
         readers.push((rank, control.clone()));
         writers.push(Some(Mutex::new(control)));
     }
-    let state = Mutex::new(State { reports, heard, reported: None });
+    let state = Mutex::new(State { reports, last_messages, reported: None });
     let coordinator = Arc::new(Coordinator { process, writers, peers, state });
     for (rank, reader) in readers {
         let coordinator = coordinator.clone();
@@ -73,40 +74,35 @@ impl Coordinator {
     fn listen(&self, rank: usize, from: Arc<TcpStream>) {
         loop {
             let message = control::read(&*from);
-            if let Ok(ControlMessage::Where(ranks)) = &message {
+            if let Ok(ControlMessage::AddressRequest(ranks)) = &message {
                 self.send_addresses(rank, ranks);
             }
             let mut state = self.state.lock();
-            state.heard[rank] = Instant::now();
-            match message {
+            state.last_messages[rank] = Instant::now();
+            let end = match message {
                 Ok(ControlMessage::Heartbeat(report)) if report.rank == rank => {
-                    state.reports[rank] = *report
+                    state.reports[rank] = *report;
+                    continue;
                 }
-                Ok(ControlMessage::Where(_)) => {}
+                Ok(ControlMessage::AddressRequest(_)) => continue,
                 Ok(ControlMessage::RankFailed(line)) => {
                     state.reported.get_or_insert((Instant::now(), line));
+                    continue;
                 }
-                Ok(ControlMessage::Goodbye) => {
-                    state.reports[rank].ended = Some(End::Left);
-                    return;
-                }
-                Ok(other) => {
-                    state.reports[rank].ended = Some(End::Died(format!("it says {other:?}")));
-                    return;
-                }
-                Err(error) => {
-                    state.reports[rank].ended = Some(End::Died(describe(&error)));
-                    return;
-                }
-            }
+                Ok(ControlMessage::Goodbye) => End::Left,
+                Ok(other) => End::Died(format!("it says {other:?}")),
+                Err(error) => End::Died(describe(&error)),
+            };
+            state.reports[rank].ended = Some(end);
+            return;
         }
     }
 
     /// Sends the requested addresses. Unknown ranks are omitted.
-    fn send_addresses(&self, rank: usize, of: &[usize]) {
-        let there = of.iter().filter_map(|rank| self.peers.get(*rank).cloned()).collect();
+    fn send_addresses(&self, rank: usize, requested: &[usize]) {
+        let peers = requested.iter().filter_map(|rank| self.peers.get(*rank).cloned()).collect();
         if let Some(writer) = &self.writers[rank] {
-            let _ = control::write(&**writer.lock(), &ControlMessage::There(there));
+            let _ = control::write(&**writer.lock(), &ControlMessage::Addresses(peers));
         }
     }
 
@@ -131,9 +127,9 @@ impl Coordinator {
         let mut state = self.state.lock();
         state.reports[0] =
             RankReport { ended: state.reports[0].ended.take(), ..self.process.report(8) };
-        let State { reports, heard, reported } = &mut *state;
-        for (report, heard) in reports.iter_mut().zip(heard).skip(1) {
-            let age = heard.elapsed();
+        let State { reports, last_messages, reported } = &mut *state;
+        for (report, last_message) in reports.iter_mut().zip(last_messages).skip(1) {
+            let age = last_message.elapsed();
             let silent = report.ended.is_none() && age > timeout;
             report.silent = silent.then_some(age.as_secs_f64());
         }

@@ -88,13 +88,13 @@ pub struct Handshakes {
     /// Oldest first, by number.
     waiting: Mutex<BTreeMap<u64, Arc<TcpStream>>>,
     begun: AtomicU64,
-    strangers: AtomicU64,
+    unauthenticated: AtomicU64,
 }
 
 impl Handshakes {
     /// Number of connections that failed authentication.
-    pub fn strangers(&self) -> u64 {
-        self.strangers.load(Ordering::Relaxed)
+    pub fn unauthenticated(&self) -> u64 {
+        self.unauthenticated.load(Ordering::Relaxed)
     }
 
     /// Registers a handshake. If there are too many, closes the oldest: a rank needs only
@@ -111,10 +111,10 @@ impl Handshakes {
         number
     }
 
-    fn end(&self, number: u64, is_stranger: bool) {
+    fn end(&self, number: u64, failed: bool) {
         self.waiting.lock().remove(&number);
-        if is_stranger {
-            self.strangers.fetch_add(1, Ordering::Relaxed);
+        if failed {
+            self.unauthenticated.fetch_add(1, Ordering::Relaxed);
         }
     }
 }

@@ -18,18 +18,18 @@ const MIN_PERIOD: Duration = Duration::from_millis(50);
 const PERIOD_PER_RANK: Duration = Duration::from_millis(1);
 
 /// Poll interval, while waiting for an answer, for a failure of the run.
-const LOOK: Duration = Duration::from_millis(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 pub struct HeartbeatClient {
     process: Arc<ProcessState>,
     writer: Mutex<TcpStream>,
     /// Address of rank 0.
     host: IpAddr,
-    /// Answers of rank 0 to `Where`; locked by the requesting thread.
+    /// Answers of rank 0 to `AddressRequest`; locked by the requesting thread.
     answers: Mutex<Receiver<Vec<Peer>>>,
     answered: Sender<Vec<Peer>>,
     /// Time of the last message from rank 0; None after its goodbye.
-    heard: Mutex<Option<Instant>>,
+    last_message: Mutex<Option<Instant>>,
 }
 
 /// Starts the threads of the connection. `host` is the address of rank 0.
@@ -41,7 +41,7 @@ pub fn start(
     let rank = process.rank;
     let reader = control.try_clone().expect("a file descriptor");
     let _ = control.set_write_timeout(Some(process.watchdog.timeout));
-    let heard = Mutex::new(Some(Instant::now()));
+    let last_message = Mutex::new(Some(Instant::now()));
     let (answered, answers) = channel();
     let client = Arc::new(HeartbeatClient {
         process,
@@ -49,7 +49,7 @@ pub fn start(
         host,
         answers: Mutex::new(answers),
         answered,
-        heard,
+        last_message,
     });
     let (listener, sender) = (client.clone(), client.clone());
     start_thread(rank, "of rank 0", move || listener.listen(reader))?;
@@ -61,8 +61,8 @@ impl HeartbeatClient {
     fn listen(&self, mut from: TcpStream) {
         loop {
             match control::read(&mut from) {
-                Ok(ControlMessage::Alive) => *self.heard.lock() = Some(Instant::now()),
-                Ok(ControlMessage::There(peers)) => {
+                Ok(ControlMessage::Alive) => *self.last_message.lock() = Some(Instant::now()),
+                Ok(ControlMessage::Addresses(peers)) => {
                     let _ = self.answered.send(peers);
                 }
                 Ok(ControlMessage::GroupFailed { line, print }) => {
@@ -70,7 +70,7 @@ impl HeartbeatClient {
                     return;
                 }
                 Ok(ControlMessage::Goodbye) => {
-                    *self.heard.lock() = None;
+                    *self.last_message.lock() = None;
                     return;
                 }
                 Ok(other) => return self.coordinator_lost(format!("says {other:?}")),
@@ -98,7 +98,7 @@ impl HeartbeatClient {
             if !self.process.sleep(period) {
                 return;
             }
-            let silent = self.heard.lock().map_or(Duration::ZERO, |heard| heard.elapsed());
+            let silent = self.last_message.lock().map_or(Duration::ZERO, |time| time.elapsed());
             // Waits longer than rank 0, whose diagnosis includes all ranks.
             if silent > watchdog.timeout + 2 * watchdog.period() {
                 let seconds = silent.as_secs_f64();
@@ -124,11 +124,11 @@ impl ControlChannel for HeartbeatClient {
 
     fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
         let answers = self.answers.lock();
-        let _ = self.send(&ControlMessage::Where(ranks.to_vec()));
+        let _ = self.send(&ControlMessage::AddressRequest(ranks.to_vec()));
         let timeout = self.process.watchdog.timeout;
         let end = Instant::now() + timeout;
         while Instant::now() < end {
-            if let Ok(peers) = answers.recv_timeout(LOOK) {
+            if let Ok(peers) = answers.recv_timeout(POLL_INTERVAL) {
                 return Ok(peers.iter().map(|peer| peer.address(self.host)).collect());
             }
             if let Some(failed) = self.process.failed() {
@@ -144,7 +144,7 @@ impl ControlChannel for HeartbeatClient {
 
     fn leave(&self) {
         let _ = self.send(&ControlMessage::Goodbye);
-        while self.heard.lock().is_some() && self.process.sleep(Duration::from_millis(5)) {}
+        while self.last_message.lock().is_some() && self.process.sleep(Duration::from_millis(5)) {}
         self.process.leave();
         let _ = self.writer.lock().shutdown(Shutdown::Both);
     }

@@ -6,7 +6,7 @@ use super::super::{Failed, RankBusy, World};
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
-use super::{LOOPBACK, connect};
+use super::{LOOPBACK, connect, connect_authenticated};
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -66,11 +66,7 @@ impl Mesh {
         let end = Instant::now() + self.process.watchdog.timeout;
         let body = [(self.process.rank as u64).to_le_bytes(), (to as u64).to_le_bytes()].concat();
         loop {
-            let tried = connect(address).map_err(handshake::AuthError::Io);
-            let trusted = tried.and_then(|mut stream| {
-                handshake::authenticate(&mut stream, &self.key, "data", &body).map(|()| stream)
-            });
-            match trusted {
+            match connect_authenticated(address, &self.key, "data", &body) {
                 Ok(stream) => {
                     self.add(to, stream);
                     return Ok(());
@@ -214,12 +210,8 @@ impl Transport for TcpTransport {
     fn leave(&self) {
         let mesh = &self.0;
         if mesh.process.failed().is_none() {
-            let writers: Vec<_> = mesh
-                .connections
-                .lock()
-                .values()
-                .map(|connection| connection.writer.clone())
-                .collect();
+            let writer = |connection: &Connection| connection.writer.clone();
+            let writers: Vec<_> = mesh.connections.lock().values().map(writer).collect();
             for writer in writers {
                 let mut stream = writer.lock();
                 let _ = frames::write_goodbye(&mut stream);

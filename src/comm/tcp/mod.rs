@@ -117,14 +117,7 @@ const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 /// Joins as any other rank.
 fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<World, Failed> {
     let data = listener(loopback(&join.address))?;
-    let request = JoinRequest {
-        rank: join.rank,
-        world: join.world,
-        node: join.node.clone(),
-        port: port(&data),
-        binary: join.binary,
-        manifest: join.manifest,
-    };
+    let request = JoinRequest::new(join, join.rank, port(&data));
     let mut control = connect_to_rank0(join, key, &request)?;
     let lost = |error: std::io::Error| {
         let how = process::describe(&error);
@@ -149,22 +142,19 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
 
 /// Divisors of the start timeout: ranks log whom they wait for after that part of it. Of two
 /// minutes: rank 0, which has the list of missing ranks, after 5 s, the others after 30 s.
-const PATIENCE: u32 = 24;
-const PATIENCE_OF_PEERS: u32 = 4;
+const LOG_DIVISOR: u32 = 24;
+const LOG_DIVISOR_OF_PEERS: u32 = 4;
 /// Number of other ranks that log that rank 0 is missing.
-const SPEAKERS: usize = 4;
+const LOGGING_RANKS: usize = 4;
 
 /// Retries until rank 0 answers and proves the job's key.
 fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<TcpStream, Failed> {
     let end = Instant::now() + join.start_timeout;
     let body = serde_json::to_vec(request).expect("plain data");
     let mut answered = None;
-    let mut word = Some(Instant::now() + join.start_timeout / PATIENCE_OF_PEERS);
+    let mut log_at = Some(Instant::now() + join.start_timeout / LOG_DIVISOR_OF_PEERS);
     loop {
-        let tried = connect(&join.address).map_err(AuthError::Io).and_then(|mut stream| {
-            handshake::authenticate(&mut stream, key, "join", &body).map(|()| stream)
-        });
-        let why = match tried {
+        let why = match connect_authenticated(&join.address, key, "join", &body) {
             Ok(stream) => return Ok(stream),
             Err(why) => why,
         };
@@ -173,8 +163,8 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
             AuthError::Io(_) => answered.take().unwrap_or(why),
             answer => answer,
         };
-        if join.rank <= SPEAKERS && word.is_some_and(|at| Instant::now() > at) {
-            word = None;
+        if join.rank <= LOGGING_RANKS && log_at.is_some_and(|at| Instant::now() > at) {
+            log_at = None;
             tracing::info!("rank {} waits for rank 0 at {}: {why}", join.rank, join.address);
         }
         if Instant::now() > end {
@@ -193,6 +183,18 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
 fn failed(join: &Join, what: String) -> Failed {
     let node = if join.node.is_empty() { String::new() } else { format!(" (node {})", join.node) };
     Failed::new(format!("rank {}{node} {what}", join.rank))
+}
+
+/// Connects to a rank. Both sides prove that they have the job's key.
+fn connect_authenticated(
+    address: impl ToSocketAddrs,
+    key: &Key,
+    purpose: &str,
+    body: &[u8],
+) -> Result<TcpStream, AuthError> {
+    let mut stream = connect(address)?;
+    handshake::authenticate(&mut stream, key, purpose, body)?;
+    Ok(stream)
 }
 
 fn connect(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {

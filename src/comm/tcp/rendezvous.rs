@@ -5,7 +5,7 @@ use super::super::Failed;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
 use super::process::start_thread;
-use super::{Join, LOOPBACK, PATIENCE, failed, loopback};
+use super::{Join, LOG_DIVISOR, LOOPBACK, failed, loopback};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -38,10 +38,12 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
         handshake::accept_all(&listener, &key, "join", world, &all, || false, accepted)
     })?;
     let mut present = BTreeMap::new();
-    present.insert(0, own_entry(join, data_port));
+    let (request, peer) =
+        (JoinRequest::new(join, 0, data_port), Peer { ip: None, port: data_port });
+    present.insert(0, Arrived { request, peer, control: None });
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
-    let strangers = handshakes.strangers();
-    let missing = missing(join, &present, &duplicates, strangers);
+    let unauthenticated = handshakes.unauthenticated();
+    let missing = missing(join, &present, &duplicates, unauthenticated);
     let problem = missing.or_else(|| mismatch(&present));
     start_thread(0, "late", move || reject_late(&arrivals))?;
     match problem {
@@ -49,17 +51,13 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
         Some(line) => {
             for one in present.into_values() {
                 let message = ControlMessage::GroupFailed { line: line.clone(), print: false };
-                one.control.map(|mut control| control::write(&mut control, &message));
+                if let Some(mut control) = one.control {
+                    let _ = control::write(&mut control, &message);
+                }
             }
             Err(Failed::new(line))
         }
     }
-}
-
-fn own_entry(join: &Join, port: u16) -> Arrived {
-    let Join { rank, world, node, binary, manifest, .. } = join.clone();
-    let request = JoinRequest { rank, world, node, port, binary, manifest };
-    Arrived { request, peer: Peer { ip: None, port }, control: None }
 }
 
 /// Binds to the address's port, on every interface unless the address is loopback.
@@ -92,12 +90,12 @@ fn wait_for_ranks(
     present: &mut BTreeMap<usize, Arrived>,
 ) -> Vec<usize> {
     let (end, mut duplicates) = (Instant::now() + join.start_timeout, Vec::new());
-    let mut word = Some(Instant::now() + join.start_timeout / PATIENCE);
+    let mut log_at = Some(Instant::now() + join.start_timeout / LOG_DIVISOR);
     while present.len() < join.world {
-        let until = word.unwrap_or(end).min(end);
+        let until = log_at.unwrap_or(end).min(end);
         let arrived = arrivals.recv_timeout(until.saturating_duration_since(Instant::now()));
         let Ok((request, ip, control)) = arrived else {
-            if word.take().is_none() {
+            if log_at.take().is_none() {
                 break;
             }
             tracing::info!("waiting for {} at {}", ranks(&absent(join, present)), join.address);
@@ -145,7 +143,7 @@ fn missing(
     join: &Join,
     present: &BTreeMap<usize, Arrived>,
     duplicates: &[usize],
-    strangers: u64,
+    unauthenticated: u64,
 ) -> Option<String> {
     let absent = absent(join, present);
     if absent.is_empty() {
@@ -160,9 +158,9 @@ fn missing(
     if !duplicates.is_empty() {
         line += &format!("; {} connected twice", ranks(duplicates));
     }
-    if strangers > 0 {
-        let noun = if strangers == 1 { "connection" } else { "connections" };
-        line += &format!("; {strangers} {noun} failed the authentication");
+    if unauthenticated > 0 {
+        let noun = if unauthenticated == 1 { "connection" } else { "connections" };
+        line += &format!("; {unauthenticated} {noun} failed the authentication");
     }
     Some(line)
 }
@@ -191,14 +189,15 @@ fn outliers(
 ) -> Option<String> {
     let values: Vec<u64> = requests.iter().map(|request| value(request)).collect();
     let majority = base::majority(&values)?;
-    let count = |of: u64| values.iter().filter(|value| **value == of).count();
+    let count = |wanted: u64| values.iter().filter(|value| **value == wanted).count();
     let outliers: Vec<&&JoinRequest> =
         requests.iter().filter(|request| value(request) != majority).collect();
     let first = outliers.first()?;
     let list: Vec<usize> = outliers.iter().map(|request| request.rank).collect();
-    let node = match first.node.is_empty() || list.len() > 1 {
-        true => String::new(),
-        false => format!(" (node {})", first.node),
+    let node = if first.node.is_empty() || list.len() > 1 {
+        String::new()
+    } else {
+        format!(" (node {})", first.node)
     };
     let (its, others) = (value(first), count(majority));
     let line = format!("{}{node} {what} than the other {others}", ranks(&list));

@@ -148,9 +148,9 @@ fn others_are_rejected(limit: Duration) {
     let ends = run(joins, |_| ());
     let line = format!("ranks 2, 3 {MISSING} {address} within {seconds:.0} s; 2 of 4 ranks did");
     for end in &ends[..2] {
-        let (told, strangers) = end.as_ref().unwrap_err().split_at(line.len());
-        assert_eq!(told, line);
-        assert!(strangers.ends_with(" failed the authentication"), "{strangers}");
+        let (missing, unauthenticated) = end.as_ref().unwrap_err().split_at(line.len());
+        assert_eq!(missing, line);
+        assert!(unauthenticated.ends_with(" failed the authentication"), "{unauthenticated}");
     }
     for (rank, end) in ends.iter().enumerate().skip(2) {
         let why = "the peer is a rank of another job, or has another secret";

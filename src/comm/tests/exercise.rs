@@ -19,10 +19,10 @@ impl Numbers {
     }
 
     pub fn f32(values: Vec<f32>) -> Numbers {
-        Numbers::of(DType::F32, &values)
+        Numbers::from_values(DType::F32, &values)
     }
 
-    pub fn of(dtype: DType, values: &[f32]) -> Numbers {
+    pub fn from_values(dtype: DType, values: &[f32]) -> Numbers {
         let mut numbers = Numbers::new(values.len(), dtype);
         let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut numbers.words);
         for (i, v) in values.iter().enumerate() {
@@ -112,8 +112,8 @@ pub fn check_ops(world: &World, lengths: &[usize]) {
 
 pub fn check_reduce(group: &dyn Group, dtype: DType, length: usize) {
     let expected = summed(group.size(), dtype, length);
-    let x = Numbers::of(dtype, &brought(group.rank(), dtype, length));
-    let y = Numbers::of(dtype, &brought(group.rank(), dtype, length));
+    let x = Numbers::from_values(dtype, &brought(group.rank(), dtype, length));
+    let y = Numbers::from_values(dtype, &brought(group.rank(), dtype, length));
     let pending = group.begin(Collective::AllReduce(y.tensor()));
     group.all_reduce(x.tensor());
     group.finish(pending);
@@ -126,7 +126,7 @@ fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
     let (size, rank) = (group.size(), group.rank());
     let expected = summed(size, dtype, part * size);
     let mine = brought(rank, dtype, part * size);
-    let whole = Numbers::of(dtype, &mine);
+    let whole = Numbers::from_values(dtype, &mine);
     let apart = Numbers::new(part, dtype);
     let to = if in_place { whole.tensor().span(rank * part, part) } else { apart.tensor() };
     group.reduce_scatter(whole.tensor(), to);
@@ -146,7 +146,7 @@ fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
 /// Every rank sends to the next; no send waits for its receiver.
 fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
     let (size, rank) = (group.size(), group.rank());
-    let x = Numbers::of(dtype, &brought(rank, dtype, length));
+    let x = Numbers::from_values(dtype, &brought(rank, dtype, length));
     let y = Numbers::new(length, dtype);
     group.send((rank + 1) % size, x.tensor());
     group.recv((rank + size - 1) % size, y.tensor());
@@ -157,7 +157,7 @@ fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
 fn check_begun(group: &dyn Group, dtype: DType, length: usize) {
     let (size, rank) = (group.size(), group.rank());
     let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
-    let x = Numbers::of(dtype, &brought(rank, dtype, length));
+    let x = Numbers::from_values(dtype, &brought(rank, dtype, length));
     let arrived = [before, next].map(|from| (from, Numbers::new(length, dtype)));
     let receives = arrived
         .each_ref()

@@ -72,7 +72,8 @@ pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
         }
         _ => m.model.seq_len = seq_len, // no weight has this size
     }
-    let ranks = LauncherEnv::of(&|name| std::env::var(name).ok())?.map_or(1, |launch| launch.world);
+    let ranks = LauncherEnv::from_variables(&|name| std::env::var(name).ok())?
+        .map_or(1, |launch| launch.world);
     let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
     let replicas = (!gridded).then(|| format!("topology.data={ranks}"));
     let sets: Vec<String> = replicas.into_iter().chain(options.sets.iter().cloned()).collect();

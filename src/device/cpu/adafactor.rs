@@ -53,9 +53,10 @@ pub(super) fn scalars(_: &Cpu, &op::AdafactorScalars { rule, updates, y }: &op::
     let mut t = [0i64];
     download(updates, bytemuck::cast_slice_mut(&mut t));
     let t = t[0] as f64;
-    let rho = match rule.relative_step {
-        true => f64::from(rule.lr).min(1.0 / t.sqrt()),
-        false => f64::from(rule.lr),
+    let rho = if rule.relative_step {
+        f64::from(rule.lr).min(1.0 / t.sqrt())
+    } else {
+        f64::from(rule.lr)
     };
     store(&[t.powf(f64::from(rule.beta2_decay)) as f32, rho as f32], y.to, 0);
 }
@@ -74,17 +75,14 @@ pub(super) fn move_second_moment(_: &Cpu, op: &op::MoveSecondMoment) {
     move_towards(rows, row, towards, 0..part.rows, 1.0 / part.whole[1] as f32);
     for number in 0..part.fused.count() {
         let own = number * part.cols..(number + 1) * part.cols;
-        let of = part.fused.rows(number, part.whole[0]);
-        move_towards(cols, col, towards, own.clone(), 1.0 / of as f32);
-        let whole = part.cols == part.whole[1];
-        let sum: f64 = match whole {
-            true => own.map(|at| f64::from(scalar(col, at))).sum(),
-            false => (0..part.rows)
-                .filter(|at| part.fused.matrix_of(*at) == number)
-                .map(|at| f64::from(scalar(row, at)))
-                .sum(),
+        let rows = part.fused.rows(number, part.whole[0]);
+        move_towards(cols, col, towards, own.clone(), 1.0 / rows as f32);
+        let (sum, terms): (f64, usize) = if part.cols == part.whole[1] {
+            (own.map(|at| f64::from(scalar(col, at))).sum(), part.cols)
+        } else {
+            let own = (0..part.rows).filter(|at| part.fused.matrix_of(*at) == number);
+            (own.map(|at| f64::from(scalar(row, at))).sum(), rows)
         };
-        let terms = if whole { part.cols } else { of };
         store(&[(sum / terms as f64) as f32], mean, number);
     }
 }
@@ -106,21 +104,16 @@ pub(super) fn update(cpu: &Cpu, op: &op::Adafactor) {
     let from = Direction { part: &part, grad, v, factor, eps: rule.eps };
     let task = |range: Range<usize>, _: &mut [f64]| {
         let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        for row in range {
-            for (number, cols) in part.runs(row) {
-                for block in blocks(cols) {
-                    let at = row * part.cols + block.start - part.first;
-                    let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
-                    from.read(row, block, at, u);
-                    load(master, at, w);
-                    apply(steps[number], keep, u, w);
-                    store(w, master, at);
-                    if weight != master {
-                        store(w, weight, at);
-                    }
-                }
+        each_block(&part, range, |row, number, block, at| {
+            let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
+            from.read(row, block, at, u);
+            load(master, at, w);
+            apply(steps[number], keep, u, w);
+            store(w, master, at);
+            if weight != master {
+                store(w, weight, at);
             }
-        }
+        });
     };
     each_rows(cpu, &part, 0, task, |_| ());
 }
@@ -151,6 +144,22 @@ fn each_rows(
     });
 }
 
+/// Calls `with(row, fused matrix, columns, first element of the part)` for the blocks of some rows.
+fn each_block(
+    part: &MatrixPart,
+    rows: Range<usize>,
+    mut with: impl FnMut(usize, usize, Range<usize>, usize),
+) {
+    for row in rows {
+        for (number, cols) in part.runs(row) {
+            for block in blocks(cols) {
+                let at = row * part.cols + block.start - part.first;
+                with(row, number, block, at);
+            }
+        }
+    }
+}
+
 vectorised! {
     /// x ← factor·x, and sums += x².
     fn add_squares(factor: f32, x: &mut [f32], sums: &mut [f64]) {
@@ -171,16 +180,11 @@ fn fused_sums(
     let count = part.fused.count();
     let task = |range: Range<usize>, sums: &mut [f64]| {
         let mut buffer: Block = [0.0; BLOCK];
-        for row in range {
-            for (number, cols) in part.runs(row) {
-                for block in blocks(cols) {
-                    let at = row * part.cols + block.start - part.first;
-                    let buffer = &mut buffer[..block.len()];
-                    read(row, block, at, buffer);
-                    sums[number] += square_sum_f64(buffer);
-                }
-            }
-        }
+        each_block(part, range, |row, number, block, at| {
+            let buffer = &mut buffer[..block.len()];
+            read(row, block, at, buffer);
+            sums[number] += square_sum_f64(buffer);
+        });
     };
     each_rows(cpu, part, count, task, |all| {
         let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;

@@ -12,7 +12,7 @@ use crate::{Coded, op};
 const SCALES: usize = BLOCK / Coded::SMALLEST;
 
 pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
-    let op::Adam8bit { rule, scalars, grad, master, m, v, weight: live } = *op;
+    let op::Adam8bit { rule, scalars, grad, master, m, v, weight } = *op;
     let block = op.block();
     let Some(rule) = Update::new(&rule, scalars) else { return };
     let (signed, unsigned): (&DynamicMap, &DynamicMap) = (&SIGNED, &UNSIGNED);
@@ -30,8 +30,8 @@ pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
         store(w, master, at);
         write(signed, m, at, block, m1);
         write(unsigned, v, at, block, v1);
-        if live != master {
-            store(w, live, at);
+        if weight != master {
+            store(w, weight, at);
         }
     });
 }

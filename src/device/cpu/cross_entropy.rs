@@ -55,7 +55,7 @@ pub(super) fn losses(cpu: &Cpu, op: &op::CrossEntropy) {
             if let Some(scale) = scale {
                 let weight = scale * weight;
                 let factor = (weight as f64 * (1.0 + 2.0 * coefficient * log_z) / sum) as f32;
-                slopes(&logits, row, weight, [largest, factor], column_of(targets, row, &logits));
+                slopes(&logits, row, weight, largest, factor, column_of(targets, row, &logits));
             }
         }
     });
@@ -87,7 +87,8 @@ fn slopes(
     logits: &Logits,
     row: usize,
     weight: f32,
-    [largest, factor]: [f32; 2],
+    largest: f32,
+    factor: f32,
     target: Option<usize>,
 ) {
     let Logits { x, cap, .. } = *logits;

@@ -16,22 +16,13 @@ pub(super) fn copy(cpu: &Cpu, &op::Copy { x, y }: &op::Copy) {
     if x.dtype == y.to.dtype && !y.add {
         return copy_bytes(cpu, x, y.to);
     }
-    cpu.each_block(x.numel(), |block| {
-        let mut buffer: Block = [0.0; BLOCK];
-        let buffer = &mut buffer[..block.len()];
-        load(x, block.start, buffer);
-        put(buffer, y, block.start);
-    });
+    cpu.each_loaded([x], |at, [x]| put(x, y, at));
 }
 
 pub(super) fn blend(cpu: &Cpu, &op::Blend { a, x, b, y }: &op::Blend) {
-    cpu.each_block(x.numel(), |block| {
-        let (mut from, mut onto): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        let (from, onto) = (&mut from[..block.len()], &mut onto[..block.len()]);
-        load(x, block.start, from);
-        load(y, block.start, onto);
+    cpu.each_loaded([x, y], |at, [from, onto]| {
         math::sum_of_products(a, from, b, onto);
-        store(onto, y, block.start);
+        store(onto, y, at);
     });
 }
 

@@ -7,12 +7,9 @@ use crate::op;
 use std::ops::Range;
 
 pub(super) fn gelu(cpu: &Cpu, &op::Gelu { x, gelu, y }: &op::Gelu) {
-    cpu.each_block(x.numel(), |block| {
-        let mut buffer: Block = [0.0; BLOCK];
-        let buffer = &mut buffer[..block.len()];
-        load(x, block.start, buffer);
-        math::gelu(gelu, buffer);
-        put(buffer, y, block.start);
+    cpu.each_loaded([x], |at, [x]| {
+        math::gelu(gelu, x);
+        put(x, y, at);
     });
 }
 

@@ -33,8 +33,8 @@ const NAMES: [(&str, &str); 5] = [
 
 /// Best instruction set of the processor, detected once.
 static BEST: LazyLock<Instructions> = LazyLock::new(|| {
-    let here = Instructions::ALL.into_iter().take_while(|set| detected(*set));
-    here.last().unwrap_or(Instructions::Baseline)
+    let supported = Instructions::ALL.into_iter().take_while(|set| detected(*set));
+    supported.last().unwrap_or(Instructions::Baseline)
 });
 
 /// Choice of the environment variable, read once.
@@ -72,10 +72,10 @@ impl Instructions {
     }
 
     fn from_name(name: &str) -> Result<Instructions, String> {
-        let here = NAMES[..=*BEST as usize].iter().map(|(name, _)| *name);
-        let known = here.clone().position(|known| known == name);
+        let supported = NAMES[..=*BEST as usize].iter().map(|(name, _)| *name);
+        let known = supported.clone().position(|known| known == name);
         known.map(|at| Instructions::ALL[at]).ok_or_else(|| {
-            let names: Vec<&str> = here.collect();
+            let names: Vec<&str> = supported.collect();
             format!("is {name:?}; this processor has {}", names.join(", "))
         })
     }
@@ -124,12 +124,12 @@ fn detected(set: Instructions) -> bool {
 fn amx() -> bool {
     // Bits of leaf 7's EDX: AMX-BF16 and AMX-TILE.
     const BITS: u32 = 1 << 22 | 1 << 24;
-    let there = std::arch::x86_64::__cpuid_count(7, 0).edx & BITS == BITS;
+    let has_tiles = std::arch::x86_64::__cpuid_count(7, 0).edx & BITS == BITS;
     // ARCH_REQ_XCOMP_PERM for XTILEDATA: it enlarges each thread's state by 8 KiB, once used.
     const REQUEST: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
     // SAFETY: the arguments are numbers; the call grants a permission and writes no memory.
-    there && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
+    has_tiles && unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST, TILE_DATA) } == 0
 }
 
 #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]

@@ -1,8 +1,8 @@
 //! Ops of low-rank gradients besides products: a guarded axpy, and orthonormal columns.
 
 use super::Cpu;
-use super::math::vectorised;
-use super::memory::{BLOCK, Block, load, scalar, store};
+use super::math::{self, vectorised};
+use super::memory::{scalar, store};
 use crate::op;
 
 pub(super) fn axpy(cpu: &Cpu, &op::Axpy { a, factor, x, y }: &op::Axpy) {
@@ -10,25 +10,19 @@ pub(super) fn axpy(cpu: &Cpu, &op::Axpy { a, factor, x, y }: &op::Axpy) {
     if by.is_nan() {
         return;
     }
-    cpu.each_block(x.numel(), |block| {
-        let (mut from, mut onto): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        let (from, onto) = (&mut from[..block.len()], &mut onto[..block.len()]);
-        load(x, block.start, from);
-        if y.add {
-            load(y.to, block.start, onto);
-            add_times(by, from, onto);
-        } else {
-            times(by, from, onto);
-        }
-        store(onto, y.to, block.start);
+    if !y.add {
+        return cpu.each_loaded([x], |at, [x]| {
+            math::scale(by, x);
+            store(x, y.to, at);
+        });
+    }
+    cpu.each_loaded([x, y.to], |at, [from, onto]| {
+        add_times(by, from, onto);
+        store(onto, y.to, at);
     });
 }
 
 vectorised! {
-    fn times(by: f32, x: &[f32], y: &mut [f32]) {
-        x.iter().zip(y).for_each(|(x, y)| *y = by * x);
-    }
-
     fn add_times(by: f32, x: &[f32], y: &mut [f32]) {
         x.iter().zip(y).for_each(|(x, y)| *y = by.mul_add(*x, *y));
     }

@@ -172,7 +172,7 @@ vectorised! {
     }
 
     /// Rotates the points (a, b) by the angles of these cosines and sines.
-    pub(super) fn turn(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
+    pub(super) fn rotate(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
             let (x, y) = (*a, *b);
             *a = x.mul_add(*cos, -(y * sin));
@@ -181,7 +181,7 @@ vectorised! {
     }
 
     /// Rotates the points back.
-    pub(super) fn turn_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
+    pub(super) fn rotate_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
             let (x, y) = (*a, *b);
             *a = x.mul_add(*cos, y * sin);
@@ -289,16 +289,16 @@ fn fold(mut lanes: [f32; LANES], merge: impl Fn(f32, f32) -> f32) -> f32 {
 }
 
 #[inline(always)]
-fn reduce_f64(x: &[f32], of: impl Fn(f64) -> f64) -> f64 {
+fn reduce_f64(x: &[f32], term: impl Fn(f64) -> f64) -> f64 {
     let mut lanes = [0.0f64; LANES];
     let chunks = x.chunks_exact(LANES);
     let rest = chunks.remainder();
     for chunk in chunks {
         for i in 0..LANES {
-            lanes[i] += of(chunk[i] as f64);
+            lanes[i] += term(chunk[i] as f64);
         }
     }
-    lanes.iter().sum::<f64>() + rest.iter().map(|x| of(*x as f64)).sum::<f64>()
+    lanes.iter().sum::<f64>() + rest.iter().map(|x| term(*x as f64)).sum::<f64>()
 }
 
 /// e^x to 1 ulp; 0 and ∞ beyond the range, NaN for NaN. x = n·ln 2 + r, and e^r for |r| ≤ ln 2 / 2

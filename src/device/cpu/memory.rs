@@ -159,7 +159,7 @@ pub(super) struct Sums<'a> {
 
 impl<'a> Sums<'a> {
     /// Part of an f32 tensor. No other task may access it while the sums exist.
-    pub fn of_tensor(x: Tensor, rows: Range<usize>, cols: Range<usize>) -> Sums<'a> {
+    pub fn from_tensor(x: Tensor, rows: Range<usize>, cols: Range<usize>) -> Sums<'a> {
         let inside = rows.end <= x.rows && cols.end <= x.cols;
         assert!(x.dtype == DType::F32 && inside, "f32 rows {rows:?}, columns {cols:?} of {x:?}");
         let start = (x.addr() as *mut f32).wrapping_add(rows.start * x.cols + cols.start);
@@ -167,7 +167,7 @@ impl<'a> Sums<'a> {
         Sums { start, rows, cols, width: x.cols, memory: PhantomData }
     }
 
-    pub fn of_slice(x: &'a mut [f32], rows: usize, cols: usize, width: usize) -> Sums<'a> {
+    pub fn from_slice(x: &'a mut [f32], rows: usize, cols: usize, width: usize) -> Sums<'a> {
         assert!(cols <= width && x.len() >= rows * width, "{rows} rows of {width}");
         Sums { start: x.as_mut_ptr(), rows, cols, width, memory: PhantomData }
     }

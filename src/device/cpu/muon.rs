@@ -1,7 +1,8 @@
 //! Muon: momentum, splitting and joining of fused matrices, and the update.
 
 use super::Cpu;
-use super::math::{sum_of_products, vectorised};
+use super::elementwise;
+use super::math::{scale, sum_of_products, vectorised};
 use super::memory::{BLOCK, Block, load, scalar, store};
 use super::parallel::blocks;
 use crate::{FusedMatrix, Momentum, Tensor, op};
@@ -10,16 +11,13 @@ use std::ops::Range;
 pub(super) fn momentum(cpu: &Cpu, op: &op::Momentum) {
     let op::Momentum { rule, factor, grad, m, y } = *op;
     let factor = scalar(factor, 0);
-    cpu.each_block(grad.numel(), |block| {
-        let (mut g, mut state): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        let (g, state) = (&mut g[..block.len()], &mut state[..block.len()]);
-        if !factor.is_nan() {
-            load(grad, block.start, g);
-            load(m, block.start, state);
-            average(&rule, factor, g, state);
-            store(state, m, block.start);
-        }
-        store(g, y.to, block.start);
+    if factor.is_nan() {
+        return elementwise::zero(cpu, &op::Zero { x: y.to });
+    }
+    cpu.each_loaded([grad, m], |at, [g, state]| {
+        average(&rule, factor, g, state);
+        store(state, m, at);
+        store(g, y.to, at);
     });
 }
 
@@ -39,29 +37,22 @@ pub(super) fn fuse(cpu: &Cpu, &op::Fuse { one, which, all }: &op::Fuse) {
 
 pub(super) fn scale_to_norm_1(cpu: &Cpu, &op::ScaleToNorm1 { x, sum, eps }: &op::ScaleToNorm1) {
     let by = (1.0 / f64::from(scalar(sum, 0)).sqrt().max(eps.into())) as f32;
-    cpu.each_block(x.numel(), |block| {
-        let mut buffer: Block = [0.0; BLOCK];
-        let buffer = &mut buffer[..block.len()];
-        load(x, block.start, buffer);
-        buffer.iter_mut().for_each(|x| *x *= by);
-        store(buffer, x, block.start);
+    cpu.each_loaded([x], |at, [values]| {
+        scale(by, values);
+        store(values, x, at);
     });
 }
 
-pub(super) fn descend(cpu: &Cpu, op: &op::Descend) {
-    let op::Descend { keep, step, factor, direction, master, weight } = *op;
+pub(super) fn update(cpu: &Cpu, op: &op::MuonUpdate) {
+    let op::MuonUpdate { keep, step, factor, direction, master, weight } = *op;
     if scalar(factor, 0).is_nan() {
         return;
     }
-    cpu.each_block(direction.numel(), |block| {
-        let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
-        load(direction, block.start, u);
-        load(master, block.start, w);
+    cpu.each_loaded([direction, master], |at, [u, w]| {
         sum_of_products(-step, u, keep, w);
-        store(w, master, block.start);
+        store(w, master, at);
         if weight != master {
-            store(w, weight, block.start);
+            store(w, weight, at);
         }
     });
 }
@@ -79,10 +70,10 @@ fn each_run(
         for row in rows {
             let place = which.fused.place(which.number, row);
             for share in 0..which.shares {
-                let there = (share * which.rows + place) * width;
-                let here = row * which.cols + share * width;
+                let in_all = (share * which.rows + place) * width;
+                let in_one = row * which.cols + share * width;
                 for run in blocks(0..width) {
-                    copy(there + run.start, here + run.start, &mut buffer[..run.len()]);
+                    copy(in_all + run.start, in_one + run.start, &mut buffer[..run.len()]);
                 }
             }
         }

@@ -145,18 +145,19 @@ pub(super) fn adamw(cpu: &Cpu, op: &op::AdamW) {
 }
 
 fn adamw_of_one(cpu: &Cpu, scalars: Tensor, one: &AdamWUpdate) {
-    let AdamWUpdate { rule, grad, master, m, v, weight: live } = *one;
+    let AdamWUpdate { rule, grad, master, m, v, weight } = *one;
     let state = [master, m, v];
-    assert!(![master, m, v, live].iter().any(|x| x.overlaps(grad)), "the gradient is apart");
-    let is_master = (live.addr(), live.dtype) == (master.addr(), master.dtype);
-    assert!(is_master || !state.iter().any(|x| x.overlaps(live)), "the weight is master or apart");
+    assert!(![master, m, v, weight].iter().any(|x| x.overlaps(grad)), "the gradient is apart");
+    let is_master = (weight.addr(), weight.dtype) == (master.addr(), master.dtype);
+    let apart = !state.iter().any(|x| x.overlaps(weight));
+    assert!(is_master || apart, "the weight is master or apart");
     let Some(rule) = Update::new(&rule, scalars) else { return };
     cpu.each_block(grad.numel(), |block| {
         with_block(grad, block.clone(), |g| {
             with_blocks_mut(state, block.clone(), |[w, m, v]| {
                 update(&rule, g, w, m, v);
                 if !is_master {
-                    store(w, live, block.start);
+                    store(w, weight, block.start);
                 }
             });
         });

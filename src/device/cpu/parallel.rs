@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::memory::{BLOCK, load, put};
 use super::scratch::Scratch;
-use crate::Out;
+use crate::{Out, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -42,6 +42,23 @@ impl Cpu {
     pub(super) fn each_block(&self, len: usize, task: impl Fn(Range<usize>) + Sync) {
         self.each(len.div_ceil(TASK), |i| {
             blocks(i * TASK..len.min((i + 1) * TASK)).for_each(&task);
+        });
+    }
+
+    /// Covers float tensors of one length with blocks. Calls `task(first element, elements)` on the
+    /// f32 values of each block of each tensor.
+    pub(super) fn each_loaded<const N: usize>(
+        &self,
+        xs: [Tensor; N],
+        task: impl Fn(usize, [&mut [f32]; N]) + Sync,
+    ) {
+        self.each_block(xs[0].numel(), |block| {
+            let mut buffers = [[0.0; BLOCK]; N];
+            let mut loaded = buffers.each_mut().map(|buffer| &mut buffer[..block.len()]);
+            for (x, to) in xs.iter().zip(&mut loaded) {
+                load(*x, block.start, to);
+            }
+            task(block.start, loaded);
         });
     }
 

@@ -8,13 +8,13 @@ use base::Qkv;
 
 pub(super) fn forward(cpu: &Cpu, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
     let how = &how;
-    let (d, all) = (how.heads.dim, Columns::of(how));
+    let (d, all) = (how.heads.dim, Columns::new(how));
     cpu.each_rows(qkv.rows, qkv.cols, |rows| {
         let [mut x, mut scale, mut angles]: [Block; 3] = [[0.0; BLOCK]; 3];
         let x = &mut x[..d];
         for row in rows {
             let angles = row_angles(how, row, &mut angles);
-            for (column, which) in all.turned() {
+            for (column, which) in all.queries_and_keys() {
                 load(qkv, row * qkv.cols + column, x);
                 if let Some(norm) = how.norm {
                     math::scale(root(x, norm.eps), x);
@@ -25,7 +25,7 @@ pub(super) fn forward(cpu: &Cpu, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
                 }
                 if let Some((cos, sin)) = angles {
                     let (a, b) = x.split_at_mut(d / 2);
-                    math::turn(cos, sin, a, b);
+                    math::rotate(cos, sin, a, b);
                 }
                 store(x, y.to, row * qkv.cols + column);
             }
@@ -38,18 +38,18 @@ pub(super) fn backward(cpu: &Cpu, op: &op::QueryKeyBackward) {
     let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
     let how = &how;
     let outs: Vec<Out> = dquery.into_iter().chain(dkey).collect();
-    let (d, all) = (how.heads.dim, Columns::of(how));
+    let (d, all) = (how.heads.dim, Columns::new(how));
     cpu.sum_rows(qkv.rows, d, &outs, |rows, sums| {
         let [mut g, mut x, mut scale, mut angles]: [Block; 4] = [[0.0; BLOCK]; 4];
         let (g, x, scale) = (&mut g[..d], &mut x[..d], &mut scale[..d]);
         for row in rows {
             let angles = row_angles(how, row, &mut angles);
-            for (column, which) in all.turned() {
+            for (column, which) in all.queries_and_keys() {
                 let at = row * qkv.cols + column;
                 load(dy, at, g);
                 if let Some((cos, sin)) = angles {
                     let (a, b) = g.split_at_mut(d / 2);
-                    math::turn_back(cos, sin, a, b);
+                    math::rotate_back(cos, sin, a, b);
                 }
                 if let Some(norm) = how.norm {
                     load(qkv, at, x);
@@ -68,23 +68,24 @@ pub(super) fn backward(cpu: &Cpu, op: &op::QueryKeyBackward) {
 
 /// Columns of a row of qkv at which the heads' queries, keys and values start.
 struct Columns {
-    turned: Vec<(usize, Qkv)>,
+    queries_and_keys: Vec<(usize, Qkv)>,
     values: Vec<usize>,
 }
 
 impl Columns {
-    fn of(how: &QueryKey) -> Columns {
+    fn new(how: &QueryKey) -> Columns {
         let heads = how.heads;
         let each = |which, step| {
             (0..heads.query).step_by(step).map(move |head| (heads.column(head, which), which))
         };
         let serves = heads.query / heads.kv;
-        let turned = each(Qkv::Query, 1).chain(each(Qkv::Key, serves)).collect();
-        Columns { turned, values: each(Qkv::Value, serves).map(|(column, _)| column).collect() }
+        let queries_and_keys = each(Qkv::Query, 1).chain(each(Qkv::Key, serves)).collect();
+        let values = each(Qkv::Value, serves).map(|(column, _)| column).collect();
+        Columns { queries_and_keys, values }
     }
 
-    fn turned(&self) -> impl Iterator<Item = (usize, Qkv)> {
-        self.turned.iter().copied()
+    fn queries_and_keys(&self) -> impl Iterator<Item = (usize, Qkv)> {
+        self.queries_and_keys.iter().copied()
     }
 
     fn copy_values(&self, from: Tensor, to: Tensor, row: usize, buffer: &mut [f32]) {

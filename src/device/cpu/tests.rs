@@ -94,9 +94,8 @@ fn product(
     [m, n, k]: [usize; 3],
     of: fn(usize) -> f32,
 ) -> Vec<f32> {
-    let operand = |rows, cols, turned| match turned {
-        true => matrix(cpu, cols, rows, of),
-        false => matrix(cpu, rows, cols, of),
+    let operand = |rows, cols, transposed| {
+        if transposed { matrix(cpu, cols, rows, of) } else { matrix(cpu, rows, cols, of) }
     };
     let (a, b) = (operand(m, k, kind == Gemm::TN), operand(k, n, kind == Gemm::NT));
     let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);

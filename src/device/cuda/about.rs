@@ -7,12 +7,12 @@ use base::{Bytes, DType};
 use std::sync::Arc;
 
 impl Cuda {
-    /// GPU, driver and library, for a person.
+    /// Description of GPU, driver and library, for messages.
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// Products whose algorithms were timed since it was opened.
+    /// Number of products whose algorithms were timed since the GPU was opened.
     pub fn timed(&self) -> usize {
         self.products.timed()
     }
@@ -22,13 +22,13 @@ impl Cuda {
         &self.identity
     }
 
-    /// Free bytes of its memory, and all of it.
+    /// Free and total memory.
     pub fn free_memory(&self) -> (Bytes, Bytes) {
         let (free, total) = self.device.memory();
         (Bytes(free as u64), Bytes(total as u64))
     }
 
-    /// Device, for groups of ranks, whose collectives are in order with the ops.
+    /// Device, for groups of ranks. Their collectives are in order with the ops.
     pub fn device(&self) -> &Arc<Device> {
         &self.device
     }

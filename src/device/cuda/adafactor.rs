@@ -1,15 +1,15 @@
 //! Adafactor: sums of squares by rows, columns and fused matrices, and the update.
 
 use super::Cuda;
-use super::args;
+use super::args::{self, Argument, arguments};
 use super::elementwise::add_parts;
 use super::launch::{Grid, typed};
-use crate::{MatrixPart, Out, SecondMoment, Tensor, op};
-use std::ptr::{null, null_mut};
+use crate::{Adafactor, MatrixPart, Out, Tensor, op};
+use std::ptr::null_mut;
 
-/// Blocks to have work for a whole GPU.
+/// Number of blocks that occupy a whole GPU.
 const BLOCKS: usize = 1056;
-/// Rows that a block sums at least.
+/// Minimum rows of a block.
 const CHUNK: usize = 64;
 /// Threads of the one block that moves a fused matrix's second moment.
 pub(super) const MOMENT_THREADS: usize = 512;
@@ -21,10 +21,8 @@ pub(super) fn factor_sums(cuda: &Cuda, op: &op::FactorSums) {
     if touched == 0 {
         return;
     }
-    let (x, factor) = (x.addr() as _, factor.addr() as _);
     if let Some(rows) = rows {
-        let (rows, part) = (rows.to.addr() as _, args::MatrixPart::new(&part));
-        let arguments = args::FactorRows { x, factor, rows, part };
+        let arguments = arguments!(FactorRows { x, factor, rows, part });
         cuda.launch("factor_rows", Grid::line(touched, 256), arguments);
     }
     let across = part.cols.div_ceil(32);
@@ -32,14 +30,8 @@ pub(super) fn factor_sums(cuda: &Cuda, op: &op::FactorSums) {
     let chunk = touched.div_ceil(chunks);
     let chunks = touched.div_ceil(chunk);
     let parts = cuda.scratch(chunks * width * 4);
-    let arguments = args::FactorCols {
-        x,
-        factor,
-        parts: parts as _,
-        chunk: chunk as u64,
-        count: part.col_rows() as u32,
-        part: args::MatrixPart::new(&part),
-    };
+    let count = part.col_rows();
+    let arguments = arguments!(FactorCols { x, factor, parts, chunk, count, part });
     let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
     cuda.launch("factor_cols", grid, arguments);
     add_parts(cuda, parts, width, chunks, cols);
@@ -47,83 +39,64 @@ pub(super) fn factor_sums(cuda: &Cuda, op: &op::FactorSums) {
 
 pub(super) fn fused_square_sums(cuda: &Cuda, op: &op::FusedSquareSums) {
     let op::FusedSquareSums { x, part, y } = *op;
-    let none = args::FusedSums {
-        x: x.addr() as _,
-        parts: null_mut(),
-        factor: null(),
-        row: null(),
-        col: null(),
-        mean: null(),
-        eps: 0.0,
-        part: args::MatrixPart::new(&part),
-    };
-    fused_sums(cuda, &part, none, y);
+    let [factor, row, col, mean] = [None::<Tensor>; 4];
+    let (parts, eps) = (null_mut(), 0.0);
+    let arguments = arguments!(FusedSums { x, parts, factor, row, col, mean, eps, part });
+    fused_sums(cuda, &part, arguments, y);
 }
 
 pub(super) fn scalars(cuda: &Cuda, op: &op::AdafactorScalars) {
-    let op::AdafactorScalars { rule, updates, y } = *op;
-    let arguments = args::AdafactorScalars {
-        updates: updates.addr() as _,
-        out: y.to.addr() as _,
-        lr: rule.lr,
-        beta2_decay: rule.beta2_decay,
-        relative_step: rule.relative_step.into(),
-    };
+    let op::AdafactorScalars { rule, updates, y: out } = *op;
+    let Adafactor { lr, beta2_decay, relative_step, .. } = rule;
+    let arguments = arguments!(AdafactorScalars { updates, out, lr, beta2_decay, relative_step });
     cuda.launch("adafactor_scalars", Grid::line(1, 1), arguments);
 }
 
 pub(super) fn move_second_moment(cuda: &Cuda, op: &op::MoveSecondMoment) {
     let op::MoveSecondMoment { scalars, part, rows, cols, v } = *op;
-    let [row, col, mean] = addresses(v);
-    let arguments = args::SecondMoment {
-        scalars: scalars.addr() as _,
-        row_sums: rows.map_or(0, Tensor::addr) as _,
-        col_sums: cols.addr() as _,
-        row: row as _,
-        col: col as _,
-        mean: mean as _,
-        part: args::MatrixPart::new(&part),
-    };
+    let (row_sums, col_sums) = (rows, cols);
+    let (row, col, mean) = (v.row(), v.col(), v.mean());
+    let arguments = arguments!(SecondMoment { scalars, row_sums, col_sums, row, col, mean, part });
     let grid = Grid::line(part.col_rows(), MOMENT_THREADS);
     cuda.launch("move_second_moment", grid, arguments);
 }
 
 pub(super) fn square_sums(cuda: &Cuda, op: &op::AdafactorSquareSums) {
     let op::AdafactorSquareSums { rule, scalars, grad, part, v, y } = *op;
-    let [row, col, mean] = addresses(v);
-    let arguments = args::FusedSums {
-        x: grad.addr() as _,
+    let arguments = arguments!(FusedSums {
+        x: grad,
         parts: null_mut(),
-        factor: scalars.addr() as _,
-        row: row as _,
-        col: col as _,
-        mean: mean as _,
+        factor: scalars,
+        row: v.row(),
+        col: v.col(),
+        mean: v.mean(),
         eps: rule.eps,
-        part: args::MatrixPart::new(&part),
-    };
+        part,
+    });
     fused_sums(cuda, &part, arguments, y);
 }
 
 pub(super) fn update(cuda: &Cuda, op: &op::Adafactor) {
     let op::Adafactor { rule, scalars, grad, part, v, master, weight, .. } = *op;
-    let [row, col, mean] = addresses(v);
-    let arguments = args::Adafactor {
-        grad: grad.addr() as _,
-        master: master.addr() as _,
-        live: if weight == master { null_mut() } else { weight.addr() as _ },
-        scalars: scalars.addr() as _,
-        row: row as _,
-        col: col as _,
-        mean: mean as _,
-        update: op.update_squares.addr() as _,
-        weight: op.weight_squares.map_or(0, Tensor::addr) as _,
+    let op::Adafactor { update_squares, weight_squares, .. } = *op;
+    let Adafactor { lr_scale, eps, scale_eps, clip_threshold, .. } = rule;
+    let arguments = arguments!(Adafactor {
+        grad,
+        master,
+        weight: (weight != master).then_some(weight),
+        scalars,
+        row: v.row(),
+        col: v.col(),
+        mean: v.mean(),
+        update_squares,
+        weight_squares,
         keep: rule.keep(),
-        lr_scale: rule.lr_scale,
-        eps: rule.eps,
-        scale_eps: rule.scale_eps,
-        clip_threshold: rule.clip_threshold,
-        part: args::MatrixPart::new(&part),
-    };
+        lr_scale,
+        eps,
+        scale_eps,
+        clip_threshold,
+        part,
+    });
     let rows = part.touched().len();
     if rows > 0 {
         let across = part.cols.div_ceil(256);
@@ -132,7 +105,7 @@ pub(super) fn update(cuda: &Cuda, op: &op::Adafactor) {
     }
 }
 
-/// Fills in the scratch.
+/// Launches the sums, with scratch for those of each block.
 fn fused_sums(cuda: &Cuda, part: &MatrixPart, arguments: args::FusedSums, out: Out) {
     let count = part.fused.count();
     let blocks = part.touched().len().min(BLOCKS);
@@ -140,33 +113,28 @@ fn fused_sums(cuda: &Cuda, part: &MatrixPart, arguments: args::FusedSums, out: O
         return;
     }
     let parts = cuda.scratch(blocks * 3 * size_of::<f64>());
-    let arguments = args::FusedSums { parts: parts as _, ..arguments };
+    let arguments = arguments!(FusedSums { parts, ..arguments });
     cuda.launch("fused_sums", Grid::line(blocks, 256), arguments);
-    let (blocks, count) = (blocks as u32, count as u32);
-    let arguments = args::FusedFinish { parts: parts as _, out: out.to.addr() as _, blocks, count };
+    let arguments = arguments!(FusedFinish { parts, out, blocks, count });
     cuda.launch("fused_finish", Grid::line(1, 256), arguments);
 }
 
-/// Addresses of the means by row, by column, and over the whole; 0 where there are none.
-fn addresses(v: SecondMoment) -> [usize; 3] {
-    [v.row(), Some(v.col()), v.mean()].map(|x| x.map_or(0, Tensor::addr))
-}
-
-impl args::MatrixPart {
-    fn new(part: &MatrixPart) -> args::MatrixPart {
-        let [width0, width1, width2] = part.fused.widths().map(|width| width as u32);
-        let [whole_rows, whole_cols] = part.whole;
-        args::MatrixPart {
-            first: part.first as u64,
-            len: part.len as u64,
-            rows: part.rows as u64,
-            cols: part.cols as u32,
+impl Argument<args::MatrixPart> for MatrixPart {
+    fn argument(self) -> args::MatrixPart {
+        let MatrixPart { first, len, rows, cols, fused, .. } = self;
+        let ([width0, width1, width2], vector) = (fused.widths(), self.is_vector());
+        let [whole_rows, whole_cols] = self.whole;
+        arguments!(MatrixPart {
+            first,
+            len,
+            rows,
+            cols,
             width0,
             width1,
             width2,
-            whole_rows: whole_rows as u64,
-            whole_cols: whole_cols as u32,
-            vector: part.is_vector().into(),
-        }
+            whole_rows,
+            whole_cols,
+            vector,
+        })
     }
 }

@@ -1,14 +1,17 @@
 //! Arguments of the kernels: one struct for each, passed by value.
 //!
-//! This table is their only definition. `kernels/args.cuh` is made from it, with the offset of
-//! every field, and a test fails where that file is stale (`UPDATE=1` in its environment rewrites
-//! it).
+//! This table is their only definition. `kernels/args.cuh` is generated from it, with the offset of
+//! every field; a test fails if that file is stale (`UPDATE=1` in its environment rewrites it).
 
 #[macro_use]
 mod define;
 mod dropout;
 #[cfg(test)]
 mod tests;
+mod value;
+
+pub use value::Argument;
+pub(super) use value::arguments;
 
 pub use cudarc::driver::sys::CUtensorMap as TensorMap;
 use std::ffi::c_void;
@@ -263,7 +266,7 @@ kernel_args! {
     struct AdamW {
         grad: [*const c_void; 64], master: [*mut f32; 64], m: [*mut f32; 64], v: [*mut f32; 64],
         /// Null if it is the master.
-        live: [*mut c_void; 64],
+        weight: [*mut c_void; 64],
         numel: [u64; 64],
         /// 1 − lr·weight_decay; and a factor of the step
         keep: [f32; 64], lr_scale: [f32; 64],
@@ -281,7 +284,7 @@ kernel_args! {
         /// The same for the square root of v.
         v_codes: *mut u8, v_scales: *mut f32,
         /// Null if it is the master.
-        live: *mut c_void,
+        weight: *mut c_void,
         /// [3]: factor, then the two of `AdamScalars`
         scalars: *const f32,
         numel: u64,
@@ -368,16 +371,16 @@ kernel_args! {
     struct Adafactor {
         grad: *const f32, master: *mut f32,
         /// Null if it is the master.
-        live: *mut c_void,
+        weight: *mut c_void,
         /// [3]: factor, 1 − β̂, ρ
         scalars: *const f32,
         /// Null for a vector.
         row: *const f32,
         col: *const f32, mean: *const f32,
         /// [fused]: Σ U²
-        update: *const f32,
+        update_squares: *const f32,
         /// [fused]: Σ θ², or null: steps are not scaled by it
-        weight: *const f32,
+        weight_squares: *const f32,
         /// 1 − lr·weight_decay; and a factor of the step
         keep: f32, lr_scale: f32,
         eps: f32, scale_eps: f32, clip_threshold: f32,
@@ -400,9 +403,9 @@ kernel_args! {
 
     struct ScaleToNorm { x: *mut c_void, sum: *const f32, numel: u64, eps: f32, vector: u32, }
     struct Blend { x: *const c_void, y: *mut c_void, numel: u64, a: f32, b: f32, vector: u32, }
-    struct Descend {
-        /// `live` is null if it is the master.
-        direction: *const c_void, master: *mut f32, live: *mut c_void,
+    struct MuonUpdate {
+        /// `weight` is null if it is the master.
+        direction: *const c_void, master: *mut f32, weight: *mut c_void,
         factor: *const f32, numel: u64, keep: f32, step: f32, vector: u32,
     }
 

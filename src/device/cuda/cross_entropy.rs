@@ -1,12 +1,12 @@
-//! Cross-entropy over a vocabulary that may be shared out among ranks.
+//! Cross-entropy over a vocabulary that may be split over tensor-parallel ranks.
 
 use super::Cuda;
-use super::args;
+use super::args::{self, arguments};
 use super::launch::{Grid, typed, vector, wide};
 use crate::{Logits, Tensor, op};
 use std::ptr::{null, null_mut};
 
-/// Maximum threads of a block, which has a row.
+/// Maximum threads of a block, which processes one row.
 pub(super) const MOST_THREADS: usize = 512;
 
 pub(super) fn stats(cuda: &Cuda, op: &op::CrossEntropyStats) {
@@ -20,7 +20,7 @@ pub(super) fn losses(cuda: &Cuda, op: &op::CrossEntropy) {
     cuda.launch(typed!("cross_entropy", op.logits.x.dtype), grid, arguments);
 }
 
-/// Cross-entropy of a vocabulary that is not split; writes its stats, too.
+/// Cross-entropy of an unsplit vocabulary; also writes its stats.
 pub(super) fn unsplit(cuda: &Cuda, op: &op::CrossEntropyUnsplit) {
     let (arguments, grid) = prepare_losses(&op.0);
     cuda.launch(typed!("cross_entropy_unsplit", op.0.logits.x.dtype), grid, arguments);
@@ -29,38 +29,38 @@ pub(super) fn unsplit(cuda: &Cuda, op: &op::CrossEntropyUnsplit) {
 fn prepare_losses(op: &op::CrossEntropy) -> (args::CrossEntropy, Grid) {
     let op::CrossEntropy { logits, targets, weights, stats, losses, z, scale } = *op;
     let (common, grid) = prepare(&logits, targets, stats);
-    let arguments = args::CrossEntropy {
-        weights: weights.addr() as _,
-        losses: losses.to.addr() as _,
-        z_losses: z.map_or(null_mut(), |z| z.losses.to.addr() as _),
+    let arguments = arguments!(CrossEntropy {
+        weights,
+        losses,
+        z_losses: z.map(|z| z.losses),
         z: z.map_or(0.0, |z| z.coefficient),
-        scale: scale.map_or(null(), |scale| scale.addr() as _),
+        scale,
         ..common
-    };
+    });
     (arguments, grid)
 }
 
 fn prepare(logits: &Logits, targets: Tensor, stats: Tensor) -> (args::CrossEntropy, Grid) {
     let x = logits.x;
     let (rows, cols) = (x.rows, x.cols);
-    let vector = vector(cols, x.dtype, &[x.addr()]);
+    let vector = vector(cols, x.dtype, [x]);
     let pieces = cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
-    let arguments = args::CrossEntropy {
-        logits: x.addr() as _,
-        targets: targets.addr() as _,
+    let arguments = arguments!(CrossEntropy {
+        logits: x,
+        targets,
         weights: null(),
-        stats: stats.addr() as _,
+        stats,
         losses: null_mut(),
         z_losses: null_mut(),
         scale: null(),
-        first: logits.first as i64,
-        rows: rows as u64,
-        cols: cols as u32,
-        own: logits.own() as u32,
-        shares: (stats.rows / rows.max(1)) as u32,
-        vector: vector.into(),
+        first: logits.first,
+        rows,
+        cols,
+        own: logits.own(),
+        shares: stats.rows / rows.max(1),
+        vector,
         cap: logits.cap.unwrap_or(0.0),
         z: 0.0,
-    };
+    });
     (arguments, Grid::line(rows, pieces.next_multiple_of(32).min(MOST_THREADS)))
 }

@@ -26,14 +26,14 @@ pub struct Launched {
 /// Name and place of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Its number among the GPUs that the driver shows to this process.
+    /// Index among the GPUs that the driver shows to this process.
     pub ordinal: usize,
-    /// GPUs that the driver shows.
+    /// Number of GPUs that the driver shows.
     pub shown: usize,
     pub name: String,
     /// "0000:3B:00.0".
     pub bus: String,
-    /// In hexadecimal, as nvidia-smi has it.
+    /// In hexadecimal, as nvidia-smi prints it.
     pub uuid: String,
 }
 
@@ -43,12 +43,12 @@ impl fmt::Display for Identity {
     }
 }
 
-/// SMs that matrix products leave to NCCL while it sums over ranks at the same time. cuBLASLt's
-/// kernels for Hopper want a block on every SM at once. Blocks whose SM NCCL occupies run after all
-/// others, and the product takes up to twice as long.
+/// SMs that matrix products leave to NCCL while it sums over ranks. cuBLASLt's kernels for Hopper run a
+/// block on every SM at once. If NCCL occupies an SM, its block runs after all others, and the product
+/// takes up to twice as long.
 #[derive(Default)]
 pub struct SmMargin {
-    /// SMs for products; None: all.
+    /// SMs for products; None for all.
     rest: Option<u32>,
     /// Sums that were begun and not yet awaited, in the order in which the host enqueues. The time at
     /// which the GPU ends them differs between runs, and the SMs of a product may change its bits.
@@ -56,9 +56,9 @@ pub struct SmMargin {
 }
 
 impl SmMargin {
-    /// Margin on a GPU with `of` SMs; 0 for none.
-    pub fn new(margin: u32, of: u32) -> SmMargin {
-        let rest = (margin > 0).then(|| of.checked_sub(margin).expect("some SMs remain"));
+    /// Margin on a GPU with `sms` SMs; 0 for none.
+    pub fn new(margin: u32, sms: u32) -> SmMargin {
+        let rest = (margin > 0).then(|| sms.checked_sub(margin).expect("some SMs remain"));
         SmMargin { rest, sums: AtomicUsize::new(0) }
     }
 
@@ -70,13 +70,13 @@ impl SmMargin {
         self.sums.fetch_sub(1, Relaxed);
     }
 
-    /// SMs of a product that is enqueued now; None: all.
+    /// SMs of a product that is enqueued now; None for all.
     pub fn product_sms(&self) -> Option<u32> {
         self.rest.filter(|_| self.sums.load(Relaxed) > 0)
     }
 }
 
-/// Number of streams for messages that are begun: two kinds, each sent and received.
+/// Number of streams of asynchronous messages: two kinds, each sent and received.
 pub const MESSAGE_STREAMS: usize = 4;
 
 /// One GPU, its context and its streams.
@@ -99,7 +99,7 @@ pub struct Device {
     pub comm_stream: CUstream,
     /// Stream of asynchronous collectives that are awaited within the same layer.
     pub layer_stream: CUstream,
-    /// Streams of messages that are begun: one for each kind that must not wait for another.
+    /// Streams of asynchronous messages: one per kind that must not wait for another.
     pub message_streams: [CUstream; MESSAGE_STREAMS],
     /// Streams of copies that overlap with ops: to the device, and to the host.
     pub h2d_stream: CUstream,
@@ -193,7 +193,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Whether threads sleep while they wait for the GPU, by the driver's word.
+    /// Whether threads sleep while they wait for the GPU, as reported by the driver.
     pub fn waits_block(&self) -> bool {
         let (mut flags, mut active) = (0, 0);
         // SAFETY: two ints are written to the live variables; `id` is a device of the driver.
@@ -225,8 +225,8 @@ impl Device {
             self.check("telling the GPU from others", code)?;
         }
         // SAFETY: on success, as here, the driver has ended each string with a NUL within its buffer.
-        let text = |of: &[c_char]| unsafe { CStr::from_ptr(of.as_ptr()) };
-        let text = |of: &[c_char]| text(of).to_string_lossy().into_owned();
+        let text = |bytes: &[c_char]| unsafe { CStr::from_ptr(bytes.as_ptr()) };
+        let text = |bytes: &[c_char]| text(bytes).to_string_lossy().into_owned();
         let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
         let hex = |part: std::ops::Range<usize>| {
             uuid.bytes[part].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -316,9 +316,10 @@ impl Device {
     }
 
     pub(super) fn fail_with(&self, doing: &str, code: Code) {
-        let more = match CONTEXT_LOST.contains(&code) {
-            true => "; `dmesg` on the node may have an NVRM: Xid that says why",
-            false => "",
+        let more = if CONTEXT_LOST.contains(&code) {
+            "; `dmesg` on the node may have an NVRM: Xid that says why"
+        } else {
+            ""
         };
         self.fail(format!("{doing}: {}{more}", self.error(code)));
     }
@@ -331,7 +332,7 @@ impl Device {
         self.failing().clone()
     }
 
-    /// Takes a failure in a capture: nothing of it ran, so the device works on without it.
+    /// Takes the failure of a capture: nothing of it ran, so the device remains usable.
     pub fn take_failure(&self) -> Option<String> {
         self.failing().take()
     }

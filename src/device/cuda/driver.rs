@@ -86,7 +86,7 @@ pub fn explain(api: &Api, code: Code) -> String {
     };
     // SAFETY: both have this type (cuda.h); a CUresult is an int.
     let [name, words] = [api.cuGetErrorName, api.cuGetErrorString]
-        .map(|symbol| text(unsafe { symbol.of_type::<Lookup>() }));
+        .map(|symbol| text(unsafe { symbol.cast::<Lookup>() }));
     let name = name.unwrap_or_else(|| format!("CUDA error {code}"));
     match words {
         Some(words) => format!("{name} ({words})"),

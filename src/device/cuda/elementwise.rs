@@ -1,7 +1,7 @@
-//! Element by element: zero, copy, blend, dropout, residual; sums of columns.
+//! Elementwise ops: zero, copy, blend, dropout, residual; sums of columns.
 
 use super::Cuda;
-use super::args::{self, DropoutMask};
+use super::args::{DropoutMask, arguments};
 use super::launch::{Grid, typed, vector, wide};
 use crate::{Backend, Dropout, Home, Out, Tensor, op};
 use base::DType;
@@ -15,62 +15,30 @@ pub(super) fn zero(cuda: &Cuda, op: &op::Zero) {
 
 pub(super) fn copy(cuda: &Cuda, &op::Copy { x, y }: &op::Copy) {
     // Eights suit all dtypes.
-    let vector = vector(x.numel(), DType::BF16, &[x.addr(), y.to.addr()]);
-    let grid = Grid::elements(x.numel(), if vector { 8 } else { 1 });
-    let arguments = args::Copy {
-        x: x.addr() as _,
-        y: y.to.addr() as _,
-        numel: x.numel() as u64,
-        add: y.add.into(),
-        vector: vector.into(),
-    };
+    let vector = vector(x.numel(), DType::BF16, [x, y.to]);
+    let grid = Grid::pieces(x.numel(), if vector { 8 } else { 1 });
+    let arguments = arguments!(Copy { x, y, numel: x.numel(), add: y.add, vector });
     cuda.launch(typed!("copy", x.dtype, y.to.dtype), grid, arguments);
 }
 
 pub(super) fn blend(cuda: &Cuda, &op::Blend { a, x, b, y }: &op::Blend) {
-    let vector = vector(x.numel(), x.dtype, &[x.addr(), y.addr()]);
-    let arguments = args::Blend {
-        x: x.addr() as _,
-        y: y.addr() as _,
-        numel: x.numel() as u64,
-        a,
-        b,
-        vector: vector.into(),
-    };
-    let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
+    let (grid, vector) = Grid::elements(x, [y]);
+    let arguments = arguments!(Blend { x, y, numel: x.numel(), a, b, vector });
     cuda.launch(typed!("blend", x.dtype), grid, arguments);
 }
 
 pub(super) fn dropout(cuda: &Cuda, &op::Dropout { x, drop, y }: &op::Dropout) {
-    let vector = vector(x.cols, x.dtype, &[x.addr(), y.to.addr()]);
-    let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
-    let arguments = args::Dropout {
-        x: x.addr() as _,
-        y: y.to.addr() as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        add: y.add.into(),
-        vector: vector.into(),
-        drop: DropoutMask::new(&drop),
-    };
+    let (grid, vector) = Grid::rows(x, [y.to]);
+    let (rows, cols, add) = (x.rows, x.cols, y.add);
+    let arguments = arguments!(Dropout { x, y, rows, cols, add, vector, drop });
     cuda.launch(typed!("dropout", x.dtype), grid, arguments);
 }
 
 pub(super) fn residual(cuda: &Cuda, op: &op::Residual) {
     let op::Residual { x, branch, bias, drop, y } = *op;
-    let bias = bias.map_or(0, Tensor::addr);
-    let vector = vector(x.cols, x.dtype, &[x.addr(), branch.addr(), bias, y.to.addr()]);
-    let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
-    let arguments = args::Residual {
-        x: x.addr() as _,
-        branch: branch.addr() as _,
-        bias: bias as _,
-        y: y.to.addr() as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        vector: vector.into(),
-        drop: DropoutMask::new(&drop),
-    };
+    let (grid, vector) = Grid::rows(x, [branch, y.to].into_iter().chain(bias));
+    let (rows, cols) = (x.rows, x.cols);
+    let arguments = arguments!(Residual { x, branch, bias, y, rows, cols, vector, drop });
     cuda.launch(typed!("residual", x.dtype), grid, arguments);
 }
 
@@ -88,29 +56,22 @@ pub(super) fn column_sums(cuda: &Cuda, op: &op::ColumnSums) {
     sum_columns(cuda, op.x, None, op.sums);
 }
 
-/// Rows a block sums at least, and blocks to have work for a whole GPU.
+/// Minimum rows of a block, and number of blocks that occupy a whole GPU.
 const CHUNK: usize = 64;
 const BLOCKS: usize = 1056;
 
-/// sums (+)= Σ_rows of x, or of what dropout stores in `to`.
-fn sum_columns(cuda: &Cuda, x: Tensor, to: Option<(Tensor, &Dropout)>, sums: Out) {
-    let address = to.map_or(0, |(to, _)| to.addr());
-    let vector = vector(x.cols, x.dtype, &[x.addr(), address]);
+/// sums (+)= Σ_rows of x, or of dropout(x), which is stored in the given tensor.
+fn sum_columns(cuda: &Cuda, x: Tensor, dropped: Option<(Tensor, &Dropout)>, sums: Out) {
+    let to = dropped.map(|(to, _)| to);
+    let vector = vector(x.cols, x.dtype, std::iter::once(x).chain(to));
     let across = x.cols.div_ceil(32 * if vector { wide(x.dtype) } else { 1 });
     let chunks = (BLOCKS / across).clamp(1, x.rows.div_ceil(CHUNK).max(1));
     let chunk = x.rows.div_ceil(chunks).max(1);
     let chunks = x.rows.div_ceil(chunk).max(1);
     let parts = cuda.scratch(chunks * x.cols * 4);
-    let arguments = args::ColumnParts {
-        x: x.addr() as _,
-        to: address as _,
-        parts: parts as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        chunk: chunk as u32,
-        vector: vector.into(),
-        drop: to.map_or(DropoutMask::none(), |(_, drop)| DropoutMask::new(drop)),
-    };
+    let drop = dropped.map_or(DropoutMask::none(), |(_, drop)| DropoutMask::new(drop));
+    let (rows, cols) = (x.rows, x.cols);
+    let arguments = arguments!(ColumnParts { x, to, parts, rows, cols, chunk, vector, drop });
     let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
     cuda.launch(typed!("column_parts", x.dtype), grid, arguments);
     add_parts(cuda, parts, x.cols, chunks, sums);
@@ -118,15 +79,8 @@ fn sum_columns(cuda: &Cuda, x: Tensor, to: Option<(Tensor, &Dropout)>, sums: Out
 
 /// out (+)= Σ over `count` partial sums of rows, which are `stride` f32 apart.
 pub(super) fn add_parts(cuda: &Cuda, parts: usize, stride: usize, count: usize, out: Out) {
-    let cols = out.to.numel();
-    let arguments = args::ColumnSums {
-        parts: parts as _,
-        out: out.to.addr() as _,
-        stride: stride as u64,
-        count: count as u32,
-        cols: cols as u32,
-        add: out.add.into(),
-    };
+    let (cols, add) = (out.to.numel(), out.add);
+    let arguments = arguments!(ColumnSums { parts, out, stride, count, cols, add });
     let grid = Grid { blocks: [cols.div_ceil(32), 1, 1], threads: [32, 8], shared: 0 };
     cuda.launch("column_sums", grid, arguments);
 }

@@ -10,8 +10,8 @@ use cudarc::driver::sys::{self, CUevent_flags, CUstream_flags};
 use std::ptr::null_mut;
 
 impl Device {
-    /// Creates a stream that does not wait for the default one. The blocks of an `urgent` one start before
-    /// those that wait in other streams: a collective's do not queue behind whole products.
+    /// Creates a stream that does not wait for the default one. Blocks of an `urgent` stream start before
+    /// pending blocks of other streams, so that collectives do not queue behind whole products.
     pub(super) fn new_stream(&self, urgent: bool) -> Result<CUstream, String> {
         let (mut stream, flags) = (null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
         let (mut least, mut greatest) = (0, 0);
@@ -26,12 +26,12 @@ impl Device {
         self.check("making a stream", code).map(|()| stream)
     }
 
-    /// Creates an event that orders work and keeps no time.
+    /// Creates an event that orders work, without a timestamp.
     pub fn event(&self) -> CUevent {
         self.new_event(CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// Creates an event that keeps time.
+    /// Creates an event with a timestamp.
     pub fn timing_event(&self) -> CUevent {
         self.new_event(CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -113,11 +113,11 @@ impl Device {
         elapsed
     }
 
-    /// Milliseconds of each of `times` runs of the work that `run` enqueues on the compute stream.
-    /// Waits for them.
-    pub fn time(&self, times: usize, before_each: impl Fn(), run: impl Fn()) -> Vec<f32> {
+    /// Median milliseconds of `runs` runs of the work that `run` enqueues on the compute stream. Waits
+    /// for them.
+    pub fn median_ms(&self, runs: usize, before_each: impl Fn(), run: impl Fn()) -> f32 {
         let pairs: Vec<[CUevent; 2]> =
-            (0..times).map(|_| [self.timing_event(), self.timing_event()]).collect();
+            (0..runs).map(|_| [self.timing_event(), self.timing_event()]).collect();
         for [before, after] in &pairs {
             before_each();
             self.record(*before, self.stream);
@@ -128,8 +128,9 @@ impl Device {
             self.wait_event("timing", *after);
             self.elapsed_ms(*before, *after)
         };
-        let taken = pairs.iter().map(elapsed).collect();
+        let mut times: Vec<f32> = pairs.iter().map(elapsed).collect();
         pairs.into_iter().flatten().for_each(|event| self.destroy_event(event));
-        taken
+        times.sort_by(f32::total_cmp);
+        times[runs / 2]
     }
 }

@@ -1,45 +1,31 @@
-//! GELU where it does not ride on a matrix product, and SwiGLU.
+//! GELU apart from a product, and SwiGLU.
 
 use super::Cuda;
-use super::args;
-use super::launch::{Grid, typed, vector, wide};
+use super::args::arguments;
+use super::launch::{Grid, typed};
 use crate::{Gelu, Out, Tensor, op};
+use std::iter::once;
 
 pub(super) fn gelu(cuda: &Cuda, &op::Gelu { x, gelu, y }: &op::Gelu) {
-    launch(
-        cuda,
-        x,
-        y,
-        match gelu {
-            Gelu::Tanh => typed!("gelu_tanh", x.dtype),
-            Gelu::Exact => typed!("gelu_exact", x.dtype),
-        },
-    );
+    let kernel = match gelu {
+        Gelu::Tanh => typed!("gelu_tanh", x.dtype),
+        Gelu::Exact => typed!("gelu_exact", x.dtype),
+    };
+    launch(cuda, x, y, kernel);
 }
 
 /// y *= gelu'(x)
 pub(super) fn backward(cuda: &Cuda, x: Tensor, gelu: Gelu, y: Tensor) {
-    launch(
-        cuda,
-        x,
-        y.set(),
-        match gelu {
-            Gelu::Tanh => typed!("gelu_backward_tanh", x.dtype),
-            Gelu::Exact => typed!("gelu_backward_exact", x.dtype),
-        },
-    );
+    let kernel = match gelu {
+        Gelu::Tanh => typed!("gelu_backward_tanh", x.dtype),
+        Gelu::Exact => typed!("gelu_backward_exact", x.dtype),
+    };
+    launch(cuda, x, y.set(), kernel);
 }
 
 fn launch(cuda: &Cuda, x: Tensor, y: Out, kernel: &'static str) {
-    let vector = vector(x.numel(), x.dtype, &[x.addr(), y.to.addr()]);
-    let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
-    let arguments = args::Gelu {
-        x: x.addr() as _,
-        y: y.to.addr() as _,
-        numel: x.numel() as u64,
-        add: y.add.into(),
-        vector: vector.into(),
-    };
+    let (grid, vector) = Grid::elements(x, [y.to]);
+    let arguments = arguments!(Gelu { x, y, numel: x.numel(), add: y.add, vector });
     cuda.launch(kernel, grid, arguments);
 }
 
@@ -54,15 +40,7 @@ pub(super) fn swiglu_backward(cuda: &Cuda, op: &op::SwigluBackward) {
 
 /// x and dx [N, 2f], y [N, f].
 fn gated(cuda: &Cuda, x: Tensor, y: Tensor, dx: Option<Tensor>, kernel: &'static str) {
-    let dx = dx.map_or(0, Tensor::addr);
-    let vector = vector(y.numel(), y.dtype, &[x.addr(), y.addr(), dx]);
-    let grid = Grid::elements(y.numel(), if vector { wide(y.dtype) } else { 1 });
-    let arguments = args::Swiglu {
-        x: x.addr() as _,
-        y: y.addr() as _,
-        dx: dx as _,
-        numel: y.numel() as u64,
-        vector: vector.into(),
-    };
+    let (grid, vector) = Grid::elements(y, once(x).chain(dx));
+    let arguments = arguments!(Swiglu { x, y, dx, numel: y.numel(), vector });
     cuda.launch(kernel, grid, arguments);
 }

@@ -1,4 +1,4 @@
-//! CUDA graphs: a pass that repeats, as one launch.
+//! CUDA graphs: a repeated pass as one launch.
 //!
 //! The first run enqueues op by op: functions, plans and algorithms are found then, which may wait
 //! and allocate. The second run captures the ops into a graph, and from then on the host launches
@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// one group (1, the default), or all.
 pub const GRAPHS: &str = "GPTRAIN_CUDA_GRAPHS";
 
-/// One pass, and its state: run op by op, or captured.
+/// Pass that is run op by op or captured.
 pub struct CudaGraph {
     device: Arc<Device>,
     /// Groups of several ranks whose collectives it holds.
@@ -129,7 +129,7 @@ impl Drop for CudaGraph {
     }
 }
 
-/// The graph of the ops that `enqueue` enqueues, or why the driver does not capture them.
+/// Captures the ops that `enqueue` enqueues. The error is the driver's reason.
 fn capture(device: &Device, enqueue: &mut dyn FnMut()) -> Result<CUgraph, String> {
     let stream = device.stream;
     // Calls of other threads do not disturb the capture.
@@ -148,7 +148,7 @@ fn capture(device: &Device, enqueue: &mut dyn FnMut()) -> Result<CUgraph, String
     refused.and_then(|()| device.check("capturing", code)).map(|()| graph)
 }
 
-/// The executable graph.
+/// Makes a graph executable.
 fn instantiate(device: &Device, graph: CUgraph) -> Result<CUgraphExec, String> {
     let mut ready = null_mut();
     // SAFETY: the graph is one that `capture` had from the driver, destroyed here and used no more; the

@@ -2,6 +2,7 @@
 
 use super::device::Device;
 use super::library::call;
+use crate::Tensor;
 use anyhow::{Context, Result, ensure};
 use base::DType;
 use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute as Attribute, CUmodule};
@@ -9,16 +10,17 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::{CString, c_int, c_void};
 use std::fs;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 
 include!(concat!(env!("OUT_DIR"), "/kernels.rs"));
 
-/// Compute capabilities, times ten: the least that kernels are always compiled for, and that of the
-/// optional ones.
+/// Compute capabilities, times ten: the minimum of the kernels that are always compiled, and that of
+/// the optional ones.
 pub const AMPERE: i32 = 80;
 pub const VOLTA: i32 = 70;
-/// The least that multiplies 8-bit floats.
+/// Minimum for fp8 products.
 pub const ADA: i32 = 89;
 
 /// Compiled kernels.
@@ -31,19 +33,19 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Those in this binary, if it was built with a compiler for them.
+    /// Kernels in this binary, if it was built with a compiler for them.
     pub fn embedded() -> Option<Kernels> {
         EMBEDDED
     }
 
-    /// Those for GPUs before Ampere, if it was built with them.
+    /// Kernels for GPUs before Ampere, if this binary was built with them.
     pub fn volta() -> Option<Kernels> {
         EMBEDDED_VOLTA
     }
 
-    /// Those that `kernels/build.sh FOLDER` left: files `NAME.fatbin`, and `release`, the compiler's
-    /// version. They stay in memory until the process ends.
-    pub fn of_folder(folder: &Path) -> Result<Kernels> {
+    /// Kernels that `kernels/build.sh FOLDER` wrote: files `NAME.fatbin`, and `release`, the compiler's
+    /// version. They remain in memory until the process ends.
+    pub fn from_folder(folder: &Path) -> Result<Kernels> {
         let read = |file: &Path| fs::read(file).with_context(|| file.display().to_string());
         let release = String::from_utf8(read(&folder.join("release"))?)?;
         let parts = release.trim().split_once('.');
@@ -65,7 +67,7 @@ impl Kernels {
     }
 }
 
-/// The kernels of this binary in words, if it has any: `CUDA 13.0, for sm_80, sm_90a, sm_100`.
+/// Description of this binary's kernels, if it has any: `CUDA 13.0, for sm_80, sm_90a, sm_100`.
 pub fn kernels() -> Option<String> {
     let Kernels { release, .. } = Kernels::embedded()?;
     let volta = if Kernels::volta().is_some() { "sm_70, " } else { "" };
@@ -74,19 +76,19 @@ pub fn kernels() -> Option<String> {
     Some(format!("CUDA {major}.{minor}, for {volta}sm_80, sm_90a, sm_100 and as PTX"))
 }
 
-/// Shared memory a block may ask for without being allowed more.
+/// Dynamic shared memory that a block may use without setting a larger limit.
 const SHARED_AT_ONCE: usize = 48 << 10;
 
-/// Threads of a block in kernels that go element by element.
+/// Threads of a block of elementwise kernels.
 pub(super) const THREADS: usize = 256;
 
-/// The name of a kernel for a dtype, or for two.
+/// Name of a kernel for one dtype, or for two.
 macro_rules! typed {
-    ($name:literal $($more:literal)?, $dtype:expr) => {
+    ($name:literal $($more:literal)*, $dtype:expr) => {
         match $dtype {
-            base::DType::F32 => concat!($name, $($more,)? "_f32"),
-            base::DType::BF16 => concat!($name, $($more,)? "_bf16"),
-            base::DType::F16 => concat!($name, $($more,)? "_f16"),
+            base::DType::F32 => concat!($name, $($more,)* "_f32"),
+            base::DType::BF16 => concat!($name, $($more,)* "_bf16"),
+            base::DType::F16 => concat!($name, $($more,)* "_f16"),
             other => panic!("{} of {other}", $name),
         }
     };
@@ -111,13 +113,27 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// For kernels that walk over elements, `wide` at a time.
-    pub fn elements(numel: usize, wide: usize) -> Grid {
+    /// Grid of a kernel that loops over the elements of x and of tensors like it, and whether it
+    /// moves 16 bytes at a time.
+    pub fn elements(x: Tensor, others: impl IntoIterator<Item = Tensor>) -> (Grid, bool) {
+        let vector = vector(x.numel(), x.dtype, once(x).chain(others));
+        (Grid::pieces(x.numel(), if vector { wide(x.dtype) } else { 1 }), vector)
+    }
+
+    /// Grid of a kernel that loops over elements, `wide` at a time.
+    pub fn pieces(numel: usize, wide: usize) -> Grid {
         Grid::line(numel.div_ceil(THREADS * wide).clamp(1, 8192), THREADS)
     }
 
-    /// For kernels that walk over rows, `wide` columns at a time.
-    pub fn rows(rows: usize, cols: usize, wide: usize) -> Grid {
+    /// Grid of a kernel that loops over the rows of x and of tensors as wide, and whether it moves
+    /// 16 bytes at a time.
+    pub fn rows(x: Tensor, others: impl IntoIterator<Item = Tensor>) -> (Grid, bool) {
+        let vector = vector(x.cols, x.dtype, once(x).chain(others));
+        (Grid::row_pieces(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 }), vector)
+    }
+
+    /// Grid of a kernel that loops over rows, `wide` columns at a time.
+    pub fn row_pieces(rows: usize, cols: usize, wide: usize) -> Grid {
         let pieces = cols.div_ceil(wide);
         let x = pieces.next_multiple_of(32).min(THREADS);
         let y = THREADS / x;
@@ -134,28 +150,29 @@ impl Grid {
     }
 }
 
-/// Elements a thread moves at a time where rows allow it: 16 bytes.
+/// Elements that a thread moves at a time if rows allow it: 16 bytes.
 pub fn wide(dtype: DType) -> usize {
     16 / dtype.size()
 }
 
-/// Whether rows of `cols` elements at these addresses can be moved 16 bytes at a time.
-pub fn vector(cols: usize, dtype: DType, addresses: &[usize]) -> bool {
-    cols.is_multiple_of(wide(dtype)) && addresses.iter().all(|addr| addr.is_multiple_of(16))
+/// Whether rows of `cols` elements of these tensors can be moved 16 bytes at a time.
+pub fn vector(cols: usize, dtype: DType, tensors: impl IntoIterator<Item = Tensor>) -> bool {
+    let mut tensors = tensors.into_iter();
+    cols.is_multiple_of(wide(dtype)) && tensors.all(|x| x.addr().is_multiple_of(16))
 }
 
-/// The modules loaded, and the functions used so far.
+/// Loaded modules, and the functions used so far.
 pub struct Functions {
     modules: Vec<CUmodule>,
-    found: RefCell<HashMap<&'static str, Function>>,
+    functions: RefCell<HashMap<&'static str, Function>>,
 }
 
 #[derive(Clone, Copy)]
 struct Function {
     handle: CUfunction,
-    /// Bytes of its argument, where the driver can tell.
+    /// Bytes of its argument; None if the driver does not report it.
     bytes: Option<usize>,
-    /// Most threads of a block: `__launch_bounds__`, or fewer where its registers do not suffice.
+    /// Maximum threads of a block: `__launch_bounds__`, or fewer if its registers do not suffice.
     threads: usize,
     /// Shared memory that it declares itself.
     fixed: usize,
@@ -165,7 +182,7 @@ struct Function {
 
 impl Functions {
     pub fn load(device: &Device, kernels: &Kernels) -> Result<Functions, String> {
-        let mut functions = Functions { modules: Vec::new(), found: RefCell::default() };
+        let mut functions = Functions { modules: Vec::new(), functions: RefCell::default() };
         for (name, image) in kernels.images {
             // The driver reads words.
             let mut words = vec![0u64; image.len().div_ceil(8)];
@@ -192,7 +209,7 @@ impl Functions {
         }
     }
 
-    /// Enqueues a kernel on the compute stream. `arguments` is the struct it takes, of `args`.
+    /// Enqueues a kernel on the compute stream. `arguments` is its struct in `args`.
     pub fn launch<A: Copy>(&self, device: &Device, name: &'static str, grid: Grid, arguments: A) {
         if device.failed() {
             return;
@@ -223,7 +240,7 @@ impl Functions {
         device.note_launch(|| name.to_string(), 0.0);
     }
 
-    /// A kernel of which a block may have so much dynamic shared memory.
+    /// Kernel whose blocks may use `shared` bytes of dynamic shared memory.
     fn function(&self, device: &Device, name: &'static str, shared: usize) -> Function {
         let function = self.look_up(device, name);
         let all = function.fixed + shared;
@@ -240,23 +257,23 @@ impl Functions {
                 call!(api, cuFuncSetAttribute(function.handle, most, shared as c_int))
             });
             let raised = Function { shared, ..function };
-            self.found.borrow_mut().insert(name, raised);
+            self.functions.borrow_mut().insert(name, raised);
         }
         function
     }
 
-    /// Most threads of a kernel's block.
+    /// Maximum threads of a kernel's block.
     pub fn most_threads(&self, device: &Device, name: &'static str) -> usize {
         self.look_up(device, name).threads
     }
 
-    /// Whether a block of a kernel may have so much dynamic shared memory.
+    /// Whether a block of a kernel may use `shared` bytes of dynamic shared memory.
     pub fn has_room(&self, device: &Device, name: &'static str, shared: usize) -> bool {
         self.look_up(device, name).fixed + shared <= device.shared_memory.max(SHARED_AT_ONCE)
     }
 
     fn look_up(&self, device: &Device, name: &'static str) -> Function {
-        *self.found.borrow_mut().entry(name).or_insert_with(|| self.find(device, name))
+        *self.functions.borrow_mut().entry(name).or_insert_with(|| self.find(device, name))
     }
 
     fn find(&self, device: &Device, name: &'static str) -> Function {
@@ -270,9 +287,9 @@ impl Functions {
             });
             if code == 0 {
                 let bytes = argument_bytes(device, handle);
-                let of = |what| attribute(device, handle, what);
-                let threads = of(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
-                let fixed = of(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
+                let limit = |what| attribute(device, handle, what);
+                let threads = limit(Attribute::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK);
+                let fixed = limit(Attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES);
                 return Function { handle, bytes, threads, fixed, shared: SHARED_AT_ONCE - fixed };
             }
         }
@@ -293,7 +310,7 @@ fn attribute(device: &Device, handle: CUfunction, what: Attribute) -> usize {
     value as usize
 }
 
-/// Bytes of the one struct a kernel takes.
+/// Bytes of a kernel's only argument.
 fn argument_bytes(device: &Device, handle: CUfunction) -> Option<usize> {
     let (mut offset, mut bytes) = (0, 0);
     let info = device.param_info?;

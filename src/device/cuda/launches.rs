@@ -1,20 +1,20 @@
-//! Launches that are recorded while a profile is taken.
+//! Launches recorded during a profile.
 
 use super::driver::CUevent;
 use crate::Section;
 use parking_lot::{Mutex, MutexGuard};
 
-/// A kernel or a product.
+/// Launched kernel or product.
 pub struct Launch {
     pub name: String,
-    /// Operations of a product; 0 of a kernel.
+    /// FLOPs of a product; 0 for a kernel.
     pub flops: f64,
     pub section: Section,
-    /// Recorded behind it.
+    /// Recorded after it.
     pub event: CUevent,
 }
 
-/// Launches so far, if a profile is taken. The first is its begin.
+/// Launches so far; None outside of a profile. The first marks its start.
 #[derive(Default)]
 pub struct Launches {
     all: Mutex<Option<Vec<Launch>>>,

@@ -1,36 +1,25 @@
 //! Layer and RMS normalisation over each row.
 
-use super::args::{self, DropoutMask};
+use super::args::{self, arguments};
 use super::elementwise::{add_parts, residual_backward};
 use super::launch::{Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Out, Tensor, op};
-use std::ptr::null_mut;
 
-/// Rows in shared memory: of at most eight warps, in what every GPU gives at once.
+/// Shared memory for the rows of at most eight warps: what every GPU allows by default.
 const SHARED: usize = 48 << 10;
 
 pub(super) fn forward(cuda: &Cuda, &op::LayerNorm { x, norm, y, stats }: &op::LayerNorm) {
     let (scale, shift, eps) = norm.parts();
-    let shift = shift.map_or(0, Tensor::addr);
-    let addresses = [x.addr(), scale.addr(), shift, y.to.addr()];
-    let arguments = args::LayerNorm {
-        x: x.addr() as _,
-        scale: scale.addr() as _,
-        shift: shift as _,
-        y: y.to.addr() as _,
-        stats: stats.to.addr() as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        eps,
-        add: y.add.into(),
-        vector: vector(x.cols, x.dtype, &addresses).into(),
-    };
+    let (rows, cols, add) = (x.rows, x.cols, y.add);
+    let vector = vector(cols, x.dtype, [x, scale, y.to].into_iter().chain(shift));
+    let arguments =
+        arguments!(LayerNorm { x, scale, shift, y, stats, rows, cols, eps, add, vector });
     cuda.launch(typed!("layernorm", x.dtype), row_by_warp(x), arguments);
 }
 
-/// A warp for each row, and shared memory for the rows; a block for each where two do not fit in `SHARED`:
-/// a multiprocessor has few of them at once.
+/// A warp per row, with shared memory for the rows; a block per row if two rows do not fit in `SHARED`,
+/// because a multiprocessor then runs few blocks at once.
 fn row_by_warp(x: Tensor) -> Grid {
     let bytes = x.cols * x.dtype.size();
     let warps = (SHARED / bytes.max(1)).min(8);
@@ -45,28 +34,28 @@ pub(super) fn residual_norm(cuda: &Cuda, op: &op::ResidualNorm) {
     let op::Residual { x, branch, bias, drop, y } = op.residual;
     let op::LayerNorm { norm, y: h, stats, .. } = op.norm;
     let (scale, shift, eps) = norm.parts();
-    let [bias, shift] = [bias, shift].map(|x| x.map_or(0, Tensor::addr));
-    let [xa, branch, ya, scale, ha] = [x, branch, y.to, scale, h.to].map(Tensor::addr);
-    let addresses = [xa, branch, bias, ya, scale, shift, ha];
-    let arguments = args::ResidualNorm {
-        x: xa as _,
-        branch: branch as _,
-        bias: bias as _,
-        y: ya as _,
-        scale: scale as _,
-        shift: shift as _,
-        h: ha as _,
-        stats: stats.to.addr() as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
+    let (rows, cols) = (x.rows, x.cols);
+    let tensors = [x, branch, y.to, scale, h.to].into_iter().chain(bias).chain(shift);
+    let vector = vector(cols, x.dtype, tensors);
+    let arguments = arguments!(ResidualNorm {
+        x,
+        branch,
+        bias,
+        y,
+        scale,
+        shift,
+        h,
+        stats,
+        rows,
+        cols,
         eps,
-        vector: vector(x.cols, x.dtype, &addresses).into(),
-        drop: DropoutMask::new(&drop),
-    };
+        vector,
+        drop,
+    });
     cuda.launch(typed!("residual_norm", x.dtype), row_by_warp(x), arguments);
 }
 
-/// Rows a block works on at least, and blocks to have work for a whole GPU.
+/// Minimum rows of a block, and number of blocks that occupy a whole GPU.
 const CHUNK: usize = 16;
 const BLOCKS: usize = 1056;
 
@@ -84,7 +73,7 @@ pub(super) fn backward(cuda: &Cuda, op: &op::LayerNormBackward) {
     add_all(cuda, &arguments, grid, [Some(op.dscale), op.dshift]);
 }
 
-/// As `backward`, whose dx accumulates, and then dropout's way back from dx.
+/// `backward`, whose dx accumulates, then the backward of dropout from dx.
 pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward) {
     let op::NormResidualBackward { norm: norm_op, residual: residual_op } = op;
     let op::LayerNormBackward { x, dscale, dshift, .. } = *norm_op;
@@ -96,8 +85,8 @@ pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward)
     }
     let to = dbranch.to;
     let (norm, grid) = backward_arguments(cuda, norm_op, 3);
-    let dbranch = if residual_op.keeps_dy() { null_mut() } else { to.addr() as _ };
-    let arguments = args::NormResidualBackward { norm, dbranch, drop: DropoutMask::new(&drop) };
+    let dbranch = (!residual_op.keeps_dy()).then_some(to);
+    let arguments = arguments!(NormResidualBackward { norm, dbranch, drop });
     let kernels = [
         typed!("norm_residual_backward_wide1", x.dtype),
         typed!("norm_residual_backward_wide16", x.dtype),
@@ -109,7 +98,7 @@ pub(super) fn norm_residual_backward(cuda: &Cuda, op: &op::NormResidualBackward)
     add_all(cuda, &norm, grid, [Some(dscale), dshift, dbias]);
 }
 
-/// Arguments and blocks, without the kernel and its threads. Each block leaves `sums` rows of partial sums.
+/// Arguments and blocks, without the kernel and its threads. Each block writes `sums` rows of partial sums.
 fn backward_arguments(
     cuda: &Cuda,
     op: &op::LayerNormBackward,
@@ -118,24 +107,24 @@ fn backward_arguments(
     let op::LayerNormBackward { dy, x, stats, scale, dx, dshift, .. } = *op;
     let shared = sums * x.cols * size_of::<f32>();
     let (blocks, chunk) = blocks(x.rows, shared);
-    let arguments = args::LayerNormBackward {
-        dy: dy.addr() as _,
-        x: x.addr() as _,
-        stats: stats.addr() as _,
-        scale: scale.addr() as _,
-        dx: dx.to.addr() as _,
-        parts: cuda.scratch(blocks * shared) as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        chunk: chunk as u32,
-        add: dx.add.into(),
-        rms: dshift.is_none().into(),
-    };
+    let arguments = arguments!(LayerNormBackward {
+        dy,
+        x,
+        stats,
+        scale,
+        dx,
+        parts: cuda.scratch(blocks * shared),
+        rows: x.rows,
+        cols: x.cols,
+        chunk,
+        add: dx.add,
+        rms: dshift.is_none(),
+    });
     (arguments, Grid::line(blocks, 0).with_shared(shared))
 }
 
-/// Blocks and rows of each, for `rows` rows of which a block leaves so many bytes of sums: as many as
-/// fill a GPU, and as leave their sums in scratch.
+/// Blocks and rows per block: as many blocks as fill a GPU, and as have their `sums` bytes of sums in
+/// scratch.
 fn blocks(rows: usize, sums: usize) -> (usize, usize) {
     let most = BLOCKS.min(SCRATCH / sums).max(1);
     let chunk = rows.div_ceil(rows.div_ceil(CHUNK).clamp(1, most)).max(1);
@@ -158,11 +147,11 @@ fn add_all<const N: usize>(
     }
 }
 
-/// Threads of a block that reads its rows twice: the bound of those kernels.
+/// Threads of a block that reads its rows twice: the launch bound of those kernels.
 pub(super) const READING_TWICE: usize = 512;
 
-/// The kernel for rows of this width, and threads of its blocks. Of `kernels`, threads of the first hold a piece
-/// of 16 bytes of a row, of the second sixteen columns, and of the others nothing. `more` is another output.
+/// Kernel for rows of this width, and threads of its blocks. A thread of the first kernel holds 16 bytes
+/// of a row, of the second sixteen columns, of the others nothing. `more` is another output.
 fn kernel_for(
     cuda: &Cuda,
     [piece, sixteen, long, any]: [&'static str; 4],
@@ -170,15 +159,17 @@ fn kernel_for(
     more: Option<Tensor>,
 ) -> (&'static str, usize) {
     let op::LayerNormBackward { dy, x, scale, dx, .. } = *op;
-    let addresses = [dy, x, scale, dx.to, more.unwrap_or(dx.to)].map(Tensor::addr);
-    let threads = |columns: usize| x.cols.div_ceil(columns).next_multiple_of(32);
-    let wide = wide(x.dtype);
-    match vector(x.cols, x.dtype, &addresses) {
-        true if threads(wide) <= cuda.most_threads(piece) => (piece, threads(wide)),
-        true if threads(16) <= cuda.most_threads(sixteen) => (sixteen, threads(16)),
-        true => (long, READING_TWICE),
-        false => (any, READING_TWICE),
+    let tensors = [dy, x, scale, dx.to].into_iter().chain(more);
+    if !vector(x.cols, x.dtype, tensors) {
+        return (any, READING_TWICE);
     }
+    for (kernel, columns) in [(piece, wide(x.dtype)), (sixteen, 16)] {
+        let threads = x.cols.div_ceil(columns).next_multiple_of(32);
+        if threads <= cuda.most_threads(kernel) {
+            return (kernel, threads);
+        }
+    }
+    (long, READING_TWICE)
 }
 
 #[cfg(test)]

@@ -18,8 +18,8 @@ pub struct Library {
 }
 
 impl Library {
-    /// The first of `names` that opens: in `folders`, where the loader looks, and in the Python
-    /// packages of this environment (`wheels`).
+    /// Opens the first of `names` that is found in `folders`, by the loader, or in the Python packages of
+    /// this environment (`wheels`).
     pub fn open(folders: &[PathBuf], names: &[&str]) -> Result<Library, String> {
         let inside = |folder: &PathBuf| names.iter().map(|name| folder.join(name)).collect();
         let first: Vec<PathBuf> = folders.iter().flat_map::<Vec<PathBuf>, _>(inside).collect();
@@ -48,7 +48,7 @@ impl Library {
         Err(why.join("; "))
     }
 
-    /// A function of the library, if it has that one.
+    /// Function of the library, if it exists.
     pub fn symbol(&self, name: &str) -> Option<Symbol> {
         let name = CString::new(name).expect("a name without NUL");
         // SAFETY: the handle is open (it is never closed), and the name ends with a NUL. Null is None; any
@@ -63,7 +63,7 @@ impl Library {
 /// Libraries of CUDA's toolkit in images whose loader does not search there.
 const TOOLKIT: &str = "/usr/local/cuda/lib64";
 
-/// Folders of Python environments: those that are active, and those of `PATH`.
+/// Folders of Python environments: the active ones, and those in `PATH`.
 fn python_prefixes() -> Vec<PathBuf> {
     let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -75,9 +75,9 @@ fn python_prefixes() -> Vec<PathBuf> {
     all.filter(|prefix| prefix.is_absolute()).collect()
 }
 
-/// The folders of NVIDIA's libraries in the packages of Python environments, as `pip install torch`
-/// leaves them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`; of each environment by name. They
-/// may also be in `lib64` or, if root has installed them, in `local/lib`.
+/// Folders of NVIDIA's libraries in the packages of Python environments, as `pip install torch` creates
+/// them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`, sorted by name in each environment. They may
+/// also be in `lib64` or, if root has installed them, in `local/lib`.
 fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     let within = |folder: &Path| -> Vec<PathBuf> {
         let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -111,7 +111,7 @@ pub struct Symbol(unsafe extern "C" fn());
 impl Symbol {
     /// # Safety
     /// `F` is a pointer to a function of the type that the header declares.
-    pub unsafe fn of_type<F: Copy>(self) -> F {
+    pub unsafe fn cast<F: Copy>(self) -> F {
         assert_eq!(size_of::<F>(), size_of::<Symbol>(), "a pointer to a function");
         // SAFETY: `F` is as large as the address (above), and a pointer to this function's type, as the
         // caller promises.
@@ -135,7 +135,7 @@ returned! {
     usize = usize,
 }
 
-/// A function as cudarc declares it; `call!` takes its signature from there.
+/// Function as cudarc declares it, which gives `call!` its signature.
 pub trait Declared {
     type Function;
     /// # Safety
@@ -151,7 +151,7 @@ macro_rules! declared {
             unsafe fn at(self, symbol: Symbol) -> Self::Function {
                 // SAFETY: the symbol is the declared function, as the caller promises. The type differs
                 // in the result alone: C returns an enum as it returns an int.
-                unsafe { symbol.of_type::<Self::Function>() }
+                unsafe { symbol.cast::<Self::Function>() }
             }
         }
         declared!(@fewer $($type)*);
@@ -184,7 +184,7 @@ macro_rules! any_type {
 }
 pub use any_type;
 
-/// A struct of symbols, named as the library's functions.
+/// Defines a struct of symbols with the names of the library's functions.
 #[macro_export]
 macro_rules! table {
     ($(#[$doc:meta])* pub struct $table:ident { $($name:ident)* }) => {
@@ -193,20 +193,17 @@ macro_rules! table {
         pub struct $table { $(pub $name: $crate::cuda::library::Symbol,)* }
 
         impl $table {
-            /// All functions, or the names of those that are missing.
+            /// Looks up all functions. The error names the library and the missing ones.
             #[allow(non_snake_case)]
-            pub fn load(
-                from: &$crate::cuda::library::Library,
-            ) -> Result<$table, Vec<&'static str>> {
-                let names = [$(stringify!($name)),*];
-                let symbols = names.map(|name| from.symbol(name));
-                let lacks = |at: &usize| symbols[*at].is_none();
-                let missing: Vec<_> =
-                    (0..names.len()).filter(lacks).map(|at| names[at]).collect();
-                let [$($name),*] = symbols;
+            pub fn load(library: &$crate::cuda::library::Library) -> Result<$table, String> {
+                let mut missing = Vec::new();
+                $(let $name = library.symbol(stringify!($name));
+                if $name.is_none() {
+                    missing.push(stringify!($name));
+                })*
                 match ($($name,)*) {
                     ($(Some($name),)*) => Ok($table { $($name),* }),
-                    _ => Err(missing),
+                    _ => Err(format!("{} lacks {}", library.name, missing.join(", "))),
                 }
             }
         }

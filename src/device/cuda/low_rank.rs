@@ -1,8 +1,8 @@
 //! Ops of low-rank gradients besides products: a guarded axpy, and orthonormal columns.
 
 use super::Cuda;
-use super::args;
-use super::launch::{Grid, vector, wide};
+use super::args::{self, arguments};
+use super::launch::Grid;
 use crate::op;
 use std::ptr::null_mut;
 
@@ -11,17 +11,8 @@ const MATRICES: usize = 8;
 pub(super) const THREADS: usize = 512;
 
 pub(super) fn axpy(cuda: &Cuda, &op::Axpy { a, factor, x, y }: &op::Axpy) {
-    let vector = vector(x.numel(), x.dtype, &[x.addr(), y.to.addr()]);
-    let arguments = args::Axpy {
-        x: x.addr() as _,
-        y: y.to.addr() as _,
-        factor: factor.addr() as _,
-        numel: x.numel() as u64,
-        a,
-        add: y.add.into(),
-        vector: vector.into(),
-    };
-    let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
+    let (grid, vector) = Grid::elements(x, [y.to]);
+    let arguments = arguments!(Axpy { x, y, factor, numel: x.numel(), a, add: y.add, vector });
     cuda.launch("axpy", grid, arguments);
 }
 

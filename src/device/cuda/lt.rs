@@ -5,7 +5,7 @@ use crate::Fp8Scaling;
 use base::{DType, Fp8};
 pub use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
 use cudarc::cublaslt::sys::{
-    self, cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as Found, cudaDataType_t,
+    self, cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as HeuristicResult, cudaDataType_t,
 };
 use std::ffi::c_int;
 use std::fmt;
@@ -41,7 +41,7 @@ pub struct Heuristic {
 
 impl Heuristic {
     /// Reads a result of the library, its status as an integer.
-    pub fn read(found: &MaybeUninit<Found>) -> Heuristic {
+    pub fn read(found: &MaybeUninit<HeuristicResult>) -> Heuristic {
         let found = found.as_ptr();
         // SAFETY: callers make it zeroed, which is a valid algorithm and size, and pass it to the library
         // or not. The status, which may be a code that its enum lacks, is read as an integer.

@@ -21,7 +21,7 @@ pub const DEVICE_STAGING: usize = DEVICE_BUFFERS * STAGING_BYTES;
 /// Downloads that may be in flight.
 const MAX_DOWNLOADS: usize = 2;
 
-/// Page-locked host memory, which the device reads and writes by itself.
+/// Page-locked host memory, which the device reads and writes directly.
 struct StagingBuffer {
     memory: *mut u8,
     /// Recorded after the last copy into or out of this buffer.
@@ -52,7 +52,7 @@ impl StagingBuffer {
     }
 }
 
-/// A staging buffer in device memory.
+/// Staging buffer in device memory.
 struct DeviceBuffer {
     address: usize,
     /// Recorded after the last copy out of it.
@@ -96,7 +96,7 @@ pub struct Memory {
     regions: RefCell<Vec<CUdeviceptr>>,
     /// Page-locked regions of the host.
     host_regions: RefCell<Vec<*mut c_void>>,
-    /// Events of transfers: all that were made, and those that none in flight uses.
+    /// Events of transfers: all of them, and those not in use.
     transfers: RefCell<[Vec<CUevent>; 2]>,
     buffers: Vec<StagingBuffer>,
     next: Cell<usize>,
@@ -138,7 +138,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// A fresh zeroed region.
+    /// Reserves a zeroed region.
     pub fn reserve(&self, device: &Device, bytes: usize) -> Result<usize, OutOfMemory> {
         let mut address = 0;
         // SAFETY: the driver writes an address to the live variable.
@@ -157,7 +157,7 @@ impl Memory {
         Ok(address as usize)
     }
 
-    /// A fresh page-locked region of the host, of any content; None if the driver refuses it.
+    /// Reserves a page-locked region of the host with any content. None if the driver refuses it.
     pub fn reserve_host(&self, device: &Device, bytes: usize) -> Option<usize> {
         let mut memory = null_mut();
         // SAFETY: the driver writes an address to the live variable.
@@ -170,7 +170,7 @@ impl Memory {
         Some(memory as usize)
     }
 
-    /// Begins a copy between the device and page-locked memory, on a stream of its direction.
+    /// Starts a copy between the device and page-locked memory, on the stream of its direction.
     pub fn transfer(&self, device: &Device, from: Tensor, to: Tensor) -> Transfer {
         assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
         assert_ne!(from.home(), to.home(), "a transfer is between two memories");
@@ -182,16 +182,11 @@ impl Memory {
         // backend keeps; until the transfer is joined or finished, no op writes them.
         device.call("copying to and from the host", |api| unsafe {
             let (from, to) = (from.addr(), to.addr());
-            match to_host {
-                true => {
-                    call!(api, cuMemcpyDtoHAsync_v2(to as *mut c_void, from as u64, bytes, stream))
-                }
-                false => {
-                    call!(
-                        api,
-                        cuMemcpyHtoDAsync_v2(to as u64, from as *const c_void, bytes, stream)
-                    )
-                }
+            if to_host {
+                call!(api, cuMemcpyDtoHAsync_v2(to as *mut c_void, from as u64, bytes, stream))
+            } else {
+                let from = from as *const c_void;
+                call!(api, cuMemcpyHtoDAsync_v2(to as u64, from, bytes, stream))
             }
         });
         device.record(event, stream);
@@ -290,7 +285,7 @@ impl Memory {
         }
     }
 
-    /// Begins a copy to the host, which `finish_download` takes.
+    /// Starts a copy to the host, for `finish_download`.
     pub fn download_async(&self, device: &Device, from: Tensor) {
         let begun = self.begun.get();
         assert!(begun - self.finished.get() < MAX_DOWNLOADS, "more than {MAX_DOWNLOADS} downloads");
@@ -316,8 +311,7 @@ impl Memory {
         }
     }
 
-    /// A free buffer with these bytes in it, at most `STAGING_BYTES`; none if the device has
-    /// failed.
+    /// Free buffer filled with these bytes, at most `STAGING_BYTES`. None if the device has failed.
     fn filled_buffer(&self, device: &Device, bytes: &[u8]) -> Option<&StagingBuffer> {
         let buffer = self.free_buffer(device)?;
         // SAFETY: the bytes are a chunk of `STAGING_BYTES`, and no copy uses the buffer any more.
@@ -325,7 +319,7 @@ impl Memory {
         Some(buffer)
     }
 
-    /// The buffer used longest ago, once it is free; none if the device has failed.
+    /// Waits for the least recently used buffer. None if the device has failed.
     fn free_buffer(&self, device: &Device) -> Option<&StagingBuffer> {
         let buffer = &self.buffers[self.next.get()];
         self.next.set((self.next.get() + 1) % STAGING_BUFFERS);
@@ -333,7 +327,7 @@ impl Memory {
         (!device.failed()).then_some(buffer)
     }
 
-    /// Gives everything back, once, as the backend is dropped.
+    /// Releases everything. Called once, when the backend is dropped.
     pub fn free(&self, device: &Device) {
         for buffer in self.buffers.iter().chain(&self.downloads) {
             device.destroy_event(buffer.event);

@@ -42,7 +42,7 @@ pub use device::{Identity, Launched};
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
 pub use preflight::{
-    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, set_environment,
+    FOLDER, KERNELS, LAUNCH_ORDER, Options, SERIAL, device_count, parse_flag, set_environment,
 };
 pub use profile::Profiled;
 
@@ -61,7 +61,7 @@ use std::time::Instant;
 /// Bytes of a GPU's memory that the backend takes for itself: scratch and staging buffers.
 pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
 /// Bytes of logits at once. Each chunk of rows reads and writes the f32 gradient of the whole table
-/// (GPT-2: 309 MB), so that few large ones are better; the same on every GPU, for equal plans.
+/// (GPT-2: 309 MB), so few large chunks are better. Equal on every GPU, so that plans are equal.
 pub const LOGITS_CHUNK: Bytes = Bytes(512 << 20);
 /// Bytes of scratch for cuBLASLt and for sums in parts: twice NVIDIA's recommendation for Hopper.
 const SCRATCH: usize = 64 << 20;
@@ -99,7 +99,7 @@ impl Cuda {
         let opened = preflight::open(options)?;
         let preflight::Opened { device, identity, lt, kernels, capability, .. } = opened;
         let preflight::Opened { hopper, machine, lt_name, .. } = opened;
-        // Before any thread is started and any memory locked.
+        // Before threads are started and memory is locked.
         let near = numa::bind(&identity.bus).map(|near| format!("; {near}")).unwrap_or_default();
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
@@ -107,7 +107,7 @@ impl Cuda {
         let memory = memory::Memory::new(&device, SCRATCH)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
         let (folder, room) =
-            (options.tuned.as_deref(), gemm::Workspace::of(memory.workspace, SCRATCH));
+            (options.tuned.as_deref(), gemm::Workspace::new(memory.workspace, SCRATCH));
         let made_on = format!("{machine}, {} bytes of workspace", room.bytes);
         let choices = folder.and_then(|folder| gemm::AlgorithmCache::open(folder, made_on));
         let how = match (&choices, folder) {
@@ -117,7 +117,7 @@ impl Cuda {
             }
             (None, None) => "algorithms as it proposes them".to_string(),
         };
-        let by = hopper.as_ref().map_or("", |hopper| hopper.said());
+        let by = hopper.as_ref().map_or("", |hopper| hopper.description());
         let waits = if device.waits_block() { "; threads sleep while they wait" } else { "" };
         let description = format!("{machine} ({lt_name}; {how}{by}{near}{waits})");
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
@@ -166,7 +166,14 @@ impl Cuda {
         }
     }
 
-    /// Scratch until the op's last kernel.
+    /// Bytes of a tensor in device memory. Waits for them.
+    fn contents(&self, x: Tensor) -> Vec<u8> {
+        let mut bytes = vec![0; x.bytes()];
+        self.memory.download(&self.device, x, &mut bytes);
+        bytes
+    }
+
+    /// Address of scratch, valid until the op's last kernel.
     fn scratch(&self, bytes: usize) -> usize {
         assert!(bytes <= SCRATCH, "an op wants {bytes} bytes of scratch");
         self.memory.workspace

@@ -1,26 +1,18 @@
-//! Muon: momentum, fused matrices apart and together again, and the update.
+//! Muon: momentum, splitting and joining of fused matrices, and the update.
 
 use super::Cuda;
-use super::args;
+use super::args::arguments;
 use super::launch::{Grid, typed, vector, wide};
 use crate::{FusedMatrix, Tensor, op};
 use base::DType;
-use std::ptr::null_mut;
 
 pub(super) fn momentum(cuda: &Cuda, op: &op::Momentum) {
     let op::Momentum { rule, factor, grad, m, y } = *op;
-    let vector = vector(grad.numel(), DType::BF16, &[grad.addr(), m.addr(), y.to.addr()]);
-    let arguments = args::Momentum {
-        grad: grad.addr() as _,
-        m: m.addr() as _,
-        out: y.to.addr() as _,
-        factor: factor.addr() as _,
-        numel: grad.numel() as u64,
-        momentum: rule.momentum,
-        nesterov: rule.nesterov.into(),
-        vector: vector.into(),
-    };
-    let grid = Grid::elements(grad.numel(), if vector { wide(y.to.dtype) } else { 1 });
+    let (numel, crate::Momentum { momentum, nesterov }) = (grad.numel(), rule);
+    let vector = vector(numel, DType::BF16, [grad, m, y.to]);
+    let arguments =
+        arguments!(Momentum { grad, m, out: y, factor, numel, momentum, nesterov, vector });
+    let grid = Grid::pieces(numel, if vector { wide(y.to.dtype) } else { 1 });
     cuda.launch(typed!("momentum", y.to.dtype), grid, arguments);
 }
 
@@ -33,54 +25,45 @@ pub(super) fn fuse(cuda: &Cuda, &op::Fuse { one, which, all }: &op::Fuse) {
 }
 
 pub(super) fn scale_to_norm_1(cuda: &Cuda, &op::ScaleToNorm1 { x, sum, eps }: &op::ScaleToNorm1) {
-    let vector = vector(x.numel(), x.dtype, &[x.addr()]);
-    let arguments = args::ScaleToNorm {
-        x: x.addr() as _,
-        sum: sum.addr() as _,
-        numel: x.numel() as u64,
-        eps,
-        vector: vector.into(),
-    };
-    let grid = Grid::elements(x.numel(), if vector { wide(x.dtype) } else { 1 });
+    let (grid, vector) = Grid::elements(x, []);
+    let arguments = arguments!(ScaleToNorm { x, sum, numel: x.numel(), eps, vector });
     cuda.launch(typed!("scale_to_norm", x.dtype), grid, arguments);
 }
 
-pub(super) fn descend(cuda: &Cuda, op: &op::Descend) {
-    let op::Descend { keep, step, factor, direction, master, weight } = *op;
-    let len = direction.numel();
-    let addresses = [direction.addr(), master.addr(), weight.addr()];
-    let vector = vector(len, DType::BF16, &addresses);
-    let arguments = args::Descend {
-        direction: direction.addr() as _,
-        master: master.addr() as _,
-        live: if weight == master { null_mut() } else { weight.addr() as _ },
-        factor: factor.addr() as _,
-        numel: len as u64,
+pub(super) fn update(cuda: &Cuda, op: &op::MuonUpdate) {
+    let op::MuonUpdate { keep, step, factor, direction, master, weight } = *op;
+    let numel = direction.numel();
+    let vector = vector(numel, DType::BF16, [direction, master, weight]);
+    let grid = Grid::pieces(numel, if vector { 8 } else { 1 });
+    let arguments = arguments!(MuonUpdate {
+        direction,
+        master,
+        weight: (weight != master).then_some(weight),
+        factor,
+        numel,
         keep,
         step,
-        vector: vector.into(),
-    };
-    let kernel = typed!("descend", direction.dtype, weight.dtype);
-    cuda.launch(kernel, Grid::elements(len, if vector { 8 } else { 1 }), arguments);
+        vector,
+    });
+    cuda.launch(typed!("muon_update", direction.dtype, weight.dtype), grid, arguments);
 }
 
 fn copy_rows(cuda: &Cuda, which: &FusedMatrix, all: Tensor, one: Tensor, back: bool) {
     let share = which.share_cols();
-    let vector = vector(share, all.dtype, &[all.addr(), one.addr()]);
-    let width = which.fused.widths()[which.number];
-    let arguments = args::FusedRows {
-        all: all.addr() as _,
-        one: one.addr() as _,
-        all_rows: which.rows as u64,
-        rows: one.rows as u64,
-        cols: one.cols as u32,
-        share: share as u32,
-        first: which.fused.place(which.number, 0) as u32,
-        width: width as u32,
-        period: which.fused.period() as u32,
-        back: back.into(),
-        vector: vector.into(),
-    };
-    let grid = Grid::rows(one.rows, one.cols, if vector { wide(all.dtype) } else { 1 });
+    let vector = vector(share, all.dtype, [all, one]);
+    let grid = Grid::row_pieces(one.rows, one.cols, if vector { wide(all.dtype) } else { 1 });
+    let arguments = arguments!(FusedRows {
+        all,
+        one,
+        all_rows: which.rows,
+        rows: one.rows,
+        cols: one.cols,
+        share,
+        first: which.fused.place(which.number, 0),
+        width: which.fused.widths()[which.number],
+        period: which.fused.period(),
+        back,
+        vector,
+    });
     cuda.launch(typed!("fused_rows", all.dtype), grid, arguments);
 }

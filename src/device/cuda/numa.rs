@@ -1,15 +1,15 @@
-//! The cores near a GPU. On a machine with several memory nodes a rank's threads, and the pages that
-//! they touch first, belong on the node that the GPU's bus is connected to: page-locked memory of
-//! another one is copied through the link between the sockets. Threads started later inherit the
-//! cores of the thread that starts them.
+//! Binds threads to the cores near a GPU. On a machine with several memory nodes, a rank's threads and
+//! the pages that they touch first belong on the node of the GPU's bus: copies of page-locked memory of
+//! another node cross the link between the sockets. Threads inherit the cores of the thread that starts
+//! them.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use std::fs;
 use std::path::Path;
 
-/// Keeps this thread, and those that it will start, on the cores near a GPU, of those that it has; in
-/// words. None if the machine has one node, or does not report which is near, or has given this
-/// thread no core there.
+/// Binds this thread, and those that it will start, to those of its cores that are near a GPU. Returns a
+/// description. None if the machine has one node, or does not report which one is near, or if this
+/// thread has no core there.
 pub fn bind(bus: &str) -> Option<String> {
     let (node, near) = near(Path::new("/sys"), bus)?;
     let has = sched_getaffinity(None).ok()?;
@@ -22,7 +22,7 @@ pub fn bind(bus: &str) -> Option<String> {
     Some(format!("on {} cores ({first} to {last}) of memory node {node}", both.len()))
 }
 
-/// The memory node of a device, and its cores; `root` has what `/sys` has.
+/// Memory node of a device, and its cores. `root` is `/sys`.
 fn near(root: &Path, bus: &str) -> Option<(usize, Vec<usize>)> {
     let text = |path: String| fs::read_to_string(root.join(path)).ok();
     let nodes = "devices/system/node";
@@ -36,7 +36,7 @@ fn near(root: &Path, bus: &str) -> Option<(usize, Vec<usize>)> {
     Some((node, cores(text(format!("{nodes}/node{node}/cpulist"))?.trim())?))
 }
 
-/// The numbers of a list such as "0-3,8,10-11".
+/// Parses a list such as "0-3,8,10-11".
 fn cores(list: &str) -> Option<Vec<usize>> {
     let mut all = Vec::new();
     for run in list.split(',').filter(|run| !run.is_empty()) {

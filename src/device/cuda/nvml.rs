@@ -58,15 +58,18 @@ struct EventData {
     instances: [c_uint; 2],
 }
 
+type CountEcc = unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int;
+type CountRows =
+    unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int;
+type WaitForEvent = unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int;
+
 /// Functions that read faults, each None if this NVML lacks it.
 struct Counters {
-    ecc: Option<unsafe extern "C" fn(Handle, c_int, c_int, *mut c_ulonglong) -> c_int>,
-    rows: Option<
-        unsafe extern "C" fn(Handle, *mut c_uint, *mut c_uint, *mut c_uint, *mut c_uint) -> c_int,
-    >,
+    ecc: Option<CountEcc>,
+    rows: Option<CountRows>,
     pages: Option<unsafe extern "C" fn(Handle, *mut c_int) -> c_int>,
     /// Set that receives Xid errors, and the function that takes one from it.
-    events: Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)>,
+    events: Option<(Handle, WaitForEvent)>,
 }
 
 /// Handle of one GPU, and the functions of NVML that read it.
@@ -89,15 +92,15 @@ impl Monitor {
     /// None if there is no NVML, or it has no such GPU.
     pub fn open(folders: &[PathBuf], uuid: &str) -> Option<Monitor> {
         let library = Library::open(folders, &["libnvidia-ml.so.1", "libnvidia-ml.so"]).ok()?;
-        let symbol = |name: &str| -> Option<Symbol> { library.symbol(name) };
+        let symbol = |name: &str| library.symbol(name);
         let slice = CString::new(uuid.replacen("GPU-", "MIG-", 1)).ok()?;
         let uuid = CString::new(uuid).ok()?;
         // SAFETY: each symbol gets the type of the function of that name in nvml.h. The UUIDs end with a
         // NUL; the handle is written to the live variable.
         let monitor = unsafe {
-            let init: unsafe extern "C" fn() -> c_int = symbol("nvmlInit_v2")?.of_type();
+            let init: unsafe extern "C" fn() -> c_int = symbol("nvmlInit_v2")?.cast();
             let find: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int =
-                symbol("nvmlDeviceGetHandleByUUID")?.of_type();
+                symbol("nvmlDeviceGetHandleByUUID")?.cast();
             let mut gpu = null_mut();
             let known =
                 init() == 0 && [uuid, slice].iter().any(|id| find(id.as_ptr(), &mut gpu) == 0);
@@ -106,10 +109,10 @@ impl Monitor {
             }
             Monitor {
                 gpu,
-                clock: symbol("nvmlDeviceGetClockInfo")?.of_type(),
-                power: symbol("nvmlDeviceGetPowerUsage")?.of_type(),
-                temperature: symbol("nvmlDeviceGetTemperature")?.of_type(),
-                counters: Counters::of(gpu, &symbol),
+                clock: symbol("nvmlDeviceGetClockInfo")?.cast(),
+                power: symbol("nvmlDeviceGetPowerUsage")?.cast(),
+                temperature: symbol("nvmlDeviceGetTemperature")?.cast(),
+                counters: Counters::new(gpu, &symbol),
                 _library: library,
             }
         };
@@ -180,35 +183,33 @@ impl Counters {
     ///
     /// # Safety
     /// NVML is in use, and the GPU is one of its handles.
-    unsafe fn of(gpu: Handle, symbol: &dyn Fn(&str) -> Option<Symbol>) -> Counters {
+    unsafe fn new(gpu: Handle, symbol: &dyn Fn(&str) -> Option<Symbol>) -> Counters {
         // SAFETY: each symbol gets the type of the function of that name in nvml.h (`Counters`).
         unsafe {
             Counters {
-                ecc: symbol("nvmlDeviceGetTotalEccErrors").map(|found| found.of_type()),
-                rows: symbol("nvmlDeviceGetRemappedRows").map(|found| found.of_type()),
-                pages: symbol("nvmlDeviceGetRetiredPagesPendingStatus")
-                    .map(|found| found.of_type()),
+                ecc: symbol("nvmlDeviceGetTotalEccErrors").map(|found| found.cast()),
+                rows: symbol("nvmlDeviceGetRemappedRows").map(|found| found.cast()),
+                pages: symbol("nvmlDeviceGetRetiredPagesPendingStatus").map(|found| found.cast()),
                 events: Counters::events(gpu, symbol),
             }
         }
     }
 
     /// # Safety
-    /// As `of`.
-    #[allow(clippy::type_complexity)]
+    /// As `new`.
     unsafe fn events(
         gpu: Handle,
         symbol: &dyn Fn(&str) -> Option<Symbol>,
-    ) -> Option<(Handle, unsafe extern "C" fn(Handle, *mut EventData, c_uint) -> c_int)> {
+    ) -> Option<(Handle, WaitForEvent)> {
         let mut set = null_mut();
         // SAFETY: each symbol gets the type of the function of that name in nvml.h. The set is written to
         // the live variable; the GPU is one of NVML's handles.
         unsafe {
             let create: unsafe extern "C" fn(*mut Handle) -> c_int =
-                symbol("nvmlEventSetCreate")?.of_type();
+                symbol("nvmlEventSetCreate")?.cast();
             let register: unsafe extern "C" fn(Handle, c_ulonglong, Handle) -> c_int =
-                symbol("nvmlDeviceRegisterEvents")?.of_type();
-            let wait = symbol("nvmlEventSetWait_v2")?.of_type();
+                symbol("nvmlDeviceRegisterEvents")?.cast();
+            let wait = symbol("nvmlEventSetWait_v2")?.cast();
             let made = create(&mut set) == 0 && register(gpu, XID, set) == 0;
             made.then_some((set, wait))
         }

@@ -1,20 +1,20 @@
 //! Sums of squares, clipping, AdamW.
 
 use super::Cuda;
-use super::args;
+use super::args::{self, arguments};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{AdamW, AdamWUpdate, Backend, Home, Out, Tensor, op};
+use crate::{AdamW, AdamWUpdate, Backend, Home, Out, Scaler, Scaling, Tensor, op};
 use base::DType;
 use std::ptr::{null, null_mut};
 
-/// Most partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
+/// Maximum partial sums of a tensor. Its scratch is one f64 for their number, then the sums.
 const PARTS: usize = 1056;
 
-/// Elements of a piece that a block of AdamW's updates, as in the kernel, and most of its blocks.
+/// Elements of a piece that a block of AdamW updates, as in the kernel, and maximum number of blocks.
 const ADAMW_PIECE: usize = 8192;
 const ADAMW_BLOCKS: usize = 4224;
 
-/// Blocks that digest a tensor, to have work for a whole GPU.
+/// Blocks that digest a tensor: as many as occupy a whole GPU.
 const DIGEST_PARTS: usize = 1056;
 
 pub(super) fn sum(cuda: &Cuda, op: &op::Sum) {
@@ -25,10 +25,10 @@ pub(super) fn square_sums(cuda: &Cuda, op: &op::SquareSums) {
     totals(cuda, op.xs, true, op.y);
 }
 
-/// Most tensors of a launch, as the kernels' arguments have room for.
+/// Maximum tensors of a launch: the capacity of the kernels' arguments.
 const TENSORS: usize = 64;
 
-/// Numbers of tensors for each launch: all of one kind, by which its kernel is chosen.
+/// Indices of the tensors of each launch. All have the same kind, which selects the kernel.
 fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
     let mut all: Vec<(K, Vec<usize>)> = Vec::new();
     for (i, kind) in kinds.enumerate() {
@@ -42,7 +42,7 @@ fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
 
 fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
     let parts = cuda.scratch(xs.len() * (1 + PARTS) * size_of::<f64>());
-    let kinds = xs.iter().map(|x| (x.dtype, vector(x.numel(), x.dtype, &[x.addr()])));
+    let kinds = xs.iter().map(|x| (x.dtype, vector(x.numel(), x.dtype, [*x])));
     for ((dtype, vector), some) in launches(kinds) {
         let wide = if vector { wide(dtype) } else { 1 };
         let mut arguments = args::SumParts {
@@ -65,9 +65,8 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
         }
         cuda.launch(typed!("sum_parts", dtype), Grid::line(blocks, 256), arguments);
     }
-    let arguments =
-        args::SumFinish { parts: parts as _, out: out.to.addr() as _, add: out.add.into() };
     if !xs.is_empty() {
+        let arguments = arguments!(SumFinish { parts, out, add: out.add });
         cuda.launch("sum_finish", Grid::line(xs.len(), 256), arguments);
     }
 }
@@ -79,68 +78,54 @@ pub(super) fn digests(cuda: &Cuda, op: &op::Digests) {
             cuda.upload(&digest, op.y.to.span(i, 1));
             continue;
         }
-        let vector = vector(x.numel(), x.dtype, &[x.addr()]);
+        let vector = vector(x.numel(), x.dtype, [*x]);
         let wide = if vector { wide(x.dtype) } else { 1 };
         let blocks = x.numel().div_ceil(4 * 256 * wide).clamp(1, DIGEST_PARTS);
         let parts = cuda.scratch(blocks * size_of::<u64>());
-        let (numel, vector) = (x.numel() as u64, vector.into());
-        let arguments = args::DigestParts { x: x.addr() as _, parts: parts as _, numel, vector };
+        let arguments = arguments!(DigestParts { x: *x, parts, numel: x.numel(), vector });
         let kernel = match x.dtype {
             DType::U8 => "digest_parts_u8",
             dtype => typed!("digest_parts", dtype),
         };
         cuda.launch(kernel, Grid::line(blocks, 256), arguments);
-        let digest = op.y.to.addr() + i * size_of::<u64>();
-        let arguments =
-            args::DigestFinish { parts: parts as _, out: digest as _, count: blocks as u64 };
+        let arguments = arguments!(DigestFinish { parts, out: op.y.to.span(i, 1), count: blocks });
         cuda.launch("digest_finish", Grid::line(1, 256), arguments);
     }
 }
 
 pub(super) fn clip(cuda: &Cuda, &op::Clip { sums, scale, max_norm, y }: &op::Clip) {
-    let arguments = args::Clip {
-        sums: sums.addr() as _,
-        scale: scale.addr() as _,
-        out: y.to.addr() as _,
-        count: sums.numel() as u32,
-        max_norm,
-    };
+    let arguments = arguments!(Clip { sums, scale, out: y, count: sums.numel(), max_norm });
     cuda.launch("clip", Grid::line(1, 32), arguments);
 }
 
 pub(super) fn loss_scale_step(cuda: &Cuda, op: &op::LossScaleStep) {
     let op::LossScaleStep { scaling, scaler, factor, status } = *op;
-    let arguments = args::LossScaleStep {
-        factor: factor.addr() as _,
-        status: status.addr() as _,
-        scale: scaler.scale.addr() as _,
-        counts: scaler.counts.addr() as _,
-        window: scaling.window as i64,
-        hysteresis: scaling.hysteresis as i64,
-        growth: scaling.growth,
-        min: scaling.min,
-    };
+    let (Scaler { scale, counts }, Scaling { growth, window, hysteresis, min }) = (scaler, scaling);
+    let arguments = arguments!(LossScaleStep {
+        factor,
+        status,
+        scale,
+        counts,
+        window,
+        hysteresis,
+        growth,
+        min,
+    });
     cuda.launch("loss_scale_step", Grid::line(1, 1), arguments);
 }
 
 pub(super) fn skip_above(cuda: &Cuda, op: &op::SkipAbove) {
     let op::SkipAbove { limits, loss, norm, scaler, factor, status } = *op;
-    let arguments = args::SkipAbove {
-        loss: loss.addr() as _,
-        norm: norm.addr() as _,
-        factor: factor.addr() as _,
-        status: status.addr() as _,
-        counts: scaler.counts.addr() as _,
-        max_loss: limits.loss,
-        max_norm: limits.norm,
-    };
+    let (counts, max_loss, max_norm) = (scaler.counts, limits.loss, limits.norm);
+    let arguments =
+        arguments!(SkipAbove { loss, norm, factor, status, counts, max_loss, max_norm });
     cuda.launch("skip_above", Grid::line(1, 1), arguments);
 }
 
 pub(super) fn adam_scalars(cuda: &Cuda, op: &op::AdamScalars) {
-    let (updates, out) = (op.updates.addr() as _, op.y.to.addr() as _);
     let AdamW { lr, beta1, beta2, .. } = op.rule;
-    let arguments = args::AdamScalars { updates, out, lr, beta1, beta2 };
+    let (updates, out) = (op.updates, op.y);
+    let arguments = arguments!(AdamScalars { updates, out, lr, beta1, beta2 });
     cuda.launch("adam_scalars", Grid::line(1, 1), arguments);
 }
 
@@ -152,7 +137,7 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
             master: [null_mut(); TENSORS],
             m: [null_mut(); TENSORS],
             v: [null_mut(); TENSORS],
-            live: [null_mut(); TENSORS],
+            weight: [null_mut(); TENSORS],
             numel: [0; TENSORS],
             keep: [0.0; TENSORS],
             lr_scale: [0.0; TENSORS],
@@ -170,7 +155,7 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
             arguments.grad[t] = grad.addr() as _;
             arguments.master[t] = master.addr() as _;
             (arguments.m[t], arguments.v[t]) = (m.addr() as _, v.addr() as _);
-            arguments.live[t] = if weight == master { null_mut() } else { weight.addr() as _ };
+            arguments.weight[t] = if weight == master { null_mut() } else { weight.addr() as _ };
             arguments.numel[t] = grad.numel() as u64;
             (arguments.keep[t], arguments.lr_scale[t]) = (rule.keep(), rule.lr_scale);
             pieces += grad.numel().div_ceil(ADAMW_PIECE);
@@ -181,10 +166,10 @@ pub(super) fn adamw(cuda: &Cuda, &op::AdamW { scalars, updates }: &op::AdamW) {
     }
 }
 
-/// Key by which AdamW's kernel is chosen: dtypes of the gradient and the weight, and whether threads
+/// Key that selects AdamW's kernel: dtypes of the gradient and the weight, and whether threads
 /// move 16 bytes at a time.
 fn kind_of(update: &AdamWUpdate) -> (DType, DType, bool) {
     let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
-    let addresses = [grad, master, m, v, weight].map(|x| x.addr());
-    (grad.dtype, weight.dtype, vector(grad.numel(), DType::BF16, &addresses))
+    let vector = vector(grad.numel(), DType::BF16, [grad, master, m, v, weight]);
+    (grad.dtype, weight.dtype, vector)
 }

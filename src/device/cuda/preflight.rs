@@ -1,4 +1,4 @@
-//! From a machine to an open GPU, or to the one line that says what is missing and what to do.
+//! Opens the libraries and the GPU. The error names what is missing, with a remedy.
 
 use super::attention::{self, Hopper};
 use super::device::{Device, Identity, SmMargin};
@@ -12,36 +12,39 @@ use cudarc::cublaslt::sys;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The variable that names folders of libraries, separated by colons.
+/// Variable with folders of libraries, separated by colons.
 pub const FOLDER: &str = "GPTRAIN_CUDA_LIBRARIES";
 
-/// The variable that names a folder of kernels to take in place of those in the binary.
+/// Variable with a folder of kernels that replace those of the binary.
 pub const KERNELS: &str = "GPTRAIN_CUDA_KERNELS";
 
-/// At 0, no algorithm is timed: the first that cuBLASLt proposes is taken.
+/// Variable; at 0 no algorithm is timed, and the first that cuBLASLt proposes is used.
 const AUTOTUNE: &str = "GPTRAIN_AUTOTUNE";
 
-/// The variable that names the folder of what is timed once; else gptrain/ in XDG_CACHE_HOME or in
-/// .cache of the home folder.
+/// Variable with the folder for chosen algorithms. Default: gptrain/ in XDG_CACHE_HOME or in .cache of
+/// the home folder.
 const CACHE: &str = "GPTRAIN_CACHE";
 
-/// The variable that says how many SMs matrix products leave to NCCL while it sums beside them.
+/// Variable with the number of SMs that matrix products leave to NCCL while it sums.
 pub const SM_MARGIN: &str = "GPTRAIN_SM_MARGIN";
 
-/// The variable at 1 with which all collectives run on the stream of the ops, one after the other.
+/// Variable; at 1 all collectives run on the stream of the ops, one after the other.
 pub const SERIAL: &str = "GPTRAIN_NCCL_SERIAL";
 
-/// Variable at 1 with which forward's products of 8-bit floats sum with the tensor cores' own precision,
-/// 14 bits on Hopper, as Transformer Engine's do.
+/// Variable; at 1 forward's fp8 products sum with the tensor cores' own precision, 14 bits on Hopper,
+/// as in Transformer Engine.
 pub const FAST_FP8: &str = "GPTRAIN_FP8_FAST";
 
-/// Size from which on NCCL uses its algorithms for large operations.
+/// Place of the problems of opening a GPU.
+const PLACE: &str = "train.device: cuda";
+
+/// Bytes from which NCCL uses its algorithms for large operations.
 const CONNECT: usize = 32 << 20;
 
 /// Options of `Cuda::open`.
 #[derive(Clone)]
 pub struct Options {
-    /// Number of the GPU among those the driver shows.
+    /// Index of the GPU among those that the driver shows.
     pub ordinal: usize,
     /// Folders in which libraries are searched first.
     pub folders: Vec<PathBuf>,
@@ -60,13 +63,13 @@ pub struct Options {
     pub serial: Option<String>,
     /// Kernels for GPUs before Ampere, if the binary was built with them.
     pub volta: Option<Kernels>,
-    /// Dtype of weights and activations: refused if the GPU lacks it.
+    /// Dtype of weights and activations. An error if the GPU lacks it.
     pub dtype: DType,
-    /// Whether products round operands in f32 to TF32: refused where the GPU cannot.
+    /// Whether products round f32 operands to TF32. An error if the GPU cannot.
     pub tf32: bool,
-    /// Whether products are of 8-bit floats: refused likewise.
+    /// Whether products are in fp8. An error if the GPU cannot.
     pub fp8: bool,
-    /// The instructions of attention's products, as `attention::CHOICE` names them.
+    /// Value of `attention::CHOICE`.
     pub attention: Option<String>,
     /// Bytes of the largest operations with which NCCL gets its buffers, at most `cuda::SCRATCH`.
     pub connect: usize,
@@ -77,8 +80,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// A GPU of this machine, libraries as the environment has them, kernels of this binary.
-    pub fn of_machine(ordinal: usize) -> Options {
+    /// Options from the environment's variables, with the kernels of this binary.
+    pub fn from_environment(ordinal: usize) -> Options {
         let folders = std::env::var_os(FOLDER).unwrap_or_default();
         let text = |name| std::env::var_os(name).map(|text| text.to_string_lossy().into_owned());
         let attention = std::env::var(attention::CHOICE).ok();
@@ -117,7 +120,7 @@ fn cache() -> Option<PathBuf> {
     if set(AUTOTUNE).is_some_and(|value| value == "0") { None } else { place() }
 }
 
-/// Everything a backend needs from outside.
+/// Opened libraries and GPU.
 pub struct Opened {
     pub device: Device,
     pub identity: Identity,
@@ -126,22 +129,22 @@ pub struct Opened {
     pub hopper: Option<Hopper>,
     /// Compute capability, times ten.
     pub capability: i32,
-    /// GPU, versions of driver and cuBLASLt.
+    /// GPU, and versions of the driver and cuBLASLt.
     pub machine: String,
     /// Name or path by which cuBLASLt was found.
     pub lt_name: String,
 }
 
-/// Variables of CUDA and NCCL, read as these start, which gptrain sets where the user has not: hardware
-/// queues for all streams of a rank (8 by default, fewer than it has), and launches of several
-/// communicators in the host's order (NCCL 2.26; off by default).
+/// Variables of CUDA and NCCL that gptrain sets unless the user has: as many hardware queues as a rank
+/// has streams (8 by default), and launches of several communicators in the host's order (NCCL 2.26;
+/// off by default). The libraries read them when they start.
 const ENVIRONMENT: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), (LAUNCH_ORDER, "1")];
 
-/// Variable at 1 with which NCCL launches communicators in the order of the host's calls.
+/// Variable; at 1 NCCL launches communicators in the order of the host's calls.
 pub const LAUNCH_ORDER: &str = "NCCL_LAUNCH_ORDER_IMPLICIT";
 
-/// Sets the variables that CUDA and NCCL read as they start. Does nothing in a process that has started
-/// threads, which may be reading them.
+/// Sets the variables that CUDA and NCCL read when they start. Does nothing if this process has several
+/// threads, which may read them meanwhile.
 pub fn set_environment() {
     let threads = std::fs::read_dir("/proc/self/task").map_or(2, Iterator::count);
     for (name, value) in ENVIRONMENT {
@@ -160,12 +163,12 @@ pub fn device_count(options: &Options) -> usize {
     api.map_or(0, |api| driver::device_count(&api))
 }
 
-/// Those of the folder that is named, else of the binary.
+/// Kernels of the options' folder, or else of the binary.
 fn kernels(options: &Options) -> Result<Kernels, Problems> {
     if let Some(folder) = &options.kernels_folder {
         let remedy = "write them with `kernels/build.sh FOLDER`, or unset the variable";
         let why = |why| format!("{KERNELS}={}: {why:#}", folder.display());
-        return Kernels::of_folder(folder).map_err(|error| refuse(why(error), remedy));
+        return Kernels::from_folder(folder).map_err(|error| refuse(why(error), remedy));
     }
     options.kernels.ok_or_else(|| {
         refuse(
@@ -183,14 +186,14 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     device.graphs.store(graphs.is_some(), Relaxed);
     device.graph_groups = graphs.unwrap_or(0);
     let what = |why: String| refuse(why, "see that nvidia-smi shows the GPU, and that it is free");
-    device.fast_fp8 = fast_fp8(options)?;
+    device.fast_fp8 = parse_flag(PLACE, FAST_FP8, options.fast_fp8.as_deref())?;
     device.sm_margin = sm_margin(options, device.multiprocessors().map_err(&what)?)?;
     let identity = device.identity().map_err(&what)?;
     let (name, capability) = (&identity.name, device.capability().map_err(what)?);
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
     let timed = options.tuned.is_some();
-    let hopper = Hopper::chosen(options.attention.as_deref(), timed, &device, capability)?;
+    let hopper = Hopper::select(options.attention.as_deref(), timed, &device, capability)?;
     let (lt, lt_name) = open_lt(options, capability, version)?;
     // SAFETY: takes nothing and returns a number.
     let lt_version = unsafe { call!(lt, cublasLtGetVersion()) };
@@ -206,7 +209,7 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     Ok(Opened { device, identity, lt, kernels, capability, hopper, machine, lt_name })
 }
 
-/// Groups whose collectives a graph may hold; None: there are no graphs.
+/// Maximum number of groups whose collectives a graph contains; None without graphs.
 fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
     match options.graphs.as_deref() {
         None | Some("1") => Ok(Some(1)),
@@ -218,12 +221,14 @@ fn graphs(options: &Options) -> Result<Option<usize>, Problems> {
     }
 }
 
-fn fast_fp8(options: &Options) -> Result<bool, Problems> {
-    match options.fast_fp8.as_deref() {
+/// Value of a variable that is 0 or 1; false if it is not set. `place` is that of a mistake.
+pub fn parse_flag(place: &str, variable: &str, value: Option<&str>) -> Result<bool, Problems> {
+    match value {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
         Some(other) => {
-            Err(refuse(format!("{FAST_FP8} is {other:?}"), "set it to 0 or 1, or not at all"))
+            let what = format!("{variable} is {other:?}");
+            Err(Problems::one(place, what, "set it to 0 or 1, or not at all"))
         }
     }
 }
@@ -240,7 +245,7 @@ fn sm_margin(options: &Options, sms: u32) -> Result<SmMargin, Problems> {
     }
 }
 
-/// The kernels that this GPU runs, if it has what the run needs.
+/// Kernels for this GPU. Fails if it lacks a number format of the run.
 fn kernels_for(
     options: &Options,
     kernels: Kernels,
@@ -270,7 +275,7 @@ fn kernels_for(
     }
 }
 
-/// Whether the driver loads what that compiler made.
+/// Fails if the driver is older than the compiler of the kernels.
 fn new_enough(version: i32, kernels: &Kernels) -> Result<(), Problems> {
     if version >= kernels.release / 1000 * 1000 {
         return Ok(());
@@ -286,7 +291,7 @@ fn new_enough(version: i32, kernels: &Kernels) -> Result<(), Problems> {
     ))
 }
 
-/// The device and the CUDA version of its driver.
+/// Opens the device; returns also the CUDA version of its driver.
 fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     let library = Library::open(&options.folders, &["libcuda.so.1"]).map_err(|why| {
         refuse(
@@ -294,11 +299,9 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
             &format!("install it, or add the folder of libcuda.so.1 to {FOLDER}"),
         )
     })?;
-    let missing = |names: Vec<&str>| {
-        let what = format!("{} lacks {}", library.name, names.join(", "));
+    let api = driver::Api::load(&library).map_err(|what| {
         refuse(what, "update the NVIDIA driver: 580 or newer, for kernels of CUDA 12 550")
-    };
-    let api = driver::Api::load(&library).map_err(missing)?;
+    })?;
     let version = driver::version(&api).map_err(|why| {
         refuse(format!("the NVIDIA driver does not start: {why}"), "see what nvidia-smi says")
     })?;
@@ -307,8 +310,8 @@ fn open_driver(options: &Options) -> Result<(Device, i32), Problems> {
     Ok((device, version))
 }
 
-/// Opens cuBLASLt; returns also the name by which it was found. That of CUDA 13 supports neither GPUs
-/// before Turing nor drivers of CUDA 12.
+/// Opens cuBLASLt; returns also the name by which it was found. The library of CUDA 13 supports neither
+/// GPUs before Turing nor drivers of CUDA 12.
 fn open_lt(options: &Options, capability: i32, driver: i32) -> Result<(lt::Api, String), Problems> {
     let (names, wheel): (&[&str], _) = match capability {
         AMPERE.. if driver >= 13_000 => {
@@ -322,11 +325,8 @@ fn open_lt(options: &Options, capability: i32, driver: i32) -> Result<(lt::Api, 
             &format!("pip install {wheel}, or add its folder of libraries to {FOLDER}"),
         )
     })?;
-    let missing = |names: Vec<&str>| {
-        let what = format!("{} lacks {}", library.name, names.join(", "));
-        refuse(what, "update cuBLAS: 12.0 or newer")
-    };
-    Ok((lt::Api::load(&library).map_err(missing)?, library.name))
+    let api = lt::Api::load(&library);
+    Ok((api.map_err(|what| refuse(what, "update cuBLAS: 12.0 or newer"))?, library.name))
 }
 
 fn point(capability: i32) -> String {
@@ -334,5 +334,5 @@ fn point(capability: i32) -> String {
 }
 
 fn refuse(what: impl Into<String>, remedy: &str) -> Problems {
-    Problems::one("train.device: cuda", what, remedy)
+    Problems::one(PLACE, what, remedy)
 }

@@ -1,6 +1,6 @@
-//! Profile of a GPU's work without a profiler: a timing event behind each kernel and product. Each
-//! takes the time from the event before it to its own. Fills and copies count with the launch that
-//! follows them, as does time in which the GPU waits for the host. A wait for other ranks is a launch.
+//! Profile of a GPU's work without a profiler: a timing event after each kernel and product. A launch
+//! takes the time from the previous event to its own. Fills, copies and time in which the GPU waits for
+//! the host count with the next launch. A wait for other ranks counts as a launch.
 
 use super::Cuda;
 use super::device::Device;
@@ -9,7 +9,7 @@ use super::launches::Launch;
 use crate::OpTimes;
 use std::collections::BTreeMap;
 
-/// Begin of the names of waits.
+/// Prefix of the names of waits.
 const WAIT: &str = "wait ";
 
 /// All launches of one name.
@@ -17,12 +17,12 @@ const WAIT: &str = "wait ";
 pub struct Profiled {
     pub calls: usize,
     pub seconds: f64,
-    /// Operations of products; 0 of kernels.
+    /// FLOPs of products; 0 for kernels.
     pub flops: f64,
 }
 
 impl Device {
-    /// Whether a profile is taken: no graphs are launched then.
+    /// Whether a profile is in progress. No graphs are launched then.
     pub fn is_profiled(&self) -> bool {
         self.launches.lock().is_some()
     }
@@ -63,7 +63,7 @@ impl Cuda {
         all
     }
 
-    /// Profiles what is enqueued until `end_profile`.
+    /// Profiles everything enqueued until `end_profile`.
     pub(super) fn begin_profile(&self) {
         let device = &self.device;
         device.wait_stream(device.stream);
@@ -77,25 +77,28 @@ impl Cuda {
         let device = &self.device;
         let launches = device.launches.lock().take().unwrap_or_default();
         device.wait_stream(device.stream);
-        let (mut before, mut all) = (None, Vec::new());
+        let (mut previous, mut all) = (None, Vec::new());
         for launch in launches {
-            if let Some(before) = before.replace(launch.event) {
-                let seconds = f64::from(device.elapsed_ms(before, launch.event)) / 1e3;
-                device.destroy_event(before);
+            if let Some(start) = previous.replace(launch.event) {
+                let seconds = f64::from(device.elapsed_ms(start, launch.event)) / 1e3;
+                device.destroy_event(start);
                 all.push((launch, seconds));
             }
         }
-        before.into_iter().for_each(|last| device.destroy_event(last));
+        if let Some(last) = previous {
+            device.destroy_event(last);
+        }
         all
     }
 
-    /// Seconds by op since `begin_profile`. Kernels other than attention's and the loss's have one name.
+    /// Seconds by op since `begin_profile`. Kernels other than attention's and the loss's share one name.
     pub(super) fn op_times(&self) -> OpTimes {
         let mut times = OpTimes::default();
         for (launch, seconds) in self.end_profile() {
             if let Some(group) = launch.name.strip_prefix(WAIT) {
-                let waited = (!group.is_empty()).then(|| times.waits.entry(group.to_string()));
-                waited.into_iter().for_each(|sum| *sum.or_default() += seconds);
+                if !group.is_empty() {
+                    *times.waits.entry(group.to_string()).or_default() += seconds;
+                }
                 continue;
             }
             let name = match &*launch.name {

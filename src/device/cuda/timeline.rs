@@ -1,4 +1,4 @@
-//! Begin and end of work on the GPU, for traces: points on the compute stream, by timing events.
+//! Timestamps of the compute stream for traces, by timing events.
 
 use super::device::Device;
 use super::driver::CUevent;
@@ -6,7 +6,7 @@ use crate::Timeline;
 use parking_lot::Mutex;
 use std::sync::Arc;
 
-/// The points marked on one GPU since it was made.
+/// Marks on one GPU since the start of the timeline.
 pub struct EventTimeline {
     device: Arc<Device>,
     /// The first is the start, which the host waited for.

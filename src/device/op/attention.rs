@@ -19,8 +19,8 @@ impl Spec for QueryKey {
         check_query_key(&self.how, self.qkv, self.y.to);
     }
     fn cost(&self) -> Work {
-        let (turned, moved) = turned(self.qkv, &self.how, self.y.to == self.qkv);
-        Work::op(10 * turned).moving([moved, moved])
+        let (elements, moved) = moved_elements(self.qkv, &self.how, self.y.to == self.qkv);
+        Work::op(10 * elements).moving([moved, moved])
     }
     fn tensors(&self) -> Accesses {
         reads([self.qkv]).read(self.how.tensors()).write([self.y])
@@ -55,9 +55,9 @@ impl Spec for QueryKeyBackward {
         }
     }
     fn cost(&self) -> Work {
-        let (turned, moved) = turned(self.qkv, &self.how, self.dx.to == self.dy);
+        let (elements, moved) = moved_elements(self.qkv, &self.how, self.dx.to == self.dy);
         let read = self.how.norm.map(|_| moved);
-        Work::op(16 * turned).moving([moved, moved]).moving(read)
+        Work::op(16 * elements).moving([moved, moved]).moving(read)
     }
     fn tensors(&self) -> Accesses {
         let QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *self;
@@ -68,9 +68,9 @@ impl Spec for QueryKeyBackward {
 
 /// Number of elements of queries and keys, and the moved part of qkv: in place, values are not
 /// moved.
-fn turned(qkv: Tensor, how: &crate::QueryKey, in_place: bool) -> (usize, Tensor) {
-    let turned = qkv.rows * (how.heads.query + how.heads.kv) * how.heads.dim;
-    (turned, if in_place { qkv.span(0, turned) } else { qkv })
+fn moved_elements(qkv: Tensor, how: &crate::QueryKey, in_place: bool) -> (usize, Tensor) {
+    let elements = qkv.rows * (how.heads.query + how.heads.kv) * how.heads.dim;
+    (elements, if in_place { qkv.span(0, elements) } else { qkv })
 }
 
 fn check_query_key(how: &crate::QueryKey, qkv: Tensor, y: Tensor) {

@@ -1,6 +1,6 @@
 //! Ops of fp8 matrices. x has any float dtype.
 
-use super::product::{check_epilogue, of_epilogue};
+use super::product::{check_epilogue, with_epilogue};
 use super::{Accesses, Spec, reads};
 use crate::{Epilogue, FP8_PRODUCT, Fp8Scaling, Lines, Out, Quantized, Tensor, Work};
 use base::{DType, Fp8};
@@ -31,7 +31,7 @@ impl Spec for LineMaxima {
 
 fn check_maxima(x: Tensor, lines: Lines, out: Option<Out>) {
     let Some(Out { to, add }) = out else { return };
-    assert!(!add && to.numel() == lines.of(x)[0], "a maximum for each line");
+    assert!(!add && to.numel() == lines.shape(x)[0], "a maximum for each line");
     assert_eq!(to.dtype, DType::F32, "maxima");
 }
 
@@ -77,7 +77,7 @@ impl Spec for Quantize {
 
 /// Panics unless `to` can hold the lines of x, whose maxima are f32 [shares, lines].
 fn check_quantized(to: &Quantized, x: Tensor, lines: Lines, maxima: Tensor) {
-    let [count, depth] = lines.of(x);
+    let [count, depth] = lines.shape(x);
     let Quantized { codes, scales, .. } = *to;
     assert_eq!((codes.rows, codes.cols, codes.dtype), (count, depth, DType::U8), "codes");
     assert_eq!((scales.numel(), scales.dtype), (count, DType::F32), "scales");
@@ -149,6 +149,6 @@ impl Spec for Fp8Gemm {
     }
     fn tensors(&self) -> Accesses {
         let Fp8Gemm { a, b, c, then } = *self;
-        of_epilogue(then, reads([a.codes, a.scales, b.codes, b.scales]).write([c]))
+        with_epilogue(then, reads([a.codes, a.scales, b.codes, b.scales]).write([c]))
     }
 }

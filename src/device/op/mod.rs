@@ -24,7 +24,7 @@ pub use elementwise::{
 };
 pub use fp8::{Fp8Gemm, LineMaxima, Quantize, QuantizeRows};
 pub use loss::{CrossEntropy, CrossEntropyStats, CrossEntropyUnsplit, Embed, EmbedBackward};
-pub use muon::{Descend, Fuse, Momentum, ScaleToNorm1, Unfuse};
+pub use muon::{Fuse, Momentum, MuonUpdate, ScaleToNorm1, Unfuse};
 pub use norm::{LayerNorm, LayerNormBackward, NormResidualBackward, ResidualNorm};
 pub use product::Gemm;
 pub use update::{
@@ -84,7 +84,7 @@ macro_rules! every_op {
             Unfuse => muon::unfuse,
             Fuse => muon::fuse,
             ScaleToNorm1 => muon::scale_to_norm_1,
-            Descend => muon::descend,
+            MuonUpdate => muon::update,
             LineMaxima => fp8::line_maxima,
             Quantize => fp8::quantize,
             QuantizeRows => fp8::quantize_rows,

@@ -106,7 +106,7 @@ impl Spec for ScaleToNorm1 {
 /// Updates master (f32) to keep·master − step·direction, and rounds it into `weight` if that is
 /// another tensor. factor f32 [1, 1]: NaN skips the update.
 #[derive(Clone, Copy, Debug)]
-pub struct Descend {
+pub struct MuonUpdate {
     pub keep: f32,
     pub step: f32,
     pub factor: Tensor,
@@ -115,21 +115,21 @@ pub struct Descend {
     pub weight: Tensor,
 }
 
-impl Spec for Descend {
-    const NAME: &'static str = "descend";
+impl Spec for MuonUpdate {
+    const NAME: &'static str = "muon update";
     fn check(&self) {
-        let Descend { direction, master, weight, .. } = *self;
+        let MuonUpdate { direction, master, weight, .. } = *self;
         let numels = [master, weight].map(Tensor::numel);
         assert_eq!(numels, [direction.numel(); 2], "elements of the direction");
         assert_eq!(master.dtype, DType::F32, "the master weight is f32");
     }
     fn cost(&self) -> Work {
-        let Descend { direction, master, weight, .. } = *self;
+        let MuonUpdate { direction, master, weight, .. } = *self;
         let work = Work::op(3 * direction.numel()).moving([direction, master, master]);
         work.moving(rounded(weight, master))
     }
     fn tensors(&self) -> Accesses {
-        let Descend { factor, direction, master, weight, .. } = *self;
+        let MuonUpdate { factor, direction, master, weight, .. } = *self;
         let written = rounded(weight, master).map(Tensor::set);
         reads([factor, direction]).update([master]).write(written)
     }

@@ -54,12 +54,12 @@ impl Spec for Gemm {
         Work::product([rows, cols, depth]).moving([a, b]).moving(then.matrix()).moving_out(c)
     }
     fn tensors(&self) -> Accesses {
-        of_epilogue(self.then, reads([self.a, self.b]).write([self.c]))
+        with_epilogue(self.then, reads([self.a, self.b]).write([self.c]))
     }
 }
 
 /// Adds the tensors of an epilogue.
-pub(super) fn of_epilogue(then: Epilogue, all: Accesses) -> Accesses {
+pub(super) fn with_epilogue(then: Epilogue, all: Accesses) -> Accesses {
     match then {
         Epilogue::Nothing => all,
         Epilogue::Bias(bias) => all.read([bias]),

@@ -191,8 +191,8 @@ pub fn plan_fp8_codes(
     at: &Arena,
 ) {
     for (state, bucket) in buckets.iter_mut().zip(&layout.buckets) {
-        let keep = |size| fp8::keep(be, size, codes, at);
-        state.weights_by_name = state.weights_by_name.clone().keeping(bucket, keep);
+        let keep = |size| fp8::plan_weight(be, size, codes, at);
+        state.weights_by_name = state.weights_by_name.clone().with_fp8(bucket, keep);
     }
 }
 

@@ -47,7 +47,7 @@ impl Device {
         local: LocalRank,
         threads: Option<usize>,
     ) -> Result<Device, Problems> {
-        let count = || cuda::device_count(&Options::of_machine(0));
+        let count = || cuda::device_count(&Options::from_environment(0));
         let ordinal = match m.train.device {
             DeviceChoice::Cpu => None,
             DeviceChoice::Cuda => Some(ordinal(m, local, count())?),
@@ -65,7 +65,7 @@ impl Device {
         };
         let [tf32, fp8] = [Precision::Tf32, Precision::Fp8].map(|kind| m.precision == kind);
         let dtype = model_dtype(m.precision);
-        let options = Options::of_machine(ordinal);
+        let options = Options::from_environment(ordinal);
         let connect = options.connect.min(largest_operation(m));
         let blocking = local.cores < ENOUGH_CORES;
         let options = Options { dtype, tf32, fp8, threads, connect, blocking, ..options };
@@ -155,8 +155,8 @@ impl Device {
             Device::Gpu { cuda, options }
                 if m.comm.gpu_transport == GpuTransport::Nccl && world.size() > 1 =>
             {
-                let patience = Duration::from_secs_f64(m.comm.start_timeout_s);
-                Some(Nccl::open(cuda, options)?.patience(patience))
+                let timeout = Duration::from_secs_f64(m.comm.start_timeout_s);
+                Some(Nccl::open(cuda, options)?.with_setup_timeout(timeout))
             }
             _ => None,
         };
@@ -265,7 +265,7 @@ pub fn gpu_for_each_rank(m: &Manifest) -> bool {
     let ranks = m.topology.ranks();
     ranks > 1
         && m.train.device != DeviceChoice::Cpu
-        && cuda::device_count(&Options::of_machine(0)) >= ranks
+        && cuda::device_count(&Options::from_environment(0)) >= ranks
 }
 
 /// Adds the rank's name to the problems, if there are several ranks.

@@ -1,32 +1,32 @@
-//! Attention sublayer: out = projection(attention(turned(norm(x)·qkvᵀ))), heads split over ranks.
-//! `turned` normalises queries and keys (if the model has head norms) and rotates them by position
+//! Attention sublayer: out = projection(attention(transformed(norm(x)·qkvᵀ))), heads split over ranks.
+//! `transformed` normalises queries and keys (if the model has head norms) and rotates them by position
 //! (RoPE).
 
 use super::linear::{self, Entry, Input};
-use super::norm;
+use super::norm::{self, NormActs};
 use crate::weights::Weight::*;
-use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params, Past, Tables, mup};
+use crate::{BlockArenas, Cx, GradBuffers, Inputs, KvCache, Params, Tables, mup};
 use base::DType::F32;
 use comm::Pending;
 use device::Epilogue::{Bias, Nothing};
 use device::{Attend, Dropout, QkNorm, QueryKey, Rotation, Tensor, op};
 
 #[rustfmt::skip]
-pub struct Acts {
-    pub norm: norm::Acts,
+pub struct AttentionActs {
+    pub norm: NormActs,
     to_qkv:   Input,  // [N, H]   output of the norm
     qkv:      Tensor, // [N, qkv]
-    turned:   Tensor, // [N, qkv]  after head norms and RoPE: `qkv` itself without head norms
+    transformed:   Tensor, // [N, qkv]  after head norms and RoPE: `qkv` itself without head norms
     ctx:      Input,  // [N, q]   attention output
     lse:      Tensor, // [N, a]   log-sum-exp of the scores
     out_in:   Tensor, // [N, H]   result of the projection inside the split region: a partial sum
     pub out:  Tensor, // [n, H]   result outside the split region
     rotation: Option<Rotation>,
     attend: Attend,
-    past: Option<(usize, Past)>, // with the index of the layer
+    kv_cache: Option<(usize, KvCache)>, // with the index of the layer
 }
 
-impl Acts {
+impl AttentionActs {
     /// Lays out the buffers. `x` [n, H] is the input of the norm; the sublayers share `out` and
     /// `out_in`.
     pub fn plan(
@@ -37,22 +37,20 @@ impl Acts {
         x: Tensor,
         [out, out_in]: [Tensor; 2],
         arenas: &BlockArenas,
-    ) -> Acts {
+    ) -> AttentionActs {
         let (all, heads) = (inputs.rows(), cx.heads());
         let kept = |cols, dtype| arenas.costly.matrix(all, cols, dtype);
         let drop = cx.dropout(&format!("block.{layer}.scores"), cx.model.dropout.attention, inputs);
-        let norm = norm::Acts::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
+        let norm = NormActs::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
         let qkv = kept(heads.qkv_width(), x.dtype);
-        let turned = match cx.model.qk_norm {
-            true => arenas.cheap.matrix(all, qkv.cols, x.dtype),
-            false => qkv,
-        };
+        let transformed =
+            if cx.model.qk_norm { arenas.cheap.matrix(all, qkv.cols, x.dtype) } else { qkv };
         let input = |x| Input::plan(cx, x, arenas.always);
-        Acts {
+        AttentionActs {
             norm,
             to_qkv: input(norm.h_in),
             qkv,
-            turned,
+            transformed,
             ctx: input(kept(heads.query_width(), x.dtype)),
             lse: kept(heads.query, F32),
             out_in,
@@ -70,7 +68,7 @@ impl Acts {
                 slopes: tables.slopes,
                 dropout: Dropout { first_row: 0, ..drop },
             },
-            past: tables.past.map(|past| (layer, past)),
+            kv_cache: tables.kv_cache.map(|cache| (layer, cache)),
         }
     }
 
@@ -84,28 +82,28 @@ impl Acts {
 }
 
 /// Forward after the norm. The residual adds the projection's bias.
-pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
+pub fn forward(cx: &Cx, w: &Params, a: &AttentionActs) {
     let bias = w.get(QkvB).map_or(Nothing, Bias);
     linear::forward(cx, a.to_qkv, (w, QkvW), bias, a.qkv.set());
-    turn(cx, w, a);
-    match a.past {
+    transform_query_key(cx, w, a);
+    match a.kv_cache {
         None => cx.be.run(op::Attention {
-            qkv: a.turned,
+            qkv: a.transformed,
             how: a.attend,
             y: a.ctx.x.set(),
             lse: a.lse.set(),
         }),
-        Some((layer, past)) => {
-            past.attend(cx, layer, &a.attend, [a.turned, a.ctx.x]);
+        Some((layer, cache)) => {
+            cache.attend(cx, layer, &a.attend, a.transformed, a.ctx.x);
         }
     }
     linear::forward(cx, a.ctx, (w, ProjW), Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
 
-fn turn(cx: &Cx, w: &Params, a: &Acts) {
+fn transform_query_key(cx: &Cx, w: &Params, a: &AttentionActs) {
     if let Some(how) = a.query_key(cx, w) {
-        cx.be.run(op::QueryKey { qkv: a.qkv, how, y: a.turned.set() });
+        cx.be.run(op::QueryKey { qkv: a.qkv, how, y: a.transformed.set() });
     }
 }
 
@@ -115,7 +113,7 @@ pub fn backward(
     cx: &Cx,
     w: &Params,
     g: &Params,
-    a: &Acts,
+    a: &AttentionActs,
     d: &GradBuffers,
     gather: Option<Pending>,
 ) {
@@ -123,7 +121,7 @@ pub fn backward(
     linear::backward(cx, d.branch_in, a.ctx, (w, ProjW), Nothing, d.ctx.set(), g.out(ProjW));
     cx.be.run(op::AttentionBackward {
         dy: d.ctx,
-        qkv: a.turned,
+        qkv: a.transformed,
         y: a.ctx.x,
         lse: a.lse,
         how: a.attend,
@@ -141,10 +139,10 @@ pub fn backward(
 
 /// Recomputes what selective recompute drops: the outputs of the norms. Starts the gather of the
 /// layer's input.
-pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
+pub fn rebuild(cx: &Cx, w: &Params, a: &AttentionActs) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
-    if a.turned != a.qkv {
-        turn(cx, w, a);
+    if a.transformed != a.qkv {
+        transform_query_key(cx, w, a);
     }
     gather
 }

@@ -8,7 +8,7 @@ use device::{Arena, Dropout, Tensor, op};
 use manifest::Position;
 
 #[rustfmt::skip]
-pub struct Acts {
+pub struct EmbeddingActs {
     sum:     Tensor, // [n, H]  token + position: input of the norm (x itself without one)
     sum_in:  Tensor, // [N, H]  the same inside the split region, a partial sum
     stats:   Tensor, // [n, 2]
@@ -16,14 +16,12 @@ pub struct Acts {
     drop: Dropout,
 }
 
-impl Acts {
+impl EmbeddingActs {
     /// Lays out the buffers. `x` is the input stream of the first block.
-    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Acts {
-        let sum = match cx.model.embedding_layernorm {
-            true => saved.matrix(x.rows, x.cols, x.dtype),
-            false => x,
-        };
-        Acts {
+    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, saved: &Arena, workspace: &Arena) -> Self {
+        let sum =
+            if cx.model.embedding_layernorm { saved.matrix(x.rows, x.cols, x.dtype) } else { x };
+        EmbeddingActs {
             sum,
             sum_in: cx.tp.gathered(sum, inputs.rows(), workspace),
             stats: saved.matrix(x.rows, 2, DType::F32),
@@ -33,7 +31,7 @@ impl Acts {
     }
 }
 
-pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &Acts) {
+pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &EmbeddingActs) {
     let first = cx.tp.first(cx.model.vocab_padded);
     cx.be.run(op::Embed { ids: inputs.tokens, table: w[TokenEmbed], first, y: a.sum_in.set() });
     cx.tp.reduce_out(a.sum_in, a.sum);
@@ -64,7 +62,7 @@ pub fn backward(
     w: &Params,
     g: &Params,
     inputs: &Inputs,
-    a: &Acts,
+    a: &EmbeddingActs,
     d: Tensor,
     d_in: Tensor,
 ) {

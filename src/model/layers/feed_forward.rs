@@ -1,7 +1,7 @@
 //! Feed-forward sublayer: out = fc2(activation(fc1(norm(x)))), features split over ranks.
 
 use super::linear::{self, Entry, Input};
-use super::norm;
+use super::norm::{self, NormActs};
 use crate::weights::Weight::*;
 use crate::{BlockArenas, Cx, GradBuffers, Inputs, Params};
 use comm::Pending;
@@ -18,8 +18,8 @@ enum Ffn {
 }
 
 #[rustfmt::skip]
-pub struct Acts {
-    pub norm: norm::Acts,
+pub struct FeedForwardActs {
+    pub norm: NormActs,
     to_fc:    Input,  // [N, H]   output of the norm
     fc:       Tensor, // [N, f1]  before the activation: f columns, or 2f of SwiGLU
     act:      Input,  // [N, f]   after the activation
@@ -28,7 +28,7 @@ pub struct Acts {
     ffn: Ffn,
 }
 
-impl Acts {
+impl FeedForwardActs {
     /// Lays out the buffers. `x` [n, H] is the input of the norm; the sublayers share `out` and
     /// `out_in`.
     pub fn plan(
@@ -37,11 +37,11 @@ impl Acts {
         x: Tensor,
         [out, out_in]: [Tensor; 2],
         arenas: &BlockArenas,
-    ) -> Acts {
+    ) -> FeedForwardActs {
         let all = inputs.rows();
-        let norm = norm::Acts::plan(cx, [Ln2Scale, Ln2Shift], x, all, arenas.costly, arenas.cheap);
+        let norm = NormActs::plan(cx, [Ln2Scale, Ln2Shift], x, all, arenas.costly, arenas.cheap);
         let input = |x| Input::plan(cx, x, arenas.always);
-        Acts {
+        FeedForwardActs {
             norm,
             to_fc: input(norm.h_in),
             fc: arenas.costly.matrix(all, cx.tp.share(cx.model.ffn_rows()), x.dtype),
@@ -57,14 +57,14 @@ impl Acts {
 }
 
 /// Forward after the norm. The residual adds the bias of fc2.
-pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
+pub fn forward(cx: &Cx, w: &Params, a: &FeedForwardActs) {
     forward_inner(cx, w, a);
     linear::forward(cx, a.act, (w, Fc2W), Nothing, a.out_in.set());
     cx.tp.reduce_out(a.out_in, a.out);
 }
 
 /// Forward up to the input of fc2, which is all that backward needs.
-pub fn forward_inner(cx: &Cx, w: &Params, a: &Acts) {
+pub fn forward_inner(cx: &Cx, w: &Params, a: &FeedForwardActs) {
     match a.ffn {
         Ffn::Gelu(gelu) => {
             let gelu = BiasGelu { bias: w.get(Fc1B), pre: a.fc, gelu };
@@ -84,7 +84,7 @@ pub fn backward(
     cx: &Cx,
     w: &Params,
     g: &Params,
-    a: &Acts,
+    a: &FeedForwardActs,
     d: &GradBuffers,
     gather: Option<Pending>,
 ) {
@@ -104,7 +104,7 @@ pub fn backward(
 
 /// Recomputes what selective recompute drops: the outputs of the norm and of the activation. Starts
 /// the gather of the layer's input.
-pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
+pub fn rebuild(cx: &Cx, w: &Params, a: &FeedForwardActs) -> Option<Pending> {
     let gather = norm::rebuild(cx, w, &a.norm);
     match a.ffn {
         Ffn::Gelu(gelu) => cx.be.run(op::Gelu { x: a.fc, gelu, y: a.act.x.set() }),

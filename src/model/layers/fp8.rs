@@ -8,13 +8,13 @@
 //! |---|---|---|
 //! | input | forward: rows, by their own maxima, and maxima of columns; backward: columns | 3 and 3 |
 //! | gradient of an output | backward: maxima of rows and of columns, then both | 2 and 4 |
-//! | weight | like an input; like a gradient, once per step, if it is kept (`KeptWeight`) | 6 |
+//! | weight | like an input; like a gradient, once per step, if it is kept (`Fp8Weight`) | 6 |
 //!
 //! If tensor-parallel ranks hold shares of a line, or one scale serves a whole matrix, the maxima
 //! need a separate read. They are taken over all shares, so that every grid quantizes to the same
 //! codes. All products of a rank share one workspace for operands that are not kept.
 
-use crate::kept::KeptWeight;
+use crate::fp8_weight::Fp8Weight;
 use crate::weights::table;
 use crate::{Cx, Params, TpSplit, Weight};
 use base::{DType, Fp8};
@@ -22,7 +22,7 @@ use device::{Arena, Backend, Epilogue, Fp8Scaling, Lines, Out, Quantized, Tensor
 
 /// fp8 settings and workspace of a pass. A pass without it computes in the model's dtype.
 #[derive(Clone, Copy, Debug)]
-pub struct Room {
+pub struct Fp8Pass {
     /// Workspace for operands that are not kept, u8 [1, `bytes`].
     pub space: Tensor,
     /// Whether codes of weights are kept from the first micro-batch of a step to its last.
@@ -31,10 +31,10 @@ pub struct Room {
     pub new_weights: bool,
 }
 
-impl Room {
+impl Fp8Pass {
     /// Settings of a forward pass; `first` if its micro-batch is the first of the step.
-    pub fn of_forward(self, first: bool) -> Room {
-        Room { new_weights: self.keeps && first, ..self }
+    pub fn for_forward(self, first: bool) -> Fp8Pass {
+        Fp8Pass { new_weights: self.keeps && first, ..self }
     }
 }
 
@@ -53,32 +53,32 @@ pub struct Products<'a> {
     arena: Arena,
     new_weights: bool,
     w: Operand,
-    kept: KeptWeight,
+    kept: Fp8Weight,
 }
 
 /// Products of backward.
 pub struct Backward<'a> {
-    of: Products<'a>,
+    products: Products<'a>,
     /// Rows and columns of dy, quantized.
     dy: [Quantized; 2],
 }
 
 impl<'a> Products<'a> {
-    pub fn new(cx: &'a Cx<'a>, room: Room, (params, weight): (&Params, Weight)) -> Products<'a> {
+    pub fn new(cx: &'a Cx<'a>, pass: Fp8Pass, (params, weight): (&Params, Weight)) -> Products<'a> {
         let w = Operand { x: params[weight], format: Fp8::E4M3, split: weight.block_split() };
-        let (arena, kept) = (Arena::over(room.space), params.kept(weight));
-        Products { cx, arena, new_weights: room.new_weights, w, kept }
+        let (arena, kept) = (Arena::over(pass.space), params.fp8_weight(weight));
+        Products { cx, arena, new_weights: pass.new_weights, w, kept }
     }
 
     /// y = then(x·wᵀ), and the maxima of x's columns if `maxima` is given.
     pub fn forward(&self, x: Tensor, maxima: Option<Tensor>, then: Epilogue, y: Out) {
         let w = match self.kept.codes {
             None => self.rows(self.w, Some(self.kept.maxima)),
-            Some(kept) => {
+            Some(codes) => {
                 if self.new_weights {
-                    self.arena.temporary(|_| self.both(self.w, kept));
+                    self.arena.temporary(|_| self.both(self.w, codes));
                 }
-                kept[0]
+                codes[0]
             }
         };
         let x = self.rows(self.input(x), maxima);
@@ -92,7 +92,7 @@ impl<'a> Products<'a> {
         let dy = Operand { x: dy, format: Fp8::E5M2, split };
         let places = Lines::BOTH.map(|lines| self.place(dy, lines));
         self.arena.temporary(|_| self.both(dy, places));
-        Backward { of: self, dy: places }
+        Backward { products: self, dy: places }
     }
 
     /// Operand x [N, in]: ranks hold the columns that multiply their columns of w.
@@ -102,59 +102,62 @@ impl<'a> Products<'a> {
     }
 
     /// Quantizes the rows of x. Also writes the maxima of this rank's columns to `columns`.
-    fn rows(&self, of: Operand, columns: Option<Tensor>) -> Quantized {
-        let (be, to) = (self.cx.be, self.place(of, Lines::Rows));
-        if to.scaling == Fp8Scaling::RowWise && !self.is_shared(of, Lines::Rows) {
-            be.run(op::QuantizeRows { x: of.x, to, columns: columns.map(Tensor::set) });
+    fn rows(&self, m: Operand, columns: Option<Tensor>) -> Quantized {
+        let (be, to) = (self.cx.be, self.place(m, Lines::Rows));
+        if to.scaling == Fp8Scaling::RowWise && !self.is_shared(m, Lines::Rows) {
+            be.run(op::QuantizeRows { x: m.x, to, columns: columns.map(Tensor::set) });
         } else {
-            let (own, all) = self.maxima(of, Lines::Rows);
+            let (own, all) = self.maxima(m, Lines::Rows);
             let (rows, columns) = (Some(own.set()), columns.map(Tensor::set));
-            be.run(op::LineMaxima { x: of.x, rows, columns });
+            be.run(op::LineMaxima { x: m.x, rows, columns });
             self.gather(own, all);
-            be.run(op::Quantize { x: of.x, rows: Some((all, to)), columns: None });
+            be.run(op::Quantize { x: m.x, rows: Some((all, to)), columns: None });
         }
         to
     }
 
     /// Quantizes the columns of x, given their maxima on this rank.
-    fn columns(&self, of: Operand, known: Tensor) -> Quantized {
-        let to = self.place(of, Lines::Columns);
-        let all = match self.is_shared(of, Lines::Columns) {
-            true => self.maxima(of, Lines::Columns).1,
-            false => known,
+    fn columns(&self, m: Operand, known: Tensor) -> Quantized {
+        let to = self.place(m, Lines::Columns);
+        let all = if self.is_shared(m, Lines::Columns) {
+            self.maxima(m, Lines::Columns).1
+        } else {
+            known
         };
         self.gather(known, all);
-        self.cx.be.run(op::Quantize { x: of.x, rows: None, columns: Some((all, to)) });
+        self.cx.be.run(op::Quantize { x: m.x, rows: None, columns: Some((all, to)) });
         to
     }
 
     /// Quantizes x by rows and by columns.
-    fn both(&self, of: Operand, to: [Quantized; 2]) {
-        let maxima = Lines::BOTH.map(|lines| self.maxima(of, lines));
+    fn both(&self, m: Operand, to: [Quantized; 2]) {
+        let maxima = Lines::BOTH.map(|lines| self.maxima(m, lines));
         let [rows, columns] = maxima.map(|(own, _)| Some(own.set()));
-        self.cx.be.run(op::LineMaxima { x: of.x, rows, columns });
-        maxima.into_iter().for_each(|(own, all)| self.gather(own, all));
+        self.cx.be.run(op::LineMaxima { x: m.x, rows, columns });
+        for (own, all) in maxima {
+            self.gather(own, all);
+        }
         let [rows, columns] = [0, 1].map(|at| Some((maxima[at].1, to[at])));
-        self.cx.be.run(op::Quantize { x: of.x, rows, columns });
+        self.cx.be.run(op::Quantize { x: m.x, rows, columns });
     }
 
     /// Whether lines with one scale are split among several ranks.
-    fn is_shared(&self, of: Operand, lines: Lines) -> bool {
+    fn is_shared(&self, m: Operand, lines: Lines) -> bool {
         let split = match (self.cx.be.fp8_scaling(), lines) {
-            (Fp8Scaling::TensorWise, _) => of.split != TpSplit::Whole,
-            (Fp8Scaling::RowWise, Lines::Rows) => of.split == TpSplit::Cols,
-            (Fp8Scaling::RowWise, Lines::Columns) => of.split == TpSplit::Rows,
+            (Fp8Scaling::TensorWise, _) => m.split != TpSplit::Whole,
+            (Fp8Scaling::RowWise, Lines::Rows) => m.split == TpSplit::Cols,
+            (Fp8Scaling::RowWise, Lines::Columns) => m.split == TpSplit::Rows,
         };
         self.cx.tp.group.size() > 1 && split
     }
 
     /// Reserves the maxima of lines: this rank's, as a view of those of all ranks that share the
     /// lines.
-    fn maxima(&self, of: Operand, lines: Lines) -> (Tensor, Tensor) {
+    fn maxima(&self, m: Operand, lines: Lines) -> (Tensor, Tensor) {
         let group = self.cx.tp.group;
         let [shares, own] =
-            if self.is_shared(of, lines) { [group.size(), group.rank()] } else { [1, 0] };
-        let all = self.arena.matrix(shares, lines.of(of.x)[0], DType::F32);
+            if self.is_shared(m, lines) { [group.size(), group.rank()] } else { [1, 0] };
+        let all = self.arena.matrix(shares, lines.shape(m.x)[0], DType::F32);
         (all.row_range(own, 1), all)
     }
 
@@ -164,28 +167,31 @@ impl<'a> Products<'a> {
         }
     }
 
-    fn place(&self, of: Operand, lines: Lines) -> Quantized {
-        place(&self.arena, lines.of(of.x), of.format, self.cx.be.fp8_scaling())
+    fn place(&self, m: Operand, lines: Lines) -> Quantized {
+        place(&self.arena, lines.shape(m.x), m.format, self.cx.be.fp8_scaling())
     }
 }
 
 impl Backward<'_> {
     /// dx = then(dy·w)
     pub fn input(&self, then: Epilogue, dx: Out) {
-        let Products { cx, arena, w, kept, .. } = &self.of;
+        let Products { cx, arena, w, kept, .. } = &self.products;
         arena.temporary(|_| {
-            let w =
-                kept.codes.map_or_else(|| self.of.columns(*w, kept.maxima), |[_, columns]| columns);
+            let w = match kept.codes {
+                Some([_, columns]) => columns,
+                None => self.products.columns(*w, kept.maxima),
+            };
             cx.be.run(op::Fp8Gemm { a: self.dy[0], b: w, c: dx, then });
         });
     }
 
     /// dw = dyᵀ·x, with the column maxima from forward.
     pub fn weight(&self, x: Tensor, maxima: Option<Tensor>, dw: Out) {
+        let (products, then) = (&self.products, Epilogue::Nothing);
         let maxima = maxima.expect("a forward in training computed them");
-        self.of.arena.temporary(|_| {
-            let x = self.of.columns(self.of.input(x), maxima);
-            self.of.cx.be.run(op::Fp8Gemm { a: self.dy[1], b: x, c: dw, then: Epilogue::Nothing });
+        products.arena.temporary(|_| {
+            let x = products.columns(products.input(x), maxima);
+            products.cx.be.run(op::Fp8Gemm { a: self.dy[1], b: x, c: dw, then });
         });
     }
 }
@@ -198,15 +204,20 @@ fn place(arena: &Arena, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Sca
 
 /// Lays out the state kept of a weight [out, in]; with `codes`, also its codes by row and by
 /// column.
-pub fn keep(be: &dyn Backend, [out, into]: [usize; 2], codes: bool, arena: &Arena) -> KeptWeight {
+pub fn plan_weight(
+    be: &dyn Backend,
+    [out, into]: [usize; 2],
+    codes: bool,
+    arena: &Arena,
+) -> Fp8Weight {
     let place = |size| place(arena, size, Fp8::E4M3, be.fp8_scaling());
-    KeptWeight {
+    Fp8Weight {
         maxima: arena.matrix(1, into, DType::F32),
         codes: codes.then(|| [[out, into], [into, out]].map(place)),
     }
 }
 
-/// Bytes of `Room::space` that suffice for every product of `rows` tokens.
+/// Bytes of `Fp8Pass::space` that suffice for every product of `rows` tokens.
 pub fn bytes(cx: &Cx, rows: usize) -> usize {
     let ranks = cx.tp.group.size();
     let arena = Arena::measuring();

@@ -1,28 +1,28 @@
 //! Final norm, logits and cross-entropy, with the vocabulary split by rows. Logits are computed for
 //! one chunk of tokens at a time, so a vocabulary of 250k never needs a full [N, V] buffer.
 
-use super::norm;
+use super::norm::{self, NormActs};
 use crate::weights::Weight::*;
 use crate::{Cx, GradBuffers, Inputs, Params, mup};
 use base::DType;
 use device::{Arena, Gemm, Logits, Out, Section, Tensor, ZLoss, op};
 
 #[rustfmt::skip]
-pub struct Acts {
-    norm: norm::Acts, // norm of the last block's output
+pub struct HeadActs {
+    norm: NormActs, // norm of the last block's output
     logits: Tensor, // [R, v]   of one chunk of R tokens; later their gradient
     stats:  Tensor, // [tp·R, 3]
     pub losses: Tensor, // [N, 1]   weighted loss of each token
     z_losses: Option<Tensor>, // [N, 1]  z-loss of each token, if it is on
 }
 
-impl Acts {
-    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, workspace: &Arena) -> Acts {
+impl HeadActs {
+    pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, workspace: &Arena) -> HeadActs {
         let (rows, share) = (inputs.rows(), cx.tp.share(cx.model.vocab_padded));
         let fit = cx.be.logits_chunk().0 as usize / (share * cx.dtype.size());
         let chunk = fit.next_multiple_of(64).min(rows);
-        Acts {
-            norm: norm::Acts::plan(cx, [LnfScale, LnfShift], x, rows, workspace, workspace),
+        HeadActs {
+            norm: NormActs::plan(cx, [LnfScale, LnfShift], x, rows, workspace, workspace),
             logits: workspace.matrix(chunk, share, cx.dtype),
             stats: workspace.matrix(cx.tp.group.size() * chunk, 3, DType::F32),
             losses: workspace.matrix(rows, 1, DType::F32),
@@ -38,7 +38,7 @@ impl Acts {
 }
 
 /// Applies the final norm, and µP's factor of logits.
-fn normed(cx: &Cx, w: &Params, a: &Acts) {
+fn normed(cx: &Cx, w: &Params, a: &HeadActs) {
     norm::forward(cx, w, &a.norm);
     if let Some(factor) = mup::logit_factor(cx.model) {
         cx.be.run(op::Blend::multiply(factor, a.norm.h_in));
@@ -47,7 +47,7 @@ fn normed(cx: &Cx, w: &Params, a: &Acts) {
 
 /// Adds the weighted loss of the micro-batch to `loss` [1, 1]. `table` [v, H] is the weight of the
 /// head.
-pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &Acts, loss: Out) {
+pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &HeadActs, loss: Out) {
     normed(cx, w, a);
     cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
@@ -69,7 +69,7 @@ pub fn forward_backward(
     table: Tensor,
     dtable: Tensor,
     inputs: &Inputs,
-    a: &Acts,
+    a: &HeadActs,
     d: &GradBuffers,
     loss: Out,
 ) {
@@ -96,7 +96,7 @@ pub fn forward_backward(
 }
 
 /// Logits [1, v] of one token before any cap, in f32 or the compute dtype.
-pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tensor {
+pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &HeadActs, row: usize) -> Tensor {
     normed(cx, w, a);
     let logits = a.logits.row_range(0, 1);
     cx.be.run(op::Gemm::plain(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set()));
@@ -107,7 +107,7 @@ pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &Acts, row: usize) -> Tenso
 fn cross_entropy(
     cx: &Cx,
     i: &Inputs,
-    a: &Acts,
+    a: &HeadActs,
     first: usize,
     logits: Tensor,
     scale: Option<Tensor>,

@@ -27,7 +27,7 @@ impl Input {
 pub fn forward(cx: &Cx, x: Input, w: (&Params, Weight), then: Epilogue, y: Out) {
     match cx.fp8 {
         None => cx.be.run(op::Gemm { kind: Gemm::NT, a: x.x, b: w.0[w.1], c: y, then }),
-        Some(room) => Products::new(cx, room, w).forward(x.x, x.maxima, then, y),
+        Some(pass) => Products::new(cx, pass, w).forward(x.x, x.maxima, then, y),
     }
 }
 
@@ -46,8 +46,8 @@ pub fn backward(
             cx.be.run(op::Gemm { kind: Gemm::NN, a: dy, b: w.0[w.1], c: dx, then });
             cx.be.run(op::Gemm::plain(Gemm::TN, dy, x.x, dw));
         }
-        Some(room) => {
-            let products = Products::new(cx, room, w).backward(dy);
+        Some(pass) => {
+            let products = Products::new(cx, pass, w).backward(dy);
             products.input(then, dx);
             products.weight(x.x, x.maxima, dw);
         }
@@ -74,7 +74,7 @@ pub fn backward_entry(
     db: Option<Out>,
 ) {
     let Entry { x, gather, dx_in, dx } = entry;
-    let products = cx.fp8.map(|room| Products::new(cx, room, w).backward(dy));
+    let products = cx.fp8.map(|pass| Products::new(cx, pass, w).backward(dy));
     match &products {
         None => cx.be.run(op::Gemm::plain(Gemm::NN, dy, w.0[w.1], dx_in.set())),
         Some(products) => products.input(Epilogue::Nothing, dx_in.set()),
@@ -88,7 +88,9 @@ pub fn backward_entry(
         }
         Some(products) => {
             products.weight(x.x, x.maxima, dw);
-            db.into_iter().for_each(|db| cx.be.run(op::ColumnSums { x: dy, sums: db }));
+            if let Some(sums) = db {
+                cx.be.run(op::ColumnSums { x: dy, sums });
+            }
         }
     }
     cx.tp.finish(sum);

@@ -7,7 +7,7 @@ use device::{Arena, Dropout, Out, Tensor, op};
 
 #[rustfmt::skip]
 #[derive(Clone, Copy)]
-pub struct Acts {
+pub struct NormActs {
     weights: [Weight; 2], // scale, and shift unless it is an RMS norm
     x:        Tensor,     // [n, H]
     stats:    Tensor,     // [n, 2]  mean and 1/std
@@ -15,7 +15,7 @@ pub struct Acts {
     pub h_in: Tensor,     // [N, H]  inside the split region
 }
 
-impl Acts {
+impl NormActs {
     /// Lays out the buffers for `all` = N tokens: statistics in `kept`, values that they rebuild in
     /// `arena`.
     pub fn plan(
@@ -25,10 +25,10 @@ impl Acts {
         all: usize,
         kept: &Arena,
         arena: &Arena,
-    ) -> Acts {
+    ) -> NormActs {
         let (stats, h) =
             (kept.matrix(x.rows, 2, DType::F32), arena.matrix(x.rows, x.cols, x.dtype));
-        Acts { weights, x, stats, h, h_in: cx.tp.gathered(h, all, arena) }
+        NormActs { weights, x, stats, h, h_in: cx.tp.gathered(h, all, arena) }
     }
 
     fn forward(&self, cx: &Cx, w: &Params) -> op::LayerNorm {
@@ -51,13 +51,13 @@ impl Acts {
     }
 }
 
-pub fn forward(cx: &Cx, w: &Params, a: &Acts) {
+pub fn forward(cx: &Cx, w: &Params, a: &NormActs) {
     cx.be.run(a.forward(cx, w));
     cx.tp.gather_seq(a.h, a.h_in);
 }
 
 /// Like `forward`, but only starts the gather of h_in.
-pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
+pub fn rebuild(cx: &Cx, w: &Params, a: &NormActs) -> Option<Pending> {
     cx.be.run(a.forward(cx, w));
     cx.tp.begin_gather(a.h, a.h_in)
 }
@@ -66,8 +66,9 @@ pub fn rebuild(cx: &Cx, w: &Params, a: &Acts) -> Option<Pending> {
 pub fn forward_residual(
     cx: &Cx,
     w: &Params,
-    a: &Acts,
-    [stream, branch]: [Tensor; 2],
+    a: &NormActs,
+    stream: Tensor,
+    branch: Tensor,
     bias: Option<Tensor>,
     drop: &Dropout,
 ) {
@@ -77,7 +78,7 @@ pub fn forward_residual(
 }
 
 /// Backward. `d` [n, H] is the gradient of h.
-pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &Acts, d: Tensor, dx: Out) {
+pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &NormActs, d: Tensor, dx: Out) {
     cx.be.run(a.backward(w, g, d, dx));
 }
 
@@ -87,7 +88,7 @@ pub fn backward_residual(
     cx: &Cx,
     w: &Params,
     g: &Params,
-    a: &Acts,
+    a: &NormActs,
     d: &GradBuffers,
     drop: &Dropout,
     dbias: Option<Out>,

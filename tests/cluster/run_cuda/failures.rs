@@ -130,9 +130,9 @@ fn numbers_of_a_gpu_that_are_not_finite_name_tensor_rank_and_step() {
 }
 
 /// A group of both ranks, made by one of them.
-fn pair(world: &World, cuda: &Cuda, patience: Duration) -> Box<dyn Group> {
+fn pair(world: &World, cuda: &Cuda, timeout: Duration) -> Box<dyn Group> {
     let nccl = Nccl::open(cuda, &softgpu::options()).unwrap();
-    nccl.patience(patience).group(world, "pair", &[0, 1])
+    nccl.with_setup_timeout(timeout).group(world, "pair", &[0, 1])
 }
 
 fn gpu(world: &World) -> Cuda {

@@ -19,8 +19,8 @@ pub struct Ranks {
 pub fn meet(join: &Join) -> Result<Ranks, Failed> {
     allow_many_files();
     let key = Key::new(&join.secret, &join.job);
-    let come = |rank| connect_to_rank0(join, &key, &request(join, rank));
-    let all = (1..join.world).map(come).collect::<Result<Vec<TcpStream>, Failed>>()?;
+    let connect = |rank| connect_to_rank0(join, &key, &JoinRequest::new(join, rank, 1));
+    let all = (1..join.world).map(connect).collect::<Result<Vec<TcpStream>, Failed>>()?;
     let mut received = 0;
     for (i, stream) in all.iter().enumerate() {
         let mut counted = Counted { from: stream, bytes: 0 };
@@ -30,11 +30,6 @@ pub fn meet(join: &Join) -> Result<Ranks, Failed> {
         }
     }
     Ok(Ranks { all, received })
-}
-
-fn request(join: &Join, rank: usize) -> JoinRequest {
-    let Join { world, node, binary, manifest, .. } = join.clone();
-    JoinRequest { rank, world, node, port: 1, binary, manifest }
 }
 
 impl Ranks {

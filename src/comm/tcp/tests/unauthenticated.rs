@@ -56,7 +56,7 @@ fn unauthenticated_peers_do_not_disturb_the_ranks() {
 
 /// Silent connections, however many, do not delay a rank.
 #[test]
-fn silent_strangers_make_way_for_a_rank() {
+fn silent_peers_make_way_for_a_rank() {
     let key = Key::new(b"secret", "job");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap().to_string();
@@ -73,7 +73,7 @@ fn silent_strangers_make_way_for_a_rank() {
     assert_eq!(arrived.recv().unwrap(), b"rank 1");
     // The first connections were closed before their five seconds ended.
     silent[0].read_to_end(&mut Vec::new()).ok();
-    assert!(all.strangers() > 0);
+    assert!(all.unauthenticated() > 0);
 }
 
 #[test]

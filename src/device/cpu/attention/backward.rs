@@ -1,6 +1,6 @@
 //! Backward of attention: dqkv.
 
-use super::tile::{KEYS, QUERIES, Tile, score_slopes, transpose};
+use super::tile::{KEYS, QUERIES, Tile, add_weighted_rows, score_slopes, transpose};
 use super::{Attention, Head, cut};
 use crate::cpu::Cpu;
 use crate::cpu::kernel::Product;
@@ -13,8 +13,8 @@ use std::ops::Range;
 pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
     let op::AttentionBackward { qkv, how, dqkv, .. } = *op;
     let all = Attention::new(qkv, &how);
-    let len = Buffers::len(how.seq, all.d, all.wide);
-    cpu.workspace.with(cpu.threads, len, |scratch| {
+    let lengths = Buffers::lengths(how.seq, all.d, all.wide);
+    cpu.workspace.with(cpu.threads, lengths.iter().sum(), |scratch| {
         let Heads { query, kv, .. } = how.heads;
         cpu.each_slot(all.samples * kv, |i, slot| {
             let first = i % kv * (query / kv);
@@ -22,7 +22,7 @@ pub(in crate::cpu) fn backward(cpu: &Cpu, op: &op::AttentionBackward) {
             let owner = all.head(i / kv, first);
             // SAFETY: no other task that runs now has this slot (`each_slot`).
             let own = unsafe { scratch.part(slot) };
-            let mut own = Buffers::new(own, how.seq, all.d, all.wide);
+            let mut own = Buffers::new(own, lengths);
             owner.load(qkv, 0..how.seq, Qkv::Key, own.k);
             owner.load(qkv, 0..how.seq, Qkv::Value, own.v);
             own.dk.fill(0.0);
@@ -49,8 +49,8 @@ struct Buffers<'a> {
     dy: &'a mut [f32],
     dq: &'a mut [f32],
     /// [d, QUERIES], both.
-    q_turned: &'a mut [f32],
-    dy_turned: &'a mut [f32],
+    q_transposed: &'a mut [f32],
+    dy_transposed: &'a mut [f32],
     /// [KEYS, QUERIES], all three.
     p: &'a mut [f32],
     dp: &'a mut [f32],
@@ -58,26 +58,17 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn len(seq: usize, d: usize, wide: usize) -> usize {
-        4 * seq * wide + 3 * QUERIES * wide + 2 * d * QUERIES + 3 * KEYS * QUERIES
+    /// Lengths of the buffers, in their order.
+    fn lengths(seq: usize, d: usize, wide: usize) -> [usize; 12] {
+        let (rows, tile, columns) = (seq * wide, QUERIES * wide, d * QUERIES);
+        let scores = KEYS * QUERIES;
+        [rows, rows, rows, rows, tile, tile, tile, columns, columns, scores, scores, scores]
     }
 
-    fn new(mut scratch: &'a mut [f32], seq: usize, d: usize, wide: usize) -> Buffers<'a> {
-        let mut cut = |len| cut(&mut scratch, len);
-        Buffers {
-            k: cut(seq * wide),
-            v: cut(seq * wide),
-            dk: cut(seq * wide),
-            dv: cut(seq * wide),
-            q: cut(QUERIES * wide),
-            dy: cut(QUERIES * wide),
-            dq: cut(QUERIES * wide),
-            q_turned: cut(d * QUERIES),
-            dy_turned: cut(d * QUERIES),
-            p: cut(KEYS * QUERIES),
-            dp: cut(KEYS * QUERIES),
-            factors: cut(KEYS * QUERIES),
-        }
+    fn new(scratch: &'a mut [f32], lengths: [usize; 12]) -> Buffers<'a> {
+        let [k, v, dk, dv, q, dy, dq, q_transposed, dy_transposed, p, dp, factors] =
+            cut(scratch, lengths);
+        Buffers { k, v, dk, dv, q, dy, dq, q_transposed, dy_transposed, p, dp, factors }
     }
 }
 
@@ -101,14 +92,14 @@ fn tile_backward(
         logs[i] = scalar(lse, head.lse_at(query));
     }
     head.load(qkv, tile.queries.clone(), Qkv::Query, own.q);
-    transpose(own.q, wide, count, own.q_turned);
-    transpose(own.dy, wide, count, own.dy_turned);
+    transpose(own.q, wide, count, own.q_transposed);
+    transpose(own.dy, wide, count, own.dy_transposed);
     own.dq.fill(0.0);
     for keys in tile.key_tiles() {
         let rows = keys.start * wide..keys.end * wide;
         let (k, v) = (&own.k[rows.clone()], &own.v[rows.clone()]);
-        tile.scores(k, wide, keys.len(), own.q_turned, d, own.p);
-        tile.scores(v, wide, keys.len(), own.dy_turned, d, own.dp);
+        tile.scores(k, wide, keys.len(), own.q_transposed, d, own.p);
+        tile.scores(v, wide, keys.len(), own.dy_transposed, d, own.dp);
         let factors = head.factors(tile, &keys, own.factors.as_chunks_mut().0);
         let p = &mut own.p.as_chunks_mut().0[..keys.len()];
         let dp = &mut own.dp.as_chunks_mut().0[..keys.len()];
@@ -126,20 +117,7 @@ fn tile_backward(
         };
         over_queries(own.p, own.dy, &mut own.dv[rows.clone()]);
         over_queries(own.dp, own.q, &mut own.dk[rows]);
-        Product {
-            m: count,
-            n: wide,
-            k: keys.len(),
-            a: own.dp,
-            a_row: 1,
-            a_depth: QUERIES,
-            b: k,
-            b_row: wide,
-            c: own.dq,
-            c_row: wide,
-            add: true,
-        }
-        .run();
+        add_weighted_rows(own.dp, k, count, keys.len(), wide, own.dq);
     }
     save(head, own.dq, tile.queries.clone(), Qkv::Query, dqkv);
 }

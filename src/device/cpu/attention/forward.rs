@@ -1,9 +1,8 @@
 //! Forward of attention: y and lse.
 
-use super::tile::{KEYS, QUERIES, Softmax, Tile, soften, transpose};
+use super::tile::{KEYS, QUERIES, Softmax, Tile, add_weighted_rows, soften, transpose};
 use super::{Attention, Head, cut};
 use crate::cpu::Cpu;
-use crate::cpu::kernel::Product;
 use crate::cpu::memory::store;
 use crate::{Tensor, op};
 use base::Qkv;
@@ -11,11 +10,12 @@ use base::Qkv;
 pub(in crate::cpu) fn forward(cpu: &Cpu, &op::Attention { qkv, how, y, lse }: &op::Attention) {
     let all = Attention::new(qkv, &how);
     let tiles = how.seq.div_ceil(QUERIES);
-    cpu.workspace.with(cpu.threads, Buffers::len(all.d, all.wide), |scratch| {
+    let lengths = Buffers::lengths(all.d, all.wide);
+    cpu.workspace.with(cpu.threads, lengths.iter().sum(), |scratch| {
         cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {
             let head = all.head(i / tiles / how.heads.query, i / tiles % how.heads.query);
             // SAFETY: no other task that runs now has this slot (`each_slot`).
-            let buffers = Buffers::new(unsafe { scratch.part(slot) }, all.d, all.wide);
+            let buffers = Buffers::new(unsafe { scratch.part(slot) }, lengths);
             tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);
         });
     });
@@ -35,20 +35,15 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn len(d: usize, wide: usize) -> usize {
-        d * QUERIES + 2 * KEYS * wide + 2 * KEYS * QUERIES + QUERIES * wide
+    /// Lengths of the buffers, in their order.
+    fn lengths(d: usize, wide: usize) -> [usize; 6] {
+        let (keys, scores) = (KEYS * wide, KEYS * QUERIES);
+        [d * QUERIES, keys, keys, scores, scores, QUERIES * wide]
     }
 
-    fn new(mut scratch: &'a mut [f32], d: usize, wide: usize) -> Buffers<'a> {
-        let mut cut = |len| cut(&mut scratch, len);
-        Buffers {
-            q: cut(d * QUERIES),
-            k: cut(KEYS * wide),
-            v: cut(KEYS * wide),
-            p: cut(KEYS * QUERIES),
-            factors: cut(KEYS * QUERIES),
-            y: cut(QUERIES * wide),
-        }
+    fn new(scratch: &'a mut [f32], lengths: [usize; 6]) -> Buffers<'a> {
+        let [q, k, v, p, factors, y] = cut(scratch, lengths);
+        Buffers { q, k, v, p, factors, y }
     }
 }
 
@@ -70,20 +65,7 @@ fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, 
         if let Some(factors) = factors {
             super::tile::drop(factors, p);
         }
-        Product {
-            m: count,
-            n: wide,
-            k: keys.len(),
-            a: own.p,
-            a_row: 1,
-            a_depth: QUERIES,
-            b: own.v,
-            b_row: wide,
-            c: own.y,
-            c_row: wide,
-            add: true,
-        }
-        .run();
+        add_weighted_rows(own.p, own.v, count, keys.len(), wide, own.y);
     }
     for (i, query) in tile.queries.clone().enumerate() {
         let (factor, log_sum) = state.finish(i);

@@ -127,7 +127,7 @@ impl Head<'_> {
     }
 }
 
-/// Splits the next `len` elements off the scratch.
-fn cut<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32] {
-    scratch.split_off_mut(..len).expect("scratch is as long as its parts")
+/// Splits scratch into parts of these lengths.
+fn cut<const N: usize>(mut scratch: &mut [f32], lengths: [usize; N]) -> [&mut [f32]; N] {
+    lengths.map(|len| scratch.split_off_mut(..len).expect("scratch is as long as its parts"))
 }

@@ -1,7 +1,7 @@
 //! Arithmetic of a tile: scores of up to `KEYS` keys, one per row, and `QUERIES` queries.
 
 use crate::cpu::kernel::{COLUMNS, Product};
-use crate::cpu::math::{MaskIndex, exp, vectorised};
+use crate::cpu::math::{MaskIndex, exp, scale, vectorised};
 use std::ops::Range;
 
 /// Queries per tile: two AVX-512 registers. More would waste more at the causal edge.
@@ -123,6 +123,31 @@ impl Softmax {
     }
 }
 
+/// Adds pᵀ·rows to `to`, [queries, wide]: p [keys, QUERIES], rows [keys, wide].
+pub(super) fn add_weighted_rows(
+    p: &[f32],
+    rows: &[f32],
+    queries: usize,
+    keys: usize,
+    wide: usize,
+    to: &mut [f32],
+) {
+    Product {
+        m: queries,
+        n: wide,
+        k: keys,
+        a: p,
+        a_row: 1,
+        a_depth: QUERIES,
+        b: rows,
+        b_row: wide,
+        c: to,
+        c_row: wide,
+        add: true,
+    }
+    .run();
+}
+
 /// Transposes `count` rows of `wide` elements into as many columns as `to` has rows.
 pub(super) fn transpose(from: &[f32], wide: usize, count: usize, to: &mut [f32]) {
     for (i, row) in from.chunks_exact(wide).take(count).enumerate() {
@@ -133,12 +158,6 @@ pub(super) fn transpose(from: &[f32], wide: usize, count: usize, to: &mut [f32])
 }
 
 vectorised! {
-    fn scale(factor: f32, x: &mut [f32]) {
-        for x in x {
-            *x *= factor;
-        }
-    }
-
     /// Products to exp(score − maximum), 0 if not visible.
     pub(super) fn soften(tile: &Tile, first: usize, p: &mut [Row], state: &mut Softmax) {
         let mut maximum = state.maximum;

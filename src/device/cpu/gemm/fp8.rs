@@ -24,7 +24,7 @@ pub fn fp8(cpu: &Cpu, op: &op::Fp8Gemm) {
         widen(cpu, &b, wide_b);
         gemm(cpu, &op::Gemm::plain(Gemm::NT, wide_a, wide_b, sums.set()));
         cpu.each_rows(m, n, |rows| {
-            let mut sums = Sums::of_tensor(sums, rows.clone(), 0..n);
+            let mut sums = Sums::from_tensor(sums, rows.clone(), 0..n);
             for (i, row) in rows.clone().enumerate() {
                 scale(a.scales, row, b.scales, sums.row(i));
             }

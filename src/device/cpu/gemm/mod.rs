@@ -65,7 +65,7 @@ pub(super) fn product(cpu: &Cpu, op: &op::Gemm, set: Instructions) {
             let sums = Tensor::at(scratch.tensor(0).addr(), m, n, DType::F32);
             in_parts(cpu, left, right, sums.set());
             cpu.each_rows(m, n, |rows| {
-                let mut sums = Sums::of_tensor(sums, rows.clone(), 0..n);
+                let mut sums = Sums::from_tensor(sums, rows.clone(), 0..n);
                 finish(&mut sums, [rows, 0..n], c, then, false);
             });
         });
@@ -90,7 +90,7 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
     let height = high.div_ceil(cpu.threads).min(panel.height).next_multiple_of(panel.rows);
     let spans = (TASKS * cpu.threads).div_ceil(high.div_ceil(height));
     let span = wide.div_ceil(spans).min(COLS).next_multiple_of(panel.cols);
-    let in_c = sums_lie_in(c, [left, right], then);
+    let in_c = sums_lie_in(c, left, right, then);
     let own = if in_c { 0 } else { height * span };
     cpu.workspace.with_shared([high * whole, wide * whole], cpu.threads, own, |[a, b], scratch| {
         for first_col in (0..n).step_by(wide) {
@@ -113,17 +113,14 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
                         let len = lines.len().next_multiple_of(side) * whole;
                         &*from.range((lines.start - first) * whole, len)
                     });
-                    let mut sums = match in_c {
-                        true => Sums::of_tensor(c.to, rows.clone(), cols.clone()),
+                    let mut sums = if in_c {
+                        Sums::from_tensor(c.to, rows.clone(), cols.clone())
+                    } else {
                         // SAFETY: no other task that runs now has this slot (`each_slot`).
-                        false => Sums::of_slice(
-                            unsafe { scratch.part(slot) },
-                            rows.len(),
-                            cols.len(),
-                            span,
-                        ),
+                        let part = unsafe { scratch.part(slot) };
+                        Sums::from_slice(part, rows.len(), cols.len(), span)
                     };
-                    add_up(left.set, [a, b], whole, &mut sums);
+                    add_up(left.set, a, b, whole, &mut sums);
                     finish(&mut sums, [rows, cols], c, then, in_c);
                 });
             }
@@ -144,7 +141,7 @@ fn piece(all: &Range<usize>, len: usize, i: usize) -> Range<usize> {
 }
 
 /// Overwrites sums with the product of packed panels, `whole` words deep.
-fn add_up(set: Instructions, [a, b]: [&[f32]; 2], whole: usize, sums: &mut Sums) {
+fn add_up(set: Instructions, a: &[f32], b: &[f32], whole: usize, sums: &mut Sums) {
     if whole == 0 {
         (0..sums.rows).for_each(|i| sums.row(i).fill(0.0));
     }
@@ -159,7 +156,7 @@ fn add_up(set: Instructions, [a, b]: [&[f32]; 2], whole: usize, sums: &mut Sums)
 
 /// Whether sums are formed in C: f32 that is overwritten, and apart from all that the product and
 /// its epilogue access besides.
-fn sums_lie_in(c: Out, [left, right]: [Operand; 2], then: Epilogue) -> bool {
+fn sums_lie_in(c: Out, left: Operand, right: Operand, then: Epilogue) -> bool {
     let pre = match then {
         Epilogue::BiasGelu { pre, .. } | Epilogue::GeluBackward { pre, .. } => Some(pre),
         _ => None,

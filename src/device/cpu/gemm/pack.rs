@@ -3,7 +3,7 @@
 use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::instructions::Instructions;
-use crate::cpu::kernel::{TILE, turn};
+use crate::cpu::kernel::{TILE, transpose};
 use crate::cpu::memory::{load, load_pairs, with_words};
 use crate::cpu::scratch::Shared;
 use base::DType;
@@ -17,7 +17,7 @@ const LINES: usize = 384;
 type Line = [f32; LINES];
 
 /// Words per line that are transposed at a time: of eight lines, 4 KiB.
-const TURNED: usize = 128;
+const STRETCH: usize = 128;
 
 /// Operand of a product: rows of A or columns of B, here called lines, each as long as the depth.
 #[derive(Clone, Copy)]
@@ -97,9 +97,10 @@ impl Operand {
     fn load_across(self, word: usize, first: usize, to: &mut [f32]) {
         let Tensor { rows, cols, .. } = self.x;
         let at = self.per_word() * word * cols + first;
-        match self.set.multiplies_bf16() {
-            false => load(self.x, at, to),
-            true => load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to),
+        if self.set.multiplies_bf16() {
+            load_pairs(self.x, at, (2 * word + 1 < rows).then_some(at + cols), to);
+        } else {
+            load(self.x, at, to);
         }
     }
 }
@@ -156,7 +157,8 @@ fn pack<const PANEL: usize>(
                 // the product reads them after `pack` has returned.
                 let panel = unsafe { to.range(i * size, size) };
                 let (panel, rest) = panel.split_at_mut(PANEL * depth.len());
-                turn_panel::<PANEL>(x, start..lines.end.min(start + PANEL), depth.clone(), panel);
+                let lines = start..lines.end.min(start + PANEL);
+                transpose_panel::<PANEL>(x, lines, depth.clone(), panel);
                 rest.fill(0.0);
             }
         });
@@ -190,10 +192,10 @@ fn each_columns(
             for first in (0..lines.len()).step_by(LINES) {
                 let some = LINES.min(lines.len() - first);
                 for (column, word) in columns.iter_mut().zip(words.clone()) {
-                    let there = if word < depth.len() { some } else { 0 };
-                    let (there, rest) = column.split_at_mut(there);
-                    if !there.is_empty() {
-                        x.load_across(depth.start + word, lines.start + first, there);
+                    let present = if word < depth.len() { some } else { 0 };
+                    let (present, rest) = column.split_at_mut(present);
+                    if !present.is_empty() {
+                        x.load_across(depth.start + word, lines.start + first, present);
                     }
                     rest.fill(0.0);
                 }
@@ -204,44 +206,44 @@ fn each_columns(
 }
 
 /// Transposes at most `PANEL` contiguous lines into columns of a panel.
-fn turn_panel<const PANEL: usize>(
+fn transpose_panel<const PANEL: usize>(
     x: Operand,
     lines: Range<usize>,
     words: Range<usize>,
     to: &mut [f32],
 ) {
-    for (start, to) in words.clone().step_by(TURNED).zip(to.chunks_mut(TURNED * PANEL)) {
-        let part = start..words.end.min(start + TURNED);
+    for (start, to) in words.clone().step_by(STRETCH).zip(to.chunks_mut(STRETCH * PANEL)) {
+        let part = start..words.end.min(start + STRETCH);
         for group in (0..PANEL).step_by(8) {
             let first = (lines.start + group).min(lines.end);
             let (rest, to) = (first..lines.end, &mut to[group..]);
             // The lines of a panel are a multiple of eight, or fewer.
             match PANEL {
-                4 => turn_lines::<4>(x, rest, part.clone(), to, PANEL),
-                6 => turn_lines::<6>(x, rest, part.clone(), to, PANEL),
-                _ => turn_lines::<8>(x, rest, part.clone(), to, PANEL),
+                4 => transpose_lines::<4>(x, rest, part.clone(), to, PANEL),
+                6 => transpose_lines::<6>(x, rest, part.clone(), to, PANEL),
+                _ => transpose_lines::<8>(x, rest, part.clone(), to, PANEL),
             }
         }
     }
 }
 
 /// Transposes the first `N` contiguous lines into columns `stride` apart, with 0 for missing lines.
-fn turn_lines<const N: usize>(
+fn transpose_lines<const N: usize>(
     x: Operand,
     lines: Range<usize>,
     words: Range<usize>,
     to: &mut [f32],
     stride: usize,
 ) {
-    let turned = |lines: [&[f32]; N]| turn(&lines, to, stride);
-    if lines.len() >= N && x.with_along::<N>(lines.start, &words, turned) {
+    let transposed = |lines: [&[f32]; N]| transpose(&lines, to, stride);
+    if lines.len() >= N && x.with_along::<N>(lines.start, &words, transposed) {
         return;
     }
-    let mut buffers = [[0.0; TURNED]; N];
+    let mut buffers = [[0.0; STRETCH]; N];
     for (buffer, line) in buffers.iter_mut().zip(lines) {
         x.load_along(line, words.clone(), &mut buffer[..words.len()]);
     }
-    turn::<N>(&std::array::from_fn(|i| &buffers[i][..words.len()]), to, stride);
+    transpose::<N>(&std::array::from_fn(|i| &buffers[i][..words.len()]), to, stride);
 }
 
 /// Packs rows of A for AMX: for every two tiles of rows, 16 words of each after the other.
@@ -279,16 +281,16 @@ fn pack_tiles(cpu: &Cpu, a: Operand, rows: Range<usize>, depth: Range<usize>, to
             // `first / (2 * TILE) + i`; the product reads it after `pack_tiles` has returned.
             let tiles = unsafe { to.range(at, 2 * TILE * TILE) };
             for (half, tile) in tiles.chunks_exact_mut(TILE * TILE).enumerate() {
-                turn_tile(columns, start + half * TILE, tile);
+                transpose_tile(columns, start + half * TILE, tile);
             }
         }
     });
 }
 
 /// Transposes adjacent columns into a tile of 16 rows that starts at row `first`.
-fn turn_tile(columns: &[Line; TILE], first: usize, tile: &mut [f32]) {
+fn transpose_tile(columns: &[Line; TILE], first: usize, tile: &mut [f32]) {
     for half in [0, TILE / 2] {
         let line = |word: usize| &columns[half + word][first..first + TILE];
-        turn::<{ TILE / 2 }>(&std::array::from_fn(line), &mut tile[half..], TILE);
+        transpose::<{ TILE / 2 }>(&std::array::from_fn(line), &mut tile[half..], TILE);
     }
 }

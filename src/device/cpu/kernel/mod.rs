@@ -7,13 +7,13 @@ mod peak;
 #[cfg(test)]
 mod tests;
 mod tiles;
-mod turn;
+mod transpose;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 pub use peak::peak;
 pub(super) use tiles::SIDE as TILE;
-pub(super) use turn::turn;
+pub(super) use transpose::transpose;
 
 use super::instructions::Instructions;
 use super::memory::Sums;

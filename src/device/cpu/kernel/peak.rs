@@ -95,32 +95,14 @@ fn best(products: usize, run: impl Fn(usize)) -> f64 {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::super::tiles::amx::Amx;
-    use super::super::x86::DotBf16;
+    use super::super::x86::{DotBf16, compiled};
     use super::{chains, tile_chains};
     use std::arch::x86_64::{__m256, __m512};
 
-    /// # Safety
-    /// The processor has AVX-512 F.
-    #[target_feature(enable = "avx512f")]
-    pub unsafe fn peak_avx512(rounds: usize) {
-        // SAFETY: this function has the features.
-        unsafe { chains::<__m512>(rounds) }
-    }
-
-    /// # Safety
-    /// The processor has AVX-512 F and BF16.
-    #[target_feature(enable = "avx512f,avx512bf16")]
-    pub unsafe fn peak_dot_bf16(rounds: usize) {
-        // SAFETY: this function has the features.
-        unsafe { chains::<DotBf16>(rounds) }
-    }
-
-    /// # Safety
-    /// The processor has AVX2 and FMA.
-    #[target_feature(enable = "avx2,fma")]
-    pub unsafe fn peak_avx2(rounds: usize) {
-        // SAFETY: this function has the features.
-        unsafe { chains::<__m256>(rounds) }
+    compiled! {
+        peak_avx512(rounds: usize), "avx512f" => chains::<__m512>(rounds);
+        peak_dot_bf16(rounds: usize), "avx512f,avx512bf16" => chains::<DotBf16>(rounds);
+        peak_avx2(rounds: usize), "avx2,fma" => chains::<__m256>(rounds);
     }
 
     /// # Safety

@@ -31,7 +31,7 @@ fn sums(
     let a = packed(panel.rows, a);
     let b = packed(panel.cols, &|j, l| b(l, j));
     let mut c = numbers(rows * width);
-    let (a, b, sums) = (&a, &b, &mut Sums::of_slice(&mut c, rows, cols, width));
+    let (a, b, sums) = (&a, &b, &mut Sums::from_slice(&mut c, rows, cols, width));
     Panels { set, a, b, whole: WHOLE, first: FIRST, depth: DEPTH, c: sums, add: true }.run();
     c
 }

@@ -1,7 +1,7 @@
-//! Macro that makes structs of the table of arguments, and their description.
+//! Macro that defines the structs of the table of arguments, and their description.
 
-/// The structs for the host, and their description for the header. A field's type is its type in
-/// the kernel: pointers are addresses in device memory.
+/// Defines the structs for the host, and their description for the header. A field's type is its type
+/// in the kernel: pointers are addresses in device memory.
 macro_rules! kernel_args {
     ($($(#[doc = $doc:literal])* struct $name:ident {
         $($(#[doc = $about:literal])* $field:ident: $type:ty,)*
@@ -25,7 +25,7 @@ macro_rules! kernel_args {
                 }
             })*
 
-            /// All of the table, in its order.
+            /// All structs of the table, in its order.
             pub fn structs() -> Vec<Struct> {
                 vec![$(Struct {
                     name: stringify!($name),

@@ -1,4 +1,4 @@
-//! The mask of an op, from the rule by which the device drops.
+//! Mask of a kernel from an op's dropout.
 
 use super::DropoutMask;
 use crate::Dropout;
@@ -17,7 +17,7 @@ impl DropoutMask {
         }
     }
 
-    /// Drops nothing.
+    /// Mask that drops nothing.
     pub fn none() -> DropoutMask {
         DropoutMask { key: 0, first_sample: null(), seq: 0, first_row: 0, bound: 0, kept: 1.0 }
     }

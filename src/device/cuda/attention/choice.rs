@@ -1,7 +1,7 @@
-//! Choice between kernels of attention that compute the same: the fastest on the operands themselves,
-//! timed once and kept with the algorithms of matrix products.
+//! Choice between kernels of attention that compute the same: the fastest on the actual operands, timed
+//! once and stored with the algorithms of matrix products.
 //!
-//! Results of all must agree: a kernel that no GPU has run yet is not chosen for its speed alone.
+//! A kernel whose results differ from the first one's is not used.
 
 use super::kernels::Kernel;
 use crate::Tensor;
@@ -13,15 +13,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::fmt;
 
-/// Times that each kernel is run.
+/// Timed runs of each kernel.
 const RUNS: usize = 5;
 
-/// Largest difference of two kernels' results, in parts of the largest number: several roundings of bf16.
+/// Maximum difference of two kernels' results, relative to the largest number: several roundings of bf16.
 const TOLERANCE: f32 = 1.0 / 32.0;
 
-/// Kernel, and whether its two warpgroups request products in turn.
+/// Kernel, and whether its two warpgroups issue products alternately.
 #[derive(Clone, Copy)]
-pub struct Way<'a> {
+pub struct Variant<'a> {
     pub kernel: &'a Kernel,
     pub ping_pong: bool,
 }
@@ -41,17 +41,17 @@ pub struct Key {
 }
 
 impl Key {
-    pub fn new(kernel: &Kernel, of: &args::Attention) -> Key {
+    pub fn new(kernel: &Kernel, arguments: &args::Attention) -> Key {
         Key {
             kernel: kernel.name,
-            samples: of.rows / u64::from(of.seq),
-            seq: of.seq,
-            heads: of.heads,
-            kv: of.kv,
-            window: of.window,
-            ranges: !of.ranges.is_null(),
-            alibi: !of.slopes.is_null(),
-            drop: of.drop.bound > 0,
+            samples: arguments.rows / u64::from(arguments.seq),
+            seq: arguments.seq,
+            heads: arguments.heads,
+            kv: arguments.kv,
+            window: arguments.window,
+            ranges: !arguments.ranges.is_null(),
+            alibi: !arguments.slopes.is_null(),
+            drop: arguments.drop.bound > 0,
         }
     }
 }
@@ -74,51 +74,50 @@ pub fn choose(
     cuda: &Cuda,
     chosen: &Chosen,
     key: Key,
-    ways: &[Way],
-    run: &dyn Fn(&Way),
+    variants: &[Variant],
+    run: &dyn Fn(&Variant),
     out: Tensor,
 ) -> usize {
     if let Some(index) = chosen.borrow().get(&key) {
         return *index;
     }
     let Some(cache) = cuda.products.cache() else { return 0 };
-    let index_of = |way: Option<Algorithm>| Some(way?.data[0] as usize);
-    let valid = |way: &Option<Algorithm>| index_of(*way).is_some_and(|index| index < ways.len());
+    let index = |stored: Option<Algorithm>| Some(stored?.data[0] as usize);
+    let valid = |stored: &Option<Algorithm>| index(*stored).is_some_and(|i| i < variants.len());
     let name = key.to_string();
-    let known = cache.of(&name).filter(valid);
-    let way = known.unwrap_or_else(|| {
-        let fastest = fastest(cuda, &name, ways, run, out);
+    let known = cache.find(&name).filter(valid);
+    let stored = known.unwrap_or_else(|| {
+        let fastest = fastest(cuda, &name, variants, run, out);
         // The file has eight words for an algorithm; the first is the index.
-        let way = Some(Algorithm { data: [fastest as u64, 0, 0, 0, 0, 0, 0, 0] });
+        let stored = Some(Algorithm { data: [fastest as u64, 0, 0, 0, 0, 0, 0, 0] });
         // A device that fails meanwhile has timed nothing.
-        if cuda.device.failed() { way } else { cache.keep(&name, way, valid) }
+        if cuda.device.failed() { stored } else { cache.keep(&name, stored, valid) }
     });
-    let index = index_of(way).unwrap_or(0);
+    let index = index(stored).unwrap_or(0);
     chosen.borrow_mut().insert(key, index);
     index
 }
 
 /// Index of the kernel with the least median time, of those that agree with the first.
-fn fastest(cuda: &Cuda, name: &str, ways: &[Way], run: &dyn Fn(&Way), out: Tensor) -> usize {
-    let results = || {
-        let mut bytes = vec![0; out.bytes()];
-        cuda.memory.download(&cuda.device, out, &mut bytes);
-        bytes
-    };
+fn fastest(
+    cuda: &Cuda,
+    name: &str,
+    variants: &[Variant],
+    run: &dyn Fn(&Variant),
+    out: Tensor,
+) -> usize {
     let (mut best, mut first) = ((f32::INFINITY, 0), Vec::new());
-    for (index, way) in ways.iter().enumerate() {
-        run(way);
-        let results = results();
+    for (index, variant) in variants.iter().enumerate() {
+        run(variant);
+        let results = cuda.contents(out);
         if index == 0 {
             first = results;
         } else if let Some(why) = disagreement(&first, &results) {
-            let kernel = way.kernel.name;
+            let kernel = variant.kernel.name;
             tracing::warn!("{kernel} is not used, because {why} ({name}): report this");
             continue;
         }
-        let mut times = cuda.device.time(RUNS, || (), || run(way));
-        times.sort_by(f32::total_cmp);
-        let time = times[RUNS / 2];
+        let time = cuda.device.median_ms(RUNS, || (), || run(variant));
         best = if time < best.0 { (time, index) } else { best };
     }
     best.1

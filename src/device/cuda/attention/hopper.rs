@@ -1,8 +1,8 @@
-//! Attention on Hopper alone: kernels that multiply by `wgmma` (`kernels/attention_hopper.cu`), and
+//! Attention for Hopper only: kernels that multiply by `wgmma` (`kernels/attention_hopper.cu`), and
 //! the tensor maps through which the tensor memory accelerator copies tiles for them.
 //!
-//! No real GPU has run these kernels yet, so attention uses them only where the user sets it, or where
-//! they give the results of the others in less time (`choice`).
+//! Attention uses them if the user selects them, or if they give the results of the other kernels in
+//! less time (`choice`).
 
 use super::choice::Chosen;
 use super::kernels::{Kernel, Kernels};
@@ -15,8 +15,8 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 
-/// Variable with the instructions of attention's products: mma, wgmma, or wgmma-pingpong, where
-/// forward's two warpgroups request products in turn. Without it the fastest are used, by time.
+/// Variable with the instructions of attention's products: mma, wgmma, or wgmma-pingpong, in which
+/// forward's two warpgroups issue products alternately. Default: the fastest, by time.
 pub const CHOICE: &str = "GPTRAIN_ATTENTION";
 
 /// Compute capability of Hopper, times ten.
@@ -25,7 +25,7 @@ const CAPABILITY: i32 = 90;
 /// Map of a tensor that a kernel does not read.
 const NO_MAP: TensorMap = TensorMap { opaque: [0; 16] };
 
-/// Rows that a copy brings, as in the kernels' source.
+/// Rows per copy, as in the kernels' source.
 const BOX: u32 = 64;
 
 /// Tensor as a tensor map sees it: heads of `d` columns, `parts` of them in a row.
@@ -38,40 +38,40 @@ struct Extents {
     samples: u64,
 }
 
-/// Kernels that attention uses.
+/// Selection of attention's kernels.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Use {
+pub enum Selection {
     Wgmma,
     PingPong,
     /// Fastest of these and mma, by time.
     Timed,
 }
 
-/// Kernels to use, maps and choices made so far: the same tensors come back every step.
+/// Selected kernels, and the maps and choices made so far: every step has the same tensors.
 pub struct Hopper {
     encode_tiled: Symbol,
-    pub kernels: Use,
-    pub chosen: Chosen,
+    pub selection: Selection,
+    pub choices: Chosen,
     maps: RefCell<HashMap<Extents, TensorMap>>,
 }
 
 impl Hopper {
-    /// None if attention uses mma. `timed`: without a choice by the user, the run times all kernels where
-    /// the GPU has them. An error if the user's choice needs another GPU or driver.
-    pub fn chosen(
+    /// None if attention uses mma. Without a choice by the user, all kernels are timed if `timed`. An
+    /// error if the user's choice needs another GPU or driver.
+    pub fn select(
         choice: Option<&str>,
         timed: bool,
         device: &Device,
         capability: i32,
     ) -> Result<Option<Hopper>, Problems> {
         let refuse = |what: &str, remedy: &str| Err(Problems::one(CHOICE, what, remedy));
-        let hopper = |encode_tiled, kernels| {
-            let (chosen, maps) = (RefCell::default(), RefCell::default());
-            Ok(Some(Hopper { encode_tiled, kernels, chosen, maps }))
+        let hopper = |encode_tiled, selection| {
+            let (choices, maps) = (RefCell::default(), RefCell::default());
+            Ok(Some(Hopper { encode_tiled, selection, choices, maps }))
         };
         match (choice, device.encode_tiled) {
             (None, Some(encode_tiled)) if timed && capability == CAPABILITY => {
-                hopper(encode_tiled, Use::Timed)
+                hopper(encode_tiled, Selection::Timed)
             }
             (None | Some("mma"), _) => Ok(None),
             (Some("wgmma" | "wgmma-pingpong"), _) if capability != CAPABILITY => {
@@ -80,24 +80,26 @@ impl Hopper {
             (Some("wgmma" | "wgmma-pingpong"), None) => {
                 refuse("the driver lacks cuTensorMapEncodeTiled", "update the NVIDIA driver")
             }
-            (Some("wgmma"), Some(encode_tiled)) => hopper(encode_tiled, Use::Wgmma),
-            (Some("wgmma-pingpong"), Some(encode_tiled)) => hopper(encode_tiled, Use::PingPong),
+            (Some("wgmma"), Some(encode_tiled)) => hopper(encode_tiled, Selection::Wgmma),
+            (Some("wgmma-pingpong"), Some(encode_tiled)) => {
+                hopper(encode_tiled, Selection::PingPong)
+            }
             (Some(other), _) => {
                 refuse(&format!("it is {other}"), "set it to mma, wgmma or wgmma-pingpong")
             }
         }
     }
 
-    /// Words for the description of the GPU.
-    pub fn said(&self) -> &'static str {
-        match self.kernels {
-            Use::Wgmma => "; attention by wgmma",
-            Use::PingPong => "; attention by wgmma in ping-pong",
-            Use::Timed => "; attention by mma or wgmma, as timed",
+    /// Part of the GPU's description.
+    pub fn description(&self) -> &'static str {
+        match self.selection {
+            Selection::Wgmma => "; attention by wgmma",
+            Selection::PingPong => "; attention by wgmma in ping-pong",
+            Selection::Timed => "; attention by mma or wgmma, as timed",
         }
     }
 
-    /// Arguments of a kernel, with maps of the tensors in them.
+    /// Arguments of a kernel, with maps of their tensors.
     pub fn mapped(
         &self,
         device: &Device,
@@ -121,8 +123,8 @@ impl Hopper {
         args::AttentionHopper { qkv, dy, attention: *attention, ping_pong: ping_pong.into() }
     }
 
-    /// A map in bf16: boxes of some columns of a head, of one part, some positions, one sample;
-    /// zeros outside.
+    /// Encodes a bf16 map with boxes of some columns and positions of one part of one sample. Elements
+    /// outside are read as zeros.
     fn encode(&self, device: &Device, heads: Extents) -> TensorMap {
         let Extents { addr, d, parts, seq, samples } = heads;
         let piece = piece(d as usize);
@@ -157,12 +159,12 @@ impl Hopper {
     }
 }
 
-/// Columns of a head that lie together in shared memory, as in the kernels' source.
+/// Columns of a head that are contiguous in shared memory, as in the kernels' source.
 fn piece(d: usize) -> usize {
     if d.is_multiple_of(64) { 64 } else { 32 }
 }
 
-/// Kernels for heads of that width, where there are any in place of others.
+/// Kernels for heads of width `d`; `others` for which there is none.
 pub fn kernels(d: usize, others: Kernels) -> Kernels {
     macro_rules! names {
         ($what:literal: $($d:literal)*) => {
@@ -172,8 +174,8 @@ pub fn kernels(d: usize, others: Kernels) -> Kernels {
             }
         };
     }
-    // As in the kernels' source: two warpgroups of 64 rows, tiles of their own and those that pass
-    // by, what else there is of queries, barriers, and what aligning the tiles may take.
+    // As in the kernels' source: two warpgroups of 64 rows, their tiles and the streamed ones, other
+    // data of queries, barriers, and the bytes for aligning the tiles.
     let own = 128;
     let row = 2 * d.next_multiple_of(piece(d));
     let kernel = |name: Option<&'static str>, rows: usize, other: usize, otherwise| match name {
@@ -187,7 +189,7 @@ pub fn kernels(d: usize, others: Kernels) -> Kernels {
     Kernels {
         // Queries, and two tiles of keys and values.
         forward: kernel(names!("": 64 80 96 128 160), own + 4 * keys, 8 * own, others.forward),
-        // Keys and values, or queries and dy; of what passes by two tiles of both.
+        // Keys and values, or queries and dy; of the streamed operands two tiles each.
         kv: kernel(names!("_kv": 64 80 96 128), 2 * own + 4 * 64, 2 * 16 * 65, others.kv),
         q: kernel(names!("_q": 64 80 96 128), 2 * own + 4 * 64, 8 * own, others.q),
     }

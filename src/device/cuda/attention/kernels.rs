@@ -1,4 +1,4 @@
-//! Kernels of attention by dtype and width of a head: on tensor cores where these allow it, else on
+//! Kernels of attention by dtype and width of a head: on tensor cores if these allow it, otherwise on
 //! ordinary cores.
 
 use crate::cuda::launch::typed;
@@ -11,7 +11,7 @@ pub struct Kernel {
     pub tile: usize,
     pub threads: usize,
     pub shared: usize,
-    /// Whether it takes tensor maps of what it reads.
+    /// Whether its arguments include tensor maps.
     pub mapped: bool,
 }
 
@@ -23,6 +23,17 @@ pub struct Kernels {
     pub q: Kernel,
 }
 
+/// Names of the kernels of forward, and of backward for keys and values and for queries.
+macro_rules! names {
+    ($($kind:literal)+, $dtype:expr) => {
+        [
+            typed!("attention_" $($kind)+, $dtype),
+            typed!("attention_kv_" $($kind)+, $dtype),
+            typed!("attention_q_" $($kind)+, $dtype),
+        ]
+    };
+}
+
 /// Kernels of `attention_mma.cu`, which copy rows in pieces of 16 bytes.
 pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     if !head.is_multiple_of(8) {
@@ -31,18 +42,14 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     macro_rules! at_least {
         ($($d:literal)*) => {
             match head {
-                $(..=$d => ($d, [
-                    typed!("attention_mma_" $d, dtype),
-                    typed!("attention_kv_mma_" $d, dtype),
-                    typed!("attention_q_mma_" $d, dtype),
-                ]),)*
+                $(..=$d => ($d, names!("mma_" $d, dtype)),)*
                 _ => return None,
             }
         };
     }
     let (d, [forward, kv, q]) = at_least!(32 64 80 96 128 160);
-    // As in the kernels' source: a block's rows, those that pass by at once, and what is kept of
-    // each.
+    // As in the kernels' source: a block's rows, the rows streamed at once, and the numbers kept per
+    // row.
     let row = 2 * (d + 8);
     let kernel = |name, own: usize, passing: usize, shared: usize| {
         let shared = (own + passing) * row + shared + 16;
@@ -54,7 +61,7 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
     let q_keys = if (65..=96).contains(&d) { 64 } else { 32 };
     Some(Kernels {
         forward: kernel(forward, forward_own, 2 * forward_keys, 8 * forward_own),
-        // Keys and values, or queries and dy, are two; what passes by is two of each.
+        // Keys and values, or queries and dy, are two; of the streamed operands there are two tiles each.
         kv: kernel(kv, own, own + 4 * kv_queries, 2 * 16 * kv_queries),
         q: kernel(q, own, own + 4 * q_keys, 8 * own),
     })
@@ -63,21 +70,9 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
 /// Kernels of `attention.cu`.
 pub fn any_width(d: usize, dtype: DType) -> Kernels {
     let [forward, kv, q] = match d {
-        ..=64 => [
-            typed!("attention_4", dtype),
-            typed!("attention_kv_4", dtype),
-            typed!("attention_q_4", dtype),
-        ],
-        65..=128 => [
-            typed!("attention_8", dtype),
-            typed!("attention_kv_8", dtype),
-            typed!("attention_q_8", dtype),
-        ],
-        129..=256 => [
-            typed!("attention_16", dtype),
-            typed!("attention_kv_16", dtype),
-            typed!("attention_q_16", dtype),
-        ],
+        ..=64 => names!("4", dtype),
+        65..=128 => names!("8", dtype),
+        129..=256 => names!("16", dtype),
         _ => panic!("a head of {d} is wider than 256"),
     };
     // As `Small` in the kernels' source, and tiles of f32.

@@ -14,7 +14,7 @@ pub struct LargestLaunch {
     pub kernel: &'static str,
     /// Threads; None for kernels launched with as many as the driver reports for them.
     pub threads: Option<usize>,
-    /// Bytes of dynamic shared memory. Kernels whose rows decide it ask the driver for room first.
+    /// Bytes of dynamic shared memory. Kernels that size it by their rows first query the limit.
     pub shared: usize,
 }
 
@@ -47,12 +47,12 @@ pub fn largest_launches() -> Vec<LargestLaunch> {
     let all = fixed.into_iter().chain(asked);
     let mut all: Vec<_> =
         all.map(|(kernel, threads)| LargestLaunch { kernel, threads, shared: 0 }).collect();
-    all.extend(of_attention());
+    all.extend(attention_launches());
     all
 }
 
-/// Launches of attention's kernels: those of ordinary cores at the widest head that they take.
-fn of_attention() -> Vec<LargestLaunch> {
+/// Launches of attention's kernels; those for ordinary cores with the widest head that they support.
+fn attention_launches() -> Vec<LargestLaunch> {
     let mut all: Vec<LargestLaunch> = Vec::new();
     let mut add = |Kernels { forward, kv, q }: Kernels| {
         for Kernel { name, threads, shared, .. } in [forward, kv, q] {

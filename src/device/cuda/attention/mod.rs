@@ -1,4 +1,4 @@
-//! Self-attention: on tensor cores where dtype and width of a head allow it, else on the others.
+//! Self-attention: on tensor cores if the dtype and the width of a head allow it.
 
 mod choice;
 mod hopper;
@@ -8,18 +8,18 @@ mod largest;
 pub use hopper::{CHOICE, Hopper};
 pub use largest::{LargestLaunch, largest_launches};
 
-use super::args::{self, DropoutMask};
+use super::args::{self, arguments};
 use super::launch::{AMPERE, Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Attend, Tensor, Visible, op};
 use base::DType;
-use choice::{Key, Way};
-use hopper::Use;
+use choice::{Key, Variant};
+use hopper::Selection;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
 pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, how, y, lse }: &op::Attention) {
-    let (arguments, kernels) = prepare(cuda, qkv, &how, [y.to, lse.to], &[]);
+    let (arguments, kernels) = prepare(cuda, qkv, &how, y.to, lse.to, &[]);
     launch(cuda, &kernels.forward(), how.heads.query, &arguments, y.to);
 }
 
@@ -34,41 +34,44 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
             SCRATCH / size_of::<f32>() / how.heads.query,
         ));
     }
-    let (common, kernels) = prepare(cuda, qkv, &how, [y, lse], &[dy, dqkv.to]);
-    let arguments = args::Attention {
-        dy: dy.addr() as _,
-        delta: cuda.scratch(lse.bytes()) as _,
-        dqkv: dqkv.to.addr() as _,
-        ..common
-    };
+    let (common, kernels) = prepare(cuda, qkv, &how, y, lse, &[dy, dqkv.to]);
+    let delta = cuda.scratch(lse.bytes());
+    let arguments = arguments!(Attention { dy, delta, dqkv, ..common });
     let d = how.heads.dim;
-    let (kernel, wide) = match vector(d, dy.dtype, &[dy.addr(), y.addr()]) {
-        true => (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype)),
-        false => (typed!("attention_delta", dy.dtype), 1),
+    let (kernel, wide) = if vector(d, dy.dtype, [dy, y]) {
+        (typed!("attention_delta_wide", dy.dtype), wide(dy.dtype))
+    } else {
+        (typed!("attention_delta", dy.dtype), 1)
     };
     // Lanes of a head, as the kernels have them.
     let lanes = d.div_ceil(wide).next_power_of_two().min(32);
     cuda.launch(kernel, Grid::line(lse.numel().div_ceil(256 / lanes), 256), arguments);
-    launch(cuda, &kernels.backward(|of| &of.kv), how.heads.kv, &arguments, dqkv.to);
-    launch(cuda, &kernels.backward(|of| &of.q), how.heads.query, &arguments, dqkv.to);
+    launch(cuda, &kernels.backward(|kernels| &kernels.kv), how.heads.kv, &arguments, dqkv.to);
+    launch(cuda, &kernels.backward(|kernels| &kernels.q), how.heads.query, &arguments, dqkv.to);
 }
 
 /// Runs one of several kernels that compute the same.
-fn launch(cuda: &Cuda, ways: &[Way], heads: usize, arguments: &args::Attention, out: Tensor) {
-    let run = |way: &Way| launch_one(cuda, way, heads, arguments);
-    let way = match (&cuda.hopper, ways) {
+fn launch(
+    cuda: &Cuda,
+    variants: &[Variant],
+    heads: usize,
+    arguments: &args::Attention,
+    out: Tensor,
+) {
+    let run = |variant: &Variant| launch_one(cuda, variant, heads, arguments);
+    let variant = match (&cuda.hopper, variants) {
         (Some(hopper), [first, _, ..]) => {
             let key = Key::new(first.kernel, arguments);
-            &ways[choice::choose(cuda, &hopper.chosen, key, ways, &run, out)]
+            &variants[choice::choose(cuda, &hopper.choices, key, variants, &run, out)]
         }
-        _ => &ways[0],
+        _ => &variants[0],
     };
-    run(way);
+    run(variant);
 }
 
-/// A block for each tile of each of `heads` heads of a sample.
-fn launch_one(cuda: &Cuda, way: &Way, heads: usize, arguments: &args::Attention) {
-    let Way { kernel, ping_pong } = way;
+/// Launches a block per tile of each of `heads` heads of each sample.
+fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::Attention) {
+    let Variant { kernel, ping_pong } = variant;
     let seq = arguments.seq as usize;
     let samples = arguments.rows as usize / seq;
     assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
@@ -82,82 +85,83 @@ fn launch_one(cuda: &Cuda, way: &Way, heads: usize, arguments: &args::Attention)
     }
 }
 
-/// `more` are what else the kernels move by 16 bytes.
+/// Arguments of all kernels, and the kernels that fit. `more` are further tensors that kernels move
+/// 16 bytes at a time.
 fn prepare(
     cuda: &Cuda,
     qkv: Tensor,
     how: &Attend,
-    [y, lse]: [Tensor; 2],
+    y: Tensor,
+    lse: Tensor,
     more: &[Tensor],
 ) -> (args::Attention, Candidates) {
     let d = how.heads.dim;
     let ranges = match how.visible {
-        Visible::Causal => null(),
-        Visible::Ranges(ranges) => ranges.addr() as _,
+        Visible::Causal => None,
+        Visible::Ranges(ranges) => Some(ranges),
     };
-    let slopes = how.slopes.map_or(null(), |slopes| slopes.addr() as _);
     let serves = how.heads.query / how.heads.kv;
-    let arguments = args::Attention {
-        qkv: qkv.addr() as _,
-        y: y.addr() as _,
-        lse: lse.addr() as _,
+    let arguments = arguments!(Attention {
+        qkv,
+        y,
+        lse,
         dy: null(),
         delta: null_mut(),
         dqkv: null_mut(),
         ranges,
-        slopes,
-        rows: qkv.rows as u64,
-        seq: how.seq as u32,
-        heads: how.heads.query as u32,
-        kv: how.heads.kv as u32,
-        serves: serves as u32,
-        inverse: if serves == 1 { 0 } else { (1u64 << 32).div_ceil(serves as u64) as u32 },
-        first_head: how.first_head as u32,
-        d: d as u32,
-        window: how.window.unwrap_or(how.seq).min(how.seq) as u32,
+        slopes: how.slopes,
+        rows: qkv.rows,
+        seq: how.seq,
+        heads: how.heads.query,
+        kv: how.heads.kv,
+        serves,
+        inverse: if serves == 1 { 0 } else { (1usize << 32).div_ceil(serves) },
+        first_head: how.first_head,
+        d,
+        window: how.window.unwrap_or(how.seq).min(how.seq),
         scale: how.scale,
-        drop: DropoutMask::new(&how.dropout),
-    };
+        drop: how.dropout,
+    });
     let aligned = |x: &Tensor| x.addr().is_multiple_of(16);
     let fits = qkv.dtype != DType::F32 && [qkv, y].iter().chain(more).all(aligned);
     let ampere = cuda.capability >= AMPERE;
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
     let hopper = cuda.hopper.as_ref().filter(|_| chosen.is_some() && qkv.dtype == DType::BF16);
     let others = chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype));
-    let by_wgmma = hopper.map(|hopper| (hopper::kernels(d, others), hopper.kernels));
+    let by_wgmma = hopper.map(|hopper| (hopper::kernels(d, others), hopper.selection));
     (arguments, Candidates { others, by_wgmma })
 }
 
 /// Kernels for one dtype and width of a head; on Hopper also those by wgmma, and their use.
 struct Candidates {
     others: Kernels,
-    by_wgmma: Option<(Kernels, Use)>,
+    by_wgmma: Option<(Kernels, Selection)>,
 }
 
 impl Candidates {
     /// Kernels for forward.
-    fn forward(&self) -> Vec<Way<'_>> {
-        self.ways(|of| &of.forward, &[false, true])
+    fn forward(&self) -> Vec<Variant<'_>> {
+        self.variants(|kernels| &kernels.forward, &[false, true])
     }
 
-    /// Kernels for a part of backward, which has no turns.
-    fn backward(&self, pick: fn(&Kernels) -> &Kernel) -> Vec<Way<'_>> {
-        self.ways(pick, &[false])
+    /// Kernels for a part of backward, which has no ping-pong.
+    fn backward(&self, pick: fn(&Kernels) -> &Kernel) -> Vec<Variant<'_>> {
+        self.variants(pick, &[false])
     }
 
-    /// Kernels that compute the same, mma's first; those by wgmma with and without turns.
-    fn ways(&self, pick: fn(&Kernels) -> &Kernel, turns: &[bool]) -> Vec<Way<'_>> {
-        let mma = Way { kernel: pick(&self.others), ping_pong: false };
-        let Some((kernels, of)) = &self.by_wgmma else { return vec![mma] };
+    /// Kernels that compute the same, mma's first; those by wgmma with each value of `ping_pong`.
+    fn variants(&self, pick: fn(&Kernels) -> &Kernel, ping_pong: &[bool]) -> Vec<Variant<'_>> {
+        let mma = Variant { kernel: pick(&self.others), ping_pong: false };
+        let Some((kernels, selection)) = &self.by_wgmma else { return vec![mma] };
         let kernel = pick(kernels);
         if !kernel.mapped {
             return vec![mma];
         }
-        let timed = turns.iter().map(|ping_pong| Way { kernel, ping_pong: *ping_pong });
-        match of {
-            Use::Wgmma => vec![Way { kernel, ping_pong: false }],
-            Use::PingPong => vec![Way { kernel, ping_pong: true }],
-            Use::Timed => [mma].into_iter().chain(timed).collect(),
+        let timed = ping_pong.iter().map(|ping_pong| Variant { kernel, ping_pong: *ping_pong });
+        match selection {
+            Selection::Wgmma => vec![Variant { kernel, ping_pong: false }],
+            Selection::PingPong => vec![Variant { kernel, ping_pong: true }],
+            Selection::Timed => [mma].into_iter().chain(timed).collect(),
         }
     }
 }

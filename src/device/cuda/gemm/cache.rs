@@ -1,12 +1,12 @@
-//! Algorithms chosen, remembered on disk.
+//! Stores chosen algorithms on disk.
 //!
-//! A file for each GPU, driver and library; a line for each product: its name, its algorithm, and a
-//! digest of both and of the machine. A line whose digest is wrong is as if it were not there. What
-//! the file says is what is used, from the moment it is first written: of several ranks that timed
-//! the same product at once, all take what the first one wrote. So a run repeats its bits as long
-//! as the file is kept. Who finds a choice in the file needs no lock, nor does who waits for it while
-//! another rank publishes one: of hundreds that time the same products in their first step, one writes.
-//! The wait ends after a few seconds, as some network file systems never give a lock.
+//! There is a file per GPU, driver and library, with a line per product: its name, its algorithm, and a
+//! digest of both and of the machine. Lines with a wrong digest are ignored. The first choice that is
+//! written counts: if several ranks time the same product at once, all use the choice of the first one
+//! that writes. So a run repeats its bits as long as the file is kept. Reading needs no lock, also while
+//! a rank waits for another one's choice: of hundreds that time the same products in their first step,
+//! one writes. The wait for the lock ends after a few seconds, because some network file systems never
+//! grant one.
 
 use crate::cuda::lt::Algorithm;
 use base::output::{self, Existing};
@@ -20,21 +20,21 @@ use std::thread::sleep;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// By name of the product; None: its epilogue is done unfused.
+/// Choices by name of the product; None if its epilogue is computed separately.
 type Known = BTreeMap<String, Option<Algorithm>>;
 
-/// The choices of one machine.
+/// Choices of one machine.
 pub struct AlgorithmCache {
     path: PathBuf,
     machine: String,
     known: RefCell<Known>,
 }
 
-/// Tries to get the lock of the file's writers, who hold it for milliseconds, and the pause between.
+/// Attempts to lock the file, which writers hold for milliseconds, and the pause between them.
 const LOCK_TRIES: usize = 500;
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Marks an epilogue that is done unfused.
+/// Marks an epilogue that is computed separately.
 const APART: &str = "apart";
 
 impl fmt::Display for AlgorithmCache {
@@ -44,7 +44,7 @@ impl fmt::Display for AlgorithmCache {
 }
 
 impl AlgorithmCache {
-    /// Reads the choices in a folder; None if it cannot be written.
+    /// Reads the choices in a folder. None if the folder is not writable.
     pub fn open(folder: &Path, machine: String) -> Option<AlgorithmCache> {
         fs::create_dir_all(folder).ok()?;
         let path = folder.join(format!("products-{:016x}.txt", xxh3_64(machine.as_bytes())));
@@ -53,8 +53,8 @@ impl AlgorithmCache {
         Some(AlgorithmCache { path, machine, known })
     }
 
-    /// Choice for a product, if it was made.
-    pub fn of(&self, product: &str) -> Option<Option<Algorithm>> {
+    /// Stored choice for a product.
+    pub fn find(&self, product: &str) -> Option<Option<Algorithm>> {
         self.known.borrow().get(product).copied()
     }
 
@@ -63,7 +63,7 @@ impl AlgorithmCache {
     pub fn keep(
         &self,
         product: &str,
-        way: Option<Algorithm>,
+        choice: Option<Algorithm>,
         valid: impl Fn(&Option<Algorithm>) -> bool,
     ) -> Option<Algorithm> {
         let look = || {
@@ -71,8 +71,8 @@ impl AlgorithmCache {
             (known.get(product).copied().filter(&valid), known)
         };
         let (mut taken, mut known) = look();
-        // The lock is held until the file is dropped. Without it a choice may get lost, and is made
-        // again.
+        // The lock is held until the file is dropped. Without it another rank's choice may be
+        // overwritten; it is then made again.
         let file = lock_file(&self.path).ok();
         for _ in 0..LOCK_TRIES {
             if taken.is_some() {
@@ -85,19 +85,19 @@ impl AlgorithmCache {
                 _ => break,
             }
         }
-        if taken.is_none() && known.insert(product.to_string(), way) != Some(way) {
-            // A full disk does not stop the run: the next one makes the choice again.
+        if taken.is_none() && known.insert(product.to_string(), choice) != Some(choice) {
+            // A full disk does not stop the run: the next run chooses again.
             let _ = output::write(&self.path, Existing::Replaced, self.text(&known).as_bytes());
         }
         self.known.replace(known);
-        taken.unwrap_or(way)
+        taken.unwrap_or(choice)
     }
 
     fn text(&self, known: &Known) -> String {
         let mut text = format!("# algorithms of matrix products, timed on {}\n", self.machine);
-        for (product, way) in known {
-            let algorithm = way.map_or(APART.to_string(), |way| {
-                way.data.iter().map(|word| format!("{word:016x}")).collect()
+        for (product, choice) in known {
+            let algorithm = choice.map_or(APART.to_string(), |choice| {
+                choice.data.iter().map(|word| format!("{word:016x}")).collect()
             });
             let choice = format!("{product}: {algorithm}");
             let digest = digest(&self.machine, &choice);
@@ -111,7 +111,7 @@ fn digest(machine: &str, choice: &str) -> u64 {
     xxh3_64(format!("{machine}\n{choice}").as_bytes())
 }
 
-/// The lines of a file that are whole and of this machine.
+/// Reads the lines of a file that are intact and of this machine.
 fn read(path: &Path, machine: &str) -> Known {
     let text = fs::read(path).unwrap_or_default();
     let choice = |line: &str| {
@@ -128,7 +128,7 @@ fn read(path: &Path, machine: &str) -> Known {
     String::from_utf8_lossy(&text).lines().filter_map(choice).collect()
 }
 
-/// The file whose lock the writers take.
+/// File that writers lock.
 fn lock_file(path: &Path) -> io::Result<File> {
     File::create(path.with_extension("lock"))
 }
@@ -157,16 +157,16 @@ mod tests {
         let (unusable, theirs, ours) = (1, 7, 3);
         publish_choice(unusable);
         let looks = Cell::new(0);
-        let valid = |way: &Option<Algorithm>| {
+        let valid = |choice: &Option<Algorithm>| {
             looks.set(looks.get() + 1);
             if looks.get() == 3 {
                 publish_choice(theirs);
             }
-            way.is_some_and(|algorithm| algorithm.data[0] != unusable)
+            choice.is_some_and(|algorithm| algorithm.data[0] != unusable)
         };
         let chosen = cache.keep("product", algorithm(ours), valid);
-        let word = |way: Option<Algorithm>| way.map(|algorithm| algorithm.data[0]);
+        let word = |choice: Option<Algorithm>| choice.map(|algorithm| algorithm.data[0]);
         assert_eq!((word(chosen), looks.get()), (Some(theirs), 4));
-        assert_eq!(cache.of("product").map(word), Some(Some(theirs)));
+        assert_eq!(cache.find("product").map(word), Some(Some(theirs)));
     }
 }

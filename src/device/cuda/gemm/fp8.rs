@@ -53,12 +53,8 @@ impl Products {
 
     /// Describes the scales of A and B, and whether sums keep f32's fraction: Hopper's own keep 14 bits.
     pub(super) fn describe_fp8(&self, device: &Device, to: cublasLtMatmulDesc_t, kind: Fp8Kind) {
-        self.set_attribute(
-            device,
-            to,
-            Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM,
-            &i8::from(kind.fast),
-        );
+        let fast = Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM;
+        self.set_attribute(device, to, fast, &i8::from(kind.fast));
         if kind.scaling == Fp8Scaling::RowWise {
             let mode = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
             for key in [
@@ -71,12 +67,12 @@ impl Products {
     }
 
     /// Sets the addresses of the scales of A and B. Scales by tensor are equal; the first is read.
-    pub(super) fn set_scales(&self, device: &Device, to: cublasLtMatmulDesc_t, of: [Tensor; 2]) {
+    pub(super) fn set_scales(&self, device: &Device, to: cublasLtMatmulDesc_t, ab: [Tensor; 2]) {
         let keys = [
             Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
             Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER,
         ];
-        for (key, scales) in keys.into_iter().zip(of) {
+        for (key, scales) in keys.into_iter().zip(ab) {
             self.set_attribute(device, to, key, &(scales.addr() as u64));
         }
     }

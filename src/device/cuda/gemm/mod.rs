@@ -1,11 +1,11 @@
 //! Matrix products by cuBLASLt, with their epilogues.
 //!
-//! The library thinks in columns: C = A·B in rows is Cᵀ = Bᵀ·Aᵀ in its columns, so our B is its A.
+//! The library's matrices are column-major: C = A·B is computed as Cᵀ = Bᵀ·Aᵀ, so our B is its A.
 //! A plan (descriptors and algorithm) is made once for each kind, shape, dtype, epilogue and
 //! alignment, and kept (`plan`); its algorithm is the fastest of those that the library proposes,
 //! timed the first time (`tune`) and remembered on disk (`cache`). Epilogues that the library
 //! cannot do (exact GELU; rows that are not a multiple of 16 bytes; products for which its heuristic
-//! has no algorithm), or not as fast, are kernels of their own.
+//! has no algorithm), or not as fast, are separate kernels.
 
 mod cache;
 mod fp8;
@@ -16,8 +16,9 @@ pub use cache::AlgorithmCache;
 pub(super) use fp8::fp8;
 pub use plan::{Products, Workspace};
 
-use super::launch::{Grid, typed, vector, wide};
-use super::{Cuda, args, lt};
+use super::args::arguments;
+use super::launch::{Grid, typed};
+use super::{Cuda, lt};
 use crate::{Epilogue, Gelu, Gemm, Out, Tensor, op};
 use plan::Operands;
 
@@ -41,7 +42,7 @@ fn aligned(x: Tensor) -> bool {
     x.addr().is_multiple_of(16)
 }
 
-/// A product whose shapes are checked, in the library's order.
+/// Product with checked shapes, in the library's order.
 #[derive(Clone, Copy)]
 struct Product {
     transpose: [bool; 2],
@@ -55,7 +56,7 @@ impl Product {
     fn run(&self, cuda: &Cuda, then: Epilogue) {
         let Product { size: [_, n, _], on, .. } = *self;
         let c = on.c;
-        // What the library needs for an epilogue: columns in eights, addresses in sixteens.
+        // The library's epilogues need columns in eights and addresses in sixteens.
         let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
         let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == on.result();
         match then {
@@ -104,10 +105,7 @@ impl Product {
         on: Operands,
         unfused: &dyn Fn(),
     ) {
-        match fits {
-            true => self.multiply(cuda, epilogue, on, Some(unfused)),
-            false => unfused(),
-        }
+        if fits { self.multiply(cuda, epilogue, on, Some(unfused)) } else { unfused() }
     }
 
     fn multiply(
@@ -124,14 +122,7 @@ impl Product {
 
 /// x = bias in every row.
 fn bias_rows(cuda: &Cuda, bias: Tensor, x: Tensor) {
-    let vector = vector(x.cols, x.dtype, &[bias.addr(), x.addr()]);
-    let grid = Grid::rows(x.rows, x.cols, if vector { wide(x.dtype) } else { 1 });
-    let arguments = args::BiasRows {
-        bias: bias.addr() as _,
-        x: x.addr() as _,
-        rows: x.rows as u64,
-        cols: x.cols as u32,
-        vector: vector.into(),
-    };
+    let (grid, vector) = Grid::rows(x, [bias]);
+    let arguments = arguments!(BiasRows { bias, x, rows: x.rows, cols: x.cols, vector });
     cuda.launch(typed!("bias_rows", x.dtype), grid, arguments);
 }

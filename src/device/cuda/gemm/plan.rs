@@ -49,13 +49,13 @@ pub struct Operands {
     /// Bias, or the tensor for its gradient.
     pub bias: Option<Tensor>,
     pub aux: Option<Tensor>,
-    /// Tensor to which that gradient is then added: the library overwrites.
+    /// Destination to which that gradient is then added, because the library overwrites.
     pub db: Option<Out>,
     /// Kind of A and B in 8-bit floats, and their scales.
     pub fp8: Option<(lt::Fp8Kind, [Tensor; 2])>,
 }
 
-/// Scratch of products. Behind it are that of products which are then added, and that of gradients of
+/// Scratch of products, followed by that of products that are then added, and by that of gradients of
 /// biases.
 #[derive(Clone, Copy)]
 pub struct Workspace {
@@ -68,7 +68,7 @@ const PRODUCT: usize = 15 << 20;
 const SUMS: usize = 1 << 20;
 
 impl Workspace {
-    pub fn of(address: usize, bytes: usize) -> Workspace {
+    pub fn new(address: usize, bytes: usize) -> Workspace {
         Workspace { address, bytes: bytes - PRODUCT - SUMS }
     }
 
@@ -92,7 +92,7 @@ pub struct Plan {
     pub descriptor: cublasLtMatmulDesc_t,
     /// A, B and C.
     pub layouts: [cublasLtMatrixLayout_t; 3],
-    /// None: it is done unfused.
+    /// None if the epilogue is computed by separate kernels.
     algorithm: Option<Algorithm>,
 }
 
@@ -103,7 +103,7 @@ pub struct Products {
     pub(super) workspace: Workspace,
     /// Whether products of f32 may round their operands to TF32.
     pub(super) tf32: bool,
-    /// None: the first algorithm proposed is taken, and nothing is timed.
+    /// None if the first proposal is used and nothing is timed.
     pub(super) algorithms: Option<AlgorithmCache>,
     /// Products timed so far.
     pub(super) timed: Cell<usize>,
@@ -131,7 +131,7 @@ impl Operands {
         outs.filter(|out| out.add).map(|out| out.to)
     }
 
-    /// The dtype of C with which epilogues are fused.
+    /// Dtype of C for which the library fuses epilogues.
     pub fn result(&self) -> DType {
         if self.fp8.is_some() { DType::BF16 } else { self.a.dtype }
     }
@@ -173,7 +173,7 @@ impl Products {
         Ok(Products { api, handle, workspace, tf32, algorithms, timed, plans })
     }
 
-    /// Choices that are kept on disk, if they are.
+    /// Choices stored on disk; None if none are.
     pub fn cache(&self) -> Option<&AlgorithmCache> {
         self.algorithms.as_ref()
     }
@@ -210,9 +210,10 @@ impl Products {
     fn plan(&self, cuda: &Cuda, s: Shape, on: &Operands, unfused: Option<&dyn Fn()>) -> Plan {
         let device = &cuda.device;
         // f32 arithmetic on operands of any dtype, or on f32 operands rounded to TF32.
-        let compute = match s.tf32 {
-            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
-            false => Compute::CUBLAS_COMPUTE_32F,
+        let compute = if s.tf32 {
+            Compute::CUBLAS_COMPUTE_32F_FAST_TF32
+        } else {
+            Compute::CUBLAS_COMPUTE_32F
         };
         let mut descriptor = null_mut();
         // SAFETY: the handle is written to the live variable.

@@ -1,7 +1,7 @@
-//! Choice of an algorithm: of those the library proposes, the fastest on the operands themselves.
+//! Choice of an algorithm: of the library's proposals the fastest on the actual operands.
 //!
-//! Candidates give the same bits run after run: none that adds up parts of the depth in C, rounded
-//! to its dtype. Which of them is taken changes bits, so it is taken once (`cache`).
+//! Candidates give the same bits in every run: none adds up parts of the depth in C, rounded to its
+//! dtype. The choice among them changes bits, so it is made once (`cache`).
 
 use super::plan::{Operands, Plan, Products, Shape};
 use crate::cuda::device::Device;
@@ -25,13 +25,14 @@ const RUNS: usize = 5;
 const HOPELESS: f32 = 2.0;
 const _: () = assert!(2 * PROPOSALS + FINALISTS * RUNS <= 16 * (2 + RUNS));
 
-/// Schemes to add up parts of the depth that are computed side by side: none, or in f32 and in a step
-/// of its own. In C itself they would be rounded to its dtype.
+/// Schemes to add up parts of the depth that are computed concurrently: none, or in f32 in a separate
+/// step. In C itself they would be rounded to its dtype.
 const REPEATABLE: [Reduction; 2] =
     [Reduction::CUBLASLT_REDUCTION_SCHEME_NONE, Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE];
 
 impl Products {
-    /// Chooses the algorithm; None: unfused. Leaves C unchanged if it accumulates, otherwise overwritten.
+    /// Chooses the algorithm; None for separate kernels. C is unchanged if it accumulates, otherwise
+    /// overwritten.
     pub(super) fn choose(
         &self,
         cuda: &Cuda,
@@ -40,7 +41,7 @@ impl Products {
         on: &Operands,
         unfused: Option<&dyn Fn()>,
     ) -> Option<Algorithm> {
-        let valid = |way: &Option<Algorithm>| match way {
+        let valid = |candidate: &Option<Algorithm>| match candidate {
             Some(algorithm) => self.runs(&cuda.device, plan, algorithm),
             None => unfused.is_some(),
         };
@@ -48,40 +49,35 @@ impl Products {
             return self.proposals(&cuda.device, plan, shape).find(|one| valid(&Some(*one)));
         };
         let name = shape.to_string();
-        if let Some(way) = algorithms.of(&name).filter(valid) {
-            return way;
+        if let Some(candidate) = algorithms.find(&name).filter(valid) {
+            return candidate;
         }
         let proposals = self.proposals(&cuda.device, plan, shape).map(Some);
-        let ways: Vec<_> = proposals.filter(valid).chain(unfused.map(|_| None)).collect();
-        match &ways[..] {
+        let candidates: Vec<_> = proposals.filter(valid).chain(unfused.map(|_| None)).collect();
+        match &candidates[..] {
             [] => None,
             [only] => *only,
             _ => {
-                let fastest = self.fastest(cuda, plan, on, unfused, &ways);
+                let fastest = self.fastest(cuda, plan, on, unfused, &candidates);
                 // A device that fails meanwhile has timed nothing.
                 if cuda.device.failed() { fastest } else { algorithms.keep(&name, fastest, valid) }
             }
         }
     }
 
-    /// The way whose median time is least; of equals the first. A step's operands come from memory, so each
-    /// run begins by overwriting the L2 cache with scratch, which is larger on Hopper (50 MB).
+    /// Candidate with the least median time; of equals the first. A step's operands come from memory, so
+    /// each run first overwrites the L2 cache with scratch, which is larger than Hopper's 50 MB.
     fn fastest(
         &self,
         cuda: &Cuda,
         plan: &Plan,
         on: &Operands,
         unfused: Option<&dyn Fn()>,
-        ways: &[Option<Algorithm>],
+        candidates: &[Option<Algorithm>],
     ) -> Option<Algorithm> {
         let device = &cuda.device;
-        let sums = on.accumulated().map(|x| {
-            let mut bytes = vec![0; x.bytes()];
-            cuda.memory.download(device, x, &mut bytes);
-            (x, bytes)
-        });
-        let sums: Vec<_> = sums.collect();
-        let run = |way: &Option<Algorithm>| match (way, unfused) {
+        let sums: Vec<_> = on.accumulated().map(|x| (x, cuda.contents(x))).collect();
+        let run = |candidate: &Option<Algorithm>| match (candidate, unfused) {
             (Some(algorithm), _) => self.multiply(cuda, plan, algorithm, on) == 0,
             (None, Some(unfused)) => {
                 unfused();
@@ -89,18 +85,16 @@ impl Products {
             }
             (None, None) => false,
         };
-        let median = |way, runs| {
+        let median = |candidate, runs| {
             let clear_cache = || cuda.memory.clear(device, cuda.memory.workspace, SCRATCH);
-            let mut times = device.time(runs, clear_cache, || {
-                run(way);
-            });
-            times.sort_by(f32::total_cmp);
-            times[runs / 2]
+            device.median_ms(runs, clear_cache, || {
+                run(candidate);
+            })
         };
         // The first run may load code.
-        let tried = ways.iter().filter(|way| run(way)).map(|way| (median(way, 1), way)).collect();
-        let timed = finalists(tried).into_iter().map(|way| (median(way, RUNS), *way));
-        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(ways[0], |(_, way)| way);
+        let tried = candidates.iter().filter(|one| run(one)).map(|one| (median(one, 1), one));
+        let timed = finalists(tried.collect()).into_iter().map(|one| (median(one, RUNS), *one));
+        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(candidates[0], |(_, one)| one);
         for (x, bytes) in sums {
             cuda.memory.upload(device, &bytes, x);
         }
@@ -128,14 +122,14 @@ impl Products {
             )
         });
         let fits = checked == 0 && Heuristic::read(&found).workspace <= self.workspace.bytes;
-        // The preference asks for repeatable sums; a kernel family that does not name its scheme
-        // has none.
+        // The preference asks for repeatable sums; a kernel family without this attribute has no
+        // reduction.
         let repeatable = REPEATABLE.map(|scheme| scheme as u32).contains(&reduction);
         fits && (queried != 0 || repeatable)
     }
 
-    /// Proposals of the library's heuristic, best first: the same in every run on the same GPU with
-    /// the same library.
+    /// Proposals of the library's heuristic, best first. Equal in every run on the same GPU with the
+    /// same library.
     fn proposals(
         &self,
         device: &Device,
@@ -169,7 +163,7 @@ impl Products {
             prefer(key, (&raw const value).cast(), size_of::<u32>());
         }
         let (mut found, mut count) = ([const { MaybeUninit::zeroed() }; PROPOSALS], 0);
-        // A status other than 0 means that there is none.
+        // A status other than 0 means no proposal.
         //
         // SAFETY: the handles are the library's; at most `PROPOSALS` results are written to `found`,
         // which has as many, and their number to `count`.
@@ -203,12 +197,12 @@ impl Products {
     }
 }
 
-/// Ways that are timed again, by their first times: of equals the first.
+/// Candidates that are timed again, by their first times: of equals the first.
 fn finalists<T>(mut tried: Vec<(f32, T)>) -> Vec<T> {
     tried.sort_by(|a, b| a.0.total_cmp(&b.0));
     let longest = HOPELESS * tried.first().map_or(0.0, |fastest| fastest.0);
     let near = tried.into_iter().take(FINALISTS).take_while(|(time, _)| *time <= longest);
-    near.map(|(_, way)| way).collect()
+    near.map(|(_, candidate)| candidate).collect()
 }
 
 #[cfg(test)]

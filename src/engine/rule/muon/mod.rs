@@ -175,7 +175,7 @@ impl Muon {
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
-            be.run(op::Descend {
+            be.run(op::MuonUpdate {
                 keep: decayed(step.lr, weight_decay),
                 step: lr,
                 factor,

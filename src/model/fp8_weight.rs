@@ -3,7 +3,7 @@
 use device::{Quantized, Tensor};
 
 #[derive(Clone, Copy, Debug)]
-pub struct KeptWeight {
+pub struct Fp8Weight {
     /// f32 [1, in]: largest magnitude in each column of this rank's share, from forward to
     /// backward.
     pub maxima: Tensor,

@@ -7,7 +7,7 @@ use device::{Arena, Attend, Tensor, Visible, op};
 
 /// Buffers of the cache, shared by the passes of a text.
 #[derive(Clone, Copy, Debug)]
-pub struct Past {
+pub struct KvCache {
     /// [layers·C, qkv]  for C tokens in each layer, in the layout of attention
     qkv: Tensor,
     /// i32 [C, 2]  keys that each token attends to; none for tokens before the batch
@@ -17,11 +17,11 @@ pub struct Past {
     lse: Tensor,
 }
 
-impl Past {
+impl KvCache {
     /// Reserves the cache for texts of up to `tokens` tokens.
-    pub fn plan(cx: &Cx, tokens: usize, arena: &Arena) -> Past {
+    pub fn plan(cx: &Cx, tokens: usize, arena: &Arena) -> KvCache {
         let heads = cx.heads();
-        Past {
+        KvCache {
             qkv: arena.matrix(cx.model.layers * tokens, heads.qkv_width(), cx.dtype),
             visible: arena.matrix(tokens, 2, DType::I32),
             ctx: arena.matrix(tokens, heads.query_width(), cx.dtype),
@@ -36,13 +36,13 @@ impl Past {
         cx.be.upload(bytemuck::cast_slice(&ranges), self.visible.row_range(0, ranges.len()));
     }
 
-    /// Attention of the batch in one layer, from `turned` to `to`. The cost is that of the batch's
+    /// Attention of the batch in one layer, from `transformed` to `to`. The cost is that of the batch's
     /// own queries, because a query without visible keys is skipped.
-    pub fn attend(&self, cx: &Cx, layer: usize, how: &Attend, [turned, to]: [Tensor; 2]) {
-        let (first, new) = (cx.past, turned.rows);
+    pub fn attend(&self, cx: &Cx, layer: usize, how: &Attend, transformed: Tensor, to: Tensor) {
+        let (first, new) = (cx.cached_tokens, transformed.rows);
         let all = first + new;
         let qkv = self.qkv.row_range(layer * self.visible.rows, all);
-        cx.be.run(op::Copy { x: turned, y: qkv.row_range(first, new).set() });
+        cx.be.run(op::Copy { x: transformed, y: qkv.row_range(first, new).set() });
         let [ctx, lse, visible] = [self.ctx, self.lse, self.visible].map(|x| x.row_range(0, all));
         let how = Attend { seq: all, visible: Visible::Ranges(visible), ..*how };
         cx.be.run(op::Attention { qkv, how, y: ctx.set(), lse: lse.set() });

@@ -4,20 +4,20 @@
 use crate::cpu::instructions::Instructions;
 
 /// Writes word `l` of line `i` to `to[l * stride + i]`. The lines have equal lengths.
-pub fn turn<const LINES: usize>(lines: &[&[f32]; LINES], to: &mut [f32], stride: usize) {
+pub fn transpose<const LINES: usize>(lines: &[&[f32]; LINES], to: &mut [f32], stride: usize) {
     const { assert!(LINES <= SIDE) };
     let len = lines.first().map_or(0, |line| line.len());
     assert!(lines.iter().all(|line| line.len() == len) && LINES <= stride);
     assert!(len == 0 || to.len() >= (len - 1) * stride + LINES, "room for {len} words");
-    let mut turned = 0;
+    let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if Instructions::in_use() >= Instructions::Avx2 {
-        turned = len / SIDE * SIDE;
-        // SAFETY: each line has `len >= turned` words and `to` room for `len` columns (above); the set
+        done = len / SIDE * SIDE;
+        // SAFETY: each line has `len >= done` words and `to` room for `len` columns (above); the set
         // in use is at most the processor's best, which includes AVX2 here.
-        unsafe { avx2::turn(lines, to, stride, turned) };
+        unsafe { avx2::transpose(lines, to, stride, done) };
     }
-    for l in turned..len {
+    for l in done..len {
         for (line, to) in lines.iter().zip(&mut to[l * stride..]) {
             *to = line[l];
         }
@@ -36,7 +36,7 @@ mod avx2 {
     /// Each line has `len` words, a multiple of eight; `to` has `(len - 1) * stride + LINES`; and the
     /// processor has AVX2.
     #[target_feature(enable = "avx2")]
-    pub unsafe fn turn<const LINES: usize>(
+    pub unsafe fn transpose<const LINES: usize>(
         lines: &[&[f32]; LINES],
         to: &mut [f32],
         stride: usize,
@@ -48,7 +48,7 @@ mod avx2 {
                 // SAFETY: the line has words `l .. l + 8`: both `l` and `len` are multiples of eight.
                 *row = unsafe { _mm256_loadu_ps(line.as_ptr().add(l)) };
             }
-            for (i, column) in transpose(rows).into_iter().enumerate() {
+            for (i, column) in transpose_square(rows).into_iter().enumerate() {
                 // SAFETY: a register is eight floats, of which at most eight (`LINES`) are copied;
                 // `to` has room for them after `(l + i) * stride`, as `l + i < len`.
                 unsafe {
@@ -66,7 +66,7 @@ mod avx2 {
     /// The processor has AVX2, where the caller is not compiled for it.
     #[inline]
     #[target_feature(enable = "avx2")]
-    fn transpose(r: [__m256; SIDE]) -> [__m256; SIDE] {
+    fn transpose_square(r: [__m256; SIDE]) -> [__m256; SIDE] {
         let low = |a, b| _mm256_unpacklo_ps(a, b);
         let high = |a, b| _mm256_unpackhi_ps(a, b);
         let pairs = [
