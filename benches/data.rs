@@ -12,7 +12,7 @@ use gptrain::data::indexed::{Indexed, index_path, tokens_path};
 use gptrain::data::mixture::{Member, Mixture, MixtureStage};
 use gptrain::data::order::{Cache, Cut, Order, OrderSpec};
 use gptrain::data::tokenizer::{Encoder, Tokenizer};
-use gptrain::data::{Batch, Datasets, Request};
+use gptrain::data::{Batch, Datasets, MixturePlan, Request};
 use gptrain::manifest::{Data, DataRule, Dataset, Objective, Sequences};
 
 /// Documents of a large dataset, and their mean length.
@@ -83,7 +83,8 @@ fn order(lengths: &[u32]) {
         let start = Instant::now();
         let order = Order::build(&spec, lengths, 0..lengths.len(), "bench").unwrap();
         let seconds = start.elapsed().as_secs_f64();
-        let bytes = 4 * order.sequences.len() + 8 * order.starts.len() + 4 * order.shuffle.len();
+        let bytes =
+            4 * order.sequences.count() + 8 * order.starts.count() + 4 * order.shuffle.count();
         println!(
             "order {epochs} epoch(s) of {} documents, {tokens} tokens: {seconds:.2} s, {} MB",
             lengths.len(),
@@ -147,7 +148,7 @@ fn samples(prefix: &Path) {
     let spec =
         OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234, cut };
     let order = Order::build(&spec, dataset.lengths(), part, "bench").unwrap();
-    let count = order.len().min(100_000);
+    let count = order.samples().min(100_000);
     let member = Member { dataset, segments: vec![order] };
     let stage =
         MixtureStage { from: 0, until: count, blend: None, members: vec![0], cursors: vec![0] };
@@ -184,7 +185,9 @@ fn batches(prefix: &Path) {
         drop_last_partial_validation_sequence: true,
         objective: Objective::Causal,
     };
-    let source = Datasets::open(&data, 2048, 50257, 100_000, 0).unwrap().train;
+    let source = Datasets::open(&data, MixturePlan::from_data(&data, 100_000), 2048, 50257, 0)
+        .unwrap()
+        .train;
     let mut batch = Batch::default();
     for turn in ["first", "warm"] {
         let start = Instant::now();

@@ -34,7 +34,7 @@ fuzz_target!(|index: &[u8]| {
     let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len, samples: Some(20), seed: 1, cut };
     let part = 0..dataset.sequences();
     let Ok(order) = Order::build(&spec, dataset.lengths(), part, "fuzz") else { return };
-    for k in 0..order.len().min(20) {
+    for k in 0..order.samples().min(20) {
         let mut pieces = order.slices(k, dataset.lengths()).expect("in memory");
         let mut count = 0;
         while let Some(piece) = pieces.next().expect("in memory") {

@@ -1,12 +1,12 @@
-//! Processors that are busy, by the system's own count.
+//! Number of busy processors, from the system's counters.
 
 use std::fs::read_to_string;
 
-/// Busy share of all processors, and busy processors, that an idle machine may have.
+/// Limits of an idle machine: busy share of all processors, and number of busy processors.
 const SHARE: f64 = 0.1;
 const LEAST: f64 = 0.3;
 
-/// The processors' clock ticks so far; zeros where the system does not count them.
+/// Clock ticks of all processors since boot; 0 if the system does not count them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Ticks {
     busy: f64,
@@ -14,7 +14,7 @@ pub struct Ticks {
     processors: f64,
 }
 
-/// Processors that were busy, of so many.
+/// Number of busy processors, and of all.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Busy {
     pub busy: f64,
@@ -22,8 +22,8 @@ pub struct Busy {
 }
 
 impl Busy {
-    /// Whether more of them are busy than an idle machine's are.
-    pub fn is_loud(&self) -> bool {
+    /// Whether more are busy than on an idle machine.
+    pub fn exceeds_idle(&self) -> bool {
         self.busy > (SHARE * self.processors).max(LEAST)
     }
 }
@@ -61,6 +61,6 @@ fn busy_processors_are_counted_from_the_systems_ticks() {
     };
     let seen = Ticks::read(&text(130, 1010)).since(Ticks::read(&text(100, 1000)));
     assert!((seen.busy - 1.5).abs() < 1e-12 && seen.processors == 2.0, "{seen:?}");
-    assert!(seen.is_loud() && !Busy { busy: 0.2, ..seen }.is_loud());
+    assert!(seen.exceeds_idle() && !Busy { busy: 0.2, ..seen }.exceeds_idle());
     assert_eq!(Ticks::default().since(Ticks::default()), Busy::default());
 }

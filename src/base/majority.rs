@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 /// Most frequent value; the first of several. None for no values.
-pub fn majority<T: Ord + Copy>(of: &[T]) -> Option<T> {
+pub fn majority<T: Ord + Copy>(values: &[T]) -> Option<T> {
     let mut votes = BTreeMap::<T, (usize, usize)>::new();
-    for (place, value) in of.iter().enumerate() {
+    for (place, value) in values.iter().enumerate() {
         votes.entry(*value).or_insert((0, place)).0 += 1;
     }
     let most = votes.into_iter().max_by_key(|(_, (count, first))| (*count, usize::MAX - first));

@@ -9,15 +9,15 @@ use std::path::Path;
 pub struct HostMemory {
     pub free: Bytes,
     /// Total that the tightest limit allows.
-    pub of: Bytes,
+    pub total: Bytes,
     /// Source of that limit.
-    pub limited: Limited,
+    pub limited: MemoryLimit,
     /// Maximum that a process may lock (`ulimit -l`); None if unlimited.
     pub lockable: Option<Bytes>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limited {
+pub enum MemoryLimit {
     ByMachine,
     ByContainer,
     /// `ulimit -v`, which limits address space.
@@ -26,12 +26,12 @@ pub enum Limited {
 
 /// Bytes that this process may still allocate. None if the system does not report it.
 pub fn available() -> Option<Bytes> {
-    HostMemory::here().map(|memory| memory.free)
+    HostMemory::detect().map(|memory| memory.free)
 }
 
 impl HostMemory {
     /// Limit of this process. None if the system does not report it.
-    pub fn here() -> Option<HostMemory> {
+    pub fn detect() -> Option<HostMemory> {
         HostMemory::read(Path::new("/"))
     }
 
@@ -40,8 +40,8 @@ impl HostMemory {
         let text = |path: &str| std::fs::read_to_string(root.join(path)).ok();
         let number = |path: &str| text(path)?.trim().parse::<u64>().ok();
         let kib = |file: &str, name: &str| {
-            let all = text(file)?;
-            let row = all.lines().find_map(|line| line.strip_prefix(name))?;
+            let content = text(file)?;
+            let row = content.lines().find_map(|line| line.strip_prefix(name))?;
             Some(row.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
         };
         let limits = text("proc/self/limits").unwrap_or_default();
@@ -50,7 +50,7 @@ impl HostMemory {
             row.split_whitespace().next()?.parse().ok()
         };
         let free = kib("proc/meminfo", "MemAvailable:")?;
-        let machine = (free, kib("proc/meminfo", "MemTotal:")?, Limited::ByMachine);
+        let machine = (free, kib("proc/meminfo", "MemTotal:")?, MemoryLimit::ByMachine);
         let group = text("proc/self/cgroup").unwrap_or_default();
         let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
         let v2 = format!("sys/fs/cgroup/{group}");
@@ -63,18 +63,18 @@ impl HostMemory {
         ];
         let containers = containers.into_iter().filter_map(|(limit, used)| {
             let limit = number(&limit)?;
-            Some((limit.saturating_sub(number(&used)?), limit, Limited::ByContainer))
+            Some((limit.saturating_sub(number(&used)?), limit, MemoryLimit::ByContainer))
         });
         let addresses = limit("Max address space").and_then(|limit| {
             let taken = kib("proc/self/status", "VmSize:")?;
-            Some((limit.saturating_sub(taken), limit, Limited::ByProcess))
+            Some((limit.saturating_sub(taken), limit, MemoryLimit::ByProcess))
         });
-        let least = |least: (u64, u64, Limited), other: (u64, u64, Limited)| {
+        let least = |least: (u64, u64, MemoryLimit), other: (u64, u64, MemoryLimit)| {
             if other.0 < least.0 { other } else { least }
         };
-        let (free, of, limited) = containers.chain(addresses).fold(machine, least);
+        let (free, total, limited) = containers.chain(addresses).fold(machine, least);
         let lockable = limit("Max locked memory").map(Bytes);
-        Some(HostMemory { free: Bytes(free), of: Bytes(of), limited, lockable })
+        Some(HostMemory { free: Bytes(free), total: Bytes(total), limited, lockable })
     }
 
     /// "8.0 MiB", or "unlimited".
@@ -87,12 +87,12 @@ impl HostMemory {
 impl fmt::Display for HostMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let whose = match self.limited {
-            Limited::ByMachine => "the machine's",
-            Limited::ByContainer => "the container's",
-            Limited::ByProcess => "the process's (ulimit -v)",
+            MemoryLimit::ByMachine => "the machine's",
+            MemoryLimit::ByContainer => "the container's",
+            MemoryLimit::ByProcess => "the process's (ulimit -v)",
         };
-        let (free, of, lockable) = (self.free, self.of, self.lockable());
-        write!(f, "{free} is free of {whose} {of}; ulimit -l is {lockable}")
+        let (free, total, lockable) = (self.free, self.total, self.lockable());
+        write!(f, "{free} is free of {whose} {total}; ulimit -l is {lockable}")
     }
 }
 

@@ -3,6 +3,7 @@
 pub mod busy;
 mod choices;
 mod columns;
+mod control_chars;
 mod dtype;
 mod fp8;
 mod fused;
@@ -13,9 +14,6 @@ mod json;
 mod majority;
 pub mod memory;
 pub mod output;
-#[doc(hidden)]
-#[cfg(feature = "testing")]
-pub mod patience;
 mod problems;
 pub mod progress;
 mod recent;
@@ -23,14 +21,17 @@ pub mod rng;
 pub mod say;
 mod stamp;
 pub mod svg;
+#[doc(hidden)]
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod threads;
 mod units;
-mod visible;
 mod worker;
 mod wrong_input;
 
 pub use choices::Gelu;
 pub use columns::columns;
+pub use control_chars::escape_control;
 pub use dtype::DType;
 pub use fp8::Fp8;
 pub use fused::Fused;
@@ -42,7 +43,6 @@ pub use problems::{Problem, Problems};
 pub use recent::push_recent;
 pub use stamp::unix_time;
 pub use units::{Bytes, Count, Seconds};
-pub use visible::visible;
 pub use worker::{Worker, in_order};
 pub use wrong_input::WrongInput;
 

@@ -99,7 +99,7 @@ impl Output {
         if let Some(file) = stream(place)? {
             return Ok(Output { place: place.into(), partial: None, file, existing });
         }
-        if fs::symlink_metadata(place).is_ok_and(|there| there.is_dir()) {
+        if fs::symlink_metadata(place).is_ok_and(|about| about.is_dir()) {
             let (shown, remedy) = (place.display(), "name a file");
             return Err(Problems::one(shown.to_string(), "is a folder", remedy).into());
         }
@@ -117,7 +117,7 @@ impl Output {
             .with_context(|| format!("cannot create {}", partial.display()))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(others(place).into()),
+            Err(TryLockError::WouldBlock) => return Err(written_by_another(place).into()),
             // Some file systems have no locks.
             Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
             Err(TryLockError::Error(error)) => {
@@ -127,7 +127,7 @@ impl Output {
         // The previous holder of the lock may have finished meanwhile; this file is then the output
         // itself.
         if !is_at(&file, &partial)? {
-            return Err(others(place).into());
+            return Err(written_by_another(place).into());
         }
         // Overwrites the leftover of a killed process.
         file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
@@ -220,10 +220,9 @@ pub fn abandon() -> usize {
 pub fn remove_folder(folder: &Path) -> io::Result<()> {
     let entries = fs::read_dir(folder)?.collect::<io::Result<Vec<_>>>()?;
     for entry in entries {
-        let removed = match entry.file_type()?.is_dir() {
-            true => remove_folder(&entry.path()),
-            false => fs::remove_file(entry.path()),
-        };
+        let path = entry.path();
+        let is_folder = entry.file_type()?.is_dir();
+        let removed = if is_folder { remove_folder(&path) } else { fs::remove_file(&path) };
         removed.or_else(|error| match error.kind() {
             ErrorKind::NotFound => Ok(()), // another process was faster
             _ => Err(error),
@@ -257,7 +256,7 @@ impl Drop for Output {
 /// Device or pipe at a path, or behind a link to an open file.
 fn stream(place: &Path) -> Result<Option<File>> {
     let opened = fs::read_link(place).is_ok_and(|target| target.starts_with("/proc"));
-    let special = fs::metadata(place).is_ok_and(|there| !there.is_file() && !there.is_dir());
+    let special = fs::metadata(place).is_ok_and(|about| !about.is_file() && !about.is_dir());
     if !opened && !special {
         return Ok(None);
     }
@@ -265,7 +264,7 @@ fn stream(place: &Path) -> Result<Option<File>> {
     file.map(Some).with_context(|| format!("cannot open {}", place.display()))
 }
 
-fn others(place: &Path) -> Problems {
+fn written_by_another(place: &Path) -> Problems {
     let what = "another process is writing it right now";
     Problems::one(place.display().to_string(), what, "wait for it, or choose another output")
 }
@@ -273,8 +272,8 @@ fn others(place: &Path) -> Problems {
 /// Whether an open file is the one at a path now.
 fn is_at(file: &File, path: &Path) -> Result<bool> {
     let open = file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
-    let there = fs::symlink_metadata(path).ok();
-    Ok(there.is_some_and(|there| (there.dev(), there.ino()) == (open.dev(), open.ino())))
+    let now = fs::symlink_metadata(path).ok();
+    Ok(now.is_some_and(|now| (now.dev(), now.ino()) == (open.dev(), open.ino())))
 }
 
 fn folder(place: &Path) -> &Path {

@@ -13,20 +13,20 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Time between two lines where there is no terminal.
+/// Time between two lines without a terminal.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Redraws a second at most, and the time between two.
+/// Maximum redraws per second, and the time between two.
 const REDRAWS: u8 = 10;
 const REDRAW: Duration = Duration::from_millis(100);
 
-/// Redraws between two events too: the bar follows the window, and its clock shows life.
+/// Redraw interval without new progress: the bar follows the window size, and its clock runs.
 const TICK: Duration = Duration::from_millis(500);
 
 /// Whether nothing is shown: `--quiet`.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
-/// The newest bar.
+/// Newest bar.
 static BAR: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
 /// Shows no progress from now on.
@@ -43,16 +43,15 @@ pub fn above<T>(print: impl FnOnce() -> T) -> T {
     }
 }
 
-/// A bar of this length, which is hidden unless standard error is a terminal. Dropping it clears
-/// it. Colours follow `NO_COLOR`.
+/// Creates a bar of this length, hidden unless standard error is a terminal. Dropping it clears it.
+/// Colours follow `NO_COLOR`.
 pub fn bar(length: Option<u64>) -> ProgressBar {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
     let shown = std::io::stderr().is_terminal() && !dumb && !QUIET.load(Ordering::Relaxed);
-    let target = match shown {
-        true => {
-            ProgressDrawTarget::term_like_with_hz(Box::<terminal::Terminal>::default(), REDRAWS)
-        }
-        false => ProgressDrawTarget::hidden(),
+    let target = if shown {
+        ProgressDrawTarget::term_like_with_hz(Box::<terminal::Terminal>::default(), REDRAWS)
+    } else {
+        ProgressDrawTarget::hidden()
     };
     let template = match length {
         Some(_) => "{bar:24.cyan/dim} {percent:>3}% {wide_msg}",
@@ -69,20 +68,20 @@ pub fn bar(length: Option<u64>) -> ProgressBar {
     bar
 }
 
-/// The unit of an amount of work.
+/// Unit of an amount of work.
 #[derive(Clone, Copy, Debug)]
 pub enum Unit {
     Bytes,
-    /// A plural: `tokens`.
-    Of(&'static str),
+    /// Plural noun: `tokens`.
+    Items(&'static str),
 }
 
-/// One piece of work, which several threads may do together.
+/// Progress of one piece of work, which several threads may share.
 #[derive(Debug)]
 pub struct Progress {
     doing: &'static str,
     unit: Unit,
-    /// 0 if it is not known.
+    /// 0 if unknown.
     total: u64,
     done: AtomicU64,
     started: Instant,
@@ -91,7 +90,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// `doing` is a word such as `building`; a `total` of 0 is one that is not known.
+    /// `doing` is a word such as `building`; a `total` of 0 is unknown.
     pub fn new(doing: &'static str, total: u64, unit: Unit) -> Progress {
         let bar = bar((total > 0).then_some(total));
         bar.set_message(doing);
@@ -99,13 +98,13 @@ impl Progress {
         Progress { doing, unit, total, done, started, printed: Mutex::new(started), bar }
     }
 
-    /// `count` more are done.
+    /// Adds `count` to what is done.
     pub fn add(&self, count: u64) {
         let done = self.done.fetch_add(count, Ordering::Relaxed) + count;
         self.print(done, String::new);
     }
 
-    /// `done` are done by now; `more` is said of them.
+    /// Sets what is done to `done`, and appends `more` to the line.
     pub fn show(&self, done: u64, more: impl FnOnce() -> String) {
         self.done.store(done, Ordering::Relaxed);
         self.print(done, more);
@@ -133,7 +132,7 @@ impl Progress {
         }
     }
 
-    /// Whether a line or a bar is due, which one thread of several prints.
+    /// Whether a line or a redraw is due. Of several threads only one gets true.
     fn is_due(&self, interval: Duration) -> bool {
         let Some(mut printed) = self.printed.try_lock() else { return false };
         let due = printed.elapsed() >= interval;
@@ -148,7 +147,7 @@ impl Progress {
         let rate = done as f64 / elapsed.as_secs_f64();
         let mut parts = vec![match self.unit {
             Unit::Bytes => format!("{}/s", Bytes(rate as u64)),
-            Unit::Of(name) => format!("{} {name}/s", short(rate)),
+            Unit::Items(name) => format!("{} {name}/s", short(rate)),
         }];
         if self.total > 0 && done > 0 {
             let left = self.total.saturating_sub(done) as f64 / rate;
@@ -158,7 +157,7 @@ impl Progress {
         parts.join(", ") + &more
     }
 
-    /// Clears the bar; returns the time it took.
+    /// Clears the bar, and returns the elapsed time.
     pub fn finish(self) -> Seconds {
         self.bar.finish_and_clear();
         Seconds(self.started.elapsed().as_secs_f64())
@@ -171,7 +170,7 @@ mod tests {
 
     #[test]
     fn rate_and_time_left_are_said() {
-        let progress = Progress::new("scoring", 4000, Unit::Of("tokens"));
+        let progress = Progress::new("scoring", 4000, Unit::Items("tokens"));
         let text = |done, more: &str| progress.text(done, Duration::from_secs(10), more.into());
         assert_eq!(text(1000, ""), "100 tokens/s, 30.0 s left");
         assert_eq!(text(0, ""), "0 tokens/s");
@@ -182,7 +181,7 @@ mod tests {
 
     #[test]
     fn a_line_is_due_every_ten_seconds() {
-        let progress = Progress::new("scoring", 4000, Unit::Of("tokens"));
+        let progress = Progress::new("scoring", 4000, Unit::Items("tokens"));
         assert!(!progress.is_due(INTERVAL));
         *progress.printed.lock() -= INTERVAL;
         assert!(progress.is_due(INTERVAL) && !progress.is_due(INTERVAL));

@@ -42,7 +42,7 @@ fn refused(name: &str) -> String {
 /// Initialises rayon's global pool; call it before using rayon. By default rayon starts one thread
 /// per processor and panics if it cannot. This starts as many as the system allows; with none, the
 /// calling thread does the work.
-pub fn ready_rayon() {
+pub fn init_rayon() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let (give, taken) = channel::<rayon::ThreadBuilder>();

@@ -57,7 +57,7 @@ impl FromStr for Bytes {
 
 impl Count {
     /// With its noun, which gets an `s` unless there is one: `1 rank`, `1,024 ranks`.
-    pub fn of(self, noun: &str) -> String {
+    pub fn with_noun(self, noun: &str) -> String {
         let s = if self.0 == 1 { "" } else { "s" };
         format!("{self} {noun}{s}")
     }
@@ -115,8 +115,11 @@ mod tests {
         assert_eq!(Bytes(1536 << 20).to_string(), "1.5 GiB");
         assert_eq!(Count(124_439_808).to_string(), "124,439,808");
         assert_eq!(Count(12).to_string(), "12");
-        assert_eq!(Count(1).of("rank"), "1 rank");
-        assert_eq!([Count(0).of("rank"), Count(1024).of("rank")], ["0 ranks", "1,024 ranks"]);
+        assert_eq!(Count(1).with_noun("rank"), "1 rank");
+        assert_eq!(
+            [Count(0).with_noun("rank"), Count(1024).with_noun("rank")],
+            ["0 ranks", "1,024 ranks"]
+        );
         assert_eq!(Seconds(0.34).to_string(), "340 ms");
         assert_eq!(Seconds(245.0).to_string(), "4 m 05 s");
         assert_eq!(Seconds(273_600.0).to_string(), "3 d 4 h");

@@ -13,7 +13,7 @@ impl WrongInput {
     /// sound file could have given the error too.
     pub fn reading(error: io::Error, what: String) -> anyhow::Error {
         use ErrorKind::*;
-        let of_the_file = [
+        let kinds_of_input = [
             NotFound,
             NotADirectory,
             IsADirectory,
@@ -24,9 +24,10 @@ impl WrongInput {
         ];
         let kind = error.kind();
         let error = anyhow::Error::new(error);
-        match of_the_file.contains(&kind) {
-            true => error.context(WrongInput(what)),
-            false => error.context(what),
+        if kinds_of_input.contains(&kind) {
+            error.context(WrongInput(what))
+        } else {
+            error.context(what)
         }
     }
 }

@@ -45,7 +45,8 @@ fn sentences(loads: &[RankLoad]) -> Vec<String> {
             *calmest = load;
         }
     }
-    let loud = |load: &&&RankLoad| Busy { busy: load.busy, processors: load.processors }.is_loud();
+    let loud =
+        |load: &&&RankLoad| Busy { busy: load.busy, processors: load.processors }.exceeds_idle();
     let mut notes: Vec<String> = nodes
         .values()
         .filter(loud)

@@ -10,8 +10,8 @@ use super::digest::{self, CHUNK, Digest};
 use anyhow::{Context, bail, ensure};
 use base::{DType, WrongInput, input, null_is_nan};
 use data::MixturePlan;
-use engine::{Extent, MODEL, Replica, Scale, TensorSlice};
-use plan::spikes::SpikeWatch;
+use engine::{Extent, MODEL, Replica, ScaleState, TensorSlice};
+use plan::spikes::SpikeDetector;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -50,7 +50,7 @@ pub struct State {
     /// Learning rate of the last step.
     pub lr: f64,
     /// Loss scale of an fp16 run that has started; other precisions have none.
-    pub loss_scale: Option<Scale>,
+    pub loss_scale: Option<ScaleState>,
     /// Steps with a skipped update since the optimizer's states were initialised, in any precision.
     /// Older checkpoints have it only for fp16, in `loss_scale`.
     #[serde(default)]
@@ -68,7 +68,7 @@ pub struct State {
     /// State of spike detection, including the samples left out for a spike; None if `divergence`
     /// is off.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub spikes: Option<SpikeWatch>,
+    pub spikes: Option<SpikeDetector>,
     /// Source of imported weights; None if the run started from its own initial values.
     pub imported: Option<String>,
     /// Effective manifest, as YAML.

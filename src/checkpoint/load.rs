@@ -7,7 +7,8 @@ use super::validate;
 use anyhow::Context;
 use base::{ensure_input, in_order};
 use engine::{
-    Conversion, Engine, Frozen, MASTER, OptimizerRule, Scale, StateSlice, StateSpec, TensorSlice,
+    Conversion, Engine, Frozen, MASTER, OptimizerRule, ScaleState, StateSlice, StateSpec,
+    TensorSlice,
 };
 use model::{Layout, ModelShard, Param};
 use std::cell::RefCell;
@@ -46,7 +47,7 @@ pub fn read_weights_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Re
     ensure_sound(checkpoint, &validate::groups(index))?;
     engine.init();
     read_states(checkpoint, engine, |state| state.name == MASTER)?;
-    engine.set_scale(index.loss_scale.map(Scale::uncounted), 0, 0);
+    engine.set_scale(index.loss_scale.map(ScaleState::uncounted), 0, 0);
     Ok(index.progress)
 }
 
@@ -203,13 +204,13 @@ impl Job<'_> {
         };
         let (at, size) = ([self.rows.start, slice.at[1]], [self.rows.len(), slice.size[1]]);
         let part =
-            state.extent.covers(TensorSlice { at, size }, [param.spec.rows, param.spec.cols]);
+            state.extent.param_part(TensorSlice { at, size }, [param.spec.rows, param.spec.cols]);
         let mut bytes = Vec::new();
         for source in &made.from {
-            self.read_state(from, buffer, source, source.extent.around(part).cols())?;
+            self.read_state(from, buffer, source, source.extent.covering_part(part).cols())?;
             bytes.push(buffer.bytes().to_vec());
         }
-        buffer.set((made.make)(part, &bytes));
+        buffer.set((made.compute)(part, &bytes));
         Ok(())
     }
 

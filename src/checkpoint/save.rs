@@ -7,7 +7,7 @@ use super::index::{self, Copied, Index, Piece, SHARD_END, Shard, State, Tensor, 
 use super::safetensors;
 use anyhow::Context;
 use base::{Bytes, threads};
-use engine::{Replica, StateSpec, TensorSlice, rule, saved_shape};
+use engine::{Replica, StateSpec, TensorSlice, optimizer_rule, saved_shape};
 use manifest::Manifest;
 use model::{Layout, ModelShard, Param};
 use rustix::io::Errno;
@@ -68,7 +68,7 @@ pub fn save(
 
 /// Bytes of a run's states in a checkpoint, over all ranks.
 pub fn saved_bytes(m: &Manifest) -> u64 {
-    let (layout, rule) = (Layout::new(&m.model, ModelShard::whole(&m.model)), rule(m));
+    let (layout, rule) = (Layout::new(&m.model, ModelShard::whole(&m.model)), optimizer_rule(m));
     let bytes = |param: &Param| {
         let cols = param.spec.cols;
         let rows = saved_shape(param, m.model.vocab).iter().product::<usize>() / cols;

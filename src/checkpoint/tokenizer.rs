@@ -6,7 +6,7 @@ use super::hf;
 use anyhow::Context;
 use base::output::Existing;
 use base::{Count, Problems};
-use data::record::described;
+use data::record::describe_file;
 use data::tokenizer::{self, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,7 +76,7 @@ pub fn choose(
         // A file that may have been replaced proves less: only another vocabulary is refused.
         && (own.kept || ids(&own.path) != has)
     {
-        let (named, own) = (described(asked, &digest), described(&own.path, &kept));
+        let (named, own) = (describe_file(asked, &digest), describe_file(&own.path, &kept));
         let what = format!("is {named}; the run's own tokenizer is {own}");
         return Err(Problems::one("--tokenizer", what, remedy).into());
     }
@@ -94,7 +94,7 @@ pub fn keep(run: &Path, path: &Path) -> anyhow::Result<Option<String>> {
         let digests = [path, &copy].map(tokenizer::digest);
         let [Ok(now), Ok(kept)] = digests else { return Ok(None) };
         let other = || {
-            let (now, kept) = (described(path, &now), described(&copy, &kept));
+            let (now, kept) = (describe_file(path, &now), describe_file(&copy, &kept));
             format!(
                 "data.tokenizer is now {now}; the run began with {kept}, which `sample` and \
                  `export` use. If the new one is right, remove that folder"

@@ -1,7 +1,7 @@
 //! Checks an index against the model's table and the optimizer's groups.
 
 use super::index::{Group, Index};
-use engine::{OptimizerRule, Saved, StateSpec, saved_shape};
+use engine::{OptimizerRule, SavedStates, StateSpec, saved_shape};
 use manifest::Model;
 use model::{Layout, ModelShard};
 use std::collections::{BTreeMap, BTreeSet};
@@ -23,7 +23,7 @@ fn states(
     index: &Index,
     model: &Model,
     rule: &dyn OptimizerRule,
-    made: impl Fn(&StateSpec, Saved) -> bool,
+    made: impl Fn(&StateSpec, SavedStates) -> bool,
 ) -> Vec<String> {
     let mut damage = weights(index, model);
     let layout = Layout::new(model, ModelShard::whole(model));

@@ -26,7 +26,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let found = args.checkpoints.iter().filter(|path| !hint(path));
     let found = found.map(|path| checkpoint::find(path)).collect::<anyhow::Result<Vec<_>>>()?;
     if found.len() < 2 {
-        let what = Count(found.len() as u64).of("checkpoint");
+        let what = Count(found.len() as u64).with_noun("checkpoint");
         let remedy = "name at least two";
         return Err(base::Problems::one("CHECKPOINTS", what, remedy).into());
     }

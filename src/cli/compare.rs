@@ -2,8 +2,8 @@
 
 use super::{Json, Overwrite};
 use anyhow::Result;
+use base::escape_control;
 use base::svg::Scale;
-use base::visible;
 use commands::report::compare::Comparison;
 use std::path::PathBuf;
 
@@ -26,7 +26,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let compared = Comparison::read(&args.runs)?;
-    args.json.say(|| base::say!("{}", visible(&compared.text())), compared.object());
+    args.json.say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
     if let Some(page) = &args.output {
         let scale = if args.log { Scale::Log } else { Scale::Linear };
         let text = compared.html(scale);

@@ -72,7 +72,7 @@ fn inspect(args: Args) -> anyhow::Result<()> {
     }
     let findings = inspection.damage.len();
     if findings > 0 {
-        let findings = Count(findings as u64).of("finding");
+        let findings = Count(findings as u64).with_noun("finding");
         bail!("{} is damaged: {findings}", folder.display());
     }
     Ok(())

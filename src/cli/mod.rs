@@ -24,7 +24,7 @@ mod shell;
 mod interrupt;
 
 use base::Bytes;
-use base::memory::{HostMemory, Limited};
+use base::memory::{HostMemory, MemoryLimit};
 use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
@@ -234,11 +234,11 @@ const LEAST_MEMORY: Bytes = Bytes(16 << 20);
 /// Message if `ulimit -v` leaves less than `LEAST_MEMORY`. Threads that cannot start would abort the
 /// process without one.
 fn too_little_memory() -> Option<String> {
-    let HostMemory { free, of, limited, .. } = HostMemory::here()?;
-    let little = limited == Limited::ByProcess && free.0 < LEAST_MEMORY.0;
+    let HostMemory { free, total, limited, .. } = HostMemory::detect()?;
+    let little = limited == MemoryLimit::ByProcess && free.0 < LEAST_MEMORY.0;
     little.then(|| {
         format!(
-            "gptrain: {free} of address space is free of the limit of {of} (ulimit -v), and a \
+            "gptrain: {free} of address space is free of the limit of {total} (ulimit -v), and a \
              command needs {LEAST_MEMORY}\n    → raise it: ulimit -v unlimited, or the job's memory"
         )
     })

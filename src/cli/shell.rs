@@ -68,7 +68,7 @@ pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
     for (name, page) in &pages {
         output::write(&args.folder.join(format!("{name}.1")), Existing::Replaced, page)?;
     }
-    base::say!("{}: {}", args.folder.display(), base::Count(pages.len() as u64).of("page"));
+    base::say!("{}: {}", args.folder.display(), base::Count(pages.len() as u64).with_noun("page"));
     Ok(())
 }
 

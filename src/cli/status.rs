@@ -1,7 +1,7 @@
 //! `gptrain status`
 
 use anyhow::bail;
-use base::{Problems, unix_time, visible};
+use base::{Problems, escape_control, unix_time};
 use commands::runs;
 use commands::status::{line, text};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -42,7 +42,7 @@ pub fn run(Args { folder, watch, json }: Args) -> anyhow::Result<()> {
     if json {
         base::say!("{:#}", serde_json::to_value(&status)?);
     } else {
-        base::say!("{}", visible(&text(&status, &folder, now)));
+        base::say!("{}", escape_control(&text(&status, &folder, now)));
     }
     Ok(())
 }
@@ -79,11 +79,11 @@ fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
         let changed = seen != before;
         match &screen {
             Some(screen) if changed || polls >= REDRAW => {
-                screen.set_message(visible(&text(&status, folder, now)).into_owned());
+                screen.set_message(escape_control(&text(&status, folder, now)).into_owned());
                 polls = 0;
             }
             None if changed && json => base::say!("{}", serde_json::to_value(&status)?),
-            None if changed => base::say!("{}", visible(&line(&status, now))),
+            None if changed => base::say!("{}", escape_control(&line(&status, now))),
             _ => {}
         }
         if let Some(screen) = screen.as_ref().filter(|_| state != RunState::Running) {

@@ -6,7 +6,7 @@ mod hangs;
 
 use super::{Op, World, threads};
 use base::DType;
-use base::patience::{ends, until};
+use base::testing::{ends, until};
 use exercise::{Numbers, check_ops, check_reduce};
 use std::sync::Barrier;
 

@@ -9,7 +9,7 @@ use base::output::Existing;
 use base::progress::{Progress, Unit};
 use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::{self, Checkpoint, State, Tensor, tokenizer};
-use engine::{MASTER, Scale};
+use engine::{MASTER, ScaleState};
 use manifest::{self, Loaded};
 use model::Param;
 use std::fs;
@@ -29,7 +29,7 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
     let run = run.with_context(|| format!("cannot find {}", output.display()))?;
     let loaded = run_manifest(last, &run)?;
     let numbers: usize = last.index.tensors.iter().map(Tensor::numel).sum();
-    let progress = Progress::new("averaging", numbers as u64, Unit::Of("numbers"));
+    let progress = Progress::new("averaging", numbers as u64, Unit::Items("numbers"));
     let mut read = |param: &Param| {
         let tensor = last.index.tensor(&param.name);
         let tensor = tensor.with_context(|| format!("no {}", param.name))?;
@@ -41,7 +41,7 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
     let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
     let state = State {
         run: checkpoint::nonce(),
-        loss_scale: last.index.loss_scale.map(Scale::uncounted),
+        loss_scale: last.index.loss_scale.map(ScaleState::uncounted),
         skipped_updates: 0,
         pending: None,
         optimizer,

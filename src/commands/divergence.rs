@@ -47,9 +47,9 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, tokens)?;
-    checkpoint::load_weights(checkpoint, &sampler)?;
+    checkpoint::load_weights(checkpoint, &sampler.weights)?;
     let positions = samples * tokens;
-    let progress = Progress::new("comparing", positions as u64, Unit::Of("tokens"));
+    let progress = Progress::new("comparing", positions as u64, Unit::Items("tokens"));
     let mut found = Divergence { mean: 0.0, most: 0.0, logits: 0.0, positions };
     for (ids, logits) in ids.chunks(tokens).zip(logits.chunks(tokens * vocab)) {
         let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();

@@ -5,7 +5,7 @@ use super::data::make::{self, BuildOptions, TextInput};
 use anyhow::{Context, Result};
 use base::Bytes;
 use base::output::{self, Existing};
-use data::corpus::{Rules, Wanted};
+use data::corpus::{DocumentRules, FileSelection};
 use data::tokenizer::Training;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -69,8 +69,8 @@ fn input(text: &Path) -> TextInput {
     TextInput {
         paths: vec![text.to_path_buf()],
         files_from: None,
-        wanted: Wanted::default(),
-        rules: Rules { key: "text".into(), skip_invalid: false },
+        wanted: FileSelection::default(),
+        rules: DocumentRules { key: "text".into(), skip_invalid: false },
         threads: std::thread::available_parallelism().map_or(1, usize::from),
     }
 }

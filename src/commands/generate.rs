@@ -62,7 +62,7 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, context)?;
-    checkpoint::load_weights(&folder, &sampler)?;
+    checkpoint::load_weights(&folder, &sampler.weights)?;
     for number in 0..options.samples {
         let text = GrowingText::new(&tokenizer, prompt.clone());
         if !generate_one(options, number, text, end, &mut sampler) {
@@ -106,7 +106,7 @@ fn generate_one(
     let key = rng::key(options.seed, &stream);
     let mut finish = "tokens";
     for i in 0..options.tokens {
-        let known = sampler.model().vocab.min(text.tokenizer.vocab());
+        let known = sampler.weights.model().vocab.min(text.tokenizer.vocab());
         let quantile = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
         let token = options.sampling.pick(&sampler.logits(&text.tokens)[..known], quantile);
         if token == end {

@@ -86,9 +86,9 @@ fn summary(loaded: &Loaded) -> String {
         format!("{}: ok", loaded.source.display()),
         format!(
             "  model     {}, hidden {}, {}, vocab {} (padded {}), seq_len {}",
-            Count(model.layers as u64).of("layer"),
+            Count(model.layers as u64).with_noun("layer"),
             model.hidden,
-            Count(model.heads as u64).of("head"),
+            Count(model.heads as u64).with_noun("head"),
             Count(model.vocab as u64),
             Count(model.vocab_padded as u64),
             model.seq_len
@@ -118,7 +118,7 @@ fn summary(loaded: &Loaded) -> String {
 
 /// Number of parameters, and memory of the fullest rank.
 fn size(m: &Manifest) -> String {
-    let parameters = Count(model::parameters(&m.model)).of("parameter");
+    let parameters = Count(model::parameters(&m.model)).with_noun("parameter");
     let most = if m.topology.ranks() > 1 { " on the fullest rank" } else { "" };
     format!("{parameters}; {} of memory{most}", dry_run::memory(m))
 }
@@ -131,7 +131,7 @@ fn batch(m: &Manifest) -> String {
             "{text}, growing from {} by {} over {}",
             ramp.start,
             ramp.increment,
-            Count(ramp.samples).of("sample")
+            Count(ramp.samples).with_noun("sample")
         ),
     }
 }
@@ -141,6 +141,6 @@ fn length(m: &Manifest) -> String {
     let tokens = samples.saturating_mul(m.model.seq_len as u64);
     let steps = m.batch.ramp().steps(samples);
     let [steps, samples, tokens] = [(steps, "step"), (samples, "sample"), (tokens, "token")]
-        .map(|(count, noun)| Count(count).of(noun));
+        .map(|(count, noun)| Count(count).with_noun(noun));
     format!("{steps}, {samples}, {tokens}")
 }

@@ -3,7 +3,9 @@
 use anyhow::{Context, Result};
 use checkpoint::disk::Disk;
 use checkpoint::{self, Share, State, WrittenPart};
-use engine::{Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, rule, saved_shape};
+use engine::{
+    Initial, MASTER, MODEL, StateSpec, TensorSlice, model_dtype, optimizer_rule, saved_shape,
+};
 use manifest::Manifest;
 use model::{Layout, ModelShard, Param};
 use std::fs;
@@ -94,7 +96,7 @@ fn state_bytes(spec: &StateSpec, shape: &[usize]) -> usize {
 fn bytes(m: &Manifest, layout: &Layout, state: &State) -> u64 {
     let bytes = |param: &Param| -> u64 {
         let shape = saved_shape(param, m.model.vocab);
-        let states = rule(m).states(&param.spec).into_iter();
+        let states = optimizer_rule(m).states(&param.spec).into_iter();
         let saved = states.filter(|spec| spec.saved && is_kept(spec, state));
         saved.map(|spec| state_bytes(&spec, &shape)).sum::<usize>() as u64
     };
@@ -123,7 +125,7 @@ fn write_part(
         };
         whole_share(number, param, shape, spec, bytes)
     };
-    let states = rule(m).states(&param.spec).into_iter();
+    let states = optimizer_rule(m).states(&param.spec).into_iter();
     let shares: Vec<Share> = states.filter(|spec| is_kept(spec, state)).map(share).collect();
     checkpoint::write_part(disk, staging, number, &shares, state)
 }

@@ -66,13 +66,13 @@ fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>>
     let be = device.backend();
     let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
     let mixture = checkpoint.index.mixture.clone();
-    let data = Datasets::resume(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
+    let data = Datasets::open(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let from = checkpoint::load(&checkpoint, &engine)?;
     let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
     let recorded = records(folder);
-    let bar = progress::Progress::new("replaying", steps, Unit::Of("steps"));
+    let bar = progress::Progress::new("replaying", steps, Unit::Items("steps"));
     let on_step = &|| bar.add(1);
     let replayed = Replay { from, steps, saved: &recorded.saved, spikes, on_step };
     let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), replayed)?;

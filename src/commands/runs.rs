@@ -1,6 +1,6 @@
 //! Table of the runs below a folder, one row each.
 
-use base::{Count, Problems, Seconds, columns, visible};
+use base::{Count, Problems, Seconds, columns, escape_control};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -65,7 +65,7 @@ impl RunRow {
     }
 
     fn cells(&self, now: f64) -> Vec<String> {
-        let folder = visible(&self.folder.display().to_string()).into_owned();
+        let folder = escape_control(&self.folder.display().to_string()).into_owned();
         let Ok(status) = &self.status else {
             return vec![folder, format!("{NAME} is damaged")];
         };

@@ -26,7 +26,7 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     };
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
     let place =
-        format!("{}, rank 0 on {}{job}", Count(status.ranks as u64).of("rank"), status.host);
+        format!("{}, rank 0 on {}{job}", Count(status.ranks as u64).with_noun("rank"), status.host);
     let mut lines = vec![format!("{} ({place}): {doing}", status.name)];
     let (step, steps) = (Count(status.step), Count(status.total_steps));
     let share = status.share();
@@ -56,7 +56,7 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     lines.extend(since_start(&events, now));
     lines.extend(status.parts.as_ref().map(PartTable::text));
     if status.skipped_steps > 0 {
-        lines.push(format!("{} without an update", Count(status.skipped_steps).of("step")));
+        lines.push(format!("{} without an update", Count(status.skipped_steps).with_noun("step")));
     }
     for warning in &status.warnings {
         lines.push(format!("note, {} ago: {}", since(warning.at), warning.text));

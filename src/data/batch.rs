@@ -25,15 +25,15 @@ pub enum Column {
 
 /// Number of values of a column.
 #[derive(Clone, Copy)]
-enum Extent {
+enum ColumnSize {
     PerToken(usize),
     PerBatch,
 }
-use Extent::{PerBatch, PerToken};
+use ColumnSize::{PerBatch, PerToken};
 
 /// Columns in memory order. `Visible` is last, because it is omitted if every batch is causal.
 #[rustfmt::skip]
-const TABLE: [(Column, DType, Extent); 6] = [
+const TABLE: [(Column, DType, ColumnSize); 6] = [
     (Tokens,      DType::I32, PerToken(1)),
     (Targets,     DType::I32, PerToken(1)),
     (Weights,     DType::F32, PerToken(1)),
@@ -53,39 +53,38 @@ pub struct Columns {
 
 /// Column in the buffer: [rows, cols], starting at byte `first`.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub struct ColumnPlace {
     pub first: usize,
     pub rows: usize,
     pub cols: usize,
     pub dtype: DType,
 }
 
-impl Place {
+impl ColumnPlace {
     fn bytes(&self) -> Range<usize> {
         self.first..self.first + self.rows * self.cols * self.dtype.size()
     }
 }
 
 impl Columns {
-    pub fn place(self, column: Column) -> Place {
-        let at = TABLE.iter().position(|row| row.0 == column).expect("every column has a row");
-        let first = TABLE[..at].iter().map(|row| self.room(row.2)).sum();
-        let (_, dtype, extent) = TABLE[at];
-        let (rows, cols) = match extent {
+    pub fn place(self, column: Column) -> ColumnPlace {
+        let row = TABLE.iter().position(|row| row.0 == column).expect("every column has a row");
+        let first = TABLE[..row].iter().map(|row| self.column_bytes(row.2)).sum();
+        let (_, dtype, size) = TABLE[row];
+        let (rows, cols) = match size {
             PerToken(values) => (self.tokens, values),
             PerBatch => (1, 1),
         };
-        Place { first, rows, cols, dtype }
+        ColumnPlace { first, rows, cols, dtype }
     }
 
     /// Bytes of the buffer.
     pub fn bytes(self) -> usize {
-        TABLE.iter().map(|row| self.room(row.2)).sum()
+        TABLE.iter().map(|row| self.column_bytes(row.2)).sum()
     }
 
-    /// Bytes of a column.
-    fn room(self, extent: Extent) -> usize {
-        match extent {
+    fn column_bytes(self, size: ColumnSize) -> usize {
+        match size {
             PerToken(values) => 4 * values * self.tokens.next_multiple_of(ALIGN),
             PerBatch => 4 * ALIGN,
         }

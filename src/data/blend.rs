@@ -69,13 +69,8 @@ impl Blend {
     }
 
     /// Number of samples.
-    pub fn len(&self) -> u64 {
+    pub fn samples(&self) -> u64 {
         self.dataset.len() as u64
-    }
-
-    /// Whether there are no samples.
-    pub fn is_empty(&self) -> bool {
-        self.dataset.is_empty()
     }
 
     /// Dataset of sample k, and the sample's number within it.

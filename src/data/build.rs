@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::corpus::{self, Input, Reading, Report, Rules};
+use super::corpus::{self, DocumentRules, Input, ReadOptions, ReadProgress};
 use super::indexed::{Indexed, TokenType, Writer};
 use super::record::{self, Record, record_path};
-use super::shuffle::{self, Aside};
+use super::shuffle::{self, UnshuffledFolder};
 use super::tokenizer::{Encoder, Tokenizer, Trainer, Training};
 use base::Problems;
 use base::output::{self, Existing, Output};
@@ -18,7 +18,7 @@ use base::progress::{Progress, Unit};
 /// Dataset to build.
 pub struct Build<'a> {
     pub inputs: &'a [Input],
-    pub rules: Rules,
+    pub rules: DocumentRules,
     pub tokenizer: &'a Tokenizer,
     /// Which tokenizer it is, written beside the index; `append` and `parse_special` are added.
     pub record: Option<Record>,
@@ -62,7 +62,7 @@ struct Encoded {
 impl Build<'_> {
     /// Builds the dataset. `progress` receives the progress of reading, and the tokens so far. On
     /// an error the output is removed.
-    pub fn run(&self, progress: impl FnMut(Report, u64)) -> Result<Built> {
+    pub fn run(&self, progress: impl FnMut(ReadProgress, u64)) -> Result<Built> {
         let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
         let (append_eod, parse_special) = (self.append, self.parse_special);
         let record = self.record.clone().map(|r| Record { append_eod, parse_special, ..r });
@@ -71,11 +71,11 @@ impl Build<'_> {
             finish(writer, record.as_ref())?;
             return Ok(built);
         };
-        let aside = Aside::beside(&self.output)?;
-        let mut ordered = Writer::create(&aside.prefix(), self.token_type)?;
+        let folder = UnshuffledFolder::create(&self.output)?;
+        let mut ordered = Writer::create(&folder.prefix(), self.token_type)?;
         let built = self.write_all(&mut ordered, progress)?;
         ordered.finish()?;
-        shuffle::shuffle(&Indexed::open(&aside.prefix())?, &mut writer, seed)?;
+        shuffle::shuffle(&Indexed::open(&folder.prefix())?, &mut writer, seed)?;
         finish(writer, record.as_ref())?;
         Ok(built)
     }
@@ -83,29 +83,31 @@ impl Build<'_> {
     fn write_all(
         &self,
         writer: &mut Writer,
-        mut progress: impl FnMut(Report, u64),
+        mut progress: impl FnMut(ReadProgress, u64),
     ) -> Result<Built> {
         let mut built = Built::default();
-        let whole_texts = !self.tokenizer.cuts_at_lines();
-        let (threads, skip_long) = (self.threads, self.rules.skip_invalid);
-        let key = &self.rules.key;
-        let reading = Reading { inputs: self.inputs, threads, whole_texts, skip_long, key };
-        let encoder = || match self.parse_special {
-            true => Encoder::new(self.tokenizer).parse_special(),
-            false => Encoder::new(self.tokenizer),
+        let options = ReadOptions {
+            inputs: self.inputs,
+            rules: &self.rules,
+            threads: self.threads,
+            whole_texts: !self.tokenizer.cuts_at_lines(),
+        };
+        let encoder = || {
+            let encoder = Encoder::new(self.tokenizer);
+            if self.parse_special { encoder.parse_special() } else { encoder }
         };
         corpus::in_order(
-            &reading,
+            &options,
             encoder,
             |encoder, chunk| self.encode(encoder, &chunk),
-            |some, report| {
-                self.write(&some, writer)?;
+            |encoded, read| {
+                self.write(&encoded, writer)?;
                 built.tokens = writer.tokens();
-                built.documents += some.lengths.len() as u64 - some.continues as u64;
-                built.skipped += some.skipped;
-                built.text += some.text;
-                built.read = report.text;
-                progress(report, built.tokens);
+                built.documents += encoded.lengths.len() as u64 - encoded.continues as u64;
+                built.skipped += encoded.skipped;
+                built.text += encoded.text;
+                built.read = read.text;
+                progress(read, built.tokens);
                 Ok(())
             },
         )?;
@@ -117,27 +119,28 @@ impl Build<'_> {
     }
 
     fn encode(&self, encoder: &mut Encoder<'_>, chunk: &corpus::Chunk) -> Result<Encoded> {
-        let mut some = Encoded { continues: chunk.continues, ..Encoded::default() };
-        some.skipped = chunk.documents(&self.rules, |text| {
-            let before = some.ids.len();
-            some.text += text.len() as u64;
-            match chunk.continued {
-                true => encoder.encode_more(text, &mut some.ids)?,
-                false => encoder.encode(text, &mut some.ids)?,
+        let mut encoded = Encoded { continues: chunk.continues, ..Encoded::default() };
+        encoded.skipped = chunk.documents(&self.rules, |text| {
+            let first = encoded.ids.len();
+            encoded.text += text.len() as u64;
+            if chunk.continued {
+                encoder.encode_more(text, &mut encoded.ids)?;
+            } else {
+                encoder.encode(text, &mut encoded.ids)?;
             }
-            some.lengths.push(some.ids.len() - before);
+            encoded.lengths.push(encoded.ids.len() - first);
             Ok(())
         })?;
-        Ok(some)
+        Ok(encoded)
     }
 
     /// Writes documents. An empty document has no sequences, as in Megatron-Core.
-    fn write(&self, some: &Encoded, writer: &mut Writer) -> Result<()> {
+    fn write(&self, encoded: &Encoded, writer: &mut Writer) -> Result<()> {
         let mut at = 0;
-        for (i, length) in some.lengths.iter().enumerate() {
-            writer.extend(&some.ids[at..at + length])?;
+        for (i, length) in encoded.lengths.iter().enumerate() {
+            writer.extend(&encoded.ids[at..at + length])?;
             at += length;
-            if some.continues && i + 1 == some.lengths.len() {
+            if encoded.continues && i + 1 == encoded.lengths.len() {
                 return Ok(());
             }
             if writer.open() > 0 {
@@ -168,7 +171,7 @@ fn finish(writer: Writer, record: Option<&Record>) -> Result<()> {
 /// Tokenizer to train on a corpus.
 pub struct Train<'a> {
     pub inputs: &'a [Input],
-    pub rules: Rules,
+    pub rules: DocumentRules,
     pub training: Training,
     pub threads: usize,
 }
@@ -189,39 +192,38 @@ impl Train<'_> {
     /// reading, `learning` the number of ids.
     pub fn run(
         &self,
-        mut counting: impl FnMut(Report),
+        mut counting: impl FnMut(ReadProgress),
         learning: impl FnMut(usize),
     ) -> Result<Trained> {
-        let mut all = Trainer::new();
+        let mut trainer = Trainer::new();
         let mut text = 0;
-        let (threads, skip_long) = (self.threads, self.rules.skip_invalid);
-        let key = &self.rules.key;
-        let reading = Reading { inputs: self.inputs, threads, whole_texts: false, skip_long, key };
+        let Train { inputs, threads, .. } = *self;
+        let options = ReadOptions { inputs, rules: &self.rules, threads, whole_texts: false };
         let count = |_: &mut (), chunk: corpus::Chunk| {
-            let mut some = Trainer::new();
+            let mut counts = Trainer::new();
             chunk.documents(&self.rules, |text| {
-                some.count(text);
+                counts.count(text);
                 Ok(())
             })?;
-            Ok(some)
+            Ok(counts)
         };
         corpus::in_order(
-            &reading,
+            &options,
             || (),
             count,
-            |some, report| {
-                all.add(some);
-                text = report.text;
-                counting(report);
+            |counts, read| {
+                trainer.add(counts);
+                text = read.text;
+                counting(read);
                 Ok(())
             },
         )?;
-        let pieces = all.pieces();
+        let pieces = trainer.pieces();
         if pieces == 0 {
             let what = "the corpus holds no text";
             return Err(Problems::one(self.inputs[0].place(), what, "check --format").into());
         }
-        let (json, vocab) = all.train(&self.training, learning)?;
+        let (json, vocab) = trainer.train(&self.training, learning)?;
         Ok(Trained { json, vocab, text, pieces })
     }
 }

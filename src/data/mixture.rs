@@ -46,7 +46,7 @@ pub struct MixtureStage {
 
 /// Properties of a sample besides its input tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Extent {
+pub struct SampleShape {
     /// Number of tokens: seq_len + 1, unless the cut is another (`order::Cut`).
     pub tokens: usize,
     /// Last token, if the inputs do not include it.
@@ -70,16 +70,16 @@ pub struct Cursor {
 impl Member {
     /// Samples in all segments.
     pub fn samples(&self) -> u64 {
-        self.segments.iter().map(Order::len).sum()
+        self.segments.iter().map(Order::samples).sum()
     }
 
     /// Segment of sample `k`, and its position in it.
     fn locate(&self, mut k: u64) -> Option<(&Order, u64)> {
         for segment in &self.segments {
-            if k < segment.len() {
+            if k < segment.samples() {
                 return Some((segment, k));
             }
-            k -= segment.len();
+            k -= segment.samples();
         }
         None
     }
@@ -140,7 +140,7 @@ impl Mixture {
         }
         let cursor = |(member, samples): (&Member, u64)| {
             let first = &member.segments[0];
-            let per_epoch = first.len() / first.epochs;
+            let per_epoch = first.samples() / first.epochs;
             let dataset = &member.dataset;
             let (prefix, identity) = (dataset.prefix().into(), dataset.identity());
             Cursor { prefix, identity, samples, per_epoch }
@@ -154,33 +154,33 @@ impl Mixture {
     }
 
     /// Reads the sample's input tokens into `tokens` [seq_len], padded with zeros.
-    pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<Extent> {
+    pub fn read(&self, sample: u64, tokens: &mut [i32]) -> Result<SampleShape> {
         let (member, order, k) = self.locate(sample)?;
         let dataset = &member.dataset;
         let mut last = [0];
-        let (mut at, mut extent) = (0, Extent::default());
+        let (mut at, mut shape) = (0, SampleShape::default());
         let mut slices = order.slices(k, dataset.lengths())?;
         while let Some(SequenceSlice { sequence, offset, count }) = slices.next()? {
-            let here = count.min(self.seq_len - at);
-            let (within, beyond) = (&mut tokens[at..at + here], &mut last[..count - here]);
+            let fits = count.min(self.seq_len - at);
+            let (within, beyond) = (&mut tokens[at..at + fits], &mut last[..count - fits]);
             dataset
                 .read(sequence, offset, within)
-                .and_then(|()| dataset.read(sequence, offset + here as u32, beyond))
+                .and_then(|()| dataset.read(sequence, offset + fits as u32, beyond))
                 .with_context(|| {
                     format!("dataset {}, sample {sample}", dataset.prefix().display())
                 })?;
-            (at, extent.tokens) = (at + here, extent.tokens + count);
-            extent.last = (here < count).then_some(last[0]);
-            if here > 0 {
-                extent.ends.push(at);
+            (at, shape.tokens) = (at + fits, shape.tokens + count);
+            shape.last = (fits < count).then_some(last[0]);
+            if fits > 0 {
+                shape.ends.push(at);
             }
         }
         tokens[at..].fill(0);
         // Padding belongs to the last sequence, as in Megatron-Core.
-        if let Some(end) = extent.ends.last_mut() {
+        if let Some(end) = shape.ends.last_mut() {
             *end = self.seq_len;
         }
-        Ok(extent)
+        Ok(shape)
     }
 
     /// Prefetches a sample's bytes into memory; returns at once.

@@ -41,5 +41,5 @@ pub use indexed::Indexed;
 pub use plan::MixturePlan;
 pub use reader::{Reader, Request};
 pub use record::Record;
-pub use source::{Datasets, Source, foresee, validation};
+pub use source::{Datasets, Source, check, validation};
 pub use tokenizer::Tokenizer;

@@ -28,7 +28,7 @@ pub struct MixtureBuilder {
 
 /// Members of a mixture while its stages are planned.
 #[derive(Default)]
-struct Layout {
+struct MixtureLayout {
     cut: Cut,
     members: Vec<Member>,
     /// Share of each member.
@@ -67,7 +67,7 @@ impl MixtureBuilder {
 
     /// Mixture of a plan. The error lists everything that is wrong with the plan.
     pub fn mixture(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Mixture> {
-        let mut layout = Layout { cut, ..Layout::default() };
+        let mut layout = MixtureLayout { cut, ..MixtureLayout::default() };
         for (i, stage) in plan.stages.iter().enumerate() {
             let until = plan.stages.get(i + 1).map_or(stage.until, |next| next.from);
             self.stage(name, stage, until, &mut layout)?;
@@ -82,20 +82,21 @@ impl MixtureBuilder {
     /// Checks a plan before its samples are ordered. Mistakes are an error; orders that do not fit
     /// this machine's memory are returned. Later segments of a dataset, for stages that need more
     /// of it, are not checked.
-    pub fn foresee(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Problems> {
+    pub fn check(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Problems> {
         let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
         for stage in &plan.stages {
             let wanted = stage.until.saturating_sub(stage.from);
             let wanted = shares(self.rule, &stage.datasets, wanted);
             for (share, wanted) in stage.datasets.iter().zip(wanted) {
                 let place = format!("data.{name}: {}", share.prefix.display());
-                let Some(member) = wrong.collect(self.unordered(share, cut, wanted, place))? else {
+                let Some(member) = wrong.collect(self.unordered(share, cut, wanted, 0, place))?
+                else {
                     continue;
                 };
                 let UnorderedMember { dataset, part, spec, place } = member;
-                let told = Order::foresee(&spec, dataset.lengths(), part, &place);
-                let room = wrong.collect(told)?.unwrap_or(Ok(()));
-                too_large.collect(room.map_err(anyhow::Error::from))?;
+                let checked = Order::check(&spec, dataset.lengths(), part, &place);
+                let fits = wrong.collect(checked)?.unwrap_or(Ok(()));
+                too_large.collect(fits.map_err(anyhow::Error::from))?;
             }
         }
         wrong.or(())?;
@@ -107,7 +108,7 @@ impl MixtureBuilder {
         name: &str,
         stage: &PlannedStage,
         until: u64,
-        layout: &mut Layout,
+        layout: &mut MixtureLayout,
     ) -> Result<()> {
         let planned = stage.until.saturating_sub(stage.from);
         let mut problems = Problems::default();
@@ -134,7 +135,7 @@ impl MixtureBuilder {
                 continue;
             }
             let place = format!("data.{name}: {}", share.prefix.display());
-            new.extend(problems.collect(self.unordered(share, layout.cut, wanted, place))?);
+            new.extend(problems.collect(self.unordered(share, layout.cut, wanted, 0, place))?);
             members.push(layout.shares.len());
             layout.known.insert((part, *repeat), layout.shares.len());
             layout.shares.push(share.clone());
@@ -142,7 +143,7 @@ impl MixtureBuilder {
         }
         problems.or(())?;
         let member = |member: UnorderedMember| member.member(&self.cache);
-        base::threads::ready_rayon();
+        base::threads::init_rayon();
         let new: Result<Vec<Member>> = new.into_par_iter().map(member).collect();
         layout.members.extend(new?);
         let size = planned.max(until - stage.from);
@@ -164,22 +165,21 @@ impl MixtureBuilder {
         Ok(())
     }
 
-    /// Opens and checks a share whose samples are still to be ordered.
+    /// Opens and checks a share, of which a segment of `wanted` samples is still to be ordered.
     fn unordered(
         &mut self,
         share: &Share,
         cut: Cut,
         wanted: u64,
+        segment: u64,
         place: String,
     ) -> Result<UnorderedMember> {
         let dataset = self.dataset(&share.prefix)?;
         let part = self.part(share, cut, &dataset, &place)?;
-        Ok(UnorderedMember { dataset, part, spec: self.spec(cut, Some(wanted), 0), place })
-    }
-
-    fn spec(&self, cut: Cut, samples: Option<u64>, segment: u64) -> OrderSpec {
-        let seed = if segment == 0 { self.seed } else { (self.seed + segment) % (1 << 32) };
-        OrderSpec { rule: self.rule, seq_len: self.seq_len, samples, seed, cut }
+        let MixtureBuilder { rule, seq_len, seed, .. } = *self;
+        let seed = if segment == 0 { seed } else { (seed + segment) % (1 << 32) };
+        let spec = OrderSpec { rule, seq_len, samples: Some(wanted), seed, cut };
+        Ok(UnorderedMember { dataset, part, spec, place })
     }
 
     /// Orders another segment if a stage needs more of a member than planned. (Under
@@ -187,15 +187,10 @@ impl MixtureBuilder {
     fn lengthen(&mut self, member: &mut Member, share: &Share, cut: Cut, total: u64) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
-            let place = share.prefix.display().to_string();
-            let (dataset, spec) = (
-                member.dataset.clone(),
-                self.spec(cut, Some(missing), member.segments.len() as u64),
-            );
-            let part = self.part(share, cut, &dataset, &place)?;
-            member
-                .segments
-                .push(UnorderedMember { dataset, part, spec, place }.order(&self.cache)?);
+            let (segment, place) =
+                (member.segments.len() as u64, share.prefix.display().to_string());
+            let segment = self.unordered(share, cut, missing, segment, place)?;
+            member.segments.push(segment.order(&self.cache)?);
         }
         Ok(())
     }

@@ -96,9 +96,10 @@ impl MixturePlan {
         self.stages.retain(|stage| stage.from < consumed);
         let (mut now, mut later) = (None, Vec::new());
         for (from, datasets) in data.mixtures() {
-            match from <= consumed {
-                true => now = Some(PlannedStage::new(consumed, samples, datasets)),
-                false => later.push(PlannedStage::new(from, samples, datasets)),
+            if from <= consumed {
+                now = Some(PlannedStage::new(consumed, samples, datasets));
+            } else {
+                later.push(PlannedStage::new(from, samples, datasets));
             }
         }
         let last = self.stages.last().expect("a plan starts with a stage");

@@ -45,9 +45,10 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
     }
     problems.or(())?;
     let sizes: Vec<u64> = members.iter().map(Member::samples).collect();
-    let weights: Vec<f64> = match preview.weighted {
-        true => preview.datasets.iter().map(|share| share.weight).collect(),
-        false => sizes.iter().map(|size| *size as f64).collect(),
+    let weights: Vec<f64> = if preview.weighted {
+        preview.datasets.iter().map(|share| share.weight).collect()
+    } else {
+        sizes.iter().map(|size| *size as f64).collect()
     };
     let blend = match (preview.samples, members.len()) {
         (_, 1) => None,
@@ -61,7 +62,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
         }
         (None, _) => Some(Blend::exhaustive(&sizes)),
     };
-    let until = blend.as_ref().map_or(sizes[0], Blend::len);
+    let until = blend.as_ref().map_or(sizes[0], Blend::samples);
     let count = members.len();
     let stage = MixtureStage {
         from: 0,

@@ -1,5 +1,5 @@
-//! The record of a dataset's tokenizer: `PREFIX.tokenizer`, JSON beside the index. `data build`
-//! writes it; Megatron's tools do not, and of their datasets the tokenizer is a guess.
+//! Record of a dataset's tokenizer: `PREFIX.tokenizer`, JSON in the folder of the index. `data build`
+//! writes it. Megatron's tools do not, so the tokenizer of their datasets is a guess.
 //!
 //! ```json
 //! {"format": 1, "tokenizer": "/data/tok4k.json", "digest": "c5a1…", "vocab": 4096, "eod": 0,
@@ -16,29 +16,29 @@ use super::indexed::{Indexed, with_ending};
 use super::tokenizer::{self, BYTES, Tokenizer};
 use base::{Count, Problems, input};
 
-/// The version of the file's format that is written, and the newest that is read.
+/// Format version that is written, and the newest that is read.
 const FORMAT: u32 = 1;
 
-/// The tokenizer that a dataset was built with.
+/// Tokenizer that a dataset was built with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// The version of the file's format.
+    /// Format version of the file.
     pub format: u32,
-    /// Its path: absolute, or relative to the dataset's folder where it is in that folder; `bytes` is
-    /// the one without a file.
+    /// Path: relative to the dataset's folder if the file is in it, otherwise absolute; or `bytes`,
+    /// which has no file.
     pub tokenizer: String,
-    /// Its digest (`tokenizer::digest`), which decides whether another file is the same tokenizer.
+    /// Digest (`tokenizer::digest`). Files with equal digests are the same tokenizer.
     pub digest: String,
     /// Ids are below this.
     pub vocab: usize,
-    /// The token that ends documents by the tokenizer's own files.
+    /// Token that ends documents according to the tokenizer's own files.
     pub eod: Option<u32>,
-    /// The token that was appended to every document that is not empty; None without
-    /// `--append-eod` and `--eod`.
+    /// Token that was appended to every non-empty document; None without `--append-eod` and `--eod`.
     pub append_eod: Option<u32>,
     /// Whether special tokens spelled out in the text became their ids.
     pub parse_special: bool,
-    /// Documents of the dataset, and tokens: a record with other numbers is another dataset's.
+    /// Numbers of documents and tokens of the dataset. Other numbers mean that the record belongs to
+    /// another dataset.
     pub documents: u64,
     pub tokens: u64,
 }
@@ -51,9 +51,10 @@ pub fn record_path(prefix: &Path) -> PathBuf {
 impl Record {
     /// Record of a tokenizer that a user names, for the dataset `prefix`, which is still to be built.
     pub fn new(path: &Path, tokenizer: &Tokenizer, prefix: &Path) -> Result<Record> {
-        let place = match path == Path::new(BYTES) {
-            true => path.to_path_buf(),
-            false => relative(&std::path::absolute(path)?, &std::path::absolute(prefix)?),
+        let place = if path == Path::new(BYTES) {
+            path.to_path_buf()
+        } else {
+            relative(&std::path::absolute(path)?, &std::path::absolute(prefix)?)
         };
         Ok(Record {
             format: FORMAT,
@@ -68,8 +69,8 @@ impl Record {
         })
     }
 
-    /// The record of a dataset; None if there is none. A damaged one, or one of another dataset, is
-    /// an error.
+    /// Reads the record of a dataset; None if it does not exist. Fails if it is damaged or belongs to
+    /// another dataset.
     pub fn read(dataset: &Indexed) -> Result<Option<Record>> {
         let path = record_path(dataset.prefix());
         let place = path.display().to_string();
@@ -101,16 +102,11 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// The file's content, for a dataset of so many documents and tokens.
+    /// Content of the file, for a dataset of this size.
     pub fn text(&self, documents: u64, tokens: u64) -> String {
         let record = Record { documents, tokens, ..self.clone() };
         let json = serde_json::to_string_pretty(&record).expect("numbers and text");
         format!("{json}\n")
-    }
-
-    /// Whether the tokenizer is the one without a file.
-    pub fn is_bytes(&self) -> bool {
-        self.tokenizer == BYTES
     }
 
     /// Present path of the tokenizer: the recorded one, or the same name beside the dataset. None if
@@ -122,18 +118,18 @@ impl Record {
         [recorded, beside].into_iter().filter(|path| path.exists()).find(same)
     }
 
-    /// The tokenizer in few words: "/data/tok4k.json (4,096 ids, digest c5a1…)".
+    /// Short description: "/data/tok4k.json (4,096 ids, digest c5a1…)".
     pub fn describe(&self) -> String {
         describe(&self.tokenizer, self.vocab, &self.digest)
     }
 
-    /// An error if the tokenizer in `path`, which `place` names (`--tokenizer`, `data.tokenizer`), is
-    /// another one than the dataset's.
+    /// Fails if the tokenizer in `path`, which `place` names (`--tokenizer`, `data.tokenizer`), is not
+    /// the dataset's.
     pub fn compare(&self, prefix: &Path, place: &str, path: &Path) -> Result<()> {
         self.compare_digest(prefix, place, path, &tokenizer::digest(path)?).map_err(Into::into)
     }
 
-    /// The same, where the tokenizer's digest is known already.
+    /// Like `compare`, with the digest of that tokenizer.
     pub fn compare_digest(
         &self,
         prefix: &Path,
@@ -144,7 +140,7 @@ impl Record {
         if digest == self.digest {
             return Ok(());
         }
-        let named = described(path, digest);
+        let named = describe_file(path, digest);
         let what = format!("is {named}; {} was built with {}", prefix.display(), self.describe());
         let remedy = format!(
             "name the dataset's own tokenizer, or build the dataset again with this one; if both \
@@ -155,18 +151,18 @@ impl Record {
     }
 }
 
-/// The tokenizer of a dataset, as far as it is known.
+/// Known facts about the tokenizer of a dataset.
 pub struct DatasetTokenizer {
     pub record: Option<Record>,
-    /// Its present path, or `bytes`.
+    /// Present path of the tokenizer, or `bytes`.
     pub path: Option<PathBuf>,
     /// Note for the user: that the tokenizer is a guess, or is missing.
     pub note: Option<String>,
 }
 
 impl DatasetTokenizer {
-    /// The one that a user names, which has to be the recorded one; or else the recorded one; or
-    /// else, of a dataset without a record, a tokenizer.json beside it.
+    /// Finds the tokenizer: the one that the user names, which must be the recorded one; otherwise the
+    /// recorded one; without a record, a tokenizer.json in the dataset's folder.
     pub fn find(dataset: &Indexed, named: Option<&Path>) -> Result<DatasetTokenizer> {
         let prefix = dataset.prefix();
         let (shown, record) = (prefix.display(), Record::read(dataset)?);
@@ -175,7 +171,7 @@ impl DatasetTokenizer {
         }
         let (path, note) = match (&record, named) {
             (_, Some(path)) => (Some(path.to_path_buf()), None),
-            (Some(record), None) if record.is_bytes() => (Some(PathBuf::from(BYTES)), None),
+            (Some(record), None) if record.tokenizer == BYTES => (Some(PathBuf::from(BYTES)), None),
             (Some(record), None) => {
                 let path = record.find(prefix);
                 let note = path.is_none().then(|| {
@@ -197,14 +193,14 @@ impl DatasetTokenizer {
         Ok(DatasetTokenizer { record, path, note })
     }
 
-    /// Reads it, if it is there.
+    /// Reads the tokenizer; None if its path is unknown.
     pub fn load(&self) -> Result<Option<Tokenizer>> {
         self.path.as_deref().map(Tokenizer::named).transpose()
     }
 }
 
-/// A tokenizer's file in few words, with the number of its ids if it can be read.
-pub fn described(path: &Path, digest: &str) -> String {
+/// Short description of a tokenizer's file, with the number of ids if it can be read.
+pub fn describe_file(path: &Path, digest: &str) -> String {
     let shown = path.display().to_string();
     match Tokenizer::named(path) {
         Ok(tokenizer) => describe(&shown, tokenizer.vocab(), digest),
@@ -212,7 +208,7 @@ pub fn described(path: &Path, digest: &str) -> String {
     }
 }
 
-/// The bare name of a file that is in the dataset's folder, which may be moved as a whole.
+/// Name of a file in the dataset's folder, so that the folder can be moved; otherwise its path.
 fn relative(path: &Path, prefix: &Path) -> PathBuf {
     let name = path.file_name().filter(|_| path.parent() == prefix.parent());
     name.map_or(path.to_path_buf(), PathBuf::from)
@@ -222,8 +218,8 @@ fn describe(tokenizer: &str, vocab: usize, digest: &str) -> String {
     format!("{tokenizer} ({} ids, digest {digest})", Count(vocab as u64))
 }
 
-/// The record of datasets that are joined: theirs, if all have it and name one tokenizer; None if one
-/// has none. Different tokenizers are an error.
+/// Record of several datasets merged; None if one of them has none. Different tokenizers are an
+/// error.
 pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
     let (mut problems, mut records) = (Problems::default(), Vec::new());
     for dataset in datasets {
@@ -239,10 +235,10 @@ pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
             problems.add(prefix.display().to_string(), what, remedy);
         }
     }
-    let all = records.len() == datasets.len();
+    let every_dataset = records.len() == datasets.len();
     let appended = |eod: &u32| records.iter().all(|(_, record)| record.append_eod == Some(*eod));
     let append_eod = joined.append_eod.filter(appended);
     let parse_special = records.iter().any(|(_, record)| record.parse_special);
     let record = Record { append_eod, parse_special, ..joined };
-    Ok(problems.or(all.then_some(record))?)
+    Ok(problems.or(every_dataset.then_some(record))?)
 }

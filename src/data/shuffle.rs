@@ -11,21 +11,21 @@ use base::progress::{Progress, Unit};
 use base::rng;
 
 /// Temporary folder for the unshuffled dataset; removed on drop.
-pub struct Aside {
+pub struct UnshuffledFolder {
     folder: PathBuf,
     _unfinished: Unfinished,
 }
 
-impl Aside {
+impl UnshuffledFolder {
     /// Creates `PREFIX.unshuffled/`.
-    pub fn beside(prefix: &Path) -> Result<Aside> {
+    pub fn create(prefix: &Path) -> Result<UnshuffledFolder> {
         let mut folder = prefix.as_os_str().to_os_string();
         folder.push(".unshuffled");
         let folder = PathBuf::from(folder);
         std::fs::remove_dir_all(&folder).ok(); // left by a killed process
         let failed = || format!("cannot make {}", folder.display());
         std::fs::create_dir_all(&folder).with_context(failed)?;
-        Ok(Aside { _unfinished: output::unfinished(&folder), folder })
+        Ok(UnshuffledFolder { _unfinished: output::unfinished(&folder), folder })
     }
 
     /// Prefix of the dataset in it.
@@ -34,7 +34,7 @@ impl Aside {
     }
 }
 
-impl Drop for Aside {
+impl Drop for UnshuffledFolder {
     fn drop(&mut self) {
         std::fs::remove_dir_all(&self.folder).ok(); // a later build removes it
     }
@@ -44,7 +44,7 @@ impl Drop for Aside {
 pub fn shuffle(from: &Indexed, writer: &mut Writer, seed: u64) -> Result<()> {
     let mut tokens = Vec::new();
     let mut ids = Vec::new();
-    let progress = Progress::new("shuffling", from.tokens(), Unit::Of("tokens"));
+    let progress = Progress::new("shuffling", from.tokens(), Unit::Items("tokens"));
     for document in order(from.documents(), seed) {
         for sequence in from.document(document) {
             tokens.resize(from.lengths()[sequence] as usize, 0);

@@ -33,24 +33,11 @@ pub struct Source {
 }
 
 impl Datasets {
-    /// Opens and checks all datasets, and orders their samples.
+    /// Opens and checks all datasets, and orders their samples by the plan of a run.
     ///
-    /// `train_samples` is the length of the run, `eval_samples` that of one evaluation. All user
-    /// errors are reported together: damaged files, empty parts of a split, datasets too short to
-    /// fill one sample.
+    /// `eval_samples` is the length of one evaluation. All user errors are reported together: damaged
+    /// files, empty parts of a split, datasets too short to fill one sample.
     pub fn open(
-        data: &Data,
-        seq_len: usize,
-        vocab: usize,
-        train_samples: u64,
-        eval_samples: u64,
-    ) -> Result<Datasets> {
-        let plan = MixturePlan::from_data(data, train_samples);
-        Datasets::resume(data, plan, seq_len, vocab, eval_samples)
-    }
-
-    /// Opens a run's datasets by its checkpoint's plan, usually after `MixturePlan::continued`.
-    pub fn resume(
         data: &Data,
         plan: MixturePlan,
         seq_len: usize,
@@ -122,7 +109,7 @@ impl Opening<'_> {
 
 /// Checks for the errors of `Datasets::open` without ordering samples. Orders that do not fit this
 /// machine's memory are returned.
-pub fn foresee(
+pub fn check(
     data: &Data,
     seq_len: usize,
     train_samples: u64,
@@ -138,8 +125,8 @@ pub fn foresee(
         plans.push((format!("valid {}", set.name), plan, cut));
     }
     for (name, plan, cut) in plans {
-        let told = wrong.collect(builder.foresee(&name, &plan, cut))?;
-        too_large.list.extend(told.unwrap_or_default().list);
+        let found = wrong.collect(builder.check(&name, &plan, cut))?;
+        too_large.list.extend(found.unwrap_or_default().list);
     }
     wrong.or(())?;
     Ok(too_large)
@@ -172,16 +159,16 @@ impl Source {
     /// Fills one sample of a batch. Fails if there is no such sample, if it has a token that is not
     /// below the vocabulary size, or if the file has changed.
     pub fn read(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
-        let extent = self.mixture.read(number, sample.tokens)?;
-        for token in sample.tokens.iter().chain(&extent.last) {
+        let shape = self.mixture.read(number, sample.tokens)?;
+        for token in sample.tokens.iter().chain(&shape.last) {
             if *token < 0 || *token as usize >= self.vocab {
                 return Err(self.outside(number, *token));
             }
         }
         let seq_len = self.seq_len();
         sample.targets[..seq_len - 1].copy_from_slice(&sample.tokens[1..]);
-        sample.targets[seq_len - 1] = extent.last.unwrap_or(0);
-        self.masks.fill(number, sample, &extent.ends, extent.tokens.saturating_sub(1));
+        sample.targets[seq_len - 1] = shape.last.unwrap_or(0);
+        self.masks.fill(number, sample, &shape.ends, shape.tokens.saturating_sub(1));
         Ok(())
     }
 

@@ -51,16 +51,16 @@ impl Arenas {
         })
     }
 
-    /// Runs `lay` twice: once to measure, then in memory reserved for it.
-    pub fn laid<T>(
+    /// Runs `lay_out` twice: once to measure, then in memory reserved for it.
+    pub fn reserve_for<T>(
         be: &dyn Backend,
-        lay: impl Fn(&Arenas) -> T,
+        lay_out: impl Fn(&Arenas) -> T,
     ) -> Result<(T, MemoryPlan), OutOfMemory> {
         let measured = Arenas::measuring();
-        lay(&measured);
+        lay_out(&measured);
         let arenas = measured.reserve(be)?;
-        let laid = lay(&arenas);
-        Ok((laid, arenas.memory_plan(be.workspace())))
+        let value = lay_out(&arenas);
+        Ok((value, arenas.memory_plan(be.workspace())))
     }
 
     /// Reserved bytes by purpose. `workspace` is the memory that the device's ops hold.

@@ -1,7 +1,7 @@
 //! Read-only f32 weights for inference. Every bucket of the rank is whole at all times.
 
 use super::arenas::Arenas;
-use super::params::{Held, StateSlice, cut};
+use super::params::{StateRange, StateSlice, slice_states};
 use super::states::StateSpec;
 use base::DType;
 use device::{Backend, Tensor};
@@ -25,22 +25,28 @@ impl<'a> Frozen<'a> {
     }
 
     /// Reserves the weights. They are zero until every slice is written.
-    pub(super) fn lay(be: &'a dyn Backend, model: &Model, shard: ModelShard, at: &Arenas) -> Self {
+    pub(super) fn lay_out(
+        be: &'a dyn Backend,
+        model: &Model,
+        shard: ModelShard,
+        arenas: &Arenas,
+    ) -> Self {
         let layout = Layout::new(model, shard);
-        let bucket = |b: &Bucket| at.weights.matrix(1, b.range.len(), DType::F32);
+        let bucket = |b: &Bucket| arenas.weights.matrix(1, b.range.len(), DType::F32);
         let flat: Vec<Tensor> = layout.buckets.iter().map(bucket).collect();
-        let params = layout.buckets.iter().zip(&flat).map(|(b, at)| Params::new(b, *at)).collect();
+        let params =
+            layout.buckets.iter().zip(&flat).map(|(b, flat)| Params::new(b, *flat)).collect();
         Frozen { be, model: model.clone(), layout, flat, params }
     }
 
     /// Weights of this rank, as rectangles of the whole model's matrices.
     pub fn slices(&self) -> Vec<StateSlice> {
-        let held = self.layout.params().map(|param| {
+        let ranges = self.layout.params().map(|param| {
             let bucket = &self.layout.buckets[param.bucket];
             let at = param.tensor(bucket, self.flat[param.bucket]);
-            Held { param, state: StateSpec::master(), range: 0..param.numel(), at, data: 0 }
+            StateRange { param, state: StateSpec::master(), range: 0..param.numel(), at, data: 0 }
         });
-        cut(&self.layout, &self.model, held)
+        slice_states(&self.layout, &self.model, ranges)
     }
 
     /// Writes rows of a weight, starting at row `first`.

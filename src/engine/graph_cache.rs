@@ -19,7 +19,7 @@
 //! All of this follows from the schedule, so the ranks of a group decide alike, as NCCL requires.
 
 use super::groups::Groups;
-use super::params::{GatherState, OnHost, ShardedParams};
+use super::params::{GatherState, OffloadPlan, ShardedParams};
 use device::Graph;
 use manifest::Manifest;
 use model::MicroBatch;
@@ -82,7 +82,7 @@ pub struct GraphCache {
 impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
         let inside = [&groups.tensor, &groups.tp_async, &groups.gradients];
-        let OnHost { weights, grads, .. } = OnHost::of(m);
+        let OffloadPlan { weights, grads, .. } = OffloadPlan::from_manifest(m);
         GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,
             groups: inside.iter().filter(|group| group.size() > 1).count(),
@@ -113,7 +113,7 @@ impl GraphCache {
         let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();
         let graph = graphs.entry(key).or_insert_with(|| CachedGraph {
-            device_graph: params.backend().graph(self.groups),
+            device_graph: params.be.graph(self.groups),
             after: before,
         });
         let enqueued = graph.device_graph.run(&mut || {
@@ -121,9 +121,10 @@ impl GraphCache {
             enqueue();
             params.wait_reductions();
         });
-        match enqueued {
-            true => graph.after = params.gather_state().expect("all reductions are done"),
-            false => params.set_gather_state(graph.after),
+        if enqueued {
+            graph.after = params.gather_state().expect("all reductions are done");
+        } else {
+            params.set_gather_state(graph.after);
         }
     }
 }

@@ -4,7 +4,7 @@ use base::{DType, div_exact};
 use comm::{Group, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
-use model::{Chunk, Cx, LayerCosts, ModelShard, Module, TensorParallel, costs};
+use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
 use plan::grid::{Axis, Coord, GRADIENTS, Grid, SHARES, STAGES};
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
@@ -28,7 +28,7 @@ pub struct Groups {
     pub tp_async: Box<dyn Group>,
     /// The grid, and the coordinate of this rank.
     pub(super) grid: Grid,
-    pub(super) at: Coord,
+    pub(super) coord: Coord,
 }
 
 impl Groups {
@@ -44,56 +44,49 @@ impl Groups {
             embedding: solo(),
             tp_async: solo(),
             grid: Grid::SOLO,
-            at: Grid::SOLO.coord(0),
+            coord: Grid::SOLO.coord(0),
         }
     }
 
     /// Creates the groups of this rank. A collective of all ranks of the world.
     pub fn new(world: &World, topology: &Topology) -> Groups {
-        Groups::of(world.rank(), topology, |name, ranks| world.group(name, ranks))
+        Groups::for_rank(world.rank(), topology, |name, ranks| world.group(name, ranks))
     }
 
     /// Creates the groups of a rank by calling `make` with each name and its world ranks.
-    pub fn of(
+    pub fn for_rank(
         rank: usize,
         topology: &Topology,
         make: impl Fn(&'static str, &[usize]) -> Box<dyn Group>,
     ) -> Groups {
         let grid = topology.grid();
-        let at = grid.coord(rank);
-        let stages = grid.group(at, STAGES);
-        let embedding = match Groups::embedding_ranks(&grid, at) {
+        let coord = grid.coord(rank);
+        let stages = grid.group(coord, STAGES);
+        let embedding = match Groups::embedding_ranks(&grid, coord) {
             Some(ends) => make("embedding", &ends),
             None => Box::new(Solo),
         };
-        let begun = |name| -> Box<dyn Group> {
-            if begins_messages(topology) { make(name, &stages) } else { Box::new(Solo) }
+        let message_group = |name| -> Box<dyn Group> {
+            if messages_overlap(topology) { make(name, &stages) } else { Box::new(Solo) }
         };
         Groups {
-            tensor: make("tensor", &grid.group(at, SHARES)),
-            tp_async: make("tp_async", &grid.group(at, SHARES)),
+            tensor: make("tensor", &grid.group(coord, SHARES)),
+            tp_async: make("tp_async", &grid.group(coord, SHARES)),
             pipeline: make(comm::PIPELINE, &stages),
-            activation_messages: begun(comm::ACTIVATIONS),
-            gradient_messages: begun(comm::GRADIENTS),
-            gradients: make("data", &grid.group(at, GRADIENTS)),
+            activation_messages: message_group(comm::ACTIVATIONS),
+            gradient_messages: message_group(comm::GRADIENTS),
+            gradients: make("data", &grid.group(coord, GRADIENTS)),
             embedding,
             grid,
-            at,
+            coord,
         }
     }
 
-    /// World ranks of the first and the last stage of a replica, if `at` is one of two.
-    pub(super) fn embedding_ranks(grid: &Grid, at: Coord) -> Option<[usize; 2]> {
+    /// World ranks of the first and the last stage of a replica, if `coord` is one of two.
+    pub(super) fn embedding_ranks(grid: &Grid, coord: Coord) -> Option<[usize; 2]> {
         let last = grid[Axis::Pipeline] - 1;
-        let is_end = last > 0 && [0, last].contains(&at[Axis::Pipeline]);
-        is_end.then(|| [0, last].map(|stage| grid.rank(at.with(Axis::Pipeline, stage))))
-    }
-
-    /// Ranks that hold the same weights of a module: they gather them, and sum their gradients.
-    pub fn of_module(&self, module: Module) -> &dyn Group {
-        match module {
-            Module::Embed | Module::Block | Module::Head | Module::TiedCopy => &*self.gradients,
-        }
+        let is_end = last > 0 && [0, last].contains(&coord[Axis::Pipeline]);
+        is_end.then(|| [0, last].map(|stage| grid.rank(coord.with(Axis::Pipeline, stage))))
     }
 
     /// Number of replicas, each of which reads other samples.
@@ -154,9 +147,10 @@ pub fn actions(pp: PipelineRank, topology: &Topology, micros: usize) -> (Vec<Act
         Schedule::GPipe => schedule::gpipe(micros),
         Schedule::Interleaved => schedule::interleaved(pp, micros),
     };
-    let actions = match begins_messages(topology) {
-        true => schedule::with_begun_messages(pp, &rounds),
-        false => schedule::with_messages(pp, &rounds),
+    let actions = if messages_overlap(topology) {
+        schedule::with_async_messages(pp, &rounds)
+    } else {
+        schedule::with_messages(pp, &rounds)
     };
     schedule::with_slots(actions, pp.chunks)
 }
@@ -166,15 +160,15 @@ pub fn actions(pp: PipelineRank, topology: &Topology, micros: usize) -> (Vec<Act
 /// chunks has little computation to overlap with (see the tests of `timeline`) and needs no
 /// buffers. Evaluations always exchange synchronously, since each forward needs the result of the
 /// previous one.
-pub fn begins_messages(topology: &Topology) -> bool {
+pub fn messages_overlap(topology: &Topology) -> bool {
     topology.schedule == Schedule::Interleaved && topology.overlap_p2p
 }
 
-/// Whether collectives or messages of several groups run at once: sums of gradients beside those of
-/// layers or beside messages, or messages in both directions.
+/// Whether collectives or messages of several groups run at once: sums of gradients with those of layers
+/// or with messages, or messages in both directions.
 pub fn groups_overlap(topology: &Topology) -> bool {
-    let beside = topology.tensor > 1 || topology.pipeline > 1;
-    topology.tensor > 1 || begins_messages(topology) || topology.data > 1 && beside
+    let Topology { tensor, pipeline, data, .. } = *topology;
+    tensor > 1 || messages_overlap(topology) || data > 1 && pipeline > 1
 }
 
 /// Actions of every rank of a pipeline in a step of `micros` micro-batches.
@@ -250,8 +244,8 @@ batch: {micro: 1, global: 64, ramp_up: 4 4 1000}
 lr: {peak: 1e-3}
 train: {samples: 8000}
 ";
-        let beside = "interleaved, chunks: 3, overlap_p2p: true";
-        for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3", beside] {
+        let overlapped = "interleaved, chunks: 3, overlap_p2p: true";
+        for schedule in ["1f1b", "gpipe", "interleaved, chunks: 3", overlapped] {
             let sets = [format!("topology={{pipeline: 4, schedule: {schedule}}}")];
             let m = manifest::for_test(text, &sets);
             let stages = 4 * m.topology.chunks;

@@ -4,7 +4,7 @@ use manifest::{Decay, Lr, LrCounted};
 use std::ops::Range;
 
 /// Learning rate of the step that takes these samples.
-pub fn of_step(lr: &Lr, samples: &Range<u64>) -> f64 {
+pub fn for_step(lr: &Lr, samples: &Range<u64>) -> f64 {
     match lr.counted {
         LrCounted::After => at(lr, samples.end),
         LrCounted::Before => at(lr, samples.start),
@@ -64,9 +64,9 @@ mod tests {
         for (step, rate) in megatron.into_iter().enumerate() {
             let first = 4 * step as u64;
             let samples = first..first + 4;
-            assert!((of_step(&before, &samples) - rate).abs() < 1e-12, "step {step}");
+            assert!((for_step(&before, &samples) - rate).abs() < 1e-12, "step {step}");
             let after = Lr { counted: LrCounted::After, ..before };
-            assert_eq!(of_step(&after, &samples), at(&after, first + 4));
+            assert_eq!(for_step(&after, &samples), at(&after, first + 4));
         }
     }
 

@@ -16,7 +16,7 @@ pub const PIECE: usize = 4 << 20;
 const WINDOWS: usize = 3;
 
 /// Device buffers for pieces.
-pub struct Masters {
+pub struct MasterWindows {
     /// Maximum elements of a piece.
     size: usize,
     /// Buffers of the master weight, f32 [1, size], and of the model weight in its dtype.
@@ -24,16 +24,16 @@ pub struct Masters {
 }
 
 /// Piece of a parameter: the parameter's index, and the range of elements.
-type Cut = (usize, Range<usize>);
+type Piece = (usize, Range<usize>);
 
 /// Consecutive pieces, of at most `size` elements, of this rank's part of each parameter.
-fn cuts(params: &[ParamStates], size: usize) -> Vec<Cut> {
-    let of = |(i, kept): (usize, &ParamStates)| {
+fn pieces(params: &[ParamStates], size: usize) -> Vec<Piece> {
+    let of_param = |(i, kept): (usize, &ParamStates)| {
         let end = kept.part.end;
         let starts = kept.part.clone().step_by(size);
         starts.map(move |start| (i, start..end.min(start + size))).collect::<Vec<_>>()
     };
-    params.iter().enumerate().flat_map(of).collect()
+    params.iter().enumerate().flat_map(of_param).collect()
 }
 
 /// View of a piece in its permanent memory.
@@ -43,47 +43,49 @@ fn in_place(kept: &ParamStates, range: &Range<usize>) -> ParamStates {
 }
 
 /// Calls `work` with a parameter's index and each piece of it, for all parameters in order.
-pub fn each_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamStates)) {
-    cuts(params, PIECE).iter().for_each(|(i, range)| work(*i, &in_place(&params[*i], range)));
+pub fn for_each_piece_in_place(params: &[ParamStates], work: &mut dyn FnMut(usize, &ParamStates)) {
+    for (i, range) in pieces(params, PIECE) {
+        work(i, &in_place(&params[i], &range));
+    }
 }
 
-impl Masters {
+impl MasterWindows {
     /// Lays out the buffers for pieces of at most `size` elements.
-    pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> Masters {
+    pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> MasterWindows {
         let longest = states.iter().map(|kept| kept.part.len().min(size)).max().unwrap_or(0);
-        let of_host = states.iter().any(|kept| kept.get(MODEL).home() == Home::Host);
-        let models = if of_host { longest } else { 0 };
+        let on_host = states.iter().any(|kept| kept.get(MODEL).home() == Home::Host);
+        let models = if on_host { longest } else { 0 };
         let window = |_| [arena.matrix(1, longest, DType::F32), arena.matrix(1, models, model)];
-        Masters { size, windows: std::array::from_fn(window) }
+        MasterWindows { size, windows: std::array::from_fn(window) }
     }
 
-    /// Like `each_in_place`, with the master and model weight of the piece on the device. If
+    /// Like `for_each_piece_in_place`, with the master and model weight of the piece on the device. If
     /// `changes`, both are copied back. Returns when all copies are complete.
-    pub fn each(
+    pub fn for_each_piece(
         &self,
         be: &dyn Backend,
         params: &[ParamStates],
         changes: bool,
         work: &mut dyn FnMut(usize, &ParamStates),
     ) {
-        let cuts = cuts(params, self.size);
-        let host = |k: usize| in_place(&params[cuts[k].0], &cuts[k].1);
-        let fetch = |k: usize| be.transfer(host(k).get(MASTER), self.master(k, cuts[k].1.len()));
-        let mut coming: VecDeque<Transfer> = (0..cuts.len().min(WINDOWS)).map(fetch).collect();
-        let mut leaving = Vec::new();
-        for (k, (i, _)) in cuts.iter().enumerate() {
-            be.join_transfer(coming.pop_front().expect("one for each piece"));
-            let there = self.on_device(k, host(k));
-            work(*i, &there);
-            let back = if changes { self.back(be, &host(k), &there) } else { Vec::new() };
-            let before = std::mem::replace(&mut leaving, back);
-            before.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+        let pieces = pieces(params, self.size);
+        let host = |k: usize| in_place(&params[pieces[k].0], &pieces[k].1);
+        let fetch = |k: usize| be.transfer(host(k).get(MASTER), self.master(k, pieces[k].1.len()));
+        let mut fetches: VecDeque<Transfer> = (0..pieces.len().min(WINDOWS)).map(fetch).collect();
+        let mut stores = Vec::new();
+        for (k, (i, _)) in pieces.iter().enumerate() {
+            be.join_transfer(fetches.pop_front().expect("one for each piece"));
+            let on_device = self.on_device(k, host(k));
+            work(*i, &on_device);
+            let store = if changes { self.store(be, &host(k), &on_device) } else { Vec::new() };
+            let previous = std::mem::replace(&mut stores, store);
+            previous.into_iter().for_each(|transfer| be.finish_transfer(transfer));
             // The window of the previous piece is free.
-            if k > 0 && k + WINDOWS - 1 < cuts.len() {
-                coming.push_back(fetch(k + WINDOWS - 1));
+            if k > 0 && k + WINDOWS - 1 < pieces.len() {
+                fetches.push_back(fetch(k + WINDOWS - 1));
             }
         }
-        leaving.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+        stores.into_iter().for_each(|transfer| be.finish_transfer(transfer));
     }
 
     fn master(&self, k: usize, len: usize) -> Tensor {
@@ -93,17 +95,17 @@ impl Masters {
     /// View of a piece whose host tensors are replaced by their window.
     fn on_device(&self, k: usize, piece: ParamStates) -> ParamStates {
         let (master, model, len) = (piece.get(MASTER), piece.get(MODEL), piece.part.len());
-        let at = self.master(k, len);
+        let window = self.master(k, len);
         let model = match model.home() {
             Home::Device => model,
-            Home::Host if model.addr() == master.addr() => at,
+            Home::Host if model.addr() == master.addr() => window,
             Home::Host => self.windows[k % WINDOWS][1].span(0, len),
         };
-        piece.moved(MASTER, at).moved(MODEL, model)
+        piece.moved(MASTER, window).moved(MODEL, model)
     }
 
-    fn back(&self, be: &dyn Backend, host: &ParamStates, there: &ParamStates) -> Vec<Transfer> {
-        let moved = |name| (there.get(name), host.get(name));
+    fn store(&self, be: &dyn Backend, host: &ParamStates, device: &ParamStates) -> Vec<Transfer> {
+        let moved = |name| (device.get(name), host.get(name));
         let mut pairs = vec![moved(MASTER), moved(MODEL)];
         pairs.dedup();
         pairs.retain(|(from, to)| from.home() != to.home());
@@ -115,8 +117,8 @@ impl Masters {
 mod tests {
     use super::*;
     use crate::arenas::Arenas;
-    use crate::params::{self, OnHost};
-    use crate::{groups, rule};
+    use crate::params::{self, OffloadPlan};
+    use crate::{groups, rule::optimizer_rule};
     use device::cpu::Cpu;
     use model::{Layout, ModelShard};
 
@@ -139,28 +141,29 @@ topology: {data: 2, zero: 1}
 ";
         let (m, cpu) = (manifest::for_test(text, sets), Cpu::new(Some(1)));
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
-        let (rule, model) = (rule::of(&m), groups::model_dtype(m.precision));
-        let lay = |at: &Arenas| {
-            let buckets = params::buckets(1, 1, &layout, model, OnHost::of(&m), at);
-            let states = params::states(&layout, &buckets, &*rule, true, at);
-            let masters = Masters::plan(&states, model, size, &at.optimizer);
+        let (rule, model) = (optimizer_rule(&m), groups::model_dtype(m.precision));
+        let on_host = OffloadPlan::from_manifest(&m);
+        let lay_out = |arenas: &Arenas| {
+            let buckets = params::plan_buckets(1, 1, &layout, model, on_host, arenas);
+            let states = params::plan_states(&layout, &buckets, &*rule, true, arenas);
+            let masters = MasterWindows::plan(&states, model, size, &arenas.optimizer);
             (states, masters)
         };
         let measured = Arenas::measuring();
-        lay(&measured);
-        let (states, masters) = lay(&measured.reserve(&cpu).unwrap());
+        lay_out(&measured);
+        let (states, masters) = lay_out(&measured.reserve(&cpu).unwrap());
         for kept in &states {
             let values: Vec<f32> = kept.part.clone().map(|i| (i as f32 * 0.37).sin()).collect();
             cpu.upload(bytemuck::cast_slice(&values), kept.get(MASTER));
         }
-        masters.each(&cpu, &states, true, &mut |_, piece| {
+        masters.for_each_piece(&cpu, &states, true, &mut |_, piece| {
             let master = piece.get(MASTER);
             let twice: Vec<f32> = numbers(&cpu, master).iter().map(|x| 2.0 * x).collect();
             cpu.upload(bytemuck::cast_slice(&twice), master);
             piece.cast(&cpu);
         });
         let mut seen = 0;
-        masters.each(&cpu, &states, false, &mut |i, piece| {
+        masters.for_each_piece(&cpu, &states, false, &mut |i, piece| {
             assert_eq!(piece.param.name, states[i].param.name);
             seen += piece.part.len();
         });

@@ -10,7 +10,7 @@ mod update;
 mod scaler;
 mod groups;
 mod order;
-mod play;
+mod execute;
 mod graph_cache;
 mod arenas;
 mod memory;
@@ -20,38 +20,39 @@ mod replica_check;
 mod frozen;
 mod sampler;
 mod scorer;
-pub mod volume;
 pub mod lr;
 
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
-pub use groups::{Groups, actions, begins_messages, cuts, groups_overlap, model_dtype, orders};
+pub use groups::{Groups, actions, cuts, groups_overlap, messages_overlap, model_dtype, orders};
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
 pub use rule::{
-    Conversion, ERROR, OptimizerRule, Place, Q, SECOND, Saved, Step, decoded, of as rule,
+    Conversion, ERROR, OptimizerRule, Place, Q, SECOND, SavedStates, Step, decoding_conversions,
+    optimizer_rule,
 };
 pub use sampler::Sampler;
 pub use scalars::Outcome;
-pub use scaler::Scale;
-pub use scorer::{Heard, Scorer, Scores};
+pub use scaler::ScaleState;
+pub use scorer::{LossSink, LossSource, Scorer};
 pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorSlice};
 
 use arenas::Arenas;
 use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor, op};
+use execute::{PipelineComm, execute};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
 use manifest::Manifest;
+use memory::PassBuffers;
 use model::layers::fp8::Fp8Pass;
-use model::{Activations, Cx, GradBuffers, Inputs, Layout, MicroBatch, Param, Stage};
+use model::{Activations, Cx, Inputs, Layout, MicroBatch, Param, Stage};
 use order::StepOrder;
 use plan::schedule::{self, Action, Pass, PipelineRank, Side};
-use play::{Mail, MessageBuffers, play};
 use powersgd::Compression;
 use scalars::Scalars;
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
-use update::{At, Update};
+use update::{StepArgs, Update};
 
 /// Loads the next micro-batch into the given buffers.
 pub type Load<'a> = &'a mut dyn FnMut(&Inputs) -> anyhow::Result<()>;
@@ -70,11 +71,7 @@ pub struct Engine<'a> {
     /// Limits of the steps queued from now on.
     limits: Cell<Option<StepLimits>>,
     manifest: Manifest,
-    /// Buffers of the micro-batches in flight, by slot. The chunks of a slot share its bytes.
-    slots: Vec<Vec<Activations>>,
-    work: GradBuffers,
-    messages: MessageBuffers,
-    eval: Vec<Vec<Activations>>,
+    passes: PassBuffers,
     scalars: Scalars,
     /// Buffers for fp8 operands.
     fp8: Option<Fp8Pass>,
@@ -95,7 +92,7 @@ impl<'a> Engine<'a> {
         manifest: &Manifest,
         causal: bool,
     ) -> Result<Engine<'a>, OutOfMemory> {
-        Engine::with_rule(be, groups, manifest, causal, rule::of(manifest))
+        Engine::with_rule(be, groups, manifest, causal, optimizer_rule(manifest))
     }
 
     /// Like `new`, with another optimizer rule.
@@ -106,48 +103,35 @@ impl<'a> Engine<'a> {
         causal: bool,
         rule: Box<dyn OptimizerRule>,
     ) -> Result<Engine<'a>, OutOfMemory> {
-        let manifest = &memory::placed(be, &groups, manifest, &*rule, causal);
+        let manifest = &memory::resolve_gradient_home(be, &groups, manifest, &*rule, causal);
         let measured = Arenas::measuring();
-        memory::lay(be, &groups, manifest, &*rule, causal, &measured);
+        memory::lay_out(be, &groups, manifest, &*rule, causal, &measured);
         let (home, asked) = (Home::Device, measured.memory_plan(be.workspace()).total());
-        match manifest.train.device_memory {
-            Some(most) if asked > most => {
-                return Err(OutOfMemory { home, asked, available: Some(most) });
-            }
-            _ => {}
+        if let Some(most) = manifest.train.device_memory.filter(|most| asked > *most) {
+            return Err(OutOfMemory { home, asked, available: Some(most) });
         }
         let arenas = measured.reserve(be)?;
-        let laid = memory::lay(be, &groups, manifest, &*rule, causal, &arenas);
+        let memory = memory::lay_out(be, &groups, manifest, &*rule, causal, &arenas);
         let pp = pipeline_rank(&groups, manifest);
         // A group whose messages a graph can capture is a device's own.
         let order = StepOrder::new(pp, &manifest.topology, groups.pipeline.capturable());
-        laid.tables.upload(&context(be, &groups, manifest, true));
+        memory.tables.upload(&context(be, &groups, manifest, true));
+        let params = ShardedParams::new(be, groups, manifest, memory.params);
         let engine = Engine {
             be,
-            graphs: GraphCache::new(&groups, manifest),
-            params: ShardedParams::new(
-                be,
-                groups,
-                manifest,
-                laid.layout,
-                laid.buckets,
-                laid.states,
-            )
-            .offloaded(laid.offload, laid.norms),
+            graphs: GraphCache::new(&params.groups, manifest),
+            params,
             rule,
-            update: laid.update,
-            compression: laid.compression,
+            update: memory.update,
+            compression: memory.compression,
             steps: Cell::new(0),
             limits: Cell::new(None),
             manifest: manifest.clone(),
-            slots: laid.slots,
-            work: laid.work,
-            messages: laid.messages,
-            eval: laid.eval,
+            passes: memory.passes,
             order,
-            received: RefCell::new(vec![0.0; laid.scalars.outcome.numel()]),
-            scalars: laid.scalars,
-            fp8: laid.fp8,
+            received: RefCell::new(vec![0.0; memory.scalars.outcome.numel()]),
+            scalars: memory.scalars,
+            fp8: memory.fp8,
             memory_plan: arenas.memory_plan(be.workspace()),
         };
         engine.set_scale(None, 0, 0);
@@ -161,11 +145,11 @@ impl<'a> Engine<'a> {
         manifest: &Manifest,
         causal: bool,
     ) -> (MemoryPlan, Layout) {
-        let rule = rule::of(manifest);
-        let manifest = &memory::placed(be, groups, manifest, &*rule, causal);
+        let rule = optimizer_rule(manifest);
+        let manifest = &memory::resolve_gradient_home(be, groups, manifest, &*rule, causal);
         let measured = Arenas::measuring();
-        let laid = memory::lay(be, groups, manifest, &*rule, causal, &measured);
-        (measured.memory_plan(be.workspace()), laid.layout)
+        let memory = memory::lay_out(be, groups, manifest, &*rule, causal, &measured);
+        (measured.memory_plan(be.workspace()), memory.params.layout)
     }
 
     /// Device of the engine.
@@ -180,7 +164,7 @@ impl<'a> Engine<'a> {
 
     /// Parameters of which this rank holds a share.
     pub fn params(&self) -> impl Iterator<Item = &Param> {
-        self.params.layout().params()
+        self.params.layout.params()
     }
 
     /// Weights, gradients and optimizer states of the parameters.
@@ -217,15 +201,11 @@ impl<'a> Engine<'a> {
     /// stores. Later gradients change by rounding only. A collective: all replicas call it after
     /// the same step.
     pub fn average_errors(&self) {
-        if let Some(compression) = self.compression.as_ref().filter(|c| c.begun(self.steps.get())) {
+        if let Some(compression) =
+            self.compression.as_ref().filter(|c| c.has_applied(self.steps.get()))
+        {
             compression.average_errors(&self.params);
         }
-    }
-
-    /// Reads the unclipped f32 gradient of the last step. This rank must own the weight whole.
-    pub fn read_grad(&self, param: &Param, out: &mut [f32]) {
-        self.params.finish_copies();
-        self.be.download(self.params.grad(param), bytemuck::cast_slice_mut(out));
     }
 
     /// Compares the weights that must be equal on several ranks, bit by bit (`replica_check`). A
@@ -235,16 +215,16 @@ impl<'a> Engine<'a> {
     }
 
     /// Current loss scale, and the number of updates.
-    pub fn scale(&self) -> Scale {
+    pub fn scale(&self) -> ScaleState {
         scaler::read(self.be, self.scalars.scaler)
     }
 
     /// Restores the loss scale within the limits of the manifest's settings. Starts from the
     /// initial scale if none was saved, after `updates` and `skipped` steps.
-    pub fn set_scale(&self, saved: Option<Scale>, updates: u64, skipped: u64) {
+    pub fn set_scale(&self, saved: Option<ScaleState>, updates: u64, skipped: u64) {
         let m = &self.manifest;
-        let unscaled = Scale { updates, skipped, ..Scale::initial(m) };
-        let scale = saved.map_or(unscaled, |saved| saved.under(m));
+        let unscaled = ScaleState { updates, skipped, ..ScaleState::initial(m) };
+        let scale = saved.map_or(unscaled, |saved| saved.within_settings(m));
         scaler::write(self.be, self.scalars.scaler, &scale);
     }
 
@@ -268,17 +248,17 @@ impl<'a> Engine<'a> {
         be.run(op::Zero { x: s.loss });
         be.run(op::Zero { x: s.z_loss });
         be.enter(Section::Passes);
-        let computed = self.run(&order, &self.slots, true, load, None);
+        let computed = self.run(&order, &self.passes.slots, true, load, None);
         be.enter(Section::Once);
         computed?;
         params.finish_grads();
         let scale = compression.map_or(s.scaler.scale, |c| c.run(params, s));
-        params.groups().sum_over_stages_and_replicas(s.loss);
+        params.groups.sum_over_stages_and_replicas(s.loss);
         if self.manifest.train.z_loss.is_some() {
-            params.groups().sum_over_stages_and_replicas(s.z_loss);
+            params.groups.sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        self.update.run(params, rule, s, At { scale, lr, limits: self.limits.get() });
+        self.update.run(params, rule, s, StepArgs { scale, lr, limits: self.limits.get() });
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())
@@ -287,26 +267,26 @@ impl<'a> Engine<'a> {
     /// Waits for the oldest unread outcome. Also returns the time at which that step ended, as far
     /// as the host can measure it.
     pub fn outcome(&self) -> anyhow::Result<(Outcome, Instant)> {
-        let mut all = self.received.borrow_mut();
-        let ended = self.be.finish_download(bytemuck::cast_slice_mut(&mut all))?;
-        Ok((Scalars::read(&all), ended))
+        let mut received = self.received.borrow_mut();
+        let ended = self.be.finish_download(bytemuck::cast_slice_mut(&mut received))?;
+        Ok((Scalars::read(&received), ended))
     }
 
     /// Loss of `micros` micro-batches of this rank, without dropout and gradients.
     pub fn evaluate(&self, load: Load, micros: u64) -> anyhow::Result<f64> {
         let loss = self.scalars.loss;
         self.forwards(load, micros as usize, None)?;
-        self.params.groups().sum_over_stages_and_replicas(loss);
+        self.params.groups.sum_over_stages_and_replicas(loss);
         self.be.sync()?;
         Ok(self.scalar(loss))
     }
 
     /// Forward passes without dropout; adds up the loss of this rank.
-    fn forwards(&self, load: Load, micros: usize, heard: Option<Heard>) -> anyhow::Result<()> {
+    fn forwards(&self, load: Load, micros: usize, sink: Option<LossSink>) -> anyhow::Result<()> {
         let rounds = schedule::forwards(self.pipeline_rank(), micros);
         let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
         self.be.run(op::Zero { x: self.scalars.loss });
-        self.run(&actions, &self.eval, false, load, heard)
+        self.run(&actions, &self.passes.eval, false, load, sink)
     }
 
     /// Executes the actions of a schedule.
@@ -316,66 +296,67 @@ impl<'a> Engine<'a> {
         slots: &[Vec<Activations>],
         training: bool,
         load: Load,
-        mut heard: Option<Heard>,
+        mut sink: Option<LossSink>,
     ) -> anyhow::Result<()> {
         let (be, pp, loss) = (self.be, self.pipeline_rank(), self.scalars.loss);
         let (params, graphs) = (&self.params, &self.graphs);
-        let cx = context(be, params.groups(), &self.manifest, training);
+        let cx = context(be, &params.groups, &self.manifest, training);
         let cx = Cx { fp8: self.fp8, ..cx };
-        let stage = Stage { cx, layout: params.layout(), store: params };
-        let held = |pass: Pass| &slots[pass.slot][pass.chunk];
+        let stage = Stage { cx, layout: &params.layout, store: params };
+        let activations = |pass: Pass| &slots[pass.slot][pass.chunk];
         let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
-        let (groups, buffers) = (params.groups(), &self.messages);
-        let mail = Mail { be, pp, groups, tp: cx.tp, buffers };
-        let place = |side, pass| self.place(side, held(pass));
-        play(actions, &mail, place, |action| {
+        let (groups, buffers) = (&params.groups, &self.passes.messages);
+        let comm = PipelineComm { be, pp, groups, tp: cx.tp, buffers };
+        let tensor_of = |side, pass| self.message_tensor(side, activations(pass));
+        execute(actions, &comm, tensor_of, |action| {
             match action {
                 Action::Forward(pass) => {
-                    let inputs = &held(pass).inputs;
+                    let inputs = &activations(pass).inputs;
                     match (pass.chunk, pass.slot == pass.home) {
                         (0, _) => load(inputs)?,
-                        (_, true) => (),
+                        (_, true) => {}
                         (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
                     }
                     let room = self.fp8.map(|room| room.for_forward(pass.micro == 0));
                     let codes = room.is_some_and(|room| room.new_weights);
                     let stage = Stage { cx: Cx { fp8: room, ..cx }, ..stage };
-                    let enqueue = || stage.forward(held(pass));
+                    let enqueue = || stage.forward(activations(pass));
                     graphs.run(params, PassKind::Forward { training, codes }, pass, enqueue);
                 }
                 Action::Backward(pass) => {
                     // Every schedule runs a chunk's backward passes in the order of micro-batches.
                     let at = MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
-                    let enqueue = || stage.backward(held(pass), &self.work, loss.add(), at);
+                    let enqueue =
+                        || stage.backward(activations(pass), &self.passes.work, loss.add(), at);
                     graphs.run(params, PassKind::Backward(at), pass, enqueue);
                 }
                 Action::Loss(pass) => {
-                    let enqueue = || stage.loss(held(pass), loss.add());
+                    let enqueue = || stage.loss(activations(pass), loss.add());
                     graphs.run(params, PassKind::Loss, pass, enqueue);
-                    if let Some(heard) = &mut heard {
-                        scorer::tell(be, held(pass), heard);
+                    if let Some(sink) = &mut sink {
+                        scorer::report_losses(be, activations(pass), sink);
                     }
                 }
-                _ => unreachable!("`play` handles messages itself"),
+                _ => unreachable!("`execute` handles messages itself"),
             }
             Ok(())
         })
     }
 
     /// Tensor that a rank sends or receives: the stream of a micro-batch, or its gradient.
-    fn place(&self, side: Side, held: &Activations) -> Tensor {
+    fn message_tensor(&self, side: Side, activations: &Activations) -> Tensor {
         match side {
-            Side::RecvX => held.x,
-            Side::SendY => held.y,
-            Side::RecvDy | Side::SendDx => self.work.stream,
+            Side::RecvX => activations.x,
+            Side::SendY => activations.y,
+            Side::RecvDy | Side::SendDx => self.passes.work.stream,
         }
     }
 
     /// Weights with a non-finite gradient in the step whose outcome was read last.
     pub fn not_finite(&self) -> Vec<String> {
         let received = self.received.borrow();
-        let own = self.compression.iter().flat_map(|compression| compression.names());
-        let names = self.update.names().iter().chain(own).zip(&received[Scalars::BEFORE_SUMS..]);
+        let local = self.compression.iter().flat_map(|compression| &compression.names);
+        let names = self.update.names.iter().chain(local).zip(&received[Scalars::BEFORE_SUMS..]);
         let mut found = Vec::new();
         for (name, _) in names.filter(|(_, sum)| !sum.is_finite()) {
             if !found.contains(name) {
@@ -386,7 +367,7 @@ impl<'a> Engine<'a> {
     }
 
     fn pipeline_rank(&self) -> PipelineRank {
-        pipeline_rank(self.params.groups(), &self.manifest)
+        pipeline_rank(&self.params.groups, &self.manifest)
     }
 
     fn scalar(&self, x: Tensor) -> f64 {

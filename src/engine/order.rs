@@ -1,6 +1,6 @@
 //! Order of a rank's actions in the next step.
 
-use super::groups::{actions, begins_messages};
+use super::groups::{actions, messages_overlap};
 use manifest::Topology;
 use plan::schedule::{Action, PipelineRank};
 use std::cell::{Ref, RefCell};
@@ -32,7 +32,7 @@ struct Last {
 impl StepOrder {
     /// `lazy`: the device loads its kernels when they are first used.
     pub fn new(pp: PipelineRank, topology: &Topology, lazy: bool) -> StepOrder {
-        let lazy = lazy && begins_messages(topology);
+        let lazy = lazy && messages_overlap(topology);
         StepOrder { pp, topology: topology.clone(), lazy, last: RefCell::default() }
     }
 

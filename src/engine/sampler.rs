@@ -8,7 +8,7 @@ use data::{Batch, Column};
 use device::{Backend, OutOfMemory};
 use manifest::{Manifest, Model};
 use model::{Activations, Cx, Inputs, KvCache, ModelShard, Stage, Tables};
-use std::ops::{Deref, Range};
+use std::ops::Range;
 
 /// Prompt tokens per forward pass.
 const PROMPT: usize = 128;
@@ -19,14 +19,14 @@ pub struct Sampler<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
-    weights: Frozen<'a>,
+    pub weights: Frozen<'a>,
     context_len: usize,
     cache: KvCache,
     /// Buffers for one token, and for several.
     one: Pass,
     several: Pass,
     /// Tokens in the KV cache.
-    kept: Vec<u32>,
+    cached: Vec<u32>,
 }
 
 /// Forward pass of a fixed number of tokens.
@@ -35,18 +35,11 @@ struct Pass {
     batch: Batch,
 }
 
-struct Laid<'a> {
+struct SamplerBuffers<'a> {
     weights: Frozen<'a>,
     tables: Tables,
     cache: KvCache,
     passes: [Activations; 2],
-}
-
-impl<'a> Deref for Sampler<'a> {
-    type Target = Frozen<'a>;
-    fn deref(&self) -> &Frozen<'a> {
-        &self.weights
-    }
 }
 
 impl<'a> Sampler<'a> {
@@ -59,33 +52,35 @@ impl<'a> Sampler<'a> {
     ) -> Result<Sampler<'a>, OutOfMemory> {
         let groups = Groups::solo();
         let manifest = Frozen::manifest(manifest);
-        let lay = |at: &Arenas| lay(be, &groups, &manifest, context_len, at);
-        let (Laid { weights, tables, cache, passes }, _) = Arenas::laid(be, lay)?;
+        let lay_out = |arenas: &Arenas| lay_out(be, &groups, &manifest, context_len, arenas);
+        let (SamplerBuffers { weights, tables, cache, passes }, _) =
+            Arenas::reserve_for(be, lay_out)?;
         tables.upload(&context(be, &groups, &manifest, false));
         let [one, several] = passes.map(|activations| {
             let batch = Batch::causal(&vec![0; activations.inputs.rows() + 1], 1, 0, 0.0);
             Pass { activations, batch }
         });
-        let kept = Vec::new();
-        Ok(Sampler { be, groups, manifest, weights, context_len, cache, one, several, kept })
+        let cached = Vec::new();
+        Ok(Sampler { be, groups, manifest, weights, context_len, cache, one, several, cached })
     }
 
     /// Logits of the token after `tokens`, one per entry of the vocabulary. A text longer than the
     /// context is truncated at its start.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let tail = &tokens[tokens.len().saturating_sub(self.context_len)..];
-        let same = self.kept.iter().zip(tail).take_while(|(kept, token)| kept == token).count();
-        self.kept.truncate(same.min(tail.len() - 1));
+        let same =
+            self.cached.iter().zip(tail).take_while(|(cached, token)| cached == token).count();
+        self.cached.truncate(same.min(tail.len() - 1));
         let mut last = Vec::new();
         self.forward(tail, tail.len() - 1..tail.len(), |_, logits| last = logits.to_vec());
         last
     }
 
-    /// Calls `each` with every position of `tokens` and the logits of the next token. `tokens` must
+    /// Calls `visit` with every position of `tokens` and the logits of the next token. `tokens` must
     /// fit into the context.
-    pub fn each_logits(&mut self, tokens: &[u32], each: impl FnMut(usize, &[f32])) {
-        self.kept.clear();
-        self.forward(tokens, 0..tokens.len(), each);
+    pub fn each_logits(&mut self, tokens: &[u32], visit: impl FnMut(usize, &[f32])) {
+        self.cached.clear();
+        self.forward(tokens, 0..tokens.len(), visit);
     }
 
     /// Runs the tokens that are not cached. They follow the cached ones.
@@ -93,14 +88,14 @@ impl<'a> Sampler<'a> {
         &mut self,
         tokens: &[u32],
         positions: Range<usize>,
-        mut each: impl FnMut(usize, &[f32]),
+        mut visit: impl FnMut(usize, &[f32]),
     ) {
         let Model { vocab, vocab_padded, logit_softcap, .. } = self.manifest.model;
         let mut host = vec![0.0; vocab_padded];
-        while let left @ 1.. = tokens.len() - self.kept.len() {
-            let first = self.kept.len();
-            let pass = if left == 1 { &mut self.one } else { &mut self.several };
-            let new = &tokens[first..][..left.min(pass.batch.seq_len())];
+        while let remaining @ 1.. = tokens.len() - self.cached.len() {
+            let first = self.cached.len();
+            let pass = if remaining == 1 { &mut self.one } else { &mut self.several };
+            let new = &tokens[first..][..remaining.min(pass.batch.seq_len())];
             pass.fill(first, new);
             let cx = context(self.be, &self.groups, &self.manifest, false);
             let cx = Cx { cached_tokens: first, ..cx };
@@ -114,9 +109,9 @@ impl<'a> Sampler<'a> {
                 if let Some(cap) = logit_softcap {
                     host.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
                 }
-                each(first + row, &host[..vocab]);
+                visit(first + row, &host[..vocab]);
             }
-            self.kept.extend(new);
+            self.cached.extend(new);
         }
     }
 }
@@ -134,25 +129,25 @@ impl Pass {
     }
 }
 
-fn lay<'a>(
+fn lay_out<'a>(
     be: &'a dyn Backend,
     groups: &Groups,
     m: &Manifest,
     context_len: usize,
-    at: &Arenas,
-) -> Laid<'a> {
+    arenas: &Arenas,
+) -> SamplerBuffers<'a> {
     let cx = context(be, groups, m, false);
-    let weights = Frozen::lay(be, &m.model, ModelShard::whole(&m.model), at);
+    let weights = Frozen::lay_out(be, &m.model, ModelShard::whole(&m.model), arenas);
     let several = PROMPT.min(context_len);
     // The last rows of a prompt's pass may exceed the context.
-    let cache = KvCache::plan(&cx, context_len + several, &at.inputs);
-    let tables = Tables { kv_cache: Some(cache), ..Tables::plan(&cx, &at.inputs) };
+    let cache = KvCache::plan(&cx, context_len + several, &arenas.inputs);
+    let tables = Tables { kv_cache: Some(cache), ..Tables::plan(&cx, &arenas.inputs) };
     let chunk = &weights.layout().shard.chunks[0];
     let pass = |tokens: usize| {
-        let inputs = Inputs::plan(1, tokens, true, &at.inputs);
+        let inputs = Inputs::plan(1, tokens, true, &arenas.inputs);
         let plan = |space: &_| Activations::plan(&cx, chunk, inputs, &tables, space, space);
-        at.workspace.temporary(plan)
+        arenas.workspace.temporary(plan)
     };
     let passes = [1, several].map(pass);
-    Laid { weights, tables, cache, passes }
+    SamplerBuffers { weights, tables, cache, passes }
 }

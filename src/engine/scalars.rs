@@ -30,26 +30,26 @@ impl Outcome {
 
 /// Scalar results of a step. Those that the host reads are contiguous: one transfer per step.
 pub struct Scalars {
-    pub outcome: Tensor, // f32 [1, 64 + n + m]  everything that the host reads
-    pub norm: Tensor,    // f32 [1, 1]  Σ g², then over all ranks
-    pub loss: Tensor,    // f32 [1, 1]
-    pub clip: Tensor,    // f32 [1, 2]  norm and factor of the gradient
-    pub rule: Tensor,    // f32 [1, 3]  that factor, then the optimizer rule's own scalars
-    pub status: Tensor,  // f32 [1, 1]  status of the step: 1 skipped, 2 stuck, 3 spiked
-    pub z_loss: Tensor,  // f32 [1, 1]
-    pub scaler: Scaler,  // f32 [1, 1], i64 [1, 5]
-    pub sums: Tensor,    // f32 [1, n]  Σ g² of each gradient owned
-    pub own: Tensor,     // f32 [1, m]  Σ g² of this rank's own gradients, where they are compressed
-    pub digests: Tensor, // i64 [ranks, weights]  of a replica check, by rank of a group
+    pub outcome: Tensor,    // f32 [1, 64 + n + m]  everything that the host reads
+    pub norm: Tensor,       // f32 [1, 1]  Σ g², then over all ranks
+    pub loss: Tensor,       // f32 [1, 1]
+    pub clip: Tensor,       // f32 [1, 2]  norm and factor of the gradient
+    pub rule: Tensor,       // f32 [1, 3]  that factor, then the optimizer rule's own scalars
+    pub status: Tensor,     // f32 [1, 1]  status of the step: 1 skipped, 2 stuck, 3 spiked
+    pub z_loss: Tensor,     // f32 [1, 1]
+    pub scaler: Scaler,     // f32 [1, 1], i64 [1, 5]
+    pub sums: Tensor,       // f32 [1, n]  Σ g² of each gradient owned
+    pub local_sums: Tensor, // f32 [1, m]  Σ g² of this rank's own gradients, where they are compressed
+    pub digests: Tensor,    // i64 [ranks, weights]  of a replica check, by rank of a group
 }
 
 impl Scalars {
     /// Floats of an outcome before the sums, which start at a multiple of 256 bytes.
     pub const BEFORE_SUMS: usize = 64;
 
-    /// Reserves sums for `sums` reduced gradients and `own` gradients of this rank.
-    pub fn plan([sums, own]: [usize; 2], digests: Tensor, arena: &Arena) -> Scalars {
-        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums + own, DType::F32);
+    /// Reserves sums for `sums` reduced gradients and `local` gradients of this rank.
+    pub fn plan(sums: usize, local: usize, digests: Tensor, arena: &Arena) -> Scalars {
+        let outcome = arena.matrix(1, Scalars::BEFORE_SUMS + sums + local, DType::F32);
         Scalars {
             outcome,
             norm: outcome.span(0, 1),
@@ -60,21 +60,21 @@ impl Scalars {
             z_loss: outcome.span(8, 1),
             scaler: Scaler { scale: outcome.span(7, 1), counts: scaler::counts(arena) },
             sums: outcome.span(Scalars::BEFORE_SUMS, sums),
-            own: outcome.span(Scalars::BEFORE_SUMS + sums, own),
+            local_sums: outcome.span(Scalars::BEFORE_SUMS + sums, local),
             digests,
         }
     }
 
     /// Reads an outcome by the offsets above.
     pub fn read(outcome: &[f32]) -> Outcome {
-        let [loss, grad_norm, fate, loss_scale, z] = [1, 2, 6, 7, 8].map(|place| outcome[place]);
+        let [loss, grad_norm, status, loss_scale, z] = [1, 2, 6, 7, 8].map(|place| outcome[place]);
         Outcome {
             loss: loss.into(),
             z_loss: z.into(),
             grad_norm: grad_norm.into(),
-            skipped: fate > 0.0,
-            spiked: fate == 3.0,
-            stuck: fate == 2.0,
+            skipped: status > 0.0,
+            spiked: status == 3.0,
+            stuck: status == 2.0,
             loss_scale: loss_scale.into(),
         }
     }

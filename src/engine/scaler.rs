@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// State of the loss scale after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Scale {
+pub struct ScaleState {
     pub scale: f64,
     /// Updates since the scale doubled or a step overflowed.
     pub updates_in_a_row: u64,
@@ -24,23 +24,24 @@ pub struct Scale {
     pub skipped: u64,
 }
 
-impl Scale {
+impl ScaleState {
     /// State before the first step.
-    pub fn initial(m: &Manifest) -> Scale {
+    pub fn initial(m: &Manifest) -> ScaleState {
         let scale = m.loss_scale.map_or(1.0, |scale| scale.initial);
         let overflows_left = scaling(m).hysteresis as i64;
-        Scale { scale, updates_in_a_row: 0, overflows_left, updates: 0, skipped: 0 }
+        ScaleState { scale, updates_in_a_row: 0, overflows_left, updates: 0, skipped: 0 }
     }
 
     /// The same state with counters of zero.
-    pub fn uncounted(self) -> Scale {
-        Scale { updates: 0, skipped: 0, ..self }
+    pub fn uncounted(self) -> ScaleState {
+        ScaleState { updates: 0, skipped: 0, ..self }
     }
 
     /// The same state under the settings of a manifest, which may have changed since.
-    pub fn under(self, m: &Manifest) -> Scale {
+    pub fn within_settings(self, m: &Manifest) -> ScaleState {
         let Scaling { growth, min, .. } = scaling(m);
-        Scale { scale: if growth == 1.0 { min.into() } else { self.scale.max(min.into()) }, ..self }
+        let scale = if growth == 1.0 { min.into() } else { self.scale.max(min.into()) };
+        ScaleState { scale, ..self }
     }
 }
 
@@ -60,8 +61,8 @@ pub fn counts(arena: &Arena) -> Tensor {
     arena.matrix(1, 5, DType::I64)
 }
 
-pub fn write(be: &dyn Backend, to: Scaler, s: &Scale) {
-    let Scale { scale, updates_in_a_row, overflows_left, updates, skipped } = *s;
+pub fn write(be: &dyn Backend, to: Scaler, state: &ScaleState) {
+    let ScaleState { scale, updates_in_a_row, overflows_left, updates, skipped } = *state;
     let counts = [
         updates_in_a_row as i64,
         overflows_left,
@@ -73,12 +74,12 @@ pub fn write(be: &dyn Backend, to: Scaler, s: &Scale) {
     be.upload(bytemuck::cast_slice(&counts), to.counts);
 }
 
-pub fn read(be: &dyn Backend, from: Scaler) -> Scale {
+pub fn read(be: &dyn Backend, from: Scaler) -> ScaleState {
     let (mut scale, mut counts) = ([0.0f32], [0i64; 5]);
     be.download(from.scale, bytemuck::cast_slice_mut(&mut scale));
     be.download(from.counts, bytemuck::cast_slice_mut(&mut counts));
     let [updates_in_a_row, overflows_left, updates, skipped, _] = counts;
-    Scale {
+    ScaleState {
         scale: scale[0].into(),
         updates_in_a_row: updates_in_a_row as u64,
         overflows_left,

@@ -1,39 +1,38 @@
 //! Losses of single tokens on any grid: of a model in training, or of a read-only one.
 
 use super::arenas::{Arenas, MemoryPlan};
+use super::execute::{MessageBuffers, PipelineComm, execute};
 use super::frozen::Frozen;
 use super::groups::{Groups, context, model_shard, pipeline_rank};
-use super::play::{Mail, MessageBuffers, play};
 use super::{Engine, Load};
 use base::DType;
 use device::{Backend, OutOfMemory, Tensor, op};
 use manifest::Manifest;
 use model::{Activations, Inputs, Stage, Tables};
 use plan::schedule::{self, Action, Pass, Side};
-use std::ops::Deref;
 
 /// Receives the losses of a micro-batch, weight · −log p of each token [N], on ranks of the last
 /// stage. Micro-batches arrive in order.
-pub type Heard<'a> = &'a mut dyn FnMut(&[f32]);
+pub type LossSink<'a> = &'a mut dyn FnMut(&[f32]);
 
 /// Source of token losses.
-pub trait Scores {
+pub trait LossSource {
     /// Runs `micros` micro-batches forward, without dropout. A collective of the rank's groups.
-    fn score(&self, load: Load, micros: usize, heard: Heard) -> anyhow::Result<()>;
+    fn score(&self, load: Load, micros: usize, sink: LossSink) -> anyhow::Result<()>;
 }
 
-impl Scores for Engine<'_> {
-    fn score(&self, load: Load, micros: usize, heard: Heard) -> anyhow::Result<()> {
-        self.forwards(load, micros, Some(heard))
+impl LossSource for Engine<'_> {
+    fn score(&self, load: Load, micros: usize, sink: LossSink) -> anyhow::Result<()> {
+        self.forwards(load, micros, Some(sink))
     }
 }
 
-/// Passes the losses of a stage's head, if it has one, to `heard`. Called after `Stage::loss`.
-pub(super) fn tell(be: &dyn Backend, held: &Activations, heard: Heard) {
-    let Some(losses) = held.token_losses() else { return };
+/// Passes the losses of a stage's head, if it has one, to `sink`. Called after `Stage::loss`.
+pub(super) fn report_losses(be: &dyn Backend, activations: &Activations, sink: LossSink) {
+    let Some(losses) = activations.token_losses() else { return };
     let mut host = vec![0.0f32; losses.numel()];
     be.download(losses, bytemuck::cast_slice_mut(&mut host));
-    heard(&host);
+    sink(&host);
 }
 
 /// Model without optimizer, on a rank of any grid. Each replica holds all weights in f32.
@@ -41,25 +40,18 @@ pub struct Scorer<'a> {
     be: &'a dyn Backend,
     groups: Groups,
     manifest: Manifest,
-    weights: Frozen<'a>,
+    pub weights: Frozen<'a>,
     /// Buffers of the micro-batches in flight: by slot, for each chunk.
     slots: Vec<Vec<Activations>>,
     loss: Tensor,
     memory_plan: MemoryPlan,
 }
 
-struct Laid<'a> {
+struct ScorerBuffers<'a> {
     weights: Frozen<'a>,
     tables: Tables,
     slots: Vec<Vec<Activations>>,
     loss: Tensor,
-}
-
-impl<'a> Deref for Scorer<'a> {
-    type Target = Frozen<'a>;
-    fn deref(&self) -> &Frozen<'a> {
-        &self.weights
-    }
 }
 
 impl<'a> Scorer<'a> {
@@ -72,8 +64,9 @@ impl<'a> Scorer<'a> {
         seq_len: usize,
     ) -> Result<Scorer<'a>, OutOfMemory> {
         let manifest = Frozen::manifest(manifest);
-        let lay = |at: &Arenas| lay(be, &groups, &manifest, seq_len, at);
-        let (Laid { weights, tables, slots, loss }, memory_plan) = Arenas::laid(be, lay)?;
+        let lay_out = |arenas: &Arenas| lay_out(be, &groups, &manifest, seq_len, arenas);
+        let (ScorerBuffers { weights, tables, slots, loss }, memory_plan) =
+            Arenas::reserve_for(be, lay_out)?;
         tables.upload(&context(be, &groups, &manifest, false));
         Ok(Scorer { be, groups, manifest, weights, slots, loss, memory_plan })
     }
@@ -84,37 +77,32 @@ impl<'a> Scorer<'a> {
     }
 }
 
-impl Scores for Scorer<'_> {
-    fn score(&self, load: Load, micros: usize, heard: Heard) -> anyhow::Result<()> {
+impl LossSource for Scorer<'_> {
+    fn score(&self, load: Load, micros: usize, sink: LossSink) -> anyhow::Result<()> {
         let pp = pipeline_rank(&self.groups, &self.manifest);
         let actions = schedule::with_messages(pp, &schedule::forwards(pp, micros));
         let cx = context(self.be, &self.groups, &self.manifest, false);
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
-        let held = |pass: Pass| &self.slots[pass.slot][pass.chunk];
+        let activations = |pass: Pass| &self.slots[pass.slot][pass.chunk];
         self.be.run(op::Zero { x: self.loss });
-        let mail = Mail {
-            be: self.be,
-            pp,
-            groups: &self.groups,
-            tp: cx.tp,
-            buffers: &MessageBuffers::NONE,
-        };
-        let place = |side, pass| match side {
-            Side::RecvX => held(pass).x,
-            Side::SendY => held(pass).y,
+        let buffers = &MessageBuffers::NONE;
+        let comm = PipelineComm { be: self.be, pp, groups: &self.groups, tp: cx.tp, buffers };
+        let tensor_of = |side, pass| match side {
+            Side::RecvX => activations(pass).x,
+            Side::SendY => activations(pass).y,
             _ => unreachable!("forwards have no gradients"),
         };
-        play(&actions, &mail, place, |action| {
+        execute(&actions, &comm, tensor_of, |action| {
             match action {
                 Action::Forward(pass) => {
                     if pass.chunk == 0 {
-                        load(&held(pass).inputs)?;
+                        load(&activations(pass).inputs)?;
                     }
-                    stage.forward(held(pass));
+                    stage.forward(activations(pass));
                 }
                 Action::Loss(pass) => {
-                    stage.loss(held(pass), self.loss.add());
-                    tell(self.be, held(pass), heard);
+                    stage.loss(activations(pass), self.loss.add());
+                    report_losses(self.be, activations(pass), sink);
                 }
                 _ => unreachable!("forwards compute nothing else"),
             }
@@ -125,25 +113,25 @@ impl Scores for Scorer<'_> {
 }
 
 /// Lays out the scorer's memory. Deterministic: equal arguments give equal addresses.
-fn lay<'a>(
+fn lay_out<'a>(
     be: &'a dyn Backend,
     groups: &Groups,
     m: &Manifest,
     seq_len: usize,
-    at: &Arenas,
-) -> Laid<'a> {
+    arenas: &Arenas,
+) -> ScorerBuffers<'a> {
     let cx = context(be, groups, m, false);
-    let weights = Frozen::lay(be, &m.model, model_shard(groups, m), at);
-    let tables = Tables::plan(&cx, &at.inputs);
-    let loss = at.inputs.matrix(1, 1, DType::F32);
+    let weights = Frozen::lay_out(be, &m.model, model_shard(groups, m), arenas);
+    let tables = Tables::plan(&cx, &arenas.inputs);
+    let loss = arenas.inputs.matrix(1, 1, DType::F32);
     let slots = schedule::forward_slots(pipeline_rank(groups, m));
-    let inputs = |_| Inputs::plan(m.batch.micro, seq_len, false, &at.inputs);
+    let inputs = |_| Inputs::plan(m.batch.micro, seq_len, false, &arenas.inputs);
     let inputs: Vec<Inputs> = (0..slots).map(inputs).collect();
     let chunks = |inputs: &Inputs| {
         let chunks = weights.layout().shard.chunks.iter();
-        let space = &at.workspace;
+        let space = &arenas.workspace;
         space.overlay(chunks.map(|c| Activations::plan(&cx, c, *inputs, &tables, space, space)))
     };
     let slots = inputs.iter().map(chunks).collect();
-    Laid { weights, tables, slots, loss }
+    ScorerBuffers { weights, tables, slots, loss }
 }

@@ -82,10 +82,10 @@ pub enum Extent {
 
 impl Extent {
     /// Part of the state that belongs to a rectangle of the parameter.
-    pub fn of(self, of: TensorSlice) -> TensorSlice {
-        let TensorSlice { at: [row, col], size: [rows, cols] } = of;
+    pub fn part_for(self, param: TensorSlice) -> TensorSlice {
+        let TensorSlice { at: [row, col], size: [rows, cols] } = param;
         match self {
-            Extent::Like | Extent::PerReplica => of,
+            Extent::Like | Extent::PerReplica => param,
             Extent::LowRank { rank, shares } => {
                 let share = if shares > 1 { row / rows } else { 0 };
                 TensorSlice { at: [share * cols + col, 0], size: [cols, rank] }
@@ -101,10 +101,10 @@ impl Extent {
     }
 
     /// Part of the parameter that belongs to a part of the state; `whole` is the parameter's size.
-    pub fn covers(self, of: TensorSlice, whole: [usize; 2]) -> TensorSlice {
-        let TensorSlice { at: [row, col], size: [rows, cols] } = of;
+    pub fn param_part(self, state: TensorSlice, whole: [usize; 2]) -> TensorSlice {
+        let TensorSlice { at: [row, col], size: [rows, cols] } = state;
         match self {
-            Extent::Like | Extent::PerReplica => of,
+            Extent::Like | Extent::PerReplica => state,
             Extent::LowRank { .. } => TensorSlice { at: [0, 0], size: whole },
             Extent::Rows => TensorSlice { at: [row, 0], size: [rows, whole[1]] },
             Extent::Cols | Extent::PartCols(_) => {
@@ -115,15 +115,15 @@ impl Extent {
     }
 
     /// Smallest part of the state that covers a rectangle of the parameter.
-    pub fn around(self, part: TensorSlice) -> TensorSlice {
-        let Extent::ColBlocks(n) = self else { return self.of(part) };
-        let (first, end) = (part.at[1] / n, (part.at[1] + part.size[1]).div_ceil(n));
-        TensorSlice { at: [part.at[0], first], size: [part.size[0], end - first] }
+    pub fn covering_part(self, param: TensorSlice) -> TensorSlice {
+        let Extent::ColBlocks(n) = self else { return self.part_for(param) };
+        let (first, end) = (param.at[1] / n, (param.at[1] + param.size[1]).div_ceil(n));
+        TensorSlice { at: [param.at[0], first], size: [param.size[0], end - first] }
     }
 
     /// Shape for the whole parameter.
     pub fn shape(self, size: [usize; 2]) -> [usize; 2] {
-        let [rows, cols] = self.of(TensorSlice { at: [0, 0], size }).size;
+        let [rows, cols] = self.part_for(TensorSlice { at: [0, 0], size }).size;
         match self {
             Extent::LowRank { shares, .. } => [shares * rows, cols],
             _ => [rows, cols],
@@ -132,7 +132,7 @@ impl Extent {
 
     /// Number of elements for a rank's share of a parameter.
     pub fn numel(self, param: &Param) -> usize {
-        self.of(TensorSlice { at: [0, 0], size: [param.rows, param.cols] }).numel()
+        self.part_for(TensorSlice { at: [0, 0], size: [param.rows, param.cols] }).numel()
     }
 
     /// Whether it serves the exchange of gradients and not the model. A run may resume without its
@@ -211,9 +211,10 @@ impl TensorSlice {
 /// Rows of a tensor-parallel rank's share without padding of the vocabulary. The padding depends on
 /// the grid, and checkpoints do not contain it.
 pub fn rows_without_padding(param: &Param, tp_rank: usize, vocab: usize) -> usize {
-    match param.spec.vocab {
-        true => param.rows.min(vocab.saturating_sub(param.rows * tp_rank)),
-        false => param.rows,
+    if param.spec.vocab {
+        param.rows.min(vocab.saturating_sub(param.rows * tp_rank))
+    } else {
+        param.rows
     }
 }
 
@@ -248,14 +249,14 @@ impl ParamStates {
         let mut states = Vec::new();
         for spec in specs {
             let len = spec.extent.shard(param, &part).len();
-            let at = match spec.name == MODEL || shared(spec) {
-                true => model,
-                false if len > 0 => place(spec, len),
+            let at = if spec.name == MODEL || shared(spec) {
+                model
+            } else if len > 0 {
+                place(spec, len)
+            } else {
                 // Aligned, as every tensor is; without elements, so never accessed.
-                false => {
-                    let addr = model.addr().next_multiple_of(spec.dtype.size());
-                    Tensor::at(addr, 1, 0, spec.dtype)
-                }
+                let addr = model.addr().next_multiple_of(spec.dtype.size());
+                Tensor::at(addr, 1, 0, spec.dtype)
             };
             states.push((*spec, at));
         }
@@ -282,15 +283,17 @@ impl ParamStates {
 
     /// The same states, with one of them in other memory.
     pub fn moved(mut self, name: &str, at: Tensor) -> ParamStates {
-        self.states.iter_mut().filter(|(spec, _)| spec.name == name).for_each(|one| one.1 = at);
+        for (_, tensor) in self.states.iter_mut().filter(|(spec, _)| spec.name == name) {
+            *tensor = at;
+        }
         self
     }
 
     /// Non-empty states, each with the range of its elements and its memory.
     pub fn states(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
         let shard = |spec: &StateSpec| spec.extent.shard(&self.param, &self.part);
-        let all = self.states.iter().map(move |(spec, at)| (spec, shard(spec), *at));
-        all.filter(|(.., at)| at.numel() > 0)
+        let states = self.states.iter().map(move |(spec, at)| (spec, shard(spec), *at));
+        states.filter(|(.., at)| at.numel() > 0)
     }
 
     /// Rounds the master weight into the model weight.

@@ -12,7 +12,7 @@ use model::{Layout, TpSplit};
 use std::ops::Range;
 
 /// Per-step arguments of `Update::run`.
-pub struct At {
+pub struct StepArgs {
     /// Loss scale, or NaN.
     pub scale: Tensor,
     pub lr: f64,
@@ -24,7 +24,7 @@ pub struct Update {
     /// Gradients that this rank counts in the norm, then those that another rank counts.
     grads: Vec<Tensor>,
     /// Their parameters, buckets, and elements of the layout.
-    names: Vec<String>,
+    pub names: Vec<String>,
     places: Vec<(usize, Range<usize>)>,
     /// Runs of gradients that are on the device at the end of a step.
     on_device: Vec<Range<usize>>,
@@ -39,14 +39,14 @@ impl Update {
     /// Collects the gradients of a tensor-parallel rank.
     pub fn new(states: &[ParamStates], tp_rank: usize, m: &Manifest, scratch: Tensor) -> Update {
         let elsewhere = |kept: &&ParamStates| is_counted_elsewhere(kept, tp_rank);
-        let owned = states.iter().filter(|kept| !kept.part.is_empty());
-        let (elsewhere, counted): (Vec<_>, Vec<_>) = owned.partition(elsewhere);
-        let all = || counted.iter().chain(&elsewhere);
-        let offset = |kept: &ParamStates, at: usize| kept.param.offset + at;
+        let updated = states.iter().filter(|kept| !kept.part.is_empty());
+        let (elsewhere, counted): (Vec<_>, Vec<_>) = updated.partition(elsewhere);
+        let owned = || counted.iter().chain(&elsewhere);
         let place = |kept: &&ParamStates| {
-            (kept.param.bucket, offset(kept, kept.part.start)..offset(kept, kept.part.end))
+            let (first, part) = (kept.param.offset, &kept.part);
+            (kept.param.bucket, first + part.start..first + part.end)
         };
-        let grads: Vec<Tensor> = all().map(|kept| kept.grad).collect();
+        let grads: Vec<Tensor> = owned().map(|kept| kept.grad).collect();
         let mut on_device: Vec<Range<usize>> = Vec::new();
         for (i, _) in grads.iter().enumerate().filter(|(_, g)| g.home() == Home::Device) {
             match on_device.last_mut().filter(|run| run.end == i) {
@@ -56,8 +56,8 @@ impl Update {
         }
         Update {
             grads,
-            names: all().map(|kept| kept.param.name.clone()).collect(),
-            places: all().map(place).collect(),
+            names: owned().map(|kept| kept.param.name.clone()).collect(),
+            places: owned().map(place).collect(),
             on_device,
             counted: counted.len(),
             scaling: scaler::scaling(m),
@@ -71,31 +71,32 @@ impl Update {
         self.grads.len()
     }
 
-    /// Parameters of those gradients.
-    pub fn names(&self) -> &[String] {
-        &self.names
-    }
-
     /// Gradients that are on the host at the end of a step, by bucket, as views of the bucket's
     /// device buffer. Each has the destination of its sum of squares in `sums`.
     pub fn squares(&self, buckets: &[BucketState], layout: &Layout, sums: Tensor) -> Squares {
-        let mut all: Squares = buckets.iter().map(|_| Vec::new()).collect();
+        let mut squares: Squares = buckets.iter().map(|_| Vec::new()).collect();
         for (i, (number, range)) in self.places.iter().enumerate() {
             let bucket = &buckets[*number];
             if bucket.host_grads.is_some() {
                 let first = range.start - layout.buckets[*number].range.start;
                 let grad = bucket.grads.span(first, range.len());
-                all[*number].push((vec![grad], sums.span(i, 1)));
+                squares[*number].push((vec![grad], sums.span(i, 1)));
             }
         }
-        all
+        squares
     }
 
     /// Clips by the norm over all ranks and updates. If the norm is not finite, or the loss or norm
     /// exceeds the limits, no rank updates.
-    pub fn run(&self, params: &ShardedParams, rule: &dyn OptimizerRule, s: &Scalars, at: At) {
-        let At { scale, lr, limits } = at;
-        let be = params.backend();
+    pub fn run(
+        &self,
+        params: &ShardedParams,
+        rule: &dyn OptimizerRule,
+        s: &Scalars,
+        args: StepArgs,
+    ) {
+        let StepArgs { scale, lr, limits } = args;
+        let be = params.be;
         for run in &self.on_device {
             be.run(op::SquareSums {
                 xs: &self.grads[run.clone()],
@@ -118,7 +119,7 @@ impl Update {
         }
         let step = self.step(params, s, lr as f32);
         rule.begin(&step);
-        match params.offload() {
+        match &params.offload {
             None => rule.update(&step, params.states()),
             Some(offload) => {
                 params.finish_copies();
@@ -129,10 +130,10 @@ impl Update {
 
     fn step<'a>(&self, params: &'a ShardedParams, s: &Scalars, lr: f32) -> Step<'a> {
         Step {
-            be: params.backend(),
+            be: params.be,
             at: Place {
-                groups: params.groups(),
-                layout: params.layout(),
+                groups: &params.groups,
+                layout: &params.layout,
                 sharded: params.is_sharded(),
             },
             lr,

@@ -239,7 +239,7 @@ impl Hardware {
     /// Note that other programs run on the local CPU.
     fn busy_note(&self) -> Option<String> {
         let Busy { busy, processors } = self.busy;
-        self.busy.is_loud().then(|| {
+        self.busy.exceeds_idle().then(|| {
             format!(
                 "This machine is busy: other programs keep {busy:.1} of its {processors:.0} \
                  processors. The plan is for an idle one."

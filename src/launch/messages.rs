@@ -7,7 +7,7 @@
 
 use super::console::Console;
 use super::spans::SpanRecorder;
-use base::{push_recent, unix_time, visible};
+use base::{escape_control, push_recent, unix_time};
 use comm::Recorder;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -175,7 +175,7 @@ impl Messages {
     }
 
     fn print(&self, level: Level, message: &str) {
-        let message = visible(message);
+        let message = escape_control(message);
         if level <= Level::WARN {
             add_warning(&self.warnings, &message);
         }

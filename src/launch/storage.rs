@@ -201,7 +201,7 @@ mod tests {
         let storage = Storage::new(folder, LONG);
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| tries(&storage, passing, usize::MAX).1);
-            base::patience::until("it waits", || storage.is_waiting());
+            base::testing::until("it waits", || storage.is_waiting());
             storage.cancel_waits();
             waits.join().unwrap().unwrap_err();
         });

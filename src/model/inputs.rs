@@ -1,7 +1,7 @@
 //! Device buffers of a micro-batch.
 
 use base::DType;
-use data::batch::{Batch, Column, Columns, Place};
+use data::batch::{Batch, Column, ColumnPlace, Columns};
 use device::{Arena, Backend, Tensor, Visible, op};
 
 /// Buffers of a micro-batch: filled before each forward, read again by its backward.
@@ -24,7 +24,7 @@ impl Inputs {
         let columns = Columns { tokens: samples * seq };
         let all = arena.matrix(1, columns.bytes() / DType::F32.size(), DType::F32);
         let at = |column| {
-            let Place { first, rows, cols, dtype } = columns.place(column);
+            let ColumnPlace { first, rows, cols, dtype } = columns.place(column);
             Tensor::at(all.addr() + first, rows, cols, dtype)
         };
         Inputs {

@@ -3,7 +3,7 @@
 //! for deadlocks.
 //!
 //! Messages are exchanged between passes (`with_messages`), or run concurrently with them
-//! (`with_begun_messages`). The second way only helps with chunks: without them the next pass needs
+//! (`with_async_messages`). The second way only helps with chunks: without them the next pass needs
 //! a message that was just sent, and no computation can hide it (`timeline::tests` compares both).
 
 /// Position of a rank in its pipeline, and its number of chunks. The layers are divided into ranks
@@ -30,10 +30,10 @@ impl PipelineRank {
     }
 
     /// Previous and next rank in the ring.
-    pub fn before(&self) -> usize {
+    fn previous(&self) -> usize {
         (self.rank + self.ranks - 1) % self.ranks
     }
-    pub fn after(&self) -> usize {
+    fn next(&self) -> usize {
         (self.rank + 1) % self.ranks
     }
 }
@@ -76,8 +76,8 @@ impl Side {
     /// Rank on the other side.
     pub fn peer(self, pp: PipelineRank) -> usize {
         match self {
-            RecvX | SendDx => pp.before(),
-            SendY | RecvDy => pp.after(),
+            RecvX | SendDx => pp.previous(),
+            SendY | RecvDy => pp.next(),
         }
     }
 }
@@ -98,11 +98,8 @@ pub enum Action {
 use Action::*;
 
 impl Action {
-    pub fn pass(self) -> Pass {
-        match self {
-            Forward(pass) | Backward(pass) | Loss(pass) => pass,
-            Exchange(_, pass) | Begin(_, pass) | Await(_, pass) => pass,
-        }
+    pub fn pass(mut self) -> Pass {
+        *self.pass_mut()
     }
 
     fn pass_mut(&mut self) -> &mut Pass {
@@ -172,9 +169,9 @@ pub fn forwards(pp: PipelineRank, micros: usize) -> Vec<Round> {
     let group = |first: usize| {
         let last = micros.min(first + pp.ranks);
         (0..pp.chunks).flat_map(move |chunk| {
-            let held = forward_slots(pp);
+            let slots = forward_slots(pp);
             (first..last).map(move |micro| {
-                let pass = Pass { slot: micro % held, home: micro % held, micro, chunk };
+                let pass = Pass { slot: micro % slots, home: micro % slots, micro, chunk };
                 vec![Forward(pass), Loss(pass)]
             })
         })
@@ -193,14 +190,14 @@ pub fn forward_slots(pp: PipelineRank) -> usize {
 pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     let exchange = |(side, pass)| Exchange(side, pass);
     let mut actions = Vec::new();
-    let mut before: &[Action] = &[];
+    let mut previous: &[Action] = &[];
     for round in rounds {
-        actions.extend(before.iter().filter_map(|action| action.sends(pp)).map(exchange));
+        actions.extend(previous.iter().filter_map(|action| action.sends(pp)).map(exchange));
         actions.extend(round.iter().filter_map(|action| action.receives(pp)).map(exchange));
         actions.extend(round);
-        before = round;
+        previous = round;
     }
-    actions.extend(before.iter().filter_map(|action| action.sends(pp)).map(exchange));
+    actions.extend(previous.iter().filter_map(|action| action.sends(pp)).map(exchange));
     actions
 }
 
@@ -209,21 +206,21 @@ pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
 /// awaited directly before that pass. An earlier receive would not arrive sooner in a full
 /// pipeline, but occupy the GPU while it waits. A send is awaited when the next message of its side
 /// is sent, so one buffer per side suffices.
-pub fn with_begun_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
+pub fn with_async_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     let passes = rounds.concat();
-    let begun = |action: &Action| action.receives(pp).map(|(side, pass)| Begin(side, pass));
-    let mut actions: Vec<Action> = passes.first().and_then(begun).into_iter().collect();
-    let mut leaving: [Option<Action>; 2] = [None; 2];
+    let receive = |action: &Action| action.receives(pp).map(|(side, pass)| Begin(side, pass));
+    let mut actions: Vec<Action> = passes.first().and_then(receive).into_iter().collect();
+    let mut sends: [Option<Action>; 2] = [None; 2];
     for (i, action) in passes.iter().enumerate() {
         actions.extend(action.receives(pp).map(|(side, pass)| Await(side, pass)));
-        actions.extend(passes.get(i + 1).and_then(begun));
+        actions.extend(passes.get(i + 1).and_then(receive));
         actions.push(*action);
         if let Some((side, pass)) = action.sends(pp) {
-            let before = leaving[usize::from(side.forward())].replace(Await(side, pass));
-            actions.extend(before.into_iter().chain([Begin(side, pass)]));
+            let previous = sends[usize::from(side.forward())].replace(Await(side, pass));
+            actions.extend(previous.into_iter().chain([Begin(side, pass)]));
         }
     }
-    actions.extend(leaving.into_iter().flatten());
+    actions.extend(sends.into_iter().flatten());
     actions
 }
 
@@ -349,7 +346,7 @@ mod tests {
     fn slots_are_as_few_as_passes_in_flight() {
         for (ranks, chunks, micros) in [(2, 2, 8), (4, 2, 8), (4, 3, 12), (8, 4, 32)] {
             let pp = pipeline_rank(0, ranks, chunks);
-            let actions = with_begun_messages(pp, &interleaved(pp, micros));
+            let actions = with_async_messages(pp, &interleaved(pp, micros));
             let (actions, count) = with_slots(actions, chunks);
             let most = 2 * (ranks - 1) + (chunks - 1) * ranks + 1;
             assert_eq!(count, most.min(micros * chunks), "{ranks} ranks, {chunks} chunks");
@@ -380,7 +377,7 @@ mod tests {
                 let pp = pipeline_rank(rank, ranks, chunks);
                 let mut under_way: Vec<(Side, Pass)> = Vec::new();
                 let mut here: Vec<(Side, Pass)> = Vec::new();
-                for action in with_begun_messages(pp, &interleaved(pp, micros)) {
+                for action in with_async_messages(pp, &interleaved(pp, micros)) {
                     match action {
                         Begin(side, pass) => {
                             assert!(under_way.iter().all(|(other, _)| *other != side));

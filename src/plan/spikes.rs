@@ -68,7 +68,7 @@ pub struct RollBack {
 
 /// Result of a step.
 #[derive(Clone, Copy, Debug)]
-pub struct Taken {
+pub struct StepResult {
     pub step: u64,
     pub loss: f64,
     pub norm: f64,
@@ -78,7 +78,7 @@ pub struct Taken {
 
 /// Assessment of a step's result.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Found {
+pub enum Assessment {
     Healthy,
     /// Spike: the first of several in a row, or a skipped one.
     Spike(String),
@@ -88,7 +88,7 @@ pub enum Found {
 
 /// State of the detection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct SpikeWatch {
+pub struct SpikeDetector {
     /// Last step seen.
     step: u64,
     /// Values of accepted steps, oldest first.
@@ -105,7 +105,7 @@ pub struct SpikeWatch {
     pub roll_backs: Vec<RollBack>,
 }
 
-impl SpikeWatch {
+impl SpikeDetector {
     /// Limits of one of the next two steps. None for any other step, and while the window has too
     /// few steps.
     pub fn limits(&self, step: u64) -> Option<Limits> {
@@ -119,66 +119,59 @@ impl SpikeWatch {
     /// Clears all losses, because the run's data changes from this step on.
     pub fn clear_losses(&mut self) {
         let (step, roll_backs) = (self.step, std::mem::take(&mut self.roll_backs));
-        *self = SpikeWatch { step, roll_backs, ..SpikeWatch::default() };
+        *self = SpikeDetector { step, roll_backs, ..SpikeDetector::default() };
     }
 
     /// Adds the result of the next step.
-    pub fn see(&mut self, rule: &Rule, taken: Taken) -> Found {
-        let Taken { step, loss, norm, skipped } = taken;
+    pub fn observe(&mut self, rule: &Rule, result: StepResult) -> Assessment {
+        let StepResult { step, loss, norm, skipped } = result;
         let limits = self.limits(step);
         self.step = step;
-        let above = limits.and_then(|limits| limits.passed(loss, norm));
-        let found = match above {
+        let exceeded = limits.and_then(|limits| limits.exceeded(loss, norm));
+        let assessment = match exceeded {
             Some(what) => self.spike(rule, step, what),
             // An overflow of fp16, which the loss scale answers, or a number that ends the run.
-            None if skipped || !loss.is_finite() || !norm.is_finite() => Found::Healthy,
+            None if skipped || !loss.is_finite() || !norm.is_finite() => Assessment::Healthy,
             None => self.accept(rule, loss, norm),
         };
         self.limits = [self.limits[1], self.next_limits(rule)];
-        found
+        assessment
     }
 
-    fn spike(&mut self, rule: &Rule, step: u64, what: String) -> Found {
+    fn spike(&mut self, rule: &Rule, step: u64, what: String) -> Assessment {
         self.in_a_row += 1;
-        match rule.acts {
-            true if self.in_a_row > rule.skips => Found::Diverged(format!(
-                "{} spikes in a row, to step {step}: {what}",
-                self.in_a_row
-            )),
-            true => Found::Spike(format!("{what}: its update is skipped")),
-            false => {
-                let first = self.in_a_row == 1;
-                if self.in_a_row == NEW_LEVEL {
-                    self.clear_losses();
-                }
-                if first { Found::Spike(what) } else { Found::Healthy }
+        let in_a_row = self.in_a_row;
+        if rule.acts && in_a_row > rule.skips {
+            Assessment::Diverged(format!("{in_a_row} spikes in a row, to step {step}: {what}"))
+        } else if rule.acts {
+            Assessment::Spike(format!("{what}: its update is skipped"))
+        } else {
+            if in_a_row == NEW_LEVEL {
+                self.clear_losses();
             }
+            if in_a_row == 1 { Assessment::Spike(what) } else { Assessment::Healthy }
         }
     }
 
-    fn accept(&mut self, rule: &Rule, loss: f64, norm: f64) -> Found {
+    fn accept(&mut self, rule: &Rule, loss: f64, norm: f64) -> Assessment {
         self.in_a_row = 0;
         push(&mut self.losses, loss);
         push(&mut self.norms, norm);
         if self.losses.len() < ENOUGH {
-            return Found::Healthy;
+            return Assessment::Healthy;
         }
         let recent = self.losses.iter().rev().take(RECENT).sum::<f64>() / RECENT as f64;
         let lowest = self.lowest.map_or(recent, |lowest| lowest.min(recent));
         self.lowest = Some(lowest);
         let changes = self.losses.iter().zip(self.losses.iter().skip(1)).map(|(a, b)| b - a);
         let scatter = median_and_scatter(changes).1 / 2f64.sqrt();
-        let before = std::mem::replace(
-            &mut self.rising,
-            recent > lowest + (3.0 * scatter).max(rule.loss_rise),
-        );
-        match self.rising && !before {
-            false => Found::Healthy,
-            true => {
-                let what = format!("the loss rises: {recent:.3}, from a low of {lowest:.3}");
-                if rule.acts { Found::Diverged(what) } else { Found::Spike(what) }
-            }
+        let rises = recent > lowest + (3.0 * scatter).max(rule.loss_rise);
+        let rose_before = std::mem::replace(&mut self.rising, rises);
+        if rose_before || !rises {
+            return Assessment::Healthy;
         }
+        let what = format!("the loss rises: {recent:.3}, from a low of {lowest:.3}");
+        if rule.acts { Assessment::Diverged(what) } else { Assessment::Spike(what) }
     }
 
     fn next_limits(&self, rule: &Rule) -> Option<Limits> {
@@ -209,11 +202,11 @@ impl SpikeWatch {
 
 impl Limits {
     /// Describes the limit that the step exceeds, if any. Compares in f32, as the device does.
-    fn passed(&self, loss: f64, norm: f64) -> Option<String> {
-        let of = |what, value: f64, limit: f32| {
+    fn exceeded(&self, loss: f64, norm: f64) -> Option<String> {
+        let compare = |what, value: f64, limit: f32| {
             (value as f32 > limit).then(|| format!("{what} {value:.3} is above {limit:.3}"))
         };
-        of("the loss", loss, self.loss).or(of("the gradient norm", norm, self.norm))
+        compare("the loss", loss, self.loss).or(compare("the gradient norm", norm, self.norm))
     }
 }
 
@@ -225,7 +218,7 @@ fn push(window: &mut VecDeque<f64>, value: f64) {
 }
 
 /// Median, and the scatter around it: 1.4826 times the median absolute deviation.
-pub fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
+fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut values: Vec<f64> = values.collect();
     let middle = upper_median(&mut values);
     values.iter_mut().for_each(|value| *value = (*value - middle).abs());

@@ -87,9 +87,9 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
 /// Counts embedding and head as one layer each (Megatron-DeepSpeed's `type:transformer|embedding`).
 /// layers + 2 must be divisible by the stages; the first and the last stage hold one less.
 pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
-    let each = base::div_exact(layers + 2, stages);
+    let per_stage = base::div_exact(layers + 2, stages);
     let ends = |stage| usize::from(stage == 0) + usize::from(stage == stages - 1);
-    let sizes: Vec<usize> = (0..stages).map(|stage| each - ends(stage)).collect();
+    let sizes: Vec<usize> = (0..stages).map(|stage| per_stage - ends(stage)).collect();
     explicit(&sizes)
 }
 

@@ -59,7 +59,7 @@ pub struct StragglerWatch {
 
 impl StragglerWatch {
     /// Adds the next window, by rank. Returns the new stragglers.
-    pub fn see(&mut self, window: &[Busy]) -> Vec<Straggler> {
+    pub fn observe(&mut self, window: &[Busy]) -> Vec<Straggler> {
         if self.windows.len() == WINDOWS {
             self.windows.pop_front();
         }
@@ -76,14 +76,14 @@ impl StragglerWatch {
     /// Slow ranks among peers.
     fn slow(&self, peers: &[usize]) -> Vec<Straggler> {
         let bound = bound(peers.len());
-        let of = |rank: usize| self.windows.iter().filter_map(move |window| window[rank]);
-        let mean = |rank: usize| of(rank).sum::<f64>() / WINDOWS as f64;
+        let excesses = |rank: usize| self.windows.iter().filter_map(move |window| window[rank]);
+        let mean = |rank: usize| excesses(rank).sum::<f64>() / WINDOWS as f64;
         let means: Vec<(usize, f64)> = peers.iter().map(|rank| (*rank, mean(*rank))).collect();
         let usual = means.iter().map(|(_, more)| *more).filter(|more| *more <= bound);
         let scatter = deviation(&usual.collect::<Vec<f64>>());
         let judged = means.into_iter().filter_map(|(rank, more)| {
             let score = (peers.len() > 2).then(|| more / scatter);
-            let always = of(rank).all(|excess| excess > bound / 2.0);
+            let always = excesses(rank).all(|excess| excess > bound / 2.0);
             let is_slow = more > bound && always && score.is_none_or(|score| score > SCORE);
             is_slow.then_some(Straggler { rank, more, score, peers: peers.len() })
         });
@@ -94,25 +94,27 @@ impl StragglerWatch {
 /// Compared ranks of each stage. A single rank cannot be compared.
 fn stages(window: &[Busy]) -> Vec<Vec<usize>> {
     let stages = window.iter().map(|busy| busy.stage).max().map_or(0, |last| last + 1);
-    let of = |stage: usize| {
+    let peers = |stage: usize| {
         let peer = |rank: &usize| window[*rank].stage == stage && !window[*rank].shares;
         (0..window.len()).filter(peer).collect()
     };
-    (0..stages).map(of).filter(|peers: &Vec<usize>| peers.len() > 1).collect()
+    (0..stages).map(peers).filter(|peers: &Vec<usize>| peers.len() > 1).collect()
 }
 
 /// Excess of each rank over the median of its peers; of two, over the faster one.
 fn excesses(window: &[Busy], stages: &[Vec<usize>]) -> Vec<Option<f64>> {
-    let mut of = vec![None; window.len()];
+    let mut excesses = vec![None; window.len()];
     for peers in stages {
         let seconds = |rank: &usize| window[*rank].seconds;
         let usual = match peers[..] {
             [a, b] => seconds(&a).min(seconds(&b)),
             _ => median(peers.iter().map(seconds)),
         };
-        peers.iter().for_each(|rank| of[*rank] = Some(seconds(rank) / usual - 1.0));
+        for rank in peers {
+            excesses[*rank] = Some(seconds(rank) / usual - 1.0);
+        }
     }
-    of
+    excesses
 }
 
 /// Minimum excess for this number of peers.
@@ -189,8 +191,8 @@ mod tests {
     }
 
     fn named(windows: &[Vec<Busy>]) -> Vec<usize> {
-        let mut watch = StragglerWatch::default();
-        windows.iter().flat_map(|window| watch.see(window)).map(|one| one.rank).collect()
+        let mut detector = StragglerWatch::default();
+        windows.iter().flat_map(|window| detector.observe(window)).map(|one| one.rank).collect()
     }
 
     #[test]
@@ -266,14 +268,14 @@ mod tests {
 
     #[test]
     fn what_a_straggler_is_told_with() {
-        let mut watch = StragglerWatch::default();
+        let mut detector = StragglerWatch::default();
         let seconds = window(&[1.0, 1.001, 0.999, 1.0, 1.001, 0.999, 1.0, 1.03]);
-        assert_eq!((watch.see(&seconds), watch.see(&seconds)), (vec![], vec![]));
-        let [one] = watch.see(&seconds)[..] else { panic!() };
+        assert_eq!((detector.observe(&seconds), detector.observe(&seconds)), (vec![], vec![]));
+        let [one] = detector.observe(&seconds)[..] else { panic!() };
         assert_eq!((one.rank, one.peers, (one.more * 1e3).round()), (7, 8, 30.0));
         assert!(one.score.unwrap() > 4.0);
         let of_two = window(&[1.2, 1.0]);
-        let found: Vec<_> = (0..3).flat_map(|_| watch.see(&of_two)).collect();
+        let found: Vec<_> = (0..3).flat_map(|_| detector.observe(&of_two)).collect();
         assert_eq!((found[0].rank, found[0].score, found[0].peers), (0, None, 2));
     }
 }

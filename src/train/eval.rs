@@ -6,7 +6,7 @@ pub use scoring::Scoring;
 
 use base::Problems;
 use data::Tokenizer;
-use data::eval::{Reading, Task};
+use data::eval::{QuestionEncoder, Task};
 use manifest::{EvalTask, Manifest};
 use std::path::Path;
 
@@ -38,5 +38,5 @@ pub fn read_task(
     };
     let tokenizer = tokenizer.ok_or_else(none)?;
     let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
-    Task::read(path, &Reading { tokenizer, eod, seq_len, vocab: m.model.vocab }, limit)
+    Task::read(path, &QuestionEncoder { tokenizer, eod, seq_len, vocab: m.model.vocab }, limit)
 }

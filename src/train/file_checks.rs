@@ -90,7 +90,7 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
 pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut files = FileFindings::default();
     let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
-    let missing = files.wrong.collect(data::foresee(&m.data, seq_len, run, eval))?;
+    let missing = files.wrong.collect(data::check(&m.data, seq_len, run, eval))?;
     files.missing = missing.unwrap_or_default();
     Ok(files)
 }

@@ -74,7 +74,7 @@ pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryP
     let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
     let device = if shared.is_some() { needed.total().0 } else { 0 };
     let free = free.map(|bytes| bytes.0);
-    let memory = HostMemory::here();
+    let memory = HostMemory::detect();
     let limits = memory.as_ref().map_or("nothing is known".to_string(), HostMemory::to_string);
     let lockable = memory.and_then(|memory| memory.lockable).map(|limit| limit.0);
     let (node, locks) = (node.to_string(), shared.is_none());
@@ -290,7 +290,7 @@ impl fmt::Display for GpuMemory {
 
 /// Error for memory that the host has but does not provide.
 fn not_locked(place: String, error: &OutOfMemory) -> Problems {
-    let limit = HostMemory::here().map_or("unknown".to_string(), |memory| memory.lockable());
+    let limit = HostMemory::detect().map_or("unknown".to_string(), |memory| memory.lockable());
     let what = format!("{error}, page-locked for topology.offload; ulimit -l is {limit}");
     let remedy = format!("{RAISE}, start fewer ranks on the node, or set topology.offload to none");
     Problems::one(place, what, remedy)

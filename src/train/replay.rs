@@ -14,7 +14,7 @@ use device::Backend;
 use engine::{Engine, lr};
 use launch::rank::Rank;
 use manifest::{Loaded, Manifest};
-use plan::spikes::Taken;
+use plan::spikes::StepResult;
 use std::sync::Arc;
 
 /// Steps to repeat.
@@ -48,13 +48,13 @@ pub fn replay(
         consumed = samples.end;
         ensure!(consumed <= m.train.samples, "the run ends before step {step}");
         let micros = shard.rounds(global) as usize;
-        let rate = lr::of_step(&m.lr, &samples);
+        let rate = lr::for_step(&m.lr, &samples);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
         engine.set_limits(spikes.as_ref().and_then(|spikes| spikes.limits(step, &samples)));
         let outcome = engine.step(load, micros, rate)?;
         if let Some(spikes) = &mut spikes {
             let (loss, norm) = (outcome.loss, outcome.grad_norm);
-            spikes.see(Taken { step, loss, norm, skipped: outcome.skipped }, &samples);
+            spikes.see(StepResult { step, loss, norm, skipped: outcome.skipped }, &samples);
         }
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did

@@ -191,7 +191,7 @@ fn load(
     }
     let import = checkpoint.index.is_import();
     let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
-    let continues = before == now || engine.rule().goes_on_from(before);
+    let continues = before == now || engine.rule().resumes_from(before);
     if !import
         && let Some(message) = optimizer(before, now, continues, options.reset_optimizer, found)?
     {

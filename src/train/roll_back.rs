@@ -5,7 +5,7 @@ use super::saving;
 use super::watch::RunView;
 use anyhow::anyhow;
 use checkpoint::{CheckpointFolder, Progress, State};
-use plan::spikes::{RollBack, Rule, SpikeWatch};
+use plan::spikes::{RollBack, Rule, SpikeDetector};
 
 /// Loads the newest checkpoint that is old enough. Returns the state from which the run continues
 /// with later samples, and the message for the user. The samples from there to the spike, and as
@@ -14,7 +14,7 @@ use plan::spikes::{RollBack, Rule, SpikeWatch};
 pub fn load(
     run: &RunView,
     rule: &Rule,
-    spikes: &SpikeWatch,
+    spikes: &SpikeDetector,
     why: &str,
 ) -> anyhow::Result<Option<(State, String)>> {
     let (m, rank) = (run.manifest, run.rank);

@@ -132,7 +132,7 @@ impl<'a> Run<'a> {
         #[cfg(feature = "testing")]
         super::testing::delay_step();
         let StepSpec { step, ref samples, .. } = *spec;
-        let (lr, global) = (lr::of_step(&m.lr, samples), samples.end - samples.start);
+        let (lr, global) = (lr::for_step(&m.lr, samples), samples.end - samples.start);
         self.cx.signals.set_step(step);
         let computing = format!("computing step {step}");
         let (loader, mut input) = (&mut self.loader, 0.0);

@@ -7,7 +7,7 @@ use checkpoint::State;
 use data::MixturePlan;
 use device::StepLimits;
 use manifest::{Divergence, SpikeAction};
-use plan::spikes::{Found, Limits, Rule, SpikeWatch, Taken};
+use plan::spikes::{Assessment, Limits, Rule, SpikeDetector, StepResult};
 use std::ops::Range;
 
 /// Steps after the start of a data stage that are compared with the previous stage.
@@ -16,7 +16,7 @@ const FIRST_STEPS: u64 = 4;
 /// Spike detection of a run, equal on all ranks.
 pub struct Spikes {
     rule: Rule,
-    watch: SpikeWatch,
+    watch: SpikeDetector,
     /// Samples at which data stages begin. Losses before such a sample do not predict those after
     /// it.
     stages: Vec<u64>,
@@ -30,7 +30,7 @@ impl Spikes {
     /// None if `divergence` is off. `saved` is from the checkpoint of a resumed run.
     pub fn new(
         settings: &Divergence,
-        saved: Option<SpikeWatch>,
+        saved: Option<SpikeDetector>,
         data: &MixturePlan,
     ) -> Option<Spikes> {
         let Divergence { action, sigmas, loss_rise, norm_rise, .. } = *settings;
@@ -53,22 +53,22 @@ impl Spikes {
     }
 
     /// Adds a step's outcome, and warns if it is a spike.
-    pub fn see(&mut self, taken: Taken, samples: &Range<u64>) {
+    pub fn see(&mut self, taken: StepResult, samples: &Range<u64>) {
         if self.stages.iter().any(|at| samples.contains(at)) {
             let limits = self.watch.limits(taken.step);
             self.begun = limits.map(|limits| (limits, taken.step + FIRST_STEPS));
             self.watch.clear_losses();
         }
         self.compare_stage(taken);
-        match self.watch.see(&self.rule, taken) {
-            Found::Healthy => {}
-            Found::Spike(what) => tracing::warn!("step {}: {what}", taken.step),
-            Found::Diverged(why) => self.diverged = Some(why),
+        match self.watch.observe(&self.rule, taken) {
+            Assessment::Healthy => {}
+            Assessment::Spike(what) => tracing::warn!("step {}: {what}", taken.step),
+            Assessment::Diverged(why) => self.diverged = Some(why),
         }
     }
 
     /// Warns if the first losses of a data stage are far above those before.
-    fn compare_stage(&mut self, Taken { step, loss, .. }: Taken) {
+    fn compare_stage(&mut self, StepResult { step, loss, .. }: StepResult) {
         let Some((limits, last)) = self.begun else { return };
         if loss > f64::from(limits.loss) {
             tracing::warn!(
@@ -101,7 +101,7 @@ impl Watcher for Option<Spikes> {
             Event::Step(done) => {
                 let (step, outcome) = (done.step, done.outcome);
                 let (loss, norm, skipped) = (outcome.loss, outcome.grad_norm, outcome.skipped);
-                spikes.see(Taken { step, loss, norm, skipped }, &done.samples);
+                spikes.see(StepResult { step, loss, norm, skipped }, &done.samples);
             }
             Event::RolledBack(state) => spikes.watch = state.spikes.clone().unwrap_or_default(),
             _ => {}

@@ -102,7 +102,7 @@ impl<'a> Process<'a> {
         let open = || {
             let shard = DataShard::whole(m);
             let eval_samples = shard.rounds(m.train.eval_samples) * shard.micro as u64;
-            Datasets::resume(&m.data, mixture, m.model.seq_len, m.model.vocab, eval_samples)
+            Datasets::open(&m.data, mixture, m.model.seq_len, m.model.vocab, eval_samples)
         };
         match &*data {
             Some(Some(data)) => Ok(data.clone()),

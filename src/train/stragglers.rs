@@ -123,7 +123,7 @@ impl StragglerDetector {
             shares: (0..ranks.len()).filter(|other| place(*other) == place(number)).count() > 1,
         };
         let busy: Vec<Busy> = (0..ranks.len()).map(busy).collect();
-        for found in self.watch.see(&busy) {
+        for found in self.watch.observe(&busy) {
             let (slow, window) = (&ranks[found.rank], &windows[found.rank]);
             let line = line(&found, slow, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
             tracing::warn!("{line}");

@@ -3,7 +3,7 @@
 
 use crate::grids::{Course, Done, STEPS, close, loaded, run, try_run};
 use gptrain::checkpoint::{self, Checkpoint, inspect};
-use gptrain::engine::{Engine, Extent, rule};
+use gptrain::engine::{Engine, Extent, optimizer_rule};
 use gptrain::manifest::Loaded;
 use std::path::{Path, PathBuf};
 
@@ -66,7 +66,7 @@ fn restart(from: &Path, to: &Loaded, folder: &Path) -> (Option<String>, PathBuf)
             *told.lock().unwrap() = checkpoint::exchange_restarts(&checkpoint, engine);
         }
     };
-    let (_, done) = try_run(to, Some(&checkpoint), SAVED..SAVED, &look, rule);
+    let (_, done) = try_run(to, Some(&checkpoint), SAVED..SAVED, &look, optimizer_rule);
     (told.into_inner().unwrap(), done.save(to, folder))
 }
 

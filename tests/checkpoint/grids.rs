@@ -11,7 +11,7 @@ use gptrain::checkpoint::{Snapshot, State, inspect};
 use gptrain::comm::{World, threads};
 use gptrain::data::{self, Batch};
 use gptrain::device::cpu::Cpu;
-use gptrain::engine::{Engine, Groups, MASTER, OptimizerRule, Outcome, StateSlice, rule};
+use gptrain::engine::{Engine, Groups, MASTER, OptimizerRule, Outcome, StateSlice, optimizer_rule};
 use gptrain::manifest::{self, Loaded, Manifest};
 use gptrain::model::{Inputs, Layout};
 use std::fmt::Debug;
@@ -115,7 +115,7 @@ fn drifted_copies_are_named() {
                 flip(engine, name);
             }
         };
-        let (_, done) = try_run(&loaded, None, 0..0, &meddle, rule);
+        let (_, done) = try_run(&loaded, None, 0..0, &meddle, optimizer_rule);
         let folder = tempfile::tempdir().unwrap();
         let damage = inspect::inspect(&done.save(&loaded, folder.path()), true).unwrap().damage;
         let found = damage.iter().any(|found| {
@@ -148,7 +148,8 @@ fn a_weight_that_arrives_changed_is_named_with_its_rank() {
                 flip(engine, "block.1.attn.qkv.weight");
             }
         };
-        let (arrived, _) = try_run(&sets(topology), Some(&checkpoint), 1..1, &meddle, rule);
+        let (arrived, _) =
+            try_run(&sets(topology), Some(&checkpoint), 1..1, &meddle, optimizer_rule);
         let parts = ["the model weight block.1.attn.qkv.weight (f32) is not the one", place];
         told(checkpoint::verify(&checkpoint, &arrived), &parts);
     }
@@ -238,7 +239,7 @@ pub struct Done {
 /// from a checkpoint is verified.
 pub fn run(loaded: &Loaded, from: Option<&Path>, course: impl Into<Course>) -> Done {
     let checkpoint = from.map(|folder| Checkpoint::open(folder).unwrap());
-    let (arrived, done) = try_run(loaded, checkpoint.as_ref(), course, &|_, _| (), rule);
+    let (arrived, done) = try_run(loaded, checkpoint.as_ref(), course, &|_, _| (), optimizer_rule);
     if let Some(checkpoint) = checkpoint {
         checkpoint::verify(&checkpoint, &arrived).unwrap();
     }

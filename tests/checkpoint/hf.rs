@@ -90,7 +90,7 @@ fn logits(name: &str, step: &Path) {
     let m = manifest::parse(text, "saved", Path::new("."), &[]).unwrap().manifest;
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, SEQ).unwrap();
-    load_weights(step, &sampler).unwrap();
+    load_weights(step, &sampler.weights).unwrap();
     let reader = Reader::open(&fixture(name).join("logits.safetensors")).unwrap();
     let ids: Vec<i32> = reader.words("ids").unwrap();
     let expected: Vec<f32> = reader.words("logits").unwrap();

@@ -146,7 +146,7 @@ fn logits_of(name: &str, tensor: &str, run: &Path, sets: &[String]) {
     let expected = reader.numbers(tensor).unwrap();
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, ids.len()).unwrap();
-    load_weights(&run.join("checkpoints/step-00000000"), &sampler).unwrap();
+    load_weights(&run.join("checkpoints/step-00000000"), &sampler.weights).unwrap();
     let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
     assert!(largest > 1.0, "the logits say something: {largest}");
     let mut seen = 0;

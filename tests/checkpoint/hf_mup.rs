@@ -15,7 +15,7 @@ fn logits(run: &Path) -> Vec<f32> {
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, tokens.len()).unwrap();
     let step = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
-    load_weights(&step.max().unwrap(), &sampler).unwrap();
+    load_weights(&step.max().unwrap(), &sampler.weights).unwrap();
     let mut all = Vec::new();
     sampler.each_logits(&tokens, |_, logits| all.extend_from_slice(logits));
     all

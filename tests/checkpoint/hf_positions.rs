@@ -56,7 +56,7 @@ fn every_row_comes_in_computes_and_goes_out() {
     let expected: Vec<f32> = reader.words("logits").unwrap();
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, ROWS).unwrap();
-    load_weights(&step, &sampler).unwrap();
+    load_weights(&step, &sampler.weights).unwrap();
     let ids: Vec<u32> = ids[..ROWS].iter().map(|id| *id as u32).collect();
     sampler.each_logits(&ids, |position, ours| {
         let theirs = &expected[position * ours.len()..][..ours.len()];

@@ -15,7 +15,7 @@
 use crate::grids::{Course, Done, close, parse, run, try_run};
 use gptrain::base::Problems;
 use gptrain::checkpoint::{self, Checkpoint, inspect};
-use gptrain::engine::{Engine, rule};
+use gptrain::engine::{Engine, optimizer_rule};
 use gptrain::manifest::Loaded;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -171,7 +171,7 @@ fn pair(of: &Ran, to: &Ran, same_grid: bool, tolerance: f64, what: &str) -> (f64
         }
     };
     let course = Course { steps: SAVED..STEPS, save: SAVED };
-    let (arrived, done) = try_run(&to.loaded, Some(&checkpoint), course, &look, rule);
+    let (arrived, done) = try_run(&to.loaded, Some(&checkpoint), course, &look, optimizer_rule);
     checkpoint::verify(&checkpoint, &arrived).unwrap();
     let before = &of.done.outcomes[SAVED..];
     if same_grid {

@@ -4,7 +4,7 @@
 use crate::common::binary::{has_ended, until};
 use crate::common::hosts::Hosts;
 use gptrain::base::DType;
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::comm::tcp::{self, Join};
 use gptrain::comm::{Dump, Failed, Group, Watchdog, World, catch, threads};
 use gptrain::device::Tensor;

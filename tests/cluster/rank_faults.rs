@@ -4,8 +4,8 @@
 
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict, within};
 use crate::common::hosts::Hosts;
-use gptrain::base::patience::at_any_load;
 use gptrain::base::rng;
+use gptrain::base::testing::at_any_load;
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;

@@ -3,7 +3,7 @@
 
 use crate::common::binary;
 use crate::common::binary::{Done, Lab, Ranks, free_port, until, verdict};
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::launch::events::{self, Kind};
 use rustix::process::Signal;
 use std::net::TcpListener;

@@ -6,7 +6,7 @@
 //! happens.
 
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until};
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::launch::events::{self, Kind};
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::{Pid, Signal, kill_process};

@@ -2,7 +2,7 @@
 //! step of a rank is as long as its test hook says, which no load of the machine shortens.
 
 use crate::common::binary::{Lab, Ranks, free_port, until};
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::launch::sick_nodes::{self, Reason};
 use gptrain::train::testing::STEP_DELAY;
 use rustix::process::Signal;

@@ -1,7 +1,7 @@
 //! The real binary, on a small dataset in a folder of its own.
 
-pub use gptrain::base::patience::until;
 use gptrain::base::rng;
+pub use gptrain::base::testing::until;
 use gptrain::data::indexed::{TokenType, Writer};
 use gptrain::estimate::parts::PartTable;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};

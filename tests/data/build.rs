@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use gptrain::base::output::Existing;
 use gptrain::data::Tokenizer;
 use gptrain::data::build::{Build, Train};
-use gptrain::data::corpus::{self, Input, Rules, Wanted};
+use gptrain::data::corpus::{self, DocumentRules, FileSelection, Input};
 use gptrain::data::indexed::{Indexed, TokenType, Writer};
 use gptrain::data::tokenizer::Training;
 
@@ -17,8 +17,8 @@ fn folder(name: &str) -> PathBuf {
     folder
 }
 
-fn rules() -> Rules {
-    Rules { key: "text".into(), skip_invalid: false }
+fn rules() -> DocumentRules {
+    DocumentRules { key: "text".into(), skip_invalid: false }
 }
 
 fn training(vocab: usize) -> Training {
@@ -45,8 +45,9 @@ fn build<'a>(inputs: &'a [Input], tokenizer: &'a Tokenizer, output: &Path) -> Bu
 fn the_bundled_dataset_is_rebuilt_from_its_text_byte_for_byte() {
     let bundled = Path::new(env!("CARGO_MANIFEST_DIR")).join("datasets/austen");
     let folder = folder("bundled");
-    let inputs =
-        corpus::find(&[bundled.join("austen.jsonl.zst")], &Wanted::default()).unwrap().inputs;
+    let inputs = corpus::find(&[bundled.join("austen.jsonl.zst")], &FileSelection::default())
+        .unwrap()
+        .inputs;
     let train = Train { inputs: &inputs, rules: rules(), training: training(4096), threads: 2 };
     let trained = train.run(|_| {}, |_| {}).unwrap();
     let file = |name: &str| std::fs::read(bundled.join(name)).unwrap();
@@ -79,7 +80,8 @@ fn a_text_cut_into_chunks_is_one_document_with_the_same_ids() {
     }
     assert!(text.len() > 3 << 20);
     std::fs::write(folder.join("novels.txt"), &text).unwrap();
-    let inputs = corpus::find(std::slice::from_ref(&folder), &Wanted::default()).unwrap().inputs;
+    let inputs =
+        corpus::find(std::slice::from_ref(&folder), &FileSelection::default()).unwrap().inputs;
     let output = folder.join("d");
     let built = build(&inputs, &tokenizer, &output).run(|_, _| ()).unwrap();
     let mut want: Vec<i32> = tokenizer.encode(&text).iter().map(|id| *id as i32).collect();

@@ -116,7 +116,7 @@ fn read_all(dataset: &Indexed) {
     let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 16, samples, seed: 1, cut };
     let part = 0..dataset.sequences();
     if let Ok(order) = Order::build(&spec, dataset.lengths(), part, "fuzz") {
-        for k in 0..order.len().min(20) {
+        for k in 0..order.samples().min(20) {
             let mut pieces = order.slices(k, dataset.lengths()).unwrap();
             let next = || pieces.next().unwrap().map(|piece| piece.count);
             assert_eq!(std::iter::from_fn(next).sum::<usize>(), 17);

@@ -118,11 +118,10 @@ fn splits_are_megatron_cores() {
         let weights = case["split"].as_str().unwrap();
         let parts = split::split(DataRule::MegatronCore, weights, count).unwrap();
         for (part, want) in parts.iter().zip(case["bounds"].as_array().unwrap()) {
-            match want.is_null() {
-                true => assert!(part.is_empty(), "{case}"),
-                false => {
-                    assert_eq!(integers(&[part.start, part.end]), numbers(want), "{case}")
-                }
+            if want.is_null() {
+                assert!(part.is_empty(), "{case}");
+            } else {
+                assert_eq!(integers(&[part.start, part.end]), numbers(want), "{case}");
             }
         }
     }
@@ -142,22 +141,24 @@ fn splits_are_megatron_deepspeeds() {
 
 /// Compares one order with what Megatron built; the two generations name the fields differently.
 fn check_order(order: &Order, dataset: &Indexed, want: &Value, names: [&str; 3], context: &str) {
-    assert_eq!(order.len(), want["len"].as_u64().unwrap(), "{context}");
+    assert_eq!(order.samples(), want["len"].as_u64().unwrap(), "{context}");
     let (sequences, starts) = (order.sequences.to_vec().unwrap(), order.starts.to_vec().unwrap());
     let shuffle = order.shuffle.to_vec().unwrap();
     let lists = [integers(&sequences), integers(starts.as_flattened()), integers(&shuffle)];
     for (list, name) in lists.into_iter().zip(names) {
         let whole = want[name].as_array().or_else(|| want[format!("{name}_index")].as_array());
         if let Some(whole) = whole {
-            let flat: Vec<i64> = match whole.first().is_some_and(Value::is_array) {
-                true => whole.iter().flat_map(numbers).collect(),
-                false => whole.iter().map(|item| item.as_i64().unwrap()).collect(),
+            let flat: Vec<i64> = if whole.first().is_some_and(Value::is_array) {
+                whole.iter().flat_map(numbers).collect()
+            } else {
+                whole.iter().map(|item| item.as_i64().unwrap()).collect()
             };
             assert_eq!(list, flat, "{context} {name}");
         }
         assert_eq!(sha256(list), want[format!("{name}_sha256")], "{context} {name}");
     }
-    let samples: Vec<Vec<i64>> = (0..order.len()).map(|k| tokens_of(order, dataset, k)).collect();
+    let samples: Vec<Vec<i64>> =
+        (0..order.samples()).map(|k| tokens_of(order, dataset, k)).collect();
     for name in ["samples", "samples_head"] {
         for (sample, want) in samples.iter().zip(want[name].as_array().into_iter().flatten()) {
             assert_eq!(*sample, numbers(want), "{context} {name}");
@@ -231,11 +232,12 @@ fn blends_are_megatrons() {
 
 fn check_blend(blend: &Blend, want: &Value) {
     let (datasets, samples): (Vec<_>, Vec<_>) =
-        (0..blend.len()).map(|k| blend.sample(k)).map(|(d, s)| (d as i64, s as i64)).unzip();
+        (0..blend.samples()).map(|k| blend.sample(k)).map(|(d, s)| (d as i64, s as i64)).unzip();
     for (list, name) in [(datasets, "dataset_index"), (samples, "dataset_sample_index")] {
-        match want[name].is_null() {
-            true => assert_eq!(sha256(list), want[format!("{name}_sha256")]),
-            false => assert_eq!(list, numbers(&want[name])),
+        if want[name].is_null() {
+            assert_eq!(sha256(list), want[format!("{name}_sha256")]);
+        } else {
+            assert_eq!(list, numbers(&want[name]));
         }
     }
 }
@@ -302,11 +304,11 @@ fn masks_are_megatrons() {
                 reset_positions: flag("reset_position_ids"),
                 reset_attention: flag("reset_attention_mask"),
             });
-            let objective = match case["prefix_indices"].is_null() {
-                true => Objective::Causal,
-                false => Objective::PrefixLm(PrefixLm {
-                    loss_on_targets_only: flag("loss_on_targets_only"),
-                }),
+            let objective = if case["prefix_indices"].is_null() {
+                Objective::Causal
+            } else {
+                let loss_on_targets_only = flag("loss_on_targets_only");
+                Objective::PrefixLm(PrefixLm { loss_on_targets_only })
             };
             check_masks(case, &Masks { eod, by_sequence: false, objective, key: 0 });
         }

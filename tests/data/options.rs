@@ -3,9 +3,10 @@
 //! (`fixtures/data/megatron/options.py`).
 
 use crate::common::binary::Lab;
+use crate::source::open_datasets;
 use gptrain::data::Column::{Positions, Targets, Tokens, Visible, Weights};
 use gptrain::data::indexed::{TokenType, Writer};
-use gptrain::data::{Batch, Datasets, Request, Source};
+use gptrain::data::{Batch, Request, Source};
 use gptrain::manifest::{Data, Dataset, Eod, Sequences, ValidSet, for_test};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -62,11 +63,11 @@ fn open(case: &Value) -> Source {
     data.train = datasets.clone();
     let (seq_len, samples) = (number(&case["seq_length"]) as usize, number(&case["num_samples"]));
     if case["split"] == "train" {
-        let opened = Datasets::open(&data, seq_len, 1 << 18, samples, 1).unwrap();
+        let opened = open_datasets(&data, seq_len, 1 << 18, samples, 1).unwrap();
         return std::sync::Arc::into_inner(opened.train).unwrap();
     }
     data.valid = vec![ValidSet { name: "valid".into(), datasets }];
-    let mut opened = Datasets::open(&data, seq_len, 1 << 18, 1, samples).unwrap();
+    let mut opened = open_datasets(&data, seq_len, 1 << 18, 1, samples).unwrap();
     std::sync::Arc::into_inner(opened.valid.remove(0).1).unwrap()
 }
 
@@ -118,7 +119,7 @@ fn bounds_of_the_index_mask_as_the_token_does_where_both_are() {
     let all = Eod { token: EOD, mask_loss: false, reset_positions: true, reset_attention: true };
     by_token.eod = Some(all);
     let [token, index] =
-        [&by_token, &by_index].map(|data| Datasets::open(data, 16, 64, 30, 0).unwrap().train);
+        [&by_token, &by_index].map(|data| open_datasets(data, 16, 64, 30, 0).unwrap().train);
     let mut documents = 0;
     for sample in 0..30 {
         let rows = [&token, &index].map(|source| rows(source, sample, true));

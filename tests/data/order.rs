@@ -139,7 +139,7 @@ fn a_cache_that_shrinks_while_it_is_read_is_an_error_not_a_crash() {
         while pieces.next()?.is_some() {}
         anyhow::Ok(())
     };
-    let error = (0..order.len()).find_map(|k| read(k).err()).expect("a read of what is gone");
+    let error = (0..order.samples()).find_map(|k| read(k).err()).expect("a read of what is gone");
     assert!(error.to_string().contains("changed while it was being read"), "{error}");
 }
 

@@ -47,6 +47,18 @@ fn data(train: Vec<Dataset>) -> Data {
     }
 }
 
+/// Datasets of a new run of `train_samples` samples.
+pub fn open_datasets(
+    data: &Data,
+    seq_len: usize,
+    vocab: usize,
+    train_samples: u64,
+    eval_samples: u64,
+) -> anyhow::Result<Datasets> {
+    let plan = MixturePlan::from_data(data, train_samples);
+    Datasets::open(data, plan, seq_len, vocab, eval_samples)
+}
+
 fn batch(source: &Source, first_sample: u64, samples: usize) -> Batch {
     let mut batch = Batch::default();
     batch.fill(source, Request { first_sample, samples }).unwrap();
@@ -76,7 +88,7 @@ fn a_weighted_mixture_is_megatrons() {
             .collect();
         let samples = case["num_samples_requested"][0].as_u64().unwrap();
         let seq_len = case["seq_length"].as_u64().unwrap() as usize;
-        let opened = Datasets::open(&data(train), seq_len, 50257, samples, 0).unwrap();
+        let opened = open_datasets(&data(train), seq_len, 50257, samples, 0).unwrap();
         let mut hash = Sha256::new();
         for sample in 0..samples {
             let batch = batch(&opened.train, sample, 1);
@@ -96,7 +108,7 @@ fn a_batch_is_its_samples_whatever_the_batch_size() {
     let eod = Eod { token: 50256, mask_loss: true, reset_positions: true, reset_attention: true };
     wishes.eod = Some(eod);
     wishes.objective = Objective::PrefixLm(PrefixLm { loss_on_targets_only: true });
-    let source = Datasets::open(&wishes, 32, 50257, 300, 0).unwrap().train;
+    let source = open_datasets(&wishes, 32, 50257, 300, 0).unwrap().train;
     let whole = batch(&source, 10, 8);
     assert_eq!(integers(&whole, Tokens).len(), 8 * 32);
     for i in 0..8 {
@@ -116,7 +128,7 @@ fn causal_weights_sum_to_one_under_the_eod_mask() {
     let mut wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
     let eod = Eod { token: 50256, mask_loss: true, reset_positions: false, reset_attention: false };
     wishes.eod = Some(eod);
-    let source = Datasets::open(&wishes, 64, 50257, 49, 0).unwrap().train;
+    let source = open_datasets(&wishes, 64, 50257, 49, 0).unwrap().train;
     let mut masked = 0;
     for sample in 0..source.samples() {
         let batch = batch(&source, sample, 1);
@@ -130,7 +142,7 @@ fn causal_weights_sum_to_one_under_the_eod_mask() {
 #[test]
 fn the_reader_gives_what_was_requested_in_order_and_reuses_memory() {
     let wishes = data(vec![dataset("i32_big", 1.0, "969,30,1", 0)]);
-    let source = Datasets::open(&wishes, 128, 250_680, 400, 0).unwrap().train;
+    let source = open_datasets(&wishes, 128, 250_680, 400, 0).unwrap().train;
     let requests = (0..100).map(|i| Request { first_sample: 4 * i, samples: 4 });
     let mut reader = Reader::start(source.clone(), requests, 2).unwrap();
     let mut buffers = std::collections::HashSet::new();
@@ -148,7 +160,7 @@ fn the_reader_gives_what_was_requested_in_order_and_reuses_memory() {
 #[test]
 fn a_reader_can_be_dropped_at_any_time() {
     let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
-    let source = Datasets::open(&wishes, 16, 50257, 100, 0).unwrap().train;
+    let source = open_datasets(&wishes, 16, 50257, 100, 0).unwrap().train;
     let requests = (0..).map(|i| Request { first_sample: i % 100, samples: 1 });
     let mut reader = Reader::start(source, requests, 3).unwrap();
     reader.next().unwrap();
@@ -157,7 +169,7 @@ fn a_reader_can_be_dropped_at_any_time() {
 #[test]
 fn a_token_beyond_the_vocabulary_is_the_users_mistake() {
     let wishes = data(vec![dataset("u16_a", 1.0, "1,0,0", 0)]);
-    let source = Datasets::open(&wishes, 16, 50_000, 196, 0).unwrap().train;
+    let source = open_datasets(&wishes, 16, 50_000, 196, 0).unwrap().train;
     let requests = (0..196).map(|first_sample| Request { first_sample, samples: 1 });
     let mut reader = Reader::start(source, requests, 2).unwrap();
     let error = problems((0..196).try_for_each(|_| reader.next().map(|_| ())));
@@ -173,7 +185,7 @@ fn every_mistake_in_the_data_is_reported_at_once() {
     let short =
         ValidSet { name: "short".into(), datasets: vec![dataset("u16_b", 1.0, "969,30,1", 2)] };
     wishes.valid = vec![short];
-    let text = problems(Datasets::open(&wishes, 512, 50257, 10, 10));
+    let text = problems(open_datasets(&wishes, 512, 50257, 10, 10));
     assert!(
         text.contains("u16_a: its valid part of the split 1,0,0 holds 0 of 61 sequences"),
         "{text}"
@@ -188,14 +200,14 @@ fn every_mistake_in_the_data_is_reported_at_once() {
 #[test]
 fn a_weight_must_be_above_zero() {
     let train = vec![dataset("u16_a", 0.0, "1,0,0", 0), dataset("u16_b", f64::NAN, "1,0,0", 0)];
-    let error = problems(Datasets::open(&data(train), 16, 50257, 10, 0));
+    let error = problems(open_datasets(&data(train), 16, 50257, 10, 0));
     assert!(error.contains("u16_a: its weight is 0") && error.contains("u16_b: its weight is NaN"));
 }
 
 #[test]
 fn a_missing_dataset_is_named() {
     let wishes = data(vec![dataset("nothing_here", 1.0, "1,0,0", 0)]);
-    let error = problems(Datasets::open(&wishes, 16, 50257, 10, 0));
+    let error = problems(open_datasets(&wishes, 16, 50257, 10, 0));
     assert!(error.contains("nothing_here.idx does not exist"), "{error}");
     assert!(error.contains("holds: i32_big, i32_bloom, u16_a"), "{error}");
 }
@@ -240,7 +252,7 @@ fn a_token_file_that_shrinks_while_mapped_is_an_error_not_a_crash() {
     writer.finish().unwrap();
     let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
-    let source: Arc<Source> = Datasets::open(&wishes, 256, 100, 255, 0).unwrap().train;
+    let source: Arc<Source> = open_datasets(&wishes, 256, 100, 255, 0).unwrap().train;
     let requests = (0..255).map(|first_sample| Request { first_sample, samples: 1 });
     let bin = std::fs::OpenOptions::new().write(true).open(prefix.with_extension("bin")).unwrap();
     bin.set_len(4096).unwrap();
@@ -260,12 +272,12 @@ fn a_token_file_that_is_replaced_while_mapped_is_still_read() {
     }
     let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
-    let opened = Datasets::open(&wishes, 32, 50257, 70, 0).unwrap();
+    let opened = open_datasets(&wishes, 32, 50257, 70, 0).unwrap();
     let before = tokens(&opened, 0..70);
     std::fs::write(folder.join("new"), [1; 100]).unwrap();
     std::fs::rename(folder.join("new"), prefix.with_extension("bin")).unwrap();
     assert_eq!(tokens(&opened, 0..70), before, "the file that was opened is read");
-    let error = problems(Datasets::open(&wishes, 32, 50257, 70, 0));
+    let error = problems(open_datasets(&wishes, 32, 50257, 70, 0));
     assert!(error.contains("the pair does not belong together"), "{error}");
 }
 
@@ -275,7 +287,7 @@ fn a_dataset_without_sequences_is_refused() {
     Writer::create(&prefix, TokenType::U16).unwrap().finish().unwrap();
     let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix, weight: 1.0, part }]);
-    let error = problems(Datasets::open(&wishes, 32, 50257, 70, 0));
+    let error = problems(open_datasets(&wishes, 32, 50257, 70, 0));
     assert!(error.contains("holds 0 of 0 sequences, 0 tokens; one sample takes 33"), "{error}");
 }
 
@@ -290,21 +302,21 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
         data(vec![dataset("u16_a", a, "1,0,0", 0), dataset("u16_b", b, "1,0,0", 0)])
     };
     let before = mixed(0.7, 0.3);
-    let first = Datasets::open(&before, 32, 50257, 100, 0).unwrap();
+    let first = open_datasets(&before, 32, 50257, 100, 0).unwrap();
     // The checkpoint is written at sample 40, as JSON; the weights change there.
     let plan = serde_json::to_string(&first.plan).unwrap();
     let plan: MixturePlan = serde_json::from_str(&plan).unwrap();
     assert_eq!(plan, first.plan);
     let after = mixed(0.2, 0.8);
     let plan = plan.continued(&after, 100, 40);
-    let second = Datasets::resume(&after, plan, 32, 50257, 0).unwrap();
+    let second = Datasets::open(&after, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&first, 0..40), tokens(&second, 0..40), "the past must not change");
 
     // Each dataset continues with its own next sample: the order of one that is never interrupted.
     let alone = |name: &str, n: u64| {
         let mut wishes = data(vec![dataset(name, 1.0, "1,0,0", 0)]);
         wishes.seed = before.seed;
-        tokens(&Datasets::open(&wishes, 32, 50257, n, 0).unwrap(), 0..n)
+        tokens(&open_datasets(&wishes, 32, 50257, n, 0).unwrap(), 0..n)
     };
     let (a, b) = (alone("u16_a", 71), alone("u16_b", 31));
     let (mut next_a, mut next_b) = (0, 0);
@@ -336,7 +348,7 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
         DataStage { from: 40, train: mixture(0.2, 0.8) },
         DataStage { from: 75, train: other.clone() },
     ];
-    let whole = Datasets::open(&staged, 32, 250_680, 100, 0).unwrap();
+    let whole = open_datasets(&staged, 32, 250_680, 100, 0).unwrap();
     // The same by hand: the run stops at 40 and at 75 and continues with another manifest.
     let by_hand = MixturePlan::from_data(&data(mixture(0.7, 0.3)), 100)
         .continued(&data(mixture(0.2, 0.8)), 100, 40)
@@ -353,7 +365,7 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     // A shorter run does not reach the last stage; the samples read so far are unchanged.
     let shorter = whole.plan.clone().continued(&staged, 70, 60);
     assert_eq!(shorter.stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [0, 40, 60]);
-    let short = Datasets::resume(&staged, shorter, 32, 250_680, 0).unwrap();
+    let short = Datasets::open(&staged, shorter, 32, 250_680, 0).unwrap();
     assert_eq!(tokens(&short, 0..60), tokens(&whole, 0..60));
     // A stage that is moved into the past begins now.
     staged.stages[0].from = 20;
@@ -369,9 +381,9 @@ fn a_plan_that_did_not_change_is_the_same_plan() {
     // A longer run keeps its order, and continues after it.
     let longer = plan.clone().continued(&wishes, 250, 60);
     assert_eq!(longer.stages.len(), 2);
-    let short = Datasets::open(&wishes, 32, 50257, 98, 0).unwrap();
+    let short = open_datasets(&wishes, 32, 50257, 98, 0).unwrap();
     let plan = MixturePlan::new(&wishes.train, 98).continued(&wishes, 250, 60);
-    let long = Datasets::resume(&wishes, plan, 32, 50257, 0).unwrap();
+    let long = Datasets::open(&wishes, plan, 32, 50257, 0).unwrap();
     assert_eq!(tokens(&short, 0..98), tokens(&long, 0..98));
     assert_eq!(tokens(&long, 98..250).len(), 152);
     // Every sample of the first epoch is read once before any is read again.

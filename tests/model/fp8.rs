@@ -64,9 +64,11 @@ fn numbers(stream: u64, rows: usize, cols: usize) -> Vec<f32> {
 /// Rows and columns of a whole matrix, as a share has them.
 fn share(x: &[f32], cols: usize, split: TpSplit, rank: usize, ranks: usize) -> Vec<f32> {
     let rows = x.len() / cols;
-    let part = |n: usize, of: TpSplit| match of == split {
-        true => rank * div_exact(n, ranks)..(rank + 1) * div_exact(n, ranks),
-        false => 0..n,
+    let part = |n: usize, by: TpSplit| {
+        if by != split {
+            return 0..n;
+        }
+        rank * div_exact(n, ranks)..(rank + 1) * div_exact(n, ranks)
     };
     let (rows, within) = (part(rows, TpSplit::Rows), part(cols, TpSplit::Cols));
     rows.flat_map(|row| x[row * cols..][within.clone()].to_vec()).collect()

@@ -477,10 +477,17 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
     past
 }
 
+/// Unclipped gradient of the last step. This rank must own the weight whole.
+pub fn read_grad(engine: &Engine, param: &Param) -> Vec<f32> {
+    let mut values = vec![0.0; param.numel()];
+    engine.store().finish_copies();
+    engine.backend().download(engine.store().grad(param), bytemuck::cast_slice_mut(&mut values));
+    values
+}
+
 /// This rank's share of a weight's gradient.
 fn gradient(engine: &Engine, param: &Param, share: usize) -> Gradient {
-    let mut values = vec![0.0; param.numel()];
-    engine.read_grad(param, &mut values);
+    let values = read_grad(engine, param);
     let (row, col) = match param.spec.split {
         TpSplit::Rows => (share * param.rows, 0),
         TpSplit::Cols => (0, share * param.cols),
@@ -500,9 +507,8 @@ fn batch(first: usize, samples: usize, of: usize) -> Batch {
 /// `tolerance` relative: of losses and norms, and of each weight's gradient.
 pub fn close(ours: &Past, serial: &Past, tolerance: (f64, f64), what: &[&str]) {
     for (step, (a, b)) in ours.outcomes.iter().zip(&serial.outcomes).enumerate() {
-        let off = |a: f64, b: f64| match a.is_finite() || b.is_finite() {
-            true => (a - b).abs() / b,
-            false => 0.0,
+        let off = |a: f64, b: f64| {
+            if a.is_finite() || b.is_finite() { (a - b).abs() / b } else { 0.0 }
         };
         let (loss, norm) = (off(a.loss, b.loss), off(a.grad_norm, b.grad_norm));
         let place = format!("step {step} of {what:?}: {a:?}, one rank {b:?}");

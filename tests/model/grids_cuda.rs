@@ -159,7 +159,7 @@ fn on_gpus(
                         How::Staged => Box::new(HostStaged::new(&cuda, world.group(name, ranks))),
                     }
                 };
-                let groups = Groups::of(world.rank(), &manifest.topology, make);
+                let groups = Groups::for_rank(world.rank(), &manifest.topology, make);
                 let (mut launched, mut before) = (Vec::new(), Launched::default());
                 let outcomes = train(&cuda, groups, manifest, steps, |_| {
                     let now = cuda.launched();

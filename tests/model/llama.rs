@@ -3,6 +3,7 @@
 //! which takes its weights and tokens from the rule that is here too.
 
 use crate::common;
+use crate::grids::read_grad;
 use gptrain::base::Heads;
 use gptrain::checkpoint::safetensors::Reader;
 use gptrain::data::Batch;
@@ -67,8 +68,8 @@ fn check(family: &str, parts: &str) {
     };
 
     let mut sampler = Sampler::new(&cpu, &manifest, SEQ).unwrap();
-    for slice in sampler.slices() {
-        sampler.write(&slice, 0, bytemuck::cast_slice(&weights(&slice, &manifest.model)));
+    for slice in sampler.weights.slices() {
+        sampler.weights.write(&slice, 0, bytemuck::cast_slice(&weights(&slice, &manifest.model)));
     }
     let prompt: Vec<u32> = tokens(family)[..SEQ].iter().map(|token| *token as u32).collect();
     let logits: Vec<f64> = sampler.logits(&prompt).into_iter().map(f64::from).collect();
@@ -89,9 +90,7 @@ fn check(family: &str, parts: &str) {
 fn compare_gradients(engine: &Engine, family: &str, model: &Model) {
     let reader = Reader::open(&fixture(&format!("{family}.safetensors"))).unwrap();
     for param in engine.params() {
-        let mut ours = vec![0.0; param.numel()];
-        engine.read_grad(param, &mut ours);
-        let ours: Vec<f64> = ours.into_iter().map(f64::from).collect();
+        let ours: Vec<f64> = read_grad(engine, param).into_iter().map(f64::from).collect();
         let expected = gather(param, model, |name, _| reader.words::<f32>(name).unwrap());
         let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
         close(&ours, &expected, &format!("{family} gradient of {}", param.name));

@@ -14,6 +14,7 @@
 //! | `compression` | PowerSGD: every grid equals plain replicas; its error |
 //! | `replayed` | every op of a step on the CPU, replayed on a GPU with the recorded inputs |
 //! | `sampler` | logits of a growing text are those of the whole text |
+//! | `traffic` | bytes sent in a step, counted and of the dry run, are those of the literature's formulas |
 //! | `spikes` | steps above their limits change nothing |
 //! | `fp16` | training in fp16 follows f32; steps that overflow are skipped; resumes keep the bits |
 //! | `fp8` | it learns as bf16 does, every grid as one rank; shared layers are quantized as whole ones |
@@ -36,3 +37,4 @@ mod pytorch;
 mod replayed;
 mod sampler;
 mod spikes;
+mod traffic;

@@ -2,6 +2,7 @@
 //! changes nothing, and the planner counts what it does.
 
 use crate::common;
+use crate::grids::read_grad;
 use crate::grids_cuda::{How, outcomes, train as train_on};
 use crate::pytorch::follow;
 use gptrain::base::DType;
@@ -164,12 +165,12 @@ fn every_weight_moves_as_in_float64() {
             let norm = engine.step(load, 4, lr).unwrap().grad_norm;
             let (lr, factor) = (f64::from(lr as f32), (0.4 / (norm + 1e-6)).min(1.0));
             for (param, known) in params.iter().zip(&mut known) {
-                let mut grad = vec![0.0f32; param.numel()];
-                engine.read_grad(param, &mut grad);
+                let grad = read_grad(&engine, param);
                 let grad: Vec<f64> = grad.iter().map(|g| f64::from(*g) * factor).collect();
-                match param.spec.is_block_matrix() {
-                    true => known.muon(param, &m.model, &grad, lr),
-                    false => known.adamw(param, &grad, 0.5 * lr, t),
+                if param.spec.is_block_matrix() {
+                    known.muon(param, &m.model, &grad, lr);
+                } else {
+                    known.adamw(param, &grad, 0.5 * lr, t);
                 }
             }
         }
@@ -297,9 +298,10 @@ fn the_planner_counts_bytes_products_and_states() {
             assert_eq!(counted.map_or(0.0, |sent| sent.bytes), of(0), "{group}, {sets:?}");
             let all: f64 = (0..traffic.len()).map(of).sum();
             // Under ZeRO an owner's replica has a part already; the rest goes there and back.
-            match group == "data" && m.topology.zero > 0 {
-                true => assert!(0.0 < all && all <= 2.0 * formula, "{all} of {formula}, {sets:?}"),
-                false => assert_eq!(all, formula, "{group}, {sets:?}"),
+            if group == "data" && m.topology.zero > 0 {
+                assert!(0.0 < all && all <= 2.0 * formula, "{all} of {formula}, {sets:?}");
+            } else {
+                assert_eq!(all, formula, "{group}, {sets:?}");
             }
         }
     }

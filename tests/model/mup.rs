@@ -35,9 +35,9 @@ fn tokens() -> Batch {
 fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
     let sampler = Sampler::new(cpu, m, SEQ).unwrap();
     let weights = common::weights(engine);
-    for slice in sampler.slices() {
+    for slice in sampler.weights.slices() {
         let (_, values) = weights.iter().find(|(name, _)| *name == slice.param.name).unwrap();
-        sampler.write(&slice, 0, bytemuck::cast_slice(values));
+        sampler.weights.write(&slice, 0, bytemuck::cast_slice(values));
     }
     let groups = Groups::solo();
     let cx = Cx {
@@ -52,7 +52,7 @@ fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
         fp8: None,
         cached_tokens: 0,
     };
-    let chunk = &sampler.layout().shard.chunks[0];
+    let chunk = &sampler.weights.layout().shard.chunks[0];
     let plan = |arena: &Arena| {
         let tables = Tables::plan(&cx, arena);
         let inputs = Inputs::plan(SAMPLES, SEQ, true, arena);
@@ -64,7 +64,7 @@ fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
     let acts =
         plan(&Arena::over(Tensor::at(cpu.reserve(4 * words).unwrap(), 1, words, DType::F32)));
     acts.inputs.upload(cpu, &tokens());
-    let stage = Stage { cx, layout: sampler.layout(), store: &*sampler };
+    let stage = Stage { cx, layout: sampler.weights.layout(), store: &sampler.weights };
     stage.forward(&acts);
     let read = |x: Tensor| {
         let mut host = vec![0.0f32; x.numel()];

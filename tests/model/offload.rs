@@ -37,7 +37,7 @@ fn same_with_gradients(sets: &[&str]) {
 }
 
 #[test]
-fn of_gradients() {
+fn gradients_of_blocks() {
     same_with_gradients(&[]);
     same_with_gradients(&["batch.micro=8", "model.layers=7"]);
     same_with_gradients(&["batch.micro=1", "model.layers=1", "model.tied_head=false"]);
@@ -48,7 +48,7 @@ fn of_gradients() {
 }
 
 #[test]
-fn of_gradients_in_tensor_and_pipeline_parallel_ranks() {
+fn gradients_in_tensor_and_pipeline_parallel_ranks() {
     same_with_gradients(&["topology.tensor=2", "topology.sequence_parallel=true"]);
     same_with_gradients(&["topology.pipeline=2"]);
     same_with_gradients(&["topology.pipeline=2", "topology.schedule=interleaved"]);
@@ -60,7 +60,7 @@ fn of_gradients_in_tensor_and_pipeline_parallel_ranks() {
 
 /// Adafactor's master weights are copied to the device in pieces.
 #[test]
-fn of_adafactor() {
+fn adafactor() {
     let relative = "optimizer.adafactor={relative_step: true, clip: 0.3}";
     let constant = ["lr.decay=constant", relative];
     let grids: [&[&str]; 6] = [
@@ -100,14 +100,14 @@ fn gradients_leave_where_they_do_not_fit() {
 }
 
 #[test]
-fn of_one_rank() {
+fn one_rank() {
     same(&[]);
     same(&["batch.micro=8", "model.position=alibi", "model.tied_head=false"]);
     same(&["model.layers=3", "model.embedding_layernorm=true", "topology.recompute=full"]);
 }
 
 #[test]
-fn of_replicas_and_shards() {
+fn replicas_and_shards() {
     for zero in ["topology.zero=0", "topology.zero=1", "topology.zero=2", "topology.zero=3"] {
         same(&["topology.data=2", zero]);
         same(&["topology.data=2", zero, "batch.micro=4"]);
@@ -115,7 +115,7 @@ fn of_replicas_and_shards() {
 }
 
 #[test]
-fn of_tensor_and_pipeline_parallel_ranks() {
+fn tensor_and_pipeline_parallel_ranks() {
     same(&["topology.tensor=2", "topology.sequence_parallel=true"]);
     same(&["topology.pipeline=2"]);
     same(&["topology.pipeline=2", "topology.schedule=interleaved"]);
@@ -124,7 +124,7 @@ fn of_tensor_and_pipeline_parallel_ranks() {
 
 /// Two steps overflow: they change no state on the host either.
 #[test]
-fn of_steps_that_are_skipped() {
+fn skipped_steps() {
     let scale = "loss_scale={initial: 16777216, hysteresis: 1, window: 3}";
     for grid in [&[][..], &["topology.data=2", "topology.zero=1"], &["topology.tensor=2"]] {
         let sets = [&["precision=fp16", scale], grid].concat();
@@ -139,7 +139,7 @@ fn of_steps_that_are_skipped() {
 /// The kernel and the host's processor round alike, in every step of an update; Adafactor's is the
 /// device's.
 #[test]
-fn of_gpus() {
+fn gpus() {
     let zero_3: &[&str] = &["topology.data=2", "topology.zero=3"];
     let tensor: &[&str] = &["topology.tensor=2", "topology.sequence_parallel=true"];
     let adafactor = ["precision=bf16", "optimizer.adafactor={scale_parameter: true}"];

@@ -11,6 +11,19 @@ use gptrain::plan::grid::Axis;
 use std::path::Path;
 use std::rc::Rc;
 
+/// Groups of a stage's first rank, which only count.
+pub fn dry_groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
+    let grid = m.topology.grid();
+    let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
+    Groups::for_rank(rank, &m.topology, |name, ranks| {
+        let index = ranks.iter().position(|member| *member == rank).expect("a member");
+        match ranks.len() {
+            1 => Box::new(Solo),
+            size => Box::new(dry::Dry::new(name, index, size, journal)),
+        }
+    })
+}
+
 /// Three steps of a stage's first rank, of which two are in flight at a time. Returns the races and
 /// the number of waits, of which one may be left out.
 fn checked(m: &Manifest, stage: usize, skip: Option<usize>) -> (Vec<String>, usize) {
@@ -21,15 +34,7 @@ fn checked(m: &Manifest, stage: usize, skip: Option<usize>) -> (Vec<String>, usi
     let m = &Manifest { batch, train, ..m.clone() };
     let device = Rc::new(Dry::ordered(skip));
     let journal = Journal::for_device(&device);
-    let grid = m.topology.grid();
-    let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
-    let groups = Groups::of(rank, &m.topology, |name, ranks| {
-        let at = ranks.iter().position(|member| *member == rank).expect("a member");
-        match ranks.len() {
-            1 => Box::new(Solo),
-            size => Box::new(dry::Dry::new(name, at, size, &journal)),
-        }
-    });
+    let groups = dry_groups(m, stage, &journal);
     let engine = Engine::new(&*device, groups, m, m.data.causal()).expect("it is never full");
     let queue = || engine.queue(&mut |_: &_| Ok(()), micros, 1e-3).expect("nothing is loaded");
     queue();

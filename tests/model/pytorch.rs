@@ -3,6 +3,7 @@
 //! `fixtures/pytorch/make.sh`.
 
 use crate::common;
+use crate::grids::read_grad;
 use gptrain::base::Heads;
 use gptrain::checkpoint::safetensors::Reader;
 use gptrain::data::{Batch, Column};
@@ -227,8 +228,7 @@ fn compare_gradients(engine: &Engine, name: &str, heads: Heads) {
     for param in params {
         let theirs = common::reference_name(param);
         let expected = common::from_reference(param, &reader.words(&theirs).unwrap(), heads);
-        let mut ours = vec![0.0; param.numel()];
-        engine.read_grad(param, &mut ours);
+        let ours = read_grad(engine, param);
         let largest = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
         let off = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         // The key bias moves all scores of a query alike: its gradient is exactly 0.

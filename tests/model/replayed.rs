@@ -193,7 +193,7 @@ fn replay(sets: &[&str]) -> BTreeSet<&'static str> {
         let cuda = Cuda::open(&softgpu::gpu(0)).unwrap_or_else(|problems| panic!("{problems}"));
         let (next, worst) = (Cell::new(0), RefCell::default());
         let player = Observed { be: &cuda, role: Role::Replay { record, next, worst } };
-        let groups = Groups::of(world.rank(), &m.topology, |name, ranks| match ranks.len() {
+        let groups = Groups::for_rank(world.rank(), &m.topology, |name, ranks| match ranks.len() {
             1 => Box::new(Solo),
             _ => Box::new(HostStaged::new(&cuda, world.group(name, ranks))),
         });

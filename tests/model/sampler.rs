@@ -31,9 +31,9 @@ fn sampler<'a>(cpu: &'a Cpu, family: &[&str], context: usize) -> Sampler<'a> {
     engine.init();
     let weights = common::weights(&engine);
     let sampler = Sampler::new(cpu, &m, context).unwrap();
-    for slice in sampler.slices() {
+    for slice in sampler.weights.slices() {
         let (_, values) = weights.iter().find(|(name, _)| *name == slice.param.name).unwrap();
-        sampler.write(&slice, 0, bytemuck::cast_slice(values));
+        sampler.weights.write(&slice, 0, bytemuck::cast_slice(values));
     }
     sampler
 }

@@ -5,7 +5,7 @@ use crate::source::files;
 use std::path::Path;
 
 /// Lines that declare helpers.
-const HELPERS: &[&str] = &["pub mod testing;", "pub mod patience;", "pub fn for_test<"];
+const HELPERS: &[&str] = &["pub mod testing;", "pub fn for_test<"];
 
 fn is_helper(file: &Path) -> bool {
     file.components().any(|part| part.as_os_str().to_string_lossy().starts_with("testing"))

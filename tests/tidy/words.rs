@@ -53,8 +53,8 @@ fn threads_are_started_by_what_outlives_their_lack() {
             }
         }
         let pool = words(&text).any(|word| word.contains("par_iter"));
-        if pool && !file.starts_with("src/device") && !text.contains("ready_rayon()") {
-            found.push(format!("{}: base::threads::ready_rayon before rayon", file.display()));
+        if pool && !file.starts_with("src/device") && !text.contains("init_rayon()") {
+            found.push(format!("{}: base::threads::init_rayon before rayon", file.display()));
         }
     }
     assert!(found.is_empty(), "{}", found.join("\n"));

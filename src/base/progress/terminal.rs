@@ -1,11 +1,11 @@
-//! Standard error as a terminal whose window may change its width: a narrower window wraps the line
-//! that was drawn before, and all of its rows are cleared.
+//! Standard error as a terminal whose window may change its width. A narrower window wraps the line
+//! drawn last into several rows, which are all cleared.
 
 use indicatif::TermLike;
 use parking_lot::Mutex;
 use std::io::{self, Write};
 
-/// Columns and rows where the terminal does not say.
+/// Columns and rows if the terminal does not report them.
 const SIZE: (u16, u16) = (80, 24);
 
 #[derive(Debug, Default)]
@@ -23,8 +23,7 @@ struct Drawn {
 }
 
 impl Drawn {
-    /// The bar's line. It is not filled up with spaces to the width, as indicatif would do: a narrower
-    /// window would wrap them.
+    /// Writes the bar's line without indicatif's padding, which a narrower window would wrap.
     fn write(&mut self, text: &str) {
         let text = text.trim_end_matches(' ');
         self.columns += columns(text);
@@ -48,7 +47,7 @@ impl Drawn {
     }
 }
 
-/// Columns of a text, without its escape codes: each of the bar's characters takes one.
+/// Columns of a text without its escape codes. Each of the bar's characters takes one column.
 fn columns(text: &str) -> usize {
     let mut rest = text;
     let mut count = 0;

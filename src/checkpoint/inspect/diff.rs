@@ -52,7 +52,7 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
     };
     let mut state = states(&a.index, &b.index);
     let total = a.index.tensors.iter().map(|tensor| tensor.numel() as u64).sum();
-    let progress = Progress::new("comparing", total, Unit::Of("numbers"));
+    let progress = Progress::new("comparing", total, Unit::Items("numbers"));
     for tensor in &a.index.tensors {
         progress.add(tensor.numel() as u64);
         let Some(other) = b.index.tensor(&tensor.name) else { continue };

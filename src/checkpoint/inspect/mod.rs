@@ -17,7 +17,7 @@ use super::read::{Buffer, Checkpoint};
 use super::validate;
 use base::in_order;
 use base::progress::{Progress, Unit};
-use engine::{MASTER, MODEL, SECOND, Scale, rule};
+use engine::{MASTER, MODEL, SECOND, ScaleState, optimizer_rule};
 use manifest::{self, Manifest, Model};
 use model::{Layout, ModelShard, Param};
 use numbers::numbers;
@@ -50,7 +50,7 @@ pub struct Overview {
     pub next_batch: u64,
     pub lr: f64,
     /// Loss scale of an fp16 run.
-    pub loss_scale: Option<Scale>,
+    pub loss_scale: Option<ScaleState>,
     pub last: Option<PastStep>,
     pub parameters: u64,
     pub bytes: u64,
@@ -99,7 +99,7 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
         params: layout.params().map(|param| (param.name.as_str(), param)).collect(),
     });
     if let Some(m) = &m {
-        damage.extend(validate::model(index, &m.model, &*rule(m)));
+        damage.extend(validate::model(index, &m.model, &*optimizer_rule(m)));
     }
     damage.extend(validate::groups(index));
     for tensor in &index.tensors {
@@ -207,7 +207,7 @@ fn rows(
     let row = |_: &mut (), tensor| row(checkpoint, tensor, deep, expected);
     let mut rows = Vec::new();
     let numbers = tensors.iter().map(|tensor| tensor.numel() as u64).sum();
-    let progress = Progress::new("inspecting", numbers, Unit::Of("numbers"));
+    let progress = Progress::new("inspecting", numbers, Unit::Items("numbers"));
     in_order(
         threads,
         threads,

@@ -2,7 +2,7 @@
 
 use crate::{Buffer, Checkpoint, Tensor, row_blocks};
 use base::DType;
-use engine::{Conversion, TensorSlice, decoded};
+use engine::{Conversion, TensorSlice, decoding_conversions};
 use std::ops::Range;
 
 /// One state.
@@ -15,7 +15,7 @@ pub struct Numbers<'c> {
 
 /// All states of a tensor.
 pub fn numbers<'c>(checkpoint: &'c Checkpoint, tensor: &'c Tensor) -> Vec<Numbers<'c>> {
-    let decoded = decoded(&|name| tensor.form(name));
+    let decoded = decoding_conversions(&|name| tensor.form(name));
     let is_code = |name: &str| decoded.iter().any(|(_, made)| made.from[0].name == name);
     let state = |name: &str, made| Numbers { checkpoint, tensor, name: name.to_string(), made };
     let saved = tensor.saved().filter(|(name, _)| !is_code(name));
@@ -58,10 +58,10 @@ impl Numbers<'_> {
         let part = TensorSlice { at: [rows.start, 0], size: [rows.len(), cols] };
         let mut bytes = Vec::new();
         for source in &made.from {
-            let around = source.extent.around(part);
+            let around = source.extent.covering_part(part);
             checkpoint.read(buffer, tensor, source.name, around.rows(), around.cols())?;
             bytes.push(buffer.bytes().to_vec());
         }
-        Ok(DType::F32.widen(&(made.make)(part, &bytes)))
+        Ok(DType::F32.widen(&(made.compute)(part, &bytes)))
     }
 }

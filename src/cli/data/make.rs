@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use clap::builder::RangedU64ValueParser;
 
 use commands::data::make;
-use data::corpus::{Format, Rules, Wanted};
+use data::corpus::{DocumentRules, FileSelection, Format};
 use data::indexed::TokenType;
 use data::tokenizer::Training;
 
@@ -148,8 +148,8 @@ impl Text {
         make::TextInput {
             paths: self.input,
             files_from: self.files_from,
-            wanted: Wanted { format, endings: self.ext.iter().map(bare).collect() },
-            rules: Rules { key: self.key, skip_invalid: self.skip_invalid },
+            wanted: FileSelection { format, endings: self.ext.iter().map(bare).collect() },
+            rules: DocumentRules { key: self.key, skip_invalid: self.skip_invalid },
             threads: self.threads.unwrap_or_else(cores),
         }
     }

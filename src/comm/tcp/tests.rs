@@ -6,7 +6,7 @@ use super::super::tests::exercise::check_ops;
 use super::*;
 use crate::{Message, catch};
 use base::DType;
-use base::patience::at_any_load;
+use base::testing::at_any_load;
 use device::Tensor;
 
 pub fn free_address() -> String {

@@ -3,7 +3,7 @@
 use super::exercise::Numbers;
 use super::on_threads;
 use crate::{Failed, Group, World, catch, threads};
-use base::patience::ends;
+use base::testing::ends;
 
 /// Failure line of each of three ranks. Rank 2 ends as `last` does.
 fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {

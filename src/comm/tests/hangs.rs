@@ -5,7 +5,7 @@ use super::on_threads;
 use crate::{Collective, Dump, Event, GroupCount, Message, Op, RankReport, Watchdog, World};
 use crate::{catch, diagnose, threads};
 use base::DType;
-use base::patience::{at_any_load, ends, until};
+use base::testing::{at_any_load, ends, until};
 use std::time::Duration;
 
 /// Runs a watched world of `size` ranks, and `check`s its failure line and its dump.

@@ -31,8 +31,8 @@ impl CheckedDataset {
         base::say!(
             "{}: sound. {}, {} of {}, the highest id is {}, {against}",
             self.dataset,
-            Count(self.documents).of("document"),
-            Count(self.tokens).of("token"),
+            Count(self.documents).with_noun("document"),
+            Count(self.tokens).with_noun("token"),
             self.dtype,
             Count(self.highest_id)
         );

@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::Result;
 use serde_json::json;
 
-use base::{Bytes, Count, visible};
+use base::{Bytes, Count, escape_control};
 use data::Record;
 use data::indexed::Indexed;
 use data::tokenizer::Tokenizer;
@@ -36,7 +36,7 @@ pub fn inspect(
     } else {
         summary(prefix, &dataset, &lengths, &mut out)?;
         if let Some(record) = record {
-            writeln!(out, "  tokenizer  {}", visible(&built_with(record)))?;
+            writeln!(out, "  tokenizer  {}", escape_control(&built_with(record)))?;
         }
         histogram(&lengths, &mut out)?;
         for document in documents.start..documents.end.min(dataset.documents()) {
@@ -81,7 +81,7 @@ fn summary(prefix: &Path, dataset: &Indexed, lengths: &Lengths, out: &mut Vec<u8
         writeln!(out, "  sequences  {}", Count(dataset.sequences() as u64))?;
     }
     if lengths.empty > 0 {
-        writeln!(out, "  empty      {}", Count(lengths.empty as u64).of("document"))?;
+        writeln!(out, "  empty      {}", Count(lengths.empty as u64).with_noun("document"))?;
     }
     if dataset.modes().is_some() {
         writeln!(out, "  modes      multimodal: each sequence has one")?;
@@ -147,13 +147,13 @@ fn show(
         ids.resize(from + length.min(most - from.min(most)), 0);
         dataset.read(sequence, 0, &mut ids[from..])?;
     }
-    writeln!(out, "\ndocument {document} ({})", Count(total as u64).of("token"))?;
+    writeln!(out, "\ndocument {document} ({})", Count(total as u64).with_noun("token"))?;
     let rest = if total > ids.len() { " …" } else { "" };
     match tokenizer {
         Some(tokenizer) => {
             let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
             let text = tokenizer.decode(&ids);
-            let text = visible(&text);
+            let text = escape_control(&text);
             for line in text.lines() {
                 writeln!(out, "  {line}")?;
             }

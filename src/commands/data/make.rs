@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use base::input::is_there;
 use base::output::{Existing, Output};
 use base::progress::{Progress, Unit};
-use base::{Bytes, Count, Problems, Seconds, visible};
+use base::{Bytes, Count, Problems, Seconds, escape_control};
 use data::Record;
 use data::build::{self, Build, Train, Trained};
-use data::corpus::{self, Input, Rules, Wanted};
+use data::corpus::{self, DocumentRules, FileSelection, Input};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
 use serde::Serialize;
@@ -21,8 +21,8 @@ pub struct TextInput {
     pub paths: Vec<PathBuf>,
     /// File that lists more paths.
     pub files_from: Option<PathBuf>,
-    pub wanted: Wanted,
-    pub rules: Rules,
+    pub wanted: FileSelection,
+    pub rules: DocumentRules,
     pub threads: usize,
 }
 
@@ -49,7 +49,7 @@ impl TextInput {
         let found = corpus::find(&paths, &self.wanted)?;
         let more = found.notes.len().saturating_sub(NOTES);
         for note in found.notes.iter().take(NOTES) {
-            base::warn!("note: {}", visible(note));
+            base::warn!("note: {}", escape_control(note));
         }
         if more > 0 {
             base::warn!("note: and {more} more like these");
@@ -98,8 +98,8 @@ impl BuiltDataset {
         base::say!(
             "{}: {}, {} ({}), {:.2} bytes of text per token",
             self.dataset.display(),
-            Count(self.documents).of("document"),
-            Count(self.tokens).of("token"),
+            Count(self.documents).with_noun("document"),
+            Count(self.tokens).with_noun("token"),
             self.dtype,
             self.text_bytes as f64 / self.tokens.max(1) as f64,
         );
@@ -107,7 +107,7 @@ impl BuiltDataset {
         base::say!("{} read in {}, {rate}/s", Bytes(self.bytes_read), Seconds(self.seconds));
         if self.lines_left_out > 0 {
             let are = if self.lines_left_out == 1 { "is" } else { "are" };
-            let lines = Count(self.lines_left_out).of("line");
+            let lines = Count(self.lines_left_out).with_noun("line");
             base::say!("{lines} could not be read and {are} left out");
         }
     }
@@ -224,7 +224,7 @@ pub fn train_tokenizer(
     let trained = train.run(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |ids| {
-            let begin = || Progress::new("learning", vocab as u64, Unit::Of("ids"));
+            let begin = || Progress::new("learning", vocab as u64, Unit::Items("ids"));
             learning.get_or_insert_with(begin).show(ids as u64, String::new);
         },
     )?;
@@ -258,7 +258,7 @@ impl MergedDataset {
     pub fn say(&self) {
         let (documents, tokens) = (Count(self.documents), Count(self.tokens));
         let place = self.dataset.display();
-        base::say!("{place}: {}, {}", documents.of("document"), tokens.of("token"));
+        base::say!("{place}: {}, {}", documents.with_noun("document"), tokens.with_noun("token"));
         if self.tokenizer.is_none() {
             base::say!("wrote no tokenizer record: some of these datasets have none");
         }

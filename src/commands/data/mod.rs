@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use base::visible;
+use base::escape_control;
 use data::Indexed;
 use data::record::DatasetTokenizer;
 
@@ -17,7 +17,7 @@ pub mod samples;
 fn tokenizer(named: Option<&Path>, dataset: &Indexed) -> Result<DatasetTokenizer> {
     let found = DatasetTokenizer::find(dataset, named)?;
     if let Some(note) = &found.note {
-        base::warn!("note: {}", visible(note));
+        base::warn!("note: {}", escape_control(note));
     }
     Ok(found)
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::Result;
 
-use base::{Problems, visible};
+use base::{Problems, escape_control};
 use data::mixture::Mixture;
 use data::preview::{Preview, open};
 use data::tokenizer::Tokenizer;
@@ -89,7 +89,7 @@ fn print_rows(
         match tokenizer {
             Some(tokenizer) => {
                 let ids: Vec<u32> = tokens.iter().map(|token| *token as u32).collect();
-                writeln!(out, "{}\n", visible(&tokenizer.decode(&ids)))?;
+                writeln!(out, "{}\n", escape_control(&tokenizer.decode(&ids)))?;
             }
             None => writeln!(out, "{tokens:?}\n")?,
         }

@@ -193,7 +193,7 @@ fn score(
     let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
     let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
     tracing::info!("memory: {}", scorer.memory_plan().total());
-    let model = rank.phase("loading", || source.load(&scorer, rank.is_first()))?;
+    let model = rank.phase("loading", || source.load(&scorer.weights, rank.is_first()))?;
     rank.set_phase("scoring");
     let progress = eval_data.progress(rank);
     let (shard, progress) = (DataShard::for_rank(rank, m), progress.as_ref());
@@ -221,7 +221,7 @@ impl EvalData {
         let tasks = self.tasks.iter().map(|(_, task)| task.packed.count());
         let samples: u64 = data.chain(validation).chain(tasks).sum();
         let tokens = samples * self.seq_len as u64;
-        rank.is_first().then(|| Progress::new("scoring", tokens, Unit::Of("tokens")))
+        rank.is_first().then(|| Progress::new("scoring", tokens, Unit::Items("tokens")))
     }
 }
 
@@ -245,7 +245,7 @@ fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> Result<Dat
     scoring.each(windows, &mut |number, losses| {
         total += losses.iter().sum::<f64>();
         samples += 1;
-        if windows.each { print_logprobs(number, losses) } else { Ok(()) }
+        if windows.keeps_tokens { print_logprobs(number, losses) } else { Ok(()) }
     })?;
     let (tokens, bits) = (windows.scored(), total / std::f64::consts::LN_2);
     let bytes = match &windows.tokens {
@@ -284,12 +284,12 @@ impl fmt::Display for EvalScores {
             if let Some(bits) = score.bits_per_byte {
                 write!(f, " | bits per byte {bits:.6}")?;
             }
-            let (samples, seq_len) = (Count(score.samples).of("sample"), score.seq_len);
-            write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).of("token"))?;
+            let (samples, seq_len) = (Count(score.samples).with_noun("sample"), score.seq_len);
+            write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).with_noun("token"))?;
         }
         for TaskScore { task, accuracy } in &self.tasks {
             let Accuracy { questions, acc, acc_norm } = accuracy;
-            let questions = Count(*questions).of("question");
+            let questions = Count(*questions).with_noun("question");
             write!(f, "\n{task}: acc {acc:.4} | acc_norm {acc_norm:.4} | {questions}")?;
         }
         Ok(())

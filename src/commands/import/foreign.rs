@@ -11,7 +11,7 @@ use checkpoint::disk::Disk;
 use checkpoint::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
 use checkpoint::{self, Progress, Share, State, WrittenPart};
 use data::indexed::index_path;
-use engine::{MASTER, MODEL, Scale, StateSpec, model_dtype, rule, saved_shape};
+use engine::{MASTER, MODEL, ScaleState, StateSpec, model_dtype, optimizer_rule, saved_shape};
 use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use serde_json::{Map, Value, json};
@@ -261,17 +261,17 @@ fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
         group.step = updates;
     }
     if m.loss_scale.is_some() {
-        let initial = Scale::initial(m);
+        let initial = ScaleState::initial(m);
         let scale = match found.loss_scale {
             None => initial,
-            Some(scale) => Scale {
+            Some(scale) => ScaleState {
                 scale: scale.scale,
                 updates_in_a_row: scale.updates_in_a_row,
                 overflows_left: scale.overflows_left,
                 ..initial
             },
         };
-        state.loss_scale = Some(Scale { updates, skipped: state.skipped_updates, ..scale });
+        state.loss_scale = Some(ScaleState { updates, skipped: state.skipped_updates, ..scale });
     }
     state.imported = Some(format!("{} in {}", found.trainer, found.folder));
     Ok(state)
@@ -333,7 +333,7 @@ impl WholeState<'_> {
             AdamState::FirstMoment => (None, &["first_moment"]),
             AdamState::SecondMoment => (None, &["second_moment"]),
         };
-        let states = rule(m).states(&param.spec).into_iter();
+        let states = optimizer_rule(m).states(&param.spec).into_iter();
         let share = |spec: StateSpec| {
             let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
                 (Some(bits), true) => bytemuck::cast_slice(bits),

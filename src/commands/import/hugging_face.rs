@@ -157,7 +157,7 @@ impl Source<'_> {
     ) -> anyhow::Result<PathBuf> {
         let m = &loaded.manifest;
         let numbers: usize = self.types.values().sum();
-        let progress = Progress::new("reading", numbers as u64, Unit::Of("numbers"));
+        let progress = Progress::new("reading", numbers as u64, Unit::Items("numbers"));
         let mut read = |param: &Param| {
             let whole = self.read(param, model_dtype(m.precision))?;
             progress.add(whole.values.len() as u64);

@@ -117,7 +117,7 @@ impl Run {
             let all = "time in steps, of that from starts to ends".to_string();
             tile("goodput", format!("{:.1} %", 100.0 * goodput), all);
         }
-        let steps = Count(steps as u64).of("step");
+        let steps = Count(steps as u64).with_noun("step");
         tile("time in steps", Seconds(total).to_string(), steps);
         to + "</ul>\n"
     }

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read};
 
 use anyhow::{Context, Result};
 
-use super::{Chunk, Format, Input, Reading};
+use super::{Chunk, Format, Input, ReadOptions};
 use base::{Bytes, Problems};
 
 /// Approximate bytes of text per chunk: enough work for a thread.
@@ -15,22 +15,24 @@ pub const LONGEST: usize = 256 << 20;
 /// Passes the chunks of one file to `chunk`, until it returns false.
 pub fn cut(
     input: &Input,
-    reading: &Reading<'_>,
+    options: &ReadOptions<'_>,
     mut chunk: impl FnMut(Chunk) -> bool,
 ) -> Result<()> {
-    let whole = reading.whole_texts && input.format == Format::Text;
-    let skip_long = reading.skip_long && input.format != Format::Text;
-    let (mut stream, position) = input.open(reading.key)?;
+    let whole = options.whole_texts && input.format == Format::Text;
+    let skip_long = options.rules.skip_invalid && input.format != Format::Text;
+    let (mut stream, position) = input.open(&options.rules.key)?;
     let (mut bytes, mut first_line) = (Vec::new(), 1);
     let mut searched = 0; // bytes known to hold no boundary
     let mut skipped = 0;
     loop {
         let failed = || format!("cannot read {}", input.place());
         let ended = fill(&mut *stream, &mut bytes, CHUNK).map_err(|e| read_error(e, &failed()))?;
-        let end = match ended {
-            true => Some(bytes.len()),
-            false if whole => None,
-            false => boundary(input.format, &bytes, searched),
+        let end = if ended {
+            Some(bytes.len())
+        } else if whole {
+            None
+        } else {
+            boundary(input.format, &bytes, searched)
         };
         if end.is_none() && bytes.len() >= LONGEST && skip_long {
             skip_line(&mut *stream, &mut bytes).with_context(failed)?;
@@ -51,7 +53,7 @@ pub fn cut(
         searched = 0;
         let rest = bytes.split_off(end);
         let lines = bytes.iter().filter(|byte| **byte == b'\n').count() as u64;
-        let goes_on = chunk(Chunk {
+        let wants_more = chunk(Chunk {
             place: input.place(),
             format: input.format,
             first_line,
@@ -62,7 +64,7 @@ pub fn cut(
             read: position.get(),
         });
         first_line += lines;
-        if ended || !goes_on {
+        if ended || !wants_more {
             return Ok(());
         }
     }

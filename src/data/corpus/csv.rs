@@ -9,15 +9,16 @@ use super::chunks::{self, LONGEST};
 use super::json::{Field, Invalid, LISTED};
 use base::{Bytes, Count, Problems};
 use std::borrow::Cow;
+use std::collections::VecDeque;
 
 /// Maximum number of columns.
 const COLUMNS: u64 = 1 << 20;
 
-/// Begins the line of a row that has other columns than the header: their numbers follow.
+/// Begins the line of a row with more or fewer columns than the header: both numbers follow.
 const RAGGED: &[u8] = b"ragged ";
 
-/// Rows of a table with a header, each as a line `{"key":"text"}` or as a ragged row, with the number
-/// that its first line has in the table: lines between are empty.
+/// Rows of a table with a header, each as a line `{"key":"text"}` or as a ragged row. Line numbers are
+/// those of the table: a row that spans several lines is followed by empty ones.
 pub struct CsvLines<R> {
     reader: csv::Reader<Bounded<R>>,
     key: String,
@@ -25,11 +26,10 @@ pub struct CsvLines<R> {
     column: usize,
     columns: usize,
     row: ByteRecord,
-    /// Lines that were begun.
+    /// Lines written so far.
     lines: u64,
-    line: Vec<u8>,
-    /// Bytes of the line that have been read.
-    taken: usize,
+    /// Bytes of lines that are not read yet.
+    unread: VecDeque<u8>,
 }
 
 impl<R: Read> CsvLines<R> {
@@ -52,15 +52,13 @@ impl<R: Read> CsvLines<R> {
             return Err(Problems::one(place, what, "name one of them with --key").into());
         };
         let key = serde_json::to_string(key)?;
-        let (row, line, columns) = (ByteRecord::new(), Vec::new(), header.len());
+        let (row, columns, unread) = (ByteRecord::new(), header.len(), VecDeque::new());
         let place = place.to_string();
-        Ok(CsvLines { reader, key, place, column, columns, row, lines: 0, line, taken: 0 })
+        Ok(CsvLines { reader, key, place, column, columns, row, lines: 0, unread })
     }
 
-    /// Whether there is another row, now in `line`.
+    /// Reads another row into `unread`. Returns false at the end.
     fn next(&mut self) -> std::io::Result<bool> {
-        self.line.clear();
-        self.taken = 0;
         self.reader.get_mut().row = Size::default();
         let read = self.reader.read_byte_record(&mut self.row);
         if !read.map_err(|error| damaged(&self.place, error))? {
@@ -70,21 +68,21 @@ impl<R: Read> CsvLines<R> {
         let crlf = self.reader.get_ref().crlf == Some(true);
         let number = self.row.position().map_or(0, csv::Position::line) + u64::from(crlf);
         let empty = number.saturating_sub(self.lines + 1);
-        self.line.resize(empty as usize, b'\n');
+        self.unread.resize(empty as usize, b'\n');
         self.lines += empty + 1;
         match self.row.get(self.column).filter(|_| self.row.len() == self.columns) {
-            Some(text) => super::json::write_line(&self.key, Some(text), &mut self.line),
+            Some(text) => super::json::write_line(&self.key, Some(text), &mut self.unread),
             None => {
                 let columns = format!("{} {}\n", self.row.len(), self.columns);
-                self.line.extend_from_slice(RAGGED);
-                self.line.extend_from_slice(columns.as_bytes());
+                self.unread.extend(RAGGED);
+                self.unread.extend(columns.as_bytes());
             }
         }
         Ok(true)
     }
 }
 
-/// The text of a row's line, or what is wrong with the row.
+/// Text of a row's line, or the problem of the row.
 pub fn text<'l>(field: &Field, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> {
     let Some(columns) = line.strip_prefix(RAGGED) else { return field.text(line) };
     let columns = String::from_utf8_lossy(columns);
@@ -93,7 +91,7 @@ pub fn text<'l>(field: &Field, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> 
     Err(Invalid::damaged(format!("the row has {row} column{s}; the header has {header}")))
 }
 
-/// The failure of a read, or a mistake in the table.
+/// Error of a failed read, or of a mistake in the table.
 fn damaged(place: &str, error: csv::Error) -> Error {
     let what = format!("is not a table: {error}");
     match error.into_kind() {
@@ -104,17 +102,14 @@ fn damaged(place: &str, error: csv::Error) -> Error {
 
 impl<R: Read> Read for CsvLines<R> {
     fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        if self.taken == self.line.len() && !self.next()? {
+        if self.unread.is_empty() && !self.next()? {
             return Ok(0);
         }
-        let some = (self.line.len() - self.taken).min(out.len());
-        out[..some].copy_from_slice(&self.line[self.taken..][..some]);
-        self.taken += some;
-        Ok(some)
+        self.unread.read(out)
     }
 }
 
-/// A table whose rows have a bound: they are held in memory, each column with its place.
+/// Table with a limit on the size of a row, which is held in memory with the place of each column.
 struct Bounded<R> {
     inner: R,
     delimiter: u8,
@@ -126,7 +121,7 @@ struct Bounded<R> {
     last: u8,
 }
 
-/// Size of a row so far, with what was read ahead of it.
+/// Size of a row so far, including bytes read ahead.
 #[derive(Default)]
 struct Size {
     bytes: u64,

@@ -41,7 +41,7 @@ const COMPRESSED: [&str; 4] = ["gz", "zst", "xz", "bz2"];
 
 /// Selection of files, and their format if it is not that of their names.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct FileSelection {
     /// Format that overrides the names.
     pub format: Option<Format>,
     /// Extensions of the files to take from folders, read as text unless `format` is given.
@@ -50,7 +50,7 @@ pub struct Wanted {
 
 /// Files of a corpus, with notes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct CorpusFiles {
     pub inputs: Vec<Input>,
     /// Ignored paths with the reason: links to files that are read already, and other kinds of nodes.
     pub notes: Vec<String>,
@@ -58,12 +58,12 @@ pub struct Found {
 
 /// Files of `paths`, in order. A folder means all files of a known format below it, sorted by name; `-`
 /// means standard input. A file with several paths is read once.
-pub fn find(paths: &[PathBuf], wanted: &Wanted) -> Result<Found> {
+pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles> {
     let mut problems = Problems::default();
-    let mut search = Search { wanted, seen: HashMap::new(), found: Found::default() };
+    let mut search = Search { selection, seen: HashMap::new(), found: CorpusFiles::default() };
     for path in paths {
         if path.as_os_str() == "-" {
-            let format = wanted.format.unwrap_or(Format::JsonLines);
+            let format = selection.format.unwrap_or(Format::JsonLines);
             search.found.inputs.push(Input { path: None, format, size: 0 });
             continue;
         }
@@ -78,7 +78,7 @@ pub fn find(paths: &[PathBuf], wanted: &Wanted) -> Result<Found> {
                     problems.add(place, what, remedy);
                 }
             }
-            Ok(about) => match input(path, wanted.format) {
+            Ok(about) => match input(path, selection.format) {
                 Some(input) => search.take(input, path, Some(&about)),
                 None => {
                     let what = "its name does not say what it holds";
@@ -102,10 +102,10 @@ pub fn find(paths: &[PathBuf], wanted: &Wanted) -> Result<Found> {
 
 /// Walk through folders that ends even with cyclic links.
 struct Search<'a> {
-    wanted: &'a Wanted,
+    selection: &'a FileSelection,
     /// The path of each file and folder by its device and inode.
     seen: HashMap<(u64, u64), PathBuf>,
-    found: Found,
+    found: CorpusFiles,
 }
 
 /// Files of other kinds, by their ending.
@@ -147,7 +147,7 @@ impl Search<'_> {
 
     /// Adds a file of a folder, if it is wanted.
     fn in_folder(&self, path: &Path) -> Option<Input> {
-        let Wanted { format, endings } = self.wanted;
+        let FileSelection { format, endings } = self.selection;
         if endings.is_empty() {
             let by_name = input(path, None)?;
             return Some(Input { format: format.unwrap_or(by_name.format), ..by_name });
@@ -169,13 +169,12 @@ impl Search<'_> {
         most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let named = most.iter().filter(|(ending, _)| !ending.is_empty()).take(4);
         let named: Vec<String> = named.map(|(end, count)| format!("{count} .{end}")).collect();
-        let has = match named.is_empty() {
-            true => String::new(),
-            false => format!("; it has {}", named.join(", ")),
-        };
-        let kinds = match self.wanted.endings.is_empty() {
-            true => ".jsonl, .txt, .csv, .tsv or .parquet files".to_string(),
-            false => format!("files that end in .{}", self.wanted.endings.join(", .")),
+        let has =
+            if named.is_empty() { String::new() } else { format!("; it has {}", named.join(", ")) };
+        let kinds = if self.selection.endings.is_empty() {
+            ".jsonl, .txt, .csv, .tsv or .parquet files".to_string()
+        } else {
+            format!("files that end in .{}", self.selection.endings.join(", ."))
         };
         let first = most.first().map_or("py", |(ending, _)| ending.as_str());
         let remedy = format!("name their endings: --ext {first}");
@@ -190,9 +189,11 @@ impl Search<'_> {
             return true;
         };
         let (path, first) = (path.display(), first.display());
-        let note = match about.is_dir() && path.to_string().starts_with(&format!("{first}/")) {
-            true => format!("{path} leads back to {first}: not followed"),
-            false => format!("{path} is the same as {first}: read once"),
+        let is_cycle = about.is_dir() && path.to_string().starts_with(&format!("{first}/"));
+        let note = if is_cycle {
+            format!("{path} leads back to {first}: not followed")
+        } else {
+            format!("{path} is the same as {first}: read once")
         };
         self.found.notes.push(note);
         false

@@ -1,9 +1,10 @@
 //! Extracts one text field from a JSON line, without building the rest.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 /// Problem with a line, and the remedy.
@@ -66,25 +67,25 @@ impl<'k> Field<'k> {
 
 /// Writes a line with one field, whose name is JSON already. Bytes that are not UTF-8 are left for
 /// the reader of the line to report.
-pub fn write_line(key: &str, text: Option<&[u8]>, line: &mut Vec<u8>) {
-    line.push(b'{');
-    line.extend_from_slice(key.as_bytes());
-    line.push(b':');
+pub fn write_line(key: &str, text: Option<&[u8]>, line: &mut VecDeque<u8>) {
+    line.push_back(b'{');
+    line.extend(key.as_bytes());
+    line.push_back(b':');
     match text {
-        None => line.extend_from_slice(b"null"),
+        None => line.extend(b"null"),
         Some(text) => {
-            line.push(b'"');
+            line.push_back(b'"');
             for byte in text {
                 match byte {
-                    b'"' | b'\\' => line.extend_from_slice(&[b'\\', *byte]),
-                    0..0x20 => line.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
-                    _ => line.push(*byte),
+                    b'"' | b'\\' => line.extend([b'\\', *byte]),
+                    0..0x20 => line.extend(format!("\\u{byte:04x}").as_bytes()),
+                    _ => line.push_back(*byte),
                 }
             }
-            line.push(b'"');
+            line.push_back(b'"');
         }
     }
-    line.extend_from_slice(b"}\n");
+    line.extend(b"}\n");
 }
 
 #[derive(Clone, Copy)]
@@ -107,10 +108,10 @@ impl<'de> Visitor<'de> for Object<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
-        while let Some(key) = map.next_key_seed(Text)? {
+        while let Some(Text(key)) = map.next_key()? {
             let below = self.0.strip_prefix(&*key).and_then(|rest| rest.strip_prefix('.'));
             if key == self.0 {
-                found = Some(map.next_value_seed(Text)?);
+                found = Some(map.next_value::<Text>()?.0);
             } else if let Some(path) = below {
                 found = map.next_value_seed(Object(path))?.or(found);
             } else {
@@ -122,28 +123,6 @@ impl<'de> Visitor<'de> for Object<'_> {
 }
 
 /// String, borrowed from the line if it has no escapes.
-struct Text;
-
-impl<'de> DeserializeSeed<'de> for Text {
-    type Value = Cow<'de, str>;
-
-    fn deserialize<D: Deserializer<'de>>(self, json: D) -> Result<Self::Value, D::Error> {
-        json.deserialize_str(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Text {
-    type Value = Cow<'de, str>;
-
-    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        f.write_str("a string")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(text.into())
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(text.to_string().into())
-    }
-}
+#[derive(Deserialize)]
+#[serde(transparent)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);

@@ -13,8 +13,8 @@ mod chunks;
 mod json;
 mod pipeline;
 
-pub use files::{Format, Found, Input, Wanted, find};
-pub use pipeline::{Report, in_order};
+pub use files::{CorpusFiles, FileSelection, Format, Input, find};
+pub use pipeline::{ReadProgress, in_order};
 
 use std::borrow::Cow;
 
@@ -43,21 +43,18 @@ pub struct Chunk {
 }
 
 /// Parameters for reading a corpus.
-pub struct Reading<'a> {
+pub struct ReadOptions<'a> {
     pub inputs: &'a [Input],
+    pub rules: &'a DocumentRules,
     /// Number of worker threads, in addition to the reading thread.
     pub threads: usize,
     /// Whether to keep plain text in one piece, for tokenizers whose ids would differ across a cut.
     pub whole_texts: bool,
-    /// Whether to skip lines that are too long, and count them.
-    pub skip_long: bool,
-    /// Column of a table that holds the text.
-    pub key: &'a str,
 }
 
 /// Rules for extracting documents from chunks.
 #[derive(Clone, Debug)]
-pub struct Rules {
+pub struct DocumentRules {
     /// Field of a JSON line, or column of a table, that holds the text.
     pub key: String,
     /// Whether to count lines that are unreadable or too long instead of failing.
@@ -68,7 +65,7 @@ impl Chunk {
     /// Passes every document's text to `document`, in order. Returns the number of skipped lines.
     pub fn documents(
         &self,
-        rules: &Rules,
+        rules: &DocumentRules,
         mut document: impl FnMut(&str) -> Result<()>,
     ) -> Result<u64> {
         if self.format == Format::Text {
@@ -94,7 +91,11 @@ impl Chunk {
         Ok(skipped)
     }
 
-    fn text(&self, rules: &Rules, mut document: impl FnMut(&str) -> Result<()>) -> Result<u64> {
+    fn text(
+        &self,
+        rules: &DocumentRules,
+        mut document: impl FnMut(&str) -> Result<()>,
+    ) -> Result<u64> {
         match std::str::from_utf8(&self.bytes) {
             Ok(text) => {
                 document(text)?;

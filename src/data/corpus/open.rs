@@ -33,9 +33,9 @@ impl Input {
         let counted = Counted { inner: raw, position: position.clone() };
         let buffered = BufReader::with_capacity(1 << 18, counted);
         let text = self.decompressed(buffered)?;
-        let (head, text) = self.looked_at(text)?;
+        let (head, text) = self.peek(text)?;
         let array = head.trim_ascii_start().starts_with(b"[") && self.format == Format::JsonLines;
-        if let Some((what, remedy)) = no_text(&head).or(array.then_some(ARRAY)) {
+        if let Some((what, remedy)) = not_text(&head).or(array.then_some(ARRAY)) {
             return Err(Problems::one(self.place(), what, remedy).into());
         }
         Ok(match self.format {
@@ -63,7 +63,7 @@ impl Input {
     }
 
     /// First bytes, and a reader of all bytes.
-    fn looked_at(&self, mut text: Box<dyn Read>) -> Result<(Vec<u8>, Box<dyn Read>)> {
+    fn peek(&self, mut text: Box<dyn Read>) -> Result<(Vec<u8>, Box<dyn Read>)> {
         let mut head = Vec::new();
         let read = text.by_ref().take(HEAD as u64).read_to_end(&mut head);
         read.with_context(|| format!("cannot read {}", self.place()))?;
@@ -78,7 +78,7 @@ const ARRAY: (&str, &str) = (
 );
 
 /// Problem and remedy for a file that is not text.
-fn no_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
+fn not_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let kinds: [(usize, &[u8], &str, &str); 5] = [
         (0, b"PAR1", "is a Parquet file, not text", "let its name end in .parquet"),
         (257, b"ustar", "is a tar archive, not text", "unpack it: tar xf, then name the folder"),

@@ -1,5 +1,6 @@
 //! Parquet tables as JSON lines of one column of strings.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -27,9 +28,8 @@ struct Lines {
     /// Next row group, and the column of the current one.
     group: usize,
     values: Option<ColumnReader>,
-    lines: Vec<u8>,
-    /// Bytes of the lines that have been read.
-    taken: usize,
+    /// Bytes of lines that are not read yet.
+    unread: VecDeque<u8>,
     position: Position,
 }
 
@@ -54,8 +54,8 @@ pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>
         return Err(wrong(what, "name a column of strings with --key").into());
     }
     let key = serde_json::to_string(key)?;
-    let (lines, group) = (Vec::new(), 0);
-    Ok(Box::new(Lines { file, key, place, column, group, values: None, lines, taken: 0, position }))
+    let (group, values, unread) = (0, None, VecDeque::new());
+    Ok(Box::new(Lines { file, key, place, column, group, values, unread, position }))
 }
 
 fn name(schema: &SchemaDescriptor, column: usize) -> String {
@@ -80,10 +80,8 @@ fn damaged(place: &str, error: &ParquetError) -> io::Error {
 }
 
 impl Lines {
-    /// Reads more lines into `lines`. Returns false at the end.
+    /// Reads more lines into `unread`. Returns false at the end.
     fn next(&mut self) -> parquet::errors::Result<bool> {
-        self.lines.clear();
-        self.taken = 0;
         loop {
             let Some(ColumnReader::ByteArrayColumnReader(reader)) = &mut self.values else {
                 if self.group == self.file.num_row_groups() {
@@ -109,7 +107,7 @@ impl Lines {
             for row in 0..rows {
                 let is_null = levels.get(row).is_some_and(|level| *level < most);
                 let text = if is_null { None } else { values.next().map(ByteArray::data) };
-                super::json::write_line(&self.key, text, &mut self.lines);
+                super::json::write_line(&self.key, text, &mut self.unread);
             }
             return Ok(true);
         }
@@ -118,14 +116,11 @@ impl Lines {
 
 impl Read for Lines {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-        if self.taken == self.lines.len()
+        if self.unread.is_empty()
             && !caught(|| self.next()).map_err(|error| damaged(&self.place, &error))?
         {
             return Ok(0);
         }
-        let some = (self.lines.len() - self.taken).min(out.len());
-        out[..some].copy_from_slice(&self.lines[self.taken..][..some]);
-        self.taken += some;
-        Ok(some)
+        self.unread.read(out)
     }
 }

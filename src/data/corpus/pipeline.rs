@@ -5,11 +5,11 @@ use std::sync::mpsc::sync_channel;
 
 use anyhow::Result;
 
-use super::{Chunk, Reading, chunks};
+use super::{Chunk, ReadOptions, chunks};
 
 /// Progress of reading.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Report {
+pub struct ReadProgress {
     /// Bytes of files on disk.
     pub read: u64,
     /// Bytes after decompression.
@@ -19,42 +19,43 @@ pub struct Report {
 /// Passes every chunk to `work` on some thread (each with its own `state`), and the results, in
 /// order, to `sink`. Stops at the first error in that order.
 pub fn in_order<S, T: Send>(
-    reading: &Reading<'_>,
+    options: &ReadOptions<'_>,
     state: impl Fn() -> S + Sync,
     work: impl Fn(&mut S, Chunk) -> Result<T> + Sync,
-    mut sink: impl FnMut(T, Report) -> Result<()>,
+    mut sink: impl FnMut(T, ReadProgress) -> Result<()>,
 ) -> Result<()> {
     // Maximum chunks waiting for a thread, and maximum being processed or waiting for the sink.
-    let room = 2 * reading.threads;
+    let room = 2 * options.threads;
     let (send, chunks) = sync_channel(room);
     std::thread::scope(|scope| {
-        let reader = move || read(reading, |chunk| send.send(chunk).is_ok());
+        let reader = move || read(options, |chunk| send.send(chunk).is_ok());
         base::threads::spawn_scoped(scope, "reader", reader)?;
-        let work = |state: &mut S, chunk: Result<(Chunk, Report)>| {
-            chunk.and_then(|(chunk, report)| Ok((work(state, chunk)?, report)))
+        let work = |state: &mut S, chunk: Result<(Chunk, ReadProgress)>| {
+            chunk.and_then(|(chunk, progress)| Ok((work(state, chunk)?, progress)))
         };
-        let sink =
-            |result: Result<(T, Report)>| result.and_then(|(item, report)| sink(item, report));
-        base::in_order(reading.threads, room, chunks, state, work, sink)
+        let sink = |result: Result<(T, ReadProgress)>| {
+            result.and_then(|(item, progress)| sink(item, progress))
+        };
+        base::in_order(options.threads, room, chunks, state, work, sink)
     })
 }
 
-fn read(reading: &Reading<'_>, mut send: impl FnMut(Result<(Chunk, Report)>) -> bool) {
+fn read(options: &ReadOptions<'_>, mut send: impl FnMut(Result<(Chunk, ReadProgress)>) -> bool) {
     let mut files = 0; // bytes of the files before the present one
     let mut text = 0;
-    for input in reading.inputs {
-        let mut goes_on = true;
-        let cut = chunks::cut(input, reading, |chunk| {
+    for input in options.inputs {
+        let mut wants_more = true;
+        let cut = chunks::cut(input, options, |chunk| {
             text += chunk.bytes.len() as u64;
-            let report = Report { read: files + chunk.read, text };
-            goes_on = send(Ok((chunk, report)));
-            goes_on
+            let progress = ReadProgress { read: files + chunk.read, text };
+            wants_more = send(Ok((chunk, progress)));
+            wants_more
         });
         if let Err(error) = cut {
             send(Err(error));
             return;
         }
-        if !goes_on {
+        if !wants_more {
             return;
         }
         files += input.size;

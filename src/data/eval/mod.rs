@@ -10,7 +10,7 @@ mod validation;
 mod windows;
 
 pub use packed::{Packed, Sequence};
-pub use questions::{Accuracy, Reading, Task};
+pub use questions::{Accuracy, QuestionEncoder, Task};
 pub use validation::Validation;
 pub use windows::{Tokens, Windows};
 
@@ -29,18 +29,23 @@ pub trait Samples: Sync {
 
 /// Writes positions `from .. from + targets` of a sample, which see only each other. `tokens` has
 /// one more entry than the targets, of which the last `scored` count.
-fn put(sample: &mut Sample<'_>, from: usize, tokens: impl Iterator<Item = i32>, scored: usize) {
-    let mut before = None;
+fn write_sequence(
+    sample: &mut Sample<'_>,
+    from: usize,
+    tokens: impl Iterator<Item = i32>,
+    scored: usize,
+) {
+    let mut previous = None;
     let mut end = from;
     for token in tokens {
-        if let Some(input) = before {
+        if let Some(input) = previous {
             (sample.tokens[end], sample.targets[end]) = (input, token);
             sample.positions[end] = (end - from) as i32;
             sample.visible[2 * end..2 * end + 2].copy_from_slice(&[from as i32, end as i32 + 1]);
             sample.weights[end] = 0.0;
             end += 1;
         }
-        before = Some(token);
+        previous = Some(token);
     }
     sample.weights[end - scored..end].fill(1.0);
 }

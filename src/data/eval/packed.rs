@@ -1,7 +1,7 @@
 //! Packs short sequences into samples. Each sequence sees only itself and has positions from 0, so
 //! that its losses equal those of a separate sample without padding.
 
-use super::{Samples, put};
+use super::{Samples, write_sequence};
 use crate::batch::Sample;
 use anyhow::Result;
 use std::ops::Range;
@@ -69,7 +69,8 @@ impl Samples for Packed {
     fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
         let mut end = 0;
         for (from, sequence) in self.places(number) {
-            put(sample, from, sequence.tokens.iter().map(|id| *id as i32), sequence.scored);
+            let tokens = sequence.tokens.iter().map(|id| *id as i32);
+            write_sequence(sample, from, tokens, sequence.scored);
             end = from + sequence.len();
         }
         sample.clear_from(end);

@@ -42,7 +42,7 @@ pub struct Accuracy {
 }
 
 /// Parameters for converting text to sequences.
-pub struct Reading<'a> {
+pub struct QuestionEncoder<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Token before an answer whose question has no tokens.
     pub eod: Option<u32>,
@@ -63,7 +63,7 @@ struct Text {
 impl Task {
     /// Reads the file's first `limit` questions. Reports every line that is not a question, by its
     /// number.
-    pub fn read(path: &Path, how: &Reading, limit: Option<usize>) -> Result<Task> {
+    pub fn read(path: &Path, how: &QuestionEncoder, limit: Option<usize>) -> Result<Task> {
         let place = path.display().to_string();
         let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
         let bytes = input::read_named(path, input::LARGE).map_err(failed)?;
@@ -111,14 +111,11 @@ impl Task {
 /// Index of the first minimum; None if a loss is NaN.
 fn lowest(losses: &[f64]) -> Option<usize> {
     let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
-    if losses.iter().any(|loss| loss.is_nan()) {
-        None
-    } else {
-        losses.iter().position(|l| *l == least)
-    }
+    let has_nan = losses.iter().any(|loss| loss.is_nan());
+    losses.iter().position(|loss| *loss == least).filter(|_| !has_nan)
 }
 
-impl Reading<'_> {
+impl QuestionEncoder<'_> {
     fn question(
         &self,
         text: Text,
@@ -288,19 +285,19 @@ mod tests {
     /// Expected texts from lm-evaluation-harness.
     #[test]
     fn lines_become_the_prompts_of_the_harness() {
-        let of = |line: &str| Text::parse(line.as_bytes()).unwrap();
+        let parse = |line: &str| Text::parse(line.as_bytes()).unwrap();
         let hellaswag = r#"{"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he Then",
             "ctx": "unused", "endings": ["runs [step] off.", "[header] Naps [title] now"],
             "label": "1"}"#;
         let answers = ["runs off.", " Naps. now"];
-        assert_eq!(of(hellaswag), text("Roof: A man sits. He then", &answers, 1));
+        assert_eq!(parse(hellaswag), text("Roof: A man sits. He then", &answers, 1));
         let short = r#"{"ctx": "A [x man", "endings": ["a", "b"], "label": 0}"#;
-        assert_eq!(of(short), text("A [x man", &["a", "b"], 0));
+        assert_eq!(parse(short), text("A [x man", &["a", "b"], 0));
         let arc = r#"{"question": "Why?", "choices": {"text": ["a", "b", "c"],
             "label": ["1", "2", "3"]}, "answerKey": "3"}"#;
-        assert_eq!(of(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
+        assert_eq!(parse(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
         let piqa = r#"{"goal": "Sit", "sol1": "on", "sol2": "under", "label": 1}"#;
-        assert_eq!(of(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
+        assert_eq!(parse(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
     }
 
     #[test]

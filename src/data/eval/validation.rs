@@ -1,4 +1,4 @@
-//! A run's own validation set, weighed as its evaluations weigh it: the mean over samples of each
+//! Validation set of a run, with the weights of its evaluations: the mean over samples of each
 //! sample's weighted loss.
 
 use super::Samples;
@@ -8,14 +8,14 @@ use anyhow::Result;
 use base::{Count, Problems};
 use std::sync::Arc;
 
-/// The first samples of a validation set.
+/// First samples of a validation set.
 pub struct Validation {
     source: Arc<Source>,
     samples: u64,
 }
 
 impl Validation {
-    /// An error if the set `name` holds fewer samples.
+    /// Fails if the set `name` holds fewer samples.
     pub fn new(name: &str, source: Arc<Source>, samples: u64) -> Result<Validation, Problems> {
         let held = source.samples();
         if samples > held {
@@ -37,8 +37,8 @@ impl Samples for Validation {
         self.source.read(number, sample)
     }
 
-    /// The sum of the sample's losses, which have its weights, and its tokens that count. Not a number
-    /// if the sample, which was read before, cannot be read again.
+    /// Sum of the sample's weighted losses, and its number of tokens with a weight. The sum is NaN if
+    /// the sample cannot be read a second time.
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
         let mut batch = Batch::default();
         batch.reshape(number, 1, self.source.seq_len());

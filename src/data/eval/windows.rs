@@ -2,7 +2,7 @@
 //! from the previous tokens of the window. Every token except the first is scored once. The last
 //! window may be shorter.
 
-use super::{Samples, put};
+use super::{Samples, write_sequence};
 use crate::batch::Sample;
 use crate::indexed::{Indexed, index_path};
 use crate::tokenizer::{Encoder, Tokenizer};
@@ -19,7 +19,7 @@ pub enum Tokens {
 }
 
 /// Endings of files that are not plain text.
-const NO_TEXT: [&str; 6] = ["json", "jsonl", "gz", "zst", "parquet", "safetensors"];
+const BINARY_ENDINGS: [&str; 6] = ["json", "jsonl", "gz", "zst", "parquet", "safetensors"];
 
 impl Tokens {
     /// Opens the dataset PREFIX.bin and PREFIX.idx, or tokenizes a file of UTF-8 text.
@@ -38,7 +38,7 @@ impl Tokens {
             let remedy = format!("write {}", path.with_extension("").display());
             return user("this is one of a dataset's two files", remedy);
         }
-        if NO_TEXT.contains(&ending) {
+        if BINARY_ENDINGS.contains(&ending) {
             let remedy = "make a dataset of it: gptrain data build".to_string();
             return user(&format!("a .{ending} file is not plain text"), remedy);
         }
@@ -87,7 +87,7 @@ pub struct Windows {
     /// Maximum number of windows; None for all.
     limit: Option<u64>,
     /// Whether to keep the loss of every token; otherwise only their sum.
-    pub each: bool,
+    pub keeps_tokens: bool,
 }
 
 impl Windows {
@@ -98,14 +98,14 @@ impl Windows {
         seq_len: usize,
         vocab: usize,
         limit: Option<u64>,
-        each: bool,
+        keeps_tokens: bool,
     ) -> Result<Windows> {
         let place = path.display().to_string();
         if tokens.count() < 2 {
             let what = format!("holds {} tokens; a score needs two", tokens.count());
             return Err(Problems::one(place, what, "give a longer text").into());
         }
-        Ok(Windows { tokens, place, seq_len, vocab, limit, each })
+        Ok(Windows { tokens, place, seq_len, vocab, limit, keeps_tokens })
     }
 
     /// Number of scored tokens.
@@ -141,13 +141,13 @@ impl Samples for Windows {
             let remedy = "use the model's own tokenizer";
             return Err(Problems::one(self.place.as_str(), what, remedy).into());
         }
-        put(sample, 0, tokens.into_iter(), targets);
+        write_sequence(sample, 0, tokens.into_iter(), targets);
         sample.clear_from(targets);
         Ok(())
     }
 
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
         let losses = losses[..self.targets(number)].iter().map(|loss| f64::from(*loss));
-        if self.each { losses.collect() } else { vec![losses.sum()] }
+        if self.keeps_tokens { losses.collect() } else { vec![losses.sum()] }
     }
 }

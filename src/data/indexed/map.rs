@@ -45,7 +45,7 @@ impl Mapped {
         if !metadata.is_file() {
             bail!("{} is not a plain file", path.display());
         }
-        guard();
+        install_handler();
         if metadata.len() == 0 {
             return Ok(Mapped { path: path.into(), map: None, region: Region::claim(0, 0) });
         }
@@ -54,8 +54,8 @@ impl Mapped {
             options.populate();
         }
         // SAFETY: only this type has the mapping, and makes no reference into it: `copy` reads by raw
-        // pointer, so another process may change the file at any time. If that shrinks it, `guard`'s
-        // handler maps zeros there.
+        // pointer, so another process may change the file at any time. If that shrinks it,
+        // `on_bus_error` maps zeros there.
         let map = unsafe { options.map(file) }
             .with_context(|| format!("cannot map {} into memory", path.display()))?;
         if access == Access::Scattered {
@@ -94,7 +94,7 @@ impl Mapped {
             bail!("{path} has {len} bytes, bytes {offset} + {} were asked for", out.len());
         };
         // SAFETY: `offset + out.len() <= map.len()` (above), and `out` is not part of the mapping, to
-        // which there is no reference. A page that has gone becomes zeros (`guard`).
+        // which there is no reference. A page that has gone becomes zeros (`on_bus_error`).
         unsafe {
             std::ptr::copy_nonoverlapping(map.as_ptr().add(offset), out.as_mut_ptr(), out.len())
         };
@@ -184,14 +184,14 @@ impl Region {
         }
     }
 
-    /// First result of `look` over the regions of the list. Allowed in a signal handler.
-    fn find<T>(look: impl Fn(&'static Region) -> Option<T>) -> Option<T> {
+    /// First result of `search` over the regions of the list. Allowed in a signal handler.
+    fn find<T>(search: impl Fn(&'static Region) -> Option<T>) -> Option<T> {
         let mut next = REGIONS.load(Ordering::Acquire);
         loop {
             // SAFETY: null, or one of the boxes that `append` leaked: they are never freed, and changed
             // through atomics only.
             let region = unsafe { next.as_ref() }?;
-            if let Some(found) = look(region) {
+            if let Some(found) = search(region) {
                 return Some(found);
             }
             next = region.next.load(Ordering::Acquire);
@@ -203,7 +203,7 @@ impl Region {
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Installs the handler, once per process.
-fn guard() {
+fn install_handler() {
     static ONCE: Once = Once::new();
     // SAFETY: zeros are a valid `sigaction`, which both calls read or write whole; `previous` is never
     // freed. The handler has the signature of SA_SIGINFO, and does what is allowed in one: atomics,

@@ -29,17 +29,30 @@ const HEADER: usize = 34;
 /// Type of a dataset's elements, by its code in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TokenType {
-    U8,
-    I8,
-    I16,
-    I32,
-    I64,
-    U16,
-    /// Code 6. Not used for tokens.
-    F64,
-    /// Code 7: f32 by Megatron-Core, f64 by Megatron-DeepSpeed. Not used for tokens.
-    Float,
+    U8 = 1,
+    I8 = 2,
+    I16 = 3,
+    I32 = 4,
+    I64 = 5,
+    /// Not used for tokens.
+    F64 = 6,
+    /// f32 by Megatron-Core, f64 by Megatron-DeepSpeed. Not used for tokens.
+    Float = 7,
+    U16 = 8,
 }
+
+/// Types in the order of their codes: name, bytes per element, and largest id (0 if it cannot hold
+/// tokens).
+const TYPES: [(TokenType, &str, usize, u64); 8] = [
+    (TokenType::U8, "uint8", 1, u8::MAX as u64),
+    (TokenType::I8, "int8", 1, i8::MAX as u64),
+    (TokenType::I16, "int16", 2, i16::MAX as u64),
+    (TokenType::I32, "int32", 4, i32::MAX as u64),
+    (TokenType::I64, "int64", 8, i64::MAX as u64),
+    (TokenType::F64, "float64", 8, 0),
+    (TokenType::Float, "float", 4, 0),
+    (TokenType::U16, "uint16", 2, u16::MAX as u64),
+];
 
 impl TokenType {
     /// Smallest type that Megatron's preprocessing would choose for ids below `vocab`: u16 below
@@ -49,68 +62,27 @@ impl TokenType {
     }
 
     pub fn from_code(code: u8) -> Option<TokenType> {
-        Some(match code {
-            1 => TokenType::U8,
-            2 => TokenType::I8,
-            3 => TokenType::I16,
-            4 => TokenType::I32,
-            5 => TokenType::I64,
-            6 => TokenType::F64,
-            7 => TokenType::Float,
-            8 => TokenType::U16,
-            _ => return None,
-        })
+        TYPES.iter().map(|(token_type, ..)| *token_type).find(|found| found.code() == code)
     }
 
     pub fn code(self) -> u8 {
-        match self {
-            TokenType::U8 => 1,
-            TokenType::I8 => 2,
-            TokenType::I16 => 3,
-            TokenType::I32 => 4,
-            TokenType::I64 => 5,
-            TokenType::F64 => 6,
-            TokenType::Float => 7,
-            TokenType::U16 => 8,
-        }
+        self as u8
     }
 
     /// Bytes per element, for types that can hold tokens.
     pub fn size(self) -> usize {
-        match self {
-            TokenType::U8 | TokenType::I8 => 1,
-            TokenType::I16 | TokenType::U16 => 2,
-            TokenType::I32 | TokenType::Float => 4,
-            TokenType::I64 | TokenType::F64 => 8,
-        }
+        TYPES[self as usize - 1].2
     }
 
     /// Largest id of the type.
     pub fn max(self) -> u64 {
-        match self {
-            TokenType::U8 => u8::MAX as u64,
-            TokenType::I8 => i8::MAX as u64,
-            TokenType::I16 => i16::MAX as u64,
-            TokenType::U16 => u16::MAX as u64,
-            TokenType::I32 => i32::MAX as u64,
-            TokenType::I64 => i64::MAX as u64,
-            TokenType::F64 | TokenType::Float => 0,
-        }
+        TYPES[self as usize - 1].3
     }
 }
 
 impl fmt::Display for TokenType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            TokenType::U8 => "uint8",
-            TokenType::I8 => "int8",
-            TokenType::I16 => "int16",
-            TokenType::I32 => "int32",
-            TokenType::I64 => "int64",
-            TokenType::U16 => "uint16",
-            TokenType::F64 => "float64",
-            TokenType::Float => "float",
-        })
+        f.pad(TYPES[*self as usize - 1].1)
     }
 }
 

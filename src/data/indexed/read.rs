@@ -385,7 +385,7 @@ impl Check<'_> {
     fn documents(&self, header: &Header, hash: &mut Xxh3Default) -> Result<Option<Vec<u64>>> {
         let mut documents = Documents::default();
         let mut bounds = Array::<8>::new(self.index, HEADER + 12 * header.sequences, header.bounds);
-        let mut before = 0;
+        let mut previous = 0;
         while let Some(some) = bounds.next()? {
             hash.update(some.as_flattened());
             for bound in some {
@@ -395,18 +395,18 @@ impl Check<'_> {
                     let what = format!("the first document starts at sequence {bound}, not 0");
                     return Err(self.wrong(what, REBUILD));
                 }
-                if bound < before {
+                if bound < previous {
                     let what =
-                        format!("document bound {at} is {bound}, below the one before, {before}");
+                        format!("document bound {at} is {bound}, below the one before, {previous}");
                     return Err(self.wrong(what, REBUILD));
                 }
-                before = bound;
+                previous = bound;
                 documents.push(bound as u64);
             }
         }
-        if before as u64 != header.sequences as u64 {
+        if previous as u64 != header.sequences as u64 {
             let what = format!(
-                "the last document ends at sequence {before}; there are {} sequences",
+                "the last document ends at sequence {previous}; there are {} sequences",
                 header.sequences
             );
             return Err(self.wrong(what, REBUILD));
@@ -436,9 +436,10 @@ fn missing(prefix: &Path, path: &Path) -> Problems {
         .collect();
     found.sort();
     found.truncate(8);
-    let remedy = match found.is_empty() {
-        true => "give the PREFIX of a PREFIX.bin and PREFIX.idx".to_string(),
-        false => format!("{} holds: {}", folder.display(), found.join(", ")),
+    let remedy = if found.is_empty() {
+        "give the PREFIX of a PREFIX.bin and PREFIX.idx".to_string()
+    } else {
+        format!("{} holds: {}", folder.display(), found.join(", "))
     };
     let what = format!("is not a dataset: {} does not exist", path.display());
     Problems::one(prefix.display().to_string(), what, remedy)

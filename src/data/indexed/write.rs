@@ -159,8 +159,8 @@ impl Writer {
         let whole = |error: IntoInnerError<_>| error.into_error();
         let failed = self.failed(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
-        let all: Vec<Output> = two.into_iter().chain(third).collect();
-        output::finish(all).context(failed)
+        let outputs: Vec<Output> = two.into_iter().chain(third).collect();
+        output::finish(outputs).context(failed)
     }
 
     fn write_index(&self, out: &mut impl Write) -> std::io::Result<()> {

@@ -20,15 +20,11 @@ pub enum Array<T> {
 }
 
 impl<T: Pod> Array<T> {
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         match self {
             Array::Memory(values) => values.len(),
             Array::Mapped { count, .. } => *count,
         }
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
     }
 
     /// Bytes in memory; 0 for a file.
@@ -54,7 +50,7 @@ impl<T: Pod> Array<T> {
 
     /// All values.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        (0..self.len()).map(|i| self.at(i)).collect()
+        (0..self.count()).map(|i| self.at(i)).collect()
     }
 }
 

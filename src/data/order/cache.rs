@@ -14,7 +14,7 @@ use anyhow::{Context, Result};
 use xxhash_rust::xxh3::{Xxh3Default, xxh3_64};
 
 use super::super::indexed::{Access, Indexed, Mapped};
-use super::{Array, Extent, Order, OrderSpec};
+use super::{Array, Order, OrderSize, OrderSpec};
 use base::memory;
 
 /// Folder of orders. Files in it may be removed at any time between runs.
@@ -50,12 +50,12 @@ impl Cache {
         place: &str,
     ) -> Result<Order> {
         let lengths = dataset.lengths();
-        let extent = Extent::new(spec, lengths, &part, place)?;
-        if extent.bytes() < self.from_bytes {
-            extent.has_room(memory::available(), place)?;
-            return Ok(Order::build_in(&extent, spec, lengths, part));
+        let size = OrderSize::new(spec, lengths, &part, place)?;
+        if size.bytes() < self.from_bytes {
+            size.has_room(memory::available(), place)?;
+            return Ok(Order::build_in(&size, spec, lengths, part));
         }
-        let key = key(spec, &extent, dataset, &part);
+        let key = key(spec, &size, dataset, &part);
         let name = format!("order-{:016x}", xxh3_64(bytemuck::cast_slice(&key)));
         let path = self.folder.join(&name);
         let failed = || {
@@ -63,41 +63,41 @@ impl Cache {
                 "cannot keep the order of {}'s samples in {} ({} MB): data.cache names the folder",
                 dataset.prefix().display(),
                 self.folder.display(),
-                extent.bytes() / 1_000_000
+                size.bytes() / 1_000_000
             )
         };
         fs::create_dir_all(&self.folder).with_context(failed)?;
-        if let Some(order) = read(&path, &key, &extent)? {
+        if let Some(order) = read(&path, &key, &size)? {
             return Ok(order);
         }
         let lock = File::create(path.with_extension("lock")).with_context(failed)?;
         let locked = lock.lock().is_ok(); // some network file systems have no locks
-        if let Some(order) = read(&path, &key, &extent)?.filter(|_| locked) {
+        if let Some(order) = read(&path, &key, &size)?.filter(|_| locked) {
             return Ok(order);
         }
-        extent.has_room(memory::available(), place)?;
-        let order = Order::build_in(&extent, spec, lengths, part);
+        size.has_room(memory::available(), place)?;
+        let order = Order::build_in(&size, spec, lengths, part);
         if !locked {
             return Ok(order);
         }
         publish(&path, &key, &order).with_context(failed)?;
         drop(order); // the file replaces it, without using memory
-        read(&path, &key, &extent)?.with_context(|| {
+        read(&path, &key, &size)?.with_context(|| {
             format!("{} does not hold what was just written to it", path.display())
         })
     }
 }
 
-fn key(spec: &OrderSpec, extent: &Extent, dataset: &Indexed, part: &Range<usize>) -> Key {
+fn key(spec: &OrderSpec, size: &OrderSize, dataset: &Indexed, part: &Range<usize>) -> Key {
     [
         MAGIC,
         spec.rule as u64,
         spec.seq_len as u64,
         spec.seed,
         u64::from(spec.cut.extra_token) | u64::from(spec.cut.drop_partial) << 1,
-        extent.epochs,
-        extent.samples,
-        extent.apart.map_or(0, |apart| apart + 1),
+        size.epochs,
+        size.samples,
+        size.apart.map_or(0, |apart| apart + 1),
         part.start as u64,
         part.end as u64,
         dataset.identity(),
@@ -107,30 +107,30 @@ fn key(spec: &OrderSpec, extent: &Extent, dataset: &Indexed, part: &Range<usize>
 }
 
 /// Reads an order from a file; `None` if the file does not exist, or is not this complete order.
-fn read(path: &Path, key: &Key, extent: &Extent) -> Result<Option<Order>> {
+fn read(path: &Path, key: &Key, size: &OrderSize) -> Result<Option<Order>> {
     let failed = || format!("cannot read {}", path.display());
     let mut file = match File::open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error).with_context(failed),
     };
-    let size = size_of::<Key>() as u64 + extent.bytes() + 8;
-    if file.metadata().with_context(failed)?.len() != size || !sound(&mut file, key)? {
+    let bytes = size_of::<Key>() as u64 + size.bytes() + 8;
+    if file.metadata().with_context(failed)?.len() != bytes || !is_intact(&mut file, key)? {
         return Ok(None);
     }
     let file = Arc::new(Mapped::from_file(&file, path, Access::Scattered)?);
     let mut from = size_of::<Key>();
     let mut list = |count: u64, width: usize| {
-        let here = from;
+        let start = from;
         from += count as usize * width;
-        (file.clone(), here, count as usize)
+        (file.clone(), start, count as usize)
     };
     let (starts, sequences, shuffle) =
-        (list(extent.samples + 1, 8), list(extent.entries, 4), list(extent.samples, 4));
+        (list(size.samples + 1, 8), list(size.entries, 4), list(size.samples, 4));
     Ok(Some(Order {
-        epochs: extent.epochs,
-        each: extent.each,
-        last: extent.last,
+        epochs: size.epochs,
+        tokens: size.tokens,
+        last_tokens: size.last_tokens,
         sequences: mapped(sequences),
         starts: mapped(starts),
         shuffle: mapped(shuffle),
@@ -143,20 +143,20 @@ fn mapped<T>((file, from, count): (Arc<Mapped>, usize, usize)) -> Array<T> {
 
 /// Whether a file begins with the key and ends with the digest of everything before. Reads through
 /// a small buffer, so that the process does not grow.
-fn sound(file: &mut File, key: &Key) -> Result<bool> {
+fn is_intact(file: &mut File, key: &Key) -> Result<bool> {
     let (mut hash, mut buffer) = (Xxh3Default::new(), vec![0; 1 << 20]);
-    let mut left = file.metadata()?.len() as usize - 8;
+    let mut remaining = file.metadata()?.len() as usize - 8;
     let mut first = true;
-    while left > 0 {
-        let some = left.min(buffer.len());
-        if file.read_exact(&mut buffer[..some]).is_err() {
+    while remaining > 0 {
+        let count = remaining.min(buffer.len());
+        if file.read_exact(&mut buffer[..count]).is_err() {
             return Ok(false); // it shrank, or the disk fails: build it again
         }
         if first && !buffer.starts_with(bytemuck::cast_slice(key)) {
             return Ok(false);
         }
-        hash.update(&buffer[..some]);
-        (first, left) = (false, left - some);
+        hash.update(&buffer[..count]);
+        (first, remaining) = (false, remaining - count);
     }
     let mut digest = [0; 8];
     Ok(file.read_exact(&mut digest).is_ok() && u64::from_ne_bytes(digest) == hash.digest())
@@ -176,7 +176,7 @@ fn write(path: &Path, key: &Key, order: &Order) -> Result<()> {
     let (Array::Memory(starts), Array::Memory(sequences), Array::Memory(shuffle)) =
         (&order.starts, &order.sequences, &order.shuffle)
     else {
-        unreachable!("what is published was just built in memory");
+        unreachable!("the order was just built in memory");
     };
     let parts: [&[u8]; 4] = [
         bytemuck::cast_slice(key),

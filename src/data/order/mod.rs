@@ -57,10 +57,7 @@ impl Cut {
 
     /// Minimum number of tokens for a sample.
     pub fn fewest(self, seq_len: usize) -> u64 {
-        match self.drop_partial {
-            true => seq_len as u64 + self.extra(),
-            false => 1 + self.extra(),
-        }
+        self.extra() + if self.drop_partial { seq_len as u64 } else { 1 }
     }
 }
 
@@ -69,8 +66,8 @@ impl Cut {
 pub struct Order {
     pub epochs: u64,
     /// Tokens per sample, and of the sample at the end of the stream.
-    each: usize,
-    last: usize,
+    tokens: usize,
+    last_tokens: usize,
     /// Sequence numbers in the order of the token stream, all epochs.
     pub sequences: Array<u32>,
     /// Start of each sample in the stream, and end of the last: index into `sequences`, token;
@@ -89,7 +86,7 @@ pub struct SequenceSlice {
 }
 
 /// Epochs and samples, before anything is built.
-struct Extent {
+struct OrderSize {
     /// Entries of `sequences`.
     entries: u64,
     epochs: u64,
@@ -97,8 +94,8 @@ struct Extent {
     /// Samples that are shuffled separately from those of the last epoch.
     apart: Option<u64>,
     /// Tokens per sample, and of the sample at the end of the stream.
-    each: usize,
-    last: usize,
+    tokens: usize,
+    last_tokens: usize,
 }
 
 impl Order {
@@ -110,36 +107,34 @@ impl Order {
         part: Range<usize>,
         place: &str,
     ) -> Result<Order> {
-        let extent = Extent::new(spec, lengths, &part, place)?;
-        extent.has_room(memory::available(), place)?;
-        Ok(Order::build_in(&extent, spec, lengths, part))
+        let size = OrderSize::new(spec, lengths, &part, place)?;
+        size.has_room(memory::available(), place)?;
+        Ok(Order::build_in(&size, spec, lengths, part))
     }
 
     /// Checks for errors of `build`. The outer error is for orders that no machine can build, the
     /// inner one for orders that do not fit the memory of this machine.
-    pub fn foresee(
+    pub fn check(
         spec: &OrderSpec,
         lengths: &[u32],
         part: Range<usize>,
         place: &str,
     ) -> Result<Result<(), Problems>> {
-        let extent = Extent::new(spec, lengths, &part, place)?;
-        Ok(extent.has_room(memory::available(), place))
+        let size = OrderSize::new(spec, lengths, &part, place)?;
+        Ok(size.has_room(memory::available(), place))
     }
 
-    fn build_in(extent: &Extent, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
+    fn build_in(size: &OrderSize, spec: &OrderSpec, lengths: &[u32], part: Range<usize>) -> Order {
         let mut random = RandomState::new(spec.seed as u32);
-        let sequences = sequences(extent, part, &mut random);
-        let starts = starts(spec, extent, &sequences, lengths);
-        let mut shuffle: Vec<u32> = (0..extent.samples as u32).collect();
-        let (first, last) = shuffle.split_at_mut(extent.apart.unwrap_or(extent.samples) as usize);
+        let sequences = sequences(size, part, &mut random);
+        let starts = starts(spec, size, &sequences, lengths);
+        let mut shuffle: Vec<u32> = (0..size.samples as u32).collect();
+        let (first, last) = shuffle.split_at_mut(size.apart.unwrap_or(size.samples) as usize);
         random.shuffle(first);
-        if extent.apart.is_some() {
-            random.shuffle(last);
-        }
+        random.shuffle(last);
         let (sequences, starts, shuffle) = (sequences.into(), starts.into(), shuffle.into());
-        let Extent { epochs, each, last, .. } = *extent;
-        Order { epochs, each, last, sequences, starts, shuffle }
+        let OrderSize { epochs, tokens, last_tokens, .. } = *size;
+        Order { epochs, tokens, last_tokens, sequences, starts, shuffle }
     }
 
     /// Bytes in memory.
@@ -148,23 +143,19 @@ impl Order {
     }
 
     /// Number of samples.
-    pub fn len(&self) -> u64 {
-        self.shuffle.len() as u64
-    }
-
-    /// Whether there are no samples.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
+    pub fn samples(&self) -> u64 {
+        self.shuffle.count() as u64
     }
 
     /// Sequence parts of the sample at position k; seq_len + 1 tokens in total, unless `Cut` says
     /// otherwise.
     pub fn slices<'a>(&'a self, k: u64, lengths: &'a [u32]) -> Result<SequenceSlices<'a>> {
         let sample = self.shuffle.at(k as usize)?;
-        let [at, offset] = self.starts.at(sample as usize)?;
-        let at_end = u64::from(sample) + 1 == self.len();
-        let (sequences, left) = (&self.sequences, if at_end { self.last } else { self.each });
-        Ok(SequenceSlices { sequences, lengths, at: at as usize, offset, left })
+        let [index, offset] = self.starts.at(sample as usize)?;
+        let is_last = u64::from(sample) + 1 == self.samples();
+        let remaining = if is_last { self.last_tokens } else { self.tokens };
+        let (sequences, index) = (&self.sequences, index as usize);
+        Ok(SequenceSlices { sequences, lengths, index, offset, remaining })
     }
 }
 
@@ -172,26 +163,29 @@ impl Order {
 pub struct SequenceSlices<'a> {
     sequences: &'a Array<u32>,
     lengths: &'a [u32],
-    at: usize,
+    /// Index into `sequences`.
+    index: usize,
     offset: u32,
-    left: usize,
+    /// Tokens.
+    remaining: usize,
 }
 
 impl SequenceSlices<'_> {
     /// Next part. Fails only if a cached order was changed while it was read.
     #[expect(clippy::should_implement_trait, reason = "it can fail, unlike an Iterator")]
     pub fn next(&mut self) -> Result<Option<SequenceSlice>> {
-        while self.left > 0 {
-            let sequence = self.sequences.at(self.at)? as usize;
+        while self.remaining > 0 {
+            let sequence = self.sequences.at(self.index)? as usize;
             let length = self.lengths.get(sequence);
             let rest = length.and_then(|length| length.checked_sub(self.offset));
             let rest = rest.context("the cached order of samples changed while it was read")?;
             let slice = SequenceSlice {
                 sequence,
                 offset: self.offset,
-                count: self.left.min(rest as usize),
+                count: self.remaining.min(rest as usize),
             };
-            (self.at, self.offset, self.left) = (self.at + 1, 0, self.left - slice.count);
+            (self.index, self.offset) = (self.index + 1, 0);
+            self.remaining -= slice.count;
             if slice.count > 0 {
                 return Ok(Some(slice));
             }
@@ -204,10 +198,15 @@ impl SequenceSlices<'_> {
 /// tokens at 2,048 per sample.
 const MOST: u128 = u32::MAX as u128 - 1;
 
-impl Extent {
-    fn new(spec: &OrderSpec, lengths: &[u32], part: &Range<usize>, place: &str) -> Result<Extent> {
+impl OrderSize {
+    fn new(
+        spec: &OrderSpec,
+        lengths: &[u32],
+        part: &Range<usize>,
+        place: &str,
+    ) -> Result<OrderSize> {
         let tokens = lengths[part.clone()].iter().map(|length| *length as u64).sum();
-        extent(spec, tokens, part, place)
+        order_size(spec, tokens, part, place)
     }
 
     /// Bytes of the order.
@@ -226,7 +225,12 @@ impl Extent {
     }
 }
 
-fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Result<Extent> {
+fn order_size(
+    spec: &OrderSpec,
+    tokens: u64,
+    part: &Range<usize>,
+    place: &str,
+) -> Result<OrderSize> {
     let refuse = |what: String, remedy: &str| Err(Problems::one(place, what, remedy).into());
     if spec.seed > u32::MAX as u64 {
         let what = format!("the data seed {} is not below 2^32", spec.seed);
@@ -269,38 +273,35 @@ fn extent(spec: &OrderSpec, tokens: u64, part: &Range<usize>, place: &str) -> Re
         }
     }
     let [entries, epochs, samples] = [entries, epochs, samples].map(|count| count as u64);
-    let each = (seq_len + extra) as usize;
-    let last = if partial > 0 { (partial + extra) as usize } else { each };
-    Ok(Extent { entries, epochs, samples, apart, each, last })
+    let per_sample = (seq_len + extra) as usize;
+    let last_tokens = if partial > 0 { (partial + extra) as usize } else { per_sample };
+    Ok(OrderSize { entries, epochs, samples, apart, tokens: per_sample, last_tokens })
 }
 
 /// Sequences of all epochs: shuffled together, or with the last epoch separate.
-fn sequences(extent: &Extent, part: Range<usize>, random: &mut RandomState) -> Vec<u32> {
+fn sequences(size: &OrderSize, part: Range<usize>, random: &mut RandomState) -> Vec<u32> {
     let once = part.start as u32..part.end as u32;
-    let mut all = Vec::with_capacity(part.len() * extent.epochs as usize);
-    for _ in 0..extent.epochs {
-        all.extend(once.clone());
+    let mut sequences = Vec::with_capacity(part.len() * size.epochs as usize);
+    for _ in 0..size.epochs {
+        sequences.extend(once.clone());
     }
-    let together = match extent.apart {
-        Some(_) => all.len() - part.len(),
-        None => all.len(),
-    };
-    let (first, last) = all.split_at_mut(together);
+    let apart = if size.apart.is_some() { part.len() } else { 0 };
+    let together = sequences.len() - apart;
+    let (first, last) = sequences.split_at_mut(together);
     random.shuffle(first);
-    if extent.apart.is_some() {
-        random.shuffle(last);
-    }
-    all
+    random.shuffle(last);
+    sequences
 }
 
 /// Start of each sample. If a sample ends exactly at the end of a sequence, the next one starts at
 /// that sequence's last token, which both share; without an extra token, after it.
-fn starts(spec: &OrderSpec, extent: &Extent, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
-    let mut starts = Vec::with_capacity(extent.samples as usize + 1);
+fn starts(spec: &OrderSpec, size: &OrderSize, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
+    let mut starts = Vec::with_capacity(size.samples as usize + 1);
     starts.push([0, 0]);
     let (mut at, mut offset) = (0usize, 0u64);
-    for sample in 1..=extent.samples {
-        let mut left = if sample < extent.samples { extent.each } else { extent.last } as u64;
+    for sample in 1..=size.samples {
+        let last = sample == size.samples;
+        let mut left = if last { size.last_tokens } else { size.tokens } as u64;
         loop {
             let rest = lengths[sequences[at] as usize] as u64 - offset;
             if left <= rest {

@@ -7,8 +7,8 @@ pub fn spell(byte: u8) -> char {
     if printable(byte) {
         return byte as char;
     }
-    let before = (0..byte).filter(|byte| !printable(*byte)).count();
-    char::from_u32(0x100 + before as u32).expect("at most 68 bytes are not printable")
+    let rank = (0..byte).filter(|byte| !printable(*byte)).count();
+    char::from_u32(0x100 + rank as u32).expect("at most 68 bytes are not printable")
 }
 
 /// Spelling of bytes in a tokenizer file.
@@ -17,17 +17,17 @@ pub fn spelled(bytes: &[u8]) -> String {
 }
 
 /// Reverse mapping, from characters to bytes.
-pub struct Reading {
+pub struct ByteDecoder {
     bytes: std::collections::HashMap<char, u8>,
 }
 
-impl Reading {
-    pub fn new() -> Reading {
-        Reading { bytes: (0..=255).map(|byte| (spell(byte), byte)).collect() }
+impl ByteDecoder {
+    pub fn new() -> ByteDecoder {
+        ByteDecoder { bytes: (0..=255).map(|byte| (spell(byte), byte)).collect() }
     }
 
     /// Bytes of a token's spelling, or the first invalid character.
-    pub fn read(&self, token: &str) -> Result<Box<[u8]>, char> {
+    pub fn decode(&self, token: &str) -> Result<Box<[u8]>, char> {
         token.chars().map(|c| self.bytes.get(&c).copied().ok_or(c)).collect()
     }
 }

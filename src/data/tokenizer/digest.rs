@@ -1,4 +1,4 @@
-//! Digest of a tokenizer: equal for files that give the same ids, whatever wrote them.
+//! Digest of a tokenizer: equal for files that give the same ids.
 
 use std::path::Path;
 
@@ -36,7 +36,7 @@ fn hex(digest: u64) -> String {
     format!("{digest:016x}")
 }
 
-/// Removes what does not decide ids, and writes merges as old files do: "a b".
+/// Removes fields that do not affect ids, and writes merges as old files do: "a b".
 fn normalise(file: &mut Value) {
     if let Some(object) = file.as_object_mut() {
         object.remove("truncation");

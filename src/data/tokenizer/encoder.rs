@@ -1,4 +1,4 @@
-//! Encodes many texts: pieces that were encoded before are looked up, not merged again.
+//! Encodes many texts, with a cache of encoded pieces.
 
 use std::collections::HashMap;
 
@@ -6,21 +6,21 @@ use anyhow::Result;
 
 use super::{Bpe, Rules, Tokenizer};
 
-/// One thread's encoder, with its memory of pieces.
+/// Encoder of one thread, with its cache of pieces.
 pub struct Encoder<'a> {
     tokenizer: &'a Tokenizer,
     /// Pieces of up to 15 bytes that became up to 3 ids; the length is a power of two.
     small: Box<[Entry]>,
-    /// The others.
+    /// Other pieces.
     large: HashMap<Box<[u8]>, Box<[u32]>, xxhash_rust::xxh3::Xxh3DefaultBuilder>,
-    /// Whether special tokens spelled out in text become their ids, as Hugging Face does it.
+    /// Whether special tokens spelled out in text become their ids, as in Hugging Face's crate.
     parse_special: bool,
 }
 
 /// Half a cache line.
 #[derive(Clone, Copy)]
 struct Entry {
-    /// The piece's bytes, and their number in the top byte; 0 is empty.
+    /// Bytes of the piece, with their number in the top byte; 0 if empty.
     key: u128,
     ids: [u32; 3],
     count: u32,
@@ -28,7 +28,7 @@ struct Entry {
 
 impl Entry {
     #[inline(always)]
-    fn put(&self, ids: &mut Vec<u32>) {
+    fn append_to(&self, ids: &mut Vec<u32>) {
         match self.count {
             1 => ids.push(self.ids[0]),
             count => ids.extend_from_slice(&self.ids[..count as usize]),
@@ -45,12 +45,12 @@ const LARGE_LIMIT: usize = 1 << 16;
 const LONGEST: usize = 256;
 
 impl<'a> Encoder<'a> {
-    /// An encoder for a whole corpus: 4 MiB of memory for pieces.
+    /// Encoder for a whole corpus, with a cache of 4 MiB.
     pub fn new(tokenizer: &'a Tokenizer) -> Encoder<'a> {
         Encoder::sized(tokenizer, 1 << 17)
     }
 
-    /// An encoder for a sentence.
+    /// Encoder for a sentence.
     pub fn small(tokenizer: &'a Tokenizer) -> Encoder<'a> {
         Encoder::sized(tokenizer, 64)
     }
@@ -78,7 +78,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Appends the ids of text that continues what was encoded before: no space is put before it.
+    /// Appends the ids of text that continues the previous text: no space is put before it.
     pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         let bpe = match &self.tokenizer.rules {
             Rules::Bpe(bpe) => bpe,
@@ -95,7 +95,7 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// The first special token to be taken as one in `text`, the longest where several start there.
+    /// First special token in `text`, and the longest of several that start there.
     fn next_special(&self, text: &str) -> Option<(usize, &'a str, u32)> {
         if !self.parse_special {
             return None;
@@ -126,13 +126,13 @@ impl<'a> Encoder<'a> {
         for probe in 0..PROBES {
             let entry = &self.small[(home + probe) & mask];
             if entry.key == key {
-                return entry.put(ids);
+                return entry.append_to(ids);
             }
         }
         self.new_piece(bpe, key, &text[at..end], ids);
     }
 
-    /// Merges a short piece and remembers it: in an empty entry, or in place of another.
+    /// Merges a short piece and caches it: in an empty entry, or in place of another.
     #[inline(never)]
     fn new_piece(&mut self, bpe: &Bpe, key: u128, piece: &[u8], ids: &mut Vec<u32>) {
         if let Some(found) = self.large.get(piece) {
@@ -142,7 +142,7 @@ impl<'a> Encoder<'a> {
         bpe.merge(piece, ids);
         let found = &ids[from..];
         if found.len() > 3 {
-            return self.remember(piece, found);
+            return self.cache(piece, found);
         }
         let home = hash(key) as usize;
         let mask = self.small.len() - 1;
@@ -153,7 +153,7 @@ impl<'a> Encoder<'a> {
         self.small[(home + probe) & mask] = entry;
     }
 
-    fn remember(&mut self, piece: &[u8], ids: &[u32]) {
+    fn cache(&mut self, piece: &[u8], ids: &[u32]) {
         if self.large.len() >= LARGE_LIMIT {
             self.large.clear();
         }
@@ -170,7 +170,7 @@ impl<'a> Encoder<'a> {
         }
         let from = ids.len();
         bpe.merge(piece, ids);
-        self.remember(piece, &ids[from..]);
+        self.cache(piece, &ids[from..]);
     }
 }
 
@@ -181,7 +181,7 @@ impl Bpe {
             return ids.push(*id);
         }
         let from = ids.len();
-        ids.extend(piece.iter().map(|byte| self.of_byte[*byte as usize]));
+        ids.extend(piece.iter().map(|byte| self.byte_ids[*byte as usize]));
         self.merges.apply(ids, from);
     }
 }

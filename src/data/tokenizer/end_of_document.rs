@@ -4,9 +4,9 @@ use super::{END_OF_TEXT, Tokenizer};
 use serde_json::Value;
 use std::path::Path;
 
-/// The token that ends documents: what `tokenizer_config.json` beside the file says, or else one of
-/// the names in use. Beside a file of another name than transformers gives it, that file may be of
-/// another tokenizer, and is not read.
+/// Token that ends documents: the one in `tokenizer_config.json` in the same folder, otherwise one of
+/// the common names. If the file does not have the name that transformers gives it, that
+/// configuration may belong to another tokenizer and is not read.
 pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
     let usual = ["tokenizer.json", "vocab.json"].into_iter().any(|name| path.ends_with(name));
     let config = usual.then(|| path.with_file_name("tokenizer_config.json"));

@@ -11,14 +11,14 @@ use super::Tokenizer;
 use super::end_of_document::end_of_document;
 use base::Problems;
 
-/// Hugging Face's tokenizer, twice: special tokens spelled out in text are text to the first.
+/// Hugging Face's tokenizer, twice: the first reads special tokens in text as ordinary text.
 #[derive(Clone, Debug)]
 pub struct HfTokenizer {
     ordinary: Arc<tokenizers::Tokenizer>,
     parsing: Arc<tokenizers::Tokenizer>,
 }
 
-/// Reads a tokenizer.json. `why` says what gptrain's own code does not do.
+/// Reads a tokenizer.json. `why` names the feature that gptrain's own code lacks.
 pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
     // The crate panics on some damaged files.
     let read = catch_unwind(|| tokenizers::Tokenizer::from_file(path));
@@ -27,7 +27,7 @@ pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
         let what = format!("{why}, and Hugging Face's tokenizers says: {error}");
         Problems::one(path.display().to_string(), what, "give another tokenizer.json")
     })?;
-    // A dataset holds documents whole: what the file says of models' windows is left aside.
+    // A dataset holds whole documents, so the file's truncation and padding are ignored.
     let _ = parsing.with_truncation(None);
     parsing.with_padding(None);
     let mut ordinary = parsing.clone();
@@ -48,8 +48,8 @@ pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
 }
 
 impl HfTokenizer {
-    /// Appends the ids of a text, with what the file's template adds (such as a first token): this
-    /// is what Megatron's preprocessing stores. Fails where the vocabulary has no token for a word.
+    /// Appends the ids of a text, with those that the file's template adds (such as a first token), as
+    /// Megatron's preprocessing does. Fails if the vocabulary has no token for a word.
     pub fn encode(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<()> {
         let tokenizer = if parse_special { &self.parsing } else { &self.ordinary };
         let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)));

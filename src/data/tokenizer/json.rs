@@ -7,17 +7,17 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::byte_alphabet::{Reading, spelled};
+use super::byte_alphabet::{ByteDecoder, spelled};
 use super::end_of_document::end_of_document;
 use super::merges::{Merge, Merges};
 use super::pre_tokenizer::{self, PreTokenizer};
 use super::{Bpe, END_OF_TEXT, Rules, Tokenizer};
 use base::Problems;
 
-/// Ids from here on are refused: the largest vocabularies have a few hundred thousand.
+/// Limit of ids: the largest vocabularies have a few hundred thousand.
 const MOST_IDS: u32 = 1 << 22;
 
-/// The parts of a tokenizer.json that decide ids.
+/// Parts of a tokenizer.json that determine ids.
 #[derive(Deserialize)]
 struct File {
     #[serde(default)]
@@ -37,23 +37,17 @@ struct Added {
     content: String,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Model {
-    #[serde(default, rename = "type")]
+    #[serde(rename = "type")]
     kind: Option<String>,
-    #[serde(default)]
     vocab: HashMap<String, u32>,
-    #[serde(default)]
     merges: Vec<Pair>,
-    #[serde(default)]
     ignore_merges: bool,
-    #[serde(default)]
     byte_fallback: bool,
-    #[serde(default)]
     dropout: Option<f64>,
-    #[serde(default)]
     continuing_subword_prefix: Option<String>,
-    #[serde(default)]
     end_of_word_suffix: Option<String>,
 }
 
@@ -74,7 +68,7 @@ impl Pair {
     }
 }
 
-/// The files that a tokenizer is read from: one tokenizer.json, or vocab.json and merges.txt.
+/// Files that a tokenizer is read from: a tokenizer.json, or vocab.json and merges.txt.
 pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
     let path = if path.is_dir() { in_folder(path)? } else { path.to_path_buf() };
     let merges = is_vocab(&path).then(|| merges_of(&path));
@@ -115,7 +109,7 @@ fn is_vocab(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().contains("vocab"))
 }
 
-/// The merges.txt of a vocab.json; `X-merges.txt` of `X-vocab.json`.
+/// Path of the merges.txt that belongs to a vocab.json; `X-merges.txt` for `X-vocab.json`.
 fn merges_of(vocab: &Path) -> PathBuf {
     let name = vocab.file_name().unwrap_or_default().to_string_lossy();
     vocab.with_file_name(name.replace("vocab", "merges")).with_extension("txt")
@@ -148,7 +142,7 @@ fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// GPT-2's two files as one.
+/// Joins the two files of GPT-2.
 fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
     let text = read(&merges_of(path))?;
     let lines = text.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
@@ -159,16 +153,7 @@ fn gpt2(vocab: HashMap<String, u32>, path: &Path) -> Result<File> {
         normalizer: Value::Null,
         pre_tokenizer: serde_json::json!({"type": "ByteLevel", "add_prefix_space": false}),
         post_processor: Value::Null,
-        model: Model {
-            kind: Some("BPE".into()),
-            vocab,
-            merges,
-            ignore_merges: false,
-            byte_fallback: false,
-            dropout: None,
-            continuing_subword_prefix: None,
-            end_of_word_suffix: None,
-        },
+        model: Model { kind: Some("BPE".into()), vocab, merges, ..Model::default() },
     })
 }
 
@@ -178,7 +163,7 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
     let (pre_tokenizer, prefix_space) =
         known_pattern(&file.pre_tokenizer).expect("checked by the caller");
     let bytes = bytes(&file, &place, &mut problems);
-    let of_byte = byte_ids(&bytes, &place, &mut problems);
+    let byte_ids = byte_ids(&bytes, &place, &mut problems);
     let merges = merges(&file.model, &place, &mut problems);
     problems.or(())?;
     let special = file.added_tokens.iter().filter(|added| !added.content.is_empty());
@@ -188,7 +173,7 @@ fn build(file: File, path: &Path) -> Result<Tokenizer> {
         ids.filter_map(|(bytes, id)| Some((bytes.clone()?, id))).collect()
     });
     let (vocab, merges) = (bytes.len(), Merges::new(&merges));
-    let bpe = Bpe { bytes, of_byte, merges, pre_tokenizer, prefix_space, whole_pieces };
+    let bpe = Bpe { bytes, byte_ids, merges, pre_tokenizer, prefix_space, whole_pieces };
     Ok(Tokenizer { vocab, special, eod: None, rules: Rules::Bpe(Box::new(bpe)) })
 }
 
@@ -239,7 +224,7 @@ fn known_pattern(pre_tokenizer: &Value) -> Option<(PreTokenizer, bool)> {
     }
 }
 
-/// The bytes of every id.
+/// Bytes of every id.
 fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u8]>>> {
     let added = file.added_tokens.iter().map(|added| (&added.content, added.id));
     let tokens = file.model.vocab.iter().map(|(token, id)| (token, *id));
@@ -249,11 +234,11 @@ fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u
         problems.add(place, what, "the file is damaged: copy it again");
         return Vec::new();
     }
-    let reading = Reading::new();
+    let decoder = ByteDecoder::new();
     let mut bytes: Vec<Option<Box<[u8]>>> = vec![None; most as usize + 1];
     for (token, id) in tokens {
         // A token that is not spelled in bytes can only be a special token, which is verbatim.
-        let token = reading.read(token).unwrap_or_else(|_| token.as_bytes().into());
+        let token = decoder.decode(token).unwrap_or_else(|_| token.as_bytes().into());
         if bytes[id as usize].replace(token).is_some() {
             problems.add(place, format!("two tokens have id {id}"), "the file is damaged");
         }
@@ -264,7 +249,7 @@ fn bytes(file: &File, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u
     bytes
 }
 
-/// The id of each byte that UTF-8 text can contain.
+/// Id of each byte that UTF-8 text can contain.
 fn byte_ids(bytes: &[Option<Box<[u8]>>], place: &str, problems: &mut Problems) -> [u32; 256] {
     let mut ids = [u32::MAX; 256];
     for (bytes, id) in bytes.iter().zip(0..) {
@@ -310,9 +295,9 @@ fn merges(model: &Model, place: &str, problems: &mut Problems) -> Vec<Merge> {
 /// ids, the first `specials` of them special; `merges` as pairs of ids.
 pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> String {
     let quoted = |text: &str| Value::from(text).to_string();
-    let spelling = |id: usize| match id < specials {
-        true => String::from_utf8_lossy(&tokens[id]).into_owned(),
-        false => spelled(&tokens[id]),
+    let spelling = |id: usize| {
+        let bytes = &tokens[id];
+        if id < specials { String::from_utf8_lossy(bytes).into_owned() } else { spelled(bytes) }
     };
     let added: Vec<String> = (0..specials)
         .map(|id| {

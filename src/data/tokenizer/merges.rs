@@ -1,10 +1,10 @@
-//! Byte-pair encoding proper (Sennrich et al. 2016): of all neighbours that were ever merged, the
-//! pair learned first is merged first, the leftmost among equals.
+//! Byte-pair encoding (Sennrich et al. 2016): of all neighbouring pairs with a merge, the pair learned
+//! first is merged first, and the leftmost of equal pairs.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// One learned merge: `left` and `right` become `id`. Their rank is their position.
+/// Learned merge: `left` and `right` become `id`. Its position in the list is its rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Merge {
     pub left: u32,
@@ -12,7 +12,7 @@ pub struct Merge {
     pub id: u32,
 }
 
-/// The merges as a hash table with open addressing: (pair, rank, id).
+/// Merges as a hash table with open addressing: (pair, rank, id).
 #[derive(Clone, Debug)]
 pub struct Merges {
     slots: Box<[Slot]>,
@@ -29,7 +29,7 @@ struct Slot {
 /// No pair: ids are below 2^31.
 const EMPTY: Slot = Slot { pair: u64::MAX, rank: u32::MAX, id: 0 };
 
-/// Pieces up to this many bytes are merged by plain search, longer ones with a queue.
+/// Maximum bytes of a piece that is merged by plain search; longer ones use a queue.
 const SHORT: usize = 64;
 
 impl Merges {
@@ -48,7 +48,7 @@ impl Merges {
         self.slots.iter().all(|slot| slot.rank == u32::MAX)
     }
 
-    /// The slot that holds a pair, or the empty one where it would go.
+    /// Slot that holds a pair, or the empty one for it.
     #[inline]
     fn find(&self, left: u32, right: u32) -> usize {
         let pair = pair(left, right);
@@ -64,12 +64,12 @@ impl Merges {
         self.slots[self.find(left, right)]
     }
 
-    /// Merges the ids from `from` on as far as they go.
+    /// Merges the ids from `from` on until no pair is left.
     pub fn apply(&self, ids: &mut Vec<u32>, from: usize) {
         if ids.len() - from <= SHORT { self.search(ids, from) } else { self.queue(ids, from) }
     }
 
-    /// O(n²), and fastest for the few bytes of a word.
+    /// Merges by search: O(n²), and fastest for the few bytes of a word.
     fn search(&self, ids: &mut Vec<u32>, from: usize) {
         let mut ranks = [EMPTY; SHORT];
         for (slot, two) in ranks.iter_mut().zip(ids[from..].windows(2)) {
@@ -95,15 +95,15 @@ impl Merges {
         }
     }
 
-    /// For pieces of any length, in O(n log n) at most and in O(n) for a run of one character.
-    /// Positions form a doubly linked list; candidates that no longer hold when they come up are
-    /// skipped. 16 bytes a position.
+    /// Merges with a queue: at most O(n log n), and O(n) for a run of one character. Positions form a
+    /// doubly linked list. Candidates that are out of date when they are taken are skipped. 16 bytes
+    /// per position.
     fn queue(&self, ids: &mut Vec<u32>, from: usize) {
         const GONE: u32 = u32::MAX;
         let symbols = &mut ids[from..];
         let n = u32::try_from(symbols.len()).expect("texts are far shorter");
         let mut next: Vec<u32> = (1..=n).collect();
-        let mut before: Vec<u32> = (0..n).map(|i| i.wrapping_sub(1)).collect();
+        let mut previous: Vec<u32> = (0..n).map(|i| i.wrapping_sub(1)).collect();
         let rank = |symbols: &[u32], at: u32, after: u32| {
             self.get(symbols[at as usize], symbols[after as usize]).rank
         };
@@ -121,11 +121,11 @@ impl Merges {
             (symbols[left], symbols[after as usize]) = (slot.id, GONE);
             next[left] = next[after as usize];
             if next[left] < n {
-                before[next[left] as usize] = at;
+                previous[next[left] as usize] = at;
                 queue.push(rank(symbols, at, next[left]), at);
             }
-            if before[left] < n {
-                queue.push(rank(symbols, before[left], at), before[left]);
+            if previous[left] < n {
+                queue.push(rank(symbols, previous[left], at), previous[left]);
             }
         }
         ids.retain(|id| *id != GONE);
@@ -133,15 +133,15 @@ impl Merges {
 }
 
 /// Pairs that may be merged, as (rank, position of the left one), taken in this order. Positions of a
-/// rank come nearly sorted, so that each is moved once and no heap of all is made.
+/// rank are added nearly sorted, so each is moved once and no heap of all is needed.
 #[derive(Default)]
 struct Candidates {
-    /// Those of ranks above the present one, in the order in which they came.
+    /// Candidates of ranks above the present one, in the order in which they were added.
     later: BTreeMap<u32, Vec<u32>>,
-    /// Those of the present rank, last first.
+    /// Candidates of the present rank, last first.
     rank: u32,
     now: Vec<u32>,
-    /// Those that came after the present rank's turn: none, where a token is learned after its parts.
+    /// Candidates of ranks already passed: none if every token is learned after its parts.
     early: BinaryHeap<Reverse<(u32, u32)>>,
 }
 
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
     use base::rng;
 
-    /// As the definition has it: the lowest rank, and of it the leftmost, again and again.
+    /// Merges by the definition: repeatedly the leftmost pair of the lowest rank.
     fn by_definition(merges: &Merges, ids: &mut Vec<u32>) {
         let rank = |ids: &[u32], at: usize| merges.get(ids[at], ids[at + 1]).rank;
         loop {

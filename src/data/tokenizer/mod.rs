@@ -36,7 +36,7 @@ use hugging_face::HfTokenizer;
 use merges::Merges;
 use pre_tokenizer::PreTokenizer;
 
-/// A vocabulary with its rules. Immutable; threads share one and each make their own `Encoder`.
+/// Vocabulary with its rules. Immutable; threads share it and have an `Encoder` each.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     /// Ids are below this.
@@ -50,7 +50,7 @@ pub struct Tokenizer {
 #[derive(Clone, Debug)]
 enum Rules {
     Bpe(Box<Bpe>),
-    /// Anything else, left to Hugging Face's own crate.
+    /// All others, by Hugging Face's crate.
     #[cfg(feature = "tokenizers")]
     HuggingFace(HfTokenizer),
 }
@@ -60,36 +60,36 @@ enum Rules {
 struct Bpe {
     /// Bytes of every id; None for unused ids.
     bytes: Vec<Option<Box<[u8]>>>,
-    /// The id of each single byte.
-    of_byte: [u32; 256],
+    /// Id of each single byte.
+    byte_ids: [u32; 256],
     merges: Merges,
     pre_tokenizer: PreTokenizer,
-    /// A space is put before text that does not start with one.
+    /// Whether a space is put before text that does not start with one.
     prefix_space: bool,
-    /// A piece that is a token as a whole is not merged up but taken.
+    /// Ids of whole tokens, if a piece that is a token is not merged byte by byte (`ignore_merges`).
     whole_pieces: Option<HashMap<Box<[u8]>, u32>>,
 }
 
 impl Tokenizer {
     /// Reads a Hugging Face `tokenizer.json`, or a folder with one, or with GPT-2's `vocab.json`
-    /// and `merges.txt`. What is not byte-level BPE with a known pattern is left to Hugging Face's
-    /// crate. Mistakes in the files are `Problems`.
+    /// and `merges.txt`. Hugging Face's crate reads all but byte-level BPE with a known pattern.
+    /// Mistakes in the files are `Problems`.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         json::load(path)
     }
 
-    /// The tokenizer that a user names: a path, or `bytes`.
+    /// Tokenizer that a user names: a path, or `bytes`.
     pub fn named(path: &Path) -> Result<Tokenizer> {
         if path == Path::new(BYTES) { Ok(Tokenizer::byte_level()) } else { Tokenizer::load(path) }
     }
 
-    /// Each byte its own token, and 256 the end of a document.
+    /// Tokenizer whose tokens are the bytes; 256 ends a document.
     pub fn byte_level() -> Tokenizer {
         let mut bytes: Vec<_> = (0..=255).map(|byte: u8| Some([byte].into())).collect();
         bytes.push(Some(END_OF_TEXT.as_bytes().into()));
         let rules = Rules::Bpe(Box::new(Bpe {
             bytes,
-            of_byte: std::array::from_fn(|byte| byte as u32),
+            byte_ids: std::array::from_fn(|byte| byte as u32),
             merges: Merges::new(&[]),
             pre_tokenizer: PreTokenizer::Whole,
             prefix_space: false,
@@ -104,7 +104,7 @@ impl Tokenizer {
         self.vocab
     }
 
-    /// Whether it is read by gptrain's own code; Hugging Face's is ten times slower.
+    /// Whether gptrain's own code encodes; Hugging Face's is ten times slower.
     pub fn is_fast(&self) -> bool {
         matches!(self.rules, Rules::Bpe(_))
     }
@@ -119,12 +119,12 @@ impl Tokenizer {
         }
     }
 
-    /// The token that ends a document.
+    /// Token that ends a document.
     pub fn eod(&self) -> Option<u32> {
         self.eod
     }
 
-    /// The id of a special token by its content.
+    /// Id of a special token by its content.
     pub fn special(&self, content: &str) -> Option<u32> {
         self.special.iter().find(|(name, _)| name == content).map(|(_, id)| *id)
     }
@@ -134,8 +134,8 @@ impl Tokenizer {
         &self.special
     }
 
-    /// The ids of a text. Special tokens spelled out in it are ordinary text. What a Hugging Face
-    /// tokenizer has no tokens for is left out.
+    /// Ids of a text. Special tokens spelled out in it are ordinary text. Empty if a Hugging
+    /// Face tokenizer cannot encode the text.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
         Encoder::small(self).encode(text, &mut ids).ok();
@@ -151,7 +151,7 @@ impl Tokenizer {
         }
     }
 
-    /// The exact bytes of some ids (of a Hugging Face tokenizer: those of the decoded text).
+    /// Exact bytes of ids (of a Hugging Face tokenizer: those of the decoded text).
     pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
         let bpe = match &self.rules {
             Rules::Bpe(bpe) => bpe,
@@ -169,7 +169,7 @@ impl Tokenizer {
     }
 }
 
-/// The name of the tokenizer that needs no file.
+/// Name of the tokenizer that needs no file.
 pub const BYTES: &str = "bytes";
 
 /// GPT-2's name for the end of a document.

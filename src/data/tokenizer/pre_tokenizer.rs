@@ -1,5 +1,5 @@
-//! Cutting text into the pieces that are encoded one by one, by hand-written equivalents of the
-//! regular expressions tokenizers are defined by.
+//! Cuts text into the pieces that are encoded one by one, by hand-written equivalents of the regular
+//! expressions that define tokenizers.
 
 use std::sync::LazyLock;
 
@@ -16,14 +16,14 @@ pub enum PreTokenizer {
     Bloom,
 }
 
-/// BLOOM's pattern as its tokenizer.json has it.
+/// Pattern in BLOOM's tokenizer.json.
 pub const BLOOM: &str = " ?[^(\\s|[.,!?…。，、।۔،])]+";
-/// GPT-2's, for tokenizers that spell it out instead of naming ByteLevel.
+/// Pattern of GPT-2, for tokenizers that spell it out instead of naming ByteLevel.
 pub const GPT2: &str =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 impl PreTokenizer {
-    /// The end of the piece that starts at `at`, which is a character boundary before the end.
+    /// End of the piece that starts at `at`, a character boundary before the end of the text.
     #[inline]
     pub fn end(self, text: &str, at: usize) -> usize {
         match self {
@@ -44,7 +44,7 @@ enum Kind {
     Space,
 }
 
-/// The kind of every character, a megabyte once per process.
+/// Kind of every character: 1 MB, computed once per process.
 static KINDS: LazyLock<Box<[Kind]>> = LazyLock::new(|| {
     let mut kinds = vec![Kind::Other; char::MAX as usize + 1];
     for (pattern, kind) in
@@ -59,7 +59,7 @@ static KINDS: LazyLock<Box<[Kind]>> = LazyLock::new(|| {
     kinds.into()
 });
 
-/// The kinds of ASCII, without the detour through `KINDS`.
+/// Kinds of ASCII characters, so that `KINDS` is not needed for them.
 static ASCII: [Kind; 128] = {
     let mut kinds = [Kind::Other; 128];
     let mut byte = 0;
@@ -75,7 +75,7 @@ static ASCII: [Kind; 128] = {
     kinds
 };
 
-/// The kind and the width of the character at `at`.
+/// Kind and width of the character at `at`.
 #[inline(always)]
 fn kind(text: &str, at: usize) -> (Kind, usize) {
     let byte = text.as_bytes()[at];

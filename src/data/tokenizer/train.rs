@@ -1,5 +1,6 @@
-//! Training byte-level BPE: from single bytes, the pair that occurs most often becomes a token, and
-//! so on. Rule, order and ties are Hugging Face's `BpeTrainer`'s with the byte-level alphabet.
+//! Training of byte-level BPE: starts from single bytes and repeatedly makes a token of the most
+//! frequent pair. Rule, order and ties are those of Hugging Face's `BpeTrainer` with the byte-level
+//! alphabet.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BinaryHeap, HashMap, HashSet};
@@ -14,7 +15,7 @@ use base::{Count, Problems};
 pub struct Training {
     /// Number of ids: special tokens, 256 bytes, and one for each merge.
     pub vocab: usize,
-    /// Pairs seen less often are not merged.
+    /// Minimum occurrences of a merged pair.
     pub min_frequency: u64,
     /// Ids 0, 1, …; text never encodes to them.
     pub special: Vec<String>,
@@ -46,14 +47,14 @@ impl Trainer {
         }
     }
 
-    /// Takes over another thread's counts.
+    /// Adds another thread's counts.
     pub fn add(&mut self, other: Trainer) {
         for (piece, count) in other.counts {
             *self.counts.entry(piece).or_default() += count;
         }
     }
 
-    /// Different pieces seen so far.
+    /// Number of different pieces.
     pub fn pieces(&self) -> usize {
         self.counts.len()
     }
@@ -70,7 +71,7 @@ impl Trainer {
             let what = format!("a vocabulary of {} ids", training.vocab);
             let remedy = format!(
                 "ask for at least {least}: 256 bytes and {}",
-                Count(training.special.len() as u64).of("special token")
+                Count(training.special.len() as u64).with_noun("special token")
             );
             return Err(Problems::one("--vocab", what, remedy));
         }
@@ -84,7 +85,7 @@ impl Trainer {
 
 type Pair = (u32, u32);
 
-/// A pair that may be merged next. The heap's greatest is the most frequent, then the lowest pair.
+/// Pair that may be merged next. The greatest is the most frequent; of equals, the lowest pair.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     count: u64,
@@ -92,13 +93,13 @@ struct Candidate {
 }
 
 struct Learner {
-    /// The ids of each piece, and how often it occurs.
+    /// Ids of each piece, and its number of occurrences.
     words: Vec<(Vec<u32>, u64)>,
     tokens: Vec<Box<[u8]>>,
     ids: HashMap<Box<[u8]>, u32>,
     merges: Vec<Pair>,
     counts: HashMap<Pair, i64>,
-    /// Words each pair occurs in, or once did.
+    /// Words in which each pair occurs or occurred.
     places: HashMap<Pair, HashSet<u32>>,
     queue: BinaryHeap<Candidate>,
 }
@@ -110,15 +111,15 @@ impl Learner {
         let mut alphabet: Vec<u8> = (0..=255).collect();
         alphabet.sort_by_key(|byte| spell(*byte)); // Hugging Face's order
         let first = tokens.len();
-        let mut of_byte = [0; 256];
+        let mut byte_ids = [0; 256];
         for (i, byte) in alphabet.iter().enumerate() {
-            of_byte[*byte as usize] = (first + i) as u32;
+            byte_ids[*byte as usize] = (first + i) as u32;
             tokens.push([*byte].into());
         }
         let ids = tokens.iter().cloned().zip(0..).skip(first).collect();
         let mut words: Vec<(Vec<u32>, u64)> = counts
             .into_iter()
-            .map(|(piece, n)| (piece.iter().map(|byte| of_byte[*byte as usize]).collect(), n))
+            .map(|(piece, n)| (piece.iter().map(|byte| byte_ids[*byte as usize]).collect(), n))
             .collect();
         words.sort_unstable(); // so that two runs do the same work
         let (counts, places, queue) = Default::default();
@@ -148,7 +149,7 @@ impl Learner {
             let pair = pair.0;
             let now = self.counts[&pair].max(0) as u64;
             if now != count {
-                // The count fell since it was queued: back in line with the right one.
+                // The count fell since the pair was queued: queue it again with the new count.
                 self.queue.push(Candidate { count: now, pair: std::cmp::Reverse(pair) });
                 continue;
             }
@@ -162,7 +163,7 @@ impl Learner {
         }
     }
 
-    /// The id of two tokens joined; two pairs can make the same token.
+    /// Id of two tokens joined; two pairs can make the same token.
     fn token(&mut self, pair: Pair) -> u32 {
         let (left, right) = (&self.tokens[pair.0 as usize], &self.tokens[pair.1 as usize]);
         let joined: Box<[u8]> = [&left[..], &right[..]].concat().into();
@@ -198,7 +199,7 @@ impl Learner {
     }
 }
 
-/// Merges a pair everywhere in one word; returns how often each neighbouring pair came or went.
+/// Merges a pair everywhere in one word; returns the change of each neighbouring pair's count.
 fn merge_word(ids: &mut Vec<u32>, pair: Pair, id: u32) -> Vec<(Pair, i64)> {
     let mut changes = Vec::new();
     let (mut at, mut kept) = (0, 0);

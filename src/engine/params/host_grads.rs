@@ -41,11 +41,11 @@ pub struct HostGrads {
     norms: Norms,
     micros: Cell<usize>,
     /// Micro-batches that the sums on the host include.
-    landed: Vec<Cell<usize>>,
+    stored: Vec<Cell<usize>>,
     /// Bucket whose sums each buffer holds or is receiving.
     holds: [Cell<Option<usize>>; 3],
-    coming: RefCell<Vec<Option<Transfer>>>,
-    going: RefCell<Vec<Option<Transfer>>>,
+    fetches: RefCell<Vec<Option<Transfer>>>,
+    stores: RefCell<Vec<Option<Transfer>>>,
 }
 
 impl HostGrads {
@@ -54,75 +54,81 @@ impl HostGrads {
         HostGrads {
             norms,
             micros: Cell::new(0),
-            landed: buckets.iter().map(|_| Cell::new(0)).collect(),
+            stored: buckets.iter().map(|_| Cell::new(0)).collect(),
             holds: Default::default(),
-            coming: RefCell::new(none()),
-            going: RefCell::new(none()),
+            fetches: RefCell::new(none()),
+            stores: RefCell::new(none()),
         }
     }
 
     pub fn begin_step(&self, micros: usize) {
         self.micros.set(micros);
-        self.landed.iter().for_each(|landed| landed.set(0));
+        self.stored.iter().for_each(|stored| stored.set(0));
         self.holds.iter().for_each(|holds| holds.set(None));
     }
 
     /// Prepares the buffer of a block for its backward, and starts the fetch for the next block. No
     /// reduction may be running in the buffer.
-    pub fn open(&self, params: &ShardedParams, number: usize) {
+    pub fn prepare(&self, params: &ShardedParams, number: usize) {
         let bucket = &params.buckets[number];
         if bucket.host_grads.is_none() {
             return;
         }
-        self.begin(params, number);
-        self.join(params.be, &self.coming, number);
+        self.begin_fetch(params, number);
+        self.join(params.be, &self.fetches, number);
         self.holds[number % 3].set(None);
-        if params.level >= 2 || self.landed[number].get() == 0 {
+        if params.level >= 2 || self.stored[number].get() == 0 {
             params.be.run(op::Zero { x: bucket.grads });
         }
         // Copies out the gradients reduced during the previous block, during this one.
         params.accumulate_shard((number + 2) % 3);
         let next = number.checked_sub(1).filter(|b| params.buckets[*b].module == Module::Block);
         // The next block's buffer is free unless gradients are being reduced in it.
-        let free = self.landed[number].get() + 1 < self.micros.get() || !params.reduces();
+        let free = self.stored[number].get() + 1 < self.micros.get() || !params.reduces();
         if let Some(next) = next.filter(|_| params.level < 2 && free) {
-            self.begin(params, next);
+            self.begin_fetch(params, next);
         }
     }
 
     /// Starts fetching the running sums of a block into its buffer, which must be unused.
-    fn begin(&self, params: &ShardedParams, number: usize) {
+    fn begin_fetch(&self, params: &ShardedParams, number: usize) {
         let (be, holds) = (params.be, &self.holds[number % 3]);
         if holds.get() == Some(number) {
             return;
         }
         let in_buffer = (0..params.buckets.len()).filter(|other| other % 3 == number % 3);
         for other in in_buffer {
-            self.join(be, &self.coming, other);
-            self.join(be, &self.going, other);
+            self.join(be, &self.fetches, other);
+            self.join(be, &self.stores, other);
         }
         let bucket = &params.buckets[number];
-        let begun = params.level < 2 && self.landed[number].get() > 0;
-        if let Some(host) = bucket.host_grads.filter(|_| begun) {
-            self.coming.borrow_mut()[number] = Some(be.transfer(host, bucket.grads));
+        let has_sums = params.level < 2 && self.stored[number].get() > 0;
+        if let Some(host) = bucket.host_grads.filter(|_| has_sums) {
+            self.fetches.borrow_mut()[number] = Some(be.transfer(host, bucket.grads));
             holds.set(Some(number));
         }
     }
 
     /// Copies the running sums to the host. After every micro-batch but the last, at ZeRO 0 and 1.
-    pub fn leave(&self, be: &dyn Backend, number: usize, bucket: &BucketState) {
+    pub fn store_sums(&self, be: &dyn Backend, number: usize, bucket: &BucketState) {
         let Some(host) = bucket.host_grads else { return };
-        self.going.borrow_mut()[number] = Some(be.transfer(bucket.grads, host));
-        self.landed[number].set(self.landed[number].get() + 1);
+        self.stores.borrow_mut()[number] = Some(be.transfer(bucket.grads, host));
+        self.stored[number].set(self.stored[number].get() + 1);
     }
 
     /// Stores the reduced gradients of a micro-batch; `part` is their place in the block's buffer.
-    pub fn land(&self, params: &ShardedParams, number: usize, part: Tensor, last_micro: bool) {
+    pub fn store_reduced(
+        &self,
+        params: &ShardedParams,
+        number: usize,
+        part: Tensor,
+        last_micro: bool,
+    ) {
         let (be, bucket) = (params.be, &params.buckets[number]);
-        let landed = self.landed[number].get();
-        if let Some(sums) = self.norms.sums.filter(|_| landed > 0) {
+        let stored = self.stored[number].get();
+        if let Some(sums) = self.norms.sums.filter(|_| stored > 0) {
             let so_far = sums[number % 2].span(0, part.numel());
-            self.join(be, &self.going, number);
+            self.join(be, &self.stores, number);
             be.join_transfer(be.transfer(bucket.own_grads, so_far));
             be.run(op::Copy { x: so_far, y: part.add() });
         }
@@ -131,22 +137,22 @@ impl HostGrads {
                 be.run(op::SquareSums { xs: grads, y: sums.set() });
             }
         }
-        self.going.borrow_mut()[number] = Some(be.transfer(part, bucket.own_grads));
-        self.landed[number].set(landed + 1);
+        self.stores.borrow_mut()[number] = Some(be.transfer(part, bucket.own_grads));
+        self.stored[number].set(stored + 1);
     }
 
     /// Waits until all gradients are on the host.
     pub fn finish(&self, be: &dyn Backend) {
-        for transfers in [&self.coming, &self.going] {
-            let all = std::mem::take(&mut *transfers.borrow_mut());
-            *transfers.borrow_mut() = all.iter().map(|_| None).collect();
-            all.into_iter().flatten().for_each(|transfer| be.finish_transfer(transfer));
+        for transfers in [&self.fetches, &self.stores] {
+            for transfer in transfers.borrow_mut().iter_mut().filter_map(Option::take) {
+                be.finish_transfer(transfer);
+            }
         }
     }
 
     /// Orders everything enqueued from now on after the transfer of a bucket, if one is in flight.
-    fn join(&self, be: &dyn Backend, of: &RefCell<Vec<Option<Transfer>>>, number: usize) {
-        if let Some(transfer) = of.borrow_mut()[number].take() {
+    fn join(&self, be: &dyn Backend, transfers: &RefCell<Vec<Option<Transfer>>>, number: usize) {
+        if let Some(transfer) = transfers.borrow_mut()[number].take() {
             be.join_transfer(transfer);
         }
     }

@@ -14,13 +14,13 @@ mod tests;
 
 pub use host_grads::{Norms, Squares};
 pub use offload::Offload;
-pub use plan::{BucketState, OnHost, buckets, keep_codes, states};
-pub use slices::{Held, Replica, StateSlice, cut, is_whole, saved_shape};
+pub use plan::{BucketState, OffloadPlan, plan_buckets, plan_fp8_codes, plan_states};
+pub use slices::{Replica, StateRange, StateSlice, is_whole, saved_shape, slice_states};
 
 use super::groups::{Groups, model_dtype};
 use super::states::{Initial, ParamStates, StateSpec, TensorSlice};
 use base::{DType, rng};
-use comm::{Collective, Group, Pending};
+use comm::{Collective, Pending};
 use device::{Backend, Tensor, Transfer, op};
 use host_grads::HostGrads;
 use manifest::{Manifest, Model};
@@ -30,9 +30,9 @@ use std::ops::Range;
 
 /// Weights, gradients and states of one rank, on its device and in its groups.
 pub struct ShardedParams<'a> {
-    be: &'a dyn Backend,
-    groups: Groups,
-    layout: Layout,
+    pub(crate) be: &'a dyn Backend,
+    pub(crate) groups: Groups,
+    pub(crate) layout: Layout,
     model: Model,
     model_dtype: DType,
     /// ZeRO level; 0 if there is only one data-parallel rank.
@@ -44,7 +44,7 @@ pub struct ShardedParams<'a> {
     buckets: Vec<BucketState>,
     params: Vec<ParamStates>,
     /// Offloaded states.
-    offload: Option<Offload>,
+    pub(crate) offload: Option<Offload>,
     /// Gradients of blocks on the host.
     host_grads: Option<HostGrads>,
     /// Whether `Compression` reduces the gradients of blocks in this step.
@@ -61,8 +61,8 @@ struct InFlight {
     fills: Vec<Option<Transfer>>,
     /// Bucket whose own share each staging buffer holds or is receiving.
     shares: [Option<usize>; 2],
-    /// Reductions of gradients, each with its bucket.
-    reductions: Vec<(usize, Pending)>,
+    /// Reductions of gradients.
+    reductions: Vec<Pending>,
     /// Sums of gradients over tensor-parallel ranks.
     tp_sums: Vec<Pending>,
     /// Block and micro-batch whose gradients are being reduced, for each buffer that blocks share.
@@ -78,16 +78,26 @@ pub struct GatherState {
     last: usize,
 }
 
+/// Memory of a rank's parameters, as laid out.
+pub struct ParamMemory {
+    pub layout: Layout,
+    pub buckets: Vec<BucketState>,
+    pub states: Vec<ParamStates>,
+    /// Updates of the states that are on the host.
+    pub offload: Option<Offload>,
+    /// Buffers for the gradients of blocks, if those are on the host.
+    pub norms: Option<Norms>,
+}
+
 impl<'a> ShardedParams<'a> {
-    /// Assembles the parameters from their layout.
+    /// Assembles the parameters.
     pub fn new(
         be: &'a dyn Backend,
         groups: Groups,
         m: &Manifest,
-        layout: Layout,
-        buckets: Vec<BucketState>,
-        params: Vec<ParamStates>,
+        memory: ParamMemory,
     ) -> ShardedParams<'a> {
+        let ParamMemory { layout, buckets, states, offload, norms } = memory;
         let gathers = buckets.iter().map(|_| None).collect();
         let fills = buckets.iter().map(|_| None).collect();
         ShardedParams {
@@ -99,35 +109,13 @@ impl<'a> ShardedParams<'a> {
             model_dtype: model_dtype(m.precision),
             groups,
             layout,
+            host_grads: norms.map(|norms| HostGrads::new(&buckets, norms)),
             buckets,
-            params,
-            offload: None,
-            host_grads: None,
+            params: states,
+            offload,
             compressing: Cell::new(false),
             in_flight: RefCell::new(InFlight { gathers, fills, ..InFlight::default() }),
         }
-    }
-
-    /// Adds offloaded states. `norms` also puts the gradients of blocks on the host.
-    pub fn offloaded(self, offload: Option<Offload>, norms: Option<Norms>) -> ShardedParams<'a> {
-        let host_grads = norms.map(|norms| HostGrads::new(&self.buckets, norms));
-        ShardedParams { offload, host_grads, ..self }
-    }
-
-    pub fn offload(&self) -> Option<&Offload> {
-        self.offload.as_ref()
-    }
-
-    pub fn backend(&self) -> &'a dyn Backend {
-        self.be
-    }
-
-    pub fn groups(&self) -> &Groups {
-        &self.groups
-    }
-
-    pub fn layout(&self) -> &Layout {
-        &self.layout
     }
 
     /// The whole model, of which this rank may hold a part.
@@ -161,11 +149,11 @@ impl<'a> ShardedParams<'a> {
         self.init_states(seed, |state| state.extent.serves_exchange());
     }
 
-    fn init_states(&self, seed: u64, of: impl Fn(&StateSpec) -> bool) {
+    fn init_states(&self, seed: u64, selected: impl Fn(&StateSpec) -> bool) {
         let mut values = Vec::new();
         for kept in &self.params {
             let param = &kept.param;
-            for (state, range, at) in kept.states().filter(|(state, ..)| of(state)) {
+            for (state, range, at) in kept.states().filter(|(state, ..)| selected(state)) {
                 match state.init {
                     Initial::CastOf(_) => continue,
                     Initial::Zero => {
@@ -178,11 +166,11 @@ impl<'a> ShardedParams<'a> {
                     }
                     Initial::Normal => {
                         let size = [param.rows, param.cols];
-                        let here = TensorSlice { at: self.layout.tp_offset(param), size };
-                        let of = state.extent.of(here);
-                        values.resize(of.numel(), 0.0);
+                        let share = TensorSlice { at: self.layout.tp_offset(param), size };
+                        let part = state.extent.part_for(share);
+                        values.resize(part.numel(), 0.0);
                         let key = rng::key(seed, &format!("{} {}", param.name, state.name));
-                        rng::normals(key, (of.at[0] * of.size[1]) as u64, &mut values);
+                        rng::normals(key, (part.at[0] * part.size[1]) as u64, &mut values);
                     }
                 }
                 self.be.upload(bytemuck::cast_slice(&values[range]), at);
@@ -195,14 +183,14 @@ impl<'a> ShardedParams<'a> {
     fn draw(&self, param: &Param, range: Range<usize>, seed: u64, at: Tensor, to: &mut Vec<f32>) {
         const PIECE: usize = 1 << 20;
         let rows = range.start / param.cols..range.end.div_ceil(param.cols);
-        let each = (PIECE / param.cols).max(1);
-        for first in rows.clone().step_by(each) {
-            let drawn = first * param.cols..rows.end.min(first + each) * param.cols;
+        let piece_rows = (PIECE / param.cols).max(1);
+        for first in rows.clone().step_by(piece_rows) {
+            let drawn = first * param.cols..rows.end.min(first + piece_rows) * param.cols;
             to.resize(drawn.len(), 0.0);
             self.layout.init_rows(param, first, &self.model, seed, to);
-            let here = drawn.start.max(range.start)..drawn.end.min(range.end);
-            let values = &to[here.start - drawn.start..here.end - drawn.start];
-            let part = at.span(here.start - range.start, here.len());
+            let used = drawn.start.max(range.start)..drawn.end.min(range.end);
+            let values = &to[used.start - drawn.start..used.end - drawn.start];
+            let part = at.span(used.start - range.start, used.len());
             self.be.upload(bytemuck::cast_slice(values), part);
         }
     }
@@ -241,15 +229,19 @@ impl<'a> ShardedParams<'a> {
 
     /// Starts a step of `micros` micro-batches with gradients of zero.
     pub fn begin_step(&self, micros: usize) {
-        self.host_grads.iter().for_each(|host| host.begin_step(micros));
+        if let Some(host) = &self.host_grads {
+            host.begin_step(micros);
+        }
         // Buffers shared by blocks are prepared when a block starts to use them.
-        let own = |number: &usize| self.window(*number).is_none();
-        for number in (0..self.buckets.len()).filter(own) {
-            self.buckets[number]
-                .grads_by_name
-                .zeroed
-                .iter()
-                .for_each(|x| self.be.run(op::Zero { x: *x }));
+        for number in (0..self.buckets.len()).filter(|number| self.window(*number).is_none()) {
+            self.zero_sums(&self.buckets[number]);
+        }
+    }
+
+    /// Zeroes the gradients that ops add to from the first micro-batch on.
+    fn zero_sums(&self, bucket: &BucketState) {
+        for x in &bucket.grads_by_name.zeroed {
+            self.be.run(op::Zero { x: *x });
         }
     }
 
@@ -266,9 +258,10 @@ impl<'a> ShardedParams<'a> {
 
     /// Range of a bucket's model weights that exist between two steps, and their memory.
     pub fn present_weights(&self, kept: &BucketState, bucket: &Bucket) -> (Range<usize>, Tensor) {
-        match kept.windowed {
-            true => (kept.own.clone(), kept.own_weights),
-            false => (bucket.range.clone(), kept.weights),
+        if kept.windowed {
+            (kept.own.clone(), kept.own_weights)
+        } else {
+            (bucket.range.clone(), kept.weights)
         }
     }
 
@@ -290,7 +283,7 @@ impl<'a> ShardedParams<'a> {
         in_flight.shares = [None; 2];
         for (number, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 && !bucket.windowed {
-                in_flight.gathers[number] = Some(self.group(number).begin(bucket.gather()));
+                in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
             }
         }
     }
@@ -298,8 +291,8 @@ impl<'a> ShardedParams<'a> {
     /// Waits for every gather, after which weights can be read.
     pub fn wait_gathers(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        for (number, pending) in in_flight.gathers.iter_mut().enumerate() {
-            pending.take().into_iter().for_each(|pending| self.group(number).finish(pending));
+        for pending in in_flight.gathers.iter_mut().filter_map(Option::take) {
+            self.groups.gradients.finish(pending);
         }
     }
 
@@ -325,7 +318,7 @@ impl<'a> ShardedParams<'a> {
                 if matches!(bucket.module, Module::Embed | Module::TiedCopy) {
                     self.groups
                         .embedding
-                        .all_reduce(bucket.grads_by_name.begun[Weight::TokenEmbed]);
+                        .all_reduce(bucket.grads_by_name.accumulate[Weight::TokenEmbed]);
                     self.begin_reduction(number, MicroBatch { first: false, last: true });
                 }
             }
@@ -340,12 +333,12 @@ impl<'a> ShardedParams<'a> {
         let sums = in_flight.tp_sums.drain(..);
         sums.for_each(|pending| self.groups.tp_async.finish(pending));
         let reductions = in_flight.reductions.drain(..);
-        reductions.for_each(|(number, pending)| self.group(number).finish(pending));
+        reductions.for_each(|pending| self.groups.gradients.finish(pending));
     }
 
     /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
     /// they start, so the sums over tensor-parallel ranks precede those over replicas.
-    fn begin_reduction(&self, number: usize, at: MicroBatch) {
+    fn begin_reduction(&self, number: usize, micro: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
         let tp_async = &self.groups.tp_async;
@@ -355,20 +348,15 @@ impl<'a> ShardedParams<'a> {
         if self.compressing.get() && bucket.module == Module::Block {
             return;
         }
-        let part = bucket.scattered_grads(layout.range.start);
-        let pending = self.group(number).begin(match self.level {
+        let part = bucket.own_part(bucket.grads, layout.range.start);
+        let pending = self.groups.gradients.begin(match self.level {
             0 => Collective::AllReduce(bucket.grads),
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
         match self.window(number) {
-            Some(window) => in_flight.scattering[window] = Some((number, at, pending)),
-            None => in_flight.reductions.push((number, pending)),
+            Some(window) => in_flight.scattering[window] = Some((number, micro, pending)),
+            None => in_flight.reductions.push(pending),
         }
-    }
-
-    /// Group that gathers the weights of a bucket and reduces its gradients.
-    fn group(&self, number: usize) -> &dyn Group {
-        self.groups.of_module(self.buckets[number].module)
     }
 
     /// Whether gradients are reduced over replicas.
@@ -386,20 +374,21 @@ impl<'a> ShardedParams<'a> {
     /// Waits for the reduction in a shared buffer, and adds its result to the block's own share.
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
-        let Some((number, at, pending)) = reduced else { return };
-        self.group(number).finish(pending);
+        let Some((number, micro, pending)) = reduced else { return };
+        self.groups.gradients.finish(pending);
         let bucket = &self.buckets[number];
-        let part = bucket.scattered_grads(self.layout.buckets[number].range.start);
+        let part = bucket.own_part(bucket.grads, self.layout.buckets[number].range.start);
         match &self.host_grads {
             None => {
                 let own = bucket.own_grads;
-                self.be.run(op::Copy { x: part, y: if at.first { own.set() } else { own.add() } });
-                bucket.grads_by_name.zeroed.iter().for_each(|x| self.be.run(op::Zero { x: *x }));
+                self.be
+                    .run(op::Copy { x: part, y: if micro.first { own.set() } else { own.add() } });
+                self.zero_sums(bucket);
             }
             Some(host) => {
                 let sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
                 sums.into_iter().for_each(|pending| self.groups.tp_async.finish(pending));
-                host.land(self, number, part, at.last);
+                host.store_reduced(self, number, part, micro.last);
             }
         }
     }
@@ -411,7 +400,9 @@ impl<'a> ShardedParams<'a> {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let fills = in_flight.fills.iter_mut().filter_map(Option::take);
         fills.for_each(|fill| self.be.finish_transfer(fill));
-        self.host_grads.iter().for_each(|host| host.finish(self.be));
+        if let Some(host) = &self.host_grads {
+            host.finish(self.be);
+        }
     }
 }
 
@@ -428,7 +419,7 @@ impl ParamStore for ShardedParams<'_> {
         if bucket.windowed {
             self.gather_block(number);
         } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
-            self.group(number).finish(pending);
+            self.groups.gradients.finish(pending);
         }
         &bucket.weights_by_name
     }
@@ -438,25 +429,24 @@ impl ParamStore for ShardedParams<'_> {
             self.accumulate_shard(window);
         }
         if let Some(host) = &self.host_grads {
-            host.open(self, number);
+            host.prepare(self, number);
         }
         let bucket = &self.buckets[number];
-        match first_micro || self.scatters(bucket) {
-            true => &bucket.grads_by_name.fresh,
-            false => &bucket.grads_by_name.begun,
-        }
+        let first = first_micro || self.scatters(bucket);
+        let grads = &bucket.grads_by_name;
+        if first { &grads.overwrite } else { &grads.accumulate }
     }
 
-    fn grads_done(&self, number: usize, at: MicroBatch) {
+    fn grads_done(&self, number: usize, micro: MicroBatch) {
         let bucket = &self.buckets[number];
         let later = self.tied && bucket.module == Module::Embed; // `finish_grads` reduces it
-        if (at.last || self.scatters(bucket)) && !later {
-            self.begin_reduction(number, at);
+        if (micro.last || self.scatters(bucket)) && !later {
+            self.begin_reduction(number, micro);
             if let Some(window) = self.window(number).filter(|_| !self.reduces()) {
                 self.accumulate_shard(window);
             }
         } else if let Some(host) = &self.host_grads {
-            host.leave(self.be, number, bucket);
+            host.store_sums(self.be, number, bucket);
         }
     }
 }

@@ -7,11 +7,11 @@
 
 use super::plan::BucketState;
 use crate::arenas::Arenas;
-use crate::masters::Masters;
+use crate::masters::MasterWindows;
 use crate::rule::{OptimizerRule, Step};
 use crate::states::{ParamStates, StateSpec};
 use base::DType;
-use device::{Arena, Backend, Home, Tensor, op};
+use device::{Arena, Backend, Home, Tensor, Transfer, op};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub struct Offload {
     updates: Tensor,
     pieces: Vec<Piece>,
     /// Windows of a rule that updates on the device; `pieces` is then empty.
-    masters: Option<Masters>,
+    masters: Option<MasterWindows>,
 }
 
 /// Part of a bucket that this rank updates.
@@ -51,18 +51,20 @@ impl Offload {
         size: usize,
         staging: &Arena,
     ) -> Offload {
-        let of = |bucket: usize| -> Vec<&ParamStates> {
+        let states_of = |bucket: usize| -> Vec<&ParamStates> {
             states.iter().filter(|kept| kept.param.bucket == bucket).collect()
         };
         let ranges: Vec<(usize, Range<usize>)> = (0..buckets.len())
-            .flat_map(|i| cuts(&buckets[i].own, &of(i), size).map(move |range| (i, range)))
+            .flat_map(|i| {
+                piece_ranges(&buckets[i].own, &states_of(i), size).map(move |range| (i, range))
+            })
             .collect();
         let longest = ranges.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
         let buffer = |dtype| staging.matrix(1, longest, dtype);
         let buffers = [0; BUFFERS].map(|_| [buffer(model), buffer(DType::F32)]);
         let piece = |(i, (number, range)): (usize, (usize, Range<usize>))| {
             let staged = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
-            Piece::of(&buckets[number], &of(number), range, staged)
+            Piece::new(&buckets[number], &states_of(number), range, staged)
         };
         Offload {
             scalars: staging.matrix(1, 3, DType::F32),
@@ -72,11 +74,11 @@ impl Offload {
         }
     }
 
-    /// Plan for a rule that needs global sums (`OptimizerRule::sums_up`).
-    pub fn to_device(masters: Masters, at: &Arenas) -> Offload {
+    /// Plan for a rule that needs global sums (`OptimizerRule::needs_global_sums`).
+    pub fn on_device(masters: MasterWindows, arenas: &Arenas) -> Offload {
         Offload {
-            scalars: at.staging.matrix(1, 3, DType::F32),
-            updates: at.staging.matrix(1, 1, DType::I64),
+            scalars: arenas.staging.matrix(1, 3, DType::F32),
+            updates: arenas.staging.matrix(1, 1, DType::I64),
             pieces: Vec::new(),
             masters: Some(masters),
         }
@@ -85,9 +87,10 @@ impl Offload {
     /// Applies the rule to `params`. `step` is the device's, with the rule's numbers on the device.
     pub fn update(&self, step: &Step, rule: &dyn OptimizerRule, params: &[ParamStates]) {
         let be = step.be;
-        let small = [(step.scalars, self.scalars), (step.updates, self.updates)];
-        let small = small.map(|(from, to)| be.transfer(from, to));
-        small.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+        let copies = [(step.scalars, self.scalars), (step.updates, self.updates)];
+        for transfer in copies.map(|(from, to)| be.transfer(from, to)) {
+            be.finish_transfer(transfer);
+        }
         if self.skips(be) {
             return; // The rule wrote no staged weight, so none may be copied back.
         }
@@ -96,7 +99,7 @@ impl Offload {
         }
         let (scalars, updates) = (self.scalars, self.updates);
         let step = Step { be: be.host(), scalars, updates, ..*step };
-        self.each(be, true, |piece| rule.update(&step, &piece.params));
+        self.for_each_piece(be, true, |piece| rule.update(&step, &piece.params));
     }
 
     /// Whether the factor copied to the host says that the step is skipped.
@@ -109,39 +112,44 @@ impl Offload {
     /// Rounds the master weights of `params` into the model weights.
     pub fn cast(&self, be: &dyn Backend, params: &[ParamStates]) {
         if let Some(masters) = &self.masters {
-            return masters.each(be, params, true, &mut |_, piece| piece.cast(be));
+            return masters.for_each_piece(be, params, true, &mut |_, piece| piece.cast(be));
         }
-        self.each(be, false, |piece| piece.params.iter().for_each(|kept| kept.cast(be.host())));
+        self.for_each_piece(be, false, |piece| {
+            piece.params.iter().for_each(|kept| kept.cast(be.host()))
+        });
     }
 
-    /// Runs `pass` on each piece in order, with its gradients on the host if `grads`. On return the
+    /// Runs `work` on each piece in order, with its gradients on the host if `grads`. On return the
     /// copies of the weights to the device may still be in flight.
-    fn each(&self, be: &dyn Backend, grads: bool, pass: impl Fn(&Piece)) {
+    fn for_each_piece(&self, be: &dyn Backend, grads: bool, work: impl Fn(&Piece)) {
         let fetch = |piece: &Piece| {
             let grads = piece.grads.filter(|_| grads);
             grads.map(|from| be.transfer(from, piece.staged_grads))
         };
-        let mut coming: VecDeque<_> = self.pieces.iter().take(BUFFERS).map(fetch).collect();
-        let mut going = VecDeque::new();
+        let finish = |transfer: Option<Transfer>| {
+            if let Some(transfer) = transfer {
+                be.finish_transfer(transfer);
+            }
+        };
+        let mut fetches: VecDeque<_> = self.pieces.iter().take(BUFFERS).map(fetch).collect();
+        let mut stores = VecDeque::new();
         for (i, piece) in self.pieces.iter().enumerate() {
-            let arriving = coming.pop_front().flatten();
-            arriving.into_iter().for_each(|transfer| be.finish_transfer(transfer));
-            if going.len() == BUFFERS {
-                let sent: Option<_> = going.pop_front().flatten();
-                sent.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+            finish(fetches.pop_front().flatten());
+            if stores.len() == BUFFERS {
+                finish(stores.pop_front().flatten());
             }
             piece.pad(be.host());
-            pass(piece);
-            going.push_back(piece.weights.map(|to| be.transfer(piece.staged_weights, to)));
-            coming.extend(self.pieces.get(i + BUFFERS).map(fetch));
+            work(piece);
+            stores.push_back(piece.weights.map(|to| be.transfer(piece.staged_weights, to)));
+            fetches.extend(self.pieces.get(i + BUFFERS).map(fetch));
         }
-        going.into_iter().flatten().for_each(|transfer| be.finish_transfer(transfer));
+        stores.into_iter().for_each(finish);
     }
 }
 
 /// Splits a bucket's own elements into pieces. A state that is not sharded (means of rows and
 /// columns) belongs to whole parameters, so a bucket with such a state is one piece.
-fn cuts(
+fn piece_ranges(
     own: &Range<usize>,
     kept: &[&ParamStates],
     size: usize,
@@ -153,7 +161,7 @@ fn cuts(
 }
 
 impl Piece {
-    fn of(
+    fn new(
         bucket: &BucketState,
         kept: &[&ParamStates],
         range: Range<usize>,
@@ -170,11 +178,12 @@ impl Piece {
             let offset = kept.param.offset;
             let start = (offset + kept.part.start).clamp(range.start, range.end);
             let end = (offset + kept.part.end).clamp(start, range.end);
-            let whole = len == bucket.own.len();
-            let part = match start < end {
-                true => start - offset..end - offset,
-                false if whole => kept.part.clone(),
-                false => continue,
+            let part = if start < end {
+                start - offset..end - offset
+            } else if len == bucket.own.len() {
+                kept.part.clone()
+            } else {
+                continue;
             };
             let cut = |flat: Tensor| flat.span(start - range.start, part.len());
             params.push(kept.piece(part.clone(), [cut(staged_weights), cut(staged_grads)]));
@@ -203,8 +212,8 @@ mod tests {
     use super::*;
     use crate::groups::Groups;
     use crate::masters::PIECE;
-    use crate::params::{self, OnHost};
-    use crate::rule::{self, Place};
+    use crate::params::{self, OffloadPlan};
+    use crate::rule::{Place, optimizer_rule};
     use device::cpu::Cpu;
     use manifest::{self, Manifest};
     use model::{Layout, ModelShard};
@@ -225,18 +234,20 @@ topology: {data: 2, zero: 1, offload: optimizer}
     /// padding.
     fn trained(size: usize, dp_rank: usize) -> (Vec<Vec<u8>>, usize) {
         let (m, cpu) = (manifest(), Cpu::new(Some(1)));
+        let on_host = OffloadPlan::from_manifest(&m);
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
-        let rule = rule::of(&m);
-        let lay = |at: &Arenas| {
-            let buckets = params::buckets(1, dp_rank, &layout, DType::BF16, OnHost::of(&m), at);
-            let states = params::states(&layout, &buckets, &*rule, true, at);
-            let offload = Offload::plan(&buckets, &states, DType::BF16, size, &at.staging);
-            let scalars = at.inputs.matrix(1, 3, DType::F32);
-            (buckets, states, offload, scalars, at.inputs.matrix(1, 1, DType::I64))
+        let rule = optimizer_rule(&m);
+        let lay_out = |arenas: &Arenas| {
+            let buckets = params::plan_buckets(1, dp_rank, &layout, DType::BF16, on_host, arenas);
+            let states = params::plan_states(&layout, &buckets, &*rule, true, arenas);
+            let offload = Offload::plan(&buckets, &states, DType::BF16, size, &arenas.staging);
+            let scalars = arenas.inputs.matrix(1, 3, DType::F32);
+            (buckets, states, offload, scalars, arenas.inputs.matrix(1, 1, DType::I64))
         };
         let measured = Arenas::measuring();
-        lay(&measured);
-        let (buckets, states, offload, scalars, updates) = lay(&measured.reserve(&cpu).unwrap());
+        lay_out(&measured);
+        let (buckets, states, offload, scalars, updates) =
+            lay_out(&measured.reserve(&cpu).unwrap());
         for bucket in &buckets {
             let grads: Vec<f32> = bucket.own.clone().map(|i| (i as f32 * 0.37).sin()).collect();
             cpu.upload(bytemuck::cast_slice(&grads), bucket.own_grads);

@@ -27,20 +27,20 @@ use std::ops::Range;
 
 /// Parts of a rank's memory that are on the host.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OnHost {
+pub struct OffloadPlan {
     pub weights: bool,
     /// Gradients of blocks, except while they are computed.
     pub grads: bool,
     pub states: bool,
 }
 
-impl OnHost {
+impl OffloadPlan {
     /// Resolves the manifest's offload settings. Gradients stay on the device if the manifest
     /// leaves it open.
-    pub fn of(m: &Manifest) -> OnHost {
+    pub fn from_manifest(m: &Manifest) -> OffloadPlan {
         let offload = m.topology.offload;
         let states = offload.what != OffloadWhat::None;
-        OnHost {
+        OffloadPlan {
             weights: offload.what == OffloadWhat::Full,
             grads: states && offload.gradients == GradientHome::Host,
             states,
@@ -76,9 +76,9 @@ pub struct BucketState {
 /// A bucket's gradients by parameter, as backward writes them.
 pub struct GradsByName {
     /// Views to accumulate into, after an earlier micro-batch.
-    pub begun: Params,
+    pub accumulate: Params,
     /// Views for the first micro-batch: matrix products of blocks overwrite.
-    pub fresh: Params,
+    pub overwrite: Params,
     /// Tensors to zero before the first micro-batch.
     pub zeroed: Vec<Tensor>,
 }
@@ -87,11 +87,13 @@ impl GradsByName {
     /// Views of a bucket's `grads`. With `overwrites`, matrix products overwrite in the first
     /// micro-batch; otherwise everything accumulates.
     fn new(bucket: &Bucket, grads: Tensor, overwrites: bool) -> GradsByName {
-        let begun = Params::new(bucket, grads);
-        match overwrites {
-            true => GradsByName { fresh: begun.fresh(), begun, zeroed: sums_of_ops(bucket, grads) },
-            false => GradsByName { fresh: begun.clone(), begun, zeroed: vec![grads] },
-        }
+        let accumulate = Params::new(bucket, grads);
+        let (overwrite, zeroed) = if overwrites {
+            (accumulate.fresh(), sums_of_ops(bucket, grads))
+        } else {
+            (accumulate.clone(), vec![grads])
+        };
+        GradsByName { accumulate, overwrite, zeroed }
     }
 }
 
@@ -101,38 +103,34 @@ impl BucketState {
         Collective::AllGather { part: self.share.unwrap_or(self.own_weights), whole: self.weights }
     }
 
-    /// This rank's share of the whole weights, for a bucket that starts at `start`.
-    pub fn own_window(&self, start: usize) -> Tensor {
-        self.weights.span(self.own.start - start, self.own.len())
-    }
-
-    /// Destination of this rank's shard in a reduce-scatter, for a bucket that starts at `start`.
-    pub fn scattered_grads(&self, start: usize) -> Tensor {
-        self.grads.span(self.own.start - start, self.own.len())
+    /// This rank's share of `whole`, weights or gradients, for a bucket that starts at `start`. It is the
+    /// destination of a reduce-scatter.
+    pub fn own_part(&self, whole: Tensor, start: usize) -> Tensor {
+        whole.span(self.own.start - start, self.own.len())
     }
 }
 
 /// Lays out the buckets of data-parallel rank `dp_rank`.
-pub fn buckets(
+pub fn plan_buckets(
     level: u8,
     dp_rank: usize,
     layout: &Layout,
     model: DType,
-    on_host: OnHost,
-    at: &Arenas,
+    on_host: OffloadPlan,
+    arenas: &Arenas,
 ) -> Vec<BucketState> {
     let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
     let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
     let large = |bucket: &Bucket| bucket.params.iter().any(|param| param.spec.vocab);
     let gathered = (level == 3 || on_host.weights)
-        .then(|| [buffer(&at.weights, model), buffer(&at.weights, model)]);
+        .then(|| [buffer(&arenas.weights, model), buffer(&arenas.weights, model)]);
     let longest_share = longest / layout.shard.dp.max(1);
-    let share = || at.weights.matrix(1, longest_share, model);
+    let share = || arenas.weights.matrix(1, longest_share, model);
     let shares = (on_host.weights && level > 0).then(|| [share(), share()]);
     let windows = WINDOWS[usize::from(on_host.grads)];
-    let reduced = || (0..windows).map(|_| buffer(&at.grads, DType::F32)).collect::<Vec<_>>();
+    let reduced = || (0..windows).map(|_| buffer(&arenas.grads, DType::F32)).collect::<Vec<_>>();
     let reduced = (level >= 2 || on_host.grads).then(reduced);
-    let lay = |(i, bucket): (usize, &Bucket)| {
+    let plan = |(i, bucket): (usize, &Bucket)| {
         let len = bucket.range.len();
         let block = bucket.module == Module::Block;
         let own = match level {
@@ -143,25 +141,27 @@ pub fn buckets(
         let windowed = gathered.is_some() && (block || on_host.weights && large(bucket));
         let weights = match &gathered {
             Some(buffers) if windowed => buffers[i % 2].span(0, len),
-            _ => at.weights.matrix(1, len, model),
+            _ => arenas.weights.matrix(1, len, model),
         };
         let grads = match &reduced {
             Some(buffers) if block => buffers[i % windows].span(0, len),
-            _ => at.grads.matrix(1, len, DType::F32),
+            _ => arenas.grads.matrix(1, len, DType::F32),
         };
-        let own_weights = match level == 3 {
-            _ if windowed && on_host.weights => at.host_weights.matrix(1, shard, model),
-            true => at.weights.matrix(1, shard, model),
-            false => weights.span(offset, shard),
+        let own_weights = if windowed && on_host.weights {
+            arenas.host_weights.matrix(1, shard, model)
+        } else if level == 3 {
+            arenas.weights.matrix(1, shard, model)
+        } else {
+            weights.span(offset, shard)
         };
         let share = shares.filter(|_| windowed).map(|shares| shares[i % 2].span(0, shard));
         let kept = if level >= 2 { shard } else { len };
         let host_grads =
-            (on_host.grads && block).then(|| at.host_grads.matrix(1, kept, DType::F32));
+            (on_host.grads && block).then(|| arenas.host_grads.matrix(1, kept, DType::F32));
         let own_grads = match (host_grads, level >= 2 && block) {
             (Some(own), true) => own,
             (Some(whole), false) => whole.span(offset, shard),
-            (None, true) => at.grads.matrix(1, shard, DType::F32),
+            (None, true) => arenas.grads.matrix(1, shard, DType::F32),
             (None, false) => grads.span(offset, shard),
         };
         BucketState {
@@ -179,11 +179,11 @@ pub fn buckets(
             grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
         }
     };
-    layout.buckets.iter().enumerate().map(lay).collect()
+    layout.buckets.iter().enumerate().map(plan).collect()
 }
 
 /// Lays out the fp8 state of the blocks' matrices, with or without their codes.
-pub fn keep_codes(
+pub fn plan_fp8_codes(
     buckets: &mut [BucketState],
     layout: &Layout,
     codes: bool,
@@ -205,7 +205,7 @@ fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
         match pieces.last_mut() {
             Some(piece) if sum && open => piece.end = param.range().end,
             _ if sum => pieces.push(param.range()),
-            _ => (),
+            _ => {}
         }
         open = sum;
     }
@@ -215,33 +215,30 @@ fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
 
 /// Lays out the states of every parameter of which this rank holds a part. With `offload`,
 /// offloadable states are placed on the host.
-pub fn states(
+pub fn plan_states(
     layout: &Layout,
     buckets: &[BucketState],
     rule: &dyn OptimizerRule,
     offload: bool,
-    at: &Arenas,
+    arenas: &Arenas,
 ) -> Vec<ParamStates> {
     let on_host = |spec: &StateSpec| offload && spec.offloads;
-    let mut all = Vec::new();
+    let mut states = Vec::new();
     for (bucket, kept) in layout.buckets.iter().zip(buckets) {
         for param in &bucket.params {
             let start = param.offset.clamp(kept.own.start, kept.own.end);
             let end = param.range().end.clamp(start, kept.own.end);
             let cut = |flat: Tensor| flat.span(start - kept.own.start, end - start);
-            let part = match start < end {
-                true => start - param.offset..end - param.offset,
-                false => 0..0,
-            };
+            let part = if start < end { start - param.offset..end - param.offset } else { 0..0 };
             let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
             let place = |spec: &StateSpec, len| {
-                let arena = if on_host(spec) { &at.host_states } else { &at.optimizer };
+                let arena = if on_host(spec) { &arenas.host_states } else { &arenas.optimizer };
                 arena.matrix(1, len, spec.dtype)
             };
             let tensors = [cut(kept.own_weights), cut(kept.own_grads)];
-            all.extend(ParamStates::plan(param, part, tensors, &specs, on_host, place));
+            states.extend(ParamStates::plan(param, part, tensors, &specs, on_host, place));
         }
     }
-    all
+    states
 }

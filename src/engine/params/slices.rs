@@ -6,7 +6,7 @@
 //! rectangle.
 
 use super::ShardedParams;
-use crate::states::{Extent, StateSpec, TensorSlice};
+use crate::states::{Extent, StateSpec, TensorSlice, rows_without_padding};
 use device::{Tensor, op};
 use manifest::Model;
 use model::{Layout, ModelShard, Param, ParamSpec, TpSplit};
@@ -94,14 +94,8 @@ pub fn saved_shape(param: &Param, vocab: usize) -> Vec<usize> {
     }
 }
 
-/// Rows of a rank's share without padding of the vocabulary.
-fn real_rows(layout: &Layout, param: &Param, vocab: usize) -> usize {
-    let [first, _] = layout.tp_offset(param);
-    if param.spec.vocab { vocab.saturating_sub(first).min(param.rows) } else { param.rows }
-}
-
-/// Range of a rank's share of a state, in elements, with its memory and data-parallel copy.
-pub struct Held<'a> {
+/// Elements of a state that a rank holds, with their memory and data-parallel copy.
+pub struct StateRange<'a> {
     pub param: &'a Param,
     pub state: StateSpec,
     pub range: Range<usize>,
@@ -110,24 +104,24 @@ pub struct Held<'a> {
 }
 
 /// Cuts states into rectangles of the whole model's states.
-pub fn cut<'a>(
+pub fn slice_states<'a>(
     layout: &Layout,
     model: &Model,
-    all: impl Iterator<Item = Held<'a>>,
+    ranges: impl Iterator<Item = StateRange<'a>>,
 ) -> Vec<StateSlice> {
     let whole = Layout::new(model, ModelShard::whole(model));
     let numbers: HashMap<&str, usize> =
         whole.params().enumerate().map(|(i, param)| (param.name.as_str(), i)).collect();
     let mut slices = Vec::new();
-    for Held { param, state, range, at, data } in all {
+    for StateRange { param, state, range, at, data } in ranges {
         let extent = state.extent;
         let tensor = if is_whole(param, extent) { layout.shard.tp_rank } else { 0 };
         let replica = Replica { tied: param.tied_copy, data, tensor };
         let real = TensorSlice {
             at: layout.tp_offset(param),
-            size: [real_rows(layout, param, model.vocab), param.cols],
+            size: [rows_without_padding(param, layout.shard.tp_rank, model.vocab), param.cols],
         };
-        let real = extent.of(real);
+        let real = extent.part_for(real);
         for run in runs(real.size[1], range.start..range.end.min(real.numel())) {
             let cols = real.size[1];
             let width = run.len().min(cols);
@@ -162,9 +156,9 @@ fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
     while start < end {
         let into = start % cols;
         let to = match end - start {
-            left if into > 0 => start + left.min(cols - into),
-            left if left < cols => end,
-            left => start + left / cols * cols,
+            count if into > 0 => start + count.min(cols - into),
+            count if count < cols => end,
+            count => start + count / cols * cols,
         };
         runs.push(start..to);
         start = to;
@@ -176,24 +170,24 @@ impl ShardedParams<'_> {
     /// Every state of this rank. Of the model weights, the part that it updates.
     pub fn slices(&self) -> Vec<StateSlice> {
         let replica = self.groups.gradients.rank();
-        let held = self.params.iter().flat_map(|kept| {
+        let ranges = self.params.iter().flat_map(|kept| {
             kept.states().map(move |(state, range, at)| {
                 let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
-                Held { param: &kept.param, state: *state, range, at, data }
+                StateRange { param: &kept.param, state: *state, range, at, data }
             })
         });
-        cut(&self.layout, &self.model, held)
+        slice_states(&self.layout, &self.model, ranges)
     }
 
     /// All model weights of this rank.
     pub fn model_slices(&self) -> Vec<StateSlice> {
         let state = StateSpec::model(self.model_dtype);
         let buckets = self.layout.buckets.iter().zip(&self.buckets);
-        let held = buckets.flat_map(|(bucket, kept)| {
+        let ranges = buckets.flat_map(|(bucket, kept)| {
             let (range, weights) = self.present_weights(kept, bucket);
             let whole = range.len() == bucket.range.len();
             let data = if whole { self.groups.gradients.rank() } else { 0 };
-            bucket.overlaps(range.clone()).map(move |(param, part)| Held {
+            bucket.overlaps(range.clone()).map(move |(param, part)| StateRange {
                 param,
                 state,
                 at: weights.span(part.start - range.start, part.len()),
@@ -201,7 +195,7 @@ impl ShardedParams<'_> {
                 data,
             })
         });
-        cut(&self.layout, &self.model, held)
+        slice_states(&self.layout, &self.model, ranges)
     }
 
     /// Copies rows of a slice to the host in memory order. Model weights are valid after
@@ -219,7 +213,8 @@ impl ShardedParams<'_> {
     /// Zeroes all states of the rows that pad the vocabulary, which checkpoints do not contain.
     pub fn clear_padding(&self) {
         for kept in &self.params {
-            let rows = real_rows(&self.layout, &kept.param, self.model.vocab);
+            let tp_rank = self.layout.shard.tp_rank;
+            let rows = rows_without_padding(&kept.param, tp_rank, self.model.vocab);
             for (state, range, at) in kept.states() {
                 if state.extent.serves_exchange() {
                     continue; // states of blocks, which have no padding

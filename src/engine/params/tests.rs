@@ -56,11 +56,13 @@ train: {samples: 800}
     let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
     let (cpu, log) = (Cpu::new(Some(1)), Log::default());
     let measured = Arenas::measuring();
-    buckets(level, 0, &layout, DType::BF16, OnHost::default(), &measured);
+    plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &measured);
     let arenas = measured.reserve(&cpu).unwrap();
-    let buckets = buckets(level, 0, &layout, DType::BF16, OnHost::default(), &arenas);
+    let buckets = plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &arenas);
     let groups = Groups { gradients: Box::new(log.clone()), ..Groups::solo() };
-    let params = ShardedParams::new(&cpu, groups, &m, layout, buckets, Vec::new());
+    let states = Vec::new();
+    let memory = ParamMemory { layout, buckets, states, offload: None, norms: None };
+    let params = ShardedParams::new(&cpu, groups, &m, memory);
     for block in (1..=4).rev() {
         params.weights(block);
         params.grads(block, true);
@@ -107,20 +109,23 @@ fn weights_arrive_while_the_block_before_computes() {
 #[test]
 fn the_shape_of_a_state_follows_from_its_extent() {
     let slice = TensorSlice { at: [2, 128], size: [3, 192] };
-    let of = |extent: Extent| extent.of(slice);
-    assert_eq!(of(Extent::Like), slice);
-    assert_eq!(of(Extent::Rows), TensorSlice { at: [2, 0], size: [3, 1] });
-    assert_eq!(of(Extent::Cols), TensorSlice { at: [0, 128], size: [1, 192] });
-    assert_eq!(of(Extent::PartCols(3)), TensorSlice { at: [0, 128], size: [3, 192] });
+    let part = |extent: Extent| extent.part_for(slice);
+    assert_eq!(part(Extent::Like), slice);
+    assert_eq!(part(Extent::Rows), TensorSlice { at: [2, 0], size: [3, 1] });
+    assert_eq!(part(Extent::Cols), TensorSlice { at: [0, 128], size: [1, 192] });
+    assert_eq!(part(Extent::PartCols(3)), TensorSlice { at: [0, 128], size: [3, 192] });
     assert!(Extent::PartCols(3).fits([1, 96]) && !Extent::PartCols(0).fits([1, 96]));
-    assert_eq!(of(Extent::ColBlocks(64)), TensorSlice { at: [2, 2], size: [3, 3] });
+    assert_eq!(part(Extent::ColBlocks(64)), TensorSlice { at: [2, 2], size: [3, 3] });
     assert!(Extent::ColBlocks(64).fits([1, 128]) && !Extent::ColBlocks(64).fits([1, 96]));
     assert!(!Extent::ColBlocks(0).fits([1, 96]));
     for extent in [Extent::Like, Extent::Rows, Extent::Cols, Extent::ColBlocks(64)] {
-        let part = of(extent);
-        assert_eq!(extent.of(extent.covers(part, [9, 640])), part, "{extent:?}");
-        assert_eq!(extent.around(slice), part, "{extent:?}");
+        let part = part(extent);
+        assert_eq!(extent.part_for(extent.param_part(part, [9, 640])), part, "{extent:?}");
+        assert_eq!(extent.covering_part(slice), part, "{extent:?}");
     }
     let inside = TensorSlice { at: [2, 100], size: [3, 40] };
-    assert_eq!(Extent::ColBlocks(64).around(inside), TensorSlice { at: [2, 1], size: [3, 2] });
+    assert_eq!(
+        Extent::ColBlocks(64).covering_part(inside),
+        TensorSlice { at: [2, 1], size: [3, 2] }
+    );
 }

@@ -20,29 +20,31 @@ impl ShardedParams<'_> {
         };
         if let Some(next) = after(block) {
             self.begin_window(in_flight, next);
-            after(next).into_iter().for_each(|number| self.begin_share(in_flight, number));
+            if let Some(number) = after(next) {
+                self.begin_share(in_flight, number);
+            }
         }
     }
 
     /// Starts to make a bucket whole, unless its window already holds it.
     fn begin_window(&self, in_flight: &mut InFlight, number: usize) {
-        let before = in_flight.gathered.whole[number % 2].replace(number);
-        if before == Some(number) {
+        let previous = in_flight.gathered.whole[number % 2].replace(number);
+        if previous == Some(number) {
             return;
         }
         // A prefetch into this window may still be running and must end before it is overwritten.
-        if let Some(late) = before {
-            self.finish_window(in_flight, late);
+        if let Some(unused) = previous {
+            self.finish_window(in_flight, unused);
         }
         let (bucket, start) = (&self.buckets[number], self.layout.buckets[number].range.start);
         if bucket.own_weights.home() == Home::Host && self.level == 0 {
-            let fill = self.be.transfer(bucket.own_weights, bucket.own_window(start));
+            let fill = self.be.transfer(bucket.own_weights, bucket.own_part(bucket.weights, start));
             in_flight.fills[number] = Some(fill);
             return;
         }
         self.begin_share(in_flight, number);
         self.finish_fill(in_flight, number);
-        in_flight.gathers[number] = Some(self.group(number).begin(bucket.gather()));
+        in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
     }
 
     /// Starts copying a bucket's own share from the host to the device, unless it is there. The
@@ -50,9 +52,11 @@ impl ShardedParams<'_> {
     fn begin_share(&self, in_flight: &mut InFlight, number: usize) {
         let bucket = &self.buckets[number];
         let Some(share) = bucket.share else { return };
-        let before = in_flight.shares[number % 2].replace(number);
-        if before != Some(number) {
-            before.into_iter().for_each(|unused| self.finish_fill(in_flight, unused));
+        let previous = in_flight.shares[number % 2].replace(number);
+        if previous != Some(number) {
+            if let Some(unused) = previous {
+                self.finish_fill(in_flight, unused);
+            }
             in_flight.fills[number] = Some(self.be.transfer(bucket.own_weights, share));
         }
     }
@@ -67,7 +71,7 @@ impl ShardedParams<'_> {
     fn finish_window(&self, in_flight: &mut InFlight, number: usize) {
         self.finish_fill(in_flight, number);
         if let Some(pending) = in_flight.gathers[number].take() {
-            self.group(number).finish(pending);
+            self.groups.gradients.finish(pending);
         }
     }
 }

@@ -40,7 +40,7 @@ pub struct Compression {
     buckets: Vec<CompressedBucket>,
     /// Whole gradients of this rank, and the names of their parameters.
     grads: Vec<Tensor>,
-    names: Vec<String>,
+    pub names: Vec<String>,
     /// f32 [1, 1]: Σ g² over all gradients of all ranks.
     total: Tensor,
     /// f32 [1, 2] each; the second elements are 1 / loss scale, and loss scale. NaN if a gradient
@@ -76,22 +76,22 @@ impl Compression {
         buckets: &[BucketState],
         states: &[ParamStates],
         m: &Manifest,
-        at: &Arenas,
+        arenas: &Arenas,
     ) -> Option<Compression> {
         let settings = m.topology.compression?;
         let kept: HashMap<usize, &ParamStates> =
             states.iter().map(|kept| (kept.param.offset, kept)).collect();
-        let all = || layout.buckets.iter().zip(buckets);
-        let blocks = all().filter(|(bucket, _)| bucket.module == Module::Block);
+        let pairs = || layout.buckets.iter().zip(buckets);
+        let blocks = pairs().filter(|(bucket, _)| bucket.module == Module::Block);
         // Memory that is free between the last backward and the next forward.
-        let buckets: Vec<CompressedBucket> = at.workspace.temporary(|arena| {
+        let buckets: Vec<CompressedBucket> = arenas.workspace.temporary(|arena| {
             blocks.map(|(bucket, at)| CompressedBucket::plan(bucket, at, &kept, arena)).collect()
         });
         if buckets.iter().all(|bucket| bucket.matrices.is_empty()) {
             return None;
         }
-        let params = || all().flat_map(|(b, at)| b.params.iter().map(move |p| (p, b, at)));
-        let scalar = |len| at.inputs.matrix(1, len, DType::F32);
+        let params = || pairs().flat_map(|(b, at)| b.params.iter().map(move |p| (p, b, at)));
+        let scalar = |len| arenas.inputs.matrix(1, len, DType::F32);
         Some(Compression {
             settings,
             buckets,
@@ -108,40 +108,35 @@ impl Compression {
         self.grads.len()
     }
 
-    /// Parameters of those gradients.
-    pub fn names(&self) -> &[String] {
-        &self.names
-    }
-
     /// Whether the step after `steps` steps is compressed.
     pub fn applies(&self, steps: u64) -> bool {
         steps >= self.settings.start_step
     }
 
     /// Whether any of the first `steps` steps was compressed.
-    pub fn begun(&self, steps: u64) -> bool {
+    pub fn has_applied(&self, steps: u64) -> bool {
         steps > self.settings.start_step
     }
 
     /// Sums the blocks' gradients over replicas. Returns the scale of the gradients, f32 [1, 1]. It
     /// is NaN if a gradient of any rank is not finite; no state is changed then.
     pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
-        let (be, data) = (params.backend(), &*params.groups().gradients);
-        self.agree(params, s);
+        let (be, data) = (params.be, &*params.groups.gradients);
+        self.agree_on_finite(params, s);
         let replicas = data.size() as f32;
         let (unscale, scale) = (self.unscale.span(1, 1), self.rescale.span(1, 1));
         let sum = |x: Tensor| data.begin(Collective::AllReduce(x));
-        let each = |bucket: &CompressedBucket| {
+        let sum_p = |bucket: &CompressedBucket| {
             bucket.project(be, replicas, unscale);
             sum(bucket.first)
         };
-        let first: Vec<Pending> = self.buckets.iter().map(each).collect();
-        let each = |(bucket, pending): (&CompressedBucket, Pending)| {
+        let first: Vec<Pending> = self.buckets.iter().map(sum_p).collect();
+        let sum_q = |(bucket, pending): (&CompressedBucket, Pending)| {
             data.finish(pending);
             bucket.project_back(be);
             sum(bucket.second)
         };
-        let second: Vec<Pending> = self.buckets.iter().zip(first).map(each).collect();
+        let second: Vec<Pending> = self.buckets.iter().zip(first).map(sum_q).collect();
         for (bucket, pending) in self.buckets.iter().zip(second) {
             data.finish(pending);
             bucket.rebuild(be, 1.0 / replicas, [unscale, scale]);
@@ -150,10 +145,10 @@ impl Compression {
     }
 
     /// All-reduces whether every gradient of every rank is finite.
-    fn agree(&self, params: &ShardedParams, s: &Scalars) {
-        let (be, groups) = (params.backend(), params.groups());
-        be.run(op::SquareSums { xs: &self.grads, y: s.own.set() });
-        be.run(op::Sum { x: s.own, y: self.total.set() });
+    fn agree_on_finite(&self, params: &ShardedParams, s: &Scalars) {
+        let (be, groups) = (params.be, &params.groups);
+        be.run(op::SquareSums { xs: &self.grads, y: s.local_sums.set() });
+        be.run(op::Sum { x: s.local_sums, y: self.total.set() });
         groups.tensor.all_reduce(self.total);
         groups.sum_over_stages_and_replicas(self.total);
         be.run(op::Clip {
@@ -172,7 +167,7 @@ impl Compression {
 
     /// Replaces every error by the mean over replicas.
     pub fn average_errors(&self, params: &ShardedParams) {
-        let (be, data) = (params.backend(), &*params.groups().gradients);
+        let (be, data) = (params.be, &*params.groups.gradients);
         let one = self.total;
         be.upload(bytemuck::bytes_of(&1.0f32), one);
         for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {
@@ -205,17 +200,17 @@ impl CompressedBucket {
             runs_on = low_rank.last().is_none_or(|(last, _)| last.offset != param.offset);
         }
         let rank = |param: &Param, q: Tensor| q.numel() / param.cols;
-        let sum = |of: &dyn Fn(&Param, usize) -> usize| -> usize {
-            low_rank.iter().map(|(param, [_, q])| of(param, rank(param, *q))).sum()
+        let sum = |elements: &dyn Fn(&Param, usize) -> usize| -> usize {
+            low_rank.iter().map(|(param, [_, q])| elements(param, rank(param, *q))).sum()
         };
         let rest: usize = plain.iter().map(ExactSizeIterator::len).sum();
         let ps = sum(&|param, rank| param.rows * rank);
         let first = arena.matrix(1, ps + rest, DType::F32);
         let second = arena.matrix(1, sum(&|param, rank| param.cols * rank), DType::F32);
         let [mut top, mut bottom] = [0, 0];
-        let next = |of: Tensor, top: &mut usize, [rows, cols]: [usize; 2]| {
+        let next = |flat: Tensor, top: &mut usize, [rows, cols]: [usize; 2]| {
             *top += rows * cols;
-            shaped(of.span(*top - rows * cols, rows * cols), rows, cols)
+            shaped(flat.span(*top - rows * cols, rows * cols), rows, cols)
         };
         let matrix = |(param, [error, q]): &(&Param, [Tensor; 2])| {
             let (n, m, r) = (param.rows, param.cols, rank(param, *q));

@@ -96,7 +96,7 @@ fn gradients_are_those_of_pytorchs_hook() {
             for matrix in &compression.buckets[0].matrices {
                 engine.be.upload(bytemuck::cast_slice(next(matrix.q.numel())), matrix.q);
             }
-            let place = engine.params.groups().gradients.rank();
+            let place = engine.params.groups.gradients.rank();
             for step in 0..STEPS {
                 for (number, grad) in grads.iter().enumerate() {
                     // A gradient of the hook is that of the replica's own mean loss.
@@ -128,7 +128,7 @@ fn one_infinite_gradient_leaves_every_replicas_states() {
             let matrices = compression.buckets[0].matrices.iter();
             matrices.flat_map(|m| [m.error, m.q]).map(|x| read(engine, x)).collect()
         };
-        let place = engine.params.groups().gradients.rank();
+        let place = engine.params.groups.gradients.rank();
         for (step, infinite) in [false, true, false].into_iter().enumerate() {
             for (number, grad) in grads.iter().enumerate() {
                 let mut values = gradient([step, place, number], 2, [grad.rows, grad.cols]);
@@ -141,7 +141,7 @@ fn one_infinite_gradient_leaves_every_replicas_states() {
             let scale = compression.run(&engine.params, &engine.scalars);
             assert_eq!(read(engine, scale)[0].is_nan(), infinite);
             assert_eq!(before == kept(), infinite, "step {step}");
-            let sums = read(engine, engine.scalars.own);
+            let sums = read(engine, engine.scalars.local_sums);
             let found = sums.iter().filter(|sum| !sum.is_finite()).count();
             assert_eq!(found, usize::from(infinite && place == 2));
         }
@@ -155,7 +155,7 @@ fn the_mean_of_the_errors_stands_for_each() {
     for (which, average) in [false, true].into_iter().enumerate() {
         replicas(4, 2, |engine, grads| {
             let compression = engine.compression.as_ref().expect("compressed");
-            let place = engine.params.groups().gradients.rank();
+            let place = engine.params.groups.gradients.rank();
             for step in 0..STEPS {
                 for (number, grad) in grads.iter().enumerate() {
                     let values = gradient([step, place, number], 2, [grad.rows, grad.cols]);

@@ -54,10 +54,15 @@ impl fmt::Display for ReplicasDiverged {
 impl std::error::Error for ReplicasDiverged {}
 
 /// Reserves the digests of the largest group.
-pub fn room(groups: &Groups, states: &[ParamStates], params: usize, arena: &Arena) -> Tensor {
+pub fn plan_digests(
+    groups: &Groups,
+    states: &[ParamStates],
+    params: usize,
+    arena: &Arena,
+) -> Tensor {
     let ranks = groups.tensor.size().max(groups.gradients.size()).max(groups.embedding.size());
-    let count = |of: fn(&StateSpec) -> bool| -> usize {
-        states.iter().map(|kept| kept.states().filter(|(state, ..)| of(state)).count()).sum()
+    let count = |selected: fn(&StateSpec) -> bool| -> usize {
+        states.iter().map(|kept| kept.states().filter(|(state, ..)| selected(state)).count()).sum()
     };
     // The model weights are the only compared state of sharded parameters.
     let whole = count(|state| !state.extent.is_sharded());
@@ -79,34 +84,35 @@ pub fn check(
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
     params.wait_gathers();
-    let Groups { tensor, gradients, embedding, grid, at, .. } = params.groups();
-    let check = Check { params, digests };
-    let repeated = states(params, |kept, state| is_whole(&kept.param, state.extent));
-    let mut found = check.compare(&**tensor, repeated, &grid.group(*at, SHARES));
-    let own = |state: &StateSpec| state.extent == Extent::PerReplica;
-    let copies = match params.is_sharded() {
-        false => states(params, |_, state| !own(state)),
-        true => {
-            let mut copies = states(params, |_, s| !s.extent.is_sharded() && !own(s));
-            copies.extend(params.whole_weights().map(|(param, at)| view(&param.name, MODEL, at)));
-            copies
-        }
-    };
-    found.extend(check.compare(&**gradients, copies, &grid.group(*at, GRADIENTS)));
+    let Groups { tensor, gradients, embedding, grid, coord, .. } = &params.groups;
+    let repeated = select_states(params, |kept, state| is_whole(&kept.param, state.extent));
+    let compare = |group, views, ranks: &[usize]| compare(params, digests, group, views, ranks);
+    let mut found = compare(&**tensor, repeated, &grid.group(*coord, SHARES));
+    let sharded = params.is_sharded();
+    let is_copy =
+        |s: &StateSpec| s.extent != Extent::PerReplica && !(sharded && s.extent.is_sharded());
+    let mut copies = select_states(params, |_, state| is_copy(state));
+    if sharded {
+        copies.extend(params.whole_weights().map(|(param, at)| view(&param.name, MODEL, at)));
+    }
+    found.extend(compare(&**gradients, copies, &grid.group(*coord, GRADIENTS)));
     let tied = params.whole_weights().filter(|(param, _)| param.spec.tied);
     let tied = tied.map(|(param, at)| view(&param.name, MODEL, at)).collect();
-    if let Some(ends) = Groups::embedding_ranks(grid, *at) {
-        found.extend(check.compare(&**embedding, tied, &ends));
+    if let Some(ends) = Groups::embedding_ranks(grid, *coord) {
+        found.extend(compare(&**embedding, tied, &ends));
     }
-    agree(params, found, flag)
+    fail_on_all_ranks(params, found, flag)
 }
 
-/// States of this rank selected by `of`. States that share memory appear once.
-fn states(params: &ShardedParams, of: impl Fn(&ParamStates, &StateSpec) -> bool) -> Vec<View> {
+/// States of this rank for which `selected` holds. States that share memory appear once.
+fn select_states(
+    params: &ShardedParams,
+    selected: impl Fn(&ParamStates, &StateSpec) -> bool,
+) -> Vec<View> {
     let mut views = Vec::new();
     for kept in params.states() {
         let model = kept.get(MODEL);
-        for (state, _, at) in kept.states().filter(|(state, ..)| of(kept, state)) {
+        for (state, _, at) in kept.states().filter(|(state, ..)| selected(kept, state)) {
             if state.name == MODEL || at != model {
                 views.push(view(&kept.param.name, state.name, at));
             }
@@ -123,49 +129,48 @@ fn view(param: &str, state: &str, at: Tensor) -> View {
     View { name, at }
 }
 
-struct Check<'a> {
-    params: &'a ShardedParams<'a>,
+/// Returns the views that differ between ranks of a group, whose world ranks are `ranks`.
+fn compare(
+    params: &ShardedParams,
     digests: Tensor,
-}
-
-impl Check<'_> {
-    /// Returns the views that differ between ranks of a group, whose world ranks are `ranks`.
-    fn compare(&self, group: &dyn Group, views: Vec<View>, ranks: &[usize]) -> Vec<Divergence> {
-        let mut found = Vec::new();
-        if group.size() == 1 || views.is_empty() {
-            return found;
-        }
-        let (size, count, be) = (group.size(), views.len(), self.params.backend());
-        let grid = self.params.groups().grid;
-        let tensors: Vec<Tensor> = views.iter().map(|view| view.at).collect();
-        let all = self.digests.span(0, size * count);
-        let part = all.span(group.rank() * count, count);
-        be.run(op::Digests { xs: &tensors, y: part.set() });
-        group.all_gather(part, all);
-        let mut digests = vec![0u64; size * count];
-        be.download(all, bytemuck::cast_slice_mut(&mut digests));
-        for (i, view) in views.into_iter().enumerate() {
-            let own: Vec<u64> = (0..size).map(|member| digests[member * count + i]).collect();
-            let most = base::majority(&own).expect("a member");
-            let (majority, diverged): (Vec<usize>, Vec<usize>) =
-                (0..size).partition(|member| own[*member] == most);
-            if !diverged.is_empty() {
-                let of = |members: Vec<usize>| members.into_iter().map(|i| ranks[i]).collect();
-                let (majority, diverged) = (of(majority), of(diverged));
-                found.push(Divergence { tensor: view.name, majority, diverged, grid });
-            }
-        }
-        found
+    group: &dyn Group,
+    views: Vec<View>,
+    ranks: &[usize],
+) -> Vec<Divergence> {
+    let mut found = Vec::new();
+    if group.size() == 1 || views.is_empty() {
+        return found;
     }
+    let (size, count, be) = (group.size(), views.len(), params.be);
+    let grid = params.groups.grid;
+    let tensors: Vec<Tensor> = views.iter().map(|view| view.at).collect();
+    let gathered = digests.span(0, size * count);
+    let part = gathered.span(group.rank() * count, count);
+    be.run(op::Digests { xs: &tensors, y: part.set() });
+    group.all_gather(part, gathered);
+    let mut values = vec![0u64; size * count];
+    be.download(gathered, bytemuck::cast_slice_mut(&mut values));
+    for (i, view) in views.into_iter().enumerate() {
+        let own: Vec<u64> = (0..size).map(|member| values[member * count + i]).collect();
+        let most = base::majority(&own).expect("a member");
+        let (majority, diverged): (Vec<usize>, Vec<usize>) =
+            (0..size).partition(|member| own[*member] == most);
+        if !diverged.is_empty() {
+            let world = |members: Vec<usize>| members.into_iter().map(|i| ranks[i]).collect();
+            let (majority, diverged) = (world(majority), world(diverged));
+            found.push(Divergence { tensor: view.name, majority, diverged, grid });
+        }
+    }
+    found
 }
 
 /// Fails on all ranks if any rank found a difference.
-fn agree(
+fn fail_on_all_ranks(
     params: &ShardedParams,
     found: Vec<Divergence>,
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
-    let (be, groups) = (params.backend(), params.groups());
+    let (be, groups) = (params.be, &params.groups);
     let mut any = if found.is_empty() { 0.0f32 } else { 1.0 };
     be.upload(bytemuck::bytes_of(&any), flag);
     groups.tensor.all_reduce(flag);

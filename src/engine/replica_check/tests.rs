@@ -126,7 +126,7 @@ fn a_flipped_bit_in_a_tied_embedding_is_named() {
     let harm = |rank, engine: &Engine| {
         // Both replicas of the last stage change alike: only the first stage can detect it.
         if rank >= 6 {
-            assert!(engine.store().layout().bucket(Module::TiedCopy).is_some());
+            assert!(engine.store().layout.bucket(Module::TiedCopy).is_some());
             flip_model(engine, "embed.token");
         }
     };

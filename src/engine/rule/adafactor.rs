@@ -40,7 +40,7 @@ enum Among {
     Tensor,
     TensorTied,
     Tied,
-    Nobody,
+    NoRanks,
 }
 
 /// Memory of the sums of one parameter, all f32.
@@ -59,12 +59,12 @@ struct Sums {
 
 /// Lengths of the sums by `Among`, in memory order.
 #[derive(Clone, Copy, Default)]
-struct Lens([usize; 4]);
+struct SumLengths([usize; 4]);
 
-impl Lens {
+impl SumLengths {
     /// Reserves the next `len` sums of a kind and returns their offset, if `base` has the lengths
     /// of all kinds.
-    fn take(&mut self, among: Among, len: usize, base: &Lens) -> usize {
+    fn take(&mut self, among: Among, len: usize, base: &SumLengths) -> usize {
         let kind = among as usize;
         let at = base.0[..kind].iter().sum::<usize>() + self.0[kind];
         self.0[kind] += len;
@@ -75,27 +75,27 @@ impl Lens {
         self.0.iter().sum()
     }
 
-    /// All-reduces the sums in `all` over their ranks.
-    fn add_up(&self, step: &Step, all: Tensor) {
+    /// All-reduces the sums over their ranks.
+    fn all_reduce(&self, step: &Step, sums: Tensor) {
         let [tensor, tensor_tied, tied, _] = self.0;
         let groups = step.at.groups;
         if tensor + tensor_tied > 0 {
-            groups.tensor.all_reduce(all.span(0, tensor + tensor_tied));
+            groups.tensor.all_reduce(sums.span(0, tensor + tensor_tied));
         }
         if step.at.sharded {
-            groups.gradients.all_reduce(all);
+            groups.gradients.all_reduce(sums);
         }
         if tensor_tied + tied > 0 {
-            groups.embedding.all_reduce(all.span(tensor, tensor_tied + tied));
+            groups.embedding.all_reduce(sums.span(tensor, tensor_tied + tied));
         }
     }
 }
 
 /// Layout of the scratch: the sums of the two rounds, then the means.
 #[derive(Clone, Copy, Default)]
-struct Room {
-    first: Lens,
-    second: Lens,
+struct ScratchLayout {
+    first: SumLengths,
+    second: SumLengths,
     means: usize,
 }
 
@@ -129,8 +129,13 @@ impl Adafactor {
     }
 
     /// Lays out the sums of all parameters. `base` holds the lengths of a previous, measuring call.
-    fn lay(&self, params: &[ParamStates], base: &Room, scratch: Tensor) -> (Vec<Sums>, Room) {
-        let mut room = Room::default();
+    fn lay_out(
+        &self,
+        params: &[ParamStates],
+        base: &ScratchLayout,
+        scratch: Tensor,
+    ) -> (Vec<Sums>, ScratchLayout) {
+        let mut layout = ScratchLayout::default();
         let (second, means) = (base.first.total(), base.first.total() + base.second.total());
         let place = |p: &ParamStates| {
             let (param, spec) = (&p.param, &p.param.spec);
@@ -140,28 +145,28 @@ impl Adafactor {
                 (true, false) => Among::Tensor,
                 (true, true) => Among::TensorTied,
                 (false, true) => Among::Tied,
-                (false, false) => Among::Nobody,
+                (false, false) => Among::NoRanks,
             };
             let by_row = among(spec.split == TpSplit::Cols && !vector);
             let by_col = among(spec.split == TpSplit::Rows);
             let whole = among(spec.split != TpSplit::Whole);
-            let first = &mut room.first;
-            let mut one = |among, len| scratch.span(first.take(among, len, &base.first), len);
-            let rows = (!vector).then(|| one(by_row, param.rows));
-            let cols = one(by_col, if vector { param.cols } else { count * param.cols });
-            let weight = one(whole, if self.scale_parameter { count } else { 0 });
-            let at = second + room.second.take(whole, count, &base.second);
-            let mean = scratch.span(means + room.means, count);
-            room.means += count;
-            Sums { rows, cols, weight, update: scratch.span(at, count), mean }
+            let first = &mut layout.first;
+            let mut take = |among, len| scratch.span(first.take(among, len, &base.first), len);
+            let rows = (!vector).then(|| take(by_row, param.rows));
+            let cols = take(by_col, if vector { param.cols } else { count * param.cols });
+            let weight = take(whole, if self.scale_parameter { count } else { 0 });
+            let offset = second + layout.second.take(whole, count, &base.second);
+            let mean = scratch.span(means + layout.means, count);
+            layout.means += count;
+            Sums { rows, cols, weight, update: scratch.span(offset, count), mean }
         };
-        (params.iter().map(place).collect(), room)
+        (params.iter().map(place).collect(), layout)
     }
 
-    fn room(&self, params: &[ParamStates]) -> Room {
+    fn scratch_layout(&self, params: &[ParamStates]) -> ScratchLayout {
         // Larger than any layout; never written.
         let unplaced = Tensor::at(0, 1, usize::MAX / 8, DType::F32);
-        self.lay(params, &Room::default(), unplaced).1
+        self.lay_out(params, &ScratchLayout::default(), unplaced).1
     }
 }
 
@@ -178,11 +183,11 @@ impl OptimizerRule for Adafactor {
     }
 
     fn scratch(&self, _: &Place, params: &[ParamStates]) -> usize {
-        let room = self.room(params);
-        room.first.total() + room.second.total() + room.means
+        let layout = self.scratch_layout(params);
+        layout.first.total() + layout.second.total() + layout.means
     }
 
-    fn sums_up(&self) -> bool {
+    fn needs_global_sums(&self) -> bool {
         true
     }
 
@@ -198,11 +203,11 @@ impl OptimizerRule for Adafactor {
     fn update(&self, step: &Step, params: &[ParamStates]) {
         let rule = device::Adafactor { lr: step.lr, ..self.rule };
         let (be, scalars) = (step.be, step.scalars);
-        let room = self.room(params);
-        let (sums, _) = self.lay(params, &room, step.scratch);
+        let layout = self.scratch_layout(params);
+        let (sums, _) = self.lay_out(params, &layout, step.scratch);
         let part = |p: &ParamStates| self.part(p, step.at.groups.tensor.rank());
-        let all = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
-        let counted = || all().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
+        let with_sums = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
+        let counted = || with_sums().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
         be.run(op::Zero { x: step.scratch });
         for (p, part, sums) in counted() {
             let (x, factor) = (p.grad.span(0, part.len), scalars.span(0, 1));
@@ -210,7 +215,7 @@ impl OptimizerRule for Adafactor {
             be.run(op::FactorSums { x, factor, part, rows, cols: sums.cols.add() });
         }
         if self.scale_parameter {
-            step.each_piece(params, false, &mut |i, piece| {
+            step.for_each_piece(params, false, &mut |i, piece| {
                 let part = part(piece);
                 if !piece.param.tied_copy && part.len > 0 {
                     let master = piece.get(MASTER).span(0, part.len);
@@ -218,18 +223,20 @@ impl OptimizerRule for Adafactor {
                 }
             });
         }
-        room.first.add_up(step, step.scratch.span(0, room.first.total()));
-        for (p, part, sums) in all() {
+        layout.first.all_reduce(step, step.scratch.span(0, layout.first.total()));
+        for (p, part, sums) in with_sums() {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows));
-            let (cols, v) = (sums.cols, second(p, &part, sums));
+            let (cols, v) = (sums.cols, second_moment(p, &part, sums));
             be.run(op::MoveSecondMoment { scalars, part, rows, cols, v });
         }
         for (p, part, sums) in counted() {
-            let (grad, v) = (p.grad.span(0, part.len), second(p, &part, sums));
+            let (grad, v) = (p.grad.span(0, part.len), second_moment(p, &part, sums));
             let y = sums.update.add();
             be.run(op::AdafactorSquareSums { rule, scalars, grad, part, v, y });
         }
-        room.second.add_up(step, step.scratch.span(room.first.total(), room.second.total()));
+        layout
+            .second
+            .all_reduce(step, step.scratch.span(layout.first.total(), layout.second.total()));
         let update = |i: usize, p: &ParamStates| {
             let (part, sums) = (part(p), &sums[i]);
             if part.len == 0 {
@@ -244,25 +251,22 @@ impl OptimizerRule for Adafactor {
                 scalars,
                 grad: own(p.grad),
                 part,
-                v: second(p, &part, sums),
+                v: second_moment(p, &part, sums),
                 update_squares: sums.update,
                 weight_squares: self.scale_parameter.then_some(sums.weight),
                 master: own(p.get(MASTER)),
                 weight: own(p.get(MODEL)),
             });
         };
-        step.each_piece(params, true, &mut |i, piece| update(i, piece));
+        step.for_each_piece(params, true, &mut |i, piece| update(i, piece));
     }
 }
 
 /// Second moment of a parameter.
-fn second(p: &ParamStates, part: &MatrixPart, sums: &Sums) -> SecondMoment {
-    match part.is_vector() {
-        true => SecondMoment::Full(p.get(SECOND)),
-        false => SecondMoment::Factored {
-            row: p.get(ROW).span(0, part.rows),
-            col: p.get(COL),
-            mean: sums.mean,
-        },
+fn second_moment(p: &ParamStates, part: &MatrixPart, sums: &Sums) -> SecondMoment {
+    if part.is_vector() {
+        return SecondMoment::Full(p.get(SECOND));
     }
+    let row = p.get(ROW).span(0, part.rows);
+    SecondMoment::Factored { row, col: p.get(COL), mean: sums.mean }
 }

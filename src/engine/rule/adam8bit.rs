@@ -6,7 +6,7 @@
 //! AdamW's states.
 
 use super::adamw::AdamW;
-use super::coded::{self, FIRST, SECOND, Saved};
+use super::coded::{self, FIRST, SECOND, SavedStates};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
@@ -37,7 +37,8 @@ impl OptimizerRule for Adam8bit {
         let mut states = self.adamw.states(param);
         if self.is_coded(param) {
             states.retain(|state| [MODEL, MASTER].contains(&state.name));
-            states.extend([FIRST, SECOND].iter().flat_map(|moment| moment.coded(self.block)));
+            states
+                .extend([FIRST, SECOND].iter().flat_map(|moment| moment.coded_states(self.block)));
         }
         states
     }
@@ -53,7 +54,7 @@ impl OptimizerRule for Adam8bit {
             let [m, v] = [FIRST, SECOND]
                 .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
             step.be.run(op::Adam8bit {
-                rule: self.adamw.of(step, p),
+                rule: self.adamw.constants(step, p),
                 scalars: step.scalars,
                 grad: p.grad,
                 master: p.get(MASTER),
@@ -65,11 +66,11 @@ impl OptimizerRule for Adam8bit {
         params.iter().filter(is_coded).filter(|p| !p.part.is_empty()).for_each(update);
     }
 
-    fn goes_on_from(&self, rule: &str) -> bool {
+    fn resumes_from(&self, rule: &str) -> bool {
         rule == OptimizerName::AdamW.name()
     }
 
-    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+    fn convert(&self, state: &StateSpec, saved: SavedStates) -> Option<Conversion> {
         coded::convert(state, self.block, saved)
     }
 }
@@ -95,7 +96,7 @@ train: {samples: 800}
     }
 
     fn coded_weights(m: &Manifest) -> Vec<&'static str> {
-        let rule = super::super::of(m);
+        let rule = super::super::optimizer_rule(m);
         let coded = |spec: &ParamSpec| rule.states(spec).iter().any(|s| s.dtype == DType::U8);
         table(&m.model).iter().filter(|spec| coded(spec)).map(|spec| spec.name).collect()
     }
@@ -112,8 +113,8 @@ train: {samples: 800}
     /// The check of the manifest names the weights that the table splits by columns.
     #[test]
     fn the_weights_that_are_cut_by_columns_are_those_of_the_check() {
-        let of_blocks = table(&manifest(&[]).model);
-        let cut = of_blocks.iter().filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols);
+        let specs = table(&manifest(&[]).model);
+        let cut = specs.iter().filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols);
         let cut: Vec<(&str, usize)> = cut.map(|spec| (spec.name, spec.cols)).collect();
         assert_eq!(cut, [("attn.proj.weight", 128), ("mlp.fc2.weight", 512)]);
     }

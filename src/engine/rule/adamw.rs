@@ -1,6 +1,6 @@
 //! AdamW, in f32 (Loshchilov & Hutter 2019).
 
-use super::coded::{self, FIRST, SECOND, Saved};
+use super::coded::{self, FIRST, SECOND, SavedStates};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
@@ -23,7 +23,7 @@ impl AdamW {
     }
 
     /// Constants of the update of a parameter in a step.
-    pub fn of(&self, step: &Step, p: &ParamStates) -> device::AdamW {
+    pub fn constants(&self, step: &Step, p: &ParamStates) -> device::AdamW {
         let spec = &p.param.spec;
         let weight_decay = if spec.decay { self.rule.weight_decay } else { 0.0 };
         let lr_scale = spec.step_factor(&self.model, StepSize::Elements);
@@ -35,10 +35,10 @@ impl AdamW {
         let update = |p: &ParamStates| {
             let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
             let [weight, master, m, v] = names.map(|name| p.get(name));
-            AdamWUpdate { rule: self.of(step, p), grad: p.grad, master, m, v, weight }
+            AdamWUpdate { rule: self.constants(step, p), grad: p.grad, master, m, v, weight }
         };
-        let all: Vec<_> = params.filter(|p| !p.part.is_empty()).map(update).collect();
-        step.be.run(op::AdamW { scalars: step.scalars, updates: &all });
+        let updates: Vec<_> = params.filter(|p| !p.part.is_empty()).map(update).collect();
+        step.be.run(op::AdamW { scalars: step.scalars, updates: &updates });
     }
 }
 
@@ -61,11 +61,11 @@ impl OptimizerRule for AdamW {
         self.update_all(step, params.iter());
     }
 
-    fn goes_on_from(&self, rule: &str) -> bool {
+    fn resumes_from(&self, rule: &str) -> bool {
         rule == OptimizerName::Adam8bit.name()
     }
 
-    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+    fn convert(&self, state: &StateSpec, saved: SavedStates) -> Option<Conversion> {
         coded::convert(state, 0, saved)
     }
 }

@@ -8,7 +8,7 @@ use device::dynamic_map::{DynamicMap, SIGNED, UNSIGNED};
 use std::sync::LazyLock;
 
 /// Type and extent of a parameter's state in a checkpoint, by name; None if it has no such state.
-pub type Saved<'a> = &'a dyn Fn(&str) -> Option<(DType, Extent)>;
+pub type SavedStates<'a> = &'a dyn Fn(&str) -> Option<(DType, Extent)>;
 
 /// Moment of Adam: the names of its states, and the meaning of its codes.
 #[derive(Clone, Copy)]
@@ -42,31 +42,31 @@ pub const SECOND: Moment = Moment {
 
 impl Moment {
     /// States of the moment in blocks of `block` columns. All zero encodes the moment 0.
-    pub fn coded(&self, block: usize) -> [StateSpec; 2] {
+    pub fn coded_states(&self, block: usize) -> [StateSpec; 2] {
         let codes = StateSpec { dtype: DType::U8, ..StateSpec::moment(self.codes) };
         let extent = Extent::ColBlocks(block);
         [codes, StateSpec { extent, ..StateSpec::moment(self.scales) }]
     }
 
     /// States of the moment that a checkpoint has.
-    fn saved(&self, saved: Saved) -> Option<Vec<StateSpec>> {
-        let is_there = |spec: &StateSpec| saved(spec.name) == Some((spec.dtype, spec.extent));
+    fn saved_states(&self, saved: SavedStates) -> Option<Vec<StateSpec>> {
+        let is_saved = |spec: &StateSpec| saved(spec.name) == Some((spec.dtype, spec.extent));
         let plain = vec![StateSpec::moment(self.plain)];
         let coded = match saved(self.scales) {
-            Some((_, Extent::ColBlocks(block))) => self.coded(block).to_vec(),
+            Some((_, Extent::ColBlocks(block))) => self.coded_states(block).to_vec(),
             _ => Vec::new(),
         };
         let kinds = [plain, coded].into_iter().filter(|kind| !kind.is_empty());
-        kinds.into_iter().find(|kind| kind.iter().all(is_there))
+        kinds.into_iter().find(|kind| kind.iter().all(is_saved))
     }
 
     /// Decodes part of a parameter's moment from the bytes of saved states.
-    fn read(&self, from: &[StateSpec], part: TensorSlice, bytes: &[Vec<u8>]) -> Vec<f32> {
+    fn decode(&self, from: &[StateSpec], part: TensorSlice, bytes: &[Vec<u8>]) -> Vec<f32> {
         let ([_, scales], [codes, scale_bytes]) = (from, bytes) else {
             return DType::F32.widen(&bytes[0]);
         };
         let Extent::ColBlocks(block) = scales.extent else { panic!("scales of blocks") };
-        let scale_of = scales.extent.around(part);
+        let scale_of = scales.extent.covering_part(part);
         let scales = DType::F32.widen(scale_bytes);
         let [rows, cols] = part.size;
         let mut numbers = Vec::with_capacity(rows * cols);
@@ -80,7 +80,7 @@ impl Moment {
     }
 
     /// Encodes one state of the moment.
-    fn write(&self, state: &StateSpec, block: usize, mut numbers: Vec<f32>) -> Vec<u8> {
+    fn encode(&self, state: &StateSpec, block: usize, mut numbers: Vec<f32>) -> Vec<u8> {
         if state.name == self.plain {
             return bytemuck::cast_slice(&numbers).to_vec();
         }
@@ -93,28 +93,28 @@ impl Moment {
 }
 
 /// Moments that a checkpoint holds as codes, each with its conversion to 32 bits.
-pub fn decoded(saved: Saved) -> Vec<(&'static str, Conversion)> {
+pub fn decoding_conversions(saved: SavedStates) -> Vec<(&'static str, Conversion)> {
     let plain = [FIRST, SECOND].into_iter().map(|moment| moment.plain);
-    let made = plain.map(|name| (name, convert(&StateSpec::moment(name), 0, saved)));
-    made.filter_map(|(name, made)| Some((name, made?))).collect()
+    plain.filter_map(|name| Some((name, convert(&StateSpec::moment(name), 0, saved)?))).collect()
 }
 
 /// Conversion to a state of one format, in blocks of `block` columns, from the other format. None
 /// if the checkpoint has this format, or neither.
-pub fn convert(state: &StateSpec, block: usize, saved: Saved) -> Option<Conversion> {
+pub fn convert(state: &StateSpec, block: usize, saved: SavedStates) -> Option<Conversion> {
     let has = |moment: &Moment| [moment.plain, moment.codes, moment.scales].contains(&state.name);
     let moment = [FIRST, SECOND].into_iter().find(has)?;
-    let (from, state) = (moment.saved(saved)?, *state);
-    let own = match state.name == moment.plain {
-        true => vec![StateSpec::moment(moment.plain)],
-        false => moment.coded(block).to_vec(),
+    let (from, state) = (moment.saved_states(saved)?, *state);
+    let own = if state.name == moment.plain {
+        vec![StateSpec::moment(moment.plain)]
+    } else {
+        moment.coded_states(block).to_vec()
     };
     if from == own {
         return None;
     }
-    let of = from.clone();
-    let make = move |part: TensorSlice, bytes: &[Vec<u8>]| {
-        moment.write(&state, block, moment.read(&of, part, bytes))
+    let saved = from.clone();
+    let compute = move |part: TensorSlice, bytes: &[Vec<u8>]| {
+        moment.encode(&state, block, moment.decode(&saved, part, bytes))
     };
-    Some(Conversion { from, make: Box::new(make) })
+    Some(Conversion { from, compute: Box::new(compute) })
 }

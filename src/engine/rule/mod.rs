@@ -4,26 +4,26 @@ mod adafactor;
 mod adam8bit;
 mod adamw;
 mod coded;
-mod extended;
+mod extra_states;
 mod muon;
 mod newton_schulz;
 mod owners;
 mod powersgd;
 
-pub use coded::{Saved, decoded};
+pub use coded::{SavedStates, decoding_conversions};
 pub use powersgd::{ERROR, Q};
 
 /// The second moment, which is never negative.
 pub const SECOND: &str = coded::SECOND.plain;
 
 use super::groups::{Groups, model_dtype};
-use super::masters::{self, Masters};
+use super::masters::{self, MasterWindows};
 use super::states::{ParamStates, StateSpec, TensorSlice};
 use adafactor::Adafactor;
 use adam8bit::Adam8bit;
 use adamw::AdamW;
 use device::{Backend, Tensor};
-use extended::Extended;
+use extra_states::WithExtraStates;
 use manifest::{Manifest, Optimizer};
 use model::{Layout, ParamSpec};
 use muon::Muon;
@@ -52,21 +52,21 @@ pub trait OptimizerRule {
 
     /// Whether an update needs sums over all parameters and ranks. It then runs on the device for
     /// all parameters at once, even if master weights are on the host. Those are copied to the
-    /// device in pieces (`Step::each_piece`), and no other state is on the host.
-    fn sums_up(&self) -> bool {
+    /// device in pieces (`Step::for_each_piece`), and no other state is on the host.
+    fn needs_global_sums(&self) -> bool {
         false
     }
 
     /// Whether a run may resume from the states of another rule, with the help of `convert`. `rule`
     /// is that rule's name in manifests.
-    fn goes_on_from(&self, rule: &str) -> bool {
+    fn resumes_from(&self, rule: &str) -> bool {
         let _ = rule;
         false
     }
 
     /// Conversion to a state from another format in a checkpoint. None if the checkpoint has this
     /// format, or no format that the rule can read.
-    fn convert(&self, state: &StateSpec, saved: Saved) -> Option<Conversion> {
+    fn convert(&self, state: &StateSpec, saved: SavedStates) -> Option<Conversion> {
         let _ = (state, saved);
         None
     }
@@ -76,12 +76,12 @@ pub trait OptimizerRule {
 pub struct Conversion {
     /// States to read.
     pub from: Vec<StateSpec>,
-    pub make: Make,
+    pub compute: Compute,
 }
 
 /// Computes the bytes of a state for a part of the parameter, from those of the states in
 /// `Conversion::from`. Blocks of columns are given whole if the part touches them.
-pub type Make = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
+pub type Compute = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
 
 /// Position of a rank, and the layout of its parameters.
 #[derive(Clone, Copy)]
@@ -104,28 +104,28 @@ pub struct Step<'a> {
     /// f32 [1, n], uninitialised: as many as `OptimizerRule::scratch` returned.
     pub scratch: Tensor,
     /// Windows for master weights on the host, for a rule that needs global sums.
-    pub masters: Option<&'a Masters>,
+    pub masters: Option<&'a MasterWindows>,
 }
 
 impl Step<'_> {
     /// Calls `work` with a parameter's index and each piece of it, for all parameters in order.
     /// Master and model weight are where the rule updates. `changes` says whether `work` writes to
     /// them.
-    pub fn each_piece(
+    pub fn for_each_piece(
         &self,
         params: &[ParamStates],
         changes: bool,
         work: &mut dyn FnMut(usize, &ParamStates),
     ) {
         match self.masters {
-            None => masters::each_in_place(params, work),
-            Some(masters) => masters.each(self.be, params, changes, work),
+            None => masters::for_each_piece_in_place(params, work),
+            Some(masters) => masters.for_each_piece(self.be, params, changes, work),
         }
     }
 }
 
 /// Rule of a manifest, with the additional states of gradient compression.
-pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
+pub fn optimizer_rule(m: &Manifest) -> Box<dyn OptimizerRule> {
     let model = model_dtype(m.precision);
     let rule: Box<dyn OptimizerRule> = match m.optimizer {
         Optimizer::AdamW(settings) => Box::new(AdamW::new(settings, model, &m.model)),
@@ -135,7 +135,7 @@ pub fn of(m: &Manifest) -> Box<dyn OptimizerRule> {
     };
     match m.topology.compression.filter(|_| m.topology.data > 1) {
         Some(settings) => {
-            Box::new(Extended::new(rule, powersgd::states(settings, m.topology.tensor)))
+            Box::new(WithExtraStates::new(rule, powersgd::states(settings, m.topology.tensor)))
         }
         None => rule,
     }

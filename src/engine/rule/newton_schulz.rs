@@ -15,7 +15,7 @@ pub struct NewtonSchulz {
 }
 
 /// Workspace of one matrix.
-pub struct Work {
+pub struct Workspace {
     /// [rows, cols]: the matrix, and the result of the next iteration.
     pub x: [Tensor; 2],
     /// [m, m]: G and its square.
@@ -24,12 +24,12 @@ pub struct Work {
     sum: Tensor,
 }
 
-impl Work {
-    pub fn plan([rows, cols]: [usize; 2], dtype: DType, arena: &Arena) -> Work {
+impl Workspace {
+    pub fn plan([rows, cols]: [usize; 2], dtype: DType, arena: &Arena) -> Workspace {
         let least = rows.min(cols);
         let x = || arena.matrix(rows, cols, dtype);
         let gram = || arena.matrix(least, least, dtype);
-        Work { x: [x(), x()], gram: [gram(), gram()], sum: arena.matrix(1, 1, DType::F32) }
+        Workspace { x: [x(), x()], gram: [gram(), gram()], sum: arena.matrix(1, 1, DType::F32) }
     }
 }
 
@@ -47,7 +47,7 @@ impl NewtonSchulz {
 
     /// Orthogonalises the matrix in `work.x[0]` and multiplies it by `scale`. Returns the tensor
     /// that holds the result.
-    pub fn run(&self, be: &dyn Backend, work: &Work, scale: f32) -> Tensor {
+    pub fn run(&self, be: &dyn Backend, work: &Workspace, scale: f32) -> Tensor {
         let ([mut x, mut next], [gram, square]) = (work.x, work.gram);
         let [a, b, c] = self.coefficients;
         let wide = x.rows <= x.cols;
@@ -59,10 +59,8 @@ impl NewtonSchulz {
             product(if wide { Gemm::NT } else { Gemm::TN }, x, x, gram);
             product(Gemm::NN, gram, gram, square);
             be.run(op::Blend { a: b, x: gram, b: c, y: square });
-            match wide {
-                true => product(Gemm::NN, square, x, next),
-                false => product(Gemm::NN, x, square, next),
-            }
+            let (left, right) = if wide { (square, x) } else { (x, square) };
+            product(Gemm::NN, left, right, next);
             be.run(op::Blend { a: scale * a, x, b: scale, y: next });
             (x, next) = (next, x);
         }

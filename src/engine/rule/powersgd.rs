@@ -1,6 +1,6 @@
 //! States of PowerSGD for a matrix, in addition to those of the optimizer.
 
-use super::extended::MoreStates;
+use super::extra_states::ExtraStates;
 use crate::states::{Extent, Initial, StateSpec};
 use manifest::PowerSgd;
 use model::{Module, ParamSpec, TpSplit};
@@ -12,7 +12,7 @@ pub const ERROR: &str = "powersgd_error";
 pub const Q: &str = "powersgd_q";
 
 /// States of each compressed matrix. Each of `tensor` tensor-parallel ranks has those of its share.
-pub fn states(settings: PowerSgd, tensor: usize) -> MoreStates {
+pub fn states(settings: PowerSgd, tensor: usize) -> ExtraStates {
     Box::new(move |param| {
         let Some(rank) = rank(&settings, param, tensor) else { return Vec::new() };
         let shares = if param.split == TpSplit::Rows { tensor } else { 1 };

@@ -326,7 +326,7 @@ fn count_work(m: &Manifest, stage: usize) -> Work {
 fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
     let grid = m.topology.grid();
     let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
-    Groups::of(rank, &m.topology, |name, ranks| {
+    Groups::for_rank(rank, &m.topology, |name, ranks| {
         let at = ranks.iter().position(|member| *member == rank).expect("a member");
         match ranks.len() {
             1 => Box::new(Solo),

@@ -86,7 +86,7 @@ impl Timings {
     /// Half the error bar, which grows with the load by other programs and with the spread of the tries.
     fn uncertainty(&self) -> f64 {
         let Busy { busy, processors } = self.busy;
-        if !self.busy.is_loud() {
+        if !self.busy.exceeds_idle() {
             return MEASURED;
         }
         let free = (processors - busy).max(processors / 8.0);

@@ -205,7 +205,7 @@ impl<'a> Search<'a> {
     }
 
     fn fastest_of(&self, cuts: &[Setup], most: usize) -> Vec<Evaluated> {
-        base::threads::ready_rayon();
+        base::threads::init_rayon();
         let sorted = |mut order: Vec<(usize, f64)>| {
             order.sort_by(|a, b| a.1.total_cmp(&b.1));
             order

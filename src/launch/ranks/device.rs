@@ -101,7 +101,7 @@ impl Device {
             Precision::Bf16 if set.multiplies_bf16() => String::new(),
             other => format!("; {} is computed in f32", other.name()),
         };
-        format!("CPU ({name}{set}{widened}), {}", Count(cpu.threads() as u64).of("thread"))
+        format!("CPU ({name}{set}{widened}), {}", Count(cpu.threads() as u64).with_noun("thread"))
     }
 
     /// Advice where the processor computes the run's 16-bit floats in f32: then they save memory,
@@ -142,7 +142,7 @@ impl Device {
         if let Some(nccl) = &factory.nccl {
             check_order(nccl, world.rank() == 0, m)?;
         }
-        Ok(Groups::of(world.rank(), &m.topology, |name, ranks| factory.group(name, ranks)))
+        Ok(Groups::for_rank(world.rank(), &m.topology, |name, ranks| factory.group(name, ranks)))
     }
 
     /// Factory of process groups for tensors of this device.
@@ -167,7 +167,7 @@ impl Device {
 /// Refuses messages beside computation if all collectives run on one stream. On the first rank, warns
 /// if the run uses several communicators at once and NCCL does not order their launches.
 fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
-    if nccl.is_serial() && engine::begins_messages(&m.topology) {
+    if nccl.is_serial() && engine::messages_overlap(&m.topology) {
         let what = format!("{SERIAL}=1 runs all on one stream, where messages cannot overlap");
         let remedy = format!("--set topology.overlap_p2p=false, or unset {SERIAL}");
         return Err(Problems::one("topology.overlap_p2p", what, remedy));
@@ -243,7 +243,7 @@ fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Proble
 
 /// Remedy if there are fewer GPUs than ranks.
 fn too_few_remedy(count: usize) -> String {
-    let ranks = Count(count as u64).of("rank");
+    let ranks = Count(count as u64).with_noun("rank");
     format!(
         "start {ranks} on such a node (srun --ntasks-per-node), have more GPUs shown (srun \
          --gpus-per-node, CUDA_VISIBLE_DEVICES), or let ranks share them, slowly: --set \

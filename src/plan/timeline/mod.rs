@@ -60,7 +60,7 @@ impl fmt::Display for Deadlock {
 }
 
 /// Simulates the orders of a pipeline's ranks, from `schedule::with_messages` or
-/// `with_begun_messages`. Semantics are those of NCCL. Exchanged messages end when every peer has
+/// `with_async_messages`. Semantics are those of NCCL. Exchanged messages end when every peer has
 /// posted its side. An asynchronous message moves once both ranks have started it, after earlier
 /// ones of its kind and direction. The nth message that a rank sends to another is the nth that the
 /// other receives; for asynchronous ones, the nth of its kind.
@@ -105,8 +105,8 @@ impl Channel {
         while self.ends.len() <= number {
             let (sent, received) =
                 (self.sent.get(self.ends.len())?, self.received.get(self.ends.len())?);
-            let before = self.ends.last().copied().unwrap_or(0.0);
-            self.ends.push(before.max(sent.1).max(received.1) + cost);
+            let previous = self.ends.last().copied().unwrap_or(0.0);
+            self.ends.push(previous.max(sent.1).max(received.1) + cost);
         }
         Some(self.ends[number])
     }
@@ -120,7 +120,7 @@ struct Simulation<'a> {
     /// Messages that each rank waits for: channel and index.
     posted: Vec<Vec<(usize, usize)>>,
     /// Asynchronous messages not yet awaited: side, channel and index.
-    begun: Vec<Vec<(Side, (usize, usize))>>,
+    pending: Vec<Vec<(Side, (usize, usize))>>,
     /// Indexed by `Simulation::channel`.
     channels: Vec<Channel>,
     intervals: Vec<Vec<Interval>>,
@@ -128,15 +128,15 @@ struct Simulation<'a> {
 
 impl<'a> Simulation<'a> {
     fn new(orders: &'a [Vec<Action>], costs: &'a Costs) -> Simulation<'a> {
-        let room = |order: &Vec<Action>| Vec::with_capacity(order.len() / 2 + 1);
+        let intervals = |order: &Vec<Action>| Vec::with_capacity(order.len() / 2 + 1);
         Simulation {
             orders,
             costs,
             at: vec![(0, 0.0); orders.len()],
             posted: vec![Vec::new(); orders.len()],
-            begun: vec![Vec::new(); orders.len()],
+            pending: vec![Vec::new(); orders.len()],
             channels: vec![Channel::default(); 4 * orders.len()],
-            intervals: orders.iter().map(room).collect(),
+            intervals: orders.iter().map(intervals).collect(),
         }
     }
 
@@ -158,22 +158,22 @@ impl<'a> Simulation<'a> {
                         self.post(rank, group, clock);
                         moved = true;
                     }
-                    let Some(over) = self.over(rank) else { return moved };
+                    let Some(posted) = self.last_post(rank) else { return moved };
                     self.posted[rank].clear();
-                    (next + group.len(), over + self.costs.message)
+                    (next + group.len(), posted + self.costs.message)
                 }
                 Action::Begin(side, pass) => {
                     let number = self.post_one(rank, side, pass, true, clock);
-                    self.begun[rank].push((side, number));
+                    self.pending[rank].push((side, number));
                     (next + 1, clock)
                 }
                 Action::Await(side, _) => {
-                    let begun = self.begun[rank].iter().position(|(of, _)| *of == side);
-                    let at = begun.expect("a message is begun before it is awaited");
-                    let (channel, number) = self.begun[rank][at].1;
+                    let index = self.pending[rank].iter().position(|(other, _)| *other == side);
+                    let index = index.expect("a message is begun before it is awaited");
+                    let (channel, number) = self.pending[rank][index].1;
                     let end = self.channels[channel].end(number, self.costs.message);
                     let Some(end) = end else { return moved };
-                    self.begun[rank].remove(at);
+                    self.pending[rank].remove(index);
                     (next + 1, clock.max(end))
                 }
             };
@@ -203,19 +203,19 @@ impl<'a> Simulation<'a> {
         rank: usize,
         side: Side,
         pass: Pass,
-        begun: bool,
+        asynchronous: bool,
         clock: f64,
     ) -> (usize, usize) {
         let ranks = self.orders.len();
         let stage = pass.chunk * ranks + rank;
-        let before = if matches!(side, Side::RecvX | Side::SendDx) { stage - 1 } else { stage };
-        let what = (side.forward(), before, pass.micro);
-        let channel = self.channel(rank, side, begun);
+        let sender = if matches!(side, Side::RecvX | Side::SendDx) { stage - 1 } else { stage };
+        let what = (side.forward(), sender, pass.micro);
+        let channel = self.channel(rank, side, asynchronous);
         let Channel { sent, received, .. } = &mut self.channels[channel];
         let (mine, other) = if side.sends() { (sent, received) } else { (received, sent) };
         let number = mine.len();
-        if let Some((there, _)) = other.get(number) {
-            assert_eq!(what, *there, "message {number} between two ranks");
+        if let Some((posted, _)) = other.get(number) {
+            assert_eq!(what, *posted, "message {number} between two ranks");
         }
         mine.push((what, clock));
         (channel, number)
@@ -224,16 +224,16 @@ impl<'a> Simulation<'a> {
     /// Channel 2r leads from rank r to the next rank, channel 2r + 1 to the previous one. With two
     /// ranks these are the same channel, for messages of any kind. Asynchronous messages have
     /// further channels, one per kind and direction.
-    fn channel(&self, rank: usize, side: Side, begun: bool) -> usize {
+    fn channel(&self, rank: usize, side: Side, asynchronous: bool) -> usize {
         let ranks = self.orders.len();
         let pp = PipelineRank { rank, ranks, chunks: 1 };
         let from = if side.sends() { rank } else { side.peer(pp) };
-        let apart = !side.forward() && (begun || ranks > 2);
-        2 * ranks * usize::from(begun) + 2 * from + usize::from(apart)
+        let apart = !side.forward() && (asynchronous || ranks > 2);
+        2 * ranks * usize::from(asynchronous) + 2 * from + usize::from(apart)
     }
 
     /// Time at which the last peer posted its side of a rank's messages; None if one is missing.
-    fn over(&self, rank: usize) -> Option<f64> {
+    fn last_post(&self, rank: usize) -> Option<f64> {
         self.posted[rank].iter().try_fold(0.0f64, |latest, (channel, number)| {
             let Channel { sent, received, .. } = &self.channels[*channel];
             let (sent, received) = (sent.get(*number)?, received.get(*number)?);
@@ -244,14 +244,14 @@ impl<'a> Simulation<'a> {
     fn finish(self) -> Result<Timeline, Deadlock> {
         let left = |(rank, (next, _)): (usize, &(usize, f64))| {
             let left = &self.orders[rank][*next..];
-            let at = leading_exchange(left).len().max(1);
-            (!left.is_empty()).then(|| (rank, left[..at].to_vec()))
+            let messages = leading_exchange(left).len().max(1);
+            (!left.is_empty()).then(|| (rank, left[..messages].to_vec()))
         };
         let waiting: Vec<_> = self.at.iter().enumerate().filter_map(left).collect();
-        match waiting.is_empty() {
-            true => Ok(Timeline { ranks: self.intervals }),
-            false => Err(Deadlock { waiting }),
+        if !waiting.is_empty() {
+            return Err(Deadlock { waiting });
         }
+        Ok(Timeline { ranks: self.intervals })
     }
 }
 

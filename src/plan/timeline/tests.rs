@@ -1,6 +1,6 @@
 use super::*;
 use crate::schedule::{
-    PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_begun_messages,
+    PipelineRank, Round, forwards, gpipe, interleaved, one_f_one_b, with_async_messages,
     with_messages, with_slots,
 };
 use std::collections::HashMap;
@@ -22,7 +22,7 @@ fn begun(
     order: impl Fn(PipelineRank) -> Vec<Round>,
 ) -> Vec<Vec<Action>> {
     let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
-    pipeline.map(|pp| with_slots(with_begun_messages(pp, &order(pp)), chunks).0).collect()
+    pipeline.map(|pp| with_slots(with_async_messages(pp, &order(pp)), chunks).0).collect()
 }
 
 /// Costs with backward twice as long as forward. A rank's share of a micro-batch takes 3.

@@ -23,7 +23,7 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
     let part: BTreeMap<&str, usize> =
         groups.into_iter().enumerate().map(|(at, group)| (group, at % PARTS)).collect();
-    base::threads::ready_rayon();
+    base::threads::init_rayon();
     let scored = (0..PARTS).into_par_iter().flat_map_iter(|out| {
         let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
             rows.iter().partition(|row| part[row.group.as_str()] == out);
@@ -51,7 +51,7 @@ const MEASURED: [usize; 2] = [5, 20];
 pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
     let sources: BTreeSet<&'a str> = rows.iter().map(|row| row.source.as_str()).collect();
     let sources: Vec<&'a str> = sources.into_iter().collect();
-    base::threads::ready_rayon();
+    base::threads::init_rayon();
     sources.into_par_iter().map(|source| source_left_out(source, rows)).collect()
 }
 

@@ -6,7 +6,7 @@ use base::progress::Progress;
 use data::Batch;
 use data::eval::{Accuracy, Samples, Task};
 use device::Backend;
-use engine::Scores;
+use engine::LossSource;
 use launch::rank::Rank;
 use model::Inputs;
 use plan::grid::Axis;
@@ -19,7 +19,7 @@ const ROUNDS: u64 = 32;
 pub struct Scoring<'a> {
     pub rank: &'a Rank<'a>,
     pub be: &'a dyn Backend,
-    pub model: &'a dyn Scores,
+    pub model: &'a dyn LossSource,
     pub shard: DataShard,
     pub seq_len: usize,
     /// Progress over the tokens of all samples; None on ranks that show none.

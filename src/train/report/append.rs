@@ -229,7 +229,7 @@ fn open(path: &Path, create: bool) -> Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use base::patience::until;
+    use base::testing::until;
     use std::fs;
     use std::os::unix::fs::symlink;
 

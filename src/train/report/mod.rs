@@ -88,7 +88,7 @@ impl Report {
         }
         if dropped.after_resume > 0 {
             let lines = dropped.after_resume;
-            let lines = Count(lines).of("line");
+            let lines = Count(lines).with_noun("line");
             tracing::info!("dropped from {path}: {lines} after step {resume_step}");
         }
         let events = || Events::open(&folder.join("tensorboard"), storage);

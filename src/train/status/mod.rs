@@ -40,7 +40,7 @@ pub struct StatusWriter {
 
 /// Records that ranks begin to train.
 fn record_start(folder: &Path, status: &Status, from_step: u64) {
-    let (ranks, host) = (Count(status.ranks as u64).of("rank"), &status.host);
+    let (ranks, host) = (Count(status.ranks as u64).with_noun("rank"), &status.host);
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
     let text = format!("from step {from_step}: {ranks}, rank 0 on {host}{job}");
     events::add(folder, Kind::Start, &text);

@@ -62,7 +62,7 @@ fn foretell(cx: &RunContext, first: &StepRow) {
     if seconds >= FORETOLD_S {
         let steps = cx.ramp.steps(samples) - first.step;
         let (first, rest) = (Seconds(first.sec), Seconds(seconds));
-        let steps = Count(steps).of("step");
+        let steps = Count(steps).with_noun("step");
         tracing::info!("the first step took {first}: {steps} more take about {rest}");
     }
 }

@@ -5,7 +5,7 @@ use super::ranks::{on_stand_in, processes, with};
 use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdict};
 use crate::common::softgpu;
 use gptrain::base::DType;
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::comm::nccl::Nccl;
 use gptrain::comm::{self, Group, World, threads};
 use gptrain::device::cuda::Cuda;

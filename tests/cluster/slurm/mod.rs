@@ -10,7 +10,7 @@ use crate::common::binary;
 use crate::common::binary::{Lab, free_port, has_ended, until};
 use crate::run_cuda::variables;
 use cluster::Cluster;
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::comm::Place;
 use gptrain::comm::tcp::testing::SEND_LIMIT;
 use gptrain::estimate::measured::Measured;

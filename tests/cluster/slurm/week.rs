@@ -8,7 +8,7 @@
 use super::Job;
 use super::cluster::Cluster;
 use crate::common::binary::{Lab, until};
-use gptrain::base::patience::at_any_load;
+use gptrain::base::testing::at_any_load;
 use gptrain::comm::Place;
 use gptrain::launch::events::{self, Kind};
 use gptrain::launch::sick_nodes::{self, Reason};

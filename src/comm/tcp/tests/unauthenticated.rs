@@ -4,7 +4,7 @@ use super::{free_address, joins, joins_within, run};
 use crate::tcp::handshake::{AuthError, Handshakes, Key, accept, accept_all, authenticate};
 use crate::tcp::{connect, control, frames};
 use crate::tests::exercise::check_ops;
-use base::patience::{at_any_load, until};
+use base::testing::{at_any_load, until};
 use std::cell::OnceCell;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

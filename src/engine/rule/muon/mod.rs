@@ -23,7 +23,7 @@
 mod tests;
 
 use super::adamw::AdamW;
-use super::newton_schulz::{NewtonSchulz, Work};
+use super::newton_schulz::{NewtonSchulz, Workspace};
 use super::owners;
 use super::{OptimizerRule, Place, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
@@ -57,7 +57,7 @@ struct Job<'a> {
 }
 
 /// Buffers on this rank for the direction of a matrix, and later its step.
-struct Laid {
+struct MatrixBuffers {
     /// On the owner: the whole matrix, share after share.
     whole: Option<Tensor>,
     /// In the owner's replica: this rank's share.
@@ -67,9 +67,9 @@ struct Laid {
 }
 
 /// Buffers of a round's matrices, and workspaces for the matrices fused in this rank's own.
-struct Room {
-    laid: Vec<Laid>,
-    work: Vec<(FusedMatrix, Work)>,
+struct RoundBuffers {
+    matrices: Vec<MatrixBuffers>,
+    work: Vec<(FusedMatrix, Workspace)>,
 }
 
 impl Muon {
@@ -112,36 +112,39 @@ impl Muon {
     fn rounds<'a>(&self, at: &Place<'a>, params: &'a [ParamStates]) -> Vec<Vec<Job<'a>>> {
         let kept: HashMap<usize, &ParamStates> =
             params.iter().map(|kept| (kept.param.offset, kept)).collect();
-        let all: Vec<&Param> =
+        let matrices: Vec<&Param> =
             at.layout.params().filter(|param| param.spec.is_block_matrix()).collect();
         let flops = |one: FusedMatrix| self.newton_schulz.flops(one.size());
         let costs: Vec<u64> =
-            all.iter().map(|param| self.matrices(&param.spec, 1).map(flops).sum()).collect();
+            matrices.iter().map(|param| self.matrices(&param.spec, 1).map(flops).sum()).collect();
         let replicas = at.groups.gradients.size();
         let job = |(piece, owner): (usize, usize)| {
-            let (param, kept) = (all[piece], kept.get(&all[piece].offset).copied());
+            let param = matrices[piece];
+            let kept = kept.get(&param.offset).copied();
             Job { param, kept, data: owner % replicas, tensor: owner / replicas }
         };
         let rounds = owners::rounds(&costs, replicas * at.groups.tensor.size());
         rounds.into_iter().map(|round| round.into_iter().map(job).collect()).collect()
     }
 
-    fn lay(&self, at: &Place, round: &[Job], arena: &Arena) -> Room {
+    fn lay_out(&self, at: &Place, round: &[Job], arena: &Arena) -> RoundBuffers {
         let (dtype, shares) = (self.products(), at.groups.tensor.size());
-        let laid = round.iter().map(|job| Laid::plan(at, job, dtype, arena)).collect();
+        let plan = |job| MatrixBuffers::plan(at, job, dtype, arena);
+        let matrices = round.iter().map(plan).collect();
         let own = round.iter().find(|job| job.is_owner(at));
         // Workspaces of fused matrices overlap, because they are used one after the other.
-        let work =
-            |one: FusedMatrix| (one, arena.temporary(|arena| Work::plan(one.size(), dtype, arena)));
-        let of = |job: &Job| self.matrices(&job.param.spec, shares).map(work).collect();
-        Room { laid, work: own.map_or(Vec::new(), of) }
+        let work = |one: FusedMatrix| {
+            (one, arena.temporary(|arena| Workspace::plan(one.size(), dtype, arena)))
+        };
+        let workspaces = |job: &Job| self.matrices(&job.param.spec, shares).map(work).collect();
+        RoundBuffers { matrices, work: own.map_or(Vec::new(), workspaces) }
     }
 
     fn round(&self, step: &Step, round: &[Job]) {
         let (be, at) = (step.be, &step.at);
-        let Room { laid, work } = self.lay(at, round, &Arena::over(step.scratch));
-        let jobs = || round.iter().zip(&laid);
-        let updated = || jobs().filter_map(|(job, laid)| Some((job.kept?, laid.own)));
+        let RoundBuffers { matrices, work } = self.lay_out(at, round, &Arena::over(step.scratch));
+        let jobs = || round.iter().zip(&matrices);
+        let updated = || jobs().filter_map(|(job, buffers)| Some((job.kept?, buffers.own)));
         let factor = step.scalars.span(0, 1);
         let manifest::Muon { momentum, nesterov, weight_decay, .. } = self.settings;
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
@@ -154,21 +157,21 @@ impl Muon {
                 y: own.set(),
             });
         }
-        let parts = |way| jobs().flat_map(move |(job, laid)| laid.parts(at, job, way));
-        let shares = |way| jobs().flat_map(move |(job, laid)| laid.shares(at, job, way));
+        let parts = |direction| jobs().flat_map(move |(job, b)| b.parts(at, job, direction));
+        let shares = |direction| jobs().flat_map(move |(job, b)| b.shares(at, job, direction));
         if at.sharded {
-            exchange(&*at.groups.gradients, parts(Way::ToOwner));
+            exchange(&*at.groups.gradients, parts(Direction::ToOwner));
         }
-        exchange(&*at.groups.tensor, shares(Way::ToOwner));
-        if let Some(whole) = laid.iter().find_map(|laid| laid.whole) {
+        exchange(&*at.groups.tensor, shares(Direction::ToOwner));
+        if let Some(whole) = matrices.iter().find_map(|buffers| buffers.whole) {
             for (one, work) in &work {
                 be.run(op::Unfuse { all: whole, which: *one, one: work.x[0].set() });
                 let made = self.newton_schulz.run(be, work, self.scale(one.size()));
                 be.run(op::Fuse { one: made, which: *one, all: whole.set() });
             }
         }
-        exchange(&*at.groups.tensor, shares(Way::FromOwner));
-        exchange(&*at.groups.gradients, parts(Way::FromOwner));
+        exchange(&*at.groups.tensor, shares(Direction::FromOwner));
+        exchange(&*at.groups.gradients, parts(Direction::FromOwner));
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
@@ -191,19 +194,17 @@ impl Muon {
 
 impl OptimizerRule for Muon {
     fn states(&self, param: &ParamSpec) -> Vec<StateSpec> {
-        match param.is_block_matrix() {
-            true => {
-                let (model, momentum) = (StateSpec::model(self.dtype), StateSpec::moment(MOMENTUM));
-                vec![model, StateSpec::master(), momentum]
-            }
-            false => self.adamw.states(param),
+        if !param.is_block_matrix() {
+            return self.adamw.states(param);
         }
+        let (model, momentum) = (StateSpec::model(self.dtype), StateSpec::moment(MOMENTUM));
+        vec![model, StateSpec::master(), momentum]
     }
 
     fn scratch(&self, at: &Place, params: &[ParamStates]) -> usize {
         let arena = Arena::measuring();
         for round in self.rounds(at, params) {
-            arena.temporary(|arena| self.lay(at, &round, arena));
+            arena.temporary(|arena| self.lay_out(at, &round, arena));
         }
         arena.peak().div_ceil(DType::F32.size())
     }
@@ -235,70 +236,71 @@ impl Job<'_> {
     }
 }
 
-impl Laid {
-    fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> Laid {
+impl MatrixBuffers {
+    fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> MatrixBuffers {
         let (numel, replica) = (job.param.numel(), at.groups.gradients.rank());
         let part = part(at, job.param, replica);
         let row = |len| arena.matrix(1, len, dtype);
         if job.data != replica {
-            return Laid { whole: None, share: None, own: row(part.len()) };
+            return MatrixBuffers { whole: None, share: None, own: row(part.len()) };
         }
         let tensor = &at.groups.tensor;
         let whole = job.is_owner(at).then(|| row(tensor.size() * numel));
-        let share = whole.map_or_else(|| row(numel), |all| all.span(tensor.rank() * numel, numel));
-        Laid { whole, share: Some(share), own: share.span(part.start, part.len()) }
+        let share =
+            whole.map_or_else(|| row(numel), |whole| whole.span(tensor.rank() * numel, numel));
+        MatrixBuffers { whole, share: Some(share), own: share.span(part.start, part.len()) }
     }
 
     /// Messages among replicas: parts of the direction to the owner's replica, or of the step from
     /// it.
-    fn parts(&self, at: &Place, job: &Job, way: Way) -> Vec<Message> {
+    fn parts(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
         let data = &at.groups.gradients;
-        let all: Vec<Message> = match self.share {
-            None => vec![way.from(job.data, self.own)],
+        let messages: Vec<Message> = match self.share {
+            None => vec![direction.with_owner(job.data, self.own)],
             Some(share) => {
                 let others = (0..data.size()).filter(|replica| *replica != data.rank());
                 let part = |replica| part(at, job.param, replica);
                 let place = |part: Range<usize>| share.span(part.start, part.len());
-                others.map(|replica| way.to(replica, place(part(replica)))).collect()
+                others.map(|replica| direction.with_other(replica, place(part(replica)))).collect()
             }
         };
         let holds = |message: &Message| match message {
             Message::Send { x, .. } | Message::Recv { x, .. } => x.numel() > 0,
         };
-        all.into_iter().filter(holds).collect()
+        messages.into_iter().filter(holds).collect()
     }
 
     /// Messages among tensor-parallel ranks of the owner's replica: their shares.
-    fn shares(&self, at: &Place, job: &Job, way: Way) -> Vec<Message> {
+    fn shares(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
         let (tensor, Some(share)) = (&at.groups.tensor, self.share) else { return Vec::new() };
-        let Some(whole) = self.whole else { return vec![way.from(job.tensor, share)] };
+        let Some(whole) = self.whole else { return vec![direction.with_owner(job.tensor, share)] };
         let others = (0..tensor.size()).filter(|rank| *rank != tensor.rank());
         let place = |rank| whole.span(rank * share.numel(), share.numel());
-        others.map(|rank| way.to(rank, place(rank))).collect()
+        others.map(|rank| direction.with_other(rank, place(rank))).collect()
     }
 }
 
 /// Direction of messages between an owner and the other ranks.
 #[derive(Clone, Copy)]
-enum Way {
+enum Direction {
     ToOwner,
     FromOwner,
 }
 
-impl Way {
+impl Direction {
     /// Message to another rank, from the owner's point of view.
-    fn to(self, with: usize, x: Tensor) -> Message {
+    fn with_other(self, rank: usize, x: Tensor) -> Message {
         match self {
-            Way::FromOwner => Message::Send { to: with, x },
-            Way::ToOwner => Message::Recv { from: with, x },
+            Direction::FromOwner => Message::Send { to: rank, x },
+            Direction::ToOwner => Message::Recv { from: rank, x },
         }
     }
 
     /// Message between the owner and this rank, from this rank's point of view.
-    fn from(self, owner: usize, x: Tensor) -> Message {
+    fn with_owner(self, owner: usize, x: Tensor) -> Message {
         match self {
-            Way::ToOwner => Message::Send { to: owner, x },
-            Way::FromOwner => Message::Recv { from: owner, x },
+            Direction::ToOwner => Message::Send { to: owner, x },
+            Direction::FromOwner => Message::Recv { from: owner, x },
         }
     }
 }

@@ -3,8 +3,8 @@
 use super::*;
 use crate::arenas::Arenas;
 use crate::groups::{Groups, model_shard};
-use crate::params::{self, OnHost};
-use crate::rule;
+use crate::params::{self, OffloadPlan};
+use crate::rule::optimizer_rule;
 use base::rng;
 use comm::{World, threads};
 use device::Backend;
@@ -50,26 +50,26 @@ optimizer: muon
 fn rank(world: World, m: &Manifest) -> Bits {
     let (cpu, groups) = (Cpu::new(Some(1)), Groups::new(&world, &m.topology));
     let layout = Layout::new(&m.model, model_shard(&groups, m));
-    let (rule, dtype) = (rule::of(m), crate::model_dtype(m.precision));
+    let (rule, dtype) = (optimizer_rule(m), crate::model_dtype(m.precision));
     let level = params::zero_level(&groups, m);
     let at = Place { groups: &groups, layout: &layout, sharded: level > 0 };
-    let lay = |arenas: &Arenas| {
-        let buckets = params::buckets(
+    let lay_out = |arenas: &Arenas| {
+        let buckets = params::plan_buckets(
             level,
             groups.gradients.rank(),
             &layout,
             dtype,
-            OnHost::default(),
+            OffloadPlan::default(),
             arenas,
         );
-        let states = params::states(&layout, &buckets, &*rule, false, arenas);
+        let states = params::plan_states(&layout, &buckets, &*rule, false, arenas);
         let scratch = arenas.saved.matrix(1, rule.scratch(&at, &states), DType::F32);
         let scalars = arenas.inputs.matrix(1, 3, DType::F32);
         (states, scratch, scalars, arenas.inputs.matrix(1, 1, DType::I64))
     };
     let measured = Arenas::measuring();
-    lay(&measured);
-    let (states, scratch, scalars, updates) = lay(&measured.reserve(&cpu).unwrap());
+    lay_out(&measured);
+    let (states, scratch, scalars, updates) = lay_out(&measured.reserve(&cpu).unwrap());
     let whole = |kept: &ParamStates, element: usize| {
         let [row, col] = layout.tp_offset(&kept.param);
         let (down, right) = (element / kept.param.cols, element % kept.param.cols);

@@ -1,25 +1,20 @@
 //! Expected bytes that a rank sends in a step: formulas of the literature applied to its memory
-//! layout. Tests compare them with the traffic of groups of threads and with the dry run.
+//! layout.
 
-mod formulas;
-#[cfg(test)]
-mod tests;
-
-pub use formulas::Volume;
-
-use super::groups::{Groups, context, model_shard, pipeline_rank};
-use super::memory::keeps_codes;
-use base::{DType, div_exact};
-use device::Backend;
-use formulas::{Kind, Step};
-use manifest::{Manifest, Optimizer, Precision, Recompute};
-use model::{Bucket, Layout, Module, Param, TpSplit};
+use super::formulas::{self, Kind, Step, Sums, Volume};
+use gptrain::base::{DType, div_exact};
+use gptrain::device::Dry;
+use gptrain::engine::{Engine, Groups, model_dtype};
+use gptrain::manifest::{Manifest, OffloadWhat, Optimizer, Precision, Recompute};
+use gptrain::model::{Bucket, Layout, Module, Param, TpSplit};
+use gptrain::plan::schedule::PipelineRank;
 
 /// Bytes that this rank sends in a step of `global` samples, by group.
-pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) -> Volume {
-    let cx = context(be, groups, m, true);
-    let layout = Layout::new(&m.model, model_shard(groups, m));
-    let pp = pipeline_rank(groups, m);
+pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
+    let dtype = model_dtype(m.precision);
+    let (_, layout) = Engine::plan(&Dry::default(), groups, m, true);
+    let (rank, ranks) = (groups.pipeline.rank(), groups.pipeline.size());
+    let pp = PipelineRank { rank, ranks, chunks: m.topology.chunks };
     let stages: Vec<usize> = (0..pp.chunks).map(|chunk| pp.stage(chunk)).collect();
     let tokens = m.batch.micro * m.model.seq_len;
     let bytes = |elements: usize, dtype: DType| (elements * dtype.size()) as f64;
@@ -33,7 +28,7 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         zero: m.topology.zero,
         micros: div_exact(global, m.batch.micro * groups.replicas()),
         tokens,
-        stream: bytes(tokens * m.model.hidden, cx.dtype),
+        stream: bytes(tokens * m.model.hidden, dtype),
         divides: (tokens * m.model.hidden).is_multiple_of(groups.tensor.size()),
         again: match m.topology.recompute {
             Recompute::None => [0, 0],
@@ -48,19 +43,29 @@ pub fn volume(be: &dyn Backend, groups: &Groups, m: &Manifest, global: usize) ->
         keeps_codes: keeps_codes(groups, m),
         before: stages.iter().filter(|stage| **stage > 0).count(),
         after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),
-        buckets: layout.buckets.iter().map(|bucket| entry(bucket, cx.dtype, m)).collect(),
+        buckets: layout.buckets.iter().map(|bucket| entry(bucket, dtype, m)).collect(),
         tied: shared.map_or(0.0, |param| bytes(param.numel(), DType::F32)),
         sums: sums(&layout, both, m),
     })
 }
 
+/// Whether fp8 codes of weights are kept through a step: if a step has several micro-batches and
+/// every rank holds its layers' weights all the time.
+fn keeps_codes(groups: &Groups, m: &Manifest) -> bool {
+    let largest = m.batch.ramp().sizes().max().expect("a batch");
+    let several = largest > m.batch.micro * groups.replicas();
+    let whole = (m.topology.zero < 3 || groups.gradients.size() == 1)
+        && m.topology.offload.what != OffloadWhat::Full;
+    m.precision == Precision::Fp8 && several && whole
+}
+
 /// Two sums of Adafactor (Shazeer & Stern 2018, and `engine::rule`): Σ g² of each row and column of
 /// a matrix, or of each element of a vector, then ΣU² of each matrix. With `scale_parameter` also Σ
 /// θ². Fused q, k and v have separate sums by column.
-fn sums(layout: &Layout, both: bool, m: &Manifest) -> formulas::Sums {
-    let Optimizer::Adafactor(settings) = m.optimizer else { return formulas::Sums::default() };
+fn sums(layout: &Layout, both: bool, m: &Manifest) -> Sums {
+    let Optimizer::Adafactor(settings) = m.optimizer else { return Sums::default() };
     let whole = if settings.scale_parameter { 2 } else { 1 };
-    let mut sums = formulas::Sums::default();
+    let mut sums = Sums::default();
     for param in layout.params() {
         let (spec, fused) = (&param.spec, param.spec.fused(&m.model).count());
         let (by_row, by_col) = match spec.rows {

@@ -96,12 +96,6 @@ pub struct Volume {
     pub embedding: f64,
 }
 
-impl Volume {
-    pub fn total(&self) -> f64 {
-        self.tensor + self.tp_async + self.pipeline + self.data + self.embedding
-    }
-}
-
 /// One f32 that all ranks of a group sum: the loss, the norm of the gradient.
 const NUMBER: f64 = 4.0;
 
@@ -138,9 +132,10 @@ pub fn sent(step: &Step) -> Volume {
 /// split, gathers the maxima of both operands, except for a weight with kept codes.
 fn activations(step: &Step) -> f64 {
     let ranks = step.tensor;
-    let (enter, leave) = match step.sequence {
-        true => (all_gather(ranks, step.stream), reduce_scatter(ranks, step.stream)),
-        false => (0.0, all_reduce(ranks, step.stream)),
+    let (enter, leave) = if step.sequence {
+        (all_gather(ranks, step.stream), reduce_scatter(ranks, step.stream))
+    } else {
+        (0.0, all_reduce(ranks, step.stream))
     };
     // Maximum, sum and the target's logit of each token, f32, from each rank.
     let statistics = all_gather(ranks, (ranks * step.tokens * 3 * 4) as f64);

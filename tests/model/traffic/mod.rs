@@ -1,10 +1,22 @@
-use super::*;
-use crate::Engine;
-use comm::{ACTIVATIONS, GRADIENTS, Traffic, World, threads};
-use data::Batch;
-use device::cpu::Cpu;
-use model::Inputs;
+//! Bytes that a rank sends in a step: those counted among groups of threads, and those of the
+//! planner's dry run, equal the formulas of the literature.
+
+mod formulas;
+mod volume;
+
+use crate::order::dry_groups;
+use formulas::Volume;
+use gptrain::base::div_exact;
+use gptrain::comm::{ACTIVATIONS, GRADIENTS, Traffic, World, threads};
+use gptrain::data::Batch;
+use gptrain::device::cpu::Cpu;
+use gptrain::engine::{Engine, Groups};
+use gptrain::estimate::gptrain::dry_run::stages;
+use gptrain::manifest::{self, Manifest};
+use gptrain::model::Inputs;
 use std::collections::BTreeMap;
+use std::rc::Rc;
+use volume::volume;
 
 /// Counts the bytes that every rank sends in one step and compares them with the formulas. Totals
 /// must agree to the byte. Each rank must agree too, except for sums of single numbers and tensors
@@ -55,7 +67,7 @@ const GROUPS: [Part; 5] = [
 fn count(world: World, m: &Manifest) -> (Traffic, Volume) {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &m.topology);
-    let volume = volume(&cpu, &groups, m, m.batch.global);
+    let volume = volume(&groups, m, m.batch.global);
     let engine = Engine::new(&cpu, groups, m, true).unwrap();
     engine.init();
     let mut load = |inputs: &Inputs| {
@@ -166,6 +178,51 @@ fn adafactors_sums_are_two_small_rounds() {
             &["topology.pipeline=2", "model.family=llama", "topology.tensor=2"],
         ] {
             check(&[sets, &[rule]].concat());
+        }
+    }
+}
+
+const GRIDS: [&[&str]; 18] = [
+    &["topology.tensor=2"],
+    &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
+    &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
+    &["topology.data=4", "precision=bf16"],
+    &["topology.data=4", "topology.zero=1", "precision=bf16"],
+    &["topology.data=2", "topology.zero=2", "topology.tensor=2"],
+    &["topology.data=2", "topology.zero=3"],
+    &["topology.data=2", "topology.zero=3", "model.layers=1", "precision=bf16"],
+    &["topology.pipeline=4", "model.tied_head=false"],
+    &["topology.pipeline=2", "topology.schedule=gpipe", "precision=bf16"],
+    &["topology={pipeline: 2, schedule: interleaved, overlap_p2p: true}"],
+    &["topology.pipeline=2", "topology.schedule=interleaved", "topology.tensor=2"],
+    &["topology={pipeline: 2, tensor: 2, data: 2, sequence_parallel: true, zero: 1}"],
+    &["topology={data: 4, compression: {powersgd: {rank: 2, min_rate: 1}}}"],
+    &["topology={tensor: 2, data: 2, zero: 1, compression: {powersgd: {rank: 1}}}"],
+    &["topology={tensor: 2, data: 2, zero: 1}", "optimizer.adafactor.scale_parameter=true"],
+    &["topology={pipeline: 2, tensor: 2, data: 2, zero: 1}", "optimizer=adafactor"],
+    &["topology={tensor: 2, data: 2, zero: 3}", "precision=fp8", "model.hidden=32"],
+];
+
+/// The dry run counts fewer micro-batches than the manifest's batch has.
+#[test]
+fn bytes_of_the_dry_run_are_those_of_the_formulas() {
+    let text = "
+model: {layers: 8, hidden: 16, heads: 4, vocab: 60, seq_len: 8}
+data: {train: none}
+batch: {micro: 2, global: 32}
+lr: {peak: 1e-3}
+train: {samples: 800}
+";
+    for sets in GRIDS {
+        let m = manifest::for_test(text, sets);
+        let micros = m.batch.global / (m.batch.micro * m.topology.data);
+        for (stage, counted) in stages(&m).iter().enumerate() {
+            let v = volume(&dry_groups(&m, stage, &Rc::default()), &m, m.batch.global);
+            let expected = [v.tensor + v.tp_async, v.pipeline, v.data, v.embedding];
+            for (counted, expected) in counted.sends(micros).into_iter().zip(expected) {
+                let what = format!("{counted} counted, not {expected}: stage {stage}, {sets:?}");
+                assert!((counted - expected).abs() < 0.5, "{what}");
+            }
         }
     }
 }

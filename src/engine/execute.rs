@@ -1,0 +1,158 @@
+//! Executes a list of actions, including the messages between pipeline stages.
+
+use super::groups::Groups;
+use comm::{Group, Message, Pending};
+use device::{Arena, Backend, Tensor, op};
+use model::TensorParallel;
+use plan::schedule::{self, Action, Pass, PipelineRank, Side};
+
+/// Context for a rank's messages: its pipeline position, its groups, and buffers for asynchronous
+/// messages.
+pub struct PipelineComm<'a> {
+    pub be: &'a dyn Backend,
+    pub pp: PipelineRank,
+    pub groups: &'a Groups,
+    pub tp: TensorParallel<'a>,
+    pub buffers: &'a MessageBuffers,
+}
+
+/// Buffers of messages. Activations are sent directly from their own memory, which remains valid until
+/// backward; by then the next stage has returned their gradient.
+pub struct MessageBuffers {
+    /// [n, H]: gradient received in an exchange, which may send the previous one. Asynchronous ones
+    /// use this rank's share of it. None for the last stage.
+    received: Option<Tensor>,
+    asynchronous: Option<AsyncBuffers>,
+}
+
+/// Further buffers of asynchronous messages: this rank's share of a stream [n, H].
+struct AsyncBuffers {
+    x: Tensor,
+    dx: Tensor,
+}
+
+impl MessageBuffers {
+    /// For forward passes alone, whose messages are exchanged.
+    pub const NONE: MessageBuffers = MessageBuffers { received: None, asynchronous: None };
+
+    /// For a rank of a pipeline, whose messages may be asynchronous.
+    pub fn plan(
+        tp: &TensorParallel,
+        stream: Tensor,
+        (pp, asynchronous): (PipelineRank, bool),
+        arena: &Arena,
+    ) -> MessageBuffers {
+        let buffer = |like: Tensor| arena.matrix(like.rows, like.cols, like.dtype);
+        let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
+        let received = receives.then(|| buffer(stream));
+        let share = tp.sent(stream);
+        let pair = || AsyncBuffers { x: buffer(share), dx: buffer(share) };
+        MessageBuffers { received, asynchronous: asynchronous.then(pair) }
+    }
+
+    fn received(&self) -> Tensor {
+        self.received.expect("a stage that receives gradients has a buffer for them")
+    }
+
+    fn asynchronous(&self) -> &AsyncBuffers {
+        self.asynchronous.as_ref().expect("an order that begins messages has buffers for them")
+    }
+}
+
+/// Executes a rank's actions in order. Computations run one by one; consecutive exchanged messages
+/// run together. `tensor_of` gives the final source or destination of a message.
+pub fn execute(
+    actions: &[Action],
+    comm: &PipelineComm,
+    tensor_of: impl Fn(Side, Pass) -> Tensor,
+    mut compute: impl FnMut(Action) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let mut in_flight: [Option<Pending>; Side::COUNT] = Default::default();
+    let mut remaining = actions;
+    while let [action, rest @ ..] = remaining {
+        remaining = rest;
+        match *action {
+            Action::Exchange(side, pass) => {
+                let more = schedule::leading_exchange(remaining);
+                remaining = &remaining[more.len()..];
+                let more = more.iter().filter_map(|action| match *action {
+                    Action::Exchange(side, pass) => Some((side, pass)),
+                    _ => None,
+                });
+                let messages = std::iter::once((side, pass)).chain(more);
+                let tensors = messages.map(|(side, pass)| (side, tensor_of(side, pass)));
+                comm.exchange(tensors.collect());
+            }
+            Action::Begin(side, pass) => {
+                in_flight[side as usize] = Some(comm.begin(side, tensor_of(side, pass)));
+            }
+            Action::Await(side, pass) => {
+                let pending =
+                    in_flight[side as usize].take().expect("a message is awaited after it began");
+                comm.finish(side, pending, tensor_of(side, pass));
+            }
+            Action::Forward(_) | Action::Backward(_) | Action::Loss(_) => compute(*action)?,
+        }
+    }
+    Ok(())
+}
+
+impl PipelineComm<'_> {
+    fn message(&self, side: Side, x: Tensor) -> Message {
+        let peer = side.peer(self.pp);
+        if side.sends() { Message::Send { to: peer, x } } else { Message::Recv { from: peer, x } }
+    }
+
+    /// Exchanges messages between stages; each tensor-parallel rank sends its share.
+    fn exchange(&self, messages: Vec<(Side, Tensor)>) {
+        let buffer = |side, x| if side == Side::RecvDy { self.buffers.received() } else { x };
+        let share =
+            |(side, x): &(Side, Tensor)| self.message(*side, self.tp.sent(buffer(*side, *x)));
+        let shares: Vec<Message> = messages.iter().map(share).collect();
+        self.groups.pipeline.exchange(&shares);
+        for ((side, x), share) in messages.into_iter().zip(&shares) {
+            if !side.sends() {
+                self.tp.gather_sent(share.tensor(), buffer(side, x));
+            }
+            if side == Side::RecvDy {
+                self.be.run(op::Copy { x: self.buffers.received(), y: x.set() });
+            }
+        }
+    }
+
+    fn begin(&self, side: Side, x: Tensor) -> Pending {
+        let share = match side {
+            Side::RecvX => self.buffers.asynchronous().x,
+            Side::RecvDy => self.tp.sent(self.buffers.received()),
+            Side::SendY => self.tp.sent(x),
+            Side::SendDx => {
+                let dx = self.buffers.asynchronous().dx;
+                self.be.run(op::Copy { x: self.tp.sent(x), y: dx.set() });
+                dx
+            }
+        };
+        self.group(side).begin_message(self.message(side, share))
+    }
+
+    fn finish(&self, side: Side, pending: Pending, x: Tensor) {
+        self.group(side).finish(pending);
+        let share = match side {
+            Side::RecvX => self.buffers.asynchronous().x,
+            Side::RecvDy => self.tp.sent(self.buffers.received()),
+            Side::SendY | Side::SendDx => return,
+        };
+        if share.numel() == x.numel() {
+            self.be.run(op::Copy { x: share, y: x.set() });
+        } else {
+            self.tp.gather_sent(share, x);
+        }
+    }
+
+    fn group(&self, side: Side) -> &dyn Group {
+        if side.forward() {
+            &*self.groups.activation_messages
+        } else {
+            &*self.groups.gradient_messages
+        }
+    }
+}
