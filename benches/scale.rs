@@ -23,6 +23,7 @@ const BEATS: usize = 20;
 /// Without arguments runs all worlds, each in a separate process, so that none reuses memory of
 /// another.
 fn main() {
+    gptrain::base::input::allow_many_files();
     let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     match &arguments[..] {
         [world, address] => others(&join(world.parse().unwrap(), address.clone())),

@@ -114,9 +114,10 @@ impl Case<'_> {
     /// Scale of ones and more, and a shift for a layer norm.
     fn norm(&mut self, h: usize, rms: bool) -> Norm {
         let scale = self.input("scale", 1, h, 1.0);
-        match rms {
-            true => Norm::Rms { scale, eps: EPS },
-            false => Norm::Layer { scale, shift: self.input("shift", 1, h, 1.0), eps: EPS },
+        if rms {
+            Norm::Rms { scale, eps: EPS }
+        } else {
+            Norm::Layer { scale, shift: self.input("shift", 1, h, 1.0), eps: EPS }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Problems;
 use rustix::fs::OFlags;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Read};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -65,6 +66,15 @@ fn bounded(file: File, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Raises the limit of open files to its maximum; the default is often 1,024. Rank 0 needs a file
+/// descriptor per rank, every rank some per rank of its groups, and an import one per file of a
+/// tensor rank.
+pub fn allow_many_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // If the limit cannot be raised, the call that runs out of descriptors reports it.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,5 +95,14 @@ mod tests {
         assert_eq!(read_named(&text, 4).unwrap(), b"1234");
         assert!(read_named(Path::new("/dev/zero"), 9).is_err());
         assert_eq!(read(&folder.path().join("none"), 9).unwrap_err().kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn the_limit_of_open_files_is_raised_to_its_maximum() {
+        let limit = getrlimit(Resource::Nofile);
+        let low = Rlimit { current: Some(64), ..limit };
+        setrlimit(Resource::Nofile, low).unwrap();
+        allow_many_files();
+        assert_eq!(getrlimit(Resource::Nofile).current, limit.maximum);
     }
 }

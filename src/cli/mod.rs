@@ -206,6 +206,7 @@ pub fn main() -> ExitCode {
         base::warn!("{line}");
         return ExitCode::from(1);
     }
+    base::input::allow_many_files();
     let Cli { command, log_level, quiet } = Cli::parse();
     let messages = Messages::default();
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear

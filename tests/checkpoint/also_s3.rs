@@ -97,9 +97,12 @@ fn whatever_fails_between_no_bad_copy_is_whole() {
 #[test]
 fn a_store_that_keeps_nothing_is_not_believed() {
     let Some(bench) = Bench::new(Saved::tiny(5)) else { return };
-    let proxy = Proxy::before(&bench.server, |_, line| match line.contains(".safetensors") {
-        true if line.starts_with("PUT") => Fault::Forgotten,
-        _ => Fault::None,
+    let proxy = Proxy::before(&bench.server, |_, line| {
+        if line.contains(".safetensors") && line.starts_with("PUT") {
+            Fault::Forgotten
+        } else {
+            Fault::None
+        }
     });
     let error = copy(&place(proxy.port, "a"), &bench.from).unwrap_err().to_string();
     assert!(error.contains("bytes were sent, and the store lists nothing"), "{error}");

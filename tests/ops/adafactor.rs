@@ -192,12 +192,11 @@ fn moved(
     let new_row: Vec<f64> =
         row.x.iter().zip(&rows.x).map(|(v, sum)| lerp(*v, *sum, part.whole[1])).collect();
     b.expect("means by row", row.on, || new_row.clone());
-    let mean = |number: usize| match part.cols == part.whole[1] {
-        true => {
+    let mean = |number: usize| {
+        if part.cols == part.whole[1] {
             let own = &new_col[number * part.cols..(number + 1) * part.cols];
             own.iter().sum::<f64>() / part.cols as f64
-        }
-        false => {
+        } else {
             let own = (0..part.rows).filter(|row| part.fused.matrix_of(*row) == number);
             own.map(|row| new_row[row]).sum::<f64>() / along(number) as f64
         }
@@ -244,9 +243,10 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
         };
         b.run(op);
         let skipped = scalars.x[0].is_nan();
-        b.expect("master", master.on, || match skipped {
-            true => master.x.clone(),
-            false => {
+        b.expect("master", master.on, || {
+            if skipped {
+                master.x.clone()
+            } else {
                 let u = directions(b, part, scalars.x[0], grad, v);
                 let keep = 1.0 - f64::from(RULE.lr) * f64::from(RULE.weight_decay);
                 let step = |number: usize| {

@@ -243,12 +243,11 @@ impl<'a> Bench<'a> {
 
     /// Holds an output to what it rebuilds: its bits where the backend promises them.
     pub fn rebuilt(&self, name: &str, first: Tensor, again: Tensor) {
-        match self.exact {
-            true => self.same(name, first, again),
-            false => {
-                let (first, again, dtype) = (self.numbers(first), self.numbers(again), first.dtype);
-                self.close(self.activation_tolerance(dtype), name, &again, &first);
-            }
+        if self.exact {
+            self.same(name, first, again)
+        } else {
+            let (first, again, dtype) = (self.numbers(first), self.numbers(again), first.dtype);
+            self.close(self.activation_tolerance(dtype), name, &again, &first);
         }
     }
 

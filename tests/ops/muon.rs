@@ -55,9 +55,10 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
         b.expect("momentum", onto.on, || {
             if by.is_nan() { m.x.clone() } else { pairs().map(|(g, m)| moved(g, *m)).collect() }
         });
-        b.expect("direction", out, || match by.is_nan() {
-            true => vec![0.0; len],
-            false => {
+        b.expect("direction", out, || {
+            if by.is_nan() {
+                vec![0.0; len]
+            } else {
                 let mean = pairs().map(|(g, m)| (g, moved(g, *m)));
                 let ahead = |(g, m): (f64, f64)| g + f64::from(rule.momentum) * (m - g);
                 mean.map(|both| if nesterov { ahead(both) } else { both.1 }).collect()

@@ -23,7 +23,6 @@ use control::{ControlMessage, JoinRequest, Peer};
 use handshake::{AuthError, Key};
 use mesh::Mesh;
 use process::ProcessState;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -80,18 +79,9 @@ impl Join {
     }
 }
 
-/// Raises the limit of open files to its maximum. Rank 0 needs a file descriptor per rank, every
-/// rank some per rank of its groups, and the default is often 1,024.
-fn allow_many_files() {
-    let limit = getrlimit(Resource::Nofile);
-    // If the limit cannot be raised, the rank that runs out of descriptors reports it.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
-}
-
 /// Joins the other ranks. A failure names the ranks that are missing, duplicated or different.
 pub fn join(join: &Join) -> Result<World, Failed> {
     assert!(join.rank < join.world, "rank {} of {}", join.rank, join.world);
-    allow_many_files();
     let key = Key::new(&join.secret, &join.job);
     let recorder = Arc::new(Recorder::default());
     recorder.set_phase("connecting to the other ranks");

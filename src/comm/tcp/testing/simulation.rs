@@ -3,7 +3,7 @@
 
 use super::super::control::{self, ControlMessage, JoinRequest};
 use super::super::handshake::Key;
-use super::super::{Join, allow_many_files, connect_to_rank0};
+use super::super::{Join, connect_to_rank0};
 use crate::{Failed, RankReport};
 use std::io::{self, Read};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ pub struct Ranks {
 
 /// Joins all ranks except 0 of `join.world`, one after the other.
 pub fn meet(join: &Join) -> Result<Ranks, Failed> {
-    allow_many_files();
+    base::input::allow_many_files();
     let key = Key::new(&join.secret, &join.job);
     let connect = |rank| connect_to_rank0(join, &key, &JoinRequest::new(join, rank, 1));
     let all = (1..join.world).map(connect).collect::<Result<Vec<TcpStream>, Failed>>()?;
