@@ -5,6 +5,7 @@
 
 pub mod binary;
 pub mod events;
+pub mod grids;
 pub mod hosts;
 pub mod s3;
 pub mod saved;

@@ -31,7 +31,7 @@ const WORDS: &[(&str, &str)] = &[
     ("Wish", "OrderSpec, a search's request"), ("Witness", "observer, watchdog"),
 ];
 
-/// Whoever reads standard output may leave early; `println!` then ends the program.
+/// The reader of standard output may close it early; `println!` then ends the program.
 #[test]
 fn lines_are_printed_by_what_outlives_their_reader() {
     let mut found = Vec::new();

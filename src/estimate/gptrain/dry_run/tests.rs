@@ -2,38 +2,14 @@
 
 use super::*;
 use crate::gptrain::prices;
+use grids::{GRIDS, MANIFEST};
+
+#[path = "../../../../tests/common/grids.rs"]
+mod grids;
 
 fn planned(sets: &[&str]) -> Manifest {
-    let text = "
-model: {layers: 8, hidden: 16, heads: 4, vocab: 60, seq_len: 8}
-data: {train: none}
-batch: {micro: 2, global: 32}
-lr: {peak: 1e-3}
-train: {samples: 800}
-";
-    manifest::for_test(text, sets)
+    manifest::for_test(MANIFEST, sets)
 }
-
-const GRIDS: [&[&str]; 18] = [
-    &["topology.tensor=2"],
-    &["topology.tensor=4", "topology.recompute=full", "precision=bf16"],
-    &["topology.tensor=2", "topology.sequence_parallel=true", "topology.recompute=selective"],
-    &["topology.data=4", "precision=bf16"],
-    &["topology.data=4", "topology.zero=1", "precision=bf16"],
-    &["topology.data=2", "topology.zero=2", "topology.tensor=2"],
-    &["topology.data=2", "topology.zero=3"],
-    &["topology.data=2", "topology.zero=3", "model.layers=1", "precision=bf16"],
-    &["topology.pipeline=4", "model.tied_head=false"],
-    &["topology.pipeline=2", "topology.schedule=gpipe", "precision=bf16"],
-    &["topology={pipeline: 2, schedule: interleaved, overlap_p2p: true}"],
-    &["topology.pipeline=2", "topology.schedule=interleaved", "topology.tensor=2"],
-    &["topology={pipeline: 2, tensor: 2, data: 2, sequence_parallel: true, zero: 1}"],
-    &["topology={data: 4, compression: {powersgd: {rank: 2, min_rate: 1}}}"],
-    &["topology={tensor: 2, data: 2, zero: 1, compression: {powersgd: {rank: 1}}}"],
-    &["topology={tensor: 2, data: 2, zero: 1}", "optimizer.adafactor.scale_parameter=true"],
-    &["topology={pipeline: 2, tensor: 2, data: 2, zero: 1}", "optimizer=adafactor"],
-    &["topology={tensor: 2, data: 2, zero: 3}", "precision=fp8", "model.hidden=32"],
-];
 
 /// The short cut of a search: one stage of each kind.
 #[test]
