@@ -89,8 +89,7 @@ fn find_checkpoint(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
 
 fn hugging_face(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
     let HfConfig { family, model, .. } = hf::read_config(folder)?;
-    let tokenizer = folder.join(hf::TOKENIZER);
-    let tokenizer = tokenizer.exists().then(|| tokenizer.canonicalize()).transpose();
+    let tokenizer = hf::tokenizer_in(folder).map(|path| path.canonicalize()).transpose();
     let mut m = Manifest::for_model(&model);
     m.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
     Ok((Source::HuggingFace { folder: folder.into(), family }, m))
