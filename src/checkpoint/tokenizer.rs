@@ -7,7 +7,7 @@ use anyhow::Context;
 use base::output::Existing;
 use base::{Count, Problems};
 use data::record::describe_file;
-use data::tokenizer::{self, Tokenizer};
+use data::tokenizer::{self, NamedFile, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -104,15 +104,11 @@ pub fn keep(run: &Path, path: &Path) -> anyhow::Result<Option<String>> {
     }
     let files = tokenizer::files(path)?;
     atomic_folder::write(&copy, FolderKind::Run, Existing::Refused, |temporary| {
-        let names = match files.len() {
-            1 => &[tokenizer::TOKENIZER][..],
-            _ => &[tokenizer::VOCAB, tokenizer::MERGES],
-        };
-        for (file, name) in files.iter().zip(names) {
-            let failed = || format!("cannot copy {}", file.display());
-            fs::copy(file, temporary.join(name)).with_context(failed)?;
+        for NamedFile { path, name } in &files {
+            let failed = || format!("cannot copy {}", path.display());
+            fs::copy(path, temporary.join(name)).with_context(failed)?;
         }
-        hf::carry_beside(&files[0], temporary)
+        hf::carry_beside(&files[0].path, temporary)
     })?;
     Ok(None)
 }

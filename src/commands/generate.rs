@@ -92,7 +92,7 @@ fn tokenizer(options: &SampleOptions, m: &Manifest, folder: &Path) -> anyhow::Re
         return Tokenizer::load(&imported);
     }
     let what = "the run's manifest names no tokenizer";
-    let remedy = "say --tokenizer tokenizer.json";
+    let remedy = "say --tokenizer tokenizer.json (or bytes)";
     Err(Problems::one(folder.display().to_string(), what, remedy).into())
 }
 

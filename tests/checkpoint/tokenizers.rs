@@ -230,7 +230,7 @@ fn a_record_that_names_a_device_or_wrong_numbers_is_refused() {
 #[test]
 fn any_token_may_end_documents() {
     let lab = lab();
-    let build = "data build text.txt --format lines -t mine.json -o lines --eod line";
+    let build = "data build text.txt --format lines -t mine.json -o lines --eod Ġline";
     let done = lab.gptrain(&build.split(' ').collect::<Vec<_>>());
     done.expect(0, &[]);
     let record: Value = serde_json::from_slice(&read(lab.path("lines.tokenizer"))).unwrap();
@@ -289,7 +289,35 @@ fn vocabulary_and_merges_go_through_a_run() {
     );
     lab.gptrain(&["export", "run-model", "--output", "out-model"]).well();
     assert!(lab.path("out-model/tokenizer.model").exists());
-    lab.gptrain(&["sample", "run-pair", "--tokenizer", "bytes"]).expect(2, &["bytes", "257"]);
+}
+
+/// A run trains on ids and only copies its tokenizer, also one that other programs read.
+#[test]
+fn a_run_keeps_a_tokenizer_of_another_program() {
+    let lab = Lab::new();
+    fs::write(lab.path("tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\0\0\0\0").unwrap();
+    for steps in ["train.steps=2", "train.steps=4"] {
+        let done = lab.run(&[steps, "data.tokenizer=tokenizer.model"]);
+        done.expect(0, &["prompts and texts cannot be read", "SentencePiece's tokenizer.model"]);
+    }
+    let kept = read(lab.path("runs/a/tokenizer/tokenizer.model"));
+    assert!(kept == read(lab.path("tokenizer.model")));
+    lab.gptrain(&["sample", "runs/a"]).expect(2, &["is SentencePiece's tokenizer.model"]);
+}
+
+#[test]
+fn bytes_are_a_tokenizer_for_samples_and_scores() {
+    let lab = Lab::new();
+    fs::write(lab.path("text.txt"), "a text of bytes, which every model of 257 ids can score")
+        .unwrap();
+    lab.run(&["train.steps=2", "model.vocab=257"]).well();
+    lab.gptrain(&["sample", "runs/a", "--tokens", "3"]).expect(2, &["--tokenizer", "or bytes"]);
+    lab.gptrain(&["sample", "runs/a", "--tokens", "3", "--tokenizer", "bytes"]).well();
+    let score = ["eval", "runs/a", "--data", "text.txt", "--tokenizer", "bytes"];
+    assert!(lab.gptrain(&score).expect(0, &[]).out.contains("54 tokens"));
+    lab.run(&["train.steps=2", "log.folder=runs/b"]).well();
+    let small = ["sample", "runs/b", "--tokenizer", "bytes"];
+    lab.gptrain(&small).expect(2, &["bytes: has 257 ids"]);
 }
 
 /// A list of end tokens in generation_config.json: each of them ends a text.

@@ -4,7 +4,7 @@
 use super::TokenIds;
 use anyhow::Context;
 use base::input;
-use data::tokenizer::{self, TOKENIZER, Tokenizer, own_folder};
+use data::tokenizer::{self, NamedFile, TOKENIZER, Tokenizer, own_folder};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::ErrorKind;
@@ -16,9 +16,6 @@ pub const FOLDER: &str = "hf";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION: &str = "generation_config.json";
 const CONFIG: &str = "config.json";
-
-/// GPT-2's tokenizer in two files.
-const PAIR: [&str; 2] = [tokenizer::VOCAB, tokenizer::MERGES];
 
 /// Files that belong to a tokenizer in the same folder.
 const BESIDE: [&str; 8] = [
@@ -47,7 +44,8 @@ pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
 
 /// The tokenizer's file in a Hugging Face folder: tokenizer.json, or a vocab.json with its merges.txt.
 pub fn tokenizer_in(folder: &Path) -> Option<PathBuf> {
-    let [json, vocab, merges] = [TOKENIZER, PAIR[0], PAIR[1]].map(|name| folder.join(name));
+    let names = [TOKENIZER, tokenizer::VOCAB, tokenizer::MERGES];
+    let [json, vocab, merges] = names.map(|name| folder.join(name));
     let pair = vocab.exists() && merges.exists();
     Some(json).filter(|path| path.exists()).or(pair.then_some(vocab))
 }
@@ -65,7 +63,7 @@ pub fn end_tokens(run: &Path) -> Vec<u32> {
 /// Files that are exported with a run's weights.
 pub struct Companions {
     /// Tokenizer's file, or GPT-2's two files; empty without a tokenizer.
-    tokenizer: Vec<PathBuf>,
+    tokenizer: Vec<NamedFile>,
     /// Folder with the files that were imported with the weights.
     carried: Option<PathBuf>,
     /// End-of-document token, if the manifest names one.
@@ -115,7 +113,7 @@ impl Companions {
     /// Tokens that begin and end texts. If the tokenizer has no token for the start, the
     /// end-of-document token precedes a document.
     fn tokenizer_ids(&self) -> (Option<u32>, Option<u32>) {
-        let path = self.tokenizer.first();
+        let path = self.tokenizer.first().map(|file| file.path.as_path());
         let tokenizer = path.and_then(|path| Tokenizer::load(path).ok());
         let eos = self.eod.or(tokenizer.as_ref().and_then(Tokenizer::eod));
         let config = path.and_then(|path| tokenizer::settings(path, TOKENIZER_CONFIG));
@@ -129,12 +127,11 @@ impl Companions {
     /// Writes the files into `to`. Returns whether a tokenizer is among them. The tokenizer's file gets
     /// the name that transformers expects.
     pub fn write(&self, to: &Path, tokens: &TokenIds) -> anyhow::Result<bool> {
-        let names = if self.tokenizer.len() == 1 { &[TOKENIZER][..] } else { &PAIR };
-        for (path, name) in self.tokenizer.iter().zip(names) {
+        for NamedFile { path, name } in &self.tokenizer {
             fs::copy(path, to.join(name)).with_context(|| cannot("copy", path))?;
         }
         match (self.tokenizer.first(), &self.carried) {
-            (Some(path), _) => carry_beside(path, to)?,
+            (Some(file), _) => carry_beside(&file.path, to)?,
             (None, Some(folder)) => {
                 BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))?;
             }
@@ -150,7 +147,8 @@ impl Companions {
             });
             write(&to.join(GENERATION), &settings)?;
         }
-        if let [path] = &self.tokenizer[..]
+        if let [NamedFile { path, name }] = &self.tokenizer[..]
+            && name == TOKENIZER
             && !to.join(TOKENIZER_CONFIG).exists()
         {
             write(&to.join(TOKENIZER_CONFIG), &self.tokenizer_config(path, tokens)?)?;

@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(parse(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
     }
 
-    /// Of a template `<s> $A </s>` the harness adds nothing, or the first token; the last is never scored.
+    /// With a template `<s> $A </s>` the harness adds nothing, or the first token; the last is not scored.
     #[cfg(feature = "tokenizers")]
     #[test]
     fn an_answer_has_no_token_of_the_template() {

@@ -25,6 +25,9 @@ pub struct AddedToken {
     pub special: bool,
 }
 
+/// Maximum length of a content in bytes.
+const LONGEST: usize = 256;
+
 /// Part of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
@@ -42,19 +45,23 @@ pub struct AddedTokens {
 }
 
 impl AddedTokens {
-    /// None if these rules could differ from the crate's: matches that overlap.
-    pub fn new(list: Vec<AddedToken>) -> Option<AddedTokens> {
+    /// Fails with a description of tokens that are left to the crate: matches that overlap, and contents
+    /// so long that a search for them takes longer than the crate's.
+    pub fn new(list: Vec<AddedToken>) -> Result<AddedTokens, &'static str> {
         let strips = list.iter().any(|token| token.lstrip || token.rstrip);
         let spaced = list.iter().any(|token| token.content.starts_with(char::is_whitespace));
         if strips && spaced {
-            return None;
+            return Err("a token that takes spaces, and one that begins with a space");
+        }
+        if list.iter().any(|token| token.content.len() > LONGEST) {
+            return Err("a token of more than 256 bytes");
         }
         let mut passes = [Trie::default(), Trie::default()];
         for (index, token) in list.iter().enumerate().filter(|(_, token)| !token.content.is_empty())
         {
             passes[usize::from(token.normalized)].insert(&token.content, index as u32);
         }
-        Some(AddedTokens { list, passes })
+        Ok(AddedTokens { list, passes })
     }
 
     pub fn list(&self) -> &[AddedToken] {
@@ -263,6 +270,7 @@ mod tests {
         assert_eq!(parts(vec![mask(true, true)], "<m> <m> ", false), "1|1");
         let word = AddedToken { single_word: true, ..token(1, "mask") };
         assert_eq!(parts(vec![word], "mask unmask maské mask.", false), "1| unmask maské |1|.");
-        assert!(AddedTokens::new(vec![mask(true, false), token(2, " x")]).is_none());
+        assert!(AddedTokens::new(vec![mask(true, false), token(2, " x")]).is_err());
+        assert!(AddedTokens::new(vec![token(2, &"x".repeat(257))]).is_err());
     }
 }

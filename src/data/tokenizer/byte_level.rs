@@ -265,8 +265,7 @@ fn added_tokens(
         next += u32::from(id == next && !vocab.contains_key(&token.content));
         tokens.push(token);
     }
-    let overlap = "added_tokens holds one that takes spaces, and one that begins with a space";
-    AddedTokens::new(tokens).ok_or(overlap.into())
+    AddedTokens::new(tokens).map_err(|tokens| format!("added_tokens holds {tokens}"))
 }
 
 /// Pattern that cuts text, and whether a space is put before it.

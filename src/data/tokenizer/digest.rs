@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use base::Problems;
 use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
@@ -13,12 +14,15 @@ use super::pair::Settings;
 /// XXH3 of a tokenizer, in 16 hexadecimal digits. A tokenizer.json is read as JSON, so that spaces,
 /// the order of keys, `truncation` and `padding` (which transformers adds when it saves) and the two
 /// spellings of a merge do not count. GPT-2's vocab.json and merges.txt count byte by byte, with the
-/// settings beside them that change their ids.
+/// settings beside them that change their ids, and files that only other programs read byte by byte.
 pub fn digest(path: &Path) -> Result<String> {
     if path == Path::new(BYTES) {
         return Ok(hex(xxh3_64(BYTES.as_bytes())));
     }
-    let TokenizerFile { path, json, merges } = files::open(path)?;
+    let TokenizerFile { path, json, merges } = match files::open(path) {
+        Err(error) if error.is::<Problems>() => return digest_bytes(path, error),
+        opened => opened?,
+    };
     let Some((_, merges)) = merges else {
         let mut value = Value::Object(json);
         normalise(&mut value);
@@ -29,6 +33,14 @@ pub fn digest(path: &Path) -> Result<String> {
     hash.update(merges.as_bytes());
     hash.update(&Settings::read(&path, &json).digest_bytes(&json));
     Ok(hex(hash.digest()))
+}
+
+/// Digest of a file of another format; the `error` of reading it if there is none.
+fn digest_bytes(path: &Path, error: anyhow::Error) -> Result<String> {
+    match &files::files(path)?[..] {
+        [file] => Ok(hex(xxh3_64(&read(&file.path)?))),
+        _ => Err(error),
+    }
 }
 
 fn hex(digest: u64) -> String {

@@ -29,15 +29,39 @@ pub struct TokenizerFile {
     pub merges: Option<(PathBuf, String)>,
 }
 
-/// Files that a tokenizer is read from: a tokenizer.json, or vocab.json and merges.txt.
-pub fn files(path: &Path) -> Result<Vec<PathBuf>> {
-    let TokenizerFile { path, merges, .. } = open(path)?;
-    Ok(std::iter::once(path).chain(merges.map(|(path, _)| path)).collect())
+/// File of a tokenizer, with the name that transformers expects.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedFile {
+    pub path: PathBuf,
+    pub name: String,
+}
+
+/// Files that a tokenizer is read from: a tokenizer.json, or vocab.json and merges.txt; or a file of
+/// another format, which only other programs read.
+pub fn files(path: &Path) -> Result<Vec<NamedFile>> {
+    let named = |path: PathBuf, name: &str| NamedFile { path, name: name.into() };
+    match open(path) {
+        Ok(TokenizerFile { path, merges: None, .. }) => Ok(vec![named(path, TOKENIZER)]),
+        Ok(TokenizerFile { path, merges: Some((merges, _)), .. }) => {
+            Ok(vec![named(path, VOCAB), named(merges, MERGES)])
+        }
+        Err(error) => {
+            let file = error.is::<Problems>().then(|| locate(path).ok()).flatten();
+            let file = file.filter(|file| file.is_file()).ok_or(error)?;
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            Ok(vec![NamedFile { path: file, name }])
+        }
+    }
+}
+
+/// Path of a tokenizer's file: `path`, or one in that folder.
+fn locate(path: &Path) -> Result<PathBuf> {
+    if path.is_dir() { in_folder(path) } else { Ok(path.to_path_buf()) }
 }
 
 /// Finds and reads the files of a tokenizer: `path` is one of them, or their folder.
 pub fn open(path: &Path) -> Result<TokenizerFile> {
-    let path = if path.is_dir() { in_folder(path)? } else { path.to_path_buf() };
+    let path = locate(path)?;
     let bytes = read(&path)?;
     let place = || path.display().to_string();
     if let Some(format) = foreign_format(&bytes) {
@@ -199,8 +223,17 @@ mod tests {
         // A tokenizer.json may have any name.
         let path = folder.path().join("vocab.json");
         fs::write(&path, r#"{"model": {}}"#).unwrap();
-        assert_eq!(files(&path).unwrap(), [path.clone()]);
+        let list = |path: &Path| {
+            let files = files(path).unwrap().into_iter();
+            files.map(|file| (file.path, file.name)).collect::<Vec<_>>()
+        };
+        assert_eq!(list(&path), [(path.clone(), "tokenizer.json".into())]);
         fs::write(&path, r#"{"a": 0}"#).unwrap();
-        assert_eq!(files(folder.path()).unwrap(), [path, folder.path().join("merges.txt")]);
+        let merges = folder.path().join("merges.txt");
+        let both = [(path, "vocab.json".into()), (merges, "merges.txt".into())];
+        assert_eq!(list(folder.path()), both);
+        // A run keeps a file that only other programs read.
+        let model = folder.path().join("a.model");
+        assert_eq!(list(&model), [(model, "a.model".into())]);
     }
 }

@@ -30,7 +30,7 @@ mod train;
 
 pub use digest::digest;
 pub use encoder::Encoder;
-pub use files::{MERGES, TOKENIZER, VOCAB, files, own_folder, settings};
+pub use files::{MERGES, NamedFile, TOKENIZER, VOCAB, files, own_folder, settings};
 pub use train::{Trainer, Training};
 
 use std::collections::HashMap;
