@@ -21,13 +21,14 @@ mod data;
 mod estimate;
 mod bench;
 mod shell;
+mod unknown;
 mod interrupt;
 
 use base::Bytes;
 use base::memory::{HostMemory, MemoryLimit};
 use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use launch::console::Form;
 use launch::exit;
 use launch::messages::Messages;
@@ -207,7 +208,13 @@ pub fn main() -> ExitCode {
         return ExitCode::from(1);
     }
     base::input::allow_many_files();
-    let Cli { command, log_level, quiet } = Cli::parse();
+    let Cli { command, log_level, quiet } = match parse() {
+        Ok(parsed) => parsed,
+        Err(problems) => {
+            base::warn!("{}", coloured(&problems.to_string()));
+            return ExitCode::from(2);
+        }
+    };
     let messages = Messages::default();
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.trace.is_some());
@@ -227,6 +234,16 @@ pub fn main() -> ExitCode {
         base::warn!("{}", coloured(&line));
     }
     ExitCode::from(code)
+}
+
+/// Parses the command line. Prints help, and clap's messages about mistakes, and exits; a setting given
+/// as an option is the error.
+fn parse() -> Result<Cli, base::Problems> {
+    Cli::try_parse().map_err(|error| {
+        let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        let words: Vec<String> = words.collect();
+        unknown::explain(&error, &Cli::command(), &words).unwrap_or_else(|| error.exit())
+    })
 }
 
 /// Address space that every command needs beside the program: stacks of threads, buffers.

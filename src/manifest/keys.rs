@@ -1,6 +1,7 @@
 //! Checks the YAML tree against the table of settings through its JSON Schema: the keys, the kind
 //! of each value, and its limits. Values that pass can be deserialised by serde.
 
+use super::other_trainers;
 use super::report::{Report, short};
 use super::suggest;
 use super::tree::{Entry, Node, Value};
@@ -34,6 +35,17 @@ pub fn settings() -> Vec<String> {
     let is_section = |key: &String| keys.iter().any(|other| begins(key, other));
     let ends = |key: &&String| !key.contains('*') && !is_section(key);
     keys.iter().filter(ends).cloned().collect()
+}
+
+/// Suggestion for an option of the command line that does not exist, such as `--lr` or `--train-iters`.
+pub fn suggest_setting(option: &str) -> Option<suggest::Suggestion> {
+    suggest::option(option, &settings())
+}
+
+/// Paths of all keys and sections; `*` represents a name or a number.
+#[cfg(test)]
+pub fn all() -> Vec<String> {
+    Keys::new().all
 }
 
 /// JSON Schema of a manifest, for editors.
@@ -77,7 +89,7 @@ impl Keys {
         for entry in entries {
             let below = suggest::join(path, &entry.key);
             match known.get(&entry.key) {
-                None => self.unknown(path, &entry.key, known, report),
+                None => self.unknown(path, entry, known, report),
                 Some(schema) => {
                     if let Some(value) = self.value(&entry.node, schema, &below, report) {
                         values.insert(entry.key.clone(), value);
@@ -101,22 +113,32 @@ impl Keys {
         Json::Object(values)
     }
 
+    /// Reports a key that does not exist, or the keys of a section that does not exist, if another
+    /// trainer has it.
     fn unknown(
         &self,
         path: &str,
-        key: &str,
+        entry: &Entry,
         known: &serde_json::Map<String, Json>,
         report: &mut Report,
     ) {
-        let below = suggest::join(path, key);
+        let below = suggest::join(path, &entry.key);
         if report.is_full() {
             return;
         }
         let siblings = known.keys().map(String::as_str);
-        let remedy = match suggest::key(path, key, siblings, &self.all) {
+        let meant = suggest::key(path, &entry.key, siblings, &self.all);
+        if let (None, Value::Map(inside)) = (&meant, &entry.node.value)
+            && inside.iter().any(|inner| is_elsewhere(&below, inner))
+        {
+            let none = serde_json::Map::new();
+            inside.iter().for_each(|inner| self.unknown(&below, inner, &none, report));
+            return;
+        }
+        let remedy = match meant {
             Some(meant) => {
-                report.mark_invalid(&meant);
-                format!("did you mean {meant}?")
+                meant.key().into_iter().for_each(|key| report.mark_invalid(key));
+                meant.remedy()
             }
             None if known.is_empty() => "remove it".to_string(),
             None => {
@@ -243,6 +265,15 @@ impl Keys {
         for below in [shape.named, shape.items].into_iter().flatten() {
             self.list(below, &suggest::join(path, "*"), all);
         }
+    }
+}
+
+/// Whether another trainer has a key, or a section with one, under this name.
+fn is_elsewhere(path: &str, entry: &Entry) -> bool {
+    let below = suggest::join(path, &entry.key);
+    match &entry.node.value {
+        Value::Map(inside) => inside.iter().any(|inner| is_elsewhere(&below, inner)),
+        _ => other_trainers::find(&below).is_some(),
     }
 }
 

@@ -21,6 +21,7 @@ mod lr;
 mod model;
 mod notes;
 mod optimizers;
+pub mod other_trainers;
 mod overrides;
 mod paths;
 pub mod place;
@@ -47,7 +48,7 @@ pub use choices::{
 pub use cluster::{Comm, Restart, Slurm};
 pub use family::{Architecture, Family};
 pub use inference::for_inference;
-pub use keys::{schema, settings};
+pub use keys::{schema, settings, suggest_setting};
 pub use layers::LayerKind;
 pub use loss_scale::LossScale;
 pub use lr::{Decay, Lr, Span, Wsd};
@@ -56,6 +57,7 @@ pub use read::{IN_FOLDER, Loaded, Validity, load, load_with, parse, parse_saved}
 pub use rewrite::rewrite;
 pub use rope::{Linear, Llama3, Position, Rope, RopeScaling, Yarn};
 pub use run::{Checkpoint, Divergence, EvalTask, Log, Plan, Train};
+pub use suggest::Suggestion;
 pub use topology::{LayerSplit, Offload, PowerSgd, Topology};
 
 /// One experiment, checked.

@@ -2,7 +2,12 @@
 
 use super::report::Report;
 use super::tree::Node;
-use super::{Manifest, check, forms::Raw, keys::Keys, overrides, removed, tree};
+use super::{
+    Manifest, check,
+    forms::Raw,
+    keys::{self, Keys},
+    overrides, removed, tree,
+};
 use anyhow::Context;
 use base::{Problems, input};
 use std::fs::File;
@@ -55,6 +60,7 @@ pub fn load_with(path: &Path, sets: &[String], checks: Checks) -> anyhow::Result
 fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyhow::Result<Loaded> {
     let name = path.display().to_string();
     let text = text(path, &name)?;
+    refuse_script(&text, &name)?;
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
@@ -118,6 +124,31 @@ pub(super) fn finish(
     let Problems { mut list } = report.problems();
     list.extend(more.list);
     Err(Problems { list })
+}
+
+/// Fails for a script that starts another trainer.
+fn refuse_script(text: &str, name: &str) -> Result<(), Problems> {
+    let job = |line: &str| ["#SBATCH", "#PBS", "#BSUB"].iter().any(|word| line.starts_with(word));
+    if !text.starts_with("#!") && !text.lines().any(job) {
+        return Ok(());
+    }
+    let words = text.split(|c: char| c.is_whitespace() || matches!(c, '=' | '"' | '\''));
+    let options = words.filter(|word| word.starts_with("--"));
+    let mut known: Vec<String> = options
+        .filter_map(|word| {
+            let key = keys::suggest_setting(word)?.key()?.to_string();
+            Some(format!("{word} is {key}"))
+        })
+        .collect();
+    known.dedup();
+    known.truncate(3);
+    let such =
+        if known.is_empty() { String::new() } else { format!(": {}, …", known.join(", ")) };
+    let remedy = format!(
+        "write a manifest (`gptrain manifest new --help`); docs/coming-from.md has the settings of \
+         other trainers' options{such}"
+    );
+    Err(Problems::one(name, "this is a shell script, not a manifest", remedy))
 }
 
 fn text(path: &Path, name: &str) -> anyhow::Result<String> {

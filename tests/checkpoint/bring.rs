@@ -6,6 +6,7 @@ use super::bring_llama::same_states;
 use crate::common::binary::{Done, Lab};
 use crate::common::saved;
 use crate::common::unpack::unpack;
+use gptrain::manifest::other_trainers::{self, Meaning};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -163,6 +164,28 @@ fn every_weight_and_moment_is_the_originals() {
     same_states(&lab);
 }
 
+/// Each row `KEY: VALUE  (NAME)` of an import is one of the table that messages and docs/coming-from.md
+/// are made of.
+fn agrees_with_the_table(rows: &str) {
+    // One argument sets several keys.
+    let also = [("data.seed", "seed"), ("model.dropout.embedding", "hidden_dropout")];
+    let mut compared = 0;
+    for row in rows.lines() {
+        let Some((key, rest)) = row.trim().split_once(": ") else { continue };
+        let Some((_, name)) = rest.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) else {
+            continue;
+        };
+        let Some(found) = other_trainers::find(name).filter(|_| !also.contains(&(key, name)))
+        else {
+            continue;
+        };
+        let Meaning::Setting { key: meant, .. } = found.meaning else { panic!("{name}") };
+        assert_eq!(key, meant, "{name}");
+        compared += 1;
+    }
+    assert!(compared > 15, "{compared} of {rows}");
+}
+
 #[test]
 fn a_dry_import_says_what_becomes_which_setting_and_writes_nothing() {
     let lab = lab();
@@ -179,6 +202,7 @@ fn a_dry_import_says_what_becomes_which_setting_and_writes_nothing() {
         assert!(done.out.contains(words), "{words}: {}", done.out);
     }
     assert!(!lab.path("runs/brought").exists());
+    agrees_with_the_table(&done.out);
     let json = lab.gptrain(&["import", "bloom", "--dry", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!((&json["step"], &json["samples"]), (&6.into(), &32.into()));

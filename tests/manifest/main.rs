@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `accepted` | accepted manifests, and that the effective manifest means the same |
 //! | `reference` | docs/manifest.md, made from the schema |
+//! | `coming_from` | docs/coming-from.md, made from the table of other trainers' names; suggestions |
 //! | `refused` | refused manifests, with the text of every message |
 //! | `adafactor`, `muon` | the settings of Adafactor and of Muon |
 //! | `layers` | the settings of kinds of layers |
@@ -12,6 +13,7 @@
 
 mod accepted;
 mod adafactor;
+mod coming_from;
 mod hostile;
 mod layers;
 mod muon;

@@ -82,8 +82,8 @@ fn unknown_keys_name_the_nearest_known_one() {
          batch.global?",
     );
     check_added(
-        "log: {wandb_project: x}",
-        "m.yaml:17: unknown key log.wandb_project → log has the \
+        "log: {colour: x}",
+        "m.yaml:17: unknown key log.colour → log has the \
          keys folder, format, interval, \
          peak_tflops, prometheus, tensorboard",
     );

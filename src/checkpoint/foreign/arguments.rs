@@ -5,6 +5,7 @@ mod model;
 use super::super::torch::{Node, Value};
 use super::settings::{Settings, number, quoted};
 use base::Problems;
+use manifest::other_trainers::{self, Trainer};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
@@ -24,17 +25,9 @@ const UNLISTED: &[&str] = &[
     "log_level", "log_level_replica",
 ];
 
-/// Options of models that gptrain does not have, and reasons.
-const REFUSED: &[(&str, &str)] = &[
-    ("apply_residual_connection_post_layernorm", "gptrain's residual comes before the norm"),
-    ("glu_activation", "this gated layer is not one of gptrain's"),
-    ("use_bnb_optimizer", "the moments are bitsandbytes' 8-bit ones"),
-    ("squared_relu", "this activation is not one of gptrain's"),
-    ("quick_geglu", "this activation is not one of gptrain's"),
-    ("multi_latent_attention", "this attention is not one of gptrain's"),
-    ("mtp_num_layers", "gptrain predicts one token at a time"),
-    ("window_size", "gptrain's windows are model.window: import the weights alone"),
-];
+/// Reason to refuse `window_size`, which a manifest has in another form.
+const WINDOW: (&str, &str) =
+    ("window_size", "gptrain's windows are model.window: import the weights alone");
 
 /// Megatron's arguments. Records which are read.
 pub struct Arguments<'t> {
@@ -90,8 +83,8 @@ impl<'t> Arguments<'t> {
         Problems::one(self.place.clone(), what, remedy).into()
     }
 
-    /// Fails if an option of `REFUSED` is set, or one of `more`, which this format's reader does not know:
-    /// name and reason.
+    /// Fails if an option of a model that gptrain does not have is set, or one of `more`, which this
+    /// format's reader does not know: name and reason.
     pub fn refuse(&self, more: &[(&str, &str)]) -> Result<(), Problems> {
         let mut problems = Problems::default();
         let mut refuse = |name: &str, why: &str| {
@@ -101,11 +94,12 @@ impl<'t> Arguments<'t> {
                 "train it there",
             );
         };
-        for (name, why) in REFUSED.iter().chain(more) {
-            if self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false))) {
-                refuse(name, why);
-            }
-        }
+        let is_given = |name: &str| {
+            self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false)))
+        };
+        let models = other_trainers::other_models(Trainer::Megatron).chain([WINDOW]);
+        models.filter(|(name, _)| is_given(name)).for_each(|(name, why)| refuse(name, why));
+        more.iter().filter(|(name, _)| is_given(name)).for_each(|(name, why)| refuse(name, why));
         if let Some(rule) =
             self.get("optimizer").filter(|rule| rule.str().is_ok_and(|r| r != "adam"))
         {
