@@ -2,13 +2,15 @@
 
 use base::Count;
 use commands::average;
+use commands::local_checkpoint::LocalCheckpoint;
+use commands::model_place::find_checkpoint;
 use serde_json::json;
 use std::path::PathBuf;
 
 /// Average the weights of several checkpoints into a new run
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Checkpoints, or run folders (their newest checkpoint). The file `latest` that `checkpoints/*`
+    /// Checkpoints, run folders (their newest checkpoint), or Hugging Face folders. The file `latest` that `checkpoints/*`
     /// includes is skipped
     #[arg(required = true, num_args = 2..)]
     checkpoints: Vec<PathBuf>,
@@ -24,17 +26,18 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let hint = |path: &&PathBuf| path.ends_with(checkpoint::LATEST) && path.is_file();
     let found = args.checkpoints.iter().filter(|path| !hint(path));
-    let found = found.map(|path| checkpoint::find(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let found = found.map(|path| find_checkpoint(path)).collect::<anyhow::Result<Vec<_>>>()?;
     if found.len() < 2 {
         let what = Count(found.len() as u64).with_noun("checkpoint");
         let remedy = "name at least two";
         return Err(base::Problems::one("CHECKPOINTS", what, remedy).into());
     }
     let written = average::average(&found, &args.output, args.overwrite.existing())?;
+    let names: Vec<String> = found.iter().map(LocalCheckpoint::name).collect();
     let lines = || {
         base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
         base::say!("next: `gptrain run {}` continues from it", args.output.display());
     };
-    args.json.say(lines, json!({ "checkpoint": written, "mean_of": found }));
+    args.json.say(lines, json!({ "checkpoint": written, "mean_of": names }));
     Ok(())
 }

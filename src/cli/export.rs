@@ -2,13 +2,14 @@
 
 use base::{Bytes, DType, Problems};
 use checkpoint::{self, foreign, hf};
+use commands::model_place::find_checkpoint;
 use serde_json::json;
 use std::path::PathBuf;
 
 /// Write a checkpoint as a Hugging Face folder, as Megatron-LM's, or as DeepSpeed's universal one
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Checkpoint, or run folder (its newest checkpoint)
+    /// Checkpoint, run folder (its newest checkpoint), Hugging Face folder, or s3://BUCKET/PREFIX
     checkpoint: PathBuf,
     /// Folder to write: config.json, safetensors, tokenizer and generation settings; with --to
     /// megatron iter_N/mp_rank_TT_PPP; with --to deepspeed-universal global_stepN_universal/zero/NAME
@@ -64,16 +65,17 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         Choice::Bf16 => DType::BF16,
         Choice::F16 => DType::F16,
     });
-    let from = checkpoint::find(&args.checkpoint)?;
+    let local = find_checkpoint(&args.checkpoint)?;
+    let from = &local.folder;
     let (tokenizer, existing) = (args.tokenizer, args.overwrite.existing());
     let options = hf::Options { dtype, shard: args.shard_size, tokenizer, existing };
-    let done = hf::export(&from, &args.output, options)?;
+    let done = hf::export(from, &args.output, options)?;
     let (folder, family) = (args.output.display(), done.family.name());
     let dtype = checkpoint::precision(done.dtype);
     let files = if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
     let bytes = done.bytes;
     let lines = || {
-        let from = from.display();
+        let from = local.name();
         base::say!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {from}");
         if !done.tokenizer {
             base::say!(
@@ -82,7 +84,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         }
     };
     let object = json!({
-        "folder": args.output, "from": from, "family": family, "dtype": dtype,
+        "folder": args.output, "from": local.name(), "family": family, "dtype": dtype,
         "files": done.files, "bytes": bytes.0, "tokenizer": done.tokenizer,
     });
     args.json.say(lines, object);
@@ -91,12 +93,13 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 
 /// Exports for another trainer.
 fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
-    let from = checkpoint::find(&args.checkpoint)?;
+    let local = find_checkpoint(&args.checkpoint)?;
+    let from = &local.folder;
     let (grid, existing) = ([args.tensor, args.pipeline], args.overwrite.existing());
     let done = match target {
-        Target::Megatron => foreign::export(&from, &args.output, grid, existing)?,
+        Target::Megatron => foreign::export(from, &args.output, grid, existing)?,
         Target::DeepspeedUniversal if grid == [1, 1] => {
-            foreign::export_universal(&from, &args.output, existing)?
+            foreign::export_universal(from, &args.output, existing)?
         }
         Target::DeepspeedUniversal => {
             let what = "cut a folder of Megatron-LM; a universal one has whole parameters";
@@ -107,7 +110,7 @@ fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
     let foreign::Written { step, files, bytes, states, padding, notes } = &done;
     let lines = || {
         let what = if *states { "weights and AdamW's states" } else { "weights" };
-        let (folder, from) = (args.output.display(), from.display());
+        let (folder, from) = (args.output.display(), local.name());
         let [tensor, pipeline] = grid;
         let cut = match target {
             Target::Megatron => format!(", for tensor {tensor} × pipeline {pipeline}"),
@@ -129,7 +132,7 @@ fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
         base::say!("next: --load {folder} {options}, with the model's own arguments");
     };
     let object = json!({
-        "folder": args.output, "from": from, "step": step, "files": files, "bytes": bytes.0,
+        "folder": args.output, "from": local.name(), "step": step, "files": files, "bytes": bytes.0,
         "states": states, "padding": padding, "notes": notes, "tensor": args.tensor,
         "pipeline": args.pipeline,
     });

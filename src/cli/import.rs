@@ -6,6 +6,7 @@ use super::shell::SETTINGS;
 use base::Problems;
 use checkpoint::foreign::Format;
 use commands::import::hugging_face;
+use commands::model_place;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +44,10 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let output = args.output.as_deref();
+    if let Some(from) = args.hf.as_ref().or(args.path.as_ref()) {
+        model_place::ensure_fetched(from)?;
+        model_place::ensure_whole_model(from)?;
+    }
     let (hf, into) = match (&args.hf, &args.path) {
         (Some(hf), into) => (hf.as_path(), into.as_deref()),
         (None, None) => {

@@ -6,7 +6,7 @@ use super::Overwrite;
 use anyhow::{anyhow, bail, ensure};
 use base::{Count, WrongInput, output};
 use checkpoint::inspect;
-use commands::local_checkpoint::LocalCheckpoint;
+use commands::model_place::find_checkpoint;
 use commands::replay;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -15,8 +15,9 @@ use std::path::PathBuf;
 /// Inspect a checkpoint, verify it, or compare two
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Checkpoint (runs/NAME/checkpoints/step-00000040), run folder (its newest checkpoint), or
-    /// mirror (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into a temporary folder
+    /// Checkpoint (runs/NAME/checkpoints/step-00000040), run folder (its newest checkpoint),
+    /// mirror (s3://BUCKET/PREFIX, file:///FOLDER) or Hugging Face folder; these two are read into a
+    /// temporary folder
     checkpoint: PathBuf,
     /// Read all data and verify every digest, value and rule
     #[arg(long)]
@@ -50,10 +51,10 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 }
 
 fn inspect(args: Args) -> anyhow::Result<()> {
-    let local = LocalCheckpoint::find(&args.checkpoint)?;
+    let local = find_checkpoint(&args.checkpoint)?;
     let folder = &local.folder;
     if let Some(other) = &args.diff {
-        let diff = inspect::diff(folder, &LocalCheckpoint::find(other)?.folder)?;
+        let diff = inspect::diff(folder, &find_checkpoint(other)?.folder)?;
         show(&args, &diff)?;
         ensure!(diff.equal(), "the two are different");
         return Ok(());
@@ -73,7 +74,7 @@ fn inspect(args: Args) -> anyhow::Result<()> {
     let findings = inspection.damage.len();
     if findings > 0 {
         let findings = Count(findings as u64).with_noun("finding");
-        bail!("{} is damaged: {findings}", folder.display());
+        bail!("{} is damaged: {findings}", local.name());
     }
     Ok(())
 }

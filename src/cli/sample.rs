@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Run folder (its newest checkpoint) or checkpoint
+    /// Run folder (its newest checkpoint), checkpoint, Hugging Face folder, or s3://BUCKET/PREFIX
     checkpoint: PathBuf,
     /// Text to continue
     #[arg(long, default_value = "")]
@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Temperature: 0 always takes the likeliest token; 1 samples from the model's distribution
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
     /// Choose among this many likeliest tokens (top-k); 0 means all
     #[arg(long, default_value_t = 40)]

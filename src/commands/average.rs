@@ -1,7 +1,7 @@
 //! Mean of several checkpoints' weights, as a new run: at the end of a decay it is often better than
 //! each of them (Izmailov et al. 2018; Kaddour 2022).
 
-use super::local_checkpoint::stored_manifest;
+use super::local_checkpoint::{LocalCheckpoint, stored_manifest};
 use super::new_checkpoint::{WholeWeight, save_weights};
 use anyhow::Context;
 use base::Problems;
@@ -19,10 +19,14 @@ use train::saving;
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
 /// that run's manifest. Step and place in the data are those of the last checkpoint. The optimizer's
 /// states are reset. The mean is computed in f64, in the given order.
-pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::Result<PathBuf> {
+pub fn average(
+    from: &[LocalCheckpoint],
+    output: &Path,
+    existing: Existing,
+) -> anyhow::Result<PathBuf> {
     atomic_folder::check_vacant(output, FolderKind::Run, existing)?;
     let checkpoints =
-        from.iter().map(|folder| Checkpoint::open(folder)).collect::<Result<Vec<_>, _>>()?;
+        from.iter().map(|local| Checkpoint::open(&local.folder)).collect::<Result<Vec<_>, _>>()?;
     let last = checkpoints.last().context("no checkpoint was given")?;
     same_shapes(&checkpoints)?;
     let run = std::path::absolute(output);
@@ -37,7 +41,7 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
         Ok(WholeWeight { shape: tensor.shape.clone(), values: mean(&checkpoints, &tensor.name)? })
     };
     let step = last.index.progress.step;
-    let names: Vec<String> = from.iter().map(|folder| folder.display().to_string()).collect();
+    let names: Vec<String> = from.iter().map(LocalCheckpoint::name).collect();
     let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
     let state = State {
         run: checkpoint::nonce(),

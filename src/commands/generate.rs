@@ -1,8 +1,8 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
-use super::local_checkpoint::stored_manifest;
+use super::model_place::{ModelPlace, Source};
 use base::{Problems, escape_control, rng, say};
-use checkpoint::{self, Index, hf};
+use checkpoint::{hf, tokenizer};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
 use launch::{Device, LocalRank};
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub struct SampleOptions {
-    /// Run folder or checkpoint.
+    /// Run folder, checkpoint, mirror, or Hugging Face folder.
     pub checkpoint: PathBuf,
     pub prompt: String,
     /// Maximum number of generated tokens per text.
@@ -42,20 +42,22 @@ pub struct Sampling {
 
 /// Prints the prompt and the generated continuation.
 pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
-    let Sampling { top_p, .. } = options.sampling;
+    let Sampling { top_p, temperature, .. } = options.sampling;
+    if !(temperature >= 0.0 && temperature.is_finite()) {
+        let what = format!("{temperature} is not a number from 0 on");
+        return Err(Problems::one("--temperature", what, "take 0 for the likeliest token").into());
+    }
     if !(top_p > 0.0 && top_p <= 1.0) {
         let what = format!("{top_p} is not above 0 and at most 1");
         return Err(Problems::one("--top-p", what, "take 1 for all tokens").into());
     }
-    let folder = checkpoint::find(&options.checkpoint)?;
-    let index = Index::read(&folder)?;
-    let m = &stored_manifest(&index.manifest, &[])?.manifest;
-    let tokenizer = tokenizer(options, m, &folder)?;
+    let ModelPlace { source, manifest: m } = &ModelPlace::open(&options.checkpoint)?;
+    let tokenizer = tokenizer(options, m, source)?;
     for note in tokenizer.notes() {
         base::warn!("note: {}", escape_control(note));
     }
+    let imported = source.hugging_face().map(|folder| hf::end_tokens(&folder)).unwrap_or_default();
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
-    let imported = run_of(&folder).map(|run| hf::end_tokens(&run)).unwrap_or_default();
     let ends: Vec<u32> = std::iter::once(end).chain(imported).collect();
     let mut prompt = tokenizer.encode_prompt(&options.prompt)?;
     if tokenizer.head().is_empty() {
@@ -67,7 +69,7 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let mut sampler = Sampler::new(device.backend(), m, context)?;
-    checkpoint::load_weights(&folder, &sampler.weights)?;
+    source.load(&sampler.weights, false)?;
     for number in 0..options.samples {
         let text = GrowingText::new(&tokenizer, prompt.clone());
         if !generate_one(options, number, text, &ends, &mut sampler) {
@@ -78,28 +80,20 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
 }
 
 /// Tokenizer from the command line or else the run's own. It must be the model's.
-fn tokenizer(options: &SampleOptions, m: &Manifest, folder: &Path) -> anyhow::Result<Tokenizer> {
+fn tokenizer(options: &SampleOptions, m: &Manifest, source: &Source) -> anyhow::Result<Tokenizer> {
     let named = m.data.tokenizer.as_deref();
-    let own = checkpoint::tokenizer::own(folder, named);
-    let path = checkpoint::tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
+    let own = source.checkpoint().and_then(|folder| tokenizer::own(folder, named));
+    let path = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
     if let Some(path) = path.or(named.map(Path::to_path_buf)) {
         return Tokenizer::load(&path);
     }
-    // An import without a tokenizer that can be read: its folder says why.
-    if let Some(imported) = run_of(folder).map(|run| run.join(hf::FOLDER))
-        && imported.is_dir()
-    {
-        return Tokenizer::load(&imported);
+    // A folder without a tokenizer that can be read says why.
+    if let Some(folder) = source.hugging_face() {
+        return Tokenizer::load(&folder);
     }
     let what = "the run's manifest names no tokenizer";
     let remedy = "say --tokenizer tokenizer.json (or bytes)";
-    Err(Problems::one(folder.display().to_string(), what, remedy).into())
-}
-
-/// Folder of a checkpoint's run.
-fn run_of(checkpoint: &Path) -> Option<PathBuf> {
-    let checkpoint = std::path::absolute(checkpoint).ok()?;
-    checkpoint.parent()?.parent().map(Path::to_path_buf)
+    Err(Problems::one(options.checkpoint.display().to_string(), what, remedy).into())
 }
 
 /// Generates one text. Returns false when standard output is closed.

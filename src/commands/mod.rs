@@ -15,6 +15,7 @@ pub mod data;
 pub mod generate;
 pub mod eval;
 pub mod local_checkpoint;
+pub mod model_place;
 pub mod replay;
 
 pub mod import;

@@ -8,6 +8,7 @@
 //! | `ops` | `gptrain run --ops`: a step op by op, against its plan |
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
+//! | `places` | models by their place, options that name a setting, examples before questions |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
@@ -39,6 +40,7 @@ mod job;
 mod json;
 mod newcomer;
 mod ops;
+mod places;
 mod random;
 mod readme;
 mod report;

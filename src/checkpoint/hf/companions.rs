@@ -50,10 +50,10 @@ pub fn tokenizer_in(folder: &Path) -> Option<PathBuf> {
     Some(json).filter(|path| path.exists()).or(pair.then_some(vocab))
 }
 
-/// Tokens that end a text of an imported run, by its generation_config.json or config.json; empty if
-/// they name none.
-pub fn end_tokens(run: &Path) -> Vec<u32> {
-    let carried = Some(run.join(FOLDER));
+/// Tokens that end a text, by the generation_config.json or config.json in a folder: a Hugging Face folder,
+/// or `hf` in an imported run. Empty if they name none.
+pub fn end_tokens(folder: &Path) -> Vec<u32> {
+    let carried = Some(folder.to_path_buf());
     let companions = Companions { tokenizer: Vec::new(), carried, eod: None };
     let eos = companions.token_ids().eos;
     let ids = eos.as_array().map_or(std::slice::from_ref(&eos), Vec::as_slice);

@@ -3,6 +3,7 @@
 mod model;
 
 use anyhow::Result;
+use crate::model_place::Source;
 use base::progress::{Progress, Unit};
 use base::{Count, Problems};
 use data::eval::{Accuracy, Samples, Task, Tokens, Validation, Windows};
@@ -12,7 +13,6 @@ use launch::messages::Messages;
 use launch::rank::Rank;
 use launch::{Device, LocalRanks};
 use manifest::{Loaded, Manifest, Position};
-use model::Source;
 use serde::Serialize;
 use std::fmt;
 use std::io::{ErrorKind, Write};

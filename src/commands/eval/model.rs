@@ -1,47 +1,12 @@
 //! Model to score: a run's checkpoint, or a Hugging Face folder.
 
 use super::EvalOptions;
-use crate::local_checkpoint::stored_manifest;
-use anyhow::Context;
-use base::progress::{Progress, Unit};
-use checkpoint::hf::{self, HfConfig};
-use checkpoint::{self, Index, tokenizer};
+use crate::model_place::{ModelPlace, Source};
+use checkpoint::tokenizer;
 use comm::LauncherEnv;
 use data::tokenizer::BYTES;
-use engine::{Frozen, StateSlice};
-use manifest::{self, Family, Loaded, Manifest, Position};
-use std::path::{Path, PathBuf};
-
-/// Source of the weights.
-pub enum Source {
-    Checkpoint(PathBuf),
-    HuggingFace { folder: PathBuf, family: Family },
-}
-
-impl Source {
-    /// Reads this rank's share of the weights, with a progress bar if `shown`. Returns a description of
-    /// the source for the user.
-    pub fn load(&self, weights: &Frozen, shown: bool) -> anyhow::Result<String> {
-        let numbers = |slice: &StateSlice| slice.slice.size.iter().product::<usize>();
-        let bytes = 4 * weights.slices().iter().map(numbers).sum::<usize>();
-        let progress = shown.then(|| Progress::new("loading", bytes as u64, Unit::Bytes));
-        let loaded = &|bytes: usize| {
-            if let Some(progress) = &progress {
-                progress.add(bytes as u64);
-            }
-        };
-        match self {
-            Source::Checkpoint(folder) => {
-                let step = checkpoint::load_weights_with(folder, weights, loaded)?.step;
-                Ok(format!("{}, step {step}", folder.display()))
-            }
-            Source::HuggingFace { folder, family } => {
-                hf::load_weights(folder, *family, weights, loaded)?;
-                Ok(format!("{}, {}", folder.display(), family.name()))
-            }
-        }
-    }
-}
+use manifest::{self, Loaded, Manifest, Position};
+use std::path::Path;
 
 /// Model to score.
 pub struct Opened {
@@ -55,13 +20,11 @@ pub struct Opened {
 /// Model in a folder, and a manifest with which it is scored: its own tokenizer, and as many replicas
 /// as ranks were started, unless the options differ.
 pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
-    let is_run = !folder.join("config.json").exists();
-    let (source, mut m) = if is_run { find_checkpoint(folder)? } else { hugging_face(folder)? };
-    let run = is_run.then(|| m.clone());
-    let own = match &source {
-        Source::Checkpoint(folder) => tokenizer::own(folder, m.data.tokenizer.as_deref()),
-        Source::HuggingFace { .. } => None,
-    };
+    let ModelPlace { source, manifest: mut m } = ModelPlace::open(folder)?;
+    let checkpoint = source.checkpoint();
+    let run = checkpoint.map(|_| m.clone());
+    let named = m.data.tokenizer.as_deref();
+    let own = checkpoint.and_then(|folder| tokenizer::own(folder, named));
     // A missing tokenizer of the manifest is reported when it is needed.
     let chosen = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
     m.data.tokenizer = chosen.or(m.data.tokenizer);
@@ -84,19 +47,4 @@ pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
         loaded.manifest.data.tokenizer = m.data.tokenizer;
     }
     Ok(Opened { source, loaded, run })
-}
-
-fn find_checkpoint(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
-    let found = checkpoint::find(folder)?;
-    let index = Index::read(&found)?;
-    let m = stored_manifest(&index.manifest, &[])?.manifest;
-    Ok((Source::Checkpoint(found), m))
-}
-
-fn hugging_face(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
-    let HfConfig { family, model, .. } = hf::read_config(folder)?;
-    let tokenizer = hf::tokenizer_in(folder).map(|path| path.canonicalize()).transpose();
-    let mut m = Manifest::for_model(&model);
-    m.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
-    Ok((Source::HuggingFace { folder: folder.into(), family }, m))
 }
