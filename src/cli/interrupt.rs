@@ -1,5 +1,5 @@
 //! Ctrl-C, SIGTERM and SIGHUP end every command at once and leave no half-written file. Only `run`
-//! has its own handler: it finishes its step and saves.
+//! and `sweep` have their own handlers: a run finishes its step and saves.
 
 use anyhow::Context;
 use base::output;

@@ -3,6 +3,7 @@
 use super::Overwrite;
 use anyhow::{Context, Result};
 use commands::job_script::{self, JobRequest};
+use manifest::Loaded;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -13,6 +14,18 @@ pub struct Args {
     /// Change a setting of the manifest, here and in the job
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    #[command(flatten)]
+    resources: Resources,
+    /// Write the script to this file instead of printing it
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    #[command(flatten)]
+    overwrite: Overwrite,
+}
+
+/// Resources that a job requests from Slurm.
+#[derive(clap::Args, Clone, Debug)]
+pub struct Resources {
     /// GPUs per node [default: those of plan.hardware; without it the ranks compute on CPUs]
     #[arg(long, value_name = "GPUS")]
     gpus_per_node: Option<NonZeroUsize>,
@@ -31,28 +44,34 @@ pub struct Args {
     /// Account
     #[arg(long, value_parser = word)]
     account: Option<String>,
-    /// Write the script to this file instead of printing it
-    #[arg(short, long, value_name = "FILE")]
-    output: Option<PathBuf>,
-    #[command(flatten)]
-    overwrite: Overwrite,
+}
+
+impl Resources {
+    /// Request for a job with the settings `sets`.
+    pub fn request(&self, sets: Vec<String>) -> JobRequest {
+        JobRequest {
+            nodes: self.nodes.map(usize::from),
+            gpus_per_node: self.gpus_per_node.map(usize::from),
+            cpus_per_task: self.cpus_per_task.map(usize::from),
+            time: self.time.clone(),
+            partition: self.partition.clone(),
+            account: self.account.clone(),
+            sets,
+        }
+    }
+}
+
+/// Script of a job that starts in the working directory.
+pub fn script(loaded: &Loaded, request: &JobRequest) -> Result<String> {
+    let folder = std::env::current_dir().context("cannot find the working directory")?;
+    let program = std::env::current_exe().context("cannot find this program's file")?;
+    let programs = program.parent().unwrap_or(&folder);
+    Ok(job_script::script(loaded, request, &folder, programs)?)
 }
 
 pub fn run(args: Args) -> Result<()> {
     let loaded = manifest::load(&args.manifest, &args.set)?;
-    let request = JobRequest {
-        nodes: args.nodes.map(usize::from),
-        gpus_per_node: args.gpus_per_node.map(usize::from),
-        cpus_per_task: args.cpus_per_task.map(usize::from),
-        time: args.time,
-        partition: args.partition,
-        account: args.account,
-        sets: args.set,
-    };
-    let folder = std::env::current_dir().context("cannot find the working directory")?;
-    let program = std::env::current_exe().context("cannot find this program's file")?;
-    let programs = program.parent().unwrap_or(&folder);
-    let script = job_script::script(&loaded, &request, &folder, programs)?;
+    let script = script(&loaded, &args.resources.request(args.set))?;
     match &args.output {
         Some(path) => {
             base::output::write(path, args.overwrite.existing(), script.as_bytes())?;

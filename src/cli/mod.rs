@@ -17,6 +17,7 @@ mod diagnose;
 mod manifest;
 mod nodes;
 mod job;
+mod sweep;
 mod data;
 mod estimate;
 mod bench;
@@ -108,6 +109,8 @@ enum Command {
     Mlflow(track::Args),
     /// Write the Slurm script of a manifest: its nodes, tasks, GPUs or CPUs
     Job(job::Args),
+    /// Run a manifest with every combination of several values, and compare the runs
+    Sweep(sweep::Args),
     /// Show the nodes that a run excludes, or clear their records
     Nodes(nodes::Args),
     /// Inspect a checkpoint, verify it, or compare two
@@ -283,7 +286,7 @@ fn unwritten() -> (u8, Option<String>) {
 }
 
 fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
-    if !matches!(command, Command::Run(_)) {
+    if !matches!(command, Command::Run(_) | Command::Sweep(_)) {
         interrupt::listen()?;
     }
     match command {
@@ -297,6 +300,7 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Wandb(args) => track::run(args, "wandb"),
         Command::Mlflow(args) => track::run(args, "mlflow"),
         Command::Job(args) => job::run(args),
+        Command::Sweep(args) => sweep::run(args),
         Command::Nodes(args) => nodes::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
         Command::Export(args) => export::run(args),

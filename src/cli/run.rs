@@ -49,6 +49,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
+    launch::series::end_with_series();
     let path = match &args.manifest {
         Some(path) => path.clone(),
         None => commands::example::prepare()?,

@@ -9,6 +9,7 @@ pub mod manifest_check;
 pub mod estimate;
 pub mod length;
 pub mod job_script;
+pub mod sweep;
 
 pub mod data;
 

@@ -7,6 +7,7 @@ mod ranks;
 pub mod rank;
 
 pub mod supervise;
+pub mod series;
 pub mod crash_loop;
 pub mod sick_nodes;
 pub mod slurm;

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// Time that a restarted run waits for its folder's lock; NFS servers drop a client after 90 s.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Variable with the name of the task, in the processes of a series.
+pub const SERIES: &str = "GPTRAIN_SERIES";
+
 /// Name of the lock file in a run's folder.
 const LOCK: &str = "run.lock";
 
@@ -27,12 +30,13 @@ pub struct FolderLock {
 
 impl FolderLock {
     /// Creates the folder if it is missing, and locks it. In a restarted job rank 0's last process
-    /// may still hold the lock, because the file server has not noticed that its node is gone.
+    /// may still hold the lock, because the file server has not noticed that its node is gone; in a
+    /// series that was killed, the run of the killed series, which is saving.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
         let end = Instant::now() + LOCK_TIMEOUT;
         loop {
             match FolderLock::try_take(folder) {
-                Err(held) if held.is::<Problems>() && Place::is_given() && Instant::now() < end => {
+                Err(held) if held.is::<Problems>() && may_end_soon() && Instant::now() < end => {
                     std::thread::sleep(Duration::from_millis(500));
                 }
                 taken => return taken,
@@ -72,6 +76,16 @@ impl FolderLock {
             remove_unused(&self.folder, created);
         }
     }
+}
+
+/// Whether the holder of a lock may be a process that is about to end.
+fn may_end_soon() -> bool {
+    Place::is_given() || is_task_of_series()
+}
+
+/// Whether a series (`launch::series`) started this process.
+pub fn is_task_of_series() -> bool {
+    std::env::var_os(SERIES).is_some()
 }
 
 /// Outermost missing folder on the path.

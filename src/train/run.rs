@@ -206,7 +206,7 @@ impl<'a> Run<'a> {
             Ok(Ended::Complete | Ended::NothingLeft) => status::COMPLETE.to_string(),
             Ok(Ended::Stopped) => "stopped by a signal, and saved".to_string(),
             Ok(Ended::JobEnds) => "saved, as its job ended".to_string(),
-            Ok(Ended::Reached) => "saved, with train.stop_at_loss reached".to_string(),
+            Ok(Ended::Reached) => status::REACHED.to_string(),
             Err(error) => format!("{}: {error:#}", status::FAILED),
         };
         self.watchers.each(|watcher| watcher.ending(&self.view(), ended));

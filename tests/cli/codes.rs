@@ -23,6 +23,7 @@ const COMMANDS: &[&str] = &[
     "wandb",
     "mlflow",
     "job",
+    "sweep",
     "nodes",
     "inspect-ckpt",
     "export",
@@ -60,6 +61,7 @@ const MISSING: &[&str] = &[
     "wandb nope",
     "mlflow nope",
     "job nope.yaml",
+    "sweep nope.yaml --set lr.peak=1,2",
     "nodes nope",
     "inspect-ckpt nope",
     "export nope --output out",
@@ -88,6 +90,7 @@ const MISSING: &[&str] = &[
 const DAMAGED: &[(i32, &str)] = &[
     (WRONG, "run bad.yaml"),
     (WRONG, "job bad.yaml"),
+    (WRONG, "sweep bad.yaml --set lr.peak=1,2"),
     (WRONG, "estimate bad.yaml"),
     (WRONG, "bench bad.yaml"),
     (WRONG, "manifest check bad.yaml"),

@@ -126,6 +126,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("development.md", "mkdir -p fuzz", "nightly"),
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
+    ("runs.md", "gptrain sweep", "tests/cli/sweep.rs"),
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
     ("trace.md", "gptrain run manifests/quickstart.yaml --ops", "tests/cli/ops.rs"),
 ];

@@ -8,6 +8,7 @@
 //! | `ops` | `gptrain run --ops`: a step op by op, against its plan |
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
+//! | `sweep` | `gptrain sweep`: combinations of values, killed, failed, and as Slurm's jobs |
 //! | `places` | models by their place, options that name a setting, examples before questions |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
@@ -47,4 +48,5 @@ mod report;
 mod run;
 mod status;
 mod step_parts;
+mod sweep;
 mod track;

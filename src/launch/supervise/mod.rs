@@ -84,7 +84,12 @@ pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
 /// Lets the rank die with its parent process; if this is refused, it ends when it misses the other
 /// ranks.
 fn end_with_parent() {
-    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    follow_parent(Signal::KILL);
+}
+
+/// Sends this process a signal when its parent process ends.
+pub(super) fn follow_parent(signal: Signal) {
+    let _ = set_parent_process_death_signal(Some(signal));
 }
 
 struct Supervisor<'a> {
@@ -250,13 +255,13 @@ fn kill(child: &mut Child) -> Result<std::process::ExitStatus> {
 
 /// Signals of the launcher and the user, which are forwarded to the rank. Ctrl-C reaches both
 /// processes; the rank waits for its supervisor's reaction.
-struct Signals {
+pub(super) struct Signals {
     stop: Arc<AtomicBool>,
     arrived: [(Arc<AtomicBool>, Signal); 3],
 }
 
 impl Signals {
-    fn listen() -> Result<Signals> {
+    pub(super) fn listen() -> Result<Signals> {
         let stop = Arc::<AtomicBool>::default();
         let terminate = Arc::<AtomicBool>::default();
         // A second Ctrl-C exits at once, and the rank with it. Below a supervisor, it forwards both.
@@ -279,11 +284,11 @@ impl Signals {
         Ok(Signals { stop, arrived })
     }
 
-    fn stop(&self) -> bool {
+    pub(super) fn stop(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    fn forward<'a>(&self, children: impl IntoIterator<Item = &'a Child>) {
+    pub(super) fn forward<'a>(&self, children: impl IntoIterator<Item = &'a Child>) {
         let arrived = |(arrived, signal): &(Arc<AtomicBool>, Signal)| {
             arrived.swap(false, Ordering::Relaxed).then_some(*signal)
         };

@@ -5,7 +5,7 @@
 mod prometheus;
 mod state;
 
-pub use state::{COMPLETE, FAILED, LastStep, NAME, RunState, Status};
+pub use state::{COMPLETE, FAILED, LastStep, NAME, REACHED, RunState, Status};
 
 use super::report::numbers::StepRow;
 use anyhow::Result;

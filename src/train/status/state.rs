@@ -19,6 +19,9 @@ pub const NAME: &str = "status.json";
 pub const COMPLETE: &str = "complete";
 pub const FAILED: &str = "failed";
 
+/// Phase of a run that has ended at its loss.
+pub const REACHED: &str = "saved, with train.stop_at_loss reached";
+
 /// Seconds without a heartbeat after which a run counts as silent.
 const SILENT: f64 = 60.0;
 
