@@ -135,12 +135,15 @@ pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> 
         disk.remove_folder(&checkpoints.join(name))?; // left by a failed removal
     }
     let steps: Vec<u64> = published(checkpoints)?.iter().map(|found| found.step).collect();
-    for name in outdated(&steps, keep).into_iter().map(name) {
-        let away = checkpoints.join(format!("{name}{REMOVED}{}", nonce()));
-        disk.rename(&checkpoints.join(name), &away)?;
-        disk.remove_folder(&away)?;
-    }
-    Ok(())
+    outdated(&steps, keep).into_iter().try_for_each(|step| remove(disk, checkpoints, step))
+}
+
+/// Removes a published checkpoint: renames it first.
+pub fn remove(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<()> {
+    let name = name(step);
+    let away = checkpoints.join(format!("{name}{REMOVED}{}", nonce()));
+    disk.rename(&checkpoints.join(name), &away)?;
+    disk.remove_folder(&away)
 }
 
 /// Removes the leftovers of interrupted saves. Only the process that holds the run's lock may call

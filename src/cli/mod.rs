@@ -11,6 +11,7 @@ mod compare;
 mod track;
 mod status;
 mod inspect;
+mod prune;
 mod export;
 mod import;
 mod diagnose;
@@ -115,6 +116,8 @@ enum Command {
     Nodes(nodes::Args),
     /// Inspect a checkpoint, verify it, or compare two
     InspectCkpt(inspect::Args),
+    /// Remove old checkpoints of a run
+    Prune(prune::Args),
     /// Write a checkpoint as a Hugging Face folder
     Export(export::Args),
     /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
@@ -174,6 +177,7 @@ impl Command {
             Command::Data(command) => command.prints_json(),
             Command::Eval(args) => args.json(),
             Command::Export(args) => args.json.json,
+            Command::Prune(args) => args.json.json,
             Command::Import(args) => args.json.json,
             Command::Manifest(manifest::Command::Check(args)) => args.json.json,
             Command::Sample(args) => args.json,
@@ -303,6 +307,7 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         Command::Sweep(args) => sweep::run(args),
         Command::Nodes(args) => nodes::run(args),
         Command::InspectCkpt(args) => inspect::run(args),
+        Command::Prune(args) => prune::run(args),
         Command::Export(args) => export::run(args),
         Command::Import(args) => import::run(args),
         Command::Diagnose(args) => diagnose::run(args),

@@ -23,6 +23,7 @@ pub mod import;
 pub mod average;
 mod divergence;
 mod new_checkpoint;
+pub mod prune;
 
 pub mod status;
 pub mod runs;

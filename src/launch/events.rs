@@ -31,8 +31,18 @@ pub enum Kind {
     Restart,
     /// A checkpoint was copied to the other place.
     Copy,
+    /// Loss spike, divergence or rollback.
+    Divergence,
     /// Warning for the user.
     Warning,
+}
+
+/// Target of messages that are events of the kind `Divergence`.
+pub const DIVERGENCE: &str = "train::divergence";
+
+/// Kind of warnings that were recorded without one.
+pub(super) fn warning() -> Kind {
+    Kind::Warning
 }
 
 impl fmt::Display for Kind {
@@ -50,10 +60,12 @@ pub struct Event {
     pub text: String,
 }
 
-/// Appends an event of this moment. If the folder is full or missing, the event is lost, but the
-/// run continues.
-pub fn add(folder: &Path, kind: Kind, text: &str) {
-    let _ = append(folder, &Event { at: unix_time().as_secs_f64(), kind, text: text.to_string() });
+/// Appends an event of this moment, and returns it. If the folder is full or missing, the event is
+/// lost, but the run continues.
+pub fn add(folder: &Path, kind: Kind, text: &str) -> Event {
+    let event = Event { at: unix_time().as_secs_f64(), kind, text: text.to_string() };
+    let _ = append(folder, &event);
+    event
 }
 
 /// Appends an earlier event. Can be retried after an error.

@@ -6,6 +6,7 @@
 //! its rank and step from these spans.
 
 use super::console::Console;
+use super::events::{self, Kind};
 use super::spans::SpanRecorder;
 use base::{escape_control, push_recent, unix_time};
 use comm::Recorder;
@@ -74,6 +75,8 @@ impl Messages {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Warning {
     pub at: f64,
+    #[serde(default = "events::warning")]
+    pub kind: Kind,
     pub text: String,
 }
 
@@ -84,8 +87,8 @@ pub type Warnings = Arc<Mutex<VecDeque<Warning>>>;
 const WARNINGS: usize = 16;
 
 /// Adds a warning.
-fn add_warning(warnings: &Warnings, text: &str) {
-    let warning = Warning { at: unix_time().as_secs_f64(), text: text.to_string() };
+fn add_warning(warnings: &Warnings, kind: Kind, text: &str) {
+    let warning = Warning { at: unix_time().as_secs_f64(), kind, text: text.to_string() };
     push_recent(&mut warnings.lock(), warning, WARNINGS);
 }
 
@@ -163,7 +166,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Messages {
         }
         // An event outside of all ranks concerns the whole process.
         if rank.is_none_or(|rank| rank == 0) {
-            self.print(level, &message);
+            let is_divergence = event.metadata().target() == events::DIVERGENCE;
+            let kind = if is_divergence { Kind::Divergence } else { Kind::Warning };
+            self.print(level, kind, &message);
         }
     }
 }
@@ -174,10 +179,10 @@ impl Messages {
         recorders.iter().find(|(number, _)| *number == rank).map(|(_, recorder)| recorder.clone())
     }
 
-    fn print(&self, level: Level, message: &str) {
+    fn print(&self, level: Level, kind: Kind, message: &str) {
         let message = escape_control(message);
         if level <= Level::WARN {
-            add_warning(&self.warnings, &message);
+            add_warning(&self.warnings, kind, &message);
         }
         match level {
             Level::ERROR => self.console.error(&format!("gptrain: {message}")),

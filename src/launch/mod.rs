@@ -17,6 +17,7 @@ pub mod run_folder;
 pub mod signals;
 pub mod storage;
 pub mod events;
+pub mod alerts;
 
 pub mod messages;
 pub mod console;

@@ -69,6 +69,9 @@ Log(raw, name: &str) {
     /// Folder of node_exporter's textfile collector on rank 0's node, in which the run keeps
     /// gptrain-NAME.prom until it ends. Default: none; log.folder always has metrics.prom.
     prometheus: PathBuf;
+    /// Shell command that is called when the run ends, fails, diverges, restarts or warns, with the event
+    /// as JSON on standard input. It may take 10 s, and its failure does not affect the run. Default: none.
+    on_event: String;
 }
 
 /// Assumptions of `gptrain estimate`.

@@ -196,7 +196,7 @@ impl<'a> Run<'a> {
         })?;
         self.watchers.notice(&self.view(), &Event::RolledBack(&state))?;
         self.in_flight.last_ended = Instant::now();
-        tracing::warn!("{message}");
+        tracing::warn!(target: launch::events::DIVERGENCE, "{message}");
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use super::watch::{Event, RunView, StepSpec, Watcher};
 use checkpoint::State;
 use data::MixturePlan;
 use device::StepLimits;
+use launch::events;
 use manifest::{Divergence, SpikeAction};
 use plan::spikes::{Assessment, Limits, Rule, SpikeDetector, StepResult};
 use std::ops::Range;
@@ -62,7 +63,9 @@ impl Spikes {
         self.compare_stage(taken);
         match self.watch.observe(&self.rule, taken) {
             Assessment::Healthy => {}
-            Assessment::Spike(what) => tracing::warn!("step {}: {what}", taken.step),
+            Assessment::Spike(what) => {
+                tracing::warn!(target: events::DIVERGENCE, "step {}: {what}", taken.step);
+            }
             Assessment::Diverged(why) => self.diverged = Some(why),
         }
     }

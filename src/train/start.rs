@@ -27,6 +27,7 @@ use checkpoint::{CheckpointFolder, DataId, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
+use launch::alerts::Alerts;
 use launch::console::Form;
 use launch::crash_loop;
 use launch::messages::Messages;
@@ -437,7 +438,8 @@ fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusW
     };
     let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());
     let (recorder, warnings) = (rank.world().recorder().clone(), process.messages.warnings());
-    StatusWriter::open(folder, status, from_step, collector, recorder, warnings)
+    let alerts = Alerts::start(m)?;
+    StatusWriter::open(folder, status, from_step, collector, recorder, warnings, alerts)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

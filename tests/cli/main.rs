@@ -10,6 +10,7 @@
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `sweep` | `gptrain sweep`: combinations of values, killed, failed, and as Slurm's jobs |
 //! | `places` | models by their place, options that name a setting, examples before questions |
+//! | `upkeep` | `gptrain prune`, and the user's command for events |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
@@ -50,3 +51,4 @@ mod status;
 mod step_parts;
 mod sweep;
 mod track;
+mod upkeep;

@@ -84,7 +84,7 @@ fn unknown_keys_name_the_nearest_known_one() {
     check_added(
         "log: {colour: x}",
         "m.yaml:17: unknown key log.colour → log has the \
-         keys folder, format, interval, \
+         keys folder, format, interval, on_event, \
          peak_tflops, prometheus, tensorboard",
     );
     check_set("modl.layers=3", "--set modl.layers: unknown key modl → did you mean model?");

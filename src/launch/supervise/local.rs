@@ -4,7 +4,7 @@
 //! NVIDIA recommends one GPU per process for captured collectives. Launches of several ranks do not
 //! contend for the driver's locks, and the other ranks survive a crash and report it.
 
-use super::super::{events, exit, ranks};
+use super::super::{alerts, events, exit, ranks};
 use super::{GRACE, POLL, Signals, end_with_parent, kill};
 use anyhow::{Context, Result};
 use base::Problems;
@@ -51,7 +51,8 @@ pub fn start_processes(
         Ok(0) => Ok(true),
         Ok(code) => Err(exit::AlreadyPrinted { code }.into()),
         Err(failed) => {
-            events::add(&m.log.folder, events::Kind::Failure, &failed.line);
+            let event = events::add(&m.log.folder, events::Kind::Failure, &failed.line);
+            alerts::call(m, &event);
             Err(failed.into())
         }
     }

@@ -17,6 +17,7 @@ mod rendezvous;
 
 pub use local::{RANKS, start_processes};
 
+use super::alerts;
 use super::events::{self, Kind};
 use super::exit::{self, AlreadyPrinted};
 use super::ranks;
@@ -232,7 +233,7 @@ impl Supervisor<'_> {
             let (tried, max) = (self.plan.tried, m.restart.max);
             let line = format!("restart {} ({tried} of {max}): {}", self.epoch, self.plan.why);
             tracing::warn!("{line}");
-            events::add(&m.log.folder, Kind::Restart, &line);
+            alerts::call(m, &events::add(&m.log.folder, Kind::Restart, &line));
         }
         Ok(true)
     }

@@ -13,6 +13,7 @@ use base::output::{self, Existing};
 use base::{Count, push_recent, unix_time};
 use comm::{Place, Recorder};
 use estimate::parts::{Part, PartTable};
+use launch::alerts::Alerts;
 use launch::events::{self, Event, Kind};
 use launch::messages::{Warning, Warnings};
 use parking_lot::Mutex;
@@ -47,13 +48,19 @@ fn record_start(folder: &Path, status: &Status, from_step: u64) {
 }
 
 /// Records the warnings after a moment. Returns the moment of the last one that was written.
-fn append_warnings(folder: &Path, warnings: &Warnings, after: f64) -> f64 {
+fn append_warnings(folder: &Path, warnings: &Warnings, after: f64, alerts: &Alerts) -> f64 {
     let new: Vec<Warning> =
         warnings.lock().iter().filter(|warning| warning.at > after).cloned().collect();
-    let written = new.into_iter().map_while(|Warning { at, text }| {
-        events::append(folder, &Event { at, kind: Kind::Warning, text }).ok().map(|()| at)
-    });
-    written.last().unwrap_or(after)
+    let mut last = after;
+    for Warning { at, kind, text } in new {
+        let event = Event { at, kind, text };
+        if events::append(folder, &event).is_err() {
+            break; // the next call tries it again
+        }
+        alerts.send(&event);
+        last = at;
+    }
+    last
 }
 
 /// Seconds of a run between its ends and starts, including those since its last heartbeat. The time in
@@ -74,6 +81,7 @@ impl StatusWriter {
         collector: Option<&Path>,
         recorder: Arc<Recorder>,
         warnings: Warnings,
+        alerts: Alerts,
     ) -> Result<StatusWriter> {
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
@@ -91,7 +99,7 @@ impl StatusWriter {
         let (status, path) = (shared.clone(), folder.join(NAME));
         let write = move || {
             loop {
-                written_until = append_warnings(&folder, &warnings, written_until);
+                written_until = append_warnings(&folder, &warnings, written_until, &alerts);
                 let now = {
                     let mut status = status.lock();
                     if !status.ended {
@@ -106,7 +114,12 @@ impl StatusWriter {
                 let _ = output::write(&path, Existing::Replaced, &text);
                 metrics.write(&now);
                 if now.ended {
-                    events::add(&folder, Kind::End, &format!("step {}: {}", now.step, now.phase));
+                    let text = format!("step {}: {}", now.step, now.phase);
+                    let end = Event { at: now.updated, kind: Kind::End, text };
+                    let _ = events::append(&folder, &end); // lost if the folder is full
+                    let failed = now.phase.starts_with(FAILED);
+                    let kind = if failed { Kind::Failure } else { Kind::End };
+                    alerts.send(&Event { kind, ..end });
                     return;
                 }
                 if closed.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Disconnected) {
