@@ -10,7 +10,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Args {
-    /// Run folder (its newest checkpoint), checkpoint, or Hugging Face folder
+    /// Run folder (its newest checkpoint), checkpoint, Hugging Face folder, or s3://BUCKET/PREFIX
     model: PathBuf,
     /// Dataset PREFIX, or file of UTF-8 text, on which loss and perplexity are computed [default,
     /// without --tasks: the run's own validation sets]
@@ -19,9 +19,17 @@ pub struct Args {
     /// Tokens per sample [default: the model's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     seq_len: Option<u32>,
-    /// Questions in JSON lines, in the format of HellaSwag, ARC or PIQA: accuracy on them
+    /// Questions in JSON lines, in the format of HellaSwag, ARC, PIQA, MMLU, SciQ or LAMBADA: accuracy on
+    /// them
     #[arg(long, value_name = "FILE", num_args = 1..)]
     tasks: Vec<PathBuf>,
+    /// Examples before each question of --tasks (few-shot), chosen as lm-evaluation-harness does
+    #[arg(long, value_name = "K", requires = "tasks")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    shots: Option<u32>,
+    /// File with the examples, in the format of the task [default: the task's own questions]
+    #[arg(long, value_name = "FILE", requires = "shots")]
+    shots_from: Option<PathBuf>,
     /// Number of samples of the data, and of questions of each file, to score [default: all]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
@@ -59,6 +67,8 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         seq_len: args.seq_len.map(|n| n as usize),
         tasks: args.tasks,
         limit: args.limit.map(|n| n as usize),
+        shots: args.shots.map(|n| n as usize),
+        shots_from: args.shots_from,
         logprobs: args.logprobs,
         add_bos_token: args.add_bos_token,
         tokenizer: args.tokenizer,

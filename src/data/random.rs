@@ -23,6 +23,35 @@ impl RandomState {
         RandomState { state, at: N }
     }
 
+    /// Seeds the generator with several words, as Python's `random.seed` does (`init_by_array`).
+    pub fn from_key(key: &[u32]) -> RandomState {
+        let mut all = RandomState::new(19_650_218);
+        let s = &mut all.state;
+        let mixed = |s: &[u32; N], i: usize, factor: u32| {
+            s[i] ^ (s[i - 1] ^ s[i - 1] >> 30).wrapping_mul(factor)
+        };
+        let mut i = 1;
+        for step in 0..N.max(key.len()) {
+            let j = step % key.len();
+            s[i] = mixed(s, i, 1_664_525).wrapping_add(key[j]).wrapping_add(j as u32);
+            i += 1;
+            if i == N {
+                s[0] = s[N - 1];
+                i = 1;
+            }
+        }
+        for _ in 1..N {
+            s[i] = mixed(s, i, 1_566_083_941).wrapping_sub(i as u32);
+            i += 1;
+            if i == N {
+                s[0] = s[N - 1];
+                i = 1;
+            }
+        }
+        s[0] = 0x8000_0000;
+        all
+    }
+
     /// Next 32 random bits.
     #[inline]
     pub fn word(&mut self) -> u32 {

@@ -90,12 +90,17 @@ Plan(raw) {
 
 /// Multiple-choice questions: the model should give the right answer the highest likelihood.
 EvalTask(raw) {
-    /// File of JSON lines in the format of HellaSwag, ARC or PIQA; a relative path starts at the
-    /// manifest's folder.
+    /// File of JSON lines in the format of HellaSwag, ARC, PIQA, MMLU, SciQ or LAMBADA; a relative path
+    /// starts at the manifest's folder.
     #[schemars(required)]
     file: PathBuf => PathBuf = raw.file.unwrap_or_default(), written Some(file.clone());
     /// Number of questions to read. Default: all.
     limit: usize, in 1..=1_000_000_000;
+    /// Number of examples before each question (few-shot). Default: none.
+    shots: usize, in 1..=1000;
+    /// File with the examples; a relative path starts at the manifest's folder. Default: the questions
+    /// themselves.
+    shots_from: PathBuf;
 }
 
 /// Length, evaluation, seed, machine.
@@ -185,7 +190,9 @@ impl EvalInputs<'_> {
                 report.add("train.eval_tasks", what, "use letters, digits, `-` and `_`");
             }
             let task = EvalTask::read(task);
-            tasks.insert(name, EvalTask { file: resolve(self.folder, &task.file), ..task });
+            let shots_from = task.shots_from.as_deref().map(|path| resolve(self.folder, path));
+            let file = resolve(self.folder, &task.file);
+            tasks.insert(name, EvalTask { file, shots_from, ..task });
         }
         if !tasks.is_empty() && !self.tokenizer && report.are_valid(&["train.eval_tasks", "data"]) {
             let what = "train.eval_tasks are text, and data.tokenizer names no tokenizer for it";

@@ -6,7 +6,7 @@ pub use scoring::Scoring;
 
 use base::Problems;
 use data::Tokenizer;
-use data::eval::{QuestionEncoder, Task};
+use data::eval::{QuestionEncoder, Shots, Task};
 use manifest::{EvalTask, Manifest};
 use std::path::Path;
 
@@ -17,8 +17,10 @@ pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
     }
     let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
     let (mut problems, mut tasks) = (Problems::default(), Vec::new());
-    for (name, EvalTask { file, limit }) in &m.train.eval_tasks {
-        let prompts = Prompts { seq_len: m.model.seq_len, limit: *limit, add_bos_token: false };
+    for (name, EvalTask { file, limit, shots, shots_from }) in &m.train.eval_tasks {
+        let (limit, shots, shots_from) = (*limit, *shots, shots_from.as_deref());
+        let (seq_len, add_bos_token) = (m.model.seq_len, false);
+        let prompts = Prompts { seq_len, limit, add_bos_token, shots, shots_from };
         let task = read_task(file, m, tokenizer.as_ref(), &prompts);
         tasks.extend(problems.collect(task)?.map(|task| (name.clone(), task)));
     }
@@ -26,13 +28,17 @@ pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
 }
 
 /// Questions to read of a file, and their form.
-pub struct Prompts {
+pub struct Prompts<'a> {
     /// Tokens per sample.
     pub seq_len: usize,
     /// Maximum number of questions.
     pub limit: Option<usize>,
     /// Whether prompts begin with the tokens that the tokenizer's template puts before a text.
     pub add_bos_token: bool,
+    /// Number of examples before each question.
+    pub shots: Option<usize>,
+    /// File with the examples; None for the questions themselves.
+    pub shots_from: Option<&'a Path>,
 }
 
 /// Reads a task for a model with a tokenizer.
@@ -48,7 +54,9 @@ pub fn read_task(
     };
     let tokenizer = tokenizer.ok_or_else(none)?;
     let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
-    let Prompts { seq_len, limit, add_bos_token } = *prompts;
+    let Prompts { seq_len, limit, add_bos_token, shots, shots_from } = *prompts;
+    let shots = shots.map(|count| Shots::read(path, shots_from, count)).transpose()?;
     let vocab = m.model.vocab;
-    Task::read(path, &QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab }, limit)
+    let encoder = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
+    Task::read(path, &encoder, shots, limit)
 }

@@ -123,3 +123,32 @@ fn a_shell_script_is_named_as_one() {
         );
     }
 }
+
+/// Examples before each question, from another file and from the task's own.
+#[test]
+fn questions_are_scored_after_examples() {
+    let lab = lab();
+    let arc = fixture("pytorch/scores/arc.jsonl");
+    let arc = arc.to_str().unwrap();
+    let accuracy = |more: &[&str]| {
+        let args = ["eval", "hf", "--json", "--tasks", arc, "--limit", "9"];
+        let done = lab.gptrain(&[&args[..], more].concat());
+        done.expect(0, &[]);
+        let scored: serde_json::Value = serde_json::from_str(&done.out).unwrap();
+        scored["tasks"][0].clone()
+    };
+    let plain = accuracy(&[]);
+    assert_eq!(plain, accuracy(&[]));
+    assert_eq!(accuracy(&["--shots", "2"])["questions"], 9);
+    assert_eq!(accuracy(&["--shots", "1", "--shots-from", arc])["questions"], 9);
+    fs::write(lab.path("few.jsonl"), fs::read_to_string(arc).unwrap().lines().next().unwrap())
+        .unwrap();
+    let few = ["eval", "hf", "--tasks", arc, "--shots", "2", "--shots-from", "few.jsonl"];
+    lab.gptrain(&few).expect(2, &["few.jsonl: has 1 questions, and 2 examples need 2"]);
+    let words = "{\"text\": \"the cat sat on the mat\"}\n{\"text\": \"a b c\"}\n";
+    fs::write(lab.path("words.jsonl"), words).unwrap();
+    let done = lab.gptrain(&["eval", "hf", "--tasks", "words.jsonl"]);
+    done.expect(0, &[]);
+    assert!(done.out.contains("words.jsonl: perplexity "), "{}", done.out);
+    assert!(done.out.contains("| 2 questions"), "{}", done.out);
+}

@@ -2,8 +2,8 @@
 
 mod model;
 
-use anyhow::Result;
 use crate::model_place::Source;
+use anyhow::Result;
 use base::progress::{Progress, Unit};
 use base::{Count, Problems};
 use data::eval::{Accuracy, Samples, Task, Tokens, Validation, Windows};
@@ -29,6 +29,9 @@ pub struct EvalOptions {
     pub data: Option<PathBuf>,
     /// Tokens per sample; None for the model's.
     pub seq_len: Option<usize>,
+    /// Number of examples before each question, and the file with them.
+    pub shots: Option<usize>,
+    pub shots_from: Option<PathBuf>,
     /// Files of questions. Without these and `data`, the run's own validation sets are scored.
     pub tasks: Vec<PathBuf>,
     /// Maximum number of questions of each file, and of samples of the data.
@@ -151,7 +154,9 @@ impl EvalData {
         let mut tasks = Vec::new();
         let EvalOptions { limit, add_bos_token, .. } = *options;
         for path in &options.tasks {
-            let prompts = Prompts { seq_len, limit, add_bos_token };
+            let EvalOptions { shots, .. } = *options;
+            let shots_from = options.shots_from.as_deref();
+            let prompts = Prompts { seq_len, limit, add_bos_token, shots, shots_from };
             let task = read_task(path, m, tokenizer.as_ref(), &prompts);
             tasks.extend(problems.collect(task)?.map(|task| (path.clone(), task)));
         }
@@ -327,9 +332,11 @@ impl fmt::Display for EvalScores {
             write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).with_noun("token"))?;
         }
         for TaskScore { task, accuracy } in &self.tasks {
-            let Accuracy { questions, acc, acc_norm } = accuracy;
-            let questions = Count(*questions).with_noun("question");
-            write!(f, "\n{task}: acc {acc:.4} | acc_norm {acc_norm:.4} | {questions}")?;
+            write!(f, "\n{task}: ")?;
+            for (name, score) in accuracy.scores() {
+                write!(f, "{name} {score:.4} | ")?;
+            }
+            write!(f, "{}", Count(accuracy.questions).with_noun("question"))?;
         }
         if let Some(rule) = &self.prompts {
             write!(f, "\nprompts {}", base::escape_control(rule))?;

@@ -159,7 +159,7 @@ pub fn tasks(metrics: &Metrics) -> Option<Chart> {
         stroke: Stroke::Dots,
         colour: i % COLOURS,
         points: task_rows(metrics, name)
-            .map(|row| (row.step as f64, row.accuracy.acc_norm))
+            .filter_map(|row| Some((row.step as f64, row.accuracy.acc_norm?)))
             .collect(),
     };
     let curves: Vec<Curve> = names.iter().enumerate().map(curve).collect();

@@ -198,13 +198,14 @@ impl Run {
         if names.is_empty() {
             return String::new();
         }
-        let head = ["task", "acc", "acc_norm", "at step", "questions"];
+        let head = ["task", "acc", "acc_norm", "perplexity", "at step", "questions"];
         let row = |name: &str| {
             let row = curves::task_rows(&self.metrics, name).last()?;
-            let Accuracy { questions, acc, acc_norm } = row.accuracy;
-            let (acc, acc_norm) = (format!("{acc:.4}"), format!("{acc_norm:.4}"));
+            let Accuracy { questions, acc, acc_norm, perplexity } = row.accuracy;
+            let [acc, acc_norm, perplexity] = [acc, acc_norm, perplexity]
+                .map(|score| score.map_or("–".to_string(), |score| format!("{score:.4}")));
             let (step, questions) = (Count(row.step).to_string(), Count(questions).to_string());
-            Some(vec![escape(name), acc, acc_norm, step, questions])
+            Some(vec![escape(name), acc, acc_norm, perplexity, step, questions])
         };
         table("tasks", &head, names.into_iter().filter_map(row), ROW_NAME, "")
     }

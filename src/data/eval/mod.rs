@@ -4,13 +4,16 @@
 //! A sample is a pure function of its number, so ranks share a list in the same way as training
 //! data.
 
+mod formats;
 mod packed;
 mod questions;
+mod shots;
 mod validation;
 mod windows;
 
 pub use packed::{Packed, Sequence};
 pub use questions::{Accuracy, QuestionEncoder, Task};
+pub use shots::Shots;
 pub use validation::Validation;
 pub use windows::{Tokens, Windows};
 

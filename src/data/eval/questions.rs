@@ -1,16 +1,16 @@
-//! Multiple-choice questions in JSON lines, in the formats of HellaSwag, ARC and PIQA.
+//! Multiple-choice questions in JSON lines, in the formats of `formats`, after examples (`shots`) or none.
 //!
-//! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness (tasks hellaswag,
-//! arc_easy and arc_challenge, piqa, zero-shot). The score of an answer is the sum of log p over
+//! Prompts, tokens and scores are those of EleutherAI's lm-evaluation-harness. The score of an answer is the sum of log p over
 //! its own tokens, after the question. `acc` is the fraction of questions whose right answer scores
 //! highest; `acc_norm` first divides by the answer's length in characters.
 
+use super::formats::{Text, Wrong, read_lines, wrong};
 use super::packed::{Packed, Sequence};
+use super::shots::Shots;
 use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::Result;
-use base::{Problems, WrongInput, input};
+use base::Problems;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 use std::path::Path;
 
 /// Maximum number of wrong lines listed.
@@ -31,14 +31,28 @@ struct Question {
     lengths: Vec<usize>,
 }
 
-/// Fraction of questions that a model answers correctly.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Scores on a task: fractions of questions that a model answers correctly; of questions with one
+/// answer (LAMBADA) its perplexity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Accuracy {
     pub questions: u64,
     /// By log p of the answers.
-    pub acc: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acc: Option<f64>,
     /// By log p per character.
-    pub acc_norm: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acc_norm: Option<f64>,
+    /// exp of the mean of −log p of an answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub perplexity: Option<f64>,
+}
+
+impl Accuracy {
+    /// The scores that the task has, by name.
+    pub fn scores(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        let all = [("acc", self.acc), ("acc_norm", self.acc_norm), ("perplexity", self.perplexity)];
+        all.into_iter().filter_map(|(name, score)| Some((name, score?)))
+    }
 }
 
 /// Parameters for converting text to sequences.
@@ -55,28 +69,33 @@ pub struct QuestionEncoder<'a> {
     pub vocab: usize,
 }
 
-/// Question as text.
-#[derive(Debug, PartialEq)]
-struct Text {
-    question: String,
-    answers: Vec<String>,
-    right: usize,
-}
-
 impl Task {
-    /// Reads the file's first `limit` questions. Reports every line that is not a question, by its
-    /// number.
-    pub fn read(path: &Path, how: &QuestionEncoder, limit: Option<usize>) -> Result<Task> {
+    /// Reads the file's first `limit` questions, each after the examples of `shots`. Reports every line
+    /// that is not a question, by its number.
+    pub fn read(
+        path: &Path,
+        how: &QuestionEncoder,
+        shots: Option<Shots>,
+        limit: Option<usize>,
+    ) -> Result<Task> {
+        let mut shots = shots;
         let place = path.display().to_string();
-        let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
-        let bytes = input::read_named(path, input::LARGE).map_err(failed)?;
+        let bytes = read_lines(path)?;
         let (mut questions, mut sequences) = (Vec::new(), Vec::new());
         let mut problems = Problems::default();
         let mut encoder = Encoder::new(how.tokenizer);
         let lines = bytes.split(|byte| *byte == b'\n').enumerate();
         let lines = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
         for (i, line) in lines.take(limit.unwrap_or(usize::MAX)) {
-            match Text::parse(line).and_then(|text| how.question(text, &mut encoder)) {
+            let text = Text::parse(line).map(|mut text| {
+                let before = match &mut shots {
+                    Some(shots) => shots.before(&text),
+                    None => text.description(),
+                };
+                text.question.insert_str(0, &before);
+                text
+            });
+            match text.and_then(|text| how.question(text, &mut encoder)) {
                 Ok((question, answers)) => {
                     questions.push(question);
                     sequences.extend(answers);
@@ -106,8 +125,12 @@ impl Task {
             by_length += u64::from(lowest(&normed) == Some(*right));
         }
         let questions = self.questions.len() as u64;
-        let share = |count| count as f64 / questions as f64;
-        Accuracy { questions, acc: share(plain), acc_norm: share(by_length) }
+        if self.questions.iter().all(|question| question.lengths.len() == 1) {
+            let mean = losses.iter().sum::<f64>() / questions as f64;
+            return Accuracy { questions, perplexity: Some(mean.exp()), ..Accuracy::default() };
+        }
+        let share = |count| Some(count as f64 / questions as f64);
+        Accuracy { questions, acc: share(plain), acc_norm: share(by_length), perplexity: None }
     }
 }
 
@@ -172,139 +195,9 @@ impl QuestionEncoder<'_> {
     }
 }
 
-/// Problem with a line, and the remedy.
-type Wrong = (String, String);
-
-fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Wrong {
-    (what.into(), remedy.into())
-}
-
-const FORMATS: &str = "write HellaSwag's ctx, endings, label; ARC's question, choices, answerKey; \
-                       or PIQA's goal, sol1, sol2, label";
-
-impl Text {
-    /// Parses a line in the format that its keys indicate.
-    fn parse(line: &[u8]) -> Result<Text, Wrong> {
-        let read = serde_json::from_slice::<Value>(line);
-        let row = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
-        let text = match () {
-            () if row.get("endings").is_some() => Text::hellaswag(&row)?,
-            () if row.get("choices").is_some() => Text::arc(&row)?,
-            () if row.get("goal").is_some() => Text::piqa(&row)?,
-            () => return Err(wrong("neither endings, nor choices, nor goal is there", FORMATS)),
-        };
-        let Text { answers, right, .. } = &text;
-        if answers.len() < 2 || *right >= answers.len() {
-            let what = format!("the right answer is number {right} of {}", answers.len());
-            return Err(wrong(what, "answers are numbered from 0 on"));
-        }
-        match answers.iter().position(String::is_empty) {
-            Some(i) => Err(wrong(format!("answer {i} is empty"), "")),
-            None => Ok(text),
-        }
-    }
-
-    /// With activity_label, ctx_a and ctx_b as published; otherwise with ctx alone.
-    fn hellaswag(row: &Value) -> Result<Text, Wrong> {
-        let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
-        let question = match parts {
-            [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
-            _ => string(row, "ctx")?.to_string(),
-        };
-        let answers = strings(&row["endings"], "endings")?;
-        let answers = answers.into_iter().map(without_marks).collect();
-        Ok(Text { question: without_marks(&question), answers, right: number(row, "label")? })
-    }
-
-    fn arc(row: &Value) -> Result<Text, Wrong> {
-        let question = format!("Question: {}\nAnswer:", string(row, "question")?);
-        let answers = strings(&row["choices"]["text"], "choices.text")?;
-        let labels = strings(&row["choices"]["label"], "choices.label")?;
-        let key = string(row, "answerKey")?;
-        let right = labels.iter().position(|label| *label == key);
-        let none = || wrong(format!("answerKey {key:?} is not in choices.label"), "");
-        let answers = answers.into_iter().map(str::to_string).collect();
-        Ok(Text { question, answers, right: right.ok_or_else(none)? })
-    }
-
-    fn piqa(row: &Value) -> Result<Text, Wrong> {
-        let question = format!("Question: {}\nAnswer:", string(row, "goal")?);
-        let answers = ["sol1", "sol2"].map(|key| string(row, key).map(str::to_string));
-        let [first, second] = answers;
-        Ok(Text { question, answers: vec![first?, second?], right: number(row, "label")? })
-    }
-}
-
-fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
-    row[key].as_str().ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), FORMATS))
-}
-
-fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
-    let texts = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
-    texts.ok_or_else(|| wrong(format!("{key} is not a list of texts"), FORMATS))
-}
-
-/// Number from 0 on, possibly written as text.
-fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
-    let value = &row[key];
-    let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
-    let none = || wrong(format!("{key} is {value}, not the number of an answer"), FORMATS);
-    number.map(|number| number as usize).ok_or_else(none)
-}
-
-/// Python's `str.capitalize`.
-fn capitalised(text: &str) -> String {
-    let mut rest = text.chars();
-    let first = rest.next().into_iter().flat_map(char::to_uppercase);
-    first.chain(rest.flat_map(char::to_lowercase)).collect()
-}
-
-/// HellaSwag's text without remaining WikiHow markup, cleaned as in the harness.
-fn without_marks(text: &str) -> String {
-    let text = text.trim().replace(" [title]", ". ");
-    let (mut clean, mut rest) = (String::new(), text.as_str());
-    while let Some(open) = rest.find('[') {
-        let inside = rest[open..].find([']', '\n']);
-        match inside.filter(|end| rest.as_bytes()[open + end] == b']') {
-            Some(end) => {
-                clean += &rest[..open];
-                rest = &rest[open + end + 1..];
-            }
-            None => {
-                clean += &rest[..=open];
-                rest = &rest[open + 1..];
-            }
-        }
-    }
-    (clean + rest).replace("  ", " ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn text(question: &str, answers: &[&str], right: usize) -> Text {
-        let answers = answers.iter().map(|answer| answer.to_string()).collect();
-        Text { question: question.into(), answers, right }
-    }
-
-    /// Expected texts from lm-evaluation-harness.
-    #[test]
-    fn lines_become_the_prompts_of_the_harness() {
-        let parse = |line: &str| Text::parse(line.as_bytes()).unwrap();
-        let hellaswag = r#"{"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he Then",
-            "ctx": "unused", "endings": ["runs [step] off.", "[header] Naps [title] now"],
-            "label": "1"}"#;
-        let answers = ["runs off.", " Naps. now"];
-        assert_eq!(parse(hellaswag), text("Roof: A man sits. He then", &answers, 1));
-        let short = r#"{"ctx": "A [x man", "endings": ["a", "b"], "label": 0}"#;
-        assert_eq!(parse(short), text("A [x man", &["a", "b"], 0));
-        let arc = r#"{"question": "Why?", "choices": {"text": ["a", "b", "c"],
-            "label": ["1", "2", "3"]}, "answerKey": "3"}"#;
-        assert_eq!(parse(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
-        let piqa = r#"{"goal": "Sit", "sol1": "on", "sol2": "under", "label": 1}"#;
-        assert_eq!(parse(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
-    }
 
     /// With a template `<s> $A </s>` the harness adds nothing, or the first token; the last is not scored.
     #[cfg(feature = "tokenizers")]
@@ -335,7 +228,18 @@ mod tests {
         let packed = Packed::new(vec![sequence; 2], 8);
         let task = Task { questions: vec![question], packed };
         let scored = task.accuracy(&[4.0, 9.0]);
-        assert_eq!(scored, Accuracy { questions: 1, acc: 0.0, acc_norm: 1.0 });
-        assert_eq!(task.accuracy(&[f64::NAN, 9.0]).acc_norm, 0.0);
+        let scores: Vec<_> = scored.scores().collect();
+        assert_eq!(scores, [("acc", 0.0), ("acc_norm", 1.0)]);
+        assert_eq!(task.accuracy(&[f64::NAN, 9.0]).acc_norm, Some(0.0));
+    }
+
+    #[test]
+    fn one_answer_is_scored_by_its_perplexity() {
+        let question = || Question { right: 0, lengths: vec![3] };
+        let sequence = Sequence { tokens: vec![1, 2], scored: 1 };
+        let packed = Packed::new(vec![sequence; 2], 8);
+        let task = Task { questions: vec![question(), question()], packed };
+        let scores: Vec<_> = task.accuracy(&[1.0, 3.0]).scores().collect();
+        assert_eq!(scores, [("perplexity", 2f64.exp())]);
     }
 }

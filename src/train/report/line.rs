@@ -66,16 +66,17 @@ pub(super) fn validation(form: Form, step: u64, set: &str, loss: f64) -> String 
 
 /// Line for a task, in the format of the validation line.
 pub(super) fn task(form: Form, step: u64, task: &str, accuracy: &Accuracy) -> String {
-    let Accuracy { questions, acc, acc_norm } = accuracy;
     if form == Form::Short {
-        let (acc, normed) = (100.0 * acc, 100.0 * acc_norm);
         let step = Count(step);
+        if let Some(perplexity) = accuracy.perplexity {
+            return format!("step {step}: {task} perplexity {perplexity:.2}");
+        }
+        let [acc, normed] = [accuracy.acc, accuracy.acc_norm].map(|acc| 100.0 * acc.unwrap_or(0.0));
         return format!(
             "step {step}: {task} {acc:.1} % right, {normed:.1} % by length-normed score"
         );
     }
-    format!(
-        " task accuracy at iteration {step} | acc: {acc:.4} | acc_norm: {acc_norm:.4} | \
-         questions: {questions} | task: {task} |"
-    )
+    let scores = accuracy.scores().map(|(name, score)| format!("{name}: {score:.4} | "));
+    let (scores, questions) = (scores.collect::<String>(), accuracy.questions);
+    format!(" task accuracy at iteration {step} | {scores}questions: {questions} | task: {task} |")
 }

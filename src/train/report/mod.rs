@@ -176,9 +176,11 @@ impl Report {
         let name = task.to_string();
         self.metrics.write(&TaskRow { step, consumed_samples, task: name, accuracy })?;
         if let Some(events) = &mut self.events {
-            let [plain, normed] =
-                ["acc", "acc_norm"].map(|score| format!("eval-tasks/{task}/{score}"));
-            let scalars = [(&*plain, accuracy.acc), (&*normed, accuracy.acc_norm)];
+            let named = accuracy.scores();
+            let named: Vec<(String, f64)> =
+                named.map(|(name, score)| (format!("eval-tasks/{task}/{name}"), score)).collect();
+            let scalars: Vec<(&str, f64)> =
+                named.iter().map(|(name, score)| (&**name, *score)).collect();
             events.scalars(step, consumed_samples, &scalars)?;
         }
         self.screen.print(|form| line::task(form, step, task, &accuracy));

@@ -1,0 +1,272 @@
+//! Formats of questions in JSON lines, as the sets are published. Prompts are those of
+//! lm-evaluation-harness's tasks hellaswag, arc_easy and arc_challenge, piqa, sciq, mmlu and
+//! lambada_openai.
+
+use anyhow::Result;
+use base::{Problems, WrongInput, input};
+use serde_json::Value;
+use std::path::Path;
+
+/// Question as text. The prompt is `question`; each answer follows after a space.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Text {
+    pub question: String,
+    /// One answer alone (LAMBADA) is scored by its perplexity.
+    pub answers: Vec<String>,
+    pub right: usize,
+    /// MMLU's subject: examples are the first ones of the same subject.
+    pub subject: Option<String>,
+}
+
+/// Format of a line.
+struct Format {
+    name: &'static str,
+    /// Keys that only this format has, and the others.
+    marks: &'static [&'static str],
+    others: &'static str,
+    read: fn(&Value) -> Result<Text, Wrong>,
+}
+
+impl Format {
+    fn keys(&self) -> String {
+        let others = self.others.split_terminator(", ");
+        let keys: Vec<&str> = self.marks.iter().copied().chain(others).collect();
+        format!("{} with {}", self.name, keys.join(", "))
+    }
+}
+
+/// The first format whose marks a line has is its own.
+const FORMATS: [Format; 6] = [
+    Format { name: "HellaSwag", marks: &["endings"], others: "ctx, label", read: hellaswag },
+    Format { name: "MMLU", marks: &["choices", "answer"], others: "question, subject", read: mmlu },
+    Format { name: "ARC", marks: &["choices"], others: "question, answerKey", read: arc },
+    Format { name: "PIQA", marks: &["goal"], others: "sol1, sol2, label", read: piqa },
+    Format {
+        name: "SciQ",
+        marks: &["correct_answer"],
+        others: "support, question, distractor1, distractor2, distractor3",
+        read: sciq,
+    },
+    Format { name: "LAMBADA", marks: &["text"], others: "", read: lambada },
+];
+
+/// Names of the formats, and their keys.
+pub fn formats() -> String {
+    let all: Vec<String> = FORMATS.iter().map(Format::keys).collect();
+    format!("write one JSON object a line, as {}", all.join("; "))
+}
+
+/// Problem with a line, and the remedy.
+pub type Wrong = (String, String);
+
+pub fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Wrong {
+    (what.into(), remedy.into())
+}
+
+/// Bytes of a file of questions.
+pub fn read_lines(path: &Path) -> Result<Vec<u8>> {
+    let place = path.display().to_string();
+    if !path.exists() {
+        let remedy = format!("a task is a file: {}", formats());
+        return Err(Problems::one(place, "there is no such file", remedy).into());
+    }
+    let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
+    input::read_named(path, input::LARGE).map_err(failed)
+}
+
+impl Text {
+    /// Parses a line in the format that its keys indicate.
+    pub fn parse(line: &[u8]) -> Result<Text, Wrong> {
+        let read = serde_json::from_slice::<Value>(line);
+        let row = read.map_err(|error| wrong(format!("not JSON: {error}"), formats()))?;
+        let has = |format: &&Format| format.marks.iter().all(|key| row.get(key).is_some());
+        let format = FORMATS.iter().find(has);
+        let none = || wrong("has the keys of no known format", formats());
+        let format = format.ok_or_else(none)?;
+        let keys = || format!("write {}", format.keys());
+        let text = (format.read)(&row).map_err(|(what, _)| wrong(what, keys()))?;
+        let Text { answers, right, .. } = &text;
+        if *right >= answers.len() {
+            let what = format!("the right answer is number {right} of {}", answers.len());
+            return Err(wrong(what, "answers are numbered from 0 on"));
+        }
+        match answers.iter().position(String::is_empty) {
+            Some(i) => Err(wrong(format!("answer {i} is empty"), "")),
+            None => Ok(text),
+        }
+    }
+
+    fn new(question: String, answers: Vec<String>, right: usize) -> Text {
+        Text { question, answers, right, subject: None }
+    }
+
+    /// Text before all examples.
+    pub fn description(&self) -> String {
+        self.subject.as_ref().map_or(String::new(), |subject| {
+            let subject = subject.replace('_', " ");
+            format!(
+                "The following are multiple choice questions (with answers) about {subject}.\n\n"
+            )
+        })
+    }
+
+    /// The question with its right answer, as an example before other questions.
+    pub fn example(&self) -> String {
+        // The harness writes LAMBADA's space twice in an example.
+        let space = if self.answers.len() == 1 { " " } else { "" };
+        format!("{} {space}{}\n\n", self.question, self.answers[self.right])
+    }
+}
+
+/// With activity_label, ctx_a and ctx_b as published; otherwise with ctx alone.
+fn hellaswag(row: &Value) -> Result<Text, Wrong> {
+    let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
+    let question = match parts {
+        [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
+        _ => string(row, "ctx")?.to_string(),
+    };
+    let answers = strings(&row["endings"], "endings")?;
+    let answers = answers.into_iter().map(without_marks).collect();
+    Ok(Text::new(without_marks(&question), answers, number(row, "label")?))
+}
+
+fn arc(row: &Value) -> Result<Text, Wrong> {
+    let question = format!("Question: {}\nAnswer:", string(row, "question")?);
+    let answers = strings(&row["choices"]["text"], "choices.text")?;
+    let labels = strings(&row["choices"]["label"], "choices.label")?;
+    let key = string(row, "answerKey")?;
+    let right = labels.iter().position(|label| *label == key);
+    let none = || wrong(format!("answerKey {key:?} is not in choices.label"), "");
+    let answers = answers.into_iter().map(str::to_string).collect();
+    Ok(Text::new(question, answers, right.ok_or_else(none)?))
+}
+
+fn piqa(row: &Value) -> Result<Text, Wrong> {
+    let question = format!("Question: {}\nAnswer:", string(row, "goal")?);
+    let answers = ["sol1", "sol2"].map(|key| string(row, key).map(str::to_string));
+    let [first, second] = answers;
+    Ok(Text::new(question, vec![first?, second?], number(row, "label")?))
+}
+
+fn mmlu(row: &Value) -> Result<Text, Wrong> {
+    let choices = strings(&row["choices"], "choices")?;
+    const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
+    if choices.len() != LETTERS.len() {
+        let what = format!("choices has {} answers; MMLU has 4", choices.len());
+        return Err(wrong(what, ""));
+    }
+    let letter =
+        row["answer"].as_str().and_then(|key| LETTERS.iter().position(|l| *l == key.trim()));
+    let right = letter.map_or_else(|| number(row, "answer"), Ok)?;
+    let mut question = string(row, "question")?.trim().to_string();
+    for (letter, choice) in LETTERS.iter().zip(&choices) {
+        question += &format!("\n{letter}. {choice}");
+    }
+    let answers = LETTERS.map(str::to_string).to_vec();
+    let subject = row["subject"].as_str().map(str::to_string);
+    Ok(Text { subject, ..Text::new(question + "\nAnswer:", answers, right) })
+}
+
+fn sciq(row: &Value) -> Result<Text, Wrong> {
+    let (support, asked) = (string(row, "support")?.trim_start(), string(row, "question")?);
+    let keys = ["distractor1", "distractor2", "distractor3", "correct_answer"];
+    let answers = keys.iter().map(|key| string(row, key).map(str::to_string));
+    let question = format!("{support}\nQuestion: {asked}\nAnswer:");
+    Ok(Text::new(question, answers.collect::<Result<_, _>>()?, 3))
+}
+
+/// The last word of a passage follows from the words before it.
+fn lambada(row: &Value) -> Result<Text, Wrong> {
+    let text = string(row, "text")?;
+    let none = || wrong("text has no word after a space", "");
+    let (question, word) = text.rsplit_once(' ').ok_or_else(none)?;
+    Ok(Text::new(question.to_string(), vec![word.to_string()], 0))
+}
+
+fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
+    row[key].as_str().ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), ""))
+}
+
+fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
+    let texts = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+    texts.ok_or_else(|| wrong(format!("{key} is not a list of texts"), ""))
+}
+
+/// Number from 0 on, possibly written as text.
+fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
+    let value = &row[key];
+    let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
+    let none = || wrong(format!("{key} is {value}, not the number of an answer"), "");
+    number.map(|number| number as usize).ok_or_else(none)
+}
+
+/// Python's `str.capitalize`.
+fn capitalised(text: &str) -> String {
+    let mut rest = text.chars();
+    let first = rest.next().into_iter().flat_map(char::to_uppercase);
+    first.chain(rest.flat_map(char::to_lowercase)).collect()
+}
+
+/// HellaSwag's text without remaining WikiHow markup, cleaned as in the harness.
+fn without_marks(text: &str) -> String {
+    let text = text.trim().replace(" [title]", ". ");
+    let (mut clean, mut rest) = (String::new(), text.as_str());
+    while let Some(open) = rest.find('[') {
+        let inside = rest[open..].find([']', '\n']);
+        match inside.filter(|end| rest.as_bytes()[open + end] == b']') {
+            Some(end) => {
+                clean += &rest[..open];
+                rest = &rest[open + end + 1..];
+            }
+            None => {
+                clean += &rest[..=open];
+                rest = &rest[open + 1..];
+            }
+        }
+    }
+    (clean + rest).replace("  ", " ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(question: &str, answers: &[&str], right: usize) -> Text {
+        let answers = answers.iter().map(|answer| answer.to_string()).collect();
+        Text::new(question.into(), answers, right)
+    }
+
+    /// Expected texts from lm-evaluation-harness.
+    #[test]
+    fn lines_become_the_prompts_of_the_harness() {
+        let parse = |line: &str| Text::parse(line.as_bytes()).unwrap();
+        let hellaswag = r#"{"activity_label": "Roof", "ctx_a": "A man sits.", "ctx_b": "he Then",
+            "ctx": "unused", "endings": ["runs [step] off.", "[header] Naps [title] now"],
+            "label": "1"}"#;
+        let answers = ["runs off.", " Naps. now"];
+        assert_eq!(parse(hellaswag), text("Roof: A man sits. He then", &answers, 1));
+        let short = r#"{"ctx": "A [x man", "endings": ["a", "b"], "label": 0}"#;
+        assert_eq!(parse(short), text("A [x man", &["a", "b"], 0));
+        let arc = r#"{"question": "Why?", "choices": {"text": ["a", "b", "c"],
+            "label": ["1", "2", "3"]}, "answerKey": "3"}"#;
+        assert_eq!(parse(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
+        let piqa = r#"{"goal": "Sit", "sol1": "on", "sol2": "under", "label": 1}"#;
+        assert_eq!(parse(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
+        let mmlu = r#"{"question": " Why? ", "subject": "high_school_biology",
+            "choices": ["a", "b", "c", "d"], "answer": 2}"#;
+        let asked = "Why?\nA. a\nB. b\nC. c\nD. d\nAnswer:";
+        let found = parse(mmlu);
+        assert_eq!((&*found.question, found.right), (asked, 2));
+        let head =
+            "The following are multiple choice questions (with answers) about high school biology.";
+        assert_eq!(found.description(), format!("{head}\n\n"));
+        assert_eq!(found.example(), format!("{asked} C\n\n"));
+        assert_eq!(parse(&mmlu.replace('2', "\"D\"")).right, 3);
+        let sciq = r#"{"question": "Who?", "support": " Cells.", "distractor1": "a",
+            "distractor2": "b", "distractor3": "c", "correct_answer": "d"}"#;
+        assert_eq!(parse(sciq), text("Cells.\nQuestion: Who?\nAnswer:", &["a", "b", "c", "d"], 3));
+        let lambada = parse(r#"{"text": "He saw the dog"}"#);
+        assert_eq!(lambada, text("He saw the", &["dog"], 0));
+        assert_eq!(lambada.example(), "He saw the  dog\n\n");
+    }
+}
