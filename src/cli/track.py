@@ -30,7 +30,7 @@ def save(step):
 
 def send(row):
     step, prefix = row.pop("step"), ""
-    if "eval" in row: prefix = f"valid/{row.pop('eval')}/"
+    if "eval" in row: prefix = f"valid/{row.pop('eval')}/".replace("valid/valid/", "valid/")  # a set has this name by default
     if "task" in row: prefix = f"task/{row.pop('task')}/"
     if step > state["step"]: log({prefix + k: v for k, v in row.items() if isinstance(v, (int, float))}, step=step)
     return step

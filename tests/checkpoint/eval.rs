@@ -308,7 +308,7 @@ fn what_cannot_be_scored_is_told_by_its_line() {
         ),
         (r#"{"goal": "a", "sol1": "b", "label": 0}"#, "sol2 is null, not text"),
         (r#"{"goal": "a""#, "not JSON"),
-        (r#"{"question": "a"}"#, "neither endings, nor choices, nor goal"),
+        (r#"{"question": "a"}"#, "has the keys of no known format"),
         (r#"{"ctx": "a", "endings": ["b", 3], "label": 0}"#, "endings is not a list of texts"),
         (r#"{"ctx": "a", "endings": ["b", ""], "label": 0}"#, "answer 1 is empty"),
         (r#"{"ctx": "a", "endings": ["b", "c"], "label": ""}"#, "label is \"\", not the number"),
