@@ -94,7 +94,7 @@ impl NewManifest {
         let found = found.transpose()?;
         let record = found.as_ref().and_then(|found| found.record.as_ref());
         let place = found.as_ref().map_or(self.tokenizer.clone(), |found| found.path.clone());
-        let read = place.as_deref().map(Tokenizer::named).transpose()?;
+        let read = place.as_deref().map(Tokenizer::load).transpose()?;
         let vocab = match (record, &read, &dataset) {
             (Some(record), ..) => Some(record.vocab),
             (None, Some(read), _) => Some(read.vocab()),

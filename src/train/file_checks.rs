@@ -64,9 +64,10 @@ impl FileFindings {
 /// Checks the tokenizer and pieces of every dataset. Reads at most 8 MiB of each.
 pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut files = FileFindings::default();
+    let mut unusual_end = None;
     if let Some(path) = &m.data.tokenizer {
         if path.exists() {
-            files.check_tokenizer(m, path)?;
+            unusual_end = files.check_tokenizer(m, path)?;
         } else {
             let what = format!("{} does not exist", path.display());
             let remedy = "check the path, or leave data.tokenizer out";
@@ -79,6 +80,11 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut tokenizers = Tokenizers::new(m)?;
     for prefix in prefixes(m) {
         files.check_dataset(m, &prefix, &mut tokenizers)?;
+    }
+    if let (Some(eod), Some(unusual)) = (m.data.eod, unusual_end)
+        && !tokenizers.appended(eod.token)
+    {
+        files.wrong.list.extend(unusual.list);
     }
     files.notes = tokenizers.notes();
     Ok(files)
@@ -103,7 +109,9 @@ fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
 }
 
 impl FileFindings {
-    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
+    /// Checks the tokenizer. Returns the problem of an end-of-document token that the tokenizer does not
+    /// name; it is none if a dataset's documents end with it.
+    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<Option<Problems>> {
         // A run trains on ids and only copies the file, which may have a format that other programs
         // read.
         let mut unread = Problems::default();
@@ -111,7 +119,7 @@ impl FileFindings {
             let why = unread.list.iter().map(|problem| problem.what.as_str()).collect::<Vec<_>>();
             let shown = path.display();
             tracing::warn!("prompts and texts cannot be read: {shown} {}", why.join("; "));
-            return Ok(());
+            return Ok(None);
         };
         let shown = path.display();
         if tokenizer.vocab() > m.model.vocab {
@@ -129,9 +137,10 @@ impl FileFindings {
         {
             let what =
                 format!("is {}, which ends no document: {shown} has {own} for it", eod.token);
-            self.wrong.add("data.eod.token", what, format!("set data.eod.token to {own}"));
+            let remedy = format!("set data.eod.token to {own}");
+            return Ok(Some(Problems::one("data.eod.token", what, remedy)));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn check_dataset(
@@ -149,8 +158,14 @@ impl FileFindings {
                 return Ok(());
             }
         };
-        tokenizers.compare(&dataset, &mut self.wrong)?;
+        let recorded = tokenizers.compare(&dataset, &mut self.wrong)?;
         let highest = highest_id(&dataset)?;
+        if let Some(vocab) = recorded.filter(|vocab| highest >= 0 && highest as usize >= *vocab) {
+            let place = prefix.display().to_string();
+            let what = format!("holds id {highest}; the record of its tokenizer has {vocab} ids");
+            let remedy = "it was built with another tokenizer, or is damaged: build it again";
+            self.wrong.add(place, what, remedy);
+        }
         if highest >= m.model.vocab as i32 {
             let place = prefix.display().to_string();
             let what = format!("holds id {highest}; model.vocab is {}", m.model.vocab);

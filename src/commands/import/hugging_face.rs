@@ -201,8 +201,9 @@ impl Source<'_> {
         let mut model = self.config.model.clone();
         model.seq_len = model.seq_len.min(LONGEST);
         let mut data = String::new();
-        if self.from.join(hf::TOKENIZER).exists() {
-            data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, hf::TOKENIZER);
+        let tokenizer = hf::tokenizer_in(self.from);
+        if let Some(name) = tokenizer.as_deref().and_then(Path::file_name) {
+            data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, name.display());
         }
         let eos = Companions::in_folder(self.from).token_ids().eos;
         let eos = eos.get(0).unwrap_or(&eos).as_u64().filter(|id| *id < model.vocab as u64);
