@@ -11,7 +11,8 @@ pub fn end_of_document(tokenizer: &Tokenizer, path: &Path) -> Option<u32> {
     let usual = ["tokenizer.json", "vocab.json"].into_iter().any(|name| path.ends_with(name));
     let config = usual.then(|| path.with_file_name("tokenizer_config.json"));
     let config = config.and_then(|path| std::fs::read_to_string(path).ok());
-    let config: Option<Value> = config.and_then(|text| serde_json::from_str(&text).ok());
+    let config: Option<Value> =
+        config.and_then(|text| base::json::from_python(text.as_bytes()).ok());
     let named = config.and_then(|config| {
         let name = &config["eos_token"];
         name["content"].as_str().or(name.as_str()).and_then(|name| tokenizer.special(name))
