@@ -13,6 +13,7 @@
 //! | `formats` | containers of text: tables, JSON lines, lists of files; and files that are not text |
 //! | `compression` | compressed text by the tools that write it |
 //! | `folders` | which files of a folder are a corpus |
+//! | `parts` | few documents, whose tail is held out |
 //! | `fuzz` | damaged files by the thousand: an error or a readable dataset, never a panic |
 
 #[path = "../common/mod.rs"]
@@ -28,6 +29,7 @@ mod fuzz;
 mod megatron;
 mod options;
 mod order;
+mod parts;
 mod source;
 mod stages;
 mod tokenizer;

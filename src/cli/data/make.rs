@@ -85,6 +85,10 @@ pub struct BuildArgs {
     /// Shuffle the documents with this seed, so that each part of a split has documents of every file
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
+    /// Cut documents into sequences until there are this many, so that the parts of a split are not
+    /// empty; 0 cuts none [default: 20 if all files are plain text, else 0]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(0..=1000))]
+    min_sequences: Option<usize>,
     /// Type of an id on disk [default: uint16, or int32 for a vocabulary of 65,500 or more]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
@@ -176,6 +180,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         eod: args.eod,
         parse_special: args.parse_special,
         shuffle: args.shuffle,
+        min_sequences: args.min_sequences,
         token_type,
     };
     let built = make::build(args.text.options(), &options)?;
