@@ -11,6 +11,7 @@ use std::ops::Range;
 
 use anyhow::Result;
 
+use super::Format;
 use super::chunks::{self, LONGEST};
 use super::json::{Field, Invalid, LISTED, write_line};
 use base::{Bytes, Count, Problems};
@@ -235,6 +236,16 @@ impl<R: Read> Rows<R> {
 }
 
 impl Table {
+    /// Rules of a format; None if it is not a table in text.
+    pub fn for_format(format: Format) -> Option<Table> {
+        match format {
+            Format::Csv => Some(Table { delimiter: b',', quotes: true }),
+            Format::Tsv => Some(Table { delimiter: b'\t', quotes: false }),
+            Format::QuotedTsv => Some(Table { delimiter: b'\t', quotes: true }),
+            _ => None,
+        }
+    }
+
     /// Row that begins at `start`, and its end. None if it does not end in `bytes`, unless these are
     /// the `last` ones.
     fn row(self, bytes: &[u8], start: usize, last: bool) -> Option<(Row, usize)> {

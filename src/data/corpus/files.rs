@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::csv::Table;
 use super::names::{self, Name};
 use base::Problems;
 
@@ -30,18 +29,6 @@ pub enum Format {
     QuotedTsv,
     /// Table with named columns and a document per row.
     Parquet,
-}
-
-impl Format {
-    /// Rules of a table in text.
-    pub fn table(self) -> Option<Table> {
-        match self {
-            Format::Csv => Some(Table { delimiter: b',', quotes: true }),
-            Format::Tsv => Some(Table { delimiter: b'\t', quotes: false }),
-            Format::QuotedTsv => Some(Table { delimiter: b'\t', quotes: true }),
-            _ => None,
-        }
-    }
 }
 
 /// File of a corpus, or standard input.
@@ -152,7 +139,8 @@ impl Search<'_> {
         let cards = std::mem::take(&mut self.cards);
         if self.found.inputs.len() > first {
             self.left_out.extend(cards);
-            self.found.notes.extend(names::splits(path, &self.found.inputs[first..]));
+            let paths = self.found.inputs[first..].iter().filter_map(|input| input.path.as_deref());
+            self.found.notes.extend(names::splits(path, paths));
             return Ok(None);
         }
         // A folder of nothing else is one of texts with such names.

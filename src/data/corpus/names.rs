@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::Input;
 use base::Count;
 
 /// Meaning of a name in a folder.
@@ -101,8 +100,7 @@ pub fn note(left_out: &[PathBuf]) -> Option<String> {
 
 /// Note on files of a folder whose names say that they are for validation or a test, if others are for
 /// training.
-pub fn splits(folder: &Path, inputs: &[Input]) -> Option<String> {
-    let paths = inputs.iter().filter_map(|input| input.path.as_deref());
+pub fn splits<'p>(folder: &Path, paths: impl Iterator<Item = &'p Path>) -> Option<String> {
     let named = paths.filter_map(|path| Some((split(path.strip_prefix(folder).ok()?)?, path)));
     let mut files: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
     for (split, path) in named {

@@ -7,7 +7,7 @@ use std::io::{Cursor, Read};
 use anyhow::{Context, Result};
 
 use super::chunks::read_error;
-use super::csv::CsvLines;
+use super::csv::{CsvLines, Table};
 use super::position::{Counted, Position};
 use super::{Format, Input, compression};
 use base::Problems;
@@ -45,7 +45,7 @@ impl Input {
             head.drain(..BYTE_ORDER_MARK.len());
         }
         let text = Cursor::new(head).chain(text);
-        Ok(match self.format.table() {
+        Ok(match Table::for_format(self.format) {
             Some(table) => (Box::new(CsvLines::open(text, table, key, &self.place())?), position),
             None => (Box::new(text), position),
         })
