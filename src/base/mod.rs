@@ -10,7 +10,7 @@ mod fused;
 mod heads;
 mod host;
 pub mod input;
-mod json;
+pub mod json;
 mod majority;
 pub mod memory;
 pub mod output;

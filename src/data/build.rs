@@ -29,6 +29,8 @@ pub struct Build<'a> {
     pub append: Option<u32>,
     /// Whether special tokens in the text become their ids.
     pub parse_special: bool,
+    /// Number of sequences below which documents are cut (`Writer::cut`); 0 keeps each a sequence.
+    pub min_sequences: usize,
     /// Seed of the documents' order; None keeps the order of the corpus.
     pub shuffle: Option<u64>,
     pub threads: usize,
@@ -38,6 +40,8 @@ pub struct Build<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Built {
     pub documents: u64,
+    /// Sequences into which the documents were cut; None if each is one.
+    pub cut: Option<u64>,
     pub tokens: u64,
     /// Bytes of the documents' text.
     pub text: u64,
@@ -68,16 +72,21 @@ impl Build<'_> {
         let record = self.record.clone().map(|r| Record { append_eod, parse_special, ..r });
         let Some(seed) = self.shuffle else {
             let built = self.write_all(&mut writer, progress)?;
-            finish(writer, record.as_ref())?;
-            return Ok(built);
+            return self.finish(writer, record.as_ref(), built);
         };
         let folder = UnshuffledFolder::create(&self.output)?;
         let mut ordered = Writer::create(&folder.prefix(), self.token_type)?;
         let built = self.write_all(&mut ordered, progress)?;
         ordered.finish()?;
         shuffle::shuffle(&Indexed::open(&folder.prefix())?, &mut writer, seed)?;
-        finish(writer, record.as_ref())?;
-        Ok(built)
+        self.finish(writer, record.as_ref(), built)
+    }
+
+    fn finish(&self, mut writer: Writer, record: Option<&Record>, built: Built) -> Result<Built> {
+        let is_cut = self.min_sequences > 0 && writer.cut(self.min_sequences);
+        let cut = is_cut.then(|| writer.sequences());
+        finish(writer, record)?;
+        Ok(Built { cut, ..built })
     }
 
     fn write_all(

@@ -9,8 +9,11 @@ use super::packed::{Packed, Sequence};
 use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::Result;
 use base::{Problems, WrongInput, input};
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 /// Maximum number of wrong lines listed.
@@ -185,12 +188,12 @@ const FORMATS: &str = "write HellaSwag's ctx, endings, label; ARC's question, ch
 impl Text {
     /// Parses a line in the format that its keys indicate.
     fn parse(line: &[u8]) -> Result<Text, Wrong> {
-        let read = serde_json::from_slice::<Value>(line);
-        let row = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
+        let read = base::json::from_python::<Row>(line);
+        let Row(row) = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
         let text = match () {
-            () if row.get("endings").is_some() => Text::hellaswag(&row)?,
-            () if row.get("choices").is_some() => Text::arc(&row)?,
-            () if row.get("goal").is_some() => Text::piqa(&row)?,
+            () if row.contains_key("endings") => Text::hellaswag(&row)?,
+            () if row.contains_key("choices") => Text::arc(&row)?,
+            () if row.contains_key("goal") => Text::piqa(&row)?,
             () => return Err(wrong("neither endings, nor choices, nor goal is there", FORMATS)),
         };
         let Text { answers, right, .. } = &text;
@@ -205,21 +208,22 @@ impl Text {
     }
 
     /// With activity_label, ctx_a and ctx_b as published; otherwise with ctx alone.
-    fn hellaswag(row: &Value) -> Result<Text, Wrong> {
-        let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
+    fn hellaswag(row: &Fields) -> Result<Text, Wrong> {
+        let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| field(row, key).as_str());
         let question = match parts {
             [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
             _ => string(row, "ctx")?.to_string(),
         };
-        let answers = strings(&row["endings"], "endings")?;
+        let answers = strings(field(row, "endings"), "endings")?;
         let answers = answers.into_iter().map(without_marks).collect();
         Ok(Text { question: without_marks(&question), answers, right: number(row, "label")? })
     }
 
-    fn arc(row: &Value) -> Result<Text, Wrong> {
+    fn arc(row: &Fields) -> Result<Text, Wrong> {
         let question = format!("Question: {}\nAnswer:", string(row, "question")?);
-        let answers = strings(&row["choices"]["text"], "choices.text")?;
-        let labels = strings(&row["choices"]["label"], "choices.label")?;
+        let choices = field(row, "choices");
+        let answers = strings(&choices["text"], "choices.text")?;
+        let labels = strings(&choices["label"], "choices.label")?;
         let key = string(row, "answerKey")?;
         let right = labels.iter().position(|label| *label == key);
         let none = || wrong(format!("answerKey {key:?} is not in choices.label"), "");
@@ -227,7 +231,7 @@ impl Text {
         Ok(Text { question, answers, right: right.ok_or_else(none)? })
     }
 
-    fn piqa(row: &Value) -> Result<Text, Wrong> {
+    fn piqa(row: &Fields) -> Result<Text, Wrong> {
         let question = format!("Question: {}\nAnswer:", string(row, "goal")?);
         let answers = ["sol1", "sol2"].map(|key| string(row, key).map(str::to_string));
         let [first, second] = answers;
@@ -235,8 +239,60 @@ impl Text {
     }
 }
 
-fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
-    row[key].as_str().ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), FORMATS))
+/// Fields of the formats that are read.
+const KEYS: [&str; 12] = [
+    "activity_label",
+    "answerKey",
+    "choices",
+    "ctx",
+    "ctx_a",
+    "ctx_b",
+    "endings",
+    "goal",
+    "label",
+    "question",
+    "sol1",
+    "sol2",
+];
+
+type Fields = BTreeMap<String, Value>;
+
+/// Object of a line, without other fields than `KEYS`, whatever they hold.
+struct Row(Fields);
+
+impl<'de> Deserialize<'de> for Row {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Row, D::Error> {
+        json.deserialize_map(Row(Fields::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for Row {
+    type Value = Row;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Row, A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if KEYS.contains(&key.as_str()) {
+                self.0.insert(key, map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Value of a field; null if it is absent.
+fn field<'v>(row: &'v Fields, key: &str) -> &'v Value {
+    row.get(key).unwrap_or(&Value::Null)
+}
+
+fn string<'v>(row: &'v Fields, key: &str) -> Result<&'v str, Wrong> {
+    let value = field(row, key);
+    value.as_str().ok_or_else(|| wrong(format!("{key} is {value}, not text"), FORMATS))
 }
 
 fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
@@ -245,8 +301,8 @@ fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
 }
 
 /// Number from 0 on, possibly written as text.
-fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
-    let value = &row[key];
+fn number(row: &Fields, key: &str) -> Result<usize, Wrong> {
+    let value = field(row, key);
     let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
     let none = || wrong(format!("{key} is {value}, not the number of an answer"), FORMATS);
     number.map(|number| number as usize).ok_or_else(none)
@@ -326,6 +382,19 @@ mod tests {
         let first = sequence(true, "the cat");
         assert_eq!((&first.tokens[..], first.scored), (&ids[..ids.len() - 1], answer));
         assert_eq!(sequence(false, "").tokens[0], 340, "an empty question is the first token");
+    }
+
+    /// Python writes numbers that are not finite; JavaScript cuts strings within a character.
+    #[test]
+    fn other_fields_may_hold_anything() {
+        let line = r#"{"score": NaN, "goal": "Sit", "meta": {"p": [1, -Infinity, 1e999]},
+            "cut": "\ud83d", "sol1": "on", "sol2": "under", "label": 1, "last": Infinity}"#;
+        let piqa = text("Question: Sit\nAnswer:", &["on", "under"], 1);
+        assert_eq!(Text::parse(line.as_bytes()).unwrap(), piqa);
+        let (what, _) = Text::parse(br#"{"goal": NaN, "sol1": "a", "label": 0}"#).unwrap_err();
+        assert_eq!(what, "goal is null, not text");
+        let (what, _) = Text::parse(b"[1]").unwrap_err();
+        assert!(what.contains("expected a JSON object"), "{what}");
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! Does not know samples, nor what a token means.
 
 pub mod digest;
+mod missing;
 mod read;
 mod write;
 
