@@ -103,8 +103,9 @@ impl Reader {
         let header_len = u64::from_le_bytes(word);
         ensure_input!(
             header_len <= MAX_HEADER && header_len + 8 <= len,
-            "{}: header of {header_len} bytes",
-            damaged()
+            "{} ({len} bytes) is cut short, or not a safetensors file: the length of its header is \
+             {header_len} bytes",
+            path.display()
         );
         let mut json = vec![0; header_len as usize];
         file.read_exact_at(&mut json, 8).map_err(failed)?;

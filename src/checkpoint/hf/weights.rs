@@ -79,7 +79,7 @@ impl Weights {
         needed: &[HfTensor],
         tied: bool,
     ) -> Result<BTreeMap<String, usize>, Problems> {
-        let (mut missing, mut wrong) = (Vec::new(), Vec::new());
+        let (mut missing, mut wrong, mut unread) = (Vec::new(), Vec::new(), Vec::new());
         let (mut types, mut read) = (BTreeMap::new(), BTreeSet::new());
         for tensor in needed {
             let Some((name, entry)) = self.find(&tensor.name) else {
@@ -93,7 +93,7 @@ impl Weights {
                 let needed = &tensor.shape;
                 wrong.push(format!("{name} is {shape:?}, config.json makes it {needed:?}"));
             } else if float_type(dtype).is_none() {
-                wrong.push(format!("{name} is {dtype}: F32, BF16 and F16 are read"));
+                unread.push(format!("{name} is {dtype}: F32, BF16 and F16 are read"));
             }
         }
         let known = |name: &str| self.is_buffer(name) || tied && name == "lm_head.weight";
@@ -106,6 +106,7 @@ impl Weights {
             &mut problems,
         );
         self.list(wrong, "config.json and the weights are not of one model", &mut problems);
+        self.list(unread, "save the model in float32, bfloat16 or float16", &mut problems);
         self.list(more.collect(), "config.json is of another model", &mut problems);
         problems.or(types)
     }
