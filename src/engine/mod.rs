@@ -29,7 +29,7 @@ pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
 pub use rule::{
     Conversion, ERROR, OptimizerRule, Place, Q, SECOND, SavedStates, Step, decoding_conversions,
-    optimizer_rule,
+    is_never_negative, optimizer_rule,
 };
 pub use sampler::Sampler;
 pub use scalars::Outcome;

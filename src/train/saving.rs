@@ -450,6 +450,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         mixture: MixturePlan::from_data(&m.data, m.train.samples),
         spikes: None,
         imported: None,
+        imported_types: Default::default(),
         manifest: loaded.effective.clone(),
     }
 }

@@ -361,7 +361,7 @@ fn a_tied_head_of_other_values_is_not_scored() {
     let words = ["lm_head.weight is not", "set tie_word_embeddings to false"];
     lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &words);
     fs::remove_file(lab.path("tied/model-00002-of-00002.safetensors")).unwrap();
-    lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &["copy the folder again"]);
+    lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &["copy that file again"]);
 }
 
 #[test]
