@@ -9,6 +9,7 @@ pub mod retry;
 mod writer;
 
 use super::mirror::MirrorQueue;
+use super::report::SyncReceipt;
 use super::time_limit::expected_save;
 use super::watch::{self, Ended, Event, Idle, RequestCounts, Requests, RunView, StepSpec, Watcher};
 use base::{Bytes, push_recent};
@@ -75,6 +76,8 @@ struct PendingSave {
     snapshot: Option<Snapshot>,
     /// Part of this rank once it is written, or the error.
     part: Option<anyhow::Result<checkpoint::WrittenPart>>,
+    /// On rank 0: the record of its steps, which is to be on disk first.
+    record: Option<SyncReceipt>,
 }
 
 /// Maximum time of a wait for the writer: for a save's folder before training continues, and between
@@ -147,13 +150,15 @@ impl Saver {
         run.signals.clear_save();
         let _span = tracing::trace_span!("save", track = "save").entered();
         let began = Instant::now();
-        self.begin(run)?;
+        let record = Cell::new(None);
+        run.notice(&Event::SaveBegins(&record))?;
+        self.begin(run, record.take())?;
         run.notice(&Event::Saved(began.elapsed()))
     }
 
     /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
-    fn begin(&mut self, run: &RunView) -> anyhow::Result<()> {
+    fn begin(&mut self, run: &RunView, record: Option<SyncReceipt>) -> anyhow::Result<()> {
         let RunView { engine, progress, .. } = *run;
         let (rank, next_batch) = (run.rank, run.next_batch());
         if self.saved == Some(progress.step) {
@@ -182,7 +187,7 @@ impl Saver {
         state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
-        let save = PendingSave { staging, state, begun, stall, snapshot, part: None };
+        let save = PendingSave { staging, state, begun, stall, snapshot, part: None, record };
         self.in_flight.push_back(save);
         if self.has_begun(rank)? {
             self.write_oldest(rank)?;
@@ -254,7 +259,7 @@ impl Saver {
             }
         }
         let save = self.in_flight.pop_front().expect("a save is in flight");
-        let PendingSave { staging, state, begun, stall, part, .. } = save;
+        let PendingSave { staging, state, begun, stall, part, record, .. } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
         let part = part.expect("written");
         let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)));
@@ -265,7 +270,8 @@ impl Saver {
         })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
-            self.writer.send(Job::Publish(Publish { staging, parts, state, begun, stall }))?;
+            let publish = Publish { staging, parts, record, state, begun, stall };
+            self.writer.send(Job::Publish(publish))?;
             self.publishing += 1;
         }
         Ok(())

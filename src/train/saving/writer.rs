@@ -1,6 +1,7 @@
 //! Writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
 use super::super::mirror::MirrorQueue;
+use super::super::report::SyncReceipt;
 use super::retry;
 use base::{Seconds, Worker};
 use checkpoint::disk::Disk;
@@ -35,6 +36,8 @@ pub struct Publish {
     pub staging: PathBuf,
     /// Parts by rank.
     pub parts: Vec<WrittenPart>,
+    /// The lines of `metrics.jsonl` up to its step.
+    pub record: Option<SyncReceipt>,
     pub state: State,
     pub begun: Instant,
     /// Seconds that training waited.
@@ -99,7 +102,11 @@ pub fn start(
 
 impl Publish {
     fn run(self, disk: &Disk, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
-        let Publish { staging, parts, state, begun, stall } = self;
+        let Publish { staging, parts, record, state, begun, stall } = self;
+        // A run that resumes from this step does not repeat it: its record is on disk first.
+        let recorded = record.map_or(Ok(()), |record| record.wait());
+        let step = state.progress.step;
+        recorded.map_err(|error| checkpoint::abandon(disk, &staging, step, error))?;
         let folder = retry::publish(disk, storage, &staging, parts, &state, keep)?;
         let seconds = begun.elapsed().as_secs_f64();
         let (stall, took) = (Seconds(stall), Seconds(seconds));
