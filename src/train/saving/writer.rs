@@ -2,14 +2,13 @@
 
 use super::super::mirror::MirrorQueue;
 use super::retry;
-use base::{Seconds, Worker};
+use base::{Moment, Seconds, Worker};
 use checkpoint::disk::Disk;
 use checkpoint::{CheckpointFolder, Keep, Snapshot, State, WrittenPart};
 use launch::storage::Storage;
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub type Writer = Worker<Job, Done>;
 
@@ -36,7 +35,7 @@ pub struct Publish {
     /// Parts by rank.
     pub parts: Vec<WrittenPart>,
     pub state: State,
-    pub begun: Instant,
+    pub begun: Moment,
     /// Seconds that training waited.
     pub stall: f64,
 }
