@@ -12,7 +12,7 @@ use super::mirror::MirrorQueue;
 use super::report::SyncReceipt;
 use super::time_limit::expected_save;
 use super::watch::{self, Ended, Event, Idle, RequestCounts, Requests, RunView, StepSpec, Watcher};
-use base::{Bytes, push_recent};
+use base::{Bytes, Deadline, Moment, push_recent};
 use checkpoint::disk::Disk;
 use checkpoint::{self, Group, PastStep, Progress, Rng, Snapshot, State};
 use data::MixturePlan;
@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use writer::{Done, Job, Publish, Published, Writer};
 
 /// Steps whose loss and gradient norm are stored in a checkpoint.
@@ -69,7 +69,7 @@ pub struct Saver {
 struct PendingSave {
     staging: PathBuf,
     state: State,
-    begun: Instant,
+    begun: Moment,
     /// Seconds that training waited.
     stall: f64,
     /// States of this rank, until the folder exists and the writer receives them.
@@ -149,7 +149,7 @@ impl Saver {
         }
         run.signals.clear_save();
         let _span = tracing::trace_span!("save", track = "save").entered();
-        let began = Instant::now();
+        let began = Moment::now();
         let record = Cell::new(None);
         run.notice(&Event::SaveBegins(&record))?;
         self.begin(run, record.take())?;
@@ -164,7 +164,7 @@ impl Saver {
         if self.saved == Some(progress.step) {
             return Ok(());
         }
-        let begun = Instant::now();
+        let begun = Moment::now();
         rank.set_phase("saving");
         while self.in_flight.len() >= self.most_in_flight {
             self.publish_oldest(rank)?;
@@ -200,10 +200,9 @@ impl Saver {
     /// Whether the folder of the oldest save without one was just created, or cannot be. Rank 0
     /// waits briefly for it; the other ranks receive the result.
     fn has_begun(&mut self, rank: &Rank) -> anyhow::Result<bool> {
-        let end = Instant::now() + POLL;
+        let end = Deadline::after(POLL);
         while rank.is_first() && self.begun.is_empty() {
-            let left = end.saturating_duration_since(Instant::now());
-            let Some(done) = self.writer.wait_for(left)? else { break };
+            let Some(done) = self.writer.wait_for(end.left())? else { break };
             self.record(done)?;
         }
         let [begun] = rank.count([self.oldest_has_begun()]);
@@ -280,10 +279,9 @@ impl Saver {
     /// Like `oldest_is_written`, but returns after at most a second or after another event that
     /// ranks must exchange, so that no rank waits longer in one operation.
     fn is_written_soon(&mut self) -> anyhow::Result<bool> {
-        let end = Instant::now() + POLL;
+        let end = Deadline::after(POLL);
         while !self.oldest_is_written()? && self.begun.is_empty() {
-            let left = end.saturating_duration_since(Instant::now());
-            let Some(done) = self.writer.wait_for(left)? else { break };
+            let Some(done) = self.writer.wait_for(end.left())? else { break };
             self.record(done)?;
         }
         Ok(self.in_flight.front().is_some_and(|save| save.part.is_some()))

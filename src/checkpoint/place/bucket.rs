@@ -10,7 +10,7 @@ use super::super::folder;
 use super::super::index;
 use super::{AT_ONCE, Next, Settings, Stopped, Store};
 use anyhow::{Result, anyhow, bail};
-use base::{Problems, in_order};
+use base::{Problems, in_order, redact};
 use limited::LimitedConnector;
 use md5::{Digest, Md5};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
@@ -298,9 +298,10 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Error text of S3 without its XML; otherwise the text of the library, in one line.
+/// Error text of S3 without its XML; otherwise the text of the library, in one line. Without the
+/// credentials of its URLs, which a shorter text could hide from a later look.
 fn plain(error: &Error) -> String {
-    let text = error.to_string();
+    let text = redact(&error.to_string()).into_owned();
     let within = |tag: &str| {
         let (_, rest) = text.split_once(&format!("<{tag}>"))?;
         Some(rest.split_once(&format!("</{tag}>"))?.0.to_string())

@@ -2,6 +2,7 @@
 //! while the folder is full or gone is kept in memory and written later, in order.
 
 use anyhow::{Context, Result, anyhow};
+use base::Moment;
 use base::output::{Existing, Output};
 use launch::storage::Storage;
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Minimum interval between syncs, until the file is closed. A file server reports lost writes only
 /// on sync; text after the last sync is then written again.
@@ -136,7 +137,7 @@ fn write_all(
     shared: &Mutex<Shared>,
     receipts: &mut Vec<Sender<()>>,
 ) -> Result<()> {
-    let mut synced = Instant::now();
+    let mut synced = Moment::now();
     while let Ok(first) = todo.recv() {
         let mut texts = 0;
         for job in std::iter::once(first).chain(todo.try_iter()) {
@@ -151,7 +152,7 @@ fn write_all(
         let sync = !receipts.is_empty() || synced.elapsed() >= SYNC;
         storage.retry(|| tail.write(sync))?;
         if sync {
-            synced = Instant::now();
+            synced = Moment::now();
         }
         shared.lock().waiting -= texts;
         for reply in receipts.drain(..) {

@@ -3,14 +3,13 @@
 use super::super::mirror::MirrorQueue;
 use super::super::report::SyncReceipt;
 use super::retry;
-use base::{Seconds, Worker};
+use base::{Moment, Seconds, Worker};
 use checkpoint::disk::Disk;
 use checkpoint::{CheckpointFolder, Keep, Snapshot, State, WrittenPart};
 use launch::storage::Storage;
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub type Writer = Worker<Job, Done>;
 
@@ -39,7 +38,7 @@ pub struct Publish {
     /// The lines of `metrics.jsonl` up to its step.
     pub record: Option<SyncReceipt>,
     pub state: State,
-    pub begun: Instant,
+    pub begun: Moment,
     /// Seconds that training waited.
     pub stall: f64,
 }
