@@ -19,6 +19,7 @@ pub mod progress;
 mod recent;
 pub mod rng;
 pub mod say;
+mod shell;
 mod stamp;
 pub mod svg;
 #[doc(hidden)]
@@ -41,6 +42,7 @@ pub use json::null_is_nan;
 pub use majority::majority;
 pub use problems::{Problem, Problems};
 pub use recent::push_recent;
+pub use shell::shell_word;
 pub use stamp::unix_time;
 pub use units::{Bytes, Count, Seconds};
 pub use worker::{Worker, in_order};

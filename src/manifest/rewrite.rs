@@ -1,6 +1,6 @@
 //! `--set` in the text of a manifest: the lines that it names change, the comments stay.
 
-use super::overrides::{SECOND_NAME, replaced};
+use super::overrides::{SECOND_NAME, from_working_folder, replaced};
 use super::read::parse;
 use base::Problems;
 use std::ops::Range;
@@ -8,14 +8,21 @@ use std::path::Path;
 
 /// The text with `sets` applied, for a manifest that is called `name` and is to be stored in
 /// `folder`. Mistakes in the sets are those that `parse` finds. Where the lines cannot be changed
-/// (settings written in one line), it is the effective manifest, without comments.
+/// (settings written in one line), it is the record of the manifest, without comments. Relative paths
+/// of the sets start at the working folder.
 pub fn rewrite(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<String, Problems> {
-    let wanted = parse(text, name, folder, sets)?;
-    let edited = sets.iter().try_fold(text.to_string(), |text, set| edited(&text, set));
-    let same = |text: &String| {
+    let sets = from_working_folder(sets);
+    let wanted = parse(text, name, folder, &sets)?;
+    let same = |text: &str| {
         parse(text, name, folder, &[]).is_ok_and(|read| read.manifest == wanted.manifest)
     };
-    Ok(edited.filter(same).unwrap_or(wanted.effective))
+    Ok(edit(text, &sets, same).unwrap_or_else(|| wanted.record()))
+}
+
+/// The text with the lines of `sets` changed; None if it then does not have the same meaning.
+pub fn edit(text: &str, sets: &[String], is_same: impl Fn(&str) -> bool) -> Option<String> {
+    let edited = sets.iter().try_fold(text.to_string(), |text, set| edited(&text, set));
+    edited.filter(|text| is_same(text))
 }
 
 fn edited(text: &str, set: &str) -> Option<String> {

@@ -13,7 +13,7 @@ use super::resume::ResumeOptions;
 use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
-use super::status::{Status, StatusWriter};
+use super::status::{LastStep, Status, StatusWriter};
 use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
@@ -21,8 +21,8 @@ use super::trace::{Trace, TraceOptions};
 use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
-use base::Bytes;
 use base::output::{self, Existing};
+use base::{Bytes, input};
 use checkpoint::{CheckpointFolder, DataId, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
@@ -136,7 +136,11 @@ pub fn open<'a>(
     check_space_and_files(rank, m)?;
     let named = options.resume_from.as_deref();
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
-    let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
+    let origin = rank.first_phase("opening data", || {
+        let origin = Origin::find(m, named.as_deref())?;
+        origin.found.as_ref().map_or(Ok(()), |found| resume::has_not_passed_its_end(found, m))?;
+        Ok(origin)
+    })?;
     let (data, ids) = open_data(process, rank, &origin)?;
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
@@ -179,6 +183,7 @@ fn from_checkpoint<'a>(
         tracing::info!("{message}");
     }
     let mut state = state(process, rank, &origin, ids, &engine)?;
+    announce::schedule(rank, m, &state);
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let (progress, data_ids, stop_at_loss) =
@@ -402,15 +407,13 @@ fn open_saver(
     Ok(saver)
 }
 
-/// Writes the effective manifest and opens the report.
+/// Writes the manifest that the run starts with, and opens the report.
 fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
-    let path = m.log.folder.join(manifest::IN_FOLDER);
-    // The run's own manifest.yaml may be the source: it keeps its author's comments.
-    let real = |path: &Path| path.canonicalize().ok();
-    if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
-        output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
+    let (path, record) = (m.log.folder.join(manifest::IN_FOLDER), loaded.record());
+    if input::read(&path, input::SMALL).ok().as_deref() != Some(record.as_bytes()) {
+        output::write(&path, Existing::Replaced, record.as_bytes())?;
     }
     tokenizers::keep_copy(m)?;
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
@@ -426,13 +429,18 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<
 /// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
 fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
+    let metrics = Metrics::read(&m.log.folder).ok();
+    let last = metrics.as_ref().and_then(|metrics| metrics.steps.last().copied());
     let status = Status {
+        step: last.map_or(0, |row| row.step),
+        consumed_samples: last.map_or(0, |row| row.consumed_samples),
+        last: last.map(LastStep).unwrap_or_default(),
         name: m.name.clone(),
         host: process.node.clone(),
         ranks: rank.grid.size(),
         total_steps: m.batch.ramp().steps(m.train.samples),
         total_samples: m.train.samples,
-        useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
+        useful_s: metrics.map_or(0.0, |metrics| metrics.useful_seconds()),
         ..Status::default()
     };
     let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());

@@ -10,7 +10,7 @@ pub use state::{COMPLETE, FAILED, LastStep, NAME, RunState, Status};
 use super::report::numbers::StepRow;
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Count, push_recent, unix_time};
+use base::{Count, push_recent, shell_word, unix_time};
 use comm::{Place, Recorder};
 use estimate::parts::{Part, PartTable};
 use launch::events::{self, Event, Kind};
@@ -42,7 +42,12 @@ pub struct StatusWriter {
 fn record_start(folder: &Path, status: &Status, from_step: u64) {
     let (ranks, host) = (Count(status.ranks as u64).with_noun("rank"), &status.host);
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
-    let text = format!("from step {from_step}: {ranks}, rank 0 on {host}{job}");
+    let words = std::env::args_os().map(|word| shell_word(&word.to_string_lossy()));
+    let command = words.collect::<Vec<_>>().join(" ");
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "from step {from_step}: {ranks}, rank 0 on {host}{job}, gptrain {version}: {command}"
+    );
     events::add(folder, Kind::Start, &text);
 }
 
