@@ -52,7 +52,7 @@ impl Manifest {
         let tail = "lr.peak, and a decay over the last tenth of the run: --set lr.decay=wsd";
         let hold = format!(
             "a constant tenth of lr.peak: --set lr.decay=constant --set lr.min=0 --set \
-             lr.peak={peak:e}"
+             lr.peak={peak:.1e}"
         );
         let choices = match self.lr.decay {
             Decay::Wsd(_) => vec![stretch, hold],
@@ -60,7 +60,7 @@ impl Manifest {
             _ => vec![stretch, again, tail.to_string(), hold],
         };
         let what = format!(
-            "lr.decay ends at sample {}: the last {} have a learning rate of {min:e} (lr.min)",
+            "lr.decay ends at sample {}: the last {} have a learning rate of {min} (lr.min)",
             Count(end),
             Count(steps).with_noun("step"),
         );

@@ -68,13 +68,19 @@ pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
     let next = samples..samples + m.batch.ramp().batch_at(samples) as u64;
     let rate = lr::for_step(&m.lr, &next);
     let decays = step > 0 && samples >= m.lr.warmup_samples && next.end <= m.train.samples;
-    if decays && rate > 2.0 * state.lr && state.lr > 0.0 {
+    if decays && rate > 2.0 * state.lr {
         let lr = state.lr;
+        let hold = match lr > 0.0 {
+            true => format!(
+                "\n    → as it was, and constant: --set lr.decay=constant --set lr.min=0 --set \
+                 lr.peak={lr:e}"
+            ),
+            false => String::new(),
+        };
+        let next = step + 1;
         tracing::warn!(
-            "the learning rate was {lr:.3e} at step {step}, and is {rate:.3e} at step {}: lr.decay now \
-             ends later\n    → as it was, and constant: --set lr.decay=constant --set lr.min=0 --set \
-             lr.peak={lr:e}",
-            step + 1
+            "the learning rate was {lr:.3e} at step {step}, and is {rate:.3e} at step {next}: lr.decay \
+             now ends later{hold}"
         );
     }
 }
