@@ -97,9 +97,10 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
 /// again: the run's folder continues it.
 fn say_end(m: &Manifest, ended: train::Ended, once: bool) {
     let folder = m.log.folder.display();
-    let again = match once {
-        true => format!("gptrain run {} continues", shell_word(&folder.to_string())),
-        false => "the same command continues".to_string(),
+    let again = if once {
+        format!("gptrain run {} continues", shell_word(&folder.to_string()))
+    } else {
+        "the same command continues".to_string()
     };
     match ended {
         train::Ended::Complete => {

@@ -1,7 +1,8 @@
 //! `--set` in the text of a manifest: the lines that it names change, the comments stay.
 
-use super::overrides::{SECOND_NAME, from_working_folder, replaced};
+use super::overrides::{self, SECOND_NAME, from_working_folder, replaced};
 use super::read::parse;
+use super::tree;
 use base::Problems;
 use std::ops::Range;
 use std::path::Path;
@@ -41,9 +42,26 @@ fn edited(text: &str, set: &str) -> Option<String> {
             let line = line(indent, &steps[steps.len() - 1..], value);
             lines.splice(at..end(&lines, at, indent), [line]);
         }
+        Err((at, _, known)) if known > 0 && has_value(&lines[at - 1]) => {
+            let key = &steps[..known];
+            lines[at - 1] = line(2 * (known - 1), &key[known - 1..], &value_with(text, key, set)?);
+        }
         Err((at, indent, known)) => lines.insert(at, line(indent, &steps[known..], value)),
     }
     Some(lines.join("\n") + "\n")
+}
+
+/// Whether a key's value is on its line: `eod: {token: 3}`.
+fn has_value(line: &str) -> bool {
+    let value = line.split_once(':').map_or("", |(_, value)| value.trim());
+    !value.is_empty() && !value.starts_with('#')
+}
+
+/// Value of a key in one line, after `set`.
+fn value_with(text: &str, key: &[&str], set: &str) -> Option<String> {
+    let mut root = tree::parse(text, "", None).ok()?;
+    overrides::apply(&mut root, &[set.to_string()]).ok()?;
+    Some(tree::flow(root.at(&key.join("."))?))
 }
 
 /// `key: {key: value}`.
@@ -138,10 +156,16 @@ train:
     }
 
     #[test]
-    fn what_has_no_line_of_its_own_gives_the_effective_manifest() {
-        let text = with(&["batch.global=4"]).unwrap();
+    fn a_setting_within_a_line_changes_that_line() {
+        let text = with(&["batch.global=4", "data={train: none, eod: {token: 3}}"]).unwrap();
+        let line = "\nbatch: {micro: 1, global: 4} # --set\n";
+        assert!(text.contains(line) && text.starts_with("# a comment\n"), "{text}");
+        let sets = ["batch.micro=2", "data.eod.mask_loss=true"].map(String::from);
+        let text = rewrite(&text, "a.yaml", Path::new("/"), &sets).unwrap();
+        assert!(text.starts_with("# a comment\n"), "{text}");
         let read = parse(&text, "a.yaml", Path::new("/"), &[]).unwrap().manifest;
-        assert_eq!((read.batch.global, read.train.samples), (4, 40));
+        assert_eq!((read.batch.micro, read.batch.global, read.train.samples), (2, 4, 40));
+        assert!(read.data.eod.unwrap().mask_loss);
         for wrong in ["train.steps=-4", "nonsense.key=1", "precision=bf17"] {
             assert!(with(&[wrong]).is_err(), "{wrong}");
         }

@@ -143,7 +143,8 @@ pub fn flow(node: &Node) -> String {
             format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", "))
         }
         Value::Map(entries) => {
-            let entry = |entry: &Entry| format!("{}: {}", quoted(&entry.key), flow(&entry.node));
+            let key = |key: &str| if is_plain(key) { key.to_string() } else { quoted(key) };
+            let entry = |entry: &Entry| format!("{}: {}", key(&entry.key), flow(&entry.node));
             format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
         }
     }
@@ -151,8 +152,10 @@ pub fn flow(node: &Node) -> String {
 
 /// Whether a scalar needs no quotes: a number or a word.
 fn is_plain(text: &str) -> bool {
+    let is_null = text.eq_ignore_ascii_case("null");
     let starts = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.');
-    text.starts_with(starts)
+    !is_null
+        && text.starts_with(starts)
         && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
 }
 

@@ -71,9 +71,10 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
         } else {
             let what = format!("{} does not exist", path.display());
             let copy = m.log.folder.join(tokenizer::FOLDER).join(hf::TOKENIZER);
-            let remedy = match copy.exists() {
-                true => format!("the run has a copy: --set data.tokenizer={}", copy.display()),
-                false => "check the path (--set data.tokenizer=FILE), or leave it out".to_string(),
+            let remedy = if copy.exists() {
+                format!("the run has a copy: --set data.tokenizer={}", copy.display())
+            } else {
+                "check the path (--set data.tokenizer=FILE), or leave it out".to_string()
             };
             files.missing.add("data.tokenizer", what, remedy);
         }

@@ -182,12 +182,18 @@ fn same_run(
 }
 
 /// Fails if the run has trained longer than the manifest asks for.
-pub fn has_not_passed_its_end(found: &CheckpointFolder, m: &Manifest) -> Result<()> {
+pub fn has_not_passed_its_end(
+    found: &CheckpointFolder,
+    loaded: &Loaded,
+    data: &[DataId],
+) -> Result<()> {
+    let m = &loaded.manifest;
     let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
     let Progress { step, consumed_samples } = index.progress;
     if consumed_samples <= m.train.samples || index.is_import() {
         return Ok(());
     }
+    same_run(&index, found, loaded, data)?; // another batch makes another number of steps
     let asked = m.batch.ramp().steps(m.train.samples);
     let published = saved_checkpoints(found).into_iter();
     let earlier = published.rev().find(|other| other.step <= asked && other.step > 0);
@@ -208,7 +214,9 @@ pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -
     let next = consumed + m.batch.ramp().batch_at(consumed) as u64;
     let complete = next > m.train.samples && !index.is_import();
     if complete {
-        same_run(&index, found, loaded, data)?;
+        for change in same_run(&index, found, loaded, data)? {
+            tracing::warn!("{change}");
+        }
     }
     Ok(complete)
 }

@@ -136,12 +136,11 @@ pub fn open<'a>(
     check_space_and_files(rank, m)?;
     let named = options.resume_from.as_deref();
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
-    let origin = rank.first_phase("opening data", || {
-        let origin = Origin::find(m, named.as_deref())?;
-        origin.found.as_ref().map_or(Ok(()), |found| resume::has_not_passed_its_end(found, m))?;
-        Ok(origin)
-    })?;
+    let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
+    if let Some(found) = &origin.found {
+        rank.on_first(|| resume::has_not_passed_its_end(found, process.loaded, &ids))?;
+    }
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
     if is_complete(process, rank, &origin, &ids)? {
@@ -183,7 +182,6 @@ fn from_checkpoint<'a>(
         tracing::info!("{message}");
     }
     let mut state = state(process, rank, &origin, ids, &engine)?;
-    announce::schedule(rank, m, &state);
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let (progress, data_ids, stop_at_loss) =
@@ -245,12 +243,16 @@ fn state(
     engine: &Engine,
 ) -> Result<State> {
     let (loaded, options) = (process.loaded, process.options);
-    let Some(found) = &origin.found else { return begin(rank, loaded, ids, engine) };
     let resume = ResumeOptions {
         is_named: options.resume_from.is_some(),
         reset_optimizer: options.reset_optimizer,
     };
-    resume::resume(rank, found, resume, loaded, &ids, engine)
+    let state = match &origin.found {
+        None => begin(rank, loaded, ids, engine),
+        Some(found) => resume::resume(rank, found, resume, loaded, &ids, engine),
+    }?;
+    announce::schedule(rank, &loaded.manifest, &state);
+    Ok(state)
 }
 
 /// Report and status of a run that continues from a step, on rank 0.

@@ -247,6 +247,18 @@ fn an_import_keeps_the_data_that_it_was_given() {
     );
 }
 
+#[test]
+fn a_mean_of_checkpoints_is_trained_further_by_a_schedule_of_its_length() {
+    let lab = with_text();
+    well(&lab, "gptrain run small.yaml");
+    let done = well(&lab, "gptrain average runs/small/checkpoints/* --output runs/mean");
+    assert!(done.out.contains("next: `gptrain run runs/mean` continues from it"), "{}", done.out);
+    let done = well(&lab, "gptrain run runs/mean --set train.steps=20");
+    assert!(!done.out.contains("lr.decay ends"), "{}", done.out);
+    well(&lab, "gptrain run small.yaml --set train.steps=20 --set log.folder=runs/whole");
+    assert_eq!(rates(&lab, "runs/mean"), rates(&lab, "runs/whole")[10..]);
+}
+
 /// FLOP/s of a machine on which the small model takes so many steps in a minute.
 fn machine(steps: f64) -> String {
     // 6 for each weight of a matrix product, and attention: tests/model has the formula.

@@ -265,20 +265,35 @@ fn the_record_of_a_run_follows_a_setting_as_the_file_does() {
         "precision=bf16",
     ];
     let mut compared = 0;
-    for file in files {
+    for (number, file) in files.iter().enumerate() {
         let record = with(file).record();
-        for change in changes {
+        let other = if number == 0 { other_values(&with(file).effective) } else { Vec::new() };
+        for change in changes.iter().copied().chain(other.iter().map(String::as_str)) {
             let both = |text: &str, sets: &[&str]| {
                 let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
                 gptrain::manifest::parse(text, "trial.yaml", Path::new("/home/me"), &sets)
             };
-            let from_file = both(GOOD, &[*file, &[*change][..]].concat()).map(|read| read.manifest);
-            let from_record = both(&record, &[*change]).map(|read| read.manifest);
+            let from_file = both(GOOD, &[*file, &[change][..]].concat()).map(|read| read.manifest);
+            let from_record = both(&record, &[change]).map(|read| read.manifest);
             compared += usize::from(from_file.is_ok());
             assert_eq!(from_record.ok(), from_file.ok(), "{file:?} {change}\n{record}");
         }
     }
-    assert!(compared > 120, "{compared}");
+    assert!(compared > 160, "{compared}");
+}
+
+/// Every number of an effective manifest twice as large, and every yes or no the other way.
+fn other_values(effective: &str) -> Vec<String> {
+    let settings = gptrain::checkpoint::inspect::settings_by_key(effective);
+    let other = |(key, value): (String, Value)| match value {
+        Value::Bool(yes) => Some(format!("{key}={}", !yes)),
+        Value::Number(number) => match number.as_u64() {
+            Some(whole) => Some(format!("{key}={}", 2 * whole.max(1))),
+            None => Some(format!("{key}={}", 2.0 * number.as_f64()?)),
+        },
+        _ => None,
+    };
+    settings.into_iter().filter_map(other).collect()
 }
 
 #[test]

@@ -70,12 +70,13 @@ pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
     let decays = step > 0 && samples >= m.lr.warmup_samples && next.end <= m.train.samples;
     if decays && rate > 2.0 * state.lr {
         let lr = state.lr;
-        let hold = match lr > 0.0 {
-            true => format!(
+        let hold = if lr > 0.0 {
+            format!(
                 "\n    → as it was, and constant: --set lr.decay=constant --set lr.min=0 --set \
                  lr.peak={lr:e}"
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         let next = step + 1;
         tracing::warn!(
