@@ -21,6 +21,7 @@ mod recent;
 mod redact;
 pub mod rng;
 pub mod say;
+mod shell;
 mod stamp;
 pub mod svg;
 #[doc(hidden)]
@@ -45,6 +46,7 @@ pub use moment::{Deadline, Moment};
 pub use problems::{Problem, Problems};
 pub use recent::push_recent;
 pub use redact::redact;
+pub use shell::shell_word;
 pub use stamp::unix_time;
 pub use units::{Bytes, Count, Seconds};
 pub use worker::{Worker, in_order};

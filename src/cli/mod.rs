@@ -208,7 +208,8 @@ pub fn main() -> ExitCode {
         return ExitCode::from(1);
     }
     base::input::allow_many_files();
-    let Cli { command, log_level, quiet } = Cli::parse();
+    let parsed = Cli::try_parse().unwrap_or_else(|error| shell::without_long_lists(error).exit());
+    let Cli { command, log_level, quiet } = parsed;
     let messages = Messages::default();
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.trace.is_some());

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result};
 use base::{Problems, redact};
-use commands::report::compare::settings_by_key;
 use commands::report::page::Run;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::json;
@@ -39,7 +38,7 @@ pub struct Args {
 pub fn run(args: Args, client: &str) -> Result<()> {
     Status::read(&args.run)?;
     let run = Run::read(&args.run)?;
-    let config = run.manifest.as_deref().map(settings_by_key).unwrap_or_default();
+    let config = run.settings;
     let job = json!({
         "client": client, "folder": args.run, "project": args.project,
         "name": args.name.unwrap_or(run.name), "config": config, "poll_s": POLL_S,

@@ -156,7 +156,7 @@ impl NewManifest {
         let enough = TOKENS_PER_PARAMETER * params;
         let available = facts.training().map(|tokens| EPOCHS * tokens);
         let tokens = available.map_or(enough, |most| most.min(enough)).max(batch * seq_len);
-        let steps = (tokens / (batch * seq_len)).max(1);
+        let steps = (tokens.div_ceil(seq_len) / batch).max(1); // as the manifest counts them
         let why = match available {
             Some(most) if most < enough => format!("{EPOCHS} times the training data"),
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),

@@ -31,6 +31,8 @@ pub enum Kind {
     Restart,
     /// A checkpoint was copied to the other place.
     Copy,
+    /// Setting that changed between two starts.
+    Setting,
     /// Warning for the user.
     Warning,
 }

@@ -7,6 +7,7 @@ mod watch;
 
 pub mod trace;
 
+pub mod changed_settings;
 mod fetch;
 mod mirror;
 mod preflight;

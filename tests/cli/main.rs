@@ -9,6 +9,7 @@
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
+//! | `hints` | the next steps that a run prints, typed back |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
 //! | `bars` | progress bars of long commands on a terminal |
@@ -38,6 +39,7 @@ mod estimate_cli;
 mod estimate_own;
 mod estimate_words;
 mod faults;
+mod hints;
 mod job;
 mod json;
 mod leftovers;

@@ -147,7 +147,8 @@ fn a_run_that_ended_says_how() {
     };
     let before = kept();
     let done = lab.run(&[]);
-    let says = "nothing left to do: 12 of 12 steps; --set train.steps=N continues\n";
+    let says =
+        "nothing left to do: 12 of 12 steps; --set train.steps=N, with N above 12, continues\n";
     assert!(done.expect(0, &[]).out.ends_with(says), "{}", done.out);
     assert_eq!(kept(), before);
     // Gone on with, a day later: the time between is not lost.

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use train::{last_checkpoint, resume, saving};
+use train::{changed_settings, last_checkpoint, resume, saving};
 
 /// Maximum seq_len of a new manifest; longer samples need an explicit setting.
 const LONGEST: usize = 4096;
@@ -322,7 +322,7 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
         Some(other) => other.to_string(),
     };
     let keys = theirs.keys().chain(ours.keys().filter(|key| !theirs.contains_key(*key)));
-    let free = |key: &&String| resume::FREE.contains(&format!("model.{key}").as_str());
+    let free = |key: &&String| changed_settings::FREE.contains(&format!("model.{key}").as_str());
     for key in keys.filter(|key| {
         // Without a table of positions there, another position is the mistake.
         !free(key) && *key != "seq_len" && (*key != "positions" || theirs.contains_key(*key))

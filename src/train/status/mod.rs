@@ -11,7 +11,7 @@ use super::report::metrics::Metrics;
 use super::report::numbers::StepRow;
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Count, Moment, Seconds, push_recent, redact, unix_time};
+use base::{Count, Moment, Seconds, push_recent, redact, shell_word, unix_time};
 use comm::{Place, Recorder};
 use estimate::parts::{Part, PartTable};
 use launch::events::{self, Event, Kind};
@@ -43,8 +43,13 @@ pub struct StatusWriter {
 fn record_start(folder: &Path, status: &Status, from_step: u64) {
     let (ranks, host) = (Count(status.ranks as u64).with_noun("rank"), &status.host);
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
-    let text = format!("from step {from_step}: {ranks}, rank 0 on {host}{job}");
-    events::add(folder, Kind::Start, &text);
+    let words = std::env::args_os().map(|word| shell_word(&word.to_string_lossy()));
+    let command = words.collect::<Vec<_>>().join(" ");
+    let version = env!("CARGO_PKG_VERSION");
+    let text = format!(
+        "from step {from_step}: {ranks}, rank 0 on {host}{job}, gptrain {version}: {command}"
+    );
+    events::add(folder, Kind::Start, &redact(&text));
 }
 
 /// Seconds for which this process was stopped since the last poll. Prints them if there are any.
