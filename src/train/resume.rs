@@ -69,7 +69,9 @@ pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multipl
 /// removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolder>> {
     let checkpoints = saving::folder(m);
-    checkpoint::clean(&Disk::default(), &checkpoints)?;
+    for (path, bytes) in checkpoint::clean(&Disk::default(), &checkpoints)? {
+        tracing::info!("removed {} ({bytes}), left by an interrupted save", path.display());
+    }
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
         tracing::warn!("{hint}");
     }

@@ -7,8 +7,9 @@ use crate::new_checkpoint::{WholeWeight, save_weights};
 use anyhow::Context;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
-use base::{DType, Problems};
+use base::{DType, Problems, output};
 use checkpoint::atomic_folder::{self, FolderKind};
+use checkpoint::disk::Disk;
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use checkpoint::{self, DataId};
 use engine::{model_dtype, saved_shape};
@@ -72,8 +73,19 @@ pub fn import_into(
     reference: Option<&Path>,
 ) -> anyhow::Result<Imported> {
     let m = &loaded.manifest;
-    let _lock = FolderLock::take(&m.log.folder)?;
+    let lock = FolderLock::take(&m.log.folder)?;
+    import_locked(from, loaded, reference).inspect_err(|_| lock.remove_unused())
+}
+
+/// Like `import_into`, by the process that has locked the run's folder.
+fn import_locked(
+    from: &Path,
+    loaded: &Loaded,
+    reference: Option<&Path>,
+) -> anyhow::Result<Imported> {
+    let m = &loaded.manifest;
     let checkpoints = saving::folder(m);
+    output::name_removed(&checkpoint::clean(&Disk::default(), &checkpoints)?);
     if let Some(found) = checkpoint::latest(&checkpoints)? {
         let what = format!("the run has a checkpoint already: {}", found.folder.display());
         let remedy = "import into a new run: --set log.folder=DIR";
