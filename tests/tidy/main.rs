@@ -7,12 +7,14 @@
 //! | `words` | private words that do not come back |
 //! | `prose` | comments, strings and docs are plain English |
 //! | `fresh` | a build without a change does nothing |
+//! | `gpu_hour` | the script of a GPU's first hour, with stand-ins for its programs |
 //! | `testing` | helpers of tests are in no other build |
 //! | `docs` | README and `docs/`: dependencies, files that are named, length |
 
 mod circles;
 mod docs;
 mod fresh;
+mod gpu_hour;
 mod prose;
 mod source;
 mod testing;
