@@ -1,4 +1,4 @@
-//! Clock of this process. It stands still while the process is stopped: by `scontrol suspend`, gang
+//! Clock of this process. It pauses while the process is stopped: by `scontrol suspend`, gang
 //! scheduling, a container's freezer, or SIGSTOP. Every time limit and every duration of a run is
 //! measured by it, so that a job that is suspended and resumed as a whole blames no rank.
 //!

@@ -1,6 +1,6 @@
 //! Removes credentials from texts that users, files and libraries give: the user and password of a
 //! URL, its query (a signed URL is a password), and the parameters of a signature without their URL.
-//! Each message passes through here on its way to a terminal or a file.
+//! Each message passes through here before it reaches a terminal or a file.
 
 use std::borrow::Cow;
 

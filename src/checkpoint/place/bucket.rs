@@ -93,6 +93,10 @@ impl BucketStore {
         builder = builder.with_config(client(ClientConfigKey::Timeout), timeout);
         let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
         let endpoint = endpoints.iter().find_map(|key| builder.get_config_value(key));
+        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !is_endpoint(endpoint)) {
+            let what = format!("the endpoint {endpoint} is not http://HOST:PORT or https://HOST");
+            return Err(mistake(what).into());
+        }
         if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             builder = builder.with_config(client(ClientConfigKey::AllowHttp), "true");
         }
@@ -289,6 +293,16 @@ impl Store for BucketStore {
 /// Remedy for an unusable bucket.
 const SETTINGS: &str = "write s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
                         (AWS_REGION too, or AWS_ENDPOINT_URL of a store that is not Amazon's)";
+
+/// Whether the library can use a URL as endpoint: it panics on a wrong port.
+fn is_endpoint(url: &str) -> bool {
+    let rest = url.strip_prefix("http://").or(url.strip_prefix("https://")).unwrap_or_default();
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let port = host.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
+    let is_port = |(_, port): (&str, &str)| port.is_empty() || port.parse::<u16>().is_ok();
+    !host.is_empty() && port.is_none_or(is_port)
+}
 
 fn is_digest(e_tag: Option<&str>, digest: &str) -> bool {
     e_tag.is_some_and(|e_tag| e_tag.trim_matches('"') == digest)

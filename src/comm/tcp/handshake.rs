@@ -240,7 +240,8 @@ fn read(mut stream: &TcpStream, to: &mut [u8], end: Deadline) -> io::Result<()> 
     Ok(())
 }
 
-fn is_early(error: &io::Error) -> bool {
+/// Whether a read ended before its deadline, by a signal or by its own limit.
+pub fn is_early(error: &io::Error) -> bool {
     use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
     matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }

@@ -132,8 +132,14 @@ fn join_as_peer(
         ))
     };
     let host = control.peer_addr().map_err(lost)?.ip().to_canonical();
-    let wait = join.start_timeout + Duration::from_secs(10);
-    control.set_read_timeout(Some(wait)).map_err(lost)?;
+    let end = Deadline::after(join.start_timeout + Duration::from_secs(10));
+    control.set_read_timeout(Some(Duration::from_secs(1))).map_err(lost)?;
+    // A stop of this process lets the limit of a read pass, but not that of the wait.
+    while let Err(error) = control.peek(&mut [0]) {
+        if !handshake::is_early(&error) || end.has_passed() {
+            return Err(lost(error));
+        }
+    }
     match control::read(&mut control).map_err(lost)? {
         ControlMessage::Accepted(world) if world == join.world => {}
         ControlMessage::Rejected(line) => return Err(Failed::new(line)),
