@@ -6,7 +6,7 @@ use super::tokenizers::Tokenizers;
 use super::{last_checkpoint, status};
 use base::{Count, Problem, Problems, input};
 use checkpoint::place::Place;
-use checkpoint::{hf, tokenizer};
+use checkpoint::tokenizer;
 use data::Tokenizer;
 use data::indexed::Indexed;
 use launch::{crash_loop, events, sick_nodes};
