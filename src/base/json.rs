@@ -97,7 +97,7 @@ fn token(json: &[u8]) -> usize {
     }
 }
 
-/// Bytes of a string with its quotes, or of what there is of it.
+/// Bytes of a string with its quotes, or of all that follows if it does not end.
 fn string(json: &[u8]) -> usize {
     let mut at = 1;
     while let Some(byte) = json.get(at) {

@@ -14,6 +14,7 @@
 //! | `faults` | saves that fail at every system call |
 //! | `also` | copies in a second folder: complete or absent, and resumed from |
 //! | `also_s3` | copies in S3, on a third-party server, with faults of the network |
+//! | `secrets` | credentials of a store's URL are in no message and no file |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
 //! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
@@ -67,6 +68,7 @@ mod inspect;
 mod matrix;
 mod resume;
 mod rules;
+mod secrets;
 mod slices;
 mod spikes;
 mod storage;

@@ -7,7 +7,7 @@ mod plot;
 mod print;
 mod stats;
 
-pub use diff::{Diff, diff};
+pub use diff::{Diff, diff, settings_by_key};
 pub use plot::svg;
 pub use stats::Stats;
 

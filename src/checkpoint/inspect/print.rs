@@ -31,7 +31,7 @@ impl fmt::Display for Inspection {
             )?;
         }
         let (parameters, bytes) = (Count(o.parameters), Bytes(o.bytes));
-        writeln!(f, "  weights    {parameters} parameters, live in {}", o.live_dtype)?;
+        writeln!(f, "  weights    {parameters} parameters, trained in {}", o.live_dtype)?;
         writeln!(f, "  files      {} shards, {bytes}", o.shards)?;
         writeln!(f, "  seeds      weights and dropout {}, data {}", o.seed, o.data_seed)?;
         for id in &o.data {
@@ -140,7 +140,8 @@ impl fmt::Display for Diff {
                 write!(f, "  {:width$} ", t.name)?;
                 for state in &states {
                     match t.states.get(*state) {
-                        Some(change) => write!(f, " {change:>11.4e}")?,
+                        Some(change) if change.is_finite() => write!(f, " {change:>11.4e}")?,
+                        Some(_) => write!(f, " {:>11}", "–")?,
                         None => write!(f, " {:>11}", "")?,
                     }
                 }
