@@ -9,6 +9,7 @@ use checkpoint::place::Place;
 use checkpoint::tokenizer;
 use data::Tokenizer;
 use data::indexed::Indexed;
+use data::tokenizer::TOKENIZER;
 use launch::{crash_loop, events, sick_nodes};
 use manifest::Manifest;
 use std::collections::BTreeMap;
@@ -71,7 +72,7 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
             unusual_end = files.check_tokenizer(m, path)?;
         } else {
             let what = format!("{} does not exist", path.display());
-            let copy = m.log.folder.join(tokenizer::FOLDER).join(data::tokenizer::TOKENIZER);
+            let copy = m.log.folder.join(tokenizer::FOLDER).join(TOKENIZER);
             let remedy = if copy.exists() {
                 format!("the run has a copy: --set data.tokenizer={}", copy.display())
             } else {
