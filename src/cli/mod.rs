@@ -202,12 +202,14 @@ pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
 
 pub fn main() -> ExitCode {
     device::cuda::set_environment(); // before any thread
+    base::threads::report_refused_memory();
     if let Some(line) = too_little_memory() {
         base::warn!("{line}");
         return ExitCode::from(1);
     }
     base::input::allow_many_files();
-    let Cli { command, log_level, quiet } = Cli::parse();
+    let parsed = Cli::try_parse().unwrap_or_else(|error| shell::without_long_lists(error).exit());
+    let Cli { command, log_level, quiet } = parsed;
     let messages = Messages::default();
     let _ = launch::signals::ignore_size_limit_signal(); // without it the signal's own end is as clear
     let traces = matches!(&command, Command::Run(args) if args.trace.is_some());

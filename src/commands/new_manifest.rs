@@ -96,7 +96,7 @@ impl NewManifest {
         let found = found.transpose()?;
         let record = found.as_ref().and_then(|found| found.record.as_ref());
         let place = found.as_ref().map_or(self.tokenizer.clone(), |found| found.path.clone());
-        let read = place.as_deref().map(Tokenizer::named).transpose()?;
+        let read = place.as_deref().map(Tokenizer::load).transpose()?;
         let vocab = match (record, &read, &dataset) {
             (Some(record), ..) => Some(record.vocab),
             (None, Some(read), _) => Some(read.vocab()),
@@ -156,7 +156,7 @@ impl NewManifest {
         let enough = TOKENS_PER_PARAMETER * params;
         let available = facts.training().map(|tokens| EPOCHS * tokens);
         let tokens = available.map_or(enough, |most| most.min(enough)).max(batch * seq_len);
-        let steps = (tokens / (batch * seq_len)).max(1);
+        let steps = (tokens.div_ceil(seq_len) / batch).max(1); // as the manifest counts them
         let why = match available {
             Some(most) if most < enough => format!("{EPOCHS} times the training data"),
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),

@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::corpus::{self, DocumentRules, Input, ReadOptions, ReadProgress};
-use super::indexed::{Indexed, TokenType, Writer};
-use super::record::{self, Record, record_path};
+use super::indexed::{Indexed, TokenType, Writer, record_path};
+use super::record::{self, Record};
 use super::shuffle::{self, UnshuffledFolder};
 use super::tokenizer::{Encoder, Tokenizer, Trainer, Training};
 use base::Problems;
-use base::output::{self, Existing, Output};
+use base::output::{Existing, Output};
 use base::progress::{Progress, Unit};
 
 /// Dataset to build.
@@ -67,6 +67,7 @@ impl Build<'_> {
     /// Builds the dataset. `progress` receives the progress of reading, and the tokens so far. On
     /// an error the output is removed.
     pub fn run(&self, progress: impl FnMut(ReadProgress, u64)) -> Result<Built> {
+        UnshuffledFolder::remove_leftover(&self.output)?;
         let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
         let (append_eod, parse_special) = (self.append, self.parse_special);
         let record = self.record.clone().map(|r| Record { append_eod, parse_special, ..r });
@@ -79,6 +80,7 @@ impl Build<'_> {
         let built = self.write_all(&mut ordered, progress)?;
         ordered.finish()?;
         shuffle::shuffle(&Indexed::open(&folder.prefix())?, &mut writer, seed)?;
+        drop(folder);
         self.finish(writer, record.as_ref(), built)
     }
 
@@ -162,14 +164,10 @@ impl Build<'_> {
     }
 }
 
-/// Renames a dataset's files to their names, together with the record of its tokenizer. Without a
-/// record, one that remains of an older dataset is removed.
+/// Renames a dataset's files to their names, together with the record of its tokenizer.
 fn finish(writer: Writer, record: Option<&Record>) -> Result<()> {
+    let Some(record) = record else { return writer.finish() };
     let path = record_path(writer.prefix());
-    let Some(record) = record else {
-        writer.finish()?;
-        return output::remove(&path);
-    };
     let text = record.text(writer.documents(), writer.tokens());
     let mut out = Output::create(&path, Existing::Replaced)?;
     let failed = || format!("writing {} failed; nothing of it is kept", path.display());

@@ -98,6 +98,8 @@ pub struct BuiltDataset {
     text_bytes: u64,
     bytes_read: u64,
     lines_left_out: u64,
+    /// Code that encoded the text.
+    encoder: String,
     seconds: f64,
 }
 
@@ -120,6 +122,7 @@ impl BuiltDataset {
         }
         let rate = Bytes((self.bytes_read as f64 / self.seconds) as u64);
         base::say!("{} read in {}, {rate}/s", Bytes(self.bytes_read), Seconds(self.seconds));
+        base::say!("encoded by {}", escape_control(&self.encoder));
         if self.lines_left_out > 0 {
             let are = if self.lines_left_out == 1 { "is" } else { "are" };
             let lines = Count(self.lines_left_out).with_noun("line");
@@ -131,9 +134,21 @@ impl BuiltDataset {
 /// Tokenizes text into a dataset.
 pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     let inputs = text.inputs()?;
-    let tokenizer = Tokenizer::named(&options.tokenizer)?;
+    let tokenizer = Tokenizer::load(&options.tokenizer)?;
     let append = options.append_eod || options.eod.is_some();
     let append = append.then(|| end_of_document(options, &tokenizer)).transpose()?;
+    for note in tokenizer.notes() {
+        base::warn!("note: {}", escape_control(note));
+    }
+    if let Some(eod) = append
+        && tokenizer.tail().last() == Some(&eod)
+    {
+        let end = tokenizer.name(eod);
+        base::warn!(
+            "note: the tokenizer's template already ends each text with {end}, so every document ends \
+             with it twice: leave out --append-eod and --eod"
+        );
+    }
     let token_type = token_type(options, &tokenizer)?;
     let total = inputs.iter().map(|input| input.size).sum();
     let is_text = inputs.iter().all(|input| input.format == Format::Text);
@@ -165,6 +180,7 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
         text_bytes: built.text,
         bytes_read: built.read,
         lines_left_out: built.skipped,
+        encoder: tokenizer.encoder(),
         seconds: progress.finish().0,
     })
 }
@@ -174,15 +190,14 @@ fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32,
     let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
     let names = names.join(" ");
     match &options.eod {
-        Some(name) => tokenizer.special(name).ok_or_else(|| {
-            let what =
-                format!("\"{name}\" is not a special token of {}", options.tokenizer.display());
-            wrong(what, format!("its special tokens are {names}"))
+        Some(name) => tokenizer.token(name).ok_or_else(|| {
+            let what = format!("\"{name}\" is not one token of {}", options.tokenizer.display());
+            wrong(what, format!("its special tokens are {names}; any single token will do"))
         }),
         None => tokenizer.eod().ok_or_else(|| {
             let what =
                 format!("{} does not say which token ends documents", options.tokenizer.display());
-            wrong(what, format!("name one of its special tokens with --eod: {names}"))
+            wrong(what, format!("name one of its tokens with --eod, such as {names}"))
         }),
     }
 }

@@ -49,6 +49,9 @@ pub struct QuestionEncoder<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Token before an answer whose question has no tokens.
     pub eod: Option<u32>,
+    /// Whether prompts begin with the tokens that the tokenizer's template puts before a text
+    /// (`add_bos_token` of the harness).
+    pub add_bos_token: bool,
     /// Tokens per sample; longer questions are truncated at their start.
     pub seq_len: usize,
     /// Vocabulary size of the model.
@@ -132,7 +135,8 @@ impl QuestionEncoder<'_> {
 
     /// Tokens of question and answer, divided as in the harness: the answer has the tokens of both
     /// together that follow the number of tokens of the question alone. Spaces at the end of the
-    /// question belong to the answer.
+    /// question belong to the answer. Tokens that the template puts after a text are left out: an answer
+    /// continues the question, and an end is not a part of it.
     fn sequence(
         &self,
         encoder: &mut Encoder,
@@ -141,9 +145,11 @@ impl QuestionEncoder<'_> {
     ) -> Result<Sequence, Wrong> {
         let whole_text = format!("{question} {answer}");
         let question = question.trim_end();
+        let template = self.tokenizer.head();
+        let head = if self.add_bos_token { template } else { &[] };
         let mut ids = |text: &str| {
-            let mut ids = Vec::new();
-            let known = encoder.encode(text, &mut ids);
+            let mut ids = head.to_vec();
+            let known = encoder.encode_text(text, &mut ids);
             known.map_err(|error| wrong(error.to_string(), "use the model's own tokenizer"))?;
             Ok::<_, Wrong>(ids)
         };
@@ -154,7 +160,7 @@ impl QuestionEncoder<'_> {
         }
         if before == 0 {
             let none = || wrong("the question is empty", "name data.eod.token, to begin with");
-            tokens.insert(0, self.eod.ok_or_else(none)?);
+            tokens.insert(0, template.first().copied().or(self.eod).ok_or_else(none)?);
         }
         if scored > self.seq_len {
             let what = format!("an answer of {scored} tokens in samples of {}", self.seq_len);
@@ -354,6 +360,28 @@ mod tests {
         assert_eq!(parse(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
         let piqa = r#"{"goal": "Sit", "sol1": "on", "sol2": "under", "label": 1}"#;
         assert_eq!(parse(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
+    }
+
+    /// With a template `<s> $A </s>` the harness adds nothing, or the first token; the last is not scored.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn an_answer_has_no_token_of_the_template() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/data/tokenizers");
+        let tokenizer = Tokenizer::load(&Path::new(folder).join("saved/template.json")).unwrap();
+        let (seq_len, vocab) = (40, tokenizer.vocab());
+        let sequence = |add_bos_token, question: &str| {
+            let eod = None;
+            let tokenizer = &tokenizer;
+            let how = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
+            how.sequence(&mut Encoder::small(tokenizer), question, "the house").unwrap()
+        };
+        let ids = tokenizer.encode("the cat the house");
+        let (whole, answer) = (&ids[1..ids.len() - 1], tokenizer.encode(" the house").len() - 2);
+        let plain = sequence(false, "the cat");
+        assert_eq!((&plain.tokens[..], plain.scored), (whole, answer));
+        let first = sequence(true, "the cat");
+        assert_eq!((&first.tokens[..], first.scored), (&ids[..ids.len() - 1], answer));
+        assert_eq!(sequence(false, "").tokens[0], 340, "an empty question is the first token");
     }
 
     /// Python writes numbers that are not finite; JavaScript cuts strings within a character.

@@ -1,14 +1,20 @@
 //! Writes datasets: tokens are streamed into `PREFIX.bin.partial`, the index follows at the end.
-//! Both are renamed only when they are complete and on disk (`base::output`).
+//! Both, and the tokenizer's record, are renamed only when they are complete and on disk, the index
+//! last (`base::output::FileSet`).
 
 use std::io::{BufWriter, IntoInnerError, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Indexed, MAGIC, TokenType, index_path, tokens_path};
-use base::output::{self, Existing, Output};
+use super::{Indexed, MAGIC, TokenType, index_path, record_path, tokens_path};
+use base::output::{self, Existing, FileSet, Output};
 use base::progress::Progress;
+
+/// Files of a dataset. Nothing is read without the index.
+fn files(prefix: &Path) -> FileSet {
+    FileSet::new([tokens_path(prefix), record_path(prefix), index_path(prefix)])
+}
 
 /// Writer of one dataset. Removes its files if dropped before `finish`.
 pub struct Writer {
@@ -44,7 +50,7 @@ impl Pieces {
 }
 
 impl Writer {
-    /// Starts `prefix.bin` and `prefix.idx`. Fails if they exist or if another process is writing
+    /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails if they exist or if another process is writing
     /// them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
         Writer::over(prefix, token_type, Existing::Refused)
@@ -54,6 +60,7 @@ impl Writer {
     pub fn over(prefix: &Path, token_type: TokenType, existing: Existing) -> Result<Writer> {
         assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
         output::names_a_file(prefix)?;
+        files(prefix).repair()?;
         if existing == Existing::Refused {
             output::is_free(&tokens_path(prefix))?;
             output::is_free(&index_path(prefix))?;
@@ -207,13 +214,13 @@ impl Writer {
         self.documents.len() as u64 - 1
     }
 
-    /// Writes the index and renames both files.
+    /// Writes the index and renames both files. The record of an older dataset is removed.
     pub fn finish(self) -> Result<()> {
         self.finish_with(None)
     }
 
-    /// Writes the index and renames both files and a third one: all or none of them.
-    pub fn finish_with(mut self, third: Option<Output>) -> Result<()> {
+    /// Writes the index and renames both files and the tokenizer's record: all or none of them.
+    pub fn finish_with(mut self, record: Option<Output>) -> Result<()> {
         let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
         self.out.flush().with_context(|| self.failed(&tokens))?;
         let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
@@ -221,8 +228,8 @@ impl Writer {
         let whole = |error: IntoInnerError<_>| error.into_error();
         let failed = self.failed(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
-        let outputs: Vec<Output> = two.into_iter().chain(third).collect();
-        output::finish(outputs).context(failed)
+        let outputs: Vec<Output> = two.into_iter().chain(record).collect();
+        files(&self.prefix).finish(outputs).context(failed)
     }
 
     fn write_index(&self, out: &mut impl Write) -> std::io::Result<()> {
