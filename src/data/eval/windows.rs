@@ -165,7 +165,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.txt");
         std::fs::write(&path, "\u{feff}ab").unwrap();
-        let tokenizer = Tokenizer::named(Path::new(BYTES)).unwrap();
+        let tokenizer = Tokenizer::load(Path::new(BYTES)).unwrap();
         let Tokens::Text { ids, bytes } = Tokens::open(&path, Some(&tokenizer)).unwrap() else {
             panic!("a text is not a dataset");
         };
