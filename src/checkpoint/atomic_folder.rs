@@ -129,7 +129,7 @@ pub fn write<T>(
         drop(spare);
         let _ = disk.remove_folder(&temporary); // a partial folder must not fill the disk
     })?;
-    // The folder is complete: what fails now is no reason to do the work again.
+    // The folder is complete: an error from here on does not undo it.
     if let Err(error) = disk.sync_folder(parent) {
         base::warn!("gptrain: {error:#}: after a power failure {} may be missing", to.display());
     }

@@ -71,7 +71,7 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
             unusual_end = files.check_tokenizer(m, path)?;
         } else {
             let what = format!("{} does not exist", path.display());
-            let copy = m.log.folder.join(tokenizer::FOLDER).join(hf::TOKENIZER);
+            let copy = m.log.folder.join(tokenizer::FOLDER).join(data::tokenizer::TOKENIZER);
             let remedy = if copy.exists() {
                 format!("the run has a copy: --set data.tokenizer={}", copy.display())
             } else {
