@@ -68,8 +68,13 @@ fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
     let stored = stored_manifest(&last.index.manifest, &sets)?;
     let run = last.folder.parent().and_then(Path::parent);
-    let own = run.and_then(|run| manifest::load(run, &sets).ok());
-    Ok(own.filter(|own| own.effective == stored.effective).unwrap_or(stored))
+    let same = |own: &Loaded| {
+        let mut m = own.manifest.clone();
+        m.data.cache.clone_from(&stored.manifest.data.cache); // in the run's folder
+        m == stored.manifest
+    };
+    let own = run.and_then(|run| manifest::load(run, &sets).ok()).filter(same);
+    Ok(own.unwrap_or(stored))
 }
 
 /// Fails unless every checkpoint has the tensors of the last one.

@@ -11,6 +11,7 @@ pub mod choices;
 mod cluster;
 mod data;
 mod define;
+mod edit;
 mod family;
 mod forms;
 mod inference;

@@ -3,7 +3,7 @@
 use super::record::{self, Given};
 use super::report::Report;
 use super::tree::Node;
-use super::{Manifest, check, forms::Raw, keys::Keys, overrides, removed, rewrite, tree};
+use super::{Manifest, check, edit, forms::Raw, keys::Keys, overrides, removed, tree};
 use anyhow::Context;
 use base::{Problems, input};
 use std::fs::File;
@@ -104,7 +104,7 @@ fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyho
             sets.iter().cloned().partition(|set| set.starts_with("log.folder="));
         let same =
             |text: &str| read(text, &place).is_ok_and(|read| read.manifest == loaded.manifest);
-        if let Some(text) = rewrite::edit(&text, &sets, same) {
+        if let Some(text) = edit::edit(&text, &sets, same) {
             loaded.text = Text::Edited(text);
         }
     }

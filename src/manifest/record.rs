@@ -4,6 +4,7 @@
 //! the validation set belongs to the training data.
 
 use super::check::raw;
+use super::choices::SpikeAction;
 use super::data::{Blend, DatasetForm};
 use super::forms::Raw;
 use super::lr::DecayName;
@@ -42,6 +43,8 @@ pub fn record(m: &Manifest, given: &Given) -> String {
     as_given!(raw.train from given: samples, tokens, steps, eval_interval, eval_samples);
     as_given!(raw.data from given: train, stages, valid, split, cache);
     raw.loss_scale = given.loss_scale.clone();
+    // With a setting of its section, the default action is another one.
+    raw.divergence = given.divergence.clone().or(Some(SpikeAction::Warn.into()));
     optimizer(&mut raw.optimizer, given.optimizer.clone());
     if let Some(lr) = &mut raw.lr {
         lr.decay.get_or_insert(DecayName::Cosine.into());

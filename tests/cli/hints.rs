@@ -1,5 +1,5 @@
-//! What a run prints as a next step is typed back here, and does what it says: after a finished, a
-//! continued, an imported, an interrupted run, with `--set` and with `--minutes`.
+//! Next steps that a run prints, typed back: each does as it says, after a finished, a continued, an
+//! imported, an interrupted run, with `--set` and with `--minutes`.
 
 use crate::common::binary::{Done, Lab};
 use rustix::process::{Pid, Signal, kill_process};
@@ -82,7 +82,7 @@ fn a_finished_run_goes_on_as_one_of_the_new_length() {
         "{}",
         manifest(&lab, "runs/my run")
     );
-    // What ran last is what goes on.
+    // A start without `--set` continues what ran last.
     let done = well(&lab, "gptrain run 'runs/my run'");
     assert!(done.out.contains("nothing left to do: 20 of 20 steps"), "{}", done.out);
     let status = well(&lab, "gptrain status 'runs/my run'").out;
@@ -305,7 +305,7 @@ fn a_slow_machine_trains_a_smaller_model_with_a_whole_warm_up() {
     let rates: Vec<f64> = rates(&lab, "runs/slow").into_iter().map(f64::from_bits).collect();
     let peak = rates.iter().position(|rate| *rate == 3e-3).unwrap();
     assert!(peak >= 9, "the warm-up takes {} steps", peak + 1);
-    // The reduced run goes on by its command, by its folder, and by its hints.
+    // Its command, its folder and its hints continue the reduced run.
     let further = type_all(&lab, &done);
     let again = run(&machine(5000.0), "runs/slow", "1");
     assert!(again.out.contains("model.hidden=64"), "{}", again.out);
