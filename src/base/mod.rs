@@ -13,6 +13,7 @@ pub mod input;
 mod json;
 mod majority;
 pub mod memory;
+pub mod number;
 pub mod output;
 mod problems;
 pub mod progress;

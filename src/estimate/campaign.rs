@@ -1,10 +1,13 @@
 //! Campaign: models of several sizes, each with the tokens of a scaling law, and their total cost.
 
+use super::change::flag_lines;
+use super::search::print::{flags_json, sized_sets};
 use super::search::{Candidate, Planned};
+use super::shapes::published;
 use super::view::{GIB, Terms};
-use super::words::{self, alike, money, span};
-use base::Problems;
-use manifest::{Manifest, Model};
+use super::words::{self, alike, span};
+use base::{Problems, number};
+use manifest::{Family, Ffn, Manifest, Model};
 use model::parameters;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -33,7 +36,7 @@ impl Law {
         if text == "chinchilla" {
             return Ok(Law::CHINCHILLA);
         }
-        let numbers: Vec<f64> = text.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+        let numbers: Vec<f64> = text.split(',').filter_map(|n| number::real(n).ok()).collect();
         let sound = numbers.iter().all(|n: &f64| n.is_finite() && *n > 0.0);
         match numbers[..] {
             [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
@@ -67,67 +70,98 @@ fn aspect(parameters: f64) -> f64 {
     64.0 * (parameters / 125e6).powf(2f64.ln() / (7e9f64 / 125e6).ln()).clamp(1.0, 2.0)
 }
 
-/// Settings of a model of about this size, with the head dimension, the groups of heads and the
-/// feed-forward proportions of `like`; on one device, because the search chooses the topology.
+/// Settings of a model of about this size: the published one of the family, else one with the head
+/// dimension, the groups of heads and the feed-forward proportions of `like`. They are for one device,
+/// because the search chooses the topology.
 pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
-    let (heads, group) = (like.heads(), like.heads / like.heads().kv);
-    let ratio = like.ffn_hidden as f64 / like.hidden as f64;
-    let model = |heads_count: usize, layers: usize| {
-        let hidden = heads_count * heads.dim;
-        let ffn_hidden = (ratio * hidden as f64).round() as usize;
-        let kv_heads = like.kv_heads.map(|_| heads_count / group);
-        let (ffn_hidden, heads) = (ffn_hidden.next_multiple_of(64), heads_count);
-        Model { heads, kv_heads, hidden, ffn_hidden, layers, ..like.clone() }
+    let series = match like.ffn {
+        Ffn::Gelu => Family::Gpt2,
+        Ffn::Swiglu => like.family,
     };
-    let far = |m: &Model| {
-        let size = (parameters(m) as f64 / target).ln().abs();
-        let shape = (m.hidden as f64 / m.layers as f64 / aspect(target)).ln().abs();
-        10.0 * size + shape
+    let model = match published(target, Some(series)) {
+        Some(shape) => shape.model(like),
+        None => proportional(like, target)?,
     };
-    let widths = (1..=512).map(|width| width * group);
-    let shapes = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
-    let best = shapes.map(|(width, layers)| model(width, layers));
-    let best = best.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models");
-    if (parameters(&best) as f64 / target).ln().abs() > 0.1 {
-        let what = format!("no model of this family's proportions has {target:.3e} parameters");
-        return Err(Problems::one("--sizes", what, "give sizes such as 125M or 1.3B"));
-    }
+    let Model { layers, hidden, heads, ffn_hidden, .. } = model;
+    let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
     let mut sets = vec![
-        format!("model.layers={}", best.layers),
-        format!("model.hidden={}", best.hidden),
-        format!("model.heads={}", best.heads),
-        format!("model.ffn_hidden={}", best.ffn_hidden),
+        format!("model.layers={layers}"),
+        format!("model.hidden={hidden}"),
+        format!("model.heads={heads}"),
+        format!("model.ffn_hidden={ffn_hidden}"),
+        format!("model.kv_heads={}", or_null(model.kv_heads)),
+        format!("model.head_dim={}", or_null(model.head_dim)),
     ];
-    sets.extend(best.kv_heads.map(|kv| format!("model.kv_heads={kv}")));
     sets.extend(ONE_DEVICE.map(str::to_string));
     Ok(sets)
 }
 
-const ONE_DEVICE: [&str; 7] = [
+/// Model with the proportions of `like`. Its heads are a multiple of 8 if such a model has about this
+/// size, so that each tensor parallelism of a node divides them; else of 4, 2 or 1.
+fn proportional(like: &Model, target: f64) -> Result<Model, Problems> {
+    let (heads, group) = (like.heads(), like.heads / like.heads().kv);
+    let ratio = like.ffn_hidden as f64 / like.hidden as f64;
+    let model = |heads_count: usize, layers: usize| {
+        let hidden = heads_count * heads.dim;
+        let ffn_hidden = ((ratio * hidden as f64).round() as usize).next_multiple_of(64);
+        let kv_heads = like.kv_heads.map(|_| heads_count / group);
+        Model { heads: heads_count, kv_heads, hidden, ffn_hidden, layers, ..like.clone() }
+    };
+    let size = |m: &Model| (parameters(m) as f64 / target).ln().abs();
+    let far = |m: &Model| {
+        let shape = (m.hidden as f64 / m.layers as f64 / aspect(target)).ln().abs();
+        10.0 * size(m) + shape
+    };
+    let nearest = |multiple: usize| {
+        let widths = (1..=512).map(|width| width * multiple * group);
+        let shapes = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
+        let models = shapes.map(|(width, layers)| model(width, layers));
+        models.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models")
+    };
+    let found = [8, 4, 2, 1].into_iter().map(nearest).find(|model| size(model) < OFF);
+    found.ok_or_else(|| {
+        let what = format!("no model of this family's proportions has {target:.3e} parameters");
+        Problems::one("--sizes", what, "give sizes such as 125M or 1.3B")
+    })
+}
+
+/// Deviation of a size, as a logarithm, up to which a model has it.
+const OFF: f64 = 0.1;
+
+const ONE_DEVICE: [&str; 9] = [
     "topology.tensor=1",
     "topology.pipeline=1",
     "topology.data=1",
     "topology.zero=0",
     "topology.schedule=1f1b",
+    "topology.chunks=null",
     "topology.layer_split=uniform",
+    "topology.sequence_parallel=false",
     "batch.micro=1",
 ];
 
-/// Model of the campaign; `best` is the fastest plan for it, if any fits.
+/// Model of the campaign.
 pub struct Member {
     pub manifest: Manifest,
     pub terms: Terms,
-    pub best: Option<Planned>,
+    /// Best plan for it, or the reason why there is none.
+    pub best: Result<Planned, String>,
 }
 
 /// Table with a row per model, and their sum.
-pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
+pub fn table(
+    like: &Manifest,
+    members: &[Member],
+    law: Law,
+    devices: usize,
+) -> (String, Value) {
     let head =
         ["size", "layers×width", "tokens", "loss", "topology", "GiB", "a step", "time", "money"];
     let mut lines = vec![head.map(str::to_string).to_vec()];
-    let steps = members.iter().filter_map(|member| member.best.as_ref());
+    let steps = members.iter().filter_map(|member| member.best.as_ref().ok());
     let slowest = steps.map(|best| best.candidate.seconds).fold(0.0, f64::max);
     let (mut days, mut sum, mut fits, mut rows) = (0.0, 0.0, true, Vec::new());
+    let (mut notes, mut flags) = (String::new(), String::new());
     for member in members {
         let (m, terms) = (&member.manifest.model, &member.terms);
         let size = parameters(m) as f64;
@@ -137,22 +171,31 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
         let said = loss.map_or("–".to_string(), |loss| format!("{loss:.2}"));
         let mut line = vec![short(size), shape, short(tokens), said];
         let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
-            "tokens": tokens, "loss": loss, "fits": member.best.is_some() });
-        let Some(Planned { candidate, days: run }) = &member.best else {
-            line.push(format!("does not fit on {devices}"));
-            lines.push(line);
-            fits = false;
-            rows.push(row);
-            continue;
+            "tokens": tokens, "loss": loss, "fits": member.best.is_ok() });
+        let Planned { candidate, days: run } = match &member.best {
+            Ok(best) => best,
+            Err(why) => {
+                row["why"] = json!(why);
+                notes += &format!("  {}: {why}\n", short(size));
+                line.push("none".to_string());
+                lines.push(line);
+                fits = false;
+                rows.push(row);
+                continue;
+            }
         };
         let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
         let topology =
             format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
         let (seconds, cost) = (terms.calendar_seconds(run), terms.cost(run));
         let (gib, step) = (candidate.bytes / GIB, alike(candidate.seconds, slowest));
-        let price = terms.money(cost);
+        let price = if terms.has_price() { terms.money(cost) } else { "–".to_string() };
         line.extend([topology.clone(), format!("{gib:.1}"), step, span(seconds), price]);
         lines.push(line);
+        let mut sets = sized_sets(like, &candidate.setup);
+        sets.push(format!("train.tokens={tokens:.0}"));
+        flags += &format!("\n{}\n{}", short(size), flag_lines(&sets));
+        row["set"] = flags_json(&sets);
         (days, sum) = (days + seconds, sum + cost);
         row["sec_per_iter"] = json!(candidate.seconds);
         row["time_bar"] = json!(candidate.seconds_error);
@@ -161,22 +204,23 @@ pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
         row["money"] = json!(cost);
         rows.push(row);
     }
-    let currency = members.first().map_or("", |member| member.terms.currency);
-    let partly = if fits { "" } else { ", without those that do not fit" };
-    let mut text = words::table(&lines, 0);
+    let partly = if fits { "" } else { ", without those that have no plan" };
+    let paid = members.first().map(|member| &member.terms).filter(|terms| terms.has_price());
+    let paid = paid.map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
+    let mut text = words::table(&lines, 0) + &notes;
     let _ = writeln!(
         text,
-        "\nall on {}, one after the other{partly}: {}, {}",
+        "\nall on {}, one after the other{partly}: {}{paid}",
         words::devices(devices),
         span(days),
-        money(currency, sum)
     );
-    let planned = members.iter().find_map(|member| member.best.as_ref());
+    let planned = members.iter().find_map(|member| member.best.as_ref().ok());
     if let Some(Planned { candidate: Candidate { setup, .. }, .. }) = planned {
         for note in setup.hardware.notes(setup.program.name(), days) {
             text += &format!("  {note}\n");
         }
     }
+    text += &flags;
     (text, json!({ "sizes": rows, "days": days / 86400.0, "money": sum, "fits": fits }))
 }
 

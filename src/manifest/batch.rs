@@ -2,6 +2,7 @@
 
 use super::define::{Written, checked, forms, read, sections, settings, written};
 use super::report::Report;
+use base::number::whole;
 use plan::ramp::Ramp;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,7 @@ fn ramp_up(form: Option<RampUpForm>, report: &mut Report) -> Option<RampUp> {
     };
     let numbers: Option<Vec<u64>> = text
         .split_whitespace()
-        .map(|word| word.replace('_', "").parse().ok().filter(|n| *n > 0))
+        .map(|word| whole(word).ok().filter(|n| *n > 0))
         .collect();
     let small = |n: u64| usize::try_from(n).ok().filter(|n| *n <= 1 << 24);
     if let Some([start, increment, samples]) = numbers.as_deref()

@@ -2,6 +2,7 @@
 //! phase succeeds on all ranks or stops all of them.
 
 mod announce;
+mod plan;
 
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
@@ -70,6 +71,7 @@ pub struct Process<'a> {
     tasks: Arc<Vec<(String, Task)>>,
     node: String,
     kind: &'static str,
+    are_processes: bool,
     threads: usize,
 }
 
@@ -92,6 +94,7 @@ impl<'a> Process<'a> {
             tasks,
             node: ranks.node.clone(),
             kind: ranks.kind,
+            are_processes: ranks.are_processes(),
             threads: ranks.threads,
         })
     }
@@ -171,8 +174,10 @@ fn from_checkpoint<'a>(
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let from = origin.found.as_ref().map_or(0, |found| found.step);
+    announce::announce_run(process, rank, &data)?;
+    let planned_on = plan::announce(process, rank, device, from)?;
     let engine = reserve(process, rank, device)?;
-    announce::announce(process, rank, device, &engine, data.order_bytes())?;
+    announce::announce_ranks(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
         let message = rank.agree(verified)?;
@@ -197,7 +202,7 @@ fn from_checkpoint<'a>(
     // The order is that of `watch::ORDER`.
     let watchers = Watchers::new(vec![
         Box::new(spikes),
-        Box::new(Drift::new(StepParts::new(ops))),
+        Box::new(Drift::new(StepParts::new(ops), planned_on)),
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
         Box::new(limit),

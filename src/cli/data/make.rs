@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use clap::builder::RangedU64ValueParser;
 
+use base::number;
 use commands::data::make;
 use data::corpus::{DocumentRules, FileSelection, Format};
 use data::indexed::TokenType;
@@ -37,7 +37,7 @@ struct Text {
     #[arg(long)]
     skip_invalid: bool,
     /// Number of threads [default: all]
-    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, value_parser = number::whole_in(1..=1024usize))]
     threads: Option<usize>,
 }
 
@@ -78,7 +78,7 @@ pub struct BuildArgs {
     #[arg(long)]
     parse_special: bool,
     /// Shuffle the documents with this seed, so that each part of a split has documents of every file
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", value_parser = number::whole::<u64>)]
     shuffle: Option<u64>,
     /// Type of an id on disk [default: uint16, or int32 for a vocabulary of 65,500 or more]
     #[arg(long, value_enum)]
@@ -107,10 +107,10 @@ pub struct TrainArgs {
     #[command(flatten)]
     overwrite: Overwrite,
     /// Number of ids: special tokens, 256 bytes, and one per merge
-    #[arg(long)]
+    #[arg(long, value_parser = number::whole::<usize>)]
     vocab: usize,
     /// Number of occurrences below which a pair does not become a token
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = number::whole::<u64>)]
     min_frequency: u64,
     /// Special tokens; the first one ends documents
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
