@@ -162,7 +162,8 @@ mod tests {
         ] {
             assert_eq!(Number::parse(text), Ok(number), "{text}");
         }
-        for text in ["", "B", "k", "many", "1kk", "1_", "_1", "1__0", "1_k", "1e3k", "1 000", "0x"] {
+        for text in ["", "B", "k", "many", "1kk", "1_", "_1", "1__0", "1_k", "1e3k", "1 000", "0x"]
+        {
             assert!(Number::parse(text).is_err(), "{text}");
         }
         assert_eq!(Number::parse("010"), Err(NotANumber::LeadingZero));

@@ -55,7 +55,8 @@ impl Changes {
 
     /// Error of the changed manifest. The number of replicas is not the user's.
     pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        let (Some(replicas), Some(found)) = (self.replicas, error.downcast_ref::<Problems>()) else {
+        let (Some(replicas), Some(found)) = (self.replicas, error.downcast_ref::<Problems>())
+        else {
             return error;
         };
         let mut found = found.clone();
@@ -104,9 +105,14 @@ fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
 /// The hardware table as text and as JSON.
 pub fn list_hardware() -> (String, Value) {
     let line = |h: &Hardware| {
+        let price = match &*h.name {
+            CPU => format!("{:>7}", "–"),
+            _ => format!("${:>4}/h", h.price),
+        };
+        let memory = (100.0 * h.memory_gib).round() / 100.0;
         format!(
-            "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6.4} GiB ${:>4}/h  {}",
-            h.name, h.peak_tflops, h.hbm_gb_s, h.memory_gib, h.price, h.about
+            "{:12} {:>6} TFLOP/s {:>6} GB/s {memory:>6} GiB {price}  {}",
+            h.name, h.peak_tflops, h.hbm_gb_s, h.about
         )
     };
     let row = |h: &Hardware| {

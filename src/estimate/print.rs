@@ -1,13 +1,13 @@
 //! Prints an estimate as text of at most 100 columns, and as JSON.
 
 use super::change::flag_lines;
-use super::days::Segment;
+use super::days::{Days, Segment};
 use super::deepspeed::states;
 use super::gptrain::advisor::{self, Advisor};
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{compression, remedies};
 use super::rates::simple_days;
-use super::view::{GIB, Stage, View};
+use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
 use base::Count;
 use serde_json::{Value, json};
@@ -276,18 +276,18 @@ fn days(v: &View) -> String {
         None => out += "  No batch fills the pipe.\n",
         _ => {}
     }
+    out + &money(d, terms)
+}
+
+/// Cost of a run, and the rest of its budget; empty without a price.
+fn money(d: &Days, terms: &Terms) -> String {
     if !terms.has_price() {
-        return out;
+        return String::new();
     }
-    let _ = write!(
-        out,
-        "  Money at {}{} a device-hour: {}",
-        terms.currency,
-        terms.price,
-        terms.money(terms.cost(d))
-    );
+    let (currency, price, cost) = (terms.currency, terms.price, terms.cost(d));
+    let mut out = format!("  Money at {currency}{price} a device-hour: {}", terms.money(cost));
     if let Some(budget) = terms.budget {
-        let left = budget - terms.cost(d);
+        let left = budget - cost;
         let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
         let _ = write!(out, "; {word} {}", terms.money(left.abs()));
     }

@@ -304,10 +304,9 @@ fn number(text: &str) -> Result<Number, Wrong> {
         Err(NotANumber::Text) => Err(Wrong::Kind),
         Err(NotANumber::NotFinite) => wrong("not a finite number", "give a number"),
         Err(NotANumber::TooLarge) => wrong("too large for a number", "give a smaller number"),
-        Err(NotANumber::LeadingZero) => wrong(
-            "which some read as octal or hexadecimal",
-            "write a plain decimal number",
-        ),
+        Err(NotANumber::LeadingZero) => {
+            wrong("which some read as octal or hexadecimal", "write a plain decimal number")
+        }
     }
 }
 

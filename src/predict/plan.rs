@@ -120,12 +120,7 @@ fn memory_remedies(predictor: &Predictor, m: &Manifest, setup: &Setup) -> Vec<Ch
 }
 
 /// Changes that are faster and fit, the largest gain first.
-fn speed_ups(
-    predictor: &Predictor,
-    m: &Manifest,
-    setup: &Setup,
-    now: &Prediction,
-) -> Vec<Change> {
+fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Prediction) -> Vec<Change> {
     let proposals = propose_faster(setup).into_iter();
     let proposals = proposals.filter(|proposal| is_permitted(m, &proposal.setup));
     let changes = proposals.map(|proposal| evaluate(predictor, proposal));

@@ -28,6 +28,7 @@ use checkpoint::{CheckpointFolder, DataId, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
+use estimate::hardware::Hardware;
 use launch::console::Form;
 use launch::crash_loop;
 use launch::messages::Messages;
@@ -174,14 +175,12 @@ fn from_checkpoint<'a>(
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let from = origin.found.as_ref().map_or(0, |found| found.step);
-    announce::announce_run(process, rank, &data)?;
-    let planned_on = plan::announce(process, rank, device, from)?;
+    let planned_on = announce_plan(process, rank, device, &data, from)?;
     let engine = reserve(process, rank, device)?;
     announce::announce_ranks(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
-        let message = rank.agree(verified)?;
-        tracing::info!("{message}");
+        tracing::info!("{}", rank.agree(verified)?);
     }
     let mut state = state(process, rank, &origin, ids, &engine)?;
     state.mixture = data.plan.clone();
@@ -193,8 +192,8 @@ fn from_checkpoint<'a>(
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
     let files = open_report(process, rank, from, progress.step, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
-    let (consumed, samples) = (progress.consumed_samples, m.train.samples);
-    let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
+    let consumed = progress.consumed_samples;
+    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
     let loader = rank.phase("starting the data loader", loader)?;
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
@@ -234,6 +233,18 @@ fn from_checkpoint<'a>(
         in_flight: InFlight::default(),
         watchers,
     })
+}
+
+/// Prints the run, its data and its plan from step `from` on. Returns the machine of the plan.
+fn announce_plan(
+    process: &Process,
+    rank: &Rank,
+    device: &Device,
+    data: &Datasets,
+    from: u64,
+) -> Result<Option<&'static Hardware>> {
+    announce::announce_run(process, rank, data)?;
+    plan::announce(process, rank, device, from)
 }
 
 /// State of the run: of its checkpoint, which the engine loads, or a new one.

@@ -40,7 +40,7 @@ const ODD: [(&str, &str); 12] = [
     ),
     (
         "heads",
-        "topology: {tensor: 3, pipeline: 2, data: 8}\nmodel: {layers: 40, hidden: 4992, heads: 39, \
+        "topology: {tensor: 3, pipeline: 2, data: 8}\nbatch: {micro: 1, global: 96}\nmodel: {layers: 40, hidden: 4992, heads: 39, \
          vocab: 50257, seq_len: 2048}",
     ),
     (
@@ -165,7 +165,7 @@ const COMMANDS: [&str; 5] = [
     "--json",
     "--search --gpus 16 --as gptrain --with offload,adam8bit,powersgd --json",
     "--search --gpus 16",
-    "--what-if topology.schedule=1f1b,topology.recompute=full",
+    "--what-if topology.schedule=1f1b,topology.layer_split=balanced",
 ];
 
 #[test]
@@ -181,13 +181,11 @@ fn flags_printed_for_odd_manifests_are_accepted() {
         "--as megatron-lm --json",
         "--search --gpus 16 --as megatron-lm --json",
         "--min-gpus",
-        "--min-gpus --json",
         "--max-params --gpus 8",
-        "--max-params --gpus 8 --json",
         "--sizes 125M,1.3B,3B --gpus 16",
         "--sizes 125M,13B --gpus 64 --json",
-        "--what-if topology.pipeline=1,topology.tensor=1,topology.schedule=1f1b,batch.micro=1",
-        "--what-if precision=f32,topology.schedule=1f1b --json",
+        "--what-if topology.pipeline=1,topology.tensor=1,topology.schedule=1f1b,topology.layer_split=uniform",
+        "--what-if precision=f32,topology.schedule=1f1b,topology.layer_split=balanced --json",
     ];
     let commands = [&COMMANDS[..], &more].concat();
     let count = |(name, sections): &(&str, &str)| {
@@ -201,11 +199,14 @@ fn flags_printed_for_odd_manifests_are_accepted() {
 #[test]
 fn what_if_does_not_blame_a_setting_that_was_not_given() {
     let folder = tempfile::tempdir().unwrap();
-    let path = odd_manifest(folder.path(), "chunks", ODD[0].1);
-    let changes = "topology.pipeline=1,topology.tensor=1,topology.schedule=1f1b,batch.micro=8";
+    let sections = format!("{}\nbatch: {{micro: 8, global: 64}}", ODD[0].1);
+    let path = odd_manifest(folder.path(), "chunks", &sections);
+    let changes = "topology.pipeline=1,topology.tensor=1,topology.schedule=1f1b";
     let (code, _, err) = gptrain(&["estimate", path.to_str().unwrap(), "--what-if", changes]);
     assert_eq!(code, 2, "{err}");
-    for said in ["--what-if:", "topology.data is 16 here", "batch.micro to 4", "or give topology.data"] {
+    for said in
+        ["--what-if:", "topology.data is 16 here", "batch.micro to 4", "or give topology.data"]
+    {
         assert!(err.contains(said), "{said}: {err}");
     }
     assert!(!err.contains("--set topology.data"), "{err}");

@@ -98,7 +98,7 @@ pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
         let search = request.search(other, Extras::default()).watched(&watch);
         let found = search.ranked(devices).map(|mut found| found.best.swap_remove(0));
         let best = found.ok_or_else(|| none_over(devices, search.exclusion(devices)));
-        anyhow::Ok(Member { best, manifest: request.manifest, terms: request.terms })
+        anyhow::Ok(Member { size: *size, best, manifest: request.manifest, terms: request.terms })
     };
     let members = args.campaign.sizes.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?;
     bar.finish();

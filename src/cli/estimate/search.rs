@@ -122,11 +122,7 @@ fn ranked(
 }
 
 /// Prints the result, or that there is none. Returns whether there is one.
-fn shown(
-    args: &Args,
-    found: Option<(String, Value)>,
-    none: impl FnOnce() -> String,
-) -> bool {
+fn shown(args: &Args, found: Option<(String, Value)>, none: impl FnOnce() -> String) -> bool {
     let Some((text, json)) = found else {
         let remedy =
             "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";

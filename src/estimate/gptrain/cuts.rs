@@ -3,8 +3,8 @@
 use crate::setup::{Extras, Moments, Setup};
 use engine::cuts;
 use manifest::{
-    Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Recompute,
-    Schedule, Split, Topology,
+    Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Recompute, Schedule,
+    Split, Topology,
 };
 use plan::ramp::Ramp;
 

@@ -128,8 +128,8 @@ fn ties(found: &Ranking) -> String {
     match found.equal {
         ..=1 => String::new(),
         equal => format!(
-            "{equal} of these are equally fast within a tenth of the error bar: the simplest is \
-             first ({slower:.1} % slower than the fastest)\n"
+            "{equal} of these are equal within a tenth of the error bar; the simplest is first, \
+             {slower:.1} % slower\n"
         ),
     }
 }

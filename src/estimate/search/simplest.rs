@@ -95,11 +95,7 @@ impl Search<'_> {
 /// extras, ZeRO above 1, ranks that share a replica, the rest, and smaller micro-batches.
 pub(super) fn splits(s: &Setup) -> impl Ord + use<> {
     let t = &s.topology;
-    let extras = (
-        t.offload.what as usize,
-        s.moments == Moments::Adam8bit,
-        t.compression.is_some(),
-    );
+    let extras = (t.offload.what as usize, s.moments == Moments::Adam8bit, t.compression.is_some());
     let sharded = if t.zero > 1 { t.zero } else { 0 };
     let shape = (t.tensor * t.pipeline, t.pipeline, t.chunks, t.zero, t.sequence_parallel);
     let even = t.layer_split != LayerSplit::Uniform;

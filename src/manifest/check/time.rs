@@ -71,7 +71,8 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
 /// For example ", or set batch.micro to 2": the largest with which every global batch is divisible; empty if
 /// there is none.
 fn smaller_micro(batch: &Batch, data: usize) -> String {
-    let divides = |micro: &usize| batch.ramp().sizes().all(|size| size.is_multiple_of(micro * data));
+    let divides =
+        |micro: &usize| batch.ramp().sizes().all(|size| size.is_multiple_of(micro * data));
     let found = (1..batch.micro).rev().find(divides);
     found.map_or(String::new(), |micro| format!(", or set batch.micro to {micro}"))
 }

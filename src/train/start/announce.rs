@@ -45,7 +45,11 @@ fn epochs(data: &Datasets, samples: u64) -> (String, f64) {
     let each = cursors.map(|cursor| cursor.samples as f64 / cursor.per_epoch.max(1) as f64);
     let least = each.clone().fold(f64::INFINITY, f64::min);
     let most = each.fold(0.0, f64::max);
-    let digits = |epochs: f64| if epochs < 10.0 { 1 } else { 0 };
+    let digits = |epochs: f64| match epochs {
+        ..1.0 => 2,
+        ..10.0 => 1,
+        _ => 0,
+    };
     let text = if least < 0.9 * most {
         format!("{least:.*} to {most:.*}", digits(least), digits(most))
     } else {

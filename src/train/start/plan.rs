@@ -223,7 +223,8 @@ train: {steps: 1000}
     fn a_plan_for_this_machine_is_one_line() {
         let lines = lines(&[], 0.05, 16);
         let [Line::Info(text)] = &lines[..] else { panic!("{lines:?}") };
-        let says = ["a step of about 50 ms, 1,000 steps in 50.0 s", "of 16.0 GiB", "1 rank on 2 cores"];
+        let says =
+            ["a step of about 50 ms, 1,000 steps in 50.0 s", "of 16.0 GiB", "1 rank on 2 cores"];
         assert!(says.iter().all(|say| text.contains(say)), "{text}");
     }
 
