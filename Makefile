@@ -97,7 +97,7 @@ gpu-binaries: build
 	cp "$(call executable,bench --bench ops,ops)" target/gpu/bench_ops
 	strip target/gpu/gptrain target/gpu/ops target/gpu/model target/gpu/bench_train target/gpu/bench_ops
 
-# Steps of benches/gpu_hour.sh on a GPU (the script describes each); tables in target/gpu-hour/out.
+# Steps of benches/gpu_hour.sh on a GPU (the script describes each); tables in target/gpu-hour/hour.tar.gz.
 test-gpu: gpu-hour
 	target/gpu-hour/gpu_hour.sh ops attention run
 

@@ -2,12 +2,14 @@
 # First hour on a real GPU, in steps of at most eight minutes.
 #
 #   benches/gpu_hour.sh pack            needs Rust: writes target/gpu-hour and its .tar.xz for the GPU's machine
-#   ./gpu_hour.sh STEP...               on that machine, in the unpacked folder: writes $OUT/STEP.txt (default out/)
-#   benches/gpu_hour.sh results FOLDER  appends the tables of such a folder to benches/RESULTS.md
+#   gpu-hour/gpu_hour.sh STEP...        on that machine, in the unpacked folder: after each step it writes
+#                                       $OUT/hour.tar.gz (default beside the script) with all tables so far
+#   benches/gpu_hour.sh results FOLDER  appends the tables of an unpacked hour.tar.gz to benches/RESULTS.md
 #
 # Steps in their order; `all` runs each. After a step or a command that fails, the next ones still run:
 #   machine     GPU, driver, libraries that are found, copies and products
-#   ops         every op against its definition and the CPU; grids of ranks that share the GPU
+#   ops         each op of recorded training steps, from their tensors; every op against its definition and
+#               the CPU; NCCL with a communicator of one rank; grids of ranks that share the GPU
 #   attention   wgmma against its definition; attention under compute-sanitizer, if there is one
 #   products    the blocks' products at full size against f64, and PyTorch's times; rates of wide norms
 #   errors      attention, epilogues, activations and norms at full size: largest errors relative to f64, of
@@ -25,24 +27,27 @@
 #
 # The archive does not contain NCCL, whose wheel has 252 MB. PyTorch's NCCL is used; PyTorch 2.15 has 2.30.7.
 # With an older NCCL the table of `nccl` is one line.
-# LIMIT: seconds of a step, default 470. SHAPE: only shape of train and peers; `trial` selects tiny shapes in
-# all steps. QUICK: more settings of the quick start, such as `--set model.hidden=64`. LONG: steps of the run
-# that is killed. Both shorten a trial on the software stand-in, which is slow.
+# Tables, logs, runs and the cache of algorithms are in work/ beside the script.
+#
+# LIMIT: seconds of a step, default 470. BUDGET: seconds of the whole call, which shorten its last steps.
+# SHAPE: only shape of train and peers; `trial` selects tiny shapes in all steps. QUICK: more settings of the
+# quick start, such as `--set model.hidden=64`. LONG: steps of the run that is killed. Both shorten a trial on
+# the software stand-in, which is slow.
 set -euo pipefail
 STEPS="machine ops attention products errors train llama profile run peers offload more nccl"
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(dirname "$(readlink -f "$0")")
 
 pack() {
     cd "$here/.."
     make --silent gpu-binaries
     folder=target/gpu-hour
-    rm -rf "$folder"/{bin,benches,manifests,datasets} # keeps the tables in out/
+    rm -rf "$folder"/{bin,benches,manifests,datasets} # keeps the tables in work/
     mkdir -p "$folder/bin" "$folder/benches"
     cp target/gpu/{gptrain,ops,model,bench_train,bench_ops} "$folder/bin/"
     cp target/gpu/torch_*.py "$folder/benches/"
     cp -r manifests datasets "$folder/"
     cp benches/gpu_hour.sh "$folder/"
-    tar -C target --exclude=gpu-hour/out -cf - gpu-hour | xz -T0 -9 >"$folder.tar.xz"
+    tar -C target --exclude=gpu-hour/work --exclude=gpu-hour/hour.tar.gz -cf - gpu-hour | xz -T0 -9 >"$folder.tar.xz"
     du -h --apparent-size "$folder.tar.xz"
     [ "$(stat -c %s "$folder.tar.xz")" -lt $((64 << 20)) ] || echo "over 64 MiB: too large for the transfer" >&2
 }
@@ -98,8 +103,10 @@ machine() {
 
 ops() {
     export GPTRAIN_TEST_GPU=1
+    tests "ops of recorded steps" bin/model replayed:: --test-threads 1
     GPTRAIN_AUTOTUNE=0 tests "ops, algorithms as proposed" bin/ops cuda --test-threads 1
     tests "ops, algorithms timed" bin/ops cuda --test-threads 1
+    tests "NCCL with one rank" bin/model grids_cuda::nccl_with_one_rank --test-threads 1
     tests "grids on one GPU" bin/model grids_cuda::staged grids_cuda::a_gpu --test-threads 1
 }
 
@@ -152,7 +159,7 @@ more() {
 offload() {
     export GPTRAIN_TEST_GPU=1
     tests "grids with states on the host" bin/model offload:: --test-threads 1
-    local runs="$OUT/runs"
+    local runs="$WORK/runs"
     rm -rf "$runs/device" "$runs/host"
     quick "$runs/device"
     quick "$runs/host" --set topology.offload=full
@@ -195,7 +202,7 @@ hardware() {
 }
 
 profile() {
-    local ncu csv="$OUT/ncu.csv"
+    local ncu csv="$WORK/ncu.csv"
     for precision in bf16 fp8; do
         table bin/bench_train --device cuda --only "${SHAPE:-}" --precision $precision \
             --profile "$(hardware)"
@@ -229,7 +236,7 @@ quick() { # folder, more settings
 }
 
 run() {
-    local runs="$OUT/runs"
+    local runs="$WORK/runs"
     rm -rf "$runs"
     quick "$runs/whole"
     say "quick start: $(losses "$runs/whole" | tail -1)"
@@ -307,7 +314,7 @@ nccl() {
     export NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_DEBUG=VERSION NCCL_LAUNCH_ORDER_IMPLICIT=1
     # NCCL's guide: the kernels of all ranks must fit on the GPU together, or they hang.
     export CUDA_DEVICE_MAX_CONNECTIONS=32 NCCL_MAX_CTAS=2
-    local runs="$OUT/runs" log="$OUT/nccl.log" two="--set topology.tensor=2"
+    local runs="$WORK/runs" log="$WORK/nccl.log" two="--set topology.tensor=2"
     local four="$two --set topology.data=2" pipe="--set topology.pipeline=2"
     rm -rf "$runs"/nccl*
     if ! GPTRAIN_CUDA_GRAPHS=0 ranks 2 "$runs/nccl-2" $two; then
@@ -374,6 +381,21 @@ gpu_summary() { # file
     [ -z "$left" ] || echo "still on the GPU: $left"
 }
 
+# Seconds of the next step: LIMIT, or the rest of BUDGET without the five seconds that the archive may take.
+step_limit() {
+    local limit=${LIMIT:-470} left
+    left=$((${BUDGET:-86400} - SECONDS - 5))
+    echo $((left < limit ? left : limit))
+}
+
+# Writes all tables so far as one file: a borrowed machine may return only a few small files of a folder.
+archive() {
+    local code=0
+    tar -C "$WORK" --exclude=./runs -czf "$OUT/.hour.tar.gz" . || code=$?
+    [ $code -le 1 ] || return $code # 1: a file grew while it was read
+    mv "$OUT/.hour.tar.gz" "$OUT/hour.tar.gz"
+}
+
 case ${1:-} in
 pack) pack ;;
 results) results "$2" ;;
@@ -384,10 +406,11 @@ results) results "$2" ;;
     ;;
 "") sed -n '2,/^set/s/^# \{0,1\}//p' "$0" ;;
 *)
+    mkdir -p "${OUT:-$here}" "$here/work"
+    OUT=$(cd "${OUT:-$here}" && pwd)
+    WORK="$here/work"
     cd "$here"
-    mkdir -p "${OUT:-out}"
-    OUT=$(cd "${OUT:-out}" && pwd)
-    export OUT GPTRAIN_CACHE=${GPTRAIN_CACHE:-$OUT/cache} # a container may have no HOME; OUT is copied back
+    export WORK GPTRAIN_CACHE=${GPTRAIN_CACHE:-$WORK/cache} # a container may have no HOME
     # NVIDIA's libraries in the site-packages of PYTHON.
     wheels=$("${PYTHON:-python3}" -c 'import glob, site
 folders = site.getsitepackages() + [site.getusersitepackages()]
@@ -396,16 +419,19 @@ print(":".join(found for folder in folders for found in sorted(glob.glob(folder 
     failed=0
     for step in ${*/#all/$STEPS}; do
         [[ " $STEPS " == *" $step "* ]] || { echo "no step $step: $STEPS" >&2; exit 2; }
+        limit=$(step_limit)
+        [ "$limit" -gt 0 ] || { failed=1; echo "== $step: not started, the $BUDGET s of BUDGET are over"; continue; }
         code=0
-        watch_gpu "$OUT/$step.gpu.csv" &
+        watch_gpu "$WORK/$step.gpu.csv" &
         watcher=$!
         # KILL: a run takes TERM as a request, and a run that hangs would keep the GPU.
-        timeout -s KILL "${LIMIT:-470}" "$0" --step "$step" 3>"$OUT/$step.txt" >"$OUT/$step.log" 2>&1 || code=$?
+        timeout -s KILL "$limit" "$here/gpu_hour.sh" --step "$step" 3>"$WORK/$step.txt" >"$WORK/$step.log" 2>&1 || code=$?
         kill $watcher 2>/dev/null || true
-        gpu_summary "$OUT/$step.gpu.csv" >>"$OUT/$step.txt"
-        [ $code = 0 ] || { failed=1; echo "failed, exit code $code: $(tail -1 "$OUT/$step.log")" >>"$OUT/$step.txt"; }
+        gpu_summary "$WORK/$step.gpu.csv" >>"$WORK/$step.txt"
+        [ $code = 0 ] || { failed=1; echo "failed, exit code $code: $(tail -1 "$WORK/$step.log")" >>"$WORK/$step.txt"; }
         echo "== $step"
-        cat "$OUT/$step.txt"
+        cat "$WORK/$step.txt"
+        archive
     done
     exit $failed
     ;;

@@ -68,6 +68,7 @@ struct Device {
 }
 
 fn main() {
+    gptrain::device::cuda::set_environment(); // before any thread
     let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
     let (mut on_gpu, mut shape, mut dtype, mut part) = (false, "gpt2", DType::F32, "");
     for word in &words {

@@ -22,7 +22,7 @@ mod profile;
 mod shapes;
 
 use anyhow::Context;
-use gptrain::base::{Bytes, rng};
+use gptrain::base::{Bytes, Moment, rng};
 use gptrain::data::Batch;
 use gptrain::device::Backend;
 use gptrain::device::cpu::Cpu;
@@ -61,6 +61,7 @@ struct Asked {
 }
 
 fn main() {
+    gptrain::device::cuda::set_environment(); // before any thread
     let args: Vec<String> = std::env::args().skip(1).collect();
     let asked = Asked::of(&args);
     let wanted = |s: &&Shape| s.device == asked.device && s.is(&asked.only);
@@ -119,10 +120,10 @@ fn compare(shape: &Shape, asked: &Asked, args: &[String]) {
     let names = ["gptrain", "PyTorch eager", "PyTorch compiled"];
     let mut best: [Option<Measured>; 3] = [None; 3];
     for _ in 0..asked.rounds {
+        // A shape that does not fit here would cost the peer minutes.
+        let Some(own) = own(shape, asked, args) else { return };
         let eager = (shape.device == "cpu").then(|| peer(shape, asked, false)).flatten();
-        for (best, now) in
-            best.iter_mut().zip([own(shape, asked, args), eager, peer(shape, asked, true)])
-        {
+        for (best, now) in best.iter_mut().zip([Some(own), eager, peer(shape, asked, true)]) {
             *best = match (*best, now) {
                 (Some(best), Some(now)) => Some(best.better(now)),
                 (best, now) => best.or(now),
@@ -257,7 +258,7 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     after_first();
     // Like `run`: a step is queued before the outcome of the previous one is read. The first steps
     // are captured as graphs.
-    let (warm_up, mut ended, mut seconds) = (3, Instant::now(), Vec::new());
+    let (warm_up, mut ended, mut seconds) = (3, Moment::now(), Vec::new());
     let steps = steps_of(shape, asked) + warm_up;
     engine.queue(&mut load, micros, 3e-4)?;
     for number in 1..=steps {
@@ -266,7 +267,7 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
         }
         let (outcome, now) = engine.outcome()?;
         anyhow::ensure!(outcome.is_finite(), "step {number} gave {outcome:?}");
-        seconds.push((now - ended).as_secs_f64());
+        seconds.push(now.since(ended).as_secs_f64());
         ended = now;
     }
     seconds.drain(..warm_up);

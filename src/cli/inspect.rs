@@ -53,7 +53,7 @@ fn inspect(args: Args) -> anyhow::Result<()> {
     let local = LocalCheckpoint::find(&args.checkpoint)?;
     let folder = &local.folder;
     if let Some(other) = &args.diff {
-        let diff = inspect::diff(folder, &LocalCheckpoint::find(other)?.folder)?;
+        let diff = inspect::diff(&LocalCheckpoint::find(other)?.folder, folder)?;
         show(&args, &diff)?;
         ensure!(diff.equal(), "the two are different");
         return Ok(());

@@ -214,8 +214,8 @@ fn parser() -> clap::Command {
 }
 
 fn parse() -> Cli {
-    let matches = parser().get_matches();
-    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut parser()).exit())
+    let parsed = parser().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
+    parsed.unwrap_or_else(|error| shell::without_long_lists(error.format(&mut parser())).exit())
 }
 
 /// Every flag takes numbers as a manifest does.
@@ -247,6 +247,7 @@ fn all_flags_have_one_grammar_of_numbers() {
 
 pub fn main() -> ExitCode {
     device::cuda::set_environment(); // before any thread
+    base::threads::report_refused_memory();
     if let Some(line) = too_little_memory() {
         base::warn!("{line}");
         return ExitCode::from(1);

@@ -1,13 +1,15 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
 use super::local_checkpoint::stored_manifest;
-use base::{Problems, rng, say};
-use checkpoint::{self, Index};
+use base::{Problems, escape_control, rng, say};
+use checkpoint::{self, Index, hf};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
 use launch::{Device, LocalRank};
 use manifest::{Manifest, Precision};
+use serde::Serialize;
 use serde_json::json;
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -26,6 +28,32 @@ pub struct SampleOptions {
     pub tokenizer: Option<PathBuf>,
     /// Whether to print one JSON line per text, instead of the text as it grows.
     pub json: bool,
+}
+
+/// Token before the text, after which a model begins a document. Other programs do not add it.
+#[derive(Serialize)]
+struct FirstToken {
+    token: u32,
+    text: String,
+}
+
+impl FirstToken {
+    fn new(tokenizer: &Tokenizer, token: u32) -> FirstToken {
+        let specials = tokenizer.specials().iter();
+        let name = specials.filter(|(_, id)| *id == token).map(|(name, _)| name.to_string()).next();
+        FirstToken { token, text: name.unwrap_or_else(|| tokenizer.decode(&[token])) }
+    }
+}
+
+impl fmt::Display for FirstToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FirstToken { token, text } = self;
+        write!(
+            f,
+            "the text begins after {text} (token {token}), which `generate` of transformers does "
+        )?;
+        write!(f, "not add")
+    }
 }
 
 /// Rule for choosing a token from its logits.
@@ -55,12 +83,21 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let index = Index::read(&folder)?;
     let m = &stored_manifest(&index.manifest, &[])?.manifest;
     let tokenizer = tokenizer(options, m, &folder)?;
+    for note in tokenizer.notes() {
+        base::warn!("note: {}", escape_control(note));
+    }
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
-    let mut prompt = tokenizer.encode(&options.prompt);
-    if tokenizer.encode("").is_empty() {
-        tracing::debug!("the text begins after token {end}, the end of another document");
+    let imported = run_of(&folder).map(|run| hf::end_tokens(&run)).unwrap_or_default();
+    let ends: Vec<u32> = std::iter::once(end).chain(imported).collect();
+    let mut prompt = tokenizer.encode_prompt(&options.prompt)?;
+    // A tokenizer may begin every text with a token of its own.
+    let first = tokenizer.head().is_empty().then(|| FirstToken::new(&tokenizer, end));
+    if let Some(first) = &first {
         prompt.insert(0, end);
-    } // else the tokenizer begins every text with a token of its own
+        if tracing::enabled!(tracing::Level::INFO) {
+            base::warn!("{first}");
+        }
+    }
     let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.context());
     // Inference runs in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
@@ -69,7 +106,7 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     checkpoint::load_weights(&folder, &sampler.weights)?;
     for number in 0..options.samples {
         let text = GrowingText::new(&tokenizer, prompt.clone());
-        if !generate_one(options, number, text, end, &mut sampler) {
+        if !generate_one(options, number, text, &ends, first.as_ref(), &mut sampler) {
             break;
         }
     }
@@ -81,11 +118,24 @@ fn tokenizer(options: &SampleOptions, m: &Manifest, folder: &Path) -> anyhow::Re
     let named = m.data.tokenizer.as_deref();
     let own = checkpoint::tokenizer::own(folder, named);
     let path = checkpoint::tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
-    let path = path.or(named.map(Path::to_path_buf)).ok_or_else(|| {
-        let what = "the run's manifest names no tokenizer";
-        Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
-    })?;
-    Tokenizer::load(&path)
+    if let Some(path) = path.or(named.map(Path::to_path_buf)) {
+        return Tokenizer::load(&path);
+    }
+    // An import without a tokenizer that can be read: its folder says why.
+    if let Some(imported) = run_of(folder).map(|run| run.join(hf::FOLDER))
+        && imported.is_dir()
+    {
+        return Tokenizer::load(&imported);
+    }
+    let what = "the run's manifest names no tokenizer";
+    let remedy = "say --tokenizer tokenizer.json (or bytes)";
+    Err(Problems::one(folder.display().to_string(), what, remedy).into())
+}
+
+/// Folder of a checkpoint's run.
+fn run_of(checkpoint: &Path) -> Option<PathBuf> {
+    let checkpoint = std::path::absolute(checkpoint).ok()?;
+    checkpoint.parent()?.parent().map(Path::to_path_buf)
 }
 
 /// Generates one text. Returns false when standard output is closed.
@@ -93,7 +143,8 @@ fn generate_one(
     options: &SampleOptions,
     number: usize,
     mut text: GrowingText,
-    end: u32,
+    ends: &[u32],
+    first: Option<&FirstToken>,
     sampler: &mut Sampler,
 ) -> bool {
     let several = options.samples > 1 && !options.json;
@@ -113,7 +164,7 @@ fn generate_one(
         let known = sampler.weights.model().vocab.min(text.tokenizer.vocab());
         let quantile = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
         let token = options.sampling.pick(&sampler.logits(&text.tokens)[..known], quantile);
-        if token == end {
+        if ends.contains(&token) {
             finish = "end of document";
             break;
         }
@@ -132,7 +183,7 @@ fn generate_one(
     let (prompt, more) = text.whole.split_at(text.prompt);
     let line = json!({
         "sample": number, "prompt": prompt, "text": more, "tokens": text.generated(),
-        "finish": finish,
+        "finish": finish, "begins_after": first,
     });
     print_now(&format!("{line}\n"))
 }

@@ -25,6 +25,7 @@ mod overrides;
 mod paths;
 pub mod place;
 mod read;
+mod record;
 mod removed;
 mod report;
 mod rewrite;

@@ -1,21 +1,29 @@
 //! `--set` in the text of a manifest: the lines that it names change, the comments stay.
 
-use super::overrides::{SECOND_NAME, replaced};
+use super::overrides::{self, SECOND_NAME, from_working_folder, replaced};
 use super::read::parse;
+use super::tree;
 use base::Problems;
 use std::ops::Range;
 use std::path::Path;
 
 /// The text with `sets` applied, for a manifest that is called `name` and is to be stored in
 /// `folder`. Mistakes in the sets are those that `parse` finds. Where the lines cannot be changed
-/// (settings written in one line), it is the effective manifest, without comments.
+/// (settings written in one line), it is the record of the manifest, without comments. Relative paths
+/// of the sets start at the working folder.
 pub fn rewrite(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<String, Problems> {
-    let wanted = parse(text, name, folder, sets)?;
-    let edited = sets.iter().try_fold(text.to_string(), |text, set| edited(&text, set));
-    let same = |text: &String| {
+    let sets = from_working_folder(sets);
+    let wanted = parse(text, name, folder, &sets)?;
+    let same = |text: &str| {
         parse(text, name, folder, &[]).is_ok_and(|read| read.manifest == wanted.manifest)
     };
-    Ok(edited.filter(same).unwrap_or(wanted.effective))
+    Ok(edit(text, &sets, same).unwrap_or_else(|| wanted.record()))
+}
+
+/// The text with the lines of `sets` changed; None if it then does not have the same meaning.
+pub fn edit(text: &str, sets: &[String], is_same: impl Fn(&str) -> bool) -> Option<String> {
+    let edited = sets.iter().try_fold(text.to_string(), |text, set| edited(&text, set));
+    edited.filter(|text| is_same(text))
 }
 
 fn edited(text: &str, set: &str) -> Option<String> {
@@ -34,9 +42,26 @@ fn edited(text: &str, set: &str) -> Option<String> {
             let line = line(indent, &steps[steps.len() - 1..], value);
             lines.splice(at..end(&lines, at, indent), [line]);
         }
+        Err((at, _, known)) if known > 0 && has_value(&lines[at - 1]) => {
+            let key = &steps[..known];
+            lines[at - 1] = line(2 * (known - 1), &key[known - 1..], &value_with(text, key, set)?);
+        }
         Err((at, indent, known)) => lines.insert(at, line(indent, &steps[known..], value)),
     }
     Some(lines.join("\n") + "\n")
+}
+
+/// Whether a key's value is on its line: `eod: {token: 3}`.
+fn has_value(line: &str) -> bool {
+    let value = line.split_once(':').map_or("", |(_, value)| value.trim());
+    !value.is_empty() && !value.starts_with('#')
+}
+
+/// Value of a key in one line, after `set`.
+fn value_with(text: &str, key: &[&str], set: &str) -> Option<String> {
+    let mut root = tree::parse(text, "", None).ok()?;
+    overrides::apply(&mut root, &[set.to_string()]).ok()?;
+    Some(tree::flow(root.at(&key.join("."))?))
 }
 
 /// `key: {key: value}`.
@@ -131,10 +156,16 @@ train:
     }
 
     #[test]
-    fn what_has_no_line_of_its_own_gives_the_effective_manifest() {
-        let text = with(&["batch.global=4"]).unwrap();
+    fn a_setting_within_a_line_changes_that_line() {
+        let text = with(&["batch.global=4", "data={train: none, eod: {token: 3}}"]).unwrap();
+        let line = "\nbatch: {micro: 1, global: 4} # --set\n";
+        assert!(text.contains(line) && text.starts_with("# a comment\n"), "{text}");
+        let sets = ["batch.micro=2", "data.eod.mask_loss=true"].map(String::from);
+        let text = rewrite(&text, "a.yaml", Path::new("/"), &sets).unwrap();
+        assert!(text.starts_with("# a comment\n"), "{text}");
         let read = parse(&text, "a.yaml", Path::new("/"), &[]).unwrap().manifest;
-        assert_eq!((read.batch.global, read.train.samples), (4, 40));
+        assert_eq!((read.batch.micro, read.batch.global, read.train.samples), (2, 4, 40));
+        assert!(read.data.eod.unwrap().mask_loss);
         for wrong in ["train.steps=-4", "nonsense.key=1", "precision=bf17"] {
             assert!(with(&[wrong]).is_err(), "{wrong}");
         }

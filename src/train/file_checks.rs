@@ -4,13 +4,14 @@
 use super::report::metrics;
 use super::tokenizers::Tokenizers;
 use super::{last_checkpoint, status};
-use base::{Count, Problems, input};
+use base::{Count, Problem, Problems, input};
 use checkpoint::place::Place;
+use checkpoint::{hf, tokenizer};
 use data::Tokenizer;
 use data::indexed::Indexed;
 use launch::{crash_loop, events, sick_nodes};
 use manifest::Manifest;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -64,12 +65,18 @@ impl FileFindings {
 /// Checks the tokenizer and pieces of every dataset. Reads at most 8 MiB of each.
 pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut files = FileFindings::default();
+    let mut unusual_end = None;
     if let Some(path) = &m.data.tokenizer {
         if path.exists() {
-            files.check_tokenizer(m, path)?;
+            unusual_end = files.check_tokenizer(m, path)?;
         } else {
             let what = format!("{} does not exist", path.display());
-            let remedy = "check the path, or leave data.tokenizer out";
+            let copy = m.log.folder.join(tokenizer::FOLDER).join(hf::TOKENIZER);
+            let remedy = if copy.exists() {
+                format!("the run has a copy: --set data.tokenizer={}", copy.display())
+            } else {
+                "check the path (--set data.tokenizer=FILE), or leave it out".to_string()
+            };
             files.missing.add("data.tokenizer", what, remedy);
         }
     }
@@ -77,8 +84,13 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
         files.wrong.collect(Place::open(also).map(drop))?;
     }
     let mut tokenizers = Tokenizers::new(m)?;
-    for prefix in prefixes(m) {
-        files.check_dataset(m, &prefix, &mut tokenizers)?;
+    for (prefix, key) in prefixes(m) {
+        files.check_dataset(m, &key, &prefix, &mut tokenizers)?;
+    }
+    if let (Some(eod), Some(unusual)) = (m.data.eod, unusual_end)
+        && !tokenizers.appended(eod.token)
+    {
+        files.wrong.list.extend(unusual.list);
     }
     files.notes = tokenizers.notes();
     Ok(files)
@@ -95,15 +107,42 @@ pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
     Ok(files)
 }
 
-/// Prefixes of all datasets, without duplicates.
-fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
-    let valid = m.data.valid.iter().flat_map(|set| &set.datasets);
-    let valid = valid.map(|dataset| dataset.prefix.clone());
-    m.data.train_prefixes().into_iter().cloned().chain(valid).collect()
+/// Prefixes of all datasets, each with the first key that names it.
+fn prefixes(m: &Manifest) -> BTreeMap<PathBuf, String> {
+    let train = ("data.train".to_string(), &m.data.train);
+    let stages = m.data.stages.iter().enumerate();
+    let stages = stages.map(|(at, stage)| (format!("data.stages.{at}.train"), &stage.train));
+    let valid = m.data.valid.iter().map(|set| (format!("data.valid.{}", set.name), &set.datasets));
+    let mut prefixes = BTreeMap::new();
+    for (key, datasets) in [train].into_iter().chain(stages).chain(valid) {
+        for (at, dataset) in datasets.iter().enumerate() {
+            let key = if datasets.len() > 1 { format!("{key}.{at}.prefix") } else { key.clone() };
+            prefixes.entry(dataset.prefix.clone()).or_insert(key);
+        }
+    }
+    prefixes
+}
+
+/// Names the key of a dataset that does not exist, and the flag for another place.
+fn missing_dataset(key: &str, problems: Problems) -> Problems {
+    let named = |problem: Problem| {
+        let valid = match key.strip_prefix("data.valid.") {
+            Some(_) => ", or --set data.valid=null for the validation share of data.train",
+            None => "",
+        };
+        Problem {
+            place: key.to_string(),
+            what: format!("{} {}", problem.place, problem.what),
+            remedy: format!("moved data: --set {key}=PREFIX{valid}; {}", problem.remedy),
+        }
+    };
+    Problems { list: problems.list.into_iter().map(named).collect() }
 }
 
 impl FileFindings {
-    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
+    /// Checks the tokenizer. Returns the problem of an end-of-document token that the tokenizer does not
+    /// name; it is none if a dataset's documents end with it.
+    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<Option<Problems>> {
         // A run trains on ids and only copies the file, which may have a format that other programs
         // read.
         let mut unread = Problems::default();
@@ -111,7 +150,7 @@ impl FileFindings {
             let why = unread.list.iter().map(|problem| problem.what.as_str()).collect::<Vec<_>>();
             let shown = path.display();
             tracing::warn!("prompts and texts cannot be read: {shown} {}", why.join("; "));
-            return Ok(());
+            return Ok(None);
         };
         let shown = path.display();
         if tokenizer.vocab() > m.model.vocab {
@@ -129,28 +168,40 @@ impl FileFindings {
         {
             let what =
                 format!("is {}, which ends no document: {shown} has {own} for it", eod.token);
-            self.wrong.add("data.eod.token", what, format!("set data.eod.token to {own}"));
+            let remedy = format!("set data.eod.token to {own}");
+            return Ok(Some(Problems::one("data.eod.token", what, remedy)));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn check_dataset(
         &mut self,
         m: &Manifest,
+        key: &str,
         prefix: &Path,
         tokenizers: &mut Tokenizers,
     ) -> anyhow::Result<()> {
         let dataset = match Indexed::open(prefix) {
             Ok(dataset) => dataset,
             Err(error) => {
-                let exists = data::indexed::index_path(prefix).exists();
-                let list = if exists { &mut self.wrong } else { &mut self.missing };
-                list.collect::<()>(Err(error))?;
+                if data::indexed::index_path(prefix).exists() {
+                    self.wrong.collect::<()>(Err(error))?;
+                } else {
+                    let mut found = Problems::default();
+                    found.collect::<()>(Err(error))?;
+                    self.missing.list.extend(missing_dataset(key, found).list);
+                }
                 return Ok(());
             }
         };
-        tokenizers.compare(&dataset, &mut self.wrong)?;
+        let recorded = tokenizers.compare(&dataset, &mut self.wrong)?;
         let highest = highest_id(&dataset)?;
+        if let Some(vocab) = recorded.filter(|vocab| highest >= 0 && highest as usize >= *vocab) {
+            let place = prefix.display().to_string();
+            let what = format!("holds id {highest}; the record of its tokenizer has {vocab} ids");
+            let remedy = "it was built with another tokenizer, or is damaged: build it again";
+            self.wrong.add(place, what, remedy);
+        }
         if highest >= m.model.vocab as i32 {
             let place = prefix.display().to_string();
             let what = format!("holds id {highest}; model.vocab is {}", m.model.vocab);

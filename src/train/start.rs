@@ -14,7 +14,7 @@ use super::resume::ResumeOptions;
 use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
-use super::status::{Status, StatusWriter};
+use super::status::{self, LastStep, Status, StatusWriter};
 use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
@@ -22,9 +22,9 @@ use super::trace::{Trace, TraceOptions};
 use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
-use base::Bytes;
 use base::output::{self, Existing};
-use checkpoint::{CheckpointFolder, DataId, State};
+use base::{Bytes, input};
+use checkpoint::{CheckpointFolder, DataId, Progress, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
@@ -142,6 +142,9 @@ pub fn open<'a>(
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
     let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
+    if let Some(found) = &origin.found {
+        rank.on_first(|| resume::has_not_passed_its_end(found, process.loaded, &ids))?;
+    }
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
     if is_complete(process, rank, &origin, &ids)? {
@@ -190,7 +193,7 @@ fn from_checkpoint<'a>(
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
-    let files = open_report(process, rank, from, progress.step, &storage)?;
+    let files = open_report(process, rank, from, progress, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
     let consumed = progress.consumed_samples;
     let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
@@ -256,12 +259,16 @@ fn state(
     engine: &Engine,
 ) -> Result<State> {
     let (loaded, options) = (process.loaded, process.options);
-    let Some(found) = &origin.found else { return begin(rank, loaded, ids, engine) };
     let resume = ResumeOptions {
         is_named: options.resume_from.is_some(),
         reset_optimizer: options.reset_optimizer,
     };
-    resume::resume(rank, found, resume, loaded, &ids, engine)
+    let state = match &origin.found {
+        None => begin(rank, loaded, ids, engine),
+        Some(found) => resume::resume(rank, found, resume, loaded, &ids, engine),
+    }?;
+    announce::schedule(rank, &loaded.manifest, &state);
+    Ok(state)
 }
 
 /// Report and status of a run that continues from a step, on rank 0.
@@ -269,14 +276,16 @@ fn open_report(
     process: &Process,
     rank: &Rank,
     from: u64,
-    step: u64,
+    progress: Progress,
     storage: &Arc<Storage>,
 ) -> Result<Option<(Report, StatusWriter)>> {
     rank.phase("opening the report", || {
         if !rank.is_first() {
             return Ok(None);
         }
-        Ok(Some((open_metrics(process, step, storage)?, open_status(process, rank, from)?)))
+        let last = status::last_start(&process.loaded.manifest.log.folder);
+        let report = open_metrics(process, progress.step, storage)?;
+        Ok(Some((report, open_status(process, rank, progress, (last, from))?)))
     })
 }
 
@@ -418,15 +427,13 @@ fn open_saver(
     Ok(saver)
 }
 
-/// Writes the effective manifest and opens the report.
+/// Writes the manifest that the run starts with, and opens the report.
 fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
-    let path = m.log.folder.join(manifest::IN_FOLDER);
-    // The run's own manifest.yaml may be the source: it keeps its author's comments.
-    let real = |path: &Path| path.canonicalize().ok();
-    if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
-        output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
+    let (path, record) = (m.log.folder.join(manifest::IN_FOLDER), loaded.record());
+    if input::read(&path, input::SMALL).ok().as_deref() != Some(record.as_bytes()) {
+        output::write(&path, Existing::Replaced, record.as_bytes())?;
     }
     tokenizers::keep_copy(m)?;
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
@@ -440,20 +447,30 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<
 }
 
 /// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
-fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusWriter> {
+fn open_status(
+    process: &Process,
+    rank: &Rank,
+    progress: Progress,
+    last_start_and_step: (Option<Status>, u64),
+) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
+    let metrics = Metrics::read(&m.log.folder).ok();
+    let last = metrics.as_ref().and_then(|metrics| metrics.steps.last().copied());
     let status = Status {
+        step: progress.step,
+        consumed_samples: progress.consumed_samples,
+        last: last.map(LastStep).unwrap_or_default(),
         name: m.name.clone(),
         host: process.node.clone(),
         ranks: rank.grid.size(),
         total_steps: m.batch.ramp().steps(m.train.samples),
         total_samples: m.train.samples,
-        useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
+        useful_s: metrics.as_ref().map_or(0.0, |metrics| metrics.useful_seconds()),
         ..Status::default()
     };
     let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());
     let (recorder, warnings) = (rank.world().recorder().clone(), process.messages.warnings());
-    StatusWriter::open(folder, status, from_step, collector, recorder, warnings)
+    StatusWriter::open(folder, status, last_start_and_step, collector, recorder, warnings)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

@@ -9,10 +9,13 @@
 //! | `track` | `gptrain wandb`, `gptrain mlflow`, with stand-ins of these modules |
 //! | `job` | `gptrain job`: the script of a manifest |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
+//! | `hints` | the next steps that a run prints, typed back |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
 //! | `bars` | progress bars of long commands on a terminal |
 //! | `codes` | exit codes: every command against the table of docs/runs.md |
+//! | `faults` | a kill and an error at each system call of commands that write |
+//! | `leftovers` | leftovers of killed commands: found, named, removed |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
 //! | `json` | `--json`: one object alone on standard output |
 //! | `docs` | the commands of `docs/`: all are parsed, most are run |
@@ -37,8 +40,11 @@ mod estimate_applied;
 mod estimate_cli;
 mod estimate_own;
 mod estimate_words;
+mod faults;
+mod hints;
 mod job;
 mod json;
+mod leftovers;
 mod newcomer;
 mod ops;
 mod random;

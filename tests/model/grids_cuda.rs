@@ -4,13 +4,14 @@
 
 use crate::common;
 use crate::common::softgpu;
+use gptrain::base::DType;
 use gptrain::comm::host_staged::HostStaged;
 use gptrain::comm::nccl::Nccl;
-use gptrain::comm::{Group, Solo, World, threads};
+use gptrain::comm::{Collective, Group, Solo, World, threads};
 use gptrain::data::Batch;
-use gptrain::device::Backend;
 use gptrain::device::cpu::Cpu;
 use gptrain::device::cuda::{Cuda, Launched, Options, device_count};
+use gptrain::device::{Backend, Tensor};
 use gptrain::engine::{Engine, Groups, Outcome};
 use gptrain::manifest::Manifest;
 use gptrain::model::Inputs;
@@ -37,6 +38,54 @@ grid!(nccl_all_three, Nccl: "topology.tensor=2", "topology.pipeline=2", "topolog
 grid!(staged_tensor_data, Staged: "topology.tensor=2", "topology.data=2", "topology.zero=2");
 grid!(staged_tensor_pipeline, Staged: "topology.tensor=2", "topology.pipeline=2",
     "topology.sequence_parallel=true");
+
+/// NCCL itself, where a machine has one GPU: a communicator, each collective op by op and in a graph, an
+/// operation begun and finished, and the ends of a communicator that works and of one that is aborted.
+#[test]
+fn nccl_with_one_rank() {
+    for dtype in [DType::F32, DType::BF16] {
+        let options = Options { dtype, ..softgpu::gpu(0) };
+        let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
+        let be: &dyn Backend = &cuda;
+        let nccl = Nccl::open(&cuda, &options).unwrap_or_else(|problems| panic!("{problems}"));
+        let [world] = <[World; 1]>::try_from(threads::world(1)).unwrap_or_else(|_| unreachable!());
+        let group = nccl.group_of_one(&world);
+        assert_eq!((group.size(), group.rank()), (1, 0));
+        let tensor = || Tensor::at(be.reserve(1 << 10).unwrap(), 1, 256, dtype);
+        let [x, y] = [tensor(), tensor()];
+        let bytes: Vec<u8> = (0..x.bytes()).map(|i| (i % 61) as u8).collect();
+        let contents = |tensor: Tensor| {
+            let mut bytes = vec![0; tensor.bytes()];
+            be.download(tensor, &mut bytes);
+            bytes
+        };
+        for collective in [
+            Collective::AllReduce(x),
+            Collective::AllGather { part: x, whole: y },
+            Collective::ReduceScatter { whole: x, part: y },
+        ] {
+            let result = if matches!(collective, Collective::AllReduce(_)) { x } else { y };
+            let mut graph = be.graph(1);
+            for run in 0..5 {
+                be.upload(&bytes, x);
+                if result == y {
+                    be.upload(&vec![0; y.bytes()], y);
+                }
+                match run {
+                    0..4 => drop(graph.run(&mut || group.run(collective))),
+                    _ => group.finish(group.begin(collective)),
+                }
+                be.sync().unwrap();
+                assert_eq!(contents(result), bytes, "{collective:?} in {dtype}, run {run}");
+            }
+        }
+        drop(group);
+        let aborted = nccl.group_of_one(&world);
+        aborted.all_reduce(x);
+        world.fail("a test");
+        drop(aborted);
+    }
+}
 
 #[derive(Clone, Copy)]
 pub enum How {

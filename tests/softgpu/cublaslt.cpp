@@ -103,7 +103,18 @@ struct Heuristic {
     int reserved[4];
 };
 
-static Status set(Attributes& a, int key, const void* value, size_t bytes) {
+// Bytes of an attribute's value, as cublasLt.h documents them; another size is refused.
+static const std::map<int, size_t> DESCRIPTOR_SIZES = {
+    {TRANSA, 4},   {TRANSB, 4},   {EPILOGUE, 4},   {BIAS_POINTER, 8}, {AUX_POINTER, 8},  {AUX_LD, 8},
+    {A_SCALE, 8},  {B_SCALE, 8},  {FAST_ACCUM, 1}, {A_SCALE_MODE, 4}, {B_SCALE_MODE, 4}, {SM_COUNT_TARGET, 4},
+};
+static const std::map<int, size_t> PREFERENCE_SIZES = {
+    {MAX_WORKSPACE, 8}, {REDUCTIONS, 4}, {ALIGN_A, 4}, {ALIGN_A + 1, 4}, {ALIGN_A + 2, 4}, {ALIGN_D, 4},
+};
+
+static Status set(Attributes& a, const std::map<int, size_t>& sizes, int key, const void* value, size_t bytes) {
+    auto size = sizes.find(key);
+    if (size == sizes.end() || size->second != bytes) return INVALID_VALUE;
     a[key].assign((const char*)value, (const char*)value + bytes);
     return OK;
 }
@@ -177,7 +188,7 @@ API cublasLtMatmulDescDestroy(Descriptor* d) {
     return OK;
 }
 API cublasLtMatmulDescSetAttribute(Descriptor* d, int key, const void* value, size_t bytes) {
-    return set(d->set, key, value, bytes);
+    return set(d->set, DESCRIPTOR_SIZES, key, value, bytes);
 }
 API cublasLtMatmulPreferenceCreate(Preference** p) {
     *p = new Preference;
@@ -188,7 +199,7 @@ API cublasLtMatmulPreferenceDestroy(Preference* p) {
     return OK;
 }
 API cublasLtMatmulPreferenceSetAttribute(Preference* p, int key, const void* value, size_t bytes) {
-    return set(p->set, key, value, bytes);
+    return set(p->set, PREFERENCE_SIZES, key, value, bytes);
 }
 
 API cublasLtMatmulAlgoGetHeuristic(void*, Descriptor* descriptor, Layout* layout, Layout*, Layout*, Layout*,
@@ -266,10 +277,9 @@ API cublasLtMatmul(void*, Descriptor* descriptor, const float* alpha, const void
         if (mode != get<int>(a, B_SCALE_MODE, SCALAR_32F)) return NOT_SUPPORTED;
         if (mode != SCALAR_32F && mode != OUTER_VEC_32F) return NOT_SUPPORTED;
         if (mode == OUTER_VEC_32F && (!scale_a || !scale_b)) return INVALID_VALUE;
-        // SOFTGPU_FP8_ADD=0: products with a scale per row cannot accumulate. The heuristic does not see
-        // beta.
-        const char* adds = getenv("SOFTGPU_FP8_ADD");
-        if (mode == OUTER_VEC_32F && *beta != 0 && adds && !atoi(adds)) return NOT_SUPPORTED;
+        // Status of products with a scale per row that accumulate. The heuristic does not see beta.
+        const char* status = getenv("SOFTGPU_FP8_ADD");
+        if (mode == OUTER_VEC_32F && *beta != 0 && status) return atoi(status);
     } else if (scale_a || scale_b || mode) {
         return NOT_SUPPORTED;
     }

@@ -26,7 +26,7 @@ fn variables_of_tests_are_read_by_guarded_files_only() {
             guarded += 1;
         }
     }
-    assert_eq!(guarded, 4, "base, manifest, comm, train");
+    assert_eq!(guarded, 5, "base, manifest, comm and its nccl, train");
 }
 
 #[test]

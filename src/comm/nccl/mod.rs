@@ -11,6 +11,8 @@ mod api;
 mod group;
 mod order;
 mod ring;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod watchdog;
 
 use super::{ACTIVATIONS, GRADIENTS, Group, Message, PIPELINE, Solo, World, endpoint};

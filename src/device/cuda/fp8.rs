@@ -82,6 +82,11 @@ pub(super) fn quantize(cuda: &Cuda, &op::Quantize { x, rows, columns }: &op::Qua
     });
     if columns.is_some() {
         let blocks = [x.cols.div_ceil(TILE), x.rows.div_ceil(TILE), 1];
+        assert!(
+            blocks[1] <= 65_535,
+            "{} rows in a launch: CUDA's grid has at most 65,535 blocks down",
+            x.rows
+        );
         let grid = Grid { blocks, threads: [256, 1], shared: 0 };
         cuda.launch(coded!("fp8_columns", format, x.dtype), grid, arguments);
     } else {

@@ -5,7 +5,7 @@ use crate::Fp8Scaling;
 use base::{DType, Fp8};
 pub use cudarc::cublaslt::sys::cublasLtMatmulAlgo_t as Algorithm;
 use cudarc::cublaslt::sys::{
-    self, cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as HeuristicResult, cudaDataType_t,
+    cublasLtEpilogue_t, cublasLtMatmulHeuristicResult_t as HeuristicResult, cudaDataType_t,
 };
 use std::ffi::c_int;
 use std::fmt;
@@ -13,9 +13,6 @@ use std::mem::MaybeUninit;
 
 /// A cublasStatus_t as an integer; 0 is success.
 pub type Status = c_int;
-
-/// Status for products for which the library has no kernel.
-pub const NOT_SUPPORTED: Status = sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED as Status;
 
 table! {
     /// cublasLt.h

@@ -126,7 +126,12 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
 
 /// YAML of every key with its value. It loads to the same manifest from any folder.
 pub fn effective(m: &Manifest) -> String {
-    let raw = Raw {
+    serde_saphyr::to_string(&raw(m)).expect("plain structs are always written")
+}
+
+/// Manifest as written, with every key.
+pub fn raw(m: &Manifest) -> Raw {
+    Raw {
         name: Some(m.name.clone()),
         model: m.model.written(),
         precision: Some(m.precision),
@@ -144,8 +149,7 @@ pub fn effective(m: &Manifest) -> String {
         log: m.log.written(),
         plan: m.plan.written().filter(|_| m.plan != Plan::read(Default::default())),
         train: m.train.written(),
-    };
-    serde_saphyr::to_string(&raw).expect("plain structs are always written")
+    }
 }
 
 /// YAML of the `model` section, with every setting.

@@ -2,8 +2,10 @@
 
 use super::{Device, Process, Rank};
 use base::Count;
+use checkpoint::State;
 use data::Datasets;
-use engine::Engine;
+use engine::{Engine, lr};
+use manifest::Manifest;
 use plan::grid::SHARES;
 use std::collections::BTreeMap;
 
@@ -90,6 +92,36 @@ pub fn announce_ranks(
         _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),
     }
     Ok(())
+}
+
+/// Warns of steps without a useful learning rate, and of one that rises because the run is longer.
+pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
+    let (step, samples) = (state.progress.step, state.progress.consumed_samples);
+    if !rank.is_first() {
+        return;
+    }
+    if let Some(note) = m.schedule_note(step, samples) {
+        tracing::warn!("{note}");
+    }
+    let next = samples..samples + m.batch.ramp().batch_at(samples) as u64;
+    let rate = lr::for_step(&m.lr, &next);
+    let decays = step > 0 && samples >= m.lr.warmup_samples && next.end <= m.train.samples;
+    if decays && rate > 2.0 * state.lr {
+        let lr = state.lr;
+        let hold = if lr > 0.0 {
+            format!(
+                "\n    → as it was, and constant: --set lr.decay=constant --set lr.min=0 --set \
+                 lr.peak={lr:e}"
+            )
+        } else {
+            String::new()
+        };
+        let next = step + 1;
+        tracing::warn!(
+            "the learning rate was {lr:.3e} at step {step}, and is {rate:.3e} at step {next}: lr.decay \
+             now ends later{hold}"
+        );
+    }
 }
 
 /// Nodes listed in a placement.

@@ -65,6 +65,14 @@ impl fmt::Display for Key {
     }
 }
 
+/// Tensor that a kernel writes.
+#[derive(Clone, Copy)]
+pub struct Results<'a> {
+    pub tensor: Tensor,
+    /// Columns of each part that is compared on its own: queries, keys and values differ in size.
+    pub parts: &'a [usize],
+}
+
 /// Choices made so far.
 pub type Chosen = RefCell<HashMap<Key, usize>>;
 
@@ -76,7 +84,7 @@ pub fn choose(
     key: Key,
     variants: &[Variant],
     run: &dyn Fn(&Variant),
-    out: Tensor,
+    out: Results,
 ) -> usize {
     if let Some(index) = chosen.borrow().get(&key) {
         return *index;
@@ -104,15 +112,15 @@ fn fastest(
     name: &str,
     variants: &[Variant],
     run: &dyn Fn(&Variant),
-    out: Tensor,
+    out: Results,
 ) -> usize {
     let (mut best, mut first) = ((f32::INFINITY, 0), Vec::new());
     for (index, variant) in variants.iter().enumerate() {
         run(variant);
-        let results = cuda.contents(out);
+        let results = cuda.contents(out.tensor);
         if index == 0 {
             first = results;
-        } else if let Some(why) = disagreement(&first, &results) {
+        } else if let Some(why) = disagreement(&first, &results, out.parts) {
             let kernel = variant.kernel.name;
             tracing::warn!("{kernel} is not used, because {why} ({name}): report this");
             continue;
@@ -123,22 +131,42 @@ fn fastest(
     best.1
 }
 
-/// Describes how results in bf16 differ; None if they agree. Both may have the same numbers that are not
-/// finite, in a part of the tensor that another kernel writes.
-fn disagreement(ours: &[u8], theirs: &[u8]) -> Option<String> {
-    let numbers = |bytes: &[u8]| -> Vec<f32> {
-        let words = bytes.chunks_exact(2).map(|two| u16::from_le_bytes([two[0], two[1]]));
-        words.map(|word| bf16::from_bits(word).to_f32()).collect()
-    };
-    let (ours, theirs) = (numbers(ours), numbers(theirs));
-    let largest = ours.iter().filter(|x| x.is_finite()).fold(0.0f32, |a, x| a.max(x.abs()));
-    let pairs = || ours.iter().zip(&theirs).filter(|(x, y)| x.to_bits() != y.to_bits());
-    if let Some((x, y)) = pairs().find(|(x, y)| !x.is_finite() || !y.is_finite()) {
-        return Some(format!("it gives {y} for {x}"));
+/// Describes how results in bf16 differ; None if they agree. A row's columns are divided into `parts`,
+/// each of which is compared relative to its own largest number. Both results may have the same numbers
+/// that are not finite, in a part of the tensor that another kernel writes.
+fn disagreement(ours: &[u8], theirs: &[u8], parts: &[usize]) -> Option<String> {
+    let number = |word: &[u8]| bf16::from_bits(u16::from_le_bytes([word[0], word[1]])).to_f32();
+    let row: usize = parts.iter().sum();
+    let mut begin = 0;
+    for columns in parts {
+        let range = 2 * begin..2 * (begin + columns);
+        let mut largest = 0.0f32;
+        let mut most = 0.0f32;
+        for (ours, theirs) in ours.chunks_exact(2 * row).zip(theirs.chunks_exact(2 * row)) {
+            let ours = ours[range.clone()].chunks_exact(2).map(number);
+            let theirs = theirs[range.clone()].chunks_exact(2).map(number);
+            for (x, y) in ours.zip(theirs) {
+                if x.is_finite() {
+                    largest = largest.max(x.abs());
+                }
+                if x.to_bits() == y.to_bits() {
+                    continue;
+                }
+                if !x.is_finite() || !y.is_finite() {
+                    return Some(format!("it gives {y} for {x}"));
+                }
+                most = most.max((x - y).abs());
+            }
+        }
+        if most > TOLERANCE * largest {
+            let columns = format!("columns {begin} to {}", begin + columns - 1);
+            return Some(format!(
+                "its results in {columns} differ by {most} from those of mma, up to {largest}"
+            ));
+        }
+        begin += columns;
     }
-    let most = pairs().fold(0.0f32, |most, (x, y)| most.max((x - y).abs()));
-    let differs = most > TOLERANCE * largest;
-    differs.then(|| format!("its results differ by {most} from those of mma, up to {largest}"))
+    None
 }
 
 #[cfg(test)]
@@ -151,11 +179,23 @@ mod tests {
 
     #[test]
     fn results_that_differ_by_more_than_rounding_are_refused() {
-        let refused = |ours: &[f32], theirs: &[f32]| disagreement(&bytes(ours), &bytes(theirs));
-        assert_eq!(refused(&[4.0, -1.0, f32::NAN], &[4.0, -1.0, f32::NAN]), None);
-        assert_eq!(refused(&[4.0, -1.0], &[4.03, -1.1]), None);
-        let said = refused(&[4.0, -1.0], &[4.0, -1.25]).unwrap();
-        assert_eq!(said, "its results differ by 0.25 from those of mma, up to 4");
-        assert_eq!(refused(&[4.0], &[f32::NAN]).unwrap(), "it gives NaN for 4");
+        let refused = |ours: &[f32], theirs: &[f32], parts: &[usize]| {
+            disagreement(&bytes(ours), &bytes(theirs), parts)
+        };
+        assert_eq!(refused(&[4.0, -1.0, f32::NAN], &[4.0, -1.0, f32::NAN], &[3]), None);
+        assert_eq!(refused(&[4.0, -1.0], &[4.03, -1.1], &[2]), None);
+        let said = refused(&[4.0, -1.0], &[4.0, -1.25], &[2]).unwrap();
+        assert_eq!(said, "its results in columns 0 to 1 differ by 0.25 from those of mma, up to 4");
+        assert_eq!(refused(&[4.0], &[f32::NAN], &[1]).unwrap(), "it gives NaN for 4");
+    }
+
+    /// Gradients of keys may be a tenth of those of values.
+    #[test]
+    fn each_part_is_compared_with_its_own_largest_number() {
+        let ours = bytes(&[0.5, 0.1, 4.0, 0.5, -0.1, -4.0]);
+        let halved_keys = bytes(&[0.5, 0.05, 4.0, 0.5, -0.05, -4.0]);
+        assert_eq!(disagreement(&ours, &halved_keys, &[3]), None);
+        let said = disagreement(&ours, &halved_keys, &[1, 1, 1]).unwrap();
+        assert!(said.contains("columns 1 to 1 differ by 0.05"), "{said}");
     }
 }

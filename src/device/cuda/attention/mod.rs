@@ -13,14 +13,15 @@ use super::launch::{AMPERE, Grid, typed, vector, wide};
 use super::{Cuda, SCRATCH};
 use crate::{Attend, Tensor, Visible, op};
 use base::DType;
-use choice::{Key, Variant};
+use choice::{Key, Results, Variant};
 use hopper::Selection;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
 pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, how, y, lse }: &op::Attention) {
     let (arguments, kernels) = prepare(cuda, qkv, &how, y.to, lse.to, &[]);
-    launch(cuda, &kernels.forward(), how.heads.query, &arguments, y.to);
+    let out = Results { tensor: y.to, parts: &[y.to.cols] };
+    launch(cuda, &kernels.forward(), how.heads.query, &arguments, out);
 }
 
 pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
@@ -46,8 +47,10 @@ pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
     // Lanes of a head, as the kernels have them.
     let lanes = d.div_ceil(wide).next_power_of_two().min(32);
     cuda.launch(kernel, Grid::line(lse.numel().div_ceil(256 / lanes), 256), arguments);
-    launch(cuda, &kernels.backward(|kernels| &kernels.kv), how.heads.kv, &arguments, dqkv.to);
-    launch(cuda, &kernels.backward(|kernels| &kernels.q), how.heads.query, &arguments, dqkv.to);
+    let [queries, keys] = [how.heads.query * d, how.heads.kv * d];
+    let out = Results { tensor: dqkv.to, parts: &[queries, keys, keys] };
+    launch(cuda, &kernels.backward(|kernels| &kernels.kv), how.heads.kv, &arguments, out);
+    launch(cuda, &kernels.backward(|kernels| &kernels.q), how.heads.query, &arguments, out);
 }
 
 /// Runs one of several kernels that compute the same.
@@ -56,7 +59,7 @@ fn launch(
     variants: &[Variant],
     heads: usize,
     arguments: &args::Attention,
-    out: Tensor,
+    out: Results,
 ) {
     let run = |variant: &Variant| launch_one(cuda, variant, heads, arguments);
     let variant = match (&cuda.hopper, variants) {

@@ -190,8 +190,9 @@ impl Products {
         match (plan.algorithm, unfused) {
             (Some(algorithm), _) => {
                 let status = self.multiply(cuda, &plan, &algorithm, on);
-                if let (lt::NOT_SUPPORTED, Some(unfused)) = (status, unfused) {
-                    // The heuristic proposes algorithms without the value of beta.
+                if let (1.., Some(unfused)) = (status, unfused) {
+                    // The heuristic proposes algorithms without the value of beta. The library answers
+                    // NOT_SUPPORTED or INVALID_VALUE, by the setting that it cannot combine.
                     self.plans.borrow_mut().insert(shape, Plan { algorithm: None, ..plan });
                     return unfused();
                 }
