@@ -162,7 +162,6 @@ fn settings_of_another_value_fall_with_it() {
     let topology = |sets: &[&str]| read(&chunks, sets).manifest.topology;
     assert_eq!((topology(&[]).chunks, topology(&["topology.schedule=1f1b"]).chunks), (3, 1));
     assert_eq!(topology(&["topology.schedule=interleaved"]).chunks, 3);
-    assert_eq!(topology(&["topology.chunks=null"]).chunks, 2);
     let both = ["topology.chunks=3", "topology.schedule=1f1b"];
     assert!(complaints(&chunks, &both).contains("topology.chunks is only for"));
     let scaled = format!("{GOOD}precision: fp16\nloss_scale: 1024\n");
