@@ -14,6 +14,7 @@ pub mod json;
 mod majority;
 pub mod memory;
 mod moment;
+pub mod number;
 pub mod output;
 mod problems;
 pub mod progress;

@@ -1,7 +1,7 @@
 //! `gptrain run`
 
 use super::shell::SETTINGS;
-use base::{Problems, shell_word};
+use base::{Problems, number, shell_word};
 use commands::length;
 use launch::console::Form;
 use launch::events::{self, Event, Kind};
@@ -25,7 +25,7 @@ pub struct Args {
     set: Vec<String>,
     /// Choose the run's length so that it takes about this many minutes on this machine: times a few
     /// steps first, and scales the warm-up with the length. `--example` uses 0.75
-    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    #[arg(long, value_name = "MINUTES", value_parser = number::real_in(0.01..=1e6))]
     minutes: Option<f64>,
     /// Resume from this checkpoint (step-00000040) instead of the newest, or from a mirror
     /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into the run's folder
@@ -35,7 +35,7 @@ pub struct Args {
     #[arg(long)]
     reset_optimizer: bool,
     /// Repeat this many recorded steps from an older checkpoint first; their losses must be equal
-    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "STEPS", value_parser = number::whole_in(1..=u64::MAX))]
     verify_resume: Option<u64>,
     /// Write the spans of all ranks in `--trace-steps` to this file, for ui.perfetto.dev
     #[arg(long, value_name = "FILE", requires = "trace_steps")]
@@ -196,9 +196,4 @@ fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
         (None, None) => Ok(args.example.then_some(commands::example::MINUTES)),
         (minutes, _) => Ok(minutes),
     }
-}
-
-fn minutes(text: &str) -> Result<f64, String> {
-    let minutes = text.parse().ok().filter(|minutes| (0.01..=1e6).contains(minutes));
-    minutes.ok_or_else(|| "write minutes, from 0.01 to 1000000, such as 0.75".to_string())
 }

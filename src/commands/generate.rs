@@ -70,7 +70,11 @@ pub struct Sampling {
 
 /// Prints the prompt and the generated continuation.
 pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
-    let Sampling { top_p, .. } = options.sampling;
+    let Sampling { top_p, temperature, .. } = options.sampling;
+    if temperature < 0.0 {
+        let what = format!("{temperature} is below 0");
+        return Err(Problems::one("--temperature", what, "take 0 for the likeliest token").into());
+    }
     if !(top_p > 0.0 && top_p <= 1.0) {
         let what = format!("{top_p} is not above 0 and at most 1");
         return Err(Problems::one("--top-p", what, "take 1 for all tokens").into());

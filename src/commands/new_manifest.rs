@@ -144,9 +144,7 @@ impl NewManifest {
             vocab: facts.vocab.unwrap_or(shape.vocab),
             seq_len: seq_len(shape.seq_len, smallest)?,
         };
-        let model = Model::with_defaults(shape.family, sizes, 1);
-        let ffn_hidden = shape.ffn_hidden.unwrap_or(model.ffn_hidden);
-        Ok(Model { kv_heads: shape.kv_heads.or(model.kv_heads), ffn_hidden, ..model })
+        Ok(shape.model(&Model::with_defaults(shape.family, sizes, 1)))
     }
 
     fn yaml(&self, facts: &DataFacts, model: &Model) -> String {
@@ -337,7 +335,13 @@ fn nearest_shape(
             };
         Model::with_defaults(family, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
     };
-    let wide = (1..=192).map(|k| 64 * k).filter(|hidden| *hidden < 2048 || hidden % 128 == 0);
+    // Eight ranks divide the heads of a model that may need them.
+    let divided = |hidden: &usize| match *hidden {
+        ..1024 => true,
+        1024..2048 => hidden.is_multiple_of(8 * 64),
+        _ => hidden.is_multiple_of(8 * 128),
+    };
+    let wide = (1..=192).map(|k| 64 * k).filter(divided);
     let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
     // How far it is from the wanted size and, a tenth of that, from the usual proportions.
     let far = |model: &Model| {

@@ -26,6 +26,14 @@ const EXCLUSIVE: &[&[&str]] = &[
     OptimizerSection::KEYS,
 ];
 
+/// Settings that only one value of another has: with any other value, the file's are dropped.
+const OF_ONE_VALUE: &[(&str, &str, &str)] = &[
+    ("topology.schedule", "interleaved", "topology.chunks"),
+    ("precision", "fp16", "loss_scale"),
+    ("model.ffn", "gelu", "model.gelu"),
+    ("model.position", "learned", "model.positions"),
+];
+
 /// The same `KEY=VALUE` with absolute paths of data: on a command line a relative path starts at the
 /// working folder, in a file at the file.
 pub fn from_working_folder(sets: &[String]) -> Vec<String> {
@@ -116,6 +124,7 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
                 // An empty value does not replace the other keys.
                 let others = replaced(target).filter(|_| node.value != Value::Null);
                 others.for_each(|other| remove(root, other));
+                drop_settings_of_other_values(root, target, text.trim());
                 if let Err(what) = put(root, &steps, node, path) {
                     problems.add(format!("--set {path}"), what, "give the path of one key");
                 }
@@ -123,6 +132,18 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
         }
     }
     problems.or(())
+}
+
+/// Removes the file's settings that the new value of `target` does not have. Those of another `--set`
+/// remain, and are refused.
+fn drop_settings_of_other_values(root: &mut Node, target: &str, value: &str) {
+    let dropped = OF_ONE_VALUE.iter().filter(|(key, owner, _)| *key == target && *owner != value);
+    for (_, _, setting) in dropped {
+        let from_file = |node: &Node| !matches!(node.place, Location::Set(_));
+        if root.at(setting).is_some_and(from_file) {
+            remove(root, setting);
+        }
+    }
 }
 
 /// Gives the datasets that replace those of `data.train` the split of the latter, unless they have one:

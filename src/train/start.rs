@@ -2,6 +2,7 @@
 //! phase succeeds on all ranks or stops all of them.
 
 mod announce;
+mod plan;
 
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
@@ -27,6 +28,7 @@ use checkpoint::{CheckpointFolder, DataId, Progress, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
+use estimate::hardware::Hardware;
 use launch::console::Form;
 use launch::crash_loop;
 use launch::messages::Messages;
@@ -70,6 +72,7 @@ pub struct Process<'a> {
     tasks: Arc<Vec<(String, Task)>>,
     node: String,
     kind: &'static str,
+    are_processes: bool,
     threads: usize,
 }
 
@@ -92,6 +95,7 @@ impl<'a> Process<'a> {
             tasks,
             node: ranks.node.clone(),
             kind: ranks.kind,
+            are_processes: ranks.are_processes(),
             threads: ranks.threads,
         })
     }
@@ -174,12 +178,12 @@ fn from_checkpoint<'a>(
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let from = origin.found.as_ref().map_or(0, |found| found.step);
+    let planned_on = announce_plan(process, rank, device, &data, from)?;
     let engine = reserve(process, rank, device)?;
-    announce::announce(process, rank, device, &engine, data.order_bytes())?;
+    announce::announce_ranks(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
-        let message = rank.agree(verified)?;
-        tracing::info!("{message}");
+        tracing::info!("{}", rank.agree(verified)?);
     }
     let mut state = state(process, rank, &origin, ids, &engine)?;
     state.mixture = data.plan.clone();
@@ -191,8 +195,8 @@ fn from_checkpoint<'a>(
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
     let files = open_report(process, rank, from, progress, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
-    let (consumed, samples) = (progress.consumed_samples, m.train.samples);
-    let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
+    let consumed = progress.consumed_samples;
+    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
     let loader = rank.phase("starting the data loader", loader)?;
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
@@ -200,7 +204,7 @@ fn from_checkpoint<'a>(
     // The order is that of `watch::ORDER`.
     let watchers = Watchers::new(vec![
         Box::new(spikes),
-        Box::new(Drift::new(StepParts::new(ops))),
+        Box::new(Drift::new(StepParts::new(ops), planned_on)),
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
         Box::new(limit),
@@ -232,6 +236,18 @@ fn from_checkpoint<'a>(
         in_flight: InFlight::default(),
         watchers,
     })
+}
+
+/// Prints the run, its data and its plan from step `from` on. Returns the machine of the plan.
+fn announce_plan(
+    process: &Process,
+    rank: &Rank,
+    device: &Device,
+    data: &Datasets,
+    from: u64,
+) -> Result<Option<&'static Hardware>> {
+    announce::announce_run(process, rank, data)?;
+    plan::announce(process, rank, device, from)
 }
 
 /// State of the run: of its checkpoint, which the engine loads, or a new one.

@@ -23,6 +23,7 @@
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
+//! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
 //! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
 //! | `estimate_words` | messages and refusals of `gptrain estimate`, and a size instead of a manifest |
 
@@ -35,6 +36,7 @@ mod codes;
 mod compare;
 mod docs;
 mod estimate;
+mod estimate_applied;
 mod estimate_cli;
 mod estimate_own;
 mod estimate_words;

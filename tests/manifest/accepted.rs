@@ -134,6 +134,45 @@ fn set_changes_and_creates_keys() {
     assert_eq!(read(&format!("{GOOD}  seed: 5\n"), &["train.seed="]).manifest.train.seed, 1234);
 }
 
+/// In the file, in `--set`, and in Megatron's notation of a ramp-up.
+#[test]
+fn numbers_have_one_grammar() {
+    let file = |length: &str| {
+        let text = GOOD.replace("  samples: 6400", &format!("  {length}"));
+        assert_ne!(text, GOOD);
+        read(&text, &[]).manifest.train.samples
+    };
+    let million = 1_000_000_000u64.div_ceil(128);
+    for length in ["tokens: 1B", "tokens: 1_000M", "tokens: 1e9", "tokens: 1_000_000_000"] {
+        assert_eq!(file(length), million, "{length}");
+    }
+    assert_eq!(file("steps: 100k"), 1_600_000);
+    assert_eq!(with(&["train.tokens=1B"]).manifest.train.samples, million);
+    assert_eq!(with(&["lr.peak=0.001_5"]).manifest.lr.peak, 0.0015);
+    let ramp = with(&["batch={micro: 2, global: 32, ramp_up: 16 16 1.5k}"]).manifest.batch.ramp_up;
+    assert_eq!(ramp, Some(RampUp { start: 16, increment: 16, samples: 1500 }));
+    let wrong = complaints(GOOD, &["train.steps=1.0005k"]);
+    assert!(wrong.contains("is 1.0005k, not a whole number"), "{wrong}");
+}
+
+/// A setting that only one value of another has falls with it, unless it is given too.
+#[test]
+fn settings_of_another_value_fall_with_it() {
+    let chunks = format!("{GOOD}topology: {{pipeline: 2, schedule: interleaved, chunks: 3}}\n");
+    let topology = |sets: &[&str]| read(&chunks, sets).manifest.topology;
+    assert_eq!((topology(&[]).chunks, topology(&["topology.schedule=1f1b"]).chunks), (3, 1));
+    assert_eq!(topology(&["topology.schedule=interleaved"]).chunks, 3);
+    let both = ["topology.chunks=3", "topology.schedule=1f1b"];
+    assert!(complaints(&chunks, &both).contains("topology.chunks is only for"));
+    let scaled = format!("{GOOD}precision: fp16\nloss_scale: 1024\n");
+    assert_eq!(read(&scaled, &["precision=bf16"]).manifest.loss_scale, None);
+    assert!(complaints(&scaled, &["precision=bf16", "loss_scale=8"]).contains("loss_scale is for"));
+    let gelu = GOOD.replace("  seq_len: 128", "  seq_len: 128\n  gelu: exact\n  positions: 200");
+    let model = |sets: &[&str]| read(&gelu, sets).manifest.model;
+    assert_eq!(model(&["model.ffn=swiglu"]).ffn, Ffn::Swiglu);
+    assert_eq!(model(&["model.position=rope"]).positions, None);
+}
+
 #[test]
 fn optimizer_lr_is_lr_peak() {
     let moved = GOOD.replace("lr:\n  peak: 1e-3", "optimizer: {lr: 2e-3}");

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::ValueEnum;
-use clap::builder::RangedU64ValueParser;
 
+use base::number;
 use commands::data::make;
 use data::corpus::{DocumentRules, FileSelection, Format};
 use data::indexed::TokenType;
@@ -38,7 +38,7 @@ struct Text {
     #[arg(long)]
     skip_invalid: bool,
     /// Number of threads [default: all]
-    #[arg(long, value_parser = RangedU64ValueParser::<usize>::new().range(1..=1024))]
+    #[arg(long, value_parser = number::whole_in(1..=1024usize))]
     threads: Option<usize>,
 }
 
@@ -83,7 +83,7 @@ pub struct BuildArgs {
     #[arg(long)]
     parse_special: bool,
     /// Shuffle the documents with this seed, so that each part of a split has documents of every file
-    #[arg(long, value_name = "SEED")]
+    #[arg(long, value_name = "SEED", value_parser = number::whole::<u64>)]
     shuffle: Option<u64>,
     /// Cut documents into sequences until there are this many, so that the parts of a split are not
     /// empty; 0 cuts none [default: 20 if all files are plain text, else 0]
@@ -116,10 +116,10 @@ pub struct TrainArgs {
     #[command(flatten)]
     overwrite: Overwrite,
     /// Number of ids: special tokens, 256 bytes, and one per merge
-    #[arg(long)]
+    #[arg(long, value_parser = number::whole::<usize>)]
     vocab: usize,
     /// Number of occurrences below which a pair does not become a token
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 2, value_parser = number::whole::<u64>)]
     min_frequency: u64,
     /// Special tokens; the first one ends documents
     #[arg(long, value_name = "TOKEN", default_value = "<|endoftext|>")]
