@@ -1,6 +1,7 @@
 //! `gptrain bench`
 
 use super::shell::SETTINGS;
+use base::number;
 use bench::{self, BenchOptions, print};
 use launch::exit::{self, AlreadyPrinted};
 use launch::messages::Messages;
@@ -28,7 +29,7 @@ pub struct Args {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    match text.parse() {
+    match number::real(text) {
         Ok(share) if (0.0..1.0).contains(&share) => Ok(share),
         _ => Err("a share is a number from 0 to 1, such as 0.05".into()),
     }

@@ -8,7 +8,7 @@ mod search;
 mod unused_flags;
 
 use super::shell::{HARDWARE, PROGRAMS, SETTINGS};
-use base::Problems;
+use base::{Problems, number};
 use commands::estimate::{learn, list_hardware};
 use commands::import::foreign;
 use commands::new_manifest::NewManifest;
@@ -58,10 +58,10 @@ pub struct Args {
     #[arg(long, value_parser = words::price)]
     price: Option<words::Price>,
     /// Budget of the run
-    #[arg(long)]
+    #[arg(long, value_parser = number::real)]
     budget: Option<f64>,
     /// Share of the wall-clock time in which the run makes progress
-    #[arg(long)]
+    #[arg(long, value_parser = number::real)]
     availability: Option<f64>,
     /// Assume asynchronous kernel launches (CUDA_LAUNCH_BLOCKING=0): in a plan for a machine whose
     /// measured launches were synchronous, such as jean-zay-a100, and in all rows of --score and
@@ -188,7 +188,7 @@ fn planned(
     let (mut text, mut json) = (print::text(&view), print::json(&view));
     let Request { manifest, setup, .. } = request;
     match other {
-        Some(other) => other.advise(&view, &mut text, &mut json),
+        Some(other) => other.advise(manifest, &view, &mut text, &mut json),
         None => {
             let limits = MemoryLimits::new(manifest, setup.hardware);
             let advisor = Advisor { effective, manifest, setup, limits };

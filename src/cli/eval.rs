@@ -2,6 +2,7 @@
 
 use super::shell::SETTINGS;
 use anyhow::Context;
+use base::number;
 use commands::eval::{self, EvalOptions};
 use launch::messages::Messages;
 use std::io::Write;
@@ -17,7 +18,7 @@ pub struct Args {
     #[arg(long, value_name = "PREFIX|FILE")]
     data: Option<PathBuf>,
     /// Tokens per sample [default: the model's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = number::whole_in(1..=u32::MAX))]
     seq_len: Option<u32>,
     /// Questions in JSON lines, in the format of HellaSwag, ARC, PIQA, MMLU, SciQ or LAMBADA: accuracy on
     /// them
@@ -25,14 +26,14 @@ pub struct Args {
     tasks: Vec<PathBuf>,
     /// Examples before each question of --tasks (few-shot), chosen as lm-evaluation-harness does
     #[arg(long, value_name = "K", requires = "tasks")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(value_parser = number::whole_in(1..=1000u32))]
     shots: Option<u32>,
     /// File with the examples, in the format of the task [default: the task's own questions]
     #[arg(long, value_name = "FILE", requires = "shots")]
     shots_from: Option<PathBuf>,
     /// Number of samples of the data, and of questions of each file, to score [default: all]
     #[arg(long, value_name = "N")]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = number::whole_in(1..=u32::MAX))]
     limit: Option<u32>,
     /// Begin each question with the tokens that the tokenizer's template puts before a text
     /// (add_bos_token=True of lm-evaluation-harness, whose default is without)

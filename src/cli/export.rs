@@ -1,6 +1,6 @@
 //! `gptrain export`: writes a checkpoint for Hugging Face's library, for Megatron-LM, or for DeepSpeed.
 
-use base::{Bytes, DType, Problems};
+use base::{Bytes, DType, Problems, number};
 use checkpoint::{self, foreign, hf};
 use commands::model_place::find_checkpoint;
 use serde_json::json;
@@ -21,9 +21,11 @@ pub struct Args {
     to: Option<Target>,
     /// Tensor ranks of --to megatron
     #[arg(long, value_name = "RANKS", default_value_t = 1, requires = "to")]
+    #[arg(value_parser = number::whole::<usize>)]
     tensor: usize,
     /// Pipeline stages of --to megatron
     #[arg(long, value_name = "STAGES", default_value_t = 1, requires = "to")]
+    #[arg(value_parser = number::whole::<usize>)]
     pipeline: usize,
     /// Type of the written weights [default: that in which the run computes]; f32 writes the master
     /// weights

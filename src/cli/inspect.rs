@@ -4,7 +4,7 @@
 
 use super::Overwrite;
 use anyhow::{anyhow, bail, ensure};
-use base::{Count, WrongInput, output};
+use base::{Count, WrongInput, number, output};
 use checkpoint::inspect;
 use commands::model_place::find_checkpoint;
 use commands::replay;
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(long, value_name = "CHECKPOINT", conflicts_with_all = ["deep", "replay", "plot"])]
     diff: Option<PathBuf>,
     /// Repeat the next steps on this machine's CPU and compare their losses with the recorded ones
-    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "STEPS", value_parser = number::whole_in(1..=u64::MAX))]
     replay: Option<u64>,
     /// Draw norms by layer and a histogram of magnitudes
     #[arg(long, value_name = "FILE.svg")]
@@ -54,7 +54,7 @@ fn inspect(args: Args) -> anyhow::Result<()> {
     let local = find_checkpoint(&args.checkpoint)?;
     let folder = &local.folder;
     if let Some(other) = &args.diff {
-        let diff = inspect::diff(folder, &find_checkpoint(other)?.folder)?;
+        let diff = inspect::diff(&find_checkpoint(other)?.folder, folder)?;
         show(&args, &diff)?;
         ensure!(diff.equal(), "the two are different");
         return Ok(());

@@ -2,6 +2,7 @@
 
 use super::Overwrite;
 use anyhow::{Context, Result};
+use base::number;
 use commands::job_script::{self, JobRequest};
 use manifest::Loaded;
 use std::num::NonZeroUsize;
@@ -27,13 +28,13 @@ pub struct Args {
 #[derive(clap::Args, Clone, Debug)]
 pub struct Resources {
     /// GPUs per node [default: those of plan.hardware; without it the ranks compute on CPUs]
-    #[arg(long, value_name = "GPUS")]
+    #[arg(long, value_name = "GPUS", value_parser = number::count)]
     gpus_per_node: Option<NonZeroUsize>,
     /// Nodes [default: with GPUs the fewest that hold all ranks, else chosen by Slurm]
-    #[arg(long)]
+    #[arg(long, value_parser = number::count)]
     nodes: Option<NonZeroUsize>,
     /// CPUs per rank [default: train.threads, else 8]
-    #[arg(long, value_name = "CPUS")]
+    #[arg(long, value_name = "CPUS", value_parser = number::count)]
     cpus_per_task: Option<NonZeroUsize>,
     /// Time limit in sbatch's format; the job requeues itself before it is reached
     #[arg(long, default_value = "24:00:00", value_parser = time)]

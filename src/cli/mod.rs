@@ -30,7 +30,7 @@ use base::Bytes;
 use base::memory::{HostMemory, MemoryLimit};
 use base::output::Existing;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use launch::console::Form;
 use launch::exit;
 use launch::messages::Messages;
@@ -205,11 +205,52 @@ impl Overwrite {
 #[doc(hidden)]
 pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
     let words = words.iter().map(AsRef::as_ref);
-    Cli::try_parse_from(words).map(drop).map_err(|error| error.to_string())
+    parser().try_get_matches_from(words).map(drop).map_err(|error| error.to_string())
+}
+
+/// Parser of the command line. A value may be a negative number, which its flag refuses with the range
+/// that it takes; otherwise clap would report an unknown flag.
+fn parser() -> clap::Command {
+    fn accept_negative_numbers(command: clap::Command) -> clap::Command {
+        let accept = |arg: clap::Arg| {
+            let takes_value = arg.get_action().takes_values();
+            arg.allow_negative_numbers(takes_value)
+        };
+        command.mut_args(accept).mut_subcommands(accept_negative_numbers)
+    }
+    accept_negative_numbers(Cli::command())
+}
+
+/// Every flag takes numbers as a manifest does.
+#[test]
+fn all_flags_have_one_grammar_of_numbers() {
+    use std::any::TypeId;
+    fn flags(command: &clap::Command) -> Vec<clap::Arg> {
+        let below = command.get_subcommands().flat_map(flags);
+        command.get_arguments().cloned().chain(below).collect()
+    }
+    let numbers =
+        [TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<u32>(), TypeId::of::<f64>()];
+    let all = flags(&parser());
+    let is_number = |flag: &&clap::Arg| {
+        numbers.iter().any(|number| flag.get_value_parser().type_id() == *number)
+    };
+    let mut checked = 0;
+    for flag in all.iter().filter(is_number) {
+        let alone = || clap::Arg::new("n").long("n").value_parser(flag.get_value_parser().clone());
+        let reads = |text: &str| {
+            let command = clap::Command::new("gptrain").arg(alone());
+            command.try_get_matches_from(["gptrain", "--n", text]).is_ok()
+        };
+        assert!(reads("1k") || reads("0.000_1k"), "{flag}");
+        checked += 1;
+    }
+    assert!(checked > 25, "{checked}");
 }
 
 pub fn main() -> ExitCode {
     device::cuda::set_environment(); // before any thread
+    base::threads::report_refused_memory();
     if let Some(line) = too_little_memory() {
         base::warn!("{line}");
         return ExitCode::from(1);
@@ -246,10 +287,12 @@ pub fn main() -> ExitCode {
 /// Parses the command line. Prints help, and clap's messages about mistakes, and exits; a setting given
 /// as an option is the error.
 fn parse() -> Result<Cli, base::Problems> {
-    Cli::try_parse().map_err(|error| {
+    let parsed = parser().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
+    parsed.map_err(|error| {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         let words: Vec<String> = words.collect();
-        unknown::explain(&error, &Cli::command(), &words).unwrap_or_else(|| error.exit())
+        unknown::explain(&error, &parser(), &words)
+            .unwrap_or_else(|| shell::without_long_lists(error.format(&mut parser())).exit())
     })
 }
 

@@ -1,11 +1,11 @@
 //! `gptrain prune`
 
 use anyhow::Result;
-use base::{Bytes, Count};
+use base::{Bytes, Count, number};
 use checkpoint::Keep;
 use commands::prune::Pruning;
 use serde_json::json;
-use std::num::{NonZeroU64, NonZeroUsize};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 /// Remove old checkpoints of a run
@@ -18,9 +18,10 @@ pub struct Args {
     run: PathBuf,
     /// Keep the checkpoints whose step is a multiple of this
     #[arg(long, value_name = "STEPS", required_unless_present = "keep_last")]
-    keep_every: Option<NonZeroU64>,
+    #[arg(value_parser = number::whole_in(1..=u64::MAX))]
+    keep_every: Option<u64>,
     /// Keep this many of the newest checkpoints [default: 1]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = number::count)]
     keep_last: Option<NonZeroUsize>,
     /// Only list what would be removed
     #[arg(long)]
@@ -32,7 +33,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let keep = Keep {
         last: Some(args.keep_last.map_or(1, usize::from)),
-        every: args.keep_every.map(u64::from),
+        every: args.keep_every,
         read: None,
     };
     let pruning = Pruning::find(&args.run, keep)?;

@@ -1,7 +1,7 @@
 //! `gptrain run`
 
 use super::shell::SETTINGS;
-use base::Problems;
+use base::{Problems, number, shell_word};
 use commands::length;
 use launch::console::Form;
 use launch::events::{self, Event, Kind};
@@ -9,6 +9,7 @@ use launch::messages::Messages;
 use manifest::Manifest;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use train::report::metrics::Metrics;
 use train::trace::{Steps, TraceOptions};
 
 #[derive(clap::Args)]
@@ -24,7 +25,7 @@ pub struct Args {
     set: Vec<String>,
     /// Choose the run's length so that it takes about this many minutes on this machine: times a few
     /// steps first, and scales the warm-up with the length. `--example` uses 0.75
-    #[arg(long, value_name = "MINUTES", value_parser = minutes)]
+    #[arg(long, value_name = "MINUTES", value_parser = number::real_in(0.01..=1e6))]
     minutes: Option<f64>,
     /// Resume from this checkpoint (step-00000040) instead of the newest, or from a mirror
     /// (s3://BUCKET/PREFIX, file:///FOLDER), which is fetched into the run's folder
@@ -34,7 +35,7 @@ pub struct Args {
     #[arg(long)]
     reset_optimizer: bool,
     /// Repeat this many recorded steps from an older checkpoint first; their losses must be equal
-    #[arg(long, value_name = "STEPS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "STEPS", value_parser = number::whole_in(1..=u64::MAX))]
     verify_resume: Option<u64>,
     /// Write the spans of all ranks in `--trace-steps` to this file, for ui.perfetto.dev
     #[arg(long, value_name = "FILE", requires = "trace_steps")]
@@ -63,10 +64,13 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     }
     let mut settings = Vec::new();
     if let Some(minutes) = minutes {
-        let (set, line) = length::settings(&loaded, minutes, messages)?;
-        tracing::info!("{line}");
-        loaded = manifest::load(&path, &[&args.set[..], &set].concat())?;
-        settings = set;
+        let load = |more: &[String]| manifest::load(&path, &[&args.set[..], more].concat());
+        let fitted = length::fit(&loaded, &load, minutes, messages)?;
+        for line in fitted.lines {
+            tracing::info!("{line}");
+        }
+        loaded = load(&fitted.sets)?;
+        settings = fitted.sets;
     }
     if train::start_processes(&loaded, &rank_words(&settings))? {
         return Ok(());
@@ -75,32 +79,68 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
     let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
     let ended = train::run(&loaded, &options, messages)?;
-    let folder = loaded.manifest.log.folder.display();
     if messages.console().form() == Form::Quiet {
         return Ok(());
     }
-    match ended {
-        Some(train::Ended::Complete) => base::say!("complete: {folder}"),
-        Some(train::Ended::NothingLeft) => {
-            let m = &loaded.manifest;
-            let steps = base::Count(m.batch.ramp().steps(m.train.samples));
-            base::say!(
-                "nothing left to do: {steps} of {steps} steps; --set train.steps=N continues"
-            );
-        }
-        Some(train::Ended::Stopped) => base::say!("stopped and saved: the same command continues"),
-        Some(train::Ended::JobEnds) => {
-            base::say!("stopped and saved before the job's end: the same command continues")
-        }
-        Some(train::Ended::Reached) => base::say!("saved: {folder}: train.stop_at_loss is reached"),
-        None => {} // the process of rank 0 prints it
-    }
+    let folder = &loaded.manifest.log.folder;
+    if let Some(ended) = ended {
+        say_end(&loaded.manifest, ended, once);
+    } // else the process of rank 0 prints it
     let is_verbose = tracing::enabled!(tracing::Level::INFO);
-    if is_verbose && ended == Some(train::Ended::Complete) && is_first(&loaded.manifest.log.folder)
-    {
+    let complete = ended == Some(train::Ended::Complete) && diverged(&loaded.manifest).is_none();
+    if is_verbose && complete && is_first(folder) {
         next(&loaded.manifest, args.example);
     }
     Ok(())
+}
+
+/// Prints how the run ended. A start from a checkpoint of the user's choice (`once`) would begin there
+/// again: the run's folder continues it.
+fn say_end(m: &Manifest, ended: train::Ended, once: bool) {
+    let folder = m.log.folder.display();
+    let again = if once {
+        format!("gptrain run {} continues", shell_word(&folder.to_string()))
+    } else {
+        "the same command continues".to_string()
+    };
+    match ended {
+        train::Ended::Complete => {
+            base::say!("complete: {folder}");
+            if let Some(line) = diverged(m) {
+                base::warn!("{line}");
+            }
+        }
+        train::Ended::NothingLeft => {
+            let steps = base::Count(m.batch.ramp().steps(m.train.samples));
+            base::say!(
+                "nothing left to do: {steps} of {steps} steps; --set train.steps=N, with N above \
+                 {steps}, continues"
+            );
+        }
+        train::Ended::Stopped => base::say!("stopped and saved: {again}"),
+        train::Ended::JobEnds => base::say!("stopped and saved before the job's end: {again}"),
+        train::Ended::Reached => base::say!("saved: {folder}: train.stop_at_loss is reached"),
+    }
+}
+
+/// Rise of the loss above its minimum that is not noise, in nats.
+const RISE: f64 = 0.5;
+
+/// Message for a run whose loss has risen above that of a model without any knowledge: the median of
+/// its last steps, at most ten.
+fn diverged(m: &Manifest) -> Option<String> {
+    let steps = Metrics::read(&m.log.folder).ok()?.steps;
+    let last = plan::robust::median(steps.iter().rev().take(10).map(|row| row.lm_loss));
+    let least = steps.iter().map(|row| row.lm_loss).fold(f64::INFINITY, f64::min);
+    let uniform = (m.model.vocab as f64).ln();
+    (last > uniform && last > least + RISE).then(|| {
+        format!(
+            "diverged: the loss is {last:.2}, above ln(vocabulary) = {uniform:.2}, that of equally \
+             probable tokens\n    → start again with a lower lr.peak (now {}) or a longer warm-up: \
+             --set log.folder=DIR",
+            m.lr.peak
+        )
+    })
 }
 
 /// Whether the run was completed before.
@@ -112,14 +152,19 @@ fn is_first(folder: &Path) -> bool {
 
 /// Prints the commands that use the trained model.
 fn next(m: &Manifest, example: bool) {
-    let folder = m.log.folder.display();
+    let folder = &shell_word(&m.log.folder.display().to_string());
     base::say!("\nNow:");
     if m.data.tokenizer.is_some() {
         let prompt = if example { commands::example::PROMPT } else { "Once upon a time" };
         base::say!("  gptrain sample {folder} --prompt \"{prompt}\"");
     }
     base::say!("  gptrain report {folder}  # writes its curves, {folder}/report.html");
-    base::say!("  gptrain export {folder} --output {}-hf  # for Hugging Face's library", m.name);
+    let export = format!("{}-hf", m.name);
+    let replaces = if Path::new(&export).exists() { " --overwrite" } else { "" };
+    let export = shell_word(&export);
+    base::say!(
+        "  gptrain export {folder} --output {export}{replaces}  # for Hugging Face's library"
+    );
     let steps = 2 * m.batch.ramp().steps(m.train.samples);
     base::say!("  gptrain run {folder} --set train.steps={steps}  # continues");
     if example {
@@ -152,9 +197,4 @@ fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
         (None, None) => Ok(args.example.then_some(commands::example::MINUTES)),
         (minutes, _) => Ok(minutes),
     }
-}
-
-fn minutes(text: &str) -> Result<f64, String> {
-    let minutes = text.parse().ok().filter(|minutes| (0.01..=1e6).contains(minutes));
-    minutes.ok_or_else(|| "write minutes, from 0.01 to 1000000, such as 0.75".to_string())
 }

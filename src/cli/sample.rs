@@ -1,5 +1,6 @@
 //! `gptrain sample`
 
+use base::number;
 use clap::builder::NonEmptyStringValueParser;
 use commands::generate::{self, SampleOptions, Sampling};
 use std::path::PathBuf;
@@ -12,24 +13,24 @@ pub struct Args {
     #[arg(long, default_value = "")]
     prompt: String,
     /// Tokens to generate
-    #[arg(long, default_value_t = 120)]
+    #[arg(long, default_value_t = 120, value_parser = number::whole::<usize>)]
     tokens: usize,
     /// Texts to generate
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::whole::<usize>)]
     samples: usize,
     /// End a text before this string; may be given several times
     #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
     /// Temperature: 0 always takes the likeliest token; 1 samples from the model's distribution
-    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
+    #[arg(long, default_value_t = 0.8, value_parser = number::real)]
     temperature: f64,
     /// Choose among this many likeliest tokens (top-k); 0 means all
-    #[arg(long, default_value_t = 40)]
+    #[arg(long, default_value_t = 40, value_parser = number::whole::<usize>)]
     top_k: usize,
     /// Choose among the fewest likeliest tokens whose probabilities add up to this (top-p); 1 means all
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = number::real)]
     top_p: f64,
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::whole::<u64>)]
     seed: u64,
     /// Tokenizer to use instead of the manifest's: tokenizer.json, a folder with it, or `bytes`
     #[arg(long)]

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use base::output::{self, Existing};
 use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Command, CommandFactory};
 use clap_complete::Shell;
 use std::ffi::OsStr;
@@ -51,6 +52,18 @@ impl TypedValueParser for Offered {
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
         Some(Box::new((self.0)().into_iter().map(PossibleValue::new)))
     }
+}
+
+/// Values that an error message may list.
+const LISTED: usize = 20;
+
+/// An error of the command line without a list of all settings.
+pub fn without_long_lists(mut error: clap::Error) -> clap::Error {
+    let values = error.get(ContextKind::ValidValue);
+    if matches!(values, Some(ContextValue::Strings(values)) if values.len() > LISTED) {
+        error.remove(ContextKind::ValidValue);
+    }
+    error
 }
 
 pub fn completions<Cli: CommandFactory>(args: Completions) {

@@ -4,7 +4,7 @@ use super::job::{self, Resources};
 use anyhow::{Context, Result, bail};
 use base::output::{self, Existing};
 use base::svg::Scale;
-use base::{Count, Seconds, escape_control};
+use base::{Count, Seconds, escape_control, number};
 use commands::report::compare::Comparison;
 use commands::sweep::Sweep;
 use launch::series::{Progress, Series, Task};
@@ -29,7 +29,7 @@ pub struct Args {
     #[arg(short, long, value_name = "DIR")]
     output: Option<PathBuf>,
     /// Variants that run at the same time, each on its own GPUs
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = number::count)]
     parallel: NonZeroUsize,
     /// Only list the variants, after checking them
     #[arg(long)]

@@ -50,13 +50,14 @@ pub fn average(
         pending: None,
         optimizer,
         imported: Some(format!("mean of {}", names.join(", "))),
+        imported_types: Default::default(),
         manifest: loaded.effective.clone(),
         ..last.index.state.clone()
     };
     let own = tokenizer::own(&last.folder, loaded.manifest.data.tokenizer.as_deref());
     atomic_folder::write(output, FolderKind::Run, existing, |staging| {
         let path = staging.join(manifest::IN_FOLDER);
-        fs::write(&path, &loaded.effective)
+        fs::write(&path, loaded.record())
             .with_context(|| format!("cannot write {}", path.display()))?;
         own.map_or(Ok(None), |own| tokenizer::keep(staging, &own.path))?;
         save_weights(&loaded.manifest, &staging.join("checkpoints"), &state, &mut read)
@@ -65,10 +66,19 @@ pub fn average(
     Ok(output.join("checkpoints").join(checkpoint::name(step)))
 }
 
-/// Manifest of the last checkpoint, for a run in `output`.
+/// Manifest of the last checkpoint, for a run in `output`. That in the run's folder, if it means the
+/// same: in it, the end of the decay follows from the length.
 fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
-    Ok(stored_manifest(&last.index.manifest, &sets)?)
+    let stored = stored_manifest(&last.index.manifest, &sets)?;
+    let run = last.folder.parent().and_then(Path::parent);
+    let same = |own: &Loaded| {
+        let mut m = own.manifest.clone();
+        m.data.cache.clone_from(&stored.manifest.data.cache); // in the run's folder
+        m == stored.manifest
+    };
+    let own = run.and_then(|run| manifest::load(run, &sets).ok()).filter(same);
+    Ok(own.unwrap_or(stored))
 }
 
 /// Fails unless every checkpoint has the tensors of the last one.

@@ -1,7 +1,9 @@
 //! `gptrain estimate`: records to calibrate from, changes of `--what-if`, the hardware table.
 
-use base::{Problems, WrongInput};
-use estimate::hardware::{self, Hardware};
+use base::number::whole;
+use base::{DType, Problems, WrongInput};
+use estimate::gptrain::local_cpu::{self, Care};
+use estimate::hardware::{self, CPU, Hardware};
 use estimate::request::Request;
 use manifest::Topology;
 use serde_json::{Value, json};
@@ -35,27 +37,52 @@ pub fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
     Ok(learned)
 }
 
-/// Settings of `--what-if`, "a=1,b=2". A changed pipeline or tensor size takes as many devices as `now`.
-pub fn changed_settings(changes: &str, now: &Topology) -> Result<Vec<String>, Problems> {
-    let mut pairs = split_pairs(changes)?;
-    pairs.extend(as_many_devices(now, &pairs));
-    Ok(pairs)
+/// Settings of `--what-if`, "a=1,b=2".
+pub struct Changes {
+    pub sets: Vec<String>,
+    /// Replicas with which the changed topology has as many devices; None if that is given, or if the
+    /// number of devices is not divisible.
+    replicas: Option<usize>,
 }
 
-/// Setting of topology.data with which a changed pipeline or tensor size takes as many devices. None
-/// if `pairs` set topology.data, or if the number of devices is not divisible.
-fn as_many_devices(now: &Topology, pairs: &[String]) -> Option<String> {
+impl Changes {
+    pub fn read(text: &str, now: &Topology) -> Result<Changes, Problems> {
+        let mut sets = split_pairs(text)?;
+        let replicas = replicas_on_as_many_devices(now, &sets);
+        sets.extend(replicas.map(|replicas| format!("topology.data={replicas}")));
+        Ok(Changes { sets, replicas })
+    }
+
+    /// Error of the changed manifest. The number of replicas is not the user's.
+    pub fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        let (Some(replicas), Some(found)) = (self.replicas, error.downcast_ref::<Problems>())
+        else {
+            return error;
+        };
+        let mut found = found.clone();
+        for problem in found.list.iter_mut().filter(|p| p.place == "--set topology.data") {
+            problem.place = "--what-if".to_string();
+            problem.what += &format!("; topology.data is {replicas} here, for as many devices");
+            problem.remedy += ", or give topology.data too";
+        }
+        found.into()
+    }
+}
+
+/// Replicas with which a changed pipeline or tensor size takes as many devices as `now`. None if `pairs`
+/// set topology.data, or if the number of devices is not divisible.
+fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<usize> {
     let set = |name: &str| {
         let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
         values.rfind(|(key, _)| *key == name).map(|(_, value)| value)
     };
-    let size = |name: &str, now: usize| set(name).map_or(Some(now), |value| value.parse().ok());
+    let size = |name: &str, now: usize| set(name).map_or(Some(now), |value| whole(value).ok());
     let tensor = size("topology.tensor", now.tensor)?;
-    let replica = tensor * size("topology.pipeline", now.pipeline)?;
+    let replica = tensor.checked_mul(size("topology.pipeline", now.pipeline)?)?;
     let is_set = set("topology.data").is_some() || set("topology").is_some();
     let same = replica == now.tensor * now.pipeline;
     let divides = replica > 0 && now.ranks().is_multiple_of(replica);
-    (!is_set && !same && divides).then(|| format!("topology.data={}", now.ranks() / replica))
+    (!is_set && !same && divides).then(|| now.ranks() / replica)
 }
 
 /// Splits "a=1,b=2" into settings; a comma that no key follows belongs to a value.
@@ -78,9 +105,14 @@ fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
 /// The hardware table as text and as JSON.
 pub fn list_hardware() -> (String, Value) {
     let line = |h: &Hardware| {
+        let price = match &*h.name {
+            CPU => format!("{:>7}", "–"),
+            _ => format!("${:>4}/h", h.price),
+        };
+        let memory = (100.0 * h.memory_gib).round() / 100.0;
         format!(
-            "{:12} {:>6} TFLOP/s {:>6} GB/s {:>6} GiB ${:>4}/h  {}",
-            h.name, h.peak_tflops, h.hbm_gb_s, h.memory_gib, h.price, h.about
+            "{:12} {:>6} TFLOP/s {:>6} GB/s {memory:>6} GiB {price}  {}",
+            h.name, h.peak_tflops, h.hbm_gb_s, h.about
         )
     };
     let row = |h: &Hardware| {
@@ -89,7 +121,11 @@ pub fn list_hardware() -> (String, Value) {
             "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
             "price": h.price })
     };
-    let table = hardware::table();
+    let of_this_machine = |row: &Hardware| match &*row.name {
+        CPU => local_cpu::measure(row, DType::F32, None, Care::Full),
+        _ => row.clone(),
+    };
+    let table: Vec<Hardware> = hardware::table().iter().map(of_this_machine).collect();
     let lines: Vec<String> = table.iter().map(line).collect();
     (lines.join("\n"), table.iter().map(row).collect())
 }

@@ -7,7 +7,9 @@ use data::tokenizer::Tokenizer;
 use engine::Sampler;
 use launch::{Device, LocalRank};
 use manifest::{Manifest, Precision};
+use serde::Serialize;
 use serde_json::json;
+use std::fmt;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +30,32 @@ pub struct SampleOptions {
     pub json: bool,
 }
 
+/// Token before the text, after which a model begins a document. Other programs do not add it.
+#[derive(Serialize)]
+struct FirstToken {
+    token: u32,
+    text: String,
+}
+
+impl FirstToken {
+    fn new(tokenizer: &Tokenizer, token: u32) -> FirstToken {
+        let specials = tokenizer.specials().iter();
+        let name = specials.filter(|(_, id)| *id == token).map(|(name, _)| name.to_string()).next();
+        FirstToken { token, text: name.unwrap_or_else(|| tokenizer.decode(&[token])) }
+    }
+}
+
+impl fmt::Display for FirstToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FirstToken { token, text } = self;
+        write!(
+            f,
+            "the text begins after {text} (token {token}), which `generate` of transformers does "
+        )?;
+        write!(f, "not add")
+    }
+}
+
 /// Rule for choosing a token from its logits.
 #[derive(Clone, Copy, Debug)]
 pub struct Sampling {
@@ -43,8 +71,8 @@ pub struct Sampling {
 /// Prints the prompt and the generated continuation.
 pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let Sampling { top_p, temperature, .. } = options.sampling;
-    if !(temperature >= 0.0 && temperature.is_finite()) {
-        let what = format!("{temperature} is not a number from 0 on");
+    if temperature < 0.0 {
+        let what = format!("{temperature} is below 0");
         return Err(Problems::one("--temperature", what, "take 0 for the likeliest token").into());
     }
     if !(top_p > 0.0 && top_p <= 1.0) {
@@ -60,10 +88,14 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
     let ends: Vec<u32> = std::iter::once(end).chain(imported).collect();
     let mut prompt = tokenizer.encode_prompt(&options.prompt)?;
-    if tokenizer.head().is_empty() {
-        tracing::debug!("the text begins after token {end}, the end of another document");
+    // A tokenizer may begin every text with a token of its own.
+    let first = tokenizer.head().is_empty().then(|| FirstToken::new(&tokenizer, end));
+    if let Some(first) = &first {
         prompt.insert(0, end);
-    } // else the tokenizer begins every text with a token of its own
+        if tracing::enabled!(tracing::Level::INFO) {
+            base::warn!("{first}");
+        }
+    }
     let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.context());
     // Inference runs in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
@@ -72,7 +104,7 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     source.load(&sampler.weights, false)?;
     for number in 0..options.samples {
         let text = GrowingText::new(&tokenizer, prompt.clone());
-        if !generate_one(options, number, text, &ends, &mut sampler) {
+        if !generate_one(options, number, text, &ends, first.as_ref(), &mut sampler) {
             break;
         }
     }
@@ -102,6 +134,7 @@ fn generate_one(
     number: usize,
     mut text: GrowingText,
     ends: &[u32],
+    first: Option<&FirstToken>,
     sampler: &mut Sampler,
 ) -> bool {
     let several = options.samples > 1 && !options.json;
@@ -140,7 +173,7 @@ fn generate_one(
     let (prompt, more) = text.whole.split_at(text.prompt);
     let line = json!({
         "sample": number, "prompt": prompt, "text": more, "tokens": text.generated(),
-        "finish": finish,
+        "finish": finish, "begins_after": first,
     });
     print_now(&format!("{line}\n"))
 }

@@ -1,7 +1,7 @@
 //! Batch script of a manifest for Slurm: nodes, tasks, GPUs and CPUs follow from its topology and
 //! hardware. The job saves, leaves and requeues itself before its time limit.
 
-use base::Problems;
+use base::{Problems, shell_word as quoted};
 use estimate::hardware;
 use manifest::{DeviceChoice, Loaded, Manifest, OnEnd};
 use std::path::Path;
@@ -155,16 +155,6 @@ fn gpus_per_node(m: &Manifest, request: &JobRequest) -> Result<Option<usize>, Pr
     }
 }
 
-/// Text quoted as one word of the shell.
-fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=:,+@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.to_string()
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -209,12 +199,5 @@ mod tests {
         assert!(
             says(&["train.device=cuda"], None, None).contains("--gpus-per-node, or plan.hardw")
         );
-    }
-
-    #[test]
-    fn words_of_the_shell_are_quoted() {
-        assert_eq!(quoted("runs/a.yaml"), "runs/a.yaml");
-        assert_eq!(quoted("it's $HOME"), "'it'\\''s $HOME'");
-        assert_eq!(quoted(""), "''");
     }
 }

@@ -1,5 +1,5 @@
 //! Length of a run for a given time: times a few steps on this machine, with random tokens and
-//! weights, and keeps no results.
+//! weights, and keeps no results. On a slow machine the model becomes smaller.
 
 use base::{Problems, Seconds, rng};
 use data::batch::Batch;
@@ -8,6 +8,7 @@ use launch::messages::Messages;
 use launch::{self, LocalRanks};
 use manifest::{Loaded, Manifest};
 use model::Inputs;
+use std::path::Path;
 use std::time::Instant;
 use train::loader::DataShard;
 
@@ -15,39 +16,150 @@ use train::loader::DataShard;
 const TIMED: usize = 4;
 /// Minimum steps of a run, on any machine.
 const FEWEST: u64 = 20;
+/// Steps below which a model learns hardly more than which words are frequent: a smaller one learns
+/// more in the same time.
+const ENOUGH: u64 = 100;
+/// Minimum steps of a warm-up: in fewer, a high learning rate raises the loss.
+const WARMUP_STEPS: u64 = 10;
+/// Smallest width, and shortest sample, that a model is reduced to.
+const NARROWEST: usize = 64;
+const SHORTEST: usize = 32;
 /// Keys of `--set` that set a length explicitly.
 pub const LENGTHS: [&str; 3] = ["train.steps", "train.samples", "train.tokens"];
 
-/// Settings with which a run takes about `minutes` on this machine, and a line that says so. A run
-/// that has begun keeps its settings, because its schedule must not change.
-pub fn settings(
+/// Settings that fit a run to a time, and the lines that say so.
+#[derive(Default)]
+pub struct Fitted {
+    pub sets: Vec<String>,
+    pub lines: Vec<String>,
+}
+
+/// Settings of a model that are reduced, with their values.
+fn sizes(m: &Manifest) -> [(&'static str, usize); 5] {
+    let model = &m.model;
+    [
+        ("model.layers", model.layers),
+        ("model.hidden", model.hidden),
+        ("model.heads", model.heads),
+        ("model.ffn_hidden", model.ffn_hidden),
+        ("model.seq_len", model.seq_len),
+    ]
+}
+
+/// Settings that differ from those of `m`.
+fn changed_sizes(m: &Manifest, to: &Manifest) -> Vec<String> {
+    let both = sizes(m).into_iter().zip(sizes(to));
+    let changed = both.filter(|((_, from), (_, to))| from != to);
+    changed.map(|(_, (key, value))| format!("{key}={value}")).collect()
+}
+
+/// Fits a run to about `minutes` on this machine. A model that would take too few steps is made smaller.
+/// A run that has begun keeps its settings, because its model and its schedule must not change. `load`
+/// reads the manifest with more settings.
+pub fn fit(
     loaded: &Loaded,
+    load: &dyn Fn(&[String]) -> anyhow::Result<Loaded>,
     minutes: f64,
     messages: &Messages,
-) -> anyhow::Result<(Vec<String>, String)> {
-    let m = &loaded.manifest;
-    if m.log.folder.join(manifest::IN_FOLDER).exists() {
-        let begun = manifest::load(&m.log.folder, &[])?.manifest;
-        let steps = begun.batch.ramp().steps(begun.train.samples);
-        let line = format!("{} has begun with {steps} steps: they stay", m.log.folder.display());
-        return Ok((lengths(begun.train.samples, begun.lr.warmup_samples), line));
+) -> anyhow::Result<Fitted> {
+    let folder = &loaded.manifest.log.folder;
+    if folder.join(manifest::IN_FOLDER).exists() {
+        return begun(&loaded.manifest, folder);
     }
-    let seconds = seconds_per_step(loaded, messages)?;
-    let global = m.batch.global as u64;
-    let steps = ((60.0 * minutes / seconds) as u64).max(FEWEST) / 10 * 10;
-    let samples = m.batch.ramp().samples_after(steps).max(global);
-    let warmup = (m.lr.warmup_samples as f64 * samples as f64 / m.train.samples as f64) as u64;
-    let line = format!("a step takes {} here: {steps} steps", Seconds(seconds));
-    Ok((lengths(samples, warmup), line))
+    let mut fitted = Fitted::default();
+    let mut now = loaded.clone();
+    let mut seconds = seconds_per_step(&now, messages)?;
+    let steps = |seconds: f64| (60.0 * minutes / seconds) as u64;
+    let imported = checkpoint::latest(&folder.join("checkpoints"))?.is_some();
+    while steps(seconds) < ENOUGH && !imported {
+        let Some(smaller) = smaller(&now.manifest, &fitted.sets, load) else { break };
+        now = smaller;
+        fitted.sets = changed_sizes(&loaded.manifest, &now.manifest);
+        seconds = seconds_per_step(&now, messages)?;
+    }
+    let m = &now.manifest;
+    let steps = steps(seconds).max(FEWEST) / 10 * 10;
+    let samples = m.batch.ramp().samples_after(steps).max(m.batch.global as u64);
+    fitted.lines.push(format!("a step takes {} here: {steps} steps", Seconds(seconds)));
+    if !fitted.sets.is_empty() {
+        fitted.lines.push(format!(
+            "the model is reduced, to take enough steps in {}: {}; --set train.steps=N, without \
+             --minutes, trains the whole one",
+            Seconds(60.0 * minutes),
+            fitted.sets.join(", ")
+        ));
+    }
+    if steps < ENOUGH {
+        fitted
+            .lines
+            .push(format!("{steps} steps are too few to learn words: give it more --minutes"));
+    }
+    fitted.sets.extend(lengths(samples, warmup(m, samples, steps)));
+    Ok(fitted)
+}
+
+/// Settings of a run that has begun, as it has them.
+fn begun(m: &Manifest, folder: &Path) -> anyhow::Result<Fitted> {
+    let begun = manifest::load(folder, &[])?.manifest;
+    let steps = begun.batch.ramp().steps(begun.train.samples);
+    let mut sets = changed_sizes(m, &begun);
+    let reduced: String = sets.iter().map(|set| format!(", {set}")).collect();
+    let line = format!("{} has begun with {steps} steps{reduced}: they stay", folder.display());
+    sets.extend(lengths(begun.train.samples, begun.lr.warmup_samples));
+    Ok(Fitted { sets, lines: vec![line] })
+}
+
+/// Warm-up of a run of `steps` steps: the share of the manifest's, and at least `WARMUP_STEPS`.
+fn warmup(m: &Manifest, samples: u64, steps: u64) -> u64 {
+    let share = (m.lr.warmup_samples as f64 * samples as f64 / m.train.samples as f64) as u64;
+    let fewest = m.batch.ramp().samples_after(WARMUP_STEPS.min(steps / 2));
+    if m.lr.warmup_samples == 0 { 0 } else { share.max(fewest) }
 }
 
 fn lengths(samples: u64, warmup: u64) -> Vec<String> {
     vec![format!("train.samples={samples}"), format!("lr.warmup_samples={warmup}")]
 }
 
+/// The next smaller model: of half the layers and half the width, or with shorter samples. None if
+/// there is none that the manifest allows.
+fn smaller(
+    m: &Manifest,
+    sets: &[String],
+    load: &dyn Fn(&[String]) -> anyhow::Result<Loaded>,
+) -> Option<Loaded> {
+    let half = |key: &&str| {
+        let (key, value) = *sizes(m).iter().find(|(name, _)| name == key).expect("a size");
+        format!("{key}={}", value.div_ceil(2))
+    };
+    let narrower: &[&[&str]] = &[
+        &["model.layers", "model.hidden", "model.heads"],
+        &["model.layers", "model.hidden", "model.heads", "model.ffn_hidden"],
+        &["model.layers", "model.hidden"],
+    ];
+    let narrower = if m.model.hidden >= 2 * NARROWEST { narrower } else { &[] };
+    let shorter: &[&[&str]] =
+        if m.model.seq_len >= 2 * SHORTEST { &[&["model.seq_len"]] } else { &[] };
+    let reduced = |keys: &&[&str]| {
+        let more: Vec<String> = keys.iter().map(half).collect();
+        load(&[sets, &more[..]].concat()).ok()
+    };
+    let candidates = narrower.iter().chain(shorter);
+    candidates.filter_map(reduced).find(|smaller| halves_feed_forward(m, &smaller.manifest))
+}
+
+/// Whether a narrower model also has a narrower feed-forward layer, which may have an explicit width.
+fn halves_feed_forward(m: &Manifest, smaller: &Manifest) -> bool {
+    smaller.model.hidden == m.model.hidden || smaller.model.ffn_hidden < m.model.ffn_hidden
+}
+
 /// Median seconds of a step with the whole global batch.
 fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64> {
     let m = &loaded.manifest;
+    #[cfg(feature = "testing")]
+    if let Some(flops) = train::testing::machine_flops() {
+        let tokens = (m.batch.global * m.model.seq_len) as f64;
+        return Ok(model::flops_per_token(&m.model).model * tokens / flops);
+    }
     if let Some(launched) = launch::launcher(m)?.filter(|launched| launched.world > 1) {
         let what = format!("--minutes times one process, and this run has {}", launched.world);
         return Err(Problems::one("--minutes", what, "--set train.steps=N").into());

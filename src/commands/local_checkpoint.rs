@@ -3,18 +3,22 @@
 
 use anyhow::Context;
 use base::Problems;
+use base::output::{self, Leftover, TemporaryFolder};
 use checkpoint::place::Place;
 use manifest::Loaded;
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Start of the names of temporary folders.
+const NAME: &str = "gptrain-inspect-";
 
 /// Checkpoint on this machine.
 pub struct LocalCheckpoint {
     pub folder: PathBuf,
     /// Origin for messages, and temporary folder; None for a local one.
-    fetched: Option<(String, TemporaryFolder)>,
+    fetched: Option<(String, ModelFolder)>,
 }
 
 impl LocalCheckpoint {
@@ -24,7 +28,7 @@ impl LocalCheckpoint {
             return Ok(LocalCheckpoint { folder: checkpoint::find(path)?, fetched: None });
         };
         let place = Place::open(url)?;
-        let temporary = TemporaryFolder::new()?;
+        let temporary = temporary_folder()?;
         // As in a run, whose tokenizer is searched two folders above a checkpoint.
         let folder = place.fetch(&temporary.path().join("checkpoints"))?.folder;
         let step = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -32,7 +36,7 @@ impl LocalCheckpoint {
     }
 
     /// Checkpoint in a temporary folder, made from `name`.
-    pub fn fetched(folder: PathBuf, name: String, temporary: TemporaryFolder) -> LocalCheckpoint {
+    pub fn fetched(folder: PathBuf, name: String, temporary: ModelFolder) -> LocalCheckpoint {
         LocalCheckpoint { folder, fetched: Some((name, temporary)) }
     }
 
@@ -45,29 +49,42 @@ impl LocalCheckpoint {
     }
 }
 
+/// New private folder below the system's temporary one.
+pub fn temporary_folder() -> anyhow::Result<ModelFolder> {
+    remove_leftovers(&std::env::temp_dir())?;
+    static MADE: AtomicUsize = AtomicUsize::new(0);
+    let number = MADE.fetch_add(1, Ordering::Relaxed);
+    let name = format!("{NAME}{}-{}-{number}", std::process::id(), checkpoint::nonce());
+    let to = std::env::temp_dir().join(name);
+    let made = TemporaryFolder::create(&to, 0o700); // the folder above is shared
+    let made = made.with_context(|| format!("cannot make {}: set TMPDIR", to.display()))?;
+    Ok(ModelFolder(made))
+}
+
+/// Removes the temporary folders of this user's killed processes. Those of living ones are locked.
+fn remove_leftovers(parent: &Path) -> anyhow::Result<()> {
+    let user = rustix::process::geteuid().as_raw();
+    let is_own = |name: &str| {
+        let about = || fs::symlink_metadata(parent.join(name));
+        name.starts_with(NAME) && about().is_ok_and(|about| about.uid() == user)
+    };
+    let abandoned = output::temporary_folders(parent, is_own).abandoned;
+    abandoned.into_iter().try_for_each(Leftover::remove)
+}
+
 /// Private folder below the system's temporary one, removed on drop.
-pub struct TemporaryFolder(PathBuf);
+pub struct ModelFolder(TemporaryFolder);
 
-impl TemporaryFolder {
-    pub fn new() -> anyhow::Result<TemporaryFolder> {
-        static MADE: AtomicUsize = AtomicUsize::new(0);
-        let number = MADE.fetch_add(1, Ordering::Relaxed);
-        let name = format!("gptrain-model-{}-{number}", std::process::id());
-        let to = std::env::temp_dir().join(name);
-        let made = DirBuilder::new().mode(0o700).create(&to); // the folder above is shared
-        made.with_context(|| format!("cannot make {}: set TMPDIR", to.display()))?;
-        Ok(TemporaryFolder(to))
-    }
-
+impl ModelFolder {
     pub fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 }
 
-impl Drop for TemporaryFolder {
+impl Drop for ModelFolder {
     fn drop(&mut self) {
         // An error is ignored: the system clears temporary files.
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(self.0.path());
     }
 }
 

@@ -59,7 +59,7 @@ impl CheckedManifest {
     pub fn object(&self) -> Value {
         let CheckedManifest { loaded, files } = self;
         let m = &loaded.manifest;
-        let notes = [&m.notes()[..], &files.notes].concat();
+        let notes = [&notes(m)[..], &files.notes].concat();
         let cannot_run = m.runnable().err().unwrap_or_default();
         json!({
             "ok": true, "name": m.name, "manifest": loaded.source, "mistakes": [],
@@ -108,12 +108,17 @@ fn summary(loaded: &Loaded) -> String {
             topology.zero
         ));
     }
-    lines.extend(m.notes().iter().map(|note| format!("  note      {note}")));
+    lines.extend(notes(m).iter().map(|note| format!("  note      {note}")));
     if let Err(problems) = m.runnable() {
         lines.push("  This version can plan this run, but not execute it:".to_string());
         lines.extend(problems.list.iter().map(|problem| format!("  - {}", problem.what)));
     }
     lines.join("\n")
+}
+
+/// Valid settings that are seldom intended.
+fn notes(m: &Manifest) -> Vec<String> {
+    m.notes().into_iter().chain(m.schedule_note(0, 0)).collect()
 }
 
 /// Number of parameters, and memory of the fullest rank.

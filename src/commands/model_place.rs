@@ -2,7 +2,7 @@
 //! (`s3://BUCKET/PREFIX`), or a Hugging Face folder. Every command that reads a model resolves it here.
 
 use crate::import::hugging_face::import_run;
-use crate::local_checkpoint::{LocalCheckpoint, TemporaryFolder, stored_manifest};
+use crate::local_checkpoint::{LocalCheckpoint, stored_manifest, temporary_folder};
 use anyhow::Context;
 use base::Problems;
 use base::output::Existing;
@@ -99,7 +99,7 @@ impl Source {
 /// `gptrain import --hf` does.
 pub fn find_checkpoint(path: &Path) -> anyhow::Result<LocalCheckpoint> {
     let Some(folder) = hugging_face_folder(path)? else { return LocalCheckpoint::find(path) };
-    let temporary = TemporaryFolder::new()?;
+    let temporary = temporary_folder()?;
     let run = temporary.path().join("run");
     let tokenizer = hf::tokenizer_in(folder).map(std::path::absolute).transpose()?;
     let tokenizer = tokenizer.map(|path| serde_json::to_string(&path)).transpose()?;

@@ -57,6 +57,8 @@ struct DataFacts {
     /// Tokens of the dataset, those of `SPLIT` for training and validation.
     tokens: Option<u64>,
     parts: Option<[u64; 2]>,
+    /// Number of sequences, if documents are cut into several.
+    cut_into: Option<usize>,
     /// End-of-document token of the tokenizer.
     vocab: Option<usize>,
     eod: Option<u32>,
@@ -109,13 +111,15 @@ impl NewManifest {
         };
         let tokens = dataset.as_ref().map(Indexed::tokens);
         let parts = dataset.as_ref().map(parts).transpose()?;
+        let is_cut = |dataset: &&Indexed| dataset.sequences() > dataset.documents();
+        let cut_into = dataset.as_ref().filter(is_cut).map(Indexed::sequences);
         let eod = match record {
             Some(record) => record.append_eod,
             None => read.and_then(|read| read.eod()),
         };
         let tokenizer = place.filter(|path| path != Path::new(BYTES)); // `bytes` has no file
         let note = found.as_ref().and_then(|found| found.note.clone());
-        Ok(DataFacts { tokens, parts, vocab, eod, tokenizer, note })
+        Ok(DataFacts { tokens, parts, cut_into, vocab, eod, tokenizer, note })
     }
 
     /// Shape of the published model of that size, else one with the usual proportions.
@@ -140,9 +144,7 @@ impl NewManifest {
             vocab: facts.vocab.unwrap_or(shape.vocab),
             seq_len: seq_len(shape.seq_len, smallest)?,
         };
-        let model = Model::with_defaults(shape.family, sizes, 1);
-        let ffn_hidden = shape.ffn_hidden.unwrap_or(model.ffn_hidden);
-        Ok(Model { kv_heads: shape.kv_heads.or(model.kv_heads), ffn_hidden, ..model })
+        Ok(shape.model(&Model::with_defaults(shape.family, sizes, 1)))
     }
 
     fn yaml(&self, facts: &DataFacts, model: &Model) -> String {
@@ -152,7 +154,7 @@ impl NewManifest {
         let enough = TOKENS_PER_PARAMETER * params;
         let available = facts.training().map(|tokens| EPOCHS * tokens);
         let tokens = available.map_or(enough, |most| most.min(enough)).max(batch * seq_len);
-        let steps = (tokens / (batch * seq_len)).max(1);
+        let steps = (tokens.div_ceil(seq_len) / batch).max(1); // as the manifest counts them
         let why = match available {
             Some(most) if most < enough => format!("{EPOCHS} times the training data"),
             _ => format!("{TOKENS_PER_PARAMETER} a parameter (Hoffmann et al. 2022)"),
@@ -256,10 +258,16 @@ model: # {} parameters{like}
             Some(prefix) => path(prefix),
             None => "mine # PREFIX of `gptrain data build … --output PREFIX`".into(),
         };
-        let split = if facts.holds_out() {
-            format!("{SPLIT} # per cent of the documents: training, validation, test")
-        } else {
-            "100,0,0 # too few documents to hold some out for validation".into()
+        let split = match facts.cut_into {
+            _ if !facts.holds_out() => {
+                "100,0,0 # too few documents for validation: data build --min-sequences 20 cuts them"
+                    .into()
+            }
+            Some(sequences) => format!(
+                "{SPLIT} # per cent of the {sequences} sequences into which the text is cut: \
+                 training, validation, test"
+            ),
+            None => format!("{SPLIT} # per cent of the documents: training, validation, test"),
         };
         let guess = facts.note.as_ref().map_or("", |_| " # a guess: the dataset does not say");
         let tokenizer = facts.tokenizer.as_deref();
@@ -327,7 +335,13 @@ fn nearest_shape(
             };
         Model::with_defaults(family, Sizes { layers, hidden, heads, vocab, seq_len }, 1)
     };
-    let wide = (1..=192).map(|k| 64 * k).filter(|hidden| *hidden < 2048 || hidden % 128 == 0);
+    // Eight ranks divide the heads of a model that may need them.
+    let divided = |hidden: &usize| match *hidden {
+        ..1024 => true,
+        1024..2048 => hidden.is_multiple_of(8 * 64),
+        _ => hidden.is_multiple_of(8 * 128),
+    };
+    let wide = (1..=192).map(|k| 64 * k).filter(divided);
     let all = wide.flat_map(|hidden| (2..=96).map(move |layers| (layers, hidden)));
     // How far it is from the wanted size and, a tenth of that, from the usual proportions.
     let far = |model: &Model| {
@@ -417,6 +431,7 @@ mod tests {
         let facts = DataFacts {
             tokens: Some(1_800_000),
             parts: Some([1_700_000, 100_000]),
+            cut_into: None,
             vocab: Some(32_000),
             eod: None,
             tokenizer: Some("tokenizer.json".into()),

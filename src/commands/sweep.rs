@@ -32,7 +32,7 @@ impl Variant {
     /// Whether its run has made its last step, or reached train.stop_at_loss.
     pub fn is_complete(&self) -> bool {
         let ended = |status: Status| {
-            status.state(f64::MAX) == RunState::Complete || status.phase == REACHED
+            status.state(self.folder(), f64::MAX) == RunState::Complete || status.phase == REACHED
         };
         Status::read(self.folder()).is_ok_and(ended)
     }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::indexed::{Indexed, with_ending};
+use super::indexed::{Indexed, record_path};
 use super::tokenizer::{self, BYTES, Tokenizer};
 use base::{Count, Problems, input};
 
@@ -45,11 +45,6 @@ pub struct Record {
     /// another dataset.
     pub documents: u64,
     pub tokens: u64,
-}
-
-/// `PREFIX.tokenizer`.
-pub fn record_path(prefix: &Path) -> PathBuf {
-    with_ending(prefix, ".tokenizer")
 }
 
 impl Record {

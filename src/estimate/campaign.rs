@@ -1,10 +1,14 @@
 //! Campaign: models of several sizes, each with the tokens of a scaling law, and their total cost.
 
+use super::change::flag_lines;
+use super::days::Days;
+use super::search::print::{flags_json, sized_sets};
 use super::search::{Candidate, Planned};
+use super::shapes::published;
 use super::view::{GIB, Terms};
-use super::words::{self, alike, money, span};
-use base::Problems;
-use manifest::{Manifest, Model};
+use super::words::{self, alike, span};
+use base::{Count, Problems, number};
+use manifest::{Family, Ffn, Manifest, Model};
 use model::parameters;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -33,7 +37,7 @@ impl Law {
         if text == "chinchilla" {
             return Ok(Law::CHINCHILLA);
         }
-        let numbers: Vec<f64> = text.split(',').filter_map(|n| n.trim().parse().ok()).collect();
+        let numbers: Vec<f64> = text.split(',').filter_map(|n| number::real(n).ok()).collect();
         let sound = numbers.iter().all(|n: &f64| n.is_finite() && *n > 0.0);
         match numbers[..] {
             [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
@@ -67,123 +71,213 @@ fn aspect(parameters: f64) -> f64 {
     64.0 * (parameters / 125e6).powf(2f64.ln() / (7e9f64 / 125e6).ln()).clamp(1.0, 2.0)
 }
 
-/// Settings of a model of about this size, with the head dimension, the groups of heads and the
-/// feed-forward proportions of `like`; on one device, because the search chooses the topology.
+/// Settings of a model of about this size: the published one of the family, else one with the head
+/// dimension, the groups of heads and the feed-forward proportions of `like`. They are for one device,
+/// because the search chooses the topology.
 pub fn sized(like: &Model, target: f64) -> Result<Vec<String>, Problems> {
-    let (heads, group) = (like.heads(), like.heads / like.heads().kv);
-    let ratio = like.ffn_hidden as f64 / like.hidden as f64;
-    let model = |heads_count: usize, layers: usize| {
-        let hidden = heads_count * heads.dim;
-        let ffn_hidden = (ratio * hidden as f64).round() as usize;
-        let kv_heads = like.kv_heads.map(|_| heads_count / group);
-        let (ffn_hidden, heads) = (ffn_hidden.next_multiple_of(64), heads_count);
-        Model { heads, kv_heads, hidden, ffn_hidden, layers, ..like.clone() }
+    let series = match like.ffn {
+        Ffn::Gelu => Family::Gpt2,
+        Ffn::Swiglu => like.family,
     };
-    let far = |m: &Model| {
-        let size = (parameters(m) as f64 / target).ln().abs();
-        let shape = (m.hidden as f64 / m.layers as f64 / aspect(target)).ln().abs();
-        10.0 * size + shape
+    let model = match published(target, Some(series)) {
+        Some(shape) => shape.model(like),
+        None => proportional(like, target)?,
     };
-    let widths = (1..=512).map(|width| width * group);
-    let shapes = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
-    let best = shapes.map(|(width, layers)| model(width, layers));
-    let best = best.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models");
-    if (parameters(&best) as f64 / target).ln().abs() > 0.1 {
-        let what = format!("no model of this family's proportions has {target:.3e} parameters");
-        return Err(Problems::one("--sizes", what, "give sizes such as 125M or 1.3B"));
-    }
+    let Model { layers, hidden, heads, ffn_hidden, .. } = model;
+    let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
     let mut sets = vec![
-        format!("model.layers={}", best.layers),
-        format!("model.hidden={}", best.hidden),
-        format!("model.heads={}", best.heads),
-        format!("model.ffn_hidden={}", best.ffn_hidden),
+        format!("model.layers={layers}"),
+        format!("model.hidden={hidden}"),
+        format!("model.heads={heads}"),
+        format!("model.ffn_hidden={ffn_hidden}"),
+        format!("model.kv_heads={}", or_null(model.kv_heads)),
+        format!("model.head_dim={}", or_null(model.head_dim)),
     ];
-    sets.extend(best.kv_heads.map(|kv| format!("model.kv_heads={kv}")));
     sets.extend(ONE_DEVICE.map(str::to_string));
     Ok(sets)
 }
 
-const ONE_DEVICE: [&str; 7] = [
+/// Model with the proportions of `like`. Its heads are a multiple of 8 if a model of usual depth then
+/// has about this size, so that each tensor parallelism of a node divides them; else of 4, 2 or 1.
+fn proportional(like: &Model, target: f64) -> Result<Model, Problems> {
+    let (heads, group) = (like.heads(), like.heads / like.heads().kv);
+    let ratio = like.ffn_hidden as f64 / like.hidden as f64;
+    let model = |heads_count: usize, layers: usize| {
+        let hidden = heads_count * heads.dim;
+        let ffn_hidden = ((ratio * hidden as f64).round() as usize).next_multiple_of(64);
+        let kv_heads = like.kv_heads.map(|_| heads_count / group);
+        Model { heads: heads_count, kv_heads, hidden, ffn_hidden, layers, ..like.clone() }
+    };
+    let size = |m: &Model| (parameters(m) as f64 / target).ln().abs();
+    let shape = |m: &Model| (m.hidden as f64 / m.layers as f64 / aspect(target)).ln().abs();
+    let far = |m: &Model| 10.0 * size(m) + shape(m);
+    let nearest = |multiple: usize| {
+        let widths = (1..=512).map(|width| width * multiple * group);
+        let shapes = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
+        let models = shapes.map(|(width, layers)| model(width, layers));
+        models.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models")
+    };
+    let is_usual = |m: &Model| size(m) < OFF && shape(m) < 2f64.ln();
+    let found = [8, 4, 2].into_iter().map(nearest).find(is_usual).unwrap_or_else(|| nearest(1));
+    if size(&found) > OFF {
+        let what = format!("no model of this family's proportions has {target:.3e} parameters");
+        return Err(Problems::one("--sizes", what, "give sizes such as 125M or 1.3B"));
+    }
+    Ok(found)
+}
+
+/// Deviation of a size, as a logarithm, up to which a model has it.
+const OFF: f64 = 0.1;
+
+const ONE_DEVICE: [&str; 9] = [
     "topology.tensor=1",
     "topology.pipeline=1",
     "topology.data=1",
     "topology.zero=0",
     "topology.schedule=1f1b",
+    "topology.chunks=null",
     "topology.layer_split=uniform",
+    "topology.sequence_parallel=false",
     "batch.micro=1",
 ];
 
-/// Model of the campaign; `best` is the fastest plan for it, if any fits.
+/// Model of the campaign.
 pub struct Member {
+    /// Nominal number of parameters.
+    pub size: f64,
     pub manifest: Manifest,
     pub terms: Terms,
-    pub best: Option<Planned>,
+    /// Best plan for it, or the reason why there is none.
+    pub best: Result<Planned, String>,
 }
 
-/// Table with a row per model, and their sum.
-pub fn table(members: &[Member], law: Law, devices: usize) -> (String, Value) {
+impl Member {
+    fn parameters(&self) -> f64 {
+        parameters(&self.manifest.model) as f64
+    }
+
+    fn tokens(&self) -> f64 {
+        (self.terms.samples * self.manifest.model.seq_len as u64) as f64
+    }
+
+    /// Settings of the manifest `like` for this model and its best plan.
+    fn sets(&self, like: &Manifest) -> Option<Vec<String>> {
+        let mut sets = sized_sets(like, &self.best.as_ref().ok()?.candidate.setup);
+        sets.push(format!("train.tokens={:.0}", self.tokens()));
+        Some(sets)
+    }
+
+    /// Line of the table; seconds of a step are in the unit of the slowest one.
+    fn cells(&self, law: Law, slowest: f64) -> Vec<String> {
+        let (m, terms) = (&self.manifest.model, &self.terms);
+        let loss = law.loss(self.parameters(), self.tokens());
+        let mut cells = vec![
+            short(self.size),
+            format!("{}×{}", m.layers, m.hidden),
+            short(self.tokens()),
+            loss.map_or("–".to_string(), |loss| format!("{loss:.2}")),
+        ];
+        let Ok(Planned { candidate, days }) = &self.best else {
+            cells.push("none".to_string());
+            return cells;
+        };
+        let price = terms.money(terms.cost(days));
+        cells.extend([
+            topology(candidate),
+            format!("{:.1}", candidate.bytes / GIB),
+            alike(candidate.seconds, slowest),
+            span(terms.calendar_seconds(days)),
+            if terms.has_price() { price } else { "–".to_string() },
+        ]);
+        cells
+    }
+
+    /// Remarks on the size, and the reason why there is no plan.
+    fn notes(&self) -> String {
+        let (size, name) = (self.parameters(), short(self.size));
+        let mut notes = String::new();
+        if (size / self.size).ln().abs() > OFF {
+            let (all, vocab) = (short(size), Count(self.manifest.model.vocab as u64));
+            notes += &format!("  {name}: {all} parameters with the vocabulary of {vocab}\n");
+        }
+        if let Err(why) = &self.best {
+            notes += &format!("  {name}: {why}\n");
+        }
+        notes
+    }
+
+    fn json(&self, like: &Manifest, law: Law) -> Value {
+        let (m, terms) = (&self.manifest.model, &self.terms);
+        let (size, tokens) = (self.parameters(), self.tokens());
+        let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
+            "tokens": tokens, "loss": law.loss(size, tokens), "fits": self.best.is_ok() });
+        match &self.best {
+            Err(why) => row["why"] = json!(why),
+            Ok(Planned { candidate, days }) => {
+                row["sec_per_iter"] = json!(candidate.seconds);
+                row["time_bar"] = json!(candidate.seconds_error);
+                row["topology"] = json!(topology(candidate));
+                row["days"] = json!(terms.calendar_days(days));
+                row["money"] = json!(terms.cost(days));
+                row["set"] = flags_json(&self.sets(like).unwrap_or_default());
+            }
+        }
+        row
+    }
+}
+
+/// "TP 1 PP 4 DP 16 Z0 mb 1"
+fn topology(candidate: &Candidate) -> String {
+    let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
+    format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero)
+}
+
+/// Table with a row per model of the proportions of `like`, and their sum.
+pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (String, Value) {
     let head =
         ["size", "layers×width", "tokens", "loss", "topology", "GiB", "a step", "time", "money"];
-    let mut lines = vec![head.map(str::to_string).to_vec()];
-    let steps = members.iter().filter_map(|member| member.best.as_ref());
-    let slowest = steps.map(|best| best.candidate.seconds).fold(0.0, f64::max);
-    let (mut days, mut sum, mut fits, mut rows) = (0.0, 0.0, true, Vec::new());
-    for member in members {
-        let (m, terms) = (&member.manifest.model, &member.terms);
-        let size = parameters(m) as f64;
-        let tokens = (terms.samples * m.seq_len as u64) as f64;
-        let loss = law.loss(size, tokens);
-        let shape = format!("{}×{}", m.layers, m.hidden);
-        let said = loss.map_or("–".to_string(), |loss| format!("{loss:.2}"));
-        let mut line = vec![short(size), shape, short(tokens), said];
-        let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
-            "tokens": tokens, "loss": loss, "fits": member.best.is_some() });
-        let Some(Planned { candidate, days: run }) = &member.best else {
-            line.push(format!("does not fit on {devices}"));
-            lines.push(line);
-            fits = false;
-            rows.push(row);
-            continue;
-        };
-        let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
-        let topology =
-            format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero);
-        let (seconds, cost) = (terms.calendar_seconds(run), terms.cost(run));
-        let (gib, step) = (candidate.bytes / GIB, alike(candidate.seconds, slowest));
-        let price = terms.money(cost);
-        line.extend([topology.clone(), format!("{gib:.1}"), step, span(seconds), price]);
-        lines.push(line);
-        (days, sum) = (days + seconds, sum + cost);
-        row["sec_per_iter"] = json!(candidate.seconds);
-        row["time_bar"] = json!(candidate.seconds_error);
-        row["topology"] = json!(topology);
-        row["days"] = json!(seconds / 86400.0);
-        row["money"] = json!(cost);
-        rows.push(row);
-    }
-    let currency = members.first().map_or("", |member| member.terms.currency);
-    let partly = if fits { "" } else { ", without those that do not fit" };
+    let plans = || members.iter().filter_map(|member| Some((member, member.best.as_ref().ok()?)));
+    let slowest = plans().map(|(_, best)| best.candidate.seconds).fold(0.0, f64::max);
+    let rows = members.iter().map(|member| member.cells(law, slowest));
+    let lines: Vec<Vec<String>> =
+        [head.map(str::to_string).to_vec()].into_iter().chain(rows).collect();
+    // The sum of no number is -0.
+    let total = |of: fn(&Terms, &Days) -> f64| {
+        plans().fold(0.0, |sum, (member, best)| sum + of(&member.terms, &best.days))
+    };
+    let seconds = total(Terms::calendar_seconds);
+    let sum = total(Terms::cost);
+    let fits = plans().count() == members.len();
+    let partly = if fits { "" } else { ", without those that have no plan" };
+    let paid = members.first().map(|member| &member.terms).filter(|terms| terms.has_price());
+    let paid = paid.map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
     let mut text = words::table(&lines, 0);
+    text.extend(members.iter().map(Member::notes));
     let _ = writeln!(
         text,
-        "\nall on {}, one after the other{partly}: {}, {}",
+        "\nall on {}, one after the other{partly}: {}{paid}",
         words::devices(devices),
-        span(days),
-        money(currency, sum)
+        span(seconds),
     );
-    let planned = members.iter().find_map(|member| member.best.as_ref());
-    if let Some(Planned { candidate: Candidate { setup, .. }, .. }) = planned {
-        for note in setup.hardware.notes(setup.program.name(), days) {
+    if let Some((_, Planned { candidate: Candidate { setup, .. }, .. })) = plans().next() {
+        for note in setup.hardware.notes(setup.program.name(), seconds) {
             text += &format!("  {note}\n");
         }
     }
-    (text, json!({ "sizes": rows, "days": days / 86400.0, "money": sum, "fits": fits }))
+    for member in members {
+        let sets = member.sets(like);
+        let lines = sets.map(|sets| format!("\n{}\n{}", short(member.size), flag_lines(&sets)));
+        text += &lines.unwrap_or_default();
+    }
+    let rows: Vec<Value> = members.iter().map(|member| member.json(like, law)).collect();
+    (text, json!({ "sizes": rows, "days": seconds / 86400.0, "money": sum, "fits": fits }))
 }
 
 /// Size as text, such as "1.3B".
 fn short(count: f64) -> String {
     match count {
         1e12.. => format!("{:.2}T", count / 1e12),
+        1e10.. => format!("{:.0}B", count / 1e9),
         1e9.. => format!("{:.1}B", count / 1e9),
         _ => format!("{:.0}M", count / 1e6),
     }

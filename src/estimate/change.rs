@@ -68,20 +68,29 @@ impl Proposals<'_> {
         if tensor * pipeline * data != t.ranks() || pipeline > self.from.model.layers {
             return;
         }
-        let split = layer_split(self.from.model.layers, pipeline);
+        // A single stage has no chunks.
+        let chunked = t.schedule == Schedule::Interleaved;
+        let unchunked = chunked && pipeline == 1;
+        let chunks = if unchunked { 1 } else { t.chunks };
+        let split = layer_split(self.from.model.layers, pipeline * chunks);
         let words = [("TP", t.tensor, tensor), ("PP", t.pipeline, pipeline), ("DP", t.data, data)];
         let changed = words.iter().filter(|(_, old, new)| old != new);
         let what = changed.map(|(name, old, new)| format!("{name} {old} → {new}"));
         let what = what.collect::<Vec<_>>().join(", ");
-        let sets = [
+        let mut sets = vec![
             ("topology.tensor", tensor.to_string()),
             ("topology.pipeline", pipeline.to_string()),
             ("topology.data", data.to_string()),
             ("topology.layer_split", layer_split_name(&split).to_string()),
         ];
+        let schedule = if unchunked { Schedule::OneFOneB } else { t.schedule };
+        if unchunked {
+            sets.push(("topology.schedule", schedule.name().to_string()));
+            sets.push(("topology.chunks", "null".to_string()));
+        }
         let setup = self.from.clone().with_topology(|t| {
             (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data);
-            t.layer_split = split;
+            (t.schedule, t.chunks, t.layer_split) = (schedule, chunks, split);
         });
         self.add(ChangeKind::Shard, what, &sets, setup);
     }
@@ -164,6 +173,19 @@ pub fn set_flags(sets: &[String]) -> String {
         if set.contains(' ') { format!("--set '{set}'") } else { format!("--set {set}") }
     };
     sets.iter().map(flag).collect::<Vec<_>>().join(" ")
+}
+
+/// Flags in lines that are indented, of at most 100 columns.
+pub fn flag_lines(sets: &[String]) -> String {
+    let mut lines: Vec<String> = Vec::new();
+    for set in sets {
+        let flag = set_flags(std::slice::from_ref(set));
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + flag.len() <= 96 => *line += &format!(" {flag}"),
+            _ => lines.push(flag),
+        }
+    }
+    lines.iter().map(|line| format!("    {line}\n")).collect()
 }
 
 /// Changes that need less memory.

@@ -44,7 +44,8 @@ pub fn compared(now: &Side, then: &Side) -> (String, Value) {
         ("device hours", a.days.device_hours(), b.days.device_hours(), &super::words::hours),
         ("money", cost(a), cost(b), &paid),
     ];
-    for (name, a, b, say) in figures {
+    let shown = figures.len() - usize::from(!a.terms.has_price());
+    for (name, a, b, say) in figures.into_iter().take(shown) {
         let _ = writeln!(text, "{name:24}{:>18}{:>18}{:>12}", say(a), say(b), share(a, b));
     }
     let fits = |view: &View| if view.fits_all() { "yes" } else { "NO" };

@@ -1,7 +1,7 @@
 //! Charts of an estimate: SVG files, and one page with all of them.
 
 use super::hardware::Hardware;
-use super::search::{Planned, Ranking, print};
+use super::search::{Candidate, Planned, Ranking, print};
 use super::view::{GIB, Terms, View};
 use super::words;
 use anyhow::Context;
@@ -256,11 +256,15 @@ fn grid(t: &Topology) -> String {
     format!("TP{} PP{} DP{}", t.tensor, t.pipeline, t.data)
 }
 
-/// Error bar, such as "± 20 %, nine in ten", or the basis of the estimate.
-fn bar(error: f64, program: &str, hw: &Hardware) -> String {
+/// Time of a step, and its error bar: "± 20 %, nine in ten", or the basis of the estimate.
+fn step_tile(seconds: f64, error: f64, program: &str, hw: &Hardware) -> Tile {
+    let name = "a step";
     let unmeasured = program == "gptrain" && hw.is_unmeasured();
     let rests = if unmeasured { "forecast, not measured" } else { "nine in ten" };
-    format!("{}, {rests}", words::bar(error))
+    if words::is_wide(error) {
+        return (name, words::with_bar(seconds, error), rests.to_string());
+    }
+    (name, Seconds(seconds).to_string(), format!("{}, {rests}", words::bar(error)))
 }
 
 /// Unit in which the longest of some runs is at least one, and its number per day.
@@ -277,17 +281,17 @@ fn tiles(v: &View) -> Vec<Tile> {
     let memory = format!("{:.1} GiB", v.reserved / GIB);
     let room =
         format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
-    let bar = bar(v.seconds_error, v.program, v.setup.hardware);
+    let step = step_tile(v.seconds, v.seconds_error, v.program, v.setup.hardware);
     let mfu = 100.0 * model / v.setup.hardware.peak_tflops;
     let devices = words::devices(v.setup.ranks());
     let digits = if model < 10.0 { 2 } else { 0 };
     let grid = format!("{}, ZeRO {}", grid(t), t.zero);
     let paid = v.terms.money(v.terms.cost(&v.days));
     let hours = words::hours(v.terms.device_hours(&v.days));
-    vec![
+    let mut tiles: Vec<Tile> = vec![
         (&v.setup.hardware.name, devices, grid),
         ("memory of a device", memory, room),
-        ("a step", Seconds(v.seconds).to_string(), bar),
+        step,
         (
             "model FLOPs utilisation",
             format!("{mfu:.0} %"),
@@ -298,8 +302,11 @@ fn tiles(v: &View) -> Vec<Tile> {
             words::span(v.terms.calendar_seconds(&v.days)),
             format!("{} tokens", words::size(v.tokens())),
         ),
-        ("money", paid, format!("{hours} device-hours")),
-    ]
+    ];
+    if v.terms.has_price() {
+        tiles.push(("money", paid, format!("{hours} device-hours")));
+    }
+    tiles
 }
 
 /// Writes all charts and the page into a folder.
@@ -376,14 +383,18 @@ pub fn write_search(
     let best = &found.best[0];
     let devices = words::devices(best.days.devices);
     let setup = &best.candidate.setup;
-    let bar = bar(best.candidate.seconds_error, setup.program.name(), setup.hardware);
+    let Candidate { seconds, seconds_error, .. } = best.candidate;
+    let program = setup.program.name();
+    let step = step_tile(seconds, seconds_error, program, setup.hardware);
     let span = words::span(terms.calendar_seconds(&best.days));
-    let tiles: Vec<Tile> = vec![
+    let mut tiles: Vec<Tile> = vec![
         (&setup.hardware.name, devices, format!("best of {} topologies", Count(found.cuts as u64))),
-        ("fastest step", Seconds(best.candidate.seconds).to_string(), bar),
-        ("fastest run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
-        ("money", terms.money(money(best)), "of the fastest".to_string()),
+        step,
+        ("the run", span, format!("{}, micro {}", grid(&setup.topology), setup.micro)),
     ];
+    if terms.has_price() {
+        tiles.push(("money", terms.money(money(best)), "of this plan".to_string()));
+    }
     files(folder, existing, &pictures, &page(&m.name, &tiles, &pictures, table))
 }
 

@@ -15,7 +15,8 @@ pub trait Predict: Sync {
 
     /// Adds advice to the text and JSON of a plan: changes that make it fit if it does not, else faster
     /// plans; and findings about its shape.
-    fn advise(&self, v: &View, text: &mut String, json: &mut Value);
+    /// `m` is the manifest of the plan, which permits each change.
+    fn advise(&self, m: &Manifest, v: &View, text: &mut String, json: &mut Value);
 }
 
 /// Predicted needs of a setup.

@@ -1,15 +1,15 @@
 //! Prints an estimate as text of at most 100 columns, and as JSON.
 
-use super::change::set_flags;
-use super::days::Segment;
+use super::change::flag_lines;
+use super::days::{Days, Segment};
 use super::deepspeed::states;
 use super::gptrain::advisor::{self, Advisor};
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{compression, remedies};
 use super::rates::simple_days;
-use super::view::{GIB, Stage, View};
+use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
-use base::{Count, Seconds};
+use base::Count;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -61,14 +61,13 @@ pub fn headline(v: &View) -> String {
         _ => format!("{:.3}", bytes / GIB),
     };
     let mut out = format!(
-        "{}: {} of {} GiB{host}; a step {} {}; {}, {}\n",
+        "{}: {} of {} GiB{host}; a step {}; {}{}\n",
         fit_words(v.fits_all()),
         memory(v.reserved),
         memory(v.capacity),
-        Seconds(v.seconds),
-        words::bar(v.seconds_error),
+        words::with_bar(v.seconds, v.seconds_error),
         span(v.terms.calendar_seconds(&v.days)),
-        v.terms.money(v.terms.cost(&v.days)),
+        v.terms.paid(&v.days),
     );
     for note in v.setup.hardware.notes(v.program, v.terms.calendar_seconds(&v.days)) {
         out += &format!("  {note}\n");
@@ -98,10 +97,11 @@ fn memory(v: &View) -> String {
     }
     out += &deepspeed(v);
     let (stage, term) = v.peak();
-    let bar = if v.reserved_error > 0.0 {
-        format!(" {}", words::bar(v.reserved_error))
-    } else {
-        String::new()
+    let [least, most] = words::range(v.reserved / unit, v.reserved_error);
+    let bar = match v.reserved_error {
+        0.0 => String::new(),
+        error if words::is_wide(error) => format!(" ({least:.1} to {most:.1})"),
+        error => format!(" {}", words::bar(error)),
     };
     let _ = writeln!(
         out,
@@ -179,11 +179,12 @@ fn short(name: &str) -> &str {
 
 /// The waterfall.
 fn time(v: &View) -> String {
-    let mut out = format!(
-        "\nTime of an iteration  {:.4} s {} (nine in ten)\n",
-        v.seconds,
-        words::bar(v.seconds_error)
-    );
+    let mut out = format!("\nTime of an iteration  {:.4} s", v.seconds);
+    out += &if words::is_wide(v.seconds_error) {
+        format!(", nine in ten {}\n", words::with_bar(v.seconds, v.seconds_error))
+    } else {
+        format!(" {} (nine in ten)\n", words::bar(v.seconds_error))
+    };
     for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds != 0.0) {
         let share = seconds / v.seconds;
         let _ = writeln!(
@@ -275,15 +276,18 @@ fn days(v: &View) -> String {
         None => out += "  No batch fills the pipe.\n",
         _ => {}
     }
-    let _ = write!(
-        out,
-        "  Money at {}{} a device-hour: {}",
-        terms.currency,
-        terms.price,
-        terms.money(terms.cost(d))
-    );
+    out + &money(d, terms)
+}
+
+/// Cost of a run, and the rest of its budget; empty without a price.
+fn money(d: &Days, terms: &Terms) -> String {
+    if !terms.has_price() {
+        return String::new();
+    }
+    let (currency, price, cost) = (terms.currency, terms.price, terms.cost(d));
+    let mut out = format!("  Money at {currency}{price} a device-hour: {}", terms.money(cost));
     if let Some(budget) = terms.budget {
-        let left = budget - terms.cost(d);
+        let left = budget - cost;
         let word = if left < 0.0 { "over the budget by" } else { "left of the budget:" };
         let _ = write!(out, "; {word} {}", terms.money(left.abs()));
     }
@@ -341,23 +345,10 @@ fn own_changes(title: &str, list: &[advisor::Change], v: &View) -> String {
                 "  {:<52}{gib:>9.1}{:>11.3} {off:>+7.1} %",
                 change.what, change.seconds,
             );
-            out += &flags(&change.sets);
+            out += &flag_lines(&change.sets);
         }
     }
     out
-}
-
-/// Flags in lines that are indented, of at most 100 columns.
-fn flags(sets: &[String]) -> String {
-    let mut lines: Vec<String> = Vec::new();
-    for set in sets {
-        let flag = set_flags(std::slice::from_ref(set));
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + flag.len() <= 96 => *line += &format!(" {flag}"),
-            _ => lines.push(flag),
-        }
-    }
-    lines.iter().map(|line| format!("    {line}\n")).collect()
 }
 
 /// Memory as nvidia-smi shows it.

@@ -1,6 +1,7 @@
 //! Request of an estimate: a manifest, and the flags that override its settings.
 
-use super::gptrain::{calibrate, local_cpu};
+use super::gptrain::calibrate;
+use super::gptrain::local_cpu::{self, Care};
 use super::hardware::{self, CPU, Hardware};
 use super::logs;
 use super::measured::Measured;
@@ -49,7 +50,7 @@ impl Request {
         let hw = hardware::find(named.unwrap_or(default), place)?;
         let hw = match program {
             Program::Gptrain if hw.name == CPU => {
-                local_cpu::measure(hw, model_dtype(m.precision)).leak()
+                local_cpu::measure(hw, model_dtype(m.precision), None, Care::Full).leak()
             }
             _ => hw,
         };
@@ -65,7 +66,7 @@ impl Request {
             return Err(Problems::one("--tokens", what, "give more, such as 366e9"));
         }
         let price = flags.price.or(m.plan.price.map(Price::dollars));
-        let price = price.unwrap_or(Price::dollars(hw.price));
+        let price = price.unwrap_or(Price::dollars(if hw.name == CPU { 0.0 } else { hw.price }));
         let terms = Terms {
             price: price.sum,
             currency: price.sign,

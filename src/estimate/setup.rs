@@ -324,10 +324,12 @@ impl Setup {
             LayerSplit::TransformerAndEmbedding if (layers + 2).is_multiple_of(stages) => {
                 split::with_ends(layers, stages)
             }
-            LayerSplit::Explicit(sizes) => split::explicit(sizes),
-            LayerSplit::Uniform | LayerSplit::Balanced | LayerSplit::TransformerAndEmbedding => {
-                split::uniform(layers, stages)
-            }
+            LayerSplit::Explicit(sizes) if sizes.len() == stages => split::explicit(sizes),
+            // A list by chunks has several parts a stage, about as many layers in each stage.
+            LayerSplit::Explicit(_)
+            | LayerSplit::Uniform
+            | LayerSplit::Balanced
+            | LayerSplit::TransformerAndEmbedding => split::uniform(layers, stages),
         }
     }
 

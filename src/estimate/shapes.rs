@@ -1,7 +1,7 @@
 //! Shapes of published models, by their nominal sizes.
 
 use super::words;
-use manifest::Family;
+use manifest::{Family, Model, Sizes};
 
 /// A published model.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,6 +77,16 @@ pub fn published(parameters: f64, family: Option<Family>) -> Option<&'static Sha
 }
 
 impl Shape {
+    /// Model of this shape, with the other settings of `like`.
+    pub fn model(&self, like: &Model) -> Model {
+        let Shape { layers, hidden, heads, .. } = *self;
+        let sizes = Sizes { layers, hidden, heads, vocab: like.vocab, seq_len: like.seq_len };
+        let own = Model::with_defaults(self.family, sizes, 1);
+        let ffn_hidden = self.ffn_hidden.unwrap_or(own.ffn_hidden);
+        let kv_heads = self.kv_heads.or(own.kv_heads);
+        Model { layers, hidden, heads, kv_heads, head_dim: None, ffn_hidden, ..like.clone() }
+    }
+
     /// The parameters that its name says.
     fn size(&self) -> f64 {
         words::tokens(self.name).expect("a size")
@@ -86,14 +96,11 @@ impl Shape {
 /// No name is off by more than a rounding, but for models whose name leaves out the embedding.
 #[test]
 fn published_shapes_have_the_size_of_their_name() {
-    use manifest::{Model, Sizes};
     for shape in SHAPES {
         let Shape { layers, hidden, heads, vocab, seq_len, .. } = *shape;
         let sizes = Sizes { layers, hidden, heads, vocab, seq_len };
-        let model = Model::with_defaults(shape.family, sizes, 1);
-        let kv_heads = shape.kv_heads.or(model.kv_heads);
-        let ffn_hidden = shape.ffn_hidden.unwrap_or(model.ffn_hidden);
-        let size = model::parameters(&Model { kv_heads, ffn_hidden, ..model }) as f64;
+        let like = Model::with_defaults(shape.family, sizes, 1);
+        let size = model::parameters(&shape.model(&like)) as f64;
         assert!((0.93..1.07).contains(&(size / shape.size())), "{}: {size}", shape.name);
     }
     let name = |size, family| published(size, family).map(|shape| (shape.series, shape.name));

@@ -140,6 +140,19 @@ impl Terms {
         days.device_hours() / self.availability
     }
 
+    /// Whether a price is known; the local CPU has none unless the user gives one.
+    pub fn has_price(&self) -> bool {
+        self.price > 0.0
+    }
+
+    /// ", $145,875"; empty without a price.
+    pub fn paid(&self, days: &Days) -> String {
+        if !self.has_price() {
+            return String::new();
+        }
+        format!(", {}", self.money(self.cost(days)))
+    }
+
     pub fn cost(&self, days: &Days) -> f64 {
         self.device_hours(days) * self.price
     }

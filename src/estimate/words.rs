@@ -1,12 +1,25 @@
 //! Formats of durations, money, counts and error bars in the planner's output.
 
-use base::{Count, Seconds};
+use base::{Count, Seconds, number};
 
-/// "27.1 days"; below one day "3 h 20 m", "55.0 s".
+const HOUR: f64 = 3600.0;
+const DAY: f64 = 24.0 * HOUR;
+
+/// "27.1 days"; below two days "31.5 hours", "3 h 20 m", "55.0 s".
 pub fn span(seconds: f64) -> String {
-    match seconds / 86400.0 {
-        days @ 1.0.. => format!("{days:.1} days"),
+    match seconds / DAY {
+        days @ 2.0.. => format!("{days:.1} days"),
+        1.0.. => format!("{:.1} hours", seconds / HOUR),
         _ => Seconds(seconds).to_string(),
+    }
+}
+
+/// "27.1 d", "31.5 h", "12.0 m": of at most eight letters below 100,000 days.
+pub fn short_span(seconds: f64) -> String {
+    match seconds / DAY {
+        days @ 2.0.. => format!("{days:.1} d"),
+        _ if seconds >= HOUR => format!("{:.1} h", seconds / HOUR),
+        _ => format!("{:.1} m", seconds / 60.0),
     }
 }
 
@@ -71,6 +84,29 @@ pub fn bar(error: f64) -> String {
     }
 }
 
+/// Error above which a bar is printed as a range.
+const WIDE: f64 = 1.0;
+
+/// Both ends of a bar.
+pub fn range(planned: f64, error: f64) -> [f64; 2] {
+    [planned / (1.0 + error), planned * (1.0 + error)]
+}
+
+/// Whether a bar is printed as a range.
+pub fn is_wide(error: f64) -> bool {
+    error > WIDE
+}
+
+/// Seconds with their bar: "4.92 s ± 20 %"; "30.0 ms to 2.3 s" of a bar above 100 %, which says more than
+/// a number that may be far off.
+pub fn with_bar(seconds: f64, error: f64) -> String {
+    if !is_wide(error) {
+        return format!("{} {}", Seconds(seconds), bar(error));
+    }
+    let [least, most] = range(seconds, error).map(Seconds);
+    format!("{least} to {most}")
+}
+
 /// Price of one device for one hour, and the sign of its currency.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Price {
@@ -92,8 +128,8 @@ pub fn price(text: &str) -> Result<Price, String> {
     let without = |sign: &&str| text.strip_prefix(*sign).or_else(|| text.strip_suffix(*sign));
     let sign = signs.into_iter().find(|sign| without(sign).is_some());
     let number = sign.and_then(|sign| without(&sign)).unwrap_or(text);
-    match number.trim().parse::<f64>() {
-        Ok(sum) if sum.is_finite() && sum >= 0.0 => Ok(Price { sign: sign.unwrap_or("$"), sum }),
+    match number::real(number) {
+        Ok(sum) if sum >= 0.0 => Ok(Price { sign: sign.unwrap_or("$"), sum }),
         _ => Err("a price is written as in 2.10, €2.10 or 2.10 CHF".into()),
     }
 }
@@ -106,17 +142,12 @@ pub fn hours(count: f64) -> String {
     }
 }
 
-/// Tokens as people write them: "366e9", "300B", "1.5T", "300_000_000_000".
+/// Tokens or parameters as people write them: "366e9", "300B", "1.5T", "300_000_000_000".
 pub fn tokens(text: &str) -> Result<f64, String> {
-    let plain = text.trim().replace('_', "");
-    let units = [("K", 1e3), ("M", 1e6), ("B", 1e9), ("G", 1e9), ("T", 1e12)];
-    let upper = plain.to_ascii_uppercase();
-    let unit = units.iter().find_map(|(unit, size)| Some((upper.strip_suffix(unit)?, *size)));
-    let (number, size) = unit.unwrap_or((&upper, 1.0));
-    match number.trim().parse::<f64>() {
-        Ok(number) if number.is_finite() && number > 0.0 => Ok(number * size),
-        _ => Err("a number of tokens is written as in 366e9, 300B, 1.5T or 300_000_000_000".into()),
-    }
+    let number = number::real(text).ok().filter(|number| *number > 0.0);
+    number.ok_or_else(|| {
+        "a number of tokens is written as in 366e9, 300B, 1.5T or 300_000_000_000".to_string()
+    })
 }
 
 /// The lower end of a bar of any width is above 0.
@@ -124,6 +155,8 @@ pub fn tokens(text: &str) -> Result<f64, String> {
 fn a_wide_bar_has_two_ends() {
     let all = [(0.08, "± 8 %"), (1.4, "− 58 % + 140 %"), (9.0, "− 90 % + 900 %")];
     all.iter().for_each(|(error, text)| assert_eq!(bar(*error), *text));
+    let all = [(0.2, "250 ms ± 20 %"), (1.0, "250 ms − 50 % + 100 %"), (7.3, "30 ms to 2.1 s")];
+    all.iter().for_each(|(error, text)| assert_eq!(with_bar(0.25, *error), *text));
 }
 
 #[test]
@@ -169,7 +202,10 @@ fn a_columns_cells_have_one_unit_and_do_not_touch() {
 #[test]
 fn small_and_large_spans_have_their_own_units() {
     assert_eq!(span(27.1 * 86400.0), "27.1 days");
+    assert_eq!([1.99, 1.0].map(|days| span(days * DAY)), ["47.8 hours", "24.0 hours"]);
     assert_eq!(span(55.0), "55.0 s");
+    let short = [48.0, 47.9, 0.5].map(|hours| short_span(hours * HOUR));
+    assert_eq!(short, ["2.0 d", "47.9 h", "30.0 m"]);
     assert_eq!(span(12_000.0), "3 h 20 m");
     assert_eq!([145_875.2, 0.004].map(|sum| money("$", sum)), ["$145,875", "$0.00"]);
     assert_eq!([41_678.0, 0.02].map(hours), ["41,678", "0.02"]);

@@ -18,6 +18,7 @@ use comm::{self, Failed, LauncherEnv, RENDEZVOUS, Watchdog, World, threads};
 use manifest::{Loaded, Manifest};
 use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -173,9 +174,18 @@ impl LocalRanks {
             let device = me.agree(device.map_err(anyhow::Error::from))?;
             let device = opened.get_or_init(|| device);
             device::check_all(&me, m, &self.node, device)?;
-            tracing::info!("device: {}", device.description(m.precision));
-            if let Some(advice) = device.advice(m.precision) {
-                tracing::info!("{advice}");
+            // Once, although `--minutes` opens the device before the run does.
+            static SAID: Once = Once::new();
+            let describe = || {
+                tracing::info!("device: {}", device.description(m.precision));
+                if let Some(advice) = device.advice(m.precision) {
+                    tracing::info!("{advice}");
+                }
+            };
+            if me.is_first() {
+                SAID.call_once(describe)
+            } else {
+                describe()
             }
             rank(&me, device)
         };

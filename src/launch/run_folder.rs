@@ -2,14 +2,14 @@
 //! job in it.
 
 use anyhow::Context;
-use base::Problems;
+use base::{Deadline, Problems};
 use comm::Place;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time that a restarted run waits for its folder's lock; NFS servers drop a client after 90 s.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
@@ -19,6 +19,9 @@ pub const SERIES: &str = "GPTRAIN_SERIES";
 
 /// Name of the lock file in a run's folder.
 const LOCK: &str = "run.lock";
+
+/// Folder of the supervisors' rendezvous in a run's folder.
+pub const RESTARTS: &str = "restarts";
 
 /// Exclusive lock of the run's folder, released on drop (or by the kernel when the process dies).
 pub struct FolderLock {
@@ -33,10 +36,10 @@ impl FolderLock {
     /// may still hold the lock, because the file server has not noticed that its node is gone; in a
     /// series that was killed, the run of the killed series, which is saving.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
-        let end = Instant::now() + LOCK_TIMEOUT;
+        let end = Deadline::after(LOCK_TIMEOUT);
         loop {
             match FolderLock::try_take(folder) {
-                Err(held) if held.is::<Problems>() && may_end_soon() && Instant::now() < end => {
+                Err(held) if held.is::<Problems>() && may_end_soon() && !end.has_passed() => {
                     std::thread::sleep(Duration::from_millis(500));
                 }
                 taken => return taken,
@@ -54,7 +57,7 @@ impl FolderLock {
         let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
             format!("cannot write in the run's folder {}: set log.folder", folder.display())
         })?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !lock_exclusively(&file) {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             return Err(Problems::one(
@@ -86,6 +89,27 @@ fn may_end_soon() -> bool {
 /// Whether a series (`launch::series`) started this process.
 pub fn is_task_of_series() -> bool {
     std::env::var_os(SERIES).is_some()
+}
+
+/// Locks a file unless another process holds it. `is_unlocked` may hold it for a moment.
+fn lock_exclusively(file: &File) -> bool {
+    (0..5).any(|tried| {
+        std::thread::sleep(Duration::from_millis(5 * tried));
+        flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    })
+}
+
+/// Whether a folder has the lock file of a run, and no process holds it.
+pub fn is_unlocked(folder: &Path) -> bool {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    let file = options.open(folder.join(LOCK));
+    file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
+}
+
+/// Whether supervisors of this run may still start ranks.
+pub fn is_supervised(folder: &Path) -> bool {
+    folder.join(RESTARTS).exists()
 }
 
 /// Outermost missing folder on the path.

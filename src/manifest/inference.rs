@@ -4,6 +4,7 @@ use super::read::finish;
 use super::tree::{self, Node, Value};
 use super::{Loaded, Manifest, Model, Precision, check, overrides};
 use base::Problems;
+use base::number::whole;
 use std::path::Path;
 
 /// Manifest of one step, in which everything except the model has its default.
@@ -54,7 +55,7 @@ pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> 
 /// Parses a whole number above 0. The check of the manifest reports anything else.
 fn number(node: Option<&Node>) -> Option<u64> {
     match &node?.value {
-        Value::Scalar { text, .. } => text.parse().ok().filter(|n| *n > 0),
+        Value::Scalar { text, .. } => whole(text).ok().filter(|n| *n > 0),
         _ => None,
     }
 }

@@ -5,6 +5,7 @@ use super::other_trainers;
 use super::report::{Report, short};
 use super::suggest;
 use super::tree::{Entry, Node, Value};
+use base::number::{NotANumber, Number};
 use serde_json::Value as Json;
 use std::cmp::Ordering;
 
@@ -304,12 +305,10 @@ fn scalar(shape: &Shape, text: &str, quoted: bool) -> Result<Json, Wrong> {
     match number {
         Number::Whole(whole) => Ok(whole.into()),
         Number::Real(real) if shape.whole.is_none() => Ok(real.into()),
-        // 300e9 is a whole number; f64 represents each up to 2^53.
-        Number::Real(real) if real.fract() == 0.0 && real.abs() < 9e15 => Ok((real as u64).into()),
-        Number::Real(_) => {
+        Number::Real(_) => number.whole().map(Json::from).ok_or_else(|| {
             let what = format!("is {text}, not a whole number");
-            Err(Wrong::Value(what, "write it without a fraction".to_string()))
-        }
+            Wrong::Value(what, "write it without a fraction".to_string())
+        }),
     }
 }
 
@@ -326,40 +325,19 @@ fn truth(text: &str, quoted: bool) -> Result<Json, Wrong> {
     Err(Wrong::Value(what, format!("write {meant} (without quotes)")))
 }
 
-enum Number {
-    Whole(u64),
-    Real(f64),
-}
-
+/// Number of a manifest; what is wrong with the text if it is not one.
 fn number(text: &str) -> Result<Number, Wrong> {
     let wrong = |what: &str, remedy: &str| {
         Err(Wrong::Value(format!("is {}, {what}", short(text)), remedy.to_string()))
     };
-    let unsigned = text.trim_start_matches(['-', '+']);
-    if !unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
-        return Err(Wrong::Kind);
-    }
-    if matches!(unsigned.to_lowercase().as_str(), ".inf" | ".nan") {
-        return wrong("not a finite number", "give a number");
-    }
-    let grouped = text.starts_with('_') || text.ends_with('_') || text.contains("__");
-    let digits: String = text.chars().filter(|c| *c != '_').collect();
-    if unsigned.len() > 1 && unsigned.starts_with('0') {
-        let second = unsigned.as_bytes()[1];
-        if second.is_ascii_digit() || matches!(second, b'x' | b'o' | b'b' | b'_') {
-            return wrong(
-                "which some read as octal or hexadecimal",
-                "write a plain decimal number",
-            );
+    match Number::parse(text) {
+        Ok(number) => Ok(number),
+        Err(NotANumber::Text) => Err(Wrong::Kind),
+        Err(NotANumber::NotFinite) => wrong("not a finite number", "give a number"),
+        Err(NotANumber::TooLarge) => wrong("too large for a number", "give a smaller number"),
+        Err(NotANumber::LeadingZero) => {
+            wrong("which some read as octal or hexadecimal", "write a plain decimal number")
         }
-    }
-    if let (Ok(whole), false) = (digits.parse::<u64>(), grouped) {
-        return Ok(Number::Whole(whole));
-    }
-    match digits.parse::<f64>() {
-        Ok(real) if real.is_infinite() => wrong("too large for a number", "give a smaller number"),
-        Ok(real) if !grouped => Ok(Number::Real(real)),
-        _ => Err(Wrong::Kind),
     }
 }
 

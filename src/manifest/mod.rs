@@ -11,6 +11,7 @@ pub mod choices;
 mod cluster;
 mod data;
 mod define;
+mod edit;
 mod family;
 mod forms;
 mod inference;
@@ -26,6 +27,7 @@ mod overrides;
 mod paths;
 pub mod place;
 mod read;
+mod record;
 mod removed;
 mod report;
 mod rewrite;
@@ -39,7 +41,7 @@ pub use self::data::{Data, DataStage, Dataset, Eod, Objective, PrefixLm, Sequenc
 pub use self::model::{Dropout, Init, Model, Mup, Sizes};
 pub use base::Gelu;
 pub use batch::{Batch, RampUp};
-pub use check::{model_section, model_settings};
+pub use check::{Split, model_section, model_settings};
 pub use choices::{
     Bias, DataRule, DeviceChoice, Ffn, Framework, GpuTransport, GradientHome, LayerAttention,
     LogFormat, LrCounted, MuonScale, NormKind, OffloadWhat, OnEnd, Precision, RankOrder, Recompute,

@@ -3,9 +3,11 @@
 use super::define::OneOf;
 use super::lr::DecaySection;
 use super::optimizers::OptimizerSection;
+use super::paths::resolve;
 use super::report::short;
 use super::tree::{self, Entry, Location, Node, Value};
 use base::Problems;
+use std::path::Path;
 
 /// Alias: `optimizer.lr` means `lr.peak`.
 pub const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
@@ -23,6 +25,76 @@ const EXCLUSIVE: &[&[&str]] = &[
     DecaySection::KEYS,
     OptimizerSection::KEYS,
 ];
+
+/// Settings that only one value of another has: with any other value, the file's are dropped.
+const OF_ONE_VALUE: &[(&str, &str, &str)] = &[
+    ("topology.schedule", "interleaved", "topology.chunks"),
+    ("precision", "fp16", "loss_scale"),
+    ("model.ffn", "gelu", "model.gelu"),
+    ("model.position", "learned", "model.positions"),
+];
+
+/// The same `KEY=VALUE` with absolute paths of data: on a command line a relative path starts at the
+/// working folder, in a file at the file.
+pub fn from_working_folder(sets: &[String]) -> Vec<String> {
+    let Ok(folder) = std::env::current_dir() else { return sets.to_vec() };
+    let absolute = |set: &String| made_absolute(set, &folder).unwrap_or_else(|| set.clone());
+    sets.iter().map(absolute).collect()
+}
+
+/// `set` with absolute paths; None if it has no relative one.
+fn made_absolute(set: &str, folder: &Path) -> Option<String> {
+    let (key, text) = set.split_once('=')?;
+    let mut node = tree::parse(text, "", Some(key)).ok()?;
+    let mut steps: Vec<String> = key.trim().split('.').map(String::from).collect();
+    resolve_paths(&mut node, &mut steps, folder).then(|| format!("{key}={}", tree::flow(&node)))
+}
+
+/// Resolves relative paths below the key `steps`. Returns whether there were any.
+fn resolve_paths(node: &mut Node, steps: &mut Vec<String>, folder: &Path) -> bool {
+    let mut below = |step: String, node: &mut Node| {
+        steps.push(step);
+        let found = resolve_paths(node, steps, folder);
+        steps.pop();
+        found
+    };
+    match &mut node.value {
+        Value::Null => false,
+        Value::Map(entries) => entries
+            .iter_mut()
+            .fold(false, |found, entry| below(entry.key.clone(), &mut entry.node) | found),
+        Value::List(items) => items
+            .iter_mut()
+            .enumerate()
+            .fold(false, |found, (at, item)| below(at.to_string(), item) | found),
+        Value::Scalar { text, quoted } => {
+            let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
+            let relative = is_data_path(&steps) && !text.is_empty() && !text.starts_with('/');
+            let whole = resolve(folder, Path::new(text)).into_os_string().into_string();
+            if let Ok(whole) = whole
+                && relative
+            {
+                (*text, *quoted) = (whole, true);
+            }
+            relative
+        }
+    }
+}
+
+/// Whether a key's value is a path that starts at the manifest's folder.
+fn is_data_path(steps: &[&str]) -> bool {
+    match steps {
+        ["data", "tokenizer"] | ["train", "eval_tasks", _, "file"] => true,
+        ["data", "train", rest @ ..]
+        | ["data", "valid", _, rest @ ..]
+        | ["data", "stages", _, "train", rest @ ..] => match rest {
+            [] | ["prefix"] => true,
+            [item] | [item, "prefix"] => item.parse::<usize>().is_ok(),
+            _ => false,
+        },
+        _ => false,
+    }
+}
 
 /// Applies every `PATH=VALUE`. Later ones override earlier ones.
 pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
@@ -52,6 +124,7 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
                 // An empty value does not replace the other keys.
                 let others = replaced(target).filter(|_| node.value != Value::Null);
                 others.for_each(|other| remove(root, other));
+                drop_settings_of_other_values(root, target, text.trim());
                 if let Err(what) = put(root, &steps, node, path) {
                     problems.add(format!("--set {path}"), what, "give the path of one key");
                 }
@@ -61,14 +134,22 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
     problems.or(())
 }
 
-/// Gives the datasets that replace those of `data.train` the split of the latter, unless they have one.
-/// An effective manifest contains the split only there, and with `data.valid` there is no default: the
-/// run would otherwise train on what validates it.
+/// Removes the file's settings that the new value of `target` does not have. Those of another `--set`
+/// remain, and are refused.
+fn drop_settings_of_other_values(root: &mut Node, target: &str, value: &str) {
+    let dropped = OF_ONE_VALUE.iter().filter(|(key, owner, _)| *key == target && *owner != value);
+    for (_, _, setting) in dropped {
+        let from_file = |node: &Node| !matches!(node.place, Location::Set(_));
+        if root.at(setting).is_some_and(from_file) {
+            remove(root, setting);
+        }
+    }
+}
+
+/// Gives the datasets that replace those of `data.train` the split of the latter, unless they have one:
+/// data that was moved is split as before, and the run does not train on what validates it.
 fn keep_split(root: &Node, new: &mut Node) {
     let Some(old) = root.at(TRAIN).filter(|_| root.at("data.split").is_none()) else { return };
-    if root.at("data.valid").is_none() {
-        return;
-    }
     let old = match &old.value {
         Value::List(items) => &items[..],
         _ => std::slice::from_ref(old),

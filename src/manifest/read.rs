@@ -1,9 +1,10 @@
 //! Reads a file into a checked manifest.
 
+use super::record::{self, Given};
 use super::report::Report;
 use super::tree::Node;
 use super::{
-    Manifest, check,
+    Manifest, check, edit,
     forms::Raw,
     keys::{self, Keys},
     overrides, removed, tree,
@@ -26,6 +27,27 @@ pub struct Loaded {
     pub effective: String,
     /// File that it was read from.
     pub source: PathBuf,
+    text: Text,
+}
+
+/// Origin of the text that a run keeps in its folder.
+#[derive(Clone, Debug)]
+enum Text {
+    /// Written from the settings.
+    Made(Box<Given>),
+    /// The folder's own, in which the lines of `--set` are changed.
+    Edited(String),
+}
+
+impl Loaded {
+    /// Text of the manifest for the run's folder. It loads to the same `manifest` from any folder, and
+    /// values that follow from other settings still do.
+    pub fn record(&self) -> String {
+        match &self.text {
+            Text::Made(given) => record::record(&self.manifest, given),
+            Text::Edited(text) => text.clone(),
+        }
+    }
 }
 
 /// Whether no mistake was found in the values of these keys.
@@ -36,7 +58,8 @@ pub type Checks<'a> = &'a dyn Fn(&Manifest, Validity) -> Problems;
 
 /// Reads the manifest at `path`, with the values of `sets` (`KEY=VALUE`) instead of the file's. The
 /// error is a `Problems` with every mistake. For a run's folder, reads the manifest in it; the run
-/// is then the one in this folder, even if it was moved.
+/// is then the one in this folder, even if it was moved. Relative paths of `sets` start at the working
+/// folder, those of the file at the file.
 pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     load_with(path, sets, &|_, _| Problems::default())
 }
@@ -44,16 +67,26 @@ pub fn load(path: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
 /// Like `load`. If there are mistakes, adds those that `checks` find in the readable part, in which
 /// defaults replace unreadable values, whose keys are not valid.
 pub fn load_with(path: &Path, sets: &[String], checks: Checks) -> anyhow::Result<Loaded> {
-    let inside = path.join(IN_FOLDER);
-    if path.is_dir() && inside.exists() {
+    let sets = &overrides::from_working_folder(sets)[..];
+    if let Some(run) = run_folder(path) {
+        let inside = run.join(IN_FOLDER);
         let elsewhere = sets.iter().any(|set| set.starts_with("log.folder="));
-        let folder = serde_json::Value::from(path.display().to_string());
+        let folder = serde_json::Value::from(run.display().to_string());
         let folder = (!elsewhere).then(|| format!("log.folder={folder}"));
         let sets: Vec<_> = folder.into_iter().chain(sets.iter().cloned()).collect();
         input::open(&inside).with_context(|| format!("cannot read {}", inside.display()))?;
         return load_file(&inside, &sets, true, checks);
     }
     load_file(path, sets, false, checks)
+}
+
+/// Folder of the run whose manifest is meant by `path`: the folder itself, or its manifest.
+fn run_folder(path: &Path) -> Option<&Path> {
+    if path.is_dir() {
+        return Some(path).filter(|run| run.join(IN_FOLDER).exists());
+    }
+    let run = path.parent().filter(|_| path.file_name().is_some_and(|name| name == IN_FOLDER))?;
+    Some(run).filter(|run| run.join("checkpoints").is_dir() && path.exists())
 }
 
 /// Loads a file. `saved` is true for the manifest in a run's folder.
@@ -65,8 +98,23 @@ fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyho
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),
     };
-    let root = tree(&text, &name, sets, saved)?;
-    Ok(finish(&root, &name, folder, checks)?)
+    let read = |text: &str, sets: &[String]| {
+        let root = tree(text, &name, sets, saved)?;
+        finish(&root, &name, folder, checks)
+    };
+    let mut loaded = read(&text, sets)?;
+    // The run's own manifest keeps its author's comments.
+    let own = loaded.manifest.log.folder.join(IN_FOLDER);
+    if path.canonicalize().ok().is_some_and(|path| own.canonicalize().ok() == Some(path)) {
+        let (place, sets): (Vec<String>, Vec<String>) =
+            sets.iter().cloned().partition(|set| set.starts_with("log.folder="));
+        let same =
+            |text: &str| read(text, &place).is_ok_and(|read| read.manifest == loaded.manifest);
+        if let Some(text) = edit::edit(&text, &sets, same) {
+            loaded.text = Text::Edited(text);
+        }
+    }
+    Ok(loaded)
 }
 
 /// Checks the manifest in `text`. Messages use `name`; relative data paths are resolved against
@@ -114,11 +162,13 @@ pub(super) fn finish(
     });
     let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder));
     let folder = folder.unwrap_or_else(|_| PathBuf::from("/"));
+    let given = Box::new(Given { raw: raw.clone(), folder: folder.clone() });
     let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
     let manifest = check::manifest(raw, &mut report, &folder, stem);
     if report.is_empty() {
         let effective = check::effective(&manifest);
-        return Ok(Loaded { manifest, effective, source: PathBuf::from(name) });
+        let source = PathBuf::from(name);
+        return Ok(Loaded { manifest, effective, source, text: Text::Made(given) });
     }
     let more = checks(&manifest, &|paths| report.are_valid(paths));
     let Problems { mut list } = report.problems();

@@ -1,78 +1,22 @@
-//! `--set` in the text of a manifest: the lines that it names change, the comments stay.
+//! `--set` in the text of a new manifest.
 
-use super::overrides::{SECOND_NAME, replaced};
+use super::edit::edit;
+use super::overrides::from_working_folder;
 use super::read::parse;
 use base::Problems;
-use std::ops::Range;
 use std::path::Path;
 
 /// The text with `sets` applied, for a manifest that is called `name` and is to be stored in
 /// `folder`. Mistakes in the sets are those that `parse` finds. Where the lines cannot be changed
-/// (settings written in one line), it is the effective manifest, without comments.
+/// (settings written in one line), it is the record of the manifest, without comments. Relative paths
+/// of the sets start at the working folder.
 pub fn rewrite(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<String, Problems> {
-    let wanted = parse(text, name, folder, sets)?;
-    let edited = sets.iter().try_fold(text.to_string(), |text, set| edited(&text, set));
-    let same = |text: &String| {
+    let sets = from_working_folder(sets);
+    let wanted = parse(text, name, folder, &sets)?;
+    let same = |text: &str| {
         parse(text, name, folder, &[]).is_ok_and(|read| read.manifest == wanted.manifest)
     };
-    Ok(edited.filter(same).unwrap_or(wanted.effective))
-}
-
-fn edited(text: &str, set: &str) -> Option<String> {
-    let (path, value) = set.split_once('=')?;
-    let path = if path.trim() == SECOND_NAME.0 { SECOND_NAME.1 } else { path.trim() };
-    let mut lines: Vec<String> = text.lines().map(String::from).collect();
-    for other in replaced(path) {
-        let steps: Vec<&str> = other.split('.').collect();
-        if let Ok((at, indent)) = find(&lines, &steps) {
-            lines.drain(at..end(&lines, at, indent));
-        }
-    }
-    let steps: Vec<&str> = path.split('.').collect();
-    match find(&lines, &steps) {
-        Ok((at, indent)) => {
-            let line = line(indent, &steps[steps.len() - 1..], value);
-            lines.splice(at..end(&lines, at, indent), [line]);
-        }
-        Err((at, indent, known)) => lines.insert(at, line(indent, &steps[known..], value)),
-    }
-    Some(lines.join("\n") + "\n")
-}
-
-/// `key: {key: value}`.
-fn line(indent: usize, steps: &[&str], value: &str) -> String {
-    let (first, rest) = (steps[0], &steps[1..]);
-    let opened: String = rest.iter().map(|step| format!("{{{step}: ")).collect();
-    let closed = "}".repeat(rest.len());
-    format!("{}{first}: {opened}{value}{closed} # --set", " ".repeat(indent))
-}
-
-/// The line of a key, and its indentation. The error is where a line for it belongs, with the
-/// indentation there and the number of steps that have lines.
-fn find(lines: &[String], steps: &[&str]) -> Result<(usize, usize), (usize, usize, usize)> {
-    let (mut range, mut indent): (Range<usize>, usize) = (0..lines.len(), 0);
-    for (known, step) in steps.iter().enumerate() {
-        let key = format!("{}{step}:", " ".repeat(indent));
-        let Some(at) = range.clone().find(|at| lines[*at].starts_with(&key)) else {
-            let at = if known == 0 { lines.len() } else { range.start };
-            return Err((at, indent, known));
-        };
-        if known + 1 == steps.len() {
-            return Ok((at, indent));
-        }
-        range = at + 1..end(lines, at, indent);
-        indent += 2;
-    }
-    unreachable!("a key has a step")
-}
-
-/// The line after those of a key: after the last line that is indented further.
-fn end(lines: &[String], at: usize, indent: usize) -> usize {
-    let deep = |line: &String| line.len() - line.trim_start().len() > indent;
-    let is_blank = |line: &String| line.trim().is_empty();
-    let below = lines[at + 1..].iter().take_while(|line| deep(line) || is_blank(line));
-    let below: Vec<&String> = below.collect();
-    at + 1 + below.iter().rposition(|line| !is_blank(line)).map_or(0, |last| last + 1)
+    Ok(edit(text, &sets, same).unwrap_or_else(|| wanted.record()))
 }
 
 #[cfg(test)]
@@ -131,10 +75,16 @@ train:
     }
 
     #[test]
-    fn what_has_no_line_of_its_own_gives_the_effective_manifest() {
-        let text = with(&["batch.global=4"]).unwrap();
+    fn a_setting_within_a_line_changes_that_line() {
+        let text = with(&["batch.global=4", "data={train: none, eod: {token: 3}}"]).unwrap();
+        let line = "\nbatch: {micro: 1, global: 4} # --set\n";
+        assert!(text.contains(line) && text.starts_with("# a comment\n"), "{text}");
+        let sets = ["batch.micro=2", "data.eod.mask_loss=true"].map(String::from);
+        let text = rewrite(&text, "a.yaml", Path::new("/"), &sets).unwrap();
+        assert!(text.starts_with("# a comment\n"), "{text}");
         let read = parse(&text, "a.yaml", Path::new("/"), &[]).unwrap().manifest;
-        assert_eq!((read.batch.global, read.train.samples), (4, 40));
+        assert_eq!((read.batch.micro, read.batch.global, read.train.samples), (2, 4, 40));
+        assert!(read.data.eod.unwrap().mask_loss);
         for wrong in ["train.steps=-4", "nonsense.key=1", "precision=bf17"] {
             assert!(with(&[wrong]).is_err(), "{wrong}");
         }

@@ -132,6 +132,33 @@ pub fn show(place: &Location, name: &str) -> String {
     }
 }
 
+/// Node as YAML in one line.
+pub fn flow(node: &Node) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    match &node.value {
+        Value::Null => "null".to_string(),
+        Value::Scalar { text, quoted: false } if is_plain(text) => text.clone(),
+        Value::Scalar { text, .. } => quoted(text),
+        Value::List(items) => {
+            format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", "))
+        }
+        Value::Map(entries) => {
+            let key = |key: &str| if is_plain(key) { key.to_string() } else { quoted(key) };
+            let entry = |entry: &Entry| format!("{}: {}", key(&entry.key), flow(&entry.node));
+            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+        }
+    }
+}
+
+/// Whether a scalar needs no quotes: a number or a word.
+fn is_plain(text: &str) -> bool {
+    let is_null = text.eq_ignore_ascii_case("null");
+    let starts = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.');
+    !is_null
+        && text.starts_with(starts)
+        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
+}
+
 struct Reader<'a, P> {
     events: Parser<'a, serde_saphyr::granit_parser::StrInput<'a>>,
     name: &'a str,

@@ -4,6 +4,7 @@ use super::predictor::{Prediction, Predictor};
 use super::shape_lint;
 use estimate::change::{Proposal, propose_faster, propose_smaller};
 use estimate::days::through;
+use estimate::gptrain::cuts::is_permitted;
 use estimate::predict::{Needs, Predict};
 use estimate::setup::Setup;
 use estimate::view::{GB, GIB, Stage, Terms, View};
@@ -26,8 +27,8 @@ impl Predict for Predictor {
         view(self, m, setup, terms)
     }
 
-    fn advise(&self, v: &View, text: &mut String, json: &mut Value) {
-        advise(self, v, text, json);
+    fn advise(&self, m: &Manifest, v: &View, text: &mut String, json: &mut Value) {
+        advise(self, m, v, text, json);
     }
 }
 
@@ -95,8 +96,9 @@ impl Change {
 
 /// Smallest changes that make the plan fit, cheapest first: single ones, or pairs if no single one is
 /// enough.
-fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
-    let fitting = |proposals: Vec<Proposal>| -> Vec<Change> {
+fn memory_remedies(predictor: &Predictor, m: &Manifest, setup: &Setup) -> Vec<Change> {
+    let fitting = |mut proposals: Vec<Proposal>| -> Vec<Change> {
+        proposals.retain(|proposal| is_permitted(m, &proposal.setup));
         let changes = proposals.into_iter().map(|proposal| evaluate(predictor, proposal));
         changes.filter(|change| change.prediction.fits).collect()
     };
@@ -118,8 +120,10 @@ fn memory_remedies(predictor: &Predictor, setup: &Setup) -> Vec<Change> {
 }
 
 /// Changes that are faster and fit, the largest gain first.
-fn speed_ups(predictor: &Predictor, setup: &Setup, now: &Prediction) -> Vec<Change> {
-    let changes = propose_faster(setup).into_iter().map(|proposal| evaluate(predictor, proposal));
+fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Prediction) -> Vec<Change> {
+    let proposals = propose_faster(setup).into_iter();
+    let proposals = proposals.filter(|proposal| is_permitted(m, &proposal.setup));
+    let changes = proposals.map(|proposal| evaluate(predictor, proposal));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
     let mut found: Vec<Change> =
         changes.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
@@ -132,17 +136,17 @@ fn evaluate(predictor: &Predictor, proposal: Proposal) -> Change {
     Change { what, sets, prediction: predictor.predict(&setup), setup }
 }
 
-fn advise(predictor: &Predictor, v: &View, text: &mut String, json: &mut Value) {
+fn advise(predictor: &Predictor, m: &Manifest, v: &View, text: &mut String, json: &mut Value) {
     let now = &predictor.predict(&v.setup);
     let found = shape_lint::lint(&v.setup);
     *text += &notes(&found);
     json["shape"] = json!(found);
     if v.fits {
-        let list = speed_ups(predictor, &v.setup, now);
+        let list = speed_ups(predictor, m, &v.setup, now);
         *text += &printed("Faster, by seconds of a step", &list, v, now, 6);
         json["faster"] = changes_json(&list, v, now);
     } else {
-        let list = memory_remedies(predictor, &v.setup);
+        let list = memory_remedies(predictor, m, &v.setup);
         let none =
             "\nNo change of one or two steps fits: more devices (--min-gpus) or a smaller model.\n";
         let remedies = printed("Would fit, and what it costs a step", &list, v, now, 8);

@@ -4,13 +4,15 @@
 use super::report::metrics;
 use super::tokenizers::Tokenizers;
 use super::{last_checkpoint, status};
-use base::{Count, Problems, input};
+use base::{Count, Problem, Problems, input};
 use checkpoint::place::Place;
+use checkpoint::tokenizer;
 use data::Tokenizer;
 use data::indexed::Indexed;
+use data::tokenizer::TOKENIZER;
 use launch::{crash_loop, events, sick_nodes};
 use manifest::Manifest;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
@@ -70,7 +72,12 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
             unusual_end = files.check_tokenizer(m, path)?;
         } else {
             let what = format!("{} does not exist", path.display());
-            let remedy = "check the path, or leave data.tokenizer out";
+            let copy = m.log.folder.join(tokenizer::FOLDER).join(TOKENIZER);
+            let remedy = if copy.exists() {
+                format!("the run has a copy: --set data.tokenizer={}", copy.display())
+            } else {
+                "check the path (--set data.tokenizer=FILE), or leave it out".to_string()
+            };
             files.missing.add("data.tokenizer", what, remedy);
         }
     }
@@ -78,8 +85,8 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
         files.wrong.collect(Place::open(also).map(drop))?;
     }
     let mut tokenizers = Tokenizers::new(m)?;
-    for prefix in prefixes(m) {
-        files.check_dataset(m, &prefix, &mut tokenizers)?;
+    for (prefix, key) in prefixes(m) {
+        files.check_dataset(m, &key, &prefix, &mut tokenizers)?;
     }
     if let (Some(eod), Some(unusual)) = (m.data.eod, unusual_end)
         && !tokenizers.appended(eod.token)
@@ -101,11 +108,36 @@ pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
     Ok(files)
 }
 
-/// Prefixes of all datasets, without duplicates.
-fn prefixes(m: &Manifest) -> BTreeSet<PathBuf> {
-    let valid = m.data.valid.iter().flat_map(|set| &set.datasets);
-    let valid = valid.map(|dataset| dataset.prefix.clone());
-    m.data.train_prefixes().into_iter().cloned().chain(valid).collect()
+/// Prefixes of all datasets, each with the first key that names it.
+fn prefixes(m: &Manifest) -> BTreeMap<PathBuf, String> {
+    let train = ("data.train".to_string(), &m.data.train);
+    let stages = m.data.stages.iter().enumerate();
+    let stages = stages.map(|(at, stage)| (format!("data.stages.{at}.train"), &stage.train));
+    let valid = m.data.valid.iter().map(|set| (format!("data.valid.{}", set.name), &set.datasets));
+    let mut prefixes = BTreeMap::new();
+    for (key, datasets) in [train].into_iter().chain(stages).chain(valid) {
+        for (at, dataset) in datasets.iter().enumerate() {
+            let key = if datasets.len() > 1 { format!("{key}.{at}.prefix") } else { key.clone() };
+            prefixes.entry(dataset.prefix.clone()).or_insert(key);
+        }
+    }
+    prefixes
+}
+
+/// Names the key of a dataset that does not exist, and the flag for another place.
+fn missing_dataset(key: &str, problems: Problems) -> Problems {
+    let named = |problem: Problem| {
+        let valid = match key.strip_prefix("data.valid.") {
+            Some(_) => ", or --set data.valid=null for the validation share of data.train",
+            None => "",
+        };
+        Problem {
+            place: key.to_string(),
+            what: format!("{} {}", problem.place, problem.what),
+            remedy: format!("moved data: --set {key}=PREFIX{valid}; {}", problem.remedy),
+        }
+    };
+    Problems { list: problems.list.into_iter().map(named).collect() }
 }
 
 impl FileFindings {
@@ -146,15 +178,20 @@ impl FileFindings {
     fn check_dataset(
         &mut self,
         m: &Manifest,
+        key: &str,
         prefix: &Path,
         tokenizers: &mut Tokenizers,
     ) -> anyhow::Result<()> {
         let dataset = match Indexed::open(prefix) {
             Ok(dataset) => dataset,
             Err(error) => {
-                let exists = data::indexed::index_path(prefix).exists();
-                let list = if exists { &mut self.wrong } else { &mut self.missing };
-                list.collect::<()>(Err(error))?;
+                if data::indexed::index_path(prefix).exists() {
+                    self.wrong.collect::<()>(Err(error))?;
+                } else {
+                    let mut found = Problems::default();
+                    found.collect::<()>(Err(error))?;
+                    self.missing.list.extend(missing_dataset(key, found).list);
+                }
                 return Ok(());
             }
         };

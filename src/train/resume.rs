@@ -1,75 +1,28 @@
 //! Resuming from a checkpoint: only a complete one, and only with a manifest and datasets that
 //! continue the same run.
 
+use super::changed_settings::{self, SettingChange};
 use super::{last_checkpoint, saving};
 use anyhow::{Context, Result};
-use base::Problems;
+use base::{Count, Problems};
 use checkpoint::disk::Disk;
 use checkpoint::{self, Checkpoint, CheckpointFolder, DataId, Digest, Index, Progress, State};
 use data::MixturePlan;
 use data::indexed::digest::{sampled_digest, whole_digest};
 use data::indexed::{index_path, tokens_path};
 use engine::Engine;
+use launch::events::{self, Kind};
 use launch::rank::Rank;
 use manifest::{self, Loaded, Manifest};
-use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-
-/// Effect of a changed setting on a resumed run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// The losses do not depend on it.
-    Allow,
-    /// It changes the losses from here: accepted with a warning.
-    Warn,
-    /// It would be a different run: an error.
-    Reject,
-}
-
-/// Settings that may change on resume. The first row that is a prefix of a key decides; a change
-/// of a key without a row is rejected, as one of its section.
-#[rustfmt::skip]
-const RULES: &[(&str, Change)] = &[
-    ("name",                Change::Allow),
-    ("log",                 Change::Allow),
-    ("plan",                Change::Allow),
-    ("checkpoint",          Change::Allow),
-    ("topology",            Change::Allow),
-    ("comm",                Change::Allow),
-    ("slurm",               Change::Allow),
-    ("divergence",          Change::Allow),    // what it does is named as it does it
-    ("train.threads",       Change::Allow),
-    ("train.device",        Change::Allow),
-    ("train.eval_interval", Change::Allow),
-    ("train.eval_samples",  Change::Allow),
-    ("train.eval_tasks",    Change::Allow),
-    ("train.stop_at_loss",  Change::Allow),
-    ("train.audit_interval", Change::Allow),
-    ("data.valid",          Change::Allow),
-    ("data.cache",          Change::Allow),
-    ("data.tokenizer",      Change::Allow),
-    ("data.drop_last_partial_validation_sequence", Change::Allow),
-    ("data.train.prefix",   Change::Allow),    // the files' content is compared instead
-    ("data.train",          Change::Warn),     // another mixture from here on
-    ("data.stages",         Change::Warn),     // or from later on
-    ("lr",                  Change::Warn),
-    ("optimizer",           Change::Warn),
-    ("loss_scale",          Change::Warn),
-    ("model.dropout",       Change::Warn),
-    ("batch.micro",         Change::Warn),     // sums of floats in another order
-    ("train.z_loss",        Change::Warn),
-    ("train.samples",       Change::Warn),     // and with it the order of samples
-    ("train.seed",          Change::Reject),
-];
-
-/// Settings of a model that do not depend on its weights; seq_len is another.
-pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
 
 /// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
 /// removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolder>> {
     let checkpoints = saving::folder(m);
-    checkpoint::clean(&Disk::default(), &checkpoints)?;
+    for (path, bytes) in checkpoint::clean(&Disk::default(), &checkpoints)? {
+        tracing::info!("removed {} ({bytes}), left by an interrupted save", path.display());
+    }
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
         tracing::warn!("{hint}");
     }
@@ -143,7 +96,8 @@ pub fn resume(
     data: &[DataId],
     engine: &Engine,
 ) -> Result<State> {
-    let checkpoint = rank.phase("loading", || load(found, options, loaded, data, engine))?;
+    let (checkpoint, changes) =
+        rank.phase("loading", || load(found, options, loaded, data, engine))?;
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
@@ -154,6 +108,12 @@ pub fn resume(
         "resuming from {} (step {step}, {consumed_samples} samples), every digest verified",
         found.folder.display()
     );
+    if rank.is_first() {
+        for change in &changes {
+            tracing::warn!("{change}");
+            events::add(&loaded.manifest.log.folder, Kind::Setting, &change.to_string());
+        }
+    }
     let checkpoints = saving::folder(&loaded.manifest);
     let set_aside = || {
         if options.is_named { checkpoint::set_aside(&checkpoints, step) } else { Ok(Vec::new()) }
@@ -176,19 +136,18 @@ pub fn resume(
     Ok(State { manifest, data, optimizer, pending: None, ..state })
 }
 
-/// Reads this rank's tensors, after checking that manifest and data continue the run.
+/// Reads this rank's tensors, after checking that manifest and data continue the run. Also returns the
+/// settings that changed.
 fn load(
     found: &CheckpointFolder,
     options: ResumeOptions,
     loaded: &Loaded,
     data: &[DataId],
     engine: &Engine,
-) -> Result<Checkpoint> {
+) -> Result<(Checkpoint, Vec<SettingChange>)> {
     let opened = Checkpoint::open(&found.folder);
     let checkpoint = opened.map_err(|error| with_older(error, found))?;
-    for warning in same_run(&checkpoint.index, found, loaded, data)? {
-        tracing::warn!("{warning}");
-    }
+    let changes = same_run(&checkpoint.index, found, loaded, data)?;
     let import = checkpoint.index.is_import();
     let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
     let continues = before == now || engine.rule().resumes_from(before);
@@ -206,7 +165,7 @@ fn load(
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
         tracing::info!("{line}");
     }
-    Ok(checkpoint)
+    Ok((checkpoint, changes))
 }
 
 /// Changes for the run that continues from a checkpoint. Fails if it would be a different run.
@@ -215,22 +174,53 @@ fn same_run(
     found: &CheckpointFolder,
     loaded: &Loaded,
     data: &[DataId],
-) -> Result<Vec<String>> {
+) -> Result<Vec<SettingChange>> {
     let base = loaded.source.parent().unwrap_or(Path::new("."));
     let saved = manifest::parse_saved(&index.manifest, "the checkpoint's manifest", base, &[])?;
-    let warnings = compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
+    let changes =
+        changed_settings::compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
     same_data(&index.data, data, found)?;
-    Ok(warnings)
+    Ok(changes)
 }
 
-/// Whether the run has no remaining steps after a checkpoint, by the same settings.
+/// Fails if the run has trained longer than the manifest asks for.
+pub fn has_not_passed_its_end(
+    found: &CheckpointFolder,
+    loaded: &Loaded,
+    data: &[DataId],
+) -> Result<()> {
+    let m = &loaded.manifest;
+    let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
+    let Progress { step, consumed_samples } = index.progress;
+    if consumed_samples <= m.train.samples || index.is_import() {
+        return Ok(());
+    }
+    same_run(&index, found, loaded, data)?; // another batch makes another number of steps
+    let asked = m.batch.ramp().steps(m.train.samples);
+    let published = saved_checkpoints(found).into_iter();
+    let earlier = published.rev().find(|other| other.step <= asked && other.step > 0);
+    let back = earlier.map_or(String::new(), |other| {
+        let name = checkpoint::name(other.step);
+        format!(", or go back, which sets newer checkpoints aside: --resume-from {name}")
+    });
+    let what = format!("{} are done, {} asked for", Count(step).with_noun("step"), Count(asked));
+    let remedy = format!("to train further: --set train.steps=N, with N above {step}{back}");
+    Err(Problems::one(m.log.folder.display().to_string(), what, remedy).into())
+}
+
+/// Whether the run has no remaining steps after a checkpoint. Fails if it would be a different run.
 pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
     let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
     let next = consumed + m.batch.ramp().batch_at(consumed) as u64;
     let complete = next > m.train.samples && !index.is_import();
-    Ok(complete && same_run(&index, found, loaded, data)?.is_empty())
+    if complete {
+        for change in same_run(&index, found, loaded, data)? {
+            tracing::warn!("{change}");
+        }
+    }
+    Ok(complete)
 }
 
 /// Message about the optimizer's states, unless they continue unchanged. Fails if the manifest's
@@ -265,10 +255,15 @@ fn optimizer(
     }
 }
 
+/// Checkpoints of the same run, oldest first.
+fn saved_checkpoints(found: &CheckpointFolder) -> Vec<CheckpointFolder> {
+    let published = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
+    published.unwrap_or_default()
+}
+
 /// Adds the name of an older checkpoint that could be used. It is never chosen silently.
 fn with_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
-    let older = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
-    let older = older.unwrap_or_default().into_iter().rev().find(|other| other.step < found.step);
+    let older = saved_checkpoints(found).into_iter().rev().find(|other| other.step < found.step);
     let remedy = match older {
         Some(older) => {
             let name = checkpoint::name(older.step);
@@ -277,119 +272,6 @@ fn with_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
         None => "there is no older checkpoint".to_string(),
     };
     error.context(format!("cannot continue from step {}; {remedy}", found.step))
-}
-
-/// Changes that need a warning. Fails with a list of all changes that are not allowed. `import`:
-/// whether the saved settings are those of an import, of which only the weights' own count.
-fn compare(saved: &str, now: &str, import: bool, found: &CheckpointFolder) -> Result<Vec<String>> {
-    let (mut saved, mut now) = (flat(saved)?, flat(now)?);
-    keep_common_optimizer_settings(&mut saved, &mut now);
-    [&mut saved, &mut now].into_iter().for_each(name_positions);
-    let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
-    let free = |key: &str| {
-        let chosen = FREE.iter().any(|free| key.starts_with(*free));
-        !key.starts_with("model.") || chosen || key == "model.seq_len"
-    };
-    let none = "nothing".to_string();
-    let value = |keys: &BTreeMap<String, String>, key| keys.get(key).unwrap_or(&none).clone();
-    let (mut warnings, mut rejected) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
-    for key in keys {
-        let (before, after) = (value(&saved, key), value(&now, key));
-        let section = || key.split('.').next().unwrap_or(key);
-        let (row, change) = rule(key).unwrap_or((section(), Change::Reject));
-        match change {
-            _ if before == after || import && free(key) => {}
-            Change::Allow => {}
-            Change::Warn => warnings.push(format!("{key} was {before}, is {after} from here on")),
-            Change::Reject => {
-                let what = format!("{key} was {before}, is {after}");
-                rejected.entry(row).or_default().push(what);
-            }
-        }
-    }
-    let mut problems = Problems::default();
-    for (row, changes) in rejected {
-        problems.add(
-            found.folder.display().to_string(),
-            format!(
-                "was trained with another `{row}` than the manifest has now: {}",
-                changes.join(", ")
-            ),
-            format!(
-                "restore `{row}` (see manifest.yaml in the run's folder), \
-                 or start a new run: --set log.folder=DIR"
-            ),
-        );
-    }
-    Ok(problems.or(warnings)?)
-}
-
-/// Writes out the rows of a table of learned positions: seq_len, if they are not given.
-fn name_positions(keys: &mut BTreeMap<String, String>) {
-    let learned = keys.get("model.position").is_some_and(|position| position.contains("learned"));
-    let rows = keys.get("model.seq_len").filter(|_| learned).cloned();
-    if let Some(rows) = rows {
-        keys.entry("model.positions".to_string()).or_insert(rows);
-    }
-}
-
-/// Settings to compare under another optimizer (reported separately): those that both have.
-fn keep_common_optimizer_settings(
-    saved: &mut BTreeMap<String, String>,
-    now: &mut BTreeMap<String, String>,
-) {
-    const SECTION: &str = "optimizer.";
-    let name = |keys: &BTreeMap<String, String>| {
-        let mut names = keys.keys().filter_map(|key| key.strip_prefix(SECTION)?.split_once('.'));
-        names.next().map(|(name, _)| format!("{SECTION}{name}."))
-    };
-    let (Some(before), Some(after)) = (name(saved), name(now)) else { return };
-    if before == after {
-        return;
-    }
-    let renamed = |key: &str| key.strip_prefix(&before).map(|rest| format!("{after}{rest}"));
-    *saved = std::mem::take(saved)
-        .into_iter()
-        .map(|(key, value)| (renamed(&key).unwrap_or(key), value))
-        .filter(|(key, _)| !key.starts_with(SECTION) || now.contains_key(key))
-        .collect();
-    now.retain(|key, _| !key.starts_with(SECTION) || saved.contains_key(key));
-}
-
-fn rule(key: &str) -> Option<(&'static str, Change)> {
-    let below = |row: &str| key == row || key.strip_prefix(row).is_some_and(|k| k.starts_with('.'));
-    RULES.iter().find(|(row, _)| below(row)).copied()
-}
-
-/// Effective manifest as key → value. Keys contain the numbers of list items, except
-/// `data.train.prefix`, which has its own rule.
-fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
-    fn walk(key: &str, value: &serde_json::Value, to: &mut BTreeMap<String, String>) {
-        let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
-        match value {
-            serde_json::Value::Object(map) => {
-                map.iter().for_each(|(name, value)| walk(&below(name), value, to));
-            }
-            serde_json::Value::Array(list) => {
-                for (i, value) in list.iter().enumerate() {
-                    walk(&below(&i.to_string()), value, to);
-                }
-            }
-            value
-                if ["data.train.", "data.stages."].iter().any(|at| key.starts_with(at))
-                    && key.ends_with(".prefix") =>
-            {
-                to.insert("data.train.prefix".to_string(), value.to_string());
-            }
-            value => {
-                to.insert(key.to_string(), value.to_string());
-            }
-        }
-    }
-    let value = serde_saphyr::from_str(yaml).context("reading an effective manifest")?;
-    let mut keys = BTreeMap::new();
-    walk("", &value, &mut keys);
-    Ok(keys)
 }
 
 /// Fails if the path of a training dataset of the run now has another dataset.

@@ -2,6 +2,7 @@
 //! phase succeeds on all ranks or stops all of them.
 
 mod announce;
+mod plan;
 
 use super::file_checks::{check_files, check_run_folder};
 use super::gpu_faults::GpuFaults;
@@ -13,7 +14,7 @@ use super::resume::ResumeOptions;
 use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
-use super::status::{Status, StatusWriter};
+use super::status::{self, LastStep, Status, StatusWriter};
 use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
@@ -21,12 +22,13 @@ use super::trace::{Trace, TraceOptions};
 use super::watch::{Drift, Periodic, Record, RunContext, StopAtLoss, Watchers};
 use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
-use base::Bytes;
 use base::output::{self, Existing};
-use checkpoint::{CheckpointFolder, DataId, State};
+use base::{Bytes, input};
+use checkpoint::{CheckpointFolder, DataId, Progress, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
+use estimate::hardware::Hardware;
 use launch::alerts::Alerts;
 use launch::console::Form;
 use launch::crash_loop;
@@ -71,6 +73,7 @@ pub struct Process<'a> {
     tasks: Arc<Vec<(String, Task)>>,
     node: String,
     kind: &'static str,
+    are_processes: bool,
     threads: usize,
 }
 
@@ -93,6 +96,7 @@ impl<'a> Process<'a> {
             tasks,
             node: ranks.node.clone(),
             kind: ranks.kind,
+            are_processes: ranks.are_processes(),
             threads: ranks.threads,
         })
     }
@@ -139,6 +143,9 @@ pub fn open<'a>(
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
     let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
+    if let Some(found) = &origin.found {
+        rank.on_first(|| resume::has_not_passed_its_end(found, process.loaded, &ids))?;
+    }
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
     if is_complete(process, rank, &origin, &ids)? {
@@ -172,12 +179,12 @@ fn from_checkpoint<'a>(
     let (loaded, options) = (process.loaded, process.options);
     let (m, be) = (&loaded.manifest, device.backend());
     let from = origin.found.as_ref().map_or(0, |found| found.step);
+    let planned_on = announce_plan(process, rank, device, &data, from)?;
     let engine = reserve(process, rank, device)?;
-    announce::announce(process, rank, device, &engine, data.order_bytes())?;
+    announce::announce_ranks(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
-        let message = rank.agree(verified)?;
-        tracing::info!("{message}");
+        tracing::info!("{}", rank.agree(verified)?);
     }
     let mut state = state(process, rank, &origin, ids, &engine)?;
     state.mixture = data.plan.clone();
@@ -187,10 +194,10 @@ fn from_checkpoint<'a>(
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
-    let files = open_report(process, rank, from, progress.step, &storage)?;
+    let files = open_report(process, rank, from, progress, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
-    let (consumed, samples) = (progress.consumed_samples, m.train.samples);
-    let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
+    let consumed = progress.consumed_samples;
+    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
     let loader = rank.phase("starting the data loader", loader)?;
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
@@ -198,7 +205,7 @@ fn from_checkpoint<'a>(
     // The order is that of `watch::ORDER`.
     let watchers = Watchers::new(vec![
         Box::new(spikes),
-        Box::new(Drift::new(StepParts::new(ops))),
+        Box::new(Drift::new(StepParts::new(ops), planned_on)),
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
         Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
         Box::new(limit),
@@ -232,6 +239,18 @@ fn from_checkpoint<'a>(
     })
 }
 
+/// Prints the run, its data and its plan from step `from` on. Returns the machine of the plan.
+fn announce_plan(
+    process: &Process,
+    rank: &Rank,
+    device: &Device,
+    data: &Datasets,
+    from: u64,
+) -> Result<Option<&'static Hardware>> {
+    announce::announce_run(process, rank, data)?;
+    plan::announce(process, rank, device, from)
+}
+
 /// State of the run: of its checkpoint, which the engine loads, or a new one.
 fn state(
     process: &Process,
@@ -241,12 +260,16 @@ fn state(
     engine: &Engine,
 ) -> Result<State> {
     let (loaded, options) = (process.loaded, process.options);
-    let Some(found) = &origin.found else { return begin(rank, loaded, ids, engine) };
     let resume = ResumeOptions {
         is_named: options.resume_from.is_some(),
         reset_optimizer: options.reset_optimizer,
     };
-    resume::resume(rank, found, resume, loaded, &ids, engine)
+    let state = match &origin.found {
+        None => begin(rank, loaded, ids, engine),
+        Some(found) => resume::resume(rank, found, resume, loaded, &ids, engine),
+    }?;
+    announce::schedule(rank, &loaded.manifest, &state);
+    Ok(state)
 }
 
 /// Report and status of a run that continues from a step, on rank 0.
@@ -254,14 +277,16 @@ fn open_report(
     process: &Process,
     rank: &Rank,
     from: u64,
-    step: u64,
+    progress: Progress,
     storage: &Arc<Storage>,
 ) -> Result<Option<(Report, StatusWriter)>> {
     rank.phase("opening the report", || {
         if !rank.is_first() {
             return Ok(None);
         }
-        Ok(Some((open_metrics(process, step, storage)?, open_status(process, rank, from)?)))
+        let last = status::last_start(&process.loaded.manifest.log.folder);
+        let report = open_metrics(process, progress.step, storage)?;
+        Ok(Some((report, open_status(process, rank, progress, (last, from))?)))
     })
 }
 
@@ -403,15 +428,13 @@ fn open_saver(
     Ok(saver)
 }
 
-/// Writes the effective manifest and opens the report.
+/// Writes the manifest that the run starts with, and opens the report.
 fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
-    let path = m.log.folder.join(manifest::IN_FOLDER);
-    // The run's own manifest.yaml may be the source: it keeps its author's comments.
-    let real = |path: &Path| path.canonicalize().ok();
-    if real(&path).is_none_or(|own| real(&loaded.source) != Some(own)) {
-        output::write(&path, Existing::Replaced, loaded.effective.as_bytes())?;
+    let (path, record) = (m.log.folder.join(manifest::IN_FOLDER), loaded.record());
+    if input::read(&path, input::SMALL).ok().as_deref() != Some(record.as_bytes()) {
+        output::write(&path, Existing::Replaced, record.as_bytes())?;
     }
     tokenizers::keep_copy(m)?;
     let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
@@ -425,21 +448,31 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<
 }
 
 /// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
-fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusWriter> {
+fn open_status(
+    process: &Process,
+    rank: &Rank,
+    progress: Progress,
+    last_start_and_step: (Option<Status>, u64),
+) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
+    let metrics = Metrics::read(&m.log.folder).ok();
+    let last = metrics.as_ref().and_then(|metrics| metrics.steps.last().copied());
     let status = Status {
+        step: progress.step,
+        consumed_samples: progress.consumed_samples,
+        last: last.map(LastStep).unwrap_or_default(),
         name: m.name.clone(),
         host: process.node.clone(),
         ranks: rank.grid.size(),
         total_steps: m.batch.ramp().steps(m.train.samples),
         total_samples: m.train.samples,
-        useful_s: Metrics::read(&m.log.folder).map_or(0.0, |metrics| metrics.useful_seconds()),
+        useful_s: metrics.as_ref().map_or(0.0, |metrics| metrics.useful_seconds()),
         ..Status::default()
     };
     let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());
     let (recorder, warnings) = (rank.world().recorder().clone(), process.messages.warnings());
     let alerts = Alerts::start(m)?;
-    StatusWriter::open(folder, status, from_step, collector, recorder, warnings, alerts)
+    StatusWriter::open(folder, status, last_start_and_step, collector, recorder, warnings, alerts)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

@@ -10,6 +10,15 @@ pub const STEP_DELAY: &str = "GPTRAIN_TEST_STEP_DELAY";
 /// Seconds between queries of Slurm for the job's end.
 pub const REREAD: &str = "GPTRAIN_TEST_REREAD";
 
+/// FLOP/s of the machine for which `--minutes` chooses the length of a run.
+pub const MACHINE_FLOPS: &str = "GPTRAIN_TEST_MACHINE_FLOPS";
+
+/// Assumed FLOP/s of this machine, if they are set.
+pub fn machine_flops() -> Option<f64> {
+    let text = std::env::var(MACHINE_FLOPS).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{MACHINE_FLOPS}: {text:?} is not a number")))
+}
+
 /// Sleeps for the delay of a step. Called within the timed part of a step.
 pub fn delay_step() {
     static DELAY: OnceLock<Option<Duration>> = OnceLock::new();

@@ -6,7 +6,7 @@ use base::{Count, Problems};
 use checkpoint::tokenizer::keep;
 use data::Record;
 use data::indexed::Indexed;
-use data::record::record_path;
+use data::indexed::record_path;
 use data::tokenizer::{self, BYTES};
 use manifest::Manifest;
 use std::path::{Path, PathBuf};

@@ -196,7 +196,7 @@ fn rows_that_pad_an_exported_vocabulary_come_back_as_none() {
 #[test]
 fn a_folder_is_planned_before_it_is_imported() {
     let lab = lab("megatron");
-    unpack(&fixture("llama.tar.zst"), &["titan/"], &lab.path(""));
+    unpack(&fixture("titan.tar.zst"), &["titan/"], &lab.path(""));
     let plan = |from: &str, more: &[&str]| {
         lab.gptrain(&[&["estimate", "--from", from, "--hardware", "h100", "--json"], more].concat())
     };

@@ -91,7 +91,7 @@ fn short_samples_train_the_first_rows() {
         let sets = sets.iter().chain(more).flat_map(|set| ["--set", set]);
         lab.gptrain(&["run", "run"].into_iter().chain(sets).collect::<Vec<_>>())
     };
-    let fewer = ["model.positions was 24, is 16", "restore `model`"];
+    let fewer = ["model.positions was 24, is 16", "continue it as it was: gptrain run "];
     run(&["model.positions=16"]).expect(2, &fewer);
     run(&["model.seq_len=25"]).expect(2, &["model.positions 24 is less than model.seq_len 25"]);
     run(&[]).expect(0, &[]);

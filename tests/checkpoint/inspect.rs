@@ -23,7 +23,7 @@ fn a_sound_checkpoint_is_shown_whole() {
     for word in [
         "step       12: 48 samples, 768 tokens",
         "next       batch of 4, sample 48",
-        "live in bf16",
+        "trained in bf16",
         "weight decay 0.1, 12 updates",
         "weight decay 0, 12 updates",
         "corpus",
@@ -86,7 +86,7 @@ fn the_states_of_every_optimizer_are_shown_as_numbers() {
     let decoded = UNSIGNED.decode(&codes, &whole("second_scales"));
     let most = decoded.iter().fold(0.0f32, |most, root| most.max(root * root));
     let stats = row.states["second_moment"].as_ref().unwrap();
-    assert_eq!((stats.count, stats.max, stats.negative), (32 * 128, f64::from(most), 0));
+    assert_eq!((stats.count, stats.max, stats.unsound.negative), (32 * 128, f64::from(most), 0));
     assert!(stats.mean > 0.0 && stats.mean < stats.max && !row.states.contains_key("second_codes"));
 }
 
@@ -139,12 +139,24 @@ fn a_diff_measures_what_moved() {
     same.expect(0, &[]);
     assert!(same.out.contains("28 of 28 tensors are equal"), "{}", same.out);
     let (five, ten) = ("runs/a/checkpoints/step-00000005", "runs/a/checkpoints/step-00000010");
-    let done = lab.gptrain(&["inspect-ckpt", five, "--diff", ten]);
+    let done = lab.gptrain(&["inspect-ckpt", ten, "--diff", five]);
     done.expect(1, &["different"]);
     for word in ["step: 5 → 10", "consumed samples: 20 → 40", "learning rate", "optimizer groups"]
     {
         assert!(done.out.contains(word), "{word}: {}", done.out);
     }
+    let other = ["lr.peak=1e-4", "lr.min=1e-5", "optimizer.adamw.weight_decay=0.2"];
+    lab.run(&[&other[..], &["log.folder=runs/other"]].concat()).well();
+    let done = lab.gptrain(&["inspect-ckpt", "runs/other", "--diff", "runs/a"]);
+    let keys = ["lr.peak: 0.003 → 0.0001\n", "optimizer.adamw.weight_decay: 0.1 → 0.2\n"];
+    assert!(keys.iter().all(|line| done.out.contains(line)), "{}", done.out);
+    // A checkpoint of step 0 has moments of zero: no change relative to them.
+    let mut zero = Saved::read(&step(5));
+    let weight = zero.tensor("block.0.ln2.scale");
+    weight.kept[1].iter_mut().for_each(|v| *v = 0.0);
+    let zero = zero.write(&lab.path("zero"));
+    let done = lab.gptrain(&["inspect-ckpt", five, "--diff", zero.to_str().unwrap()]);
+    assert!(done.out.contains(" –") && !done.out.contains("inf"), "{}", done.out);
     let mut changed = Saved::read(&step(5));
     let weight = changed.tensor("block.0.ln2.scale");
     weight.kept[0].iter_mut().for_each(|v| *v *= 1.25);
@@ -248,14 +260,20 @@ fn an_optimizer_that_does_not_fit_stops_the_start() {
 }
 
 #[test]
-fn numbers_that_are_not_finite_stop_the_start() {
+fn numbers_that_no_update_writes_stop_the_start() {
     let lab = lab(&[]);
     let folder = lab.path("runs/a/checkpoints");
     let step = folder.join("step-00000012");
     for (name, kept, value, words) in [
-        ("lnf.scale", 0, f32::NAN, "the master of lnf.scale contains non-finite numbers"),
-        ("embed.token", 1, f32::INFINITY, "the first_moment of embed.token"),
-        ("block.1.mlp.fc2.weight", 2, -f32::NAN, "the second_moment of block.1.mlp.fc2.weight"),
+        ("lnf.scale", 0, f32::NAN, "master of lnf.scale has 1 NaN, 0 infinite"),
+        ("embed.token", 1, f32::INFINITY, "first_moment of embed.token has 0 NaN, 1 infinite"),
+        (
+            "block.1.mlp.fc2.weight",
+            2,
+            -f32::NAN,
+            "second_moment of block.1.mlp.fc2.weight has 1 NaN",
+        ),
+        ("lnf.shift", 2, -1.0, "second_moment of lnf.shift has 1 values below 0"),
     ] {
         let mut saved = Saved::read(&step);
         let sound = std::mem::replace(&mut saved.tensor(name).kept[kept][7], value);

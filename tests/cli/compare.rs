@@ -62,7 +62,7 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
         assert!(!page.contains(outside), "{outside}");
     }
     assert!(page.contains("<th>batch.global</th><td>4</td><td>8</td>"), "{said}");
-    assert!(page.matches("<figure").count() == 5 && !page.contains("NaN"), "{said}");
+    assert!(page.matches("<figure").count() == 6 && !page.contains("NaN"), "{said}");
     lab.gptrain(&["compare", "runs/a", "runs/b", "-o", "both.html"]).expect(2, &["both.html"]);
     lab.gptrain(&["compare", "runs/a"]).expect(2, &["2 values required"]);
     lab.gptrain(&["compare", "runs/a", "runs/none"]).expect(2, &["runs/none/metrics.jsonl"]);

@@ -418,7 +418,8 @@ fn drift_from_the_plan_is_said_aloud() {
     let memory_plan = dry_run::stages(&m)[0].memory_plan.total();
     let compare = |m: &Manifest, memory, parts| {
         let first = FirstSteps { batch: 8, seconds: 100.0, parts };
-        drift::compare(m, 0, memory, &first).unwrap()
+        let cpu = gptrain::estimate::hardware::find("cpu", "test").unwrap();
+        drift::compare(m, Some(cpu), 0, memory, &first).unwrap()
     };
     let line = |m: &Manifest, memory| compare(m, memory, None).line;
     let far = line(&m, memory_plan);

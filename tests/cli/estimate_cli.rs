@@ -7,7 +7,13 @@ fn estimate(args: &[&str]) -> (i32, String, String) {
     command.arg("estimate").args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
-    (status.code().unwrap(), text(stdout), text(stderr))
+    // A search that takes long, as on a busy machine, says how far it is.
+    let err = text(stderr);
+    let mut said = String::new();
+    for line in err.lines().filter(|line| !line.starts_with("searching: ")) {
+        said += &format!("{line}\n");
+    }
+    (status.code().unwrap(), text(stdout), said)
 }
 
 fn json(args: &[&str]) -> serde_json::Value {
@@ -52,20 +58,22 @@ fn the_search_finds_blooms_topology() {
     assert!(ways[place]["sec_per_iter"].as_f64().unwrap() < 1.05 * best);
 }
 
-/// 18 GB of states, of which the machine has 16 GiB.
+/// States of 12 bytes a parameter, a third more than this machine's memory.
 #[test]
 fn a_host_that_is_too_small_ends_with_4() {
-    let sets = ["topology.offload=optimizer", "batch.micro=1", "topology.recompute=full"];
+    let memory = gptrain::base::memory::HostMemory::detect().unwrap().total.0;
+    let layers = format!("model.layers={}", 4 * memory / 3 / 12 / 30_740_000);
+    let sets =
+        ["topology.offload=optimizer", "batch.micro=1", "topology.recompute=full", &layers[..]];
     let sets = sets.map(|set| ["--set", set]).concat();
-    let on = |hardware| {
-        let args = ["manifests/gpt2-1.5b.yaml", "--as", "gptrain", "--hardware", hardware];
-        estimate(&[&args[..], &sets].concat())
-    };
-    let (code, out, _) = on("cpu");
-    assert!(out.contains("of 16.0: fits"), "the device has room: {out}");
-    assert!(out.contains("Host memory of a node, GiB: needed 17.5 of 16.0: DOES NOT FIT"), "{out}");
-    assert!(code == 4 && out.contains("DOES NOT FIT"), "{out}");
-    let (code, out, _) = on("a100-80g");
+    let args = ["manifests/gpt2-1.5b.yaml", "--as", "gptrain", "--hardware", "cpu"];
+    let (code, out, _) = estimate(&[&args[..], &sets].concat());
+    let gib = format!("of {:.1}: fits", memory as f64 / 1073741824.0);
+    assert!(out.contains(&gib), "the device has room: {out}");
+    let host = out.lines().find(|line| line.starts_with("Host memory of a node, GiB: needed"));
+    assert!(host.is_some_and(|line| line.ends_with("DOES NOT FIT")), "{out}");
+    assert!(code == 4 && out.starts_with("DOES NOT FIT"), "{out}");
+    let (code, out, _) = estimate(&[&args[..4], &["a100-80g"], &sets[..6]].concat());
     assert!(code == 0 && out.contains("once a step: host"), "{out}");
 }
 
@@ -219,8 +227,61 @@ fn a_campaign_is_the_sum_of_its_searches() {
     }
     let text = estimate(&campaign).1;
     assert!(text.contains("all on 8 devices") && text.contains("$"), "{text}");
+    // The flags of a row are its plan.
+    for row in rows {
+        let flags = row["set"].as_array().unwrap().iter().map(|set| set.as_str().unwrap());
+        let flags: Vec<&str> = flags.flat_map(|set| set.split(' ')).collect();
+        let alone = json(&[&args[..3], &flags].concat());
+        let same = |a: &serde_json::Value, b: &str| {
+            (a.as_f64().unwrap() / number(row, b) - 1.0).abs() < 1e-6
+        };
+        assert!(same(&alone["time"]["seconds"], "sec_per_iter"), "{row}");
+        assert!(same(&alone["run"]["days"], "days"), "{row}");
+    }
     refused(&[&args[..], &["--sizes", "125M", "--tokens", "1e9"]].concat(), &["--tokens"]);
     refused(&[&args[..3], &["--law", "20"]].concat(), &["--law"]);
+}
+
+/// The published shapes of `manifest new`, which every tensor parallelism of a node divides; a size
+/// without a topology has the setting that excludes all of them.
+#[test]
+fn a_campaign_has_published_shapes_or_says_what_excludes_a_topology() {
+    let args = [BLOOM, "--gpus", "64", "--hardware", "a100-80g", "--sizes"];
+    let v = json(&[&args[..], &["125M,1.3B,13B,20B"]].concat());
+    let rows = v["sizes"].as_array().unwrap();
+    let shape =
+        |row: &serde_json::Value| [&row["layers"], &row["hidden"]].map(|n| n.as_u64().unwrap());
+    let shapes: Vec<[u64; 2]> = rows.iter().map(shape).collect();
+    assert_eq!(shapes[..3], [[12, 768], [24, 2048], [40, 5120]]);
+    assert!(shapes[3][1].is_multiple_of(8 * 128), "{shapes:?}");
+    for row in rows {
+        assert_eq!(row["fits"], true, "{row}");
+        let topology = row["topology"].as_str().unwrap();
+        let words: Vec<&str> = topology.split(' ').collect();
+        assert!(words[3].parse::<usize>().unwrap() <= 8, "PP of {row}");
+    }
+    let one_by_one = ["batch.ramp_up=1 1 1000", "batch.micro=1", "topology.data=1"];
+    let sets = one_by_one.map(|set| ["--set", set]).concat();
+    let (code, out, err) = estimate(&[&args[..], &["125M"], &sets].concat());
+    assert_eq!(code, 4, "{out} {err}");
+    assert!(out.contains("none") && out.contains("batch.ramp_up 1 to 2048 by 1"), "{out}");
+    assert!(out.contains("exclude every topology") && !out.contains("fit"), "{out}");
+    let (code, out, _) = estimate(&[&[BLOOM, "--search", "--gpus", "60"][..], &sets].concat());
+    assert!(code == 4 && out.contains("model.layers 70 excludes every topology"), "{out}");
+}
+
+/// Several plans are equal within the bar: the table says how many, and the simplest is first.
+#[test]
+fn a_search_says_how_many_plans_are_equal() {
+    let args = ["manifests/gpt2-1.5b.yaml", "--search", "--gpus", "16", "--hardware", "h100-80g"];
+    let (_, out, _) = estimate(&args);
+    assert!(out.contains("ZeRO-0") && out.contains("are equal within a tenth"), "{out}");
+    let v = json(&args);
+    let step = |way: &serde_json::Value| way["sec_per_iter"].as_f64().unwrap();
+    let ways = v["ways"].as_array().unwrap();
+    let slower = ways.iter().filter(|way| step(way) > step(&ways[0])).count();
+    assert!(v["equal"].as_u64().unwrap() > 1 && slower < ways.len(), "{out}");
+    assert!(!out.contains("0.4 days") && out.contains(" h "), "{out}");
 }
 
 #[test]
@@ -486,6 +547,15 @@ fn flags_that_would_do_nothing_are_refused() {
     assert!(json(&["--list-hardware"]).as_array().unwrap().len() > 5);
 }
 
+/// A search over models has an end: more devices than it takes are refused at once.
+#[test]
+fn more_devices_than_a_search_over_models_takes_are_refused() {
+    for devices in ["65537", "4294967295", "18446744073709551615"] {
+        let words = ["--gpus", "--max-params tries models for up to 65,536"];
+        refused(&[BLOOM, "--max-params", "--gpus", devices], &words);
+    }
+}
+
 /// The promise of docs/estimate.md: of configurations that were not seen, and of every source of which
 /// nothing was, or a few rows, the error and how many lie within their bars.
 #[test]
@@ -541,6 +611,30 @@ fn the_selftest_tells_of_every_source() {
     let goals = v["goals"].as_object().unwrap();
     assert!(goals.len() == 6 && goals.values().all(|goal| goal["met"] == true), "{goals:?}");
     assert!(unseen("vtrain/after_20/mean") < 0.1 && unseen("llm-foundry/after_20/mean") < 0.08);
+}
+
+/// `cpu` is this machine: its memory and its name, and no price unless one is given.
+#[test]
+fn the_local_cpu_is_this_machine_and_has_no_price() {
+    let memory = gptrain::base::memory::HostMemory::detect().unwrap().total.0;
+    let plan = "manifests/quickstart.yaml";
+    let v = json(&[plan]);
+    let capacity = v["memory"]["capacity_bytes"].as_f64().unwrap();
+    assert!((capacity / memory as f64 - 1.0).abs() < 1e-9, "{capacity}");
+    assert_eq!(v["run"]["money"], 0.0);
+    let (_, out, _) = estimate(&[plan]);
+    assert!(!out.contains('$') && !out.contains("Money"), "{out}");
+    let (_, out, _) = estimate(&[plan, "--price", "0.05"]);
+    assert!(out.lines().next().unwrap().contains(", $") && out.contains("Money at $0.05"), "{out}");
+    let rows = json(&["--list-hardware"]);
+    let cpu = rows.as_array().unwrap().iter().find(|row| row["name"] == "cpu").unwrap();
+    let about = cpu["about"].as_str().unwrap();
+    let name = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let vendor = ["Intel", "AMD"].into_iter().find(|vendor| name.contains(vendor));
+    assert!(vendor.is_none_or(|vendor| about.contains(vendor)), "{about}");
+    assert!(
+        (cpu["memory_gib"].as_f64().unwrap() * 1073741824.0 / memory as f64 - 1.0).abs() < 1e-9
+    );
 }
 
 /// Money has the sign that its price is given with, and the table's without one.

@@ -12,10 +12,13 @@
 //! | `places` | models by their place, options that name a setting, examples before questions |
 //! | `upkeep` | `gptrain prune`, and the user's command for events |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
+//! | `hints` | the next steps that a run prints, typed back |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
 //! | `bars` | progress bars of long commands on a terminal |
 //! | `codes` | exit codes: every command against the table of docs/runs.md |
+//! | `faults` | a kill and an error at each system call of commands that write |
+//! | `leftovers` | leftovers of killed commands: found, named, removed |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
 //! | `json` | `--json`: one object alone on standard output |
 //! | `docs` | the commands of `docs/`: all are parsed, most are run |
@@ -23,6 +26,7 @@
 //! | `report` | the record of a run on disk: metrics, TensorBoard, the page, after kills and damage |
 //! | `estimate` | the planner's arithmetic against the formulas and worked examples of the field |
 //! | `estimate_own` | gptrain's own plan: the search, and suggested changes |
+//! | `estimate_applied` | every set of flags that the planner prints, applied to its manifest |
 //! | `estimate_cli` | `gptrain estimate`: tables, exit codes, messages |
 //! | `estimate_words` | messages and refusals of `gptrain estimate`, and a size instead of a manifest |
 
@@ -35,11 +39,15 @@ mod codes;
 mod compare;
 mod docs;
 mod estimate;
+mod estimate_applied;
 mod estimate_cli;
 mod estimate_own;
 mod estimate_words;
+mod faults;
+mod hints;
 mod job;
 mod json;
+mod leftovers;
 mod newcomer;
 mod ops;
 mod places;

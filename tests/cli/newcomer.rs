@@ -276,3 +276,35 @@ fn a_sound_manifest_comes_with_its_size() {
     assert!(ran.contains(&format!("as planned: {memory}; a step took ")), "{memory}: {ran}");
     assert!(ran.contains("device: CPU ("), "{ran}");
 }
+
+/// Epochs and plan come before the first step, and machines of the manifest that are not here first.
+#[test]
+fn a_run_prints_its_plan_before_the_first_step() {
+    let lab = Lab::new();
+    let out = lab.run(&["plan.hardware=h100-80g"]).out;
+    let place = |words: &str| out.find(words).unwrap_or_else(|| panic!("{words}: {out}"));
+    let order = [" epochs), ", "plan.hardware is h100-80g", "plan: a step of about ", "iteration "];
+    assert!(order.map(place).is_sorted(), "{out}");
+    assert!(out.contains(" tokens (") && out.contains(" of memory; 1 rank on "), "{out}");
+    let many = lab.run(&["train.steps=200k", "train.stop_at_loss=100", "log.folder=runs/many"]).out;
+    assert!(many.contains("after 40 more of them teach nothing"), "{many}");
+    let rest = lab.run(&["train.steps=14"]).out;
+    assert!(rest.contains("plan: a step of about ") && rest.contains(", 2 steps in "), "{rest}");
+}
+
+/// A negative number reaches the check of its flag.
+#[test]
+fn a_negative_number_is_refused_by_its_range() {
+    let lab = Lab::new();
+    for (args, says) in [
+        ("sample runs/a --temperature -1", "--temperature: -1 is below 0"),
+        ("sample runs/a --top-p -0.5", "--top-p: -0.5 is not above 0"),
+        ("sample runs/a --tokens -3", "a whole number from 0 up"),
+        ("run run.yaml --minutes -1", "a number from 0.01 to"),
+        ("estimate run.yaml --search --gpus -8", "write a number of devices"),
+    ] {
+        let done = lab.gptrain(&args.split(' ').collect::<Vec<_>>());
+        done.expect(2, &[says]);
+        assert!(!done.err.contains("unexpected argument"), "{}", done.err);
+    }
+}

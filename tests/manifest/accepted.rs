@@ -134,6 +134,45 @@ fn set_changes_and_creates_keys() {
     assert_eq!(read(&format!("{GOOD}  seed: 5\n"), &["train.seed="]).manifest.train.seed, 1234);
 }
 
+/// In the file, in `--set`, and in Megatron's notation of a ramp-up.
+#[test]
+fn numbers_have_one_grammar() {
+    let file = |length: &str| {
+        let text = GOOD.replace("  samples: 6400", &format!("  {length}"));
+        assert_ne!(text, GOOD);
+        read(&text, &[]).manifest.train.samples
+    };
+    let million = 1_000_000_000u64.div_ceil(128);
+    for length in ["tokens: 1B", "tokens: 1_000M", "tokens: 1e9", "tokens: 1_000_000_000"] {
+        assert_eq!(file(length), million, "{length}");
+    }
+    assert_eq!(file("steps: 100k"), 1_600_000);
+    assert_eq!(with(&["train.tokens=1B"]).manifest.train.samples, million);
+    assert_eq!(with(&["lr.peak=0.001_5"]).manifest.lr.peak, 0.0015);
+    let ramp = with(&["batch={micro: 2, global: 32, ramp_up: 16 16 1.5k}"]).manifest.batch.ramp_up;
+    assert_eq!(ramp, Some(RampUp { start: 16, increment: 16, samples: 1500 }));
+    let wrong = complaints(GOOD, &["train.steps=1.0005k"]);
+    assert!(wrong.contains("is 1.0005k, not a whole number"), "{wrong}");
+}
+
+/// A setting that only one value of another has falls with it, unless it is given too.
+#[test]
+fn settings_of_another_value_fall_with_it() {
+    let chunks = format!("{GOOD}topology: {{pipeline: 2, schedule: interleaved, chunks: 3}}\n");
+    let topology = |sets: &[&str]| read(&chunks, sets).manifest.topology;
+    assert_eq!((topology(&[]).chunks, topology(&["topology.schedule=1f1b"]).chunks), (3, 1));
+    assert_eq!(topology(&["topology.schedule=interleaved"]).chunks, 3);
+    let both = ["topology.chunks=3", "topology.schedule=1f1b"];
+    assert!(complaints(&chunks, &both).contains("topology.chunks is only for"));
+    let scaled = format!("{GOOD}precision: fp16\nloss_scale: 1024\n");
+    assert_eq!(read(&scaled, &["precision=bf16"]).manifest.loss_scale, None);
+    assert!(complaints(&scaled, &["precision=bf16", "loss_scale=8"]).contains("loss_scale is for"));
+    let gelu = GOOD.replace("  seq_len: 128", "  seq_len: 128\n  gelu: exact\n  positions: 200");
+    let model = |sets: &[&str]| read(&gelu, sets).manifest.model;
+    assert_eq!(model(&["model.ffn=swiglu"]).ffn, Ffn::Swiglu);
+    assert_eq!(model(&["model.position=rope"]).positions, None);
+}
+
 #[test]
 fn optimizer_lr_is_lr_peak() {
     let moved = GOOD.replace("lr:\n  peak: 1e-3", "optimizer: {lr: 2e-3}");
@@ -222,6 +261,114 @@ fn a_replaced_dataset_keeps_the_split_of_an_effective_manifest() {
     assert_eq!(part(&["data.train={prefix: x, split: 7/3}"]), split("7/3"));
     assert_eq!(part(&["data.train={prefix: x, range: 0..1}"]), Sequences::Range(0.0, 1.0));
     assert_eq!(part(&["data.train=x", "data.split=9,1"]), split("9,1"));
+}
+
+/// The manifest that a run keeps means with `--set` what its file means with it: no value that follows
+/// from others is written out. Every setting with a dependent default is changed, for every file.
+#[test]
+fn the_record_of_a_run_follows_a_setting_as_the_file_does() {
+    let files: &[&[&str]] = &[
+        &[],
+        &["data.split=8,1,1", "train.tokens=1e6", "lr={peak: 1e-3, warmup_tokens: 9000}"],
+        &["data.train=[a, {prefix: b, split: 7/3}]", "lr.decay={wsd: {decay_tokens: 4000}}"],
+        &["data.valid={z: x, a: [y, {prefix: w, range: 0..0.5}]}", "lr.decay=linear"],
+        &["data.stages=[{from_tokens: 25_601, train: c}]", "lr.decay={cosine: {samples: 90}}"],
+        &["model.position=alibi", "optimizer=muon", "topology.sequence_parallel=true"],
+        &["model.family=llama", "optimizer=adafactor", "train.eval_samples=7"],
+        &["topology={pipeline: 3, schedule: interleaved}", "batch={micro: 2, global: 24}"],
+        &["precision=fp16", "data.cache=/cache", "train.eval_interval=3", "log.folder=there"],
+    ];
+    let changes: &[&str] = &[
+        "train.steps=777",
+        "train.tokens=3e6",
+        "batch.global=32",
+        "model.seq_len=64",
+        "model.hidden=128",
+        "model.ffn=swiglu",
+        "model.family=qwen3",
+        "model.position=rope",
+        "data.train=/moved",
+        "data.train=[/moved, /more]",
+        "data.split=9,0,1",
+        "data.valid=null",
+        "data.stages=null",
+        "topology.tensor=2",
+        "topology.schedule=1f1b",
+        "optimizer={muon: {weight_decay: 0.3}}",
+        "optimizer.muon.weight_decay=0.3",
+        "optimizer={adafactor: {relative_step: true}}",
+        "lr.decay=wsd",
+        "lr.warmup_samples=3",
+        "log.folder=elsewhere",
+        "name=other",
+        "precision=bf16",
+    ];
+    let mut compared = 0;
+    for (number, file) in files.iter().enumerate() {
+        let record = with(file).record();
+        let other = if number == 0 { other_values(&with(file).effective) } else { Vec::new() };
+        for change in changes.iter().copied().chain(other.iter().map(String::as_str)) {
+            let both = |text: &str, sets: &[&str]| {
+                let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+                gptrain::manifest::parse(text, "trial.yaml", Path::new("/home/me"), &sets)
+            };
+            let from_file = both(GOOD, &[*file, &[change][..]].concat()).map(|read| read.manifest);
+            let from_record = both(&record, &[change]).map(|read| read.manifest);
+            compared += usize::from(from_file.is_ok());
+            assert_eq!(from_record.ok(), from_file.ok(), "{file:?} {change}\n{record}");
+        }
+    }
+    assert!(compared > 160, "{compared}");
+}
+
+/// Every number of an effective manifest twice as large, and every yes or no the other way.
+fn other_values(effective: &str) -> Vec<String> {
+    let settings = gptrain::checkpoint::inspect::settings_by_key(effective);
+    let other = |(key, value): (String, Value)| match value {
+        Value::Bool(yes) => Some(format!("{key}={}", !yes)),
+        Value::Number(number) => match number.as_u64() {
+            Some(whole) => Some(format!("{key}={}", 2 * whole.max(1))),
+            None => Some(format!("{key}={}", 2.0 * number.as_f64()?)),
+        },
+        _ => None,
+    };
+    settings.into_iter().filter_map(other).collect()
+}
+
+#[test]
+fn a_path_of_the_command_line_starts_at_the_working_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("trial.yaml");
+    std::fs::write(&file, GOOD).unwrap();
+    let load = |sets: &[&str]| {
+        let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
+        gptrain::manifest::load(&file, &sets).unwrap_or_else(|error| panic!("{error}")).manifest
+    };
+    let here = std::env::current_dir().unwrap();
+    let there = folder.path().canonicalize().unwrap();
+    assert!(load(&[]).data.train[0].prefix.starts_with(&there), "the file's own");
+    let data = load(&[
+        "data.train=[a, {prefix: ../b, weight: 2, split: '9,1'}]",
+        "data.valid={v: c, w: [{prefix: /d, range: 0.5..1}]}",
+        "data.tokenizer=t.json",
+        "train.eval_tasks={arc: {file: arc.jsonl, limit: 3}}",
+    ]);
+    let prefixes = |sets: &[gptrain::manifest::Dataset]| {
+        sets.iter().map(|dataset| dataset.prefix.clone()).collect::<Vec<_>>()
+    };
+    let above = here.parent().unwrap();
+    assert_eq!(prefixes(&data.data.train), [here.join("a"), above.join("b")]);
+    let split = Sequences::Split { weights: "9,1".into(), which: 0 };
+    assert_eq!((data.data.train[1].weight, &data.data.train[1].part), (2.0, &split));
+    assert_eq!(prefixes(&data.data.valid[0].datasets), [here.join("c")]);
+    assert_eq!(prefixes(&data.data.valid[1].datasets), [PathBuf::from("/d")]);
+    assert_eq!(data.data.tokenizer, Some(here.join("t.json")));
+    let task = &data.train.eval_tasks["arc"];
+    assert_eq!((&task.file, task.limit), (&here.join("arc.jsonl"), Some(3)));
+    assert_eq!(
+        load(&["data.stages=[{from_samples: 9, train: s}]"]).data.stages[0].train[0].prefix,
+        here.join("s")
+    );
 }
 
 #[test]
@@ -319,6 +466,10 @@ fn the_effective_manifest_loads_back_to_the_same() {
         let again = again.unwrap_or_else(|problems| panic!("{problems}\n{}", loaded.effective));
         assert_eq!(again.manifest, loaded.manifest);
         assert_eq!(again.effective, loaded.effective);
+        let again = gptrain::manifest::parse(&loaded.record(), "e.yaml", Path::new("/else"), &[]);
+        let again = again.unwrap_or_else(|problems| panic!("{problems}\n{}", loaded.record()));
+        assert_eq!(again.manifest, loaded.manifest, "{}", loaded.record());
+        assert_eq!(again.record(), loaded.record());
     }
     let full = with(sets[1]).manifest;
     assert_eq!(full.data.objective, Objective::PrefixLm(PrefixLm { loss_on_targets_only: false }));

@@ -170,6 +170,9 @@ fn mutated_manifests_never_panic_and_what_is_accepted_means_the_same_again() {
             let again = parse(&loaded.effective, "e.yaml", Path::new("/"), &[]);
             let again = again.unwrap_or_else(|e| panic!("{e}\n{text}\n{}", loaded.effective));
             assert_eq!(again.manifest, loaded.manifest, "{text}");
+            let kept = parse(&loaded.record(), "e.yaml", Path::new("/"), &[]);
+            let kept = kept.unwrap_or_else(|e| panic!("{e}\n{text}\n{}", loaded.record()));
+            assert_eq!(kept.manifest, loaded.manifest, "{text}");
         }
     }
     assert!((200..2800).contains(&accepted), "{accepted} of 3000 accepted: not a fair mix");

@@ -11,7 +11,8 @@ const PAGE: &str = "docs/manifest.md";
 const ABOVE: &str = "# The manifest, setting by setting
 A test makes this page from the schema (`gptrain manifest schema`); do not edit it. Each heading is the full key of a
 setting, as in `--set data.seed=7`, which changes a setting for one command. `gptrain manifest new` writes a first
-manifest.
+manifest. Numbers are written as `64`, `3e-4`, `1_000_000`, `100k` or `1.5B` (k, M, B or G, and T: thousands to
+trillions), here and as values of flags.
 ";
 
 /// Sections of the page, and the paths of types that have one.

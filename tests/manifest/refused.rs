@@ -105,7 +105,8 @@ fn shapes_that_do_not_fit_are_refused_with_the_numbers() {
     );
     check(
         "  global: 20",
-        "m.yaml:12: batch.global 20 is not a multiple of batch.micro 8 → set batch.global to 16 or 24",
+        "m.yaml:12: batch.global 20 is not a multiple of batch.micro 8 → set batch.global to 16 or \
+         24, or set batch.micro to 5",
     );
     check_added(
         "topology: {tensor: 3}",
@@ -227,7 +228,8 @@ fn a_ramp_up_is_checked_at_every_stage_up_front() {
     check_set(
         "batch.ramp_up=8 4 100",
         "--set batch.ramp_up: in 1 of its 3 stages the ramp-up's \
-         global batch is not a multiple of batch.micro 8: 12 → make start and increment multiples of 8",
+         global batch is not a multiple of batch.micro 8: 12 → make start and increment multiples of 8, \
+         or set batch.micro to 4",
     );
     check_set("batch={micro: 2, global: 2048, ramp_up: 16 8 9_765_625}", "accepted");
     let sets = ["batch={micro: 2, global: 2048, ramp_up: 16 8 9_765_625}", "topology.data=8"];
@@ -235,7 +237,7 @@ fn a_ramp_up_is_checked_at_every_stage_up_front() {
         complaints(GOOD, &sets),
         "--set batch: in 127 of its 255 stages the ramp-up's global batch is not a multiple of \
          batch.micro 2 × topology.data 8 = 16: 24, 40, 56, 72, 88, 104, 120, 136, … 2040 → make start \
-         and increment multiples of 16"
+         and increment multiples of 16, or set batch.micro to 1"
     );
     check_set(
         "batch={micro: 2, global: 2048, ramp_up: {start: 24, samples: 5}}",
@@ -552,7 +554,7 @@ m.yaml:2: model.seq_len is missing → add `seq_len:` (Tokens per sample (--seq-
 m.yaml:3: model.layers is 0; the least is 1 → give a number from 1 to 10000
 m.yaml:5: model.heads is \"eight\" → it takes a whole number
 m.yaml:6: unknown key model.vocap → did you mean model.vocab?
-m.yaml:11: batch.global 16 is not a multiple of batch.micro 3 → set batch.global to 15 or 18
+m.yaml:11: batch.global 16 is not a multiple of batch.micro 3 → set batch.global to 15 or 18, or set batch.micro to 2
 m.yaml:14: lr.min 0.01 is above lr.peak 0.001 → set lr.min to lr.peak or less
 m.yaml: train is missing → add `train:` (Length (samples, tokens or steps), evaluation, device and seed)
 --set log.interval: log.interval is \"often\" → it takes a whole number";

@@ -205,7 +205,7 @@ fn a_checkpoint_shows_its_scale_and_is_replayed_and_exported() {
     done.expect(0, &[]);
     assert!(done.out.contains("loss scale 1800000, 0 updates"), "{}", done.out);
     assert!(done.out.contains("1 steps skipped"), "{}", done.out);
-    assert!(done.out.contains("live in fp16"), "{}", done.out);
+    assert!(done.out.contains("trained in fp16"), "{}", done.out);
     let (first, last) = ("runs/a/checkpoints/step-00000001", "runs/a/checkpoints/step-00000011");
     for from in [first, last] {
         let again = lab.gptrain(&["inspect-ckpt", from, "--replay", "1"]);

@@ -158,8 +158,8 @@ impl Companions {
 
     /// Text of tokenizer_config.json, with which transformers loads a tokenizer.json.
     fn tokenizer_config(&self, path: &Path, tokens: &TokenIds) -> anyhow::Result<Value> {
-        let text = fs::read_to_string(path).with_context(|| cannot("read", path))?;
-        let json: Value = serde_json::from_str(&text)
+        let text = fs::read(path).with_context(|| cannot("read", path))?;
+        let json: Value = base::json::from_python(&text)
             .with_context(|| format!("{} is not JSON", path.display()))?;
         let added = json["added_tokens"].as_array();
         let content = |id: &Value| {
@@ -190,7 +190,7 @@ fn cannot(what: &str, path: &Path) -> String {
 }
 
 fn object(path: &Path) -> Option<Map<String, Value>> {
-    serde_json::from_slice(&input::read(path, input::SMALL).ok()?).ok()
+    base::json::from_python(&input::read(path, input::SMALL).ok()?).ok()
 }
 
 fn write(path: &Path, json: &Value) -> anyhow::Result<()> {

@@ -6,7 +6,8 @@ use crate::{Checkpoint, Group, Index, Tensor};
 use base::progress::{Progress, Unit};
 use engine::MASTER;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Differences of B from A.
@@ -152,15 +153,40 @@ const FIELDS: &[(&str, Field)] = &[
 
 /// Differences in everything except the tensors.
 fn states(a: &Index, b: &Index) -> Vec<Change> {
-    let lines_only_in = |a: &Index, b: &Index| {
-        let known: Vec<&str> = b.manifest.lines().collect();
-        let lines = a.manifest.lines().filter(|line| !known.contains(line));
-        joined(lines.map(|line| line.trim().to_string()))
+    let fields = FIELDS.iter().map(|(what, text)| (what.to_string(), text(a), text(b)));
+    let (before, now) = (settings_by_key(&a.manifest), settings_by_key(&b.manifest));
+    let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    let shown = |value: Option<&Value>| match value {
+        None => "–".to_string(),
+        Some(Value::String(text)) => text.clone(),
+        Some(value) => value.to_string(),
     };
-    let fields = FIELDS.iter().map(|(what, text)| (*what, text(a), text(b)));
-    let manifest = ("manifest", lines_only_in(a, b), lines_only_in(b, a));
-    let differ = fields.chain([manifest]).filter(|(_, a, b)| a != b);
-    differ.map(|(what, a, b)| Change { what: what.to_string(), a, b }).collect()
+    let setting = |key: &String| (key.clone(), shown(before.get(key)), shown(now.get(key)));
+    let differ = fields.chain(keys.into_iter().map(setting)).filter(|(_, a, b)| a != b);
+    differ.map(|(what, a, b)| Change { what, a, b }).collect()
+}
+
+/// Settings of a manifest by full key (`batch.global`); a list is one value.
+pub fn settings_by_key(manifest: &str) -> BTreeMap<String, Value> {
+    let mut all = BTreeMap::new();
+    if let Ok(tree) = serde_saphyr::from_str::<Value>(manifest) {
+        flatten("", tree, &mut all);
+    }
+    all
+}
+
+fn flatten(key: &str, value: Value, all: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(below) if !below.is_empty() => {
+            for (name, value) in below {
+                let whole = if key.is_empty() { name } else { format!("{key}.{name}") };
+                flatten(&whole, value, all);
+            }
+        }
+        value => {
+            all.insert(key.to_string(), value);
+        }
+    }
 }
 
 fn joined(parts: impl Iterator<Item = String>) -> String {
@@ -172,5 +198,18 @@ impl Diff {
     pub fn equal(&self) -> bool {
         let tensors = self.tensors.iter().all(|tensor| tensor.equal);
         tensors && self.only_in_a.is_empty() && self.only_in_b.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::settings_by_key;
+
+    #[test]
+    fn settings_have_their_whole_keys() {
+        let settings =
+            settings_by_key("batch: {micro: 1, global: 8}\ndata: {stages: []}\nname: a\n");
+        let keys: Vec<&String> = settings.keys().collect();
+        assert_eq!(keys, ["batch.global", "batch.micro", "data.stages", "name"]);
     }
 }

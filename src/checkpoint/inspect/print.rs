@@ -31,7 +31,7 @@ impl fmt::Display for Inspection {
             )?;
         }
         let (parameters, bytes) = (Count(o.parameters), Bytes(o.bytes));
-        writeln!(f, "  weights    {parameters} parameters, live in {}", o.live_dtype)?;
+        writeln!(f, "  weights    {parameters} parameters, trained in {}", o.live_dtype)?;
         writeln!(f, "  files      {} shards, {bytes}", o.shards)?;
         writeln!(f, "  seeds      weights and dropout {}, data {}", o.seed, o.data_seed)?;
         for id in &o.data {
@@ -112,7 +112,8 @@ fn title(state: &str) -> &str {
 fn numbers(f: &mut fmt::Formatter<'_>, stats: Option<&Stats>) -> fmt::Result {
     let Some(s) = stats else { return write!(f, " cannot be read") };
     write!(f, " {:>11.4e} {:>11.4e} {:>11.4e} {:>11.4e}", s.min, s.max, s.mean, s.l2)?;
-    if s.finite() { Ok(()) } else { write!(f, "  {} NaN, {} infinite", s.nan, s.inf) }
+    let findings = s.unsound.findings(MASTER);
+    if findings.is_empty() { Ok(()) } else { write!(f, "  {}", findings.join(", ")) }
 }
 
 impl fmt::Display for Diff {
@@ -139,7 +140,8 @@ impl fmt::Display for Diff {
                 write!(f, "  {:width$} ", t.name)?;
                 for state in &states {
                     match t.states.get(*state) {
-                        Some(change) => write!(f, " {change:>11.4e}")?,
+                        Some(change) if change.is_finite() => write!(f, " {change:>11.4e}")?,
+                        Some(_) => write!(f, " {:>11}", "–")?,
                         None => write!(f, " {:>11}", "")?,
                     }
                 }

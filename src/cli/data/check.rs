@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use base::Problems;
+use base::{Problems, number};
 use commands::data::check::{CheckedDataset, check};
 use commands::data::prefix;
 
@@ -17,7 +17,7 @@ pub struct Args {
     #[arg(required = true, value_name = "PREFIX")]
     datasets: Vec<PathBuf>,
     /// Limit that every id must be below [default: the tokenizer's vocabulary]
-    #[arg(long)]
+    #[arg(long, value_parser = number::whole::<usize>)]
     vocab: Option<usize>,
     /// Tokenizer of the dataset, which is compared with its record [default: the recorded one, else
     /// tokenizer.json beside the dataset]

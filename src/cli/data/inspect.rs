@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
+use base::number;
 use commands::data::{inspect, prefix};
 
 #[derive(clap::Args, Debug)]
@@ -17,13 +18,15 @@ pub struct Args {
     #[arg(short, long)]
     tokenizer: Option<PathBuf>,
     /// Number of documents to show
-    #[arg(short = 'n', long, default_value_t = 3)]
+    #[arg(short = 'n', long, default_value_t = 3, value_parser = number::whole::<usize>)]
     documents: usize,
     /// First document to show
     #[arg(long, value_name = "DOCUMENT", default_value_t = 0)]
+    #[arg(value_parser = number::whole::<usize>)]
     from: usize,
     /// Tokens of each document to show
     #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    #[arg(value_parser = number::whole::<usize>)]
     tokens: usize,
     #[command(flatten)]
     pub json: crate::cli::Json,

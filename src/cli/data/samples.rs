@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use base::Problems;
+use base::{Problems, number};
 use commands::data::prefix;
 use commands::data::samples::{Rows, print};
 use data::order::{Cache, Cut};
@@ -25,19 +25,21 @@ pub struct Args {
     #[arg(long, value_enum, default_value_t = Which::Train)]
     which: Which,
     /// Seed of the sample order, below 2^32
-    #[arg(long, default_value_t = 1234)]
+    #[arg(long, default_value_t = 1234, value_parser = number::whole::<u64>)]
     seed: u64,
     /// Tokens per sample, without the last one, which is only a target
-    #[arg(long, default_value_t = 2048)]
+    #[arg(long, default_value_t = 2048, value_parser = number::whole::<usize>)]
     seq_len: usize,
     /// Number of samples that a run asks for: N for the part that is read, or N,N,N for train, valid
     /// and test. The order depends on it. The number printed is Megatron's len(dataset): for one
     /// dataset the whole epochs it takes, which may be more than N; for several with weights N, with
     /// each share rounded up [default: one epoch]
     #[arg(long, value_name = "N[,N,N]", value_delimiter = ',')]
+    #[arg(value_parser = number::whole::<u64>)]
     samples: Vec<u64>,
     /// Weight of each dataset, in the same order [default: proportional to their sizes]
     #[arg(long, value_name = "W", value_delimiter = ',', num_args = 1..)]
+    #[arg(value_parser = number::real)]
     weights: Vec<f64>,
     /// Trainer whose sample order is used
     #[arg(long, value_enum, default_value_t = Rule::Mcore)]
@@ -146,8 +148,8 @@ fn ranges(texts: &[String]) -> Result<Ranges, Problems> {
     let mut ranges = Ranges::default();
     for text in texts {
         let (from, to) = text.split_once("..").unwrap_or((text, ""));
-        let numbers = (from.parse::<u64>(), to.parse::<u64>());
-        let reals = (from.parse::<f64>(), to.parse::<f64>());
+        let numbers = (number::whole::<u64>(from), number::whole::<u64>(to));
+        let reals = (number::real(from), number::real(to));
         match (numbers, reals) {
             ((Ok(from), Ok(to)), _) if from <= to => {
                 ranges.rows = Some(from..to.saturating_add(1));

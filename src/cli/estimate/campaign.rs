@@ -1,9 +1,11 @@
 //! `gptrain estimate --what-if`, `--sizes`
 
 use super::progress::Bar;
+use super::search::none_over;
 use super::{Args, other, show};
-use commands::estimate::{changed_settings, learn};
+use commands::estimate::{Changes, learn};
 use estimate::campaign::{self, Law, Member};
+use estimate::change::flag_lines;
 use estimate::compare::{Side, compared};
 use estimate::predict::Predict;
 use estimate::request::{Flags, Request};
@@ -35,18 +37,28 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
         _ => (path, args.set.clone()),
     };
     let now = args.load(path, &args.set)?;
-    if from == path {
-        sets.extend(changed_settings(changes, &now.manifest.topology)?);
-    }
-    let then = args.load(from, &sets)?;
+    let mut flags = Vec::new();
+    let then = if from == path {
+        let changes = Changes::read(changes, &now.manifest.topology)?;
+        sets.extend_from_slice(&changes.sets);
+        let then = args.load(from, &sets).map_err(|error| changes.explain(error))?;
+        flags = changes.sets;
+        then
+    } else {
+        args.load(from, &sets)?
+    };
     let view = |loaded: &Loaded| {
         let (request, other) = requested(args, loaded, args.flags())?;
         anyhow::Ok(request.view(other))
     };
     let (a, b) = (view(&now)?, view(&then)?);
     let side = |name, view, effective| Side { name, view, effective };
-    let (text, json) =
+    let (mut text, mut json) =
         compared(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));
+    if !flags.is_empty() {
+        text += &format!("\nThe changed plan\n{}", flag_lines(&flags));
+        json["set"] = flags.into();
+    }
     show(args.json, &text, &json);
     Ok(b.fits_all())
 }
@@ -84,13 +96,13 @@ pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
         let flags = Flags { tokens: Some(tokens), ..args.flags() };
         let (request, other) = requested(args, &loaded, flags)?;
         let search = request.search(other, Extras::default()).watched(&watch);
-        let found = search.ranked(devices);
-        let best = found.and_then(|found| found.best.into_iter().next());
-        anyhow::Ok(Member { best, manifest: request.manifest, terms: request.terms })
+        let found = search.ranked(devices).map(|mut found| found.best.swap_remove(0));
+        let best = found.ok_or_else(|| none_over(devices, search.exclusion(devices)));
+        anyhow::Ok(Member { size: *size, best, manifest: request.manifest, terms: request.terms })
     };
     let members = args.campaign.sizes.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?;
     bar.finish();
-    let (text, json) = campaign::table(&members, law, devices);
+    let (text, json) = campaign::table(&like, &members, law, devices);
     show(args.json, &text, &json);
-    Ok(members.iter().all(|member| member.best.is_some()))
+    Ok(members.iter().all(|member| member.best.is_ok()))
 }

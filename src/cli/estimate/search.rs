@@ -2,7 +2,8 @@
 
 use super::progress::Bar;
 use super::{Args, show};
-use base::Problems;
+use base::number::whole;
+use base::{Count, Problems};
 use estimate::plot;
 use estimate::predict::Predict;
 use estimate::request::Request;
@@ -19,7 +20,7 @@ pub struct Search {
     #[arg(long, value_parser = some)]
     pub gpus: Option<usize>,
     /// Nodes of --gpus that remain idle as spares
-    #[arg(long)]
+    #[arg(long, value_parser = whole::<usize>)]
     pub nodes_spare: Option<usize>,
     /// Quantity that the search minimises: days, gpu-hours or money [default: days]
     #[arg(long, value_parser = ["days", "gpu-hours", "money"])]
@@ -38,7 +39,7 @@ pub struct Search {
 
 /// Parses a number of devices.
 fn some(text: &str) -> Result<usize, String> {
-    match text.replace('_', "").parse() {
+    match whole(text) {
         Ok(0) => Err("a plan needs a device: give 1 or more".into()),
         Ok(count) => Ok(count),
         Err(_) => Err("write a number of devices, such as 64".into()),
@@ -65,17 +66,34 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
     if args.search.min_gpus {
         let found = search.fewest(MOST_DEVICES).map(|found| print::fewest(m, &found));
         bar.finish();
-        return Ok(shown(args, found, "no number of devices up to 65,536"));
+        let none = || NONE_ON_ANY.to_string();
+        return Ok(shown(args, found, none));
     }
     let devices = devices(args, request)?;
     if args.search.max_params {
+        if devices > MOST_DEVICES {
+            let (given, most) = (Count(devices as u64), Count(MOST_DEVICES as u64));
+            let what = format!("{given} devices: --max-params tries models for up to {most}");
+            return Err(Problems::one("--gpus", what, format!("give {most} or fewer")).into());
+        }
         let found = search.largest(devices).map(|found| print::largest(m, devices, &found));
         bar.finish();
-        return Ok(shown(args, found, "no model of these proportions"));
+        let none = || format!("no model of these proportions fits on {devices} devices");
+        return Ok(shown(args, found, none));
     }
     let found = ranked(args, request, &search, devices)?;
     bar.finish();
-    Ok(shown(args, found, &format!("no topology over {devices} devices")))
+    Ok(shown(args, found, || none_over(devices, search.exclusion(devices))))
+}
+
+const NONE_ON_ANY: &str = "no number of devices up to 65,536 fits";
+
+/// Reason why no topology over so many devices can be planned: the settings that exclude all, or memory.
+pub fn none_over(devices: usize, exclusion: Option<String>) -> String {
+    match exclusion {
+        Some(exclusion) => format!("no topology over {devices} devices: {exclusion}"),
+        None => format!("no topology over {devices} devices fits into their memory"),
+    }
 }
 
 /// Devices of --gpus without those of the spare nodes.
@@ -109,11 +127,11 @@ fn ranked(
 }
 
 /// Prints the result, or that there is none. Returns whether there is one.
-fn shown(args: &Args, found: Option<(String, Value)>, what: &str) -> bool {
+fn shown(args: &Args, found: Option<(String, Value)>, none: impl FnOnce() -> String) -> bool {
     let Some((text, json)) = found else {
         let remedy =
             "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
-        let text = format!("{what} fits: memory, divisibility or heads forbid it\n  → {remedy}\n");
+        let text = format!("{}\n  → {remedy}\n", none());
         show(args.json, &text, &json!({ "fits": false, "what": text.trim_end() }));
         return false;
     };

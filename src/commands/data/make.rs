@@ -11,7 +11,7 @@ use base::progress::{Progress, Unit};
 use base::{Bytes, Count, Problems, Seconds, escape_control};
 use data::Record;
 use data::build::{self, Build, Train, Trained};
-use data::corpus::{self, DocumentRules, FileSelection, Input};
+use data::corpus::{self, DocumentRules, FileSelection, Format, Input};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
 use serde::Serialize;
@@ -35,8 +35,14 @@ pub struct BuildOptions {
     pub eod: Option<String>,
     pub parse_special: bool,
     pub shuffle: Option<u64>,
+    /// Number of sequences below which documents are cut; None for the default.
+    pub min_sequences: Option<usize>,
     pub token_type: Option<TokenType>,
 }
+
+/// Default of `min_sequences` for files of text: the least of which `manifest new` holds out 5 %. Other
+/// formats say what a document is.
+const MIN_SEQUENCES: usize = 20;
 
 /// Number of notes on the corpus that are printed.
 const NOTES: usize = 3;
@@ -85,6 +91,8 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
 pub struct BuiltDataset {
     dataset: PathBuf,
     documents: u64,
+    /// Sequences into which they were cut; null if each is one.
+    sequences: Option<u64>,
     tokens: u64,
     dtype: String,
     text_bytes: u64,
@@ -105,6 +113,13 @@ impl BuiltDataset {
             self.dtype,
             self.text_bytes as f64 / self.tokens.max(1) as f64,
         );
+        if let Some(sequences) = self.sequences {
+            let documents = if self.documents == 1 { "the document" } else { "the documents" };
+            base::say!(
+                "cut {documents} into {sequences} sequences, so that a split has validation data \
+                 (--min-sequences 0 cuts none)"
+            );
+        }
         let rate = Bytes((self.bytes_read as f64 / self.seconds) as u64);
         base::say!("{} read in {}, {rate}/s", Bytes(self.bytes_read), Seconds(self.seconds));
         base::say!("encoded by {}", escape_control(&self.encoder));
@@ -136,6 +151,7 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     }
     let token_type = token_type(options, &tokenizer)?;
     let total = inputs.iter().map(|input| input.size).sum();
+    let is_text = inputs.iter().all(|input| input.format == Format::Text);
     let progress = Progress::new("building", total, Unit::Bytes);
     let build = Build {
         inputs: &inputs,
@@ -148,6 +164,7 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
         append,
         parse_special: options.parse_special,
         shuffle: options.shuffle,
+        min_sequences: options.min_sequences.unwrap_or(if is_text { MIN_SEQUENCES } else { 0 }),
         threads: text.threads,
     };
     let built = build.run(|report, tokens| {
@@ -157,6 +174,7 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     Ok(BuiltDataset {
         dataset: options.output.clone(),
         documents: built.documents,
+        sequences: built.cut,
         tokens: built.tokens,
         dtype: token_type.to_string(),
         text_bytes: built.text,

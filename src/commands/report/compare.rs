@@ -4,7 +4,7 @@
 use super::curves::{self, XAxis};
 use super::page::{self, Run, figure};
 use anyhow::Result;
-use base::svg::{Scale, escape, short};
+use base::svg::{Chart, Scale, escape, short};
 use base::{Count, columns};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +13,9 @@ use train::report::numbers::{Format, Shown, StepRow, shown};
 
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
+
+/// Columns of a terminal for the values of a setting.
+const WIDTH: usize = 70;
 
 /// Runs, each with the label that it has in tables and legends.
 pub struct Comparison(Vec<(String, Run)>);
@@ -125,16 +128,9 @@ impl Comparison {
 
     /// Settings that differ: key, and the value of each run.
     fn settings(&self) -> Vec<(String, Vec<String>)> {
-        let read = |run: &Run| run.manifest.as_deref().map(settings_by_key).unwrap_or_default();
-        let all: Vec<BTreeMap<String, Value>> = self.runs().map(read).collect();
-        let keys: BTreeSet<&String> = all.iter().flat_map(|settings| settings.keys()).collect();
-        let shown = |value: Option<&Value>| match value {
-            None => "–".to_string(),
-            Some(Value::String(text)) => text.clone(),
-            Some(value) => value.to_string(),
-        };
+        let keys: BTreeSet<&String> = self.runs().flat_map(|run| run.settings.keys()).collect();
         let row = |key: &String| {
-            let values = all.iter().map(|settings| shown(settings.get(key))).collect();
+            let values = self.runs().map(|run| setting(run, key)).collect();
             (key.clone(), values)
         };
         let rows = keys.into_iter().filter(|key| !OWN.contains(&key.as_str())).map(row);
@@ -168,14 +164,20 @@ impl Comparison {
 
     /// Two tables. Truncates long values of settings.
     pub fn text(&self) -> String {
-        const LONGEST: usize = 32;
+        let longest = (WIDTH / self.0.len().max(1)).clamp(12, 32);
+        // The ends of two paths differ more often than their beginnings.
         let cut = |cell: String| match cell.chars().count() {
-            0..=LONGEST => cell,
-            _ => cell.chars().take(LONGEST - 1).chain(['…']).collect(),
+            long if long > longest => {
+                let kept = cell.chars().skip(long + 1 - longest);
+                ['…'].into_iter().chain(kept).collect()
+            }
+            _ => cell,
         };
-        let settings = self.setting_cells();
-        let settings: Vec<Vec<String>> =
-            settings.into_iter().map(|row| row.into_iter().map(cut).collect()).collect();
+        let settings = self.setting_cells().into_iter().map(|row| {
+            let (key, values) = row.split_first().expect("a row has a key");
+            [key.clone()].into_iter().chain(values.iter().cloned().map(cut)).collect()
+        });
+        let settings: Vec<Vec<String>> = settings.collect();
         let below = match settings.len() {
             1 => "all settings are equal".to_string(),
             _ => columns(&settings, 1),
@@ -200,7 +202,9 @@ impl Comparison {
             self.0.iter().map(|(label, run)| (label.as_str(), &run.metrics)).collect();
         let loss = |row: &StepRow| row.lm_loss;
         let wide = curves::overlay(&runs, XAxis::Step, scale, true, loss);
-        let mut body = figure("loss (dots: validation)", &wide, "wide");
+        let narrow = Chart { width: 480.0, height: 360.0, ..wide.clone() };
+        let title = "loss (dots: validation)";
+        let mut body = figure(title, &wide, "wide broad") + &figure(title, &narrow, "wide narrow");
         body += "<div class=\"grid\">\n";
         let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
         body += &figure("loss over tokens", &by_tokens, "");
@@ -220,6 +224,39 @@ impl Comparison {
         }
         page::document("runs compared", "gptrain compare", &(body + "</div>"))
     }
+}
+
+/// Value of a setting in a run, with the values that it had in earlier starts: "0.001, 0.002 after step
+/// 40".
+fn setting(run: &Run, key: &str) -> String {
+    let mut changes = run.changes.iter().filter(|change| change.key == key).peekable();
+    if let Some(first) = changes.peek() {
+        let before = first.before.trim_matches('"').to_string();
+        return changes.fold(before, |text, change| {
+            format!("{text}, {} after step {}", change.after.trim_matches('"'), change.step)
+        });
+    }
+    match run.settings.get(key) {
+        None => "–".to_string(),
+        Some(Value::String(text)) => text.clone(),
+        Some(Value::Array(items)) => {
+            let datasets: Option<Vec<String>> = items.iter().map(dataset).collect();
+            datasets.map_or_else(|| Value::from(items.clone()).to_string(), |all| all.join(", "))
+        }
+        Some(value) => value.to_string(),
+    }
+}
+
+/// Dataset of a blend in words: its prefix, the part that is read, and a weight other than 1.
+fn dataset(item: &Value) -> Option<String> {
+    let text = |key: &str| item.get(key).and_then(Value::as_str);
+    let part = match text("range") {
+        Some(range) => range.to_string(),
+        None => format!("{} of {}", text("part")?, text("split")?),
+    };
+    let weight = item.get("weight").and_then(Value::as_f64).filter(|weight| *weight != 1.0);
+    let weight = weight.map_or(String::new(), |weight| format!(", weight {weight}"));
+    Some(format!("{} ({part}{weight})", text("prefix")?))
 }
 
 /// Labels of the runs: the folders' last names if they differ, else the folders as given.
@@ -262,32 +299,9 @@ fn between(points: &[(f64, f64)], x: f64) -> f64 {
     }
 }
 
-/// Settings of a manifest by full key (`batch.global`); a list is one value.
-pub fn settings_by_key(manifest: &str) -> BTreeMap<String, Value> {
-    let mut all = BTreeMap::new();
-    if let Ok(tree) = serde_saphyr::from_str::<Value>(manifest) {
-        flatten("", tree, &mut all);
-    }
-    all
-}
-
-fn flatten(key: &str, value: Value, all: &mut BTreeMap<String, Value>) {
-    match value {
-        Value::Object(below) if !below.is_empty() => {
-            for (name, value) in below {
-                let whole = if key.is_empty() { name } else { format!("{key}.{name}") };
-                flatten(&whole, value, all);
-            }
-        }
-        value => {
-            all.insert(key.to_string(), value);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{between, labels, settings_by_key};
+    use super::{between, labels};
 
     #[test]
     fn values_between_two_evaluations_are_on_their_line() {
@@ -295,14 +309,6 @@ mod tests {
         assert_eq!([10.0, 20.0, 25.0, 30.0].map(|x| between(&points, x)), [4.0, 3.0, 2.5, 2.0]);
         assert!(between(&points, 9.0).is_nan() && between(&points, 31.0).is_nan());
         assert!(between(&[], 1.0).is_nan());
-    }
-
-    #[test]
-    fn settings_have_their_whole_keys() {
-        let settings =
-            settings_by_key("batch: {micro: 1, global: 8}\ndata: {stages: []}\nname: a\n");
-        let keys: Vec<&String> = settings.keys().collect();
-        assert_eq!(keys, ["batch.global", "batch.micro", "data.stages", "name"]);
     }
 
     #[test]

@@ -9,8 +9,12 @@ use serde::Deserialize;
 use super::curves::{self, XAxis};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
 use base::{Count, Seconds, input};
+use checkpoint::inspect::settings_by_key;
 use data::eval::Accuracy;
-use launch::events::{self, Event};
+use launch::events::{self, Event, Kind};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use train::changed_settings::SettingChange;
 use train::report::metrics::{EvalRow, Metrics};
 use train::report::numbers::{Format, Shown, StepRow, shown};
 use train::status::Status;
@@ -23,6 +27,12 @@ pub struct Run {
     pub name: String,
     /// Text of `manifest.yaml` in the run's folder, if it exists.
     pub manifest: Option<String>,
+    /// All settings by key, as the run last ran.
+    pub settings: BTreeMap<String, Value>,
+    /// Parameters of the model, if the manifest can be read.
+    pub parameters: Option<u64>,
+    /// Settings that changed between its starts.
+    pub changes: Vec<SettingChange>,
     pub metrics: Metrics,
     /// Share of the run's time that went into steps, if its folder has a status.
     pub goodput: Option<f64>,
@@ -37,13 +47,21 @@ impl Run {
         let manifest = input::read(&folder.join("manifest.yaml"), input::SMALL).ok();
         let manifest = manifest.and_then(|text| String::from_utf8(text).ok());
         let named = manifest.as_deref().and_then(manifest_name);
+        // Without a readable manifest, the keys of its text.
+        let loaded = ::manifest::load(folder, &[]).ok();
+        let parameters = loaded.as_ref().map(|loaded| model::parameters(&loaded.manifest.model));
+        let effective = loaded.map(|loaded| loaded.effective);
+        let settings = effective.as_ref().or(manifest.as_ref());
+        let settings = settings.map(|text| settings_by_key(text)).unwrap_or_default();
         let folder_name = || {
             let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
             whole.file_name().unwrap_or_default().to_string_lossy().into_owned()
         };
         let goodput = Status::read(folder).ok().map(|status| status.goodput());
         let (name, events) = (named.unwrap_or_else(folder_name), events::read(folder)?);
-        Ok(Run { name, manifest, metrics, goodput, events })
+        let changes = events.iter().filter(|event| event.kind == Kind::Setting);
+        let changes = changes.filter_map(|event| SettingChange::parse(&event.text)).collect();
+        Ok(Run { name, manifest, settings, parameters, changes, metrics, goodput, events })
     }
 
     /// Loss curves as an SVG picture, for a README.
@@ -64,7 +82,16 @@ impl Run {
         });
         let tables = format!("<div class=\"tables\">{valid}{table}</div>\n");
         let body = format!("{tiles}{sections}{tables}{events}{manifest}");
-        document(&self.name, "gptrain run report", &body)
+        document(&self.name, &self.origin(), &body)
+    }
+
+    /// Line below the title: parameters, machine, and the last start with its command.
+    fn origin(&self) -> String {
+        let parameters = self.parameters.map(|count| format!("{} parameters", Count(count)));
+        let start = self.events.iter().rfind(|event| event.kind == Kind::Start);
+        let start = start.map(|event| format!("{}, {}", date(event.at), escape(&event.text)));
+        let parts = ["gptrain run report".to_string()].into_iter().chain(parameters).chain(start);
+        parts.collect::<Vec<_>>().join(" · ")
     }
 
     /// Table of the last events, with the time since the first one.
@@ -101,7 +128,8 @@ impl Run {
         let samples = format!("{} samples", Count(last.consumed_samples));
         tile("tokens", short(last.tokens as f64), samples);
         let recent = |value: fn(&StepRow) -> f64| self.recent(|_| true, value);
-        let median = format!("median of the last {RECENT} steps");
+        let last_steps = RECENT.min(self.metrics.steps.len()) as u64;
+        let median = format!("median of the last {}", Count(last_steps).with_noun("step"));
         tile("training loss", number(recent(|row| row.lm_loss)), median);
         // Losses on different sets do not compare: the tile is the first set's.
         let first = curves::valid_sets(&self.metrics).first().and_then(|set| self.best(set));
@@ -222,6 +250,29 @@ impl Run {
     }
 }
 
+/// Day and minute of a time in seconds since 1970, in UTC.
+fn date(at: f64) -> String {
+    let minutes = (at / 60.0) as u64;
+    let (mut day, mut year) = (minutes / (24 * 60), 1970);
+    let leap =
+        |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    while day >= 365 + u64::from(leap(year)) {
+        day -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for days in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if day < days {
+            break;
+        }
+        day -= days;
+        month += 1;
+    }
+    let (hour, minute) = (minutes / 60 % 24, minutes % 60);
+    format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
+}
+
 /// Section with a table. Its rows begin with their name, in an element `row_name`.
 pub(super) fn table(
     title: &str,
@@ -316,4 +367,18 @@ fn manifest_name(manifest: &str) -> Option<String> {
         name: Option<String>,
     }
     serde_saphyr::from_str::<Named>(manifest).ok()?.name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::date;
+
+    #[test]
+    fn dates_are_those_of_the_calendar() {
+        assert_eq!(date(0.0), "1970-01-01 00:00 UTC");
+        assert_eq!(date(951_782_399.0), "2000-02-28 23:59 UTC");
+        assert_eq!(date(951_868_799.0), "2000-02-29 23:59 UTC");
+        assert_eq!(date(1_735_689_599.0), "2024-12-31 23:59 UTC");
+        assert_eq!(date(1_795_867_200.0), "2026-11-28 12:00 UTC");
+    }
 }

@@ -4,7 +4,11 @@
 
 use anyhow::Result;
 use base::{Problems, WrongInput, input};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 /// Question as text. The prompt is `question`; each answer follows after a space.
@@ -77,8 +81,9 @@ pub fn read_lines(path: &Path) -> Result<Vec<u8>> {
 impl Text {
     /// Parses a line in the format that its keys indicate.
     pub fn parse(line: &[u8]) -> Result<Text, Wrong> {
-        let read = serde_json::from_slice::<Value>(line);
-        let row = read.map_err(|error| wrong(format!("not JSON: {error}"), formats()))?;
+        let read = base::json::from_python::<Row>(line);
+        let Row(row) = read.map_err(|error| wrong(format!("not JSON: {error}"), formats()))?;
+        let row = Value::Object(row.into_iter().collect());
         let has = |format: &&Format| format.marks.iter().all(|key| row.get(key).is_some());
         let format = FORMATS.iter().find(has);
         let none = || wrong("has the keys of no known format", formats());
@@ -181,6 +186,60 @@ fn lambada(row: &Value) -> Result<Text, Wrong> {
     let none = || wrong("text has no word after a space", "");
     let (question, word) = text.rsplit_once(' ').ok_or_else(none)?;
     Ok(Text::new(question.to_string(), vec![word.to_string()], 0))
+}
+
+/// Fields of the formats that are read.
+const KEYS: [&str; 20] = [
+    "activity_label",
+    "answer",
+    "answerKey",
+    "choices",
+    "correct_answer",
+    "ctx",
+    "ctx_a",
+    "ctx_b",
+    "distractor1",
+    "distractor2",
+    "distractor3",
+    "endings",
+    "goal",
+    "label",
+    "question",
+    "sol1",
+    "sol2",
+    "subject",
+    "support",
+    "text",
+];
+
+type Fields = BTreeMap<String, Value>;
+
+/// Object of a line, without other fields than `KEYS`, whatever they hold.
+struct Row(Fields);
+
+impl<'de> Deserialize<'de> for Row {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Row, D::Error> {
+        json.deserialize_map(Row(Fields::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for Row {
+    type Value = Row;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Row, A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if KEYS.contains(&key.as_str()) {
+                self.0.insert(key, map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(self)
+    }
 }
 
 fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {

@@ -7,6 +7,7 @@ use crate::batch::Sample;
 use crate::indexed::{Indexed, index_path};
 use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::{Context, Result};
+use base::json::BYTE_ORDER_MARK;
 use base::{Count, Problems, input};
 use std::path::Path;
 
@@ -48,7 +49,8 @@ impl Tokens {
         };
         let bytes = input::read_named(path, input::LARGE)
             .with_context(|| format!("cannot read {}", place()))?;
-        let text = str::from_utf8(&bytes).map_err(|error| {
+        let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
+        let text = str::from_utf8(bytes).map_err(|error| {
             let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
             let at = format!("{}:{line}", place());
             Problems::one(at, "not UTF-8 text from here on", "save the file as UTF-8")
@@ -149,5 +151,24 @@ impl Samples for Windows {
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
         let losses = losses[..self.targets(number)].iter().map(|loss| f64::from(*loss));
         if self.keeps_tokens { losses.collect() } else { vec![losses.sum()] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::BYTES;
+
+    /// As `data build` reads it.
+    #[test]
+    fn a_byte_order_mark_is_not_scored() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        std::fs::write(&path, "\u{feff}ab").unwrap();
+        let tokenizer = Tokenizer::load(Path::new(BYTES)).unwrap();
+        let Tokens::Text { ids, bytes } = Tokens::open(&path, Some(&tokenizer)).unwrap() else {
+            panic!("a text is not a dataset");
+        };
+        assert_eq!((ids, bytes), (vec![97, 98], 2));
     }
 }

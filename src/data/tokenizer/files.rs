@@ -68,7 +68,7 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
         let what = format!("is {format}, which gptrain does not read");
         return Err(Problems::one(place(), what, CONVERT).into());
     }
-    let json: Value = serde_json::from_slice(&bytes).map_err(|error| {
+    let json: Value = base::json::from_python(&bytes).map_err(|error| {
         let what = format!("is not a tokenizer: {error}");
         Problems::one(place(), what, format!("give a {TOKENIZER} or GPT-2's {VOCAB}"))
     })?;
@@ -102,7 +102,7 @@ pub fn own_folder(path: &Path) -> Option<&Path> {
 /// Object in a settings file beside a tokenizer's file; None without it.
 pub fn settings(path: &Path, name: &str) -> Option<Map<String, Value>> {
     let bytes = input::read(&own_folder(path)?.join(name), input::SMALL).ok()?;
-    serde_json::from_slice(&bytes).ok()
+    base::json::from_python(&bytes).ok()
 }
 
 /// Path of the merges.txt that belongs to a vocab.json; `X-merges.txt` for `X-vocab.json`.

@@ -3,8 +3,8 @@
 use crate::setup::{Extras, Moments, Setup};
 use engine::cuts;
 use manifest::{
-    Adam8bit, Batch, GradientHome, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd,
-    Recompute, Schedule, Topology,
+    Adam8bit, Batch, LayerSplit, Manifest, OffloadWhat, Optimizer, PowerSgd, Recompute, Schedule,
+    Split, Topology,
 };
 use plan::ramp::Ramp;
 
@@ -13,24 +13,43 @@ const MICROS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 /// The manifest with a setup's model, cut, batch and moments.
 pub fn manifest(m: &Manifest, s: &Setup) -> Manifest {
-    let optimizer = match (&m.optimizer, s.moments) {
-        (Optimizer::AdamW(rule), Moments::Adam8bit) => {
-            Optimizer::Adam8bit(Adam8bit::from_adamw(*rule))
-        }
-        (optimizer, _) => optimizer.clone(),
-    };
     Manifest {
-        optimizer,
+        optimizer: optimizer(m, s),
         model: s.model.clone(),
         topology: s.topology.clone(),
-        batch: Batch { micro: s.micro, global: s.global, ..m.batch },
+        batch: batch(m, s),
         ..m.clone()
     }
 }
 
-/// Every cut over exactly `devices` into which all batches of the ramp-up are divisible: as in the
-/// manifest, and with the extras.
-pub fn list(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setup> {
+/// Whether the manifest may have a setup's settings.
+pub fn is_permitted(m: &Manifest, s: &Setup) -> bool {
+    Split {
+        precision: m.precision,
+        model: &s.model,
+        batch: &batch(m, s),
+        optimizer: &optimizer(m, s),
+        topology: &s.topology,
+    }
+    .is_permitted()
+}
+
+fn batch(m: &Manifest, s: &Setup) -> Batch {
+    Batch { micro: s.micro, global: s.global, ..m.batch }
+}
+
+fn optimizer(m: &Manifest, s: &Setup) -> Optimizer {
+    match (&m.optimizer, s.moments) {
+        (Optimizer::AdamW(rule), Moments::Adam8bit) => {
+            Optimizer::Adam8bit(Adam8bit::from_adamw(*rule))
+        }
+        (optimizer, _) => optimizer.clone(),
+    }
+}
+
+/// Every cut over exactly `devices` that the manifest permits, through its whole ramp-up: with its own
+/// settings, and with the extras.
+pub fn list(m: &Manifest, base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Setup> {
     let mut micros: Vec<usize> = MICROS.into_iter().chain([base.micro]).collect();
     micros.sort_unstable();
     micros.dedup();
@@ -39,9 +58,6 @@ pub fn list(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Set
         let base = base
             .clone()
             .with_topology(|t| (t.tensor, t.pipeline, t.data) = (tensor, pipeline, data));
-        if !base.model.ffn_hidden.is_multiple_of(tensor) {
-            continue;
-        }
         for (chunks, layer_split) in pipelines(&base) {
             // Interleaving takes micro-batches in groups of one a stage.
             let group = if chunks > 1 { pipeline } else { 1 };
@@ -59,6 +75,7 @@ pub fn list(base: &Setup, ramp: Ramp, devices: usize, extras: Extras) -> Vec<Set
             }
         }
     }
+    cuts.retain(|cut| is_permitted(m, cut));
     cuts
 }
 
@@ -109,7 +126,7 @@ fn is_repeated(s: &Setup) -> bool {
 fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
     let mut cuts = vec![cut];
     if extras.adam8bit {
-        let in_8_bits = cuts.iter().filter(|s| has_whole_blocks(s));
+        let in_8_bits = cuts.iter().filter(|s| s.moments == Moments::Adam);
         let in_8_bits = in_8_bits.map(|s| Setup { moments: Moments::Adam8bit, ..s.clone() });
         cuts.extend(in_8_bits.collect::<Vec<_>>());
     }
@@ -118,7 +135,7 @@ fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
             move |s: &Setup| {
                 let rank = |what| what as usize;
                 let more = rank(s.topology.offload.what) < rank(what);
-                (more && can_offload(s)).then(|| s.clone().with_topology(|t| t.offload.what = what))
+                more.then(|| s.clone().with_topology(|t| t.offload.what = what))
             }
         };
         let optimizer: Vec<Setup> = cuts.iter().filter_map(from(OffloadWhat::Optimizer)).collect();
@@ -126,35 +143,13 @@ fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
         cuts.extend(optimizer.into_iter().chain(full));
     }
     if extras.powersgd {
-        let compressed = cuts.iter().filter(|s| {
-            let t = &s.topology;
-            t.data > 1 && t.zero < 2 && t.offload.what != OffloadWhat::Full
-        });
-        let compressed = compressed.filter(|s| s.topology.compression.is_none());
+        let compressed =
+            cuts.iter().filter(|s| s.topology.data > 1 && s.topology.compression.is_none());
         let low =
             |s: &Setup| s.clone().with_topology(|t| t.compression = Some(PowerSgd::default()));
         cuts.extend(compressed.map(low).collect::<Vec<_>>());
     }
     cuts
-}
-
-/// Whether a manifest permits the host's memory for its optimizer's states.
-fn can_offload(s: &Setup) -> bool {
-    let offload = &s.topology.offload;
-    match s.moments {
-        Moments::Muon => false,
-        Moments::Adafactor => offload.gradients != GradientHome::Host,
-        Moments::Adam | Moments::Adam8bit => true,
-    }
-}
-
-/// Whether Adam's moments may have 8 bits: a rank's columns are whole blocks, as a manifest must have it.
-fn has_whole_blocks(s: &Setup) -> bool {
-    const BLOCK: usize = 64;
-    let whole =
-        |cols: usize| !cols.is_multiple_of(BLOCK) || cols.is_multiple_of(s.topology.tensor * BLOCK);
-    let cols = [s.model.heads().query_width(), s.model.ffn_hidden];
-    s.moments == Moments::Adam && cols.into_iter().all(whole)
 }
 
 /// Sequence parallelism, ZeRO levels and recomputation.
@@ -166,11 +161,9 @@ fn memory_savings(s: &Setup, recomputes: &[Recompute]) -> Vec<Setup> {
         &[false]
     };
     let zeros: &[u8] = if t.data == 1 { &[0] } else { s.program.zeros(t.pipeline) };
-    // Compressed gradients exclude all of the above.
-    let most = if t.compression.is_some() { 1 } else { 3 };
     let mut cuts = Vec::new();
     for sequence_parallel in sequence {
-        for zero in zeros.iter().filter(|zero| **zero <= most) {
+        for zero in zeros {
             for recompute in recomputes {
                 let mut setup = s.clone();
                 let t = &mut setup.topology;

@@ -1,17 +1,18 @@
 //! Comparison of predicted and actual memory and time, after a run's first steps.
 
 use super::dry_run::{self, Stage};
-use super::local_cpu;
 use super::prices::Prices;
-use crate::hardware::{self, CPU};
+use crate::hardware::{self, CPU, Hardware};
 use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::{Program, Setup};
 use base::{Bytes, Seconds};
-use engine::model_dtype;
-use manifest::{DeviceChoice, Manifest};
+use manifest::Manifest;
 
 /// Deviation of time or memory that causes a warning.
 const FAR: f64 = 1.5;
+
+/// GPU with which a run on unnamed GPUs is compared.
+const DEFAULT_GPU: &str = "h200-141g";
 
 /// First steps of a run.
 pub struct FirstSteps {
@@ -31,21 +32,16 @@ pub struct Compared {
     pub table: Option<PartTable>,
 }
 
-/// Compares the plan with the first steps. `reserved` is the engine's memory plan on stage `stage`.
-/// None if the planner cannot plan this run.
+/// Compares the plan on `hw`, or on the default GPU, with the first steps. `reserved` is the engine's
+/// memory plan on stage `stage`. None if the planner cannot plan this run.
 pub fn compare(
     m: &Manifest,
+    hw: Option<&'static Hardware>,
     stage: usize,
     reserved: Bytes,
     first: &FirstSteps,
 ) -> Option<Compared> {
-    let named = m.plan.hardware.as_deref();
-    let default = if m.train.device == DeviceChoice::Cuda { "h200-141g" } else { CPU };
-    let row = hardware::find(named.unwrap_or(default), "plan.hardware").ok()?;
-    let hw = match &*row.name {
-        CPU => local_cpu::measure(row, model_dtype(m.precision)).leak(),
-        _ => row,
-    };
+    let hw = hw.or_else(|| hardware::find(DEFAULT_GPU, "plan.hardware").ok())?;
     let stages = dry_run::stages(m);
     let mut setup = Setup::new(m, Program::Gptrain, hw);
     setup.global = first.batch;
@@ -61,7 +57,7 @@ pub fn compare(
         format!("{memory}; a step took {seconds_here} (planned {planned_here} on {})", hw.name);
     let off = first.seconds / planned;
     // A processor is measured while others use it: being far off means nothing, unless it was asked for.
-    let known = named.is_some() || m.train.device == DeviceChoice::Cuda;
+    let known = hw.name != CPU || m.plan.hardware.as_deref() == Some(CPU);
     if known && !(1.0 / FAR..FAR).contains(&off) {
         let word = if off > 1.0 { "slower" } else { "faster" };
         line += &format!(" — {:.1} times {word} than {} should be", off.max(1.0 / off), hw.name);

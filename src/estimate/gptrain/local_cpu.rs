@@ -2,17 +2,40 @@
 //! several short tries, and the load by other programs meanwhile.
 
 use crate::hardware::{Hardware, MEASURED};
-use base::DType;
+use crate::view::GIB;
 use base::busy::{Busy, Ticks};
-use device::cpu::Cpu;
+use base::memory::HostMemory;
+use base::{Count, DType};
+use device::cpu::{Cpu, processor};
 use device::{Arena, Backend, Gemm, op};
 use std::time::{Duration, Instant};
 
-/// Tries of each of the two, and pauses between them: 200 ms together, since a busy processor is not busy
-/// all the time.
-const TRIES: usize = 8;
+/// Care of the measurement: tries of each of the two, and pauses between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Care {
+    /// Over 200 ms, since a busy processor is not busy all the time.
+    Full,
+    /// Without pauses and the load by other programs, at the start of a run.
+    Brief,
+}
+
+impl Care {
+    fn tries(self) -> usize {
+        match self {
+            Care::Full => 8,
+            Care::Brief => 3,
+        }
+    }
+
+    fn pause(self) -> Duration {
+        match self {
+            Care::Full => Duration::from_millis(20),
+            Care::Brief => Duration::ZERO,
+        }
+    }
+}
+
 const SECONDS: f64 = 0.003;
-const PAUSE: Duration = Duration::from_millis(20);
 
 /// Shape of the product C [ROWS, WIDTH] = A [ROWS, WIDTH] · Bᵀ, as in a small model.
 const ROWS: usize = 512;
@@ -21,10 +44,12 @@ const WIDTH: usize = 512;
 /// Bytes of the copy: more than caches hold.
 const COPIED: usize = 32 << 20;
 
-/// Row `cpu` with the figures of this machine: all its processors, in elements of `dtype`. Returns the
-/// row unchanged if the threads or the memory for a try are not available.
-pub fn measure(cpu: &Hardware, dtype: DType) -> Hardware {
-    let Ok(device) = Cpu::open(None) else { return cpu.clone() };
+/// Row `cpu` with the figures of this machine: its memory and name, and the speed of so many threads (by
+/// default of all processors) in elements of `dtype`. The speed is the row's if the threads or the memory
+/// for a try are not available.
+pub fn measure(cpu: &Hardware, dtype: DType, threads: Option<usize>, care: Care) -> Hardware {
+    let cpu = &described(cpu);
+    let Ok(device) = Cpu::open(threads) else { return cpu.clone() };
     let be: &dyn Backend = &device;
     let Ok(arena) = Arena::new(be, 2 * COPIED + (1 << 16)) else { return cpu.clone() };
     let mut product = arena.temporary(|arena| {
@@ -43,7 +68,20 @@ pub fn measure(cpu: &Hardware, dtype: DType) -> Hardware {
         }
         move || be.run(op::Copy { x, y: y.set() })
     });
-    time_in_turns([&mut product, &mut copy]).row(cpu, dtype)
+    time_in_turns([&mut product, &mut copy], care).row(cpu, dtype)
+}
+
+/// Row `cpu` with the name of this machine's processor, its cores and its memory.
+fn described(cpu: &Hardware) -> Hardware {
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let name = processor::name().unwrap_or_else(|| "this machine's processor".to_string());
+    let memory = HostMemory::detect().map(|memory| memory.total.0 as f64 / GIB);
+    Hardware {
+        about: format!("{name}, {}: this machine, one process", Count(cores).with_noun("core")),
+        memory_gib: memory.unwrap_or(cpu.memory_gib),
+        host_gib: memory.unwrap_or(cpu.host_gib),
+        ..cpu.clone()
+    }
 }
 
 /// Timings of two ops.
@@ -95,16 +133,16 @@ impl Timings {
 }
 
 /// Runs both ops in turns.
-fn time_in_turns(mut ops: [&mut dyn FnMut(); 2]) -> Timings {
+fn time_in_turns(mut ops: [&mut dyn FnMut(); 2], care: Care) -> Timings {
     ops.iter_mut().for_each(|op| op()); // warms up
     let mut seconds = [Vec::new(), Vec::new()];
     let mut pauses: Vec<Busy> = Vec::new();
-    for _ in 0..TRIES {
+    for _ in 0..care.tries() {
         for (op, seconds) in ops.iter_mut().zip(&mut seconds) {
             seconds.push(fastest_call(op));
         }
         let before = Ticks::now();
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(care.pause());
         pauses.push(Ticks::now().since(before));
     }
     Timings::new(seconds, &pauses)
@@ -174,9 +212,11 @@ fn readings_of_a_busy_machine_widen_the_bar_and_are_noted() {
 fn this_processor_has_positive_speeds() {
     let row = crate::hardware::find("cpu", "test").unwrap();
     for dtype in [DType::F32, DType::BF16] {
-        let found = measure(row, dtype);
+        let found = measure(row, dtype, None, Care::Brief);
         let speeds = [found.peak_tflops, found.hbm_gb_s, found.host_gb_s];
         assert!(found.is_local && speeds.iter().all(|speed| speed.is_finite() && *speed > 0.0));
-        assert_eq!(found.memory_gib, row.memory_gib);
+        let memory = HostMemory::detect().unwrap().total.0 as f64 / GIB;
+        assert_eq!([found.memory_gib, found.host_gib], [memory; 2]);
+        assert!(found.about.contains("core"), "{}", found.about);
     }
 }

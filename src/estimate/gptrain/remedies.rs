@@ -48,7 +48,7 @@ pub fn same_devices(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> Option
 }
 
 fn search<'a>(m: &'a Manifest, setup: &'a Setup, limits: MemoryLimits) -> Search<'a> {
-    let planner = Planner::Gptrain { manifest: m, limits };
+    let planner = Planner::own(m, limits);
     let (ramp, samples) = (m.batch.ramp(), m.train.samples);
     Search::new(planner, setup, ramp, samples, Extras::default())
 }

@@ -2,8 +2,10 @@
 //! dry run, or by the predictor of other programs. Cuts are evaluated in the order of a lower bound of their time,
 //! until no other can be among the best.
 
+mod simplest;
 mod other_programs;
 mod sizes;
+mod exclusions;
 pub mod print;
 
 use super::days::{Days, through};
@@ -15,18 +17,21 @@ use super::setup::{Extras, Setup};
 use manifest::{Manifest, Recompute};
 use plan::ramp::Ramp;
 use rayon::prelude::*;
-use std::cmp::Ordering;
 use std::sync::Arc;
 
-/// Planner that evaluates a cut.
+/// Planner that evaluates cuts of a manifest.
 #[derive(Clone, Copy)]
-pub enum Planner<'a> {
-    /// Dry run of the engine with each cut; a rank may reserve at most `limits`.
-    Gptrain {
-        manifest: &'a Manifest,
-        limits: MemoryLimits,
-    },
-    Other(&'a dyn Predict),
+pub struct Planner<'a> {
+    manifest: &'a Manifest,
+    means: Means<'a>,
+}
+
+#[derive(Clone, Copy)]
+enum Means<'a> {
+    /// Dry run of the engine with each cut; a rank may reserve so much memory.
+    DryRun(MemoryLimits),
+    /// Predictor of another program.
+    Predictor(&'a dyn Predict),
 }
 
 /// Cut that fits.
@@ -49,26 +54,40 @@ struct Evaluated {
 
 impl<'a> Planner<'a> {
     /// Planner of an estimate on the setup's hardware. `other` predicts the needs of another program.
-    pub fn new(m: &'a Manifest, setup: &Setup, other: Option<&'a dyn Predict>) -> Planner<'a> {
-        let own = || Planner::Gptrain { manifest: m, limits: MemoryLimits::new(m, setup.hardware) };
-        other.map_or_else(own, Planner::Other)
+    pub fn new(
+        manifest: &'a Manifest,
+        setup: &Setup,
+        other: Option<&'a dyn Predict>,
+    ) -> Planner<'a> {
+        match other {
+            None => Planner::own(manifest, MemoryLimits::new(manifest, setup.hardware)),
+            Some(other) => Planner { manifest, means: Means::Predictor(other) },
+        }
+    }
+
+    /// Planner of gptrain's own cuts, a rank of which may reserve at most `limits`.
+    pub fn own(manifest: &'a Manifest, limits: MemoryLimits) -> Planner<'a> {
+        Planner { manifest, means: Means::DryRun(limits) }
+    }
+
+    fn is_own(&self) -> bool {
+        matches!(self.means, Means::DryRun(_))
     }
 
     fn fits(&self, setup: &Setup) -> bool {
-        match self {
-            Planner::Gptrain { manifest, limits } => {
-                dry_run::fits(&cuts::manifest(manifest, setup), *limits)
-            }
-            Planner::Other(predictor) => predictor.fits(setup),
+        match self.means {
+            Means::DryRun(limits) => dry_run::fits(&cuts::manifest(self.manifest, setup), limits),
+            Means::Predictor(predictor) => predictor.fits(setup),
         }
     }
 
     /// None if it does not fit.
     fn evaluate(&self, setup: &Setup, number: usize) -> Option<Evaluated> {
         let setup = setup.clone();
-        match self {
-            Planner::Gptrain { manifest, limits } => {
-                let stages = dry_run::stages_within(&cuts::manifest(manifest, &setup), *limits)?;
+        match self.means {
+            Means::DryRun(limits) => {
+                let stages =
+                    dry_run::stages_within(&cuts::manifest(self.manifest, &setup), limits)?;
                 let around = setup.hardware.context_mib * 1048576.0;
                 let candidate = Candidate {
                     seconds: dry_run::seconds(&stages, &setup),
@@ -79,7 +98,7 @@ impl<'a> Planner<'a> {
                 Some(Evaluated { candidate, number, stages })
             }
             // Memory first: it is cheap, and most cuts need too much.
-            Planner::Other(predictor) => predictor.fits(&setup).then(|| {
+            Means::Predictor(predictor) => predictor.fits(&setup).then(|| {
                 let Needs { seconds, seconds_error, bytes } = predictor.needs(&setup);
                 let candidate = Candidate { setup, seconds, seconds_error, bytes };
                 Evaluated { candidate, number, stages: Vec::new() }
@@ -92,11 +111,16 @@ impl<'a> Planner<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Progress {
     /// Numbers of evaluated and of all cuts; seconds per step of the fastest.
-    Cuts { evaluated: usize, cuts: usize, fastest: Option<f64> },
+    Cuts {
+        evaluated: usize,
+        cuts: usize,
+        fastest: Option<f64>,
+    },
     /// No cut fits on this number of devices.
     TooFew(usize),
-    /// A model with this number of parameters fits.
+    /// A model with this number of parameters fits, or no model of its width does.
     Fits(u64),
+    FitsNot(u64),
 }
 
 /// Receives the progress of a search.
@@ -132,9 +156,11 @@ pub struct Ranking {
     pub cuts: usize,
     /// Whether no cut fitted without `Extras::SMALLER`.
     pub only_smaller: bool,
-    /// Fastest cuts over the run. The first has the most free memory of those that the plan cannot
-    /// distinguish from the fastest.
+    /// Fastest cuts over the run. The first is the simplest of those that the plan cannot distinguish
+    /// from the fastest.
     pub best: Vec<Planned>,
+    /// Number of `best` that the plan cannot distinguish from the fastest.
+    pub equal: usize,
     /// Best cut of each number of devices that is faster or cheaper than all others.
     pub pareto: Vec<Planned>,
 }
@@ -147,15 +173,6 @@ const BEST: usize = 12;
 
 /// Number of cuts whose whole bounds are computed at once.
 const BOUNDED: usize = 512;
-
-/// More free memory first, then fewer ranks that share a layer.
-fn roomier(a: &Candidate, b: &Candidate) -> Ordering {
-    let tensor = |candidate: &Candidate| candidate.setup.topology.tensor;
-    a.bytes.total_cmp(&b.bytes).then(tensor(a).cmp(&tensor(b)))
-}
-
-/// Share of the error bar below which plans count as equally fast.
-pub const TIE: f64 = 0.1;
 
 impl<'a> Search<'a> {
     pub fn new(
@@ -176,11 +193,11 @@ impl<'a> Search<'a> {
 
     /// The same search without cached results of its model.
     fn with_new_bounds(&self) -> Search<'a> {
-        let bounds = match self.planner {
-            Planner::Gptrain { manifest, limits } => {
-                Some(Arc::new(Bounds::new(manifest, self.ramp, limits)))
+        let bounds = match self.planner.means {
+            Means::DryRun(limits) => {
+                Some(Arc::new(Bounds::new(self.planner.manifest, self.ramp, limits)))
             }
-            Planner::Other(_) => None,
+            Means::Predictor(_) => None,
         };
         Search { bounds, ..self.clone() }
     }
@@ -274,15 +291,16 @@ impl<'a> Search<'a> {
     }
 
     fn cuts(&self, devices: usize) -> Vec<Setup> {
-        match self.planner {
-            Planner::Gptrain { .. } => cuts::list(self.setup, self.ramp, devices, self.extras),
-            Planner::Other(_) => other_programs::cuts(self.setup, self.ramp, devices),
+        let m = self.planner.manifest;
+        match self.planner.means {
+            Means::DryRun(_) => cuts::list(m, self.setup, self.ramp, devices, self.extras),
+            Means::Predictor(_) => other_programs::cuts(m, self.setup, self.ramp, devices),
         }
     }
 
     /// Best cut of `devices` over the whole run.
     fn best(&self, devices: usize) -> Option<Planned> {
-        self.fastest(devices, 1).pop().map(|evaluated| self.planned(evaluated))
+        Some(self.simplest_first(&self.cuts(devices), 1)?.best.swap_remove(0))
     }
 
     /// Fastest cut of `devices`.
@@ -292,9 +310,9 @@ impl<'a> Search<'a> {
 
     fn planned(&self, evaluated: Evaluated) -> Planned {
         let Evaluated { candidate, stages, .. } = evaluated;
-        let mut seconds = |setup: &Setup| match self.planner {
-            Planner::Gptrain { .. } => dry_run::seconds(&stages, setup),
-            Planner::Other(predictor) => predictor.needs(setup).seconds,
+        let mut seconds = |setup: &Setup| match self.planner.means {
+            Means::DryRun(_) => dry_run::seconds(&stages, setup),
+            Means::Predictor(predictor) => predictor.needs(setup).seconds,
         };
         let days = through(self.ramp, self.samples, &candidate.setup, &mut seconds);
         Planned { days, candidate }
@@ -314,9 +332,8 @@ impl<'a> Search<'a> {
     pub fn ranked(&self, devices: usize) -> Option<Ranking> {
         self.ranked_as_asked(devices).or_else(|| {
             let wider = self.smaller();
-            let own = matches!(self.planner, Planner::Gptrain { .. });
-            let found =
-                (own && wider.extras != self.extras).then(|| wider.ranked_as_asked(devices));
+            let wanted = self.planner.is_own() && wider.extras != self.extras;
+            let found = wanted.then(|| wider.ranked_as_asked(devices));
             Some(Ranking { only_smaller: true, ..found?? })
         })
     }
@@ -328,17 +345,7 @@ impl<'a> Search<'a> {
     }
 
     fn ranked_as_asked(&self, devices: usize) -> Option<Ranking> {
-        let cuts = self.cuts(devices);
-        let fastest = self.fastest_of(&cuts, BEST).into_iter();
-        let mut best: Vec<Planned> = fastest.map(|evaluated| self.planned(evaluated)).collect();
-        best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
-        let first = best.first()?;
-        let near = first.days.seconds * (1.0 + TIE * first.candidate.seconds_error);
-        let equal = best.iter().take_while(|planned| planned.days.seconds <= near).enumerate();
-        let roomiest = equal.min_by(|a, b| roomier(&a.1.candidate, &b.1.candidate));
-        let roomiest = roomiest.map(|(at, _)| at).expect("the first");
-        best[..=roomiest].rotate_right(1);
-        Some(Ranking { cuts: cuts.len(), only_smaller: false, pareto: Vec::new(), best })
+        self.simplest_first(&self.cuts(devices), BEST)
     }
 
     /// Days and GPU-hours for numbers of devices.

@@ -1,12 +1,13 @@
 //! The cuts of a model that another program can train.
 
 use crate::change::layer_split;
+use crate::gptrain::cuts::is_permitted;
 use crate::setup::Setup;
-use manifest::{LayerSplit, Schedule};
+use manifest::{LayerSplit, Manifest, Schedule};
 use plan::ramp::Ramp;
 
-/// Every cut over exactly `devices`.
-pub fn cuts(setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
+/// Every cut over exactly `devices` that the manifest permits.
+pub fn cuts(m: &Manifest, setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
     let mut cuts = Vec::new();
     for (tensor, pipeline, data) in setup.grids(devices) {
         let split = layer_split(setup.model.layers, pipeline);
@@ -20,6 +21,7 @@ pub fn cuts(setup: &Setup, ramp: Ramp, devices: usize) -> Vec<Setup> {
         });
         cuts.extend(choices(&base, ramp));
     }
+    cuts.retain(|cut| is_permitted(m, cut));
     cuts
 }
 

@@ -5,8 +5,8 @@ use crate::change::{layer_split_name, set_flags};
 use crate::setup::{Moments, Program, Setup};
 use crate::view::{GIB, Terms};
 use crate::words::{self, span};
-use base::{Count, Seconds};
-use manifest::{Adam8bit, LayerSplit, Manifest, OffloadWhat, Optimizer};
+use base::Count;
+use manifest::{Adam8bit, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Schedule};
 use model::parameters;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -28,7 +28,7 @@ pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
 
 /// Time of a step: "a step 4.92 s ± 20 %".
 fn bar(found: &Candidate) -> String {
-    format!("a step {} {}", Seconds(found.seconds), words::bar(found.seconds_error))
+    format!("a step {}", words::with_bar(found.seconds, found.seconds_error))
 }
 
 /// A cut's settings, two to a line.
@@ -42,7 +42,7 @@ pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> (String, Valu
     let size = parameters(model);
     let text = format!(
         "{devices} × {} hold {:.1} B parameters: {} layers, hidden {}, feed-forward {}, {} heads;\n  \
-         {:.1} GiB a device, {}: {}\n",
+         {:.1} GiB a device, {}: {}\n  {}\n",
         found.setup.hardware.name,
         size as f64 / 1e9,
         model.layers,
@@ -51,11 +51,14 @@ pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> (String, Valu
         model.heads,
         found.bytes / GIB,
         bar(found),
-        describe(&found.setup)
+        describe(&found.setup),
+        sized_sets(m, &found.setup).chunks(2).map(set_flags).collect::<Vec<_>>().join("\n  ")
     );
+    let mut way = cut_json(m, found);
+    way["set"] = flags_json(&sized_sets(m, &found.setup));
     let json = json!({
         "max_params": size, "layers": model.layers, "hidden": model.hidden,
-        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": cut_json(m, found),
+        "ffn_hidden": model.ffn_hidden, "heads": model.heads, "way": way,
     });
     (text, json)
 }
@@ -78,12 +81,12 @@ pub fn ranking(
     let (best, setup) = (&chosen.candidate, &chosen.candidate.setup);
     let duration = terms.calendar_seconds(&chosen.days);
     let mut text = format!(
-        "best by {objective}{over}: {} × {}, {}, {}, {}\n  {}\n",
+        "best by {objective}{over}: {} × {}, {}, {}{}\n  {}\n",
         chosen.days.devices,
         setup.hardware.name,
         bar(best),
         span(duration),
-        terms.money(terms.cost(&chosen.days)),
+        terms.paid(&chosen.days),
         describe(setup)
     );
     for line in flags(m, setup) {
@@ -101,6 +104,7 @@ pub fn ranking(
         setup.hardware.name
     );
     text += &table(&found.best, terms);
+    text += &ties(found);
     text +=
         "\nPareto: the best of each number of devices that is faster or cheaper than all others:\n";
     text += &table(&found.pareto, terms);
@@ -109,10 +113,25 @@ pub fn ranking(
         "objective": objective,
         "best": planned_json(m, chosen, terms),
         "only_smaller": found.only_smaller,
+        "equal": found.equal,
         "ways": list(&found.best),
         "pareto": list(&found.pareto),
     });
     (text, json)
+}
+
+/// Line about the plans that count as equally fast, if there are several.
+fn ties(found: &Ranking) -> String {
+    let seconds = found.best.iter().map(|planned| planned.days.seconds);
+    let fastest = seconds.fold(f64::INFINITY, f64::min);
+    let slower = 100.0 * (found.best[0].days.seconds / fastest - 1.0);
+    match found.equal {
+        ..=1 => String::new(),
+        equal => format!(
+            "{equal} of these are equal within a tenth of the error bar; the simplest is first, \
+             {slower:.1} % slower\n"
+        ),
+    }
 }
 
 /// Chosen plan, or the fastest within the budget if that differs; and a note about it.
@@ -143,8 +162,8 @@ const COLUMNS: [(&str, usize); 13] = [
     ("GiB", 8),
     ("s/step", 9),
     ("TFLOPs", 8),
-    ("days", 8),
-    ("GPU-hours", 13),
+    ("time", 10),
+    ("GPU-hours", 11),
     ("money", 11),
 ];
 
@@ -181,9 +200,13 @@ fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
         format!("{:.1}", c.bytes / GIB),
         format!("{:.*}", if c.seconds < 10.0 { 3 } else { 2 }, c.seconds),
         format!("{tflops:.1}"),
-        format!("{:.1}", terms.calendar_days(&p.days)),
+        words::short_span(terms.calendar_seconds(&p.days)),
         Count(hours as u64).to_string(),
-        Count(terms.cost(&p.days) as u64).to_string(),
+        if terms.has_price() {
+            Count(terms.cost(&p.days) as u64).to_string()
+        } else {
+            "–".to_string()
+        },
     ]
 }
 
@@ -237,12 +260,14 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
         ("topology.schedule", t.schedule.name().to_string()),
     ];
     let mut sets: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
-    if t.chunks > 1 {
-        sets.push(format!("topology.chunks={}", t.chunks));
+    match (m.topology.schedule, t.schedule) {
+        (_, Schedule::Interleaved) => sets.push(format!("topology.chunks={}", t.chunks)),
+        (Schedule::Interleaved, _) => sets.push("topology.chunks=null".to_string()),
+        _ => {}
     }
     if s.program == Program::Gptrain {
         if t.offload.what != m.topology.offload.what {
-            sets.push(format!("topology.offload={}", t.offload.what.name()));
+            sets.push(format!("topology.offload.what={}", t.offload.what.name()));
         }
         if t.compression != m.topology.compression {
             sets.push("topology.compression=powersgd".to_string());
@@ -254,16 +279,42 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
     sets
 }
 
+/// Settings of `m` for a model of another size and a cut of it.
+pub fn sized_sets(m: &Manifest, s: &Setup) -> Vec<String> {
+    let Model { layers, hidden, heads, ffn_hidden, .. } = s.model;
+    let mut all = vec![
+        format!("model.layers={layers}"),
+        format!("model.hidden={hidden}"),
+        format!("model.heads={heads}"),
+        format!("model.ffn_hidden={ffn_hidden}"),
+    ];
+    let or_null = |size: Option<usize>| size.map_or("null".to_string(), |size| size.to_string());
+    for (key, before, now) in [
+        ("model.kv_heads", m.model.kv_heads, s.model.kv_heads),
+        ("model.head_dim", m.model.head_dim, s.model.head_dim),
+    ] {
+        if before.is_some() || now.is_some() {
+            all.push(format!("{key}={}", or_null(now)));
+        }
+    }
+    all.extend(sets(m, s));
+    all
+}
+
 fn cut_json(m: &Manifest, c: &Candidate) -> Value {
     let (s, t) = (&c.setup, &c.setup.topology);
-    let flags: Vec<String> = sets(m, s).iter().map(|set| format!("--set {set}")).collect();
     json!({
         "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "micro_batch": s.micro,
-        "zero": t.zero, "recompute": t.recompute.name(), "set": flags,
+        "zero": t.zero, "recompute": t.recompute.name(), "set": flags_json(&sets(m, s)),
         "offload": t.offload.what.name(), "adam8bit": s.moments == Moments::Adam8bit,
         "powersgd": t.compression.is_some(),
         "sec_per_iter": c.seconds, "sec_error": c.seconds_error, "mem_gib": c.bytes / GIB,
     })
+}
+
+/// Settings as flags.
+pub fn flags_json(sets: &[String]) -> Value {
+    sets.iter().map(|set| format!("--set {set}")).collect()
 }
 
 fn planned_json(m: &Manifest, p: &Planned, terms: &Terms) -> Value {

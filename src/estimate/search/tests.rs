@@ -70,30 +70,49 @@ fn the_same_with_all_that_saves_memory() {
     check(&["train.device_memory=90MiB"], "v100-16g", 2, all);
 }
 
-/// The first of the ranking has the most free memory of those that the bar cannot distinguish from the
-/// fastest.
+/// The first of the ranking is the simplest of all that the bar cannot distinguish from the fastest.
 #[test]
-fn of_equally_fast_cuts_the_roomiest_is_first() {
-    let m = manifest(&[]);
-    let setup = Setup::new(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
-    let planner = Planner::new(&m, &setup, None);
-    let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, Extras::default());
-    let found = search.rank(8).unwrap();
-    let (first, rest) = found.best.split_first().unwrap();
-    let fastest = rest.iter().map(|p| p.days.seconds).fold(first.days.seconds, f64::min);
-    let near = fastest * (1.0 + TIE * first.candidate.seconds_error);
-    assert!(first.days.seconds <= near);
-    let roomier =
-        rest.iter().find(|p| p.days.seconds <= near && p.candidate.bytes < first.candidate.bytes);
-    assert!(roomier.is_none(), "{roomier:?}");
-    assert_eq!(found.cuts, search.cuts(8).len());
-    // At equal memory, the topology with fewer tensor-parallel ranks comes first.
-    let tensor = |tensor: usize| {
-        let mut candidate = first.candidate.clone();
-        candidate.setup.topology.tensor = tensor;
-        candidate
+fn of_equally_fast_cuts_the_simplest_is_first() {
+    for sets in [&[][..], &[SMALL]] {
+        let m = manifest(sets);
+        let setup = Setup::new(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
+        let planner = Planner::new(&m, &setup, None);
+        let extras = Extras::default();
+        let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, extras);
+        let found = search.rank(8).unwrap();
+        let cuts = search.cuts(8);
+        assert_eq!(found.cuts, cuts.len());
+        let each = cuts.par_iter().enumerate();
+        let all: Vec<Evaluated> = each.filter_map(|(i, cut)| planner.evaluate(cut, i)).collect();
+        let all: Vec<Planned> = all.into_iter().map(|one| search.planned(one)).collect();
+        let fastest = all.iter().map(|p| p.days.seconds).fold(f64::INFINITY, f64::min);
+        let first = &found.best[0];
+        let near = fastest * (1.0 + simplest::TIE * first.candidate.seconds_error);
+        assert!(first.days.seconds <= near);
+        let room = 0.9 * 80.0 * crate::view::GIB;
+        let equal = |p: &&Planned| p.days.seconds <= near && p.candidate.bytes <= room;
+        let order = |p: &Planned| simplest::splits(&p.candidate.setup);
+        let simpler = all.iter().filter(equal).find(|p| order(p) < order(first));
+        assert!(simpler.is_none(), "{simpler:?} before {first:?}");
+        assert!((1..=found.best.len()).contains(&found.equal));
+    }
+}
+
+/// The setting that excludes every cut is named, and none where a cut exists.
+#[test]
+fn a_setting_that_excludes_every_cut_is_named() {
+    let said = |sets: &[&str], devices: usize| {
+        let m = manifest(sets);
+        let setup = Setup::new(&m, Program::Gptrain, hardware::find("h100-80g", "test").unwrap());
+        let planner = Planner::new(&m, &setup, None);
+        let extras = Extras::default();
+        let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, extras);
+        search.exclusion(devices)
     };
-    assert_eq!(super::roomier(&tensor(2), &tensor(4)), Ordering::Less);
-    let fuller = Candidate { bytes: 1.01 * first.candidate.bytes, ..tensor(2) };
-    assert_eq!(super::roomier(&tensor(4), &fuller), Ordering::Less);
+    assert_eq!(said(&[], 8), None);
+    let odd = ["model.heads=3", "model.hidden=48", "model.layers=1", "batch.global=4"];
+    let heads = said(&odd, 8).unwrap();
+    assert!(heads.contains("model.heads 3") && heads.contains("batch.global 4"), "{heads}");
+    let ramp = said(&["model.layers=1", "batch.ramp_up=1 1 800", "model.heads=4"], 8).unwrap();
+    assert!(ramp.contains("batch.ramp_up 1 to 16 by 1"), "{ramp}");
 }

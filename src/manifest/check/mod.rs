@@ -15,11 +15,43 @@ use super::optimizers;
 use super::place::PlaceUrl;
 use super::report::{Report, short};
 use super::run::{self, EvalInputs};
+use super::tree::{Location, Node};
 use super::{
     Adafactor, Batch, Checkpoint, Comm, Decay, GradientHome, Log, Lr, Manifest, Model, OffloadWhat,
     Optimizer, Plan, Position, Precision, Restart, Slurm, Topology, Train,
 };
 use std::path::Path;
+
+/// Settings that limit how work is split over ranks.
+pub struct Split<'a> {
+    pub precision: Precision,
+    pub model: &'a Model,
+    pub batch: &'a Batch,
+    pub optimizer: &'a Optimizer,
+    pub topology: &'a Topology,
+}
+
+impl Split<'_> {
+    /// Whether a manifest may have these settings together.
+    pub fn is_permitted(&self) -> bool {
+        let root = Node::empty(Location::File);
+        let mut report = Report::new("", &root);
+        shape::heads(self.model, &mut report);
+        time::batch(self.batch, self.topology.data, &mut report);
+        self.check(self.topology.chunks > 1, &mut report);
+        report.is_empty()
+    }
+
+    /// Checks topology, matrices and optimizer. `chunks` is whether topology.chunks is given.
+    fn check(&self, chunks: bool, report: &mut Report) {
+        let Split { precision, model, batch, optimizer, topology } = *self;
+        shape::topology(topology, chunks, model, batch, report);
+        shape::fp8(precision, model, batch, topology, report);
+        shape::blocks_of_columns(optimizer, topology, model, report);
+        adafactor_offloaded(optimizer, topology, report);
+        muon_offloaded(optimizer, topology, report);
+    }
+}
 
 /// Checks a manifest. `folder` is the base of relative data paths; `stem` names a manifest without
 /// a name.
@@ -38,25 +70,20 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     shape::heads(&model, report);
     let batch = Batch::read(raw.batch.unwrap_or_default(), report);
     time::batch(&batch, topology.data, report);
-    shape::topology(&topology, chunks, &model, &batch, report);
     let train = raw.train.unwrap_or_default();
     let samples = time::samples(&train, &batch, model.seq_len, report);
     let log = Log::read(raw.log.unwrap_or_default(), &name);
     let run = RunInputs { model: &model, samples, folder: &log.folder };
     let data = data::data(raw.data.unwrap_or_default(), &run, folder, report);
     let precision = raw.precision.unwrap_or(Precision::F32);
-    shape::fp8(precision, &model, &batch, &topology, report);
     let loss_scale = loss_scale(raw.loss_scale, precision, report);
     let optimizer = optimizers::optimizer(raw.optimizer, report);
-    shape::blocks_of_columns(&optimizer, &topology, &model, report);
     let rate = raw.lr.unwrap_or_default();
     let in_tokens = rate.warmup_tokens.is_some();
     let rate = Lr::read(rate, samples, model.seq_len, report);
     lr::check(&rate, in_tokens, report);
     relative_step(&optimizer, &rate, report);
     mup(&model, &optimizer, report);
-    adafactor_offloaded(&optimizer, &topology, report);
-    muon_offloaded(&optimizer, &topology, report);
     let comm = Comm::read(raw.comm.unwrap_or_default());
     rendezvous(&comm, report);
     let restart = Restart::read(raw.restart.unwrap_or_default());
@@ -68,6 +95,14 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
     let inputs = EvalInputs { sets, tokenizer, folder };
     let train = Train::read(train, samples, &inputs, &batch, report);
+    let split = Split {
+        precision,
+        model: &model,
+        batch: &batch,
+        optimizer: &optimizer,
+        topology: &topology,
+    };
+    split.check(chunks, report);
     Manifest {
         name,
         model,
@@ -91,7 +126,12 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
 
 /// YAML of every key with its value. It loads to the same manifest from any folder.
 pub fn effective(m: &Manifest) -> String {
-    let raw = Raw {
+    serde_saphyr::to_string(&raw(m)).expect("plain structs are always written")
+}
+
+/// Manifest as written, with every key.
+pub fn raw(m: &Manifest) -> Raw {
+    Raw {
         name: Some(m.name.clone()),
         model: m.model.written(),
         precision: Some(m.precision),
@@ -109,8 +149,7 @@ pub fn effective(m: &Manifest) -> String {
         log: m.log.written(),
         plan: m.plan.written().filter(|_| m.plan != Plan::read(Default::default())),
         train: m.train.written(),
-    };
-    serde_saphyr::to_string(&raw).expect("plain structs are always written")
+    }
 }
 
 /// YAML of the `model` section, with every setting.

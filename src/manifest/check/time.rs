@@ -19,7 +19,8 @@ pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
             product(batch.micro, data)
         );
         let paths = ["batch.global", "batch.micro", "topology.data"];
-        report.add_conflict(&paths, what, format!("set batch.global to {fits}"));
+        let smaller = smaller_micro(batch, data);
+        report.add_conflict(&paths, what, format!("set batch.global to {fits}{smaller}"));
     }
     let Some(ramp) = batch.ramp_up else { return };
     if !report.are_valid(&["batch", "topology.data"]) {
@@ -62,8 +63,18 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
         failing.len(),
         product(batch.micro, data)
     );
-    let remedy = format!("make start and increment multiples of {at_once}");
+    let smaller = smaller_micro(batch, data);
+    let remedy = format!("make start and increment multiples of {at_once}{smaller}");
     report.add_conflict(&["batch.ramp_up", "batch.micro", "topology.data"], what, remedy);
+}
+
+/// For example ", or set batch.micro to 2": the largest with which every global batch is divisible; empty if
+/// there is none.
+fn smaller_micro(batch: &Batch, data: usize) -> String {
+    let divides =
+        |micro: &usize| batch.ramp().sizes().all(|size| size.is_multiple_of(micro * data));
+    let found = (1..batch.micro).rev().find(divides);
+    found.map_or(String::new(), |micro| format!(", or set batch.micro to {micro}"))
 }
 
 /// For example "micro 2 × data 8 = 16", or "micro 4" alone.

@@ -1,18 +1,71 @@
-//! Messages of a start: the run, the placement of its ranks, the memory of the fullest rank.
+//! Messages of a start: the run and its data, the placement of its ranks, the memory of the fullest rank.
 
 use super::{Device, Process, Rank};
-use base::{Bytes, Count};
-use engine::Engine;
+use base::Count;
+use checkpoint::State;
+use data::Datasets;
+use engine::{Engine, lr};
+use manifest::Manifest;
 use plan::grid::SHARES;
 use std::collections::BTreeMap;
 
-/// Prints the run, the placement of its ranks, and the memory of the rank with the largest plan.
-pub fn announce(
+/// Epochs of a dataset above which more of them teach nothing (Muennighoff et al. 2023).
+const WORTHLESS_EPOCHS: f64 = 40.0;
+
+/// Prints the run, its epochs and notes, on rank 0.
+pub fn announce_run(process: &Process, rank: &Rank, data: &Datasets) -> anyhow::Result<()> {
+    if !rank.is_first() {
+        return Ok(());
+    }
+    let m = &process.loaded.manifest;
+    let tokens = m.train.samples * m.model.seq_len as u64;
+    let (epochs, most) = epochs(data, m.train.samples);
+    tracing::info!(
+        "{}: {} parameters, {} steps, {} tokens ({epochs}), {}",
+        m.name,
+        Count(model::parameters(&m.model)),
+        Count(m.batch.ramp().steps(m.train.samples)),
+        Count(tokens),
+        m.precision.name(),
+    );
+    if most > WORTHLESS_EPOCHS {
+        tracing::warn!(
+            "{epochs} of the training data: after {WORTHLESS_EPOCHS} more of them teach nothing; a \
+             shorter run (train.steps) or more data is as good"
+        );
+    }
+    for note in m.notes() {
+        tracing::warn!("{note}");
+    }
+    tracing::info!("sample order: {} of host memory in each process", data.order_bytes());
+    Ok(())
+}
+
+/// Epochs of the training data in a run of `samples`, as text, and those of the most repeated dataset.
+fn epochs(data: &Datasets, samples: u64) -> (String, f64) {
+    let cursors = data.train.cursors(samples).into_iter();
+    let each = cursors.map(|cursor| cursor.samples as f64 / cursor.per_epoch.max(1) as f64);
+    let least = each.clone().fold(f64::INFINITY, f64::min);
+    let most = each.fold(0.0, f64::max);
+    let digits = |epochs: f64| match epochs {
+        ..1.0 => 2,
+        ..10.0 => 1,
+        _ => 0,
+    };
+    let text = if least < 0.9 * most {
+        format!("{least:.*} to {most:.*}", digits(least), digits(most))
+    } else {
+        format!("{most:.*}", digits(most))
+    };
+    (format!("{text} epochs"), most)
+}
+
+/// Prints the placement of the ranks, and the memory of the rank with the largest plan. A collective.
+pub fn announce_ranks(
     process: &Process,
     rank: &Rank,
     device: &Device,
     engine: &Engine,
-    order: Bytes,
 ) -> anyhow::Result<()> {
     let m = &process.loaded.manifest;
     let place = (process.node.clone(), device.gpu().map(|gpu| gpu.ordinal));
@@ -21,19 +74,6 @@ pub fn announce(
     if !rank.is_first() {
         return Ok(());
     }
-    let tokens = m.train.samples * m.model.seq_len as u64;
-    tracing::info!(
-        "{}: {} parameters, {} steps, {} tokens, {}",
-        m.name,
-        Count(model::parameters(&m.model)),
-        Count(m.batch.ramp().steps(m.train.samples)),
-        Count(tokens),
-        m.precision.name(),
-    );
-    for note in m.notes() {
-        tracing::warn!("{note}");
-    }
-    tracing::info!("sample order: {order} of host memory in each process");
     if rank.grid.size() > 1 {
         let places: Vec<_> = ranks.iter().map(|(place, ..)| place.clone()).collect();
         tracing::info!("{}", placement(process, rank, &places));
@@ -52,6 +92,36 @@ pub fn announce(
         _ => tracing::info!("memory of rank {fullest}, which takes most: {memory_plan}"),
     }
     Ok(())
+}
+
+/// Warns of steps without a useful learning rate, and of one that rises because the run is longer.
+pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
+    let (step, samples) = (state.progress.step, state.progress.consumed_samples);
+    if !rank.is_first() {
+        return;
+    }
+    if let Some(note) = m.schedule_note(step, samples) {
+        tracing::warn!("{note}");
+    }
+    let next = samples..samples + m.batch.ramp().batch_at(samples) as u64;
+    let rate = lr::for_step(&m.lr, &next);
+    let decays = step > 0 && samples >= m.lr.warmup_samples && next.end <= m.train.samples;
+    if decays && rate > 2.0 * state.lr {
+        let lr = state.lr;
+        let hold = if lr > 0.0 {
+            format!(
+                "\n    → as it was, and constant: --set lr.decay=constant --set lr.min=0 --set \
+                 lr.peak={lr:e}"
+            )
+        } else {
+            String::new()
+        };
+        let next = step + 1;
+        tracing::warn!(
+            "the learning rate was {lr:.3e} at step {step}, and is {rate:.3e} at step {next}: lr.decay \
+             now ends later{hold}"
+        );
+    }
 }
 
 /// Nodes listed in a placement.

@@ -3,6 +3,7 @@
 use super::{Event, Idle, RunView, StepSpec, Watcher};
 use crate::step_parts::StepParts;
 use estimate::gptrain::drift::{self, FirstSteps};
+use estimate::hardware::Hardware;
 use estimate::parts::PartTable;
 use plan::grid::Axis;
 use tracing::subscriber::NoSubscriber;
@@ -15,11 +16,13 @@ pub struct Drift {
     /// Seconds of the first steps.
     seconds: Vec<f64>,
     parts: StepParts,
+    /// Machine of the plan; None if it is unknown, and on other ranks than the first.
+    planned_on: Option<&'static Hardware>,
 }
 
 impl Drift {
-    pub fn new(parts: StepParts) -> Drift {
-        Drift { seconds: Vec::new(), parts }
+    pub fn new(parts: StepParts, planned_on: Option<&'static Hardware>) -> Drift {
+        Drift { seconds: Vec::new(), parts, planned_on }
     }
 
     /// Ends the measurement of a step, whose outcome was the last. Compares on rank 0 once all first
@@ -36,7 +39,7 @@ impl Drift {
         let (reserved, seconds) = (run.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
         let first = FirstSteps { batch, seconds, parts: self.parts.median() };
         let stage = run.rank.coord[Axis::Pipeline];
-        let compare = || drift::compare(run.manifest, stage, reserved, &first);
+        let compare = || drift::compare(run.manifest, self.planned_on, stage, reserved, &first);
         // Excludes the spans of the dry engine from the trace.
         let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare)?;
         tracing::info!("{}", compared.line);
