@@ -22,7 +22,7 @@ mod profile;
 mod shapes;
 
 use anyhow::Context;
-use gptrain::base::{Bytes, rng};
+use gptrain::base::{Bytes, Moment, rng};
 use gptrain::data::Batch;
 use gptrain::device::Backend;
 use gptrain::device::cpu::Cpu;
@@ -258,7 +258,7 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     after_first();
     // Like `run`: a step is queued before the outcome of the previous one is read. The first steps
     // are captured as graphs.
-    let (warm_up, mut ended, mut seconds) = (3, Instant::now(), Vec::new());
+    let (warm_up, mut ended, mut seconds) = (3, Moment::now(), Vec::new());
     let steps = steps_of(shape, asked) + warm_up;
     engine.queue(&mut load, micros, 3e-4)?;
     for number in 1..=steps {
@@ -267,7 +267,7 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
         }
         let (outcome, now) = engine.outcome()?;
         anyhow::ensure!(outcome.is_finite(), "step {number} gave {outcome:?}");
-        seconds.push((now - ended).as_secs_f64());
+        seconds.push(now.since(ended).as_secs_f64());
         ended = now;
     }
     seconds.drain(..warm_up);

@@ -1,20 +1,30 @@
 //! Output files of commands. A file is written as `PLACE.partial` until it is complete and on disk,
 //! and only then renamed. A full disk, a kill or an interrupt therefore leaves the old file
-//! unchanged. The next attempt reuses a leftover partial file.
+//! unchanged. The next attempt reuses a leftover partial file. Several files that are one output
+//! are a `FileSet`; an output that is a folder is a `TemporaryFolder` until it is complete.
 //!
 //! A partial file is locked, so two processes cannot write the same output. Symbolic links are
 //! replaced, not followed. A device or a pipe (`/dev/stdout`) has nothing to lose and is written
 //! directly.
 
-use super::Problems;
+mod file_set;
+mod folder;
+mod leftover;
+
+pub use file_set::FileSet;
+pub use folder::TemporaryFolder;
+pub use leftover::{Leftover, bytes, name_removed, remove_leftover, temporary_folders};
+
+use super::{Bytes, Problems};
 use anyhow::{Context, Result};
+use leftover::{is_locked_elsewhere, open_partial};
 use parking_lot::{Mutex, MutexGuard};
-use rustix::fs::{CWD, OFlags, RenameFlags, renameat_with};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Treatment of an existing file with the same name.
@@ -26,7 +36,10 @@ pub enum Existing {
     Replaced,
 }
 
-/// Partial files and folders of this process.
+/// Size from which a reused leftover is named. Smaller ones are of a run's own small files.
+const NAMED: u64 = 1 << 20;
+
+/// Partial files and folders of this process, in the order of their creation.
 static OPEN: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 /// File being written. Removed if dropped before `finish`.
@@ -108,105 +121,86 @@ impl Output {
         }
         let partial = partial(place);
         let mut open = OPEN.lock();
-        let file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(false) // it may be another process's: lock it first
-            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-            .open(&partial)
+        // It may be another process's: it is locked first, then emptied.
+        let file = open_partial(&partial, true)
             .with_context(|| format!("cannot create {}", partial.display()))?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => return Err(written_by_another(place).into()),
-            // Some file systems have no locks.
-            Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {}
-            Err(TryLockError::Error(error)) => {
-                return Err(error).with_context(|| format!("cannot lock {}", partial.display()));
-            }
-        }
+        let held = is_locked_elsewhere(&file)
+            .with_context(|| format!("cannot lock {}", partial.display()))?;
         // The previous holder of the lock may have finished meanwhile; this file is then the output
         // itself.
-        if !is_at(&file, &partial)? {
+        if held || !is_at(&file, &partial)? {
             return Err(written_by_another(place).into());
         }
         // Overwrites the leftover of a killed process.
-        file.set_len(0).with_context(|| format!("cannot empty {}", partial.display()))?;
+        let left = file.metadata().map_or(0, |about| about.len());
+        file.set_len(0)
+            .inspect_err(|_| drop(fs::remove_file(&partial)))
+            .with_context(|| format!("cannot empty {}", partial.display()))?;
+        if left >= NAMED {
+            name_removed(&[(partial.clone(), Bytes(left))]);
+        }
         open.push(partial.clone());
         Ok(Output { place: place.into(), partial: Some(partial), file, existing })
     }
 
-    /// Renames the file to its final name.
+    /// Renames the file to its final name. An interrupt takes effect before or after.
     pub fn finish(self) -> Result<()> {
-        finish([self])
+        self.sync()?;
+        let mut open = OPEN.lock();
+        self.rename()?;
+        open.retain(|other| self.partial.as_ref() != Some(other));
+        drop(open);
+        self.sync_folder();
+        Ok(())
+    }
+
+    fn sync(&self) -> Result<()> {
+        match self.file.sync_all() {
+            // A pipe has nothing to sync.
+            Err(error) if self.partial.is_some() => {
+                Err(error).with_context(|| format!("cannot write {}", self.place.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Replaces the old file by the new one atomically.
-    fn rename(&self, open: &mut Vec<PathBuf>) -> io::Result<()> {
+    fn rename(&self) -> Result<()> {
         let Some(partial) = &self.partial else { return Ok(()) };
-        let refused = || renameat_with(CWD, partial, CWD, &self.place, RenameFlags::NOREPLACE);
-        match self.existing {
-            Existing::Replaced => fs::rename(partial, &self.place)?,
-            Existing::Refused => match refused() {
-                // Some file systems have no RENAME_NOREPLACE.
-                Err(Errno::INVAL | Errno::NOSYS) => fs::rename(partial, &self.place)?,
-                done => done?,
-            },
-        }
-        open.retain(|other| other != partial);
-        Ok(())
-    }
-}
-
-/// Renames several files to their final names, all or none. An interrupt takes effect before or after.
-pub fn finish(outputs: impl Into<Vec<Output>>) -> Result<()> {
-    let outputs = outputs.into();
-    for output in &outputs {
-        match output.file.sync_all() {
-            // A pipe has nothing to sync.
-            Err(error) if output.partial.is_some() => {
-                return Err(error)
-                    .with_context(|| format!("cannot write {}", output.place.display()));
+        let rename = || match self.existing {
+            Existing::Replaced => fs::rename(partial, &self.place),
+            Existing::Refused => {
+                match renameat_with(CWD, partial, CWD, &self.place, RenameFlags::NOREPLACE) {
+                    // Some file systems have no RENAME_NOREPLACE.
+                    Err(Errno::INVAL | Errno::NOSYS) => fs::rename(partial, &self.place),
+                    done => Ok(done?),
+                }
             }
-            _ => {}
+        };
+        rename()
+            .with_context(|| format!("cannot rename the finished file to {}", self.place.display()))
+    }
+
+    /// Makes the names of its folder durable. If that fails, the files still exist.
+    fn sync_folder(&self) {
+        if self.partial.is_some() {
+            File::open(folder(&self.place)).and_then(|folder| folder.sync_all()).ok();
         }
     }
-    let mut open = OPEN.lock();
-    for (number, output) in outputs.iter().enumerate() {
-        if let Err(error) = output.rename(&mut open) {
-            let named = outputs[..number].iter().filter(|o| o.existing == Existing::Refused);
-            named.for_each(|output| drop(fs::remove_file(&output.place)));
-            return Err(error).with_context(|| {
-                format!("cannot rename the finished file to {}", output.place.display())
-            });
-        }
-    }
-    drop(open);
-    // If a folder cannot be synced, the files still exist.
-    let folders = outputs.iter().filter(|o| o.partial.is_some()).map(|o| folder(&o.place));
-    folders.for_each(|folder| drop(File::open(folder).and_then(|folder| folder.sync_all())));
-    Ok(())
 }
 
-/// Folder being written under a temporary name. `abandon` removes it until this is dropped.
-pub struct Unfinished(PathBuf);
-
-/// Registers an unfinished folder.
-pub fn unfinished(folder: &Path) -> Unfinished {
-    OPEN.lock().push(folder.into());
-    Unfinished(folder.into())
-}
-
-impl Drop for Unfinished {
-    fn drop(&mut self) {
-        OPEN.lock().retain(|other| *other != self.0);
-    }
+/// Runs `work`, which replaces an output. An interrupt takes effect before or after.
+pub fn uninterrupted<T>(work: impl FnOnce() -> T) -> T {
+    let _open = OPEN.lock();
+    work()
 }
 
 /// Removes the unfinished files and folders of this process, and returns their number. For a
 /// process that exits now: nothing can be created or finished afterwards.
 pub fn abandon() -> usize {
     let open = OPEN.lock();
-    for path in open.iter() {
+    // In reverse: the first file of a set shows how far its renames were (`FileSet`).
+    for path in open.iter().rev() {
         if fs::remove_file(path).is_err() {
             remove_folder(path).ok();
         }
@@ -264,9 +258,15 @@ fn stream(place: &Path) -> Result<Option<File>> {
     file.map(Some).with_context(|| format!("cannot open {}", place.display()))
 }
 
-fn written_by_another(place: &Path) -> Problems {
+/// An error: another process has locked the output.
+pub fn written_by_another(place: &Path) -> Problems {
     let what = "another process is writing it right now";
     Problems::one(place.display().to_string(), what, "wait for it, or choose another output")
+}
+
+/// Whether there is a file, or a link, at a path.
+fn exists(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok()
 }
 
 /// Whether an open file is the one at a path now.
@@ -291,7 +291,7 @@ pub fn partial(place: &Path) -> PathBuf {
 mod tests {
     use super::*;
 
-    fn names(folder: &Path) -> Vec<String> {
+    pub fn names(folder: &Path) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
         let all = fs::read_dir(folder).unwrap().map(|entry| name(entry).into_string().unwrap());
         let mut all: Vec<String> = all.collect();
@@ -344,20 +344,5 @@ mod tests {
             assert!(error.is::<Problems>(), "{error}");
         }
         write(Path::new("/dev/null"), Existing::Refused, b"gone").unwrap();
-    }
-
-    #[test]
-    fn two_files_get_their_names_together_or_not_at_all() {
-        let folder = tempfile::tempdir().unwrap();
-        let two = ["a", "b"].map(|name| folder.path().join(name));
-        let outputs =
-            || two.each_ref().map(|place| Output::create(place, Existing::Refused).unwrap());
-        let late = outputs();
-        fs::write(&two[1], "theirs").unwrap();
-        finish(late).unwrap_err();
-        assert_eq!(names(folder.path()), ["b"]);
-        fs::remove_file(&two[1]).unwrap();
-        finish(outputs()).unwrap();
-        assert_eq!(names(folder.path()), ["a", "b"]);
     }
 }

@@ -1,5 +1,6 @@
 //! User errors, collected so that all are reported at once, each with a remedy.
 
+use crate::redact;
 use std::fmt;
 
 /// User error: its place, what is wrong (with numbers), and the remedy.
@@ -43,7 +44,9 @@ impl Problems {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        self.list.push(Problem { place: place.into(), what: what.into(), remedy: remedy.into() });
+        let [place, what, remedy] =
+            [place.into(), what.into(), remedy.into()].map(|text| redact(&text).into_owned());
+        self.list.push(Problem { place, what, remedy });
     }
 
     /// Moves the `Problems` of a result into the list. Returns other errors at once.

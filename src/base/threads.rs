@@ -1,18 +1,27 @@
 //! Starts threads such that a lack of threads is an error. `std::thread::spawn`, `Scope::spawn` and
 //! rayon's own pool panic instead.
 
+use super::output;
 use anyhow::{Context, Result};
+use memmap2::MmapMut;
 use parking_lot::Mutex;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Once};
 use std::thread::{Builder, JoinHandle, Scope, ScopedJoinHandle};
+
+/// Stack of a thread, if not given.
+const STACK: usize = 2 << 20;
+
+/// Memory that a thread needs beside its stack. The largest part is the stack of its signal handlers.
+/// Rust allocates it in the new thread and panics if it cannot (`report_refused_memory`).
+const BESIDE: usize = 256 << 10;
 
 /// Starts a named thread.
 pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
-    Builder::new().name(name.into()).spawn(work).with_context(|| refused(name))
+    builder(name, STACK)?.spawn(work).with_context(|| refused(name))
 }
 
 /// Starts a scoped thread, whose work may borrow.
@@ -21,7 +30,7 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
-    spawn_with_stack(scope, name, 2 << 20, work)
+    spawn_with_stack(scope, name, STACK, work)
 }
 
 /// Starts a scoped thread with a stack of `bytes` bytes.
@@ -31,12 +40,33 @@ pub fn spawn_with_stack<'scope, T: Send + 'scope>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
-    let builder = Builder::new().name(name.into()).stack_size(bytes);
-    builder.spawn_scoped(scope, work).with_context(|| refused(name))
+    builder(name, bytes)?.spawn_scoped(scope, work).with_context(|| refused(name))
+}
+
+/// Builder of a thread, if the system has memory for it now.
+fn builder(name: &str, stack: usize) -> Result<Builder> {
+    MmapMut::map_anon(stack + BESIDE).with_context(|| refused(name))?;
+    Ok(Builder::new().name(name.into()).stack_size(stack))
 }
 
 fn refused(name: &str) -> String {
-    format!("cannot start the thread \"{name}\" (limits: ulimit -u and -v, the job's tasks)")
+    format!("cannot start the thread \"{name}\" (limits: ulimit -u, -d and -v, the job's tasks)")
+}
+
+/// Ends the process by a message where Rust panics because a new thread has no memory for the stack
+/// of its signal handlers: other threads took it after `builder` had looked. Call it once.
+pub fn report_refused_memory() {
+    let print = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload_as_str().unwrap_or_default();
+        if text.starts_with("failed to allocate an alternative stack") {
+            let current = std::thread::current();
+            output::abandon();
+            crate::warn!("gptrain: {}: {text}", refused(current.name().unwrap_or_default()));
+            std::process::exit(1);
+        }
+        print(panic);
+    }));
 }
 
 /// Initialises rayon's global pool; call it before using rayon. By default rayon starts one thread

@@ -1,13 +1,23 @@
 //! Atomic creation of folders: a folder is written under a temporary name and renamed when all of
-//! it is on disk. Readers see no folder or a complete one, and a full disk leaves nothing behind.
+//! it is on disk, or exchanged with the folder that it replaces. Readers see the old folder or the
+//! new one, and a full disk leaves nothing behind. What a killed process leaves is removed by the
+//! next one that writes the same folder.
+//!
+//! ```text
+//! .NAME.tmp-NONCE      being written, or the replaced folder, being removed
+//! .NAME.tmp-old-NONCE  the replaced folder, where the file system cannot exchange two
+//! ```
 
 use super::disk::{Disk, nonce};
 use anyhow::Context;
-use base::output::Existing;
+use base::output::{Existing, TemporaryFolder};
 use base::{Problems, output};
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+
+/// Part of the name of a folder that was moved away.
+const OLD: &str = "old-";
 
 /// The kind of a folder that is written, which decides what `--overwrite` may replace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,42 +96,72 @@ pub fn write<T>(
     existing: Existing,
     write: impl FnOnce(&Path) -> anyhow::Result<T>,
 ) -> anyhow::Result<T> {
-    check_vacant(to, kind, existing)?;
     let to = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
         let what = "is not a valid name for a new folder";
         return Err(Problems::one(to.display().to_string(), what, "choose another folder").into());
     };
+    let name = name.to_string_lossy();
+    repair(&to, parent, &name)?;
+    check_vacant(&to, kind, existing)?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     let disk = Disk::default();
-    let temporary = parent.join(format!(".{}.tmp-{}", name.to_string_lossy(), nonce()));
     // Spare descriptor for removing the folder when descriptors have run out.
     let spare = File::open(parent).with_context(|| format!("cannot open {}", parent.display()))?;
-    disk.make_folder(&temporary)?;
-    let _unfinished = output::unfinished(&temporary);
-    let place = || {
-        let written = write(&temporary)?;
-        sync(&disk, &temporary)?;
-        let old = parent.join(format!(".{}.tmp-old-{}", name.to_string_lossy(), nonce()));
+    let nonce = nonce();
+    let temporary = parent.join(format!(".{name}.tmp-{nonce}"));
+    let folder = TemporaryFolder::create(&temporary, 0o777)?;
+    let place = || -> anyhow::Result<_> {
+        let written = write(folder.path())?;
+        sync(&disk, folder.path())?;
         let replaced = existing == Existing::Replaced && to.exists();
-        if replaced {
-            disk.rename(&to, &old)?;
-        }
-        disk.rename(&temporary, &to).inspect_err(|_| {
+        output::uninterrupted(|| {
             if replaced {
-                let _ = disk.rename(&old, &to);
+                let aside = parent.join(format!(".{name}.tmp-{OLD}{nonce}"));
+                disk.exchange(&temporary, &to, &aside)
+            } else {
+                disk.rename(&temporary, &to)
             }
         })?;
-        disk.sync_folder(parent)?;
-        if replaced {
-            disk.remove_folder(&old)?;
-        }
-        Ok(written)
+        Ok((written, replaced))
     };
-    place().inspect_err(|_| {
+    let (written, replaced) = place().inspect_err(|_| {
         drop(spare);
         let _ = disk.remove_folder(&temporary); // a partial folder must not fill the disk
-    })
+    })?;
+    // The folder is complete: an error from here on does not undo it.
+    if let Err(error) = disk.sync_folder(parent) {
+        base::warn!("gptrain: {error:#}: after a power failure {} may be missing", to.display());
+    }
+    if replaced && let Err(error) = disk.remove_folder(&temporary) {
+        base::warn!("gptrain: the folder that was replaced remains: {error:#}");
+    }
+    Ok(written)
+}
+
+/// Removes what killed processes left of earlier writes of the folder `to`, and says so. Puts a folder
+/// back that was moved away and not replaced. Fails if another process is writing the folder.
+fn repair(to: &Path, parent: &Path, name: &str) -> anyhow::Result<()> {
+    let prefix = format!(".{name}.tmp-");
+    let is_nonce = |text: &str| text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let is_temporary = |name: &str| {
+        let rest = name.strip_prefix(&prefix).map(|rest| rest.strip_prefix(OLD).unwrap_or(rest));
+        rest.is_some_and(is_nonce)
+    };
+    let found = output::temporary_folders(parent, is_temporary);
+    if found.is_one_written {
+        return Err(output::written_by_another(to).into());
+    }
+    for left in found.abandoned {
+        let was_moved = left.path.to_string_lossy().contains(&format!("{prefix}{OLD}"));
+        if was_moved && !to.exists() {
+            Disk::default().rename(&left.path, to)?;
+            base::warn!("gptrain: put back {}, which a killed command was replacing", to.display());
+        } else {
+            left.remove()?;
+        }
+    }
+    Ok(())
 }
 
 /// Syncs every file and folder in a folder, and the folder itself.

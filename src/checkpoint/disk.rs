@@ -152,16 +152,16 @@ impl Disk {
             .with_context(|| format!("cannot rename {} to {}", from.display(), to.display()))
     }
 
-    /// Exchanges two folders atomically; with two renames if the file system cannot.
-    pub fn exchange(&self, temporary: &Path, old: &Path) -> anyhow::Result<()> {
+    /// Exchanges two folders atomically; by renames if the file system cannot, one of them to
+    /// `aside`.
+    pub fn exchange(&self, temporary: &Path, old: &Path, aside: &Path) -> anyhow::Result<()> {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
         let swap = || Ok(rustix::fs::renameat_with(CWD, temporary, CWD, old, flags)?);
         match self.call(Call::Rename(temporary.to_path_buf(), old.to_path_buf()), swap) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
-                let aside = old.with_extension(format!("tmp-{}", nonce()));
-                self.rename(old, &aside)?;
-                self.rename(temporary, old)?;
-                self.rename(&aside, temporary)
+                self.rename(old, aside)?;
+                self.rename(temporary, old).inspect_err(|_| drop(self.rename(aside, old)))?;
+                self.rename(aside, temporary)
             }
             done => done.with_context(|| format!("cannot replace {}", old.display())),
         }

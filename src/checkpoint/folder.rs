@@ -6,7 +6,7 @@
 
 use super::disk::{Disk, nonce};
 use anyhow::Context;
-use base::{Problems, input};
+use base::{Bytes, Problems, input, output};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io::ErrorKind;
@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 
 /// Part of the name of a checkpoint that is being removed.
 const REMOVED: &str = ".tmp-removed-";
+
+/// Part of the name of a checkpoint that is being replaced.
+const REPLACED: &str = ".tmp-old-";
 
 /// Name of the file that names the newest checkpoint.
 pub const LATEST: &str = "latest";
@@ -143,15 +146,37 @@ pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Removes the leftovers of interrupted saves. Only the process that holds the run's lock may call
-/// this, before it saves, because a running save looks the same.
-pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
+/// Removes the leftovers of interrupted saves, and returns them with their sizes. Only the process
+/// that holds the run's lock may call this, before it saves, because a running save looks the same.
+pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<Vec<(PathBuf, Bytes)>> {
+    put_back(disk, checkpoints)?;
+    let mut removed = Vec::new();
     for name in names(checkpoints)?.iter().filter(|name| name.contains(".tmp-")) {
         let path = checkpoints.join(name);
+        let bytes = output::bytes(&path);
         if path.is_dir() {
             disk.remove_folder(&path)?;
         } else {
             disk.remove_file(&path)?;
+        }
+        removed.push((path, bytes));
+    }
+    Ok(removed)
+}
+
+/// New name for a checkpoint while another takes its place, on file systems that cannot exchange
+/// two folders.
+pub fn replaced_folder(checkpoints: &Path, step: u64) -> PathBuf {
+    checkpoints.join(format!("{}{REPLACED}{}", name(step), nonce()))
+}
+
+/// Gives checkpoints their names again that a killed process moved away and did not replace.
+pub fn put_back(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
+    for name in names(checkpoints)? {
+        if let Some((own, _)) = name.split_once(REPLACED)
+            && !checkpoints.join(own).exists()
+        {
+            disk.rename(&checkpoints.join(&name), &checkpoints.join(own))?;
         }
     }
     Ok(())

@@ -71,6 +71,10 @@ pub struct State {
     pub spikes: Option<SpikeDetector>,
     /// Source of imported weights; None if the run started from its own initial values.
     pub imported: Option<String>,
+    /// Types that an imported folder's tensors had there, by their names, without those of the run's own
+    /// type; only until the first step.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub imported_types: BTreeMap<String, String>,
     /// Effective manifest, as YAML.
     pub manifest: String,
 }

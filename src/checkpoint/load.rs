@@ -223,13 +223,15 @@ impl Job<'_> {
         cols: Range<usize>,
     ) -> anyhow::Result<()> {
         from.read(buffer, self.tensor, state.name, self.rows.clone(), cols)?;
-        // No step updates with non-finite numbers, so no run wrote these.
+        // No update writes such values, so no run did.
+        let found = validate::values(state.name, state.dtype, buffer.bytes());
         ensure_input!(
-            state.dtype.finite(buffer.bytes()),
-            "{}: the {} of {} contains non-finite numbers, in rows {}..{}",
+            found.is_empty(),
+            "{}: {} of {} has {} in rows {}..{}",
             from.folder.display(),
             state.name,
             self.tensor.name,
+            found.join(", "),
             self.rows.start,
             self.rows.end
         );

@@ -36,7 +36,7 @@ mod save;
 mod snapshot;
 pub mod tokenizer;
 pub mod torch;
-mod validate;
+pub mod validate;
 
 pub use digest::{CHUNK, Digest};
 pub use disk::nonce;

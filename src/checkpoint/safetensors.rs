@@ -41,7 +41,8 @@ pub fn header(
     let mut end = 0;
     for (name, dtype, shape) in tensors {
         let start = end;
-        end += element_bytes(dtype)? * shape.iter().product::<usize>() as u64;
+        let size = element_bytes(dtype).with_context(|| format!("unknown dtype {dtype}"))?;
+        end += size * shape.iter().product::<usize>() as u64;
         let (dtype, shape) = (dtype.to_string(), shape.clone());
         let entry = Entry { dtype, shape, data_offsets: [start, end] };
         let before = entries.insert(name.clone(), serde_json::to_value(entry)?);
@@ -64,15 +65,20 @@ pub fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-/// Bytes per element of a dtype.
-pub fn element_bytes(dtype: &str) -> anyhow::Result<u64> {
-    Ok(match dtype {
-        "F64" | "I64" | "U64" => 8,
-        "F32" | "I32" | "U32" => 4,
-        "F16" | "BF16" | "I16" | "U16" => 2,
-        "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" => 1,
-        other => bail!("unknown dtype {other}"),
-    })
+/// Floating-point type of a name in the format, of those that weights may have.
+pub fn float_type(name: &str) -> Option<DType> {
+    [DType::F32, DType::BF16, DType::F16].into_iter().find(|dtype| dtype_name(*dtype) == name)
+}
+
+/// Bytes per element of a dtype; None if they are not known.
+fn element_bytes(dtype: &str) -> Option<u64> {
+    match dtype {
+        "F64" | "I64" | "U64" => Some(8),
+        "F32" | "I32" | "U32" => Some(4),
+        "F16" | "BF16" | "I16" | "U16" => Some(2),
+        "I8" | "U8" | "BOOL" | "F8_E4M3" | "F8_E5M2" => Some(1),
+        _ => None,
+    }
 }
 
 /// File opened for reading, with a checked header: every tensor is inside the file, none overlap,
@@ -97,8 +103,9 @@ impl Reader {
         let header_len = u64::from_le_bytes(word);
         ensure_input!(
             header_len <= MAX_HEADER && header_len + 8 <= len,
-            "{}: header of {header_len} bytes",
-            damaged()
+            "{} ({len} bytes) is cut short, or not a safetensors file: the length of its header is \
+             {header_len} bytes",
+            path.display()
         );
         let mut json = vec![0; header_len as usize];
         file.read_exact_at(&mut json, 8).map_err(failed)?;
@@ -174,11 +181,14 @@ impl Reader {
 fn check(entries: &BTreeMap<String, Entry>, data_len: u64) -> anyhow::Result<()> {
     let mut spans = Vec::new();
     for (name, entry) in entries {
-        let size = element_bytes(&entry.dtype).with_context(|| format!("tensor {name}"))?;
         let [start, end] = entry.data_offsets;
-        let bytes = entry.shape.iter().try_fold(size, |n: u64, d| n.checked_mul(*d as u64));
+        let fits = |size: u64| {
+            let bytes = entry.shape.iter().try_fold(size, |n: u64, d| n.checked_mul(*d as u64));
+            bytes == end.checked_sub(start)
+        };
+        // A type that is not known is refused where the tensor is needed.
         ensure!(
-            start <= end && end <= data_len && bytes == Some(end - start),
+            start <= end && end <= data_len && element_bytes(&entry.dtype).is_none_or(fits),
             "tensor {name}: {} {:?} does not fit bytes {start}..{end} of {data_len}",
             entry.dtype,
             entry.shape
@@ -220,7 +230,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
         let mut header = Header { metadata: BTreeMap::new(), entries: BTreeMap::new() };
         while let Some(name) = map.next_key::<String>()? {
             if name == "__metadata__" {
-                header.metadata = map.next_value()?;
+                let metadata: Option<BTreeMap<String, String>> = map.next_value()?;
+                header.metadata = metadata.unwrap_or_default();
                 continue;
             }
             let twice = format!("two tensors are called {name}");

@@ -328,7 +328,8 @@ pub fn publish_index(
     disk.write_file(&index_file, index.as_bytes())?;
     disk.sync_folder(temporary)?;
     if folder.exists() {
-        disk.exchange(temporary, &folder)?; // a run that resumed from an older step
+        let aside = folder::replaced_folder(checkpoints, step);
+        disk.exchange(temporary, &folder, &aside)?; // a run that resumed from an older step
         disk.sync_folder(checkpoints)?;
         disk.remove_folder(temporary)?;
     } else {

@@ -7,7 +7,7 @@ use anyhow::Context;
 use base::output::Existing;
 use base::{Count, Problems};
 use data::record::describe_file;
-use data::tokenizer::{self, Tokenizer};
+use data::tokenizer::{self, NamedFile, Tokenizer};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,7 +26,7 @@ pub struct OwnTokenizer {
 impl OwnTokenizer {
     /// Whether it is the one that an import brought.
     fn came_with_weights(&self) -> bool {
-        self.kept && self.path.ends_with(Path::new(hf::FOLDER).join(hf::TOKENIZER))
+        self.kept && self.path.parent().is_some_and(|folder| folder.ends_with(hf::FOLDER))
     }
 }
 
@@ -41,8 +41,8 @@ pub fn own(checkpoint: &Path, named: Option<&Path>) -> Option<OwnTokenizer> {
         let kept = run.is_some_and(|run| is_inside(path, run));
         OwnTokenizer { path: path.to_path_buf(), kept }
     });
-    let came = run.map(|run| run.join(hf::FOLDER).join(hf::TOKENIZER));
-    copy.or(named).or(came.filter(|path| path.exists()).map(kept))
+    let came = run.and_then(|run| hf::tokenizer_in(&run.join(hf::FOLDER)));
+    copy.or(named).or(came.map(kept))
 }
 
 fn is_inside(path: &Path, folder: &Path) -> bool {
@@ -104,15 +104,11 @@ pub fn keep(run: &Path, path: &Path) -> anyhow::Result<Option<String>> {
     }
     let files = tokenizer::files(path)?;
     atomic_folder::write(&copy, FolderKind::Run, Existing::Refused, |temporary| {
-        let names = match files.len() {
-            1 => &[hf::TOKENIZER][..],
-            _ => &["vocab.json", "merges.txt"],
-        };
-        for (file, name) in files.iter().zip(names) {
-            let failed = || format!("cannot copy {}", file.display());
-            fs::copy(file, temporary.join(name)).with_context(failed)?;
+        for NamedFile { path, name } in &files {
+            let failed = || format!("cannot copy {}", path.display());
+            fs::copy(path, temporary.join(name)).with_context(failed)?;
         }
-        hf::carry_beside(&files[0], temporary)
+        hf::carry_beside(&files[0].path, temporary)
     })?;
     Ok(None)
 }

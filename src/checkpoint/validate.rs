@@ -1,9 +1,11 @@
 //! Checks an index against the model's table and the optimizer's groups.
 
 use super::index::{Group, Index};
-use engine::{OptimizerRule, SavedStates, StateSpec, saved_shape};
+use base::DType;
+use engine::{OptimizerRule, SavedStates, ScaleState, StateSpec, is_never_negative, saved_shape};
 use manifest::Model;
 use model::{Layout, ModelShard};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Gradient of a delayed update of an earlier version of gptrain. It is not read.
@@ -85,10 +87,66 @@ pub fn weights(index: &Index, model: &Model) -> Vec<String> {
     damage
 }
 
-/// Checks that every tensor is in exactly one optimizer group, the right one, and that the groups
-/// have counted every step that was not skipped.
-pub fn groups(index: &Index) -> Vec<String> {
+/// Counts of values that no update writes.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct UnsoundValues {
+    pub nan: u64,
+    pub inf: u64,
+    /// Values below 0, which some states may have.
+    pub negative: u64,
+}
+
+impl UnsoundValues {
+    pub fn count(&mut self, value: f32) {
+        self.nan += u64::from(value.is_nan());
+        self.inf += u64::from(value.is_infinite());
+        self.negative += u64::from(value < 0.0 && value.is_finite());
+    }
+
+    /// Findings about a state of this name, in words; none if an update can have written its values.
+    pub fn findings(self, state: &str) -> Vec<String> {
+        let mut findings = Vec::new();
+        if self.nan > 0 || self.inf > 0 {
+            findings.push(format!("{} NaN, {} infinite", self.nan, self.inf));
+        }
+        if self.negative > 0 && is_never_negative(state) {
+            findings.push(format!("{} values below 0", self.negative));
+        }
+        findings
+    }
+}
+
+/// Checks the values of a state: of a checkpoint that is loaded, or of another program's.
+pub fn values(state: &str, dtype: DType, bytes: &[u8]) -> Vec<String> {
+    // The last byte of a value has its sign.
+    let size = dtype.size();
+    let has_sign = || bytes.chunks_exact(size).any(|value| value[size - 1] & 0x80 != 0);
+    if dtype.finite(bytes) && !(is_never_negative(state) && has_sign()) {
+        return Vec::new();
+    }
+    let mut unsound = UnsoundValues::default();
+    dtype.widen(bytes).into_iter().for_each(|value| unsound.count(value));
+    unsound.findings(state)
+}
+
+/// Checks the numbers of the last update, with which the next one begins.
+pub fn numbers(lr: f64, scale: Option<ScaleState>) -> Vec<String> {
     let mut damage = Vec::new();
+    if !(lr.is_finite() && lr >= 0.0) {
+        damage.push(format!("the learning rate is {lr}"));
+    }
+    if let Some(scale) = scale.map(|scale| scale.scale)
+        && !(scale.is_finite() && scale > 0.0)
+    {
+        damage.push(format!("the loss scale is {scale}"));
+    }
+    damage
+}
+
+/// Checks that every tensor is in exactly one optimizer group, the right one, and that the groups
+/// have counted every step that was not skipped; and the numbers of the last update.
+pub fn groups(index: &Index) -> Vec<String> {
+    let mut damage = numbers(index.lr, index.loss_scale);
     let mut seen = BTreeMap::new();
     let step = index.optimizer_steps().saturating_add(index.optimizer.ahead);
     let (updates, skipped) = (index.updates(), index.skipped());

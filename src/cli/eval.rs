@@ -26,13 +26,17 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
+    /// Begin each question with the tokens that the tokenizer's template puts before a text
+    /// (add_bos_token=True of lm-evaluation-harness, whose default is without)
+    #[arg(long, requires = "tasks")]
+    add_bos_token: bool,
     /// Print a line of JSON for each sample of the data: log p of every next token
     #[arg(long, requires = "data")]
     logprobs: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// File tokenizer.json to use instead of the model's
+    /// Tokenizer to use instead of the model's: tokenizer.json, a folder with it, or `bytes`
     #[arg(long, value_name = "FILE")]
     tokenizer: Option<PathBuf>,
     /// Change a setting, as in `--set topology.tensor=2` or `--set batch.micro=8`
@@ -56,6 +60,7 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         tasks: args.tasks,
         limit: args.limit.map(|n| n as usize),
         logprobs: args.logprobs,
+        add_bos_token: args.add_bos_token,
         tokenizer: args.tokenizer,
         sets: args.set,
     };

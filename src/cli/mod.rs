@@ -202,6 +202,7 @@ pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
 
 pub fn main() -> ExitCode {
     device::cuda::set_environment(); // before any thread
+    base::threads::report_refused_memory();
     if let Some(line) = too_little_memory() {
         base::warn!("{line}");
         return ExitCode::from(1);

@@ -31,7 +31,7 @@ pub struct Args {
     top_p: f64,
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// File tokenizer.json to use instead of the manifest's
+    /// Tokenizer to use instead of the manifest's: tokenizer.json, a folder with it, or `bytes`
     #[arg(long)]
     tokenizer: Option<PathBuf>,
     /// Print one JSON line for each text

@@ -74,7 +74,7 @@ fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
     loop {
         let status = Status::read(folder)?;
         let now = unix_time().as_secs_f64();
-        let state = status.state(now);
+        let state = status.state(folder, now);
         let seen = Some((status.step, state, status.started.to_bits()));
         let changed = seen != before;
         match &screen {
@@ -83,7 +83,7 @@ fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
                 polls = 0;
             }
             None if changed && json => base::say!("{}", serde_json::to_value(&status)?),
-            None if changed => base::say!("{}", escape_control(&line(&status, now))),
+            None if changed => base::say!("{}", escape_control(&line(&status, state, now))),
             _ => {}
         }
         if let Some(screen) = screen.as_ref().filter(|_| state != RunState::Running) {
@@ -93,6 +93,13 @@ fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
             RunState::Running => {}
             RunState::Complete | RunState::Stopped => return Ok(()),
             RunState::Failed => bail!("{}: the run {}", folder.display(), status.phase),
+            RunState::Killed => {
+                bail!(
+                    "{}: the run was killed: process {} is gone",
+                    folder.display(),
+                    status.process
+                )
+            }
             RunState::Silent => bail!("{}: the run has no heartbeat", folder.display()),
         }
         (before, polls) = (seen, polls + 1);

@@ -1,9 +1,12 @@
 # Follows a run's metrics.jsonl, and sends it to W&B or MLflow by their own clients.
-import importlib.util, json, os, sys, time, uuid
+import sys
+if sys.path[:1] == [""]: del sys.path[0]  # modules of the working folder: wandb/ there holds W&B's files
+import importlib.util, json, os, time, uuid
 
-job = json.loads(sys.argv[1])
+with open(sys.argv[1]) as file: job = json.load(file)
 client, folder, config = job["client"], job["folder"], job["config"]
-if importlib.util.find_spec(client) is None:
+spec = importlib.util.find_spec(client)
+if spec is None or spec.origin is None:  # none, or a folder of that name without a module
     sys.exit(f"gptrain: {sys.executable} has no module {client}\n    → {sys.executable} -m pip install {client}")
 state_file = os.path.join(folder, client + ".json")  # the client's id of this run, and the last step sent
 state = json.load(open(state_file)) if os.path.exists(state_file) else {"id": None, "step": -1}

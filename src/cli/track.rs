@@ -1,9 +1,13 @@
 //! `gptrain wandb`, `gptrain mlflow`: send a run's metrics by the services' own Python clients.
 
-use anyhow::Result;
-use base::Problems;
+use anyhow::{Context, Result};
+use base::{Problems, redact};
 use commands::report::page::Run;
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::json;
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -39,8 +43,18 @@ pub fn run(args: Args, client: &str) -> Result<()> {
         "client": client, "folder": args.run, "project": args.project,
         "name": args.name.unwrap_or(run.name), "config": config, "poll_s": POLL_S,
     });
-    let error = Command::new(&args.python).args(["-c", SCRIPT, &job.to_string()]).exec();
+    let file = in_memory(&redact(&job.to_string())).context("cannot pass the run's settings on")?;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let error = Command::new(&args.python).args(["-c", SCRIPT, &path]).exec();
     let what = format!("cannot start {}: {error}", args.python.display());
     let remedy = "install Python 3.8 or newer, or name one with --python";
     Err(Problems::one("--python", what, remedy).into())
+}
+
+/// File with a text, which the program that replaces this one inherits. An argument may have 128 KiB
+/// at most, and standard input is the terminal, at which the client may ask for a key.
+fn in_memory(text: &str) -> io::Result<File> {
+    let mut file = File::from(memfd_create("gptrain", MemfdFlags::empty())?);
+    file.write_all(text.as_bytes())?;
+    Ok(file)
 }

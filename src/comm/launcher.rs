@@ -168,7 +168,14 @@ impl Env<'_> {
         }
         let run = self.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restart = self.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-        let derived = format!("{host}:{port}");
+        // An IPv6 address, with brackets or without.
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+        if host.contains('%') || host.starts_with("fe80:") {
+            let what = format!("{host} is an address of one link");
+            self.problem("MASTER_ADDR", what, "give the name of rank 0's node, or another address");
+        }
+        let brackets = if host.contains(':') { ["[", "]"] } else { ["", ""] };
+        let derived = format!("{}{host}{}:{port}", brackets[0], brackets[1]);
         let address = self.text(RENDEZVOUS).unwrap_or(derived.clone());
         let job = format!("torchrun {derived} {run} {restart}");
         let (node, cores) = (String::new(), None);
@@ -270,6 +277,16 @@ mod tests {
         let found = launch(&format!("{STEP} {torchrun}")).unwrap().unwrap();
         assert_eq!((found.rank, found.world, found.local_rank), (2, 4, 2));
         assert_eq!(found.address, "host:29500");
+        for (host, address) in [("::1", "[::1]:29500"), ("[fd00::1]", "[fd00::1]:29500")] {
+            let ipv6 = torchrun.replace("MASTER_ADDR=host", &format!("MASTER_ADDR={host}"));
+            assert_eq!(launch(&ipv6).unwrap().unwrap().address, address);
+        }
+        let link = torchrun.replace("MASTER_ADDR=host", "MASTER_ADDR=fe80::1%eth0");
+        let refused = launch(&link).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("MASTER_ADDR: fe80::1%eth0 is an address of one link"),
+            "{refused}"
+        );
         let agent = format!("{torchrun} TORCHELASTIC_USE_AGENT_STORE=True");
         assert_eq!(launch(&agent).unwrap().unwrap().address, "host:29501");
     }

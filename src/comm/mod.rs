@@ -46,7 +46,7 @@ pub use report::{BusyWindow, End, GroupCount, LogLine, RankBusy, RankReport, bla
 pub use watchdog::Watchdog;
 pub use world::World;
 
-use base::div_exact;
+use base::{div_exact, redact};
 use device::Tensor;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -256,7 +256,7 @@ impl Failed {
     pub const EXIT_CODE: u8 = 3;
 
     pub fn new(line: impl Into<String>) -> Failed {
-        Failed { line: line.into(), print: true }
+        Failed { line: redact(&line.into()).into_owned(), print: true }
     }
 
     /// Unwinds this rank without a panic message, up to `catch`.

@@ -3,12 +3,11 @@
 
 use super::Op;
 use super::report::{BusyWindow, GroupCount, LogLine, RankBusy, RankReport};
-use base::DType;
+use base::{DType, Moment};
 use device::Tensor;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
 
 /// Events kept per rank.
 const KEPT: usize = 256;
@@ -64,7 +63,7 @@ impl Event {
 
 /// Last events of one rank.
 pub struct Recorder {
-    born: Instant,
+    born: Moment,
     state: Mutex<State>,
 }
 
@@ -97,7 +96,7 @@ pub struct Waited {
 pub(super) struct Waiting<'a> {
     recorder: &'a Recorder,
     group: &'a str,
-    since: Instant,
+    since: Moment,
 }
 
 impl Drop for Waiting<'_> {
@@ -109,7 +108,7 @@ impl Drop for Waiting<'_> {
 impl Default for Recorder {
     fn default() -> Recorder {
         let state = State { phase: "starting".to_string(), ..State::default() };
-        Recorder { born: Instant::now(), state: Mutex::new(state) }
+        Recorder { born: Moment::now(), state: Mutex::new(state) }
     }
 }
 
@@ -153,7 +152,7 @@ impl Recorder {
 
     /// Starts counting time as waiting of the rank's own thread in a group.
     pub(super) fn waiting<'a>(&'a self, group: &'a str) -> Waiting<'a> {
-        Waiting { recorder: self, group, since: Instant::now() }
+        Waiting { recorder: self, group, since: Moment::now() }
     }
 
     fn host_waited(&self, group: &str, seconds: f64) {
@@ -215,9 +214,9 @@ impl Recorder {
         }
     }
 
-    /// Seconds since the recorder was created.
+    /// Seconds since the recorder was created, as far as they count for time limits.
     pub fn now(&self) -> f64 {
-        self.born.elapsed().as_secs_f64()
+        self.born.waited().as_secs_f64()
     }
 
     /// Registers a group of this rank. A rank's group names are unique.

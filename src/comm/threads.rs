@@ -4,6 +4,7 @@ use super::endpoint::Endpoint;
 use super::inbox::{Frame, Inbox, Transport};
 use super::watchdog::{Watchdog, end_process};
 use super::{End, Failed, RankBusy, RankReport, Recorder, World, diagnose};
+use base::Deadline;
 use parking_lot::Mutex;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock, Weak};
@@ -86,7 +87,7 @@ fn watch_for_hangs(shared: &Weak<ThreadWorld>, watchdog: &Watchdog, ended: &Rece
         let agreed = known.or_else(|| found().map(|line| shared.fail(Failed::new(line))));
         drop(shared);
         let Some(agreed) = agreed else { continue };
-        if ended.recv_timeout(watchdog.grace) == Err(RecvTimeoutError::Timeout) {
+        if Deadline::after(watchdog.grace).receive(ended) == Err(RecvTimeoutError::Timeout) {
             end_process(&agreed);
         }
     }

@@ -46,6 +46,7 @@ pub fn average(from: &[PathBuf], output: &Path, existing: Existing) -> anyhow::R
         pending: None,
         optimizer,
         imported: Some(format!("mean of {}", names.join(", "))),
+        imported_types: Default::default(),
         manifest: loaded.effective.clone(),
         ..last.index.state.clone()
     };

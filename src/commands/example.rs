@@ -60,6 +60,7 @@ fn make_dataset(text: &Path, tokenizer: &Path, output: &Path) -> Result<()> {
         eod: None,
         parse_special: false,
         shuffle: None,
+        min_sequences: None,
         token_type: None,
     };
     make::build(input(text), &options).map(drop)

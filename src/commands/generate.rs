@@ -1,8 +1,8 @@
 //! Generates text from a checkpoint, and prints each token as it is sampled.
 
 use super::local_checkpoint::stored_manifest;
-use base::{Problems, rng, say};
-use checkpoint::{self, Index};
+use base::{Problems, escape_control, rng, say};
+use checkpoint::{self, Index, hf};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
 use launch::{Device, LocalRank};
@@ -79,10 +79,15 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let index = Index::read(&folder)?;
     let m = &stored_manifest(&index.manifest, &[])?.manifest;
     let tokenizer = tokenizer(options, m, &folder)?;
+    for note in tokenizer.notes() {
+        base::warn!("note: {}", escape_control(note));
+    }
     let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
-    let mut prompt = tokenizer.encode(&options.prompt);
+    let imported = run_of(&folder).map(|run| hf::end_tokens(&run)).unwrap_or_default();
+    let ends: Vec<u32> = std::iter::once(end).chain(imported).collect();
+    let mut prompt = tokenizer.encode_prompt(&options.prompt)?;
     // A tokenizer may begin every text with a token of its own.
-    let first = tokenizer.encode("").is_empty().then(|| FirstToken::new(&tokenizer, end));
+    let first = tokenizer.head().is_empty().then(|| FirstToken::new(&tokenizer, end));
     if let Some(first) = &first {
         prompt.insert(0, end);
         if tracing::enabled!(tracing::Level::INFO) {
@@ -97,7 +102,7 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     checkpoint::load_weights(&folder, &sampler.weights)?;
     for number in 0..options.samples {
         let text = GrowingText::new(&tokenizer, prompt.clone());
-        if !generate_one(options, number, text, (end, first.as_ref()), &mut sampler) {
+        if !generate_one(options, number, text, &ends, first.as_ref(), &mut sampler) {
             break;
         }
     }
@@ -109,11 +114,24 @@ fn tokenizer(options: &SampleOptions, m: &Manifest, folder: &Path) -> anyhow::Re
     let named = m.data.tokenizer.as_deref();
     let own = checkpoint::tokenizer::own(folder, named);
     let path = checkpoint::tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
-    let path = path.or(named.map(Path::to_path_buf)).ok_or_else(|| {
-        let what = "the run's manifest names no tokenizer";
-        Problems::one(folder.display().to_string(), what, "say --tokenizer tokenizer.json")
-    })?;
-    Tokenizer::load(&path)
+    if let Some(path) = path.or(named.map(Path::to_path_buf)) {
+        return Tokenizer::load(&path);
+    }
+    // An import without a tokenizer that can be read: its folder says why.
+    if let Some(imported) = run_of(folder).map(|run| run.join(hf::FOLDER))
+        && imported.is_dir()
+    {
+        return Tokenizer::load(&imported);
+    }
+    let what = "the run's manifest names no tokenizer";
+    let remedy = "say --tokenizer tokenizer.json (or bytes)";
+    Err(Problems::one(folder.display().to_string(), what, remedy).into())
+}
+
+/// Folder of a checkpoint's run.
+fn run_of(checkpoint: &Path) -> Option<PathBuf> {
+    let checkpoint = std::path::absolute(checkpoint).ok()?;
+    checkpoint.parent()?.parent().map(Path::to_path_buf)
 }
 
 /// Generates one text. Returns false when standard output is closed.
@@ -121,7 +139,8 @@ fn generate_one(
     options: &SampleOptions,
     number: usize,
     mut text: GrowingText,
-    (end, first): (u32, Option<&FirstToken>),
+    ends: &[u32],
+    first: Option<&FirstToken>,
     sampler: &mut Sampler,
 ) -> bool {
     let several = options.samples > 1 && !options.json;
@@ -141,7 +160,7 @@ fn generate_one(
         let known = sampler.weights.model().vocab.min(text.tokenizer.vocab());
         let quantile = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
         let token = options.sampling.pick(&sampler.logits(&text.tokens)[..known], quantile);
-        if token == end {
+        if ends.contains(&token) {
             finish = "end of document";
             break;
         }

@@ -57,6 +57,8 @@ struct DataFacts {
     /// Tokens of the dataset, those of `SPLIT` for training and validation.
     tokens: Option<u64>,
     parts: Option<[u64; 2]>,
+    /// Number of sequences, if documents are cut into several.
+    cut_into: Option<usize>,
     /// End-of-document token of the tokenizer.
     vocab: Option<usize>,
     eod: Option<u32>,
@@ -94,7 +96,7 @@ impl NewManifest {
         let found = found.transpose()?;
         let record = found.as_ref().and_then(|found| found.record.as_ref());
         let place = found.as_ref().map_or(self.tokenizer.clone(), |found| found.path.clone());
-        let read = place.as_deref().map(Tokenizer::named).transpose()?;
+        let read = place.as_deref().map(Tokenizer::load).transpose()?;
         let vocab = match (record, &read, &dataset) {
             (Some(record), ..) => Some(record.vocab),
             (None, Some(read), _) => Some(read.vocab()),
@@ -109,13 +111,15 @@ impl NewManifest {
         };
         let tokens = dataset.as_ref().map(Indexed::tokens);
         let parts = dataset.as_ref().map(parts).transpose()?;
+        let is_cut = |dataset: &&Indexed| dataset.sequences() > dataset.documents();
+        let cut_into = dataset.as_ref().filter(is_cut).map(Indexed::sequences);
         let eod = match record {
             Some(record) => record.append_eod,
             None => read.and_then(|read| read.eod()),
         };
         let tokenizer = place.filter(|path| path != Path::new(BYTES)); // `bytes` has no file
         let note = found.as_ref().and_then(|found| found.note.clone());
-        Ok(DataFacts { tokens, parts, vocab, eod, tokenizer, note })
+        Ok(DataFacts { tokens, parts, cut_into, vocab, eod, tokenizer, note })
     }
 
     /// Shape of the published model of that size, else one with the usual proportions.
@@ -256,10 +260,16 @@ model: # {} parameters{like}
             Some(prefix) => path(prefix),
             None => "mine # PREFIX of `gptrain data build … --output PREFIX`".into(),
         };
-        let split = if facts.holds_out() {
-            format!("{SPLIT} # per cent of the documents: training, validation, test")
-        } else {
-            "100,0,0 # too few documents to hold some out for validation".into()
+        let split = match facts.cut_into {
+            _ if !facts.holds_out() => {
+                "100,0,0 # too few documents for validation: data build --min-sequences 20 cuts them"
+                    .into()
+            }
+            Some(sequences) => format!(
+                "{SPLIT} # per cent of the {sequences} sequences into which the text is cut: \
+                 training, validation, test"
+            ),
+            None => format!("{SPLIT} # per cent of the documents: training, validation, test"),
         };
         let guess = facts.note.as_ref().map_or("", |_| " # a guess: the dataset does not say");
         let tokenizer = facts.tokenizer.as_deref();
@@ -417,6 +427,7 @@ mod tests {
         let facts = DataFacts {
             tokens: Some(1_800_000),
             parts: Some([1_700_000, 100_000]),
+            cut_into: None,
             vocab: Some(32_000),
             eod: None,
             tokenizer: Some("tokenizer.json".into()),

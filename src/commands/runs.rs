@@ -61,7 +61,7 @@ fn search(folder: &Path, levels: usize, found: &mut Vec<PathBuf>, seen: &mut BTr
 
 impl RunRow {
     fn state(&self, now: f64) -> Option<RunState> {
-        self.status.as_ref().ok().map(|status| status.state(now))
+        self.status.as_ref().ok().map(|status| status.state(&self.folder, now))
     }
 
     fn cells(&self, now: f64) -> Vec<String> {
@@ -69,7 +69,7 @@ impl RunRow {
         let Ok(status) = &self.status else {
             return vec![folder, format!("{NAME} is damaged")];
         };
-        let state = status.state(now);
+        let state = status.state(&self.folder, now);
         let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
         let loss = status.loss().map_or("–".into(), |loss| format!("{loss:.4}"));
         let speed = Format::Rate.show(status.last.0.tokens_per_s);
@@ -82,7 +82,10 @@ impl RunRow {
     fn object(&self, now: f64) -> Value {
         let folder = self.folder.display().to_string();
         match &self.status {
-            Ok(status) => json!({ "run": folder, "state": status.state(now), "status": status }),
+            Ok(status) => {
+                let state = status.state(&self.folder, now);
+                json!({ "run": folder, "state": state, "status": status })
+            }
             Err(error) => json!({ "run": folder, "error": format!("{error:#}") }),
         }
     }

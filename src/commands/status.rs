@@ -11,7 +11,7 @@ use train::status::{RunState, Status};
 pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     let since = |time: f64| Seconds((now - time).max(0.0));
     let silent = now - status.updated;
-    let doing = match status.state(now) {
+    let doing = match status.state(folder, now) {
         RunState::Complete | RunState::Stopped | RunState::Failed => {
             format!("ended {} ago: {}", since(status.updated), status.phase)
         }
@@ -21,6 +21,12 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
             status.phase,
             status.process,
             status.host
+        ),
+        RunState::Killed => format!(
+            "killed after its heartbeat {} ago: it was {}; process {} on this machine is gone",
+            since(status.updated),
+            status.phase,
+            status.process
         ),
         RunState::Running => format!("{}, {} ago", status.phase, since(status.updated)),
     };
@@ -65,16 +71,17 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
 }
 
 /// Status line: "step 120 of 1,000 (12.0 %) · loss 3.4512 · 12,345 tokens/s · 3 m 05 s left".
-pub fn line(status: &Status, now: f64) -> String {
+pub fn line(status: &Status, state: RunState, now: f64) -> String {
     let (step, steps) = (Count(status.step), Count(status.total_steps));
     let loss = status.loss().map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
     let speed = Format::Rate.show(status.last.0.tokens_per_s);
-    let end = match (status.state(now), status.left_s) {
+    let end = match (state, status.left_s) {
         (RunState::Running, Some(left)) => format!("{} left", Seconds(left)),
         (RunState::Running, None) => status.phase.clone(),
         (RunState::Silent, _) => {
             format!("no heartbeat for {}", Seconds(now - status.updated))
         }
+        (RunState::Killed, _) => format!("killed: process {} is gone", status.process),
         _ => status.phase.clone(),
     };
     let share = status.share();

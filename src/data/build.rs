@@ -7,12 +7,12 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::corpus::{self, DocumentRules, Input, ReadOptions, ReadProgress};
-use super::indexed::{Indexed, TokenType, Writer};
-use super::record::{self, Record, record_path};
+use super::indexed::{Indexed, TokenType, Writer, record_path};
+use super::record::{self, Record};
 use super::shuffle::{self, UnshuffledFolder};
 use super::tokenizer::{Encoder, Tokenizer, Trainer, Training};
 use base::Problems;
-use base::output::{self, Existing, Output};
+use base::output::{Existing, Output};
 use base::progress::{Progress, Unit};
 
 /// Dataset to build.
@@ -29,6 +29,8 @@ pub struct Build<'a> {
     pub append: Option<u32>,
     /// Whether special tokens in the text become their ids.
     pub parse_special: bool,
+    /// Number of sequences below which documents are cut (`Writer::cut`); 0 keeps each a sequence.
+    pub min_sequences: usize,
     /// Seed of the documents' order; None keeps the order of the corpus.
     pub shuffle: Option<u64>,
     pub threads: usize,
@@ -38,6 +40,8 @@ pub struct Build<'a> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Built {
     pub documents: u64,
+    /// Sequences into which the documents were cut; None if each is one.
+    pub cut: Option<u64>,
     pub tokens: u64,
     /// Bytes of the documents' text.
     pub text: u64,
@@ -63,21 +67,28 @@ impl Build<'_> {
     /// Builds the dataset. `progress` receives the progress of reading, and the tokens so far. On
     /// an error the output is removed.
     pub fn run(&self, progress: impl FnMut(ReadProgress, u64)) -> Result<Built> {
+        UnshuffledFolder::remove_leftover(&self.output)?;
         let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
         let (append_eod, parse_special) = (self.append, self.parse_special);
         let record = self.record.clone().map(|r| Record { append_eod, parse_special, ..r });
         let Some(seed) = self.shuffle else {
             let built = self.write_all(&mut writer, progress)?;
-            finish(writer, record.as_ref())?;
-            return Ok(built);
+            return self.finish(writer, record.as_ref(), built);
         };
         let folder = UnshuffledFolder::create(&self.output)?;
         let mut ordered = Writer::create(&folder.prefix(), self.token_type)?;
         let built = self.write_all(&mut ordered, progress)?;
         ordered.finish()?;
         shuffle::shuffle(&Indexed::open(&folder.prefix())?, &mut writer, seed)?;
-        finish(writer, record.as_ref())?;
-        Ok(built)
+        drop(folder);
+        self.finish(writer, record.as_ref(), built)
+    }
+
+    fn finish(&self, mut writer: Writer, record: Option<&Record>, built: Built) -> Result<Built> {
+        let is_cut = self.min_sequences > 0 && writer.cut(self.min_sequences);
+        let cut = is_cut.then(|| writer.sequences());
+        finish(writer, record)?;
+        Ok(Built { cut, ..built })
     }
 
     fn write_all(
@@ -153,14 +164,10 @@ impl Build<'_> {
     }
 }
 
-/// Renames a dataset's files to their names, together with the record of its tokenizer. Without a
-/// record, one that remains of an older dataset is removed.
+/// Renames a dataset's files to their names, together with the record of its tokenizer.
 fn finish(writer: Writer, record: Option<&Record>) -> Result<()> {
+    let Some(record) = record else { return writer.finish() };
     let path = record_path(writer.prefix());
-    let Some(record) = record else {
-        writer.finish()?;
-        return output::remove(&path);
-    };
     let text = record.text(writer.documents(), writer.tokens());
     let mut out = Output::create(&path, Existing::Replaced)?;
     let failed = || format!("writing {} failed; nothing of it is kept", path.display());

@@ -226,8 +226,20 @@ impl MixtureBuilder {
             Count(tokens),
             Count(fewest)
         );
-        let remedy = "give it a larger part, lower model.seq_len, or use a larger dataset";
-        Err(Problems::one(place, what, remedy).into())
+        Err(Problems::one(place, what, remedy(share)).into())
+    }
+}
+
+/// Remedy for a part that cannot fill a sample.
+fn remedy(share: &Share) -> String {
+    let larger = "give it a larger part, lower model.seq_len, or use a larger dataset";
+    match share.part {
+        SharePart::Split(_, 1) => format!(
+            "{larger}; a dataset of few documents has such parts if it is built with \
+             --min-sequences 20; train without validation with data.split: 100,0,0 and \
+             train.eval_interval: 0"
+        ),
+        _ => larger.into(),
     }
 }
 

@@ -1,13 +1,13 @@
 //! Thread that reads batches ahead of training, so that a slow disk does not delay a step.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::batch::Batch;
 use super::source::Source;
-use base::Worker;
+use base::{Moment, Worker};
 
 /// Batch to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl Reader {
     /// Waits for the next batch. Fails if reading it failed, or if every request has been answered.
     #[expect(clippy::should_implement_trait, reason = "it can fail, unlike an Iterator")]
     pub fn next(&mut self) -> Result<Batch> {
-        let start = Instant::now();
+        let start = Moment::now();
         let batch = self.thread.wait();
         self.waited += start.elapsed();
         self.thread.send(self.spare.pop().unwrap_or_default())?;

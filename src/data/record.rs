@@ -3,7 +3,8 @@
 //!
 //! ```json
 //! {"format": 1, "tokenizer": "/data/tok4k.json", "digest": "c5a1…", "vocab": 4096, "eod": 0,
-//!  "append_eod": 0, "parse_special": false, "documents": 346, "tokens": 2035711}
+//!  "append_eod": 0, "parse_special": false, "encoder": "gptrain", "documents": 346,
+//!  "tokens": 2035711}
 //! ```
 
 use std::io::ErrorKind;
@@ -12,7 +13,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-use super::indexed::{Indexed, with_ending};
+use super::indexed::{Indexed, record_path};
 use super::tokenizer::{self, BYTES, Tokenizer};
 use base::{Count, Problems, input};
 
@@ -37,15 +38,13 @@ pub struct Record {
     pub append_eod: Option<u32>,
     /// Whether special tokens spelled out in the text became their ids.
     pub parse_special: bool,
+    /// Code that encoded the text (`Tokenizer::encoder`). Older records do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encoder: Option<String>,
     /// Numbers of documents and tokens of the dataset. Other numbers mean that the record belongs to
     /// another dataset.
     pub documents: u64,
     pub tokens: u64,
-}
-
-/// `PREFIX.tokenizer`.
-pub fn record_path(prefix: &Path) -> PathBuf {
-    with_ending(prefix, ".tokenizer")
 }
 
 impl Record {
@@ -64,6 +63,7 @@ impl Record {
             eod: tokenizer.eod(),
             append_eod: None,
             parse_special: false,
+            encoder: Some(tokenizer.encoder()),
             documents: 0,
             tokens: 0,
         })
@@ -86,6 +86,13 @@ impl Record {
         if record.format > FORMAT {
             let what = format!("has format {}; this gptrain reads up to {FORMAT}", record.format);
             return Err(Problems::one(place, what, "use a newer gptrain").into());
+        }
+        let ends = [("eod", record.eod), ("append_eod", record.append_eod)];
+        for (key, id) in ends.into_iter().filter_map(|(key, id)| Some((key, id?))) {
+            if id as usize >= record.vocab {
+                let what = format!("{key} is {id}, beyond the {} ids of its vocab", record.vocab);
+                return Err(wrong(what).into());
+            }
         }
         let (documents, tokens) = (dataset.documents() as u64, dataset.tokens());
         if (record.documents, record.tokens) != (documents, tokens) {
@@ -195,14 +202,14 @@ impl DatasetTokenizer {
 
     /// Reads the tokenizer; None if its path is unknown.
     pub fn load(&self) -> Result<Option<Tokenizer>> {
-        self.path.as_deref().map(Tokenizer::named).transpose()
+        self.path.as_deref().map(Tokenizer::load).transpose()
     }
 }
 
 /// Short description of a tokenizer's file, with the number of ids if it can be read.
 pub fn describe_file(path: &Path, digest: &str) -> String {
     let shown = path.display().to_string();
-    match Tokenizer::named(path) {
+    match Tokenizer::load(path) {
         Ok(tokenizer) => describe(&shown, tokenizer.vocab(), digest),
         Err(_) => format!("{shown} (digest {digest})"),
     }
@@ -239,6 +246,10 @@ pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
     let appended = |eod: &u32| records.iter().all(|(_, record)| record.append_eod == Some(*eod));
     let append_eod = joined.append_eod.filter(appended);
     let parse_special = records.iter().any(|(_, record)| record.parse_special);
-    let record = Record { append_eod, parse_special, ..joined };
+    let same = |encoder: &String| {
+        records.iter().all(|(_, record)| record.encoder.as_ref() == Some(encoder))
+    };
+    let encoder = joined.encoder.clone().filter(same);
+    let record = Record { append_eod, parse_special, encoder, ..joined };
     Ok(problems.or(every_dataset.then_some(record))?)
 }

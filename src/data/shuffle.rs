@@ -3,40 +3,46 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::indexed::{Indexed, Writer};
-use base::output::{self, Unfinished};
+use base::output::{self, Leftover, TemporaryFolder};
 use base::progress::{Progress, Unit};
 use base::rng;
 
-/// Temporary folder for the unshuffled dataset; removed on drop.
-pub struct UnshuffledFolder {
-    folder: PathBuf,
-    _unfinished: Unfinished,
-}
+/// Temporary folder for the unshuffled dataset, `PREFIX.unshuffled/`; removed on drop. Only the
+/// process that has locked the dataset uses it.
+pub struct UnshuffledFolder(TemporaryFolder);
 
 impl UnshuffledFolder {
-    /// Creates `PREFIX.unshuffled/`.
     pub fn create(prefix: &Path) -> Result<UnshuffledFolder> {
-        let mut folder = prefix.as_os_str().to_os_string();
-        folder.push(".unshuffled");
-        let folder = PathBuf::from(folder);
-        std::fs::remove_dir_all(&folder).ok(); // left by a killed process
-        let failed = || format!("cannot make {}", folder.display());
-        std::fs::create_dir_all(&folder).with_context(failed)?;
-        Ok(UnshuffledFolder { _unfinished: output::unfinished(&folder), folder })
+        Ok(UnshuffledFolder(TemporaryFolder::create(&path(prefix), 0o777)?))
+    }
+
+    /// Removes the folder of a killed process, and says so.
+    pub fn remove_leftover(prefix: &Path) -> Result<()> {
+        let folder = path(prefix);
+        let is_it = |name: &str| folder.file_name().is_some_and(|own| own == name);
+        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let found = output::temporary_folders(parent.unwrap_or(Path::new(".")), is_it);
+        found.abandoned.into_iter().try_for_each(Leftover::remove)
     }
 
     /// Prefix of the dataset in it.
     pub fn prefix(&self) -> PathBuf {
-        self.folder.join("dataset")
+        self.0.path().join("dataset")
     }
+}
+
+fn path(prefix: &Path) -> PathBuf {
+    let mut folder = prefix.as_os_str().to_os_string();
+    folder.push(".unshuffled");
+    folder.into()
 }
 
 impl Drop for UnshuffledFolder {
     fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.folder).ok(); // a later build removes it
+        std::fs::remove_dir_all(self.0.path()).ok(); // a later build removes it
     }
 }
 

@@ -2,9 +2,8 @@
 
 use super::op_log::log_op;
 use super::{Fp8Scaling, Home, Op, OpTimes, Section, Tensor};
-use base::{Bytes, decayed};
+use base::{Bytes, Moment, decayed};
 use std::sync::Arc;
-use std::time::Instant;
 
 /// AdamW update (Loshchilov & Hutter 2019), with decoupled decay first, as in PyTorch.
 #[derive(Clone, Copy, Debug)]
@@ -232,7 +231,7 @@ pub trait Backend {
     fn download_async(&self, from: Tensor);
     /// Waits for the oldest download in flight and takes its bytes. Returns their arrival time,
     /// as estimated by the host: no later than now.
-    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant>;
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Moment>;
     /// Whether an op is done when `run` returns.
     fn is_synchronous(&self) -> bool {
         false

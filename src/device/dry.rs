@@ -5,10 +5,9 @@ use super::{
     Backend, COPIES, Home, LOGITS_CHUNK, Op, Order, OutOfMemory, Section, Tally, Tensor, Transfer,
     Work, cuda,
 };
-use base::Bytes;
+use base::{Bytes, Moment};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
-use std::time::Instant;
 
 /// Counting device; see the module.
 #[derive(Default)]
@@ -118,10 +117,10 @@ impl Backend for Dry {
     fn download_async(&self, from: Tensor) {
         self.order(|order| order.download_async(from));
     }
-    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Moment> {
         self.order(Order::finish_download);
         to.fill(0);
-        Ok(Instant::now())
+        Ok(Moment::now())
     }
     fn enqueue(&self, op: &Op) {
         self.order(|order| order.op(op, self.is_host));

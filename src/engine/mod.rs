@@ -29,7 +29,7 @@ pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
 pub use rule::{
     Conversion, ERROR, OptimizerRule, Place, Q, SECOND, SavedStates, Step, decoding_conversions,
-    optimizer_rule,
+    is_never_negative, optimizer_rule,
 };
 pub use sampler::Sampler;
 pub use scalars::Outcome;
@@ -38,6 +38,7 @@ pub use scorer::{LossSink, LossSource, Scorer};
 pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorSlice};
 
 use arenas::Arenas;
+use base::Moment;
 use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor, op};
 use execute::{PipelineComm, execute};
 use graph_cache::{GraphCache, PassKind};
@@ -51,7 +52,6 @@ use plan::schedule::{self, Action, Pass, PipelineRank, Side};
 use powersgd::Compression;
 use scalars::Scalars;
 use std::cell::{Cell, RefCell};
-use std::time::Instant;
 use update::{StepArgs, Update};
 
 /// Loads the next micro-batch into the given buffers.
@@ -266,7 +266,7 @@ impl<'a> Engine<'a> {
 
     /// Waits for the oldest unread outcome. Also returns the time at which that step ended, as far
     /// as the host can measure it.
-    pub fn outcome(&self) -> anyhow::Result<(Outcome, Instant)> {
+    pub fn outcome(&self) -> anyhow::Result<(Outcome, Moment)> {
         let mut received = self.received.borrow_mut();
         let ended = self.be.finish_download(bytemuck::cast_slice_mut(&mut received))?;
         Ok((Scalars::read(&received), ended))

@@ -5,6 +5,7 @@ use base::output::{self, Existing};
 use base::{Problems, input};
 use serde::{Deserialize, Serialize};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Name of the file in a run's folder.
@@ -13,23 +14,27 @@ pub const NAME: &str = "starts.json";
 /// Starts permitted from one checkpoint before there must be a newer one.
 const MAX_STARTS: u32 = 8;
 
-/// Starts of a chain of jobs in which a run may make no step.
-const MAX_STARTS_OF_CHAIN: u32 = 3;
+/// Starts in a row of a chain of jobs that may end after at most one step.
+const MAX_SHORT_STARTS: u32 = 3;
 
 /// Contents of `starts.json` in the run's folder; removed when the run has ended without an error.
 #[derive(Serialize, Deserialize)]
 struct Starts {
     from_step: u64,
     starts: u32,
+    /// Starts in a row that left for the end of their job after at most one step.
+    #[serde(default)]
+    short: u32,
 }
 
 /// Counts this start from the checkpoint of `step`. Fails after `MAX_STARTS` starts from the same
 /// step.
 pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     let path = file(folder);
-    let before = recorded(folder)
-        .filter(|recorded| recorded.from_step == step)
-        .map_or(0, |recorded| recorded.starts);
+    let recorded = recorded(folder);
+    let short = recorded.as_ref().map_or(0, |recorded| recorded.short);
+    let same = recorded.filter(|recorded| recorded.from_step == step);
+    let before = same.map_or(0, |recorded| recorded.starts);
     if before >= MAX_STARTS {
         let what = format!(
             "{before} starts from step {step} have ended without a newer checkpoint: the run does \
@@ -42,7 +47,7 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
         );
         return Err(Problems::one(folder.display().to_string(), what, remedy).into());
     }
-    write(folder, &Starts { from_step: step, starts: before + 1 })
+    write(folder, &Starts { from_step: step, starts: before + 1, short })
 }
 
 fn write(folder: &Path, starts: &Starts) -> anyhow::Result<()> {
@@ -51,9 +56,9 @@ fn write(folder: &Path, starts: &Starts) -> anyhow::Result<()> {
 
 /// Uncounts this start, which was refused before its first step.
 pub fn uncount_start(folder: &Path) {
-    let Some(Starts { from_step, starts }) = recorded(folder) else { return };
-    let starts = Starts { from_step, starts: starts.saturating_sub(1) };
-    if starts.starts == 0 {
+    let Some(Starts { from_step, starts, short }) = recorded(folder) else { return };
+    let starts = Starts { from_step, starts: starts.saturating_sub(1), short };
+    if starts.starts == 0 && short == 0 {
         reset(folder);
     } else {
         // If this fails, the start counts.
@@ -61,14 +66,24 @@ pub fn uncount_start(folder: &Path) {
     }
 }
 
-/// Whether the run may start itself again. The error is the number of starts in a row without a
-/// step.
-pub fn may_chain(folder: &Path) -> Result<(), u32> {
-    let starts = recorded(folder).map_or(0, |recorded| recorded.starts);
-    if starts < MAX_STARTS_OF_CHAIN { Ok(()) } else { Err(starts) }
+/// Counts a start that left for the end of its job after the steps `steps`.
+pub fn count_leave(folder: &Path, steps: Range<u64>) {
+    let before = recorded(folder).filter(|_| steps.end <= steps.start + 1);
+    let Some(Starts { from_step, starts, short }) = before else { return reset(folder) };
+    // A step is saved: the next start counts from there.
+    let starts = if steps.is_empty() { starts } else { 0 };
+    // If this fails, the start does not count.
+    let _ = write(folder, &Starts { from_step, starts, short: short + 1 });
 }
 
-/// Resets the count, because the run has ended without an error.
+/// Whether the run may start itself again. The error is the number of starts in a row that took at
+/// most one step.
+pub fn may_chain(folder: &Path) -> Result<(), u32> {
+    let short = recorded(folder).map_or(0, |recorded| recorded.short);
+    if short < MAX_SHORT_STARTS { Ok(()) } else { Err(short) }
+}
+
+/// Resets the counts, because the run has ended without an error.
 pub fn reset(folder: &Path) {
     let _ = fs::remove_file(file(folder)); // if this fails, the next start counts as one more
 }

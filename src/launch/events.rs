@@ -3,7 +3,7 @@
 //! shows them.
 
 use anyhow::{Context, Result};
-use base::{input, unix_time};
+use base::{input, redact, unix_time};
 use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -66,7 +66,8 @@ pub fn append(folder: &Path, event: &Event) -> io::Result<()> {
     options.custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     let mut file = options.open(folder.join(NAME))?;
     input::is_regular(&file)?;
-    let mut line = serde_json::to_vec(event).expect("numbers and names");
+    let event = Event { text: redact(&event.text).into_owned(), ..event.clone() };
+    let mut line = serde_json::to_vec(&event).expect("numbers and names");
     line.push(b'\n');
     // A line torn by a kill or a full disk is terminated; it is not read.
     let (end, mut last) = (file.metadata()?.len(), [b'\n']);

@@ -1,6 +1,6 @@
 //! Exit code of the program, and its last line of output, for every command and rank.
 
-use base::{Problems, WrongInput, escape_control};
+use base::{Problems, WrongInput, escape_control, redact};
 use comm::Failed;
 use std::fmt;
 
@@ -40,5 +40,5 @@ pub fn code_and_line(error: &anyhow::Error) -> (u8, Option<String>) {
     } else {
         (1, Some(format!("gptrain: {error:#}")))
     };
-    (code, line.map(|line| escape_control(&line).into_owned()))
+    (code, line.map(|line| escape_control(&redact(&line)).into_owned()))
 }

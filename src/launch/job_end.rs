@@ -6,6 +6,7 @@ use super::crash_loop;
 use super::events::{self, Kind};
 use super::sick_nodes;
 use super::slurm::Job;
+use base::Seconds;
 use manifest::{Manifest, OnEnd};
 
 /// Runs on rank 0, once all ranks have ended. Ends a chain of jobs in which the run makes no
@@ -17,9 +18,10 @@ pub fn queue_again(m: &Manifest) {
     }
     let id = job.id();
     if let Err(starts) = crash_loop::may_chain(&m.log.folder) {
+        let margin = Seconds(m.slurm.margin_s);
         tracing::warn!(
-            "job {id} is not queued again: {starts} starts in a row ended before a step; the time \
-             limit is too short for this run, or the cluster too slow"
+            "job {id} is not queued again: {starts} starts in a row took at most one step before \
+             they left; give it more time (sbatch --time), or lower slurm.margin_s ({margin})"
         );
         return;
     }

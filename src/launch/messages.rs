@@ -7,7 +7,7 @@
 
 use super::console::Console;
 use super::spans::SpanRecorder;
-use base::{escape_control, push_recent, unix_time};
+use base::{escape_control, push_recent, redact, unix_time};
 use comm::Recorder;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -157,6 +157,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Messages {
             }
         }
         let Fields { rank, step, message } = fields;
+        let message = redact(&message);
         let level = *event.metadata().level();
         if let Some(recorder) = rank.and_then(|rank| self.recorder(rank)) {
             recorder.log(level.as_str(), step, &message);

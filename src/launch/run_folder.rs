@@ -2,20 +2,23 @@
 //! job in it.
 
 use anyhow::Context;
-use base::Problems;
+use base::{Deadline, Problems};
 use comm::Place;
 use rustix::fs::{FlockOperation, OFlags, flock};
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time that a restarted run waits for its folder's lock; NFS servers drop a client after 90 s.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Name of the lock file in a run's folder.
 const LOCK: &str = "run.lock";
+
+/// Folder of the supervisors' rendezvous in a run's folder.
+pub const RESTARTS: &str = "restarts";
 
 /// Exclusive lock of the run's folder, released on drop (or by the kernel when the process dies).
 pub struct FolderLock {
@@ -29,10 +32,10 @@ impl FolderLock {
     /// Creates the folder if it is missing, and locks it. In a restarted job rank 0's last process
     /// may still hold the lock, because the file server has not noticed that its node is gone.
     pub fn take(folder: &Path) -> anyhow::Result<FolderLock> {
-        let end = Instant::now() + LOCK_TIMEOUT;
+        let end = Deadline::after(LOCK_TIMEOUT);
         loop {
             match FolderLock::try_take(folder) {
-                Err(held) if held.is::<Problems>() && Place::is_given() && Instant::now() < end => {
+                Err(held) if held.is::<Problems>() && Place::is_given() && !end.has_passed() => {
                     std::thread::sleep(Duration::from_millis(500));
                 }
                 taken => return taken,
@@ -50,7 +53,7 @@ impl FolderLock {
         let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
             format!("cannot write in the run's folder {}: set log.folder", folder.display())
         })?;
-        if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+        if !lock_exclusively(&file) {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
             return Err(Problems::one(
@@ -72,6 +75,27 @@ impl FolderLock {
             remove_unused(&self.folder, created);
         }
     }
+}
+
+/// Locks a file unless another process holds it. `is_unlocked` may hold it for a moment.
+fn lock_exclusively(file: &File) -> bool {
+    (0..5).any(|tried| {
+        std::thread::sleep(Duration::from_millis(5 * tried));
+        flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
+    })
+}
+
+/// Whether a folder has the lock file of a run, and no process holds it.
+pub fn is_unlocked(folder: &Path) -> bool {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    let file = options.open(folder.join(LOCK));
+    file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
+}
+
+/// Whether supervisors of this run may still start ranks.
+pub fn is_supervised(folder: &Path) -> bool {
+    folder.join(RESTARTS).exists()
 }
 
 /// Outermost missing folder on the path.

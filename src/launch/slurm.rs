@@ -2,17 +2,36 @@
 //! 22.05 and later. An error here never ends a run.
 
 use anyhow::{Context, bail, ensure};
-use base::unix_time;
+use base::{Deadline, unix_time};
 use std::io::Read;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time limit of a Slurm command.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Name of the job's batch script in the run's folder, which is submitted again.
 const SCRIPT: &str = "job.sh";
+
+/// Time limit of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct JobTime {
+    /// Remaining time.
+    pub left: Duration,
+    /// Whole time, if it is known.
+    pub limit: Option<Duration>,
+}
+
+impl JobTime {
+    /// Reads squeue's `%L %l`; None without a limit.
+    fn read(text: &str) -> anyhow::Result<Option<JobTime>> {
+        let mut words = text.split_whitespace();
+        let left = time(words.next().unwrap_or_default())?;
+        let limit = words.next().and_then(|limit| time(limit).ok().flatten());
+        Ok(left.map(|left| JobTime { left, limit }))
+    }
+}
 
 #[derive(Clone, Debug)]
 pub struct Job {
@@ -30,14 +49,19 @@ impl Job {
         &self.id
     }
 
-    /// Remaining time of its limit; None without a limit. squeue reports a limit that was changed. If
-    /// it fails, the variable SLURM_JOB_END_TIME (absent in 22.05) has the limit of the job's start.
-    pub fn time_left(&self) -> anyhow::Result<Option<Duration>> {
-        let answer = run(Command::new("squeue").args(["-h", "-o", "%L", "-j", &self.id]));
-        answer.and_then(|text| time_left(&text)).or_else(|error| {
-            let end = std::env::var("SLURM_JOB_END_TIME").ok().and_then(|at| at.parse().ok());
-            let end = end.map(Duration::from_secs).ok_or(error)?;
-            Ok(Some(end.saturating_sub(unix_time())))
+    /// Time limit of the job; None without one. squeue reports a limit that was changed. If it fails,
+    /// the variables SLURM_JOB_START_TIME and SLURM_JOB_END_TIME (absent in 22.05) have the limit of
+    /// the job's start.
+    pub fn time(&self) -> anyhow::Result<Option<JobTime>> {
+        let answer = run(Command::new("squeue").args(["-h", "-o", "%L %l", "-j", &self.id]));
+        answer.and_then(|text| JobTime::read(&text)).or_else(|error| {
+            let [start, end] = ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"].map(|name| {
+                let seconds = std::env::var(name).ok().and_then(|at| at.parse().ok());
+                seconds.map(Duration::from_secs)
+            });
+            let end = end.ok_or(error)?;
+            let limit = start.map(|start| end.saturating_sub(start));
+            Ok(Some(JobTime { left: end.saturating_sub(unix_time()), limit }))
         })
     }
 
@@ -165,12 +189,12 @@ fn run(command: &mut Command) -> anyhow::Result<String> {
 fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
     let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = streams.spawn().with_context(|| format!("cannot start {name}"))?;
-    let begun = Instant::now();
+    let end = Deadline::after(TIMEOUT);
     let status = loop {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if begun.elapsed() > TIMEOUT {
+        if end.has_passed() {
             child.kill()?;
             child.wait()?;
             bail!("{name} does not answer");
@@ -185,9 +209,8 @@ fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
     Ok(output)
 }
 
-/// squeue's `%L`: "1-02:03:04", "02:03:04", "03:04", or a word.
-fn time_left(text: &str) -> anyhow::Result<Option<Duration>> {
-    let text = text.trim();
+/// Time as squeue prints it: "1-02:03:04", "02:03:04", "03:04", or a word.
+fn time(text: &str) -> anyhow::Result<Option<Duration>> {
     if matches!(text, "UNLIMITED" | "NOT_SET") {
         return Ok(None);
     }
@@ -211,15 +234,20 @@ mod tests {
 
     #[test]
     fn the_time_left_is_read_as_squeue_prints_it() {
-        let left = |text| time_left(text).unwrap().map(|left| left.as_secs());
+        let left = |text| JobTime::read(text).unwrap().map(|time| time.left.as_secs());
         assert_eq!(left("0:07\n"), Some(7));
         assert_eq!(left("59:03"), Some(59 * 60 + 3));
         assert_eq!(left("23:59:59"), Some(86_399));
         assert_eq!(left("2-00:00:01"), Some(2 * 86_400 + 1));
         assert_eq!((left("UNLIMITED"), left("NOT_SET"), left("INVALID")), (None, None, Some(0)));
         for wrong in ["", "N/A", "7", "1-2", "1:2:3:4", "a:b"] {
-            assert!(time_left(wrong).is_err(), "{wrong:?}");
+            assert!(JobTime::read(wrong).is_err(), "{wrong:?}");
         }
+        let limit = |text| JobTime::read(text).unwrap().unwrap().limit.map(|limit| limit.as_secs());
+        assert_eq!(
+            (limit("0:07 1:00\n"), limit("7:00 UNLIMITED"), limit("7:00")),
+            (Some(60), None, None)
+        );
     }
 
     #[test]

@@ -2,14 +2,14 @@
 //! warns once, waits for it, and continues. Threads other than the training thread do the writes.
 
 use anyhow::{Error, Result};
-use base::Seconds;
+use base::{Deadline, Moment, Seconds};
 use manifest::Manifest;
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Temporary errors; `NOENT` is one too while the folder is missing. All other errors end the run.
 const TEMPORARY: [Errno; 9] = [
@@ -39,7 +39,7 @@ pub struct Storage {
 #[derive(Default)]
 struct Outage {
     /// Start of the current outage; None if no write waits.
-    since: Option<Instant>,
+    since: Option<Moment>,
     /// Number of waiting writes.
     waiting: usize,
     /// Whether waits are cancelled.
@@ -65,11 +65,11 @@ impl Storage {
             Err(error) if self.is_temporary(&error, true) && !self.limit.is_zero() => error,
             done => return done,
         };
-        let begun = Instant::now();
+        let (begun, end) = (Moment::now(), Deadline::after(self.limit));
         self.begin_wait(&error);
         let [mut pause, longest] = PAUSES;
         let ended = loop {
-            let left = self.limit.saturating_sub(begun.elapsed());
+            let left = end.left();
             if left.is_zero() || self.cancelled_after(pause.min(left)) {
                 let waited = Seconds(begun.elapsed().as_secs_f64());
                 break Err(error.context(format!("waited {waited} for {}", self.folder.display())));
@@ -107,9 +107,11 @@ impl Storage {
 
     /// Sleeps. Returns true once waits are cancelled.
     fn cancelled_after(&self, pause: Duration) -> bool {
-        let end = Instant::now() + pause;
+        let begun = Moment::now();
         let mut outage = self.outage.lock();
-        while !outage.cancelled && !self.cancelled.wait_until(&mut outage, end).timed_out() {}
+        while !outage.cancelled && begun.elapsed() < pause {
+            self.cancelled.wait_for(&mut outage, pause.saturating_sub(begun.elapsed()));
+        }
         outage.cancelled
     }
 
@@ -118,7 +120,7 @@ impl Storage {
         let mut outage = self.outage.lock();
         outage.waiting += 1;
         if outage.since.is_none() {
-            outage.since = Some(Instant::now());
+            outage.since = Some(Moment::now());
             let (folder, limit) = (self.folder.display(), Seconds(self.limit.as_secs_f64()));
             let causes: Vec<String> = error.chain().map(|cause| cause.to_string()).collect();
             let why = causes[causes.len().saturating_sub(2)..].join(": ");

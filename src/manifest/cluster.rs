@@ -37,7 +37,7 @@ Slurm(raw) {
     /// Action before the job ends. Default: leave.
     on_end: OnEnd = OnEnd::Leave;
     /// Seconds before the job's end at which the run has saved and ended, regardless of the duration of
-    /// its steps and saves. Default: 60.
+    /// its steps and saves; at most half of the job's time limit. Default: 60.
     margin_s: f64 = 60.0, in 0.0..=1e6;
     /// Whether a job that is submitted again excludes nodes that were slower than their peers during
     /// training. Default: false, which only reports them.

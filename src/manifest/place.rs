@@ -18,6 +18,9 @@ impl PlaceUrl<'_> {
         match url.split_once("://") {
             Some(("file", path)) if path.starts_with('/') => Ok(PlaceUrl::Folder(path)),
             Some(("file", _)) => Err("not an absolute path"),
+            Some(("s3", path)) if path.contains('?') => {
+                Err("a signed URL: credentials are settings of the environment")
+            }
             Some(("s3", path)) if is_bucket(path.split('/').next().unwrap_or_default()) => {
                 Ok(PlaceUrl::Bucket(path))
             }

@@ -2,7 +2,7 @@
 //! unreliable, so that no mistake is reported twice in different words.
 
 use super::tree::{self, Location, Node};
-use base::{Problem, Problems};
+use base::{Problem, Problems, redact};
 
 pub struct Report<'a> {
     name: &'a str,
@@ -86,12 +86,14 @@ impl<'a> Report<'a> {
 
 /// Quotes text from a file: at most 500 characters, without control characters.
 fn sanitize(text: &str) -> String {
+    let text = redact(text);
     let plain = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
     plain.take(500).collect()
 }
 
 /// At most 40 characters of a quoted text.
 pub fn short(text: &str) -> String {
+    let text = redact(text);
     match text.char_indices().nth(40) {
         None => text.replace('\n', " "),
         Some((end, _)) => format!("{}…", text[..end].replace('\n', " ")),

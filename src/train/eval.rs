@@ -18,10 +18,21 @@ pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
     let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
     let (mut problems, mut tasks) = (Problems::default(), Vec::new());
     for (name, EvalTask { file, limit }) in &m.train.eval_tasks {
-        let task = read_task(file, m, tokenizer.as_ref(), m.model.seq_len, *limit);
+        let prompts = Prompts { seq_len: m.model.seq_len, limit: *limit, add_bos_token: false };
+        let task = read_task(file, m, tokenizer.as_ref(), &prompts);
         tasks.extend(problems.collect(task)?.map(|task| (name.clone(), task)));
     }
     Ok(problems.or(tasks)?)
+}
+
+/// Questions to read of a file, and their form.
+pub struct Prompts {
+    /// Tokens per sample.
+    pub seq_len: usize,
+    /// Maximum number of questions.
+    pub limit: Option<usize>,
+    /// Whether prompts begin with the tokens that the tokenizer's template puts before a text.
+    pub add_bos_token: bool,
 }
 
 /// Reads a task for a model with a tokenizer.
@@ -29,8 +40,7 @@ pub fn read_task(
     path: &Path,
     m: &Manifest,
     tokenizer: Option<&Tokenizer>,
-    seq_len: usize,
-    limit: Option<usize>,
+    prompts: &Prompts,
 ) -> anyhow::Result<Task> {
     let none = || {
         let place = path.display().to_string();
@@ -38,5 +48,7 @@ pub fn read_task(
     };
     let tokenizer = tokenizer.ok_or_else(none)?;
     let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
-    Task::read(path, &QuestionEncoder { tokenizer, eod, seq_len, vocab: m.model.vocab }, limit)
+    let Prompts { seq_len, limit, add_bos_token } = *prompts;
+    let vocab = m.model.vocab;
+    Task::read(path, &QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab }, limit)
 }

@@ -1,13 +1,13 @@
 //! Fetches a checkpoint from a mirror (`--resume-from URL`) into the run's folder.
 
 use anyhow::{Context, Result, ensure};
-use base::{Bytes, Seconds, threads};
+use base::{Bytes, Moment, Seconds, threads};
 use checkpoint::place::{Place, Stopped};
 use launch::rank::Rank;
 use launch::signals::Signals;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Poll interval of the fetching thread.
 const POLL: Duration = Duration::from_millis(200);
@@ -27,7 +27,7 @@ pub fn fetch(
     let stopped = Stopped::default();
     let until = stopped.clone();
     let fetch = move || -> Result<PathBuf> {
-        let begun = Instant::now();
+        let begun = Moment::now();
         let fetched = Place::open(&url)?.until(until).fetch(&checkpoints)?;
         let name = fetched.folder.file_name().context("a checkpoint has a name")?;
         if let Some(aside) = fetched.set_aside {

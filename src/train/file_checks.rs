@@ -6,7 +6,7 @@ use super::tokenizers::Tokenizers;
 use super::{last_checkpoint, status};
 use base::{Count, Problem, Problems, input};
 use checkpoint::place::Place;
-use checkpoint::{hf, tokenizer};
+use checkpoint::tokenizer;
 use data::Tokenizer;
 use data::indexed::Indexed;
 use launch::{crash_loop, events, sick_nodes};
@@ -65,12 +65,13 @@ impl FileFindings {
 /// Checks the tokenizer and pieces of every dataset. Reads at most 8 MiB of each.
 pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut files = FileFindings::default();
+    let mut unusual_end = None;
     if let Some(path) = &m.data.tokenizer {
         if path.exists() {
-            files.check_tokenizer(m, path)?;
+            unusual_end = files.check_tokenizer(m, path)?;
         } else {
             let what = format!("{} does not exist", path.display());
-            let copy = m.log.folder.join(tokenizer::FOLDER).join(hf::TOKENIZER);
+            let copy = m.log.folder.join(tokenizer::FOLDER).join(data::tokenizer::TOKENIZER);
             let remedy = if copy.exists() {
                 format!("the run has a copy: --set data.tokenizer={}", copy.display())
             } else {
@@ -85,6 +86,11 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut tokenizers = Tokenizers::new(m)?;
     for (prefix, key) in prefixes(m) {
         files.check_dataset(m, &key, &prefix, &mut tokenizers)?;
+    }
+    if let (Some(eod), Some(unusual)) = (m.data.eod, unusual_end)
+        && !tokenizers.appended(eod.token)
+    {
+        files.wrong.list.extend(unusual.list);
     }
     files.notes = tokenizers.notes();
     Ok(files)
@@ -134,7 +140,9 @@ fn missing_dataset(key: &str, problems: Problems) -> Problems {
 }
 
 impl FileFindings {
-    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<()> {
+    /// Checks the tokenizer. Returns the problem of an end-of-document token that the tokenizer does not
+    /// name; it is none if a dataset's documents end with it.
+    fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<Option<Problems>> {
         // A run trains on ids and only copies the file, which may have a format that other programs
         // read.
         let mut unread = Problems::default();
@@ -142,7 +150,7 @@ impl FileFindings {
             let why = unread.list.iter().map(|problem| problem.what.as_str()).collect::<Vec<_>>();
             let shown = path.display();
             tracing::warn!("prompts and texts cannot be read: {shown} {}", why.join("; "));
-            return Ok(());
+            return Ok(None);
         };
         let shown = path.display();
         if tokenizer.vocab() > m.model.vocab {
@@ -160,9 +168,10 @@ impl FileFindings {
         {
             let what =
                 format!("is {}, which ends no document: {shown} has {own} for it", eod.token);
-            self.wrong.add("data.eod.token", what, format!("set data.eod.token to {own}"));
+            let remedy = format!("set data.eod.token to {own}");
+            return Ok(Some(Problems::one("data.eod.token", what, remedy)));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn check_dataset(
@@ -185,8 +194,14 @@ impl FileFindings {
                 return Ok(());
             }
         };
-        tokenizers.compare(&dataset, &mut self.wrong)?;
+        let recorded = tokenizers.compare(&dataset, &mut self.wrong)?;
         let highest = highest_id(&dataset)?;
+        if let Some(vocab) = recorded.filter(|vocab| highest >= 0 && highest as usize >= *vocab) {
+            let place = prefix.display().to_string();
+            let what = format!("holds id {highest}; the record of its tokenizer has {vocab} ids");
+            let remedy = "it was built with another tokenizer, or is damaged: build it again";
+            self.wrong.add(place, what, remedy);
+        }
         if highest >= m.model.vocab as i32 {
             let place = prefix.display().to_string();
             let what = format!("holds id {highest}; model.vocab is {}", m.model.vocab);

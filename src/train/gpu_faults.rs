@@ -8,6 +8,7 @@
 //! recorded.
 
 use super::watch::{Ended, Event, RunView, Watcher};
+use base::Moment;
 use device::cuda::nvml::{Faults, Monitor};
 use launch::Device;
 use launch::events::{self, Kind};
@@ -15,7 +16,7 @@ use launch::rank::Rank;
 use launch::sick_nodes::{self, Reason, SickNode};
 use manifest::Manifest;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Poll interval.
 const POLL: Duration = Duration::from_secs(10);
@@ -59,7 +60,7 @@ pub struct GpuFaults {
     host: String,
     /// For example "rank 3, GPU 3 (PCI …)".
     device: String,
-    polled: Option<Instant>,
+    polled: Option<Moment>,
     /// Counters at the last poll, and Xid errors that were not reported yet.
     last: Faults,
     /// On rank 0: time, in seconds since 1970, up to which recorded faults have been reported.
@@ -105,7 +106,7 @@ impl GpuFaults {
         if !at_once && self.polled.is_some_and(|polled| polled.elapsed() < POLL) {
             return;
         }
-        self.polled = Some(Instant::now());
+        self.polled = Some(Moment::now());
         let mut faults = monitor.faults();
         faults.xids.splice(0..0, self.last.xids.drain(..));
         let new = new_faults(&self.last, &faults);

@@ -4,7 +4,7 @@
 use super::watch::{Ended, Event, RunView, Watcher};
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Bytes, Problems, Seconds, input, threads};
+use base::{Bytes, Deadline, Moment, Problems, Seconds, input, threads};
 use checkpoint::place::{CopyResult, Place, SentFiles};
 use checkpoint::{self, CheckpointFolder, Keep};
 use launch::events::{self, Kind};
@@ -14,7 +14,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time limits for the last upload, of a complete run and of one that continues later.
 const COMPLETE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -35,7 +35,7 @@ pub struct Mirror {
     queue: Arc<MirrorQueue>,
     thread: Option<JoinHandle<()>>,
     /// Start of the wait at the end of the run.
-    waiting_since: Option<Instant>,
+    waiting_since: Option<Moment>,
 }
 
 /// State shared between the training loop and the copy thread.
@@ -64,7 +64,7 @@ struct QueueState {
     newest: Option<u64>,
     copied: Option<u64>,
     /// Time of the first failed upload since the last success; None while uploads succeed.
-    failing_since: Option<Instant>,
+    failing_since: Option<Moment>,
     ended: bool,
 }
 
@@ -122,11 +122,11 @@ impl Mirror {
             let (url, timeout) = (queue.place.url(), Seconds(timeout.as_secs_f64()));
             tracing::info!("waiting up to {timeout} for the copy in {url}");
         }
-        let since = *self.waiting_since.get_or_insert_with(Instant::now);
+        let since = *self.waiting_since.get_or_insert_with(Moment::now);
         if !state.is_idle() {
             queue.changed.wait_for(&mut state, POLL);
         }
-        state.is_idle() || since.elapsed() >= timeout || complete && stop
+        state.is_idle() || since.waited() >= timeout || complete && stop
     }
 
     fn warn_if_incomplete(&self) {
@@ -176,9 +176,9 @@ impl Drop for Mirror {
     fn drop(&mut self) {
         self.queue.state.lock().ended = true;
         self.queue.changed.notify_all();
-        let end = Instant::now() + LAST_REQUEST;
+        let end = Deadline::after(LAST_REQUEST);
         let Some(thread) = self.thread.take() else { return };
-        while !thread.is_finished() && Instant::now() < end {
+        while !thread.is_finished() && !end.has_passed() {
             std::thread::sleep(Duration::from_millis(5));
         }
         if thread.is_finished() {
@@ -223,7 +223,7 @@ impl MirrorQueue {
         while let Some(found) = self.pop() {
             let (sent, mut pause) = (SentFiles::default(), FIRST_PAUSE);
             loop {
-                let begun = Instant::now();
+                let begun = Moment::now();
                 match self.copy(&found, &sent) {
                     Ok(copy) => break self.report_copy(&copy, begun.elapsed()),
                     Err(error) if self.is_wanted() && found.folder.exists() => {
@@ -283,7 +283,7 @@ impl MirrorQueue {
     fn report_failure(&self, error: &anyhow::Error) {
         let mut state = self.state.lock();
         if state.failing_since.is_none() {
-            state.failing_since = Some(Instant::now());
+            state.failing_since = Some(Moment::now());
             tracing::warn!(
                 "checkpoints are not copied: {error:#}; training continues, and so do the retries"
             );
@@ -298,13 +298,15 @@ impl MirrorQueue {
 
     /// Sleeps. Returns whether to retry the same checkpoint; false if there is a newer one.
     fn retries_after(&self, pause: Duration, step: u64) -> bool {
-        let end = Instant::now() + pause;
+        let begun = Moment::now();
         let mut state = self.state.lock();
         let retries = |state: &QueueState| {
             let newer = state.next.as_ref().is_some_and(|next| next.step != step);
             !state.ended && !newer && !state.abandoned
         };
-        while retries(&state) && !self.changed.wait_until(&mut state, end).timed_out() {}
+        while retries(&state) && begun.elapsed() < pause {
+            self.changed.wait_for(&mut state, pause.saturating_sub(begun.elapsed()));
+        }
         retries(&state)
     }
 

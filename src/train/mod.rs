@@ -82,9 +82,13 @@ pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result
         let from = run.progress.step;
         let ended = run.train();
         run.end(&ended);
-        let stuck = matches!(ended, Ok(Ended::JobEnds)) && run.progress.step == from;
-        if rank.is_first() && ended.is_ok() && !stuck {
-            crash_loop::reset(&loaded.manifest.log.folder);
+        let folder = &loaded.manifest.log.folder;
+        match &ended {
+            Ok(Ended::JobEnds) if rank.is_first() => {
+                crash_loop::count_leave(folder, from..run.progress.step);
+            }
+            Ok(_) if rank.is_first() => crash_loop::reset(folder),
+            _ => {}
         }
         Ok((rank.is_first(), ended?))
     });

@@ -20,7 +20,9 @@ use std::path::{Path, PathBuf};
 /// removes the remains of interrupted saves: this run holds the folder's lock.
 pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolder>> {
     let checkpoints = saving::folder(m);
-    checkpoint::clean(&Disk::default(), &checkpoints)?;
+    for (path, bytes) in checkpoint::clean(&Disk::default(), &checkpoints)? {
+        tracing::info!("removed {} ({bytes}), left by an interrupted save", path.display());
+    }
     if let Some(hint) = checkpoint::hint(&checkpoints)? {
         tracing::warn!("{hint}");
     }

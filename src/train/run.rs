@@ -6,10 +6,11 @@ use super::status;
 use super::watch::{
     Ended, Event, Idle, Requests, RunContext, RunView, StepRecord, StepSpec, Watchers,
 };
+use base::Moment;
 use checkpoint::Progress;
 use engine::{Engine, lr};
 use std::ops::Range;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// State of a rank during training.
 pub struct Run<'a> {
@@ -27,12 +28,12 @@ pub struct InFlight {
     /// Step whose outcome was not read yet.
     pending: Option<PendingStep>,
     /// Time at which the outcome of the previous step arrived.
-    last_ended: Instant,
+    last_ended: Moment,
 }
 
 impl Default for InFlight {
     fn default() -> InFlight {
-        InFlight { pending: None, last_ended: Instant::now() }
+        InFlight { pending: None, last_ended: Moment::now() }
     }
 }
 
@@ -42,7 +43,7 @@ struct PendingStep {
     step: u64,
     samples: Range<u64>,
     lr: f64,
-    started: Instant,
+    started: Moment,
     data_wait: Duration,
     /// Seconds that the rank's thread waited for others while it queued the step.
     waited: f64,
@@ -127,7 +128,7 @@ impl<'a> Run<'a> {
     fn queue(&mut self, spec: &StepSpec) -> anyhow::Result<()> {
         let (m, rank, be) = (self.cx.manifest, self.cx.rank, self.cx.be);
         let recorder = rank.world().recorder();
-        let (started, waited) = (Instant::now(), self.loader.wait());
+        let (started, waited) = (Moment::now(), self.loader.wait());
         let others = recorder.waited().host;
         #[cfg(feature = "testing")]
         super::testing::delay_step();
@@ -140,7 +141,7 @@ impl<'a> Run<'a> {
             &mut |inputs| {
                 rank.set_phase("reading data");
                 let _span = tracing::trace_span!("read data", track = "data").entered();
-                let began = Instant::now();
+                let began = Moment::now();
                 let loaded = loader.load(be, inputs, global);
                 input += began.elapsed().as_secs_f64();
                 rank.set_phase(&computing);
@@ -172,7 +173,7 @@ impl<'a> Run<'a> {
         let (outcome, ended) = self.engine.outcome()?;
         drop(waiting);
         not_finite::check(rank, &outcome, &self.engine, step, samples.clone())?;
-        let seconds = (ended - started.max(self.in_flight.last_ended)).as_secs_f64();
+        let seconds = ended.since(started.max(self.in_flight.last_ended)).as_secs_f64();
         self.in_flight.last_ended = ended;
         let record = StepRecord { step, samples, lr, seconds, data_wait, waited, outcome };
         self.watchers.notice(&self.view(), &Event::Step(&record))
@@ -195,7 +196,7 @@ impl<'a> Run<'a> {
             Loader::training(&data.train, *ramp, *shard, from, end)
         })?;
         self.watchers.notice(&self.view(), &Event::RolledBack(&state))?;
-        self.in_flight.last_ended = Instant::now();
+        self.in_flight.last_ended = Moment::now();
         tracing::warn!("{message}");
         Ok(())
     }

@@ -9,9 +9,10 @@ pub mod retry;
 mod writer;
 
 use super::mirror::MirrorQueue;
+use super::report::SyncReceipt;
 use super::time_limit::expected_save;
 use super::watch::{self, Ended, Event, Idle, RequestCounts, Requests, RunView, StepSpec, Watcher};
-use base::{Bytes, push_recent};
+use base::{Bytes, Deadline, Moment, push_recent};
 use checkpoint::disk::Disk;
 use checkpoint::{self, Group, PastStep, Progress, Rng, Snapshot, State};
 use data::MixturePlan;
@@ -25,7 +26,7 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use writer::{Done, Job, Publish, Published, Writer};
 
 /// Steps whose loss and gradient norm are stored in a checkpoint.
@@ -68,13 +69,15 @@ pub struct Saver {
 struct PendingSave {
     staging: PathBuf,
     state: State,
-    begun: Instant,
+    begun: Moment,
     /// Seconds that training waited.
     stall: f64,
     /// States of this rank, until the folder exists and the writer receives them.
     snapshot: Option<Snapshot>,
     /// Part of this rank once it is written, or the error.
     part: Option<anyhow::Result<checkpoint::WrittenPart>>,
+    /// On rank 0: the record of its steps, which is to be on disk first.
+    record: Option<SyncReceipt>,
 }
 
 /// Maximum time of a wait for the writer: for a save's folder before training continues, and between
@@ -146,20 +149,22 @@ impl Saver {
         }
         run.signals.clear_save();
         let _span = tracing::trace_span!("save", track = "save").entered();
-        let began = Instant::now();
-        self.begin(run)?;
+        let began = Moment::now();
+        let record = Cell::new(None);
+        run.notice(&Event::SaveBegins(&record))?;
+        self.begin(run, record.take())?;
         run.notice(&Event::Saved(began.elapsed()))
     }
 
     /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
-    fn begin(&mut self, run: &RunView) -> anyhow::Result<()> {
+    fn begin(&mut self, run: &RunView, record: Option<SyncReceipt>) -> anyhow::Result<()> {
         let RunView { engine, progress, .. } = *run;
         let (rank, next_batch) = (run.rank, run.next_batch());
         if self.saved == Some(progress.step) {
             return Ok(());
         }
-        let begun = Instant::now();
+        let begun = Moment::now();
         rank.set_phase("saving");
         while self.in_flight.len() >= self.most_in_flight {
             self.publish_oldest(rank)?;
@@ -182,7 +187,7 @@ impl Saver {
         state.skipped_updates = scale.skipped;
         state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
         let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
-        let save = PendingSave { staging, state, begun, stall, snapshot, part: None };
+        let save = PendingSave { staging, state, begun, stall, snapshot, part: None, record };
         self.in_flight.push_back(save);
         if self.has_begun(rank)? {
             self.write_oldest(rank)?;
@@ -195,10 +200,9 @@ impl Saver {
     /// Whether the folder of the oldest save without one was just created, or cannot be. Rank 0
     /// waits briefly for it; the other ranks receive the result.
     fn has_begun(&mut self, rank: &Rank) -> anyhow::Result<bool> {
-        let end = Instant::now() + POLL;
+        let end = Deadline::after(POLL);
         while rank.is_first() && self.begun.is_empty() {
-            let left = end.saturating_duration_since(Instant::now());
-            let Some(done) = self.writer.wait_for(left)? else { break };
+            let Some(done) = self.writer.wait_for(end.left())? else { break };
             self.record(done)?;
         }
         let [begun] = rank.count([self.oldest_has_begun()]);
@@ -254,7 +258,7 @@ impl Saver {
             }
         }
         let save = self.in_flight.pop_front().expect("a save is in flight");
-        let PendingSave { staging, state, begun, stall, part, .. } = save;
+        let PendingSave { staging, state, begun, stall, part, record, .. } = save;
         let (disk, step) = (Disk::default(), state.progress.step);
         let part = part.expect("written");
         let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)));
@@ -265,7 +269,8 @@ impl Saver {
         })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
-            self.writer.send(Job::Publish(Publish { staging, parts, state, begun, stall }))?;
+            let publish = Publish { staging, parts, record, state, begun, stall };
+            self.writer.send(Job::Publish(publish))?;
             self.publishing += 1;
         }
         Ok(())
@@ -274,10 +279,9 @@ impl Saver {
     /// Like `oldest_is_written`, but returns after at most a second or after another event that
     /// ranks must exchange, so that no rank waits longer in one operation.
     fn is_written_soon(&mut self) -> anyhow::Result<bool> {
-        let end = Instant::now() + POLL;
+        let end = Deadline::after(POLL);
         while !self.oldest_is_written()? && self.begun.is_empty() {
-            let left = end.saturating_duration_since(Instant::now());
-            let Some(done) = self.writer.wait_for(left)? else { break };
+            let Some(done) = self.writer.wait_for(end.left())? else { break };
             self.record(done)?;
         }
         Ok(self.in_flight.front().is_some_and(|save| save.part.is_some()))
@@ -450,6 +454,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
         mixture: MixturePlan::from_data(&m.data, m.train.samples),
         spikes: None,
         imported: None,
+        imported_types: Default::default(),
         manifest: loaded.effective.clone(),
     }
 }

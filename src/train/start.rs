@@ -13,7 +13,7 @@ use super::resume::ResumeOptions;
 use super::run::{InFlight, Run};
 use super::saving::{self, Saver};
 use super::spikes::Spikes;
-use super::status::{LastStep, Status, StatusWriter};
+use super::status::{self, LastStep, Status, StatusWriter};
 use super::step_parts::StepParts;
 use super::stragglers::Stragglers;
 use super::time_limit::TimeLimit;
@@ -23,7 +23,7 @@ use super::{fetch, preflight, replay, resume, tokenizers, watch};
 use anyhow::Result;
 use base::output::{self, Existing};
 use base::{Bytes, input};
-use checkpoint::{CheckpointFolder, DataId, State};
+use checkpoint::{CheckpointFolder, DataId, Progress, State};
 use data::eval::Task;
 use data::{Datasets, MixturePlan};
 use engine::Engine;
@@ -189,7 +189,7 @@ fn from_checkpoint<'a>(
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
-    let files = open_report(process, rank, from, progress.step, &storage)?;
+    let files = open_report(process, rank, from, progress, &storage)?;
     let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
     let (consumed, samples) = (progress.consumed_samples, m.train.samples);
     let loader = || Loader::training(&data.train, ramp, shard, consumed, samples);
@@ -260,14 +260,16 @@ fn open_report(
     process: &Process,
     rank: &Rank,
     from: u64,
-    step: u64,
+    progress: Progress,
     storage: &Arc<Storage>,
 ) -> Result<Option<(Report, StatusWriter)>> {
     rank.phase("opening the report", || {
         if !rank.is_first() {
             return Ok(None);
         }
-        Ok(Some((open_metrics(process, step, storage)?, open_status(process, rank, from)?)))
+        let last = status::last_start(&process.loaded.manifest.log.folder);
+        let report = open_metrics(process, progress.step, storage)?;
+        Ok(Some((report, open_status(process, rank, progress, (last, from))?)))
     })
 }
 
@@ -429,25 +431,30 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<
 }
 
 /// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
-fn open_status(process: &Process, rank: &Rank, from_step: u64) -> Result<StatusWriter> {
+fn open_status(
+    process: &Process,
+    rank: &Rank,
+    progress: Progress,
+    last_start_and_step: (Option<Status>, u64),
+) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
     let metrics = Metrics::read(&m.log.folder).ok();
     let last = metrics.as_ref().and_then(|metrics| metrics.steps.last().copied());
     let status = Status {
-        step: last.map_or(0, |row| row.step),
-        consumed_samples: last.map_or(0, |row| row.consumed_samples),
+        step: progress.step,
+        consumed_samples: progress.consumed_samples,
         last: last.map(LastStep).unwrap_or_default(),
         name: m.name.clone(),
         host: process.node.clone(),
         ranks: rank.grid.size(),
         total_steps: m.batch.ramp().steps(m.train.samples),
         total_samples: m.train.samples,
-        useful_s: metrics.map_or(0.0, |metrics| metrics.useful_seconds()),
+        useful_s: metrics.as_ref().map_or(0.0, |metrics| metrics.useful_seconds()),
         ..Status::default()
     };
     let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());
     let (recorder, warnings) = (rank.world().recorder().clone(), process.messages.warnings());
-    StatusWriter::open(folder, status, from_step, collector, recorder, warnings)
+    StatusWriter::open(folder, status, last_start_and_step, collector, recorder, warnings)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

@@ -9,6 +9,7 @@
 //! tensor group, whose sums are in graphs, appear equal.
 
 use super::watch::{Event, Requests, RunView, Watcher};
+use base::Moment;
 use comm::{BusyWindow, RankBusy};
 use device::cuda::nvml::{Health, Monitor};
 use launch::rank::Rank;
@@ -17,7 +18,7 @@ use plan::grid::Axis;
 use plan::robust::median;
 use plan::stragglers::{Busy, Straggler, StragglerWatch, WINDOW};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Poll interval of the ranks' windows.
 const POLL: Duration = Duration::from_secs(1);
@@ -40,7 +41,7 @@ struct StragglerDetector {
     folder: PathBuf,
     /// Last window that was assessed.
     assessed: u64,
-    polled: Instant,
+    polled: Moment,
 }
 
 impl Watcher for Stragglers {
@@ -68,7 +69,7 @@ impl Stragglers {
             watch: StragglerWatch::default(),
             folder: folder.to_path_buf(),
             assessed: 0,
-            polled: Instant::now(),
+            polled: Moment::now(),
         };
         let detector = (rank.is_first() && rank.grid.size() > 1).then(detector);
         Stragglers { seconds: Vec::new(), windows: 0, device_waited: 0.0, processor, detector }
@@ -98,7 +99,7 @@ impl Stragglers {
         if detector.assessed == self.windows || detector.polled.elapsed() < POLL {
             return;
         }
-        detector.polled = Instant::now();
+        detector.polled = Moment::now();
         let ranks = rank.world().busy();
         let last = ranks.iter().map(|rank| rank.windows.back().map_or(0, |window| window.number));
         let newest = last.min().unwrap_or(0);

@@ -7,8 +7,8 @@
 //! end still causes a save.
 
 use super::watch::{Event, Requests, RunView, Watcher};
-use base::{Seconds, push_recent};
-use launch::slurm::Job;
+use base::{Moment, Seconds, push_recent};
+use launch::slurm::{Job, JobTime};
 use manifest::{OnEnd, Slurm};
 use parking_lot::Mutex;
 use std::cell::Cell;
@@ -16,10 +16,11 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Interval between queries of Slurm.
+/// Interval between queries of Slurm, and between checks whether the process was stopped since.
 const REREAD: Duration = Duration::from_secs(600);
+const POLL: Duration = Duration::from_secs(10);
 
 /// Limit above which a job counts as unlimited: partitions without a limit report a year.
 const UNLIMITED: Duration = Duration::from_secs(60 * 86_400);
@@ -27,12 +28,14 @@ const UNLIMITED: Duration = Duration::from_secs(60 * 86_400);
 /// Number of recent steps of which the slowest counts.
 const RECENT: usize = 100;
 
+/// Part of a job's time limit, one divided by this, above which `slurm.margin_s` counts as that share.
+const MARGIN_SHARE: u32 = 2;
+
 /// Assumed bytes per second of a rank's save, until one is measured.
 const SAVED_PER_SECOND: f64 = 1e8;
 
 pub struct TimeLimit {
-    /// End of the job, from the last query.
-    end: Arc<Mutex<Option<Instant>>>,
+    end: Arc<Mutex<Option<JobEnd>>>,
     /// Closed on drop, which ends the thread.
     _open: Sender<()>,
     margin: Duration,
@@ -64,6 +67,7 @@ impl TimeLimit {
     /// `save` has the seconds of the slowest save.
     pub fn watch(settings: &Slurm, save: Rc<Cell<f64>>) -> Option<TimeLimit> {
         let job = Job::from_environment().filter(|_| settings.on_end != OnEnd::Ignore)?;
+        let margin = Duration::from_secs_f64(settings.margin_s);
         let (open, closed) = channel();
         let end = Arc::default();
         let job_end = Arc::clone(&end);
@@ -72,9 +76,13 @@ impl TimeLimit {
         let interval = super::testing::reread().unwrap_or(interval);
         let ask = move || {
             loop {
-                reread(&job, &job_end);
-                if closed.recv_timeout(interval) != Err(RecvTimeoutError::Timeout) {
-                    return;
+                reread(&job, &job_end, margin);
+                let asked = Moment::now();
+                let was_stopped = || !Moment::now().stopped_since(asked).is_zero();
+                while asked.elapsed() < interval && !was_stopped() {
+                    if closed.recv_timeout(interval.min(POLL)) != Err(RecvTimeoutError::Timeout) {
+                        return;
+                    }
                 }
             }
         };
@@ -82,19 +90,19 @@ impl TimeLimit {
             tracing::warn!("the job's end is ignored: {error:#}");
             return None;
         }
-        let margin = Duration::from_secs_f64(settings.margin_s);
         Some(TimeLimit { end, _open: open, margin, steps: StepTimes::default(), save })
     }
 
     /// Whether the run must leave now in order to save in time. Called between two steps.
     fn is_due(&mut self) -> bool {
-        let (now, save) = (Instant::now(), self.save.get());
-        let slowest = self.steps.between_steps(now);
-        let end = *self.end.lock();
-        let left = end.map(|end| end.saturating_duration_since(now));
-        let Some(left) = left.filter(|left| *left <= needed(slowest, save, self.margin)) else {
+        let save = self.save.get();
+        self.steps.step_ended(Moment::now());
+        let slowest = self.steps.slowest();
+        let Some(end) = *self.end.lock() else { return false };
+        let (left, margin) = (end.left(), end.margin(self.margin));
+        if left > needed(slowest, save, margin) {
             return false;
-        };
+        }
         let [left, slowest] = [left, slowest].map(|time| Seconds(time.as_secs_f64()));
         let save = Seconds(save);
         tracing::info!("the job ends in {left}: leaving (slowest step {slowest}, save {save})");
@@ -118,37 +126,81 @@ pub fn expected_save(bytes: u64, ranks: usize) -> f64 {
     bytes as f64 / (SAVED_PER_SECOND * ranks as f64)
 }
 
-fn reread(job: &Job, end: &Mutex<Option<Instant>>) {
-    match job.time_left() {
+fn reread(job: &Job, end: &Mutex<Option<JobEnd>>, margin: Duration) {
+    match job.time() {
         Err(error) => tracing::warn!("when job {} ends is not known: {error:#}", job.id()),
-        Ok(left) => {
-            let known = left.and_then(|left| Instant::now().checked_add(left));
-            let before = std::mem::replace(&mut *end.lock(), known);
-            let apart = |(a, b): (Instant, Instant)| a.max(b) - a.min(b);
-            let same = before.zip(known).is_some_and(|both| apart(both).as_secs() < 60);
-            if let Some(left) = left.filter(|left| !same && *left < UNLIMITED) {
-                let (left, id) = (Seconds(left.as_secs_f64()), job.id());
-                tracing::info!("job {id} ends in {left}: the run saves and leaves before that");
+        Ok(time) => {
+            let mut known = end.lock();
+            let before = *known;
+            let now = time.map(|JobTime { left, limit }| JobEnd {
+                asked: Moment::now(),
+                left,
+                limit: limit.max(before.and_then(|before| before.limit)),
+            });
+            *known = now;
+            drop(known);
+            let same = before.zip(now).is_some_and(|(before, now)| {
+                before.left().abs_diff(now.left()) < Duration::from_secs(60)
+            });
+            let Some(now) = now.filter(|now| !same && now.left < UNLIMITED) else { return };
+            let (left, id) = (Seconds(now.left.as_secs_f64()), job.id());
+            tracing::info!("job {id} ends in {left}: the run saves and leaves before that");
+            if now.margin(margin) < margin {
+                let [limit, margin, shorter] =
+                    [now.limit.unwrap_or_default(), margin, now.margin(margin)]
+                        .map(|time| Seconds(time.as_secs_f64()));
+                tracing::warn!(
+                    "slurm.margin_s ({margin}) is more than half of the job's time limit \
+                     ({limit}), and counts as {shorter}: lower it, or raise sbatch --time"
+                );
             }
         }
+    }
+}
+
+/// End of the job, from a query of Slurm. Its limit does not run while the job is suspended.
+#[derive(Clone, Copy)]
+struct JobEnd {
+    asked: Moment,
+    /// Remaining time at that moment.
+    left: Duration,
+    /// Longest time limit of the job so far: an administrator may shorten it.
+    limit: Option<Duration>,
+}
+
+impl JobEnd {
+    fn left(self) -> Duration {
+        self.left.saturating_sub(self.asked.elapsed())
+    }
+
+    /// Margin before the end. One that is longer than the job would end each start after a step.
+    fn margin(self, wanted: Duration) -> Duration {
+        self.limit.map_or(wanted, |limit| wanted.min(limit / MARGIN_SHARE))
     }
 }
 
 /// Durations of the last steps, each including what followed it.
 #[derive(Default)]
 struct StepTimes {
-    before: Option<Instant>,
+    before: Option<Moment>,
     recent: VecDeque<Duration>,
     /// Duration of the last evaluation, which may be older than the recorded steps.
     evaluation: Duration,
 }
 
 impl StepTimes {
-    /// Expected duration of the slowest next step.
-    fn between_steps(&mut self, now: Instant) -> Duration {
+    fn step_ended(&mut self, now: Moment) {
         if let Some(before) = self.before.replace(now) {
-            push_recent(&mut self.recent, now - before, RECENT);
+            self.record(now.since(before));
         }
+    }
+
+    fn record(&mut self, step: Duration) {
+        push_recent(&mut self.recent, step, RECENT);
+    }
+
+    /// Expected duration of the slowest next step.
+    fn slowest(&self) -> Duration {
         self.recent.iter().max().copied().unwrap_or_default() + self.evaluation
     }
 }
@@ -159,31 +211,39 @@ mod tests {
 
     #[test]
     fn the_slowest_of_the_recent_steps_counts_and_an_evaluation_long_ago() {
-        let (mut times, mut now) = (StepTimes::default(), Instant::now());
-        assert_eq!(times.between_steps(now), Duration::ZERO);
+        let mut times = StepTimes::default();
+        times.step_ended(Moment::now());
+        assert_eq!(times.slowest(), Duration::ZERO);
         let mut step = |seconds: u64| {
-            now += Duration::from_secs(seconds);
-            times.between_steps(now).as_secs()
+            times.record(Duration::from_secs(seconds));
+            times.slowest().as_secs()
         };
         assert_eq!([step(9), step(2)], [9, 9]);
         assert_eq!((0..98).map(|_| step(1)).max(), Some(9));
         assert_eq!(step(1), 2, "the slow one is 100 steps ago");
         times.evaluation = Duration::from_secs(30);
-        assert_eq!(times.between_steps(now).as_secs(), 30 + 1);
+        assert_eq!(times.slowest().as_secs(), 30 + 2);
     }
 
     #[test]
     fn the_run_leaves_in_time_for_its_step_and_save() {
-        let limit = |left: u64| TimeLimit {
-            end: Arc::new(Mutex::new(Some(Instant::now() + Duration::from_secs(left)))),
+        let limit_of = |left, limit: Option<u64>| TimeLimit {
+            end: Arc::new(Mutex::new(Some(JobEnd {
+                asked: Moment::now(),
+                left: Duration::from_secs(left),
+                limit: limit.map(Duration::from_secs),
+            }))),
             _open: channel().0,
             margin: Duration::from_secs(60),
             steps: StepTimes { evaluation: Duration::from_secs(100), ..Default::default() },
             save: Rc::new(Cell::new(20.0)),
         };
+        let limit = |left| limit_of(left, None);
         // 1.5 · 100 s + 2 · 20 s + 60 s, and the time this test may take.
         assert!(limit(250).is_due());
         assert!(!limit(5000).is_due());
+        // With a limit of 80 s, 40 s are the margin: 230 s are needed.
+        assert!(limit_of(225, Some(80)).is_due() && !limit_of(235, Some(80)).is_due());
         let unknown = TimeLimit { end: Arc::default(), ..limit(0) };
         assert!(!{ unknown }.is_due(), "without an end the run continues");
         assert_eq!(expected_save(2_000_000_000, 4), 5.0);

@@ -6,7 +6,7 @@ use base::{Count, Problems};
 use checkpoint::tokenizer::keep;
 use data::Record;
 use data::indexed::Indexed;
-use data::record::record_path;
+use data::indexed::record_path;
 use data::tokenizer::{self, BYTES};
 use manifest::Manifest;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,8 @@ pub struct Tokenizers<'a> {
     unknown: Vec<PathBuf>,
     /// Datasets whose documents do not end with a token.
     endless: Vec<PathBuf>,
+    /// Tokens that end documents.
+    appended: Vec<u32>,
 }
 
 impl<'a> Tokenizers<'a> {
@@ -29,16 +31,22 @@ impl<'a> Tokenizers<'a> {
         let named = m.data.tokenizer.as_deref().filter(|path| path.exists());
         let named = named.map(|path| Ok::<_, anyhow::Error>((path, tokenizer::digest(path)?)));
         let named = named.transpose().context("data.tokenizer")?;
-        Ok(Tokenizers { m, named, first: None, unknown: Vec::new(), endless: Vec::new() })
+        let (unknown, endless, appended) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Tokenizers { m, named, first: None, unknown, endless, appended })
     }
 
-    /// Adds contradictions to the manifest or to an earlier dataset to `wrong`.
-    pub fn compare(&mut self, dataset: &Indexed, wrong: &mut Problems) -> anyhow::Result<()> {
+    /// Adds contradictions to the manifest or to an earlier dataset to `wrong`. Returns the recorded number
+    /// of ids.
+    pub fn compare(
+        &mut self,
+        dataset: &Indexed,
+        wrong: &mut Problems,
+    ) -> anyhow::Result<Option<usize>> {
         let prefix = dataset.prefix();
-        let Some(record) = wrong.collect(Record::read(dataset))? else { return Ok(()) };
+        let Some(record) = wrong.collect(Record::read(dataset))? else { return Ok(None) };
         let Some(record) = record else {
             self.unknown.push(prefix.into());
-            return Ok(());
+            return Ok(None);
         };
         let shown = prefix.display();
         match (&self.named, &self.first) {
@@ -59,6 +67,7 @@ impl<'a> Tokenizers<'a> {
             }
             (None, _) => {}
         }
+        self.appended.extend(record.append_eod);
         if let Some(eod) = self.m.data.eod {
             match record.append_eod {
                 Some(own) if own != eod.token => {
@@ -69,8 +78,14 @@ impl<'a> Tokenizers<'a> {
                 Some(_) => {}
             }
         }
+        let vocab = record.vocab;
         self.first.get_or_insert_with(|| (prefix.into(), record));
-        Ok(())
+        Ok(Some(vocab))
+    }
+
+    /// Whether documents of a dataset end with a token.
+    pub fn appended(&self, token: u32) -> bool {
+        self.appended.contains(&token)
     }
 
     /// Notes for the user that are not mistakes.

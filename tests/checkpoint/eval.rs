@@ -124,6 +124,42 @@ fn scores_do_not_depend_on_the_grid() {
     }
 }
 
+/// The harness adds no first token unless `add_bos_token` is set, and the rule is printed.
+#[test]
+fn a_templates_tokens_are_added_as_asked_and_named() {
+    let lab = Lab::new();
+    lab.run(&["train.steps=2", "model.seq_len=40"]).well();
+    let plain = scores("tokenizer.json");
+    let mut file: Value = serde_json::from_str(&fs::read_to_string(&plain).unwrap()).unwrap();
+    let token = serde_json::json!({"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}});
+    let text = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
+    file["post_processor"] = serde_json::json!({
+        "type": "TemplateProcessing", "single": [token, text, token], "pair": [text, text],
+        "special_tokens": {"<|endoftext|>":
+            {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+    });
+    fs::write(lab.path("template.json"), file.to_string()).unwrap();
+    let [.., piqa] = questions();
+    let eval = |tokenizer: &str, more: &[&str]| {
+        let args = ["eval", "runs/a", "--tasks", &piqa, "--tokenizer", tokenizer];
+        lab.gptrain(&[&args[..], more].concat())
+    };
+    let task = |tokenizer: &str| -> Value {
+        let done = eval(tokenizer, &["--json"]);
+        serde_json::from_str::<Value>(&done.expect(0, &[]).out).unwrap()
+    };
+    let (bare, whole) = (task(&plain), task("template.json"));
+    assert_eq!(bare["tasks"], whole["tasks"], "neither first nor last token counts");
+    assert!(bare.get("prompts").is_none());
+    let says = "begin without the template's <|endoftext|>, the harness's default";
+    assert!(whole["prompts"].as_str().unwrap().starts_with(says), "{whole}");
+    let added = eval("template.json", &["--add-bos-token"]);
+    let line =
+        "prompts begin with the template's <|endoftext|> (--add-bos-token); <|endoftext|> is not";
+    assert!(added.expect(0, &[]).out.contains(line), "{}", added.out);
+    eval(&plain, &["--add-bos-token"]).expect(2, &["--add-bos-token: the tokenizer puts no token"]);
+}
+
 /// As processes that a launcher starts, which are replicas unless a topology is set.
 #[test]
 fn ranks_of_a_launcher_score_together_and_one_tells() {

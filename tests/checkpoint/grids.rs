@@ -417,6 +417,7 @@ fn state(loaded: &Loaded, step: usize) -> State {
         mixture: data::MixturePlan::new(&[], 1),
         spikes: None,
         imported: None,
+        imported_types: Default::default(),
         manifest: loaded.effective.clone(),
     }
 }

@@ -184,7 +184,7 @@ fn what_does_not_fit_is_told_with_a_remedy() {
         let file = fs::OpenOptions::new().write(true).open(folder.join("model.safetensors"));
         file.unwrap().set_len(5000).unwrap();
     };
-    bad(&cut, 2, &["model.safetensors", "damaged", "copy the folder again"]);
+    bad(&cut, 2, &["model.safetensors", "damaged", "copy that file again"]);
     let none = |folder: &Path| fs::remove_file(folder.join("model.safetensors")).unwrap();
     bad(&none, 2, &["holds neither model.safetensors nor", "save_pretrained"]);
 }

@@ -33,10 +33,10 @@ fn loaded(run: &Path) -> Loaded {
 }
 
 /// Tensors by name: type, shape, bytes.
-type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
+pub type Tensors = BTreeMap<String, (String, Vec<usize>, Vec<u8>)>;
 
 /// Every tensor of a folder, and how many files there are.
-fn tensors(folder: &Path) -> (Tensors, usize) {
+pub fn tensors(folder: &Path) -> (Tensors, usize) {
     let (mut all, mut files) = (Tensors::new(), 0);
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

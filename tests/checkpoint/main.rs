@@ -14,16 +14,19 @@
 //! | `faults` | saves that fail at every system call |
 //! | `also` | copies in a second folder: complete or absent, and resumed from |
 //! | `also_s3` | copies in S3, on a third-party server, with faults of the network |
+//! | `secrets` | credentials of a store's URL are in no message and no file |
 //! | `damage` | every damaged byte is found, by `inspect-ckpt --deep` and by a run that resumes |
 //! | `format1` | checkpoints of format 1 are read, and resumed bit for bit |
 //! | `inspect` | `gptrain inspect-ckpt`: statistics, differences, warnings |
 //! | `hf` | Hugging Face folders, import and export: GPT-2 and BLOOM |
 //! | `hf_positions` | GPT-2 that continues with samples shorter than its table of positions |
 //! | `hf_llama` | Llama, Mistral, Qwen2 and Qwen3, with continued training |
+//! | `hf_dialects` | spellings of config.json, and tensors of several types |
 //! | `hf_mup` | models with µP, whose factors are folded into the weights |
 //! | `tokenizers` | the tokenizer of a dataset, of its run and of an export is one and the same |
 //! | `hf_refused` | invalid folders, and full disks |
 //! | `bring` | runs of other trainers continue bit for bit: Megatron-DeepSpeed's BLOOM |
+//! | `bring_uneven` | stages with different numbers of layers, and folders that an import refuses |
 //! | `bring_universal` | the way back: DeepSpeed's universal folder, exported |
 //! | `bring_zero3` | the same BLOOM in the files of ZeRO-3 |
 //! | `bring_megatron` | the same of Megatron-LM's folders of that Llama |
@@ -45,6 +48,7 @@ mod bring_llama;
 mod bring_megatron;
 mod bring_olmo;
 mod bring_distrib;
+mod bring_uneven;
 mod bring_universal;
 mod bring_zero3;
 mod changes;
@@ -55,6 +59,7 @@ mod faults;
 mod format1;
 mod grids;
 mod hf;
+mod hf_dialects;
 mod hf_llama;
 mod hf_mup;
 mod hf_positions;
@@ -63,6 +68,7 @@ mod inspect;
 mod matrix;
 mod resume;
 mod rules;
+mod secrets;
 mod slices;
 mod spikes;
 mod storage;

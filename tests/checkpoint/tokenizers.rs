@@ -2,6 +2,7 @@
 
 use crate::common::binary::Lab;
 use gptrain::checkpoint::safetensors::Reader;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -189,6 +190,157 @@ fn an_import_applies_every_setting_to_the_manifest_that_it_writes() {
         .expect(2, &["--set: changes a manifest", "neither a manifest nor --output"]);
 }
 
+/// A record that was changed by hand: nothing is read without end, and ids have to fit it.
+#[test]
+fn a_record_that_names_a_device_or_wrong_numbers_is_refused() {
+    let lab = lab();
+    let path = lab.path("made.tokenizer");
+    let text = fs::read_to_string(&path).unwrap();
+    let changed = |from: &str, to: &str| {
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replace(from, to)).unwrap();
+    };
+    mkfifoat(CWD, &lab.path("pipe"), Mode::RUSR).unwrap();
+    for other in ["/dev/zero", "pipe"] {
+        changed("\"mine.json\"", &format!("\"{other}\""));
+        for command in ["data check made", "data inspect made", "manifest new --data made"] {
+            let done = lab.gptrain(&command.split(' ').collect::<Vec<_>>());
+            done.expect(0, &[]);
+            assert!(
+                command.contains("new") || done.err.contains("no longer there"),
+                "{}",
+                done.err
+            );
+        }
+        lab.run(&SETS).well();
+        fs::remove_dir_all(lab.path("runs")).unwrap();
+    }
+    changed("\"vocab\": 300", "\"vocab\": 100");
+    lab.run(&SETS).expect(2, &["made: holds id 29", "the record of its tokenizer has 100 ids"]);
+    lab.gptrain(&["data", "check", "made"]).expect(2, &["the vocabulary has 100 ids"]);
+    for key in ["eod", "append_eod"] {
+        changed(&format!("\"{key}\": 0"), &format!("\"{key}\": 300"));
+        let says = [&format!("{key} is 300, beyond the 300 ids")[..]];
+        lab.run(&SETS).expect(2, &says);
+        lab.gptrain(&["data", "check", "made"]).expect(2, &says);
+    }
+}
+
+/// Any token may end documents, and a run takes it from the record.
+#[test]
+fn any_token_may_end_documents() {
+    let lab = lab();
+    let build = "data build text.txt --format lines -t mine.json -o lines --eod Ġline";
+    let done = lab.gptrain(&build.split(' ').collect::<Vec<_>>());
+    done.expect(0, &[]);
+    let record: Value = serde_json::from_slice(&read(lab.path("lines.tokenizer"))).unwrap();
+    let eod = format!("data.eod={{token: {}}}", record["append_eod"]);
+    let sets = ["data.train=lines", "model.vocab=300", "train.steps=2"];
+    lab.run(&[&sets[..], &["data.tokenizer=mine.json", &eod]].concat()).well();
+    let other = ["data.tokenizer=mine.json", "data.eod={token: 9}"];
+    lab.run(&[&sets[..], &other].concat()).expect(2, &["data.eod.token: is 9", "end with"]);
+}
+
+/// GPT-2's two files go through import and export byte for byte, alone or beside a tokenizer.json, and
+/// `sample` and `eval` read them.
+#[test]
+fn vocabulary_and_merges_go_through_a_run() {
+    let lab = Lab::new();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint/hf/gpt2");
+    let file = |name: &str| fs::read(from.join(name)).unwrap();
+    let json: Value = serde_json::from_slice(&file("tokenizer.json")).unwrap();
+    let vocab = json["model"]["vocab"].to_string();
+    let merges = json["model"]["merges"].as_array().unwrap().iter().map(|pair| match pair {
+        Value::String(pair) => format!("{pair}\n"),
+        pair => format!("{} {}\n", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+    });
+    let merges = format!("#version: 0.2\n{}", merges.collect::<String>());
+    for (name, both) in [("pair", false), ("both", true)] {
+        fs::create_dir(lab.path(name)).unwrap();
+        for part in ["config.json", "model.safetensors"] {
+            fs::write(lab.path(name).join(part), file(part)).unwrap();
+        }
+        let mut files = vec![("vocab.json", vocab.as_bytes()), ("merges.txt", merges.as_bytes())];
+        let whole = file("tokenizer.json");
+        files.extend(both.then_some(("tokenizer.json", &whole[..])));
+        for (part, content) in &files {
+            fs::write(lab.path(name).join(part), content).unwrap();
+        }
+        let (run, out) = (format!("run-{name}"), format!("out-{name}"));
+        lab.gptrain(&["import", "--hf", name, "--output", &run]).well();
+        let manifest = fs::read_to_string(lab.path(&run).join("manifest.yaml")).unwrap();
+        let named = if both { "hf/tokenizer.json" } else { "hf/vocab.json" };
+        assert!(manifest.contains(&format!("tokenizer: {named}\n")), "{manifest}");
+        lab.gptrain(&["export", &run, "--output", &out]).well();
+        for (part, content) in &files {
+            assert!(read(lab.path(&out).join(part)) == *content, "{name}: {part}");
+        }
+        lab.gptrain(&["sample", &run, "--tokens", "3"]).well();
+    }
+
+    // Another program's file alone is named by its format.
+    fs::remove_file(lab.path("pair/vocab.json")).unwrap();
+    fs::write(lab.path("pair/tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\0\0\0\0").unwrap();
+    lab.gptrain(&["import", "--hf", "pair", "--output", "run-model"]).well();
+    let done = lab.gptrain(&["sample", "run-model", "--tokens", "3"]);
+    done.expect(
+        2,
+        &["SentencePiece's tokenizer.model", "give a tokenizer.json", "save_pretrained"],
+    );
+    lab.gptrain(&["export", "run-model", "--output", "out-model"]).well();
+    assert!(lab.path("out-model/tokenizer.model").exists());
+}
+
+/// A run trains on ids and only copies its tokenizer, also one that other programs read.
+#[test]
+fn a_run_keeps_a_tokenizer_of_another_program() {
+    let lab = Lab::new();
+    fs::write(lab.path("tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\0\0\0\0").unwrap();
+    for steps in ["train.steps=2", "train.steps=4"] {
+        lab.run(&[steps, "data.tokenizer=tokenizer.model"]).well();
+    }
+    let kept = read(lab.path("runs/a/tokenizer/tokenizer.model"));
+    assert!(kept == read(lab.path("tokenizer.model")));
+    lab.gptrain(&["sample", "runs/a"]).expect(2, &["is SentencePiece's tokenizer.model"]);
+}
+
+#[test]
+fn bytes_are_a_tokenizer_for_samples_and_scores() {
+    let lab = Lab::new();
+    fs::write(lab.path("text.txt"), "a text of bytes, which every model of 257 ids can score")
+        .unwrap();
+    lab.run(&["train.steps=2", "model.vocab=257"]).well();
+    lab.gptrain(&["sample", "runs/a", "--tokens", "3"]).expect(2, &["--tokenizer", "or bytes"]);
+    lab.gptrain(&["sample", "runs/a", "--tokens", "3", "--tokenizer", "bytes"]).well();
+    let score = ["eval", "runs/a", "--data", "text.txt", "--tokenizer", "bytes"];
+    assert!(lab.gptrain(&score).expect(0, &[]).out.contains("54 tokens"));
+    lab.run(&["train.steps=2", "log.folder=runs/b"]).well();
+    let small = ["sample", "runs/b", "--tokenizer", "bytes"];
+    lab.gptrain(&small).expect(2, &["bytes: has 257 ids"]);
+}
+
+/// A list of end tokens in generation_config.json: each of them ends a text.
+#[test]
+fn every_token_of_a_list_ends_a_text() {
+    let lab = Lab::new();
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint/hf/gpt2");
+    fs::create_dir(lab.path("model")).unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs::write(lab.path("model").join(name), read(from.join(name))).unwrap();
+    }
+    let sample = |ends: Value, run: &str| -> Value {
+        let settings = json!({ "eos_token_id": ends }).to_string();
+        fs::write(lab.path("model/generation_config.json"), settings).unwrap();
+        lab.gptrain(&["import", "--hf", "model", "--output", run]).well();
+        let args = ["sample", run, "--tokens", "4", "--temperature", "0", "--json"];
+        serde_json::from_str(&lab.gptrain(&args).expect(0, &[]).out).unwrap()
+    };
+    let whole = sample(json!(64), "one");
+    assert_eq!((&whole["finish"], &whole["tokens"]), (&json!("tokens"), &json!(4)));
+    let every = sample(json!((0..65).collect::<Vec<u32>>()), "all");
+    assert_eq!((&every["finish"], &every["tokens"]), (&json!("end of document"), &json!(0)));
+}
+
 #[test]
 fn a_tied_head_of_other_values_is_not_scored() {
     let lab = Lab::new();
@@ -209,7 +361,7 @@ fn a_tied_head_of_other_values_is_not_scored() {
     let words = ["lm_head.weight is not", "set tie_word_embeddings to false"];
     lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &words);
     fs::remove_file(lab.path("tied/model-00002-of-00002.safetensors")).unwrap();
-    lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &["copy the folder again"]);
+    lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &["copy that file again"]);
 }
 
 #[test]

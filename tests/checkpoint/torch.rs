@@ -191,7 +191,7 @@ fn archives_that_lie_are_refused() {
         (archive(&[("a/data.pkl", pickle), ("a/../x", b"1")], |_| {}), "has an entry"),
         (archive(&[("/a/data.pkl", pickle)], |_| {}), "has an entry"),
         (archive(&[("a/data.pkl", pickle), ("b/data/0", b"1")], |_| {}), "has an entry"),
-        (archive(&[("a/data.pkl", pickle), ("a/data.pkl", b"1")], |_| {}), "twice"),
+        (archive(&[("a/data.pkl", pickle), ("a/data.pkl", b"1")], |_| {}), "data.pkl, byte"),
         (archive(&[("a/x", pickle)], |_| {}), "has no entry data.pkl"),
         (archive(&good, over), "is not at byte 0"),
         (archive(&good, set(10, &[0xff, 0xff, 0xff, 0x7f])), "its directory is"),
@@ -207,6 +207,27 @@ fn archives_that_lie_are_refused() {
         let said = format!("{error:#}");
         assert!(said.contains(expected), "{i}: {said}");
     }
+}
+
+/// As in Python's dicts, and in its archives and PyTorch's.
+#[test]
+fn of_a_key_or_an_entry_that_is_there_twice_the_last_counts() {
+    let dict = b"\x80\x02}(X\x01\0\0\0aK\x01X\x01\0\0\0bK\x02X\x01\0\0\0aK\x03u.";
+    let tree = pickled(dict, "x").unwrap();
+    let root = tree.root();
+    assert_eq!(root.get("a").unwrap().int().unwrap(), 3);
+    let names: Vec<&str> = root.named().unwrap().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["a", "b"]);
+    // 1, 1.0 and True are one key.
+    let numbers = b"\x80\x02}(K\x01K\x05G?\xf0\0\0\0\0\0\0K\x06\x88K\x07K\x02K\x08u.";
+    let tree = pickled(numbers, "x").unwrap();
+    assert_eq!(tree.root().at(1).unwrap().int().unwrap(), 7);
+    assert_eq!(tree.root().pairs().unwrap().len(), 2);
+    let lab = tempfile::tempdir().unwrap();
+    let path = lab.path().join("two.pt");
+    let two = [("a/data.pkl", &b"\x80\x02K\x01."[..]), ("a/data.pkl", b"\x80\x02K\x02.")];
+    fs::write(&path, archive(&two, |_| {})).unwrap();
+    assert_eq!(TorchFile::open(&path).unwrap().root().int().unwrap(), 2);
 }
 
 /// A tensor of a storage of ten floats.

@@ -107,6 +107,25 @@ fn an_order_without_room_is_foreseen() {
     limited("data.split='9999,1,0'").expect(2, &says);
 }
 
+/// With little memory, a thread's stack may be refused, or in the thread itself the stack of its signal
+/// handlers: every limit ends by a message, not by Rust's panic.
+#[test]
+fn little_memory_for_threads_ends_without_a_panic() {
+    let lab = Lab::new();
+    let mut codes = Vec::new();
+    for mib in (12..80).step_by(4) {
+        let limit = format!("--data={}", mib << 20);
+        let _ = fs::remove_dir_all(lab.path("out"));
+        let args = ["run", "run.yaml", "--set", "log.folder=out", "--set", "train.steps=2"];
+        let done = Done::of(within(&["prlimit", &limit], &lab.command(&args)).output().unwrap());
+        assert!(!done.err.contains("panicked"), "{mib} MiB: {}", done.err);
+        assert!(matches!(done.code, Some(0..=3)), "{mib} MiB: {:?} {}", done.code, done.err);
+        assert!(done.code == Some(0) || !done.err.is_empty(), "{mib} MiB says nothing");
+        codes.push(done.code);
+    }
+    assert!(codes.contains(&Some(1)), "{codes:?}");
+}
+
 /// With a limit of threads, from one to more than are needed, every command succeeds or names the thread
 /// that it could not start, and leaves no unfinished output.
 #[test]

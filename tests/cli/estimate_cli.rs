@@ -486,6 +486,15 @@ fn flags_that_would_do_nothing_are_refused() {
     assert!(json(&["--list-hardware"]).as_array().unwrap().len() > 5);
 }
 
+/// A search over models has an end: more devices than it takes are refused at once.
+#[test]
+fn more_devices_than_a_search_over_models_takes_are_refused() {
+    for devices in ["65537", "4294967295", "18446744073709551615"] {
+        let words = ["--gpus", "--max-params tries models for up to 65,536"];
+        refused(&[BLOOM, "--max-params", "--gpus", devices], &words);
+    }
+}
+
 /// The promise of docs/estimate.md: of configurations that were not seen, and of every source of which
 /// nothing was, or a few rows, the error and how many lie within their bars.
 #[test]

@@ -14,6 +14,8 @@
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
 //! | `bars` | progress bars of long commands on a terminal |
 //! | `codes` | exit codes: every command against the table of docs/runs.md |
+//! | `faults` | a kill and an error at each system call of commands that write |
+//! | `leftovers` | leftovers of killed commands: found, named, removed |
 //! | `random` | random attacks: a few in the suite, for a time by hand and in CI |
 //! | `json` | `--json`: one object alone on standard output |
 //! | `docs` | the commands of `docs/`: all are parsed, most are run |
@@ -36,9 +38,11 @@ mod estimate;
 mod estimate_cli;
 mod estimate_own;
 mod estimate_words;
+mod faults;
 mod hints;
 mod job;
 mod json;
+mod leftovers;
 mod newcomer;
 mod ops;
 mod random;

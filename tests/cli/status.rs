@@ -1,8 +1,10 @@
 //! `gptrain status` of a run that continues, that has ended, and that has no heartbeat; and the files
 //! for Prometheus.
 
-use crate::common::binary::{Done, Lab, until};
+use crate::common::binary::{Done, Lab, run_args, until};
+use gptrain::launch::events::{self, Kind};
 use gptrain::train::status::{NAME, Status};
+use gptrain::train::testing::STEP_DELAY;
 use std::fs;
 use std::path::Path;
 
@@ -61,8 +63,47 @@ fn a_run_shows_what_it_does() {
     status.updated -= 3600.0;
     fs::write(&path, serde_json::to_vec(&status).unwrap()).unwrap();
     let said = asked();
+    let gone = format!("process {} on this machine is gone", status.process);
+    assert!(
+        said.contains("killed after its heartbeat 1 h 00 m ago") && said.contains(&gone),
+        "{said}"
+    );
+    // On another machine.
+    status.host = "elsewhere".into();
+    fs::write(&path, serde_json::to_vec(&status).unwrap()).unwrap();
+    let said = asked();
     assert!(said.contains("no heartbeat for 1 h 00 m"), "{said}");
-    assert!(said.contains(&format!("look at process {} on ", status.process)), "{said}");
+    assert!(said.contains(&format!("look at process {} on elsewhere", status.process)), "{said}");
+}
+
+/// Killed twice without a word: the status says so at once, each start has an end, and all time in
+/// steps is part of the time from starts to ends.
+#[test]
+fn a_killed_run_is_not_running_and_its_goodput_is_a_share() {
+    let lab = Lab::new();
+    let sets = ["train.steps=60", "checkpoint.interval=5", "train.eval_interval=0"];
+    for killed in 1..=2 {
+        let mut command = lab.command(&run_args(&sets));
+        let mut child = command.env(STEP_DELAY, "0.1").spawn().unwrap();
+        lab.wait_for_steps("runs/a", 25 * killed);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let said = lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
+        assert!(said.contains("killed after its heartbeat"), "{said}");
+        let listed = lab.gptrain(&["status"]).expect(0, &[]).out.clone();
+        assert!(listed.lines().any(|line| line.contains("runs/a  killed ")), "{listed}");
+        let watched = lab.gptrain(&["status", "runs/a", "--watch"]);
+        watched.expect(1, &["runs/a: the run was killed: process "]);
+    }
+    lab.run(&sets).expect(0, &[]);
+    let status = Status::read(&lab.path("runs/a")).unwrap();
+    let running = status.updated - status.began - status.away_s;
+    assert!(status.useful_s > 5.0 && status.useful_s <= running, "{status:?}");
+    let events = events::read(&lab.path("runs/a")).unwrap();
+    let ends = |kind: Kind| events.iter().filter(|event| event.kind == kind).count();
+    assert_eq!((ends(Kind::Start), ends(Kind::End)), (3, 3), "{events:?}");
+    let killed = events.iter().filter(|event| event.text.contains(": killed while "));
+    assert_eq!(killed.count(), 2, "{events:?}");
 }
 
 #[test]

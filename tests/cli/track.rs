@@ -103,6 +103,22 @@ fn mlflow_has_the_same_script() {
     assert_eq!(sent.last().unwrap(), &json!(["end", "FINISHED"]));
 }
 
+/// A manifest of 2,000 datasets is longer than an argument may be. Modules of the working folder are
+/// not run.
+#[test]
+fn a_long_manifest_is_passed_on_and_the_working_folder_runs_nothing() {
+    let lab = lab();
+    let rows = (0..2000).map(|i| format!("  - {{prefix: /data/{i:080}, weight: 1}}\n"));
+    let manifest = lab.path("runs/a/manifest.yaml");
+    let text = fs::read_to_string(&manifest).unwrap();
+    fs::write(&manifest, format!("{text}\nmore:\n{}", rows.collect::<String>())).unwrap();
+    for name in ["json.py", "wandb.py", "uuid.py"] {
+        fs::write(lab.path(name), "raise SystemExit('the working folder runs')").unwrap();
+    }
+    let (code, sent) = calls(&lab, "wandb");
+    assert_eq!((code, logged(&sent).len()), (Some(0), 10));
+}
+
 #[test]
 fn a_missing_client_or_python_comes_with_its_remedy() {
     let lab = Lab::new();
@@ -111,8 +127,13 @@ fn a_missing_client_or_python_comes_with_its_remedy() {
     fs::write(lab.path("bare"), "#!/bin/sh\nexec python3 -I -S \"$@\"\n").unwrap();
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions(lab.path("bare"), fs::Permissions::from_mode(0o755)).unwrap();
-    let done = lab.gptrain(&["wandb", "runs/a", "--python", "./bare"]);
-    done.expect(1, &["has no module wandb", "-m pip install wandb"]);
+    let wandb = || lab.gptrain(&["wandb", "runs/a", "--python", "./bare"]);
+    wandb().expect(1, &["has no module wandb", "-m pip install wandb"]);
+    // The folder that W&B itself makes, where this Python looks for modules.
+    fs::create_dir_all(lab.path("modules/wandb/run-1")).unwrap();
+    let bare = "#!/bin/sh\nPYTHONPATH=modules exec python3 -S \"$@\"\n";
+    fs::write(lab.path("bare"), bare).unwrap();
+    wandb().expect(1, &["has no module wandb", "-m pip install wandb"]);
     let done = lab.gptrain(&["wandb", "runs/a", "--python", "./none"]);
     done.expect(2, &["cannot start ./none", "--python"]);
     lab.gptrain(&["wandb", "runs/none"]).expect(2, &["runs/none/status.json"]);

@@ -3,6 +3,7 @@
 
 use crate::common::binary::{Done, Lab, run_args};
 use gptrain::launch::sick_nodes::{self, Reason};
+use gptrain::train::testing::STEP_DELAY;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
@@ -41,12 +42,17 @@ impl Job {
 
     /// `gptrain run` inside of the job, to its end.
     fn run(&self, sets: &[&str]) -> Done {
+        self.run_with(&[], sets)
+    }
+
+    /// The same with variables of the environment.
+    fn run_with(&self, variables: &[(&str, &str)], sets: &[&str]) -> Done {
         let sets = [&LONG[..], sets].concat();
         let mut command = self.lab.command(&run_args(&sets));
         let path = std::env::var("PATH").unwrap();
         command.env("PATH", format!("{}:{path}", self.lab.path("bin").display()));
         command.env("LEFT", fs::read_to_string(self.lab.path("left")).unwrap());
-        command.env("SLURM_JOB_ID", "7");
+        command.env("SLURM_JOB_ID", "7").envs(variables.iter().copied());
         Done::of(command.output().unwrap())
     }
 
@@ -108,6 +114,28 @@ fn a_chain_of_jobs_comes_to_an_end() {
     job.run(&["slurm.on_end=requeue", "data.train=nothing"]).expect(2, &["nothing"]);
     job.run(&["slurm.on_end=requeue", "train.steps=2"]).expect(0, &[]);
     assert_eq!(job.asked(), [""; 0]);
+}
+
+/// A margin longer than the job counts as half of it, with a note; and a chain of starts that take
+/// a step each ends.
+#[test]
+fn a_margin_longer_than_the_job_is_shortened_and_a_step_is_no_progress() {
+    let job = Job::new("0:40 1:00");
+    let done = job.run(&["slurm.margin_s=120", "slurm.on_end=requeue"]);
+    let says = "slurm.margin_s (2 m 00 s) is more than half of the job's time limit (1 m 00 s), \
+                and counts as 30.0 s: lower it, or raise sbatch --time";
+    assert!(done.expect(0, &[]).out.contains(says), "{}", done.out);
+    assert!(job.lab.metrics("runs/a").len() > 3, "it trains before the margin begins");
+    assert_eq!(job.asked(), ["scontrol requeue 7"]);
+    let job = Job::new("0:30");
+    let mut refused = false;
+    for start in 1..=3 {
+        let done = job.run_with(&[(STEP_DELAY, "3")], &["slurm.on_end=requeue"]);
+        let before = job.asked().len();
+        refused = done.expect(0, &[]).out.contains("is not queued again: 3 starts in a row took");
+        assert_eq!((before, refused), (start.min(2), start == 3), "{}", done.out);
+    }
+    assert!(refused && job.lab.metrics("runs/a").len() <= 3);
 }
 
 /// Whether the cluster has enough nodes without the sick one.

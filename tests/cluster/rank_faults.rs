@@ -6,6 +6,7 @@ use crate::common::binary::{Done, Lab, Ranks, free_port, run_args, until, verdic
 use crate::common::hosts::Hosts;
 use gptrain::base::rng;
 use gptrain::base::testing::at_any_load;
+use gptrain::launch::sick_nodes;
 use rustix::process::{Pid, Signal};
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -166,6 +167,60 @@ fn slow_for_less_than(limit: Duration) {
         ranks.reach(&lab, "runs/a", lab.metrics("runs/a").len() + 1);
     }
     ranks.signal(0, Signal::TERM);
+    ranks.end(0..4).iter().for_each(Done::well);
+}
+
+/// A job that is suspended and resumed as a whole, for longer than every limit: its ranks continue, and
+/// no node is blamed. Then one rank is left stopped, and is named.
+#[test]
+fn a_suspended_job_continues_and_a_rank_that_remains_stopped_is_named() {
+    at_any_load(Duration::from_secs(4), suspended_for_longer_than);
+}
+
+fn suspended_for_longer_than(limit: Duration) {
+    let lab = Lab::new();
+    let timeout = format!("comm.timeout_s={}", limit.as_secs());
+    let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &[&timeout])));
+    ranks.reach(&lab, "runs/a", 3);
+    let suspend = |ranks: &Ranks| {
+        (0..4).for_each(|rank| ranks.signal(rank, Signal::STOP));
+        std::thread::sleep(2 * limit + Duration::from_secs(3));
+    };
+    for last in [0, 2] {
+        suspend(&ranks);
+        (0..4).filter(|rank| *rank != last).for_each(|rank| ranks.signal(rank, Signal::CONT));
+        std::thread::sleep(Duration::from_secs(1)); // nodes are resumed one after the other
+        ranks.signal(last, Signal::CONT);
+        ranks.reach(&lab, "runs/a", lab.metrics("runs/a").len() + 5);
+    }
+    let folder = lab.path("runs/a");
+    assert!(sick_nodes::read(&folder).unwrap().is_empty() && !folder.join("failures").exists());
+    suspend(&ranks);
+    [0, 1, 3].iter().for_each(|rank| ranks.signal(*rank, Signal::CONT));
+    let line = verdict(&ranks.end([0, 1, 3]));
+    assert!(line.contains("rank 2 (node") && line.contains("is silent for "), "{line}");
+    assert_eq!(sick_nodes::read(&folder).unwrap().len(), 1);
+}
+
+/// The ranks that have come are suspended while they wait for the others.
+#[test]
+fn a_start_that_is_suspended_waits_as_long_as_any() {
+    at_any_load(Duration::from_secs(6), suspended_while_they_meet);
+}
+
+fn suspended_while_they_meet(limit: Duration) {
+    let (lab, port) = (Lab::new(), free_port());
+    let timeout = format!("comm.start_timeout_s={}", limit.as_secs());
+    let sets = with(&FOUR, &[&timeout]);
+    let start = |rank| lab.rank(rank, 4, port, &sets).spawn().unwrap();
+    let mut ranks = Ranks { children: (0..2).map(start).collect() };
+    until("a rank has connected to rank 0, or its time is over", || {
+        connections(port) == 1 || ranks.ended(0)
+    });
+    [0, 1].iter().for_each(|rank| ranks.signal(*rank, Signal::STOP));
+    std::thread::sleep(2 * limit);
+    [0, 1].iter().for_each(|rank| ranks.signal(*rank, Signal::CONT));
+    ranks.children.extend((2..4).map(start));
     ranks.end(0..4).iter().for_each(Done::well);
 }
 

@@ -79,6 +79,29 @@ fn processes_give_the_same_bits_as_threads() {
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/threads"));
 }
 
+/// Rank 0 at an IPv6 address, as torchrun gives it, and as a URL has it; and at a name of both families.
+#[test]
+fn ranks_meet_at_every_kind_of_address() {
+    if TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("not tested: this machine has no IPv6");
+        return;
+    }
+    let lab = Lab::new();
+    for (number, address) in ["::1", "[::1]", "localhost", "127.0.0.2"].into_iter().enumerate() {
+        let (port, folder) = (free_port(), format!("log.folder=runs/{number}"));
+        let sets = ["topology.data=2", "train.steps=3", &folder];
+        let start = |rank| {
+            let mut command = lab.rank(rank, 2, port, &sets);
+            command.env("MASTER_ADDR", address).spawn().unwrap()
+        };
+        Ranks { children: (0..2).map(start).collect() }.end(0..2).iter().for_each(Done::well);
+        assert_eq!(lab.metrics(&format!("runs/{number}")).len(), 3, "{address}");
+    }
+    let mut linked = lab.rank(0, 2, free_port(), &["topology.data=2"]);
+    let linked = linked.env("MASTER_ADDR", "fe80::1%eth0").output().unwrap();
+    Done::of(linked).expect(2, &["MASTER_ADDR: fe80::1%eth0 is an address of one link"]);
+}
+
 #[test]
 fn a_signal_to_any_rank_stops_and_saves_all_and_they_go_on_bit_for_bit() {
     let lab = Lab::new();

@@ -10,6 +10,7 @@ pub mod hosts;
 pub mod s3;
 pub mod saved;
 pub mod softgpu;
+pub mod tracer;
 pub mod unpack;
 
 use gptrain::base::Heads;

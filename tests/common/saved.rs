@@ -60,6 +60,7 @@ impl Saved {
             data: Vec::new(),
             spikes: None,
             imported: None,
+            imported_types: Default::default(),
             manifest: "none".into(),
         };
         let tensors = [("matrix", &[24, 40][..]), ("vector", &[40]), ("wide", &[3, 7000])];

@@ -36,6 +36,7 @@ fn build<'a>(inputs: &'a [Input], tokenizer: &'a Tokenizer, output: &Path) -> Bu
         token_type: TokenType::for_vocab(tokenizer.vocab()),
         append: tokenizer.eod(),
         parse_special: false,
+        min_sequences: 0,
         shuffle: None,
         threads: 2,
     }

@@ -350,7 +350,7 @@ fn wrong_inputs_are_named_together() {
     let error = bad(&folder, "build cut.jsonl.gz -t TOKENIZER -o d", 1);
     assert!(error.contains("cannot read cut.jsonl.gz"), "{error}");
     let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o d --eod <stop>", 2);
-    assert!(error.contains("\"<stop>\" is not a special token") && error.contains("<|endoftext|>"));
+    assert!(error.contains("\"<stop>\" is not one token of") && error.contains("<|endoftext|>"));
     let error = bad(&folder, "build corpus.jsonl -t TOKENIZER -o d --dtype uint8", 2);
     assert!(error.contains("uint8 cannot hold a vocabulary of 4,096"), "{error}");
     let error = bad(&folder, "train-tokenizer corpus.jsonl --vocab 100 -o t.json", 2);

@@ -10,7 +10,10 @@
 //! | `build` | datasets made from text |
 //! | `tokenizer` | the same ids as Hugging Face's tokenizers |
 //! | `cli` | `gptrain data …` as a user runs it |
-//! | `formats` | containers of text: tables, compressed files, folders, lists of files |
+//! | `formats` | containers of text: tables, JSON lines, lists of files; and files that are not text |
+//! | `compression` | compressed text by the tools that write it |
+//! | `folders` | which files of a folder are a corpus |
+//! | `parts` | few documents, whose tail is held out |
 //! | `fuzz` | damaged files by the thousand: an error or a readable dataset, never a panic |
 
 #[path = "../common/mod.rs"]
@@ -19,11 +22,14 @@ mod common;
 mod attacks;
 mod build;
 mod cli;
+mod compression;
+mod folders;
 mod formats;
 mod fuzz;
 mod megatron;
 mod options;
 mod order;
+mod parts;
 mod source;
 mod stages;
 mod tokenizer;

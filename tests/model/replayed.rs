@@ -4,7 +4,7 @@
 
 use crate::common::{self, softgpu};
 use crate::grids_cuda::train;
-use gptrain::base::DType;
+use gptrain::base::{DType, Moment};
 use gptrain::comm::host_staged::HostStaged;
 use gptrain::comm::{Solo, World, threads};
 use gptrain::device::cpu::Cpu;
@@ -14,7 +14,6 @@ use gptrain::engine::{Groups, Outcome};
 use gptrain::manifest::Manifest;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 /// One op that ran, and the contents of its tensors before and after it.
 struct Recorded {
@@ -131,7 +130,7 @@ impl Backend for Observed<'_> {
     fn download_async(&self, from: Tensor) {
         self.be.download_async(from);
     }
-    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Moment> {
         self.be.finish_download(to)
     }
     /// Scales of the stand-in, on both devices.

@@ -20,7 +20,7 @@ mod source;
 mod testing;
 mod words;
 
-use source::files;
+use source::{code, files};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -117,6 +117,18 @@ fn nothing_waits_by_the_time_of_day() {
         files("src", "rs").into_iter().filter(reads).map(|f| f.0).collect();
     found.sort_unstable_by(|a, b| b.cmp(a));
     assert_eq!(found, STAMPS.map(PathBuf::from));
+}
+
+/// A process that is stopped, as by a scheduler that suspends its job, must not count the time: limits
+/// and durations of ranks are measured by `base::Moment`.
+#[test]
+fn ranks_count_only_the_time_in_which_they_run() {
+    const RANKS: [&str; 4] = ["src/comm", "src/launch", "src/engine", "src/train"];
+    let is_test = |file: &Path| file.iter().any(|part| part == "tests.rs" || part == "testing");
+    for (file, text) in RANKS.iter().flat_map(|folder| files(folder, "rs")) {
+        let reads = code(&text).contains("Instant");
+        assert!(!reads || is_test(&file), "{}: use base::Moment", file.display());
+    }
 }
 
 /// First line and length of each function.

@@ -70,6 +70,7 @@ const FOLDERS: &[(&str, &[&str])] = &[
     ("src", &["rs", "toml", "yaml", "py"]),
     ("tests", &["rs"]),
     ("tests/softgpu", &["cpp", "h", "sh"]),
+    ("tests/tracer", &["cpp"]),
     ("benches", &["rs", "py", "sh", "md"]),
     ("kernels", &["cu", "cuh", "py", "sh"]),
     ("docs", &["md"]),

@@ -36,6 +36,9 @@ const REFUSED: &[(&str, &str)] = &[
     ("window_size", "gptrain's windows are model.window: import the weights alone"),
 ];
 
+/// Remedy where gptrain would compute something else.
+pub const ELSEWHERE: &str = "train it there";
+
 /// Megatron's arguments. Records which are read.
 pub struct Arguments<'t> {
     args: Value<'t>,
@@ -90,16 +93,17 @@ impl<'t> Arguments<'t> {
         Problems::one(self.place.clone(), what, remedy).into()
     }
 
+    /// An error about a model or a schedule that gptrain does not compute so.
+    pub fn unsupported(&self, what: String) -> anyhow::Error {
+        Problems::one(self.place.clone(), what, ELSEWHERE).into()
+    }
+
     /// Fails if an option of `REFUSED` is set, or one of `more`, which this format's reader does not know:
     /// name and reason.
     pub fn refuse(&self, more: &[(&str, &str)]) -> Result<(), Problems> {
         let mut problems = Problems::default();
         let mut refuse = |name: &str, why: &str| {
-            problems.add(
-                self.place.clone(),
-                format!("args.{name} is set: {why}"),
-                "train it there",
-            );
+            problems.add(self.place.clone(), format!("args.{name} is set: {why}"), ELSEWHERE);
         };
         for (name, why) in REFUSED.iter().chain(more) {
             if self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false))) {
@@ -322,9 +326,8 @@ impl<'t> Arguments<'t> {
             ("linear" | "cosine", Some(until)) => format!("{{{style}: {{samples: {until}}}}}"),
             ("linear" | "cosine", None) => style,
             _ => {
-                return Err(
-                    self.problem(format!("args.lr_decay_style is {style}: not one of gptrain's"))
-                );
+                return Err(self
+                    .unsupported(format!("args.lr_decay_style is {style}: not one of gptrain's")));
             }
         };
         settings.set("lr.decay", decay, from);

@@ -88,7 +88,7 @@ impl DcpRun {
         let [vocab, hidden] = *shape else {
             return Err(self.meta.problem(format!("{} is {shape:?}", embedding[0])));
         };
-        let tied = !self.has(&head);
+        let tied = !self.has_own_head();
         let ffn = self.shape(&name(Weight::Fc1W, 0))?[0];
         let queries = self.shape(&name(Weight::QkvW, 0))?[0];
         let keys = self.shape(&name(Weight::QkvW, 1))?[0];
@@ -117,17 +117,22 @@ impl DcpRun {
         Ok(())
     }
 
+    /// Whether the head is a weight by itself. A tied one is saved too, but has no moments.
+    fn has_own_head(&self) -> bool {
+        let names = self.names.all(Weight::HeadW, 0);
+        let moments = |name: &String| {
+            let moment = self.adam_state(&format!("{}{name}", self.prefix), AdamState::FirstMoment);
+            self.meta.tensors.contains_key(&moment)
+        };
+        self.has(&names) && names.iter().any(moments)
+    }
+
     /// Adam's count, which is the same of every parameter.
     fn updates(&self) -> anyhow::Result<u64> {
-        let mut first: Option<(&str, f64)> = None;
-        for name in self.model_names() {
-            let key = self.state(name, "step");
-            let Some(step) = self.meta.number(&key)? else {
-                let what = format!("has no {key}: the optimizer's states are not there");
-                let remedy = "import a step that was saved with them, or the weights alone by way of \
-                              Hugging Face's format";
-                return Err(Problems::one(self.meta.place(), what, remedy).into());
-            };
+        let mut first: Option<(&str, u64)> = None;
+        for name in self.updated_names() {
+            let key = format!("{}state.{name}.step", self.names.optimizer);
+            let Some(step) = self.meta.count(&key)? else { continue };
             match first {
                 Some((first, known)) if known != step => {
                     let what = format!("{key} is {step}, that of {first} is {known}");
@@ -136,7 +141,14 @@ impl DcpRun {
                 _ => first = first.or(Some((name, step))),
             }
         }
-        Ok(first.map_or(0, |(_, step)| step as u64))
+        let Some((_, updates)) = first else {
+            let optimizer = self.names.optimizer;
+            let what = format!("has no {optimizer}state: the optimizer's states are not there");
+            let remedy = "import a step that was saved with them, or the weights alone by way of \
+                          Hugging Face's format";
+            return Err(Problems::one(self.meta.place(), what, remedy).into());
+        };
+        Ok(updates)
     }
 
     /// Reads AdamW's numbers and count, which all parameters share. Notes a decay that gptrain cannot
@@ -147,9 +159,10 @@ impl DcpRun {
         let embedding = &self.names.all(Weight::TokenEmbed, 0)[0];
         let mut known: Option<(String, AdamWNumbers)> = None;
         let (mut decayed_norms, mut embedding_decay) = (0, None);
-        for name in self.model_names() {
-            let Some(found) = groups.read(&self.meta, self.own(name))? else { continue };
-            let vector = self.shape(&[name[self.prefix.len()..].to_string()])?.len() == 1;
+        for name in self.updated_names() {
+            let Some(found) = groups.read(&self.meta, name)? else { continue };
+            let moment = format!("{}state.{name}.exp_avg", self.names.optimizer);
+            let vector = self.meta.tensors.get(&moment).is_some_and(|entry| entry.shape.len() == 1);
             decayed_norms += usize::from(vector && found.weight_decay > 0.0);
             let embeds = name.ends_with(embedding.as_str());
             if embeds {
@@ -163,7 +176,7 @@ impl DcpRun {
                     "the group of {name} has {found}, that of {first} has {group}: gptrain has one set of \
                      numbers"
                 );
-                return Err(self.meta.problem(what));
+                return Err(self.meta.unsupported(what));
             }
             // Numbers of a matrix that decays, if there is one.
             if known.is_none() && !free {
@@ -207,26 +220,34 @@ impl DcpRun {
         })
     }
 
-    /// Name of a tensor in the optimizer.
-    fn own<'n>(&self, name: &'n str) -> &'n str {
-        if self.names.prefixed { name } else { &name[self.prefix.len()..] }
+    /// Names of the parameters that the optimizer updates, as it has them.
+    fn updated_names(&self) -> impl Iterator<Item = &str> {
+        let before = format!("{}state.", self.names.optimizer);
+        let own = move |name| str::strip_prefix(name, before.as_str())?.strip_suffix(".step");
+        self.meta.names().filter_map(own)
     }
 
     /// Name of a state of a tensor.
-    fn state(&self, name: &str, state: &str) -> String {
-        format!("{}state.{}.{state}", self.names.optimizer, self.own(name))
-    }
-
     fn adam_state(&self, name: &str, state: AdamState) -> String {
-        match state {
-            AdamState::Master => name.to_string(),
-            moment => self.state(name, moment.key("")),
+        if state == AdamState::Master {
+            return name.to_string();
         }
+        let own = if self.names.prefixed { name } else { &name[self.prefix.len()..] };
+        format!("{}state.{own}.{}", self.names.optimizer, state.key(""))
     }
 
-    /// Tensors of a parameter, with the prefix.
-    fn tensors(&self, param: &Param, shape: &[usize], heads: Heads) -> Vec<StoredPart> {
-        let has = |name: &str| self.has(&[name.to_string()]);
+    /// Tensors with a state of a parameter, by the names of their weights, with the prefix.
+    fn tensors(
+        &self,
+        param: &Param,
+        shape: &[usize],
+        heads: Heads,
+        state: AdamState,
+    ) -> Vec<StoredPart> {
+        let has = |name: &str| {
+            let key = self.adam_state(&format!("{}{name}", self.prefix), state);
+            self.meta.tensors.contains_key(&key)
+        };
         let tensors = self.names.tensors_of(param, shape, (heads, self.pairs), &has);
         let part =
             |(name, cut)| StoredPart { name: format!("{}{name}", self.prefix), layer: None, cut };
@@ -244,17 +265,21 @@ impl ForeignRun for DcpRun {
         let mut compared = Comparison::new(self.meta.place(), remedy);
         for param in params {
             let shape = engine::saved_shape(param, model.vocab);
-            let tensors = self.tensors(param, &shape, model.heads());
-            if tensors.is_empty() {
-                compared.missing(param);
-            }
-            for StoredPart { name, cut, .. } in tensors {
-                let expected = like(&shape, cut.shape());
-                for state in AdamState::ALL {
+            for state in AdamState::ALL {
+                let tensors = self.tensors(param, &shape, model.heads(), state);
+                if tensors.is_empty() {
+                    compared.missing(param);
+                }
+                for StoredPart { name, cut, .. } in tensors {
                     let key = self.adam_state(&name, state);
+                    let expected = like(&shape, cut.shape());
                     self.meta.compare(&key, &expected, "the model", &mut compared);
                 }
             }
+        }
+        if model.tied_head {
+            let head = self.names.all(Weight::HeadW, 0);
+            head.iter().for_each(|name| compared.mark(&format!("{}{name}", self.prefix)));
         }
         compared.others(self.model_names());
         Ok(compared.finish()?)
@@ -262,7 +287,7 @@ impl ForeignRun for DcpRun {
 
     fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>> {
         let Request { model, param, shape, state } = request;
-        let parts = self.tensors(param, shape, model.heads());
+        let parts = self.tensors(param, shape, model.heads(), state);
         self.meta.assemble(&parts, shape, |name| self.adam_state(name, state))
     }
 }

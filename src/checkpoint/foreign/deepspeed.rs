@@ -21,8 +21,8 @@ use super::arguments::Arguments;
 use super::detect::{Format, step_folder};
 use super::settings::Settings;
 use super::split_run::{FileLayout, SplitRun};
+use super::topology::set_counted_split;
 use super::{Choices, ForeignRun, Opened, RunDescription, same_step};
-use anyhow::Context;
 use base::Problems;
 use files::Files;
 use layers::{EMBEDDING, first_block, places};
@@ -57,6 +57,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let mut found =
         RunDescription::new(Format::MegatronDeepSpeed, trainer, &dir).with_args(&root, &args)?;
     topology(&mut found.settings, grid, &args);
+    set_counted_split(&mut found.settings, &args, &stage_layers(&groups));
     let params = || {
         let stages = groups.iter().enumerate();
         let stages =
@@ -64,12 +65,13 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         stages.map(|(stage, (name, shape))| (stage, name.as_str(), &shape[..]))
     };
     let first_block = first_block(params().map(|(_, name, _)| name))
-        .with_context(|| format!("{}: no parameter is a block's input_layernorm", dir.display()))?;
+        .ok_or_else(|| args.problem("no parameter is a block's input_layernorm".into()))?;
     uniform(params().map(|(_, name, _)| name), first_block, &args)?;
     let mut places = places(params(), first_block);
     if !places.known.contains_key(&(Weight::TokenEmbed, None)) {
         let what = format!("no stage's param_shapes has {EMBEDDING}");
-        return Err(Problems::one(found.folder, what, "copy the folder whole").into());
+        let remedy = "is it a GPT or a BLOOM of Megatron-DeepSpeed, copied whole?";
+        return Err(Problems::one(found.folder, what, remedy).into());
     }
     if args.is_set("untie_embeddings_and_output_weights") {
         places.known.remove(&(Weight::HeadW, None));
@@ -80,8 +82,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     found.grid = grid;
     let updates = updates(&sharded, &optimizer)?;
     found.updates = updates;
-    found.lr = rate(&optimizer).unwrap_or(0.0);
-    found.loss_scale = loss_scale(&optimizer)?;
+    found.lr = rate(&sharded, &optimizer).unwrap_or(0.0);
+    found.loss_scale = loss_scale(&sharded, &optimizer)?;
     let vocab = root.some("checkpoint_info").and_then(|info| info.some("original_vocab_size"));
     let vocab = vocab.map(|size| size.count()).transpose()?;
     let ranks = [tensor, data];
@@ -93,7 +95,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     run.found.note_updates();
     if version < 2.0 {
         let what = format!("checkpoint_version is {version}: 2.0 and later are read");
-        return Err(args.problem(what));
+        return Err(args.unsupported(what));
     }
     Ok(Box::new(run))
 }
@@ -149,6 +151,12 @@ fn groups(root: &Value) -> anyhow::Result<Vec<FlatGroup>> {
     root.need("param_shapes")?.items()?.iter().map(group).collect()
 }
 
+/// Blocks that each stage has.
+fn stage_layers(stages: &[Vec<FlatGroup>]) -> Vec<usize> {
+    let is_block = |(name, _): &&(String, Vec<usize>)| name.ends_with(".input_layernorm.weight");
+    stages.iter().map(|groups| groups.iter().flatten().filter(is_block).count()).collect()
+}
+
 /// Every block is there, once.
 fn uniform<'n>(
     names: impl Iterator<Item = &'n str> + Clone,
@@ -173,10 +181,6 @@ fn topology(settings: &mut Settings, [tensor, pipeline, data]: [usize; 3], args:
     settings.set("topology.data", data, "files of the optimizer");
     if data > 1 {
         settings.set("topology.zero", 1, "partitioned by DeepSpeed");
-    }
-    let embedding = |method: &Value| method.str().is_ok_and(|method| method.contains("embedding"));
-    if args.get("pp_partition_method").is_some_and(|method| embedding(&method)) && pipeline > 1 {
-        settings.set("topology.layer_split", "transformer_and_embedding", "pp_partition_method");
     }
     if args.is_set("checkpoint_activations") {
         settings.set("topology.recompute", "full", "checkpoint_activations");

@@ -18,6 +18,7 @@ use super::detect::{Format, step_folder};
 use super::megatron::files::topology;
 use super::megatron::names::{Layers, add_one, dist_name};
 use super::megatron::states::{groups, inner, loss_scale, rate, updates_of};
+use super::topology::set_said_split;
 use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
 use crate::tensor_part::{Fused, Pairs, ParamKey, TensorPart, gates_values, layer_of};
 use anyhow::Context;
@@ -74,14 +75,16 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         *ranks = args.optional_count(name)?.unwrap_or(1) as usize;
     }
     topology(&mut found.settings, &args, [found.grid[0], found.grid[1]])?;
-    found.lr = rate(&groups(&root)?).unwrap_or(0.0);
+    let layers = args.count("num_layers")? as usize;
+    set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
+    found.lr = rate(&common, &groups(&root)?).unwrap_or(0.0);
     found.loss_scale = loss_scale(&common, &root)?;
     let pairs = if args.is_set("rotary_interleaved") { Pairs::Neighbours } else { Pairs::Halves };
     let mut folder = DistRun {
         found,
         meta,
         tensors: BTreeMap::new(),
-        layers: args.count("num_layers")? as usize,
+        layers,
         masters: None,
         fused: Fused::Heads(pairs),
         gated: args.is_set("swiglu"),
@@ -103,7 +106,7 @@ fn backend(dir: &Path) -> anyhow::Result<()> {
     }
     let place = path.display().to_string();
     let bytes = input::read(&path, input::SMALL).with_context(|| format!("cannot read {place}"))?;
-    let json: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    let json: serde_json::Value = base::json::from_python(&bytes).unwrap_or_default();
     let backend = json["sharded_backend"].as_str().unwrap_or_default();
     if backend == "torch_dist" {
         return Ok(());

@@ -17,11 +17,13 @@ pub mod states;
 pub use names::{core_name, module_order};
 
 use super::super::torch::TorchFile;
-use super::arguments::Arguments;
+use super::arguments::{Arguments, ELSEWHERE};
 use super::detect::{Format, step_folder};
 use super::split_run::{FileLayout, ParamPlace, ParamPlaces, ShareReader, SplitRun};
+use super::topology::set_counted_split;
 use super::{AdamState, Choices, ForeignRun, Opened, RunDescription, same_step, same_updates};
 use crate::tensor_part::ParamKey;
+use base::Problems;
 use buffers::Starts;
 use files::{files, grid, topology};
 use names::Entry;
@@ -58,6 +60,9 @@ enum States {
 
 /// A parameter as a file has it: its chunk, its weight and block's number in the chunk, its place.
 type FoundPlace = (usize, ParamKey, ParamPlace);
+
+/// Numbers of blocks by chunk and stage.
+type ChunkLayers = BTreeMap<(usize, usize), usize>;
 
 pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     let dir = step_folder(from)?;
@@ -128,7 +133,7 @@ impl MegatronReader {
             }
             let groups = groups(&root)?;
             if stage == 0 {
-                about.lr = rate(&groups).unwrap_or(0.0);
+                about.lr = rate(&file, &groups).unwrap_or(0.0);
             }
             let count = match &opened {
                 Ok(optimizer) => optimizer.updates(&file)?,
@@ -140,7 +145,11 @@ impl MegatronReader {
             }
         }
         self.states_of(slots, updates, why, about);
-        number(found, args)
+        let counts = chunk_layers(&found, args)?;
+        let layers = |stage| counts.iter().filter(move |((_, held), _)| *held == stage);
+        let layers = (0..self.files.len()).map(|stage| layers(stage).map(|(_, count)| count).sum());
+        set_counted_split(&mut about.settings, args, &layers.collect::<Vec<usize>>());
+        Ok(number(found, counts))
     }
 
     /// Takes the optimizer's states, or notes why they are not read.
@@ -163,10 +172,10 @@ impl MegatronReader {
     }
 }
 
-/// Numbers the blocks of all stages and chunks through: chunk 0 of all stages, then chunk 1.
-fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<ParamPlaces> {
-    let mut counts: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-    for (chunk, (_, layer), place) in &found {
+/// Blocks of each chunk and stage.
+fn chunk_layers(found: &[FoundPlace], args: &Arguments) -> anyhow::Result<ChunkLayers> {
+    let mut counts = ChunkLayers::new();
+    for (chunk, (_, layer), place) in found {
         if let Some(layer) = layer.filter(|layer| *layer < 1 << 20) {
             let count = counts.entry((*chunk, place.stage)).or_default();
             *count = (layer + 1).max(*count);
@@ -178,6 +187,11 @@ fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<ParamPlace
         let what = format!("args has num_layers {layers}, the files have {held} blocks");
         return Err(args.problem(what));
     }
+    Ok(counts)
+}
+
+/// Numbers the blocks of all stages and chunks through: chunk 0 of all stages, then chunk 1.
+fn number(found: Vec<FoundPlace>, counts: ChunkLayers) -> ParamPlaces {
     let (mut first, mut next) = (BTreeMap::new(), 0);
     let mut places = ParamPlaces::default();
     for (key, count) in counts {
@@ -190,7 +204,7 @@ fn number(found: Vec<FoundPlace>, args: &Arguments) -> anyhow::Result<ParamPlace
         // The first stage's tied copy is the embedding; the last stage's is the head.
         places.known.entry(key).or_insert(place);
     }
-    Ok(places)
+    places
 }
 
 impl ShareReader for MegatronReader {
@@ -260,8 +274,9 @@ fn stage_entries(file: &TorchFile) -> anyhow::Result<Vec<(usize, Entry<'_>)>> {
     };
     for number in 0.. {
         let Some(model) = chunk(number) else { break };
-        let found = names::entries(&model)?
-            .map_err(|name| model.problem(format!("{name} is not in gptrain's model")))?;
+        let found = names::entries(&model)?.map_err(|name| {
+            Problems::one(file.place(), format!("{name} is not in gptrain's model"), ELSEWHERE)
+        })?;
         entries.extend(found.into_iter().map(|entry| (number, entry)));
     }
     Ok(entries)

@@ -7,6 +7,7 @@
 //! | `settings` | rows of the new run's manifest, each with its source |
 //! | `compare` | comparison of a folder's tensors with the model's parameters |
 //! | `arguments` | Megatron's arguments as settings |
+//! | `topology` | the stages' layers as `topology.layer_split` |
 //! | `split_run` | reads a run whose files hold tensor ranks' shares of Megatron's modules |
 //! | `replica_merger` | makes one parameter of the copies that tensor ranks have |
 //! | `deepspeed` | shares in Megatron-DeepSpeed's folders: ZeRO-1, ZeRO-3, universal |
@@ -34,10 +35,11 @@ mod megatron;
 mod replica_merger;
 mod settings;
 mod split_run;
+mod topology;
 
 pub use detect::{Format, detect};
 pub use export::{Written, export, export_universal};
-pub use settings::{Row, Settings, Wanted};
+pub use settings::{Row, Settings, Wanted, asked};
 
 use super::torch::Value;
 use arguments::Arguments;
@@ -291,6 +293,19 @@ pub trait ForeignRun {
 
 /// Opens a folder of another trainer; `format` is what `detect` found, or the user asked for.
 pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
+    let opened = read(from, format, choices);
+    let Err(error) = &opened else { return opened };
+    let Ok(found) = detect(from) else { return opened };
+    if found == format || !error.is::<Problems>() {
+        return opened;
+    }
+    let what =
+        format!("does not have the files of {}, but those of {}", format.name(), found.name());
+    let remedy = format!("leave --format out, or give --format {}", found.word());
+    Err(Problems::one(from.display().to_string(), what, remedy).into())
+}
+
+fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
     match format {
         Format::MegatronDeepSpeed => deepspeed::open(from, choices),
         Format::DeepSpeedZero3 => deepspeed::zero3::open(from, choices),

@@ -3,7 +3,8 @@
 
 use super::TokenIds;
 use anyhow::Context;
-use data::tokenizer::{self, Tokenizer};
+use base::input;
+use data::tokenizer::{self, NamedFile, TOKENIZER, Tokenizer, own_folder};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::io::ErrorKind;
@@ -11,18 +12,15 @@ use std::path::{Path, PathBuf};
 
 /// Folder of an imported run with the files that were beside the weights.
 pub const FOLDER: &str = "hf";
-/// Name of the tokenizer's file.
-pub const TOKENIZER: &str = "tokenizer.json";
 
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION: &str = "generation_config.json";
 const CONFIG: &str = "config.json";
 
-/// GPT-2's tokenizer in two files.
-const PAIR: [&str; 2] = ["vocab.json", "merges.txt"];
-
-/// Files that belong to a tokenizer.json in the same folder.
-const BESIDE: [&str; 6] = [
+/// Files that belong to a tokenizer in the same folder.
+const BESIDE: [&str; 8] = [
+    tokenizer::VOCAB,
+    tokenizer::MERGES,
     TOKENIZER_CONFIG,
     "tokenizer.model",
     "special_tokens_map.json",
@@ -33,7 +31,7 @@ const BESIDE: [&str; 6] = [
 
 /// Copies the files beside the weights in a Hugging Face folder, including config.json.
 pub fn carry(from: &Path, to: &Path) -> anyhow::Result<()> {
-    let names = [TOKENIZER, GENERATION, CONFIG].iter().chain(&PAIR).chain(&BESIDE);
+    let names = [TOKENIZER, GENERATION, CONFIG].iter().chain(&BESIDE);
     names.into_iter().try_for_each(|name| copy(from, to, name).map(drop))
 }
 
@@ -44,16 +42,28 @@ pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
     BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))
 }
 
-/// Folder of a tokenizer, if the files in it belong together.
-fn own_folder(tokenizer: &Path) -> Option<&Path> {
-    let usual = [TOKENIZER, PAIR[0]].into_iter().any(|name| tokenizer.ends_with(name));
-    tokenizer.parent().filter(|_| usual)
+/// The tokenizer's file in a Hugging Face folder: tokenizer.json, or a vocab.json with its merges.txt.
+pub fn tokenizer_in(folder: &Path) -> Option<PathBuf> {
+    let names = [TOKENIZER, tokenizer::VOCAB, tokenizer::MERGES];
+    let [json, vocab, merges] = names.map(|name| folder.join(name));
+    let pair = vocab.exists() && merges.exists();
+    Some(json).filter(|path| path.exists()).or(pair.then_some(vocab))
+}
+
+/// Tokens that end a text of an imported run, by its generation_config.json or config.json; empty if
+/// they name none.
+pub fn end_tokens(run: &Path) -> Vec<u32> {
+    let carried = Some(run.join(FOLDER));
+    let companions = Companions { tokenizer: Vec::new(), carried, eod: None };
+    let eos = companions.token_ids().eos;
+    let ids = eos.as_array().map_or(std::slice::from_ref(&eos), Vec::as_slice);
+    ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
 }
 
 /// Files that are exported with a run's weights.
 pub struct Companions {
     /// Tokenizer's file, or GPT-2's two files; empty without a tokenizer.
-    tokenizer: Vec<PathBuf>,
+    tokenizer: Vec<NamedFile>,
     /// Folder with the files that were imported with the weights.
     carried: Option<PathBuf>,
     /// End-of-document token, if the manifest names one.
@@ -74,8 +84,8 @@ impl Companions {
 
     /// Files of a Hugging Face folder.
     pub fn in_folder(folder: &Path) -> Companions {
-        let tokenizer = Some(folder.join(TOKENIZER)).filter(|path| path.exists());
-        let tokenizer = tokenizer.into_iter().collect();
+        let tokenizer = tokenizer_in(folder).and_then(|path| tokenizer::files(&path).ok());
+        let tokenizer = tokenizer.unwrap_or_default();
         Companions { tokenizer, carried: Some(folder.to_path_buf()), eod: None }
     }
 
@@ -103,13 +113,13 @@ impl Companions {
     /// Tokens that begin and end texts. If the tokenizer has no token for the start, the
     /// end-of-document token precedes a document.
     fn tokenizer_ids(&self) -> (Option<u32>, Option<u32>) {
-        let path = self.tokenizer.first();
+        let path = self.tokenizer.first().map(|file| file.path.as_path());
         let tokenizer = path.and_then(|path| Tokenizer::load(path).ok());
         let eos = self.eod.or(tokenizer.as_ref().and_then(Tokenizer::eod));
-        let config = path.and_then(|path| object(&own_folder(path)?.join(TOKENIZER_CONFIG)));
+        let config = path.and_then(|path| tokenizer::settings(path, TOKENIZER_CONFIG));
         let bos = config.and_then(|config| {
             let name = &config.get("bos_token")?;
-            tokenizer.as_ref()?.special(name["content"].as_str().or(name.as_str())?)
+            tokenizer.as_ref()?.token(name["content"].as_str().or(name.as_str())?)
         });
         (bos.or(eos), eos)
     }
@@ -117,12 +127,11 @@ impl Companions {
     /// Writes the files into `to`. Returns whether a tokenizer is among them. The tokenizer's file gets
     /// the name that transformers expects.
     pub fn write(&self, to: &Path, tokens: &TokenIds) -> anyhow::Result<bool> {
-        let names = if self.tokenizer.len() == 1 { &[TOKENIZER][..] } else { &PAIR };
-        for (path, name) in self.tokenizer.iter().zip(names) {
+        for NamedFile { path, name } in &self.tokenizer {
             fs::copy(path, to.join(name)).with_context(|| cannot("copy", path))?;
         }
         match (self.tokenizer.first(), &self.carried) {
-            (Some(path), _) => carry_beside(path, to)?,
+            (Some(file), _) => carry_beside(&file.path, to)?,
             (None, Some(folder)) => {
                 BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))?;
             }
@@ -138,7 +147,8 @@ impl Companions {
             });
             write(&to.join(GENERATION), &settings)?;
         }
-        if let [path] = &self.tokenizer[..]
+        if let [NamedFile { path, name }] = &self.tokenizer[..]
+            && name == TOKENIZER
             && !to.join(TOKENIZER_CONFIG).exists()
         {
             write(&to.join(TOKENIZER_CONFIG), &self.tokenizer_config(path, tokens)?)?;
@@ -148,8 +158,8 @@ impl Companions {
 
     /// Text of tokenizer_config.json, with which transformers loads a tokenizer.json.
     fn tokenizer_config(&self, path: &Path, tokens: &TokenIds) -> anyhow::Result<Value> {
-        let text = fs::read_to_string(path).with_context(|| cannot("read", path))?;
-        let json: Value = serde_json::from_str(&text)
+        let text = fs::read(path).with_context(|| cannot("read", path))?;
+        let json: Value = base::json::from_python(&text)
             .with_context(|| format!("{} is not JSON", path.display()))?;
         let added = json["added_tokens"].as_array();
         let content = |id: &Value| {
@@ -180,7 +190,7 @@ fn cannot(what: &str, path: &Path) -> String {
 }
 
 fn object(path: &Path) -> Option<Map<String, Value>> {
-    serde_json::from_str(&fs::read_to_string(path).ok()?).ok()
+    base::json::from_python(&input::read(path, input::SMALL).ok()?).ok()
 }
 
 fn write(path: &Path, json: &Value) -> anyhow::Result<()> {

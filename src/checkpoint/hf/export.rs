@@ -28,7 +28,8 @@ pub struct Options {
     pub tokenizer: Option<PathBuf>,
     /// Whether to replace an existing model.
     pub existing: Existing,
-    /// Type of the weights; None for that in which the run computes.
+    /// Type of the weights; None for that in which the run computes, or, before the first step of an
+    /// imported model, that of each tensor there.
     pub dtype: Option<DType>,
     /// Maximum size of a file, unless a single tensor is larger.
     pub shard: Bytes,
@@ -54,14 +55,18 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     let family = target(&m.model, &from.display().to_string())?;
     let dtype = options.dtype.unwrap_or(model_dtype(m.precision));
     let companions = companions(from, &checkpoint, &m, options.tokenizer.as_deref())?;
-    let (code, name) = names(dtype);
+    let types = match options.dtype {
+        None if checkpoint.index.is_import() => checkpoint.index.imported_types.clone(),
+        _ => BTreeMap::new(),
+    };
+    let types = TensorTypes { usual: dtype, others: types };
     let tokens = companions.token_ids();
     let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
     let carried = companions.config().filter(own);
     atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
-        let plan = FilePlan::new(&checkpoint, &m.model, family, (dtype, code), options.shard)?;
+        let plan = FilePlan::new(&checkpoint, &m.model, family, types, options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
-        let config = write_config(family, &m.model, name, &tokens, carried);
+        let config = write_config(family, &m.model, torch_name(dtype), &tokens, carried);
         let path = to.join("config.json");
         fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
         let tokenizer = companions.write(to, &tokens)?;
@@ -85,13 +90,31 @@ fn companions(
     Companions::new(run, path.as_deref(), m.data.eod.map(|eod| eod.token))
 }
 
-/// Name of a type in safetensors and in config.json.
-fn names(dtype: DType) -> (&'static str, &'static str) {
+/// Name of a type in config.json.
+fn torch_name(dtype: DType) -> &'static str {
     match dtype {
-        DType::F32 => ("F32", "float32"),
-        DType::BF16 => ("BF16", "bfloat16"),
-        DType::F16 => ("F16", "float16"),
+        DType::F32 => "float32",
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
         other => panic!("weights as {other}"),
+    }
+}
+
+/// Types of the exported tensors.
+struct TensorTypes {
+    usual: DType,
+    /// Names in safetensors of other types, by tensor.
+    others: BTreeMap<String, String>,
+}
+
+impl TensorTypes {
+    fn dtype(&self, tensor: &HfTensor) -> DType {
+        let other = self.others.get(&tensor.name).and_then(|name| safetensors::float_type(name));
+        other.unwrap_or(self.usual)
+    }
+
+    fn bytes(&self, tensor: &HfTensor) -> u64 {
+        (tensor.numel() * self.dtype(tensor).size()) as u64
     }
 }
 
@@ -100,8 +123,7 @@ struct FilePlan<'c> {
     model: &'c Model,
     /// Each weight of the checkpoint, and its tensors in the export.
     weights: Vec<(&'c Tensor, ParamSpec, Vec<HfTensor>)>,
-    dtype: DType,
-    code: &'static str,
+    types: TensorTypes,
     /// Tensors of each file, in the order in which they are written.
     files: Vec<Vec<HfTensor>>,
 }
@@ -111,7 +133,7 @@ impl<'c> FilePlan<'c> {
         checkpoint: &'c Checkpoint,
         model: &'c Model,
         family: Family,
-        (dtype, code): (DType, &'static str),
+        types: TensorTypes,
         shard: Bytes,
     ) -> anyhow::Result<FilePlan<'c>> {
         let layout = Layout::new(model, ModelShard::whole(model));
@@ -123,17 +145,17 @@ impl<'c> FilePlan<'c> {
             ensure!(!theirs.is_empty(), "{} has no place in a {}", param.name, family.name());
             weights.push((tensor, param.spec, theirs));
         }
-        let bytes = |tensor: &HfTensor| (tensor.numel() * dtype.size()) as u64;
         let (mut files, mut held) = (vec![Vec::new()], 0);
         for tensor in weights.iter().flat_map(|(.., theirs)| theirs) {
-            if held > 0 && held + bytes(tensor) > shard.0 {
+            let bytes = types.bytes(tensor);
+            if held > 0 && held + bytes > shard.0 {
                 files.push(Vec::new());
                 held = 0;
             }
-            held += bytes(tensor);
+            held += bytes;
             files.last_mut().expect("one from the start").push(tensor.clone());
         }
-        Ok(FilePlan { model, weights, dtype, code, files })
+        Ok(FilePlan { model, weights, types, files })
     }
 
     fn file(&self, number: usize) -> String {
@@ -147,7 +169,7 @@ impl<'c> FilePlan<'c> {
     fn write(&self, checkpoint: &Checkpoint, to: &Path) -> anyhow::Result<u64> {
         let mut values = self.values(checkpoint);
         let numbers: usize = self.files.iter().flatten().map(HfTensor::numel).sum();
-        let total = (numbers * self.dtype.size()) as u64;
+        let total = self.files.iter().flatten().map(|tensor| self.types.bytes(tensor)).sum();
         let progress = Progress::new("exporting", total, Unit::Bytes);
         let mut bytes = 0;
         let mut map = Map::new();
@@ -192,19 +214,22 @@ impl<'c> FilePlan<'c> {
         progress: &Progress,
     ) -> anyhow::Result<u64> {
         let failed = || format!("cannot write {}", path.display());
-        let wanted = tensors.iter().map(|t| (t.name.clone(), self.code, t.shape.clone()));
+        let wanted = tensors.iter().map(|tensor| {
+            let dtype = safetensors::dtype_name(self.types.dtype(tensor));
+            (tensor.name.clone(), dtype, tensor.shape.clone())
+        });
         let metadata = BTreeMap::from([("format", "pt".to_string())]);
         let (header, data) = safetensors::header(&wanted.collect::<Vec<_>>(), &metadata, 64)?;
         let mut out = BufWriter::with_capacity(1 << 20, File::create(path).with_context(failed)?);
         out.write_all(&header).with_context(failed)?;
-        for values in values.by_ref().take(tensors.len()) {
+        for (tensor, values) in tensors.iter().zip(values) {
             let values = values?;
-            let written = match self.dtype.halves(&values) {
+            let written = match self.types.dtype(tensor).halves(&values) {
                 Some(bits) => out.write_all(bytemuck::cast_slice(&bits)),
                 None => out.write_all(bytemuck::cast_slice(&values)),
             };
             written.with_context(failed)?;
-            progress.add((values.len() * self.dtype.size()) as u64);
+            progress.add(self.types.bytes(tensor));
         }
         out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
         Ok(header.len() as u64 + data)

@@ -25,7 +25,22 @@ pub struct Hf {
     pub head_dim: Option<usize>,
     /// Default of max_position_embeddings.
     pub positions: usize,
+    pub spellings: &'static [Spelling],
 }
+
+/// A key of config.json that transformers reads under other names too (`attribute_map`):
+/// `tests/fixtures/transformers/spellings.py` lists them.
+#[derive(Clone, Copy, Debug)]
+pub struct Spelling {
+    /// The name that transformers writes.
+    pub key: &'static str,
+    /// Each of them wins over `key`.
+    pub others: &'static [&'static str],
+}
+
+/// Spellings of GPT-2 and BLOOM.
+const HEADS: Spelling = Spelling { key: "n_head", others: &["num_attention_heads"] };
+const LAYERS: Spelling = Spelling { key: "n_layer", others: &["num_hidden_layers"] };
 
 /// Column of the table of tensor names (`names`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +74,12 @@ const GPT2: Hf = Hf {
     kv_heads: None,
     head_dim: None,
     positions: 1024,
+    spellings: &[
+        HEADS,
+        LAYERS,
+        Spelling { key: "n_embd", others: &["hidden_size"] },
+        Spelling { key: "n_positions", others: &["max_position_embeddings"] },
+    ],
 };
 
 const LLAMA: Hf = Hf {
@@ -73,6 +94,7 @@ const LLAMA: Hf = Hf {
     kv_heads: None,
     head_dim: None,
     positions: 2048,
+    spellings: &[],
 };
 
 /// Row of a family.
@@ -85,6 +107,7 @@ pub const fn row(family: Family) -> Hf {
             names: Names::Bloom,
             buffers: &[],
             positions: 2048,
+            spellings: &[HEADS, LAYERS, Spelling { key: "hidden_size", others: &["n_embed"] }],
             ..GPT2
         },
         Family::Llama => LLAMA,

@@ -21,7 +21,7 @@ mod mup;
 mod names;
 mod weights;
 
-pub use companions::{Companions, FOLDER, TOKENIZER, carry, carry_beside};
+pub use companions::{Companions, FOLDER, carry, carry_beside, end_tokens, tokenizer_in};
 pub use config::{HfConfig, TokenIds, read_config};
 pub use export::{Exported, Options, export};
 pub use load::load_weights;

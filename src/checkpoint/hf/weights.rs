@@ -2,13 +2,15 @@
 
 use super::family;
 use super::names::HfTensor;
-use crate::safetensors::{Entry, Reader};
+use crate::safetensors::{Entry, Reader, float_type};
+use crate::validate;
 use anyhow::Context;
-use base::Problems;
+use base::{DType, Problems};
+use engine::MASTER;
 use manifest::Family;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 /// File of a model that is not sharded.
@@ -16,8 +18,8 @@ pub const ONE: &str = "model.safetensors";
 /// Index that maps each tensor to its shard.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// Remedy for incompletely copied files.
-const COPY_AGAIN: &str = "copy the folder again";
+/// Remedy for a file that is missing, cut short or damaged.
+const COPY_FILE: &str = "copy that file again";
 
 /// Maximum number of listed problems of one kind; of more, only the number is given.
 const LISTED: usize = 6;
@@ -40,24 +42,32 @@ impl Weights {
             files: Vec::new(),
             names: BTreeMap::new(),
         };
-        let index = ShardIndex::read(folder)?;
+        let index = ShardIndex::read(folder, |name| !weights.is_buffer(name))?;
         for (i, file) in index.files.iter().enumerate() {
+            if is_lfs_pointer(&folder.join(file)) {
+                let what = format!("{file} is a pointer of Git LFS, without the weights");
+                return Err(weights.problem(what, "git lfs pull, or hf download").into());
+            }
             let opened = Reader::open(&folder.join(file));
             let reader = opened.map_err(|error| weights.damaged(error))?;
             for name in reader.entries.keys() {
-                if let Some(other) = weights.names.insert(name.clone(), i) {
-                    let what = format!("{name} is in {} and in {file}", index.files[other]);
-                    return Err(weights.problem(what, COPY_AGAIN).into());
+                let Some(other) = weights.names.insert(name.clone(), i) else { continue };
+                // Of two, that in the file which the index names.
+                match index.map.get(name) {
+                    Some(named) if named == file => {}
+                    Some(named) if *named == index.files[other] => {
+                        weights.names.insert(name.clone(), other);
+                    }
+                    _ => {
+                        let what = format!("{name} is in {} and in {file}", index.files[other]);
+                        let remedy = format!("name the file to use for it in {INDEX}");
+                        return Err(weights.problem(what, &remedy).into());
+                    }
                 }
             }
             weights.files.push(reader);
         }
-        for (name, file) in &index.map {
-            if weights.names.get(name).is_none_or(|at| index.files[*at] != *file) {
-                let what = format!("{INDEX} says that {name} is in {file}, and it is not");
-                return Err(weights.problem(what, COPY_AGAIN).into());
-            }
-        }
+        // A name of the index that no file has is missing only if the model needs it (`check`).
         Ok(weights)
     }
 
@@ -69,7 +79,7 @@ impl Weights {
         needed: &[HfTensor],
         tied: bool,
     ) -> Result<BTreeMap<String, usize>, Problems> {
-        let (mut missing, mut wrong) = (Vec::new(), Vec::new());
+        let (mut missing, mut wrong, mut unread) = (Vec::new(), Vec::new(), Vec::new());
         let (mut types, mut read) = (BTreeMap::new(), BTreeSet::new());
         for tensor in needed {
             let Some((name, entry)) = self.find(&tensor.name) else {
@@ -82,8 +92,8 @@ impl Weights {
             if *shape != tensor.shape {
                 let needed = &tensor.shape;
                 wrong.push(format!("{name} is {shape:?}, config.json makes it {needed:?}"));
-            } else if !["F32", "BF16", "F16"].contains(&dtype.as_str()) {
-                wrong.push(format!("{name} is {dtype}: F32, BF16 and F16 are read"));
+            } else if float_type(dtype).is_none() {
+                unread.push(format!("{name} is {dtype}: F32, BF16 and F16 are read"));
             }
         }
         let known = |name: &str| self.is_buffer(name) || tied && name == "lm_head.weight";
@@ -96,8 +106,17 @@ impl Weights {
             &mut problems,
         );
         self.list(wrong, "config.json and the weights are not of one model", &mut problems);
+        self.list(unread, "save the model in float32, bfloat16 or float16", &mut problems);
         self.list(more.collect(), "config.json is of another model", &mut problems);
         problems.or(types)
+    }
+
+    /// Types of the needed tensors, by their names in a whole model.
+    pub fn types(&self, needed: &[HfTensor]) -> BTreeMap<String, String> {
+        let found = |tensor: &HfTensor| {
+            Some((tensor.name.clone(), self.find(&tensor.name)?.1.dtype.clone()))
+        };
+        needed.iter().filter_map(found).collect()
     }
 
     fn list(&self, found: Vec<String>, remedy: &str, problems: &mut Problems) {
@@ -115,10 +134,11 @@ impl Weights {
     pub fn read(&self, tensor: &HfTensor, ours: &mut [f32]) -> anyhow::Result<()> {
         let (name, _) = self.find(&tensor.name).with_context(|| format!("no {}", tensor.name))?;
         let values = self.floats(name)?;
-        if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-            let count = values.iter().filter(|value| !value.is_finite()).count();
-            let what = format!("{name} has {count} values that are not finite, {at} is the first");
-            return Err(self.problem(what, "the weights are damaged: copy them again").into());
+        let found = validate::values(MASTER, DType::F32, bytemuck::cast_slice(&values));
+        if !found.is_empty() {
+            let what = format!("{name} has {}", found.join(", "));
+            let remedy = "this model cannot be used: take an earlier version of it";
+            return Err(self.problem(what, remedy).into());
         }
         tensor.put(&values, ours);
         Ok(())
@@ -155,7 +175,7 @@ impl Weights {
         let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
         let damage = [ErrorKind::NotFound, ErrorKind::UnexpectedEof];
         if kind.is_none_or(|kind| damage.contains(&kind)) {
-            self.problem(format!("{error:#}"), COPY_AGAIN).into()
+            self.problem(format!("{error:#}"), COPY_FILE).into()
         } else {
             error
         }
@@ -180,6 +200,13 @@ impl Weights {
     }
 }
 
+/// Whether a file is the text that git stores in place of a large one.
+fn is_lfs_pointer(path: &Path) -> bool {
+    let mut begin = [0; 23];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut begin));
+    read.is_ok() && begin == *b"version https://git-lfs"
+}
+
 /// Files of a folder.
 struct ShardIndex {
     files: Vec<String>,
@@ -188,10 +215,11 @@ struct ShardIndex {
 }
 
 impl ShardIndex {
-    fn read(folder: &Path) -> anyhow::Result<ShardIndex> {
+    /// Reads the index, with the names that are `needed`.
+    fn read(folder: &Path, needed: impl Fn(&str) -> bool) -> anyhow::Result<ShardIndex> {
         let path = folder.join(INDEX);
         let place = path.display().to_string();
-        let wrong = |what: &str| Problems::one(place.clone(), what, COPY_AGAIN);
+        let wrong = |what: &str| Problems::one(place.clone(), what, COPY_FILE);
         if folder.join(ONE).exists() {
             return Ok(ShardIndex { files: vec![ONE.to_string()], map: BTreeMap::new() });
         }
@@ -207,9 +235,9 @@ impl ShardIndex {
                 "save the model with transformers' save_pretrained, which writes safetensors";
             return Err(Problems::one(folder.display().to_string(), what, remedy).into());
         }
-        let text = fs::read_to_string(&path).with_context(|| format!("cannot read {place}"))?;
-        let json: serde_json::Value =
-            serde_json::from_str(&text).map_err(|error| wrong(&format!("is not JSON: {error}")))?;
+        let text = fs::read(&path).with_context(|| format!("cannot read {place}"))?;
+        let json: serde_json::Value = base::json::from_python(&text)
+            .map_err(|error| wrong(&format!("is not JSON: {error}")))?;
         let map = json["weight_map"].as_object().ok_or_else(|| wrong("has no weight_map"))?;
         let entry = |(name, file): (&String, &serde_json::Value)| {
             let file = file.as_str().filter(|file| !file.contains(['/', '\\']));
@@ -218,8 +246,11 @@ impl ShardIndex {
                 file.ok_or_else(|| wrong(&format!("the file of {name}")))?.to_string(),
             ))
         };
-        let map: BTreeMap<String, String> =
-            map.iter().map(entry).collect::<Result<_, Problems>>()?;
+        let map: BTreeMap<String, String> = map
+            .iter()
+            .filter(|(name, _)| needed(name))
+            .map(entry)
+            .collect::<Result<_, Problems>>()?;
         let files: BTreeSet<String> = map.values().cloned().collect();
         Ok(ShardIndex { files: files.into_iter().collect(), map })
     }

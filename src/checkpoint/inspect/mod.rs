@@ -17,7 +17,7 @@ use super::read::{Buffer, Checkpoint};
 use super::validate;
 use base::in_order;
 use base::progress::{Progress, Unit};
-use engine::{MASTER, MODEL, SECOND, ScaleState, optimizer_rule};
+use engine::{MASTER, MODEL, ScaleState, optimizer_rule};
 use manifest::{self, Manifest, Model};
 use model::{Layout, ModelShard, Param};
 use numbers::numbers;
@@ -294,12 +294,8 @@ fn check(
     if let Some(saved) = digest(state).filter(|saved| *saved != stats.digest) {
         damage.push(format!("{what}: digest {}, saved {saved}", stats.digest));
     }
-    if !stats.finite() {
-        damage.push(format!("{what}: {} NaN, {} infinite", stats.nan, stats.inf));
-    }
-    if (state == SECOND || state.ends_with("_scales")) && stats.negative > 0 {
-        damage.push(format!("{what}: {} values below 0", stats.negative));
-    }
+    let findings = stats.unsound.findings(state);
+    damage.extend(findings.into_iter().map(|found| format!("{what}: {found}")));
     if state == MASTER
         && let Some(model) = tensor.states.get(MODEL)
         && stats.rounded != model.digest

@@ -112,7 +112,8 @@ fn title(state: &str) -> &str {
 fn numbers(f: &mut fmt::Formatter<'_>, stats: Option<&Stats>) -> fmt::Result {
     let Some(s) = stats else { return write!(f, " cannot be read") };
     write!(f, " {:>11.4e} {:>11.4e} {:>11.4e} {:>11.4e}", s.min, s.max, s.mean, s.l2)?;
-    if s.finite() { Ok(()) } else { write!(f, "  {} NaN, {} infinite", s.nan, s.inf) }
+    let findings = s.unsound.findings(MASTER);
+    if findings.is_empty() { Ok(()) } else { write!(f, "  {}", findings.join(", ")) }
 }
 
 impl fmt::Display for Diff {

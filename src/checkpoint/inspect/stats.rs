@@ -1,6 +1,7 @@
 //! Statistics of a tensor, computed in one pass.
 
 use super::numbers::Numbers;
+use crate::validate::UnsoundValues;
 use crate::{Buffer, Checkpoint, Digest, Tensor};
 use engine::{MASTER, MODEL};
 use serde::Serialize;
@@ -19,9 +20,8 @@ pub struct Stats {
     pub mean: f64,
     /// Euclidean norm.
     pub l2: f64,
-    pub nan: u64,
-    pub inf: u64,
-    pub negative: u64,
+    #[serde(flatten)]
+    pub unsound: UnsoundValues,
     /// Number of values by binary exponent.
     #[serde(skip)]
     pub exponents: Vec<u64>,
@@ -48,9 +48,7 @@ impl Default for Stats {
             max: f64::NEG_INFINITY,
             mean: 0.0,
             l2: 0.0,
-            nan: 0,
-            inf: 0,
-            negative: 0,
+            unsound: UnsoundValues::default(),
             exponents: vec![0; BINS],
             digest: Digest::default(),
             rounded: Digest::default(),
@@ -96,13 +94,12 @@ impl Stats {
         for value in values {
             let x = f64::from(*value);
             self.count += 1;
+            self.unsound.count(*value);
             if !x.is_finite() {
-                *if x.is_nan() { &mut self.nan } else { &mut self.inf } += 1;
                 continue;
             }
             self.min = self.min.min(x);
             self.max = self.max.max(x);
-            self.negative += u64::from(x < 0.0);
             sums.values += x;
             sums.squares += x * x;
             let exponent = (value.to_bits() >> 23 & 0xff) as i32 - 127;
@@ -112,11 +109,7 @@ impl Stats {
     }
 
     fn with(self, sums: Sums) -> Stats {
-        let finite = self.count - self.nan - self.inf;
+        let finite = self.count - self.unsound.nan - self.unsound.inf;
         Stats { mean: sums.values / finite.max(1) as f64, l2: sums.squares.sqrt(), ..self }
-    }
-
-    pub fn finite(&self) -> bool {
-        self.nan == 0 && self.inf == 0
     }
 }

@@ -4,17 +4,20 @@
 //! A store proves the contents of an object by its ETag: the MD5 of the object, or of the MD5s of
 //! its parts. If the ETag is something else (SSE-KMS, some stores), the object is read back.
 
+mod limited;
+
 use super::super::folder;
 use super::super::index;
 use super::{AT_ONCE, Next, Settings, Stopped, Store};
-use anyhow::{Result, anyhow};
-use base::{Problems, in_order};
+use anyhow::{Result, anyhow, bail};
+use base::{Problems, in_order, redact};
+use limited::LimitedConnector;
 use md5::{Digest, Md5};
 use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::list::{PaginatedListOptions, PaginatedListStore};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientConfigKey, Error, MultipartUpload, ObjectMeta, ObjectStore,
-    ObjectStoreExt, RetryConfig,
+    BackoffConfig, ClientConfigKey, Error, MultipartUpload, ObjectMeta, ObjectStoreExt, RetryConfig,
 };
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -27,6 +30,9 @@ use tokio::runtime::Runtime;
 /// Minimum bytes of a part, and maximum number of parts in S3.
 const PART: u64 = 8 << 20;
 const PARTS: u64 = 10_000;
+
+/// Maximum number of pages of a list, of 1,000 names each.
+const PAGES: usize = 1000;
 
 /// Timeout of a request in seconds: a part at 70 kB/s.
 const REQUEST_S: u64 = 120;
@@ -81,11 +87,16 @@ impl BucketStore {
             }
         }
         builder = builder.with_bucket_name(bucket).with_retry(RETRY);
+        builder = builder.with_http_connector(LimitedConnector);
         let client = |key| AmazonS3ConfigKey::Client(key);
         let timeout = format!("{REQUEST_S} seconds");
         builder = builder.with_config(client(ClientConfigKey::Timeout), timeout);
         let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
         let endpoint = endpoints.iter().find_map(|key| builder.get_config_value(key));
+        if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !is_endpoint(endpoint)) {
+            let what = format!("the endpoint {endpoint} is not http://HOST:PORT or https://HOST");
+            return Err(mistake(what).into());
+        }
         if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             builder = builder.with_config(client(ClientConfigKey::AllowHttp), "true");
         }
@@ -139,6 +150,31 @@ impl BucketStore {
         anyhow!("{place}: {}{hint}", plain(error))
     }
 
+    /// Lists the folders and files in a folder of the place, or with "" in the place itself.
+    fn list(&self, folder: &str) -> Result<(Vec<Path>, Vec<ObjectMeta>)> {
+        let whole = if folder.is_empty() { self.prefix.clone() } else { self.path(folder) };
+        let prefix = (!whole.is_root()).then(|| format!("{whole}/"));
+        let (mut folders, mut files) = (Vec::new(), Vec::new());
+        let mut page_token = None;
+        for _ in 0..PAGES {
+            let delimiter = Some("/".into());
+            let options = PaginatedListOptions { delimiter, page_token, ..Default::default() };
+            let read = || {
+                let page = self.store.list_paginated(prefix.as_deref(), options.clone());
+                self.ask(folder, page)
+            };
+            // The library does not retry a truncated list.
+            let page = read().or_else(|_| read())?;
+            folders.extend(page.result.common_prefixes);
+            files.extend(page.result.objects);
+            page_token = page.page_token;
+            if page_token.is_none() {
+                return Ok((folders, files));
+            }
+        }
+        bail!("{}: the store's list has more than {PAGES} pages: use a prefix of its own", self.url)
+    }
+
     fn upload(&self, file: &str, part: usize, next: Next) -> Result<bool> {
         let path = self.path(file);
         let mut upload = self.ask(file, self.store.put_multipart(&path))?;
@@ -179,18 +215,15 @@ impl Store for BucketStore {
     }
 
     fn folders(&self) -> Result<Vec<String>> {
-        let list = || self.ask("", self.store.list_with_delimiter(Some(&self.prefix)));
-        // The library does not retry a truncated list.
-        let listed = list().or_else(|_| list())?;
+        let (folders, _) = self.list("")?;
         let last = |path: &Path| path.filename().map(str::to_string);
-        Ok(listed.common_prefixes.iter().filter_map(last).collect())
+        Ok(folders.iter().filter_map(last).collect())
     }
 
     fn files(&self, folder: &str) -> Result<BTreeMap<String, u64>> {
-        let list = || self.ask(folder, self.store.list_with_delimiter(Some(&self.path(folder))));
-        let listed = list().or_else(|_| list())?;
+        let (_, files) = self.list(folder)?;
         let file = |object: ObjectMeta| Some((object.location.filename()?.into(), object.size));
-        Ok(listed.objects.into_iter().filter_map(file).collect())
+        Ok(files.into_iter().filter_map(file).collect())
     }
 
     fn bytes(&self, file: &str) -> Result<Option<u64>> {
@@ -261,6 +294,16 @@ impl Store for BucketStore {
 const SETTINGS: &str = "write s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY \
                         (AWS_REGION too, or AWS_ENDPOINT_URL of a store that is not Amazon's)";
 
+/// Whether the library can use a URL as endpoint: it panics on a wrong port.
+fn is_endpoint(url: &str) -> bool {
+    let rest = url.strip_prefix("http://").or(url.strip_prefix("https://")).unwrap_or_default();
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let port = host.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
+    let is_port = |(_, port): (&str, &str)| port.is_empty() || port.parse::<u16>().is_ok();
+    !host.is_empty() && port.is_none_or(is_port)
+}
+
 fn is_digest(e_tag: Option<&str>, digest: &str) -> bool {
     e_tag.is_some_and(|e_tag| e_tag.trim_matches('"') == digest)
 }
@@ -269,9 +312,10 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Error text of S3 without its XML; otherwise the text of the library, in one line.
+/// Error text of S3 without its XML; otherwise the text of the library, in one line. Without the
+/// credentials of its URLs, which a shorter text could hide from a later look.
 fn plain(error: &Error) -> String {
-    let text = error.to_string();
+    let text = redact(&error.to_string()).into_owned();
     let within = |tag: &str| {
         let (_, rest) = text.split_once(&format!("<{tag}>"))?;
         Some(rest.split_once(&format!("</{tag}>"))?.0.to_string())

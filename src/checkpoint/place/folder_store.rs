@@ -116,6 +116,7 @@ impl Store for FolderStore {
     /// Also removes the leftovers of abandoned copies of other steps.
     fn begin(&self, step: u64) -> Result<()> {
         let temporary = self.upload_folder(step);
+        folder::put_back(&self.disk, &self.root)?;
         for name in self.folders()?.iter().filter(|name| name.contains(".tmp-")) {
             if *name != temporary {
                 self.disk.remove_folder(&self.root.join(name))?;
@@ -129,7 +130,8 @@ impl Store for FolderStore {
         let folder = self.root.join(folder::name(step));
         self.disk.sync_folder(&temporary)?;
         if folder.exists() {
-            self.disk.exchange(&temporary, &folder)?;
+            let aside = folder::replaced_folder(&self.root, step);
+            self.disk.exchange(&temporary, &folder, &aside)?;
             self.disk.sync_folder(&self.root)?;
             return self.disk.remove_folder(&temporary);
         }

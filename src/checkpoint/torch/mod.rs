@@ -35,6 +35,9 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Remedy where a file may be of another program, or not all of it.
+pub(crate) const IS_WHOLE: &str = "is this a checkpoint of that trainer, copied whole?";
+
 /// First bytes of a file of PyTorch before 1.6: the magic number, pickled.
 const LEGACY: &[u8] = &[0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50];
 
@@ -56,7 +59,7 @@ impl TorchFile {
         };
         let about = file.metadata().with_context(|| format!("cannot read {place}"))?;
         if !about.is_file() {
-            return Err(Problems::one(place, "is not a file", "copy the checkpoint again").into());
+            return Err(Problems::one(place, "is not a file", IS_WHOLE).into());
         }
         TorchFile::within(Arc::new(file), place, 0, about.len())
     }
@@ -115,6 +118,27 @@ impl TorchFile {
         which: std::ops::Range<usize>,
     ) -> anyhow::Result<Vec<f32>> {
         tensor.floats(&self.archive, which)
+    }
+
+    /// A number of Python's, or that of a tensor with one element.
+    pub fn number(&self, value: &Value) -> anyhow::Result<f64> {
+        let Node::Tensor(tensor) = value.node() else { return value.float() };
+        match self.floats(tensor, 0..tensor.numel().min(2))?.as_slice() {
+            [number] => Ok(f64::from(*number)),
+            _ => Err(value.problem(format!("{value} is not one number"))),
+        }
+    }
+
+    /// A number of either kind that counts.
+    pub fn count(&self, value: &Value) -> anyhow::Result<u64> {
+        if !matches!(value.node(), Node::Tensor(_)) {
+            return value.count();
+        }
+        let number = self.number(value)?;
+        if number < 0.0 || number.fract() != 0.0 || !number.is_finite() {
+            return Err(value.problem(format!("{number} is not a count")));
+        }
+        Ok(number as u64)
     }
 }
 

@@ -1,6 +1,7 @@
 //! The opcodes of pickles that `torch.save` (protocol 2) and distributed checkpoints (4 and 5)
 //! write: a stack machine that builds values and calls nothing.
 
+use super::IS_WHOLE;
 use super::rebuild;
 use super::tree::{Id, Node, Step, Tree};
 use base::Problems;
@@ -31,11 +32,13 @@ pub fn parse(bytes: &[u8], place: &str) -> anyhow::Result<Tree> {
     let run = machine.run();
     let checked = run.and_then(|root| machine.tree.check(root).map(|()| root));
     match checked {
-        Ok(root) => Ok(Tree { root, ..machine.tree }),
+        Ok(root) => {
+            machine.tree.unify_keys();
+            Ok(Tree { root, ..machine.tree })
+        }
         Err(what) => {
             let place = format!("{place}, byte {}", machine.at);
-            let remedy = "the file is damaged, or not a checkpoint: copy it again";
-            Err(Problems::one(place, what, remedy).into())
+            Err(Problems::one(place, what, IS_WHOLE).into())
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tensors of a file: shape, stride and type over a storage, and their values.
 
+use super::IS_WHOLE;
 use super::zip::Archive;
 use base::Problems;
 use half::{bf16, f16};
@@ -144,7 +145,7 @@ impl Tensor {
     ) -> anyhow::Result<Vec<f32>> {
         let problem = |what: String| {
             let place = format!("{}, data/{}", archive.place(), self.key);
-            Problems::one(place, what, "is this a checkpoint of that trainer, copied whole?")
+            Problems::one(place, what, IS_WHOLE)
         };
         let (count, shape) = (self.numel(), &self.shape);
         if which.end > count || which.start > which.end {

@@ -1,7 +1,9 @@
 //! Values of a pickle as a tree, with lookups of keys. Every value has its path for messages.
 
+use super::IS_WHOLE;
 use super::tensor::{Element, Tensor};
 use base::Problems;
+use std::collections::HashMap;
 use std::fmt;
 
 /// Value, or the problem with the file.
@@ -184,8 +186,7 @@ impl<'t> Value<'t> {
 
     /// An error about this value.
     pub fn problem(&self, what: String) -> anyhow::Error {
-        let remedy = "is this a checkpoint of that trainer, copied whole?";
-        Problems::one(self.tree.place.clone(), what, remedy).into()
+        Problems::one(self.tree.place.clone(), what, IS_WHOLE).into()
     }
 
     /// An error: the value is of another kind.
@@ -208,7 +209,53 @@ impl<'t> Value<'t> {
     }
 }
 
+/// Key of a dict, of which two are equal as they are in Python; a key of another kind by its number.
+#[derive(PartialEq, Eq, Hash)]
+enum DictKey<'t> {
+    Text(&'t str),
+    Int(i64),
+    Float(u64),
+    Other(Id),
+}
+
 impl Tree {
+    /// Leaves each dict one value of a key, as Python has it: the last, in the place of the first.
+    pub(super) fn unify_keys(&mut self) {
+        for id in 0..self.nodes.len() {
+            if let Some(entries) = self.unique_entries(id as Id) {
+                self.nodes[id] = Node::Dict(entries);
+            }
+        }
+    }
+
+    /// Entries of a dict without those that others replace; None if all are needed.
+    fn unique_entries(&self, id: Id) -> Option<Vec<(Id, Id)>> {
+        let Node::Dict(entries) = self.node(id) else { return None };
+        let mut unique: Vec<(Id, Id)> = Vec::new();
+        let mut places = HashMap::new();
+        for (key, value) in entries {
+            let place = *places.entry(self.dict_key(*key)).or_insert(unique.len());
+            match unique.get_mut(place) {
+                Some(entry) => entry.1 = *value,
+                None => unique.push((*key, *value)),
+            }
+        }
+        (unique.len() < entries.len()).then_some(unique)
+    }
+
+    fn dict_key(&self, id: Id) -> DictKey<'_> {
+        match self.node(id) {
+            Node::Str(text) => DictKey::Text(text),
+            Node::Int(number) => DictKey::Int(*number),
+            Node::Bool(yes) => DictKey::Int(i64::from(*yes)),
+            Node::Float(number) if number.fract() == 0.0 && number.abs() < 9e15 => {
+                DictKey::Int(*number as i64)
+            }
+            Node::Float(number) => DictKey::Float(number.to_bits()),
+            _ => DictKey::Other(id),
+        }
+    }
+
     fn is_str(&self, id: Id, text: &str) -> bool {
         matches!(self.node(id), Node::Str(found) if **found == *text)
     }

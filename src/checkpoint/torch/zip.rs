@@ -1,5 +1,6 @@
 //! Reads ZIP archives of `torch.save`: stored entries, ZIP64 for large ones, a checksum for each.
 
+use super::IS_WHOLE;
 use anyhow::Context;
 use base::Problems;
 use parking_lot::Mutex;
@@ -87,7 +88,8 @@ impl Archive {
         let entry = self.entry(name)?;
         if entry.size > most {
             let size = entry.size;
-            return Err(self.damaged(format!("{name} has {size} bytes, more than {most}")));
+            let what = format!("{name} has {size} bytes, more than {most}");
+            return Err(self.problem(what, IS_WHOLE));
         }
         let mut bytes = vec![0; entry.size as usize];
         self.read_at(&mut bytes, entry.data)?;
@@ -136,7 +138,7 @@ impl Archive {
 
     fn entry(&self, name: &str) -> anyhow::Result<&Entry> {
         let entry = self.entries.get(&format!("{}{name}", self.prefix));
-        entry.ok_or_else(|| self.damaged(format!("has no entry {name}")))
+        entry.ok_or_else(|| self.problem(format!("has no entry {name}"), IS_WHOLE))
     }
 
     /// Position of the directory.
@@ -151,8 +153,13 @@ impl Archive {
         };
         let ends = bytes.len().checked_sub(END as usize).map(|last| (0..=last).rev().find(is_end));
         let Some(at) = ends.flatten() else {
-            let what = "does not end as an archive of torch.save: cut short, or another format";
-            return Err(self.damaged(what.to_string()));
+            let mut begin = [0; 4];
+            self.read_at(&mut begin[..len.min(4) as usize], 0)?;
+            if len == 0 || begin == *b"PK\x03\x04" {
+                return Err(self.damaged("is cut short".to_string()));
+            }
+            let what = "is not an archive of torch.save".to_string();
+            return Err(self.problem(what, IS_WHOLE));
         };
         let record = &bytes[at..];
         let end = len - tail + at as u64;
@@ -187,18 +194,19 @@ impl Archive {
         self.read_at(&mut bytes, directory.start)?;
         let mut rest = &bytes[..];
         let mut first = None;
+        let mut count = 0;
         while !rest.is_empty() {
-            let (name, mut entry, after) = match read_entry(rest) {
-                Ok(read) => read,
-                Err(what) => return Err(self.damaged(what)),
-            };
+            let (name, mut entry, after) =
+                read_entry(rest).map_err(|what| self.problem(what, IS_WHOLE))?;
             rest = &rest[after..];
             let plain = !name.starts_with('/') && !name.contains(['\\', '\0']);
             let folder = name.split_once('/').map(|(folder, _)| format!("{folder}/"));
             let inside = plain && name.split('/').all(|part| !matches!(part, "" | "." | ".."));
             let prefix = first.get_or_insert_with(|| folder.clone().unwrap_or_default());
             if !inside || folder.as_ref() != Some(prefix) {
-                return Err(self.damaged(format!("has an entry {:?}", shortened(&name))));
+                let what =
+                    format!("has an entry {:?}, which torch.save does not write", shortened(&name));
+                return Err(self.problem(what, IS_WHOLE));
             }
             let local = self.record::<30>(entry.header)?;
             let lens = [u16_at(&local, 26), u16_at(&local, 28)].map(u64::from);
@@ -206,10 +214,10 @@ impl Archive {
             if !local.starts_with(b"PK\x03\x04") || lens[0] != name.len() as u64 {
                 return Err(self.damaged(format!("{name} is not at byte {}", entry.header)));
             }
-            if self.entries.insert(name.clone(), entry).is_some() {
-                return Err(self.damaged(format!("has {name} twice")));
-            }
-            if self.entries.len() as u64 > MAX_ENTRIES {
+            // Of entries with one name, the last counts, as for Python and PyTorch.
+            self.entries.insert(name, entry);
+            count += 1;
+            if count > MAX_ENTRIES {
                 return Err(self.damaged(format!("has more than {MAX_ENTRIES} entries")));
             }
         }
@@ -246,8 +254,13 @@ impl Archive {
             .with_context(|| format!("{}: cannot read {} bytes at {at}", self.place, to.len()))
     }
 
+    /// Error for bytes that are not those that were written.
     fn damaged(&self, what: String) -> anyhow::Error {
-        Problems::one(self.place.clone(), what, "the file is damaged: copy it again").into()
+        self.problem(what, "the file is damaged: copy it again")
+    }
+
+    fn problem(&self, what: String, remedy: &str) -> anyhow::Error {
+        Problems::one(self.place.clone(), what, remedy).into()
     }
 }
 

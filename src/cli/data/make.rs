@@ -17,7 +17,8 @@ use super::super::{Json, Overwrite};
 #[derive(clap::Args, Debug)]
 struct Text {
     /// Files or folders of .jsonl, .txt, .csv, .tsv or .parquet, also compressed as .gz, .zst, .xz or
-    /// .bz2; `-` for standard input
+    /// .bz2; `-` for standard input. Of a folder, files that are hidden or describe others (README.md,
+    /// config.json) are left out
     #[arg(required_unless_present = "files_from")]
     input: Vec<PathBuf>,
     /// Read the files whose paths this file lists, one per line; `-` for standard input
@@ -49,10 +50,14 @@ enum TextFormat {
     Txt,
     /// Plain text, each line a document
     Lines,
+    /// Plain text, documents between empty lines
+    Paragraphs,
     /// A table with a header, each row a document
     Csv,
-    /// The same with tabs
+    /// The same with tabs, in which quotes are letters
     Tsv,
+    /// The same with tabs, in which fields may be in quotes as in CSV
+    QuotedTsv,
     /// A Parquet table, each row a document
     Parquet,
 }
@@ -80,6 +85,10 @@ pub struct BuildArgs {
     /// Shuffle the documents with this seed, so that each part of a split has documents of every file
     #[arg(long, value_name = "SEED")]
     shuffle: Option<u64>,
+    /// Cut documents into sequences until there are this many, so that the parts of a split are not
+    /// empty; 0 cuts none [default: 20 if all files are plain text, else 0]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(0..=1000))]
+    min_sequences: Option<usize>,
     /// Type of an id on disk [default: uint16, or int32 for a vocabulary of 65,500 or more]
     #[arg(long, value_enum)]
     dtype: Option<Dtype>,
@@ -139,8 +148,10 @@ impl Text {
             TextFormat::Jsonl => Format::JsonLines,
             TextFormat::Txt => Format::Text,
             TextFormat::Lines => Format::Lines,
-            TextFormat::Csv => Format::Csv(b','),
-            TextFormat::Tsv => Format::Csv(b'\t'),
+            TextFormat::Paragraphs => Format::Paragraphs,
+            TextFormat::Csv => Format::Csv,
+            TextFormat::Tsv => Format::Tsv,
+            TextFormat::QuotedTsv => Format::QuotedTsv,
             TextFormat::Parquet => Format::Parquet,
         });
         let bare = |ending: &String| ending.trim_start_matches('.').to_lowercase();
@@ -169,6 +180,7 @@ pub fn build(args: BuildArgs) -> Result<()> {
         eod: args.eod,
         parse_special: args.parse_special,
         shuffle: args.shuffle,
+        min_sequences: args.min_sequences,
         token_type,
     };
     let built = make::build(args.text.options(), &options)?;

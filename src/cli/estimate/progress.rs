@@ -65,6 +65,9 @@ fn describe(progress: Progress) -> String {
         }
         Progress::TooFew(devices) => format!("{} devices are too few", Count(devices as u64)),
         Progress::Fits(parameters) => format!("{:.1} B parameters fit", parameters as f64 / 1e9),
+        Progress::FitsNot(parameters) => {
+            format!("{:.1} B parameters do not fit", parameters as f64 / 1e9)
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::progress::Bar;
 use super::{Args, show};
-use base::Problems;
+use base::{Count, Problems};
 use estimate::plot;
 use estimate::predict::Predict;
 use estimate::request::Request;
@@ -69,6 +69,11 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
     }
     let devices = devices(args, request)?;
     if args.search.max_params {
+        if devices > MOST_DEVICES {
+            let (given, most) = (Count(devices as u64), Count(MOST_DEVICES as u64));
+            let what = format!("{given} devices: --max-params tries models for up to {most}");
+            return Err(Problems::one("--gpus", what, format!("give {most} or fewer")).into());
+        }
         let found = search.largest(devices).map(|found| print::largest(m, devices, &found));
         bar.finish();
         return Ok(shown(args, found, "no model of these proportions"));

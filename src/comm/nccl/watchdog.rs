@@ -5,6 +5,7 @@
 use super::api::{Api, Code, IN_PROGRESS};
 use crate::endpoint::Endpoint;
 use crate::{Event, Failed};
+use base::Moment;
 use cudarc::nccl::sys::{self, ncclComm_t};
 use device::cuda::device::{Device, MESSAGE_STREAMS};
 use device::cuda::driver::{CUevent, CUstream};
@@ -16,7 +17,7 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Poll interval of the events; a poll of one costs about a microsecond.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -85,7 +86,7 @@ struct State {
     /// Operations of the graph that is being captured, recorded at each of its launches.
     captured: Vec<Events>,
     /// Start time and label of the communicator that is being created.
-    setting_up: Option<(Instant, String)>,
+    setting_up: Option<(Moment, String)>,
 }
 
 /// Function that makes the recorder's events of an operation, for each launch.
@@ -176,7 +177,7 @@ impl Shared {
         label: String,
         make: impl FnOnce(&mut ncclComm_t) -> Code,
     ) -> Result<Arc<Comm>, String> {
-        self.state.lock().setting_up = Some((Instant::now(), label.clone()));
+        self.state.lock().setting_up = Some((Moment::now(), label.clone()));
         let (mut comm, mut code) = (null_mut(), 0);
         self.device.call(&label, |_| {
             code = make(&mut comm);
@@ -342,7 +343,7 @@ impl Shared {
     /// An asynchronous error of NCCL, or a communicator that takes too long to create.
     fn find_fault(&self, comms: &[Arc<Comm>]) -> Option<String> {
         if let Some((since, label)) = &self.state.lock().setting_up
-            && since.elapsed() > self.setup_timeout
+            && since.waited() > self.setup_timeout
         {
             let seconds = self.setup_timeout.as_secs_f64();
             return Some(format!(

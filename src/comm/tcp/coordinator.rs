@@ -2,14 +2,14 @@
 //! broadcasts the failure.
 
 use super::super::{End, Failed, RankBusy, RankReport, diagnose};
-use super::LOOPBACK;
 use super::control::{self, ControlMessage, Peer};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
 use super::rendezvous::Arrived;
+use base::Moment;
 use parking_lot::Mutex;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Delay before a rank's failure is broadcast, during which its root cause may arrive. When a rank
 /// dies, the others may report their broken connections first.
@@ -20,22 +20,24 @@ pub struct Coordinator {
     /// Connection to each rank; None for rank 0. Its reader shares the stream, to save a file
     /// descriptor.
     writers: Vec<Option<Mutex<Arc<TcpStream>>>>,
-    /// Address of each rank.
+    /// Address of each rank, without an IP if it is on rank 0's node, at `loopback`.
     peers: Vec<Peer>,
+    loopback: IpAddr,
     state: Mutex<State>,
 }
 
 struct State {
     reports: Vec<RankReport>,
     /// Time of each rank's last message.
-    last_messages: Vec<Instant>,
+    last_messages: Vec<Moment>,
     /// First failure that a rank reported.
-    reported: Option<(Instant, String)>,
+    reported: Option<(Moment, String)>,
 }
 
 /// Sends `Accepted` to all ranks and starts to receive their messages.
 pub fn start(
     process: Arc<ProcessState>,
+    loopback: IpAddr,
     all: Vec<Arrived>,
     peers: Vec<Peer>,
 ) -> Result<Arc<Coordinator>, Failed> {
@@ -44,7 +46,7 @@ pub fn start(
         ..RankReport::unknown(rank)
     };
     let reports = all.iter().enumerate().map(unknown).collect();
-    let last_messages = vec![Instant::now(); all.len()];
+    let last_messages = vec![Moment::now(); all.len()];
     let (mut writers, mut readers) = (Vec::new(), Vec::new());
     for (rank, one) in all.into_iter().enumerate() {
         let Some(control) = one.control else {
@@ -60,7 +62,7 @@ pub fn start(
         writers.push(Some(Mutex::new(control)));
     }
     let state = Mutex::new(State { reports, last_messages, reported: None });
-    let coordinator = Arc::new(Coordinator { process, writers, peers, state });
+    let coordinator = Arc::new(Coordinator { process, writers, peers, loopback, state });
     for (rank, reader) in readers {
         let coordinator = coordinator.clone();
         start_thread(0, &format!("of rank {rank}"), move || coordinator.listen(rank, reader))?;
@@ -78,7 +80,7 @@ impl Coordinator {
                 self.send_addresses(rank, ranks);
             }
             let mut state = self.state.lock();
-            state.last_messages[rank] = Instant::now();
+            state.last_messages[rank] = Moment::now();
             let end = match message {
                 Ok(ControlMessage::Heartbeat(report)) if report.rank == rank => {
                     state.reports[rank] = *report;
@@ -86,7 +88,7 @@ impl Coordinator {
                 }
                 Ok(ControlMessage::AddressRequest(_)) => continue,
                 Ok(ControlMessage::RankFailed(line)) => {
-                    state.reported.get_or_insert((Instant::now(), line));
+                    state.reported.get_or_insert((Moment::now(), line));
                     continue;
                 }
                 Ok(ControlMessage::Goodbye) => End::Left,
@@ -108,14 +110,14 @@ impl Coordinator {
 
     fn monitor(&self) {
         let period = self.process.watchdog.period().min(Duration::from_millis(100));
-        let mut last_alive = Instant::now();
+        let mut last_alive = Moment::now();
         while self.process.sleep(period) {
             if let Some(line) = self.find_failure() {
                 self.broadcast_failure(line);
                 return;
             }
             if last_alive.elapsed() >= self.process.watchdog.period() {
-                last_alive = Instant::now();
+                last_alive = Moment::now();
                 self.broadcast(&ControlMessage::Alive);
             }
         }
@@ -129,11 +131,11 @@ impl Coordinator {
             RankReport { ended: state.reports[0].ended.take(), ..self.process.report(8) };
         let State { reports, last_messages, reported } = &mut *state;
         for (report, last_message) in reports.iter_mut().zip(last_messages).skip(1) {
-            let age = last_message.elapsed();
+            let age = last_message.waited();
             let silent = report.ended.is_none() && age > timeout;
             report.silent = silent.then_some(age.as_secs_f64());
         }
-        let due = reported.as_ref().filter(|(at, _)| at.elapsed() >= ROOT_CAUSE_DELAY);
+        let due = reported.as_ref().filter(|(at, _)| at.waited() >= ROOT_CAUSE_DELAY);
         let died = |r: &RankReport| matches!(r.ended, Some(End::Died(_)));
         match due {
             Some((_, line)) if !reports.iter().any(died) => Some(line.clone()),
@@ -161,7 +163,7 @@ impl Coordinator {
 
 impl ControlChannel for Coordinator {
     fn failure(&self, failed: Failed) -> Failed {
-        self.state.lock().reported.get_or_insert((Instant::now(), failed.line.clone()));
+        self.state.lock().reported.get_or_insert((Moment::now(), failed.line.clone()));
         let agreed = self.process.wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
         agreed.unwrap_or_else(|| self.process.fail(failed))
     }
@@ -174,7 +176,7 @@ impl ControlChannel for Coordinator {
     }
 
     fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
-        let address = |rank: &usize| self.peers[*rank].address(LOOPBACK);
+        let address = |rank: &usize| self.peers[*rank].address(self.loopback);
         Ok(ranks.iter().map(address).collect())
     }
 

@@ -8,6 +8,7 @@
 //! ```
 //! This keeps other programs and jobs out. Later data is neither encrypted nor signed.
 
+use base::Deadline;
 use hmac::{Hmac, Mac};
 use parking_lot::Mutex;
 use sha2::Sha256;
@@ -17,7 +18,7 @@ use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const MAGIC: &[u8; 16] = b"gptrain ranks 1\n";
 
@@ -156,7 +157,7 @@ pub fn accept_all(
 
 /// Listening side: authenticates the peer and returns its body.
 pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8>, AuthError> {
-    let end = Instant::now() + TIMEOUT;
+    let end = Deadline::after(TIMEOUT);
     let mine = nonce()?;
     let mut greeting = MAGIC.to_vec();
     greeting.extend(mine);
@@ -186,7 +187,7 @@ pub fn authenticate(
     purpose: &str,
     body: &[u8],
 ) -> Result<(), AuthError> {
-    let end = Instant::now() + TIMEOUT;
+    let end = Deadline::after(TIMEOUT);
     let mut greeting = [0; 48];
     read(stream, &mut greeting, end)?;
     let (magic, its) = greeting.split_at(16);
@@ -220,10 +221,10 @@ fn clear_timeouts(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Fills `to` before `end`. A slow sender does not extend the limit.
-fn read(mut stream: &TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
+fn read(mut stream: &TcpStream, to: &mut [u8], end: Deadline) -> io::Result<()> {
     let mut filled = 0;
     while filled < to.len() {
-        let left = end.saturating_duration_since(Instant::now());
+        let left = end.left();
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }
@@ -231,11 +232,18 @@ fn read(mut stream: &TcpStream, to: &mut [u8], end: Instant) -> io::Result<()> {
         match stream.read(&mut to[filled..]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            // A stop of this process ends a read early, or lets its limit pass.
+            Err(error) if is_early(&error) => {}
             Err(error) => return Err(error),
         }
     }
     Ok(())
+}
+
+/// Whether a read ended before its deadline, by a signal or by its own limit.
+pub fn is_early(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
 }
 
 /// Returns 32 random bytes.

@@ -3,11 +3,12 @@
 use super::super::{Failed, RankBusy};
 use super::control::{self, ControlMessage, Peer};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
+use base::{Deadline, Moment};
 use parking_lot::Mutex;
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time that a rank waits for the agreed failure after reporting one.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
@@ -29,7 +30,7 @@ pub struct HeartbeatClient {
     answers: Mutex<Receiver<Vec<Peer>>>,
     answered: Sender<Vec<Peer>>,
     /// Time of the last message from rank 0; None after its goodbye.
-    last_message: Mutex<Option<Instant>>,
+    last_message: Mutex<Option<Moment>>,
 }
 
 /// Starts the threads of the connection. `host` is the address of rank 0.
@@ -41,7 +42,7 @@ pub fn start(
     let rank = process.rank;
     let reader = control.try_clone().expect("a file descriptor");
     let _ = control.set_write_timeout(Some(process.watchdog.timeout));
-    let last_message = Mutex::new(Some(Instant::now()));
+    let last_message = Mutex::new(Some(Moment::now()));
     let (answered, answers) = channel();
     let client = Arc::new(HeartbeatClient {
         process,
@@ -61,7 +62,7 @@ impl HeartbeatClient {
     fn listen(&self, mut from: TcpStream) {
         loop {
             match control::read(&mut from) {
-                Ok(ControlMessage::Alive) => *self.last_message.lock() = Some(Instant::now()),
+                Ok(ControlMessage::Alive) => *self.last_message.lock() = Some(Moment::now()),
                 Ok(ControlMessage::Addresses(peers)) => {
                     let _ = self.answered.send(peers);
                 }
@@ -98,7 +99,7 @@ impl HeartbeatClient {
             if !self.process.sleep(period) {
                 return;
             }
-            let silent = self.last_message.lock().map_or(Duration::ZERO, |time| time.elapsed());
+            let silent = self.last_message.lock().map_or(Duration::ZERO, |time| time.waited());
             // Waits longer than rank 0, whose diagnosis includes all ranks.
             if silent > watchdog.timeout + 2 * watchdog.period() {
                 let seconds = silent.as_secs_f64();
@@ -126,8 +127,8 @@ impl ControlChannel for HeartbeatClient {
         let answers = self.answers.lock();
         let _ = self.send(&ControlMessage::AddressRequest(ranks.to_vec()));
         let timeout = self.process.watchdog.timeout;
-        let end = Instant::now() + timeout;
-        while Instant::now() < end {
+        let end = Deadline::after(timeout);
+        while !end.has_passed() {
             if let Ok(peers) = answers.recv_timeout(POLL_INTERVAL) {
                 return Ok(peers.iter().map(|peer| peer.address(self.host)).collect());
             }

@@ -6,18 +6,19 @@ use super::super::{Failed, RankBusy, World};
 use super::frames;
 use super::handshake::{self, Handshakes, Key};
 use super::process::{ControlChannel, ProcessState, describe, start_thread};
-use super::{LOOPBACK, connect, connect_authenticated};
+use super::{connect, connect_authenticated};
+use base::Deadline;
 use parking_lot::{Condvar, Mutex};
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub struct Mesh {
     process: Arc<ProcessState>,
     key: Key,
-    /// Port at which this rank listens.
-    port: u16,
+    /// Address at which this rank reaches its own listener.
+    own: SocketAddr,
     control: Arc<dyn ControlChannel>,
     connections: Mutex<HashMap<usize, Connection>>,
     changed: Condvar,
@@ -39,8 +40,8 @@ impl Mesh {
         let (connections, changed) = (Mutex::default(), Condvar::new());
         let (inbox, recorder) = (process.inbox.clone(), process.recorder.clone());
         let identity = (process.rank, process.size);
-        let port = super::port(&listener);
-        let mesh = Arc::new(Mesh { process, key, port, control, connections, changed });
+        let own = listener.local_addr().expect("it is bound");
+        let mesh = Arc::new(Mesh { process, key, own, control, connections, changed });
         let listening = mesh.clone();
         start_thread(identity.0, "listener", move || listening.accept_loop(&listener))?;
         Ok(World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh)))))
@@ -63,7 +64,7 @@ impl Mesh {
     }
 
     fn connect_to(self: &Arc<Mesh>, to: usize, address: SocketAddr) -> Result<(), Failed> {
-        let end = Instant::now() + self.process.watchdog.timeout;
+        let end = Deadline::after(self.process.watchdog.timeout);
         let body = [(self.process.rank as u64).to_le_bytes(), (to as u64).to_le_bytes()].concat();
         loop {
             match connect_authenticated(address, &self.key, "data", &body) {
@@ -71,7 +72,7 @@ impl Mesh {
                     self.add(to, stream);
                     return Ok(());
                 }
-                Err(why) if Instant::now() > end => {
+                Err(why) if end.has_passed() => {
                     let rank = self.process.rank;
                     let line =
                         format!("rank {rank} cannot connect to rank {to} at {address}: {why}");
@@ -137,7 +138,7 @@ impl Mesh {
         &self,
         ready: impl Fn(&HashMap<usize, Connection>) -> bool,
     ) -> Option<Result<(), Failed>> {
-        let end = Instant::now() + self.process.watchdog.timeout;
+        let end = Deadline::after(self.process.watchdog.timeout);
         let mut connections = self.connections.lock();
         loop {
             if let Some(failed) = self.process.failed() {
@@ -146,7 +147,7 @@ impl Mesh {
             if ready(&connections) {
                 return Some(Ok(()));
             }
-            if Instant::now() > end {
+            if end.has_passed() {
                 return None;
             }
             self.changed.wait_for(&mut connections, Duration::from_millis(20));
@@ -223,6 +224,6 @@ impl Transport for TcpTransport {
             mesh.control.leave();
         }
         mesh.process.leave();
-        let _ = connect((LOOPBACK, mesh.port)); // wakes `accept_loop`
+        let _ = connect(mesh.own); // wakes `accept_loop`
     }
 }

@@ -3,6 +3,7 @@
 //! (`coordinator`, `heartbeat`). The ranks of a group connect to each other for data (`mesh`),
 //! which tests can slow down (`testing`). Threads and blocking sockets, no async runtime.
 
+mod address;
 mod frames;
 mod rendezvous;
 mod handshake;
@@ -19,14 +20,16 @@ mod tests;
 
 use super::watchdog::Watchdog;
 use super::{Failed, LauncherEnv, Recorder, World};
+use address::Address;
+use base::Deadline;
 use control::{ControlMessage, JoinRequest, Peer};
 use handshake::{AuthError, Key};
 use mesh::Mesh;
 use process::ProcessState;
-use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Parameters for joining as a rank.
 #[derive(Clone, Debug)]
@@ -86,29 +89,41 @@ pub fn join(join: &Join) -> Result<World, Failed> {
     let recorder = Arc::new(Recorder::default());
     recorder.set_phase("connecting to the other ranks");
     let process = Arc::new(ProcessState::new(join, recorder));
+    let Some(address) = Address::read(&join.address) else {
+        return Err(failed(join, format!("cannot connect: {:?} is not host:port", join.address)));
+    };
+    let data = listener(address.listening_ip())?;
     if join.rank == 0 {
-        join_as_rank0(join, &key, &process)
+        join_as_rank0(join, &address, data, &key, &process)
     } else {
-        join_as_peer(join, &key, &process)
+        join_as_peer(join, &address, data, &key, &process)
     }
 }
 
 /// Joins as rank 0.
-fn join_as_rank0(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<World, Failed> {
-    let data = listener(loopback(&join.address))?;
-    let arrived = rendezvous::gather_ranks(join, key, port(&data))?;
+fn join_as_rank0(
+    join: &Join,
+    address: &Address,
+    data: TcpListener,
+    key: &Key,
+    process: &Arc<ProcessState>,
+) -> Result<World, Failed> {
+    let arrived = rendezvous::gather_ranks(join, address, key, port(&data))?;
     let peers: Vec<Peer> = arrived.iter().map(|one| one.peer.clone()).collect();
-    let coordinator = coordinator::start(process.clone(), arrived, peers)?;
+    let coordinator = coordinator::start(process.clone(), address.loopback(), arrived, peers)?;
     Mesh::world(process.clone(), key.clone(), data, coordinator)
 }
 
-const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-
 /// Joins as any other rank.
-fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<World, Failed> {
-    let data = listener(loopback(&join.address))?;
+fn join_as_peer(
+    join: &Join,
+    address: &Address,
+    data: TcpListener,
+    key: &Key,
+    process: &Arc<ProcessState>,
+) -> Result<World, Failed> {
     let request = JoinRequest::new(join, join.rank, port(&data));
-    let mut control = connect_to_rank0(join, key, &request)?;
+    let mut control = connect_to_rank0(join, address, key, &request)?;
     let lost = |error: std::io::Error| {
         let how = process::describe(&error);
         join.watchdog.claim(format!(
@@ -116,9 +131,15 @@ fn join_as_peer(join: &Join, key: &Key, process: &Arc<ProcessState>) -> Result<W
             join.address
         ))
     };
-    let host = control.peer_addr().map_err(lost)?.ip();
-    let wait = join.start_timeout + Duration::from_secs(10);
-    control.set_read_timeout(Some(wait)).map_err(lost)?;
+    let host = control.peer_addr().map_err(lost)?.ip().to_canonical();
+    let end = Deadline::after(join.start_timeout + Duration::from_secs(10));
+    control.set_read_timeout(Some(Duration::from_secs(1))).map_err(lost)?;
+    // A stop of this process lets the limit of a read pass, but not that of the wait.
+    while let Err(error) = control.peek(&mut [0]) {
+        if !handshake::is_early(&error) || end.has_passed() {
+            return Err(lost(error));
+        }
+    }
     match control::read(&mut control).map_err(lost)? {
         ControlMessage::Accepted(world) if world == join.world => {}
         ControlMessage::Rejected(line) => return Err(Failed::new(line)),
@@ -138,13 +159,18 @@ const LOG_DIVISOR_OF_PEERS: u32 = 4;
 const LOGGING_RANKS: usize = 4;
 
 /// Retries until rank 0 answers and proves the job's key.
-fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<TcpStream, Failed> {
-    let end = Instant::now() + join.start_timeout;
+fn connect_to_rank0(
+    join: &Join,
+    address: &Address,
+    key: &Key,
+    request: &JoinRequest,
+) -> Result<TcpStream, Failed> {
+    let end = Deadline::after(join.start_timeout);
     let body = serde_json::to_vec(request).expect("plain data");
     let mut answered = None;
-    let mut log_at = Some(Instant::now() + join.start_timeout / LOG_DIVISOR_OF_PEERS);
+    let mut log_at = Some(Deadline::after(join.start_timeout / LOG_DIVISOR_OF_PEERS));
     loop {
-        let why = match connect_authenticated(&join.address, key, "join", &body) {
+        let why = match connect_authenticated(address, key, "join", &body) {
             Ok(stream) => return Ok(stream),
             Err(why) => why,
         };
@@ -153,11 +179,11 @@ fn connect_to_rank0(join: &Join, key: &Key, request: &JoinRequest) -> Result<Tcp
             AuthError::Io(_) => answered.take().unwrap_or(why),
             answer => answer,
         };
-        if join.rank <= LOGGING_RANKS && log_at.is_some_and(|at| Instant::now() > at) {
+        if join.rank <= LOGGING_RANKS && log_at.is_some_and(|at| at.has_passed()) {
             log_at = None;
             tracing::info!("rank {} waits for rank 0 at {}: {why}", join.rank, join.address);
         }
-        if Instant::now() > end {
+        if end.has_passed() {
             let seconds = join.start_timeout.as_secs_f64();
             let what = format!(
                 "did not connect to rank 0 at {} within {seconds:.0} s: {why}",
@@ -189,11 +215,7 @@ fn connect_authenticated(
 
 fn connect(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {
     let mut last = std::io::Error::other("the name has no address");
-    let resolved = address.to_socket_addrs().map_err(|error| {
-        let remedy = "set one that all nodes can resolve: comm.rendezvous, or GPTRAIN_RENDEZVOUS";
-        std::io::Error::new(error.kind(), format!("{error}; {remedy}"))
-    })?;
-    for address in resolved {
+    for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, Duration::from_secs(2)) {
             Ok(stream) => return Ok(stream),
             Err(error) => last = error,
@@ -202,14 +224,8 @@ fn connect(address: impl ToSocketAddrs) -> std::io::Result<TcpStream> {
     Err(last)
 }
 
-/// Whether an address is on the loopback interface.
-fn loopback(address: &str) -> bool {
-    ["127.", "localhost:", "[::1]:"].iter().any(|start| address.starts_with(start))
-}
-
 /// Listens for data connections of other ranks, on any free port.
-fn listener(only_here: bool) -> Result<TcpListener, Failed> {
-    let ip = if only_here { LOOPBACK } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+fn listener(ip: IpAddr) -> Result<TcpListener, Failed> {
     TcpListener::bind((ip, 0))
         .map_err(|error| Failed::new(format!("no port to listen on at {ip}: {error}")))
 }

@@ -5,11 +5,11 @@ use super::super::inbox::Inbox;
 use super::super::watchdog::{Watchdog, end_process};
 use super::super::{Failed, RankBusy, RankReport, Recorder};
 use super::Join;
-use base::threads;
+use base::{Deadline, Moment, threads};
 use parking_lot::{Condvar, Mutex};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub struct ProcessState {
     pub rank: usize,
@@ -128,7 +128,9 @@ impl ProcessState {
 
     /// Sleeps. Returns false if this rank left or the process group failed meanwhile.
     pub fn sleep(&self, time: Duration) -> bool {
-        !self.wait(time, |state| state.left || state.failed.is_some())
+        let begun = Moment::now();
+        let left = || time.saturating_sub(begun.elapsed());
+        !self.wait_while(left, |state| state.left || state.failed.is_some())
     }
 
     pub fn leave(&self) {
@@ -137,10 +139,15 @@ impl ProcessState {
     }
 
     fn wait(&self, timeout: Duration, until: impl Fn(&State) -> bool) -> bool {
-        let end = Instant::now() + timeout;
+        let end = Deadline::after(timeout);
+        self.wait_while(|| end.left(), until)
+    }
+
+    /// Waits until `until` holds. Returns false if no time is left before.
+    fn wait_while(&self, left: impl Fn() -> Duration, until: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state.lock();
         while !until(&state) {
-            let left = end.saturating_duration_since(Instant::now());
+            let left = left();
             if left.is_zero() {
                 return false;
             }

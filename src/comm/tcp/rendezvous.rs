@@ -2,16 +2,18 @@
 //! peer costs one thread for up to five seconds; their number is limited, and they are counted.
 
 use super::super::Failed;
+use super::address::Address;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
 use super::process::start_thread;
-use super::{Join, LOG_DIVISOR, LOOPBACK, failed, loopback};
+use super::{Join, LOG_DIVISOR, failed};
+use base::Deadline;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Rank that has joined. Rank 0 itself has no connection.
 pub struct Arrived {
@@ -21,15 +23,20 @@ pub struct Arrived {
 }
 
 /// Gathers all ranks of the world, in order.
-pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrived>, Failed> {
-    let listener = bind(join)?;
+pub fn gather_ranks(
+    join: &Join,
+    address: &Address,
+    key: &Key,
+    data_port: u16,
+) -> Result<Vec<Arrived>, Failed> {
+    let listener = bind(join, address)?;
     let (joined, arrivals) = channel();
     let (key, world) = (key.clone(), join.world);
     let accepted = move |body: Vec<u8>, stream: TcpStream| {
         if let Ok(request) = serde_json::from_slice(&body)
             && let Ok(address) = stream.peer_addr()
         {
-            let _ = joined.send((request, address.ip(), stream));
+            let _ = joined.send((request, address.ip().to_canonical(), stream));
         }
     };
     let handshakes = Arc::new(Handshakes::default());
@@ -60,18 +67,14 @@ pub fn gather_ranks(join: &Join, key: &Key, data_port: u16) -> Result<Vec<Arrive
     }
 }
 
-/// Binds to the address's port, on every interface unless the address is loopback.
-fn bind(join: &Join) -> Result<TcpListener, Failed> {
-    let port = join.address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
-    let Some(port) = port else {
-        return Err(failed(join, format!("cannot listen: {:?} is not host:port", join.address)));
-    };
-    let ip = if loopback(&join.address) { LOOPBACK } else { IpAddr::from([0, 0, 0, 0]) };
-    let end = Instant::now() + Duration::from_secs(2);
+/// Binds to the address's port.
+fn bind(join: &Join, address: &Address) -> Result<TcpListener, Failed> {
+    let (ip, port) = (address.listening_ip(), address.port);
+    let end = Deadline::after(Duration::from_secs(2));
     loop {
         match TcpListener::bind(SocketAddr::new(ip, port)) {
             Ok(listener) => return Ok(listener),
-            Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(100)),
+            Err(_) if !end.has_passed() => std::thread::sleep(Duration::from_millis(100)),
             Err(error) => {
                 let remedy = "another job or program has it; set GPTRAIN_RENDEZVOUS=host:port";
                 let what = format!("cannot listen on port {port}: {error} ({remedy})");
@@ -89,11 +92,10 @@ fn wait_for_ranks(
     arrivals: &Receiver<Joined>,
     present: &mut BTreeMap<usize, Arrived>,
 ) -> Vec<usize> {
-    let (end, mut duplicates) = (Instant::now() + join.start_timeout, Vec::new());
-    let mut log_at = Some(Instant::now() + join.start_timeout / LOG_DIVISOR);
+    let (end, mut duplicates) = (Deadline::after(join.start_timeout), Vec::new());
+    let mut log_at = Some(Deadline::after(join.start_timeout / LOG_DIVISOR));
     while present.len() < join.world {
-        let until = log_at.unwrap_or(end).min(end);
-        let arrived = arrivals.recv_timeout(until.saturating_duration_since(Instant::now()));
+        let arrived = log_at.unwrap_or(end).receive(arrivals);
         let Ok((request, ip, control)) = arrived else {
             if log_at.take().is_none() {
                 break;

@@ -68,6 +68,20 @@ fn every_op_gives_the_same_bits_as_among_threads() {
     }
 }
 
+#[test]
+fn ranks_meet_at_an_ipv6_address_and_at_a_name() {
+    let Ok(free) = TcpListener::bind("[::1]:0") else {
+        return; // this machine has no IPv6
+    };
+    let port = free.local_addr().unwrap().port();
+    drop(free);
+    for address in [format!("[::1]:{port}"), format!("localhost:{port}")] {
+        let mut joins = joins(3);
+        joins.iter_mut().for_each(|join| join.address = address.clone());
+        assert_eq!(run(joins, |world| check_ops(&world, &[7])), vec![Ok(()); 3], "{address}");
+    }
+}
+
 /// Two messages of a quarter of a second each; the other rank is not limited.
 #[test]
 fn a_rank_with_a_send_limit_sends_slowly() {
@@ -79,7 +93,7 @@ fn a_rank_with_a_send_limit_sends_slowly() {
         let at = words.as_mut_ptr() as usize;
         let [out, into] =
             [0, 1].map(|half| Tensor::at(at + half * 1_000_000, 1, 125_000, DType::I64));
-        let start = Instant::now();
+        let start = std::time::Instant::now();
         for _ in 0..2 {
             group.exchange(&[
                 Message::Send { to: peer, x: out },

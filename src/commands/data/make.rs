@@ -11,7 +11,7 @@ use base::progress::{Progress, Unit};
 use base::{Bytes, Count, Problems, Seconds, escape_control};
 use data::Record;
 use data::build::{self, Build, Train, Trained};
-use data::corpus::{self, DocumentRules, FileSelection, Input};
+use data::corpus::{self, DocumentRules, FileSelection, Format, Input};
 use data::indexed::{Indexed, TokenType};
 use data::tokenizer::{Tokenizer, Training};
 use serde::Serialize;
@@ -35,8 +35,14 @@ pub struct BuildOptions {
     pub eod: Option<String>,
     pub parse_special: bool,
     pub shuffle: Option<u64>,
+    /// Number of sequences below which documents are cut; None for the default.
+    pub min_sequences: Option<usize>,
     pub token_type: Option<TokenType>,
 }
+
+/// Default of `min_sequences` for files of text: the least of which `manifest new` holds out 5 %. Other
+/// formats say what a document is.
+const MIN_SEQUENCES: usize = 20;
 
 /// Number of notes on the corpus that are printed.
 const NOTES: usize = 3;
@@ -85,11 +91,15 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
 pub struct BuiltDataset {
     dataset: PathBuf,
     documents: u64,
+    /// Sequences into which they were cut; null if each is one.
+    sequences: Option<u64>,
     tokens: u64,
     dtype: String,
     text_bytes: u64,
     bytes_read: u64,
     lines_left_out: u64,
+    /// Code that encoded the text.
+    encoder: String,
     seconds: f64,
 }
 
@@ -103,8 +113,16 @@ impl BuiltDataset {
             self.dtype,
             self.text_bytes as f64 / self.tokens.max(1) as f64,
         );
+        if let Some(sequences) = self.sequences {
+            let documents = if self.documents == 1 { "the document" } else { "the documents" };
+            base::say!(
+                "cut {documents} into {sequences} sequences, so that a split has validation data \
+                 (--min-sequences 0 cuts none)"
+            );
+        }
         let rate = Bytes((self.bytes_read as f64 / self.seconds) as u64);
         base::say!("{} read in {}, {rate}/s", Bytes(self.bytes_read), Seconds(self.seconds));
+        base::say!("encoded by {}", escape_control(&self.encoder));
         if self.lines_left_out > 0 {
             let are = if self.lines_left_out == 1 { "is" } else { "are" };
             let lines = Count(self.lines_left_out).with_noun("line");
@@ -116,11 +134,24 @@ impl BuiltDataset {
 /// Tokenizes text into a dataset.
 pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     let inputs = text.inputs()?;
-    let tokenizer = Tokenizer::named(&options.tokenizer)?;
+    let tokenizer = Tokenizer::load(&options.tokenizer)?;
     let append = options.append_eod || options.eod.is_some();
     let append = append.then(|| end_of_document(options, &tokenizer)).transpose()?;
+    for note in tokenizer.notes() {
+        base::warn!("note: {}", escape_control(note));
+    }
+    if let Some(eod) = append
+        && tokenizer.tail().last() == Some(&eod)
+    {
+        let end = tokenizer.name(eod);
+        base::warn!(
+            "note: the tokenizer's template already ends each text with {end}, so every document ends \
+             with it twice: leave out --append-eod and --eod"
+        );
+    }
     let token_type = token_type(options, &tokenizer)?;
     let total = inputs.iter().map(|input| input.size).sum();
+    let is_text = inputs.iter().all(|input| input.format == Format::Text);
     let progress = Progress::new("building", total, Unit::Bytes);
     let build = Build {
         inputs: &inputs,
@@ -133,6 +164,7 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
         append,
         parse_special: options.parse_special,
         shuffle: options.shuffle,
+        min_sequences: options.min_sequences.unwrap_or(if is_text { MIN_SEQUENCES } else { 0 }),
         threads: text.threads,
     };
     let built = build.run(|report, tokens| {
@@ -142,11 +174,13 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     Ok(BuiltDataset {
         dataset: options.output.clone(),
         documents: built.documents,
+        sequences: built.cut,
         tokens: built.tokens,
         dtype: token_type.to_string(),
         text_bytes: built.text,
         bytes_read: built.read,
         lines_left_out: built.skipped,
+        encoder: tokenizer.encoder(),
         seconds: progress.finish().0,
     })
 }
@@ -156,15 +190,14 @@ fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32,
     let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
     let names = names.join(" ");
     match &options.eod {
-        Some(name) => tokenizer.special(name).ok_or_else(|| {
-            let what =
-                format!("\"{name}\" is not a special token of {}", options.tokenizer.display());
-            wrong(what, format!("its special tokens are {names}"))
+        Some(name) => tokenizer.token(name).ok_or_else(|| {
+            let what = format!("\"{name}\" is not one token of {}", options.tokenizer.display());
+            wrong(what, format!("its special tokens are {names}; any single token will do"))
         }),
         None => tokenizer.eod().ok_or_else(|| {
             let what =
                 format!("{} does not say which token ends documents", options.tokenizer.display());
-            wrong(what, format!("name one of its special tokens with --eod: {names}"))
+            wrong(what, format!("name one of its tokens with --eod, such as {names}"))
         }),
     }
 }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use train::eval::{Scoring, read_task};
+use train::eval::{Prompts, Scoring, read_task};
 use train::loader::DataShard;
 
 /// Options of `gptrain eval`.
@@ -35,6 +35,8 @@ pub struct EvalOptions {
     pub limit: Option<usize>,
     /// Whether to print a line of JSON for each sample of the data.
     pub logprobs: bool,
+    /// Whether questions begin with the tokens that the tokenizer's template puts before a text.
+    pub add_bos_token: bool,
     /// Tokenizer to use instead of the model's.
     pub tokenizer: Option<PathBuf>,
     /// Changes of settings, such as the topology.
@@ -52,6 +54,9 @@ pub struct EvalScores {
     pub validation: Vec<DataScore>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tasks: Vec<TaskScore>,
+    /// Beginning of the prompts of the questions, if the tokenizer has a template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompts: Option<String>,
 }
 
 /// Score on a stream of tokens.
@@ -84,6 +89,7 @@ struct EvalData {
     data: Option<(PathBuf, Windows)>,
     validation: Vec<(String, Validation)>,
     tasks: Vec<(PathBuf, Task)>,
+    prompts: Option<String>,
     seq_len: usize,
 }
 
@@ -126,6 +132,8 @@ impl EvalData {
             return Err(Problems::one("--seq-len", what, "say fewer").into());
         }
         let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+        let notes = tokenizer.as_ref().map_or(&[][..], Tokenizer::notes);
+        notes.iter().for_each(|note| tracing::warn!("{note}"));
         let mut problems = Problems::default();
         let mut data = None;
         if let Some(path) = &options.data {
@@ -141,12 +149,42 @@ impl EvalData {
             Vec::new()
         };
         let mut tasks = Vec::new();
+        let EvalOptions { limit, add_bos_token, .. } = *options;
         for path in &options.tasks {
-            let task = read_task(path, m, tokenizer.as_ref(), seq_len, options.limit);
+            let prompts = Prompts { seq_len, limit, add_bos_token };
+            let task = read_task(path, m, tokenizer.as_ref(), &prompts);
             tasks.extend(problems.collect(task)?.map(|task| (path.clone(), task)));
         }
-        Ok(problems.or(EvalData { data, validation, tasks, seq_len })?)
+        let prompts = tokenizer.filter(|_| !tasks.is_empty());
+        let prompts = prompts.map(|tokenizer| prompt_rule(&tokenizer, add_bos_token));
+        let prompts =
+            problems.collect(prompts.transpose().map_err(Into::into))?.flatten().flatten();
+        Ok(problems.or(EvalData { data, validation, tasks, prompts, seq_len })?)
     }
+}
+
+/// Beginning of the prompts, in words; None if the tokenizer has no template. Fails if there is no
+/// token to add.
+fn prompt_rule(tokenizer: &Tokenizer, add: bool) -> Result<Option<String>, Problems> {
+    let names = |ids: &[u32]| ids.iter().map(|id| tokenizer.name(*id)).collect::<String>();
+    let (head, tail) = (names(tokenizer.head()), names(tokenizer.tail()));
+    let rule = match (add, head.is_empty()) {
+        (true, true) => {
+            let what = "the tokenizer puts no token before a text";
+            return Err(Problems::one("--add-bos-token", what, "leave it out"));
+        }
+        (true, false) => format!("begin with the template's {head} (--add-bos-token)"),
+        (false, false) => {
+            format!(
+                "begin without the template's {head}, the harness's default (--add-bos-token adds it)"
+            )
+        }
+        (false, true) if tail.is_empty() => return Ok(None),
+        (false, true) => "end without the template's last token".into(),
+    };
+    let end =
+        if tail.is_empty() || head.is_empty() { "" } else { &format!("; {tail} is not scored") };
+    Ok(Some(format!("{rule}{end}")))
 }
 
 /// Reads a text or a dataset; the dataset's recorded tokenizer must be the model's.
@@ -210,7 +248,8 @@ fn score(
         let task = path.display().to_string();
         tasks.extend(accuracy.map(|accuracy| TaskScore { task, accuracy }));
     }
-    Ok(rank.is_first().then_some(EvalScores { model, data, validation, tasks }))
+    let prompts = eval_data.prompts.clone();
+    Ok(rank.is_first().then_some(EvalScores { model, data, validation, tasks, prompts }))
 }
 
 impl EvalData {
@@ -291,6 +330,9 @@ impl fmt::Display for EvalScores {
             let Accuracy { questions, acc, acc_norm } = accuracy;
             let questions = Count(*questions).with_noun("question");
             write!(f, "\n{task}: acc {acc:.4} | acc_norm {acc_norm:.4} | {questions}")?;
+        }
+        if let Some(rule) = &self.prompts {
+            write!(f, "\nprompts {}", base::escape_control(rule))?;
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use base::progress::{Progress, Unit};
 use checkpoint::hf::{self, HfConfig};
 use checkpoint::{self, Index, tokenizer};
 use comm::LauncherEnv;
+use data::tokenizer::BYTES;
 use engine::{Frozen, StateSlice};
 use manifest::{self, Family, Loaded, Manifest, Position};
 use std::path::{Path, PathBuf};
@@ -77,7 +78,12 @@ pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
     let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
     let replicas = (!gridded).then(|| format!("topology.data={ranks}"));
     let sets: Vec<String> = replicas.into_iter().chain(options.sets.iter().cloned()).collect();
-    Ok(Opened { source, loaded: manifest::for_inference(&m, &sets)?, run })
+    let mut loaded = manifest::for_inference(&m, &sets)?;
+    // A name, which the manifest would take for a path.
+    if m.data.tokenizer.as_deref() == Some(Path::new(BYTES)) {
+        loaded.manifest.data.tokenizer = m.data.tokenizer;
+    }
+    Ok(Opened { source, loaded, run })
 }
 
 fn find_checkpoint(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
@@ -89,8 +95,7 @@ fn find_checkpoint(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
 
 fn hugging_face(folder: &Path) -> anyhow::Result<(Source, Manifest)> {
     let HfConfig { family, model, .. } = hf::read_config(folder)?;
-    let tokenizer = folder.join(hf::TOKENIZER);
-    let tokenizer = tokenizer.exists().then(|| tokenizer.canonicalize()).transpose();
+    let tokenizer = hf::tokenizer_in(folder).map(|path| path.canonicalize()).transpose();
     let mut m = Manifest::for_model(&model);
     m.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
     Ok((Source::HuggingFace { folder: folder.into(), family }, m))

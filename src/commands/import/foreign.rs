@@ -1,23 +1,28 @@
 //! Imports a run of another trainer: its checkpoint becomes the checkpoint of the same step in a new
 //! run, with AdamW's states, the number of updates, the learning rates and the place in the data.
 
-use super::{one_line, quoted, run_name};
+use super::{new_manifest, one_line, quoted, run_name};
 use crate::new_checkpoint::{whole_share, write};
 use anyhow::Context;
 use base::output::Existing;
-use base::{Bytes, Count, Problems};
+use base::{Bytes, Count, DType, Problems};
 use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::disk::Disk;
 use checkpoint::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
-use checkpoint::{self, Progress, Share, State, WrittenPart};
+use checkpoint::{self, Progress, Share, State, WrittenPart, validate};
 use data::indexed::index_path;
-use engine::{MASTER, MODEL, ScaleState, StateSpec, model_dtype, optimizer_rule, saved_shape};
+use engine::{
+    MASTER, MODEL, SECOND, ScaleState, StateSpec, model_dtype, optimizer_rule, saved_shape,
+};
 use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
 use train::{last_checkpoint, resume, saving};
+
+/// Split of the layers among the stages.
+const LAYER_SPLIT: &str = "topology.layer_split";
 
 /// Result of an import: the checkpoint that was found, and the one that was written.
 pub struct ImportedRun {
@@ -126,7 +131,7 @@ pub fn import_run(
     }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
     let run = std::path::absolute(run).with_context(|| format!("cannot find {}", run.display()))?;
-    let (text, loaded) = new_manifest(foreign.description(), &run, &choices.sets)?;
+    let (text, loaded) = manifest_of(foreign.description(), &run, &choices.sets)?;
     let m = &loaded.manifest;
     adamw(m)?;
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
@@ -164,7 +169,7 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
             "{model}\nprecision: bf16\ndata: {{train: corpus}}\nbatch: {{micro: 1, global: 512}}\n\
              lr: {{peak: 3e-5}}\ntrain: {{steps: 1000}}\n"
         );
-        return Ok(manifest::parse(&text, &from.display().to_string(), run, sets)?);
+        return Ok(new_manifest(&text, &from.display().to_string(), run, sets)?.1);
     }
     let choices = Choices { sets: sets.to_vec(), ..Choices::default() };
     let foreign = foreign::open(from, format, &choices)?;
@@ -180,7 +185,7 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
     for row in examples {
         found.settings.set(row.key, row.example, "an example");
     }
-    Ok(new_manifest(&found, run, sets)?.1)
+    Ok(manifest_of(&found, run, sets)?.1)
 }
 
 /// An error that lists the settings that the folder does not have.
@@ -196,12 +201,17 @@ fn wanted(found: &RunDescription) -> Problems {
 
 /// Manifest of the new run: its text, and the parsed manifest. Includes the settings of the command
 /// line.
-fn new_manifest(
+fn manifest_of(
     found: &RunDescription,
     run: &Path,
     sets: &[String],
-) -> anyhow::Result<(String, Loaded)> {
+) -> Result<(String, Loaded), Problems> {
     let from = one_line(&found.folder);
+    let mut settings = found.settings.clone();
+    // The split of the files is that of their number of stages.
+    if settings.get(LAYER_SPLIT).is_some() && foreign::asked(sets, "topology.pipeline").is_some() {
+        settings.set(LAYER_SPLIT, "balanced", "--set topology.pipeline");
+    }
     let text = format!(
         "\
 # The run of {} in {from}, from step {} on: {} samples were trained.
@@ -218,13 +228,10 @@ log:
         found.samples,
         one_line(&run.display().to_string()),
         quoted(run_name(run)),
-        found.settings.yaml(),
+        settings.yaml(),
         quoted(&run.display().to_string()),
     );
-    let path = run.join(manifest::IN_FOLDER).display().to_string();
-    let text = manifest::rewrite(&text, &path, run, sets)?;
-    let loaded = manifest::parse(&text, &path, run, &[])?;
-    Ok((text, loaded))
+    new_manifest(&text, &found.folder, run, sets)
 }
 
 /// Fails unless the optimizer is AdamW, whose states were found.
@@ -274,7 +281,11 @@ fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
         state.loss_scale = Some(ScaleState { updates, skipped: state.skipped_updates, ..scale });
     }
     state.imported = Some(format!("{} in {}", found.trainer, found.folder));
-    Ok(state)
+    let mut problems = Problems::default();
+    for what in validate::numbers(state.lr, state.loss_scale) {
+        problems.add(found.folder.clone(), what, "import an earlier step");
+    }
+    Ok(problems.or(state)?)
 }
 
 /// Writes the checkpoint, one state of one parameter at a time, each into its own file.
@@ -294,7 +305,7 @@ fn save(
             for kept in states.iter().copied() {
                 let request = Request { model: &m.model, param, shape: &shape, state: kept };
                 let values = foreign.read(request)?;
-                check_finite(&values, param, kept)?;
+                check_values(&values, param, kept)?;
                 let whole = WholeState { number, param, shape: &shape, values: &values, kept };
                 parts.push(whole.write(m, disk, staging, state)?);
             }
@@ -303,10 +314,23 @@ fn save(
     })
 }
 
-fn check_finite(values: &[f32], param: &Param, kept: AdamState) -> Result<(), Problems> {
-    let Some(at) = values.iter().position(|value| !value.is_finite()) else { return Ok(()) };
-    let what = format!("the {} holds a number that is not finite, number {at}", kept.name());
+/// Fails on values that no update writes.
+fn check_values(values: &[f32], param: &Param, kept: AdamState) -> Result<(), Problems> {
+    let found = validate::values(saved_name(kept), DType::F32, bytemuck::cast_slice(values));
+    if found.is_empty() {
+        return Ok(());
+    }
+    let what = format!("the {} has {}", kept.name(), found.join(", "));
     Err(Problems::one(param.name.clone(), what, "import an earlier step"))
+}
+
+/// Name of a state in checkpoints.
+fn saved_name(kept: AdamState) -> &'static str {
+    match kept {
+        AdamState::Master => MASTER,
+        AdamState::FirstMoment => "first_moment",
+        AdamState::SecondMoment => SECOND,
+    }
 }
 
 /// State of a whole parameter.
@@ -328,11 +352,9 @@ impl WholeState<'_> {
         state: &State,
     ) -> anyhow::Result<WrittenPart> {
         let WholeState { number, param, shape, values, kept } = *self;
-        let (rounded, wanted): (_, &[&str]) = match kept {
-            AdamState::Master => (model_dtype(m.precision).halves(values), &[MASTER, MODEL]),
-            AdamState::FirstMoment => (None, &["first_moment"]),
-            AdamState::SecondMoment => (None, &["second_moment"]),
-        };
+        let rounded = model_dtype(m.precision).halves(values).filter(|_| kept == AdamState::Master);
+        let wanted =
+            |name: &str| name == saved_name(kept) || name == MODEL && kept == AdamState::Master;
         let states = optimizer_rule(m).states(&param.spec).into_iter();
         let share = |spec: StateSpec| {
             let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
@@ -341,8 +363,7 @@ impl WholeState<'_> {
             };
             whole_share(number, param, shape, spec, bytes)
         };
-        let shares: Vec<Share> =
-            states.filter(|spec| wanted.contains(&spec.name)).map(share).collect();
+        let shares: Vec<Share> = states.filter(|spec| wanted(spec.name)).map(share).collect();
         checkpoint::write_part(disk, staging, number, &shares, state)
     }
 }

@@ -1,16 +1,17 @@
 //! Starts a run from Hugging Face weights: into the run of a manifest, or into a new run's folder
 //! with a manifest made from config.json.
 
-use super::{one_line, quoted, run_name};
+use super::{new_manifest, one_line, quoted, run_name};
 use crate::divergence::{self, Divergence};
 use crate::new_checkpoint::{WholeWeight, save_weights};
 use anyhow::Context;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
-use base::{DType, Problems};
+use base::{DType, Problems, output};
 use checkpoint::atomic_folder::{self, FolderKind};
+use checkpoint::disk::Disk;
 use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
-use checkpoint::{self, DataId};
+use checkpoint::{self, DataId, safetensors};
 use engine::{model_dtype, saved_shape};
 use launch::run_folder::FolderLock;
 use manifest::{self, Loaded, Manifest, Model};
@@ -72,8 +73,19 @@ pub fn import_into(
     reference: Option<&Path>,
 ) -> anyhow::Result<Imported> {
     let m = &loaded.manifest;
-    let _lock = FolderLock::take(&m.log.folder)?;
+    let lock = FolderLock::take(&m.log.folder)?;
+    import_locked(from, loaded, reference).inspect_err(|_| lock.remove_unused())
+}
+
+/// Like `import_into`, by the process that has locked the run's folder.
+fn import_locked(
+    from: &Path,
+    loaded: &Loaded,
+    reference: Option<&Path>,
+) -> anyhow::Result<Imported> {
+    let m = &loaded.manifest;
     let checkpoints = saving::folder(m);
+    output::name_removed(&checkpoint::clean(&Disk::default(), &checkpoints)?);
     if let Some(found) = checkpoint::latest(&checkpoints)? {
         let what = format!("the run has a checkpoint already: {}", found.folder.display());
         let remedy = "import into a new run: --set log.folder=DIR";
@@ -99,9 +111,8 @@ pub fn import_run(
     atomic_folder::check_vacant(to, FolderKind::Run, existing)?;
     let source = Source::open(from, read_config(from)?)?;
     let run = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
-    let name = run.join(manifest::IN_FOLDER).display().to_string();
-    let text = manifest::rewrite(&source.manifest(&run), &name, &run, sets)?;
-    let loaded = manifest::parse(&text, &name, &run, &[])?;
+    let made = source.manifest(&run);
+    let (text, loaded) = new_manifest(&made, &from.display().to_string(), &run, sets)?;
     if loaded.manifest.log.folder != run {
         let what = format!("log.folder is the folder of --output, {}", run.display());
         return Err(Problems::one("--set", what, "leave log.folder out").into());
@@ -134,6 +145,8 @@ struct Source<'a> {
     weights: Weights,
     /// Number of values of each type.
     types: BTreeMap<String, usize>,
+    /// Types of the tensors.
+    tensor_types: BTreeMap<String, String>,
 }
 
 impl Source<'_> {
@@ -145,7 +158,8 @@ impl Source<'_> {
         let needed: Vec<HfTensor> = layout.params().flat_map(tensors).collect();
         let types = weights.check(&needed, model.tied_head)?;
         weights.check_head(&needed, model.tied_head)?;
-        Ok(Source { from, config, weights, types })
+        let tensor_types = weights.types(&needed);
+        Ok(Source { from, config, weights, types, tensor_types })
     }
 
     /// Writes the weights as the checkpoint of step 0, a part of the model at a time.
@@ -166,6 +180,9 @@ impl Source<'_> {
         let mut state = saving::initial_state(loaded, data);
         let (family, from) = (self.config.family.name(), self.from.display());
         state.imported = Some(format!("Hugging Face {family} in {from}"));
+        let usual = safetensors::dtype_name(model_dtype(m.precision));
+        state.imported_types = self.tensor_types.clone();
+        state.imported_types.retain(|_, dtype| dtype != usual);
         let saved = save_weights(m, checkpoints, &state, &mut read)?;
         progress.finish();
         Ok(saved)
@@ -201,8 +218,9 @@ impl Source<'_> {
         let mut model = self.config.model.clone();
         model.seq_len = model.seq_len.min(LONGEST);
         let mut data = String::new();
-        if self.from.join(hf::TOKENIZER).exists() {
-            data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, hf::TOKENIZER);
+        let tokenizer = hf::tokenizer_in(self.from);
+        if let Some(name) = tokenizer.as_deref().and_then(Path::file_name) {
+            data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, name.display());
         }
         let eos = Companions::in_folder(self.from).token_ids().eos;
         let eos = eos.get(0).unwrap_or(&eos).as_u64().filter(|id| *id < model.vocab as u64);

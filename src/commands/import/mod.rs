@@ -3,6 +3,8 @@
 pub mod foreign;
 pub mod hugging_face;
 
+use base::Problems;
+use manifest::Loaded;
 use serde_json::Value;
 use std::path::Path;
 
@@ -12,6 +14,28 @@ fn run_name(run: &Path) -> &str {
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     let fits = !name.is_empty() && !name.starts_with('.') && name.len() <= 200;
     if fits && name.chars().all(plain) { name } else { "imported" }
+}
+
+/// Reads the manifest of a new run in the folder `run`, which an import of `from` would write: its text
+/// with `sets`, and its settings. No file has the text yet, so mistakes are those of the import.
+fn new_manifest(
+    text: &str,
+    from: &str,
+    run: &Path,
+    sets: &[String],
+) -> Result<(String, Loaded), Problems> {
+    let name = run.join(manifest::IN_FOLDER).display().to_string();
+    let read = |text: String| Ok((text.clone(), manifest::parse(&text, &name, run, &[])?));
+    manifest::rewrite(text, &name, run, sets).and_then(read).map_err(|mut problems: Problems| {
+        for problem in &mut problems.list {
+            let line = problem.place.strip_prefix(&name);
+            if line.is_some_and(|line| line.is_empty() || line.starts_with(':')) {
+                problem.place = from.to_string();
+                problem.remedy += " (--set KEY=VALUE)";
+            }
+        }
+        problems
+    })
 }
 
 /// Path for a comment of one line.

@@ -19,7 +19,8 @@ pub fn cut(
     mut chunk: impl FnMut(Chunk) -> bool,
 ) -> Result<()> {
     let whole = options.whole_texts && input.format == Format::Text;
-    let skip_long = options.rules.skip_invalid && input.format != Format::Text;
+    let has_lines = !matches!(input.format, Format::Text | Format::Paragraphs);
+    let skip_long = options.rules.skip_invalid && has_lines;
     let (mut stream, position) = input.open(&options.rules.key)?;
     let (mut bytes, mut first_line) = (Vec::new(), 1);
     let mut searched = 0; // bytes known to hold no boundary
@@ -40,7 +41,11 @@ pub fn cut(
             continue;
         }
         if end.is_none() && bytes.len() >= LONGEST {
-            let unit = if whole { "text" } else { "line" };
+            let unit = match input.format {
+                Format::Paragraphs => "paragraph",
+                _ if whole => "text",
+                _ => "line",
+            };
             let what = format!("a {unit} of more than {}", Bytes(LONGEST as u64));
             let remedy = "cut it into several documents, or see whether --format is right";
             let place = format!("{}:{first_line}", input.place());
@@ -108,14 +113,23 @@ fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Re
     Ok(at < end)
 }
 
-/// Last position for a cut: after a line. Within text only between two lines that end and start
-/// with an ASCII letter or digit, where every pattern ends a piece on both sides of the line break.
+/// Last position for a cut: after a line. Between paragraphs after an empty line. Within text only
+/// between two lines that end and start with an ASCII letter or digit, where every pattern ends a piece
+/// on both sides of the line break.
 fn boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
     let mut end = bytes.len();
     loop {
         let at = from + bytes[from..end].iter().rposition(|byte| *byte == b'\n')?;
         let plain = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphanumeric);
-        if format != Format::Text || (at > 0 && plain(at - 1) && plain(at + 1)) {
+        let ends_document = match format {
+            Format::Text => at > 0 && plain(at - 1) && plain(at + 1),
+            Format::Paragraphs => {
+                let space = bytes[..at].iter().rposition(|byte| !byte.is_ascii_whitespace());
+                bytes[space.map_or(0, |last| last + 1)..at].contains(&b'\n')
+            }
+            _ => true,
+        };
+        if ends_document {
             return Some(at + 1);
         }
         end = at;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
+use super::names::{self, Name};
 use base::Problems;
 
 /// Format of a file.
@@ -18,8 +19,14 @@ pub enum Format {
     Text,
     /// One document per line, verbatim.
     Lines,
-    /// Table with a header and a document per row; the byte separates fields.
-    Csv(u8),
+    /// Documents between empty lines.
+    Paragraphs,
+    /// Table with a header and a document per row. Fields may be in quotes.
+    Csv,
+    /// The same with tabs, in which quotes are letters.
+    Tsv,
+    /// The same with tabs, in which fields may be in quotes.
+    QuotedTsv,
     /// Table with named columns and a document per row.
     Parquet,
 }
@@ -52,15 +59,17 @@ pub struct FileSelection {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CorpusFiles {
     pub inputs: Vec<Input>,
-    /// Ignored paths with the reason: links to files that are read already, and other kinds of nodes.
+    /// Notes on what was found: files that describe or hide, splits by name, and ignored paths with the
+    /// reason (links to files that are read already, and other kinds of nodes).
     pub notes: Vec<String>,
 }
 
-/// Files of `paths`, in order. A folder means all files of a known format below it, sorted by name; `-`
-/// means standard input. A file with several paths is read once.
+/// Files of `paths`, in order. A folder means all files of a known format below it, sorted by name, but
+/// for those that describe a dataset or are hidden (`names`); `-` means standard input. A file with
+/// several paths is read once.
 pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles> {
     let mut problems = Problems::default();
-    let mut search = Search { selection, seen: HashMap::new(), found: CorpusFiles::default() };
+    let mut search = Search::new(selection);
     for path in paths {
         if path.as_os_str() == "-" {
             let format = selection.format.unwrap_or(Format::JsonLines);
@@ -70,11 +79,7 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
         let place = path.display().to_string();
         match std::fs::metadata(path) {
             Ok(about) if about.is_dir() => {
-                let before = search.found.clone();
-                let mut others = BTreeMap::new();
-                search.folder(path, &about, &mut others)?;
-                if search.found == before {
-                    let (what, remedy) = search.nothing(&others);
+                if let Some((what, remedy)) = search.top_folder(path, &about)? {
                     problems.add(place, what, remedy);
                 }
             }
@@ -97,7 +102,12 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
         let what = format!("nothing is left to read: {}", search.found.notes.join("; "));
         problems.add(place, what, "name other files");
     }
-    problems.or(search.found).map_err(Into::into)
+    let Search { mut found, mut left_out, .. } = search;
+    let is_read =
+        |path: &PathBuf| found.inputs.iter().any(|input| input.path.as_ref() == Some(path));
+    left_out.retain(|path| !is_read(path));
+    found.notes.splice(0..0, names::note(&left_out));
+    problems.or(found).map_err(Into::into)
 }
 
 /// Walk through folders that ends even with cyclic links.
@@ -106,13 +116,42 @@ struct Search<'a> {
     /// The path of each file and folder by its device and inode.
     seen: HashMap<(u64, u64), PathBuf>,
     found: CorpusFiles,
+    /// Files and folders that were left out because of their names.
+    left_out: Vec<PathBuf>,
+    /// Files of other kinds in the present top folder, by their ending.
+    others: BTreeMap<String, usize>,
+    /// Texts of the present top folder that describe others.
+    cards: Vec<PathBuf>,
 }
 
-/// Files of other kinds, by their ending.
-type Others = BTreeMap<String, usize>;
-
 impl Search<'_> {
-    fn folder(&mut self, folder: &Path, about: &Metadata, others: &mut Others) -> Result<()> {
+    fn new(selection: &FileSelection) -> Search<'_> {
+        let (seen, found) = (HashMap::new(), CorpusFiles::default());
+        let (left_out, others, cards) = Default::default();
+        Search { selection, seen, found, left_out, others, cards }
+    }
+
+    /// Adds the files of a folder that the user names. Returns the problem and remedy if it has none.
+    fn top_folder(&mut self, path: &Path, about: &Metadata) -> Result<Option<(String, String)>> {
+        let (first, notes) = (self.found.inputs.len(), self.found.notes.len());
+        (self.others, self.cards) = Default::default();
+        self.folder(path, about)?;
+        let cards = std::mem::take(&mut self.cards);
+        if self.found.inputs.len() > first {
+            self.left_out.extend(cards);
+            let paths = self.found.inputs[first..].iter().filter_map(|input| input.path.as_deref());
+            self.found.notes.extend(names::splits(path, paths));
+            return Ok(None);
+        }
+        // A folder of nothing else is one of texts with such names.
+        for card in cards {
+            self.file(&card, std::fs::metadata(&card));
+        }
+        let is_empty = self.found.inputs.len() == first && self.found.notes.len() == notes;
+        Ok(is_empty.then(|| self.nothing()))
+    }
+
+    fn folder(&mut self, folder: &Path, about: &Metadata) -> Result<()> {
         if !self.is_new(folder, about) {
             return Ok(());
         }
@@ -126,26 +165,39 @@ impl Search<'_> {
         for path in paths {
             let about = std::fs::metadata(&path);
             if let Some(about) = about.as_ref().ok().filter(|about| about.is_dir()) {
-                self.folder(&path, about, others)?;
-                continue;
-            }
-            let Some(input) = self.in_folder(&path) else {
-                *others.entry(ending(&path)).or_default() += 1;
-                continue;
-            };
-            match about {
-                Ok(about) if !about.is_file() => {
-                    let note = format!("{} is not a file: left out", path.display());
-                    self.found.notes.push(note);
+                match names::of_folder(&path) {
+                    Name::Data => self.folder(&path, about)?,
+                    _ => self.left_out.push(path),
                 }
-                // A broken link is reported when it is opened.
-                about => self.take(input, &path, about.as_ref().ok()),
+            } else if self.in_folder(&path).is_none() {
+                *self.others.entry(ending(&path)).or_default() += 1;
+            } else {
+                match names::of_file(&path, !self.selection.endings.is_empty()) {
+                    Name::Data => self.file(&path, about),
+                    Name::Card => self.cards.push(path),
+                    Name::NoData => self.left_out.push(path),
+                }
             }
         }
         Ok(())
     }
 
-    /// Adds a file of a folder, if it is wanted.
+    /// Adds a file of a folder.
+    fn file(&mut self, path: &Path, about: std::io::Result<Metadata>) {
+        match about {
+            Ok(about) if !about.is_file() => {
+                self.found.notes.push(format!("{} is not a file: left out", path.display()));
+            }
+            // A broken link is reported when it is opened.
+            about => {
+                if let Some(input) = self.in_folder(path) {
+                    self.take(input, path, about.as_ref().ok());
+                }
+            }
+        }
+    }
+
+    /// File of a folder, if it is wanted.
     fn in_folder(&self, path: &Path) -> Option<Input> {
         let FileSelection { format, endings } = self.selection;
         if endings.is_empty() {
@@ -164,8 +216,8 @@ impl Search<'_> {
     }
 
     /// Problem of a folder without wanted files.
-    fn nothing(&self, others: &Others) -> (String, String) {
-        let mut most: Vec<(&String, &usize)> = others.iter().collect();
+    fn nothing(&self) -> (String, String) {
+        let mut most: Vec<(&String, &usize)> = self.others.iter().collect();
         most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let named = most.iter().filter(|(ending, _)| !ending.is_empty()).take(4);
         let named: Vec<String> = named.map(|(end, count)| format!("{count} .{end}")).collect();
@@ -178,7 +230,9 @@ impl Search<'_> {
         };
         let first = most.first().map_or("py", |(ending, _)| ending.as_str());
         let remedy = format!("name their endings: --ext {first}");
-        (format!("the folder holds no {kinds}, plain or compressed{has}"), remedy)
+        let left_out = names::note(&self.left_out).map(|note| format!("; {note}"));
+        let left_out = left_out.unwrap_or_default();
+        (format!("the folder holds no {kinds}, plain or compressed{has}{left_out}"), remedy)
     }
 
     /// Whether it is the first path to the file; otherwise adds a note.
@@ -217,8 +271,8 @@ fn ending(path: &Path) -> String {
 fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
     let ending = ending(path);
     let by_name = match ending.as_str() {
-        "csv" => Some(Format::Csv(b',')),
-        "tsv" => Some(Format::Csv(b'\t')),
+        "csv" => Some(Format::Csv),
+        "tsv" => Some(Format::Tsv),
         "parquet" => Some(Format::Parquet),
         ending if JSON_ENDINGS.contains(&ending) => Some(Format::JsonLines),
         ending if TEXT_ENDINGS.contains(&ending) => Some(Format::Text),

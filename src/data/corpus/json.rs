@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
+use base::json::{FiniteJson, without_place};
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 
@@ -16,12 +17,30 @@ pub struct Invalid {
 
 /// Remedy for a damaged line.
 const MEND: &str = "repair the file, or pass --skip-invalid to skip such lines";
+/// Remedies for a byte that is not UTF-8 and is the first that is not ASCII.
+const CONVERT_LATIN: &str = "convert it from its encoding: iconv -f LATIN1 -t UTF-8 FILE > NEW; or \
+                             pass --skip-invalid to skip such lines";
+const CONVERT_WINDOWS: &str = "convert it from its encoding: iconv -f WINDOWS-1252 -t UTF-8 FILE > \
+                               NEW; or pass --skip-invalid to skip such lines";
 /// Maximum number of fields listed.
 pub const LISTED: usize = 12;
 
 impl Invalid {
     pub fn damaged(what: impl Into<String>) -> Invalid {
         Invalid { what: what.into(), remedy: MEND }
+    }
+
+    /// Text in another encoding, or damaged: whether it is UTF-8 up to a byte that is not.
+    pub fn not_utf8(text: &[u8], unit: &str) -> Invalid {
+        let good = std::str::from_utf8(text).map_or_else(|error| error.valid_up_to(), str::len);
+        let has_c1 = text[good..].iter().any(|byte| (0x80..0xa0).contains(byte));
+        let remedy = match () {
+            () if !text[..good].is_ascii() => MEND,
+            () if has_c1 => CONVERT_WINDOWS,
+            () => CONVERT_LATIN,
+        };
+        let byte = text.get(good).copied().unwrap_or_default();
+        Invalid { what: format!("the {unit} is not UTF-8: byte {byte:#04x}"), remedy }
     }
 }
 
@@ -35,21 +54,31 @@ impl<'k> Field<'k> {
         Field { key }
     }
 
-    /// Text of the field, or the problem with the line.
+    /// Text of the field, or the problem with the line. Other fields may hold anything that Python's
+    /// `json` writes.
     pub fn text<'l>(&self, line: &'l [u8]) -> Result<Cow<'l, str>, Invalid> {
+        let (text, strict) = match self.find(line) {
+            Ok(found) => return found.ok_or_else(|| self.absent(line)),
+            Err(strict) => (FiniteJson::new(line), strict),
+        };
+        let error = match self.find(&text.text) {
+            Ok(Some(found)) => return Ok(found.into_owned().into()),
+            Ok(None) => return Err(self.absent(&text.text)),
+            Err(error) if text.text != line => error,
+            Err(_) => strict,
+        };
+        if std::str::from_utf8(line).is_err() {
+            return Err(Invalid::not_utf8(line, "line"));
+        }
+        let column = text.column(1, error.column());
+        let what = without_place(&error).replace("null,", "null or NaN,");
+        Err(Invalid::damaged(format!("{what}, at column {column}")))
+    }
+
+    fn find<'l>(&self, line: &'l [u8]) -> serde_json::Result<Option<Cow<'l, str>>> {
         let mut json = serde_json::Deserializer::from_slice(line);
-        let found = Object(self.key).deserialize(&mut json);
-        let found = found.and_then(|found| json.end().map(|()| found));
-        let found = found.map_err(|error| {
-            if std::str::from_utf8(line).is_err() {
-                return Invalid::damaged("the line is not UTF-8");
-            }
-            let (text, column) = (error.to_string(), error.column());
-            // serde_json counts lines within its input, so this is always 1.
-            let text = text.split(" at line ").next().unwrap_or_default();
-            Invalid::damaged(format!("{text}, at column {column}"))
-        })?;
-        found.ok_or_else(|| self.absent(line))
+        let found = Object(self.key).deserialize(&mut json)?;
+        json.end().map(|()| found)
     }
 
     fn absent(&self, line: &[u8]) -> Invalid {
@@ -63,6 +92,15 @@ impl<'k> Field<'k> {
                       such lines";
         Invalid { what, remedy }
     }
+}
+
+/// Whether `lines` begin with an object that ends in a later line.
+pub fn spans_lines(lines: &[u8]) -> bool {
+    let FiniteJson { text, .. } = FiniteJson::new(lines);
+    let mut values = serde_json::Deserializer::from_slice(&text).into_iter::<IgnoredAny>();
+    let is_whole = values.next().is_some_and(|value| value.is_ok());
+    let first = text[..values.byte_offset()].trim_ascii();
+    is_whole && first.starts_with(b"{") && first.contains(&b'\n')
 }
 
 /// Writes a line with one field, whose name is JSON already. Bytes that are not UTF-8 are left for

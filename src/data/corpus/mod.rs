@@ -4,7 +4,9 @@
 //! Independent of tokens.
 
 mod files;
+mod names;
 mod open;
+mod compression;
 mod position;
 mod csv;
 #[cfg(feature = "parquet")]
@@ -17,6 +19,7 @@ pub use files::{CorpusFiles, FileSelection, Format, Input, find};
 pub use pipeline::{ReadProgress, in_order};
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use anyhow::Result;
 
@@ -73,22 +76,55 @@ impl Chunk {
         }
         let field = Field::new(&rules.key);
         let mut skipped = self.skipped;
-        for (line, number) in self.bytes.split(|byte| *byte == b'\n').zip(self.first_line..) {
-            if line.iter().all(u8::is_ascii_whitespace) {
-                continue;
-            }
+        for (bytes, number) in self.pieces() {
             let text = match self.format {
-                Format::Lines | Format::Text => plain(line),
-                Format::Csv(_) => csv::text(&field, line),
-                Format::JsonLines | Format::Parquet => field.text(line),
+                Format::Lines | Format::Paragraphs | Format::Text => plain(bytes),
+                Format::Csv | Format::Tsv | Format::QuotedTsv => csv::text(&field, bytes),
+                Format::JsonLines | Format::Parquet => field.text(bytes),
             };
             match text {
                 Ok(text) => document(&text)?,
                 Err(_) if rules.skip_invalid => skipped += 1,
-                Err(invalid) => return Err(self.invalid(number, invalid)),
+                Err(invalid) => return Err(self.invalid(number, self.not_lines(number, invalid))),
             }
         }
         Ok(skipped)
+    }
+
+    /// Bytes of each document, with the number of its first line: lines, or groups of lines between
+    /// empty ones.
+    fn pieces(&self) -> Vec<(&[u8], u64)> {
+        let is_empty = |line: &[u8]| line.iter().all(u8::is_ascii_whitespace);
+        let lines = self.bytes.split(|byte| *byte == b'\n').zip(self.first_line..);
+        if self.format != Format::Paragraphs {
+            return lines.filter(|(line, _)| !is_empty(line)).collect();
+        }
+        let mut pieces: Vec<(Range<usize>, u64)> = Vec::new();
+        let (mut start, mut is_open) = (0, false);
+        for (line, number) in lines {
+            let end = start + line.len();
+            match pieces.last_mut() {
+                _ if is_empty(line) => is_open = false,
+                Some((piece, _)) if is_open => piece.end = end,
+                _ => {
+                    pieces.push((start..end, number));
+                    is_open = true;
+                }
+            }
+            start = end + 1;
+        }
+        pieces.into_iter().map(|(piece, number)| (&self.bytes[piece], number)).collect()
+    }
+
+    /// Names JSON that is not in lines, instead of what is wrong with its first line.
+    fn not_lines(&self, number: u64, invalid: Invalid) -> Invalid {
+        let before = (number - self.first_line) as usize;
+        let rest = self.bytes.splitn(before + 1, |byte| *byte == b'\n').last();
+        if self.format != Format::JsonLines || !rest.is_some_and(json::spans_lines) {
+            return invalid;
+        }
+        let what = "an object over several lines, and not JSON lines".into();
+        Invalid { what, remedy: "write one object per line: jq -c . FILE > FILE.jsonl" }
     }
 
     fn text(
@@ -108,7 +144,8 @@ impl Chunk {
             Err(error) => {
                 let good = &self.bytes[..error.valid_up_to()];
                 let line = good.iter().filter(|byte| **byte == b'\n').count() as u64;
-                Err(self.invalid(self.first_line + line, Invalid::damaged("the text is not UTF-8")))
+                let invalid = Invalid::not_utf8(&self.bytes, "text");
+                Err(self.invalid(self.first_line + line, invalid))
             }
         }
     }
@@ -118,9 +155,9 @@ impl Chunk {
     }
 }
 
-/// Line of plain text, without its ending.
+/// Lines of plain text, without the ending of the last one.
 fn plain(line: &[u8]) -> Result<Cow<'_, str>, Invalid> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = std::str::from_utf8(line).map(Cow::from);
-    text.map_err(|_| Invalid::damaged("the line is not UTF-8"))
+    text.map_err(|_| Invalid::not_utf8(line, "line"))
 }

@@ -2,14 +2,16 @@
 //! not text, and converts tables (CSV, Parquet) to JSON lines of the wanted column.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::io::{Cursor, Read};
 
 use anyhow::{Context, Result};
 
-use super::csv::CsvLines;
+use super::chunks::read_error;
+use super::csv::{CsvLines, Table};
 use super::position::{Counted, Position};
-use super::{Format, Input};
+use super::{Format, Input, compression};
 use base::Problems;
+use base::json::BYTE_ORDER_MARK;
 
 /// Bytes inspected; the magic of tar ends at 262.
 const HEAD: usize = 512;
@@ -24,50 +26,29 @@ impl Input {
             #[cfg(not(feature = "parquet"))]
             return Err(Problems::without(path.display().to_string(), "Parquet", "").into());
         }
-        let raw: Box<dyn Read> = match &self.path {
+        let inner: Box<dyn Read> = match &self.path {
             Some(path) => Box::new(
                 File::open(path).with_context(|| format!("cannot open {}", path.display()))?,
             ),
             None => Box::new(std::io::stdin()),
         };
-        let counted = Counted { inner: raw, position: position.clone() };
-        let buffered = BufReader::with_capacity(1 << 18, counted);
-        let text = self.decompressed(buffered)?;
-        let (head, text) = self.peek(text)?;
+        let counted = Counted { inner, position: position.clone() };
+        let failed = |error| read_error(error, &format!("cannot read {}", self.place()));
+        let mut text = compression::decompressed(counted, &self.place()).map_err(failed)?;
+        let mut head = Vec::new();
+        text.by_ref().take(HEAD as u64).read_to_end(&mut head).map_err(failed)?;
         let array = head.trim_ascii_start().starts_with(b"[") && self.format == Format::JsonLines;
         if let Some((what, remedy)) = not_text(&head).or(array.then_some(ARRAY)) {
             return Err(Problems::one(self.place(), what, remedy).into());
         }
-        Ok(match self.format {
-            Format::Csv(delimiter) => {
-                (Box::new(CsvLines::open(text, delimiter, key, &self.place())?), position)
-            }
-            _ => (text, position),
+        if head.starts_with(BYTE_ORDER_MARK) {
+            head.drain(..BYTE_ORDER_MARK.len());
+        }
+        let text = Cursor::new(head).chain(text);
+        Ok(match Table::for_format(self.format) {
+            Some(table) => (Box::new(CsvLines::open(text, table, key, &self.place())?), position),
+            None => (Box::new(text), position),
         })
-    }
-
-    fn decompressed(&self, mut buffered: BufReader<Counted>) -> Result<Box<dyn Read>> {
-        let start = buffered.fill_buf().with_context(|| format!("cannot read {}", self.place()))?;
-        let is = |magic: &[u8]| start.starts_with(magic);
-        Ok(if is(&[0x1f, 0x8b]) {
-            Box::new(flate2::bufread::MultiGzDecoder::new(buffered))
-        } else if is(&[0x28, 0xb5, 0x2f, 0xfd]) {
-            Box::new(Frames { source: Some(buffered), decoder: None })
-        } else if is(b"\xfd7zXZ\0") {
-            Box::new(lzma_rust2::XzReader::new(buffered, true))
-        } else if is(b"BZh") && start.get(4..10) == Some(b"1AY&SY") {
-            Box::new(bzip2::bufread::MultiBzDecoder::new(buffered))
-        } else {
-            Box::new(buffered)
-        })
-    }
-
-    /// First bytes, and a reader of all bytes.
-    fn peek(&self, mut text: Box<dyn Read>) -> Result<(Vec<u8>, Box<dyn Read>)> {
-        let mut head = Vec::new();
-        let read = text.by_ref().take(HEAD as u64).read_to_end(&mut head);
-        read.with_context(|| format!("cannot read {}", self.place()))?;
-        Ok((head.clone(), Box::new(Cursor::new(head).chain(text))))
     }
 }
 
@@ -77,46 +58,54 @@ const ARRAY: (&str, &str) = (
     "write its elements one a line: jq -c '.[]' FILE > FILE.jsonl",
 );
 
-/// Problem and remedy for a file that is not text.
+/// Formats that are not text in UTF-8: place and bytes of their magic, name, remedy.
+const OTHERS: [(usize, &[u8], &str, &str); 20] = [
+    (0, b"PAR1", "is a Parquet file, not text", "let its name end in .parquet"),
+    (0, b"ARROW1", "is an Arrow file, not text", "write it as Parquet, and name that file"),
+    (0, b"\xff\xff\xff\xff", "is an Arrow stream, not text", ARROW),
+    (0, b"\xff\xfe\0\0", "is UTF-32 text", UTF_32),
+    (0, b"\0\0\xfe\xff", "is UTF-32 text", UTF_32),
+    (0, b"\xff\xfe", "is UTF-16 text", UTF_16),
+    (0, b"\xfe\xff", "is UTF-16 text", UTF_16),
+    (257, b"ustar", "is a tar archive, not text", "unpack it: tar xf, then name the folder"),
+    (0, b"PK\x03\x04", "is a zip archive, not text", "unpack it, then name the folder"),
+    (0, b"7z\xbc\xaf\x27\x1c", "is a 7z archive", "unpack it: 7z x FILE, then name the folder"),
+    (0, b"\x04\x22\x4d\x18", "is compressed by lz4, which is not read", "unpack it: lz4 -d FILE"),
+    (
+        0,
+        b"\x02\x21\x4c\x18",
+        "is compressed by lz4 -l, which is not read",
+        "unpack it: lz4 -d FILE",
+    ),
+    (0, b"\xff\x06\0\0sNaPpY", "is compressed by snappy, which is not read", "unpack it"),
+    (0, b"\x1f\x9d", "is compressed by compress, which is not read", "unpack it: gzip -d FILE"),
+    (0, b"LZIP\x01", "is compressed by lzip, which is not read", "unpack it: lzip -d FILE"),
+    (0, b"\x5d\0\0", "is compressed by lzma, which is not read", "unpack it: xz -d FILE"),
+    (0, b"\x89HDF", "is an HDF5 file, not text", "write its text as JSON lines first"),
+    (0, b"\x93NUMPY", "is a NumPy array, not text", "name the text that it was made from"),
+    (0, b"%PDF-", "is a PDF, not text", "extract its text: pdftotext FILE"),
+    (0, b"\x7fELF", "is a program, not text", "leave it out"),
+];
+
+const UTF_32: &str = "convert it: iconv -f UTF-32 -t UTF-8 FILE > NEW";
+const UTF_16: &str = "convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW";
+const UTF_16_LE: &str = "convert it: iconv -f UTF-16LE -t UTF-8 FILE > NEW";
+const UTF_16_BE: &str = "convert it: iconv -f UTF-16BE -t UTF-8 FILE > NEW";
+/// Remedy for what `Dataset.save_to_disk` writes.
+const ARROW: &str = "in Python: datasets.load_from_disk(FOLDER)[\"train\"].to_parquet(FILE)";
+
+/// Problem and remedy for a file that is not text in UTF-8.
 fn not_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
-    let kinds: [(usize, &[u8], &str, &str); 5] = [
-        (0, b"PAR1", "is a Parquet file, not text", "let its name end in .parquet"),
-        (257, b"ustar", "is a tar archive, not text", "unpack it: tar xf, then name the folder"),
-        (0, b"PK\x03\x04", "is a zip archive, not text", "unpack it, then name the folder"),
-        (0, b"\x89HDF", "is an HDF5 file, not text", "write its text as JSON lines first"),
-        (0, b"\x7fELF", "is a program, not text", "leave it out"),
-    ];
     let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
-    let found = kinds.iter().find(|(at, magic, ..)| is(*at, magic));
-    found.map(|(_, _, what, remedy)| (*what, *remedy))
+    let found = OTHERS.iter().find(|(at, magic, ..)| is(*at, magic));
+    let found = found.map(|(_, _, what, remedy)| (*what, *remedy));
+    found
+        .or_else(|| is_utf_16(head, 1).then_some(("is UTF-16 text", UTF_16_LE)))
+        .or_else(|| is_utf_16(head, 0).then_some(("is UTF-16 text", UTF_16_BE)))
 }
 
-type Decoder<R> = ruzstd::decoding::StreamingDecoder<R, ruzstd::decoding::FrameDecoder>;
-
-/// Consecutive Zstandard frames, as written by parallel compressors.
-struct Frames<R: BufRead> {
-    source: Option<R>,
-    decoder: Option<Box<Decoder<R>>>,
-}
-
-impl<R: BufRead> Read for Frames<R> {
-    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
-        loop {
-            if let Some(decoder) = &mut self.decoder {
-                let read = decoder.read(out)?;
-                if read > 0 || out.is_empty() {
-                    return Ok(read);
-                }
-                let done = self.decoder.take().expect("there a moment ago");
-                self.source = Some(done.into_inner());
-            }
-            let Some(mut source) = self.source.take() else { return Ok(0) };
-            if source.fill_buf()?.is_empty() {
-                self.source = Some(source);
-                return Ok(0);
-            }
-            let decoder = Decoder::new(source).map_err(std::io::Error::other)?;
-            self.decoder = Some(Box::new(decoder));
-        }
-    }
+/// Whether byte `nul` of each pair is 0 and the other one is not: Latin text without a byte order mark.
+fn is_utf_16(head: &[u8], nul: usize) -> bool {
+    let mut pairs = head.chunks_exact(2);
+    pairs.len() >= 2 && pairs.all(|pair| pair[nul] == 0 && pair[1 - nul] != 0)
 }

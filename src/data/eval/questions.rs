@@ -9,8 +9,11 @@ use super::packed::{Packed, Sequence};
 use crate::tokenizer::{Encoder, Tokenizer};
 use anyhow::Result;
 use base::{Problems, WrongInput, input};
-use serde::{Deserialize, Serialize};
+use serde::de::{IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
 
 /// Maximum number of wrong lines listed.
@@ -46,6 +49,9 @@ pub struct QuestionEncoder<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Token before an answer whose question has no tokens.
     pub eod: Option<u32>,
+    /// Whether prompts begin with the tokens that the tokenizer's template puts before a text
+    /// (`add_bos_token` of the harness).
+    pub add_bos_token: bool,
     /// Tokens per sample; longer questions are truncated at their start.
     pub seq_len: usize,
     /// Vocabulary size of the model.
@@ -129,7 +135,8 @@ impl QuestionEncoder<'_> {
 
     /// Tokens of question and answer, divided as in the harness: the answer has the tokens of both
     /// together that follow the number of tokens of the question alone. Spaces at the end of the
-    /// question belong to the answer.
+    /// question belong to the answer. Tokens that the template puts after a text are left out: an answer
+    /// continues the question, and an end is not a part of it.
     fn sequence(
         &self,
         encoder: &mut Encoder,
@@ -138,9 +145,11 @@ impl QuestionEncoder<'_> {
     ) -> Result<Sequence, Wrong> {
         let whole_text = format!("{question} {answer}");
         let question = question.trim_end();
+        let template = self.tokenizer.head();
+        let head = if self.add_bos_token { template } else { &[] };
         let mut ids = |text: &str| {
-            let mut ids = Vec::new();
-            let known = encoder.encode(text, &mut ids);
+            let mut ids = head.to_vec();
+            let known = encoder.encode_text(text, &mut ids);
             known.map_err(|error| wrong(error.to_string(), "use the model's own tokenizer"))?;
             Ok::<_, Wrong>(ids)
         };
@@ -151,7 +160,7 @@ impl QuestionEncoder<'_> {
         }
         if before == 0 {
             let none = || wrong("the question is empty", "name data.eod.token, to begin with");
-            tokens.insert(0, self.eod.ok_or_else(none)?);
+            tokens.insert(0, template.first().copied().or(self.eod).ok_or_else(none)?);
         }
         if scored > self.seq_len {
             let what = format!("an answer of {scored} tokens in samples of {}", self.seq_len);
@@ -179,12 +188,12 @@ const FORMATS: &str = "write HellaSwag's ctx, endings, label; ARC's question, ch
 impl Text {
     /// Parses a line in the format that its keys indicate.
     fn parse(line: &[u8]) -> Result<Text, Wrong> {
-        let read = serde_json::from_slice::<Value>(line);
-        let row = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
+        let read = base::json::from_python::<Row>(line);
+        let Row(row) = read.map_err(|error| wrong(format!("not JSON: {error}"), FORMATS))?;
         let text = match () {
-            () if row.get("endings").is_some() => Text::hellaswag(&row)?,
-            () if row.get("choices").is_some() => Text::arc(&row)?,
-            () if row.get("goal").is_some() => Text::piqa(&row)?,
+            () if row.contains_key("endings") => Text::hellaswag(&row)?,
+            () if row.contains_key("choices") => Text::arc(&row)?,
+            () if row.contains_key("goal") => Text::piqa(&row)?,
             () => return Err(wrong("neither endings, nor choices, nor goal is there", FORMATS)),
         };
         let Text { answers, right, .. } = &text;
@@ -199,21 +208,22 @@ impl Text {
     }
 
     /// With activity_label, ctx_a and ctx_b as published; otherwise with ctx alone.
-    fn hellaswag(row: &Value) -> Result<Text, Wrong> {
-        let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
+    fn hellaswag(row: &Fields) -> Result<Text, Wrong> {
+        let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| field(row, key).as_str());
         let question = match parts {
             [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
             _ => string(row, "ctx")?.to_string(),
         };
-        let answers = strings(&row["endings"], "endings")?;
+        let answers = strings(field(row, "endings"), "endings")?;
         let answers = answers.into_iter().map(without_marks).collect();
         Ok(Text { question: without_marks(&question), answers, right: number(row, "label")? })
     }
 
-    fn arc(row: &Value) -> Result<Text, Wrong> {
+    fn arc(row: &Fields) -> Result<Text, Wrong> {
         let question = format!("Question: {}\nAnswer:", string(row, "question")?);
-        let answers = strings(&row["choices"]["text"], "choices.text")?;
-        let labels = strings(&row["choices"]["label"], "choices.label")?;
+        let choices = field(row, "choices");
+        let answers = strings(&choices["text"], "choices.text")?;
+        let labels = strings(&choices["label"], "choices.label")?;
         let key = string(row, "answerKey")?;
         let right = labels.iter().position(|label| *label == key);
         let none = || wrong(format!("answerKey {key:?} is not in choices.label"), "");
@@ -221,7 +231,7 @@ impl Text {
         Ok(Text { question, answers, right: right.ok_or_else(none)? })
     }
 
-    fn piqa(row: &Value) -> Result<Text, Wrong> {
+    fn piqa(row: &Fields) -> Result<Text, Wrong> {
         let question = format!("Question: {}\nAnswer:", string(row, "goal")?);
         let answers = ["sol1", "sol2"].map(|key| string(row, key).map(str::to_string));
         let [first, second] = answers;
@@ -229,8 +239,60 @@ impl Text {
     }
 }
 
-fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
-    row[key].as_str().ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), FORMATS))
+/// Fields of the formats that are read.
+const KEYS: [&str; 12] = [
+    "activity_label",
+    "answerKey",
+    "choices",
+    "ctx",
+    "ctx_a",
+    "ctx_b",
+    "endings",
+    "goal",
+    "label",
+    "question",
+    "sol1",
+    "sol2",
+];
+
+type Fields = BTreeMap<String, Value>;
+
+/// Object of a line, without other fields than `KEYS`, whatever they hold.
+struct Row(Fields);
+
+impl<'de> Deserialize<'de> for Row {
+    fn deserialize<D: Deserializer<'de>>(json: D) -> Result<Row, D::Error> {
+        json.deserialize_map(Row(Fields::new()))
+    }
+}
+
+impl<'de> Visitor<'de> for Row {
+    type Value = Row;
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Row, A::Error> {
+        while let Some(key) = map.next_key::<String>()? {
+            if KEYS.contains(&key.as_str()) {
+                self.0.insert(key, map.next_value()?);
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// Value of a field; null if it is absent.
+fn field<'v>(row: &'v Fields, key: &str) -> &'v Value {
+    row.get(key).unwrap_or(&Value::Null)
+}
+
+fn string<'v>(row: &'v Fields, key: &str) -> Result<&'v str, Wrong> {
+    let value = field(row, key);
+    value.as_str().ok_or_else(|| wrong(format!("{key} is {value}, not text"), FORMATS))
 }
 
 fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
@@ -239,8 +301,8 @@ fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
 }
 
 /// Number from 0 on, possibly written as text.
-fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
-    let value = &row[key];
+fn number(row: &Fields, key: &str) -> Result<usize, Wrong> {
+    let value = field(row, key);
     let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
     let none = || wrong(format!("{key} is {value}, not the number of an answer"), FORMATS);
     number.map(|number| number as usize).ok_or_else(none)
@@ -298,6 +360,41 @@ mod tests {
         assert_eq!(parse(arc), text("Question: Why?\nAnswer:", &["a", "b", "c"], 2));
         let piqa = r#"{"goal": "Sit", "sol1": "on", "sol2": "under", "label": 1}"#;
         assert_eq!(parse(piqa), text("Question: Sit\nAnswer:", &["on", "under"], 1));
+    }
+
+    /// With a template `<s> $A </s>` the harness adds nothing, or the first token; the last is not scored.
+    #[cfg(feature = "tokenizers")]
+    #[test]
+    fn an_answer_has_no_token_of_the_template() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/data/tokenizers");
+        let tokenizer = Tokenizer::load(&Path::new(folder).join("saved/template.json")).unwrap();
+        let (seq_len, vocab) = (40, tokenizer.vocab());
+        let sequence = |add_bos_token, question: &str| {
+            let eod = None;
+            let tokenizer = &tokenizer;
+            let how = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
+            how.sequence(&mut Encoder::small(tokenizer), question, "the house").unwrap()
+        };
+        let ids = tokenizer.encode("the cat the house");
+        let (whole, answer) = (&ids[1..ids.len() - 1], tokenizer.encode(" the house").len() - 2);
+        let plain = sequence(false, "the cat");
+        assert_eq!((&plain.tokens[..], plain.scored), (whole, answer));
+        let first = sequence(true, "the cat");
+        assert_eq!((&first.tokens[..], first.scored), (&ids[..ids.len() - 1], answer));
+        assert_eq!(sequence(false, "").tokens[0], 340, "an empty question is the first token");
+    }
+
+    /// Python writes numbers that are not finite; JavaScript cuts strings within a character.
+    #[test]
+    fn other_fields_may_hold_anything() {
+        let line = r#"{"score": NaN, "goal": "Sit", "meta": {"p": [1, -Infinity, 1e999]},
+            "cut": "\ud83d", "sol1": "on", "sol2": "under", "label": 1, "last": Infinity}"#;
+        let piqa = text("Question: Sit\nAnswer:", &["on", "under"], 1);
+        assert_eq!(Text::parse(line.as_bytes()).unwrap(), piqa);
+        let (what, _) = Text::parse(br#"{"goal": NaN, "sol1": "a", "label": 0}"#).unwrap_err();
+        assert_eq!(what, "goal is null, not text");
+        let (what, _) = Text::parse(b"[1]").unwrap_err();
+        assert!(what.contains("expected a JSON object"), "{what}");
     }
 
     #[test]

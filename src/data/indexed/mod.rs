@@ -9,6 +9,7 @@
 //! Does not know samples, nor what a token means.
 
 pub mod digest;
+mod missing;
 mod read;
 mod write;
 
@@ -96,8 +97,13 @@ pub fn tokens_path(prefix: &Path) -> PathBuf {
     with_ending(prefix, ".bin")
 }
 
+/// Path `PREFIX.tokenizer`, of the tokenizer's record.
+pub fn record_path(prefix: &Path) -> PathBuf {
+    with_ending(prefix, ".tokenizer")
+}
+
 /// A path with an ending appended: a prefix may contain dots.
-pub(super) fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
+fn with_ending(prefix: &Path, ending: &str) -> PathBuf {
     let mut path = prefix.as_os_str().to_owned();
     path.push(ending);
     path.into()

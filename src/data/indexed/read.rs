@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::map::{Access, Mapped};
+use super::missing::missing;
 use super::{HEADER, MAGIC, TokenType, index_path, tokens_path};
 use base::{Count, Problems};
 
@@ -422,27 +423,6 @@ impl Check<'_> {
         self.index.copy(HEADER + 12 * header.sequences + 8 * header.bounds, &mut modes)?;
         Ok(Some(modes.into_iter().map(|mode| mode as i8).collect()))
     }
-}
-
-/// Problem of a missing dataset; lists the datasets next to it or in it.
-fn missing(prefix: &Path, path: &Path) -> Problems {
-    let folder = if prefix.is_dir() { Some(prefix) } else { prefix.parent() };
-    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
-    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut found: Vec<String> = files
-        .map(|file| file.path())
-        .filter(|path| path.extension().is_some_and(|ending| ending == "idx"))
-        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
-        .collect();
-    found.sort();
-    found.truncate(8);
-    let remedy = if found.is_empty() {
-        "give the PREFIX of a PREFIX.bin and PREFIX.idx".to_string()
-    } else {
-        format!("{} holds: {}", folder.display(), found.join(", "))
-    };
-    let what = format!("is not a dataset: {} does not exist", path.display());
-    Problems::one(prefix.display().to_string(), what, remedy)
 }
 
 const REBUILD: &str = "the index is damaged: copy it again from its source, or build it again";

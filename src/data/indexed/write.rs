@@ -1,14 +1,20 @@
 //! Writes datasets: tokens are streamed into `PREFIX.bin.partial`, the index follows at the end.
-//! Both are renamed only when they are complete and on disk (`base::output`).
+//! Both, and the tokenizer's record, are renamed only when they are complete and on disk, the index
+//! last (`base::output::FileSet`).
 
 use std::io::{BufWriter, IntoInnerError, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Indexed, MAGIC, TokenType, index_path, tokens_path};
-use base::output::{self, Existing, Output};
+use super::{Indexed, MAGIC, TokenType, index_path, record_path, tokens_path};
+use base::output::{self, Existing, FileSet, Output};
 use base::progress::Progress;
+
+/// Files of a dataset. Nothing is read without the index.
+fn files(prefix: &Path) -> FileSet {
+    FileSet::new([tokens_path(prefix), record_path(prefix), index_path(prefix)])
+}
 
 /// Writer of one dataset. Removes its files if dropped before `finish`.
 pub struct Writer {
@@ -23,8 +29,28 @@ pub struct Writer {
     tokens: u64,
 }
 
+/// Minimum number of tokens in a share for which documents are cut.
+const SHORTEST_SHARE: usize = 64;
+
+/// Sequences of one that is cut.
+struct Pieces {
+    /// Tokens that are cut into `count` equal sequences, and those of one more behind them.
+    front: u64,
+    count: u64,
+    tail: u64,
+}
+
+impl Pieces {
+    fn lengths(&self) -> impl Iterator<Item = i32> {
+        let Pieces { front, count, tail } = *self;
+        let bound = move |i| front * i / count;
+        let equal = (0..count).map(move |i| bound(i + 1) - bound(i));
+        equal.chain([tail]).filter(|length| *length > 0).map(|length| length as i32)
+    }
+}
+
 impl Writer {
-    /// Starts `prefix.bin` and `prefix.idx`. Fails if they exist or if another process is writing
+    /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails if they exist or if another process is writing
     /// them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
         Writer::over(prefix, token_type, Existing::Refused)
@@ -34,6 +60,7 @@ impl Writer {
     pub fn over(prefix: &Path, token_type: TokenType, existing: Existing) -> Result<Writer> {
         assert!(!matches!(token_type, TokenType::F64 | TokenType::Float), "tokens are integers");
         output::names_a_file(prefix)?;
+        files(prefix).repair()?;
         if existing == Existing::Refused {
             output::is_free(&tokens_path(prefix))?;
             output::is_free(&index_path(prefix))?;
@@ -131,6 +158,43 @@ impl Writer {
         Ok(())
     }
 
+    /// Cuts documents into sequences, so that `parts` equal parts can be made of them by their number:
+    /// the last tokens, one of `parts` shares, are a whole number of sequences, and the others are
+    /// `parts − 1` times as many. Returns false, without a cut, if there are enough sequences, or too
+    /// few tokens.
+    pub fn cut(&mut self, parts: usize) -> bool {
+        let enough = self.tokens >= (parts * SHORTEST_SHARE) as u64;
+        if self.lengths.len() >= parts || !enough {
+            return false;
+        }
+        let front = self.tokens - self.tokens / parts as u64;
+        let (mut at, mut tail) = (0, 0);
+        let mut pieces: Vec<Pieces> = Vec::with_capacity(self.lengths.len());
+        for length in &self.lengths {
+            let length = *length as u64;
+            let front = front.saturating_sub(at).min(length);
+            at += length;
+            tail += usize::from(front < length);
+            pieces.push(Pieces { front, count: u64::from(front > 0), tail: length - front });
+        }
+        if front < 2 * ((parts - 1) * tail) as u64 {
+            return false;
+        }
+        let missing = (parts - 1) * tail - pieces.iter().filter(|piece| piece.count > 0).count();
+        for _ in 0..missing {
+            let longest = pieces.iter_mut().max_by_key(|piece| piece.front / piece.count.max(1));
+            longest.expect("there are tokens").count += 1;
+        }
+        let ends = pieces.iter().scan(0, |count, pieces| {
+            *count += pieces.lengths().count() as i64;
+            Some(*count)
+        });
+        let bounds: Vec<i64> = std::iter::once(0).chain(ends).collect();
+        self.documents.iter_mut().for_each(|bound| *bound = bounds[*bound as usize]);
+        self.lengths = pieces.iter().flat_map(Pieces::lengths).collect();
+        true
+    }
+
     /// Tokens written so far.
     pub fn tokens(&self) -> u64 {
         self.tokens
@@ -140,18 +204,23 @@ impl Writer {
         &self.prefix
     }
 
+    /// Sequences written so far.
+    pub fn sequences(&self) -> u64 {
+        self.lengths.len() as u64
+    }
+
     /// Documents written so far.
     pub fn documents(&self) -> u64 {
         self.documents.len() as u64 - 1
     }
 
-    /// Writes the index and renames both files.
+    /// Writes the index and renames both files. The record of an older dataset is removed.
     pub fn finish(self) -> Result<()> {
         self.finish_with(None)
     }
 
-    /// Writes the index and renames both files and a third one: all or none of them.
-    pub fn finish_with(mut self, third: Option<Output>) -> Result<()> {
+    /// Writes the index and renames both files and the tokenizer's record: all or none of them.
+    pub fn finish_with(mut self, record: Option<Output>) -> Result<()> {
         let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
         self.out.flush().with_context(|| self.failed(&tokens))?;
         let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
@@ -159,8 +228,8 @@ impl Writer {
         let whole = |error: IntoInnerError<_>| error.into_error();
         let failed = self.failed(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
-        let outputs: Vec<Output> = two.into_iter().chain(third).collect();
-        output::finish(outputs).context(failed)
+        let outputs: Vec<Output> = two.into_iter().chain(record).collect();
+        files(&self.prefix).finish(outputs).context(failed)
     }
 
     fn write_index(&self, out: &mut impl Write) -> std::io::Result<()> {
@@ -185,5 +254,73 @@ impl Writer {
 
     fn failed(&self, path: &Path) -> String {
         format!("writing {} failed; nothing of it is kept", path.display())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::split::split;
+    use base::rng;
+    use manifest::DataRule;
+    use std::ops::Range;
+
+    /// Writes documents of these lengths, and cuts them into 20 parts.
+    fn cut(folder: &Path, documents: &[usize]) -> Indexed {
+        let prefix = folder.join("cut");
+        let mut writer = Writer::over(&prefix, TokenType::U16, Existing::Replaced).unwrap();
+        for length in documents {
+            if *length > 0 {
+                writer.sequence(&vec![1; *length]).unwrap();
+            }
+            writer.end_document();
+        }
+        writer.cut(20);
+        writer.finish().unwrap();
+        Indexed::open(&prefix).unwrap()
+    }
+
+    #[test]
+    fn the_tail_of_few_documents_is_held_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let one = cut(folder.path(), &[2003]);
+        assert_eq!((one.documents(), one.sequences()), (1, 20));
+        assert!(one.lengths()[..19].iter().all(|length| length.abs_diff(100) <= 1));
+        assert_eq!(one.lengths()[19], 100);
+        // The last twentieth, 527 tokens, begins 13 tokens behind the start of a document.
+        let several = cut(folder.path(), &[10_000, 125, 125, 125, 0, 165]);
+        assert_eq!((several.documents(), several.sequences()), (6, 80));
+        assert_eq!(several.lengths()[76..], [112, 125, 125, 165][..]);
+        for whole in [vec![1279], vec![100; 20], vec![0]] {
+            let sequences = whole.iter().filter(|length| **length > 0).count();
+            assert_eq!(cut(folder.path(), &whole).sequences(), sequences);
+        }
+    }
+
+    #[test]
+    fn splits_hold_out_the_last_tokens_of_any_few_documents() {
+        let (folder, mut drawn) = (tempfile::tempdir().unwrap(), 0);
+        let mut below = |n| {
+            drawn += 1;
+            rng::below(rng::key(3, "cut"), drawn, n) as usize
+        };
+        for _ in 0..100 {
+            let count = 1 + below(18);
+            let mut documents: Vec<usize> = (0..count).map(|_| below(300)).collect();
+            documents[below(count as u64)] += 1280 + below(9000);
+            let dataset = cut(folder.path(), &documents);
+            let total: usize = documents.iter().sum();
+            let tokens = |part: Range<usize>| {
+                dataset.lengths()[part].iter().map(|length| *length as usize).sum::<usize>()
+            };
+            for (document, length) in documents.iter().enumerate() {
+                assert_eq!(tokens(dataset.document(document)), *length);
+            }
+            for rule in [DataRule::MegatronCore, DataRule::MegatronDeepSpeed] {
+                let [train, valid, test] = split(rule, "95,5,0", dataset.sequences()).unwrap();
+                assert_eq!((tokens(valid), tokens(test)), (total / 20, 0), "{documents:?}");
+                assert_eq!(tokens(train), total - total / 20);
+            }
+        }
     }
 }

@@ -2,34 +2,45 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
+use base::Problems;
 use serde_json::Value;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::{BYTES, json};
+use super::BYTES;
+use super::files::{self, TokenizerFile, read};
+use super::pair::Settings;
 
 /// XXH3 of a tokenizer, in 16 hexadecimal digits. A tokenizer.json is read as JSON, so that spaces,
 /// the order of keys, `truncation` and `padding` (which transformers adds when it saves) and the two
-/// spellings of a merge do not count. GPT-2's vocab.json and merges.txt count byte by byte.
+/// spellings of a merge do not count. GPT-2's vocab.json and merges.txt count byte by byte, with the
+/// settings beside them that change their ids, and files that only other programs read byte by byte.
 pub fn digest(path: &Path) -> Result<String> {
     if path == Path::new(BYTES) {
         return Ok(hex(xxh3_64(BYTES.as_bytes())));
     }
-    let files = json::files(path)?;
-    let mut contents = Vec::new();
-    for file in &files {
-        contents
-            .push(std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?);
-    }
-    if let [text] = &contents[..]
-        && let Ok(mut value) = serde_json::from_slice(text)
-    {
+    let TokenizerFile { path, json, merges } = match files::open(path) {
+        Err(error) if error.is::<Problems>() => return digest_bytes(path, error),
+        opened => opened?,
+    };
+    let Some((_, merges)) = merges else {
+        let mut value = Value::Object(json);
         normalise(&mut value);
         return Ok(hex(xxh3_64(value.to_string().as_bytes())));
-    }
+    };
     let mut hash = Xxh3::new();
-    contents.iter().for_each(|bytes| hash.update(bytes));
+    hash.update(&read(&path)?);
+    hash.update(merges.as_bytes());
+    hash.update(&Settings::read(&path, &json).digest_bytes(&json));
     Ok(hex(hash.digest()))
+}
+
+/// Digest of a file of another format; the `error` of reading it if there is none.
+fn digest_bytes(path: &Path, error: anyhow::Error) -> Result<String> {
+    match &files::files(path)?[..] {
+        [file] => Ok(hex(xxh3_64(&read(&file.path)?))),
+        _ => Err(error),
+    }
 }
 
 fn hex(digest: u64) -> String {
@@ -77,7 +88,7 @@ mod tests {
 
         // GPT-2's pair of files: the merges count as well.
         let pair = |merges: &str| {
-            fs::write(folder.path().join("vocab.json"), "{}").unwrap();
+            fs::write(folder.path().join("vocab.json"), r#"{"a": 0}"#).unwrap();
             fs::write(folder.path().join("merges.txt"), merges).unwrap();
             digest(&folder.path().join("vocab.json")).unwrap()
         };

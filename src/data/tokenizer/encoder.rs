@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use anyhow::Result;
 
+use super::added::Part;
 use super::{Bpe, Rules, Tokenizer};
 
 /// Encoder of one thread, with its cache of pieces.
@@ -67,46 +68,59 @@ impl<'a> Encoder<'a> {
         self
     }
 
-    /// Appends the ids of `text` to `ids`. Byte-level BPE never fails; a Hugging Face tokenizer may have
-    /// no token for a word.
+    /// Appends the ids of a document, with those that the tokenizer's template adds. Byte-level BPE never
+    /// fails; a Hugging Face tokenizer may have no token for a word.
     pub fn encode(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
-        match &self.tokenizer.rules {
-            Rules::Bpe(bpe) if bpe.prefix_space && !text.is_empty() && !text.starts_with(' ') => {
-                self.encode_more(&format!(" {text}"), ids)
-            }
-            _ => self.encode_more(text, ids),
-        }
+        self.append(text, true, false, ids)
+    }
+
+    /// Appends the ids of text, without those of the template.
+    pub fn encode_text(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+        self.append(text, false, false, ids)
     }
 
     /// Appends the ids of text that continues the previous text: no space is put before it.
     pub fn encode_more(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
+        self.append(text, true, true, ids)
+    }
+
+    fn append(
+        &mut self,
+        text: &str,
+        template: bool,
+        continues: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
         let bpe = match &self.tokenizer.rules {
             Rules::Bpe(bpe) => bpe,
             #[cfg(feature = "tokenizers")]
-            Rules::HuggingFace(hf) => return hf.encode(text, self.parse_special, ids),
+            Rules::HuggingFace(hf) => return hf.encode(text, self.parse_special, template, ids),
         };
-        let mut rest = text;
-        while let Some((at, content, id)) = self.next_special(rest) {
-            self.ordinary(bpe, &rest[..at], ids);
-            ids.push(id);
-            rest = &rest[at + content.len()..];
+        let _ = template; // byte-level BPE here has none
+        if !bpe.added.is_active(self.parse_special) {
+            self.ordinary(bpe, text, continues, ids);
+            return Ok(());
         }
-        self.ordinary(bpe, rest, ids);
+        bpe.added.split(text, self.parse_special, &mut |part| match part {
+            Part::Token(id) => ids.push(id),
+            Part::Text(range) => {
+                let continues = continues && range.start == 0;
+                self.ordinary(bpe, &text[range], continues, ids);
+            }
+        });
         Ok(())
     }
 
-    /// First special token in `text`, and the longest of several that start there.
-    fn next_special(&self, text: &str) -> Option<(usize, &'a str, u32)> {
-        if !self.parse_special {
-            return None;
+    /// Encodes text without added tokens.
+    fn ordinary(&mut self, bpe: &Bpe, text: &str, continues: bool, ids: &mut Vec<u32>) {
+        if bpe.prefix_space && !continues && !text.is_empty() && !text.starts_with(' ') {
+            self.pieces(bpe, &format!(" {text}"), ids);
+        } else {
+            self.pieces(bpe, text, ids);
         }
-        let found = self.tokenizer.special.iter().filter_map(|(content, id)| {
-            text.find(content.as_str()).map(|at| (at, content.as_str(), *id))
-        });
-        found.min_by_key(|(at, content, _)| (*at, std::cmp::Reverse(content.len())))
     }
 
-    fn ordinary(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
+    fn pieces(&mut self, bpe: &Bpe, text: &str, ids: &mut Vec<u32>) {
         let mut at = 0;
         while at < text.len() {
             let end = bpe.pre_tokenizer.end(text, at);

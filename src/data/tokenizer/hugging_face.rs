@@ -1,35 +1,58 @@
-//! Tokenizers that are not byte-level BPE with a pattern known here, through Hugging Face's crate.
+//! Tokenizers that gptrain's own encoder does not implement, through Hugging Face's crate.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Result, anyhow};
+use serde_json::{Map, Value};
+use tokenizers::ModelWrapper;
 
 use super::Rules;
 use super::Tokenizer;
-use super::end_of_document::end_of_document;
-use base::Problems;
+use base::{Count, Problems};
 
 /// Hugging Face's tokenizer, twice: the first reads special tokens in text as ordinary text.
 #[derive(Clone, Debug)]
 pub struct HfTokenizer {
     ordinary: Arc<tokenizers::Tokenizer>,
     parsing: Arc<tokenizers::Tokenizer>,
+    /// Field because of which the crate encodes.
+    pub why: String,
+    /// Tokens that the template puts before and after a text.
+    pub head: Vec<u32>,
+    pub tail: Vec<u32>,
 }
 
-/// Reads a tokenizer.json. `why` names the feature that gptrain's own code lacks.
-pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
+/// Maximum number of times that rules of a file may lengthen a text. Published files stay below 3,000
+/// (ALBERT's: NFKD, a table of characters, and replacements).
+const MOST_GROWTH: f64 = 16384.0;
+/// Maximum number of tokens that a template may add to a text.
+const MOST_ADDED: usize = 4096;
+
+/// Reads a tokenizer.json. `why` names the field that gptrain's own encoder lacks.
+pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Tokenizer> {
+    let place = path.display().to_string();
+    check_growth(json, &place)?;
+    let text = serde_json::to_string(json)?;
     // The crate panics on some damaged files.
-    let read = catch_unwind(|| tokenizers::Tokenizer::from_file(path));
+    let read = catch_unwind(|| tokenizers::Tokenizer::from_str(&text));
     let read = read.unwrap_or_else(|_| Err("it cannot make sense of the file".into()));
     let mut parsing = read.map_err(|error| {
-        let what = format!("{why}, and Hugging Face's tokenizers says: {error}");
-        Problems::one(path.display().to_string(), what, "give another tokenizer.json")
+        let what = format!("its {why}, and Hugging Face's tokenizers says: {error}");
+        Problems::one(&place, what, "give another tokenizer.json")
     })?;
     // A dataset holds whole documents, so the file's truncation and padding are ignored.
     let _ = parsing.with_truncation(None);
     parsing.with_padding(None);
+    if let ModelWrapper::BPE(model) = parsing.get_model()
+        && model.dropout.is_some()
+    {
+        let mut model = model.clone();
+        model.dropout = None;
+        parsing.with_model(model);
+    }
     let mut ordinary = parsing.clone();
     ordinary.set_encode_special_tokens(true);
     let mut special: Vec<(String, u32)> = parsing
@@ -41,18 +64,38 @@ pub fn load(path: &Path, why: &str) -> Result<Tokenizer> {
     special.sort_by_key(|(_, id)| *id);
     let most = parsing.get_vocab(true).values().copied().max();
     let vocab = most.map_or(0, |most| most as usize + 1);
-    let hf = HfTokenizer { ordinary: Arc::new(ordinary), parsing: Arc::new(parsing) };
-    let mut tokenizer = Tokenizer { vocab, special, eod: None, rules: Rules::HuggingFace(hf) };
-    tokenizer.eod = end_of_document(&tokenizer, path);
-    Ok(tokenizer)
+    let (head, tail) = template(&ordinary);
+    let (ordinary, parsing) = (Arc::new(ordinary), Arc::new(parsing));
+    let rules = Rules::HuggingFace(HfTokenizer { ordinary, parsing, why, head, tail });
+    Ok(Tokenizer { vocab, special, eod: None, rules, notes: Vec::new() })
+}
+
+/// Tokens that the template puts before and after a text.
+fn template(tokenizer: &tokenizers::Tokenizer) -> (Vec<u32>, Vec<u32>) {
+    let encoded = ["a", "the", "1", "."].into_iter().find_map(|text| {
+        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)));
+        let encoding = encoding.ok()?.ok()?;
+        encoding.get_special_tokens_mask().contains(&0).then_some(encoding)
+    });
+    let Some(encoding) = encoded else { return (Vec::new(), Vec::new()) };
+    let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
+    let first = mask.iter().position(|added| *added == 0).unwrap_or(0);
+    let last = mask.iter().rposition(|added| *added == 0).unwrap_or(0);
+    (ids[..first].to_vec(), ids[last + 1..].to_vec())
 }
 
 impl HfTokenizer {
-    /// Appends the ids of a text, with those that the file's template adds (such as a first token), as
-    /// Megatron's preprocessing does. Fails if the vocabulary has no token for a word.
-    pub fn encode(&self, text: &str, parse_special: bool, ids: &mut Vec<u32>) -> Result<()> {
+    /// Appends the ids of a text; with `template`, also those that the file's template adds (such as a
+    /// first token), as Megatron's preprocessing does. Fails if the vocabulary has no token for a word.
+    pub fn encode(
+        &self,
+        text: &str,
+        parse_special: bool,
+        template: bool,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
         let tokenizer = if parse_special { &self.parsing } else { &self.ordinary };
-        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)));
+        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, template)));
         let encoding = encoding.unwrap_or_else(|_| Err("it cannot make sense of the text".into()));
         let encoding = encoding.map_err(|error| {
             let text: String = text.chars().take(40).collect();
@@ -66,4 +109,62 @@ impl HfTokenizer {
         let decoded = catch_unwind(AssertUnwindSafe(|| self.parsing.decode(ids, false)));
         decoded.ok().and_then(Result::ok).unwrap_or_else(|| "\u{fffd}".into())
     }
+
+    /// Id of a token by its spelling in the file.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        self.parsing.token_to_id(name)
+    }
+}
+
+/// Fails if the file's rules can turn a small text into one that no memory holds.
+fn check_growth(json: &Map<String, Value>, place: &str) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    let remedy = "it is damaged or hostile: give another tokenizer.json";
+    for key in ["normalizer", "decoder"] {
+        let factor = growth(json.get(key).unwrap_or(&Value::Null));
+        if factor > MOST_GROWTH {
+            let what = format!("its {key} can make a text {factor:.0} times as long");
+            problems.add(place, format!("{what} (the limit is {MOST_GROWTH})"), remedy);
+        }
+    }
+    let added = added(json.get("post_processor").unwrap_or(&Value::Null));
+    if added > MOST_ADDED {
+        let what = format!("its template adds {} tokens to each text", Count(added as u64));
+        problems.add(place, format!("{what} (the limit is {})", Count(MOST_ADDED as u64)), remedy);
+    }
+    problems.or(())
+}
+
+/// Upper bound of a text's growth, in bytes, by a normalizer or decoder.
+fn growth(rule: &Value) -> f64 {
+    let bytes = |value: &Value| value.as_str().map_or(0, str::len) as f64;
+    match rule["type"].as_str() {
+        Some("Sequence") => {
+            let steps = rule["normalizers"].as_array().or(rule["decoders"].as_array());
+            steps.into_iter().flatten().map(growth).product()
+        }
+        Some("Replace") => match bytes(&rule["pattern"]["String"]) {
+            // A regular expression may match one byte, or between two.
+            0.0 => 1.0 + bytes(&rule["content"]),
+            pattern => (bytes(&rule["content"]) / pattern).max(1.0),
+        },
+        Some("Prepend") => 1.0 + bytes(&rule["prepend"]),
+        // U+FDFA has 3 bytes, and 33 when decomposed.
+        Some("NFKC" | "NFKD") => 11.0,
+        Some("NFC" | "NFD" | "BertNormalizer") => 3.0,
+        Some("Precompiled") => 32.0,
+        Some("ByteLevel" | "Lowercase") => 2.0,
+        _ => 1.0,
+    }
+}
+
+/// Number of tokens that a post-processor adds to a text.
+fn added(rule: &Value) -> usize {
+    let ids = |piece: &Value| {
+        let name = piece["SpecialToken"]["id"].as_str().unwrap_or_default();
+        rule["special_tokens"][name]["ids"].as_array().map_or(0, Vec::len)
+    };
+    let own: usize = rule["single"].as_array().into_iter().flatten().map(ids).sum();
+    let parts = rule["processors"].as_array().into_iter().flatten().map(added);
+    own + parts.sum::<usize>()
 }

@@ -1,29 +1,36 @@
 //! Text to token ids and back: byte-level byte-pair encoding (GPT-2, BLOOM), read from a Hugging
-//! Face `tokenizer.json`, and trained here. Other tokenizers go through Hugging Face's crate.
+//! Face `tokenizer.json`, and trained here. A file with a field that is not implemented here
+//! (`byte_level` lists them) goes through Hugging Face's crate.
 //!
-//! Text is first cut into pieces (`pre_tokenizer`), the bytes of each piece are then merged pair by pair
-//! in the order the merges were learned (`merges`). Most pieces have been seen before: an `Encoder`
-//! remembers them.
+//! Added tokens are found first (`added`). The remaining text is cut into pieces (`pre_tokenizer`), and
+//! the bytes of each piece are merged pair by pair in the order the merges were learned (`merges`).
+//! Most pieces have been seen before: an `Encoder` remembers them.
 //!
 //! Independent of datasets and files of text.
 
 // A build without Hugging Face's crate has one kind of rules.
 #![cfg_attr(not(feature = "tokenizers"), allow(clippy::infallible_destructuring_match))]
 
+mod added;
+#[cfg(all(test, feature = "tokenizers"))]
+mod against_crate;
+mod byte_alphabet;
+mod byte_level;
 mod digest;
 mod encoder;
 mod end_of_document;
+mod files;
 #[cfg(feature = "tokenizers")]
 mod hugging_face;
 mod json;
 mod merges;
+mod pair;
 mod pre_tokenizer;
-mod byte_alphabet;
 mod train;
 
 pub use digest::digest;
 pub use encoder::Encoder;
-pub use json::files;
+pub use files::{MERGES, NamedFile, TOKENIZER, VOCAB, files, own_folder, settings};
 pub use train::{Trainer, Training};
 
 use std::collections::HashMap;
@@ -31,6 +38,8 @@ use std::path::Path;
 
 use anyhow::Result;
 
+use added::{AddedToken, AddedTokens};
+use byte_alphabet::ByteDecoder;
 #[cfg(feature = "tokenizers")]
 use hugging_face::HfTokenizer;
 use merges::Merges;
@@ -41,10 +50,12 @@ use pre_tokenizer::PreTokenizer;
 pub struct Tokenizer {
     /// Ids are below this.
     vocab: usize,
-    /// Special tokens, such as `<|endoftext|>`, by content.
+    /// Added tokens, such as `<|endoftext|>`, by content.
     special: Vec<(String, u32)>,
     eod: Option<u32>,
     rules: Rules,
+    /// Notes for the user on how the file is read.
+    notes: Vec<String>,
 }
 
 #[derive(Clone, Debug)]
@@ -68,19 +79,14 @@ struct Bpe {
     prefix_space: bool,
     /// Ids of whole tokens, if a piece that is a token is not merged byte by byte (`ignore_merges`).
     whole_pieces: Option<HashMap<Box<[u8]>, u32>>,
+    added: AddedTokens,
 }
 
 impl Tokenizer {
-    /// Reads a Hugging Face `tokenizer.json`, or a folder with one, or with GPT-2's `vocab.json`
-    /// and `merges.txt`. Hugging Face's crate reads all but byte-level BPE with a known pattern.
-    /// Mistakes in the files are `Problems`.
+    /// Tokenizer that a user or a file names: `bytes`, a Hugging Face `tokenizer.json` of any name, GPT-2's
+    /// vocab.json with merges.txt, or a folder that holds them. Mistakes in the files are `Problems`.
     pub fn load(path: &Path) -> Result<Tokenizer> {
-        json::load(path)
-    }
-
-    /// Tokenizer that a user names: a path, or `bytes`.
-    pub fn named(path: &Path) -> Result<Tokenizer> {
-        if path == Path::new(BYTES) { Ok(Tokenizer::byte_level()) } else { Tokenizer::load(path) }
+        if path == Path::new(BYTES) { Ok(Tokenizer::byte_level()) } else { json::load(path) }
     }
 
     /// Tokenizer whose tokens are the bytes; 256 ends a document.
@@ -94,9 +100,11 @@ impl Tokenizer {
             pre_tokenizer: PreTokenizer::Whole,
             prefix_space: false,
             whole_pieces: None,
+            added: AddedTokens::new(vec![AddedToken::special(256, END_OF_TEXT)])
+                .unwrap_or_default(),
         }));
         let special = vec![(END_OF_TEXT.into(), 256)];
-        Tokenizer { vocab: 257, special, eod: Some(256), rules }
+        Tokenizer { vocab: 257, special, eod: Some(256), rules, notes: Vec::new() }
     }
 
     /// Ids are below this.
@@ -109,11 +117,52 @@ impl Tokenizer {
         matches!(self.rules, Rules::Bpe(_))
     }
 
+    /// Name of the code that encodes, and the reason if it is Hugging Face's.
+    pub fn encoder(&self) -> String {
+        let other = |why| format!("Hugging Face's tokenizers, as its {why}");
+        self.why().map_or("gptrain".into(), other)
+    }
+
+    /// Field of the file because of which Hugging Face's crate encodes.
+    fn why(&self) -> Option<&str> {
+        match &self.rules {
+            Rules::Bpe(_) => None,
+            #[cfg(feature = "tokenizers")]
+            Rules::HuggingFace(hf) => Some(&hf.why),
+        }
+    }
+
+    /// Notes for the user on how the file is read.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Tokens that the file's template puts before each text.
+    pub fn head(&self) -> &[u32] {
+        match &self.rules {
+            Rules::Bpe(_) => &[],
+            #[cfg(feature = "tokenizers")]
+            Rules::HuggingFace(hf) => &hf.head,
+        }
+    }
+
+    /// Tokens that the file's template puts after each text.
+    pub fn tail(&self) -> &[u32] {
+        match &self.rules {
+            Rules::Bpe(_) => &[],
+            #[cfg(feature = "tokenizers")]
+            Rules::HuggingFace(hf) => &hf.tail,
+        }
+    }
+
     /// Whether text may be cut between two lines that end and start with a plain letter or digit,
     /// and encoded in parts, with the same ids.
     pub fn cuts_at_lines(&self) -> bool {
         match &self.rules {
-            Rules::Bpe(bpe) => bpe.pre_tokenizer != PreTokenizer::Whole || bpe.merges.is_empty(),
+            Rules::Bpe(bpe) => {
+                let pieces = bpe.pre_tokenizer != PreTokenizer::Whole || bpe.merges.is_empty();
+                pieces && bpe.added.cuts_at_lines()
+            }
             #[cfg(feature = "tokenizers")]
             Rules::HuggingFace(_) => false,
         }
@@ -124,22 +173,51 @@ impl Tokenizer {
         self.eod
     }
 
-    /// Id of a special token by its content.
+    /// Id of an added token by its content.
     pub fn special(&self, content: &str) -> Option<u32> {
         self.special.iter().find(|(name, _)| name == content).map(|(_, id)| *id)
     }
 
-    /// Special tokens, content and id.
+    /// Id of any token: by its content if it is an added one, else by its spelling in the file or by
+    /// its text.
+    pub fn token(&self, name: &str) -> Option<u32> {
+        let other = || match &self.rules {
+            Rules::Bpe(bpe) => {
+                let find = |text: &[u8]| bpe.bytes.iter().position(|b| b.as_deref() == Some(text));
+                let spelled = || find(&ByteDecoder::new().decode(name).ok()?);
+                spelled().or_else(|| find(name.as_bytes())).map(|id| id as u32)
+            }
+            #[cfg(feature = "tokenizers")]
+            Rules::HuggingFace(hf) => hf.token(name),
+        };
+        self.special(name).or_else(other)
+    }
+
+    /// Spelling of a token for a message.
+    pub fn name(&self, id: u32) -> String {
+        let added = self.special.iter().find(|(_, other)| *other == id);
+        added.map_or_else(|| self.decode(&[id]), |(name, _)| name.clone())
+    }
+
+    /// Added tokens, content and id.
     pub fn specials(&self) -> &[(String, u32)] {
         &self.special
     }
 
-    /// Ids of a text. Special tokens spelled out in it are ordinary text. Empty if a Hugging
+    /// Ids of a document. Special tokens spelled out in it are ordinary text. Empty if a Hugging
     /// Face tokenizer cannot encode the text.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         let mut ids = Vec::new();
         Encoder::small(self).encode(text, &mut ids).ok();
         ids
+    }
+
+    /// Ids of a text that is to be continued: with the tokens that the template puts before it, without
+    /// those that it puts after it.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = self.head().to_vec();
+        Encoder::small(self).encode_text(text, &mut ids)?;
+        Ok(ids)
     }
 
     /// Text of some ids; bytes that are not UTF-8 become U+FFFD, as do unused ids.

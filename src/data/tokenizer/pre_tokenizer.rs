@@ -22,6 +22,10 @@ pub const BLOOM: &str = " ?[^(\\s|[.,!?…。，、।۔،])]+";
 pub const GPT2: &str =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
+/// Pattern of Qwen2's tokenizers, by Hugging Face's crate.
+pub const QWEN2: &str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| \
+                         ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
+
 impl PreTokenizer {
     /// End of the piece that starts at `at`, a character boundary before the end of the text.
     #[inline]

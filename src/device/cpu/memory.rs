@@ -12,7 +12,7 @@ use super::math::{narrow, widen};
 use crate::tensor::Element;
 use crate::{Home, Out, OutOfMemory, Tensor};
 use base::memory::available;
-use base::{Bytes, DType};
+use base::{Bytes, DType, Moment};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use memmap2::MmapMut;
@@ -20,7 +20,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::time::Instant;
 
 /// Elements that an op processes at a time: five blocks fit into the L1 cache.
 pub(super) const BLOCK: usize = 512;
@@ -334,16 +333,16 @@ pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
 
 /// Downloads in flight, oldest first. On the CPU they complete at once.
 #[derive(Default)]
-pub(super) struct Downloads(RefCell<VecDeque<(Vec<u8>, Instant)>>);
+pub(super) struct Downloads(RefCell<VecDeque<(Vec<u8>, Moment)>>);
 
 impl Downloads {
     pub fn download_async(&self, from: Tensor) {
         let mut bytes = vec![0; from.bytes()];
         download(from, &mut bytes);
-        self.0.borrow_mut().push_back((bytes, Instant::now()));
+        self.0.borrow_mut().push_back((bytes, Moment::now()));
     }
 
-    pub fn finish_download(&self, to: &mut [u8]) -> Instant {
+    pub fn finish_download(&self, to: &mut [u8]) -> Moment {
         let (bytes, arrived) = self.0.borrow_mut().pop_front().expect("something was sent");
         to.copy_from_slice(&bytes);
         arrived

@@ -38,11 +38,10 @@ pub use normals::normals;
 use super::op::{call_of_op, every_op};
 use super::{Backend, Meter, Op, OpTimes, OutOfMemory, Section, Tensor, Transfer};
 use crate::Home;
-use base::{Bytes, Problems};
+use base::{Bytes, Moment, Problems};
 use memory::Regions;
 use rayon::ThreadPool;
 use scratch::Workspace;
-use std::time::Instant;
 
 /// CPU with its own threads and memory. Several may exist in one process, as ranks on threads.
 pub struct Cpu {
@@ -159,7 +158,7 @@ impl Backend for Cpu {
         self.downloads.download_async(from);
     }
 
-    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Moment> {
         Ok(self.downloads.finish_download(to))
     }
 

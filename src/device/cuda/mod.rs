@@ -52,11 +52,10 @@ use super::{
     Transfer,
 };
 use crate::cpu::Cpu;
-use base::{Bytes, DType, Problems};
+use base::{Bytes, DType, Moment, Problems};
 use launch::Grid;
 use std::cell::OnceCell;
 use std::sync::Arc;
-use std::time::Instant;
 
 /// Bytes of a GPU's memory that the backend takes for itself: scratch and staging buffers.
 pub const WORKSPACE: Bytes = Bytes((SCRATCH + memory::DEVICE_STAGING) as u64);
@@ -276,9 +275,9 @@ impl Backend for Cuda {
         self.memory.download_async(&self.device, from);
     }
 
-    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Instant> {
+    fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Moment> {
         self.memory.finish_download(&self.device, to);
-        self.alive().map(|()| Instant::now())
+        self.alive().map(|()| Moment::now())
     }
 
     fn fp8_scaling(&self) -> Fp8Scaling {

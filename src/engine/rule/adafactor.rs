@@ -32,6 +32,8 @@ pub struct Adafactor {
 
 const ROW: &str = "row_mean";
 const COL: &str = "col_mean";
+/// States with means of the second moment.
+pub const MEANS: [&str; 2] = [ROW, COL];
 
 /// Ranks over which a group of sums is reduced.
 #[derive(Clone, Copy)]

@@ -13,8 +13,15 @@ mod powersgd;
 pub use coded::{SavedStates, decoding_conversions};
 pub use powersgd::{ERROR, Q};
 
-/// The second moment, which is never negative.
+/// The second moment.
 pub const SECOND: &str = coded::SECOND.plain;
+
+/// Whether an update keeps a state of this name at 0 or above: second moments, whole or by row and column,
+/// and the scales of codes.
+pub fn is_never_negative(state: &str) -> bool {
+    let scales = [coded::FIRST.scales, coded::SECOND.scales];
+    state == SECOND || adafactor::MEANS.contains(&state) || scales.contains(&state)
+}
 
 use super::groups::{Groups, model_dtype};
 use super::masters::{self, MasterWindows};

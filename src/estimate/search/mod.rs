@@ -92,11 +92,16 @@ impl<'a> Planner<'a> {
 #[derive(Clone, Copy, Debug)]
 pub enum Progress {
     /// Numbers of evaluated and of all cuts; seconds per step of the fastest.
-    Cuts { evaluated: usize, cuts: usize, fastest: Option<f64> },
+    Cuts {
+        evaluated: usize,
+        cuts: usize,
+        fastest: Option<f64>,
+    },
     /// No cut fits on this number of devices.
     TooFew(usize),
-    /// A model with this number of parameters fits.
+    /// A model with this number of parameters fits, or no model of its width does.
     Fits(u64),
+    FitsNot(u64),
 }
 
 /// Receives the progress of a search.

@@ -23,8 +23,11 @@ impl Search<'_> {
                     (found, misses) = (Some(setup), 0);
                 }
                 // Small models may be too few layers for many devices; large ones need too much.
-                None if found.is_some() => misses += 1,
-                None => {}
+                None => {
+                    let widest = sized(self.setup, width, units[0]);
+                    self.report(Progress::FitsNot(parameters(&widest.model)));
+                    misses += usize::from(found.is_some());
+                }
             }
             if misses == 4 {
                 break;

@@ -7,7 +7,7 @@
 use super::super::{events, exit, ranks};
 use super::{GRACE, POLL, Signals, end_with_parent, kill};
 use anyhow::{Context, Result};
-use base::Problems;
+use base::{Deadline, Problems};
 use comm::{Failed, LauncherEnv, Place};
 use manifest::Loaded;
 use parking_lot::Mutex;
@@ -17,7 +17,6 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 /// Variable that sets whether ranks without a launcher are threads of one process or processes.
 pub const RANKS: &str = "GPTRAIN_RANKS";
@@ -81,8 +80,8 @@ struct LocalProcess {
 
 struct LocalProcesses {
     ranks: Vec<LocalProcess>,
-    /// Number and end of the first rank that failed.
-    first: Option<(usize, Instant)>,
+    /// Number of the first rank that failed, and the end of the time in which the others report it.
+    first: Option<(usize, Deadline)>,
 }
 
 impl LocalProcesses {
@@ -102,7 +101,7 @@ impl LocalProcesses {
         loop {
             for (rank, process) in self.ranks.iter_mut().enumerate() {
                 if process.has_failed()? && self.first.is_none() {
-                    self.first = Some((rank, Instant::now()));
+                    self.first = Some((rank, Deadline::after(GRACE)));
                 }
             }
             let running = self.ranks.iter().filter(|process| process.ended.is_none());
@@ -110,7 +109,7 @@ impl LocalProcesses {
                 return Ok(());
             }
             signals.forward(running.map(|process| &process.child));
-            if self.first.is_some_and(|(_, since)| since.elapsed() > GRACE) {
+            if self.first.is_some_and(|(_, grace)| grace.has_passed()) {
                 self.kill_all()?;
             }
             std::thread::sleep(POLL);
@@ -235,7 +234,7 @@ mod tests {
             let mut one = LocalProcess { child, reader: None, last_line, ended: None, killed };
             one.ended = Some(one.child.wait().unwrap());
             if all.first.is_none() && one.has_failed().unwrap() {
-                all.first = Some((all.ranks.len(), Instant::now()));
+                all.first = Some((all.ranks.len(), Deadline::after(GRACE)));
             }
             all.ranks.push(one);
         }

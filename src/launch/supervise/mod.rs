@@ -22,6 +22,7 @@ use super::exit::{self, AlreadyPrinted};
 use super::ranks;
 use super::storage::Storage;
 use anyhow::{Context, Result};
+use base::{Deadline, Moment};
 use comm::{Failed, LauncherEnv, Place};
 use manifest::{Loaded, Manifest};
 use plan::{Arrival, EpochPlan};
@@ -33,7 +34,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time for a rank to end by itself once others have joined the rendezvous; it may still be writing.
 const GRACE: Duration = Duration::from_secs(10);
@@ -153,18 +154,18 @@ impl Supervisor<'_> {
     /// Starts the rank, and waits for its end.
     fn run_rank(&self, rank: usize) -> Result<EpochEnd> {
         let mut child = self.command(rank)?.spawn().context("cannot start the rank's process")?;
-        let (mut polled, mut others_joined) = (Instant::now(), None::<Instant>);
+        let (mut polled, mut grace) = (Moment::now(), None::<Deadline>);
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break status;
             }
             self.signals.forward([&child]);
-            if others_joined.is_none() && polled.elapsed() >= self.rendezvous.poll_interval() {
-                polled = Instant::now();
-                let begun = self.rendezvous.has_begun(self.epoch + 1);
-                others_joined = begun.then(Instant::now);
+            if grace.is_none() && polled.elapsed() >= self.rendezvous.poll_interval() {
+                polled = Moment::now();
+                let others_joined = self.rendezvous.has_begun(self.epoch + 1);
+                grace = others_joined.then(|| Deadline::after(GRACE));
             }
-            if others_joined.is_some_and(|since| since.elapsed() > GRACE) {
+            if grace.is_some_and(|grace| grace.has_passed()) {
                 break kill(&mut child)?;
             }
             std::thread::sleep(POLL);
@@ -235,12 +236,12 @@ impl Supervisor<'_> {
 
 fn kill(child: &mut Child) -> Result<std::process::ExitStatus> {
     child.kill()?;
-    let since = Instant::now();
+    let end = Deadline::after(KILL_TIMEOUT);
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if since.elapsed() > KILL_TIMEOUT {
+        if end.has_passed() {
             let line = format!("process {} of a rank that hangs cannot be killed", child.id());
             return Err(Failed::new(line).into());
         }

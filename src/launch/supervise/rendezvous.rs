@@ -13,15 +13,16 @@
 //! part of the name by which its ranks authenticate each other (`comm::Place`), so ranks of an
 //! older epoch are rejected. The last task that ends removes all files.
 
-use super::super::run_folder::{self, job_folder};
+use super::super::run_folder::{self, RESTARTS, job_folder};
 use super::plan::{Arrival, EpochPlan};
 use anyhow::{Context, Result};
+use base::Moment;
 use base::output::{self, Existing};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Poll intervals of a task in the rendezvous, and of one whose rank is running. They grow with
 /// every thousand tasks.
@@ -41,7 +42,7 @@ impl Rendezvous {
     /// Opens the files of this start of this job. Task 0 removes those of an older start with the
     /// same name.
     pub fn open(run: &Path, job: &str, task: usize, tasks: usize) -> Result<Rendezvous> {
-        let folder = job_folder(run, "restarts", job);
+        let folder = job_folder(run, RESTARTS, job);
         let created = run_folder::outermost_missing(run);
         if task == 0 && folder.join("here-0").exists() {
             // Renamed first, because other tasks may be writing there already.
@@ -146,7 +147,7 @@ impl Rendezvous {
         let folder = self.epoch_folder(epoch);
         let (own, plan) = (folder.join(format!("task-{}", self.task)), folder.join("plan"));
         self.write(&own, mine)?;
-        let joined = Instant::now();
+        let joined = Moment::now();
         loop {
             if let Some(plan) = read(&plan) {
                 return Ok(Some(plan));
@@ -158,7 +159,7 @@ impl Rendezvous {
             let before_me = arrivals.iter().filter(|other| other.task < self.task).count() as u32;
             let joined_task = |task: &usize| arrivals.iter().any(|other| other.task == *task);
             let complete = expected.iter().all(joined_task);
-            if complete && before_me == 0 || joined.elapsed() >= wait * (1 + before_me) {
+            if complete && before_me == 0 || joined.waited() >= wait * (1 + before_me) {
                 self.propose(&plan, &decide(&arrivals))?;
                 continue;
             }

@@ -2,6 +2,7 @@
 //! while the folder is full or gone is kept in memory and written later, in order.
 
 use anyhow::{Context, Result, anyhow};
+use base::Moment;
 use base::output::{Existing, Output};
 use launch::storage::Storage;
 use parking_lot::Mutex;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Minimum interval between syncs, until the file is closed. A file server reports lost writes only
 /// on sync; text after the last sync is then written again.
@@ -24,8 +25,32 @@ pub struct Appender {
     path: PathBuf,
     shared: Arc<Mutex<Shared>>,
     /// None once closed.
-    texts: Option<Sender<Vec<u8>>>,
+    jobs: Option<Sender<Job>>,
     thread: Option<JoinHandle<()>>,
+}
+
+enum Job {
+    Text(Vec<u8>),
+    /// Syncs the texts so far, and answers.
+    Sync(Sender<()>),
+}
+
+/// Promise that the texts appended so far get on disk.
+pub struct SyncReceipt {
+    done: Receiver<()>,
+    path: PathBuf,
+    shared: Arc<Mutex<Shared>>,
+}
+
+impl SyncReceipt {
+    /// Waits until they are on disk. Fails if they cannot be written.
+    pub fn wait(&self) -> Result<()> {
+        if self.done.recv().is_ok() {
+            return Ok(());
+        }
+        let cause = self.shared.lock().failed.as_ref().map(|error| format!("{error:#}"));
+        Err(anyhow!(cause.unwrap_or_else(|| format!("cannot write to {}", self.path.display()))))
+    }
 }
 
 #[derive(Default)]
@@ -40,18 +65,19 @@ impl Appender {
     pub fn open(path: &Path, storage: &Arc<Storage>) -> Result<Appender> {
         let mut tail = Tail::open(path)?;
         let (storage, shared) = (storage.clone(), Arc::<Mutex<Shared>>::default());
-        let (texts, todo) = channel();
+        let (jobs, todo) = channel();
         let span = tracing::Span::current();
         let results = shared.clone();
         let write = move || {
             let _rank = span.enter();
-            if let Err(error) = write_all(&todo, &mut tail, &storage, &results) {
+            let mut receipts = Vec::new(); // dropped after the error is there to be read
+            if let Err(error) = write_all(&todo, &mut tail, &storage, &results, &mut receipts) {
                 results.lock().failed = Some(error);
             }
         };
         let thread = base::threads::spawn("report", write)?;
         let path = path.to_path_buf();
-        Ok(Appender { path, shared, texts: Some(texts), thread: Some(thread) })
+        Ok(Appender { path, shared, jobs: Some(jobs), thread: Some(thread) })
     }
 
     pub fn path(&self) -> &Path {
@@ -62,8 +88,16 @@ impl Appender {
     pub fn append(&mut self, text: Vec<u8>) -> Result<()> {
         self.is_written()?;
         self.shared.lock().waiting += 1;
-        let sent = self.texts.as_ref().is_some_and(|texts| texts.send(text).is_ok());
+        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(Job::Text(text)).is_ok());
         if sent { Ok(()) } else { self.is_written().map(drop) }
+    }
+
+    /// Requests that the texts so far are synced now.
+    pub fn sync(&self) -> SyncReceipt {
+        let (reply, done) = channel();
+        // If the thread has ended, the receipt reports it.
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(Job::Sync(reply)));
+        SyncReceipt { done, path: self.path.clone(), shared: self.shared.clone() }
     }
 
     /// Whether all text is in the file. Fails if some cannot be written.
@@ -79,7 +113,7 @@ impl Appender {
 
     /// Waits until all text is in the file and on disk.
     pub fn close(&mut self) -> Result<()> {
-        drop(self.texts.take());
+        drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
             thread.join().map_err(|_| anyhow!("the thread \"report\" died"))?;
         }
@@ -94,28 +128,36 @@ impl Drop for Appender {
     }
 }
 
-/// Writes received texts, several at once if they have queued up, and syncs at intervals and at the
-/// end.
+/// Writes received texts, several at once if they have queued up, and syncs at intervals, on request
+/// and at the end.
 fn write_all(
-    todo: &Receiver<Vec<u8>>,
+    todo: &Receiver<Job>,
     tail: &mut Tail,
     storage: &Storage,
     shared: &Mutex<Shared>,
+    receipts: &mut Vec<Sender<()>>,
 ) -> Result<()> {
-    let mut synced = Instant::now();
-    for text in todo {
-        let mut texts = 1;
-        tail.kept.extend(text);
-        while let Ok(text) = todo.try_recv() {
-            tail.kept.extend(text);
-            texts += 1;
+    let mut synced = Moment::now();
+    while let Ok(first) = todo.recv() {
+        let mut texts = 0;
+        for job in std::iter::once(first).chain(todo.try_iter()) {
+            match job {
+                Job::Text(text) => {
+                    tail.kept.extend(text);
+                    texts += 1;
+                }
+                Job::Sync(reply) => receipts.push(reply),
+            }
         }
-        let sync = synced.elapsed() >= SYNC;
+        let sync = !receipts.is_empty() || synced.elapsed() >= SYNC;
         storage.retry(|| tail.write(sync))?;
         if sync {
-            synced = Instant::now();
+            synced = Moment::now();
         }
         shared.lock().waiting -= texts;
+        for reply in receipts.drain(..) {
+            reply.send(()).ok();
+        }
     }
     storage.retry(|| tail.write(true))
 }
@@ -257,6 +299,30 @@ mod tests {
         let expected: String = (0..1000).map(|line| format!("{line}\n")).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
         assert!(!storage.is_waiting());
+    }
+
+    #[test]
+    fn a_receipt_means_that_the_text_is_on_disk_or_says_why_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let storage = Storage::new(folder.path(), Duration::ZERO);
+        let mut appender = Appender::open(&path, &storage).unwrap();
+        appender.append(b"0\n".to_vec()).unwrap();
+        let receipt = appender.sync();
+        appender.append(b"1\n".to_vec()).unwrap();
+        receipt.wait().unwrap();
+        assert!(fs::read_to_string(&path).unwrap().starts_with("0\n"));
+        let late = appender.sync();
+        appender.close().unwrap();
+        late.wait().unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink("/dev/full", &path).unwrap();
+        let mut appender = Appender::open(&path, &storage).unwrap();
+        appender.append(b"2\n".to_vec()).unwrap();
+        for receipt in [appender.sync(), appender.sync()] {
+            let refused = receipt.wait().unwrap_err().to_string();
+            assert!(refused.contains("No space left") && refused.contains("/a"), "{refused}");
+        }
     }
 
     #[test]

@@ -24,6 +24,8 @@ use estimate::parts::PartTable;
 use launch::console::Console;
 use launch::storage::Storage;
 
+pub use append::SyncReceipt;
+
 use append::Appender;
 use metrics::{EvalRow, MetricsFile, TaskRow};
 use numbers::{Interval, Shown, StepRow};
@@ -183,6 +185,11 @@ impl Report {
         }
         self.screen.print(|form| line::task(form, step, task, &accuracy));
         Ok(())
+    }
+
+    /// Requests that `metrics.jsonl` is on disk up to the last step.
+    pub fn sync_metrics(&mut self) -> SyncReceipt {
+        self.metrics.appender().sync()
     }
 
     /// Whether all text is in the files. Fails if some cannot be written.

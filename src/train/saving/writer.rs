@@ -1,15 +1,15 @@
 //! Writer thread of a rank: writes its part of each checkpoint, and publishes it on rank 0.
 
 use super::super::mirror::MirrorQueue;
+use super::super::report::SyncReceipt;
 use super::retry;
-use base::{Seconds, Worker};
+use base::{Moment, Seconds, Worker};
 use checkpoint::disk::Disk;
 use checkpoint::{CheckpointFolder, Keep, Snapshot, State, WrittenPart};
 use launch::storage::Storage;
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Instant;
 
 pub type Writer = Worker<Job, Done>;
 
@@ -35,8 +35,10 @@ pub struct Publish {
     pub staging: PathBuf,
     /// Parts by rank.
     pub parts: Vec<WrittenPart>,
+    /// The lines of `metrics.jsonl` up to its step.
+    pub record: Option<SyncReceipt>,
     pub state: State,
-    pub begun: Instant,
+    pub begun: Moment,
     /// Seconds that training waited.
     pub stall: f64,
 }
@@ -99,7 +101,11 @@ pub fn start(
 
 impl Publish {
     fn run(self, disk: &Disk, storage: &Storage, keep: Keep) -> anyhow::Result<Published> {
-        let Publish { staging, parts, state, begun, stall } = self;
+        let Publish { staging, parts, record, state, begun, stall } = self;
+        // A run that resumes from this step does not repeat it: its record is on disk first.
+        let recorded = record.map_or(Ok(()), |record| record.wait());
+        let step = state.progress.step;
+        recorded.map_err(|error| checkpoint::abandon(disk, &staging, step, error))?;
         let folder = retry::publish(disk, storage, &staging, parts, &state, keep)?;
         let seconds = begun.elapsed().as_secs_f64();
         let (stall, took) = (Seconds(stall), Seconds(seconds));

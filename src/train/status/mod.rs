@@ -7,10 +7,11 @@ mod state;
 
 pub use state::{COMPLETE, FAILED, LastStep, NAME, RunState, Status};
 
+use super::report::metrics::Metrics;
 use super::report::numbers::StepRow;
 use anyhow::Result;
 use base::output::{self, Existing};
-use base::{Count, push_recent, shell_word, unix_time};
+use base::{Count, Moment, Seconds, push_recent, redact, shell_word, unix_time};
 use comm::{Place, Recorder};
 use estimate::parts::{Part, PartTable};
 use launch::events::{self, Event, Kind};
@@ -21,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Interval of heartbeats.
 const HEARTBEAT: Duration = Duration::from_secs(5);
@@ -32,7 +33,7 @@ const RECENT: usize = 100;
 /// Writer of the status, on rank 0.
 pub struct StatusWriter {
     shared: Arc<Mutex<Status>>,
-    recent: VecDeque<(Instant, u64)>,
+    recent: VecDeque<(Moment, u64)>,
     /// Closed to make the thread write a last time and end.
     open: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -48,7 +49,20 @@ fn record_start(folder: &Path, status: &Status, from_step: u64) {
     let text = format!(
         "from step {from_step}: {ranks}, rank 0 on {host}{job}, gptrain {version}: {command}"
     );
-    events::add(folder, Kind::Start, &text);
+    events::add(folder, Kind::Start, &redact(&text));
+}
+
+/// Seconds for which this process was stopped since the last poll. Prints them if there are any.
+fn stopped_seconds(polled: &mut Moment) -> f64 {
+    let now = Moment::now();
+    let stopped = now.stopped_since(std::mem::replace(polled, now)).as_secs_f64();
+    if stopped > 0.0 {
+        let stopped = Seconds(stopped);
+        tracing::info!(
+            "rank 0 was stopped for {stopped} and continues; no time limit ran meanwhile"
+        );
+    }
+    stopped
 }
 
 /// Records the warnings after a moment. Returns the moment of the last one that was written.
@@ -61,7 +75,30 @@ fn append_warnings(folder: &Path, warnings: &Warnings, after: f64) -> f64 {
     written.last().unwrap_or(after)
 }
 
-/// Seconds of a run between its ends and starts, including those since its last heartbeat. The time in
+/// Status of the run's last start, before the lines of steps that are repeated are dropped. A start
+/// without an end, because it was killed, ends here with its last line of metrics.
+pub fn last_start(folder: &Path) -> Option<Status> {
+    let mut last = Status::read(folder).ok()?;
+    if last.ended {
+        return Some(last);
+    }
+    let rows = Metrics::read(folder).map_or(Vec::new(), |metrics| metrics.steps);
+    for row in rows.iter().filter(|row| row.step > last.step) {
+        last.updated += row.sec;
+    }
+    last.step = rows.last().map_or(last.step, |row| row.step);
+    last.updated = last.updated.min(unix_time().as_secs_f64());
+    let events = events::read(folder).unwrap_or_default();
+    let newest = events.iter().rfind(|event| matches!(event.kind, Kind::Start | Kind::End));
+    if newest.is_some_and(|newest| newest.kind == Kind::Start) {
+        let text = format!("step {}: killed while {}", last.step, last.phase);
+        // If the folder is full or missing, the event is lost.
+        let _ = events::append(folder, &Event { at: last.updated, kind: Kind::End, text });
+    }
+    Some(last)
+}
+
+/// Seconds of a run between its ends and starts, including those since its last step. The time in
 /// which a supervisor restarts ranks counts as lost, not as away.
 fn away_seconds(before: &Status, now: f64) -> f64 {
     let restarted = Place::epoch().is_some_and(|epoch| epoch > 0);
@@ -70,19 +107,19 @@ fn away_seconds(before: &Status, now: f64) -> f64 {
 
 impl StatusWriter {
     /// Starts the status of a run in `folder` that continues from a step. `status` has its constants
-    /// and the seconds of its earlier steps. `collector` is the folder of node_exporter's textfile
-    /// collector.
+    /// and the seconds of its earlier steps, `before` is that of its last start. `collector` is the
+    /// folder of node_exporter's textfile collector.
     pub fn open(
         folder: PathBuf,
         mut status: Status,
-        from_step: u64,
+        (before, from_step): (Option<Status>, u64),
         collector: Option<&Path>,
         recorder: Arc<Recorder>,
         warnings: Warnings,
     ) -> Result<StatusWriter> {
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
-        let before = Status::read(&folder).ok().filter(|_| status.useful_s > 0.0);
+        let before = before.filter(|_| status.useful_s > 0.0);
         status.away_s = before.as_ref().map_or(0.0, |before| away_seconds(before, now));
         status.began = before.map_or(now - status.useful_s, |before| before.began);
         status.started = now;
@@ -92,7 +129,7 @@ impl StatusWriter {
         let mut metrics = prometheus::Files::new(&folder, &status.name, collector);
         let shared = Arc::new(Mutex::new(status));
         let (open, closed) = channel();
-        let mut written_until = now;
+        let (mut written_until, mut polled) = (now, Moment::now());
         let (status, path) = (shared.clone(), folder.join(NAME));
         let write = move || {
             loop {
@@ -102,6 +139,7 @@ impl StatusWriter {
                     if !status.ended {
                         status.phase = recorder.phase();
                     }
+                    status.away_s += stopped_seconds(&mut polled);
                     status.updated = unix_time().as_secs_f64();
                     status.warnings = warnings.lock().clone();
                     status.clone()
@@ -129,10 +167,10 @@ impl StatusWriter {
 
     /// Records the end of a step.
     pub fn step(&mut self, row: &StepRow) {
-        let now = (Instant::now(), row.consumed_samples);
+        let now = (Moment::now(), row.consumed_samples);
         push_recent(&mut self.recent, now, RECENT);
         let first = self.recent[0];
-        let (wall, samples) = ((now.0 - first.0).as_secs_f64(), now.1.saturating_sub(first.1));
+        let (wall, samples) = (now.0.since(first.0).as_secs_f64(), now.1.saturating_sub(first.1));
         let mut status = self.shared.lock();
         let left = status.total_samples.saturating_sub(now.1) as f64;
         status.left_s = (samples > 0).then(|| wall / samples as f64 * left);
@@ -165,7 +203,7 @@ impl StatusWriter {
     pub fn end(&mut self, how: &str) -> Status {
         {
             let mut status = self.shared.lock();
-            status.phase = how.to_string();
+            status.phase = redact(how).into_owned();
             status.ended = true;
         }
         self.close();

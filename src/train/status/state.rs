@@ -5,6 +5,7 @@ use anyhow::Context;
 use base::{Problems, Seconds, WrongInput, input};
 use estimate::parts::PartTable;
 use launch::messages::Warning;
+use launch::run_folder;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
@@ -29,6 +30,8 @@ pub enum RunState {
     Running,
     /// No heartbeat for a minute: the run was killed, or its folder is unreachable.
     Silent,
+    /// Its process on this machine is gone, without an end.
+    Killed,
     /// Ended before its last step, after a save.
     Stopped,
     Failed,
@@ -143,19 +146,30 @@ impl Status {
         100.0 * self.consumed_samples as f64 / self.total_samples.max(1) as f64
     }
 
-    /// State at a time, in seconds since 1970.
-    pub fn state(&self, now: f64) -> RunState {
+    /// State of the run in `folder` at a time, in seconds since 1970.
+    pub fn state(&self, folder: &Path, now: f64) -> RunState {
         if self.ended {
             match self.phase.as_str() {
                 COMPLETE => RunState::Complete,
                 phase if phase.starts_with(FAILED) => RunState::Failed,
                 _ => RunState::Stopped,
             }
+        } else if self.is_gone(folder) {
+            RunState::Killed
         } else if now - self.updated > SILENT {
             RunState::Silent
         } else {
             RunState::Running
         }
+    }
+
+    /// Whether rank 0's process was on this machine and is gone, and no supervisor starts another. A
+    /// process in another container has another number here, but holds the lock.
+    fn is_gone(&self, folder: &Path) -> bool {
+        self.host == base::hostname()
+            && !Path::new(&format!("/proc/{}", self.process)).exists()
+            && run_folder::is_unlocked(folder)
+            && !run_folder::is_supervised(folder)
     }
 
     /// Share of the run's time, from each start to its end, that went into steps that count.

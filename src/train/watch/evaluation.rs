@@ -3,12 +3,12 @@
 use super::{Event, RunContext, RunView};
 use crate::eval::Scoring;
 use crate::loader::Loader;
-use std::time::Instant;
+use base::Moment;
 
 /// Evaluates on all sets and tasks. A collective, on an idle device.
 pub fn evaluate(run: &RunView) -> anyhow::Result<()> {
     let _span = tracing::trace_span!("evaluate").entered();
-    let begun = Instant::now();
+    let begun = Moment::now();
     let (engine, progress) = (run.engine, run.progress);
     let RunContext { manifest: m, rank, be, shard, data, tasks, .. } = run.cx;
     let (samples, shard) = (m.train.eval_samples, *shard);

@@ -8,6 +8,7 @@ mod record;
 mod replicas;
 mod stop_at_loss;
 
+use crate::report::SyncReceipt;
 pub use crate::report::numbers::StepRecord;
 pub use drift::Drift;
 pub use evaluation::evaluate;
@@ -28,7 +29,7 @@ use launch::rank::Rank;
 use launch::signals::Signals;
 use manifest::{Loaded, Manifest};
 use plan::ramp::Ramp;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::ops::{BitOr, Deref, Range};
 use std::sync::Arc;
 use std::time::Duration;
@@ -209,6 +210,8 @@ pub enum Event<'e> {
     Evaluated(Duration),
     /// Parts of a step, planned and measured.
     Parts(&'e PartTable),
+    /// A save begins. It is published when the record of its steps is on disk.
+    SaveBegins(&'e Cell<Option<SyncReceipt>>),
     /// A save stopped the steps for this time.
     Saved(Duration),
     /// Seconds per step in which saves have stopped the steps.

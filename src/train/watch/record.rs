@@ -90,6 +90,7 @@ impl Watcher for Record {
                 report.parts(table)?;
                 status.parts(table);
             }
+            Event::SaveBegins(receipt) => receipt.set(Some(report.sync_metrics())),
             Event::Saving(each_step) => status.saved(*each_step),
             Event::RolledBack(state) => {
                 report.roll_back(state.progress.step)?;

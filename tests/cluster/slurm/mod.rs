@@ -394,6 +394,34 @@ fn a_stopped_task_is_named(cluster: &Cluster) {
     });
 }
 
+/// `scontrol suspend` stops every process of a job, here for longer than ranks wait for each other.
+#[test]
+fn a_job_that_slurm_suspends_continues() {
+    let Some(cluster) = Cluster::start(4) else { return };
+    at_any_load(Duration::from_secs(5), |limit| suspended_for(&cluster, 2 * limit, limit));
+}
+
+fn suspended_for(cluster: &Cluster, time: Duration, limit: Duration) {
+    let lab = Lab::new();
+    let limit = format!("comm.timeout_s={}", limit.as_secs());
+    let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG, &[&limit]]);
+    job.during(&["--job-name=suspended"], || {
+        let listed = cluster.run("squeue", &["-h", "--name=suspended", "-o", "%i"]).stdout;
+        let id = String::from_utf8(listed).unwrap().trim().to_string();
+        cluster.ok("scontrol", &["suspend", &id]);
+        std::thread::sleep(time);
+        cluster.ok("scontrol", &["resume", &id]);
+        let steps = job.steps();
+        until("the ranks continue, or have ended", || {
+            job.steps() >= steps + 4 || job.task(0).is_none()
+        });
+        cluster.ok("scancel", &["--name=suspended"]);
+        assert!(job.steps() >= steps + 4, "the ranks have ended");
+    });
+    job.all_ended();
+    assert!(sick_nodes::read(&lab.path("runs/a")).unwrap().is_empty());
+}
+
 /// A node's tasks do not need its slurmd; when they die too, the others end.
 fn a_dead_daemon_ends_nobody_and_a_dead_node_is_named(cluster: &Cluster) {
     let lab = Lab::new();

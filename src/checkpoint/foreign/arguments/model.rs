@@ -22,7 +22,7 @@ impl Arguments<'_> {
                 let what = format!(
                     "args.position_embedding_type is {other}: alibi, rope and absolute are read"
                 );
-                return Err(self.problem(what));
+                return Err(self.unsupported(what));
             }
         };
         settings.set("model.family", family, "");
@@ -104,7 +104,7 @@ impl Arguments<'_> {
         for (name, one) in [("rotary_percent", 1.0), ("rotary_seq_len_interpolation_factor", 1.0)] {
             if let Some(value) = self.float(name)?.filter(|value| *value != one) {
                 let what = format!("args.{name} is {value}: gptrain turns all columns, unscaled");
-                return Err(self.problem(what));
+                return Err(self.unsupported(what));
             }
         }
         Ok(())

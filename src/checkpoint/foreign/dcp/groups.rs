@@ -1,8 +1,7 @@
 //! AdamW's numbers in a distributed checkpoint: of each parameter, or of a list of groups.
 
-use super::super::super::torch::{Node, TorchFile, Value};
+use super::super::super::torch::Node;
 use super::metadata::Metadata;
-use anyhow::Context;
 use std::collections::BTreeMap;
 
 /// Locations of the numbers of each parameter's group.
@@ -47,11 +46,7 @@ impl AdamWNumbers {
     fn read(meta: &Metadata, before: &str) -> anyhow::Result<Option<AdamWNumbers>> {
         let key = |what: &str| format!("{before}.{what}");
         let object = |what: &str| meta.object(&key(what));
-        let float = |what: &str| -> anyhow::Result<Option<f64>> {
-            let Some(file) = object(what)? else { return Ok(None) };
-            let root = file.root();
-            scalar(&file, &root).map(Some)
-        };
+        let float = |what: &str| meta.number(&key(what));
         let Some(lr) = float("lr")? else { return Ok(None) };
         for (what, wrong, why) in [
             ("amsgrad", true, "gptrain's AdamW keeps no largest second moment"),
@@ -62,19 +57,23 @@ impl AdamWNumbers {
                 !matches!(file.root().node(), Node::None) && file.root().is_true() == wrong
             });
             if set {
-                return Err(meta.problem(format!("{} is {wrong}: {why}", key(what))));
+                return Err(meta.unsupported(format!("{} is {wrong}: {why}", key(what))));
             }
         }
-        let betas = object("betas")?
-            .context("betas")
-            .map_err(|_| meta.problem(format!("has no {}", key("betas"))))?;
-        let items = betas.root().items()?;
-        let [first, second] = items.as_slice() else {
-            return Err(betas.root().problem(format!("{} is not two numbers", key("betas"))));
-        };
-        let betas = [scalar(&betas, first)?, scalar(&betas, second)?];
         let need =
             |what: &str| float(what)?.ok_or_else(|| meta.problem(format!("has no {}", key(what))));
+        let betas = match object("betas")? {
+            Some(file) => {
+                let items = file.root().items()?;
+                let [first, second] = items.as_slice() else {
+                    let what = format!("{} is not two numbers", key("betas"));
+                    return Err(file.root().problem(what));
+                };
+                [file.number(first)?, file.number(second)?]
+            }
+            // A pair of tensors is saved as two.
+            None => [need("betas.0")?, need("betas.1")?],
+        };
         Ok(Some(AdamWNumbers {
             lr,
             initial_lr: float("initial_lr")?,
@@ -97,17 +96,5 @@ impl std::fmt::Display for AdamWNumbers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let AdamWNumbers { lr, betas: [first, second], eps, weight_decay, .. } = self;
         write!(f, "lr {lr}, betas {first} {second}, eps {eps}, weight_decay {weight_decay}")
-    }
-}
-
-/// A number, which may be a tensor.
-fn scalar(file: &TorchFile, value: &Value) -> anyhow::Result<f64> {
-    match value.tensor() {
-        Ok(tensor) => {
-            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-            let first = values.first().copied();
-            first.map(f64::from).ok_or_else(|| value.problem("a number's tensor is empty".into()))
-        }
-        Err(_) => value.float(),
     }
 }

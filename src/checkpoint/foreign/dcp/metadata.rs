@@ -1,9 +1,9 @@
 //! The table of a distributed checkpoint, `.metadata`: each tensor's rectangles and the bytes of the
 //! files they are in. Each item is an archive of torch.save of its own.
 
-use super::super::super::torch::{Tensor, TorchFile, Tree, Value, pickled};
-use super::super::COPY_AGAIN;
+use super::super::super::torch::{IS_WHOLE, Tensor, TorchFile, Tree, Value, pickled};
 use super::super::compare::{Comparison, like};
+use super::super::{COPY_AGAIN, incomplete};
 use crate::tensor_part::TensorPart;
 use anyhow::Context;
 use base::{Problems, input};
@@ -63,6 +63,9 @@ impl Metadata {
     pub fn read(dir: &Path) -> anyhow::Result<Metadata> {
         let path = dir.join(".metadata");
         let place = path.display().to_string();
+        if !path.is_file() {
+            return Err(incomplete(dir, ".metadata is missing"));
+        }
         let bytes =
             input::read(&path, MAX_BYTES).with_context(|| format!("cannot read {place}"))?;
         let tree: Tree = pickled(&bytes, &place)?;
@@ -259,16 +262,29 @@ impl Metadata {
         Ok(())
     }
 
-    /// The one number of a tensor without dimensions; None if it is not there.
+    /// A number, which PyTorch saves as an object if it is Python's, and else as a tensor; None if it is
+    /// not there.
     pub fn number(&self, name: &str) -> anyhow::Result<Option<f64>> {
-        if !self.tensors.contains_key(name) {
+        let items = self.tensors.get(name).and_then(|entry| entry.chunks.first());
+        let Some(item) = items.map(|chunk| &chunk.item).or_else(|| self.objects.get(name)) else {
             return Ok(None);
+        };
+        let file = self.archive(name, item)?;
+        file.number(&file.root()).map(Some)
+    }
+
+    /// A number that counts steps or samples.
+    pub fn count(&self, name: &str) -> anyhow::Result<Option<u64>> {
+        let Some(number) = self.number(name)? else { return Ok(None) };
+        if number < 0.0 || number.fract() != 0.0 || !number.is_finite() {
+            return Err(self.problem(format!("{name} is {number}, which is not a count")));
         }
-        let mut number = None;
-        self.each_rectangle(name, None, &[], |_, _, values| {
-            number = values.first().map(|n| f64::from(*n));
-        })?;
-        Ok(number)
+        Ok(Some(number as u64))
+    }
+
+    /// Names of the tensors and of the objects.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().chain(self.objects.keys()).map(String::as_str)
     }
 
     /// An object that torch.save wrote, opened; None if it is not there.
@@ -292,9 +308,15 @@ impl Metadata {
         self.dir.join(".metadata").display().to_string()
     }
 
-    /// An error about the table.
+    /// An error about what the table has.
     pub fn problem(&self, what: String) -> anyhow::Error {
-        Problems::one(self.place(), what, COPY_AGAIN).into()
+        Problems::one(self.place(), what, IS_WHOLE).into()
+    }
+
+    /// An error about a run whose states gptrain cannot continue.
+    pub fn unsupported(&self, what: String) -> anyhow::Error {
+        let remedy = "import the weights alone by way of Hugging Face's format";
+        Problems::one(self.place(), what, remedy).into()
     }
 }
 

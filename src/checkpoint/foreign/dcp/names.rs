@@ -3,13 +3,14 @@
 use super::super::Choices;
 use super::super::settings::Wanted;
 use super::{DcpRun, olmo, titan};
-use crate::tensor_part::{Pairs, TensorPart, gates_values, layer_of, queries_keys_values};
+use crate::tensor_part::{Fused, Pairs, TensorPart, gates_values, layer_of, queries_keys_values};
 use base::Heads;
 use model::{Param, Weight};
 use std::path::Path;
 
-/// A parameter, its tensors' names without block number and `.weight`, and newer names of the same.
-type Row = (Weight, &'static [&'static str], &'static [&'static str]);
+/// A parameter, and the names of its tensors without block number and `.weight`: one list for each layout
+/// that the trainer has had. Weights and moments of one checkpoint may have different layouts.
+type Row = (Weight, &'static [&'static [&'static str]]);
 
 /// A trainer's names.
 pub struct Names {
@@ -41,16 +42,18 @@ pub static TITAN: Names = {
         prefixes: &["", "model."],
         blocks: "layers.",
         rows: &[
-            (TokenEmbed, &["tok_embeddings"], &[]),
-            (Ln1Scale, &["attention_norm"], &[]),
-            (QkvW, &["attention.wq", "attention.wk", "attention.wv"],
-                &["attention.qkv_linear.wq", "attention.qkv_linear.wk", "attention.qkv_linear.wv"]),
-            (ProjW, &["attention.wo"], &[]),
-            (Ln2Scale, &["ffn_norm"], &[]),
-            (Fc1W, &["feed_forward.w1", "feed_forward.w3"], &[]),
-            (Fc2W, &["feed_forward.w2"], &[]),
-            (LnfScale, &["norm"], &[]),
-            (HeadW, &["output"], &["lm_head"]),
+            (TokenEmbed, &[&["tok_embeddings"]]),
+            (Ln1Scale, &[&["attention_norm"]]),
+            // Since 2026-06 the moments are those of one matrix, and the weights are saved as three.
+            (QkvW, &[&["attention.wq", "attention.wk", "attention.wv"],
+                &["attention.qkv_linear.wq", "attention.qkv_linear.wk", "attention.qkv_linear.wv"],
+                &["attention.qkv_linear.wqkv"]]),
+            (ProjW, &[&["attention.wo"]]),
+            (Ln2Scale, &[&["ffn_norm"]]),
+            (Fc1W, &[&["feed_forward.w1", "feed_forward.w3"]]),
+            (Fc2W, &[&["feed_forward.w2"]]),
+            (LnfScale, &[&["norm"]]),
+            (HeadW, &[&["output"], &["lm_head"]]),
         ],
         optimizer: "optimizer.",
         prefixed: true,
@@ -69,17 +72,17 @@ pub static OLMO: Names = {
         prefixes: &["model."],
         blocks: "blocks.",
         rows: &[
-            (TokenEmbed, &["embeddings"], &[]),
-            (Ln1Scale, &["attention_norm"], &[]),
-            (QkvW, &["attention.w_q", "attention.w_k", "attention.w_v"], &[]),
-            (QNorm, &["attention.q_norm"], &[]),
-            (KNorm, &["attention.k_norm"], &[]),
-            (ProjW, &["attention.w_out"], &[]),
-            (Ln2Scale, &["feed_forward_norm"], &[]),
-            (Fc1W, &["feed_forward.w1", "feed_forward.w3"], &[]),
-            (Fc2W, &["feed_forward.w2"], &[]),
-            (LnfScale, &["lm_head.norm"], &[]),
-            (HeadW, &["lm_head.w_out"], &[]),
+            (TokenEmbed, &[&["embeddings"]]),
+            (Ln1Scale, &[&["attention_norm"]]),
+            (QkvW, &[&["attention.w_q", "attention.w_k", "attention.w_v"]]),
+            (QNorm, &[&["attention.q_norm"]]),
+            (KNorm, &[&["attention.k_norm"]]),
+            (ProjW, &[&["attention.w_out"]]),
+            (Ln2Scale, &[&["feed_forward_norm"]]),
+            (Fc1W, &[&["feed_forward.w1", "feed_forward.w3"]]),
+            (Fc2W, &[&["feed_forward.w2"]]),
+            (LnfScale, &[&["lm_head.norm"]]),
+            (HeadW, &[&["lm_head.w_out"]]),
         ],
         optimizer: "optim.",
         prefixed: false,
@@ -105,18 +108,21 @@ impl Names {
         has: &dyn Fn(&str) -> bool,
     ) -> Vec<(String, TensorPart)> {
         let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
-        let parts = match param.spec.weight {
-            Weight::QkvW => queries_keys_values(heads, pairs).to_vec(),
-            Weight::Fc1W => gates_values(0..rows).to_vec(),
-            _ => vec![(0..rows).collect()],
-        };
         let layer = layer_of(param);
         let before = layer.map_or(String::new(), |layer| format!("{}{layer}.", self.blocks));
         let full = |name: &&str| format!("{before}{name}.weight");
-        let Some((_, first, later)) = self.row(param.spec.weight) else { return Vec::new() };
-        let newer = later.first().is_some_and(|name| has(&full(name)));
-        let names = if newer { later } else { first };
-        let cuts = parts.into_iter().map(|rows| TensorPart::from_rows(rows, cols));
+        let Some((_, layouts)) = self.row(param.spec.weight) else { return Vec::new() };
+        let is_saved = |names: &&&[&str]| has(&full(&names[0]));
+        let names = layouts.iter().find(is_saved).unwrap_or(&layouts[0]);
+        let from_rows = |rows| TensorPart::from_rows(rows, cols);
+        let cuts: Vec<TensorPart> = match (param.spec.weight, names.len()) {
+            (Weight::QkvW, 1) => {
+                vec![TensorPart::for_fused(heads, cols, [0, 1], Fused::Heads(pairs))]
+            }
+            (Weight::QkvW, _) => queries_keys_values(heads, pairs).map(from_rows).to_vec(),
+            (Weight::Fc1W, _) => gates_values(0..rows).map(from_rows).to_vec(),
+            _ => vec![from_rows((0..rows).collect())],
+        };
         names.iter().map(full).zip(cuts).collect()
     }
 
@@ -131,8 +137,8 @@ impl Names {
         use Weight::{HeadW, LnfScale, TokenEmbed};
         let outside = matches!(weight, TokenEmbed | LnfScale | HeadW);
         let before = if outside { String::new() } else { format!("{}0.", self.blocks) };
-        let lists = self.row(weight).into_iter().flat_map(|(_, first, later)| [*first, *later]);
-        let names = lists.filter_map(|names| names.get(part));
+        let layouts = self.row(weight).into_iter().flat_map(|(_, layouts)| *layouts);
+        let names = layouts.filter(|names| names.len() > part).map(|names| names[part]);
         names.map(|name| format!("{before}{name}.weight")).collect()
     }
 }

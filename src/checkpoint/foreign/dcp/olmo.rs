@@ -61,7 +61,7 @@ impl Config {
         }
         let failed = || format!("cannot read {place}");
         let bytes = input::read(&path, input::SMALL).with_context(failed)?;
-        let json = serde_json::from_slice(&bytes).with_context(failed)?;
+        let json = base::json::from_python(&bytes).with_context(failed)?;
         Ok(Config { json, place })
     }
 
@@ -108,8 +108,8 @@ pub fn describe(folder: &mut DcpRun, step: &Path, choices: &Choices) -> anyhow::
     let train = TorchFile::open(&step.join("train/rank0.pt"))?;
     let root = train.root();
     let found = &mut folder.found;
-    found.step = root.need("global_step")?.count()?;
-    found.tokens = root.need("global_train_tokens_seen")?.count()?;
+    found.step = train.count(&root.need("global_step")?)?;
+    found.tokens = train.count(&root.need("global_train_tokens_seen")?)?;
     if config.str("/model/block/MIXER/rope/name") == Some("complex") {
         folder.pairs = Pairs::Neighbours;
     }
@@ -119,7 +119,7 @@ pub fn describe(folder: &mut DcpRun, step: &Path, choices: &Choices) -> anyhow::
         folder.found.settings.set("model.heads", heads, "n_heads");
     }
     folder.model(asked_heads.or(heads), "OLMo-core's n_heads")?;
-    let max_steps = root.some("max_steps").and_then(|steps| steps.count().ok());
+    let max_steps = root.some("max_steps").and_then(|steps| train.count(&steps).ok());
     let decayed_norms = folder.optimizer()?;
     // See the note below.
     let uncounted = folder.found.updates == 0 && folder.found.step > 0;

@@ -4,6 +4,7 @@
 use super::super::Choices;
 use super::super::settings::{Wanted, asked};
 use super::DcpRun;
+use base::Problems;
 use std::path::Path;
 
 /// Settings that the files do not have, torchtitan's names of them, and examples.
@@ -24,8 +25,13 @@ pub const WANTED: &[Wanted] = &[
 
 /// Step, settings and notes.
 pub fn describe(folder: &mut DcpRun, _: &Path, choices: &Choices) -> anyhow::Result<()> {
-    let step = folder.meta.number("train_state.step")?;
-    let step = step.ok_or_else(|| folder.meta.problem("has no train_state.step".into()))? as u64;
+    let step = folder.meta.count("train_state.step")?;
+    let Some(step) = step else {
+        let what = "has no train_state.step: a model without its training state";
+        let remedy = "import a step that was saved whole, or the weights alone by way of Hugging Face's \
+                      format";
+        return Err(Problems::one(folder.meta.place(), what, remedy).into());
+    };
     folder.found.step = step;
     let heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse::<usize>().ok());
     folder.model(heads, "torchtitan's n_heads")?;

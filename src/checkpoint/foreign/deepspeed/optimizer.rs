@@ -2,13 +2,12 @@
 //! parameters in them.
 
 use super::super::super::torch::{TorchFile, Value};
-use super::super::megatron::states::step_number;
 use super::super::{AdamState, LossScale};
 
 /// Adam's count: in the groups (apex), in the states (DeepSpeed, PyTorch), or beside them (elastic).
 pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
     if let Some(step) = optimizer.some("base_optimizer_state_step") {
-        return step.count();
+        return file.count(&step);
     }
     let base = base(optimizer)?;
     let group = base.get("param_groups").and_then(|groups| groups.items().ok()?.first().cloned());
@@ -17,7 +16,7 @@ pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
     let step = step.ok_or_else(|| {
         base.problem("the optimizer has no step, in param_groups or in state".into())
     })?;
-    step_number(file, &step)
+    file.count(&step)
 }
 
 /// PyTorch's part of the optimizer: of ZeRO-3 under another name.
@@ -27,13 +26,13 @@ fn base<'t>(optimizer: &Value<'t>) -> anyhow::Result<Value<'t>> {
 }
 
 /// The rate of the last update.
-pub fn rate(optimizer: &Value) -> Option<f64> {
+pub fn rate(file: &TorchFile, optimizer: &Value) -> Option<f64> {
     let groups = base(optimizer).ok()?.get("param_groups")?.items().ok()?;
-    groups.first()?.some("lr")?.float().ok()
+    file.number(&groups.first()?.some("lr")?).ok()
 }
 
 /// The state of DeepSpeed's dynamic loss scaler.
-pub fn loss_scale(optimizer: &Value) -> anyhow::Result<Option<LossScale>> {
+pub fn loss_scale(file: &TorchFile, optimizer: &Value) -> anyhow::Result<Option<LossScale>> {
     let Some(scaler) = optimizer.some("loss_scaler") else { return Ok(None) };
     let Some(scale) = scaler.some("cur_scale") else { return Ok(None) };
     let count = |name: &str| scaler.some(name).and_then(|value| value.int().ok());
@@ -41,7 +40,7 @@ pub fn loss_scale(optimizer: &Value) -> anyhow::Result<Option<LossScale>> {
     let window = count("scale_window").filter(|window| *window > 0).unwrap_or(i64::MAX);
     let in_a_row = since.map_or(0, |(now, last)| (now - last - 1).max(0) % window);
     Ok(Some(LossScale {
-        scale: scale.float()?,
+        scale: file.number(&scale)?,
         updates_in_a_row: in_a_row as u64,
         overflows_left: count("cur_hysteresis").unwrap_or(1),
     }))

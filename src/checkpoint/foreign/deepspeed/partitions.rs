@@ -1,6 +1,6 @@
 //! The flat groups of ZeRO-1, put together from the partitions of a stage's data ranks.
 
-use super::super::super::torch::TorchFile;
+use super::super::super::torch::{IS_WHOLE, TorchFile};
 use super::super::split_run::{ParamPlace, ShareReader};
 use super::super::{AdamState, Opened, same_updates};
 use super::files::RankFiles;
@@ -140,8 +140,7 @@ impl ShareReader for PartitionReader {
                 "the partitions of mp_rank {:02} hold {held} of the {numel} elements of {name}",
                 stage * stages.ranks[0] + rank
             );
-            let remedy = "copy the files of the optimizer again";
-            return Err(Problems::one(stages.dir.display().to_string(), what, remedy).into());
+            return Err(Problems::one(stages.dir.display().to_string(), what, IS_WHOLE).into());
         }
         Ok(values)
     }

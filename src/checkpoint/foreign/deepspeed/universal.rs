@@ -9,12 +9,11 @@
 use super::super::super::torch::{TorchFile, Value};
 use super::super::arguments::Arguments;
 use super::super::detect::{Format, list_names, step_folder};
-use super::super::megatron::states::step_number;
 use super::super::split_run::{FileLayout, ParamPlace, ShareReader, SplitRun};
+use super::super::topology::set_said_split;
 use super::super::{AdamState, Choices, ForeignRun, RunDescription, incomplete};
 use super::layers::{EMBEDDING, first_block, name_of, places};
 use super::{RULE, refuse};
-use anyhow::Context;
 use model::Param;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,7 +32,7 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     refuse(&args)?;
     let shapes = shapes(&dir)?;
     let first_block = first_block(shapes.keys().map(String::as_str))
-        .with_context(|| format!("{}: zero has no block's input_layernorm", dir.display()))?;
+        .ok_or_else(|| args.problem("zero has no block's input_layernorm".into()))?;
     let trainer = "Megatron-DeepSpeed (universal checkpoint)";
     let found = RunDescription::new(Format::DeepSpeedUniversal, trainer, &dir);
     let mut found = found.with_args(&root, &args)?;
@@ -42,9 +41,11 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
         found.grid[i] = args.count(&name).unwrap_or(1) as usize;
         found.settings.set(&format!("topology.{key}"), found.grid[i], &name);
     }
+    let layers = args.count("num_layers")? as usize;
+    set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     (found.updates, found.lr) = numbers(&dir)?;
     let rows = shapes.get(EMBEDDING).and_then(|shape| shape.first().copied());
-    let rows = rows.with_context(|| format!("{}: zero has no {EMBEDDING}", dir.display()))?;
+    let rows = rows.ok_or_else(|| args.problem(format!("zero has no {EMBEDDING}")))?;
     if let Some(padded) = args.optional_count("padded_vocab_size")?
         && padded as usize > rows
     {
@@ -68,11 +69,9 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
     let root = file.root();
     let groups = root.some("param_groups").map_or(Ok(Vec::new()), |groups| groups.items())?;
     let first = groups.first();
-    let step = first
-        .and_then(|group| group.some("step"))
-        .map(|step| step_number(&file, &step))
-        .transpose()?;
-    let lr = first.and_then(|group| group.some("lr")).map_or(Ok(0.0), |lr| lr.float())?;
+    let step =
+        first.and_then(|group| group.some("step")).map(|step| file.count(&step)).transpose()?;
+    let lr = first.and_then(|group| group.some("lr")).map_or(Ok(0.0), |lr| file.number(&lr))?;
     if let Some(step) = step {
         return Ok((step, lr));
     }
@@ -81,7 +80,7 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
     if own.is_file() {
         let file = TorchFile::open(&own)?;
         let root = file.root();
-        return Ok((step_number(&file, &root)?, lr));
+        return Ok((file.count(&root)?, lr));
     }
     Err(root.problem("has no step in param_groups, and there is no step.pt".into()))
 }

@@ -80,8 +80,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     }
     found.grid = [tensor, 1, data];
     found.updates = updates;
-    found.lr = rate(&optimizer).unwrap_or(0.0);
-    found.loss_scale = loss_scale(&optimizer)?;
+    found.lr = rate(&first, &optimizer).unwrap_or(0.0);
+    found.loss_scale = loss_scale(&first, &optimizer)?;
     found.note_updates();
     let groups = RankGroups { dir, groups, files, ranks: data, updates };
     let parts = Zero3Reader { groups, open: Opened(None) };
@@ -127,7 +127,8 @@ fn places(groups: &[FlatGroup], args: &Arguments) -> anyhow::Result<ParamPlaces>
     let mut places = ParamPlaces::default();
     for (entry, (name, shape)) in groups.iter().flatten().enumerate() {
         let key = known(name);
-        let key = key.ok_or_else(|| args.problem(format!("{name} is not in gptrain's model")))?;
+        let key =
+            key.ok_or_else(|| args.unsupported(format!("{name} is not in gptrain's model")))?;
         let place = ParamPlace { stage: 0, entry, name: name.clone(), shape: shape.clone() };
         if places.known.insert(key, place).is_some() {
             return Err(args.problem(format!("{name} is in param_shapes under another name too")));

@@ -1,6 +1,6 @@
 //! Folders of ranks in a step's folder, `mp_rank_TT[_PPP]`, and the grid that they are of.
 
-use super::super::arguments::Arguments;
+use super::super::arguments::{Arguments, ELSEWHERE};
 use super::super::detect::list_names;
 use super::super::incomplete;
 use super::super::settings::Settings;
@@ -15,7 +15,8 @@ pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
     let mut found = BTreeSet::new();
     let mut staged = false;
     for name in list_names(dir)? {
-        let Some(ranks) = name.strip_prefix("mp_rank_") else { continue };
+        let folder = Some(&name).filter(|name| dir.join(name).is_dir());
+        let Some(ranks) = folder.and_then(|name| name.strip_prefix("mp_rank_")) else { continue };
         let ranks: Option<Vec<usize>> = ranks.split('_').map(|rank| rank.parse().ok()).collect();
         match ranks.as_deref() {
             Some([tensor]) => found.insert((0, *tensor)),
@@ -24,9 +25,9 @@ pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
                 found.insert((*stage, *tensor))
             }
             _ => {
-                let what = format!("{name}: experts are not read");
+                let what = format!("{name}: folders of experts are not read");
                 let place = dir.display().to_string();
-                return Err(Problems::one(place, what, "train it there").into());
+                return Err(Problems::one(place, what, ELSEWHERE).into());
             }
         };
     }

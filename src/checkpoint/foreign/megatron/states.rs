@@ -168,7 +168,7 @@ pub fn updates_of(
         let state = first.zip(states).and_then(|(id, states)| states.at(id));
         let step = group.some("step").or_else(|| state?.some("step"));
         let step = step.or_else(|| states?.some("common_step"));
-        let Some(step) = step.map(|step| step_number(file, &step)).transpose()? else { continue };
+        let Some(step) = step.map(|step| file.count(&step)).transpose()? else { continue };
         match updates {
             Some(known) if known != step => {
                 let what = format!("Adam's step is {step} in one group, {known} in another");
@@ -181,19 +181,8 @@ pub fn updates_of(
 }
 
 /// The rate of the last update.
-pub fn rate(groups: &[Value]) -> Option<f64> {
-    groups.first()?.some("lr")?.float().ok()
-}
-
-/// Adam's count, which PyTorch keeps as a tensor.
-pub fn step_number(file: &TorchFile, step: &Value) -> anyhow::Result<u64> {
-    match step.tensor() {
-        Ok(tensor) => {
-            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-            Ok(values.first().map_or(0, |value| *value as u64))
-        }
-        Err(_) => step.count(),
-    }
+pub fn rate(file: &TorchFile, groups: &[Value]) -> Option<f64> {
+    file.number(&groups.first()?.some("lr")?).ok()
 }
 
 /// The state of Megatron's dynamic loss scaler.
@@ -202,13 +191,7 @@ pub fn loss_scale(file: &TorchFile, root: &Value) -> anyhow::Result<Option<LossS
     let Some(scale) = scaler.as_ref().and_then(|scaler| scaler.some("scale")) else {
         return Ok(None);
     };
-    let scale = match scale.tensor() {
-        Ok(tensor) => {
-            let values = file.floats(tensor, 0..tensor.numel().min(1))?;
-            f64::from(values.first().copied().unwrap_or(1.0))
-        }
-        Err(_) => scale.float()?,
-    };
+    let scale = file.number(&scale)?;
     let count = |name: &str| scaler.as_ref()?.some(name)?.int().ok();
     Ok(Some(LossScale {
         scale,

@@ -89,11 +89,7 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
             ("quantization_config", Value::Null),
         ]
     });
-    let hidden = if bloom && config.get("n_embed").is_some() {
-        config.size("n_embed")
-    } else {
-        config.size(if bloom { "hidden_size" } else { "n_embd" })
-    };
+    let hidden = config.size(if bloom { "hidden_size" } else { "n_embd" });
     let ffn = config.optional_size("n_inner").filter(|_| !bloom);
     let gelu = match config.text("activation_function") {
         None | Some("gelu_new" | "gelu_pytorch_tanh") => Gelu::Tanh,

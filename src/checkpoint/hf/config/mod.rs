@@ -6,6 +6,7 @@ mod reader;
 mod rope;
 
 use super::family;
+use crate::foreign::detect;
 use crate::shortest;
 use anyhow::Context;
 use base::Problems;
@@ -33,13 +34,13 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
     let path = folder.join("config.json");
     let place = path.display().to_string();
     let remedy = "give a folder that transformers' save_pretrained wrote";
-    let text = match fs::read_to_string(&path) {
+    let text = match fs::read(&path) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(Problems::one(place, "there is no such file", remedy).into());
+            return Err(missing(folder, place, remedy).into());
         }
         read => read.with_context(|| format!("cannot read {place}"))?,
     };
-    let config: Map<String, Value> = match serde_json::from_str(&text) {
+    let config: Map<String, Value> = match base::json::from_python(&text) {
         Ok(Value::Object(config)) => config,
         Ok(_) => return Err(Problems::one(place, "not a JSON object", remedy).into()),
         Err(error) => {
@@ -55,6 +56,7 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
         let known = format!("{} and {last} are known", others.join(", "));
         return Err(Problems::one(place, what, known).into());
     };
+    reader.spellings = family::row(family).spellings;
     architecture(&mut reader, family);
     let read = if family.is_llama() {
         llama::read(&mut reader, family)
@@ -62,6 +64,18 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
         gpt::read(&mut reader, family)
     };
     Ok(reader.problems.or(read)?)
+}
+
+/// Error for a folder without config.json, which may be another trainer's.
+fn missing(folder: &Path, place: String, remedy: &str) -> Problems {
+    match detect(folder) {
+        Ok(other) => {
+            let what = format!("there is no such file: the files are those of {}", other.name());
+            let remedy = format!("gptrain import {} --dry", folder.display());
+            Problems::one(place, what, remedy)
+        }
+        Err(_) => Problems::one(place, "there is no such file", remedy),
+    }
 }
 
 /// A classifier has other weights than a language model.
@@ -110,6 +124,7 @@ pub fn write_config(
     carried: Option<Map<String, Value>>,
 ) -> String {
     let mut config = carried.unwrap_or_default();
+    let kept: Vec<String> = config.keys().cloned().collect();
     let ours = if family.is_llama() { llama::write(family, m) } else { gpt::write(family, m) };
     let longest = config.get("max_position_embeddings").and_then(Value::as_u64);
     config.extend(ours);
@@ -123,13 +138,19 @@ pub fn write_config(
         "initializer_range": shortest(m.init.std),
         "tie_word_embeddings": m.tied_head,
         "dtype": dtype,
+        // Its name before transformers 5.
+        "torch_dtype": dtype,
     });
     config.extend(all.as_object().expect("an object").clone());
+    // An imported file may have the same setting under another name.
+    for row in family::row(family).spellings {
+        let value = config.get(row.key).cloned().unwrap_or_default();
+        for other in row.others.iter().filter(|other| kept.iter().any(|name| name == *other)) {
+            config.insert(other.to_string(), value.clone());
+        }
+    }
     for (key, id) in [("bos_token_id", &tokens.bos), ("eos_token_id", &tokens.eos)] {
         config.entry(key).or_insert(id.clone());
-    }
-    if let Some(old) = config.get_mut("torch_dtype") {
-        *old = json!(dtype);
     }
     format!("{:#}\n", Value::Object(config))
 }

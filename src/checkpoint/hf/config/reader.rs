@@ -1,5 +1,6 @@
 //! Typed values of a config.json. A value of a wrong type is a mistake of the user, never a default.
 
+use super::family::Spelling;
 use base::Problems;
 use serde_json::{Map, Value};
 
@@ -10,17 +11,28 @@ pub struct Reader<'a> {
     pub place: &'a str,
     /// Prefix of a key in messages: "rope_parameters." in the object of this name.
     pub within: &'static str,
+    /// Other names of keys.
+    pub spellings: &'static [Spelling],
     pub problems: Problems,
 }
 
 impl<'a> Reader<'a> {
     pub fn new(config: &'a Map<String, Value>, place: &'a str) -> Reader<'a> {
-        Reader { config, place, within: "", problems: Problems::default() }
+        Reader { config, place, within: "", spellings: &[], problems: Problems::default() }
     }
 
     /// Value of a key; None if it is missing or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.config.get(key).filter(|value| !value.is_null())
+        self.config.get(self.spelled(key)).filter(|value| !value.is_null())
+    }
+
+    /// Name that the file has for a key: another spelling, if one has a value.
+    fn spelled<'k>(&self, key: &'k str) -> &'k str {
+        let row = self.spellings.iter().find(|row| row.key == key);
+        let has_value =
+            |name: &&&str| self.config.get(**name).is_some_and(|value| !value.is_null());
+        let other = row.and_then(|row| row.others.iter().find(has_value));
+        other.copied().unwrap_or(key)
     }
 
     /// Required whole number above 0.
@@ -101,6 +113,7 @@ impl<'a> Reader<'a> {
     }
 
     pub fn wrong(&mut self, key: &str, remedy: &str) {
+        let key = self.spelled(key);
         let value = self.config.get(key).map_or("missing".to_string(), |value| {
             let text = value.to_string();
             match text.char_indices().nth(60) {

@@ -1,6 +1,7 @@
 //! Simulated ranks that join, send heartbeats and leave, thousands in one process.
 //! `benches/scale.rs` measures the cost at rank 0.
 
+use super::super::address::Address;
 use super::super::control::{self, ControlMessage, JoinRequest};
 use super::super::handshake::Key;
 use super::super::{Join, connect_to_rank0};
@@ -18,7 +19,8 @@ pub struct Ranks {
 /// Joins all ranks except 0 of `join.world`, one after the other.
 pub fn meet(join: &Join) -> Result<Ranks, Failed> {
     let key = Key::new(&join.secret, &join.job);
-    let connect = |rank| connect_to_rank0(join, &key, &JoinRequest::new(join, rank, 1));
+    let address = Address::read(&join.address).expect("host:port");
+    let connect = |rank| connect_to_rank0(join, &address, &key, &JoinRequest::new(join, rank, 1));
     let all = (1..join.world).map(connect).collect::<Result<Vec<TcpStream>, Failed>>()?;
     let mut received = 0;
     for (i, stream) in all.iter().enumerate() {

@@ -1,0 +1,264 @@
+//! Compressed files: gzip members, xz and bzip2 streams, Zstandard frames, one after the other as the
+//! tools write them, with the padding and the skippable frames between.
+
+use std::io::{BufRead, Error, ErrorKind, Read, Result};
+
+use base::Problems;
+use bzip2::bufread::BzDecoder;
+use flate2::bufread::GzDecoder;
+use lzma_rust2::XzReader;
+use ruzstd::decoding::errors::FrameDecoderError;
+use ruzstd::decoding::{FrameDecoder, StreamingDecoder};
+
+use super::position::Counted;
+
+/// Longest magic of a compression.
+const MAGIC: usize = 10;
+/// Bytes read from the file at once.
+const ROOM: usize = 1 << 18;
+/// Magic of Zstandard's skippable frames, whose first byte is 0x50 to 0x5f. LZ4 has the same.
+const SKIPPABLE: &[u8] = &[0x2a, 0x4d, 0x18];
+/// Maximum window of Zstandard that is decoded: that of `zstd --long=31`.
+const WINDOW: u64 = 2 << 30;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    Gzip,
+    Zstandard,
+    Xz,
+    Bzip2,
+}
+
+impl Compression {
+    /// Compression of a stream that starts with these bytes; None for others.
+    fn of(start: &[u8]) -> Option<Compression> {
+        let blocks: [&[u8]; 2] = [b"1AY&SY", b"\x17rE8P\x90"]; // the second ends an empty stream
+        let rest = |from: usize| start.get(from..).unwrap_or_default();
+        let is = |magic: &[u8]| start.starts_with(magic);
+        match () {
+            () if is(&[0x1f, 0x8b]) => Some(Compression::Gzip),
+            () if is(&[0x28, 0xb5, 0x2f, 0xfd]) => Some(Compression::Zstandard),
+            () if is_skippable(start) => Some(Compression::Zstandard),
+            () if is(b"\xfd7zXZ\0") => Some(Compression::Xz),
+            () if is(b"BZh") && blocks.iter().any(|block| rest(4).starts_with(block)) => {
+                Some(Compression::Bzip2)
+            }
+            () => None,
+        }
+    }
+
+    /// Program that writes it.
+    fn tool(self) -> &'static str {
+        match self {
+            Compression::Gzip => "gzip",
+            Compression::Zstandard => "zstd",
+            Compression::Xz => "xz",
+            Compression::Bzip2 => "bzip2",
+        }
+    }
+}
+
+/// Whether a skippable frame of Zstandard starts with these bytes.
+fn is_skippable(start: &[u8]) -> bool {
+    start.first().is_some_and(|byte| byte >> 4 == 5) && start[1..].starts_with(SKIPPABLE)
+}
+
+/// Decompressed bytes of a file, or its own bytes.
+pub fn decompressed(file: Counted, place: &str) -> Result<Box<dyn Read>> {
+    let mut file = Source { file, bytes: Vec::new(), at: 0 };
+    Ok(match Compression::of(file.peek(MAGIC)?) {
+        None => Box::new(file),
+        Some(of) => {
+            let (file, place) = (Some(file), place.into());
+            Box::new(Members { file, decoder: None, place, of })
+        }
+    })
+}
+
+/// File whose next bytes can be seen before they are read.
+struct Source {
+    file: Counted,
+    bytes: Vec<u8>,
+    at: usize,
+}
+
+impl Source {
+    /// Next bytes: `count`, or fewer at the end of the file.
+    fn peek(&mut self, count: usize) -> Result<&[u8]> {
+        while self.bytes.len() - self.at < count {
+            self.bytes.drain(..self.at);
+            let (old, room) = (self.bytes.len(), self.bytes.len() + ROOM);
+            self.at = 0;
+            self.bytes.resize(room, 0);
+            let read = self.file.read(&mut self.bytes[old..]);
+            self.bytes.truncate(old + *read.as_ref().unwrap_or(&0));
+            match read {
+                Ok(0) => break,
+                Err(error) if error.kind() != ErrorKind::Interrupted => return Err(error),
+                _ => {}
+            }
+        }
+        Ok(&self.bytes[self.at..])
+    }
+
+    /// Skips `count` bytes. Fails at the end of the file.
+    fn skip(&mut self, mut count: u64) -> Result<()> {
+        while count > 0 {
+            let some = (self.fill_buf()?.len() as u64).min(count);
+            if some == 0 {
+                return Err(ErrorKind::UnexpectedEof.into());
+            }
+            self.consume(some as usize);
+            count -= some;
+        }
+        Ok(())
+    }
+
+    fn skip_zeros(&mut self) -> Result<()> {
+        loop {
+            let zeros = self.fill_buf()?.iter().take_while(|byte| **byte == 0).count();
+            if zeros == 0 {
+                return Ok(());
+            }
+            self.consume(zeros);
+        }
+    }
+}
+
+impl BufRead for Source {
+    fn fill_buf(&mut self) -> Result<&[u8]> {
+        self.peek(1)
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.at += count;
+    }
+}
+
+impl Read for Source {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize> {
+        let read = self.fill_buf()?.read(out)?;
+        self.consume(read);
+        Ok(read)
+    }
+}
+
+/// Decoder of one member, stream or frame.
+enum Decoder {
+    Gzip(GzDecoder<Source>),
+    Zstandard(Box<Frame>),
+    Xz(Box<XzReader<Source>>),
+    Bzip2(BzDecoder<Source>),
+}
+
+type Frame = StreamingDecoder<Source, FrameDecoder>;
+
+impl Decoder {
+    fn open(of: Compression, file: Source, place: &str) -> Result<Decoder> {
+        Ok(match of {
+            Compression::Gzip => Decoder::Gzip(GzDecoder::new(file)),
+            Compression::Zstandard => Decoder::Zstandard(Box::new(frame(file, place)?)),
+            Compression::Xz => Decoder::Xz(Box::new(XzReader::new(file, false))),
+            Compression::Bzip2 => Decoder::Bzip2(BzDecoder::new(file)),
+        })
+    }
+
+    fn read(&mut self, out: &mut [u8]) -> Result<usize> {
+        match self {
+            Decoder::Gzip(decoder) => decoder.read(out),
+            Decoder::Zstandard(frame) => match frame.read(out)? {
+                0 if !out.is_empty() => check(&frame.decoder).map(|()| 0),
+                read => Ok(read),
+            },
+            Decoder::Xz(decoder) => decoder.read(out),
+            Decoder::Bzip2(decoder) => decoder.read(out),
+        }
+    }
+
+    fn into_inner(self) -> Source {
+        match self {
+            Decoder::Gzip(decoder) => decoder.into_inner(),
+            Decoder::Zstandard(decoder) => decoder.into_inner(),
+            Decoder::Xz(decoder) => decoder.into_inner(),
+            Decoder::Bzip2(decoder) => decoder.into_inner(),
+        }
+    }
+}
+
+fn frame(file: Source, place: &str) -> Result<Frame> {
+    Frame::new_with_max_window_size(file, WINDOW).map_err(|error| match error {
+        FrameDecoderError::DictNotProvided { dict_id } => {
+            let what = format!("is compressed with the Zstandard dictionary {dict_id}");
+            let remedy = "unpack it with that dictionary: zstd -d -D DICTIONARY FILE";
+            Error::other(Problems::one(place, what, remedy))
+        }
+        error => Error::other(error),
+    })
+}
+
+/// Fails if a frame has a checksum, and its content another.
+fn check(frame: &FrameDecoder) -> Result<()> {
+    let stored = frame.get_checksum_from_data();
+    if stored.is_some() && stored != frame.get_calculated_checksum() {
+        return Err(Error::new(ErrorKind::InvalidData, "the checksum of a zstd frame is wrong"));
+    }
+    Ok(())
+}
+
+/// Decompressed bytes of consecutive members.
+struct Members {
+    /// The file between two members.
+    file: Option<Source>,
+    decoder: Option<Decoder>,
+    place: String,
+    of: Compression,
+}
+
+impl Members {
+    /// Opens the next member. Returns false at the end of the file.
+    fn next(&mut self) -> Result<bool> {
+        let Some(mut file) = self.file.take() else { return Ok(false) };
+        loop {
+            let start: Vec<u8> = file.peek(MAGIC)?.iter().take(MAGIC).copied().collect();
+            match start[..] {
+                [] => return Ok(false),
+                // Zeros are the padding of xz, and of tapes and block devices.
+                [0, ..] => file.skip_zeros()?,
+                [_, _, _, _, a, b, c, d, ..]
+                    if self.of == Compression::Zstandard && is_skippable(&start) =>
+                {
+                    file.skip(8 + u64::from(u32::from_le_bytes([a, b, c, d])))?;
+                }
+                _ if Compression::of(&start) == Some(self.of) => {
+                    self.decoder = Some(Decoder::open(self.of, file, &self.place)?);
+                    return Ok(true);
+                }
+                _ => return Err(self.other(&file)),
+            }
+        }
+    }
+
+    fn other(&self, file: &Source) -> Error {
+        let at = file.file.position.get() - (file.bytes.len() - file.at) as u64;
+        let tool = self.of.tool();
+        let what = format!("has something else behind its {tool} data, at byte {at}");
+        Error::other(Problems::one(&self.place, what, format!("ask {tool}: {tool} -tv FILE")))
+    }
+}
+
+impl Read for Members {
+    fn read(&mut self, out: &mut [u8]) -> Result<usize> {
+        loop {
+            if let Some(decoder) = &mut self.decoder {
+                let read = decoder.read(out)?;
+                if read > 0 || out.is_empty() {
+                    return Ok(read);
+                }
+            }
+            self.file = self.decoder.take().map(Decoder::into_inner).or(self.file.take());
+            if !self.next()? {
+                return Ok(0);
+            }
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! Datasets that do not exist, and files of tokens that are none.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use super::{index_path, tokens_path};
+use base::Problems;
+
+/// Problem of a missing dataset; lists the datasets next to it or in it.
+pub fn missing(prefix: &Path, path: &Path) -> Problems {
+    let folder = if prefix.is_dir() { Some(prefix) } else { prefix.parent() };
+    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<String> = files
+        .map(|file| file.path())
+        .filter(|path| path.extension().is_some_and(|ending| ending == "idx"))
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    found.sort();
+    found.truncate(8);
+    let remedy = if found.is_empty() {
+        "give the PREFIX of a PREFIX.bin and PREFIX.idx".to_string()
+    } else {
+        format!("{} holds: {}", folder.display(), found.join(", "))
+    };
+    let place = prefix.display().to_string();
+    if let Some((file, writer)) = lone_tokens(prefix) {
+        let what = format!("is not a dataset: {} has no .idx; it holds {writer}", file.display());
+        let pair = "a pair of .bin and .idx is needed; `gptrain data build TEXT --tokenizer \
+                    tokenizer.json --output PREFIX` makes one";
+        return Problems::one(place, what, pair);
+    }
+    let what = format!("is not a dataset: {} does not exist", path.display());
+    Problems::one(place, what, remedy)
+}
+
+/// File of tokens without an index, as other trainers use, and a description of it.
+fn lone_tokens(prefix: &Path) -> Option<(PathBuf, &'static str)> {
+    let mut file = tokens_path(prefix);
+    if prefix.is_file() {
+        file = prefix.into();
+    }
+    let mut start = [0; 4];
+    base::input::open(&file).ok()?.read_exact(&mut start).ok()?;
+    let writer = match i32::from_le_bytes(start) {
+        20_240_520 | 20_240_801 => "tokens of llm.c behind a header of 1,024 bytes",
+        _ => "tokens alone, as nanoGPT writes them, or it was copied without its .idx",
+    };
+    (!index_path(prefix).exists()).then_some((file, writer))
+}
