@@ -87,7 +87,7 @@ pub struct BuildArgs {
     shuffle: Option<u64>,
     /// Cut documents into sequences until there are this many, so that the parts of a split are not
     /// empty; 0 cuts none [default: 20 if all files are plain text, else 0]
-    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(0..=1000))]
+    #[arg(long, value_name = "N", value_parser = number::whole_in(0..=1000usize))]
     min_sequences: Option<usize>,
     /// Type of an id on disk [default: uint16, or int32 for a vocabulary of 65,500 or more]
     #[arg(long, value_enum)]
