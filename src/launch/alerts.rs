@@ -3,7 +3,7 @@
 //! its first failure is a warning.
 
 use super::events::Event;
-use base::threads;
+use base::{Moment, threads};
 use manifest::Manifest;
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::json;
@@ -12,7 +12,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Time limit of a command.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -109,7 +109,7 @@ impl AlertCommand {
         if let Some(mut input) = child.stdin.take() {
             let _ = writeln!(input, "{object}"); // it need not read
         }
-        let since = Instant::now();
+        let since = Moment::now();
         loop {
             match child.try_wait() {
                 Ok(Some(status)) if status.success() => return Ok(()),

@@ -8,6 +8,7 @@
 use super::run_folder::{SERIES, is_task_of_series};
 use super::supervise::{Signals, follow_parent};
 use anyhow::{Context, Result};
+use base::Moment;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use std::ffi::OsString;
@@ -15,7 +16,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Record of the commands that ended well, in the series' folder.
@@ -71,7 +72,7 @@ struct Running<'t> {
     task: &'t Task,
     slot: usize,
     child: Child,
-    since: Instant,
+    since: Moment,
 }
 
 /// Series of tasks with its folder.
@@ -199,7 +200,7 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
     command.envs(environment.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null()).stdout(output.try_clone().with_context(failed)?).stderr(output);
     let child = command.spawn().with_context(|| format!("cannot start {}", task.name))?;
-    Ok(Running { task, slot, child, since: Instant::now() })
+    Ok(Running { task, slot, child, since: Moment::now() })
 }
 
 /// Last line of a command's output that is not empty.
