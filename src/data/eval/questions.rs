@@ -221,19 +221,6 @@ mod tests {
         assert_eq!(sequence(false, "").tokens[0], 340, "an empty question is the first token");
     }
 
-    /// Python writes numbers that are not finite; JavaScript cuts strings within a character.
-    #[test]
-    fn other_fields_may_hold_anything() {
-        let line = r#"{"score": NaN, "goal": "Sit", "meta": {"p": [1, -Infinity, 1e999]},
-            "cut": "\ud83d", "sol1": "on", "sol2": "under", "label": 1, "last": Infinity}"#;
-        let piqa = text("Question: Sit\nAnswer:", &["on", "under"], 1);
-        assert_eq!(Text::parse(line.as_bytes()).unwrap(), piqa);
-        let (what, _) = Text::parse(br#"{"goal": NaN, "sol1": "a", "label": 0}"#).unwrap_err();
-        assert_eq!(what, "goal is null, not text");
-        let (what, _) = Text::parse(b"[1]").unwrap_err();
-        assert!(what.contains("expected a JSON object"), "{what}");
-    }
-
     #[test]
     fn the_longer_answer_wins_by_its_length() {
         let question = Question { right: 1, lengths: vec![2, 10] };

@@ -181,7 +181,7 @@ impl<'a> Bounds<'a> {
             let inputs = passes[kind.end() as usize].one.inputs;
             let slots = self.micro_batches_held(s, kind.rank) as u64;
             let device = kept(|s| s.device) + slots * saved + workspace.expect("a chunk") + inputs;
-            (kept(|s| s.host) <= self.limits.host.0).then_some(device)
+            (kept(|s| s.host) <= self.limits.host_share(s.ranks()).0).then_some(device)
         };
         kinds.iter().map(rank_bytes).try_fold(0, |most, bytes| Some(bytes?.max(most)))
     }

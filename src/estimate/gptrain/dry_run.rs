@@ -145,7 +145,11 @@ impl Stage {
 
 /// The first rank of every stage.
 pub fn stages(m: &Manifest) -> Vec<Stage> {
-    let cap = m.train.device_memory.map(|device| MemoryLimits { device, host: Bytes(u64::MAX) });
+    let cap = m.train.device_memory.map(|device| MemoryLimits {
+        device,
+        host: Bytes(u64::MAX),
+        per_node: 1,
+    });
     let m = &cap.map_or_else(|| m.clone(), |limits| place_gradients(m, limits));
     let mut stages: Vec<Stage> = Vec::new();
     for (stage, first) in first_alike_stages(m).into_iter().enumerate() {
@@ -167,8 +171,10 @@ pub fn memory(m: &Manifest) -> Bytes {
 #[derive(Clone, Copy, Debug)]
 pub struct MemoryLimits {
     pub device: Bytes,
-    /// Its share of the host's memory.
+    /// Memory of a node, which its ranks share.
     pub host: Bytes,
+    /// Most ranks of a node.
+    pub per_node: usize,
 }
 
 impl MemoryLimits {
@@ -179,12 +185,17 @@ impl MemoryLimits {
         let device = gib(hw.memory_gib - hw.context_mib / 1024.0);
         let device = Bytes(device.saturating_sub(headroom(m, hw).0));
         let device = m.train.device_memory.map_or(device, |most| device.min(most));
-        let ranks = hw.per_node.min(m.topology.ranks());
-        MemoryLimits { device, host: Bytes(gib(hw.host_gib) / ranks as u64) }
+        MemoryLimits { device, host: Bytes(gib(hw.host_gib)), per_node: hw.per_node }
     }
 
-    pub fn hold(&self, plan: &MemoryPlan) -> bool {
-        plan.total() <= self.device && plan.host_total() <= self.host
+    /// Host memory of each of so many ranks.
+    pub fn host_share(&self, ranks: usize) -> Bytes {
+        Bytes(self.host.0 / self.per_node.min(ranks) as u64)
+    }
+
+    /// Whether each of so many ranks may reserve this.
+    fn hold(&self, plan: &MemoryPlan, ranks: usize) -> bool {
+        plan.total() <= self.device && plan.host_total() <= self.host_share(ranks)
     }
 }
 
@@ -235,7 +246,9 @@ fn memory_within(
 ) -> Option<BTreeMap<usize, StageMemory>> {
     let distinct = alike.iter().enumerate().filter(|(stage, first)| stage == *first);
     let needs = distinct.map(|(stage, _)| Some((stage, reserve(m, stage))));
-    needs.map(|each| each.filter(|(_, needs)| limits.hold(&needs.memory_plan))).collect()
+    needs
+        .map(|each| each.filter(|(_, needs)| limits.hold(&needs.memory_plan, m.topology.ranks())))
+        .collect()
 }
 
 /// For each stage, the first that has the same layers and the same ends: both do the same work, and

@@ -71,6 +71,7 @@ impl Search<'_> {
 
     /// The simplest of the equally fast cuts that leave room, unless it is one of those evaluated so far.
     fn simplest(&self, cuts: &[Setup], evaluated: &[usize], equal: Equal) -> Option<Planned> {
+        base::threads::init_rayon();
         let mut order: Vec<usize> = (0..cuts.len()).collect();
         order.sort_by_cached_key(|number| splits(&cuts[*number]));
         for some in order.chunks(4 * rayon::current_num_threads()) {

@@ -20,7 +20,7 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
         let m = planned(sets);
         let all = stages(&m);
         let (at, most) = peak(&all);
-        let limits = |device| MemoryLimits { device, host: Bytes(0) };
+        let limits = |device| MemoryLimits { device, host: Bytes(0), per_node: 1 };
         assert!(fits(&m, limits(most)) && !fits(&m, limits(Bytes(most.0 - 1))), "{sets:?}");
         let quick = stages_within(&m, limits(most)).expect("it fits");
         assert_eq!(peak(&quick), (at, most), "{sets:?}");
@@ -61,8 +61,8 @@ fn what_lies_on_the_host_is_billed_there() {
     assert!((1.0 - 1e-9..1.1).contains(&(seconds / pass)), "{seconds} s, not {pass}");
     let (least, most) = (host_peak(&host), peak(&host).1);
     let m = of(&["topology.offload=optimizer"]);
-    assert!(fits(&m, MemoryLimits { device: most, host: least }));
-    assert!(!fits(&m, MemoryLimits { device: most, host: Bytes(least.0 - 1) }));
+    assert!(fits(&m, MemoryLimits { device: most, host: least, per_node: 1 }));
+    assert!(!fits(&m, MemoryLimits { device: most, host: Bytes(least.0 - 1), per_node: 1 }));
 }
 
 /// Gradients of blocks on the host take as much there as they did on the device, but for three
@@ -96,7 +96,7 @@ fn gradients_on_the_host_are_billed_there() {
     assert_eq!(total(&host[0], "to the device"), total(&device[0], "to the device"));
     // Left open, they go where there is room.
     let open = of("gradients: auto");
-    let limits = |device: Bytes| MemoryLimits { device, host: Bytes(u64::MAX) };
+    let limits = |device: Bytes| MemoryLimits { device, host: Bytes(u64::MAX), per_node: 1 };
     let most = peak(&device).1;
     assert_eq!(stages_within(&open, limits(most)).unwrap()[0].memory_plan, *before);
     let less = stages_within(&open, limits(Bytes(most.0 - 1))).unwrap();
