@@ -3,6 +3,7 @@
 pub mod busy;
 mod choices;
 mod columns;
+mod commit;
 mod control_chars;
 mod dtype;
 mod fp8;
@@ -35,6 +36,7 @@ mod wrong_input;
 
 pub use choices::Gelu;
 pub use columns::columns;
+pub use commit::{commit, set_commit};
 pub use control_chars::escape_control;
 pub use dtype::DType;
 pub use fp8::Fp8;

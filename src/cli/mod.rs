@@ -250,6 +250,7 @@ fn all_flags_have_one_grammar_of_numbers() {
 
 pub fn main() -> ExitCode {
     device::cuda::set_environment(); // before any thread
+    base::set_commit(env!("GPTRAIN_COMMIT"));
     base::threads::report_refused_memory();
     if let Some(line) = too_little_memory() {
         base::warn!("{line}");

@@ -192,7 +192,10 @@ impl DatasetTokenizer {
                 let beside = Some(beside).filter(|path| path.exists());
                 let note = beside.as_ref().map(|path| {
                     let (record, path) = (record_path(prefix), path.display());
-                    format!("{} does not exist, so {path} is a guess", record.display())
+                    format!(
+                        "{} does not exist: assuming that {path} is the tokenizer",
+                        record.display()
+                    )
                 });
                 (beside, note)
             }

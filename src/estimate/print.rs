@@ -77,24 +77,25 @@ pub fn headline(v: &View) -> String {
 
 /// Memory table, a row per stage.
 fn memory(v: &View) -> String {
-    let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
+    let names = v.stages[0].terms.iter().map(|(name, _)| match *name {
+        "library workspace" => "library",
+        name => name,
+    });
     let (unit, called, params, thousands) = match v.needed {
         GIB.. => (GIB, "GiB", 1e9, "params B"),
         _ => (MIB, "MiB", 1e6, "params M"),
     };
-    let mut out = format!("\nMemory of a rank, {called}\n");
-    let _ = write!(out, "{:>9}{:>7}{:>9}", "stage", "layers", thousands);
-    for name in &names {
-        let _ = write!(out, "{:>9}", short(name));
-    }
-    let _ = writeln!(out, "{:>9}", "sum");
-    for (i, stage) in v.stages.iter().enumerate() {
-        let _ = write!(out, "{i:>9}{:>7}{:>9.3}", stage.layers, stage.parameters / params);
-        for (_, bytes) in &stage.terms {
-            let _ = write!(out, "{:>9.2}", bytes / unit);
-        }
-        let _ = writeln!(out, "{:>9.2}", stage.bytes() / unit);
-    }
+    let head = ["stage", "layers", thousands].into_iter().chain(names).chain(["sum"]);
+    let row = |(i, stage): (usize, &Stage)| {
+        let counts = [i.to_string(), stage.layers.to_string()];
+        let parameters = format!("{:.3}", stage.parameters / params);
+        let terms = stage.terms.iter().map(|(_, bytes)| *bytes).chain([stage.bytes()]);
+        let terms = terms.map(|bytes| format!("{:.2}", bytes / unit));
+        counts.into_iter().chain([parameters]).chain(terms).collect::<Vec<_>>()
+    };
+    let rows = v.stages.iter().enumerate().map(row);
+    let rows: Vec<_> = [head.map(str::to_string).collect()].into_iter().chain(rows).collect();
+    let mut out = format!("\nMemory of a rank, {called}\n{}", words::table(&rows, 0));
     out += &deepspeed(v);
     let (stage, term) = v.peak();
     let [least, most] = words::range(v.reserved / unit, v.reserved_error);
@@ -165,16 +166,6 @@ fn deepspeed(v: &View) -> String {
         states.gpu / GIB,
         states.host / GIB
     )
-}
-
-/// A column's head of at most eight letters.
-fn short(name: &str) -> &str {
-    match name {
-        "gradients" => "grads",
-        "optimizer" => "optimiz.",
-        "working set" => "working",
-        other => &other[..other.len().min(8)],
-    }
 }
 
 /// The waterfall.

@@ -124,7 +124,7 @@ impl Storage {
             let (folder, limit) = (self.folder.display(), Seconds(self.limit.as_secs_f64()));
             let causes: Vec<String> = error.chain().map(|cause| cause.to_string()).collect();
             let why = causes[causes.len().saturating_sub(2)..].join(": ");
-            tracing::warn!("{folder} takes nothing ({why}): waiting up to {limit} for it");
+            tracing::warn!("{folder} cannot be written ({why}): waiting up to {limit} for it");
         }
     }
 
@@ -136,7 +136,7 @@ impl Storage {
             && success
         {
             let away = Seconds(since.elapsed().as_secs_f64());
-            tracing::warn!("{} takes files again, after {away}", self.folder.display());
+            tracing::warn!("{} can be written again, after {away}", self.folder.display());
         }
     }
 }

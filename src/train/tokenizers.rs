@@ -98,10 +98,10 @@ impl<'a> Tokenizers<'a> {
         let mut notes = Vec::new();
         if let (Some((path, _)), [first, ..]) = (&self.named, &self.unknown[..]) {
             notes.push(format!(
-                "no record of the tokenizer ({} does not exist): that {} was built with {} is a guess",
+                "{} does not exist: assuming that {} is the tokenizer of {}",
                 record_path(first).display(),
-                list(&self.unknown),
-                path.display()
+                path.display(),
+                list(&self.unknown)
             ));
         }
         if !self.endless.is_empty() {

@@ -109,7 +109,7 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     let (folder, away) = (lab.path("runs/a"), lab.path("runs/away"));
     fs::rename(&folder, &away).unwrap();
     signal(&child, Signal::CONT);
-    let told = read_to(&mut lines, "takes nothing");
+    let told = read_to(&mut lines, "cannot be written");
     assert!(!has_ended(&child));
     assert!(told.last().unwrap().contains("No such file or directory"), "{told:?}");
     assert!(!folder.exists(), "a missing folder is not created again");
@@ -119,8 +119,8 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     let mut err = String::new();
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert!(child.wait().unwrap().success(), "{err}");
-    assert_eq!(rest.iter().filter(|line| line.contains("takes files again")).count(), 1);
-    assert_eq!(rest.iter().filter(|line| line.contains("takes nothing")).count(), 0);
+    assert_eq!(rest.iter().filter(|line| line.contains("can be written again")).count(), 1);
+    assert_eq!(rest.iter().filter(|line| line.contains("cannot be written")).count(), 0);
     assert_eq!(lab.losses("runs/a"), whole.losses("runs/a"));
     lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).well();
     let saved = fs::read_dir(folder.join("checkpoints")).unwrap();
@@ -156,10 +156,10 @@ fn a_disk_that_is_full_for_a_while_costs_nothing() {
          echo code $? > ended) > said 2>&1 & \
          until test -s full/a/metrics.jsonl || test -f ended; do sleep 0.01; done; \
          head -c 4m /dev/zero > full/filler; \
-         until grep -q 'takes nothing' said || test -f ended; do sleep 0.1; done; rm full/filler; \
+         until grep -q 'cannot be written' said || test -f ended; do sleep 0.1; done; rm full/filler; \
          wait; cp full/a/metrics.jsonl .; cat said ended";
     let Some(out) = in_namespace(&lab, script) else { return };
-    assert!(out.contains("code 0") && out.contains("takes nothing"), "{out}");
+    assert!(out.contains("code 0") && out.contains("cannot be written"), "{out}");
     let whole = Lab::new();
     whole.run(&["train.steps=400"]).well();
     assert_eq!(lab.losses(""), whole.losses("runs/a"), "{out}");
@@ -176,7 +176,7 @@ fn a_disk_that_is_full_when_ranks_begin_anew_is_waited_for() {
          until test -s full/a/metrics.jsonl || test ! -d /proc/$run; do sleep 0.01; done; \
          head -c 4m /dev/zero > full/filler; \
          kill -9 $(cat /proc/$run/task/*/children); \
-         until grep -q 'takes nothing.*restarts' said || test ! -d /proc/$run; do sleep 0.1; done; \
+         until grep -q 'cannot be written.*restarts' said || test ! -d /proc/$run; do sleep 0.1; done; \
          rm full/filler; \
          wait $run; echo code $? > ended; cp full/a/metrics.jsonl .; cat said ended";
     let Some(out) = in_namespace(&lab, script) else { return };

@@ -64,6 +64,26 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
     assert!(page.contains("<th>batch.global</th><td>4</td><td>8</td>"), "{said}");
     assert!(page.matches("<figure").count() == 6 && !page.contains("NaN"), "{said}");
     lab.gptrain(&["compare", "runs/a", "runs/b", "-o", "both.html"]).expect(2, &["both.html"]);
+
+    // A run that ended early does not set the step of the others, unless there is but one other.
+    run("early", &["train.steps=2"]);
+    let done = lab.gptrain(&["compare", "runs/a", "runs/b", "runs/early", "--json"]);
+    let object: Value = serde_json::from_str(&done.expect(0, &[]).out).unwrap();
+    let three = row(&object, "training loss at step 8");
+    assert_eq!((&three[0], &three[1], &three[2]), (&losses[0], &losses[1], &Value::Null));
+    assert!(row(&object, "training loss at each run's end")[2].is_number());
+    let note = "early ends at step 2: it is not compared at step 8";
+    assert_eq!(object["notes"], serde_json::json!([note]));
+    let said = lab.gptrain(&["compare", "runs/b", "runs/early"]).out;
+    let note = "early ends at step 2: the others, up to step 12, are compared there";
+    assert!(said.contains("training loss at step 2 ") && said.contains(note), "{said}");
+    // A value in JSON is whole.
+    let pattern = "model.pattern=[full, {attention: window, rope: {theta: 5000}}]";
+    run("pattern", &["train.steps=4", "model.position=rope", "model.window=8", pattern]);
+    let said = lab.gptrain(&["compare", "runs/large", "runs/pattern"]).out;
+    let json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
+    let values = said.lines().filter_map(|line| line.trim().strip_prefix("pattern: "));
+    assert!(values.filter(|value| value.starts_with('[') && json(value)).count() == 1, "{said}");
     lab.gptrain(&["compare", "runs/a"]).expect(2, &["2 values required"]);
     lab.gptrain(&["compare", "runs/a", "runs/none"]).expect(2, &["runs/none/metrics.jsonl"]);
 }

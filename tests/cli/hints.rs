@@ -19,11 +19,11 @@ fn shell(lab: &Lab, line: &str) -> Command {
     command
 }
 
-fn typed(lab: &Lab, line: &str) -> Done {
+pub fn typed(lab: &Lab, line: &str) -> Done {
     Done::of(shell(lab, line).output().unwrap())
 }
 
-fn well(lab: &Lab, line: &str) -> Done {
+pub fn well(lab: &Lab, line: &str) -> Done {
     let done = typed(lab, line);
     assert_eq!(done.code, Some(0), "{line}\n{}\n{}", done.out, done.err);
     done
@@ -44,7 +44,7 @@ fn type_all(lab: &Lab, done: &Done) -> String {
 }
 
 /// A lab with a dataset of text in `text`, and a manifest `small.yaml` with that tokenizer.
-fn with_text() -> Lab {
+pub fn with_text() -> Lab {
     let lab = Lab::new();
     let line =
         |n: usize| format!("The {n} cats sat on {} mats, said the {}th.\n", 7 * n % 31, n % 9);
@@ -126,6 +126,9 @@ fn a_comparison_shows_the_settings_of_every_start() {
     well(&lab, "gptrain report runs/small");
     let page = fs::read_to_string(lab.path("runs/small/report.html")).unwrap();
     assert!(page.contains("lr.peak was 0.003, is 0.001 after step 10"));
+    let version = well(&lab, "gptrain --version").out;
+    let commit = version.lines().next().unwrap().split_once(", commit ").unwrap().1;
+    assert!(page.contains(&format!(", commit {commit}: gptrain run runs/small --set")), "{commit}");
 }
 
 #[test]

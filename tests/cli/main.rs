@@ -13,6 +13,7 @@
 //! | `upkeep` | `gptrain prune`, and the user's command for events |
 //! | `run` | `gptrain run`: training, stopping, resuming, and everything that can be wrong |
 //! | `hints` | the next steps that a run prints, typed back |
+//! | `remedies` | the remedies of refusals, typed back |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
 //! | `bars` | progress bars of long commands on a terminal |
@@ -53,6 +54,7 @@ mod ops;
 mod places;
 mod random;
 mod readme;
+mod remedies;
 mod report;
 mod run;
 mod status;

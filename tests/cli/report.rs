@@ -193,6 +193,13 @@ fn a_page_needs_nothing_but_itself() {
     }
     assert!(page.contains("<h1>small &lt;one&gt;</h1>"));
     assert!(page.contains("model: {layers: 2}"));
+    // 20 steps have no median of 50; the batch is constant, the wait for data is not drawn either.
+    let tile = format!("<b>{:.5}</b><small>step 20</small>", loss(20));
+    assert!(page.contains(&tile) && !page.contains("median"), "{page}");
+    assert!(
+        page.contains("<h2>loss, nats a token</h2>") && page.contains("<h2>learning rate</h2>")
+    );
+    assert!(!page.contains("<h2>batch, samples") && !page.contains("<h2>data wait"), "{page}");
     assert!(page.contains("validation: wiki") && page.contains("validation: code"));
     assert!(!page.contains("NaN"), "no chart ran off its axes");
     let best = format!(
@@ -202,7 +209,7 @@ fn a_page_needs_nothing_but_itself() {
     assert!(page.contains(&best), "{page}");
     let picture = run.loss_svg(Scale::Log);
     assert!(picture.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\""));
-    assert!(picture.contains("small &lt;one&gt;: loss") && !picture.contains("NaN"));
+    assert!(picture.contains("small &lt;one&gt;: loss, nats a token") && !picture.contains("NaN"));
 }
 
 #[test]

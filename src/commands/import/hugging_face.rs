@@ -29,7 +29,7 @@ const LONGEST: usize = 4096;
 pub struct Imported {
     /// Checkpoint of step 0.
     pub checkpoint: PathBuf,
-    /// One line, such as "LlamaForCausalLM, 2.1 B numbers in BF16".
+    /// One line, such as "LlamaForCausalLM, 2,100,000 parameters in bf16".
     pub what: String,
     /// Keys of config.json that were ignored.
     pub unknown: Vec<String>,
@@ -301,7 +301,7 @@ train:
         let compare = |reference| divergence::divergence(written, m, reference);
         let divergence = reference.map(compare).transpose()?;
         let count = |(name, count): (&String, &usize)| {
-            format!("{} numbers in {name}", base::Count(*count as u64))
+            format!("{} parameters in {}", base::Count(*count as u64), name.to_lowercase())
         };
         let types: Vec<String> = self.types.iter().map(count).collect();
         let what = format!("{}: {}", self.config.family.name(), types.join(", "));

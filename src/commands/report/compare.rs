@@ -14,6 +14,9 @@ use train::report::numbers::{Format, Shown, StepRow, shown};
 /// Settings that differ between any two runs: names and paths.
 const OWN: [&str; 3] = ["name", "log.folder", "data.cache"];
 
+/// Part of the longest run below which a run is too short to be compared with the others.
+const SHORT: f64 = 0.25;
+
 /// Columns of a terminal for the values of a setting.
 const WIDTH: usize = 70;
 
@@ -67,14 +70,47 @@ impl Comparison {
         ComparedRow { name: name.into(), format, values: self.runs().map(value).collect() }
     }
 
-    /// All rows: the losses at the last step and at the last token that all runs reached.
-    fn rows(&self) -> Vec<ComparedRow> {
-        let least = |axis: XAxis| {
-            self.runs().map(|run| axis.value(run.last())).fold(f64::INFINITY, f64::min)
+    /// Runs that are compared at a common step and token: those that are not far shorter than the longest;
+    /// all, if these are not two.
+    fn long_runs(&self) -> Vec<&Run> {
+        let steps = |run: &Run| run.last().step as f64;
+        let longest = self.runs().map(steps).fold(0.0, f64::max);
+        let long: Vec<&Run> = self.runs().filter(|run| steps(run) >= SHORT * longest).collect();
+        if long.len() > 1 { long } else { self.runs().collect() }
+    }
+
+    /// Last step or token that all runs to be compared there reached.
+    fn common(&self, axis: XAxis) -> f64 {
+        let ends = self.long_runs().into_iter().map(|run| axis.value(run.last()));
+        ends.fold(f64::INFINITY, f64::min)
+    }
+
+    /// What the rows do not say: runs that end before the common step, or far before the others.
+    fn notes(&self) -> Vec<String> {
+        let common = self.common(XAxis::Step);
+        let longest = self.runs().map(|run| run.last().step).max().unwrap_or(0);
+        let note = |(label, run): &(String, Run)| {
+            let last = run.last().step;
+            let (ends, at) =
+                (format!("{label} ends at step {}", Count(last)), Count(common as u64));
+            if (last as f64) < common {
+                Some(format!("{ends}: it is not compared at step {at}"))
+            } else if (last as f64) < SHORT * longest as f64 {
+                let longest = Count(longest);
+                Some(format!("{ends}: the others, up to step {longest}, are compared there"))
+            } else {
+                None
+            }
         };
-        let points = [XAxis::Step, XAxis::Tokens].map(|axis| (axis, least(axis)));
+        self.0.iter().filter_map(note).collect()
+    }
+
+    /// All rows: the losses at the last step and at the last token that the runs reached, and at the end
+    /// of each.
+    fn rows(&self) -> Vec<ComparedRow> {
+        let points = [XAxis::Step, XAxis::Tokens].map(|axis| (axis, self.common(axis)));
         // Runs with the same batches reach the same tokens at the same step: one row says both.
-        let steps = self.runs().map(|run| &run.metrics.steps);
+        let steps = self.long_runs().into_iter().map(|run| &run.metrics.steps);
         let tokens =
             steps.filter_map(|steps| steps.iter().find(|row| row.step as f64 >= points[0].1));
         let tokens: BTreeSet<u64> = tokens.map(|row| row.tokens).collect();
@@ -85,8 +121,15 @@ impl Comparison {
         ];
         for (axis, most) in points {
             let name = format!("training loss {}", axis.place(*most));
-            let losses = |run: &Run| run.recent(|row| axis.value(row) <= *most, |row| row.lm_loss);
+            let losses = |run: &Run| match axis.value(run.last()) {
+                end if end < *most => f64::NAN,
+                _ => run.recent(|row| axis.value(row) <= *most, |row| row.lm_loss),
+            };
             rows.push(self.row(name, Format::Digits, losses));
+        }
+        if self.runs().any(|run| run.last().step as f64 != points[0].1) {
+            let losses = |run: &Run| run.recent(|_| true, |row| row.lm_loss);
+            rows.push(self.row("training loss at each run's end", Format::Digits, losses));
         }
         for set in self.sets() {
             rows.extend(points.iter().filter_map(|(axis, _)| self.valid(&set, *axis)));
@@ -120,7 +163,8 @@ impl Comparison {
     /// between two evaluations.
     fn valid(&self, set: &str, axis: XAxis) -> Option<ComparedRow> {
         let losses = |run: &Run| curves::valid_losses(&run.metrics, set, axis);
-        let ends = self.runs().filter_map(|run| losses(run).last().map(|point| point.0));
+        let long = self.long_runs().into_iter();
+        let ends = long.filter_map(|run| losses(run).last().map(|point| point.0));
         let most = ends.fold(f64::INFINITY, f64::min);
         let name = format!("validation loss {}, {set}", axis.place(most));
         most.is_finite().then(|| self.row(name, Format::Digits, |run| between(&losses(run), most)))
@@ -162,7 +206,8 @@ impl Comparison {
         [head].into_iter().chain(self.settings().into_iter().map(cells)).collect()
     }
 
-    /// Two tables. Truncates long values of settings.
+    /// Two tables with the notes between them. Truncates long values of settings; those in JSON, which
+    /// would lose their meaning, are whole below the tables.
     pub fn text(&self) -> String {
         let longest = (WIDTH / self.0.len().max(1)).clamp(12, 32);
         // The ends of two paths differ more often than their beginnings.
@@ -173,16 +218,28 @@ impl Comparison {
             }
             _ => cell,
         };
-        let settings = self.setting_cells().into_iter().map(|row| {
+        let is_long =
+            |cell: &String| cell.starts_with(['[', '{']) && cell.chars().count() > longest;
+        let (whole, short): (Vec<_>, Vec<_>) =
+            self.setting_cells().into_iter().partition(|row| row.iter().any(is_long));
+        let short = short.into_iter().map(|row| {
             let (key, values) = row.split_first().expect("a row has a key");
             [key.clone()].into_iter().chain(values.iter().cloned().map(cut)).collect()
         });
-        let settings: Vec<Vec<String>> = settings.collect();
-        let below = match settings.len() {
-            1 => "all settings are equal".to_string(),
-            _ => columns(&settings, 1),
-        };
-        format!("{}\n\n{below}", columns(&self.cells(), 1))
+        let short: Vec<Vec<String>> = short.collect();
+        let mut parts = vec![columns(&self.cells(), 1)];
+        parts.extend(Some(self.notes().join("\n")).filter(|notes| !notes.is_empty()));
+        match (short.len(), whole.len()) {
+            (1, 0) => parts.push("all settings are equal".to_string()),
+            (1, _) => {}
+            _ => parts.push(columns(&short, 1)),
+        }
+        parts.extend(whole.iter().map(|row| {
+            let lines =
+                self.labels().zip(&row[1..]).map(|(label, value)| format!("  {label}: {value}"));
+            [row[0].clone()].into_iter().chain(lines).collect::<Vec<_>>().join("\n")
+        }));
+        parts.join("\n\n")
     }
 
     pub fn object(&self) -> Value {
@@ -193,7 +250,8 @@ impl Comparison {
         };
         let rows: Vec<Value> = self.rows().into_iter().map(row).collect();
         let settings: BTreeMap<_, _> = self.settings().into_iter().collect();
-        json!({ "runs": self.labels().collect::<Vec<_>>(), "rows": rows, "settings": settings })
+        let runs: Vec<String> = self.labels().collect();
+        json!({ "runs": runs, "rows": rows, "notes": self.notes(), "settings": settings })
     }
 
     /// Self-contained HTML page.
@@ -203,11 +261,11 @@ impl Comparison {
         let loss = |row: &StepRow| row.lm_loss;
         let wide = curves::overlay(&runs, XAxis::Step, scale, true, loss);
         let narrow = Chart { width: 480.0, height: 360.0, ..wide.clone() };
-        let title = "loss (dots: validation)";
+        let title = "loss, nats a token (dots: validation)";
         let mut body = figure(title, &wide, "wide broad") + &figure(title, &narrow, "wide narrow");
         body += "<div class=\"grid\">\n";
         let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
-        body += &figure("loss over tokens", &by_tokens, "");
+        body += &figure("loss over tokens, nats a token", &by_tokens, "");
         let charts = shown(|place| match place {
             Shown::Overlay(order, title, scale) => Some((order, (title, scale))),
             _ => None,
@@ -218,6 +276,8 @@ impl Comparison {
         }
         body += "</div>\n<div class=\"tables\">";
         body += &section("numbers", &self.cells());
+        let notes = self.notes().into_iter().map(|note| format!("<p>{}</p>\n", escape(&note)));
+        body.extend(notes);
         match &self.setting_cells()[..] {
             [_] => body += "<section><h2>all settings are equal</h2></section>\n",
             rows => body += &section("settings that differ", rows),

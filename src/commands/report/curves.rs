@@ -171,6 +171,13 @@ pub fn task_rows<'m>(metrics: &'m Metrics, task: &str) -> impl Iterator<Item = &
     metrics.tasks.iter().filter(move |row| row.task == task)
 }
 
+/// Whether a quantity has more than one value.
+pub fn varies(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> bool {
+    let mut values = metrics.steps.iter().map(value).filter(|value| value.is_finite());
+    let first = values.next();
+    values.any(|value| Some(value) != first)
+}
+
 /// Scale: logarithmic if the values are positive and span more than a factor of 30, else linear.
 pub fn fitting_scale(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Scale {
     let values = || metrics.steps.iter().map(&value).filter(|v| v.is_finite());

@@ -19,6 +19,9 @@ use train::report::metrics::{EvalRow, Metrics};
 use train::report::numbers::{Format, Shown, StepRow, shown};
 use train::status::Status;
 
+/// Title of the loss chart, with its unit.
+const LOSS: &str = "loss, nats a token";
+
 /// Number of last steps whose median is shown.
 const RECENT: usize = 50;
 
@@ -66,7 +69,7 @@ impl Run {
 
     /// Loss curves as an SVG picture, for a README.
     pub fn loss_svg(&self, scale: Scale) -> String {
-        curves::loss(&self.metrics, &format!("{}: loss", self.name), scale).draw().file()
+        curves::loss(&self.metrics, &format!("{}: {LOSS}", self.name), scale).draw().file()
     }
 
     /// HTML of the page.
@@ -128,9 +131,13 @@ impl Run {
         let samples = format!("{} samples", Count(last.consumed_samples));
         tile("tokens", short(last.tokens as f64), samples);
         let recent = |value: fn(&StepRow) -> f64| self.recent(|_| true, value);
-        let last_steps = RECENT.min(self.metrics.steps.len()) as u64;
-        let median = format!("median of the last {}", Count(last_steps).with_noun("step"));
-        tile("training loss", number(recent(|row| row.lm_loss)), median);
+        // The median of a short run would be a loss of its beginning.
+        if self.metrics.steps.len() < RECENT {
+            tile("training loss", number(last.lm_loss), format!("step {}", Count(last.step)));
+        } else {
+            let median = format!("median of the last {RECENT} steps");
+            tile("training loss", number(recent(|row| row.lm_loss)), median);
+        }
         // Losses on different sets do not compare: the tile is the first set's.
         let first = curves::valid_sets(&self.metrics).first().and_then(|set| self.best(set));
         if let Some(best) = first {
@@ -170,6 +177,8 @@ impl Run {
             }
             _ => None,
         });
+        // A constant is a row of the table of the last step.
+        let charts = charts.filter(|(_, (.., value))| curves::varies(metrics, value));
         let charts = charts.map(|(_, (title, stroke, scale, value))| {
             let scale = scale.unwrap_or_else(|| curves::fitting_scale(metrics, value));
             (title, curves::small(metrics, stroke, scale, value))
@@ -177,10 +186,10 @@ impl Run {
         let late = curves::late_loss(metrics, scale);
         let loss = curves::loss(metrics, "", scale);
         let narrow = Chart { width: 480.0, height: 360.0, ..loss.clone() };
-        let mut to = figure("loss", &loss, "wide broad") + &figure("loss", &narrow, "wide narrow");
+        let mut to = figure(LOSS, &loss, "wide broad") + &figure(LOSS, &narrow, "wide narrow");
         to += "<div class=\"grid\">\n";
         if let Some(chart) = &late {
-            to += &figure("loss, without the first tenth", chart, "");
+            to += &figure("loss without the first tenth, nats a token", chart, "");
         }
         if let Some(chart) = &curves::tasks(metrics) {
             to += &figure("accuracy on tasks, normalised by length", chart, "");

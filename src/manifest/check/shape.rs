@@ -285,7 +285,10 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
     if parts > layers {
         let what = format!("topology.pipeline {cut} needs more layers than model.layers {layers}");
-        let remedy = format!("set topology.pipeline to {layers} or less");
+        let remedy = match layers / chunks {
+            0 => format!("set model.layers to {parts} or more"),
+            most => format!("set topology.pipeline to {most} or less"),
+        };
         return report.add_conflict(&["topology.pipeline", "model.layers"], what, remedy);
     }
     match &topology.layer_split {

@@ -275,7 +275,7 @@ numbers! { source =>
         Short(90, "{} % waiting for data", Steps(Interval::long_wait), Fixed(0)),
         Curve("iteration-time/data wait"),
         Chart(40, "data wait, % of the step", Stroke::Faint, ZERO, |row| {
-            100.0 * row.data_wait_s / row.sec
+            (1000.0 * row.data_wait_s / row.sec).round() / 10.0
         }),
         Last("data wait", Seconds),
     ];

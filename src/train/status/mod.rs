@@ -46,9 +46,10 @@ fn record_start(folder: &Path, status: &Status, from_step: u64) {
     let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
     let words = std::env::args_os().map(|word| shell_word(&word.to_string_lossy()));
     let command = words.collect::<Vec<_>>().join(" ");
-    let version = env!("CARGO_PKG_VERSION");
+    let (version, commit) = (env!("CARGO_PKG_VERSION"), base::commit());
     let text = format!(
-        "from step {from_step}: {ranks}, rank 0 on {host}{job}, gptrain {version}: {command}"
+        "from step {from_step}: {ranks}, rank 0 on {host}{job}, gptrain {version}, commit {commit}: \
+         {command}"
     );
     events::add(folder, Kind::Start, &redact(&text));
 }

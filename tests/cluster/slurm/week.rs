@@ -156,9 +156,9 @@ impl Week<'_> {
         }
         let said = |what: &str| self.job.said().contains(what);
         disk.fill();
-        self.wait("the disk is full", || said("takes nothing (") && said("No space left"));
+        self.wait("the disk is full", || said(" cannot be written (") && said("No space left"));
         fs::remove_file(disk.filler()).unwrap();
-        self.wait("the disk has room again", || said("takes files again, after "));
+        self.wait("the disk has room again", || said("can be written again, after "));
     }
 
     fn has_lost_nothing(&self) {
@@ -178,8 +178,8 @@ impl Week<'_> {
             (" is slow: busy for", 1),
             ("saved, as its job ended", 4),
             ("without task 1, with the spare task 3", 1),
-            (" takes nothing (", usize::from(full)),
-            (" takes files again, after ", usize::from(full)),
+            (" cannot be written (", usize::from(full)),
+            (" can be written again, after ", usize::from(full)),
             (": its update is skipped", 1),
             ("complete", 1),
             ("goodput", 1),
