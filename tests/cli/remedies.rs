@@ -16,7 +16,7 @@ gptrain run small.yaml --set model.heads=3
 gptrain run small.yaml --set topology.tensor=3
 gptrain run small.yaml --set topology.pipeline=2
 gptrain run small.yaml --set topology.zero=4
-gptrain run small.yaml --set topology.chunks=2 --set topology.schedule=interleaved
+gptrain run small.yaml --set topology.pipeline=2 --set topology.chunks=2 --set topology.schedule=interleaved
 gptrain run small.yaml --set precision=fp17
 gptrain run small.yaml --set lr.decay=cosin
 gptrain run small.yaml --set optimizer=adam
