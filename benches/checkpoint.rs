@@ -181,6 +181,7 @@ fn state(m: &Manifest) -> State {
         data: Vec::new(),
         spikes: None,
         imported: None,
+        imported_types: Default::default(),
         manifest: "none".into(),
     }
 }

@@ -158,7 +158,7 @@ mod tests {
             (".5", Real(0.5)),
             ("0.5", Real(0.5)),
             ("0", Whole(0)),
-            ("18446744073709551615k", Real(18446744073709551615e3)),
+            ("18446744073709551616k", Real(2f64.powi(64) * 1e3)),
         ] {
             assert_eq!(Number::parse(text), Ok(number), "{text}");
         }

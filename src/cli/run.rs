@@ -51,6 +51,8 @@ pub struct Args {
 
 pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     launch::series::end_with_series();
+    // Before the run, whose plan is made under a subscriber that enables every level.
+    let is_verbose = tracing::enabled!(tracing::Level::INFO);
     let path = match &args.manifest {
         Some(path) => path.clone(),
         None => commands::example::prepare()?,
@@ -86,7 +88,6 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     if let Some(ended) = ended {
         say_end(&loaded.manifest, ended, once);
     } // else the process of rank 0 prints it
-    let is_verbose = tracing::enabled!(tracing::Level::INFO);
     let complete = ended == Some(train::Ended::Complete) && diverged(&loaded.manifest).is_none();
     if is_verbose && complete && is_first(folder) {
         next(&loaded.manifest, args.example);

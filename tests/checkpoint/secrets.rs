@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::net::TcpListener;
 use std::path::Path;
+use std::process::Command;
 
 /// All files below a folder that contain the secret.
 fn holders(folder: &Path) -> Vec<String> {
@@ -86,7 +87,11 @@ fn an_endpoint_that_fails_is_named_without_its_password() {
     let done = Done::of(child.wait_with_output().unwrap());
     assert!(done.expect(0, &[]).out.contains("checkpoints are not copied: s3://gptrain/a"));
     keeps_it(&lab, &done, "the run");
-    for args in [&["status", "runs/a"][..], &["report", "runs/a"], &["compare", "runs/a"]] {
+    let copied =
+        Command::new("cp").arg("-r").args([lab.path("runs/a"), lab.path("runs/b")]).status();
+    assert!(copied.unwrap().success());
+    for args in [&["status", "runs/a"][..], &["report", "runs/a"], &["compare", "runs/a", "runs/b"]]
+    {
         keeps_it(&lab, lab.gptrain(args).expect(0, &[]), args[0]);
     }
 }

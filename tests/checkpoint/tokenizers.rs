@@ -200,7 +200,7 @@ fn a_record_that_names_a_device_or_wrong_numbers_is_refused() {
         assert!(text.contains(from), "{text}");
         fs::write(&path, text.replace(from, to)).unwrap();
     };
-    mkfifoat(CWD, &lab.path("pipe"), Mode::RUSR).unwrap();
+    mkfifoat(CWD, lab.path("pipe"), Mode::RUSR).unwrap();
     for other in ["/dev/zero", "pipe"] {
         changed("\"mine.json\"", &format!("\"{other}\""));
         for command in ["data check made", "data inspect made", "manifest new --data made"] {

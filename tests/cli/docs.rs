@@ -123,6 +123,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("cluster.md", "srun --kill-on-bad-exit=1 gptrain bench", "the same"),
     ("cluster.md", "srun --kill-on-bad-exit=0 gptrain run", "tests/cluster/restart.rs"),
     ("development.md", "GPTRAIN_ATTACK_SECONDS", "CI runs it"),
+    ("development.md", "GPTRAIN_EVERY_FAULT=1", "the suite runs a part of it"),
     ("development.md", "mkdir -p fuzz", "nightly"),
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),

@@ -160,11 +160,10 @@ fn apply_all(manifest: &Path, commands: &[&str]) -> usize {
 }
 
 /// Commands of every manifest.
-const COMMANDS: [&str; 5] = [
+const COMMANDS: [&str; 4] = [
     "",
     "--json",
-    "--search --gpus 8 --json",
-    "--search --gpus 16",
+    "--search --gpus 16 --json",
     "--what-if topology.schedule=1f1b,topology.layer_split=balanced",
 ];
 
@@ -180,10 +179,8 @@ fn flags_printed_for_odd_manifests_are_accepted() {
     let more = [
         "--search --gpus 8 --as gptrain --with offload,adam8bit,powersgd --json",
         "--as megatron-lm --json",
-        "--search --gpus 16 --as megatron-lm --json",
         "--min-gpus",
         "--max-params --gpus 8",
-        "--sizes 125M,1.3B,3B --gpus 16",
         "--sizes 125M,13B --gpus 64 --json",
         "--what-if topology.pipeline=1,topology.tensor=1,topology.schedule=1f1b,topology.layer_split=uniform",
         "--what-if precision=f32,topology.schedule=1f1b,topology.layer_split=balanced --json",

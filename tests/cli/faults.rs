@@ -159,11 +159,12 @@ impl Sweep<'_> {
     /// of a run is in them, of the same bytes.
     fn is_new(&self, found: &Files) -> bool {
         let (Some(found), Some(new)) = (found, &self.new) else { return false };
-        let same = |((name, bytes), (other, all)): ((&String, &Vec<u8>), (&String, &Vec<u8>))| {
+        let same = |(name, bytes): (&String, &Vec<u8>)| {
             let is_stamped = name.contains("checkpoints/");
-            name == other && bytes.len() == all.len() && (is_stamped || bytes == all)
+            let is_like = |all: &Vec<u8>| bytes.len() == all.len() && (is_stamped || bytes == all);
+            new.get(name).is_some_and(is_like)
         };
-        found.len() == new.len() && found.iter().zip(new).all(same)
+        found.len() == new.len() && found.iter().all(same)
     }
 
     fn read(&self) -> Files {

@@ -4,7 +4,7 @@
 use crate::common::binary::{Done, Lab};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 const TOKENIZER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
@@ -344,7 +344,7 @@ fn a_text_file_becomes_a_model_that_is_trained_longer() {
     let rates: Vec<f64> = rates(&lab, "runs/mine").into_iter().map(f64::from_bits).collect();
     let peak = rates.iter().copied().fold(0.0, f64::max);
     assert!(rates.len() == 40 && rates[24] > 0.4 * peak, "{rates:?}");
-    assert!(PathBuf::from(lab.path("mine-hf/config.json")).exists());
+    assert!(lab.path("mine-hf/config.json").exists());
     well(&lab, "gptrain export runs/mine --output mine-hf --overwrite");
 }
 

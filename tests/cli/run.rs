@@ -281,7 +281,7 @@ fn a_run_is_as_long_as_its_minutes() {
 
     let both = [&minutes[..], &["--set", "train.steps=3"]].concat();
     lab.gptrain(&both).expect(2, &["--minutes and train.steps both set", "keep one"]);
-    lab.gptrain(&["run", "run.yaml", "--minutes", "0"]).expect(2, &["such as 0.75"]);
+    lab.gptrain(&["run", "run.yaml", "--minutes", "0"]).expect(2, &["a number from 0.01 to"]);
     let mut rank = lab.command(&minutes);
     for (name, value) in [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")] {
         rank.env(name, value);

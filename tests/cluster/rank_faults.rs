@@ -27,11 +27,16 @@ fn said(ended: &[Done]) -> Vec<&str> {
     ended.iter().flat_map(|done| done.err.lines()).collect()
 }
 
-/// Connections to a port of this machine.
+/// Established connections to a port of this machine.
 fn connections(port: u16) -> usize {
     let table = fs::read_to_string("/proc/net/tcp").unwrap();
-    let to = format!(":{port:04X} 01");
-    table.lines().filter(|line| line.contains(&to)).count()
+    let port = format!(":{port:04X}");
+    let is_established_to = |line: &&str| {
+        // Number of the row, local address, remote address, state.
+        let columns: Vec<&str> = line.split_whitespace().take(4).collect();
+        columns[2].ends_with(&port) && columns[3] == "01"
+    };
+    table.lines().filter(is_established_to).count()
 }
 
 #[test]
@@ -296,7 +301,7 @@ fn starts_that_lead_nowhere_come_to_an_end() {
     let starts = lab.path("runs/a/starts.json");
     for start in 1..=8 {
         let mut child = lab.start(&sets);
-        let counted = format!("\"starts\":{start}}}");
+        let counted = format!("\"starts\":{start},");
         until("the start is counted", || {
             fs::read_to_string(&starts).unwrap_or_default().contains(&counted)
         });

@@ -87,7 +87,8 @@ fn a_field_that_is_not_implemented_is_the_reason_for_the_crate() {
         let tokenizer = Tokenizer::load(&path).unwrap();
         (tokenizer.encoder(), tokenizer.notes().join(" "), tokenizer.encode("the cat"))
     };
-    let cases: [(&str, &dyn Fn(&mut Value), &str); 5] = [
+    type Change<'a> = &'a dyn Fn(&mut Value);
+    let cases: [(&str, Change, &str); 5] = [
         ("r1", &|file| file["model"]["new"] = json!(1), "model.new is 1"),
         (
             "r3",

@@ -20,7 +20,9 @@ impl TemporaryFolder {
         let failed = || format!("cannot create {}", path.display());
         let mut open = OPEN.lock();
         DirBuilder::new().mode(mode).create(path).with_context(failed)?;
-        let lock = open_folder(path).with_context(failed)?;
+        let lock = open_folder(path).with_context(failed).inspect_err(|_| {
+            let _ = std::fs::remove_dir(path); // descriptors may have run out: removing needs none
+        })?;
         // Without locks for folders it remains if this process is killed.
         let held = is_locked_elsewhere(&lock).unwrap_or(false);
         if held || !is_at(&lock, path)? {

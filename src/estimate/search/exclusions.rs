@@ -69,10 +69,14 @@ fn limits(m: &Manifest) -> Vec<Limit> {
                 format!("model.kv_heads {kv}")
             },
             without: |m, _| {
-                let head_dim = Some(m.model.heads().dim);
-                let kv_heads = Some(m.model.heads().kv.next_multiple_of(DIVISIBLE));
-                let heads = m.model.heads / m.model.heads().kv * kv_heads.unwrap_or(1);
-                let model = Model { heads, kv_heads, head_dim, ..m.model.clone() };
+                let old = m.model.heads();
+                let kv = old.kv.next_multiple_of(DIVISIBLE);
+                let model = Model {
+                    heads: m.model.heads / old.kv * kv,
+                    kv_heads: Some(kv),
+                    head_dim: Some(old.dim),
+                    ..m.model.clone()
+                };
                 Manifest { model, ..m.clone() }
             },
         },
