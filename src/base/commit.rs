@@ -1,4 +1,4 @@
-//! Commit that the program was built from. Only the program's own crate knows it, and sets it.
+//! Commit that the program was built from. The program's own crate sets it.
 
 use std::sync::OnceLock;
 

@@ -85,7 +85,7 @@ impl Comparison {
         ends.fold(f64::INFINITY, f64::min)
     }
 
-    /// What the rows do not say: runs that end before the common step, or far before the others.
+    /// Notes about runs that end before the common step, or far before the others.
     fn notes(&self) -> Vec<String> {
         let common = self.common(XAxis::Step);
         let longest = self.runs().map(|run| run.last().step).max().unwrap_or(0);
