@@ -127,6 +127,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("development.md", "mkdir -p fuzz", "nightly"),
     ("gpu.md", "make test-gpu", "a GPU"),
     ("gpu.md", "GPTRAIN_TEST_GPU=1", "a GPU"),
+    ("gpu.md", "python3 -m tarfile", "a GPU"),
     ("runs.md", "gptrain sweep", "tests/cli/sweep.rs"),
     ("trace.md", "gptrain run manifests/quickstart-grid.yaml", "tests/cluster/trace.rs"),
     ("trace.md", "gptrain run manifests/quickstart.yaml --ops", "tests/cli/ops.rs"),
