@@ -50,7 +50,7 @@ fn a_dataset_of_the_hub_is_its_tables() {
     );
     assert_eq!(build(&folder, "web --format jsonl"), ["a", "b"]);
     good(&folder, "train-tokenizer web --vocab 260 --min-frequency 1 -o t.json");
-    // What is named itself, or whose extension is asked for, is read.
+    // A file that is named itself, or whose extension is asked for, is read.
     let card = HUB[1].1;
     assert_eq!(build(&folder, "web web/README.md"), ["a", "b", card]);
     assert_eq!(build(&folder, "web --ext md"), [card]);

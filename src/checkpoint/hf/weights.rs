@@ -52,7 +52,7 @@ impl Weights {
             let reader = opened.map_err(|error| weights.damaged(error))?;
             for name in reader.entries.keys() {
                 let Some(other) = weights.names.insert(name.clone(), i) else { continue };
-                // Of two, that in the file which the index names.
+                // If two files have a tensor, the index says which one counts.
                 match index.map.get(name) {
                     Some(named) if named == file => {}
                     Some(named) if *named == index.files[other] => {

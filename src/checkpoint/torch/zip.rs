@@ -214,7 +214,7 @@ impl Archive {
             if !local.starts_with(b"PK\x03\x04") || lens[0] != name.len() as u64 {
                 return Err(self.damaged(format!("{name} is not at byte {}", entry.header)));
             }
-            // Of entries with one name, the last counts, as for Python and PyTorch.
+            // If entries have the same name, the last one counts, as in Python and PyTorch.
             self.entries.insert(name, entry);
             count += 1;
             if count > MAX_ENTRIES {

@@ -286,7 +286,7 @@ impl Table {
     }
 
     fn finish(self, bytes: &[u8], row: Range<usize>, mut fields: Vec<Span>) -> Row {
-        // Where quotes are letters, so is a carriage return, but for the one of the line's end.
+        // Without quotes, a carriage return is a letter, except before the end of the line.
         if let Some(last) = fields.last_mut().filter(|_| !self.quotes)
             && bytes[last.bytes.clone()].ends_with(b"\r")
         {
