@@ -78,7 +78,9 @@ train: {samples: 800}
         let started = Instant::now();
         let saved = save(&Disk::default(), folder, &snapshot.shares(), &state(&m))?;
         let seconds = started.elapsed().as_secs_f64();
-        bytes = fs::read_dir(&saved)?.map(|e| e.unwrap().metadata().unwrap().len()).sum::<u64>();
+        bytes = fs::read_dir(&saved)?
+            .map(|e| e.unwrap().metadata().unwrap().len())
+            .sum::<u64>();
         let file = folder.join("dd.bin");
         let to = format!("of={}", file.display());
         let blocks = format!("count={}", bytes >> 23);
@@ -161,7 +163,11 @@ fn state(m: &Manifest) -> State {
     let group = |decay: bool| Group {
         weight_decay: if decay { 0.1 } else { 0.0 },
         step: 1,
-        tensors: whole.params().filter(|s| s.spec.decay == decay).map(|s| s.name.clone()).collect(),
+        tensors: whole
+            .params()
+            .filter(|s| s.spec.decay == decay)
+            .map(|s| s.name.clone())
+            .collect(),
     };
     let groups = vec![group(true), group(false)];
     let (generator, rule) = ("philox4x32-10".to_string(), "adamw".to_string());
@@ -189,7 +195,12 @@ fn state(m: &Manifest) -> State {
 /// Processor time of this process so far, on all cores.
 fn cpu_seconds() -> anyhow::Result<f64> {
     let text = fs::read_to_string("/proc/self/stat")?;
-    let fields: Vec<&str> = text.rsplit(')').next().unwrap_or("").split_whitespace().collect();
+    let fields: Vec<&str> = text
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .collect();
     let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
     Ok(ticks / 100.0)
 }

@@ -20,7 +20,10 @@ const DOCUMENTS: usize = 10_000_000;
 const MEAN: u32 = 500;
 
 fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| a != "--bench")
+        .collect();
     if let [corpus, tokenizer] = &arguments[..] {
         return encode(Path::new(corpus), Path::new(tokenizer));
     }
@@ -61,7 +64,10 @@ fn write(prefix: &Path, lengths: &[u32]) {
     }
     (0..=lengths.len() as u64).for_each(|bound| put(&bound.to_le_bytes()));
     index.flush().unwrap();
-    std::fs::File::create(tokens_path(prefix)).unwrap().set_len(start).unwrap();
+    std::fs::File::create(tokens_path(prefix))
+        .unwrap()
+        .set_len(start)
+        .unwrap();
 }
 
 fn open(prefix: &Path) {
@@ -95,7 +101,12 @@ fn order(lengths: &[u32]) {
 
 /// Builds an order into a cache, and reads it from there.
 fn cached(prefix: &Path, documents: u64) {
-    write(prefix, &(0..documents).map(|i| length(i, 1150)).collect::<Vec<u32>>());
+    write(
+        prefix,
+        &(0..documents)
+            .map(|i| length(i, 1150))
+            .collect::<Vec<u32>>(),
+    );
     let timed = |what: &str, start: Instant| {
         println!("{what}: {:.2} s, {}", start.elapsed().as_secs_f64(), memory());
     };
@@ -107,7 +118,11 @@ fn cached(prefix: &Path, documents: u64) {
     let cut = Cut::default();
     let spec =
         OrderSpec { rule: DataRule::MegatronCore, seq_len: 2048, samples: None, seed: 1234, cut };
-    let order = || cache.order(&spec, &dataset, 0..dataset.sequences(), "bench").unwrap();
+    let order = || {
+        cache
+            .order(&spec, &dataset, 0..dataset.sequences(), "bench")
+            .unwrap()
+    };
     for what in ["build, write, map", "map", "map again"] {
         let start = Instant::now();
         let order = order();
@@ -134,7 +149,12 @@ fn memory() -> String {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let field = |name: &str| {
         let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-        line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1000
+        line.split_whitespace()
+            .nth(1)
+            .unwrap()
+            .parse::<u64>()
+            .unwrap()
+            / 1000
     };
     let (peak, own, files) = (field("VmHWM"), field("RssAnon"), field("RssFile"));
     format!("{own} MB of its own, {files} MB of mapped files, {peak} MB at the highest")
@@ -192,7 +212,9 @@ fn batches(prefix: &Path) {
     for turn in ["first", "warm"] {
         let start = Instant::now();
         for first_sample in (0..100_000).step_by(8) {
-            batch.fill(&source, Request { first_sample, samples: 8 }).unwrap();
+            batch
+                .fill(&source, Request { first_sample, samples: 8 })
+                .unwrap();
         }
         let rate = 1e5 / start.elapsed().as_secs_f64();
         println!("batches of 8 with masks, one thread, {turn}: {rate:.0} samples a second");

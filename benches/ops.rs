@@ -69,7 +69,10 @@ struct Device {
 
 fn main() {
     gptrain::device::cuda::set_environment(); // before any thread
-    let words: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with("--")).collect();
+    let words: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with("--"))
+        .collect();
     let (mut on_gpu, mut shape, mut dtype, mut part) = (false, "gpt2", DType::F32, "");
     for word in &words {
         match word.as_str() {
@@ -162,7 +165,10 @@ impl Column {
 
     /// Seconds per step.
     fn step(&self) -> f64 {
-        self.rows.iter().map(|row| row.best * row.times as f64).sum()
+        self.rows
+            .iter()
+            .map(|row| row.best * row.times as f64)
+            .sum()
     }
 }
 
@@ -171,7 +177,9 @@ fn peak_of(threads: usize, dtype: DType) -> f64 {
     std::thread::scope(|scope| {
         let one = || scope.spawn(|| cpu::peak(dtype == DType::BF16));
         let all: Vec<_> = (0..threads).map(|_| one()).collect();
-        all.into_iter().map(|one| one.join().expect("a thread that computes")).sum()
+        all.into_iter()
+            .map(|one| one.join().expect("a thread that computes"))
+            .sum()
     })
 }
 
@@ -239,7 +247,11 @@ fn fused_adamw(shape: &Shape) {
     let threads = Cpu::new(None).threads();
     for threads in [1, threads] {
         let sizes = [updated(shape), threads].map(|size| size.to_string());
-        match Command::new(&python).arg("benches/torch_adamw.py").args(sizes).output() {
+        match Command::new(&python)
+            .arg("benches/torch_adamw.py")
+            .args(sizes)
+            .output()
+        {
             Ok(done) if done.status.success() => {
                 print!("{}", String::from_utf8_lossy(&done.stdout));
             }
@@ -311,7 +323,9 @@ struct Tensors<'a> {
 impl Tensors<'_> {
     /// i32 [n, 1]: tokens of a vocabulary.
     fn ids(&self, n: usize, vocab: usize) -> Tensor {
-        let ids: Vec<i32> = (0..n as u64).map(|i| rng::below(2, i, vocab as u64) as i32).collect();
+        let ids: Vec<i32> = (0..n as u64)
+            .map(|i| rng::below(2, i, vocab as u64) as i32)
+            .collect();
         let x = self.arena.matrix(n, 1, DType::I32);
         self.be.upload(bytemuck::cast_slice(&ids), x);
         x
@@ -347,7 +361,9 @@ fn rows<R>(be: &dyn Backend, shape: &Shape, part: &str, with: impl Fn(&Row) -> R
     let families = if part == "norms" { &[wide_norms as _] } else { all };
     let mut results = Vec::new();
     // All families share the memory, because a device frees none before it is closed.
-    let memory = Arena::new(be, shape.room).expect("memory").matrix(1, shape.room, DType::U8);
+    let memory = Arena::new(be, shape.room)
+        .expect("memory")
+        .matrix(1, shape.room, DType::U8);
     for family in families {
         let arena = Arena::over(memory);
         let tensors = Tensors { be, arena, dtype: shape.dtype };
@@ -508,8 +524,12 @@ fn between<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
 /// Norms of rows as wide as BLOOM 176B's and Llama 3 405B's, of either kind.
 fn wide_norms<'a>(t: &Tensors<'a>, shape: &Shape) -> Vec<Row<'a>> {
     let n = shape.samples * shape.seq;
-    let kinds = [14_336, 16_384].into_iter().flat_map(|h| [(h, false), (h, true)]);
-    kinds.flat_map(|(h, rms)| norms(t, [n, h], rms, [1; 4])).collect()
+    let kinds = [14_336, 16_384]
+        .into_iter()
+        .flat_map(|h| [(h, false), (h, true)]);
+    kinds
+        .flat_map(|(h, rms)| norms(t, [n, h], rms, [1; 4]))
+        .collect()
 }
 
 /// Norm forward and backward of `[n, h]`, each alone and with the residual sum. RMS norms have

@@ -48,8 +48,10 @@ fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally, micros: us
     println!("{}, {precision}, {tokens} tokens, {}", shape.name, gpu.about);
     let head = ["calls", "GFLOP", "GB", "least ms", "planned ms"];
     println!("{:32} {}", "op", head.map(|title| format!("{title:>11}")).join(" "));
-    let mut rows: Vec<(&str, &Work, [f64; 2])> =
-        ops.iter().map(|(name, work)| (*name, work, times(name, work, gpu))).collect();
+    let mut rows: Vec<(&str, &Work, [f64; 2])> = ops
+        .iter()
+        .map(|(name, work)| (*name, work, times(name, work, gpu)))
+        .collect();
     rows.sort_by(|a, b| b.2[0].total_cmp(&a.2[0]));
     let row = |name: &str, work: &Work, [least, planned]: [f64; 2]| {
         let Work { calls, flops, bytes, .. } = work;
@@ -65,7 +67,9 @@ fn print(shape: &Shape, precision: &str, gpu: &Hardware, ops: &Tally, micros: us
         sums = [sums[0] + times[0], sums[1] + times[1]];
     }
     row("all", &all, sums);
-    let parameters = shape.manifest(precision).map_or(0, |m| model::parameters(&m.model)) as f64;
+    let parameters = shape
+        .manifest(precision)
+        .map_or(0, |m| model::parameters(&m.model)) as f64;
     let flops = tokens as f64 * shape.flops_per_token(parameters);
     let mfu = sums.map(|ms| 100.0 * flops / (ms * 1e-3 * gpu.peak_tflops * 1e12));
     println!("MFU {:.1} % if every op is at its least, {:.1} % as planned\n", mfu[0], mfu[1]);

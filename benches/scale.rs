@@ -24,7 +24,10 @@ const BEATS: usize = 20;
 /// another.
 fn main() {
     gptrain::base::input::allow_many_files();
-    let arguments: Vec<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
+    let arguments: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| a != "--bench")
+        .collect();
     match &arguments[..] {
         [world, address] => others(&join(world.parse().unwrap(), address.clone())),
         [world] => measure(world.parse().unwrap()),
@@ -53,7 +56,11 @@ fn measure(world: usize) {
     let before = memory("VmRSS:");
     let start = Instant::now();
     let mut others = itself(&[&world.to_string(), &address]);
-    let mut others = others.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut others = others
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let rank0 = tcp::join(&join(world, address)).unwrap_or_else(|failed| panic!("{failed}"));
     let met = start.elapsed().as_secs_f64();
     let cpu = cpu_seconds();
@@ -153,7 +160,9 @@ fn report(grid: &Grid, rank: usize) -> RankReport {
         phase: "computing step 100".into(),
         now: 401.0,
         groups: groups.into_iter().map(count).collect(),
-        events: (93..if rank == hung { 100 } else { 101 }).map(event).collect(),
+        events: (93..if rank == hung { 100 } else { 101 })
+            .map(event)
+            .collect(),
         ..RankReport::unknown(rank)
     }
 }
@@ -197,7 +206,9 @@ fn index(world: usize) -> (usize, f64) {
             let (dtype, extent, digest) = (DType::F32, Extent::default(), Digest::default());
             (name.to_string(), TensorState { dtype, extent, digest, pieces })
         };
-        let states = ["model", "first_moment", "second_moment"].into_iter().enumerate();
+        let states = ["model", "first_moment", "second_moment"]
+            .into_iter()
+            .enumerate();
         Tensor {
             name: format!("block.{number}.weight"),
             shape: vec![world, 512],
@@ -213,7 +224,9 @@ fn index(world: usize) -> (usize, f64) {
 
 /// Seconds in which a rank compares the digests of 1,000 weights of all ranks.
 fn audit(world: usize) -> f64 {
-    let digests: Vec<u64> = (0..world).map(|rank| 7 + u64::from(rank == world / 2)).collect();
+    let digests: Vec<u64> = (0..world)
+        .map(|rank| 7 + u64::from(rank == world / 2))
+        .collect();
     best(|| {
         for _ in 0..1000 {
             black_box(majority(black_box(&digests)));
@@ -234,8 +247,16 @@ fn best(what: impl Fn()) -> f64 {
 /// Current or maximum memory of this process in bytes.
 fn memory(key: &str) -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text.lines().find_map(|line| line.strip_prefix(key)).unwrap();
-    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix(key))
+        .unwrap();
+    line.split_whitespace()
+        .next()
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        << 10
 }
 
 /// Processor time of this process, in hundredths of a second.
@@ -243,7 +264,10 @@ fn cpu_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/self/stat").unwrap();
     let after_name = text.rsplit(')').next().unwrap();
     let ticks = after_name.split_whitespace().skip(11).take(2);
-    ticks.map(|ticks| ticks.parse::<f64>().unwrap()).sum::<f64>() / 100.0
+    ticks
+        .map(|ticks| ticks.parse::<f64>().unwrap())
+        .sum::<f64>()
+        / 100.0
 }
 
 const GPT: &str = "

@@ -67,7 +67,9 @@ fn main() {
     let wanted = |s: &&Shape| s.device == asked.device && s.is(&asked.only);
     let mut shapes = SHAPES.iter().filter(wanted);
     if let Some(name) = args.iter().position(|a| a == CHILD).map(|at| &args[at + 1]) {
-        let shape = shapes.find(|s| s.name == *name).expect("a shape that the parent has");
+        let shape = shapes
+            .find(|s| s.name == *name)
+            .expect("a shape that the parent has");
         match measure(shape, &asked, || println!("first")) {
             Ok(measured) => println!("{}", measured.json()),
             Err(why) => println!("{why:#}"),
@@ -97,7 +99,9 @@ impl Asked {
         let number = |name| option(name).map(|n| n.parse().expect("a number"));
         let device = option("--device").unwrap_or("cpu".into());
         let recompute = option("--recompute").map(|asked| {
-            let known = ["none", "selective", "full"].into_iter().find(|known| *known == asked);
+            let known = ["none", "selective", "full"]
+                .into_iter()
+                .find(|known| *known == asked);
             known.unwrap_or_else(|| panic!("--recompute {asked}: none, selective or full"))
         });
         let usual = if device == "cpu" { ("f32", 2) } else { ("bf16", 1) };
@@ -122,8 +126,13 @@ fn compare(shape: &Shape, asked: &Asked, args: &[String]) {
     for _ in 0..asked.rounds {
         // A shape that does not fit here would cost the peer minutes.
         let Some(own) = own(shape, asked, args) else { return };
-        let eager = (shape.device == "cpu").then(|| peer(shape, asked, false)).flatten();
-        for (best, now) in best.iter_mut().zip([Some(own), eager, peer(shape, asked, true)]) {
+        let eager = (shape.device == "cpu")
+            .then(|| peer(shape, asked, false))
+            .flatten();
+        for (best, now) in best
+            .iter_mut()
+            .zip([Some(own), eager, peer(shape, asked, true)])
+        {
             *best = match (*best, now) {
                 (Some(best), Some(now)) => Some(best.better(now)),
                 (best, now) => best.or(now),
@@ -149,13 +158,18 @@ fn own(shape: &Shape, asked: &Asked, args: &[String]) -> Option<Measured> {
         "cpu" => in_process(shape, args),
         _ => measure(shape, asked, || ()),
     };
-    measured.map_err(|why| println!("{:18} {why:#}", shape.name)).ok()
+    measured
+        .map_err(|why| println!("{:18} {why:#}", shape.name))
+        .ok()
 }
 
 fn in_process(shape: &Shape, args: &[String]) -> anyhow::Result<Measured> {
     let begun = Instant::now();
     let mut command = Command::new(std::env::current_exe()?);
-    command.args([CHILD, shape.name]).args(args).stdout(Stdio::piped());
+    command
+        .args([CHILD, shape.name])
+        .args(args)
+        .stdout(Stdio::piped());
     let mut child = command.spawn()?;
     let mut lines = BufReader::new(child.stdout.take().expect("it is piped")).lines();
     let first = lines.next().transpose()?.unwrap_or_default();
@@ -176,7 +190,9 @@ fn in_process(shape: &Shape, args: &[String]) -> anyhow::Result<Measured> {
 }
 
 fn steps_of(shape: &Shape, asked: &Asked) -> usize {
-    asked.steps.unwrap_or(STEPS[(shape.device == "cuda") as usize])
+    asked
+        .steps
+        .unwrap_or(STEPS[(shape.device == "cuda") as usize])
 }
 
 /// Round of one trainer.
@@ -229,7 +245,9 @@ impl Measured {
 /// Maximum memory of this process in bytes, if the system reports it.
 fn peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:"))?;
     Some(line.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
@@ -239,11 +257,14 @@ fn measure(shape: &Shape, asked: &Asked, after_first: impl Fn()) -> anyhow::Resu
     let mut manifest = Shape { recompute, ..*shape }.manifest(&asked.precision)?;
     manifest.batch.global *= asked.accumulate;
     let opened = Instant::now();
-    let cuda =
-        (shape.device == "cuda").then(|| Cuda::open(&Options::from_environment(0))).transpose()?;
+    let cuda = (shape.device == "cuda")
+        .then(|| Cuda::open(&Options::from_environment(0)))
+        .transpose()?;
     let cpu = cuda.is_none().then(|| Cpu::new(Some(asked.threads)));
     let gpu = cuda.as_ref().map(|cuda| cuda as &dyn Backend);
-    let be = gpu.or(cpu.as_ref().map(|cpu| cpu as _)).expect("one of them");
+    let be = gpu
+        .or(cpu.as_ref().map(|cpu| cpu as _))
+        .expect("one of them");
     let free = || cuda.as_ref().map(|cuda| cuda.free_memory().0.0);
     let free_at_start = free();
     let engine = Engine::new(be, Groups::solo(), &manifest, true)?;
@@ -327,7 +348,9 @@ fn peer(shape: &Shape, asked: &Asked, compiled: bool) -> Option<Measured> {
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let script = std::env::var("TORCH_BENCH").unwrap_or("benches/torch_gpt2_bench.py".into());
     let mut command = Command::new(python);
-    command.arg(script).args(["--device", shape.device, "--dtype", &asked.precision]);
+    command
+        .arg(script)
+        .args(["--device", shape.device, "--dtype", &asked.precision]);
     if compiled {
         command.arg("--compile");
     }

@@ -140,8 +140,10 @@ fn attention(case: &mut Case, shape: &Shape) {
         slopes: None,
         dropout: case.no_dropout(),
     };
-    case.be.run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
-    case.be.run(op::AttentionBackward { dy, qkv, y, lse, how, dqkv: dqkv.set() });
+    case.be
+        .run(op::Attention { qkv, how, y: y.set(), lse: lse.set() });
+    case.be
+        .run(op::AttentionBackward { dy, qkv, y, lse, how, dqkv: dqkv.set() });
 }
 
 /// Input [N, H], and weights that keep the deviation of 1.
@@ -156,7 +158,8 @@ fn bias(case: &mut Case, shape: &Shape) {
     case.name = "bias";
     let [a, b, bias] = of_product(case, shape, shape.heads.qkv_width());
     let c = case.output("y", a.rows, b.rows, DType::BF16).set();
-    case.be.run(op::Gemm { kind: Gemm::NT, a, b, c, then: Epilogue::Bias(bias) });
+    case.be
+        .run(op::Gemm { kind: Gemm::NT, a, b, c, then: Epilogue::Bias(bias) });
 }
 
 fn bias_gelu(case: &mut Case, shape: &Shape) {
@@ -223,7 +226,8 @@ fn norm_backward(case: &mut Case, shape: &Shape) {
     let (scale, shift, _) = norm.parts();
     let stats = case.arena.matrix(n, 2, DType::F32);
     let y = case.arena.matrix(n, h, DType::BF16).set();
-    case.be.run(op::LayerNorm { x, norm, y, stats: stats.set() });
+    case.be
+        .run(op::LayerNorm { x, norm, y, stats: stats.set() });
     let dscale = case.output("dscale", 1, h, DType::F32).add();
     let dshift = shift.map(|_| case.output("dshift", 1, h, DType::F32).add());
     let dbias = (!shape.gated).then(|| case.output("dbias", 1, h, DType::F32).add());

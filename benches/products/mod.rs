@@ -25,12 +25,16 @@ fn sizes(n: usize, h: usize) -> Vec<(Gemm, [usize; 3])> {
 
 /// Prints our times, measured by `time`, then PyTorch's. Panics if a corner is wrong.
 pub fn compare(be: &dyn Backend, n: usize, h: usize, time: impl Fn(&dyn Fn()) -> f64) {
-    let largest = sizes(n, h).into_iter().map(|(_, [m, n, k])| 2 * (m * k + k * n) + 4 * m * n);
+    let largest = sizes(n, h)
+        .into_iter()
+        .map(|(_, [m, n, k])| 2 * (m * k + k * n) + 4 * m * n);
     let memory = Arena::new(be, largest.max().unwrap_or(0) + (1 << 20)).expect("memory");
     for (kind, size) in sizes(n, h) {
         memory.temporary(|arena| one(be, arena, kind, size, &time));
     }
-    let words = sizes(n, h).into_iter().map(|(kind, [m, n, k])| format!("{kind:?}x{m}x{n}x{k}"));
+    let words = sizes(n, h)
+        .into_iter()
+        .map(|(kind, [m, n, k])| format!("{kind:?}x{m}x{n}x{k}"));
     let python = std::env::var("PYTHON").unwrap_or("python3".into());
     let script = std::env::var("TORCH_PRODUCTS").unwrap_or("benches/torch_products.py".into());
     match Command::new(python).arg(script).args(words).output() {
@@ -51,7 +55,9 @@ fn one(
         (2, if kind == Gemm::NT { [n, k] } else { [k, n] }),
     ]
     .map(|(stream, [rows, cols])| (drawn(stream, 1.0), arena.matrix(rows, cols, DType::BF16)));
-    [&a, &b].into_iter().for_each(|(values, x)| fill(be, values, *x));
+    [&a, &b]
+        .into_iter()
+        .for_each(|(values, x)| fill(be, values, *x));
     let c = arena.matrix(m, n, if kind == Gemm::TN { DType::F32 } else { DType::BF16 });
     let seconds = time(&|| be.run(op::Gemm::plain(kind, a.1, b.1, c.set())));
     let at = |(values, x): &(Vec<bf16>, Tensor), row: usize, col: usize| {
@@ -78,7 +84,10 @@ fn one(
 pub fn drawn(stream: u64, deviation: f32) -> Vec<bf16> {
     let mut values = vec![0.0f32; PERIOD];
     rng::normals(stream, 0, &mut values);
-    values.into_iter().map(|x| bf16::from_f32(deviation * x)).collect()
+    values
+        .into_iter()
+        .map(|x| bf16::from_f32(deviation * x))
+        .collect()
 }
 
 /// Uploads the numbers repeatedly until the tensor is full.

@@ -35,7 +35,10 @@ impl Ticks {
 
     /// Counts from the text of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal.
     fn read(text: &str) -> Ticks {
-        let sum = text.lines().find(|line| line.starts_with("cpu ")).unwrap_or("");
+        let sum = text
+            .lines()
+            .find(|line| line.starts_with("cpu "))
+            .unwrap_or("");
         let words = sum.split_whitespace();
         let numbers: Vec<f64> = words.filter_map(|word| word.parse().ok()).collect();
         let first = &numbers[..numbers.len().min(8)];

@@ -34,7 +34,12 @@ impl DType {
     /// Bits of values rounded to this type; None unless the type has 16 bits.
     pub fn halves(self, values: &[f32]) -> Option<Vec<u16>> {
         match self {
-            DType::BF16 => Some(values.iter().map(|v| bf16::from_f32(*v).to_bits()).collect()),
+            DType::BF16 => Some(
+                values
+                    .iter()
+                    .map(|v| bf16::from_f32(*v).to_bits())
+                    .collect(),
+            ),
             DType::F16 => Some(values.iter().map(|v| f16::from_f32(*v).to_bits()).collect()),
             DType::F32 | DType::U8 | DType::I32 | DType::I64 => None,
         }
@@ -42,7 +47,9 @@ impl DType {
 
     /// Converts values from their bytes to f32.
     pub fn widen(self, bytes: &[u8]) -> Vec<f32> {
-        let halves = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]));
+        let halves = bytes
+            .chunks_exact(2)
+            .map(|b| u16::from_le_bytes([b[0], b[1]]));
         let words = bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]);
         match self {
             DType::F32 => words.map(f32::from_le_bytes).collect(),
@@ -58,13 +65,16 @@ impl DType {
     /// compare as integers.
     pub fn finite(self, bytes: &[u8]) -> bool {
         let largest16 = || {
-            let bits = bytes.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff);
+            let bits = bytes
+                .chunks_exact(2)
+                .map(|b| u16::from_le_bytes([b[0], b[1]]) & 0x7fff);
             bits.fold(0, u16::max)
         };
         match self {
             DType::F32 => {
-                let bits =
-                    bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+                let bits = bytes
+                    .chunks_exact(4)
+                    .map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));
                 bits.map(|bits| bits & 0x7fff_ffff).fold(0, i32::max) < 0x7f80_0000
             }
             DType::BF16 => largest16() < 0x7f80,

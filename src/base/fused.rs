@@ -84,8 +84,9 @@ mod tests {
     fn rows_of_a_matrix_lie_in_their_order() {
         for fused in [Fused::new([4, 2, 2]), Fused::new([1, 1, 0]), Fused::ONE] {
             for number in 0..fused.count() {
-                let own: Vec<usize> =
-                    (0..16).filter(|row| fused.matrix_of(*row) == number).collect();
+                let own: Vec<usize> = (0..16)
+                    .filter(|row| fused.matrix_of(*row) == number)
+                    .collect();
                 let placed: Vec<usize> = (0..own.len()).map(|i| fused.place(number, i)).collect();
                 assert_eq!(placed, own, "{number} of {fused:?}");
             }

@@ -69,13 +69,21 @@ mod tests {
             let heads = Heads { query, kv, dim: 5 };
             let mut columns: Vec<usize> = (0..query).map(|h| heads.column(h, Qkv::Query)).collect();
             for which in [Qkv::Key, Qkv::Value] {
-                columns.extend((0..query).step_by(query / kv).map(|h| heads.column(h, which)));
+                columns.extend(
+                    (0..query)
+                        .step_by(query / kv)
+                        .map(|h| heads.column(h, which)),
+                );
             }
             columns.sort();
             let all: Vec<usize> = (0..heads.qkv_width()).step_by(5).collect();
             assert_eq!(columns, all, "{heads:?}");
             for head in 0..query {
-                let of = |which| heads.fused().matrix_of(heads.column(head, which) + heads.dim - 1);
+                let of = |which| {
+                    heads
+                        .fused()
+                        .matrix_of(heads.column(head, which) + heads.dim - 1)
+                };
                 assert_eq!([Qkv::Query, Qkv::Key, Qkv::Value].map(of), [0, 1, 2], "{heads:?}");
             }
             let share = heads.share(kv);

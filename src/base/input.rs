@@ -28,7 +28,10 @@ pub fn is_there(path: &Path) -> Result<(), Problems> {
 pub fn open(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     // Without O_NONBLOCK, opening a pipe would wait for its writer.
-    let file = options.read(true).custom_flags(OFlags::NONBLOCK.bits() as i32).open(path)?;
+    let file = options
+        .read(true)
+        .custom_flags(OFlags::NONBLOCK.bits() as i32)
+        .open(path)?;
     is_regular(&file).map(|()| file)
 }
 
@@ -52,7 +55,9 @@ pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 /// Reads a user's file of at most `most` bytes. It may be a pipe, as in `<(zcat FILE)`, but not a
 /// device.
 pub fn read_named(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let is_pipe = path.metadata().is_ok_and(|about| about.file_type().is_fifo());
+    let is_pipe = path
+        .metadata()
+        .is_ok_and(|about| about.file_type().is_fifo());
     bounded(if is_pipe { File::open(path)? } else { open(path)? }, most)
 }
 

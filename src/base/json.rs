@@ -79,7 +79,10 @@ impl<'t> FiniteJson<'t> {
     pub fn column(&self, line: usize, column: usize) -> usize {
         let lines = self.text.split(|byte| *byte == b'\n').take(line - 1);
         let start: usize = lines.map(|line| line.len() + 1).sum();
-        let grown = self.grown.iter().filter(|at| (start..start + column).contains(at));
+        let grown = self
+            .grown
+            .iter()
+            .filter(|at| (start..start + column).contains(at));
         column - grown.count()
     }
 }
@@ -140,7 +143,11 @@ mod tests {
 
     #[test]
     fn all_else_is_refused_at_its_place() {
-        let why = |text: &str| from_python::<Value>(text.as_bytes()).unwrap_err().to_string();
+        let why = |text: &str| {
+            from_python::<Value>(text.as_bytes())
+                .unwrap_err()
+                .to_string()
+        };
         assert_eq!(why("{\"a\": nan}"), "expected ident at line 1 column 8");
         assert_eq!(why("[NaN,\nNaN, NaN, x]"), "expected value at line 2 column 11");
         assert_eq!(why("[Infinity, NaN, x]"), "expected value at line 1 column 17");
@@ -199,8 +206,9 @@ mod tests {
                 ("日", "日"),
                 ("\\n", "\n"),
             ];
-            let (text, meant): (Vec<_>, Vec<_>) =
-                (0..self.below(4)).map(|_| parts[self.below(parts.len())]).unzip();
+            let (text, meant): (Vec<_>, Vec<_>) = (0..self.below(4))
+                .map(|_| parts[self.below(parts.len())])
+                .unzip();
             (format!("\"{}\"", text.concat()), meant.concat())
         }
 

@@ -8,7 +8,9 @@ pub fn majority<T: Ord + Copy>(values: &[T]) -> Option<T> {
     for (place, value) in values.iter().enumerate() {
         votes.entry(*value).or_insert((0, place)).0 += 1;
     }
-    let most = votes.into_iter().max_by_key(|(_, (count, first))| (*count, usize::MAX - first));
+    let most = votes
+        .into_iter()
+        .max_by_key(|(_, (count, first))| (*count, usize::MAX - first));
     most.map(|(value, _)| value)
 }
 

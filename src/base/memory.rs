@@ -52,7 +52,10 @@ impl HostMemory {
         let free = kib("proc/meminfo", "MemAvailable:")?;
         let machine = (free, kib("proc/meminfo", "MemTotal:")?, MemoryLimit::ByMachine);
         let group = text("proc/self/cgroup").unwrap_or_default();
-        let group = group.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+        let group = group
+            .lines()
+            .find_map(|line| line.strip_prefix("0::/"))
+            .unwrap_or_default();
         let v2 = format!("sys/fs/cgroup/{group}");
         let v2 = v2.trim_end_matches('/');
         let v1 = "sys/fs/cgroup/memory";
@@ -79,7 +82,8 @@ impl HostMemory {
 
     /// "8.0 MiB", or "unlimited".
     pub fn lockable(&self) -> String {
-        self.lockable.map_or("unlimited".to_string(), |limit| limit.to_string())
+        self.lockable
+            .map_or("unlimited".to_string(), |limit| limit.to_string())
     }
 }
 

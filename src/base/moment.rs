@@ -34,7 +34,9 @@ impl Moment {
         static CLOCK: OnceLock<Mutex<Clock>> = OnceLock::new();
         static TICKS: OnceLock<bool> = OnceLock::new();
         let read = || {
-            let mut clock = CLOCK.get_or_init(|| Mutex::new(Clock::new(Instant::now()))).lock();
+            let mut clock = CLOCK
+                .get_or_init(|| Mutex::new(Clock::new(Instant::now())))
+                .lock();
             clock.read(Instant::now())
         };
         let tick = move || {

@@ -36,7 +36,10 @@ impl Number {
         if !unsigned.starts_with(|c: char| c.is_ascii_digit() || c == '.') {
             return Err(NotANumber::Text);
         }
-        let second = unsigned.as_bytes().get(1).filter(|_| unsigned.starts_with('0'));
+        let second = unsigned
+            .as_bytes()
+            .get(1)
+            .filter(|_| unsigned.starts_with('0'));
         if second.is_some_and(|c| c.is_ascii_digit() || matches!(c, b'x' | b'o' | b'b' | b'_')) {
             return Err(NotANumber::LeadingZero);
         }

@@ -56,7 +56,9 @@ pub struct Output {
 /// Writes a small file atomically.
 pub fn write(place: &Path, existing: Existing, bytes: &[u8]) -> Result<()> {
     let mut output = Output::create(place, existing)?;
-    output.write_all(bytes).with_context(|| format!("cannot write {}", place.display()))?;
+    output
+        .write_all(bytes)
+        .with_context(|| format!("cannot write {}", place.display()))?;
     output.finish()
 }
 
@@ -67,9 +69,9 @@ pub fn claim(new: &Path, place: &Path) -> Result<bool> {
     fs::remove_file(new).with_context(|| format!("cannot remove {}", new.display()))?;
     match linked {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
-        linked => {
-            linked.map(|()| true).with_context(|| format!("cannot write {}", place.display()))
-        }
+        linked => linked
+            .map(|()| true)
+            .with_context(|| format!("cannot write {}", place.display())),
     }
 }
 
@@ -184,7 +186,9 @@ impl Output {
     /// Makes the names of its folder durable. If that fails, the files still exist.
     fn sync_folder(&self) {
         if self.partial.is_some() {
-            File::open(folder(&self.place)).and_then(|folder| folder.sync_all()).ok();
+            File::open(folder(&self.place))
+                .and_then(|folder| folder.sync_all())
+                .ok();
         }
     }
 }
@@ -255,7 +259,8 @@ fn stream(place: &Path) -> Result<Option<File>> {
         return Ok(None);
     }
     let file = OpenOptions::new().append(true).open(place);
-    file.map(Some).with_context(|| format!("cannot open {}", place.display()))
+    file.map(Some)
+        .with_context(|| format!("cannot open {}", place.display()))
 }
 
 /// An error: another process has locked the output.
@@ -271,13 +276,18 @@ fn exists(path: &Path) -> bool {
 
 /// Whether an open file is the one at a path now.
 fn is_at(file: &File, path: &Path) -> Result<bool> {
-    let open = file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
+    let open = file
+        .metadata()
+        .with_context(|| format!("cannot stat {}", path.display()))?;
     let now = fs::symlink_metadata(path).ok();
     Ok(now.is_some_and(|now| (now.dev(), now.ino()) == (open.dev(), open.ino())))
 }
 
 fn folder(place: &Path) -> &Path {
-    place.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+    place
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."))
 }
 
 /// Path of a file until it is complete.
@@ -293,7 +303,9 @@ mod tests {
 
     pub fn names(folder: &Path) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
-        let all = fs::read_dir(folder).unwrap().map(|entry| name(entry).into_string().unwrap());
+        let all = fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| name(entry).into_string().unwrap());
         let mut all: Vec<String> = all.collect();
         all.sort();
         all
@@ -306,11 +318,19 @@ mod tests {
         let mut output = Output::create(&place, Existing::Refused).unwrap();
         output.write_all(b"half").unwrap();
         assert_eq!(names(folder.path()), ["a.partial"]);
-        let second = Output::create(&place, Existing::Refused).unwrap_err().to_string();
+        let second = Output::create(&place, Existing::Refused)
+            .unwrap_err()
+            .to_string();
         assert!(second.contains("another process is writing it"), "{second}");
         // Another process takes the name without this module.
         fs::write(&place, "theirs").unwrap();
-        assert!(output.finish().unwrap_err().to_string().contains("cannot rename"));
+        assert!(
+            output
+                .finish()
+                .unwrap_err()
+                .to_string()
+                .contains("cannot rename")
+        );
         assert_eq!(
             (names(folder.path()), &*fs::read(&place).unwrap()),
             (vec!["a".into()], &b"theirs"[..])

@@ -36,7 +36,9 @@ fn without_urls(text: &str) -> String {
     let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
     while let Some(at) = rest.find("://") {
         let (before, url) = rest.split_at(at + 3);
-        let end = url.find(|c: char| c.is_whitespace() || "\"<>`".contains(c)).unwrap_or(url.len());
+        let end = url
+            .find(|c: char| c.is_whitespace() || "\"<>`".contains(c))
+            .unwrap_or(url.len());
         let (url, after) = url.split_at(end);
         let bare = url.trim_end_matches([')', ',', ';', '.', ':', '\'', ']', '}']);
         // The bracket of an IPv6 address is not punctuation.
@@ -73,9 +75,13 @@ fn split_user(url: &str) -> (&str, &str) {
     let ends = url.match_indices("@").chain(url.match_indices("%40"));
     let is_user = |user: &str| match user.split_once('/') {
         None => true,
-        Some((host, _)) => host.rsplit_once(':').is_some_and(|(_, port)| !is_port(port)),
+        Some((host, _)) => host
+            .rsplit_once(':')
+            .is_some_and(|(_, port)| !is_port(port)),
     };
-    let ends = ends.filter(|(at, _)| is_user(&url[..*at])).map(|(at, end)| (at, at + end.len()));
+    let ends = ends
+        .filter(|(at, _)| is_user(&url[..*at]))
+        .map(|(at, end)| (at, at + end.len()));
     let (user, rest) = ends.max().unwrap_or((0, 0));
     (&url[..user], &url[rest..])
 }
@@ -87,16 +93,22 @@ fn is_port(text: &str) -> bool {
 fn without_parameters(text: &str) -> String {
     let lower = text.to_ascii_lowercase();
     let starts_here = |at: usize| {
-        let is_start =
-            lower[..at].chars().next_back().is_none_or(|c| !c.is_alphanumeric() && c != '-');
-        let name = PARAMETERS.iter().find(|name| is_start && lower[at..].starts_with(**name))?;
+        let is_start = lower[..at]
+            .chars()
+            .next_back()
+            .is_none_or(|c| !c.is_alphanumeric() && c != '-');
+        let name = PARAMETERS
+            .iter()
+            .find(|name| is_start && lower[at..].starts_with(**name))?;
         Some(at + name.len())
     };
     let (mut shown, mut done) = (String::with_capacity(text.len()), 0);
     for (at, _) in text.char_indices() {
         let Some(value) = starts_here(at).filter(|_| at >= done) else { continue };
         let ends = |c: char| c.is_whitespace() || "&\"'<>,;".contains(c);
-        let end = text[value..].find(ends).map_or(text.len(), |length| value + length);
+        let end = text[value..]
+            .find(ends)
+            .map_or(text.len(), |length| value + length);
         shown += &text[done..value];
         shown += HIDDEN;
         done = end;

@@ -21,8 +21,12 @@ pub fn philox(key: u64, counter: u128) -> [u32; 4] {
 /// Key for a purpose: hash of the seed and a name (FNV-1a, then the SplitMix64 finalizer).
 pub fn key(seed: u64, name: &str) -> u64 {
     let fnv = |h: u64, b: u8| (h ^ b as u64).wrapping_mul(0x100_0000_01b3);
-    let mut z =
-        name.bytes().fold(seed.to_le_bytes().into_iter().fold(0xcbf2_9ce4_8422_2325, fnv), fnv);
+    let mut z = name.bytes().fold(
+        seed.to_le_bytes()
+            .into_iter()
+            .fold(0xcbf2_9ce4_8422_2325, fnv),
+        fnv,
+    );
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     z ^ (z >> 31)

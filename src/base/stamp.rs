@@ -5,5 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Time since 1970, UTC; 0 if the clock is set before 1970.
 pub fn unix_time() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+    SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
 }

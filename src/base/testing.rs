@@ -19,7 +19,9 @@ pub fn until(what: &str, is_so: impl Fn() -> bool) {
 pub fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'static) -> T {
     let thread = crate::threads::spawn(what, work).expect("a thread");
     until(&format!("{what} ends"), || thread.is_finished());
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    thread
+        .join()
+        .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// Runs a test with time limits. On a busy machine a limit can be too short for other threads to
@@ -36,7 +38,12 @@ pub fn at_any_load(first: Duration, test: impl Fn(Duration)) {
 fn idle_seconds() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").expect("Linux has it");
     let processors = text.lines().filter(|line| line.starts_with("cpu")).count() - 1;
-    let idle = text.lines().next().and_then(|line| line.split_whitespace().nth(4));
-    let hundredths: f64 = idle.and_then(|idle| idle.parse().ok()).expect("a number of ticks");
+    let idle = text
+        .lines()
+        .next()
+        .and_then(|line| line.split_whitespace().nth(4));
+    let hundredths: f64 = idle
+        .and_then(|idle| idle.parse().ok())
+        .expect("a number of ticks");
     hundredths / 100.0 / processors as f64
 }

@@ -21,7 +21,9 @@ pub fn spawn<T: Send + 'static>(
     name: &str,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<JoinHandle<T>> {
-    builder(name, STACK)?.spawn(work).with_context(|| refused(name))
+    builder(name, STACK)?
+        .spawn(work)
+        .with_context(|| refused(name))
 }
 
 /// Starts a scoped thread, whose work may borrow.
@@ -40,7 +42,9 @@ pub fn spawn_with_stack<'scope, T: Send + 'scope>(
     bytes: usize,
     work: impl FnOnce() -> T + Send + 'scope,
 ) -> Result<ScopedJoinHandle<'scope, T>> {
-    builder(name, bytes)?.spawn_scoped(scope, work).with_context(|| refused(name))
+    builder(name, bytes)?
+        .spawn_scoped(scope, work)
+        .with_context(|| refused(name))
 }
 
 /// Builder of a thread, if the system has memory for it now.
@@ -88,7 +92,9 @@ pub fn init_rayon() {
         let lost = |_| std::io::Error::other("the thread has ended");
         let built = match started {
             0 => pool.use_current_thread().build_global(),
-            _ => pool.spawn_handler(|thread| give.send(thread).map_err(lost)).build_global(),
+            _ => pool
+                .spawn_handler(|thread| give.send(thread).map_err(lost))
+                .build_global(),
         };
         drop(built); // an error means that a pool exists already; these threads then end
     });

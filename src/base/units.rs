@@ -43,7 +43,9 @@ impl FromStr for Bytes {
     /// Parses a number and its unit: `2GiB`, `1.5 TB`.
     fn from_str(text: &str) -> Result<Bytes, &'static str> {
         let text = text.trim();
-        let end = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+        let end = text
+            .find(|c: char| c.is_ascii_alphabetic())
+            .unwrap_or(text.len());
         let number: Result<f64, _> = text[..end].trim().parse();
         let unit = UNITS.iter().find(|(name, _)| *name == &text[end..]);
         match (number, unit) {

@@ -44,7 +44,11 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
 impl<J, R> Worker<J, R> {
     /// Sends a job. Fails if the thread has panicked.
     pub fn send(&self, job: J) -> Result<()> {
-        self.channels().0.send(job).ok().with_context(|| self.died())
+        self.channels()
+            .0
+            .send(job)
+            .ok()
+            .with_context(|| self.died())
     }
 
     /// Waits for the next result. Fails if the thread has panicked.

@@ -30,9 +30,16 @@ pub fn notes(bench: &BenchRank) -> anyhow::Result<Vec<String>> {
     let before = Ticks::now();
     std::thread::sleep(WAIT);
     let Busy { busy, processors } = Ticks::now().since(before);
-    let taken = bench.device.memory().map_or(0, |(free, all)| all.0.saturating_sub(free.0));
+    let taken = bench
+        .device
+        .memory()
+        .map_or(0, |(free, all)| all.0.saturating_sub(free.0));
     let node = bench.nodes[bench.rank.number()].clone();
-    Ok(sentences(&bench.rank.all_gather(&RankLoad { node, busy, processors, taken })?))
+    Ok(sentences(
+        &bench
+            .rank
+            .all_gather(&RankLoad { node, busy, processors, taken })?,
+    ))
 }
 
 fn sentences(loads: &[RankLoad]) -> Vec<String> {
@@ -57,7 +64,11 @@ fn sentences(loads: &[RankLoad]) -> Vec<String> {
             )
         })
         .collect();
-    for (rank, load) in loads.iter().enumerate().filter(|(_, load)| load.taken > CONTEXT) {
+    for (rank, load) in loads
+        .iter()
+        .enumerate()
+        .filter(|(_, load)| load.taken > CONTEXT)
+    {
         notes.push(format!(
             "the GPU of rank {rank} ({}) is not idle: {} of its memory were taken at the start",
             load.node,

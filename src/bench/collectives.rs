@@ -90,17 +90,25 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
     if kinds.is_empty() {
         return Ok(Groups { rows: Vec::new(), notes });
     }
-    let cells = || kinds.iter().flat_map(|kind| kind.ops.iter().map(move |op| (kind, *op)));
+    let cells = || {
+        kinds
+            .iter()
+            .flat_map(|kind| kind.ops.iter().map(move |op| (kind, *op)))
+    };
     let sizes: &[u64] = if bench.options.quick { &QUICK } else { &SIZES };
-    let fits = sizes.iter().filter(|bytes| **bytes <= scratch.half() as u64);
+    let fits = sizes
+        .iter()
+        .filter(|bytes| **bytes <= scratch.half() as u64);
     let sizes: Vec<u64> = fits.copied().collect();
     // Size and mean seconds of the last measurement of each op.
     let mut last: Vec<Option<(u64, f64)>> = vec![None; cells().count()];
     let mut rows = Vec::new();
     for (at, bytes) in sizes.iter().copied().enumerate() {
         bench.phase(&format!("measuring groups, {} at a time", Bytes(bytes)));
-        let budget =
-            bench.rank.on_first(|| Ok(budget(bench, sizes.len() - at)))? / last.len() as f64;
+        let budget = bench
+            .rank
+            .on_first(|| Ok(budget(bench, sizes.len() - at)))?
+            / last.len() as f64;
         let mut mine = Vec::new();
         for ((kind, op), known) in cells().zip(&last) {
             let repeats = match known {
@@ -128,7 +136,11 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
         (cell, row.bytes)
     };
     rows.sort_by_key(place);
-    if last.iter().flatten().any(|(bytes, _)| Some(bytes) < sizes.last()) {
+    if last
+        .iter()
+        .flatten()
+        .any(|(bytes, _)| Some(bytes) < sizes.last())
+    {
         notes.push("some larger messages were left out: there was no time for them".into());
     }
     Ok(Groups { rows, notes })
@@ -140,7 +152,10 @@ fn kinds(bench: &BenchRank, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) 
     let all_ranks = || (0..world).collect::<Vec<usize>>();
     let every = |axes: &[Axis]| {
         let groups = (0..world).map(|rank| (rank, grid.group(grid.coord(rank), axes)));
-        groups.filter(|(rank, group)| group[0] == *rank).map(|(_, group)| group).collect()
+        groups
+            .filter(|(rank, group)| group[0] == *rank)
+            .map(|(_, group)| group)
+            .collect()
     };
     let mut kinds = Vec::new();
     let mut add = |name, groups: Vec<Vec<usize>>, mine: Vec<usize>, ops, ring| {
@@ -154,7 +169,9 @@ fn kinds(bench: &BenchRank, factory: &GroupFactory) -> (Vec<Kind>, Vec<String>) 
     add("pipeline edge", every(STAGES), grid.group(at, STAGES), &[Op::SendRecv], false);
     add("data", every(GRADIENTS), grid.group(at, GRADIENTS), ALL, true);
     let mut notes = Vec::new();
-    let is_world = [SHARES, GRADIENTS].iter().any(|axes| grid.along(axes) == world);
+    let is_world = [SHARES, GRADIENTS]
+        .iter()
+        .any(|axes| grid.along(axes) == world);
     if !is_world && world <= LARGEST_WORLD {
         add("world", vec![all_ranks()], all_ranks(), ALL, true);
     } else if !is_world {
@@ -230,8 +247,11 @@ fn row(bench: &BenchRank, kind: &Kind, op: Op, bytes: u64, all: &[Timing]) -> Gr
     let seconds = |group: &Vec<usize>| group.iter().map(|rank| all[*rank].best).fold(0.0, f64::max);
     let slower = |a: &&Vec<usize>, b: &&Vec<usize>| seconds(a).total_cmp(&seconds(b));
     let slowest = kind.groups.iter().max_by(slower).expect("there is a group");
-    let one_node =
-        |group: &Vec<usize>| group.iter().all(|rank| bench.nodes[*rank] == bench.nodes[group[0]]);
+    let one_node = |group: &Vec<usize>| {
+        group
+            .iter()
+            .all(|rank| bench.nodes[*rank] == bench.nodes[group[0]])
+    };
     let size = slowest.len();
     let (algbw_gb_s, busbw_gb_s) = bandwidths(op, size, bytes, seconds(slowest));
     GroupSpeed {

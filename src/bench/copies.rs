@@ -30,7 +30,10 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch) -> anyhow::Result<CopySpeed
     let took = within_device(bench, scratch, tried, 0.0)?.mean;
     let affordable = |bytes: &usize| took * *bytes as f64 / tried as f64 <= seconds / 4.0;
     let sizes = std::iter::successors(Some(most), |bytes| Some(bytes / 2));
-    let bytes = sizes.take_while(|bytes| *bytes > tried).find(affordable).unwrap_or(tried);
+    let bytes = sizes
+        .take_while(|bytes| *bytes > tried)
+        .find(affordable)
+        .unwrap_or(tried);
     let took = within_device(bench, scratch, bytes, seconds)?.best;
     let device = 2.0 * bytes as f64 / took / 1e9;
     let host = within_host(host_bytes, seconds, share(bench))?;

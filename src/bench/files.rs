@@ -49,7 +49,9 @@ fn write(path: &Path, piece: &[u8], seconds: f64) -> anyhow::Result<(u64, f64, b
     let disk = Disk::default();
     let file = disk.create(path)?;
     // Some file systems open a file for direct writes but refuse the writes.
-    let direct = disk.direct(path).filter(|file| file.write_at(&piece[..BLOCK], 0).is_ok());
+    let direct = disk
+        .direct(path)
+        .filter(|file| file.write_at(&piece[..BLOCK], 0).is_ok());
     let to = direct.as_ref().unwrap_or(&file);
     let (start, mut pieces) = (Instant::now(), 0);
     while pieces == 0 || pieces < PIECES && start.elapsed().as_secs_f64() < seconds {
@@ -64,17 +66,24 @@ fn write(path: &Path, piece: &[u8], seconds: f64) -> anyhow::Result<(u64, f64, b
 /// bypassed.
 fn read(path: &Path, piece: &mut [u8], pieces: u64, seconds: f64) -> anyhow::Result<(f64, bool)> {
     let flags = OFlags::DIRECT.bits() as i32;
-    let direct = OpenOptions::new().read(true).custom_flags(flags).open(path).ok();
+    let direct = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags)
+        .open(path)
+        .ok();
     let direct = direct.filter(|file| file.read_at(&mut piece[..BLOCK], 0).is_ok());
     let is_direct = direct.is_some();
     let reading = || format!("cannot read {}", path.display());
-    let file = direct.map_or_else(|| File::open(path), Ok).with_context(reading)?;
+    let file = direct
+        .map_or_else(|| File::open(path), Ok)
+        .with_context(reading)?;
     if !is_direct {
         let _ = fadvise(&file, 0, None, Advice::DontNeed); // a request
     }
     let (start, mut done) = (Instant::now(), 0);
     while done < pieces && (done == 0 || start.elapsed().as_secs_f64() < seconds) {
-        file.read_exact_at(piece, done * PIECE as u64).with_context(reading)?;
+        file.read_exact_at(piece, done * PIECE as u64)
+            .with_context(reading)?;
         done += 1;
     }
     Ok((gb_s(done, start), is_direct))

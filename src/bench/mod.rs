@@ -96,8 +96,10 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
     bench.done();
     let direct = factory.is_direct();
     let measured = bench.rank.is_first().then(|| {
-        let mut slow: Vec<Slow> =
-            slow_ranks.iter().map(|rank| print::slow_rank(&ranks, *rank)).collect();
+        let mut slow: Vec<Slow> = slow_ranks
+            .iter()
+            .map(|rank| print::slow_rank(&ranks, *rank))
+            .collect();
         slow.extend(pairs.slow(bench.hardware(direct)));
         Measured {
             format: FORMAT.into(),
@@ -114,7 +116,11 @@ fn measure(bench: &BenchRank) -> Result<Outcome> {
             ranks,
         }
     });
-    let healthy = || Ok(measured.as_ref().is_some_and(|measured| measured.slow.is_empty()));
+    let healthy = || {
+        Ok(measured
+            .as_ref()
+            .is_some_and(|measured| measured.slow.is_empty()))
+    };
     let healthy = bench.rank.on_first(healthy)?;
     Ok(Outcome { measured, healthy })
 }
@@ -128,7 +134,9 @@ fn alone(bench: &BenchRank, scratch: &Scratch) -> Result<Vec<RankSpeeds>> {
     bench.phase("measuring the ops of a step");
     let ops = ops::measure(bench, &products)?;
     bench.phase("measuring files");
-    let file = bench.rank.agree(files::measure(&bench.m.log.folder, bench.options.quick))?;
+    let file = bench
+        .rank
+        .agree(files::measure(&bench.m.log.folder, bench.options.quick))?;
     bench.rank.all_gather(&RankSpeeds {
         rank: bench.rank.number(),
         node: bench.nodes[bench.rank.number()].clone(),

@@ -34,7 +34,10 @@ pub fn measure(bench: &BenchRank, products: &[Product]) -> Result<Vec<Op>> {
         return Ok(Vec::new());
     }
     let limit = bench.allow(SECONDS, QUICK);
-    let room = bench.backend().shared_memory().map(|free| free.0 / 2 / bench.per_node() as u64);
+    let room = bench
+        .backend()
+        .shared_memory()
+        .map(|free| free.0 / 2 / bench.per_node() as u64);
     let rate = RankSpeeds::tflops(products) * 1e12;
     let steps = |m: Manifest| {
         let (memory, work) = dry_run::count_stage(&m, 0);
@@ -63,8 +66,10 @@ fn smaller(m: &Manifest) -> Vec<Manifest> {
     };
     let layers = m.model.layers.min(LAYERS);
     let halves = std::iter::successors(Some(m.batch.micro), |micro| Some(micro / 2));
-    let mut all: Vec<Manifest> =
-        halves.take_while(|micro| *micro > 0).map(|micro| sized(layers, micro)).collect();
+    let mut all: Vec<Manifest> = halves
+        .take_while(|micro| *micro > 0)
+        .map(|micro| sized(layers, micro))
+        .collect();
     all.push(sized(1, 1));
     all
 }
@@ -93,7 +98,10 @@ fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
     }
     let work = dry_run::count_stage(m, 0).1;
     let mut counted = work.micro.ops;
-    work.step.ops.into_iter().for_each(|(name, more)| *counted.entry(name).or_default() += more);
+    work.step
+        .ops
+        .into_iter()
+        .for_each(|(name, more)| *counted.entry(name).or_default() += more);
     let op = |(name, work): (&'static str, device::Work)| {
         let seconds = median(seen.get(name)?.iter().copied());
         let (calls, flops, bytes) = (work.calls, work.flops, work.bytes);
@@ -104,7 +112,8 @@ fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
 
 /// Seconds of each op of a step.
 fn by_name(OpTimes { passes: mut all, once, .. }: OpTimes) -> BTreeMap<&'static str, f64> {
-    once.into_iter().for_each(|(name, more)| *all.entry(name).or_default() += more);
+    once.into_iter()
+        .for_each(|(name, more)| *all.entry(name).or_default() += more);
     all
 }
 

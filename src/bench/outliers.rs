@@ -53,7 +53,9 @@ fn bound(values: &[f64], tolerance: f64) -> f64 {
 /// Indices of slow values.
 pub fn slow(values: &[f64], tolerance: f64) -> Vec<usize> {
     let bound = bound(values, tolerance);
-    (0..values.len()).filter(|index| values[*index] < bound).collect()
+    (0..values.len())
+        .filter(|index| values[*index] < bound)
+        .collect()
 }
 
 /// Slow units and links among `units`. A unit without a pair is not assessed.
@@ -70,15 +72,20 @@ pub fn find_slow(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
         let undecided = units == 2;
         return Findings { usual_best, usual_pair: usual_best, undecided, ..Findings::default() };
     }
-    let slow_units: Vec<usize> =
-        slow(&bests, tolerance).into_iter().map(|index| met[index]).collect();
+    let slow_units: Vec<usize> = slow(&bests, tolerance)
+        .into_iter()
+        .map(|index| met[index])
+        .collect();
     let sound = |pair: &&Pair| !slow_units.contains(&pair.a) && !slow_units.contains(&pair.b);
     let sound: Vec<Pair> = pairs.iter().filter(sound).copied().collect();
     let rates: Vec<f64> = sound.iter().map(|pair| pair.rate).collect();
     let links = if rates.len() < FEWEST {
         Vec::new()
     } else {
-        slow(&rates, tolerance).into_iter().map(|link| sound[link]).collect()
+        slow(&rates, tolerance)
+            .into_iter()
+            .map(|link| sound[link])
+            .collect()
     };
     Findings {
         units: slow_units.iter().map(|unit| (*unit, best(*unit))).collect(),
@@ -97,7 +104,10 @@ mod tests {
     /// Every pair of `units`, at a rate that depends on the pair.
     fn pairs(units: usize, rate: impl Fn(usize, usize) -> f64) -> Vec<Pair> {
         let of = |a: usize| (a + 1..units).map(move |b| (a, b));
-        (0..units).flat_map(of).map(|(a, b)| Pair { a, b, rate: rate(a, b) }).collect()
+        (0..units)
+            .flat_map(of)
+            .map(|(a, b)| Pair { a, b, rate: rate(a, b) })
+            .collect()
     }
 
     /// 1 ± `share`, deterministic for each pair.
@@ -176,7 +186,9 @@ mod tests {
     #[test]
     fn a_part_of_the_pairs_is_enough() {
         let rate = |a, b| if a == 3 || b == 3 { 20.0 } else { 50.0 };
-        let some = pairs(64, rate).into_iter().filter(|pair| (pair.a ^ pair.b) % 16 == 1);
+        let some = pairs(64, rate)
+            .into_iter()
+            .filter(|pair| (pair.a ^ pair.b) % 16 == 1);
         assert_eq!(named(&find_slow(64, &some.collect::<Vec<_>>(), LINKS)), (vec![3], vec![]));
         let first_round = [(0, 4), (1, 3)].map(|(a, b)| Pair { a, b, rate: 50.0 });
         assert_eq!(named(&find_slow(5, &first_round, LINKS)), (vec![], vec![]), "2 rested");

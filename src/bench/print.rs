@@ -164,7 +164,11 @@ fn pairs(m: &Measured) -> String {
         m.units
     );
     let mut units: Vec<&str> = Vec::new();
-    for unit in m.pairs.iter().flat_map(|pair| [pair.a.as_str(), pair.b.as_str()]) {
+    for unit in m
+        .pairs
+        .iter()
+        .flat_map(|pair| [pair.a.as_str(), pair.b.as_str()])
+    {
         if !units.contains(&unit) {
             units.push(unit);
         }
@@ -173,7 +177,11 @@ fn pairs(m: &Measured) -> String {
         return out;
     }
     for unit in units {
-        let own = || m.pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
+        let own = || {
+            m.pairs
+                .iter()
+                .filter(|pair| pair.a == unit || pair.b == unit)
+        };
         let text = |pair: Option<&PairSpeed>| {
             let pair = pair.expect("it was in this pair");
             let with = if pair.a == unit { &pair.b } else { &pair.a };
@@ -252,7 +260,9 @@ mod tests {
         };
         let texts = |sheet| -> Vec<String> {
             let slow = slow_pairs(&names, "nodes", &found, sheet);
-            slow.into_iter().map(|slow| format!("{}: {}", slow.what, slow.text)).collect()
+            slow.into_iter()
+                .map(|slow| format!("{}: {}", slow.what, slow.text))
+                .collect()
         };
         let sheet = [
             "node: n07: 135 of 400 Gb/s, 34 %; 80 % is usual",

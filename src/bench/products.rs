@@ -34,8 +34,10 @@ fn block_shapes(m: &Manifest) -> [(&'static str, Shape); 4] {
         let [n, k] = spec.share(m.topology.tensor);
         Shape { m: rows, n, k }
     };
-    let matrices: Vec<ParamSpec> =
-        table(&m.model).into_iter().filter(ParamSpec::is_block_matrix).collect();
+    let matrices: Vec<ParamSpec> = table(&m.model)
+        .into_iter()
+        .filter(ParamSpec::is_block_matrix)
+        .collect();
     assert_eq!(matrices.len(), NAMES.len(), "matrices of a block");
     std::array::from_fn(|i| (NAMES[i], shape(&matrices[i])))
 }
@@ -82,8 +84,11 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch) -> Result<(Vec<Product>, Pr
         (flops, spent) = (flops + shape.flops(), spent + took.mean);
         products.push(product(name, shape, took.best));
     }
-    let slowest =
-        bench.rank.all_gather(&(flops / spent))?.into_iter().fold(f64::INFINITY, f64::min);
+    let slowest = bench
+        .rank
+        .all_gather(&(flops / spent))?
+        .into_iter()
+        .fold(f64::INFINITY, f64::min);
     let seconds = bench.allow(4.0, 0.6);
     let edge = cube_edge(slowest, seconds / 4.0, scratch.bytes, model_dtype(bench.m.precision));
     let cube = Shape { m: edge, n: edge, k: edge };
@@ -125,14 +130,24 @@ fn rows(bench: &BenchRank, scratch: &Scratch, shapes: &[Shape], limit: f64) -> R
     for shape in shapes {
         longest = longest.max(multiply(bench, scratch, shape.rows(tried), 0.0)?.mean);
     }
-    let slowest = bench.rank.all_gather(&longest)?.into_iter().fold(0.0, f64::max);
+    let slowest = bench
+        .rank
+        .all_gather(&longest)?
+        .into_iter()
+        .fold(0.0, f64::max);
     let dtype = model_dtype(bench.m.precision);
     let fits = |rows: usize| {
-        let bytes = shapes.iter().map(|shape| shape.rows(rows).bytes(dtype)).max();
+        let bytes = shapes
+            .iter()
+            .map(|shape| shape.rows(rows).bytes(dtype))
+            .max();
         slowest * rows as f64 / tried as f64 <= limit && bytes <= Some(scratch.bytes)
     };
     let fewer = std::iter::successors(Some(all), |rows| Some(rows / 2));
-    Ok(fewer.take_while(|rows| *rows > tried).find(|rows| fits(*rows)).unwrap_or(tried))
+    Ok(fewer
+        .take_while(|rows| *rows > tried)
+        .find(|rows| fits(*rows))
+        .unwrap_or(tried))
 }
 
 /// Largest edge of a cube that a rank multiplies at `rate` FLOP/s in `limit` seconds, in `room`
@@ -143,7 +158,10 @@ fn cube_edge(rate: f64, limit: f64, room: usize, dtype: DType) -> usize {
         cube.flops() / rate <= limit && cube.bytes(dtype) <= room
     };
     let edges = std::iter::successors(Some(CUBE), |edge| Some(edge / 2));
-    edges.take_while(|edge| *edge > 256).find(|edge| fits(*edge)).unwrap_or(256)
+    edges
+        .take_while(|edge| *edge > 256)
+        .find(|edge| fits(*edge))
+        .unwrap_or(256)
 }
 
 #[cfg(test)]
@@ -161,7 +179,9 @@ lr: {peak: 1e-3}
 train: {samples: 800}
 topology: {tensor: 2}
 ";
-        let m = manifest::parse(text, "test", std::path::Path::new("."), &[]).unwrap().manifest;
+        let m = manifest::parse(text, "test", std::path::Path::new("."), &[])
+            .unwrap()
+            .manifest;
         let shapes = block_shapes(&m).map(|(_, Shape { m, n, k })| (m, n, k));
         assert_eq!(shapes, [(24, 96, 64), (24, 64, 32), (24, 128, 64), (24, 64, 128)]);
         let gated = Manifest { model: Model { ffn: Ffn::Swiglu, ..m.model.clone() }, ..m.clone() };

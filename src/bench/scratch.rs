@@ -28,11 +28,24 @@ impl Scratch {
     /// collective.
     pub fn new(bench: &BenchRank, products: ProductBytes) -> anyhow::Result<Scratch> {
         let be = bench.backend();
-        let free = bench.device.memory().map(|(free, _)| free).or(be.shared_memory());
+        let free = bench
+            .device
+            .memory()
+            .map(|(free, _)| free)
+            .or(be.shared_memory());
         let parts = 2 * bench.per_node() as u64;
         let share = free.map_or(LARGEST as u64, |free| free.0 / parts);
-        let wanted = products.most.max(2 * LARGEST).min(share as usize).max(products.least);
-        let bytes = bench.rank.all_gather(&wanted)?.into_iter().min().expect("one rank at least");
+        let wanted = products
+            .most
+            .max(2 * LARGEST)
+            .min(share as usize)
+            .max(products.least);
+        let bytes = bench
+            .rank
+            .all_gather(&wanted)?
+            .into_iter()
+            .min()
+            .expect("one rank at least");
         let arena = Arena::new(be, bytes);
         let arena = bench.rank.agree(arena.map_err(anyhow::Error::from))?;
         Ok(Scratch { arena, bytes })
@@ -59,8 +72,12 @@ pub fn fill(be: &dyn Backend, x: Tensor) {
     let some = x.numel().min(1 << 18);
     let values = (0..some).map(value);
     let bytes: Vec<u8> = match x.dtype {
-        DType::BF16 => values.flat_map(|v| bf16::from_f32(v).to_le_bytes()).collect(),
-        DType::F16 => values.flat_map(|v| f16::from_f32(v).to_le_bytes()).collect(),
+        DType::BF16 => values
+            .flat_map(|v| bf16::from_f32(v).to_le_bytes())
+            .collect(),
+        DType::F16 => values
+            .flat_map(|v| f16::from_f32(v).to_le_bytes())
+            .collect(),
         _ => values.flat_map(f32::to_le_bytes).collect(),
     };
     be.upload(&bytes, x.span(0, some));
@@ -114,7 +131,9 @@ pub fn timed_together(
     op: impl Fn(),
 ) -> anyhow::Result<Timing> {
     batch(be, 1, &op)?;
-    let all = (0..batches).map(|_| batch(be, ops, &op)).collect::<anyhow::Result<Vec<f64>>>()?;
+    let all = (0..batches)
+        .map(|_| batch(be, ops, &op))
+        .collect::<anyhow::Result<Vec<f64>>>()?;
     let best = all.iter().copied().fold(f64::INFINITY, f64::min);
     Ok(Timing { best, mean: all.iter().sum::<f64>() / batches as f64 })
 }

@@ -84,7 +84,9 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
         let seconds = (bench.allow(END.0, END.1) - clock) / left as f64;
         let (rates, now) = field.round(round, seconds.max(least))?;
         clock = now;
-        rates.into_iter().for_each(|rate| keep_best(&mut measured.pairs, rate));
+        rates
+            .into_iter()
+            .for_each(|rate| keep_best(&mut measured.pairs, rate));
         anyhow::Ok(now)
     };
     for (number, round) in rounds.iter().enumerate() {
@@ -150,7 +152,9 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
     if units <= ALL_PAIRS {
         (0..all).map(meet).collect()
     } else {
-        (0..FEWER_ROUNDS).map(|i| meet(i * all / FEWER_ROUNDS)).collect()
+        (0..FEWER_ROUNDS)
+            .map(|i| meet(i * all / FEWER_ROUNDS))
+            .collect()
     }
 }
 
@@ -165,7 +169,9 @@ fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     for pair in due {
         let free = |round: &&mut Vec<(usize, usize)>| {
-            round.iter().all(|(a, b)| ![pair.0, pair.1].iter().any(|unit| unit == a || unit == b))
+            round
+                .iter()
+                .all(|(a, b)| ![pair.0, pair.1].iter().any(|unit| unit == a || unit == b))
         };
         match rounds.iter_mut().find(free) {
             Some(round) => round.push(pair),
@@ -177,7 +183,10 @@ fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
 
 /// Adds a pair's rate, or keeps the better one.
 fn keep_best(pairs: &mut Vec<Pair>, new: Pair) {
-    match pairs.iter_mut().find(|old| (old.a, old.b) == (new.a, new.b)) {
+    match pairs
+        .iter_mut()
+        .find(|old| (old.a, old.b) == (new.a, new.b))
+    {
         Some(old) => old.rate = old.rate.max(new.rate),
         None => pairs.push(new),
     }
@@ -214,8 +223,10 @@ impl<'a> Field<'a> {
     /// Rates in GB/s of the pairs of a round, which takes about `seconds`; and rank 0's clock at
     /// its end.
     fn round(&self, round: &[(usize, usize)], seconds: f64) -> Result<(Vec<Pair>, f64)> {
-        let mut best: Vec<Pair> =
-            round.iter().map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 }).collect();
+        let mut best: Vec<Pair> = round
+            .iter()
+            .map(|(a, b)| Pair { a: *a, b: *b, rate: 0.0 })
+            .collect();
         let mut plans = vec![MessagePlan { bytes: TRIED, repeats: 1 }; round.len()];
         let mut clock = 0.0;
         for _ in 0..MessagePlan::TRIES {
@@ -349,7 +360,10 @@ mod tests {
             assert_eq!(rounds.len(), FEWER_ROUNDS);
             for unit in 0..units {
                 let of = |round: &Vec<(usize, usize)>| {
-                    round.iter().find(|(a, b)| *a == unit || *b == unit).map(|(a, b)| a + b - unit)
+                    round
+                        .iter()
+                        .find(|(a, b)| *a == unit || *b == unit)
+                        .map(|(a, b)| a + b - unit)
                 };
                 let partners: BTreeSet<usize> = rounds.iter().filter_map(of).collect();
                 assert!(partners.len() >= FEWER_ROUNDS - 1, "{units} units: {partners:?}");

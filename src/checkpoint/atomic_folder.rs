@@ -59,9 +59,10 @@ pub fn check_vacant(to: &Path, kind: FolderKind, existing: Existing) -> anyhow::
             let remedy = "choose another folder";
             return Err(Problems::one(place.to_string(), "is a file", remedy).into());
         }
-        listed => {
-            listed.with_context(failed)?.collect::<Result<Vec<_>, _>>().with_context(failed)?
-        }
+        listed => listed
+            .with_context(failed)?
+            .collect::<Result<Vec<_>, _>>()
+            .with_context(failed)?,
     };
     let foreign = entries.iter().find_map(|entry| {
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -145,7 +146,9 @@ fn repair(to: &Path, parent: &Path, name: &str) -> anyhow::Result<()> {
     let prefix = format!(".{name}.tmp-");
     let is_nonce = |text: &str| text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit());
     let is_temporary = |name: &str| {
-        let rest = name.strip_prefix(&prefix).map(|rest| rest.strip_prefix(OLD).unwrap_or(rest));
+        let rest = name
+            .strip_prefix(&prefix)
+            .map(|rest| rest.strip_prefix(OLD).unwrap_or(rest));
         rest.is_some_and(is_nonce)
     };
     let found = output::temporary_folders(parent, is_temporary);
@@ -153,7 +156,10 @@ fn repair(to: &Path, parent: &Path, name: &str) -> anyhow::Result<()> {
         return Err(output::written_by_another(to).into());
     }
     for left in found.abandoned {
-        let was_moved = left.path.to_string_lossy().contains(&format!("{prefix}{OLD}"));
+        let was_moved = left
+            .path
+            .to_string_lossy()
+            .contains(&format!("{prefix}{OLD}"));
         if was_moved && !to.exists() {
             Disk::default().rename(&left.path, to)?;
             base::warn!("gptrain: put back {}, which a killed command was replacing", to.display());

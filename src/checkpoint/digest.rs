@@ -72,7 +72,9 @@ impl Serialize for Digest {
 
 impl<'de> Deserialize<'de> for Digest {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
-        String::deserialize(from)?.parse().map_err(de::Error::custom)
+        String::deserialize(from)?
+            .parse()
+            .map_err(de::Error::custom)
     }
 }
 
@@ -108,8 +110,9 @@ mod tests {
         let (rows, cols) = (6, 10);
         let whole: Vec<f32> = (0..rows * cols).map(|i| i as f32 * 0.1).collect();
         let rectangle = |r0: usize, r1: usize, c0: usize, c1: usize| {
-            let values: Vec<f32> =
-                (r0..r1).flat_map(|r| whole[r * cols + c0..r * cols + c1].to_vec()).collect();
+            let values: Vec<f32> = (r0..r1)
+                .flat_map(|r| whole[r * cols + c0..r * cols + c1].to_vec())
+                .collect();
             let slice = TensorSlice { at: [r0, c0], size: [r1 - r0, c1 - c0] };
             Digest::from_slice(cols, &slice, DType::F32, bytemuck::cast_slice(&values))
         };

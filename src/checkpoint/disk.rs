@@ -90,7 +90,11 @@ impl Disk {
     /// Opens the same file for writes that bypass the page cache, if the file system supports it.
     pub fn direct(&self, path: &Path) -> Option<File> {
         let flags = OFlags::DIRECT.bits() as i32;
-        OpenOptions::new().write(true).custom_flags(flags).open(path).ok()
+        OpenOptions::new()
+            .write(true)
+            .custom_flags(flags)
+            .open(path)
+            .ok()
     }
 
     pub fn write_at(&self, path: &Path, file: &File, bytes: &[u8], at: u64) -> anyhow::Result<()> {
@@ -101,10 +105,12 @@ impl Disk {
                 Ok(0) => Err(ErrorKind::WriteZero.into()),
                 written => written,
             };
-            let wrote = self.call(Call::Write(path.to_path_buf()), write).with_context(|| {
-                let end = at + bytes.len() as u64;
-                format!("cannot write bytes {here}..{end} of {}", path.display())
-            })?;
+            let wrote = self
+                .call(Call::Write(path.to_path_buf()), write)
+                .with_context(|| {
+                    let end = at + bytes.len() as u64;
+                    format!("cannot write bytes {here}..{end} of {}", path.display())
+                })?;
             done += wrote;
         }
         Ok(())
@@ -160,7 +166,8 @@ impl Disk {
         match self.call(Call::Rename(temporary.to_path_buf(), old.to_path_buf()), swap) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
                 self.rename(old, aside)?;
-                self.rename(temporary, old).inspect_err(|_| drop(self.rename(aside, old)))?;
+                self.rename(temporary, old)
+                    .inspect_err(|_| drop(self.rename(aside, old)))?;
                 self.rename(aside, temporary)
             }
             done => done.with_context(|| format!("cannot replace {}", old.display())),

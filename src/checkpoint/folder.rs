@@ -105,9 +105,11 @@ pub fn write_hint(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<
     let path = checkpoints.join(LATEST);
     let temporary = checkpoints.join(format!("{LATEST}.tmp-{}", nonce()));
     let named = disk.write_file(&temporary, format!("{}\n", name(step)).as_bytes());
-    named.and_then(|()| disk.rename(&temporary, &path)).inspect_err(|_| {
-        let _ = disk.remove_file(&temporary);
-    })?;
+    named
+        .and_then(|()| disk.rename(&temporary, &path))
+        .inspect_err(|_| {
+            let _ = disk.remove_file(&temporary);
+        })?;
     disk.sync_folder(checkpoints)
 }
 
@@ -124,21 +126,35 @@ pub struct Keep {
 
 /// Steps that need not be kept, out of ascending `steps`.
 pub fn outdated(steps: &[u64], keep: Keep) -> Vec<u64> {
-    let old = steps.len().saturating_sub(keep.last.unwrap_or(usize::MAX).max(1));
+    let old = steps
+        .len()
+        .saturating_sub(keep.last.unwrap_or(usize::MAX).max(1));
     let kept = |step: u64| {
         keep.read == Some(step) || keep.every.is_some_and(|every| step.is_multiple_of(every))
     };
-    steps[..old].iter().copied().filter(|step| !kept(*step)).collect()
+    steps[..old]
+        .iter()
+        .copied()
+        .filter(|step| !kept(*step))
+        .collect()
 }
 
 /// Removes the checkpoints that need not be kept. Each is renamed before it is deleted, so a partly
 /// deleted one is never mistaken for a checkpoint.
 pub fn prune(disk: &Disk, checkpoints: &Path, keep: Keep) -> anyhow::Result<()> {
-    for name in names(checkpoints)?.iter().filter(|name| name.contains(REMOVED)) {
+    for name in names(checkpoints)?
+        .iter()
+        .filter(|name| name.contains(REMOVED))
+    {
         disk.remove_folder(&checkpoints.join(name))?; // left by a failed removal
     }
-    let steps: Vec<u64> = published(checkpoints)?.iter().map(|found| found.step).collect();
-    outdated(&steps, keep).into_iter().try_for_each(|step| remove(disk, checkpoints, step))
+    let steps: Vec<u64> = published(checkpoints)?
+        .iter()
+        .map(|found| found.step)
+        .collect();
+    outdated(&steps, keep)
+        .into_iter()
+        .try_for_each(|step| remove(disk, checkpoints, step))
 }
 
 /// Removes a published checkpoint: renames it first.
@@ -154,7 +170,10 @@ pub fn remove(disk: &Disk, checkpoints: &Path, step: u64) -> anyhow::Result<()> 
 pub fn clean(disk: &Disk, checkpoints: &Path) -> anyhow::Result<Vec<(PathBuf, Bytes)>> {
     put_back(disk, checkpoints)?;
     let mut removed = Vec::new();
-    for name in names(checkpoints)?.iter().filter(|name| name.contains(".tmp-")) {
+    for name in names(checkpoints)?
+        .iter()
+        .filter(|name| name.contains(".tmp-"))
+    {
         let path = checkpoints.join(name);
         let bytes = output::bytes(&path);
         if path.is_dir() {
@@ -188,7 +207,9 @@ pub fn put_back(disk: &Disk, checkpoints: &Path) -> anyhow::Result<()> {
 /// Renames checkpoints after `step` to `aside-…`. Returns their new names.
 pub fn set_aside(checkpoints: &Path, step: u64) -> anyhow::Result<Vec<String>> {
     let disk = Disk::default();
-    let later = published(checkpoints)?.into_iter().filter(|found| found.step > step);
+    let later = published(checkpoints)?
+        .into_iter()
+        .filter(|found| found.step > step);
     later
         .map(|found| {
             let aside = aside(found.step);
@@ -222,5 +243,8 @@ fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {
     };
     let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
     let names: anyhow::Result<Vec<_>> = names.collect();
-    Ok(names?.into_iter().filter_map(|name| name.into_string().ok()).collect())
+    Ok(names?
+        .into_iter()
+        .filter_map(|name| name.into_string().ok())
+        .collect())
 }

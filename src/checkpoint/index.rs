@@ -285,7 +285,8 @@ impl Index {
 
     /// Steps with a skipped update since then.
     pub fn skipped(&self) -> u64 {
-        self.loss_scale.map_or(self.skipped_updates, |scale| scale.skipped)
+        self.loss_scale
+            .map_or(self.skipped_updates, |scale| scale.skipped)
     }
 
     /// Steps since the optimizer's states were initialised.
@@ -327,7 +328,9 @@ impl Index {
         if let Some(version) = version.and_then(|v| v.parse::<u32>().ok())
             && version > FORMAT
         {
-            let by = format("\"gptrain\": ").unwrap_or("unknown").trim_end_matches(',');
+            let by = format("\"gptrain\": ")
+                .unwrap_or("unknown")
+                .trim_end_matches(',');
             bail!(
                 "format {version}: this gptrain reads {FORMAT}, use the version that wrote it ({by})"
             );
@@ -368,7 +371,10 @@ impl Index {
         let size = state.dtype.size() as u64;
         let mut area = 0;
         for (i, piece) in pieces.iter().enumerate() {
-            let shard = self.shards.get(piece.shard).context("a piece is in no shard")?;
+            let shard = self
+                .shards
+                .get(piece.shard)
+                .context("a piece is in no shard")?;
             let TensorSlice { at, size: extent } = piece.slice;
             let inside = |k: usize, all: usize| {
                 extent[k] > 0 && at[k].checked_add(extent[k]).is_some_and(|end| end <= all)
@@ -422,7 +428,9 @@ impl Copied {
 impl Tensor {
     /// State with this name.
     pub fn state(&self, name: &str) -> anyhow::Result<&TensorState> {
-        self.states.get(name).with_context(|| format!("{} has no {name}", self.name))
+        self.states
+            .get(name)
+            .with_context(|| format!("{} has no {name}", self.name))
     }
 
     /// Type and extent of a saved state; None if its values are not saved.
@@ -433,7 +441,10 @@ impl Tensor {
 
     /// States whose values are saved.
     pub fn saved(&self) -> impl Iterator<Item = (&str, &TensorState)> {
-        let saved = self.states.iter().filter(|(_, state)| state.pieces.is_some());
+        let saved = self
+            .states
+            .iter()
+            .filter(|(_, state)| state.pieces.is_some());
         saved.map(|(name, state)| (name.as_str(), state))
     }
 
@@ -445,7 +456,9 @@ impl Tensor {
     pub fn diverged(&self) -> Vec<String> {
         let differs = |copy: &Copied| {
             let differs = copy.states.iter().filter(|(name, digest)| {
-                self.states.get(*name).is_none_or(|state| state.digest != **digest)
+                self.states
+                    .get(*name)
+                    .is_none_or(|state| state.digest != **digest)
             });
             let replica = copy.replica;
             let what = |name| if name == MODEL { "model weight" } else { name };

@@ -63,8 +63,10 @@ fn read_states(
         !slice.state.extent.serves_exchange()
             || is_continued(checkpoint, &slice.param, &slice.state)
     };
-    let slices =
-        store.slices().into_iter().filter(|slice| which(&slice.state) && is_continued(slice));
+    let slices = store
+        .slices()
+        .into_iter()
+        .filter(|slice| which(&slice.state) && is_continued(slice));
     let put = &mut |slice: &StateSlice, first, bytes: &[u8]| store.write(slice, first, bytes);
     read_all(checkpoint, &slices.collect::<Vec<_>>(), Some(engine.rule()), put)?;
     engine.set_steps(checkpoint.index.progress.step);
@@ -86,25 +88,43 @@ pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<Str
     let (mut reset, mut unused) = (BTreeMap::new(), BTreeMap::new());
     for param in layout.params() {
         let states = engine.rule().states(&param.spec).into_iter();
-        let ours: Vec<_> = states.filter(|state| state.extent.serves_exchange()).collect();
-        for state in ours.iter().filter(|state| !is_continued(checkpoint, param, state)) {
+        let ours: Vec<_> = states
+            .filter(|state| state.extent.serves_exchange())
+            .collect();
+        for state in ours
+            .iter()
+            .filter(|state| !is_continued(checkpoint, param, state))
+        {
             *reset.entry(state.name.to_string()).or_insert(0) += 1;
         }
-        let saved = checkpoint.index.tensor(&param.name).into_iter().flat_map(|t| t.saved());
+        let saved = checkpoint
+            .index
+            .tensor(&param.name)
+            .into_iter()
+            .flat_map(|t| t.saved());
         for (name, state) in saved.filter(|(_, state)| state.extent.serves_exchange()) {
-            if ours.iter().all(|ours| (ours.name, ours.extent) != (name, state.extent)) {
+            if ours
+                .iter()
+                .all(|ours| (ours.name, ours.extent) != (name, state.extent))
+            {
                 *unused.entry(name.to_string()).or_insert(0) += 1;
             }
         }
     }
     let list = |states: &BTreeMap<String, usize>| {
-        let states = states.iter().map(|(name, count)| format!("{name} of {count} matrices"));
+        let states = states
+            .iter()
+            .map(|(name, count)| format!("{name} of {count} matrices"));
         states.collect::<Vec<_>>().join(" and ")
     };
     let reset_line = format!("{} are initialised again", list(&reset));
     let unused_line = format!("{} in the checkpoint are not used", list(&unused));
     let lines = [(reset.is_empty(), reset_line), (unused.is_empty(), unused_line)];
-    let lines: Vec<_> = lines.into_iter().filter(|(none, _)| !none).map(|(_, line)| line).collect();
+    let lines: Vec<_> = lines
+        .into_iter()
+        .filter(|(none, _)| !none)
+        .map(|(_, line)| line)
+        .collect();
     let why = "another compression or tensor parallelism than when it was saved";
     (!lines.is_empty()).then(|| format!("{}: {why}", lines.join("; ")))
 }
@@ -171,7 +191,10 @@ fn read_all(
     let mut jobs = Vec::new();
     for slice in slices {
         let name = &slice.param.name;
-        let tensor = checkpoint.index.tensor(name).with_context(|| format!("no tensor {name}"))?;
+        let tensor = checkpoint
+            .index
+            .tensor(name)
+            .with_context(|| format!("no tensor {name}"))?;
         let spec = &slice.state;
         let made = rule.and_then(|rule| rule.convert(spec, &|name| tensor.form(name)));
         let made = made.map(Arc::new);
@@ -180,7 +203,9 @@ fn read_all(
         jobs.extend(row_blocks(tensor, read, slice.slice.rows())?.map(job));
     }
     let spare = RefCell::new(Vec::<Buffer>::new());
-    let jobs = jobs.into_iter().map(|job| (job, spare.borrow_mut().pop().unwrap_or_default()));
+    let jobs = jobs
+        .into_iter()
+        .map(|job| (job, spare.borrow_mut().pop().unwrap_or_default()));
     in_order(
         READERS,
         READERS + 2,
@@ -203,8 +228,9 @@ impl Job<'_> {
             return self.read_state(from, buffer, state, slice.cols());
         };
         let (at, size) = ([self.rows.start, slice.at[1]], [self.rows.len(), slice.size[1]]);
-        let part =
-            state.extent.param_part(TensorSlice { at, size }, [param.spec.rows, param.spec.cols]);
+        let part = state
+            .extent
+            .param_part(TensorSlice { at, size }, [param.spec.rows, param.spec.cols]);
         let mut bytes = Vec::new();
         for source in &made.from {
             self.read_state(from, buffer, source, source.extent.covering_part(part).cols())?;

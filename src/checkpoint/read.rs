@@ -90,7 +90,11 @@ impl Checkpoint {
             }
         }
         let checkpoint = Checkpoint { folder: folder.to_path_buf(), files, index };
-        if let Some(stray) = checkpoint.strays()?.iter().find(|name| name.ends_with(SHARD_END)) {
+        if let Some(stray) = checkpoint
+            .strays()?
+            .iter()
+            .find(|name| name.ends_with(SHARD_END))
+        {
             bail!("{}: contains {stray}, which is not in its index", folder.display());
         }
         Ok(checkpoint)
@@ -114,7 +118,11 @@ impl Checkpoint {
         let shards: HashSet<&str> = self.index.shards.iter().map(|s| s.file.as_str()).collect();
         let mut strays = Vec::new();
         for entry in fs::read_dir(&self.folder).with_context(failed)? {
-            let name = entry.with_context(failed)?.file_name().to_string_lossy().into_owned();
+            let name = entry
+                .with_context(failed)?
+                .file_name()
+                .to_string_lossy()
+                .into_owned();
             if name != super::index::NAME && !shards.contains(name.as_str()) {
                 strays.push(name);
             }
@@ -265,8 +273,10 @@ impl<'c> StateReader<'c> {
             }
         };
         let read = read.with_context(|| format!("{}: cannot be read", place(at, len)))?;
-        for (i, (bytes, digest)) in
-            buffer[read.clone()].chunks(CHUNK).zip(&piece.chunks[chunks]).enumerate()
+        for (i, (bytes, digest)) in buffer[read.clone()]
+            .chunks(CHUNK)
+            .zip(&piece.chunks[chunks])
+            .enumerate()
         {
             ensure_input!(
                 Digest::from_bytes(bytes) == *digest,
@@ -290,7 +300,10 @@ pub fn row_blocks(
     let size = state.dtype.size();
     let pieces = state.pieces.as_deref().unwrap_or_default();
     let holds = |piece: &&Piece| piece.slice.rows().contains(&rows.start);
-    let base = pieces.iter().find(holds).map_or(0, |piece| piece.slice.at[0]);
+    let base = pieces
+        .iter()
+        .find(holds)
+        .map_or(0, |piece| piece.slice.at[0]);
     let at_once = |piece: &Piece| rows_at_once(size * piece.slice.size[1]);
     let step = pieces.iter().map(at_once).max().unwrap_or(1);
     let step = step.clamp(1, (READ / (size * cols)).max(1));
@@ -314,7 +327,13 @@ impl ShardFile {
     /// Wraps an open file of `bytes` bytes.
     fn with(file: File, path: &Path, bytes: u64) -> ShardFile {
         let flags = OFlags::DIRECT.bits() as i32;
-        let open = || OpenOptions::new().read(true).custom_flags(flags).open(path).ok();
+        let open = || {
+            OpenOptions::new()
+                .read(true)
+                .custom_flags(flags)
+                .open(path)
+                .ok()
+        };
         ShardFile { file, direct: if bytes < DIRECT { None } else { open() } }
     }
 
@@ -352,7 +371,10 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Sha
     let path = folder.join(&shard.file);
     let failed = |error| WrongInput::reading(error, format!("cannot open {}", path.display()));
     let file = File::open(&path).map_err(failed)?;
-    let len = file.metadata().with_context(|| path.display().to_string())?.len();
+    let len = file
+        .metadata()
+        .with_context(|| path.display().to_string())?
+        .len();
     ensure_input!(
         len >= shard.bytes,
         "{} is cut short: bytes {len}..{} are missing",
@@ -367,7 +389,8 @@ fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<Sha
         shard.bytes
     );
     let mut header = vec![0; shard.header_bytes as usize];
-    file.read_exact_at(&mut header, 0).with_context(|| format!("reading {}", path.display()))?;
+    file.read_exact_at(&mut header, 0)
+        .with_context(|| format!("reading {}", path.display()))?;
     if Digest::from_bytes(&header) != shard.header_digest {
         let says = super::safetensors::Reader::open(&path).ok().map(|reader| {
             let says = |key: &str| reader.metadata.get(key).cloned().unwrap_or_default();

@@ -34,7 +34,9 @@ pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
     let mut replicas: Vec<ReplicaDigest> = Vec::new();
     for (slice, digest) in slices.iter().zip(digests(engine, &slices)) {
         let (name, values) = (slice.param.name.clone(), slice.numel() as u64);
-        match replicas.last_mut().filter(|last| last.name == name && last.replica == slice.replica)
+        match replicas
+            .last_mut()
+            .filter(|last| last.name == name && last.replica == slice.replica)
         {
             Some(last) => {
                 last.values += values;
@@ -59,12 +61,16 @@ struct Block {
 
 /// Digests of model weights. This thread copies them out of the engine; others compute the digests.
 fn digests(engine: &Engine, slices: &[StateSlice]) -> Vec<Digest> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(4);
+    let threads = std::thread::available_parallelism()
+        .map_or(1, |n| n.get())
+        .min(4);
     let spare = RefCell::new(Vec::<Vec<u8>>::new());
     let blocks = slices.iter().enumerate().flat_map(|(number, slice)| {
         let [rows, _] = slice.slice.size;
         let at_once = (TOGETHER * rows / slice.bytes()).max(1);
-        (0..rows).step_by(at_once).map(move |first| (number, first..(first + at_once).min(rows)))
+        (0..rows)
+            .step_by(at_once)
+            .map(move |first| (number, first..(first + at_once).min(rows)))
     });
     let copy = |(number, rows): (usize, Range<usize>)| {
         let (slice, first, count) = (&slices[number], rows.start, rows.len());
@@ -141,7 +147,9 @@ pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::
     let import = checkpoint.index.is_import();
     for tensor in &checkpoint.index.tensors {
         let (name, saved) = (&tensor.name, tensor.state(MODEL)?);
-        let copies = copies.get(name.as_str()).with_context(|| format!("no rank has {name}"))?;
+        let copies = copies
+            .get(name.as_str())
+            .with_context(|| format!("no rank has {name}"))?;
         for copy in copies.values() {
             let WeightCopy { dtype, digest, values, .. } = copy;
             let ranks = ranks(&copy.ranks);

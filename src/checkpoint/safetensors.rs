@@ -67,7 +67,9 @@ pub fn dtype_name(dtype: DType) -> &'static str {
 
 /// Floating-point type of a name in the format, of those that weights may have.
 pub fn float_type(name: &str) -> Option<DType> {
-    [DType::F32, DType::BF16, DType::F16].into_iter().find(|dtype| dtype_name(*dtype) == name)
+    [DType::F32, DType::BF16, DType::F16]
+        .into_iter()
+        .find(|dtype| dtype_name(*dtype) == name)
 }
 
 /// Bytes per element of a dtype; None if they are not known.
@@ -163,7 +165,13 @@ impl Reader {
         let widen = match entry.dtype.as_str() {
             "F64" => f64::from_le_bytes,
             "I64" => |bytes| i64::from_le_bytes(bytes) as f64,
-            "I32" => return Ok(self.words::<i32>(name)?.into_iter().map(f64::from).collect()),
+            "I32" => {
+                return Ok(self
+                    .words::<i32>(name)?
+                    .into_iter()
+                    .map(f64::from)
+                    .collect());
+            }
             _ => return Ok(self.floats(name)?.into_iter().map(f64::from).collect()),
         };
         self.bytes(name, entry, words.as_flattened_mut())?;
@@ -183,7 +191,10 @@ fn check(entries: &BTreeMap<String, Entry>, data_len: u64) -> anyhow::Result<()>
     for (name, entry) in entries {
         let [start, end] = entry.data_offsets;
         let fits = |size: u64| {
-            let bytes = entry.shape.iter().try_fold(size, |n: u64, d| n.checked_mul(*d as u64));
+            let bytes = entry
+                .shape
+                .iter()
+                .try_fold(size, |n: u64, d| n.checked_mul(*d as u64));
             bytes == end.checked_sub(start)
         };
         // A type that is not known is refused where the tensor is needed.

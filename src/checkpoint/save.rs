@@ -56,7 +56,9 @@ pub fn save(
     state: &State,
 ) -> anyhow::Result<PathBuf> {
     let saved = shares.iter().filter(|share| share.state.saved);
-    let bytes = saved.map(|s| (s.slice.numel() * s.state.dtype.size()) as u64).sum();
+    let bytes = saved
+        .map(|s| (s.slice.numel() * s.state.dtype.size()) as u64)
+        .sum();
     fs::create_dir_all(checkpoints)
         .with_context(|| format!("cannot create {}", checkpoints.display()))?;
     let temporary = folder::temporary_folder(checkpoints, state.progress.step);
@@ -72,7 +74,10 @@ pub fn saved_bytes(m: &Manifest) -> u64 {
     let bytes = |param: &Param| {
         let cols = param.spec.cols;
         let rows = saved_shape(param, m.model.vocab).iter().product::<usize>() / cols;
-        let saved = rule.states(&param.spec).into_iter().filter(|state| state.saved);
+        let saved = rule
+            .states(&param.spec)
+            .into_iter()
+            .filter(|state| state.saved);
         let size =
             |s: StateSpec| s.extent.shape([rows, cols]).iter().product::<usize>() * s.dtype.size();
         saved.map(size).sum::<usize>() as u64
@@ -84,7 +89,9 @@ pub fn saved_bytes(m: &Manifest) -> u64 {
 /// Called by one rank of the world. Does not create the run's folder, which may be unmounted.
 pub fn begin(disk: &Disk, temporary: &Path, step: u64, bytes: u64) -> anyhow::Result<()> {
     let make = || {
-        let checkpoints = temporary.parent().context("a checkpoint has a parent folder")?;
+        let checkpoints = temporary
+            .parent()
+            .context("a checkpoint has a parent folder")?;
         match fs::create_dir(checkpoints) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 Err(error).with_context(|| format!("cannot create {}", checkpoints.display()))?
@@ -149,7 +156,8 @@ pub fn write_part(
         shares.iter().partition(|share| share.replica.is_first());
     for share in &copies {
         let states = BTreeMap::from([(share.state.name.to_string(), digest(share))]);
-        part.copies.push((share.number, Copied { replica: share.replica, states }));
+        part.copies
+            .push((share.number, Copied { replica: share.replica, states }));
     }
     let mut files: Vec<(&str, Vec<Share>)> = Vec::new();
     for share in first.iter().filter(|share| share.state.saved) {
@@ -161,11 +169,16 @@ pub fn write_part(
     let shards = std::thread::scope(|scope| {
         let write = |shares| move || write_shard(disk, temporary, rank, shares, state);
         let start = |shares| threads::spawn_scoped(scope, "shard", write(shares));
-        let threads: Vec<_> = files.iter().map(|(_, shares)| start(shares.as_slice())).collect();
+        let threads: Vec<_> = files
+            .iter()
+            .map(|(_, shares)| start(shares.as_slice()))
+            .collect();
         let mut shards = Vec::new();
         for ((_, shares), thread) in files.iter().zip(threads) {
             shards.push(match thread {
-                Ok(thread) => thread.join().expect("the thread that writes a shard panicked"),
+                Ok(thread) => thread
+                    .join()
+                    .expect("the thread that writes a shard panicked"),
                 Err(_) => write(shares.as_slice())(), // the system has no more threads
             });
         }
@@ -198,8 +211,12 @@ pub fn remove_part(
     shares: &[Share],
 ) -> anyhow::Result<()> {
     let states: BTreeSet<&str> = shares.iter().map(|share| share.state.name).collect();
-    let files = states.into_iter().map(|state| temporary.join(shard_name(state, rank)));
-    files.filter(|file| file.exists()).try_for_each(|file| disk.remove_file(&file))
+    let files = states
+        .into_iter()
+        .map(|state| temporary.join(shard_name(state, rank)));
+    files
+        .filter(|file| file.exists())
+        .try_for_each(|file| disk.remove_file(&file))
 }
 
 fn shard_name(state: &str, rank: usize) -> String {
@@ -238,7 +255,10 @@ fn write_shard(
     let kept = shares[0].state.name;
     let file = shard_name(kept, rank);
     let dtype = |share: &Share| safetensors::dtype_name(share.state.dtype);
-    let wanted: Vec<_> = shares.iter().map(|s| (piece_name(s), dtype(s), piece_shape(s))).collect();
+    let wanted: Vec<_> = shares
+        .iter()
+        .map(|s| (piece_name(s), dtype(s), piece_shape(s)))
+        .collect();
     let metadata = BTreeMap::from([
         ("format", "pt".to_string()), // other readers expect this
         ("run", state.run.clone()),
@@ -298,7 +318,9 @@ pub fn publish(
 pub fn index_text(parts: Vec<WrittenPart>, state: &State) -> anyhow::Result<String> {
     let WrittenPart { shards, tensors, .. } = join(parts);
     let index = Index::new(state.clone(), tensors.into_values().collect(), shards);
-    index.check().context("what the ranks wrote does not fit together")?;
+    index
+        .check()
+        .context("what the ranks wrote does not fit together")?;
     index.text()
 }
 
@@ -311,7 +333,9 @@ pub fn publish_index(
     step: u64,
     again: bool,
 ) -> anyhow::Result<PathBuf> {
-    let checkpoints = temporary.parent().context("a checkpoint has a parent folder")?;
+    let checkpoints = temporary
+        .parent()
+        .context("a checkpoint has a parent folder")?;
     let folder = checkpoints.join(folder::name(step));
     let holds = |folder: &Path| {
         fs::read(folder.join(index::NAME)).is_ok_and(|text| text == index.as_bytes())
@@ -346,7 +370,10 @@ fn join(parts: Vec<WrittenPart>) -> WrittenPart {
         let first = whole.shards.len();
         whole.shards.extend(part.shards);
         for (number, mut tensor) in part.tensors {
-            let pieces = tensor.states.values_mut().filter_map(|state| state.pieces.as_mut());
+            let pieces = tensor
+                .states
+                .values_mut()
+                .filter_map(|state| state.pieces.as_mut());
             pieces.flatten().for_each(|piece| piece.shard += first);
             add(&mut whole.tensors, number, tensor);
         }
@@ -354,7 +381,11 @@ fn join(parts: Vec<WrittenPart>) -> WrittenPart {
     }
     for (number, part) in std::mem::take(&mut whole.copies) {
         if let Some(tensor) = whole.tensors.get_mut(&number) {
-            match tensor.copies.iter_mut().find(|copy| copy.replica == part.replica) {
+            match tensor
+                .copies
+                .iter_mut()
+                .find(|copy| copy.replica == part.replica)
+            {
                 Some(copy) => copy.add(&part),
                 None => tensor.copies.push(part),
             }
@@ -435,7 +466,8 @@ impl<'d> Stream<'d> {
             self.disk.write_at(&self.path, file, blocks, self.written)?;
         }
         if !rest.is_empty() {
-            self.disk.write_at(&self.path, &self.file, rest, self.written + whole as u64)?;
+            self.disk
+                .write_at(&self.path, &self.file, rest, self.written + whole as u64)?;
         }
         self.written += self.held as u64;
         self.held = 0;

@@ -32,12 +32,18 @@ impl Snapshot {
         let (mut saved, mut len) = (Vec::new(), 0);
         let mut places: HashMap<(usize, usize), usize> = HashMap::new();
         let store = engine.store();
-        for slice in store.slices().into_iter().filter(|slice| slice.replica.data == 0) {
-            let first = *places.entry((slice.addr(), slice.bytes())).or_insert_with(|| {
-                let first = len;
-                len = (len + slice.bytes()).next_multiple_of(ALIGN);
-                first
-            });
+        for slice in store
+            .slices()
+            .into_iter()
+            .filter(|slice| slice.replica.data == 0)
+        {
+            let first = *places
+                .entry((slice.addr(), slice.bytes()))
+                .or_insert_with(|| {
+                    let first = len;
+                    len = (len + slice.bytes()).next_multiple_of(ALIGN);
+                    first
+                });
             let shape = saved_shape(&slice.param, store.model().vocab);
             saved.push(SavedSlice { range: first..first + slice.bytes(), slice, shape });
         }

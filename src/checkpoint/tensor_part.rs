@@ -85,7 +85,12 @@ impl TensorPart {
             }
             Fused::Columns => row / (3 * dim) * 3 * dim + row % 3 * dim + row % (3 * dim) / 3,
         };
-        TensorPart::from_rows((0..share).map(|theirs| rank * share + row(theirs)).collect(), cols)
+        TensorPart::from_rows(
+            (0..share)
+                .map(|theirs| rank * share + row(theirs))
+                .collect(),
+            cols,
+        )
     }
 
     pub fn shape(&self) -> [usize; 2] {
@@ -105,7 +110,10 @@ impl TensorPart {
             return;
         }
         let from = self.cols.start + at[1];
-        for (row, values) in self.rows[at[0]..at[0] + size[0]].iter().zip(theirs.chunks(size[1])) {
+        for (row, values) in self.rows[at[0]..at[0] + size[0]]
+            .iter()
+            .zip(theirs.chunks(size[1]))
+        {
             if let Some(to) = ours.get_mut(row * width + from..row * width + from + size[1]) {
                 to.copy_from_slice(values);
             }
@@ -134,7 +142,13 @@ pub fn param_key(param: &Param) -> ParamKey {
 
 /// Block number of a parameter; None outside of the blocks.
 pub fn layer_of(param: &Param) -> Option<usize> {
-    param.name.strip_prefix("block.")?.split_once('.')?.0.parse().ok()
+    param
+        .name
+        .strip_prefix("block.")?
+        .split_once('.')?
+        .0
+        .parse()
+        .ok()
 }
 
 /// Rows of SwiGLU's first matrix: of the gates, of the values.
@@ -151,8 +165,12 @@ pub fn queries_keys_values(heads: Heads, pairs: Pairs) -> [Vec<usize>; 3] {
         _ => row,
     };
     [(Qkv::Query, 1), (Qkv::Key, serves), (Qkv::Value, serves)].map(|(which, step)| {
-        let starts = (0..heads.query).step_by(step).map(|head| heads.column(head, which));
-        starts.flat_map(|start| (0..heads.dim).map(move |i| start + row(which, i))).collect()
+        let starts = (0..heads.query)
+            .step_by(step)
+            .map(|head| heads.column(head, which));
+        starts
+            .flat_map(|start| (0..heads.dim).map(move |i| start + row(which, i)))
+            .collect()
     })
 }
 

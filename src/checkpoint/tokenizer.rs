@@ -26,7 +26,11 @@ pub struct OwnTokenizer {
 impl OwnTokenizer {
     /// Whether it is the one that an import brought.
     fn came_with_weights(&self) -> bool {
-        self.kept && self.path.parent().is_some_and(|folder| folder.ends_with(hf::FOLDER))
+        self.kept
+            && self
+                .path
+                .parent()
+                .is_some_and(|folder| folder.ends_with(hf::FOLDER))
     }
 }
 
@@ -36,7 +40,10 @@ pub fn own(checkpoint: &Path, named: Option<&Path>) -> Option<OwnTokenizer> {
     let run = std::path::absolute(checkpoint).ok();
     let run = run.as_deref().and_then(Path::parent).and_then(Path::parent);
     let kept = |path: PathBuf| OwnTokenizer { path, kept: true };
-    let copy = run.map(|run| run.join(FOLDER)).filter(|path| path.exists()).map(kept);
+    let copy = run
+        .map(|run| run.join(FOLDER))
+        .filter(|path| path.exists())
+        .map(kept);
     let named = named.filter(|path| path.exists()).map(|path| {
         let kept = run.is_some_and(|run| is_inside(path, run));
         OwnTokenizer { path: path.to_path_buf(), kept }
@@ -47,7 +54,8 @@ pub fn own(checkpoint: &Path, named: Option<&Path>) -> Option<OwnTokenizer> {
 
 fn is_inside(path: &Path, folder: &Path) -> bool {
     let (path, folder) = (path.canonicalize().ok(), folder.canonicalize().ok());
-    path.zip(folder).is_some_and(|(path, folder)| path.starts_with(folder))
+    path.zip(folder)
+        .is_some_and(|(path, folder)| path.starts_with(folder))
 }
 
 /// The tokenizer that a user asks for (`--tokenizer`), which has to be the run's own; or else that
@@ -62,7 +70,11 @@ pub fn choose(
     let Some(path) = asked.or(own.as_ref().map(|own| own.path.as_path())) else {
         return Ok(None);
     };
-    let ids = |path: &Path| Tokenizer::load(path).ok().map(|tokenizer| tokenizer.vocab());
+    let ids = |path: &Path| {
+        Tokenizer::load(path)
+            .ok()
+            .map(|tokenizer| tokenizer.vocab())
+    };
     let has = ids(path);
     let came = asked.is_none() && own.as_ref().is_some_and(OwnTokenizer::came_with_weights);
     if let Some(has) = has.filter(|has| *has > vocab && !came) {

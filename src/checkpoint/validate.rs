@@ -80,7 +80,10 @@ pub fn weights(index: &Index, model: &Model) -> Vec<String> {
         }
         names.insert(name);
     }
-    let unexpected = index.tensors.iter().filter(|tensor| !names.contains(&tensor.name));
+    let unexpected = index
+        .tensors
+        .iter()
+        .filter(|tensor| !names.contains(&tensor.name));
     damage.extend(unexpected.map(|tensor| {
         format!("{} is unexpected: the manifest's model does not have it", tensor.name)
     }));
@@ -120,12 +123,19 @@ impl UnsoundValues {
 pub fn values(state: &str, dtype: DType, bytes: &[u8]) -> Vec<String> {
     // The last byte of a value has its sign.
     let size = dtype.size();
-    let has_sign = || bytes.chunks_exact(size).any(|value| value[size - 1] & 0x80 != 0);
+    let has_sign = || {
+        bytes
+            .chunks_exact(size)
+            .any(|value| value[size - 1] & 0x80 != 0)
+    };
     if dtype.finite(bytes) && !(is_never_negative(state) && has_sign()) {
         return Vec::new();
     }
     let mut unsound = UnsoundValues::default();
-    dtype.widen(bytes).into_iter().for_each(|value| unsound.count(value));
+    dtype
+        .widen(bytes)
+        .into_iter()
+        .for_each(|value| unsound.count(value));
     unsound.findings(state)
 }
 
@@ -148,7 +158,9 @@ pub fn numbers(lr: f64, scale: Option<ScaleState>) -> Vec<String> {
 pub fn groups(index: &Index) -> Vec<String> {
     let mut damage = numbers(index.lr, index.loss_scale);
     let mut seen = BTreeMap::new();
-    let step = index.optimizer_steps().saturating_add(index.optimizer.ahead);
+    let step = index
+        .optimizer_steps()
+        .saturating_add(index.optimizer.ahead);
     let (updates, skipped) = (index.updates(), index.skipped());
     if updates.checked_add(skipped) != Some(step) {
         damage.push(format!("{updates} updates and {skipped} skipped steps, the run took {step}"));
@@ -162,7 +174,10 @@ pub fn groups(index: &Index) -> Vec<String> {
                 updates
             ));
         }
-        group.tensors.iter().for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);
+        group
+            .tensors
+            .iter()
+            .for_each(|name| *seen.entry(name.as_str()).or_insert(0) += 1);
     }
     for tensor in &index.tensors {
         let times = seen.get(tensor.name.as_str()).copied().unwrap_or(0);

@@ -26,7 +26,9 @@ pub struct Args {
 pub fn run(args: Args) -> anyhow::Result<()> {
     let hint = |path: &&PathBuf| path.ends_with(checkpoint::LATEST) && path.is_file();
     let found = args.checkpoints.iter().filter(|path| !hint(path));
-    let found = found.map(|path| find_checkpoint(path)).collect::<anyhow::Result<Vec<_>>>()?;
+    let found = found
+        .map(|path| find_checkpoint(path))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     if found.len() < 2 {
         let what = Count(found.len() as u64).with_noun("checkpoint");
         let remedy = "name at least two";
@@ -38,6 +40,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
         base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
         base::say!("next: `gptrain run {}` continues from it", args.output.display());
     };
-    args.json.say(lines, json!({ "checkpoint": written, "mean_of": names }));
+    args.json
+        .say(lines, json!({ "checkpoint": written, "mean_of": names }));
     Ok(())
 }

@@ -45,7 +45,11 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
     let folder = &loaded.manifest.log.folder;
     for slow in outcome.measured.iter().flat_map(|measured| &measured.slow) {
         // A record belongs to the manifest's run. A slow link does not point at one node.
-        for host in slow.who.iter().filter(|_| slow.what == "node" && args.manifest.is_some()) {
+        for host in slow
+            .who
+            .iter()
+            .filter(|_| slow.what == "node" && args.manifest.is_some())
+        {
             sick_nodes::add(folder, host, Reason::Slow, &slow.text)?;
         }
     }

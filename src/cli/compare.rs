@@ -26,14 +26,16 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let compared = Comparison::read(&args.runs)?;
-    args.json.say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
+    args.json
+        .say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
     if let Some(page) = &args.output {
         let scale = if args.log { Scale::Log } else { Scale::Linear };
         let text = compared.html(scale);
         base::output::write(page, args.overwrite.existing(), text.as_bytes())?;
         args.json.lines(|| base::say!("wrote {}", page.display()));
     } else {
-        args.json.lines(|| base::say!("\n--output compare.html draws the curves"));
+        args.json
+            .lines(|| base::say!("\n--output compare.html draws the curves"));
     }
     Ok(())
 }

@@ -100,6 +100,7 @@ fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
         }
     };
     let output = args.output.as_deref();
-    args.json.say(|| done.say(&next, output), done.object(&next));
+    args.json
+        .say(|| done.say(&next, output), done.object(&next));
     Ok(())
 }

@@ -73,13 +73,20 @@ pub fn family(text: &str) -> Result<Family, String> {
 }
 
 fn new(args: New) -> anyhow::Result<()> {
-    let stem = args.output.as_ref().and_then(|path| path.file_stem()?.to_str());
+    let stem = args
+        .output
+        .as_ref()
+        .and_then(|path| path.file_stem()?.to_str());
     let name = stem.unwrap_or("mine").to_string();
     // Paths in a manifest start at its folder; in another folder they are written as absolute paths.
     let beside = |path: &PathBuf| path.parent().is_none_or(|folder| folder == Path::new(""));
     let here = args.output.as_ref().is_none_or(beside);
     let placed = |path: PathBuf| if here { Ok(path) } else { std::path::absolute(path) };
-    let data = args.data.map(|path| commands::data::prefix(&path)).map(placed).transpose()?;
+    let data = args
+        .data
+        .map(|path| commands::data::prefix(&path))
+        .map(placed)
+        .transpose()?;
     let tokenizer = args.tokenizer.map(placed).transpose()?;
     let params = args.params.map(|params| params as u64);
     let family = args.family;

@@ -77,7 +77,11 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
         ("parquet", cfg!(feature = "parquet")),
         ("object-store", cfg!(feature = "object-store")),
     ];
-    let features: Vec<&str> = all.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
+    let features: Vec<&str> = all
+        .iter()
+        .filter(|(_, on)| *on)
+        .map(|(name, _)| *name)
+        .collect();
     let features = if features.is_empty() { "none".into() } else { features.join(", ") };
     let (number, commit) = (env!("CARGO_PKG_VERSION"), env!("GPTRAIN_COMMIT"));
     format!("{number}, commit {commit}\nGPU kernels: {kernels}\nfeatures: {features}")
@@ -205,7 +209,10 @@ impl Overwrite {
 #[doc(hidden)]
 pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
     let words = words.iter().map(AsRef::as_ref);
-    parser().try_get_matches_from(words).map(drop).map_err(|error| error.to_string())
+    parser()
+        .try_get_matches_from(words)
+        .map(drop)
+        .map_err(|error| error.to_string())
 }
 
 /// Parser of the command line. A value may be a negative number, which its flag refuses with the range
@@ -216,7 +223,9 @@ fn parser() -> clap::Command {
             let takes_value = arg.get_action().takes_values();
             arg.allow_negative_numbers(takes_value)
         };
-        command.mut_args(accept).mut_subcommands(accept_negative_numbers)
+        command
+            .mut_args(accept)
+            .mut_subcommands(accept_negative_numbers)
     }
     accept_negative_numbers(Cli::command())
 }
@@ -233,14 +242,22 @@ fn all_flags_have_one_grammar_of_numbers() {
         [TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<u32>(), TypeId::of::<f64>()];
     let all = flags(&parser());
     let is_number = |flag: &&clap::Arg| {
-        numbers.iter().any(|number| flag.get_value_parser().type_id() == *number)
+        numbers
+            .iter()
+            .any(|number| flag.get_value_parser().type_id() == *number)
     };
     let mut checked = 0;
     for flag in all.iter().filter(is_number) {
-        let alone = || clap::Arg::new("n").long("n").value_parser(flag.get_value_parser().clone());
+        let alone = || {
+            clap::Arg::new("n")
+                .long("n")
+                .value_parser(flag.get_value_parser().clone())
+        };
         let reads = |text: &str| {
             let command = clap::Command::new("gptrain").arg(alone());
-            command.try_get_matches_from(["gptrain", "--n", text]).is_ok()
+            command
+                .try_get_matches_from(["gptrain", "--n", text])
+                .is_ok()
         };
         assert!(reads("1k") || reads("0.000_1k"), "{flag}");
         checked += 1;
@@ -288,9 +305,13 @@ pub fn main() -> ExitCode {
 /// Parses the command line. Prints help, and clap's messages about mistakes, and exits; a setting given
 /// as an option is the error.
 fn parse() -> Result<Cli, base::Problems> {
-    let parsed = parser().try_get_matches().and_then(|found| Cli::from_arg_matches(&found));
+    let parsed = parser()
+        .try_get_matches()
+        .and_then(|found| Cli::from_arg_matches(&found));
     parsed.map_err(|error| {
-        let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        let words = std::env::args_os()
+            .skip(1)
+            .map(|word| word.to_string_lossy().into_owned());
         let words: Vec<String> = words.collect();
         unknown::explain(&error, &parser(), &words)
             .unwrap_or_else(|| shell::without_long_lists(error.format(&mut parser())).exit())
@@ -320,7 +341,9 @@ fn coloured(lines: &str) -> String {
         return lines.to_string();
     }
     let colour = |line: &str| if line.starts_with("    →") { 36 } else { 31 };
-    let lines = lines.lines().map(|line| format!("\x1b[{}m{line}\x1b[0m", colour(line)));
+    let lines = lines
+        .lines()
+        .map(|line| format!("\x1b[{}m{line}\x1b[0m", colour(line)));
     lines.collect::<Vec<_>>().join("\n")
 }
 

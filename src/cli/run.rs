@@ -78,7 +78,10 @@ pub fn run(args: Args, messages: &Messages) -> anyhow::Result<()> {
         return Ok(());
     }
     let Args { resume_from, reset_optimizer, verify_resume, ops, .. } = args;
-    let trace = args.trace.zip(args.trace_steps).map(|(file, steps)| TraceOptions { file, steps });
+    let trace = args
+        .trace
+        .zip(args.trace_steps)
+        .map(|(file, steps)| TraceOptions { file, steps });
     let options = train::RunOptions { resume_from, reset_optimizer, verify_resume, trace, ops };
     let ended = train::run(&loaded, &options, messages)?;
     if messages.console().form() == Form::Quiet {
@@ -132,7 +135,10 @@ const RISE: f64 = 0.5;
 fn diverged(m: &Manifest) -> Option<String> {
     let steps = Metrics::read(&m.log.folder).ok()?.steps;
     let last = plan::robust::median(steps.iter().rev().take(10).map(|row| row.lm_loss));
-    let least = steps.iter().map(|row| row.lm_loss).fold(f64::INFINITY, f64::min);
+    let least = steps
+        .iter()
+        .map(|row| row.lm_loss)
+        .fold(f64::INFINITY, f64::min);
     let uniform = (m.model.vocab as f64).ln();
     (last > uniform && last > least + RISE).then(|| {
         format!(
@@ -189,7 +195,11 @@ fn rank_words(settings: &[String]) -> Vec<OsString> {
 
 /// Minutes that set the length. The example has a default, unless a setting sets the length.
 fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
-    let sets = |key: &&str| args.set.iter().any(|set| set.starts_with(&format!("{key}=")));
+    let sets = |key: &&str| {
+        args.set
+            .iter()
+            .any(|set| set.starts_with(&format!("{key}=")))
+    };
     match (args.minutes, length::LENGTHS.into_iter().find(sets)) {
         (Some(_), Some(key)) => {
             let what = format!("--minutes and {key} both set the run's length");

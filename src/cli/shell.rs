@@ -29,13 +29,21 @@ pub struct Offered(fn() -> Vec<&'static str>);
 /// Completes manifest keys: `lr.peak=`.
 pub const SETTINGS: Offered = Offered(|| SETS.iter().map(String::as_str).collect());
 /// Completes rows of the hardware table.
-pub const HARDWARE: Offered =
-    Offered(|| estimate::hardware::table().iter().map(|row| row.name.as_str()).collect());
+pub const HARDWARE: Offered = Offered(|| {
+    estimate::hardware::table()
+        .iter()
+        .map(|row| row.name.as_str())
+        .collect()
+});
 /// Completes the programs of `estimate --as`.
 pub const PROGRAMS: Offered = Offered(estimate::trainers::names);
 
-static SETS: LazyLock<Vec<String>> =
-    LazyLock::new(|| manifest::settings().into_iter().map(|key| key + "=").collect());
+static SETS: LazyLock<Vec<String>> = LazyLock::new(|| {
+    manifest::settings()
+        .into_iter()
+        .map(|key| key + "=")
+        .collect()
+});
 
 impl TypedValueParser for Offered {
     type Value = String;
@@ -89,9 +97,15 @@ pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
 fn pages(command: &clap::Command) -> Result<Vec<(String, Vec<u8>)>> {
     let mut page = Vec::new();
     clap_mangen::Man::new(command.clone()).render(&mut page)?;
-    let name = command.get_display_name().unwrap_or(command.get_name()).to_string();
+    let name = command
+        .get_display_name()
+        .unwrap_or(command.get_name())
+        .to_string();
     let mut all = vec![(name, page)];
-    for below in command.get_subcommands().filter(|below| below.get_name() != "help") {
+    for below in command
+        .get_subcommands()
+        .filter(|below| below.get_name() != "help")
+    {
         all.extend(pages(below)?);
     }
     Ok(all)

@@ -45,7 +45,11 @@ pub fn run(args: Args) -> Result<()> {
     let sweep = Sweep::read(&args.manifest, &args.set, args.output.as_deref())?;
     let tasks = sweep.tasks();
     let mut series = Series::open(&sweep.folder, &tasks)?;
-    let done = sweep.variants.iter().filter(|variant| variant.is_complete()).count();
+    let done = sweep
+        .variants
+        .iter()
+        .filter(|variant| variant.is_complete())
+        .count();
     let variants = Count(tasks.len() as u64).with_noun("variant");
     base::say!("{}: {variants}, {done} complete", sweep.folder.display());
     if args.dry {
@@ -96,7 +100,11 @@ fn compare(sweep: &Sweep) -> Result<()> {
 
 /// Writes the job of every variant that is not complete, and submits those that are not in the queue.
 fn submit(sweep: &Sweep, resources: &Resources) -> Result<()> {
-    for variant in sweep.variants.iter().filter(|variant| !variant.is_complete()) {
+    for variant in sweep
+        .variants
+        .iter()
+        .filter(|variant| !variant.is_complete())
+    {
         let file = |end: &str| sweep.folder.join(format!("{}.{end}", variant.name));
         let [script, job] = [file("sh"), file("job")];
         if let Some(id) = queued(&job) {
@@ -105,7 +113,11 @@ fn submit(sweep: &Sweep, resources: &Resources) -> Result<()> {
         }
         let text = job::script(&variant.loaded, &resources.request(variant.sets.clone()))?;
         output::write(&script, Existing::Replaced, text.as_bytes())?;
-        match Command::new("sbatch").arg("--parsable").arg(&script).output() {
+        match Command::new("sbatch")
+            .arg("--parsable")
+            .arg(&script)
+            .output()
+        {
             Err(error) if error.kind() == ErrorKind::NotFound => {
                 base::say!(
                     "{}: there is no sbatch here: sbatch {}",
@@ -132,7 +144,10 @@ fn submit(sweep: &Sweep, resources: &Resources) -> Result<()> {
 fn queued(file: &Path) -> Option<String> {
     let id = std::fs::read_to_string(file).ok()?;
     let number = id.split(';').next()?.trim().to_string();
-    let listed = Command::new("squeue").args(["--noheader", "--jobs", &number]).output().ok()?;
+    let listed = Command::new("squeue")
+        .args(["--noheader", "--jobs", &number])
+        .output()
+        .ok()?;
     let is_listed = listed.status.success() && !listed.stdout.trim_ascii().is_empty();
     is_listed.then_some(number)
 }

@@ -45,7 +45,9 @@ pub fn run(args: Args, client: &str) -> Result<()> {
     });
     let file = in_memory(&redact(&job.to_string())).context("cannot pass the run's settings on")?;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let error = Command::new(&args.python).args(["-c", SCRIPT, &path]).exec();
+    let error = Command::new(&args.python)
+        .args(["-c", SCRIPT, &path])
+        .exec();
     let what = format!("cannot start {}: {error}", args.python.display());
     let remedy = "install Python 3.8 or newer, or name one with --python";
     Err(Problems::one("--python", what, remedy).into())

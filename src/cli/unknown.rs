@@ -14,9 +14,15 @@ pub fn explain(error: &clap::Error, root: &clap::Command, words: &[String]) -> O
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else {
         return None;
     };
-    let name = option.split('=').next().filter(|name| name.starts_with("--"))?;
+    let name = option
+        .split('=')
+        .next()
+        .filter(|name| name.starts_with("--"))?;
     let command = command(root, words);
-    if !command.get_arguments().any(|arg| arg.get_long() == Some("set")) {
+    if !command
+        .get_arguments()
+        .any(|arg| arg.get_long() == Some("set"))
+    {
         return None;
     }
     let what = format!("is not an option of `gptrain {}`", command.get_name());
@@ -55,10 +61,18 @@ fn command<'c>(root: &'c clap::Command, words: &[String]) -> &'c clap::Command {
 
 /// Value that the command line gives to an option, in either form; VALUE if there is none.
 fn value<'w>(name: &str, words: &'w [String]) -> &'w str {
-    let attached = words.iter().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let attached = words
+        .iter()
+        .find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let after = || {
         let at = words.iter().position(|word| word == name)?;
-        words.get(at + 1).map(String::as_str).filter(|next| !next.starts_with("--"))
+        words
+            .get(at + 1)
+            .map(String::as_str)
+            .filter(|next| !next.starts_with("--"))
     };
-    attached.or_else(after).filter(|value| !value.is_empty()).unwrap_or("VALUE")
+    attached
+        .or_else(after)
+        .filter(|value| !value.is_empty())
+        .unwrap_or("VALUE")
 }

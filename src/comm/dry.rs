@@ -49,7 +49,8 @@ pub fn ops(events: &[Event]) -> Tally {
     let mut all = Tally::new();
     for event in events {
         if let Event::Compute(ops) = event {
-            ops.iter().for_each(|(name, work)| *all.entry(name).or_default() += *work);
+            ops.iter()
+                .for_each(|(name, work)| *all.entry(name).or_default() += *work);
         }
     }
     all
@@ -164,7 +165,8 @@ impl Dry {
     fn add(&self, op: Op, bytes: f64, how: How) {
         let calls = if op == Op::Recv { 0.0 } else { 1.0 };
         let sent = Sent { calls, bytes };
-        self.journal.note(Event::Send { group: self.name, op, sent, how });
+        self.journal
+            .note(Event::Send { group: self.name, op, sent, how });
     }
 
     /// Calls `with` on the checker of the device's order, if it has one.
@@ -229,6 +231,7 @@ impl Group for Dry {
     }
     fn finish(&self, pending: Pending) {
         self.order(|order| order.finish(pending.job));
-        self.journal.note(Event::Finish(pending.job as i64 - self.journal.taken.get() as i64));
+        self.journal
+            .note(Event::Finish(pending.job as i64 - self.journal.taken.get() as i64));
     }
 }

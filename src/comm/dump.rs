@@ -48,7 +48,11 @@ impl Dump {
         let context = || format!("reading {}", folder.display());
         for entry in fs::read_dir(folder).with_context(context)? {
             let path = entry.with_context(context)?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             if !name.ends_with(".json") {
                 continue;
             }
@@ -83,10 +87,16 @@ impl Dump {
         /// Limit far above any machine's ranks, so that a damaged file cannot exhaust memory.
         const MOST: usize = 1 << 20;
         let mentioned = self.ranks.iter().flat_map(|report| {
-            let others = report.groups.iter().flat_map(|group| group.ranks.iter().copied());
+            let others = report
+                .groups
+                .iter()
+                .flat_map(|group| group.ranks.iter().copied());
             others.chain([report.rank])
         });
-        let size = mentioned.filter(|rank| *rank < MOST).max().map_or(0, |rank| rank + 1);
+        let size = mentioned
+            .filter(|rank| *rank < MOST)
+            .max()
+            .map_or(0, |rank| rank + 1);
         let mut ranks: Vec<RankReport> = (0..size).map(RankReport::unknown).collect();
         for report in self.ranks.drain(..).filter(|report| report.rank < size) {
             let rank = report.rank;

@@ -102,7 +102,11 @@ impl RankResources {
                 received: zeros(),
             })
         };
-        self.counters.lock().entry(group).or_insert_with(new).clone()
+        self.counters
+            .lock()
+            .entry(group)
+            .or_insert_with(new)
+            .clone()
     }
 
     /// Fails the other ranks if this rank is panicking, so that none waits for it.
@@ -110,7 +114,8 @@ impl RankResources {
         if std::thread::panicking() {
             let Endpoint { recorder, rank, .. } = &*self.endpoint;
             let phase = recorder.phase();
-            self.endpoint.fail(Failed::new(format!("rank {rank} panicked, while: {phase}")));
+            self.endpoint
+                .fail(Failed::new(format!("rank {rank} panicked, while: {phase}")));
         }
     }
 
@@ -132,7 +137,9 @@ impl Drop for RankResources {
     fn drop(&mut self) {
         self.fail_if_panicking();
         // Finishes pending operations before other ranks see that this rank has ended.
-        self.queues.iter().for_each(|queue| drop(queue.lock().take()));
+        self.queues
+            .iter()
+            .for_each(|queue| drop(queue.lock().take()));
         self.endpoint.transport.leave();
     }
 }

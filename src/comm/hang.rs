@@ -21,8 +21,9 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
         let what = format!("is silent for {silent:.0} s: stopped, or cut off");
         return Some(blame(report, what));
     }
-    let held =
-        reports.iter().filter(|report| report.blocked_seconds().is_some_and(|s| s >= timeout_s));
+    let held = reports
+        .iter()
+        .filter(|report| report.blocked_seconds().is_some_and(|s| s >= timeout_s));
     let longest = |report: &&RankReport| report.blocked_seconds().unwrap_or(0.0);
     let first = held.max_by(|a, b| longest(a).total_cmp(&longest(b)))?;
     let mut chain = WaitChain { reports, path: Vec::new(), seen: vec![false; reports.len()] };
@@ -33,7 +34,9 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
         }
         WaitCause::Nothing => {
             let event = first.blocking_ops().next()?;
-            let from = event.awaiting.map_or("others".to_string(), |r| reports[r].name());
+            let from = event
+                .awaiting
+                .map_or("others".to_string(), |r| reports[r].name());
             let what = format!(
                 "waits for data from {from} in {}, which all ranks have entered",
                 name(event)
@@ -45,8 +48,9 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
 
 /// For example "383 ranks waiting 41 s", without the root cause.
 fn waiting(reports: &[RankReport], root_cause: usize) -> String {
-    let others =
-        reports.iter().filter(|report| report.rank != root_cause && report.ended.is_none());
+    let others = reports
+        .iter()
+        .filter(|report| report.rank != root_cause && report.ended.is_none());
     let waits: Vec<f64> = others.filter_map(RankReport::blocked_seconds).collect();
     let longest = waits.iter().copied().fold(0.0, f64::max);
     let ranks = if waits.len() == 1 { "rank" } else { "ranks" };
@@ -100,7 +104,11 @@ impl<'a> WaitChain<'a> {
     /// Reason why a rank has not entered `event`: its own fault, or another rank that blocks it.
     fn inspect(&mut self, report: &'a RankReport, event: &Event) -> WaitCause {
         let entered = |e: &&Event| e.group == event.group && e.sequence == event.sequence;
-        let queued = report.events.iter().find(entered).is_some_and(|e| e.started.is_none());
+        let queued = report
+            .events
+            .iter()
+            .find(entered)
+            .is_some_and(|e| e.started.is_none());
         let held = report.blocking_ops().next().is_some()
             || (queued && report.active_ops().next().is_some());
         if report.ended.is_some() {
@@ -113,7 +121,9 @@ impl<'a> WaitChain<'a> {
             };
             WaitCause::RootCause(report.rank, what)
         } else if let Some(at) = self.path.iter().position(|(rank, _)| *rank == report.rank) {
-            let links = self.path[at..].iter().map(|(rank, what)| format!("rank {rank} in {what}"));
+            let links = self.path[at..]
+                .iter()
+                .map(|(rank, what)| format!("rank {rank} in {what}"));
             let links = links.collect::<Vec<_>>().join(" waits for ");
             WaitCause::Cycle(format!("{links} waits for rank {}", report.rank))
         } else if self.seen[report.rank] {
@@ -146,6 +156,12 @@ impl<'a> WaitChain<'a> {
                 }
             }
         };
-        group.ranks.iter().filter(|rank| **rank != report.rank).filter(missing).copied().collect()
+        group
+            .ranks
+            .iter()
+            .filter(|rank| **rank != report.rank)
+            .filter(missing)
+            .copied()
+            .collect()
     }
 }

@@ -83,7 +83,10 @@ impl HostCollectives {
                 }
             }
         }
-        for group in self.levels[..parent.unwrap_or(self.levels.len())].iter().rev() {
+        for group in self.levels[..parent.unwrap_or(self.levels.len())]
+            .iter()
+            .rev()
+        {
             for child in 1..group.size() {
                 for _ in 0..ROUND_TRIPS {
                     group.recv(child, tensor(&mut [0]));
@@ -178,7 +181,9 @@ mod tests {
             }
         };
         std::thread::scope(|scope| {
-            threads::world(12).into_iter().for_each(|world| drop(scope.spawn(move || rank(world))));
+            threads::world(12)
+                .into_iter()
+                .for_each(|world| drop(scope.spawn(move || rank(world))));
         });
     }
 
@@ -196,7 +201,9 @@ mod tests {
             assert_eq!(offset.error_ns == 0, me < 8);
         };
         std::thread::scope(|scope| {
-            threads::world(12).into_iter().for_each(|world| drop(scope.spawn(move || rank(world))));
+            threads::world(12)
+                .into_iter()
+                .for_each(|world| drop(scope.spawn(move || rank(world))));
         });
     }
 

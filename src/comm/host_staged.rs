@@ -47,13 +47,19 @@ impl HostStaged {
         assert_eq!(from.bytes(), to.bytes(), "bytes staged");
         // SAFETY: `to` is one of `buffers`, or a span of one: it has as many bytes (above) in `memory`,
         // which does not move before the next call of `buffers`. The copy has ended on return.
-        unsafe { self.device.copy_to_host(from.addr(), to.addr() as *mut c_void, to.bytes()) };
+        unsafe {
+            self.device
+                .copy_to_host(from.addr(), to.addr() as *mut c_void, to.bytes())
+        };
     }
 
     fn to_device(&self, from: Tensor, to: Tensor) {
         assert_eq!(from.bytes(), to.bytes(), "bytes staged");
         // SAFETY: as in `to_host`, with `from` as the buffer.
-        unsafe { self.device.copy_to_device(from.addr() as *const c_void, to.addr(), to.bytes()) };
+        unsafe {
+            self.device
+                .copy_to_device(from.addr() as *const c_void, to.addr(), to.bytes())
+        };
     }
 }
 
@@ -99,7 +105,9 @@ impl Group for HostStaged {
                 self.to_host(*x, *buffer);
             }
         }
-        let staged: Vec<Message> = pairs().map(|(message, buffer)| message.with(*buffer)).collect();
+        let staged: Vec<Message> = pairs()
+            .map(|(message, buffer)| message.with(*buffer))
+            .collect();
         self.host.exchange(&staged);
         for (message, buffer) in pairs() {
             if let Message::Recv { x, .. } = message {

@@ -10,14 +10,19 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
         let mut names = vec![String::new()];
         let mut rest = item;
         while let Some((before, after)) = rest.split_once('[') {
-            let (inside, behind) = after.split_once(']').ok_or(format!("{item}: [ without ]"))?;
+            let (inside, behind) = after
+                .split_once(']')
+                .ok_or(format!("{item}: [ without ]"))?;
             let numbers = numbers(inside).map_err(|what| format!("{item}: {what}"))?;
             if names.len() * numbers.len() > MOST {
                 return Err(format!("{item}: more than {MOST} hosts"));
             }
             let with = |name: &String| {
                 let begun = format!("{name}{before}");
-                numbers.iter().map(|number| format!("{begun}{number}")).collect::<Vec<_>>()
+                numbers
+                    .iter()
+                    .map(|number| format!("{begun}{number}"))
+                    .collect::<Vec<_>>()
             };
             names = names.iter().flat_map(with).collect();
             rest = behind;
@@ -67,7 +72,10 @@ fn numbers(inside: &str) -> Result<Vec<String>, String> {
         if !digits(low) || !digits(high) {
             return Err(format!("{range:?} is not a range of numbers"));
         }
-        let parse = |text: &str| text.parse::<usize>().map_err(|_| format!("{text} is too large"));
+        let parse = |text: &str| {
+            text.parse::<usize>()
+                .map_err(|_| format!("{text} is too large"))
+        };
         let (first, last) = (parse(low)?, parse(high)?);
         if first > last || last - first >= MOST {
             return Err(format!("{range:?} is not a range of at most {MOST} numbers"));

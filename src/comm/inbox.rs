@@ -124,7 +124,10 @@ impl Inbox {
 
     /// Fails all current and later receives. Only the first failure is kept.
     pub fn fail(&self, failed: &Failed) {
-        self.state.lock().failed.get_or_insert_with(|| failed.clone());
+        self.state
+            .lock()
+            .failed
+            .get_or_insert_with(|| failed.clone());
         self.changed.notify_all();
     }
 

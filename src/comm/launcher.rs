@@ -76,7 +76,9 @@ impl LauncherEnv {
             env.problem("the launcher's variables", what, "ranks count from 0");
         }
         if let Some(given) = env.text(RENDEZVOUS)
-            && given.rsplit_once(':').is_none_or(|(_, port)| port.parse::<u16>().is_err())
+            && given
+                .rsplit_once(':')
+                .is_none_or(|(_, port)| port.parse::<u16>().is_err())
         {
             env.problem(RENDEZVOUS, format!("{given:?} is not host:port"), "as in n01:29500");
         }
@@ -87,7 +89,10 @@ impl LauncherEnv {
     /// Slurm's. A ready rendezvous of the environment is overridden by the place.
     pub fn local_variables(place: &Place) -> Vec<(&'static str, String)> {
         let (rank, world) = (place.rank.to_string(), place.world.to_string());
-        let (host, port) = place.address.rsplit_once(':').unwrap_or((&place.address, ""));
+        let (host, port) = place
+            .address
+            .rsplit_once(':')
+            .unwrap_or((&place.address, ""));
         vec![
             ("RANK", rank.clone()),
             ("LOCAL_RANK", rank),
@@ -161,7 +166,9 @@ impl Env<'_> {
             String::new()
         });
         // The agent of torchrun listens on MASTER_PORT itself.
-        let agent = self.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v == "True");
+        let agent = self
+            .text("TORCHELASTIC_USE_AGENT_STORE")
+            .is_some_and(|v| v == "True");
         let port = self.number("MASTER_PORT") + agent as usize;
         if port > 65_535 {
             self.problem("MASTER_PORT", format!("{port} is not a port"), "ports end at 65535");
@@ -169,7 +176,10 @@ impl Env<'_> {
         let run = self.text("TORCHELASTIC_RUN_ID").unwrap_or_default();
         let restart = self.text("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
         // An IPv6 address, with brackets or without.
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+        let host = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(&host);
         if host.contains('%') || host.starts_with("fe80:") {
             let what = format!("{host} is an address of one link");
             self.problem("MASTER_ADDR", what, "give the name of rank 0's node, or another address");
@@ -196,10 +206,12 @@ impl Env<'_> {
             Some(name) => name,
             None => nodes.get(number).cloned().unwrap_or_default(),
         };
-        let address = self.text(RENDEZVOUS).unwrap_or_else(|| match nodes.as_slice() {
-            [_] | [] => format!("127.0.0.1:{}", port(&job)),
-            [first, ..] => format!("{first}:{}", port(&job)),
-        });
+        let address = self
+            .text(RENDEZVOUS)
+            .unwrap_or_else(|| match nodes.as_slice() {
+                [_] | [] => format!("127.0.0.1:{}", port(&job)),
+                [first, ..] => format!("{first}:{}", port(&job)),
+            });
         LauncherEnv { rank, world, local_rank, local_world, cores, node, address, job }
     }
 
@@ -243,9 +255,15 @@ mod tests {
 
     fn launch(variables: &str) -> Result<Option<LauncherEnv>, Problems> {
         let find = |name: &str| {
-            let pair =
-                |item: &str| item.split_once('=').map(|(n, v)| (n.to_string(), v.to_string()));
-            variables.split(' ').filter_map(pair).find(|(n, _)| n == name).map(|(_, value)| value)
+            let pair = |item: &str| {
+                item.split_once('=')
+                    .map(|(n, v)| (n.to_string(), v.to_string()))
+            };
+            variables
+                .split(' ')
+                .filter_map(pair)
+                .find(|(n, _)| n == name)
+                .map(|(_, value)| value)
         };
         LauncherEnv::from_variables(&find)
     }
@@ -263,11 +281,17 @@ mod tests {
         let (host, port) = found.address.split_once(':').unwrap();
         assert_eq!(host, "n01");
         assert!((10_000..32_000).contains(&port.parse::<u32>().unwrap()));
-        let again = launch(&format!("{STEP} SLURM_RESTART_COUNT=1")).unwrap().unwrap();
+        let again = launch(&format!("{STEP} SLURM_RESTART_COUNT=1"))
+            .unwrap()
+            .unwrap();
         assert_ne!(again.address, found.address, "a requeued job has another address");
-        let given = launch(&format!("{STEP} GPTRAIN_RENDEZVOUS=10.1.1.1:29500")).unwrap().unwrap();
+        let given = launch(&format!("{STEP} GPTRAIN_RENDEZVOUS=10.1.1.1:29500"))
+            .unwrap()
+            .unwrap();
         assert_eq!(given.address, "10.1.1.1:29500");
-        let one = launch(&STEP.replace("n[01-02]", "n01").replace("=3,1", "=4")).unwrap().unwrap();
+        let one = launch(&STEP.replace("n[01-02]", "n01").replace("=3,1", "=4"))
+            .unwrap()
+            .unwrap();
         assert!(one.address.starts_with("127.0.0.1:"), "one node needs no name service");
     }
 
@@ -312,8 +336,13 @@ mod tests {
         let outer = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 TORCHELASTIC_USE_AGENT_STORE=True \
             GPTRAIN_RENDEZVOUS=other:1";
         let outer = |name: &str| {
-            let pairs = outer.split_whitespace().filter_map(|item| item.split_once('='));
-            pairs.into_iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string())
+            let pairs = outer
+                .split_whitespace()
+                .filter_map(|item| item.split_once('='));
+            pairs
+                .into_iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, value)| value.to_string())
         };
         let found = LauncherEnv::from_variables(&|name| set(name).or_else(|| outer(name)))
             .unwrap()

@@ -143,10 +143,19 @@ fn sum_as<T: bytemuck::Pod, A: Copy + Default + std::ops::AddAssign>(
                 None => block,
             };
             match rank {
-                0 => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum = widen(*v)),
-                _ => sums.iter_mut().zip(values).for_each(|(sum, v)| *sum += widen(*v)),
+                0 => sums
+                    .iter_mut()
+                    .zip(values)
+                    .for_each(|(sum, v)| *sum = widen(*v)),
+                _ => sums
+                    .iter_mut()
+                    .zip(values)
+                    .for_each(|(sum, v)| *sum += widen(*v)),
             }
         }
-        block.iter_mut().zip(&sums).for_each(|(v, sum)| *v = round(*sum));
+        block
+            .iter_mut()
+            .zip(&sums)
+            .for_each(|(v, sum)| *v = round(*sum));
     }
 }

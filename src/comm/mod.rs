@@ -97,7 +97,10 @@ pub trait Group {
     /// Starts several collectives, in one launch if the group can. Each returned value must be
     /// finished.
     fn begin_all(&self, collectives: &[Collective]) -> Vec<Pending> {
-        collectives.iter().map(|collective| self.begin(*collective)).collect()
+        collectives
+            .iter()
+            .map(|collective| self.begin(*collective))
+            .collect()
     }
     /// Starts a message on a queue. It does not wait for earlier messages in the other direction or
     /// between other ranks, nor for collectives. A group without such queues sends immediately,

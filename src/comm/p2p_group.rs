@@ -40,12 +40,14 @@ impl P2pGroup {
 
     fn start(&self, collective: Collective, queued: bool) -> Call {
         let (op, whole) = collective.whole(self.size());
-        self.members.record(op, whole, self.counters.number_collective(), None, queued)
+        self.members
+            .record(op, whole, self.counters.number_collective(), None, queued)
     }
 
     fn start_message(&self, message: &Message, queued: bool) -> Call {
         let number = self.counters.number_message(message);
-        self.members.record(message.op(), message.tensor(), number, Some(message.peer()), queued)
+        self.members
+            .record(message.op(), message.tensor(), number, Some(message.peer()), queued)
     }
 
     /// Runs an entered operation on a queue.
@@ -57,7 +59,9 @@ impl P2pGroup {
     ) -> Pending {
         let members = self.members.clone();
         let job = move || run(&members).map_err(|failed| members.endpoint.fail(failed));
-        let job = self.resources.queue(queue, |queue| queue.begin(Box::new(job)));
+        let job = self
+            .resources
+            .queue(queue, |queue| queue.begin(Box::new(job)));
         self.begun[queue as usize].set(job);
         Pending { job, event: call.event, ..Pending::DONE }
     }
@@ -86,7 +90,10 @@ impl Group for P2pGroup {
 
     fn exchange(&self, messages: &[Message]) {
         let _waiting = self.members.endpoint.recorder.waiting(&self.members.name);
-        let calls: Vec<Call> = messages.iter().map(|m| self.start_message(m, false)).collect();
+        let calls: Vec<Call> = messages
+            .iter()
+            .map(|m| self.start_message(m, false))
+            .collect();
         for (message, call) in messages.iter().zip(&calls) {
             if let Message::Send { to, x } = *message {
                 self.raise_on_error(self.members.send(*call, to, x));
@@ -223,7 +230,10 @@ impl GroupMembers {
             let parts = (0..self.ranks.len()).map(|rank| receive(rank).transpose());
             let parts = parts.collect::<Result<Vec<Option<Buffer>>, Failed>>()?;
             memory::sum(&parts, into);
-            parts.into_iter().flatten().for_each(|part| self.endpoint.inbox.pool.give(part));
+            parts
+                .into_iter()
+                .flatten()
+                .for_each(|part| self.endpoint.inbox.pool.give(part));
         }
         Ok(())
     }

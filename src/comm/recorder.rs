@@ -101,7 +101,8 @@ pub(super) struct Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        self.recorder.host_waited(self.group, self.since.elapsed().as_secs_f64());
+        self.recorder
+            .host_waited(self.group, self.since.elapsed().as_secs_f64());
     }
 }
 
@@ -208,9 +209,20 @@ impl Recorder {
             silent: None,
             ended: None,
             groups: state.groups.clone(),
-            events: state.events.iter().enumerate().filter(shown).map(|(_, e)| e.clone()).collect(),
+            events: state
+                .events
+                .iter()
+                .enumerate()
+                .filter(shown)
+                .map(|(_, e)| e.clone())
+                .collect(),
             busy: state.busy.clone(),
-            log: state.log.iter().skip(state.log.len().saturating_sub(events)).cloned().collect(),
+            log: state
+                .log
+                .iter()
+                .skip(state.log.len().saturating_sub(events))
+                .cloned()
+                .collect(),
         }
     }
 
@@ -234,7 +246,11 @@ impl Recorder {
         let mut state = self.state.lock();
         let number = state.next;
         state.next += 1;
-        if let Some(group) = state.groups.iter_mut().find(|group| group.name == event.group) {
+        if let Some(group) = state
+            .groups
+            .iter_mut()
+            .find(|group| group.name == event.group)
+        {
             group.count(&event);
         }
         push_last(&mut state.events, Event { number, enqueued: now, ..event }, KEPT);

@@ -98,7 +98,9 @@ impl GroupCount {
     }
 
     pub fn count(&mut self, event: &Event) {
-        let with = event.peer.and_then(|peer| self.ranks.iter().position(|rank| *rank == peer));
+        let with = event
+            .peer
+            .and_then(|peer| self.ranks.iter().position(|rank| *rank == peer));
         match (event.op, with) {
             (Op::Send, Some(to)) => self.sent[to] = event.sequence,
             (Op::Recv, Some(from)) => self.received[from] = event.sequence,
@@ -123,8 +125,11 @@ impl RankReport {
     pub fn name(&self) -> String {
         let node = Some(&self.node).filter(|node| !node.is_empty());
         let coord = Some(&self.coord).filter(|coord| !coord.is_empty());
-        let details: Vec<String> =
-            node.map(|node| format!("node {node}")).into_iter().chain(coord.cloned()).collect();
+        let details: Vec<String> = node
+            .map(|node| format!("node {node}"))
+            .into_iter()
+            .chain(coord.cloned())
+            .collect();
         if details.is_empty() {
             format!("rank {}", self.rank)
         } else {
@@ -138,7 +143,9 @@ impl RankReport {
 
     /// Operations that are running, on the rank's own thread or on a queue.
     pub fn active_ops(&self) -> impl Iterator<Item = &Event> {
-        self.events.iter().filter(|e| e.started.is_some() && e.finished.is_none())
+        self.events
+            .iter()
+            .filter(|e| e.started.is_some() && e.finished.is_none())
     }
 
     /// Running operations that the rank's own thread waits for.

@@ -16,7 +16,10 @@ pub fn on_threads<T: Send>(worlds: Vec<World>, rank: impl Fn(World) -> T + Sync)
         let rank = &rank;
         let spawn = |world| scope.spawn(move || rank(world));
         let threads: Vec<_> = worlds.into_iter().map(spawn).collect();
-        threads.into_iter().map(|thread| thread.join().expect("a rank ends well")).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("a rank ends well"))
+            .collect()
     })
 }
 
@@ -161,7 +164,10 @@ fn bytes_sent_are_the_textbook_volume() {
             assert_eq!(of(Op::AllGather), share);
             assert_eq!(of(Op::ReduceScatter), share);
         }
-        let uneven = sent.iter().map(|t| t[&("uneven".into(), Op::AllReduce)]).sum::<u64>();
+        let uneven = sent
+            .iter()
+            .map(|t| t[&("uneven".into(), Op::AllReduce)])
+            .sum::<u64>();
         assert_eq!(uneven, 2 * (size as u64 - 1) * 101 * 4);
     }
 }

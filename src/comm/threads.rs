@@ -115,11 +115,16 @@ impl Transport for MemoryTransport {
 
     fn leave(&self) {
         self.shared.ranks[self.rank].left.get_or_init(|| ());
-        self.shared.ranks.iter().for_each(|rank| rank.inbox.leave(self.rank));
+        self.shared
+            .ranks
+            .iter()
+            .for_each(|rank| rank.inbox.leave(self.rank));
     }
 
     fn busy(&self) -> Vec<RankBusy> {
         let ranks = self.shared.ranks.iter().enumerate();
-        ranks.map(|(number, rank)| rank.recorder.busy(number)).collect()
+        ranks
+            .map(|(number, rank)| rank.recorder.busy(number))
+            .collect()
     }
 }

@@ -32,7 +32,10 @@ impl Watchdog {
     /// Writes these reports. A dump that cannot be written is logged and otherwise ignored.
     pub(super) fn dump(&self, reports: &[RankReport]) {
         let Some(folder) = &self.dumps else { return };
-        if let Err(error) = reports.iter().try_for_each(|report| write_rank(folder, report)) {
+        if let Err(error) = reports
+            .iter()
+            .try_for_each(|report| write_rank(folder, report))
+        {
             tracing::error!("no dump: {error:#}");
         }
     }
@@ -40,7 +43,10 @@ impl Watchdog {
     /// Failure that several ranks may detect independently, as when rank 0 dies. The first rank
     /// that writes the line to the dump folder prints it. Every rank prints it if none can write.
     pub(super) fn claim(&self, line: String) -> Failed {
-        let claimed = self.dumps.as_ref().map_or(Ok(true), |folder| claim_diagnosis(folder, &line));
+        let claimed = self
+            .dumps
+            .as_ref()
+            .map_or(Ok(true), |folder| claim_diagnosis(folder, &line));
         Failed { print: claimed.unwrap_or(true), line }
     }
 }

@@ -25,8 +25,10 @@ pub fn average(
     existing: Existing,
 ) -> anyhow::Result<PathBuf> {
     atomic_folder::check_vacant(output, FolderKind::Run, existing)?;
-    let checkpoints =
-        from.iter().map(|local| Checkpoint::open(&local.folder)).collect::<Result<Vec<_>, _>>()?;
+    let checkpoints = from
+        .iter()
+        .map(|local| Checkpoint::open(&local.folder))
+        .collect::<Result<Vec<_>, _>>()?;
     let last = checkpoints.last().context("no checkpoint was given")?;
     same_shapes(&checkpoints)?;
     let run = std::path::absolute(output);
@@ -77,7 +79,9 @@ fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
         m.data.cache.clone_from(&stored.manifest.data.cache); // in the run's folder
         m == stored.manifest
     };
-    let own = run.and_then(|run| manifest::load(run, &sets).ok()).filter(same);
+    let own = run
+        .and_then(|run| manifest::load(run, &sets).ok())
+        .filter(same);
     Ok(own.unwrap_or(stored))
 }
 
@@ -102,7 +106,11 @@ fn same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
                 Some(_) => {}
             }
         }
-        let more = other.index.tensors.iter().find(|t| last.index.tensor(&t.name).is_none());
+        let more = other
+            .index
+            .tensors
+            .iter()
+            .find(|t| last.index.tensor(&t.name).is_none());
         if let Some(more) = more {
             problems.add(&place, format!("has {}; {newest} has not", more.name), remedy);
         }
@@ -117,7 +125,12 @@ fn mean(checkpoints: &[Checkpoint], name: &str) -> anyhow::Result<Vec<f32>> {
         let tensor = checkpoint.index.tensor(name).context("it was there")?;
         let values = checkpoint.whole(tensor, MASTER)?;
         sums.resize(values.len(), 0.0);
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum += f64::from(value));
+        sums.iter_mut()
+            .zip(values)
+            .for_each(|(sum, value)| *sum += f64::from(value));
     }
-    Ok(sums.into_iter().map(|sum| (sum / checkpoints.len() as f64) as f32).collect())
+    Ok(sums
+        .into_iter()
+        .map(|sum| (sum / checkpoints.len() as f64) as f32)
+        .collect())
 }

@@ -76,10 +76,15 @@ fn summary(report: &RankReport) -> String {
     let end = match &report.ended {
         Some(End::Left) => "; it had ended".to_string(),
         Some(End::Died(how)) => format!("; it died: {how}"),
-        None => report.silent.map_or(String::new(), |s| format!("; silent for {}", Seconds(s))),
+        None => report
+            .silent
+            .map_or(String::new(), |s| format!("; silent for {}", Seconds(s))),
     };
     let doing = format!("{} for {}", report.phase, Seconds(report.now - report.phase_since));
-    let within: Vec<String> = report.active_ops().map(|event| waiting(report, event)).collect();
+    let within: Vec<String> = report
+        .active_ops()
+        .map(|event| waiting(report, event))
+        .collect();
     let within = if within.is_empty() { "in no collective".into() } else { within.join(", ") };
     format!("{name}: {doing}; {within}{end}")
 }
@@ -88,7 +93,9 @@ fn summary(report: &RankReport) -> String {
 fn waiting(report: &RankReport, event: &Event) -> String {
     let Event { op, sequence, group, .. } = event;
     let since = Seconds(report.now - event.started.unwrap_or(report.now));
-    let awaits = event.awaiting.map_or(String::new(), |rank| format!(", waits for rank {rank}"));
+    let awaits = event
+        .awaiting
+        .map_or(String::new(), |rank| format!(", waits for rank {rank}"));
     format!("in {op} #{sequence} of group {group} for {since}{awaits}")
 }
 
@@ -107,7 +114,9 @@ fn detail(event: &Event) -> String {
         (Some(_), None) => "unfinished".to_string(),
         _ => "not started".to_string(),
     };
-    let peer = event.peer.map_or(String::new(), |peer| format!(" with rank {peer}"));
+    let peer = event
+        .peer
+        .map_or(String::new(), |peer| format!(" with rank {peer}"));
     let at = event.enqueued;
     format!("{at:14.6} s  {op} #{sequence} of {group}{peer}  {bytes} bytes {dtype}  {took}")
 }

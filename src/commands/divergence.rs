@@ -59,7 +59,11 @@ pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::
             let kl = kl(theirs, &ours);
             found.mean += kl / positions as f64;
             found.most = found.most.max(kl);
-            let off = theirs.iter().zip(&ours).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+            let off = theirs
+                .iter()
+                .zip(&ours)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f64::max);
             found.logits = found.logits.max(off);
             progress.add(1);
         });
@@ -103,7 +107,10 @@ fn kl(theirs: &[f64], ours: &[f64]) -> f64 {
         most + logits.iter().map(|x| (x - most).exp()).sum::<f64>().ln()
     };
     let (p, q) = (log_sum(theirs), log_sum(ours));
-    let terms = theirs.iter().zip(ours).map(|(a, b)| (a - p).exp() * ((a - p) - (b - q)));
+    let terms = theirs
+        .iter()
+        .zip(ours)
+        .map(|(a, b)| (a - p).exp() * ((a - p) - (b - q)));
     terms.sum()
 }
 

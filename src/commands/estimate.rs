@@ -60,7 +60,11 @@ impl Changes {
             return error;
         };
         let mut found = found.clone();
-        for problem in found.list.iter_mut().filter(|p| p.place == "--set topology.data") {
+        for problem in found
+            .list
+            .iter_mut()
+            .filter(|p| p.place == "--set topology.data")
+        {
             problem.place = "--what-if".to_string();
             problem.what += &format!("; topology.data is {replicas} here, for as many devices");
             problem.remedy += ", or give topology.data too";
@@ -74,7 +78,9 @@ impl Changes {
 fn replicas_on_as_many_devices(now: &Topology, pairs: &[String]) -> Option<usize> {
     let set = |name: &str| {
         let mut values = pairs.iter().filter_map(|pair| pair.split_once('='));
-        values.rfind(|(key, _)| *key == name).map(|(_, value)| value)
+        values
+            .rfind(|(key, _)| *key == name)
+            .map(|(_, value)| value)
     };
     let size = |name: &str, now: usize| set(name).map_or(Some(now), |value| whole(value).ok());
     let tensor = size("topology.tensor", now.tensor)?;

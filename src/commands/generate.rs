@@ -40,7 +40,10 @@ struct FirstToken {
 impl FirstToken {
     fn new(tokenizer: &Tokenizer, token: u32) -> FirstToken {
         let specials = tokenizer.specials().iter();
-        let name = specials.filter(|(_, id)| *id == token).map(|(name, _)| name.to_string()).next();
+        let name = specials
+            .filter(|(_, id)| *id == token)
+            .map(|(name, _)| name.to_string())
+            .next();
         FirstToken { token, text: name.unwrap_or_else(|| tokenizer.decode(&[token])) }
     }
 }
@@ -84,19 +87,32 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     for note in tokenizer.notes() {
         base::warn!("note: {}", escape_control(note));
     }
-    let imported = source.hugging_face().map(|folder| hf::end_tokens(&folder)).unwrap_or_default();
-    let end = m.data.eod.map(|eod| eod.token).or(tokenizer.eod()).unwrap_or(0);
+    let imported = source
+        .hugging_face()
+        .map(|folder| hf::end_tokens(&folder))
+        .unwrap_or_default();
+    let end = m
+        .data
+        .eod
+        .map(|eod| eod.token)
+        .or(tokenizer.eod())
+        .unwrap_or(0);
     let ends: Vec<u32> = std::iter::once(end).chain(imported).collect();
     let mut prompt = tokenizer.encode_prompt(&options.prompt)?;
     // A tokenizer may begin every text with a token of its own.
-    let first = tokenizer.head().is_empty().then(|| FirstToken::new(&tokenizer, end));
+    let first = tokenizer
+        .head()
+        .is_empty()
+        .then(|| FirstToken::new(&tokenizer, end));
     if let Some(first) = &first {
         prompt.insert(0, end);
         if tracing::enabled!(tracing::Level::INFO) {
             base::warn!("{first}");
         }
     }
-    let context = (prompt.len() + options.tokens).next_multiple_of(16).min(m.model.context());
+    let context = (prompt.len() + options.tokens)
+        .next_multiple_of(16)
+        .min(m.model.context());
     // Inference runs in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
@@ -114,7 +130,9 @@ pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
 /// Tokenizer from the command line or else the run's own. It must be the model's.
 fn tokenizer(options: &SampleOptions, m: &Manifest, source: &Source) -> anyhow::Result<Tokenizer> {
     let named = m.data.tokenizer.as_deref();
-    let own = source.checkpoint().and_then(|folder| tokenizer::own(folder, named));
+    let own = source
+        .checkpoint()
+        .and_then(|folder| tokenizer::own(folder, named));
     let path = tokenizer::choose(options.tokenizer.as_deref(), own, m.model.vocab)?;
     if let Some(path) = path.or(named.map(Path::to_path_buf)) {
         return Tokenizer::load(&path);
@@ -153,7 +171,9 @@ fn generate_one(
     for i in 0..options.tokens {
         let known = sampler.weights.model().vocab.min(text.tokenizer.vocab());
         let quantile = rng::below(key, i as u64, 1 << 53) as f64 / (1u64 << 53) as f64;
-        let token = options.sampling.pick(&sampler.logits(&text.tokens)[..known], quantile);
+        let token = options
+            .sampling
+            .pick(&sampler.logits(&text.tokens)[..known], quantile);
         if ends.contains(&token) {
             finish = "end of document";
             break;
@@ -232,7 +252,10 @@ impl<'a> GrowingText<'a> {
     /// Truncates the generated text before the first stop string. Returns whether there was one.
     fn cut_before(&mut self, stop: &[String]) -> bool {
         let generated = self.whole.get(self.prompt..).unwrap_or_default();
-        let found = stop.iter().filter_map(|stop| generated.find(stop.as_str())).min();
+        let found = stop
+            .iter()
+            .filter_map(|stop| generated.find(stop.as_str()))
+            .min();
         if let Some(place) = found {
             self.whole.truncate(self.prompt + place);
         }
@@ -254,7 +277,9 @@ impl<'a> GrowingText<'a> {
             let tail = generated.get(*from..);
             tail.is_some_and(|tail| stop.iter().any(|stop| stop.starts_with(tail)))
         };
-        (0..generated.len()).find(begins).map_or(0, |from| generated.len() - from)
+        (0..generated.len())
+            .find(begins)
+            .map_or(0, |from| generated.len() - from)
     }
 }
 

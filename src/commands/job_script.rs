@@ -44,7 +44,11 @@ pub fn script(
     let t = &m.topology;
     let source = loaded.source.display().to_string();
     let manifest = quoted(&source);
-    let sets: String = request.sets.iter().map(|set| format!(" --set {}", quoted(set))).collect();
+    let sets: String = request
+        .sets
+        .iter()
+        .map(|set| format!(" --set {}", quoted(set)))
+        .collect();
     let (on_end, at_limit) = match m.slurm.on_end {
         OnEnd::Leave => {
             (" --set slurm.on_end=requeue", "the run saves, leaves and requeues the job")
@@ -55,7 +59,10 @@ pub fn script(
     let kill =
         if m.restart.max > 0 { "--no-kill --kill-on-bad-exit=0" } else { "--kill-on-bad-exit=1" };
     let options = options(m, request, placement);
-    let options: String = options.iter().map(|option| format!("#SBATCH --{option}\n")).collect();
+    let options: String = options
+        .iter()
+        .map(|option| format!("#SBATCH --{option}\n"))
+        .collect();
     let (ranks, tensor, pipeline, data) = (t.ranks(), t.tensor, t.pipeline, t.data);
     let comment = source.replace(char::is_control, " ");
     Ok(format!(
@@ -93,7 +100,12 @@ fn options(m: &Manifest, request: &JobRequest, placement: Placement) -> Vec<Stri
     options.extend(gpus.then(|| format!("gpus-per-node={tasks}")));
     let cpus = request.cpus_per_task.or(m.train.threads).unwrap_or(CPUS);
     options.extend([format!("cpus-per-task={cpus}"), format!("time={}", request.time)]);
-    options.extend(request.partition.iter().map(|name| format!("partition={name}")));
+    options.extend(
+        request
+            .partition
+            .iter()
+            .map(|name| format!("partition={name}")),
+    );
     options.extend(request.account.iter().map(|name| format!("account={name}")));
     options.extend((m.restart.max > 0).then(|| "no-kill".to_string()));
     options.extend(["requeue", "open-mode=append", "output=%x-%j.log"].map(str::to_string));
@@ -121,7 +133,11 @@ fn placement(m: &Manifest, request: &JobRequest) -> Result<Placement, Problems> 
     let even = |nodes: &usize| ranks.is_multiple_of(*nodes);
     let mut all = (ranks.div_ceil(most)..=ranks).filter(even);
     let whole = |nodes: &usize| (ranks / nodes).is_multiple_of(tensor);
-    let nodes = all.clone().find(whole).or_else(|| all.next()).unwrap_or(ranks);
+    let nodes = all
+        .clone()
+        .find(whole)
+        .or_else(|| all.next())
+        .unwrap_or(ranks);
     Ok(Placement { nodes: Some(nodes), tasks: ranks / nodes, gpus: true })
 }
 
@@ -138,7 +154,11 @@ fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
 
 /// GPUs per node; None if the ranks compute on the CPU.
 fn gpus_per_node(m: &Manifest, request: &JobRequest) -> Result<Option<usize>, Problems> {
-    let hardware = m.plan.hardware.as_deref().filter(|name| *name != hardware::CPU);
+    let hardware = m
+        .plan
+        .hardware
+        .as_deref()
+        .filter(|name| *name != hardware::CPU);
     match (m.train.device, request.gpus_per_node, hardware) {
         (DeviceChoice::Cpu, Some(_), _) => {
             let remedy = "leave the flag out, or set train.device: cuda";

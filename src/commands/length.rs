@@ -50,7 +50,9 @@ fn sizes(m: &Manifest) -> [(&'static str, usize); 5] {
 fn changed_sizes(m: &Manifest, to: &Manifest) -> Vec<String> {
     let both = sizes(m).into_iter().zip(sizes(to));
     let changed = both.filter(|((_, from), (_, to))| from != to);
-    changed.map(|(_, (key, value))| format!("{key}={value}")).collect()
+    changed
+        .map(|(_, (key, value))| format!("{key}={value}"))
+        .collect()
 }
 
 /// Fits a run to about `minutes` on this machine. A model that would take too few steps is made smaller.
@@ -79,8 +81,14 @@ pub fn fit(
     }
     let m = &now.manifest;
     let steps = steps(seconds).max(FEWEST) / 10 * 10;
-    let samples = m.batch.ramp().samples_after(steps).max(m.batch.global as u64);
-    fitted.lines.push(format!("a step takes {} here: {steps} steps", Seconds(seconds)));
+    let samples = m
+        .batch
+        .ramp()
+        .samples_after(steps)
+        .max(m.batch.global as u64);
+    fitted
+        .lines
+        .push(format!("a step takes {} here: {steps} steps", Seconds(seconds)));
     if !fitted.sets.is_empty() {
         fitted.lines.push(format!(
             "the model is reduced, to take enough steps in {}: {}; --set train.steps=N, without \
@@ -94,7 +102,9 @@ pub fn fit(
             .lines
             .push(format!("{steps} steps are too few to learn words: give it more --minutes"));
     }
-    fitted.sets.extend(lengths(samples, warmup(m, samples, steps)));
+    fitted
+        .sets
+        .extend(lengths(samples, warmup(m, samples, steps)));
     Ok(fitted)
 }
 
@@ -128,7 +138,10 @@ fn smaller(
     load: &dyn Fn(&[String]) -> anyhow::Result<Loaded>,
 ) -> Option<Loaded> {
     let half = |key: &&str| {
-        let (key, value) = *sizes(m).iter().find(|(name, _)| name == key).expect("a size");
+        let (key, value) = *sizes(m)
+            .iter()
+            .find(|(name, _)| name == key)
+            .expect("a size");
         format!("{key}={}", value.div_ceil(2))
     };
     let narrower: &[&[&str]] = &[
@@ -144,7 +157,9 @@ fn smaller(
         load(&[sets, &more[..]].concat()).ok()
     };
     let candidates = narrower.iter().chain(shorter);
-    candidates.filter_map(reduced).find(|smaller| halves_feed_forward(m, &smaller.manifest))
+    candidates
+        .filter_map(reduced)
+        .find(|smaller| halves_feed_forward(m, &smaller.manifest))
 }
 
 /// Whether a narrower model also has a narrower feed-forward layer, which may have an explicit width.

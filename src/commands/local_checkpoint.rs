@@ -31,7 +31,11 @@ impl LocalCheckpoint {
         let temporary = temporary_folder()?;
         // As in a run, whose tokenizer is searched two folders above a checkpoint.
         let folder = place.fetch(&temporary.path().join("checkpoints"))?.folder;
-        let step = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let step = folder
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
         Ok(LocalCheckpoint::fetched(folder, format!("{}/{step}", place.url()), temporary))
     }
 

@@ -28,7 +28,13 @@ impl CheckedManifest {
                 "checkpoint.also" => !are_valid(&["checkpoint.also"]),
                 _ => !are_valid(&["model.vocab"]), // what is compared with it
             };
-            more.list.extend(files.wrong.list.into_iter().filter(|wrong| !caused(&wrong.place)));
+            more.list.extend(
+                files
+                    .wrong
+                    .list
+                    .into_iter()
+                    .filter(|wrong| !caused(&wrong.place)),
+            );
             more
         };
         let loaded = manifest::load_with(path, sets, &more)?;
@@ -75,7 +81,11 @@ impl CheckedManifest {
 
 /// Error if plan.hardware is not a row of the table.
 fn check_hardware(m: &Manifest) -> Problems {
-    let found = m.plan.hardware.as_deref().map(|name| hardware::find(name, "plan.hardware"));
+    let found = m
+        .plan
+        .hardware
+        .as_deref()
+        .map(|name| hardware::find(name, "plan.hardware"));
     found.and_then(Result::err).unwrap_or_default()
 }
 
@@ -111,7 +121,12 @@ fn summary(loaded: &Loaded) -> String {
     lines.extend(notes(m).iter().map(|note| format!("  note      {note}")));
     if let Err(problems) = m.runnable() {
         lines.push("  This version can plan this run, but not execute it:".to_string());
-        lines.extend(problems.list.iter().map(|problem| format!("  - {}", problem.what)));
+        lines.extend(
+            problems
+                .list
+                .iter()
+                .map(|problem| format!("  - {}", problem.what)),
+        );
     }
     lines.join("\n")
 }

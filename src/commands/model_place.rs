@@ -101,9 +101,16 @@ pub fn find_checkpoint(path: &Path) -> anyhow::Result<LocalCheckpoint> {
     let Some(folder) = hugging_face_folder(path)? else { return LocalCheckpoint::find(path) };
     let temporary = temporary_folder()?;
     let run = temporary.path().join("run");
-    let tokenizer = hf::tokenizer_in(folder).map(std::path::absolute).transpose()?;
-    let tokenizer = tokenizer.map(|path| serde_json::to_string(&path)).transpose()?;
-    let sets: Vec<String> = tokenizer.iter().map(|path| format!("data.tokenizer={path}")).collect();
+    let tokenizer = hf::tokenizer_in(folder)
+        .map(std::path::absolute)
+        .transpose()?;
+    let tokenizer = tokenizer
+        .map(|path| serde_json::to_string(&path))
+        .transpose()?;
+    let sets: Vec<String> = tokenizer
+        .iter()
+        .map(|path| format!("data.tokenizer={path}"))
+        .collect();
     import_run(folder, &run, &sets, Existing::Refused, None)?;
     let at = run.join("checkpoints").join(checkpoint::name(0));
     Ok(LocalCheckpoint::fetched(at, folder.display().to_string(), temporary))
@@ -170,7 +177,9 @@ fn is_hub_name(path: &Path) -> bool {
 
 fn hugging_face(folder: &Path) -> anyhow::Result<ModelPlace> {
     let HfConfig { family, model, .. } = hf::read_config(folder)?;
-    let tokenizer = hf::tokenizer_in(folder).map(|path| path.canonicalize()).transpose();
+    let tokenizer = hf::tokenizer_in(folder)
+        .map(|path| path.canonicalize())
+        .transpose();
     let mut manifest = Manifest::for_model(&model);
     manifest.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
     let end = hf::end_tokens(folder).into_iter().next();

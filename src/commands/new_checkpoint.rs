@@ -63,7 +63,8 @@ pub fn write(
 /// Size of a state of a whole parameter, in rows and columns.
 fn whole_size(spec: &StateSpec, shape: &[usize]) -> [usize; 2] {
     let cols = shape[shape.len() - 1];
-    spec.extent.shape([shape.iter().product::<usize>() / cols, cols])
+    spec.extent
+        .shape([shape.iter().product::<usize>() / cols, cols])
 }
 
 /// State of a whole parameter, with its bytes.
@@ -126,6 +127,9 @@ fn write_part(
         whole_share(number, param, shape, spec, bytes)
     };
     let states = optimizer_rule(m).states(&param.spec).into_iter();
-    let shares: Vec<Share> = states.filter(|spec| is_kept(spec, state)).map(share).collect();
+    let shares: Vec<Share> = states
+        .filter(|spec| is_kept(spec, state))
+        .map(share)
+        .collect();
     checkpoint::write_part(disk, staging, number, &shares, state)
 }

@@ -92,10 +92,14 @@ impl NewManifest {
     fn data_facts(&self) -> anyhow::Result<DataFacts> {
         let dataset = self.data.as_deref().map(Indexed::open).transpose()?;
         let named = self.tokenizer.as_deref();
-        let found = dataset.as_ref().map(|dataset| DatasetTokenizer::find(dataset, named));
+        let found = dataset
+            .as_ref()
+            .map(|dataset| DatasetTokenizer::find(dataset, named));
         let found = found.transpose()?;
         let record = found.as_ref().and_then(|found| found.record.as_ref());
-        let place = found.as_ref().map_or(self.tokenizer.clone(), |found| found.path.clone());
+        let place = found
+            .as_ref()
+            .map_or(self.tokenizer.clone(), |found| found.path.clone());
         let read = place.as_deref().map(Tokenizer::load).transpose()?;
         let vocab = match (record, &read, &dataset) {
             (Some(record), ..) => Some(record.vocab),
@@ -153,7 +157,9 @@ impl NewManifest {
         let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
         let enough = TOKENS_PER_PARAMETER * params;
         let available = facts.training().map(|tokens| EPOCHS * tokens);
-        let tokens = available.map_or(enough, |most| most.min(enough)).max(batch * seq_len);
+        let tokens = available
+            .map_or(enough, |most| most.min(enough))
+            .max(batch * seq_len);
         let steps = (tokens.div_ceil(seq_len) / batch).max(1); // as the manifest counts them
         let why = match available {
             Some(most) if most < enough => format!("{EPOCHS} times the training data"),
@@ -269,7 +275,10 @@ model: # {} parameters{like}
             ),
             None => format!("{SPLIT} # per cent of the documents: training, validation, test"),
         };
-        let guess = facts.note.as_ref().map_or("", |_| " # a guess: the dataset does not say");
+        let guess = facts
+            .note
+            .as_ref()
+            .map_or("", |_| " # a guess: the dataset does not say");
         let tokenizer = facts.tokenizer.as_deref();
         let tokenizer = tokenizer.map(|file| format!("  tokenizer: {}{guess}\n", path(file)));
         let eod = facts.eod.map(|eod| {
@@ -283,7 +292,8 @@ model: # {} parameters{like}
 impl DataFacts {
     /// Whether the validation documents of `SPLIT` fill two samples of the minimum length.
     fn holds_out(&self) -> bool {
-        self.parts.is_none_or(|[_, valid]| valid >= 2 * (SHORTEST + 1) as u64)
+        self.parts
+            .is_none_or(|[_, valid]| valid >= 2 * (SHORTEST + 1) as u64)
     }
 
     /// Tokens that are trained on.
@@ -304,8 +314,12 @@ impl DataFacts {
 /// Tokens of the documents that `SPLIT` gives to training and to validation.
 fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     let [train, valid, _] = split(DataRule::MegatronCore, SPLIT, dataset.sequences())?;
-    let tokens =
-        |part: Range<usize>| dataset.lengths()[part].iter().map(|length| u64::from(*length)).sum();
+    let tokens = |part: Range<usize>| {
+        dataset.lengths()[part]
+            .iter()
+            .map(|length| u64::from(*length))
+            .sum()
+    };
     Ok([train, valid].map(tokens))
 }
 
@@ -351,7 +365,9 @@ fn nearest_shape(
         size.ln().abs() + 0.1 * proportions.ln().abs()
     };
     let all = all.map(model).map(|model| (far(&model), model));
-    all.min_by(|one, other| one.0.total_cmp(&other.0)).expect("there are some").1
+    all.min_by(|one, other| one.0.total_cmp(&other.0))
+        .expect("there are some")
+        .1
 }
 
 /// Parameters of the embedding, and of an untied output head.
@@ -451,7 +467,9 @@ mod tests {
     fn a_size_with_a_published_model_has_its_shape() {
         let text = |params, family| {
             let (name, params) = ("x".into(), Some(params));
-            NewManifest { name, params, family, ..NewManifest::default() }.text().unwrap()
+            NewManifest { name, params, family, ..NewManifest::default() }
+                .text()
+                .unwrap()
         };
         let seven = text(7_000_000_000, None);
         let lines = [
@@ -476,7 +494,9 @@ mod tests {
 
     #[test]
     fn a_manifest_without_anything_is_sound() {
-        let text = NewManifest { name: "first".into(), ..NewManifest::default() }.text().unwrap();
+        let text = NewManifest { name: "first".into(), ..NewManifest::default() }
+            .text()
+            .unwrap();
         assert!(text.contains("vocab: 50257") && text.contains("seq_len: 256"), "{text}");
     }
 }

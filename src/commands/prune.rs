@@ -42,7 +42,11 @@ impl Pruning {
         let old: BTreeSet<u64> = checkpoint::outdated(&steps, keep).into_iter().collect();
         let newest_copy = if old.is_empty() { None } else { newest_copy(run)? };
         let is_copied = |step: &u64| newest_copy.is_some_and(|newest| *step <= newest);
-        let uncopied = old.iter().copied().filter(|step| !is_copied(step)).collect();
+        let uncopied = old
+            .iter()
+            .copied()
+            .filter(|step| !is_copied(step))
+            .collect();
         let mut outdated = Vec::new();
         for CheckpointFolder { step, folder } in published {
             if old.contains(&step) && is_copied(&step) {
@@ -94,7 +98,10 @@ fn bytes(folder: &Path) -> Result<u64> {
     let failed = || format!("cannot list {}", folder.display());
     let mut bytes = 0;
     for entry in fs::read_dir(folder).with_context(failed)? {
-        bytes += entry.and_then(|entry| entry.metadata()).with_context(failed)?.len();
+        bytes += entry
+            .and_then(|entry| entry.metadata())
+            .with_context(failed)?
+            .len();
     }
     Ok(bytes)
 }

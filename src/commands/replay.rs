@@ -76,15 +76,25 @@ fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>>
     let on_step = &|| bar.add(1);
     let replayed = Replay { from, steps, saved: &recorded.saved, spikes, on_step };
     let steps = replay(m, &engine, be, &data.train, DataShard::whole(m), replayed)?;
-    let before = |now: &PastStep| recorded.past.iter().find(|past| past.step == now.step).copied();
-    Ok(steps.into_iter().map(|now| Replayed { before: before(&now), now }).collect())
+    let before = |now: &PastStep| {
+        recorded
+            .past
+            .iter()
+            .find(|past| past.step == now.step)
+            .copied()
+    };
+    Ok(steps
+        .into_iter()
+        .map(|now| Replayed { before: before(&now), now })
+        .collect())
 }
 
 impl Replayed {
     /// Whether the result equals the record to 1e-4; another CPU may sum in another order.
     fn equal(&self) -> bool {
         let close = |before: PastStep| (before.loss - self.now.loss).abs() <= 1e-4 * before.loss;
-        self.before.is_none_or(|before| before == self.now || close(before))
+        self.before
+            .is_none_or(|before| before == self.now || close(before))
     }
 }
 
@@ -115,8 +125,11 @@ fn records(folder: &Path) -> Recorded {
     let found = checkpoint::published(checkpoints).unwrap_or_default();
     let saved = found.iter().map(|found| found.step).collect();
     let history = |found: CheckpointFolder| checkpoint::Index::read(&found.folder).ok();
-    let mut past: Vec<PastStep> =
-        found.into_iter().filter_map(history).flat_map(|index| index.history.clone()).collect();
+    let mut past: Vec<PastStep> = found
+        .into_iter()
+        .filter_map(history)
+        .flat_map(|index| index.history.clone())
+        .collect();
     let metrics = checkpoints.parent().and_then(|run| Metrics::read(run).ok());
     past.extend(metrics.iter().flat_map(recorded_steps));
     Recorded { past, saved }

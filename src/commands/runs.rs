@@ -23,7 +23,10 @@ pub struct RunRow {
 
 /// All runs below a folder: running ones first, then by time of start, the newest first.
 pub fn find(folder: &Path, now: f64) -> Vec<RunRow> {
-    let root = folder.metadata().map(|about| (about.dev(), about.ino())).ok();
+    let root = folder
+        .metadata()
+        .map(|about| (about.dev(), about.ino()))
+        .ok();
     let (mut found, mut seen) = (Vec::new(), BTreeSet::from_iter(root));
     search(folder, LEVELS, &mut found, &mut seen);
     let read = |folder: PathBuf| RunRow { status: Status::read(&folder), folder };
@@ -31,7 +34,9 @@ pub fn find(folder: &Path, now: f64) -> Vec<RunRow> {
     let running = |row: &RunRow| row.state(now) == Some(RunState::Running);
     let started = |row: &RunRow| row.status.as_ref().map_or(0.0, |status| status.started);
     rows.sort_by(|a, b| {
-        let order = running(b).cmp(&running(a)).then(started(b).total_cmp(&started(a)));
+        let order = running(b)
+            .cmp(&running(a))
+            .then(started(b).total_cmp(&started(a)));
         order.then_with(|| a.folder.cmp(&b.folder))
     });
     rows
@@ -61,7 +66,10 @@ fn search(folder: &Path, levels: usize, found: &mut Vec<PathBuf>, seen: &mut BTr
 
 impl RunRow {
     fn state(&self, now: f64) -> Option<RunState> {
-        self.status.as_ref().ok().map(|status| status.state(&self.folder, now))
+        self.status
+            .as_ref()
+            .ok()
+            .map(|status| status.state(&self.folder, now))
     }
 
     fn cells(&self, now: f64) -> Vec<String> {
@@ -71,9 +79,14 @@ impl RunRow {
         };
         let state = status.state(&self.folder, now);
         let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
-        let loss = status.loss().map_or("–".into(), |loss| format!("{loss:.4}"));
+        let loss = status
+            .loss()
+            .map_or("–".into(), |loss| format!("{loss:.4}"));
         let speed = Format::Rate.show(status.last.0.tokens_per_s);
-        let left = status.left_s.filter(|_| state == RunState::Running).map(Seconds);
+        let left = status
+            .left_s
+            .filter(|_| state == RunState::Running)
+            .map(Seconds);
         let left = left.map_or("–".into(), |left| left.to_string());
         let age = Seconds((now - status.updated).max(0.0)).to_string();
         vec![folder, state.to_string(), step, loss, speed, left, age]

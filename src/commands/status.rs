@@ -30,7 +30,10 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
         ),
         RunState::Running => format!("{}, {} ago", status.phase, since(status.updated)),
     };
-    let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
+    let job = status
+        .job
+        .as_ref()
+        .map_or(String::new(), |job| format!(", Slurm job {job}"));
     let place =
         format!("{}, rank 0 on {}{job}", Count(status.ranks as u64).with_noun("rank"), status.host);
     let mut lines = vec![format!("{} ({place}): {doing}", status.name)];
@@ -73,7 +76,9 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
 /// Status line: "step 120 of 1,000 (12.0 %) · loss 3.4512 · 12,345 tokens/s · 3 m 05 s left".
 pub fn line(status: &Status, state: RunState, now: f64) -> String {
     let (step, steps) = (Count(status.step), Count(status.total_steps));
-    let loss = status.loss().map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
+    let loss = status
+        .loss()
+        .map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
     let speed = Format::Rate.show(status.last.0.tokens_per_s);
     let end = match (state, status.left_s) {
         (RunState::Running, Some(left)) => format!("{} left", Seconds(left)),
@@ -94,7 +99,11 @@ fn saved(folder: &Path, now: f64) -> String {
     let Some(newest) = found.and_then(|mut found| found.pop()) else {
         return "no checkpoint yet".to_string();
     };
-    let modified = newest.folder.metadata().and_then(|about| about.modified()).ok();
+    let modified = newest
+        .folder
+        .metadata()
+        .and_then(|about| about.modified())
+        .ok();
     let modified = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     let age = modified.map(|time| Seconds((now - time.as_secs_f64()).max(0.0)));
     let age = age.map_or(String::new(), |age| format!(", {age} ago"));
@@ -110,7 +119,9 @@ fn copied(events: &[Event], now: f64) -> Option<String> {
 
 /// Last failure since the last start, or that the job is in the queue again.
 fn since_start(events: &[Event], now: f64) -> Vec<String> {
-    let start = events.iter().rposition(|event| matches!(event.kind, Kind::Start | Kind::Restart));
+    let start = events
+        .iter()
+        .rposition(|event| matches!(event.kind, Kind::Start | Kind::Restart));
     let since = events.iter().skip(start.map_or(0, |start| start + 1));
     let line = |event: &Event| {
         let age = Seconds((now - event.at).max(0.0));

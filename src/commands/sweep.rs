@@ -57,8 +57,10 @@ impl Sweep {
     /// the manifest's own with `-sweep`.
     pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Sweep> {
         let axes = axes(sets)?;
-        let fewest: Vec<String> =
-            axes.iter().map(|axis| format!("{}={}", axis.key, axis.values[0])).collect();
+        let fewest: Vec<String> = axes
+            .iter()
+            .map(|axis| format!("{}={}", axis.key, axis.values[0]))
+            .collect();
         let folder = match folder {
             Some(folder) => folder.to_path_buf(),
             None => {
@@ -86,7 +88,12 @@ impl Sweep {
     pub fn tasks(&self) -> Vec<Task> {
         let task = |variant: &Variant| {
             let mut words = vec!["run".into(), self.manifest.clone().into_os_string()];
-            words.extend(variant.sets.iter().flat_map(|set| ["--set".into(), set.into()]));
+            words.extend(
+                variant
+                    .sets
+                    .iter()
+                    .flat_map(|set| ["--set".into(), set.into()]),
+            );
             Task {
                 name: variant.name.clone(),
                 input: variant.loaded.effective.clone(),
@@ -100,7 +107,9 @@ impl Sweep {
 
     /// Whether the run of a task is complete.
     pub fn is_complete(&self, task: &Task) -> bool {
-        self.variants.iter().any(|variant| variant.name == task.name && variant.is_complete())
+        self.variants
+            .iter()
+            .any(|variant| variant.name == task.name && variant.is_complete())
     }
 
     /// Environment of each of `parallel` variants that run at the same time: its own GPUs, if this
@@ -127,17 +136,27 @@ impl Sweep {
         }
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let names: Vec<String> = match &visible {
-            Some(list) => list.split(',').map(|name| name.trim().to_string()).collect(),
+            Some(list) => list
+                .split(',')
+                .map(|name| name.trim().to_string())
+                .collect(),
             None => (0..count).map(|number| number.to_string()).collect(),
         };
         let own = names.chunks(ranks).take(parallel);
-        Ok(own.map(|own| vec![("CUDA_VISIBLE_DEVICES".to_string(), own.join(","))]).collect())
+        Ok(own
+            .map(|own| vec![("CUDA_VISIBLE_DEVICES".to_string(), own.join(","))])
+            .collect())
     }
 
     /// Folders of the variants that have made a step.
     pub fn started(&self) -> Vec<PathBuf> {
-        let folders = self.variants.iter().map(|variant| variant.folder().to_path_buf());
-        folders.filter(|folder| Metrics::read(folder).is_ok()).collect()
+        let folders = self
+            .variants
+            .iter()
+            .map(|variant| variant.folder().to_path_buf());
+        folders
+            .filter(|folder| Metrics::read(folder).is_ok())
+            .collect()
     }
 }
 
@@ -198,7 +217,9 @@ fn split(values: &str) -> Vec<&str> {
 
 /// Every combination of the values; the last setting varies first.
 fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
-    let number = axes.iter().try_fold(1usize, |n, axis| n.checked_mul(axis.values.len()));
+    let number = axes
+        .iter()
+        .try_fold(1usize, |n, axis| n.checked_mul(axis.values.len()));
     if number.is_none_or(|number| number > MOST) {
         let what = format!("the values have more than {MOST} combinations");
         return Err(Problems::one("--set", what, "write fewer values"));
@@ -217,9 +238,15 @@ fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
 /// Name of a combination: the values of the settings that have several.
 fn name(axes: &[Axis], values: &[&str]) -> String {
     let varied = std::iter::zip(axes, values).filter(|(axis, _)| axis.values.len() > 1);
-    let parts: Vec<String> = varied.map(|(axis, value)| format!("{}={value}", axis.key)).collect();
+    let parts: Vec<String> = varied
+        .map(|(axis, value)| format!("{}={value}", axis.key))
+        .collect();
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '.' | '=' | '-' | '+' | '_');
-    let name: String = parts.join("_").chars().map(|c| if plain(c) { c } else { '-' }).collect();
+    let name: String = parts
+        .join("_")
+        .chars()
+        .map(|c| if plain(c) { c } else { '-' })
+        .collect();
     if name.len() <= LONGEST_NAME && parts.iter().all(|part| part.chars().all(plain)) {
         return name;
     }

@@ -68,8 +68,14 @@ impl ColumnPlace {
 
 impl Columns {
     pub fn place(self, column: Column) -> ColumnPlace {
-        let row = TABLE.iter().position(|row| row.0 == column).expect("every column has a row");
-        let first = TABLE[..row].iter().map(|row| self.column_bytes(row.2)).sum();
+        let row = TABLE
+            .iter()
+            .position(|row| row.0 == column)
+            .expect("every column has a row");
+        let first = TABLE[..row]
+            .iter()
+            .map(|row| self.column_bytes(row.2))
+            .sum();
         let (_, dtype, size) = TABLE[row];
         let (rows, cols) = match size {
             PerToken(values) => (self.tokens, values),
@@ -124,7 +130,10 @@ impl Batch {
     pub fn causal(tokens: &[i32], samples: usize, first_sample: u64, weight: f32) -> Batch {
         let mut batch = Batch::default();
         batch.reshape(first_sample, samples, tokens.len() / samples - 1);
-        for (sample, tokens) in batch.samples_mut().zip(tokens.chunks(tokens.len() / samples)) {
+        for (sample, tokens) in batch
+            .samples_mut()
+            .zip(tokens.chunks(tokens.len() / samples))
+        {
             sample.tokens.copy_from_slice(&tokens[..tokens.len() - 1]);
             sample.targets.copy_from_slice(&tokens[1..]);
             sample.weights.fill(weight);
@@ -140,7 +149,8 @@ impl Batch {
         if (self.samples, self.seq_len) != (samples, seq_len) {
             (self.samples, self.seq_len) = (samples, seq_len);
             self.buffer.clear();
-            self.buffer.resize(self.columns().bytes() / size_of::<i64>(), 0);
+            self.buffer
+                .resize(self.columns().bytes() / size_of::<i64>(), 0);
         }
         self.column_mut(FirstSample)[0] = first_sample as i64;
     }
@@ -192,14 +202,17 @@ impl Batch {
         let weights = cast_slice_mut(next(Weights)).chunks_mut(seq_len);
         let positions = cast_slice_mut(next(Positions)).chunks_mut(seq_len);
         let visible = cast_slice_mut(next(Visible)).chunks_mut(2 * seq_len);
-        tokens.zip(targets).zip(weights).zip(positions).zip(visible).map(
-            |((((tokens, targets), weights), positions), visible)| Sample {
+        tokens
+            .zip(targets)
+            .zip(weights)
+            .zip(positions)
+            .zip(visible)
+            .map(|((((tokens, targets), weights), positions), visible)| Sample {
                 tokens,
                 targets,
                 weights,
                 positions,
                 visible,
-            },
-        )
+            })
     }
 }

@@ -79,7 +79,10 @@ impl Blend {
         let dataset = self.dataset[k];
         let block = k / BLOCK;
         let before = self.given[block * self.datasets + dataset as usize];
-        let since = self.dataset[block * BLOCK..k].iter().filter(|d| **d == dataset).count();
+        let since = self.dataset[block * BLOCK..k]
+            .iter()
+            .filter(|d| **d == dataset)
+            .count();
         (dataset as usize, before + since as u64)
     }
 
@@ -126,7 +129,9 @@ fn numpy_sum(values: &[f64]) -> f64 {
             let (eights, rest) = values.as_chunks::<8>();
             let mut sums = eights[0];
             for some in &eights[1..] {
-                sums.iter_mut().zip(some).for_each(|(sum, value)| *sum += value);
+                sums.iter_mut()
+                    .zip(some)
+                    .for_each(|(sum, value)| *sum += value);
             }
             let [a, b, c, d, e, f, g, h] = sums;
             let eight = ((a + b) + (c + d)) + ((e + f) + (g + h));

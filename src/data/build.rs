@@ -70,7 +70,10 @@ impl Build<'_> {
         UnshuffledFolder::remove_leftover(&self.output)?;
         let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
         let (append_eod, parse_special) = (self.append, self.parse_special);
-        let record = self.record.clone().map(|r| Record { append_eod, parse_special, ..r });
+        let record = self
+            .record
+            .clone()
+            .map(|r| Record { append_eod, parse_special, ..r });
         let Some(seed) = self.shuffle else {
             let built = self.write_all(&mut writer, progress)?;
             return self.finish(writer, record.as_ref(), built);

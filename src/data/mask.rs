@@ -142,7 +142,9 @@ impl Documents<'_> {
             (self.ends, self.from) = (later, *end);
             return Some((start, *end));
         }
-        let end = self.eod.and_then(|eod| rest.iter().position(|token| *token == eod as i32));
+        let end = self
+            .eod
+            .and_then(|eod| rest.iter().position(|token| *token == eod as i32));
         self.from = end.map_or(self.tokens.len(), |end| start + end + 1);
         Some((start, self.from))
     }

@@ -101,7 +101,11 @@ impl MixtureStage {
             Some(blend) => blend.given(k - self.from),
             None => vec![k - self.from],
         };
-        self.cursors.iter().zip(since).map(|(before, since)| before + since).collect()
+        self.cursors
+            .iter()
+            .zip(since)
+            .map(|(before, since)| before + since)
+            .collect()
     }
 }
 

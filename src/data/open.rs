@@ -73,7 +73,11 @@ impl MixtureBuilder {
             self.stage(name, stage, until, &mut layout)?;
         }
         // A single dataset provides whole epochs, which is more than was requested.
-        if let Some(last) = layout.stages.last_mut().filter(|stage| stage.blend.is_none()) {
+        if let Some(last) = layout
+            .stages
+            .last_mut()
+            .filter(|stage| stage.blend.is_none())
+        {
             last.until = last.from + layout.members[last.members[0]].samples() - last.cursors[0];
         }
         Ok(Mixture::new(layout.members, layout.stages, self.seq_len))
@@ -116,7 +120,11 @@ impl MixtureBuilder {
             problems.add(format!("data.{name}"), "no datasets", "name at least one");
         }
         let place = format!("data.{name}");
-        problems.list.extend(too_many(&place, stage.datasets.len()).unwrap_or_default().list);
+        problems.list.extend(
+            too_many(&place, stage.datasets.len())
+                .unwrap_or_default()
+                .list,
+        );
         for share in &stage.datasets {
             if !(share.weight.is_finite() && share.weight > 0.0) {
                 let place = format!("data.{name}: {}", share.prefix.display());
@@ -129,7 +137,10 @@ impl MixtureBuilder {
         let mut times: HashMap<String, usize> = HashMap::new();
         for (share, wanted) in stage.datasets.iter().zip(wanted) {
             let part = share.part_key();
-            let repeat = times.entry(part.clone()).and_modify(|times| *times += 1).or_insert(0);
+            let repeat = times
+                .entry(part.clone())
+                .and_modify(|times| *times += 1)
+                .or_insert(0);
             if let Some(member) = layout.known.get(&(part.clone(), *repeat)) {
                 members.push(*member);
                 continue;
@@ -213,7 +224,10 @@ impl MixtureBuilder {
         place: &str,
     ) -> Result<Range<usize>> {
         let part = part(self.rule, share, dataset.sequences())?;
-        let tokens: u64 = dataset.lengths()[part.clone()].iter().map(|n| *n as u64).sum();
+        let tokens: u64 = dataset.lengths()[part.clone()]
+            .iter()
+            .map(|n| *n as u64)
+            .sum();
         let fewest = cut.fewest(self.seq_len);
         if tokens >= fewest {
             return Ok(part);
@@ -244,7 +258,12 @@ fn remedy(share: &Share) -> String {
 }
 
 fn weights(datasets: &[Share]) -> Vec<f64> {
-    normalized(&datasets.iter().map(|share| share.weight).collect::<Vec<_>>())
+    normalized(
+        &datasets
+            .iter()
+            .map(|share| share.weight)
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Number of samples ordered from each dataset for `samples` of the mixture: its share, and 0.5 %
@@ -257,7 +276,10 @@ pub fn shares(rule: DataRule, datasets: &[Share], samples: u64) -> Vec<u64> {
         DataRule::MegatronCore => ((samples as f64 * weight).ceil() * (1.0 + 0.005)).ceil(),
         DataRule::MegatronDeepSpeed => (samples as f64 * weight * 1.005).ceil(),
     };
-    weights(datasets).iter().map(|weight| share(weight) as u64).collect()
+    weights(datasets)
+        .iter()
+        .map(|weight| share(weight) as u64)
+        .collect()
 }
 
 /// Sequences of a share.

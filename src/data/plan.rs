@@ -43,9 +43,12 @@ pub enum SharePart {
 impl MixturePlan {
     /// Plan for a run of `samples`.
     pub fn from_data(data: &Data, samples: u64) -> MixturePlan {
-        let stages = data.mixtures().filter(|(from, _)| *from == 0 || *from < samples);
-        let stages =
-            stages.map(|(from, datasets)| PlannedStage::new(from, samples, datasets)).collect();
+        let stages = data
+            .mixtures()
+            .filter(|(from, _)| *from == 0 || *from < samples);
+        let stages = stages
+            .map(|(from, datasets)| PlannedStage::new(from, samples, datasets))
+            .collect();
         MixturePlan { stages }
     }
 

@@ -78,9 +78,10 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
 fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
     let shares = super::blend::normalized(weights);
     match rule {
-        DataRule::MegatronCore => {
-            shares.iter().map(|weight| (samples as f64 * weight).ceil() as u64).sum()
-        }
+        DataRule::MegatronCore => shares
+            .iter()
+            .map(|weight| (samples as f64 * weight).ceil() as u64)
+            .sum(),
         DataRule::MegatronDeepSpeed => samples,
     }
 }
@@ -93,9 +94,10 @@ fn wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
             let what = "weights, but no number of samples to divide by them";
             Err(Problems::one("--weights", what, "add --samples N").into())
         }
-        (true, Some(samples)) => {
-            Ok(shares(preview.rule, &preview.datasets, samples).into_iter().map(Some).collect())
-        }
+        (true, Some(samples)) => Ok(shares(preview.rule, &preview.datasets, samples)
+            .into_iter()
+            .map(Some)
+            .collect()),
         (_, samples) if count == 1 => Ok(vec![samples]),
         _ => Ok(vec![None; count]),
     }

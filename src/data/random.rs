@@ -18,7 +18,9 @@ impl RandomState {
         state[0] = seed;
         for i in 1..N {
             let before = state[i - 1];
-            state[i] = (before ^ before >> 30).wrapping_mul(1_812_433_253).wrapping_add(i as u32);
+            state[i] = (before ^ before >> 30)
+                .wrapping_mul(1_812_433_253)
+                .wrapping_add(i as u32);
         }
         RandomState { state, at: N }
     }
@@ -33,7 +35,9 @@ impl RandomState {
         let mut i = 1;
         for step in 0..N.max(key.len()) {
             let j = step % key.len();
-            s[i] = mixed(s, i, 1_664_525).wrapping_add(key[j]).wrapping_add(j as u32);
+            s[i] = mixed(s, i, 1_664_525)
+                .wrapping_add(key[j])
+                .wrapping_add(j as u32);
             i += 1;
             if i == N {
                 s[0] = s[N - 1];

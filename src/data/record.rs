@@ -122,7 +122,10 @@ impl Record {
         let recorded = prefix.with_file_name(&self.tokenizer);
         let beside = prefix.with_file_name(recorded.file_name()?);
         let same = |path: &PathBuf| tokenizer::digest(path).is_ok_and(|d| d == self.digest);
-        [recorded, beside].into_iter().filter(|path| path.exists()).find(same)
+        [recorded, beside]
+            .into_iter()
+            .filter(|path| path.exists())
+            .find(same)
     }
 
     /// Short description: "/data/tok4k.json (4,096 ids, digest c5a1…)".
@@ -133,7 +136,8 @@ impl Record {
     /// Fails if the tokenizer in `path`, which `place` names (`--tokenizer`, `data.tokenizer`), is not
     /// the dataset's.
     pub fn compare(&self, prefix: &Path, place: &str, path: &Path) -> Result<()> {
-        self.compare_digest(prefix, place, path, &tokenizer::digest(path)?).map_err(Into::into)
+        self.compare_digest(prefix, place, path, &tokenizer::digest(path)?)
+            .map_err(Into::into)
     }
 
     /// Like `compare`, with the digest of that tokenizer.
@@ -220,7 +224,9 @@ pub fn describe_file(path: &Path, digest: &str) -> String {
 
 /// Name of a file in the dataset's folder, so that the folder can be moved; otherwise its path.
 fn relative(path: &Path, prefix: &Path) -> PathBuf {
-    let name = path.file_name().filter(|_| path.parent() == prefix.parent());
+    let name = path
+        .file_name()
+        .filter(|_| path.parent() == prefix.parent());
     name.map_or(path.to_path_buf(), PathBuf::from)
 }
 
@@ -246,11 +252,17 @@ pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
         }
     }
     let every_dataset = records.len() == datasets.len();
-    let appended = |eod: &u32| records.iter().all(|(_, record)| record.append_eod == Some(*eod));
+    let appended = |eod: &u32| {
+        records
+            .iter()
+            .all(|(_, record)| record.append_eod == Some(*eod))
+    };
     let append_eod = joined.append_eod.filter(appended);
     let parse_special = records.iter().any(|(_, record)| record.parse_special);
     let same = |encoder: &String| {
-        records.iter().all(|(_, record)| record.encoder.as_ref() == Some(encoder))
+        records
+            .iter()
+            .all(|(_, record)| record.encoder.as_ref() == Some(encoder))
     };
     let encoder = joined.encoder.clone().filter(same);
     let record = Record { append_eod, parse_special, encoder, ..joined };

@@ -23,7 +23,9 @@ impl UnshuffledFolder {
     pub fn remove_leftover(prefix: &Path) -> Result<()> {
         let folder = path(prefix);
         let is_it = |name: &str| folder.file_name().is_some_and(|own| own == name);
-        let parent = folder.parent().filter(|parent| !parent.as_os_str().is_empty());
+        let parent = folder
+            .parent()
+            .filter(|parent| !parent.as_os_str().is_empty());
         let found = output::temporary_folders(parent.unwrap_or(Path::new(".")), is_it);
         found.abandoned.into_iter().try_for_each(Leftover::remove)
     }

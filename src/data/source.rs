@@ -88,7 +88,9 @@ impl Opening<'_> {
     ) -> Result<Option<Arc<Source>>> {
         let Opening { data, vocab, .. } = *self;
         let cut = Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
-        let mixture = self.problems.collect(self.builder.mixture(&name, plan, cut))?;
+        let mixture = self
+            .problems
+            .collect(self.builder.mixture(&name, plan, cut))?;
         let key = rng::key(data.seed, &format!("prefix {name}"));
         let by_sequence = data.inter_document_masking;
         let masks = Masks { eod: data.eod, by_sequence, objective: data.objective, key };
@@ -136,7 +138,12 @@ impl Datasets {
     /// Memory of the sample order in a process.
     pub fn order_bytes(&self) -> Bytes {
         let valid = self.valid.iter().map(|(_, source)| source);
-        Bytes(valid.chain([&self.train]).map(|source| source.mixture.bytes()).sum())
+        Bytes(
+            valid
+                .chain([&self.train])
+                .map(|source| source.mixture.bytes())
+                .sum(),
+        )
     }
 }
 
@@ -168,7 +175,8 @@ impl Source {
         let seq_len = self.seq_len();
         sample.targets[..seq_len - 1].copy_from_slice(&sample.tokens[1..]);
         sample.targets[seq_len - 1] = shape.last.unwrap_or(0);
-        self.masks.fill(number, sample, &shape.ends, shape.tokens.saturating_sub(1));
+        self.masks
+            .fill(number, sample, &shape.ends, shape.tokens.saturating_sub(1));
         Ok(())
     }
 

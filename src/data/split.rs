@@ -33,7 +33,10 @@ pub fn range(from: f64, to: f64, sequences: usize) -> Range<usize> {
 /// Weights as in Megatron-Core: every run of digits and points.
 fn core_pieces(weights: &str) -> Vec<&str> {
     let is_number = |c: char| c == '.' || c.is_ascii_digit();
-    weights.split(|c| !is_number(c)).filter(|piece| !piece.is_empty()).collect()
+    weights
+        .split(|c| !is_number(c))
+        .filter(|piece| !piece.is_empty())
+        .collect()
 }
 
 /// Weights as in Megatron-DeepSpeed: split at commas, or else at slashes.

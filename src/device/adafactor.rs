@@ -68,7 +68,9 @@ impl SecondMoment {
     }
 
     pub fn tensors(self) -> impl Iterator<Item = Tensor> {
-        [self.row(), Some(self.col()), self.mean()].into_iter().flatten()
+        [self.row(), Some(self.col()), self.mean()]
+            .into_iter()
+            .flatten()
     }
 
     /// Panics if the means do not fit a part.

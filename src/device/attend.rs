@@ -65,7 +65,9 @@ pub struct Rotation {
 impl QueryKey {
     pub fn tensors(&self) -> impl Iterator<Item = Tensor> + use<> {
         let norms = self.norm.map(|norm| [norm.query, norm.key]);
-        let rotation = self.rotation.map(|rotation| [rotation.positions, rotation.table]);
+        let rotation = self
+            .rotation
+            .map(|rotation| [rotation.positions, rotation.table]);
         norms.into_iter().chain(rotation).flatten()
     }
 }
@@ -165,6 +167,9 @@ impl Attend {
             Visible::Causal => None,
             Visible::Ranges(ranges) => Some(ranges),
         };
-        ranges.into_iter().chain(self.slopes).chain(self.dropout.tensors())
+        ranges
+            .into_iter()
+            .chain(self.slopes)
+            .chain(self.dropout.tensors())
     }
 }

@@ -20,7 +20,8 @@ fn main() {
     // this script at the next build.
     if fs::create_dir(TOOLCHAIN).is_ok() {
         let made = fs::File::open(TOOLCHAIN);
-        made.and_then(|made| made.set_modified(UNIX_EPOCH)).expect("the folder is ours");
+        made.and_then(|made| made.set_modified(UNIX_EPOCH))
+            .expect("the folder is ours");
     }
     for watched in ["kernels", TOOLCHAIN] {
         println!("cargo:rerun-if-changed=../../{watched}");
@@ -41,7 +42,11 @@ fn main() {
 
 /// Compiles the kernels. Returns false if there is no nvcc.
 fn compile(to: &Path) -> bool {
-    let done = Command::new("sh").arg("kernels/build.sh").arg(to).output().expect("sh runs");
+    let done = Command::new("sh")
+        .arg("kernels/build.sh")
+        .arg(to)
+        .output()
+        .expect("sh runs");
     match done.status.code() {
         Some(0) => true,
         Some(NO_COMPILER) => {
@@ -65,7 +70,11 @@ fn set(constant: &str, images: Option<(&Path, &str)>, out: &Path) -> String {
         .filter(|path| path.extension().is_some_and(|kind| kind == "cu"))
         .collect();
     sources.sort();
-    let image = |source: &PathBuf| folder.join(source.file_stem().unwrap()).with_extension(kind);
+    let image = |source: &PathBuf| {
+        folder
+            .join(source.file_stem().unwrap())
+            .with_extension(kind)
+    };
     // Some kernels exist for some GPUs only.
     let images = sources.iter().map(image).filter(|image| image.exists());
     let rows: Vec<String> = images.map(|image| embed(&image, out)).collect();

@@ -41,7 +41,11 @@ impl Dry {
 
     /// Calls `with` on the checker; the default without one.
     pub fn order<T: Default>(&self, with: impl FnOnce(&mut Order) -> T) -> T {
-        self.order.borrow_mut().as_mut().map(with).unwrap_or_default()
+        self.order
+            .borrow_mut()
+            .as_mut()
+            .map(with)
+            .unwrap_or_default()
     }
 
     /// Bytes reserved so far.
@@ -57,7 +61,8 @@ impl Dry {
     /// Device that counts the host's work and reservations.
     pub fn host_device(&self) -> &Dry {
         let order = self.order.clone();
-        self.host.get_or_init(|| Box::new(Dry { is_host: true, order, ..Dry::default() }))
+        self.host
+            .get_or_init(|| Box::new(Dry { is_host: true, order, ..Dry::default() }))
     }
 
     fn note(&self, name: &'static str, work: Work) {

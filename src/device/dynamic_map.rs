@@ -79,7 +79,10 @@ impl DynamicMap {
             if f64::from(near) > exact { near.next_down() } else { near }
         };
         let mut midpoints = [f32::MAX; 256];
-        midpoints.iter_mut().zip(values.windows(2)).for_each(|(to, pair)| *to = between(pair));
+        midpoints
+            .iter_mut()
+            .zip(values.windows(2))
+            .for_each(|(to, pair)| *to = between(pair));
         if !signed {
             midpoints[0] = 0.0;
         }
@@ -106,7 +109,12 @@ impl DynamicMap {
         let scales: Vec<f32> = x.chunks(block).map(largest).collect();
         let code = |x: &f32, scale: f32| self.code(x / if scale > 0.0 { scale } else { 1.0 });
         let blocks = x.chunks(block).zip(&scales);
-        (blocks.flat_map(|(x, scale)| x.iter().map(|x| code(x, *scale))).collect(), scales)
+        (
+            blocks
+                .flat_map(|(x, scale)| x.iter().map(|x| code(x, *scale)))
+                .collect(),
+            scales,
+        )
     }
 
     /// Numbers of codes.
@@ -114,7 +122,9 @@ impl DynamicMap {
         let block = div_exact(codes.len(), scales.len());
         let blocks = codes.chunks(block).zip(scales);
         let number = |code: &u8, scale: f32| self.values[*code as usize] * scale;
-        blocks.flat_map(|(codes, scale)| codes.iter().map(|code| number(code, *scale))).collect()
+        blocks
+            .flat_map(|(codes, scale)| codes.iter().map(|code| number(code, *scale)))
+            .collect()
     }
 }
 
@@ -122,7 +132,10 @@ impl DynamicMap {
 /// times a power of ten. Decade i of the signed map has 2ⁱ, of the unsigned map 2ⁱ⁺¹.
 fn values(signed: bool) -> [f32; 256] {
     let mut positive = Vec::new();
-    for (decade, power) in [1e-6f32, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0].into_iter().enumerate() {
+    for (decade, power) in [1e-6f32, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0]
+        .into_iter()
+        .enumerate()
+    {
         let parts = 1usize << if signed { decade } else { decade + 1 };
         let width = (1.0 - 0.1f32) / parts as f32;
         // torch.linspace: computed from the nearer end, rounded once.
@@ -137,7 +150,10 @@ fn values(signed: bool) -> [f32; 256] {
     }
     assert_eq!(positive.len(), if signed { (1 << DECADES) - 1 } else { (2 << DECADES) - 2 });
     let negative = positive.iter().rev().map(|x| -x).filter(|_| signed);
-    let all = negative.chain([0.0]).chain(positive.iter().copied()).chain([1.0]);
+    let all = negative
+        .chain([0.0])
+        .chain(positive.iter().copied())
+        .chain([1.0]);
     all.collect::<Vec<_>>().try_into().expect("256 numbers")
 }
 
@@ -154,9 +170,13 @@ mod tests {
     #[test]
     fn the_maps_are_those_of_bitsandbytes() {
         let stored = include_bytes!("../../tests/fixtures/bitsandbytes/maps.f32");
-        let stored = stored.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        let stored = stored
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()));
         let stored: Vec<u32> = stored.map(f32::to_bits).collect();
-        let ours = both().into_iter().flat_map(|map| map.values.map(f32::to_bits));
+        let ours = both()
+            .into_iter()
+            .flat_map(|map| map.values.map(f32::to_bits));
         assert_eq!(ours.collect::<Vec<_>>(), stored);
     }
 
@@ -172,12 +192,18 @@ mod tests {
     #[test]
     fn codes_are_the_nearest() {
         for map in both() {
-            let mut at: Vec<f32> =
-                map.values.iter().chain(&map.midpoints[..255]).copied().collect();
+            let mut at: Vec<f32> = map
+                .values
+                .iter()
+                .chain(&map.midpoints[..255])
+                .copied()
+                .collect();
             let used = (0..2 * map.buckets.count).filter(|b| (*b as usize) < BUCKETS);
             at.extend(used.map(|bucket| map.buckets.lowest(bucket)));
-            let mut near: Vec<f32> =
-                at.into_iter().flat_map(|x| [x.next_down(), x, x.next_up()]).collect();
+            let mut near: Vec<f32> = at
+                .into_iter()
+                .flat_map(|x| [x.next_down(), x, x.next_up()])
+                .collect();
             let random = (0..20_000u32).map(|i| f32::from_bits(i.wrapping_mul(2_654_435_761)));
             near.extend(random.chain([-0.0, f32::from_bits(1), -f32::from_bits(1), 1e-30]));
             let range = map.values[0].min(-map.values[0].abs().ceil())..=1.0;

@@ -74,7 +74,9 @@ impl Meter {
 
     /// Times an op until the timer is dropped.
     pub fn start(&self, name: &'static str) -> Option<Timer<'_>> {
-        self.is_on.get().then(|| Timer { meter: self, name, began: Instant::now() })
+        self.is_on
+            .get()
+            .then(|| Timer { meter: self, name, began: Instant::now() })
     }
 }
 
@@ -88,7 +90,10 @@ pub struct Timer<'a> {
 impl Drop for Timer<'_> {
     fn drop(&mut self) {
         let seconds = self.began.elapsed().as_secs_f64();
-        self.meter.times.borrow_mut().add(self.meter.section.get(), self.name, seconds);
+        self.meter
+            .times
+            .borrow_mut()
+            .add(self.meter.section.get(), self.name, seconds);
     }
 }
 

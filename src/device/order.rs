@@ -59,7 +59,10 @@ impl Clock {
 
     fn join(&mut self, other: &Clock) {
         self.0.resize(self.0.len().max(other.0.len()), 0);
-        self.0.iter_mut().zip(&other.0).for_each(|(own, other)| *own = (*own).max(*other));
+        self.0
+            .iter_mut()
+            .zip(&other.0)
+            .for_each(|(own, other)| *own = (*own).max(*other));
     }
 
     fn tick(&mut self, queue: usize) {
@@ -247,8 +250,11 @@ impl Order {
 
     /// Runs an op of the device, or of its host.
     pub(super) fn op(&mut self, op: &Op, on_host: bool) {
-        let (host, device): (Vec<_>, Vec<_>) =
-            op.tensors().0.into_iter().partition(|(x, _)| on_host || x.home() == Home::Host);
+        let (host, device): (Vec<_>, Vec<_>) = op
+            .tensors()
+            .0
+            .into_iter()
+            .partition(|(x, _)| on_host || x.home() == Home::Host);
         if on_host || !host.is_empty() {
             self.item(Queue::Rank, &[], op.name(), &host);
         }

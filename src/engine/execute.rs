@@ -51,11 +51,14 @@ impl MessageBuffers {
     }
 
     fn received(&self) -> Tensor {
-        self.received.expect("a stage that receives gradients has a buffer for them")
+        self.received
+            .expect("a stage that receives gradients has a buffer for them")
     }
 
     fn asynchronous(&self) -> &AsyncBuffers {
-        self.asynchronous.as_ref().expect("an order that begins messages has buffers for them")
+        self.asynchronous
+            .as_ref()
+            .expect("an order that begins messages has buffers for them")
     }
 }
 
@@ -87,8 +90,9 @@ pub fn execute(
                 in_flight[side as usize] = Some(comm.begin(side, tensor_of(side, pass)));
             }
             Action::Await(side, pass) => {
-                let pending =
-                    in_flight[side as usize].take().expect("a message is awaited after it began");
+                let pending = in_flight[side as usize]
+                    .take()
+                    .expect("a message is awaited after it began");
                 comm.finish(side, pending, tensor_of(side, pass));
             }
             Action::Forward(_) | Action::Backward(_) | Action::Loss(_) => compute(*action)?,
@@ -115,7 +119,8 @@ impl PipelineComm<'_> {
                 self.tp.gather_sent(share.tensor(), buffer(side, x));
             }
             if side == Side::RecvDy {
-                self.be.run(op::Copy { x: self.buffers.received(), y: x.set() });
+                self.be
+                    .run(op::Copy { x: self.buffers.received(), y: x.set() });
             }
         }
     }

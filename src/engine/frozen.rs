@@ -34,8 +34,12 @@ impl<'a> Frozen<'a> {
         let layout = Layout::new(model, shard);
         let bucket = |b: &Bucket| arenas.weights.matrix(1, b.range.len(), DType::F32);
         let flat: Vec<Tensor> = layout.buckets.iter().map(bucket).collect();
-        let params =
-            layout.buckets.iter().zip(&flat).map(|(b, flat)| Params::new(b, *flat)).collect();
+        let params = layout
+            .buckets
+            .iter()
+            .zip(&flat)
+            .map(|(b, flat)| Params::new(b, *flat))
+            .collect();
         Frozen { be, model: model.clone(), layout, flat, params }
     }
 

@@ -175,7 +175,9 @@ pub fn groups_overlap(topology: &Topology) -> bool {
 pub fn orders(topology: &Topology, micros: usize) -> Vec<Vec<Action>> {
     let pipeline_rank =
         |rank| PipelineRank { rank, ranks: topology.pipeline, chunks: topology.chunks };
-    (0..topology.pipeline).map(|rank| actions(pipeline_rank(rank), topology, micros).0).collect()
+    (0..topology.pipeline)
+        .map(|rank| actions(pipeline_rank(rank), topology, micros).0)
+        .collect()
 }
 
 /// Activation slots for the largest batch of the run. Only GPipe keeps every micro-batch; other
@@ -263,7 +265,10 @@ train: {samples: 8000}
             for micros in m.batch.ramp().sizes() {
                 let orders = orders(&m.topology, micros);
                 assert!(simulate(&orders, &costs).is_ok());
-                let fits = slots(&orders).iter().zip(&most).all(|(used, most)| used <= most);
+                let fits = slots(&orders)
+                    .iter()
+                    .zip(&most)
+                    .all(|(used, most)| used <= most);
                 assert!(fits, "{schedule}: {micros} micro-batches");
             }
         }

@@ -31,7 +31,9 @@ fn pieces(params: &[ParamStates], size: usize) -> Vec<Piece> {
     let of_param = |(i, kept): (usize, &ParamStates)| {
         let end = kept.part.end;
         let starts = kept.part.clone().step_by(size);
-        starts.map(move |start| (i, start..end.min(start + size))).collect::<Vec<_>>()
+        starts
+            .map(move |start| (i, start..end.min(start + size)))
+            .collect::<Vec<_>>()
     };
     params.iter().enumerate().flat_map(of_param).collect()
 }
@@ -52,8 +54,14 @@ pub fn for_each_piece_in_place(params: &[ParamStates], work: &mut dyn FnMut(usiz
 impl MasterWindows {
     /// Lays out the buffers for pieces of at most `size` elements.
     pub fn plan(states: &[ParamStates], model: DType, size: usize, arena: &Arena) -> MasterWindows {
-        let longest = states.iter().map(|kept| kept.part.len().min(size)).max().unwrap_or(0);
-        let on_host = states.iter().any(|kept| kept.get(MODEL).home() == Home::Host);
+        let longest = states
+            .iter()
+            .map(|kept| kept.part.len().min(size))
+            .max()
+            .unwrap_or(0);
+        let on_host = states
+            .iter()
+            .any(|kept| kept.get(MODEL).home() == Home::Host);
         let models = if on_host { longest } else { 0 };
         let window = |_| [arena.matrix(1, longest, DType::F32), arena.matrix(1, models, model)];
         MasterWindows { size, windows: std::array::from_fn(window) }
@@ -79,13 +87,17 @@ impl MasterWindows {
             work(*i, &on_device);
             let store = if changes { self.store(be, &host(k), &on_device) } else { Vec::new() };
             let previous = std::mem::replace(&mut stores, store);
-            previous.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+            previous
+                .into_iter()
+                .for_each(|transfer| be.finish_transfer(transfer));
             // The window of the previous piece is free.
             if k > 0 && k + WINDOWS - 1 < pieces.len() {
                 fetches.push_back(fetch(k + WINDOWS - 1));
             }
         }
-        stores.into_iter().for_each(|transfer| be.finish_transfer(transfer));
+        stores
+            .into_iter()
+            .for_each(|transfer| be.finish_transfer(transfer));
     }
 
     fn master(&self, k: usize, len: usize) -> Tensor {
@@ -109,7 +121,10 @@ impl MasterWindows {
         let mut pairs = vec![moved(MASTER), moved(MODEL)];
         pairs.dedup();
         pairs.retain(|(from, to)| from.home() != to.home());
-        pairs.into_iter().map(|(from, to)| be.transfer(from, to)).collect()
+        pairs
+            .into_iter()
+            .map(|(from, to)| be.transfer(from, to))
+            .collect()
     }
 }
 
@@ -178,7 +193,12 @@ topology: {data: 2, zero: 1}
     fn every_master_weight_comes_to_the_device_and_goes_back() {
         for precision in ["precision=f32", "precision=bf16"] {
             let whole = doubled(&[precision, "topology.offload=optimizer"], PIECE);
-            assert!(whole[0].iter().zip(&whole[1]).all(|(a, b)| (a - b).abs() <= a.abs() / 128.0));
+            assert!(
+                whole[0]
+                    .iter()
+                    .zip(&whole[1])
+                    .all(|(a, b)| (a - b).abs() <= a.abs() / 128.0)
+            );
             assert!(whole.iter().flatten().any(|x| x.abs() > 1.5), "doubled");
             for (what, size) in [("optimizer", 64), ("full", 64), ("full", 100), ("full", PIECE)] {
                 let what = format!("topology.offload={what}");

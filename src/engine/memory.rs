@@ -74,7 +74,9 @@ pub fn lay_out(
         let keeps = keeps_codes(groups, m);
         params::plan_fp8_codes(&mut buckets, &layout, keeps, be, &arenas.weights);
         let tokens = m.batch.micro * m.model.seq_len;
-        let space = arenas.workspace.matrix(1, fp8::bytes(&train, tokens), DType::U8);
+        let space = arenas
+            .workspace
+            .matrix(1, fp8::bytes(&train, tokens), DType::U8);
         fp8::Fp8Pass { space, keeps, new_weights: false }
     });
     let [train, eval] =
@@ -91,7 +93,9 @@ pub fn lay_out(
     let place = Place { groups, layout: &layout, sharded: level > 0 };
     // Shares memory with activations, none of which are kept between steps.
     let len = rule.scratch(&place, &states);
-    let scratch = arenas.saved.temporary(|saved| saved.matrix(1, len, DType::F32));
+    let scratch = arenas
+        .saved
+        .temporary(|saved| saved.matrix(1, len, DType::F32));
     let update = Update::new(&states, layout.shard.tp_rank, m, scratch);
     let compression = Compression::plan(&layout, &buckets, &states, m, arenas);
     let tables = Tables::plan(&train, &arenas.inputs);
@@ -151,7 +155,9 @@ fn plan_passes(
         let sums = [scalars.scaler.scale, scalars.z_loss];
         let work = GradBuffers::plan(train, inputs[0].rows(), sums, workspace);
         let messages = MessageBuffers::plan(&train.tp, work.stream, (pp, overlap), workspace);
-        let slots = inputs[..trained].iter().map(|i| chunks(train, *i, &arenas.saved, workspace));
+        let slots = inputs[..trained]
+            .iter()
+            .map(|i| chunks(train, *i, &arenas.saved, workspace));
         (work, messages, slots.collect())
     });
     let eval = arenas.workspace.temporary(|workspace| {

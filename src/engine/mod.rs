@@ -201,8 +201,10 @@ impl<'a> Engine<'a> {
     /// stores. Later gradients change by rounding only. A collective: all replicas call it after
     /// the same step.
     pub fn average_errors(&self) {
-        if let Some(compression) =
-            self.compression.as_ref().filter(|c| c.has_applied(self.steps.get()))
+        if let Some(compression) = self
+            .compression
+            .as_ref()
+            .filter(|c| c.has_applied(self.steps.get()))
         {
             compression.average_errors(&self.params);
         }
@@ -258,7 +260,8 @@ impl<'a> Engine<'a> {
             params.groups.sum_over_stages_and_replicas(s.z_loss);
         }
         let _span = tracing::trace_span!("optimizer", gpu = true).entered();
-        self.update.run(params, rule, s, StepArgs { scale, lr, limits: self.limits.get() });
+        self.update
+            .run(params, rule, s, StepArgs { scale, lr, limits: self.limits.get() });
         params.begin_all_gather();
         be.download_async(s.outcome);
         Ok(())
@@ -268,7 +271,9 @@ impl<'a> Engine<'a> {
     /// as the host can measure it.
     pub fn outcome(&self) -> anyhow::Result<(Outcome, Moment)> {
         let mut received = self.received.borrow_mut();
-        let ended = self.be.finish_download(bytemuck::cast_slice_mut(&mut received))?;
+        let ended = self
+            .be
+            .finish_download(bytemuck::cast_slice_mut(&mut received))?;
         Ok((Scalars::read(&received), ended))
     }
 
@@ -304,7 +309,11 @@ impl<'a> Engine<'a> {
         let cx = Cx { fp8: self.fp8, ..cx };
         let stage = Stage { cx, layout: &params.layout, store: params };
         let activations = |pass: Pass| &slots[pass.slot][pass.chunk];
-        let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
+        let micros = actions
+            .iter()
+            .map(|action| action.pass().micro + 1)
+            .max()
+            .unwrap_or(0);
         let (groups, buffers) = (&params.groups, &self.passes.messages);
         let comm = PipelineComm { be, pp, groups, tp: cx.tp, buffers };
         let tensor_of = |side, pass| self.message_tensor(side, activations(pass));
@@ -355,8 +364,16 @@ impl<'a> Engine<'a> {
     /// Weights with a non-finite gradient in the step whose outcome was read last.
     pub fn not_finite(&self) -> Vec<String> {
         let received = self.received.borrow();
-        let local = self.compression.iter().flat_map(|compression| &compression.names);
-        let names = self.update.names.iter().chain(local).zip(&received[Scalars::BEFORE_SUMS..]);
+        let local = self
+            .compression
+            .iter()
+            .flat_map(|compression| &compression.names);
+        let names = self
+            .update
+            .names
+            .iter()
+            .chain(local)
+            .zip(&received[Scalars::BEFORE_SUMS..]);
         let mut found = Vec::new();
         for (name, _) in names.filter(|(_, sum)| !sum.is_finite()) {
             if !found.contains(name) {

@@ -75,7 +75,9 @@ train: {samples: 800}
     /// Passes of a step, with their slots, and whether it begins messages.
     fn step(order: &StepOrder, micros: usize) -> (Vec<Action>, bool) {
         let actions = order.next(micros);
-        let begins = actions.iter().any(|action| matches!(action, Action::Begin(..)));
+        let begins = actions
+            .iter()
+            .any(|action| matches!(action, Action::Begin(..)));
         let passes = |action: &&Action| {
             matches!(action, Action::Forward(_) | Action::Backward(_) | Action::Loss(_))
         };

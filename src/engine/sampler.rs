@@ -68,8 +68,12 @@ impl<'a> Sampler<'a> {
     /// context is truncated at its start.
     pub fn logits(&mut self, tokens: &[u32]) -> Vec<f32> {
         let tail = &tokens[tokens.len().saturating_sub(self.context_len)..];
-        let same =
-            self.cached.iter().zip(tail).take_while(|(cached, token)| cached == token).count();
+        let same = self
+            .cached
+            .iter()
+            .zip(tail)
+            .take_while(|(cached, token)| cached == token)
+            .count();
         self.cached.truncate(same.min(tail.len() - 1));
         let mut last = Vec::new();
         self.forward(tail, tail.len() - 1..tail.len(), |_, logits| last = logits.to_vec());
@@ -105,7 +109,8 @@ impl<'a> Sampler<'a> {
             stage.forward(&pass.activations);
             for row in (0..new.len()).filter(|row| positions.contains(&(first + row))) {
                 let logits = stage.logits(&pass.activations, row);
-                self.be.download(logits, bytemuck::cast_slice_mut(&mut host));
+                self.be
+                    .download(logits, bytemuck::cast_slice_mut(&mut host));
                 if let Some(cap) = logit_softcap {
                     host.iter_mut().for_each(|x| *x = cap * (*x / cap).tanh());
                 }
@@ -123,7 +128,12 @@ impl Pass {
         for (row, to) in self.batch.column_mut(Column::Tokens).iter_mut().enumerate() {
             *to = new.get(row).map_or(0, |token| *token as i32);
         }
-        for (row, to) in self.batch.column_mut(Column::Positions).iter_mut().enumerate() {
+        for (row, to) in self
+            .batch
+            .column_mut(Column::Positions)
+            .iter_mut()
+            .enumerate()
+        {
             *to = if row < new.len() { (first + row) as i32 } else { 0 };
         }
     }

@@ -132,7 +132,8 @@ impl Extent {
 
     /// Number of elements for a rank's share of a parameter.
     pub fn numel(self, param: &Param) -> usize {
-        self.part_for(TensorSlice { at: [0, 0], size: [param.rows, param.cols] }).numel()
+        self.part_for(TensorSlice { at: [0, 0], size: [param.rows, param.cols] })
+            .numel()
     }
 
     /// Whether it serves the exchange of gradients and not the model. A run may resume without its
@@ -292,7 +293,10 @@ impl ParamStates {
     /// Non-empty states, each with the range of its elements and its memory.
     pub fn states(&self) -> impl Iterator<Item = (&StateSpec, Range<usize>, Tensor)> {
         let shard = |spec: &StateSpec| spec.extent.shard(&self.param, &self.part);
-        let states = self.states.iter().map(move |(spec, at)| (spec, shard(spec), *at));
+        let states = self
+            .states
+            .iter()
+            .map(move |(spec, at)| (spec, shard(spec), *at));
         states.filter(|(.., at)| at.numel() > 0)
     }
 
@@ -307,6 +311,8 @@ impl ParamStates {
     /// Tensor of the named state; empty if this rank has no element of it.
     pub fn get(&self, name: &str) -> Tensor {
         let found = self.states.iter().find(|(spec, _)| spec.name == name);
-        found.unwrap_or_else(|| panic!("{} has no {name}", self.param.name)).1
+        found
+            .unwrap_or_else(|| panic!("{} has no {name}", self.param.name))
+            .1
     }
 }

@@ -48,7 +48,11 @@ impl Update {
         };
         let grads: Vec<Tensor> = owned().map(|kept| kept.grad).collect();
         let mut on_device: Vec<Range<usize>> = Vec::new();
-        for (i, _) in grads.iter().enumerate().filter(|(_, g)| g.home() == Home::Device) {
+        for (i, _) in grads
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| g.home() == Home::Device)
+        {
             match on_device.last_mut().filter(|run| run.end == i) {
                 Some(run) => run.end += 1,
                 None => on_device.push(i..i + 1),

@@ -37,7 +37,10 @@ impl Law {
         if text == "chinchilla" {
             return Ok(Law::CHINCHILLA);
         }
-        let numbers: Vec<f64> = text.split(',').filter_map(|n| number::real(n).ok()).collect();
+        let numbers: Vec<f64> = text
+            .split(',')
+            .filter_map(|n| number::real(n).ok())
+            .collect();
         let sound = numbers.iter().all(|n: &f64| n.is_finite() && *n > 0.0);
         match numbers[..] {
             [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
@@ -68,7 +71,9 @@ impl Law {
 
 /// Ratio of hidden width to layers: 64 at 125 million parameters, 128 from 7 billion, as for GPT-3.
 fn aspect(parameters: f64) -> f64 {
-    64.0 * (parameters / 125e6).powf(2f64.ln() / (7e9f64 / 125e6).ln()).clamp(1.0, 2.0)
+    64.0 * (parameters / 125e6)
+        .powf(2f64.ln() / (7e9f64 / 125e6).ln())
+        .clamp(1.0, 2.0)
 }
 
 /// Settings of a model of about this size: the published one of the family, else one with the head
@@ -109,16 +114,26 @@ fn proportional(like: &Model, target: f64) -> Result<Model, Problems> {
         Model { heads: heads_count, kv_heads, hidden, ffn_hidden, layers, ..like.clone() }
     };
     let size = |m: &Model| (parameters(m) as f64 / target).ln().abs();
-    let shape = |m: &Model| (m.hidden as f64 / m.layers as f64 / aspect(target)).ln().abs();
+    let shape = |m: &Model| {
+        (m.hidden as f64 / m.layers as f64 / aspect(target))
+            .ln()
+            .abs()
+    };
     let far = |m: &Model| 10.0 * size(m) + shape(m);
     let nearest = |multiple: usize| {
         let widths = (1..=512).map(|width| width * multiple * group);
         let shapes = widths.flat_map(|width| (1..=80).map(move |pairs| (width, 2 * pairs)));
         let models = shapes.map(|(width, layers)| model(width, layers));
-        models.min_by(|a, b| far(a).total_cmp(&far(b))).expect("there are models")
+        models
+            .min_by(|a, b| far(a).total_cmp(&far(b)))
+            .expect("there are models")
     };
     let is_usual = |m: &Model| size(m) < OFF && shape(m) < 2f64.ln();
-    let found = [8, 4, 2].into_iter().map(nearest).find(is_usual).unwrap_or_else(|| nearest(1));
+    let found = [8, 4, 2]
+        .into_iter()
+        .map(nearest)
+        .find(is_usual)
+        .unwrap_or_else(|| nearest(1));
     if size(&found) > OFF {
         let what = format!("no model of this family's proportions has {target:.3e} parameters");
         return Err(Problems::one("--sizes", what, "give sizes such as 125M or 1.3B"));
@@ -236,11 +251,19 @@ fn topology(candidate: &Candidate) -> String {
 pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (String, Value) {
     let head =
         ["size", "layers×width", "tokens", "loss", "topology", "GiB", "a step", "time", "money"];
-    let plans = || members.iter().filter_map(|member| Some((member, member.best.as_ref().ok()?)));
-    let slowest = plans().map(|(_, best)| best.candidate.seconds).fold(0.0, f64::max);
+    let plans = || {
+        members
+            .iter()
+            .filter_map(|member| Some((member, member.best.as_ref().ok()?)))
+    };
+    let slowest = plans()
+        .map(|(_, best)| best.candidate.seconds)
+        .fold(0.0, f64::max);
     let rows = members.iter().map(|member| member.cells(law, slowest));
-    let lines: Vec<Vec<String>> =
-        [head.map(str::to_string).to_vec()].into_iter().chain(rows).collect();
+    let lines: Vec<Vec<String>> = [head.map(str::to_string).to_vec()]
+        .into_iter()
+        .chain(rows)
+        .collect();
     // The sum of no number is -0.
     let total = |of: fn(&Terms, &Days) -> f64| {
         plans().fold(0.0, |sum, (member, best)| sum + of(&member.terms, &best.days))
@@ -249,7 +272,10 @@ pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (
     let sum = total(Terms::cost);
     let fits = plans().count() == members.len();
     let partly = if fits { "" } else { ", without those that have no plan" };
-    let paid = members.first().map(|member| &member.terms).filter(|terms| terms.has_price());
+    let paid = members
+        .first()
+        .map(|member| &member.terms)
+        .filter(|terms| terms.has_price());
     let paid = paid.map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
     let mut text = words::table(&lines, 0);
     text.extend(members.iter().map(Member::notes));
@@ -269,7 +295,10 @@ pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (
         let lines = sets.map(|sets| format!("\n{}\n{}", short(member.size), flag_lines(&sets)));
         text += &lines.unwrap_or_default();
     }
-    let rows: Vec<Value> = members.iter().map(|member| member.json(like, law)).collect();
+    let rows: Vec<Value> = members
+        .iter()
+        .map(|member| member.json(like, law))
+        .collect();
     (text, json!({ "sizes": rows, "days": seconds / 86400.0, "money": sum, "fits": fits }))
 }
 

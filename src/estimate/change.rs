@@ -55,7 +55,10 @@ impl Proposals<'_> {
     fn add(&mut self, kind: ChangeKind, what: String, sets: &[(&str, String)], setup: Setup) {
         let spread_out = setup.topology.tensor > setup.per_node;
         if setup.violations().is_empty() && !spread_out {
-            let sets = sets.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let sets = sets
+                .iter()
+                .map(|(key, value)| format!("{key}={value}"))
+                .collect();
             self.list.push(Proposal { kind, what, sets, setup });
         }
     }
@@ -204,7 +207,12 @@ pub fn propose_smaller(from: &Setup) -> Vec<Proposal> {
         Recompute::Selective => proposals.recompute(Recompute::Full),
         Recompute::Full => {}
     }
-    for &zero in from.program.zeros(pipeline).iter().filter(|zero| **zero > t.zero && data > 1) {
+    for &zero in from
+        .program
+        .zeros(pipeline)
+        .iter()
+        .filter(|zero| **zero > t.zero && data > 1)
+    {
         proposals.zero(zero);
     }
     if data.is_multiple_of(2) {

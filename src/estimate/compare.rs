@@ -77,7 +77,9 @@ pub fn compared(now: &Side, then: &Side) -> (String, Value) {
         text += "  no part of memory or of a step changes\n";
     }
     let parts = |parts: &[(&str, f64, f64)]| {
-        let each = parts.iter().map(|(name, a, b)| (name.to_string(), json!([a, b])));
+        let each = parts
+            .iter()
+            .map(|(name, a, b)| (name.to_string(), json!([a, b])));
         Value::Object(each.collect())
     };
     let json = json!({ "now": print::json(a), "what_if": print::json(b), "changed": changed,
@@ -106,14 +108,21 @@ fn differences<'a>(
     whole: f64,
 ) -> Vec<(&'a str, f64, f64)> {
     let total = |parts: &[(&str, f64)], name: &str| {
-        parts.iter().filter(|(other, _)| *other == name).map(|(_, x)| x).sum::<f64>()
+        parts
+            .iter()
+            .filter(|(other, _)| *other == name)
+            .map(|(_, x)| x)
+            .sum::<f64>()
     };
     let mut names: Vec<&str> = a.iter().chain(b).map(|(name, _)| *name).collect();
     names.sort_unstable();
     names.dedup();
-    let parts = names.into_iter().map(|name| (name, total(a, name), total(b, name)));
-    let mut differing: Vec<_> =
-        parts.filter(|(_, x, y)| (x - y).abs() > WORTH_SAYING * whole).collect();
+    let parts = names
+        .into_iter()
+        .map(|name| (name, total(a, name), total(b, name)));
+    let mut differing: Vec<_> = parts
+        .filter(|(_, x, y)| (x - y).abs() > WORTH_SAYING * whole)
+        .collect();
     differing.sort_by(|x, y| (y.1 - y.2).abs().total_cmp(&(x.1 - x.2).abs()));
     differing
 }
@@ -121,11 +130,18 @@ fn differences<'a>(
 /// Settings that differ, with both values; "–" where one has none.
 fn changes(a: &str, b: &str) -> BTreeMap<String, [String; 2]> {
     let (a, b) = (settings(a), settings(b));
-    let keys = a.keys().chain(b.keys()).filter(|key| a.get(*key) != b.get(*key));
+    let keys = a
+        .keys()
+        .chain(b.keys())
+        .filter(|key| a.get(*key) != b.get(*key));
     let value = |settings: &BTreeMap<String, String>, key: &String| {
-        settings.get(key).cloned().unwrap_or_else(|| "–".to_string())
+        settings
+            .get(key)
+            .cloned()
+            .unwrap_or_else(|| "–".to_string())
     };
-    keys.map(|key| (key.clone(), [value(&a, key), value(&b, key)])).collect()
+    keys.map(|key| (key.clone(), [value(&a, key), value(&b, key)]))
+        .collect()
 }
 
 /// Settings of block-style YAML: keys such as "topology.tensor", and values as written.

@@ -53,7 +53,10 @@ pub fn through(
     Days {
         devices,
         seconds: segments.iter().map(|s| s.steps as f64 * s.seconds).sum(),
-        full_from: segments.iter().map(|s| s.global).find(|global| *global >= full),
+        full_from: segments
+            .iter()
+            .map(|s| s.global)
+            .find(|global| *global >= full),
         segments,
     }
 }

@@ -299,8 +299,12 @@ pub fn table() -> &'static [Hardware] {
 
 /// Row with that name, or the only one whose name begins with it.
 pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
-    let names =
-        |rows: &[&Hardware]| rows.iter().map(|h| h.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names = |rows: &[&Hardware]| {
+        rows.iter()
+            .map(|h| h.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
     let rows: Vec<&'static Hardware> = TABLE.iter().collect();
     let name = name.to_ascii_lowercase();
     let begins = |h: &&'static Hardware| {
@@ -308,7 +312,11 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
         rest.is_some_and(|rest| rest.starts_with('-') && !name.is_empty())
     };
     let alike: Vec<&'static Hardware> = rows.iter().copied().filter(begins).collect();
-    match (rows.iter().find(|h| h.name == name || h.also.contains(&name)), &alike[..]) {
+    match (
+        rows.iter()
+            .find(|h| h.name == name || h.also.contains(&name)),
+        &alike[..],
+    ) {
         (Some(row), _) => Ok(row),
         (None, [row]) => Ok(row),
         (None, []) => {
@@ -325,7 +333,10 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
 /// Machine of a measured run: the one that its period names, else the row `name`.
 pub fn for_run(name: &str, period: &str) -> Result<&'static Hardware, Problems> {
     let ran = |row: &&Hardware| row.periods.iter().any(|begin| period.starts_with(begin));
-    TABLE.iter().find(ran).map_or_else(|| find(name, "hardware"), Ok)
+    TABLE
+        .iter()
+        .find(ran)
+        .map_or_else(|| find(name, "hardware"), Ok)
 }
 
 #[test]
@@ -336,7 +347,13 @@ fn a_machine_is_found_by_the_beginning_of_its_name() {
     let two = name("a100").unwrap_err().to_string();
     assert!(two.contains("is 2 machines") && two.contains("a100-40g, a100-80g"), "{two}");
     for unknown in ["h10", "", "h100-90g"] {
-        assert!(name(unknown).unwrap_err().to_string().contains("unknown hardware"), "{unknown}");
+        assert!(
+            name(unknown)
+                .unwrap_err()
+                .to_string()
+                .contains("unknown hardware"),
+            "{unknown}"
+        );
     }
 }
 

@@ -89,15 +89,20 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
         return Err(Problems::one(name, what, remedy));
     };
     if batches.values().map(Vec::len).sum::<usize>() > 1 {
-        batches.get_mut(&first).expect("it is of this batch").remove(0);
+        batches
+            .get_mut(&first)
+            .expect("it is of this batch")
+            .remove(0);
     }
     let mut log = Log { medians: Vec::new(), steps: Vec::new(), outliers: Vec::new(), parts };
     for (batch, mut steps) in batches {
         steps.retain(|step| step.seconds.is_finite() && step.seconds > 0.0);
         drop_outliers(&mut steps, &mut log.outliers);
-        log.steps.extend(steps.iter().map(|step| (batch, step.seconds)));
+        log.steps
+            .extend(steps.iter().map(|step| (batch, step.seconds)));
         let each = steps.len().div_ceil(MAX_MEDIANS).max(1);
-        log.medians.extend(steps.chunks(each).map(|steps| medians(steps, batch)));
+        log.medians
+            .extend(steps.chunks(each).map(|steps| medians(steps, batch)));
     }
     Ok(log)
 }
@@ -142,5 +147,8 @@ fn seconds(line: &str) -> Option<f64> {
 /// Number after a name.
 fn field(line: &str, name: &str) -> Option<f64> {
     let rest = line.split_once(name)?.1.trim_start();
-    rest.split(|c: char| c == '|' || c.is_whitespace()).next()?.parse().ok()
+    rest.split(|c: char| c == '|' || c.is_whitespace())
+        .next()?
+        .parse()
+        .ok()
 }

@@ -147,7 +147,11 @@ impl RankSpeeds {
     /// TFLOP/s of products one after another.
     pub fn tflops(products: &[Product]) -> f64 {
         let flops: f64 = products.iter().map(Product::flops).sum();
-        flops / products.iter().map(|one| one.flops() / one.tflops).sum::<f64>()
+        flops
+            / products
+                .iter()
+                .map(|one| one.flops() / one.tflops)
+                .sum::<f64>()
     }
 }
 
@@ -211,7 +215,12 @@ impl Measured {
     /// Largest number of ranks on a node. Fails for a single node, which may have space for more.
     pub fn per_node(&self) -> Result<usize, usize> {
         let on = |node: &str| self.ranks.iter().filter(|rank| rank.node == node).count();
-        let most = self.ranks.iter().map(|rank| on(&rank.node)).max().unwrap_or(1);
+        let most = self
+            .ranks
+            .iter()
+            .map(|rank| on(&rank.node))
+            .max()
+            .unwrap_or(1);
         if most < self.ranks.len() { Ok(most) } else { Err(most) }
     }
 }

@@ -94,7 +94,9 @@ impl StepTimes {
         }
         parts[Part::Optimizer as usize] = self.ops.once.values().sum();
         for (group, seconds) in self.waits.iter().chain(&self.ops.waits) {
-            let row = TRAFFIC.iter().position(|(_, groups)| groups.contains(&&**group));
+            let row = TRAFFIC
+                .iter()
+                .position(|(_, groups)| groups.contains(&&**group));
             if let Some(row) = row {
                 parts[Part::from_traffic(row) as usize] += seconds;
             }
@@ -176,7 +178,9 @@ impl PartTable {
             return None;
         }
         let towards = total.excess().signum();
-        self.parts.iter().max_by(|a, b| (towards * a.excess()).total_cmp(&(towards * b.excess())))
+        self.parts
+            .iter()
+            .max_by(|a, b| (towards * a.excess()).total_cmp(&(towards * b.excess())))
     }
 
     /// Formats seconds of this table in one unit.
@@ -210,7 +214,12 @@ impl PartTable {
     /// Rows that are not zero in both columns, and the sum.
     pub fn shown(&self) -> Vec<PartRow> {
         let counts = |row: &&PartRow| row.planned.max(row.measured).abs() > 0.0;
-        self.parts.iter().filter(counts).cloned().chain([self.total()]).collect()
+        self.parts
+            .iter()
+            .filter(counts)
+            .cloned()
+            .chain([self.total()])
+            .collect()
     }
 
     /// The table as lines of text, with the summary.
@@ -250,7 +259,9 @@ mod tests {
         ]);
         let once = seconds(&[("gemm", 0.5), ("adamw", 0.25)]);
         let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 500.0)];
-        let waits = waits.iter().map(|(group, seconds)| (group.to_string(), *seconds));
+        let waits = waits
+            .iter()
+            .map(|(group, seconds)| (group.to_string(), *seconds));
         let waits = waits.chain([("control data".to_string(), 9.0)]).collect();
         let device_waits = BTreeMap::from([("data".to_string(), 12.0)]);
         let ops = OpTimes { passes, once, waits: device_waits };
@@ -267,7 +278,11 @@ mod tests {
     fn the_part_that_breaks_the_plan_is_named() {
         let slower = table([1.0, 1.0, 1.0], [1.1, 2.0, 0.9]);
         assert_eq!(slower.largest_deviation().unwrap().name, "attention");
-        assert!(slower.text().contains("most of the difference is in attention: 2000.0 ms"));
+        assert!(
+            slower
+                .text()
+                .contains("most of the difference is in attention: 2000.0 ms")
+        );
         let faster = table([1.0, 1.0, 1.0], [0.2, 0.9, 1.2]);
         assert_eq!(faster.largest_deviation().unwrap().name, "matrix products");
         let near = table([1.0, 1.0, 1.0], [1.3, 0.9, 0.9]);

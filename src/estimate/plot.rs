@@ -164,8 +164,15 @@ type Point = (usize, f64, String);
 
 /// Chart of points over devices with logarithmic axes, and the plan's own point.
 fn against_devices(title: &str, points: &[Point], own: Option<&Point>, width: f64) -> Drawing {
-    let curve = points.iter().map(|(devices, value, _)| (*devices as f64, *value));
-    let first = points.iter().chain(own).map(|point| point.0).min().expect("a point at least");
+    let curve = points
+        .iter()
+        .map(|(devices, value, _)| (*devices as f64, *value));
+    let first = points
+        .iter()
+        .chain(own)
+        .map(|point| point.0)
+        .min()
+        .expect("a point at least");
     let mut curves = vec![Curve {
         name: String::new(),
         stroke: Stroke::Line,
@@ -237,7 +244,11 @@ fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String
                  </figcaption></figure>\n"
             )
         };
-        drawings.iter().zip(["broad", "narrow"]).map(one).collect::<String>()
+        drawings
+            .iter()
+            .zip(["broad", "narrow"])
+            .map(one)
+            .collect::<String>()
     };
     let figures: String = pictures.iter().map(figure).collect();
     format!(
@@ -339,7 +350,9 @@ pub fn write(
         let title = format!("{unit} for {tokens} tokens against devices");
         let own =
             (v.setup.ranks(), days * each, format!("this plan: {}", words::span(v.days.seconds)));
-        let points = points.iter().map(|(devices, days, tip)| (*devices, days * each, tip.clone()));
+        let points = points
+            .iter()
+            .map(|(devices, days, tip)| (*devices, days * each, tip.clone()));
         let points: Vec<Point> = points.collect();
         let draw =
             |width| against_devices(&titled(&title, &v.name, width), &points, Some(&own), width);
@@ -416,12 +429,18 @@ fn files(
 ) -> anyhow::Result<()> {
     std::fs::create_dir_all(folder)
         .with_context(|| format!("cannot make the folder {}", folder.display()))?;
-    let drawn = pictures.iter().map(|(name, _, [wide, _])| (format!("{name}.svg"), wide.file()));
+    let drawn = pictures
+        .iter()
+        .map(|(name, _, [wide, _])| (format!("{name}.svg"), wide.file()));
     let page = [("estimate.html".to_string(), page.to_string())];
-    let files: Vec<(PathBuf, String)> =
-        drawn.chain(page).map(|(name, content)| (folder.join(name), content)).collect();
+    let files: Vec<(PathBuf, String)> = drawn
+        .chain(page)
+        .map(|(name, content)| (folder.join(name), content))
+        .collect();
     if existing == Existing::Refused {
         files.iter().try_for_each(|(place, _)| is_free(place))?;
     }
-    files.iter().try_for_each(|(place, content)| output::write(place, existing, content.as_bytes()))
+    files
+        .iter()
+        .try_for_each(|(place, content)| output::write(place, existing, content.as_bytes()))
 }

@@ -69,7 +69,11 @@ pub fn headline(v: &View) -> String {
         span(v.terms.calendar_seconds(&v.days)),
         v.terms.paid(&v.days),
     );
-    for note in v.setup.hardware.notes(v.program, v.terms.calendar_seconds(&v.days)) {
+    for note in v
+        .setup
+        .hardware
+        .notes(v.program, v.terms.calendar_seconds(&v.days))
+    {
         out += &format!("  {note}\n");
     }
     out
@@ -85,16 +89,30 @@ fn memory(v: &View) -> String {
         GIB.. => (GIB, "GiB", 1e9, "params B"),
         _ => (MIB, "MiB", 1e6, "params M"),
     };
-    let head = ["stage", "layers", thousands].into_iter().chain(names).chain(["sum"]);
+    let head = ["stage", "layers", thousands]
+        .into_iter()
+        .chain(names)
+        .chain(["sum"]);
     let row = |(i, stage): (usize, &Stage)| {
         let counts = [i.to_string(), stage.layers.to_string()];
         let parameters = format!("{:.3}", stage.parameters / params);
-        let terms = stage.terms.iter().map(|(_, bytes)| *bytes).chain([stage.bytes()]);
+        let terms = stage
+            .terms
+            .iter()
+            .map(|(_, bytes)| *bytes)
+            .chain([stage.bytes()]);
         let terms = terms.map(|bytes| format!("{:.2}", bytes / unit));
-        counts.into_iter().chain([parameters]).chain(terms).collect::<Vec<_>>()
+        counts
+            .into_iter()
+            .chain([parameters])
+            .chain(terms)
+            .collect::<Vec<_>>()
     };
     let rows = v.stages.iter().enumerate().map(row);
-    let rows: Vec<_> = [head.map(str::to_string).collect()].into_iter().chain(rows).collect();
+    let rows: Vec<_> = [head.map(str::to_string).collect()]
+        .into_iter()
+        .chain(rows)
+        .collect();
     let mut out = format!("\nMemory of a rank, {called}\n{}", words::table(&rows, 0));
     out += &deepspeed(v);
     let (stage, term) = v.peak();
@@ -138,14 +156,21 @@ fn fit_words(fits: bool) -> &'static str {
 fn sends(v: &View) -> String {
     let row = |(i, stage): (usize, &Stage)| {
         let total: f64 = stage.sends.iter().sum();
-        let mib = stage.sends.iter().chain([&total]).map(|bytes| format!("{:.1}", bytes / MIB));
+        let mib = stage
+            .sends
+            .iter()
+            .chain([&total])
+            .map(|bytes| format!("{:.1}", bytes / MIB));
         (total > 0.0).then(|| std::iter::once(i.to_string()).chain(mib).collect())
     };
     let rows: Vec<Vec<String>> = v.stages.iter().enumerate().filter_map(row).collect();
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["stage"].into_iter().chain(TRAFFIC.map(|(name, _)| name)).chain(["sum"]);
+    let head = ["stage"]
+        .into_iter()
+        .chain(TRAFFIC.map(|(name, _)| name))
+        .chain(["sum"]);
     let head: Vec<String> = head.map(str::to_string).collect();
     let rows = [&[head], &rows[..]].concat();
     format!("\nSent by a rank in a step, MiB\n{}", words::table(&rows, 0))
@@ -243,8 +268,11 @@ fn days(v: &View) -> String {
             1 => first.global.to_string(),
             _ => format!("{}–{}", first.global, last.global),
         };
-        let mean =
-            rows.iter().map(|s| s.tflops * s.steps as f64 * s.seconds).sum::<f64>() / seconds;
+        let mean = rows
+            .iter()
+            .map(|s| s.tflops * s.steps as f64 * s.seconds)
+            .sum::<f64>()
+            / seconds;
         let _ = writeln!(
             out,
             "  {batch:>14}{steps:>10}{:>10.3}{:>12}{mean:>9.1}",
@@ -289,7 +317,9 @@ fn money(d: &Days, terms: &Terms) -> String {
 fn condensed(segments: &[Segment]) -> Vec<&[Segment]> {
     let Some((last, ramp)) = segments.split_last() else { return Vec::new() };
     let rows = ramp.len().div_ceil(7).max(1);
-    ramp.chunks(rows).chain([std::slice::from_ref(last)]).collect()
+    ramp.chunks(rows)
+        .chain([std::slice::from_ref(last)])
+        .collect()
 }
 
 /// Advice for gptrain's own plan: changes that make it fit if it does not, else faster plans, in the

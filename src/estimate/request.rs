@@ -141,7 +141,10 @@ fn refuse_numbers(precision: Precision, hw: &Hardware) -> Result<(), Problems> {
 /// Program of `--as`, else that of the manifest, else gptrain.
 fn program(m: &Manifest, flags: &Flags) -> Result<Program, Problems> {
     let Some(name) = flags.program else {
-        return Ok(m.plan.framework.map_or(Program::Gptrain, Program::from_framework));
+        return Ok(m
+            .plan
+            .framework
+            .map_or(Program::Gptrain, Program::from_framework));
     };
     match name {
         "gptrain" => Ok(Program::Gptrain),

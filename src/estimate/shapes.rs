@@ -72,8 +72,11 @@ const NEAR: f64 = 1.06;
 /// Published model of about this size, of a family or of any.
 pub fn published(parameters: f64, family: Option<Family>) -> Option<&'static Shape> {
     let off = |shape: &&Shape| (shape.size() / parameters).ln().abs();
-    let ours = SHAPES.iter().filter(|shape| family.is_none_or(|family| shape.family == family));
-    ours.min_by(|a, b| off(a).total_cmp(&off(b))).filter(|shape| off(shape) <= NEAR.ln())
+    let ours = SHAPES
+        .iter()
+        .filter(|shape| family.is_none_or(|family| shape.family == family));
+    ours.min_by(|a, b| off(a).total_cmp(&off(b)))
+        .filter(|shape| off(shape) <= NEAR.ln())
 }
 
 impl Shape {

@@ -67,7 +67,10 @@ impl Trainer {
 
     /// The row of its runs with sequences of `seq_len` tokens, over so many ranks that share a replica.
     pub fn for_length(&'static self, seq_len: usize, ranks: usize) -> &'static Trainer {
-        let long = self.long.as_deref().filter(|_| seq_len >= LONG && ranks == 1);
+        let long = self
+            .long
+            .as_deref()
+            .filter(|_| seq_len >= LONG && ranks == 1);
         long.map_or(self, |name| named(name).expect("a row of the table"))
     }
 }
@@ -108,12 +111,19 @@ pub fn advice(name: &str, cuts_layers: bool) -> String {
 /// The newest row that shares most words of a name; without any, a row with that parallelism.
 fn nearest(name: &str, cuts_layers: bool) -> &'static Trainer {
     let words = |name: &str| -> BTreeSet<String> {
-        name.to_lowercase().split(|c: char| !c.is_alphanumeric()).map(str::to_string).collect()
+        name.to_lowercase()
+            .split(|c: char| !c.is_alphanumeric())
+            .map(str::to_string)
+            .collect()
     };
     let shared = |row: &&Trainer| words(&row.name).intersection(&words(name)).count();
-    let can = TABLE.iter().filter(|row| !(cuts_layers && row.replicas_only));
+    let can = TABLE
+        .iter()
+        .filter(|row| !(cuts_layers && row.replicas_only));
     let usual = named(if cuts_layers { "nemo" } else { "fsdp" }).expect("a row of the table");
-    can.max_by_key(shared).filter(|row| shared(row) > 0).unwrap_or(usual)
+    can.max_by_key(shared)
+        .filter(|row| shared(row) > 0)
+        .unwrap_or(usual)
 }
 
 #[test]
@@ -122,8 +132,18 @@ fn a_program_is_found_by_each_of_its_names() {
         assert_eq!(named(name).unwrap().name, name);
     }
     assert_eq!(named("torchtitan-fsdp2-tp").unwrap().name, "torchtitan");
-    assert!(find("megatron", "--as").unwrap_err().to_string().contains("megatron-deepspeed"));
-    let long = |seq_len, ranks| &*named("deepspeed-zero3").unwrap().for_length(seq_len, ranks).name;
+    assert!(
+        find("megatron", "--as")
+            .unwrap_err()
+            .to_string()
+            .contains("megatron-deepspeed")
+    );
+    let long = |seq_len, ranks| {
+        &*named("deepspeed-zero3")
+            .unwrap()
+            .for_length(seq_len, ranks)
+            .name
+    };
     assert_eq!((long(4096, 1), long(8192, 2)), ("deepspeed-zero3", "deepspeed-zero3"));
     assert_eq!(long(8192, 1), "hf-deepspeed-liger");
     let near = |name, cuts_layers| &*nearest(name, cuts_layers).name;

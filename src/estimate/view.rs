@@ -66,11 +66,18 @@ impl View {
     /// The stage that needs most, and its largest term.
     pub fn peak(&self) -> (usize, &'static str) {
         let more = |a: &usize, b: &usize| {
-            self.stages[*a].bytes().total_cmp(&self.stages[*b].bytes()).then(b.cmp(a))
+            self.stages[*a]
+                .bytes()
+                .total_cmp(&self.stages[*b].bytes())
+                .then(b.cmp(a))
         };
-        let stage = (0..self.stages.len()).max_by(more).expect("a pipeline has a stage");
+        let stage = (0..self.stages.len())
+            .max_by(more)
+            .expect("a pipeline has a stage");
         let terms = self.stages[stage].terms.iter();
-        let term = terms.max_by(|a, b| a.1.total_cmp(&b.1)).expect("a stage has terms");
+        let term = terms
+            .max_by(|a, b| a.1.total_cmp(&b.1))
+            .expect("a stage has terms");
         (stage, term.0)
     }
 
@@ -89,7 +96,12 @@ impl View {
         let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
         let backward = self.setup.forwards() + 1.0;
         let share = |slot: &f64| slot / (1.0 + backward) / chunks as f64;
-        let forward = self.stage_seconds.iter().map(share).collect::<Vec<f64>>().repeat(chunks);
+        let forward = self
+            .stage_seconds
+            .iter()
+            .map(share)
+            .collect::<Vec<f64>>()
+            .repeat(chunks);
         let backward = forward.iter().map(|seconds| backward * seconds).collect();
         let costs = Costs { forward, backward, message: 0.0 };
         timeline::simulate(&orders(t, micros), &costs).expect("no schedule of `plan` deadlocks")
@@ -170,7 +182,12 @@ pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
     let stage = |stage: &dry_run::Stage| Stage {
         layers: stage.layers,
         parameters: stage.parameters as f64,
-        terms: stage.memory_plan.rows.iter().map(|(name, b)| (*name, b.0 as f64)).collect(),
+        terms: stage
+            .memory_plan
+            .rows
+            .iter()
+            .map(|(name, b)| (*name, b.0 as f64))
+            .collect(),
         sends: stage.sends(setup.micros()),
     };
     let stages: Vec<Stage> = counted.iter().map(stage).collect();

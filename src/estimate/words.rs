@@ -62,9 +62,14 @@ pub fn devices(count: usize) -> String {
 pub fn table(rows: &[Vec<String>], left: usize) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
-        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max()
+        rows.iter()
+            .filter_map(|row| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
     };
-    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| width(column).unwrap_or(0))
+        .collect();
     let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).enumerate();
         let cells = cells.map(|(i, (cell, width))| {
@@ -125,7 +130,10 @@ impl Price {
 pub fn price(text: &str) -> Result<Price, String> {
     let signs = ["$", "€", "£", "¥", "₹", "CHF", "EUR", "USD", "GBP"];
     let text = text.trim();
-    let without = |sign: &&str| text.strip_prefix(*sign).or_else(|| text.strip_suffix(*sign));
+    let without = |sign: &&str| {
+        text.strip_prefix(*sign)
+            .or_else(|| text.strip_suffix(*sign))
+    };
     let sign = signs.into_iter().find(|sign| without(sign).is_some());
     let number = sign.and_then(|sign| without(&sign)).unwrap_or(text);
     match number::real(number) {
@@ -154,9 +162,11 @@ pub fn tokens(text: &str) -> Result<f64, String> {
 #[test]
 fn a_wide_bar_has_two_ends() {
     let all = [(0.08, "± 8 %"), (1.4, "− 58 % + 140 %"), (9.0, "− 90 % + 900 %")];
-    all.iter().for_each(|(error, text)| assert_eq!(bar(*error), *text));
+    all.iter()
+        .for_each(|(error, text)| assert_eq!(bar(*error), *text));
     let all = [(0.2, "250 ms ± 20 %"), (1.0, "250 ms − 50 % + 100 %"), (7.3, "30 ms to 2.1 s")];
-    all.iter().for_each(|(error, text)| assert_eq!(with_bar(0.25, *error), *text));
+    all.iter()
+        .for_each(|(error, text)| assert_eq!(with_bar(0.25, *error), *text));
 }
 
 #[test]

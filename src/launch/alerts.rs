@@ -102,10 +102,17 @@ impl AlertCommand {
         let object = json!({ "at": at, "kind": kind, "text": text, "run": run, "folder": folder });
         let mut shell = Command::new("/bin/sh");
         shell.arg("-c").arg(command).process_group(0);
-        shell.env("GPTRAIN_EVENT", &kind).env("GPTRAIN_EVENT_TEXT", text.replace('\0', " "));
+        shell
+            .env("GPTRAIN_EVENT", &kind)
+            .env("GPTRAIN_EVENT_TEXT", text.replace('\0', " "));
         shell.env("GPTRAIN_RUN", run).env("GPTRAIN_FOLDER", folder);
-        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        let mut child = shell.spawn().map_err(|error| format!("cannot start: {error}"))?;
+        shell
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut child = shell
+            .spawn()
+            .map_err(|error| format!("cannot start: {error}"))?;
         if let Some(mut input) = child.stdin.take() {
             let _ = writeln!(input, "{object}"); // it need not read
         }

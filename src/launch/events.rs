@@ -100,7 +100,9 @@ pub fn read(folder: &Path) -> Result<Vec<Event>> {
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
     };
     let lines = text.split(|byte| *byte == b'\n');
-    Ok(lines.filter_map(|line| serde_json::from_slice(line).ok()).collect())
+    Ok(lines
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect())
 }
 
 #[cfg(test)]
@@ -116,7 +118,11 @@ mod tests {
         let whole = fs::read(folder.join(NAME)).unwrap();
         fs::write(folder.join(NAME), [&whole[..], b"{\"at\": 1"].concat()).unwrap();
         add(folder, Kind::End, "two");
-        let texts: Vec<_> = read(folder).unwrap().into_iter().map(|event| event.text).collect();
+        let texts: Vec<_> = read(folder)
+            .unwrap()
+            .into_iter()
+            .map(|event| event.text)
+            .collect();
         assert_eq!(texts, ["one", "two"]);
         let away = folder.join("away");
         let event = Event { at: 7.0, kind: Kind::Warning, text: "three".into() };

@@ -26,7 +26,9 @@ pub fn queue_again(m: &Manifest) {
         return;
     }
     let excluded = nodes_to_exclude(m, &job);
-    let without = excluded.as_ref().map_or(String::new(), |nodes| format!(", without {nodes}"));
+    let without = excluded
+        .as_ref()
+        .map_or(String::new(), |nodes| format!(", without {nodes}"));
     let done = match m.slurm.on_end {
         OnEnd::Requeue => {
             // Slurm may end this process from now on.
@@ -39,10 +41,12 @@ pub fn queue_again(m: &Manifest) {
             }
             queued
         }
-        _ => job.resubmit(&m.log.folder, excluded.as_deref()).map(|next| {
-            tracing::info!("job {next} continues when job {id} has ended{without}");
-            events::add(&m.log.folder, Kind::Queued, &format!("as job {next}{without}"));
-        }),
+        _ => job
+            .resubmit(&m.log.folder, excluded.as_deref())
+            .map(|next| {
+                tracing::info!("job {next} continues when job {id} has ended{without}");
+                events::add(&m.log.folder, Kind::Queued, &format!("as job {next}{without}"));
+            }),
     };
     if let Err(error) = done {
         let text = format!("job {id} is not queued again: {error:#}");

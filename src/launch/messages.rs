@@ -40,12 +40,16 @@ impl Messages {
     /// Installs the layer: all events of gptrain at `level` or more severe become messages. With
     /// `traces`, spans can be recorded.
     pub fn install(&self, level: LevelFilter, traces: bool) {
-        let spans =
-            traces.then(|| self.spans.clone().with_filter(filter_fn(|meta| meta.is_span())));
+        let spans = traces.then(|| {
+            self.spans
+                .clone()
+                .with_filter(filter_fn(|meta| meta.is_span()))
+        });
         let shown = filter_fn(move |meta| *meta.level() <= level && is_own(meta.target()));
         let shown = shown.with_max_level_hint(level);
-        let layers =
-            tracing_subscriber::registry().with(self.clone().with_filter(shown)).with(spans);
+        let layers = tracing_subscriber::registry()
+            .with(self.clone().with_filter(shown))
+            .with(spans);
         tracing::subscriber::set_global_default(layers).expect("installed once, at the start");
     }
 
@@ -177,7 +181,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Messages {
 impl Messages {
     fn recorder(&self, rank: u64) -> Option<Arc<Recorder>> {
         let recorders = self.recorders.lock();
-        recorders.iter().find(|(number, _)| *number == rank).map(|(_, recorder)| recorder.clone())
+        recorders
+            .iter()
+            .find(|(number, _)| *number == rank)
+            .map(|(_, recorder)| recorder.clone())
     }
 
     fn print(&self, level: Level, kind: Kind, message: &str) {
@@ -236,7 +243,9 @@ mod tests {
     #[test]
     fn every_floor_may_speak_and_no_library() {
         let floors = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).unwrap();
-        let floors = floors.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+        let floors = floors
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.is_dir());
         for floor in floors.filter(|path| !path.ends_with("cli")) {
             assert!(is_own(&floor.file_name().unwrap().to_string_lossy()), "{}", floor.display());
         }

@@ -143,7 +143,9 @@ impl<'a> Rank<'a> {
             Err(error) => Some(self.named(error)),
         });
         let mut codes = vec![0.0; self.grid.size()];
-        codes[self.number()] = mine.as_ref().map_or(0, |error| exit::code_and_line(error).0) as f32;
+        codes[self.number()] = mine
+            .as_ref()
+            .map_or(0, |error| exit::code_and_line(error).0) as f32;
         self.host.sum(&mut codes);
         let printer = codes.iter().position(|code| *code > 0.0);
         let code = printer.map_or(1, |rank| codes[rank] as u8);
@@ -178,7 +180,9 @@ impl<'a> Rank<'a> {
     /// Every rank's value, by rank, on rank 0; empty on the others.
     pub fn gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
         let all = self.host.gather(&serde_json::to_vec(mine)?);
-        all.iter().map(|value| Ok(serde_json::from_slice(value)?)).collect()
+        all.iter()
+            .map(|value| Ok(serde_json::from_slice(value)?))
+            .collect()
     }
 
     /// Every rank's value, by rank, on every rank.

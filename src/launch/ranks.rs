@@ -127,7 +127,10 @@ impl LocalRanks {
                 })
             };
             let started: Vec<_> = worlds.into_iter().map(start).collect();
-            started.into_iter().map(|thread| anyhow::Ok(thread?.join())).collect()
+            started
+                .into_iter()
+                .map(|thread| anyhow::Ok(thread?.join()))
+                .collect()
         });
         let (mut done, mut failed, mut peer_exit) = (None, None, None);
         for outcome in outcomes {
@@ -221,7 +224,11 @@ fn broadcast_error<T>(world: &World, ended: anyhow::Result<T>) -> anyhow::Result
 
 /// Variables of the launcher; comm.rendezvous counts as one.
 pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
-    let given = |name: &str| (name == RENDEZVOUS).then(|| m.comm.rendezvous.clone()).flatten();
+    let given = |name: &str| {
+        (name == RENDEZVOUS)
+            .then(|| m.comm.rendezvous.clone())
+            .flatten()
+    };
     LauncherEnv::from_variables(&|name| std::env::var(name).ok().or_else(|| given(name)))
 }
 

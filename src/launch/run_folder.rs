@@ -54,9 +54,11 @@ impl FolderLock {
         options.custom_flags(OFlags::NOFOLLOW.bits() as i32); // a link may lead to a valuable file
         let open = || options.open(&path);
         let created = outermost_missing(folder);
-        let mut file = fs::create_dir_all(folder).and_then(|()| open()).with_context(|| {
-            format!("cannot write in the run's folder {}: set log.folder", folder.display())
-        })?;
+        let mut file = fs::create_dir_all(folder)
+            .and_then(|()| open())
+            .with_context(|| {
+                format!("cannot write in the run's folder {}: set log.folder", folder.display())
+            })?;
         if !lock_exclusively(&file) {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);
@@ -68,7 +70,9 @@ impl FolderLock {
             .into());
         }
         let holder = format!("process {} on {}\n", std::process::id(), base::hostname());
-        let written = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
+        let written = file
+            .set_len(0)
+            .and_then(|()| file.write_all(holder.as_bytes()));
         written.with_context(|| format!("cannot write {}", path.display()))?;
         Ok(FolderLock { _file: file, folder: folder.to_path_buf(), created })
     }
@@ -102,7 +106,9 @@ fn lock_exclusively(file: &File) -> bool {
 /// Whether a folder has the lock file of a run, and no process holds it.
 pub fn is_unlocked(folder: &Path) -> bool {
     let mut options = OpenOptions::new();
-    options.read(true).custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
+    options
+        .read(true)
+        .custom_flags((OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32);
     let file = options.open(folder.join(LOCK));
     file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_ok())
 }
@@ -115,7 +121,11 @@ pub fn is_supervised(folder: &Path) -> bool {
 /// Outermost missing folder on the path.
 pub fn outermost_missing(folder: &Path) -> Option<PathBuf> {
     let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
-    folder.ancestors().take_while(missing).last().map(Path::to_path_buf)
+    folder
+        .ancestors()
+        .take_while(missing)
+        .last()
+        .map(Path::to_path_buf)
 }
 
 /// Removes a run's folder, up to `outermost`, if it contains only its lock.
@@ -130,7 +140,10 @@ pub fn remove_unused(folder: &Path, outermost: &Path) {
     }
     // Folders that cannot be removed remain; nothing is lost.
     let _ = fs::remove_file(lock);
-    for folder in folder.ancestors().take_while(|folder| folder.starts_with(outermost)) {
+    for folder in folder
+        .ancestors()
+        .take_while(|folder| folder.starts_with(outermost))
+    {
         let _ = fs::remove_dir(folder);
     }
 }
@@ -138,5 +151,6 @@ pub fn remove_unused(folder: &Path, outermost: &Path) {
 /// Folder of a job in the folder `name` of a run: "restarts/job-7", "failures/process-123".
 pub fn job_folder(run: &Path, name: &str, job: &str) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    run.join(name).join(job.chars().map(plain).collect::<String>())
+    run.join(name)
+        .join(job.chars().map(plain).collect::<String>())
 }

@@ -104,7 +104,11 @@ impl<'t> Series<'t> {
         report: &mut dyn FnMut(&Task, Progress),
     ) -> Result<Outcome> {
         let signals = Signals::listen()?;
-        let open: Vec<&Task> = self.tasks.iter().filter(|task| !self.is_done(task)).collect();
+        let open: Vec<&Task> = self
+            .tasks
+            .iter()
+            .filter(|task| !self.is_done(task))
+            .collect();
         let mut open = open.into_iter();
         let (mut running, mut outcome) = (Vec::<Running>::new(), Outcome::default());
         loop {
@@ -193,13 +197,21 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
     if let Some(folder) = task.output.parent() {
         fs::create_dir_all(folder).with_context(failed)?;
     }
-    let output = OpenOptions::new().create(true).append(true).open(&task.output);
+    let output = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&task.output);
     let output = output.with_context(failed)?;
     let mut command = Command::new(std::env::current_exe().context("finding this program")?);
     command.args(&task.words).env(SERIES, &task.name);
     command.envs(environment.iter().map(|(name, value)| (name, value)));
-    command.stdin(Stdio::null()).stdout(output.try_clone().with_context(failed)?).stderr(output);
-    let child = command.spawn().with_context(|| format!("cannot start {}", task.name))?;
+    command
+        .stdin(Stdio::null())
+        .stdout(output.try_clone().with_context(failed)?)
+        .stderr(output);
+    let child = command
+        .spawn()
+        .with_context(|| format!("cannot start {}", task.name))?;
     Ok(Running { task, slot, child, since: Moment::now() })
 }
 

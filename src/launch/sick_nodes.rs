@@ -79,7 +79,10 @@ pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
         Vec::new()
     });
     let mut hosts: Vec<String> = Vec::new();
-    for node in nodes.into_iter().filter(|node| node.is_excluded(stragglers)) {
+    for node in nodes
+        .into_iter()
+        .filter(|node| node.is_excluded(stragglers))
+    {
         if !hosts.contains(&node.host) {
             hosts.push(node.host);
         }
@@ -91,7 +94,9 @@ pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
 pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
     let is_recorded = || {
         let nodes = read(folder).unwrap_or_default();
-        nodes.iter().any(|node| node.host == host && node.reason == reason)
+        nodes
+            .iter()
+            .any(|node| node.host == host && node.reason == reason)
     };
     // Ranks of two nodes may write at once, in which case the later one may not have read the
     // earlier entry.
@@ -107,7 +112,9 @@ pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<
 fn add_once(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
     let mut nodes = read(folder).unwrap_or_default(); // a damaged file is replaced
     let at = unix_time().as_secs_f64();
-    let same = nodes.iter().position(|node| node.host == host && node.reason == reason);
+    let same = nodes
+        .iter()
+        .position(|node| node.host == host && node.reason == reason);
     let times = 1 + same.map_or(0, |place| nodes.remove(place).times);
     let (host, evidence) = (host.to_string(), evidence.to_string());
     nodes.push(SickNode { host, reason, evidence, times, at, expires: at + LIFETIME_S });

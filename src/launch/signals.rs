@@ -47,9 +47,14 @@ impl StopMessage {
 pub fn stop_signals() -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let mask = mask
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
     let ignored = |signal: &i32| *signal == SIGHUP && mask >> (signal - 1) & 1 == 1;
-    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| !ignored(signal)).collect()
+    [SIGINT, SIGTERM, SIGHUP]
+        .into_iter()
+        .filter(|signal| !ignored(signal))
+        .collect()
 }
 
 /// Makes writes beyond the user's file size limit return an error; by default SIGXFSZ ends the

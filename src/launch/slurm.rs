@@ -41,7 +41,9 @@ pub struct Job {
 impl Job {
     /// Job of this process, if it has one.
     pub fn from_environment() -> Option<Job> {
-        let id = std::env::var("SLURM_JOB_ID").ok().filter(|id| !id.is_empty())?;
+        let id = std::env::var("SLURM_JOB_ID")
+            .ok()
+            .filter(|id| !id.is_empty())?;
         Some(Job { id })
     }
 
@@ -54,15 +56,17 @@ impl Job {
     /// the job's start.
     pub fn time(&self) -> anyhow::Result<Option<JobTime>> {
         let answer = run(Command::new("squeue").args(["-h", "-o", "%L %l", "-j", &self.id]));
-        answer.and_then(|text| JobTime::read(&text)).or_else(|error| {
-            let [start, end] = ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"].map(|name| {
-                let seconds = std::env::var(name).ok().and_then(|at| at.parse().ok());
-                seconds.map(Duration::from_secs)
-            });
-            let end = end.ok_or(error)?;
-            let limit = start.map(|start| end.saturating_sub(start));
-            Ok(Some(JobTime { left: end.saturating_sub(unix_time()), limit }))
-        })
+        answer
+            .and_then(|text| JobTime::read(&text))
+            .or_else(|error| {
+                let [start, end] = ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"].map(|name| {
+                    let seconds = std::env::var(name).ok().and_then(|at| at.parse().ok());
+                    seconds.map(Duration::from_secs)
+                });
+                let end = end.ok_or(error)?;
+                let limit = start.map(|start| end.saturating_sub(start));
+                Ok(Some(JobTime { left: end.saturating_sub(unix_time()), limit }))
+            })
     }
 
     /// Puts the job back into the queue, under its number. Slurm ends its running processes: SIGTERM
@@ -88,7 +92,8 @@ impl Job {
         let own = field(&description, "ExcNodeList").unwrap_or_default();
         let nodes = merge_lists(own, exclude);
         let mut test = as_user("sbatch");
-        test.args(["--test-only", "--wrap=:"]).args(repeated_options(&description));
+        test.args(["--test-only", "--wrap=:"])
+            .args(repeated_options(&description));
         run(test.arg(format!("--exclude={nodes}")))?;
         Ok(nodes)
     }
@@ -110,13 +115,20 @@ impl Job {
         let mut sbatch = as_user("sbatch");
         sbatch.args(["--parsable".to_string(), format!("--dependency=afterany:{}", self.id)]);
         sbatch.args(
-            ["--open-mode=append".to_string()].into_iter().chain(repeated_options(&description)),
+            ["--open-mode=append".to_string()]
+                .into_iter()
+                .chain(repeated_options(&description)),
         );
         let name = std::env::var("SLURM_JOB_NAME").ok();
         sbatch.args(name.map(|name| format!("--job-name={name}")));
         sbatch.args(exclude.map(|nodes| format!("--exclude={nodes}")));
         let answer = run(sbatch.arg(&script))?;
-        Ok(answer.trim().split(';').next().unwrap_or_default().to_string())
+        Ok(answer
+            .trim()
+            .split(';')
+            .next()
+            .unwrap_or_default()
+            .to_string())
     }
 }
 
@@ -136,12 +148,19 @@ fn as_user(program: &str) -> Command {
 /// `KillWait` later, by SIGKILL.
 fn run_despite_sigterm(words: &[&str]) -> anyhow::Result<String> {
     let mut shell = Command::new("sh");
-    run_as(words[0], shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]).args(words))
+    run_as(
+        words[0],
+        shell
+            .args(["-c", "trap '' TERM; exec \"$@\"", "sh"])
+            .args(words),
+    )
 }
 
 /// Field of `scontrol show job -o`, if it has a value.
 fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
-    let mut words = description.split_whitespace().filter_map(|word| word.split_once('='));
+    let mut words = description
+        .split_whitespace()
+        .filter_map(|word| word.split_once('='));
     let (_, value) = words.find(|(field, _)| *field == name)?;
     Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
 }
@@ -149,8 +168,15 @@ fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
 /// Appends nodes to a list in Slurm's notation, "n[1-3],n7".
 fn merge_lists(own: &str, more: &[String]) -> String {
     let is_listed = |node: &&String| own.split(',').any(|known| known == node.as_str());
-    let new = more.iter().filter(|node| !is_listed(node)).map(String::as_str);
-    let nodes: Vec<&str> = Some(own).filter(|own| !own.is_empty()).into_iter().chain(new).collect();
+    let new = more
+        .iter()
+        .filter(|node| !is_listed(node))
+        .map(String::as_str);
+    let nodes: Vec<&str> = Some(own)
+        .filter(|own| !own.is_empty())
+        .into_iter()
+        .chain(new)
+        .collect();
     nodes.join(",")
 }
 
@@ -176,8 +202,12 @@ fn repeated_options(description: &str) -> Vec<String> {
         let value = if name.contains(':') { value.split(':').next()? } else { value };
         Some(value).filter(|value| *value != "0")
     };
-    let given = OPTIONS.iter().filter_map(|(name, option)| Some((option, value(name)?)));
-    given.map(|(option, value)| format!("--{option}={value}")).collect()
+    let given = OPTIONS
+        .iter()
+        .filter_map(|(name, option)| Some((option, value(name)?)));
+    given
+        .map(|(option, value)| format!("--{option}={value}"))
+        .collect()
 }
 
 /// Output of a command. Fails with its error output if it fails or takes too long.
@@ -187,8 +217,13 @@ fn run(command: &mut Command) -> anyhow::Result<String> {
 }
 
 fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
-    let streams = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = streams.spawn().with_context(|| format!("cannot start {name}"))?;
+    let streams = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = streams
+        .spawn()
+        .with_context(|| format!("cannot start {name}"))?;
     let end = Deadline::after(TIMEOUT);
     let status = loop {
         if let Some(status) = child.try_wait()? {
@@ -203,8 +238,16 @@ fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
     };
     // Short answers, which fit into the pipes.
     let (mut output, mut errors) = (String::new(), String::new());
-    child.stdout.take().context("piped")?.read_to_string(&mut output)?;
-    child.stderr.take().context("piped")?.read_to_string(&mut errors)?;
+    child
+        .stdout
+        .take()
+        .context("piped")?
+        .read_to_string(&mut output)?;
+    child
+        .stderr
+        .take()
+        .context("piped")?
+        .read_to_string(&mut errors)?;
     ensure!(status.success(), "{name}: {}", errors.trim());
     Ok(output)
 }
@@ -243,7 +286,13 @@ mod tests {
         for wrong in ["", "N/A", "7", "1-2", "1:2:3:4", "a:b"] {
             assert!(JobTime::read(wrong).is_err(), "{wrong:?}");
         }
-        let limit = |text| JobTime::read(text).unwrap().unwrap().limit.map(|limit| limit.as_secs());
+        let limit = |text| {
+            JobTime::read(text)
+                .unwrap()
+                .unwrap()
+                .limit
+                .map(|limit| limit.as_secs())
+        };
         assert_eq!(
             (limit("0:07 1:00\n"), limit("7:00 UNLIMITED"), limit("7:00")),
             (Some(60), None, None)

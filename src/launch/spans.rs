@@ -103,8 +103,13 @@ impl SpanRecorder {
     pub fn stop_all(&self) -> Vec<RankSpans> {
         let ranks: Vec<usize> = self.ranks.lock().keys().copied().collect();
         // Does not wait for a GPU whose rank has failed.
-        ranks.iter().for_each(|rank| self.buffer(*rank).lock().gpu = None);
-        ranks.into_iter().filter_map(|rank| self.stop(rank)).collect()
+        ranks
+            .iter()
+            .for_each(|rank| self.buffer(*rank).lock().gpu = None);
+        ranks
+            .into_iter()
+            .filter_map(|rank| self.stop(rank))
+            .collect()
     }
 
     fn buffer(&self, rank: usize) -> Buffer {
@@ -148,17 +153,22 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanRecorder {
             span.extensions_mut().insert(self.buffer(rank));
             return;
         }
-        let outer = span.scope().find_map(|outer| outer.extensions().get::<Buffer>().cloned());
+        let outer = span
+            .scope()
+            .find_map(|outer| outer.extensions().get::<Buffer>().cloned());
         let Some(buffer) = outer.filter(|buffer| buffer.lock().recording) else { return };
         let track = fields.track();
         let name = fields.op.map_or(Cow::Borrowed(span.name()), Cow::Owned);
         let open = Span { name, track, start: now_ns(), duration: 0, args: fields.args };
         let mark = fields.gpu.then(|| buffer.lock().mark()).flatten();
-        span.extensions_mut().insert(Open { buffer, span: open, mark });
+        span.extensions_mut()
+            .insert(Open { buffer, span: open, mark });
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
-        let open = context.span(&id).and_then(|span| span.extensions_mut().remove::<Open>());
+        let open = context
+            .span(&id)
+            .and_then(|span| span.extensions_mut().remove::<Open>());
         let Some(Open { buffer, mut span, mark }) = open else { return };
         span.duration = now_ns() - span.start;
         let mut rank_spans = buffer.lock();
@@ -190,8 +200,12 @@ impl Fields {
     /// Blocking collectives of a group and those on the communication queue overlap in time.
     fn track(&mut self) -> Cow<'static, str> {
         let queue = if self.queued { " (queue)" } else { "" };
-        let comm = self.group.take().map(|group| format!("comm {group}{queue}"));
-        comm.or(self.track.take()).map_or(Cow::Borrowed(COMPUTE), Cow::Owned)
+        let comm = self
+            .group
+            .take()
+            .map(|group| format!("comm {group}{queue}"));
+        comm.or(self.track.take())
+            .map_or(Cow::Borrowed(COMPUTE), Cow::Owned)
     }
 }
 

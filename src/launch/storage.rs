@@ -110,7 +110,8 @@ impl Storage {
         let begun = Moment::now();
         let mut outage = self.outage.lock();
         while !outage.cancelled && begun.elapsed() < pause {
-            self.cancelled.wait_for(&mut outage, pause.saturating_sub(begun.elapsed()));
+            self.cancelled
+                .wait_for(&mut outage, pause.saturating_sub(begun.elapsed()));
         }
         outage.cancelled
     }
@@ -144,7 +145,9 @@ impl Storage {
 /// System error at the root of an error chain.
 fn errno(error: &Error) -> Option<Errno> {
     error.chain().find_map(|cause| {
-        let code = cause.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+        let code = cause
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::raw_os_error);
         let errno = code.map(Errno::from_raw_os_error);
         errno.or_else(|| cause.downcast_ref::<Errno>().copied())
     })
@@ -158,7 +161,9 @@ mod tests {
     const LONG: Duration = Duration::from_secs(3600);
 
     fn fails(errno: Errno) -> Result<()> {
-        Err(io::Error::from(errno)).context("cannot write a").context("not saved")
+        Err(io::Error::from(errno))
+            .context("cannot write a")
+            .context("not saved")
     }
 
     /// Number of tries for an error that occurs `times` times, and the final result.
@@ -175,8 +180,10 @@ mod tests {
     fn errors_of_the_table_are_waited_for_and_no_others() {
         let folder = tempfile::tempdir().unwrap();
         let storage = Storage::new(folder.path(), LONG);
-        for (errno, times) in
-            TEMPORARY.map(|errno| (errno, 3)).into_iter().chain([(Errno::NOENT, 1)])
+        for (errno, times) in TEMPORARY
+            .map(|errno| (errno, 3))
+            .into_iter()
+            .chain([(Errno::NOENT, 1)])
         {
             let (tried, ended) = tries(&storage, errno, times);
             assert_eq!((tried, ended.is_ok()), (times + 1, true), "{errno}");

@@ -46,8 +46,10 @@ fn ramp_up(form: Option<RampUpForm>, report: &mut Report) -> Option<RampUp> {
         RampUpForm::Keys(keys) => return Some(RampUp::read(keys)),
         RampUpForm::Text(text) => text,
     };
-    let numbers: Option<Vec<u64>> =
-        text.split_whitespace().map(|word| whole(word).ok().filter(|n| *n > 0)).collect();
+    let numbers: Option<Vec<u64>> = text
+        .split_whitespace()
+        .map(|word| whole(word).ok().filter(|n| *n > 0))
+        .collect();
     let small = |n: u64| usize::try_from(n).ok().filter(|n| *n <= 1 << 24);
     if let Some([start, increment, samples]) = numbers.as_deref()
         && let (Some(start), Some(increment)) = (small(*start), small(*increment))

@@ -203,7 +203,10 @@ impl Data {
 
     /// Mixtures of training datasets, each with its first sample.
     pub fn mixtures(&self) -> impl Iterator<Item = (u64, &[Dataset])> {
-        let later = self.stages.iter().map(|stage| (stage.from, &stage.train[..]));
+        let later = self
+            .stages
+            .iter()
+            .map(|stage| (stage.from, &stage.train[..]));
         std::iter::once((0, &self.train[..])).chain(later)
     }
 
@@ -251,10 +254,13 @@ impl BlendReader<'_, '_> {
             }
         };
         if list.is_empty() && self.report.are_valid(&[path]) {
-            self.report.add(path, format!("{path} has no dataset"), "give at least one prefix");
+            self.report
+                .add(path, format!("{path} has no dataset"), "give at least one prefix");
         }
-        let list: Vec<Dataset> =
-            list.into_iter().map(|(path, dataset)| self.dataset(dataset, &path, which)).collect();
+        let list: Vec<Dataset> = list
+            .into_iter()
+            .map(|(path, dataset)| self.dataset(dataset, &path, which))
+            .collect();
         if !list.is_empty() && list.iter().all(|dataset| dataset.weight == 0.0) {
             self.report.add(
                 path,
@@ -275,20 +281,27 @@ impl BlendReader<'_, '_> {
             let tokens = stage.from_tokens.is_some();
             let from = Length { samples: stage.from_samples, tokens: stage.from_tokens };
             let seq_len = run.model.seq_len;
-            let from = from.resolve(&path, "from_", seq_len, self.report).unwrap_or(0);
+            let from = from
+                .resolve(&path, "from_", seq_len, self.report)
+                .unwrap_or(0);
             let given = if tokens { "from_tokens" } else { "from_samples" };
             let place = format!("{path}.{given}");
-            let is_valid = self.report.are_valid(&[&path, "train", "batch", "model.seq_len"]);
+            let is_valid = self
+                .report
+                .are_valid(&[&path, "train", "batch", "model.seq_len"]);
             let begins = format!("{path} begins at sample {}", Count(from));
             if is_valid && from == 0 {
                 let remedy = "add from_samples or from_tokens";
-                self.report.add(&path, format!("{path} does not say where it begins"), remedy);
+                self.report
+                    .add(&path, format!("{path} does not say where it begins"), remedy);
             } else if is_valid && from <= after {
                 let what = format!("{begins}, the stage before it at {}", Count(after));
-                self.report.add(&place, what, "write the stages in the order they begin");
+                self.report
+                    .add(&place, what, "write the stages in the order they begin");
             } else if is_valid && from >= run.samples {
                 let what = format!("{begins}; the run ends at {}", Count(run.samples));
-                self.report.add(&place, what, "begin earlier, or train longer");
+                self.report
+                    .add(&place, what, "begin earlier, or train longer");
             }
             after = after.max(from);
             checked.push(DataStage { from, train });
@@ -310,9 +323,13 @@ impl BlendReader<'_, '_> {
         let mut valid = Vec::new();
         for (name, blend) in sets {
             let path = format!("data.valid.{name}");
-            if !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_')) {
+            if !name
+                .chars()
+                .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
+            {
                 let what = format!("\"{}\" cannot name a validation set", name);
-                self.report.add("data.valid", what, "use letters, digits, `-` and `_`");
+                self.report
+                    .add("data.valid", what, "use letters, digits, `-` and `_`");
             }
             valid.push(ValidSet { datasets: self.blend(Some(blend), &path, 1), name });
         }
@@ -322,7 +339,10 @@ impl BlendReader<'_, '_> {
     fn dataset(&mut self, raw: DatasetSection, path: &str, which: usize) -> Dataset {
         let weight = raw.weight.unwrap_or(1.0);
         let prefix = raw.prefix.clone().unwrap_or_default();
-        let ending = prefix.extension().and_then(|e| e.to_str()).unwrap_or_default();
+        let ending = prefix
+            .extension()
+            .and_then(|e| e.to_str())
+            .unwrap_or_default();
         if matches!(ending, "bin" | "idx") {
             let what = format!("{path}: {} is one of the dataset's two files", prefix.display());
             let remedy = format!("write {}", prefix.with_extension("").display());
@@ -347,7 +367,8 @@ impl BlendReader<'_, '_> {
             let other = [("split", raw.split.is_some()), ("part", raw.part.is_some())];
             for (key, _) in other.iter().filter(|(_, given)| *given) {
                 let what = format!("{path} has a range and a {key}");
-                self.report.add(&format!("{path}.{key}"), what, "keep one of them");
+                self.report
+                    .add(&format!("{path}.{key}"), what, "keep one of them");
             }
             return self.range(text, &format!("{path}.range"));
         }
@@ -360,7 +381,8 @@ impl BlendReader<'_, '_> {
         if shares.is_some_and(|shares| shares[which] == 0.0) {
             let part = PartName::ALL[which].name();
             let what = format!("{path}: the split {weights} leaves nothing to {part}");
-            self.report.add(&place, what, format!("give {part} a share above 0, or a range"));
+            self.report
+                .add(&place, what, format!("give {part} a share above 0, or a range"));
         }
         Sequences::Split { weights, which }
     }
@@ -375,7 +397,8 @@ impl BlendReader<'_, '_> {
             return Sequences::Range(from, to);
         }
         let what = format!("{path} \"{text}\" is not a range within 0..1");
-        self.report.add(path, what, "write FROM..TO, such as 0.95..1.0");
+        self.report
+            .add(path, what, "write FROM..TO, such as 0.95..1.0");
         Sequences::Range(0.0, 1.0)
     }
 
@@ -395,7 +418,9 @@ fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
     };
     let datasets: Vec<Dataset> = train.iter().filter_map(valid_share).collect();
     let any = fallback.is_some() && datasets.iter().any(|dataset| dataset.weight > 0.0);
-    any.then(|| ValidSet { name: "valid".to_string(), datasets }).into_iter().collect()
+    any.then(|| ValidSet { name: "valid".to_string(), datasets })
+        .into_iter()
+        .collect()
 }
 
 /// The three shares of a split; None after reporting a problem.

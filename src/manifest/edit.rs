@@ -6,7 +6,9 @@ use std::ops::Range;
 
 /// The text with the lines of `sets` changed; None if it then does not have the same meaning.
 pub fn edit(text: &str, sets: &[String], is_same: impl Fn(&str) -> bool) -> Option<String> {
-    let edited = sets.iter().try_fold(text.to_string(), |text, set| edited(&text, set));
+    let edited = sets
+        .iter()
+        .try_fold(text.to_string(), |text, set| edited(&text, set));
     edited.filter(|text| is_same(text))
 }
 
@@ -79,7 +81,13 @@ fn find(lines: &[String], steps: &[&str]) -> Result<(usize, usize), (usize, usiz
 fn end(lines: &[String], at: usize, indent: usize) -> usize {
     let deep = |line: &String| line.len() - line.trim_start().len() > indent;
     let is_blank = |line: &String| line.trim().is_empty();
-    let below = lines[at + 1..].iter().take_while(|line| deep(line) || is_blank(line));
+    let below = lines[at + 1..]
+        .iter()
+        .take_while(|line| deep(line) || is_blank(line));
     let below: Vec<&String> = below.collect();
-    at + 1 + below.iter().rposition(|line| !is_blank(line)).map_or(0, |last| last + 1)
+    at + 1
+        + below
+            .iter()
+            .rposition(|line| !is_blank(line))
+            .map_or(0, |last| last + 1)
 }

@@ -25,7 +25,9 @@ impl Manifest {
     /// Manifest of a model on one rank.
     pub fn for_model(model: &Model) -> Manifest {
         let plain = super::parse(PLAIN, NAME, Path::new("."), &[]);
-        let plain = plain.unwrap_or_else(|problems| panic!("{problems}")).manifest;
+        let plain = plain
+            .unwrap_or_else(|problems| panic!("{problems}"))
+            .manifest;
         Manifest { model: model.clone(), ..plain }
     }
 }

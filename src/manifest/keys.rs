@@ -102,7 +102,11 @@ impl Keys {
             let below = suggest::join(path, key);
             if !values.contains_key(key) && report.are_valid(&[&below]) {
                 let about = sentence(&known[key]);
-                let needs = self.shape(&known[key]).object.map(required).unwrap_or_default();
+                let needs = self
+                    .shape(&known[key])
+                    .object
+                    .map(required)
+                    .unwrap_or_default();
                 let remedy = if needs.is_empty() {
                     format!("add `{key}:` ({about})")
                 } else {
@@ -133,12 +137,17 @@ impl Keys {
             && inside.iter().any(|inner| is_elsewhere(&below, inner))
         {
             let none = serde_json::Map::new();
-            inside.iter().for_each(|inner| self.unknown(&below, inner, &none, report));
+            inside
+                .iter()
+                .for_each(|inner| self.unknown(&below, inner, &none, report));
             return;
         }
         let remedy = match meant {
             Some(meant) => {
-                meant.key().into_iter().for_each(|key| report.mark_invalid(key));
+                meant
+                    .key()
+                    .into_iter()
+                    .for_each(|key| report.mark_invalid(key));
                 meant.remedy()
             }
             None if known.is_empty() => "remove it".to_string(),
@@ -158,7 +167,10 @@ impl Keys {
             // `adamw:` without content is a section with defaults only.
             Value::Null => {
                 let bare = |object: &&Json| required(object).is_empty();
-                let section = shape.object.filter(bare).filter(|_| shape.choices.is_empty());
+                let section = shape
+                    .object
+                    .filter(bare)
+                    .filter(|_| shape.choices.is_empty());
                 section.map(|_| Json::Object(Default::default()))
             }
             Value::Map(entries) => match (shape.object, shape.named) {
@@ -257,7 +269,11 @@ impl Keys {
 
     fn list(&self, schema: &Json, path: &str, all: &mut Vec<String>) {
         let shape = self.shape(schema);
-        for (key, below) in shape.object.iter().flat_map(|o| o["properties"].as_object()).flatten()
+        for (key, below) in shape
+            .object
+            .iter()
+            .flat_map(|o| o["properties"].as_object())
+            .flatten()
         {
             let path = suggest::join(path, key);
             self.list(below, &path, all);
@@ -344,7 +360,9 @@ fn number(text: &str) -> Result<Number, Wrong> {
 fn within(number: &Number, limits: &Json, text: &str) -> Result<(), Wrong> {
     let (minimum, maximum) = (&limits["minimum"], &limits["maximum"]);
     let differs = |n: f64, limit: &Json, side: Ordering| {
-        limit.as_f64().is_some_and(|limit| n.partial_cmp(&limit) == Some(side))
+        limit
+            .as_f64()
+            .is_some_and(|limit| n.partial_cmp(&limit) == Some(side))
     };
     let is_beyond = |limit: &Json, side: Ordering| match (number, limit.as_u64()) {
         (Number::Whole(n), Some(limit)) => n.cmp(&limit) == side,
@@ -379,7 +397,10 @@ fn wanted(shape: &Shape) -> String {
     ];
     let permitted = kinds.into_iter().filter(|(is_permitted, _)| *is_permitted);
     ways.extend(permitted.map(|(_, kind)| kind.to_string()));
-    if let Some(keys) = shape.object.and_then(|object| object["properties"].as_object()) {
+    if let Some(keys) = shape
+        .object
+        .and_then(|object| object["properties"].as_object())
+    {
         let keys: Vec<&str> = keys.keys().map(String::as_str).collect();
         ways.push(format!("a section with keys {}", keys.join(", ")));
     }
@@ -390,12 +411,20 @@ fn wanted(shape: &Shape) -> String {
 }
 
 fn required(schema: &Json) -> Vec<&str> {
-    schema["required"].as_array().into_iter().flatten().filter_map(Json::as_str).collect()
+    schema["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Json::as_str)
+        .collect()
 }
 
 /// First sentence of a key's description.
 fn sentence(schema: &Json) -> String {
-    let text = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
+    let text = schema["description"]
+        .as_str()
+        .unwrap_or_default()
+        .replace('\n', " ");
     let end = text.find(". ").map_or(text.len(), |end| end);
     text[..end].trim_end_matches('.').to_string()
 }

@@ -108,7 +108,9 @@ pub(super) struct DecayInputs<'a, 'r> {
 impl DecayInputs<'_, '_> {
     /// End of a decay: that of the run unless written otherwise.
     fn end(&mut self, written: Length, path: &str) -> u64 {
-        written.resolve(path, "", self.seq_len, self.report).unwrap_or(self.run)
+        written
+            .resolve(path, "", self.seq_len, self.report)
+            .unwrap_or(self.run)
     }
 
     /// Length of the decay of `wsd`.
@@ -118,7 +120,9 @@ impl DecayInputs<'_, '_> {
         let end = end.unwrap_or(self.run);
         let tenth = (end / 10).min(end.saturating_sub(self.warmup)).max(1);
         let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
-        let decay = length.resolve(path, "decay_", self.seq_len, self.report).unwrap_or(tenth);
+        let decay = length
+            .resolve(path, "decay_", self.seq_len, self.report)
+            .unwrap_or(tenth);
         if decay > end && self.report.are_valid(&[path, "train"]) {
             let [decay, end] = [decay, end].map(Count);
             let what = format!("lr.decay.wsd: a decay of {decay} samples cannot end at {end}");
@@ -153,7 +157,9 @@ fn decay(
 
 fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
     let warmup = Length { samples: raw.warmup_samples, tokens: raw.warmup_tokens };
-    warmup.resolve("lr", "warmup_", seq_len, report).unwrap_or(0)
+    warmup
+        .resolve("lr", "warmup_", seq_len, report)
+        .unwrap_or(0)
 }
 
 /// Checks the learning rate. `tokens` is whether the warm-up is given in tokens.
@@ -191,7 +197,8 @@ pub struct Length {
 impl Length {
     /// Length in samples; tokens are rounded up to whole samples.
     fn samples(&self, seq_len: usize) -> Option<u64> {
-        self.samples.or(self.tokens.map(|tokens| tokens.div_ceil(seq_len as u64)))
+        self.samples
+            .or(self.tokens.map(|tokens| tokens.div_ceil(seq_len as u64)))
     }
 
     /// Length in samples; None after reporting that it is given twice.

@@ -88,7 +88,8 @@ pub struct Manifest {
 impl Manifest {
     /// Whether the home of gradients (host or device) is still to be decided.
     pub fn gradients_are_open(&self) -> bool {
-        self.topology.gradients_are_open(matches!(self.optimizer, Optimizer::Adafactor(_)))
+        self.topology
+            .gradients_are_open(matches!(self.optimizer, Optimizer::Adafactor(_)))
     }
 
     /// The same manifest with gradients in `home`.
@@ -104,5 +105,7 @@ impl Manifest {
 pub fn for_test<S: ToString>(text: &str, sets: &[S]) -> Manifest {
     let sets: Vec<String> = sets.iter().map(S::to_string).collect();
     let loaded = parse(text, "test", std::path::Path::new("."), &sets);
-    loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+    loaded
+        .unwrap_or_else(|problems| panic!("{problems}"))
+        .manifest
 }

@@ -141,13 +141,18 @@ fn max_norm(given: Option<f32>) -> Option<f32> {
 /// Coefficients, by default those of Jordan et al. `written` reports a list that does not have three
 /// numbers.
 fn coefficients(given: Option<Vec<f32>>) -> [f32; 3] {
-    given.and_then(|given| given.try_into().ok()).unwrap_or([3.4445, -4.775, 2.0315])
+    given
+        .and_then(|given| given.try_into().ok())
+        .unwrap_or([3.4445, -4.775, 2.0315])
 }
 
 /// Reports mistakes that are gone once the section is read.
 fn written(form: &Option<OptimizerForm>, report: &mut Report) {
     let Some(OptimizerForm::Settings(section)) = form else { return };
-    let given = section.muon.as_ref().and_then(|muon| muon.coefficients.as_ref());
+    let given = section
+        .muon
+        .as_ref()
+        .and_then(|muon| muon.coefficients.as_ref());
     if let Some(given) = given.filter(|given| given.len() != 3) {
         let what = format!("optimizer.muon.coefficients has {} numbers, not 3", given.len());
         report.add("optimizer.muon.coefficients", what, "give a, b and c, or remove it");
@@ -237,7 +242,9 @@ impl Adam8bit {
             map.expect("an object was written")
         };
         let defaults = settings(&Adam8bit::read(Default::default()));
-        let own = settings(&self).into_iter().filter(|(key, value)| defaults[key] != *value);
+        let own = settings(&self)
+            .into_iter()
+            .filter(|(key, value)| defaults[key] != *value);
         let keys: Vec<String> = own.map(|(key, value)| format!("{key}: {value}")).collect();
         if keys.is_empty() {
             return "optimizer=adam8bit".to_string();

@@ -70,7 +70,9 @@ fn resolve_paths(node: &mut Node, steps: &mut Vec<String>, folder: &Path) -> boo
         Value::Scalar { text, quoted } => {
             let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
             let relative = is_data_path(&steps) && !text.is_empty() && !text.starts_with('/');
-            let whole = resolve(folder, Path::new(text)).into_os_string().into_string();
+            let whole = resolve(folder, Path::new(text))
+                .into_os_string()
+                .into_string();
             if let Ok(whole) = whole
                 && relative
             {
@@ -99,7 +101,9 @@ fn is_data_path(steps: &[&str]) -> bool {
 /// Applies every `PATH=VALUE`. Later ones override earlier ones.
 pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    let splits = sets.iter().any(|set| set.trim_start().starts_with("data.split"));
+    let splits = sets
+        .iter()
+        .any(|set| set.trim_start().starts_with("data.split"));
     for set in sets {
         let Some((path, text)) = set.split_once('=') else {
             let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
@@ -137,7 +141,9 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
 /// Removes the file's settings that the new value of `target` does not have. Those of another `--set`
 /// remain, and are refused.
 fn drop_settings_of_other_values(root: &mut Node, target: &str, value: &str) {
-    let dropped = OF_ONE_VALUE.iter().filter(|(key, owner, _)| *key == target && *owner != value);
+    let dropped = OF_ONE_VALUE
+        .iter()
+        .filter(|(key, owner, _)| *key == target && *owner != value);
     for (_, _, setting) in dropped {
         let from_file = |node: &Node| !matches!(node.place, Location::Set(_));
         if root.at(setting).is_some_and(from_file) {
@@ -154,9 +160,13 @@ fn keep_split(root: &Node, new: &mut Node) {
         Value::List(items) => &items[..],
         _ => std::slice::from_ref(old),
     };
-    let splits: Vec<_> =
-        old.iter().map(|old| old.child("split").map(|split| &split.value)).collect();
-    let Some(Some(split)) = splits.first().filter(|first| splits.iter().all(|s| s == *first))
+    let splits: Vec<_> = old
+        .iter()
+        .map(|old| old.child("split").map(|split| &split.value))
+        .collect();
+    let Some(Some(split)) = splits
+        .first()
+        .filter(|first| splits.iter().all(|s| s == *first))
     else {
         return;
     };
@@ -165,7 +175,9 @@ fn keep_split(root: &Node, new: &mut Node) {
         if let Value::Scalar { .. } = dataset.value {
             dataset.value = Value::Map(vec![entry("prefix", dataset.clone())]);
         }
-        let given = ["split", "range"].iter().any(|key| dataset.child(key).is_some());
+        let given = ["split", "range"]
+            .iter()
+            .any(|key| dataset.child(key).is_some());
         if let Value::Map(entries) = &mut dataset.value
             && !given
         {
@@ -197,11 +209,18 @@ pub fn rename(root: &mut Node, name: &str) -> Result<(), Problems> {
 
 /// Other keys of the exclusive group that contains `path`.
 pub fn replaced(path: &str) -> impl Iterator<Item = &'static str> {
-    let is_below =
-        |key: &str| path.strip_prefix(key).is_some_and(|r| r.is_empty() || r.starts_with('.'));
-    let group = EXCLUSIVE.iter().find(|group| group.iter().any(|key| is_below(key)));
+    let is_below = |key: &str| {
+        path.strip_prefix(key)
+            .is_some_and(|r| r.is_empty() || r.starts_with('.'))
+    };
+    let group = EXCLUSIVE
+        .iter()
+        .find(|group| group.iter().any(|key| is_below(key)));
     let others = group.into_iter().flat_map(|group| group.iter().copied());
-    others.filter(|key| !is_below(key)).collect::<Vec<_>>().into_iter()
+    others
+        .filter(|key| !is_below(key))
+        .collect::<Vec<_>>()
+        .into_iter()
 }
 
 /// Removes the key at a dotted path.
@@ -245,7 +264,11 @@ fn put(node: &mut Node, steps: &[&str], new: Node, path: &str) -> Result<(), Str
         }
         Value::List(items) => {
             let count = items.len();
-            match step.parse::<usize>().ok().and_then(|index| items.get_mut(index)) {
+            match step
+                .parse::<usize>()
+                .ok()
+                .and_then(|index| items.get_mut(index))
+            {
                 Some(item) => put(item, rest, new, path),
                 None => Err(format!("`{step}` is not an item of a list of {count}, from 0")),
             }

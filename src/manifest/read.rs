@@ -85,7 +85,9 @@ fn run_folder(path: &Path) -> Option<&Path> {
     if path.is_dir() {
         return Some(path).filter(|run| run.join(IN_FOLDER).exists());
     }
-    let run = path.parent().filter(|_| path.file_name().is_some_and(|name| name == IN_FOLDER))?;
+    let run = path
+        .parent()
+        .filter(|_| path.file_name().is_some_and(|name| name == IN_FOLDER))?;
     Some(run).filter(|run| run.join("checkpoints").is_dir() && path.exists())
 }
 
@@ -105,9 +107,15 @@ fn load_file(path: &Path, sets: &[String], saved: bool, checks: Checks) -> anyho
     let mut loaded = read(&text, sets)?;
     // The run's own manifest keeps its author's comments.
     let own = loaded.manifest.log.folder.join(IN_FOLDER);
-    if path.canonicalize().ok().is_some_and(|path| own.canonicalize().ok() == Some(path)) {
-        let (place, sets): (Vec<String>, Vec<String>) =
-            sets.iter().cloned().partition(|set| set.starts_with("log.folder="));
+    if path
+        .canonicalize()
+        .ok()
+        .is_some_and(|path| own.canonicalize().ok() == Some(path))
+    {
+        let (place, sets): (Vec<String>, Vec<String>) = sets
+            .iter()
+            .cloned()
+            .partition(|set| set.starts_with("log.folder="));
         let same =
             |text: &str| read(text, &place).is_ok_and(|read| read.manifest == loaded.manifest);
         if let Some(text) = edit::edit(&text, &sets, same) {
@@ -160,10 +168,15 @@ pub(super) fn finish(
         report.add("", format!("not understood: {error}"), "please report this as a bug");
         Raw::default()
     });
-    let folder = folder.canonicalize().or_else(|_| std::path::absolute(folder));
+    let folder = folder
+        .canonicalize()
+        .or_else(|_| std::path::absolute(folder));
     let folder = folder.unwrap_or_else(|_| PathBuf::from("/"));
     let given = Box::new(Given { raw: raw.clone(), folder: folder.clone() });
-    let stem = Path::new(name).file_stem().and_then(|stem| stem.to_str()).unwrap_or("run");
+    let stem = Path::new(name)
+        .file_stem()
+        .and_then(|stem| stem.to_str())
+        .unwrap_or("run");
     let manifest = check::manifest(raw, &mut report, &folder, stem);
     if report.is_empty() {
         let effective = check::effective(&manifest);
@@ -178,7 +191,11 @@ pub(super) fn finish(
 
 /// Fails for a script that starts another trainer.
 fn refuse_script(text: &str, name: &str) -> Result<(), Problems> {
-    let job = |line: &str| ["#SBATCH", "#PBS", "#BSUB"].iter().any(|word| line.starts_with(word));
+    let job = |line: &str| {
+        ["#SBATCH", "#PBS", "#BSUB"]
+            .iter()
+            .any(|word| line.starts_with(word))
+    };
     if !text.starts_with("#!") && !text.lines().any(job) {
         return Ok(());
     }
@@ -220,12 +237,17 @@ fn text(path: &Path, name: &str) -> anyhow::Result<String> {
     // A device or a pipe has no length: read at most the limit and one byte more.
     let mut bytes = Vec::new();
     let mut limited = (&mut file).take(tree::MAX_BYTES + 1);
-    limited.read_to_end(&mut bytes).with_context(|| format!("reading {name}"))?;
+    limited
+        .read_to_end(&mut bytes)
+        .with_context(|| format!("reading {name}"))?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok(text),
         Err(error) => {
             let at = error.utf8_error().valid_up_to();
-            let line = 1 + error.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count();
+            let line = 1 + error.as_bytes()[..at]
+                .iter()
+                .filter(|byte| **byte == b'\n')
+                .count();
             let what = "not UTF-8 text from here on";
             Err(Problems::one(format!("{name}:{line}"), what, "save the file as UTF-8").into())
         }

@@ -63,7 +63,9 @@ fn optimizer(raw: &mut Option<OptimizerForm>, given: Option<OptimizerForm>) {
         _ => OptimizerSection::default(),
     };
     if let Some(adafactor) = &mut section.adafactor {
-        adafactor.scale_parameter = given.adafactor.and_then(|adafactor| adafactor.scale_parameter);
+        adafactor.scale_parameter = given
+            .adafactor
+            .and_then(|adafactor| adafactor.scale_parameter);
     }
     if let Some(adamw) = section.muon.as_mut().and_then(|muon| muon.adamw.as_mut()) {
         let given = given.muon.and_then(|muon| muon.adamw);
@@ -73,11 +75,24 @@ fn optimizer(raw: &mut Option<OptimizerForm>, given: Option<OptimizerForm>) {
 
 /// Resolves the prefixes of datasets, and puts validation sets in their order.
 fn blends(raw: &mut super::data::raw::Data, data: &Data, folder: &Path) {
-    let stages = raw.stages.iter_mut().flatten().filter_map(|stage| stage.train.as_mut());
-    let valid = raw.valid.iter_mut().flat_map(|sets| &mut sets.0).map(|(_, blend)| blend);
-    raw.train.iter_mut().chain(stages).chain(valid).for_each(|blend| make_absolute(blend, folder));
+    let stages = raw
+        .stages
+        .iter_mut()
+        .flatten()
+        .filter_map(|stage| stage.train.as_mut());
+    let valid = raw
+        .valid
+        .iter_mut()
+        .flat_map(|sets| &mut sets.0)
+        .map(|(_, blend)| blend);
+    raw.train
+        .iter_mut()
+        .chain(stages)
+        .chain(valid)
+        .for_each(|blend| make_absolute(blend, folder));
     if let Some(sets) = &mut raw.valid {
-        sets.0.sort_by_key(|(name, _)| data.valid.iter().position(|set| set.name == *name));
+        sets.0
+            .sort_by_key(|(name, _)| data.valid.iter().position(|set| set.name == *name));
     }
 }
 

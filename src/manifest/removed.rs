@@ -45,8 +45,9 @@ pub fn strip(root: &mut Node) {
 /// Removes those with the former default, and reports the others.
 pub fn check(root: &mut Node, name: &str) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    let settings =
-        REMOVED.iter().flat_map(|removed| removed.settings.iter().map(move |one| (removed, one)));
+    let settings = REMOVED
+        .iter()
+        .flat_map(|removed| removed.settings.iter().map(move |one| (removed, one)));
     for (Removed { what, remedy, .. }, (path, default)) in settings {
         let Some(node) = root.at(path) else { continue };
         let is_default = match &node.value {

@@ -74,7 +74,9 @@ impl<'a> Report<'a> {
             b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
         };
         let related = |a: &str, b: &str| within(a, b) || within(b, a);
-        paths.iter().all(|path| !self.invalid.iter().any(|invalid| related(path, invalid)))
+        paths
+            .iter()
+            .all(|path| !self.invalid.iter().any(|invalid| related(path, invalid)))
     }
 
     /// All mistakes in the order of the file's lines, then missing keys, then those of `--set`.
@@ -87,7 +89,9 @@ impl<'a> Report<'a> {
 /// Quotes text from a file: at most 500 characters, without control characters.
 fn sanitize(text: &str) -> String {
     let text = redact(text);
-    let plain = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c });
+    let plain = text
+        .chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c });
     plain.take(500).collect()
 }
 

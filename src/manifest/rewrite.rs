@@ -82,7 +82,9 @@ train:
         let sets = ["batch.micro=2", "data.eod.mask_loss=true"].map(String::from);
         let text = rewrite(&text, "a.yaml", Path::new("/"), &sets).unwrap();
         assert!(text.starts_with("# a comment\n"), "{text}");
-        let read = parse(&text, "a.yaml", Path::new("/"), &[]).unwrap().manifest;
+        let read = parse(&text, "a.yaml", Path::new("/"), &[])
+            .unwrap()
+            .manifest;
         assert_eq!((read.batch.micro, read.batch.global, read.train.samples), (2, 4, 40));
         assert!(read.data.eod.unwrap().mask_loss);
         for wrong in ["train.steps=-4", "nonsense.key=1", "precision=bf17"] {

@@ -185,12 +185,18 @@ impl EvalInputs<'_> {
     ) -> BTreeMap<String, EvalTask> {
         let mut tasks = BTreeMap::new();
         for (name, task) in given.into_iter().flatten() {
-            if !name.chars().all(|c| c.is_alphanumeric() || matches!(c, '-' | '_')) {
+            if !name
+                .chars()
+                .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
+            {
                 let what = format!("\"{}\" cannot name a task", short(&name));
                 report.add("train.eval_tasks", what, "use letters, digits, `-` and `_`");
             }
             let task = EvalTask::read(task);
-            let shots_from = task.shots_from.as_deref().map(|path| resolve(self.folder, path));
+            let shots_from = task
+                .shots_from
+                .as_deref()
+                .map(|path| resolve(self.folder, path));
             let file = resolve(self.folder, &task.file);
             tasks.insert(name, EvalTask { file, shots_from, ..task });
         }

@@ -15,7 +15,9 @@ const OTHER_WORDS: &[(&str, &str)] = &[
 /// Choice that was probably meant by `typed`.
 pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> Option<&'a str> {
     let plain = typed.to_lowercase();
-    let elsewhere = OTHER_WORDS.iter().find(|(_, others)| others.split(' ').any(|w| w == plain));
+    let elsewhere = OTHER_WORDS
+        .iter()
+        .find(|(_, others)| others.split(' ').any(|w| w == plain));
     let is_known = |(word, _): &(&str, &str)| known.clone().find(|known| known == word);
     elsewhere.and_then(is_known).or_else(|| word(typed, known))
 }
@@ -82,7 +84,11 @@ pub fn key<'a>(
 /// `all`.
 pub fn option(typed: &str, all: &[String]) -> Option<Suggestion> {
     let plain = other_trainers::plain(typed);
-    let key = all.iter().find(|path| **path == plain).cloned().or_else(|| same_name(&plain, all));
+    let key = all
+        .iter()
+        .find(|path| **path == plain)
+        .cloned()
+        .or_else(|| same_name(&plain, all));
     let row = || other_trainers::find(&plain).map(Suggestion::Row);
     row().or(key.map(Suggestion::Key))
 }
@@ -90,7 +96,10 @@ pub fn option(typed: &str, all: &[String]) -> Option<Suggestion> {
 /// Path of the key with this name in another section: the default optimizer's first.
 fn same_name(name: &str, all: &[String]) -> Option<String> {
     let named = |path: &&String| path.rsplit('.').next() == Some(name) && !path.contains('*');
-    all.iter().filter(named).min_by_key(|path| !path.contains(".adamw.")).cloned()
+    all.iter()
+        .filter(named)
+        .min_by_key(|path| !path.contains(".adamw."))
+        .cloned()
 }
 
 /// Word closest to `typed`; None if none is close enough.

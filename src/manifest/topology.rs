@@ -151,9 +151,12 @@ impl Written for LayerSplit {
             LayerSplit::Uniform => LayerSplitName::Uniform.into(),
             LayerSplit::TransformerAndEmbedding => LayerSplitName::TransformerAndEmbedding.into(),
             LayerSplit::Balanced => LayerSplitName::Balanced.into(),
-            LayerSplit::Explicit(stages) => {
-                stages.iter().copied().map(LayerCount).collect::<Vec<_>>().into()
-            }
+            LayerSplit::Explicit(stages) => stages
+                .iter()
+                .copied()
+                .map(LayerCount)
+                .collect::<Vec<_>>()
+                .into(),
         })
     }
 }

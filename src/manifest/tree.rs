@@ -156,7 +156,9 @@ fn is_plain(text: &str) -> bool {
     let starts = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.');
     !is_null
         && text.starts_with(starts)
-        && text.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
 }
 
 struct Reader<'a, P> {
@@ -303,7 +305,8 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
     }
 
     fn problem(&mut self, span: Span, what: &str, remedy: &str) {
-        self.problems.add(show(&(self.place)(span.start.line()), self.name), what, remedy);
+        self.problems
+            .add(show(&(self.place)(span.start.line()), self.name), what, remedy);
     }
 
     fn fatal(&self, span: Span, what: impl Into<String>, remedy: &str) -> Problems {

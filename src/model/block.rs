@@ -24,7 +24,6 @@ pub struct BlockActs {
 
 impl BlockActs {
     /// Lays out the buffers. `saved` is kept until backward, `workspace` is shared by all blocks.
-    #[allow(clippy::too_many_arguments)]
     pub fn plan(
         cx: &Cx,
         layer: usize,

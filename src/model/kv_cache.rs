@@ -33,7 +33,8 @@ impl KvCache {
     pub fn begin(&self, cx: &Cx, first: usize, new: usize) {
         let ends = (0..first + new).map(|row| if row < first { 0 } else { row as i32 + 1 });
         let ranges: Vec<[i32; 2]> = ends.map(|end| [0, end]).collect();
-        cx.be.upload(bytemuck::cast_slice(&ranges), self.visible.row_range(0, ranges.len()));
+        cx.be
+            .upload(bytemuck::cast_slice(&ranges), self.visible.row_range(0, ranges.len()));
     }
 
     /// Attention of the batch in one layer, from `transformed` to `to`. The cost is that of the batch's
@@ -42,10 +43,13 @@ impl KvCache {
         let (first, new) = (cx.cached_tokens, transformed.rows);
         let all = first + new;
         let qkv = self.qkv.row_range(layer * self.visible.rows, all);
-        cx.be.run(op::Copy { x: transformed, y: qkv.row_range(first, new).set() });
+        cx.be
+            .run(op::Copy { x: transformed, y: qkv.row_range(first, new).set() });
         let [ctx, lse, visible] = [self.ctx, self.lse, self.visible].map(|x| x.row_range(0, all));
         let how = Attend { seq: all, visible: Visible::Ranges(visible), ..*how };
-        cx.be.run(op::Attention { qkv, how, y: ctx.set(), lse: lse.set() });
-        cx.be.run(op::Copy { x: ctx.row_range(first, new), y: to.set() });
+        cx.be
+            .run(op::Attention { qkv, how, y: ctx.set(), lse: lse.set() });
+        cx.be
+            .run(op::Copy { x: ctx.row_range(first, new), y: to.set() });
     }
 }

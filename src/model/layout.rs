@@ -152,7 +152,8 @@ impl Layout {
             offset += (rows * cols).next_multiple_of(ALIGN);
         }
         let end = start + (offset - start).next_multiple_of(ALIGN * self.shard.dp);
-        self.buckets.push(Bucket { module, params, range: start..end });
+        self.buckets
+            .push(Bucket { module, params, range: start..end });
     }
 
     /// Elements of a flat buffer, including padding.
@@ -176,13 +177,17 @@ impl Layout {
 
     /// Bucket of a module, or the first bucket of blocks; None if this rank has none.
     pub fn bucket(&self, module: Module) -> Option<usize> {
-        self.buckets.iter().position(|bucket| bucket.module == module)
+        self.buckets
+            .iter()
+            .position(|bucket| bucket.module == module)
     }
 
     /// Matrix [v, H] of the head: its own, the tied embedding, or the copy of it.
     pub fn head_matrix(&self) -> &Param {
         let is_head = |spec: &ParamSpec| spec.vocab && (spec.tied || spec.module == Module::Head);
-        self.params().find(|param| is_head(&param.spec)).expect("the last stage has a head")
+        self.params()
+            .find(|param| is_head(&param.spec))
+            .expect("the last stage has a head")
     }
 
     /// Bucket of a layer's block.
@@ -223,7 +228,10 @@ impl Params {
     /// The same weights, with the fp8 state that `plan` returns for each matrix [out, in] of a
     /// block.
     pub fn with_fp8(mut self, bucket: &Bucket, plan: impl Fn([usize; 2]) -> Fp8Weight) -> Params {
-        let matrices = bucket.params.iter().filter(|param| param.spec.is_block_matrix());
+        let matrices = bucket
+            .params
+            .iter()
+            .filter(|param| param.spec.is_block_matrix());
         let plan = |param: &Param| (param.spec.weight, plan([param.rows, param.cols]));
         self.fp8_weights = matrices.map(plan).collect();
         self
@@ -232,7 +240,9 @@ impl Params {
     /// fp8 state of a matrix of a block.
     pub fn fp8_weight(&self, weight: Weight) -> Fp8Weight {
         let found = self.fp8_weights.iter().find(|(known, _)| *known == weight);
-        found.unwrap_or_else(|| panic!("{weight:?} has no fp8 state")).1
+        found
+            .unwrap_or_else(|| panic!("{weight:?} has no fp8 state"))
+            .1
     }
 
     /// Weight, or None if the model has no such weight.
@@ -249,7 +259,8 @@ impl Params {
 
     /// Destination of a product's gradient.
     pub fn out(&self, weight: Weight) -> Out {
-        self.get_out(weight).unwrap_or_else(|| panic!("{weight:?} is not in this bucket"))
+        self.get_out(weight)
+            .unwrap_or_else(|| panic!("{weight:?} is not in this bucket"))
     }
 }
 

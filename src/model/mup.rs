@@ -34,7 +34,8 @@ pub enum StepSize {
 
 /// Width as a multiple of the base width, r.
 fn ratio(m: &Model) -> f32 {
-    m.mup.map_or(1.0, |mup| m.hidden as f32 / mup.base_hidden as f32)
+    m.mup
+        .map_or(1.0, |mup| m.hidden as f32 / mup.base_hidden as f32)
 }
 
 impl ParamSpec {
@@ -56,12 +57,16 @@ impl ParamSpec {
 
 /// Factor of the sum of token and position embedding; None if it is 1.
 pub fn embedding_factor(m: &Model) -> Option<f32> {
-    m.mup.map(|mup| mup.embedding_multiplier).filter(|factor| *factor != 1.0)
+    m.mup
+        .map(|mup| mup.embedding_multiplier)
+        .filter(|factor| *factor != 1.0)
 }
 
 /// Factor of logits before any cap; None if it is 1.
 pub fn logit_factor(m: &Model) -> Option<f32> {
-    m.mup.map(|mup| mup.output_multiplier / ratio(m)).filter(|factor| *factor != 1.0)
+    m.mup
+        .map(|mup| mup.output_multiplier / ratio(m))
+        .filter(|factor| *factor != 1.0)
 }
 
 /// Factor of the dot product of a query and a key.

@@ -142,7 +142,10 @@ impl Stage<'_> {
         s: &'s Activations,
     ) -> impl DoubleEndedIterator<Item = (usize, &'s BlockActs)> {
         let first = if s.blocks.is_empty() { 0 } else { self.layout.block(s.first_layer) };
-        s.blocks.iter().enumerate().map(move |(i, acts)| (first + i, acts))
+        s.blocks
+            .iter()
+            .enumerate()
+            .map(move |(i, acts)| (first + i, acts))
     }
 
     /// Bucket and weight of the head's matrix.

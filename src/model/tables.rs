@@ -41,12 +41,16 @@ impl Tables {
         if let Some(to) = self.slopes {
             let slopes = alibi_slopes(cx.model.heads().query);
             let first = to.cols * cx.tp.group.rank();
-            cx.be.upload(bytemuck::cast_slice(&slopes[first..first + to.cols]), to);
+            cx.be
+                .upload(bytemuck::cast_slice(&slopes[first..first + to.cols]), to);
         }
         if let Some(to) = self.rotations {
             let ropes = cx.model.ropes();
-            let tables = ropes.iter().flat_map(|rope| rotations(rope, to.cols, cx.model.seq_len));
-            cx.be.upload(bytemuck::cast_slice(&tables.collect::<Vec<f32>>()), to);
+            let tables = ropes
+                .iter()
+                .flat_map(|rope| rotations(rope, to.cols, cx.model.seq_len));
+            cx.be
+                .upload(bytemuck::cast_slice(&tables.collect::<Vec<f32>>()), to);
         }
     }
 
@@ -64,7 +68,10 @@ impl Tables {
 pub fn alibi_slopes(heads: usize) -> Vec<f32> {
     let below = 1 << heads.ilog2();
     let powers = |n: usize| (1..=n).map(move |i| 2f64.powf(-8.0 * i as f64 / n as f64) as f32);
-    powers(below).chain(powers(2 * below).step_by(2)).take(heads).collect()
+    powers(below)
+        .chain(powers(2 * below).step_by(2))
+        .take(heads)
+        .collect()
 }
 
 /// Cosines and sines of position·frequency, [positions, dim]. The angle is rounded to f32, as in
@@ -72,9 +79,13 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
 fn rotations(rope: &Rope, dim: usize, positions: usize) -> Vec<f32> {
     let (frequencies, factor) = frequencies(rope, dim);
     let row = |position: usize| {
-        let angles = frequencies.iter().map(move |f| (position as f32 * f) as f64);
+        let angles = frequencies
+            .iter()
+            .map(move |f| (position as f32 * f) as f64);
         let cosines = angles.clone().map(f64::cos);
-        cosines.chain(angles.map(f64::sin)).map(move |x| (x * factor) as f32)
+        cosines
+            .chain(angles.map(f64::sin))
+            .map(move |x| (x * factor) as f32)
     };
     (0..positions).flat_map(row).collect()
 }
@@ -93,7 +104,9 @@ fn frequencies(rope: &Rope, dim: usize) -> (Vec<f32>, f64) {
             let ramp = yarn_ramp(&rule, rope.theta, dim);
             let scaled = plain.zip(ramp);
             let scaled = scaled.map(|(f, long)| f / rule.factor * long + f * (1.0 - long));
-            let factor = rule.attention_factor.unwrap_or(0.1 * rule.factor.ln() + 1.0);
+            let factor = rule
+                .attention_factor
+                .unwrap_or(0.1 * rule.factor.ln() + 1.0);
             (scaled.map(|f| f as f32).collect(), factor)
         }
     }

@@ -164,7 +164,10 @@ pub fn table(m: &Model) -> Vec<ParamSpec> {
 /// Number of parameters, including the padding of the vocabulary (`vocab_padded`) or not (`vocab`).
 pub fn parameters(m: &Model) -> u64 {
     let times = |module| if module == Module::Block { m.layers as u64 } else { 1 };
-    table(m).iter().map(|s| times(s.module) * s.rows as u64 * s.cols as u64).sum()
+    table(m)
+        .iter()
+        .map(|s| times(s.module) * s.rows as u64 * s.cols as u64)
+        .sum()
 }
 
 /// FLOPs of training on one token, forward and backward.
@@ -193,7 +196,9 @@ impl FlopsPerToken {
 /// way, as twice its keys.
 pub fn flops_per_token(m: &Model) -> FlopsPerToken {
     let weights = block_weights(m);
-    let blocks_forward = (0..m.layers).map(|layer| block_flops(m, weights, layer)).sum::<f64>();
+    let blocks_forward = (0..m.layers)
+        .map(|layer| block_flops(m, weights, layer))
+        .sum::<f64>();
     FlopsPerToken { model: 3.0 * (blocks_forward + head_flops(m)), blocks_forward }
 }
 
@@ -238,7 +243,9 @@ fn block_weights(m: &Model) -> f64 {
 
 /// Forward FLOPs of one token through the block of a layer, whose matrices have `weights` weights.
 fn block_flops(m: &Model, weights: f64, layer: usize) -> f64 {
-    let keys = m.window_of(layer).map_or(m.seq_len, |window| m.seq_len.min(2 * window));
+    let keys = m
+        .window_of(layer)
+        .map_or(m.seq_len, |window| m.seq_len.min(2 * window));
     2.0 * weights + 4.0 * keys as f64 * m.heads().query_width() as f64
 }
 

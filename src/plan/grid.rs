@@ -90,7 +90,10 @@ impl Grid {
     }
 
     pub fn rank(&self, at: Coord) -> usize {
-        self.order.iter().rev().fold(0, |rank, axis| rank * self[*axis] + at[*axis])
+        self.order
+            .iter()
+            .rev()
+            .fold(0, |rank, axis| rank * self[*axis] + at[*axis])
     }
 
     /// Ranks whose coordinates differ from `at` at most along `axes`, in order.

@@ -58,7 +58,8 @@ impl Ramp {
 
     /// Number of increments: `(global - start) / increment`.
     pub fn increments(&self) -> usize {
-        self.growth.map_or(0, |g| (self.global - g.start) / g.increment)
+        self.growth
+            .map_or(0, |g| (self.global - g.start) / g.increment)
     }
 
     /// Every batch size of the ramp, ascending.
@@ -130,7 +131,9 @@ impl Ramp {
             }
         }
         let within = steps.saturating_sub(last.first_step);
-        within.saturating_mul(last.global_batch as u64).saturating_add(last.first_sample)
+        within
+            .saturating_mul(last.global_batch as u64)
+            .saturating_add(last.first_sample)
     }
 }
 
@@ -164,7 +167,13 @@ mod tests {
         assert_eq!(ramp.increments(), 127);
         assert_eq!(9_765_625 / 127, 76_894);
         assert_eq!(76_894 / 16, 4805);
-        assert_eq!((16..=384).step_by(16).map(|b| 76_894.0 / b as f64).sum::<f64>() as u64, 18_146);
+        assert_eq!(
+            (16..=384)
+                .step_by(16)
+                .map(|b| 76_894.0 / b as f64)
+                .sum::<f64>() as u64,
+            18_146
+        );
         let phases: Vec<BatchPhase> = ramp.phases(220_000_000).collect();
         assert_eq!(phases.len(), 128);
         let phase = |global_batch, first_step, first_sample, steps| BatchPhase {
@@ -202,7 +211,11 @@ mod tests {
             let steps = walk(&ramp, samples);
             assert!(phased == steps, "{ramp:?}");
             assert_eq!(ramp.steps(samples), steps.len() as u64);
-            assert!(phased.iter().all(|batch| ramp.sizes().any(|size| size == *batch)));
+            assert!(
+                phased
+                    .iter()
+                    .all(|batch| ramp.sizes().any(|size| size == *batch))
+            );
         }
     }
 

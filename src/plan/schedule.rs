@@ -144,7 +144,9 @@ pub fn one_f_one_b(pp: PipelineRank, micros: usize) -> Vec<Round> {
 /// All forwards, then all backwards (GPipe: Huang et al. 2019).
 pub fn gpipe(micros: usize) -> Vec<Round> {
     let forwards = (0..micros).map(|m| vec![Forward(pass(m, 0))]);
-    forwards.chain((0..micros).map(|m| vec![Backward(pass(m, 0))])).collect()
+    forwards
+        .chain((0..micros).map(|m| vec![Backward(pass(m, 0))]))
+        .collect()
 }
 
 /// Interleaved 1F1B (Narayanan et al. 2021, § 2.2, in Megatron-LM's order): groups of one
@@ -192,12 +194,27 @@ pub fn with_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
     let mut actions = Vec::new();
     let mut previous: &[Action] = &[];
     for round in rounds {
-        actions.extend(previous.iter().filter_map(|action| action.sends(pp)).map(exchange));
-        actions.extend(round.iter().filter_map(|action| action.receives(pp)).map(exchange));
+        actions.extend(
+            previous
+                .iter()
+                .filter_map(|action| action.sends(pp))
+                .map(exchange),
+        );
+        actions.extend(
+            round
+                .iter()
+                .filter_map(|action| action.receives(pp))
+                .map(exchange),
+        );
         actions.extend(round);
         previous = round;
     }
-    actions.extend(previous.iter().filter_map(|action| action.sends(pp)).map(exchange));
+    actions.extend(
+        previous
+            .iter()
+            .filter_map(|action| action.sends(pp))
+            .map(exchange),
+    );
     actions
 }
 
@@ -228,7 +245,11 @@ pub fn with_async_messages(pp: PipelineRank, rounds: &[Round]) -> Vec<Action> {
 /// first action is the exchange of its input, if there is one. Returns the number of slots. An
 /// asynchronous message arrives in its own buffer and needs no slot until it is awaited.
 pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usize) {
-    let micros = actions.iter().map(|action| action.pass().micro + 1).max().unwrap_or(0);
+    let micros = actions
+        .iter()
+        .map(|action| action.pass().micro + 1)
+        .max()
+        .unwrap_or(0);
     let mut slot_of = vec![None; micros * chunks];
     let mut taken: Vec<bool> = Vec::new();
     for action in &mut actions {
@@ -254,7 +275,10 @@ pub fn with_slots(mut actions: Vec<Action>, chunks: usize) -> (Vec<Action>, usiz
 
 /// Leading messages of `actions`, which are exchanged together.
 pub fn leading_exchange(actions: &[Action]) -> &[Action] {
-    let len = actions.iter().take_while(|action| matches!(action, Exchange(..))).count();
+    let len = actions
+        .iter()
+        .take_while(|action| matches!(action, Exchange(..)))
+        .count();
     &actions[..len]
 }
 
@@ -282,7 +306,12 @@ mod tests {
             Backward(pass) => format!("B{}.{}", pass.chunk, pass.micro),
             other => format!("{other:?}"),
         };
-        rounds.iter().flatten().map(word).collect::<Vec<_>>().join(" ")
+        rounds
+            .iter()
+            .flatten()
+            .map(word)
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 
     #[test]

@@ -163,7 +163,11 @@ impl SpikeDetector {
         let recent = self.losses.iter().rev().take(RECENT).sum::<f64>() / RECENT as f64;
         let lowest = self.lowest.map_or(recent, |lowest| lowest.min(recent));
         self.lowest = Some(lowest);
-        let changes = self.losses.iter().zip(self.losses.iter().skip(1)).map(|(a, b)| b - a);
+        let changes = self
+            .losses
+            .iter()
+            .zip(self.losses.iter().skip(1))
+            .map(|(a, b)| b - a);
         let scatter = median_and_scatter(changes).1 / 2f64.sqrt();
         let rises = recent > lowest + (3.0 * scatter).max(rule.loss_rise);
         let rose_before = std::mem::replace(&mut self.rising, rises);
@@ -221,7 +225,9 @@ fn push(window: &mut VecDeque<f64>, value: f64) {
 fn median_and_scatter(values: impl Iterator<Item = f64>) -> (f64, f64) {
     let mut values: Vec<f64> = values.collect();
     let middle = upper_median(&mut values);
-    values.iter_mut().for_each(|value| *value = (*value - middle).abs());
+    values
+        .iter_mut()
+        .for_each(|value| *value = (*value - middle).abs());
     (middle, NORMAL * upper_median(&mut values))
 }
 

@@ -4,8 +4,9 @@ use std::ops::Range;
 
 /// Splits as evenly as possible. The first stages get one more layer if it does not divide.
 pub fn uniform(layers: usize, stages: usize) -> Vec<Range<usize>> {
-    let sizes: Vec<usize> =
-        (0..stages).map(|stage| layers / stages + usize::from(stage < layers % stages)).collect();
+    let sizes: Vec<usize> = (0..stages)
+        .map(|stage| layers / stages + usize::from(stage < layers % stages))
+        .collect();
     explicit(&sizes)
 }
 
@@ -66,7 +67,8 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
                 (own.max(before), size)
             };
             let all = (1..=until).map(with);
-            all.min_by(|a, b| a.0.total_cmp(&b.0)).unwrap_or((f64::INFINITY, 0))
+            all.min_by(|a, b| a.0.total_cmp(&b.0))
+                .unwrap_or((f64::INFINITY, 0))
         });
         best.push(row.collect());
     }
@@ -120,7 +122,10 @@ mod tests {
     fn a_balanced_split_counts_embedding_and_head() {
         let sizes = |layers, stages, embed, head| -> Vec<usize> {
             let layers = vec![(1.0, 1.0); layers];
-            balanced(stages, embed, &layers, head).iter().map(Range::len).collect()
+            balanced(stages, embed, &layers, head)
+                .iter()
+                .map(Range::len)
+                .collect()
         };
         let nothing = (0.0, 0.0);
         assert_eq!(sizes(8, 4, nothing, nothing), [2, 2, 2, 2]);
@@ -138,7 +143,9 @@ mod tests {
                     sizes[..2].iter().map(|n| *n as f64).fold(last, f64::max)
                 };
                 let all = (1..layers - 1).flat_map(|a| (1..layers - a).map(move |b| (a, b)));
-                let best = all.map(|(a, b)| cost(&[a, b, layers - a - b])).fold(1e9, f64::min);
+                let best = all
+                    .map(|(a, b)| cost(&[a, b, layers - a - b]))
+                    .fold(1e9, f64::min);
                 assert_eq!(cost(&sizes(layers, 3, nothing, (head, 0.0))), best, "{layers} {head}");
             }
         }

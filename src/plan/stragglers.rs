@@ -70,7 +70,9 @@ impl StragglerWatch {
         }
         let slow: Vec<Straggler> = stages.iter().flat_map(|peers| self.slow(peers)).collect();
         let before = std::mem::replace(&mut self.slow, slow.iter().map(|one| one.rank).collect());
-        slow.into_iter().filter(|one| !before.contains(&one.rank)).collect()
+        slow.into_iter()
+            .filter(|one| !before.contains(&one.rank))
+            .collect()
     }
 
     /// Slow ranks among peers.
@@ -79,7 +81,10 @@ impl StragglerWatch {
         let excesses = |rank: usize| self.windows.iter().filter_map(move |window| window[rank]);
         let mean = |rank: usize| excesses(rank).sum::<f64>() / WINDOWS as f64;
         let means: Vec<(usize, f64)> = peers.iter().map(|rank| (*rank, mean(*rank))).collect();
-        let usual = means.iter().map(|(_, more)| *more).filter(|more| *more <= bound);
+        let usual = means
+            .iter()
+            .map(|(_, more)| *more)
+            .filter(|more| *more <= bound);
         let scatter = deviation(&usual.collect::<Vec<f64>>());
         let judged = means.into_iter().filter_map(|(rank, more)| {
             let score = (peers.len() > 2).then(|| more / scatter);
@@ -93,12 +98,19 @@ impl StragglerWatch {
 
 /// Compared ranks of each stage. A single rank cannot be compared.
 fn stages(window: &[Busy]) -> Vec<Vec<usize>> {
-    let stages = window.iter().map(|busy| busy.stage).max().map_or(0, |last| last + 1);
+    let stages = window
+        .iter()
+        .map(|busy| busy.stage)
+        .max()
+        .map_or(0, |last| last + 1);
     let peers = |stage: usize| {
         let peer = |rank: &usize| window[*rank].stage == stage && !window[*rank].shares;
         (0..window.len()).filter(peer).collect()
     };
-    (0..stages).map(peers).filter(|peers: &Vec<usize>| peers.len() > 1).collect()
+    (0..stages)
+        .map(peers)
+        .filter(|peers: &Vec<usize>| peers.len() > 1)
+        .collect()
 }
 
 /// Excess of each rank over the median of its peers; of two, over the faster one.
@@ -130,7 +142,12 @@ fn bound(peers: usize) -> f64 {
 fn deviation(values: &[f64]) -> f64 {
     let n = values.len() as f64;
     let mean = values.iter().sum::<f64>() / n;
-    (values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (n - 1.0)).sqrt()
+    (values
+        .iter()
+        .map(|value| (value - mean).powi(2))
+        .sum::<f64>()
+        / (n - 1.0))
+        .sqrt()
 }
 
 #[cfg(test)]
@@ -187,12 +204,18 @@ mod tests {
             let of_rank = work * more * (1.0 + RANKS * f64::from(own[rank]));
             Busy { stage, seconds: of_rank * MEDIANS[drawn as usize], shares: false }
         };
-        (0..windows).map(|window| (0..ranks).map(|rank| busy(rank, window)).collect()).collect()
+        (0..windows)
+            .map(|window| (0..ranks).map(|rank| busy(rank, window)).collect())
+            .collect()
     }
 
     fn named(windows: &[Vec<Busy>]) -> Vec<usize> {
         let mut detector = StragglerWatch::default();
-        windows.iter().flat_map(|window| detector.observe(window)).map(|one| one.rank).collect()
+        windows
+            .iter()
+            .flat_map(|window| detector.observe(window))
+            .map(|one| one.rank)
+            .collect()
     }
 
     #[test]
@@ -242,7 +265,10 @@ mod tests {
     }
 
     fn window(seconds: &[f64]) -> Vec<Busy> {
-        seconds.iter().map(|s| Busy { stage: 0, seconds: *s, shares: false }).collect()
+        seconds
+            .iter()
+            .map(|s| Busy { stage: 0, seconds: *s, shares: false })
+            .collect()
     }
 
     #[test]

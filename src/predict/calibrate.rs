@@ -37,7 +37,10 @@ pub fn calibrate(
                 rows = rows.into_iter().map(Row::asynchronous).collect();
             }
             let named = |row: &Row| -> Vec<(String, String)> {
-                row.problems().into_iter().map(|what| (row.id.clone(), what)).collect()
+                row.problems()
+                    .into_iter()
+                    .map(|what| (row.id.clone(), what))
+                    .collect()
             };
             let refused = rows.iter().flat_map(named).collect();
             (rows, refused)

@@ -32,10 +32,17 @@ pub fn fit_constants(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
     let products: Vec<Products> = timed.iter().map(|(s, _)| Products::new(s)).collect();
     let seconds = |k: &[f64]| -> Vec<f64> {
         let total = |s: &Setup, products: &Products| cost::time_with(s, *products, k).total();
-        timed.iter().zip(&products).map(|((s, t), p)| (t / total(s, p)).ln()).collect()
+        timed
+            .iter()
+            .zip(&products)
+            .map(|((s, t), p)| (t / total(s, p)).ln())
+            .collect()
     };
     let gigabytes = |k: &[f64]| -> Vec<f64> {
-        measured.iter().map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln()).collect()
+        measured
+            .iter()
+            .map(|(s, gb)| (gb / cost::memory(s, k).reserved()).ln())
+            .collect()
     };
     let prior = Constants::prior();
     let of_time =
@@ -55,7 +62,10 @@ pub fn fit_constants(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
 }
 
 fn beliefs(table: &[Prior]) -> Vec<Belief> {
-    table.iter().map(|prior| Belief { log: prior.value.ln(), spread: prior.spread }).collect()
+    table
+        .iter()
+        .map(|prior| Belief { log: prior.value.ln(), spread: prior.spread })
+        .collect()
 }
 
 #[derive(Deserialize)]
@@ -68,7 +78,10 @@ struct File {
 fn read(text: &str) -> Option<Constants> {
     let file: File = serde_saphyr::from_str(text).ok()?;
     let values = |table: &[Prior], of: &BTreeMap<String, f64>| -> Option<Vec<f64>> {
-        table.iter().map(|prior| of.get(prior.name).copied()).collect()
+        table
+            .iter()
+            .map(|prior| of.get(prior.name).copied())
+            .collect()
     };
     Some(Constants { time: values(TIME, &file.time)?, memory: values(MEMORY, &file.memory)? })
 }

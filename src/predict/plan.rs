@@ -47,8 +47,13 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
         let last = i + 1 == cuts.len();
         Stage {
             layers: cuts[i].len(),
-            parameters: setup.counts.stage(&setup.model, cuts[i].len(), i == 0, last),
-            terms: parts.iter().map(|(name, gb)| (*name, gb * shrink * GB)).collect(),
+            parameters: setup
+                .counts
+                .stage(&setup.model, cuts[i].len(), i == 0, last),
+            terms: parts
+                .iter()
+                .map(|(name, gb)| (*name, gb * shrink * GB))
+                .collect(),
             sends: Default::default(),
         }
     };
@@ -66,8 +71,18 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
         host_needed: 0.0,
         host_capacity: setup.hardware.host_gib * GIB,
         fits: p.fits,
-        parts: p.time.parts.iter().map(|(name, seconds)| (*name, seconds * scale)).collect(),
-        stage_seconds: p.time.stage_seconds.iter().map(|seconds| seconds * scale).collect(),
+        parts: p
+            .time
+            .parts
+            .iter()
+            .map(|(name, seconds)| (*name, seconds * scale))
+            .collect(),
+        stage_seconds: p
+            .time
+            .stage_seconds
+            .iter()
+            .map(|seconds| seconds * scale)
+            .collect(),
         seconds: p.seconds,
         seconds_error: p.seconds_error,
         days: through(m.batch.ramp(), terms.samples, &setup, &mut |s| predictor.predict(s).seconds),
@@ -99,20 +114,26 @@ impl Change {
 fn memory_remedies(predictor: &Predictor, m: &Manifest, setup: &Setup) -> Vec<Change> {
     let fitting = |mut proposals: Vec<Proposal>| -> Vec<Change> {
         proposals.retain(|proposal| is_permitted(m, &proposal.setup));
-        let changes = proposals.into_iter().map(|proposal| evaluate(predictor, proposal));
+        let changes = proposals
+            .into_iter()
+            .map(|proposal| evaluate(predictor, proposal));
         changes.filter(|change| change.prediction.fits).collect()
     };
     let mut found = fitting(propose_smaller(setup));
     if found.is_empty() {
         let pairs = propose_smaller(setup).into_iter().flat_map(|first| {
-            propose_smaller(&first.setup).into_iter().map(move |second| first.and(second))
+            propose_smaller(&first.setup)
+                .into_iter()
+                .map(move |second| first.and(second))
         });
         found = fitting(pairs.collect());
     }
     found.sort_by(|a, b| a.prediction.seconds.total_cmp(&b.prediction.seconds));
     let mut seen: Vec<f64> = Vec::new();
     found.retain(|change| {
-        let new = seen.iter().all(|s| (s - change.prediction.seconds).abs() > 1e-9);
+        let new = seen
+            .iter()
+            .all(|s| (s - change.prediction.seconds).abs() > 1e-9);
         seen.push(change.prediction.seconds);
         new
     });
@@ -125,8 +146,9 @@ fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Predictio
     let proposals = proposals.filter(|proposal| is_permitted(m, &proposal.setup));
     let changes = proposals.map(|proposal| evaluate(predictor, proposal));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
-    let mut found: Vec<Change> =
-        changes.filter(|change| change.prediction.fits && gain(change) > 0.005).collect();
+    let mut found: Vec<Change> = changes
+        .filter(|change| change.prediction.fits && gain(change) > 0.005)
+        .collect();
     found.sort_by(|a, b| gain(b).total_cmp(&gain(a)));
     found
 }

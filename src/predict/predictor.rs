@@ -61,7 +61,10 @@ impl Predictor {
     pub fn new(constants: &Constants, rows: &[&Row], own: &[&Row]) -> Predictor {
         let mut time = Residuals::new(features::TIME);
         let mut memory = Residuals::new(features::MEMORY);
-        let all = rows.iter().map(|row| (row, false)).chain(own.iter().map(|row| (row, true)));
+        let all = rows
+            .iter()
+            .map(|row| (row, false))
+            .chain(own.iter().map(|row| (row, true)));
         for (row, own) in all {
             if let Some((s, seconds)) = row.timing() {
                 let by_formula = cost::time(s, &constants.time);
@@ -90,8 +93,12 @@ impl Predictor {
     pub fn predict(&self, s: &Setup) -> Prediction {
         let time = cost::time(s, &self.constants.time);
         let memory = cost::memory(s, &self.constants.memory);
-        let (longer, half) = self.time.at(features::for_time(s, &time, self.time.own > 0));
-        let (more, width) = self.memory.at(features::for_memory(s, &memory, self.memory.own > 0));
+        let (longer, half) = self
+            .time
+            .at(features::for_time(s, &time, self.time.own > 0));
+        let (more, width) = self
+            .memory
+            .at(features::for_memory(s, &memory, self.memory.own > 0));
         Prediction {
             seconds: time.total() * longer.exp(),
             gigabytes: memory.reserved() * more.exp(),
@@ -139,7 +146,10 @@ impl Residuals {
     fn at(&self, point: Features) -> (f64, f64) {
         let learned = self.learned((point.program, point.machine));
         let (mean, half) = learned.all.at(&point);
-        let unseen = learned.before.as_ref().map(|before| before.at(&as_others(&point)).1);
+        let unseen = learned
+            .before
+            .as_ref()
+            .map(|before| before.at(&as_others(&point)).1);
         (mean, unseen.map_or(half, |unseen| half.min(unseen)))
     }
 

@@ -124,7 +124,11 @@ pub fn compare(
         }
     }
     let mut problems = Problems::default();
-    let folder = found.folder.parent().and_then(Path::parent).unwrap_or(Path::new("FOLDER"));
+    let folder = found
+        .folder
+        .parent()
+        .and_then(Path::parent)
+        .unwrap_or(Path::new("FOLDER"));
     for (row, changes) in rejected {
         problems.add(
             found.folder.display().to_string(),
@@ -143,7 +147,9 @@ pub fn compare(
 
 /// Writes out the rows of a table of learned positions: seq_len, if they are not given.
 fn name_positions(keys: &mut BTreeMap<String, String>) {
-    let learned = keys.get("model.position").is_some_and(|position| position.contains("learned"));
+    let learned = keys
+        .get("model.position")
+        .is_some_and(|position| position.contains("learned"));
     let rows = keys.get("model.seq_len").filter(|_| learned).cloned();
     if let Some(rows) = rows {
         keys.entry("model.positions".to_string()).or_insert(rows);
@@ -157,14 +163,19 @@ fn keep_common_optimizer_settings(
 ) {
     const SECTION: &str = "optimizer.";
     let name = |keys: &BTreeMap<String, String>| {
-        let mut names = keys.keys().filter_map(|key| key.strip_prefix(SECTION)?.split_once('.'));
+        let mut names = keys
+            .keys()
+            .filter_map(|key| key.strip_prefix(SECTION)?.split_once('.'));
         names.next().map(|(name, _)| format!("{SECTION}{name}."))
     };
     let (Some(before), Some(after)) = (name(saved), name(now)) else { return };
     if before == after {
         return;
     }
-    let renamed = |key: &str| key.strip_prefix(&before).map(|rest| format!("{after}{rest}"));
+    let renamed = |key: &str| {
+        key.strip_prefix(&before)
+            .map(|rest| format!("{after}{rest}"))
+    };
     *saved = std::mem::take(saved)
         .into_iter()
         .map(|(key, value)| (renamed(&key).unwrap_or(key), value))
@@ -185,7 +196,8 @@ fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
         let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
         match value {
             serde_json::Value::Object(map) => {
-                map.iter().for_each(|(name, value)| walk(&below(name), value, to));
+                map.iter()
+                    .for_each(|(name, value)| walk(&below(name), value, to));
             }
             serde_json::Value::Array(list) => {
                 for (i, value) in list.iter().enumerate() {
@@ -193,7 +205,9 @@ fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
                 }
             }
             value
-                if ["data.train.", "data.stages."].iter().any(|at| key.starts_with(at))
+                if ["data.train.", "data.stages."]
+                    .iter()
+                    .any(|at| key.starts_with(at))
                     && key.ends_with(".prefix") =>
             {
                 to.insert("data.train.prefix".to_string(), value.to_string());

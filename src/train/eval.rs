@@ -15,7 +15,12 @@ pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
     if m.train.eval_tasks.is_empty() {
         return Ok(Vec::new());
     }
-    let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+    let tokenizer = m
+        .data
+        .tokenizer
+        .as_deref()
+        .map(Tokenizer::load)
+        .transpose()?;
     let (mut problems, mut tasks) = (Problems::default(), Vec::new());
     for (name, EvalTask { file, limit, shots, shots_from }) in &m.train.eval_tasks {
         let (limit, shots, shots_from) = (*limit, *shots, shots_from.as_deref());
@@ -55,7 +60,9 @@ pub fn read_task(
     let tokenizer = tokenizer.ok_or_else(none)?;
     let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
     let Prompts { seq_len, limit, add_bos_token, shots, shots_from } = *prompts;
-    let shots = shots.map(|count| Shots::read(path, shots_from, count)).transpose()?;
+    let shots = shots
+        .map(|count| Shots::read(path, shots_from, count))
+        .transpose()?;
     let vocab = m.model.vocab;
     let encoder = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
     Task::read(path, &encoder, shots, limit)

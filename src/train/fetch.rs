@@ -29,7 +29,10 @@ pub fn fetch(
     let fetch = move || -> Result<PathBuf> {
         let begun = Moment::now();
         let fetched = Place::open(&url)?.until(until).fetch(&checkpoints)?;
-        let name = fetched.folder.file_name().context("a checkpoint has a name")?;
+        let name = fetched
+            .folder
+            .file_name()
+            .context("a checkpoint has a name")?;
         if let Some(aside) = fetched.set_aside {
             tracing::warn!("what was {} in the run's folder is now called {aside}", name.display());
         }
@@ -51,7 +54,11 @@ pub fn fetch(
             return Ok(false);
         }
         if let Some(thread) = thread.take() {
-            name = Some(thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+            name = Some(
+                thread
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+            );
         }
         Ok(true)
     });

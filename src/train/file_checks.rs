@@ -103,7 +103,9 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
 pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut files = FileFindings::default();
     let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
-    let missing = files.wrong.collect(data::check(&m.data, seq_len, run, eval))?;
+    let missing = files
+        .wrong
+        .collect(data::check(&m.data, seq_len, run, eval))?;
     files.missing = missing.unwrap_or_default();
     Ok(files)
 }
@@ -113,7 +115,11 @@ fn prefixes(m: &Manifest) -> BTreeMap<PathBuf, String> {
     let train = ("data.train".to_string(), &m.data.train);
     let stages = m.data.stages.iter().enumerate();
     let stages = stages.map(|(at, stage)| (format!("data.stages.{at}.train"), &stage.train));
-    let valid = m.data.valid.iter().map(|set| (format!("data.valid.{}", set.name), &set.datasets));
+    let valid = m
+        .data
+        .valid
+        .iter()
+        .map(|set| (format!("data.valid.{}", set.name), &set.datasets));
     let mut prefixes = BTreeMap::new();
     for (key, datasets) in [train].into_iter().chain(stages).chain(valid) {
         for (at, dataset) in datasets.iter().enumerate() {
@@ -148,7 +154,11 @@ impl FileFindings {
         // read.
         let mut unread = Problems::default();
         let Some(tokenizer) = unread.collect(Tokenizer::load(path))? else {
-            let why = unread.list.iter().map(|problem| problem.what.as_str()).collect::<Vec<_>>();
+            let why = unread
+                .list
+                .iter()
+                .map(|problem| problem.what.as_str())
+                .collect::<Vec<_>>();
             let shown = path.display();
             tracing::warn!("prompts and texts cannot be read: {shown} {}", why.join("; "));
             return Ok(None);
@@ -163,7 +173,12 @@ impl FileFindings {
                 format!("set model.vocab to {}", tokenizer.vocab()),
             );
         }
-        let special = |id: u32| tokenizer.specials().iter().any(|(_, special)| *special == id);
+        let special = |id: u32| {
+            tokenizer
+                .specials()
+                .iter()
+                .any(|(_, special)| *special == id)
+        };
         if let (Some(eod), Some(own)) = (m.data.eod, tokenizer.eod())
             && !special(eod.token)
         {

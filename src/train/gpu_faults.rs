@@ -112,8 +112,13 @@ impl GpuFaults {
         let new = new_faults(&self.last, &faults);
         self.last = Faults { xids: Vec::new(), ..faults };
         let line = |hardware: bool| {
-            let faults = new.iter().filter(|fault| fault.remedy.is_some() == hardware);
-            let what = faults.map(|fault| fault.what.as_str()).collect::<Vec<_>>().join("; ");
+            let faults = new
+                .iter()
+                .filter(|fault| fault.remedy.is_some() == hardware);
+            let what = faults
+                .map(|fault| fault.what.as_str())
+                .collect::<Vec<_>>()
+                .join("; ");
             let whole = format!("node {}, {}: {what}", self.host, self.device);
             Some(whole).filter(|_| !what.is_empty())
         };
@@ -140,7 +145,10 @@ impl GpuFaults {
         for node in nodes.iter().filter(is_new) {
             tracing::warn!("{}", node.evidence);
         }
-        self.reported_until = nodes.iter().map(|node| node.at).fold(self.reported_until, f64::max);
+        self.reported_until = nodes
+            .iter()
+            .map(|node| node.at)
+            .fold(self.reported_until, f64::max);
     }
 }
 
@@ -184,7 +192,8 @@ mod tests {
 
     fn faults(before: &Faults, now: &Faults) -> Vec<(bool, String)> {
         let new = new_faults(before, now).into_iter();
-        new.map(|fault| (fault.remedy.is_some(), fault.what)).collect()
+        new.map(|fault| (fault.remedy.is_some(), fault.what))
+            .collect()
     }
 
     #[test]

@@ -77,7 +77,10 @@ impl Loader {
     /// padded with samples whose loss weight is 0.
     pub fn evaluation(source: &Arc<Source>, shard: DataShard, samples: u64) -> Result<Loader> {
         let whole = shard.rounds(samples) * (shard.micro * shard.replicas) as u64;
-        let counting = shard.requests(0, whole).filter(|r| r.first_sample < samples).count() as u64;
+        let counting = shard
+            .requests(0, whole)
+            .filter(|r| r.first_sample < samples)
+            .count() as u64;
         let pad = move |mut request: Request| {
             if request.first_sample >= samples {
                 request.first_sample = 0;

@@ -305,7 +305,8 @@ impl MirrorQueue {
             !state.ended && !newer && !state.abandoned
         };
         while retries(&state) && begun.elapsed() < pause {
-            self.changed.wait_for(&mut state, pause.saturating_sub(begun.elapsed()));
+            self.changed
+                .wait_for(&mut state, pause.saturating_sub(begun.elapsed()));
         }
         retries(&state)
     }
@@ -334,7 +335,9 @@ const RUN_ID: &str = "run.id";
 pub fn run_id(folder: &Path, new: String) -> Result<String> {
     let path = folder.join(RUN_ID);
     if let Ok(text) = input::read(&path, input::SMALL)
-        && let Some(id) = std::str::from_utf8(&text).ok().and_then(|text| text.strip_suffix('\n'))
+        && let Some(id) = std::str::from_utf8(&text)
+            .ok()
+            .and_then(|text| text.strip_suffix('\n'))
     {
         return Ok(id.to_string());
     }

@@ -23,7 +23,9 @@ fn table(ops: &[LoggedOp]) -> String {
         let LoggedOp { kind, name, cost, .. } = op;
         let reads = shapes(op, |access| access != Access::Write);
         let writes = shapes(op, |access| access != Access::Read);
-        let seconds = op.seconds.map_or(String::new(), |seconds| format!("{seconds:.9}"));
+        let seconds = op
+            .seconds
+            .map_or(String::new(), |seconds| format!("{seconds:.9}"));
         let (flops, bytes) = (cost.flops, cost.bytes);
         let row = writeln!(
             text,

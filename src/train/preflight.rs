@@ -25,7 +25,9 @@ pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Resul
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
     let node_leaders: Vec<usize> = rank.on_first(|| {
         let first = |node: &String| nodes.iter().position(|other| other == node);
-        Ok((0..nodes.len()).filter(|rank| first(&nodes[*rank]) == Some(*rank)).collect())
+        Ok((0..nodes.len())
+            .filter(|rank| first(&nodes[*rank]) == Some(*rank))
+            .collect())
     })?;
     let leads = !rank.is_first() && node_leaders.contains(&rank.number());
     let own = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
@@ -36,7 +38,10 @@ pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Resul
             two.map(|(ours, theirs)| other_data(rank, number, &nodes[number], ours, theirs))
         };
         let problems: Vec<_> = all_ids.iter().enumerate().filter_map(differs).collect();
-        problems.into_iter().next().map_or(Ok(()), |problem| Err(problem.into()))
+        problems
+            .into_iter()
+            .next()
+            .map_or(Ok(()), |problem| Err(problem.into()))
     })
 }
 
@@ -75,8 +80,12 @@ pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryP
     let device = if shared.is_some() { needed.total().0 } else { 0 };
     let free = free.map(|bytes| bytes.0);
     let memory = HostMemory::detect();
-    let limits = memory.as_ref().map_or("nothing is known".to_string(), HostMemory::to_string);
-    let lockable = memory.and_then(|memory| memory.lockable).map(|limit| limit.0);
+    let limits = memory
+        .as_ref()
+        .map_or("nothing is known".to_string(), HostMemory::to_string);
+    let lockable = memory
+        .and_then(|memory| memory.lockable)
+        .map(|limit| limit.0);
     let (node, locks) = (node.to_string(), shared.is_none());
     let needs = rank.gather(&Need { node, device, host, locks, free, limits, lockable })?;
     rank.on_first(|| too_little_memory(&needs).map_or(Ok(()), |problem| Err(problem.into())))?;
@@ -134,12 +143,17 @@ impl OnNode<'_> {
 /// Lines about each node's memory for `topology.offload`.
 fn node_lines(needs: &[Need]) -> Vec<String> {
     let nodes = by_node(needs).into_iter().filter(|(_, sums)| sums.host > 0);
-    nodes.map(|(node, sums)| format!("memory of node {node}: {}", sums.text())).collect()
+    nodes
+        .map(|(node, sums)| format!("memory of node {node}: {}", sums.text()))
+        .collect()
 }
 
 /// Warning if a rank would lock more than its limit. Many drivers ignore the limit.
 fn too_little_lockable(needs: &[Need]) -> Option<String> {
-    let short = |need: &&Need| need.lockable.is_some_and(|most| need.locks && need.host > most);
+    let short = |need: &&Need| {
+        need.lockable
+            .is_some_and(|most| need.locks && need.host > most)
+    };
     let Need { node, host, lockable, .. } = needs.iter().find(short)?;
     Some(format!(
         "node {node}: a rank is to page-lock {} for topology.offload, and ulimit -l is {}: a driver \
@@ -155,7 +169,9 @@ const RAISE: &str = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLO
 
 /// Problem of the first node, by name, whose ranks need more than is free.
 fn too_little_memory(needs: &[Need]) -> Option<Problems> {
-    let (node, sums) = by_node(needs).into_iter().find(|(_, sums)| sums.asked > sums.free)?;
+    let (node, sums) = by_node(needs)
+        .into_iter()
+        .find(|(_, sums)| sums.asked > sums.free)?;
     let remedy = match sums.host {
         0 => "",
         _ => {

@@ -50,7 +50,11 @@ pub fn replay(
         let micros = shard.rounds(global) as usize;
         let rate = lr::for_step(&m.lr, &samples);
         let load = &mut |inputs: &_| loader.load(be, inputs, global);
-        engine.set_limits(spikes.as_ref().and_then(|spikes| spikes.limits(step, &samples)));
+        engine.set_limits(
+            spikes
+                .as_ref()
+                .and_then(|spikes| spikes.limits(step, &samples)),
+        );
         let outcome = engine.step(load, micros, rate)?;
         if let Some(spikes) = &mut spikes {
             let (loss, norm) = (outcome.loss, outcome.grad_norm);
@@ -83,8 +87,10 @@ pub fn verify(
         let has = |step: u64| recorded.iter().any(|past| past.step == step);
         let published = checkpoint::published(&saving::folder(m))?;
         let saved: Vec<u64> = published.iter().map(|found| found.step).collect();
-        let found =
-            published.into_iter().rev().find(|found| (1..=steps).all(|k| has(found.step + k)));
+        let found = published
+            .into_iter()
+            .rev()
+            .find(|found| (1..=steps).all(|k| has(found.step + k)));
         let found = found.ok_or_else(|| {
             let what = format!("no checkpoint has {steps} recorded steps after it");
             let remedy = "verify fewer steps, or keep more checkpoints: checkpoint.keep_last";

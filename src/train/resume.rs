@@ -35,8 +35,13 @@ pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolde
     };
     let published = checkpoint::published(&checkpoints)?;
     let name = named.file_name().unwrap_or_default();
-    let found = published.iter().find(|found| found.folder.file_name() == Some(name));
-    let names: Vec<String> = published.iter().map(|found| checkpoint::name(found.step)).collect();
+    let found = published
+        .iter()
+        .find(|found| found.folder.file_name() == Some(name));
+    let names: Vec<String> = published
+        .iter()
+        .map(|found| checkpoint::name(found.step))
+        .collect();
     let found = found.cloned().ok_or_else(|| {
         let what = format!("{} holds no {}", checkpoints.display(), named.display());
         Problems::one("--resume-from", what, format!("there are: {}", names.join(", ")))
@@ -63,7 +68,10 @@ pub fn mixture(
     // A dataset that was moved is still the same one.
     let moved = state.data.iter().filter_map(|saved| {
         let gone = now.iter().all(|now| now.prefix != saved.prefix);
-        let same = now.iter().find(|now| saved.same_content(now)).filter(|_| gone);
+        let same = now
+            .iter()
+            .find(|now| saved.same_content(now))
+            .filter(|_| gone);
         same.map(|now| (&saved.prefix, &now.prefix))
     });
     let plan = moved.fold(state.mixture.clone(), |plan, (from, to)| plan.moved(from, to));
@@ -198,7 +206,9 @@ pub fn has_not_passed_its_end(
     same_run(&index, found, loaded, data)?; // another batch makes another number of steps
     let asked = m.batch.ramp().steps(m.train.samples);
     let published = saved_checkpoints(found).into_iter();
-    let earlier = published.rev().find(|other| other.step <= asked && other.step > 0);
+    let earlier = published
+        .rev()
+        .find(|other| other.step <= asked && other.step > 0);
     let back = earlier.map_or(String::new(), |other| {
         let name = checkpoint::name(other.step);
         format!(", or go back, which sets newer checkpoints aside: --resume-from {name}")
@@ -257,13 +267,19 @@ fn optimizer(
 
 /// Checkpoints of the same run, oldest first.
 fn saved_checkpoints(found: &CheckpointFolder) -> Vec<CheckpointFolder> {
-    let published = found.folder.parent().and_then(|folder| checkpoint::published(folder).ok());
+    let published = found
+        .folder
+        .parent()
+        .and_then(|folder| checkpoint::published(folder).ok());
     published.unwrap_or_default()
 }
 
 /// Adds the name of an older checkpoint that could be used. It is never chosen silently.
 fn with_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
-    let older = saved_checkpoints(found).into_iter().rev().find(|other| other.step < found.step);
+    let older = saved_checkpoints(found)
+        .into_iter()
+        .rev()
+        .find(|other| other.step < found.step);
     let remedy = match older {
         Some(older) => {
             let name = checkpoint::name(older.step);

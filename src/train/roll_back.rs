@@ -43,7 +43,9 @@ pub fn load(
     let samples = [state.progress.consumed_samples, from];
     let mut watch = state.spikes.take().unwrap_or_default();
     watch.roll_backs = spikes.roll_backs.clone();
-    watch.roll_backs.push(RollBack { at, to: found.step, samples });
+    watch
+        .roll_backs
+        .push(RollBack { at, to: found.step, samples });
     state.spikes = Some(watch);
     state.progress.consumed_samples = from;
     state.mixture = run.data.plan.clone();
@@ -62,5 +64,6 @@ fn give_up<T>(run: &RunView, why: &str, tried: &str) -> anyhow::Result<Option<T>
             run.progress.step
         )
     };
-    run.rank.agree(if run.rank.is_first() { Err(error()) } else { Ok(None) })
+    run.rank
+        .agree(if run.rank.is_first() { Err(error()) } else { Ok(None) })
 }

@@ -62,12 +62,15 @@ impl<'a> Run<'a> {
             if self.watchers.must_roll_back() {
                 self.roll_back()?;
             } else if let Some(ended) = ended {
-                self.watchers.try_each(|watcher| watcher.complete(&self.view(), ended))?;
+                self.watchers
+                    .try_each(|watcher| watcher.complete(&self.view(), ended))?;
                 return Ok(ended);
             } else {
-                self.watchers.try_each(|watcher| watcher.before_step(&self.view(), next.step))?;
+                self.watchers
+                    .try_each(|watcher| watcher.before_step(&self.view(), next.step))?;
                 self.step(&next)?;
-                self.watchers.try_each(|watcher| watcher.after_step(&self.view(), next.step))?;
+                self.watchers
+                    .try_each(|watcher| watcher.after_step(&self.view(), next.step))?;
             }
         }
     }
@@ -79,12 +82,14 @@ impl<'a> Run<'a> {
         if idle == Idle::Around {
             self.drain()?;
         }
-        self.watchers.try_each(|watcher| watcher.prepare(&self.view(), spec))?;
+        self.watchers
+            .try_each(|watcher| watcher.prepare(&self.view(), spec))?;
         self.queue(spec)?;
         if idle >= Idle::After {
             self.drain()?;
         }
-        self.watchers.try_each(|watcher| watcher.due(&self.view(), spec))
+        self.watchers
+            .try_each(|watcher| watcher.due(&self.view(), spec))
     }
 
     /// State of the run, for watchers.
@@ -115,13 +120,17 @@ impl<'a> Run<'a> {
         if counts.any(Requests::SAVE) {
             self.drain()?;
         }
-        self.watchers.try_each(|watcher| watcher.act_on(&self.view(), &counts))?;
+        self.watchers
+            .try_each(|watcher| watcher.act_on(&self.view(), &counts))?;
         let ends = [
             (Requests::REACHED, Ended::Reached),
             (Requests::STOP, Ended::Stopped),
             (Requests::LEAVE, Ended::JobEnds),
         ];
-        Ok(ends.into_iter().find(|(request, _)| counts.any(*request)).map(|(_, ended)| ended))
+        Ok(ends
+            .into_iter()
+            .find(|(request, _)| counts.any(*request))
+            .map(|(_, ended)| ended))
     }
 
     /// Queues one step on the device, and finishes the step before it meanwhile.
@@ -150,7 +159,8 @@ impl<'a> Run<'a> {
             self.cx.shard.rounds(global) as usize,
             lr,
         )?;
-        self.watchers.notice(&self.view(), &Event::Queued(step, input))?;
+        self.watchers
+            .notice(&self.view(), &Event::Queued(step, input))?;
         self.progress = Progress { step, consumed_samples: samples.end };
         let data_wait = self.loader.wait() - waited;
         let (waited, samples) = (recorder.waited().host - others, samples.clone());
@@ -161,7 +171,10 @@ impl<'a> Run<'a> {
 
     /// Waits for the pending step: afterwards the device is idle and the weights are checked.
     fn drain(&mut self) -> anyhow::Result<()> {
-        self.in_flight.pending.take().map_or(Ok(()), |last| self.finish_step(last))
+        self.in_flight
+            .pending
+            .take()
+            .map_or(Ok(()), |last| self.finish_step(last))
     }
 
     /// Waits for the outcome of a step and records it. Fails if it is not finite.
@@ -173,7 +186,9 @@ impl<'a> Run<'a> {
         let (outcome, ended) = self.engine.outcome()?;
         drop(waiting);
         not_finite::check(rank, &outcome, &self.engine, step, samples.clone())?;
-        let seconds = ended.since(started.max(self.in_flight.last_ended)).as_secs_f64();
+        let seconds = ended
+            .since(started.max(self.in_flight.last_ended))
+            .as_secs_f64();
         self.in_flight.last_ended = ended;
         let record = StepRecord { step, samples, lr, seconds, data_wait, waited, outcome };
         self.watchers.notice(&self.view(), &Event::Step(&record))
@@ -195,7 +210,8 @@ impl<'a> Run<'a> {
         self.loader = rank.phase("starting the data loader", || {
             Loader::training(&data.train, *ramp, *shard, from, end)
         })?;
-        self.watchers.notice(&self.view(), &Event::RolledBack(&state))?;
+        self.watchers
+            .notice(&self.view(), &Event::RolledBack(&state))?;
         self.in_flight.last_ended = Moment::now();
         tracing::warn!(target: launch::events::DIVERGENCE, "{message}");
         Ok(())
@@ -210,7 +226,9 @@ impl<'a> Run<'a> {
             Ok(Ended::Reached) => status::REACHED.to_string(),
             Err(error) => format!("{}: {error:#}", status::FAILED),
         };
-        self.watchers.each(|watcher| watcher.ending(&self.view(), ended));
-        self.watchers.each(|watcher| watcher.finish(&self.view(), &how));
+        self.watchers
+            .each(|watcher| watcher.ending(&self.view(), ended));
+        self.watchers
+            .each(|watcher| watcher.finish(&self.view(), &how));
     }
 }

@@ -98,7 +98,9 @@ impl Saver {
         let most_in_flight = m.checkpoint.in_flight.max(1);
         Ok(Saver {
             checkpoints: folder(m),
-            free: (0..most_in_flight).map(|_| Snapshot::reserve(engine)).collect(),
+            free: (0..most_in_flight)
+                .map(|_| Snapshot::reserve(engine))
+                .collect(),
             saved_bytes: checkpoint::saved_bytes(m),
             scaled: m.loss_scale.is_some(),
             writer: writer::start(m, rank, storage.clone(), mirror)?,
@@ -173,9 +175,13 @@ impl Saver {
         let staging =
             rank.on_first(|| Ok(checkpoint::temporary_folder(&self.checkpoints, step)))?;
         if rank.is_first() {
-            self.writer.send(Job::Begin { staging: staging.clone(), step, bytes })?;
+            self.writer
+                .send(Job::Begin { staging: staging.clone(), step, bytes })?;
         }
-        let mut snapshot = self.free.pop().expect("a part that was written frees its snapshot");
+        let mut snapshot = self
+            .free
+            .pop()
+            .expect("a part that was written frees its snapshot");
         snapshot.take(engine);
         self.saved = Some(step);
         let mut state = State { progress, next_batch, ..self.state.clone() };
@@ -185,7 +191,11 @@ impl Saver {
         let scale = engine.scale();
         state.loss_scale = self.scaled.then_some(scale);
         state.skipped_updates = scale.skipped;
-        state.optimizer.groups.iter_mut().for_each(|group| group.step = scale.updates);
+        state
+            .optimizer
+            .groups
+            .iter_mut()
+            .for_each(|group| group.step = scale.updates);
         let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
         let save = PendingSave { staging, state, begun, stall, snapshot, part: None, record };
         self.in_flight.push_back(save);
@@ -216,10 +226,14 @@ impl Saver {
 
     /// Writes the oldest save whose folder was missing, after rank 0 has created it.
     fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
-        let unwritten = self.in_flight.iter().position(|save| save.snapshot.is_some());
+        let unwritten = self
+            .in_flight
+            .iter()
+            .position(|save| save.snapshot.is_some());
         let number = unwritten.expect("a save without a folder");
         if let Err(error) = rank.agree(self.begun.pop_front().unwrap_or(Ok(()))) {
-            self.free.extend(self.in_flight.remove(number).and_then(|save| save.snapshot));
+            self.free
+                .extend(self.in_flight.remove(number).and_then(|save| save.snapshot));
             return Err(error);
         }
         let save = &mut self.in_flight[number];
@@ -241,7 +255,10 @@ impl Saver {
         while let Some(done) = self.writer.poll() {
             self.record(done)?;
         }
-        Ok(self.in_flight.front().is_some_and(|save| save.part.is_some()))
+        Ok(self
+            .in_flight
+            .front()
+            .is_some_and(|save| save.part.is_some()))
     }
 
     /// Waits until all ranks have written their part of the oldest save in flight; rank 0 then
@@ -284,7 +301,10 @@ impl Saver {
             let Some(done) = self.writer.wait_for(end.left())? else { break };
             self.record(done)?;
         }
-        Ok(self.in_flight.front().is_some_and(|save| save.part.is_some()))
+        Ok(self
+            .in_flight
+            .front()
+            .is_some_and(|save| save.part.is_some()))
     }
 
     /// Waits for all saves in flight.

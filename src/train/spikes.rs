@@ -40,7 +40,12 @@ impl Spikes {
         let rule = Rule { sigmas, loss_rise, norm_rise, acts, skips, roll_back, roll_backs };
         let watch = saved.unwrap_or_default();
         let looks = action != SpikeAction::Off;
-        let stages = data.stages.iter().map(|stage| stage.from).filter(|at| *at > 0).collect();
+        let stages = data
+            .stages
+            .iter()
+            .map(|stage| stage.from)
+            .filter(|at| *at > 0)
+            .collect();
         looks.then_some(Spikes { rule, watch, stages, begun: None, diverged: None })
     }
 
@@ -93,7 +98,9 @@ impl Watcher for Option<Spikes> {
     }
 
     fn prepare(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
-        let limits = self.as_ref().and_then(|spikes| spikes.limits(spec.step, &spec.samples));
+        let limits = self
+            .as_ref()
+            .and_then(|spikes| spikes.limits(spec.step, &spec.samples));
         run.engine.set_limits(limits);
         Ok(())
     }
@@ -117,7 +124,8 @@ impl Watcher for Option<Spikes> {
     }
 
     fn must_roll_back(&self) -> bool {
-        self.as_ref().is_some_and(|spikes| spikes.diverged.is_some())
+        self.as_ref()
+            .is_some_and(|spikes| spikes.diverged.is_some())
     }
 
     fn roll_back(&mut self, run: &RunView) -> anyhow::Result<Option<(State, String)>> {

@@ -91,7 +91,10 @@ impl<'a> Process<'a> {
             options,
             messages,
             signals: Signals::listen(ranks.have_first().then(|| messages.console().clone()))?,
-            trace: options.trace.as_ref().map(|options| Trace::new(options, messages.spans())),
+            trace: options
+                .trace
+                .as_ref()
+                .map(|options| Trace::new(options, messages.spans())),
             data: Mutex::new(None),
             tasks,
             node: ranks.node.clone(),
@@ -389,7 +392,11 @@ fn announce_folder(loaded: &Loaded) {
     let folder = &loaded.manifest.log.folder;
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     tracing::info!("new run in {}", whole(folder).display());
-    let beside = loaded.source.parent().unwrap_or(Path::new(".")).join(folder);
+    let beside = loaded
+        .source
+        .parent()
+        .unwrap_or(Path::new("."))
+        .join(folder);
     if folder.is_relative()
         && whole(&beside) != whole(folder)
         && beside.join("checkpoints").is_dir()
@@ -456,7 +463,9 @@ fn open_status(
 ) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
     let metrics = Metrics::read(&m.log.folder).ok();
-    let last = metrics.as_ref().and_then(|metrics| metrics.steps.last().copied());
+    let last = metrics
+        .as_ref()
+        .and_then(|metrics| metrics.steps.last().copied());
     let status = Status {
         step: progress.step,
         consumed_samples: progress.consumed_samples,
@@ -466,7 +475,9 @@ fn open_status(
         ranks: rank.grid.size(),
         total_steps: m.batch.ramp().steps(m.train.samples),
         total_samples: m.train.samples,
-        useful_s: metrics.as_ref().map_or(0.0, |metrics| metrics.useful_seconds()),
+        useful_s: metrics
+            .as_ref()
+            .map_or(0.0, |metrics| metrics.useful_seconds()),
         ..Status::default()
     };
     let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());

@@ -89,14 +89,17 @@ impl StepParts {
             waits.entry(group.clone()).and_modify(|now| *now -= before);
         }
         let (ops, input) = (be.take_times(), self.input);
-        self.measured.push((step, StepTimes { ops, waits, input, save: 0.0, seconds }));
+        self.measured
+            .push((step, StepTimes { ops, waits, input, save: 0.0, seconds }));
     }
 
     /// The measured step of median length, and its parts.
     pub fn median(&self) -> Option<(u64, PartSeconds)> {
         let mut steps: Vec<&(u64, StepTimes)> = self.measured.iter().collect();
         steps.sort_by(|a, b| a.1.seconds.total_cmp(&b.1.seconds));
-        steps.get(steps.len() / 2).map(|(step, times)| (*step, times.parts()))
+        steps
+            .get(steps.len() / 2)
+            .map(|(step, times)| (*step, times.parts()))
     }
 
     /// Adds the time in which a save stopped the steps. Returns its mean over all steps so far.

@@ -89,7 +89,9 @@ impl Stragglers {
             number: self.windows,
             seconds: median(std::mem::take(&mut self.seconds)),
             processor: self.processor.clone(),
-            health: monitor.map(|monitor| health(&monitor.read())).unwrap_or_default(),
+            health: monitor
+                .map(|monitor| health(&monitor.read()))
+                .unwrap_or_default(),
         });
     }
 
@@ -101,7 +103,9 @@ impl Stragglers {
         }
         detector.polled = Moment::now();
         let ranks = rank.world().busy();
-        let last = ranks.iter().map(|rank| rank.windows.back().map_or(0, |window| window.number));
+        let last = ranks
+            .iter()
+            .map(|rank| rank.windows.back().map_or(0, |window| window.number));
         let newest = last.min().unwrap_or(0);
         let window = |rank: &RankBusy| rank.windows.iter().find(|w| w.number == newest).cloned();
         // None if some ranks are several windows ahead of others; a later poll finds a common
@@ -121,7 +125,10 @@ impl StragglerDetector {
         let busy = |number: usize| Busy {
             stage: rank.grid.coord(number)[Axis::Pipeline],
             seconds: windows[number].seconds,
-            shares: (0..ranks.len()).filter(|other| place(*other) == place(number)).count() > 1,
+            shares: (0..ranks.len())
+                .filter(|other| place(*other) == place(number))
+                .count()
+                > 1,
         };
         let busy: Vec<Busy> = (0..ranks.len()).map(busy).collect();
         for found in self.watch.observe(&busy) {
@@ -164,5 +171,9 @@ fn health(health: &Health) -> String {
     let mhz = gpu_mhz.map(|mhz| format!("{mhz} MHz"));
     let watts = gpu_watts.map(|watts| format!("{watts:.0} W"));
     let celsius = gpu_celsius.map(|celsius| format!("{celsius} °C"));
-    [mhz, watts, celsius].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    [mhz, watts, celsius]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join(", ")
 }

@@ -16,7 +16,10 @@ pub const MACHINE_FLOPS: &str = "GPTRAIN_TEST_MACHINE_FLOPS";
 /// Assumed FLOP/s of this machine, if they are set.
 pub fn machine_flops() -> Option<f64> {
     let text = std::env::var(MACHINE_FLOPS).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{MACHINE_FLOPS}: {text:?} is not a number")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{MACHINE_FLOPS}: {text:?} is not a number")),
+    )
 }
 
 /// Sleeps for the delay of a step. Called within the timed part of a step.
@@ -34,6 +37,9 @@ pub fn reread() -> Option<Duration> {
 
 fn seconds(variable: &str) -> Option<Duration> {
     let text = std::env::var(variable).ok()?;
-    let seconds = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    let seconds = text
+        .parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     Some(seconds.unwrap_or_else(|| panic!("{variable}: {text:?} is not a number of seconds")))
 }

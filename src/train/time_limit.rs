@@ -175,7 +175,8 @@ impl JobEnd {
 
     /// Margin before the end. One that is longer than the job would end each start after a step.
     fn margin(self, wanted: Duration) -> Duration {
-        self.limit.map_or(wanted, |limit| wanted.min(limit / MARGIN_SHARE))
+        self.limit
+            .map_or(wanted, |limit| wanted.min(limit / MARGIN_SHARE))
     }
 }
 

@@ -14,7 +14,13 @@ const WIDE: &str = "optimizer.adamw={clip: 0.3}";
 fn manifest(optimizer: &str, topology: &[&str]) -> Loaded {
     let sets = ["model.hidden=128", "model.layers=2", "model.dropout=0.1", optimizer];
     let topology = topology.iter().map(|set| format!("topology.{set}"));
-    loaded(&sets.iter().map(|set| set.to_string()).chain(topology).collect::<Vec<_>>())
+    loaded(
+        &sets
+            .iter()
+            .map(|set| set.to_string())
+            .chain(topology)
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Read and saved again, without a step.
@@ -36,7 +42,10 @@ fn numbers(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> Vec<f32> {
 /// Codes of a state, as a checkpoint has them.
 fn bytes(checkpoint: &Checkpoint, tensor: &Tensor, state: &str) -> Vec<u8> {
     assert_eq!(tensor.state(state).unwrap().dtype, DType::U8);
-    numbers(checkpoint, tensor, state).into_iter().map(|code| code as u8).collect()
+    numbers(checkpoint, tensor, state)
+        .into_iter()
+        .map(|code| code as u8)
+        .collect()
 }
 
 #[test]

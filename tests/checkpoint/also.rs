@@ -13,12 +13,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub fn steps(folder: &Path) -> Vec<u64> {
-    published(folder).unwrap().iter().map(|found| found.step).collect()
+    published(folder)
+        .unwrap()
+        .iter()
+        .map(|found| found.step)
+        .collect()
 }
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 #[test]
@@ -30,10 +36,17 @@ fn a_run_is_copied_and_another_folder_goes_on_from_the_copy() {
     let first =
         lab.run(&["checkpoint.interval=2", "checkpoint.keep_last=2", "train.steps=8", &also]);
     first.well();
-    assert!(first.out.contains(&format!("copied step-00000008 to {url}, ")), "{}", first.out);
+    assert!(
+        first
+            .out
+            .contains(&format!("copied step-00000008 to {url}, ")),
+        "{}",
+        first.out
+    );
     assert_eq!(steps(&place).last(), Some(&8));
     assert!(names(&place).iter().all(|name| !name.contains(".tmp-")), "{:?}", names(&place));
-    lab.gptrain(&["inspect-ckpt", place.to_str().unwrap(), "--deep"]).well();
+    lab.gptrain(&["inspect-ckpt", place.to_str().unwrap(), "--deep"])
+        .well();
     let status = lab.gptrain(&["status", "runs/a"]);
     assert!(status.out.contains("copied step-00000008 to file://"), "{}", status.out);
 
@@ -100,12 +113,18 @@ fn a_fetched_checkpoint_takes_the_place_of_a_damaged_one() {
     fs::write(&shard, bytes).unwrap();
     // A damaged checkpoint is not copied: the existing copy remains.
     let other = Place::on(Disk::default(), &folder.path().join("other"));
-    let error = other.copy(&fetched.folder, &SentFiles::default(), &|| true).unwrap_err();
+    let error = other
+        .copy(&fetched.folder, &SentFiles::default(), &|| true)
+        .unwrap_err();
     assert!(format!("{error:#}").contains("second_moment-00000.safetensors: bytes"), "{error:#}");
     assert!(other.steps().unwrap().is_empty());
     let healed = place.fetch(&to).unwrap();
     assert!(what.is_in(&healed.folder) && healed.bytes.is_some());
-    assert!(to.join(healed.set_aside.unwrap()).join("index.json").exists());
+    assert!(
+        to.join(healed.set_aside.unwrap())
+            .join("index.json")
+            .exists()
+    );
     assert_eq!(steps(&to), [5]);
 }
 
@@ -141,7 +160,10 @@ fn a_place_that_is_away_when_a_run_goes_on_is_tried_again() {
     let said = || fs::read_to_string(lab.path("said")).unwrap();
     let start = |steps: &str| {
         let mut command = lab.command(&run_args(&[steps, &also]));
-        let child = command.stdout(fs::File::create(lab.path("said")).unwrap()).spawn().unwrap();
+        let child = command
+            .stdout(fs::File::create(lab.path("said")).unwrap())
+            .spawn()
+            .unwrap();
         until("it waits for the copy", || said().contains("waiting up to 10 m 00 s for the copy"));
         child
     };
@@ -185,7 +207,8 @@ fn a_run_that_was_killed_before_its_first_checkpoint_is_not_another() {
     child.wait().unwrap();
     assert!(lab.path("archive/run").exists() && !lab.path("runs/a/last-checkpoint").exists());
     lab.run(&[&also]).well();
-    lab.run(&["log.folder=runs/b", &also]).expect(2, &["the copies of another run"]);
+    lab.run(&["log.folder=runs/b", &also])
+        .expect(2, &["the copies of another run"]);
 }
 
 #[test]
@@ -202,9 +225,11 @@ fn a_place_that_is_none_is_refused_before_the_run() {
         (&below_a_file, "cannot be written"),
     ] {
         let set = format!("checkpoint.also={also}");
-        lab.run(&[&set]).expect(2, &["checkpoint.also", says, "file:///"]);
+        lab.run(&[&set])
+            .expect(2, &["checkpoint.also", says, "file:///"]);
         if says != "cannot be written" {
-            lab.gptrain(&["manifest", "check", "run.yaml", "--set", &set]).expect(2, &[says]);
+            lab.gptrain(&["manifest", "check", "run.yaml", "--set", &set])
+                .expect(2, &[says]);
         }
         assert!(lab.metrics("runs/a").is_empty());
     }
@@ -219,7 +244,9 @@ fn a_copy_in_a_folder_is_whole_or_not_there() {
     let from = what.write(&folder.path().join("from"));
     let copy = |disk: Arc<Disk>, to: &Path| {
         let place = Place::on(disk, to);
-        place.claim("a run").and_then(|()| place.copy(&from, &SentFiles::default(), &|| true))
+        place
+            .claim("a run")
+            .and_then(|()| place.copy(&from, &SentFiles::default(), &|| true))
     };
     let all = Arc::new(Disk::failing(Fault::None));
     copy(all.clone(), &folder.path().join("all")).unwrap();
@@ -262,14 +289,28 @@ fn an_interrupted_copy_goes_on_where_it_was() {
     assert!(stopped.unwrap_err().to_string().contains("interrupted"));
     let disk = Arc::new(Disk::failing(Fault::None));
     let place = Place::on(disk.clone(), &to);
-    assert!(place.copy(&from, &SentFiles::default(), &|| true).unwrap().bytes.is_some());
+    assert!(
+        place
+            .copy(&from, &SentFiles::default(), &|| true)
+            .unwrap()
+            .bytes
+            .is_some()
+    );
     assert_eq!(shards(&disk), 3, "two shards and the index; one was there");
-    assert!(place.copy(&from, &SentFiles::default(), &|| true).unwrap().bytes.is_none());
+    assert!(
+        place
+            .copy(&from, &SentFiles::default(), &|| true)
+            .unwrap()
+            .bytes
+            .is_none()
+    );
     for step in [6, 8, 9] {
         let from = Saved::tiny(step).write(&folder.path().join("from"));
         place.copy(&from, &SentFiles::default(), &|| true).unwrap();
     }
-    place.prune(Keep { last: Some(1), every: Some(4), read: None }).unwrap();
+    place
+        .prune(Keep { last: Some(1), every: Some(4), read: None })
+        .unwrap();
     assert_eq!((place.steps().unwrap(), steps(&to)), (vec![8, 9], vec![8, 9]));
     assert_eq!(place.go_back(8).unwrap(), [9]);
     assert_eq!((place.steps().unwrap(), steps(&to)), (vec![8], vec![8]));

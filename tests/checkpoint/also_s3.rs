@@ -104,7 +104,9 @@ fn a_store_that_keeps_nothing_is_not_believed() {
             Fault::None
         }
     });
-    let error = copy(&place(proxy.port, "a"), &bench.from).unwrap_err().to_string();
+    let error = copy(&place(proxy.port, "a"), &bench.from)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("bytes were sent, and the store lists nothing"), "{error}");
     assert!(!bench.whole_is_right("a"), "no index is written");
     copy(&place(bench.server.port, "a"), &bench.from).unwrap();
@@ -165,7 +167,10 @@ fn a_fetch_gives_what_was_copied_or_nothing() {
     assert!(error.contains(&format!("s3://{file}: bytes ")), "{error}");
     // The next start copies it again, once its index is removed.
     assert_eq!(
-        bench.server.ask("DELETE", &format!("{BUCKET}/a/step-00000005/index.json"), b"").0,
+        bench
+            .server
+            .ask("DELETE", &format!("{BUCKET}/a/step-00000005/index.json"), b"")
+            .0,
         204
     );
     let error = fetch(&clean, "none".into()).unwrap_err().to_string();
@@ -209,7 +214,9 @@ fn a_file_of_several_parts_is_whole_or_sent_again() {
     let direct = place(bench.server.port, "0");
     let from = Saved::tiny(6).write(&bench.folder.path().join("from"));
     copy(&direct, &from).unwrap();
-    direct.prune(Keep { last: Some(1), every: None, read: None }).unwrap();
+    direct
+        .prune(Keep { last: Some(1), every: None, read: None })
+        .unwrap();
     assert_eq!(direct.steps().unwrap(), [6]);
     let left = |step: u64| {
         let query = format!("{BUCKET}?prefix=0/step-0000000{step}");

@@ -27,7 +27,9 @@ comm: {start_timeout_s: 480}
 ";
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// A folder with the corpus, the original run after six steps, and the foreign folder, to be changed.
@@ -58,7 +60,8 @@ pub fn data(lab: &Lab) -> String {
 pub fn grid([tensor, pipeline, data, zero]: [usize; 4]) -> Vec<String> {
     let names = ["tensor", "pipeline", "data", "zero"];
     let sets = names.iter().zip([tensor, pipeline, data, zero]);
-    sets.map(|(name, value)| format!("topology.{name}={value}")).collect()
+    sets.map(|(name, value)| format!("topology.{name}={value}"))
+        .collect()
 }
 
 /// The sixteen steps that follow the sixth: the same bits as those of the original run on the same grid.
@@ -105,7 +108,13 @@ fn a_universal_folder_continues_bit_for_bit() {
     lab.run(&[&data(&lab)]).well();
     let grid = ["topology.tensor=1", "topology.pipeline=1"];
     let sets = grid.iter().flat_map(|set| ["--set", set]);
-    lab.gptrain(&["run", "runs/brought"].into_iter().chain(sets).collect::<Vec<_>>()).well();
+    lab.gptrain(
+        &["run", "runs/brought"]
+            .into_iter()
+            .chain(sets)
+            .collect::<Vec<_>>(),
+    )
+    .well();
     let (whole, brought) = (lab.losses("runs/whole"), lab.losses("runs/brought"));
     assert_eq!(whole.len(), 16);
     assert_eq!(brought, whole);
@@ -113,7 +122,8 @@ fn a_universal_folder_continues_bit_for_bit() {
     // A file that is missing is named.
     let file = "zero/3.input_layernorm.bias/exp_avg_sq.pt";
     fs::remove_file(lab.path("universal/global_step6_universal").join(file)).unwrap();
-    lab.gptrain(&["import", "universal", "--dry"]).expect(2, &[file, "is missing"]);
+    lab.gptrain(&["import", "universal", "--dry"])
+        .expect(2, &[file, "is missing"]);
 }
 
 /// `tests/fixtures/torch/fp16.py` rewrote BLOOM's files: DeepSpeed's FP16 optimizer, whose partitions have
@@ -134,9 +144,18 @@ fn the_fp16_optimizer_brings_its_loss_scale_and_its_skipped_steps() {
     assert_eq!((scale.updates, scale.skipped), (4, 2));
     assert_eq!(brought.state.skipped_updates, 2);
     assert_eq!(brought.state.optimizer.groups[0].step, 4);
-    let positions = brought.tensors.iter().position(|tensor| tensor.name == "embed.position");
-    let positions = brought.tensors.remove(positions.expect("the table of positions"));
-    for (kept, unit) in positions.kept.iter().zip([1.0 / 64.0, 1.0 / 1024.0, 1.0 / 65536.0]) {
+    let positions = brought
+        .tensors
+        .iter()
+        .position(|tensor| tensor.name == "embed.position");
+    let positions = brought
+        .tensors
+        .remove(positions.expect("the table of positions"));
+    for (kept, unit) in positions
+        .kept
+        .iter()
+        .zip([1.0 / 64.0, 1.0 / 1024.0, 1.0 / 65536.0])
+    {
         let counted: Vec<f32> = (0..256).map(|n| n as f32 * unit).collect();
         assert_eq!(*kept, counted);
     }
@@ -144,7 +163,8 @@ fn the_fp16_optimizer_brings_its_loss_scale_and_its_skipped_steps() {
     for tensor in &brought.tensors {
         assert_eq!(tensor.kept, original.tensor(&tensor.name).kept, "{}", tensor.name);
     }
-    lab.gptrain(&["run", "runs/brought", "--set", "train.samples=48"]).well();
+    lab.gptrain(&["run", "runs/brought", "--set", "train.samples=48"])
+        .well();
 }
 
 #[test]
@@ -172,7 +192,10 @@ fn agrees_with_the_table(rows: &str) {
     let mut compared = 0;
     for row in rows.lines() {
         let Some((key, rest)) = row.trim().split_once(": ") else { continue };
-        let Some((_, name)) = rest.strip_suffix(')').and_then(|rest| rest.rsplit_once('(')) else {
+        let Some((_, name)) = rest
+            .strip_suffix(')')
+            .and_then(|rest| rest.rsplit_once('('))
+        else {
             continue;
         };
         let Some(found) = other_trainers::find(name).filter(|_| !also.contains(&(key, name)))
@@ -297,7 +320,12 @@ fn variant(name: &str) -> Lab {
     let lab = lab();
     for entry in fs::read_dir(fixture("torch/variants").join(name)).unwrap() {
         let path = entry.unwrap().path();
-        fs::copy(&path, lab.path("bloom/global_step6").join(path.file_name().unwrap())).unwrap();
+        fs::copy(
+            &path,
+            lab.path("bloom/global_step6")
+                .join(path.file_name().unwrap()),
+        )
+        .unwrap();
     }
     lab
 }

@@ -52,7 +52,11 @@ fn states_in_buckets_are_left_and_one_line_names_the_flag() {
     let lab = lab("dist");
     let done = import(&lab, "dist/buckets", SETS, &[]);
     done.well();
-    let line = done.out.lines().find(|line| line.contains("AdamW begins again")).unwrap();
+    let line = done
+        .out
+        .lines()
+        .find(|line| line.contains("AdamW begins again"))
+        .unwrap();
     for words in ["dp_reshardable", "--dist-ckpt-optim-fully-reshardable"] {
         assert!(line.contains(words), "{line}");
     }
@@ -62,7 +66,12 @@ fn states_in_buckets_are_left_and_one_line_names_the_flag() {
     for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
         let weights: Vec<f32> = original.kept[0].iter().map(rounded).collect();
         assert_eq!(brought.kept[0], weights, "{}", brought.name);
-        assert!(brought.kept[1..].iter().flatten().all(|moment| *moment == 0.0));
+        assert!(
+            brought.kept[1..]
+                .iter()
+                .flatten()
+                .all(|moment| *moment == 0.0)
+        );
     }
     assert_eq!(brought.state.optimizer.began, 6);
     lab.gptrain(&["run", "runs/brought"]).expect(0, &[]);

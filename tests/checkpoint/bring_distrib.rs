@@ -26,12 +26,23 @@ fn buffers_in_an_unknown_order_are_left_and_one_line_says_why() {
     let lab = lab("distrib");
     let done = import(&lab, "distrib/other", SETS, &[]);
     done.well();
-    let line = done.out.lines().find(|line| line.contains("AdamW begins again")).unwrap();
+    let line = done
+        .out
+        .lines()
+        .find(|line| line.contains("AdamW begins again"))
+        .unwrap();
     for words in ["distrib_optim.pt", "in no order that is known", "buffer 0"] {
         assert!(line.contains(words), "{line}");
     }
     let brought = Saved::read(&lab.path("runs/brought/checkpoints/step-00000006"));
-    assert!(brought.tensors.iter().flat_map(|t| &t.kept[1..]).flatten().all(|m| *m == 0.0));
+    assert!(
+        brought
+            .tensors
+            .iter()
+            .flat_map(|t| &t.kept[1..])
+            .flatten()
+            .all(|m| *m == 0.0)
+    );
     assert_eq!((brought.state.optimizer.began, brought.state.optimizer.groups[0].step), (6, 0));
 }
 

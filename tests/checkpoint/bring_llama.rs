@@ -46,7 +46,9 @@ const SETS: &[&str] = &[
 ];
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/torch").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/torch")
+        .join(name)
 }
 
 /// A folder with the original run after six steps, and a foreign folder.
@@ -73,9 +75,18 @@ pub fn data(lab: &Lab) -> String {
 
 pub fn import(lab: &Lab, from: &str, sets: &[&str], more: &[&str]) -> Done {
     let data = data(lab);
-    let sets = [sets, &[&data]].concat().into_iter().flat_map(|set| ["--set", set]);
+    let sets = [sets, &[&data]]
+        .concat()
+        .into_iter()
+        .flat_map(|set| ["--set", set]);
     let args = ["import", from, "--output", "runs/brought"];
-    lab.gptrain(&args.into_iter().chain(sets).chain(more.iter().copied()).collect::<Vec<_>>())
+    lab.gptrain(
+        &args
+            .into_iter()
+            .chain(sets)
+            .chain(more.iter().copied())
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Every state of the run that was brought is that of the original.
@@ -146,7 +157,12 @@ fn a_tied_head_of_torchtitan_is_the_embedding() {
     done.well();
     let brought = Saved::read(&lab.path("runs/brought").join(STEP));
     let original = Saved::read(&lab.path("runs/whole").join(STEP));
-    assert!(brought.tensors.iter().all(|tensor| tensor.name != "head.weight"));
+    assert!(
+        brought
+            .tensors
+            .iter()
+            .all(|tensor| tensor.name != "head.weight")
+    );
     assert_eq!(brought.tensors.len() + 1, original.tensors.len());
     assert_eq!(brought.tensors[0].kept, original.tensors[0].kept);
 }
@@ -214,7 +230,10 @@ fn folders_of_torchtitan_that_are_not_whole_are_refused() {
 
 /// Overwrites the first `from` in a file with `to`, which is as long.
 pub fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-    let at = bytes.windows(from.len()).position(|part| part == from).unwrap();
+    let at = bytes
+        .windows(from.len())
+        .position(|part| part == from)
+        .unwrap();
     bytes[at..at + to.len()].copy_from_slice(to);
 }
 
@@ -228,7 +247,9 @@ pub fn first_numbers(bytes: &[u8]) -> Vec<usize> {
     let headers = (0..bytes.len() - 30).filter(|at| bytes[*at..].starts_with(b"PK\x03\x04"));
     let len = |at: usize| usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
     let storages = headers.filter(|at| bytes[at + 30..][..len(at + 26)].ends_with(b"/data/0"));
-    storages.map(|at| at + 30 + len(at + 26) + len(at + 28)).collect()
+    storages
+        .map(|at| at + 30 + len(at + 26) + len(at + 28))
+        .collect()
 }
 
 /// A table of bytes that were changed is read, or refused; never with a panic.

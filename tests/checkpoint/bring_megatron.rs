@@ -65,7 +65,11 @@ fn states_of_a_distributed_optimizer_are_left_and_one_line_says_why() {
     let lab = lab("megatron");
     let done = import(&lab, "megatron/distrib", SETS, &[]);
     done.well();
-    let line = done.out.lines().find(|line| line.contains("AdamW begins again")).unwrap();
+    let line = done
+        .out
+        .lines()
+        .find(|line| line.contains("AdamW begins again"))
+        .unwrap();
     assert!(line.contains("distrib_optim.pt"), "{line}");
     let brought = Saved::read(&lab.path("runs/brought/checkpoints/step-00000006"));
     let original = Saved::read(&lab.path("runs/whole/checkpoints/step-00000006"));
@@ -73,7 +77,12 @@ fn states_of_a_distributed_optimizer_are_left_and_one_line_says_why() {
     for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
         let weights: Vec<f32> = original.kept[0].iter().map(rounded).collect();
         assert_eq!(brought.kept[0], weights, "{}", brought.name);
-        assert!(brought.kept[1..].iter().flatten().all(|moment| *moment == 0.0));
+        assert!(
+            brought.kept[1..]
+                .iter()
+                .flatten()
+                .all(|moment| *moment == 0.0)
+        );
     }
     let optimizer = &brought.state.optimizer;
     assert_eq!((optimizer.began, optimizer.groups[0].step), (6, 0));
@@ -167,7 +176,8 @@ fn exports_that_megatron_cannot_have_are_refused() {
     assert!(!lab.path("out").exists());
     export(&[]).well();
     export(&[]).expect(2, &["out"]);
-    lab.gptrain(&["export", "runs/whole", "--tensor", "2", "--output", "hf"]).expect(2, &["--to"]);
+    lab.gptrain(&["export", "runs/whole", "--tensor", "2", "--output", "hf"])
+        .expect(2, &["--to"]);
 }
 
 /// A vocabulary that tensor ranks do not divide is padded with rows of zeros, which an import leaves
@@ -176,14 +186,20 @@ fn exports_that_megatron_cannot_have_are_refused() {
 fn rows_that_pad_an_exported_vocabulary_come_back_as_none() {
     let lab = lab("megatron");
     let sets = ["--set", "model.vocab=65", "--set", "log.folder=odd", "--set", "train.samples=16"];
-    lab.gptrain(&[&["run", "run.yaml"], &sets[..]].concat()).expect(0, &[]);
+    lab.gptrain(&[&["run", "run.yaml"], &sets[..]].concat())
+        .expect(0, &[]);
     let export = ["export", "odd", "--to", "megatron", "--tensor", "2", "--output", "out"];
     let done = lab.gptrain(&export);
     done.well();
     assert!(done.out.contains("1 rows of zeros pad the vocabulary"), "{}", done.out);
     let done = import(&lab, "out", SETS, &[]);
     done.well();
-    assert!(done.out.contains("rows 65 to 65 of the embedding pad it: left out"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("rows 65 to 65 of the embedding pad it: left out"),
+        "{}",
+        done.out
+    );
     let read = |run: &str| Saved::read(&lab.path(run).join("checkpoints/step-00000002"));
     let (brought, original) = (read("runs/brought"), read("odd"));
     for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
@@ -226,8 +242,11 @@ fn a_folder_is_planned_before_it_is_imported() {
     assert_eq!(dist["memory"], whole["memory"]);
     plan("titan", &[]).expect(2, &["has no model.heads", "has no batch.global"]);
     let sets = ["model.heads=4", "model.seq_len=16", "model.position.rope.theta=500"];
-    let sets: Vec<&str> =
-        sets.iter().chain(&["batch.global=8"]).flat_map(|set| ["--set", set]).collect();
+    let sets: Vec<&str> = sets
+        .iter()
+        .chain(&["batch.global=8"])
+        .flat_map(|set| ["--set", set])
+        .collect();
     assert_eq!(read(plan("titan", &sets))["parameters"], whole["parameters"]);
 }
 

@@ -43,7 +43,8 @@ fn stages_of_megatron_deepspeed_that_differ_become_a_list_of_layers() {
     for (brought, original) in brought.tensors.iter().zip(&original.tensors) {
         assert_eq!(brought.kept, original.kept, "{}", brought.name);
     }
-    lab.gptrain(&["run", "runs/brought", "--set", "train.samples=40"]).well();
+    lab.gptrain(&["run", "runs/brought", "--set", "train.samples=40"])
+        .well();
 }
 
 #[test]

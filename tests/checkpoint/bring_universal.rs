@@ -17,7 +17,8 @@ fn import(lab: &Lab) {
     let sets = ["train.samples=160", "train.threads=1", "comm.start_timeout_s=480", &data(lab)];
     let sets = sets.iter().flat_map(|set| ["--set", set]);
     let args = ["import", "out", "--output", "runs/brought"];
-    lab.gptrain(&args.into_iter().chain(sets).collect::<Vec<_>>()).well();
+    lab.gptrain(&args.into_iter().chain(sets).collect::<Vec<_>>())
+        .well();
 }
 
 /// Entries of a ZIP of stored files, by their local headers alone.
@@ -62,7 +63,11 @@ fn theirs(ours: &str) -> String {
         "lnf.scale" => "6.weight".into(),
         "lnf.shift" => "6.bias".into(),
         _ => {
-            let (layer, rest) = ours.strip_prefix("block.").unwrap().split_once('.').unwrap();
+            let (layer, rest) = ours
+                .strip_prefix("block.")
+                .unwrap()
+                .split_once('.')
+                .unwrap();
             format!("{}.{}", layer.parse::<usize>().unwrap() + 3, part(rest))
         }
     }
@@ -81,11 +86,17 @@ fn an_exported_universal_folder_is_read_by_another_reader() {
     let original = Saved::read(&lab.path("runs/whole/checkpoints/step-00000006"));
     for tensor in &original.tensors {
         let folder = zero.join(theirs(&tensor.name));
-        for (kept, file) in tensor.kept.iter().zip(["fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"]) {
+        for (kept, file) in tensor
+            .kept
+            .iter()
+            .zip(["fp32.pt", "exp_avg.pt", "exp_avg_sq.pt"])
+        {
             let entries = entries(&folder.join(file));
             let find = |end: &str| {
                 let found = entries.iter().find(|(name, _)| name.ends_with(end));
-                &found.unwrap_or_else(|| panic!("{} has no {end}", folder.display())).1
+                &found
+                    .unwrap_or_else(|| panic!("{} has no {end}", folder.display()))
+                    .1
             };
             let bytes: Vec<u8> = kept.iter().flat_map(|value| value.to_le_bytes()).collect();
             assert!(*find("/data/0") == bytes, "{} of {}", file, tensor.name);
@@ -109,8 +120,10 @@ fn an_exported_universal_folder_is_imported_as_the_same_run() {
     let sets = grid([1, 2, 1, 0]);
     let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
     let data = data(&lab);
-    lab.gptrain(&[&["run", "run.yaml", "--set", &data], &sets[..]].concat()).expect(0, &[]);
-    lab.gptrain(&[&["run", "runs/brought"], &sets[..]].concat()).expect(0, &[]);
+    lab.gptrain(&[&["run", "run.yaml", "--set", &data], &sets[..]].concat())
+        .expect(0, &[]);
+    lab.gptrain(&[&["run", "runs/brought"], &sets[..]].concat())
+        .expect(0, &[]);
     let (whole, brought) = (lab.losses("runs/whole"), lab.losses("runs/brought"));
     assert_eq!(whole.len(), 16);
     assert_eq!(brought, whole);

@@ -38,8 +38,10 @@ fn a_folder_of_zero3_continues_bit_for_bit() {
         same_states(&lab);
         let (sets, data) = (grid(cut), data(&lab));
         let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
-        lab.gptrain(&[&["run", "run.yaml", "--set", &data], &sets[..]].concat()).expect(0, &[]);
-        lab.gptrain(&[&["run", "runs/brought"], &sets[..]].concat()).expect(0, &[]);
+        lab.gptrain(&[&["run", "run.yaml", "--set", &data], &sets[..]].concat())
+            .expect(0, &[]);
+        lab.gptrain(&[&["run", "runs/brought"], &sets[..]].concat())
+            .expect(0, &[]);
         let (whole, brought) = (lab.losses("runs/whole"), lab.losses("runs/brought"));
         assert_eq!(whole.len(), 16);
         assert_eq!(brought, whole, "{cut:?}");
@@ -88,8 +90,15 @@ fn folders_of_zero3_that_are_not_whole_are_refused() {
         (
             edit(OPTIM, &|bytes| {
                 let word = b"partition_count";
-                let at = bytes.windows(word.len()).position(|part| part == word).unwrap();
-                let count = at + bytes[at..].windows(2).position(|part| part == b"K\x03").unwrap();
+                let at = bytes
+                    .windows(word.len())
+                    .position(|part| part == word)
+                    .unwrap();
+                let count = at
+                    + bytes[at..]
+                        .windows(2)
+                        .position(|part| part == b"K\x03")
+                        .unwrap();
                 bytes[count + 1] = 4;
                 crate::bring_megatron::mend(bytes);
             }),

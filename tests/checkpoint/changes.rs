@@ -9,7 +9,9 @@ use std::fs;
 /// With words in what it printed.
 fn says(done: &Done, words: &[&str]) {
     done.expect(0, &[]);
-    words.iter().for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
+    words
+        .iter()
+        .for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
 }
 
 fn ran(lab: &Lab, flags: &[&str], steps: u32, optimizer: &str) -> Done {
@@ -124,9 +126,14 @@ fn powersgd_goes_on_from_a_save_that_a_signal_asked_for() {
     let keep = ["checkpoint.interval=40", "checkpoint.keep_last=999", "train.steps=400"];
     let sets = [&["topology.data=2", powersgd], &keep[..]].concat();
     let saved = || -> Vec<usize> {
-        let entries = fs::read_dir(lab.path("runs/a/checkpoints")).into_iter().flatten().flatten();
+        let entries = fs::read_dir(lab.path("runs/a/checkpoints"))
+            .into_iter()
+            .flatten()
+            .flatten();
         let names = entries.map(|entry| entry.file_name().into_string().unwrap());
-        names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).collect()
+        names
+            .filter_map(|name| name.strip_prefix("step-")?.parse().ok())
+            .collect()
     };
     let asked = || saved().into_iter().find(|step| step % 40 != 0);
     let child = lab.start(&sets);
@@ -143,7 +150,10 @@ fn powersgd_goes_on_from_a_save_that_a_signal_asked_for() {
     assert!(stopped == 400 || done.out.contains(&format!("(step {stopped},")), "{}", done.out);
     for from in [stopped, asked, 40].into_iter().filter(|from| *from < 400) {
         let steps = (400 - from).to_string();
-        let set = sets.iter().flat_map(|set| ["--set", set]).collect::<Vec<_>>();
+        let set = sets
+            .iter()
+            .flat_map(|set| ["--set", set])
+            .collect::<Vec<_>>();
         let verify = [&["run", "run.yaml", "--verify-resume", &steps], &set[..]].concat();
         says(&lab.gptrain(&verify), &[&format!("verified: steps {} to 400 again", from + 1)]);
     }

@@ -12,7 +12,10 @@ const SAVED: usize = 3;
 
 fn manifest(topology: &[&str]) -> Loaded {
     let compression = ["compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}"];
-    let topology = topology.iter().chain(&compression).map(|set| format!("topology.{set}"));
+    let topology = topology
+        .iter()
+        .chain(&compression)
+        .map(|set| format!("topology.{set}"));
     loaded(&topology.collect::<Vec<_>>())
 }
 
@@ -52,7 +55,11 @@ fn any_number_of_replicas_goes_on() {
 /// The largest magnitude of a state.
 fn largest(folder: &Path, state: &str) -> f32 {
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let with = checkpoint.index.tensors.iter().filter(|tensor| tensor.states.contains_key(state));
+    let with = checkpoint
+        .index
+        .tensors
+        .iter()
+        .filter(|tensor| tensor.states.contains_key(state));
     let most = with.flat_map(|tensor| checkpoint.whole(tensor, state).unwrap());
     most.fold(0.0, |most, x| most.max(x.abs()))
 }

@@ -66,7 +66,10 @@ fn one_flipped_bit_anywhere_is_found_and_placed() {
             let told = read_all(&copied).expect_err(&format!("{name}, byte {place}"));
             assert!(told.contains(name), "{name}, byte {place}: {told}");
             if *name != "index.json" {
-                let range = told.split("bytes ").nth(1).unwrap_or_else(|| panic!("{told}"));
+                let range = told
+                    .split("bytes ")
+                    .nth(1)
+                    .unwrap_or_else(|| panic!("{told}"));
                 let range = range.split([' ', ':']).next().unwrap();
                 let (from, to) = range.split_once("..").unwrap();
                 let (from, to): (usize, usize) = (from.parse().unwrap(), to.parse().unwrap());
@@ -104,11 +107,13 @@ fn deep_inspection_names_the_tensor_and_reads_on() {
     let done = lab.gptrain(&older);
     done.expect(0, &[]);
     assert!(
-        done.out.contains("newer checkpoint is now called aside-step-00000012"),
+        done.out
+            .contains("newer checkpoint is now called aside-step-00000012"),
         "{}",
         done.out
     );
-    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"])
+        .expect(0, &[]);
 }
 
 #[test]
@@ -126,7 +131,10 @@ fn cut_missing_swapped_stray_and_longer_files() {
     };
     let cut = |name: &'static str, len: u64| {
         move |folder: &Path| {
-            let file = fs::OpenOptions::new().write(true).open(folder.join(name)).unwrap();
+            let file = fs::OpenOptions::new()
+                .write(true)
+                .open(folder.join(name))
+                .unwrap();
             file.set_len(len).unwrap();
         }
     };
@@ -179,7 +187,8 @@ fn a_hint_that_lies_is_told_and_not_believed() {
         assert!(done.out.contains(&format!("(step {step},")), "{lie}: {}", done.out);
     }
     fs::remove_file(&latest).unwrap();
-    lab.run(&["precision=bf16", "train.steps=17"]).expect(0, &[]);
+    lab.run(&["precision=bf16", "train.steps=17"])
+        .expect(0, &[]);
 }
 
 #[test]
@@ -239,7 +248,8 @@ fn data_that_moved_goes_on_and_data_that_changed_does_not() {
         let name = format!("corpus.{end}");
         fs::copy(other.path(&name), lab.path(&name)).unwrap();
     }
-    lab.run(&["train.steps=13"]).expect(2, &["corpus", "is not the dataset", "log.folder"]);
+    lab.run(&["train.steps=13"])
+        .expect(2, &["corpus", "is not the dataset", "log.folder"]);
 }
 
 #[test]
@@ -361,7 +371,9 @@ fn fuzz_of_the_readers() {
         let text = String::from_utf8_lossy(&mutate(index.as_bytes(), index.len())).into_owned();
         assert!(text == index || Index::parse(&text).is_err(), "case {case}");
         // Past the digest: the parser and the checks alone. An index that passes them can be read.
-        let body = text.rsplit_once(",\n  \"digest\"").map_or(text.as_str(), |(body, _)| body);
+        let body = text
+            .rsplit_once(",\n  \"digest\"")
+            .map_or(text.as_str(), |(body, _)| body);
         let sealed = format!("{body},\n  \"digest\": \"");
         let digest = xxhash_rust::xxh3::xxh3_128(sealed.as_bytes());
         let _ = Index::parse(&format!("{sealed}{digest:032x}\"\n}}\n"));

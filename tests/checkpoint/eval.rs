@@ -12,7 +12,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name);
     path.to_str().unwrap().to_string()
 }
 
@@ -35,11 +37,16 @@ fn eval(lab: &Lab, model: &str, seq_len: u64, more: &[&str]) -> Vec<Value> {
     args.extend(more);
     let done = lab.gptrain(&args);
     done.expect(0, &[]);
-    done.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    done.out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 fn number(value: &Value) -> f64 {
-    value.as_f64().unwrap_or_else(|| panic!("{value} is not a number"))
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is not a number"))
 }
 
 fn close(ours: &Value, theirs: &Value, tolerance: f64, what: &str) {
@@ -93,7 +100,8 @@ fn scores_of_bloom_are_those_of_transformers() {
 
 /// A run of a model that every grid divides, trained a little.
 fn trained(lab: &Lab) {
-    lab.run(&["train.steps=4", "model.layers=4", "model.seq_len=24"]).expect(0, &[]);
+    lab.run(&["train.steps=4", "model.layers=4", "model.seq_len=24"])
+        .expect(0, &[]);
 }
 
 #[test]
@@ -178,8 +186,12 @@ fn ranks_of_a_launcher_score_together_and_one_tells() {
         command.spawn().unwrap()
     };
     let ranks = [start(0), start(1)].map(|child| child.wait_with_output().unwrap());
-    let out = ranks.each_ref().map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-    let err = ranks.each_ref().map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+    let out = ranks
+        .each_ref()
+        .map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    let err = ranks
+        .each_ref()
+        .map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
     assert!(ranks.iter().all(|output| output.status.success()), "{err:?}");
     assert_eq!((&out[0], out[1].as_str()), (&alone.out, ""));
 }
@@ -209,9 +221,12 @@ fn a_dataset_scores_as_its_text() {
 #[test]
 fn a_run_is_scored_on_its_own_validation_set() {
     let lab = Lab::new();
-    lab.run(&["train.eval_interval=4", "train.eval_samples=7"]).well();
+    lab.run(&["train.eval_interval=4", "train.eval_samples=7"])
+        .well();
     let rows = fs::read_to_string(lab.path("runs/a/metrics.jsonl")).unwrap();
-    let mut rows = rows.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut rows = rows
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
     let last = rows.rfind(|row| row.get("eval").is_some()).unwrap();
     let of = |more: &[&str]| -> Value {
         let done = lab.gptrain(&[&["eval", "runs/a", "--json"][..], more].concat());
@@ -225,7 +240,13 @@ fn a_run_is_scored_on_its_own_validation_set() {
     assert_eq!(grid["validation"], whole["validation"]);
     assert_eq!(of(&["--limit", "2"])["validation"][0]["samples"], 2);
     let said = lab.gptrain(&["eval", "runs/a"]);
-    assert!(said.expect(0, &[]).out.contains("validation set valid: loss "), "{}", said.out);
+    assert!(
+        said.expect(0, &[])
+            .out
+            .contains("validation set valid: loss "),
+        "{}",
+        said.out
+    );
     // The first samples of a stream.
     let part = of(&["--data", "corpus", "--limit", "3"]);
     let tokens = 3 * part["data"]["seq_len"].as_u64().unwrap();
@@ -249,11 +270,18 @@ fn tasks_are_measured_beside_validation_and_logged() {
     let done = lab.run(&[&tokenizer, &tasks, grid, longer[0], longer[1]]);
     done.expect(0, &[]);
     let text = fs::read_to_string(lab.path("runs/a/metrics.jsonl")).unwrap();
-    let rows: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let rows: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     let of =
         |task: &str| -> Vec<&Value> { rows.iter().filter(|row| row["task"] == task).collect() };
     let (swag, piqa_rows) = (of("swag"), of("piqa"));
-    let steps = |rows: &[&Value]| rows.iter().map(|row| row["step"].as_u64()).collect::<Vec<_>>();
+    let steps = |rows: &[&Value]| {
+        rows.iter()
+            .map(|row| row["step"].as_u64())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(steps(&swag), [Some(6), Some(12)]);
     assert_eq!(steps(&piqa_rows), [Some(6), Some(12)]);
     assert_eq!((&swag[1]["questions"], &piqa_rows[1]["questions"]), (&7.into(), &30.into()));
@@ -261,7 +289,12 @@ fn tasks_are_measured_beside_validation_and_logged() {
     assert!(done.out.contains("task accuracy at iteration 12") && done.out.contains(&line));
     for (folder, tag) in [("", "piqa/acc_norm"), ("/by-samples", "swag/acc vs samples")] {
         let events = events::scalars(&lab.path(&format!("runs/a/tensorboard{folder}")));
-        assert!(events.iter().any(|(_, of, _)| *of == format!("eval-tasks/{tag}")), "{events:?}");
+        assert!(
+            events
+                .iter()
+                .any(|(_, of, _)| *of == format!("eval-tasks/{tag}")),
+            "{events:?}"
+        );
     }
 
     // The same by the command, from the checkpoint of that step.
@@ -283,11 +316,16 @@ fn tasks_change_no_loss() {
     let tasks = format!("train.eval_tasks={{piqa: {{file: {}}}}}", questions()[2]);
     let of = |folder: &str, sets: &[&str]| -> Vec<String> {
         let folder_set = format!("log.folder={folder}");
-        let sets: Vec<&str> =
-            sets.iter().copied().chain([&*folder_set, "model.seq_len=40"]).collect();
+        let sets: Vec<&str> = sets
+            .iter()
+            .copied()
+            .chain([&*folder_set, "model.seq_len=40"])
+            .collect();
         lab.run(&sets).expect(0, &[]);
         let text = fs::read_to_string(lab.path(folder).join("metrics.jsonl")).unwrap();
-        let losses = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let losses = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
         losses
             .filter(|row| row.get("task").is_none())
             .map(|row| row["lm_loss"].to_string())
@@ -329,13 +367,19 @@ fn what_cannot_be_scored_is_told_by_its_line() {
     done.expect(2, &[]);
     for (i, (_, what)) in bad.iter().enumerate() {
         let line = format!("bad.jsonl:{}: ", i + 3);
-        let found = done.err.lines().find(|l| l.starts_with(&line)).unwrap_or_default();
+        let found = done
+            .err
+            .lines()
+            .find(|l| l.starts_with(&line))
+            .unwrap_or_default();
         assert!(found.contains(what), "{line} {what}: {}", done.err);
     }
-    lab.gptrain(&[&tasks[..], &["--seq-len", "8", "--limit", "1"]].concat()).expect(0, &[]);
+    lab.gptrain(&[&tasks[..], &["--seq-len", "8", "--limit", "1"]].concat())
+        .expect(0, &[]);
 
     let eval = |args: &[&str], code, words: &[&str]| {
-        lab.gptrain(&[&["eval", "runs/a"], args].concat()).expect(code, words);
+        lab.gptrain(&[&["eval", "runs/a"], args].concat())
+            .expect(code, words);
     };
     eval(&["--data", "nowhere"], 2, &["nowhere: there is no such file or dataset"]);
     eval(&["--data", "corpus.bin"], 2, &["one of a dataset's two files", "write corpus"]);
@@ -352,10 +396,13 @@ fn what_cannot_be_scored_is_told_by_its_line() {
     let latin = ["--data", "latin.txt", "--tokenizer", &tokenizer];
     eval(&latin, 2, &["latin.txt:2: not UTF-8 text"]);
     let tasks = "train.eval_tasks={piqa: {file: bad.jsonl}}";
-    lab.run(&[tasks]).expect(2, &["data.tokenizer names no tokenizer"]);
+    lab.run(&[tasks])
+        .expect(2, &["data.tokenizer names no tokenizer"]);
     let tokenizer = format!("data.tokenizer={tokenizer}");
-    lab.run(&[tasks, &tokenizer]).expect(2, &["bad.jsonl:3: the right answer"]);
-    lab.run(&["train.eval_tasks={piqa: {}}", &tokenizer]).expect(2, &["file"]);
+    lab.run(&[tasks, &tokenizer])
+        .expect(2, &["bad.jsonl:3: the right answer"]);
+    lab.run(&["train.eval_tasks={piqa: {}}", &tokenizer])
+        .expect(2, &["file"]);
 }
 
 #[test]
@@ -364,9 +411,12 @@ fn a_run_ends_where_its_loss_is_low_enough() {
     let long = ["train.steps=200", "train.eval_interval=5", "lr.decay=constant", "lr.min=0"];
     let loss_at = |folder: &str| -> Vec<(u64, f64)> {
         let text = fs::read_to_string(lab.path(folder).join("metrics.jsonl")).unwrap();
-        let rows = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let rows = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap());
         let rows = rows.filter(|row| row.get("eval").is_some());
-        rows.map(|row| (row["step"].as_u64().unwrap(), number(&row["lm_loss"]))).collect()
+        rows.map(|row| (row["step"].as_u64().unwrap(), number(&row["lm_loss"])))
+            .collect()
     };
     let grid = "topology={tensor: 2, data: 2}";
     let done = lab.run(&[&long[..], &["train.stop_at_loss=3.6", grid]].concat());
@@ -383,9 +433,15 @@ fn a_run_ends_where_its_loss_is_low_enough() {
     let done = lab.run(&[&long[..], &["train.stop_at_loss=3.6"], &none[..]].concat());
     let done = done.expect(0, &[]);
     assert!(done.out.contains("train.stop_at_loss is reached"), "{}", done.out);
-    let losses: Vec<f64> =
-        lab.metrics("runs/b").iter().map(|row| number(&row["lm_loss"])).collect();
-    let means: Vec<f64> = losses.windows(16).map(|w| w.iter().sum::<f64>() / 16.0).collect();
+    let losses: Vec<f64> = lab
+        .metrics("runs/b")
+        .iter()
+        .map(|row| number(&row["lm_loss"]))
+        .collect();
+    let means: Vec<f64> = losses
+        .windows(16)
+        .map(|w| w.iter().sum::<f64>() / 16.0)
+        .collect();
     // The step after the one that decides was in flight.
     let (_, before) = means[..means.len() - 1].split_last().unwrap();
     assert!(means[means.len() - 2] <= 3.6 && before.iter().all(|mean| *mean > 3.6), "{means:?}");
@@ -394,7 +450,12 @@ fn a_run_ends_where_its_loss_is_low_enough() {
 fn master(step: &Path) -> Vec<(String, Vec<f32>)> {
     let checkpoint = Checkpoint::open(step).unwrap();
     let whole = |t| checkpoint.whole(t, MASTER).unwrap();
-    checkpoint.index.tensors.iter().map(|t| (t.name.clone(), whole(t))).collect()
+    checkpoint
+        .index
+        .tensors
+        .iter()
+        .map(|t| (t.name.clone(), whole(t)))
+        .collect()
 }
 
 #[test]
@@ -423,7 +484,8 @@ fn the_mean_of_checkpoints_runs_samples_and_is_exported() {
         let done = lab.gptrain(&["run", "runs/mean", "--set", "train.steps=30"]);
         done.expect(0, &[]);
         assert_eq!(lab.metrics("runs/mean").len(), 6);
-        lab.gptrain(&["export", "runs/mean", "--hf", "out"]).expect(0, &[]);
+        lab.gptrain(&["export", "runs/mean", "--hf", "out"])
+            .expect(0, &[]);
         let tokenizer = scores("tokenizer.json");
         let sample = ["sample", "runs/mean", "--tokens", "4", "--tokenizer", &tokenizer];
         lab.gptrain(&sample).expect(0, &[]);
@@ -436,10 +498,13 @@ fn the_mean_of_checkpoints_runs_samples_and_is_exported() {
 fn checkpoints_of_other_shapes_have_no_mean() {
     let lab = Lab::new();
     lab.run(&["train.steps=2"]).expect(0, &[]);
-    lab.run(&["train.steps=2", "model.ffn_hidden=96", "log.folder=runs/b"]).expect(0, &[]);
-    lab.run(&["train.steps=2", "model.layers=3", "log.folder=runs/c"]).expect(0, &[]);
+    lab.run(&["train.steps=2", "model.ffn_hidden=96", "log.folder=runs/b"])
+        .expect(0, &[]);
+    lab.run(&["train.steps=2", "model.layers=3", "log.folder=runs/c"])
+        .expect(0, &[]);
     let average = |from: [&str; 2], words: &[&str]| {
-        lab.gptrain(&["average", from[0], from[1], "--output", "out"]).expect(2, words);
+        lab.gptrain(&["average", from[0], from[1], "--output", "out"])
+            .expect(2, words);
         assert!(!lab.path("out").exists());
     };
     average(["runs/a", "runs/b"], &["block.0.mlp.fc1.weight is [128, 32]", "it is [96, 32]"]);

@@ -24,7 +24,9 @@ fn save_all(disk: &Disk, folder: &Path, what: &Saved) -> anyhow::Result<()> {
 fn with(steps: &[u64]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let disk = Disk::default();
-    steps.iter().for_each(|step| save_all(&disk, folder.path(), &Saved::tiny(*step)).unwrap());
+    steps
+        .iter()
+        .for_each(|step| save_all(&disk, folder.path(), &Saved::tiny(*step)).unwrap());
     folder
 }
 
@@ -96,7 +98,9 @@ fn crash_everywhere(steps: &[u64]) {
         clean(&Disk::default(), folder).unwrap();
         save_all(&Disk::default(), folder, &Saved::tiny(6)).unwrap();
         assert!(Saved::tiny(6).is_in(&latest(folder).unwrap().unwrap().folder));
-        let left = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name());
+        let left = fs::read_dir(folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name());
         assert_eq!(left.count(), 3, "two checkpoints and the hint");
     }
     assert!(old > 10 && new > 5, "{old} times the old one, {new} times the new one");
@@ -136,7 +140,9 @@ fn an_error_of_any_call_is_told_and_older_checkpoints_stay() {
             assert!(told.contains(&name), "{call:?}: {name} is not in: {told}");
             let found = latest(folder).unwrap().unwrap();
             assert!(Saved::tiny(found.step).is_in(&found.folder), "{call:?}");
-            let half_done = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name());
+            let half_done = fs::read_dir(folder)
+                .unwrap()
+                .map(|e| e.unwrap().file_name());
             let mut names = half_done.map(|name| name.into_string().unwrap());
             let removing = matches!(call, Call::Remove(_));
             if found.step == 4 {
@@ -254,8 +260,9 @@ fn a_folder_that_became_read_only_is_named() {
 /// namespace, only the sweep above runs.
 #[test]
 fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
-    let may =
-        Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).status();
+    let may = Command::new("unshare")
+        .args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"])
+        .status();
     if !may.is_ok_and(|status| status.success()) {
         println!("no mount namespaces here");
         return;
@@ -278,7 +285,10 @@ fn a_full_disk_ends_the_run_and_leaves_the_last_checkpoint() {
             .unwrap();
         let (out, err) =
             (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
-        let codes: Vec<&str> = out.lines().filter_map(|line| line.strip_prefix("code ")).collect();
+        let codes: Vec<&str> = out
+            .lines()
+            .filter_map(|line| line.strip_prefix("code "))
+            .collect();
         assert_eq!(codes, ["1", "0"], "{size}k\n{out}\n{err}");
         let told = ["no space left", "No space left on device"];
         assert!(told.iter().any(|told| err.contains(told)), "{err}");

@@ -25,7 +25,9 @@ fn lab(name: &str) -> Lab {
 /// Step, loss and gradient norm (none where an fp16 step was skipped) of a file of metrics.
 fn steps(lab: &Lab, file: &str) -> Vec<(u64, f64, Option<f64>)> {
     let text = fs::read_to_string(lab.path(file)).unwrap();
-    let rows = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let rows = text
+        .lines()
+        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let row = |row: serde_json::Value| {
         let step = row["step"].as_u64().unwrap();
         (step, row["lm_loss"].as_f64().unwrap(), row["grad_norm"].as_f64())

@@ -54,7 +54,13 @@ fn there_and_back(from: &[&str], to: &[&str]) {
     for (family, tolerance) in families {
         let manifest = |topology: &[&str]| {
             let topology = topology.iter().map(|set| format!("topology.{set}"));
-            loaded(&family.iter().map(|set| set.to_string()).chain(topology).collect::<Vec<_>>())
+            loaded(
+                &family
+                    .iter()
+                    .map(|set| set.to_string())
+                    .chain(topology)
+                    .collect::<Vec<_>>(),
+            )
         };
         let one = run(&manifest(&[]), None, 0..STEPS).outcomes;
         let all = [manifest(from), manifest(to)];
@@ -117,7 +123,9 @@ fn drifted_copies_are_named() {
         };
         let (_, done) = try_run(&loaded, None, 0..0, &meddle, optimizer_rule);
         let folder = tempfile::tempdir().unwrap();
-        let damage = inspect::inspect(&done.save(&loaded, folder.path()), true).unwrap().damage;
+        let damage = inspect::inspect(&done.save(&loaded, folder.path()), true)
+            .unwrap()
+            .damage;
         let found = damage.iter().any(|found| {
             let parts = [name, "not the same on all ranks", "the master of", saved];
             parts.iter().all(|part| found.contains(part))
@@ -130,7 +138,12 @@ fn drifted_copies_are_named() {
 #[test]
 fn a_weight_that_arrives_changed_is_named_with_its_rank() {
     let sets = |topology: &[&str]| {
-        loaded(&topology.iter().map(|set| format!("topology.{set}")).collect::<Vec<_>>())
+        loaded(
+            &topology
+                .iter()
+                .map(|set| format!("topology.{set}"))
+                .collect::<Vec<_>>(),
+        )
     };
     let one = sets(&[]);
     let folder = tempfile::tempdir().unwrap();
@@ -180,7 +193,10 @@ fn a_part_that_is_missing_or_there_twice_is_refused() {
     told(lost.map(drop), &["step 0 was not saved", "embed.token", "values are present"]);
     let twice = done.save_parts(&loaded, folder.path(), |parts| {
         let mut again = parts[1].clone();
-        again.shards.iter_mut().for_each(|shard| shard.file.insert(0, '2'));
+        again
+            .shards
+            .iter_mut()
+            .for_each(|shard| shard.file.insert(0, '2'));
         parts.push(again);
     });
     told(twice.map(drop), &["step 0 was not saved", "overlaps another"]);
@@ -261,12 +277,17 @@ pub fn try_run(
         };
         let worlds = threads::world(manifest.topology.ranks());
         let ranks: Vec<_> = worlds.into_iter().map(run).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     });
     let outcomes = ranks[0].0.clone();
     assert!(ranks.iter().all(|(other, ..)| *other == outcomes), "ranks disagree");
-    let (arrived, ranks) =
-        ranks.into_iter().map(|(_, arrived, snapshot)| (arrived, snapshot)).unzip();
+    let (arrived, ranks) = ranks
+        .into_iter()
+        .map(|(_, arrived, snapshot)| (arrived, snapshot))
+        .unzip();
     (arrived, Done { outcomes, step: course.save, ranks })
 }
 
@@ -344,7 +365,10 @@ impl Done {
             };
             let ranks: Vec<_> = ranks.map(|rank| scope.spawn(move || write(rank))).collect();
             let text = |rank: std::thread::ScopedJoinHandle<String>| rank.join().unwrap();
-            ranks.into_iter().map(|rank| serde_json::from_str(&text(rank)).unwrap()).collect()
+            ranks
+                .into_iter()
+                .map(|rank| serde_json::from_str(&text(rank)).unwrap())
+                .collect()
         });
         change(&mut parts);
         checkpoint::publish(&disk, &fresh, parts, &state)
@@ -358,7 +382,12 @@ fn sound(folder: &Path, loaded: &Loaded) {
     let model = &loaded.manifest.model;
     let layout = Layout::new(model, gptrain::model::ModelShard::whole(model));
     let names: Vec<_> = layout.params().map(|param| &param.name).collect();
-    let saved: Vec<_> = checkpoint.index.tensors.iter().map(|tensor| &tensor.name).collect();
+    let saved: Vec<_> = checkpoint
+        .index
+        .tensors
+        .iter()
+        .map(|tensor| &tensor.name)
+        .collect();
     assert_eq!(saved, names);
     let mut values = 0;
     for tensor in &checkpoint.index.tensors {

@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 const SEQ: usize = 24;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint/hf").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/checkpoint/hf")
+        .join(name)
 }
 
 const GPT2: [&str; 1] = ["model={layers: 2, hidden: 32, heads: 4, vocab: 65, seq_len: 24}"];
@@ -30,7 +32,11 @@ fn imported(name: &str, model: &[&str]) -> Lab {
     let folder = fixture(name);
     let mut args = vec!["import", "--hf", folder.to_str().unwrap(), "run.yaml"];
     let tokenizer = format!("data.tokenizer={}", folder.join("tokenizer.json").display());
-    for set in model.iter().copied().chain(["data.eod.token=0", &tokenizer]) {
+    for set in model
+        .iter()
+        .copied()
+        .chain(["data.eod.token=0", &tokenizer])
+    {
         args.extend(["--set", set]);
     }
     lab.gptrain(&args).expect(0, &[]);
@@ -45,7 +51,8 @@ fn check(name: &str, model: &[&str]) {
     assert_eq!(inspection.damage, Vec::<String>::new());
 
     // Out again: the same tensors under the same names, and a config.json that says the same.
-    lab.gptrain(&["export", "runs/a", "--hf", "out"]).expect(0, &[]);
+    lab.gptrain(&["export", "runs/a", "--hf", "out"])
+        .expect(0, &[]);
     let file = |folder: &Path| Reader::open(&folder.join("model.safetensors")).unwrap();
     let (ours, theirs) = (file(&lab.path("out")), file(&fixture(name)));
     let names = |reader: &Reader| reader.entries.keys().cloned().collect::<Vec<_>>();
@@ -74,20 +81,27 @@ fn check(name: &str, model: &[&str]) {
     assert_eq!(tokenizer(&lab.path("out")), tokenizer(&fixture(name)));
 
     // In bf16: half the size, each value rounded.
-    lab.gptrain(&["export", "runs/a", "--hf", "half", "--dtype", "bf16"]).expect(0, &[]);
+    lab.gptrain(&["export", "runs/a", "--hf", "half", "--dtype", "bf16"])
+        .expect(0, &[]);
     let half = file(&lab.path("half"));
     let key = "transformer.ln_f.weight";
     let exact = file(&fixture(name)).floats(key).unwrap();
-    let rounded: Vec<f32> = exact.iter().map(|v| half::bf16::from_f32(*v).to_f32()).collect();
+    let rounded: Vec<f32> = exact
+        .iter()
+        .map(|v| half::bf16::from_f32(*v).to_f32())
+        .collect();
     assert_eq!((half.entries[key].dtype.as_str(), half.floats(key).unwrap()), ("BF16", rounded));
-    lab.gptrain(&["export", "runs/a", "--hf", "out"]).expect(2, &["already contains a model"]);
+    lab.gptrain(&["export", "runs/a", "--hf", "out"])
+        .expect(2, &["already contains a model"]);
 }
 
 /// Every position's logits, from a sampler with the checkpoint's weights, to 1e-5.
 fn logits(name: &str, step: &Path) {
     let checkpoint = Checkpoint::open(step).unwrap();
     let text = &checkpoint.index.manifest;
-    let m = manifest::parse(text, "saved", Path::new("."), &[]).unwrap().manifest;
+    let m = manifest::parse(text, "saved", Path::new("."), &[])
+        .unwrap()
+        .manifest;
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, SEQ).unwrap();
     load_weights(step, &sampler.weights).unwrap();
@@ -100,7 +114,11 @@ fn logits(name: &str, step: &Path) {
         let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
         for (i, expected) in expected.chunks(65).enumerate() {
             let ours = sampler.logits(&ids[..=i]);
-            let off = ours.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            let off = ours
+                .iter()
+                .zip(expected)
+                .map(|(a, b)| (a - b).abs())
+                .fold(0.0, f32::max);
             assert!(off <= 1e-5, "{name}, position {i}: off by {off}");
         }
     }
@@ -128,13 +146,26 @@ fn a_run_goes_on_from_imported_weights() {
     let sets = [GPT2[0], "data.eod.token=0", &tokenizer];
     let done = lab.run(&sets);
     done.expect(0, &[]);
-    assert!(done.out.contains("resuming from runs/a/checkpoints/step-00000000"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("resuming from runs/a/checkpoints/step-00000000"),
+        "{}",
+        done.out
+    );
     assert_eq!(lab.metrics("runs/a").len(), 12);
     let again = lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]);
-    assert!(again.expect(0, &[]).out.contains("imported   Hugging Face gpt2"), "{}", again.out);
+    assert!(
+        again
+            .expect(0, &[])
+            .out
+            .contains("imported   Hugging Face gpt2"),
+        "{}",
+        again.out
+    );
     let folder = fixture("gpt2");
     let import = ["import", "--hf", folder.to_str().unwrap(), "run.yaml", "--set", GPT2[0]];
-    lab.gptrain(&import).expect(2, &["has a checkpoint already", "log.folder"]);
+    lab.gptrain(&import)
+        .expect(2, &["has a checkpoint already", "log.folder"]);
 }
 
 #[test]
@@ -158,7 +189,8 @@ fn what_does_not_fit_is_told_with_a_remedy() {
             fs::copy(fixture("gpt2").join(name), copy.join(name)).unwrap();
         }
         change(&copy);
-        lab.gptrain(&["import", "--hf", "bad", "run.yaml", "--set", GPT2[0]]).expect(code, words);
+        lab.gptrain(&["import", "--hf", "bad", "run.yaml", "--set", GPT2[0]])
+            .expect(code, words);
         assert!(!lab.path("runs/a/checkpoints").exists());
     };
     let config = |from: &'static str, to: &'static str| {
@@ -181,7 +213,9 @@ fn what_does_not_fit_is_told_with_a_remedy() {
     bad(&config("epsilon\": 1e-05", "epsilon\": \"1e-5\""), 2, &["layer_norm_epsilon is \"1e-5\""]);
     bad(&config("{", "["), 2, &["not a JSON object"]);
     let cut = |folder: &Path| {
-        let file = fs::OpenOptions::new().write(true).open(folder.join("model.safetensors"));
+        let file = fs::OpenOptions::new()
+            .write(true)
+            .open(folder.join("model.safetensors"));
         file.unwrap().set_len(5000).unwrap();
     };
     bad(&cut, 2, &["model.safetensors", "damaged", "copy that file again"]);
@@ -201,7 +235,8 @@ fn models_that_hugging_face_cannot_say_are_refused() {
 #[test]
 fn a_family_with_the_other_familys_positions_trains_and_is_not_exported() {
     let lab = Lab::new();
-    lab.run(&["model.family=bloom", "model.position=learned"]).expect(0, &[]);
+    lab.run(&["model.family=bloom", "model.position=learned"])
+        .expect(0, &[]);
     let done = lab.gptrain(&["export", "runs/a", "--hf", "out"]);
     done.expect(2, &["model.position is learned of bloom", "train with the other family"]);
 }

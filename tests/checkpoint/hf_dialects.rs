@@ -57,8 +57,10 @@ fn other_spellings_of_an_imported_file_are_exported_with_their_values() {
         usual[other] = usual[key].take();
     }
     fs::write(lab.path("bad/config.json"), usual.to_string()).unwrap();
-    lab.gptrain(&["import", "--hf", "bad", "--output", "run"]).expect(0, &[]);
-    lab.gptrain(&["export", "run", "--output", "out"]).expect(0, &[]);
+    lab.gptrain(&["import", "--hf", "bad", "--output", "run"])
+        .expect(0, &[]);
+    lab.gptrain(&["export", "run", "--output", "out"])
+        .expect(0, &[]);
     let out = config(&lab.path("out"));
     for (key, other) in [("hidden_size", "n_embed"), ("n_head", "num_attention_heads")] {
         assert_eq!((&out[key], &out[other]), (&usual[other], &usual[other]));
@@ -72,8 +74,10 @@ fn mixed(to: &Path) {
     let path = to.join("model.safetensors");
     let file = Reader::open(&path).unwrap();
     let dtype = |name: &str| if name.ends_with("proj.weight") { "BF16" } else { "F32" };
-    let list =
-        file.entries.iter().map(|(name, entry)| (name.clone(), dtype(name), entry.shape.clone()));
+    let list = file
+        .entries
+        .iter()
+        .map(|(name, entry)| (name.clone(), dtype(name), entry.shape.clone()));
     let (mut bytes, _) = header(&list.collect::<Vec<_>>(), &BTreeMap::new(), 8).unwrap();
     for name in file.entries.keys() {
         for value in file.floats(name).unwrap() {
@@ -92,16 +96,23 @@ fn tensors_of_several_types_return_as_they_came_until_the_first_step() {
     mixed(&lab.path("bad"));
     let (came, _) = tensors(&lab.path("bad"));
     let types = |all: &BTreeMap<String, (String, Vec<usize>, Vec<u8>)>| {
-        all.values().map(|(dtype, ..)| dtype.clone()).collect::<std::collections::BTreeSet<_>>()
+        all.values()
+            .map(|(dtype, ..)| dtype.clone())
+            .collect::<std::collections::BTreeSet<_>>()
     };
     assert_eq!(types(&came).len(), 2);
     let sets = ["batch.global=2", "train.steps=1", "model.seq_len=16", "data.split='100,0,0'"];
     let data = format!("data.train={}", lab.path("corpus").display());
-    let sets = sets.into_iter().chain([data.as_str()]).flat_map(|set| ["--set", set]);
+    let sets = sets
+        .into_iter()
+        .chain([data.as_str()])
+        .flat_map(|set| ["--set", set]);
     let import = ["import", "--hf", "bad", "--output", "run"];
-    lab.gptrain(&import.into_iter().chain(sets).collect::<Vec<_>>()).expect(0, &[]);
+    lab.gptrain(&import.into_iter().chain(sets).collect::<Vec<_>>())
+        .expect(0, &[]);
     let export = |to: &str, more: &[&str]| {
-        lab.gptrain(&[&["export", "run", "--output", to], more].concat()).expect(0, &[]);
+        lab.gptrain(&[&["export", "run", "--output", to], more].concat())
+            .expect(0, &[]);
         tensors(&lab.path(to)).0
     };
     assert_eq!(export("same", &[]), came);

@@ -15,7 +15,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/checkpoint/hf").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/checkpoint/hf")
+        .join(name)
 }
 
 fn import(lab: &Lab, from: &Path, to: &str, more: &[&str]) -> Done {
@@ -65,11 +67,21 @@ fn check(name: &str, precision: &str, parts: &[&str]) {
     done.expect(0, &[]);
     assert!(done.out.contains("runs/new/checkpoints/step-00000000 of"), "{}", done.out);
     assert!(!done.out.contains("ignored"), "{}", done.out);
-    let kl = done.out.split("next tokens: ").nth(1).unwrap().split(' ').next().unwrap();
+    let kl = done
+        .out
+        .split("next tokens: ")
+        .nth(1)
+        .unwrap()
+        .split(' ')
+        .next()
+        .unwrap();
     assert!(kl.parse::<f64>().unwrap().abs() < 1e-10, "{}", done.out);
     logits(name, &run);
     let text = fs::read_to_string(run.join("manifest.yaml")).unwrap();
-    for part in parts.iter().chain(&[format!("\nprecision: {precision} #").as_str()]) {
+    for part in parts
+        .iter()
+        .chain(&[format!("\nprecision: {precision} #").as_str()])
+    {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
     let checked = lab.gptrain(&["manifest", "check", "runs/new"]);
@@ -82,7 +94,8 @@ fn check(name: &str, precision: &str, parts: &[&str]) {
     let deep = lab.gptrain(&["inspect-ckpt", "runs/new", "--deep"]);
     assert!(deep.expect(0, &[]).out.contains("imported   Hugging Face"), "{}", deep.out);
 
-    lab.gptrain(&["export", "runs/new", "--output", "out", "--shard-size", "15KB"]).expect(0, &[]);
+    lab.gptrain(&["export", "runs/new", "--output", "out", "--shard-size", "15KB"])
+        .expect(0, &[]);
     let out = lab.path("out");
     let ((ours, files), (theirs, _)) = (tensors(&out), tensors(&from));
     assert_eq!(ours.keys().collect::<Vec<_>>(), theirs.keys().collect::<Vec<_>>());
@@ -106,7 +119,8 @@ fn check(name: &str, precision: &str, parts: &[&str]) {
     let (once, twice) = (loaded(&run), loaded(&lab.path("runs/again")));
     assert_eq!(once.manifest.model, twice.manifest.model);
     let half = |folder: &str, dtype: &str| {
-        lab.gptrain(&["export", "runs/again", "--hf", folder, "--dtype", dtype]).expect(0, &[]);
+        lab.gptrain(&["export", "runs/again", "--hf", folder, "--dtype", dtype])
+            .expect(0, &[]);
         tensors(&lab.path(folder)).0.into_values().next().unwrap().0
     };
     assert_eq!([half("f32", "f32"), half("bf16", "bf16")], ["F32", "BF16"]);
@@ -142,7 +156,12 @@ fn logits(name: &str, run: &Path) {
 fn logits_of(name: &str, tensor: &str, run: &Path, sets: &[String]) {
     let m = manifest::load(run, sets).unwrap().manifest;
     let reader = Reader::open(&fixture(name).join("logits.safetensors")).unwrap();
-    let ids: Vec<u32> = reader.numbers("input_ids").unwrap().iter().map(|id| *id as u32).collect();
+    let ids: Vec<u32> = reader
+        .numbers("input_ids")
+        .unwrap()
+        .iter()
+        .map(|id| *id as u32)
+        .collect();
     let expected = reader.numbers(tensor).unwrap();
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, ids.len()).unwrap();
@@ -152,7 +171,10 @@ fn logits_of(name: &str, tensor: &str, run: &Path, sets: &[String]) {
     let mut seen = 0;
     sampler.each_logits(&ids, |position, ours| {
         let expected = &expected[position * ours.len()..][..ours.len()];
-        let off = ours.iter().zip(expected).map(|(a, b)| (f64::from(*a) - b).abs());
+        let off = ours
+            .iter()
+            .zip(expected)
+            .map(|(a, b)| (f64::from(*a) - b).abs());
         let off = off.fold(0.0, f64::max);
         assert!(off <= 3e-6 * largest, "{name}, position {position}: off by {off:e} of {largest}");
         seen += 1;
@@ -307,7 +329,10 @@ fn published_configurations_are_the_manifests_that_ship() {
     let folder = tempfile::tempdir().unwrap();
     for (name, own) in [("llama3-8b", llama), ("qwen3-8b", qwen)] {
         let mut config = both.clone();
-        config.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        config
+            .as_object_mut()
+            .unwrap()
+            .extend(own.as_object().unwrap().clone());
         fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
         let read = read_config(folder.path()).unwrap();
         assert_eq!(read.unknown, Vec::<String>::new(), "{name}");
@@ -342,13 +367,19 @@ fn training(lab: &Lab) -> Vec<String> {
 fn train(lab: &Lab, run: &str, more: &[&str]) -> Vec<f64> {
     let sets = training(lab);
     let sets = sets.iter().map(String::as_str).chain(more.iter().copied());
-    let args: Vec<&str> = ["run", run].into_iter().chain(sets.flat_map(|s| ["--set", s])).collect();
+    let args: Vec<&str> = ["run", run]
+        .into_iter()
+        .chain(sets.flat_map(|s| ["--set", s]))
+        .collect();
     let done = lab.gptrain(&args);
     let from = format!("resuming from {run}/checkpoints/step-00000000");
     assert!(done.expect(0, &[]).out.contains(&from), "{}", done.out);
     let metrics = lab.metrics(run);
     assert_eq!(metrics.len(), 20);
-    metrics.iter().map(|line| line["lm_loss"].as_f64().unwrap()).collect()
+    metrics
+        .iter()
+        .map(|line| line["lm_loss"].as_f64().unwrap())
+        .collect()
 }
 
 #[test]
@@ -372,7 +403,8 @@ fn trains_on_a_grid(name: &str) {
         assert!((one / grid - 1.0).abs() <= 1e-6, "step {step}: {one} alone, {grid} on the grid");
     }
     assert!(one[19] < one[0] - 0.2, "it learns: {} to {}", one[0], one[19]);
-    lab.gptrain(&["export", "grid", "--output", "out"]).expect(0, &[]);
+    lab.gptrain(&["export", "grid", "--output", "out"])
+        .expect(0, &[]);
     let ((after, files), (before, _)) = (tensors(&lab.path("out")), tensors(&fixture(name)));
     assert_eq!(files, 1, "5 GB fit into a file");
     for (key, (dtype, shape, bytes)) in &before {
@@ -399,8 +431,12 @@ fn an_imported_run_takes_other_settings_until_it_is_trained() {
     let now = read("moved");
     assert!(written > 3 && comments(&now) == written, "and its author's: {now}");
     assert!(now.contains("optimizer: adafactor # --set") && now.contains("mask_loss: true"));
-    lab.gptrain(&["export", "moved", "--output", "out"]).expect(0, &[]);
-    let types = tensors(&lab.path("out")).0.into_values().map(|(dtype, ..)| dtype);
+    lab.gptrain(&["export", "moved", "--output", "out"])
+        .expect(0, &[]);
+    let types = tensors(&lab.path("out"))
+        .0
+        .into_values()
+        .map(|(dtype, ..)| dtype);
     assert!(types.into_iter().all(|dtype| dtype == "F32"), "as precision f32 computes");
     assert!(lab.path("out/tokenizer.json").exists(), "though the run was moved");
 
@@ -429,7 +465,8 @@ fn another_family_may_say_what_a_models_own_cannot() {
         let [run, out, again] = ["run", "out", "again"].map(|name| format!("{name}{number}"));
         let sets = [&format!("{llama}, {parts}}}"), "train.steps=2", &format!("log.folder={run}")];
         lab.run(&sets).expect(0, &[]);
-        lab.gptrain(&["export", &run, "--output", &out]).expect(0, &[]);
+        lab.gptrain(&["export", &run, "--output", &out])
+            .expect(0, &[]);
         assert_eq!(config(&lab.path(&out))["model_type"], kind);
         import(&lab, &lab.path(&out), &again, &[]).expect(0, &[]);
         let model = |run: &str| loaded(&lab.path(run)).manifest.model;
@@ -438,11 +475,13 @@ fn another_family_may_say_what_a_models_own_cannot() {
         assert_eq!(before.pattern, after.pattern);
     }
     let turned = format!("{llama}, pattern: [full, {{rope: {{theta: 50}}}}]}}");
-    lab.run(&[&turned, "train.steps=2", "log.folder=turned"]).expect(0, &[]);
+    lab.run(&[&turned, "train.steps=2", "log.folder=turned"])
+        .expect(0, &[]);
     let refused = lab.gptrain(&["export", "turned", "--output", "out"]);
     refused.expect(2, &["layers differ, layers have different positions: llama cannot say that"]);
     let both = format!("{llama}, window: 8, bias: all}}");
-    lab.run(&[&both, "train.steps=2", "log.folder=both"]).expect(0, &[]);
+    lab.run(&[&both, "train.steps=2", "log.folder=both"])
+        .expect(0, &[]);
     let refused = lab.gptrain(&["export", "both", "--output", "out"]);
     refused.expect(2, &["attention has a window: llama cannot say that"]);
     assert!(!lab.path("out").exists());

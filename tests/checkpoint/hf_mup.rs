@@ -14,7 +14,9 @@ fn logits(run: &Path) -> Vec<f32> {
     let tokens: Vec<u32> = (0..16).map(|i| i * i % 61).collect();
     let cpu = Cpu::new(Some(1));
     let mut sampler = Sampler::new(&cpu, &m, tokens.len()).unwrap();
-    let step = fs::read_dir(run.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let step = fs::read_dir(run.join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     load_weights(&step.max().unwrap(), &sampler.weights).unwrap();
     let mut all = Vec::new();
     sampler.each_logits(&tokens, |_, logits| all.extend_from_slice(logits));
@@ -38,11 +40,17 @@ fn what_goes_out_and_comes_in_gives_the_same_logits() {
              init: {{std: 0.3}}, mup: {{{mup}}}}}"
         );
         lab.run(&[&model, "train.samples=16"]).expect(0, &[]);
-        lab.gptrain(&["export", "runs/a", "--output", "out", "--dtype", "f32"]).expect(0, &[]);
-        lab.gptrain(&["import", "--hf", "out", "--output", "runs/again"]).expect(0, &[]);
+        lab.gptrain(&["export", "runs/a", "--output", "out", "--dtype", "f32"])
+            .expect(0, &[]);
+        lab.gptrain(&["import", "--hf", "out", "--output", "runs/again"])
+            .expect(0, &[]);
         let (ours, theirs) = (logits(&lab.path("runs/a")), logits(&lab.path("runs/again")));
         let largest = ours.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-        let off = ours.iter().zip(&theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let off = ours
+            .iter()
+            .zip(&theirs)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         assert!(largest > 1.0 && off < 3e-6 * largest, "{kind}: off by {off:e} of {largest}");
         let text = fs::read_to_string(lab.path("runs/again/manifest.yaml")).unwrap();
         assert!(!text.contains("base_hidden"), "{text}");

@@ -38,7 +38,10 @@ fn positions(step: &Path) -> Vec<f32> {
 }
 
 fn words(folder: &Path, name: &str) -> Vec<u32> {
-    Reader::open(&folder.join("model.safetensors")).unwrap().words(name).unwrap()
+    Reader::open(&folder.join("model.safetensors"))
+        .unwrap()
+        .words(name)
+        .unwrap()
 }
 
 #[test]
@@ -60,13 +63,22 @@ fn every_row_comes_in_computes_and_goes_out() {
     let ids: Vec<u32> = ids[..ROWS].iter().map(|id| *id as u32).collect();
     sampler.each_logits(&ids, |position, ours| {
         let theirs = &expected[position * ours.len()..][..ours.len()];
-        let off = ours.iter().zip(theirs).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let off = ours
+            .iter()
+            .zip(theirs)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         assert!(off <= 1e-5, "position {position}: off by {off}");
     });
 
-    lab.gptrain(&["export", "run", "--output", "out"]).expect(0, &[]);
+    lab.gptrain(&["export", "run", "--output", "out"])
+        .expect(0, &[]);
     let out = lab.path("out");
-    for name in Reader::open(&out.join("model.safetensors")).unwrap().entries.keys() {
+    for name in Reader::open(&out.join("model.safetensors"))
+        .unwrap()
+        .entries
+        .keys()
+    {
         assert_eq!(words(&out, name), words(&fixture("gpt2"), name), "{name}");
     }
     let config = fs::read_to_string(out.join("config.json")).unwrap();
@@ -108,7 +120,9 @@ fn short_samples_train_the_first_rows() {
 #[test]
 fn sample_and_eval_read_as_many_tokens_as_there_are_rows() {
     let lab = Lab::new();
-    let text: String = (0..2000).map(|i| format!("line {i} of some text\n")).collect();
+    let text: String = (0..2000)
+        .map(|i| format!("line {i} of some text\n"))
+        .collect();
     fs::write(lab.path("text.txt"), text).unwrap();
     let learn = ["data", "train-tokenizer", "text.txt", "--vocab", "300", "-o", "tok.json"];
     lab.gptrain(&learn).well();
@@ -118,7 +132,8 @@ fn sample_and_eval_read_as_many_tokens_as_there_are_rows() {
     lab.gptrain(&["export", "runs/a", "--output", "hf"]).well();
     let sample = |seq_len: u64| {
         let (run, set) = (format!("of-{seq_len}"), format!("model.seq_len={seq_len}"));
-        lab.gptrain(&["import", "--hf", "hf", "--output", &run, "--set", &set]).well();
+        lab.gptrain(&["import", "--hf", "hf", "--output", &run, "--set", &set])
+            .well();
         let args = ["sample", &run, "--prompt", "line 7", "--tokens", "30", "--seed", "5"];
         let done = lab.gptrain(&[&args[..], &["--tokenizer", "tok.json", "--json"]].concat());
         done.expect(0, &[]).out.clone()
@@ -146,7 +161,10 @@ fn the_estimate_counts_all_rows() {
     let lab = Lab::new();
     let parameters = |sets: &[&str]| {
         let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let args: Vec<&str> = ["estimate", "run.yaml", "--json"].into_iter().chain(sets).collect();
+        let args: Vec<&str> = ["estimate", "run.yaml", "--json"]
+            .into_iter()
+            .chain(sets)
+            .collect();
         let done = lab.gptrain(&args);
         let json: serde_json::Value = serde_json::from_str(&done.expect(0, &[]).out).unwrap();
         json["parameters"].as_u64().unwrap()

@@ -29,7 +29,9 @@ fn left(lab: &Lab) -> Vec<String> {
     let entries = fs::read_dir(lab.path(".")).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let ours = ["bad", "cache", "corpus.bin", "corpus.idx", "run.yaml"];
-    names.filter(|name| !ours.contains(&name.as_str())).collect()
+    names
+        .filter(|name| !ours.contains(&name.as_str()))
+        .collect()
 }
 
 /// Sets a key of config.json.
@@ -114,7 +116,9 @@ fn values(folder: &Path, file: &str, name: &str, change: impl Fn(&mut [f32])) {
     let [from, to] = Reader::open(&path).unwrap().entries[name].data_offsets;
     let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap());
     let range = (data + from) as usize..(data + to) as usize;
-    let words = bytes[range.clone()].chunks_exact(4).map(|word| word.try_into().unwrap());
+    let words = bytes[range.clone()]
+        .chunks_exact(4)
+        .map(|word| word.try_into().unwrap());
     let mut values: Vec<f32> = words.map(f32::from_le_bytes).collect();
     change(&mut values);
     bytes[range].copy_from_slice(bytemuck::cast_slice(&values));
@@ -127,7 +131,9 @@ fn header(file: &'static str, from: &'static str, to: &'static str) -> impl Fn(&
     move |folder| {
         let path = folder.join(file);
         let mut bytes = fs::read(&path).unwrap();
-        let at = bytes.windows(from.len()).position(|window| window == from.as_bytes());
+        let at = bytes
+            .windows(from.len())
+            .position(|window| window == from.as_bytes());
         let at = at.unwrap_or_else(|| panic!("{from} is not in {file}"));
         bytes[at..at + from.len()].copy_from_slice(to.as_bytes());
         fs::write(path, bytes).unwrap();
@@ -209,7 +215,10 @@ fn entries_that_no_tensor_needs_are_passed_over() {
     fs::write(lab.path("bad/model-00001-of-00001.safetensors"), all).unwrap();
     fs::remove_file(&path).unwrap();
     let head = ["lm_head.weight".to_string()];
-    let names = names.iter().filter(|name| !name.starts_with("__")).chain(&head);
+    let names = names
+        .iter()
+        .filter(|name| !name.starts_with("__"))
+        .chain(&head);
     let map = names.map(|name| (name.clone(), json!("model-00001-of-00001.safetensors")));
     let index = json!({"weight_map": map.collect::<serde_json::Map<_, _>>()});
     fs::write(lab.path("bad/model.safetensors.index.json"), index.to_string()).unwrap();
@@ -248,9 +257,11 @@ fn what_is_there_is_never_overwritten_and_a_full_disk_leaves_nothing() {
     assert_eq!(left(&lab), Vec::<String>::new());
     fs::create_dir(lab.path("run")).unwrap(); // an empty folder is as good as none
     lab.gptrain(&import).expect(0, &[]);
-    lab.gptrain(&import).expect(2, &["run: is a folder that is not empty"]);
+    lab.gptrain(&import)
+        .expect(2, &["run: is a folder that is not empty"]);
     fs::remove_dir_all(lab.path("run/hf")).unwrap();
-    lab.gptrain(&import).expect(2, &["run: is a folder that is not empty"]);
+    lab.gptrain(&import)
+        .expect(2, &["run: is a folder that is not empty"]);
     assert!(!lab.path("run/hf").exists());
 
     let export = ["export", "run", "--output", "out/"];
@@ -258,7 +269,9 @@ fn what_is_there_is_never_overwritten_and_a_full_disk_leaves_nothing() {
     assert_eq!(left(&lab), ["run"]);
     lab.gptrain(&export).expect(0, &[]);
     let before = fs::read(lab.path("out/model.safetensors")).unwrap();
-    lab.gptrain(&export).expect(2, &["already contains a model"]);
-    lab.gptrain(&["export", "run", "--output", "run.yaml"]).expect(2, &["is a file"]);
+    lab.gptrain(&export)
+        .expect(2, &["already contains a model"]);
+    lab.gptrain(&["export", "run", "--output", "run.yaml"])
+        .expect(2, &["is a file"]);
     assert_eq!(fs::read(lab.path("out/model.safetensors")).unwrap(), before);
 }

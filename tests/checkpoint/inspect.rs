@@ -46,7 +46,10 @@ fn a_sound_checkpoint_is_shown_whole() {
     let row = &json["tensors"][1];
     assert_eq!(row["name"], "embed.token");
     let master = lab.path("runs/a/checkpoints/step-00000012/master-00000.safetensors");
-    let values = Reader::open(&master).unwrap().words::<f32>("embed.token").unwrap();
+    let values = Reader::open(&master)
+        .unwrap()
+        .words::<f32>("embed.token")
+        .unwrap();
     let squares: f64 = values.iter().map(|v| f64::from(*v).powi(2)).sum();
     assert!((row["master"]["l2"].as_f64().unwrap() - squares.sqrt()).abs() < 1e-9);
     let largest = values.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
@@ -69,7 +72,9 @@ fn the_states_of_every_optimizer_are_shown_as_numbers() {
         let lab = lab(sets);
         let done = lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]);
         done.expect(0, &[]);
-        words.iter().for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
+        words
+            .iter()
+            .for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
         for raw in ["codes", "_", "cannot be read"] {
             let table = done.out.split("\n\n").nth(1).unwrap();
             assert!(!table.contains(raw), "{raw}: {table}");
@@ -82,9 +87,14 @@ fn the_states_of_every_optimizer_are_shown_as_numbers() {
     let row = found.tensors.iter().find(|row| row.name == name).unwrap();
     let tensor = checkpoint.index.tensor(name).unwrap();
     let whole = |state: &str| checkpoint.whole(tensor, state).unwrap();
-    let codes: Vec<u8> = whole("second_codes").into_iter().map(|code| code as u8).collect();
+    let codes: Vec<u8> = whole("second_codes")
+        .into_iter()
+        .map(|code| code as u8)
+        .collect();
     let decoded = UNSIGNED.decode(&codes, &whole("second_scales"));
-    let most = decoded.iter().fold(0.0f32, |most, root| most.max(root * root));
+    let most = decoded
+        .iter()
+        .fold(0.0f32, |most, root| most.max(root * root));
     let stats = row.states["second_moment"].as_ref().unwrap();
     assert_eq!((stats.count, stats.max, stats.unsound.negative), (32 * 128, f64::from(most), 0));
     assert!(stats.mean > 0.0 && stats.mean < stats.max && !row.states.contains_key("second_codes"));
@@ -93,12 +103,15 @@ fn the_states_of_every_optimizer_are_shown_as_numbers() {
 #[test]
 fn mistakes_of_the_command_end_with_two() {
     let lab = Lab::new();
-    lab.gptrain(&["inspect-ckpt", "nowhere"]).expect(2, &["the folder does not exist"]);
+    lab.gptrain(&["inspect-ckpt", "nowhere"])
+        .expect(2, &["the folder does not exist"]);
     fs::create_dir_all(lab.path("empty/checkpoints")).unwrap();
-    lab.gptrain(&["inspect-ckpt", "empty"]).expect(2, &["holds no checkpoint"]);
+    lab.gptrain(&["inspect-ckpt", "empty"])
+        .expect(2, &["holds no checkpoint"]);
     lab.gptrain(&["inspect-ckpt"]).expect(2, &["CHECKPOINT"]);
     fs::create_dir_all(lab.path("empty/checkpoints/step-00000001")).unwrap();
-    lab.gptrain(&["inspect-ckpt", "empty"]).expect(1, &["is not a checkpoint"]);
+    lab.gptrain(&["inspect-ckpt", "empty"])
+        .expect(1, &["is not a checkpoint"]);
 }
 
 #[test]
@@ -111,14 +124,19 @@ fn the_next_step_is_replayed() {
     }
     // Over a save, and to the end. What is impossible is said first.
     let again = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000005", "--replay", "7"]);
-    let same = again.expect(0, &[]).err.matches("as recorded, to the last bit").count();
+    let same = again
+        .expect(0, &[])
+        .err
+        .matches("as recorded, to the last bit")
+        .count();
     assert_eq!(same, 7, "{}", again.err);
     let more = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000005", "--replay", "8"]);
     more.expect(2, &["its run ends at step 12, 7 steps after step-00000005", "→ --replay 7"]);
     assert_eq!(more.out, "");
     let last = fs::read_dir(lab.path("runs/a/checkpoints")).unwrap();
-    let last =
-        last.map(|e| e.unwrap().file_name().into_string().unwrap()).filter(|n| n != "latest");
+    let last = last
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .filter(|n| n != "latest");
     let folder = format!("runs/a/checkpoints/{}", last.max().unwrap());
     // The run is over: there is no next step.
     lab.gptrain(&["inspect-ckpt", &folder, "--replay", "1"])
@@ -128,7 +146,8 @@ fn the_next_step_is_replayed() {
     saved.tensor("lnf.scale").kept[0][3] *= 1.5;
     saved.write(&changed);
     fs::copy(lab.path("runs/a/metrics.jsonl"), lab.path("changed/metrics.jsonl")).unwrap();
-    lab.gptrain(&["inspect-ckpt", "changed", "--replay", "1"]).expect(1, &["does not repeat"]);
+    lab.gptrain(&["inspect-ckpt", "changed", "--replay", "1"])
+        .expect(1, &["does not repeat"]);
 }
 
 #[test]
@@ -146,7 +165,8 @@ fn a_diff_measures_what_moved() {
         assert!(done.out.contains(word), "{word}: {}", done.out);
     }
     let other = ["lr.peak=1e-4", "lr.min=1e-5", "optimizer.adamw.weight_decay=0.2"];
-    lab.run(&[&other[..], &["log.folder=runs/other"]].concat()).well();
+    lab.run(&[&other[..], &["log.folder=runs/other"]].concat())
+        .well();
     let done = lab.gptrain(&["inspect-ckpt", "runs/other", "--diff", "runs/a"]);
     let keys = ["lr.peak: 0.003 → 0.0001\n", "optimizer.adamw.weight_decay: 0.1 → 0.2\n"];
     assert!(keys.iter().all(|line| done.out.contains(line)), "{}", done.out);
@@ -186,7 +206,9 @@ fn what_large_runs_have_suffered_from_is_seen() {
     assert_eq!(said(&|_| ()), Vec::<String>::new());
     let seen = |change: &dyn Fn(&mut Saved), words: &[&str]| {
         let damage = said(change).join("\n");
-        words.iter().for_each(|word| assert!(damage.contains(word), "{word:?}: {damage}"));
+        words
+            .iter()
+            .for_each(|word| assert!(damage.contains(word), "{word:?}: {damage}"));
     };
     let edit = |name: &'static str, kept: usize, value: f32| {
         move |saved: &mut Saved| saved.tensor(name).kept[kept][7] = value
@@ -241,10 +263,16 @@ fn an_optimizer_that_does_not_fit_stops_the_start() {
         let mut saved = Saved::read(&step);
         change(&mut saved);
         saved.write(&folder);
-        lab.run(&["train.steps=14"]).expect(2, &[words, "cannot continue from step 12"]);
+        lab.run(&["train.steps=14"])
+            .expect(2, &[words, "cannot continue from step 12"]);
         let mut saved = Saved::read(&step);
         saved.state.optimizer = Saved::read(&folder.join("step-00000010")).state.optimizer;
-        saved.state.optimizer.groups.iter_mut().for_each(|group| group.step = 12);
+        saved
+            .state
+            .optimizer
+            .groups
+            .iter_mut()
+            .for_each(|group| group.step = 12);
         saved.tensor("block.1.ln2.scale").decay = false;
         saved.write(&folder);
     };
@@ -278,7 +306,8 @@ fn numbers_that_no_update_writes_stop_the_start() {
         let mut saved = Saved::read(&step);
         let sound = std::mem::replace(&mut saved.tensor(name).kept[kept][7], value);
         saved.write(&folder);
-        lab.run(&["train.steps=14"]).expect(2, &[words, "--resume-from step-00000010"]);
+        lab.run(&["train.steps=14"])
+            .expect(2, &[words, "--resume-from step-00000010"]);
         saved.tensor(name).kept[kept][7] = sound;
         saved.write(&folder);
     }
@@ -288,7 +317,8 @@ fn numbers_that_no_update_writes_stop_the_start() {
 #[test]
 fn a_picture_has_a_row_for_each_kind_of_weight() {
     let lab = lab(&[]);
-    lab.gptrain(&["inspect-ckpt", "runs/a", "--plot", "norms.svg"]).expect(0, &[]);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--plot", "norms.svg"])
+        .expect(0, &[]);
     let svg = fs::read_to_string(lab.path("norms.svg")).unwrap();
     assert_eq!(svg.matches("<polyline").count(), 4 + 12);
     assert!(svg.contains(">attn.qkv.weight</text>") && svg.contains("layer 1: "));

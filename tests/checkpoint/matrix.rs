@@ -103,7 +103,9 @@ struct Ran {
 fn ran(row: &[&str], cell: usize, folder: &Path) -> Option<Ran> {
     let text = |sets: &[&str]| sets.concat();
     let (of_row, of_cell) = (text(row), text(CELLS[cell]));
-    let refused = REFUSED.iter().filter(|(r, c, _)| of_row.contains(r) && of_cell.contains(c));
+    let refused = REFUSED
+        .iter()
+        .filter(|(r, c, _)| of_row.contains(r) && of_cell.contains(c));
     let words: Vec<_> = refused.map(|(.., words)| *words).collect();
     let loaded = match manifest(row, CELLS[cell]) {
         Err(found) => {
@@ -122,14 +124,20 @@ fn ran(row: &[&str], cell: usize, folder: &Path) -> Option<Ran> {
 
 /// A cell without the place of its states.
 fn grid(cell: usize) -> Vec<&'static str> {
-    CELLS[cell].iter().copied().filter(|set| !set.starts_with("offload")).collect()
+    CELLS[cell]
+        .iter()
+        .copied()
+        .filter(|set| !set.starts_with("offload"))
+        .collect()
 }
 
 /// The cells that a row goes to from one.
 fn targets(row: usize, from: usize) -> Vec<usize> {
     let near =
         [1, 2].map(|more| (from + 1 + (2 * row + more - 1) % (CELLS.len() - 1)) % CELLS.len());
-    (0..CELLS.len()).filter(|to| grid(*to) == grid(from) || near.contains(to)).collect()
+    (0..CELLS.len())
+        .filter(|to| grid(*to) == grid(from) || near.contains(to))
+        .collect()
 }
 
 #[test]
@@ -143,7 +151,9 @@ fn the_rows_go_from_every_cell_to_every_other() {
 fn go(name: &str, tolerance: f64, row: &[&str]) {
     let number = ROWS.iter().position(|row| *row == name).unwrap();
     let folder = tempfile::tempdir().unwrap();
-    let all: Vec<_> = (0..CELLS.len()).map(|cell| ran(row, cell, folder.path())).collect();
+    let all: Vec<_> = (0..CELLS.len())
+        .map(|cell| ran(row, cell, folder.path()))
+        .collect();
     let (mut farthest, mut farthest_reset, mut pairs) = (0.0f64, 0.0f64, 0);
     for (from, of) in all.iter().enumerate() {
         let Some(of) = of else { continue };
@@ -189,8 +199,10 @@ fn pair(of: &Ran, to: &Ran, same_grid: bool, tolerance: f64, what: &str) -> (f64
     let compressed = of.loaded.manifest.topology.compression.is_some();
     assert_eq!(goes_on, !compressed || topology(of) == topology(to), "{what}: {told:?}");
     for tensor in &diff.tensors {
-        let own =
-            tensor.states.iter().filter(|(state, _)| goes_on || !state.starts_with("powersgd"));
+        let own = tensor
+            .states
+            .iter()
+            .filter(|(state, _)| goes_on || !state.starts_with("powersgd"));
         let changed: Vec<_> = own.filter(|(_, change)| **change != 0.0).collect();
         assert!(changed.is_empty() && (tensor.equal || !goes_on), "{what}: {changed:?}\n{diff}");
     }

@@ -69,7 +69,8 @@ fn two_hundred_kills() {
     let run = ["train.steps=60", "checkpoint.interval=4", "checkpoint.keep_last=2", DROPOUT];
     let run = [&run[..], &["batch.ramp_up=2 2 40", "train.eval_interval=0"]].concat();
     let started = Instant::now();
-    lab.run(&[&run[..], &["log.folder=runs/whole"]].concat()).expect(0, &[]);
+    lab.run(&[&run[..], &["log.folder=runs/whole"]].concat())
+        .expect(0, &[]);
     let mut longest = started.elapsed().as_micros() as u64 / 2;
     let whole = lab.losses("runs/whole");
     assert_eq!(whole.len(), 60);
@@ -99,7 +100,9 @@ fn two_hundred_kills() {
         lab.run(&run).expect(0, &[]);
         assert_eq!(lab.losses(&folder), whole, "run {runs}, after {kills} kills");
         let left = fs::read_dir(lab.path(&folder).join("checkpoints")).unwrap();
-        let names: Vec<_> = left.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        let names: Vec<_> = left
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect();
         assert!(names.iter().all(|name| !name.contains(".tmp-")), "{names:?}");
         runs += 1;
     }
@@ -116,7 +119,9 @@ fn a_signal_asks_for_a_save_and_training_goes_on() {
     let saved = || {
         let entries = fs::read_dir(&checkpoints).into_iter().flatten().flatten();
         let names = entries.map(|entry| entry.file_name().into_string().unwrap());
-        names.filter(|name| name.starts_with("step-") && !name.contains("tmp")).collect::<Vec<_>>()
+        names
+            .filter(|name| name.starts_with("step-") && !name.contains("tmp"))
+            .collect::<Vec<_>>()
     };
     for _ in 0..1000 {
         if !saved().is_empty() {
@@ -136,7 +141,8 @@ fn a_signal_asks_for_a_save_and_training_goes_on() {
 fn two_signals_leave_a_run_that_goes_on() {
     let lab = Lab::new();
     let run = ["train.steps=60", "checkpoint.interval=4", DROPOUT];
-    lab.run(&[&run[..], &["log.folder=runs/whole"]].concat()).expect(0, &[]);
+    lab.run(&[&run[..], &["log.folder=runs/whole"]].concat())
+        .expect(0, &[]);
     for wait in [0, 1, 2, 4, 8, 16] {
         let child = lab.start(&run);
         lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 1);
@@ -158,7 +164,8 @@ fn synchronous_and_several_in_flight_save_the_same_files() {
         let folder = format!("runs/{in_flight}");
         let sets = [format!("log.folder={folder}"), format!("checkpoint.in_flight={in_flight}")];
         let sets = sets.each_ref().map(String::as_str);
-        lab.run(&[&sets[..], &["checkpoint.interval=1"]].concat()).expect(0, &[]);
+        lab.run(&[&sets[..], &["checkpoint.interval=1"]].concat())
+            .expect(0, &[]);
         let step = lab.path(&folder).join("checkpoints/step-00000012");
         ["master", "first_moment", "second_moment"].map(|kept| {
             let reader = gptrain::checkpoint::safetensors::Reader::open(
@@ -185,8 +192,9 @@ fn keep_last_and_keep_every() {
     let keep = ["checkpoint.interval=1", "checkpoint.keep_last=2", "checkpoint.keep_every=5"];
     lab.run(&keep).expect(0, &[]);
     let entries = fs::read_dir(lab.path("runs/a/checkpoints")).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = entries
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     assert_eq!(
         names,
@@ -206,12 +214,17 @@ fn verify_resume_repeats_recorded_steps_or_says_which_it_cannot() {
     // Checkpoints are at 5, 10 and 12; the newest with two steps after it is 10.
     assert!(done.out.contains("verified: steps 11 to 12 again, equal"), "{}", done.out);
     assert_eq!(lab.losses("runs/a").len(), 12);
-    lab.gptrain(&[&verify[..5], &["99"]].concat()).expect(2, &["99 recorded steps"]);
+    lab.gptrain(&[&verify[..5], &["99"]].concat())
+        .expect(2, &["99 recorded steps"]);
     // Another seed of dropout is another run: here, a record that was changed.
     let path = lab.path("runs/a/metrics.jsonl");
     let text = fs::read_to_string(&path).unwrap();
-    let line = text.lines().find(|line| line.contains("\"step\":12,")).unwrap();
+    let line = text
+        .lines()
+        .find(|line| line.contains("\"step\":12,"))
+        .unwrap();
     let loss = serde_json::from_str::<serde_json::Value>(line).unwrap()["lm_loss"].to_string();
     fs::write(&path, text.replace(&loss, "2.5")).unwrap();
-    lab.gptrain(&verify).expect(1, &["does not repeat the run", "step 12 gave loss 2.5"]);
+    lab.gptrain(&verify)
+        .expect(1, &["does not repeat the run", "step 12 gave loss 2.5"]);
 }

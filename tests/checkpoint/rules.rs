@@ -41,7 +41,10 @@ impl OptimizerRule for Descent {
         for p in params {
             let (master, model) = (p.get(MASTER), p.get(MODEL));
             let (grad, mut weights) = (numbers(step, p.grad), numbers(step, master));
-            weights.iter_mut().zip(grad).for_each(|(w, g)| *w -= step.lr * factor * g);
+            weights
+                .iter_mut()
+                .zip(grad)
+                .for_each(|(w, g)| *w -= step.lr * factor * g);
             if !p.part.is_empty() {
                 step.be.upload(bytemuck::cast_slice(&weights), master);
                 step.be.run(op::Copy { x: master, y: model.set() });
@@ -68,9 +71,12 @@ fn codes(step: &Step, p: &ParamStates, weights: &[f32]) {
     let scales: Vec<f32> = weights.chunks(64).map(largest).collect();
     let code = |w: &f32, scale: f32| (127.0 * w / scale.max(1e-30)).round() as i8 as u8;
     let blocks = weights.chunks(64).zip(&scales);
-    let codes: Vec<u8> = blocks.flat_map(|(b, scale)| b.iter().map(|w| code(w, *scale))).collect();
+    let codes: Vec<u8> = blocks
+        .flat_map(|(b, scale)| b.iter().map(|w| code(w, *scale)))
+        .collect();
     step.be.upload(&codes, p.get("codes"));
-    step.be.upload(bytemuck::cast_slice(&scales), p.get("scales"));
+    step.be
+        .upload(bytemuck::cast_slice(&scales), p.get("scales"));
 }
 
 /// Every rank adds what its part of the matrix has.
@@ -96,7 +102,13 @@ fn means(step: &Step, p: &ParamStates, weights: &[f32]) {
 fn manifest(topology: &[&str]) -> Loaded {
     let sets = ["model.hidden=128", "model.vocab=128", "model.layers=2", "precision=bf16"];
     let topology = topology.iter().map(|set| format!("topology.{set}"));
-    loaded(&sets.iter().map(|set| set.to_string()).chain(topology).collect::<Vec<_>>())
+    loaded(
+        &sets
+            .iter()
+            .map(|set| set.to_string())
+            .chain(topology)
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Trains on a grid, from a checkpoint or not, and saves.
@@ -125,8 +137,9 @@ fn states_of_every_extent_are_read_by_any_grid() {
     ];
     let grids = grids.map(manifest);
     let place = |name: String| folder.path().join(name);
-    let saved: Vec<PathBuf> =
-        (0..grids.len()).map(|i| train(&grids[i], None, 0..2, &place(format!("{i}")))).collect();
+    let saved: Vec<PathBuf> = (0..grids.len())
+        .map(|i| train(&grids[i], None, 0..2, &place(format!("{i}"))))
+        .collect();
     for i in 0..grids.len() {
         same_values(&saved[0], &saved[i]);
         let other = (i + 1) % grids.len();
@@ -152,7 +165,11 @@ fn same_values(one: &Path, other: &Path) {
                 "codes" => (x - y).abs().min(256.0 - (x - y).abs()) / 2.0,
                 _ => (x - y).abs() / (1e-2 * most.max(1e-6)),
             };
-            let worst = a.iter().zip(&b).map(|(x, y)| off(*x, *y)).fold(0.0, f32::max);
+            let worst = a
+                .iter()
+                .zip(&b)
+                .map(|(x, y)| off(*x, *y))
+                .fold(0.0, f32::max);
             assert!(a.len() == b.len() && worst <= 1.0, "{state} of {}: {worst}", tensor.name);
         }
     }

@@ -31,7 +31,11 @@ fn keeps_it(lab: &Lab, done: &Done, what: &str) {
 
 /// A port without a listener.
 fn closed() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    TcpListener::bind(("127.0.0.1", 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
 }
 
 /// A place, or a checkpoint, that is a signed or an open URL.
@@ -68,8 +72,12 @@ fn an_endpoint_that_fails_is_named_without_its_password() {
     let sets = ["checkpoint.also=s3://gptrain/a", "train.steps=20"];
     let command = |endpoint: &String, sets: &[&str]| {
         let mut command = lab.command(&run_args(sets));
-        command.env("AWS_ACCESS_KEY_ID", "an-id").env("AWS_SECRET_ACCESS_KEY", "Hush7-key");
-        command.env("AWS_REGION", "us-east-1").env("AWS_ENDPOINT_URL", endpoint);
+        command
+            .env("AWS_ACCESS_KEY_ID", "an-id")
+            .env("AWS_SECRET_ACCESS_KEY", "Hush7-key");
+        command
+            .env("AWS_REGION", "us-east-1")
+            .env("AWS_ENDPOINT_URL", endpoint);
         command
     };
     for endpoint in &endpoints {
@@ -85,10 +93,16 @@ fn an_endpoint_that_fails_is_named_without_its_password() {
     });
     kill_process(Pid::from_child(&child), Signal::TERM).unwrap();
     let done = Done::of(child.wait_with_output().unwrap());
-    assert!(done.expect(0, &[]).out.contains("checkpoints are not copied: s3://gptrain/a"));
+    assert!(
+        done.expect(0, &[])
+            .out
+            .contains("checkpoints are not copied: s3://gptrain/a")
+    );
     keeps_it(&lab, &done, "the run");
-    let copied =
-        Command::new("cp").arg("-r").args([lab.path("runs/a"), lab.path("runs/b")]).status();
+    let copied = Command::new("cp")
+        .arg("-r")
+        .args([lab.path("runs/a"), lab.path("runs/b")])
+        .status();
     assert!(copied.unwrap().success());
     for args in [&["status", "runs/a"][..], &["report", "runs/a"], &["compare", "runs/a", "runs/b"]]
     {

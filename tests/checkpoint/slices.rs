@@ -25,7 +25,9 @@ struct Cut {
 fn cut(tensor: &SavedTensor, at: [usize; 2], size: [usize; 2]) -> Cut {
     let copy = |values: &Vec<f32>| {
         let row = |r: usize| &values[r * tensor.cols() + at[1]..][..size[1]];
-        (at[0]..at[0] + size[0]).flat_map(|r| row(r).to_vec()).collect()
+        (at[0]..at[0] + size[0])
+            .flat_map(|r| row(r).to_vec())
+            .collect()
     };
     Cut { at, size, kept: tensor.kept.each_ref().map(copy) }
 }
@@ -109,7 +111,9 @@ fn what_four_ranks_wrote_is_what_one_wrote() {
 fn a_checkpoint_of_many_ranks_needs_few_open_files() {
     let saved = Saved::tiny(5);
     let t = &saved.tensors;
-    let mut ranks: Cuts = (0..280).map(|i| vec![(2, cut(&t[2], [0, 25 * i], [3, 25]))]).collect();
+    let mut ranks: Cuts = (0..280)
+        .map(|i| vec![(2, cut(&t[2], [0, 25 * i], [3, 25]))])
+        .collect();
     ranks[0].extend([(0, cut(&t[0], [0, 0], [24, 40])), (1, cut(&t[1], [0, 0], [1, 40]))]);
     let folder = tempfile::tempdir().unwrap();
     let written = write(&saved, &ranks, folder.path()).unwrap();
@@ -158,7 +162,12 @@ fn rectangles_across_chunks() {
     let written = saved.write(folder.path());
     let checkpoint = Checkpoint::open(&written).unwrap();
     let tensor = &checkpoint.index.tensors[0];
-    assert_eq!(tensor.states["master"].pieces.as_ref().unwrap()[0].chunks.len(), 2);
+    assert_eq!(
+        tensor.states["master"].pieces.as_ref().unwrap()[0]
+            .chunks
+            .len(),
+        2
+    );
     for (r, c) in
         [(0..rows, 0..cols), (1040..1060, 17..940), (1048..1049, 0..cols), (0..rows, 3..4)]
     {
@@ -172,8 +181,12 @@ fn rectangles_across_chunks() {
     bytes[last] ^= 1;
     fs::write(written.join("first_moment-00000.safetensors"), bytes).unwrap();
     let out = &mut Buffer::default();
-    checkpoint.read(out, tensor, STATES[1], 0..1, 0..cols).unwrap(); // the first chunk is sound
-    let told = checkpoint.read(out, tensor, STATES[1], 1299..1300, 0..cols).unwrap_err();
+    checkpoint
+        .read(out, tensor, STATES[1], 0..1, 0..cols)
+        .unwrap(); // the first chunk is sound
+    let told = checkpoint
+        .read(out, tensor, STATES[1], 1299..1300, 0..cols)
+        .unwrap_err();
     assert!(format!("{told:#}").contains("bytes 4198400..5204096"), "{told:#}");
 }
 
@@ -186,6 +199,8 @@ fn read(
     cols: Range<usize>,
 ) -> Vec<f32> {
     let mut buffer = Buffer::default();
-    checkpoint.read(&mut buffer, tensor, state, rows, cols).unwrap();
+    checkpoint
+        .read(&mut buffer, tensor, state, rows, cols)
+        .unwrap();
     buffer.values(tensor.states[state].dtype)
 }

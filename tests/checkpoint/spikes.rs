@@ -46,7 +46,8 @@ fn a_poisoned_step_is_skipped_on_every_grid_and_after_a_resume() {
     let from =
         ["run", "run.yaml", "--resume-from", "step-00000150", "--set", "log.folder=runs/one"];
     let sets = RUN.iter().chain(&[ACT]).flat_map(|set| ["--set", *set]);
-    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>()).expect(0, &[]);
+    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>())
+        .expect(0, &[]);
     assert_eq!(lab.losses("runs/one"), losses);
     let verify = ["run", "run.yaml", "--verify-resume", "150", "--set", "log.folder=runs/one"];
     let sets = RUN.iter().chain(&[ACT]).flat_map(|set| ["--set", *set]);
@@ -85,7 +86,11 @@ fn a_run_goes_back_and_leaves_the_samples_out() {
     assert!((3..=8).contains(&backs.len()), "{backs:?}");
     for back in backs {
         // Consecutive steps jump over the samples that were left out.
-        let consumed = |step: u64| rows[step as usize - 1]["consumed_samples"].as_u64().unwrap();
+        let consumed = |step: u64| {
+            rows[step as usize - 1]["consumed_samples"]
+                .as_u64()
+                .unwrap()
+        };
         assert!(back.to + 6 <= back.at && back.samples[0] == consumed(back.to), "{back:?}");
         assert_eq!(consumed(back.to + 1), back.samples[1] + 4, "{back:?}");
     }
@@ -94,7 +99,8 @@ fn a_run_goes_back_and_leaves_the_samples_out() {
     let (losses, middle) = (lab.losses("runs/a"), backs[1].to / 5 * 5 - 5);
     let from = ["run", "run.yaml", "--resume-from", &name(middle), "--set", "log.folder=runs/a"];
     let sets = RUN.iter().chain(&sets).flat_map(|set| ["--set", *set]);
-    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>()).expect(0, &[]);
+    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>())
+        .expect(0, &[]);
     assert_eq!(lab.losses("runs/a"), losses);
 }
 
@@ -125,7 +131,12 @@ fn a_data_stage_that_begins_far_above_is_named() {
     let plain = ["data.train=clean", "train.steps=210"];
     let done = run(&lab, "noise", &[&plain[..], &[ACT, &stage("noise")]].concat());
     let says = "of a new data stage is above ";
-    let said = done.expect(0, &[]).out.lines().filter(|line| line.contains(says)).count();
+    let said = done
+        .expect(0, &[])
+        .out
+        .lines()
+        .filter(|line| line.contains(says))
+        .count();
     assert_eq!(said, 1, "{}", done.out);
     let events = std::fs::read_to_string(lab.path("runs/noise/events.jsonl")).unwrap();
     assert!(events.contains(says), "{events}");

@@ -56,7 +56,9 @@ fn an_error_that_passes_at_any_call_leaves_a_whole_checkpoint() {
             let checkpoints = folder.path().join("checkpoints");
             let found = latest(&checkpoints).unwrap().unwrap();
             assert!(found.step == 5 && what.is_in(&found.folder), "{call:?}");
-            let names = fs::read_dir(&checkpoints).unwrap().map(|e| e.unwrap().file_name());
+            let names = fs::read_dir(&checkpoints)
+                .unwrap()
+                .map(|e| e.unwrap().file_name());
             let names: Vec<_> = names.collect();
             assert_eq!(names.len(), 3, "{call:?}: two checkpoints and the hint: {names:?}");
         }
@@ -117,10 +119,25 @@ fn a_folder_that_goes_away_and_comes_back_costs_nothing() {
     let rest: Vec<String> = lines.map(|line| line.unwrap()).collect();
     until("the run ends", || has_ended(&child));
     let mut err = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut err)
+        .unwrap();
     assert!(child.wait().unwrap().success(), "{err}");
-    assert_eq!(rest.iter().filter(|line| line.contains("can be written again")).count(), 1);
-    assert_eq!(rest.iter().filter(|line| line.contains("cannot be written")).count(), 0);
+    assert_eq!(
+        rest.iter()
+            .filter(|line| line.contains("can be written again"))
+            .count(),
+        1
+    );
+    assert_eq!(
+        rest.iter()
+            .filter(|line| line.contains("cannot be written"))
+            .count(),
+        0
+    );
     assert_eq!(lab.losses("runs/a"), whole.losses("runs/a"));
     lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).well();
     let saved = fs::read_dir(folder.join("checkpoints")).unwrap();

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 /// with the first. A third of 280 ids has the name that transformers looks for.
 fn lab() -> Lab {
     let lab = Lab::new();
-    let text: String =
-        (0..200).map(|i| format!("the {i}th line of a short text, {:x}\n", i * 7919)).collect();
+    let text: String = (0..200)
+        .map(|i| format!("the {i}th line of a short text, {:x}\n", i * 7919))
+        .collect();
     fs::write(lab.path("text.txt"), text).unwrap();
     for (name, vocab) in [("mine.json", "300"), ("other.json", "290"), ("tokenizer.json", "280")] {
         let args = ["data", "train-tokenizer", "text.txt", "--vocab", vocab, "-o", name];
@@ -35,7 +36,8 @@ fn an_export_has_the_runs_own_tokenizer_whatever_lies_beside_it() {
     fs::write(lab.path("generation_config.json"), r#"{"eos_token_id": 77}"#).unwrap();
     fs::write(lab.path("chat_template.jinja"), "of another model").unwrap();
     let mine = read(lab.path("mine.json"));
-    lab.run(&[&SETS[..], &["data.tokenizer=mine.json"]].concat()).well();
+    lab.run(&[&SETS[..], &["data.tokenizer=mine.json"]].concat())
+        .well();
     lab.gptrain(&["export", "runs/a", "-o", "hf"]).well();
     assert!(read(lab.path("hf/tokenizer.json")) == mine);
     let text = fs::read_to_string(lab.path("hf/generation_config.json")).unwrap();
@@ -45,8 +47,10 @@ fn an_export_has_the_runs_own_tokenizer_whatever_lies_beside_it() {
 
     // The run's folder has a copy: the original may change, or go.
     fs::copy(lab.path("other.json"), lab.path("mine.json")).unwrap();
-    lab.gptrain(&["export", "runs/a", "-o", "hf"]).expect(2, &["add --overwrite"]);
-    lab.gptrain(&["export", "runs/a", "-o", "hf", "--overwrite"]).well();
+    lab.gptrain(&["export", "runs/a", "-o", "hf"])
+        .expect(2, &["add --overwrite"]);
+    lab.gptrain(&["export", "runs/a", "-o", "hf", "--overwrite"])
+        .well();
     assert!(read(lab.path("hf/tokenizer.json")) == mine);
     fs::remove_file(lab.path("mine.json")).unwrap();
     lab.gptrain(&["sample", "runs/a", "--tokens", "2"]).well();
@@ -71,7 +75,8 @@ fn an_export_has_the_runs_own_tokenizer_whatever_lies_beside_it() {
 fn a_run_with_another_tokenizer_than_its_datasets_is_refused() {
     let lab = lab();
     let words = ["data.tokenizer: is", "other.json (290 ids, digest", "mine.json (300 ids, digest"];
-    lab.run(&[&SETS[..], &["data.tokenizer=other.json"]].concat()).expect(2, &words);
+    lab.run(&[&SETS[..], &["data.tokenizer=other.json"]].concat())
+        .expect(2, &words);
     assert!(!lab.path("runs").exists());
     lab.run(&["data.train=made", "model.vocab=299", "train.steps=2"])
         .expect(2, &["model.vocab: is 299", "made was built with mine.json (300 ids"]);
@@ -105,7 +110,11 @@ fn the_record_is_used_and_compared_by_every_command_on_data() {
     assert!(inspected.out.contains("mine.json (300 ids, digest"), "{}", inspected.out);
     assert!(inspected.out.contains("documents end with token 0"), "{}", inspected.out);
     assert!(inspected.out.contains("line of a short text"), "{}", inspected.out);
-    assert!(said("data check made").out.contains("below the vocabulary's 300"));
+    assert!(
+        said("data check made")
+            .out
+            .contains("below the vocabulary's 300")
+    );
     for command in [
         "data inspect made",
         "data check made",
@@ -122,7 +131,11 @@ fn the_record_is_used_and_compared_by_every_command_on_data() {
     for name in ["made.bin", "made.idx", "made.tokenizer", "mine.json"] {
         fs::rename(lab.path(name), lab.path("moved").join(name)).unwrap();
     }
-    assert!(said("data inspect moved/made").out.contains("line of a short text"));
+    assert!(
+        said("data inspect moved/made")
+            .out
+            .contains("line of a short text")
+    );
     fs::remove_file(lab.path("moved/mine.json")).unwrap();
     let done = said("data inspect moved/made");
     done.expect(0, &["was built with mine.json (300 ids", "no longer there"]);
@@ -164,7 +177,13 @@ fn an_import_applies_every_setting_to_the_manifest_that_it_writes() {
     let import = |sets: &[&str], more: &[&str]| {
         let args = ["import", "--hf", from.to_str().unwrap(), "-o", "run"];
         let sets = sets.iter().flat_map(|set| ["--set", set]);
-        lab.gptrain(&args.into_iter().chain(sets).chain(more.iter().copied()).collect::<Vec<_>>())
+        lab.gptrain(
+            &args
+                .into_iter()
+                .chain(sets)
+                .chain(more.iter().copied())
+                .collect::<Vec<_>>(),
+        )
     };
     for (set, says) in [
         ("nonsense.key=1", "nonsense"),
@@ -216,8 +235,10 @@ fn a_record_that_names_a_device_or_wrong_numbers_is_refused() {
         fs::remove_dir_all(lab.path("runs")).unwrap();
     }
     changed("\"vocab\": 300", "\"vocab\": 100");
-    lab.run(&SETS).expect(2, &["made: holds id 29", "the record of its tokenizer has 100 ids"]);
-    lab.gptrain(&["data", "check", "made"]).expect(2, &["the vocabulary has 100 ids"]);
+    lab.run(&SETS)
+        .expect(2, &["made: holds id 29", "the record of its tokenizer has 100 ids"]);
+    lab.gptrain(&["data", "check", "made"])
+        .expect(2, &["the vocabulary has 100 ids"]);
     for key in ["eod", "append_eod"] {
         changed(&format!("\"{key}\": 0"), &format!("\"{key}\": 300"));
         let says = [&format!("{key} is 300, beyond the 300 ids")[..]];
@@ -236,9 +257,11 @@ fn any_token_may_end_documents() {
     let record: Value = serde_json::from_slice(&read(lab.path("lines.tokenizer"))).unwrap();
     let eod = format!("data.eod={{token: {}}}", record["append_eod"]);
     let sets = ["data.train=lines", "model.vocab=300", "train.steps=2"];
-    lab.run(&[&sets[..], &["data.tokenizer=mine.json", &eod]].concat()).well();
+    lab.run(&[&sets[..], &["data.tokenizer=mine.json", &eod]].concat())
+        .well();
     let other = ["data.tokenizer=mine.json", "data.eod={token: 9}"];
-    lab.run(&[&sets[..], &other].concat()).expect(2, &["data.eod.token: is 9", "end with"]);
+    lab.run(&[&sets[..], &other].concat())
+        .expect(2, &["data.eod.token: is 9", "end with"]);
 }
 
 /// GPT-2's two files go through import and export byte for byte, alone or beside a tokenizer.json, and
@@ -250,10 +273,14 @@ fn vocabulary_and_merges_go_through_a_run() {
     let file = |name: &str| fs::read(from.join(name)).unwrap();
     let json: Value = serde_json::from_slice(&file("tokenizer.json")).unwrap();
     let vocab = json["model"]["vocab"].to_string();
-    let merges = json["model"]["merges"].as_array().unwrap().iter().map(|pair| match pair {
-        Value::String(pair) => format!("{pair}\n"),
-        pair => format!("{} {}\n", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
-    });
+    let merges = json["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pair| match pair {
+            Value::String(pair) => format!("{pair}\n"),
+            pair => format!("{} {}\n", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()),
+        });
     let merges = format!("#version: 0.2\n{}", merges.collect::<String>());
     for (name, both) in [("pair", false), ("both", true)] {
         fs::create_dir(lab.path(name)).unwrap();
@@ -267,7 +294,8 @@ fn vocabulary_and_merges_go_through_a_run() {
             fs::write(lab.path(name).join(part), content).unwrap();
         }
         let (run, out) = (format!("run-{name}"), format!("out-{name}"));
-        lab.gptrain(&["import", "--hf", name, "--output", &run]).well();
+        lab.gptrain(&["import", "--hf", name, "--output", &run])
+            .well();
         let manifest = fs::read_to_string(lab.path(&run).join("manifest.yaml")).unwrap();
         let named = if both { "hf/tokenizer.json" } else { "hf/vocab.json" };
         assert!(manifest.contains(&format!("tokenizer: {named}\n")), "{manifest}");
@@ -281,13 +309,15 @@ fn vocabulary_and_merges_go_through_a_run() {
     // Another program's file alone is named by its format.
     fs::remove_file(lab.path("pair/vocab.json")).unwrap();
     fs::write(lab.path("pair/tokenizer.model"), b"\n\x0e\n\x05<unk>\x15\0\0\0\0").unwrap();
-    lab.gptrain(&["import", "--hf", "pair", "--output", "run-model"]).well();
+    lab.gptrain(&["import", "--hf", "pair", "--output", "run-model"])
+        .well();
     let done = lab.gptrain(&["sample", "run-model", "--tokens", "3"]);
     done.expect(
         2,
         &["SentencePiece's tokenizer.model", "give a tokenizer.json", "save_pretrained"],
     );
-    lab.gptrain(&["export", "run-model", "--output", "out-model"]).well();
+    lab.gptrain(&["export", "run-model", "--output", "out-model"])
+        .well();
     assert!(lab.path("out-model/tokenizer.model").exists());
 }
 
@@ -301,7 +331,8 @@ fn a_run_keeps_a_tokenizer_of_another_program() {
     }
     let kept = read(lab.path("runs/a/tokenizer/tokenizer.model"));
     assert!(kept == read(lab.path("tokenizer.model")));
-    lab.gptrain(&["sample", "runs/a"]).expect(2, &["is SentencePiece's tokenizer.model"]);
+    lab.gptrain(&["sample", "runs/a"])
+        .expect(2, &["is SentencePiece's tokenizer.model"]);
 }
 
 #[test]
@@ -310,8 +341,10 @@ fn bytes_are_a_tokenizer_for_samples_and_scores() {
     fs::write(lab.path("text.txt"), "a text of bytes, which every model of 257 ids can score")
         .unwrap();
     lab.run(&["train.steps=2", "model.vocab=257"]).well();
-    lab.gptrain(&["sample", "runs/a", "--tokens", "3"]).expect(2, &["--tokenizer", "or bytes"]);
-    lab.gptrain(&["sample", "runs/a", "--tokens", "3", "--tokenizer", "bytes"]).well();
+    lab.gptrain(&["sample", "runs/a", "--tokens", "3"])
+        .expect(2, &["--tokenizer", "or bytes"]);
+    lab.gptrain(&["sample", "runs/a", "--tokens", "3", "--tokenizer", "bytes"])
+        .well();
     let score = ["eval", "runs/a", "--data", "text.txt", "--tokenizer", "bytes"];
     assert!(lab.gptrain(&score).expect(0, &[]).out.contains("54 tokens"));
     lab.run(&["train.steps=2", "log.folder=runs/b"]).well();
@@ -331,7 +364,8 @@ fn every_token_of_a_list_ends_a_text() {
     let sample = |ends: Value, run: &str| -> Value {
         let settings = json!({ "eos_token_id": ends }).to_string();
         fs::write(lab.path("model/generation_config.json"), settings).unwrap();
-        lab.gptrain(&["import", "--hf", "model", "--output", run]).well();
+        lab.gptrain(&["import", "--hf", "model", "--output", run])
+            .well();
         let args = ["sample", run, "--tokens", "4", "--temperature", "0", "--json"];
         serde_json::from_str(&lab.gptrain(&args).expect(0, &[]).out).unwrap()
     };
@@ -353,15 +387,21 @@ fn a_tied_head_of_other_values_is_not_scored() {
     let has_head = |entry: fs::DirEntry| {
         Reader::open(&entry.path()).is_ok_and(|file| file.entries.contains_key("lm_head.weight"))
     };
-    assert!(fs::read_dir(&from).unwrap().any(|entry| has_head(entry.unwrap())));
+    assert!(
+        fs::read_dir(&from)
+            .unwrap()
+            .any(|entry| has_head(entry.unwrap()))
+    );
     let config = fs::read_to_string(from.join("config.json")).unwrap();
     let mut config: Value = serde_json::from_str(&config).unwrap();
     config["tie_word_embeddings"] = json!(true);
     fs::write(lab.path("tied/config.json"), config.to_string()).unwrap();
     let words = ["lm_head.weight is not", "set tie_word_embeddings to false"];
-    lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &words);
+    lab.gptrain(&["eval", "tied", "--data", "corpus"])
+        .expect(2, &words);
     fs::remove_file(lab.path("tied/model-00002-of-00002.safetensors")).unwrap();
-    lab.gptrain(&["eval", "tied", "--data", "corpus"]).expect(2, &["copy that file again"]);
+    lab.gptrain(&["eval", "tied", "--data", "corpus"])
+        .expect(2, &["copy that file again"]);
 }
 
 #[test]
@@ -369,7 +409,9 @@ fn the_hint_beside_checkpoints_is_no_checkpoint() {
     let lab = Lab::new();
     lab.run(&[]).well();
     let folder = lab.path("runs/a/checkpoints");
-    let names = fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+    let names = fs::read_dir(&folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let mut names: Vec<String> = names.map(|path| path.display().to_string()).collect();
     names.sort();
     assert!(names.iter().any(|name| name.ends_with("latest")));

@@ -10,12 +10,21 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/torch").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/torch")
+        .join(name)
 }
 
 /// Value in the format of `container.py`.
 fn told(file: Option<&TorchFile>, value: &Value) -> Json {
-    let items = || value.items().unwrap().iter().map(|item| told(file, item)).collect::<Vec<_>>();
+    let items = || {
+        value
+            .items()
+            .unwrap()
+            .iter()
+            .map(|item| told(file, item))
+            .collect::<Vec<_>>()
+    };
     match value.node() {
         Node::None => Json::Null,
         Node::Bool(yes) => json!(yes),
@@ -58,7 +67,10 @@ fn told(file: Option<&TorchFile>, value: &Value) -> Json {
 fn plain(value: &Json) -> Json {
     match value {
         Json::Array(items) => items.iter().map(plain).collect(),
-        Json::Object(map) => map.iter().map(|(key, value)| (key.clone(), plain(value))).collect(),
+        Json::Object(map) => map
+            .iter()
+            .map(|(key, value)| (key.clone(), plain(value)))
+            .collect(),
         Json::Number(number) if !number.is_i64() => json!(number.as_f64()),
         Json::Number(number) => json!(number.as_i64().map(|n| n as f64)),
         other => other.clone(),
@@ -203,7 +215,9 @@ fn archives_that_lie_are_refused() {
     for (i, (bytes, expected)) in cases.into_iter().enumerate() {
         let path = lab.path().join(format!("{i}.pt"));
         fs::write(&path, bytes).unwrap();
-        let error = TorchFile::open(&path).err().unwrap_or_else(|| panic!("{i} is accepted"));
+        let error = TorchFile::open(&path)
+            .err()
+            .unwrap_or_else(|| panic!("{i} is accepted"));
         let said = format!("{error:#}");
         assert!(said.contains(expected), "{i}: {said}");
     }
@@ -216,7 +230,12 @@ fn of_a_key_or_an_entry_that_is_there_twice_the_last_counts() {
     let tree = pickled(dict, "x").unwrap();
     let root = tree.root();
     assert_eq!(root.get("a").unwrap().int().unwrap(), 3);
-    let names: Vec<&str> = root.named().unwrap().into_iter().map(|(name, _)| name).collect();
+    let names: Vec<&str> = root
+        .named()
+        .unwrap()
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
     assert_eq!(names, ["a", "b"]);
     // 1, 1.0 and True are one key.
     let numbers = b"\x80\x02}(K\x01K\x05G?\xf0\0\0\0\0\0\0K\x06\x88K\x07K\x02K\x08u.";
@@ -355,7 +374,10 @@ fn a_tensor_larger_than_its_storage_is_not_read() {
     fs::write(&path, bytes).unwrap();
     let file = TorchFile::open(&path).unwrap();
     let tensor = file.root().tensor().unwrap().clone();
-    let said = file.floats(&tensor, 0..tensor.numel()).unwrap_err().to_string();
+    let said = file
+        .floats(&tensor, 0..tensor.numel())
+        .unwrap_err()
+        .to_string();
     assert!(said.contains("a view of 1 elements for 1073741824"), "{said}");
 }
 

@@ -40,7 +40,8 @@ fn checkpoints_that_cannot_be_seen_are_not_taken_for_none() {
     // On a disk that is not mounted.
     symlink(lab.path("scratch/checkpoints"), &checkpoints).unwrap();
     run().expect(2, &["runs/a/checkpoints: is a link to", "which does not exist"]);
-    lab.gptrain(&["inspect-ckpt", "runs/a"]).expect(2, &["which does not exist"]);
+    lab.gptrain(&["inspect-ckpt", "runs/a"])
+        .expect(2, &["which does not exist"]);
     fs::remove_file(&checkpoints).unwrap();
     // Something else of the name.
     fs::write(&checkpoints, "").unwrap();
@@ -66,7 +67,8 @@ fn a_dataset_whose_tokens_change_is_noticed_at_a_resume() {
     let mut changed = whole.clone();
     changed[whole.len() / 2] ^= 1;
     fs::write(&path, changed).unwrap();
-    lab.run(&["train.steps=6"]).expect(2, &["is not the dataset", "digest of pieces"]);
+    lab.run(&["train.steps=6"])
+        .expect(2, &["is not the dataset", "digest of pieces"]);
     fs::write(&path, whole).unwrap();
     lab.run(&["train.steps=6"]).well();
     let digests = lab.gptrain(&["data", "check", "corpus", "--digest"]);
@@ -79,7 +81,9 @@ fn an_order_that_memory_has_no_room_for_is_refused() {
     let lab = Lab::new();
     let sets = ["train.steps=500000000"];
     let args = ["run", "run.yaml", "--set", sets[0]];
-    let done = within(&["prlimit", "--as=4000000000"], &lab.command(&args)).output().unwrap();
+    let done = within(&["prlimit", "--as=4000000000"], &lab.command(&args))
+        .output()
+        .unwrap();
     Done::of(done).expect(2, &["the order of its", "is free", "ask for fewer samples"]);
     let done = lab.run(&["train.steps=2"]);
     assert!(done.expect(0, &[]).out.contains("sample order: "), "{}", done.out);
@@ -94,7 +98,11 @@ fn an_order_without_room_is_foreseen() {
     let limited = |set: &str| {
         let args = check(set);
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
-        Done::of(within(&["prlimit", "--as=4000000000"], &lab.command(&args)).output().unwrap())
+        Done::of(
+            within(&["prlimit", "--as=4000000000"], &lab.command(&args))
+                .output()
+                .unwrap(),
+        )
     };
     let done = limited("train.steps=500000000");
     done.well();
@@ -117,7 +125,11 @@ fn little_memory_for_threads_ends_without_a_panic() {
         let limit = format!("--data={}", mib << 20);
         let _ = fs::remove_dir_all(lab.path("out"));
         let args = ["run", "run.yaml", "--set", "log.folder=out", "--set", "train.steps=2"];
-        let done = Done::of(within(&["prlimit", &limit], &lab.command(&args)).output().unwrap());
+        let done = Done::of(
+            within(&["prlimit", &limit], &lab.command(&args))
+                .output()
+                .unwrap(),
+        );
         assert!(!done.err.contains("panicked"), "{mib} MiB: {}", done.err);
         assert!(matches!(done.code, Some(0..=3)), "{mib} MiB: {:?} {}", done.code, done.err);
         assert!(done.code == Some(0) || !done.err.is_empty(), "{mib} MiB says nothing");
@@ -154,12 +166,17 @@ fn threads_that_cannot_be_had_are_an_error() {
             let refused = ["cannot start", "cannot be started", "thread"];
             assert!(done.code == Some(0) || refused.iter().any(|w| done.err.contains(w)), "{said}");
             assert!(matches!(done.code, Some(0..=3)), "{said}");
-            for name in fs::read_dir(lab.path("")).unwrap().map(|e| e.unwrap().file_name()) {
+            for name in fs::read_dir(lab.path(""))
+                .unwrap()
+                .map(|e| e.unwrap().file_name())
+            {
                 let name = name.to_string_lossy().into_owned();
                 assert!(!name.contains("partial") && !name.contains(".tmp-"), "{name}, {said}");
                 if name.starts_with("out") {
                     let path = lab.path(&name);
-                    fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path)).unwrap();
+                    fs::remove_dir_all(&path)
+                        .or_else(|_| fs::remove_file(&path))
+                        .unwrap();
                 }
             }
         }
@@ -183,7 +200,10 @@ impl Restricted<'_> {
     fn give_away(&self) {
         fs::copy(env!("CARGO_BIN_EXE_gptrain"), self.lab.path("gptrain")).unwrap();
         let user = format!("{0}:{0}", self.user);
-        let done = Command::new("chown").args(["-R", &user]).arg(self.lab.path("")).output();
+        let done = Command::new("chown")
+            .args(["-R", &user])
+            .arg(self.lab.path(""))
+            .output();
         assert!(done.unwrap().status.success());
     }
 
@@ -194,7 +214,11 @@ impl Restricted<'_> {
         let command = self.lab.command(args);
         let mut own = Command::new(self.lab.path("gptrain"));
         own.args(command.get_args()).current_dir(self.lab.path(""));
-        own.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        own.envs(
+            command
+                .get_envs()
+                .filter_map(|(name, value)| Some((name, value?))),
+        );
         Done::of(within(&outer, &own).output().unwrap())
     }
 }
@@ -207,9 +231,17 @@ fn a_mean_that_runs_out_of_files_leaves_nothing() {
     let mut failed = 0;
     for files in 4..24 {
         let limit = format!("--nofile={files}");
-        let done = Done::of(within(&["prlimit", &limit], &lab.command(&average)).output().unwrap());
-        let names = fs::read_dir(lab.path("")).unwrap().map(|e| e.unwrap().file_name());
-        let left: Vec<_> = names.filter(|name| name.to_string_lossy().contains("out")).collect();
+        let done = Done::of(
+            within(&["prlimit", &limit], &lab.command(&average))
+                .output()
+                .unwrap(),
+        );
+        let names = fs::read_dir(lab.path(""))
+            .unwrap()
+            .map(|e| e.unwrap().file_name());
+        let left: Vec<_> = names
+            .filter(|name| name.to_string_lossy().contains("out"))
+            .collect();
         match done.code {
             Some(0) => fs::remove_dir_all(lab.path("out")).unwrap(),
             _ => assert!(left.is_empty(), "{files} files: {left:?}\n{}", done.err),
@@ -222,7 +254,8 @@ fn a_mean_that_runs_out_of_files_leaves_nothing() {
 #[test]
 fn more_threads_than_a_machine_has_are_a_mistake() {
     let lab = Lab::new();
-    lab.run(&["train.threads=3000"]).expect(2, &["train.threads", "1024"]);
+    lab.run(&["train.threads=3000"])
+        .expect(2, &["train.threads", "1024"]);
 }
 
 #[test]
@@ -249,7 +282,8 @@ fn what_is_not_a_file_is_refused_by_its_name() {
         let kept = fs::read(&path).unwrap_or_default();
         let _ = fs::remove_file(&path);
         pipe(&format!("runs/a/{name}"));
-        lab.run(&[]).expect(2, &[name, "it is a pipe, not a regular file", "→ remove it"]);
+        lab.run(&[])
+            .expect(2, &[name, "it is a pipe, not a regular file", "→ remove it"]);
         for reader in [&["status", "runs/a"][..], &["report", "runs/a", "--overwrite"]] {
             let done = lab.gptrain(reader);
             assert!(done.code == Some(0) || done.err.contains("a pipe"), "{name}: {}", done.err);
@@ -258,11 +292,13 @@ fn what_is_not_a_file_is_refused_by_its_name() {
         fs::write(&path, kept).unwrap();
     }
     let tokenizer = concat!(env!("CARGO_MANIFEST_DIR"), "/datasets/austen/tokenizer.json");
-    lab.run(&["train.steps=1", "model.vocab=4096", "log.folder=runs/b"]).well();
+    lab.run(&["train.steps=1", "model.vocab=4096", "log.folder=runs/b"])
+        .well();
     let tasks = ["eval", "runs/b", "--tasks", "/dev/zero", "--tokenizer", tokenizer];
     lab.gptrain(&tasks).expect(2, &["/dev/zero", "a device"]);
     let calibrate = ["estimate", "run.yaml", "--calibrate", "/dev/zero"];
-    lab.gptrain(&calibrate).expect(2, &["/dev/zero", "a device"]);
+    lab.gptrain(&calibrate)
+        .expect(2, &["/dev/zero", "a device"]);
     fs::remove_file(lab.path("runs/a/starts.json")).unwrap();
     fs::remove_file(lab.path("runs/a/events.jsonl")).unwrap();
     fs::write(lab.path("precious"), "precious").unwrap();
@@ -285,12 +321,14 @@ fn outputs_of_a_run_are_not_written_through_links_or_over_others() {
     lab.run(&["train.steps=2"]).well();
     lab.gptrain(&["report", "runs/a"]).well();
     lab.gptrain(&["report", "runs/a"]).well();
-    lab.gptrain(&["report", "runs/a", "-o", "precious"]).expect(2, &["precious exists"]);
+    lab.gptrain(&["report", "runs/a", "-o", "precious"])
+        .expect(2, &["precious exists"]);
     let plot = ["inspect-ckpt", "runs/a", "--plot", "precious"];
     lab.gptrain(&plot).expect(2, &["precious exists"]);
     let trace = ["run", "run.yaml", "--set", "log.folder=b", "--set", "train.steps=2"];
     let traced = [&trace[..], &["--trace", "precious", "--trace-steps", "1..2"]].concat();
-    lab.gptrain(&traced).expect(2, &["there is another file, which is not a trace"]);
+    lab.gptrain(&traced)
+        .expect(2, &["there is another file, which is not a trace"]);
     assert_eq!(fs::read(lab.path("precious")).unwrap(), b"precious");
     let traced = [&trace[..], &["--trace", "t.json", "--trace-steps", "1..2"]].concat();
     lab.gptrain(&traced).well();
@@ -298,7 +336,9 @@ fn outputs_of_a_run_are_not_written_through_links_or_over_others() {
     // An export that finds no room leaves nothing in the way of the next.
     let export = ["export", "runs/a", "--hf", "out"];
     let shell = "trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\"";
-    let full = within(&["sh", "-c", shell], &lab.command(&export)).output().unwrap();
+    let full = within(&["sh", "-c", shell], &lab.command(&export))
+        .output()
+        .unwrap();
     Done::of(full).expect(1, &["cannot write", "model.safetensors", "File too large"]);
     lab.gptrain(&export).well();
 }

@@ -7,11 +7,18 @@ use std::process::Command;
 /// Text that a command writes on a terminal. None without `script`.
 fn on_terminal(lab: &Lab, args: &[&str]) -> Option<String> {
     let quoted = |word: &str| format!("'{word}'");
-    let line: Vec<String> =
-        [env!("CARGO_BIN_EXE_gptrain")].iter().chain(args).map(|w| quoted(w)).collect();
+    let line: Vec<String> = [env!("CARGO_BIN_EXE_gptrain")]
+        .iter()
+        .chain(args)
+        .map(|w| quoted(w))
+        .collect();
     let mut command = Command::new("script");
-    command.args(["-qec", &line.join(" "), "/dev/null"]).current_dir(lab.path("."));
-    command.env("TERM", "xterm").env("GPTRAIN_CACHE", lab.path("cache"));
+    command
+        .args(["-qec", &line.join(" "), "/dev/null"])
+        .current_dir(lab.path("."));
+    command
+        .env("TERM", "xterm")
+        .env("GPTRAIN_CACHE", lab.path("cache"));
     match command.output() {
         Err(_) => {
             eprintln!("skipped: there is no script(1)");

@@ -229,8 +229,12 @@ fn every_command_ends_with_the_code_of_the_table() {
     for command in COMMANDS {
         check(&lab, WRONG, &format!("{command} --nonsense"), plain);
     }
-    MISSING.iter().for_each(|line| check(&lab, WRONG, line, plain));
-    DAMAGED.iter().for_each(|(code, line)| check(&lab, *code, line, plain));
+    MISSING
+        .iter()
+        .for_each(|line| check(&lab, WRONG, line, plain));
+    DAMAGED
+        .iter()
+        .for_each(|(code, line)| check(&lab, *code, line, plain));
     for line in WRITING {
         check(&lab, FAILED, line, |command| limited(&command, 1000));
     }
@@ -243,9 +247,20 @@ fn every_command_ends_with_the_code_of_the_table() {
 #[test]
 fn help_has_the_table_of_the_pages() {
     let page = fs::read_to_string("docs/runs.md").unwrap();
-    let table = page.split("\n## Exit codes\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let table = page
+        .split("\n## Exit codes\n")
+        .nth(1)
+        .unwrap()
+        .split("\n\n")
+        .next()
+        .unwrap();
     let lab = Lab::new();
-    let help = lab.gptrain(&["--help"]).out.split_whitespace().collect::<Vec<_>>().join(" ");
+    let help = lab
+        .gptrain(&["--help"])
+        .out
+        .split_whitespace()
+        .collect::<Vec<_>>()
+        .join(" ");
     let mut rows = 0;
     for row in table.lines().skip(2) {
         let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();

@@ -16,7 +16,8 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
     let eval = ["train.eval_interval=4", "train.eval_samples=4"];
     let run = |folder: &str, sets: &[&str]| {
         let folder = format!("log.folder=runs/{folder}");
-        lab.run(&[&eval[..], &[&folder], sets].concat()).expect(0, &[]);
+        lab.run(&[&eval[..], &[&folder], sets].concat())
+            .expect(0, &[]);
     };
     run("a", &["train.steps=8"]);
     run("b", &["train.steps=12", "lr.peak=0.002"]);
@@ -28,16 +29,23 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
     // Equal batches: one row says both. The median of the steps up to the last that both took.
     let median = |run: &str| {
         let rows = lab.metrics(run);
-        let mut losses: Vec<f64> =
-            rows[..8].iter().map(|row| row["lm_loss"].as_f64().unwrap()).collect();
+        let mut losses: Vec<f64> = rows[..8]
+            .iter()
+            .map(|row| row["lm_loss"].as_f64().unwrap())
+            .collect();
         losses.sort_by(f64::total_cmp);
         losses[4]
     };
     let losses = row(&object, "training loss at step 8");
     assert_eq!(losses, &serde_json::json!([median("runs/a"), median("runs/b")]));
     let text = fs::read_to_string(lab.path("runs/b/metrics.jsonl")).unwrap();
-    let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-    let valid = lines.filter(|row| row.get("eval").is_some()).find(|row| row["step"] == 8).unwrap();
+    let lines = text
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let valid = lines
+        .filter(|row| row.get("eval").is_some())
+        .find(|row| row["step"] == 8)
+        .unwrap();
     let set = valid["eval"].as_str().unwrap();
     let both = row(&object, &format!("validation loss at step 8, {set}"));
     assert_eq!(both[1], valid["lm_loss"]);
@@ -63,7 +71,8 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
     }
     assert!(page.contains("<th>batch.global</th><td>4</td><td>8</td>"), "{said}");
     assert!(page.matches("<figure").count() == 6 && !page.contains("NaN"), "{said}");
-    lab.gptrain(&["compare", "runs/a", "runs/b", "-o", "both.html"]).expect(2, &["both.html"]);
+    lab.gptrain(&["compare", "runs/a", "runs/b", "-o", "both.html"])
+        .expect(2, &["both.html"]);
 
     // A run that ended early does not set the step of the others, unless there is but one other.
     run("early", &["train.steps=2"]);
@@ -82,8 +91,18 @@ fn runs_are_compared_at_the_same_step_and_at_the_same_tokens() {
     run("pattern", &["train.steps=4", "model.position=rope", "model.window=8", pattern]);
     let said = lab.gptrain(&["compare", "runs/large", "runs/pattern"]).out;
     let json = |text: &str| serde_json::from_str::<Value>(text).is_ok();
-    let values = said.lines().filter_map(|line| line.trim().strip_prefix("pattern: "));
-    assert!(values.filter(|value| value.starts_with('[') && json(value)).count() == 1, "{said}");
-    lab.gptrain(&["compare", "runs/a"]).expect(2, &["2 values required"]);
-    lab.gptrain(&["compare", "runs/a", "runs/none"]).expect(2, &["runs/none/metrics.jsonl"]);
+    let values = said
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("pattern: "));
+    assert!(
+        values
+            .filter(|value| value.starts_with('[') && json(value))
+            .count()
+            == 1,
+        "{said}"
+    );
+    lab.gptrain(&["compare", "runs/a"])
+        .expect(2, &["2 values required"]);
+    lab.gptrain(&["compare", "runs/a", "runs/none"])
+        .expect(2, &["runs/none/metrics.jsonl"]);
 }

@@ -41,7 +41,11 @@ fn blocks() -> Vec<Block> {
         for block in text.split("```sh\n").skip(1) {
             let block = block.split("\n```").next().unwrap().replace("\\\n", "");
             let bare = |line: &str| line.split(" #").next().unwrap().trim().to_string();
-            let lines = block.lines().filter(|line| !line.starts_with('#')).map(bare).collect();
+            let lines = block
+                .lines()
+                .filter(|line| !line.starts_with('#'))
+                .map(bare)
+                .collect();
             blocks.push(Block { page: page.clone(), lines });
         }
     }
@@ -88,9 +92,10 @@ fn expanded(word: &str) -> Vec<String> {
         inside.contains(',').then_some((before, inside, after))
     });
     match parts {
-        Some((before, inside, after)) => {
-            inside.split(',').map(|part| format!("{before}{part}{after}")).collect()
-        }
+        Some((before, inside, after)) => inside
+            .split(',')
+            .map(|part| format!("{before}{part}{after}"))
+            .collect(),
         None => vec![word.to_string()],
     }
 }
@@ -168,7 +173,10 @@ fn shell(lab: &Lab, line: &str) -> Done {
     let binary = Path::new(env!("CARGO_BIN_EXE_gptrain")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("bash");
-    command.args(["-c", line]).current_dir(lab.path("")).env("PATH", path);
+    command
+        .args(["-c", line])
+        .current_dir(lab.path(""))
+        .env("PATH", path);
     command.env("GPTRAIN_CACHE", lab.path("cache"));
     Done::of(command.stdin(Stdio::null()).output().unwrap())
 }
@@ -196,7 +204,9 @@ fn furnished() -> Lab {
     fs::write(lab.path("mine.yaml"), small).unwrap();
     fs::write(
         lab.path("llama.yaml"),
-        small.replace("seq_len", "family: llama, seq_len").replace("runs/mine", "runs/small-llama"),
+        small
+            .replace("seq_len", "family: llama, seq_len")
+            .replace("runs/mine", "runs/small-llama"),
     )
     .unwrap();
     for line in [
@@ -216,8 +226,14 @@ fn the_commands_of_the_docs_run_as_they_are_printed() {
     let lab = furnished();
     let blocks = blocks();
     for block in &blocks {
-        let known = NOT_RUN.iter().filter(|(page, start, _)| block.has(page, start)).count();
-        let run = RUN.iter().filter(|(page, start, _)| block.has(page, start)).count();
+        let known = NOT_RUN
+            .iter()
+            .filter(|(page, start, _)| block.has(page, start))
+            .count();
+        let run = RUN
+            .iter()
+            .filter(|(page, start, _)| block.has(page, start))
+            .count();
         assert!(known + run > 0, "{}: in neither list: {:?}", block.page, block.lines);
     }
     for (page, start, stand_ins) in RUN {

@@ -31,7 +31,12 @@ fn shipped() -> Vec<Row> {
 
 /// A measured run by its id.
 fn run(id: &str) -> Setup {
-    shipped().into_iter().find(|row| row.id == id).unwrap().setup.unwrap()
+    shipped()
+        .into_iter()
+        .find(|row| row.id == id)
+        .unwrap()
+        .setup
+        .unwrap()
 }
 
 /// GPT of these sizes, with nothing padded.
@@ -193,7 +198,10 @@ fn days_and_hours_of_the_worked_examples() {
     near((115_311.0 - 12_695.0) * 105.0 / 86400.0, 124.7, 1e-3);
     // Days per 100 B tokens as the rows of op-by-op PyTorch give them.
     near(100e9 / (40.0 * 86400.0), 28_935.0, 1e-4);
-    let row = shipped().into_iter().find(|row| row.id == "004-012").unwrap();
+    let row = shipped()
+        .into_iter()
+        .find(|row| row.id == "004-012")
+        .unwrap();
     near(16384.0 * 2048.0 / row.seconds.unwrap(), 28_935.0, 1e-4);
 }
 
@@ -262,10 +270,18 @@ fn an_awkward_shape_is_named() {
     has("002-117", "stages hold 6 to 7 layers");
     let mut small = run("002-159");
     small.global = 64;
-    assert!(shape_lint::lint(&small).join("\n").contains("4 micro-batches do not fill 12 stages"));
+    assert!(
+        shape_lint::lint(&small)
+            .join("\n")
+            .contains("4 micro-batches do not fill 12 stages")
+    );
     small.model.heads = 4;
     small.micro = 1;
-    assert!(shape_lint::lint(&small).join("\n").contains("not a multiple of 4"));
+    assert!(
+        shape_lint::lint(&small)
+            .join("\n")
+            .contains("not a multiple of 4")
+    );
     assert_eq!(shape_lint::lint(&run("002-159")), Vec::<String>::new());
 }
 
@@ -276,7 +292,10 @@ fn the_ramp_up_and_the_pipe() {
     assert_eq!(ramp.increments(), 127);
     let stages: Vec<_> = ramp.phases(220_000_000).collect();
     assert_eq!(stages[0].steps, 4806); // 4,805 whole ones and the one that crosses
-    let to_384 = stages.iter().take_while(|stage| stage.global_batch <= 384).map(|s| s.steps);
+    let to_384 = stages
+        .iter()
+        .take_while(|stage| stage.global_batch <= 384)
+        .map(|s| s.steps);
     near(to_384.sum::<u64>() as f64, 18_146.0, 1e-3);
     let setup = run("002-159");
     let run =
@@ -323,7 +342,13 @@ fn the_constants_are_those_of_the_rows() {
         same(TIME, &shipped.time, &found.time, from);
         same(MEMORY, &shipped.memory, &found.memory, from);
     }
-    assert!(shipped.time.iter().zip(&prior.time).any(|(a, b)| (a / b).ln().abs() > 0.5));
+    assert!(
+        shipped
+            .time
+            .iter()
+            .zip(&prior.time)
+            .any(|(a, b)| (a / b).ln().abs() > 0.5)
+    );
 }
 
 /// The estimate for gptrain equals the memory that its engine reserves, on every rank, to the byte:
@@ -393,7 +418,10 @@ fn the_bill_of_a_gpu_is_the_engines() {
     let engine = Engine::new(&cuda, Groups::solo(), &m, true).unwrap();
     assert_eq!(*engine.memory_plan(), dry_run::stages(&m)[0].memory_plan);
     assert!(
-        engine.memory_plan().rows.contains(&("library workspace", WORKSPACE)),
+        engine
+            .memory_plan()
+            .rows
+            .contains(&("library workspace", WORKSPACE)),
         "{}",
         engine.memory_plan()
     );
@@ -431,12 +459,24 @@ fn drift_from_the_plan_is_said_aloud() {
     let mut measured = [0.0; Part::COUNT];
     measured[Part::Head as usize] = 100.0;
     let compared = compare(&m, memory_plan, Some((4, measured)));
-    assert!(compared.line.contains("in head and loss: 100.00 s, planned 0.0"), "{}", compared.line);
+    assert!(
+        compared
+            .line
+            .contains("in head and loss: 100.00 s, planned 0.0"),
+        "{}",
+        compared.line
+    );
     let table = compared.table.unwrap();
     assert_eq!((table.step, table.batch, table.row(Part::Head).1), (4, 8, 100.0));
     let planned = table.total().planned;
     assert!(planned > 0.0 && table.row(Part::Products).0 > 0.0, "{table:?}");
-    assert!(table.parts.iter().all(|row| row.planned >= 0.0 && row.planned < planned), "{table:?}");
+    assert!(
+        table
+            .parts
+            .iter()
+            .all(|row| row.planned >= 0.0 && row.planned < planned),
+        "{table:?}"
+    );
 }
 
 /// A file with times only leaves memory as shipped; all figures are finite, on any hardware.
@@ -459,7 +499,9 @@ fn what_a_file_does_not_measure_keeps_its_constants() {
         let setup = Setup { hardware: hw, per_node: hw.per_node, ..setup.clone() };
         let before = Predictor::shipped().predict(&setup).seconds;
         let log: String = (1..6).map(|i| line(i, 2000.0 * before)).collect();
-        let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false).unwrap().predictor;
+        let learned = calibrate::calibrate(&log, "run.log", Some(&setup), false)
+            .unwrap()
+            .predictor;
         let p = learned.predict(&setup);
         let figures = [p.seconds, p.seconds_error, p.gigabytes, p.gigabytes_error];
         assert!(figures.iter().all(|figure| figure.is_finite()), "{}: {figures:?}", hw.name);

@@ -73,8 +73,12 @@ fn odd_manifest(folder: &Path, name: &str, sections: &str) -> PathBuf {
 
 fn shipped() -> Vec<PathBuf> {
     let yaml = |folder: &str| -> Vec<PathBuf> {
-        let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-        files.filter(|path| path.extension().is_some_and(|ending| ending == "yaml")).collect()
+        let files = std::fs::read_dir(folder)
+            .unwrap()
+            .map(|entry| entry.unwrap().path());
+        files
+            .filter(|path| path.extension().is_some_and(|ending| ending == "yaml"))
+            .collect()
     };
     let mut all = [yaml("manifests"), yaml("manifests/sweep")].concat();
     all.sort();
@@ -101,7 +105,10 @@ fn printed(text: &str) -> Vec<Vec<String>> {
     let mut continues = false;
     for line in text.lines() {
         let words = words(line);
-        let flags = words.windows(2).filter(|two| two[0] == "--set").map(|two| two[1].clone());
+        let flags = words
+            .windows(2)
+            .filter(|two| two[0] == "--set")
+            .map(|two| two[1].clone());
         let flags: Vec<String> = flags.collect();
         let only_flags = !flags.is_empty() && words.len() == 2 * flags.len();
         match all.last_mut() {
@@ -140,7 +147,10 @@ fn apply_all(manifest: &Path, commands: &[&str]) -> usize {
     let path = manifest.to_str().unwrap();
     let mut found = Vec::new();
     for command in commands {
-        let args: Vec<&str> = ["estimate", path].into_iter().chain(command.split(' ')).collect();
+        let args: Vec<&str> = ["estimate", path]
+            .into_iter()
+            .chain(command.split(' '))
+            .collect();
         let args: Vec<&str> = args.into_iter().filter(|word| !word.is_empty()).collect();
         let (code, out, err) = gptrain(&args);
         assert!(matches!(code, 0 | 4), "{args:?}: {code} {err}");
@@ -152,7 +162,10 @@ fn apply_all(manifest: &Path, commands: &[&str]) -> usize {
     let found: BTreeSet<Vec<String>> = found.into_iter().filter(|sets| !sets.is_empty()).collect();
     for sets in &found {
         let flags = sets.iter().flat_map(|set| ["--set", set]);
-        let args: Vec<&str> = ["manifest", "show", path].into_iter().chain(flags).collect();
+        let args: Vec<&str> = ["manifest", "show", path]
+            .into_iter()
+            .chain(flags)
+            .collect();
         let (code, _, err) = gptrain(&args);
         assert_eq!(code, 0, "{args:?}: {err}");
     }
@@ -169,7 +182,10 @@ const COMMANDS: [&str; 4] = [
 
 #[test]
 fn flags_printed_for_shipped_manifests_are_accepted() {
-    let applied: usize = shipped().iter().map(|path| apply_all(path, &COMMANDS)).sum();
+    let applied: usize = shipped()
+        .iter()
+        .map(|path| apply_all(path, &COMMANDS))
+        .sum();
     assert!(applied >= 186, "{applied}");
 }
 

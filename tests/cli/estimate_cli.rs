@@ -4,7 +4,10 @@ use std::process::{Command, Output};
 
 fn estimate(args: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
-    command.arg("estimate").args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+        .arg("estimate")
+        .args(args)
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     // A search that takes long, as on a busy machine, says how far it is.
@@ -31,7 +34,10 @@ fn blooms_table_tells_its_story_in_100_columns() {
     {
         assert!(out.contains(words), "{words}: {out}");
     }
-    let wide: Vec<&str> = out.lines().filter(|line| line.chars().count() > 100).collect();
+    let wide: Vec<&str> = out
+        .lines()
+        .filter(|line| line.chars().count() > 100)
+        .collect();
     assert!(wide.is_empty(), "{wide:#?}");
     let v = json(&[BLOOM, "--tokens", "366e9"]);
     let seconds = v["time"]["seconds"].as_f64().unwrap();
@@ -70,7 +76,9 @@ fn a_host_that_is_too_small_ends_with_4() {
     let (code, out, _) = estimate(&[&args[..], &sets].concat());
     let gib = format!("of {:.1}: fits", memory as f64 / 1073741824.0);
     assert!(out.contains(&gib), "the device has room: {out}");
-    let host = out.lines().find(|line| line.starts_with("Host memory of a node, GiB: needed"));
+    let host = out
+        .lines()
+        .find(|line| line.starts_with("Host memory of a node, GiB: needed"));
     assert!(host.is_some_and(|line| line.ends_with("DOES NOT FIT")), "{out}");
     assert!(code == 4 && out.starts_with("DOES NOT FIT"), "{out}");
     let (code, out, _) = estimate(&[&args[..4], &["a100-80g"], &sets[..6]].concat());
@@ -134,7 +142,11 @@ fn published_runs_are_scored_or_refused_with_the_reason() {
         let v = json(&["--score", &path]);
         let rows = v["rows"].as_array().unwrap();
         let why = rows.iter().filter_map(|row| row["refused"].as_str());
-        assert!(why.clone().all(|why| why.starts_with("context parallelism over ")), "{table}");
+        assert!(
+            why.clone()
+                .all(|why| why.starts_with("context parallelism over ")),
+            "{table}"
+        );
         assert_eq!(why.count(), refused, "{table}");
         for row in rows.iter().filter(|row| row["refused"].is_null()) {
             let is = |name: &str| row[name].as_f64().is_some_and(|x| x > 0.0 && x.is_finite());
@@ -151,13 +163,18 @@ fn rows_of_an_unknown_program_are_planned_as_a_known_one() {
     let shipped = include_str!("../../src/predict/data/public_open.csv");
     let mut lines = shipped.lines();
     let header = lines.next().unwrap();
-    let row = lines.find(|line| line.contains(",nemo,") && line.contains(",h100-80g,")).unwrap();
+    let row = lines
+        .find(|line| line.contains(",nemo,") && line.contains(",h100-80g,"))
+        .unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("runs.csv");
     let text = format!("{header}\n{row}\n{}\n", row.replace(",nemo,", ",megatron-core,"));
     std::fs::write(&path, text).unwrap();
     let path = path.to_str().unwrap();
-    let why = json(&["--score", path])["rows"][1]["refused"].as_str().unwrap().to_string();
+    let why = json(&["--score", path])["rows"][1]["refused"]
+        .as_str()
+        .unwrap()
+        .to_string();
     assert!(why.contains("unknown program `megatron-core`: --as megatron-bridge"), "{why}");
     assert!(why.contains("a bar of about 65 %"), "{why}");
     let v = json(&["--score", path, "--as", "nemo"]);
@@ -183,7 +200,11 @@ fn asynchronous_launches_count_in_tables_too() {
     };
     let waiting = seconds(&["--score", path]);
     let flying = seconds(&["--score", path, "--async-launches"]);
-    let faster = waiting.iter().zip(&flying).filter(|(a, b)| **b < 0.99 * **a).count();
+    let faster = waiting
+        .iter()
+        .zip(&flying)
+        .filter(|(a, b)| **b < 0.99 * **a)
+        .count();
     assert!(faster > 40, "{faster} rows");
     let (code, _, err) = estimate(&[BLOOM, "--as", "gptrain", "--async-launches"]);
     assert!(code == 2 && err.contains("--async-launches"), "{err}");
@@ -229,7 +250,11 @@ fn a_campaign_is_the_sum_of_its_searches() {
     assert!(text.contains("all on 8 devices") && text.contains("$"), "{text}");
     // The flags of a row are its plan.
     for row in rows {
-        let flags = row["set"].as_array().unwrap().iter().map(|set| set.as_str().unwrap());
+        let flags = row["set"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|set| set.as_str().unwrap());
         let flags: Vec<&str> = flags.flat_map(|set| set.split(' ')).collect();
         let alone = json(&[&args[..3], &flags].concat());
         let same = |a: &serde_json::Value, b: &str| {
@@ -294,7 +319,11 @@ fn a_log_calibrates_and_its_odd_line_is_named() {
         )
     };
     let times = [300_000.0, 120_100.0, 120_400.0, 190_000.0, 119_900.0, 120_200.0];
-    let log: String = times.iter().enumerate().map(|(i, ms)| line(i + 1, *ms)).collect();
+    let log: String = times
+        .iter()
+        .enumerate()
+        .map(|(i, ms)| line(i + 1, *ms))
+        .collect();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.log");
     std::fs::write(&path, log).unwrap();
@@ -308,8 +337,11 @@ fn a_log_calibrates_and_its_odd_line_is_named() {
 
 /// Each drawing is there for a screen and for a phone, where all its words are within 480 px.
 fn fits_a_phone(page: &str) {
-    let figures =
-        |class: &str| page.split("<figure class=\"wide ").filter(|f| f.starts_with(class)).count();
+    let figures = |class: &str| {
+        page.split("<figure class=\"wide ")
+            .filter(|f| f.starts_with(class))
+            .count()
+    };
     assert_eq!(
         (figures("broad\""), figures("narrow\"")),
         (4, 4),
@@ -320,8 +352,15 @@ fn fits_a_phone(page: &str) {
         assert!(figure.contains("viewBox=\"0 0 480 "), "{figure}");
         for text in figure.split("<text class=\"").skip(1) {
             let class = text.split('"').next().unwrap();
-            let x: f64 =
-                text.split("x=\"").nth(1).unwrap().split('"').next().unwrap().parse().unwrap();
+            let x: f64 = text
+                .split("x=\"")
+                .nth(1)
+                .unwrap()
+                .split('"')
+                .next()
+                .unwrap()
+                .parse()
+                .unwrap();
             let words = text.split('>').nth(1).unwrap().split('<').next().unwrap();
             let size = if class.contains("title") { 1.25 } else { 1.0 };
             let width = size * gptrain::base::svg::text_width(words);
@@ -385,8 +424,15 @@ fn the_bytes_of_a_step_are_shown_where_ranks_send() {
     assert!(!one.contains("Sent by a rank"), "{one}");
     let sets = ["--set", "topology.data=2", "--set", "batch.micro=8"];
     let two = estimate(&[&["manifests/quickstart.yaml"][..], &sets].concat()).1;
-    let row = two.lines().skip_while(|line| !line.starts_with("Sent by a rank")).nth(2).unwrap();
-    let numbers: Vec<f64> = row.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    let row = two
+        .lines()
+        .skip_while(|line| !line.starts_with("Sent by a rank"))
+        .nth(2)
+        .unwrap();
+    let numbers: Vec<f64> = row
+        .split_whitespace()
+        .map(|word| word.parse().unwrap())
+        .collect();
     let gradients = 4.0 * 4_240_896.0 / 1048576.0;
     assert!((numbers[3] - gradients).abs() < 0.06 && numbers[3] == numbers[5], "{row}");
 }
@@ -395,12 +441,18 @@ fn the_bytes_of_a_step_are_shown_where_ranks_send() {
 #[test]
 fn the_bytes_of_a_step_stand_in_columns() {
     let (_, out, err) = estimate(&[BLOOM, "--as", "gptrain"]);
-    let lines: Vec<&str> = out.lines().skip_while(|line| !line.starts_with("Sent by")).collect();
+    let lines: Vec<&str> = out
+        .lines()
+        .skip_while(|line| !line.starts_with("Sent by"))
+        .collect();
     assert!(lines.len() > 13, "{out} {err}");
     let heads: Vec<&str> = lines[1].split_whitespace().collect();
     assert_eq!(heads, ["stage", "tensor", "pipeline", "data", "tied", "sum"]);
     for line in &lines[2..14] {
-        let row: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+        let row: Vec<f64> = line
+            .split_whitespace()
+            .map(|word| word.parse().unwrap())
+            .collect();
         assert_eq!((row.len(), line.len()), (heads.len(), lines[1].len()), "{line}");
         assert!(!line.contains('-'), "{line}");
         assert!((row[1..5].iter().sum::<f64>() - row[5]).abs() < 0.21 && row[1] > 1e5, "{line}");
@@ -443,8 +495,11 @@ fn a_search_of_every_program_says_what_estimate_says() {
         let plan = [&["manifests/gpt2-1.5b.yaml"][..], &sets].concat();
         let v = json(&[&plan[..], &["--search", "--gpus", "16"]].concat());
         let way = &v["ways"][0];
-        let flags =
-            way["set"].as_array().unwrap().iter().flat_map(|set| set.as_str().unwrap().split(' '));
+        let flags = way["set"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|set| set.as_str().unwrap().split(' '));
         let alone = json(&[&plan[..], &flags.collect::<Vec<_>>()].concat());
         let same = |a: &serde_json::Value, b: &serde_json::Value| {
             (a.as_f64().unwrap() / b.as_f64().unwrap() - 1.0).abs() < 1e-9
@@ -463,7 +518,10 @@ fn an_own_plan_that_does_not_fit_ends_with_4_and_a_list_of_changes() {
     let (code, out, err) = estimate(&args);
     assert_eq!((code, err.as_str()), (4, ""), "{out}");
     assert!(out.starts_with("DOES NOT FIT: "), "{out}");
-    let list = out.split("Would fit, in the order that helps").nth(1).unwrap();
+    let list = out
+        .split("Would fit, in the order that helps")
+        .nth(1)
+        .unwrap();
     let kinds = ["topology.zero=1", "topology.offload=optimizer"];
     let places = kinds.map(|word| list.find(word).unwrap_or_else(|| panic!("{word}: {list}")));
     assert!(places.is_sorted(), "{list}");
@@ -512,7 +570,12 @@ fn a_search_is_drawn_and_keeps_to_a_budget() {
     }
     let v = json(&search);
     let money = |way: &serde_json::Value| way["money"].as_f64().unwrap();
-    let cheapest = v["pareto"].as_array().unwrap().iter().map(money).fold(f64::INFINITY, f64::min);
+    let cheapest = v["pareto"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(money)
+        .fold(f64::INFINITY, f64::min);
     let budget = format!("{}", cheapest * 1.001);
     let within = json(&[&search[..], &["--budget", &budget]].concat());
     assert!(
@@ -542,7 +605,11 @@ fn flags_that_would_do_nothing_are_refused() {
     refused(&["--selftest", "--calibrate", "x"], &["--calibrate", "leave it out"]);
     let (code, _, err) = estimate(&[BLOOM, "--tokens", "many"]);
     assert!(code == 2 && err.contains("300B"), "{err}");
-    let tokens = |text: &str| json(&[BLOOM, "--tokens", text])["run"]["tokens"].as_f64().unwrap();
+    let tokens = |text: &str| {
+        json(&[BLOOM, "--tokens", text])["run"]["tokens"]
+            .as_f64()
+            .unwrap()
+    };
     assert_eq!([tokens("300B"), tokens("300_000_000_000")], [tokens("300e9"); 2]);
     assert!(json(&["--list-hardware"]).as_array().unwrap().len() > 5);
 }
@@ -627,10 +694,17 @@ fn the_local_cpu_is_this_machine_and_has_no_price() {
     let (_, out, _) = estimate(&[plan, "--price", "0.05"]);
     assert!(out.lines().next().unwrap().contains(", $") && out.contains("Money at $0.05"), "{out}");
     let rows = json(&["--list-hardware"]);
-    let cpu = rows.as_array().unwrap().iter().find(|row| row["name"] == "cpu").unwrap();
+    let cpu = rows
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|row| row["name"] == "cpu")
+        .unwrap();
     let about = cpu["about"].as_str().unwrap();
     let name = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let vendor = ["Intel", "AMD"].into_iter().find(|vendor| name.contains(vendor));
+    let vendor = ["Intel", "AMD"]
+        .into_iter()
+        .find(|vendor| name.contains(vendor));
     assert!(vendor.is_none_or(|vendor| about.contains(vendor)), "{about}");
     assert!(
         (cpu["memory_gib"].as_f64().unwrap() * 1073741824.0 / memory as f64 - 1.0).abs() < 1e-9

@@ -37,7 +37,10 @@ fn planned(sets: &[String]) -> Option<Request> {
 /// Settings of every cut over so many devices, possible or not.
 fn every_cut(devices: usize) -> Vec<Vec<String>> {
     let axis = |key: &str, values: &[&str]| -> Vec<String> {
-        values.iter().map(|value| format!("{key}={value}")).collect()
+        values
+            .iter()
+            .map(|value| format!("{key}={value}"))
+            .collect()
     };
     let sizes: Vec<String> = (1..=devices).map(|n| n.to_string()).collect();
     let sizes: Vec<&str> = sizes.iter().map(String::as_str).collect();
@@ -55,7 +58,10 @@ fn every_cut(devices: usize) -> Vec<Vec<String>> {
     let mut all: Vec<Vec<String>> = vec![Vec::new()];
     for axis in &axes {
         let longer = |cut: &Vec<String>, set: &String| [cut.clone(), vec![set.clone()]].concat();
-        all = all.iter().flat_map(|cut| axis.iter().map(|set| longer(cut, set))).collect();
+        all = all
+            .iter()
+            .flat_map(|cut| axis.iter().map(|set| longer(cut, set)))
+            .collect();
         all.retain(|cut| {
             let size = |i: usize| -> Option<usize> { cut.get(i)?.split('=').nth(1)?.parse().ok() };
             let Some(data) = size(2) else { return true };
@@ -82,7 +88,10 @@ fn the_search_finds_the_best_of_all_cuts() {
     let estimates = every_cut(4).into_iter().filter_map(|sets| planned(&sets));
     let views: Vec<_> = estimates.map(|cut| cut.view(None)).collect();
     assert!(views.len() > 200 && views.iter().all(|view| view.fits), "{} cuts", views.len());
-    let best = views.iter().map(|view| view.seconds).fold(f64::INFINITY, f64::min);
+    let best = views
+        .iter()
+        .map(|view| view.seconds)
+        .fold(f64::INFINITY, f64::min);
     near(found[0].seconds, best, 1e-9);
     for candidate in found.iter().step_by(17) {
         let sets = search::print::sets(&request.manifest, &candidate.setup);
@@ -134,7 +143,11 @@ fn changes(
     list: &dyn Fn(&Advisor) -> Vec<Change>,
 ) -> Vec<Change> {
     let capped = memory.map(|most| format!("train.device_memory={}", Bytes(most).exact()));
-    let sets: Vec<String> = sets.iter().map(|set| set.to_string()).chain(capped).collect();
+    let sets: Vec<String> = sets
+        .iter()
+        .map(|set| set.to_string())
+        .chain(capped)
+        .collect();
     let loaded = manifest::parse(SMALL, "small", Path::new("."), &sets).unwrap();
     let flags = Flags { hardware: Some("jean-zay-a100-async"), ..Flags::default() };
     let request = Request::new(loaded.manifest, &flags).unwrap();
@@ -199,7 +212,14 @@ fn a_search_has_the_extras_it_is_given() {
     let extras = Extras { offload: true, adam8bit: true, powersgd: true };
     let found = request.search(None, extras).all(4);
     let plain = request.search(None, Extras::default()).all(4);
-    near(found.iter().map(|c| c.seconds).fold(f64::INFINITY, f64::min), found[0].seconds, 1e-12);
+    near(
+        found
+            .iter()
+            .map(|c| c.seconds)
+            .fold(f64::INFINITY, f64::min),
+        found[0].seconds,
+        1e-12,
+    );
     assert!(found.len() > 4 * plain.len(), "{} and {}", found.len(), plain.len());
     let sets = |c: &Candidate| search::print::sets(&request.manifest, &c.setup);
     for word in ["adam8bit", "offload", "powersgd", ""] {
@@ -240,7 +260,11 @@ fn offload_is_tried_with_the_optimizers_that_have_it() {
 fn where_nothing_fits_the_search_says_what_would() {
     let mut request = planned(&["model.hidden=512".to_string()]).unwrap();
     let search = request.search(None, Extras::default());
-    let least = search.all(1).iter().map(|c| c.bytes).fold(f64::INFINITY, f64::min);
+    let least = search
+        .all(1)
+        .iter()
+        .map(|c| c.bytes)
+        .fold(f64::INFINITY, f64::min);
     assert!(!search.rank(1).unwrap().only_smaller);
     let around = request.setup.hardware.context_mib * 1048576.0;
     request.manifest.train.device_memory = Some(Bytes((least - around) as u64 - 1));

@@ -5,7 +5,10 @@ use std::process::{Command, Output};
 
 fn estimate(args: &[&str]) -> (i32, String, String) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
-    command.arg("estimate").args(args).current_dir(env!("CARGO_MANIFEST_DIR"));
+    command
+        .arg("estimate")
+        .args(args)
+        .current_dir(env!("CARGO_MANIFEST_DIR"));
     let Output { status, stdout, stderr } = command.output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code().unwrap(), text(stdout), text(stderr))
@@ -49,7 +52,10 @@ fn what_if_keeps_the_number_of_devices_unless_it_is_set() {
     let (code, out, err) = estimate(&[LLAMA, "--what-if", "topology.tensor=4,batch.micro=2"]);
     assert_eq!(code, 0, "{out} {err}");
     assert!(out.contains("topology.data: 64 → 16"), "{out}");
-    let row = out.lines().find(|line| line.starts_with("devices")).unwrap();
+    let row = out
+        .lines()
+        .find(|line| line.starts_with("devices"))
+        .unwrap();
     assert_eq!(row.split_whitespace().collect::<Vec<_>>(), ["devices", "64", "64", "–"]);
 }
 
@@ -68,7 +74,12 @@ fn a_search_over_no_device_and_a_folder_in_use_are_named() {
 #[test]
 fn help_readme_and_messages_name_the_same_programs() {
     let (_, _, err) = estimate(&[LLAMA, "--as", "megatron"]);
-    let list = err.split("take one of gptrain, ").nth(1).unwrap().trim().to_string();
+    let list = err
+        .split("take one of gptrain, ")
+        .nth(1)
+        .unwrap()
+        .trim()
+        .to_string();
     let (_, help, _) = estimate(&["--help"]);
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(&help).contains(&words(&list)), "{list}: {help}");
@@ -96,7 +107,11 @@ fn a_campaigns_columns_stay_apart() {
     let (code, out, _) = estimate(&[LLAMA, "--sizes", "1B,1T", "--gpus", "8"]);
     assert_eq!(code, 4, "{out}");
     let row = out.lines().nth(1).unwrap();
-    let cells: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+    let cells: Vec<&str> = row
+        .split("  ")
+        .map(str::trim)
+        .filter(|cell| !cell.is_empty())
+        .collect();
     assert_eq!(cells.len(), 9, "{out}");
     assert!(out.contains("none"), "{out}");
     assert!(out.contains("all on 8 devices") && out.contains("forecast, not measured"), "{out}");
@@ -108,7 +123,9 @@ fn a_size_stands_for_the_published_model() {
     let size = v["parameters"].as_u64().unwrap();
     assert_eq!(size, 6_738_415_616, "Llama 2 7B");
     assert_eq!((&v["hardware"], &v["name"]), (&"h100-80g".into(), &"7B".into()));
-    let gpt = json(&["13B", "--family", "gpt2"])["parameters"].as_u64().unwrap();
+    let gpt = json(&["13B", "--family", "gpt2"])["parameters"]
+        .as_u64()
+        .unwrap();
     assert!((12_800_000_000..12_900_000_000).contains(&gpt), "{gpt}");
     let best = &json(&["7B", "--search", "--gpus", "64"])["best"];
     assert_eq!(best["gpus"], 64, "{best}");

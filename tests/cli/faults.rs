@@ -90,7 +90,9 @@ fn folders_are_whole_or_absent() {
 fn each_fault(cases: &[Case]) {
     let lab = furnished(60, 40, 2);
     let Some(tracer) = Tracer::of_changes_in(&lab.path("")) else { return };
-    cases.iter().for_each(|case| Sweep::new(&lab, case).run(&tracer));
+    cases
+        .iter()
+        .for_each(|case| Sweep::new(&lab, case).run(&tracer));
 }
 
 /// Faults of one command.
@@ -186,7 +188,10 @@ impl Sweep<'_> {
     }
 
     fn clear(&self) {
-        self.case.outputs.iter().for_each(|name| remove(&self.lab.path(name)));
+        self.case
+            .outputs
+            .iter()
+            .for_each(|name| remove(&self.lab.path(name)));
     }
 
     fn gptrain(&self, line: &str) -> Done {
@@ -214,7 +219,9 @@ fn words(line: &str) -> Vec<&str> {
 
 fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap();
-    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 fn remove(path: &Path) {

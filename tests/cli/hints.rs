@@ -14,8 +14,13 @@ fn shell(lab: &Lab, line: &str) -> Command {
     let binary = Path::new(env!("CARGO_BIN_EXE_gptrain")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
     let mut command = Command::new("bash");
-    command.args(["-c", line]).current_dir(lab.path("")).env("PATH", path);
-    command.env("GPTRAIN_CACHE", lab.path("cache")).stdin(Stdio::null());
+    command
+        .args(["-c", line])
+        .current_dir(lab.path(""))
+        .env("PATH", path);
+    command
+        .env("GPTRAIN_CACHE", lab.path("cache"))
+        .stdin(Stdio::null());
     command
 }
 
@@ -31,16 +36,28 @@ pub fn well(lab: &Lab, line: &str) -> Done {
 
 /// Commands below "Now:", without their comments.
 fn hints(done: &Done) -> Vec<String> {
-    let below = done.out.split("\nNow:\n").nth(1).unwrap_or_else(|| panic!("{}", done.out));
+    let below = done
+        .out
+        .split("\nNow:\n")
+        .nth(1)
+        .unwrap_or_else(|| panic!("{}", done.out));
     let bare = |line: &str| line.split("  #").next().unwrap().trim().to_string();
-    below.lines().filter(|line| line.starts_with("  gptrain ")).map(bare).collect()
+    below
+        .lines()
+        .filter(|line| line.starts_with("  gptrain "))
+        .map(bare)
+        .collect()
 }
 
 /// Types all of them. Returns the one that trains further.
 fn type_all(lab: &Lab, done: &Done) -> String {
     let hints = hints(done);
     hints.iter().for_each(|line| well(lab, line).well());
-    hints.iter().find(|line| line.starts_with("gptrain run")).unwrap().clone()
+    hints
+        .iter()
+        .find(|line| line.starts_with("gptrain run"))
+        .unwrap()
+        .clone()
 }
 
 /// A lab with a dataset of text in `text`, and a manifest `small.yaml` with that tokenizer.
@@ -94,7 +111,12 @@ fn settings_of_a_start_are_those_of_the_next() {
     let lab = with_text();
     well(&lab, "gptrain run small.yaml");
     let done = well(&lab, "gptrain run runs/small --set lr.peak=1e-3 --set train.steps=16");
-    assert!(done.out.contains("lr.peak was 0.003, is 0.001 after step 10"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("lr.peak was 0.003, is 0.001 after step 10"),
+        "{}",
+        done.out
+    );
     let before = (manifest(&lab, "runs/small"), rates(&lab, "runs/small"));
     let refused = typed(&lab, "gptrain run runs/small --set train.steps=12");
     refused.expect(2, &["runs/small: 16 steps are done, 12 asked for", "→ to train further"]);
@@ -105,8 +127,14 @@ fn settings_of_a_start_are_those_of_the_next() {
     );
     typed(&lab, "gptrain run small.yaml").expect(2, &["16 steps are done, 10 asked for"]);
     // Both remedies.
-    let back =
-        refused.err.split("--resume-from ").nth(1).unwrap().split_whitespace().next().unwrap();
+    let back = refused
+        .err
+        .split("--resume-from ")
+        .nth(1)
+        .unwrap()
+        .split_whitespace()
+        .next()
+        .unwrap();
     well(&lab, "gptrain run runs/small --set train.steps=20");
     let line = format!("gptrain run runs/small --set train.steps=12 --resume-from {back}");
     well(&lab, &line);
@@ -127,7 +155,13 @@ fn a_comparison_shows_the_settings_of_every_start() {
     let page = fs::read_to_string(lab.path("runs/small/report.html")).unwrap();
     assert!(page.contains("lr.peak was 0.003, is 0.001 after step 10"));
     let version = well(&lab, "gptrain --version").out;
-    let commit = version.lines().next().unwrap().split_once(", commit ").unwrap().1;
+    let commit = version
+        .lines()
+        .next()
+        .unwrap()
+        .split_once(", commit ")
+        .unwrap()
+        .1;
     assert!(page.contains(&format!(", commit {commit}: gptrain run runs/small --set")), "{commit}");
 }
 
@@ -166,12 +200,21 @@ fn an_interrupted_run_goes_on_by_its_command_and_by_its_folder() {
     for line in [run, run, "exec gptrain run runs/a"] {
         let steps = lab.metrics("runs/a").len();
         let mut command = shell(&lab, line);
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         lab.wait_for_steps("runs/a", steps + 2);
         kill_process(Pid::from_child(&child), Signal::INT).unwrap();
         let done = Done::of(child.wait_with_output().unwrap());
         done.well();
-        assert!(done.out.contains("stopped and saved: the same command continues"), "{}", done.out);
+        assert!(
+            done.out
+                .contains("stopped and saved: the same command continues"),
+            "{}",
+            done.out
+        );
         assert!(lab.metrics("runs/a").len() > steps);
     }
     assert!(manifest(&lab, "runs/a").contains("steps: 4000"));
@@ -198,7 +241,10 @@ fn moved_data_is_named_by_its_key_and_goes_on_by_one_flag() {
     well(&lab, &format!("{whole} --set log.folder=runs/whole"));
     assert_eq!(rates(&lab, "elsewhere")[10..], rates(&lab, "runs/whole")[10..]);
     let text = manifest(&lab, "elsewhere");
-    let new = lab.path("new/text").canonicalize().unwrap_or(lab.path("new/text"));
+    let new = lab
+        .path("new/text")
+        .canonicalize()
+        .unwrap_or(lab.path("new/text"));
     assert!(text.contains("new/text") && !text.contains("old/text"), "{text} {}", new.display());
     well(&lab, "gptrain run elsewhere --set train.steps=14");
 }
@@ -218,7 +264,12 @@ fn a_folder_of_an_earlier_version_goes_on_and_says_what_it_holds_fixed() {
     let done = well(&lab, "gptrain run runs/small");
     assert!(done.out.contains("nothing left to do"), "{}", done.out);
     let done = well(&lab, "cp -r runs/small flat; gptrain run flat --set train.steps=14");
-    assert!(done.out.contains("lr.decay ends at sample 40: the last 4 steps"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("lr.decay ends at sample 40: the last 4 steps"),
+        "{}",
+        done.out
+    );
     well(&lab, "mv old new");
     let line = "gptrain run runs/small --set train.steps=14 --set lr.decay=cosine --set data.train=new/text";
     let refused = typed(&lab, line);
@@ -255,7 +306,12 @@ fn a_mean_of_checkpoints_is_trained_further_by_a_schedule_of_its_length() {
     let lab = with_text();
     well(&lab, "gptrain run small.yaml");
     let done = well(&lab, "gptrain average runs/small/checkpoints/* --output runs/mean");
-    assert!(done.out.contains("next: `gptrain run runs/mean` continues from it"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("next: `gptrain run runs/mean` continues from it"),
+        "{}",
+        done.out
+    );
     let done = well(&lab, "gptrain run runs/mean --set train.steps=20");
     assert!(!done.out.contains("lr.decay ends"), "{}", done.out);
     well(&lab, "gptrain run small.yaml --set train.steps=20 --set log.folder=runs/whole");
@@ -283,8 +339,12 @@ fn a_slow_machine_trains_a_smaller_model_with_a_whole_warm_up() {
     fs::write(lab.path("wide.yaml"), wide).unwrap();
     let run = |flops: &str, folder: &str, minutes: &str| {
         let line = format!("gptrain run wide.yaml --minutes {minutes} --set log.folder={folder}");
-        let done =
-            Done::of(shell(&lab, &line).env("GPTRAIN_TEST_MACHINE_FLOPS", flops).output().unwrap());
+        let done = Done::of(
+            shell(&lab, &line)
+                .env("GPTRAIN_TEST_MACHINE_FLOPS", flops)
+                .output()
+                .unwrap(),
+        );
         assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err);
         done
     };
@@ -305,7 +365,10 @@ fn a_slow_machine_trains_a_smaller_model_with_a_whole_warm_up() {
     }
     let steps = lab.metrics("runs/slow").len();
     assert!(steps >= 100, "{steps}: {}", done.out);
-    let rates: Vec<f64> = rates(&lab, "runs/slow").into_iter().map(f64::from_bits).collect();
+    let rates: Vec<f64> = rates(&lab, "runs/slow")
+        .into_iter()
+        .map(f64::from_bits)
+        .collect();
     let peak = rates.iter().position(|rate| *rate == 3e-3).unwrap();
     assert!(peak >= 9, "the warm-up takes {} steps", peak + 1);
     // Its command, its folder and its hints continue the reduced run.
@@ -341,7 +404,10 @@ fn a_text_file_becomes_a_model_that_is_trained_longer() {
     let first = well(&lab, &format!("gptrain run mine.yaml {small} --set train.steps=20"));
     let further = type_all(&lab, &first);
     assert_eq!(further, "gptrain run runs/mine --set train.steps=40");
-    let rates: Vec<f64> = rates(&lab, "runs/mine").into_iter().map(f64::from_bits).collect();
+    let rates: Vec<f64> = rates(&lab, "runs/mine")
+        .into_iter()
+        .map(f64::from_bits)
+        .collect();
     let peak = rates.iter().copied().fold(0.0, f64::max);
     assert!(rates.len() == 40 && rates[24] > 0.4 * peak, "{rates:?}");
     assert!(lab.path("mine-hf/config.json").exists());

@@ -58,7 +58,9 @@ fn a_job_runs_in_a_folder_and_of_a_manifest_with_spaces() {
     fs::set_permissions(&srun, fs::Permissions::from_mode(0o755)).unwrap();
     let path = format!("{}:{}", lab.path("bin").display(), std::env::var("PATH").unwrap());
     let mut job = Command::new("sh");
-    job.arg(folder.join("job.sh")).env("PATH", path).env("SLURM_CPUS_PER_TASK", "8");
+    job.arg(folder.join("job.sh"))
+        .env("PATH", path)
+        .env("SLURM_CPUS_PER_TASK", "8");
     let done = job.output().unwrap();
     assert!(done.status.success(), "{done:?}");
     let calls = fs::read_to_string(folder.join("calls")).unwrap();

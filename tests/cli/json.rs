@@ -27,7 +27,13 @@ fn commands_with_json_print_one_object() {
     assert_eq!(printed(&lab, "data merge x x -o y", 0)["tokens"], 48);
     let sound = printed(&lab, "data check x y --vocab 257 --digest", 0);
     assert_eq!(sound["sound"][1]["highest_id"], 256);
-    assert_eq!(sound["sound"][0]["digests"]["x.bin"].as_str().unwrap().len(), 16);
+    assert_eq!(
+        sound["sound"][0]["digests"]["x.bin"]
+            .as_str()
+            .unwrap()
+            .len(),
+        16
+    );
     let damaged = printed(&lab, "data check x y --vocab 256", 2);
     let what = damaged["mistakes"][0]["what"].as_str().unwrap();
     assert!(what.contains("holds id 256") && damaged["sound"] == json!([]), "{damaged}");
@@ -37,7 +43,13 @@ fn commands_with_json_print_one_object() {
     assert_eq!((&checked["ok"], &checked["steps"]), (&json!(true), &json!(3)));
     assert_eq!((&checked["missing"], &checked["ranks"]), (&json!([]), &json!(1)));
     let missing = printed(&lab, "manifest check run.yaml --set data.train=none", 0);
-    assert!(missing["missing"][0]["what"].as_str().unwrap().contains("none.idx"), "{missing}");
+    assert!(
+        missing["missing"][0]["what"]
+            .as_str()
+            .unwrap()
+            .contains("none.idx"),
+        "{missing}"
+    );
     let wrong = printed(&lab, "manifest check run.yaml --set model.heads=5 --set lr.peak=-1", 2);
     assert!(wrong["ok"] == json!(false) && wrong["mistakes"].as_array().unwrap().len() == 2);
 
@@ -75,7 +87,10 @@ fn samples_are_counted_cut_and_printed_as_json() {
     };
     let lines = sample("--samples 3 --json");
     let texts = |lines: &str| -> Vec<Value> {
-        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+        lines
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     };
     assert_eq!(texts(&lines).len(), 3);
     assert_eq!(texts(&lines)[2]["sample"], 2);

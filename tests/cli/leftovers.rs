@@ -71,7 +71,12 @@ fn files_that_a_killed_build_left_are_removed_and_named() {
 fn a_fetched_checkpoint_is_removed_by_a_signal_and_by_the_next_command() {
     let lab = Lab::new();
     let also = format!("checkpoint.also=file://{}", lab.path("mirror").display());
-    Done::of(lab.command(&run_args(&["train.steps=2", &also])).output().unwrap()).well();
+    Done::of(
+        lab.command(&run_args(&["train.steps=2", &also]))
+            .output()
+            .unwrap(),
+    )
+    .well();
     fs::create_dir(lab.path("tmp")).unwrap();
     let url = format!("file://{}", lab.path("mirror").display());
     let inspect = || {
@@ -94,7 +99,13 @@ fn a_fetched_checkpoint_is_removed_by_a_signal_and_by_the_next_command() {
     // A store that never answers.
     let shard = lab.path("mirror/step-00000002/master-00000.safetensors");
     fs::rename(&shard, lab.path("whole")).unwrap();
-    assert!(Command::new("mkfifo").arg(&shard).status().unwrap().success());
+    assert!(
+        Command::new("mkfifo")
+            .arg(&shard)
+            .status()
+            .unwrap()
+            .success()
+    );
     let child = inspect().spawn().unwrap();
     until("it fetches", || fs::read_dir(lab.path("tmp")).unwrap().count() == 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();

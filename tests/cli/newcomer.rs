@@ -76,7 +76,10 @@ fn files_that_contradict_the_manifest_are_found_before_the_run() {
         lab.run(sets).expect(2, &[says, "→"]);
         assert!(!lab.path("runs").exists(), "a start that fails leaves no folder");
         let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let args: Vec<&str> = ["manifest", "check", "run.yaml"].into_iter().chain(sets).collect();
+        let args: Vec<&str> = ["manifest", "check", "run.yaml"]
+            .into_iter()
+            .chain(sets)
+            .collect();
         let done = lab.gptrain(&args);
         if says.ends_with("exist") {
             assert!(done.out.contains("missing") && done.out.contains(says), "{}", done.out);
@@ -84,10 +87,12 @@ fn files_that_contradict_the_manifest_are_found_before_the_run() {
             done.expect(2, &[says]);
         }
     }
-    lab.run(&["data.train=none", "data.valid={a: none}"]).expect(2, &["none.idx does not exist"]);
+    lab.run(&["data.train=none", "data.valid={a: none}"])
+        .expect(2, &["none.idx does not exist"]);
     let twice = lab.run(&["data.train=none", "data.valid={a: none}"]).err;
     assert_eq!(twice.matches("does not exist").count(), 1, "{twice}");
-    lab.run(&[&named, "model.vocab=4096", "data.eod={token: 0}"]).well();
+    lab.run(&[&named, "model.vocab=4096", "data.eod={token: 0}"])
+        .well();
 }
 
 #[test]
@@ -126,7 +131,12 @@ fn a_run_says_where_it_lies_and_which_other_may_be_meant() {
     let mut elsewhere = lab.command(&["run", "../run.yaml"]);
     let done = Done::of(elsewhere.current_dir(lab.path("else")).output().unwrap());
     done.well();
-    assert!(done.out.contains(&format!("`gptrain run {here}` continues that one")), "{}", done.out);
+    assert!(
+        done.out
+            .contains(&format!("`gptrain run {here}` continues that one")),
+        "{}",
+        done.out
+    );
 }
 
 #[test]
@@ -158,12 +168,19 @@ fn a_name_that_does_not_resolve_comes_with_its_remedy() {
 #[test]
 fn a_signal_while_ranks_are_waited_for_leaves_nothing() {
     let lab = Lab::new();
-    let mut child = lab.rank(0, 2, free_port(), &["topology.data=2"]).spawn().unwrap();
+    let mut child = lab
+        .rank(0, 2, free_port(), &["topology.data=2"])
+        .spawn()
+        .unwrap();
     let folder = lab.path("runs/a");
     // Its secret, and no longer the file with an ending that becomes it.
     let secret = |entry: fs::DirEntry| entry.path().extension().is_none();
     let waits = || {
-        let files: Vec<_> = fs::read_dir(&folder).into_iter().flatten().flatten().collect();
+        let files: Vec<_> = fs::read_dir(&folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .collect();
         files.len() == 1 && files.into_iter().all(secret)
     };
     until("the rank waits for the other one", waits);
@@ -176,7 +193,13 @@ fn a_signal_while_ranks_are_waited_for_leaves_nothing() {
 fn a_rank_with_wrong_variables_says_so_itself() {
     let lab = Lab::new();
     let port = free_port();
-    let start = |rank| Done::of(lab.rank(rank, 3, port, &["topology.data=2"]).output().unwrap());
+    let start = |rank| {
+        Done::of(
+            lab.rank(rank, 3, port, &["topology.data=2"])
+                .output()
+                .unwrap(),
+        )
+    };
     start(0).expect(2, &["run, rank 0: 3 ranks were started"]);
     // Rank 0 may have been started with the right ones, and waits.
     start(1).expect(2, &["run, rank 1: 3 ranks were started", "→ start 2 (srun -n 2)"]);
@@ -186,14 +209,18 @@ fn a_rank_with_wrong_variables_says_so_itself() {
 fn the_newest_dump_of_a_run_is_diagnosed() {
     let lab = Lab::new();
     lab.run(&[]).well();
-    lab.gptrain(&["diagnose", "runs/a"]).expect(2, &["runs/a", "holds no dump", "→"]);
+    lab.gptrain(&["diagnose", "runs/a"])
+        .expect(2, &["runs/a", "holds no dump", "→"]);
     for job in ["old", "new"] {
         let dump = lab.path("runs/a/failures").join(job);
         fs::create_dir_all(&dump).unwrap();
         fs::write(dump.join("verdict.json"), format!(r#"{{"verdict": "of {job}"}}"#)).unwrap();
         let stamp = std::time::SystemTime::UNIX_EPOCH;
         let hours = std::time::Duration::from_secs(if job == "old" { 1 } else { 7200 });
-        fs::File::open(&dump).unwrap().set_modified(stamp + hours).unwrap();
+        fs::File::open(&dump)
+            .unwrap()
+            .set_modified(stamp + hours)
+            .unwrap();
     }
     let done = lab.gptrain(&["diagnose", "runs/a"]);
     done.well();
@@ -226,7 +253,10 @@ fn all_mistakes_are_told_at_once() {
     let told: serde_json::Value = serde_json::from_str(&done.out).unwrap();
     let told = told["mistakes"].as_array().unwrap();
     assert_eq!(told.len(), 28, "{}", done.err);
-    assert!(told.iter().all(|mistake| !mistake["remedy"].as_str().unwrap().is_empty()));
+    assert!(
+        told.iter()
+            .all(|mistake| !mistake["remedy"].as_str().unwrap().is_empty())
+    );
 }
 
 /// Rules whose inputs are sound are evaluated although others are not.
@@ -253,7 +283,8 @@ train: {{steps: 0, tokens: 1e6}}
         "which ends no document",
         "holds id 63; model.vocab is 61",
     ];
-    lab.gptrain(&["manifest", "check", "some.yaml"]).expect(2, &says);
+    lab.gptrain(&["manifest", "check", "some.yaml"])
+        .expect(2, &says);
 }
 
 #[test]
@@ -261,7 +292,10 @@ fn a_sound_manifest_comes_with_its_size() {
     let lab = Lab::new();
     let check = |sets: &[&str]| {
         let sets = sets.iter().flat_map(|set| ["--set", set]);
-        let args: Vec<&str> = ["manifest", "check", "run.yaml"].into_iter().chain(sets).collect();
+        let args: Vec<&str> = ["manifest", "check", "run.yaml"]
+            .into_iter()
+            .chain(sets)
+            .collect();
         lab.gptrain(&args).expect(0, &[]).out.clone()
     };
     let plain = check(&[]);
@@ -271,7 +305,13 @@ fn a_sound_manifest_comes_with_its_size() {
     assert!(two.contains(", 1 head, ") && two.contains("of memory on the fullest rank"), "{two}");
     assert!(two.contains("note      lr.peak 3 moves every weight by about 3 a step"), "{two}");
     // The run reserves the memory that the check printed.
-    let memory = plain.split("parameters; ").nth(1).unwrap().split(" of memory").next().unwrap();
+    let memory = plain
+        .split("parameters; ")
+        .nth(1)
+        .unwrap()
+        .split(" of memory")
+        .next()
+        .unwrap();
     let ran = lab.run(&[]).out;
     assert!(ran.contains(&format!("as planned: {memory}; a step took ")), "{memory}: {ran}");
     assert!(ran.contains("device: CPU ("), "{ran}");
@@ -286,7 +326,9 @@ fn a_run_prints_its_plan_before_the_first_step() {
     let order = [" epochs), ", "plan.hardware is h100-80g", "plan: a step of about ", "iteration "];
     assert!(order.map(place).is_sorted(), "{out}");
     assert!(out.contains(" tokens (") && out.contains(" of memory; 1 rank on "), "{out}");
-    let many = lab.run(&["train.steps=200k", "train.stop_at_loss=100", "log.folder=runs/many"]).out;
+    let many = lab
+        .run(&["train.steps=200k", "train.stop_at_loss=100", "log.folder=runs/many"])
+        .out;
     assert!(many.contains("after 40 more of them teach nothing"), "{many}");
     let rest = lab.run(&["train.steps=14"]).out;
     assert!(rest.contains("plan: a step of about ") && rest.contains(", 2 steps in "), "{rest}");

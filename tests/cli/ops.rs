@@ -13,7 +13,9 @@ type Sums = BTreeMap<String, [f64; 3]>;
 fn add(sums: &mut Sums, name: &str, numbers: [f64; 3]) {
     let name = if name == HEAD_PRODUCT { "gemm" } else { name };
     let sum = sums.entry(name.to_string()).or_default();
-    sum.iter_mut().zip(numbers).for_each(|(sum, number)| *sum += number);
+    sum.iter_mut()
+        .zip(numbers)
+        .for_each(|(sum, number)| *sum += number);
 }
 
 /// FLOPs and bytes of every op are those that the planner counts for the same step.
@@ -45,7 +47,9 @@ fn the_ops_of_a_step_are_those_of_its_plan() {
     let device = Dry::default();
     let engine = Engine::new(&device, Groups::solo(), &m, m.data.causal()).unwrap();
     device.take();
-    engine.step(&mut |_: &_| Ok(()), m.batch.global / m.batch.micro, 0.0).unwrap();
+    engine
+        .step(&mut |_: &_| Ok(()), m.batch.global / m.batch.micro, 0.0)
+        .unwrap();
     let mut planned = Sums::new();
     for (name, work) in device.take() {
         add(&mut planned, name, [work.calls, work.flops, work.bytes]);
@@ -61,7 +65,13 @@ fn only_the_first_rank_writes_and_an_error_does_not_end_the_run() {
     let done = run("ops.csv");
     done.expect(0, &[]);
     assert_eq!(done.out.matches("ops of step ").count(), 1, "{}", done.out);
-    assert!(fs::read_to_string(lab.path("ops.csv")).unwrap().lines().count() > 20);
+    assert!(
+        fs::read_to_string(lab.path("ops.csv"))
+            .unwrap()
+            .lines()
+            .count()
+            > 20
+    );
     let args = ["run", "run.yaml", "--set", "log.folder=runs/b", "--ops", "none/ops.csv"];
     let done = lab.gptrain(&args);
     done.expect(0, &[]);

@@ -7,7 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures")
+        .join(name)
 }
 
 /// A Hugging Face folder with a tokenizer, in `hf`.
@@ -23,7 +25,8 @@ fn lab() -> Lab {
 #[test]
 fn a_hugging_face_folder_is_sampled_inspected_averaged_and_exported() {
     let lab = lab();
-    lab.gptrain(&["import", "--hf", "hf", "--output", "runs/h"]).expect(0, &[]);
+    lab.gptrain(&["import", "--hf", "hf", "--output", "runs/h"])
+        .expect(0, &[]);
     let sample = |model: &str| {
         let done = lab.gptrain(&["sample", model, "--prompt", "a", "--tokens", "9", "--json"]);
         done.expect(0, &[]);
@@ -34,9 +37,11 @@ fn a_hugging_face_folder_is_sampled_inspected_averaged_and_exported() {
     inspected.expect(0, &[]);
     let same = lab.gptrain(&["inspect-ckpt", "hf", "--diff", "runs/h"]);
     same.expect(0, &[]);
-    lab.gptrain(&["average", "hf", "runs/h", "--output", "runs/mean"]).expect(0, &[]);
+    lab.gptrain(&["average", "hf", "runs/h", "--output", "runs/mean"])
+        .expect(0, &[]);
     assert_eq!(sample("runs/mean"), sample("hf"), "the mean of two equal models");
-    lab.gptrain(&["export", "hf", "--output", "again"]).expect(0, &[]);
+    lab.gptrain(&["export", "hf", "--output", "again"])
+        .expect(0, &[]);
     assert_eq!(sample("again"), sample("hf"));
 }
 
@@ -46,10 +51,15 @@ fn a_mirror_is_sampled_and_scored() {
     let tokenizer = fixture("pytorch/scores/tokenizer.json");
     let also = format!("checkpoint.also=file://{}", lab.path("away").display());
     let named = format!("data.tokenizer={}", tokenizer.display());
-    lab.run(&["train.steps=2", &also, &named, "model.vocab=512"]).expect(0, &[]);
+    lab.run(&["train.steps=2", &also, &named, "model.vocab=512"])
+        .expect(0, &[]);
     let url = format!("file://{}", lab.path("away").display());
-    let sample =
-        |model: &str| lab.gptrain(&["sample", model, "--tokens", "5"]).expect(0, &[]).out.clone();
+    let sample = |model: &str| {
+        lab.gptrain(&["sample", model, "--tokens", "5"])
+            .expect(0, &[])
+            .out
+            .clone()
+    };
     assert_eq!(sample(&url), sample("runs/a"));
     let scored = lab.gptrain(&["eval", &url, "--data", "corpus", "--limit", "1"]);
     scored.expect(0, &[]);
@@ -80,10 +90,13 @@ fn other_folders_are_named_with_what_to_type() {
             lab.gptrain(command).expect(2, words);
         }
     }
-    lab.gptrain(&["import", "--hf", named, "--output", "out"]).expect(2, &[download]);
-    lab.gptrain(&["import", "--hf", "adapter", "--output", "out"]).expect(2, &["is an adapter"]);
+    lab.gptrain(&["import", "--hf", named, "--output", "out"])
+        .expect(2, &[download]);
+    lab.gptrain(&["import", "--hf", "adapter", "--output", "out"])
+        .expect(2, &["is an adapter"]);
     let words = ["hellaswag: there is no such file", "a task is a file", "endings"];
-    lab.gptrain(&["eval", "hf", "--tasks", "hellaswag"]).expect(2, &words);
+    lab.gptrain(&["eval", "hf", "--tasks", "hellaswag"])
+        .expect(2, &words);
 }
 
 /// Options that are settings, or other trainers' names of settings.
@@ -105,7 +118,8 @@ fn an_option_that_names_a_setting_is_answered_with_set() {
         let name = options[0].split('=').next().unwrap();
         done.expect(2, &[&format!("{name}: is not an option of `gptrain run`"), words]);
     }
-    lab.gptrain(&["run", "run.yaml", "--sett", "a=1"]).expect(2, &["--set"]);
+    lab.gptrain(&["run", "run.yaml", "--sett", "a=1"])
+        .expect(2, &["--set"]);
 }
 
 #[test]
@@ -142,7 +156,8 @@ fn questions_are_scored_after_examples() {
     fs::write(lab.path("few.jsonl"), fs::read_to_string(arc).unwrap().lines().next().unwrap())
         .unwrap();
     let few = ["eval", "hf", "--tasks", arc, "--shots", "2", "--shots-from", "few.jsonl"];
-    lab.gptrain(&few).expect(2, &["few.jsonl: has 1 questions, and 2 examples need 2"]);
+    lab.gptrain(&few)
+        .expect(2, &["few.jsonl: has 1 questions, and 2 examples need 2"]);
     let words = "{\"text\": \"the cat sat on the mat\"}\n{\"text\": \"a b c\"}\n";
     fs::write(lab.path("words.jsonl"), words).unwrap();
     let done = lab.gptrain(&["eval", "hf", "--tasks", "words.jsonl"]);

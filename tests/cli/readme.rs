@@ -8,18 +8,33 @@ use std::path::Path;
 /// The `gptrain` commands of the first block after a heading, without their comments.
 fn commands(page: &str, heading: &str) -> Vec<String> {
     let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(page)).unwrap();
-    let below =
-        text.split(&format!("\n## {heading}\n")).nth(1).unwrap_or_else(|| panic!("{heading}"));
-    let block = below.split("```sh\n").nth(1).unwrap().split("```").next().unwrap();
+    let below = text
+        .split(&format!("\n## {heading}\n"))
+        .nth(1)
+        .unwrap_or_else(|| panic!("{heading}"));
+    let block = below
+        .split("```sh\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
+        .unwrap();
     let bare = |line: &str| line.split(" #").next().unwrap().trim().to_string();
-    block.lines().map(bare).filter(|line| line.starts_with("gptrain ")).collect()
+    block
+        .lines()
+        .map(bare)
+        .filter(|line| line.starts_with("gptrain "))
+        .collect()
 }
 
 fn shell(lab: &Lab, line: &str) -> Done {
     let binary = Path::new(env!("CARGO_BIN_EXE_gptrain")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), env::var("PATH").unwrap());
     let mut command = std::process::Command::new("sh");
-    command.args(["-c", line]).current_dir(lab.path("")).env("PATH", path);
+    command
+        .args(["-c", line])
+        .current_dir(lab.path(""))
+        .env("PATH", path);
     Done::of(command.stdin(std::process::Stdio::null()).output().unwrap())
 }
 
@@ -91,7 +106,8 @@ fn a_new_manifest_fits_data_tokenizer_and_wish() {
     }
     let wrong = lab.gptrain(&["manifest", "new", "--data", "corpus"]);
     wrong.expect(2, &["no tokenizer.json beside it", "--tokenizer"]);
-    lab.gptrain(&["manifest", "new", "--params", "9"]).expect(2, &["from 1M to 500B"]);
+    lab.gptrain(&["manifest", "new", "--params", "9"])
+        .expect(2, &["from 1M to 500B"]);
     let elsewhere = ["manifest", "new", "--output", "a/b.yaml"];
     fs::create_dir(lab.path("a")).unwrap();
     lab.gptrain(&elsewhere).well();
@@ -107,11 +123,13 @@ fn a_new_manifest_of_one_document_trains_on_all_of_it() {
     let build = ["data", "build", "letter.txt", "--tokenizer", tokenizer, "--output", "letter"];
     lab.gptrain(&build).well();
     let new = ["--data", "letter", "--tokenizer", tokenizer, "--output", "letter.yaml"];
-    lab.gptrain(&[&["manifest", "new"][..], &new].concat()).well();
+    lab.gptrain(&[&["manifest", "new"][..], &new].concat())
+        .well();
     let made = fs::read_to_string(lab.path("letter.yaml")).unwrap();
     assert!(made.contains("split: 100,0,0 # too few documents"), "{made}");
     assert!(!made.contains("eval_interval"), "{made}");
-    lab.gptrain(&["run", "letter.yaml", "--set", "train.steps=1"]).well();
+    lab.gptrain(&["run", "letter.yaml", "--set", "train.steps=1"])
+        .well();
 }
 
 #[test]

@@ -59,7 +59,9 @@ fn with_setting(line: &str, key: &str, value: &str) -> String {
 }
 
 fn replaced(line: &str, new: impl Fn(&str) -> Option<String>) -> String {
-    let words = line.split(' ').map(|word| new(word).unwrap_or(word.to_string()));
+    let words = line
+        .split(' ')
+        .map(|word| new(word).unwrap_or(word.to_string()));
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -92,7 +94,10 @@ fn settings(remedy: &str) -> Vec<(&str, &str)> {
         let Some((key, values)) = clause.split_once(" to ") else { continue };
         if is_value(key) && key.contains('.') {
             found.extend(
-                values.split(" or ").filter(|value| is_value(value)).map(|value| (key, value)),
+                values
+                    .split(" or ")
+                    .filter(|value| is_value(value))
+                    .map(|value| (key, value)),
             );
         }
     }
@@ -132,7 +137,9 @@ fn remedied(line: &str, place: &str, what: &str, remedy: &str) -> Vec<String> {
     let flags = ["--overwrite", "--ext py", "--resume-from step-00000005"];
     let flags = flags.into_iter().filter(|flag| remedy.contains(flag));
     let flags = flags.map(|flag| format!("{line} {flag}"));
-    let sets = settings(remedy).into_iter().map(|(key, value)| with_setting(line, key, value));
+    let sets = settings(remedy)
+        .into_iter()
+        .map(|(key, value)| with_setting(line, key, value));
     flags.chain(sets).collect()
 }
 

@@ -57,8 +57,12 @@ fn train(folder: &Path, from: u64, to: u64) {
         };
         report.step(&row).unwrap();
         if step % 5 == 0 {
-            report.eval(step, 16 * step, "wiki", 1.5 * loss(step)).unwrap();
-            report.eval(step, 16 * step, "code", 0.5 * loss(step)).unwrap();
+            report
+                .eval(step, 16 * step, "wiki", 1.5 * loss(step))
+                .unwrap();
+            report
+                .eval(step, 16 * step, "code", 0.5 * loss(step))
+                .unwrap();
         }
     }
 }
@@ -79,7 +83,10 @@ fn append(folder: &Path, bytes: &[u8]) {
 /// Points of the curves by steps, then of those by samples.
 fn scalars(folder: &Path) -> Vec<(u64, String, f32)> {
     let folders = ["tensorboard", "tensorboard/by-samples"].map(|name| folder.join(name));
-    folders.iter().flat_map(|folder| events::scalars(folder)).collect()
+    folders
+        .iter()
+        .flat_map(|folder| events::scalars(folder))
+        .collect()
 }
 
 #[test]
@@ -98,7 +105,13 @@ fn a_line_holds_the_step_to_the_last_bit() {
         lines[5].starts_with("{\"step\":5,\"consumed_samples\":80,\"eval\":\"wiki\",\"lm_loss\":")
     );
     for (step, line) in (1..).zip(&lines[..5]) {
-        let digits = line.split("\"lm_loss\":").nth(1).unwrap().split(',').next().unwrap();
+        let digits = line
+            .split("\"lm_loss\":")
+            .nth(1)
+            .unwrap()
+            .split(',')
+            .next()
+            .unwrap();
         assert_eq!(digits.parse::<f64>().unwrap().to_bits(), loss(step).to_bits());
     }
 }
@@ -116,7 +129,10 @@ fn a_resumed_run_has_the_record_of_an_uninterrupted_one() {
     train(cut.path(), 0, 4); // from the start again: no earlier point is shown
     assert_eq!(text(cut.path()).lines().count(), 4);
     assert_eq!(scalars(cut.path()).len(), 4 * 7 * 2);
-    let left: Vec<_> = fs::read_dir(cut.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> = fs::read_dir(cut.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
     assert_eq!(left.len(), 2, "{left:?}");
 }
 
@@ -131,8 +147,12 @@ fn opening_drops_torn_lines_wherever_they_are() {
     );
     let (_, dropped) = MetricsFile::open(folder.path(), 3, &storage(folder.path())).unwrap();
     assert_eq!(dropped, Dropped { after_resume: 1, unreadable: vec![5, 6, 7, 8] });
-    let steps: Vec<_> =
-        Metrics::read(folder.path()).unwrap().steps.iter().map(|s| s.step).collect();
+    let steps: Vec<_> = Metrics::read(folder.path())
+        .unwrap()
+        .steps
+        .iter()
+        .map(|s| s.step)
+        .collect();
     assert_eq!(steps, [1, 2, 3]);
     let (_, dropped) = MetricsFile::open(folder.path(), 3, &storage(folder.path())).unwrap();
     assert_eq!(dropped, Dropped::default());
@@ -143,7 +163,9 @@ fn opening_drops_torn_lines_wherever_they_are() {
 fn an_event_file_is_tfrecords_of_events() {
     let folder = tempfile::tempdir().unwrap();
     let mut events = Events::open(folder.path(), &storage(folder.path())).unwrap();
-    events.scalars(300, 4800, &[("a", 1.5), ("b/c", -0.25)]).unwrap();
+    events
+        .scalars(300, 4800, &[("a", 1.5), ("b/c", -0.25)])
+        .unwrap();
     drop(events);
     let bytes = fs::read(&events::files(folder.path())[0]).unwrap();
 
@@ -225,7 +247,10 @@ fn a_live_runs_torn_last_line_is_left_out() {
 /// The problems of reading `folder`, as the user sees them.
 fn problems(folder: &Path) -> String {
     let error = Metrics::read(folder).unwrap_err();
-    error.downcast::<Problems>().expect("the user's mistake, not the world's").to_string()
+    error
+        .downcast::<Problems>()
+        .expect("the user's mistake, not the world's")
+        .to_string()
 }
 
 #[test]

@@ -41,7 +41,8 @@ fn two_runs_of_one_manifest_are_bit_identical_at_any_thread_count() {
 fn a_run_stopped_by_a_signal_saves_and_goes_on_as_if_it_never_stopped() {
     let lab = Lab::new();
     let long = ["train.steps=60", "model.dropout=0.1", "batch.ramp_up=2 2 40"];
-    lab.run(&[&long[..], &["log.folder=runs/whole"]].concat()).expect(0, &[]);
+    lab.run(&[&long[..], &["log.folder=runs/whole"]].concat())
+        .expect(0, &[]);
     for (signal, steps) in [(Signal::TERM, 8), (Signal::INT, 20), (Signal::HUP, 35)] {
         let child = lab.start(&long);
         lab.wait_for_steps("runs/a", steps);
@@ -78,7 +79,8 @@ fn a_run_that_is_too_large_says_what_fits() {
     assert_eq!(lab.gptrain(&args).code, Some(4));
     for offload in ["optimizer", "full"] {
         let (folder, offload) = (format!("runs/{offload}"), format!("topology.offload={offload}"));
-        lab.run(&[&sets[..], &[&offload, &format!("log.folder={folder}")]].concat()).expect(0, &[]);
+        lab.run(&[&sets[..], &[&offload, &format!("log.folder={folder}")]].concat())
+            .expect(0, &[]);
         assert_eq!(lab.losses(&folder), lab.losses("runs/a"));
     }
 }
@@ -86,12 +88,21 @@ fn a_run_that_is_too_large_says_what_fits() {
 #[test]
 fn ramp_up_takes_every_sample_once() {
     let lab = Lab::new();
-    lab.run(&["batch.ramp_up=2 2 12", "batch.global=6", "train.steps=10"]).expect(0, &[]);
+    lab.run(&["batch.ramp_up=2 2 12", "batch.global=6", "train.steps=10"])
+        .expect(0, &[]);
     let metrics = lab.metrics("runs/a");
-    let column = |key: &str| metrics.iter().map(|m| m[key].as_u64().unwrap()).collect::<Vec<_>>();
+    let column = |key: &str| {
+        metrics
+            .iter()
+            .map(|m| m[key].as_u64().unwrap())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(column("global_batch"), [2, 2, 2, 4, 4, 6, 6, 6, 6, 6]);
     let mut consumed = 0;
-    for (global, after) in column("global_batch").iter().zip(column("consumed_samples")) {
+    for (global, after) in column("global_batch")
+        .iter()
+        .zip(column("consumed_samples"))
+    {
         consumed += global;
         assert_eq!(after, consumed);
     }
@@ -123,13 +134,22 @@ fn a_loss_that_is_not_finite_names_step_and_tensor() {
     done.expect(1, &["step ", "(samples ", "not finite", "weights are still those of step"]);
     assert!(done.err.contains("block.") || done.err.contains("embed."), "{}", done.err);
     // The next step was in flight at that time: neither is recorded or saved.
-    let step = done.err.split("step ").nth(1).and_then(|text| text.split(' ').next()).unwrap();
+    let step = done
+        .err
+        .split("step ")
+        .nth(1)
+        .and_then(|text| text.split(' ').next())
+        .unwrap();
     let step: usize = step.parse().unwrap();
     assert!(step > 1 && lab.metrics("runs/a").len() == step - 1, "{}", done.err);
-    let saved = fs::read_dir(lab.path("runs/a/checkpoints")).into_iter().flatten().flatten();
+    let saved = fs::read_dir(lab.path("runs/a/checkpoints"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let names = saved.map(|entry| entry.file_name().into_string().unwrap());
-    let steps: Vec<usize> =
-        names.filter_map(|name| name.strip_prefix("step-").map(|n| n.parse().unwrap())).collect();
+    let steps: Vec<usize> = names
+        .filter_map(|name| name.strip_prefix("step-").map(|n| n.parse().unwrap()))
+        .collect();
     assert!(steps.iter().all(|saved| *saved < step), "{steps:?} saved, step {step} failed");
 }
 
@@ -150,7 +170,8 @@ fn a_second_run_in_the_same_folder_is_refused() {
 fn a_folder_that_cannot_be_written_is_named() {
     let lab = Lab::new();
     fs::write(lab.path("file"), "").unwrap();
-    lab.run(&["log.folder=file/runs"]).expect(1, &["cannot write", "file/runs", "log.folder"]);
+    lab.run(&["log.folder=file/runs"])
+        .expect(1, &["cannot write", "file/runs", "log.folder"]);
 }
 
 #[test]
@@ -159,7 +180,8 @@ fn a_changed_manifest_does_not_go_on_silently() {
     lab.run(&[]).expect(0, &[]);
     let done = lab.run(&["model.hidden=64", "train.seed=4"]);
     done.expect(2, &["another `model`", "another `train.seed`", "log.folder"]);
-    lab.run(&["train.steps=14", "log.interval=2"]).expect(0, &[]);
+    lab.run(&["train.steps=14", "log.interval=2"])
+        .expect(0, &[]);
     assert_eq!(lab.metrics("runs/a").len(), 14);
 }
 
@@ -175,7 +197,12 @@ fn weights_and_datasets_may_change_on_the_way() {
     let changed = ["--set", mixture, "--set", "checkpoint.interval=3"];
     let run = lab.gptrain(&[&["run", "run.yaml"], &changed[..]].concat());
     run.expect(0, &[]);
-    assert!(run.out.contains("another mixture of datasets from sample 24 on"), "{}", run.out);
+    assert!(
+        run.out
+            .contains("another mixture of datasets from sample 24 on"),
+        "{}",
+        run.out
+    );
     let losses = lab.losses("runs/a");
     assert_eq!(losses.len(), 12);
     // The plan is in the checkpoint: a resume from the middle of the second mixture repeats it.
@@ -198,7 +225,8 @@ fn a_file_size_limit_ends_with_a_message_and_older_checkpoints_stay() {
     lab.run(&["train.steps=5"]).expect(0, &[]);
     let limited = lab.limited(40_000, &["train.steps=12"]);
     limited.expect(1, &["runs/a", "File too large"]);
-    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"])
+        .expect(0, &[]);
     lab.run(&[]).expect(0, &[]);
     assert_eq!(lab.metrics("runs/a").len(), 12);
 }
@@ -208,8 +236,10 @@ fn mistakes_in_the_manifest_are_all_told_at_once() {
     let lab = Lab::new();
     let done = lab.run(&["model.heads=5", "train.sed=3", "batch.global=3"]);
     done.expect(2, &["heads 5", "train.sed", "train.seed", "batch.global 3"]);
-    lab.run(&["topology.tensor=3"]).expect(2, &["is not divisible by topology.tensor 3"]);
-    lab.gptrain(&["run", "nothing.yaml"]).expect(2, &["nothing.yaml"]);
+    lab.run(&["topology.tensor=3"])
+        .expect(2, &["is not divisible by topology.tensor 3"]);
+    lab.gptrain(&["run", "nothing.yaml"])
+        .expect(2, &["nothing.yaml"]);
 }
 
 #[test]
@@ -256,7 +286,9 @@ fn bf16_on_a_processor_without_its_products_is_advised_against() {
         let args =
             ["run", "run.yaml", "--set", &precision, "--set", &folder, "--set", "train.steps=1"];
         let done = lab.gptrain_with(&[("GPTRAIN_CPU", Path::new("baseline"))], &args);
-        done.expect(0, &[]).out.contains("but no time: f32 is as fast")
+        done.expect(0, &[])
+            .out
+            .contains("but no time: f32 is as fast")
     };
     assert!(says("bf16") && says("fp16") && !says("f32"));
 }
@@ -266,9 +298,19 @@ fn a_run_is_as_long_as_its_minutes() {
     let lab = Lab::new();
     let minutes = ["run", "run.yaml", "--minutes", "0.01"];
     let done = lab.gptrain(&minutes);
-    let (_, rest) = done.expect(0, &[]).out.split_once("a step takes ").expect("the speed");
+    let (_, rest) = done
+        .expect(0, &[])
+        .out
+        .split_once("a step takes ")
+        .expect("the speed");
     let (_, rest) = rest.split_once(" here: ").unwrap();
-    let steps: usize = rest.split_once(" steps").unwrap().0.replace(',', "").parse().unwrap();
+    let steps: usize = rest
+        .split_once(" steps")
+        .unwrap()
+        .0
+        .replace(',', "")
+        .parse()
+        .unwrap();
     assert!(steps >= 20 && steps.is_multiple_of(10), "{steps}");
     assert_eq!(lab.losses("runs/a").len(), steps);
     // The warm-up keeps its share, 8 of the 48 samples of the manifest, but has ten steps.
@@ -280,8 +322,10 @@ fn a_run_is_as_long_as_its_minutes() {
     assert!(again.expect(0, &[]).out.contains("nothing left to do"), "{}", again.out);
 
     let both = [&minutes[..], &["--set", "train.steps=3"]].concat();
-    lab.gptrain(&both).expect(2, &["--minutes and train.steps both set", "keep one"]);
-    lab.gptrain(&["run", "run.yaml", "--minutes", "0"]).expect(2, &["a number from 0.01 to"]);
+    lab.gptrain(&both)
+        .expect(2, &["--minutes and train.steps both set", "keep one"]);
+    lab.gptrain(&["run", "run.yaml", "--minutes", "0"])
+        .expect(2, &["a number from 0.01 to"]);
     let mut rank = lab.command(&minutes);
     for (name, value) in [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0")] {
         rank.env(name, value);

@@ -15,7 +15,10 @@ fn number(page: &str, name: &str) -> f64 {
 fn number_of(page: &str, run: &str, name: &str) -> f64 {
     let row = format!("gptrain_{name}{{run=\"{run}\"}} ");
     let value = page.lines().find_map(|line| line.strip_prefix(&row));
-    value.unwrap_or_else(|| panic!("no {row} in {page}")).parse().unwrap()
+    value
+        .unwrap_or_else(|| panic!("no {row} in {page}"))
+        .parse()
+        .unwrap()
 }
 
 #[test]
@@ -38,7 +41,12 @@ fn a_run_shows_what_it_does() {
     for (name, kind) in [("step", "counter"), ("tokens", "counter"), ("lm_loss", "gauge")] {
         assert!(seen.contains(&format!("# TYPE gptrain_{name} {kind}\n")), "{name}: {seen}");
     }
-    let asked = || lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
+    let asked = || {
+        lab.gptrain(&["status", "runs/a"])
+            .expect(0, &[])
+            .out
+            .clone()
+    };
     until("the file shows a speed", || asked().contains(" left"));
     let said = asked();
     for part in ["run (1 rank, rank 0 on ", " of 1,000,000 (", "loss ", "tokens/s, ", " left"] {
@@ -88,7 +96,11 @@ fn a_killed_run_is_not_running_and_its_goodput_is_a_share() {
         lab.wait_for_steps("runs/a", 25 * killed);
         child.kill().unwrap();
         child.wait().unwrap();
-        let said = lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
+        let said = lab
+            .gptrain(&["status", "runs/a"])
+            .expect(0, &[])
+            .out
+            .clone();
         assert!(said.contains("killed after its heartbeat"), "{said}");
         let listed = lab.gptrain(&["status"]).expect(0, &[]).out.clone();
         assert!(listed.lines().any(|line| line.contains("runs/a  killed ")), "{listed}");
@@ -103,7 +115,9 @@ fn a_killed_run_is_not_running_and_its_goodput_is_a_share() {
     let events = events::read(&lab.path("runs/a")).unwrap();
     let ends = |kind: Kind| events.iter().filter(|event| event.kind == kind).count();
     assert_eq!((ends(Kind::Start), ends(Kind::End)), (3, 3), "{events:?}");
-    let killed = events.iter().filter(|event| event.text.contains(": killed while "));
+    let killed = events
+        .iter()
+        .filter(|event| event.text.contains(": killed while "));
     assert_eq!(killed.count(), 2, "{events:?}");
 }
 
@@ -132,7 +146,9 @@ fn a_run_that_ended_says_how() {
     assert!(done.expect(0, &[]).out.contains("goodput "), "{}", done.out);
     let said = lab.gptrain(&["status", "runs/a"]);
     assert!(
-        said.expect(0, &[]).out.contains("ago: complete\nstep 12 of 12 (100.0 %)"),
+        said.expect(0, &[])
+            .out
+            .contains("ago: complete\nstep 12 of 12 (100.0 %)"),
         "{}",
         said.out
     );
@@ -166,8 +182,13 @@ fn a_run_that_ended_says_how() {
     assert!(again.useful_s > status.useful_s);
     let page = lab.gptrain(&["report", "runs/a"]);
     page.expect(0, &[]);
-    assert!(fs::read_to_string(lab.path("runs/a/report.html")).unwrap().contains("goodput"));
-    lab.gptrain(&["status", "runs/none"]).expect(2, &["runs/none/status.json", "no such file"]);
+    assert!(
+        fs::read_to_string(lab.path("runs/a/report.html"))
+            .unwrap()
+            .contains("goodput")
+    );
+    lab.gptrain(&["status", "runs/none"])
+        .expect(2, &["runs/none/status.json", "no such file"]);
 }
 
 #[test]
@@ -207,7 +228,9 @@ fn all_runs_of_a_folder_are_listed() {
         ("runs/live", "running"),
         ("runs/broken", "status.json is damaged"),
     ] {
-        let line = lines.iter().find(|line| line.starts_with(&format!("{folder} ")));
+        let line = lines
+            .iter()
+            .find(|line| line.starts_with(&format!("{folder} ")));
         assert!(line.is_some_and(|line| line.contains(state)), "{folder}: {}", said.out);
     }
     assert!(said.out.contains("8 of 8"), "{}", said.out);
@@ -215,9 +238,11 @@ fn all_runs_of_a_folder_are_listed() {
     let object: serde_json::Value = serde_json::from_str(&json.expect(0, &[]).out).unwrap();
     assert_eq!(object["runs"].as_array().unwrap().len(), 7);
     assert_eq!(object["runs"][0]["state"], "running");
-    lab.gptrain(&["status", "--watch"]).expect(2, &["--watch: it follows one run"]);
+    lab.gptrain(&["status", "--watch"])
+        .expect(2, &["--watch: it follows one run"]);
     fs::create_dir(lab.path("empty")).unwrap();
-    lab.gptrain(&["status", "empty"]).expect(2, &["empty: no folder below it"]);
+    lab.gptrain(&["status", "empty"])
+        .expect(2, &["empty: no folder below it"]);
 }
 
 #[test]
@@ -229,7 +254,9 @@ fn a_run_is_followed_to_its_end() {
         Status::read(&lab.path("runs/a")).is_ok_and(|status| status.step > 0)
     });
     let watch = |more: &[&str]| {
-        lab.command(&[&["status", "runs/a", "--watch"], more].concat()).spawn().unwrap()
+        lab.command(&[&["status", "runs/a", "--watch"], more].concat())
+            .spawn()
+            .unwrap()
     };
     let (lines, objects) = (watch(&[]), watch(&["--json"]));
     let first = Status::read(&lab.path("runs/a")).unwrap().step;

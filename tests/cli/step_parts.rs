@@ -9,7 +9,8 @@ use std::fs;
 #[test]
 fn every_run_keeps_a_table_of_planned_and_measured_parts() {
     let lab = Lab::new();
-    lab.run(&["train.steps=4", "log.folder=runs/short"]).expect(0, &[]);
+    lab.run(&["train.steps=4", "log.folder=runs/short"])
+        .expect(0, &[]);
     assert!(lab.part_tables("runs/short").is_empty(), "it ends before its fifth step");
     let done = lab.run(&["train.steps=8", "topology.data=2"]);
     done.expect(0, &[]);
@@ -32,14 +33,19 @@ fn every_run_keeps_a_table_of_planned_and_measured_parts() {
     let ratio = table.total().measured / step.as_f64().unwrap();
     assert!((0.99..1.5).contains(&ratio), "{ratio} of {step}: {table:?}");
 
-    let status = lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
+    let status = lab
+        .gptrain(&["status", "runs/a"])
+        .expect(0, &[])
+        .out
+        .clone();
     assert!(status.contains("matrix products") && status.contains("a step takes "), "{status}");
     let status: Value =
         serde_json::from_str(&lab.gptrain(&["status", "runs/a", "--json"]).out).unwrap();
     let shown: PartTable = serde_json::from_value(status["parts"].clone()).unwrap();
     assert_eq!(shown.row(Part::Products), table.row(Part::Products));
     assert!(shown.row(Part::Save).1 > 0.0, "the last save: {shown:?}");
-    lab.gptrain(&["report", "runs/a", "--overwrite"]).expect(0, &[]);
+    lab.gptrain(&["report", "runs/a", "--overwrite"])
+        .expect(0, &[]);
     let page = fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
     assert!(page.contains("plan and step") && page.contains("head and loss"), "{page}");
 }
@@ -57,7 +63,11 @@ fn a_grid_has_its_waits_by_axis() {
         assert!(planned > 0.0 && measured > 0.0, "{}: {table:?}", part.name());
     }
     assert_eq!(table.row(Part::Head), (0.0, 0.0), "the last stage's: {table:?}");
-    let status = lab.gptrain(&["status", "runs/a"]).expect(0, &[]).out.clone();
+    let status = lab
+        .gptrain(&["status", "runs/a"])
+        .expect(0, &[])
+        .out
+        .clone();
     for part in ["tensor collectives", "pipeline bubble and messages", "data collectives"] {
         assert!(status.contains(part), "{status}");
     }
@@ -69,8 +79,12 @@ fn a_grid_has_its_waits_by_axis() {
         plan["time"]["seconds"].as_f64().unwrap()
     };
     let of_grid = lab.gptrain(&[&args[..], &grid.map(|set| ["--set", set]).concat()].concat());
-    let steps: Vec<f64> =
-        lab.metrics("runs/a").iter().skip(1).map(|step| step["sec"].as_f64().unwrap()).collect();
+    let steps: Vec<f64> = lab
+        .metrics("runs/a")
+        .iter()
+        .skip(1)
+        .map(|step| step["sec"].as_f64().unwrap())
+        .collect();
     let within = |x: f64| steps.iter().any(|s| *s <= x) && steps.iter().any(|s| *s >= x);
     let planned = seconds(&of_grid);
     assert!(

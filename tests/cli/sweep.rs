@@ -8,8 +8,12 @@ use std::path::Path;
 const SETS: [&str; 4] = ["--set", "lr.peak=1e-3,2e-3", "--set", "train.seed=1,2"];
 
 fn sweep(more: &[&str]) -> Vec<String> {
-    let args = ["sweep", "run.yaml", "--output", "runs/s"].into_iter().chain(SETS);
-    args.chain(more.iter().copied()).map(str::to_string).collect()
+    let args = ["sweep", "run.yaml", "--output", "runs/s"]
+        .into_iter()
+        .chain(SETS);
+    args.chain(more.iter().copied())
+        .map(str::to_string)
+        .collect()
 }
 
 /// Variants of `SETS`.
@@ -77,7 +81,8 @@ fn a_variant_that_fails_does_not_end_the_others() {
 fn mistakes_in_a_variant_are_found_before_any_runs() {
     let lab = Lab::new();
     let wrong = |set: &str, words: &[&str]| {
-        lab.gptrain(&["sweep", "run.yaml", "--set", set]).expect(2, words);
+        lab.gptrain(&["sweep", "run.yaml", "--set", set])
+            .expect(2, words);
         assert!(!lab.path("runs").exists());
     };
     wrong("lr.peak=1e-3,fast", &["--set lr.peak: lr.peak is \"fast\""]);
@@ -118,5 +123,11 @@ fn jobs_are_submitted_once() {
     let out = submit();
     assert!(out.contains(&format!("{}: submitted as job 5", names()[0])), "{out}");
     assert!(out.contains(&format!("{}: is job 2", names()[1])), "{out}");
-    assert_eq!(fs::read_to_string(lab.path("submitted")).unwrap().lines().count(), 5);
+    assert_eq!(
+        fs::read_to_string(lab.path("submitted"))
+            .unwrap()
+            .lines()
+            .count(),
+        5
+    );
 }

@@ -32,7 +32,8 @@ def end_run(status): note('end', status)
 /// A run of eight steps, and the stand-ins.
 fn lab() -> Lab {
     let lab = Lab::new();
-    lab.run(&["train.steps=8", "train.eval_interval=4", "train.eval_samples=4"]).expect(0, &[]);
+    lab.run(&["train.steps=8", "train.eval_interval=4", "train.eval_samples=4"])
+        .expect(0, &[]);
     fs::create_dir(lab.path("modules")).unwrap();
     fs::write(lab.path("modules/wandb.py"), WANDB).unwrap();
     fs::write(lab.path("modules/mlflow.py"), MLFLOW).unwrap();
@@ -42,14 +43,27 @@ fn lab() -> Lab {
 /// Runs the client to its end; its code and the calls that it made.
 fn calls(lab: &Lab, client: &str) -> (Option<i32>, Vec<Value>) {
     let mut command = lab.command(&[client, "runs/a", "--project", "p"]);
-    let done = Done::of(command.env("PYTHONPATH", lab.path("modules")).output().unwrap());
+    let done = Done::of(
+        command
+            .env("PYTHONPATH", lab.path("modules"))
+            .output()
+            .unwrap(),
+    );
     let text = fs::read_to_string(lab.path("calls")).unwrap_or_else(|_| panic!("{}", done.err));
     fs::remove_file(lab.path("calls")).unwrap();
-    (done.code, text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    (
+        done.code,
+        text.lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect(),
+    )
 }
 
 fn logged(calls: &[Value]) -> Vec<u64> {
-    let steps = calls.iter().filter(|call| call[0] == "log").map(|call| call[1].as_u64().unwrap());
+    let steps = calls
+        .iter()
+        .filter(|call| call[0] == "log")
+        .map(|call| call[1].as_u64().unwrap());
     steps.collect()
 }
 
@@ -68,12 +82,14 @@ fn every_step_is_sent_once_and_a_resumed_run_goes_on_after_the_last() {
     let losses = lab.metrics("runs/a");
     assert_eq!(sent[1][2]["lm_loss"], losses[0]["lm_loss"]);
     let valid = sent.iter().filter_map(|call| call[2].as_object());
-    let valid: Vec<_> =
-        valid.filter(|row| row.keys().any(|key| key.starts_with("valid/"))).collect();
+    let valid: Vec<_> = valid
+        .filter(|row| row.keys().any(|key| key.starts_with("valid/")))
+        .collect();
     assert_eq!(valid.len(), 2);
     assert_eq!(sent.last().unwrap(), &json!(["finish", 0]));
 
-    lab.run(&["train.steps=10", "train.eval_interval=0"]).expect(0, &[]);
+    lab.run(&["train.steps=10", "train.eval_interval=0"])
+        .expect(0, &[]);
     let (_, sent) = calls(&lab, "wandb");
     assert_eq!(sent[0], json!(["init", "p", "run", 4, id, "allow"]));
     assert_eq!(logged(&sent), [9, 10]);
@@ -136,5 +152,6 @@ fn a_missing_client_or_python_comes_with_its_remedy() {
     wandb().expect(1, &["has no module wandb", "-m pip install wandb"]);
     let done = lab.gptrain(&["wandb", "runs/a", "--python", "./none"]);
     done.expect(2, &["cannot start ./none", "--python"]);
-    lab.gptrain(&["wandb", "runs/none"]).expect(2, &["runs/none/status.json"]);
+    lab.gptrain(&["wandb", "runs/none"])
+        .expect(2, &["runs/none/status.json"]);
 }

@@ -16,7 +16,8 @@ fn steps(lab: &Lab) -> Vec<String> {
 #[test]
 fn old_checkpoints_are_removed_and_the_newest_never() {
     let lab = Lab::new();
-    lab.run(&["train.steps=7", "checkpoint.interval=1"]).expect(0, &[]);
+    lab.run(&["train.steps=7", "checkpoint.interval=1"])
+        .expect(0, &[]);
     let all = steps(&lab);
     assert_eq!(all.len(), 7);
     fs::create_dir(lab.path("runs/a/checkpoints/step-00000008.tmp-1")).unwrap();
@@ -34,9 +35,11 @@ fn old_checkpoints_are_removed_and_the_newest_never() {
     assert!(json["bytes"].as_u64().unwrap() > 1000);
     let kept = ["step-00000003", "step-00000006", "step-00000007", "step-00000008.tmp-1"];
     assert_eq!(steps(&lab), kept);
-    lab.gptrain(&["prune", "runs/a", "--keep-last", "1"]).expect(0, &[]);
+    lab.gptrain(&["prune", "runs/a", "--keep-last", "1"])
+        .expect(0, &[]);
     assert_eq!(steps(&lab), [kept[2], kept[3]]);
-    lab.gptrain(&["prune", "runs/a"]).expect(2, &["--keep-every"]);
+    lab.gptrain(&["prune", "runs/a"])
+        .expect(2, &["--keep-every"]);
     lab.gptrain(&["prune", "runs", "--keep-last", "1"])
         .expect(2, &["holds no checkpoint of a run"]);
     lab.run(&["train.steps=9"]).expect(0, &[]);
@@ -47,29 +50,42 @@ fn old_checkpoints_are_removed_and_the_newest_never() {
 fn what_is_not_copied_yet_is_kept() {
     let lab = Lab::new();
     let also = format!("checkpoint.also=file://{}", lab.path("away").display());
-    lab.run(&["train.steps=4", "checkpoint.interval=1", &also]).expect(0, &[]);
+    lab.run(&["train.steps=4", "checkpoint.interval=1", &also])
+        .expect(0, &[]);
     fs::remove_dir_all(lab.path("away/step-00000004")).unwrap();
     if lab.path("away/step-00000003").exists() {
         fs::remove_dir_all(lab.path("away/step-00000003")).unwrap();
     }
-    let copied: Vec<bool> =
-        (1..=2).map(|step| lab.path(&format!("away/step-0000000{step}")).exists()).collect();
-    let newest = copied.iter().rposition(|copied| *copied).map_or(0, |at| at + 1);
+    let copied: Vec<bool> = (1..=2)
+        .map(|step| lab.path(&format!("away/step-0000000{step}")).exists())
+        .collect();
+    let newest = copied
+        .iter()
+        .rposition(|copied| *copied)
+        .map_or(0, |at| at + 1);
     let done = lab.gptrain(&["prune", "runs/a", "--keep-last", "1"]);
     done.expect(0, &[]);
-    assert!(done.out.contains("step-00000003 is kept: it is not copied yet"), "{}", done.out);
+    assert!(
+        done.out
+            .contains("step-00000003 is kept: it is not copied yet"),
+        "{}",
+        done.out
+    );
     assert_eq!(steps(&lab).len(), 4 - newest);
     // A place that cannot be listed protects everything.
     fs::remove_dir_all(lab.path("away")).unwrap();
     fs::write(lab.path("away"), "").unwrap();
-    lab.gptrain(&["prune", "runs/a", "--keep-last", "1"]).expect(1, &["so nothing is removed"]);
+    lab.gptrain(&["prune", "runs/a", "--keep-last", "1"])
+        .expect(1, &["so nothing is removed"]);
     assert_eq!(steps(&lab).len(), 4 - newest);
 }
 
 /// Lines that the command has appended to `told`.
 fn told(lab: &Lab) -> Vec<Value> {
     let text = fs::read_to_string(lab.path("told")).unwrap_or_default();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 #[test]
@@ -88,11 +104,17 @@ fn the_command_is_told_of_ends_failures_and_divergence() {
     let sets = [&sets[..], &["train.steps=200"]].concat();
     lab.run(&sets).expect(0, &[]);
     let from = ["run", "run.yaml", "--resume-from", "step-00000100", "--set", "lr.peak=3"];
-    let sets = sets.iter().chain([&command]).flat_map(|set| ["--set", *set]);
-    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>()).expect(1, &["has diverged"]);
+    let sets = sets
+        .iter()
+        .chain([&command])
+        .flat_map(|set| ["--set", *set]);
+    lab.gptrain(&from.into_iter().chain(sets).collect::<Vec<_>>())
+        .expect(1, &["has diverged"]);
     let events = told(&lab);
-    let kinds: Vec<&str> =
-        events[1..].iter().map(|event| event["kind"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> = events[1..]
+        .iter()
+        .map(|event| event["kind"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds.last(), Some(&"failure"), "{events:?}");
     assert!(kinds.contains(&"divergence"), "{events:?}");
     assert!(!kinds.contains(&"end"), "{events:?}");
@@ -111,7 +133,8 @@ fn a_command_that_fails_or_hangs_is_one_warning_and_harms_nothing() {
     let (failed, out) = losses("failed", "log.on_event='exit 3'");
     assert_eq!(failed, plain);
     assert_eq!(
-        out.matches("log.on_event: the command ended with exit status: 3").count(),
+        out.matches("log.on_event: the command ended with exit status: 3")
+            .count(),
         1,
         "{out}"
     );

@@ -56,12 +56,24 @@ fn the_node_that_sends_slowly_is_named() {
     assert!(ended[1..].iter().all(|done| done.out.is_empty()), "one rank speaks");
     let found = document(&ended[0]);
     let is_slow = |slow: &&Slow| slow.what == "node" && slow.who == ["n3"];
-    let slow = found.slow.iter().find(is_slow).unwrap_or_else(|| panic!("{}", ended[0].out));
+    let slow = found
+        .slow
+        .iter()
+        .find(is_slow)
+        .unwrap_or_else(|| panic!("{}", ended[0].out));
     assert!(slow.share < 0.01 && slow.text.starts_with("n3: 0.00"), "{}", slow.text);
     assert_eq!((found.units.as_str(), found.pairs.len()), ("nodes", 15));
     let with = |pair: &&gptrain::estimate::measured::PairSpeed| pair.a == "n3" || pair.b == "n3";
     // What the limit allows, to the last bit per second.
-    assert!(found.pairs.iter().filter(with).all(|pair| pair.gb_s <= 3e-4), "{:?}", found.pairs);
+    assert!(
+        found
+            .pairs
+            .iter()
+            .filter(with)
+            .all(|pair| pair.gb_s <= 3e-4),
+        "{:?}",
+        found.pairs
+    );
     assert!(found.groups.iter().all(|row| !row.in_node));
     let slowest = |row: &&GroupSpeed| row.group == "tensor" && row.bytes == 64 << 10;
     let tensor: Vec<&GroupSpeed> = found.groups.iter().filter(slowest).collect();
@@ -85,12 +97,19 @@ fn a_grid_of_threads_is_measured_and_calibrates_its_plan() {
     let found = document(&done);
     assert_eq!((found.ranks.len(), found.units.as_str(), found.pairs.len()), (8, "ranks", 28));
     // Two samples of 16 tokens, 32 wide: half of the heads and of the feed-forward layer.
-    let shapes = found.ranks[7].products.iter().map(|one| (one.m, one.n, one.k));
+    let shapes = found.ranks[7]
+        .products
+        .iter()
+        .map(|one| (one.m, one.n, one.k));
     let expected = [(32, 48, 32), (32, 32, 16), (32, 64, 32), (32, 32, 64)];
     assert_eq!(shapes.collect::<Vec<_>>(), expected);
     let has = |group: &str, op: &str| {
         let row = |row: &&GroupSpeed| row.group == group && row.op == op && row.bytes == 1024;
-        let row = found.groups.iter().find(row).unwrap_or_else(|| panic!("{op} of {group}"));
+        let row = found
+            .groups
+            .iter()
+            .find(row)
+            .unwrap_or_else(|| panic!("{op} of {group}"));
         (row.size, row.groups, row.in_node)
     };
     for op in ["all_reduce", "reduce_scatter", "all_gather", "send_recv"] {
@@ -99,7 +118,11 @@ fn a_grid_of_threads_is_measured_and_calibrates_its_plan() {
         assert_eq!(has("world", op), (8, 1, true));
     }
     assert_eq!(has("pipeline edge", "send_recv"), (2, 4, true));
-    for row in found.groups.iter().filter(|row| row.group == "world" && row.op == "all_reduce") {
+    for row in found
+        .groups
+        .iter()
+        .filter(|row| row.group == "world" && row.op == "all_reduce")
+    {
         assert!((row.busbw_gb_s / row.algbw_gb_s - 1.75).abs() < 1e-12);
         assert!((row.algbw_gb_s * row.seconds * 1e9 / row.bytes as f64 - 1.0).abs() < 1e-12);
     }
@@ -112,7 +135,8 @@ fn a_grid_of_threads_is_measured_and_calibrates_its_plan() {
     assert_eq!(planned.err.contains(" µs within a node"), large, "{}", planned.err);
     let cut = &done.out[..done.out.len() / 2];
     fs::write(lab.path("bench.json"), cut).unwrap();
-    lab.gptrain(&estimate).expect(2, &["bench.json: is not a document of gptrain bench"]);
+    lab.gptrain(&estimate)
+        .expect(2, &["bench.json: is not a document of gptrain bench"]);
 }
 
 #[test]
@@ -134,10 +158,15 @@ fn one_rank_without_a_manifest_prints_a_table() {
 #[test]
 fn mistakes_are_told() {
     let lab = Lab::new();
-    lab.gptrain(&["bench", "--tolerance=2"]).expect(2, &["a share is a number from 0 to 1"]);
-    lab.gptrain(&["bench", "none.yaml"]).expect(2, &["none.yaml", "there is no such file"]);
+    lab.gptrain(&["bench", "--tolerance=2"])
+        .expect(2, &["a share is a number from 0 to 1"]);
+    lab.gptrain(&["bench", "none.yaml"])
+        .expect(2, &["none.yaml", "there is no such file"]);
     fs::write(lab.path("runs"), "").unwrap();
-    lab.gptrain(&["bench", "run.yaml", "--quick"]).expect(1, &["making runs/a"]);
-    let limit = task(&lab, 0, 2, free_port(), &["bench", "--quick"]).env(SEND_LIMIT, "x").output();
+    lab.gptrain(&["bench", "run.yaml", "--quick"])
+        .expect(1, &["making runs/a"]);
+    let limit = task(&lab, 0, 2, free_port(), &["bench", "--quick"])
+        .env(SEND_LIMIT, "x")
+        .output();
     Done::of(limit.unwrap()).expect(2, &[SEND_LIMIT, "is not a number of bytes per second"]);
 }

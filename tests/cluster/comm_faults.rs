@@ -35,7 +35,10 @@ impl Ranks {
 
     /// With a limit of their waits.
     fn within(limit: Duration, world: usize, scenario: &str) -> Ranks {
-        let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let address = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap();
         let this_program = std::env::current_exe().unwrap();
         let address = address.to_string();
         Ranks::spread(limit, world, scenario, &address, |_| Command::new(&this_program))
@@ -53,11 +56,20 @@ impl Ranks {
         let child = |rank: usize| {
             let mut command = place(rank);
             command.args(["--exact", "comm_faults::one_rank", "--ignored", "--nocapture"]);
-            command.env("TEST_RANK", rank.to_string()).env("TEST_WORLD", world.to_string());
-            command.env("TEST_SCENARIO", scenario).env("TEST_ADDRESS", address);
+            command
+                .env("TEST_RANK", rank.to_string())
+                .env("TEST_WORLD", world.to_string());
+            command
+                .env("TEST_SCENARIO", scenario)
+                .env("TEST_ADDRESS", address);
             command.env("TEST_LIMIT_MS", limit.as_millis().to_string());
-            command.env("TEST_DUMPS", folder.path()).env_remove("RUST_BACKTRACE");
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command
+                .env("TEST_DUMPS", folder.path())
+                .env_remove("RUST_BACKTRACE");
+            command
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::piped());
             command.spawn().unwrap()
         };
         let mut ranks = Ranks { children: (0..world).map(child).collect(), folder };
@@ -103,7 +115,11 @@ fn read(mut from: ChildStderr) -> Vec<String> {
 /// Output of `gptrain diagnose` for the ranks' dump.
 fn diagnose(ranks: &Ranks) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
-    let output = command.arg("diagnose").arg(ranks.folder.path()).output().unwrap();
+    let output = command
+        .arg("diagnose")
+        .arg(ranks.folder.path())
+        .output()
+        .unwrap();
     assert!(output.status.success(), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -236,8 +252,9 @@ fn a_killed_rank_is_named() {
         assert_eq!((dump.line.as_deref(), dump.ranks.len()), (Some(line.as_str()), 4));
         let diagnosed = diagnose(&ranks);
         assert!(diagnosed.starts_with(&line), "{diagnosed}");
-        let of_the_dead =
-            diagnosed.lines().find(|line| line.starts_with("rank 2 (node n2): forward"));
+        let of_the_dead = diagnosed
+            .lines()
+            .find(|line| line.starts_with("rank 2 (node n2): forward"));
         assert!(
             of_the_dead.is_some_and(|line| line.contains("; it died: connection ")),
             "{diagnosed}"
@@ -354,7 +371,9 @@ fn start(limit: Duration, hosts: &Hosts) -> Ranks {
     Ranks::spread(limit, 3, "steady", &format!("{}:23456", Hosts::FIRST), |rank| {
         let outer = hosts.on((rank == 2) as usize);
         let mut command = Command::new(outer[0]);
-        command.args(&outer[1..]).arg(std::env::current_exe().unwrap());
+        command
+            .args(&outer[1..])
+            .arg(std::env::current_exe().unwrap());
         command
     })
 }

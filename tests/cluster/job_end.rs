@@ -52,7 +52,9 @@ impl Job {
         let path = std::env::var("PATH").unwrap();
         command.env("PATH", format!("{}:{path}", self.lab.path("bin").display()));
         command.env("LEFT", fs::read_to_string(self.lab.path("left")).unwrap());
-        command.env("SLURM_JOB_ID", "7").envs(variables.iter().copied());
+        command
+            .env("SLURM_JOB_ID", "7")
+            .envs(variables.iter().copied());
         Done::of(command.output().unwrap())
     }
 
@@ -73,7 +75,11 @@ fn a_run_leaves_before_its_job_ends() {
     assert!(done.out.contains("leaving (slowest step"), "{}", done.out);
     assert!(done.out.contains("stopped and saved before the job's end"), "{}", done.out);
     let taken = job.lab.metrics("runs/a").len();
-    assert!(job.lab.path(&format!("runs/a/checkpoints/step-{taken:08}")).exists());
+    assert!(
+        job.lab
+            .path(&format!("runs/a/checkpoints/step-{taken:08}"))
+            .exists()
+    );
     assert_eq!(job.asked(), [""; 0], "slurm.on_end is leave");
 }
 
@@ -111,8 +117,10 @@ fn a_chain_of_jobs_comes_to_an_end() {
     assert!(asked.iter().all(|line| line == "scontrol requeue 7"), "{asked:?}");
     assert!((2..=3).contains(&asked.len()), "{asked:?}");
     let job = Job::new("10:00:00");
-    job.run(&["slurm.on_end=requeue", "data.train=nothing"]).expect(2, &["nothing"]);
-    job.run(&["slurm.on_end=requeue", "train.steps=2"]).expect(0, &[]);
+    job.run(&["slurm.on_end=requeue", "data.train=nothing"])
+        .expect(2, &["nothing"]);
+    job.run(&["slurm.on_end=requeue", "train.steps=2"])
+        .expect(0, &[]);
     assert_eq!(job.asked(), [""; 0]);
 }
 
@@ -132,7 +140,10 @@ fn a_margin_longer_than_the_job_is_shortened_and_a_step_is_no_progress() {
     for start in 1..=3 {
         let done = job.run_with(&[(STEP_DELAY, "3")], &["slurm.on_end=requeue"]);
         let before = job.asked().len();
-        refused = done.expect(0, &[]).out.contains("is not queued again: 3 starts in a row took");
+        refused = done
+            .expect(0, &[])
+            .out
+            .contains("is not queued again: 3 starts in a row took");
         assert_eq!((before, refused), (start.min(2), start == 3), "{}", done.out);
     }
     assert!(refused && job.lab.metrics("runs/a").len() <= 3);
@@ -188,7 +199,9 @@ fn a_job_is_submitted_again() {
     let done = job.run(&["slurm.on_end=resubmit"]);
     assert!(done.out.contains(", without n2"), "{}", done.out);
     assert!(
-        done.expect(0, &[]).out.contains("job 8 continues when job 7 has ended"),
+        done.expect(0, &[])
+            .out
+            .contains("job 8 continues when job 7 has ended"),
         "{}",
         done.out
     );

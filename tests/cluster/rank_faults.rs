@@ -72,8 +72,13 @@ fn rank_0_killed_while_it_saves() {
     let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["checkpoint.interval=1"])));
     let checkpoints = lab.path("runs/a/checkpoints");
     until("a save is in flight", || {
-        let entries = fs::read_dir(&checkpoints).into_iter().flatten().filter_map(Result::ok);
-        entries.into_iter().any(|entry| entry.file_name().to_string_lossy().contains(".tmp-"))
+        let entries = fs::read_dir(&checkpoints)
+            .into_iter()
+            .flatten()
+            .filter_map(Result::ok);
+        entries
+            .into_iter()
+            .any(|entry| entry.file_name().to_string_lossy().contains(".tmp-"))
     });
     ranks.signal(0, Signal::KILL);
     let line = verdict(&ranks.end(1..4));
@@ -103,7 +108,8 @@ fn killed_at_any_instant(limit: Duration) {
     let limit = format!("comm.start_timeout_s={}", limit.as_secs());
     let sets = ["train.steps=30", "checkpoint.interval=1", &limit];
     let sets = with(&FOUR, &sets);
-    lab.run(&with(&sets, &["log.folder=runs/whole"])).expect(0, &[]);
+    lab.run(&with(&sets, &["log.folder=runs/whole"]))
+        .expect(0, &[]);
     for kill in 0..6 {
         let folder = format!("log.folder=runs/{kill}");
         let sets = with(&sets, &[&folder]);
@@ -114,7 +120,9 @@ fn killed_at_any_instant(limit: Duration) {
         let ended = ranks.end((0..4).filter(|rank| *rank != victim));
         let lines = said(&ended);
         assert!(ended.iter().all(|done| matches!(done.code, Some(0 | 3))), "{lines:#?}");
-        let before_they_met = lines.iter().any(|line| line.contains("did not connect to rank 0"));
+        let before_they_met = lines
+            .iter()
+            .any(|line| line.contains("did not connect to rank 0"));
         assert!(before_they_met || lines.len() <= 1, "{lines:#?}");
         let named = |line: &&str| line.contains(&format!("rank {victim}"));
         assert!(lines.iter().all(named), "after {wait} µs: {lines:#?}");
@@ -145,7 +153,9 @@ fn a_rank_without_memory_is_named() {
     let ranks = lab.ranks(4, &with(&FOUR, &with(&LONG, &["train.eval_interval=1"])));
     lab.wait_for_steps("runs/a", 3);
     let pid = ranks.pid(2).as_raw_nonzero().to_string();
-    let limited = Command::new("prlimit").args(["--pid", &pid, "--as=1000000"]).status();
+    let limited = Command::new("prlimit")
+        .args(["--pid", &pid, "--as=1000000"])
+        .status();
     assert!(limited.unwrap().success());
     let ended = ranks.end([0, 1, 3]);
     let lines = said(&ended);
@@ -193,7 +203,9 @@ fn suspended_for_longer_than(limit: Duration) {
     };
     for last in [0, 2] {
         suspend(&ranks);
-        (0..4).filter(|rank| *rank != last).for_each(|rank| ranks.signal(rank, Signal::CONT));
+        (0..4)
+            .filter(|rank| *rank != last)
+            .for_each(|rank| ranks.signal(rank, Signal::CONT));
         std::thread::sleep(Duration::from_secs(1)); // nodes are resumed one after the other
         ranks.signal(last, Signal::CONT);
         ranks.reach(&lab, "runs/a", lab.metrics("runs/a").len() + 5);
@@ -201,7 +213,9 @@ fn suspended_for_longer_than(limit: Duration) {
     let folder = lab.path("runs/a");
     assert!(sick_nodes::read(&folder).unwrap().is_empty() && !folder.join("failures").exists());
     suspend(&ranks);
-    [0, 1, 3].iter().for_each(|rank| ranks.signal(*rank, Signal::CONT));
+    [0, 1, 3]
+        .iter()
+        .for_each(|rank| ranks.signal(*rank, Signal::CONT));
     let line = verdict(&ranks.end([0, 1, 3]));
     assert!(line.contains("rank 2 (node") && line.contains("is silent for "), "{line}");
     assert_eq!(sick_nodes::read(&folder).unwrap().len(), 1);
@@ -222,22 +236,31 @@ fn suspended_while_they_meet(limit: Duration) {
     until("a rank has connected to rank 0, or its time is over", || {
         connections(port) == 1 || ranks.ended(0)
     });
-    [0, 1].iter().for_each(|rank| ranks.signal(*rank, Signal::STOP));
+    [0, 1]
+        .iter()
+        .for_each(|rank| ranks.signal(*rank, Signal::STOP));
     std::thread::sleep(2 * limit);
-    [0, 1].iter().for_each(|rank| ranks.signal(*rank, Signal::CONT));
+    [0, 1]
+        .iter()
+        .for_each(|rank| ranks.signal(*rank, Signal::CONT));
     ranks.children.extend((2..4).map(start));
     ranks.end(0..4).iter().for_each(Done::well);
 }
 
 /// The first row of the position embedding, of which each rank holds a copy.
 fn position_row(lab: &Lab) -> Vec<u8> {
-    lab.gptrain(&["export", "runs/a", "--hf", "hf"]).expect(0, &[]);
+    lab.gptrain(&["export", "runs/a", "--hf", "hf"])
+        .expect(0, &[]);
     let file = fs::read(lab.path("hf/model.safetensors")).unwrap();
     let (length, rest) = file.split_first_chunk::<8>().unwrap();
     let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
     let header: serde_json::Value = serde_json::from_slice(header).unwrap();
     let tensors = header.as_object().unwrap();
-    let wpe = tensors.iter().find(|(name, _)| name.ends_with("wpe.weight")).unwrap().1;
+    let wpe = tensors
+        .iter()
+        .find(|(name, _)| name.ends_with("wpe.weight"))
+        .unwrap()
+        .1;
     let first = wpe["data_offsets"][0].as_u64().unwrap() as usize;
     data[first..first + 128].to_vec()
 }
@@ -246,9 +269,16 @@ fn position_row(lab: &Lab) -> Vec<u8> {
 fn flip_in_memory(pid: Pid, row: &[u8]) -> usize {
     let folder = format!("/proc/{}", pid.as_raw_nonzero());
     let maps = fs::read_to_string(format!("{folder}/maps")).unwrap();
-    let memory = OpenOptions::new().read(true).write(true).open(format!("{folder}/mem")).unwrap();
+    let memory = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open(format!("{folder}/mem"))
+        .unwrap();
     let of = |range: (u64, u64)| flip_between(&memory, range, row);
-    maps.lines().filter(|line| line.contains(" rw-p ")).map(|line| of(ends(line))).sum()
+    maps.lines()
+        .filter(|line| line.contains(" rw-p "))
+        .map(|line| of(ends(line)))
+        .sum()
 }
 
 /// "7f00-7fff rw-p …"
@@ -266,7 +296,9 @@ fn flip_between(memory: &File, (from, to): (u64, u64), row: &[u8]) -> usize {
     let at = (0..bytes.len().saturating_sub(row.len())).step_by(4);
     let found: Vec<usize> = at.filter(|at| bytes[*at..].starts_with(row)).collect();
     for at in &found {
-        memory.write_all_at(&[row[0] ^ 1], from + *at as u64).unwrap();
+        memory
+            .write_all_at(&[row[0] ^ 1], from + *at as u64)
+            .unwrap();
     }
     found.len()
 }
@@ -303,7 +335,9 @@ fn starts_that_lead_nowhere_come_to_an_end() {
         let mut child = lab.start(&sets);
         let counted = format!("\"starts\":{start},");
         until("the start is counted", || {
-            fs::read_to_string(&starts).unwrap_or_default().contains(&counted)
+            fs::read_to_string(&starts)
+                .unwrap_or_default()
+                .contains(&counted)
         });
         child.kill().unwrap();
         child.wait().unwrap();
@@ -333,7 +367,12 @@ fn ranks_that_fit_alone_but_not_together_do_not_start() {
 
 #[test]
 fn another_dataset_on_another_node_is_told() {
-    if !Command::new("unshare").args(["--mount", "--uts", "true"]).status().unwrap().success() {
+    if !Command::new("unshare")
+        .args(["--mount", "--uts", "true"])
+        .status()
+        .unwrap()
+        .success()
+    {
         eprintln!("not tested: this user may not make mount namespaces");
         return;
     }
@@ -346,11 +385,17 @@ fn another_dataset_on_another_node_is_told() {
     let start = |rank: usize| {
         let command = lab.rank(rank, 4, port, &FOUR);
         let outer = ["unshare", "--mount", "--uts", "sh", "-c", &script, "sh"];
-        if rank >= 2 { within(&outer, &command) } else { command }.spawn().unwrap()
+        if rank >= 2 { within(&outer, &command) } else { command }
+            .spawn()
+            .unwrap()
     };
     let ended = Ranks { children: (0..4).map(start).collect() }.end(0..4);
     ended[0].expect(2, &["corpus", "rank 2 (node n2, TP0 PP0 DP1) has another dataset there"]);
-    assert!(ended[1..].iter().all(|done| (done.code, done.err.as_str()) == (Some(2), "")));
+    assert!(
+        ended[1..]
+            .iter()
+            .all(|done| (done.code, done.err.as_str()) == (Some(2), ""))
+    );
 }
 
 /// Four ranks, of which two are on the second host.

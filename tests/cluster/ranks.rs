@@ -20,7 +20,11 @@ fn with<'a>(sets: &[&'a str], more: &[&'a str]) -> Vec<&'a str> {
 
 /// Losses and gradient norms of two runs are the same, but for rounding.
 fn close(lab: &Lab, run: &str, other: &str) {
-    let columns = |run: &str| lab.losses(run).into_iter().map(|row| row.map(f64::from_bits));
+    let columns = |run: &str| {
+        lab.losses(run)
+            .into_iter()
+            .map(|row| row.map(f64::from_bits))
+    };
     let (ours, theirs): (Vec<_>, Vec<_>) = (columns(run).collect(), columns(other).collect());
     assert_eq!(ours.len(), theirs.len());
     for (a, b) in ours.iter().zip(&theirs) {
@@ -56,21 +60,25 @@ fn a_grid_of_threads_trains_the_quick_start_as_one_rank_does() {
     close(&lab, "grid", "one");
     let evaluated = |run: &str| {
         let text = std::fs::read_to_string(lab.path(run).join("metrics.jsonl")).unwrap();
-        let lines =
-            text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        let lines = text
+            .lines()
+            .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
         lines
             .filter_map(|line| line.get("eval").and(line["lm_loss"].as_f64()))
             .collect::<Vec<f64>>()
     };
     let (grid, one) = (evaluated("grid"), evaluated("one"));
     assert_eq!((grid.len(), one.len()), (2, 2));
-    grid.iter().zip(&one).for_each(|(a, b)| assert!((a - b).abs() <= 2e-6 * b, "{a} and {b}"));
+    grid.iter()
+        .zip(&one)
+        .for_each(|(a, b)| assert!((a - b).abs() <= 2e-6 * b, "{a} and {b}"));
 }
 
 #[test]
 fn processes_give_the_same_bits_as_threads() {
     let lab = Lab::new();
-    lab.run(&with(&GRID, &["log.folder=runs/threads"])).expect(0, &[]);
+    lab.run(&with(&GRID, &["log.folder=runs/threads"]))
+        .expect(0, &[]);
     let ended = lab.ranks(8, &GRID).end(0..8);
     ended.iter().for_each(Done::well);
     assert!(ended[0].out.contains("8 ranks (processes"), "{}", ended[0].out);
@@ -87,14 +95,20 @@ fn ranks_meet_at_every_kind_of_address() {
         return;
     }
     let lab = Lab::new();
-    for (number, address) in ["::1", "[::1]", "localhost", "127.0.0.2"].into_iter().enumerate() {
+    for (number, address) in ["::1", "[::1]", "localhost", "127.0.0.2"]
+        .into_iter()
+        .enumerate()
+    {
         let (port, folder) = (free_port(), format!("log.folder=runs/{number}"));
         let sets = ["topology.data=2", "train.steps=3", &folder];
         let start = |rank| {
             let mut command = lab.rank(rank, 2, port, &sets);
             command.env("MASTER_ADDR", address).spawn().unwrap()
         };
-        Ranks { children: (0..2).map(start).collect() }.end(0..2).iter().for_each(Done::well);
+        Ranks { children: (0..2).map(start).collect() }
+            .end(0..2)
+            .iter()
+            .for_each(Done::well);
         assert_eq!(lab.metrics(&format!("runs/{number}")).len(), 3, "{address}");
     }
     let mut linked = lab.rank(0, 2, free_port(), &["topology.data=2"]);
@@ -106,7 +120,8 @@ fn ranks_meet_at_every_kind_of_address() {
 fn a_signal_to_any_rank_stops_and_saves_all_and_they_go_on_bit_for_bit() {
     let lab = Lab::new();
     let sets = with(&GRID, &["train.steps=60", "model.dropout=0.1", "precision=bf16"]);
-    lab.run(&with(&sets, &["log.folder=runs/whole"])).expect(0, &[]);
+    lab.run(&with(&sets, &["log.folder=runs/whole"]))
+        .expect(0, &[]);
     let ranks = lab.ranks(8, &sets);
     lab.wait_for_steps("runs/a", 6);
     ranks.signal(5, Signal::TERM);
@@ -132,7 +147,8 @@ fn sets_of<'a>(sets: &[&'a str]) -> Vec<&'a str> {
 fn what_one_grid_saved_another_goes_on_with() {
     let lab = Lab::new();
     let sets = ["batch.ramp_up=4 4 24", "batch.global=8", "checkpoint.interval=3"];
-    lab.run(&with(&sets, &["log.folder=runs/one"])).expect(0, &[]);
+    lab.run(&with(&sets, &["log.folder=runs/one"]))
+        .expect(0, &[]);
     lab.run(&with(&sets, &GRID)).expect(0, &[]);
     let grids: [(&str, &[&str]); 3] = [
         ("step-00000003", &["topology.data=2", "topology.zero=3"]),
@@ -158,7 +174,8 @@ fn a_save_is_asked_of_any_rank() {
     ranks.signal(6, Signal::USR1);
     let latest = lab.path("runs/a/checkpoints/latest");
     until("there is a checkpoint", || latest.exists());
-    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"])
+        .expect(0, &[]);
 }
 
 #[test]
@@ -177,9 +194,13 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
         let status = lab.gptrain(&["status", "runs/a"]);
         assert!(status.out.contains(&format!(" ago: {said}")), "{said}\n{}", status.out);
         let events = events::read(&lab.path("runs/a")).unwrap();
-        let failure = events.iter().rfind(|event| event.kind == Kind::Failure).unwrap();
+        let failure = events
+            .iter()
+            .rfind(|event| event.kind == Kind::Failure)
+            .unwrap();
         assert_eq!(failure.text, said);
-        lab.gptrain(&["report", "runs/a", "--overwrite"]).expect(0, &[]);
+        lab.gptrain(&["report", "runs/a", "--overwrite"])
+            .expect(0, &[]);
         let page = std::fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
         assert!(page.contains("<td>failure</td>"), "the page shows it");
         if victim == 0 {
@@ -194,7 +215,9 @@ fn a_killed_rank_is_named_and_the_run_goes_on_from_its_last_checkpoint() {
         told.expect(0, &[]);
         assert!(told.out.contains(line.trim_start_matches("gptrain: ")), "{}", told.out);
         assert!(told.out.contains("rank 7 (node"), "{}", told.out);
-        let messages = lab.gptrain(&["diagnose", folder.to_str().unwrap(), "--rank=7"]).out;
+        let messages = lab
+            .gptrain(&["diagnose", folder.to_str().unwrap(), "--rank=7"])
+            .out;
         assert!(messages.contains(" s  INFO: device: CPU"), "{messages}");
     }
 }
@@ -224,7 +247,10 @@ fn a_missing_rank_is_named() {
         let there = [0, 1, 2, 4, 5, 6, 7];
         let start = |rank: &usize| lab.rank(*rank, 8, port, &sets).spawn().unwrap();
         let ended = Ranks { children: there.iter().map(start).collect() }.end(0..7);
-        let said = ended.iter().map(|done| done.err.as_str()).collect::<String>();
+        let said = ended
+            .iter()
+            .map(|done| done.err.as_str())
+            .collect::<String>();
         let only = said.contains("rank 3 did not connect") && said.lines().count() == 1;
         assert!(only && ended.iter().all(|done| done.code == Some(3)), "{said}");
     });
@@ -300,9 +326,15 @@ fn a_loss_that_is_not_finite_names_the_rank() {
 #[test]
 fn what_the_user_did_wrong_is_said_once() {
     let lab = Lab::new();
-    let ended = lab.ranks(8, &with(&GRID, &["data.train=missing"])).end(0..8);
+    let ended = lab
+        .ranks(8, &with(&GRID, &["data.train=missing"]))
+        .end(0..8);
     ended[0].expect(2, &["missing"]);
-    assert!(ended[1..].iter().all(|done| (done.code, done.err.as_str()) == (Some(2), "")));
+    assert!(
+        ended[1..]
+            .iter()
+            .all(|done| (done.code, done.err.as_str()) == (Some(2), ""))
+    );
     let threads = lab.run(&with(&GRID, &["data.train=missing"]));
     threads.expect(2, &["missing"]);
     assert_eq!(
@@ -328,7 +360,8 @@ fn a_save_that_fails_on_one_rank_fails_on_all_and_older_ones_stay() {
     for done in ended[..6].iter().chain(&ended[7..]) {
         assert_eq!((done.code, done.err.as_str()), (Some(1), ""));
     }
-    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+    lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"])
+        .expect(0, &[]);
     lab.run(&GRID).expect(0, &[]);
     assert_eq!(lab.metrics("runs/a").len(), 12);
 }
@@ -341,6 +374,7 @@ fn sixty_four_ranks_of_a_tiny_model_finish() {
     let done = lab.run(&with(&sets, &model));
     done.expect(0, &[]);
     assert_eq!(lab.metrics("runs/a").len(), 4);
-    lab.run(&with(&model, &["log.folder=runs/one"])).expect(0, &[]);
+    lab.run(&with(&model, &["log.folder=runs/one"]))
+        .expect(0, &[]);
     close(&lab, "runs/a", "runs/one");
 }

@@ -24,14 +24,20 @@ const SETS: [&str; 6] = [
 
 /// The run as it is when nothing happens, on threads of one process.
 fn undisturbed(lab: &Lab) {
-    lab.run(&[&SETS[..], &["restart.max=0", "log.folder=runs/whole"]].concat()).well();
+    lab.run(&[&SETS[..], &["restart.max=0", "log.folder=runs/whole"]].concat())
+        .well();
 }
 
 /// Tasks of a launcher, each of which supervises a rank.
 fn tasks(lab: &Lab, tasks: usize, sets: &[&str]) -> Ranks {
     let port = free_port();
     let sets = [&SETS[..], sets].concat();
-    let start = |task| lab.rank(task, tasks, port, &sets).env(STEP_DELAY, "0.03").spawn().unwrap();
+    let start = |task| {
+        lab.rank(task, tasks, port, &sets)
+            .env(STEP_DELAY, "0.03")
+            .spawn()
+            .unwrap()
+    };
     Ranks { children: (0..tasks).map(start).collect() }
 }
 
@@ -49,7 +55,8 @@ fn signal_rank(of: &Ranks, task: usize, signal: Signal) {
 /// The line about a restart, which one task says.
 fn restarts(ended: &[Done]) -> Vec<&str> {
     let said = ended.iter().flat_map(|done| done.out.lines());
-    said.filter(|line| line.starts_with("note: restart ")).collect()
+    said.filter(|line| line.starts_with("note: restart "))
+        .collect()
 }
 
 #[test]
@@ -60,15 +67,25 @@ fn a_killed_rank_begins_anew() {
     lab.wait_for_steps("runs/a", 12);
     signal_rank(&of, 1, Signal::KILL);
     let starts = || events::read(&lab.path("runs/a")).unwrap();
-    let starts = || starts().iter().filter(|event| event.kind == Kind::Start).count();
+    let starts = || {
+        starts()
+            .iter()
+            .filter(|event| event.kind == Kind::Start)
+            .count()
+    };
     until("the ranks restart", || starts() == 2);
     lab.wait_for_steps("runs/a", lab.metrics("runs/a").len() + 6);
     signal_rank(&of, 0, Signal::KILL);
     let ended = of.end(0..2);
-    ended.iter().for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
+    ended
+        .iter()
+        .for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
     let said = restarts(&ended);
     assert_eq!(said.len(), 2, "{said:?}");
-    assert!(said.iter().all(|line| line.contains(" (1 of 3): from the checkpoint of step ")));
+    assert!(
+        said.iter()
+            .all(|line| line.contains(" (1 of 3): from the checkpoint of step "))
+    );
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
     lab.gptrain(&["report", "runs/a"]).well();
     let page = fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
@@ -85,7 +102,9 @@ fn a_spare_task_takes_the_place_of_a_lost_one() {
         // Rank 0, which listens; its rank goes with it.
         of.signal(0, Signal::KILL);
         let ended = of.end([1, 2]);
-        ended.iter().for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
+        ended
+            .iter()
+            .for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
         let said = restarts(&ended);
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].ends_with("without task 0, with the spare task 2"), "{said:?}");
@@ -123,7 +142,9 @@ fn a_rank_that_hangs_is_killed_and_begins_anew() {
         of.reach(&lab, "runs/a", 12);
         signal_rank(&of, 1, Signal::STOP);
         let ended = of.end(0..2);
-        ended.iter().for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
+        ended
+            .iter()
+            .for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
         assert_eq!(restarts(&ended).len(), 1);
         assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
     });
@@ -161,7 +182,9 @@ fn mistakes_and_stops_are_no_reason_to_begin_anew() {
     lab.wait_for_steps("runs/a", 3);
     of.signal(1, Signal::TERM);
     let ended = of.end(0..3);
-    ended.iter().for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
+    ended
+        .iter()
+        .for_each(|done| assert_eq!(done.code, Some(0), "{}\n{}", done.out, done.err));
     assert!(ended[0].out.contains("stopped and saved"), "{}", ended[0].out);
     assert!(!lab.path("runs/a/restarts").exists(), "the job is over");
 }

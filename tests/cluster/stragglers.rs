@@ -24,15 +24,21 @@ fn start(lab: &Lab, step: Duration) -> Ranks {
         for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"] {
             task.env_remove(name);
         }
-        task.env("SLURM_PROCID", rank.to_string()).env("SLURM_NODEID", rank.to_string());
-        task.env("SLURM_STEP_NUM_TASKS", "4").env("SLURM_STEP_TASKS_PER_NODE", "1(x4)");
-        task.env("SLURM_LOCALID", "0").env("SLURM_STEP_NODELIST", "n[1-4]");
-        task.env("SLURM_STEP_ID", "0").env("SLURMD_NODENAME", format!("n{}", rank + 1));
+        task.env("SLURM_PROCID", rank.to_string())
+            .env("SLURM_NODEID", rank.to_string());
+        task.env("SLURM_STEP_NUM_TASKS", "4")
+            .env("SLURM_STEP_TASKS_PER_NODE", "1(x4)");
+        task.env("SLURM_LOCALID", "0")
+            .env("SLURM_STEP_NODELIST", "n[1-4]");
+        task.env("SLURM_STEP_ID", "0")
+            .env("SLURMD_NODENAME", format!("n{}", rank + 1));
         // No job that this machine's own Slurm, if it has one, could know.
         task.env("SLURM_JOB_ID", "4000000000").env("PATH", "");
         task.env("GPTRAIN_RENDEZVOUS", format!("127.0.0.1:{port}"));
         let slower = if rank == 2 { 1.15 } else { 1.0 };
-        task.env(STEP_DELAY, (step.as_secs_f64() * slower).to_string()).spawn().unwrap()
+        task.env(STEP_DELAY, (step.as_secs_f64() * slower).to_string())
+            .spawn()
+            .unwrap()
     };
     Ranks { children: (0..4).map(start).collect() }
 }
@@ -45,12 +51,19 @@ fn a_rank_slower_by_15_percent_is_named() {
         let ranks = start(&lab, step);
         let noted = || sick_nodes::read(&lab.path("runs/a")).unwrap_or_default();
         until("a node is noted", || !noted().is_empty());
-        let noted: Vec<_> = noted().into_iter().map(|node| (node.host, node.reason)).collect();
+        let noted: Vec<_> = noted()
+            .into_iter()
+            .map(|node| (node.host, node.reason))
+            .collect();
         assert_eq!(noted, [("n3".to_string(), Reason::Straggles)]);
         ranks.signal(0, Signal::TERM);
         let ended = ranks.end(0..4);
         ended.iter().for_each(|done| done.well());
-        let said: Vec<_> = ended[0].out.lines().filter(|line| line.contains(" is slow")).collect();
+        let said: Vec<_> = ended[0]
+            .out
+            .lines()
+            .filter(|line| line.contains(" is slow"))
+            .collect();
         let [line] = said[..] else { panic!("{said:?}") };
         assert!(line.contains("note: rank 2 (node n3, TP0 PP0 DP2) is slow: busy for"), "{line}");
         assert!(line.contains("the median of the 4 ranks of stage 0"), "{line}");

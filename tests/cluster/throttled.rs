@@ -17,7 +17,10 @@ const RANK: usize = 4;
 
 /// Two replicas, joined over TCP.
 fn worlds() -> Vec<Join> {
-    let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let address = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
     let join = |rank| Join {
         rank,
         world: 2,
@@ -50,7 +53,9 @@ fn replica(world: World, sets: &[&str]) -> Sent {
     let engine = Engine::new(&cpu, Groups::new(&world, &m.topology), &m, true).unwrap();
     engine.init();
     let data = |traffic: Traffic| -> u64 {
-        let of_group = traffic.into_iter().filter(|((group, _), _)| &**group == "data");
+        let of_group = traffic
+            .into_iter()
+            .filter(|((group, _), _)| &**group == "data");
         of_group.map(|(_, bytes)| bytes).sum()
     };
     let (mut outcomes, mut totals) = (Vec::new(), Vec::new());
@@ -70,7 +75,10 @@ fn replica(world: World, sets: &[&str]) -> Sent {
     let whole = |param: &&Param| 4 * param.numel();
     let plain = params.iter().map(whole).sum::<usize>();
     let of_matrices = matrices.iter().map(|param| whole(param)).sum::<usize>();
-    let factors = matrices.iter().map(|param| 4 * RANK * (param.rows + param.cols)).sum::<usize>();
+    let factors = matrices
+        .iter()
+        .map(|param| 4 * RANK * (param.rows + param.cols))
+        .sum::<usize>();
     let factors = plain - of_matrices + factors;
     Sent { outcomes, bytes: totals[1] - totals[0], plain, factors }
 }
@@ -80,7 +88,10 @@ fn run(sets: &[&str]) -> Vec<Sent> {
         let ranks = worlds().into_iter();
         let rank = |join: Join| scope.spawn(move || replica(tcp::join(&join).unwrap(), sets));
         let ranks: Vec<_> = ranks.map(rank).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a replica")).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a replica"))
+            .collect()
     })
 }
 

@@ -34,10 +34,14 @@ fn read(lab: &Lab, file: &str) -> Trace {
     let json: Value = serde_json::from_str(&text).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
     let named = |kind: &str| {
-        let of_kind = events.iter().filter(move |e| e["ph"] == "M" && e["name"] == kind);
+        let of_kind = events
+            .iter()
+            .filter(move |e| e["ph"] == "M" && e["name"] == kind);
         let key = |e: &Value| (e["pid"].as_u64().unwrap(), e["tid"].as_u64().unwrap());
         let name = |e: &Value| e["args"]["name"].as_str().unwrap().to_string();
-        of_kind.map(|e| (key(e), name(e))).collect::<BTreeMap<_, _>>()
+        of_kind
+            .map(|e| (key(e), name(e)))
+            .collect::<BTreeMap<_, _>>()
     };
     let (ranks, tracks) = (named("process_name"), named("thread_name"));
     let span = |e: &Value| {
@@ -58,14 +62,20 @@ fn read(lab: &Lab, file: &str) -> Trace {
 
 impl Trace {
     fn of(&self, rank: u64, name: &str) -> Vec<&Span> {
-        self.spans.iter().filter(|span| span.rank == rank && span.name == name).collect()
+        self.spans
+            .iter()
+            .filter(|span| span.rank == rank && span.name == name)
+            .collect()
     }
 
     /// Spans of one track nest or are apart.
     fn nests(&self) {
         let mut tracks: BTreeMap<(u64, &str), Vec<&Span>> = BTreeMap::new();
         for span in &self.spans {
-            tracks.entry((span.rank, &span.track)).or_default().push(span);
+            tracks
+                .entry((span.rank, &span.track))
+                .or_default()
+                .push(span);
         }
         for ((rank, track), mut spans) in tracks {
             spans.sort_by(|a, b| (a.start, b.end).partial_cmp(&(b.start, a.end)).unwrap());
@@ -111,15 +121,21 @@ fn check(trace: &Trace) {
         assert!(label.starts_with(&format!("rank {rank} (")) && label.contains("PP"), "{label}");
         let steps = trace.of(rank, "step");
         assert_eq!(
-            steps.iter().map(|s| s.args["step"].as_u64()).collect::<Vec<_>>(),
+            steps
+                .iter()
+                .map(|s| s.args["step"].as_u64())
+                .collect::<Vec<_>>(),
             [Some(3), Some(4)]
         );
         for step in steps {
             let inside = |span: &&&Span| step.start <= span.start && span.end <= step.end;
             for name in ["forward", "backward"] {
                 let passes = trace.of(rank, name);
-                let micros: Vec<_> =
-                    passes.iter().filter(inside).map(|s| s.args["micro"].as_u64()).collect();
+                let micros: Vec<_> = passes
+                    .iter()
+                    .filter(inside)
+                    .map(|s| s.args["micro"].as_u64())
+                    .collect();
                 assert_eq!(micros, [Some(0), Some(1)], "{name} of rank {rank}");
             }
             let optimizer = trace.of(rank, "optimizer");
@@ -141,7 +157,11 @@ fn check(trace: &Trace) {
     }
     // What one stage sends, the other receives.
     let messages = |rank, name| {
-        trace.of(rank, name).iter().filter(|span| span.track == "comm pipeline").count()
+        trace
+            .of(rank, name)
+            .iter()
+            .filter(|span| span.track == "comm pipeline")
+            .count()
     };
     assert_eq!(messages(0, "send"), messages(2, "recv"));
     assert!(messages(0, "send") >= 4 && messages(2, "send") >= 4);
@@ -150,7 +170,8 @@ fn check(trace: &Trace) {
 #[test]
 fn a_grid_of_threads_is_traced_and_computes_the_same_bits() {
     let lab = Lab::new();
-    lab.run(&[&GRID[..], &["log.folder=runs/plain"]].concat()).well();
+    lab.run(&[&GRID[..], &["log.folder=runs/plain"]].concat())
+        .well();
     let done = lab.gptrain(&traced(&GRID));
     done.well();
     assert!(done.out.contains("spans of 4 ranks in trace.json"), "{}", done.out);
@@ -184,7 +205,12 @@ fn a_checkpoint_and_an_evaluation_are_spans() {
     }
     // After step 5 the run is compared with its estimate, whose dry engine is not traced.
     assert_eq!(trace.of(0, "optimizer").len(), 2);
-    assert!(trace.spans.iter().any(|s| s.track == "save (writer)" && s.name == "write checkpoint"));
+    assert!(
+        trace
+            .spans
+            .iter()
+            .any(|s| s.track == "save (writer)" && s.name == "write checkpoint")
+    );
 }
 
 /// A signal ends the run within the traced steps: the file holds the steps up to there.

@@ -40,7 +40,9 @@ impl Lab {
             for document in 0..4 {
                 let noise = |i: u64| rng::below(document, i, 64) as u32;
                 let token = |i: u64| if noisy { noise(i) } else { (i % 8) as u32 };
-                writer.sequence(&(0..6000).map(token).collect::<Vec<_>>()).unwrap();
+                writer
+                    .sequence(&(0..6000).map(token).collect::<Vec<_>>())
+                    .unwrap();
                 writer.end_document();
             }
             writer.finish().unwrap();
@@ -55,9 +57,15 @@ impl Lab {
     /// `gptrain ARGS`, not yet started.
     pub fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
-        command.args(args).current_dir(self.folder.path()).env_remove("RUST_BACKTRACE");
+        command
+            .args(args)
+            .current_dir(self.folder.path())
+            .env_remove("RUST_BACKTRACE");
         command.env("GPTRAIN_CACHE", self.path("cache"));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command
     }
 
@@ -66,8 +74,12 @@ impl Lab {
         let mut command = self.command(&run_args(sets));
         let (rank, world) = (rank.to_string(), world.to_string());
         command.env("RANK", &rank).env("LOCAL_RANK", &rank);
-        command.env("WORLD_SIZE", &world).env("LOCAL_WORLD_SIZE", &world);
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command
+            .env("WORLD_SIZE", &world)
+            .env("LOCAL_WORLD_SIZE", &world);
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string());
         command
     }
 
@@ -90,7 +102,12 @@ impl Lab {
 
     /// `gptrain ARGS`, to its end, with variables of the environment.
     pub fn gptrain_with(&self, variables: &[(&str, &Path)], args: &[&str]) -> Done {
-        Done::of(self.command(args).envs(variables.iter().copied()).output().unwrap())
+        Done::of(
+            self.command(args)
+                .envs(variables.iter().copied())
+                .output()
+                .unwrap(),
+        )
     }
 
     /// `gptrain run run.yaml --set …`, to its end.
@@ -100,7 +117,11 @@ impl Lab {
 
     /// The same, where no file may grow beyond `bytes`.
     pub fn limited(&self, bytes: u64, sets: &[&str]) -> Done {
-        Done::of(limited(&self.command(&run_args(sets)), bytes).output().unwrap())
+        Done::of(
+            limited(&self.command(&run_args(sets)), bytes)
+                .output()
+                .unwrap(),
+        )
     }
 
     /// The same, left running.
@@ -111,15 +132,21 @@ impl Lab {
     /// The lines of a run's metrics.jsonl with a training loss.
     pub fn metrics(&self, run: &str) -> Vec<serde_json::Value> {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap_or_default();
-        let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-        lines.filter(|line: &serde_json::Value| line.get("grad_norm").is_some()).collect()
+        let lines = text
+            .lines()
+            .filter_map(|line| serde_json::from_str(line).ok());
+        lines
+            .filter(|line: &serde_json::Value| line.get("grad_norm").is_some())
+            .collect()
     }
 
     /// The tables of planned and measured parts in a run's record.
     pub fn part_tables(&self, run: &str) -> Vec<PartTable> {
         let text = fs::read_to_string(self.path(run).join("metrics.jsonl")).unwrap();
         let with_parts = text.lines().filter(|line| line.contains("\"parts\""));
-        with_parts.map(|line| serde_json::from_str(line).unwrap()).collect()
+        with_parts
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect()
     }
 
     /// Bit-exact results of a run's steps: (step, loss, gradient norm, learning rate).
@@ -127,7 +154,10 @@ impl Lab {
         let number = |line: &serde_json::Value, key: &str| line[key].as_f64().unwrap().to_bits();
         let metrics = self.metrics(run);
         let keys = ["step", "lm_loss", "grad_norm", "lr"];
-        metrics.iter().map(|line| keys.map(|key| number(line, key))).collect()
+        metrics
+            .iter()
+            .map(|line| keys.map(|key| number(line, key)))
+            .collect()
     }
 
     /// Waits until a run has taken `steps` steps, as long as it gets on.
@@ -191,7 +221,10 @@ impl Ranks {
             child.stderr.take().unwrap().read_to_end(&mut err).unwrap();
             Done::of(Output { status: child.wait().unwrap(), stdout: out, stderr: err })
         };
-        ranks.iter().map(|rank| read(&mut self.children[*rank])).collect()
+        ranks
+            .iter()
+            .map(|rank| read(&mut self.children[*rank]))
+            .collect()
     }
 }
 
@@ -206,12 +239,15 @@ impl Drop for Ranks {
 
 /// Whether a process has ended; it is still to be waited for.
 pub fn has_ended(child: &Child) -> bool {
-    waitid(WaitId::Pid(Pid::from_child(child)), ENDED).unwrap().is_some()
+    waitid(WaitId::Pid(Pid::from_child(child)), ENDED)
+        .unwrap()
+        .is_some()
 }
 
 /// Asks whether a process has ended, and leaves it to be waited for.
-const ENDED: WaitIdOptions =
-    WaitIdOptions::EXITED.union(WaitIdOptions::NOHANG).union(WaitIdOptions::NOWAIT);
+const ENDED: WaitIdOptions = WaitIdOptions::EXITED
+    .union(WaitIdOptions::NOHANG)
+    .union(WaitIdOptions::NOWAIT);
 
 /// A command under which no file may grow beyond `bytes`.
 pub fn limited(command: &Command, bytes: u64) -> Command {
@@ -221,7 +257,10 @@ pub fn limited(command: &Command, bytes: u64) -> Command {
 /// A command that another one starts: `prlimit --as=1000000 COMMAND`.
 pub fn within(outer: &[&str], command: &Command) -> Command {
     let mut whole = Command::new(outer[0]);
-    whole.args(&outer[1..]).arg(command.get_program()).args(command.get_args());
+    whole
+        .args(&outer[1..])
+        .arg(command.get_program())
+        .args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
             Some(value) => whole.env(name, value),
@@ -229,7 +268,10 @@ pub fn within(outer: &[&str], command: &Command) -> Command {
         };
     }
     whole.current_dir(command.get_current_dir().unwrap());
-    whole.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    whole
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
     whole
 }
 

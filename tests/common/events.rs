@@ -32,7 +32,9 @@ pub fn scalars(folder: &Path) -> Vec<(u64, String, f32)> {
 
 /// Event files of a folder, by name.
 pub fn files(folder: &Path) -> Vec<PathBuf> {
-    let all = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let all = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = all.filter(|path| path.is_file()).collect();
     files.sort();
     files
@@ -41,8 +43,14 @@ pub fn files(folder: &Path) -> Vec<PathBuf> {
 /// Events of a file up to the first that is incomplete; checksums are not compared.
 pub fn read(mut file: &[u8]) -> Vec<Event> {
     let mut events = Vec::new();
-    while let Some(length) = file.first_chunk().map(|bytes| u64::from_le_bytes(*bytes) as usize) {
-        let Some(data) = file.get(12..12 + length).filter(|_| file.len() >= length + 16) else {
+    while let Some(length) = file
+        .first_chunk()
+        .map(|bytes| u64::from_le_bytes(*bytes) as usize)
+    {
+        let Some(data) = file
+            .get(12..12 + length)
+            .filter(|_| file.len() >= length + 16)
+        else {
             break;
         };
         events.push(event(data));

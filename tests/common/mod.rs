@@ -31,13 +31,17 @@ train: {samples: 800, seed: 7}
 ";
     let sets: Vec<String> = sets.iter().map(|s| s.to_string()).collect();
     let loaded = manifest::parse(text, "test", Path::new("."), &sets);
-    loaded.unwrap_or_else(|problems| panic!("{problems}")).manifest
+    loaded
+        .unwrap_or_else(|problems| panic!("{problems}"))
+        .manifest
 }
 
 /// Random tokens [samples, seq + 1] of a pattern that can be learned.
 pub fn tokens(samples: usize, seq: usize, vocab: usize, seed: u64) -> Vec<i32> {
     let draw = |i: usize| gptrain::base::rng::below(seed, i as u64, vocab as u64 / 2) as i32;
-    (0..samples * (seq + 1)).map(|i| if i % 3 == 2 { draw(i - 1) + 1 } else { draw(i) }).collect()
+    (0..samples * (seq + 1))
+        .map(|i| if i % 3 == 2 { draw(i - 1) + 1 } else { draw(i) })
+        .collect()
 }
 
 /// States of a rank as numbers: each slice by the names of its parameter and its state.
@@ -55,8 +59,12 @@ pub fn states(engine: &Engine) -> Vec<((String, &'static str), Vec<f32>)> {
 
 /// The master weights now, by name.
 pub fn weights(engine: &Engine) -> Vec<(String, Vec<f32>)> {
-    let masters = states(engine).into_iter().filter(|((_, state), _)| *state == MASTER);
-    masters.map(|((param, _), values)| (param, values)).collect()
+    let masters = states(engine)
+        .into_iter()
+        .filter(|((_, state), _)| *state == MASTER);
+    masters
+        .map(|((param, _), values)| (param, values))
+        .collect()
 }
 
 /// The reference's name of a weight: Hugging Face's of GPT-2, and one more for BLOOM's norm.
@@ -65,8 +73,12 @@ pub fn reference_name(param: &Param) -> String {
         "embed.ln.scale" => "ln_emb.weight".to_string(),
         "embed.ln.shift" => "ln_emb.bias".to_string(),
         _ => {
-            let name = place(param, Heads { query: 1, kv: 1, dim: 1 }).unwrap().name;
-            name.strip_prefix("transformer.").unwrap_or(&name).to_string()
+            let name = place(param, Heads { query: 1, kv: 1, dim: 1 })
+                .unwrap()
+                .name;
+            name.strip_prefix("transformer.")
+                .unwrap_or(&name)
+                .to_string()
         }
     }
 }

@@ -81,7 +81,9 @@ pub fn settings(port: u16) -> Settings {
         ("AWS_REGION", "us-east-1".to_string()),
         ("AWS_ENDPOINT_URL", format!("http://127.0.0.1:{port}")),
     ];
-    all.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    all.into_iter()
+        .map(|(name, value)| (name.to_string(), value))
+        .collect()
 }
 
 /// Handling of a request.
@@ -175,7 +177,8 @@ fn pass(
     let text = String::from_utf8_lossy(&question[..head]).into_owned();
     let length = text.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("content-length").then(|| value.trim().parse::<usize>().ok())?
+        name.eq_ignore_ascii_case("content-length")
+            .then(|| value.trim().parse::<usize>().ok())?
     });
     while question.len() < head + length.unwrap_or(0) && read_more(&mut from, &mut question)? > 0 {}
     let line = text.lines().next().unwrap_or_default();
@@ -238,11 +241,17 @@ fn read_more(stream: &mut TcpStream, bytes: &mut Vec<u8>) -> std::io::Result<usi
 
 /// Bytes of a message before its body, once they are all there.
 fn head_bytes(message: &[u8]) -> Option<usize> {
-    message.windows(4).position(|four| four == b"\r\n\r\n").map(|at| at + 4)
+    message
+        .windows(4)
+        .position(|four| four == b"\r\n\r\n")
+        .map(|at| at + 4)
 }
 
 /// A message after which the connection is closed.
 fn closing(message: &[u8]) -> Vec<u8> {
-    let first = message.iter().position(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let first = message
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .map_or(0, |at| at + 1);
     [&message[..first], b"Connection: close\r\n", &message[first..]].concat()
 }

@@ -83,7 +83,12 @@ impl Saved {
         let checkpoint = Checkpoint::open(folder).unwrap();
         let tensors = checkpoint.index.tensors.iter().map(|tensor| {
             let kept = STATES.map(|state| checkpoint.whole(tensor, state).unwrap());
-            let bits = || kept[0].iter().map(|v| bf16::from_f32(*v).to_bits()).collect();
+            let bits = || {
+                kept[0]
+                    .iter()
+                    .map(|v| bf16::from_f32(*v).to_bits())
+                    .collect()
+            };
             SavedTensor {
                 name: tensor.name.clone(),
                 shape: tensor.shape.clone(),
@@ -102,7 +107,9 @@ impl Saved {
 
     pub fn shares(&self) -> Vec<Share<'_>> {
         let tensors = self.tensors.iter().enumerate();
-        tensors.flat_map(|(number, tensor)| tensor.shares(number, 0, tensor.rows())).collect()
+        tensors
+            .flat_map(|(number, tensor)| tensor.shares(number, 0, tensor.rows()))
+            .collect()
     }
 
     /// Writes it as a checkpoint of its step in `folder`.

@@ -12,7 +12,10 @@ pub fn folder() -> PathBuf {
     FOLDER
         .get_or_init(|| {
             let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("softgpu");
-            let build = Command::new("sh").arg("tests/softgpu/build.sh").arg(&folder).output();
+            let build = Command::new("sh")
+                .arg("tests/softgpu/build.sh")
+                .arg(&folder)
+                .output();
             let build = build.expect("sh runs");
             let said = String::from_utf8_lossy(&build.stderr);
             assert!(build.status.success(), "the stand-in does not compile:\n{said}");

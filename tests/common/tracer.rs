@@ -32,7 +32,12 @@ impl Tracer {
         let compiler = std::env::var("CXX").unwrap_or("c++".into());
         let source = "tests/tracer/tracer.cpp";
         let flags = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-o"];
-        let Ok(built) = Command::new(compiler).args(flags).arg(&own).arg(source).output() else {
+        let Ok(built) = Command::new(compiler)
+            .args(flags)
+            .arg(&own)
+            .arg(source)
+            .output()
+        else {
             println!("no C++ compiler");
             return None;
         };

@@ -10,7 +10,10 @@ use std::path::Path;
 pub fn unpack(archive: &Path, parts: &[&str], to: &Path) {
     let mut bytes = Vec::new();
     let file = File::open(archive).unwrap();
-    StreamingDecoder::new(file).unwrap().read_to_end(&mut bytes).unwrap();
+    StreamingDecoder::new(file)
+        .unwrap()
+        .read_to_end(&mut bytes)
+        .unwrap();
     let (mut at, mut count) = (0, 0);
     while bytes[at] != 0 {
         let header = &bytes[at..at + 512];

@@ -44,7 +44,9 @@ fn a_build_that_waits_for_its_input_ends_when_it_is_told() {
     }
     // A pipe without a writer: opening it waits.
     fifo(&lab.path("pipe.txt"));
-    let child = lab.command(&["data", "build", "pipe.txt", "-t", "bytes", "-o", "x"]).spawn();
+    let child = lab
+        .command(&["data", "build", "pipe.txt", "-t", "bytes", "-o", "x"])
+        .spawn();
     dies(&lab, child.unwrap(), Signal::TERM);
 }
 
@@ -91,12 +93,18 @@ fn outputs_are_neither_overwritten_nor_half_written_nor_hidden() {
     gptrain(&lab, train).expect(2, &["tok.json exists", "choose another output"]);
     let shell = "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"";
     let sets: Vec<&str> = train.split_whitespace().chain(["--overwrite"]).collect();
-    let full = within(&["sh", "-c", shell], &lab.command(&sets)).output().unwrap();
+    let full = within(&["sh", "-c", shell], &lab.command(&sets))
+        .output()
+        .unwrap();
     Done::of(full).expect(1, &["cannot write tok.json", "File too large"]);
     assert_eq!(fs::read(lab.path("tok.json")).unwrap(), b"of worth");
     assert!(!lab.path("tok.json.partial").exists());
     gptrain(&lab, &format!("{train} --overwrite")).well();
-    assert!(fs::read_to_string(lab.path("tok.json")).unwrap().contains("\"merges\""));
+    assert!(
+        fs::read_to_string(lab.path("tok.json"))
+            .unwrap()
+            .contains("\"merges\"")
+    );
 
     // A link at the partial file's name is not written through.
     symlink(lab.path("t.txt"), lab.path("x.bin.partial")).unwrap();
@@ -142,9 +150,17 @@ fn a_datasets_text_cannot_drive_the_terminal() {
         assert!(!done.out.contains('\x1b'), "{}", done.out);
     }
     let done = lab.gptrain(&["manifest", "check", "run.yaml", "--set", "a\x1b[31mb=1"]);
-    assert!(done.expect(2, &["a\\u{1b}[31mb"]).err.find('\x1b').is_none(), "{}", done.err);
+    assert!(
+        done.expect(2, &["a\\u{1b}[31mb"])
+            .err
+            .find('\x1b')
+            .is_none(),
+        "{}",
+        done.err
+    );
     let deep = format!("{}=1", ["a"; 60_000].join("."));
-    lab.gptrain(&["manifest", "check", "run.yaml", "--set", &deep]).expect(2, &["is not a key"]);
+    lab.gptrain(&["manifest", "check", "run.yaml", "--set", &deep])
+        .expect(2, &["is not a key"]);
 }
 
 #[test]
@@ -154,7 +170,9 @@ fn what_cannot_be_is_said_and_not_panicked_over() {
     let threads = "data build t.txt -t bytes -o x --threads 5000";
     gptrain(&lab, threads).expect(2, &["--threads", "from 1 to 1024"]);
 
-    let most = ["data", "samples", "--seq-len", "16"].into_iter().chain(vec!["corpus"; 32_767]);
+    let most = ["data", "samples", "--seq-len", "16"]
+        .into_iter()
+        .chain(vec!["corpus"; 32_767]);
     let done = lab.gptrain(&most.collect::<Vec<_>>());
     done.expect(2, &["32767 datasets; a mixture has at most 32766"]);
 

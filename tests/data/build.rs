@@ -81,11 +81,16 @@ fn a_text_cut_into_chunks_is_one_document_with_the_same_ids() {
     }
     assert!(text.len() > 3 << 20);
     std::fs::write(folder.join("novels.txt"), &text).unwrap();
-    let inputs =
-        corpus::find(std::slice::from_ref(&folder), &FileSelection::default()).unwrap().inputs;
+    let inputs = corpus::find(std::slice::from_ref(&folder), &FileSelection::default())
+        .unwrap()
+        .inputs;
     let output = folder.join("d");
     let built = build(&inputs, &tokenizer, &output).run(|_, _| ()).unwrap();
-    let mut want: Vec<i32> = tokenizer.encode(&text).iter().map(|id| *id as i32).collect();
+    let mut want: Vec<i32> = tokenizer
+        .encode(&text)
+        .iter()
+        .map(|id| *id as i32)
+        .collect();
     want.push(0);
     assert_eq!((built.documents, built.tokens), (1, want.len() as u64));
     let dataset = Indexed::open(&output).unwrap();

@@ -15,7 +15,9 @@ const CORPUS: [&str; 4] = [
 ];
 
 pub fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/data")
+        .join(name)
 }
 
 /// An empty folder of this test's own, with the small corpus in it.
@@ -101,14 +103,23 @@ fn samples_are_those_megatron_reads() {
                     samples.join(",")
                 ),
             );
-            let rows: Vec<Value> =
-                printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+            let rows: Vec<Value> = printed
+                .lines()
+                .map(|line| serde_json::from_str(line).unwrap())
+                .collect();
             assert_eq!(rows.len() as u64, want["len"].as_u64().unwrap());
-            let head = want["samples"].as_array().or(want["samples_head"].as_array()).unwrap();
+            let head = want["samples"]
+                .as_array()
+                .or(want["samples_head"].as_array())
+                .unwrap();
             for (row, tokens) in rows.iter().zip(head) {
                 assert_eq!(&row["tokens"], tokens, "{} {which} {}", case["name"], row["index"]);
             }
-            assert!(rows.iter().enumerate().all(|(k, row)| row["index"] == k as u64));
+            assert!(
+                rows.iter()
+                    .enumerate()
+                    .all(|(k, row)| row["index"] == k as u64)
+            );
         }
     }
 }
@@ -123,9 +134,11 @@ fn weighted_samples_are_those_megatron_reads() {
         "samples u16_a u16_b --weights 0.3,0.7 --split 1,0,0 --seq-len 32 --samples 200 --json \
          --range 0..11",
     );
-    for (line, want) in
-        printed.lines().zip(cases[0]["splits"]["train"]["samples_head"].as_array().unwrap())
-    {
+    for (line, want) in printed.lines().zip(
+        cases[0]["splits"]["train"]["samples_head"]
+            .as_array()
+            .unwrap(),
+    ) {
         let row: Value = serde_json::from_str(line).unwrap();
         assert_eq!(&row["tokens"], want);
     }
@@ -181,7 +194,11 @@ fn every_form_of_a_corpus_gives_the_same_dataset() {
         }
     }
     let mut command = data(&folder, &format!("build - {build} stdin"));
-    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     child.stdin.take().unwrap().write_all(&text).unwrap();
     assert!(child.wait().unwrap().success());
     assert_eq!(bytes(&folder, "stdin.bin"), bytes(&folder, "plain.bin"));
@@ -204,7 +221,9 @@ fn an_empty_document_is_a_document_without_sequences() {
 #[test]
 fn merged_datasets_are_one_after_the_other() {
     let folder = folder("merge");
-    let two = std::fs::read_to_string(folder.join("corpus.jsonl")).unwrap().repeat(2);
+    let two = std::fs::read_to_string(folder.join("corpus.jsonl"))
+        .unwrap()
+        .repeat(2);
     std::fs::write(folder.join("two.jsonl"), two).unwrap();
     good(&folder, "build corpus.jsonl -t TOKENIZER -o one");
     good(&folder, "build two.jsonl -t TOKENIZER -o two");
@@ -250,8 +269,13 @@ fn a_line_without_end_is_refused_in_bounded_memory() {
     let folder = folder("endless");
     let gptrain = data(&folder, "build - -t bytes -o d --threads 1");
     let mut command = Command::new("prlimit");
-    command.arg("--as=2000000000").arg(gptrain.get_program()).args(gptrain.get_args());
-    command.current_dir(&folder).stdin(std::fs::File::open("/dev/zero").unwrap());
+    command
+        .arg("--as=2000000000")
+        .arg(gptrain.get_program())
+        .args(gptrain.get_args());
+    command
+        .current_dir(&folder)
+        .stdin(std::fs::File::open("/dev/zero").unwrap());
     let error = failed(command.output().unwrap(), 2);
     assert!(error.contains("standard input:1: a line of more than 256"), "{error}");
     assert_eq!(files(&folder), ["corpus.jsonl"]);
@@ -262,7 +286,10 @@ fn two_builders_of_one_output_do_not_meet() {
     let folder = folder("builders");
     let start = || {
         let mut command = data(&folder, "build - -t TOKENIZER -o d");
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
         command.spawn().unwrap()
     };
     // Both wait for text; the second one gives up.
@@ -273,7 +300,11 @@ fn two_builders_of_one_output_do_not_meet() {
     }
     let error = failed(other.wait_with_output().unwrap(), 2);
     assert!(error.contains("another process is writing it"), "{error}");
-    one.stdin.take().unwrap().write_all(&bytes(&folder, "corpus.jsonl")).unwrap();
+    one.stdin
+        .take()
+        .unwrap()
+        .write_all(&bytes(&folder, "corpus.jsonl"))
+        .unwrap();
     assert!(one.wait().unwrap().success());
     assert_eq!(files(&folder), ["corpus.jsonl", "d.bin", "d.idx", "d.tokenizer"]);
     good(&folder, "check d");
@@ -302,7 +333,9 @@ fn an_output_is_never_overwritten_or_shared_or_left_half() {
     let gptrain = data(&folder, "build corpus.jsonl -t TOKENIZER -o f");
     let mut full = Command::new("sh");
     full.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]);
-    full.arg(gptrain.get_program()).args(gptrain.get_args()).current_dir(&folder);
+    full.arg(gptrain.get_program())
+        .args(gptrain.get_args())
+        .current_dir(&folder);
     let error = failed(full.output().unwrap(), 1);
     assert!(error.contains("File too large") && error.contains("nothing of it is kept"), "{error}");
     let datasets =
@@ -317,15 +350,22 @@ fn an_output_is_never_overwritten_or_shared_or_left_half() {
 fn an_interrupted_build_leaves_nothing() {
     let folder = folder("interrupted");
     let mut command = data(&folder, "build - -t bytes -o d --threads 1");
-    let mut child =
-        command.stdin(Stdio::piped()).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
     let mut input = child.stdin.take().unwrap();
     let line = format!("{{\"text\": \"{}\"}}\n", "x".repeat(1000)).repeat(3000);
     input.write_all(line.as_bytes()).unwrap();
     while !folder.join("d.bin.partial").exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let kill = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    let kill = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
     assert!(kill.success());
     input.write_all(line.as_bytes()).ok(); // it may have ended by now
     drop(input);

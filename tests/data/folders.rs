@@ -16,8 +16,9 @@ fn write(folder: &Path, files: &[(&str, &str)]) {
 
 /// Standard error of a build.
 fn notes(folder: &Path, arguments: &str) -> String {
-    let output =
-        data(folder, &format!("build {arguments} -t bytes -o x --overwrite")).output().unwrap();
+    let output = data(folder, &format!("build {arguments} -t bytes -o x --overwrite"))
+        .output()
+        .unwrap();
     let error = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{error}");
     error

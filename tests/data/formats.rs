@@ -253,7 +253,10 @@ fn other_encodings_are_named_with_the_command_that_converts_them() {
     let marked = utf_16("\u{feff}one é", u16::to_le_bytes);
     let big = utf_16("\u{feff}one", u16::to_be_bytes);
     let (le, be) = (utf_16("plain", u16::to_le_bytes), utf_16("plain", u16::to_be_bytes));
-    let utf_32: Vec<u8> = "\u{feff}one".chars().flat_map(|c| (c as u32).to_le_bytes()).collect();
+    let utf_32: Vec<u8> = "\u{feff}one"
+        .chars()
+        .flat_map(|c| (c as u32).to_le_bytes())
+        .collect();
     for (bytes, says) in [
         (marked, "is UTF-16 text\n    → convert it: iconv -f UTF-16 -t UTF-8 FILE > NEW"),
         (big, "iconv -f UTF-16 "),
@@ -282,8 +285,9 @@ fn paragraphs_are_documents() {
     let documents = build(&folder, "a.txt --format paragraphs");
     assert_eq!(documents, ["one\ntwo", "three", "four"]);
     // Over chunks of a megabyte.
-    let long: Vec<String> =
-        (0..4000).map(|i| format!("{i} {}\n{i}", "word ".repeat(200))).collect();
+    let long: Vec<String> = (0..4000)
+        .map(|i| format!("{i} {}\n{i}", "word ".repeat(200)))
+        .collect();
     fs::write(folder.join("b.txt"), long.join("\n\n")).unwrap();
     assert_eq!(build(&folder, "b.txt --format paragraphs"), long);
 }
@@ -331,7 +335,12 @@ fn folders_by_ending_and_lists_of_files() {
     fs::remove_file(folder.join("out.idx")).unwrap();
     let mut command = data(&folder, "build --files-from - --format txt -t bytes -o out");
     let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"code/a.py\n").unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(b"code/a.py\n")
+        .unwrap();
     assert!(child.wait().unwrap().success());
     assert_eq!(documents(&folder.join("out")), ["a"]);
     let error = bad(&folder, "build --files-from nowhere -t bytes -o x", 2);

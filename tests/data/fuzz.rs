@@ -9,7 +9,9 @@ use gptrain::data::{Indexed, Tokenizer};
 use gptrain::manifest::DataRule;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/data")
+        .join(name)
 }
 
 /// A folder of this process's and this test's own, in memory where there is such a place.
@@ -109,8 +111,9 @@ fn read_all(dataset: &Indexed) {
         let length = (*length as usize).min(tokens.len());
         dataset.read(sequence, 0, &mut tokens[..length]).ok();
     }
-    let documents: usize =
-        (0..dataset.documents()).map(|document| dataset.document(document).len()).sum();
+    let documents: usize = (0..dataset.documents())
+        .map(|document| dataset.document(document).len())
+        .sum();
     assert_eq!(documents, dataset.sequences());
     let (samples, cut) = (Some(20), Cut::default());
     let spec = OrderSpec { rule: DataRule::MegatronCore, seq_len: 16, samples, seed: 1, cut };
@@ -176,7 +179,9 @@ fn tweak(bytes: &mut Vec<u8>, dice: &mut Dice) {
                 ["null", "[]", "{}", "-1", "\"\"", "1e99", "true", "\"BPE\"", "\"Sequence\""];
             let word = words[dice.below(words.len() as u64) as usize];
             let colon = (at..bytes.len()).find(|i| bytes[*i] == b':').unwrap_or(at);
-            let end = (colon..bytes.len()).find(|i| b",}".contains(&bytes[*i])).unwrap_or(colon);
+            let end = (colon..bytes.len())
+                .find(|i| b",}".contains(&bytes[*i]))
+                .unwrap_or(colon);
             bytes.splice(colon.min(end)..end, format!(":{word}").into_bytes());
         }
         _ => {

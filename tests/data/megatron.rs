@@ -15,7 +15,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data/megatron").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/data/megatron")
+        .join(name)
 }
 
 fn expected(name: &str) -> Value {
@@ -28,18 +30,31 @@ fn open(name: &str) -> Indexed {
 }
 
 fn numbers(value: &Value) -> Vec<i64> {
-    value.as_array().unwrap().iter().map(|item| item.as_i64().unwrap()).collect()
+    value
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item.as_i64().unwrap())
+        .collect()
 }
 
 fn integers<T: TryInto<i64> + Copy>(values: &[T]) -> Vec<i64> {
-    values.iter().map(|value| (*value).try_into().ok().unwrap()).collect()
+    values
+        .iter()
+        .map(|value| (*value).try_into().ok().unwrap())
+        .collect()
 }
 
 /// SHA-256 over values as little-endian int64.
 fn sha256(values: impl IntoIterator<Item = i64>) -> String {
     let mut hash = Sha256::new();
-    values.into_iter().for_each(|value| hash.update(value.to_le_bytes()));
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    values
+        .into_iter()
+        .for_each(|value| hash.update(value.to_le_bytes()));
+    hash.finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 fn tokens_of(order: &Order, dataset: &Indexed, k: u64) -> Vec<i64> {
@@ -47,7 +62,9 @@ fn tokens_of(order: &Order, dataset: &Indexed, k: u64) -> Vec<i64> {
     let mut pieces = order.slices(k, dataset.lengths()).unwrap();
     while let Some(piece) = pieces.next().unwrap() {
         let mut some = vec![0; piece.count];
-        dataset.read(piece.sequence, piece.offset, &mut some).unwrap();
+        dataset
+            .read(piece.sequence, piece.offset, &mut some)
+            .unwrap();
         tokens.extend(some.iter().map(|token| *token as i64));
     }
     tokens
@@ -55,7 +72,10 @@ fn tokens_of(order: &Order, dataset: &Indexed, k: u64) -> Vec<i64> {
 
 #[test]
 fn every_header_and_every_token_reads_as_megatron_reads_it() {
-    for (name, want) in expected("indexed_datasets.json")["datasets"].as_object().unwrap() {
+    for (name, want) in expected("indexed_datasets.json")["datasets"]
+        .as_object()
+        .unwrap()
+    {
         let dataset = open(name);
         assert_eq!(dataset.token_type().to_string(), want["dtype"].as_str().unwrap());
         assert_eq!(dataset.tokens(), want["total_tokens"].as_u64().unwrap());
@@ -82,8 +102,9 @@ fn every_header_and_every_token_reads_as_megatron_reads_it() {
 
 #[test]
 fn the_token_type_follows_the_vocabulary() {
-    for (vocab, want) in
-        expected("indexed_datasets.json")["optimal_dtype_by_vocab"].as_object().unwrap()
+    for (vocab, want) in expected("indexed_datasets.json")["optimal_dtype_by_vocab"]
+        .as_object()
+        .unwrap()
     {
         let token_type = TokenType::for_vocab(vocab.parse().unwrap());
         assert_eq!(token_type.to_string(), want.as_str().unwrap(), "vocabulary {vocab}");
@@ -92,7 +113,10 @@ fn the_token_type_follows_the_vocabulary() {
 
 #[test]
 fn random_numbers_and_shuffles_are_numpys() {
-    for case in expected("numpy_randomstate.json")["cases"].as_array().unwrap() {
+    for case in expected("numpy_randomstate.json")["cases"]
+        .as_array()
+        .unwrap()
+    {
         let seed = case["seed"].as_u64().unwrap() as u32;
         let mut random = RandomState::new(seed);
         let words: Vec<i64> = (0..10).map(|_| random.word() as i64).collect();
@@ -129,7 +153,10 @@ fn splits_are_megatron_cores() {
 
 #[test]
 fn splits_are_megatron_deepspeeds() {
-    for case in expected("megatron_deepspeed_cases.json")["splits"].as_array().unwrap() {
+    for case in expected("megatron_deepspeed_cases.json")["splits"]
+        .as_array()
+        .unwrap()
+    {
         let count = case["num_elements"].as_u64().unwrap() as usize;
         let weights = case["split"].as_str().unwrap();
         let [train, valid, test] =
@@ -146,7 +173,9 @@ fn check_order(order: &Order, dataset: &Indexed, want: &Value, names: [&str; 3],
     let shuffle = order.shuffle.to_vec().unwrap();
     let lists = [integers(&sequences), integers(starts.as_flattened()), integers(&shuffle)];
     for (list, name) in lists.into_iter().zip(names) {
-        let whole = want[name].as_array().or_else(|| want[format!("{name}_index")].as_array());
+        let whole = want[name]
+            .as_array()
+            .or_else(|| want[format!("{name}_index")].as_array());
         if let Some(whole) = whole {
             let flat: Vec<i64> = if whole.first().is_some_and(Value::is_array) {
                 whole.iter().flat_map(numbers).collect()
@@ -157,10 +186,14 @@ fn check_order(order: &Order, dataset: &Indexed, want: &Value, names: [&str; 3],
         }
         assert_eq!(sha256(list), want[format!("{name}_sha256")], "{context} {name}");
     }
-    let samples: Vec<Vec<i64>> =
-        (0..order.samples()).map(|k| tokens_of(order, dataset, k)).collect();
+    let samples: Vec<Vec<i64>> = (0..order.samples())
+        .map(|k| tokens_of(order, dataset, k))
+        .collect();
     for name in ["samples", "samples_head"] {
-        for (sample, want) in samples.iter().zip(want[name].as_array().into_iter().flatten()) {
+        for (sample, want) in samples
+            .iter()
+            .zip(want[name].as_array().into_iter().flatten())
+        {
             assert_eq!(*sample, numbers(want), "{context} {name}");
         }
     }
@@ -207,7 +240,10 @@ fn samples_come_in_megatron_cores_order() {
 fn samples_come_in_megatron_deepspeeds_order() {
     let names = ["doc_idx", "sample_idx", "shuffle_idx"];
     let mut compared = 0;
-    for case in expected("megatron_deepspeed_cases.json")["cases"].as_array().unwrap() {
+    for case in expected("megatron_deepspeed_cases.json")["cases"]
+        .as_array()
+        .unwrap()
+    {
         compared += check_case(case, DataRule::MegatronDeepSpeed, names);
     }
     assert_eq!(compared, 4);
@@ -218,21 +254,31 @@ fn blends_are_megatrons() {
     let cases = expected("blending_kernel.json");
     for case in cases["weighted"].as_array().unwrap() {
         let floats = |name: &str| -> Vec<f64> {
-            case[name].as_array().unwrap().iter().map(|w| w.as_f64().unwrap()).collect()
+            case[name]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|w| w.as_f64().unwrap())
+                .collect()
         };
         assert_eq!(normalized(&floats("weights")), floats("normalized"));
         let blend = Blend::weighted(&floats("normalized"), case["size"].as_u64().unwrap() as usize);
         check_blend(&blend, case);
     }
     for case in cases["exhaustive"].as_array().unwrap() {
-        let sizes: Vec<u64> = numbers(&case["sizes"]).iter().map(|size| *size as u64).collect();
+        let sizes: Vec<u64> = numbers(&case["sizes"])
+            .iter()
+            .map(|size| *size as u64)
+            .collect();
         check_blend(&Blend::exhaustive(&sizes), case);
     }
 }
 
 fn check_blend(blend: &Blend, want: &Value) {
-    let (datasets, samples): (Vec<_>, Vec<_>) =
-        (0..blend.samples()).map(|k| blend.sample(k)).map(|(d, s)| (d as i64, s as i64)).unzip();
+    let (datasets, samples): (Vec<_>, Vec<_>) = (0..blend.samples())
+        .map(|k| blend.sample(k))
+        .map(|(d, s)| (d as i64, s as i64))
+        .unzip();
     for (list, name) in [(datasets, "dataset_index"), (samples, "dataset_sample_index")] {
         if want[name].is_null() {
             assert_eq!(sha256(list), want[format!("{name}_sha256")]);
@@ -244,7 +290,10 @@ fn check_blend(blend: &Blend, want: &Value) {
 
 /// One sample's masks, as Megatron-Core writes them: 1 = may not attend.
 fn check_masks(case: &Value, masks: &Masks) {
-    let mut tokens: Vec<i32> = numbers(&case["tokens"]).iter().map(|token| *token as i32).collect();
+    let mut tokens: Vec<i32> = numbers(&case["tokens"])
+        .iter()
+        .map(|token| *token as i32)
+        .collect();
     let n = tokens.len();
     let (mut weights, mut positions, mut visible) = (vec![0.0; n], vec![0; n], vec![0; 2 * n]);
     let mut targets = vec![0; n];
@@ -283,14 +332,22 @@ fn check_masks(case: &Value, masks: &Masks) {
     }
     let counted: Vec<bool> = weights.iter().map(|weight| *weight > 0.0).collect();
     let loss_mask = case["loss_mask"].as_array().unwrap();
-    let wanted: Vec<bool> = loss_mask.iter().map(|weight| weight.as_f64().unwrap() > 0.0).collect();
+    let wanted: Vec<bool> = loss_mask
+        .iter()
+        .map(|weight| weight.as_f64().unwrap() > 0.0)
+        .collect();
     assert_eq!(counted, wanted, "{case}");
     let unit = match masks.objective {
         Objective::Causal => 1.0 / wanted.iter().filter(|counts| **counts).count() as f32,
         Objective::PrefixLm(PrefixLm { loss_on_targets_only: true }) => 2.0 / (n as f32 + 1.0),
         Objective::PrefixLm(PrefixLm { loss_on_targets_only: false }) => 1.0 / n as f32,
     };
-    assert!(weights.iter().all(|weight| *weight == 0.0 || *weight == unit), "{weights:?}");
+    assert!(
+        weights
+            .iter()
+            .all(|weight| *weight == 0.0 || *weight == unit),
+        "{weights:?}"
+    );
 }
 
 #[test]

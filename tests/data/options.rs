@@ -13,20 +13,27 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data/megatron").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/data/megatron")
+        .join(name)
 }
 
 /// Columns of a sample as Megatron names them: tokens, labels, loss_mask, position_ids, and where
 /// its documents begin and end (cu_seqlens) under inter-document masks.
 fn rows(source: &Source, sample: u64, by_document: bool) -> Vec<Vec<i64>> {
     let mut batch = Batch::default();
-    batch.fill(source, Request { first_sample: sample, samples: 1 }).unwrap();
+    batch
+        .fill(source, Request { first_sample: sample, samples: 1 })
+        .unwrap();
     let column = |column| -> Vec<i64> {
         let values: &[i32] = batch.column(column);
         values.iter().map(|value| i64::from(*value)).collect()
     };
     let weights: &[f32] = batch.column(Weights);
-    let counted = weights.iter().map(|weight| i64::from(*weight > 0.0)).collect();
+    let counted = weights
+        .iter()
+        .map(|weight| i64::from(*weight > 0.0))
+        .collect();
     let mut rows = vec![column(Tokens), column(Targets), counted, column(Positions)];
     if by_document {
         let mut bounds: Vec<i64> = column(Visible).iter().step_by(2).copied().collect();
@@ -94,7 +101,11 @@ fn samples_under_other_options_are_megatron_cores() {
                 digest.update(value.to_le_bytes());
             }
         }
-        let hex: String = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex: String = digest
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
         assert_eq!(hex, case["rows_i64le_sha256"].as_str().unwrap(), "{what}");
     }
 }
@@ -107,7 +118,9 @@ fn bounds_of_the_index_mask_as_the_token_does_where_both_are() {
     let mut writer = Writer::create(&prefix, TokenType::U16).unwrap();
     for document in 0..40 {
         let words = (0..document % 7 * 5).map(|i| i % 8);
-        writer.sequence(&words.chain([EOD]).collect::<Vec<_>>()).unwrap();
+        writer
+            .sequence(&words.chain([EOD]).collect::<Vec<_>>())
+            .unwrap();
         writer.end_document();
     }
     writer.finish().unwrap();
@@ -134,12 +147,14 @@ fn a_run_reads_its_data_as_the_manifest_says() {
     let lab = Lab::new();
     let run = |set: &str, folder: &str| {
         let folder = format!("log.folder={folder}");
-        lab.run(&[set, "train.steps=3", "train.eval_interval=3", &folder]).well();
+        lab.run(&[set, "train.steps=3", "train.eval_interval=3", &folder])
+            .well();
         lab.losses(&folder["log.folder=".len()..])
     };
     let plain = run("data.seed=1234", "plain");
-    for (i, set) in
-        ["inter_document_masking=true", "add_extra_token_to_sequence=false"].iter().enumerate()
+    for (i, set) in ["inter_document_masking=true", "add_extra_token_to_sequence=false"]
+        .iter()
+        .enumerate()
     {
         assert_ne!(run(&format!("data.{set}"), &format!("run{i}")), plain, "{set}");
     }
@@ -149,7 +164,8 @@ fn a_run_reads_its_data_as_the_manifest_says() {
     lab.run(&["log.folder=kept", "train.steps=3"]).well();
     let whole = ["data", "samples", "corpus", "--which", "valid", "--split", "80,20,0"];
     let whole = [&whole[..], &["--seq-len", "4096", "--json"]].concat();
-    lab.gptrain(&whole).expect(2, &["has fewer than 4097 tokens: not one sample"]);
+    lab.gptrain(&whole)
+        .expect(2, &["has fewer than 4097 tokens: not one sample"]);
     let kept = lab.gptrain(&[&whole[..], &["--keep-partial", "--no-extra-token"]].concat());
     kept.well();
     let row: Value = serde_json::from_str(&kept.out).unwrap();

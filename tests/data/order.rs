@@ -33,7 +33,9 @@ fn lists(order: &Order) -> Lists {
 }
 
 fn cached(cache: &Cache, spec: &OrderSpec, dataset: &Indexed) -> Order {
-    let order = cache.order(spec, dataset, 0..dataset.sequences(), "test").unwrap();
+    let order = cache
+        .order(spec, dataset, 0..dataset.sequences(), "test")
+        .unwrap();
     assert!(matches!(order.shuffle, Array::Mapped { .. }), "it is in memory");
     order
 }
@@ -44,7 +46,9 @@ fn built(spec: &OrderSpec, dataset: &Indexed) -> Lists {
 
 /// The orders in a cache, and nothing else but locks.
 fn orders(cache: &Cache) -> Vec<PathBuf> {
-    let files = std::fs::read_dir(&cache.folder).unwrap().map(|file| file.unwrap().path());
+    let files = std::fs::read_dir(&cache.folder)
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let lock = |path: &PathBuf| path.extension().is_some_and(|ending| ending == "lock");
     let mut files: Vec<PathBuf> = files.filter(|path| !lock(path)).collect();
     assert!(files.iter().all(|path| path.extension().is_none()), "{files:?}");
@@ -100,7 +104,10 @@ fn a_damaged_or_foreign_file_is_built_again() {
     let path = orders(&cache).pop().unwrap();
     let good = std::fs::read(&path).unwrap();
     let other = cached(&cache, &OrderSpec { seed: 7, ..spec.clone() }, &dataset);
-    let foreign = orders(&cache).into_iter().find(|file| *file != path).unwrap();
+    let foreign = orders(&cache)
+        .into_iter()
+        .find(|file| *file != path)
+        .unwrap();
     let foreign = std::fs::read(foreign).unwrap();
     assert!(foreign.len() == good.len() && lists(&other) != want);
     let mut bad = vec![
@@ -133,21 +140,35 @@ fn a_cache_that_shrinks_while_it_is_read_is_an_error_not_a_crash() {
     let (cache, dataset) = (cache("shrinks"), dataset("u16_a"));
     let order = cached(&cache, &OrderSpec { seq_len: 1, ..spec(3000) }, &dataset);
     let path = orders(&cache).pop().unwrap();
-    std::fs::OpenOptions::new().write(true).open(path).unwrap().set_len(4096).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(path)
+        .unwrap()
+        .set_len(4096)
+        .unwrap();
     let read = |k| {
         let mut pieces = order.slices(k, dataset.lengths())?;
         while pieces.next()?.is_some() {}
         anyhow::Ok(())
     };
-    let error = (0..order.samples()).find_map(|k| read(k).err()).expect("a read of what is gone");
-    assert!(error.to_string().contains("changed while it was being read"), "{error}");
+    let error = (0..order.samples())
+        .find_map(|k| read(k).err())
+        .expect("a read of what is gone");
+    assert!(
+        error
+            .to_string()
+            .contains("changed while it was being read"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_cache_that_cannot_be_written_names_the_setting() {
     let (mut cache, dataset) = (cache("refused"), dataset("u16_a"));
     let refused = |cache: &Cache| {
-        let error = cache.order(&spec(78), &dataset, 0..dataset.sequences(), "test").unwrap_err();
+        let error = cache
+            .order(&spec(78), &dataset, 0..dataset.sequences(), "test")
+            .unwrap_err();
         let error = format!("{error:#}");
         assert!(error.contains("cannot keep the order of") && error.contains("data.cache"));
         error
@@ -159,7 +180,9 @@ fn a_cache_that_cannot_be_written_names_the_setting() {
     let error = refused(&cache);
     assert!(error.contains("No space left on device"), "{error}");
     assert!(orders(&cache).is_empty(), "something half-written remains");
-    cache.folder = cache.folder.join(path.with_extension("lock").file_name().unwrap());
+    cache.folder = cache
+        .folder
+        .join(path.with_extension("lock").file_name().unwrap());
     assert!(refused(&cache).contains("File exists"), "the folder is a file");
 }
 
@@ -170,11 +193,16 @@ fn processes_that_want_one_order_at_once_all_get_it() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
         command.args(["data", "samples", "--seq-len", "16", "--json", "--samples", "5000"]);
         let prefix = dataset("i32_big").prefix().to_path_buf();
-        command.args(["--range", "0..49", "--cache"]).args([cache, &prefix]);
+        command
+            .args(["--range", "0..49", "--cache"])
+            .args([cache, &prefix]);
         command.stdout(Stdio::piped()).spawn().unwrap()
     };
     let all: Vec<Child> = (0..4).map(|_| samples(&cache.folder)).collect();
-    let said: Vec<_> = all.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
+    let said: Vec<_> = all
+        .into_iter()
+        .map(|child| child.wait_with_output().unwrap())
+        .collect();
     for output in &said {
         assert!(output.status.success() && output.stdout == said[0].stdout);
         assert_eq!(output.stdout.iter().filter(|byte| **byte == b'\n').count(), 50);
@@ -185,7 +213,9 @@ fn processes_that_want_one_order_at_once_all_get_it() {
 #[test]
 fn an_order_too_large_is_refused_before_it_is_built() {
     let refused = |lengths: &[u32], spec: &OrderSpec| {
-        let error = Order::build(spec, lengths, 0..lengths.len(), "corpus").err().unwrap();
+        let error = Order::build(spec, lengths, 0..lengths.len(), "corpus")
+            .err()
+            .unwrap();
         error.downcast::<Problems>().unwrap().to_string()
     };
     let one = |samples| OrderSpec { seq_len: 1, ..spec(samples) };

@@ -20,7 +20,9 @@ fn tokens(folder: &Path, prefix: &str, split: &str, which: &str) -> Vec<u64> {
 fn one_text_has_a_validation_set() {
     let folder = folder("one text");
     // 20 letters, each a twentieth of the text.
-    let text: String = ('a'..='t').map(|letter| letter.to_string().repeat(100)).collect();
+    let text: String = ('a'..='t')
+        .map(|letter| letter.to_string().repeat(100))
+        .collect();
     fs::write(folder.join("a.txt"), &text).unwrap();
     let said = good(&folder, "build a.txt -t bytes -o mine");
     assert!(said.contains("1 document, 2,000 tokens"), "{said}");
@@ -46,7 +48,11 @@ fn a_new_manifest_validates_on_the_tail_of_one_text() {
     good(&folder, "build a.txt -t TOKENIZER -o mine");
     let gptrain = |arguments: &str, code| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gptrain"));
-        let output = command.current_dir(&folder).args(arguments.split(' ')).output().unwrap();
+        let output = command
+            .current_dir(&folder)
+            .args(arguments.split(' '))
+            .output()
+            .unwrap();
         let said = [output.stdout, output.stderr].concat();
         let said = String::from_utf8(said).unwrap();
         assert_eq!(output.status.code(), Some(code), "{arguments}: {said}");

@@ -14,7 +14,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data/megatron").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/data/megatron")
+        .join(name)
 }
 
 /// An empty folder of this test's own, under the build folder.
@@ -61,7 +63,9 @@ pub fn open_datasets(
 
 fn batch(source: &Source, first_sample: u64, samples: usize) -> Batch {
     let mut batch = Batch::default();
-    batch.fill(source, Request { first_sample, samples }).unwrap();
+    batch
+        .fill(source, Request { first_sample, samples })
+        .unwrap();
     batch
 }
 
@@ -72,7 +76,12 @@ fn integers(batch: &Batch, column: Column) -> &[i32] {
 
 /// The user's mistakes in an error, as one text.
 fn problems<T>(result: anyhow::Result<T>) -> String {
-    result.err().unwrap().downcast::<Problems>().expect("not reported as the user's").to_string()
+    result
+        .err()
+        .unwrap()
+        .downcast::<Problems>()
+        .expect("not reported as the user's")
+        .to_string()
 }
 
 #[test]
@@ -80,8 +89,11 @@ fn a_weighted_mixture_is_megatrons() {
     let text = std::fs::read_to_string(fixture("expect/blended_dataset_cases.json")).unwrap();
     let cases: Value = serde_json::from_str(&text).unwrap();
     for case in cases.as_array().unwrap() {
-        let names =
-            case["datasets"].as_array().unwrap().iter().zip(case["weights"].as_array().unwrap());
+        let names = case["datasets"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .zip(case["weights"].as_array().unwrap());
         let split = case["split"].as_str().unwrap();
         let train = names
             .map(|(name, w)| dataset(name.as_str().unwrap(), w.as_f64().unwrap(), split, 0))
@@ -97,8 +109,17 @@ fn a_weighted_mixture_is_megatrons() {
                 hash.update((*token as i64).to_le_bytes());
             }
         }
-        let hex: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(hex, case["splits"]["train"]["tokens_i64le_sha256"].as_str().unwrap());
+        let hex: String = hash
+            .finalize()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        assert_eq!(
+            hex,
+            case["splits"]["train"]["tokens_i64le_sha256"]
+                .as_str()
+                .unwrap()
+        );
     }
 }
 
@@ -134,7 +155,11 @@ fn causal_weights_sum_to_one_under_the_eod_mask() {
         let batch = batch(&source, sample, 1);
         let sum: f32 = batch.column(Weights).iter().sum();
         assert!((sum - 1.0).abs() < 1e-5, "sample {sample}: {sum}");
-        masked += batch.column::<f32>(Weights).iter().filter(|weight| **weight == 0.0).count();
+        masked += batch
+            .column::<f32>(Weights)
+            .iter()
+            .filter(|weight| **weight == 0.0)
+            .count();
     }
     assert!(masked > 10, "the dataset has EODs, {masked} were masked");
 }
@@ -254,10 +279,15 @@ fn a_token_file_that_shrinks_while_mapped_is_an_error_not_a_crash() {
     let wishes = data(vec![Dataset { prefix: prefix.clone(), weight: 1.0, part }]);
     let source: Arc<Source> = open_datasets(&wishes, 256, 100, 255, 0).unwrap().train;
     let requests = (0..255).map(|first_sample| Request { first_sample, samples: 1 });
-    let bin = std::fs::OpenOptions::new().write(true).open(prefix.with_extension("bin")).unwrap();
+    let bin = std::fs::OpenOptions::new()
+        .write(true)
+        .open(prefix.with_extension("bin"))
+        .unwrap();
     bin.set_len(4096).unwrap();
     let mut reader = Reader::start(source, requests, 2).unwrap();
-    let error = (0..255).find_map(|_| reader.next().err()).expect("a read of what is gone");
+    let error = (0..255)
+        .find_map(|_| reader.next().err())
+        .expect("a read of what is gone");
     let error = format!("{error:#}");
     assert!(error.contains("it had 131072 bytes when opened and is 4096 bytes now"), "{error}");
 }
@@ -284,7 +314,10 @@ fn a_token_file_that_is_replaced_while_mapped_is_still_read() {
 #[test]
 fn a_dataset_without_sequences_is_refused() {
     let prefix = folder("empty").join("d");
-    Writer::create(&prefix, TokenType::U16).unwrap().finish().unwrap();
+    Writer::create(&prefix, TokenType::U16)
+        .unwrap()
+        .finish()
+        .unwrap();
     let part = Sequences::Range(0.0, 1.0);
     let wishes = data(vec![Dataset { prefix, weight: 1.0, part }]);
     let error = problems(open_datasets(&wishes, 32, 50257, 70, 0));
@@ -293,7 +326,9 @@ fn a_dataset_without_sequences_is_refused() {
 
 /// The tokens of samples `range` of a run's training data.
 fn tokens(datasets: &Datasets, range: std::ops::Range<u64>) -> Vec<Vec<i32>> {
-    range.map(|sample| integers(&batch(&datasets.train, sample, 1), Tokens).to_vec()).collect()
+    range
+        .map(|sample| integers(&batch(&datasets.train, sample, 1), Tokens).to_vec())
+        .collect()
 }
 
 #[test]
@@ -330,9 +365,22 @@ fn weights_can_change_without_repeating_or_skipping_a_sample() {
             next_b += 1;
         }
     }
-    let cursors: Vec<u64> = second.train.cursors(100).iter().map(|c| c.samples).collect();
+    let cursors: Vec<u64> = second
+        .train
+        .cursors(100)
+        .iter()
+        .map(|c| c.samples)
+        .collect();
     assert_eq!(cursors, [next_a as u64, next_b as u64]);
-    assert_eq!(second.train.cursors(40).iter().map(|c| c.samples).sum::<u64>(), 40);
+    assert_eq!(
+        second
+            .train
+            .cursors(40)
+            .iter()
+            .map(|c| c.samples)
+            .sum::<u64>(),
+        40
+    );
     // 0.7·40 + 0.2·60 and 0.3·40 + 0.8·60, within one.
     assert!(next_a.abs_diff(40) <= 1 && next_b.abs_diff(60) <= 1, "{next_a} {next_b}");
 }
@@ -364,13 +412,26 @@ fn stages_of_a_manifest_are_changes_at_a_resume() {
     }
     // A shorter run does not reach the last stage; the samples read so far are unchanged.
     let shorter = whole.plan.clone().continued(&staged, 70, 60);
-    assert_eq!(shorter.stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [0, 40, 60]);
+    assert_eq!(
+        shorter
+            .stages
+            .iter()
+            .map(|stage| stage.from)
+            .collect::<Vec<_>>(),
+        [0, 40, 60]
+    );
     let short = Datasets::open(&staged, shorter, 32, 250_680, 0).unwrap();
     assert_eq!(tokens(&short, 0..60), tokens(&whole, 0..60));
     // A stage that is moved into the past begins now.
     staged.stages[0].from = 20;
     let late = whole.plan.clone().continued(&staged, 100, 30);
-    assert_eq!(late.stages.iter().map(|stage| stage.from).collect::<Vec<_>>(), [0, 30, 75]);
+    assert_eq!(
+        late.stages
+            .iter()
+            .map(|stage| stage.from)
+            .collect::<Vec<_>>(),
+        [0, 30, 75]
+    );
 }
 
 #[test]

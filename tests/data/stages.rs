@@ -23,7 +23,11 @@ fn one_manifest_with_stages_is_a_manifest_changed_at_a_resume() {
     let args = ["run", "run.yaml", "--resume-from", "step-00000006", "--set", &changed];
     let by_hand = lab.gptrain(&[&args[..], &["--set", valid]].concat());
     by_hand.expect(0, &[]);
-    assert!(by_hand.out.contains("another mixture of datasets from sample 24 on"));
+    assert!(
+        by_hand
+            .out
+            .contains("another mixture of datasets from sample 24 on")
+    );
     let losses = lab.losses("runs/staged");
     assert_eq!(losses.len(), 12);
     assert_eq!(lab.losses("runs/a"), losses);
@@ -32,7 +36,9 @@ fn one_manifest_with_stages_is_a_manifest_changed_at_a_resume() {
     // From before the change, at it and after it: the same losses again, and nothing to be told.
     for step in ["step-00000003", "step-00000006", "step-00000009"] {
         let sets = staged.iter().flat_map(|set| ["--set", set]);
-        let args = ["run", "run.yaml", "--resume-from", step].into_iter().chain(sets);
+        let args = ["run", "run.yaml", "--resume-from", step]
+            .into_iter()
+            .chain(sets);
         let again = lab.gptrain(&args.collect::<Vec<_>>());
         again.expect(0, &[]);
         assert!(!again.out.contains(", is "), "{}", again.out);

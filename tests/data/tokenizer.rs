@@ -9,7 +9,9 @@ use gptrain::data::tokenizer::{Encoder, Trainer, Training};
 use serde_json::{Value, json};
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/data/tokenizers").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/data/tokenizers")
+        .join(name)
 }
 
 fn austen() -> Tokenizer {
@@ -66,7 +68,10 @@ fn files_that_transformers_saved_have_its_ids() {
             let wanted = |key: &str| serde_json::from_value::<Vec<u32>>(row[key].clone()).unwrap();
             assert_eq!(tokenizer.encode(text), wanted("ids"), "{name}: {text:?}");
             let mut parsed = Vec::new();
-            Encoder::small(&tokenizer).parse_special().encode(text, &mut parsed).unwrap();
+            Encoder::small(&tokenizer)
+                .parse_special()
+                .encode(text, &mut parsed)
+                .unwrap();
             assert_eq!(parsed, wanted("parsed"), "{name}, parsed: {text:?}");
         }
     }
@@ -166,14 +171,18 @@ fn a_build_names_its_encoder_and_a_second_end() {
     let build = |tokenizer: &str, more: &str| {
         let line = format!("build corpus.jsonl -t {tokenizer} -o made --overwrite {more}");
         let done = data(&folder, &line).output().unwrap();
-        let said = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+        let said = [done.stdout, done.stderr]
+            .map(|text| String::from_utf8(text).unwrap())
+            .concat();
         assert!(done.status.success(), "{said}");
         let record = std::fs::read_to_string(folder.join("made.tokenizer")).unwrap();
         (said, serde_json::from_str::<Value>(&record).unwrap())
     };
     let (said, record) = build(&saved("gpt2/tokenizer.json"), "--eod the");
     assert!(said.contains("\nencoded by gptrain\n"), "{said}");
-    let the = Tokenizer::load(&fixture("saved/gpt2/tokenizer.json")).unwrap().token("the");
+    let the = Tokenizer::load(&fixture("saved/gpt2/tokenizer.json"))
+        .unwrap()
+        .token("the");
     assert_eq!((&record["encoder"], &record["append_eod"]), (&json!("gptrain"), &json!(the)));
     let (said, record) = build(&saved("template.json"), "--eod </s>");
     assert!(
@@ -181,7 +190,13 @@ fn a_build_names_its_encoder_and_a_second_end() {
         "{said}"
     );
     assert!(said.contains("already ends each text with </s>"), "{said}");
-    assert!(record["encoder"].as_str().unwrap().contains("post_processor"), "{record}");
+    assert!(
+        record["encoder"]
+            .as_str()
+            .unwrap()
+            .contains("post_processor"),
+        "{record}"
+    );
     assert!(!build(&saved("template.json"), "").0.contains("already"));
     let wrong = format!("build corpus.jsonl -t {} -o none --eod nothing", saved("template.json"));
     assert!(bad(&folder, &wrong, 2).contains("\"nothing\" is not one token of"));
@@ -198,7 +213,10 @@ fn special_tokens_in_text_are_text_unless_asked() {
     let ids = tokenizer.encode(text);
     assert!(!ids.contains(&0) && tokenizer.decode(&ids) == text);
     let mut parsed = Vec::new();
-    Encoder::small(&tokenizer).parse_special().encode(text, &mut parsed).unwrap();
+    Encoder::small(&tokenizer)
+        .parse_special()
+        .encode(text, &mut parsed)
+        .unwrap();
     let want = [tokenizer.encode("one"), vec![0], tokenizer.encode("two")].concat();
     assert_eq!(parsed, want);
 }
@@ -269,7 +287,11 @@ fn broken(name: &str, change: impl FnOnce(&mut Value)) -> String {
     let mut value: Value = serde_json::from_str(&good).unwrap();
     change(&mut value);
     let path = file(name, &value.to_string());
-    Tokenizer::load(&path).unwrap_err().downcast::<Problems>().unwrap().to_string()
+    Tokenizer::load(&path)
+        .unwrap_err()
+        .downcast::<Problems>()
+        .unwrap()
+        .to_string()
 }
 
 #[test]

@@ -94,7 +94,12 @@ fn offload_is_a_word_or_settings() {
     let settings = "topology.offload={what: optimizer, gradients: device}";
     let device = Offload { gradients: GradientHome::Device, ..optimizer };
     assert_eq!(manifest(&[settings]).topology.offload, device);
-    assert_eq!(manifest(&["train.device_memory=1.5GiB"]).train.device_memory, Some(Bytes(3 << 29)));
+    assert_eq!(
+        manifest(&["train.device_memory=1.5GiB"])
+            .train
+            .device_memory,
+        Some(Bytes(3 << 29))
+    );
     let sets = [settings, "train.device_memory=1536MiB"];
     assert!(with(&sets).effective.contains("device_memory: 1536MiB"));
 }
@@ -115,11 +120,26 @@ fn set_changes_and_creates_keys() {
     assert_eq!((m.model.layers, m.train.seed), (8, 7));
     assert_eq!(m.log.folder, PathBuf::from("out/x"));
     assert_eq!(m.model.dropout.attention, 0.1);
-    assert_eq!(with(&["model.layers=8", "model.layers=9"]).manifest.model.layers, 9);
-    assert_eq!(with(&["optimizer.lr=3e-4"]).manifest.lr.peak, 3e-4);
-    assert_eq!(with(&["optimizer=adamw", "optimizer.lr=3e-4"]).manifest.lr.peak, 3e-4);
     assert_eq!(
-        with(&["lr.decay=linear", "lr.decay.wsd.decay_samples=400"]).manifest.lr.decay,
+        with(&["model.layers=8", "model.layers=9"])
+            .manifest
+            .model
+            .layers,
+        9
+    );
+    assert_eq!(with(&["optimizer.lr=3e-4"]).manifest.lr.peak, 3e-4);
+    assert_eq!(
+        with(&["optimizer=adamw", "optimizer.lr=3e-4"])
+            .manifest
+            .lr
+            .peak,
+        3e-4
+    );
+    assert_eq!(
+        with(&["lr.decay=linear", "lr.decay.wsd.decay_samples=400"])
+            .manifest
+            .lr
+            .decay,
         Decay::Wsd(Wsd { decay_samples: 400, samples: 6400, decay_from: 6000 })
     );
     // The command line's key replaces keys of the file that exclude it.
@@ -131,7 +151,13 @@ fn set_changes_and_creates_keys() {
     let list = GOOD.replace("corpus/a", "[{prefix: a}, {prefix: b}]");
     assert_eq!(read(&list, &["data.train.1.weight=3"]).manifest.data.train[1].weight, 3.0);
     // Nothing is the default again.
-    assert_eq!(read(&format!("{GOOD}  seed: 5\n"), &["train.seed="]).manifest.train.seed, 1234);
+    assert_eq!(
+        read(&format!("{GOOD}  seed: 5\n"), &["train.seed="])
+            .manifest
+            .train
+            .seed,
+        1234
+    );
 }
 
 /// In the file, in `--set`, and in Megatron's notation of a ramp-up.
@@ -149,7 +175,10 @@ fn numbers_have_one_grammar() {
     assert_eq!(file("steps: 100k"), 1_600_000);
     assert_eq!(with(&["train.tokens=1B"]).manifest.train.samples, million);
     assert_eq!(with(&["lr.peak=0.001_5"]).manifest.lr.peak, 0.0015);
-    let ramp = with(&["batch={micro: 2, global: 32, ramp_up: 16 16 1.5k}"]).manifest.batch.ramp_up;
+    let ramp = with(&["batch={micro: 2, global: 32, ramp_up: 16 16 1.5k}"])
+        .manifest
+        .batch
+        .ramp_up;
     assert_eq!(ramp, Some(RampUp { start: 16, increment: 16, samples: 1500 }));
     let wrong = complaints(GOOD, &["train.steps=1.0005k"]);
     assert!(wrong.contains("is 1.0005k, not a whole number"), "{wrong}");
@@ -240,11 +269,23 @@ fn parts_of_datasets() {
     assert_eq!(part(&["data.train={prefix: a, range: 0:0.9}"]), Sequences::Range(0.0, 0.9));
     assert_eq!(part(&["data.train={prefix: a, split: 8/2}"]), split("8/2"));
     let valid = with(&["data.valid={web: [b, c], news: {prefix: d, range: 0.5..1}, alpha: e}"]);
-    let names: Vec<String> = valid.manifest.data.valid.iter().map(|set| set.name.clone()).collect();
+    let names: Vec<String> = valid
+        .manifest
+        .data
+        .valid
+        .iter()
+        .map(|set| set.name.clone())
+        .collect();
     assert_eq!(names, ["web", "news", "alpha"], "the order written");
     assert_eq!(valid.manifest.data.valid[0].datasets.len(), 2);
     assert!(with(&["data.split=1,0,0"]).manifest.data.valid.is_empty());
-    assert!(with(&["data.train={prefix: a, range: 0..1}"]).manifest.data.valid.is_empty());
+    assert!(
+        with(&["data.train={prefix: a, range: 0..1}"])
+            .manifest
+            .data
+            .valid
+            .is_empty()
+    );
     let prefix = |set: &str| with(&[set]).manifest.data.train[0].prefix.clone();
     assert_eq!(prefix("data.train=../x/y"), PathBuf::from("/home/x/y"));
     assert_eq!(prefix("data.train=./x/../y"), PathBuf::from("/home/me/x/../y"));
@@ -307,7 +348,11 @@ fn the_record_of_a_run_follows_a_setting_as_the_file_does() {
     for (number, file) in files.iter().enumerate() {
         let record = with(file).record();
         let other = if number == 0 { other_values(&with(file).effective) } else { Vec::new() };
-        for change in changes.iter().copied().chain(other.iter().map(String::as_str)) {
+        for change in changes
+            .iter()
+            .copied()
+            .chain(other.iter().map(String::as_str))
+        {
             let both = |text: &str, sets: &[&str]| {
                 let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
                 gptrain::manifest::parse(text, "trial.yaml", Path::new("/home/me"), &sets)
@@ -342,7 +387,9 @@ fn a_path_of_the_command_line_starts_at_the_working_folder() {
     std::fs::write(&file, GOOD).unwrap();
     let load = |sets: &[&str]| {
         let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-        gptrain::manifest::load(&file, &sets).unwrap_or_else(|error| panic!("{error}")).manifest
+        gptrain::manifest::load(&file, &sets)
+            .unwrap_or_else(|error| panic!("{error}"))
+            .manifest
     };
     let here = std::env::current_dir().unwrap();
     let there = folder.path().canonicalize().unwrap();
@@ -354,7 +401,9 @@ fn a_path_of_the_command_line_starts_at_the_working_folder() {
         "train.eval_tasks={arc: {file: arc.jsonl, limit: 3}}",
     ]);
     let prefixes = |sets: &[gptrain::manifest::Dataset]| {
-        sets.iter().map(|dataset| dataset.prefix.clone()).collect::<Vec<_>>()
+        sets.iter()
+            .map(|dataset| dataset.prefix.clone())
+            .collect::<Vec<_>>()
     };
     let above = here.parent().unwrap();
     assert_eq!(prefixes(&data.data.train), [here.join("a"), above.join("b")]);
@@ -366,7 +415,11 @@ fn a_path_of_the_command_line_starts_at_the_working_folder() {
     let task = &data.train.eval_tasks["arc"];
     assert_eq!((&task.file, task.limit), (&here.join("arc.jsonl"), Some(3)));
     assert_eq!(
-        load(&["data.stages=[{from_samples: 9, train: s}]"]).data.stages[0].train[0].prefix,
+        load(&["data.stages=[{from_samples: 9, train: s}]"])
+            .data
+            .stages[0]
+            .train[0]
+            .prefix,
         here.join("s")
     );
 }
@@ -480,7 +533,9 @@ fn the_effective_manifest_loads_back_to_the_same() {
     let constant =
         |scale| LossScale { constant: Some(scale), initial: scale, min: scale, ..dynamic };
     assert_eq!(with(sets[6]).manifest.loss_scale, Some(constant(9.0)));
-    let short = with(&["precision=fp16", "loss_scale=8"]).manifest.loss_scale;
+    let short = with(&["precision=fp16", "loss_scale=8"])
+        .manifest
+        .loss_scale;
     assert_eq!(short, Some(LossScale { window: 1000, hysteresis: 2, ..constant(8.0) }));
 }
 
@@ -489,7 +544,10 @@ fn the_schema_describes_every_key() {
     fn undescribed(schema: &serde_json::Value, path: &str, found: &mut Vec<String>) {
         for (key, below) in schema["properties"].as_object().into_iter().flatten() {
             let path = format!("{path}.{key}");
-            if below["description"].as_str().is_none_or(|text| !text.ends_with('.')) {
+            if below["description"]
+                .as_str()
+                .is_none_or(|text| !text.ends_with('.'))
+            {
                 found.push(path.clone());
             }
             undescribed(below, &path, found);
@@ -523,12 +581,23 @@ fn compare_defaults(root: &Value, schema: &Value, value: &Value, path: &str) -> 
     if let Some(pointer) = schema["$ref"].as_str() {
         return below(root.pointer(pointer.trim_start_matches('#')).unwrap());
     }
-    let mut compared: usize = schema["anyOf"].as_array().into_iter().flatten().map(below).sum();
+    let mut compared: usize = schema["anyOf"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(below)
+        .sum();
     for (key, value) in value.as_object().into_iter().flatten() {
         let (schema, path) = (&schema["properties"][key], format!("{path}.{key}"));
         compared += compare_defaults(root, schema, value, &path);
-        let about = schema["description"].as_str().unwrap_or_default().replace('\n', " ");
-        let word = about.split("Default: ").nth(1).and_then(|text| text.split([' ', ',']).next());
+        let about = schema["description"]
+            .as_str()
+            .unwrap_or_default()
+            .replace('\n', " ");
+        let word = about
+            .split("Default: ")
+            .nth(1)
+            .and_then(|text| text.split([' ', ',']).next());
         let Some(word) = word.map(|word| word.trim_end_matches(['.', ';']).replace('_', "")) else {
             continue;
         };

@@ -120,7 +120,10 @@ impl Scratch {
         let error = load(&path, &[]).expect_err("a mistake");
         let problems = error.downcast::<Problems>().expect("the user's mistake");
         assert_eq!(problems.list.len(), 1);
-        problems.to_string().replace(&*self.0.to_string_lossy(), "DIR").replace("\n    →", " →")
+        problems
+            .to_string()
+            .replace(&*self.0.to_string_lossy(), "DIR")
+            .replace("\n    →", " →")
     }
 }
 
@@ -232,8 +235,10 @@ fn mutate(text: &str, draw: &mut Draw) -> String {
             kind => {
                 let chars: Vec<char> = lines[at].chars().collect();
                 let from = draw.below(chars.len() + 1);
-                let to =
-                    from + draw.below(chars.len() - from + 1).min(if kind == 4 { 99 } else { 3 });
+                let to = from
+                    + draw
+                        .below(chars.len() - from + 1)
+                        .min(if kind == 4 { 99 } else { 3 });
                 let word = WORDS[draw.below(WORDS.len())];
                 let (head, tail) = (&chars[..from], &chars[to..]);
                 lines[at] = head.iter().collect::<String>() + word + &String::from_iter(tail);

@@ -4,7 +4,9 @@ use crate::{GOOD, complaints, with};
 use gptrain::manifest::{LayerAttention, LayerKind, Model, Position};
 
 fn model(sets: &[&str]) -> Model {
-    with(&[&["model.position=rope"], sets].concat()).manifest.model
+    with(&[&["model.position=rope"], sets].concat())
+        .manifest
+        .model
 }
 
 #[test]
@@ -24,7 +26,9 @@ fn a_pattern_repeats_over_the_layers() {
     let windows: Vec<_> = (0..6).map(|layer| m.window_of(layer)).collect();
     assert_eq!(windows, [Some(9), Some(9), None, Some(9), Some(9), Some(9)]);
     let Position::Rope(own) = m.position else { panic!() };
-    let bases: Vec<f64> = (0..6).map(|layer| m.rope_of(layer).unwrap().theta).collect();
+    let bases: Vec<f64> = (0..6)
+        .map(|layer| m.rope_of(layer).unwrap().theta)
+        .collect();
     assert_eq!(bases, [50.0, 50.0, own.theta, own.theta, 50.0, 50.0]);
     assert_eq!(m.ropes().iter().map(|rope| rope.theta).collect::<Vec<_>>(), [50.0, own.theta]);
     let full = LayerKind { attention: LayerAttention::Full, rope: None };

@@ -64,7 +64,12 @@ pub fn complaints(text: &str, sets: &[&str]) -> String {
         Err(problems) => {
             let line =
                 |p: &gptrain::base::Problem| format!("{}: {} → {}", p.place, p.what, p.remedy);
-            problems.list.iter().map(line).collect::<Vec<_>>().join("\n")
+            problems
+                .list
+                .iter()
+                .map(line)
+                .collect::<Vec<_>>()
+                .join("\n")
         }
     }
 }
@@ -73,7 +78,10 @@ pub fn complaints(text: &str, sets: &[&str]) -> String {
 #[track_caller]
 pub fn check(line: &str, complaint: &str) {
     let key = line.split(':').next().expect("a key");
-    let old = GOOD.lines().find(|l| l.starts_with(&format!("{key}:"))).expect("a line to replace");
+    let old = GOOD
+        .lines()
+        .find(|l| l.starts_with(&format!("{key}:")))
+        .expect("a line to replace");
     assert_eq!(complaints(&GOOD.replace(old, line), &[]), complaint);
 }
 

@@ -66,8 +66,12 @@ fn describe(
     let title = if path.is_empty() { "Top level".into() } else { format!("Section {path}") };
     let about = section["description"].as_str().unwrap_or_default();
     write!(page, "\n## {title}\n{}", wrapped(about)).unwrap();
-    let required: Vec<&str> =
-        section["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let required: Vec<&str> = section["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     for (key, value) in section["properties"].as_object().into_iter().flatten() {
         let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
         let mut takes = Vec::new();
@@ -129,7 +133,11 @@ fn kinds(
     if let Some(word) = value["const"].as_str() {
         takes.push(format!("`{word}`"));
     }
-    let words = value["enum"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let words = value["enum"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
     takes.extend(words.map(|word| format!("`{word}`")));
     let types = match &value["type"] {
         Value::Array(several) => several.clone(),
@@ -189,10 +197,14 @@ fn keys_beside_those_of_other_trainers_exist() {
 fn leads(section: &Value, schema: &Value, path: &[&str]) -> bool {
     let Some((key, below)) = path.split_first() else { return true };
     if let Some(name) = section["$ref"].as_str() {
-        let section = schema.pointer(name.trim_start_matches('#')).expect("a definition");
+        let section = schema
+            .pointer(name.trim_start_matches('#'))
+            .expect("a definition");
         return leads(section, schema, path);
     }
-    let ways = ["anyOf", "oneOf", "allOf"].iter().filter_map(|kind| section[kind].as_array());
+    let ways = ["anyOf", "oneOf", "allOf"]
+        .iter()
+        .filter_map(|kind| section[kind].as_array());
     let known = section["properties"].get(key);
     known.is_some_and(|value| leads(value, schema, below))
         || ways.flatten().any(|way| leads(way, schema, path))

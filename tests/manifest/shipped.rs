@@ -21,14 +21,22 @@ fn shipped(name: &str, sets: &[&str]) -> Loaded {
 #[test]
 fn every_manifest_loads_and_means_the_same_when_written_back() {
     let mut names = Vec::new();
-    let list = |folder: &Path| std::fs::read_dir(folder).expect("manifests").collect::<Vec<_>>();
+    let list = |folder: &Path| {
+        std::fs::read_dir(folder)
+            .expect("manifests")
+            .collect::<Vec<_>>()
+    };
     let (sweep, mut all) = (folder().join("sweep"), list(&folder()));
     all.extend(list(&sweep));
     for path in all.into_iter().map(|entry| entry.expect("an entry").path()) {
         if path == sweep {
             continue;
         }
-        let name = path.file_name().expect("a name").to_string_lossy().into_owned();
+        let name = path
+            .file_name()
+            .expect("a name")
+            .to_string_lossy()
+            .into_owned();
         assert!(name.ends_with(".yaml"), "{name} is not a manifest");
         let loaded = shipped(path.to_str().expect("text"), &[]);
         assert_eq!(format!("{}.yaml", loaded.manifest.name), name);

@@ -58,7 +58,8 @@ impl<'a> Pair<'a> {
         let one = AdamWUpdate { rule, grad, master: *w, m: *m, v: *v, weight: *w };
         cpu.host().run(op::AdamW { scalars, updates: &[one] });
         let [m, v] = *moments;
-        cpu.host().run(op::Adam8bit { rule, scalars, grad, master: *c, m, v, weight: *c });
+        cpu.host()
+            .run(op::Adam8bit { rule, scalars, grad, master: *c, m, v, weight: *c });
         [*w, *c].map(|x| {
             let mut bytes = vec![0; x.bytes()];
             cpu.download(x, &mut bytes);
@@ -131,7 +132,11 @@ fn codes_are_those_of_bitsandbytes_away_from_zero() {
     let (numbers, stored) = (numbers(0), fixture("codes.u8"));
     let squares: Vec<f32> = numbers.iter().map(|x| x * x).collect();
     let maps: [&DynamicMap; 2] = [&SIGNED, &UNSIGNED];
-    for ((map, x), theirs) in maps.into_iter().zip([numbers, squares]).zip(stored.chunks(8192)) {
+    for ((map, x), theirs) in maps
+        .into_iter()
+        .zip([numbers, squares])
+        .zip(stored.chunks(8192))
+    {
         let (codes, scales) = map.encode(&x, 64);
         let mut differ = 0;
         for (i, (ours, theirs)) in codes.iter().zip(theirs).enumerate() {
@@ -156,13 +161,24 @@ fn weights_are_nearer_to_those_of_pytorch_than_bitsandbytes() {
     let rule =
         AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, lr_scale: 1.0 };
     let pair = Pair::new(&cpu, rule, 8192, 64);
-    pair.set(&numbers(1000).into_iter().map(|x| 0.1 * x).collect::<Vec<_>>());
-    let steps: Vec<_> = (1..=20).map(|t| pair.update(t, &numbers(t as u32))).collect();
+    pair.set(
+        &numbers(1000)
+            .into_iter()
+            .map(|x| 0.1 * x)
+            .collect::<Vec<_>>(),
+    );
+    let steps: Vec<_> = (1..=20)
+        .map(|t| pair.update(t, &numbers(t as u32)))
+        .collect();
     let [wide, coded] = &steps[19];
     let stored = DType::F32.widen(&fixture("weights.f32"));
     let (bitsandbytes, pytorch) = stored.split_at(8192);
     let mean = |a: &[f32], b: &[f32]| {
-        a.iter().zip(b).map(|(a, b)| f64::from((a - b).abs())).sum::<f64>() / 8192.0
+        a.iter()
+            .zip(b)
+            .map(|(a, b)| f64::from((a - b).abs()))
+            .sum::<f64>()
+            / 8192.0
     };
     let [exact, ours] = [wide, coded].map(|w| mean(w, pytorch));
     let (theirs, apart) = (mean(bitsandbytes, pytorch), mean(bitsandbytes, coded));

@@ -68,8 +68,15 @@ fn on_cpus(sets: &[&str]) -> Vec<Outcome> {
     };
     let ranks = threads::world(m.topology.ranks());
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = ranks.into_iter().map(|world| scope.spawn(|| rank(world))).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).next_back().unwrap()
+        let ranks: Vec<_> = ranks
+            .into_iter()
+            .map(|world| scope.spawn(|| rank(world)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .next_back()
+            .unwrap()
     })
 }
 
@@ -109,8 +116,13 @@ fn a_skipped_step_changes_neither_error_nor_q() {
         let m = common::manifest(&[&["precision=fp16", scale, compression], grid].concat());
         let fates: Vec<Vec<bool>> = std::thread::scope(|scope| {
             let ranks = threads::world(m.topology.ranks()).into_iter();
-            let ranks: Vec<_> = ranks.map(|world| scope.spawn(|| skips(world, &m))).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+            let ranks: Vec<_> = ranks
+                .map(|world| scope.spawn(|| skips(world, &m)))
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("a rank"))
+                .collect()
         });
         assert!(fates.iter().all(|fate| *fate == fates[0]), "{fates:?}");
         assert!(fates[0].starts_with(&[true]) && fates[0].ends_with(&[false]), "{fates:?}");
@@ -128,7 +140,8 @@ fn skips(world: World, m: &Manifest) -> Vec<bool> {
         let states = common::states(&engine).into_iter();
         let own = states.filter(|((_, state), _)| state.starts_with("powersgd"));
         let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect();
-        own.map(|((param, state), values)| (format!("{param} {state}"), bits(values))).collect()
+        own.map(|((param, state), values)| (format!("{param} {state}"), bits(values)))
+            .collect()
     };
     let mut before = kept();
     assert_eq!(before.len(), 2 * 4 * m.model.layers, "error and Q of each matrix");

@@ -13,8 +13,9 @@ use std::fs;
 fn samples(cpu: &Cpu, step: usize) -> impl FnMut(&Inputs) -> anyhow::Result<()> {
     let mut next = 8 * step as u64;
     move |inputs| {
-        let tokens: Vec<i32> =
-            (next..next + 4).flat_map(|sample| common::tokens(1, 24, 128, sample)).collect();
+        let tokens: Vec<i32> = (next..next + 4)
+            .flat_map(|sample| common::tokens(1, 24, 128, sample))
+            .collect();
         inputs.upload(cpu, &Batch::causal(&tokens, 4, next, 1.0 / (8.0 * 24.0)));
         next += 4;
         Ok(())
@@ -93,7 +94,10 @@ fn what_overflows_is_skipped_until_the_scale_fits() {
         assert_eq!(trackers, (growth_tracker, hysteresis_tracker));
         assert_eq!((state.updates, state.skipped), (updates, skipped));
     });
-    let pattern: String = outcomes.iter().map(|o| if o.skipped { '0' } else { '1' }).collect();
+    let pattern: String = outcomes
+        .iter()
+        .map(|o| if o.skipped { '0' } else { '1' })
+        .collect();
     assert!(pattern.starts_with("0000000000"), "2³² is far too much: {pattern}");
     assert!(pattern.contains("1111001111"), "it doubles, two overflow, it fits again: {pattern}");
     assert!(outcomes[44].loss < outcomes[0].loss - 0.2, "it learns: {outcomes:?}");
@@ -134,7 +138,10 @@ fn a_skipped_step_does_not_count_for_the_bias_correction() {
         let now = common::weights(engine);
         let before = before.replace(now.clone());
         if let (false, None, Some(before)) = (outcome.skipped, moved, before) {
-            let pairs = now.iter().zip(&before).flat_map(|((_, a), (_, b))| a.iter().zip(b));
+            let pairs = now
+                .iter()
+                .zip(&before)
+                .flat_map(|((_, a), (_, b))| a.iter().zip(b));
             moved = Some(pairs.fold(0.0f32, |largest, (a, b)| largest.max((a - b).abs())));
         }
     });
@@ -156,7 +163,10 @@ fn record(lab: &Lab, run: &str) -> Vec<String> {
 }
 
 fn skipped(lab: &Lab, run: &str) -> usize {
-    lab.metrics(run).iter().filter(|line| line["skipped"] == true).count()
+    lab.metrics(run)
+        .iter()
+        .filter(|line| line["skipped"] == true)
+        .count()
 }
 
 #[test]
@@ -165,8 +175,11 @@ fn a_run_logs_what_it_skips_and_goes_on_with_the_same_bits() {
     let sets = [&OVERFLOWS[..], &["model.dropout=0.1", "log.tensorboard=true"]].concat();
     let done = lab.run(&[&sets[..], &["log.folder=runs/whole"]].concat());
     done.expect(0, &[]);
-    let lines: Vec<&str> =
-        done.out.lines().filter(|line| line.contains("consumed samples:")).collect();
+    let lines: Vec<&str> = done
+        .out
+        .lines()
+        .filter(|line| line.contains("consumed samples:"))
+        .collect();
     assert!(lines[0].contains("| loss scale: 1800000.0 | grad norm: "), "{}", lines[0]);
     assert!(lines[0].contains("| number of skipped iterations:   1 | "), "{}", lines[0]);
     assert!(!lines[0].contains("lm loss:"), "no step advanced: {}", lines[0]);
@@ -175,7 +188,11 @@ fn a_run_logs_what_it_skips_and_goes_on_with_the_same_bits() {
     assert!((2..9).contains(&skipped(&lab, "runs/whole")), "{:?}", record(&lab, "runs/whole"));
     lab.gptrain(&["report", "runs/whole"]).expect(0, &[]);
     let events = common::events::scalars(&lab.path("runs/whole/tensorboard"));
-    assert!(events.iter().any(|(_, tag, _)| tag == "loss-scale/loss-scale"));
+    assert!(
+        events
+            .iter()
+            .any(|(_, tag, _)| tag == "loss-scale/loss-scale")
+    );
 
     // Saved after each of the first steps: between two that overflow, and after.
     let every = [&sets[..], &["checkpoint.interval=1", "log.folder=runs/a"]].concat();
@@ -200,7 +217,8 @@ fn set<'a>(sets: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn a_checkpoint_shows_its_scale_and_is_replayed_and_exported() {
     let lab = Lab::new();
-    lab.run(&[&OVERFLOWS[..], &["checkpoint.interval=1"]].concat()).expect(0, &[]);
+    lab.run(&[&OVERFLOWS[..], &["checkpoint.interval=1"]].concat())
+        .expect(0, &[]);
     let done = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000001", "--deep"]);
     done.expect(0, &[]);
     assert!(done.out.contains("loss scale 1800000, 0 updates"), "{}", done.out);
@@ -212,7 +230,8 @@ fn a_checkpoint_shows_its_scale_and_is_replayed_and_exported() {
         again.expect(0, &[]);
         assert!(again.err.contains("as recorded, to the last bit"), "{}", again.err);
     }
-    lab.gptrain(&["export", last, "--hf", "hf", "--dtype", "f16"]).expect(0, &[]);
+    lab.gptrain(&["export", last, "--hf", "hf", "--dtype", "f16"])
+        .expect(0, &[]);
     let config = fs::read_to_string(lab.path("hf/config.json")).unwrap();
     assert!(config.contains("float16"), "{config}");
     let reader =
@@ -228,7 +247,8 @@ fn any_grid_skips_the_same_steps() {
     let run = |folder: &str, grid: &[&str], more: &[&str]| {
         let folder = format!("log.folder={folder}");
         let sets = [&OVERFLOWS[..], &["checkpoint.interval=2", &folder], grid].concat();
-        lab.gptrain(&[&["run", "run.yaml"], more, &set(&sets)].concat()).expect(0, &[]);
+        lab.gptrain(&[&["run", "run.yaml"], more, &set(&sets)].concat())
+            .expect(0, &[]);
     };
     run("runs/one", &[], &[]);
     let fate = |run: &str| -> Vec<_> {

@@ -71,7 +71,8 @@ fn share(x: &[f32], cols: usize, split: TpSplit, rank: usize, ranks: usize) -> V
         rank * div_exact(n, ranks)..(rank + 1) * div_exact(n, ranks)
     };
     let (rows, within) = (part(rows, TpSplit::Rows), part(cols, TpSplit::Cols));
-    rows.flat_map(|row| x[row * cols..][within.clone()].to_vec()).collect()
+    rows.flat_map(|row| x[row * cols..][within.clone()].to_vec())
+        .collect()
 }
 
 /// Columns of each rank side by side, or rows one after the other.
@@ -85,7 +86,11 @@ fn joined(parts: &[Vec<f32>], cols: usize, split: TpSplit) -> Vec<f32> {
         TpSplit::Rows => parts.concat(),
         TpSplit::Cols => {
             let own = cols / ranks;
-            let row = |row: usize| parts.iter().flat_map(move |p| p[row * own..][..own].to_vec());
+            let row = |row: usize| {
+                parts
+                    .iter()
+                    .flat_map(move |p| p[row * own..][..own].to_vec())
+            };
             (0..parts[0].len() / own).flat_map(row).collect()
         }
     }
@@ -121,7 +126,10 @@ fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given 
     let room = fp8::Fp8Pass { space, keeps, new_weights: false };
     let cx = Cx { fp8: Some(room), ..cx };
     let split = weight.block_split();
-    let spec = gptrain::model::table(&m.model).into_iter().find(|s| s.weight == weight).unwrap();
+    let spec = gptrain::model::table(&m.model)
+        .into_iter()
+        .find(|s| s.weight == weight)
+        .unwrap();
     let [of_x, of_y] = match split {
         TpSplit::Rows => [TpSplit::Whole, TpSplit::Cols],
         _ => [TpSplit::Cols, TpSplit::Whole],
@@ -134,7 +142,8 @@ fn layer(m: &Manifest, weight: Weight, keeps: bool, group: &dyn Group) -> Given 
         x
     };
     let (x, dy) = (place(1, TOKENS, spec.cols, of_x), place(2, TOKENS, spec.rows, of_y));
-    cpu.host().run(op::Copy { x: place(3, spec.rows, spec.cols, split), y: params[weight].set() });
+    cpu.host()
+        .run(op::Copy { x: place(3, spec.rows, spec.cols, split), y: params[weight].set() });
     let [y, dx, dw] = [dy, x, params[weight]].map(|x| arena.matrix(x.rows, x.cols, DType::F32));
     let input = linear::Input::plan(&cx, x, &arena);
     let first = Cx { fp8: Some(room.for_forward(true)), ..cx };

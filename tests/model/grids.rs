@@ -243,14 +243,19 @@ fp16!(fp16_adafactor: "optimizer=adafactor", "topology.tensor=2", "topology.pipe
 
 /// A scale under which the first two steps overflow: every rank skips them as one rank does.
 fn check_overflows(sets: &[&str]) {
-    let (topology, rule): (Vec<&str>, Vec<&str>) =
-        sets.iter().copied().partition(|set| set.starts_with("topology."));
+    let (topology, rule): (Vec<&str>, Vec<&str>) = sets
+        .iter()
+        .copied()
+        .partition(|set| set.starts_with("topology."));
     let scale = ["precision=fp16", "loss_scale={initial: 16777216, hysteresis: 1, window: 3}"];
     let fp16 = [&scale[..], &rule].concat();
     let first = train(&[&fp16[..], &topology].concat(), &GLOBAL);
     let one = serial(&fp16, &GLOBAL);
     let fate = |past: &Past| -> Vec<_> {
-        past.outcomes.iter().map(|outcome| (outcome.skipped, outcome.loss_scale)).collect()
+        past.outcomes
+            .iter()
+            .map(|outcome| (outcome.skipped, outcome.loss_scale))
+            .collect()
     };
     assert_eq!(fate(&first), fate(&one));
     let skipped: Vec<bool> = one.outcomes.iter().map(|outcome| outcome.skipped).collect();
@@ -323,7 +328,13 @@ const UNCLIPPED: &[&str] =
 fn values(past: &Past) -> (Vec<u64>, Vec<Gradient>) {
     let mut gradients = past.gradients.clone();
     gradients.sort_by(|a, b| (&a.name, a.row, a.col).cmp(&(&b.name, b.row, b.col)));
-    (past.outcomes.iter().map(|outcome| outcome.loss.to_bits()).collect(), gradients)
+    (
+        past.outcomes
+            .iter()
+            .map(|outcome| outcome.loss.to_bits())
+            .collect(),
+        gradients,
+    )
 }
 
 /// Both model families, dropout on and off.
@@ -363,8 +374,11 @@ fn check(topology: &[&str], globals: &[usize]) {
 }
 
 fn check_families(topology: &[&str], globals: &[usize], families: &[&[&str]]) {
-    let alone: Vec<&str> =
-        topology.iter().copied().filter(|set| !set.starts_with("topology.")).collect();
+    let alone: Vec<&str> = topology
+        .iter()
+        .copied()
+        .filter(|set| !set.starts_with("topology."))
+        .collect();
     for family in families {
         let one = serial(&[*family, &alone].concat(), globals);
         close(&train(&[*family, topology].concat(), globals), &one, (1e-6, 1e-6), family);
@@ -409,10 +423,19 @@ pub struct Gradient {
 fn serial(sets: &[&str], globals: &[usize]) -> Arc<Past> {
     static KNOWN: Mutex<Option<HashMap<String, Arc<Past>>>> = Mutex::new(None);
     let key = format!("{sets:?} {globals:?}");
-    let known = KNOWN.lock().unwrap().get_or_insert_default().get(&key).cloned();
+    let known = KNOWN
+        .lock()
+        .unwrap()
+        .get_or_insert_default()
+        .get(&key)
+        .cloned();
     known.unwrap_or_else(|| {
         let past = Arc::new(train(sets, globals));
-        KNOWN.lock().unwrap().get_or_insert_default().insert(key, past.clone());
+        KNOWN
+            .lock()
+            .unwrap()
+            .get_or_insert_default()
+            .insert(key, past.clone());
         past
     })
 }
@@ -425,7 +448,10 @@ pub fn train(sets: &[&str], globals: &[usize]) -> Past {
     let all: Vec<Past> = std::thread::scope(|scope| {
         let run = |world: World| scope.spawn(|| rank(world, &manifest, globals));
         let ranks: Vec<_> = worlds.into_iter().map(run).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     });
     let outcomes = all[0].outcomes.clone();
     for past in &all {
@@ -457,10 +483,14 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
             Ok(())
         };
         let micros = global / micro / replicas;
-        past.outcomes.push(engine.step(&mut load, micros, 3e-3).unwrap());
+        past.outcomes
+            .push(engine.step(&mut load, micros, 3e-3).unwrap());
         consumed += global;
         if step == 0 && manifest.topology.zero == 0 && !past.outcomes[0].skipped {
-            past.gradients = engine.params().map(|param| gradient(&engine, param, share)).collect();
+            past.gradients = engine
+                .params()
+                .map(|param| gradient(&engine, param, share))
+                .collect();
         }
     }
     let mut first = dp;
@@ -470,7 +500,8 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
         Ok(())
     };
     let loss = engine.evaluate(&mut eval, 4 / replicas as u64).unwrap();
-    past.outcomes.push(Outcome { loss, grad_norm: 1.0, ..past.outcomes[0] });
+    past.outcomes
+        .push(Outcome { loss, grad_norm: 1.0, ..past.outcomes[0] });
     let last = past.outcomes.last_mut().expect("an evaluation");
     (last.skipped, last.loss_scale) = (false, 1.0);
     assert_eq!(engine.check_replicas(), Ok(()));
@@ -481,7 +512,9 @@ fn rank(world: World, manifest: &Manifest, globals: &[usize]) -> Past {
 pub fn read_grad(engine: &Engine, param: &Param) -> Vec<f32> {
     let mut values = vec![0.0; param.numel()];
     engine.store().finish_copies();
-    engine.backend().download(engine.store().grad(param), bytemuck::cast_slice_mut(&mut values));
+    engine
+        .backend()
+        .download(engine.store().grad(param), bytemuck::cast_slice_mut(&mut values));
     values
 }
 
@@ -499,8 +532,9 @@ fn gradient(engine: &Engine, param: &Param, share: usize) -> Gradient {
 /// Samples `first ..`, each counting 1 / `of` in the loss.
 fn batch(first: usize, samples: usize, of: usize) -> Batch {
     let seq = 24;
-    let tokens: Vec<i32> =
-        (first..first + samples).flat_map(|s| common::tokens(1, seq, 128, s as u64)).collect();
+    let tokens: Vec<i32> = (first..first + samples)
+        .flat_map(|s| common::tokens(1, seq, 128, s as u64))
+        .collect();
     Batch::causal(&tokens, samples, first as u64, 1.0 / (of * seq) as f32)
 }
 
@@ -532,7 +566,11 @@ impl Gradient {
     /// ‖ours − theirs‖ / ‖theirs‖ of the whole weight's gradient, in this share of it. Rows that
     /// one rank does not have only pad the vocabulary.
     fn off(&self, serial: &Past) -> f64 {
-        let theirs = serial.gradients.iter().find(|other| other.name == self.name).unwrap();
+        let theirs = serial
+            .gradients
+            .iter()
+            .find(|other| other.name == self.name)
+            .unwrap();
         let rows = theirs.values.len() / theirs.cols;
         let mut difference = 0.0;
         for (i, ours) in self.values.iter().enumerate() {

@@ -159,7 +159,10 @@ fn nccl_stages_change_no_bit() {
         let plain = ["optimizer.adamw.clip=0", "model.tied_head=false", "topology.tensor=2"];
         let sets = [&LEARNED[..], &plain, &["batch.global=4"], topology].concat();
         let past = on_gpus(&common::manifest(&sets), How::Nccl, 2, &|_| ());
-        past.outcomes.iter().map(|outcome| outcome.loss.to_bits()).collect::<Vec<_>>()
+        past.outcomes
+            .iter()
+            .map(|outcome| outcome.loss.to_bits())
+            .collect::<Vec<_>>()
     };
     let alone = losses(&[]);
     assert_eq!(losses(&["topology.pipeline=2"]), alone);
@@ -221,7 +224,10 @@ fn on_gpus(
             })
         };
         let ranks: Vec<_> = worlds.into_iter().map(run).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     });
     for past in &all {
         assert_eq!(past.outcomes, all[0].outcomes, "ranks disagree");
@@ -268,8 +274,9 @@ pub fn train(
 
 /// Samples `first ..`, each counting 1 / `of` in the loss.
 fn batch(first: usize, samples: usize, of: usize, seq: usize) -> Batch {
-    let tokens: Vec<i32> =
-        (first..first + samples).flat_map(|s| common::tokens(1, seq, 128, s as u64)).collect();
+    let tokens: Vec<i32> = (first..first + samples)
+        .flat_map(|s| common::tokens(1, seq, 128, s as u64))
+        .collect();
     Batch::causal(&tokens, samples, first as u64, 1.0 / (of * seq) as f32)
 }
 
@@ -344,9 +351,15 @@ fn compressed_gradients_are_those_of_cpus() {
             train(&cpu, Groups::new(&world, &manifest.topology), &manifest, 6, |_| ())
         };
         let theirs = std::thread::scope(|scope| {
-            let ranks: Vec<_> =
-                threads::world(2).into_iter().map(|world| scope.spawn(|| rank(world))).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("a rank")).next_back().unwrap()
+            let ranks: Vec<_> = threads::world(2)
+                .into_iter()
+                .map(|world| scope.spawn(|| rank(world)))
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("a rank"))
+                .next_back()
+                .unwrap()
         });
         let tolerance = if sets.len() > 1 { 2e-3 } else { 1e-5 };
         for (a, b) in ours.iter().zip(&theirs) {
@@ -397,9 +410,13 @@ fn products_leave_sms_to_sums_of_gradients() {
         on_gpus(&manifest, How::Nccl, 3, &set).outcomes
     };
     assert_eq!(with("0"), with("1"));
-    let files = std::fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path());
+    let files = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
-    let kept: String = texts.map(|file| std::fs::read_to_string(file).unwrap()).collect();
+    let kept: String = texts
+        .map(|file| std::fs::read_to_string(file).unwrap())
+        .collect();
     let (beside, alone): (Vec<&str>, Vec<&str>) =
         kept.lines().skip(1).partition(|line| line.contains(" SMs"));
     // The micro-batches before it write what it adds to.
@@ -429,8 +446,14 @@ fn grids_need_no_second_queue() {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         let name = format!("grids_cuda::{test}");
         command.args(["--exact", &name, "--include-ignored", "--nocapture"]);
-        command.env("SOFTGPU_QUEUES", "1").env("SOFTGPU_NCCL_SERIAL", "1").envs(more);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .env("SOFTGPU_QUEUES", "1")
+            .env("SOFTGPU_NCCL_SERIAL", "1")
+            .envs(more);
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command.spawn().expect("it starts")
     };
     let patient = [("SOFTGPU_PATIENCE", "120"), ("SOFTGPU_SEED", "0")];

@@ -48,7 +48,9 @@ fn bf16_follows_f32() {
         let cpu = Cpu::new(Some(2));
         let engine = Engine::new(&cpu, Groups::solo(), &manifest, true).unwrap();
         load_engine(&engine, &manifest.model);
-        (0..20).map(|s| step(&engine, "qwen3", s)).collect::<Vec<f64>>()
+        (0..20)
+            .map(|s| step(&engine, "qwen3", s))
+            .collect::<Vec<f64>>()
     };
     let (f32, bf16) = (losses("f32"), losses("bf16"));
     assert_ne!(f32, bf16);
@@ -64,14 +66,24 @@ fn check(family: &str, parts: &str) {
     let text = std::fs::read_to_string(fixture(&format!("{family}.json"))).unwrap();
     let expected: serde_json::Value = serde_json::from_str(&text).unwrap();
     let numbers = |key: &str| -> Vec<f64> {
-        expected[key].as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect()
+        expected[key]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|x| x.as_f64().unwrap())
+            .collect()
     };
 
     let mut sampler = Sampler::new(&cpu, &manifest, SEQ).unwrap();
     for slice in sampler.weights.slices() {
-        sampler.weights.write(&slice, 0, bytemuck::cast_slice(&weights(&slice, &manifest.model)));
+        sampler
+            .weights
+            .write(&slice, 0, bytemuck::cast_slice(&weights(&slice, &manifest.model)));
     }
-    let prompt: Vec<u32> = tokens(family)[..SEQ].iter().map(|token| *token as u32).collect();
+    let prompt: Vec<u32> = tokens(family)[..SEQ]
+        .iter()
+        .map(|token| *token as u32)
+        .collect();
     let logits: Vec<f64> = sampler.logits(&prompt).into_iter().map(f64::from).collect();
     close(&logits, &numbers("logits"), &format!("{family} logits"));
 
@@ -90,7 +102,10 @@ fn check(family: &str, parts: &str) {
 fn compare_gradients(engine: &Engine, family: &str, model: &Model) {
     let reader = Reader::open(&fixture(&format!("{family}.safetensors"))).unwrap();
     for param in engine.params() {
-        let ours: Vec<f64> = read_grad(engine, param).into_iter().map(f64::from).collect();
+        let ours: Vec<f64> = read_grad(engine, param)
+            .into_iter()
+            .map(f64::from)
+            .collect();
         let expected = gather(param, model, |name, _| reader.words::<f32>(name).unwrap());
         let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
         close(&ours, &expected, &format!("{family} gradient of {}", param.name));
@@ -100,7 +115,11 @@ fn compare_gradients(engine: &Engine, family: &str, model: &Model) {
 fn close(ours: &[f64], expected: &[f64], what: &str) {
     assert_eq!(ours.len(), expected.len(), "{what}");
     let largest = expected.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-    let off = ours.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    let off = ours
+        .iter()
+        .zip(expected)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f64::max);
     eprintln!("{what}: off by {:.1e}", off / largest);
     assert!(off <= 3e-6 * largest, "{what}: off by {off:e} of {largest:e}");
 }
@@ -116,7 +135,9 @@ fn manifest(family: &str, parts: &str, precision: &str) -> Manifest {
 }
 
 fn fixture(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/transformers").join(file)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/transformers")
+        .join(file)
 }
 
 fn step(engine: &Engine, family: &str, s: usize) -> f64 {
@@ -133,8 +154,13 @@ fn step(engine: &Engine, family: &str, s: usize) -> f64 {
 
 fn load_engine(engine: &Engine, model: &Model) {
     let slices = engine.store().slices();
-    for slice in slices.into_iter().filter(|slice| slice.state.name == MASTER) {
-        engine.store().write(&slice, 0, bytemuck::cast_slice(&weights(&slice, model)));
+    for slice in slices
+        .into_iter()
+        .filter(|slice| slice.state.name == MASTER)
+    {
+        engine
+            .store()
+            .write(&slice, 0, bytemuck::cast_slice(&weights(&slice, model)));
     }
     engine.store().cast_master_to_model();
 }
@@ -148,7 +174,9 @@ fn weights(slice: &StateSlice, model: &Model) -> Vec<f32> {
 }
 
 fn tokens(family: &str) -> Vec<i32> {
-    hashed(family, BATCHES * SAMPLES * (SEQ + 1)).map(|hash| (hash % 40) as i32).collect()
+    hashed(family, BATCHES * SAMPLES * (SEQ + 1))
+        .map(|hash| (hash % 40) as i32)
+        .collect()
 }
 
 /// The finalizer of MurmurHash3 of the name's CRC and what follows it.
@@ -168,7 +196,10 @@ fn hashed(name: &str, len: usize) -> impl Iterator<Item = u32> {
 /// Our weight from the tensors of transformers that it is made of; `read` gives one of so many
 /// elements.
 fn gather(param: &Param, model: &Model, read: impl Fn(&str, usize) -> Vec<f32>) -> Vec<f32> {
-    let layer = param.name.strip_prefix("block.").and_then(|rest| rest.split_once('.'));
+    let layer = param
+        .name
+        .strip_prefix("block.")
+        .and_then(|rest| rest.split_once('.'));
     let prefix = layer.map_or("model.".to_string(), |(layer, _)| format!("model.layers.{layer}."));
     let vector = matches!(param.spec.weight, Weight::QkvB);
     // A bias is a column beside its matrix.

@@ -37,7 +37,9 @@ fn product(a: &Matrix, b: &Matrix) -> Matrix {
     let of = |row: &Vec<f64>| {
         let mut sums = vec![0.0; b[0].len()];
         for (x, other) in row.iter().zip(b) {
-            sums.iter_mut().zip(other).for_each(|(sum, y)| *sum += x * y);
+            sums.iter_mut()
+                .zip(other)
+                .for_each(|(sum, y)| *sum += x * y);
         }
         sums
     };
@@ -45,23 +47,40 @@ fn product(a: &Matrix, b: &Matrix) -> Matrix {
 }
 
 fn transposed(x: &Matrix) -> Matrix {
-    (0..x[0].len()).map(|col| x.iter().map(|row| row[col]).collect()).collect()
+    (0..x[0].len())
+        .map(|col| x.iter().map(|row| row[col]).collect())
+        .collect()
 }
 
 fn newton_schulz(x: &Matrix) -> Matrix {
     if x.len() > x[0].len() {
         return transposed(&newton_schulz(&transposed(x)));
     }
-    let norm = x.iter().flatten().map(|x| x * x).sum::<f64>().sqrt().max(1e-7);
-    let mut x: Matrix = x.iter().map(|row| row.iter().map(|x| x / norm).collect()).collect();
+    let norm = x
+        .iter()
+        .flatten()
+        .map(|x| x * x)
+        .sum::<f64>()
+        .sqrt()
+        .max(1e-7);
+    let mut x: Matrix = x
+        .iter()
+        .map(|row| row.iter().map(|x| x / norm).collect())
+        .collect();
     for _ in 0..5 {
         let gram = product(&x, &transposed(&x));
         let square = product(&gram, &gram);
         let factor = gram.iter().zip(square).map(|(g, s)| {
-            g.iter().zip(s).map(|(g, s)| -4.775 * g + 2.0315 * s).collect::<Vec<f64>>()
+            g.iter()
+                .zip(s)
+                .map(|(g, s)| -4.775 * g + 2.0315 * s)
+                .collect::<Vec<f64>>()
         });
         let more = product(&factor.collect(), &x);
-        x.iter_mut().flatten().zip(more.iter().flatten()).for_each(|(x, m)| *x = 3.4445 * *x + m);
+        x.iter_mut()
+            .flatten()
+            .zip(more.iter().flatten())
+            .for_each(|(x, m)| *x = 3.4445 * *x + m);
     }
     x
 }
@@ -97,9 +116,16 @@ struct Known {
 impl Known {
     fn muon(&mut self, param: &Param, m: &Model, grad: &[f64], lr: f64) {
         self.mean.resize(grad.len(), 0.0);
-        self.mean.iter_mut().zip(grad).for_each(|(mean, g)| *mean += 0.05 * (g - *mean));
-        let ahead: Vec<f64> =
-            self.mean.iter().zip(grad).map(|(mean, g)| g + 0.95 * (mean - g)).collect();
+        self.mean
+            .iter_mut()
+            .zip(grad)
+            .for_each(|(mean, g)| *mean += 0.05 * (g - *mean));
+        let ahead: Vec<f64> = self
+            .mean
+            .iter()
+            .zip(grad)
+            .map(|(mean, g)| g + 0.95 * (mean - g))
+            .collect();
         for rows in apart(param, m) {
             let row = |row: &usize| ahead[row * param.cols..(row + 1) * param.cols].to_vec();
             let step = newton_schulz(&rows.iter().map(row).collect());
@@ -247,7 +273,9 @@ fn step(world: &World, m: &Manifest) {
         inputs.upload(&cpu, &batch(0, 8));
         Ok(())
     };
-    engine.step(load, m.batch.global / m.batch.micro / m.topology.data, 1e-3).unwrap();
+    engine
+        .step(load, m.batch.global / m.batch.micro / m.topology.data, 1e-3)
+        .unwrap();
     engine.store().wait_gathers();
 }
 
@@ -256,7 +284,11 @@ fn step(world: &World, m: &Manifest) {
 fn sent(m: &Manifest) -> [f64; 2] {
     let numel = |p: &&gptrain::model::ParamSpec| (m.model.layers * p.rows * p.cols) as f64;
     let table = gptrain::model::table(&m.model);
-    let all: f64 = table.iter().filter(|p| p.is_block_matrix()).map(|p| numel(&p)).sum();
+    let all: f64 = table
+        .iter()
+        .filter(|p| p.is_block_matrix())
+        .map(|p| numel(&p))
+        .sum();
     let size = if m.precision == gptrain::manifest::Precision::Bf16 { 2.0 } else { 4.0 };
     let (tensor, data) = (m.topology.tensor as f64, m.topology.data as f64);
     let shares = 2.0 * size * all * (tensor - 1.0) / tensor;
@@ -282,8 +314,14 @@ fn the_planner_counts_bytes_products_and_states() {
                     world.traffic()
                 })
             };
-            let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();
-            ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+            let ranks: Vec<_> = threads::world(m.topology.ranks())
+                .into_iter()
+                .map(run)
+                .collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().expect("a rank"))
+                .collect()
         });
         let stage = &dry_run::stages(&m)[0];
         let [replicas, shares] = sent(&m);
@@ -317,7 +355,12 @@ fn the_planner_counts_bytes_products_and_states() {
     // Momentum is half of what AdamW keeps of the blocks' matrices.
     let row = |sets: &[&str]| {
         let plan = planned(sets).memory_plan;
-        plan.rows.iter().find(|row| row.0 == "optimizer").unwrap().1.0 as usize
+        plan.rows
+            .iter()
+            .find(|row| row.0 == "optimizer")
+            .unwrap()
+            .1
+            .0 as usize
     };
     let less = row(&["model.layers=3", "batch.micro=2"]) - row(&small);
     assert_eq!(less, 3 * 12 * 32 * 32 * DType::F32.size(), "{m:?}");

@@ -22,7 +22,10 @@ fn manifest(width: usize, mup: bool, rule: &str) -> Manifest {
         format!("model={{layers: 2, hidden: {width}, heads: {heads}, vocab: 128, seq_len: 24}}");
     let mup = mup.then(|| "model.mup={base_hidden: 32}".to_string());
     let batch = "batch={micro: 2, global: 2}".to_string();
-    let sets: Vec<String> = [model, rule.to_string(), batch].into_iter().chain(mup).collect();
+    let sets: Vec<String> = [model, rule.to_string(), batch]
+        .into_iter()
+        .chain(mup)
+        .collect();
     common::manifest(&sets.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
@@ -36,8 +39,13 @@ fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
     let sampler = Sampler::new(cpu, m, SEQ).unwrap();
     let weights = common::weights(engine);
     for slice in sampler.weights.slices() {
-        let (_, values) = weights.iter().find(|(name, _)| *name == slice.param.name).unwrap();
-        sampler.weights.write(&slice, 0, bytemuck::cast_slice(values));
+        let (_, values) = weights
+            .iter()
+            .find(|(name, _)| *name == slice.param.name)
+            .unwrap();
+        sampler
+            .weights
+            .write(&slice, 0, bytemuck::cast_slice(values));
     }
     let groups = Groups::solo();
     let cx = Cx {
@@ -72,7 +80,12 @@ fn activations(cpu: &Cpu, m: &Manifest, engine: &Engine) -> [Vec<f32>; 2] {
         host
     };
     let stream = read(acts.y);
-    [stream, (0..SAMPLES * SEQ).flat_map(|row| read(stage.logits(&acts, row))).collect()]
+    [
+        stream,
+        (0..SAMPLES * SEQ)
+            .flat_map(|row| read(stage.logits(&acts, row)))
+            .collect(),
+    ]
 }
 
 /// Root mean squares of what some steps change of the stream and of the logits.

@@ -158,7 +158,10 @@ fn gpus() {
         let on = |sets: &[&str]| outcomes(&common::manifest(sets), How::Nccl);
         let device = on(&sets);
         let gradients = precision != adafactor;
-        for offload in [OFFLOAD, FULL, HOST_GRADS].into_iter().take(2 + usize::from(gradients)) {
+        for offload in [OFFLOAD, FULL, HOST_GRADS]
+            .into_iter()
+            .take(2 + usize::from(gradients))
+        {
             let host = on(&[&sets[..], &[offload]].concat());
             assert_eq!(device, host, "{offload} {precision:?} {grid:?}");
         }
@@ -173,7 +176,9 @@ fn states_leave_the_device() {
         let engine = Engine::new(&cpu, Groups::solo(), &common::manifest(sets), true).unwrap();
         let plan = engine.memory_plan();
         let of = |rows: &[(&str, gptrain::base::Bytes)], name| {
-            rows.iter().find(|row| row.0 == name).map_or(0, |row| row.1.0)
+            rows.iter()
+                .find(|row| row.0 == name)
+                .map_or(0, |row| row.1.0)
         };
         let on_host = |name| {
             let mut states = engine.store().states().iter();
@@ -203,7 +208,14 @@ fn a_model_that_is_refused_trains_with_its_weights_on_the_host() {
         let m = common::manifest(&[&model[..], more].concat());
         Engine::new(&cpu, Groups::solo(), &m, true).map(|engine| engine.memory_plan().clone())
     };
-    let weights = plan(&[]).unwrap().rows.iter().find(|row| row.0 == "weights").unwrap().1.0;
+    let weights = plan(&[])
+        .unwrap()
+        .rows
+        .iter()
+        .find(|row| row.0 == "weights")
+        .unwrap()
+        .1
+        .0;
     // Gradients stay on the device.
     let [optimizer, full] = ["optimizer", "full"]
         .map(|what| format!("topology.offload={{what: {what}, gradients: device}}"));
@@ -220,7 +232,9 @@ fn a_cap_refuses_and_offload_fits() {
     let cpu = Cpu::new(Some(1));
     let reserve = |sets: &[&str]| {
         let engine = Engine::new(&cpu, Groups::solo(), &common::manifest(sets), true);
-        engine.map(|engine| engine.memory_plan().total()).map_err(|error| error.to_string())
+        engine
+            .map(|engine| engine.memory_plan().total())
+            .map_err(|error| error.to_string())
     };
     let whole = reserve(&["precision=bf16"]).unwrap();
     let less = format!("train.device_memory={}B", whole.0 - 1);

@@ -16,7 +16,10 @@ pub fn dry_groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
     let grid = m.topology.grid();
     let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
     Groups::for_rank(rank, &m.topology, |name, ranks| {
-        let index = ranks.iter().position(|member| *member == rank).expect("a member");
+        let index = ranks
+            .iter()
+            .position(|member| *member == rank)
+            .expect("a member");
         match ranks.len() {
             1 => Box::new(Solo),
             size => Box::new(dry::Dry::new(name, index, size, journal)),
@@ -36,7 +39,11 @@ fn checked(m: &Manifest, stage: usize, skip: Option<usize>) -> (Vec<String>, usi
     let journal = Journal::for_device(&device);
     let groups = dry_groups(m, stage, &journal);
     let engine = Engine::new(&*device, groups, m, m.data.causal()).expect("it is never full");
-    let queue = || engine.queue(&mut |_: &_| Ok(()), micros, 1e-3).expect("nothing is loaded");
+    let queue = || {
+        engine
+            .queue(&mut |_: &_| Ok(()), micros, 1e-3)
+            .expect("nothing is loaded")
+    };
     queue();
     for _ in 0..2 {
         queue();
@@ -59,10 +66,14 @@ fn work_of_every_manifest_is_ordered() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests");
     let list = |folder: &Path| std::fs::read_dir(folder).expect("manifests/");
     let files = list(&folder).chain(list(&folder.join("sweep")));
-    let files = files.map(|file| file.expect("a file").path()).filter(|path| path.is_file());
+    let files = files
+        .map(|file| file.expect("a file").path())
+        .filter(|path| path.is_file());
     let mut count = 0;
     for file in files {
-        let m = load(&file, &[]).unwrap_or_else(|error| panic!("{error:#}")).manifest;
+        let m = load(&file, &[])
+            .unwrap_or_else(|error| panic!("{error:#}"))
+            .manifest;
         for stage in stages(&m) {
             let (races, _) = checked(&m, stage, None);
             assert!(races.is_empty(), "{}, stage {stage}: {races:#?}", file.display());
@@ -110,7 +121,9 @@ fn a_missing_wait_is_found() {
     for sets in GRIDS {
         let m = common::manifest(sets);
         let (_, waits) = checked(&m, 0, None);
-        let found = (0..waits).filter(|wait| !checked(&m, 0, Some(*wait)).0.is_empty()).count();
+        let found = (0..waits)
+            .filter(|wait| !checked(&m, 0, Some(*wait)).0.is_empty())
+            .count();
         assert!(found > 0 || waits == OUTCOMES, "none of {waits} waits is missed: {sets:?}");
         all.push(found);
     }

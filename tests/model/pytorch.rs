@@ -120,7 +120,9 @@ pub fn follow(name: &str, weights: &str, sets: &[&str], accum: usize, within: [f
         let counts =
             |at: &usize| param.rows > 1 || param.spec.fused(&manifest.model).matrix_of(*at) != 1;
         let norm = |of: &dyn Fn(usize) -> f32| {
-            let squares = (0..theirs.len()).filter(counts).map(|at| f64::from(of(at)).powi(2));
+            let squares = (0..theirs.len())
+                .filter(counts)
+                .map(|at| f64::from(of(at)).powi(2));
             squares.sum::<f64>().sqrt()
         };
         let off = norm(&|at| ours[&param.name][at] - theirs[at]) / norm(&|at| theirs[at]);
@@ -139,8 +141,9 @@ fn recompute_and_threads_change_no_bit() {
         let engine = Engine::new(&cpu, Groups::solo(), &manifest, false).unwrap();
         engine.init();
         let batches = batches("gpt2");
-        let losses: Vec<u64> =
-            (0..3).map(|s| step(&engine, &batches, s, 1, 1e-3).loss.to_bits()).collect();
+        let losses: Vec<u64> = (0..3)
+            .map(|s| step(&engine, &batches, s, 1, 1e-3).loss.to_bits())
+            .collect();
         (losses, common::weights(&engine))
     };
     let first = run("none", 1);
@@ -157,7 +160,9 @@ fn bf16_follows_f32() {
         let engine = Engine::new(&cpu, Groups::solo(), &manifest, true).unwrap();
         load(&engine, "gpt2", manifest.model.heads());
         let batches = batches("gpt2");
-        (0..20).map(|s| step(&engine, &batches, s, 1, 3e-3).loss).collect::<Vec<_>>()
+        (0..20)
+            .map(|s| step(&engine, &batches, s, 1, 3e-3).loss)
+            .collect::<Vec<_>>()
     };
     let (f32, bf16) = (run("f32"), run("bf16"));
     assert_ne!(f32, bf16);
@@ -215,7 +220,9 @@ fn check_from(name: &str, from: &str, sets: &[&str], accum: usize) {
 /// Records of the reference: a header, steps, and a loss after them.
 fn lines(name: &str) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(fixture(&format!("{name}.jsonl"))).unwrap();
-    text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    text.lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 fn compare_gradients(engine: &Engine, name: &str, heads: Heads) {
@@ -230,7 +237,11 @@ fn compare_gradients(engine: &Engine, name: &str, heads: Heads) {
         let expected = common::from_reference(param, &reader.words(&theirs).unwrap(), heads);
         let ours = read_grad(engine, param);
         let largest = expected.iter().fold(0.0f32, |m, v| m.max(v.abs()));
-        let off = ours.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let off = ours
+            .iter()
+            .zip(&expected)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         // The key bias moves all scores of a query alike: its gradient is exactly 0.
         assert!(off <= 2e-5 * largest + 1e-9, "{name} {}: off by {off} of {largest}", param.name);
     }
@@ -247,18 +258,25 @@ fn manifest(sets: &[&str], accum: usize) -> Manifest {
 }
 
 fn fixture(file: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pytorch").join(file)
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/pytorch")
+        .join(file)
 }
 
 fn load(engine: &Engine, name: &str, heads: Heads) {
     let reader = Reader::open(&fixture(&format!("{name}.weights.safetensors"))).unwrap();
     let slices = engine.store().slices();
-    for slice in slices.into_iter().filter(|slice| slice.state.name == MASTER) {
+    for slice in slices
+        .into_iter()
+        .filter(|slice| slice.state.name == MASTER)
+    {
         let theirs = common::reference_name(&slice.param);
         let values = reader.words(&theirs).unwrap();
         let ours = common::from_reference(&slice.param, &values, heads);
         let values = &ours[..slice.numel()]; // no padding
-        engine.store().write(&slice, 0, bytemuck::cast_slice(values));
+        engine
+            .store()
+            .write(&slice, 0, bytemuck::cast_slice(values));
     }
     engine.store().cast_master_to_model();
 }
@@ -269,17 +287,26 @@ fn batches(name: &str) -> Vec<Batch> {
     let tokens: Vec<i32> = reader.words("tokens").unwrap();
     let cut =
         |i: usize, chunk| Batch::causal(chunk, SAMPLES, (i * SAMPLES) as u64, 1.0 / SEQ as f32);
-    let mut batches: Vec<Batch> =
-        tokens.chunks(SAMPLES * (SEQ + 1)).enumerate().map(|(i, c)| cut(i, c)).collect();
+    let mut batches: Vec<Batch> = tokens
+        .chunks(SAMPLES * (SEQ + 1))
+        .enumerate()
+        .map(|(i, c)| cut(i, c))
+        .collect();
     if reader.entries.contains_key("visible") {
         let visible: Vec<i32> = reader.words("visible").unwrap();
         let positions: Vec<i32> = reader.words("positions").unwrap();
         let weights: Vec<f32> = reader.words("weights").unwrap();
         let n = SAMPLES * SEQ;
         for (i, batch) in batches.iter_mut().enumerate() {
-            batch.column_mut(Column::Visible).copy_from_slice(&visible[2 * n * i..2 * n * (i + 1)]);
-            batch.column_mut(Column::Positions).copy_from_slice(&positions[n * i..n * (i + 1)]);
-            batch.column_mut(Column::Weights).copy_from_slice(&weights[n * i..n * (i + 1)]);
+            batch
+                .column_mut(Column::Visible)
+                .copy_from_slice(&visible[2 * n * i..2 * n * (i + 1)]);
+            batch
+                .column_mut(Column::Positions)
+                .copy_from_slice(&positions[n * i..n * (i + 1)]);
+            batch
+                .column_mut(Column::Weights)
+                .copy_from_slice(&weights[n * i..n * (i + 1)]);
         }
     }
     batches
@@ -288,7 +315,9 @@ fn batches(name: &str) -> Vec<Batch> {
 fn scaled(batch: &Batch, accum: usize) -> Batch {
     let mut batch = batch.clone();
     let weights = batch.column_mut::<f32>(Column::Weights);
-    weights.iter_mut().for_each(|w| *w /= (SAMPLES * accum) as f32);
+    weights
+        .iter_mut()
+        .for_each(|w| *w /= (SAMPLES * accum) as f32);
     batch
 }
 

@@ -49,7 +49,10 @@ impl Observed<'_> {
     }
 
     fn store(&self, tensors: &[(Tensor, Access)], contents: &[Vec<u8>]) {
-        tensors.iter().zip(contents).for_each(|((x, _), bytes)| self.be.upload(bytes, *x));
+        tensors
+            .iter()
+            .zip(contents)
+            .for_each(|((x, _), bytes)| self.be.upload(bytes, *x));
     }
 }
 
@@ -61,7 +64,8 @@ impl Backend for Observed<'_> {
                 let before = self.contents(&tensors);
                 self.be.enqueue(op);
                 let after = self.contents(&tensors);
-                all.borrow_mut().push(Recorded { kind, tensors, before, after });
+                all.borrow_mut()
+                    .push(Recorded { kind, tensors, before, after });
             }
             Role::Replay { record, next, worst } => {
                 let number = next.replace(next.get() + 1);
@@ -148,7 +152,12 @@ fn difference(dtype: DType, ours: &[u8], theirs: &[u8]) -> f64 {
         DType::BF16 => 8e-3,
         DType::F16 => 1e-3,
         DType::U8 => {
-            let apart = ours.iter().zip(theirs).map(|(x, y)| x.abs_diff(*y)).max().unwrap();
+            let apart = ours
+                .iter()
+                .zip(theirs)
+                .map(|(x, y)| x.abs_diff(*y))
+                .max()
+                .unwrap();
             return f64::from(apart);
         }
         _ => return f64::INFINITY,
@@ -169,8 +178,13 @@ fn ranks<T: Send>(m: &Manifest, work: impl Fn(&World) -> T + Sync) -> Vec<T> {
     let work = &work;
     std::thread::scope(|scope| {
         let worlds = threads::world(m.topology.ranks()).into_iter();
-        let ranks: Vec<_> = worlds.map(|world| scope.spawn(move || work(&world))).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        let ranks: Vec<_> = worlds
+            .map(|world| scope.spawn(move || work(&world)))
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     })
 }
 
@@ -202,11 +216,16 @@ fn replay(sets: &[&str]) -> BTreeSet<&'static str> {
         let losses = |all: &[Outcome]| all.iter().map(|outcome| outcome.loss).collect::<Vec<_>>();
         assert_eq!(losses(&replayed), losses(outcomes), "{sets:?}");
         let worst = worst.into_inner().into_values();
-        worst.filter(|(apart, _)| *apart > 1.0 || apart.is_nan()).collect::<Vec<_>>()
+        worst
+            .filter(|(apart, _)| *apart > 1.0 || apart.is_nan())
+            .collect::<Vec<_>>()
     });
     let wrong = wrong.concat();
     assert!(wrong.is_empty(), "{sets:?}: times the tolerance\n{wrong:#?}");
-    recorded.iter().flat_map(|(_, record)| record.iter().map(|op| op.kind)).collect()
+    recorded
+        .iter()
+        .flat_map(|(_, record)| record.iter().map(|op| op.kind))
+        .collect()
 }
 
 const QWEN3: [&str; 4] =
@@ -233,7 +252,10 @@ fn every_op_of_a_step_in_context() {
     ];
     let mut seen: BTreeSet<_> = runs.into_iter().flat_map(replay).collect();
     seen.extend(ELSEWHERE.iter().map(|(kind, _)| *kind));
-    let missing: Vec<_> = Op::KINDS.iter().filter(|kind| !seen.contains(**kind)).collect();
+    let missing: Vec<_> = Op::KINDS
+        .iter()
+        .filter(|kind| !seen.contains(**kind))
+        .collect();
     assert_eq!(missing, Vec::<&&str>::new());
 }
 

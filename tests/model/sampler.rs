@@ -32,19 +32,30 @@ fn sampler<'a>(cpu: &'a Cpu, family: &[&str], context: usize) -> Sampler<'a> {
     let weights = common::weights(&engine);
     let sampler = Sampler::new(cpu, &m, context).unwrap();
     for slice in sampler.weights.slices() {
-        let (_, values) = weights.iter().find(|(name, _)| *name == slice.param.name).unwrap();
-        sampler.weights.write(&slice, 0, bytemuck::cast_slice(values));
+        let (_, values) = weights
+            .iter()
+            .find(|(name, _)| *name == slice.param.name)
+            .unwrap();
+        sampler
+            .weights
+            .write(&slice, 0, bytemuck::cast_slice(values));
     }
     sampler
 }
 
 fn tokens(count: usize) -> Vec<u32> {
-    (0..count as u64).map(|i| rng::below(9, i, 128) as u32).collect()
+    (0..count as u64)
+        .map(|i| rng::below(9, i, 128) as u32)
+        .collect()
 }
 
 fn close(ours: &[f32], whole: &[f32], what: &str) {
     let largest = whole.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-    let off = ours.iter().zip(whole).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let off = ours
+        .iter()
+        .zip(whole)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, f32::max);
     assert!(largest > 0.1 && off <= 1e-5 * largest, "{what}: off by {off:e} of {largest}");
 }
 
@@ -59,7 +70,10 @@ fn a_text_that_grows_has_the_logits_of_the_whole() {
         at_once.each_logits(&text, |position, logits| whole[position] = logits.to_vec());
         let mut grown = sampler(&cpu, family, SEQ);
         // A prompt, then one by one; then another text with the same beginning.
-        for end in (7..=SEQ).filter(|end| *end == 7 || *end > 120).chain([40, 41, 135]) {
+        for end in (7..=SEQ)
+            .filter(|end| *end == 7 || *end > 120)
+            .chain([40, 41, 135])
+        {
             let logits = grown.logits(&text[..end]);
             close(&logits, &whole[end - 1], &format!("{family:?}, {end} tokens"));
         }

@@ -14,7 +14,9 @@ const LOOSE: StepLimits = StepLimits { loss: 100.0, norm: 100.0 };
 fn a_step_above_its_limits_changes_nothing() {
     let rules = ["adamw: {}", "adafactor: {}", "muon: {}", "adam8bit: {}"];
     let offload = ["none", "optimizer"];
-    let cases = rules.iter().flat_map(|rule| offload.map(|offload| (rule, offload)));
+    let cases = rules
+        .iter()
+        .flat_map(|rule| offload.map(|offload| (rule, offload)));
     for (rule, offload) in cases.filter(|(rule, to)| *to == "none" || rule.starts_with("adamw")) {
         let sets = [format!("optimizer={{{rule}}}"), format!("topology.offload={offload}")];
         let sets = sets.each_ref().map(String::as_str);

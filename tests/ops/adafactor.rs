@@ -70,7 +70,12 @@ pub fn large(b: &Bench) {
 fn places(part: &MatrixPart) -> Vec<[usize; 3]> {
     let place = |at: usize| {
         let (row, col) = (at / part.cols, at % part.cols);
-        [row, col, part.fused.matrix_of(if part.is_vector() { col } else { row })]
+        [
+            row,
+            col,
+            part.fused
+                .matrix_of(if part.is_vector() { col } else { row }),
+        ]
     };
     (part.first..part.first + part.len).map(place).collect()
 }
@@ -86,7 +91,12 @@ struct Moment {
 fn part(b: &Bench, part: MatrixPart) {
     let counted = part.fused.count();
     let positive = |rows, cols| {
-        let x: Vec<f64> = b.normal_f32(rows, cols).x.iter().map(|x| 0.5 + x * x).collect();
+        let x: Vec<f64> = b
+            .normal_f32(rows, cols)
+            .x
+            .iter()
+            .map(|x| 0.5 + x * x)
+            .collect();
         b.known(rows, cols, DType::F32, &x)
     };
     let grad = b.normal_f32(1, part.len);
@@ -127,7 +137,10 @@ fn part(b: &Bench, part: MatrixPart) {
 /// Σ x² of each fused matrix.
 fn by_fused(part: &MatrixPart, x: &[f64]) -> Vec<f64> {
     let mut sums = vec![0.0; part.fused.count()];
-    places(part).iter().zip(x).for_each(|([_, _, number], x)| sums[*number] += x * x);
+    places(part)
+        .iter()
+        .zip(x)
+        .for_each(|([_, _, number], x)| sums[*number] += x * x);
     sums
 }
 
@@ -185,12 +198,17 @@ fn moved(
     let lerp = |v: f64, sum: f64, of: usize| v + to * (sum / of as f64 - v);
     let along = |number| if part.is_vector() { 1 } else { part.fused.rows(number, part.whole[0]) };
     let of = |at: usize| along(at / part.cols);
-    let new_col: Vec<f64> =
-        (0..cols.x.len()).map(|at| lerp(v.col.x[at], cols.x[at], of(at))).collect();
+    let new_col: Vec<f64> = (0..cols.x.len())
+        .map(|at| lerp(v.col.x[at], cols.x[at], of(at)))
+        .collect();
     b.expect("means by column", v.col.on, || new_col.clone());
     let (Some(rows), Some(row)) = (rows, &v.row) else { return };
-    let new_row: Vec<f64> =
-        row.x.iter().zip(&rows.x).map(|(v, sum)| lerp(*v, *sum, part.whole[1])).collect();
+    let new_row: Vec<f64> = row
+        .x
+        .iter()
+        .zip(&rows.x)
+        .map(|(v, sum)| lerp(*v, *sum, part.whole[1]))
+        .collect();
     b.expect("means by row", row.on, || new_row.clone());
     let mean = |number: usize| {
         if part.cols == part.whole[1] {
@@ -258,7 +276,8 @@ fn update(b: &Bench, part: &MatrixPart, scalars: &Known, grad: &Known, v: &Momen
                 };
                 let of = places(part);
                 let each = master.x.iter().zip(&u).zip(of);
-                each.map(|((w, u), [_, _, number])| w * keep - step(number) * u).collect()
+                each.map(|((w, u), [_, _, number])| w * keep - step(number) * u)
+                    .collect()
             }
         });
         if !skipped {

@@ -40,7 +40,9 @@ impl Moment {
     fn decoded(&self, map: &[f32; 256]) -> Vec<f32> {
         let block = self.codes.len() / self.scales.len();
         let codes = self.codes.iter().enumerate();
-        codes.map(|(i, code)| map[*code as usize] * self.scales[i / block]).collect()
+        codes
+            .map(|(i, code)| map[*code as usize] * self.scales[i / block])
+            .collect()
     }
 
     fn encode(&mut self, map: &[f32; 256], numbers: &[f32]) {
@@ -87,7 +89,9 @@ fn updates(b: &Bench, block: usize, blocks: usize) {
         // Gradients of very different sizes; some are 0, and so is the whole second block.
         let drawn = b.normal(1, len).x.into_iter().zip(&spread).enumerate();
         let size = |i: usize| if i / block == 1 || i.is_multiple_of(11) { 0.0 } else { 0.1 };
-        let grad: Vec<f64> = drawn.map(|(i, (x, s))| size(i) * x * (2.0 * s).exp()).collect();
+        let grad: Vec<f64> = drawn
+            .map(|(i, (x, s))| size(i) * x * (2.0 * s).exp())
+            .collect();
         let grad = b.known(1, len, b.dtype, &grad);
         let factor = if step == 3 { f64::NAN } else { 0.75 };
         let rule = AdamW {

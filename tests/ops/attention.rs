@@ -122,7 +122,9 @@ pub fn attention(b: &Bench, shape: Shape) {
     let normal = b.normal_f32(rows, all.qkv_width()).x;
     let spread: Vec<f64> = normal.into_iter().map(|x| x * spread).collect();
     let qkv = b.known(rows, all.qkv_width(), b.dtype, &spread);
-    let ranges: Vec<[i32; 2]> = (0..rows).map(|row| range(shape.mask, seq, row % seq)).collect();
+    let ranges: Vec<[i32; 2]> = (0..rows)
+        .map(|row| range(shape.mask, seq, row % seq))
+        .collect();
     let slopes_of_heads: Vec<f64> = (0..heads).map(|h| 0.5f64.powi(h as i32 + 1)).collect();
     let drop = b.dropout(rate, FIRST, seq, 0);
     let how = Attend {
@@ -199,7 +201,10 @@ impl Definition {
         };
         let slope = if alibi { self.slopes[head] } else { 0.0 };
         let [start, end] = self.ranges[row].map(|key| key as usize);
-        let oldest = self.shape.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let oldest = self
+            .shape
+            .window
+            .map_or(0, |window| (query + 1).saturating_sub(window));
         let start = start.max(oldest).min(end);
         let scores: Vec<f64> = (start..end)
             .map(|key| {
@@ -230,8 +235,10 @@ impl Definition {
         for (sample, key) in (0..samples).flat_map(|s| (0..kv).map(move |key| (s, key))) {
             let rows = sample * seq..(sample + 1) * seq;
             let at = |row: usize| (row * kv + key) * width;
-            let own: Vec<f64> =
-                rows.clone().flat_map(|row| qkv.x[at(row)..at(row) + width].to_vec()).collect();
+            let own: Vec<f64> = rows
+                .clone()
+                .flat_map(|row| qkv.x[at(row)..at(row) + width].to_vec())
+                .collect();
             let mut whole = qkv.x.clone();
             let whole = std::cell::RefCell::new(&mut whole);
             let slopes = slopes(&own, |own| {
@@ -244,7 +251,10 @@ impl Definition {
                     dot(&self.query(&whole, row, head).0, dy)
                 };
                 let served = |row| (key * serves..(key + 1) * serves).map(move |h| (row, h));
-                rows.clone().flat_map(served).map(|(row, head)| along(row, head)).sum()
+                rows.clone()
+                    .flat_map(served)
+                    .map(|(row, head)| along(row, head))
+                    .sum()
             });
             for (row, slopes) in rows.clone().zip(slopes.chunks(width)) {
                 dqkv[at(row)..at(row) + width].copy_from_slice(slopes);

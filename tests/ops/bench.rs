@@ -25,9 +25,21 @@ pub struct Seen {
 impl Seen {
     pub fn numbers(&self) -> Vec<f64> {
         match self.dtype {
-            DType::F32 => self.bytes.chunks_exact(4).map(|b| f32_of(b) as f64).collect(),
-            DType::BF16 => self.bytes.chunks_exact(2).map(|b| bf16_of(b).to_f64()).collect(),
-            DType::F16 => self.bytes.chunks_exact(2).map(|b| f16_of(b).to_f64()).collect(),
+            DType::F32 => self
+                .bytes
+                .chunks_exact(4)
+                .map(|b| f32_of(b) as f64)
+                .collect(),
+            DType::BF16 => self
+                .bytes
+                .chunks_exact(2)
+                .map(|b| bf16_of(b).to_f64())
+                .collect(),
+            DType::F16 => self
+                .bytes
+                .chunks_exact(2)
+                .map(|b| f16_of(b).to_f64())
+                .collect(),
             DType::U8 => self.bytes.iter().map(|byte| f64::from(*byte)).collect(),
             other => panic!("numbers of {other}"),
         }
@@ -97,7 +109,9 @@ impl<'a> Bench<'a> {
     /// Error if an op wrote beyond a tensor.
     fn overrun(&self) -> Option<String> {
         let canaries = self.canaries.borrow();
-        let at = canaries.iter().position(|canary| self.bytes(*canary) != CANARY)?;
+        let at = canaries
+            .iter()
+            .position(|canary| self.bytes(*canary) != CANARY)?;
         Some(format!("an op wrote behind the tensor that was made as number {at}"))
     }
 
@@ -107,7 +121,11 @@ impl<'a> Bench<'a> {
     }
 
     pub fn wrong(&self) -> Vec<String> {
-        self.wrong.take().into_iter().chain(self.overrun()).collect()
+        self.wrong
+            .take()
+            .into_iter()
+            .chain(self.overrun())
+            .collect()
     }
 
     /// Every output, in order.
@@ -145,7 +163,8 @@ impl<'a> Bench<'a> {
 
     /// A tensor to be overwritten; holds NaN, which is what it must not hold afterwards.
     pub fn blank(&self, rows: usize, cols: usize, dtype: DType) -> Tensor {
-        self.known(rows, cols, dtype, &vec![f64::NAN; rows * cols]).on
+        self.known(rows, cols, dtype, &vec![f64::NAN; rows * cols])
+            .on
     }
 
     pub fn integers(&self, rows: usize, cols: usize, x: &[i32]) -> Tensor {
@@ -235,7 +254,9 @@ impl<'a> Bench<'a> {
             // Written so that NaN is wrong.
             if !matches!(off(pair), error if error <= tolerance * largest) {
                 let what = format!("{name}[{i}] = {} for {}", pair.0, pair.1);
-                self.wrong.borrow_mut().push(format!("{what} (largest {largest})"));
+                self.wrong
+                    .borrow_mut()
+                    .push(format!("{what} (largest {largest})"));
                 return;
             }
         }

@@ -44,7 +44,12 @@ fn against_definitions(dtype: DType) {
         for case in cases {
             let bench = Bench::new(&cuda, dtype, true).with_fused_epilogues();
             (case.check)(&bench);
-            wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+            wrong.extend(
+                bench
+                    .wrong()
+                    .into_iter()
+                    .map(|what| format!("{}: {what}", case.name)),
+            );
         }
     }
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
@@ -71,8 +76,9 @@ fn cuda_agrees_with_the_definitions_in_f16() {
 fn tf32_rounds_the_operands_of_products() {
     let loss = |tf32| {
         let (cuda, cpu) = (open_for(tf32), Cpu::new(Some(1)));
-        let (ours, theirs) =
-            [&cuda as &dyn Backend, &cpu].map(|b| Bench::new(b, DType::F32, false)).into();
+        let (ours, theirs) = [&cuda as &dyn Backend, &cpu]
+            .map(|b| Bench::new(b, DType::F32, false))
+            .into();
         for bench in [&ours, &theirs] {
             product::gemm(bench, Gemm::NT, 24, 40, 64);
         }
@@ -83,8 +89,11 @@ fn tf32_rounds_the_operands_of_products() {
             off.fold(0.0, f64::max) / largest
         };
         // An activation has an error of its own.
-        let products =
-            ours.seen().into_iter().zip(theirs.seen()).filter(|(x, _)| x.name.starts_with('C'));
+        let products = ours
+            .seen()
+            .into_iter()
+            .zip(theirs.seen())
+            .filter(|(x, _)| x.name.starts_with('C'));
         products.map(apart).fold(0.0, f64::max)
     };
     let (with, without) = (loss(true), loss(false));
@@ -115,7 +124,10 @@ fn a_profile_has_every_kernel_and_product() {
     };
     graph.run(&mut work);
     let seen = cuda.profile(&mut || (0..3).for_each(|_| assert!(graph.run(&mut work))));
-    let rows: Vec<_> = seen.iter().map(|(name, row)| (&name[..4], row.calls, row.flops)).collect();
+    let rows: Vec<_> = seen
+        .iter()
+        .map(|(name, row)| (&name[..4], row.calls, row.flops))
+        .collect();
     assert_eq!(rows, [("copy", 3, 0.0), ("prod", 3, 6.0 * 48f64.powi(3))], "{seen:?}");
     assert!(seen.values().all(|row| row.seconds > 0.0), "{seen:?}");
     work();
@@ -142,9 +154,20 @@ fn ops_are_timed_by_section() {
     gemm();
     let times = backend.take_times();
     assert_eq!(times.waits.keys().collect::<Vec<_>>(), ["data"]);
-    let names: Vec<_> = times.passes.keys().chain(times.once.keys()).copied().collect();
+    let names: Vec<_> = times
+        .passes
+        .keys()
+        .chain(times.once.keys())
+        .copied()
+        .collect();
     assert_eq!(names, ["gemm", HEAD_PRODUCT, "other kernels", "gemm"]);
-    assert!(times.passes.values().chain(times.once.values()).all(|seconds| *seconds > 0.0));
+    assert!(
+        times
+            .passes
+            .values()
+            .chain(times.once.values())
+            .all(|seconds| *seconds > 0.0)
+    );
     assert_eq!(backend.take_times(), OpTimes::default());
 }
 
@@ -196,7 +219,13 @@ fn larger() -> Vec<Case> {
         case("residual and layernorm", |b| normalise::residual_norm(b, 37, 264, 0.1)),
         case("attention", |b| attention(b, Shape::new(2, 70, 2, 40))),
         case("attention, groups and window", |b| {
-            attention(b, Shape::new(2, 70, 6, 40).grouped(3).within(33).masked(Mask::Documents(50)))
+            attention(
+                b,
+                Shape::new(2, 70, 6, 40)
+                    .grouped(3)
+                    .within(33)
+                    .masked(Mask::Documents(50)),
+            )
         }),
         case("queries and keys", |b| query_key(b, query_key::Shape::new(70, 6, 3, 128))),
         case("queries and keys, widest", |b| query_key(b, query_key::Shape::new(9, 2, 1, 256))),
@@ -214,7 +243,12 @@ fn larger() -> Vec<Case> {
 
 /// Shapes that tensor cores take.
 pub fn heads() -> Vec<Case> {
-    let all = |d| Shape::new(1, 70, 2, d).masked(Mask::Ragged).with_alibi().dropping(0.1);
+    let all = |d| {
+        Shape::new(1, 70, 2, d)
+            .masked(Mask::Ragged)
+            .with_alibi()
+            .dropping(0.1)
+    };
     let shapes = [
         ("causal, head of 32", Shape::new(1, 150, 1, 32)),
         ("head of 64", Shape::new(2, 65, 1, 64)),
@@ -239,8 +273,10 @@ pub fn heads() -> Vec<Case> {
 fn cuda_agrees_with_the_cpu_on_larger_shapes() {
     let (cuda, cpu) = (open(), Cpu::new(Some(2)));
     let all = |dtype| against_cpu(&cuda, &cpu, dtype, larger().into_iter().chain(heads()));
-    let wrong: Vec<String> =
-        [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(all).collect();
+    let wrong: Vec<String> = [DType::F32, DType::BF16, DType::F16]
+        .into_iter()
+        .flat_map(all)
+        .collect();
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -350,7 +386,11 @@ fn fp8_products_are_added_without_the_library() {
 fn alone(name: &str, variable: (&str, &str)) {
     let own = std::env::current_exe().expect("this program");
     let mut child = std::process::Command::new(own);
-    let done = child.args(["--exact", name]).envs([variable]).output().expect("it runs");
+    let done = child
+        .args(["--exact", name])
+        .envs([variable])
+        .output()
+        .expect("it runs");
     let said = String::from_utf8_lossy(&done.stdout);
     assert!(done.status.success() && said.contains("1 passed"), "{said}");
 }
@@ -415,7 +455,10 @@ fn what_cannot_be_captured_is_done_op_by_op() {
     let other = open();
     let mut together = other.graph(1);
     (0..2).for_each(|_| assert!(together.run(&mut || drop(other.reserve(8)))));
-    let why = other.sync().expect_err("a group cannot continue").to_string();
+    let why = other
+        .sync()
+        .expect_err("a group cannot continue")
+        .to_string();
     assert!(why.contains("set GPTRAIN_CUDA_GRAPHS=0"), "{why}");
 }
 

@@ -78,7 +78,11 @@ fn residual(
     b.run(op::Residual { x: x.on, branch: branch.on, bias: bias_on, drop: *drop, y: y.set() });
     b.expect("residual", y, || {
         let bias = if biased { bias.x.clone() } else { vec![0.0; cols] };
-        let sums: Vec<f64> = branch.x.chunks(cols).flat_map(|row| plus(row, &bias)).collect();
+        let sums: Vec<f64> = branch
+            .x
+            .chunks(cols)
+            .flat_map(|row| plus(row, &bias))
+            .collect();
         plus(&x.x, &times(&mask(), &sums))
     });
     let onto = b.again(&x);
@@ -141,7 +145,11 @@ fn gates(b: &Bench, rows: usize, cols: usize) {
         (*gate, *last) = (-100.0, 80.0);
     }
     let x = b.known(rows, 2 * cols, b.dtype, &far);
-    let of = |x: &[f64]| x.chunks(2).map(|pair| swiglu(pair[0], pair[1])).collect::<Vec<_>>();
+    let of = |x: &[f64]| {
+        x.chunks(2)
+            .map(|pair| swiglu(pair[0], pair[1]))
+            .collect::<Vec<_>>()
+    };
     let y = b.blank(rows, cols, b.dtype);
     b.run(op::Swiglu { x: x.on, y: y.set() });
     b.expect("swiglu", y, || of(&x.x));
@@ -150,7 +158,9 @@ fn gates(b: &Bench, rows: usize, cols: usize) {
     b.run(op::SwigluBackward { dy: dy.on, x: x.on, dx: dx.set() });
     b.expect("swiglu_backward", dx, || {
         let pairs = x.x.chunks(2).zip(&dy.x);
-        pairs.flat_map(|(pair, dy)| slopes(pair, |pair| of(pair)[0] * dy)).collect()
+        pairs
+            .flat_map(|(pair, dy)| slopes(pair, |pair| of(pair)[0] * dy))
+            .collect()
     });
 }
 

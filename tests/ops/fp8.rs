@@ -39,9 +39,9 @@ fn uneven(b: &Bench, rows: usize, cols: usize) -> Known {
 fn lines_of(x: &[f64], cols: usize, lines: Lines) -> Vec<Vec<f64>> {
     match lines {
         Lines::Rows => x.chunks(cols).map(<[f64]>::to_vec).collect(),
-        Lines::Columns => {
-            (0..cols).map(|col| x.iter().skip(col).step_by(cols).copied().collect()).collect()
-        }
+        Lines::Columns => (0..cols)
+            .map(|col| x.iter().skip(col).step_by(cols).copied().collect())
+            .collect(),
     }
 }
 
@@ -51,7 +51,9 @@ fn maximum(line: &[f64]) -> f64 {
 
 /// Blank destination for quantizing x.
 fn blank(b: &Bench, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
-    let codes = b.known(lines, depth, DType::U8, &vec![77.0; lines * depth]).on;
+    let codes = b
+        .known(lines, depth, DType::U8, &vec![77.0; lines * depth])
+        .on;
     Quantized { codes, scales: b.blank(1, lines, DType::F32), format, scaling }
 }
 
@@ -75,8 +77,10 @@ pub fn quantized(b: &Bench, rows: usize, cols: usize) {
         let others: Vec<f64> = own.iter().enumerate().map(other).collect();
         b.known(2, own.len(), DType::F32, &[&others[..], &own].concat())
     });
-    for (asked, format, scaling) in
-        ASKED.into_iter().flat_map(|a| FORMATS.map(|f| SCALINGS.map(|s| (a, f, s)))).flatten()
+    for (asked, format, scaling) in ASKED
+        .into_iter()
+        .flat_map(|a| FORMATS.map(|f| SCALINGS.map(|s| (a, f, s))))
+        .flatten()
     {
         let to = Lines::BOTH.map(|lines| blank(b, lines.shape(x.on), format, scaling));
         let [rows, columns] = pick(asked, [0, 1].map(|at| (shares[at].on, to[at])));
@@ -106,7 +110,9 @@ fn pick<T>(asked: [bool; 2], of: [T; 2]) -> [Option<T>; 2] {
 /// Rows in one go, with and without the maxima of columns.
 fn by_own_maxima(b: &Bench, x: &Known, [rows, columns]: &[Vec<Vec<f64>>; 2]) {
     let of = |lines: &[Vec<f64>]| lines.iter().map(|line| maximum(line)).collect::<Vec<_>>();
-    for (format, takes) in FORMATS.into_iter().flat_map(|format| [(format, true), (format, false)])
+    for (format, takes) in FORMATS
+        .into_iter()
+        .flat_map(|format| [(format, true), (format, false)])
     {
         let to = blank(b, Lines::Rows.shape(x.on), format, Fp8Scaling::RowWise);
         let maxima = b.blank(1, columns.len(), DType::F32);
@@ -127,7 +133,11 @@ fn are_codes(b: &Bench, to: &Quantized, lines: &[Vec<f64>], most: &[f64]) {
         most.max(SMALLEST) as f32 / format.largest()
     };
     let what = format!("{format:?} {scaling:?}, {} lines", lines.len());
-    let all = || (0..lines.len()).map(|line| f64::from(scale(line))).collect();
+    let all = || {
+        (0..lines.len())
+            .map(|line| f64::from(scale(line)))
+            .collect()
+    };
     b.exactly(&format!("scales, {what}"), scales, all);
     let code = |at: usize, x: f64| format.encode(x as f32 * (1.0 / scale(at)));
     b.exactly(&format!("codes, {what}"), codes, || {
@@ -161,7 +171,12 @@ pub fn products(b: &Bench, m: usize, n: usize, k: usize) {
         let (a, of_a) = own(b, &x, formats[0], scaling);
         let (w, of_w) = own(b, &y, formats[1], scaling);
         let product = LazyCell::new(|| product(&of_a, &of_w, k));
-        let biased = || product.chunks(n).flat_map(|row| plus(row, &bias.x)).collect::<Vec<_>>();
+        let biased = || {
+            product
+                .chunks(n)
+                .flat_map(|row| plus(row, &bias.x))
+                .collect::<Vec<_>>()
+        };
         let run = |c, then| b.run(op::Fp8Gemm { a, b: w, c, then });
         let c = b.blank(m, n, to);
         run(c.set(), Epilogue::Nothing);
@@ -184,7 +199,11 @@ pub fn products(b: &Bench, m: usize, n: usize, k: usize) {
             run(c.set(), Epilogue::GeluBackward { pre: pre.on, gelu: kind });
             b.expect("dpre", c, || {
                 let slope = |x: &f64| slopes(&[*x], |x| gelu(kind, x[0]))[0];
-                product.iter().zip(&pre.x).map(|(dy, x)| dy * slope(x)).collect()
+                product
+                    .iter()
+                    .zip(&pre.x)
+                    .map(|(dy, x)| dy * slope(x))
+                    .collect()
             });
         }
     }
@@ -233,5 +252,7 @@ fn not_finite(b: &Bench) {
 /// A·Bᵀ of rows of that depth.
 fn product(a: &[f64], b: &[f64], depth: usize) -> Vec<f64> {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-    a.chunks(depth).flat_map(|a| b.chunks(depth).map(move |b| dot(a, b))).collect()
+    a.chunks(depth)
+        .flat_map(|a| b.chunks(depth).map(move |b| dot(a, b)))
+        .collect()
 }

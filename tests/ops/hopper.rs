@@ -18,16 +18,26 @@ fn heads_of_hopper() -> Vec<Case> {
         ("causal, five tiles", Shape::new(1, 600, 1, 64)),
         ("documents, four tiles", Shape::new(1, 390, 1, 128).masked(Mask::Documents(150))),
         ("ragged, two samples", Shape::new(2, 260, 2, 80).masked(Mask::Ragged)),
-        ("prefix, alibi", Shape::new(1, 300, 1, 96).masked(Mask::Prefix(140)).with_alibi()),
+        (
+            "prefix, alibi",
+            Shape::new(1, 300, 1, 96)
+                .masked(Mask::Prefix(140))
+                .with_alibi(),
+        ),
         ("dropout", Shape::new(1, 200, 2, 160).dropping(0.1)),
         ("groups of four", Shape::new(2, 200, 8, 64).grouped(4)),
         (
             "groups of two, alibi, dropout",
-            Shape::new(1, 150, 4, 128).grouped(2).with_alibi().dropping(0.1),
+            Shape::new(1, 150, 4, 128)
+                .grouped(2)
+                .with_alibi()
+                .dropping(0.1),
         ),
         (
             "one key for all, documents",
-            Shape::new(1, 210, 3, 96).grouped(3).masked(Mask::Documents(70)),
+            Shape::new(1, 210, 3, 96)
+                .grouped(3)
+                .masked(Mask::Documents(70)),
         ),
         ("groups within a window", Shape::new(1, 300, 4, 80).grouped(2).within(90)),
     ];
@@ -63,7 +73,9 @@ fn the_fastest_attention_is_chosen_once() {
     let shapes = [Shape::new(1, 130, 2, 64), Shape::new(1, 70, 4, 128).grouped(2)];
     let on = |cuda: &Cuda| {
         let bench = Bench::new(cuda, DType::BF16, false);
-        shapes.into_iter().for_each(|shape| attention(&bench, shape));
+        shapes
+            .into_iter()
+            .for_each(|shape| attention(&bench, shape));
         bench.seen()
     };
     let seen = || {
@@ -80,7 +92,9 @@ fn the_fastest_attention_is_chosen_once() {
     assert!(seen() == mma, "the first of the fastest");
     let kept = fs::read_to_string(the_file(&folder)).unwrap();
     for kernel in ["attention_mma_64", "attention_kv_mma_64", "attention_q_mma_128"] {
-        let lines = kept.lines().filter(|line| line.starts_with(&format!("{kernel}_bf16 of 1 x ")));
+        let lines = kept
+            .lines()
+            .filter(|line| line.starts_with(&format!("{kernel}_bf16 of 1 x ")));
         assert_eq!(lines.count(), 1, "{kernel}: {kept}");
     }
     assert!(kept.contains("of 1 x 70, heads 4 / 2, window 70: "), "{kept}");
@@ -118,7 +132,10 @@ fn fast_sums_of_8_bit_floats_are_those_of_forward() {
     let exact = product(false, Fp8::E4M3);
     let fast = product(true, Fp8::E4M3);
     let largest = exact.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-    let off = exact.iter().zip(&fast).fold(0.0f64, |most, (x, y)| most.max((x - y).abs()));
+    let off = exact
+        .iter()
+        .zip(&fast)
+        .fold(0.0f64, |most, (x, y)| most.max((x - y).abs()));
     // 16 sums of 32 terms, each cut to 14 bits.
     assert!(off > 1e-6 * largest && off < 16.0 * largest / 8192.0, "{off} of {largest}");
     assert_eq!(product(true, Fp8::E5M2), product(false, Fp8::E5M2), "backward");

@@ -42,7 +42,11 @@ fn inner_loops_keep_their_sums_in_registers() {
 fn disassembled(program: &std::path::Path, symbol: &str) -> Vec<Instruction> {
     let symbol = format!("--disassemble={symbol}");
     let mut objdump = Command::new("objdump");
-    let output = objdump.args(["-d", "--no-show-raw-insn", &symbol]).arg(program).output().unwrap();
+    let output = objdump
+        .args(["-d", "--no-show-raw-insn", &symbol])
+        .arg(program)
+        .output()
+        .unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     text.lines().filter_map(instruction).collect()
 }
@@ -57,7 +61,10 @@ fn instruction(line: &str) -> Option<Instruction> {
 
 /// Bodies that a jump back repeats, have that instruction, and hold no smaller such body.
 fn innermost_loops(code: &[Instruction], name: &str) -> Vec<RangeInclusive<usize>> {
-    let jumps = code.iter().enumerate().filter(|(_, i)| i.name.starts_with('j'));
+    let jumps = code
+        .iter()
+        .enumerate()
+        .filter(|(_, i)| i.name.starts_with('j'));
     let bodies = jumps.filter_map(|(end, jump)| {
         let target = jump.operands.split(' ').next()?;
         let target = u64::from_str_radix(target, 16).ok()?;
@@ -74,7 +81,10 @@ fn innermost_loops(code: &[Instruction], name: &str) -> Vec<RangeInclusive<usize
 }
 
 fn check(body: &[Instruction], function: &str, multiply_add: &str, sums: usize) {
-    let products = body.iter().filter(|i| i.name.starts_with(multiply_add)).count();
+    let products = body
+        .iter()
+        .filter(|i| i.name.starts_with(multiply_add))
+        .count();
     assert!(products % sums == 0, "{function}: {products} {multiply_add} for {sums} sums");
     for i in body {
         let vector = i.operands.contains("%ymm") || i.operands.contains("%zmm");

@@ -19,8 +19,9 @@ pub fn table() -> Vec<Case> {
         let name = format!("cross-entropy {rows}x{vocab} of {padded}, {shares} shares");
         let extra = |cap, z| Extra { cap, z };
         let all = [("capped", extra(Some(5.0), None)), ("z-loss", extra(None, Some(1e-2)))];
-        for (what, extra) in
-            all.into_iter().chain([("capped, z-loss", extra(Some(3.0), Some(0.1)))])
+        for (what, extra) in all
+            .into_iter()
+            .chain([("capped, z-loss", extra(Some(3.0), Some(0.1)))])
         {
             let run = move |b: &Bench| cross_entropy_of(b, rows, vocab, padded, shares, extra);
             cases.push(case(format!("{name}, {what}"), run));
@@ -33,7 +34,9 @@ pub fn table() -> Vec<Case> {
 /// Columns `share` of `shares` of a matrix.
 fn columns(x: &[f64], cols: usize, share: usize, shares: usize) -> Vec<f64> {
     let own = div_exact(cols, shares);
-    x.chunks(cols).flat_map(|row| row[share * own..(share + 1) * own].to_vec()).collect()
+    x.chunks(cols)
+        .flat_map(|row| row[share * own..(share + 1) * own].to_vec())
+        .collect()
 }
 
 /// A cap of the logits, and the coefficient of the second loss.
@@ -45,7 +48,8 @@ struct Extra {
 
 impl Extra {
     fn capped(&self, x: f64) -> f64 {
-        self.cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+        self.cap
+            .map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
     }
 }
 
@@ -61,7 +65,12 @@ fn cross_entropy_of(
     shares: usize,
     extra: Extra,
 ) {
-    let logits = b.normal(rows, padded).x.iter().map(|x| 4.0 * x).collect::<Vec<_>>();
+    let logits = b
+        .normal(rows, padded)
+        .x
+        .iter()
+        .map(|x| 4.0 * x)
+        .collect::<Vec<_>>();
     let targets: Vec<i32> = (0..rows).map(|row| (row * 7 % vocab) as i32).collect();
     let weights: Vec<f64> = (0..rows).map(|row| (row % 4) as f64 / 2.0 + 0.25).collect();
     let weights = [&weights[1..], &[0.0]].concat();
@@ -91,7 +100,11 @@ fn compare(
         b.expect("stats", to, || stats_of(&x, own, share * own, vocab, targets));
     }
     let logit = |row: usize, entry: usize| parts[entry / own].x[row * own + entry % own];
-    let whole = |row: usize| (0..vocab).map(|entry| logit(row, entry)).collect::<Vec<_>>();
+    let whole = |row: usize| {
+        (0..vocab)
+            .map(|entry| logit(row, entry))
+            .collect::<Vec<_>>()
+    };
     // A function of the logits before the cap, so that its slopes include the cap's.
     let log_z =
         |logits: &[f64]| log_sum_exp(&logits.iter().map(|x| extra.capped(*x)).collect::<Vec<_>>());
@@ -107,7 +120,9 @@ fn compare(
         let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
         let stats = b.blank(rows, 3, DType::F32);
         let how = Logits { x, first: 0, vocab, cap: extra.cap };
-        let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
+        let z = extra
+            .z
+            .map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
         let scale = Some(b.known(1, 1, DType::F32, &[1.5]).on);
         b.run(op::CrossEntropyUnsplit(op::CrossEntropy {
             logits: how,
@@ -124,7 +139,9 @@ fn compare(
         let [losses, z_losses] = [(); 2].map(|()| b.blank(rows, 1, DType::F32));
         let run = |losses: Tensor, scale| {
             let how = Logits { x: part.on, first: share * own, vocab, cap: extra.cap };
-            let z = extra.z.map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
+            let z = extra
+                .z
+                .map(|coefficient| ZLoss { coefficient, losses: z_losses.set() });
             b.run(op::CrossEntropy {
                 logits: how,
                 targets: on,
@@ -154,7 +171,11 @@ fn compare(
             };
             (0..rows).flat_map(row).collect()
         });
-        for (fused, apart) in fused.iter().flatten().zip([part.on, losses, z_losses, stats]) {
+        for (fused, apart) in fused
+            .iter()
+            .flatten()
+            .zip([part.on, losses, z_losses, stats])
+        {
             b.same("fused and apart", *fused, apart);
         }
     }
@@ -170,7 +191,9 @@ fn stats_of(x: &[f64], cols: usize, first: usize, vocab: usize, targets: &[i32])
         let own = &row[..vocab.saturating_sub(first).min(cols)];
         let largest = own.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let sum = own.iter().map(|x| (x - largest).exp()).sum();
-        let place = (*target as usize).checked_sub(first).filter(|place| *place < own.len());
+        let place = (*target as usize)
+            .checked_sub(first)
+            .filter(|place| *place < own.len());
         [largest, sum, place.map_or(f64::NEG_INFINITY, |place| own[place])]
     };
     x.chunks(cols).zip(targets).flat_map(row).collect()

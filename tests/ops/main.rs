@@ -84,7 +84,10 @@ fn table() -> Vec<Case> {
 /// must have a case.
 fn check(backend: &dyn Backend, dtype: DType) {
     let ran = check_cases(table(), backend, dtype);
-    let absent: Vec<_> = Op::KINDS.iter().filter(|kind| !ran.contains(*kind)).collect();
+    let absent: Vec<_> = Op::KINDS
+        .iter()
+        .filter(|kind| !ran.contains(*kind))
+        .collect();
     assert!(absent.is_empty(), "no case runs {absent:?}");
 }
 
@@ -94,7 +97,12 @@ fn check_cases(cases: Vec<Case>, backend: &dyn Backend, dtype: DType) -> BTreeSe
     for case in cases {
         let bench = Bench::new(backend, dtype, true);
         (case.check)(&bench);
-        wrong.extend(bench.wrong().into_iter().map(|what| format!("{}: {what}", case.name)));
+        wrong.extend(
+            bench
+                .wrong()
+                .into_iter()
+                .map(|what| format!("{}: {what}", case.name)),
+        );
         ran.extend(bench.kinds());
     }
     assert!(wrong.is_empty(), "{} disagree:\n{}", wrong.len(), wrong.join("\n"));
@@ -152,8 +160,9 @@ fn every_instruction_set_agrees_with_the_definitions() {
     for (set, name) in Instructions::ALL.into_iter().zip(sets) {
         if set < Instructions::best() {
             let mut tests = Command::new(std::env::current_exe().unwrap());
-            let tests =
-                tests.args(["--exact", "products_agree_with_their_definitions"]).env(CHOICE, name);
+            let tests = tests
+                .args(["--exact", "products_agree_with_their_definitions"])
+                .env(CHOICE, name);
             let output = tests.output().unwrap();
             assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stdout));
         }

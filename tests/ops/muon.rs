@@ -61,7 +61,8 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
             } else {
                 let mean = pairs().map(|(g, m)| (g, moved(g, *m)));
                 let ahead = |(g, m): (f64, f64)| g + f64::from(rule.momentum) * (m - g);
-                mean.map(|both| if nesterov { ahead(both) } else { both.1 }).collect()
+                mean.map(|both| if nesterov { ahead(both) } else { both.1 })
+                    .collect()
             }
         });
     }
@@ -70,7 +71,12 @@ fn momentum(b: &Bench, len: usize, factor: &Known, nesterov: bool) {
 fn blend(b: &Bench, len: usize) {
     let (x, y) = (b.normal(1, len), b.normal(1, len));
     b.run(op::Blend { a: 3.5, x: x.on, b: -0.75, y: y.on });
-    b.expect("blend", y.on, || x.x.iter().zip(&y.x).map(|(x, y)| 3.5 * x - 0.75 * y).collect());
+    b.expect("blend", y.on, || {
+        x.x.iter()
+            .zip(&y.x)
+            .map(|(x, y)| 3.5 * x - 0.75 * y)
+            .collect()
+    });
     b.run(op::Blend::multiply(-1.75, x.on));
     b.expect("multiply", x.on, || x.x.iter().map(|x| -1.75 * x).collect());
 }
@@ -116,7 +122,8 @@ fn apart(b: &Bench, rows: usize, cols: usize, shares: usize, fused: Fused) {
             let mine = (0..rows).filter(|row| fused.matrix_of(*row) == number);
             let value =
                 |row: usize, col: usize| all.x[(col / width * rows + row) * width + col % width];
-            mine.flat_map(|row| (0..cols).map(move |col| value(row, col))).collect()
+            mine.flat_map(|row| (0..cols).map(move |col| value(row, col)))
+                .collect()
         });
         b.run(op::Fuse { one, which, all: together.set() });
     }

@@ -108,7 +108,10 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     b.run(op::LayerNorm { x: x.on, norm, y: y.set(), stats: stats.set() });
     b.expect("y", y, || of(&x.x, &scale.x, &shift.x));
     b.expect("stats", stats, || {
-        x.x.chunks(cols).map(|x| moments(x, EPS as f64)).flat_map(|(m, r)| [m, r]).collect()
+        x.x.chunks(cols)
+            .map(|x| moments(x, EPS as f64))
+            .flat_map(|(m, r)| [m, r])
+            .collect()
     });
 
     let dy = b.normal(rows, cols);
@@ -129,7 +132,10 @@ pub fn layernorm(b: &Bench, rows: usize, cols: usize) {
     let want = || {
         // Each row separately: a row's gradient depends on no other row.
         let row = |(x, dy): (&[f64], &[f64])| slopes(x, |x| dot(&of(x, &scale.x, &shift.x), dy));
-        x.x.chunks(cols).zip(dy.x.chunks(cols)).flat_map(row).collect::<Vec<_>>()
+        x.x.chunks(cols)
+            .zip(dy.x.chunks(cols))
+            .flat_map(row)
+            .collect::<Vec<_>>()
     };
     b.expect("dx", dx, want);
     b.expect("dscale", dscale.on, || {
@@ -159,7 +165,9 @@ fn rms_norm(b: &Bench, rows: usize, cols: usize) {
     let twice = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 128.0 };
     b.expect_within(twice, "y", y, || of(&x.x, &scale.x));
     b.expect("stats", stats, || {
-        x.x.chunks(cols).flat_map(|x| [0.0, reference::root(x, EPS as f64)]).collect()
+        x.x.chunks(cols)
+            .flat_map(|x| [0.0, reference::root(x, EPS as f64)])
+            .collect()
     });
     if b.dtype == DType::F32 {
         b.expect_within(2e-7, "y to the last bits", y, || of(&x.x, &scale.x));
@@ -184,7 +192,10 @@ fn rms_norm(b: &Bench, rows: usize, cols: usize) {
     backward(sum.on.add(), again.on.add());
     let want = || {
         let row = |(x, dy): (&[f64], &[f64])| slopes(x, |x| dot(&of(x, &scale.x), dy));
-        x.x.chunks(cols).zip(dy.x.chunks(cols)).flat_map(row).collect::<Vec<_>>()
+        x.x.chunks(cols)
+            .zip(dy.x.chunks(cols))
+            .flat_map(row)
+            .collect::<Vec<_>>()
     };
     b.expect("dx", dx, want);
     b.expect("dx +=", sum.on, || plus(&old.x, &want()));

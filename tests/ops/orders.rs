@@ -48,7 +48,11 @@ fn bits_do_not_depend_on_the_order_of_blocks() {
         let mut command = Command::new(std::env::current_exe().expect("this program"));
         command.args(["--exact", "orders::one_order", "--ignored", "--nocapture"]);
         command.env("SOFTGPU_SEED", seed).stdin(Stdio::null());
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
     };
     let digests = |child: Child| -> Vec<String> {
         let output = child.wait_with_output().expect("it ends");
@@ -61,7 +65,10 @@ fn bits_do_not_depend_on_the_order_of_blocks() {
     let all: Vec<Vec<String>> = started.into_iter().map(digests).collect();
     assert!(all[0].len() > 100, "{} outputs", all[0].len());
     for (seed, ours) in SEEDS.iter().zip(&all) {
-        let other = all[0].iter().zip(ours).find(|(first, other)| first != other);
+        let other = all[0]
+            .iter()
+            .zip(ours)
+            .find(|(first, other)| first != other);
         assert_eq!(other, None, "seed {seed}");
         assert_eq!(ours.len(), all[0].len(), "seed {seed}");
     }

@@ -10,7 +10,11 @@ use std::process::{Command, Output};
 fn run(fault: &str, variables: &[(&str, &str)]) -> Output {
     let program = softgpu::folder().join("planted");
     let variables = [&[("SOFTGPU_PATIENCE", "1")], variables].concat();
-    Command::new(program).arg(fault).envs(variables).output().expect("it runs")
+    Command::new(program)
+        .arg(fault)
+        .envs(variables)
+        .output()
+        .expect("it runs")
 }
 
 /// Checks that the program aborts with this message.

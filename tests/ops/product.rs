@@ -29,7 +29,9 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
     let ab = || product(kind, &a, &b, m, n, k);
     let biased = || {
         let ab = ab();
-        ab.chunks(n).flat_map(|row| plus(row, &bias.x)).collect::<Vec<_>>()
+        ab.chunks(n)
+            .flat_map(|row| plus(row, &bias.x))
+            .collect::<Vec<_>>()
     };
     let run = |c, then| bench.run(op::Gemm { kind, a: a.on, b: b.on, c, then });
     let blank = |dtype| bench.blank(m, n, dtype);
@@ -79,7 +81,10 @@ pub fn gemm(bench: &Bench, kind: Gemm, m: usize, n: usize, k: usize) {
         run(c.set(), Epilogue::GeluBackward { pre: pre.on, gelu: kind });
         bench.expect_activation("dpre", c, || {
             let slope = |x: &f64| slopes(&[*x], |x| gelu(kind, x[0]))[0];
-            ab().iter().zip(&pre.x).map(|(dy, x)| dy * slope(x)).collect()
+            ab().iter()
+                .zip(&pre.x)
+                .map(|(dy, x)| dy * slope(x))
+                .collect()
         });
     }
 }
@@ -90,13 +95,17 @@ fn product(kind: Gemm, a: &Known, b: &Known, m: usize, n: usize, k: usize) -> Ve
     let col =
         |j: usize| (0..k).map(move |l| b.x[if kind == Gemm::NT { j * k + l } else { l * n + j }]);
     let places = (0..m).flat_map(|i| (0..n).map(move |j| (i, j)));
-    places.map(|(i, j)| row(i).zip(col(j)).map(|(a, b)| a * b).sum()).collect()
+    places
+        .map(|(i, j)| row(i).zip(col(j)).map(|(a, b)| a * b).sum())
+        .collect()
 }
 
 /// `count` ids, many of them equal, of a table of which this share has `rows` rows from `first` on.
 pub fn embed(b: &Bench, count: usize, rows: usize, cols: usize, first: usize) {
     let table = b.normal(rows, cols);
-    let ids: Vec<i32> = (0..count).map(|i| ((i * i) % (rows + first + 2)) as i32).collect();
+    let ids: Vec<i32> = (0..count)
+        .map(|i| ((i * i) % (rows + first + 2)) as i32)
+        .collect();
     let on = b.integers(count, 1, &ids);
     let chosen = |table: &[f64]| -> Vec<f64> {
         let row = |id: &i32| match (*id as usize).checked_sub(first).filter(|row| *row < rows) {

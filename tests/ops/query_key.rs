@@ -49,7 +49,9 @@ pub fn query_key(b: &Bench, shape: Shape) {
     let qkv = b.normal(rows, width);
     let scales = [0, 1].map(|_| b.normal(1, d));
     let positions: Vec<i32> = (0..rows).map(|row| (row * 7 % POSITIONS) as i32).collect();
-    let angles: Vec<f64> = (0..POSITIONS).flat_map(|position| row_angles(position, d)).collect();
+    let angles: Vec<f64> = (0..POSITIONS)
+        .flat_map(|position| row_angles(position, d))
+        .collect();
     let angles = b.known(POSITIONS, d / 2 * 2, DType::F32, &angles);
     let norm = QkNorm { query: scales[0].on, key: scales[1].on, eps: EPS };
     let rotation = Rotation { positions: b.integers(rows, 1, &positions), table: angles.on };
@@ -63,7 +65,9 @@ pub fn query_key(b: &Bench, shape: Shape) {
         let at = positions[row] as usize * d;
         let (cos, sin) = angles.x[at..at + d].split_at(d / 2);
         let first = (0..d / 2).map(|j| x[j] * cos[j] - x[j + d / 2] * sin[j]);
-        first.chain((0..d / 2).map(|j| x[j + d / 2] * cos[j] + x[j] * sin[j])).collect()
+        first
+            .chain((0..d / 2).map(|j| x[j + d / 2] * cos[j] + x[j] * sin[j]))
+            .collect()
     };
     // A norm is rounded before its weight and after it, then what is rotated.
     let tolerance = if b.dtype == DType::F32 { 4e-6 } else { 1.0 / 64.0 };

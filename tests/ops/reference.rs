@@ -77,14 +77,17 @@ pub fn dropout(drop: &Dropout, first_sample: i64, row: usize, head: usize, colum
 /// The factors of a whole matrix outside attention.
 pub fn dropout_matrix(drop: &Dropout, first_sample: i64, rows: usize, cols: usize) -> Vec<f64> {
     let places = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col)));
-    places.map(|(row, col)| dropout(drop, first_sample, row, 0, col)).collect()
+    places
+        .map(|(row, col)| dropout(drop, first_sample, row, 0, col))
+        .collect()
 }
 
 pub fn layernorm(x: &[f64], cols: usize, scale: &[f64], shift: &[f64], eps: f64) -> Vec<f64> {
     let row = |x: &[f64]| {
         let (mean, rstd) = moments(x, eps);
         let y = x.iter().zip(scale.iter().zip(shift));
-        y.map(|(x, (scale, shift))| (x - mean) * rstd * scale + shift).collect::<Vec<_>>()
+        y.map(|(x, (scale, shift))| (x - mean) * rstd * scale + shift)
+            .collect::<Vec<_>>()
     };
     x.chunks(cols).flat_map(row).collect()
 }
@@ -100,7 +103,10 @@ pub fn moments(x: &[f64], eps: f64) -> (f64, f64) {
 pub fn rms_norm(x: &[f64], scale: &[f64], eps: f64) -> Vec<f64> {
     let row = |x: &[f64]| {
         let root = root(x, eps);
-        x.iter().zip(scale).map(|(x, scale)| x * root * scale).collect::<Vec<_>>()
+        x.iter()
+            .zip(scale)
+            .map(|(x, scale)| x * root * scale)
+            .collect::<Vec<_>>()
     };
     x.chunks(scale.len()).flat_map(row).collect()
 }

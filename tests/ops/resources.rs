@@ -39,7 +39,10 @@ struct Resources {
 }
 
 fn number(bytes: &[u8], at: usize, size: usize) -> usize {
-    bytes[at..at + size].iter().rev().fold(0, |sum, byte| sum << 8 | *byte as usize)
+    bytes[at..at + size]
+        .iter()
+        .rev()
+        .fold(0, |sum, byte| sum << 8 | *byte as usize)
 }
 
 /// Compute capability and ELF file of each entry of machine code.
@@ -120,20 +123,29 @@ fn resources_of(arch: u32, elf: &[u8]) -> Vec<Resources> {
 /// Kernels of `target/kernels`; None if they were not built.
 fn compiled() -> Option<Vec<Resources>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kernels");
-    let files = std::fs::read_dir(&folder).ok()?.map(|entry| entry.unwrap().path());
+    let files = std::fs::read_dir(&folder)
+        .ok()?
+        .map(|entry| entry.unwrap().path());
     let files = files.filter(|file| file.extension().is_some_and(|kind| kind == "fatbin"));
     let cubins = files.flat_map(|file| cubins(&std::fs::read(file).unwrap()));
-    let all: Vec<_> = cubins.flat_map(|(arch, elf)| resources_of(arch, &elf)).collect();
+    let all: Vec<_> = cubins
+        .flat_map(|(arch, elf)| resources_of(arch, &elf))
+        .collect();
     (!all.is_empty()).then_some(all)
 }
 
 /// Reason why a GPU refuses the largest launch of a kernel; None if it runs.
 fn refusal(of: &Resources, launches: &[LargestLaunch]) -> Option<String> {
     let Resources { kernel, arch, registers, threads: bound, fixed } = of;
-    let own = launches.iter().filter(|launch| kernel.starts_with(launch.kernel));
+    let own = launches
+        .iter()
+        .filter(|launch| kernel.starts_with(launch.kernel));
     let launch = own.max_by_key(|launch| launch.kernel.len())?;
     let threads = launch.threads.unwrap_or(*bound);
-    let (_, limit) = SHARED.iter().find(|(known, _)| known == arch).expect("a known GPU");
+    let (_, limit) = SHARED
+        .iter()
+        .find(|(known, _)| known == arch)
+        .expect("a known GPU");
     let used = registers.next_multiple_of(REGISTER_UNIT) * threads.next_multiple_of(32);
     let shared = fixed + launch.shared;
     let what = match () {
@@ -157,7 +169,8 @@ fn compiled_kernels_fit_their_largest_launches() {
         return eprintln!("skipped: no compiled kernels in target/kernels (`make kernels`)");
     };
     let mut kernels = BTreeMap::<&str, Vec<u32>>::new();
-    all.iter().for_each(|of| kernels.entry(&of.kernel).or_default().push(of.arch));
+    all.iter()
+        .for_each(|of| kernels.entry(&of.kernel).or_default().push(of.arch));
     assert!(kernels.len() > 100, "{} kernels", kernels.len());
     let archs: Vec<u32> = SHARED.iter().map(|(arch, _)| *arch).collect();
     for (kernel, found) in &mut kernels {
@@ -165,7 +178,9 @@ fn compiled_kernels_fit_their_largest_launches() {
         assert_eq!(*found, archs, "{kernel}");
     }
     for launch in largest_launches() {
-        let known = kernels.keys().any(|kernel| kernel.starts_with(launch.kernel));
+        let known = kernels
+            .keys()
+            .any(|kernel| kernel.starts_with(launch.kernel));
         assert!(known, "no kernel is called {}", launch.kernel);
     }
     assert_eq!(refusals(&all), Vec::<String>::new());
@@ -179,7 +194,9 @@ fn planted_violations_are_found() {
     };
     let planted = |kernel: &str, arch: u32, change: &dyn Fn(&mut Resources)| {
         let mut all = all.clone();
-        let found = all.iter_mut().find(|of| of.kernel == kernel && of.arch == arch);
+        let found = all
+            .iter_mut()
+            .find(|of| of.kernel == kernel && of.arch == arch);
         change(found.unwrap_or_else(|| panic!("no {kernel} for sm_{arch}")));
         refusals(&all)
     };
@@ -203,10 +220,21 @@ fn a_changed_cubin_is_found() {
     };
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/kernels");
     let fatbin = std::fs::read(folder.join("elementwise.fatbin")).unwrap();
-    let (arch, mut elf) = cubins(&fatbin).into_iter().find(|(arch, _)| *arch == 80).unwrap();
+    let (arch, mut elf) = cubins(&fatbin)
+        .into_iter()
+        .find(|(arch, _)| *arch == 80)
+        .unwrap();
     let name = ".nv.info.column_sums";
-    let info = sections(&elf).into_iter().find(|(found, ..)| found == name).unwrap().1;
-    let bound = attributes(info).into_iter().find(|(kind, _)| *kind == MOST_THREADS).unwrap().1;
+    let info = sections(&elf)
+        .into_iter()
+        .find(|(found, ..)| found == name)
+        .unwrap()
+        .1;
+    let bound = attributes(info)
+        .into_iter()
+        .find(|(kind, _)| *kind == MOST_THREADS)
+        .unwrap()
+        .1;
     let at = bound.as_ptr() as usize - elf.as_ptr() as usize;
     assert_eq!(number(&elf, at, 4), 256);
     elf[at..at + 4].copy_from_slice(&128u32.to_le_bytes());

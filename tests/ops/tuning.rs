@@ -11,7 +11,9 @@ use std::path::{Path, PathBuf};
 
 /// An empty folder of this test's own.
 pub fn folder(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("tuning").join(name);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .join("tuning")
+        .join(name);
     let _ = fs::remove_dir_all(&folder);
     folder
 }
@@ -43,7 +45,9 @@ fn products_of(cuda: &Cuda) -> (Vec<Seen>, usize) {
 }
 
 pub fn the_file(folder: &Path) -> PathBuf {
-    let files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let files = fs::read_dir(folder)
+        .unwrap()
+        .map(|file| file.unwrap().path());
     let mut texts = files.filter(|file| file.extension().is_some_and(|ending| ending == "txt"));
     texts.next().expect("choices are kept")
 }
@@ -95,7 +99,9 @@ fn what_is_kept_decides() {
         let seen = with(with_algorithm(&text, number).as_bytes());
         assert!(seen == (tuned.clone(), all), "algorithm {number}");
     }
-    let changed = text.replacen("= bf16", "= bf17", 1).replacen(&format!("{:016x}", 20), "0", 1);
+    let changed = text
+        .replacen("= bf16", "= bf17", 1)
+        .replacen(&format!("{:016x}", 20), "0", 1);
     let cases = [
         ("changed", changed.as_bytes()),
         ("half", &text.as_bytes()[..300]),
@@ -110,8 +116,16 @@ fn what_is_kept_decides() {
 
 /// A sound file in which that algorithm is chosen for every product.
 fn with_algorithm(text: &str, number: u64) -> String {
-    let machine = text.lines().next().unwrap().split_once("timed on ").unwrap().1;
-    let some = text.lines().find_map(|line| line.split_once(": ").filter(|way| way.1.len() > 128));
+    let machine = text
+        .lines()
+        .next()
+        .unwrap()
+        .split_once("timed on ")
+        .unwrap()
+        .1;
+    let some = text
+        .lines()
+        .find_map(|line| line.split_once(": ").filter(|way| way.1.len() > 128));
     let words = some.expect("a product by an algorithm").1;
     let line = |line: &str| {
         let product = line.split_once(": ").unwrap().0;

@@ -30,7 +30,10 @@ pub fn all(b: &Bench, len: usize) {
     b.run(op::SquareSums { xs: &[x.on, z.on, y.on], y: sums.set() });
     let y_now = b.numbers(y.on);
     b.expect("square sums", sums, || {
-        [&x.x, &z.x, &y_now].iter().map(|x| x.iter().map(|x| x * x).sum()).collect()
+        [&x.x, &z.x, &y_now]
+            .iter()
+            .map(|x| x.iter().map(|x| x * x).sum())
+            .collect()
     });
     digests(b, &x, &z);
     adamw(b, len);
@@ -46,14 +49,19 @@ fn digests(b: &Bench, x: &Known, z: &Known) {
             word[..size].copy_from_slice(bytes);
             u32::from_le_bytes(word)
         });
-        let terms = bits.enumerate().map(|(at, bits)| digest_term(at as u64, bits));
+        let terms = bits
+            .enumerate()
+            .map(|(at, bits)| digest_term(at as u64, bits));
         terms.fold(0u64, u64::wrapping_add)
     };
     let of = |xs: &[Tensor]| {
         let out = b.longs(&vec![-1; xs.len()]);
         b.run(op::Digests { xs, y: out.set() });
         let bytes = b.bytes(out);
-        bytes.chunks(8).map(|d| u64::from_le_bytes(d.try_into().unwrap())).collect::<Vec<_>>()
+        bytes
+            .chunks(8)
+            .map(|d| u64::from_le_bytes(d.try_into().unwrap()))
+            .collect::<Vec<_>>()
     };
     // Rows of whole 16 bytes, and what starts between them.
     let (even, odd) = (x.on.span(0, x.on.numel() / 8 * 8), x.on.span(x.on.numel() / 2, 1));
@@ -79,7 +87,9 @@ fn adamw(b: &Bench, len: usize) {
         let factor = if step == 2 { f64::NAN } else { 0.75 };
         let (lr, beta1, beta2, eps) = (3e-2, 0.9, 0.95, 1e-6);
         let rule = AdamW { lr, beta1, beta2, eps, weight_decay: 0.1, lr_scale: 0.5 };
-        let on = b.known(1, 3, DType::F32, &[&[factor][..], &corrections(&rule, step)].concat()).on;
+        let on = b
+            .known(1, 3, DType::F32, &[&[factor][..], &corrections(&rule, step)].concat())
+            .on;
         let one = AdamWUpdate {
             rule,
             grad: grad.on,
@@ -146,7 +156,8 @@ fn adamw_of_many(b: &Bench) {
         let AdamWUpdate { master, m, v, weight, .. } = *other;
         b.run(op::AdamW { scalars, updates: &[*other] });
         let all = [(one.master, master), (one.m, m), (one.v, v), (one.weight, weight)];
-        all.iter().for_each(|(x, y)| b.same(&format!("tensor {i}"), *x, *y));
+        all.iter()
+            .for_each(|(x, y)| b.same(&format!("tensor {i}"), *x, *y));
     }
 }
 
@@ -239,7 +250,10 @@ fn loss_scale_step(b: &Bench, growth: f32, [window, hysteresis]: [u64; 2], min: 
     let (mut updates, mut skipped) = (0, 0);
     let mut stuck = false;
     // 0 is an overflow: alone, in a row, after fewer and after as many updates as double the scale.
-    for finite in "1110111001111011110000000000001111".chars().map(|c| c == '1') {
+    for finite in "1110111001111011110000000000001111"
+        .chars()
+        .map(|c| c == '1')
+    {
         let factor = if finite { 0.5 } else { f64::NAN };
         let factor_on = b.known(1, 1, DType::F32, &[factor]).on;
         let [status, scalars] = [1, 2].map(|n| b.blank(1, n, DType::F32));

@@ -30,7 +30,9 @@ const FLOORS: [&str; 15] = [
 ];
 
 fn is_floor(name: &str) -> bool {
-    FLOORS.iter().any(|floor| floor.trim_end_matches(':') == name)
+    FLOORS
+        .iter()
+        .any(|floor| floor.trim_end_matches(':') == name)
 }
 
 struct File {
@@ -49,7 +51,10 @@ fn no_files_import_each_other_in_a_circle() {
         .collect();
     let mut imports: BTreeMap<&Module, BTreeSet<&Module>> = BTreeMap::new();
     for (from, file) in &files {
-        let targets = file.paths.iter().filter_map(|path| resolve(&files, path, 0));
+        let targets = file
+            .paths
+            .iter()
+            .filter_map(|path| resolve(&files, path, 0));
         let related = |to: &&Module| !to.starts_with(from) && !from.starts_with(to);
         imports.insert(from, targets.filter(related).collect());
     }
@@ -58,12 +63,19 @@ fn no_files_import_each_other_in_a_circle() {
 }
 
 fn names(circle: &[&Module]) -> String {
-    circle.iter().map(|module| module.join("::")).collect::<Vec<_>>().join(" → ")
+    circle
+        .iter()
+        .map(|module| module.join("::"))
+        .collect::<Vec<_>>()
+        .join(" → ")
 }
 
 fn module(path: &Path) -> Module {
     let path = path.strip_prefix("src").unwrap().with_extension("");
-    let mut module: Module = path.iter().map(|part| part.to_str().unwrap().to_string()).collect();
+    let mut module: Module = path
+        .iter()
+        .map(|part| part.to_str().unwrap().to_string())
+        .collect();
     module.pop_if(|last| *last == "mod");
     module.pop_if(|last| *last == "lib" || *last == "main");
     module
@@ -78,7 +90,9 @@ fn resolve<'f>(
     if depth > 8 {
         return None;
     }
-    let length = (0..=path.len()).rev().find(|n| files.contains_key(&path[..*n]))?;
+    let length = (0..=path.len())
+        .rev()
+        .find(|n| files.contains_key(&path[..*n]))?;
     let (found, file) = files.get_key_value(&path[..length])?;
     let Some(name) = path.get(length) else { return Some(found) };
     let named = file.exports.iter().find(|(export, _)| export == name);
@@ -117,9 +131,13 @@ impl File {
                     code[..at].ends_with(|c: char| c == ':' || c == '_' || c.is_alphanumeric());
                 let end = |c: char| !c.is_alphanumeric() && c != '_' && c != ':';
                 let path = code[at..].split(end).next().unwrap();
-                let parts: Module =
-                    path.split("::").filter(|p| !p.is_empty()).map(String::from).collect();
-                file.paths.extend(absolute(module, &parts).filter(|_| !inside));
+                let parts: Module = path
+                    .split("::")
+                    .filter(|p| !p.is_empty())
+                    .map(String::from)
+                    .collect();
+                file.paths
+                    .extend(absolute(module, &parts).filter(|_| !inside));
             }
         }
         file
@@ -131,7 +149,10 @@ fn expand(tree: &str) -> Vec<(Module, String)> {
     let tree = tree.trim();
     let Some((head, body)) = tree.split_once('{') else {
         let (path, name) = tree.split_once(" as ").unwrap_or((tree, ""));
-        let mut parts: Module = path.split("::").map(|part| part.trim().to_string()).collect();
+        let mut parts: Module = path
+            .split("::")
+            .map(|part| part.trim().to_string())
+            .collect();
         parts.pop_if(|last| *last == "self" || *last == "*");
         let name = if name.is_empty() {
             parts.last().cloned().unwrap_or_default()
@@ -147,7 +168,9 @@ fn expand(tree: &str) -> Vec<(Module, String)> {
         c == ',' && depth == 0
     });
     let parts = parts.filter(|part| !part.trim().is_empty());
-    parts.flat_map(|part| expand(&format!("{head}{}", part.trim()))).collect()
+    parts
+        .flat_map(|part| expand(&format!("{head}{}", part.trim())))
+        .collect()
 }
 
 /// A path from `src/` on; none for crates of others.

@@ -27,13 +27,23 @@ fn every_file_that_the_docs_name_exists() {
         ["src", "tests", "kernels", "manifests", "benches", "docs", "datasets", "fuzz", ".ci"];
     let mut named = 0;
     for (file, text) in pages() {
-        let quoted = text.split('`').skip(1).step_by(2).map(|word| (word, PathBuf::from(word)));
-        let linked = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+        let quoted = text
+            .split('`')
+            .skip(1)
+            .step_by(2)
+            .map(|word| (word, PathBuf::from(word)));
+        let linked = text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split(')').next().unwrap());
         let linked = linked.filter(|link| !link.contains("://") && !link.starts_with('#'));
         let linked = linked.map(|link| link.split('#').next().unwrap());
         let linked = linked.map(|link| (link, file.parent().unwrap().join(link)));
         for (word, path) in quoted.chain(linked.filter(|(link, _)| !link.is_empty())) {
-            let ours = path.components().next().and_then(|part| part.as_os_str().to_str());
+            let ours = path
+                .components()
+                .next()
+                .and_then(|part| part.as_os_str().to_str());
             let ours = ours.is_some_and(|part| FOLDERS.contains(&part) && word.contains('/'));
             if ours && !word.contains([' ', '{', '*'])
                 || path.extension().is_some_and(|e| e == "md")
@@ -50,16 +60,28 @@ fn every_file_that_the_docs_name_exists() {
 #[test]
 fn every_heading_that_the_docs_link_to_exists() {
     let anchor = |heading: &str| {
-        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
-        heading.chars().filter(|c| c.is_alphanumeric() || "-_".contains(*c)).collect::<String>()
+        let heading = heading
+            .trim_start_matches('#')
+            .trim()
+            .to_lowercase()
+            .replace(' ', "-");
+        heading
+            .chars()
+            .filter(|c| c.is_alphanumeric() || "-_".contains(*c))
+            .collect::<String>()
     };
     for (file, text) in pages() {
-        let links = text.split("](").skip(1).map(|rest| rest.split(')').next().unwrap());
+        let links = text
+            .split("](")
+            .skip(1)
+            .map(|rest| rest.split(')').next().unwrap());
         for link in links.filter(|link| !link.contains("://")) {
             let Some((page, wanted)) = link.split_once('#') else { continue };
             let of = if page.is_empty() { file.clone() } else { file.parent().unwrap().join(page) };
             let there = fs::read_to_string(&of).unwrap_or_else(|_| panic!("there is no {page}"));
-            let found = there.lines().any(|line| line.starts_with('#') && anchor(line) == wanted);
+            let found = there
+                .lines()
+                .any(|line| line.starts_with('#') && anchor(line) == wanted);
             assert!(found, "{}: {link} leads nowhere", file.display());
         }
     }
@@ -74,10 +96,22 @@ fn the_readme_is_one_page() {
 #[test]
 fn the_readme_names_every_floor() {
     let readme = fs::read_to_string("README.md").unwrap();
-    let floors = readme.split("## The floors").nth(1).unwrap().split("```").nth(1).unwrap();
+    let floors = readme
+        .split("## The floors")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .nth(1)
+        .unwrap();
     let named: Vec<&str> = floors.split_whitespace().collect();
     let cargo = fs::read_to_string("Cargo.toml").unwrap();
-    let members = cargo.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+    let members = cargo
+        .split("members = [")
+        .nth(1)
+        .unwrap()
+        .split(']')
+        .next()
+        .unwrap();
     for member in members.split('"').skip(1).step_by(2) {
         let floor = member.strip_prefix("src/").unwrap();
         assert!(named.contains(&floor), "README.md, The floors: {floor}");

@@ -17,12 +17,16 @@ fn a_second_build_is_fresh_without_a_toolchain() {
     fs::copy("src/device/build.rs", device.join("build.rs")).unwrap();
     let build = || {
         let mut cargo = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()));
-        cargo.args(["build", "--offline", "--message-format", "json"]).current_dir(&device);
+        cargo
+            .args(["build", "--offline", "--message-format", "json"])
+            .current_dir(&device);
         cargo.env_remove("CARGO_TARGET_DIR").env_remove("RUSTFLAGS");
         let done = cargo.output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         let said = String::from_utf8(done.stdout).unwrap();
-        said.lines().filter(|line| line.contains("\"fresh\":false")).count()
+        said.lines()
+            .filter(|line| line.contains("\"fresh\":false"))
+            .count()
     };
     assert!(build() > 0);
     assert_eq!(build(), 0, "the second build compiled something again");

@@ -41,16 +41,29 @@ impl Hour {
     /// Starts steps from a folder, by a path of the script.
     fn run(&self, from: &str, script: &Path, steps: &[&str], variables: &[(&str, &str)]) -> Output {
         let mut command = Command::new(script);
-        command.args(steps).current_dir(self.path(from)).env("PYTHON", "false");
-        command.env("OUT", self.path("out")).envs(variables.iter().copied());
+        command
+            .args(steps)
+            .current_dir(self.path(from))
+            .env("PYTHON", "false");
+        command
+            .env("OUT", self.path("out"))
+            .envs(variables.iter().copied());
         command.output().unwrap()
     }
 
     /// Names in the archive.
     fn archived(&self, archive: &str) -> Vec<String> {
-        let listed = Command::new("tar").arg("-tzf").arg(self.path(archive)).output().unwrap();
+        let listed = Command::new("tar")
+            .arg("-tzf")
+            .arg(self.path(archive))
+            .output()
+            .unwrap();
         assert!(listed.status.success(), "{archive}");
-        String::from_utf8(listed.stdout).unwrap().lines().map(str::to_string).collect()
+        String::from_utf8(listed.stdout)
+            .unwrap()
+            .lines()
+            .map(str::to_string)
+            .collect()
     }
 }
 
@@ -96,7 +109,10 @@ fn a_failed_step_of_the_hour_is_returned_too() {
     let output = hour.run("", &script, &["products"], &[]);
     assert_eq!(output.status.code(), Some(1));
     assert!(String::from_utf8_lossy(&output.stdout).contains("failed, exit code 1"));
-    assert!(hour.archived("out/hour.tar.gz").contains(&"./products.txt".to_string()));
+    assert!(
+        hour.archived("out/hour.tar.gz")
+            .contains(&"./products.txt".to_string())
+    );
 }
 
 /// A call that may take no second starts no step, and one without `OUT` leaves its archive beside the script.
@@ -106,18 +122,29 @@ fn the_hour_keeps_its_budget() {
     let script = hour.path("target/gpu-hour/gpu_hour.sh");
     let output = hour.run("", &script, &["machine", "train"], &[("BUDGET", "5")]);
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert_eq!(said.matches("not started, the 5 s of BUDGET are over").count(), 2, "{said}");
+    assert_eq!(
+        said.matches("not started, the 5 s of BUDGET are over")
+            .count(),
+        2,
+        "{said}"
+    );
     assert_eq!(output.status.code(), Some(1));
     let output = hour.run("", &script, &["machine"], &[("OUT", ""), ("BUDGET", "900")]);
     assert!(output.status.success());
-    assert!(hour.archived("target/gpu-hour/hour.tar.gz").contains(&"./machine.txt".to_string()));
+    assert!(
+        hour.archived("target/gpu-hour/hour.tar.gz")
+            .contains(&"./machine.txt".to_string())
+    );
 }
 
 /// Every name that the script accepts is a function, and its steps are those that the header describes.
 #[test]
 fn every_step_of_the_hour_is_described() {
     let script = fs::read_to_string("benches/gpu_hour.sh").unwrap();
-    let steps = script.lines().find_map(|line| line.strip_prefix("STEPS=\"")).unwrap();
+    let steps = script
+        .lines()
+        .find_map(|line| line.strip_prefix("STEPS=\""))
+        .unwrap();
     let steps: Vec<&str> = steps.trim_end_matches('"').split(' ').collect();
     assert!(steps.len() > 10, "{steps:?}");
     for step in steps {

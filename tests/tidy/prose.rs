@@ -104,7 +104,11 @@ fn find(text: &str, phrase: &str) -> Option<usize> {
     let in_word = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     text.match_indices(phrase).map(|(at, _)| at).find(|at| {
         let before = text[..*at].chars().next_back().is_none_or(|c| !in_word(c));
-        before && text[at + phrase.len()..].chars().next().is_none_or(|c| !in_word(c))
+        before
+            && text[at + phrase.len()..]
+                .chars()
+                .next()
+                .is_none_or(|c| !in_word(c))
     })
 }
 
@@ -138,29 +142,46 @@ fn check(prose: &Prose) -> Vec<String> {
 
 /// Findings of a file's text, each with its line.
 fn findings(file: &Path, text: &str) -> Vec<String> {
-    let extension = file.extension().and_then(|ext| ext.to_str()).unwrap_or_default();
+    let extension = file
+        .extension()
+        .and_then(|ext| ext.to_str())
+        .unwrap_or_default();
     let mut all = match extension {
         "md" => text_of_markdown(text),
         "rs" | "cu" | "cuh" | "cpp" | "h" => prose(text),
         _ => text_of_script(text),
     };
     if CPP.contains(&extension) {
-        all.iter_mut().filter(|one| one.kind == Kind::Comment).for_each(|one| one.kind = Kind::Doc);
+        all.iter_mut()
+            .filter(|one| one.kind == Kind::Comment)
+            .for_each(|one| one.kind = Kind::Doc);
     }
     let one = |prose: &Prose| {
         let place = format!("{}:{}", file.display(), prose.line);
-        check(prose).into_iter().map(move |what| format!("{place}: {what}")).collect::<Vec<_>>()
+        check(prose)
+            .into_iter()
+            .map(move |what| format!("{place}: {what}"))
+            .collect::<Vec<_>>()
     };
     all.iter().flat_map(one).collect()
 }
 
 #[test]
 fn every_text_is_plain() {
-    let kinds = FOLDERS.iter().flat_map(|(folder, all)| all.iter().map(move |ext| (folder, ext)));
+    let kinds = FOLDERS
+        .iter()
+        .flat_map(|(folder, all)| all.iter().map(move |ext| (folder, ext)));
     let mut all: Vec<_> = kinds.flat_map(|(folder, ext)| files(folder, ext)).collect();
-    all.extend(FILES.iter().map(|file| (file.into(), std::fs::read_to_string(file).unwrap())));
+    all.extend(
+        FILES
+            .iter()
+            .map(|file| (file.into(), std::fs::read_to_string(file).unwrap())),
+    );
     all.retain(|(file, _)| !TABLES.iter().any(|table| file == Path::new(table)));
-    let found: Vec<String> = all.iter().flat_map(|(file, text)| findings(file, text)).collect();
+    let found: Vec<String> = all
+        .iter()
+        .flat_map(|(file, text)| findings(file, text))
+        .collect();
     assert!(found.is_empty(), "{} sentences are not plain:\n{}", found.len(), found.join("\n"));
 }
 
@@ -194,7 +215,10 @@ fn each_rule_finds_a_planted_sentence() {
         let found = findings(Path::new(file), text);
         assert!(found.len() == 1, "{text:?}: {found:?}");
     }
-    let phrases = STAND_INS.iter().chain(STAGE_VERBS).map(|(phrase, _)| *phrase);
+    let phrases = STAND_INS
+        .iter()
+        .chain(STAGE_VERBS)
+        .map(|(phrase, _)| *phrase);
     for phrase in phrases.chain(["is no table"]) {
         let kinds = [
             format!("/// The rank {phrase} here.\nfn a() {{}}\n"),

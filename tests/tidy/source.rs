@@ -49,7 +49,8 @@ fn comment(text: &str) -> Option<usize> {
     if text.starts_with("//") {
         return Some(text.find('\n').unwrap_or(text.len()));
     }
-    text.starts_with("/*").then(|| text.find("*/").map_or(text.len(), |end| end + 2))
+    text.starts_with("/*")
+        .then(|| text.find("*/").map_or(text.len(), |end| end + 2))
 }
 
 /// Bytes of the string or character that `text` begins with.
@@ -84,7 +85,8 @@ fn quoted(text: &str, quote: char) -> Option<usize> {
 
 /// The words of some code: identifiers and keywords.
 pub fn words(code: &str) -> impl Iterator<Item = &str> {
-    code.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+    code.split(|c: char| !c.is_alphanumeric() && c != '_')
+        .filter(|word| !word.is_empty())
 }
 
 /// Kind of a piece of prose.
@@ -128,7 +130,10 @@ pub fn prose(text: &str) -> Vec<Prose> {
             _ => body.trim_start_matches(['/', '!', '*']).trim().to_string(),
         };
         // A comment behind code is a piece of its own.
-        let alone = text[..at].rsplit('\n').next().is_some_and(|code| code.trim().is_empty());
+        let alone = text[..at]
+            .rsplit('\n')
+            .next()
+            .is_some_and(|code| code.trim().is_empty());
         match all.last_mut() {
             Some(last)
                 if last.kind == kind && kind != Kind::Literal && alone && line == last_line + 1 =>
@@ -141,7 +146,8 @@ pub fn prose(text: &str) -> Vec<Prose> {
         last_line = line;
         (at, before) = (at + length, Some(' '));
     }
-    all.iter_mut().for_each(|one| one.text = without_code(&one.text));
+    all.iter_mut()
+        .for_each(|one| one.text = without_code(&one.text));
     all
 }
 
@@ -161,7 +167,8 @@ pub fn text_of_markdown(text: &str) -> Vec<Prose> {
             open = true;
         }
     }
-    all.iter_mut().for_each(|one| one.text = without_code(&one.text));
+    all.iter_mut()
+        .for_each(|one| one.text = without_code(&one.text));
     all
 }
 
@@ -197,7 +204,8 @@ pub fn text_of_script(text: &str) -> Vec<Prose> {
         }
         open = !words.is_empty();
     }
-    all.iter_mut().for_each(|one| one.text = without_code(&one.text));
+    all.iter_mut()
+        .for_each(|one| one.text = without_code(&one.text));
     all
 }
 

@@ -8,7 +8,8 @@ use std::path::Path;
 const HELPERS: &[&str] = &["pub mod testing;", "pub fn for_test<"];
 
 fn is_helper(file: &Path) -> bool {
-    file.components().any(|part| part.as_os_str().to_string_lossy().starts_with("testing"))
+    file.components()
+        .any(|part| part.as_os_str().to_string_lossy().starts_with("testing"))
 }
 
 #[test]
@@ -19,7 +20,11 @@ fn variables_of_tests_are_read_by_guarded_files_only() {
         assert!(is_helper(&file) || !text.contains("GPTRAIN_TEST_"), "{place}: GPTRAIN_TEST_");
         let lines: Vec<&str> = text.lines().map(str::trim).collect();
         let of_testing = |line: &&str| HELPERS.iter().any(|helper| line.starts_with(helper));
-        for (at, _) in lines.iter().enumerate().filter(|(_, line)| of_testing(line)) {
+        for (at, _) in lines
+            .iter()
+            .enumerate()
+            .filter(|(_, line)| of_testing(line))
+        {
             let guard = lines[at.saturating_sub(1)];
             let all = ["#[cfg(feature = \"testing\")]", "#[cfg(any(test, feature = \"testing\"))]"];
             assert!(all.contains(&guard), "{place}:{}: {guard}", at + 1);

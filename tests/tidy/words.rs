@@ -36,13 +36,23 @@ const WORDS: &[(&str, &str)] = &[
 fn lines_are_printed_by_what_outlives_their_reader() {
     let mut found = Vec::new();
     let printing = ["println!", "print!", "eprintln!", "eprint!"];
-    for (file, text) in
-        files("src", "rs").into_iter().filter(|(file, _)| !file.ends_with("build.rs"))
+    for (file, text) in files("src", "rs")
+        .into_iter()
+        .filter(|(file, _)| !file.ends_with("build.rs"))
     {
         for (number, line) in code(&text).lines().enumerate() {
-            found.extend(printing.iter().filter(|word| line.contains(*word)).map(|word| {
-                format!("{}:{}: {word}: base::say! or base::warn!", file.display(), number + 1)
-            }));
+            found.extend(
+                printing
+                    .iter()
+                    .filter(|word| line.contains(*word))
+                    .map(|word| {
+                        format!(
+                            "{}:{}: {word}: base::say! or base::warn!",
+                            file.display(),
+                            number + 1
+                        )
+                    }),
+            );
         }
     }
     assert!(found.is_empty(), "{}", found.join("\n"));
@@ -54,14 +64,20 @@ fn lines_are_printed_by_what_outlives_their_reader() {
 fn threads_are_started_by_what_outlives_their_lack() {
     let mut found = Vec::new();
     let tests = |file: &Path| file.ends_with("tests.rs") || file.iter().any(|part| part == "tests");
-    for (file, text) in files("src", "rs").into_iter().filter(|(file, _)| !tests(file)) {
+    for (file, text) in files("src", "rs")
+        .into_iter()
+        .filter(|(file, _)| !tests(file))
+    {
         if file == Path::new("src/base/threads.rs") {
             continue;
         }
         let text = code(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
         for (number, line) in text.lines().enumerate() {
             let bare = ["thread::spawn(", "scope.spawn(", "thread::Builder"];
-            if bare.iter().any(|word| line.contains(word) && !line.contains("threads::spawn(")) {
+            if bare
+                .iter()
+                .any(|word| line.contains(word) && !line.contains("threads::spawn("))
+            {
                 found.push(format!("{}:{}: base::threads", file.display(), number + 1));
             }
         }
@@ -78,7 +94,10 @@ fn private_words_do_not_come_back() {
     let mut found = Vec::new();
     for (file, text) in files("src", "rs").into_iter().chain(files("tests", "rs")) {
         for (number, line) in code(&text).lines().enumerate() {
-            for (word, field) in WORDS.iter().filter(|(word, _)| words(line).any(|w| w == *word)) {
+            for (word, field) in WORDS
+                .iter()
+                .filter(|(word, _)| words(line).any(|w| w == *word))
+            {
                 found.push(format!("{}:{}: {word}: {field}", file.display(), number + 1));
             }
         }

@@ -83,16 +83,22 @@ impl FileSet {
         let mut open = OPEN.lock();
         // Files that are not in `open` are kept when their outputs are dropped.
         let mut forget = || {
-            open.retain(|path| outputs.iter().all(|output| output.partial.as_ref() != Some(path)));
+            open.retain(|path| {
+                outputs
+                    .iter()
+                    .all(|output| output.partial.as_ref() != Some(path))
+            });
         };
-        let finished = self.replace(&outputs).map_err(|error| match self.put_back() {
-            Ok(_) => error,
-            Err(second) => {
-                forget(); // `repair` needs them
-                let first = self.first().display();
-                error.context(format!("{first} is not put back ({second}): start this again"))
-            }
-        });
+        let finished = self
+            .replace(&outputs)
+            .map_err(|error| match self.put_back() {
+                Ok(_) => error,
+                Err(second) => {
+                    forget(); // `repair` needs them
+                    let first = self.first().display();
+                    error.context(format!("{first} is not put back ({second}): start this again"))
+                }
+            });
         if finished.is_ok() {
             forget();
             if let Err(error) = self.remove(replaced) {
@@ -206,11 +212,15 @@ mod tests {
         set_of_3.finish(late).unwrap_err();
         assert_eq!(names(folder.path()), ["c"]);
         fs::remove_file(&places[2]).unwrap();
-        set_of_3.finish(outputs(&places, Existing::Refused, "one")).unwrap();
+        set_of_3
+            .finish(outputs(&places, Existing::Refused, "one"))
+            .unwrap();
         assert_eq!(read(&places), set("one", [true; 3]));
         // A set of two replaces one of three.
         let two = [places[0].clone(), places[2].clone()];
-        set_of_3.finish(outputs(&two, Existing::Replaced, "two")).unwrap();
+        set_of_3
+            .finish(outputs(&two, Existing::Replaced, "two"))
+            .unwrap();
         assert_eq!(read(&places), set("two", [true, false, true]));
         assert_eq!(names(folder.path()), ["a", "c"]);
         for missing in &places {
@@ -235,9 +245,15 @@ mod tests {
                 for (place, _) in places.iter().zip(new).filter(|(_, new)| *new) {
                     fs::write(partial(place), "new").unwrap();
                 }
-                let away = places.iter().rev().map(|place| (place.clone(), replaced(place)));
+                let away = places
+                    .iter()
+                    .rev()
+                    .map(|place| (place.clone(), replaced(place)));
                 let named = places.iter().map(|place| (partial(place), place.clone()));
-                let renames = away.chain(named).take(ended).filter(|(from, _)| exists(from));
+                let renames = away
+                    .chain(named)
+                    .take(ended)
+                    .filter(|(from, _)| exists(from));
                 renames.for_each(|(from, to)| fs::rename(from, to).unwrap());
                 let whole = if ended == 6 { set("new", new) } else { set("old", old) };
                 let repaired = FileSet::new(places.clone());
@@ -260,7 +276,10 @@ mod tests {
         }
         let held = open_partial(&partial(&places[2]), false).unwrap();
         assert!(!is_locked_elsewhere(&held).unwrap());
-        let refused = FileSet::new(places.clone()).repair().unwrap_err().to_string();
+        let refused = FileSet::new(places.clone())
+            .repair()
+            .unwrap_err()
+            .to_string();
         assert!(refused.contains("another process is writing it"), "{refused}");
         drop(held);
         FileSet::new(places.clone()).repair().unwrap();

@@ -19,7 +19,10 @@ impl TemporaryFolder {
     pub fn create(path: &Path, mode: u32) -> Result<TemporaryFolder> {
         let failed = || format!("cannot create {}", path.display());
         let mut open = OPEN.lock();
-        DirBuilder::new().mode(mode).create(path).with_context(failed)?;
+        DirBuilder::new()
+            .mode(mode)
+            .create(path)
+            .with_context(failed)?;
         let lock = open_folder(path).with_context(failed).inspect_err(|_| {
             let _ = std::fs::remove_dir(path); // descriptors may have run out: removing needs none
         })?;

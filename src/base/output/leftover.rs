@@ -75,7 +75,9 @@ pub fn name_removed(removed: &[(PathBuf, Bytes)]) {
     if removed.is_empty() {
         return;
     }
-    let named = removed.iter().map(|(path, bytes)| format!("{} ({bytes})", path.display()));
+    let named = removed
+        .iter()
+        .map(|(path, bytes)| format!("{} ({bytes})", path.display()));
     let named = named.collect::<Vec<_>>().join(", ");
     crate::warn!("gptrain: removed {named}, left by a killed command");
 }
@@ -85,7 +87,9 @@ pub fn name_removed(removed: &[(PathBuf, Bytes)]) {
 pub fn open_partial(path: &Path, create: bool) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.write(true).create(create).truncate(false);
-    options.custom_flags(OFlags::NOFOLLOW.bits() as i32).open(path)
+    options
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+        .open(path)
 }
 
 /// Locks an open file. Returns whether another process has locked it.
@@ -102,7 +106,10 @@ pub fn is_locked_elsewhere(file: &File) -> io::Result<bool> {
 /// Opens a folder, to lock it. Does not follow a link.
 pub fn open_folder(path: &Path) -> io::Result<File> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW;
-    OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)
+    OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits() as i32)
+        .open(path)
 }
 
 /// Size of the files at a path and below it.

@@ -50,7 +50,8 @@ impl Axis {
         let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
         let powers = (first..=last).filter(|power| power.rem_euclid(every) == 0);
         let all = powers.flat_map(|p| mantissas.iter().map(move |m| m * 10f64.powi(p)));
-        all.filter(|v| (self.low * 0.999..=self.high * 1.001).contains(v)).collect()
+        all.filter(|v| (self.low * 0.999..=self.high * 1.001).contains(v))
+            .collect()
     }
 }
 
@@ -58,7 +59,10 @@ impl Axis {
 /// logarithmic axis, which may show 0.01 and 100.
 pub fn labels(ticks: &[f64], log: bool) -> Vec<String> {
     if log {
-        ticks.iter().flat_map(|tick| even_labels(&[*tick])).collect()
+        ticks
+            .iter()
+            .flat_map(|tick| even_labels(&[*tick]))
+            .collect()
     } else {
         even_labels(ticks)
     }
@@ -73,7 +77,10 @@ fn even_labels(ticks: &[f64]) -> Vec<String> {
     if largest < 1e-2 {
         let decimals = (0..4).find(|d| ticks.iter().all(|t| exact(&format!("{t:.d$e}"), *t)));
         let label = |t: &f64| format!("{t:.*e}", decimals.unwrap_or(4));
-        return ticks.iter().map(|t| if *t == 0.0 { "0".into() } else { label(t) }).collect();
+        return ticks
+            .iter()
+            .map(|t| if *t == 0.0 { "0".into() } else { label(t) })
+            .collect();
     }
     let same = (0..4).find(|d| ticks.iter().all(|t| exact(&format!("{t:.d$}"), *t)));
     ticks.iter().map(|t| tick_label(*t, same)).collect()
@@ -95,8 +102,10 @@ fn tick_label(tick: f64, decimals: Option<usize>) -> String {
 /// Short form with at most three significant digits: `950`, `1.2k`, `3.75M`, `1.2B`, `0.4T`.
 pub fn short(value: f64) -> String {
     let units = [(1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")];
-    let (divisor, unit) =
-        units.into_iter().find(|(d, _)| value.abs() >= 0.9995 * d).unwrap_or((1.0, ""));
+    let (divisor, unit) = units
+        .into_iter()
+        .find(|(d, _)| value.abs() >= 0.9995 * d)
+        .unwrap_or((1.0, ""));
     let value = value / divisor;
     let decimals = match value.abs() {
         hundreds if hundreds >= 99.95 => 0,

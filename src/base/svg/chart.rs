@@ -103,7 +103,10 @@ impl Chart {
         let y = Axis { low, high, log, from: self.height - 46.0, to: top };
         let y_ticks = y.ticks(34.0);
         let y_labels = labels(&y_ticks, y.log);
-        let widest = y_labels.iter().map(|label| text_width(label)).fold(60.0, f64::max);
+        let widest = y_labels
+            .iter()
+            .map(|label| text_width(label))
+            .fold(60.0, f64::max);
         let (from, to) = (widest + 16.0, self.width - 36.0);
         let (low, high) = self.x_range();
         Layout { x: Axis { low, high, log: self.log, from, to }, y, y_ticks, y_labels, legend }
@@ -126,7 +129,9 @@ impl Chart {
     }
 
     fn named(&self) -> impl Iterator<Item = &Curve> {
-        self.curves.iter().filter(|curve| self.legend && !curve.name.is_empty())
+        self.curves
+            .iter()
+            .filter(|curve| self.legend && !curve.name.is_empty())
     }
 
     /// Name, truncated to the width of a row.
@@ -139,7 +144,11 @@ impl Chart {
     }
 
     fn points(&self) -> impl Iterator<Item = (f64, f64)> {
-        self.curves.iter().flat_map(|c| &c.points).copied().filter(|(_, y)| y.is_finite())
+        self.curves
+            .iter()
+            .flat_map(|c| &c.points)
+            .copied()
+            .filter(|(_, y)| y.is_finite())
     }
 
     fn x_range(&self) -> (f64, f64) {
@@ -151,7 +160,10 @@ impl Chart {
     /// Range of the values with a margin, and whether the axis is logarithmic.
     fn y_range(&self) -> (f64, f64, bool) {
         let low = self.points().map(|(_, y)| y).fold(f64::INFINITY, f64::min);
-        let high = self.points().map(|(_, y)| y).fold(f64::NEG_INFINITY, f64::max);
+        let high = self
+            .points()
+            .map(|(_, y)| y)
+            .fold(f64::NEG_INFINITY, f64::max);
         if low > high {
             return (0.0, 1.0, false);
         }

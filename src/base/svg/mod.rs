@@ -65,7 +65,10 @@ impl Drawing {
 
     /// Adds a polyline.
     pub fn line(&mut self, class: &str, points: &[Point]) {
-        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+        let points: Vec<String> = points
+            .iter()
+            .map(|(x, y)| format!("{x:.1},{y:.1}"))
+            .collect();
         self.add(&format!("<polyline class=\"{class}\" points=\"{}\"/>", points.join(" ")));
     }
 

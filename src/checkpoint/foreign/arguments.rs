@@ -78,7 +78,8 @@ impl<'t> Arguments<'t> {
             let empty = matches!(value.node(), Node::None | Node::Bool(false));
             !empty && !asked.contains(*name) && !UNLISTED.contains(name)
         });
-        left.map(|(name, value)| format!("{name} {value}")).collect()
+        left.map(|(name, value)| format!("{name} {value}"))
+            .collect()
     }
 
     pub fn problem(&self, what: String) -> anyhow::Error {
@@ -99,13 +100,19 @@ impl<'t> Arguments<'t> {
             problems.add(self.place.clone(), format!("args.{name} is set: {why}"), ELSEWHERE);
         };
         let is_given = |name: &str| {
-            self.get(name).is_some_and(|value| !matches!(value.node(), Node::Bool(false)))
+            self.get(name)
+                .is_some_and(|value| !matches!(value.node(), Node::Bool(false)))
         };
         let models = other_trainers::other_models(Trainer::Megatron).chain([WINDOW]);
-        models.filter(|(name, _)| is_given(name)).for_each(|(name, why)| refuse(name, why));
-        more.iter().filter(|(name, _)| is_given(name)).for_each(|(name, why)| refuse(name, why));
-        if let Some(rule) =
-            self.get("optimizer").filter(|rule| rule.str().is_ok_and(|r| r != "adam"))
+        models
+            .filter(|(name, _)| is_given(name))
+            .for_each(|(name, why)| refuse(name, why));
+        more.iter()
+            .filter(|(name, _)| is_given(name))
+            .for_each(|(name, why)| refuse(name, why));
+        if let Some(rule) = self
+            .get("optimizer")
+            .filter(|rule| rule.str().is_ok_and(|r| r != "adam"))
         {
             refuse("optimizer", &format!("{rule}; only adam's states are read"));
         }
@@ -139,7 +146,11 @@ impl<'t> Arguments<'t> {
         settings.set("batch.micro", self.count("micro_batch_size")?, "micro_batch_size");
         settings.set("batch.global", global, "global_batch_size");
         if let Some(ramp) = self.get("rampup_batch_size") {
-            let numbers = ramp.items()?.iter().map(whole).collect::<anyhow::Result<Vec<_>>>()?;
+            let numbers = ramp
+                .items()?
+                .iter()
+                .map(whole)
+                .collect::<anyhow::Result<Vec<_>>>()?;
             let [start, increment, samples] = numbers[..] else {
                 return Err(self.problem("args.rampup_batch_size is not three numbers".into()));
             };
@@ -168,9 +179,14 @@ impl<'t> Arguments<'t> {
             }
         }
         settings.set("train.seed", self.count("seed")?, "seed");
-        let second = settings.get("data.split").and_then(|split| split.split(',').nth(1));
+        let second = settings
+            .get("data.split")
+            .and_then(|split| split.split(',').nth(1));
         let share = second.and_then(|share| share.trim().trim_end_matches('"').parse::<f64>().ok());
-        let named = settings.0.iter().any(|row| row.key.starts_with("data.valid."));
+        let named = settings
+            .0
+            .iter()
+            .any(|row| row.key.starts_with("data.valid."));
         let evaluated = named || share.is_some_and(|share| share > 0.0);
         if evaluated {
             self.set_counts(settings, &[("train.eval_interval", "eval_interval")])?;
@@ -270,12 +286,19 @@ impl<'t> Arguments<'t> {
         for (i, ((paths, weights), splits)) in paths.iter().zip(&weights).zip(&splits).enumerate() {
             let (paths, weights, splits) = (texts(paths)?, texts(weights)?, texts(splits)?);
             let datasets =
-                paths.iter().zip(&weights).zip(&splits).map(|((path, weight), split)| {
-                    let range = split.replace(':', "..");
-                    format!("{{prefix: {}, weight: {weight}, range: {range}}}", quoted(path))
-                });
+                paths
+                    .iter()
+                    .zip(&weights)
+                    .zip(&splits)
+                    .map(|((path, weight), split)| {
+                        let range = split.replace(':', "..");
+                        format!("{{prefix: {}, weight: {weight}, range: {range}}}", quoted(path))
+                    });
             let list = datasets.collect::<Vec<_>>().join(", ");
-            let name = names.get(i).cloned().unwrap_or_else(|| format!("{which}{i}"));
+            let name = names
+                .get(i)
+                .cloned()
+                .unwrap_or_else(|| format!("{which}{i}"));
             groups.push((name, format!("[{list}]")));
         }
         Ok(groups)
@@ -284,7 +307,9 @@ impl<'t> Arguments<'t> {
     /// The learning rate, by the scheduler's own state where there is one. Its steps are samples.
     fn rates(&self, scheduler: Option<&Value>, settings: &mut Settings) -> anyhow::Result<()> {
         let of_state = |names: &[&str]| {
-            names.iter().find_map(|name| scheduler.and_then(|state| state.some(name)))
+            names
+                .iter()
+                .find_map(|name| scheduler.and_then(|state| state.some(name)))
         };
         let arg = |name: &str| self.get(name);
         let peak = of_state(&["max_lr", "start_lr"]).or_else(|| arg("lr"));
@@ -339,9 +364,10 @@ fn experts(value: &Value) -> bool {
 /// A whole number, or text of one.
 fn whole(value: &Value) -> anyhow::Result<u64> {
     match value.str() {
-        Ok(text) => {
-            text.trim().parse().map_err(|_| value.problem(format!("{text:?} is not a number")))
-        }
+        Ok(text) => text
+            .trim()
+            .parse()
+            .map_err(|_| value.problem(format!("{text:?} is not a number"))),
         Err(_) => value.count(),
     }
 }

@@ -40,7 +40,11 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let embedding = &names.all(Weight::TokenEmbed, 0)[0];
     let is = |prefix: &&&str| meta.tensors.contains_key(&format!("{prefix}{embedding}"));
     let Some(prefix) = names.prefixes.iter().find(is) else {
-        let first = meta.tensors.keys().next().map_or("no tensor", String::as_str);
+        let first = meta
+            .tensors
+            .keys()
+            .next()
+            .map_or("no tensor", String::as_str);
         let trainer = names.trainer;
         let what = format!("has no {embedding}, but {first}: {trainer}'s Llama is read");
         let remedy = "export the weights to Hugging Face's format and import those";
@@ -67,12 +71,16 @@ impl DcpRun {
     /// Whether the model has a tensor of one of these names.
     fn has(&self, names: &[String]) -> bool {
         let full = |name: &String| format!("{}{name}", self.prefix);
-        names.iter().any(|name| self.meta.tensors.contains_key(&full(name)))
+        names
+            .iter()
+            .any(|name| self.meta.tensors.contains_key(&full(name)))
     }
 
     fn shape(&self, names: &[String]) -> anyhow::Result<&[usize]> {
         let full = |name: &String| format!("{}{name}", self.prefix);
-        let found = names.iter().find_map(|name| self.meta.tensors.get(&full(name)));
+        let found = names
+            .iter()
+            .find_map(|name| self.meta.tensors.get(&full(name)));
         let found = found.filter(|entry| !entry.shape.is_empty());
         let found = found.ok_or_else(|| self.meta.problem(format!("has no {}", names[0])))?;
         Ok(&found.shape)
@@ -80,7 +88,9 @@ impl DcpRun {
 
     /// Settings of the model, by the tensors' shapes; `called` is the trainer's name of the heads.
     fn model(&mut self, heads: Option<usize>, called: &str) -> anyhow::Result<()> {
-        let names = self.model_names().filter_map(|name| name.strip_prefix(self.prefix));
+        let names = self
+            .model_names()
+            .filter_map(|name| name.strip_prefix(self.prefix));
         let layers = self.names.layers(names);
         let name = |weight, part| self.names.all(weight, part);
         let (embedding, head) = (name(Weight::TokenEmbed, 0), name(Weight::HeadW, 0));
@@ -162,7 +172,11 @@ impl DcpRun {
         for name in self.updated_names() {
             let Some(found) = groups.read(&self.meta, name)? else { continue };
             let moment = format!("{}state.{name}.exp_avg", self.names.optimizer);
-            let vector = self.meta.tensors.get(&moment).is_some_and(|entry| entry.shape.len() == 1);
+            let vector = self
+                .meta
+                .tensors
+                .get(&moment)
+                .is_some_and(|entry| entry.shape.len() == 1);
             decayed_norms += usize::from(vector && found.weight_decay > 0.0);
             let embeds = name.ends_with(embedding.as_str());
             if embeds {
@@ -216,7 +230,11 @@ impl DcpRun {
         names.filter(|name| {
             name.starts_with(self.prefix)
                 && !name.ends_with("freqs_cis")
-                && !self.names.others.iter().any(|other| name.starts_with(other))
+                && !self
+                    .names
+                    .others
+                    .iter()
+                    .any(|other| name.starts_with(other))
         })
     }
 
@@ -248,7 +266,9 @@ impl DcpRun {
             let key = self.adam_state(&format!("{}{name}", self.prefix), state);
             self.meta.tensors.contains_key(&key)
         };
-        let tensors = self.names.tensors_of(param, shape, (heads, self.pairs), &has);
+        let tensors = self
+            .names
+            .tensors_of(param, shape, (heads, self.pairs), &has);
         let part =
             |(name, cut)| StoredPart { name: format!("{}{name}", self.prefix), layer: None, cut };
         tensors.into_iter().map(part).collect()
@@ -273,13 +293,15 @@ impl ForeignRun for DcpRun {
                 for StoredPart { name, cut, .. } in tensors {
                     let key = self.adam_state(&name, state);
                     let expected = like(&shape, cut.shape());
-                    self.meta.compare(&key, &expected, "the model", &mut compared);
+                    self.meta
+                        .compare(&key, &expected, "the model", &mut compared);
                 }
             }
         }
         if model.tied_head {
             let head = self.names.all(Weight::HeadW, 0);
-            head.iter().for_each(|name| compared.mark(&format!("{}{name}", self.prefix)));
+            head.iter()
+                .for_each(|name| compared.mark(&format!("{}{name}", self.prefix)));
         }
         compared.others(self.model_names());
         Ok(compared.finish()?)
@@ -288,6 +310,7 @@ impl ForeignRun for DcpRun {
     fn read(&mut self, request: Request) -> anyhow::Result<Vec<f32>> {
         let Request { model, param, shape, state } = request;
         let parts = self.tensors(param, shape, model.heads(), state);
-        self.meta.assemble(&parts, shape, |name| self.adam_state(name, state))
+        self.meta
+            .assemble(&parts, shape, |name| self.adam_state(name, state))
     }
 }

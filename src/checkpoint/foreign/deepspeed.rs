@@ -84,7 +84,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     found.updates = updates;
     found.lr = rate(&sharded, &optimizer).unwrap_or(0.0);
     found.loss_scale = loss_scale(&sharded, &optimizer)?;
-    let vocab = root.some("checkpoint_info").and_then(|info| info.some("original_vocab_size"));
+    let vocab = root
+        .some("checkpoint_info")
+        .and_then(|info| info.some("original_vocab_size"));
     let vocab = vocab.map(|size| size.count()).transpose()?;
     let ranks = [tensor, data];
     let stages = Stages { dir, groups, first_block, files: files.optim, ranks, updates };
@@ -111,12 +113,16 @@ fn refuse(args: &Arguments) -> Result<(), Problems> {
 
 /// Version of DeepSpeed that wrote the folder.
 fn deepspeed_version<'a>(root: &Value<'a>) -> &'a str {
-    let version = root.some("ds_version").and_then(|version| version.str().ok());
+    let version = root
+        .some("ds_version")
+        .and_then(|version| version.str().ok());
     version.unwrap_or("of an unknown version")
 }
 
 fn version_of(root: &Value) -> f64 {
-    root.some("checkpoint_version").and_then(|version| version.float().ok()).unwrap_or(3.0)
+    root.some("checkpoint_version")
+        .and_then(|version| version.float().ok())
+        .unwrap_or(3.0)
 }
 
 /// Names and shapes of every stage's groups, of its first tensor rank; all files are of one step.
@@ -148,13 +154,20 @@ fn groups(root: &Value) -> anyhow::Result<Vec<FlatGroup>> {
         };
         named.iter().map(shape).collect()
     };
-    root.need("param_shapes")?.items()?.iter().map(group).collect()
+    root.need("param_shapes")?
+        .items()?
+        .iter()
+        .map(group)
+        .collect()
 }
 
 /// Blocks that each stage has.
 fn stage_layers(stages: &[Vec<FlatGroup>]) -> Vec<usize> {
     let is_block = |(name, _): &&(String, Vec<usize>)| name.ends_with(".input_layernorm.weight");
-    stages.iter().map(|groups| groups.iter().flatten().filter(is_block).count()).collect()
+    stages
+        .iter()
+        .map(|groups| groups.iter().flatten().filter(is_block).count())
+        .collect()
 }
 
 /// Every block is there, once.

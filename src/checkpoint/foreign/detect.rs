@@ -95,17 +95,27 @@ pub fn step_folder(from: &Path) -> anyhow::Result<PathBuf> {
 /// The step that `latest` or `latest_checkpointed_iteration.txt` names.
 fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
     let files = ["latest", "latest_checkpointed_iteration.txt", "latest_universal"];
-    let Some(file) = files.into_iter().find(|file| names.iter().any(|name| name == file)) else {
+    let Some(file) = files
+        .into_iter()
+        .find(|file| names.iter().any(|name| name == file))
+    else {
         // torchtitan: step-N for each step, and no file that names the newest; OLMo-core: stepN.
         let step = |name: &String| {
             let number = name.strip_prefix("step")?;
-            number.strip_prefix('-').unwrap_or(number).parse::<u64>().ok()
+            number
+                .strip_prefix('-')
+                .unwrap_or(number)
+                .parse::<u64>()
+                .ok()
         };
         let whole = |name: &&String| {
             let step = from.join(name);
             step.join(".metadata").exists() || step.join(OLMO_MODEL).join(".metadata").exists()
         };
-        let steps = names.iter().filter(whole).filter_map(|name| Some((step(name)?, name)));
+        let steps = names
+            .iter()
+            .filter(whole)
+            .filter_map(|name| Some((step(name)?, name)));
         return Ok(steps.max().map(|(_, name)| from.join(name)));
     };
     let path = from.join(file);
@@ -132,5 +142,8 @@ pub fn list_names(from: &Path) -> anyhow::Result<Vec<String>> {
     let entries = fs::read_dir(from).map_err(|error| WrongInput::reading(error, failed()))?;
     let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
     let names: anyhow::Result<Vec<_>> = names.collect();
-    Ok(names?.into_iter().filter_map(|name| name.into_string().ok()).collect())
+    Ok(names?
+        .into_iter()
+        .filter_map(|name| name.into_string().ok())
+        .collect())
 }

@@ -151,17 +151,29 @@ impl DistRun {
 
     /// Finds the optimizer's states, or notes why they are not read.
     fn states(&mut self, common: &TorchFile, root: &Value, half: bool) -> anyhow::Result<()> {
-        let has = |before: &str| self.meta.tensors.keys().any(|name| name.starts_with(before));
+        let has = |before: &str| {
+            self.meta
+                .tensors
+                .keys()
+                .any(|name| name.starts_with(before))
+        };
         let states = |name: &str| has(&format!("{STATE}{name}."));
         // The distributed optimizer's name, and the plain one's.
-        let masters = ["param", "fp32_param"].into_iter().find(|name| states(name));
+        let masters = ["param", "fp32_param"]
+            .into_iter()
+            .find(|name| states(name));
         let state = inner(root).and_then(|inner| inner.some("state"));
         let updates = updates_of(common, &groups(root)?, state.as_ref())?;
         let why = if !has("optimizer.") && !has("chained_") {
             Some("the files have no optimizer".to_string())
         } else if !states("exp_avg") {
-            let kind = root.some("optimizer").and_then(|o| o.some("param_state_sharding_type"));
-            let kind = kind.as_ref().and_then(|kind| kind.str().ok()).unwrap_or("dp_reshardable");
+            let kind = root
+                .some("optimizer")
+                .and_then(|o| o.some("param_state_sharding_type"));
+            let kind = kind
+                .as_ref()
+                .and_then(|kind| kind.str().ok())
+                .unwrap_or("dp_reshardable");
             Some(format!(
                 "they are in the buffers of the distributed optimizer ({kind}), whose order is not in the \
                  files; save once with --dist-ckpt-optim-fully-reshardable"
@@ -195,7 +207,10 @@ impl DistRun {
 
     /// Decides the model's vocabulary.
     fn vocabulary(&mut self, args: &Arguments, choices: &Choices) -> anyhow::Result<()> {
-        let stored = self.tensors.get(&(Weight::TokenEmbed, None)).and_then(|list| list.first());
+        let stored = self
+            .tensors
+            .get(&(Weight::TokenEmbed, None))
+            .and_then(|list| list.first());
         let name = stored.map(|stored| stored.name.clone());
         let name = name.ok_or_else(|| self.meta.problem("has no word_embeddings".into()))?;
         let shape = self.meta.tensors[&name].shape.clone();
@@ -204,7 +219,9 @@ impl DistRun {
         };
         self.rows = rows;
         let original = args.optional_count("vocab_size")?;
-        let original = original.map_or(rows, |size| size as usize).clamp(1, rows.max(1));
+        let original = original
+            .map_or(rows, |size| size as usize)
+            .clamp(1, rows.max(1));
         let strip =
             original < rows && (choices.mask_padding || self.untrained(original, &name, &shape)?);
         self.found.vocabulary([original, rows], args, strip)
@@ -215,10 +232,14 @@ impl DistRun {
         let mut zero = true;
         for state in self.found.read_states() {
             let state = self.state(name, *state);
-            self.meta.each_rectangle(&state, None, shape, |[row, _], [_, cols], values| {
-                let from = original.saturating_sub(row).saturating_mul(cols).min(values.len());
-                zero &= values[from..].iter().all(|value| *value == 0.0);
-            })?;
+            self.meta
+                .each_rectangle(&state, None, shape, |[row, _], [_, cols], values| {
+                    let from = original
+                        .saturating_sub(row)
+                        .saturating_mul(cols)
+                        .min(values.len());
+                    zero &= values[from..].iter().all(|value| *value == 0.0);
+                })?;
         }
         Ok(zero)
     }
@@ -234,7 +255,11 @@ impl DistRun {
             (_, Some(half)) => TensorPart::from_rows(gates_values(0..rows)[half].clone(), cols),
             _ => TensorPart::for_rank(param, [rows, cols], [0, 1], self.gated),
         };
-        let stored = self.tensors.get(&(param.spec.weight, layer)).into_iter().flatten();
+        let stored = self
+            .tensors
+            .get(&(param.spec.weight, layer))
+            .into_iter()
+            .flatten();
         let part = |stored: &DistTensor| {
             let (name, layer) = (stored.name.clone(), stored.all.then_some(layer).flatten());
             StoredPart { name, layer, cut: cut(stored.half) }
@@ -263,8 +288,14 @@ impl ForeignRun for DistRun {
                     whole.insert(0, self.layers);
                 }
                 // A tensor of all layers is compared once.
-                for state in self.found.read_states().iter().filter(|_| layer.unwrap_or(0) == 0) {
-                    self.meta.compare(&self.state(&name, *state), &whole, "args", &mut compared);
+                for state in self
+                    .found
+                    .read_states()
+                    .iter()
+                    .filter(|_| layer.unwrap_or(0) == 0)
+                {
+                    self.meta
+                        .compare(&self.state(&name, *state), &whole, "args", &mut compared);
                 }
                 compared.mark(&name);
             }
@@ -279,7 +310,9 @@ impl ForeignRun for DistRun {
             return Ok(vec![0.0; shape.iter().product()]);
         }
         let parts = self.parts(model, param, shape);
-        let mut ours = self.meta.assemble(&parts, shape, |name| self.state(name, state))?;
+        let mut ours = self
+            .meta
+            .assemble(&parts, shape, |name| self.state(name, state))?;
         if self.less_one {
             add_one(param, state, &mut ours);
         }

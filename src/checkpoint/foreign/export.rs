@@ -83,7 +83,10 @@ impl<'c> Export<'c> {
             DType::F16 => Element::F16,
             _ => Element::F32,
         };
-        let rows = m.model.vocab.next_multiple_of(m.model.vocab_multiple * tensor);
+        let rows = m
+            .model
+            .vocab
+            .next_multiple_of(m.model.vocab_multiple * tensor);
         Export { checkpoint, m, tensor, pipeline, rows, states, element }
     }
 
@@ -232,7 +235,10 @@ impl<'c> Export<'c> {
         let state = &self.checkpoint.index.state;
         let numbers = |decay: bool| -> Vec<usize> {
             let found = pieces.iter().enumerate();
-            found.filter(|(_, piece)| piece.param.spec.decay == decay).map(|(i, _)| i).collect()
+            found
+                .filter(|(_, piece)| piece.param.spec.decay == decay)
+                .map(|(i, _)| i)
+                .collect()
         };
         let half = self.element != Element::F32;
         let (mut states, mut groups, mut masters) = (Vec::new(), Vec::new(), Vec::new());

@@ -82,7 +82,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let replicas = args.count("data_parallel_size").unwrap_or(1) as usize;
     found.grid = [ranks, stages, replicas];
     found.loss_scale = loss_scale(&main, &root)?;
-    let version = root.some("checkpoint_version").map_or(Ok(0.0), |version| version.float())?;
+    let version = root
+        .some("checkpoint_version")
+        .map_or(Ok(0.0), |version| version.float())?;
     let half = args.is_set("bf16") || args.is_set("fp16");
     let mut files = MegatronReader { files, states: None, half, open: Opened(None) };
     let places = files.stages(&args, &mut found)?;
@@ -94,7 +96,10 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
 fn core(root: &super::super::torch::Value) -> anyhow::Result<bool> {
     let chunk = root.some("model").or_else(|| root.some("model0"));
     let chunk = chunk.ok_or_else(|| root.problem("has neither model nor model0".into()))?;
-    Ok(!chunk.named()?.iter().any(|(name, _)| name.starts_with("language_model")))
+    Ok(!chunk
+        .named()?
+        .iter()
+        .any(|(name, _)| name.starts_with("language_model")))
 }
 
 impl MegatronReader {
@@ -217,11 +222,15 @@ impl ShareReader for MegatronReader {
         let flat = |states: &Vec<States>| matches!(states[place.stage], States::Flat(_));
         let flat = self.states.as_ref().is_some_and(flat);
         let open = |path: &PathBuf| -> anyhow::Result<Rank> {
-            let buffers = flat.then(|| TorchFile::open(&buffers::buffer_file(path))).transpose()?;
+            let buffers = flat
+                .then(|| TorchFile::open(&buffers::buffer_file(path)))
+                .transpose()?;
             Ok(Rank { file: TorchFile::open(path)?, buffers })
         };
         let stage = &self.files[place.stage];
-        let ranks = self.open.get(place.stage, || stage.iter().map(open).collect())?;
+        let ranks = self
+            .open
+            .get(place.stage, || stage.iter().map(open).collect())?;
         let Rank { file, buffers } = &ranks[rank];
         let root = file.root();
         let own = || -> anyhow::Result<_> {

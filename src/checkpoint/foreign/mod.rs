@@ -203,7 +203,9 @@ impl RunDescription {
 
     /// Adds the progress and the settings of Megatron's arguments, in the file of `root`.
     fn with_args(self, root: &Value, args: &Arguments) -> anyhow::Result<RunDescription> {
-        let scheduler = root.some("opt_param_scheduler").or_else(|| root.some("lr_scheduler"));
+        let scheduler = root
+            .some("opt_param_scheduler")
+            .or_else(|| root.some("lr_scheduler"));
         let (settings, notes) = args.settings(scheduler)?;
         let step = root.need("iteration")?.count()?;
         let samples = args.count("consumed_train_samples")?;
@@ -222,7 +224,9 @@ impl RunDescription {
         let settings = &mut self.settings;
         if strip {
             settings.set("model.vocab", original, "original_vocab_size");
-            let multiple = args.optional_count("make_vocab_size_divisible_by")?.unwrap_or(128);
+            let multiple = args
+                .optional_count("make_vocab_size_divisible_by")?
+                .unwrap_or(128);
             settings.set("model.vocab_multiple", multiple, "make_vocab_size_divisible_by");
             let what = format!("rows {original} to {} of the embedding pad it: left out", rows - 1);
             self.notes.push(what);
@@ -247,7 +251,8 @@ impl RunDescription {
 
     /// Notes that AdamW restarts, and why.
     fn restart_optimizer(&mut self, why: String) {
-        self.notes.push(format!("AdamW begins again: its states are not read ({why})"));
+        self.notes
+            .push(format!("AdamW begins again: its states are not read ({why})"));
         self.without_states = Some(why);
     }
 
@@ -261,7 +266,8 @@ impl RunDescription {
             ));
         } else if updates < step {
             let skipped = step - updates;
-            self.notes.push(format!("{skipped} of {step} steps were skipped: no update"));
+            self.notes
+                .push(format!("{skipped} of {step} steps were skipped: no update"));
         }
     }
 }

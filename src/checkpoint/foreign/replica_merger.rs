@@ -22,19 +22,29 @@ impl ReplicaMerger {
         let ranks = copies.len();
         let mut copies = copies.into_iter();
         let first = copies.next().unwrap_or_default();
-        let most = copies.as_slice().iter().map(|copy| largest_difference(&first, copy));
+        let most = copies
+            .as_slice()
+            .iter()
+            .map(|copy| largest_difference(&first, copy));
         let most = most.fold(0.0, f64::max);
         if most > 0.0 {
-            self.differences.entry(state.name()).or_default().push((name.to_string(), most));
+            self.differences
+                .entry(state.name())
+                .or_default()
+                .push((name.to_string(), most));
         }
         if most == 0.0 || self.taken == Replicated::First {
             return first;
         }
         let mut sums: Vec<f64> = first.into_iter().map(f64::from).collect();
         for copy in copies {
-            sums.iter_mut().zip(copy).for_each(|(sum, value)| *sum += f64::from(value));
+            sums.iter_mut()
+                .zip(copy)
+                .for_each(|(sum, value)| *sum += f64::from(value));
         }
-        sums.into_iter().map(|sum| (sum / ranks as f64) as f32).collect()
+        sums.into_iter()
+            .map(|sum| (sum / ranks as f64) as f32)
+            .collect()
     }
 
     /// Compares the last stage's copy of the embedding with the first's.

@@ -24,7 +24,8 @@ impl Wanted {
     /// Whether one of `KEY=VALUE` sets it: itself, a section that it is in, or a part of it.
     pub fn is_in(&self, sets: &[String]) -> bool {
         let within = |a: &str, b: &str| {
-            a.strip_prefix(b).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+            a.strip_prefix(b)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
         };
         // One of three says how long the run is.
         let keys: &[&str] = match self.key {
@@ -32,14 +33,19 @@ impl Wanted {
             _ => &[self.key],
         };
         let set = |set: &str| keys.iter().any(|key| within(key, set) || within(set, key));
-        sets.iter().filter_map(|text| text.split_once('=')).any(|(key, _)| set(key.trim()))
+        sets.iter()
+            .filter_map(|text| text.split_once('='))
+            .any(|(key, _)| set(key.trim()))
     }
 }
 
 /// Last value that `KEY=VALUE` gives a key.
 pub fn asked<'s>(sets: &'s [String], key: &str) -> Option<&'s str> {
     let pairs = sets.iter().rev().filter_map(|text| text.split_once('='));
-    pairs.into_iter().find(|(found, _)| found.trim() == key).map(|(_, value)| value.trim())
+    pairs
+        .into_iter()
+        .find(|(found, _)| found.trim() == key)
+        .map(|(_, value)| value.trim())
 }
 
 /// The settings of a run that is brought.
@@ -56,13 +62,19 @@ impl Settings {
     }
 
     pub fn get(&self, key: &str) -> Option<&str> {
-        self.0.iter().find(|row| row.key == key).map(|row| row.value.as_str())
+        self.0
+            .iter()
+            .find(|row| row.key == key)
+            .map(|row| row.value.as_str())
     }
 
     /// The manifest's text: sections in the order of their first rows, each line with its source.
     pub fn yaml(&self) -> String {
-        let rows: Vec<(Vec<&str>, &Row)> =
-            self.0.iter().map(|row| (row.key.split('.').collect(), row)).collect();
+        let rows: Vec<(Vec<&str>, &Row)> = self
+            .0
+            .iter()
+            .map(|row| (row.key.split('.').collect(), row))
+            .collect();
         let mut text = String::new();
         write(&rows, 0, &mut text);
         text

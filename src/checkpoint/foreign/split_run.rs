@@ -106,7 +106,9 @@ impl<R: ShareReader> SplitRun<R> {
         let place = place.ok_or_else(|| args.problem("the model has no word_embeddings".into()))?;
         self.rows = place.shape.first().copied().unwrap_or(0) * self.ranks;
         let rows = self.rows;
-        let original = original.map_or(rows, |size| size as usize).clamp(1, rows.max(1));
+        let original = original
+            .map_or(rows, |size| size as usize)
+            .clamp(1, rows.max(1));
         let strip =
             original < rows && (choices.mask_padding || self.untrained(original, &place)?);
         self.found.vocabulary([original, rows], args, strip)
@@ -179,8 +181,15 @@ impl<R: ShareReader> ForeignRun for SplitRun<R> {
             }
         }
         // A stage counts its layers: a name may be that of two parameters.
-        let others = self.places.known.iter().filter(|(key, _)| !known.contains(key));
-        for name in others.map(|(_, place)| &place.name).chain(&self.places.unknown) {
+        let others = self
+            .places
+            .known
+            .iter()
+            .filter(|(key, _)| !known.contains(key));
+        for name in others
+            .map(|(_, place)| &place.name)
+            .chain(&self.places.unknown)
+        {
             compared.add(format!("{name} is not in gptrain's model"));
         }
         Ok(compared.finish()?)

@@ -38,7 +38,10 @@ fn set_split(settings: &mut Settings, args: &Arguments, layers: &[usize], from: 
     let stages = layers.len();
     let all: usize = layers.iter().sum();
     let is = |parts: Vec<std::ops::Range<usize>>| {
-        parts.iter().map(|part| part.len()).eq(layers.iter().copied())
+        parts
+            .iter()
+            .map(|part| part.len())
+            .eq(layers.iter().copied())
     };
     if stages < 2 {
         return;
@@ -63,7 +66,11 @@ fn set_split(settings: &mut Settings, args: &Arguments, layers: &[usize], from: 
 /// Whether DeepSpeed counted embedding and head as layers.
 fn counts_ends(args: &Arguments) -> bool {
     let method = args.get(METHOD);
-    method.is_some_and(|method| method.str().is_ok_and(|method| method.contains("embedding")))
+    method.is_some_and(|method| {
+        method
+            .str()
+            .is_ok_and(|method| method.contains("embedding"))
+    })
 }
 
 /// Layers of each stage by Megatron-Core's arguments, and the arguments; None if they say nothing of it.
@@ -94,7 +101,11 @@ fn said_layers(
     } else {
         return Ok(None);
     };
-    if sizes.iter().fold(0usize, |sum, size| sum.saturating_add(*size)) != layers {
+    if sizes
+        .iter()
+        .fold(0usize, |sum, size| sum.saturating_add(*size))
+        != layers
+    {
         let what = format!("args.{from} do not divide num_layers {layers} among {stages} stages");
         return Err(args.problem(what));
     }
@@ -109,7 +120,10 @@ mod tests {
     /// Arguments in a pickled dict.
     fn split(text: &str, layers: usize, stages: usize) -> Result<Option<String>, String> {
         let mut pickle = b"\x80\x02}(".to_vec();
-        for (name, value) in text.split_whitespace().filter_map(|pair| pair.split_once('=')) {
+        for (name, value) in text
+            .split_whitespace()
+            .filter_map(|pair| pair.split_once('='))
+        {
             pickle.extend([b"X", &(name.len() as u32).to_le_bytes()[..], name.as_bytes()].concat());
             match value.parse::<u8>() {
                 Ok(number) => pickle.extend([b'K', number]),

@@ -32,14 +32,18 @@ const BESIDE: [&str; 8] = [
 /// Copies the files beside the weights in a Hugging Face folder, including config.json.
 pub fn carry(from: &Path, to: &Path) -> anyhow::Result<()> {
     let names = [TOKENIZER, GENERATION, CONFIG].iter().chain(&BESIDE);
-    names.into_iter().try_for_each(|name| copy(from, to, name).map(drop))
+    names
+        .into_iter()
+        .try_for_each(|name| copy(from, to, name).map(drop))
 }
 
 /// Copies the files that belong to a tokenizer.json or vocab.json. Beside a file with another name, they
 /// may belong to another tokenizer.
 pub fn carry_beside(tokenizer: &Path, to: &Path) -> anyhow::Result<()> {
     let Some(folder) = own_folder(tokenizer) else { return Ok(()) };
-    BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))
+    BESIDE
+        .iter()
+        .try_for_each(|name| copy(folder, to, name).map(drop))
 }
 
 /// The tokenizer's file in a Hugging Face folder: tokenizer.json, or a vocab.json with its merges.txt.
@@ -47,7 +51,9 @@ pub fn tokenizer_in(folder: &Path) -> Option<PathBuf> {
     let names = [TOKENIZER, tokenizer::VOCAB, tokenizer::MERGES];
     let [json, vocab, merges] = names.map(|name| folder.join(name));
     let pair = vocab.exists() && merges.exists();
-    Some(json).filter(|path| path.exists()).or(pair.then_some(vocab))
+    Some(json)
+        .filter(|path| path.exists())
+        .or(pair.then_some(vocab))
 }
 
 /// Tokens that end a text, by the generation_config.json or config.json in a folder: a Hugging Face folder,
@@ -56,8 +62,12 @@ pub fn end_tokens(folder: &Path) -> Vec<u32> {
     let carried = Some(folder.to_path_buf());
     let companions = Companions { tokenizer: Vec::new(), carried, eod: None };
     let eos = companions.token_ids().eos;
-    let ids = eos.as_array().map_or(std::slice::from_ref(&eos), Vec::as_slice);
-    ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok()).collect()
+    let ids = eos
+        .as_array()
+        .map_or(std::slice::from_ref(&eos), Vec::as_slice);
+    ids.iter()
+        .filter_map(|id| u32::try_from(id.as_u64()?).ok())
+        .collect()
 }
 
 /// Files that are exported with a run's weights.
@@ -77,8 +87,13 @@ impl Companions {
         tokenizer: Option<&Path>,
         eod: Option<u32>,
     ) -> anyhow::Result<Companions> {
-        let carried = run.map(|run| run.join(FOLDER)).filter(|folder| folder.join(CONFIG).exists());
-        let tokenizer = tokenizer.map(tokenizer::files).transpose()?.unwrap_or_default();
+        let carried = run
+            .map(|run| run.join(FOLDER))
+            .filter(|folder| folder.join(CONFIG).exists());
+        let tokenizer = tokenizer
+            .map(tokenizer::files)
+            .transpose()?
+            .unwrap_or_default();
         Ok(Companions { tokenizer, carried, eod })
     }
 
@@ -96,7 +111,10 @@ impl Companions {
 
     /// Token ids from generation_config.json, or else config.json, or else the tokenizer.
     pub fn token_ids(&self) -> TokenIds {
-        let settings = self.carried.as_ref().and_then(|folder| object(&folder.join(GENERATION)));
+        let settings = self
+            .carried
+            .as_ref()
+            .and_then(|folder| object(&folder.join(GENERATION)));
         let all: Vec<_> = settings.into_iter().chain(self.config()).collect();
         let said = |key: &str| {
             let mut ids = all.iter().filter_map(|object| object.get(key));
@@ -119,7 +137,9 @@ impl Companions {
         let config = path.and_then(|path| tokenizer::settings(path, TOKENIZER_CONFIG));
         let bos = config.and_then(|config| {
             let name = &config.get("bos_token")?;
-            tokenizer.as_ref()?.token(name["content"].as_str().or(name.as_str())?)
+            tokenizer
+                .as_ref()?
+                .token(name["content"].as_str().or(name.as_str())?)
         });
         (bos.or(eos), eos)
     }
@@ -133,12 +153,17 @@ impl Companions {
         match (self.tokenizer.first(), &self.carried) {
             (Some(file), _) => carry_beside(&file.path, to)?,
             (None, Some(folder)) => {
-                BESIDE.iter().try_for_each(|name| copy(folder, to, name).map(drop))?;
+                BESIDE
+                    .iter()
+                    .try_for_each(|name| copy(folder, to, name).map(drop))?;
             }
             (None, None) => {}
         }
         // If the model was not imported, settings beside its tokenizer belong to another model.
-        let settings = self.carried.as_ref().map(|folder| copy(folder, to, GENERATION));
+        let settings = self
+            .carried
+            .as_ref()
+            .map(|folder| copy(folder, to, GENERATION));
         if !settings.transpose()?.unwrap_or(false) && !tokens.eos.is_null() {
             let settings = json!({
                 "_from_model_config": true,
@@ -181,7 +206,9 @@ impl Companions {
 fn copy(from: &Path, to: &Path, name: &str) -> anyhow::Result<bool> {
     match fs::copy(from.join(name), to.join(name)) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        done => done.map(|_| true).with_context(|| cannot("copy", &from.join(name))),
+        done => done
+            .map(|_| true)
+            .with_context(|| cannot("copy", &from.join(name))),
     }
 }
 

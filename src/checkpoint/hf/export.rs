@@ -82,7 +82,10 @@ fn companions(
     m: &Manifest,
     asked: Option<&Path>,
 ) -> anyhow::Result<Companions> {
-    let run = from.parent().and_then(Path::parent).unwrap_or(&m.log.folder);
+    let run = from
+        .parent()
+        .and_then(Path::parent)
+        .unwrap_or(&m.log.folder);
     let run = if run.join(FOLDER).exists() { run } else { &m.log.folder };
     let run = checkpoint.index.imported.is_some().then_some(run);
     let own = tokenizer::own(from, m.data.tokenizer.as_deref());
@@ -109,7 +112,10 @@ struct TensorTypes {
 
 impl TensorTypes {
     fn dtype(&self, tensor: &HfTensor) -> DType {
-        let other = self.others.get(&tensor.name).and_then(|name| safetensors::float_type(name));
+        let other = self
+            .others
+            .get(&tensor.name)
+            .and_then(|name| safetensors::float_type(name));
         other.unwrap_or(self.usual)
     }
 
@@ -153,7 +159,10 @@ impl<'c> FilePlan<'c> {
                 held = 0;
             }
             held += bytes;
-            files.last_mut().expect("one from the start").push(tensor.clone());
+            files
+                .last_mut()
+                .expect("one from the start")
+                .push(tensor.clone());
         }
         Ok(FilePlan { model, weights, types, files })
     }
@@ -169,14 +178,23 @@ impl<'c> FilePlan<'c> {
     fn write(&self, checkpoint: &Checkpoint, to: &Path) -> anyhow::Result<u64> {
         let mut values = self.values(checkpoint);
         let numbers: usize = self.files.iter().flatten().map(HfTensor::numel).sum();
-        let total = self.files.iter().flatten().map(|tensor| self.types.bytes(tensor)).sum();
+        let total = self
+            .files
+            .iter()
+            .flatten()
+            .map(|tensor| self.types.bytes(tensor))
+            .sum();
         let progress = Progress::new("exporting", total, Unit::Bytes);
         let mut bytes = 0;
         let mut map = Map::new();
         for (number, tensors) in self.files.iter().enumerate() {
             let file = self.file(number);
             bytes += self.write_file(&to.join(&file), tensors, &mut values, &progress)?;
-            map.extend(tensors.iter().map(|tensor| (tensor.name.clone(), json!(file))));
+            map.extend(
+                tensors
+                    .iter()
+                    .map(|tensor| (tensor.name.clone(), json!(file))),
+            );
         }
         if self.files.len() > 1 {
             let metadata = json!({"total_parameters": numbers, "total_size": total});
@@ -201,7 +219,9 @@ impl<'c> FilePlan<'c> {
                 Err(error) => (Vec::new(), Some(Err(error))),
             };
             let count = if error.is_some() { 0 } else { theirs.len() };
-            let taken = theirs[..count].iter().map(move |theirs| Ok(theirs.take(&ours)));
+            let taken = theirs[..count]
+                .iter()
+                .map(move |theirs| Ok(theirs.take(&ours)));
             error.into_iter().chain(taken)
         })
     }
@@ -231,7 +251,9 @@ impl<'c> FilePlan<'c> {
             written.with_context(failed)?;
             progress.add(self.types.bytes(tensor));
         }
-        out.into_inner().map_err(|error| error.into_error()).with_context(failed)?;
+        out.into_inner()
+            .map_err(|error| error.into_error())
+            .with_context(failed)?;
         Ok(header.len() as u64 + data)
     }
 }

@@ -26,6 +26,9 @@ pub fn fold(spec: &ParamSpec, m: &Model, values: &mut [f32]) {
     };
     let fused = spec.fused(m);
     let folds = |at: usize| rows.is_none_or(|width| fused.matrix_of(at / width) == 0);
-    let folded = values.iter_mut().enumerate().filter(|(at, _)| factor != 1.0 && folds(*at));
+    let folded = values
+        .iter_mut()
+        .enumerate()
+        .filter(|(at, _)| factor != 1.0 && folds(*at));
     folded.for_each(|(_, value)| *value *= factor);
 }

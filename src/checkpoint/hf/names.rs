@@ -87,7 +87,10 @@ fn names(family: Family, param: &Param) -> Vec<String> {
         (None, _) => hf.prefix.to_string(),
     };
     let stems = stems(weight)[hf.names as usize];
-    stems.iter().map(|stem| format!("{before}{stem}.{kind}")).collect()
+    stems
+        .iter()
+        .map(|stem| format!("{before}{stem}.{kind}"))
+        .collect()
 }
 
 impl HfTensor {
@@ -115,7 +118,11 @@ impl HfTensor {
 fn transposed(matrix: &[f32], rows: usize, cols: usize) -> Vec<f32> {
     let mut turned = vec![0.0; matrix.len()];
     for (row, values) in matrix.chunks_exact(cols).enumerate() {
-        turned[row..].iter_mut().step_by(rows).zip(values).for_each(|(to, value)| *to = *value);
+        turned[row..]
+            .iter_mut()
+            .step_by(rows)
+            .zip(values)
+            .for_each(|(to, value)| *to = *value);
     }
     turned
 }

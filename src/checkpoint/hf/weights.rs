@@ -97,7 +97,10 @@ impl Weights {
             }
         }
         let known = |name: &str| self.is_buffer(name) || tied && name == "lm_head.weight";
-        let more = self.names.keys().filter(|name| !read.contains(name.as_str()) && !known(name));
+        let more = self
+            .names
+            .keys()
+            .filter(|name| !read.contains(name.as_str()) && !known(name));
         let more = more.map(|name| format!("{name} is not in a {} model", self.family.name()));
         let mut problems = Problems::default();
         self.list(
@@ -132,7 +135,9 @@ impl Weights {
 
     /// Copies a tensor, widened to f32, to its place in our weight. Fails on non-finite values.
     pub fn read(&self, tensor: &HfTensor, ours: &mut [f32]) -> anyhow::Result<()> {
-        let (name, _) = self.find(&tensor.name).with_context(|| format!("no {}", tensor.name))?;
+        let (name, _) = self
+            .find(&tensor.name)
+            .with_context(|| format!("no {}", tensor.name))?;
         let values = self.floats(name)?;
         let found = validate::values(MASTER, DType::F32, bytemuck::cast_slice(&values));
         if !found.is_empty() {
@@ -172,7 +177,9 @@ impl Weights {
 
     /// Error for a missing or damaged file: the user's mistake. A failed read of the disk is not.
     fn damaged(&self, error: anyhow::Error) -> anyhow::Error {
-        let kind = error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
+        let kind = error
+            .chain()
+            .find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.kind()));
         let damage = [ErrorKind::NotFound, ErrorKind::UnexpectedEof];
         if kind.is_none_or(|kind| damage.contains(&kind)) {
             self.problem(format!("{error:#}"), COPY_FILE).into()
@@ -183,9 +190,13 @@ impl Weights {
 
     /// Tensor by its name, or by that without the family's prefix, as in a model without a head.
     fn find(&self, name: &str) -> Option<(&str, &Entry)> {
-        let short = name.strip_prefix(family::row(self.family).prefix).unwrap_or(name);
-        let (name, file) =
-            self.names.get_key_value(name).or_else(|| self.names.get_key_value(short))?;
+        let short = name
+            .strip_prefix(family::row(self.family).prefix)
+            .unwrap_or(name);
+        let (name, file) = self
+            .names
+            .get_key_value(name)
+            .or_else(|| self.names.get_key_value(short))?;
         Some((name, &self.files[*file].entries[name]))
     }
 
@@ -238,12 +249,15 @@ impl ShardIndex {
         let text = fs::read(&path).with_context(|| format!("cannot read {place}"))?;
         let json: serde_json::Value = base::json::from_python(&text)
             .map_err(|error| wrong(&format!("is not JSON: {error}")))?;
-        let map = json["weight_map"].as_object().ok_or_else(|| wrong("has no weight_map"))?;
+        let map = json["weight_map"]
+            .as_object()
+            .ok_or_else(|| wrong("has no weight_map"))?;
         let entry = |(name, file): (&String, &serde_json::Value)| {
             let file = file.as_str().filter(|file| !file.contains(['/', '\\']));
             Ok((
                 name.clone(),
-                file.ok_or_else(|| wrong(&format!("the file of {name}")))?.to_string(),
+                file.ok_or_else(|| wrong(&format!("the file of {name}")))?
+                    .to_string(),
             ))
         };
         let map: BTreeMap<String, String> = map

@@ -43,7 +43,9 @@ struct AdamWStates<T> {
 impl<T> AdamWStates<T> {
     fn named(self) -> impl Iterator<Item = (String, T)> {
         let moments = [("first_moment", self.first_moment), ("second_moment", self.second_moment)];
-        let all = [(MODEL, self.live), (MASTER, self.master)].into_iter().chain(moments);
+        let all = [(MODEL, self.live), (MASTER, self.master)]
+            .into_iter()
+            .chain(moments);
         all.filter_map(|(name, state)| Some((name.to_string(), state?)))
     }
 }

@@ -57,7 +57,9 @@ mod tests {
                 pieces[(moved + 7) % 20] =
                     TensorSlice { at: [at[0] + row, at[1] + col], size: [rows, cols] };
                 let apart = |a: &TensorSlice, b: &TensorSlice| {
-                    a.overlap(&b.rows(), &b.cols()).iter().any(|range| range.is_empty())
+                    a.overlap(&b.rows(), &b.cols())
+                        .iter()
+                        .any(|range| range.is_empty())
                 };
                 let mut pairs = (0..20).flat_map(|i| (0..i).map(move |j| (i, j)));
                 let over = pairs.any(|(i, j)| !apart(&pieces[i], &pieces[j]));

@@ -49,10 +49,18 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
     let mut tensors = Vec::new();
     let missing = |from: &Checkpoint, to: &Checkpoint| -> Vec<String> {
         let names = from.index.tensors.iter().map(|tensor| &tensor.name);
-        names.filter(|name| to.index.tensor(name).is_none()).cloned().collect()
+        names
+            .filter(|name| to.index.tensor(name).is_none())
+            .cloned()
+            .collect()
     };
     let mut state = states(&a.index, &b.index);
-    let total = a.index.tensors.iter().map(|tensor| tensor.numel() as u64).sum();
+    let total = a
+        .index
+        .tensors
+        .iter()
+        .map(|tensor| tensor.numel() as u64)
+        .sum();
     let progress = Progress::new("comparing", total, Unit::Items("numbers"));
     for tensor in &a.index.tensors {
         progress.add(tensor.numel() as u64);
@@ -98,7 +106,12 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
 
 /// Whether a state is bit-identical in both.
 fn same(a: &Tensor, b: &Tensor, state: &str) -> bool {
-    let form = |tensor: &Tensor| tensor.states.get(state).map(|s| (s.dtype, s.extent, s.digest));
+    let form = |tensor: &Tensor| {
+        tensor
+            .states
+            .get(state)
+            .map(|s| (s.dtype, s.extent, s.digest))
+    };
     form(a) == form(b)
 }
 
@@ -136,8 +149,17 @@ const FIELDS: &[(&str, Field)] = &[
     ("consumed samples", |index| index.progress.consumed_samples.to_string()),
     ("next batch", |index| index.next_batch.to_string()),
     ("learning rate", |index| index.lr.to_string()),
-    ("loss scale", |index| index.loss_scale.map_or("none".into(), |s| s.scale.to_string())),
-    ("last loss", |index| index.history.last().map_or("none".into(), |s| s.loss.to_string())),
+    ("loss scale", |index| {
+        index
+            .loss_scale
+            .map_or("none".into(), |s| s.scale.to_string())
+    }),
+    ("last loss", |index| {
+        index
+            .history
+            .last()
+            .map_or("none".into(), |s| s.loss.to_string())
+    }),
     ("optimizer", |index| index.optimizer.to_string()),
     ("optimizer groups", |index| {
         let group = |g: &Group| {
@@ -147,13 +169,20 @@ const FIELDS: &[(&str, Field)] = &[
     }),
     ("seeds", |index| format!("{:?}", index.rng)),
     ("data", |index| {
-        joined(index.data.iter().map(|id| format!("{} {}", id.prefix, id.index_digest)))
+        joined(
+            index
+                .data
+                .iter()
+                .map(|id| format!("{} {}", id.prefix, id.index_digest)),
+        )
     }),
 ];
 
 /// Differences in everything except the tensors.
 fn states(a: &Index, b: &Index) -> Vec<Change> {
-    let fields = FIELDS.iter().map(|(what, text)| (what.to_string(), text(a), text(b)));
+    let fields = FIELDS
+        .iter()
+        .map(|(what, text)| (what.to_string(), text(a), text(b)));
     let (before, now) = (settings_by_key(&a.manifest), settings_by_key(&b.manifest));
     let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let shown = |value: Option<&Value>| match value {
@@ -162,7 +191,9 @@ fn states(a: &Index, b: &Index) -> Vec<Change> {
         Some(value) => value.to_string(),
     };
     let setting = |key: &String| (key.clone(), shown(before.get(key)), shown(now.get(key)));
-    let differ = fields.chain(keys.into_iter().map(setting)).filter(|(_, a, b)| a != b);
+    let differ = fields
+        .chain(keys.into_iter().map(setting))
+        .filter(|(_, a, b)| a != b);
     differ.map(|(what, a, b)| Change { what, a, b }).collect()
 }
 

@@ -90,13 +90,18 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
             None
         }
     };
-    let layout = m.as_ref().map(|m| Layout::new(&m.model, ModelShard::whole(&m.model)));
+    let layout = m
+        .as_ref()
+        .map(|m| Layout::new(&m.model, ModelShard::whole(&m.model)));
     let expected = m.as_ref().zip(layout.as_ref()).map(|(m, layout)| Expected {
         model: &m.model,
         seed: m.train.seed,
         largest_lr: largest_lr(index, m),
         layout,
-        params: layout.params().map(|param| (param.name.as_str(), param)).collect(),
+        params: layout
+            .params()
+            .map(|param| (param.name.as_str(), param))
+            .collect(),
     });
     if let Some(m) = &m {
         damage.extend(validate::model(index, &m.model, &*optimizer_rule(m)));
@@ -141,7 +146,9 @@ fn overview(checkpoint: &Checkpoint) -> Overview {
         bytes: index.shards.iter().map(|shard| shard.bytes).sum(),
         shards: index.shards.len(),
         live_dtype: index.tensors.first().map_or(String::new(), |t| {
-            t.states.get(MODEL).map_or(String::new(), |state| super::precision(state.dtype))
+            t.states
+                .get(MODEL)
+                .map_or(String::new(), |state| super::precision(state.dtype))
         }),
         seed: index.rng.seed,
         data_seed: index.rng.data_seed,
@@ -185,7 +192,8 @@ impl Expected<'_> {
         let (mut initial, mut now) = (Vec::new(), Buffer::default());
         for rows in super::row_blocks(tensor, MASTER, 0..rows)? {
             initial.resize(rows.len() * cols, 0.0f32);
-            self.layout.init_rows(param, rows.start, self.model, self.seed, &mut initial);
+            self.layout
+                .init_rows(param, rows.start, self.model, self.seed, &mut initial);
             checkpoint.read(&mut now, tensor, MASTER, rows, 0..cols)?;
             if now.bytes() != bytemuck::cast_slice::<_, u8>(&initial) {
                 return Ok(false);
@@ -203,7 +211,9 @@ fn rows(
     damage: &mut Vec<String>,
 ) -> Vec<Row> {
     let tensors = &checkpoint.index.tensors;
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8);
+    let threads = std::thread::available_parallelism()
+        .map_or(1, |n| n.get())
+        .min(8);
     let row = |_: &mut (), tensor| row(checkpoint, tensor, deep, expected);
     let mut rows = Vec::new();
     let numbers = tensors.iter().map(|tensor| tensor.numel() as u64).sum();
@@ -260,7 +270,9 @@ fn row(
         initial.is_some_and(|e| e.as_initialised(checkpoint, tensor).unwrap_or(false));
     let index = &checkpoint.index;
     let master = states.get(MASTER).and_then(Option::as_ref);
-    let must_move = expected.zip(master).is_some_and(|(e, master)| e.must_move(master));
+    let must_move = expected
+        .zip(master)
+        .is_some_and(|(e, master)| e.must_move(master));
     if as_initialised && index.updates() > 0 && must_move && index.imported.is_none() {
         let step = index.progress.step;
         damage.push(format!("{} still has its initial values at step {step}", tensor.name));

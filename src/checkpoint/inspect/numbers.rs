@@ -20,7 +20,11 @@ pub fn numbers<'c>(checkpoint: &'c Checkpoint, tensor: &'c Tensor) -> Vec<Number
     let state = |name: &str, made| Numbers { checkpoint, tensor, name: name.to_string(), made };
     let saved = tensor.saved().filter(|(name, _)| !is_code(name));
     let mut states: Vec<_> = saved.map(|(name, _)| state(name, None)).collect();
-    states.extend(decoded.into_iter().map(|(name, made)| state(name, Some(made))));
+    states.extend(
+        decoded
+            .into_iter()
+            .map(|(name, made)| state(name, Some(made))),
+    );
     states
 }
 

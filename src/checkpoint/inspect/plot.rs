@@ -17,7 +17,11 @@ const SIZES: (f64, f64) = (540.0, 290.0);
 pub fn svg(inspection: &Inspection) -> String {
     let mut kinds: Vec<(&str, Vec<&Row>)> = Vec::new();
     for row in &inspection.tensors {
-        let kind = match row.name.strip_prefix("block.").and_then(|rest| rest.split_once('.')) {
+        let kind = match row
+            .name
+            .strip_prefix("block.")
+            .and_then(|rest| rest.split_once('.'))
+        {
             Some((_, kind)) => kind,
             None => &row.name,
         };
@@ -45,8 +49,16 @@ fn norms(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
         let stats = row.master()?;
         Some(stats.l2 / (stats.count.max(1) as f64).sqrt())
     };
-    let values: Vec<f64> = rows.iter().filter_map(rms).filter(|v| v.is_finite()).collect();
-    let high = values.iter().copied().fold(0.0, f64::max).max(f64::MIN_POSITIVE);
+    let values: Vec<f64> = rows
+        .iter()
+        .filter_map(rms)
+        .filter(|v| v.is_finite())
+        .collect();
+    let high = values
+        .iter()
+        .copied()
+        .fold(0.0, f64::max)
+        .max(f64::MIN_POSITIVE);
     let (left, width) = NORMS;
     let bottom = top + height;
     frame(left, width, bottom, to);
@@ -68,7 +80,12 @@ fn norms(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
 fn sizes(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
     let mut bins: BTreeMap<i32, u64> = BTreeMap::new();
     for stats in rows.iter().filter_map(|row| row.master()) {
-        for (i, count) in stats.exponents.iter().enumerate().filter(|(_, count)| **count > 0) {
+        for (i, count) in stats
+            .exponents
+            .iter()
+            .enumerate()
+            .filter(|(_, count)| **count > 0)
+        {
             *bins.entry(FIRST_EXPONENT + i as i32).or_default() += count;
         }
     }

@@ -68,7 +68,13 @@ impl fmt::Display for Inspection {
 
 impl Inspection {
     fn table(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.tensors.iter().map(|row| row.name.len()).max().unwrap_or(6).clamp(6, 80);
+        let width = self
+            .tensors
+            .iter()
+            .map(|row| row.name.len())
+            .max()
+            .unwrap_or(6)
+            .clamp(6, 80);
         writeln!(
             f,
             "\n  {:width$}  {:>14}  decay {:>11} {:>11} {:>11} {:>11}",
@@ -123,15 +129,29 @@ impl fmt::Display for Diff {
             writeln!(f, "  {}: {} → {}", change.what, change.a, change.b)?;
         }
         for (names, which) in [(&self.only_in_a, "A"), (&self.only_in_b, "B")] {
-            names.iter().try_for_each(|name| writeln!(f, "  {name}: only in {which}"))?;
+            names
+                .iter()
+                .try_for_each(|name| writeln!(f, "  {name}: only in {which}"))?;
         }
-        let width = self.tensors.iter().map(|t| t.name.len()).max().unwrap_or(6).max(6);
-        let states: BTreeSet<&str> =
-            self.tensors.iter().flat_map(|t| t.states.keys()).map(String::as_str).collect();
+        let width = self
+            .tensors
+            .iter()
+            .map(|t| t.name.len())
+            .max()
+            .unwrap_or(6)
+            .max(6);
+        let states: BTreeSet<&str> = self
+            .tensors
+            .iter()
+            .flat_map(|t| t.states.keys())
+            .map(String::as_str)
+            .collect();
         let mut states: Vec<&str> = states.into_iter().collect();
         states.sort_by_key(|state| *state != MASTER);
         write!(f, "\n  {:width$} ", "‖B−A‖/‖A‖")?;
-        states.iter().try_for_each(|state| write!(f, " {:>11}", title(state)))?;
+        states
+            .iter()
+            .try_for_each(|state| write!(f, " {:>11}", title(state)))?;
         writeln!(f, " {:>11}", "largest")?;
         for t in &self.tensors {
             if t.equal {

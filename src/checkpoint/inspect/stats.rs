@@ -62,7 +62,11 @@ impl Stats {
         let mut stats = Stats::default();
         let mut sums = Sums::default();
         let dtype = tensor.state(state)?.dtype;
-        let model = tensor.states.get(MODEL).filter(|_| state == MASTER).map(|model| model.dtype);
+        let model = tensor
+            .states
+            .get(MODEL)
+            .filter(|_| state == MASTER)
+            .map(|model| model.dtype);
         checkpoint.blocks(tensor, state, &mut |first, bytes| {
             let digest = Digest::from_values(first as u64, dtype, bytes);
             stats.digest = stats.digest.and(digest);

@@ -92,7 +92,9 @@ impl BucketStore {
         let timeout = format!("{REQUEST_S} seconds");
         builder = builder.with_config(client(ClientConfigKey::Timeout), timeout);
         let endpoints = [AmazonS3ConfigKey::S3Endpoint, AmazonS3ConfigKey::Endpoint];
-        let endpoint = endpoints.iter().find_map(|key| builder.get_config_value(key));
+        let endpoint = endpoints
+            .iter()
+            .find_map(|key| builder.get_config_value(key));
         if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !is_endpoint(endpoint)) {
             let what = format!("the endpoint {endpoint} is not http://HOST:PORT or https://HOST");
             return Err(mistake(what).into());
@@ -104,7 +106,11 @@ impl BucketStore {
         let store = builder.with_disable_bulk_delete(true).build();
         let store = store.map_err(|error| mistake(plain(&error)))?;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
-        let runtime = runtime.worker_threads(1).thread_name("s3").enable_all().build()?;
+        let runtime = runtime
+            .worker_threads(1)
+            .thread_name("s3")
+            .enable_all()
+            .build()?;
         let has_credentials = CREDENTIALS.iter().any(|name| settings.contains_key(*name));
         let stopped = Stopped::default();
         Ok(BucketStore { url, prefix, store, has_credentials, stopped, runtime })
@@ -121,7 +127,8 @@ impl BucketStore {
         name: &str,
         request: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T> {
-        self.wait(request).map_err(|error| self.failed(name, &error))
+        self.wait(request)
+            .map_err(|error| self.failed(name, &error))
     }
 
     /// Waits for a request, unless it is stopped.
@@ -160,7 +167,9 @@ impl BucketStore {
             let delimiter = Some("/".into());
             let options = PaginatedListOptions { delimiter, page_token, ..Default::default() };
             let read = || {
-                let page = self.store.list_paginated(prefix.as_deref(), options.clone());
+                let page = self
+                    .store
+                    .list_paginated(prefix.as_deref(), options.clone());
                 self.ask(folder, page)
             };
             // The library does not retry a truncated list.
@@ -296,10 +305,15 @@ const SETTINGS: &str = "write s3://BUCKET/PREFIX, and set AWS_ACCESS_KEY_ID and 
 
 /// Whether the library can use a URL as endpoint: it panics on a wrong port.
 fn is_endpoint(url: &str) -> bool {
-    let rest = url.strip_prefix("http://").or(url.strip_prefix("https://")).unwrap_or_default();
+    let rest = url
+        .strip_prefix("http://")
+        .or(url.strip_prefix("https://"))
+        .unwrap_or_default();
     let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
     let host = authority.rsplit('@').next().unwrap_or_default();
-    let port = host.rsplit_once(':').filter(|(_, port)| !port.contains(']'));
+    let port = host
+        .rsplit_once(':')
+        .filter(|(_, port)| !port.contains(']'));
     let is_port = |(_, port): (&str, &str)| port.is_empty() || port.parse::<u16>().is_ok();
     !host.is_empty() && port.is_none_or(is_port)
 }
@@ -322,6 +336,12 @@ fn plain(error: &Error) -> String {
     };
     match (within("Code"), within("Message")) {
         (Some(code), Some(message)) => format!("{code}: {message}"),
-        _ => text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(400).collect(),
+        _ => text
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .chars()
+            .take(400)
+            .collect(),
     }
 }

@@ -37,19 +37,31 @@ pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
         vec![DigestRange { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
     };
     let mut shards: Vec<Vec<DigestRange>> = index.shards.iter().map(header).collect();
-    for state in index.tensors.iter().flat_map(|tensor| tensor.states.values()) {
+    for state in index
+        .tensors
+        .iter()
+        .flat_map(|tensor| tensor.states.values())
+    {
         for piece in state.pieces.iter().flatten() {
             let end = piece.byte + (piece.slice.numel() * state.dtype.size()) as u64;
             let chunk = |at: u64| at..(at + CHUNK as u64).min(end);
-            let chunks = (piece.byte..end).step_by(CHUNK).map(chunk).zip(&piece.chunks);
+            let chunks = (piece.byte..end)
+                .step_by(CHUNK)
+                .map(chunk)
+                .zip(&piece.chunks);
             let chunks = chunks.map(|(bytes, digest)| DigestRange { bytes, digest: *digest });
             shards[piece.shard].extend(chunks);
         }
     }
     for (shard, ranges) in index.shards.iter().zip(&mut shards) {
         ranges.sort_by_key(|range| range.bytes.start);
-        let ends = [0].into_iter().chain(ranges.iter().map(|range| range.bytes.end));
-        let starts = ranges.iter().map(|range| range.bytes.start).chain([shard.bytes]);
+        let ends = [0]
+            .into_iter()
+            .chain(ranges.iter().map(|range| range.bytes.end));
+        let starts = ranges
+            .iter()
+            .map(|range| range.bytes.start)
+            .chain([shard.bytes]);
         if let Some((end, start)) = ends.zip(starts).find(|(end, start)| end != start) {
             anyhow::bail!("{}: bytes {end}..{start} have no digest", shard.file);
         }
@@ -83,7 +95,9 @@ impl<'s> VerifiedReader<'s> {
             && let Some(range) = self.rest.next()
         {
             let place = || self.path.display().to_string();
-            let read = self.file.read(range.bytes.start, range.len(), &mut self.read);
+            let read = self
+                .file
+                .read(range.bytes.start, range.len(), &mut self.read);
             let read = &self.read[read.with_context(|| format!("cannot read {}", place()))?];
             range.compare(&place(), read)?;
             self.ready.extend_from_slice(read);

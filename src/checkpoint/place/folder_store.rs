@@ -46,7 +46,11 @@ impl Store for FolderStore {
             listed => listed.with_context(failed)?,
         };
         let name = |entry: std::io::Result<fs::DirEntry>| -> Result<_> {
-            Ok(entry.with_context(failed)?.file_name().to_string_lossy().into_owned())
+            Ok(entry
+                .with_context(failed)?
+                .file_name()
+                .to_string_lossy()
+                .into_owned())
         };
         entries.map(name).collect()
     }
@@ -59,7 +63,10 @@ impl Store for FolderStore {
             let bytes = entry.metadata().with_context(failed)?.len();
             Ok((entry.file_name().to_string_lossy().into_owned(), bytes))
         };
-        fs::read_dir(&path).with_context(failed)?.map(file).collect()
+        fs::read_dir(&path)
+            .with_context(failed)?
+            .map(file)
+            .collect()
     }
 
     fn bytes(&self, file: &str) -> Result<Option<u64>> {
@@ -76,7 +83,8 @@ impl Store for FolderStore {
         let failed = || format!("cannot read {}", path.display());
         let mut bytes = vec![0; (range.end - range.start) as usize];
         let file = File::open(&path).with_context(failed)?;
-        file.read_exact_at(&mut bytes, range.start).with_context(failed)?;
+        file.read_exact_at(&mut bytes, range.start)
+            .with_context(failed)?;
         Ok(bytes)
     }
 
@@ -106,7 +114,8 @@ impl Store for FolderStore {
 
     fn set_aside(&self, step: u64) -> Result<()> {
         let aside = self.root.join(folder::aside(step));
-        self.disk.rename(&self.root.join(folder::name(step)), &aside)
+        self.disk
+            .rename(&self.root.join(folder::name(step)), &aside)
     }
 
     fn upload_folder(&self, step: u64) -> String {

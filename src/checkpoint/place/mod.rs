@@ -151,7 +151,9 @@ impl Place {
         if owner == own.as_bytes() {
             return Ok(());
         }
-        let owner = String::from_utf8_lossy(&owner[..owner.len().min(40)]).trim_end().to_string();
+        let owner = String::from_utf8_lossy(&owner[..owner.len().min(40)])
+            .trim_end()
+            .to_string();
         let what = format!("{} holds the copies of another run, {owner}; this is {run}", self.url);
         let remedy = "choose another place, or remove what is there";
         Err(Problems::one("checkpoint.also", what, remedy).into())
@@ -160,7 +162,12 @@ impl Place {
     /// Steps of the complete checkpoints, ascending.
     pub fn steps(&self) -> Result<Vec<u64>> {
         let mut steps = Vec::new();
-        for step in self.store.folders()?.iter().filter_map(|name| folder::step(name)) {
+        for step in self
+            .store
+            .folders()?
+            .iter()
+            .filter_map(|name| folder::step(name))
+        {
             if self.store.bytes(&index_of(&folder::name(step)))?.is_some() {
                 steps.push(step);
             }
@@ -172,8 +179,14 @@ impl Place {
     /// Sets aside the checkpoints after `step` when a run resumes from there, because they are no
     /// longer part of its history.
     pub fn go_back(&self, step: u64) -> Result<Vec<u64>> {
-        let later: Vec<u64> = self.steps()?.into_iter().filter(|later| *later > step).collect();
-        later.iter().try_for_each(|later| self.store.set_aside(*later))?;
+        let later: Vec<u64> = self
+            .steps()?
+            .into_iter()
+            .filter(|later| *later > step)
+            .collect();
+        later
+            .iter()
+            .try_for_each(|later| self.store.set_aside(*later))?;
         Ok(later)
     }
 
@@ -183,7 +196,8 @@ impl Place {
             return Ok(());
         }
         let old = folder::outdated(&self.steps()?, keep);
-        old.iter().try_for_each(|step| self.store.remove(&folder::name(*step)))
+        old.iter()
+            .try_for_each(|step| self.store.remove(&folder::name(*step)))
     }
 
     /// Reads a small file; None if it does not exist.
@@ -216,7 +230,8 @@ impl Place {
         let file = index_of(&folder::name(step));
         let Some(text) = self.read_whole(&file)? else { return Ok(None) };
         let text = String::from_utf8(text);
-        text.map(Some).with_context(|| format!("{}/{file} is damaged", self.url))
+        text.map(Some)
+            .with_context(|| format!("{}/{file} is damaged", self.url))
     }
 }
 

@@ -63,7 +63,8 @@ impl Place {
         let jobs = index.shards.iter().zip(&ranges);
         in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)?;
         ensure!(go_on(), "the copy was interrupted");
-        self.lists(&temporary, &index.shards).inspect_err(|_| sent.0.lock().clear())?;
+        self.lists(&temporary, &index.shards)
+            .inspect_err(|_| sent.0.lock().clear())?;
         self.write_small(&index_of(&temporary), text.as_bytes())?;
         self.store.publish(step)?;
         let bytes = index.shards.iter().map(|shard| shard.bytes).sum::<u64>();
@@ -73,9 +74,13 @@ impl Place {
     /// Fails unless the place lists all files that it was sent.
     fn lists(&self, folder: &str, shards: &[Shard]) -> Result<()> {
         let listed = self.store.files(folder)?;
-        let missing = shards.iter().find(|shard| listed.get(&shard.file) != Some(&shard.bytes));
+        let missing = shards
+            .iter()
+            .find(|shard| listed.get(&shard.file) != Some(&shard.bytes));
         let Some(Shard { file, bytes, .. }) = missing else { return Ok(()) };
-        let listed = listed.get(file).map_or("nothing".into(), |bytes| format!("{bytes} bytes"));
+        let listed = listed
+            .get(file)
+            .map_or("nothing".into(), |bytes| format!("{bytes} bytes"));
         bail!("{}/{folder}/{file}: {bytes} bytes were sent, and the store lists {listed}", self.url)
     }
 

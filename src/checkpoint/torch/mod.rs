@@ -57,7 +57,9 @@ impl TorchFile {
             }
             opened => opened.with_context(|| format!("cannot open {place}"))?,
         };
-        let about = file.metadata().with_context(|| format!("cannot read {place}"))?;
+        let about = file
+            .metadata()
+            .with_context(|| format!("cannot read {place}"))?;
         if !about.is_file() {
             return Err(Problems::one(place, "is not a file", IS_WHOLE).into());
         }

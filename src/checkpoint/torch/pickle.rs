@@ -200,8 +200,10 @@ impl<'b> Machine<'b> {
             return Err(format!("has number {number} in its memo, more than {MAX_MEMO}"));
         }
         if let b'h' | b'j' = opcode {
-            let value =
-                self.memo.get(&number).ok_or(format!("has no number {number} in its memo"))?;
+            let value = self
+                .memo
+                .get(&number)
+                .ok_or(format!("has no number {number} in its memo"))?;
             self.stack.push(*value);
             return Ok(());
         }
@@ -225,10 +227,16 @@ impl<'b> Machine<'b> {
     }
 
     fn pop(&mut self) -> Step<Id> {
-        if self.marks.last().is_some_and(|mark| *mark >= self.stack.len()) {
+        if self
+            .marks
+            .last()
+            .is_some_and(|mark| *mark >= self.stack.len())
+        {
             return Err("takes a value from under a mark".to_string());
         }
-        self.stack.pop().ok_or_else(|| "takes a value from an empty stack".to_string())
+        self.stack
+            .pop()
+            .ok_or_else(|| "takes a value from an empty stack".to_string())
     }
 
     fn top(&mut self) -> Step<Id> {
@@ -256,7 +264,10 @@ impl<'b> Machine<'b> {
     }
 
     fn array<const N: usize>(&mut self) -> Step<[u8; N]> {
-        Ok(self.take(N as u64)?.try_into().expect("as many bytes as were asked for"))
+        Ok(self
+            .take(N as u64)?
+            .try_into()
+            .expect("as many bytes as were asked for"))
     }
 
     /// A length in `bytes` bytes.
@@ -302,8 +313,11 @@ impl<'b> Machine<'b> {
 
     fn line(&mut self) -> Step<String> {
         let rest = &self.bytes[self.at..];
-        let end =
-            rest.iter().take(512).position(|byte| *byte == b'\n').ok_or("a name has no end")?;
+        let end = rest
+            .iter()
+            .take(512)
+            .position(|byte| *byte == b'\n')
+            .ok_or("a name has no end")?;
         let line = std::str::from_utf8(&rest[..end]).map_err(|_| "a name is not UTF-8")?;
         self.at += end + 1;
         Ok(line.to_string())
@@ -327,7 +341,11 @@ impl Tree {
         heights[root as usize] = OPEN;
         while let Some((id, below, next)) = path.last_mut() {
             let Some(child) = below.get(*next).copied() else {
-                let height = below.iter().map(|child| heights[*child as usize]).max().unwrap_or(0);
+                let height = below
+                    .iter()
+                    .map(|child| heights[*child as usize])
+                    .max()
+                    .unwrap_or(0);
                 heights[*id as usize] = height + 1;
                 if height >= MAX_DEPTH {
                     return Err(format!("is nested deeper than {MAX_DEPTH}"));
@@ -367,10 +385,14 @@ fn held(node: &Node) -> usize {
 fn children(node: &Node) -> Vec<Id> {
     match node {
         Node::List(items) | Node::Tuple(items) | Node::Set(items) => items.clone(),
-        Node::Dict(entries) => entries.iter().flat_map(|(key, value)| [*key, *value]).collect(),
-        Node::Object { class, args, state } => {
-            [Some(*class), Some(*args), *state].into_iter().flatten().collect()
-        }
+        Node::Dict(entries) => entries
+            .iter()
+            .flat_map(|(key, value)| [*key, *value])
+            .collect(),
+        Node::Object { class, args, state } => [Some(*class), Some(*args), *state]
+            .into_iter()
+            .flatten()
+            .collect(),
         _ => Vec::new(),
     }
 }

@@ -40,9 +40,13 @@ pub fn call(tree: &Tree, class: Id, args: Id) -> Step<Node> {
         },
         ("_codecs.encode", [text, ..]) => match node(*text) {
             Node::Str(text) => {
-                let bytes =
-                    text.chars().map(|c| u8::try_from(u32::from(c))).collect::<Result<_, _>>();
-                bytes.map(Node::Bytes).map_err(|_| "bytes are beyond latin-1".to_string())
+                let bytes = text
+                    .chars()
+                    .map(|c| u8::try_from(u32::from(c)))
+                    .collect::<Result<_, _>>();
+                bytes
+                    .map(Node::Bytes)
+                    .map_err(|_| "bytes are beyond latin-1".to_string())
             }
             _ => object(),
         },

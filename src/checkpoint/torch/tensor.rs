@@ -57,7 +57,9 @@ impl Element {
     /// The type of a name such as `torch.float32`.
     pub fn from_dtype(name: &str) -> Element {
         let name = name.strip_prefix("torch.").unwrap_or(name);
-        let row = ELEMENTS.iter().find(|(_, _, names, _)| names.contains(&name));
+        let row = ELEMENTS
+            .iter()
+            .find(|(_, _, names, _)| names.contains(&name));
         row.map_or(Element::Other, |(element, ..)| *element)
     }
 
@@ -69,7 +71,10 @@ impl Element {
 
     /// Bytes of an element; None if they are not known.
     pub fn size(self) -> Option<u64> {
-        ELEMENTS.iter().find(|(element, ..)| *element == self).map(|(.., size)| *size)
+        ELEMENTS
+            .iter()
+            .find(|(element, ..)| *element == self)
+            .map(|(.., size)| *size)
     }
 }
 
@@ -96,8 +101,11 @@ impl Tensor {
         stride: &[i64],
     ) -> Result<Tensor, String> {
         let what = |what: &str| format!("a tensor of shape {shape:?} {what}");
-        let sizes =
-            |of: &[i64]| of.iter().map(|n| usize::try_from(*n).ok()).collect::<Option<Vec<_>>>();
+        let sizes = |of: &[i64]| {
+            of.iter()
+                .map(|n| usize::try_from(*n).ok())
+                .collect::<Option<Vec<_>>>()
+        };
         if shape.len() > MAX_DIMENSIONS || shape.len() != stride.len() {
             return Err(format!("a tensor has {} sizes, {} strides", shape.len(), stride.len()));
         }
@@ -106,7 +114,9 @@ impl Tensor {
         else {
             return Err(what("has a negative size, stride or offset"));
         };
-        let count = sizes.iter().try_fold(1u64, |n, size| n.checked_mul(*size as u64));
+        let count = sizes
+            .iter()
+            .try_fold(1u64, |n, size| n.checked_mul(*size as u64));
         let Some(count) = count.filter(|count| *count <= MAX_ELEMENTS) else {
             return Err(what("has more than 2³² elements"));
         };
@@ -130,11 +140,15 @@ impl Tensor {
     /// Whether its elements follow one another in the storage.
     fn is_contiguous(&self) -> bool {
         let mut next = 1;
-        self.shape.iter().zip(&self.stride).rev().all(|(size, stride)| {
-            let follows = *size == 1 || *stride == next;
-            next *= size;
-            follows
-        })
+        self.shape
+            .iter()
+            .zip(&self.stride)
+            .rev()
+            .all(|(size, stride)| {
+                let follows = *size == 1 || *stride == next;
+                next *= size;
+                follows
+            })
     }
 
     /// Elements `which`, in the order of rows, as f32.
@@ -168,7 +182,12 @@ impl Tensor {
             archive.range(&name, (self.offset + which.start as u64) * size, &mut raw)?;
             return Ok(decode(self.element, &raw));
         }
-        let span = 1 + self.shape.iter().zip(&self.stride).map(|(n, s)| (n - 1) * s).sum::<usize>();
+        let span = 1 + self
+            .shape
+            .iter()
+            .zip(&self.stride)
+            .map(|(n, s)| (n - 1) * s)
+            .sum::<usize>();
         if count as u64 > self.storage || span as u64 > MAX_SPREAD * count as u64 {
             let what = format!("{shape:?} is a view of {span} elements for {count}: not read");
             return Err(problem(what).into());
@@ -193,7 +212,12 @@ impl Tensor {
 /// Elements, widened or rounded to f32.
 fn decode(element: Element, bytes: &[u8]) -> Vec<f32> {
     fn each<const N: usize>(bytes: &[u8], widen: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-        bytes.as_chunks::<N>().0.iter().map(|bytes| widen(*bytes)).collect()
+        bytes
+            .as_chunks::<N>()
+            .0
+            .iter()
+            .map(|bytes| widen(*bytes))
+            .collect()
     }
     match element {
         Element::F64 => each(bytes, |b| f64::from_le_bytes(b) as f32),

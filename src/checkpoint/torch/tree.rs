@@ -77,7 +77,10 @@ impl<'t> Value<'t> {
 
     /// The value of a key: of a dict, or of the state of an object (its attributes).
     pub fn get(&self, key: &str) -> Option<Value<'t>> {
-        let found = self.entries()?.iter().find(|(name, _)| self.tree.is_str(*name, key))?;
+        let found = self
+            .entries()?
+            .iter()
+            .find(|(name, _)| self.tree.is_str(*name, key))?;
         Some(self.child(found.1, key))
     }
 
@@ -91,16 +94,19 @@ impl<'t> Value<'t> {
 
     /// The value of a key that is not None.
     pub fn some(&self, key: &str) -> Option<Value<'t>> {
-        self.get(key).filter(|value| !matches!(value.node(), Node::None))
+        self.get(key)
+            .filter(|value| !matches!(value.node(), Node::None))
     }
 
     /// Key and value of all entries whose key is text.
     pub fn named(&self) -> anyhow::Result<Vec<(&'t str, Value<'t>)>> {
         let entries = self.entries().ok_or_else(|| self.is_not("a dict"))?;
-        let named = entries.iter().filter_map(|(key, value)| match self.tree.node(*key) {
-            Node::Str(name) => Some((&**name, self.child(*value, name))),
-            _ => None,
-        });
+        let named = entries
+            .iter()
+            .filter_map(|(key, value)| match self.tree.node(*key) {
+                Node::Str(name) => Some((&**name, self.child(*value, name))),
+                _ => None,
+            });
         Ok(named.collect())
     }
 
@@ -281,8 +287,12 @@ impl fmt::Display for Value<'_> {
             Node::Storage { .. } => f.write_str("a storage"),
             Node::Tensor(tensor) => write!(f, "a tensor {:?}", tensor.shape),
             Node::Global(_) | Node::Object { .. } => {
-                let name: String =
-                    self.object().map_or("?", |(name, _)| name).chars().take(80).collect();
+                let name: String = self
+                    .object()
+                    .map_or("?", |(name, _)| name)
+                    .chars()
+                    .take(80)
+                    .collect();
                 write!(f, "{}", name.escape_debug())
             }
         }

@@ -36,7 +36,12 @@ pub struct Stored {
 impl Out {
     /// A dict whose keys are text.
     pub fn named<'n>(entries: impl IntoIterator<Item = (&'n str, Out)>) -> Out {
-        Out::Dict(entries.into_iter().map(|(key, value)| (Out::from(key), value)).collect())
+        Out::Dict(
+            entries
+                .into_iter()
+                .map(|(key, value)| (Out::from(key), value))
+                .collect(),
+        )
     }
 }
 

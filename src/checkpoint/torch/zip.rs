@@ -151,7 +151,10 @@ impl Archive {
             record.starts_with(b"PK\x05\x06")
                 && usize::from(u16_at(record, 20)) == record.len() - END as usize
         };
-        let ends = bytes.len().checked_sub(END as usize).map(|last| (0..=last).rev().find(is_end));
+        let ends = bytes
+            .len()
+            .checked_sub(END as usize)
+            .map(|last| (0..=last).rev().find(is_end));
         let Some(at) = ends.flatten() else {
             let mut begin = [0; 4];
             self.read_at(&mut begin[..len.min(4) as usize], 0)?;
@@ -166,13 +169,19 @@ impl Archive {
         let (mut size, mut first) = (u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
         let large = u16_at(record, 10) == u16::MAX || [size, first].contains(&u64::from(u32::MAX));
         if large {
-            let locator = end.checked_sub(LOCATOR).map(|at| self.record::<20>(at)).transpose()?;
+            let locator = end
+                .checked_sub(LOCATOR)
+                .map(|at| self.record::<20>(at))
+                .transpose()?;
             let locator = locator.filter(|record| record.starts_with(b"PK\x06\x07"));
             let Some(locator) = locator else {
                 return Err(self.damaged("has no ZIP64 locator".to_string()));
             };
             let at = u64_at(&locator, 8);
-            if at.checked_add(END64).is_none_or(|after| after > end - LOCATOR) {
+            if at
+                .checked_add(END64)
+                .is_none_or(|after| after > end - LOCATOR)
+            {
                 return Err(self.damaged("its ZIP64 record is beyond the file".to_string()));
             }
             let record = self.record::<56>(at)?;
@@ -229,9 +238,17 @@ impl Archive {
     fn disjoint(&self, directory: u64) -> anyhow::Result<()> {
         let mut spans: Vec<_> = self.entries.iter().collect();
         spans.sort_by_key(|(_, entry)| entry.header);
-        let ends = spans.iter().skip(1).map(|(_, next)| next.header).chain([directory]);
+        let ends = spans
+            .iter()
+            .skip(1)
+            .map(|(_, next)| next.header)
+            .chain([directory]);
         for ((name, entry), next) in spans.iter().zip(ends) {
-            if entry.data.checked_add(entry.size).is_none_or(|end| end > next) {
+            if entry
+                .data
+                .checked_add(entry.size)
+                .is_none_or(|end| end > next)
+            {
                 let what = format!("{name} ({} bytes) ends after byte {next}", entry.size);
                 return Err(self.damaged(what));
             }

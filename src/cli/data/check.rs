@@ -42,6 +42,7 @@ pub fn run(args: Args) -> Result<()> {
         sound.extend(found);
     }
     let sound: Vec<Value> = sound.iter().map(CheckedDataset::object).collect();
-    args.json.object(json!({ "sound": sound, "mistakes": problems.list }));
+    args.json
+        .object(json!({ "sound": sound, "mistakes": problems.list }));
     problems.or(()).map_err(Into::into)
 }

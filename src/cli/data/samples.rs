@@ -99,7 +99,11 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         let what = format!("{weights} weights for {datasets} datasets");
         problems.add("--weights", what, "give one for each, in the same order");
     }
-    if args.weights.iter().any(|weight| !(weight.is_finite() && *weight > 0.0)) {
+    if args
+        .weights
+        .iter()
+        .any(|weight| !(weight.is_finite() && *weight > 0.0))
+    {
         problems.add("--weights", "a weight is not above 0", "leave such datasets out");
     }
     if !matches!(args.samples.len(), 0 | 1 | 3) {
@@ -132,7 +136,10 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         samples: args.samples.get(which).or(args.samples.first()).copied(),
         datasets: args.datasets.iter().enumerate().map(share).collect(),
         weighted: !args.weights.is_empty(),
-        cache: args.cache.clone().map(|folder| Cache { folder, from_bytes: 0 }),
+        cache: args
+            .cache
+            .clone()
+            .map(|folder| Cache { folder, from_bytes: 0 }),
     })
 }
 

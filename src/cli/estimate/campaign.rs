@@ -41,7 +41,9 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
     let then = if from == path {
         let changes = Changes::read(changes, &now.manifest.topology)?;
         sets.extend_from_slice(&changes.sets);
-        let then = args.load(from, &sets).map_err(|error| changes.explain(error))?;
+        let then = args
+            .load(from, &sets)
+            .map_err(|error| changes.explain(error))?;
         flags = changes.sets;
         then
     } else {
@@ -96,11 +98,18 @@ pub fn sizes(args: &Args, path: &Path) -> anyhow::Result<bool> {
         let flags = Flags { tokens: Some(tokens), ..args.flags() };
         let (request, other) = requested(args, &loaded, flags)?;
         let search = request.search(other, Extras::default()).watched(&watch);
-        let found = search.ranked(devices).map(|mut found| found.best.swap_remove(0));
+        let found = search
+            .ranked(devices)
+            .map(|mut found| found.best.swap_remove(0));
         let best = found.ok_or_else(|| none_over(devices, search.exclusion(devices)));
         anyhow::Ok(Member { size: *size, best, manifest: request.manifest, terms: request.terms })
     };
-    let members = args.campaign.sizes.iter().map(member).collect::<anyhow::Result<Vec<_>>>()?;
+    let members = args
+        .campaign
+        .sizes
+        .iter()
+        .map(member)
+        .collect::<anyhow::Result<Vec<_>>>()?;
     bar.finish();
     let (text, json) = campaign::table(&like, &members, law, devices);
     show(args.json, &text, &json);

@@ -51,5 +51,8 @@ fn family(args: &Args) -> Result<Option<&'static Trainer>, Problems> {
         let what = "gptrain's own plans have no formulas for rows";
         return Err(Problems::one("--as", what, "name another program, or give a manifest"));
     }
-    args.program.as_deref().map(|name| trainers::find(name, "--as")).transpose()
+    args.program
+        .as_deref()
+        .map(|name| trainers::find(name, "--as"))
+        .transpose()
 }

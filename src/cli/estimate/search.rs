@@ -64,7 +64,9 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
     let search = request.search(other, args.search.extras()).watched(&watch);
     let m = &request.manifest;
     if args.search.min_gpus {
-        let found = search.fewest(MOST_DEVICES).map(|found| print::fewest(m, &found));
+        let found = search
+            .fewest(MOST_DEVICES)
+            .map(|found| print::fewest(m, &found));
         bar.finish();
         let none = || NONE_ON_ANY.to_string();
         return Ok(shown(args, found, none));
@@ -76,7 +78,9 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
             let what = format!("{given} devices: --max-params tries models for up to {most}");
             return Err(Problems::one("--gpus", what, format!("give {most} or fewer")).into());
         }
-        let found = search.largest(devices).map(|found| print::largest(m, devices, &found));
+        let found = search
+            .largest(devices)
+            .map(|found| print::largest(m, devices, &found));
         bar.finish();
         let none = || format!("no model of these proportions fits on {devices} devices");
         return Ok(shown(args, found, none));

@@ -27,7 +27,9 @@ pub struct Options {
 fn format(word: &str) -> Result<Format, String> {
     let found = Format::ALL.into_iter().find(|(_, known, _)| *known == word);
     let known = Format::ALL.map(|(_, word, _)| word).join(", ");
-    found.map(|(format, ..)| format).ok_or_else(|| format!("is not one of {known}"))
+    found
+        .map(|(format, ..)| format)
+        .ok_or_else(|| format!("is not one of {known}"))
 }
 
 fn replicated(word: &str) -> Result<Replicated, String> {

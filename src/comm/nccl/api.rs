@@ -49,7 +49,9 @@ impl Api {
         let shared = " (two ranks on one GPU? NCCL 2.30.3 or newer allows that, with \
                       NCCL_MULTI_RANK_GPU_ENABLE=1)";
         let hint = if code == INVALID_USAGE { shared } else { "" };
-        let last = last.filter(|last| !last.is_empty()).map(|last| format!(": {last}"));
+        let last = last
+            .filter(|last| !last.is_empty())
+            .map(|last| format!(": {last}"));
         format!("{}{hint}{}", name.unwrap_or_default(), last.unwrap_or_default())
     }
 }

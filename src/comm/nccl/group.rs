@@ -72,7 +72,10 @@ impl NcclGroup {
         let failed = calls.find(|code| *code != 0);
         // SAFETY: takes nothing; ends the group that was started above.
         let end = unsafe { call!(api, ncclGroupEnd()) };
-        [start, failed.unwrap_or(0), end].into_iter().find(|code| *code != 0).unwrap_or(0)
+        [start, failed.unwrap_or(0), end]
+            .into_iter()
+            .find(|code| *code != 0)
+            .unwrap_or(0)
     }
 
     fn begin_collectives(&self, stream: Stream, all: &[Collective]) -> Pending {
@@ -119,7 +122,11 @@ impl NcclGroup {
         let all = messages.to_vec();
         let events = move || all.iter().map(&event).collect();
         self.enqueue(stream, events, "messages", |comm, stream| {
-            self.grouped(messages.iter().map(|message| self.message(message, comm, stream)))
+            self.grouped(
+                messages
+                    .iter()
+                    .map(|message| self.message(message, comm, stream)),
+            )
         })
     }
 
@@ -229,7 +236,10 @@ impl Group for NcclGroup {
     }
 
     fn begin_all(&self, all: &[Collective]) -> Vec<Pending> {
-        (!all.is_empty()).then(|| self.begin_collectives(Stream::Comm, all)).into_iter().collect()
+        (!all.is_empty())
+            .then(|| self.begin_collectives(Stream::Comm, all))
+            .into_iter()
+            .collect()
     }
 
     fn finish(&self, pending: Pending) {
@@ -237,7 +247,9 @@ impl Group for NcclGroup {
         let device = &self.watchdog.shared.device;
         let order = self.in_flight.borrow_mut().remove(&pending.job);
         let order = order.expect("an operation that this group began, finished once");
-        self.watchdog.shared.wait_for(&self.name, |stream| device.wait(stream, order[1]));
+        self.watchdog
+            .shared
+            .wait_for(&self.name, |stream| device.wait(stream, order[1]));
         self.free.borrow_mut().push(order); // a wait is for the record at its call
         if pending.sums {
             device.sm_margin.end_sum();
@@ -266,6 +278,8 @@ impl Drop for NcclGroup {
         }
         let in_flight = self.in_flight.get_mut().values();
         let orders = in_flight.chain(self.free.get_mut().iter());
-        orders.flatten().for_each(|event| device.destroy_event(*event));
+        orders
+            .flatten()
+            .for_each(|event| device.destroy_event(*event));
     }
 }

@@ -115,7 +115,9 @@ impl Nccl {
         // SAFETY: 128 bytes are written to the live variable.
         let code = unsafe { call!(self.api, ncclGetUniqueId(&mut id)) };
         if code != 0 {
-            world.fail(&format!("making a group: NCCL: {}", self.api.error(code))).raise();
+            world
+                .fail(&format!("making a group: NCCL: {}", self.api.error(code)))
+                .raise();
         }
         id
     }
@@ -136,18 +138,27 @@ impl Nccl {
             Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
         };
         let watchdog = self.watchdog.get_or_init(start).clone();
-        let rank = ranks.iter().position(|rank| *rank == world.rank()).expect("a member");
+        let rank = ranks
+            .iter()
+            .position(|rank| *rank == world.rank())
+            .expect("a member");
         let size = ranks.len();
         let made =
-            watchdog.shared.create_comm(format!("group {name} of ranks {ranks:?}"), |comm| {
-                // SAFETY: `create_comm` binds the device; the handle is written to the live variable.
-                unsafe { call!(self.api, ncclCommInitRank(comm, size as c_int, id, rank as c_int)) }
-            });
+            watchdog
+                .shared
+                .create_comm(format!("group {name} of ranks {ranks:?}"), |comm| {
+                    // SAFETY: `create_comm` binds the device; the handle is written to the live variable.
+                    unsafe {
+                        call!(self.api, ncclCommInitRank(comm, size as c_int, id, rank as c_int))
+                    }
+                });
         let comm = match made {
             Ok(comm) => comm,
             Err(what) => world.fail(&what).raise(),
         };
-        let counters = world.resources().counters(endpoint::group_hash(name, ranks), size);
+        let counters = world
+            .resources()
+            .counters(endpoint::group_hash(name, ranks), size);
         NcclGroup::new(comm, name, ranks, rank, counters, watchdog)
     }
 
@@ -155,10 +166,13 @@ impl Nccl {
     /// first operation of an algorithm, which it selects by size and dtype.
     fn samples(&self) -> impl Iterator<Item = Tensor> {
         let (small, large) = (SMALL, self.scratch.bytes());
-        let sizes = [small, large].into_iter().take(if small < large { 2 } else { 1 });
+        let sizes = [small, large]
+            .into_iter()
+            .take(if small < large { 2 } else { 1 });
         let address = self.scratch.addr();
-        let dtypes =
-            [DType::F32, self.dtype].into_iter().take(1 + usize::from(self.dtype != DType::F32));
+        let dtypes = [DType::F32, self.dtype]
+            .into_iter()
+            .take(1 + usize::from(self.dtype != DType::F32));
         let sample = move |bytes, dtype: DType| Tensor::at(address, 1, bytes / dtype.size(), dtype);
         dtypes.flat_map(move |dtype| sizes.clone().map(move |bytes| sample(bytes, dtype)))
     }
@@ -177,7 +191,10 @@ impl Nccl {
             group.all_gather(part, whole);
             let half = sample.numel() / 2;
             let (sent, received) = (sample.span(0, half), sample.span(half, half));
-            for (to, from) in [(next, before), (before, next)].into_iter().filter(|_| messages) {
+            for (to, from) in [(next, before), (before, next)]
+                .into_iter()
+                .filter(|_| messages)
+            {
                 group.exchange(&[
                     Message::Send { to, x: sent },
                     Message::Recv { from, x: received },

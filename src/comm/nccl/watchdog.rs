@@ -45,7 +45,9 @@ impl Stream {
 
     pub fn all() -> impl Iterator<Item = Stream> {
         let messages = (0..MESSAGE_STREAMS).map(Stream::Message);
-        [Stream::Compute, Stream::Comm, Stream::Layer].into_iter().chain(messages)
+        [Stream::Compute, Stream::Comm, Stream::Layer]
+            .into_iter()
+            .chain(messages)
     }
 
     fn index(self) -> usize {
@@ -144,8 +146,18 @@ impl Drop for NcclWatchdog {
             let _ = thread.join(); // it returns nothing
         }
         let state = self.shared.state.lock();
-        let spans = state.outstanding.iter().flatten().map(|tracked| tracked.span);
-        for event in state.free.iter().copied().chain(spans).flat_map(|pair| pair.0) {
+        let spans = state
+            .outstanding
+            .iter()
+            .flatten()
+            .map(|tracked| tracked.span);
+        for event in state
+            .free
+            .iter()
+            .copied()
+            .chain(spans)
+            .flat_map(|pair| pair.0)
+        {
             self.shared.device.destroy_event(event);
         }
     }
@@ -214,7 +226,9 @@ impl Shared {
             return 0;
         }
         let events = events();
-        let group = events.first().map_or(String::new(), |event| event.group.clone());
+        let group = events
+            .first()
+            .map_or(String::new(), |event| event.group.clone());
         let ticket = self.launch(stream, events, stream == Stream::Compute, call);
         if stream == Stream::Compute {
             self.device.note_wait(&group);
@@ -258,7 +272,10 @@ impl Shared {
         let mut state = self.state.lock();
         let mut outstanding = state.outstanding.iter_mut().flatten();
         let Some(tracked) = outstanding.find(|one| one.ticket == ticket) else { return };
-        tracked.events.iter_mut().for_each(|event| event.queued = false);
+        tracked
+            .events
+            .iter_mut()
+            .for_each(|event| event.queued = false);
         let entered = tracked.entered.iter().flatten();
         entered.for_each(|number| self.endpoint.recorder.mark_waited(*number));
     }
@@ -285,7 +302,8 @@ impl Shared {
             self.device.fail(failed.line);
             self.abort(comms.iter().filter_map(|comm| comm.try_take()));
         } else if let Some(what) = self.find_fault(&comms) {
-            self.endpoint.fail(Failed::new(format!("{} failed: {what}", self.endpoint.name())));
+            self.endpoint
+                .fail(Failed::new(format!("{} failed: {what}", self.endpoint.name())));
         }
     }
 

@@ -17,7 +17,10 @@ impl Address {
     /// Reads `HOST:PORT`; None if it is something else.
     pub fn read(text: &str) -> Option<Address> {
         let (host, port) = text.rsplit_once(':')?;
-        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let host = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'))
+            .unwrap_or(host);
         Some(Address { host: host.to_string(), port: port.parse().ok()? })
     }
 
@@ -52,11 +55,13 @@ impl ToSocketAddrs for &Address {
     type Iter = std::vec::IntoIter<SocketAddr>;
 
     fn to_socket_addrs(&self) -> io::Result<Self::Iter> {
-        (self.host.as_str(), self.port).to_socket_addrs().map_err(|error| {
-            let remedy =
-                "set one that all nodes can resolve: comm.rendezvous, or GPTRAIN_RENDEZVOUS";
-            io::Error::new(error.kind(), format!("{error}; {remedy}"))
-        })
+        (self.host.as_str(), self.port)
+            .to_socket_addrs()
+            .map_err(|error| {
+                let remedy =
+                    "set one that all nodes can resolve: comm.rendezvous, or GPTRAIN_RENDEZVOUS";
+                io::Error::new(error.kind(), format!("{error}; {remedy}"))
+            })
     }
 }
 

@@ -102,14 +102,21 @@ impl Coordinator {
 
     /// Sends the requested addresses. Unknown ranks are omitted.
     fn send_addresses(&self, rank: usize, requested: &[usize]) {
-        let peers = requested.iter().filter_map(|rank| self.peers.get(*rank).cloned()).collect();
+        let peers = requested
+            .iter()
+            .filter_map(|rank| self.peers.get(*rank).cloned())
+            .collect();
         if let Some(writer) = &self.writers[rank] {
             let _ = control::write(&**writer.lock(), &ControlMessage::Addresses(peers));
         }
     }
 
     fn monitor(&self) {
-        let period = self.process.watchdog.period().min(Duration::from_millis(100));
+        let period = self
+            .process
+            .watchdog
+            .period()
+            .min(Duration::from_millis(100));
         let mut last_alive = Moment::now();
         while self.process.sleep(period) {
             if let Some(line) = self.find_failure() {
@@ -135,7 +142,9 @@ impl Coordinator {
             let silent = report.ended.is_none() && age > timeout;
             report.silent = silent.then_some(age.as_secs_f64());
         }
-        let due = reported.as_ref().filter(|(at, _)| at.waited() >= ROOT_CAUSE_DELAY);
+        let due = reported
+            .as_ref()
+            .filter(|(at, _)| at.waited() >= ROOT_CAUSE_DELAY);
         let died = |r: &RankReport| matches!(r.ended, Some(End::Died(_)));
         match due {
             Some((_, line)) if !reports.iter().any(died) => Some(line.clone()),
@@ -163,8 +172,13 @@ impl Coordinator {
 
 impl ControlChannel for Coordinator {
     fn failure(&self, failed: Failed) -> Failed {
-        self.state.lock().reported.get_or_insert((Moment::now(), failed.line.clone()));
-        let agreed = self.process.wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
+        self.state
+            .lock()
+            .reported
+            .get_or_insert((Moment::now(), failed.line.clone()));
+        let agreed = self
+            .process
+            .wait_failed(ROOT_CAUSE_DELAY + Duration::from_secs(3));
         agreed.unwrap_or_else(|| self.process.fail(failed))
     }
 
@@ -172,7 +186,10 @@ impl ControlChannel for Coordinator {
         let own = self.process.report(0);
         let state = self.state.lock();
         let others = state.reports.iter().skip(1);
-        std::iter::once(&own).chain(others).map(RankBusy::from_report).collect()
+        std::iter::once(&own)
+            .chain(others)
+            .map(RankBusy::from_report)
+            .collect()
     }
 
     fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
@@ -182,7 +199,13 @@ impl ControlChannel for Coordinator {
 
     fn leave(&self) {
         self.state.lock().reports[0].ended = Some(End::Left);
-        let all_left = || self.state.lock().reports.iter().all(|report| report.ended.is_some());
+        let all_left = || {
+            self.state
+                .lock()
+                .reports
+                .iter()
+                .all(|report| report.ended.is_some())
+        };
         while !all_left() && self.process.sleep(Duration::from_millis(5)) {}
         self.broadcast(&ControlMessage::Goodbye);
     }

@@ -30,7 +30,11 @@ pub fn write(to: &mut TcpStream, frame: &Frame) -> io::Result<()> {
     bytes.extend(signature.numel.to_le_bytes());
     bytes.extend((data.len() as u64).to_le_bytes());
     bytes.push(place(OPS.iter().position(|op| *op == signature.op)));
-    bytes.push(place(DType::ALL.iter().position(|dtype| *dtype == signature.dtype)));
+    bytes.push(place(
+        DType::ALL
+            .iter()
+            .position(|dtype| *dtype == signature.dtype),
+    ));
     bytes.push(id.message as u8);
     bytes.resize(HEADER, 0);
     // Data that fits in one packet is copied behind the header; larger data is not copied.

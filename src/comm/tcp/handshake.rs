@@ -174,7 +174,9 @@ pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8
     read(stream, &mut body, end)?;
     read(stream, &mut proof, end)?;
     let expected = mac(&key.0, &[b"client", purpose.as_bytes(), &mine, &its, &body]);
-    expected.verify_slice(&proof).map_err(|_| AuthError::WrongKey)?;
+    expected
+        .verify_slice(&proof)
+        .map_err(|_| AuthError::WrongKey)?;
     stream.write_all(&tag(&key.0, &[b"server", purpose.as_bytes(), &mine, &its]))?;
     clear_timeouts(stream)?;
     Ok(body)
@@ -210,7 +212,9 @@ pub fn authenticate(
         _ => AuthError::Io(error),
     })?;
     let expected = mac(&key.0, &[b"server", purpose.as_bytes(), its, &mine]);
-    expected.verify_slice(&proof).map_err(|_| AuthError::WrongKey)?;
+    expected
+        .verify_slice(&proof)
+        .map_err(|_| AuthError::WrongKey)?;
     Ok(clear_timeouts(stream)?)
 }
 

@@ -91,15 +91,19 @@ impl HeartbeatClient {
 
     fn send_heartbeats(&self) {
         let watchdog = &self.process.watchdog;
-        let period =
-            watchdog.period().min(MIN_PERIOD.max(self.process.size as u32 * PERIOD_PER_RANK));
+        let period = watchdog
+            .period()
+            .min(MIN_PERIOD.max(self.process.size as u32 * PERIOD_PER_RANK));
         loop {
             // The listener detects a broken connection.
             let _ = self.send(&ControlMessage::Heartbeat(Box::new(self.process.report(8))));
             if !self.process.sleep(period) {
                 return;
             }
-            let silent = self.last_message.lock().map_or(Duration::ZERO, |time| time.waited());
+            let silent = self
+                .last_message
+                .lock()
+                .map_or(Duration::ZERO, |time| time.waited());
             // Waits longer than rank 0, whose diagnosis includes all ranks.
             if silent > watchdog.timeout + 2 * watchdog.period() {
                 let seconds = silent.as_secs_f64();
@@ -116,7 +120,9 @@ impl HeartbeatClient {
 impl ControlChannel for HeartbeatClient {
     fn failure(&self, failed: Failed) -> Failed {
         let _ = self.send(&ControlMessage::RankFailed(failed.line.clone()));
-        self.process.wait_failed(ANSWER_TIMEOUT).unwrap_or_else(|| self.process.fail(failed))
+        self.process
+            .wait_failed(ANSWER_TIMEOUT)
+            .unwrap_or_else(|| self.process.fail(failed))
     }
 
     fn busy(&self) -> Vec<RankBusy> {

@@ -150,12 +150,16 @@ impl Mesh {
             if end.has_passed() {
                 return None;
             }
-            self.changed.wait_for(&mut connections, Duration::from_millis(20));
+            self.changed
+                .wait_for(&mut connections, Duration::from_millis(20));
         }
     }
 
     fn writer(&self, to: usize) -> Option<Arc<Mutex<TcpStream>>> {
-        self.connections.lock().get(&to).map(|connection| connection.writer.clone())
+        self.connections
+            .lock()
+            .get(&to)
+            .map(|connection| connection.writer.clone())
     }
 }
 
@@ -174,10 +178,14 @@ impl Transport for TcpTransport {
             }
         }
         let connected = |connections: &HashMap<usize, Connection>| {
-            ranks.iter().all(|rank| *rank == me || connections.contains_key(rank))
+            ranks
+                .iter()
+                .all(|rank| *rank == me || connections.contains_key(rank))
         };
         mesh.wait_until(connected).unwrap_or_else(|| {
-            let late = ranks.iter().find(|rank| **rank != me && mesh.writer(**rank).is_none());
+            let late = ranks
+                .iter()
+                .find(|rank| **rank != me && mesh.writer(**rank).is_none());
             let late = late.copied().unwrap_or(me);
             let seconds = mesh.process.watchdog.timeout.as_secs_f64();
             Err(Failed::new(format!(
@@ -196,12 +204,18 @@ impl Transport for TcpTransport {
         let written = frames::write(&mut stream, &frame);
         self.0.process.inbox.pool.give(frame.data);
         written.map_err(|error| {
-            self.0.process.failed().unwrap_or_else(|| self.0.connection_lost(to, &error))
+            self.0
+                .process
+                .failed()
+                .unwrap_or_else(|| self.0.connection_lost(to, &error))
         })
     }
 
     fn fail(&self, failed: Failed) -> Failed {
-        self.0.process.failed().unwrap_or_else(|| self.0.control.failure(failed))
+        self.0
+            .process
+            .failed()
+            .unwrap_or_else(|| self.0.control.failure(failed))
     }
 
     fn busy(&self) -> Vec<RankBusy> {
@@ -219,7 +233,9 @@ impl Transport for TcpTransport {
             }
             // An immediate close could discard data that the others have not read yet.
             mesh.wait_until(|connections| {
-                connections.values().all(|connection| connection.said_goodbye)
+                connections
+                    .values()
+                    .all(|connection| connection.said_goodbye)
             });
             mesh.control.leave();
         }

@@ -133,7 +133,9 @@ fn join_as_peer(
     };
     let host = control.peer_addr().map_err(lost)?.ip().to_canonical();
     let end = Deadline::after(join.start_timeout + Duration::from_secs(10));
-    control.set_read_timeout(Some(Duration::from_secs(1))).map_err(lost)?;
+    control
+        .set_read_timeout(Some(Duration::from_secs(1)))
+        .map_err(lost)?;
     // A stop of this process lets the limit of a read pass, but not that of the wait.
     while let Err(error) = control.peek(&mut [0]) {
         if !handshake::is_early(&error) || end.has_passed() {
@@ -255,7 +257,9 @@ pub fn secret(folder: &Path, job: &str) -> anyhow::Result<Vec<u8>> {
     std::fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     let mut options = std::fs::OpenOptions::new();
     options.write(true).create_new(true).mode(0o600);
-    let written = options.open(&new).and_then(|mut file| file.write_all(&nonce));
+    let written = options
+        .open(&new)
+        .and_then(|mut file| file.write_all(&nonce));
     written.with_context(|| format!("writing {}", new.display()))?;
     // Atomic, and never overwrites another rank's file.
     base::output::claim(&new, &path)?;

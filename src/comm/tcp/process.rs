@@ -52,7 +52,9 @@ pub fn start_thread(
     work: impl FnOnce() + Send + 'static,
 ) -> Result<(), Failed> {
     let started = threads::spawn(name, work);
-    started.map(drop).map_err(|error| Failed::new(format!("rank {rank}: {error:#}")))
+    started
+        .map(drop)
+        .map_err(|error| Failed::new(format!("rank {rank}: {error:#}")))
 }
 
 impl ProcessState {

@@ -136,7 +136,9 @@ fn reject(mut control: TcpStream, why: &str) {
 }
 
 fn absent(join: &Join, present: &BTreeMap<usize, Arrived>) -> Vec<usize> {
-    (0..join.world).filter(|rank| !present.contains_key(rank)).collect()
+    (0..join.world)
+        .filter(|rank| !present.contains_key(rank))
+        .collect()
 }
 
 /// For example "ranks 3, 5 did not connect to the rendezvous at n01:29500 within 60 s; 2 of 4 ranks
@@ -192,8 +194,10 @@ fn outliers(
     let values: Vec<u64> = requests.iter().map(|request| value(request)).collect();
     let majority = base::majority(&values)?;
     let count = |wanted: u64| values.iter().filter(|value| **value == wanted).count();
-    let outliers: Vec<&&JoinRequest> =
-        requests.iter().filter(|request| value(request) != majority).collect();
+    let outliers: Vec<&&JoinRequest> = requests
+        .iter()
+        .filter(|request| value(request) != majority)
+        .collect();
     let first = outliers.first()?;
     let list: Vec<usize> = outliers.iter().map(|request| request.rank).collect();
     let node = if first.node.is_empty() || list.len() > 1 {

@@ -56,7 +56,10 @@ fn run(joins: Vec<Join>, rank: impl Fn(World) + Sync) -> Vec<Result<(), String>>
             })
         };
         let threads: Vec<_> = joins.into_iter().map(spawn).collect();
-        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("no panic"))
+            .collect()
     })
 }
 
@@ -77,7 +80,9 @@ fn ranks_meet_at_an_ipv6_address_and_at_a_name() {
     drop(free);
     for address in [format!("[::1]:{port}"), format!("localhost:{port}")] {
         let mut joins = joins(3);
-        joins.iter_mut().for_each(|join| join.address = address.clone());
+        joins
+            .iter_mut()
+            .for_each(|join| join.address = address.clone());
         assert_eq!(run(joins, |world| check_ops(&world, &[7])), vec![Ok(()); 3], "{address}");
     }
 }
@@ -123,7 +128,10 @@ fn a_rank_that_comes_twice_is_rejected() {
         let mut joins = joins_within(limit, 3);
         joins[2].rank = 1;
         let ends = run(joins, |_| ());
-        let lines: Vec<&str> = ends.iter().map(|end| end.as_ref().unwrap_err().as_str()).collect();
+        let lines: Vec<&str> = ends
+            .iter()
+            .map(|end| end.as_ref().unwrap_err().as_str())
+            .collect();
         assert!(lines[0].starts_with("rank 2 did not connect"), "{lines:?}");
         assert!(lines[0].ends_with("2 of 3 ranks did; rank 1 connected twice"), "{lines:?}");
         let rejected = "rank 1 has already connected: two processes have this rank";
@@ -182,11 +190,17 @@ fn the_secret_is_made_once_and_for_its_user_only() {
     let made: Vec<Vec<u8>> = std::thread::scope(|scope| {
         let ask = || secret(folder.path(), "slurm 7.0").unwrap();
         let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     });
     assert!(made.iter().all(|one| *one == made[0] && one.len() == 32));
     assert_ne!(secret(folder.path(), "slurm 8.0").unwrap(), made[0]);
-    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(Result::unwrap).collect();
+    let files: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(Result::unwrap)
+        .collect();
     assert_eq!(files.len(), 2);
     for file in files {
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);

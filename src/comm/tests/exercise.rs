@@ -48,10 +48,14 @@ fn values(x: Tensor) -> Vec<f32> {
     memory::read(x, &mut bytes);
     match x.dtype {
         DType::F32 => bytemuck::cast_slice(bytes.bytes()).to_vec(),
-        DType::F16 => {
-            bytemuck::cast_slice::<u8, f16>(bytes.bytes()).iter().map(|v| v.to_f32()).collect()
-        }
-        _ => bytemuck::cast_slice::<u8, bf16>(bytes.bytes()).iter().map(|v| v.to_f32()).collect(),
+        DType::F16 => bytemuck::cast_slice::<u8, f16>(bytes.bytes())
+            .iter()
+            .map(|v| v.to_f32())
+            .collect(),
+        _ => bytemuck::cast_slice::<u8, bf16>(bytes.bytes())
+            .iter()
+            .map(|v| v.to_f32())
+            .collect(),
     }
 }
 
@@ -75,7 +79,9 @@ fn brought(rank: usize, dtype: DType, numel: usize) -> Vec<f32> {
     let mut x = vec![0.0; numel];
     rng::normals(rng::key(rank as u64, "brought"), 0, &mut x);
     let sizes = if dtype == DType::F16 { 4 } else { 7 }; // 65504 is the largest f16
-    x.iter_mut().enumerate().for_each(|(i, v)| *v *= 10f32.powi((i as i32 + rank as i32) % sizes));
+    x.iter_mut()
+        .enumerate()
+        .for_each(|(i, v)| *v *= 10f32.powi((i as i32 + rank as i32) % sizes));
     if dtype != DType::F32 {
         x.iter_mut().for_each(|v| *v = rounded(dtype, *v));
     }
@@ -163,7 +169,10 @@ fn check_begun(group: &dyn Group, dtype: DType, length: usize) {
         .each_ref()
         .map(|(from, y)| group.begin_message(Message::Recv { from: *from, x: y.tensor() }));
     let sends = [next, before].map(|to| group.begin_message(Message::Send { to, x: x.tensor() }));
-    receives.into_iter().chain(sends).for_each(|pending| group.finish(pending));
+    receives
+        .into_iter()
+        .chain(sends)
+        .for_each(|pending| group.finish(pending));
     for (from, y) in arrived {
         assert_eq!(y.to_f32(), brought(from, dtype, length), "begun messages of {length} {dtype}");
     }

@@ -21,7 +21,10 @@ fn lines(last: fn(&World, &dyn Group)) -> Vec<String> {
         })
     };
     let ended = ends("every rank", move || on_threads(threads::world(3), rank));
-    ended.into_iter().map(|end| end.err().map_or("well".into(), |failed| failed.line)).collect()
+    ended
+        .into_iter()
+        .map(|end| end.err().map_or("well".into(), |failed| failed.line))
+        .collect()
 }
 
 #[test]
@@ -44,7 +47,12 @@ fn a_rank_in_another_collective_is_named() {
     });
     let line = "#2 of group all is all_reduce of 100 f32 on rank N but all_gather of 12 f32 on \
                 rank 2: the ranks are out of step";
-    assert_eq!(lines[0].replace("on rank 0", "on rank N").replace("on rank 1", "on rank N"), line);
+    assert_eq!(
+        lines[0]
+            .replace("on rank 0", "on rank N")
+            .replace("on rank 1", "on rank N"),
+        line
+    );
     assert_eq!(lines, [lines[0].clone(), lines[0].clone(), lines[0].clone()]);
 }
 

@@ -26,7 +26,10 @@ fn hang_after(limit: Duration, size: usize, rank: fn(&World)) -> (String, Dump) 
             rank(&world)
         })
     });
-    let lines: Vec<String> = ends.into_iter().filter_map(|end| Some(end.err()?.line)).collect();
+    let lines: Vec<String> = ends
+        .into_iter()
+        .filter_map(|end| Some(end.err()?.line))
+        .collect();
     assert!(lines.iter().all(|line| *line == lines[0]), "{lines:?}");
     let dump = Dump::read(&dumps).unwrap();
     assert_eq!(dump.line.as_ref(), Some(&lines[0]));

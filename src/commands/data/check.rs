@@ -85,7 +85,10 @@ pub fn check(
         return Err(Problems::one(place, what, remedy).into());
     }
     let mut digests = Vec::new();
-    for path in [index_path(prefix), tokens_path(prefix)].into_iter().filter(|_| digest) {
+    for path in [index_path(prefix), tokens_path(prefix)]
+        .into_iter()
+        .filter(|_| digest)
+    {
         let total = path.metadata().map_or(0, |about| about.len());
         let progress = Progress::new("hashing", total, Unit::Bytes);
         let digest = whole_digest(&path, |bytes| progress.add(bytes));

@@ -51,7 +51,12 @@ pub fn inspect(
 
 fn lengths(dataset: &Indexed) -> Lengths {
     let lengths = dataset.lengths();
-    let length = |document| lengths[dataset.document(document)].iter().map(|n| *n as u64).sum();
+    let length = |document| {
+        lengths[dataset.document(document)]
+            .iter()
+            .map(|n| *n as u64)
+            .sum()
+    };
     let mut sorted: Vec<u64> = (0..dataset.documents()).map(length).collect();
     sorted.sort_unstable();
     let empty = sorted.partition_point(|length| *length == 0);
@@ -62,7 +67,10 @@ impl Lengths {
     /// Quantile: the length that a share of the documents do not exceed.
     fn at(&self, share: f64) -> u64 {
         let last = self.sorted.len().saturating_sub(1);
-        self.sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(0)
+        self.sorted
+            .get((last as f64 * share).round() as usize)
+            .copied()
+            .unwrap_or(0)
     }
 }
 
@@ -116,9 +124,17 @@ fn histogram(lengths: &Lengths, out: &mut Vec<u8>) -> Result<()> {
         rows[row(*length)].0 += 1;
         rows[row(*length)].1 += length;
     }
-    let most = rows.iter().map(|(documents, _)| *documents).max().unwrap_or(0).max(1);
+    let most = rows
+        .iter()
+        .map(|(documents, _)| *documents)
+        .max()
+        .unwrap_or(0)
+        .max(1);
     let Some(first) = rows.iter().position(|(documents, _)| *documents > 0) else { return Ok(()) };
-    let last = rows.iter().rposition(|(documents, _)| *documents > 0).unwrap_or(first);
+    let last = rows
+        .iter()
+        .rposition(|(documents, _)| *documents > 0)
+        .unwrap_or(first);
     writeln!(out, "\n  {:>15}  {:>12}  {:>15}", "tokens", "documents", "tokens in all")?;
     for (row, (documents, tokens)) in rows.iter().enumerate().take(last + 1).skip(first) {
         let from = if row == 0 { 0 } else { 1u64 << (row - 1) };

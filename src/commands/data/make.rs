@@ -51,7 +51,13 @@ impl TextInput {
     /// Files to read. Prints a note for each file that is left out.
     fn inputs(&self) -> Result<Vec<Input>> {
         let mut paths = self.paths.clone();
-        paths.extend(self.files_from.as_deref().map(listed).transpose()?.unwrap_or_default());
+        paths.extend(
+            self.files_from
+                .as_deref()
+                .map(listed)
+                .transpose()?
+                .unwrap_or_default(),
+        );
         let found = corpus::find(&paths, &self.wanted)?;
         let more = found.notes.len().saturating_sub(NOTES);
         for note in found.notes.iter().take(NOTES) {
@@ -136,7 +142,9 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
     let inputs = text.inputs()?;
     let tokenizer = Tokenizer::load(&options.tokenizer)?;
     let append = options.append_eod || options.eod.is_some();
-    let append = append.then(|| end_of_document(options, &tokenizer)).transpose()?;
+    let append = append
+        .then(|| end_of_document(options, &tokenizer))
+        .transpose()?;
     for note in tokenizer.notes() {
         base::warn!("note: {}", escape_control(note));
     }
@@ -164,7 +172,9 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
         append,
         parse_special: options.parse_special,
         shuffle: options.shuffle,
-        min_sequences: options.min_sequences.unwrap_or(if is_text { MIN_SEQUENCES } else { 0 }),
+        min_sequences: options
+            .min_sequences
+            .unwrap_or(if is_text { MIN_SEQUENCES } else { 0 }),
         threads: text.threads,
     };
     let built = build.run(|report, tokens| {
@@ -187,7 +197,11 @@ pub fn build(text: TextInput, options: &BuildOptions) -> Result<BuiltDataset> {
 
 fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32, Problems> {
     let wrong = |what: String, remedy: String| Problems::one("--eod", what, remedy);
-    let names: Vec<&str> = tokenizer.specials().iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = tokenizer
+        .specials()
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .collect();
     let names = names.join(" ");
     match &options.eod {
         Some(name) => tokenizer.token(name).ok_or_else(|| {
@@ -258,7 +272,9 @@ pub fn train_tokenizer(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |ids| {
             let begin = || Progress::new("learning", vocab as u64, Unit::Items("ids"));
-            learning.get_or_insert_with(begin).show(ids as u64, String::new);
+            learning
+                .get_or_insert_with(begin)
+                .show(ids as u64, String::new);
         },
     )?;
     drop(learning);
@@ -307,7 +323,10 @@ pub fn merge(datasets: &[PathBuf], output: &Path, existing: Existing) -> Result<
     let tokenizer = build::merge(&datasets, output, existing)?;
     Ok(MergedDataset {
         dataset: output.to_path_buf(),
-        documents: datasets.iter().map(|dataset| dataset.documents() as u64).sum(),
+        documents: datasets
+            .iter()
+            .map(|dataset| dataset.documents() as u64)
+            .sum(),
         tokens: datasets.iter().map(Indexed::tokens).sum(),
         tokenizer,
     })

@@ -134,7 +134,12 @@ impl EvalData {
             let what = format!("{seq_len} is more than the model's {rows} positions");
             return Err(Problems::one("--seq-len", what, "say fewer").into());
         }
-        let tokenizer = m.data.tokenizer.as_deref().map(Tokenizer::load).transpose()?;
+        let tokenizer = m
+            .data
+            .tokenizer
+            .as_deref()
+            .map(Tokenizer::load)
+            .transpose()?;
         let notes = tokenizer.as_ref().map_or(&[][..], Tokenizer::notes);
         notes.iter().for_each(|note| tracing::warn!("{note}"));
         let mut problems = Problems::default();
@@ -144,7 +149,9 @@ impl EvalData {
             let (vocab, limit) = (m.model.vocab, options.limit.map(|n| n as u64));
             let windows =
                 tokens.and_then(|t| Windows::new(path, t, seq_len, vocab, limit, options.logprobs));
-            data = problems.collect(windows)?.map(|windows| (path.clone(), windows));
+            data = problems
+                .collect(windows)?
+                .map(|windows| (path.clone(), windows));
         }
         let validation = if options.data.is_none() && options.tasks.is_empty() {
             validation(options, run, seq_len)?
@@ -162,8 +169,10 @@ impl EvalData {
         }
         let prompts = tokenizer.filter(|_| !tasks.is_empty());
         let prompts = prompts.map(|tokenizer| prompt_rule(&tokenizer, add_bos_token));
-        let prompts =
-            problems.collect(prompts.transpose().map_err(Into::into))?.flatten().flatten();
+        let prompts = problems
+            .collect(prompts.transpose().map_err(Into::into))?
+            .flatten()
+            .flatten();
         Ok(problems.or(EvalData { data, validation, tasks, prompts, seq_len })?)
     }
 }
@@ -216,7 +225,9 @@ fn validation(
     };
     let shard = DataShard::whole(m);
     let ordered = shard.rounds(m.train.eval_samples) * shard.micro as u64;
-    let wanted = options.limit.map_or(m.train.eval_samples, |limit| limit as u64);
+    let wanted = options
+        .limit
+        .map_or(m.train.eval_samples, |limit| limit as u64);
     let mut sets = Vec::new();
     for (name, source) in data::validation(&m.data, seq_len, m.model.vocab, ordered.max(wanted))? {
         let samples = Validation::new(&name, source, wanted)?;
@@ -241,7 +252,10 @@ fn score(
     let progress = eval_data.progress(rank);
     let (shard, progress) = (DataShard::for_rank(rank, m), progress.as_ref());
     let scoring = Scoring { rank, be, model: &scorer, shard, seq_len, progress };
-    let data = eval_data.data.as_ref().map(|(path, windows)| score_stream(&scoring, path, windows));
+    let data = eval_data
+        .data
+        .as_ref()
+        .map(|(path, windows)| score_stream(&scoring, path, windows));
     let data = data.transpose()?;
     let mut validation = Vec::new();
     for (name, samples) in &eval_data.validation {
@@ -254,7 +268,9 @@ fn score(
         tasks.extend(accuracy.map(|accuracy| TaskScore { task, accuracy }));
     }
     let prompts = eval_data.prompts.clone();
-    Ok(rank.is_first().then_some(EvalScores { model, data, validation, tasks, prompts }))
+    Ok(rank
+        .is_first()
+        .then_some(EvalScores { model, data, validation, tasks, prompts }))
 }
 
 impl EvalData {
@@ -265,7 +281,8 @@ impl EvalData {
         let tasks = self.tasks.iter().map(|(_, task)| task.packed.count());
         let samples: u64 = data.chain(validation).chain(tasks).sum();
         let tokens = samples * self.seq_len as u64;
-        rank.is_first().then(|| Progress::new("scoring", tokens, Unit::Items("tokens")))
+        rank.is_first()
+            .then(|| Progress::new("scoring", tokens, Unit::Items("tokens")))
     }
 }
 

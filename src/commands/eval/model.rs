@@ -40,7 +40,10 @@ pub fn open(folder: &Path, options: &EvalOptions) -> anyhow::Result<Opened> {
         .map_or(1, |launch| launch.world);
     let gridded = options.sets.iter().any(|set| set.starts_with("topology"));
     let replicas = (!gridded).then(|| format!("topology.data={ranks}"));
-    let sets: Vec<String> = replicas.into_iter().chain(options.sets.iter().cloned()).collect();
+    let sets: Vec<String> = replicas
+        .into_iter()
+        .chain(options.sets.iter().cloned())
+        .collect();
     let mut loaded = manifest::for_inference(&m, &sets)?;
     // A name, which the manifest would take for a path.
     if m.data.tokenizer.as_deref() == Some(Path::new(BYTES)) {

@@ -95,8 +95,12 @@ impl ImportedRun {
     /// Result as JSON.
     pub fn object(&self, output: Option<&Path>) -> Value {
         let found = &self.found;
-        let settings: Map<String, Value> =
-            found.settings.0.iter().map(|row| (row.key.clone(), json!(row.value))).collect();
+        let settings: Map<String, Value> = found
+            .settings
+            .0
+            .iter()
+            .map(|row| (row.key.clone(), json!(row.value)))
+            .collect();
         let wanted: Vec<&str> = found.wanted.iter().map(|row| row.key).collect();
         json!({
             "checkpoint": self.checkpoint, "format": found.format.word(), "trainer": found.trainer,
@@ -153,7 +157,9 @@ pub fn import_run(
         save(m, &staging.join("checkpoints"), &params, &mut *foreign, &state)?;
         last_checkpoint::note(staging, state.progress.step)
     })?;
-    let checkpoint = run.join("checkpoints").join(checkpoint::name(state.progress.step));
+    let checkpoint = run
+        .join("checkpoints")
+        .join(checkpoint::name(state.progress.step));
     let remarks = foreign.remarks();
     Ok(done(foreign.description(), Some(checkpoint), remarks))
 }
@@ -249,7 +255,11 @@ fn adamw(m: &Manifest) -> Result<(), Problems> {
 /// State of the run after the imported step.
 fn state(found: &RunDescription, loaded: &Loaded) -> anyhow::Result<State> {
     let m = &loaded.manifest;
-    let exist = m.data.train_prefixes().into_iter().all(|prefix| index_path(prefix).exists());
+    let exist = m
+        .data
+        .train_prefixes()
+        .into_iter()
+        .all(|prefix| index_path(prefix).exists());
     let data = if exist { resume::data_ids(m)? } else { Vec::new() };
     let mut state = saving::initial_state(loaded, data);
     let RunDescription { step, samples, tokens, updates, lr, .. } = *found;
@@ -352,7 +362,9 @@ impl WholeState<'_> {
         state: &State,
     ) -> anyhow::Result<WrittenPart> {
         let WholeState { number, param, shape, values, kept } = *self;
-        let rounded = model_dtype(m.precision).halves(values).filter(|_| kept == AdamState::Master);
+        let rounded = model_dtype(m.precision)
+            .halves(values)
+            .filter(|_| kept == AdamState::Master);
         let wanted =
             |name: &str| name == saved_name(kept) || name == MODEL && kept == AdamState::Master;
         let states = optimizer_rule(m).states(&param.spec).into_iter();

@@ -223,7 +223,11 @@ impl Source<'_> {
             data += &format!("  tokenizer: {}/{}\n", hf::FOLDER, name.display());
         }
         let eos = Companions::in_folder(self.from).token_ids().eos;
-        let eos = eos.get(0).unwrap_or(&eos).as_u64().filter(|id| *id < model.vocab as u64);
+        let eos = eos
+            .get(0)
+            .unwrap_or(&eos)
+            .as_u64()
+            .filter(|id| *id < model.vocab as u64);
         if let Some(token) = eos {
             data += &format!("  eod: {{token: {token}}} # the end of a document\n");
         }
@@ -321,7 +325,9 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
         Some(Value::String(text)) => text.clone(),
         Some(other) => other.to_string(),
     };
-    let keys = theirs.keys().chain(ours.keys().filter(|key| !theirs.contains_key(*key)));
+    let keys = theirs
+        .keys()
+        .chain(ours.keys().filter(|key| !theirs.contains_key(*key)));
     let free = |key: &&String| changed_settings::FREE.contains(&format!("model.{key}").as_str());
     for key in keys.filter(|key| {
         // Without a table of positions there, another position is the mistake.

@@ -10,7 +10,10 @@ use std::path::Path;
 
 /// Name of a new run: that of its folder if a manifest may have it, else "imported".
 fn run_name(run: &Path) -> &str {
-    let name = run.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let name = run
+        .file_name()
+        .and_then(|name| name.to_str())
+        .unwrap_or_default();
     let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     let fits = !name.is_empty() && !name.starts_with('.') && name.len() <= 200;
     if fits && name.chars().all(plain) { name } else { "imported" }
@@ -26,16 +29,18 @@ fn new_manifest(
 ) -> Result<(String, Loaded), Problems> {
     let name = run.join(manifest::IN_FOLDER).display().to_string();
     let read = |text: String| Ok((text.clone(), manifest::parse(&text, &name, run, &[])?));
-    manifest::rewrite(text, &name, run, sets).and_then(read).map_err(|mut problems: Problems| {
-        for problem in &mut problems.list {
-            let line = problem.place.strip_prefix(&name);
-            if line.is_some_and(|line| line.is_empty() || line.starts_with(':')) {
-                problem.place = from.to_string();
-                problem.remedy += " (--set KEY=VALUE)";
+    manifest::rewrite(text, &name, run, sets)
+        .and_then(read)
+        .map_err(|mut problems: Problems| {
+            for problem in &mut problems.list {
+                let line = problem.place.strip_prefix(&name);
+                if line.is_some_and(|line| line.is_empty() || line.starts_with(':')) {
+                    problem.place = from.to_string();
+                    problem.remedy += " (--set KEY=VALUE)";
+                }
             }
-        }
-        problems
-    })
+            problems
+        })
 }
 
 /// Path for a comment of one line.

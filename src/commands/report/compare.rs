@@ -53,7 +53,10 @@ impl ComparedRow {
 impl Comparison {
     /// Reads the runs in these folders.
     pub fn read(folders: &[PathBuf]) -> Result<Comparison> {
-        let runs = folders.iter().map(|folder| Run::read(folder)).collect::<Result<Vec<_>>>()?;
+        let runs = folders
+            .iter()
+            .map(|folder| Run::read(folder))
+            .collect::<Result<Vec<_>>>()?;
         Ok(Comparison(labels(folders).into_iter().zip(runs).collect()))
     }
 
@@ -75,13 +78,19 @@ impl Comparison {
     fn long_runs(&self) -> Vec<&Run> {
         let steps = |run: &Run| run.last().step as f64;
         let longest = self.runs().map(steps).fold(0.0, f64::max);
-        let long: Vec<&Run> = self.runs().filter(|run| steps(run) >= SHORT * longest).collect();
+        let long: Vec<&Run> = self
+            .runs()
+            .filter(|run| steps(run) >= SHORT * longest)
+            .collect();
         if long.len() > 1 { long } else { self.runs().collect() }
     }
 
     /// Last step or token that all runs to be compared there reached.
     fn common(&self, axis: XAxis) -> f64 {
-        let ends = self.long_runs().into_iter().map(|run| axis.value(run.last()));
+        let ends = self
+            .long_runs()
+            .into_iter()
+            .map(|run| axis.value(run.last()));
         ends.fold(f64::INFINITY, f64::min)
     }
 
@@ -132,7 +141,11 @@ impl Comparison {
             rows.push(self.row("training loss at each run's end", Format::Digits, losses));
         }
         for set in self.sets() {
-            rows.extend(points.iter().filter_map(|(axis, _)| self.valid(&set, *axis)));
+            rows.extend(
+                points
+                    .iter()
+                    .filter_map(|(axis, _)| self.valid(&set, *axis)),
+            );
             let best = |run: &Run| run.best(&set).map_or(f64::NAN, |best| best.lm_loss);
             rows.push(self.row(format!("best validation loss, {set}"), Format::Digits, best));
         }
@@ -156,7 +169,11 @@ impl Comparison {
         for set in self.runs().flat_map(|run| curves::valid_sets(&run.metrics)) {
             *count.entry(set).or_default() += 1;
         }
-        count.iter().filter(|(_, runs)| **runs > 1).map(|(set, _)| set.to_string()).collect()
+        count
+            .iter()
+            .filter(|(_, runs)| **runs > 1)
+            .map(|(set, _)| set.to_string())
+            .collect()
     }
 
     /// Loss on a validation set at the last point that all its runs reached, linearly interpolated
@@ -167,7 +184,8 @@ impl Comparison {
         let ends = long.filter_map(|run| losses(run).last().map(|point| point.0));
         let most = ends.fold(f64::INFINITY, f64::min);
         let name = format!("validation loss {}, {set}", axis.place(most));
-        most.is_finite().then(|| self.row(name, Format::Digits, |run| between(&losses(run), most)))
+        most.is_finite()
+            .then(|| self.row(name, Format::Digits, |run| between(&losses(run), most)))
     }
 
     /// Settings that differ: key, and the value of each run.
@@ -177,7 +195,10 @@ impl Comparison {
             let values = self.runs().map(|run| setting(run, key)).collect();
             (key.clone(), values)
         };
-        let rows = keys.into_iter().filter(|key| !OWN.contains(&key.as_str())).map(row);
+        let rows = keys
+            .into_iter()
+            .filter(|key| !OWN.contains(&key.as_str()))
+            .map(row);
         rows.filter(|(_, values): &(_, Vec<String>)| values.iter().any(|v| *v != values[0]))
             .collect()
     }
@@ -194,16 +215,29 @@ impl Comparison {
         let cells = |row: ComparedRow| {
             let difference = pair.then(|| row.difference());
             let values = row.values.iter().map(|value| row.show(*value));
-            [row.name.clone()].into_iter().chain(values).chain(difference).collect()
+            [row.name.clone()]
+                .into_iter()
+                .chain(values)
+                .chain(difference)
+                .collect()
         };
-        [head].into_iter().chain(self.rows().into_iter().map(cells)).collect()
+        [head]
+            .into_iter()
+            .chain(self.rows().into_iter().map(cells))
+            .collect()
     }
 
     /// Cells of the table of settings, its head first.
     fn setting_cells(&self) -> Vec<Vec<String>> {
-        let head = ["setting".to_string()].into_iter().chain(self.labels()).collect();
+        let head = ["setting".to_string()]
+            .into_iter()
+            .chain(self.labels())
+            .collect();
         let cells = |(key, values): (String, Vec<String>)| [vec![key], values].concat();
-        [head].into_iter().chain(self.settings().into_iter().map(cells)).collect()
+        [head]
+            .into_iter()
+            .chain(self.settings().into_iter().map(cells))
+            .collect()
     }
 
     /// Two tables with the notes between them. Truncates long values of settings; those in JSON, which
@@ -220,11 +254,16 @@ impl Comparison {
         };
         let is_long =
             |cell: &String| cell.starts_with(['[', '{']) && cell.chars().count() > longest;
-        let (whole, short): (Vec<_>, Vec<_>) =
-            self.setting_cells().into_iter().partition(|row| row.iter().any(is_long));
+        let (whole, short): (Vec<_>, Vec<_>) = self
+            .setting_cells()
+            .into_iter()
+            .partition(|row| row.iter().any(is_long));
         let short = short.into_iter().map(|row| {
             let (key, values) = row.split_first().expect("a row has a key");
-            [key.clone()].into_iter().chain(values.iter().cloned().map(cut)).collect()
+            [key.clone()]
+                .into_iter()
+                .chain(values.iter().cloned().map(cut))
+                .collect()
         });
         let short: Vec<Vec<String>> = short.collect();
         let mut parts = vec![columns(&self.cells(), 1)];
@@ -235,9 +274,15 @@ impl Comparison {
             _ => parts.push(columns(&short, 1)),
         }
         parts.extend(whole.iter().map(|row| {
-            let lines =
-                self.labels().zip(&row[1..]).map(|(label, value)| format!("  {label}: {value}"));
-            [row[0].clone()].into_iter().chain(lines).collect::<Vec<_>>().join("\n")
+            let lines = self
+                .labels()
+                .zip(&row[1..])
+                .map(|(label, value)| format!("  {label}: {value}"));
+            [row[0].clone()]
+                .into_iter()
+                .chain(lines)
+                .collect::<Vec<_>>()
+                .join("\n")
         }));
         parts.join("\n\n")
     }
@@ -256,8 +301,11 @@ impl Comparison {
 
     /// Self-contained HTML page.
     pub fn html(&self, scale: Scale) -> String {
-        let runs: Vec<_> =
-            self.0.iter().map(|(label, run)| (label.as_str(), &run.metrics)).collect();
+        let runs: Vec<_> = self
+            .0
+            .iter()
+            .map(|(label, run)| (label.as_str(), &run.metrics))
+            .collect();
         let loss = |row: &StepRow| row.lm_loss;
         let wide = curves::overlay(&runs, XAxis::Step, scale, true, loss);
         let narrow = Chart { width: 480.0, height: 360.0, ..wide.clone() };
@@ -276,7 +324,10 @@ impl Comparison {
         }
         body += "</div>\n<div class=\"tables\">";
         body += &section("numbers", &self.cells());
-        let notes = self.notes().into_iter().map(|note| format!("<p>{}</p>\n", escape(&note)));
+        let notes = self
+            .notes()
+            .into_iter()
+            .map(|note| format!("<p>{}</p>\n", escape(&note)));
         body.extend(notes);
         match &self.setting_cells()[..] {
             [_] => body += "<section><h2>all settings are equal</h2></section>\n",
@@ -289,7 +340,11 @@ impl Comparison {
 /// Value of a setting in a run, with the values that it had in earlier starts: "0.001, 0.002 after step
 /// 40".
 fn setting(run: &Run, key: &str) -> String {
-    let mut changes = run.changes.iter().filter(|change| change.key == key).peekable();
+    let mut changes = run
+        .changes
+        .iter()
+        .filter(|change| change.key == key)
+        .peekable();
     if let Some(first) = changes.peek() {
         let before = first.before.trim_matches('"').to_string();
         return changes.fold(before, |text, change| {
@@ -314,14 +369,20 @@ fn dataset(item: &Value) -> Option<String> {
         Some(range) => range.to_string(),
         None => format!("{} of {}", text("part")?, text("split")?),
     };
-    let weight = item.get("weight").and_then(Value::as_f64).filter(|weight| *weight != 1.0);
+    let weight = item
+        .get("weight")
+        .and_then(Value::as_f64)
+        .filter(|weight| *weight != 1.0);
     let weight = weight.map_or(String::new(), |weight| format!(", weight {weight}"));
     Some(format!("{} ({part}{weight})", text("prefix")?))
 }
 
 /// Labels of the runs: the folders' last names if they differ, else the folders as given.
 fn labels(runs: &[PathBuf]) -> Vec<String> {
-    let last = |run: &PathBuf| run.file_name().map(|name| name.to_string_lossy().into_owned());
+    let last = |run: &PathBuf| {
+        run.file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+    };
     let short: Option<Vec<String>> = runs.iter().map(last).collect();
     let whole = |run: &PathBuf| run.display().to_string();
     let differ = |names: &Vec<String>| {
@@ -329,11 +390,15 @@ fn labels(runs: &[PathBuf]) -> Vec<String> {
         sorted.sort();
         sorted.windows(2).all(|pair| pair[0] != pair[1])
     };
-    short.filter(differ).unwrap_or_else(|| runs.iter().map(whole).collect())
+    short
+        .filter(differ)
+        .unwrap_or_else(|| runs.iter().map(whole).collect())
 }
 
 fn section(title: &str, cells: &[Vec<String>]) -> String {
-    let mut rows = cells.iter().map(|row| row.iter().map(|cell| escape(cell)).collect::<Vec<_>>());
+    let mut rows = cells
+        .iter()
+        .map(|row| row.iter().map(|cell| escape(cell)).collect::<Vec<_>>());
     let head = rows.next().unwrap_or_default();
     let head: Vec<&str> = head.iter().map(String::as_str).collect();
     page::table(title, &head, rows, "th", "")

@@ -78,7 +78,11 @@ pub fn overlay(
 ) -> Chart {
     let mut curves = Vec::new();
     for (run, (label, metrics)) in runs.iter().enumerate() {
-        let raw: Vec<_> = metrics.steps.iter().map(|row| (axis.value(row), value(row))).collect();
+        let raw: Vec<_> = metrics
+            .steps
+            .iter()
+            .map(|row| (axis.value(row), value(row)))
+            .collect();
         let line = thinned(&smoothed(&raw, smoothing_window(raw.len())));
         let colour = run % COLOURS;
         curves.push(Curve { name: label.to_string(), stroke: Stroke::Line, colour, points: line });
@@ -173,7 +177,11 @@ pub fn task_rows<'m>(metrics: &'m Metrics, task: &str) -> impl Iterator<Item = &
 
 /// Whether a quantity has more than one value.
 pub fn varies(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> bool {
-    let mut values = metrics.steps.iter().map(value).filter(|value| value.is_finite());
+    let mut values = metrics
+        .steps
+        .iter()
+        .map(value)
+        .filter(|value| value.is_finite());
     let first = values.next();
     values.any(|value| Some(value) != first)
 }
@@ -203,7 +211,11 @@ fn chart(
 }
 
 fn points(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Vec<(f64, f64)> {
-    metrics.steps.iter().map(|row| (row.step as f64, value(row))).collect()
+    metrics
+        .steps
+        .iter()
+        .map(|row| (row.step as f64, value(row)))
+        .collect()
 }
 
 /// Width of the moving average in steps: 2 % of the run, odd; 1 for a short run.

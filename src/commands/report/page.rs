@@ -52,24 +52,38 @@ impl Run {
         let named = manifest.as_deref().and_then(manifest_name);
         // Without a readable manifest, the keys of its text.
         let loaded = ::manifest::load(folder, &[]).ok();
-        let parameters = loaded.as_ref().map(|loaded| model::parameters(&loaded.manifest.model));
+        let parameters = loaded
+            .as_ref()
+            .map(|loaded| model::parameters(&loaded.manifest.model));
         let effective = loaded.map(|loaded| loaded.effective);
         let settings = effective.as_ref().or(manifest.as_ref());
-        let settings = settings.map(|text| settings_by_key(text)).unwrap_or_default();
+        let settings = settings
+            .map(|text| settings_by_key(text))
+            .unwrap_or_default();
         let folder_name = || {
-            let whole = folder.canonicalize().unwrap_or_else(|_| folder.to_path_buf());
-            whole.file_name().unwrap_or_default().to_string_lossy().into_owned()
+            let whole = folder
+                .canonicalize()
+                .unwrap_or_else(|_| folder.to_path_buf());
+            whole
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned()
         };
         let goodput = Status::read(folder).ok().map(|status| status.goodput());
         let (name, events) = (named.unwrap_or_else(folder_name), events::read(folder)?);
         let changes = events.iter().filter(|event| event.kind == Kind::Setting);
-        let changes = changes.filter_map(|event| SettingChange::parse(&event.text)).collect();
+        let changes = changes
+            .filter_map(|event| SettingChange::parse(&event.text))
+            .collect();
         Ok(Run { name, manifest, settings, parameters, changes, metrics, goodput, events })
     }
 
     /// Loss curves as an SVG picture, for a README.
     pub fn loss_svg(&self, scale: Scale) -> String {
-        curves::loss(&self.metrics, &format!("{}: {LOSS}", self.name), scale).draw().file()
+        curves::loss(&self.metrics, &format!("{}: {LOSS}", self.name), scale)
+            .draw()
+            .file()
     }
 
     /// HTML of the page.
@@ -90,10 +104,15 @@ impl Run {
 
     /// Line below the title: parameters, machine, and the last start with its command.
     fn origin(&self) -> String {
-        let parameters = self.parameters.map(|count| format!("{} parameters", Count(count)));
+        let parameters = self
+            .parameters
+            .map(|count| format!("{} parameters", Count(count)));
         let start = self.events.iter().rfind(|event| event.kind == Kind::Start);
         let start = start.map(|event| format!("{}, {}", date(event.at), escape(&event.text)));
-        let parts = ["gptrain run report".to_string()].into_iter().chain(parameters).chain(start);
+        let parts = ["gptrain run report".to_string()]
+            .into_iter()
+            .chain(parameters)
+            .chain(start);
         parts.collect::<Vec<_>>().join(" · ")
     }
 
@@ -114,13 +133,17 @@ impl Run {
     }
 
     pub(super) fn last(&self) -> &StepRow {
-        self.metrics.steps.last().expect("a record without steps is refused when it is read")
+        self.metrics
+            .steps
+            .last()
+            .expect("a record without steps is refused when it is read")
     }
 
     /// Evaluation on `set` with the lowest loss.
     pub(super) fn best(&self, set: &str) -> Option<&EvalRow> {
         let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
-        rows.filter(|row| row.lm_loss.is_finite()).min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
+        rows.filter(|row| row.lm_loss.is_finite())
+            .min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
     }
 
     fn tiles(&self) -> String {
@@ -139,7 +162,9 @@ impl Run {
             tile("training loss", number(recent(|row| row.lm_loss)), median);
         }
         // Losses on different sets do not compare: the tile is the first set's.
-        let first = curves::valid_sets(&self.metrics).first().and_then(|set| self.best(set));
+        let first = curves::valid_sets(&self.metrics)
+            .first()
+            .and_then(|set| self.best(set));
         if let Some(best) = first {
             let at = format!("step {}, {}", Count(best.step), escape(&best.eval));
             tile("best validation loss", number(best.lm_loss), at);
@@ -296,7 +321,10 @@ pub(super) fn table(
         to += &format!("<tr>{cells}</tr>\n");
     }
     for row in rows {
-        let cells: String = row[1..].iter().map(|value| format!("<td>{value}</td>")).collect();
+        let cells: String = row[1..]
+            .iter()
+            .map(|value| format!("<td>{value}</td>"))
+            .collect();
         to += &format!("<tr><{row_name}>{}</th>{cells}</tr>\n", row[0]);
     }
     to + "</table>" + below + "</section>\n"
@@ -321,9 +349,16 @@ pub(super) fn document(title: &str, about: &str, body: &str) -> String {
 /// Chart with its heading, a line for the values under the pointer, and the data for it.
 pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let [axis, _] = chart.axes();
-    let tokens: Vec<_> = chart.second.iter().map(|(x, y)| format!("[{x},{y}]")).collect();
+    let tokens: Vec<_> = chart
+        .second
+        .iter()
+        .map(|(x, y)| format!("[{x},{y}]"))
+        .collect();
     let points = |points: &[(f64, f64)]| {
-        let pairs: Vec<_> = points.iter().map(|(x, y)| format!("[{x},{}]", json(*y))).collect();
+        let pairs: Vec<_> = points
+            .iter()
+            .map(|(x, y)| format!("[{x},{}]", json(*y)))
+            .collect();
         format!("[{}]", pairs.join(","))
     };
     let named = |name: &str| serde_json::to_string(name).expect("text is always JSON");
@@ -365,7 +400,9 @@ fn json(value: f64) -> String {
     if !value.is_finite() {
         return "null".into();
     }
-    let rounded: f64 = format!("{value:.5e}").parse().expect("a printed number parses");
+    let rounded: f64 = format!("{value:.5e}")
+        .parse()
+        .expect("a printed number parses");
     format!("{rounded:?}")
 }
 

@@ -124,7 +124,9 @@ fn boundary(format: Format, bytes: &[u8], from: usize) -> Option<usize> {
         let ends_document = match format {
             Format::Text => at > 0 && plain(at - 1) && plain(at + 1),
             Format::Paragraphs => {
-                let space = bytes[..at].iter().rposition(|byte| !byte.is_ascii_whitespace());
+                let space = bytes[..at]
+                    .iter()
+                    .rposition(|byte| !byte.is_ascii_whitespace());
                 bytes[space.map_or(0, |last| last + 1)..at].contains(&b'\n')
             }
             _ => true,

@@ -116,7 +116,11 @@ impl Source {
 
     fn skip_zeros(&mut self) -> Result<()> {
         loop {
-            let zeros = self.fill_buf()?.iter().take_while(|byte| **byte == 0).count();
+            let zeros = self
+                .fill_buf()?
+                .iter()
+                .take_while(|byte| **byte == 0)
+                .count();
             if zeros == 0 {
                 return Ok(());
             }
@@ -255,7 +259,11 @@ impl Read for Members {
                     return Ok(read);
                 }
             }
-            self.file = self.decoder.take().map(Decoder::into_inner).or(self.file.take());
+            self.file = self
+                .decoder
+                .take()
+                .map(Decoder::into_inner)
+                .or(self.file.take());
             if !self.next()? {
                 return Ok(0);
             }

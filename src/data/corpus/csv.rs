@@ -104,9 +104,15 @@ impl<R: Read> CsvLines<R> {
     /// Prints a note if quotes are letters, and a field has them as if they enclosed it.
     fn warn_of_quotes(&mut self, field: &Span) {
         let bytes = &self.rows.bytes[field.bytes.clone()];
-        let inner = bytes.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
+        let inner = bytes
+            .strip_prefix(b"\"")
+            .and_then(|rest| rest.strip_suffix(b"\""));
         let is_quoted = inner.is_some_and(|inner| {
-            inner.split(|byte| *byte == b'"').skip(1).step_by(2).all(<[u8]>::is_empty)
+            inner
+                .split(|byte| *byte == b'"')
+                .skip(1)
+                .step_by(2)
+                .all(<[u8]>::is_empty)
                 && inner.contains(&b'"')
         });
         if is_quoted && !self.rows.table.quotes && !self.warned {
@@ -200,7 +206,11 @@ impl<R: Read> Rows<R> {
         self.bytes.drain(..self.at);
         self.at = 0;
         let room = self.bytes.len().max(ROOM) as u64;
-        let read = self.inner.by_ref().take(room).read_to_end(&mut self.bytes)?;
+        let read = self
+            .inner
+            .by_ref()
+            .take(room)
+            .read_to_end(&mut self.bytes)?;
         self.ended = read < room as usize;
         Ok(())
     }
@@ -337,8 +347,14 @@ fn wrong_quote(
     why: &str,
 ) -> Option<(Row, usize)> {
     let line = bytes[opened..].iter().position(|byte| *byte == b'\n');
-    let end = line.map(|count| opened + count + 1).or(last.then_some(bytes.len()))?;
-    let lines = bytes[start..opened].iter().filter(|byte| **byte == b'\n').count() + 1;
+    let end = line
+        .map(|count| opened + count + 1)
+        .or(last.then_some(bytes.len()))?;
+    let lines = bytes[start..opened]
+        .iter()
+        .filter(|byte| **byte == b'\n')
+        .count()
+        + 1;
     let what = format!("the quote that opens column {} {why}", column + 1);
     Some((Row { lines, fields: Err(what) }, end))
 }

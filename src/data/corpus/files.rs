@@ -73,7 +73,10 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
     for path in paths {
         if path.as_os_str() == "-" {
             let format = selection.format.unwrap_or(Format::JsonLines);
-            search.found.inputs.push(Input { path: None, format, size: 0 });
+            search
+                .found
+                .inputs
+                .push(Input { path: None, format, size: 0 });
             continue;
         }
         let place = path.display().to_string();
@@ -98,13 +101,19 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
         }
     }
     if problems.list.is_empty() && search.found.inputs.is_empty() {
-        let place = paths.first().map_or(String::new(), |path| path.display().to_string());
+        let place = paths
+            .first()
+            .map_or(String::new(), |path| path.display().to_string());
         let what = format!("nothing is left to read: {}", search.found.notes.join("; "));
         problems.add(place, what, "name other files");
     }
     let Search { mut found, mut left_out, .. } = search;
-    let is_read =
-        |path: &PathBuf| found.inputs.iter().any(|input| input.path.as_ref() == Some(path));
+    let is_read = |path: &PathBuf| {
+        found
+            .inputs
+            .iter()
+            .any(|input| input.path.as_ref() == Some(path))
+    };
     left_out.retain(|path| !is_read(path));
     found.notes.splice(0..0, names::note(&left_out));
     problems.or(found).map_err(Into::into)
@@ -139,7 +148,9 @@ impl Search<'_> {
         let cards = std::mem::take(&mut self.cards);
         if self.found.inputs.len() > first {
             self.left_out.extend(cards);
-            let paths = self.found.inputs[first..].iter().filter_map(|input| input.path.as_deref());
+            let paths = self.found.inputs[first..]
+                .iter()
+                .filter_map(|input| input.path.as_deref());
             self.found.notes.extend(names::splits(path, paths));
             return Ok(None);
         }
@@ -186,7 +197,9 @@ impl Search<'_> {
     fn file(&mut self, path: &Path, about: std::io::Result<Metadata>) {
         match about {
             Ok(about) if !about.is_file() => {
-                self.found.notes.push(format!("{} is not a file: left out", path.display()));
+                self.found
+                    .notes
+                    .push(format!("{} is not a file: left out", path.display()));
             }
             // A broken link is reported when it is opened.
             about => {
@@ -220,7 +233,9 @@ impl Search<'_> {
         let mut most: Vec<(&String, &usize)> = self.others.iter().collect();
         most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
         let named = most.iter().filter(|(ending, _)| !ending.is_empty()).take(4);
-        let named: Vec<String> = named.map(|(end, count)| format!("{count} .{end}")).collect();
+        let named: Vec<String> = named
+            .map(|(end, count)| format!("{count} .{end}"))
+            .collect();
         let has =
             if named.is_empty() { String::new() } else { format!("; it has {}", named.join(", ")) };
         let kinds = if self.selection.endings.is_empty() {
@@ -256,7 +271,11 @@ impl Search<'_> {
 
 /// Extension of a file's name, without that of a compression.
 fn ending(path: &Path) -> String {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = path
+        .file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_lowercase();
     let mut name = name.as_str();
     while let Some((stem, last)) = name.rsplit_once('.') {
         if !COMPRESSED.contains(&last) {
@@ -286,6 +305,8 @@ fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
 impl Input {
     /// The file as errors name it.
     pub fn place(&self) -> String {
-        self.path.as_ref().map_or("standard input".into(), |path| path.display().to_string())
+        self.path
+            .as_ref()
+            .map_or("standard input".into(), |path| path.display().to_string())
     }
 }

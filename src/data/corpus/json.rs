@@ -83,8 +83,11 @@ impl<'k> Field<'k> {
 
     fn absent(&self, line: &[u8]) -> Invalid {
         let fields: BTreeMap<String, IgnoredAny> = serde_json::from_slice(line).unwrap_or_default();
-        let names: Vec<String> =
-            fields.keys().take(LISTED).map(|name| format!("\"{name}\"")).collect();
+        let names: Vec<String> = fields
+            .keys()
+            .take(LISTED)
+            .map(|name| format!("\"{name}\""))
+            .collect();
         let more = if fields.len() > LISTED { ", …" } else { "" };
         let what =
             format!("the object has no field \"{}\"; it has {}{more}", self.key, names.join(", "));
@@ -147,7 +150,10 @@ impl<'de> Visitor<'de> for Object<'_> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut found = None;
         while let Some(Text(key)) = map.next_key()? {
-            let below = self.0.strip_prefix(&*key).and_then(|rest| rest.strip_prefix('.'));
+            let below = self
+                .0
+                .strip_prefix(&*key)
+                .and_then(|rest| rest.strip_prefix('.'));
             if key == self.0 {
                 found = Some(map.next_value::<Text>()?.0);
             } else if let Some(path) = below {

@@ -95,7 +95,10 @@ impl Chunk {
     /// empty ones.
     fn pieces(&self) -> Vec<(&[u8], u64)> {
         let is_empty = |line: &[u8]| line.iter().all(u8::is_ascii_whitespace);
-        let lines = self.bytes.split(|byte| *byte == b'\n').zip(self.first_line..);
+        let lines = self
+            .bytes
+            .split(|byte| *byte == b'\n')
+            .zip(self.first_line..);
         if self.format != Format::Paragraphs {
             return lines.filter(|(line, _)| !is_empty(line)).collect();
         }
@@ -113,7 +116,10 @@ impl Chunk {
             }
             start = end + 1;
         }
-        pieces.into_iter().map(|(piece, number)| (&self.bytes[piece], number)).collect()
+        pieces
+            .into_iter()
+            .map(|(piece, number)| (&self.bytes[piece], number))
+            .collect()
     }
 
     /// Names JSON that is not in lines, instead of what is wrong with its first line.

@@ -81,14 +81,19 @@ pub fn of_file(path: &Path, asked: bool) -> Name {
 }
 
 fn last(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().to_lowercase()
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .to_lowercase()
 }
 
 /// Note on files and folders that were left out because of their names.
 pub fn note(left_out: &[PathBuf]) -> Option<String> {
     let slash = |path: &PathBuf| if path.is_dir() { "/" } else { "" };
-    let mut names: Vec<String> =
-        left_out.iter().map(|path| format!("{}{}", path.display(), slash(path))).collect();
+    let mut names: Vec<String> = left_out
+        .iter()
+        .map(|path| format!("{}{}", path.display(), slash(path)))
+        .collect();
     names.sort();
     let count = Count(names.len() as u64);
     let more = if names.len() > LISTED { ", …" } else { "" };
@@ -108,7 +113,9 @@ pub fn splits<'p>(folder: &Path, paths: impl Iterator<Item = &'p Path>) -> Optio
     }
     let train = files.remove("train")?.len();
     let other = files.values().next()?[0].display();
-    let kinds = files.iter().map(|(split, paths)| format!("{} of {split}", paths.len()));
+    let kinds = files
+        .iter()
+        .map(|(split, paths)| format!("{} of {split}", paths.len()));
     let kinds = kinds.collect::<Vec<_>>().join(" and ");
     Some(format!(
         "{} has splits by name: beside {train} of train, {kinds} ({other}) are read; name the files \
@@ -119,11 +126,17 @@ pub fn splits<'p>(folder: &Path, paths: impl Iterator<Item = &'p Path>) -> Optio
 
 /// Split that a path below a folder names: by the file, or else by the innermost folder.
 fn split(path: &Path) -> Option<&'static str> {
-    let parts = path.iter().rev().map(|part| part.to_string_lossy().to_lowercase());
+    let parts = path
+        .iter()
+        .rev()
+        .map(|part| part.to_string_lossy().to_lowercase());
     let named = |part: String| {
         let words: Vec<&str> = part.split(|c| "-._ 0123456789".contains(c)).collect();
         let names = |word: &&str| words.contains(word);
-        SPLITS.iter().find(|(_, keywords)| keywords.iter().any(names)).map(|(split, _)| *split)
+        SPLITS
+            .iter()
+            .find(|(_, keywords)| keywords.iter().any(names))
+            .map(|(split, _)| *split)
     };
     parts.into_iter().find_map(named)
 }

@@ -36,7 +36,10 @@ impl Input {
         let failed = |error| read_error(error, &format!("cannot read {}", self.place()));
         let mut text = compression::decompressed(counted, &self.place()).map_err(failed)?;
         let mut head = Vec::new();
-        text.by_ref().take(HEAD as u64).read_to_end(&mut head).map_err(failed)?;
+        text.by_ref()
+            .take(HEAD as u64)
+            .read_to_end(&mut head)
+            .map_err(failed)?;
         let array = head.trim_ascii_start().starts_with(b"[") && self.format == Format::JsonLines;
         if let Some((what, remedy)) = not_text(&head).or(array.then_some(ARRAY)) {
             return Err(Problems::one(self.place(), what, remedy).into());

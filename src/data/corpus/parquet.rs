@@ -100,7 +100,8 @@ impl Lines {
             if rows == 0 {
                 self.values = None;
                 let group = self.file.metadata().row_group(self.group - 1);
-                self.position.set(self.position.get() + group.compressed_size() as u64);
+                self.position
+                    .set(self.position.get() + group.compressed_size() as u64);
                 continue;
             }
             let mut values = values.iter();

@@ -160,8 +160,9 @@ fn mmlu(row: &Value) -> Result<Text, Wrong> {
         let what = format!("choices has {} answers; MMLU has 4", choices.len());
         return Err(wrong(what, ""));
     }
-    let letter =
-        row["answer"].as_str().and_then(|key| LETTERS.iter().position(|l| *l == key.trim()));
+    let letter = row["answer"]
+        .as_str()
+        .and_then(|key| LETTERS.iter().position(|l| *l == key.trim()));
     let right = letter.map_or_else(|| number(row, "answer"), Ok)?;
     let mut question = string(row, "question")?.trim().to_string();
     for (letter, choice) in LETTERS.iter().zip(&choices) {
@@ -243,18 +244,24 @@ impl<'de> Visitor<'de> for Row {
 }
 
 fn string<'v>(row: &'v Value, key: &str) -> Result<&'v str, Wrong> {
-    row[key].as_str().ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), ""))
+    row[key]
+        .as_str()
+        .ok_or_else(|| wrong(format!("{key} is {}, not text", row[key]), ""))
 }
 
 fn strings<'v>(list: &'v Value, key: &str) -> Result<Vec<&'v str>, Wrong> {
-    let texts = list.as_array().and_then(|list| list.iter().map(Value::as_str).collect());
+    let texts = list
+        .as_array()
+        .and_then(|list| list.iter().map(Value::as_str).collect());
     texts.ok_or_else(|| wrong(format!("{key} is not a list of texts"), ""))
 }
 
 /// Number from 0 on, possibly written as text.
 fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
     let value = &row[key];
-    let number = value.as_u64().or_else(|| value.as_str()?.trim().parse().ok());
+    let number = value
+        .as_u64()
+        .or_else(|| value.as_str()?.trim().parse().ok());
     let none = || wrong(format!("{key} is {value}, not the number of an answer"), "");
     number.map(|number| number as usize).ok_or_else(none)
 }

@@ -53,11 +53,13 @@ impl Packed {
     /// Sequences of a sample, each with its first position.
     fn places(&self, number: u64) -> impl Iterator<Item = (usize, &Sequence)> {
         let mut at = 0;
-        self.sequences[self.samples[number as usize].clone()].iter().map(move |sequence| {
-            let from = at;
-            at += sequence.len();
-            (from, sequence)
-        })
+        self.sequences[self.samples[number as usize].clone()]
+            .iter()
+            .map(move |sequence| {
+                let from = at;
+                at += sequence.len();
+                (from, sequence)
+            })
     }
 }
 
@@ -81,7 +83,10 @@ impl Samples for Packed {
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
         let sum = |(from, sequence): (usize, &Sequence)| {
             let end = from + sequence.len();
-            losses[end - sequence.scored..end].iter().map(|loss| f64::from(*loss)).sum()
+            losses[end - sequence.scored..end]
+                .iter()
+                .map(|loss| f64::from(*loss))
+                .sum()
         };
         self.places(number).map(sum).collect()
     }

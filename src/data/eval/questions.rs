@@ -51,7 +51,8 @@ impl Accuracy {
     /// The scores that the task has, by name.
     pub fn scores(&self) -> impl Iterator<Item = (&'static str, f64)> {
         let all = [("acc", self.acc), ("acc_norm", self.acc_norm), ("perplexity", self.perplexity)];
-        all.into_iter().filter_map(|(name, score)| Some((name, score?)))
+        all.into_iter()
+            .filter_map(|(name, score)| Some((name, score?)))
     }
 }
 
@@ -125,7 +126,11 @@ impl Task {
             by_length += u64::from(lowest(&normed) == Some(*right));
         }
         let questions = self.questions.len() as u64;
-        if self.questions.iter().all(|question| question.lengths.len() == 1) {
+        if self
+            .questions
+            .iter()
+            .all(|question| question.lengths.len() == 1)
+        {
             let mean = losses.iter().sum::<f64>() / questions as f64;
             return Accuracy { questions, perplexity: Some(mean.exp()), ..Accuracy::default() };
         }
@@ -138,7 +143,10 @@ impl Task {
 fn lowest(losses: &[f64]) -> Option<usize> {
     let least = losses.iter().copied().fold(f64::INFINITY, f64::min);
     let has_nan = losses.iter().any(|loss| loss.is_nan());
-    losses.iter().position(|loss| *loss == least).filter(|_| !has_nan)
+    losses
+        .iter()
+        .position(|loss| *loss == least)
+        .filter(|_| !has_nan)
 }
 
 impl QuestionEncoder<'_> {
@@ -148,8 +156,16 @@ impl QuestionEncoder<'_> {
         encoder: &mut Encoder,
     ) -> Result<(Question, Vec<Sequence>), Wrong> {
         let sequence = |answer: &String| self.sequence(encoder, &text.question, answer);
-        let sequences = text.answers.iter().map(sequence).collect::<Result<_, _>>()?;
-        let lengths = text.answers.iter().map(|answer| answer.chars().count()).collect();
+        let sequences = text
+            .answers
+            .iter()
+            .map(sequence)
+            .collect::<Result<_, _>>()?;
+        let lengths = text
+            .answers
+            .iter()
+            .map(|answer| answer.chars().count())
+            .collect();
         Ok((Question { right: text.right, lengths }, sequences))
     }
 
@@ -210,7 +226,8 @@ mod tests {
             let eod = None;
             let tokenizer = &tokenizer;
             let how = QuestionEncoder { tokenizer, eod, add_bos_token, seq_len, vocab };
-            how.sequence(&mut Encoder::small(tokenizer), question, "the house").unwrap()
+            how.sequence(&mut Encoder::small(tokenizer), question, "the house")
+                .unwrap()
         };
         let ids = tokenizer.encode("the cat the house");
         let (whole, answer) = (&ids[1..ids.len() - 1], tokenizer.encode(" the house").len() - 2);

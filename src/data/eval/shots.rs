@@ -60,9 +60,14 @@ impl Shots {
             self.examples.iter().filter(same).take(drawn).collect()
         } else {
             let numbers = sample(&mut self.random, self.examples.len(), drawn);
-            numbers.into_iter().map(|number| &self.examples[number]).collect()
+            numbers
+                .into_iter()
+                .map(|number| &self.examples[number])
+                .collect()
         };
-        let others = chosen.into_iter().filter(|example| !self.own || *example != question);
+        let others = chosen
+            .into_iter()
+            .filter(|example| !self.own || *example != question);
         let examples = others.take(self.count).map(Text::example);
         question.description() + &examples.collect::<String>()
     }

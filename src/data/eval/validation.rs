@@ -43,7 +43,10 @@ impl Samples for Validation {
         let mut batch = Batch::default();
         batch.reshape(number, 1, self.source.seq_len());
         let mut samples = batch.samples_mut();
-        if samples.try_for_each(|mut sample| self.source.read(number, &mut sample)).is_err() {
+        if samples
+            .try_for_each(|mut sample| self.source.read(number, &mut sample))
+            .is_err()
+        {
             return vec![f64::NAN, 0.0];
         }
         drop(samples);

@@ -34,7 +34,10 @@ impl Tokens {
             let remedy = "give a file of text, or PREFIX of PREFIX.bin and PREFIX.idx";
             return user("there is no such file or dataset", remedy.into());
         }
-        let ending = path.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        let ending = path
+            .extension()
+            .and_then(|ending| ending.to_str())
+            .unwrap_or_default();
         if matches!(ending, "bin" | "idx") {
             let remedy = format!("write {}", path.with_extension("").display());
             return user("this is one of a dataset's two files", remedy);
@@ -51,7 +54,10 @@ impl Tokens {
             .with_context(|| format!("cannot read {}", place()))?;
         let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
         let text = str::from_utf8(bytes).map_err(|error| {
-            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|b| **b == b'\n').count();
+            let line = 1 + bytes[..error.valid_up_to()]
+                .iter()
+                .filter(|b| **b == b'\n')
+                .count();
             let at = format!("{}:{line}", place());
             Problems::one(at, "not UTF-8 text from here on", "save the file as UTF-8")
         })?;
@@ -73,7 +79,9 @@ impl Tokens {
             Tokens::Dataset(dataset) => dataset.tokens_from(first, out),
             Tokens::Text { ids, .. } => {
                 let ids = &ids[first as usize..first as usize + out.len()];
-                out.iter_mut().zip(ids).for_each(|(to, id)| *to = *id as i32);
+                out.iter_mut()
+                    .zip(ids)
+                    .for_each(|(to, id)| *to = *id as i32);
                 Ok(())
             }
         }
@@ -112,7 +120,9 @@ impl Windows {
 
     /// Number of scored tokens.
     pub fn scored(&self) -> u64 {
-        let most = self.limit.map_or(u64::MAX, |limit| limit.saturating_mul(self.seq_len as u64));
+        let most = self
+            .limit
+            .map_or(u64::MAX, |limit| limit.saturating_mul(self.seq_len as u64));
         most.min(self.tokens.count() - 1)
     }
 
@@ -135,7 +145,8 @@ impl Samples for Windows {
     fn fill(&self, number: u64, sample: &mut Sample<'_>) -> Result<()> {
         let targets = self.targets(number);
         let mut tokens = vec![0; targets + 1];
-        self.tokens.read(number * self.seq_len as u64, &mut tokens)?;
+        self.tokens
+            .read(number * self.seq_len as u64, &mut tokens)?;
         let wrong = |id: &&i32| **id < 0 || **id as usize >= self.vocab;
         if let Some(id) = tokens.iter().find(wrong) {
             let vocab = Count(self.vocab as u64);
@@ -149,7 +160,9 @@ impl Samples for Windows {
     }
 
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
-        let losses = losses[..self.targets(number)].iter().map(|loss| f64::from(*loss));
+        let losses = losses[..self.targets(number)]
+            .iter()
+            .map(|loss| f64::from(*loss));
         if self.keeps_tokens { losses.collect() } else { vec![losses.sum()] }
     }
 }

@@ -57,8 +57,9 @@ mod tests {
     fn the_pieces_of_a_large_file_are_the_seeds() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("d.bin");
-        let bytes: Vec<u8> =
-            (0..20u32 << 20).map(|i| (i.wrapping_mul(0x9E37_79B1) >> 24) as u8).collect();
+        let bytes: Vec<u8> = (0..20u32 << 20)
+            .map(|i| (i.wrapping_mul(0x9E37_79B1) >> 24) as u8)
+            .collect();
         std::fs::write(&path, &bytes).unwrap();
         let digest = |seed| sampled_digest(&path, seed).unwrap();
         let before = digest(7);

@@ -40,8 +40,9 @@ impl Mapped {
 
     /// Maps an open file, whatever its `path` refers to by now.
     pub fn from_file(file: &File, path: &Path, access: Access) -> Result<Mapped> {
-        let metadata =
-            file.metadata().with_context(|| format!("cannot stat {}", path.display()))?;
+        let metadata = file
+            .metadata()
+            .with_context(|| format!("cannot stat {}", path.display()))?;
         if !metadata.is_file() {
             bail!("{} is not a plain file", path.display());
         }
@@ -77,7 +78,9 @@ impl Mapped {
     /// Asks the kernel to load `offset .. offset + length` into memory soon; returns at once.
     pub fn will_need(&self, offset: usize, length: usize) {
         if let Some(map) = &self.map
-            && offset.checked_add(length).is_some_and(|end| end <= map.len())
+            && offset
+                .checked_add(length)
+                .is_some_and(|end| end <= map.len())
         {
             map.advise_range(Advice::WillNeed, offset, length).ok();
         }
@@ -85,7 +88,9 @@ impl Mapped {
 
     /// Copies the bytes at `offset` into `out`. Returns an error if the file has shrunk.
     pub fn copy(&self, offset: usize, out: &mut [u8]) -> Result<()> {
-        let end = offset.checked_add(out.len()).filter(|end| *end <= self.len());
+        let end = offset
+            .checked_add(out.len())
+            .filter(|end| *end <= self.len());
         let (Some(map), Some(_)) = (&self.map, end) else {
             if out.is_empty() {
                 return Ok(());

@@ -9,7 +9,9 @@ use base::Problems;
 /// Problem of a missing dataset; lists the datasets next to it or in it.
 pub fn missing(prefix: &Path, path: &Path) -> Problems {
     let folder = if prefix.is_dir() { Some(prefix) } else { prefix.parent() };
-    let folder = folder.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    let folder = folder
+        .filter(|folder| *folder != Path::new(""))
+        .unwrap_or(Path::new("."));
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<String> = files
         .map(|file| file.path())

@@ -63,7 +63,10 @@ impl TokenType {
     }
 
     pub fn from_code(code: u8) -> Option<TokenType> {
-        TYPES.iter().map(|(token_type, ..)| *token_type).find(|found| found.code() == code)
+        TYPES
+            .iter()
+            .map(|(token_type, ..)| *token_type)
+            .find(|found| found.code() == code)
     }
 
     pub fn code(self) -> u8 {

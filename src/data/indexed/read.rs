@@ -86,7 +86,9 @@ impl Indexed {
     }
 
     pub fn documents(&self) -> usize {
-        self.documents.as_ref().map_or(self.lengths.len(), |bounds| bounds.len() - 1)
+        self.documents
+            .as_ref()
+            .map_or(self.lengths.len(), |bounds| bounds.len() - 1)
     }
 
     /// Sequences of one document.
@@ -131,7 +133,8 @@ impl Indexed {
         let within = offset as u64 + out.len() as u64 <= self.lengths[sequence] as u64;
         assert!(within, "a read past the end of sequence {sequence}");
         let at = (self.start(sequence) + offset as u64) as usize * self.token_type.size();
-        self.copy(at, out).with_context(|| format!("sequence {sequence}"))
+        self.copy(at, out)
+            .with_context(|| format!("sequence {sequence}"))
     }
 
     /// Reads tokens from number `first` of the whole dataset on, across sequences.
@@ -350,7 +353,11 @@ impl Check<'_> {
                     let what = format!("sequence {sequence} has length {length}");
                     return Err(self.wrong(what, REBUILD));
                 }
-                if start.checked_mul(item).and_then(|at| i64::try_from(at).ok()) != Some(offset) {
+                if start
+                    .checked_mul(item)
+                    .and_then(|at| i64::try_from(at).ok())
+                    != Some(offset)
+                {
                     let what = format!(
                         "sequence {sequence} starts at byte {offset}; the sequences before it end \
                          at byte {}",
@@ -420,7 +427,8 @@ impl Check<'_> {
             return Ok(None);
         }
         let mut modes = vec![0; header.sequences];
-        self.index.copy(HEADER + 12 * header.sequences + 8 * header.bounds, &mut modes)?;
+        self.index
+            .copy(HEADER + 12 * header.sequences + 8 * header.bounds, &mut modes)?;
         Ok(Some(modes.into_iter().map(|mode| mode as i8).collect()))
     }
 }

@@ -45,7 +45,10 @@ impl Pieces {
         let Pieces { front, count, tail } = *self;
         let bound = move |i| front * i / count;
         let equal = (0..count).map(move |i| bound(i + 1) - bound(i));
-        equal.chain([tail]).filter(|length| *length > 0).map(|length| length as i32)
+        equal
+            .chain([tail])
+            .filter(|length| *length > 0)
+            .map(|length| length as i32)
     }
 }
 
@@ -147,11 +150,14 @@ impl Writer {
         while at < total {
             let some = &mut bytes[..(total - at).min(1 << 20)];
             other.raw(at, some)?;
-            self.out.write_all(some).with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+            self.out
+                .write_all(some)
+                .with_context(|| self.failed(&tokens_path(&self.prefix)))?;
             at += some.len();
             progress.add(some.len() as u64);
         }
-        self.lengths.extend(other.lengths().iter().map(|length| *length as i32));
+        self.lengths
+            .extend(other.lengths().iter().map(|length| *length as i32));
         self.tokens += other.tokens();
         let ends = (0..other.documents()).map(|document| other.document(document).end);
         self.documents.extend(ends.map(|end| first + end as i64));
@@ -182,7 +188,9 @@ impl Writer {
         }
         let missing = (parts - 1) * tail - pieces.iter().filter(|piece| piece.count > 0).count();
         for _ in 0..missing {
-            let longest = pieces.iter_mut().max_by_key(|piece| piece.front / piece.count.max(1));
+            let longest = pieces
+                .iter_mut()
+                .max_by_key(|piece| piece.front / piece.count.max(1));
             longest.expect("there are tokens").count += 1;
         }
         let ends = pieces.iter().scan(0, |count, pieces| {
@@ -190,7 +198,9 @@ impl Writer {
             Some(*count)
         });
         let bounds: Vec<i64> = std::iter::once(0).chain(ends).collect();
-        self.documents.iter_mut().for_each(|bound| *bound = bounds[*bound as usize]);
+        self.documents
+            .iter_mut()
+            .for_each(|bound| *bound = bounds[*bound as usize]);
         self.lengths = pieces.iter().flat_map(Pieces::lengths).collect();
         true
     }
@@ -224,7 +234,8 @@ impl Writer {
         let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
         self.out.flush().with_context(|| self.failed(&tokens))?;
         let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
-        self.write_index(&mut out).with_context(|| self.failed(&index))?;
+        self.write_index(&mut out)
+            .with_context(|| self.failed(&index))?;
         let whole = |error: IntoInnerError<_>| error.into_error();
         let failed = self.failed(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
@@ -285,7 +296,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let one = cut(folder.path(), &[2003]);
         assert_eq!((one.documents(), one.sequences()), (1, 20));
-        assert!(one.lengths()[..19].iter().all(|length| length.abs_diff(100) <= 1));
+        assert!(
+            one.lengths()[..19]
+                .iter()
+                .all(|length| length.abs_diff(100) <= 1)
+        );
         assert_eq!(one.lengths()[19], 100);
         // The last twentieth, 527 tokens, begins 13 tokens behind the start of a document.
         let several = cut(folder.path(), &[10_000, 125, 125, 125, 0, 165]);
@@ -311,7 +326,10 @@ mod tests {
             let dataset = cut(folder.path(), &documents);
             let total: usize = documents.iter().sum();
             let tokens = |part: Range<usize>| {
-                dataset.lengths()[part].iter().map(|length| *length as usize).sum::<usize>()
+                dataset.lengths()[part]
+                    .iter()
+                    .map(|length| *length as usize)
+                    .sum::<usize>()
             };
             for (document, length) in documents.iter().enumerate() {
                 assert_eq!(tokens(dataset.document(document)), *length);

@@ -191,6 +191,8 @@ fn write(path: &Path, key: &Key, order: &Order) -> Result<()> {
         out.write_all(part)?;
     }
     out.write_all(&hash.digest().to_ne_bytes())?;
-    out.into_inner().map_err(|error| error.into_error())?.sync_all()?;
+    out.into_inner()
+        .map_err(|error| error.into_error())?
+        .sync_all()?;
     Ok(())
 }

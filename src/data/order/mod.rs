@@ -205,7 +205,10 @@ impl OrderSize {
         part: &Range<usize>,
         place: &str,
     ) -> Result<OrderSize> {
-        let tokens = lengths[part.clone()].iter().map(|length| *length as u64).sum();
+        let tokens = lengths[part.clone()]
+            .iter()
+            .map(|length| *length as u64)
+            .sum();
         order_size(spec, tokens, part, place)
     }
 
@@ -245,7 +248,9 @@ fn order_size(
     }
     let (seq_len, extra) = (spec.seq_len as u128, u128::from(spec.cut.extra()));
     let tokens = tokens as u128;
-    let wanted = spec.samples.map_or(0, |samples| samples as u128 * seq_len + extra);
+    let wanted = spec
+        .samples
+        .map_or(0, |samples| samples as u128 * seq_len + extra);
     let epochs = wanted.div_ceil(tokens).max(1);
     let inputs = epochs * tokens - extra;
     let partial = if spec.cut.drop_partial { 0 } else { inputs % seq_len };

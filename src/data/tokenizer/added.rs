@@ -49,7 +49,9 @@ impl AddedTokens {
     /// so long that a search for them takes longer than the crate's.
     pub fn new(list: Vec<AddedToken>) -> Result<AddedTokens, &'static str> {
         let strips = list.iter().any(|token| token.lstrip || token.rstrip);
-        let spaced = list.iter().any(|token| token.content.starts_with(char::is_whitespace));
+        let spaced = list
+            .iter()
+            .any(|token| token.content.starts_with(char::is_whitespace));
         if strips && spaced {
             return Err("a token that takes spaces, and one that begins with a space");
         }
@@ -57,7 +59,10 @@ impl AddedTokens {
             return Err("a token of more than 256 bytes");
         }
         let mut passes = [Trie::default(), Trie::default()];
-        for (index, token) in list.iter().enumerate().filter(|(_, token)| !token.content.is_empty())
+        for (index, token) in list
+            .iter()
+            .enumerate()
+            .filter(|(_, token)| !token.content.is_empty())
         {
             passes[usize::from(token.normalized)].insert(&token.content, index as u32);
         }
@@ -77,7 +82,9 @@ impl AddedTokens {
 
     /// Whether text can contain a token.
     pub fn is_active(&self, parse_special: bool) -> bool {
-        self.list.iter().any(|token| parse_special || !token.special)
+        self.list
+            .iter()
+            .any(|token| parse_special || !token.special)
     }
 
     /// Calls `each` with the parts of a text in their order.
@@ -201,7 +208,9 @@ impl Trie {
 
     fn child(&self, node: u32, byte: u8) -> Option<u32> {
         let mut children = self.nodes[node as usize].children.iter();
-        children.find(|(other, _)| *other == byte).map(|(_, child)| *child)
+        children
+            .find(|(other, _)| *other == byte)
+            .map(|(_, child)| *child)
     }
 
     /// First token that begins at `from` or later; the longest of several that begin together.

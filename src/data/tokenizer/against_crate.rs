@@ -123,7 +123,10 @@ fn added_tokens(dice: &Dice, vocab: &Map<String, Value>) -> Vec<Value> {
     let strips = dice.once_in(4);
     let mut next = vocab.len();
     let mut row = |content: &&str| {
-        let id = vocab.get(*content).and_then(Value::as_u64).unwrap_or(next as u64);
+        let id = vocab
+            .get(*content)
+            .and_then(Value::as_u64)
+            .unwrap_or(next as u64);
         next += usize::from(id == next as u64);
         let id = if dice.once_in(100) { id + 1 } else { id };
         json!({"id": id, "content": content, "single_word": dice.once_in(5),

@@ -28,6 +28,9 @@ impl ByteDecoder {
 
     /// Bytes of a token's spelling, or the first invalid character.
     pub fn decode(&self, token: &str) -> Result<Box<[u8]>, char> {
-        token.chars().map(|c| self.bytes.get(&c).copied().ok_or(c)).collect()
+        token
+            .chars()
+            .map(|c| self.bytes.get(&c).copied().ok_or(c))
+            .collect()
     }
 }

@@ -173,7 +173,10 @@ impl<'a> Fields<'a> {
 
     /// Fails if a field was not taken.
     fn end(self) -> Result<(), String> {
-        let unknown = self.object.keys().find(|key| !self.taken.contains(key.as_str()));
+        let unknown = self
+            .object
+            .keys()
+            .find(|key| !self.taken.contains(key.as_str()));
         unknown.map_or(Ok(()), |key| {
             Err(format!("{}{key} is {}", self.place, short(&self.object[key])))
         })
@@ -192,7 +195,10 @@ fn short(value: &Value) -> String {
 /// Reads the fields of a tokenizer.json, or returns the first that is not implemented.
 pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
     let mut fields = Fields::new("", file);
-    let model = file.get("model").and_then(Value::as_object).ok_or("model is missing")?;
+    let model = file
+        .get("model")
+        .and_then(Value::as_object)
+        .ok_or("model is missing")?;
     let mut model = Fields::new("model.", model);
     fields.taken.insert("model");
     let _: Option<ModelType> = model.take("type")?;
@@ -220,7 +226,9 @@ pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
     if model.take::<Option<bool>>("byte_fallback")? == Some(true) {
         return Err("model.byte_fallback is true".into());
     }
-    let ignore_merges = model.take::<Option<bool>>("ignore_merges")?.unwrap_or(false);
+    let ignore_merges = model
+        .take::<Option<bool>>("ignore_merges")?
+        .unwrap_or(false);
     let vocab: HashMap<String, u32> = model.take("vocab")?;
     let merges = model.take("merges")?;
     all_bytes(&vocab)?;
@@ -237,8 +245,10 @@ pub const MISSING_BYTES: &str = "model.vocab has no token for";
 fn all_bytes(vocab: &HashMap<String, u32>) -> Result<(), String> {
     let never = |byte: u8| matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff);
     let missing = |byte: &u8| !never(*byte) && !vocab.contains_key(&spell(*byte).to_string());
-    let missing: Vec<String> =
-        (0..=255).filter(missing).map(|byte: u8| format!("0x{byte:02x}")).collect();
+    let missing: Vec<String> = (0..=255)
+        .filter(missing)
+        .map(|byte: u8| format!("0x{byte:02x}"))
+        .collect();
     if missing.is_empty() {
         return Ok(());
     }

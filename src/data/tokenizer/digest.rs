@@ -53,9 +53,14 @@ fn normalise(file: &mut Value) {
         object.remove("truncation");
         object.remove("padding");
     }
-    if let Some(merges) = file.pointer_mut("/model/merges").and_then(Value::as_array_mut) {
+    if let Some(merges) = file
+        .pointer_mut("/model/merges")
+        .and_then(Value::as_array_mut)
+    {
         for merge in merges {
-            let pair = merge.as_array().map(|pair| pair.iter().filter_map(Value::as_str));
+            let pair = merge
+                .as_array()
+                .map(|pair| pair.iter().filter_map(Value::as_str));
             let parts: Vec<&str> = pair.into_iter().flatten().collect();
             if let [left, right] = parts[..] {
                 *merge = format!("{left} {right}").into();

@@ -101,13 +101,14 @@ impl<'a> Encoder<'a> {
             self.ordinary(bpe, text, continues, ids);
             return Ok(());
         }
-        bpe.added.split(text, self.parse_special, &mut |part| match part {
-            Part::Token(id) => ids.push(id),
-            Part::Text(range) => {
-                let continues = continues && range.start == 0;
-                self.ordinary(bpe, &text[range], continues, ids);
-            }
-        });
+        bpe.added
+            .split(text, self.parse_special, &mut |part| match part {
+                Part::Token(id) => ids.push(id),
+                Part::Text(range) => {
+                    let continues = continues && range.start == 0;
+                    self.ordinary(bpe, &text[range], continues, ids);
+                }
+            });
         Ok(())
     }
 
@@ -191,7 +192,11 @@ impl<'a> Encoder<'a> {
 impl Bpe {
     /// Appends the ids of one piece.
     fn merge(&self, piece: &[u8], ids: &mut Vec<u32>) {
-        if let Some(id) = self.whole_pieces.as_ref().and_then(|whole| whole.get(piece)) {
+        if let Some(id) = self
+            .whole_pieces
+            .as_ref()
+            .and_then(|whole| whole.get(piece))
+        {
             return ids.push(*id);
         }
         let from = ids.len();

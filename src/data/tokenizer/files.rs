@@ -48,7 +48,11 @@ pub fn files(path: &Path) -> Result<Vec<NamedFile>> {
         Err(error) => {
             let file = error.is::<Problems>().then(|| locate(path).ok()).flatten();
             let file = file.filter(|file| file.is_file()).ok_or(error)?;
-            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let name = file
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             Ok(vec![NamedFile { path: file, name }])
         }
     }
@@ -95,7 +99,9 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
 /// Folder of a tokenizer's file, if the settings in it belong to the file. Beside a file with another
 /// name, they may belong to another tokenizer.
 pub fn own_folder(path: &Path) -> Option<&Path> {
-    let usual = [TOKENIZER, VOCAB].into_iter().any(|name| path.ends_with(name));
+    let usual = [TOKENIZER, VOCAB]
+        .into_iter()
+        .any(|name| path.ends_with(name));
     path.parent().filter(|_| usual)
 }
 
@@ -109,7 +115,9 @@ pub fn settings(path: &Path, name: &str) -> Option<Map<String, Value>> {
 fn merges_of(vocab: &Path) -> PathBuf {
     let name = vocab.file_name().unwrap_or_default().to_string_lossy();
     if name.contains("vocab") {
-        vocab.with_file_name(name.replace("vocab", "merges")).with_extension("txt")
+        vocab
+            .with_file_name(name.replace("vocab", "merges"))
+            .with_extension("txt")
     } else {
         vocab.with_file_name(MERGES)
     }
@@ -121,8 +129,9 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
         return Ok(path);
     }
     // Reading one of these names its format.
-    if let Some(path) =
-        ["tokenizer.model", "spiece.model", "vocab.txt", "tekken.json"].into_iter().find_map(find)
+    if let Some(path) = ["tokenizer.model", "spiece.model", "vocab.txt", "tekken.json"]
+        .into_iter()
+        .find_map(find)
     {
         return Ok(path);
     }
@@ -201,7 +210,12 @@ mod tests {
         let refused = |name: &str, content: &[u8]| {
             let path = folder.path().join(name);
             fs::write(&path, content).unwrap();
-            open(&path).err().unwrap().downcast::<Problems>().unwrap().to_string()
+            open(&path)
+                .err()
+                .unwrap()
+                .downcast::<Problems>()
+                .unwrap()
+                .to_string()
         };
         let cases: [(&str, &[u8], &str); 9] = [
             ("a.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02\n\x08\n\x01a", "SentencePiece"),

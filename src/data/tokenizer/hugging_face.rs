@@ -75,7 +75,10 @@ fn template(tokenizer: &tokenizers::Tokenizer) -> (Vec<u32>, Vec<u32>) {
     let encoded = ["a", "the", "1", "."].into_iter().find_map(|text| {
         let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)));
         let encoding = encoding.ok()?.ok()?;
-        encoding.get_special_tokens_mask().contains(&0).then_some(encoding)
+        encoding
+            .get_special_tokens_mask()
+            .contains(&0)
+            .then_some(encoding)
     });
     let Some(encoding) = encoded else { return (Vec::new(), Vec::new()) };
     let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
@@ -107,7 +110,10 @@ impl HfTokenizer {
 
     pub fn decode(&self, ids: &[u32]) -> String {
         let decoded = catch_unwind(AssertUnwindSafe(|| self.parsing.decode(ids, false)));
-        decoded.ok().and_then(Result::ok).unwrap_or_else(|| "\u{fffd}".into())
+        decoded
+            .ok()
+            .and_then(Result::ok)
+            .unwrap_or_else(|| "\u{fffd}".into())
     }
 
     /// Id of a token by its spelling in the file.
@@ -140,7 +146,9 @@ fn growth(rule: &Value) -> f64 {
     let bytes = |value: &Value| value.as_str().map_or(0, str::len) as f64;
     match rule["type"].as_str() {
         Some("Sequence") => {
-            let steps = rule["normalizers"].as_array().or(rule["decoders"].as_array());
+            let steps = rule["normalizers"]
+                .as_array()
+                .or(rule["decoders"].as_array());
             steps.into_iter().flatten().map(growth).product()
         }
         Some("Replace") => match bytes(&rule["pattern"]["String"]) {
@@ -162,9 +170,20 @@ fn growth(rule: &Value) -> f64 {
 fn added(rule: &Value) -> usize {
     let ids = |piece: &Value| {
         let name = piece["SpecialToken"]["id"].as_str().unwrap_or_default();
-        rule["special_tokens"][name]["ids"].as_array().map_or(0, Vec::len)
+        rule["special_tokens"][name]["ids"]
+            .as_array()
+            .map_or(0, Vec::len)
     };
-    let own: usize = rule["single"].as_array().into_iter().flatten().map(ids).sum();
-    let parts = rule["processors"].as_array().into_iter().flatten().map(added);
+    let own: usize = rule["single"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(ids)
+        .sum();
+    let parts = rule["processors"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(added);
     own + parts.sum::<usize>()
 }

@@ -26,7 +26,10 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
         Ok(parts) => build(parts, &path.display().to_string())?,
         Err(why) => other(&path, &json, why)?,
     };
-    if let Some(why) = tokenizer.why().filter(|why| why.starts_with(byte_level::MISSING_BYTES)) {
+    if let Some(why) = tokenizer
+        .why()
+        .filter(|why| why.starts_with(byte_level::MISSING_BYTES))
+    {
         let note = "they become its unknown token, or are left out of texts";
         let remedy = "a tokenizer with an alphabet of all 256 bytes has neither";
         let note = format!("{}: its {why}; {note}; {remedy}", path.display());
@@ -34,7 +37,9 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     }
     if let Some(rate) = json["model"]["dropout"].as_f64().filter(|rate| *rate > 0.0) {
         let note = "BPE dropout is switched off, so that a text always has the same ids";
-        tokenizer.notes.push(format!("{} has model.dropout {rate}: {note}", path.display()));
+        tokenizer
+            .notes
+            .push(format!("{} has model.dropout {rate}: {note}", path.display()));
     }
     tokenizer.eod = end_of_document(&tokenizer, &path);
     Ok(tokenizer)
@@ -70,7 +75,11 @@ pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
         file.vocab.iter().filter_map(piece).collect()
     });
     let added = file.added;
-    let special = added.list().iter().map(|token| (token.content.clone(), token.id)).collect();
+    let special = added
+        .list()
+        .iter()
+        .map(|token| (token.content.clone(), token.id))
+        .collect();
     let bpe = Bpe { bytes, byte_ids, merges, pre_tokenizer, prefix_space, whole_pieces, added };
     let rules = Rules::Bpe(Box::new(bpe));
     Ok(Tokenizer { vocab, special, eod: None, rules, notes: Vec::new() })
@@ -78,9 +87,18 @@ pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
 
 /// Bytes of every id.
 fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Option<Box<[u8]>>> {
-    let added = file.added.list().iter().map(|added| (&added.content, added.id));
+    let added = file
+        .added
+        .list()
+        .iter()
+        .map(|added| (&added.content, added.id));
     let tokens = file.vocab.iter().map(|(token, id)| (token, *id));
-    let most = tokens.clone().chain(added.clone()).map(|(_, id)| id).max().unwrap_or(0);
+    let most = tokens
+        .clone()
+        .chain(added.clone())
+        .map(|(_, id)| id)
+        .max()
+        .unwrap_or(0);
     if most >= MOST_IDS {
         let what = format!("id {most} is beyond any vocabulary (2^22)");
         problems.add(place, what, "the file is damaged: copy it again");
@@ -90,7 +108,9 @@ fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Opti
     let mut bytes: Vec<Option<Box<[u8]>>> = vec![None; most as usize + 1];
     for (token, id) in tokens {
         // A token that is not spelled in bytes can only be a special token, which is verbatim.
-        let token = decoder.decode(token).unwrap_or_else(|_| token.as_bytes().into());
+        let token = decoder
+            .decode(token)
+            .unwrap_or_else(|_| token.as_bytes().into());
         if bytes[id as usize].replace(token).is_some() {
             problems.add(place, format!("two tokens have id {id}"), "the file is damaged");
         }
@@ -112,7 +132,9 @@ fn merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Mer
         match merge {
             Some(merge) => merges.push(merge),
             None => {
-                let pair = pair.parts().map_or("no pair".into(), |(l, r)| format!("{l} + {r}"));
+                let pair = pair
+                    .parts()
+                    .map_or("no pair".into(), |(l, r)| format!("{l} + {r}"));
                 let what =
                     format!("merge {number} ({pair}) is not between tokens of the vocabulary");
                 problems.add(place, what, "the file is damaged: copy it again");
@@ -140,8 +162,9 @@ pub fn write(tokens: &[Box<[u8]>], specials: usize, merges: &[(u32, u32)]) -> St
             )
         })
         .collect();
-    let vocab: Vec<String> =
-        (0..tokens.len()).map(|id| format!("      {}: {id}", quoted(&spelling(id)))).collect();
+    let vocab: Vec<String> = (0..tokens.len())
+        .map(|id| format!("      {}: {id}", quoted(&spelling(id))))
+        .collect();
     let merges: Vec<String> = merges
         .iter()
         .map(|(left, right)| {

@@ -182,7 +182,9 @@ mod tests {
     fn by_definition(merges: &Merges, ids: &mut Vec<u32>) {
         let rank = |ids: &[u32], at: usize| merges.get(ids[at], ids[at + 1]).rank;
         loop {
-            let best = (1..ids.len()).map(|after| (rank(ids, after - 1), after - 1)).min();
+            let best = (1..ids.len())
+                .map(|after| (rank(ids, after - 1), after - 1))
+                .min();
             let Some((_, at)) = best.filter(|(rank, _)| *rank != u32::MAX) else { return };
             ids[at] = merges.get(ids[at], ids[at + 1]).id;
             ids.remove(at + 1);
@@ -201,8 +203,9 @@ mod tests {
             };
             let all: Vec<Merge> = (1..=u64::from(dice(1, 30))).map(merge).collect();
             let merges = Merges::new(&all);
-            let ids: Vec<u32> =
-                (0..1 + u64::from(dice(2, 90))).map(|i| dice(1000 + i, symbols)).collect();
+            let ids: Vec<u32> = (0..1 + u64::from(dice(2, 90)))
+                .map(|i| dice(1000 + i, symbols))
+                .collect();
             let (mut found, mut wanted, mut short) = (ids.clone(), ids.clone(), ids);
             merges.queue(&mut found, 0);
             by_definition(&merges, &mut wanted);

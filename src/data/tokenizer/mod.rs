@@ -175,7 +175,10 @@ impl Tokenizer {
 
     /// Id of an added token by its content.
     pub fn special(&self, content: &str) -> Option<u32> {
-        self.special.iter().find(|(name, _)| name == content).map(|(_, id)| *id)
+        self.special
+            .iter()
+            .find(|(name, _)| name == content)
+            .map(|(_, id)| *id)
     }
 
     /// Id of any token: by its content if it is an added one, else by its spelling in the file or by
@@ -185,7 +188,9 @@ impl Tokenizer {
             Rules::Bpe(bpe) => {
                 let find = |text: &[u8]| bpe.bytes.iter().position(|b| b.as_deref() == Some(text));
                 let spelled = || find(&ByteDecoder::new().decode(name).ok()?);
-                spelled().or_else(|| find(name.as_bytes())).map(|id| id as u32)
+                spelled()
+                    .or_else(|| find(name.as_bytes()))
+                    .map(|id| id as u32)
             }
             #[cfg(feature = "tokenizers")]
             Rules::HuggingFace(hf) => hf.token(name),

@@ -39,7 +39,9 @@ pub fn tokenizer_json(
 ) -> Result<Map<String, Value>, Problems> {
     let settings = Settings::read(path, vocab);
     let (normalizer, pre_tokenizer) = settings.rules(path)?;
-    let lines = merges.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
+    let lines = merges
+        .lines()
+        .filter(|line| !line.starts_with("#version") && !line.is_empty());
     let merges: Vec<&str> = lines.collect();
     let added: Vec<Value> = settings.added.into_values().collect();
     let Value::Object(file) = json!({
@@ -63,8 +65,12 @@ impl Settings {
         let config = settings(path, "tokenizer_config.json").unwrap_or_default();
         let mut names = vec![END_OF_TEXT.to_string()];
         for value in SPECIALS.iter().filter_map(|key| config.get(*key)) {
-            let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
-            let contents = list.iter().map(|token| token["content"].as_str().or(token.as_str()));
+            let list = value
+                .as_array()
+                .map_or(std::slice::from_ref(value), Vec::as_slice);
+            let contents = list
+                .iter()
+                .map(|token| token["content"].as_str().or(token.as_str()));
             names.extend(contents.flatten().map(str::to_string));
         }
         let is_special = |content: &str| names.iter().any(|name| name == content);
@@ -79,7 +85,9 @@ impl Settings {
         for (content, id) in settings(path, "added_tokens.json").unwrap_or_default() {
             added.insert(id.as_u64().unwrap_or(u64::MAX), row(&id, &content));
         }
-        let decoder = config.get("added_tokens_decoder").and_then(Value::as_object);
+        let decoder = config
+            .get("added_tokens_decoder")
+            .and_then(Value::as_object);
         for (id, token) in decoder.into_iter().flatten() {
             let (Ok(id), Some(mut token)) = (id.parse::<u64>(), token.as_object().cloned()) else {
                 continue;
@@ -125,7 +133,10 @@ impl Settings {
                           AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')";
             Err(Problems::one(path.display().to_string(), what, remedy))
         };
-        if let Some(key) = ["add_bos_token", "add_eos_token"].iter().find(|key| is_set(key)) {
+        if let Some(key) = ["add_bos_token", "add_eos_token"]
+            .iter()
+            .find(|key| is_set(key))
+        {
             return wrong(format!("its tokenizer_config.json sets {key}, which is not read"));
         }
         match self.class().or_else(|| class_of_model(path)) {

@@ -89,7 +89,10 @@ fn kind(text: &str, at: usize) -> (Kind, usize) {
 #[cold]
 #[inline(never)]
 fn wide(text: &str, at: usize) -> (Kind, usize) {
-    let c = text[at..].chars().next().expect("a boundary before the end");
+    let c = text[at..]
+        .chars()
+        .next()
+        .expect("a boundary before the end");
     (KINDS[c as usize], c.len_utf8())
 }
 

@@ -106,8 +106,11 @@ struct Learner {
 
 impl Learner {
     fn new(counts: HashMap<Box<[u8]>, u64>, training: &Training) -> Learner {
-        let mut tokens: Vec<Box<[u8]>> =
-            training.special.iter().map(|token| token.as_bytes().into()).collect();
+        let mut tokens: Vec<Box<[u8]>> = training
+            .special
+            .iter()
+            .map(|token| token.as_bytes().into())
+            .collect();
         let mut alphabet: Vec<u8> = (0..=255).collect();
         alphabet.sort_by_key(|byte| spell(*byte)); // Hugging Face's order
         let first = tokens.len();
@@ -150,7 +153,8 @@ impl Learner {
             let now = self.counts[&pair].max(0) as u64;
             if now != count {
                 // The count fell since the pair was queued: queue it again with the new count.
-                self.queue.push(Candidate { count: now, pair: std::cmp::Reverse(pair) });
+                self.queue
+                    .push(Candidate { count: now, pair: std::cmp::Reverse(pair) });
                 continue;
             }
             if now < training.min_frequency.max(1) {

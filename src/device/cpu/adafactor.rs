@@ -38,7 +38,10 @@ pub(super) fn factor_sums(cpu: &Cpu, op: &op::FactorSums) {
             let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
             let mut totals: Block = [0.0; BLOCK];
             let totals = &mut totals[..block.len()];
-            totals.iter_mut().zip(block.clone()).for_each(|(sum, at)| *sum = total(at));
+            totals
+                .iter_mut()
+                .zip(block.clone())
+                .for_each(|(sum, at)| *sum = total(at));
             put(totals, cols, block.start);
         });
     });

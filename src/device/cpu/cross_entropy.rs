@@ -110,7 +110,10 @@ fn slopes(
         }
         if let Some(cap) = cap {
             let slope = |y: f32| 1.0 - (y / cap) * (y / cap);
-            buffer.iter_mut().zip(bent).for_each(|(d, y)| *d *= slope(*y));
+            buffer
+                .iter_mut()
+                .zip(bent)
+                .for_each(|(d, y)| *d *= slope(*y));
         }
         store(buffer, x, at + cols.start);
     }
@@ -137,5 +140,7 @@ fn each_block_of(logits: &Logits, at: usize, mut with: impl FnMut(&[f32])) {
 /// Column of a row's target, if this share has it.
 fn column_of(targets: Tensor, row: usize, logits: &Logits) -> Option<usize> {
     let target = usize::try_from(integer(targets, row)).ok()?;
-    target.checked_sub(logits.first).filter(|column| *column < logits.own())
+    target
+        .checked_sub(logits.first)
+        .filter(|column| *column < logits.own())
 }

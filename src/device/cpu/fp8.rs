@@ -125,13 +125,18 @@ fn quantize_columns(x: Tensor, cols: Range<usize>, to: &Quantized) {
     let (factors, buffer) = (&mut factors[..cols.len()], &mut buffer[..cols.len()]);
     let row_codes = &mut row_codes[..cols.len()];
     load(to.scales, cols.start, factors);
-    factors.iter_mut().for_each(|factor| *factor = 1.0 / *factor);
+    factors
+        .iter_mut()
+        .for_each(|factor| *factor = 1.0 / *factor);
     let mut transposed = [[0; BLOCK]; WIDTH];
     for rows in blocks(0..x.rows) {
         for (at, row) in rows.clone().enumerate() {
             load(x, row * x.cols + cols.start, buffer);
             encode_each(to.format, factors, buffer, row_codes);
-            transposed.iter_mut().zip(&*row_codes).for_each(|(line, code)| line[at] = *code);
+            transposed
+                .iter_mut()
+                .zip(&*row_codes)
+                .for_each(|(line, code)| line[at] = *code);
         }
         for (line, codes) in cols.clone().zip(&transposed) {
             store_bytes(&codes[..rows.len()], to.codes, line * x.rows + rows.start);

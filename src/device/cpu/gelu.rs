@@ -42,5 +42,7 @@ pub(super) fn swiglu_backward(cpu: &Cpu, op: &op::SwigluBackward) {
 /// Splits a block into pieces whose pairs fill a block.
 fn halves(block: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     let end = block.end;
-    block.step_by(BLOCK / 2).map(move |at| at..end.min(at + BLOCK / 2))
+    block
+        .step_by(BLOCK / 2)
+        .map(move |at| at..end.min(at + BLOCK / 2))
 }

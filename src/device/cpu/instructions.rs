@@ -33,7 +33,9 @@ const NAMES: [(&str, &str); 5] = [
 
 /// Best instruction set of the processor, detected once.
 static BEST: LazyLock<Instructions> = LazyLock::new(|| {
-    let supported = Instructions::ALL.into_iter().take_while(|set| detected(*set));
+    let supported = Instructions::ALL
+        .into_iter()
+        .take_while(|set| detected(*set));
     supported.last().unwrap_or(Instructions::Baseline)
 });
 
@@ -68,7 +70,10 @@ impl Instructions {
     /// here.
     pub fn check() -> Result<(), Problems> {
         let remedy = "unset it for the best of this processor, or name one of these";
-        CHOSEN.as_ref().map(|_| ()).map_err(|what| Problems::one(CHOICE, what.clone(), remedy))
+        CHOSEN
+            .as_ref()
+            .map(|_| ())
+            .map_err(|what| Problems::one(CHOICE, what.clone(), remedy))
     }
 
     fn from_name(name: &str) -> Result<Instructions, String> {

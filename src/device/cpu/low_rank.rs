@@ -60,7 +60,9 @@ impl Columns<'_> {
             }
             if norm != 0.0 {
                 let by = (1.0 / norm) as f32;
-                self.x.chunks_exact_mut(self.cols).for_each(|row| row[k] *= by);
+                self.x
+                    .chunks_exact_mut(self.cols)
+                    .for_each(|row| row[k] *= by);
             }
         }
     }
@@ -70,7 +72,9 @@ impl Columns<'_> {
     fn project(&mut self, k: usize) {
         for j in (0..k).chain(0..k) {
             let by = -self.dot(j, k) as f32;
-            self.x.chunks_exact_mut(self.cols).for_each(|row| row[k] = by.mul_add(row[j], row[k]));
+            self.x
+                .chunks_exact_mut(self.cols)
+                .for_each(|row| row[k] = by.mul_add(row[j], row[k]));
         }
     }
 

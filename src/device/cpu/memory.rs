@@ -134,7 +134,9 @@ pub(super) fn with_words<const N: usize>(
     with: impl FnOnce([&[f32]; N]),
 ) -> bool {
     let size = x.dtype.size();
-    let fits = starts.iter().all(|start| start * size + 4 * words <= x.bytes());
+    let fits = starts
+        .iter()
+        .all(|start| start * size + 4 * words <= x.bytes());
     assert!(fits, "{words} words from each of {starts:?} of {x:?}");
     let places = starts.map(|start| x.addr() + start * size);
     if places.iter().any(|place| place % align_of::<f32>() != 0) {
@@ -190,7 +192,10 @@ pub(super) fn load_pairs(from: Tensor, low: usize, high: Option<usize>, to: &mut
     read(from, low..low + to.len(), |low: &[bf16]| {
         let low = low.reinterpret_cast();
         let Some(high) = high else {
-            return low.iter().zip(to).for_each(|(x, to)| *to = f32::from_bits(*x as u32));
+            return low
+                .iter()
+                .zip(to)
+                .for_each(|(x, to)| *to = f32::from_bits(*x as u32));
         };
         read(from, high..high + to.len(), |high: &[bf16]| {
             super::math::pair(low, high.reinterpret_cast(), to);
@@ -263,7 +268,9 @@ pub(super) fn load_bits(from: Tensor, at: usize, to: &mut [u32]) {
 }
 
 fn widen_bits<T: Copy + Into<u32>>(from: &[T], to: &mut [u32]) {
-    to.iter_mut().zip(from).for_each(|(to, bits)| *to = (*bits).into());
+    to.iter_mut()
+        .zip(from)
+        .for_each(|(to, bits)| *to = (*bits).into());
 }
 
 /// Loads bytes `at .. at + to.len()` of a byte tensor.

@@ -71,7 +71,9 @@ fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
             part.copy_from_slice(bytemuck::cast_slice(&[sum]));
         });
         // SAFETY: `each` has returned, so no task uses a part any more; the slices are only read.
-        (0..chunks).map(|i| bytemuck::cast_slice::<f32, f64>(unsafe { scratch.part(i) })[0]).sum()
+        (0..chunks)
+            .map(|i| bytemuck::cast_slice::<f32, f64>(unsafe { scratch.part(i) })[0])
+            .sum()
     })
 }
 
@@ -141,7 +143,9 @@ pub(super) fn adam_scalars(_: &Cpu, &op::AdamScalars { rule, updates, y }: &op::
 }
 
 pub(super) fn adamw(cpu: &Cpu, op: &op::AdamW) {
-    op.updates.iter().for_each(|update| adamw_of_one(cpu, op.scalars, update));
+    op.updates
+        .iter()
+        .for_each(|update| adamw_of_one(cpu, op.scalars, update));
 }
 
 fn adamw_of_one(cpu: &Cpu, scalars: Tensor, one: &AdamWUpdate) {

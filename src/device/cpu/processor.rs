@@ -3,16 +3,23 @@
 /// `AMD EPYC 7B13`; None where the system does not say.
 pub fn name() -> Option<String> {
     let about = std::fs::read_to_string("/proc/cpuinfo").ok()?;
-    let model = about.lines().find_map(|line| line.strip_prefix("model name"))?;
+    let model = about
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"))?;
     Some(plain(model.trim_start_matches(['\t', ' ', ':']))).filter(|name| !name.is_empty())
 }
 
 /// Without trade marks, clock and the number of cores.
 fn plain(model: &str) -> String {
     let model = model.split(" @ ").next().unwrap_or_default();
-    let words = model.split_whitespace().take_while(|word| !word.ends_with("-Core"));
+    let words = model
+        .split_whitespace()
+        .take_while(|word| !word.ends_with("-Core"));
     let words = words.map(|word| word.replace("(R)", "").replace("(TM)", ""));
-    words.filter(|word| !matches!(&**word, "" | "CPU" | "Processor")).collect::<Vec<_>>().join(" ")
+    words
+        .filter(|word| !matches!(&**word, "" | "CPU" | "Processor"))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]

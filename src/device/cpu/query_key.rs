@@ -76,7 +76,9 @@ impl Columns {
     fn new(how: &QueryKey) -> Columns {
         let heads = how.heads;
         let each = |which, step| {
-            (0..heads.query).step_by(step).map(move |head| (heads.column(head, which), which))
+            (0..heads.query)
+                .step_by(step)
+                .map(move |head| (heads.column(head, which), which))
         };
         let serves = heads.query / heads.kv;
         let queries_and_keys = each(Qkv::Query, 1).chain(each(Qkv::Key, serves)).collect();

@@ -75,13 +75,17 @@ fn the_workspace_does_not_grow_once_a_shape_was_seen() {
 #[test]
 fn a_cpu_can_be_moved_to_the_thread_of_its_rank() {
     let cpu = Cpu::new(Some(2));
-    std::thread::spawn(move || cpu.sync().unwrap()).join().unwrap();
+    std::thread::spawn(move || cpu.sync().unwrap())
+        .join()
+        .unwrap();
 }
 
 /// bf16 matrix of the given numbers.
 fn matrix(cpu: &Cpu, rows: usize, cols: usize, number: fn(usize) -> f32) -> Tensor {
     let x = Tensor::at(cpu.reserve(2 * rows * cols).unwrap(), rows, cols, DType::BF16);
-    let bits: Vec<u16> = (0..rows * cols).map(|i| bf16::from_f32(number(i)).to_bits()).collect();
+    let bits: Vec<u16> = (0..rows * cols)
+        .map(|i| bf16::from_f32(number(i)).to_bits())
+        .collect();
     cpu.upload(bytemuck::cast_slice(&bits), x);
     x
 }

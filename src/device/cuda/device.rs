@@ -229,7 +229,10 @@ impl Device {
         let text = |bytes: &[c_char]| text(bytes).to_string_lossy().into_owned();
         let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
         let hex = |part: std::ops::Range<usize>| {
-            uuid.bytes[part].iter().map(|byte| format!("{byte:02x}")).collect::<String>()
+            uuid.bytes[part]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
         };
         Ok(Identity {
             ordinal: self.id as usize,
@@ -253,7 +256,8 @@ impl Device {
     /// Number of SMs.
     pub fn multiprocessors(&self) -> Result<u32, String> {
         let count = Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        self.attribute(count, "counting its SMs").map(|count| count.max(0) as u32)
+        self.attribute(count, "counting its SMs")
+            .map(|count| count.max(0) as u32)
     }
 
     fn attribute(&self, which: Attribute, doing: &str) -> Result<i32, String> {
@@ -359,7 +363,10 @@ impl Drop for Device {
             call!(self.api, cuCtxSetCurrent(self.context));
             let collectives = [self.comm_stream, self.layer_stream];
             let streams = [self.stream, self.h2d_stream, self.d2h_stream];
-            let streams = streams.into_iter().chain(collectives).chain(self.message_streams);
+            let streams = streams
+                .into_iter()
+                .chain(collectives)
+                .chain(self.message_streams);
             for stream in streams.filter(|s| !s.is_null()) {
                 call!(self.api, cuStreamDestroy_v2(stream));
             }

@@ -40,7 +40,9 @@ fn sorted(cuda: &Cuda, ids: Tensor, first: usize, table_rows: usize) -> [usize; 
     let words = 4 * count;
     let scratch = cuda.scratch(4 * words + 4 * TILE * tiles);
     let halves = [0, 2].map(|at| scratch + 4 * TILE * tiles + at * words);
-    let digits = (usize::BITS - table_rows.leading_zeros()).div_ceil(DIGIT_BITS).max(1);
+    let digits = (usize::BITS - table_rows.leading_zeros())
+        .div_ceil(DIGIT_BITS)
+        .max(1);
     let mut last = [0; 2];
     for digit in 0..digits {
         let to = halves[digit as usize % 2];

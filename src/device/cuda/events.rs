@@ -116,8 +116,9 @@ impl Device {
     /// Median milliseconds of `runs` runs of the work that `run` enqueues on the compute stream. Waits
     /// for them.
     pub fn median_ms(&self, runs: usize, before_each: impl Fn(), run: impl Fn()) -> f32 {
-        let pairs: Vec<[CUevent; 2]> =
-            (0..runs).map(|_| [self.timing_event(), self.timing_event()]).collect();
+        let pairs: Vec<[CUevent; 2]> = (0..runs)
+            .map(|_| [self.timing_event(), self.timing_event()])
+            .collect();
         for [before, after] in &pairs {
             before_each();
             self.record(*before, self.stream);
@@ -129,7 +130,10 @@ impl Device {
             self.elapsed_ms(*before, *after)
         };
         let mut times: Vec<f32> = pairs.iter().map(elapsed).collect();
-        pairs.into_iter().flatten().for_each(|event| self.destroy_event(event));
+        pairs
+            .into_iter()
+            .flatten()
+            .for_each(|event| self.destroy_event(event));
         times.sort_by(f32::total_cmp);
         times[runs / 2]
     }

@@ -61,7 +61,8 @@ impl CudaGraph {
                 self.state = State::Captured(captured);
             }
             Err(why) if self.groups > 0 => {
-                self.device.fail(format!("no CUDA graph: {why}; set {GRAPHS}=0"));
+                self.device
+                    .fail(format!("no CUDA graph: {why}; set {GRAPHS}=0"));
             }
             Err(why) => {
                 self.device.graphs.store(false, Relaxed);
@@ -145,7 +146,9 @@ fn capture(device: &Device, enqueue: &mut dyn FnMut()) -> Result<CUgraph, String
     // variable.
     let code = device.try_call(|api| unsafe { call!(api, cuStreamEndCapture(stream, &mut graph)) });
     let refused = device.take_failure().map_or(Ok(()), Err);
-    refused.and_then(|()| device.check("capturing", code)).map(|()| graph)
+    refused
+        .and_then(|()| device.check("capturing", code))
+        .map(|()| graph)
 }
 
 /// Makes a graph executable.

@@ -52,14 +52,19 @@ impl Kernels {
         let number = |(major, minor): (&str, &str)| {
             Some(major.parse::<i32>().ok()? * 1000 + minor.parse::<i32>().ok()? * 10)
         };
-        let release = parts.and_then(number).with_context(|| format!("no version: {release:?}"))?;
+        let release = parts
+            .and_then(number)
+            .with_context(|| format!("no version: {release:?}"))?;
         let entries: Result<Vec<_>, _> = fs::read_dir(folder)?.collect();
         let mut files: Vec<PathBuf> = entries?.iter().map(fs::DirEntry::path).collect();
         files.retain(|file| file.extension().is_some_and(|kind| kind == "fatbin"));
         files.sort();
         ensure!(!files.is_empty(), "no .fatbin is there");
         let image = |file: &PathBuf| -> Result<(&'static str, &'static [u8])> {
-            let name = file.file_stem().context("a file has a name")?.to_string_lossy();
+            let name = file
+                .file_stem()
+                .context("a file has a name")?
+                .to_string_lossy();
             Ok((name.into_owned().leak(), read(file)?.leak()))
         };
         let images: Result<Vec<_>> = files.iter().map(image).collect();
@@ -273,7 +278,11 @@ impl Functions {
     }
 
     fn look_up(&self, device: &Device, name: &'static str) -> Function {
-        *self.functions.borrow_mut().entry(name).or_insert_with(|| self.find(device, name))
+        *self
+            .functions
+            .borrow_mut()
+            .entry(name)
+            .or_insert_with(|| self.find(device, name))
     }
 
     fn find(&self, device: &Device, name: &'static str) -> Function {

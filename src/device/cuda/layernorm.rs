@@ -35,7 +35,10 @@ pub(super) fn residual_norm(cuda: &Cuda, op: &op::ResidualNorm) {
     let op::LayerNorm { norm, y: h, stats, .. } = op.norm;
     let (scale, shift, eps) = norm.parts();
     let (rows, cols) = (x.rows, x.cols);
-    let tensors = [x, branch, y.to, scale, h.to].into_iter().chain(bias).chain(shift);
+    let tensors = [x, branch, y.to, scale, h.to]
+        .into_iter()
+        .chain(bias)
+        .chain(shift);
     let vector = vector(cols, x.dtype, tensors);
     let arguments = arguments!(ResidualNorm {
         x,

@@ -28,7 +28,11 @@ impl Library {
         let last = packages.iter().flat_map::<Vec<PathBuf>, _>(inside);
         let known = names.iter().map(PathBuf::from);
         let mut why = Vec::new();
-        for path in first.into_iter().chain(known).chain(last.filter(|path| path.exists())) {
+        for path in first
+            .into_iter()
+            .chain(known)
+            .chain(last.filter(|path| path.exists()))
+        {
             let name = path.display().to_string();
             let path = CString::new(name.as_str()).expect("a path without NUL");
             // SAFETY: the path ends with a NUL. The library's start-up code runs: it is the user's or
@@ -65,7 +69,9 @@ const TOOLKIT: &str = "/usr/local/cuda/lib64";
 
 /// Folders of Python environments: the active ones, and those in `PATH`.
 fn python_prefixes() -> Vec<PathBuf> {
-    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os);
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(std::env::var_os);
     let path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&path).filter(|bin| bin.join("python3").exists());
     let above = on_path.filter_map(|bin| bin.parent().map(Path::to_path_buf));

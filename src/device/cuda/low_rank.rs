@@ -19,7 +19,11 @@ pub(super) fn axpy(cuda: &Cuda, &op::Axpy { a, factor, x, y }: &op::Axpy) {
 pub(super) fn orthogonalize(cuda: &Cuda, op: &op::Orthogonalize) {
     let mut left = op.xs;
     while let [first, ..] = left {
-        let alike = left.iter().take_while(|x| x.cols == first.cols).count().min(MATRICES);
+        let alike = left
+            .iter()
+            .take_while(|x| x.cols == first.cols)
+            .count()
+            .min(MATRICES);
         let (now, rest) = left.split_at(alike);
         left = rest;
         let (mut x, mut rows) = ([null_mut(); MATRICES], [0; MATRICES]);

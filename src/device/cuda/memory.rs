@@ -127,8 +127,12 @@ impl Memory {
             workspace: 0,
         };
         memory.workspace = memory.reserve(device, workspace)?;
-        memory.buffers = (0..STAGING_BUFFERS).map(|_| StagingBuffer::take(device)).collect();
-        memory.downloads = (0..MAX_DOWNLOADS).map(|_| StagingBuffer::take(device)).collect();
+        memory.buffers = (0..STAGING_BUFFERS)
+            .map(|_| StagingBuffer::take(device))
+            .collect();
+        memory.downloads = (0..MAX_DOWNLOADS)
+            .map(|_| StagingBuffer::take(device))
+            .collect();
         for _ in 0..DEVICE_BUFFERS {
             let address = memory.reserve(device, STAGING_BYTES)?;
             let free = device.event();
@@ -248,7 +252,8 @@ impl Memory {
         for (i, bytes) in from.chunks(STAGING_BYTES).enumerate() {
             let Some(buffer) = self.filled_buffer(device, bytes) else { return };
             let staged = &self.device_buffers[self.next_device_buffer.get()];
-            self.next_device_buffer.set((self.next_device_buffer.get() + 1) % DEVICE_BUFFERS);
+            self.next_device_buffer
+                .set((self.next_device_buffer.get() + 1) % DEVICE_BUFFERS);
             let (staged_at, address) =
                 (staged.address as CUdeviceptr, (to.addr() + i * STAGING_BYTES) as CUdeviceptr);
             device.wait(device.h2d_stream, staged.free);

@@ -99,7 +99,9 @@ impl Cuda {
         let preflight::Opened { device, identity, lt, kernels, capability, .. } = opened;
         let preflight::Opened { hopper, machine, lt_name, .. } = opened;
         // Before threads are started and memory is locked.
-        let near = numa::bind(&identity.bus).map(|near| format!("; {near}")).unwrap_or_default();
+        let near = numa::bind(&identity.bus)
+            .map(|near| format!("; {near}"))
+            .unwrap_or_default();
         let refuse = |why: String, remedy: &str| Problems::one("train.device: cuda", why, remedy);
         let functions = launch::Functions::load(&device, &kernels)
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;

@@ -13,8 +13,10 @@ use std::path::Path;
 pub fn bind(bus: &str) -> Option<String> {
     let (node, near) = near(Path::new("/sys"), bus)?;
     let has = sched_getaffinity(None).ok()?;
-    let both: Vec<usize> =
-        near.into_iter().filter(|cpu| *cpu < CpuSet::MAX_CPU && has.is_set(*cpu)).collect();
+    let both: Vec<usize> = near
+        .into_iter()
+        .filter(|cpu| *cpu < CpuSet::MAX_CPU && has.is_set(*cpu))
+        .collect();
     let mut set = CpuSet::new();
     both.iter().for_each(|cpu| set.set(*cpu));
     let (first, last) = (both.first()?, both.last()?);
@@ -26,9 +28,16 @@ pub fn bind(bus: &str) -> Option<String> {
 fn near(root: &Path, bus: &str) -> Option<(usize, Vec<usize>)> {
     let text = |path: String| fs::read_to_string(root.join(path)).ok();
     let nodes = "devices/system/node";
-    let is_node = |name: &str| name.strip_prefix("node").is_some_and(|n| n.parse::<u32>().is_ok());
+    let is_node = |name: &str| {
+        name.strip_prefix("node")
+            .is_some_and(|n| n.parse::<u32>().is_ok())
+    };
     let all = fs::read_dir(root.join(nodes)).ok()?.flatten();
-    if all.filter(|entry| is_node(&entry.file_name().to_string_lossy())).count() < 2 {
+    if all
+        .filter(|entry| is_node(&entry.file_name().to_string_lossy()))
+        .count()
+        < 2
+    {
         return None;
     }
     let node = text(format!("bus/pci/devices/{}/numa_node", bus.to_lowercase()))?;

@@ -102,8 +102,10 @@ impl Monitor {
             let find: unsafe extern "C" fn(*const c_char, *mut Handle) -> c_int =
                 symbol("nvmlDeviceGetHandleByUUID")?.cast();
             let mut gpu = null_mut();
-            let known =
-                init() == 0 && [uuid, slice].iter().any(|id| find(id.as_ptr(), &mut gpu) == 0);
+            let known = init() == 0
+                && [uuid, slice]
+                    .iter()
+                    .any(|id| find(id.as_ptr(), &mut gpu) == 0);
             if !known {
                 return None;
             }
@@ -147,7 +149,9 @@ impl Monitor {
             let mut event = EventData { gpu, kind: 0, data: 0, instances: [0; 2] };
             // SAFETY: the set is NVML's; an nvmlEventData_t is written to the live variable.
             while faults.xids.len() < MOST_XIDS && unsafe { wait(*set, &mut event, 0) } == 0 {
-                faults.xids.extend((event.kind == XID).then_some(event.data));
+                faults
+                    .xids
+                    .extend((event.kind == XID).then_some(event.data));
             }
         }
         let mut mhz = 0;

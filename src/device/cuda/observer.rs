@@ -27,6 +27,9 @@ impl Observed {
     /// Function that runs the launches of the graph that was captured last.
     pub fn take_captured(&self) -> Option<GraphLaunch> {
         let observer = self.0.lock();
-        observer.as_ref().and_then(Weak::upgrade).map(|observer| observer.take_captured())
+        observer
+            .as_ref()
+            .and_then(Weak::upgrade)
+            .map(|observer| observer.take_captured())
     }
 }

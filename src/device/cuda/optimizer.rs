@@ -32,7 +32,10 @@ const TENSORS: usize = 64;
 fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
     let mut all: Vec<(K, Vec<usize>)> = Vec::new();
     for (i, kind) in kinds.enumerate() {
-        match all.iter_mut().find(|(own, some)| *own == kind && some.len() < TENSORS) {
+        match all
+            .iter_mut()
+            .find(|(own, some)| *own == kind && some.len() < TENSORS)
+        {
             Some((_, some)) => some.push(i),
             None => all.push((kind, vec![i])),
         }
@@ -42,7 +45,9 @@ fn launches<K: Eq>(kinds: impl Iterator<Item = K>) -> Vec<(K, Vec<usize>)> {
 
 fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
     let parts = cuda.scratch(xs.len() * (1 + PARTS) * size_of::<f64>());
-    let kinds = xs.iter().map(|x| (x.dtype, vector(x.numel(), x.dtype, [*x])));
+    let kinds = xs
+        .iter()
+        .map(|x| (x.dtype, vector(x.numel(), x.dtype, [*x])));
     for ((dtype, vector), some) in launches(kinds) {
         let wide = if vector { wide(dtype) } else { 1 };
         let mut arguments = args::SumParts {

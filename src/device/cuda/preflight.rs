@@ -91,7 +91,9 @@ impl Options {
                 .filter(|f| !f.as_os_str().is_empty())
                 .collect(),
             kernels: Kernels::embedded(),
-            kernels_folder: std::env::var_os(KERNELS).filter(|f| !f.is_empty()).map(PathBuf::from),
+            kernels_folder: std::env::var_os(KERNELS)
+                .filter(|f| !f.is_empty())
+                .map(PathBuf::from),
             tuned: cache(),
             graphs: text(GRAPHS),
             sm_margin: text(SM_MARGIN),
@@ -159,7 +161,9 @@ pub fn set_environment() {
 /// missing, `open` fails: training on the CPU by accident is worse than an error.
 pub fn device_count(options: &Options) -> usize {
     let library = Library::open(&options.folders, &["libcuda.so.1"]);
-    let api = library.ok().and_then(|library| driver::Api::load(&library).ok());
+    let api = library
+        .ok()
+        .and_then(|library| driver::Api::load(&library).ok());
     api.map_or(0, |api| driver::device_count(&api))
 }
 

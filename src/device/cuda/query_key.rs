@@ -25,7 +25,9 @@ pub(super) fn backward(cuda: &Cuda, op: &op::QueryKeyBackward) {
     let (all, d) = (number(qkv, &how), how.heads.dim);
     let chunk = all.div_ceil(BLOCKS).max(CHUNK);
     let blocks = all.div_ceil(chunk).max(1);
-    let parts = how.norm.map(|_| cuda.scratch(blocks * 2 * d * size_of::<f32>()));
+    let parts = how
+        .norm
+        .map(|_| cuda.scratch(blocks * 2 * d * size_of::<f32>()));
     let common = shared_arguments(qkv, &how, dy, dx.to);
     let arguments = arguments!(QueryKey { dy, parts: parts.unwrap_or(0), chunk, ..common });
     let grid = Grid::line(blocks, 32 * WARPS);

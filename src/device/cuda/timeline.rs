@@ -53,6 +53,9 @@ impl Timeline for EventTimeline {
 
 impl Drop for EventTimeline {
     fn drop(&mut self) {
-        self.events.lock().drain(..).for_each(|event| self.device.destroy_event(event));
+        self.events
+            .lock()
+            .drain(..)
+            .for_each(|event| self.device.destroy_event(event));
     }
 }

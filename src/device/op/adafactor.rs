@@ -26,10 +26,14 @@ impl Spec for FactorSums {
     }
     fn cost(&self) -> Work {
         let rows = self.rows.map(|rows| rows.to);
-        Work::op(4 * self.x.numel()).moving([self.x, self.cols.to]).moving(rows)
+        Work::op(4 * self.x.numel())
+            .moving([self.x, self.cols.to])
+            .moving(rows)
     }
     fn tensors(&self) -> Accesses {
-        reads([self.x, self.factor]).write(self.rows).write([self.cols])
+        reads([self.x, self.factor])
+            .write(self.rows)
+            .write([self.cols])
     }
 }
 
@@ -106,7 +110,11 @@ impl Spec for MoveSecondMoment {
         let MoveSecondMoment { rows, cols, v, .. } = *self;
         let sums = rows.map_or(0, Tensor::numel) + cols.numel();
         let means = [v.row(), Some(v.col())].into_iter().flatten();
-        Work::op(4 * sums).moving(rows).moving([cols]).moving(means.clone()).moving(means)
+        Work::op(4 * sums)
+            .moving(rows)
+            .moving([cols])
+            .moving(means.clone())
+            .moving(means)
     }
     fn tensors(&self) -> Accesses {
         let all = reads([self.scalars, self.cols]).read(self.rows);
@@ -138,7 +146,9 @@ impl Spec for AdafactorSquareSums {
         Work::op(6 * self.grad.numel()).moving([self.grad])
     }
     fn tensors(&self) -> Accesses {
-        reads([self.scalars, self.grad]).read(self.v.tensors()).write([self.y])
+        reads([self.scalars, self.grad])
+            .read(self.v.tensors())
+            .write([self.y])
     }
 }
 
@@ -175,7 +185,9 @@ impl Spec for Adafactor {
     }
     fn tensors(&self) -> Accesses {
         let Adafactor { scalars, grad, v, update_squares, weight_squares, .. } = *self;
-        let read = reads([scalars, grad, update_squares]).read(weight_squares).read(v.tensors());
+        let read = reads([scalars, grad, update_squares])
+            .read(weight_squares)
+            .read(v.tensors());
         let written = rounded(self.weight, self.master).map(Tensor::set);
         read.update([self.master]).write(written)
     }

@@ -110,7 +110,9 @@ impl Spec for Attention {
         Work::op(2 * product(qkv, &how)).moving([qkv, y.to, lse.to])
     }
     fn tensors(&self) -> Accesses {
-        reads([self.qkv]).read(self.how.tensors()).write([self.y, self.lse])
+        reads([self.qkv])
+            .read(self.how.tensors())
+            .write([self.y, self.lse])
     }
 }
 

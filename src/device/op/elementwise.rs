@@ -121,7 +121,10 @@ impl Spec for Residual {
     }
     fn tensors(&self) -> Accesses {
         let Residual { x, branch, bias, drop, y } = *self;
-        reads([x, branch]).read(bias).read(drop.tensors()).write([y])
+        reads([x, branch])
+            .read(bias)
+            .read(drop.tensors())
+            .write([y])
     }
 }
 
@@ -158,11 +161,16 @@ impl Spec for ResidualBackward {
             return Work::default();
         }
         let sums = 1 + dbias.is_some() as usize;
-        Work::op(sums * dy.numel()).moving([dy]).moving((!in_place).then_some(dbranch.to))
+        Work::op(sums * dy.numel())
+            .moving([dy])
+            .moving((!in_place).then_some(dbranch.to))
     }
     fn tensors(&self) -> Accesses {
         let written = (!self.keeps_dy()).then_some(self.dbranch);
-        reads([self.dy]).read(self.drop.tensors()).write(written).write(self.dbias)
+        reads([self.dy])
+            .read(self.drop.tensors())
+            .write(written)
+            .write(self.dbias)
     }
 }
 

@@ -21,8 +21,13 @@ impl Spec for LineMaxima {
         check_maxima(self.x, Lines::Columns, self.columns);
     }
     fn cost(&self) -> Work {
-        let outs = [self.rows, self.columns].into_iter().flatten().map(|out| out.to);
-        Work::op(outs.clone().count() * self.x.numel()).moving(outs).moving([self.x])
+        let outs = [self.rows, self.columns]
+            .into_iter()
+            .flatten()
+            .map(|out| out.to);
+        Work::op(outs.clone().count() * self.x.numel())
+            .moving(outs)
+            .moving([self.x])
     }
     fn tensors(&self) -> Accesses {
         reads([self.x]).write(self.rows).write(self.columns)
@@ -65,8 +70,12 @@ impl Spec for Quantize {
         assert_eq!(rows.or(columns), columns.or(rows), "rows and columns of one format");
     }
     fn cost(&self) -> Work {
-        let moved = self.each().flat_map(|(maxima, to)| [maxima, to.scales, to.codes]);
-        Work::op(self.each().count() * self.x.numel()).moving(moved).moving([self.x])
+        let moved = self
+            .each()
+            .flat_map(|(maxima, to)| [maxima, to.scales, to.codes]);
+        Work::op(self.each().count() * self.x.numel())
+            .moving(moved)
+            .moving([self.x])
     }
     fn tensors(&self) -> Accesses {
         self.each().fold(reads([self.x]), |all, (maxima, to)| {
@@ -107,7 +116,9 @@ impl Spec for QuantizeRows {
     }
     fn tensors(&self) -> Accesses {
         let Quantized { codes, scales, .. } = self.to;
-        reads([self.x]).write([scales.set(), codes.set()]).write(self.columns)
+        reads([self.x])
+            .write([scales.set(), codes.set()])
+            .write(self.columns)
     }
 }
 
@@ -145,7 +156,10 @@ impl Spec for Fp8Gemm {
     fn cost(&self) -> Work {
         let Fp8Gemm { a, b, c, then } = *self;
         let sides = [c.to.rows, c.to.cols, a.codes.cols];
-        Work::product(sides).moving([a.codes, b.codes]).moving(then.matrix()).moving_out(c)
+        Work::product(sides)
+            .moving([a.codes, b.codes])
+            .moving(then.matrix())
+            .moving_out(c)
     }
     fn tensors(&self) -> Accesses {
         let Fp8Gemm { a, b, c, then } = *self;

@@ -139,7 +139,9 @@ impl Spec for CrossEntropyUnsplit {
     }
     fn cost(&self) -> Work {
         let CrossEntropy { logits: Logits { x, .. }, losses, scale, .. } = self.0;
-        Work::op(8 * x.numel()).moving([x, losses.to]).moving(scale.map(|_| x))
+        Work::op(8 * x.numel())
+            .moving([x, losses.to])
+            .moving(scale.map(|_| x))
     }
     fn tensors(&self) -> Accesses {
         let CrossEntropy { logits, targets, weights, stats, losses, z, scale } = self.0;

@@ -186,7 +186,8 @@ impl Accesses {
 
     fn write(mut self, outs: impl IntoIterator<Item = Out>) -> Accesses {
         let access = |add| if add { Access::Update } else { Access::Write };
-        self.0.extend(outs.into_iter().map(|out| (out.to, access(out.add))));
+        self.0
+            .extend(outs.into_iter().map(|out| (out.to, access(out.add))));
         self
     }
 }

@@ -28,7 +28,9 @@ impl Spec for Momentum {
         Work::op(5 * grad.numel()).moving([grad, m, m, y.to])
     }
     fn tensors(&self) -> Accesses {
-        reads([self.factor, self.grad]).update([self.m]).write([self.y])
+        reads([self.factor, self.grad])
+            .update([self.m])
+            .write([self.y])
     }
 }
 

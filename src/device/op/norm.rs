@@ -27,7 +27,9 @@ impl Spec for LayerNorm {
         Work::op(8 * self.x.numel()).moving([self.x, self.y.to, self.stats.to])
     }
     fn tensors(&self) -> Accesses {
-        reads([self.x]).read(self.norm.tensors()).write([self.y, self.stats])
+        reads([self.x])
+            .read(self.norm.tensors())
+            .write([self.y, self.stats])
     }
 }
 
@@ -55,11 +57,15 @@ impl Spec for LayerNormBackward {
     }
     fn cost(&self) -> Work {
         let LayerNormBackward { dy, x, stats, dx, .. } = *self;
-        Work::op(12 * x.numel()).moving([dy, x, stats]).moving_out(dx)
+        Work::op(12 * x.numel())
+            .moving([dy, x, stats])
+            .moving_out(dx)
     }
     fn tensors(&self) -> Accesses {
         let LayerNormBackward { dy, x, stats, scale, dx, dscale, dshift } = *self;
-        reads([dy, x, stats, scale]).write([dx, dscale]).write(dshift)
+        reads([dy, x, stats, scale])
+            .write([dx, dscale])
+            .write(dshift)
     }
 }
 
@@ -85,7 +91,10 @@ impl Spec for ResidualNorm {
     }
     fn tensors(&self) -> Accesses {
         let ResidualNorm { residual, norm } = self;
-        residual.tensors().read(norm.norm.tensors()).write([norm.y, norm.stats])
+        residual
+            .tensors()
+            .read(norm.norm.tensors())
+            .write([norm.y, norm.stats])
     }
 }
 
@@ -110,11 +119,17 @@ impl Spec for NormResidualBackward {
         let ResidualBackward { dbranch, dbias, .. } = self.residual;
         let own = (dbranch.to != dx.to).then_some(dbranch.to);
         let flops = (13 + dbias.is_some() as usize) * x.numel();
-        Work::op(flops).moving([dy, x, stats]).moving(own).moving_out(dx)
+        Work::op(flops)
+            .moving([dy, x, stats])
+            .moving(own)
+            .moving_out(dx)
     }
     fn tensors(&self) -> Accesses {
         let NormResidualBackward { norm, residual } = self;
         let written = (!residual.keeps_dy()).then_some(residual.dbranch);
-        norm.tensors().read(residual.drop.tensors()).write(written).write(residual.dbias)
+        norm.tensors()
+            .read(residual.drop.tensors())
+            .write(written)
+            .write(residual.dbias)
     }
 }

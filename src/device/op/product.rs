@@ -51,7 +51,10 @@ impl Spec for Gemm {
         let [rows, cols, depth] = self.size();
         // Column sums count as one more column.
         let cols = cols + matches!(then, Epilogue::BiasBackward(_)) as usize;
-        Work::product([rows, cols, depth]).moving([a, b]).moving(then.matrix()).moving_out(c)
+        Work::product([rows, cols, depth])
+            .moving([a, b])
+            .moving(then.matrix())
+            .moving_out(c)
     }
     fn tensors(&self) -> Accesses {
         with_epilogue(self.then, reads([self.a, self.b]).write([self.c]))

@@ -41,7 +41,9 @@ impl Spec for SquareSums<'_> {
     }
     fn cost(&self) -> Work {
         let numel: usize = self.xs.iter().map(|x| x.numel()).sum();
-        Work::op(2 * numel).moving(self.xs.iter().copied()).moving([self.y.to])
+        Work::op(2 * numel)
+            .moving(self.xs.iter().copied())
+            .moving([self.y.to])
     }
     fn tensors(&self) -> Accesses {
         reads(self.xs.iter().copied()).write([self.y])
@@ -66,7 +68,9 @@ impl Spec for Digests<'_> {
     }
     fn cost(&self) -> Work {
         let numel: usize = self.xs.iter().map(|x| x.numel()).sum();
-        Work::op(8 * numel).moving(self.xs.iter().copied()).moving([self.y.to])
+        Work::op(8 * numel)
+            .moving(self.xs.iter().copied())
+            .moving([self.y.to])
     }
     fn tensors(&self) -> Accesses {
         reads(self.xs.iter().copied()).write([self.y])
@@ -91,7 +95,9 @@ impl Spec for Axpy {
         assert_eq!((factor.numel(), y.to.dtype), (1, DType::F32), "the factor, and y");
     }
     fn cost(&self) -> Work {
-        Work::op(2 * self.x.numel()).moving([self.x]).moving_out(self.y)
+        Work::op(2 * self.x.numel())
+            .moving([self.x])
+            .moving_out(self.y)
     }
     fn tensors(&self) -> Accesses {
         reads([self.factor, self.x]).write([self.y])
@@ -118,7 +124,10 @@ impl Spec for Orthogonalize<'_> {
     fn cost(&self) -> Work {
         // Each column against those before it, twice: a product and an update of each row.
         let flops = self.xs.iter().map(|x| 4 * x.cols * x.numel()).sum();
-        let passes = self.xs.iter().flat_map(|x| std::iter::repeat_n(*x, 2 * x.cols));
+        let passes = self
+            .xs
+            .iter()
+            .flat_map(|x| std::iter::repeat_n(*x, 2 * x.cols));
         Work::op(flops).moving(passes)
     }
     fn tensors(&self) -> Accesses {
@@ -171,7 +180,9 @@ impl Spec for LossScaleStep {
     }
     fn tensors(&self) -> Accesses {
         let Scaler { scale, counts } = self.scaler;
-        reads(None).update([scale, counts, self.factor]).write([self.status.set()])
+        reads(None)
+            .update([scale, counts, self.factor])
+            .write([self.status.set()])
     }
 }
 
@@ -251,16 +262,20 @@ impl Spec for AdamW<'_> {
         let one = |work: Work, update: &AdamWUpdate| {
             let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
             let state = [grad, master, master, m, m, v, v];
-            work.with_flops(14 * grad.numel()).moving(state).moving(rounded(weight, master))
+            work.with_flops(14 * grad.numel())
+                .moving(state)
+                .moving(rounded(weight, master))
         };
         others.iter().fold(one(Work::op(0), first), one)
     }
     fn tensors(&self) -> Accesses {
-        self.updates.iter().fold(reads([self.scalars]), |all, update| {
-            let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
-            let all = all.read([grad]).update([master, m, v]);
-            all.write(rounded(weight, master).map(Tensor::set))
-        })
+        self.updates
+            .iter()
+            .fold(reads([self.scalars]), |all, update| {
+                let AdamWUpdate { grad, master, m, v, weight, .. } = *update;
+                let all = all.read([grad]).update([master, m, v]);
+                all.write(rounded(weight, master).map(Tensor::set))
+            })
     }
 }
 
@@ -306,7 +321,9 @@ impl Spec for Adam8bit {
         let Adam8bit { grad, master, m, v, weight, .. } = *self;
         let coded = [m.codes, m.scales, v.codes, v.scales];
         let work = Work::op(24 * grad.numel()).moving([grad, master, master]);
-        work.moving(rounded(weight, master)).moving(coded).moving(coded)
+        work.moving(rounded(weight, master))
+            .moving(coded)
+            .moving(coded)
     }
     fn tensors(&self) -> Accesses {
         let Adam8bit { scalars, grad, master, m, v, weight, .. } = *self;

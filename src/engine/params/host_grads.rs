@@ -31,7 +31,11 @@ pub struct Norms {
 impl Norms {
     /// Reserves buffers for the sums of shares.
     pub fn sums(level: u8, buckets: &[BucketState], arena: &Arena) -> Option<[Tensor; 2]> {
-        let longest = buckets.iter().map(|bucket| bucket.own.len()).max().unwrap_or(0);
+        let longest = buckets
+            .iter()
+            .map(|bucket| bucket.own.len())
+            .max()
+            .unwrap_or(0);
         (level >= 2).then(|| [0, 1].map(|_| arena.matrix(1, longest, DType::F32)))
     }
 }
@@ -82,7 +86,9 @@ impl HostGrads {
         }
         // Copies out the gradients reduced during the previous block, during this one.
         params.accumulate_shard((number + 2) % 3);
-        let next = number.checked_sub(1).filter(|b| params.buckets[*b].module == Module::Block);
+        let next = number
+            .checked_sub(1)
+            .filter(|b| params.buckets[*b].module == Module::Block);
         // The next block's buffer is free unless gradients are being reduced in it.
         let free = self.stored[number].get() + 1 < self.micros.get() || !params.reduces();
         if let Some(next) = next.filter(|_| params.level < 2 && free) {

@@ -248,7 +248,9 @@ impl<'a> ShardedParams<'a> {
     /// Gradient of a parameter that this rank updates whole, f32.
     pub fn grad(&self, param: &Param) -> Tensor {
         let bucket = &self.buckets[param.bucket];
-        bucket.own_grads.span(param.offset - bucket.own.start, param.numel())
+        bucket
+            .own_grads
+            .span(param.offset - bucket.own.start, param.numel())
     }
 
     /// Whether a bucket's gradients are reduced after every micro-batch.
@@ -342,9 +344,14 @@ impl<'a> ShardedParams<'a> {
         let in_flight = &mut *self.in_flight.borrow_mut();
         let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
         let tp_async = &self.groups.tp_async;
-        let partial = layout.params.iter().filter(|param| param.spec.partial_grad(self.sequence));
+        let partial = layout
+            .params
+            .iter()
+            .filter(|param| param.spec.partial_grad(self.sequence));
         let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
-        in_flight.tp_sums.extend(tp_async.begin_all(&partial.map(sum).collect::<Vec<_>>()));
+        in_flight
+            .tp_sums
+            .extend(tp_async.begin_all(&partial.map(sum).collect::<Vec<_>>()));
         if self.compressing.get() && bucket.module == Module::Block {
             return;
         }
@@ -387,7 +394,8 @@ impl<'a> ShardedParams<'a> {
             }
             Some(host) => {
                 let sums = std::mem::take(&mut self.in_flight.borrow_mut().tp_sums);
-                sums.into_iter().for_each(|pending| self.groups.tp_async.finish(pending));
+                sums.into_iter()
+                    .for_each(|pending| self.groups.tp_async.finish(pending));
                 host.store_reduced(self, number, part, micro.last);
             }
         }

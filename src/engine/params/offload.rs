@@ -52,14 +52,21 @@ impl Offload {
         staging: &Arena,
     ) -> Offload {
         let states_of = |bucket: usize| -> Vec<&ParamStates> {
-            states.iter().filter(|kept| kept.param.bucket == bucket).collect()
+            states
+                .iter()
+                .filter(|kept| kept.param.bucket == bucket)
+                .collect()
         };
         let ranges: Vec<(usize, Range<usize>)> = (0..buckets.len())
             .flat_map(|i| {
                 piece_ranges(&buckets[i].own, &states_of(i), size).map(move |range| (i, range))
             })
             .collect();
-        let longest = ranges.iter().map(|(_, range)| range.len()).max().unwrap_or(0);
+        let longest = ranges
+            .iter()
+            .map(|(_, range)| range.len())
+            .max()
+            .unwrap_or(0);
         let buffer = |dtype| staging.matrix(1, longest, dtype);
         let buffers = [0; BUFFERS].map(|_| [buffer(model), buffer(DType::F32)]);
         let piece = |(i, (number, range)): (usize, (usize, Range<usize>))| {
@@ -105,7 +112,8 @@ impl Offload {
     /// Whether the factor copied to the host says that the step is skipped.
     fn skips(&self, be: &dyn Backend) -> bool {
         let mut factor = 0.0f32;
-        be.host().download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
+        be.host()
+            .download(self.scalars.span(0, 1), bytemuck::bytes_of_mut(&mut factor));
         factor.is_nan()
     }
 
@@ -140,7 +148,11 @@ impl Offload {
             }
             piece.pad(be.host());
             work(piece);
-            stores.push_back(piece.weights.map(|to| be.transfer(piece.staged_weights, to)));
+            stores.push_back(
+                piece
+                    .weights
+                    .map(|to| be.transfer(piece.staged_weights, to)),
+            );
             fetches.extend(self.pieces.get(i + BUFFERS).map(fetch));
         }
         stores.into_iter().for_each(finish);
@@ -155,9 +167,14 @@ fn piece_ranges(
     size: usize,
 ) -> impl Iterator<Item = Range<usize>> + use<> {
     let sharded = |spec: &StateSpec| spec.extent.is_sharded() || spec.extent.serves_exchange();
-    let divides = kept.iter().flat_map(|kept| kept.states()).all(|(spec, ..)| sharded(spec));
+    let divides = kept
+        .iter()
+        .flat_map(|kept| kept.states())
+        .all(|(spec, ..)| sharded(spec));
     let (end, size) = (own.end, if divides { size } else { own.len().max(1) });
-    own.clone().step_by(size).map(move |start| start..end.min(start + size))
+    own.clone()
+        .step_by(size)
+        .map(move |start| start..end.min(start + size))
 }
 
 impl Piece {
@@ -249,7 +266,11 @@ topology: {data: 2, zero: 1, offload: optimizer}
         let (buckets, states, offload, scalars, updates) =
             lay_out(&measured.reserve(&cpu).unwrap());
         for bucket in &buckets {
-            let grads: Vec<f32> = bucket.own.clone().map(|i| (i as f32 * 0.37).sin()).collect();
+            let grads: Vec<f32> = bucket
+                .own
+                .clone()
+                .map(|i| (i as f32 * 0.37).sin())
+                .collect();
             cpu.upload(bytemuck::cast_slice(&grads), bucket.own_grads);
         }
         for (update, factor) in [(1i64, 0.5f32), (2, 0.25), (2, f32::NAN)] {
@@ -267,7 +288,9 @@ topology: {data: 2, zero: 1, offload: optimizer}
             cpu.download(at, &mut bytes);
             bytes
         };
-        let kept = states.iter().flat_map(|kept| kept.states().map(|(.., at)| read(at)));
+        let kept = states
+            .iter()
+            .flat_map(|kept| kept.states().map(|(.., at)| read(at)));
         let weights = buckets.iter().map(|bucket| read(bucket.own_weights));
         (kept.chain(weights).collect(), offload.pieces.len())
     }
@@ -277,7 +300,11 @@ topology: {data: 2, zero: 1, offload: optimizer}
     fn pieces_of_any_size_give_the_same_bits() {
         for dp_rank in [0, 1] {
             let (whole, few) = trained(PIECE, dp_rank);
-            assert!(whole.iter().any(|bytes| bytes.iter().any(|byte| *byte != 0)));
+            assert!(
+                whole
+                    .iter()
+                    .any(|bytes| bytes.iter().any(|byte| *byte != 0))
+            );
             for size in [64, 192, 1024] {
                 let (pieces, many) = trained(size, dp_rank);
                 assert!(pieces == whole && many > few, "{size}: {many} pieces");

@@ -119,7 +119,12 @@ pub fn plan_buckets(
     on_host: OffloadPlan,
     arenas: &Arenas,
 ) -> Vec<BucketState> {
-    let longest = layout.buckets.iter().map(|bucket| bucket.range.len()).max().unwrap_or(0);
+    let longest = layout
+        .buckets
+        .iter()
+        .map(|bucket| bucket.range.len())
+        .max()
+        .unwrap_or(0);
     let buffer = |arena: &Arena, dtype| arena.matrix(1, longest, dtype);
     let large = |bucket: &Bucket| bucket.params.iter().any(|param| param.spec.vocab);
     let gathered = (level == 3 || on_host.weights)
@@ -128,7 +133,11 @@ pub fn plan_buckets(
     let share = || arenas.weights.matrix(1, longest_share, model);
     let shares = (on_host.weights && level > 0).then(|| [share(), share()]);
     let windows = WINDOWS[usize::from(on_host.grads)];
-    let reduced = || (0..windows).map(|_| buffer(&arenas.grads, DType::F32)).collect::<Vec<_>>();
+    let reduced = || {
+        (0..windows)
+            .map(|_| buffer(&arenas.grads, DType::F32))
+            .collect::<Vec<_>>()
+    };
     let reduced = (level >= 2 || on_host.grads).then(reduced);
     let plan = |(i, bucket): (usize, &Bucket)| {
         let len = bucket.range.len();
@@ -154,7 +163,9 @@ pub fn plan_buckets(
         } else {
             weights.span(offset, shard)
         };
-        let share = shares.filter(|_| windowed).map(|shares| shares[i % 2].span(0, shard));
+        let share = shares
+            .filter(|_| windowed)
+            .map(|shares| shares[i % 2].span(0, shard));
         let kept = if level >= 2 { shard } else { len };
         let host_grads =
             (on_host.grads && block).then(|| arenas.host_grads.matrix(1, kept, DType::F32));

@@ -110,8 +110,11 @@ pub fn slice_states<'a>(
     ranges: impl Iterator<Item = StateRange<'a>>,
 ) -> Vec<StateSlice> {
     let whole = Layout::new(model, ModelShard::whole(model));
-    let numbers: HashMap<&str, usize> =
-        whole.params().enumerate().map(|(i, param)| (param.name.as_str(), i)).collect();
+    let numbers: HashMap<&str, usize> = whole
+        .params()
+        .enumerate()
+        .map(|(i, param)| (param.name.as_str(), i))
+        .collect();
     let mut slices = Vec::new();
     for StateRange { param, state, range, at, data } in ranges {
         let extent = state.extent;
@@ -187,13 +190,15 @@ impl ShardedParams<'_> {
             let (range, weights) = self.present_weights(kept, bucket);
             let whole = range.len() == bucket.range.len();
             let data = if whole { self.groups.gradients.rank() } else { 0 };
-            bucket.overlaps(range.clone()).map(move |(param, part)| StateRange {
-                param,
-                state,
-                at: weights.span(part.start - range.start, part.len()),
-                range: part.start - param.offset..part.end - param.offset,
-                data,
-            })
+            bucket
+                .overlaps(range.clone())
+                .map(move |(param, part)| StateRange {
+                    param,
+                    state,
+                    at: weights.span(part.start - range.start, part.len()),
+                    range: part.start - param.offset..part.end - param.offset,
+                    data,
+                })
         });
         slice_states(&self.layout, &self.model, ranges)
     }
@@ -222,7 +227,8 @@ impl ShardedParams<'_> {
                 let real = state.extent.shape([rows, kept.param.cols]).iter().product();
                 let start = range.end.min(range.start.max(real));
                 if start < range.end {
-                    self.be.run(op::Zero { x: at.span(start - range.start, range.end - start) });
+                    self.be
+                        .run(op::Zero { x: at.span(start - range.start, range.end - start) });
                 }
             }
         }

@@ -97,12 +97,20 @@ fn gradients_travel_while_the_next_block_computes() {
 #[test]
 fn weights_arrive_while_the_block_before_computes() {
     let log = backwards(3);
-    let gathers: Vec<&str> =
-        log.split(", ").filter(|what| !what.contains("reduce_scatter")).collect();
+    let gathers: Vec<&str> = log
+        .split(", ")
+        .filter(|what| !what.contains("reduce_scatter"))
+        .collect();
     assert!(!gathers.contains(&"waits"), "{log}");
     assert_eq!(gathers[..3], ["begin all_gather", "finish", "block 4"], "{log}");
     let below = gathers.iter().position(|what| *what == "block 3").unwrap();
-    assert!(gathers[..below].iter().filter(|what| **what == "begin all_gather").count() > 2);
+    assert!(
+        gathers[..below]
+            .iter()
+            .filter(|what| **what == "begin all_gather")
+            .count()
+            > 2
+    );
 }
 
 /// The part of a state that belongs to a slice of its parameter, for every extent.

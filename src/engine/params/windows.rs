@@ -38,7 +38,9 @@ impl ShardedParams<'_> {
         }
         let (bucket, start) = (&self.buckets[number], self.layout.buckets[number].range.start);
         if bucket.own_weights.home() == Home::Host && self.level == 0 {
-            let fill = self.be.transfer(bucket.own_weights, bucket.own_part(bucket.weights, start));
+            let fill = self
+                .be
+                .transfer(bucket.own_weights, bucket.own_part(bucket.weights, start));
             in_flight.fills[number] = Some(fill);
             return;
         }

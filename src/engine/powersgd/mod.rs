@@ -79,13 +79,17 @@ impl Compression {
         arenas: &Arenas,
     ) -> Option<Compression> {
         let settings = m.topology.compression?;
-        let kept: HashMap<usize, &ParamStates> =
-            states.iter().map(|kept| (kept.param.offset, kept)).collect();
+        let kept: HashMap<usize, &ParamStates> = states
+            .iter()
+            .map(|kept| (kept.param.offset, kept))
+            .collect();
         let pairs = || layout.buckets.iter().zip(buckets);
         let blocks = pairs().filter(|(bucket, _)| bucket.module == Module::Block);
         // Memory that is free between the last backward and the next forward.
         let buckets: Vec<CompressedBucket> = arenas.workspace.temporary(|arena| {
-            blocks.map(|(bucket, at)| CompressedBucket::plan(bucket, at, &kept, arena)).collect()
+            blocks
+                .map(|(bucket, at)| CompressedBucket::plan(bucket, at, &kept, arena))
+                .collect()
         });
         if buckets.iter().all(|bucket| bucket.matrices.is_empty()) {
             return None;
@@ -95,7 +99,9 @@ impl Compression {
         Some(Compression {
             settings,
             buckets,
-            grads: params().map(|(param, bucket, at)| param.tensor(bucket, at.grads)).collect(),
+            grads: params()
+                .map(|(param, bucket, at)| param.tensor(bucket, at.grads))
+                .collect(),
             names: params().map(|(param, ..)| param.name.clone()).collect(),
             total: scalar(1),
             unscale: scalar(2),
@@ -197,11 +203,16 @@ impl CompressedBucket {
                 None if runs_on => plain.last_mut().expect("a run").end = param.range().end,
                 None => plain.push(param.range()),
             }
-            runs_on = low_rank.last().is_none_or(|(last, _)| last.offset != param.offset);
+            runs_on = low_rank
+                .last()
+                .is_none_or(|(last, _)| last.offset != param.offset);
         }
         let rank = |param: &Param, q: Tensor| q.numel() / param.cols;
         let sum = |elements: &dyn Fn(&Param, usize) -> usize| -> usize {
-            low_rank.iter().map(|(param, [_, q])| elements(param, rank(param, *q))).sum()
+            low_rank
+                .iter()
+                .map(|(param, [_, q])| elements(param, rank(param, *q)))
+                .sum()
         };
         let rest: usize = plain.iter().map(ExactSizeIterator::len).sum();
         let ps = sum(&|param, rank| param.rows * rank);
@@ -245,18 +256,28 @@ impl CompressedBucket {
             be.run(op::Copy { x: matrix.q, y: matrix.basis.set() });
         }
         be.run(op::Orthogonalize {
-            xs: &self.matrices.iter().map(|matrix| matrix.basis).collect::<Vec<_>>(),
+            xs: &self
+                .matrices
+                .iter()
+                .map(|matrix| matrix.basis)
+                .collect::<Vec<_>>(),
         });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::NN, *error, *basis, p.set()));
         }
-        self.plain.iter().for_each(|(own, place)| be.run(op::Copy { x: *own, y: place.set() }));
+        self.plain
+            .iter()
+            .for_each(|(own, place)| be.run(op::Copy { x: *own, y: place.set() }));
     }
 
     /// Step 2: computes Q from the summed P.
     fn project_back(&self, be: &dyn Backend) {
         be.run(op::Orthogonalize {
-            xs: &self.matrices.iter().map(|matrix| matrix.p).collect::<Vec<_>>(),
+            xs: &self
+                .matrices
+                .iter()
+                .map(|matrix| matrix.p)
+                .collect::<Vec<_>>(),
         });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::TN, *error, *p, basis.set()));
@@ -271,13 +292,19 @@ impl CompressedBucket {
             be.run(op::Gemm::plain(Gemm::NT, *p, *basis, grad.set()));
             be.run(op::Axpy { a: -1.0, factor: unscale, x: *grad, y: error.add() });
         }
-        self.plain.iter().for_each(|(own, place)| be.run(op::Copy { x: *place, y: own.set() }));
+        self.plain
+            .iter()
+            .for_each(|(own, place)| be.run(op::Copy { x: *place, y: own.set() }));
     }
 }
 
 /// Error and Q of a compressed parameter.
 fn states(kept: &ParamStates) -> Option<[Tensor; 2]> {
-    let find = |name| kept.states().find(|(state, ..)| state.name == name).map(|(.., at)| at);
+    let find = |name| {
+        kept.states()
+            .find(|(state, ..)| state.name == name)
+            .map(|(.., at)| at)
+    };
     Some([find(ERROR)?, find(Q)?])
 }
 

@@ -17,7 +17,10 @@ const MATRICES: [&str; 4] = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"];
 /// `noise` of the fixture's script.
 fn noise(of: [usize; 4]) -> f64 {
     let factors = [0x9E37_79B1u32, 0x85EB_CA77, 0xC2B2_AE3D, 0x27D4_EB2F];
-    let parts = of.iter().zip(factors).map(|(x, factor)| factor.wrapping_mul(*x as u32));
+    let parts = of
+        .iter()
+        .zip(factors)
+        .map(|(x, factor)| factor.wrapping_mul(*x as u32));
     let x = parts.fold(0, u32::wrapping_add);
     let x = (x ^ (x >> 15)).wrapping_mul(0x2C1B_3C6D);
     let x = (x ^ (x >> 12)).wrapping_mul(0x297A_2D39);
@@ -59,13 +62,19 @@ train: {samples: 800}
         let compression = engine.compression.as_ref().expect("compressed");
         let place = |name: &&str| {
             let name = format!("block.0.{name}.weight");
-            let at = compression.names.iter().position(|other| *other == name).expect("a matrix");
+            let at = compression
+                .names
+                .iter()
+                .position(|other| *other == name)
+                .expect("a matrix");
             compression.grads[at]
         };
         run(&engine, &MATRICES.each_ref().map(place));
     };
     std::thread::scope(|scope| {
-        threads::world(replicas).into_iter().for_each(|world| drop(scope.spawn(|| rank(world))));
+        threads::world(replicas)
+            .into_iter()
+            .for_each(|world| drop(scope.spawn(|| rank(world))));
     });
 }
 
@@ -83,8 +92,10 @@ fn norm(x: &[f32]) -> f64 {
 #[test]
 fn gradients_are_those_of_pytorchs_hook() {
     for (size, rank, bytes) in THEIRS {
-        let theirs: Vec<f32> =
-            bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let theirs: Vec<f32> = bytes
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
         replicas(size, rank, |engine, grads| {
             let mut theirs = &theirs[..];
             let mut next = |len: usize| {
@@ -94,7 +105,9 @@ fn gradients_are_those_of_pytorchs_hook() {
             };
             let compression = engine.compression.as_ref().expect("compressed");
             for matrix in &compression.buckets[0].matrices {
-                engine.be.upload(bytemuck::cast_slice(next(matrix.q.numel())), matrix.q);
+                engine
+                    .be
+                    .upload(bytemuck::cast_slice(next(matrix.q.numel())), matrix.q);
             }
             let place = engine.params.groups.gradients.rank();
             for step in 0..STEPS {
@@ -126,7 +139,10 @@ fn one_infinite_gradient_leaves_every_replicas_states() {
         let compression = engine.compression.as_ref().expect("compressed");
         let kept = || -> Vec<Vec<f32>> {
             let matrices = compression.buckets[0].matrices.iter();
-            matrices.flat_map(|m| [m.error, m.q]).map(|x| read(engine, x)).collect()
+            matrices
+                .flat_map(|m| [m.error, m.q])
+                .map(|x| read(engine, x))
+                .collect()
         };
         let place = engine.params.groups.gradients.rank();
         for (step, infinite) in [false, true, false].into_iter().enumerate() {

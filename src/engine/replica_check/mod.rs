@@ -60,9 +60,16 @@ pub fn plan_digests(
     params: usize,
     arena: &Arena,
 ) -> Tensor {
-    let ranks = groups.tensor.size().max(groups.gradients.size()).max(groups.embedding.size());
+    let ranks = groups
+        .tensor
+        .size()
+        .max(groups.gradients.size())
+        .max(groups.embedding.size());
     let count = |selected: fn(&StateSpec) -> bool| -> usize {
-        states.iter().map(|kept| kept.states().filter(|(state, ..)| selected(state)).count()).sum()
+        states
+            .iter()
+            .map(|kept| kept.states().filter(|(state, ..)| selected(state)).count())
+            .sum()
     };
     // The model weights are the only compared state of sharded parameters.
     let whole = count(|state| !state.extent.is_sharded());
@@ -93,11 +100,17 @@ pub fn check(
         |s: &StateSpec| s.extent != Extent::PerReplica && !(sharded && s.extent.is_sharded());
     let mut copies = select_states(params, |_, state| is_copy(state));
     if sharded {
-        copies.extend(params.whole_weights().map(|(param, at)| view(&param.name, MODEL, at)));
+        copies.extend(
+            params
+                .whole_weights()
+                .map(|(param, at)| view(&param.name, MODEL, at)),
+        );
     }
     found.extend(compare(&**gradients, copies, &grid.group(*coord, GRADIENTS)));
     let tied = params.whole_weights().filter(|(param, _)| param.spec.tied);
-    let tied = tied.map(|(param, at)| view(&param.name, MODEL, at)).collect();
+    let tied = tied
+        .map(|(param, at)| view(&param.name, MODEL, at))
+        .collect();
     if let Some(ends) = Groups::embedding_ranks(grid, *coord) {
         found.extend(compare(&**embedding, tied, &ends));
     }

@@ -34,7 +34,10 @@ fn check_all(
     std::thread::scope(|scope| {
         let worlds = threads::world(manifest.topology.ranks()).into_iter();
         let ranks: Vec<_> = worlds.map(|world| scope.spawn(|| run(world))).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     })
 }
 
@@ -55,7 +58,12 @@ fn whole(engine: &Engine, name: &str) -> Tensor {
 
 /// States of a parameter on this rank.
 fn kept<'e>(engine: &'e Engine, name: &str) -> &'e ParamStates {
-    engine.store().states().iter().find(|kept| kept.param.name == name).expect(name)
+    engine
+        .store()
+        .states()
+        .iter()
+        .find(|kept| kept.param.name == name)
+        .expect(name)
 }
 
 fn flip_model(engine: &Engine, name: &str) {
@@ -65,7 +73,10 @@ fn flip_model(engine: &Engine, name: &str) {
 /// Asserts that every rank fails, and that all ranks with findings report the same message.
 fn only(results: Vec<Result<(), ReplicasDiverged>>) -> String {
     let all: Vec<ReplicasDiverged> = results.into_iter().map(Result::unwrap_err).collect();
-    let lines = all.iter().filter(|d| !d.found.is_empty()).map(|d| d.to_string());
+    let lines = all
+        .iter()
+        .filter(|d| !d.found.is_empty())
+        .map(|d| d.to_string());
     let mut lines: Vec<String> = lines.collect();
     lines.dedup();
     assert_eq!(lines.len(), 1, "{lines:?}");
@@ -131,7 +142,10 @@ fn a_flipped_bit_in_a_tied_embedding_is_named() {
         }
     };
     let results = check_all(&sets, harm);
-    let lines: Vec<String> = results.into_iter().map(|r| r.unwrap_err().to_string()).collect();
+    let lines: Vec<String> = results
+        .into_iter()
+        .map(|r| r.unwrap_err().to_string())
+        .collect();
     let line = "embed.token on rank 6 (TP0 PP3 DP0) is not the same as on rank 0 (TP0 PP0 DP0)";
     assert_eq!((lines[0].as_str(), lines[6].as_str()), (line, line));
     assert_eq!(lines[3], "weights that must be equal differ on other ranks");

@@ -88,7 +88,9 @@ impl SumLengths {
             groups.gradients.all_reduce(sums);
         }
         if tensor_tied + tied > 0 {
-            groups.embedding.all_reduce(sums.span(tensor, tensor_tied + tied));
+            groups
+                .embedding
+                .all_reduce(sums.span(tensor, tensor_tied + tied));
         }
     }
 }
@@ -225,7 +227,9 @@ impl OptimizerRule for Adafactor {
                 }
             });
         }
-        layout.first.all_reduce(step, step.scratch.span(0, layout.first.total()));
+        layout
+            .first
+            .all_reduce(step, step.scratch.span(0, layout.first.total()));
         for (p, part, sums) in with_sums() {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows));
             let (cols, v) = (sums.cols, second_moment(p, &part, sums));
@@ -236,9 +240,11 @@ impl OptimizerRule for Adafactor {
             let y = sums.update.add();
             be.run(op::AdafactorSquareSums { rule, scalars, grad, part, v, y });
         }
-        layout
-            .second
-            .all_reduce(step, step.scratch.span(layout.first.total(), layout.second.total()));
+        layout.second.all_reduce(
+            step,
+            step.scratch
+                .span(layout.first.total(), layout.second.total()),
+        );
         let update = |i: usize, p: &ParamStates| {
             let (part, sums) = (part(p), &sums[i]);
             if part.len == 0 {

@@ -37,8 +37,11 @@ impl OptimizerRule for Adam8bit {
         let mut states = self.adamw.states(param);
         if self.is_coded(param) {
             states.retain(|state| [MODEL, MASTER].contains(&state.name));
-            states
-                .extend([FIRST, SECOND].iter().flat_map(|moment| moment.coded_states(self.block)));
+            states.extend(
+                [FIRST, SECOND]
+                    .iter()
+                    .flat_map(|moment| moment.coded_states(self.block)),
+            );
         }
         states
     }
@@ -49,7 +52,8 @@ impl OptimizerRule for Adam8bit {
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
         let is_coded = |p: &&ParamStates| self.is_coded(&p.param.spec);
-        self.adamw.update_all(step, params.iter().filter(|p| !is_coded(p)));
+        self.adamw
+            .update_all(step, params.iter().filter(|p| !is_coded(p)));
         let update = |p: &ParamStates| {
             let [m, v] = [FIRST, SECOND]
                 .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
@@ -63,7 +67,11 @@ impl OptimizerRule for Adam8bit {
                 weight: p.get(MODEL),
             });
         };
-        params.iter().filter(is_coded).filter(|p| !p.part.is_empty()).for_each(update);
+        params
+            .iter()
+            .filter(is_coded)
+            .filter(|p| !p.part.is_empty())
+            .for_each(update);
     }
 
     fn resumes_from(&self, rule: &str) -> bool {
@@ -98,7 +106,11 @@ train: {samples: 800}
     fn coded_weights(m: &Manifest) -> Vec<&'static str> {
         let rule = super::super::optimizer_rule(m);
         let coded = |spec: &ParamSpec| rule.states(spec).iter().any(|s| s.dtype == DType::U8);
-        table(&m.model).iter().filter(|spec| coded(spec)).map(|spec| spec.name).collect()
+        table(&m.model)
+            .iter()
+            .filter(|spec| coded(spec))
+            .map(|spec| spec.name)
+            .collect()
     }
 
     #[test]
@@ -114,7 +126,9 @@ train: {samples: 800}
     #[test]
     fn the_weights_that_are_cut_by_columns_are_those_of_the_check() {
         let specs = table(&manifest(&[]).model);
-        let cut = specs.iter().filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols);
+        let cut = specs
+            .iter()
+            .filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols);
         let cut: Vec<(&str, usize)> = cut.map(|spec| (spec.name, spec.cols)).collect();
         assert_eq!(cut, [("attn.proj.weight", 128), ("mlp.fc2.weight", 512)]);
     }
@@ -126,7 +140,11 @@ train: {samples: 800}
         let optimizer = |sets: &[&str]| {
             let m = manifest(&[&["precision=bf16"], sets].concat());
             let (plan, layout) = Engine::plan(&Dry::default(), &Groups::solo(), &m, true);
-            let (_, bytes) = plan.rows.into_iter().find(|(name, _)| *name == "optimizer").unwrap();
+            let (_, bytes) = plan
+                .rows
+                .into_iter()
+                .find(|(name, _)| *name == "optimizer")
+                .unwrap();
             let matrices = layout.params().filter(|param| param.spec.is_block_matrix());
             (bytes.0 as f64, matrices.map(|param| param.numel()).sum::<usize>() as f64)
         };

@@ -38,7 +38,8 @@ impl AdamW {
             AdamWUpdate { rule: self.constants(step, p), grad: p.grad, master, m, v, weight }
         };
         let updates: Vec<_> = params.filter(|p| !p.part.is_empty()).map(update).collect();
-        step.be.run(op::AdamW { scalars: step.scalars, updates: &updates });
+        step.be
+            .run(op::AdamW { scalars: step.scalars, updates: &updates });
     }
 }
 

@@ -95,7 +95,9 @@ impl Moment {
 /// Moments that a checkpoint holds as codes, each with its conversion to 32 bits.
 pub fn decoding_conversions(saved: SavedStates) -> Vec<(&'static str, Conversion)> {
     let plain = [FIRST, SECOND].into_iter().map(|moment| moment.plain);
-    plain.filter_map(|name| Some((name, convert(&StateSpec::moment(name), 0, saved)?))).collect()
+    plain
+        .filter_map(|name| Some((name, convert(&StateSpec::moment(name), 0, saved)?)))
+        .collect()
 }
 
 /// Conversion to a state of one format, in blocks of `block` columns, from the other format. None

@@ -49,7 +49,10 @@ impl Advisor<'_> {
     /// pairs if no single one is enough.
     pub fn remedies(&self) -> Vec<Change> {
         let fitting = |proposals: Vec<Proposal>| -> Vec<Change> {
-            proposals.into_iter().filter_map(|proposal| self.fitting(proposal)).collect()
+            proposals
+                .into_iter()
+                .filter_map(|proposal| self.fitting(proposal))
+                .collect()
         };
         let first = smaller(self.manifest, self.setup);
         let mut found = fitting(first.clone());
@@ -65,7 +68,11 @@ impl Advisor<'_> {
         let stages = dry_run::stages(self.manifest);
         let now = dry_run::seconds(&stages, self.setup);
         let (mut found, mut too_large) = (Vec::new(), Vec::new());
-        for proposal in self.accumulate(&stages).into_iter().chain(faster(self.setup)) {
+        for proposal in self
+            .accumulate(&stages)
+            .into_iter()
+            .chain(faster(self.setup))
+        {
             match self.fitting(proposal.clone()) {
                 Some(change) => found.push(change),
                 None => too_large.push(proposal),
@@ -91,7 +98,10 @@ impl Advisor<'_> {
     ) -> Vec<Proposal> {
         let pairs_with = |one: Proposal| {
             let Some((m, setup)) = self.changed(&one.sets) else { return Vec::new() };
-            second(&m, &setup).into_iter().map(|two| one.and(two)).collect::<Vec<Proposal>>()
+            second(&m, &setup)
+                .into_iter()
+                .map(|two| one.and(two))
+                .collect::<Vec<Proposal>>()
         };
         first.into_iter().flat_map(pairs_with).collect()
     }
@@ -124,7 +134,10 @@ impl Advisor<'_> {
     /// Larger steps, if sums of gradients take a large share of one.
     fn accumulate(&self, stages: &[dry_run::Stage]) -> Option<Proposal> {
         let parts = dry_run::parts(stages, self.setup);
-        let sums = parts.iter().find(|(name, _)| *name == dry_run::SUMS).map_or(0.0, |part| part.1);
+        let sums = parts
+            .iter()
+            .find(|(name, _)| *name == dry_run::SUMS)
+            .map_or(0.0, |part| part.1);
         let large = sums >= SUMS * dry_run::seconds(stages, self.setup);
         let (old, new) = (self.setup.global, TIMES * self.setup.global);
         let what = format!("global batch {old} → {new}: {TIMES} × the tokens a sum");
@@ -146,7 +159,11 @@ impl Advisor<'_> {
 }
 
 fn sorted(mut found: Vec<Change>) -> Vec<Change> {
-    found.sort_by(|a, b| (a.kind, a.seconds).partial_cmp(&(b.kind, b.seconds)).expect("seconds"));
+    found.sort_by(|a, b| {
+        (a.kind, a.seconds)
+            .partial_cmp(&(b.kind, b.seconds))
+            .expect("seconds")
+    });
     found.dedup_by(|a, b| (a.kind, a.bytes, a.seconds) == (b.kind, b.bytes, b.seconds));
     found
 }
@@ -165,11 +182,18 @@ fn smaller(m: &Manifest, setup: &Setup) -> Vec<Proposal> {
 /// Changes that may be faster.
 fn faster(setup: &Setup) -> Vec<Proposal> {
     let others = |zero: &&u8| **zero != setup.topology.zero && setup.topology.data > 1;
-    let zeros = setup.program.zeros(setup.topology.pipeline).iter().filter(others);
+    let zeros = setup
+        .program
+        .zeros(setup.topology.pipeline)
+        .iter()
+        .filter(others);
     let shard = |zero: &u8| {
         let set = format!("topology.zero={zero}");
         Proposal::new(ChangeKind::Shard, format!("ZeRO-{zero}"), set, setup)
     };
     let proposals = propose_faster(setup).into_iter();
-    proposals.filter(|proposal| !proposal.sets.is_empty()).chain(zeros.map(shard)).collect()
+    proposals
+        .filter(|proposal| !proposal.sets.is_empty())
+        .chain(zeros.map(shard))
+        .collect()
 }

@@ -148,13 +148,16 @@ impl<'a> Bounds<'a> {
 
     /// None if the cut needs more memory than available.
     pub fn bound(&self, s: &Setup) -> Option<Bound> {
-        let bytes = self.bytes(s).filter(|bytes| *bytes <= self.limits.device.0)?;
+        let bytes = self
+            .bytes(s)
+            .filter(|bytes| *bytes <= self.limits.device.0)?;
         Some(Bound { seconds: self.seconds(s), bytes })
     }
 
     /// False if the cut needs more memory than available.
     pub fn may_fit(&self, s: &Setup) -> bool {
-        self.bytes(s).is_some_and(|bytes| bytes <= self.limits.device.0)
+        self.bytes(s)
+            .is_some_and(|bytes| bytes <= self.limits.device.0)
     }
 
     /// Memory of the rank that reserves most; None if the host has too little memory.
@@ -176,14 +179,20 @@ impl<'a> Bounds<'a> {
                 passes.one.saved + (*layers as u64 - 1) * passes.more.saved
             };
             let saved = kind.chunks.iter().map(chunk).max().expect("a chunk");
-            let workspace =
-                kind.chunks.iter().map(|(_, end)| passes[*end as usize].one.workspace).max();
+            let workspace = kind
+                .chunks
+                .iter()
+                .map(|(_, end)| passes[*end as usize].one.workspace)
+                .max();
             let inputs = passes[kind.end() as usize].one.inputs;
             let slots = self.micro_batches_held(s, kind.rank) as u64;
             let device = kept(|s| s.device) + slots * saved + workspace.expect("a chunk") + inputs;
             (kept(|s| s.host) <= self.limits.host_share(s.ranks()).0).then_some(device)
         };
-        kinds.iter().map(rank_bytes).try_fold(0, |most, bytes| Some(bytes?.max(most)))
+        kinds
+            .iter()
+            .map(rank_bytes)
+            .try_fold(0, |most, bytes| Some(bytes?.max(most)))
     }
 
     /// Lower bound of the seconds of the passes, which many more cuts have in common than the whole.
@@ -202,8 +211,11 @@ impl<'a> Bounds<'a> {
         };
         let seconds: Vec<f64> = kinds.iter().map(micro).collect();
         let slowest = seconds.iter().copied().fold(0.0, f64::max);
-        let sum: f64 =
-            kinds.iter().zip(&seconds).map(|(kind, seconds)| kind.count as f64 * seconds).sum();
+        let sum: f64 = kinds
+            .iter()
+            .zip(&seconds)
+            .map(|(kind, seconds)| kind.count as f64 * seconds)
+            .sum();
         // Sums in another order than the dry run's differ in their last digits.
         (1.0 - 1e-9) * (s.micros() as f64 * slowest + (sum - slowest) / s.topology.chunks as f64)
     }
@@ -252,7 +264,12 @@ impl<'a> Bounds<'a> {
             let m = Manifest { optimizer: Optimizer::AdamW(PLAIN), ..self.manifest.clone() };
             let one = counted(&m, &plain, 1, 1);
             let two = counted(&m, &plain, 2, 1);
-            Arc::new(one.into_iter().zip(two).map(|(one, two)| layered_passes(one, two)).collect())
+            Arc::new(
+                one.into_iter()
+                    .zip(two)
+                    .map(|(one, two)| layered_passes(one, two))
+                    .collect(),
+            )
         })
     }
 
@@ -299,7 +316,9 @@ fn step_seconds(s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: 
 
 /// Possible memories of gradients: also the host's if the manifest leaves it open.
 fn homes(s: &Setup) -> Vec<GradientHome> {
-    if s.topology.gradients_are_open(s.moments == Moments::Adafactor) {
+    if s.topology
+        .gradients_are_open(s.moments == Moments::Adafactor)
+    {
         vec![GradientHome::Auto, GradientHome::Host]
     } else {
         vec![s.topology.offload.gradients]
@@ -325,7 +344,9 @@ fn counted(
     let mut m = cuts::manifest(m, &setup);
     m.batch.ramp_up = None;
     m.train.device_memory = None;
-    (0..stages).map(|stage| dry_run::count_stage(&m, stage)).collect()
+    (0..stages)
+        .map(|stage| dry_run::count_stage(&m, stage))
+        .collect()
 }
 
 fn layered_passes(
@@ -373,7 +394,11 @@ fn passes(mut host: Tally) -> Tally {
 }
 
 fn row(plan: &MemoryPlan, name: &str) -> u64 {
-    plan.rows.iter().filter(|row| row.0 == name).map(|row| row.1.0).sum()
+    plan.rows
+        .iter()
+        .filter(|row| row.0 == name)
+        .map(|row| row.1.0)
+        .sum()
 }
 
 /// all += times · more
@@ -393,7 +418,9 @@ fn rank_kinds(s: &Setup) -> Vec<RankKind> {
     let mut kinds: Vec<RankKind> = Vec::new();
     for rank in 0..ranks {
         let stages = (rank..cuts.len()).step_by(ranks);
-        let chunks: Vec<_> = stages.map(|stage| (cuts[stage].len(), end(stage))).collect();
+        let chunks: Vec<_> = stages
+            .map(|stage| (cuts[stage].len(), end(stage)))
+            .collect();
         match kinds.iter_mut().find(|kind| kind.chunks == chunks) {
             Some(kind) => kind.count += 1,
             None => kinds.push(RankKind { rank, count: 1, chunks }),

@@ -51,7 +51,9 @@ pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result
         uncertainty: MEASURED,
         ..hw.clone()
     };
-    let per_node = found.per_node().unwrap_or_else(|ranks| ranks.max(setup.per_node));
+    let per_node = found
+        .per_node()
+        .unwrap_or_else(|ranks| ranks.max(setup.per_node));
     Ok(Setup { hardware: learned.leak(), per_node, ..setup })
 }
 
@@ -73,7 +75,10 @@ fn ops(found: &Measured, hw: &Hardware, shares: Shares) -> BTreeMap<String, f64>
     if factors.is_empty() {
         return hw.ops.clone();
     }
-    factors.into_iter().map(|(name, each)| (name.to_string(), median(each))).collect()
+    factors
+        .into_iter()
+        .map(|(name, each)| (name.to_string(), median(each)))
+        .collect()
 }
 
 /// Least factor of an op: its launches may be cheaper than the table says.
@@ -133,10 +138,13 @@ pub fn slowdown(
         "learned from {steps} steps: they took {slowdown:.2} times what is planned for {name}"
     );
     if let Some(parts) = &parts {
-        let factors = Part::ALL.iter().map(|(part, name)| (name, parts[*part as usize]));
+        let factors = Part::ALL
+            .iter()
+            .map(|(part, name)| (name, parts[*part as usize]));
         let learned = factors.filter(|(_, factor)| *factor != 1.0);
-        let named: Vec<String> =
-            learned.map(|(name, factor)| format!("{name} {factor:.2}")).collect();
+        let named: Vec<String> = learned
+            .map(|(name, factor)| format!("{name} {factor:.2}"))
+            .collect();
         line += &format!(", after each part's own factor: {}", named.join(", "));
     }
     if let Some(processors) = turns {
@@ -206,12 +214,18 @@ fn link(found: &Measured, in_node: bool) -> Option<Link> {
     let is_of_kind = |row: &&GroupSpeed| row.in_node == in_node;
     let largest = |row: &&GroupSpeed| {
         let same = |other: &&GroupSpeed| (&other.group, &other.op) == (&row.group, &row.op);
-        found.groups.iter().filter(same).all(|other| other.bytes <= row.bytes)
+        found
+            .groups
+            .iter()
+            .filter(same)
+            .all(|other| other.bytes <= row.bytes)
     };
     let rows = || found.groups.iter().filter(is_of_kind);
     let messages = rows().filter(|row| row.op == "send_recv" && row.bytes == LATENCY_BYTES);
     let latencies = messages.map(|row| 1e6 * row.seconds);
-    let large = rows().filter(|row| row.bytes > LATENCY_BYTES).filter(largest);
+    let large = rows()
+        .filter(|row| row.bytes > LATENCY_BYTES)
+        .filter(largest);
     let bandwidths = large.map(|row| row.busbw_gb_s);
     let (latency_us, gb_s) = (median(latencies), median(bandwidths));
     (latency_us.is_finite() && gb_s.is_finite()).then_some(Link { latency_us, gb_s })
@@ -339,8 +353,12 @@ train: {samples: 800}
         let products = (gemm.flops / 0.2e12).max(gemm.bytes / 10e9) + gemm.calls * 5e-6;
         near(part("matrix products"), micros * products);
         let sums = |work: &dry_run::Workload, groups: &[&str], alpha: f64, beta: f64| -> f64 {
-            let of = work.messages.iter().filter(|((group, _), _)| groups.contains(group));
-            of.map(|(_, sent)| sent.calls * alpha + sent.bytes / beta).sum()
+            let of = work
+                .messages
+                .iter()
+                .filter(|((group, _), _)| groups.contains(group));
+            of.map(|(_, sent)| sent.calls * alpha + sent.bytes / beta)
+                .sum()
         };
         let tensor = sums(&work.micro, &["tensor", "tp_async"], 7e-6, 5e9);
         assert!(tensor > 0.0);
@@ -355,14 +373,20 @@ train: {samples: 800}
     fn host_and_transfers_are_those_of_the_document() {
         let m = planned(&[]);
         let mut gpus = measured();
-        for (rank, (up, down)) in gpus.ranks.iter_mut().zip([(9.0, 8.0), (7.0, 9.0), (6.0, 30.0)]) {
+        for (rank, (up, down)) in gpus
+            .ranks
+            .iter_mut()
+            .zip([(9.0, 8.0), (7.0, 9.0), (6.0, 30.0)])
+        {
             (rank.upload_gb_s, rank.download_gb_s) = (Some(up), Some(down));
             rank.host_copy_gb_s = 12.0;
         }
         let learned = learn(&gpus, "bench.json", &m, setup(&m)).unwrap().hardware;
         near(learned.link_gb_s, 7.0);
         near(learned.host_gb_s * HOST_SHARE, 18.0); // of 24 and 12
-        let without = learn(&measured(), "bench.json", &m, setup(&m)).unwrap().hardware;
+        let without = learn(&measured(), "bench.json", &m, setup(&m))
+            .unwrap()
+            .hardware;
         near(without.link_gb_s, 10.0);
         near(without.host_gb_s * HOST_SHARE, 20.0 * 0.7);
     }
@@ -378,7 +402,11 @@ train: {samples: 800}
         };
         let eval = "{\"step\":3,\"consumed_samples\":96,\"eval\":\"valid\",\"lm_loss\":3.0}\n";
         let times = [9.0, half, half * 1.01, half * 0.99, half * 7.0];
-        let text: String = times.iter().enumerate().map(|(i, sec)| line(i + 1, *sec)).collect();
+        let text: String = times
+            .iter()
+            .enumerate()
+            .map(|(i, sec)| line(i + 1, *sec))
+            .collect();
         let text = text + eval;
         assert!(!Measured::is_document(&text) && !Measured::is_document(&line(1, half)));
         let log = logs::read(&text, "metrics.jsonl", &base).unwrap();
@@ -424,8 +452,11 @@ train: {samples: 800}
     fn another_machine_another_precision_and_other_files_are_refused() {
         let m = planned(&[]);
         let other = Measured { hardware: Some("h100-80g".into()), ..measured() };
-        let refused =
-            |found: &Measured| learn(found, "bench.json", &m, setup(&m)).unwrap_err().to_string();
+        let refused = |found: &Measured| {
+            learn(found, "bench.json", &m, setup(&m))
+                .unwrap_err()
+                .to_string()
+        };
         assert!(refused(&other).contains("measured on h100-80g, and the plan is for cpu"));
         let other = Measured { precision: manifest::Precision::Bf16, ..measured() };
         assert!(refused(&other).contains("measured in bf16, and the plan is in f32"));
@@ -452,6 +483,11 @@ train: {samples: 800}
             assert!(text.contains("gptrain bench --json"), "{text}");
         }
         let cut = &good.to_string()[..200];
-        assert!(Measured::read(cut, "b").unwrap_err().to_string().contains("is not a document"));
+        assert!(
+            Measured::read(cut, "b")
+                .unwrap_err()
+                .to_string()
+                .contains("is not a document")
+        );
     }
 }

@@ -32,11 +32,17 @@ impl CompressionGain {
             dry_run::stages(&Manifest { topology, ..m.clone() })
         });
         let sent = |stages: &[dry_run::Stage]| {
-            stages.iter().map(|stage| stage.sends(setup.micros())[2]).fold(0.0, f64::max)
+            stages
+                .iter()
+                .map(|stage| stage.sends(setup.micros())[2])
+                .fold(0.0, f64::max)
         };
         let part = |stages: &[dry_run::Stage], name| -> f64 {
             let parts = dry_run::parts(stages, setup).into_iter();
-            parts.filter(|(part, _)| *part == name).map(|(_, seconds)| seconds).sum()
+            parts
+                .filter(|(part, _)| *part == name)
+                .map(|(_, seconds)| seconds)
+                .sum()
         };
         let once = "once a step: optimizer";
         Some(CompressionGain {

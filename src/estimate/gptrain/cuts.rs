@@ -62,7 +62,8 @@ pub fn list(m: &Manifest, base: &Setup, ramp: Ramp, devices: usize, extras: Extr
             // Interleaving takes micro-batches in groups of one a stage.
             let group = if chunks > 1 { pipeline } else { 1 };
             let divide = |micro: &&usize| {
-                ramp.sizes().all(|size| size.is_multiple_of(**micro * data * group))
+                ramp.sizes()
+                    .all(|size| size.is_multiple_of(**micro * data * group))
             };
             let mut base = base.clone();
             let t = &mut base.topology;
@@ -82,10 +83,15 @@ pub fn list(m: &Manifest, base: &Setup, ramp: Ramp, devices: usize, extras: Extr
 /// Chunks of layers a stage, and the rules by which layers can be dealt to them.
 fn pipelines(s: &Setup) -> Vec<(usize, LayerSplit)> {
     let (layers, stages) = (s.model.layers, s.topology.pipeline);
-    let chunks = [1].iter().chain(s.program.chunks()).filter(|chunks| **chunks == 1 || stages > 1);
+    let chunks = [1]
+        .iter()
+        .chain(s.program.chunks())
+        .filter(|chunks| **chunks == 1 || stages > 1);
     let rules = |chunks: &usize| {
         let chunks = *chunks;
-        rules(layers, stages * chunks).into_iter().map(move |rule| (chunks, rule))
+        rules(layers, stages * chunks)
+            .into_iter()
+            .map(move |rule| (chunks, rule))
     };
     chunks.flat_map(rules).collect()
 }
@@ -97,7 +103,9 @@ fn rules(layers: usize, parts: usize) -> Vec<LayerSplit> {
         (LayerSplit::TransformerAndEmbedding, (layers + 2).is_multiple_of(parts)),
         (LayerSplit::Balanced, true),
     ];
-    let possible = rules.into_iter().filter(|(_, divides)| *divides && parts <= layers);
+    let possible = rules
+        .into_iter()
+        .filter(|(_, divides)| *divides && parts <= layers);
     possible.map(|(rule, _)| rule).collect()
 }
 
@@ -109,7 +117,8 @@ fn recomputes(s: &Setup) -> Vec<Recompute> {
         setup
     };
     let all = s.program.recomputes().iter().copied();
-    all.filter(|recompute| !is_repeated(&with(*recompute))).collect()
+    all.filter(|recompute| !is_repeated(&with(*recompute)))
+        .collect()
 }
 
 /// Whether an earlier rule gives the same stages.
@@ -138,15 +147,21 @@ fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
                 more.then(|| s.clone().with_topology(|t| t.offload.what = what))
             }
         };
-        let optimizer: Vec<Setup> = cuts.iter().filter_map(from(OffloadWhat::Optimizer)).collect();
+        let optimizer: Vec<Setup> = cuts
+            .iter()
+            .filter_map(from(OffloadWhat::Optimizer))
+            .collect();
         let full: Vec<Setup> = cuts.iter().filter_map(from(OffloadWhat::Full)).collect();
         cuts.extend(optimizer.into_iter().chain(full));
     }
     if extras.powersgd {
-        let compressed =
-            cuts.iter().filter(|s| s.topology.data > 1 && s.topology.compression.is_none());
-        let low =
-            |s: &Setup| s.clone().with_topology(|t| t.compression = Some(PowerSgd::default()));
+        let compressed = cuts
+            .iter()
+            .filter(|s| s.topology.data > 1 && s.topology.compression.is_none());
+        let low = |s: &Setup| {
+            s.clone()
+                .with_topology(|t| t.compression = Some(PowerSgd::default()))
+        };
         cuts.extend(compressed.map(low).collect::<Vec<_>>());
     }
     cuts

@@ -91,7 +91,12 @@ pub fn by_part(stages: &[Stage], s: &Setup, stage: usize) -> PartSeconds {
         };
         parts[part as usize] += seconds;
     }
-    for (row, hidden) in stages[stage].work.overlap_by_row(&prices, s.micros()).iter().enumerate() {
+    for (row, hidden) in stages[stage]
+        .work
+        .overlap_by_row(&prices, s.micros())
+        .iter()
+        .enumerate()
+    {
         parts[Part::from_traffic(row) as usize] -= hidden;
     }
     parts

@@ -184,7 +184,10 @@ impl MemoryLimits {
         let gib = |gib: f64| (gib * 1073741824.0).max(0.0) as u64;
         let device = gib(hw.memory_gib - hw.context_mib / 1024.0);
         let device = Bytes(device.saturating_sub(headroom(m, hw).0));
-        let device = m.train.device_memory.map_or(device, |most| device.min(most));
+        let device = m
+            .train
+            .device_memory
+            .map_or(device, |most| device.min(most));
         MemoryLimits { device, host: Bytes(gib(hw.host_gib)), per_node: hw.per_node }
     }
 
@@ -244,7 +247,10 @@ fn memory_within(
     alike: &[usize],
     limits: MemoryLimits,
 ) -> Option<BTreeMap<usize, StageMemory>> {
-    let distinct = alike.iter().enumerate().filter(|(stage, first)| stage == *first);
+    let distinct = alike
+        .iter()
+        .enumerate()
+        .filter(|(stage, first)| stage == *first);
     let needs = distinct.map(|(stage, _)| Some((stage, reserve(m, stage))));
     needs
         .map(|each| each.filter(|(_, needs)| limits.hold(&needs.memory_plan, m.topology.ranks())))
@@ -256,12 +262,25 @@ fn memory_within(
 fn first_alike_stages(m: &Manifest) -> Vec<usize> {
     let (cuts, ranks) = (engine::cuts(&m.model, &m.topology), m.topology.pipeline);
     let chunk = |stage: usize| {
-        let kinds = cuts[stage].clone().map(|layer| m.model.kind(layer)).collect::<Vec<_>>();
+        let kinds = cuts[stage]
+            .clone()
+            .map(|layer| m.model.kind(layer))
+            .collect::<Vec<_>>();
         (kinds, stage == 0, stage + 1 == cuts.len())
     };
-    let kind = |rank: usize| (rank..cuts.len()).step_by(ranks).map(chunk).collect::<Vec<_>>();
+    let kind = |rank: usize| {
+        (rank..cuts.len())
+            .step_by(ranks)
+            .map(chunk)
+            .collect::<Vec<_>>()
+    };
     let kinds: Vec<_> = (0..ranks).map(kind).collect();
-    let first = |kind| kinds.iter().position(|other| other == kind).expect("itself at least");
+    let first = |kind| {
+        kinds
+            .iter()
+            .position(|other| other == kind)
+            .expect("itself at least")
+    };
     kinds.iter().map(first).collect()
 }
 
@@ -291,7 +310,12 @@ fn reserve(m: &Manifest, stage: usize) -> StageMemory {
     let (memory_plan, layout) = Engine::plan(&device(m), &groups, m, m.data.causal());
     let own = layout.params().filter(|param| !param.tied_copy);
     let parameters = own.map(|param| param.numel() as u64).sum();
-    let layers = layout.shard.chunks.iter().map(|chunk| chunk.layers.len()).sum();
+    let layers = layout
+        .shard
+        .chunks
+        .iter()
+        .map(|chunk| chunk.layers.len())
+        .sum();
     StageMemory { layers, memory_plan, parameters }
 }
 
@@ -315,7 +339,9 @@ fn count_work(m: &Manifest, stage: usize) -> Work {
     let engine = engine.expect("a dry device is never full");
     engine.set_steps(u64::MAX / 2); // whatever a run begins with is over
     let step = |micros| {
-        engine.step(&mut |_: &_| Ok(()), micros, 0.0).expect("loading nothing does not fail");
+        engine
+            .step(&mut |_: &_| Ok(()), micros, 0.0)
+            .expect("loading nothing does not fail");
     };
     step(fewest); // of which an update may be late
     let count = |micros: usize| {
@@ -340,7 +366,10 @@ fn groups(m: &Manifest, stage: usize, journal: &Rc<Journal>) -> Groups {
     let grid = m.topology.grid();
     let rank = grid.rank(grid.first().with(Axis::Pipeline, stage));
     Groups::for_rank(rank, &m.topology, |name, ranks| {
-        let at = ranks.iter().position(|member| *member == rank).expect("a member");
+        let at = ranks
+            .iter()
+            .position(|member| *member == rank)
+            .expect("a member");
         match ranks.len() {
             1 => Box::new(Solo),
             size => Box::new(dry::Dry::new(name, at, size, journal)),
@@ -375,7 +404,9 @@ fn parts_with_prices(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'sta
 
 fn slowest(each: &[f64]) -> usize {
     let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
-    (0..each.len()).max_by(slower).expect("a pipeline has a stage")
+    (0..each.len())
+        .max_by(slower)
+        .expect("a pipeline has a stage")
 }
 
 /// Seconds of an iteration by purpose, as one stage spends them: it waits for slower ones.
@@ -389,14 +420,26 @@ pub fn stage_parts(
     let each = stage_seconds(stages, prices);
     let slowest = slowest(&each);
     let chunks = s.topology.chunks as f64;
-    let bare = stages.iter().map(|stage| stage.work.overlap(prices)[0].messages).sum::<f64>() / 2.0;
+    let bare = stages
+        .iter()
+        .map(|stage| stage.work.overlap(prices)[0].messages)
+        .sum::<f64>()
+        / 2.0;
     let bubble = (each.iter().sum::<f64>() - each[slowest]) / chunks + bare;
     let work = &stages[stage].work;
     let bubble = bubble + (each[slowest] - each[stage]) * micros;
-    let mut parts: Vec<(&'static str, f64)> =
-        work.micro.seconds(prices).iter().map(|(name, t)| (*name, t * micros)).collect();
+    let mut parts: Vec<(&'static str, f64)> = work
+        .micro
+        .seconds(prices)
+        .iter()
+        .map(|(name, t)| (*name, t * micros))
+        .collect();
     let step = work.step.seconds(&prices.once());
-    let sums = step.iter().filter(|(name, _)| *name == "data parallel").map(|part| part.1).sum();
+    let sums = step
+        .iter()
+        .filter(|(name, _)| *name == "data parallel")
+        .map(|part| part.1)
+        .sum();
     parts.push(("pipeline bubble", bubble));
     parts.push((SUMS, sums));
     parts.push(("once a step: optimizer", total(&step) - sums));
@@ -444,13 +487,20 @@ pub fn error(hw: &Hardware) -> f64 {
 /// The stage whose first rank reserves most.
 pub fn peak(stages: &[Stage]) -> (usize, Bytes) {
     let total = |i: &usize| stages[*i].memory_plan.total().0;
-    let stage = (0..stages.len()).rev().max_by_key(total).expect("a pipeline has a stage");
+    let stage = (0..stages.len())
+        .rev()
+        .max_by_key(total)
+        .expect("a pipeline has a stage");
     (stage, stages[stage].memory_plan.total())
 }
 
 /// The most that a rank reserves on its host.
 pub fn host_peak(stages: &[Stage]) -> Bytes {
-    stages.iter().map(|stage| stage.memory_plan.host_total()).max().expect("a stage")
+    stages
+        .iter()
+        .map(|stage| stage.memory_plan.host_total())
+        .max()
+        .expect("a stage")
 }
 
 #[cfg(test)]

@@ -96,8 +96,12 @@ struct Timings {
 impl Timings {
     /// From the seconds of each op's tries, and how busy other programs were in the pauses.
     fn new(mut seconds: [Vec<f64>; 2], pauses: &[Busy]) -> Timings {
-        seconds.iter_mut().for_each(|tries| tries.sort_by(f64::total_cmp));
-        let spread = seconds.iter().map(|tries| tries[tries.len() / 2] / tries[0]);
+        seconds
+            .iter_mut()
+            .for_each(|tries| tries.sort_by(f64::total_cmp));
+        let spread = seconds
+            .iter()
+            .map(|tries| tries[tries.len() / 2] / tries[0]);
         let spread = spread.fold(1.0, f64::max);
         let busy = pauses.iter().map(|pause| pause.busy).sum::<f64>() / pauses.len() as f64;
         let busy = Busy { busy, processors: pauses[0].processors };
@@ -183,8 +187,12 @@ fn readings_of_a_busy_machine_widen_the_bar_and_are_noted() {
     let product = 2.0 * (ROWS * WIDTH * WIDTH) as f64 / 0.5e12;
     let copy = 2.0 * COPIED as f64 / 10e9;
     // The fastest of the tries is not the first; half of the products' tries took three times as long.
-    let slow = [3.0, 1.0, 3.0, 1.2, 3.0, 1.1, 3.0, 3.0].map(|times| times * product).to_vec();
-    let even = [1.1, 1.0, 1.0, 1.1, 1.0, 1.0, 1.1, 1.0].map(|times| times * copy).to_vec();
+    let slow = [3.0, 1.0, 3.0, 1.2, 3.0, 1.1, 3.0, 3.0]
+        .map(|times| times * product)
+        .to_vec();
+    let even = [1.1, 1.0, 1.0, 1.1, 1.0, 1.0, 1.1, 1.0]
+        .map(|times| times * copy)
+        .to_vec();
     let pause = |busy: &f64| Busy { busy: *busy, processors: 4.0 };
     let readings = |busy: [f64; 2]| busy.repeat(4).iter().map(pause).collect::<Vec<Busy>>();
     let row =

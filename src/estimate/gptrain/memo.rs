@@ -17,7 +17,13 @@ impl<K, V> Default for Memo<K, V> {
 impl<K: Eq + Hash, V: Clone> Memo<K, V> {
     /// The value of `key`. Threads that ask meanwhile for the same key wait for it, others do not.
     pub fn get(&self, key: K, make: impl FnOnce() -> V) -> V {
-        let cell = self.cells.lock().expect("no panic").entry(key).or_default().clone();
+        let cell = self
+            .cells
+            .lock()
+            .expect("no panic")
+            .entry(key)
+            .or_default()
+            .clone();
         cell.get_or_init(make).clone()
     }
 }

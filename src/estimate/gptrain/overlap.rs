@@ -110,14 +110,19 @@ impl Clock {
             How::Soon | How::Message => other.how == how,
             How::Queued => other.how == How::Queued || other.in_node == in_node,
         };
-        let over = self.messages[self.over..].iter().take_while(|message| message.end <= self.now);
+        let over = self.messages[self.over..]
+            .iter()
+            .take_while(|message| message.end <= self.now);
         self.over += over.count();
         let earlier = self.messages[self.over..].iter().filter(after);
         let start = earlier.fold(self.now, |start, other| start.max(other.end));
         let later = |other: &&mut Message| {
             other.in_node == in_node && other.end > start && !after(&&**other)
         };
-        self.messages[self.over..].iter_mut().filter(later).for_each(|other| other.end += seconds);
+        self.messages[self.over..]
+            .iter_mut()
+            .filter(later)
+            .for_each(|other| other.end += seconds);
         let end = start + seconds;
         match how {
             How::Now => self.now = end,
@@ -135,7 +140,10 @@ mod tests {
 
     /// Tensor-parallel ranks are on one node here, replicas are not.
     fn send(group: &str, how: How, seconds: f64) -> TimedEvent {
-        let row = TRAFFIC.iter().position(|(name, _)| *name == group).expect("a row");
+        let row = TRAFFIC
+            .iter()
+            .position(|(name, _)| *name == group)
+            .expect("a row");
         TimedEvent::Send { how, row, in_node: group == "tensor", seconds }
     }
 

@@ -69,7 +69,10 @@ impl<'a> Prices<'a> {
 
     /// Seconds of messages one after the other.
     pub fn messages(&self, messages: &Volume) -> f64 {
-        messages.iter().map(|((group, _), sent)| self.message(row(group), sent)).sum()
+        messages
+            .iter()
+            .map(|((group, _), sent)| self.message(row(group), sent))
+            .sum()
     }
 
     /// Seconds of ops and messages one after the other, by purpose.
@@ -79,8 +82,11 @@ impl<'a> Prices<'a> {
             ours.map(|(name, work)| self.op(name, work)).sum::<f64>()
         };
         let sent = |rows: &[usize]| {
-            let ours = messages.iter().filter(|((group, _), _)| rows.contains(&row(group)));
-            ours.map(|((group, _), sent)| self.message(row(group), sent)).sum::<f64>()
+            let ours = messages
+                .iter()
+                .filter(|((group, _), _)| rows.contains(&row(group)));
+            ours.map(|((group, _), sent)| self.message(row(group), sent))
+                .sum::<f64>()
         };
         vec![
             ("matrix products", compute(Part::Products)),
@@ -113,18 +119,25 @@ impl<'a> Prices<'a> {
 }
 
 fn row(group: &str) -> usize {
-    TRAFFIC.iter().position(|(_, groups)| groups.contains(&group)).expect("a group of TRAFFIC")
+    TRAFFIC
+        .iter()
+        .position(|(_, groups)| groups.contains(&group))
+        .expect("a group of TRAFFIC")
 }
 
 /// Number of a group's members on its first member's node.
 fn count_on_node(s: &Setup, members: &[usize]) -> usize {
     let node = |rank: &usize| rank / s.per_node;
-    members.iter().filter(|rank| node(rank) == node(&members[0])).count()
+    members
+        .iter()
+        .filter(|rank| node(rank) == node(&members[0]))
+        .count()
 }
 
 /// Link of a rank to the next of its group. The members of a group on one node are in one ring, which
 /// leaves the node once: they share their part of its adapters.
 pub fn link(s: &Setup, members: &[usize]) -> Link {
     let on_node = count_on_node(s, members);
-    s.hardware.link(on_node == members.len(), s.per_node.div_ceil(on_node))
+    s.hardware
+        .link(on_node == members.len(), s.per_node.div_ceil(on_node))
 }

@@ -21,7 +21,12 @@ pub fn advice(loaded: &Loaded, limits: MemoryLimits, hw: &'static Hardware) -> S
         return another_topology(manifest, setup, limits);
     }
     let step = |change: &Change| format!("{} ({})", set_flags(&change.sets), change.bytes);
-    small.iter().take(NAMED).map(step).collect::<Vec<_>>().join("\n      or ")
+    small
+        .iter()
+        .take(NAMED)
+        .map(step)
+        .collect::<Vec<_>>()
+        .join("\n      or ")
 }
 
 /// Fastest topology over as many GPUs; else the fewest GPUs.

@@ -230,7 +230,8 @@ impl<'a> Search<'a> {
         let passes = cuts.par_iter().enumerate();
         let order = sorted(passes.map(|(i, cut)| (i, self.passes_bound(cut))).collect());
         let slowest = |best: &[Evaluated]| {
-            best.get(most - 1).map_or(f64::INFINITY, |last| last.candidate.seconds)
+            best.get(most - 1)
+                .map_or(f64::INFINITY, |last| last.candidate.seconds)
         };
         let (mut best, mut evaluated): (Vec<Evaluated>, usize) = (Vec::new(), 0);
         for group in order.chunks(BOUNDED) {
@@ -245,8 +246,9 @@ impl<'a> Search<'a> {
                     break;
                 }
                 let some = some.par_iter().with_max_len(1);
-                let found: Vec<Evaluated> =
-                    some.filter_map(|(i, _)| self.planner.evaluate(&cuts[*i], *i)).collect();
+                let found: Vec<Evaluated> = some
+                    .filter_map(|(i, _)| self.planner.evaluate(&cuts[*i], *i))
+                    .collect();
                 best.extend(found);
                 let key = |evaluated: &Evaluated| (evaluated.candidate.seconds, evaluated.number);
                 best.sort_by(|a, b| key(a).partial_cmp(&key(b)).expect("seconds are numbers"));
@@ -267,7 +269,9 @@ impl<'a> Search<'a> {
 
     /// Lower bound of a cut's seconds that needs few dry runs.
     fn passes_bound(&self, cut: &Setup) -> f64 {
-        self.bounds.as_ref().map_or(0.0, |bounds| bounds.passes_seconds(cut))
+        self.bounds
+            .as_ref()
+            .map_or(0.0, |bounds| bounds.passes_seconds(cut))
     }
 
     /// None if the cut needs too much memory.
@@ -286,8 +290,15 @@ impl<'a> Search<'a> {
             let saves = t.recompute != Recompute::Full;
             (s.micro, saves, !t.sequence_parallel, u8::MAX - t.zero, t.chunks)
         });
-        let may = |cut: &&Setup| self.bounds.as_ref().is_none_or(|bounds| bounds.may_fit(cut));
-        cuts.par_iter().with_max_len(1).filter(may).any(|cut| self.planner.fits(cut))
+        let may = |cut: &&Setup| {
+            self.bounds
+                .as_ref()
+                .is_none_or(|bounds| bounds.may_fit(cut))
+        };
+        cuts.par_iter()
+            .with_max_len(1)
+            .filter(may)
+            .any(|cut| self.planner.fits(cut))
     }
 
     fn cuts(&self, devices: usize) -> Vec<Setup> {
@@ -300,12 +311,18 @@ impl<'a> Search<'a> {
 
     /// Best cut of `devices` over the whole run.
     fn best(&self, devices: usize) -> Option<Planned> {
-        Some(self.simplest_first(&self.cuts(devices), 1)?.best.swap_remove(0))
+        Some(
+            self.simplest_first(&self.cuts(devices), 1)?
+                .best
+                .swap_remove(0),
+        )
     }
 
     /// Fastest cut of `devices`.
     pub fn first(&self, devices: usize) -> Option<Candidate> {
-        self.fastest(devices, 1).pop().map(|evaluated| evaluated.candidate)
+        self.fastest(devices, 1)
+            .pop()
+            .map(|evaluated| evaluated.candidate)
     }
 
     fn planned(&self, evaluated: Evaluated) -> Planned {
@@ -351,7 +368,9 @@ impl<'a> Search<'a> {
     /// Days and GPU-hours for numbers of devices.
     fn pareto(&self, devices: usize, best: Planned) -> Vec<Planned> {
         let node = self.setup.per_node;
-        let eighths = (1..8).map(|part| devices * part / 8 / node * node).filter(|n| *n > 0);
+        let eighths = (1..8)
+            .map(|part| devices * part / 8 / node * node)
+            .filter(|n| *n > 0);
         let mut plans: Vec<Planned> = eighths.filter_map(|n| self.best(n)).chain([best]).collect();
         plans.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let mut cheapest = f64::INFINITY;
@@ -370,7 +389,8 @@ impl<'a> Search<'a> {
         counts.retain(|n| *n > 0);
         counts.dedup();
         let best = counts.into_iter().filter_map(|n| self.best(n));
-        best.map(|p| (p.days.devices, p.days.days(), print::describe(&p.candidate.setup))).collect()
+        best.map(|p| (p.days.devices, p.days.days(), print::describe(&p.candidate.setup)))
+            .collect()
     }
 
     /// Fewest whole nodes on which the model fits, with the cut; part of a node if that is enough.

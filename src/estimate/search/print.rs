@@ -52,7 +52,11 @@ pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> (String, Valu
         found.bytes / GIB,
         bar(found),
         describe(&found.setup),
-        sized_sets(m, &found.setup).chunks(2).map(set_flags).collect::<Vec<_>>().join("\n  ")
+        sized_sets(m, &found.setup)
+            .chunks(2)
+            .map(set_flags)
+            .collect::<Vec<_>>()
+            .join("\n  ")
     );
     let mut way = cut_json(m, found);
     way["set"] = flags_json(&sized_sets(m, &found.setup));
@@ -75,7 +79,11 @@ pub fn ranking(
         |a: &&Planned, b: &&Planned| a.days.device_hours().total_cmp(&b.days.device_hours());
     let chosen = match objective {
         "days" => &found.best[0],
-        _ => found.pareto.iter().min_by(by_hours).unwrap_or(&found.best[0]),
+        _ => found
+            .pareto
+            .iter()
+            .min_by(by_hours)
+            .unwrap_or(&found.best[0]),
     };
     let (chosen, over) = within_budget(found, chosen, terms);
     let (best, setup) = (&chosen.candidate, &chosen.candidate.setup);
@@ -108,7 +116,11 @@ pub fn ranking(
     text +=
         "\nPareto: the best of each number of devices that is faster or cheaper than all others:\n";
     text += &table(&found.pareto, terms);
-    let list = |all: &[Planned]| all.iter().map(|p| planned_json(m, p, terms)).collect::<Vec<_>>();
+    let list = |all: &[Planned]| {
+        all.iter()
+            .map(|p| planned_json(m, p, terms))
+            .collect::<Vec<_>>()
+    };
     let json = json!({
         "objective": objective,
         "best": planned_json(m, chosen, terms),
@@ -142,8 +154,13 @@ fn within_budget<'a>(
 ) -> (&'a Planned, String) {
     let Some(budget) = terms.budget else { return (chosen, String::new()) };
     let (paid, limit) = (|p: &&Planned| terms.cost(&p.days) <= budget, terms.money(budget));
-    let plans = std::iter::once(chosen).chain(&found.best).chain(&found.pareto);
-    match plans.filter(paid).min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds)) {
+    let plans = std::iter::once(chosen)
+        .chain(&found.best)
+        .chain(&found.pareto);
+    match plans
+        .filter(paid)
+        .min_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds))
+    {
         _ if paid(&chosen) => (chosen, format!(" for at most {limit}")),
         Some(cheaper) => (cheaper, format!(" for at most {limit}")),
         None => (chosen, format!(", above the budget of {limit}")),
@@ -259,7 +276,10 @@ pub fn sets(m: &Manifest, s: &Setup) -> Vec<String> {
         ("topology.sequence_parallel", t.sequence_parallel.to_string()),
         ("topology.schedule", t.schedule.name().to_string()),
     ];
-    let mut sets: Vec<String> = keys.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let mut sets: Vec<String> = keys
+        .iter()
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
     match (m.topology.schedule, t.schedule) {
         (_, Schedule::Interleaved) => sets.push(format!("topology.chunks={}", t.chunks)),
         (Schedule::Interleaved, _) => sets.push("topology.chunks=null".to_string()),

@@ -48,14 +48,18 @@ impl Search<'_> {
     /// fast. None if no cut fits.
     pub(super) fn simplest_first(&self, cuts: &[Setup], most: usize) -> Option<Ranking> {
         let fastest = self.fastest_of(cuts, most).into_iter();
-        let (numbers, mut best): (Vec<usize>, Vec<Planned>) =
-            fastest.map(|evaluated| (evaluated.number, self.planned(evaluated))).unzip();
+        let (numbers, mut best): (Vec<usize>, Vec<Planned>) = fastest
+            .map(|evaluated| (evaluated.number, self.planned(evaluated)))
+            .unzip();
         best.sort_by(|a, b| a.days.seconds.total_cmp(&b.days.seconds));
         let equal = Equal::new(best.first()?);
         match self.simplest(cuts, &numbers, equal) {
             Some(other) => best.insert(0, other),
             None => {
-                let ours = best.iter().take_while(|planned| equal.includes(planned)).enumerate();
+                let ours = best
+                    .iter()
+                    .take_while(|planned| equal.includes(planned))
+                    .enumerate();
                 let simplest = ours.min_by_key(|(_, planned)| {
                     let Planned { candidate, .. } = planned;
                     (!equal.leaves_room(candidate), splits(&candidate.setup))
@@ -65,7 +69,10 @@ impl Search<'_> {
             }
         }
         best.truncate(most);
-        let equal = best.iter().filter(|planned| equal.includes(planned)).count();
+        let equal = best
+            .iter()
+            .filter(|planned| equal.includes(planned))
+            .count();
         Some(Ranking { cuts: cuts.len(), only_smaller: false, equal, pareto: Vec::new(), best })
     }
 

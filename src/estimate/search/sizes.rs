@@ -10,8 +10,10 @@ impl Search<'_> {
     /// head, and feed-forward width by hidden width. Layers are rounded to what a pipeline on these
     /// devices divides.
     pub fn largest(&self, devices: usize) -> Option<Candidate> {
-        let units: Vec<usize> =
-            (1..=24).rev().filter(|unit| devices.is_multiple_of(*unit)).collect();
+        let units: Vec<usize> = (1..=24)
+            .rev()
+            .filter(|unit| devices.is_multiple_of(*unit))
+            .collect();
         let (mut found, mut misses) = (None, 0);
         for width in 1..=512 {
             // Models of one width share the dry runs of their layers.

@@ -27,11 +27,15 @@ fn check(sets: &[&str], hardware: &str, devices: usize, extras: Extras) {
     let search = Search::new(planner, &setup, m.batch.ramp(), m.train.samples, extras);
     let cuts = search.cuts(devices);
     let each = cuts.par_iter().enumerate();
-    let mut all: Vec<Evaluated> = each.filter_map(|(i, cut)| planner.evaluate(cut, i)).collect();
+    let mut all: Vec<Evaluated> = each
+        .filter_map(|(i, cut)| planner.evaluate(cut, i))
+        .collect();
     let what = format!("{sets:?} on {devices} {hardware}, {extras:?}");
     assert!(all.len() < cuts.len() || extras == Extras::default(), "all fit: {what}");
     for Evaluated { candidate: c, number, .. } in &all {
-        let bound = search.bound(&cuts[*number]).unwrap_or_else(|| panic!("{c:?} of {what}"));
+        let bound = search
+            .bound(&cuts[*number])
+            .unwrap_or_else(|| panic!("{c:?} of {what}"));
         assert!(bound.seconds <= c.seconds, "{bound:?}, {c:?} of {what}");
         assert!(bound.bytes as f64 <= c.bytes, "{bound:?}, {c:?} of {what}");
     }
@@ -83,9 +87,14 @@ fn of_equally_fast_cuts_the_simplest_is_first() {
         let cuts = search.cuts(8);
         assert_eq!(found.cuts, cuts.len());
         let each = cuts.par_iter().enumerate();
-        let all: Vec<Evaluated> = each.filter_map(|(i, cut)| planner.evaluate(cut, i)).collect();
+        let all: Vec<Evaluated> = each
+            .filter_map(|(i, cut)| planner.evaluate(cut, i))
+            .collect();
         let all: Vec<Planned> = all.into_iter().map(|one| search.planned(one)).collect();
-        let fastest = all.iter().map(|p| p.days.seconds).fold(f64::INFINITY, f64::min);
+        let fastest = all
+            .iter()
+            .map(|p| p.days.seconds)
+            .fold(f64::INFINITY, f64::min);
         let first = &found.best[0];
         let near = fastest * (1.0 + simplest::TIE * first.candidate.seconds_error);
         assert!(first.days.seconds <= near);

@@ -53,7 +53,9 @@ impl Device {
             DeviceChoice::Cuda => Some(ordinal(m, local, count())?),
             DeviceChoice::Auto => {
                 let count = count();
-                has_enough_gpus(m, local, count).then(|| ordinal(m, local, count)).transpose()?
+                has_enough_gpus(m, local, count)
+                    .then(|| ordinal(m, local, count))
+                    .transpose()?
             }
         };
         let Some(ordinal) = ordinal else {
@@ -321,7 +323,9 @@ fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
     };
     for (first, found) in all.iter().enumerate() {
         let Some(gpu) = &found.1 else { continue };
-        let with: Vec<usize> = (0..all.len()).filter(|other| same(found, &all[*other])).collect();
+        let with: Vec<usize> = (0..all.len())
+            .filter(|other| same(found, &all[*other]))
+            .collect();
         if with.len() == 1 || with[0] != first {
             continue;
         }

@@ -118,7 +118,11 @@ impl LocalProcesses {
     }
 
     fn kill_all(&mut self) -> Result<()> {
-        for process in self.ranks.iter_mut().filter(|process| process.ended.is_none()) {
+        for process in self
+            .ranks
+            .iter_mut()
+            .filter(|process| process.ended.is_none())
+        {
             process.ended = Some(kill(&mut process.child)?);
             process.killed = true;
         }
@@ -136,7 +140,10 @@ impl LocalProcesses {
             return Ok(Failed::EXIT_CODE);
         }
         if let Some(code) = codes.into_iter().find(|code| REPORTED.contains(code)) {
-            return Ok(failed.code().filter(|code| REPORTED.contains(code)).unwrap_or(code));
+            return Ok(failed
+                .code()
+                .filter(|code| REPORTED.contains(code))
+                .unwrap_or(code));
         }
         match failed.ended.and_then(|status| status.signal()) {
             Some(signal) if stopped => Ok(128 + signal as u8),
@@ -147,7 +154,11 @@ impl LocalProcesses {
 
 impl Drop for LocalProcesses {
     fn drop(&mut self) {
-        for process in self.ranks.iter_mut().filter(|process| process.ended.is_none()) {
+        for process in self
+            .ranks
+            .iter_mut()
+            .filter(|process| process.ended.is_none())
+        {
             let _ = process.child.kill();
             let _ = process.child.wait();
         }
@@ -157,7 +168,9 @@ impl Drop for LocalProcesses {
 impl LocalProcess {
     fn start(place: &Place, words: &[OsString]) -> Result<LocalProcess> {
         let mut command = Command::new(std::env::current_exe().context("finding this program")?);
-        command.args(words).envs(LauncherEnv::local_variables(place));
+        command
+            .args(words)
+            .envs(LauncherEnv::local_variables(place));
         let reports = place.rank > 0;
         if reports {
             command.stderr(Stdio::piped());
@@ -188,7 +201,9 @@ impl LocalProcess {
     }
 
     fn code(&self) -> Option<u8> {
-        self.ended.and_then(|status| status.code()).map(|code| code as u8)
+        self.ended
+            .and_then(|status| status.code())
+            .map(|code| code as u8)
     }
 
     /// Failure of this rank, with the last line that it printed.
@@ -209,7 +224,10 @@ impl LocalProcess {
 /// Prints the lines of a rank on standard error as they arrive, and keeps the last.
 fn forward_lines(mut lines: impl BufRead, last: &Mutex<String>) {
     let mut line = Vec::new();
-    while lines.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+    while lines
+        .read_until(b'\n', &mut line)
+        .is_ok_and(|read| read > 0)
+    {
         let text = String::from_utf8_lossy(&line).trim_end().to_string();
         base::warn!("{text}");
         if !text.is_empty() {
@@ -243,7 +261,9 @@ mod tests {
     }
 
     fn outcome(scripts: &[Option<&str>], stopped: bool) -> Result<u8, String> {
-        ended(scripts).outcome(stopped).map_err(|failed| failed.line)
+        ended(scripts)
+            .outcome(stopped)
+            .map_err(|failed| failed.line)
     }
 
     #[test]

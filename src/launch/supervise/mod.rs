@@ -118,7 +118,11 @@ impl Supervisor<'_> {
     /// Runs epochs until the job is over. Returns the exit code.
     fn run(&mut self) -> Result<u8> {
         loop {
-            let end = match self.plan.members.iter().position(|task| *task == self.rendezvous.task)
+            let end = match self
+                .plan
+                .members
+                .iter()
+                .position(|task| *task == self.rendezvous.task)
             {
                 Some(rank) => self.run_rank(rank)?,
                 None => self.wait_as_spare(),
@@ -153,13 +157,20 @@ impl Supervisor<'_> {
             if self.rendezvous.has_begun(self.epoch + 1) {
                 return EpochEnd::Rendezvous(None);
             }
-            std::thread::sleep(self.rendezvous.poll_interval().min(Duration::from_millis(500)));
+            std::thread::sleep(
+                self.rendezvous
+                    .poll_interval()
+                    .min(Duration::from_millis(500)),
+            );
         }
     }
 
     /// Starts the rank, and waits for its end.
     fn run_rank(&self, rank: usize) -> Result<EpochEnd> {
-        let mut child = self.command(rank)?.spawn().context("cannot start the rank's process")?;
+        let mut child = self
+            .command(rank)?
+            .spawn()
+            .context("cannot start the rank's process")?;
         let (mut polled, mut grace) = (Moment::now(), None::<Deadline>);
         let status = loop {
             if let Some(status) = child.try_wait()? {
@@ -176,7 +187,10 @@ impl Supervisor<'_> {
             }
             std::thread::sleep(POLL);
         };
-        let code = status.code().or_else(|| Some(128 + status.signal()?)).unwrap_or(1) as u8;
+        let code = status
+            .code()
+            .or_else(|| Some(128 + status.signal()?))
+            .unwrap_or(1) as u8;
         let over =
             matches!(code, 0 | exit::WRONG_INPUT | exit::DOES_NOT_FIT) || self.signals.stop();
         if over && (rank == 0 || code > 0) {
@@ -189,7 +203,10 @@ impl Supervisor<'_> {
     fn command(&self, rank: usize) -> Result<Command> {
         let address = match (&self.launcher, self.plan.address.rsplit_once(':')) {
             (Some(launcher), Some((host, _))) => {
-                let port = launcher.address.rsplit_once(':').map_or("", |(_, port)| port);
+                let port = launcher
+                    .address
+                    .rsplit_once(':')
+                    .map_or("", |(_, port)| port);
                 format!("{host}:{port}")
             }
             (Some(launcher), None) => launcher.address.clone(),
@@ -226,7 +243,8 @@ impl Supervisor<'_> {
             if self.signals.stop() {
                 return Ok(None);
             }
-            self.rendezvous.join(self.epoch, &mine, members, wait, decide)
+            self.rendezvous
+                .join(self.epoch, &mine, members, wait, decide)
         })?;
         let Some(plan) = agreed else { return Ok(false) };
         self.plan = plan;

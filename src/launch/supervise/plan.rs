@@ -139,15 +139,19 @@ impl EpochPlan {
 
 /// Whether every global batch of the run is divisible into micro-batches of `data` replicas.
 fn divides(m: &Manifest, data: usize) -> bool {
-    m.batch.ramp().sizes().all(|global| global.is_multiple_of(m.batch.micro * data))
+    m.batch
+        .ramp()
+        .sizes()
+        .all(|global| global.is_multiple_of(m.batch.micro * data))
 }
 
 /// Address of rank 0: the launcher's address while its task lives; otherwise rank 0's own host with
 /// the port of the launcher's address (written as 0).
 fn address(members: &[usize], arrivals: &[Arrival]) -> String {
     let first = arrivals.iter().find(|arrival| arrival.task == members[0]);
-    let one_host =
-        arrivals.iter().all(|arrival| Some(&arrival.host) == first.map(|first| &first.host));
+    let one_host = arrivals
+        .iter()
+        .all(|arrival| Some(&arrival.host) == first.map(|first| &first.host));
     match first {
         Some(first) if first.task != 0 && one_host => "127.0.0.1:0".to_string(),
         Some(first) if first.task != 0 => format!("{}:0", first.host),
@@ -172,7 +176,9 @@ restart: {max: 3}
 train: {samples: 1200}
 ";
         let sets: Vec<String> = sets.iter().map(|set| set.to_string()).collect();
-        manifest::parse(text, "test", Path::new("."), &sets).unwrap().manifest
+        manifest::parse(text, "test", Path::new("."), &sets)
+            .unwrap()
+            .manifest
     }
 
     fn came(tasks: &[usize]) -> Vec<Arrival> {
@@ -218,7 +224,10 @@ train: {samples: 1200}
         let first = EpochPlan::first(&m, 5);
         let few = first.next(&m, &came(&[4]), 5);
         assert_eq!(few.end, Some(3));
-        assert!(few.why.contains("1 of 6 tasks are left, and one replica needs 2 (tensor 2"));
+        assert!(
+            few.why
+                .contains("1 of 6 tasks are left, and one replica needs 2 (tensor 2")
+        );
         let mut plan = first.clone();
         for _ in 0..3 {
             plan = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 5);
@@ -226,11 +235,16 @@ train: {samples: 1200}
         }
         let last = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 5);
         assert_eq!(last.end, Some(3));
-        assert!(last.why.contains("3 restarts from the checkpoint of step 5 brought no newer one"));
+        assert!(
+            last.why
+                .contains("3 restarts from the checkpoint of step 5 brought no newer one")
+        );
         let newer = plan.next(&m, &came(&[0, 1, 2, 3, 4, 5]), 6);
         assert_eq!((newer.end, newer.tried), (None, 1));
-        let agreed: Vec<Arrival> =
-            came(&[0, 1, 2, 3, 4, 5]).into_iter().map(|c| Arrival { code: Some(1), ..c }).collect();
+        let agreed: Vec<Arrival> = came(&[0, 1, 2, 3, 4, 5])
+            .into_iter()
+            .map(|c| Arrival { code: Some(1), ..c })
+            .collect();
         assert_eq!(first.next(&m, &agreed, 5).end, Some(1));
     }
 }

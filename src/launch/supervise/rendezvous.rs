@@ -84,7 +84,10 @@ impl Rendezvous {
         // Files that cannot be removed are harmless.
         let _ = fs::remove_dir_all(&self.folder);
         let _ = self.folder.parent().map(fs::remove_dir); // unless other jobs have some
-        if let Some(outermost) = created.into_iter().min_by_key(|path| path.as_os_str().len()) {
+        if let Some(outermost) = created
+            .into_iter()
+            .min_by_key(|path| path.as_os_str().len())
+        {
             run_folder::remove_unused(&self.run, &outermost);
         }
     }
@@ -156,7 +159,10 @@ impl Rendezvous {
                 return Ok(None);
             }
             let arrivals = arrivals(&folder);
-            let before_me = arrivals.iter().filter(|other| other.task < self.task).count() as u32;
+            let before_me = arrivals
+                .iter()
+                .filter(|other| other.task < self.task)
+                .count() as u32;
             let joined_task = |task: &usize| arrivals.iter().any(|other| other.task == *task);
             let complete = expected.iter().all(joined_task);
             if complete && before_me == 0 || joined.waited() >= wait * (1 + before_me) {
@@ -191,7 +197,10 @@ impl Rendezvous {
 /// Tasks that joined a rendezvous, sorted.
 fn arrivals(folder: &Path) -> Vec<Arrival> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_task = |name: &str| name.strip_prefix("task-").is_some_and(|n| n.parse::<u64>().is_ok());
+    let is_task = |name: &str| {
+        name.strip_prefix("task-")
+            .is_some_and(|n| n.parse::<u64>().is_ok())
+    };
     let tasks = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_task));
     let mut arrivals: Vec<Arrival> = tasks.filter_map(|entry| read(&entry.path())).collect();
     arrivals.sort_by_key(|arrival| arrival.task);
@@ -224,7 +233,12 @@ mod tests {
             let (tasks, wait) = (&tasks, Duration::from_secs_f64(wait));
             let decide =
                 move |all: &[Arrival]| plan(task, all.iter().map(|one| one.task).collect());
-            move || tasks[task].join(1, &arrival(task), &[0, 1, 2], wait, decide).unwrap().unwrap()
+            move || {
+                tasks[task]
+                    .join(1, &arrival(task), &[0, 1, 2], wait, decide)
+                    .unwrap()
+                    .unwrap()
+            }
         };
         assert!(!tasks[3].has_begun(1));
         let plans: Vec<EpochPlan> = std::thread::scope(|scope| {
@@ -253,7 +267,8 @@ mod tests {
     fn what_an_older_start_left_does_not_count() {
         let folder = tempfile::tempdir().unwrap();
         let [_, old] = [0, 1].map(|task| Rendezvous::open(folder.path(), "job", task, 2).unwrap());
-        old.join(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1])).unwrap();
+        old.join(1, &arrival(1), &[1], Duration::ZERO, |_| plan(1, vec![1]))
+            .unwrap();
         old.end_job(3);
         std::thread::sleep(Duration::from_millis(20)); // the file system's clock has ticks
         let new = Rendezvous::open(folder.path(), "job", 1, 2).unwrap();

@@ -10,7 +10,10 @@ const DEFAULT_SPLIT: &str = "969,30,1";
 /// Checks the data section. Relative prefixes are resolved against `folder`.
 pub fn data(raw: raw::Data, run: &RunInputs, folder: &Path, report: &mut Report) -> Data {
     let separate = raw.valid.is_some();
-    let fallback = raw.split.clone().or((!separate).then(|| DEFAULT_SPLIT.to_string()));
+    let fallback = raw
+        .split
+        .clone()
+        .or((!separate).then(|| DEFAULT_SPLIT.to_string()));
     if let Some(split) = &raw.split {
         shares(split, "data.split", report);
     }

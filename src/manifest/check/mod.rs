@@ -147,7 +147,10 @@ pub fn raw(m: &Manifest) -> Raw {
         divergence: m.divergence.written().map(Into::into),
         slurm: m.slurm.written(),
         log: m.log.written(),
-        plan: m.plan.written().filter(|_| m.plan != Plan::read(Default::default())),
+        plan: m
+            .plan
+            .written()
+            .filter(|_| m.plan != Plan::read(Default::default())),
         train: m.train.written(),
     }
 }
@@ -205,7 +208,12 @@ fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
 
 /// µP's factors assume that no other setting scales steps or embeddings with the width.
 fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
-    let Some(mup) = model.mup.filter(|_| report.are_valid(&["model", "optimizer"])) else { return };
+    let Some(mup) = model
+        .mup
+        .filter(|_| report.are_valid(&["model", "optimizer"]))
+    else {
+        return;
+    };
     if let Optimizer::Adafactor(Adafactor { scale_parameter: true, .. }) = optimizer {
         let what = "model.mup with optimizer.adafactor.scale_parameter true: steps would shrink \
                     with the width twice, by µP's factor and by each weight's own size, which µP \

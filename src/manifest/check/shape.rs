@@ -13,7 +13,9 @@ use base::Gelu;
 
 /// Checks for contradictions between written settings that the checked model no longer contains.
 pub fn written(model: &raw::Model, report: &mut Report) {
-    let family = model.family.unwrap_or(Family::for_position(model.position.as_ref()));
+    let family = model
+        .family
+        .unwrap_or(Family::for_position(model.position.as_ref()));
     if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.defaults().ffn) == Ffn::Swiglu
     {
         let what = "model.gelu exact is for ffn: gelu, and ffn is swiglu";
@@ -46,7 +48,10 @@ pub fn pattern(model: &Model, report: &mut Report) {
         let remedy = "remove kinds, or raise model.layers";
         return report.add_conflict(&[path, "model.layers"], what, remedy);
     }
-    let windows = model.pattern.iter().any(|kind| kind.attention == LayerAttention::Window);
+    let windows = model
+        .pattern
+        .iter()
+        .any(|kind| kind.attention == LayerAttention::Window);
     if windows && model.window.is_none() {
         let what = "model.pattern has layers with a window, and model.window is not set";
         report.add_conflict(&[path, "model.window"], what, "set model.window");
@@ -165,7 +170,11 @@ fn columns(model: &Model, report: &mut Report) {
 fn nearest_divisors(n: usize, near: usize) -> String {
     let below = (1..near).rev().find(|d| n.is_multiple_of(*d));
     let above = (near + 1..=n).find(|d| n.is_multiple_of(*d));
-    let both: Vec<String> = below.into_iter().chain(above).map(|d| d.to_string()).collect();
+    let both: Vec<String> = below
+        .into_iter()
+        .chain(above)
+        .map(|d| d.to_string())
+        .collect();
     both.join(" or ")
 }
 
@@ -265,8 +274,14 @@ pub fn blocks_of_columns(
         cols / tensor
     );
     let divides = |t: usize| [model.heads, ffn].iter().all(|n| n.is_multiple_of(t));
-    let smaller = (1..tensor).rev().find(|t| divides(*t) && fits(*t, block)).unwrap_or(1);
-    let remedy = match SIZES.into_iter().find(|size| *size < block && fits(tensor, *size)) {
+    let smaller = (1..tensor)
+        .rev()
+        .find(|t| divides(*t) && fits(*t, block))
+        .unwrap_or(1);
+    let remedy = match SIZES
+        .into_iter()
+        .find(|size| *size < block && fits(tensor, *size))
+    {
         Some(size) => {
             format!("set optimizer.adam8bit.block to {size}, or topology.tensor to {smaller}")
         }
@@ -338,8 +353,11 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
         return report.add("topology.schedule", what, "set topology.schedule to 1f1b");
     }
     let group = batch.micro * topology.data * stages;
-    let failing: Vec<usize> =
-        batch.ramp().sizes().filter(|size| !size.is_multiple_of(group)).collect();
+    let failing: Vec<usize> = batch
+        .ramp()
+        .sizes()
+        .filter(|size| !size.is_multiple_of(group))
+        .collect();
     if let [first, more @ ..] = &failing[..] {
         let others = match more.len() {
             0 => String::new(),

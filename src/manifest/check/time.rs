@@ -48,8 +48,10 @@ pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
 fn stages(batch: &Batch, data: usize, report: &mut Report) {
     let at_once = batch.micro * data;
     let sizes = batch.ramp().sizes();
-    let failing: Vec<String> =
-        sizes.filter(|size| !size.is_multiple_of(at_once)).map(|size| size.to_string()).collect();
+    let failing: Vec<String> = sizes
+        .filter(|size| !size.is_multiple_of(at_once))
+        .map(|size| size.to_string())
+        .collect();
     if failing.is_empty() {
         return;
     }
@@ -71,8 +73,12 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
 /// For example ", or set batch.micro to 2": the largest with which every global batch is divisible; empty if
 /// there is none.
 fn smaller_micro(batch: &Batch, data: usize) -> String {
-    let divides =
-        |micro: &usize| batch.ramp().sizes().all(|size| size.is_multiple_of(micro * data));
+    let divides = |micro: &usize| {
+        batch
+            .ramp()
+            .sizes()
+            .all(|size| size.is_multiple_of(micro * data))
+    };
     let found = (1..batch.micro).rev().find(divides);
     found.map_or(String::new(), |micro| format!(", or set batch.micro to {micro}"))
 }
@@ -88,7 +94,12 @@ fn product(micro: usize, data: usize) -> String {
 /// Length of the run in samples.
 pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut Report) -> u64 {
     let lengths = ["train.samples", "train.tokens", "train.steps"];
-    let given = |path: &&&str| report.root().at(path).is_some_and(|at| at.value != Value::Null);
+    let given = |path: &&&str| {
+        report
+            .root()
+            .at(path)
+            .is_some_and(|at| at.value != Value::Null)
+    };
     if lengths.iter().filter(given).count() > 1 {
         let what = "the run's length is given more than once";
         report.add("train", what, "keep one of train.samples, train.tokens, train.steps");

@@ -100,18 +100,25 @@ impl Row {
     /// Names of a trainer for this, as it writes them.
     pub fn names(&self, trainer: Trainer) -> impl Iterator<Item = &'static str> {
         let cell = self.cells[trainer as usize];
-        cell.split(';').next().into_iter().flat_map(str::split_whitespace)
+        cell.split(';')
+            .next()
+            .into_iter()
+            .flat_map(str::split_whitespace)
     }
 
     /// Remark about a trainer's names; may be empty.
     pub fn remark(&self, trainer: Trainer) -> &'static str {
-        self.cells[trainer as usize].split_once(';').map_or("", |(_, remark)| remark.trim())
+        self.cells[trainer as usize]
+            .split_once(';')
+            .map_or("", |(_, remark)| remark.trim())
     }
 
     /// Names by which `find` finds the row: all but llm.c's single letters.
     fn all_names(&self) -> impl Iterator<Item = &'static str> {
         let columns = Trainer::COLUMNS.map(|(trainer, _)| trainer).into_iter();
-        let words = columns.chain([Trainer::Short]).filter(|trainer| *trainer != Trainer::LlmC);
+        let words = columns
+            .chain([Trainer::Short])
+            .filter(|trainer| *trainer != Trainer::LlmC);
         words.flat_map(|trainer| self.names(trainer))
     }
 }
@@ -122,12 +129,14 @@ pub fn find(name: &str) -> Option<&'static Row> {
     let plain = plain(name);
     let with = |same: &dyn Fn(&str) -> bool| ROWS.iter().find(|row| row.all_names().any(same));
     let last = plain.rsplit('.').next()?;
-    with(&|name| name == plain).or_else(|| with(&|name| name == last)).or_else(|| {
-        // The last word of a name with a section, unless several rows have it.
-        let ends = |name: &str| name.rsplit_once('.').is_some_and(|(_, word)| word == last);
-        let mut rows = ROWS.iter().filter(|row| row.all_names().any(ends));
-        rows.next().filter(|_| rows.next().is_none())
-    })
+    with(&|name| name == plain)
+        .or_else(|| with(&|name| name == last))
+        .or_else(|| {
+            // The last word of a name with a section, unless several rows have it.
+            let ends = |name: &str| name.rsplit_once('.').is_some_and(|(_, word)| word == last);
+            let mut rows = ROWS.iter().filter(|row| row.all_names().any(ends));
+            rows.next().filter(|_| rows.next().is_none())
+        })
 }
 
 /// Options of a trainer's models that gptrain does not have, with the reasons.
@@ -141,7 +150,9 @@ pub fn other_models(trainer: Trainer) -> impl Iterator<Item = (&'static str, &'s
 
 /// `--Global-Batch-Size` as names are compared.
 pub(super) fn plain(name: &str) -> String {
-    name.trim_start_matches('-').replace('-', "_").to_lowercase()
+    name.trim_start_matches('-')
+        .replace('-', "_")
+        .to_lowercase()
 }
 
 #[cfg(test)]

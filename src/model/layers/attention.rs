@@ -75,7 +75,9 @@ impl AttentionActs {
     /// Transform of queries and keys before attention; None if the model has none.
     fn query_key(&self, cx: &Cx, w: &Params) -> Option<QueryKey> {
         let (heads, eps) = (self.attend.heads, cx.model.layernorm_eps);
-        let norm = w.get(QNorm).map(|query| QkNorm { query, key: w[KNorm], eps });
+        let norm = w
+            .get(QNorm)
+            .map(|query| QkNorm { query, key: w[KNorm], eps });
         let any = norm.is_some() || self.rotation.is_some();
         any.then_some(QueryKey { heads, norm, rotation: self.rotation })
     }
@@ -103,7 +105,8 @@ pub fn forward(cx: &Cx, w: &Params, a: &AttentionActs) {
 
 fn transform_query_key(cx: &Cx, w: &Params, a: &AttentionActs) {
     if let Some(how) = a.query_key(cx, w) {
-        cx.be.run(op::QueryKey { qkv: a.qkv, how, y: a.transformed.set() });
+        cx.be
+            .run(op::QueryKey { qkv: a.qkv, how, y: a.transformed.set() });
     }
 }
 
@@ -130,7 +133,8 @@ pub fn backward(
     if let Some(how) = a.query_key(cx, w) {
         let [dquery, dkey] = [QNorm, KNorm].map(|norm| g.get(norm).map(Tensor::add));
         let (dy, qkv, dx) = (d.qkv, a.qkv, d.qkv.set());
-        cx.be.run(op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey });
+        cx.be
+            .run(op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey });
     }
     let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
     let entry = Entry { x: a.to_qkv, gather, dx_in: d.h_in, dx: d.h };

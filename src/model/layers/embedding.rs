@@ -33,7 +33,8 @@ impl EmbeddingActs {
 
 pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &EmbeddingActs) {
     let first = cx.tp.first(cx.model.vocab_padded);
-    cx.be.run(op::Embed { ids: inputs.tokens, table: w[TokenEmbed], first, y: a.sum_in.set() });
+    cx.be
+        .run(op::Embed { ids: inputs.tokens, table: w[TokenEmbed], first, y: a.sum_in.set() });
     cx.tp.reduce_out(a.sum_in, a.sum);
     if cx.model.position == Position::Learned {
         cx.be.run(op::Embed {
@@ -48,10 +49,12 @@ pub fn forward(cx: &Cx, w: &Params, inputs: &Inputs, a: &EmbeddingActs) {
     }
     if cx.model.embedding_layernorm {
         let norm = cx.norm(w, [EmbedLnScale, EmbedLnShift]);
-        cx.be.run(op::LayerNorm { x: a.sum, norm, y: a.x.set(), stats: a.stats.set() });
+        cx.be
+            .run(op::LayerNorm { x: a.sum, norm, y: a.x.set(), stats: a.stats.set() });
     }
     if a.drop.rate > 0.0 {
-        cx.be.run(op::Dropout { x: a.x, drop: a.drop, y: a.x.set() });
+        cx.be
+            .run(op::Dropout { x: a.x, drop: a.drop, y: a.x.set() });
     }
 }
 
@@ -105,5 +108,7 @@ pub fn backward(
 /// Positions of this rank's tokens outside split regions.
 fn positions(cx: &Cx, inputs: &Inputs) -> Tensor {
     let rows = inputs.rows();
-    inputs.positions.row_range(cx.tp.first_row(rows), cx.tp.tokens(rows))
+    inputs
+        .positions
+        .row_range(cx.tp.first_row(rows), cx.tp.tokens(rows))
 }

@@ -44,8 +44,14 @@ impl FeedForwardActs {
         FeedForwardActs {
             norm,
             to_fc: input(norm.h_in),
-            fc: arenas.costly.matrix(all, cx.tp.share(cx.model.ffn_rows()), x.dtype),
-            act: input(arenas.cheap.matrix(all, cx.tp.share(cx.model.ffn_hidden), x.dtype)),
+            fc: arenas
+                .costly
+                .matrix(all, cx.tp.share(cx.model.ffn_rows()), x.dtype),
+            act: input(
+                arenas
+                    .cheap
+                    .matrix(all, cx.tp.share(cx.model.ffn_hidden), x.dtype),
+            ),
             out_in,
             out,
             ffn: match cx.model.ffn {
@@ -95,7 +101,8 @@ pub fn backward(
     };
     linear::backward(cx, d.branch_in, a.act, (w, Fc2W), then, d.act.set(), g.out(Fc2W));
     if let Ffn::Swiglu = a.ffn {
-        cx.be.run(op::SwigluBackward { dy: d.act, x: a.fc, dx: d.fc.set() });
+        cx.be
+            .run(op::SwigluBackward { dy: d.act, x: a.fc, dx: d.fc.set() });
     }
     let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
     let entry = Entry { x: a.to_fc, gather, dx_in: d.h_in, dx: d.h };

@@ -125,7 +125,9 @@ impl<'a> Products<'a> {
             known
         };
         self.gather(known, all);
-        self.cx.be.run(op::Quantize { x: m.x, rows: None, columns: Some((all, to)) });
+        self.cx
+            .be
+            .run(op::Quantize { x: m.x, rows: None, columns: Some((all, to)) });
         to
     }
 
@@ -191,7 +193,10 @@ impl Backward<'_> {
         let maxima = maxima.expect("a forward in training computed them");
         products.arena.temporary(|_| {
             let x = products.columns(products.input(x), maxima);
-            products.cx.be.run(op::Fp8Gemm { a: self.dy[1], b: x, c: dw, then });
+            products
+                .cx
+                .be
+                .run(op::Fp8Gemm { a: self.dy[1], b: x, c: dw, then });
         });
     }
 }
@@ -224,7 +229,9 @@ pub fn bytes(cx: &Cx, rows: usize) -> usize {
     let codes = |size| place(&arena, size, Fp8::E4M3, Fp8Scaling::RowWise);
     let maxima = |lines| arena.matrix(ranks, lines, DType::F32);
     let operand = |size: [usize; 2]| (codes(size), maxima(size[0]));
-    let matrices = table(cx.model).into_iter().filter(|spec| spec.is_block_matrix());
+    let matrices = table(cx.model)
+        .into_iter()
+        .filter(|spec| spec.is_block_matrix());
     for [out, into] in matrices.map(|spec| spec.share(ranks)) {
         arena.temporary(|_| [out, into].map(maxima));
         arena.temporary(|_| [[out, into], [rows, into]].map(operand));

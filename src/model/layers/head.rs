@@ -33,7 +33,9 @@ impl HeadActs {
     /// Chunks of tokens as (first row, rows).
     fn chunks(&self) -> impl Iterator<Item = (usize, usize)> {
         let (rows, chunk) = (self.norm.h_in.rows, self.logits.rows);
-        (0..rows).step_by(chunk).map(move |first| (first, chunk.min(rows - first)))
+        (0..rows)
+            .step_by(chunk)
+            .map(move |first| (first, chunk.min(rows - first)))
     }
 }
 
@@ -61,7 +63,6 @@ pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &HeadActs
 
 /// Forward and backward in one pass over the chunks. Leaves the gradient of x in `d.stream` and
 /// adds the z-loss to `d.z_loss`.
-#[allow(clippy::too_many_arguments)]
 pub fn forward_backward(
     cx: &Cx,
     w: &Params,
@@ -80,8 +81,10 @@ pub fn forward_backward(
         let logits = a.logits.row_range(0, rows);
         cx.be.run(op::Gemm::plain(Gemm::NT, h, table, logits.set()));
         cross_entropy(cx, inputs, a, first, logits, Some(d.scale));
-        cx.be.run(op::Gemm::plain(Gemm::NN, logits, table, dh.set()));
-        cx.be.run(op::Gemm::plain(Gemm::TN, logits, h, dtable.add()));
+        cx.be
+            .run(op::Gemm::plain(Gemm::NN, logits, table, dh.set()));
+        cx.be
+            .run(op::Gemm::plain(Gemm::TN, logits, h, dtable.add()));
     }
     cx.be.run(op::Sum { x: a.losses, y: loss });
     if let Some(z_losses) = a.z_losses {
@@ -99,7 +102,8 @@ pub fn forward_backward(
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &HeadActs, row: usize) -> Tensor {
     normed(cx, w, a);
     let logits = a.logits.row_range(0, 1);
-    cx.be.run(op::Gemm::plain(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set()));
+    cx.be
+        .run(op::Gemm::plain(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set()));
     logits
 }
 
@@ -129,7 +133,8 @@ fn cross_entropy(
         return cx.be.run(op::CrossEntropyUnsplit(entropy));
     }
     let part = stats.row_range(cx.tp.group.rank() * rows, rows);
-    cx.be.run(op::CrossEntropyStats { logits: how, targets, stats: part.set() });
+    cx.be
+        .run(op::CrossEntropyStats { logits: how, targets, stats: part.set() });
     cx.tp.group.all_gather(part, stats);
     cx.be.run(entropy);
 }

@@ -26,7 +26,9 @@ impl Input {
 /// y = then(x·wᵀ)
 pub fn forward(cx: &Cx, x: Input, w: (&Params, Weight), then: Epilogue, y: Out) {
     match cx.fp8 {
-        None => cx.be.run(op::Gemm { kind: Gemm::NT, a: x.x, b: w.0[w.1], c: y, then }),
+        None => cx
+            .be
+            .run(op::Gemm { kind: Gemm::NT, a: x.x, b: w.0[w.1], c: y, then }),
         Some(pass) => Products::new(cx, pass, w).forward(x.x, x.maxima, then, y),
     }
 }
@@ -43,7 +45,8 @@ pub fn backward(
 ) {
     match cx.fp8 {
         None => {
-            cx.be.run(op::Gemm { kind: Gemm::NN, a: dy, b: w.0[w.1], c: dx, then });
+            cx.be
+                .run(op::Gemm { kind: Gemm::NN, a: dy, b: w.0[w.1], c: dx, then });
             cx.be.run(op::Gemm::plain(Gemm::TN, dy, x.x, dw));
         }
         Some(pass) => {
@@ -76,7 +79,9 @@ pub fn backward_entry(
     let Entry { x, gather, dx_in, dx } = entry;
     let products = cx.fp8.map(|pass| Products::new(cx, pass, w).backward(dy));
     match &products {
-        None => cx.be.run(op::Gemm::plain(Gemm::NN, dy, w.0[w.1], dx_in.set())),
+        None => cx
+            .be
+            .run(op::Gemm::plain(Gemm::NN, dy, w.0[w.1], dx_in.set())),
         Some(products) => products.input(Epilogue::Nothing, dx_in.set()),
     }
     let sum = cx.tp.begin_reduce(dx_in, dx);
@@ -84,7 +89,8 @@ pub fn backward_entry(
     match &products {
         None => {
             let then = db.map_or(Epilogue::Nothing, Epilogue::BiasBackward);
-            cx.be.run(op::Gemm { kind: Gemm::TN, a: dy, b: x.x, c: dw, then });
+            cx.be
+                .run(op::Gemm { kind: Gemm::TN, a: dy, b: x.x, c: dw, then });
         }
         Some(products) => {
             products.weight(x.x, x.maxima, dw);

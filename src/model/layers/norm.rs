@@ -73,7 +73,8 @@ pub fn forward_residual(
     drop: &Dropout,
 ) {
     let residual = op::Residual { x: stream, branch, bias, drop: *drop, y: a.x.set() };
-    cx.be.run(op::ResidualNorm { residual, norm: a.forward(cx, w) });
+    cx.be
+        .run(op::ResidualNorm { residual, norm: a.forward(cx, w) });
     cx.tp.gather_seq(a.h, a.h_in);
 }
 

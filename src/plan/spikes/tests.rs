@@ -58,7 +58,10 @@ fn spikes_of_real_curve(rule: &Rule) -> usize {
     });
     let found: Vec<Assessment> = taken.map(|taken| detector.observe(rule, taken)).collect();
     assert_eq!(found.len(), 10_000);
-    found.into_iter().filter(|found| *found != Assessment::Healthy).count()
+    found
+        .into_iter()
+        .filter(|found| *found != Assessment::Healthy)
+        .count()
 }
 
 /// The run trained without problems. Its losses rise up to 0.35 nat above the median, its norms up
@@ -161,5 +164,10 @@ fn a_run_does_not_go_back_for_ever() {
     );
     assert_eq!(detector.may_roll_back(&RULE, 700), Ok(()));
     detector.roll_backs.extend([back(700), back(1200)]);
-    assert!(detector.may_roll_back(&RULE, 9000).unwrap_err().contains("3 times"));
+    assert!(
+        detector
+            .may_roll_back(&RULE, 9000)
+            .unwrap_err()
+            .contains("3 times")
+    );
 }

@@ -39,8 +39,12 @@ impl Timeline {
 
     /// Fraction of all ranks' time without computation.
     pub fn bubble(&self) -> f64 {
-        let busy: f64 =
-            self.ranks.iter().flatten().map(|interval| interval.end - interval.start).sum();
+        let busy: f64 = self
+            .ranks
+            .iter()
+            .flatten()
+            .map(|interval| interval.end - interval.start)
+            .sum();
         1.0 - busy / (self.end() * self.ranks.len() as f64)
     }
 }
@@ -54,7 +58,10 @@ pub struct Deadlock {
 
 impl fmt::Display for Deadlock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ranks = self.waiting.iter().map(|(rank, at)| format!("rank {rank} waits for {at:?}"));
+        let ranks = self
+            .waiting
+            .iter()
+            .map(|(rank, at)| format!("rank {rank} waits for {at:?}"));
         f.write_str(&ranks.collect::<Vec<_>>().join("; "))
     }
 }
@@ -168,7 +175,9 @@ impl<'a> Simulation<'a> {
                     (next + 1, clock)
                 }
                 Action::Await(side, _) => {
-                    let index = self.pending[rank].iter().position(|(other, _)| *other == side);
+                    let index = self.pending[rank]
+                        .iter()
+                        .position(|(other, _)| *other == side);
                     let index = index.expect("a message is begun before it is awaited");
                     let (channel, number) = self.pending[rank][index].1;
                     let end = self.channels[channel].end(number, self.costs.message);
@@ -234,11 +243,13 @@ impl<'a> Simulation<'a> {
 
     /// Time at which the last peer posted its side of a rank's messages; None if one is missing.
     fn last_post(&self, rank: usize) -> Option<f64> {
-        self.posted[rank].iter().try_fold(0.0f64, |latest, (channel, number)| {
-            let Channel { sent, received, .. } = &self.channels[*channel];
-            let (sent, received) = (sent.get(*number)?, received.get(*number)?);
-            Some(latest.max(sent.1).max(received.1))
-        })
+        self.posted[rank]
+            .iter()
+            .try_fold(0.0f64, |latest, (channel, number)| {
+                let Channel { sent, received, .. } = &self.channels[*channel];
+                let (sent, received) = (sent.get(*number)?, received.get(*number)?);
+                Some(latest.max(sent.1).max(received.1))
+            })
     }
 
     fn finish(self) -> Result<Timeline, Deadlock> {
@@ -260,7 +271,12 @@ impl<'a> Simulation<'a> {
 /// names the chunk if a rank has several.
 pub fn draw(timeline: &Timeline, columns: usize) -> String {
     let scale = columns as f64 / timeline.end();
-    let chunks = timeline.ranks.iter().flatten().map(|interval| interval.pass.chunk + 1).max();
+    let chunks = timeline
+        .ranks
+        .iter()
+        .flatten()
+        .map(|interval| interval.pass.chunk + 1)
+        .max();
     let mut text = String::new();
     for (rank, intervals) in timeline.ranks.iter().enumerate() {
         let mut row: Vec<char> = Vec::new();

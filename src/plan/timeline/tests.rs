@@ -12,7 +12,9 @@ fn orders(
     order: impl Fn(PipelineRank) -> Vec<Round>,
 ) -> Vec<Vec<Action>> {
     let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
-    pipeline.map(|pp| with_slots(with_messages(pp, &order(pp)), chunks).0).collect()
+    pipeline
+        .map(|pp| with_slots(with_messages(pp, &order(pp)), chunks).0)
+        .collect()
 }
 
 /// Orders of all ranks, with asynchronous messages.
@@ -22,7 +24,9 @@ fn begun(
     order: impl Fn(PipelineRank) -> Vec<Round>,
 ) -> Vec<Vec<Action>> {
     let pipeline = (0..ranks).map(|rank| PipelineRank { rank, ranks, chunks });
-    pipeline.map(|pp| with_slots(with_async_messages(pp, &order(pp)), chunks).0).collect()
+    pipeline
+        .map(|pp| with_slots(with_async_messages(pp, &order(pp)), chunks).0)
+        .collect()
 }
 
 /// Costs with backward twice as long as forward. A rank's share of a micro-batch takes 3.
@@ -133,8 +137,19 @@ fn a_drawing_shows_all() {
 #[test]
 fn a_long_play_has_all_its_spans() {
     let timeline = run(16, 2, |pp| interleaved(pp, 256));
-    assert!(timeline.ranks.iter().all(|intervals| intervals.len() == 4 * 256));
-    assert!(timeline.ranks.iter().flatten().all(|interval| interval.end > interval.start));
+    assert!(
+        timeline
+            .ranks
+            .iter()
+            .all(|intervals| intervals.len() == 4 * 256)
+    );
+    assert!(
+        timeline
+            .ranks
+            .iter()
+            .flatten()
+            .all(|interval| interval.end > interval.start)
+    );
 }
 
 /// Seconds that messages of 0.1 add to a step of 12 ranks: exchanged between passes, asynchronous,
@@ -169,7 +184,11 @@ fn ends_beside(orders: &[Vec<Action>], costs: &Costs) -> f64 {
     let mut at = vec![(0, 0.0f64); ranks];
     // Indexed by direction, micro-batch and virtual stage.
     let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();
-    while at.iter().zip(orders).any(|((next, _), order)| *next < order.len()) {
+    while at
+        .iter()
+        .zip(orders)
+        .any(|((next, _), order)| *next < order.len())
+    {
         for (rank, order) in orders.iter().enumerate() {
             while let Some(action) = order.get(at[rank].0) {
                 let Pass { micro, chunk, .. } = action.pass();
@@ -185,7 +204,8 @@ fn ends_beside(orders: &[Vec<Action>], costs: &Costs) -> f64 {
                     }
                 };
                 let there = needs.map_or(Some(0.0), |from| {
-                    ends.get(&(forward, micro, from)).map(|end| end + costs.message)
+                    ends.get(&(forward, micro, from))
+                        .map(|end| end + costs.message)
                 });
                 let Some(there) = there else { break };
                 let end = at[rank].1.max(there) + cost;

@@ -27,7 +27,9 @@ impl Memory {
     /// The stage that needs most.
     pub fn peak(&self) -> usize {
         let more = |a: &usize, b: &usize| self.stage(*a).total_cmp(&self.stage(*b)).then(b.cmp(a));
-        (0..self.stages.len()).max_by(more).expect("a pipeline has a stage")
+        (0..self.stages.len())
+            .max_by(more)
+            .expect("a pipeline has a stage")
     }
 
     pub fn needed(&self) -> f64 {

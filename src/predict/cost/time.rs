@@ -50,7 +50,9 @@ impl Time {
         let waiting = self.parts[BUBBLE].1 / micro.iter().map(|part| part.1).sum::<f64>();
         let longer = |at: usize| if at < BUBBLE { 1.0 + waiting } else { 1.0 };
         let parts = self.parts.iter().enumerate();
-        parts.map(|(at, (_, seconds))| longer(at) * seconds / whole).collect()
+        parts
+            .map(|(at, (_, seconds))| longer(at) * seconds / whole)
+            .collect()
     }
 }
 
@@ -195,7 +197,10 @@ pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
     };
     let works: Vec<(Work, f64, f64)> = (0..stages).map(stage).collect();
     let most = works.iter().map(|work| work.2).fold(0.0, f64::max);
-    let stage_seconds: Vec<f64> = works.iter().map(|(work, pipe, _)| work.total() + pipe).collect();
+    let stage_seconds: Vec<f64> = works
+        .iter()
+        .map(|(work, pipe, _)| work.total() + pipe)
+        .collect();
     let slower = |a: &usize, b: &usize| stage_seconds[*a].total_cmp(&stage_seconds[*b]);
     let slowest = (0..stages).max_by(slower).expect("a pipeline has a stage");
     let (work, pipe, _) = works[slowest];
@@ -226,7 +231,9 @@ fn micros(s: &Setup) -> f64 {
 
 /// Outputs and inputs of a layer's products, on one rank: the matrices of a block.
 fn products(s: &Setup) -> Vec<(usize, usize)> {
-    let matrices = table(&s.model).into_iter().filter(ParamSpec::is_block_matrix);
+    let matrices = table(&s.model)
+        .into_iter()
+        .filter(ParamSpec::is_block_matrix);
     let share = |p: ParamSpec| match p.split {
         TpSplit::Rows => (p.rows / s.topology.tensor, p.cols),
         TpSplit::Cols => (p.rows, p.cols / s.topology.tensor),

@@ -40,7 +40,11 @@ pub struct Runs<'a> {
 /// below `rest`, in ln of the probability.
 pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64> {
     let covariance = covariances(runs.kernel, runs.points);
-    let quiet: Vec<f64> = runs.points.iter().map(|point| runs.kernel.noise(point)).collect();
+    let quiet: Vec<f64> = runs
+        .points
+        .iter()
+        .map(|point| runs.kernel.noise(point))
+        .collect();
     let mut noise = quiet.clone();
     let logs: Vec<f64> = start.iter().map(|value| value.ln()).collect();
     let mut iterate = Iterate { residuals: residuals(runs, &logs), logs };
@@ -55,7 +59,11 @@ pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64
         last = value;
         iterate = round.improve(runs, iterate, value, &mut damping);
         let own = round.own_parts(&iterate);
-        noise = own.iter().zip(&quiet).map(|(r, q)| q / weight(*r, q.sqrt())).collect();
+        noise = own
+            .iter()
+            .zip(&quiet)
+            .map(|(r, q)| q / weight(*r, q.sqrt()))
+            .collect();
     }
     iterate.logs.iter().map(|log| log.exp()).collect()
 }
@@ -84,14 +92,20 @@ fn columns(runs: &Runs, at: &Iterate) -> Vec<Vec<f64>> {
         let mut by = vec![0.0; at.logs.len()];
         by[j] = small;
         let then = at.moved(runs, &by).residuals;
-        then.iter().zip(&at.residuals).map(|(a, b)| (a - b) / small).collect()
+        then.iter()
+            .zip(&at.residuals)
+            .map(|(a, b)| (a - b) / small)
+            .collect()
     };
     (0..at.logs.len()).map(column).collect()
 }
 
 fn step(known: &[Vec<f64>], damping: f64, slopes: &[f64]) -> Vec<f64> {
     let mut damped = known.to_vec();
-    damped.iter_mut().enumerate().for_each(|(i, row)| row[i] *= 1.0 + damping);
+    damped
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, row)| row[i] *= 1.0 + damping);
     Cholesky::new(damped).solve(slopes)
 }
 
@@ -123,7 +137,10 @@ impl Round<'_> {
     /// Part of each residual that is the run's own.
     fn own_parts(&self, at: &Iterate) -> Vec<f64> {
         let pull = self.factor.solve(&at.residuals);
-        pull.iter().zip(self.noise).map(|(pull, noise)| pull * noise).collect()
+        pull.iter()
+            .zip(self.noise)
+            .map(|(pull, noise)| pull * noise)
+            .collect()
     }
 
     /// −ln of the probability of the constants and of the shared part, up to a constant.
@@ -141,7 +158,10 @@ impl Round<'_> {
     /// Second derivatives (lower triangle, with linearised residuals), and the direction of descent.
     fn slopes(&self, at: &Iterate, columns: &[Vec<f64>]) -> (Vec<Vec<f64>>, Vec<f64>) {
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let halves: Vec<Vec<f64>> = columns.iter().map(|column| self.factor.half(column)).collect();
+        let halves: Vec<Vec<f64>> = columns
+            .iter()
+            .map(|column| self.factor.half(column))
+            .collect();
         let rest = self.factor.half(&at.residuals);
         let row = |(i, belief): (usize, &Belief)| -> Vec<f64> {
             let mut row: Vec<f64> = halves[..=i].iter().map(|j| dot(&halves[i], j)).collect();

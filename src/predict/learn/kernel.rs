@@ -98,8 +98,12 @@ impl Kernel {
     }
 
     fn shapes(&self, a: &Features, b: &Features) -> f64 {
-        let square: f64 =
-            a.coordinates.iter().zip(&b.coordinates).map(|(a, b)| (a - b).powi(2)).sum();
+        let square: f64 = a
+            .coordinates
+            .iter()
+            .zip(&b.coordinates)
+            .map(|(a, b)| (a - b).powi(2))
+            .sum();
         let falling =
             |(share, reach): (f64, f64)| share.powi(2) * (-square / (2.0 * reach.powi(2))).exp();
         falling(self.near) + falling(self.wide)

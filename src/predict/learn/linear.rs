@@ -10,7 +10,12 @@ pub struct Cholesky {
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     const LANES: usize = 8;
     let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f64 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
+    let rest: f64 = a
+        .remainder()
+        .iter()
+        .zip(b.remainder())
+        .map(|(a, b)| a * b)
+        .sum();
     let mut sums = [0.0; LANES];
     for (a, b) in a.zip(b) {
         for lane in 0..LANES {
@@ -48,7 +53,10 @@ impl Cholesky {
         for i in (0..x.len()).rev() {
             x[i] /= self.rows[i][i];
             let at = x[i];
-            x[..i].iter_mut().zip(&self.rows[i]).for_each(|(x, l)| *x -= l * at);
+            x[..i]
+                .iter_mut()
+                .zip(&self.rows[i])
+                .for_each(|(x, l)| *x -= l * at);
         }
         x
     }
@@ -72,10 +80,17 @@ impl Cholesky {
 fn solves() {
     let a = vec![vec![4.0, 2.0, 1.0], vec![2.0, 5.0, 3.0], vec![1.0, 3.0, 6.0]];
     let x = Cholesky::new(a).solve(&[11.0, 21.0, 25.0]);
-    assert!(x.iter().zip([1.0, 2.0, 3.0]).all(|(x, y)| (x - y).abs() < 1e-12), "{x:?}");
+    assert!(
+        x.iter()
+            .zip([1.0, 2.0, 3.0])
+            .all(|(x, y)| (x - y).abs() < 1e-12),
+        "{x:?}"
+    );
     let size = 21;
     let near = |i: usize, j: usize| (-(i.abs_diff(j) as f64) / 3.0).exp();
-    let a: Vec<Vec<f64>> = (0..size).map(|i| (0..size).map(|j| near(i, j)).collect()).collect();
+    let a: Vec<Vec<f64>> = (0..size)
+        .map(|i| (0..size).map(|j| near(i, j)).collect())
+        .collect();
     let x = Cholesky::new(a.clone()).solve(&vec![1.0; size]);
     assert!(a.iter().all(|row| (dot(row, &x) - 1.0).abs() < 1e-9), "{x:?}");
     let factor = Cholesky::new(a);

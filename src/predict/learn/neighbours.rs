@@ -40,8 +40,11 @@ impl Neighbours {
 
     /// Expected residual, and half the width of an interval around it that contains nine in ten.
     pub fn at(&self, point: &Features) -> (f64, f64) {
-        let near: Vec<f64> =
-            self.points.iter().map(|other| self.kernel.covariance(point, other)).collect();
+        let near: Vec<f64> = self
+            .points
+            .iter()
+            .map(|other| self.kernel.covariance(point, other))
+            .collect();
         let mean = near.iter().zip(&self.pull).map(|(k, p)| k * p).sum();
         let known: f64 = self.factor.half(&near).iter().map(|x| x * x).sum();
         let own = self.kernel.covariance(point, point);
@@ -55,7 +58,10 @@ impl Neighbours {
 /// Covariance of each run with those before it and itself: the lower triangle.
 pub(super) fn covariances(kernel: &Kernel, points: &[Features]) -> Vec<Vec<f64>> {
     let row = |(i, a): (usize, &Features)| -> Vec<f64> {
-        points[..=i].iter().map(|b| kernel.covariance(a, b)).collect()
+        points[..=i]
+            .iter()
+            .map(|b| kernel.covariance(a, b))
+            .collect()
     };
     points.iter().enumerate().map(row).collect()
 }
@@ -63,6 +69,9 @@ pub(super) fn covariances(kernel: &Kernel, points: &[Features]) -> Vec<Vec<f64>>
 /// The covariance with noise, factored.
 pub(super) fn factored(covariance: &[Vec<f64>], noise: &[f64]) -> Cholesky {
     let mut with = covariance.to_vec();
-    with.iter_mut().zip(noise).enumerate().for_each(|(i, (row, noise))| row[i] += noise);
+    with.iter_mut()
+        .zip(noise)
+        .enumerate()
+        .for_each(|(i, (row, noise))| row[i] += noise);
     Cholesky::new(with)
 }

@@ -72,7 +72,9 @@ fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
     let unseen = |machine, x| Features { unseen, ..point(machine, x, 0.0) };
     let asked = unseen("a", 20.0);
     let bar = |machine: &'static str, residuals: &[f64]| {
-        let points = (0..residuals.len()).map(|i| unseen(machine, 0.02 * i as f64)).collect();
+        let points = (0..residuals.len())
+            .map(|i| unseen(machine, 0.02 * i as f64))
+            .collect();
         Neighbours::new(KERNEL, points, residuals).at(&asked).1
     };
     let (unseen, elsewhere, here) = (bar("a", &[]), bar("b", &[0.0; 5]), bar("a", &[0.0; 5]));
@@ -105,7 +107,9 @@ fn one_run_that_went_wrong_hardly_pulls() {
 fn a_machine_apart_does_not_bend_the_constants() {
     let residuals = line([1.0, 2.0, 3.0, 2.0, 4.0, 6.0]);
     let machine = |i: usize| ["a", "b", "c", "d", "d", "d"][i];
-    let points: Vec<Features> = (0..6).map(|i| point(machine(i), 100.0 * i as f64, 0.0)).collect();
+    let points: Vec<Features> = (0..6)
+        .map(|i| point(machine(i), 100.0 * i as f64, 0.0))
+        .collect();
     let belief = Belief { log: 0.0, spread: 10.0 };
     let runs = Runs { residuals: &residuals, kernel: &KERNEL, points: &points };
     let found = fit(&[belief], &[1.0], &runs, 1e-5);

@@ -25,10 +25,15 @@ pub struct RelatedRuns {
 
 impl RelatedRuns {
     pub fn new(point: &Features, points: &[Features]) -> RelatedRuns {
-        let of_program: Vec<usize> =
-            (0..points.len()).filter(|i| points[*i].program == point.program).collect();
+        let of_program: Vec<usize> = (0..points.len())
+            .filter(|i| points[*i].program == point.program)
+            .collect();
         let only = |pick: &dyn Fn(&Features) -> bool| -> Vec<usize> {
-            of_program.iter().copied().filter(|i| pick(&points[*i])).collect()
+            of_program
+                .iter()
+                .copied()
+                .filter(|i| pick(&points[*i]))
+                .collect()
         };
         let own = only(&|other| point.own && other.own);
         let pipelined = only(&|other| other.unseen.pipeline > 0.0);

@@ -57,7 +57,10 @@ fn rates(row: &Row, s: &Setup) -> Option<String> {
         let device = seconds * s.ranks() as f64 * 1e12;
         let (model, scores) = (s.flops().0 / device, s.score_flops() / device);
         let published = [improved, whole, whole * blocks / all, model, model - scores / 2.0];
-        published.into_iter().map(near).fold(f64::INFINITY, f64::min)
+        published
+            .into_iter()
+            .map(near)
+            .fold(f64::INFINITY, f64::min)
     };
     // Seconds × TFLOPs is the same if both are swapped; only the expected values show it.
     let expected = Predictor::shipped().predict(s);

@@ -98,8 +98,11 @@ impl Row {
 
     /// The same for memory.
     pub fn memory(&self) -> Option<(&Setup, f64)> {
-        let setup =
-            self.setup.as_ref().ok().filter(|_| self.use_memory && self.fits != Some(false))?;
+        let setup = self
+            .setup
+            .as_ref()
+            .ok()
+            .filter(|_| self.use_memory && self.fits != Some(false))?;
         Some((setup, self.memory_gb?))
     }
 }
@@ -112,7 +115,9 @@ struct Fields<'a> {
 impl Fields<'_> {
     fn text(&self, name: &str) -> &str {
         let column = self.names.iter().position(|n| n == name);
-        column.and_then(|i| self.values.get(i)).map_or("", |v| v.trim())
+        column
+            .and_then(|i| self.values.get(i))
+            .map_or("", |v| v.trim())
     }
     fn number(&self, name: &str) -> Option<f64> {
         self.text(name).parse().ok()
@@ -130,8 +135,14 @@ impl Fields<'_> {
 /// Records of comma-separated values, each with its line.
 fn records(text: &str) -> Vec<(usize, Vec<String>)> {
     let mut reader = csv::ReaderBuilder::new();
-    let reader = reader.has_headers(false).flexible(true).terminator(csv::Terminator::Any(b'\n'));
-    let records = reader.from_reader(text.as_bytes()).into_records().map_while(Result::ok);
+    let reader = reader
+        .has_headers(false)
+        .flexible(true)
+        .terminator(csv::Terminator::Any(b'\n'));
+    let records = reader
+        .from_reader(text.as_bytes())
+        .into_records()
+        .map_while(Result::ok);
     let fields = |record: csv::StringRecord| {
         let line = record.position().map_or(0, |at| at.line() as usize);
         (line, record.iter().map(str::to_string).collect::<Vec<_>>())
@@ -155,15 +166,20 @@ pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<R
         return Err(Problems::one(name, "the file is empty", "give a table of measured runs"));
     };
     let names: Vec<String> = names.iter().map(|n| n.trim().to_string()).collect();
-    let missing: Vec<&str> =
-        COLUMNS.split(' ').filter(|column| !names.iter().any(|n| n == column)).collect();
+    let missing: Vec<&str> = COLUMNS
+        .split(' ')
+        .filter(|column| !names.iter().any(|n| n == column))
+        .collect();
     if !missing.is_empty() {
         let what = format!("not a table of measured runs: no column {}", missing.join(", "));
         let remedy = "the columns are those of src/predict/data/measured_runs.csv";
         return Err(Problems::one(format!("{name}:1"), what, remedy));
     }
     let fields = |values| Fields { names: &names, values };
-    Ok(rest.iter().map(|(line, values)| row(*line, &fields(values), family)).collect())
+    Ok(rest
+        .iter()
+        .map(|(line, values)| row(*line, &fields(values), family))
+        .collect())
 }
 
 fn row(line: usize, f: &Fields, family: Option<&Trainer>) -> Row {
@@ -180,8 +196,12 @@ fn row(line: usize, f: &Fields, family: Option<&Trainer>) -> Row {
         let tflops = f.number("tflops_reported")?;
         Some(simple_flops(s) / (tflops * 1e12 * s.ranks() as f64))
     };
-    let flags: Vec<String> =
-        f.text("flags").split(';').filter(|f| !f.is_empty()).map(str::to_string).collect();
+    let flags: Vec<String> = f
+        .text("flags")
+        .split(';')
+        .filter(|f| !f.is_empty())
+        .map(str::to_string)
+        .collect();
     let seconds = printed.or_else(implied).or_else(from_tflops);
     Row {
         id: f.text("id").to_string(),

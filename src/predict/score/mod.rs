@@ -21,8 +21,11 @@ const PARTS: usize = 10;
 /// Predicts every row from the others, without its own configuration.
 pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
     let groups: BTreeSet<&str> = rows.iter().map(|row| row.group.as_str()).collect();
-    let part: BTreeMap<&str, usize> =
-        groups.into_iter().enumerate().map(|(at, group)| (group, at % PARTS)).collect();
+    let part: BTreeMap<&str, usize> = groups
+        .into_iter()
+        .enumerate()
+        .map(|(at, group)| (group, at % PARTS))
+        .collect();
     base::threads::init_rayon();
     let scored = (0..PARTS).into_par_iter().flat_map_iter(|out| {
         let (inside, others): (Vec<&'a Row>, Vec<&'a Row>) =
@@ -32,7 +35,10 @@ pub fn left_out<'a>(rows: &[&'a Row]) -> Vec<Scored<'a>> {
             &others,
             &[],
         );
-        inside.into_iter().map(move |row| one(&predictor, row)).collect::<Vec<_>>()
+        inside
+            .into_iter()
+            .map(move |row| one(&predictor, row))
+            .collect::<Vec<_>>()
     });
     scored.collect()
 }
@@ -52,7 +58,10 @@ pub fn sources_left_out<'a>(rows: &[&'a Row]) -> Vec<Unseen<'a>> {
     let sources: BTreeSet<&'a str> = rows.iter().map(|row| row.source.as_str()).collect();
     let sources: Vec<&'a str> = sources.into_iter().collect();
     base::threads::init_rayon();
-    sources.into_par_iter().map(|source| source_left_out(source, rows)).collect()
+    sources
+        .into_par_iter()
+        .map(|source| source_left_out(source, rows))
+        .collect()
 }
 
 fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
@@ -60,15 +69,26 @@ fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
         rows.iter().partition(|row| row.source == source);
     let constants = fitted::fit_constants(&others, fitted::shipped(), fitted::NEARLY_CONVERGED);
     let predictor = Predictor::new(&constants, &others, &[]);
-    let after = MEASURED.into_iter().filter(|count| inside.len() > 2 * count).map(|count| {
-        // Evenly through the source.
-        let is_own = |at: usize| (at * count) % inside.len() < count;
-        let (own, rest): (Vec<_>, Vec<_>) =
-            inside.iter().copied().enumerate().partition(|(at, _)| is_own(*at));
-        let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
-        let predictor = Predictor::new(&constants, &others, &own);
-        (count, rest.into_iter().map(|(_, row)| one(&predictor, row)).collect())
-    });
+    let after = MEASURED
+        .into_iter()
+        .filter(|count| inside.len() > 2 * count)
+        .map(|count| {
+            // Evenly through the source.
+            let is_own = |at: usize| (at * count) % inside.len() < count;
+            let (own, rest): (Vec<_>, Vec<_>) = inside
+                .iter()
+                .copied()
+                .enumerate()
+                .partition(|(at, _)| is_own(*at));
+            let own: Vec<&Row> = own.into_iter().map(|(_, row)| row).collect();
+            let predictor = Predictor::new(&constants, &others, &own);
+            (
+                count,
+                rest.into_iter()
+                    .map(|(_, row)| one(&predictor, row))
+                    .collect(),
+            )
+        });
     let after = after.collect();
     Unseen { source, scored: inside.into_iter().map(|row| one(&predictor, row)).collect(), after }
 }
@@ -108,7 +128,10 @@ impl Errors {
         bars.sort_by(f64::total_cmp);
         let (n, last) = (errors.len(), errors.len() - 1);
         let quantile = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
-        let inside = all.iter().filter(|(p, m, bar)| (m / p).ln().abs() <= bar.ln_1p()).count();
+        let inside = all
+            .iter()
+            .filter(|(p, m, bar)| (m / p).ln().abs() <= bar.ln_1p())
+            .count();
         Errors {
             rows: n,
             mean: errors.iter().sum::<f64>() / n as f64,
@@ -153,7 +176,9 @@ pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
 
 /// Jean Zay's rows on A100, whose times repeat from day to day: the known cluster.
 pub fn known_cluster(row: &Row) -> bool {
-    row.setup.as_ref().is_ok_and(|s| s.hardware.name.starts_with("jean-zay"))
+    row.setup
+        .as_ref()
+        .is_ok_and(|s| s.hardware.name.starts_with("jean-zay"))
 }
 
 /// Those rows whose seconds were printed, not derived from TFLOPs or days.
@@ -172,13 +197,23 @@ pub fn regrets(scored: &[Scored]) -> Vec<(String, usize, f64)> {
         let name = format!("{}x{}, {} GPUs, {period}", m.hidden, m.layers, setup.ranks());
         let tokens = setup.global as f64;
         if m.heads().dim % 8 == 0 && setup.global > 1500 && m.heads == 64 {
-            sweeps.entry(name).or_default().push((p.seconds / tokens, seconds / tokens));
+            sweeps
+                .entry(name)
+                .or_default()
+                .push((p.seconds / tokens, seconds / tokens));
         }
     }
-    let judged = sweeps.into_iter().filter(|(_, ways)| ways.len() > 2).map(|(name, ways)| {
-        let pick = ways.iter().min_by(|a, b| a.0.total_cmp(&b.0)).expect("a sweep has ways").1;
-        let best = ways.iter().map(|way| way.1).fold(f64::INFINITY, f64::min);
-        (name, ways.len(), pick / best - 1.0)
-    });
+    let judged = sweeps
+        .into_iter()
+        .filter(|(_, ways)| ways.len() > 2)
+        .map(|(name, ways)| {
+            let pick = ways
+                .iter()
+                .min_by(|a, b| a.0.total_cmp(&b.0))
+                .expect("a sweep has ways")
+                .1;
+            let best = ways.iter().map(|way| way.1).fold(f64::INFINITY, f64::min);
+            (name, ways.len(), pick / best - 1.0)
+        });
     judged.collect()
 }

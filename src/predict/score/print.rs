@@ -178,7 +178,8 @@ fn unseen_sources(rows: &[&Row]) -> (String, Value, Vec<Goal>) {
 fn cases(rows: &[&Row], unseen: &[Scored]) -> [(&'static str, Errors); 2] {
     let program = |row: &Row| row.setup.as_ref().ok().map(|setup| setup.program.name());
     let is_known = |row: &Row| {
-        rows.iter().any(|other| other.source != row.source && program(other) == program(row))
+        rows.iter()
+            .any(|other| other.source != row.source && program(other) == program(row))
     };
     [
         ("all, unknown program", time_errors(unseen, &|row| !is_known(row))),
@@ -257,7 +258,9 @@ fn row_json(s: &Scored) -> Value {
 }
 
 fn summary_json(scored: &[Scored]) -> Value {
-    let named = summary(scored).into_iter().map(|(name, e)| (name.to_string(), json!(e)));
+    let named = summary(scored)
+        .into_iter()
+        .map(|(name, e)| (name.to_string(), json!(e)));
     let mut all: serde_json::Map<String, Value> = named.collect();
     let (right, known) = fits(scored, &known_cluster);
     all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));

@@ -72,8 +72,9 @@ impl Scoring<'_> {
                 }
             }
             inputs.upload(self.be, batch);
-            let computed =
-                (first + (micro * replicas) as u64).min(samples.count()).saturating_sub(first);
+            let computed = (first + (micro * replicas) as u64)
+                .min(samples.count())
+                .saturating_sub(first);
             if let Some(progress) = self.progress {
                 progress.add(computed * self.seq_len as u64);
             }

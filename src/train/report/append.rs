@@ -48,7 +48,12 @@ impl SyncReceipt {
         if self.done.recv().is_ok() {
             return Ok(());
         }
-        let cause = self.shared.lock().failed.as_ref().map(|error| format!("{error:#}"));
+        let cause = self
+            .shared
+            .lock()
+            .failed
+            .as_ref()
+            .map(|error| format!("{error:#}"));
         Err(anyhow!(cause.unwrap_or_else(|| format!("cannot write to {}", self.path.display()))))
     }
 }
@@ -88,7 +93,10 @@ impl Appender {
     pub fn append(&mut self, text: Vec<u8>) -> Result<()> {
         self.is_written()?;
         self.shared.lock().waiting += 1;
-        let sent = self.jobs.as_ref().is_some_and(|jobs| jobs.send(Job::Text(text)).is_ok());
+        let sent = self
+            .jobs
+            .as_ref()
+            .is_some_and(|jobs| jobs.send(Job::Text(text)).is_ok());
         if sent { Ok(()) } else { self.is_written().map(drop) }
     }
 
@@ -115,7 +123,9 @@ impl Appender {
     pub fn close(&mut self) -> Result<()> {
         drop(self.jobs.take());
         if let Some(thread) = self.thread.take() {
-            thread.join().map_err(|_| anyhow!("the thread \"report\" died"))?;
+            thread
+                .join()
+                .map_err(|_| anyhow!("the thread \"report\" died"))?;
         }
         self.is_written().map(drop)
     }
@@ -194,7 +204,8 @@ impl Tail {
             None => self.open_again()?,
         };
         let context = || format!("cannot write to {}", self.path.display());
-        file.write_all(&self.kept[self.written..]).with_context(context)?;
+        file.write_all(&self.kept[self.written..])
+            .with_context(context)?;
         self.written = self.kept.len();
         if sync && !self.kept.is_empty() {
             file.sync_data().with_context(context)?;
@@ -338,7 +349,12 @@ mod tests {
         tail.kept.extend(b"three\n");
         // The next write stops in the middle, and part of the unsynced text is lost.
         fs::write(&path, "old\none\ntw").unwrap();
-        fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"?three").unwrap();
+        fs::OpenOptions::new()
+            .append(true)
+            .open(&path)
+            .unwrap()
+            .write_all(b"?three")
+            .unwrap();
         tail.file = None;
         tail.write(true).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "old\none\ntwo\nthree\n");

@@ -76,7 +76,9 @@ pub(super) fn task(form: Form, step: u64, task: &str, accuracy: &Accuracy) -> St
             "step {step}: {task} {acc:.1} % right, {normed:.1} % by length-normed score"
         );
     }
-    let scores = accuracy.scores().map(|(name, score)| format!("{name}: {score:.4} | "));
+    let scores = accuracy
+        .scores()
+        .map(|(name, score)| format!("{name}: {score:.4} | "));
     let (scores, questions) = (scores.collect::<String>(), accuracy.questions);
     format!(" task accuracy at iteration {step} | {scores}questions: {questions} | task: {task} |")
 }

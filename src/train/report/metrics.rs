@@ -124,7 +124,9 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
         }
     }
     if dropped != Dropped::default() {
-        copy.into_inner().map_err(|error| error.into_error())?.finish()?;
+        copy.into_inner()
+            .map_err(|error| error.into_error())?
+            .finish()?;
     }
     Ok(dropped)
 }
@@ -155,7 +157,11 @@ pub struct Metrics {
 impl Metrics {
     /// Seconds of the steps with an update.
     pub fn useful_seconds(&self) -> f64 {
-        self.steps.iter().filter(|row| !row.skipped).map(|row| row.sec).sum()
+        self.steps
+            .iter()
+            .filter(|row| !row.skipped)
+            .map(|row| row.sec)
+            .sum()
     }
 
     /// Reads the record of the run in `folder`. Ignores a torn last line. An unreadable line
@@ -200,6 +206,10 @@ impl Metrics {
 
 /// Start of a line, for messages.
 fn excerpt(line: &[u8]) -> String {
-    let text: String = String::from_utf8_lossy(line).trim_end().chars().take(40).collect();
+    let text: String = String::from_utf8_lossy(line)
+        .trim_end()
+        .chars()
+        .take(40)
+        .collect();
     format!("{text:?}")
 }

@@ -163,7 +163,8 @@ impl Report {
             let tag = format!("lm-loss-validation/{set}/lm loss validation");
             events.scalars(step, consumed_samples, &[(&tag, loss)])?;
         }
-        self.screen.print(|form| line::validation(form, step, set, loss));
+        self.screen
+            .print(|form| line::validation(form, step, set, loss));
         Ok(())
     }
 
@@ -176,16 +177,21 @@ impl Report {
         accuracy: Accuracy,
     ) -> Result<()> {
         let name = task.to_string();
-        self.metrics.write(&TaskRow { step, consumed_samples, task: name, accuracy })?;
+        self.metrics
+            .write(&TaskRow { step, consumed_samples, task: name, accuracy })?;
         if let Some(events) = &mut self.events {
             let named = accuracy.scores();
-            let named: Vec<(String, f64)> =
-                named.map(|(name, score)| (format!("eval-tasks/{task}/{name}"), score)).collect();
-            let scalars: Vec<(&str, f64)> =
-                named.iter().map(|(name, score)| (&**name, *score)).collect();
+            let named: Vec<(String, f64)> = named
+                .map(|(name, score)| (format!("eval-tasks/{task}/{name}"), score))
+                .collect();
+            let scalars: Vec<(&str, f64)> = named
+                .iter()
+                .map(|(name, score)| (&**name, *score))
+                .collect();
             events.scalars(step, consumed_samples, &scalars)?;
         }
-        self.screen.print(|form| line::task(form, step, task, &accuracy));
+        self.screen
+            .print(|form| line::task(form, step, task, &accuracy));
         Ok(())
     }
 
@@ -196,7 +202,8 @@ impl Report {
 
     /// Whether all text is in the files. Fails if some cannot be written.
     pub fn is_written(&mut self) -> Result<bool> {
-        self.files().try_fold(true, |all, file| Ok(all && file.is_written()?))
+        self.files()
+            .try_fold(true, |all, file| Ok(all && file.is_written()?))
     }
 
     fn files(&mut self) -> impl Iterator<Item = &mut Appender> {
@@ -216,7 +223,8 @@ impl Report {
     fn print_interval(&mut self) {
         let info = &self.info;
         if let Some((interval, last)) = self.interval.take() {
-            self.screen.print(|form| line::steps(form, &interval, &last, info));
+            self.screen
+                .print(|form| line::steps(form, &interval, &last, info));
         }
     }
 }

@@ -326,9 +326,13 @@ pub fn shown<T>(
 ) -> impl Iterator<Item = (&'static Number, T)> {
     let places = |number: &'static Number| number.shown.iter().map(move |place| (number, *place));
     let all = NUMBERS.iter().flat_map(places);
-    let mut found: Vec<_> = all.filter_map(|(number, at)| Some((number, pick(at)?))).collect();
+    let mut found: Vec<_> = all
+        .filter_map(|(number, at)| Some((number, pick(at)?)))
+        .collect();
     found.sort_by_key(|(_, (order, _))| *order);
-    found.into_iter().map(|(number, (_, place))| (number, place))
+    found
+        .into_iter()
+        .map(|(number, (_, place))| (number, place))
 }
 
 impl Format {

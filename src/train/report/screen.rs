@@ -44,7 +44,9 @@ impl Screen {
         let rate = blend(self.rate, row.tokens_per_s);
         let loss = if row.lm_loss.is_finite() { blend(self.loss, row.lm_loss) } else { f64::NAN };
         (self.rate, self.loss) = (Some(rate), Some(loss).filter(|loss| loss.is_finite()));
-        let scale = row.loss_scale.map(|scale| format!(" · loss scale {scale:.0}"));
+        let scale = row
+            .loss_scale
+            .map(|scale| format!(" · loss scale {scale:.0}"));
         self.bar.set_position(row.consumed_samples);
         self.bar.set_message(format!(
             "step {}/{} · loss {loss:.3}{} · {} tokens/s · {} left",

@@ -97,7 +97,9 @@ fn newest(folder: &Path) -> Result<u64> {
     let mut newest = 0;
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        let second = name.strip_prefix(PREFIX).and_then(|rest| rest.split('.').next());
+        let second = name
+            .strip_prefix(PREFIX)
+            .and_then(|rest| rest.split('.').next());
         newest = newest.max(second.and_then(|second| second.parse().ok()).unwrap_or(0));
     }
     Ok(newest)
@@ -162,5 +164,7 @@ fn masked(crc: u32) -> u32 {
 /// CRC-32C (Castagnoli), RFC 3720 appendix B.4.
 pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     let shift = |crc: u32, _| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
-    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), shift))
+    !bytes
+        .iter()
+        .fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), shift))
 }

@@ -171,8 +171,11 @@ fn lines_come_at_intervals_and_at_the_end() {
     report.finish();
     let text = fs::read_to_string(printed).unwrap();
     assert!(!text.contains('\x1b'), "no escape codes: {text}");
-    let loss =
-        |line: &str| line.split("lm loss: ").nth(1).map_or(line.into(), |l| l[..8].to_string());
+    let loss = |line: &str| {
+        line.split("lm loss: ")
+            .nth(1)
+            .map_or(line.into(), |l| l[..8].to_string())
+    };
     let lines: Vec<_> = text.lines().map(loss).collect();
     assert_eq!(lines, ["2.000000", "saved checkpoint step-4", "5.000000", "7.000000"]);
 }
@@ -260,7 +263,9 @@ fn the_legend_never_overlaps() {
 #[test]
 fn tensorboard_has_every_step_of_a_short_run_and_fewer_of_a_long_one() {
     let written = |steps: std::ops::Range<u64>| {
-        steps.filter(|step| super::tensorboard::is_written(*step)).count()
+        steps
+            .filter(|step| super::tensorboard::is_written(*step))
+            .count()
     };
     assert_eq!(written(0..65_536), 65_536);
     assert_eq!(written(65_536..131_072), 32_768);

@@ -52,7 +52,9 @@ pub fn publish(
     let checkpoints = folder.parent().unwrap_or(Path::new("."));
     storage.retry(|| {
         checkpoint::write_hint(disk, checkpoints, step)?;
-        checkpoints.parent().map_or(Ok(()), |run| last_checkpoint::note(run, step))?;
+        checkpoints
+            .parent()
+            .map_or(Ok(()), |run| last_checkpoint::note(run, step))?;
         checkpoint::prune(disk, checkpoints, keep)
     })?;
     Ok(folder)

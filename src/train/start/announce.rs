@@ -79,8 +79,10 @@ pub fn announce_ranks(
         tracing::info!("{}", placement(process, rank, &places));
         warn_of_split_tensor_group(rank, &places);
     }
-    let most =
-        ranks.iter().enumerate().max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
+    let most = ranks
+        .iter()
+        .enumerate()
+        .max_by_key(|(rank, (_, total, _))| (*total, usize::MAX - rank));
     let Some((fullest, (.., memory_plan))) = most else { return Ok(()) };
     if m.topology.compression.is_some() && m.topology.data == 1 {
         tracing::info!(
@@ -145,10 +147,19 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
     );
     let mut ranks: BTreeMap<usize, Vec<String>> = BTreeMap::new();
     for (number, node) in nodes.iter().enumerate() {
-        let first = nodes.iter().position(|other| other == node).unwrap_or(number);
+        let first = nodes
+            .iter()
+            .position(|other| other == node)
+            .unwrap_or(number);
         let place = rank.grid.coord(number).name();
-        let gpu = places[number].1.map(|gpu| format!(" GPU {gpu}")).unwrap_or_default();
-        ranks.entry(first).or_default().push(format!("{number} {place}{gpu}"));
+        let gpu = places[number]
+            .1
+            .map(|gpu| format!(" GPU {gpu}"))
+            .unwrap_or_default();
+        ranks
+            .entry(first)
+            .or_default()
+            .push(format!("{number} {place}{gpu}"));
     }
     for (first, list) in ranks.iter().take(MAX_NODES_SHOWN) {
         text += &format!("\n  {}: {}", nodes[*first], list.join(" · "));
@@ -163,8 +174,11 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
 fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
     let group_of = |number| rank.grid.group(rank.grid.coord(number), SHARES);
     let node = |number: usize| &places[number].0;
-    let split =
-        |number: &usize| group_of(*number).iter().any(|other| node(*other) != node(*number));
+    let split = |number: &usize| {
+        group_of(*number)
+            .iter()
+            .any(|other| node(*other) != node(*number))
+    };
     if let Some(number) = (0..places.len()).find(split) {
         let group = group_of(number);
         tracing::warn!(

@@ -80,7 +80,9 @@ pub fn announce(
     });
     match (&plan, device.gpu()) {
         (Some(plan), None) if nodes.iter().all(|node| *node == nodes[0]) => {
-            plan.on_cpu(cores(), HostMemory::detect().as_ref()).iter().for_each(Line::say);
+            plan.on_cpu(cores(), HostMemory::detect().as_ref())
+                .iter()
+                .for_each(Line::say);
         }
         (Some(plan), Some(_)) => tracing::info!("{}", plan.on_gpus(device)),
         (None, Some(_)) => tracing::info!(
@@ -139,7 +141,9 @@ impl<'a> StartPlan<'a> {
     /// Plan on GPUs of the named kind.
     fn on_gpus(&self, device: &Device) -> String {
         let (_, needed) = dry_run::peak(&self.stages);
-        let memory = device.memory().map_or(String::new(), |(_, all)| format!(" of {all}"));
+        let memory = device
+            .memory()
+            .map_or(String::new(), |(_, all)| format!(" of {all}"));
         let basis = if self.hardware.is_unmeasured() { ", a forecast" } else { "" };
         let name = &self.hardware.name;
         let time = self.time(&words::with_bar(self.step, dry_run::error(self.hardware)));

@@ -43,7 +43,10 @@ pub struct StatusWriter {
 /// Records that ranks begin to train.
 fn record_start(folder: &Path, status: &Status, from_step: u64) {
     let (ranks, host) = (Count(status.ranks as u64).with_noun("rank"), &status.host);
-    let job = status.job.as_ref().map_or(String::new(), |job| format!(", Slurm job {job}"));
+    let job = status
+        .job
+        .as_ref()
+        .map_or(String::new(), |job| format!(", Slurm job {job}"));
     let words = std::env::args_os().map(|word| shell_word(&word.to_string_lossy()));
     let command = words.collect::<Vec<_>>().join(" ");
     let (version, commit) = (env!("CARGO_PKG_VERSION"), base::commit());
@@ -57,7 +60,9 @@ fn record_start(folder: &Path, status: &Status, from_step: u64) {
 /// Seconds for which this process was stopped since the last poll. Prints them if there are any.
 fn stopped_seconds(polled: &mut Moment) -> f64 {
     let now = Moment::now();
-    let stopped = now.stopped_since(std::mem::replace(polled, now)).as_secs_f64();
+    let stopped = now
+        .stopped_since(std::mem::replace(polled, now))
+        .as_secs_f64();
     if stopped > 0.0 {
         let stopped = Seconds(stopped);
         tracing::info!(
@@ -69,8 +74,12 @@ fn stopped_seconds(polled: &mut Moment) -> f64 {
 
 /// Records the warnings after a moment. Returns the moment of the last one that was written.
 fn append_warnings(folder: &Path, warnings: &Warnings, after: f64, alerts: &Alerts) -> f64 {
-    let new: Vec<Warning> =
-        warnings.lock().iter().filter(|warning| warning.at > after).cloned().collect();
+    let new: Vec<Warning> = warnings
+        .lock()
+        .iter()
+        .filter(|warning| warning.at > after)
+        .cloned()
+        .collect();
     let mut last = after;
     for Warning { at, kind, text } in new {
         let event = Event { at, kind, text };
@@ -97,7 +106,9 @@ pub fn last_start(folder: &Path) -> Option<Status> {
     last.step = rows.last().map_or(last.step, |row| row.step);
     last.updated = last.updated.min(unix_time().as_secs_f64());
     let events = events::read(folder).unwrap_or_default();
-    let newest = events.iter().rfind(|event| matches!(event.kind, Kind::Start | Kind::End));
+    let newest = events
+        .iter()
+        .rfind(|event| matches!(event.kind, Kind::Start | Kind::End));
     if newest.is_some_and(|newest| newest.kind == Kind::Start) {
         let text = format!("step {}: killed while {}", last.step, last.phase);
         // If the folder is full or missing, the event is lost.
@@ -129,7 +140,9 @@ impl StatusWriter {
         let now = unix_time().as_secs_f64();
         // A new run in an old folder has no steps yet, and begins now.
         let before = before.filter(|_| status.useful_s > 0.0);
-        status.away_s = before.as_ref().map_or(0.0, |before| away_seconds(before, now));
+        status.away_s = before
+            .as_ref()
+            .map_or(0.0, |before| away_seconds(before, now));
         status.began = before.map_or(now - status.useful_s, |before| before.began);
         status.started = now;
         status.process = std::process::id();

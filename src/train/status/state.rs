@@ -120,7 +120,9 @@ impl<'de> Deserialize<'de> for LastStep {
                 row[key] = value;
             }
         }
-        serde_json::from_value(row).map(LastStep).map_err(D::Error::custom)
+        serde_json::from_value(row)
+            .map(LastStep)
+            .map_err(D::Error::custom)
     }
 }
 

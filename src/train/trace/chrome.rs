@@ -27,7 +27,9 @@ pub fn is_other(file: &Path) -> bool {
 pub fn write(file: &Path, parts: &[RankSpans], steps: &str) -> anyhow::Result<()> {
     let mut to = BufWriter::new(Output::create(file, Existing::Replaced)?);
     events(parts, steps, &mut to)?;
-    to.into_inner().map_err(|error| error.into_error())?.finish()
+    to.into_inner()
+        .map_err(|error| error.into_error())?
+        .finish()
 }
 
 fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<()> {
@@ -38,10 +40,17 @@ fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<(
         "spans dropped": parts.iter().map(|part| part.dropped).sum::<u64>(),
     });
     writeln!(to, "{START},\"otherData\":{about},\"traceEvents\":[")?;
-    let spans = || parts.iter().flat_map(|part| part.spans.iter().map(move |span| (part, span)));
+    let spans = || {
+        parts
+            .iter()
+            .flat_map(|part| part.spans.iter().map(move |span| (part, span)))
+    };
     let tracks: BTreeSet<(usize, &str)> = spans().map(|(_, span)| order(&span.track)).collect();
     let tracks: Vec<&str> = tracks.into_iter().map(|(_, track)| track).collect();
-    let origin = spans().map(|(part, span)| span.start + part.clock.0).min().unwrap_or(0);
+    let origin = spans()
+        .map(|(part, span)| span.start + part.clock.0)
+        .min()
+        .unwrap_or(0);
     let microseconds = |ns: i64| ns as f64 / 1e3;
     let mut separator = "";
     let mut put = |event: Value| {
@@ -59,7 +68,10 @@ fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<(
         }
     }
     for (part, span) in spans() {
-        let args = span.args.iter().map(|(name, value)| (name.to_string(), json!(value)));
+        let args = span
+            .args
+            .iter()
+            .map(|(name, value)| (name.to_string(), json!(value)));
         put(json!({
             "ph": "X",
             "pid": part.rank,
@@ -98,7 +110,9 @@ fn shown(track: &str, host_enqueue: bool) -> String {
 pub fn missing(parts: &[RankSpans]) -> Option<String> {
     let ranks = parts.first().map_or(0, |part| part.ranks);
     let is_present = |rank: &usize| parts.iter().any(|part| part.rank == *rank);
-    let missing: Vec<String> =
-        (0..ranks).filter(|rank| !is_present(rank)).map(|rank| rank.to_string()).collect();
+    let missing: Vec<String> = (0..ranks)
+        .filter(|rank| !is_present(rank))
+        .map(|rank| rank.to_string())
+        .collect();
     (!missing.is_empty()).then(|| format!("without ranks {}", missing.join(", ")))
 }

@@ -29,7 +29,9 @@ pub struct Steps {
 impl Steps {
     /// Parses "10..12".
     pub fn parse(text: &str) -> Result<Steps, String> {
-        let ends = text.split_once("..").map(|(first, last)| (first.parse(), last.parse()));
+        let ends = text
+            .split_once("..")
+            .map(|(first, last)| (first.parse(), last.parse()));
         match ends {
             Some((Ok(0), Ok(_))) => Err("steps count from 1".to_string()),
             Some((Ok(first), Ok(last))) if last < first => {
@@ -119,7 +121,8 @@ impl Trace {
         let Some(first) = parts.first() else { return };
         let mut file = file.clone();
         if first.rank > 0 {
-            file.as_mut_os_string().push(format!(".rank-{}", first.rank));
+            file.as_mut_os_string()
+                .push(format!(".rank-{}", first.rank));
         }
         match chrome::write(&file, &parts, &steps.to_string()) {
             Ok(()) if first.rank > 0 => {}

@@ -326,7 +326,10 @@ impl<'a> Watchers<'a> {
         &self,
         mut call: impl FnMut(&mut (dyn Watcher + 'a)) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let mut free = self.0.iter().filter_map(|watcher| watcher.try_borrow_mut().ok());
+        let mut free = self
+            .0
+            .iter()
+            .filter_map(|watcher| watcher.try_borrow_mut().ok());
         free.try_for_each(|mut watcher| call(&mut **watcher))
     }
 

@@ -20,7 +20,11 @@ pub struct StopAtLoss {
 impl StopAtLoss {
     /// Starts with the losses of a checkpoint.
     pub fn new(state: &State) -> StopAtLoss {
-        let recent = state.history.iter().map(|past: &PastStep| past.loss).collect();
+        let recent = state
+            .history
+            .iter()
+            .map(|past: &PastStep| past.loss)
+            .collect();
         StopAtLoss { validated: None, recent }
     }
 
@@ -38,8 +42,12 @@ impl Watcher for StopAtLoss {
 
     fn requests(&mut self, run: &RunView) -> anyhow::Result<Requests> {
         let loss = if run.data.valid.is_empty() { self.mean() } else { self.validated };
-        let reached =
-            run.manifest.train.stop_at_loss.zip(loss).is_some_and(|(limit, loss)| loss <= limit);
+        let reached = run
+            .manifest
+            .train
+            .stop_at_loss
+            .zip(loss)
+            .is_some_and(|(limit, loss)| loss <= limit);
         Ok(Requests::REACHED.when(run.rank.is_first() && reached))
     }
 

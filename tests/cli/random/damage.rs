@@ -77,7 +77,11 @@ impl Damaged {
 /// A command line, in bounded memory.
 fn run(lab: &Lab, line: &str) -> Done {
     let args: Vec<&str> = line.split_whitespace().collect();
-    Done::of(within(&["prlimit", "--as=4000000000"], &lab.command(&args)).output().unwrap())
+    Done::of(
+        within(&["prlimit", "--as=4000000000"], &lab.command(&args))
+            .output()
+            .unwrap(),
+    )
 }
 
 impl Attack for Damaged {
@@ -105,7 +109,9 @@ impl Attack for Damaged {
 /// The files that readers may change, as they were.
 fn copies(lab: &Lab) -> Vec<(&'static str, Vec<u8>)> {
     let names = ["metrics.jsonl", "manifest.yaml", "last-checkpoint", "checkpoints/latest"];
-    names.map(|name| (name, fs::read(lab.path("runs/a").join(name)).unwrap())).into()
+    names
+        .map(|name| (name, fs::read(lab.path("runs/a").join(name)).unwrap()))
+        .into()
 }
 
 fn restore(lab: &Lab, kept: &[(&str, Vec<u8>)]) {

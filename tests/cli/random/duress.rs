@@ -61,14 +61,19 @@ impl Duress {
         let done = Done::of(command(&self.lab, line).output().unwrap());
         assert_eq!(done.code, Some(0), "{line}: {}{}", done.out, done.err);
         let mut files = Vec::new();
-        outputs.iter().for_each(|output| collect(&self.lab.path(output), &mut files));
+        outputs
+            .iter()
+            .for_each(|output| collect(&self.lab.path(output), &mut files));
         self.whole[i] = Some(files);
         self.clear();
     }
 
     /// Takes away what the commands write.
     fn clear(&self) {
-        for entry in fs::read_dir(self.lab.path("")).unwrap().map(|entry| entry.unwrap().path()) {
+        for entry in fs::read_dir(self.lab.path(""))
+            .unwrap()
+            .map(|entry| entry.unwrap().path())
+        {
             let name = entry.file_name().unwrap().to_string_lossy().into_owned();
             if name.starts_with("out") || name.starts_with(".out") {
                 let _ = fs::remove_file(&entry);
@@ -85,7 +90,10 @@ fn command(lab: &Lab, line: &str) -> Command {
 /// All files below a path, with their content; stamps of an import's and a mean's runs left out.
 fn collect(path: &Path, files: &mut Vec<Written>) {
     if path.is_dir() {
-        let mut inner: Vec<_> = fs::read_dir(path).unwrap().map(|e| e.unwrap().path()).collect();
+        let mut inner: Vec<_> = fs::read_dir(path)
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .collect();
         inner.sort();
         inner.iter().for_each(|path| collect(path, files));
     } else if let Ok(bytes) = fs::read(path) {
@@ -104,7 +112,9 @@ impl Attack for Duress {
         let what = format!("{line}, {how}");
         sane(&done, &what, killed);
         let mut files = Vec::new();
-        outputs.iter().for_each(|output| collect(&self.lab.path(output), &mut files));
+        outputs
+            .iter()
+            .for_each(|output| collect(&self.lab.path(output), &mut files));
         let whole = self.whole[i].as_ref().unwrap();
         let same = alike(&files, whole);
         let said = format!("{what}\nended with {:?}\n{}", done.code, done.err);
@@ -117,7 +127,11 @@ impl Attack for Duress {
             let on = Done::of(command(&self.lab, line).output().unwrap());
             assert_eq!(on.code, Some(0), "and again, {said}\n{}", on.err);
             assert_eq!(self.lab.metrics("out").len(), 6, "{said}");
-            let sound = Done::of(command(&self.lab, "inspect-ckpt out --deep").output().unwrap());
+            let sound = Done::of(
+                command(&self.lab, "inspect-ckpt out --deep")
+                    .output()
+                    .unwrap(),
+            );
             assert_eq!(sound.code, Some(0), "{said}\n{}", sound.err);
         }
         self.clear();
@@ -128,7 +142,9 @@ impl Attack for Duress {
 fn alike(found: &[Written], whole: &[Written]) -> bool {
     let exact = ["bin", "idx", "safetensors"];
     let same = |((path, bytes), (other, all)): (&Written, &Written)| {
-        let named = path.extension().is_some_and(|end| exact.iter().any(|e| end == *e));
+        let named = path
+            .extension()
+            .is_some_and(|end| exact.iter().any(|e| end == *e));
         // A new run's number is in its checkpoints.
         let by_bytes = named && !path.iter().any(|name| name == "checkpoints");
         path == other && (bytes == all || !by_bytes)
@@ -192,7 +208,13 @@ fn not_its_own(lab: &Lab, plain: &Command) -> (String, Done, bool) {
     modes(0o555);
     let other = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
     let program = plain.get_program();
-    let may_start = || Command::new(other[0]).args(&other[1..]).arg(program).arg("-V").output();
+    let may_start = || {
+        Command::new(other[0])
+            .args(&other[1..])
+            .arg(program)
+            .arg("-V")
+            .output()
+    };
     let outer = match geteuid().is_root() {
         false => &["env"][..],
         true if may_start().is_ok_and(|done| done.status.success()) => &other,

@@ -42,7 +42,9 @@ const KINDS: [Kind; 4] = [
 /// of four steps that has its vocabulary and is saved every so many, and its Hugging Face folder.
 pub fn furnished(lines: usize, documents: usize, interval: usize) -> Lab {
     let lab = Lab::new();
-    let text: String = (0..lines).map(|i| format!("line {i} of some text\n")).collect();
+    let text: String = (0..lines)
+        .map(|i| format!("line {i} of some text\n"))
+        .collect();
     fs::write(lab.path("text.txt"), text).unwrap();
     let json = (0..documents).map(|i| format!("{{\"text\": \"line {i}\"}}\n"));
     fs::write(lab.path("lines.jsonl"), json.collect::<String>()).unwrap();
@@ -98,7 +100,9 @@ pub fn sane(done: &Done, what: &str, killed: bool) {
 }
 
 fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
+    std::env::var(name)
+        .ok()
+        .map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text}")))
 }
 
 /// A case, with what repeats it where it found something.
@@ -116,7 +120,8 @@ impl Drop for Told {
 fn run(kind: usize, made: &mut Option<Box<dyn Attack>>, seed: u64, case: u64) {
     let (name, make) = KINDS[kind];
     let _told = Told(seed, case, name);
-    made.get_or_insert_with(make).case(&mut Dice::of(seed, case));
+    made.get_or_insert_with(make)
+        .case(&mut Dice::of(seed, case));
 }
 
 #[test]

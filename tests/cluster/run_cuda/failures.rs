@@ -90,7 +90,12 @@ fn a_gpu_that_fails_is_named_with_its_error_and_the_step() {
     assert!(line.contains("CUDA_ERROR_LAUNCH_FAILED") && line.contains("Xid"), "{line}");
     assert!(line.contains("last event: computing step "), "{line}");
     let dumps = lab.path("runs/a/failures");
-    let dump = std::fs::read_dir(dumps).unwrap().next().unwrap().unwrap().path();
+    let dump = std::fs::read_dir(dumps)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
     let told = lab.gptrain(&["diagnose", dump.to_str().unwrap()]);
     told.expect(0, &[]);
     assert!(told.out.contains(line.trim_start_matches("gptrain: ")), "{}", told.out);
@@ -132,7 +137,8 @@ fn numbers_of_a_gpu_that_are_not_finite_name_tensor_rank_and_step() {
 /// A group of both ranks, made by one of them.
 fn pair(world: &World, cuda: &Cuda, timeout: Duration) -> Box<dyn Group> {
     let nccl = Nccl::open(cuda, &softgpu::options()).unwrap();
-    nccl.with_setup_timeout(timeout).group(world, "pair", &[0, 1])
+    nccl.with_setup_timeout(timeout)
+        .group(world, "pair", &[0, 1])
 }
 
 fn gpu(world: &World) -> Cuda {
@@ -188,7 +194,10 @@ fn ranks_that_call_different_things_are_told() {
     let lines: Vec<String> = std::thread::scope(|scope| {
         let start = |world| scope.spawn(move || rank(world));
         let started: Vec<_> = threads::world(2).into_iter().map(start).collect();
-        started.into_iter().map(|thread| thread.join().unwrap()).collect()
+        started
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
     });
     assert_eq!(lines[0], lines[1]);
     assert!(lines[0].starts_with("rank ") && lines[0].contains(" failed: NCCL: "), "{lines:?}");

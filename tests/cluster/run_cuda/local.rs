@@ -20,8 +20,12 @@ fn children(parent: Pid) -> Vec<Pid> {
     let parent = parent.as_raw_nonzero();
     let children = format!("/proc/{parent}/task/{parent}/children");
     let children = std::fs::read_to_string(children).unwrap();
-    let numbers = children.split_whitespace().map(|text| text.parse().unwrap());
-    numbers.map(|number| Pid::from_raw(number).unwrap()).collect()
+    let numbers = children
+        .split_whitespace()
+        .map(|text| text.parse().unwrap());
+    numbers
+        .map(|number| Pid::from_raw(number).unwrap())
+        .collect()
 }
 
 /// A run that has taken some steps, and its ranks.
@@ -47,7 +51,11 @@ fn each_gpu_gets_a_process_with_the_same_bits_as_a_thread() {
     let lab = Lab::new();
     let sets = with(&TWO, &["model.dropout=0.1"]);
     let set = |folder| with(&sets, &[folder]);
-    let by_default = Done::of(command(&lab, &set("log.folder=processes")).output().unwrap());
+    let by_default = Done::of(
+        command(&lab, &set("log.folder=processes"))
+            .output()
+            .unwrap(),
+    );
     by_default.expect(0, &[]);
     assert_eq!(by_default.err, "");
     for part in ["2 ranks (processes", "1 TP0 PP0 DP1 GPU 1", "\ncomplete: processes\n"] {

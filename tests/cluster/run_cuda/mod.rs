@@ -55,7 +55,8 @@ fn a_gpu_trains_as_the_cpu_does_and_repeats_itself_bit_for_bit() {
         assert!(done.out.contains("device: software stand-in (no GPU)"), "{}", done.out);
         assert!(done.out.contains("algorithms timed once and kept in"), "{}", done.out);
         let precise = format!("precision={on_cpu}");
-        lab.run(&[&model[..], &[&precise, "log.folder=cpu"]].concat()).expect(0, &[]);
+        lab.run(&[&model[..], &[&precise, "log.folder=cpu"]].concat())
+            .expect(0, &[]);
         let (gpu, cpu) = (lab.metrics("gpu"), lab.metrics("cpu"));
         let health = ["gpu_mhz", "gpu_watts", "gpu_celsius"].map(|key| gpu[11][key].as_f64());
         assert_eq!(health, [Some(1410.0), Some(250.5), Some(61.0)]);
@@ -98,14 +99,21 @@ fn a_gpu_without_graphs_gives_the_same_bits_and_says_so() {
     let note = "the GPU continues without CUDA graphs: capturing: CUDA_ERROR_NOT_SUPPORTED";
     let noted = [&heart, &off, &missing].map(|(done, _)| done.out.matches(note).count());
     assert_eq!(noted, [0, 0, 1], "{}", missing.0.out);
-    with(GRAPHS, "no", "no").0.expect(2, &["GPTRAIN_CUDA_GRAPHS is \"no\"", "0, 1 or all"]);
+    with(GRAPHS, "no", "no")
+        .0
+        .expect(2, &["GPTRAIN_CUDA_GRAPHS is \"no\"", "0, 1 or all"]);
 }
 
 /// `run` on the stand-in with the kernels of that folder, or of the binary.
 fn on_kernels(lab: &Lab, folder: Option<&Path>) -> Done {
     let mut command = lab.command(&run_args(&["train.device=cuda"]));
     command.envs(variables()).env_remove(KERNELS);
-    Done::of(command.envs(folder.map(|folder| (KERNELS, folder))).output().unwrap())
+    Done::of(
+        command
+            .envs(folder.map(|folder| (KERNELS, folder)))
+            .output()
+            .unwrap(),
+    )
 }
 
 #[test]
@@ -165,7 +173,10 @@ fn eight_bit_floats_need_a_gpu_that_has_them() {
     with("90", "rows").expect(0, &[]);
     let losses = ["tensors", "rows"].map(|folder| {
         let steps = lab.metrics(folder);
-        steps.iter().map(|step| step["lm_loss"].as_f64().unwrap()).collect::<Vec<f64>>()
+        steps
+            .iter()
+            .map(|step| step["lm_loss"].as_f64().unwrap())
+            .collect::<Vec<f64>>()
     });
     assert_ne!(losses[0], losses[1]);
     assert_eq!(losses.each_ref().map(Vec::len), [8, 8]);
@@ -205,12 +216,18 @@ fn a_trace_shows_when_the_gpu_executed_each_pass() {
     let text = std::fs::read_to_string(lab.path("trace.json")).unwrap();
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
-    let gpu = events.iter().find(|event| event["args"]["name"] == "GPU").expect("a track");
+    let gpu = events
+        .iter()
+        .find(|event| event["args"]["name"] == "GPU")
+        .expect("a track");
     let spans = |on_gpu: bool, name: &str| -> Vec<(f64, f64)> {
-        let of = events.iter().filter(|event| event["ph"] == "X" && event["name"] == name);
+        let of = events
+            .iter()
+            .filter(|event| event["ph"] == "X" && event["name"] == name);
         let of = of.filter(|event| (event["tid"] == gpu["tid"]) == on_gpu);
         let number = |value: &serde_json::Value| value.as_f64().unwrap();
-        of.map(|event| (number(&event["ts"]), number(&event["dur"]))).collect()
+        of.map(|event| (number(&event["ts"]), number(&event["dur"])))
+            .collect()
     };
     for name in ["forward", "backward", "optimizer"] {
         let executed = spans(true, name);

@@ -21,7 +21,9 @@ fn an_operation_is_awaited_without_those_begun_after_it() {
     let rank = |world: World| {
         let options = softgpu::gpu(world.rank());
         let cuda = Cuda::open(&options).unwrap_or_else(|problems| panic!("{problems}"));
-        let group = Nccl::open(&cuda, &options).unwrap().group(&world, "pair", &[0, 1]);
+        let group = Nccl::open(&cuda, &options)
+            .unwrap()
+            .group(&world, "pair", &[0, 1]);
         let x = Tensor::at(cuda.reserve(4 * SUMS).unwrap(), 1, SUMS, DType::F32);
         cuda.upload(bytemuck::cast_slice(&[1.0f32; SUMS]), x);
         let begin = |at: usize| group.begin(Collective::AllReduce(x.span(at, 1)));
@@ -71,7 +73,13 @@ fn timed_ops_have_the_waits_of_each_group() {
 /// Two ranks as threads, with this variable.
 fn two(lab: &Lab, variable: (&str, &str), sets: &[&str]) -> Done {
     let mut command = on_stand_in(lab, lab.command(&run_args(&with(&RUN, sets))), 2);
-    Done::of(command.env(RANKS, "threads").env(variable.0, variable.1).output().unwrap())
+    Done::of(
+        command
+            .env(RANKS, "threads")
+            .env(variable.0, variable.1)
+            .output()
+            .unwrap(),
+    )
 }
 
 #[test]
@@ -154,7 +162,9 @@ fn nccl_has_its_buffers_before_memory_is_measured() {
         let (rank, peer) = (world.rank(), 1 - world.rank());
         let memory = cuda.reserve(2 * BYTES).unwrap();
         let alone = cuda.free_memory().0;
-        let group = Nccl::open(&cuda, &options).unwrap().group(&world, PIPELINE, &[0, 1]);
+        let group = Nccl::open(&cuda, &options)
+            .unwrap()
+            .group(&world, PIPELINE, &[0, 1]);
         let measured = cuda.free_memory().0;
         assert!(measured < alone, "the stand-in counts buffers");
         for (dtype, bytes) in [DType::F32, DType::BF16]

@@ -37,14 +37,21 @@ pub fn threads(lab: &Lab, gpus: usize, sets: &[&str]) -> Done {
 /// All ranks as processes that see the same GPUs, left running.
 pub fn processes(lab: &Lab, world: usize, gpus: usize, sets: &[&str]) -> Ranks {
     let port = free_port();
-    let start = |rank| on_stand_in(lab, lab.rank(rank, world, port, sets), gpus).spawn().unwrap();
+    let start = |rank| {
+        on_stand_in(lab, lab.rank(rank, world, port, sets), gpus)
+            .spawn()
+            .unwrap()
+    };
     Ranks { children: (0..world).map(start).collect() }
 }
 
 /// Losses and gradient norms of two runs are the same, but for rounding.
 fn close(lab: &Lab, run: &str, other: &str) {
     let rows = |run: &str| -> Vec<[f64; 4]> {
-        lab.losses(run).into_iter().map(|row| row.map(f64::from_bits)).collect()
+        lab.losses(run)
+            .into_iter()
+            .map(|row| row.map(f64::from_bits))
+            .collect()
     };
     let (ours, theirs) = (rows(run), rows(other));
     assert_eq!((ours.len(), theirs.len()), (6, 6), "steps of {run} and {other}");
@@ -60,8 +67,15 @@ fn a_grid_of_gpus_trains_as_one_cpu_and_goes_on_bit_for_bit() {
     let grid = with(&RUN, &["topology.tensor=2", "topology.pipeline=2", "checkpoint.interval=3"]);
     let whole = threads(&lab, 4, &with(&grid, &["log.folder=whole"]));
     whole.expect(0, &[]);
-    assert!(whole.out.contains("0 TP0 PP0 DP0 GPU 0 · 1 TP1 PP0 DP0 GPU 1"), "{}", whole.out);
-    lab.run(&with(&RUN, &["train.device=cpu", "log.folder=cpu"])).well();
+    assert!(
+        whole
+            .out
+            .contains("0 TP0 PP0 DP0 GPU 0 · 1 TP1 PP0 DP0 GPU 1"),
+        "{}",
+        whole.out
+    );
+    lab.run(&with(&RUN, &["train.device=cpu", "log.folder=cpu"]))
+        .well();
     close(&lab, "whole", "cpu");
     let [table] = &lab.part_tables("whole")[..] else { panic!("one table") };
     // The stand-in's clock counts kernels alone, and so no waits.
@@ -85,7 +99,8 @@ fn processes_with_a_gpu_each_or_one_for_all() {
     let ended = processes(&lab, 2, 1, &host).end(0..2);
     ended.iter().for_each(Done::well);
     assert!(ended[0].out.contains("1 TP0 PP0 DP1 GPU 0"), "{}", ended[0].out);
-    lab.run(&with(&RUN, &["train.device=cpu", "log.folder=cpu"])).well();
+    lab.run(&with(&RUN, &["train.device=cpu", "log.folder=cpu"]))
+        .well();
     close(&lab, "nccl", "cpu");
     close(&lab, "host", "cpu");
     for run in ["nccl", "host"] {
@@ -141,8 +156,18 @@ fn gpus_are_measured() {
     let done = Done::of(command.output().unwrap());
     done.expect(0, &[]);
     let found = Measured::read(&done.out, "stdout").unwrap();
-    assert!(found.ranks.iter().all(|rank| rank.upload_gb_s.is_some_and(|speed| speed > 0.0)));
-    assert!(found.ranks.iter().all(|rank| rank.download_gb_s.is_some_and(|speed| speed > 0.0)));
+    assert!(
+        found
+            .ranks
+            .iter()
+            .all(|rank| rank.upload_gb_s.is_some_and(|speed| speed > 0.0))
+    );
+    assert!(
+        found
+            .ranks
+            .iter()
+            .all(|rank| rank.download_gb_s.is_some_and(|speed| speed > 0.0))
+    );
     let groups: Vec<&str> = found.groups.iter().map(|row| row.group.as_str()).collect();
     assert!(groups.len() >= 4 && groups.iter().all(|group| *group == "data"), "{groups:?}");
     assert_eq!((found.pairs.len(), !found.notes.is_empty()), (1, true), "two cannot tell");

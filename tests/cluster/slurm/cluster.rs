@@ -23,7 +23,10 @@ impl Cluster {
     pub fn start(nodes: usize) -> Option<Cluster> {
         let there = |name: &str| Path::new("/usr/sbin").join(name).exists();
         if !rustix::process::getuid().is_root()
-            || !["munged", "slurmctld", "slurmd"].map(there).iter().all(|is| *is)
+            || !["munged", "slurmctld", "slurmd"]
+                .map(there)
+                .iter()
+                .all(|is| *is)
         {
             eprintln!("SKIPPED: needs root and Slurm (apt-get install slurm-wlm munge)");
             return None;
@@ -44,7 +47,10 @@ impl Cluster {
         let list = format!("Name=gpu File={gpus}[0-{}]\n", GPUS - 1);
         fs::write(root.join("gres.conf"), list).unwrap();
         cluster.ok("/usr/sbin/slurmctld", &["-c"]);
-        cluster.nodes.iter().for_each(|node| cluster.start_daemon(node));
+        cluster
+            .nodes
+            .iter()
+            .for_each(|node| cluster.start_daemon(node));
         until("all nodes are idle", || {
             let states = cluster.run("sinfo", &["-h", "-N", "-o", "%t"]).stdout;
             let states = String::from_utf8_lossy(&states);
@@ -61,7 +67,10 @@ impl Cluster {
     fn munge(&self) {
         let key = self.folder.path().join("munge/munge.key");
         let mut secret = [0; 1024];
-        fs::File::open("/dev/urandom").unwrap().read_exact(&mut secret).unwrap();
+        fs::File::open("/dev/urandom")
+            .unwrap()
+            .read_exact(&mut secret)
+            .unwrap();
         fs::write(&key, secret).unwrap();
         fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).unwrap();
         let files = [
@@ -151,7 +160,9 @@ GresTypes=gpu
 
     pub fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        command.env("SLURM_CONF", self.path("slurm.conf")).env_remove("RUST_BACKTRACE");
+        command
+            .env("SLURM_CONF", self.path("slurm.conf"))
+            .env_remove("RUST_BACKTRACE");
         command.stdin(Stdio::null());
         command
     }
@@ -169,10 +180,16 @@ GresTypes=gpu
 impl Drop for Cluster {
     /// The daemons by the numbers they wrote down, nodes first.
     fn drop(&mut self) {
-        let nodes: Vec<String> =
-            self.nodes.iter().map(|node| format!("run/slurmd.{node}.pid")).collect();
+        let nodes: Vec<String> = self
+            .nodes
+            .iter()
+            .map(|node| format!("run/slurmd.{node}.pid"))
+            .collect();
         let _ = self.run("scancel", &["--signal=KILL", "--user=root"]);
-        for name in nodes.iter().map(String::as_str).chain(["run/slurmctld.pid", "munge/munge.pid"])
+        for name in nodes
+            .iter()
+            .map(String::as_str)
+            .chain(["run/slurmctld.pid", "munge/munge.pid"])
         {
             if let Some(pid) = self.pid(name) {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);

@@ -66,9 +66,14 @@ fn scripts_of_manifests_are_accepted(cluster: &Cluster, lab: &Lab) {
     let grid = "topology={tensor: 2, pipeline: 2, data: 4}";
     let accepted = |args: &[&str]| {
         let wanted = ["run.yaml", "-o", "job.sh", "--overwrite", "--partition", "test"];
-        lab.gptrain(&[&["job"], &wanted[..], args].concat()).expect(0, &[]);
+        lab.gptrain(&[&["job"], &wanted[..], args].concat())
+            .expect(0, &[]);
         let mut sbatch = cluster.command("sbatch");
-        let output = sbatch.arg("--test-only").arg(lab.path("job.sh")).output().unwrap();
+        let output = sbatch
+            .arg("--test-only")
+            .arg(lab.path("job.sh"))
+            .output()
+            .unwrap();
         (output.status.success(), String::from_utf8(output.stderr).unwrap())
     };
     let sixteen = ["--set", grid, "--set", "batch.global=16"];
@@ -97,8 +102,12 @@ fn time_limits(cluster: &Cluster) -> impl FnOnce() {
     let rendezvous = job.rendezvous.clone();
     move || {
         let job = Job { cluster, lab: &lab, rendezvous, run: "runs/a", sets: Vec::new() };
-        let leaves =
-            |times| job.said().matches("stopped and saved before the job's end").count() >= times;
+        let leaves = |times| {
+            job.said()
+                .matches("stopped and saved before the job's end")
+                .count()
+                >= times
+        };
         let resumes = |times| job.said().matches("resuming from").count() >= times;
         until("the run leaves before the job's end", || leaves(1));
         // Slurm starts it again by itself after two minutes, and more than once while the other tests
@@ -110,11 +119,15 @@ fn time_limits(cluster: &Cluster) -> impl FnOnce() {
         until("it takes steps", || job.steps() > next);
         cluster.ok("scancel", &["--name=job.sh"]);
         job.all_ended();
-        let steps: Vec<u64> =
-            lab.losses("runs/a").iter().map(|row| f64::from_bits(row[0]) as u64).collect();
+        let steps: Vec<u64> = lab
+            .losses("runs/a")
+            .iter()
+            .map(|row| f64::from_bits(row[0]) as u64)
+            .collect();
         assert!(steps.iter().copied().eq(1..=steps.len() as u64), "a step is missing or twice");
         assert!(job.said().contains("goes back into the queue"), "{}", job.said());
-        lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"]).expect(0, &[]);
+        lab.gptrain(&["inspect-ckpt", "runs/a", "--deep"])
+            .expect(0, &[]);
     }
 }
 
@@ -133,7 +146,12 @@ impl<'a> Job<'a> {
         // The names of the four nodes do not resolve.
         let rendezvous = format!("127.0.0.1:{}", free_port());
         let folder = format!("log.folder={run}");
-        let sets = sets.concat().iter().map(|set| set.to_string()).chain([folder]).collect();
+        let sets = sets
+            .concat()
+            .iter()
+            .map(|set| set.to_string())
+            .chain([folder])
+            .collect();
         Job { cluster, lab, rendezvous, run, sets }
     }
 
@@ -155,9 +173,13 @@ impl<'a> Job<'a> {
     fn srun_as(&self, options: &[&str]) -> Command {
         let mut srun = self.cluster.command("srun");
         srun.args(options);
-        srun.arg(env!("CARGO_BIN_EXE_gptrain")).args(self.run_args());
-        srun.current_dir(self.lab.path("")).env("GPTRAIN_RENDEZVOUS", &self.rendezvous);
-        srun.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        srun.arg(env!("CARGO_BIN_EXE_gptrain"))
+            .args(self.run_args());
+        srun.current_dir(self.lab.path(""))
+            .env("GPTRAIN_RENDEZVOUS", &self.rendezvous);
+        srun.stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         srun
     }
 
@@ -168,15 +190,22 @@ impl<'a> Job<'a> {
 
     fn process_of(&self, program: &str, variables: &[&str]) -> Option<Pid> {
         let ours = format!("GPTRAIN_RENDEZVOUS={}", self.rendezvous);
-        fs::read_dir("/proc").unwrap().filter_map(Result::ok).find_map(|entry| {
-            let pid = entry.file_name().to_str()?.parse().ok()?;
-            let exe = fs::read_link(entry.path().join("exe")).ok()?;
-            let environ = fs::read(entry.path().join("environ")).ok()?;
-            let has =
-                |what: &str| environ.split(|b| *b == 0).any(|v| v.starts_with(what.as_bytes()));
-            let found = exe.ends_with(program) && has(&ours) && variables.iter().all(|v| has(v));
-            if found { Pid::from_raw(pid) } else { None }
-        })
+        fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(Result::ok)
+            .find_map(|entry| {
+                let pid = entry.file_name().to_str()?.parse().ok()?;
+                let exe = fs::read_link(entry.path().join("exe")).ok()?;
+                let environ = fs::read(entry.path().join("environ")).ok()?;
+                let has = |what: &str| {
+                    environ
+                        .split(|b| *b == 0)
+                        .any(|v| v.starts_with(what.as_bytes()))
+                };
+                let found =
+                    exe.ends_with(program) && has(&ours) && variables.iter().all(|v| has(v));
+                if found { Pid::from_raw(pid) } else { None }
+            })
     }
 
     /// The process of a rank, or of a task.
@@ -215,8 +244,14 @@ impl<'a> Job<'a> {
         let path = self.lab.path("job.sh");
         fs::write(&path, script).unwrap();
         let mut sbatch = self.cluster.command("sbatch");
-        sbatch.args(["--parsable", "--output=job.out", "--open-mode=append"]).args(options);
-        let output = sbatch.arg(&path).current_dir(self.lab.path("")).output().unwrap();
+        sbatch
+            .args(["--parsable", "--output=job.out", "--open-mode=append"])
+            .args(options);
+        let output = sbatch
+            .arg(&path)
+            .current_dir(self.lab.path(""))
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{output:?}");
         String::from_utf8(output.stdout).unwrap().trim().to_string()
     }
@@ -225,7 +260,10 @@ impl<'a> Job<'a> {
     /// job that begins in the second in which they have ended it ("Job credential revoked").
     fn begins_again(&self, id: &str, with: &[&str]) {
         until("the job waits", || {
-            let state = self.cluster.run("squeue", &["-h", "-o", "%T", "-j", id]).stdout;
+            let state = self
+                .cluster
+                .run("squeue", &["-h", "-o", "%T", "-j", id])
+                .stdout;
             String::from_utf8_lossy(&state).trim() == "PENDING"
         });
         // One that waits for a lost task would end the next start's step, which has the same number.
@@ -244,7 +282,10 @@ impl<'a> Job<'a> {
 /// Messages of gptrain itself, without srun's.
 fn verdict(output: &Output) -> String {
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("gptrain: ")).collect();
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("gptrain: "))
+        .collect();
     assert_eq!(lines.len(), 1, "{text}");
     lines[0].to_string()
 }
@@ -258,8 +299,12 @@ fn eight_tasks_equal_one_rank(cluster: &Cluster, lab: &Lab) {
     let few = ["train.steps=6", "train.eval_interval=3", "train.eval_samples=10"];
     let exact = ["precision=f32", "batch={micro: 2, global: 8}", "log.interval=1"];
     let small = [&few[..], &exact].concat();
-    lab.run(&[&small[..], &["log.folder=runs/one"]].concat()).expect(0, &[]);
-    let output = Job::new(cluster, lab, "runs/a", &[&small, &GRID]).srun(&[]).output().unwrap();
+    lab.run(&[&small[..], &["log.folder=runs/one"]].concat())
+        .expect(0, &[]);
+    let output = Job::new(cluster, lab, "runs/a", &[&small, &GRID])
+        .srun(&[])
+        .output()
+        .unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(out.contains("8 ranks (processes"), "{out}");
@@ -275,11 +320,14 @@ fn eight_tasks_equal_one_rank(cluster: &Cluster, lab: &Lab) {
 /// Two nodes of two stand-in GPUs: each task takes that of its number on the node.
 fn tasks_with_gpus_equal_one_rank(cluster: &Cluster, lab: &Lab) {
     let few = ["train.steps=4", "train.eval_interval=0"];
-    lab.run(&[&few[..], &["log.folder=runs/one"]].concat()).expect(0, &[]);
+    lab.run(&[&few[..], &["log.folder=runs/one"]].concat())
+        .expect(0, &[]);
     let grid = ["train.device=cuda", "topology.tensor=2", "topology.data=2", "topology.zero=1"];
     let job = Job::new(cluster, lab, "runs/gpus", &[&few, &grid]);
     let mut srun = job.srun_as(&["-N", "2", "-n", "4", "--ntasks-per-node=2"]);
-    srun.envs(variables()).env("TMPDIR", lab.path("")).env("SOFTGPU_DEVICES", "2");
+    srun.envs(variables())
+        .env("TMPDIR", lab.path(""))
+        .env("SOFTGPU_DEVICES", "2");
     let output = srun.output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
@@ -322,7 +370,10 @@ fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
     assert_eq!([node(0), node(1), node(2), node(7)], ["n1", "n1", "n2", "n4"]);
     let limit = format!("if [ $SLURM_NODEID = {SLOW} ]; then export {SEND_LIMIT}=3e5; fi;");
     let (code, found) = bench(&limit, 0.8);
-    let named = found.slow.iter().any(|slow| slow.what == "node" && slow.who == ["n3"]);
+    let named = found
+        .slow
+        .iter()
+        .any(|slow| slow.what == "node" && slow.who == ["n3"]);
     let texts: Vec<_> = found.slow.iter().map(|slow| &slow.text).collect();
     assert!(code == Some(5) && named, "{code:?}: {texts:?}");
     assert!(sick_nodes::excluded(&lab.path("runs/a"), false).contains(&"n3".to_string()));
@@ -339,7 +390,10 @@ fn as_many_tasks_as_fit_on_each_node(cluster: &Cluster) {
     );
     fs::write(lab.path("hosts"), "n1\nn1\nn1\nn2\n").unwrap();
     let mut uneven = job.srun_as(&["-n", "4", "--distribution=arbitrary"]);
-    let output = uneven.env("SLURM_HOSTFILE", lab.path("hosts")).output().unwrap();
+    let output = uneven
+        .env("SLURM_HOSTFILE", lab.path("hosts"))
+        .output()
+        .unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{output:?}");
     assert!(out.contains("n1: 0 TP0 PP0 DP0 · 1 TP0 PP0 DP1 · 2 TP0 PP0 DP2"), "{out}");
@@ -355,7 +409,10 @@ fn a_killed_task_ends_all(cluster: &Cluster) {
     let line = verdict(&output);
     assert!(line.contains("rank 5 (node n3, TP1 PP1 DP0) died"), "{line}");
     let noted = sick_nodes::read(&lab.path("runs/a")).unwrap();
-    let noted: Vec<_> = noted.iter().map(|node| (&*node.host, node.reason, node.times)).collect();
+    let noted: Vec<_> = noted
+        .iter()
+        .map(|node| (&*node.host, node.reason, node.times))
+        .collect();
     assert_eq!(noted, [("n3", Reason::Failed, 1)]);
     assert_ne!(output.status.code(), Some(0));
     job.all_ended();
@@ -365,19 +422,30 @@ fn a_killed_task_ends_all(cluster: &Cluster) {
 fn a_killed_rank_begins_anew(cluster: &Cluster) {
     let lab = Lab::new();
     let sets = ["topology.data=4", "batch.global=8", "train.steps=80", "train.eval_interval=0"];
-    lab.run(&[&sets[..], &["log.folder=runs/whole"]].concat()).well();
+    lab.run(&[&sets[..], &["log.folder=runs/whole"]].concat())
+        .well();
     let job = Job::new(cluster, &lab, "runs/a", &[&sets, &["restart.max=3"]]);
     let mut tasks = job.srun_as(&["-N", "4", "-n", "4", "--kill-on-bad-exit=0"]);
     let child = tasks.env(STEP_DELAY, "0.03").spawn().unwrap();
     lab.wait_for_steps("runs/a", 12);
-    let rank = job.process(&["SLURM_PROCID=2", Place::VARIABLE]).expect("a supervisor started it");
+    let rank = job
+        .process(&["SLURM_PROCID=2", Place::VARIABLE])
+        .expect("a supervisor started it");
     kill_process(rank, Signal::KILL).unwrap();
     let output = child.wait_with_output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let events = events::read(&lab.path("runs/a")).unwrap();
-    let restarts: Vec<_> = events.iter().filter(|event| event.kind == Kind::Restart).collect();
+    let restarts: Vec<_> = events
+        .iter()
+        .filter(|event| event.kind == Kind::Restart)
+        .collect();
     assert_eq!(restarts.len(), 1, "{events:?}");
-    assert!(restarts[0].text.contains("restart 1 (1 of 3): from the checkpoint"), "{restarts:?}");
+    assert!(
+        restarts[0]
+            .text
+            .contains("restart 1 (1 of 3): from the checkpoint"),
+        "{restarts:?}"
+    );
     assert_eq!(lab.losses("runs/a"), lab.losses("runs/whole"));
 }
 
@@ -406,7 +474,9 @@ fn suspended_for(cluster: &Cluster, time: Duration, limit: Duration) {
     let limit = format!("comm.timeout_s={}", limit.as_secs());
     let job = Job::new(cluster, &lab, "runs/a", &[&GRID, &LONG, &[&limit]]);
     job.during(&["--job-name=suspended"], || {
-        let listed = cluster.run("squeue", &["-h", "--name=suspended", "-o", "%i"]).stdout;
+        let listed = cluster
+            .run("squeue", &["-h", "--name=suspended", "-o", "%i"])
+            .stdout;
         let id = String::from_utf8(listed).unwrap().trim().to_string();
         cluster.ok("scontrol", &["suspend", &id]);
         std::thread::sleep(time);
@@ -453,7 +523,10 @@ fn scancel_saves_and_the_next_job_goes_on(cluster: &Cluster, lab: &Lab) {
     job.all_ended();
     let saved = job.steps();
     assert!(saved < 150, "it was cancelled before its end");
-    assert!(lab.path(&format!("runs/cancelled/checkpoints/step-{saved:08}")).exists());
+    assert!(
+        lab.path(&format!("runs/cancelled/checkpoints/step-{saved:08}"))
+            .exists()
+    );
     assert!(job.srun(&[]).output().unwrap().status.success());
     assert_eq!(lab.losses("runs/cancelled"), lab.losses("runs/whole"));
 }

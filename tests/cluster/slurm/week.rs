@@ -103,18 +103,24 @@ impl Week<'_> {
     }
 
     fn about_the_job(&self) -> String {
-        let about = self.cluster.run("scontrol", &["show", "job", "-o", &self.id]);
+        let about = self
+            .cluster
+            .run("scontrol", &["show", "job", "-o", &self.id]);
         String::from_utf8(about.stdout).unwrap()
     }
 
     fn events(&self, kind: Kind) -> Vec<String> {
         let all = events::read(&self.lab.path("disk/a")).unwrap().into_iter();
-        all.filter(|event| event.kind == kind).map(|event| event.text).collect()
+        all.filter(|event| event.kind == kind)
+            .map(|event| event.text)
+            .collect()
     }
 
     fn is_sick(&self, host: &str, reason: Reason) -> bool {
         let noted = sick_nodes::read(&self.lab.path("disk/a")).unwrap_or_default();
-        noted.iter().any(|node| node.host == host && node.reason == reason)
+        noted
+            .iter()
+            .any(|node| node.host == host && node.reason == reason)
     }
 
     /// The end of the job comes nearer, and the run leaves, for the so-many-th time; then its turn
@@ -124,7 +130,11 @@ impl Week<'_> {
         let starts = self.events(Kind::Start).len();
         self.update(&[&job, "EndTime=now+10minutes"]);
         self.wait("the run leaves", || {
-            self.job.said().matches("stopped and saved before the job's end").count() == times
+            self.job
+                .said()
+                .matches("stopped and saved before the job's end")
+                .count()
+                == times
         });
         let taken = self.job.steps();
         self.job.begins_again(&self.id, &["TimeLimit=120"]);
@@ -137,7 +147,10 @@ impl Week<'_> {
     /// the spare task takes the place of its task. The node.
     fn loses_the_node_of_task(&self, task: usize) -> String {
         let task = format!("SLURM_PROCID={task}");
-        let rank = self.job.process(&[&task, Place::VARIABLE]).expect("a rank runs there");
+        let rank = self
+            .job
+            .process(&[&task, Place::VARIABLE])
+            .expect("a rank runs there");
         let (supervisor, node) = (parent(rank), variable(rank, "SLURMD_NODENAME"));
         self.cluster.kill_daemon(&node);
         for process in [parent(supervisor), supervisor, rank] {
@@ -197,13 +210,18 @@ impl Week<'_> {
 fn variable(of: Pid, name: &str) -> String {
     let environ = fs::read(format!("/proc/{}/environ", of.as_raw_nonzero())).unwrap();
     let all = String::from_utf8(environ).unwrap();
-    let value = all.split('\0').find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
+    let value = all
+        .split('\0')
+        .find_map(|one| one.strip_prefix(name)?.strip_prefix('='));
     value.expect("it has the variable").to_string()
 }
 
 fn parent(of: Pid) -> Pid {
     let status = fs::read_to_string(format!("/proc/{}/status", of.as_raw_nonzero())).unwrap();
-    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
+    let parent = status
+        .lines()
+        .find_map(|line| line.strip_prefix("PPid:"))
+        .unwrap();
     Pid::from_raw(parent.trim().parse().unwrap()).unwrap()
 }
 
@@ -218,7 +236,9 @@ impl SmallDisk {
     fn mount(folder: PathBuf) -> SmallDisk {
         fs::create_dir(&folder).unwrap();
         let mut mount = Command::new("mount");
-        mount.args(["-t", "tmpfs", "-o", "size=32m", "none"]).arg(&folder);
+        mount
+            .args(["-t", "tmpfs", "-o", "size=32m", "none"])
+            .arg(&folder);
         let mounted = mount.status().is_ok_and(|status| status.success());
         SmallDisk { folder, mounted }
     }

@@ -102,7 +102,10 @@ const NUMBER: f64 = 4.0;
 /// Bytes that a rank sends in a step.
 pub fn sent(step: &Step) -> Volume {
     let Step { pipeline, sequence, tied, sums, .. } = *step;
-    let blocks = step.buckets.iter().filter(|bucket| bucket.kind == Kind::Block);
+    let blocks = step
+        .buckets
+        .iter()
+        .filter(|bucket| bucket.kind == Kind::Block);
     let share = if step.divides { step.stream / step.tensor as f64 } else { step.stream };
     // Sent and received messages are equal in number.
     let messages = (step.micros * (step.before + step.after)) as f64;
@@ -153,7 +156,11 @@ fn activations(step: &Step) -> f64 {
 
 /// Maxima of a block's four matrices, once per step; each is split along one of its sums.
 fn kept_codes(step: &Step) -> f64 {
-    let blocks = step.buckets.iter().filter(|bucket| matches!(bucket.kind, Kind::Block)).count();
+    let blocks = step
+        .buckets
+        .iter()
+        .filter(|bucket| matches!(bucket.kind, Kind::Block))
+        .count();
     let each = if step.keeps_codes { 4.0 * all_gather(step.tensor, step.maxima[1]) } else { 0.0 };
     blocks as f64 * each
 }

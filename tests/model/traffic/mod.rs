@@ -33,13 +33,21 @@ train: {samples: 800}
     let m = manifest::for_test(text, sets);
     let ranks: Vec<(Traffic, Volume)> = std::thread::scope(|scope| {
         let run = |world: World| scope.spawn(|| count(world, &m));
-        let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        let ranks: Vec<_> = threads::world(m.topology.ranks())
+            .into_iter()
+            .map(run)
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     });
     let spare = if m.model.hidden.is_multiple_of(m.topology.tensor) { 64.0 } else { 256.0 };
     for (groups, of) in GROUPS {
         let sent = |traffic: &Traffic| -> u64 {
-            let kept = traffic.iter().filter(|((name, _), _)| groups.contains(&&**name));
+            let kept = traffic
+                .iter()
+                .filter(|((name, _), _)| groups.contains(&&**name));
             kept.map(|(_, bytes)| bytes).sum()
         };
         let counted: u64 = ranks.iter().map(|(traffic, _)| sent(traffic)).sum();

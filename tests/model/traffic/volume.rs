@@ -42,8 +42,15 @@ pub fn volume(groups: &Groups, m: &Manifest, global: usize) -> Volume {
         }),
         keeps_codes: keeps_codes(groups, m),
         before: stages.iter().filter(|stage| **stage > 0).count(),
-        after: stages.iter().filter(|stage| *stage + 1 < pp.stages()).count(),
-        buckets: layout.buckets.iter().map(|bucket| entry(bucket, dtype, m)).collect(),
+        after: stages
+            .iter()
+            .filter(|stage| *stage + 1 < pp.stages())
+            .count(),
+        buckets: layout
+            .buckets
+            .iter()
+            .map(|bucket| entry(bucket, dtype, m))
+            .collect(),
         tied: shared.map_or(0.0, |param| bytes(param.numel(), DType::F32)),
         sums: sums(&layout, both, m),
     })
@@ -89,7 +96,10 @@ fn sums(layout: &Layout, both: bool, m: &Manifest) -> Sums {
 
 fn entry(bucket: &Bucket, live: DType, m: &Manifest) -> formulas::Bucket {
     let bytes = |elements: usize, dtype: DType| (elements * dtype.size()) as f64;
-    let unsplit = bucket.params.iter().filter(|param| param.spec.partial_grad(true));
+    let unsplit = bucket
+        .params
+        .iter()
+        .filter(|param| param.spec.partial_grad(true));
     formulas::Bucket {
         kind: match bucket.module {
             Module::Embed => Kind::Embedding,
@@ -107,7 +117,10 @@ fn entry(bucket: &Bucket, live: DType, m: &Manifest) -> formulas::Bucket {
 /// Bytes of a bucket under compression: 4·r·(n + m) for each compressed matrix [n, m] of a block;
 /// other gradients whole, with padding.
 fn low_rank(bucket: &Bucket, m: &Manifest) -> Option<f64> {
-    let settings = m.topology.compression.filter(|_| bucket.module == Module::Block)?;
+    let settings = m
+        .topology
+        .compression
+        .filter(|_| bucket.module == Module::Block)?;
     let (mut factors, mut rest, mut plain_from) = (0, 0, None);
     for param in &bucket.params {
         let (n, m) = (param.rows, param.cols);

@@ -121,10 +121,15 @@ impl Arguments<'_> {
         };
         let gated = self.is_set("swiglu");
         set("model.ffn", if gated { "swiglu" } else { "gelu" }, gated == llama, "swiglu");
-        let norm = self.get("normalization").map(|norm| norm.str()).transpose()?;
+        let norm = self
+            .get("normalization")
+            .map(|norm| norm.str())
+            .transpose()?;
         let rms = norm.is_some_and(|norm| norm == "RMSNorm");
         set("model.norm", if rms { "rms" } else { "layer" }, rms == llama, "normalization");
-        let linear = self.get("add_bias_linear").is_none_or(|value| value.is_true());
+        let linear = self
+            .get("add_bias_linear")
+            .is_none_or(|value| value.is_true());
         let bias = match (linear, self.is_set("add_qkv_bias")) {
             (true, _) => "all",
             (false, true) => "qkv",

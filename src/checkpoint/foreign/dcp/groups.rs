@@ -28,7 +28,10 @@ impl NumberGroups {
 
     /// AdamW's numbers of a parameter; None if the checkpoint has none.
     pub fn read(&self, meta: &Metadata, name: &str) -> anyhow::Result<Option<AdamWNumbers>> {
-        let group = self.listed.get(name).map_or(name.to_string(), ToString::to_string);
+        let group = self
+            .listed
+            .get(name)
+            .map_or(name.to_string(), ToString::to_string);
         AdamWNumbers::read(meta, &format!("{}{group}", self.before))
     }
 }

@@ -78,9 +78,13 @@ impl Metadata {
         };
         let mut items = meta.items(&root.need("storage_data")?)?;
         for (name, about) in root.need("state_dict_metadata")?.named()? {
-            if !about.object().is_some_and(|(class, _)| class.ends_with("TensorStorageMetadata")) {
+            if !about
+                .object()
+                .is_some_and(|(class, _)| class.ends_with("TensorStorageMetadata"))
+            {
                 let item = items.remove(&(name.to_string(), None));
-                meta.objects.extend(item.map(|item| (name.to_string(), item)));
+                meta.objects
+                    .extend(item.map(|item| (name.to_string(), item)));
                 continue;
             }
             let mut chunks = Vec::new();
@@ -95,7 +99,8 @@ impl Metadata {
                 chunks.push(Chunk { offsets, sizes, item });
             }
             let shape = numbers(&about.need("size")?)?;
-            meta.tensors.insert(name.to_string(), Entry { shape, chunks });
+            meta.tensors
+                .insert(name.to_string(), Entry { shape, chunks });
         }
         meta.complete()?;
         Ok(meta)
@@ -123,7 +128,10 @@ impl Metadata {
             let end = end.ok_or_else(|| info.problem(format!("the place of {name} overflows")))?;
             let needed = self.files.entry(file.clone()).or_default();
             *needed = end.max(*needed);
-            let offset = index.some("offset").map(|offset| numbers(&offset)).transpose()?;
+            let offset = index
+                .some("offset")
+                .map(|offset| numbers(&offset))
+                .transpose()?;
             items.insert((name, offset), Item { file, at, len });
         }
         Ok(items)
@@ -155,9 +163,19 @@ impl Metadata {
 
     /// Processes that wrote: the files are `__RANK_NUMBER.distcp`.
     pub fn writers(&self) -> usize {
-        let rank =
-            |file: &String| file.strip_prefix("__")?.split('_').next()?.parse::<usize>().ok();
-        self.files.keys().filter_map(rank).collect::<BTreeSet<_>>().len().max(1)
+        let rank = |file: &String| {
+            file.strip_prefix("__")?
+                .split('_')
+                .next()?
+                .parse::<usize>()
+                .ok()
+        };
+        self.files
+            .keys()
+            .filter_map(rank)
+            .collect::<BTreeSet<_>>()
+            .len()
+            .max(1)
     }
 
     /// Checks that the rectangles of a tensor cover it exactly once.
@@ -167,7 +185,10 @@ impl Metadata {
         for chunk in &entry.chunks {
             let inside = chunk.offsets.len() == entry.shape.len()
                 && chunk.sizes.len() == entry.shape.len()
-                && chunk.ends().zip(&entry.shape).all(|(end, size)| end <= *size);
+                && chunk
+                    .ends()
+                    .zip(&entry.shape)
+                    .all(|(end, size)| end <= *size);
             if !inside {
                 return Err(format!(
                     "the part {:?} at {:?} is outside of {:?}",
@@ -176,8 +197,11 @@ impl Metadata {
             }
             covered = covered.saturating_add(volume(&chunk.sizes));
         }
-        let mut chunks: Vec<&Chunk> =
-            entry.chunks.iter().filter(|chunk| volume(&chunk.sizes) > 0).collect();
+        let mut chunks: Vec<&Chunk> = entry
+            .chunks
+            .iter()
+            .filter(|chunk| volume(&chunk.sizes) > 0)
+            .collect();
         if !is_grid(&mut chunks, 0) {
             overlaps(&chunks)?;
         }
@@ -265,8 +289,14 @@ impl Metadata {
     /// A number, which PyTorch saves as an object if it is Python's, and else as a tensor; None if it is
     /// not there.
     pub fn number(&self, name: &str) -> anyhow::Result<Option<f64>> {
-        let items = self.tensors.get(name).and_then(|entry| entry.chunks.first());
-        let Some(item) = items.map(|chunk| &chunk.item).or_else(|| self.objects.get(name)) else {
+        let items = self
+            .tensors
+            .get(name)
+            .and_then(|entry| entry.chunks.first());
+        let Some(item) = items
+            .map(|chunk| &chunk.item)
+            .or_else(|| self.objects.get(name))
+        else {
             return Ok(None);
         };
         let file = self.archive(name, item)?;
@@ -284,16 +314,24 @@ impl Metadata {
 
     /// Names of the tensors and of the objects.
     pub fn names(&self) -> impl Iterator<Item = &str> {
-        self.tensors.keys().chain(self.objects.keys()).map(String::as_str)
+        self.tensors
+            .keys()
+            .chain(self.objects.keys())
+            .map(String::as_str)
     }
 
     /// An object that torch.save wrote, opened; None if it is not there.
     pub fn object(&self, name: &str) -> anyhow::Result<Option<TorchFile>> {
-        self.objects.get(name).map(|item| self.archive(name, item)).transpose()
+        self.objects
+            .get(name)
+            .map(|item| self.archive(name, item))
+            .transpose()
     }
 
     fn entry(&self, name: &str) -> anyhow::Result<&Entry> {
-        self.tensors.get(name).ok_or_else(|| self.problem(format!("has no {name}")))
+        self.tensors
+            .get(name)
+            .ok_or_else(|| self.problem(format!("has no {name}")))
     }
 
     fn archive(&self, name: &str, item: &Item) -> anyhow::Result<TorchFile> {
@@ -330,7 +368,9 @@ impl Entry {
     /// has flat pieces of such shares: its axes count the shares, the last one a share's elements.
     fn share(&self, whole: &[usize], lead: usize) -> Option<Vec<usize>> {
         let (elements, counts) = self.shape.split_last()?;
-        let counts = counts.get(lead..).filter(|counts| counts.len() == whole.len())?;
+        let counts = counts
+            .get(lead..)
+            .filter(|counts| counts.len() == whole.len())?;
         let share = |(size, count): (&usize, &usize)| {
             (*count > 0 && size.is_multiple_of(*count)).then(|| size / count)
         };
@@ -368,13 +408,18 @@ impl Chunk {
     }
 
     fn ends(&self) -> impl Iterator<Item = usize> {
-        self.offsets.iter().zip(&self.sizes).map(|(at, size)| at.saturating_add(*size))
+        self.offsets
+            .iter()
+            .zip(&self.sizes)
+            .map(|(at, size)| at.saturating_add(*size))
     }
 
     fn overlaps(&self, other: &Chunk) -> bool {
         let starts = self.offsets.iter().zip(&other.offsets);
         let ends = self.ends().zip(other.ends());
-        starts.zip(ends).all(|((a, b), (a_end, b_end))| *a < b_end && *b < a_end)
+        starts
+            .zip(ends)
+            .all(|((a, b), (a_end, b_end))| *a < b_end && *b < a_end)
     }
 }
 
@@ -387,12 +432,14 @@ fn is_grid(chunks: &mut [&Chunk], axis: usize) -> bool {
     let range = |chunk: &Chunk| (chunk.offsets[axis], chunk.offsets[axis] + chunk.sizes[axis]);
     chunks.sort_by_key(|chunk| range(chunk));
     let mut end = 0;
-    chunks.chunk_by_mut(|a, b| range(a) == range(b)).all(|group| {
-        let (begin, last) = range(group[0]);
-        let apart = begin >= end;
-        end = last;
-        apart && is_grid(group, axis + 1)
-    })
+    chunks
+        .chunk_by_mut(|a, b| range(a) == range(b))
+        .all(|group| {
+            let (begin, last) = range(group[0]);
+            let apart = begin >= end;
+            end = last;
+            apart && is_grid(group, axis + 1)
+        })
 }
 
 /// An error if two rectangles overlap, or if there are too many to compare all pairs.
@@ -416,12 +463,19 @@ fn matrix(axes: &[usize], default: usize) -> [usize; 2] {
 
 /// Elements of a shape; `usize::MAX` if they overflow.
 fn volume(sizes: &[usize]) -> usize {
-    sizes.iter().try_fold(1usize, |n, size| n.checked_mul(*size)).unwrap_or(usize::MAX)
+    sizes
+        .iter()
+        .try_fold(1usize, |n, size| n.checked_mul(*size))
+        .unwrap_or(usize::MAX)
 }
 
 /// Whole numbers of a list, a tuple or a `torch.Size`.
 fn numbers(value: &Value) -> anyhow::Result<Vec<usize>> {
-    value.items()?.iter().map(|number| Ok(number.count()? as usize)).collect()
+    value
+        .items()?
+        .iter()
+        .map(|number| Ok(number.count()? as usize))
+        .collect()
 }
 
 #[cfg(test)]
@@ -444,7 +498,11 @@ mod tests {
         let grid = [([0, 0], [2, 3]), ([2, 0], [2, 3]), ([0, 3], [2, 1]), ([2, 3], [2, 1])];
         assert_eq!(tiles(&[4, 4], &grid), Ok(()));
         assert!(tiles(&[4, 4], &grid[..3]).unwrap_err().contains("14 of 16"));
-        assert!(tiles(&[3, 4], &grid).unwrap_err().contains("outside of [3, 4]"));
+        assert!(
+            tiles(&[3, 4], &grid)
+                .unwrap_err()
+                .contains("outside of [3, 4]")
+        );
         // Around a square in the middle: not a grid.
         let wheel = [
             ([0, 0], [1, 2]),
@@ -458,6 +516,10 @@ mod tests {
         assert!(tiles(&[2, 4], &twice).unwrap_err().contains("overlap"));
         let shifted = [([0, 0], [2, 2]), ([1, 1], [2, 2])];
         assert!(tiles(&[4, 2], &shifted).unwrap_err().contains("outside"));
-        assert!(tiles(&[4, 4], &shifted).unwrap_err().contains("[0, 0] and [1, 1] overlap"));
+        assert!(
+            tiles(&[4, 4], &shifted)
+                .unwrap_err()
+                .contains("[0, 0] and [1, 1] overlap")
+        );
     }
 }

@@ -128,8 +128,17 @@ impl Names {
 
     /// Number of layers by the names.
     pub fn layers<'n>(&self, names: impl Iterator<Item = &'n str>) -> usize {
-        let number = |name: &str| name.strip_prefix(self.blocks)?.split('.').next()?.parse().ok();
-        names.filter_map(number).max().map_or(0, |last: usize| last.saturating_add(1))
+        let number = |name: &str| {
+            name.strip_prefix(self.blocks)?
+                .split('.')
+                .next()?
+                .parse()
+                .ok()
+        };
+        names
+            .filter_map(number)
+            .max()
+            .map_or(0, |last: usize| last.saturating_add(1))
     }
 
     /// Possible names of tensor `part` of a parameter, in the first block if it belongs to a block.
@@ -137,8 +146,13 @@ impl Names {
         use Weight::{HeadW, LnfScale, TokenEmbed};
         let outside = matches!(weight, TokenEmbed | LnfScale | HeadW);
         let before = if outside { String::new() } else { format!("{}0.", self.blocks) };
-        let layouts = self.row(weight).into_iter().flat_map(|(_, layouts)| *layouts);
-        let names = layouts.filter(|names| names.len() > part).map(|names| names[part]);
+        let layouts = self
+            .row(weight)
+            .into_iter()
+            .flat_map(|(_, layouts)| *layouts);
+        let names = layouts
+            .filter(|names| names.len() > part)
+            .map(|names| names[part]);
         names.map(|name| format!("{before}{name}.weight")).collect()
     }
 }

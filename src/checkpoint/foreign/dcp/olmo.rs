@@ -114,12 +114,16 @@ pub fn describe(folder: &mut DcpRun, step: &Path, choices: &Choices) -> anyhow::
         folder.pairs = Pairs::Neighbours;
     }
     let asked_heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse().ok());
-    let heads = config.count("/model/block/MIXER/n_heads").map(|heads| heads as usize);
+    let heads = config
+        .count("/model/block/MIXER/n_heads")
+        .map(|heads| heads as usize);
     if let Some(heads) = heads {
         folder.found.settings.set("model.heads", heads, "n_heads");
     }
     folder.model(asked_heads.or(heads), "OLMo-core's n_heads")?;
-    let max_steps = root.some("max_steps").and_then(|steps| train.count(&steps).ok());
+    let max_steps = root
+        .some("max_steps")
+        .and_then(|steps| train.count(&steps).ok());
     let decayed_norms = folder.optimizer()?;
     // See the note below.
     let uncounted = folder.found.updates == 0 && folder.found.step > 0;
@@ -182,7 +186,10 @@ fn training(config: &Config, settings: &mut Settings, max_steps: Option<u64>, pe
     if let Some(clip) = config.float("/train_module/max_grad_norm") {
         settings.set("optimizer.adamw.clip", number(clip), "max_grad_norm");
     }
-    if let Some(weight) = config.float("/train_module/z_loss_multiplier").filter(|z| *z > 0.0) {
+    if let Some(weight) = config
+        .float("/train_module/z_loss_multiplier")
+        .filter(|z| *z > 0.0)
+    {
         settings.set("train.z_loss", number(weight), "z_loss_multiplier");
     }
     settings.set("lr.counted", "after", "OLMo-core counts the step before its update");
@@ -193,7 +200,9 @@ fn training(config: &Config, settings: &mut Settings, max_steps: Option<u64>, pe
     }
     let steps = max_steps.or_else(|| {
         let unit = config.str("/trainer/max_duration/unit")?;
-        config.count("/trainer/max_duration/value").filter(|_| unit == "steps")
+        config
+            .count("/trainer/max_duration/value")
+            .filter(|_| unit == "steps")
     });
     if let Some(steps) = steps {
         settings.set("train.steps", steps, "max_steps");
@@ -215,12 +224,16 @@ struct Counts {
 fn rates(config: &Config, settings: &mut Settings, counts: &Counts, peak: Option<f64>) {
     let Counts { global, length, steps } = *counts;
     let scheduler = |name: &str| format!("/train_module/scheduler/{name}");
-    let class = config.str(&scheduler("_CLASS_")).and_then(|class| class.rsplit('.').next());
+    let class = config
+        .str(&scheduler("_CLASS_"))
+        .and_then(|class| class.rsplit('.').next());
     let tokens = config.str(&scheduler("units")) == Some("tokens");
     // Samples of so many steps, or so many tokens.
     let samples = |count: u64| if tokens { Some(count / length?) } else { Some(count * global?) };
     let warmup = ["warmup", "warmup_steps"].into_iter();
-    let warmup = warmup.filter_map(|name| config.count(&scheduler(name))).next();
+    let warmup = warmup
+        .filter_map(|name| config.count(&scheduler(name)))
+        .next();
     if let Some(warmup) = warmup.and_then(samples) {
         settings.set("lr.warmup_samples", warmup, "scheduler.warmup");
     }

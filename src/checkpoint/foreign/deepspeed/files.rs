@@ -18,7 +18,10 @@ pub type RankFiles = BTreeMap<(usize, usize), PathBuf>;
 pub fn rank_files(dir: &Path, end: &str) -> anyhow::Result<RankFiles> {
     let mut files = RankFiles::new();
     for name in list_names(dir)? {
-        let plain = name.strip_prefix("bf16_").or(name.strip_prefix("fp16_")).unwrap_or(&name);
+        let plain = name
+            .strip_prefix("bf16_")
+            .or(name.strip_prefix("fp16_"))
+            .unwrap_or(&name);
         let ranks = between(plain, "zero_pp_rank_", end).and_then(|r| r.split_once("_mp_rank_"));
         if let Some((data, model)) = ranks
             && let (Some(data), Some(model)) = (rank(data), rank(model))

@@ -10,9 +10,13 @@ pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
         return file.count(&step);
     }
     let base = base(optimizer)?;
-    let group = base.get("param_groups").and_then(|groups| groups.items().ok()?.first().cloned());
+    let group = base
+        .get("param_groups")
+        .and_then(|groups| groups.items().ok()?.first().cloned());
     let state = base.get("state").and_then(|state| state.at(0));
-    let step = group.and_then(|group| group.some("step")).or_else(|| state?.some("step"));
+    let step = group
+        .and_then(|group| group.some("step"))
+        .or_else(|| state?.some("step"));
     let step = step.ok_or_else(|| {
         base.problem("the optimizer has no step, in param_groups or in state".into())
     })?;
@@ -37,7 +41,9 @@ pub fn loss_scale(file: &TorchFile, optimizer: &Value) -> anyhow::Result<Option<
     let Some(scale) = scaler.some("cur_scale") else { return Ok(None) };
     let count = |name: &str| scaler.some(name).and_then(|value| value.int().ok());
     let since = count("cur_iter").zip(count("last_overflow_iter"));
-    let window = count("scale_window").filter(|window| *window > 0).unwrap_or(i64::MAX);
+    let window = count("scale_window")
+        .filter(|window| *window > 0)
+        .unwrap_or(i64::MAX);
     let in_a_row = since.map_or(0, |(now, last)| (now - last - 1).max(0) % window);
     Ok(Some(LossScale {
         scale: file.number(&scale)?,
@@ -64,7 +70,9 @@ pub fn partition<'t>(
         Some(states) => states.at(group as i64),
         None => base.items()?.get(group).cloned(), // without padding, "elastic"
     };
-    states.ok_or_else(|| missing(&base, "base_optimizer_state"))?.need(state.key("param"))
+    states
+        .ok_or_else(|| missing(&base, "base_optimizer_state"))?
+        .need(state.key("param"))
 }
 
 /// Elements of a parameter in a partition; None if it is in others alone.

@@ -92,10 +92,13 @@ impl Stages {
 
     /// Group of a parameter, and its first element in the flat group.
     fn find(&self, place: &ParamPlace) -> Option<(usize, usize)> {
-        self.groups[place.stage].iter().enumerate().find_map(|(group, params)| {
-            let number = params.iter().position(|(name, _)| *name == place.name)?;
-            Some((group, params[..number].iter().map(numel).sum()))
-        })
+        self.groups[place.stage]
+            .iter()
+            .enumerate()
+            .find_map(|(group, params)| {
+                let number = params.iter().position(|(name, _)| *name == place.name)?;
+                Some((group, params[..number].iter().map(numel).sum()))
+            })
     }
 }
 
@@ -109,7 +112,9 @@ impl ShareReader for PartitionReader {
     ) -> anyhow::Result<Vec<f32>> {
         let PartitionReader { stages, open } = self;
         let ParamPlace { stage, name, shape, .. } = place;
-        let (group, first) = stages.find(place).expect("a place is in its stage's groups");
+        let (group, first) = stages
+            .find(place)
+            .expect("a place is in its stage's groups");
         let numel: usize = shape.iter().product();
         let (mut values, mut begin) = (Vec::with_capacity(numel), 0);
         for file in &open.get(*stage, || stages.open(*stage))?[rank] {

@@ -39,12 +39,16 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     for (i, key) in ["tensor", "pipeline"].into_iter().enumerate() {
         let name = format!("{key}_model_parallel_size");
         found.grid[i] = args.count(&name).unwrap_or(1) as usize;
-        found.settings.set(&format!("topology.{key}"), found.grid[i], &name);
+        found
+            .settings
+            .set(&format!("topology.{key}"), found.grid[i], &name);
     }
     let layers = args.count("num_layers")? as usize;
     set_said_split(&mut found.settings, &args, layers, found.grid[1])?;
     (found.updates, found.lr) = numbers(&dir)?;
-    let rows = shapes.get(EMBEDDING).and_then(|shape| shape.first().copied());
+    let rows = shapes
+        .get(EMBEDDING)
+        .and_then(|shape| shape.first().copied());
     let rows = rows.ok_or_else(|| args.problem(format!("zero has no {EMBEDDING}")))?;
     if let Some(padded) = args.optional_count("padded_vocab_size")?
         && padded as usize > rows
@@ -54,7 +58,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
             padded as usize - rows
         ));
     }
-    let params = shapes.iter().map(|(name, shape)| (0, name.as_str(), &shape[..]));
+    let params = shapes
+        .iter()
+        .map(|(name, shape)| (0, name.as_str(), &shape[..]));
     let places = places(params, first_block);
     let layout = FileLayout { ranks: 1, version: 3.0, vocab: None };
     let reader = UniversalReader { dir, first_block };
@@ -67,11 +73,17 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
 fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
     let file = TorchFile::open(&dir.join("zero/optimizer_state.pt"))?;
     let root = file.root();
-    let groups = root.some("param_groups").map_or(Ok(Vec::new()), |groups| groups.items())?;
+    let groups = root
+        .some("param_groups")
+        .map_or(Ok(Vec::new()), |groups| groups.items())?;
     let first = groups.first();
-    let step =
-        first.and_then(|group| group.some("step")).map(|step| file.count(&step)).transpose()?;
-    let lr = first.and_then(|group| group.some("lr")).map_or(Ok(0.0), |lr| file.number(&lr))?;
+    let step = first
+        .and_then(|group| group.some("step"))
+        .map(|step| file.count(&step))
+        .transpose()?;
+    let lr = first
+        .and_then(|group| group.some("lr"))
+        .map_or(Ok(0.0), |lr| file.number(&lr))?;
     if let Some(step) = step {
         return Ok((step, lr));
     }
@@ -89,7 +101,10 @@ fn numbers(dir: &Path) -> anyhow::Result<(u64, f64)> {
 fn shapes(dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
     let zero = dir.join("zero");
     let mut shapes = BTreeMap::new();
-    for name in list_names(&zero)?.into_iter().filter(|name| zero.join(name).is_dir()) {
+    for name in list_names(&zero)?
+        .into_iter()
+        .filter(|name| zero.join(name).is_dir())
+    {
         let mut shape = None;
         for state in AdamState::ALL {
             let path = state_file(dir, &name, state);
@@ -109,7 +124,9 @@ fn shapes(dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
 }
 
 fn state_file(dir: &Path, name: &str, state: AdamState) -> PathBuf {
-    dir.join("zero").join(name).join(format!("{}.pt", state.key("fp32")))
+    dir.join("zero")
+        .join(name)
+        .join(format!("{}.pt", state.key("fp32")))
 }
 
 /// The tensor of a file: in a dict, or by itself in the first version.

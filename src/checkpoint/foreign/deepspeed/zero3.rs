@@ -98,7 +98,9 @@ fn grid(dir: &Path, both: [&RankFiles; 2]) -> anyhow::Result<[usize; 2]> {
     let most = all().count();
     for (files, end) in both.iter().zip([MODEL, OPTIM]) {
         // The first gap is within the number of files plus one, whatever rank a name claims.
-        let ranks = (0..tensor).flat_map(|t| (0..data).map(move |d| (t, d))).take(most + 1);
+        let ranks = (0..tensor)
+            .flat_map(|t| (0..data).map(move |d| (t, d)))
+            .take(most + 1);
         let missing = ranks.into_iter().find(|ranks| !files.contains_key(ranks));
         if let Some((tensor, data)) = missing {
             let what = format!("zero_pp_rank_{data}_mp_rank_{tensor:02}{end} is missing");
@@ -181,7 +183,10 @@ impl RankGroups {
     fn slice(&self, name: &str) -> Option<(usize, Range<usize>)> {
         self.groups.iter().enumerate().find_map(|(group, params)| {
             let number = params.iter().position(|(found, _)| found == name)?;
-            let first = params[..number].iter().map(|(_, shape)| self.part(shape)).sum();
+            let first = params[..number]
+                .iter()
+                .map(|(_, shape)| self.part(shape))
+                .sum();
             Some((group, first..first + self.part(&params[number].1)))
         })
     }
@@ -216,8 +221,15 @@ fn flat<'t>(optimizer: &Value<'t>, group: usize, state: AdamState) -> anyhow::Re
     let missing = |of: &Value| of.problem(format!("has no group {group} of param_shapes"));
     if state == AdamState::Master {
         let groups = optimizer.need("fp32_flat_groups")?;
-        return groups.items()?.get(group).cloned().ok_or_else(|| missing(&groups));
+        return groups
+            .items()?
+            .get(group)
+            .cloned()
+            .ok_or_else(|| missing(&groups));
     }
     let states = optimizer.need("optimizer_state_dict")?.need("state")?;
-    states.at(group as i64).ok_or_else(|| missing(&states))?.need(state.key("param"))
+    states
+        .at(group as i64)
+        .ok_or_else(|| missing(&states))?
+        .need(state.key("param"))
 }

@@ -78,7 +78,9 @@ pub fn arguments(
     args.extend(shape(m));
     args.extend(training(m));
     args.extend(data(m));
-    args.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+    args.into_iter()
+        .map(|(name, value)| (name.to_string(), value))
+        .collect()
 }
 
 /// Arguments of the model.
@@ -186,9 +188,10 @@ fn data(m: &Manifest) -> Vec<Named> {
     let path = |prefix: &std::path::Path| prefix.display().to_string();
     let words: Vec<String> = match m.data.train.as_slice() {
         [one] => vec![path(&one.prefix)],
-        several => {
-            several.iter().flat_map(|set| [set.weight.to_string(), path(&set.prefix)]).collect()
-        }
+        several => several
+            .iter()
+            .flat_map(|set| [set.weight.to_string(), path(&set.prefix)])
+            .collect(),
     };
     let words = words.iter().map(|word| Out::from(word.as_str())).collect();
     let mut args = vec![("data_path", Out::List(words))];

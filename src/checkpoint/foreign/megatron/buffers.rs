@@ -86,7 +86,10 @@ pub fn starts(
     let chunks = 1 + entries.iter().map(|(chunk, _)| *chunk).max().unwrap_or(0);
     let mut places = vec![(0, 0); entries.len()];
     for chunk in 0..chunks {
-        let own = entries.iter().enumerate().filter(|(_, (held, _))| *held == chunk);
+        let own = entries
+            .iter()
+            .enumerate()
+            .filter(|(_, (held, _))| *held == chunk);
         let own: Vec<(usize, &Entry)> = own.map(|(number, (_, entry))| (number, entry)).collect();
         let sizes = own.iter().map(|(_, entry)| {
             let tied = matches!(entry.key.0, Weight::TokenEmbed | Weight::HeadW);

@@ -48,7 +48,9 @@ pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
         }
         Err(incomplete(dir, format!("{name}/{FILE} is missing")))
     };
-    (0..stages).map(|stage| (0..ranks).map(|tensor| path(stage, tensor)).collect()).collect()
+    (0..stages)
+        .map(|stage| (0..ranks).map(|tensor| path(stage, tensor)).collect())
+        .collect()
 }
 
 /// The files are as many as the arguments say.

@@ -49,7 +49,10 @@ const OUTSIDE: &[(Weight, &[&str])] = {
 
 /// Place in the order of Megatron-Core's modules where Transformer Engine joins norms with products.
 pub fn module_order(weight: Weight) -> Option<usize> {
-    BLOCK.iter().chain(OUTSIDE).position(|(row, _)| *row == weight)
+    BLOCK
+        .iter()
+        .chain(OUTSIDE)
+        .position(|(row, _)| *row == weight)
 }
 
 /// Megatron-Core's name of a parameter, the last one of each row; None if it has none.
@@ -65,13 +68,19 @@ pub fn core_name(weight: Weight, layer: Option<usize>) -> Option<String> {
 /// The first of a parameter's names: that before core, without `layers.N.`; None if it has none.
 pub fn first_name(weight: Weight, in_block: bool) -> Option<&'static str> {
     let rows = if in_block { BLOCK } else { OUTSIDE };
-    rows.iter().find(|(row, _)| *row == weight)?.1.first().copied()
+    rows.iter()
+        .find(|(row, _)| *row == weight)?
+        .1
+        .first()
+        .copied()
 }
 
 /// The parameter of which a name is the first.
 pub fn weight_of_first(name: &str, in_block: bool) -> Option<Weight> {
     let rows = if in_block { BLOCK } else { OUTSIDE };
-    rows.iter().find(|(_, names)| names.first() == Some(&name)).map(|(weight, _)| *weight)
+    rows.iter()
+        .find(|(_, names)| names.first() == Some(&name))
+        .map(|(weight, _)| *weight)
 }
 
 /// A parameter of a file's model.
@@ -124,7 +133,9 @@ pub fn known(name: &str) -> Option<ParamKey> {
     let name = name.strip_prefix("language_model.").unwrap_or(name);
     // "transformer" until 2022, "decoder" of core.
     let inner = ["encoder.", "transformer.", "decoder."];
-    let inner = inner.into_iter().find_map(|before| name.strip_prefix(before));
+    let inner = inner
+        .into_iter()
+        .find_map(|before| name.strip_prefix(before));
     if let Some((number, rest)) =
         inner.and_then(|rest| rest.strip_prefix("layers.")?.split_once('.'))
     {
@@ -132,11 +143,15 @@ pub fn known(name: &str) -> Option<ParamKey> {
             Some(rest) => format!("self_attention.{rest}"),
             None => rest.to_string(),
         };
-        let row = BLOCK.iter().find(|(_, names)| names.contains(&rest.as_str()))?;
+        let row = BLOCK
+            .iter()
+            .find(|(_, names)| names.contains(&rest.as_str()))?;
         return Some((row.0, Some(number.parse().ok()?)));
     }
     let name = inner.map_or(name.to_string(), |rest| format!("encoder.{rest}"));
-    let row = OUTSIDE.iter().find(|(_, names)| names.contains(&name.as_str()))?;
+    let row = OUTSIDE
+        .iter()
+        .find(|(_, names)| names.contains(&name.as_str()))?;
     Some((row.0, None))
 }
 
@@ -154,13 +169,17 @@ pub enum Layers {
 /// number is that of a half of SwiGLU's first matrix, if the halves are two tensors: gates 0, values 1.
 pub fn dist_name(name: &str) -> Option<(Weight, Layers, Option<usize>)> {
     let half = [("_w", 0), ("_v", 1)].into_iter();
-    let half = half.filter_map(|(end, half)| Some((name.strip_suffix(end)?, half))).next();
+    let half = half
+        .filter_map(|(end, half)| Some((name.strip_suffix(end)?, half)))
+        .next();
     let (name, half) = half.map_or((name, None), |(name, half)| (name, Some(half)));
     let Some(rest) = name.strip_prefix("decoder.layers.") else {
         let (weight, _) = known(name)?;
         return Some((weight, Layers::Outside, half));
     };
-    let one = rest.split_once('.').and_then(|(number, rest)| Some((number.parse().ok()?, rest)));
+    let one = rest
+        .split_once('.')
+        .and_then(|(number, rest)| Some((number.parse().ok()?, rest)));
     let (layers, rest) = one.map_or((Layers::All, rest), |(n, rest)| (Layers::One(n), rest));
     let row = BLOCK.iter().find(|(_, names)| names.contains(&rest))?;
     Some((row.0, layers, half))

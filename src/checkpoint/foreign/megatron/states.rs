@@ -31,7 +31,9 @@ impl<'t> PlainOptimizer<'t> {
         if let Ok(several) = outer.items() {
             return Ok(Err(format!("optimizer is a list of {}", several.len())));
         }
-        let inner = outer.some("optimizer").or_else(|| outer.some("optimizer_state_dict"));
+        let inner = outer
+            .some("optimizer")
+            .or_else(|| outer.some("optimizer_state_dict"));
         let inner = inner.unwrap_or_else(|| outer.clone());
         let (Some(groups), Some(states)) = (inner.some("param_groups"), inner.some("state")) else {
             let why = "optimizer has no state: a distributed optimizer wrote it beside, in \
@@ -59,7 +61,10 @@ impl<'t> PlainOptimizer<'t> {
     /// The place of each parameter of the model, or the reason why it cannot be found.
     pub fn slots(&self, entries: &[Entry]) -> anyhow::Result<Result<StatePlaces, String>> {
         let shape = |entry: &Entry| entry.value.tensor().map(|tensor| tensor.shape.clone());
-        let shapes = entries.iter().map(shape).collect::<anyhow::Result<Vec<_>>>()?;
+        let shapes = entries
+            .iter()
+            .map(shape)
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let all: Vec<usize> = (0..entries.len()).collect();
         let vector = |entry: &usize| shapes[*entry].len() == 1;
         let (rest, decay): (Vec<usize>, Vec<usize>) = all.iter().copied().partition(vector);
@@ -68,7 +73,10 @@ impl<'t> PlainOptimizer<'t> {
             let held = self.shapes(group)?;
             let same = |list: &&Vec<usize>| {
                 list.len() == held.len()
-                    && list.iter().zip(&held).all(|(entry, shape)| shapes[*entry] == *shape)
+                    && list
+                        .iter()
+                        .zip(&held)
+                        .all(|(entry, shape)| shapes[*entry] == *shape)
             };
             let Some(list) = [&all, &decay, &rest].into_iter().find(same) else {
                 return Ok(Err(format!(
@@ -163,7 +171,9 @@ pub fn updates_of(
 ) -> anyhow::Result<Option<u64>> {
     let mut updates = None;
     for group in groups {
-        let first = group.some("params").and_then(|params| params.items().ok()?.first().cloned());
+        let first = group
+            .some("params")
+            .and_then(|params| params.items().ok()?.first().cloned());
         let first = first.map(|id| id.int()).transpose()?;
         let state = first.zip(states).and_then(|(id, states)| states.at(id));
         let step = group.some("step").or_else(|| state?.some("step"));
@@ -187,7 +197,9 @@ pub fn rate(file: &TorchFile, groups: &[Value]) -> Option<f64> {
 
 /// The state of Megatron's dynamic loss scaler.
 pub fn loss_scale(file: &TorchFile, root: &Value) -> anyhow::Result<Option<LossScale>> {
-    let scaler = root.some("optimizer").and_then(|outer| outer.some("grad_scaler"));
+    let scaler = root
+        .some("optimizer")
+        .and_then(|outer| outer.some("grad_scaler"));
     let Some(scale) = scaler.as_ref().and_then(|scaler| scaler.some("scale")) else {
         return Ok(None);
     };

@@ -70,7 +70,9 @@ pub fn write(family: Family, m: &Model) -> Map<String, Value> {
         "n_head": m.heads,
         "layer_norm_epsilon": shortest(m.layernorm_eps),
     });
-    let objects = [own, both].into_iter().filter_map(|part| part.as_object().cloned());
+    let objects = [own, both]
+        .into_iter()
+        .filter_map(|part| part.as_object().cloned());
     objects.flatten().collect()
 }
 

@@ -30,7 +30,9 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         ("quantization_config", Value::Null),
     ]);
     let defaults = family::row(family);
-    let positions = config.optional_size("max_position_embeddings").unwrap_or(defaults.positions);
+    let positions = config
+        .optional_size("max_position_embeddings")
+        .unwrap_or(defaults.positions);
     let sizes = Sizes {
         layers: config.size("num_hidden_layers"),
         hidden: config.size("hidden_size"),
@@ -55,7 +57,9 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         config.wrong("hidden_size", &format!("must be a multiple of num_attention_heads, {heads}"));
     }
     let eps = config.number_in("rms_norm_eps", 1e-12, 1.0).unwrap_or(1e-6);
-    let dropout = config.number_in("attention_dropout", 0.0, 0.999).unwrap_or(0.0);
+    let dropout = config
+        .number_in("attention_dropout", 0.0, 0.999)
+        .unwrap_or(0.0);
     let (window, pattern) = window(config, defaults.window, sizes.layers);
     let plain = Model::with_defaults(family, sizes, 1);
     let model = Model {
@@ -71,7 +75,10 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         dropout: Dropout { attention: dropout as f32, ..plain.dropout },
         ..plain
     };
-    let unknown = config.config.keys().filter(|key| !KNOWN.contains(&key.as_str()));
+    let unknown = config
+        .config
+        .keys()
+        .filter(|key| !KNOWN.contains(&key.as_str()));
     HfConfig { family, model, positions, unknown: unknown.cloned().collect() }
 }
 
@@ -116,7 +123,9 @@ fn window(config: &mut Reader, window: Window, layers: usize) -> (Option<usize>,
             }
             (
                 width.filter(|_| any),
-                pattern(&windows).filter(|_| width.is_some()).unwrap_or_default(),
+                pattern(&windows)
+                    .filter(|_| width.is_some())
+                    .unwrap_or_default(),
             )
         }
     }
@@ -126,7 +135,9 @@ fn window(config: &mut Reader, window: Window, layers: usize) -> (Option<usize>,
 fn pattern(windows: &[bool]) -> Option<Vec<LayerKind>> {
     let repeats =
         |length: &usize| (*length..windows.len()).all(|i| windows[i] == windows[i % length]);
-    let length = (1..=windows.len()).find(repeats).filter(|length| *length > 1)?;
+    let length = (1..=windows.len())
+        .find(repeats)
+        .filter(|length| *length > 1)?;
     let kind = |windowed: &bool| LayerKind {
         attention: if *windowed { LayerAttention::Window } else { LayerAttention::Full },
         rope: None,
@@ -138,13 +149,18 @@ fn pattern(windows: &[bool]) -> Option<Vec<LayerKind>> {
 fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Vec<bool> {
     let list = types.as_array().filter(|list| list.len() == layers);
     let known = list.filter(|list| {
-        list.iter().all(|kind| kind == "full_attention" || kind == "sliding_attention")
+        list.iter()
+            .all(|kind| kind == "full_attention" || kind == "sliding_attention")
     });
     if known.is_none() {
         let remedy = format!("full_attention or sliding_attention for each of {layers} layers");
         config.wrong("layer_types", &remedy);
     }
-    known.into_iter().flatten().map(|kind| kind == "sliding_attention").collect()
+    known
+        .into_iter()
+        .flatten()
+        .map(|kind| kind == "sliding_attention")
+        .collect()
 }
 
 /// Settings of a model that the family's config.json cannot express.
@@ -163,7 +179,10 @@ pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
         (m.logit_softcap.is_some(), "logits are capped"),
         (!hf.biases.contains(&m.bias), "products have other biases"),
     ];
-    all.into_iter().filter(|(lacks, _)| *lacks).map(|(_, what)| what).collect()
+    all.into_iter()
+        .filter(|(lacks, _)| *lacks)
+        .map(|(_, what)| what)
+        .collect()
 }
 
 /// Keys and values, without tokens and types.

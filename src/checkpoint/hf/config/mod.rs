@@ -82,8 +82,14 @@ fn missing(folder: &Path, place: String, remedy: &str) -> Problems {
 fn architecture(config: &mut Reader, family: Family) {
     let Some(value) = config.get("architectures") else { return };
     let own = family::row(family).class;
-    let base = own.replace("ForCausalLM", "Model").replace("LMHeadModel", "Model");
-    let named = value.as_array().into_iter().flatten().filter_map(Value::as_str);
+    let base = own
+        .replace("ForCausalLM", "Model")
+        .replace("LMHeadModel", "Model");
+    let named = value
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str);
     if !named.into_iter().any(|name| name == own || name == base) {
         config.wrong("architectures", &format!("{own} is needed"));
     }
@@ -97,8 +103,14 @@ pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
         return gpt::sayable(own, model, place);
     }
     let lacks = llama::lacks(own, model);
-    let others = Family::ALL.iter().copied().filter(|family| family.is_llama());
-    let found = [own].into_iter().chain(others).find(|f| llama::lacks(*f, model).is_empty());
+    let others = Family::ALL
+        .iter()
+        .copied()
+        .filter(|family| family.is_llama());
+    let found = [own]
+        .into_iter()
+        .chain(others)
+        .find(|f| llama::lacks(*f, model).is_empty());
     found.ok_or_else(|| {
         let what = format!("{}: {} cannot say that", lacks.join(", "), own.name());
         let remedy = "Hugging Face has no model of these parts: train one of its families'";
@@ -126,9 +138,15 @@ pub fn write_config(
     let mut config = carried.unwrap_or_default();
     let kept: Vec<String> = config.keys().cloned().collect();
     let ours = if family.is_llama() { llama::write(family, m) } else { gpt::write(family, m) };
-    let longest = config.get("max_position_embeddings").and_then(Value::as_u64);
+    let longest = config
+        .get("max_position_embeddings")
+        .and_then(Value::as_u64);
     config.extend(ours);
-    if longest > config.get("max_position_embeddings").and_then(Value::as_u64) {
+    if longest
+        > config
+            .get("max_position_embeddings")
+            .and_then(Value::as_u64)
+    {
         config.insert("max_position_embeddings".to_string(), json!(longest));
     }
     let all = json!({
@@ -145,7 +163,11 @@ pub fn write_config(
     // An imported file may have the same setting under another name.
     for row in family::row(family).spellings {
         let value = config.get(row.key).cloned().unwrap_or_default();
-        for other in row.others.iter().filter(|other| kept.iter().any(|name| name == *other)) {
+        for other in row
+            .others
+            .iter()
+            .filter(|other| kept.iter().any(|name| name == *other))
+        {
             config.insert(other.to_string(), value.clone());
         }
     }

@@ -23,14 +23,19 @@ impl<'a> Reader<'a> {
 
     /// Value of a key; None if it is missing or null.
     pub fn get(&self, key: &str) -> Option<&'a Value> {
-        self.config.get(self.spelled(key)).filter(|value| !value.is_null())
+        self.config
+            .get(self.spelled(key))
+            .filter(|value| !value.is_null())
     }
 
     /// Name that the file has for a key: another spelling, if one has a value.
     fn spelled<'k>(&self, key: &'k str) -> &'k str {
         let row = self.spellings.iter().find(|row| row.key == key);
-        let has_value =
-            |name: &&&str| self.config.get(**name).is_some_and(|value| !value.is_null());
+        let has_value = |name: &&&str| {
+            self.config
+                .get(**name)
+                .is_some_and(|value| !value.is_null())
+        };
         let other = row.and_then(|row| row.others.iter().find(has_value));
         other.copied().unwrap_or(key)
     }
@@ -44,7 +49,10 @@ impl<'a> Reader<'a> {
     }
 
     pub fn optional_size(&mut self, key: &str) -> Option<usize> {
-        let size = self.get(key)?.as_u64().filter(|size| (1..1 << 31).contains(size));
+        let size = self
+            .get(key)?
+            .as_u64()
+            .filter(|size| (1..1 << 31).contains(size));
         if size.is_none() {
             self.wrong(key, "a whole number above 0 is needed");
         }
@@ -122,6 +130,7 @@ impl<'a> Reader<'a> {
             }
         });
         let key = format!("{}{key}", self.within);
-        self.problems.add(self.place, format!("{key} is {value}"), remedy);
+        self.problems
+            .add(self.place, format!("{key} is {value}"), remedy);
     }
 }

@@ -69,16 +69,23 @@ fn contradictions(config: &mut Reader, new: &Map<String, Value>, old: &Map<Strin
     let kind = |map: &Map<String, Value>| map.get("rope_type").or(map.get("type")).cloned();
     let number = |value: &Value| value.as_f64();
     let differs = |key: &&String| {
-        new.get(*key).is_some_and(|value| number(value) != old.get(*key).and_then(number))
+        new.get(*key)
+            .is_some_and(|value| number(value) != old.get(*key).and_then(number))
     };
-    let other = old.keys().filter(|key| !key.ends_with("type")).find(differs);
+    let other = old
+        .keys()
+        .filter(|key| !key.ends_with("type"))
+        .find(differs);
     if kind(new) != kind(old) || other.is_some() {
         config.wrong("rope_scaling", "rope_parameters says something else: remove the wrong one");
     }
 }
 
 fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
-    let kind = table.text("rope_type").or_else(|| table.text("type")).unwrap_or("default");
+    let kind = table
+        .text("rope_type")
+        .or_else(|| table.text("type"))
+        .unwrap_or("default");
     table.fixed(&[("partial_rotary_factor", json!(1.0))]);
     if kind != "yarn" {
         table.fixed(&[("truncate", json!(true))]);
@@ -88,7 +95,10 @@ fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
             }
         }
     }
-    let unknown = table.config.keys().find(|key| !KEYS.contains(&key.as_str()));
+    let unknown = table
+        .config
+        .keys()
+        .find(|key| !KEYS.contains(&key.as_str()));
     if let Some(key) = unknown.filter(|key| table.get(key).is_some()) {
         table.wrong(key, "gptrain does not know this of RoPE");
     }
@@ -99,7 +109,9 @@ fn scaling(table: &mut Reader, positions: usize) -> Option<RopeScaling> {
         "llama3" => Some(RopeScaling::Llama3(Llama3 {
             factor: factor(table),
             low_freq_factor: table.number_in("low_freq_factor", 1e-3, 1e6).unwrap_or(1.0),
-            high_freq_factor: table.number_in("high_freq_factor", 1e-3, 1e6).unwrap_or(4.0),
+            high_freq_factor: table
+                .number_in("high_freq_factor", 1e-3, 1e6)
+                .unwrap_or(4.0),
             original_seq_len: table.size(original),
         })),
         "yarn" => {

@@ -37,7 +37,10 @@ impl HttpService for LimitedClient {
         's: 'f,
         Self: 'f,
     {
-        let range = request.headers().get("range").and_then(|range| range.to_str().ok());
+        let range = request
+            .headers()
+            .get("range")
+            .and_then(|range| range.to_str().ok());
         let limit = ANSWER + range.and_then(range_bytes).unwrap_or(0);
         Box::pin(async move {
             let response = self.0.execute(request).await?;
@@ -85,9 +88,15 @@ mod tests {
         let port = listener.local_addr().unwrap().port();
         let answer = move |mut stream: TcpStream| -> io::Result<()> {
             let mut lines = BufReader::new(stream.try_clone()?).lines();
-            while lines.next().transpose()?.is_some_and(|line| !line.is_empty()) {}
+            while lines
+                .next()
+                .transpose()?
+                .is_some_and(|line| !line.is_empty())
+            {}
             stream.write_all(head.as_bytes())?;
-            (0..).map_while(&texts).try_for_each(|text| stream.write_all(text.as_bytes()))
+            (0..)
+                .map_while(&texts)
+                .try_for_each(|text| stream.write_all(text.as_bytes()))
         };
         // It serves until the test's process ends.
         base::threads::spawn("store", move || {
@@ -103,7 +112,11 @@ mod tests {
             ("AWS_REGION", "us-east-1".into()),
         ];
         let settings: Settings = settings.map(|(name, value)| (name.into(), value)).into();
-        BucketStore::open("bucket/a", &settings).unwrap().folders().unwrap_err().to_string()
+        BucketStore::open("bucket/a", &settings)
+            .unwrap()
+            .folders()
+            .unwrap_err()
+            .to_string()
     }
 
     #[test]

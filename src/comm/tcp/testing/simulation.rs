@@ -21,7 +21,9 @@ pub fn meet(join: &Join) -> Result<Ranks, Failed> {
     let key = Key::new(&join.secret, &join.job);
     let address = Address::read(&join.address).expect("host:port");
     let connect = |rank| connect_to_rank0(join, &address, &key, &JoinRequest::new(join, rank, 1));
-    let all = (1..join.world).map(connect).collect::<Result<Vec<TcpStream>, Failed>>()?;
+    let all = (1..join.world)
+        .map(connect)
+        .collect::<Result<Vec<TcpStream>, Failed>>()?;
     let mut received = 0;
     for (i, stream) in all.iter().enumerate() {
         let mut counted = Counted { from: stream, bytes: 0 };

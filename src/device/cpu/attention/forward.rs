@@ -11,14 +11,15 @@ pub(in crate::cpu) fn forward(cpu: &Cpu, &op::Attention { qkv, how, y, lse }: &o
     let all = Attention::new(qkv, &how);
     let tiles = how.seq.div_ceil(QUERIES);
     let lengths = Buffers::lengths(all.d, all.wide);
-    cpu.workspace.with(cpu.threads, lengths.iter().sum(), |scratch| {
-        cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {
-            let head = all.head(i / tiles / how.heads.query, i / tiles % how.heads.query);
-            // SAFETY: no other task that runs now has this slot (`each_slot`).
-            let buffers = Buffers::new(unsafe { scratch.part(slot) }, lengths);
-            tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);
+    cpu.workspace
+        .with(cpu.threads, lengths.iter().sum(), |scratch| {
+            cpu.each_slot(all.samples * how.heads.query * tiles, |i, slot| {
+                let head = all.head(i / tiles / how.heads.query, i / tiles % how.heads.query);
+                // SAFETY: no other task that runs now has this slot (`each_slot`).
+                let buffers = Buffers::new(unsafe { scratch.part(slot) }, lengths);
+                tile_forward(&head, qkv, &head.tile(i % tiles), buffers, y.to, lse.to);
+            });
         });
-    });
 }
 
 struct Buffers<'a> {

@@ -77,7 +77,9 @@ impl Head<'_> {
     /// Keys visible to a query.
     fn keys(&self, query: usize) -> Range<usize> {
         let how = self.all.how;
-        let oldest = how.window.map_or(0, |window| (query + 1).saturating_sub(window));
+        let oldest = how
+            .window
+            .map_or(0, |window| (query + 1).saturating_sub(window));
         match how.visible {
             Visible::Causal => oldest..query + 1,
             Visible::Ranges(ranges) => {
@@ -129,5 +131,9 @@ impl Head<'_> {
 
 /// Splits scratch into parts of these lengths.
 fn cut<const N: usize>(mut scratch: &mut [f32], lengths: [usize; N]) -> [&mut [f32]; N] {
-    lengths.map(|len| scratch.split_off_mut(..len).expect("scratch is as long as its parts"))
+    lengths.map(|len| {
+        scratch
+            .split_off_mut(..len)
+            .expect("scratch is as long as its parts")
+    })
 }

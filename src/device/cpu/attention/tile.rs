@@ -43,10 +43,17 @@ impl Tile {
     /// Ranges of at most `KEYS` keys with at least one visible key. They start at multiples of 4,
     /// as dropout requires.
     pub fn key_tiles(&self) -> impl Iterator<Item = Range<usize>> {
-        let seen = || self.start.iter().zip(&self.end).filter(|(start, end)| start < end);
+        let seen = || {
+            self.start
+                .iter()
+                .zip(&self.end)
+                .filter(|(start, end)| start < end)
+        };
         let first = seen().map(|(start, _)| *start as usize).min().unwrap_or(0) / 4 * 4;
         let last = seen().map(|(_, end)| *end as usize).max().unwrap_or(0);
-        let tiles = (first..last).step_by(KEYS).map(move |at| at..last.min(at + KEYS));
+        let tiles = (first..last)
+            .step_by(KEYS)
+            .map(move |at| at..last.min(at + KEYS));
         tiles.filter(move |keys| {
             seen().any(|(start, end)| (*start as usize) < keys.end && *end as usize > keys.start)
         })

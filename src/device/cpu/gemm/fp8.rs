@@ -40,7 +40,10 @@ fn widen(cpu: &Cpu, x: &Quantized, to: Tensor) {
         let (mut codes, mut buffer): (_, Block) = ([0; BLOCK], [0.0; BLOCK]);
         let (codes, buffer) = (&mut codes[..block.len()], &mut buffer[..block.len()]);
         load_bytes(x.codes, block.start, codes);
-        buffer.iter_mut().zip(&*codes).for_each(|(x, code)| *x = numbers[usize::from(*code)]);
+        buffer
+            .iter_mut()
+            .zip(&*codes)
+            .for_each(|(x, code)| *x = numbers[usize::from(*code)]);
         store(buffer, to, block.start);
     });
 }

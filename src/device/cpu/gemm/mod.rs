@@ -87,45 +87,51 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
     let depth = depth.start / left.per_word()..depth.end.div_ceil(left.per_word());
     let whole = depth.len().next_multiple_of(panel.fill);
     let (high, wide) = (at_once(m, panel.rows, whole), at_once(n, panel.cols, whole));
-    let height = high.div_ceil(cpu.threads).min(panel.height).next_multiple_of(panel.rows);
+    let height = high
+        .div_ceil(cpu.threads)
+        .min(panel.height)
+        .next_multiple_of(panel.rows);
     let spans = (TASKS * cpu.threads).div_ceil(high.div_ceil(height));
     let span = wide.div_ceil(spans).min(COLS).next_multiple_of(panel.cols);
     let in_c = sums_lie_in(c, left, right, then);
     let own = if in_c { 0 } else { height * span };
-    cpu.workspace.with_shared([high * whole, wide * whole], cpu.threads, own, |[a, b], scratch| {
-        for first_col in (0..n).step_by(wide) {
-            let all_cols = first_col..n.min(first_col + wide);
-            pack_right(cpu, right, all_cols.clone(), depth.clone(), b);
-            for first_row in (0..m).step_by(high) {
-                let all_rows = first_row..m.min(first_row + high);
-                if high < m || first_col == 0 {
-                    pack_left(cpu, left, all_rows.clone(), depth.clone(), a);
-                }
-                let spans = all_cols.len().div_ceil(span);
-                cpu.each_slot(all_rows.len().div_ceil(height) * spans, |i, slot| {
-                    let (rows, cols) =
-                        (piece(&all_rows, height, i / spans), piece(&all_cols, span, i % spans));
-                    let places =
-                        [(a, &rows, first_row, panel.rows), (b, &cols, first_col, panel.cols)];
-                    // SAFETY: `pack_left` and `pack_right` have returned, so their tasks have ended;
-                    // tasks here only read the panels.
-                    let [a, b] = places.map(|(from, lines, first, side)| unsafe {
-                        let len = lines.len().next_multiple_of(side) * whole;
-                        &*from.range((lines.start - first) * whole, len)
+    cpu.workspace
+        .with_shared([high * whole, wide * whole], cpu.threads, own, |[a, b], scratch| {
+            for first_col in (0..n).step_by(wide) {
+                let all_cols = first_col..n.min(first_col + wide);
+                pack_right(cpu, right, all_cols.clone(), depth.clone(), b);
+                for first_row in (0..m).step_by(high) {
+                    let all_rows = first_row..m.min(first_row + high);
+                    if high < m || first_col == 0 {
+                        pack_left(cpu, left, all_rows.clone(), depth.clone(), a);
+                    }
+                    let spans = all_cols.len().div_ceil(span);
+                    cpu.each_slot(all_rows.len().div_ceil(height) * spans, |i, slot| {
+                        let (rows, cols) = (
+                            piece(&all_rows, height, i / spans),
+                            piece(&all_cols, span, i % spans),
+                        );
+                        let places =
+                            [(a, &rows, first_row, panel.rows), (b, &cols, first_col, panel.cols)];
+                        // SAFETY: `pack_left` and `pack_right` have returned, so their tasks have ended;
+                        // tasks here only read the panels.
+                        let [a, b] = places.map(|(from, lines, first, side)| unsafe {
+                            let len = lines.len().next_multiple_of(side) * whole;
+                            &*from.range((lines.start - first) * whole, len)
+                        });
+                        let mut sums = if in_c {
+                            Sums::from_tensor(c.to, rows.clone(), cols.clone())
+                        } else {
+                            // SAFETY: no other task that runs now has this slot (`each_slot`).
+                            let part = unsafe { scratch.part(slot) };
+                            Sums::from_slice(part, rows.len(), cols.len(), span)
+                        };
+                        add_up(left.set, a, b, whole, &mut sums);
+                        finish(&mut sums, [rows, cols], c, then, in_c);
                     });
-                    let mut sums = if in_c {
-                        Sums::from_tensor(c.to, rows.clone(), cols.clone())
-                    } else {
-                        // SAFETY: no other task that runs now has this slot (`each_slot`).
-                        let part = unsafe { scratch.part(slot) };
-                        Sums::from_slice(part, rows.len(), cols.len(), span)
-                    };
-                    add_up(left.set, a, b, whole, &mut sums);
-                    finish(&mut sums, [rows, cols], c, then, in_c);
-                });
+                }
             }
-        }
-    });
+        });
 }
 
 /// Lines of an operand that are packed at once: the fewest equal parts that fit.
@@ -147,7 +153,9 @@ fn add_up(set: Instructions, a: &[f32], b: &[f32], whole: usize, sums: &mut Sums
     }
     let panel = set.geometry();
     // Equal parts of at most the best depth.
-    let part = whole.div_ceil(whole.div_ceil(panel.depth).max(1)).next_multiple_of(panel.fill);
+    let part = whole
+        .div_ceil(whole.div_ceil(panel.depth).max(1))
+        .next_multiple_of(panel.fill);
     for first in (0..whole).step_by(part.max(1)) {
         let depth = part.min(whole - first);
         Panels { set, a, b, whole, first, depth, c: sums, add: first > 0 }.run();

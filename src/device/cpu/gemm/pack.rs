@@ -164,7 +164,11 @@ fn pack<const PANEL: usize>(
         });
     }
     each_columns(cpu, x, lines, depth, |columns, first, words| {
-        for (i, start) in (0..LINES).step_by(PANEL).enumerate().take(panels - first / PANEL) {
+        for (i, start) in (0..LINES)
+            .step_by(PANEL)
+            .enumerate()
+            .take(panels - first / PANEL)
+        {
             let at = (first / PANEL + i) * size + words.start * PANEL;
             // SAFETY: tasks have disjoint words of depth (`each_columns`), here those of panel
             // `first / PANEL + i`; the product reads them after `pack` has returned.
@@ -212,7 +216,11 @@ fn transpose_panel<const PANEL: usize>(
     words: Range<usize>,
     to: &mut [f32],
 ) {
-    for (start, to) in words.clone().step_by(STRETCH).zip(to.chunks_mut(STRETCH * PANEL)) {
+    for (start, to) in words
+        .clone()
+        .step_by(STRETCH)
+        .zip(to.chunks_mut(STRETCH * PANEL))
+    {
         let part = start..words.end.min(start + STRETCH);
         for group in (0..PANEL).step_by(8) {
             let first = (lines.start + group).min(lines.end);
@@ -274,7 +282,10 @@ fn pack_tiles(cpu: &Cpu, a: Operand, rows: Range<usize>, depth: Range<usize>, to
         });
     }
     each_columns(cpu, a, rows, depth, |columns, first, words| {
-        for (i, start) in (0..LINES).step_by(2 * TILE).enumerate().take(panels - first / (2 * TILE))
+        for (i, start) in (0..LINES)
+            .step_by(2 * TILE)
+            .enumerate()
+            .take(panels - first / (2 * TILE))
         {
             let at = place(first / (2 * TILE) + i, words.start / TILE);
             // SAFETY: tasks have disjoint tiles of depth (`each_columns`), here that of panel

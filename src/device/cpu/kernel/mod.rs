@@ -148,7 +148,6 @@ trait Panel {
     /// `depth * ROWS` words can be read at `a` and `depth * COLS` at `b`; `ROWS` rows of `COLS`
     /// elements, `width` apart, can be read and written at `c`, by this thread alone; and the
     /// processor has the instructions.
-    #[allow(clippy::too_many_arguments)]
     unsafe fn multiply(
         &mut self,
         depth: usize,

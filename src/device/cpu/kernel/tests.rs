@@ -26,7 +26,9 @@ fn sums(
     let width = 3 * panel.cols;
     let packed = |side: usize, element: &dyn Fn(usize, usize) -> f32| {
         let places = (0..2 * WHOLE * side).map(|at| (at / (side * WHOLE) * side + at % side, at));
-        places.map(|(i, at)| element(i, at / side % WHOLE)).collect::<Vec<f32>>()
+        places
+            .map(|(i, at)| element(i, at / side % WHOLE))
+            .collect::<Vec<f32>>()
     };
     let a = packed(panel.rows, a);
     let b = packed(panel.cols, &|j, l| b(l, j));

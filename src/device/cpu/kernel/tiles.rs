@@ -146,7 +146,11 @@ impl TileOps for Model {
     unsafe fn store<const TILE: usize>(&mut self, to: *mut f32, stride: usize) {
         for (i, row) in self.0[TILE].iter().enumerate() {
             // SAFETY: the caller has 16 words to write in each of 16 rows, at any alignment.
-            unsafe { to.add(i * stride).cast::<[f32; SIDE]>().write_unaligned(*row) };
+            unsafe {
+                to.add(i * stride)
+                    .cast::<[f32; SIDE]>()
+                    .write_unaligned(*row)
+            };
         }
     }
 

@@ -67,7 +67,9 @@ struct alignas(64) TensorMap {
 "
     .to_string();
     let comment = |indent: &str, docs: &[&str]| -> String {
-        docs.iter().map(|line| format!("{indent}//{line}\n")).collect()
+        docs.iter()
+            .map(|line| format!("{indent}//{line}\n"))
+            .collect()
     };
     for Struct { name, docs, bytes, fields } in described::structs() {
         let _ = write!(text, "\n{}struct {name} {{\n", comment("", docs));

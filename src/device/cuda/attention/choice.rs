@@ -61,7 +61,10 @@ impl fmt::Display for Key {
         let Key { kernel, samples, seq, heads, kv, window, .. } = self;
         write!(f, "{kernel} of {samples} x {seq}, heads {heads} / {kv}, window {window}")?;
         let words = [(self.ranges, "ranges"), (self.alibi, "alibi"), (self.drop, "dropout")];
-        words.iter().filter(|(has, _)| *has).try_for_each(|(_, word)| write!(f, ", {word}"))
+        words
+            .iter()
+            .filter(|(has, _)| *has)
+            .try_for_each(|(_, word)| write!(f, ", {word}"))
     }
 }
 
@@ -174,7 +177,10 @@ mod tests {
     use super::*;
 
     fn bytes(numbers: &[f32]) -> Vec<u8> {
-        numbers.iter().flat_map(|x| bf16::from_f32(*x).to_bits().to_le_bytes()).collect()
+        numbers
+            .iter()
+            .flat_map(|x| bf16::from_f32(*x).to_bits().to_le_bytes())
+            .collect()
     }
 
     #[test]

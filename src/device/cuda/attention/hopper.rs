@@ -115,7 +115,11 @@ impl Hopper {
         };
         let map = |heads: Extents| match heads.addr {
             0 => NO_MAP,
-            _ => *self.maps.borrow_mut().entry(heads).or_insert_with(|| self.encode(device, heads)),
+            _ => *self
+                .maps
+                .borrow_mut()
+                .entry(heads)
+                .or_insert_with(|| self.encode(device, heads)),
         };
         let in_qkv = attention.heads + 2 * attention.kv;
         let qkv = map(heads(attention.qkv as u64, in_qkv));

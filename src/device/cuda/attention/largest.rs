@@ -45,8 +45,9 @@ pub fn largest_launches() -> Vec<LargestLaunch> {
     let fixed = fixed.map(|(kernel, threads)| (kernel, Some(threads)));
     let asked = asked.map(|kernel| (kernel, None));
     let all = fixed.into_iter().chain(asked);
-    let mut all: Vec<_> =
-        all.map(|(kernel, threads)| LargestLaunch { kernel, threads, shared: 0 }).collect();
+    let mut all: Vec<_> = all
+        .map(|(kernel, threads)| LargestLaunch { kernel, threads, shared: 0 })
+        .collect();
     all.extend(attention_launches());
     all
 }

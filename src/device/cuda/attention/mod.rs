@@ -129,7 +129,10 @@ fn prepare(
     let fits = qkv.dtype != DType::F32 && [qkv, y].iter().chain(more).all(aligned);
     let ampere = cuda.capability >= AMPERE;
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
-    let hopper = cuda.hopper.as_ref().filter(|_| chosen.is_some() && qkv.dtype == DType::BF16);
+    let hopper = cuda
+        .hopper
+        .as_ref()
+        .filter(|_| chosen.is_some() && qkv.dtype == DType::BF16);
     let others = chosen.unwrap_or_else(|| kernels::any_width(d, qkv.dtype));
     let by_wgmma = hopper.map(|hopper| (hopper::kernels(d, others), hopper.selection));
     (arguments, Candidates { others, by_wgmma })
@@ -160,7 +163,9 @@ impl Candidates {
         if !kernel.mapped {
             return vec![mma];
         }
-        let timed = ping_pong.iter().map(|ping_pong| Variant { kernel, ping_pong: *ping_pong });
+        let timed = ping_pong
+            .iter()
+            .map(|ping_pong| Variant { kernel, ping_pong: *ping_pong });
         match selection {
             Selection::Wgmma => vec![Variant { kernel, ping_pong: false }],
             Selection::PingPong => vec![Variant { kernel, ping_pong: true }],

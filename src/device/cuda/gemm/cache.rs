@@ -97,7 +97,11 @@ impl AlgorithmCache {
         let mut text = format!("# algorithms of matrix products, timed on {}\n", self.machine);
         for (product, choice) in known {
             let algorithm = choice.map_or(APART.to_string(), |choice| {
-                choice.data.iter().map(|word| format!("{word:016x}")).collect()
+                choice
+                    .data
+                    .iter()
+                    .map(|word| format!("{word:016x}"))
+                    .collect()
             });
             let choice = format!("{product}: {algorithm}");
             let digest = digest(&self.machine, &choice);
@@ -125,7 +129,10 @@ fn read(path: &Path, machine: &str) -> Known {
         let words: Option<Vec<u64>> = (0..8).map(word).collect();
         Some((product.to_string(), Some(Algorithm { data: words?.try_into().ok()? })))
     };
-    String::from_utf8_lossy(&text).lines().filter_map(choice).collect()
+    String::from_utf8_lossy(&text)
+        .lines()
+        .filter_map(choice)
+        .collect()
 }
 
 /// File that writers lock.

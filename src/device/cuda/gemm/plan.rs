@@ -119,8 +119,12 @@ impl fmt::Display for Shape {
         let onto = if self.add { "+=" } else { "=" };
         write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands}{rounded} {epilogue:?}")?;
         self.fp8.iter().try_for_each(|kind| write!(f, "{kind}"))?;
-        self.sms.iter().try_for_each(|sms| write!(f, " on {sms} SMs"))?;
-        self.alignments.iter().try_for_each(|bytes| write!(f, " {bytes}"))
+        self.sms
+            .iter()
+            .try_for_each(|sms| write!(f, " on {sms} SMs"))?;
+        self.alignments
+            .iter()
+            .try_for_each(|bytes| write!(f, " {bytes}"))
     }
 }
 
@@ -193,17 +197,21 @@ impl Products {
                 if let (1.., Some(unfused)) = (status, unfused) {
                     // The heuristic proposes algorithms without the value of beta. The library answers
                     // NOT_SUPPORTED or INVALID_VALUE, by the setting that it cannot combine.
-                    self.plans.borrow_mut().insert(shape, Plan { algorithm: None, ..plan });
+                    self.plans
+                        .borrow_mut()
+                        .insert(shape, Plan { algorithm: None, ..plan });
                     return unfused();
                 }
                 self.expect(&cuda.device, "a matrix product", status);
                 let flops = 2.0 * shape.m as f64 * shape.n as f64 * shape.k as f64;
-                cuda.device.note_launch(|| format!("product {shape}"), flops);
+                cuda.device
+                    .note_launch(|| format!("product {shape}"), flops);
             }
             (None, Some(unfused)) => unfused(),
             (None, None) => {
                 let remedy = if shape.fp8.is_some() { ": set precision to bf16" } else { "" };
-                cuda.device.fail(format!("cuBLASLt has no algorithm for {shape}{remedy}"));
+                cuda.device
+                    .fail(format!("cuBLASLt has no algorithm for {shape}{remedy}"));
             }
         }
     }

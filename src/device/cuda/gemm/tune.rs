@@ -46,14 +46,19 @@ impl Products {
             None => unfused.is_some(),
         };
         let Some(algorithms) = &self.algorithms else {
-            return self.proposals(&cuda.device, plan, shape).find(|one| valid(&Some(*one)));
+            return self
+                .proposals(&cuda.device, plan, shape)
+                .find(|one| valid(&Some(*one)));
         };
         let name = shape.to_string();
         if let Some(candidate) = algorithms.find(&name).filter(valid) {
             return candidate;
         }
         let proposals = self.proposals(&cuda.device, plan, shape).map(Some);
-        let candidates: Vec<_> = proposals.filter(valid).chain(unfused.map(|_| None)).collect();
+        let candidates: Vec<_> = proposals
+            .filter(valid)
+            .chain(unfused.map(|_| None))
+            .collect();
         match &candidates[..] {
             [] => None,
             [only] => *only,
@@ -92,9 +97,16 @@ impl Products {
             })
         };
         // The first run may load code.
-        let tried = candidates.iter().filter(|one| run(one)).map(|one| (median(one, 1), one));
-        let timed = finalists(tried.collect()).into_iter().map(|one| (median(one, RUNS), *one));
-        let best = timed.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(candidates[0], |(_, one)| one);
+        let tried = candidates
+            .iter()
+            .filter(|one| run(one))
+            .map(|one| (median(one, 1), one));
+        let timed = finalists(tried.collect())
+            .into_iter()
+            .map(|one| (median(one, RUNS), *one));
+        let best = timed
+            .min_by(|a, b| a.0.total_cmp(&b.0))
+            .map_or(candidates[0], |(_, one)| one);
         for (x, bytes) in sums {
             cuda.memory.upload(device, &bytes, x);
         }
@@ -152,7 +164,9 @@ impl Products {
         let room = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         prefer(room, (&raw const self.workspace.bytes).cast(), size_of::<usize>());
         let [a, b, c, ..] = shape.alignments.map(|bytes| bytes as u32);
-        let mask = REPEATABLE.iter().fold(0, |mask, scheme| mask | *scheme as u32);
+        let mask = REPEATABLE
+            .iter()
+            .fold(0, |mask, scheme| mask | *scheme as u32);
         for (key, value) in [
             (Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, mask),
             (Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, a),
@@ -193,7 +207,9 @@ impl Products {
         });
         let proposed = found.map(|one| Heuristic::read(&one)).into_iter();
         let proposed = proposed.take(count.max(0) as usize);
-        proposed.filter(|one| one.status == 0).map(|one| one.algorithm)
+        proposed
+            .filter(|one| one.status == 0)
+            .map(|one| one.algorithm)
     }
 }
 
@@ -201,7 +217,10 @@ impl Products {
 fn finalists<T>(mut tried: Vec<(f32, T)>) -> Vec<T> {
     tried.sort_by(|a, b| a.0.total_cmp(&b.0));
     let longest = HOPELESS * tried.first().map_or(0.0, |fastest| fastest.0);
-    let near = tried.into_iter().take(FINALISTS).take_while(|(time, _)| *time <= longest);
+    let near = tried
+        .into_iter()
+        .take(FINALISTS)
+        .take_while(|(time, _)| *time <= longest);
     near.map(|(_, candidate)| candidate).collect()
 }
 

@@ -110,13 +110,20 @@ impl Muon {
     }
 
     fn rounds<'a>(&self, at: &Place<'a>, params: &'a [ParamStates]) -> Vec<Vec<Job<'a>>> {
-        let kept: HashMap<usize, &ParamStates> =
-            params.iter().map(|kept| (kept.param.offset, kept)).collect();
-        let matrices: Vec<&Param> =
-            at.layout.params().filter(|param| param.spec.is_block_matrix()).collect();
+        let kept: HashMap<usize, &ParamStates> = params
+            .iter()
+            .map(|kept| (kept.param.offset, kept))
+            .collect();
+        let matrices: Vec<&Param> = at
+            .layout
+            .params()
+            .filter(|param| param.spec.is_block_matrix())
+            .collect();
         let flops = |one: FusedMatrix| self.newton_schulz.flops(one.size());
-        let costs: Vec<u64> =
-            matrices.iter().map(|param| self.matrices(&param.spec, 1).map(flops).sum()).collect();
+        let costs: Vec<u64> = matrices
+            .iter()
+            .map(|param| self.matrices(&param.spec, 1).map(flops).sum())
+            .collect();
         let replicas = at.groups.gradients.size();
         let job = |(piece, owner): (usize, usize)| {
             let param = matrices[piece];
@@ -124,7 +131,10 @@ impl Muon {
             Job { param, kept, data: owner % replicas, tensor: owner / replicas }
         };
         let rounds = owners::rounds(&costs, replicas * at.groups.tensor.size());
-        rounds.into_iter().map(|round| round.into_iter().map(job).collect()).collect()
+        rounds
+            .into_iter()
+            .map(|round| round.into_iter().map(job).collect())
+            .collect()
     }
 
     fn lay_out(&self, at: &Place, round: &[Job], arena: &Arena) -> RoundBuffers {
@@ -216,7 +226,9 @@ impl OptimizerRule for Muon {
     fn update(&self, step: &Step, params: &[ParamStates]) {
         let rest = params.iter().filter(|p| !p.param.spec.is_block_matrix());
         self.adamw.update_all(&self.adamw_step(step), rest);
-        self.rounds(&step.at, params).iter().for_each(|round| self.round(step, round));
+        self.rounds(&step.at, params)
+            .iter()
+            .for_each(|round| self.round(step, round));
     }
 }
 
@@ -261,7 +273,9 @@ impl MatrixBuffers {
                 let others = (0..data.size()).filter(|replica| *replica != data.rank());
                 let part = |replica| part(at, job.param, replica);
                 let place = |part: Range<usize>| share.span(part.start, part.len());
-                others.map(|replica| direction.with_other(replica, place(part(replica)))).collect()
+                others
+                    .map(|replica| direction.with_other(replica, place(part(replica))))
+                    .collect()
             }
         };
         let holds = |message: &Message| match message {
@@ -276,7 +290,9 @@ impl MatrixBuffers {
         let Some(whole) = self.whole else { return vec![direction.with_owner(job.tensor, share)] };
         let others = (0..tensor.size()).filter(|rank| *rank != tensor.rank());
         let place = |rank| whole.span(rank * share.numel(), share.numel());
-        others.map(|rank| direction.with_other(rank, place(rank))).collect()
+        others
+            .map(|rank| direction.with_other(rank, place(rank)))
+            .collect()
     }
 }
 

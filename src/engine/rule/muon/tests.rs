@@ -36,8 +36,14 @@ optimizer: muon
     let m = manifest::for_test(text, sets);
     let ranks: Vec<Bits> = std::thread::scope(|scope| {
         let run = |world: World| scope.spawn(|| rank(world, &m));
-        let ranks: Vec<_> = threads::world(m.topology.ranks()).into_iter().map(run).collect();
-        ranks.into_iter().map(|rank| rank.join().expect("a rank")).collect()
+        let ranks: Vec<_> = threads::world(m.topology.ranks())
+            .into_iter()
+            .map(run)
+            .collect();
+        ranks
+            .into_iter()
+            .map(|rank| rank.join().expect("a rank"))
+            .collect()
     });
     let mut all = Bits::new();
     for (place, bits) in ranks.into_iter().flatten() {
@@ -63,7 +69,9 @@ fn rank(world: World, m: &Manifest) -> Bits {
             arenas,
         );
         let states = params::plan_states(&layout, &buckets, &*rule, false, arenas);
-        let scratch = arenas.saved.matrix(1, rule.scratch(&at, &states), DType::F32);
+        let scratch = arenas
+            .saved
+            .matrix(1, rule.scratch(&at, &states), DType::F32);
         let scalars = arenas.inputs.matrix(1, 3, DType::F32);
         (states, scratch, scalars, arenas.inputs.matrix(1, 1, DType::I64))
     };
@@ -89,7 +97,10 @@ fn rank(world: World, m: &Manifest) -> Bits {
         rule.update(&step, &states);
     }
     let mut bits = Bits::new();
-    for kept in states.iter().filter(|kept| kept.param.spec.is_block_matrix()) {
+    for kept in states
+        .iter()
+        .filter(|kept| kept.param.spec.is_block_matrix())
+    {
         for state in [MASTER, MOMENTUM] {
             let mut values = vec![0u32; kept.part.len()];
             cpu.download(kept.get(state), bytemuck::cast_slice_mut(&mut values));

@@ -76,7 +76,9 @@ fn gradients_on_the_host_are_billed_there() {
     };
     let [device, host] = ["gradients: device", "gradients: host"].map(|set| stages(&of(set)));
     let row = |rows: &[(&str, Bytes)]| {
-        rows.iter().find(|row| row.0 == "gradients").map_or(0, |row| row.1.0)
+        rows.iter()
+            .find(|row| row.0 == "gradients")
+            .map_or(0, |row| row.1.0)
     };
     let (before, after) = (&device[0].memory_plan, &host[0].memory_plan);
     let block = row(&after.host) / 8;

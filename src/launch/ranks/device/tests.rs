@@ -10,14 +10,18 @@ lr: {peak: 1e-3}
 train: {steps: 1}
 ";
     let sets = [format!("comm.gpu_transport={transport}")];
-    manifest::parse(text, "test", Path::new("."), &sets).unwrap().manifest
+    manifest::parse(text, "test", Path::new("."), &sets)
+        .unwrap()
+        .manifest
 }
 
 /// The GPUs of the ranks of a node, up to the first that has none.
 fn ordinals(transport: &str, process: bool, local_world: usize, count: usize) -> Vec<usize> {
     let m = manifest(transport);
     let local = |local_rank| LocalRank { local_rank, local_world, process, ..LocalRank::ONLY };
-    (0..local_world).map_while(|local_rank| ordinal(&m, local(local_rank), count).ok()).collect()
+    (0..local_world)
+        .map_while(|local_rank| ordinal(&m, local(local_rank), count).ok())
+        .collect()
 }
 
 #[test]
