@@ -44,8 +44,10 @@ impl Ticks {
         let first = &numbers[..numbers.len().min(8)];
         let idle: f64 = first.iter().skip(3).take(2).sum();
         let all: f64 = first.iter().sum();
-        let one = |line: &&str| line.starts_with("cpu") && !line.starts_with("cpu ");
-        let processors = text.lines().filter(one).count() as f64;
+        let processors = text
+            .lines()
+            .filter(|line| line.starts_with("cpu") && !line.starts_with("cpu "))
+            .count() as f64;
         Ticks { busy: all - idle, all, processors }
     }
 

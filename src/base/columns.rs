@@ -7,18 +7,24 @@ pub fn columns(rows: &[Vec<String>], left: usize) -> String {
     let cells = |column: usize| rows.iter().filter_map(move |row| row.get(column));
     let width = |column: usize| cells(column).map(|cell| length(cell)).max().unwrap_or(0);
     let widths: Vec<usize> = (0..rows.first().map_or(0, Vec::len)).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let padded = row
-            .iter()
-            .zip(&widths)
-            .enumerate()
-            .map(|(column, (cell, width))| {
-                let padding = " ".repeat(width.saturating_sub(length(cell)));
-                if column < left { format!("{cell}{padding}") } else { format!("{padding}{cell}") }
-            });
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
-    };
-    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+    rows.iter()
+        .map(|row| {
+            let padded = row
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, width))| {
+                    let padding = " ".repeat(width.saturating_sub(length(cell)));
+                    if column < left {
+                        format!("{cell}{padding}")
+                    } else {
+                        format!("{padding}{cell}")
+                    }
+                });
+            padded.collect::<Vec<_>>().join("  ").trim_end().to_string()
+        })
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 #[cfg(test)]

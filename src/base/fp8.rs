@@ -54,8 +54,10 @@ impl Fp8 {
     /// become infinite in E5M2, as in PyTorch 2.15.
     #[inline(always)]
     pub fn encode(self, x: f32) -> u8 {
-        let (sign, size) = ((x.to_bits() >> 24) as u8 & CODE_SIGN, x.to_bits() & !SIGN);
-        let (drop, rebias) = (FRACTION - self.fraction(), self.rebias());
+        let sign = (x.to_bits() >> 24) as u8 & CODE_SIGN;
+        let size = x.to_bits() & !SIGN;
+        let drop = FRACTION - self.fraction();
+        let rebias = self.rebias();
         let beyond: u32 = match self {
             Fp8::E4M3 => 0x7e,
             Fp8::E5M2 => 0x7c,
@@ -75,7 +77,8 @@ impl Fp8 {
     /// Number of a code; exact in bf16.
     #[inline(always)]
     pub fn decode(self, code: u8) -> f32 {
-        let (sign, size) = (u32::from(code & CODE_SIGN) << 24, u32::from(code & !CODE_SIGN));
+        let sign = u32::from(code & CODE_SIGN) << 24;
+        let size = u32::from(code & !CODE_SIGN);
         let normal = (size + (self.rebias() << self.fraction())) << (FRACTION - self.fraction());
         let bits = match (self, size) {
             (Fp8::E4M3, 0x7f) | (Fp8::E5M2, 0x7d..) => f32::NAN.to_bits(),
@@ -97,12 +100,14 @@ mod tests {
     fn runs() -> Vec<(Fp8, u32, u8)> {
         let text = include_str!("../../tests/fixtures/pytorch/fp8.csv");
         let hex = |text: &str| u32::from_str_radix(text, 16).unwrap();
-        let row = |line: &str| match line.split(',').collect::<Vec<_>>()[..] {
-            ["e4m3", first, code] => (Fp8::E4M3, hex(first), hex(code) as u8),
-            ["e5m2", first, code] => (Fp8::E5M2, hex(first), hex(code) as u8),
-            _ => panic!("{line}"),
-        };
-        text.lines().skip(1).map(row).collect()
+        text.lines()
+            .skip(1)
+            .map(|line| match line.split(',').collect::<Vec<_>>()[..] {
+                ["e4m3", first, code] => (Fp8::E4M3, hex(first), hex(code) as u8),
+                ["e5m2", first, code] => (Fp8::E5M2, hex(first), hex(code) as u8),
+                _ => panic!("{line}"),
+            })
+            .collect()
     }
 
     /// A cast is monotonic, so testing the ends of a run covers all numbers in between.

@@ -51,7 +51,8 @@ impl Fused {
 
     /// Row of the fused matrix that holds row `row` of matrix `number`.
     pub fn place(self, number: usize, row: usize) -> usize {
-        let (width, before) = (self.widths[number], &self.widths[..number]);
+        let width = self.widths[number];
+        let before = &self.widths[..number];
         row / width * self.period() + before.iter().sum::<usize>() + row % width
     }
 

@@ -65,8 +65,10 @@ fn bounded(file: File, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        let what = format!("it is larger than {}", super::Bytes(most));
-        return Err(io::Error::new(ErrorKind::FileTooLarge, what));
+        return Err(io::Error::new(
+            ErrorKind::FileTooLarge,
+            format!("it is larger than {}", super::Bytes(most)),
+        ));
     }
     Ok(bytes)
 }
@@ -88,7 +90,8 @@ mod tests {
     #[test]
     fn what_may_not_end_is_refused_and_what_is_too_large() {
         let folder = tempfile::tempdir().unwrap();
-        let (pipe, text) = (folder.path().join("pipe"), folder.path().join("text"));
+        let pipe = folder.path().join("pipe");
+        let text = folder.path().join("text");
         mkfifoat(CWD, &pipe, Mode::RUSR).unwrap();
         std::fs::write(&text, "1234").unwrap();
         let why = |path: &Path, most| read(path, most).unwrap_err().to_string();

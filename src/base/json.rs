@@ -53,8 +53,10 @@ pub struct FiniteJson<'t> {
 
 impl<'t> FiniteJson<'t> {
     pub fn new(json: &'t [u8]) -> FiniteJson<'t> {
-        let (mut text, mut grown) = (Vec::new(), Vec::new());
-        let (mut at, mut copied) = (0, 0);
+        let mut text = Vec::new();
+        let mut grown = Vec::new();
+        let mut at = 0;
+        let mut copied = 0;
         while at < json.len() {
             let end = at + token(&json[at..]);
             if is_not_finite(&json[at..end]) {
@@ -232,11 +234,12 @@ mod tests {
                     (format!("[{}{}]", text.join(&comma), self.space()), meant.into())
                 }
                 _ => {
-                    let (mut text, mut meant) = (Vec::new(), serde_json::Map::new());
+                    let mut text = Vec::new();
+                    let mut meant = serde_json::Map::new();
                     for number in 0..self.below(4) {
                         let ((key, name), (value, of)) = (self.string(), self.value(depth - 1));
-                        let (key, name) =
-                            (format!("\"{number}{}", &key[1..]), number.to_string() + &name);
+                        let key = format!("\"{number}{}", &key[1..]);
+                        let name = number.to_string() + &name;
                         text.push(format!("{key}{}:{}{value}", self.space(), self.space()));
                         meant.insert(name, of);
                     }

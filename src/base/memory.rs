@@ -95,7 +95,9 @@ impl fmt::Display for HostMemory {
             MemoryLimit::ByContainer => "the container's",
             MemoryLimit::ByProcess => "the process's (ulimit -v)",
         };
-        let (free, total, lockable) = (self.free, self.total, self.lockable());
+        let free = self.free;
+        let total = self.total;
+        let lockable = self.lockable();
         write!(f, "{free} is free of {whose} {total}; ulimit -l is {lockable}")
     }
 }

@@ -131,8 +131,10 @@ impl Clock {
             return self.at;
         }
         self.at.ran += passed;
-        let is_resuming = |resumed| now.saturating_duration_since(resumed) < RESUMING;
-        if !self.resumed.is_some_and(is_resuming) {
+        if self
+            .resumed
+            .is_none_or(|resumed| now.saturating_duration_since(resumed) >= RESUMING)
+        {
             self.at.counted += passed;
         }
         self.at

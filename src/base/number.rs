@@ -103,11 +103,11 @@ pub fn real_in(
     range: RangeInclusive<f64>,
 ) -> impl Fn(&str) -> Result<f64, String> + Clone + Send + Sync {
     move |text: &str| {
-        let (least, most) = (range.start(), range.end());
-        let within = |number: &f64| range.contains(number);
+        let least = range.start();
+        let most = range.end();
         real(text)
             .ok()
-            .filter(within)
+            .filter(|number| range.contains(number))
             .ok_or_else(|| format!("write a number from {least} to {most}"))
     }
 }
@@ -124,11 +124,11 @@ pub fn whole_in<T: TryFrom<u64> + PartialOrd + Display + Clone + Send + Sync>(
     range: RangeInclusive<T>,
 ) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync {
     move |text: &str| {
-        let (least, most) = (range.start(), range.end());
-        let within = |number: &T| range.contains(number);
+        let least = range.start();
+        let most = range.end();
         whole(text)
             .ok()
-            .filter(within)
+            .filter(|number| range.contains(number))
             .ok_or_else(|| format!("write a whole number from {least} to {most}"))
     }
 }

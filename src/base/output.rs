@@ -99,8 +99,13 @@ pub fn names_a_file(place: &Path) -> Result<(), Problems> {
 pub fn is_free(place: &Path) -> Result<()> {
     match fs::symlink_metadata(place) {
         Ok(_) => {
-            let (shown, remedy) = (place.display(), "choose another output, or add --overwrite");
-            Err(Problems::one(shown.to_string(), format!("{shown} exists"), remedy).into())
+            let shown = place.display();
+            Err(Problems::one(
+                shown.to_string(),
+                format!("{shown} exists"),
+                "choose another output, or add --overwrite",
+            )
+            .into())
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(error).with_context(|| format!("cannot stat {}", place.display())),
@@ -115,8 +120,8 @@ impl Output {
             return Ok(Output { place: place.into(), partial: None, file, existing });
         }
         if fs::symlink_metadata(place).is_ok_and(|about| about.is_dir()) {
-            let (shown, remedy) = (place.display(), "name a file");
-            return Err(Problems::one(shown.to_string(), "is a folder", remedy).into());
+            let shown = place.display();
+            return Err(Problems::one(shown.to_string(), "is a folder", "name a file").into());
         }
         if existing == Existing::Refused {
             is_free(place)?;
@@ -265,8 +270,11 @@ fn stream(place: &Path) -> Result<Option<File>> {
 
 /// An error: another process has locked the output.
 pub fn written_by_another(place: &Path) -> Problems {
-    let what = "another process is writing it right now";
-    Problems::one(place.display().to_string(), what, "wait for it, or choose another output")
+    Problems::one(
+        place.display().to_string(),
+        "another process is writing it right now",
+        "wait for it, or choose another output",
+    )
 }
 
 /// Whether there is a file, or a link, at a path.
@@ -303,10 +311,10 @@ mod tests {
 
     pub fn names(folder: &Path) -> Vec<String> {
         let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
-        let all = fs::read_dir(folder)
+        let mut all: Vec<String> = fs::read_dir(folder)
             .unwrap()
-            .map(|entry| name(entry).into_string().unwrap());
-        let mut all: Vec<String> = all.collect();
+            .map(|entry| name(entry).into_string().unwrap())
+            .collect();
         all.sort();
         all
     }
@@ -350,7 +358,8 @@ mod tests {
     #[test]
     fn links_are_not_followed_and_folders_are_no_files() {
         let folder = tempfile::tempdir().unwrap();
-        let (place, precious) = (folder.path().join("a"), folder.path().join("precious"));
+        let place = folder.path().join("a");
+        let precious = folder.path().join("precious");
         fs::write(&precious, "precious").unwrap();
         std::os::unix::fs::symlink(&precious, &place).unwrap();
         assert!(write(&place, Existing::Refused, b"mine").is_err());

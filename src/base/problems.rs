@@ -34,8 +34,11 @@ impl Problems {
 
     /// Refusal of what a feature of the build would do. `other` is another remedy.
     pub fn without(place: impl Into<String>, feature: &str, other: &str) -> Problems {
-        let what = format!("this gptrain was built without {feature}");
-        Problems::one(place, what, format!("build with it (`cargo build --release`){other}"))
+        Problems::one(
+            place,
+            format!("this gptrain was built without {feature}"),
+            format!("build with it (`cargo build --release`){other}"),
+        )
     }
 
     pub fn add(

@@ -94,7 +94,8 @@ impl Progress {
     pub fn new(doing: &'static str, total: u64, unit: Unit) -> Progress {
         let bar = bar((total > 0).then_some(total));
         bar.set_message(doing);
-        let (started, done) = (Instant::now(), AtomicU64::new(0));
+        let started = Instant::now();
+        let done = AtomicU64::new(0);
         Progress { doing, unit, total, done, started, printed: Mutex::new(started), bar }
     }
 

@@ -33,7 +33,8 @@ pub fn redact(text: &str) -> Cow<'_, str> {
 
 /// Redacts each URL: a scheme, `://`, and all up to a space or a quote.
 fn without_urls(text: &str) -> String {
-    let (mut shown, mut rest) = (String::with_capacity(text.len()), text);
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
     while let Some(at) = rest.find("://") {
         let (before, url) = rest.split_at(at + 3);
         let end = url
@@ -102,12 +103,12 @@ fn without_parameters(text: &str) -> String {
             .find(|name| is_start && lower[at..].starts_with(**name))?;
         Some(at + name.len())
     };
-    let (mut shown, mut done) = (String::with_capacity(text.len()), 0);
+    let mut shown = String::with_capacity(text.len());
+    let mut done = 0;
     for (at, _) in text.char_indices() {
         let Some(value) = starts_here(at).filter(|_| at >= done) else { continue };
-        let ends = |c: char| c.is_whitespace() || "&\"'<>,;".contains(c);
         let end = text[value..]
-            .find(ends)
+            .find(|c: char| c.is_whitespace() || "&\"'<>,;".contains(c))
             .map_or(text.len(), |length| value + length);
         shown += &text[done..value];
         shown += HIDDEN;

@@ -34,7 +34,8 @@ pub fn key(seed: u64, name: &str) -> u64 {
 
 /// Standard normals `first .. first + out.len()` of the stream `key` (Box–Muller, in f64).
 pub fn normals(key: u64, first: u64, out: &mut [f32]) {
-    let (mut block, mut values) = (u64::MAX, [0.0; 4]);
+    let mut block = u64::MAX;
+    let mut values = [0.0; 4];
     for (i, value) in out.iter_mut().enumerate() {
         let index = first + i as u64;
         if index / 4 != block {

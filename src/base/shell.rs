@@ -2,8 +2,11 @@
 
 /// Text quoted as one word of the shell.
 pub fn shell_word(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=:,+@%".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
+    if !text.is_empty()
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "._-/=:,+@%".contains(c))
+    {
         text.to_string()
     } else {
         format!("'{}'", text.replace('\'', "'\\''"))

@@ -28,8 +28,10 @@ pub fn ends<T: Send + 'static>(what: &str, work: impl FnOnce() -> T + Send + 'st
 /// act in time, so a failed test is repeated with longer limits.
 pub fn at_any_load(first: Duration, test: impl Fn(Duration)) {
     let tries = [1, 4, 16].map(|factor| first * factor);
-    let passed = |limit: &Duration| catch_unwind(AssertUnwindSafe(|| test(*limit))).is_ok();
-    if !tries.iter().any(passed) {
+    if !tries
+        .iter()
+        .any(|limit| catch_unwind(AssertUnwindSafe(|| test(*limit))).is_ok())
+    {
         test(first * 64);
     }
 }

@@ -82,18 +82,22 @@ pub fn init_rayon() {
         let (give, taken) = channel::<rayon::ThreadBuilder>();
         let taken = Arc::new(Mutex::new(taken));
         let wanted = std::thread::available_parallelism().map_or(1, |n| n.get());
-        let start = |number: &usize| {
-            let taken = taken.clone();
-            let next = move || taken.lock().recv().ok();
-            spawn(&format!("rayon-{number}"), move || next().map(rayon::ThreadBuilder::run)).is_ok()
-        };
-        let started = (0..wanted).take_while(start).count();
+        let started = (0..wanted)
+            .take_while(|number| {
+                let taken = taken.clone();
+                let next = move || taken.lock().recv().ok();
+                spawn(&format!("rayon-{number}"), move || next().map(rayon::ThreadBuilder::run))
+                    .is_ok()
+            })
+            .count();
         let pool = rayon::ThreadPoolBuilder::new().num_threads(started.max(1));
-        let lost = |_| std::io::Error::other("the thread has ended");
         let built = match started {
             0 => pool.use_current_thread().build_global(),
             _ => pool
-                .spawn_handler(|thread| give.send(thread).map_err(lost))
+                .spawn_handler(|thread| {
+                    give.send(thread)
+                        .map_err(|_| std::io::Error::other("the thread has ended"))
+                })
                 .build_global(),
         };
         drop(built); // an error means that a pool exists already; these threads then end

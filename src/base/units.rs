@@ -18,8 +18,11 @@ pub struct Seconds(pub f64);
 impl Bytes {
     /// Exact form that `from_str` parses to the same number: `2GiB`, `1536MiB`, `17B`.
     pub fn exact(self) -> String {
-        let fits = |(_, size): &&(&str, u64)| self.0 > 0 && self.0.is_multiple_of(*size);
-        let (unit, size) = UNITS[5..].iter().rev().find(fits).unwrap_or(&UNITS[0]);
+        let (unit, size) = UNITS[5..]
+            .iter()
+            .rev()
+            .find(|(_, size)| self.0 > 0 && self.0.is_multiple_of(*size))
+            .unwrap_or(&UNITS[0]);
         format!("{}{unit}", self.0 / size)
     }
 }
@@ -68,7 +71,8 @@ impl Count {
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let names = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-        let (mut value, mut unit) = (self.0 as f64, 0);
+        let mut value = self.0 as f64;
+        let mut unit = 0;
         while value >= 1024.0 && unit + 1 < names.len() {
             value /= 1024.0;
             unit += 1;

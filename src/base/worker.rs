@@ -28,15 +28,14 @@ impl<J: Send + 'static, R: Send + 'static> Worker<J, R> {
     ) -> Result<Worker<J, R>> {
         let (jobs, todo) = sync_channel::<J>(room);
         let (done, results) = sync_channel(room);
-        let run = move || {
+        let thread = Some(threads::spawn(name, move || {
             for job in todo {
                 if let Some(result) = work(job) {
                     // During drop no receiver is left; the remaining jobs still run.
                     done.send(result).ok();
                 }
             }
-        };
-        let thread = Some(threads::spawn(name, run)?);
+        })?);
         Ok(Worker { name: name.to_string(), channels: Some((jobs, results)), thread })
     }
 }
@@ -106,7 +105,10 @@ pub fn in_order<J: Send, S, R: Send>(
     std::thread::scope(|scope| {
         let (done, results) = channel();
         for number in 1..=threads {
-            let (done, todo, state, work) = (done.clone(), &todo, &state, &work);
+            let done = done.clone();
+            let todo = &todo;
+            let state = &state;
+            let work = &work;
             let name = format!("{number} of {threads}");
             threads::spawn_scoped(scope, &name, move || {
                 let mut state = state();
@@ -120,9 +122,12 @@ pub fn in_order<J: Send, S, R: Send>(
             })?;
         }
         // Both ends close when this returns, which ends the threads.
-        let (give, results) = (give, results);
-        let (mut jobs, mut waiting) = (jobs.into_iter().fuse(), BTreeMap::new());
-        let (mut given, mut taken) = (0, 0);
+        let give = give;
+        let results = results;
+        let mut jobs = jobs.into_iter().fuse();
+        let mut waiting = BTreeMap::new();
+        let mut given = 0;
+        let mut taken = 0;
         loop {
             while given - taken < room
                 && let Some(job) = jobs.next()
@@ -156,13 +161,19 @@ mod tests {
             std::thread::yield_now();
             (job, *sum)
         };
-        let sink = |(job, sum): (u64, u64)| {
-            assert!((1..=1000).contains(&sum));
-            taken.push(job);
-            anyhow::ensure!(job < 900, "enough");
-            Ok(())
-        };
-        let ended = in_order(3, 10, 0..1000, || 0, sum, sink);
+        let ended = in_order(
+            3,
+            10,
+            0..1000,
+            || 0,
+            sum,
+            |(job, sum): (u64, u64)| {
+                assert!((1..=1000).contains(&sum));
+                taken.push(job);
+                anyhow::ensure!(job < 900, "enough");
+                Ok(())
+            },
+        );
         assert_eq!(ended.unwrap_err().to_string(), "enough");
         assert_eq!(taken, (0..=900).collect::<Vec<u64>>());
     }
@@ -170,19 +181,26 @@ mod tests {
     #[test]
     #[should_panic(expected = "job 7")]
     fn a_panic_is_the_callers() {
-        let work = |_: &mut (), job| assert!(job != 7, "job {job}");
-        in_order(2, 4, 0..100, || (), work, |()| Ok(())).unwrap();
+        in_order(
+            2,
+            4,
+            0..100,
+            || (),
+            |_: &mut (), job| assert!(job != 7, "job {job}"),
+            |()| Ok(()),
+        )
+        .unwrap();
     }
 
     #[test]
     fn a_worker_ends_its_jobs_and_says_that_it_died() {
         let (send, ended) = channel();
-        let work = move |job: u32| {
+        let worker = Worker::start("counter", 8, move |job: u32| {
             assert!(job < 3, "too large");
             send.send(job).unwrap();
             job.is_multiple_of(2).then_some(10 * job)
-        };
-        let worker = Worker::start("counter", 8, work).unwrap();
+        })
+        .unwrap();
         (0..3).for_each(|job| worker.send(job).unwrap());
         assert_eq!((worker.wait().unwrap(), worker.wait().unwrap()), (0, 20));
         assert!(worker.poll().is_none());

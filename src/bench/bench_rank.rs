@@ -46,8 +46,11 @@ impl<'a> BenchRank<'a> {
 
     /// Maximum number of ranks on a node.
     pub fn per_node(&self) -> usize {
-        let on = |node: &String| self.nodes.iter().filter(|other| *other == node).count();
-        self.nodes.iter().map(on).max().expect("this rank at least")
+        self.nodes
+            .iter()
+            .map(|node| self.nodes.iter().filter(|other| *other == node).count())
+            .max()
+            .expect("this rank at least")
     }
 
     /// Whether several ranks of a node compute on its processors and slow each other.

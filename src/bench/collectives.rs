@@ -131,11 +131,10 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch, factory: &GroupFactory) -> 
             }
         }
     }
-    let place = |row: &GroupSpeed| {
+    rows.sort_by_key(|row: &GroupSpeed| {
         let cell = cells().position(|(kind, op)| (kind.name, op.name()) == (&row.group, &row.op));
         (cell, row.bytes)
-    };
-    rows.sort_by_key(place);
+    });
     if last
         .iter()
         .flatten()
@@ -214,7 +213,8 @@ fn timed(
     bytes: u64,
     repeats: usize,
 ) -> Result<Timing> {
-    let (be, group) = (bench.backend(), &*kind.group);
+    let be = bench.backend();
+    let group = &*kind.group;
     scratch.with(|arena| {
         // All ranks' parts are equal.
         let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
@@ -235,7 +235,8 @@ fn timed(
 
 /// Messages to the next rank and from the previous one.
 fn messages(group: &dyn Group, ring: bool, x: Tensor, y: Tensor) -> Vec<Message> {
-    let (rank, size) = (group.rank(), group.size());
+    let rank = group.rank();
+    let size = group.size();
     let send = (ring || rank + 1 < size).then_some(Message::Send { to: (rank + 1) % size, x });
     let from = (rank + size - 1) % size;
     let receive = (ring || rank > 0).then_some(Message::Recv { from, x: y });
@@ -245,20 +246,22 @@ fn messages(group: &dyn Group, ring: bool, x: Tensor, y: Tensor) -> Vec<Message>
 /// Row of the slowest group, from all ranks' timings.
 fn row(bench: &BenchRank, kind: &Kind, op: Op, bytes: u64, all: &[Timing]) -> GroupSpeed {
     let seconds = |group: &Vec<usize>| group.iter().map(|rank| all[*rank].best).fold(0.0, f64::max);
-    let slower = |a: &&Vec<usize>, b: &&Vec<usize>| seconds(a).total_cmp(&seconds(b));
-    let slowest = kind.groups.iter().max_by(slower).expect("there is a group");
-    let one_node = |group: &Vec<usize>| {
-        group
-            .iter()
-            .all(|rank| bench.nodes[*rank] == bench.nodes[group[0]])
-    };
+    let slowest = kind
+        .groups
+        .iter()
+        .max_by(|a, b| seconds(a).total_cmp(&seconds(b)))
+        .expect("there is a group");
     let size = slowest.len();
     let (algbw_gb_s, busbw_gb_s) = bandwidths(op, size, bytes, seconds(slowest));
     GroupSpeed {
         group: kind.name.into(),
         size,
         groups: kind.groups.len(),
-        in_node: kind.groups.iter().all(one_node),
+        in_node: kind.groups.iter().all(|group| {
+            group
+                .iter()
+                .all(|rank| bench.nodes[*rank] == bench.nodes[group[0]])
+        }),
         op: op.name().into(),
         bytes,
         seconds: seconds(slowest),

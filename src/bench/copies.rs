@@ -28,11 +28,10 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch) -> anyhow::Result<CopySpeed
     let most = if gpu { DEVICE } else { host_bytes }.min(scratch.half());
     let tried = TRIED.min(most);
     let took = within_device(bench, scratch, tried, 0.0)?.mean;
-    let affordable = |bytes: &usize| took * *bytes as f64 / tried as f64 <= seconds / 4.0;
     let sizes = std::iter::successors(Some(most), |bytes| Some(bytes / 2));
     let bytes = sizes
         .take_while(|bytes| *bytes > tried)
-        .find(affordable)
+        .find(|bytes| took * *bytes as f64 / tried as f64 <= seconds / 4.0)
         .unwrap_or(tried);
     let took = within_device(bench, scratch, bytes, seconds)?.best;
     let device = 2.0 * bytes as f64 / took / 1e9;
@@ -65,7 +64,8 @@ fn share(bench: &BenchRank) -> usize {
 
 /// Copies one allocation to another with `count` threads.
 fn within_host(bytes: usize, seconds: f64, count: usize) -> anyhow::Result<f64> {
-    let (from, mut to) = (vec![1u8; bytes], vec![2u8; bytes]);
+    let from = vec![1u8; bytes];
+    let mut to = vec![2u8; bytes];
     let part = bytes.div_ceil(count);
     let mut best = f64::INFINITY;
     let start = Instant::now();
@@ -73,8 +73,9 @@ fn within_host(bytes: usize, seconds: f64, count: usize) -> anyhow::Result<f64> 
         let start = Instant::now();
         std::thread::scope(|scope| {
             for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
-                let copy = || to.copy_from_slice(std::hint::black_box(from));
-                threads::spawn_scoped(scope, "copy", copy)?;
+                threads::spawn_scoped(scope, "copy", || {
+                    to.copy_from_slice(std::hint::black_box(from))
+                })?;
             }
             anyhow::Ok(())
         })?;

@@ -53,7 +53,8 @@ fn write(path: &Path, piece: &[u8], seconds: f64) -> anyhow::Result<(u64, f64, b
         .direct(path)
         .filter(|file| file.write_at(&piece[..BLOCK], 0).is_ok());
     let to = direct.as_ref().unwrap_or(&file);
-    let (start, mut pieces) = (Instant::now(), 0);
+    let start = Instant::now();
+    let mut pieces = 0;
     while pieces == 0 || pieces < PIECES && start.elapsed().as_secs_f64() < seconds {
         disk.write_at(path, to, piece, pieces * PIECE as u64)?;
         pieces += 1;
@@ -70,8 +71,8 @@ fn read(path: &Path, piece: &mut [u8], pieces: u64, seconds: f64) -> anyhow::Res
         .read(true)
         .custom_flags(flags)
         .open(path)
-        .ok();
-    let direct = direct.filter(|file| file.read_at(&mut piece[..BLOCK], 0).is_ok());
+        .ok()
+        .filter(|file| file.read_at(&mut piece[..BLOCK], 0).is_ok());
     let is_direct = direct.is_some();
     let reading = || format!("cannot read {}", path.display());
     let file = direct
@@ -80,7 +81,8 @@ fn read(path: &Path, piece: &mut [u8], pieces: u64, seconds: f64) -> anyhow::Res
     if !is_direct {
         let _ = fadvise(&file, 0, None, Advice::DontNeed); // a request
     }
-    let (start, mut done) = (Instant::now(), 0);
+    let start = Instant::now();
+    let mut done = 0;
     while done < pieces && (done == 0 || start.elapsed().as_secs_f64() < seconds) {
         file.read_exact_at(piece, done * PIECE as u64)
             .with_context(reading)?;

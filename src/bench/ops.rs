@@ -102,12 +102,16 @@ fn ops(m: &Manifest, steps: usize) -> Result<Vec<Op>> {
         .ops
         .into_iter()
         .for_each(|(name, more)| *counted.entry(name).or_default() += more);
-    let op = |(name, work): (&'static str, device::Work)| {
-        let seconds = median(seen.get(name)?.iter().copied());
-        let (calls, flops, bytes) = (work.calls, work.flops, work.bytes);
-        Some(Op { name: name.to_string(), calls, flops, bytes, seconds })
-    };
-    Ok(counted.into_iter().filter_map(op).collect())
+    Ok(counted
+        .into_iter()
+        .filter_map(|(name, work)| {
+            let seconds = median(seen.get(name)?.iter().copied());
+            let calls = work.calls;
+            let flops = work.flops;
+            let bytes = work.bytes;
+            Some(Op { name: name.to_string(), calls, flops, bytes, seconds })
+        })
+        .collect())
 }
 
 /// Seconds of each op of a step.

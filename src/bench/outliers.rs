@@ -64,8 +64,9 @@ pub fn find_slow(units: usize, pairs: &[Pair], tolerance: f64) -> Findings {
         let own = pairs.iter().filter(|pair| pair.a == unit || pair.b == unit);
         own.map(|pair| pair.rate).fold(0.0, f64::max)
     };
-    let paired = |unit: &usize| pairs.iter().any(|pair| pair.a == *unit || pair.b == *unit);
-    let met: Vec<usize> = (0..units).filter(paired).collect();
+    let met: Vec<usize> = (0..units)
+        .filter(|unit| pairs.iter().any(|pair| pair.a == *unit || pair.b == *unit))
+        .collect();
     let bests: Vec<f64> = met.iter().map(|unit| best(*unit)).collect();
     let usual_best = median(bests.iter().copied());
     if units < FEWEST {
@@ -103,9 +104,8 @@ mod tests {
 
     /// Every pair of `units`, at a rate that depends on the pair.
     fn pairs(units: usize, rate: impl Fn(usize, usize) -> f64) -> Vec<Pair> {
-        let of = |a: usize| (a + 1..units).map(move |b| (a, b));
         (0..units)
-            .flat_map(of)
+            .flat_map(|a| (a + 1..units).map(move |b| (a, b)))
             .map(|(a, b)| Pair { a, b, rate: rate(a, b) })
             .collect()
     }
@@ -144,11 +144,14 @@ mod tests {
         for (units, share) in [(3, 0.34), (4, 0.34), (8, 0.34), (8, 0.9), (64, 0.9)] {
             for slow in 0..units {
                 let noise = noise(slow as u64, 0.01);
-                let rate = |a, b| {
-                    let usual = 50.0 * noise(a, b);
-                    if a == slow || b == slow { share * usual } else { usual }
-                };
-                let found = find_slow(units, &pairs(units, rate), LINKS);
+                let found = find_slow(
+                    units,
+                    &pairs(units, |a, b| {
+                        let usual = 50.0 * noise(a, b);
+                        if a == slow || b == slow { share * usual } else { usual }
+                    }),
+                    LINKS,
+                );
                 assert_eq!(named(&found), (vec![slow], vec![]), "{units} units, {share}");
                 assert!((found.units[0].1 / found.usual_best - share).abs() < 0.03, "{found:?}");
             }
@@ -170,13 +173,16 @@ mod tests {
     /// The pair of the two slow nodes is not a slow link; another link is.
     #[test]
     fn two_slow_nodes_and_a_slow_link_are_all_named() {
-        let rate = |a: usize, b: usize| match (a, b) {
-            (2, _) | (_, 2) => 20.0,
-            (5, _) | (_, 5) => 30.0,
-            (0, 7) => 25.0,
-            _ => 50.0,
-        };
-        let found = find_slow(8, &pairs(8, rate), LINKS);
+        let found = find_slow(
+            8,
+            &pairs(8, |a: usize, b: usize| match (a, b) {
+                (2, _) | (_, 2) => 20.0,
+                (5, _) | (_, 5) => 30.0,
+                (0, 7) => 25.0,
+                _ => 50.0,
+            }),
+            LINKS,
+        );
         assert_eq!(named(&found), (vec![2, 5], vec![(0, 7)]));
         let two_of_four = |a: usize, b: usize| if a < 2 || b < 2 { 5.0 } else { 50.0 };
         assert_eq!(named(&find_slow(4, &pairs(4, two_of_four), LINKS)), (vec![0, 1], vec![]));

@@ -187,7 +187,8 @@ fn pairs(m: &Measured) -> String {
             let with = if pair.a == unit { &pair.b } else { &pair.a };
             format!("{:>8} with {with}", number(gbits(pair.gb_s)))
         };
-        let (best, worst) = (text(own().max_by(by_rate)), text(own().min_by(by_rate)));
+        let best = text(own().max_by(by_rate));
+        let worst = text(own().min_by(by_rate));
         let _ = writeln!(out, "  {unit:<16} best {best:<24} worst {worst}");
     }
     out
@@ -196,7 +197,8 @@ fn pairs(m: &Measured) -> String {
 /// Sentence about a rank with slow products.
 pub fn slow_rank(ranks: &[RankSpeeds], rank: usize) -> Slow {
     let usual = median(ranks.iter().map(RankSpeeds::block_tflops));
-    let (one, rate) = (&ranks[rank], ranks[rank].block_tflops());
+    let one = &ranks[rank];
+    let rate = ranks[rank].block_tflops();
     let who = format!("rank {} (node {}, {})", one.rank, one.node, one.place);
     let share = rate / usual;
     let text = format!(
@@ -228,10 +230,11 @@ pub fn slow_pairs(names: &[String], kind: &str, found: &Findings, sheet: Option<
         );
         Slow { what: what.into(), who, share, text }
     };
-    let unit = |(unit, best): &(usize, f64)| {
-        slow(what, vec![names[*unit].clone()], *best, found.usual_best)
-    };
-    let mut all: Vec<Slow> = found.units.iter().map(unit).collect();
+    let mut all: Vec<Slow> = found
+        .units
+        .iter()
+        .map(|(unit, best)| slow(what, vec![names[*unit].clone()], *best, found.usual_best))
+        .collect();
     for link in &found.links {
         let ends = vec![names[link.a].clone(), names[link.b].clone()];
         all.push(slow("link", ends, link.rate, found.usual_pair));

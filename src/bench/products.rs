@@ -77,7 +77,9 @@ pub fn measure(bench: &BenchRank, scratch: &Scratch) -> Result<(Vec<Product>, Pr
     let tried = shapes[0].1.rows(shapes[0].1.m.min(TRIED_ROWS));
     multiply(bench, scratch, tried, warm_up)?;
     let rows = rows(bench, scratch, &shapes.map(|(_, shape)| shape), seconds / 4.0)?;
-    let (mut products, mut flops, mut spent) = (Vec::new(), 0.0, 0.0);
+    let mut products = Vec::new();
+    let mut flops = 0.0;
+    let mut spent = 0.0;
     for (name, shape) in shapes {
         let shape = shape.rows(rows);
         let took = multiply(bench, scratch, shape, seconds)?;
@@ -112,7 +114,8 @@ fn product(name: &str, shape: Shape, seconds: f64) -> Product {
 
 /// Times products of a shape for `seconds`.
 fn multiply(bench: &BenchRank, scratch: &Scratch, shape: Shape, seconds: f64) -> Result<Timing> {
-    let (be, dtype) = (bench.backend(), model_dtype(bench.m.precision));
+    let be = bench.backend();
+    let dtype = model_dtype(bench.m.precision);
     scratch.with(|arena| {
         let [a, b, c] = [(shape.m, shape.k), (shape.n, shape.k), (shape.m, shape.n)]
             .map(|(rows, cols)| arena.matrix(rows, cols, dtype));

@@ -68,9 +68,9 @@ impl Scratch {
 
 /// Fills a matrix with small numbers of both signs, because zeros would draw less power.
 pub fn fill(be: &dyn Backend, x: Tensor) {
-    let value = |i: usize| (i.wrapping_mul(0x9e37_79b9) >> 7 & 0xffff) as f32 / 65536.0 - 0.5;
     let some = x.numel().min(1 << 18);
-    let values = (0..some).map(value);
+    let values =
+        (0..some).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 7 & 0xffff) as f32 / 65536.0 - 0.5);
     let bytes: Vec<u8> = match x.dtype {
         DType::BF16 => values
             .flat_map(|v| bf16::from_f32(v).to_le_bytes())
@@ -110,7 +110,9 @@ pub fn timed(be: &dyn Backend, seconds: f64, op: impl Fn()) -> anyhow::Result<Ti
     batch(be, 1, &op)?;
     let first = batch(be, 1, &op)?;
     let each = (BATCH_SECONDS / first).clamp(1.0, 100.0) as usize;
-    let (mut ops, mut spent, mut best) = (1, first, first);
+    let mut ops = 1;
+    let mut spent = first;
+    let mut best = first;
     for _ in 0..BATCHES {
         if start.elapsed().as_secs_f64() > seconds {
             break;

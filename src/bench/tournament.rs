@@ -123,8 +123,12 @@ fn units(bench: &BenchRank) -> (Vec<Unit>, &'static str) {
     if nodes.len() > 1 {
         return (nodes, "nodes");
     }
-    let rank = |rank| Unit { name: format!("rank {rank}"), ranks: vec![rank] };
-    ((0..bench.nodes.len()).map(rank).collect(), "ranks")
+    (
+        (0..bench.nodes.len())
+            .map(|rank| Unit { name: format!("rank {rank}"), ranks: vec![rank] })
+            .collect(),
+        "ranks",
+    )
 }
 
 /// Partners in each round: every pair once for up to 32 units, otherwise 12 rounds of them.
@@ -133,14 +137,15 @@ fn units(bench: &BenchRank) -> (Vec<Unit>, &'static str) {
 fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
     let even = units.next_multiple_of(2);
     let meet = |round: usize| -> Vec<(usize, usize)> {
-        let place = |seat: usize| match seat {
-            0 => (even - 1, round),
-            _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
-        };
         let pairs: Vec<(usize, usize)> = if units.is_power_of_two() {
             (0..units).map(|unit| (unit, unit ^ (round + 1))).collect()
         } else {
-            (0..even / 2).map(place).collect()
+            (0..even / 2)
+                .map(|seat| match seat {
+                    0 => (even - 1, round),
+                    _ => ((round + seat) % (even - 1), (round + even - 1 - seat) % (even - 1)),
+                })
+                .collect()
         };
         let ordered = pairs.into_iter().map(|(a, b)| (a.min(b), a.max(b)));
         let mut round: Vec<_> = ordered.filter(|(_, b)| *b < units).collect();
@@ -163,17 +168,20 @@ fn rounds(units: usize) -> Vec<Vec<(usize, usize)>> {
 fn again(found: &Findings, pairs: &[Pair]) -> Vec<Vec<(usize, usize)>> {
     let mut due: Vec<(usize, usize)> = found.links.iter().map(|pair| (pair.a, pair.b)).collect();
     for (unit, best) in &found.units {
-        let is_best = |pair: &&Pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best;
-        due.extend(pairs.iter().find(is_best).map(|pair| (pair.a, pair.b)));
+        due.extend(
+            pairs
+                .iter()
+                .find(|pair| (pair.a == *unit || pair.b == *unit) && pair.rate == *best)
+                .map(|pair| (pair.a, pair.b)),
+        );
     }
     let mut rounds: Vec<Vec<(usize, usize)>> = Vec::new();
     for pair in due {
-        let free = |round: &&mut Vec<(usize, usize)>| {
+        match rounds.iter_mut().find(|round| {
             round
                 .iter()
                 .all(|(a, b)| ![pair.0, pair.1].iter().any(|unit| unit == a || unit == b))
-        };
-        match rounds.iter_mut().find(free) {
+        }) {
             Some(round) => round.push(pair),
             None => rounds.push(vec![pair]),
         }
@@ -256,7 +264,8 @@ impl<'a> Field<'a> {
         let me = rail.rank();
         let Some(at) = round.iter().position(|(a, b)| *a == me || *b == me) else { return Ok(0.0) };
         let (a, b) = round[at];
-        let (peer, plan) = (if a == me { b } else { a }, plans[at]);
+        let peer = if a == me { b } else { a };
+        let plan = plans[at];
         let be = self.bench.backend();
         self.scratch.with(|arena| {
             let [x, y] = [0; 2].map(|_| arena.matrix(1, plan.bytes / 4, DType::F32));
@@ -289,7 +298,8 @@ impl MessagePlan {
     /// permits, in powers of 4 up to `largest`.
     fn next(self, took: f64, seconds: f64, largest: usize) -> MessagePlan {
         let largest = largest.min(self.bytes * MessagePlan::GROWTH);
-        let (mut bytes, mut each) = (self.bytes, took);
+        let mut bytes = self.bytes;
+        let mut each = took;
         while bytes * 4 <= largest && each * 4.0 <= seconds / 6.0 {
             (bytes, each) = (bytes * 4, each * 4.0);
         }
@@ -300,8 +310,10 @@ impl MessagePlan {
 impl Pairs {
     pub fn rows(&self) -> Vec<PairSpeed> {
         let name = |unit: usize| self.units[unit].clone();
-        let row = |pair: &Pair| PairSpeed { a: name(pair.a), b: name(pair.b), gb_s: pair.rate };
-        self.pairs.iter().map(row).collect()
+        self.pairs
+            .iter()
+            .map(|pair| PairSpeed { a: name(pair.a), b: name(pair.b), gb_s: pair.rate })
+            .collect()
     }
 
     /// Slow units and links, and a network that is slow as a whole.
@@ -359,13 +371,15 @@ mod tests {
             let rounds = rounds(units);
             assert_eq!(rounds.len(), FEWER_ROUNDS);
             for unit in 0..units {
-                let of = |round: &Vec<(usize, usize)>| {
-                    round
-                        .iter()
-                        .find(|(a, b)| *a == unit || *b == unit)
-                        .map(|(a, b)| a + b - unit)
-                };
-                let partners: BTreeSet<usize> = rounds.iter().filter_map(of).collect();
+                let partners: BTreeSet<usize> = rounds
+                    .iter()
+                    .filter_map(|round| {
+                        round
+                            .iter()
+                            .find(|(a, b)| *a == unit || *b == unit)
+                            .map(|(a, b)| a + b - unit)
+                    })
+                    .collect();
                 assert!(partners.len() >= FEWER_ROUNDS - 1, "{units} units: {partners:?}");
             }
         }

@@ -56,8 +56,9 @@ pub fn check_vacant(to: &Path, kind: FolderKind, existing: Existing) -> anyhow::
     let entries = match fs::read_dir(to) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) if error.kind() == ErrorKind::NotADirectory => {
-            let remedy = "choose another folder";
-            return Err(Problems::one(place.to_string(), "is a file", remedy).into());
+            return Err(
+                Problems::one(place.to_string(), "is a file", "choose another folder").into()
+            );
         }
         listed => listed
             .with_context(failed)?
@@ -99,8 +100,12 @@ pub fn write<T>(
 ) -> anyhow::Result<T> {
     let to = std::path::absolute(to).with_context(|| format!("cannot find {}", to.display()))?;
     let (Some(parent), Some(name)) = (to.parent(), to.file_name()) else {
-        let what = "is not a valid name for a new folder";
-        return Err(Problems::one(to.display().to_string(), what, "choose another folder").into());
+        return Err(Problems::one(
+            to.display().to_string(),
+            "is not a valid name for a new folder",
+            "choose another folder",
+        )
+        .into());
     };
     let name = name.to_string_lossy();
     repair(&to, parent, &name)?;
@@ -144,14 +149,12 @@ pub fn write<T>(
 /// back that was moved away and not replaced. Fails if another process is writing the folder.
 fn repair(to: &Path, parent: &Path, name: &str) -> anyhow::Result<()> {
     let prefix = format!(".{name}.tmp-");
-    let is_nonce = |text: &str| text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit());
-    let is_temporary = |name: &str| {
+    let found = output::temporary_folders(parent, |name: &str| {
         let rest = name
             .strip_prefix(&prefix)
             .map(|rest| rest.strip_prefix(OLD).unwrap_or(rest));
-        rest.is_some_and(is_nonce)
-    };
-    let found = output::temporary_folders(parent, is_temporary);
+        rest.is_some_and(|text| text.len() == 12 && text.bytes().all(|b| b.is_ascii_hexdigit()))
+    });
     if found.is_one_written {
         return Err(output::written_by_another(to).into());
     }
@@ -178,8 +181,8 @@ fn sync(disk: &Disk, folder: &Path) -> anyhow::Result<()> {
         if path.is_dir() {
             sync(disk, &path)?;
         } else {
-            let file = File::open(&path);
-            let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+            let file =
+                File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
             disk.sync(&path, &file)?;
         }
     }

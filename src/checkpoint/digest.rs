@@ -36,8 +36,10 @@ impl Digest {
         if width == cols {
             return Digest::from_values(first(0), dtype, bytes);
         }
-        let rows = bytes.chunks(width * dtype.size()).enumerate();
-        let rows = rows.map(|(row, bytes)| Digest::from_values(first(row), dtype, bytes));
+        let rows = bytes
+            .chunks(width * dtype.size())
+            .enumerate()
+            .map(|(row, bytes)| Digest::from_values(first(row), dtype, bytes));
         rows.fold(Digest::default(), Digest::and)
     }
 
@@ -107,7 +109,8 @@ mod tests {
 
     #[test]
     fn parts_of_any_shape_add_up_to_the_whole() {
-        let (rows, cols) = (6, 10);
+        let rows = 6;
+        let cols = 10;
         let whole: Vec<f32> = (0..rows * cols).map(|i| i as f32 * 0.1).collect();
         let rectangle = |r0: usize, r1: usize, c0: usize, c1: usize| {
             let values: Vec<f32> = (r0..r1)

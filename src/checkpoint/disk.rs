@@ -71,9 +71,10 @@ impl Disk {
 
     /// Creates a file that must not exist yet.
     pub fn create(&self, path: &Path) -> anyhow::Result<File> {
-        let create = || OpenOptions::new().write(true).create_new(true).open(path);
-        self.call(Call::Create(path.to_path_buf()), create)
-            .with_context(|| format!("cannot create {}", path.display()))
+        self.call(Call::Create(path.to_path_buf()), || {
+            OpenOptions::new().write(true).create_new(true).open(path)
+        })
+        .with_context(|| format!("cannot create {}", path.display()))
     }
 
     /// Reserves the length of a new file if the file system can, so that a lack of space shows
@@ -100,13 +101,15 @@ impl Disk {
     pub fn write_at(&self, path: &Path, file: &File, bytes: &[u8], at: u64) -> anyhow::Result<()> {
         let mut done = 0;
         while done < bytes.len() {
-            let (rest, here) = (&bytes[done..], at + done as u64);
-            let write = || match self.put(file, &rest[..self.at_once(rest.len())], here) {
-                Ok(0) => Err(ErrorKind::WriteZero.into()),
-                written => written,
-            };
+            let rest = &bytes[done..];
+            let here = at + done as u64;
             let wrote = self
-                .call(Call::Write(path.to_path_buf()), write)
+                .call(Call::Write(path.to_path_buf()), || {
+                    match self.put(file, &rest[..self.at_once(rest.len())], here) {
+                        Ok(0) => Err(ErrorKind::WriteZero.into()),
+                        written => written,
+                    }
+                })
                 .with_context(|| {
                     let end = at + bytes.len() as u64;
                     format!("cannot write bytes {here}..{end} of {}", path.display())
@@ -162,8 +165,9 @@ impl Disk {
     /// `aside`.
     pub fn exchange(&self, temporary: &Path, old: &Path, aside: &Path) -> anyhow::Result<()> {
         let flags = rustix::fs::RenameFlags::EXCHANGE;
-        let swap = || Ok(rustix::fs::renameat_with(CWD, temporary, CWD, old, flags)?);
-        match self.call(Call::Rename(temporary.to_path_buf(), old.to_path_buf()), swap) {
+        match self.call(Call::Rename(temporary.to_path_buf(), old.to_path_buf()), || {
+            Ok(rustix::fs::renameat_with(CWD, temporary, CWD, old, flags)?)
+        }) {
             Err(error) if matches!(error.raw_os_error(), Some(EINVAL | ENOSYS)) => {
                 self.rename(old, aside)?;
                 self.rename(temporary, old)

@@ -63,8 +63,11 @@ pub fn latest(checkpoints: &Path) -> anyhow::Result<Option<CheckpointFolder>> {
 /// run.
 pub fn find(path: &Path) -> anyhow::Result<PathBuf> {
     let mistake = |what: &str| {
-        let remedy = "give a checkpoint, such as runs/NAME/checkpoints/step-00000040, or runs/NAME";
-        Problems::one(path.display().to_string(), what, remedy)
+        Problems::one(
+            path.display().to_string(),
+            what,
+            "give a checkpoint, such as runs/NAME/checkpoints/step-00000040, or runs/NAME",
+        )
     };
     if !path.is_dir() {
         return Err(mistake("the folder does not exist").into());
@@ -231,18 +234,23 @@ fn names(checkpoints: &Path) -> anyhow::Result<Vec<String>> {
     let entries = match fs::read_dir(checkpoints) {
         Err(error) if error.kind() == ErrorKind::NotFound => match fs::read_link(checkpoints) {
             Ok(target) => {
-                let (link, target) = (checkpoints.display(), target.display());
-                let what = format!("is a link to {target}, which does not exist");
-                let remedy = "mount the disk or bring the folder back; remove the link if it is \
-                              lost";
-                return Err(Problems::one(link.to_string(), what, remedy).into());
+                let link = checkpoints.display();
+                let target = target.display();
+                return Err(Problems::one(
+                    link.to_string(),
+                    format!("is a link to {target}, which does not exist"),
+                    "mount the disk or bring the folder back; remove the link if it is \
+                     lost",
+                )
+                .into());
             }
             Err(_) => return Ok(Vec::new()),
         },
         listed => listed.with_context(failed)?,
     };
-    let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
-    let names: anyhow::Result<Vec<_>> = names.collect();
+    let names: anyhow::Result<Vec<_>> = entries
+        .map(|entry| Ok(entry.with_context(failed)?.file_name()))
+        .collect();
     Ok(names?
         .into_iter()
         .filter_map(|name| name.into_string().ok())

@@ -454,19 +454,21 @@ impl Tensor {
 
     /// States that differ between copies: "the first_moment of TP1 DP0".
     pub fn diverged(&self) -> Vec<String> {
-        let differs = |copy: &Copied| {
-            let differs = copy.states.iter().filter(|(name, digest)| {
-                self.states
-                    .get(*name)
-                    .is_none_or(|state| state.digest != **digest)
-            });
-            let replica = copy.replica;
-            let what = |name| if name == MODEL { "model weight" } else { name };
-            differs
-                .map(|(name, _)| format!("the {} of {replica}", what(name.as_str())))
-                .collect::<Vec<_>>()
-        };
-        self.copies.iter().flat_map(differs).collect()
+        self.copies
+            .iter()
+            .flat_map(|copy| {
+                let differs = copy.states.iter().filter(|(name, digest)| {
+                    self.states
+                        .get(*name)
+                        .is_none_or(|state| state.digest != **digest)
+                });
+                let replica = copy.replica;
+                let what = |name| if name == MODEL { "model weight" } else { name };
+                differs
+                    .map(|(name, _)| format!("the {} of {replica}", what(name.as_str())))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 
     /// Rows and columns of a state.

@@ -21,7 +21,8 @@ use std::sync::Arc;
 /// When all have read, call `cast_master_to_model` on all, then `verify` with their
 /// `replica_digests`.
 pub fn read_into(checkpoint: &Checkpoint, engine: &Engine) -> anyhow::Result<Progress> {
-    let (store, index) = (engine.store(), &checkpoint.index);
+    let store = engine.store();
+    let index = &checkpoint.index;
     if index.is_import() {
         return read_weights_into(checkpoint, engine);
     }
@@ -85,7 +86,8 @@ fn is_continued(checkpoint: &Checkpoint, param: &Param, state: &StateSpec) -> bo
 pub fn exchange_restarts(checkpoint: &Checkpoint, engine: &Engine) -> Option<String> {
     let model = engine.store().model();
     let layout = Layout::new(model, ModelShard::whole(model));
-    let (mut reset, mut unused) = (BTreeMap::new(), BTreeMap::new());
+    let mut reset = BTreeMap::new();
+    let mut unused = BTreeMap::new();
     for param in layout.params() {
         let states = engine.rule().states(&param.spec).into_iter();
         let ours: Vec<_> = states
@@ -196,11 +198,16 @@ fn read_all(
             .tensor(name)
             .with_context(|| format!("no tensor {name}"))?;
         let spec = &slice.state;
-        let made = rule.and_then(|rule| rule.convert(spec, &|name| tensor.form(name)));
-        let made = made.map(Arc::new);
+        let made = rule
+            .and_then(|rule| rule.convert(spec, &|name| tensor.form(name)))
+            .map(Arc::new);
         let read = made.as_ref().map_or(spec.name, |made| made.from[0].name);
-        let job = |rows| Job { slice, tensor, rows, made: made.clone() };
-        jobs.extend(row_blocks(tensor, read, slice.slice.rows())?.map(job));
+        jobs.extend(row_blocks(tensor, read, slice.slice.rows())?.map(|rows| Job {
+            slice,
+            tensor,
+            rows,
+            made: made.clone(),
+        }));
     }
     let spare = RefCell::new(Vec::<Buffer>::new());
     let jobs = jobs
@@ -227,7 +234,8 @@ impl Job<'_> {
         let Some(made) = &self.made else {
             return self.read_state(from, buffer, state, slice.cols());
         };
-        let (at, size) = ([self.rows.start, slice.at[1]], [self.rows.len(), slice.size[1]]);
+        let at = [self.rows.start, slice.at[1]];
+        let size = [self.rows.len(), slice.size[1]];
         let part = state
             .extent
             .param_part(TensorSlice { at, size }, [param.spec.rows, param.spec.cols]);

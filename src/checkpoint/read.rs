@@ -108,8 +108,12 @@ impl Checkpoint {
 
     /// Whether it has the states of AdamW.
     pub fn has_adamw(&self) -> bool {
-        let moments = |tensor: &Tensor| ADAMW.iter().all(|name| tensor.states.contains_key(*name));
-        self.index.optimizer.rule == "adamw" && self.index.tensors.iter().all(moments)
+        self.index.optimizer.rule == "adamw"
+            && self
+                .index
+                .tensors
+                .iter()
+                .all(|tensor| ADAMW.iter().all(|name| tensor.states.contains_key(*name)))
     }
 
     /// Files that do not belong to the checkpoint.
@@ -145,12 +149,11 @@ impl Checkpoint {
         let reader =
             StateReader { checkpoint: self, tensor, name: state, state: tensor.state(state)? };
         let pieces = reader.pieces()?;
-        let holds = |piece: &&Piece| {
+        if let Some(piece) = pieces.iter().find(|piece| {
             let [all_rows, all_cols] = piece.slice.overlap(&rows, &cols);
             let whole_rows = cols.len() == piece.slice.size[1] || rows.len() == 1;
             all_rows == rows && all_cols == cols && whole_rows
-        };
-        if let Some(piece) = pieces.iter().find(holds) {
+        }) {
             let first = piece.slice.element(rows.start, cols.start);
             *run = Some(reader.run(piece, first..first + rows.len() * cols.len(), read)?);
             return Ok(());
@@ -299,14 +302,16 @@ pub fn row_blocks(
     let [_, cols] = tensor.shape_of(state)?;
     let size = state.dtype.size();
     let pieces = state.pieces.as_deref().unwrap_or_default();
-    let holds = |piece: &&Piece| piece.slice.rows().contains(&rows.start);
     let base = pieces
         .iter()
-        .find(holds)
+        .find(|piece| piece.slice.rows().contains(&rows.start))
         .map_or(0, |piece| piece.slice.at[0]);
-    let at_once = |piece: &Piece| rows_at_once(size * piece.slice.size[1]);
-    let step = pieces.iter().map(at_once).max().unwrap_or(1);
-    let step = step.clamp(1, (READ / (size * cols)).max(1));
+    let step = pieces
+        .iter()
+        .map(|piece| rows_at_once(size * piece.slice.size[1]))
+        .max()
+        .unwrap_or(1)
+        .clamp(1, (READ / (size * cols)).max(1));
     let blocks = (base + (rows.start - base) / step * step..rows.end).step_by(step);
     Ok(blocks.map(move |first| first.max(rows.start)..(first + step).min(rows.end)))
 }
@@ -369,8 +374,8 @@ impl ShardFile {
 
 fn open_shard(folder: &Path, index: &Index, shard: &Shard) -> anyhow::Result<ShardFile> {
     let path = folder.join(&shard.file);
-    let failed = |error| WrongInput::reading(error, format!("cannot open {}", path.display()));
-    let file = File::open(&path).map_err(failed)?;
+    let file = File::open(&path)
+        .map_err(|error| WrongInput::reading(error, format!("cannot open {}", path.display())))?;
     let len = file
         .metadata()
         .with_context(|| path.display().to_string())?

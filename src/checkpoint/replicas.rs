@@ -11,7 +11,6 @@ use engine::{Engine, MODEL, Replica, StateSlice, TensorSlice};
 use serde::{Deserialize, Serialize};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 /// Bytes of a model weight digested at a time; they stay in a core's cache.
 const TOGETHER: usize = 512 << 10;
@@ -33,7 +32,8 @@ pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
     let slices = engine.store().model_slices();
     let mut replicas: Vec<ReplicaDigest> = Vec::new();
     for (slice, digest) in slices.iter().zip(digests(engine, &slices)) {
-        let (name, values) = (slice.param.name.clone(), slice.numel() as u64);
+        let name = slice.param.name.clone();
+        let values = slice.numel() as u64;
         match replicas
             .last_mut()
             .filter(|last| last.name == name && last.replica == slice.replica)
@@ -43,7 +43,8 @@ pub fn replica_digests(engine: &Engine) -> Vec<ReplicaDigest> {
                 last.digest = last.digest.and(digest);
             }
             None => {
-                let (replica, dtype) = (slice.replica, slice.state.dtype);
+                let replica = slice.replica;
+                let dtype = slice.state.dtype;
                 replicas.push(ReplicaDigest { name, replica, dtype, values, digest });
             }
         }
@@ -72,19 +73,20 @@ fn digests(engine: &Engine, slices: &[StateSlice]) -> Vec<Digest> {
             .step_by(at_once)
             .map(move |first| (number, first..(first + at_once).min(rows)))
     });
-    let copy = |(number, rows): (usize, Range<usize>)| {
-        let (slice, first, count) = (&slices[number], rows.start, rows.len());
-        let mut bytes = spare.borrow_mut().pop().unwrap_or_default();
-        bytes.resize(slice.bytes() / slice.slice.size[0] * count, 0);
-        engine.store().read(slice, rows, &mut bytes);
-        Block { slice: number, first, rows: count, bytes }
-    };
     let digest = |_: &mut (), block: Block| (block.digest(&slices[block.slice]), block);
     let mut digests = vec![Digest::default(); slices.len()];
     in_order(
         threads,
         2 * threads,
-        blocks.map(copy),
+        blocks.map(|(number, rows)| {
+            let slice = &slices[number];
+            let first = rows.start;
+            let count = rows.len();
+            let mut bytes = spare.borrow_mut().pop().unwrap_or_default();
+            bytes.resize(slice.bytes() / slice.slice.size[0] * count, 0);
+            engine.store().read(slice, rows, &mut bytes);
+            Block { slice: number, first, rows: count, bytes }
+        }),
         || (),
         digest,
         |(digest, block)| {
@@ -100,7 +102,8 @@ fn digests(engine: &Engine, slices: &[StateSlice]) -> Vec<Digest> {
 impl Block {
     fn digest(&self, slice: &StateSlice) -> Digest {
         let [row, col] = slice.slice.at;
-        let (at, size) = ([row + self.first, col], [self.rows, slice.slice.size[1]]);
+        let at = [row + self.first, col];
+        let size = [self.rows, slice.slice.size[1]];
         Digest::from_slice(
             slice.shape[1],
             &TensorSlice { at, size },
@@ -146,7 +149,8 @@ pub fn verify(checkpoint: &Checkpoint, world: &[Vec<ReplicaDigest>]) -> anyhow::
     let folder = checkpoint.folder.display();
     let import = checkpoint.index.is_import();
     for tensor in &checkpoint.index.tensors {
-        let (name, saved) = (&tensor.name, tensor.state(MODEL)?);
+        let name = &tensor.name;
+        let saved = tensor.state(MODEL)?;
         let copies = copies
             .get(name.as_str())
             .with_context(|| format!("no rank has {name}"))?;

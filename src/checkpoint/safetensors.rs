@@ -43,7 +43,8 @@ pub fn header(
         let start = end;
         let size = element_bytes(dtype).with_context(|| format!("unknown dtype {dtype}"))?;
         end += size * shape.iter().product::<usize>() as u64;
-        let (dtype, shape) = (dtype.to_string(), shape.clone());
+        let dtype = dtype.to_string();
+        let shape = shape.clone();
         let entry = Entry { dtype, shape, data_offsets: [start, end] };
         let before = entries.insert(name.clone(), serde_json::to_value(entry)?);
         ensure!(before.is_none(), "two tensors are called {name}");

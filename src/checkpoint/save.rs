@@ -9,7 +9,7 @@ use anyhow::Context;
 use base::{Bytes, threads};
 use engine::{Replica, StateSpec, TensorSlice, optimizer_rule, saved_shape};
 use manifest::Manifest;
-use model::{Layout, ModelShard, Param};
+use model::{Layout, ModelShard};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,19 +70,22 @@ pub fn save(
 
 /// Bytes of a run's states in a checkpoint, over all ranks.
 pub fn saved_bytes(m: &Manifest) -> u64 {
-    let (layout, rule) = (Layout::new(&m.model, ModelShard::whole(&m.model)), optimizer_rule(m));
-    let bytes = |param: &Param| {
-        let cols = param.spec.cols;
-        let rows = saved_shape(param, m.model.vocab).iter().product::<usize>() / cols;
-        let saved = rule
-            .states(&param.spec)
-            .into_iter()
-            .filter(|state| state.saved);
-        let size =
-            |s: StateSpec| s.extent.shape([rows, cols]).iter().product::<usize>() * s.dtype.size();
-        saved.map(size).sum::<usize>() as u64
-    };
-    layout.params().map(bytes).sum()
+    let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
+    let rule = optimizer_rule(m);
+    layout
+        .params()
+        .map(|param| {
+            let cols = param.spec.cols;
+            let rows = saved_shape(param, m.model.vocab).iter().product::<usize>() / cols;
+            let saved = rule
+                .states(&param.spec)
+                .into_iter()
+                .filter(|state| state.saved);
+            saved
+                .map(|s| s.extent.shape([rows, cols]).iter().product::<usize>() * s.dtype.size())
+                .sum::<usize>() as u64
+        })
+        .sum()
 }
 
 /// Creates the `temporary` folder for all ranks' data of `step`, if the disk has space for `bytes`.
@@ -282,15 +285,16 @@ fn write_shard(
         written.push((digest(share), Piece { shard: 0, byte, slice: share.slice, chunks }));
     }
     out.finish()?;
-    let (header_bytes, header_digest) = (header.len() as u64, Digest::from_bytes(&header));
+    let header_bytes = header.len() as u64;
+    let header_digest = Digest::from_bytes(&header);
     Ok((Shard { file, bytes, header_bytes, header_digest }, written))
 }
 
 /// Name of the parameter, with the rectangle if it is not the whole state.
 fn piece_name(share: &Share) -> String {
     let TensorSlice { at: [row, col], size: [rows, cols] } = share.slice;
-    let (whole_cols, all) =
-        (share.shape[share.shape.len() - 1], share.shape.iter().product::<usize>());
+    let whole_cols = share.shape[share.shape.len() - 1];
+    let all = share.shape.iter().product::<usize>();
     let whole = share.state.extent.shape([all / whole_cols, whole_cols]);
     if [rows, cols] == whole {
         share.name.to_string()

@@ -29,7 +29,8 @@ impl Snapshot {
     /// allocate. Every value of the model is written by one rank. Copies in the same replica are
     /// included for comparison. States that share memory are included once.
     pub fn reserve(engine: &Engine) -> Snapshot {
-        let (mut saved, mut len) = (Vec::new(), 0);
+        let mut saved = Vec::new();
+        let mut len = 0;
         let mut places: HashMap<(usize, usize), usize> = HashMap::new();
         let store = engine.store();
         for slice in store
@@ -59,7 +60,8 @@ impl Snapshot {
     /// first. All replicas call this after the same step.
     pub fn take(&mut self, engine: &Engine) {
         engine.average_errors();
-        let (store, mut end) = (engine.store(), 0);
+        let store = engine.store();
+        let mut end = 0;
         store.wait_gathers();
         for SavedSlice { slice, range, .. } in &self.saved {
             if range.start >= end {

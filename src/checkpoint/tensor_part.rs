@@ -70,12 +70,14 @@ impl TensorPart {
         [rank, ranks]: [usize; 2],
         order: Fused,
     ) -> TensorPart {
-        let (serves, dim) = (heads.query / heads.kv, heads.dim);
+        let serves = heads.query / heads.kv;
+        let dim = heads.dim;
         let share = heads.qkv_width() / ranks;
         let row = |row: usize| match order {
             Fused::Heads(Pairs::Halves) => row,
             Fused::Heads(Pairs::Neighbours) => {
-                let (head, i) = (row / dim, row % dim);
+                let head = row / dim;
+                let i = row % dim;
                 let value = head % (serves + 2) == serves + 1;
                 head * dim + if value { i } else { i % 2 * (dim / 2) + i / 2 }
             }

@@ -53,7 +53,8 @@ pub fn own(checkpoint: &Path, named: Option<&Path>) -> Option<OwnTokenizer> {
 }
 
 fn is_inside(path: &Path, folder: &Path) -> bool {
-    let (path, folder) = (path.canonicalize().ok(), folder.canonicalize().ok());
+    let path = path.canonicalize().ok();
+    let folder = folder.canonicalize().ok();
     path.zip(folder)
         .is_some_and(|(path, folder)| path.starts_with(folder))
 }
@@ -78,9 +79,14 @@ pub fn choose(
     let has = ids(path);
     let came = asked.is_none() && own.as_ref().is_some_and(OwnTokenizer::came_with_weights);
     if let Some(has) = has.filter(|has| *has > vocab && !came) {
-        let (has, model) = (Count(has as u64), Count(vocab as u64));
-        let what = format!("has {has} ids; the model's vocabulary has {model}");
-        return Err(Problems::one(path.display().to_string(), what, remedy).into());
+        let has = Count(has as u64);
+        let model = Count(vocab as u64);
+        return Err(Problems::one(
+            path.display().to_string(),
+            format!("has {has} ids; the model's vocabulary has {model}"),
+            remedy,
+        )
+        .into());
     }
     if let (Some(asked), Some(own)) = (asked, &own)
         && let [Ok(digest), Ok(kept)] = [asked, &own.path].map(tokenizer::digest)
@@ -88,9 +94,14 @@ pub fn choose(
         // A file that may have been replaced proves less: only another vocabulary is refused.
         && (own.kept || ids(&own.path) != has)
     {
-        let (named, own) = (describe_file(asked, &digest), describe_file(&own.path, &kept));
-        let what = format!("is {named}; the run's own tokenizer is {own}");
-        return Err(Problems::one("--tokenizer", what, remedy).into());
+        let named = describe_file(asked, &digest);
+        let own = describe_file(&own.path, &kept);
+        return Err(Problems::one(
+            "--tokenizer",
+            format!("is {named}; the run's own tokenizer is {own}"),
+            remedy,
+        )
+        .into());
     }
     Ok(Some(path.to_path_buf()))
 }
@@ -105,20 +116,20 @@ pub fn keep(run: &Path, path: &Path) -> anyhow::Result<Option<String>> {
     if copy.exists() {
         let digests = [path, &copy].map(tokenizer::digest);
         let [Ok(now), Ok(kept)] = digests else { return Ok(None) };
-        let other = || {
-            let (now, kept) = (describe_file(path, &now), describe_file(&copy, &kept));
+        return Ok((now != kept).then(|| {
+            let now = describe_file(path, &now);
+            let kept = describe_file(&copy, &kept);
             format!(
                 "data.tokenizer is now {now}; the run began with {kept}, which `sample` and \
                  `export` use. If the new one is right, remove that folder"
             )
-        };
-        return Ok((now != kept).then(other));
+        }));
     }
     let files = tokenizer::files(path)?;
     atomic_folder::write(&copy, FolderKind::Run, Existing::Refused, |temporary| {
         for NamedFile { path, name } in &files {
-            let failed = || format!("cannot copy {}", path.display());
-            fs::copy(path, temporary.join(name)).with_context(failed)?;
+            fs::copy(path, temporary.join(name))
+                .with_context(|| format!("cannot copy {}", path.display()))?;
         }
         hf::carry_beside(&files[0].path, temporary)
     })?;

@@ -31,8 +31,9 @@ fn states(
     let layout = Layout::new(model, ModelShard::whole(model));
     for param in layout.params() {
         let Some(tensor) = index.tensor(&param.name) else { continue };
-        let read = tensor.saved();
-        let read = read.filter(|(name, state)| !state.extent.serves_exchange() && *name != DELAYED);
+        let read = tensor
+            .saved()
+            .filter(|(name, state)| !state.extent.serves_exchange() && *name != DELAYED);
         let mut found: BTreeMap<&str, _> = read.collect();
         let saved = |name: &str| tensor.form(name);
         let mut converted = false;
@@ -64,9 +65,11 @@ fn states(
 /// and decay.
 pub fn weights(index: &Index, model: &Model) -> Vec<String> {
     let layout = Layout::new(model, ModelShard::whole(model));
-    let (mut damage, mut names) = (Vec::new(), BTreeSet::new());
+    let mut damage = Vec::new();
+    let mut names = BTreeSet::new();
     for param in layout.params() {
-        let (name, shape) = (&param.name, saved_shape(param, model.vocab));
+        let name = &param.name;
+        let shape = saved_shape(param, model.vocab);
         match index.tensor(name) {
             None => damage.push(format!("{name} is missing: the manifest's model has it")),
             Some(tensor) if tensor.shape != shape => damage
@@ -161,7 +164,8 @@ pub fn groups(index: &Index) -> Vec<String> {
     let step = index
         .optimizer_steps()
         .saturating_add(index.optimizer.ahead);
-    let (updates, skipped) = (index.updates(), index.skipped());
+    let updates = index.updates();
+    let skipped = index.skipped();
     if updates.checked_add(skipped) != Some(step) {
         damage.push(format!("{updates} updates and {skipped} skipped steps, the run took {step}"));
     }

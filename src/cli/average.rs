@@ -25,22 +25,24 @@ pub struct Args {
 
 pub fn run(args: Args) -> anyhow::Result<()> {
     let hint = |path: &&PathBuf| path.ends_with(checkpoint::LATEST) && path.is_file();
-    let found = args.checkpoints.iter().filter(|path| !hint(path));
-    let found = found
+    let found = args
+        .checkpoints
+        .iter()
+        .filter(|path| !hint(path))
         .map(|path| find_checkpoint(path))
         .collect::<anyhow::Result<Vec<_>>>()?;
     if found.len() < 2 {
         let what = Count(found.len() as u64).with_noun("checkpoint");
-        let remedy = "name at least two";
-        return Err(base::Problems::one("CHECKPOINTS", what, remedy).into());
+        return Err(base::Problems::one("CHECKPOINTS", what, "name at least two").into());
     }
     let written = average::average(&found, &args.output, args.overwrite.existing())?;
     let names: Vec<String> = found.iter().map(LocalCheckpoint::name).collect();
-    let lines = || {
-        base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
-        base::say!("next: `gptrain run {}` continues from it", args.output.display());
-    };
-    args.json
-        .say(lines, json!({ "checkpoint": written, "mean_of": names }));
+    args.json.say(
+        || {
+            base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
+            base::say!("next: `gptrain run {}` continues from it", args.output.display());
+        },
+        json!({ "checkpoint": written, "mean_of": names }),
+    );
     Ok(())
 }

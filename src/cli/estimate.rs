@@ -185,7 +185,8 @@ fn planned(
     other: Option<&dyn Predict>,
 ) -> (View, String, serde_json::Value) {
     let view = request.view(other);
-    let (mut text, mut json) = (print::text(&view), print::json(&view));
+    let mut text = print::text(&view);
+    let mut json = print::json(&view);
     let Request { manifest, setup, .. } = request;
     match other {
         Some(other) => other.advise(manifest, &view, &mut text, &mut json),
@@ -228,14 +229,17 @@ impl Args {
         let size = path.to_str().filter(|_| !path.exists()).map(words::tokens);
         let Some(Ok(size)) = size else {
             if self.family.is_some() {
-                let what = "is for a size such as 7B instead of a manifest";
-                return Err(
-                    Problems::one("--family", what, "set model.family in the manifest").into()
-                );
+                return Err(Problems::one(
+                    "--family",
+                    "is for a size such as 7B instead of a manifest",
+                    "set model.family in the manifest",
+                )
+                .into());
             }
             return manifest::load(path, sets);
         };
-        let (name, params) = (path.display().to_string(), Some(size as u64));
+        let name = path.display().to_string();
+        let params = Some(size as u64);
         let new = NewManifest { name, params, family: self.family, ..NewManifest::default() };
         Ok(manifest::parse(&new.text()?, &new.name, Path::new("."), sets)?)
     }

@@ -69,14 +69,20 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     });
     let local = find_checkpoint(&args.checkpoint)?;
     let from = &local.folder;
-    let (tokenizer, existing) = (args.tokenizer, args.overwrite.existing());
+    let tokenizer = args.tokenizer;
+    let existing = args.overwrite.existing();
     let options = hf::Options { dtype, shard: args.shard_size, tokenizer, existing };
     let done = hf::export(from, &args.output, options)?;
-    let (folder, family) = (args.output.display(), done.family.name());
+    let folder = args.output.display();
+    let family = done.family.name();
     let dtype = checkpoint::precision(done.dtype);
     let files = if done.files == 1 { "one file".into() } else { format!("{} files", done.files) };
     let bytes = done.bytes;
-    let lines = || {
+    let object = json!({
+        "folder": args.output, "from": local.name(), "family": family, "dtype": dtype,
+        "files": done.files, "bytes": bytes.0, "tokenizer": done.tokenizer,
+    });
+    args.json.say(|| {
         let from = local.name();
         base::say!("wrote {bytes} of {family} in {dtype}, {files}, to {folder}, from {from}");
         if !done.tokenizer {
@@ -84,12 +90,7 @@ pub fn run(args: Args) -> anyhow::Result<()> {
                 "without a tokenizer: the run's manifest names none, or its file no longer exists"
             );
         }
-    };
-    let object = json!({
-        "folder": args.output, "from": local.name(), "family": family, "dtype": dtype,
-        "files": done.files, "bytes": bytes.0, "tokenizer": done.tokenizer,
-    });
-    args.json.say(lines, object);
+    }, object);
     Ok(())
 }
 
@@ -97,22 +98,32 @@ pub fn run(args: Args) -> anyhow::Result<()> {
 fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
     let local = find_checkpoint(&args.checkpoint)?;
     let from = &local.folder;
-    let (grid, existing) = ([args.tensor, args.pipeline], args.overwrite.existing());
+    let grid = [args.tensor, args.pipeline];
+    let existing = args.overwrite.existing();
     let done = match target {
         Target::Megatron => foreign::export(from, &args.output, grid, existing)?,
         Target::DeepspeedUniversal if grid == [1, 1] => {
             foreign::export_universal(from, &args.output, existing)?
         }
         Target::DeepspeedUniversal => {
-            let what = "cut a folder of Megatron-LM; a universal one has whole parameters";
-            let remedy = "leave them out";
-            return Err(Problems::one("--tensor and --pipeline", what, remedy).into());
+            return Err(Problems::one(
+                "--tensor and --pipeline",
+                "cut a folder of Megatron-LM; a universal one has whole parameters",
+                "leave them out",
+            )
+            .into());
         }
     };
     let foreign::Written { step, files, bytes, states, padding, notes } = &done;
-    let lines = || {
+    let object = json!({
+        "folder": args.output, "from": local.name(), "step": step, "files": files, "bytes": bytes.0,
+        "states": states, "padding": padding, "notes": notes, "tensor": args.tensor,
+        "pipeline": args.pipeline,
+    });
+    args.json.say(|| {
         let what = if *states { "weights and AdamW's states" } else { "weights" };
-        let (folder, from) = (args.output.display(), local.name());
+        let folder = args.output.display();
+let from = local.name();
         let [tensor, pipeline] = grid;
         let cut = match target {
             Target::Megatron => format!(", for tensor {tensor} × pipeline {pipeline}"),
@@ -132,12 +143,6 @@ fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
             Target::DeepspeedUniversal => "--universal-checkpoint",
         };
         base::say!("next: --load {folder} {options}, with the model's own arguments");
-    };
-    let object = json!({
-        "folder": args.output, "from": local.name(), "step": step, "files": files, "bytes": bytes.0,
-        "states": states, "padding": padding, "notes": notes, "tensor": args.tensor,
-        "pipeline": args.pipeline,
-    });
-    args.json.say(lines, object);
+    }, object);
     Ok(())
 }

@@ -51,8 +51,12 @@ pub fn run(args: Args) -> anyhow::Result<()> {
     let (hf, into) = match (&args.hf, &args.path) {
         (Some(hf), into) => (hf.as_path(), into.as_deref()),
         (None, None) => {
-            let remedy = "give a checkpoint's folder: gptrain import DIR --output RUN";
-            return Err(Problems::one("import", "no folder is named", remedy).into());
+            return Err(Problems::one(
+                "import",
+                "no folder is named",
+                "give a checkpoint's folder: gptrain import DIR --output RUN",
+            )
+            .into());
         }
         (None, Some(path)) => match foreign::format_of(path, &args.foreign)? {
             Format::HuggingFace => (path.as_path(), None),
@@ -72,12 +76,18 @@ fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
         problems.add("--output", "makes a manifest, but one is given too", "leave one of them out");
     }
     if !args.set.is_empty() && into.is_none() && args.output.is_none() {
-        let what = "changes a manifest, but neither a manifest nor --output is given";
-        problems.add("--set", what, "give one of them");
+        problems.add(
+            "--set",
+            "changes a manifest, but neither a manifest nor --output is given",
+            "give one of them",
+        );
     }
     if args.foreign.replicated.is_some() || args.foreign.mask_padding {
-        let what = "are for Megatron's checkpoints, and this is a Hugging Face folder";
-        problems.add("--replicated and --mask-padding", what, "leave them out");
+        problems.add(
+            "--replicated and --mask-padding",
+            "are for Megatron's checkpoints, and this is a Hugging Face folder",
+            "leave them out",
+        );
     }
     problems.or(())?;
     let writes = !args.foreign.dry;
@@ -94,8 +104,10 @@ fn from_hf(args: &Args, hf: &Path, into: Option<&Path>) -> anyhow::Result<()> {
         }
         (None, None) => {
             let section = hugging_face::model_section(hf)?;
-            let lines = || base::say!("{}", section.trim_end());
-            args.json.say(lines, json!({ "manifest_section": section }));
+            args.json.say(
+                || base::say!("{}", section.trim_end()),
+                json!({ "manifest_section": section }),
+            );
             return Ok(());
         }
     };

@@ -7,11 +7,11 @@ use launch::signals::ExitOnSignal;
 
 /// Installs the handler: a signal removes unfinished output and ends the process by that signal.
 pub fn listen() -> anyhow::Result<()> {
-    let clean_up = || {
+    let handler = ExitOnSignal::listen(|| {
         let kept = if output::abandon() > 0 { "; nothing of the output is kept" } else { "" };
         base::warn!("gptrain: interrupted{kept}");
-    };
-    let handler = ExitOnSignal::listen(clean_up).context("cannot listen to signals")?;
+    })
+    .context("cannot listen to signals")?;
     std::mem::forget(handler); // it serves until the process ends
     Ok(())
 }

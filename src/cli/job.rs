@@ -85,16 +85,18 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Checks a time in Slurm's formats: 90, 24:00:00, 2-12:00:00.
 fn time(text: &str) -> Result<String, String> {
-    let ours = |c: char| c.is_ascii_digit() || c == ':' || c == '-';
-    if text.is_empty() || !text.chars().all(ours) {
+    if text.is_empty()
+        || !text
+            .chars()
+            .all(|c| c.is_ascii_digit() || c == ':' || c == '-')
+    {
         return Err("write minutes (90), hours (24:00:00) or days (2-12:00:00)".to_string());
     }
     Ok(text.to_string())
 }
 
 fn word(text: &str) -> Result<String, String> {
-    let ours = |c: char| !c.is_whitespace() && !c.is_control();
-    if text.is_empty() || !text.chars().all(ours) {
+    if text.is_empty() || !text.chars().all(|c| !c.is_whitespace() && !c.is_control()) {
         return Err("write one word without spaces".to_string());
     }
     Ok(text.to_string())

@@ -83,7 +83,8 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
         .map(|(name, _)| *name)
         .collect();
     let features = if features.is_empty() { "none".into() } else { features.join(", ") };
-    let (number, commit) = (env!("CARGO_PKG_VERSION"), env!("GPTRAIN_COMMIT"));
+    let number = env!("CARGO_PKG_VERSION");
+    let commit = env!("GPTRAIN_COMMIT");
     format!("{number}, commit {commit}\nGPU kernels: {kernels}\nfeatures: {features}")
 });
 
@@ -219,12 +220,11 @@ pub fn understands(words: &[impl AsRef<str>]) -> Result<(), String> {
 /// that it takes; otherwise clap would report an unknown flag.
 fn parser() -> clap::Command {
     fn accept_negative_numbers(command: clap::Command) -> clap::Command {
-        let accept = |arg: clap::Arg| {
-            let takes_value = arg.get_action().takes_values();
-            arg.allow_negative_numbers(takes_value)
-        };
         command
-            .mut_args(accept)
+            .mut_args(|arg: clap::Arg| {
+                let takes_value = arg.get_action().takes_values();
+                arg.allow_negative_numbers(takes_value)
+            })
             .mut_subcommands(accept_negative_numbers)
     }
     accept_negative_numbers(Cli::command())
@@ -241,13 +241,12 @@ fn all_flags_have_one_grammar_of_numbers() {
     let numbers =
         [TypeId::of::<usize>(), TypeId::of::<u64>(), TypeId::of::<u32>(), TypeId::of::<f64>()];
     let all = flags(&parser());
-    let is_number = |flag: &&clap::Arg| {
+    let mut checked = 0;
+    for flag in all.iter().filter(|flag| {
         numbers
             .iter()
             .any(|number| flag.get_value_parser().type_id() == *number)
-    };
-    let mut checked = 0;
-    for flag in all.iter().filter(is_number) {
+    }) {
         let alone = || {
             clap::Arg::new("n")
                 .long("n")
@@ -309,10 +308,10 @@ fn parse() -> Result<Cli, base::Problems> {
         .try_get_matches()
         .and_then(|found| Cli::from_arg_matches(&found));
     parsed.map_err(|error| {
-        let words = std::env::args_os()
+        let words: Vec<String> = std::env::args_os()
             .skip(1)
-            .map(|word| word.to_string_lossy().into_owned());
-        let words: Vec<String> = words.collect();
+            .map(|word| word.to_string_lossy().into_owned())
+            .collect();
         unknown::explain(&error, &parser(), &words)
             .unwrap_or_else(|| shell::without_long_lists(error.format(&mut parser())).exit())
     })

@@ -40,22 +40,25 @@ pub fn run(args: Args) -> Result<()> {
     if !args.dry {
         pruning.remove()?;
     }
-    let lines = || {
-        for one in &pruning.outdated {
-            base::say!("{}: {}", one.folder.display(), Bytes(one.bytes));
-        }
-        for step in &pruning.uncopied {
-            base::say!("{} is kept: it is not copied yet", checkpoint::name(*step));
-        }
-        let removed = if args.dry { "would remove" } else { "removed" };
-        let checkpoints = Count(pruning.outdated.len() as u64).with_noun("checkpoint");
-        let (bytes, kept) = (pruning.bytes(), Count(pruning.kept as u64));
-        base::say!("{removed} {checkpoints}, {bytes}; {kept} kept");
-    };
     let object = json!({
         "removed": pruning.outdated, "bytes": pruning.bytes().0, "kept": pruning.kept,
         "not_copied": pruning.uncopied, "dry": args.dry,
     });
-    args.json.say(lines, object);
+    args.json.say(
+        || {
+            for one in &pruning.outdated {
+                base::say!("{}: {}", one.folder.display(), Bytes(one.bytes));
+            }
+            for step in &pruning.uncopied {
+                base::say!("{} is kept: it is not copied yet", checkpoint::name(*step));
+            }
+            let removed = if args.dry { "would remove" } else { "removed" };
+            let checkpoints = Count(pruning.outdated.len() as u64).with_noun("checkpoint");
+            let bytes = pruning.bytes();
+            let kept = Count(pruning.kept as u64);
+            base::say!("{removed} {checkpoints}, {bytes}; {kept} kept");
+        },
+        object,
+    );
     Ok(())
 }

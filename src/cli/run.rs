@@ -4,7 +4,7 @@ use super::shell::SETTINGS;
 use base::{Problems, number, shell_word};
 use commands::length;
 use launch::console::Form;
-use launch::events::{self, Event, Kind};
+use launch::events::{self, Kind};
 use launch::messages::Messages;
 use manifest::Manifest;
 use std::ffi::OsString;
@@ -153,8 +153,11 @@ fn diverged(m: &Manifest) -> Option<String> {
 /// Whether the run was completed before.
 fn is_first(folder: &Path) -> bool {
     let events = events::read(folder).unwrap_or_default();
-    let completed = |event: &&Event| event.kind == Kind::End && event.text.ends_with(": complete");
-    events.iter().filter(completed).count() == 1
+    events
+        .iter()
+        .filter(|event| event.kind == Kind::End && event.text.ends_with(": complete"))
+        .count()
+        == 1
 }
 
 /// Prints the commands that use the trained model.
@@ -181,7 +184,8 @@ fn next(m: &Manifest, example: bool) {
 
 /// Arguments of the ranks that this process starts: its own, with the length that it has chosen.
 fn rank_words(settings: &[String]) -> Vec<OsString> {
-    let (mut words, mut given) = (Vec::new(), std::env::args_os().skip(1));
+    let mut words = Vec::new();
+    let mut given = std::env::args_os().skip(1);
     while let Some(word) = given.next() {
         match word.to_str() {
             Some("--minutes") => drop(given.next()),
@@ -195,16 +199,19 @@ fn rank_words(settings: &[String]) -> Vec<OsString> {
 
 /// Minutes that set the length. The example has a default, unless a setting sets the length.
 fn minutes_of(args: &Args) -> Result<Option<f64>, Problems> {
-    let sets = |key: &&str| {
-        args.set
-            .iter()
-            .any(|set| set.starts_with(&format!("{key}=")))
-    };
-    match (args.minutes, length::LENGTHS.into_iter().find(sets)) {
-        (Some(_), Some(key)) => {
-            let what = format!("--minutes and {key} both set the run's length");
-            Err(Problems::one("--minutes", what, "keep one of them"))
-        }
+    match (
+        args.minutes,
+        length::LENGTHS.into_iter().find(|key| {
+            args.set
+                .iter()
+                .any(|set| set.starts_with(&format!("{key}=")))
+        }),
+    ) {
+        (Some(_), Some(key)) => Err(Problems::one(
+            "--minutes",
+            format!("--minutes and {key} both set the run's length"),
+            "keep one of them",
+        )),
         (None, None) => Ok(args.example.then_some(commands::example::MINUTES)),
         (minutes, _) => Ok(minutes),
     }

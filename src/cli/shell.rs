@@ -81,8 +81,8 @@ pub fn completions<Cli: CommandFactory>(args: Completions) {
 }
 
 pub fn man<Cli: CommandFactory>(args: Man) -> Result<()> {
-    let failed = || format!("cannot make {}", args.folder.display());
-    std::fs::create_dir_all(&args.folder).with_context(failed)?;
+    std::fs::create_dir_all(&args.folder)
+        .with_context(|| format!("cannot make {}", args.folder.display()))?;
     let mut command = Cli::command();
     command.build();
     let pages = pages(&command)?;

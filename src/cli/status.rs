@@ -54,9 +54,12 @@ fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> 
         return Err(runs::none(folder).into());
     }
     if watch {
-        let remedy =
-            format!("give one run's folder, as gptrain status {} prints them", folder.display());
-        return Err(Problems::one("--watch", "it follows one run", remedy).into());
+        return Err(Problems::one(
+            "--watch",
+            "it follows one run",
+            format!("give one run's folder, as gptrain status {} prints them", folder.display()),
+        )
+        .into());
     }
     if json {
         base::say!("{:#}", runs::object(&rows, now));
@@ -70,7 +73,8 @@ fn list(folder: &Path, now: f64, watch: bool, json: bool) -> anyhow::Result<()> 
 /// with an error if the run failed or has no heartbeat.
 fn follow(folder: &Path, json: bool) -> anyhow::Result<()> {
     let screen = (std::io::stdout().is_terminal() && !json).then(screen);
-    let (mut before, mut polls) = (None, 0);
+    let mut before = None;
+    let mut polls = 0;
     loop {
         let status = Status::read(folder)?;
         let now = unix_time().as_secs_f64();

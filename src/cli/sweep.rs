@@ -66,12 +66,15 @@ pub fn run(args: Args) -> Result<()> {
         return compare(&sweep);
     }
     let environments = sweep.environments(args.parallel.get())?;
-    let is_whole = |task: &Task| sweep.is_complete(task);
-    let outcome = series.run(&environments, &is_whole, &mut |task, progress| match progress {
-        Progress::Started => base::say!("{}: started, {}", task.name, task.output.display()),
-        Progress::Done(seconds) => base::say!("{}: complete, {}", task.name, Seconds(seconds)),
-        Progress::Failed(why) => base::warn!("{}: {}", task.name, escape_control(why)),
-    })?;
+    let outcome = series.run(
+        &environments,
+        &|task: &Task| sweep.is_complete(task),
+        &mut |task, progress| match progress {
+            Progress::Started => base::say!("{}: started, {}", task.name, task.output.display()),
+            Progress::Done(seconds) => base::say!("{}: complete, {}", task.name, Seconds(seconds)),
+            Progress::Failed(why) => base::warn!("{}: {}", task.name, escape_control(why)),
+        },
+    )?;
     if outcome.stopped {
         base::say!("stopped: the same command continues");
         return Ok(());

@@ -48,9 +48,12 @@ pub fn run(args: Args, client: &str) -> Result<()> {
     let error = Command::new(&args.python)
         .args(["-c", SCRIPT, &path])
         .exec();
-    let what = format!("cannot start {}: {error}", args.python.display());
-    let remedy = "install Python 3.8 or newer, or name one with --python";
-    Err(Problems::one("--python", what, remedy).into())
+    Err(Problems::one(
+        "--python",
+        format!("cannot start {}: {error}", args.python.display()),
+        "install Python 3.8 or newer, or name one with --python",
+    )
+    .into())
 }
 
 /// File with a text, which the program that replaces this one inherits. An argument may have 128 KiB

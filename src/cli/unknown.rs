@@ -25,7 +25,6 @@ pub fn explain(error: &clap::Error, root: &clap::Command, words: &[String]) -> O
     {
         return None;
     }
-    let what = format!("is not an option of `gptrain {}`", command.get_name());
     let remedy = match manifest::suggest_setting(name)? {
         Suggestion::Key(key) => setting(&key, value(name, words)),
         Suggestion::Row(row) => match row.meaning {
@@ -39,7 +38,11 @@ pub fn explain(error: &clap::Error, root: &clap::Command, words: &[String]) -> O
             }
         },
     };
-    Some(Problems::one(name, what, remedy))
+    Some(Problems::one(
+        name,
+        format!("is not an option of `gptrain {}`", command.get_name()),
+        remedy,
+    ))
 }
 
 fn setting(key: &str, value: &str) -> String {
@@ -64,15 +67,14 @@ fn value<'w>(name: &str, words: &'w [String]) -> &'w str {
     let attached = words
         .iter()
         .find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
-    let after = || {
-        let at = words.iter().position(|word| word == name)?;
-        words
-            .get(at + 1)
-            .map(String::as_str)
-            .filter(|next| !next.starts_with("--"))
-    };
     attached
-        .or_else(after)
+        .or_else(|| {
+            let at = words.iter().position(|word| word == name)?;
+            words
+                .get(at + 1)
+                .map(String::as_str)
+                .filter(|next| !next.starts_with("--"))
+        })
         .filter(|value| !value.is_empty())
         .unwrap_or("VALUE")
 }

@@ -218,7 +218,8 @@ impl Group for Dry {
     fn begin_message(&self, message: Message) -> Pending {
         self.message(&message, How::Message);
         let begun = self.begun();
-        let (kind, with) = (message.name(), message.peer());
+        let kind = message.name();
+        let with = message.peer();
         let queue = Queue::Messages { group: self.name, kind, with };
         self.order(|order| order.begin(begun.job, queue, kind, &[message.access()]));
         begun

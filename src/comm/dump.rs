@@ -64,9 +64,12 @@ impl Dump {
         }
         dump.damaged.sort();
         if dump.line.is_none() && dump.ranks.is_empty() {
-            let what = "holds no dump: neither verdict.json nor rank-*.json";
-            let remedy = "give the folder of a run that failed with several ranks";
-            return Err(Problems::one(folder.display().to_string(), what, remedy).into());
+            return Err(Problems::one(
+                folder.display().to_string(),
+                "holds no dump: neither verdict.json nor rank-*.json",
+                "give the folder of a run that failed with several ranks",
+            )
+            .into());
         }
         dump.fill();
         Ok(dump)

@@ -95,17 +95,16 @@ impl RankResources {
     /// Counters of a group. They outlive its handle: a group created again continues them.
     pub fn counters(&self, group: u64, size: usize) -> Arc<OpCounters> {
         let zeros = || (0..size).map(|_| AtomicU64::new(0)).collect();
-        let new = || {
-            Arc::new(OpCounters {
-                collectives: AtomicU64::new(0),
-                sent: zeros(),
-                received: zeros(),
-            })
-        };
         self.counters
             .lock()
             .entry(group)
-            .or_insert_with(new)
+            .or_insert_with(|| {
+                Arc::new(OpCounters {
+                    collectives: AtomicU64::new(0),
+                    sent: zeros(),
+                    received: zeros(),
+                })
+            })
             .clone()
     }
 
@@ -123,13 +122,12 @@ impl RankResources {
     /// if the thread cannot start.
     pub fn queue<T>(&self, kind: QueueKind, use_it: impl FnOnce(&mut Queue) -> T) -> T {
         let rank = self.endpoint.rank;
-        let start = || {
+        use_it(self.queues[kind as usize].lock().get_or_insert_with(|| {
             Queue::new(kind, rank).unwrap_or_else(|error| {
                 let failed = Failed::new(format!("rank {rank} failed: {error:#}"));
                 self.endpoint.fail(failed).raise()
             })
-        };
-        use_it(self.queues[kind as usize].lock().get_or_insert_with(start))
+        }))
     }
 }
 

@@ -13,13 +13,13 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     };
     for report in reports {
         if let Some(End::Died(how)) = &report.ended {
-            let (name, phase) = (report.name(), &report.phase);
+            let name = report.name();
+            let phase = &report.phase;
             return Some(format!("{name} died: {how}; last event: {phase}"));
         }
     }
     if let Some((report, silent)) = reports.iter().find_map(|r| Some((r, r.silent?))) {
-        let what = format!("is silent for {silent:.0} s: stopped, or cut off");
-        return Some(blame(report, what));
+        return Some(blame(report, format!("is silent for {silent:.0} s: stopped, or cut off")));
     }
     let held = reports
         .iter()
@@ -37,11 +37,13 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
             let from = event
                 .awaiting
                 .map_or("others".to_string(), |r| reports[r].name());
-            let what = format!(
-                "waits for data from {from} in {}, which all ranks have entered",
-                name(event)
-            );
-            Some(blame(first, what))
+            Some(blame(
+                first,
+                format!(
+                    "waits for data from {from} in {}, which all ranks have entered",
+                    name(event)
+                ),
+            ))
         }
     }
 }
@@ -103,11 +105,10 @@ impl<'a> WaitChain<'a> {
 
     /// Reason why a rank has not entered `event`: its own fault, or another rank that blocks it.
     fn inspect(&mut self, report: &'a RankReport, event: &Event) -> WaitCause {
-        let entered = |e: &&Event| e.group == event.group && e.sequence == event.sequence;
         let queued = report
             .events
             .iter()
-            .find(entered)
+            .find(|e| e.group == event.group && e.sequence == event.sequence)
             .is_some_and(|e| e.started.is_none());
         let held = report.blocking_ops().next().is_some()
             || (queued && report.active_ops().next().is_some());
@@ -123,8 +124,9 @@ impl<'a> WaitChain<'a> {
         } else if let Some(at) = self.path.iter().position(|(rank, _)| *rank == report.rank) {
             let links = self.path[at..]
                 .iter()
-                .map(|(rank, what)| format!("rank {rank} in {what}"));
-            let links = links.collect::<Vec<_>>().join(" waits for ");
+                .map(|(rank, what)| format!("rank {rank} in {what}"))
+                .collect::<Vec<_>>()
+                .join(" waits for ");
             WaitCause::Cycle(format!("{links} waits for rank {}", report.rank))
         } else if self.seen[report.rank] {
             WaitCause::Nothing
@@ -137,30 +139,30 @@ impl<'a> WaitChain<'a> {
     fn blockers(&self, report: &RankReport, event: &Event) -> Vec<usize> {
         let Some(group) = report.group(&event.group) else { return Vec::new() };
         let reports = self.reports;
-        let missing = |rank: &&usize| {
-            let Some(its) = reports[**rank].group(&event.group) else { return true };
-            let started = |e: &Event| e.started.is_some() || e.sequence != event.sequence;
-            let behind = |counts: &[u64]| {
-                let at = its.ranks.iter().position(|r| *r == report.rank);
-                let count = at.and_then(|at| counts.get(at)).copied().unwrap_or(0);
-                event.peer == Some(**rank) && count < event.sequence
-            };
-            match event.op {
-                Op::Recv => behind(&its.sent),
-                // TCP and threads buffer messages; on a GPU a send blocks until it is received.
-                Op::Send => behind(&its.received),
-                _ => {
-                    let mut same = reports[**rank].events.iter();
-                    its.collectives < event.sequence
-                        || !same.all(|e| e.peer.is_some() || e.group != event.group || started(e))
-                }
-            }
-        };
         group
             .ranks
             .iter()
             .filter(|rank| **rank != report.rank)
-            .filter(missing)
+            .filter(|rank| {
+                let Some(its) = reports[**rank].group(&event.group) else { return true };
+                let started = |e: &Event| e.started.is_some() || e.sequence != event.sequence;
+                let behind = |counts: &[u64]| {
+                    let at = its.ranks.iter().position(|r| *r == report.rank);
+                    let count = at.and_then(|at| counts.get(at)).copied().unwrap_or(0);
+                    event.peer == Some(**rank) && count < event.sequence
+                };
+                match event.op {
+                    Op::Recv => behind(&its.sent),
+                    // TCP and threads buffer messages; on a GPU a send blocks until it is received.
+                    Op::Send => behind(&its.received),
+                    _ => {
+                        let mut same = reports[**rank].events.iter();
+                        its.collectives < event.sequence
+                            || !same
+                                .all(|e| e.peer.is_some() || e.group != event.group || started(e))
+                    }
+                }
+            })
             .copied()
             .collect()
     }

@@ -68,7 +68,8 @@ impl HostCollectives {
         if let Some(group) = parent.map(|level| &*self.levels[level]) {
             let mut shortest = i64::MAX;
             for _ in 0..ROUND_TRIPS {
-                let (sent, mut reply) = (now_ns(), [0u64; 4]);
+                let sent = now_ns();
+                let mut reply = [0u64; 4];
                 group.send(0, tensor(&mut [0]));
                 group.recv(0, tensor(&mut reply));
                 let round_trip = now_ns() - sent;
@@ -78,7 +79,8 @@ impl HostCollectives {
                     offset = ClockOffset { ns, error_ns };
                 } else if round_trip < shortest {
                     shortest = round_trip;
-                    let (middle, error) = (sent + round_trip / 2, round_trip / 2 + 1);
+                    let middle = sent + round_trip / 2;
+                    let error = round_trip / 2 + 1;
                     offset = ClockOffset { ns: time + ns - middle, error_ns: error_ns + error };
                 }
             }
@@ -154,7 +156,9 @@ mod tests {
     /// Two by three by two ranks, numbered along the first dimension first.
     fn together(world: &World) -> HostCollectives {
         let rank = world.rank();
-        let (a, b, c) = (rank % 2, rank / 2 % 3, rank / 6);
+        let a = rank % 2;
+        let b = rank / 2 % 3;
+        let c = rank / 6;
         let number = |a: usize, b: usize, c: usize| a + 2 * b + 6 * c;
         let levels = vec![
             world.group("a", &[number(0, b, c), number(1, b, c)]),
@@ -167,7 +171,8 @@ mod tests {
     #[test]
     fn the_first_rank_gathers_and_broadcasts() {
         let rank = |world: World| {
-            let (all, me) = (together(&world), world.rank());
+            let all = together(&world);
+            let me = world.rank();
             let mut numbers = [1.0, me as f32];
             all.sum(&mut numbers);
             assert_eq!(numbers, [12.0, 66.0]);
@@ -193,7 +198,8 @@ mod tests {
     fn clocks_of_machines_are_aligned_and_those_of_one_machine_are_the_same() {
         const HOUR: i64 = 3_600_000_000_000;
         let rank = |world: World| {
-            let (all, me) = (together(&world), world.rank() as i64);
+            let all = together(&world);
+            let me = world.rank() as i64;
             let machine = if me < 8 { 0 } else { me };
             let offset = all.clock_offset(machine as u64, || now_ns() + machine * HOUR);
             let wrong = (offset.ns + machine * HOUR).abs();

@@ -35,12 +35,14 @@ impl HostStaged {
             memory.resize(needed, 0);
         }
         let mut at = memory.as_mut_ptr() as usize;
-        let buffer = |x: &Tensor| {
-            let buffer = Tensor::at(at, x.rows, x.cols, x.dtype);
-            at += 8 * words(x);
-            buffer
-        };
-        tensors.iter().map(buffer).collect()
+        tensors
+            .iter()
+            .map(|x| {
+                let buffer = Tensor::at(at, x.rows, x.cols, x.dtype);
+                at += 8 * words(x);
+                buffer
+            })
+            .collect()
     }
 
     fn to_host(&self, from: Tensor, to: Tensor) {

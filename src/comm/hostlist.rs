@@ -17,14 +17,16 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
             if names.len() * numbers.len() > MOST {
                 return Err(format!("{item}: more than {MOST} hosts"));
             }
-            let with = |name: &String| {
-                let begun = format!("{name}{before}");
-                numbers
-                    .iter()
-                    .map(|number| format!("{begun}{number}"))
-                    .collect::<Vec<_>>()
-            };
-            names = names.iter().flat_map(with).collect();
+            names = names
+                .iter()
+                .flat_map(|name| {
+                    let begun = format!("{name}{before}");
+                    numbers
+                        .iter()
+                        .map(|number| format!("{begun}{number}"))
+                        .collect::<Vec<_>>()
+                })
+                .collect();
             rest = behind;
         }
         if rest.contains(']') || item.is_empty() {
@@ -44,7 +46,9 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
 
 /// Splits at commas outside of brackets.
 fn split(list: &str) -> Result<Vec<&str>, String> {
-    let (mut items, mut first, mut depth) = (Vec::new(), 0, 0);
+    let mut items = Vec::new();
+    let mut first = 0;
+    let mut depth = 0;
     for (at, c) in list.char_indices() {
         match c {
             '[' => depth += 1,
@@ -76,7 +80,8 @@ fn numbers(inside: &str) -> Result<Vec<String>, String> {
             text.parse::<usize>()
                 .map_err(|_| format!("{text} is too large"))
         };
-        let (first, last) = (parse(low)?, parse(high)?);
+        let first = parse(low)?;
+        let last = parse(high)?;
         if first > last || last - first >= MOST {
             return Err(format!("{range:?} is not a range of at most {MOST} numbers"));
         }

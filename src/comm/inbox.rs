@@ -94,7 +94,8 @@ impl Inbox {
         id: OpId,
         gone: impl FnOnce() -> Failed,
     ) -> Result<Frame, Failed> {
-        let (mut state, key) = (self.state.lock(), (from, id));
+        let mut state = self.state.lock();
+        let key = (from, id);
         loop {
             if let Some(failed) = &state.failed {
                 return Err(failed.clone());

@@ -72,8 +72,11 @@ impl LauncherEnv {
         };
         env.place(&mut launch);
         if launch.rank >= launch.world && env.problems.list.is_empty() {
-            let what = format!("rank {} of a world of {}", launch.rank, launch.world);
-            env.problem("the launcher's variables", what, "ranks count from 0");
+            env.problem(
+                "the launcher's variables",
+                format!("rank {} of a world of {}", launch.rank, launch.world),
+                "ranks count from 0",
+            );
         }
         if let Some(given) = env.text(RENDEZVOUS)
             && given
@@ -88,7 +91,8 @@ impl LauncherEnv {
     /// Variables with which a process of this machine becomes that rank: torchrun's, which override
     /// Slurm's. A ready rendezvous of the environment is overridden by the place.
     pub fn local_variables(place: &Place) -> Vec<(&'static str, String)> {
-        let (rank, world) = (place.rank.to_string(), place.world.to_string());
+        let rank = place.rank.to_string();
+        let world = place.world.to_string();
         let (host, port) = place
             .address
             .rsplit_once(':')
@@ -110,8 +114,9 @@ impl LauncherEnv {
     pub fn free_address() -> std::io::Result<String> {
         let process = std::process::id();
         let address = |try_: u32| format!("127.0.0.1:{}", port(&format!("{process} {try_}")));
-        let is_free = |address: &String| TcpListener::bind(address).is_ok();
-        let free = (0..1000).map(address).find(is_free);
+        let free = (0..1000)
+            .map(address)
+            .find(|address| TcpListener::bind(address).is_ok());
         free.ok_or_else(|| std::io::ErrorKind::AddrInUse.into())
     }
 }
@@ -158,7 +163,8 @@ impl Env<'_> {
     }
 
     fn torchrun(&mut self) -> LauncherEnv {
-        let (rank, world) = (self.number("RANK"), self.number("WORLD_SIZE"));
+        let rank = self.number("RANK");
+        let world = self.number("WORLD_SIZE");
         let local_rank = self.number_if_set("LOCAL_RANK").unwrap_or(0);
         let local_world = self.number_if_set("LOCAL_WORLD_SIZE").unwrap_or(1);
         let host = self.text("MASTER_ADDR").unwrap_or_else(|| {
@@ -181,21 +187,27 @@ impl Env<'_> {
             .and_then(|host| host.strip_suffix(']'))
             .unwrap_or(&host);
         if host.contains('%') || host.starts_with("fe80:") {
-            let what = format!("{host} is an address of one link");
-            self.problem("MASTER_ADDR", what, "give the name of rank 0's node, or another address");
+            self.problem(
+                "MASTER_ADDR",
+                format!("{host} is an address of one link"),
+                "give the name of rank 0's node, or another address",
+            );
         }
         let brackets = if host.contains(':') { ["[", "]"] } else { ["", ""] };
         let derived = format!("{}{host}{}:{port}", brackets[0], brackets[1]);
         let address = self.text(RENDEZVOUS).unwrap_or(derived.clone());
         let job = format!("torchrun {derived} {run} {restart}");
-        let (node, cores) = (String::new(), None);
+        let node = String::new();
+        let cores = None;
         LauncherEnv { rank, world, local_rank, local_world, cores, node, address, job }
     }
 
     fn slurm_step(&mut self) -> LauncherEnv {
-        let (rank, world) = (self.number("SLURM_PROCID"), self.number("SLURM_STEP_NUM_TASKS"));
+        let rank = self.number("SLURM_PROCID");
+        let world = self.number("SLURM_STEP_NUM_TASKS");
         let local_rank = self.number("SLURM_LOCALID");
-        let (job, step) = (self.number("SLURM_JOB_ID"), self.number("SLURM_STEP_ID"));
+        let job = self.number("SLURM_JOB_ID");
+        let step = self.number("SLURM_STEP_ID");
         let restart = self.text("SLURM_RESTART_COUNT").unwrap_or("0".into());
         let job = format!("slurm {job}.{step} start {restart}");
         let (nodes, tasks) = self.nodes(world);
@@ -235,8 +247,11 @@ impl Env<'_> {
         match &tasks {
             Some(Err(what)) => self.problem(TASKS, what.clone(), ""),
             Some(Ok(counts)) if counts.iter().sum::<usize>() != world => {
-                let what = format!("{counts:?} tasks are not SLURM_STEP_NUM_TASKS = {world}");
-                self.problem(TASKS, what, "variables of another step leak in: start with srun");
+                self.problem(
+                    TASKS,
+                    format!("{counts:?} tasks are not SLURM_STEP_NUM_TASKS = {world}"),
+                    "variables of another step leak in: start with srun",
+                );
             }
             _ => {}
         }
@@ -254,24 +269,22 @@ mod tests {
     use super::*;
 
     fn launch(variables: &str) -> Result<Option<LauncherEnv>, Problems> {
-        let find = |name: &str| {
-            let pair = |item: &str| {
-                item.split_once('=')
-                    .map(|(n, v)| (n.to_string(), v.to_string()))
-            };
+        LauncherEnv::from_variables(&|name: &str| {
             variables
                 .split(' ')
-                .filter_map(pair)
+                .filter_map(|item| {
+                    item.split_once('=')
+                        .map(|(n, v)| (n.to_string(), v.to_string()))
+                })
                 .find(|(n, _)| n == name)
                 .map(|(_, value)| value)
-        };
-        LauncherEnv::from_variables(&find)
+        })
     }
 
     /// Set by `srun -N 2 -n 4` of Slurm 22.05. SLURM_NTASKS leaks in from an outer sbatch.
     const STEP: &str = "SLURM_PROCID=3 SLURM_STEP_NUM_TASKS=4 SLURM_NTASKS=8 SLURM_LOCALID=0 \
-        SLURM_NODEID=1 SLURM_STEP_NODELIST=n[01-02] SLURM_STEP_TASKS_PER_NODE=3,1 \
-        SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.9";
+                        SLURM_NODEID=1 SLURM_STEP_NODELIST=n[01-02] SLURM_STEP_TASKS_PER_NODE=3,1 \
+                        SLURM_JOB_ID=77 SLURM_STEP_ID=0 SLURM_LAUNCH_NODE_IPADDR=10.0.0.9";
 
     #[test]
     fn a_slurm_step_is_parsed() {
@@ -334,7 +347,7 @@ mod tests {
             found.map(|(_, value)| value.clone())
         };
         let outer = "SLURM_PROCID=0 SLURM_STEP_NUM_TASKS=1 TORCHELASTIC_USE_AGENT_STORE=True \
-            GPTRAIN_RENDEZVOUS=other:1";
+                     GPTRAIN_RENDEZVOUS=other:1";
         let outer = |name: &str| {
             let pairs = outer
                 .split_whitespace()

@@ -33,7 +33,9 @@ impl P2pGroup {
         let key = endpoint::group_hash(name, ranks);
         let counters = resources.counters(key, ranks.len());
         resources.endpoint.recorder.join_group(name, ranks);
-        let (endpoint, name, ranks) = (resources.endpoint.clone(), name.into(), ranks.into());
+        let endpoint = resources.endpoint.clone();
+        let name = name.into();
+        let ranks = ranks.into();
         let members = GroupMembers { endpoint, name, ranks, me, key };
         P2pGroup { resources, members, counters, begun: Default::default() }
     }
@@ -108,8 +110,9 @@ impl Group for P2pGroup {
 
     fn begin(&self, collective: Collective) -> Pending {
         let call = self.start(collective, true);
-        let run = move |members: &GroupMembers| members.run_collective(call, collective);
-        self.run_on(QueueKind::Collectives, call, run)
+        self.run_on(QueueKind::Collectives, call, move |members: &GroupMembers| {
+            members.run_collective(call, collective)
+        })
     }
 
     /// A received message arrives in the inbox by itself and is taken in `finish`.
@@ -118,8 +121,12 @@ impl Group for P2pGroup {
             return Pending { message: Some(message), ..Pending::DONE };
         };
         let call = self.start_message(&message, true);
-        let run = move |members: &GroupMembers| members.send(call, to, x);
-        Pending { message: Some(message), ..self.run_on(QueueKind::Messages, call, run) }
+        Pending {
+            message: Some(message),
+            ..self.run_on(QueueKind::Messages, call, move |members: &GroupMembers| {
+                members.send(call, to, x)
+            })
+        }
     }
 
     fn finish(&self, pending: Pending) {
@@ -192,8 +199,11 @@ impl GroupMembers {
     fn start(&self, call: &Call) -> EnteredSpan {
         self.endpoint.recorder.start(call.event);
         let OpSignature { op, dtype, numel } = call.signature;
-        let (group, queued, sequence) = (&*self.name, call.queued, call.id.sequence);
-        let (op, bytes) = (op.name(), numel * dtype.size() as u64);
+        let group = &*self.name;
+        let queued = call.queued;
+        let sequence = call.id.sequence;
+        let op = op.name();
+        let bytes = numel * dtype.size() as u64;
         tracing::trace_span!("collective", op, group, queued, sequence, bytes).entered()
     }
 
@@ -227,8 +237,9 @@ impl GroupMembers {
             }
             let into = self.chunk(mine, chunk);
             let receive = |rank| (rank != self.me).then(|| self.receive_chunk(call, rank));
-            let parts = (0..self.ranks.len()).map(|rank| receive(rank).transpose());
-            let parts = parts.collect::<Result<Vec<Option<Buffer>>, Failed>>()?;
+            let parts = (0..self.ranks.len())
+                .map(|rank| receive(rank).transpose())
+                .collect::<Result<Vec<Option<Buffer>>, Failed>>()?;
             memory::sum(&parts, into);
             parts
                 .into_iter()
@@ -272,14 +283,16 @@ impl GroupMembers {
 
     /// Other members, starting after this rank, so that not all send to the first at once.
     fn others(&self) -> impl Iterator<Item = usize> {
-        let (size, me) = (self.ranks.len(), self.me);
+        let size = self.ranks.len();
+        let me = self.me;
         (1..size).map(move |ahead| (me + ahead) % size)
     }
 
     /// Slice of a tensor that a rank owns. Sizes differ by at most one element.
     fn slice(&self, whole: Tensor, rank: usize) -> Tensor {
         let (len, size) = (whole.numel(), self.ranks.len());
-        let (first, end) = (len * rank / size, len * (rank + 1) / size);
+        let first = len * rank / size;
+        let end = len * (rank + 1) / size;
         whole.span(first, end - first)
     }
 
@@ -319,16 +332,18 @@ impl GroupMembers {
     }
 
     fn receive_chunk(&self, call: Call, from: usize) -> Result<Buffer, Failed> {
-        let (rank, source, group) = (self.endpoint.rank, self.ranks[from], &self.name);
-        let (what, number) = (call.signature, call.id.sequence);
-        let gone = || {
+        let rank = self.endpoint.rank;
+        let source = self.ranks[from];
+        let group = &self.name;
+        let what = call.signature;
+        let number = call.id.sequence;
+        self.endpoint.recorder.waits_for(call.event, source);
+        let frame = self.endpoint.inbox.take(source, call.id, || {
             Failed::new(format!(
                 "rank {source} has ended; \
                  rank {rank} waits for it in {what} (#{number} of group {group})"
             ))
-        };
-        self.endpoint.recorder.waits_for(call.event, source);
-        let frame = self.endpoint.inbox.take(source, call.id, gone)?;
+        })?;
         let fits = match what.op {
             Op::Recv => OpSignature { op: Op::Send, ..what },
             _ => what,

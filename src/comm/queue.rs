@@ -48,19 +48,22 @@ impl Queue {
         let done = Arc::new(Done::default());
         let report = done.clone();
         let span = tracing::error_span!(parent: None, "rank", rank);
-        let run = move |job: Job| {
-            let _span = span.enter();
-            let failed = report.state.lock().1.is_some();
-            let outcome = if failed { Ok(()) } else { job() };
-            let mut state = report.state.lock();
-            state.0 += 1;
-            if let Err(failed) = outcome {
-                state.1 = Some(failed);
-            }
-            report.changed.notify_all();
-            None
-        };
-        let worker = Worker::start(&format!("{} of rank {rank}", kind.name()), CAPACITY, run)?;
+        let worker = Worker::start(
+            &format!("{} of rank {rank}", kind.name()),
+            CAPACITY,
+            move |job: Job| {
+                let _span = span.enter();
+                let failed = report.state.lock().1.is_some();
+                let outcome = if failed { Ok(()) } else { job() };
+                let mut state = report.state.lock();
+                state.0 += 1;
+                if let Err(failed) = outcome {
+                    state.1 = Some(failed);
+                }
+                report.changed.notify_all();
+                None
+            },
+        )?;
         Ok(Queue { worker, begun: 0, done })
     }
 

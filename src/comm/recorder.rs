@@ -146,7 +146,8 @@ impl Recorder {
 
     /// Records a log line, with its level and step.
     pub fn log(&self, level: &str, step: Option<u64>, text: &str) {
-        let (level, text) = (level.to_string(), text.to_string());
+        let level = level.to_string();
+        let text = text.to_string();
         let line = LogLine { at: self.now(), level, step, text };
         push_last(&mut self.state.lock().log, line, KEPT_LINES);
     }
@@ -198,7 +199,6 @@ impl Recorder {
         let now = self.now();
         let state = self.state.lock();
         let skipped = state.events.len().saturating_sub(events);
-        let shown = |(i, event): &(usize, &Event)| *i >= skipped || event.finished.is_none();
         RankReport {
             rank,
             node: node.to_string(),
@@ -213,7 +213,7 @@ impl Recorder {
                 .events
                 .iter()
                 .enumerate()
-                .filter(shown)
+                .filter(|(i, event)| *i >= skipped || event.finished.is_none())
                 .map(|(_, e)| e.clone())
                 .collect(),
             busy: state.busy.clone(),

@@ -54,7 +54,8 @@ pub struct RankBusy {
 
 impl RankBusy {
     pub(super) fn from_report(report: &RankReport) -> RankBusy {
-        let (node, windows) = (report.node.clone(), report.busy.clone());
+        let node = report.node.clone();
+        let windows = report.busy.clone();
         RankBusy { name: report.name(), node, windows }
     }
 }

@@ -14,8 +14,10 @@ use std::sync::Barrier;
 pub fn on_threads<T: Send>(worlds: Vec<World>, rank: impl Fn(World) -> T + Sync) -> Vec<T> {
     std::thread::scope(|scope| {
         let rank = &rank;
-        let spawn = |world| scope.spawn(move || rank(world));
-        let threads: Vec<_> = worlds.into_iter().map(spawn).collect();
+        let threads: Vec<_> = worlds
+            .into_iter()
+            .map(|world| scope.spawn(move || rank(world)))
+            .collect();
         threads
             .into_iter()
             .map(|thread| thread.join().expect("a rank ends well"))
@@ -55,7 +57,8 @@ fn a_group_of_some_ranks_numbers_them_in_its_own_order() {
 fn crossing_messages_arrive_in_order() {
     on_threads(threads::world(3), |world| {
         let group = world.group("pipe", &[0, 1, 2]);
-        let (next, before) = ((group.rank() + 1) % 3, (group.rank() + 2) % 3);
+        let next = (group.rank() + 1) % 3;
+        let before = (group.rank() + 2) % 3;
         for round in 0..10 {
             let sent: Vec<Numbers> = (0..2)
                 .map(|i| Numbers::f32(vec![(group.rank() * 100 + round * 2 + i) as f32; 3]))
@@ -87,7 +90,8 @@ fn a_group_that_goes_waits_for_what_it_began() {
         assert!(sum.to_f32().iter().all(|x| *x == 2.0));
         // The failure would interrupt operations that another rank still waits for.
         through.wait();
-        let (alone, rank) = (Numbers::f32(vec![1.0; 10]), world.rank());
+        let alone = Numbers::f32(vec![1.0; 10]);
+        let rank = world.rank();
         let failed = super::catch(move || {
             let group = world.group("all", &[0, 1]);
             match rank {
@@ -108,7 +112,8 @@ fn a_collective_begun_does_not_hold_up_the_next() {
     let meanwhile = parking_lot::Mutex::new(meanwhile);
     on_threads(threads::world(3), |world| {
         let everyone = world.group("all", &[0, 1, 2]);
-        let (x, y) = (Numbers::f32(vec![1.0; 1000]), Numbers::f32(vec![2.0; 10]));
+        let x = Numbers::f32(vec![1.0; 1000]);
+        let y = Numbers::f32(vec![2.0; 10]);
         if world.rank() == 1 {
             for _ in 0..2 {
                 until("the others are not delayed", || meanwhile.lock().try_recv().is_ok());
@@ -129,16 +134,17 @@ fn a_collective_begun_does_not_hold_up_the_next() {
 
 #[test]
 fn sixty_four_ranks_on_few_cores_finish() {
-    let rank = |world: World| {
-        let all: Vec<usize> = (0..64).collect();
-        let group = world.group("all", &all);
-        let x = Numbers::f32(vec![1.0; 1000]);
-        for _ in 0..5 {
-            group.all_reduce(x.tensor());
-        }
-        assert_eq!(x.to_f32()[999], 64f32.powi(5));
-    };
-    ends("a world of 64 ranks", move || on_threads(threads::world(64), rank));
+    ends("a world of 64 ranks", move || {
+        on_threads(threads::world(64), |world: World| {
+            let all: Vec<usize> = (0..64).collect();
+            let group = world.group("all", &all);
+            let x = Numbers::f32(vec![1.0; 1000]);
+            for _ in 0..5 {
+                group.all_reduce(x.tensor());
+            }
+            assert_eq!(x.to_f32()[999], 64f32.powi(5));
+        })
+    });
 }
 
 #[test]

@@ -18,20 +18,21 @@ pub fn world(size: usize) -> Vec<World> {
 pub fn watched(size: usize, watchdog: &Watchdog) -> anyhow::Result<Vec<World>> {
     let (alive, ended) = channel();
     let shared = Arc::new(ThreadWorld::new(size, Some(watchdog.clone()), alive));
-    let (seen, watchdog) = (Arc::downgrade(&shared), watchdog.clone());
-    let look = move || watch_for_hangs(&seen, &watchdog, &ended);
-    base::threads::spawn("watch", look)?;
+    let seen = Arc::downgrade(&shared);
+    let watchdog = watchdog.clone();
+    base::threads::spawn("watch", move || watch_for_hangs(&seen, &watchdog, &ended))?;
     Ok(handles(shared))
 }
 
 fn handles(shared: Arc<ThreadWorld>) -> Vec<World> {
-    let handle = |rank| {
-        let ThreadRank { inbox, recorder, .. } = &shared.ranks[rank];
-        let transport = Box::new(MemoryTransport { rank, shared: shared.clone() });
-        let identity = (rank, shared.ranks.len());
-        World::new(Endpoint::new(identity, inbox.clone(), recorder.clone(), transport))
-    };
-    (0..shared.ranks.len()).map(handle).collect()
+    (0..shared.ranks.len())
+        .map(|rank| {
+            let ThreadRank { inbox, recorder, .. } = &shared.ranks[rank];
+            let transport = Box::new(MemoryTransport { rank, shared: shared.clone() });
+            let identity = (rank, shared.ranks.len());
+            World::new(Endpoint::new(identity, inbox.clone(), recorder.clone(), transport))
+        })
+        .collect()
 }
 
 /// State shared by all ranks.
@@ -58,11 +59,14 @@ impl ThreadWorld {
     }
 
     fn reports(&self, events: usize) -> Vec<RankReport> {
-        let report = |(number, rank): (usize, &ThreadRank)| RankReport {
-            ended: rank.left.get().map(|()| End::Left),
-            ..rank.recorder.report(number, "", events)
-        };
-        self.ranks.iter().enumerate().map(report).collect()
+        self.ranks
+            .iter()
+            .enumerate()
+            .map(|(number, rank)| RankReport {
+                ended: rank.left.get().map(|()| End::Left),
+                ..rank.recorder.report(number, "", events)
+            })
+            .collect()
     }
 
     fn fail(&self, failed: Failed) -> Failed {

@@ -29,8 +29,10 @@ impl World {
     /// rank.
     pub fn group(&self, name: &str, ranks: &[usize]) -> Box<dyn Group> {
         let rank = self.rank();
-        let me = ranks.iter().position(|r| *r == rank);
-        let me = me.unwrap_or_else(|| panic!("rank {rank} is not in group {name} {ranks:?}"));
+        let me = ranks
+            .iter()
+            .position(|r| *r == rank)
+            .unwrap_or_else(|| panic!("rank {rank} is not in group {name} {ranks:?}"));
         assert!(ranks.iter().all(|r| *r < self.size()), "{ranks:?} of {} ranks", self.size());
         if ranks.len() == 1 {
             return Box::new(Solo);

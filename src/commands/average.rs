@@ -31,17 +31,11 @@ pub fn average(
         .collect::<Result<Vec<_>, _>>()?;
     let last = checkpoints.last().context("no checkpoint was given")?;
     same_shapes(&checkpoints)?;
-    let run = std::path::absolute(output);
-    let run = run.with_context(|| format!("cannot find {}", output.display()))?;
+    let run =
+        std::path::absolute(output).with_context(|| format!("cannot find {}", output.display()))?;
     let loaded = run_manifest(last, &run)?;
     let numbers: usize = last.index.tensors.iter().map(Tensor::numel).sum();
     let progress = Progress::new("averaging", numbers as u64, Unit::Items("numbers"));
-    let mut read = |param: &Param| {
-        let tensor = last.index.tensor(&param.name);
-        let tensor = tensor.with_context(|| format!("no {}", param.name))?;
-        progress.add(tensor.numel() as u64);
-        Ok(WholeWeight { shape: tensor.shape.clone(), values: mean(&checkpoints, &tensor.name)? })
-    };
     let step = last.index.progress.step;
     let names: Vec<String> = from.iter().map(LocalCheckpoint::name).collect();
     let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
@@ -62,7 +56,22 @@ pub fn average(
         fs::write(&path, loaded.record())
             .with_context(|| format!("cannot write {}", path.display()))?;
         own.map_or(Ok(None), |own| tokenizer::keep(staging, &own.path))?;
-        save_weights(&loaded.manifest, &staging.join("checkpoints"), &state, &mut read)
+        save_weights(
+            &loaded.manifest,
+            &staging.join("checkpoints"),
+            &state,
+            &mut |param: &Param| {
+                let tensor = last
+                    .index
+                    .tensor(&param.name)
+                    .with_context(|| format!("no {}", param.name))?;
+                progress.add(tensor.numel() as u64);
+                Ok(WholeWeight {
+                    shape: tensor.shape.clone(),
+                    values: mean(&checkpoints, &tensor.name)?,
+                })
+            },
+        )
     })?;
     progress.finish();
     Ok(output.join("checkpoints").join(checkpoint::name(step)))
@@ -74,14 +83,13 @@ fn run_manifest(last: &Checkpoint, output: &Path) -> anyhow::Result<Loaded> {
     let sets = [format!("log.folder={}", serde_json::to_string(output)?)];
     let stored = stored_manifest(&last.index.manifest, &sets)?;
     let run = last.folder.parent().and_then(Path::parent);
-    let same = |own: &Loaded| {
-        let mut m = own.manifest.clone();
-        m.data.cache.clone_from(&stored.manifest.data.cache); // in the run's folder
-        m == stored.manifest
-    };
     let own = run
         .and_then(|run| manifest::load(run, &sets).ok())
-        .filter(same);
+        .filter(|own| {
+            let mut m = own.manifest.clone();
+            m.data.cache.clone_from(&stored.manifest.data.cache); // in the run's folder
+            m == stored.manifest
+        });
     Ok(own.unwrap_or(stored))
 }
 
@@ -99,9 +107,13 @@ fn same_shapes(checkpoints: &[Checkpoint]) -> Result<(), Problems> {
             match other.index.tensor(name) {
                 None => problems.add(&place, format!("has no {name}; {newest} has"), remedy),
                 Some(found) if found.shape != tensor.shape => {
-                    let (ours, theirs) = (&found.shape, &tensor.shape);
-                    let what = format!("{name} is {ours:?}, in {newest} it is {theirs:?}");
-                    problems.add(&place, what, remedy);
+                    let ours = &found.shape;
+                    let theirs = &tensor.shape;
+                    problems.add(
+                        &place,
+                        format!("{name} is {ours:?}, in {newest} it is {theirs:?}"),
+                        remedy,
+                    );
                 }
                 Some(_) => {}
             }

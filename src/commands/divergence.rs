@@ -37,11 +37,15 @@ impl fmt::Display for Divergence {
 pub fn divergence(checkpoint: &Path, m: &Manifest, reference: &Path) -> anyhow::Result<Divergence> {
     let reader = Reader::open(reference)?;
     let [samples, tokens] = shape(&reader, m, reference)?;
-    let (ids, logits) = (reader.numbers("input_ids")?, reader.numbers("logits")?);
+    let ids = reader.numbers("input_ids")?;
+    let logits = reader.numbers("logits")?;
     let vocab = m.model.vocab;
     if let Some(id) = ids.iter().find(|id| !(0.0..vocab as f64).contains(*id)) {
-        let what = format!("input_ids hold {id}, the model's vocabulary is {vocab}");
-        return Err(wrong(reference, what).into());
+        return Err(wrong(
+            reference,
+            format!("input_ids hold {id}, the model's vocabulary is {vocab}"),
+        )
+        .into());
     }
     // Logits are computed in f32, which every device supports.
     let m = &Manifest { precision: Precision::F32, ..m.clone() };
@@ -77,27 +81,37 @@ fn shape(reader: &Reader, m: &Manifest, reference: &Path) -> anyhow::Result<[usi
         Some(entry) => Ok(entry.shape.clone()),
         None => Err(wrong(reference, format!("it has no tensor {name}"))),
     };
-    let (ids, logits) = (shape("input_ids")?, shape("logits")?);
+    let ids = shape("input_ids")?;
+    let logits = shape("logits")?;
     let [samples, tokens] = ids[..] else {
         return Err(wrong(reference, format!("input_ids is {ids:?}")).into());
     };
     let needed = [samples, tokens, m.model.vocab];
     if logits != needed || samples * tokens == 0 {
-        let what = format!("logits is {logits:?}, of these input_ids and model {needed:?}");
-        return Err(wrong(reference, what).into());
+        return Err(wrong(
+            reference,
+            format!("logits is {logits:?}, of these input_ids and model {needed:?}"),
+        )
+        .into());
     }
     if tokens > m.model.context() {
         let key = if m.model.positions.is_some() { "positions" } else { "seq_len" };
-        let what = format!("samples of {tokens} tokens, model.{key} is {}", m.model.context());
-        return Err(wrong(reference, what).into());
+        return Err(wrong(
+            reference,
+            format!("samples of {tokens} tokens, model.{key} is {}", m.model.context()),
+        )
+        .into());
     }
     Ok([samples, tokens])
 }
 
 fn wrong(reference: &Path, what: String) -> Problems {
-    let remedy = "give safetensors with input_ids [samples, tokens] and logits [samples, tokens, \
-                  vocabulary]";
-    Problems::one(reference.display().to_string(), what, remedy)
+    Problems::one(
+        reference.display().to_string(),
+        what,
+        "give safetensors with input_ids [samples, tokens] and logits [samples, tokens, \
+         vocabulary]",
+    )
 }
 
 /// Σ p·(log p − log q) of the probabilities p of `theirs` and q of `ours`.
@@ -106,7 +120,8 @@ fn kl(theirs: &[f64], ours: &[f64]) -> f64 {
         let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         most + logits.iter().map(|x| (x - most).exp()).sum::<f64>().ln()
     };
-    let (p, q) = (log_sum(theirs), log_sum(ours));
+    let p = log_sum(theirs);
+    let q = log_sum(ours);
     let terms = theirs
         .iter()
         .zip(ours)
@@ -120,7 +135,8 @@ mod tests {
 
     #[test]
     fn divergence_of_two_coins() {
-        let (fair, skewed) = ([0.0, 0.0], [3f64.ln(), 0.0]);
+        let fair = [0.0, 0.0];
+        let skewed = [3f64.ln(), 0.0];
         assert!((kl(&fair, &skewed) - 0.5 * (4.0f64 / 3.0).ln()).abs() < 1e-15);
         assert!((kl(&skewed, &fair) - (0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln())).abs() < 1e-15);
         let shifted = kl(&skewed, &[3f64.ln() + 5.0, 5.0]);

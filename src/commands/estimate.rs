@@ -27,7 +27,8 @@ pub fn read(path: &Path) -> anyhow::Result<String> {
 /// Calibration from the output of `gptrain bench`, or from a run, by the plan of its own manifest.
 /// Prints a summary on stderr.
 pub fn learn(path: &Path, request: Request) -> anyhow::Result<Request> {
-    let (name, record) = (path.display().to_string(), record(path));
+    let name = path.display().to_string();
+    let record = record(path);
     let manifest = record.with_file_name("manifest.yaml");
     let is_run = record.ends_with("metrics.jsonl") && manifest.is_file();
     let run = is_run.then(|| manifest::load(&manifest, &[])).transpose()?;
@@ -99,9 +100,11 @@ fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
             (true, _) => pairs.push(piece.trim().to_string()),
             (false, Some(last)) => *last += &format!(",{piece}"),
             (false, None) => {
-                let what = format!("`{piece}` is neither a file nor key=value");
-                let remedy = "give settings as in topology.tensor=4,batch.micro=2, or a manifest";
-                return Err(Problems::one("--what-if", what, remedy));
+                return Err(Problems::one(
+                    "--what-if",
+                    format!("`{piece}` is neither a file nor key=value"),
+                    "give settings as in topology.tensor=4,batch.micro=2, or a manifest",
+                ));
             }
         }
     }
@@ -110,28 +113,32 @@ fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
 
 /// The hardware table as text and as JSON.
 pub fn list_hardware() -> (String, Value) {
-    let line = |h: &Hardware| {
-        let price = match &*h.name {
-            CPU => format!("{:>7}", "–"),
-            _ => format!("${:>4}/h", h.price),
-        };
-        let memory = (100.0 * h.memory_gib).round() / 100.0;
-        format!(
-            "{:12} {:>6} TFLOP/s {:>6} GB/s {memory:>6} GiB {price}  {}",
-            h.name, h.peak_tflops, h.hbm_gb_s, h.about
-        )
-    };
     let row = |h: &Hardware| {
         json!({ "name": h.name, "about": h.about, "peak_tflops": h.peak_tflops,
             "hbm_gb_s": h.hbm_gb_s, "memory_gib": h.memory_gib, "per_node": h.per_node,
             "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
             "price": h.price })
     };
-    let of_this_machine = |row: &Hardware| match &*row.name {
-        CPU => local_cpu::measure(row, DType::F32, None, Care::Full),
-        _ => row.clone(),
-    };
-    let table: Vec<Hardware> = hardware::table().iter().map(of_this_machine).collect();
-    let lines: Vec<String> = table.iter().map(line).collect();
+    let table: Vec<Hardware> = hardware::table()
+        .iter()
+        .map(|row| match &*row.name {
+            CPU => local_cpu::measure(row, DType::F32, None, Care::Full),
+            _ => row.clone(),
+        })
+        .collect();
+    let lines: Vec<String> = table
+        .iter()
+        .map(|h| {
+            let price = match &*h.name {
+                CPU => format!("{:>7}", "–"),
+                _ => format!("${:>4}/h", h.price),
+            };
+            let memory = (100.0 * h.memory_gib).round() / 100.0;
+            format!(
+                "{:12} {:>6} TFLOP/s {:>6} GB/s {memory:>6} GiB {price}  {}",
+                h.name, h.peak_tflops, h.hbm_gb_s, h.about
+            )
+        })
+        .collect();
     (lines.join("\n"), table.iter().map(row).collect())
 }

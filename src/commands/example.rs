@@ -42,7 +42,8 @@ pub fn prepare() -> Result<PathBuf> {
 }
 
 fn make_tokenizer(text: &Path, output: &Path) -> Result<()> {
-    let (shown, to) = (text.display(), output.display());
+    let shown = text.display();
+    let to = output.display();
     base::say!("gptrain data train-tokenizer {shown} --vocab {VOCAB} --output {to}");
     let special = vec!["<|endoftext|>".to_string()];
     let training = Training { vocab: VOCAB, min_frequency: 2, special };
@@ -50,7 +51,9 @@ fn make_tokenizer(text: &Path, output: &Path) -> Result<()> {
 }
 
 fn make_dataset(text: &Path, tokenizer: &Path, output: &Path) -> Result<()> {
-    let (shown, from, to) = (text.display(), tokenizer.display(), output.display());
+    let shown = text.display();
+    let from = tokenizer.display();
+    let to = output.display();
     base::say!("gptrain data build {shown} --tokenizer {from} --output {to} --append-eod");
     let options = BuildOptions {
         output: output.to_path_buf(),

@@ -75,12 +75,20 @@ pub struct Sampling {
 pub fn generate(options: &SampleOptions) -> anyhow::Result<()> {
     let Sampling { top_p, temperature, .. } = options.sampling;
     if temperature < 0.0 {
-        let what = format!("{temperature} is below 0");
-        return Err(Problems::one("--temperature", what, "take 0 for the likeliest token").into());
+        return Err(Problems::one(
+            "--temperature",
+            format!("{temperature} is below 0"),
+            "take 0 for the likeliest token",
+        )
+        .into());
     }
     if !(top_p > 0.0 && top_p <= 1.0) {
-        let what = format!("{top_p} is not above 0 and at most 1");
-        return Err(Problems::one("--top-p", what, "take 1 for all tokens").into());
+        return Err(Problems::one(
+            "--top-p",
+            format!("{top_p} is not above 0 and at most 1"),
+            "take 1 for all tokens",
+        )
+        .into());
     }
     let ModelPlace { source, manifest: m } = &ModelPlace::open(&options.checkpoint)?;
     let tokenizer = tokenizer(options, m, source)?;
@@ -141,9 +149,12 @@ fn tokenizer(options: &SampleOptions, m: &Manifest, source: &Source) -> anyhow::
     if let Some(folder) = source.hugging_face() {
         return Tokenizer::load(&folder);
     }
-    let what = "the run's manifest names no tokenizer";
-    let remedy = "say --tokenizer tokenizer.json (or bytes)";
-    Err(Problems::one(options.checkpoint.display().to_string(), what, remedy).into())
+    Err(Problems::one(
+        options.checkpoint.display().to_string(),
+        "the run's manifest names no tokenizer",
+        "say --tokenizer tokenizer.json (or bytes)",
+    )
+    .into())
 }
 
 /// Generates one text. Returns false when standard output is closed.
@@ -273,12 +284,11 @@ impl<'a> GrowingText<'a> {
     /// Bytes at the end that may begin a stop string.
     fn held_back(&self, stop: &[String]) -> usize {
         let generated = self.whole.get(self.prompt..).unwrap_or_default();
-        let begins = |from: &usize| {
-            let tail = generated.get(*from..);
-            tail.is_some_and(|tail| stop.iter().any(|stop| stop.starts_with(tail)))
-        };
         (0..generated.len())
-            .find(begins)
+            .find(|from| {
+                let tail = generated.get(*from..);
+                tail.is_some_and(|tail| stop.iter().any(|stop| stop.starts_with(tail)))
+            })
             .map_or(0, |from| generated.len() - from)
     }
 }

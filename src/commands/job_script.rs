@@ -58,12 +58,14 @@ pub fn script(
     // Supervisors outlive a rank and restart it.
     let kill =
         if m.restart.max > 0 { "--no-kill --kill-on-bad-exit=0" } else { "--kill-on-bad-exit=1" };
-    let options = options(m, request, placement);
-    let options: String = options
+    let options: String = options(m, request, placement)
         .iter()
         .map(|option| format!("#SBATCH --{option}\n"))
         .collect();
-    let (ranks, tensor, pipeline, data) = (t.ranks(), t.tensor, t.pipeline, t.data);
+    let ranks = t.ranks();
+    let tensor = t.tensor;
+    let pipeline = t.pipeline;
+    let data = t.data;
     let comment = source.replace(char::is_control, " ");
     Ok(format!(
         "#!/bin/sh\n\
@@ -113,7 +115,8 @@ fn options(m: &Manifest, request: &JobRequest, placement: Placement) -> Vec<Stri
 }
 
 fn placement(m: &Manifest, request: &JobRequest) -> Result<Placement, Problems> {
-    let (ranks, tensor) = (m.topology.ranks(), m.topology.tensor);
+    let ranks = m.topology.ranks();
+    let tensor = m.topology.tensor;
     let Some(most) = gpus_per_node(m, request)? else {
         let nodes = request.nodes;
         let tasks = nodes.map_or(Ok(ranks), |nodes| split(ranks, nodes))?;
@@ -122,20 +125,20 @@ fn placement(m: &Manifest, request: &JobRequest) -> Result<Placement, Problems> 
     if let Some(nodes) = request.nodes {
         let tasks = split(ranks, nodes)?;
         if tasks > most {
-            let what =
-                format!("{ranks} ranks on {nodes} nodes are {tasks} a node, with {most} GPUs");
-            let remedy = format!("give at least {} nodes", ranks.div_ceil(most));
-            return Err(Problems::one("--nodes", what, remedy));
+            return Err(Problems::one(
+                "--nodes",
+                format!("{ranks} ranks on {nodes} nodes are {tasks} a node, with {most} GPUs"),
+                format!("give at least {} nodes", ranks.div_ceil(most)),
+            ));
         }
         return Ok(Placement { nodes: Some(nodes), tasks, gpus: true });
     }
     // The fewest nodes; tensor parallelism inside a node, if it fits there.
     let even = |nodes: &usize| ranks.is_multiple_of(*nodes);
     let mut all = (ranks.div_ceil(most)..=ranks).filter(even);
-    let whole = |nodes: &usize| (ranks / nodes).is_multiple_of(tensor);
     let nodes = all
         .clone()
-        .find(whole)
+        .find(|nodes| (ranks / nodes).is_multiple_of(tensor))
         .or_else(|| all.next())
         .unwrap_or(ranks);
     Ok(Placement { nodes: Some(nodes), tasks: ranks / nodes, gpus: true })
@@ -143,12 +146,15 @@ fn placement(m: &Manifest, request: &JobRequest) -> Result<Placement, Problems> 
 
 /// Ranks of each node.
 fn split(ranks: usize, nodes: usize) -> Result<usize, Problems> {
-    let remedy = "give a number of nodes that divides it, or change topology.data";
     let what = || format!("{ranks} ranks are not divisible by {nodes} nodes");
     if ranks.is_multiple_of(nodes) {
         Ok(ranks / nodes)
     } else {
-        Err(Problems::one("--nodes", what(), remedy))
+        Err(Problems::one(
+            "--nodes",
+            what(),
+            "give a number of nodes that divides it, or change topology.data",
+        ))
     }
 }
 
@@ -160,18 +166,19 @@ fn gpus_per_node(m: &Manifest, request: &JobRequest) -> Result<Option<usize>, Pr
         .as_deref()
         .filter(|name| *name != hardware::CPU);
     match (m.train.device, request.gpus_per_node, hardware) {
-        (DeviceChoice::Cpu, Some(_), _) => {
-            let remedy = "leave the flag out, or set train.device: cuda";
-            Err(Problems::one("--gpus-per-node", "train.device is cpu", remedy))
-        }
+        (DeviceChoice::Cpu, Some(_), _) => Err(Problems::one(
+            "--gpus-per-node",
+            "train.device is cpu",
+            "leave the flag out, or set train.device: cuda",
+        )),
         (DeviceChoice::Cpu, None, _) | (DeviceChoice::Auto, None, None) => Ok(None),
         (_, Some(gpus), _) => Ok(Some(gpus)),
         (_, None, Some(name)) => Ok(Some(hardware::find(name, "plan.hardware")?.per_node)),
-        (DeviceChoice::Cuda, None, None) => {
-            let what = "train.device is cuda, but the number of GPUs per node is not set";
-            let remedy = "give --gpus-per-node, or plan.hardware in the manifest";
-            Err(Problems::one("--gpus-per-node", what, remedy))
-        }
+        (DeviceChoice::Cuda, None, None) => Err(Problems::one(
+            "--gpus-per-node",
+            "train.device is cuda, but the number of GPUs per node is not set",
+            "give --gpus-per-node, or plan.hardware in the manifest",
+        )),
     }
 }
 

@@ -137,13 +137,6 @@ fn smaller(
     sets: &[String],
     load: &dyn Fn(&[String]) -> anyhow::Result<Loaded>,
 ) -> Option<Loaded> {
-    let half = |key: &&str| {
-        let (key, value) = *sizes(m)
-            .iter()
-            .find(|(name, _)| name == key)
-            .expect("a size");
-        format!("{key}={}", value.div_ceil(2))
-    };
     let narrower: &[&[&str]] = &[
         &["model.layers", "model.hidden", "model.heads"],
         &["model.layers", "model.hidden", "model.heads", "model.ffn_hidden"],
@@ -152,13 +145,21 @@ fn smaller(
     let narrower = if m.model.hidden >= 2 * NARROWEST { narrower } else { &[] };
     let shorter: &[&[&str]] =
         if m.model.seq_len >= 2 * SHORTEST { &[&["model.seq_len"]] } else { &[] };
-    let reduced = |keys: &&[&str]| {
-        let more: Vec<String> = keys.iter().map(half).collect();
-        load(&[sets, &more[..]].concat()).ok()
-    };
     let candidates = narrower.iter().chain(shorter);
     candidates
-        .filter_map(reduced)
+        .filter_map(|keys| {
+            let more: Vec<String> = keys
+                .iter()
+                .map(|key| {
+                    let (key, value) = *sizes(m)
+                        .iter()
+                        .find(|(name, _)| name == key)
+                        .expect("a size");
+                    format!("{key}={}", value.div_ceil(2))
+                })
+                .collect();
+            load(&[sets, &more[..]].concat()).ok()
+        })
         .find(|smaller| halves_feed_forward(m, &smaller.manifest))
 }
 
@@ -176,8 +177,12 @@ fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64>
         return Ok(model::flops_per_token(&m.model).model * tokens / flops);
     }
     if let Some(launched) = launch::launcher(m)?.filter(|launched| launched.world > 1) {
-        let what = format!("--minutes times one process, and this run has {}", launched.world);
-        return Err(Problems::one("--minutes", what, "--set train.steps=N").into());
+        return Err(Problems::one(
+            "--minutes",
+            format!("--minutes times one process, and this run has {}", launched.world),
+            "--set train.steps=N",
+        )
+        .into());
     }
     let mut ranks = LocalRanks::rendezvous(loaded, "length")?;
     ranks.run(m, messages, |rank, device| {
@@ -190,11 +195,14 @@ fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64>
         for step in 0..=TIMED {
             let begun = Instant::now();
             let batch = batch(m, step as u64);
-            let mut load = |inputs: &Inputs| {
-                inputs.upload(be, &batch);
-                Ok(())
-            };
-            engine.step(&mut load, micros, 0.0)?;
+            engine.step(
+                &mut |inputs: &Inputs| {
+                    inputs.upload(be, &batch);
+                    Ok(())
+                },
+                micros,
+                0.0,
+            )?;
             seconds.push(begun.elapsed().as_secs_f64());
         }
         Ok(plan::robust::median(seconds.into_iter().skip(1)))
@@ -203,8 +211,10 @@ fn seconds_per_step(loaded: &Loaded, messages: &Messages) -> anyhow::Result<f64>
 
 /// Batch of random tokens.
 fn batch(m: &Manifest, seed: u64) -> Batch {
-    let (samples, seq) = (m.batch.micro, m.model.seq_len);
-    let draw = |i: usize| rng::below(seed, i as u64, m.model.vocab as u64) as i32;
-    let tokens: Vec<i32> = (0..samples * (seq + 1)).map(draw).collect();
+    let samples = m.batch.micro;
+    let seq = m.model.seq_len;
+    let tokens: Vec<i32> = (0..samples * (seq + 1))
+        .map(|i| rng::below(seed, i as u64, m.model.vocab as u64) as i32)
+        .collect();
     Batch::causal(&tokens, samples, 0, 1.0 / (m.batch.global * seq) as f32)
 }

@@ -68,11 +68,11 @@ pub fn temporary_folder() -> anyhow::Result<ModelFolder> {
 /// Removes the temporary folders of this user's killed processes. Those of living ones are locked.
 fn remove_leftovers(parent: &Path) -> anyhow::Result<()> {
     let user = rustix::process::geteuid().as_raw();
-    let is_own = |name: &str| {
+    let abandoned = output::temporary_folders(parent, |name: &str| {
         let about = || fs::symlink_metadata(parent.join(name));
         name.starts_with(NAME) && about().is_ok_and(|about| about.uid() == user)
-    };
-    let abandoned = output::temporary_folders(parent, is_own).abandoned;
+    })
+    .abandoned;
     abandoned.into_iter().try_for_each(Leftover::remove)
 }
 

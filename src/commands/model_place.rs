@@ -11,7 +11,7 @@ use checkpoint::foreign;
 use checkpoint::hf::{self, HfConfig};
 use checkpoint::place::Place;
 use checkpoint::{self, Index};
-use engine::{Frozen, StateSlice};
+use engine::Frozen;
 use manifest::{Eod, Family, Manifest};
 use std::path::{Path, PathBuf};
 
@@ -74,8 +74,11 @@ impl Source {
     /// Reads this rank's share of the weights, with a progress bar if `shown`. Returns a description of
     /// the source for the user.
     pub fn load(&self, weights: &Frozen, shown: bool) -> anyhow::Result<String> {
-        let numbers = |slice: &StateSlice| slice.slice.size.iter().product::<usize>();
-        let bytes = 4 * weights.slices().iter().map(numbers).sum::<usize>();
+        let bytes = 4 * weights
+            .slices()
+            .iter()
+            .map(|slice| slice.slice.size.iter().product::<usize>())
+            .sum::<usize>();
         let progress = shown.then(|| Progress::new("loading", bytes as u64, Unit::Bytes));
         let loaded = &|bytes: usize| {
             if let Some(progress) = &progress {
@@ -103,8 +106,7 @@ pub fn find_checkpoint(path: &Path) -> anyhow::Result<LocalCheckpoint> {
     let run = temporary.path().join("run");
     let tokenizer = hf::tokenizer_in(folder)
         .map(std::path::absolute)
-        .transpose()?;
-    let tokenizer = tokenizer
+        .transpose()?
         .map(|path| serde_json::to_string(&path))
         .transpose()?;
     let sets: Vec<String> = tokenizer
@@ -133,10 +135,12 @@ pub fn ensure_whole_model(path: &Path) -> Result<(), Problems> {
     if !path.join(ADAPTER).exists() || path.join(CONFIG).exists() {
         return Ok(());
     }
-    let what = "is an adapter: its weights are changes of another model's";
-    let remedy = "merge it into that model, with peft's merge_and_unload() and save_pretrained(DIR), \
-                  then give DIR";
-    Err(Problems::one(path.display().to_string(), what, remedy))
+    Err(Problems::one(
+        path.display().to_string(),
+        "is an adapter: its weights are changes of another model's",
+        "merge it into that model, with peft's merge_and_unload() and save_pretrained(DIR), \
+         then give DIR",
+    ))
 }
 
 /// The path, if it is a Hugging Face folder; None if it may be a checkpoint. The error says what else
@@ -147,20 +151,17 @@ fn hugging_face_folder(path: &Path) -> anyhow::Result<Option<&Path>> {
     }
     ensure_fetched(path)?;
     ensure_whole_model(path)?;
-    let own = |found: PathBuf| found.join(INDEX).exists();
-    if !path.is_dir() || checkpoint::find(path).is_ok_and(own) {
+    if !path.is_dir() || checkpoint::find(path).is_ok_and(|found| found.join(INDEX).exists()) {
         return Ok(None);
     }
     match foreign::detect(path) {
         Ok(foreign::Format::HuggingFace) => Ok(Some(path)),
         Ok(format) => {
             let name = path.display();
-            let what = format!("is a checkpoint of {}", format.name());
-            let remedy = format!(
+            Err(Problems::one(name.to_string(), format!("is a checkpoint of {}", format.name()), format!(
                 "import it first: `gptrain import {name} --output RUN`; with --dry it shows what \
                  that run would be"
-            );
-            Err(Problems::one(name.to_string(), what, remedy).into())
+            )).into())
         }
         Err(_) => Ok(None), // an empty run: the search for a checkpoint says so
     }
@@ -169,9 +170,12 @@ fn hugging_face_folder(path: &Path) -> anyhow::Result<Option<&Path>> {
 /// Whether a path that does not exist has the form of a name on Hugging Face's hub.
 fn is_hub_name(path: &Path) -> bool {
     let parts: Vec<_> = path.iter().map(|part| part.to_string_lossy()).collect();
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     let [owner, model] = &parts[..] else { return false };
-    let named = |part: &str| part.chars().all(plain) && !part.starts_with('.');
+    let named = |part: &str| {
+        part.chars()
+            .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
+            && !part.starts_with('.')
+    };
     named(owner) && named(model) && owner != "runs" && !Path::new(&**owner).exists()
 }
 
@@ -182,11 +186,16 @@ fn hugging_face(folder: &Path) -> anyhow::Result<ModelPlace> {
         .transpose();
     let mut manifest = Manifest::for_model(&model);
     manifest.data.tokenizer = tokenizer.with_context(|| format!("in {}", folder.display()))?;
-    let end = hf::end_tokens(folder).into_iter().next();
-    let end = end.filter(|token| (*token as usize) < model.vocab);
-    let plain =
-        |token| Eod { token, mask_loss: false, reset_positions: false, reset_attention: false };
-    manifest.data.eod = end.map(plain);
+    let end = hf::end_tokens(folder)
+        .into_iter()
+        .next()
+        .filter(|token| (*token as usize) < model.vocab);
+    manifest.data.eod = end.map(|token| Eod {
+        token,
+        mask_loss: false,
+        reset_positions: false,
+        reset_attention: false,
+    });
     let source = Source::HuggingFace { folder: folder.into(), family };
     Ok(ModelPlace { source, manifest })
 }

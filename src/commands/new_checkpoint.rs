@@ -46,7 +46,8 @@ pub fn write(
     bytes: u64,
     write_parts: impl FnOnce(&Disk, &Path) -> Result<Vec<WrittenPart>>,
 ) -> Result<PathBuf> {
-    let (disk, step) = (Disk::default(), state.progress.step);
+    let disk = Disk::default();
+    let step = state.progress.step;
     fs::create_dir_all(checkpoints)
         .with_context(|| format!("cannot create {}", checkpoints.display()))?;
     let staging = checkpoint::temporary_folder(checkpoints, step);
@@ -76,7 +77,9 @@ pub fn whole_share<'a>(
     bytes: &'a [u8],
 ) -> Share<'a> {
     let slice = TensorSlice { at: [0, 0], size: whole_size(&state, shape) };
-    let (name, decay, replica) = (&param.name, param.spec.decay, Default::default());
+    let name = &param.name;
+    let decay = param.spec.decay;
+    let replica = Default::default();
     Share { name, number, shape, decay, state, slice, replica, bytes }
 }
 
@@ -95,13 +98,15 @@ fn state_bytes(spec: &StateSpec, shape: &[usize]) -> usize {
 
 /// Bytes of all states that are saved.
 fn bytes(m: &Manifest, layout: &Layout, state: &State) -> u64 {
-    let bytes = |param: &Param| -> u64 {
-        let shape = saved_shape(param, m.model.vocab);
-        let states = optimizer_rule(m).states(&param.spec).into_iter();
-        let saved = states.filter(|spec| spec.saved && is_kept(spec, state));
-        saved.map(|spec| state_bytes(&spec, &shape)).sum::<usize>() as u64
-    };
-    layout.params().map(bytes).sum()
+    layout
+        .params()
+        .map(|param| -> u64 {
+            let shape = saved_shape(param, m.model.vocab);
+            let states = optimizer_rule(m).states(&param.spec).into_iter();
+            let saved = states.filter(|spec| spec.saved && is_kept(spec, state));
+            saved.map(|spec| state_bytes(&spec, &shape)).sum::<usize>() as u64
+        })
+        .sum()
 }
 
 /// Writes the states of a weight.
@@ -117,19 +122,20 @@ fn write_part(
     let WholeWeight { shape, values } = weight;
     let rounded = model_dtype(m.precision).halves(values);
     let zeros = vec![0u8; if state.is_import() { 0 } else { 4 * values.len() }];
-    let share = |spec: StateSpec| {
-        let bytes: &[u8] = match (spec.init, &rounded) {
-            (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
-            (Initial::Zero, _) => &zeros[..state_bytes(&spec, shape)],
-            (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
-            (Initial::CastOf(_), None) | (Initial::Parameter, _) => bytemuck::cast_slice(values),
-        };
-        whole_share(number, param, shape, spec, bytes)
-    };
     let states = optimizer_rule(m).states(&param.spec).into_iter();
     let shares: Vec<Share> = states
         .filter(|spec| is_kept(spec, state))
-        .map(share)
+        .map(|spec| {
+            let bytes: &[u8] = match (spec.init, &rounded) {
+                (Initial::Normal, _) => unreachable!("of the exchange of gradients alone"),
+                (Initial::Zero, _) => &zeros[..state_bytes(&spec, shape)],
+                (Initial::CastOf(_), Some(bits)) => bytemuck::cast_slice(bits),
+                (Initial::CastOf(_), None) | (Initial::Parameter, _) => {
+                    bytemuck::cast_slice(values)
+                }
+            };
+            whole_share(number, param, shape, spec, bytes)
+        })
         .collect();
     checkpoint::write_part(disk, staging, number, &shares, state)
 }

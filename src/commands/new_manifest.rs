@@ -9,7 +9,6 @@ use data::split::split;
 use data::tokenizer::{BYTES, Tokenizer};
 use estimate::shapes::published;
 use manifest::{DataRule, Family, Model, Sizes};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// Inputs of a new manifest.
@@ -79,9 +78,12 @@ impl NewManifest {
             None => UNKNOWN,
         });
         if !(SMALLEST..=LARGEST).contains(&wanted) {
-            let what = format!("{} parameters", Count(wanted));
-            let remedy = "from 1M to 500B are drawn up";
-            return Err(Problems::one("--params", what, remedy).into());
+            return Err(Problems::one(
+                "--params",
+                format!("{} parameters", Count(wanted)),
+                "from 1M to 500B are drawn up",
+            )
+            .into());
         }
         let model = self.model(&facts, wanted)?;
         let text = self.yaml(&facts, &model);
@@ -94,8 +96,8 @@ impl NewManifest {
         let named = self.tokenizer.as_deref();
         let found = dataset
             .as_ref()
-            .map(|dataset| DatasetTokenizer::find(dataset, named));
-        let found = found.transpose()?;
+            .map(|dataset| DatasetTokenizer::find(dataset, named))
+            .transpose()?;
         let record = found.as_ref().and_then(|found| found.record.as_ref());
         let place = found
             .as_ref()
@@ -106,17 +108,21 @@ impl NewManifest {
             (None, Some(read), _) => Some(read.vocab()),
             (None, None, None) => None,
             (None, None, Some(dataset)) => {
-                let what = "has no tokenizer.json beside it, which defines the vocabulary's size";
                 let place = dataset.prefix().display().to_string();
-                return Err(
-                    Problems::one(place, what, "name it: --tokenizer tokenizer.json").into()
-                );
+                return Err(Problems::one(
+                    place,
+                    "has no tokenizer.json beside it, which defines the vocabulary's size",
+                    "name it: --tokenizer tokenizer.json",
+                )
+                .into());
             }
         };
         let tokens = dataset.as_ref().map(Indexed::tokens);
         let parts = dataset.as_ref().map(parts).transpose()?;
-        let is_cut = |dataset: &&Indexed| dataset.sequences() > dataset.documents();
-        let cut_into = dataset.as_ref().filter(is_cut).map(Indexed::sequences);
+        let cut_into = dataset
+            .as_ref()
+            .filter(|dataset| dataset.sequences() > dataset.documents())
+            .map(Indexed::sequences);
         let eod = match record {
             Some(record) => record.append_eod,
             None => read.and_then(|read| read.eod()),
@@ -128,7 +134,8 @@ impl NewManifest {
 
     /// Shape of the published model of that size, else one with the usual proportions.
     fn model(&self, facts: &DataFacts, wanted: u64) -> anyhow::Result<Model> {
-        let (smallest, asked) = (facts.smallest_part(), self.params.is_some());
+        let smallest = facts.smallest_part();
+        let asked = self.params.is_some();
         let shape = published(wanted as f64, self.family).filter(|_| asked);
         let Some(shape) = shape else {
             let seq_len = seq_len(if wanted < SMALL { 256 } else { 1024 }, smallest)?;
@@ -279,8 +286,10 @@ model: # {} parameters{like}
             .note
             .as_ref()
             .map_or("", |_| " # a guess: the dataset does not say");
-        let tokenizer = facts.tokenizer.as_deref();
-        let tokenizer = tokenizer.map(|file| format!("  tokenizer: {}{guess}\n", path(file)));
+        let tokenizer = facts
+            .tokenizer
+            .as_deref()
+            .map(|file| format!("  tokenizer: {}{guess}\n", path(file)));
         let eod = facts.eod.map(|eod| {
             format!("  # eod: {{token: {eod}, reset_attention: true}} # documents do not see each other\n")
         });
@@ -314,13 +323,12 @@ impl DataFacts {
 /// Tokens of the documents that `SPLIT` gives to training and to validation.
 fn parts(dataset: &Indexed) -> anyhow::Result<[u64; 2]> {
     let [train, valid, _] = split(DataRule::MegatronCore, SPLIT, dataset.sequences())?;
-    let tokens = |part: Range<usize>| {
+    Ok([train, valid].map(|part| {
         dataset.lengths()[part]
             .iter()
             .map(|length| u64::from(*length))
             .sum()
-    };
-    Ok([train, valid].map(tokens))
+    }))
 }
 
 /// Parameters that a wanted number counts.
@@ -382,11 +390,10 @@ fn embedding_share(model: &Model) -> f64 {
 
 /// Usual seq_len, halved until the smallest part that is read fills two samples.
 fn seq_len(usual: usize, tokens: Option<u64>) -> anyhow::Result<usize> {
-    let fits = |seq_len: &usize| tokens.is_none_or(|tokens| 2 * (*seq_len as u64 + 1) <= tokens);
     let mut halves = std::iter::successors(Some(usual), |n| (*n > SHORTEST).then_some(n / 2));
     let least = 2 * (SHORTEST + 1);
     halves
-        .find(fits)
+        .find(|seq_len| tokens.is_none_or(|tokens| 2 * (*seq_len as u64 + 1) <= tokens))
         .with_context(|| format!("the dataset is too small: {least} tokens are the least"))
 }
 
@@ -411,9 +418,12 @@ fn path(path: &Path) -> String {
 
 /// Text as a YAML scalar, quoted if necessary.
 fn quoted(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let word = text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/' || c == '.');
-    if word && text.chars().all(plain) {
+    if word
+        && text
+            .chars()
+            .all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c))
+    {
         text.to_string()
     } else {
         serde_json::Value::from(text).to_string()
@@ -466,7 +476,8 @@ mod tests {
     #[test]
     fn a_size_with_a_published_model_has_its_shape() {
         let text = |params, family| {
-            let (name, params) = ("x".into(), Some(params));
+            let name = "x".into();
+            let params = Some(params);
             NewManifest { name, params, family, ..NewManifest::default() }
                 .text()
                 .unwrap()

@@ -34,9 +34,13 @@ impl Pruning {
         let checkpoints = run.join("checkpoints");
         let published = checkpoint::published(&checkpoints)?;
         if published.is_empty() {
-            let remedy = "give the folder of a run, as in runs/NAME";
             let place = run.display().to_string();
-            return Err(Problems::one(place, "holds no checkpoint of a run", remedy).into());
+            return Err(Problems::one(
+                place,
+                "holds no checkpoint of a run",
+                "give the folder of a run, as in runs/NAME",
+            )
+            .into());
         }
         let steps: Vec<u64> = published.iter().map(|found| found.step).collect();
         let old: BTreeSet<u64> = checkpoint::outdated(&steps, keep).into_iter().collect();
@@ -83,14 +87,19 @@ fn newest_copy(run: &Path) -> Result<Option<u64>> {
     if !path.exists() {
         return Ok(Some(u64::MAX));
     }
-    let text = input::read(&path, input::SMALL);
-    let text = text.with_context(|| format!("cannot read {}", path.display()))?;
-    let (name, text) = (path.display().to_string(), String::from_utf8_lossy(&text).into_owned());
+    let text = input::read(&path, input::SMALL)
+        .with_context(|| format!("cannot read {}", path.display()))?;
+    let name = path.display().to_string();
+    let text = String::from_utf8_lossy(&text).into_owned();
     let loaded = manifest::parse_saved(&text, &name, run, &[])?;
     let Some(url) = &loaded.manifest.checkpoint.also else { return Ok(Some(u64::MAX)) };
     let steps = Place::open(url).and_then(|place| place.steps());
-    let failed = || format!("{url} (checkpoint.also) cannot be listed, so nothing is removed");
-    Ok(steps.with_context(failed)?.last().copied())
+    Ok(steps
+        .with_context(|| {
+            format!("{url} (checkpoint.also) cannot be listed, so nothing is removed")
+        })?
+        .last()
+        .copied())
 }
 
 /// Bytes of a checkpoint's files.

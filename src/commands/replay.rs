@@ -28,7 +28,8 @@ struct Replayed {
 pub fn is_possible(folder: &Path, steps: u64) -> anyhow::Result<()> {
     let index = checkpoint::Index::read(folder)?;
     let m = stored_manifest(&index.manifest, &[])?.manifest;
-    let (from, ramp) = (index.progress, m.batch.ramp());
+    let from = index.progress;
+    let ramp = m.batch.ramp();
     let all = ramp.steps(m.train.samples);
     let left = all.saturating_sub(from.step);
     if steps <= left {
@@ -64,12 +65,14 @@ fn replay_checkpoint(folder: &Path, steps: u64) -> anyhow::Result<Vec<Replayed>>
     m.runnable()?;
     let device = Device::open(m, LocalRank::ONLY, m.train.threads)?;
     let be = device.backend();
-    let (seq_len, vocab) = (m.model.seq_len, m.model.vocab);
+    let seq_len = m.model.seq_len;
+    let vocab = m.model.vocab;
     let mixture = checkpoint.index.mixture.clone();
     let data = Datasets::open(&m.data, mixture, seq_len, vocab, m.batch.micro as u64)?;
     let engine = Engine::new(be, Groups::solo(), m, m.data.causal())?;
     let from = checkpoint::load(&checkpoint, &engine)?;
-    let (spikes, mixture) = (checkpoint.index.spikes.clone(), &checkpoint.index.mixture);
+    let spikes = checkpoint.index.spikes.clone();
+    let mixture = &checkpoint.index.mixture;
     let spikes = Spikes::new(&m.divergence, spikes, mixture);
     let recorded = records(folder);
     let bar = progress::Progress::new("replaying", steps, Unit::Items("steps"));

@@ -27,10 +27,13 @@ pub fn find(folder: &Path, now: f64) -> Vec<RunRow> {
         .metadata()
         .map(|about| (about.dev(), about.ino()))
         .ok();
-    let (mut found, mut seen) = (Vec::new(), BTreeSet::from_iter(root));
+    let mut found = Vec::new();
+    let mut seen = BTreeSet::from_iter(root);
     search(folder, LEVELS, &mut found, &mut seen);
-    let read = |folder: PathBuf| RunRow { status: Status::read(&folder), folder };
-    let mut rows: Vec<RunRow> = found.into_iter().map(read).collect();
+    let mut rows: Vec<RunRow> = found
+        .into_iter()
+        .map(|folder| RunRow { status: Status::read(&folder), folder })
+        .collect();
     let running = |row: &RunRow| row.state(now) == Some(RunState::Running);
     let started = |row: &RunRow| row.status.as_ref().map_or(0.0, |status| status.started);
     rows.sort_by(|a, b| {
@@ -117,7 +120,9 @@ pub fn object(rows: &[RunRow], now: f64) -> Value {
 
 /// Error for a folder that contains no run.
 pub fn none(folder: &Path) -> Problems {
-    let what = format!("no folder below it, {LEVELS} levels deep, holds a run's {NAME}");
-    let remedy = "give a run's folder (log.folder of its manifest), or a folder that holds runs";
-    Problems::one(folder.display().to_string(), what, remedy)
+    Problems::one(
+        folder.display().to_string(),
+        format!("no folder below it, {LEVELS} levels deep, holds a run's {NAME}"),
+        "give a run's folder (log.folder of its manifest), or a folder that holds runs",
+    )
 }

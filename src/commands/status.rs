@@ -37,7 +37,8 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
     let place =
         format!("{}, rank 0 on {}{job}", Count(status.ranks as u64).with_noun("rank"), status.host);
     let mut lines = vec![format!("{} ({place}): {doing}", status.name)];
-    let (step, steps) = (Count(status.step), Count(status.total_steps));
+    let step = Count(status.step);
+    let steps = Count(status.total_steps);
     let share = status.share();
     lines.push(format!(
         "step {step} of {steps} ({share:.1} %), {} tokens",
@@ -47,13 +48,15 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
         let parts = shown(|place| match place {
             Shown::Text(label, format) => Some((0, (label, format))),
             _ => None,
-        });
-        let parts = parts.map(|(number, part)| (number.or_nan(&status.last.0), part));
-        let parts = parts.filter(|(value, _)| value.is_finite());
-        let part = |(value, (label, format)): (_, (&str, Format))| {
-            label.replace("{}", &format.show(value))
-        };
-        lines.push(parts.map(part).collect::<Vec<_>>().join(", "));
+        })
+        .map(|(number, part)| (number.or_nan(&status.last.0), part))
+        .filter(|(value, _)| value.is_finite());
+        lines.push(
+            parts
+                .map(|(value, (label, format))| label.replace("{}", &format.show(value)))
+                .collect::<Vec<_>>()
+                .join(", "),
+        );
     }
     let left = status.left_s.filter(|_| !status.ended).map(Seconds);
     let left = left.map_or(String::new(), |left| format!(", {left} left"));
@@ -75,7 +78,8 @@ pub fn text(status: &Status, folder: &Path, now: f64) -> String {
 
 /// Status line: "step 120 of 1,000 (12.0 %) · loss 3.4512 · 12,345 tokens/s · 3 m 05 s left".
 pub fn line(status: &Status, state: RunState, now: f64) -> String {
-    let (step, steps) = (Count(status.step), Count(status.total_steps));
+    let step = Count(status.step);
+    let steps = Count(status.total_steps);
     let loss = status
         .loss()
         .map_or(String::new(), |loss| format!(" · loss {loss:.4}"));
@@ -103,8 +107,8 @@ fn saved(folder: &Path, now: f64) -> String {
         .folder
         .metadata()
         .and_then(|about| about.modified())
-        .ok();
-    let modified = modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+        .ok()
+        .and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     let age = modified.map(|time| Seconds((now - time.as_secs_f64()).max(0.0)));
     let age = age.map_or(String::new(), |age| format!(", {age} ago"));
     format!("saved step {}{age}", Count(newest.step))
@@ -123,13 +127,14 @@ fn since_start(events: &[Event], now: f64) -> Vec<String> {
         .iter()
         .rposition(|event| matches!(event.kind, Kind::Start | Kind::Restart));
     let since = events.iter().skip(start.map_or(0, |start| start + 1));
-    let line = |event: &Event| {
-        let age = Seconds((now - event.at).max(0.0));
-        match event.kind {
-            Kind::Failure => Some(format!("failed {age} ago: {}", event.text)),
-            Kind::Queued => Some(format!("queued again {age} ago, {}", event.text)),
-            _ => None,
-        }
-    };
-    since.filter_map(line).collect()
+    since
+        .filter_map(|event| {
+            let age = Seconds((now - event.at).max(0.0));
+            match event.kind {
+                Kind::Failure => Some(format!("failed {age} ago: {}", event.text)),
+                Kind::Queued => Some(format!("queued again {age} ago, {}", event.text)),
+                _ => None,
+            }
+        })
+        .collect()
 }

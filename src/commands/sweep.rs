@@ -31,10 +31,9 @@ impl Variant {
 
     /// Whether its run has made its last step, or reached train.stop_at_loss.
     pub fn is_complete(&self) -> bool {
-        let ended = |status: Status| {
+        Status::read(self.folder()).is_ok_and(|status| {
             status.state(self.folder(), f64::MAX) == RunState::Complete || status.phase == REACHED
-        };
-        Status::read(self.folder()).is_ok_and(ended)
+        })
     }
 }
 
@@ -70,7 +69,8 @@ impl Sweep {
                 first.with_file_name(name)
             }
         };
-        let (mut problems, mut variants) = (Problems::default(), Vec::new());
+        let mut problems = Problems::default();
+        let mut variants = Vec::new();
         for values in combinations(&axes)? {
             let name = name(&axes, &values);
             let mut sets: Vec<String> = std::iter::zip(&axes, &values)
@@ -86,23 +86,25 @@ impl Sweep {
 
     /// Commands that run the variants.
     pub fn tasks(&self) -> Vec<Task> {
-        let task = |variant: &Variant| {
-            let mut words = vec!["run".into(), self.manifest.clone().into_os_string()];
-            words.extend(
-                variant
-                    .sets
-                    .iter()
-                    .flat_map(|set| ["--set".into(), set.into()]),
-            );
-            Task {
-                name: variant.name.clone(),
-                input: variant.loaded.effective.clone(),
-                words,
-                output: self.folder.join(format!("{}.log", variant.name)),
-                leaves: variant.folder().join(manifest::IN_FOLDER),
-            }
-        };
-        self.variants.iter().map(task).collect()
+        self.variants
+            .iter()
+            .map(|variant| {
+                let mut words = vec!["run".into(), self.manifest.clone().into_os_string()];
+                words.extend(
+                    variant
+                        .sets
+                        .iter()
+                        .flat_map(|set| ["--set".into(), set.into()]),
+                );
+                Task {
+                    name: variant.name.clone(),
+                    input: variant.loaded.effective.clone(),
+                    words,
+                    output: self.folder.join(format!("{}.log", variant.name)),
+                    leaves: variant.folder().join(manifest::IN_FOLDER),
+                }
+            })
+            .collect()
     }
 
     /// Whether the run of a task is complete.
@@ -127,12 +129,14 @@ impl Sweep {
         }
         let ranks = manifests().map(|m| m.topology.ranks()).max().unwrap_or(1);
         if parallel * ranks > count {
-            let what = format!(
-                "{parallel} variants of {ranks} ranks need {} GPUs; this machine has {count}",
-                parallel * ranks
-            );
-            let remedy = format!("--parallel {}", (count / ranks).max(1));
-            return Err(Problems::one("--parallel", what, remedy));
+            return Err(Problems::one(
+                "--parallel",
+                format!(
+                    "{parallel} variants of {ranks} ranks need {} GPUs; this machine has {count}",
+                    parallel * ranks
+                ),
+                format!("--parallel {}", (count / ranks).max(1)),
+            ));
         }
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").ok();
         let names: Vec<String> = match &visible {
@@ -167,11 +171,15 @@ fn axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
     for set in sets {
         let place = format!("--set {set}");
         let Some((key, values)) = set.split_once('=') else {
-            let remedy = "write --set KEY=VALUE,VALUE, such as --set lr.peak=1e-4,3e-4";
-            problems.add(place, "there is no `=`", remedy);
+            problems.add(
+                place,
+                "there is no `=`",
+                "write --set KEY=VALUE,VALUE, such as --set lr.peak=1e-4,3e-4",
+            );
             continue;
         };
-        let (key, values) = (key.trim(), split(values));
+        let key = key.trim();
+        let values = split(values);
         if axes.iter().any(|axis| axis.key == key) {
             problems.add(place, format!("{key} is given twice"), "write its values in one --set");
         } else if key == "log.folder" {
@@ -184,8 +192,11 @@ fn axes(sets: &[String]) -> Result<Vec<Axis<'_>>, Problems> {
         axes.push(Axis { key, values });
     }
     if axes.iter().all(|axis| axis.values.len() < 2) {
-        let what = "no setting has several values";
-        problems.add("--set", what, "write --set KEY=VALUE,VALUE, such as --set lr.peak=1e-4,3e-4");
+        problems.add(
+            "--set",
+            "no setting has several values",
+            "write --set KEY=VALUE,VALUE, such as --set lr.peak=1e-4,3e-4",
+        );
     }
     problems.or(axes)
 }
@@ -196,7 +207,10 @@ fn count(values: &[&str], value: &str) -> usize {
 
 /// Splits at commas outside brackets, braces and quotes.
 fn split(values: &str) -> Vec<&str> {
-    let (mut parts, mut begin, mut depth, mut quote) = (Vec::new(), 0, 0, None);
+    let mut parts = Vec::new();
+    let mut begin = 0;
+    let mut depth = 0;
+    let mut quote = None;
     for (at, c) in values.char_indices() {
         match (c, quote) {
             (c, Some(open)) if c == open => quote = None,
@@ -221,16 +235,23 @@ fn combinations<'a>(axes: &[Axis<'a>]) -> Result<Vec<Vec<&'a str>>, Problems> {
         .iter()
         .try_fold(1usize, |n, axis| n.checked_mul(axis.values.len()));
     if number.is_none_or(|number| number > MOST) {
-        let what = format!("the values have more than {MOST} combinations");
-        return Err(Problems::one("--set", what, "write fewer values"));
+        return Err(Problems::one(
+            "--set",
+            format!("the values have more than {MOST} combinations"),
+            "write fewer values",
+        ));
     }
     let mut all = vec![Vec::new()];
     for axis in axes {
-        let longer = |begin: &Vec<&'a str>| {
-            let with = |value: &&'a str| [&begin[..], &[*value]].concat();
-            axis.values.iter().map(with).collect::<Vec<_>>()
-        };
-        all = all.iter().flat_map(longer).collect();
+        all = all
+            .iter()
+            .flat_map(|begin| {
+                axis.values
+                    .iter()
+                    .map(|value| [&begin[..], &[*value]].concat())
+                    .collect::<Vec<_>>()
+            })
+            .collect();
     }
     Ok(all)
 }

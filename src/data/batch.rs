@@ -187,8 +187,10 @@ impl Batch {
     }
 
     pub fn samples_mut(&mut self) -> impl Iterator<Item = Sample<'_>> {
-        let (columns, seq_len) = (self.columns(), self.seq_len);
-        let (mut rest, mut at) = (cast_slice_mut::<i64, u8>(&mut self.buffer), 0);
+        let columns = self.columns();
+        let seq_len = self.seq_len;
+        let mut rest = cast_slice_mut::<i64, u8>(&mut self.buffer);
+        let mut at = 0;
         // In the order of the table.
         let mut next = |column| {
             let Range { start, end } = columns.place(column).bytes();

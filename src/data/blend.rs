@@ -104,7 +104,8 @@ impl Blend {
 /// Dataset furthest behind its share at step i; the first of several.
 fn lagging(weights: &[f64], used: &[u64], i: usize, allowed: impl Fn(usize) -> bool) -> usize {
     let step = (i as f64).max(1.0);
-    let (mut best, mut worst) = (usize::MAX, f64::NEG_INFINITY);
+    let mut best = usize::MAX;
+    let mut worst = f64::NEG_INFINITY;
     for dataset in 0..weights.len() {
         let lag = weights[dataset] * step - used[dataset] as f64;
         if lag > worst && allowed(dataset) {

@@ -69,7 +69,8 @@ impl Build<'_> {
     pub fn run(&self, progress: impl FnMut(ReadProgress, u64)) -> Result<Built> {
         UnshuffledFolder::remove_leftover(&self.output)?;
         let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
-        let (append_eod, parse_special) = (self.append, self.parse_special);
+        let append_eod = self.append;
+        let parse_special = self.parse_special;
         let record = self
             .record
             .clone()
@@ -126,8 +127,12 @@ impl Build<'_> {
             },
         )?;
         if built.documents == 0 {
-            let what = "the corpus holds no documents";
-            return Err(Problems::one(self.inputs[0].place(), what, "check --format").into());
+            return Err(Problems::one(
+                self.inputs[0].place(),
+                "the corpus holds no documents",
+                "check --format",
+            )
+            .into());
         }
         Ok(built)
     }
@@ -173,8 +178,8 @@ fn finish(writer: Writer, record: Option<&Record>) -> Result<()> {
     let path = record_path(writer.prefix());
     let text = record.text(writer.documents(), writer.tokens());
     let mut out = Output::create(&path, Existing::Replaced)?;
-    let failed = || format!("writing {} failed; nothing of it is kept", path.display());
-    out.write_all(text.as_bytes()).with_context(failed)?;
+    out.write_all(text.as_bytes())
+        .with_context(|| format!("writing {} failed; nothing of it is kept", path.display()))?;
     writer.finish_with(Some(out))
 }
 
@@ -209,18 +214,17 @@ impl Train<'_> {
         let mut text = 0;
         let Train { inputs, threads, .. } = *self;
         let options = ReadOptions { inputs, rules: &self.rules, threads, whole_texts: false };
-        let count = |_: &mut (), chunk: corpus::Chunk| {
-            let mut counts = Trainer::new();
-            chunk.documents(&self.rules, |text| {
-                counts.count(text);
-                Ok(())
-            })?;
-            Ok(counts)
-        };
         corpus::in_order(
             &options,
             || (),
-            count,
+            |_: &mut (), chunk: corpus::Chunk| {
+                let mut counts = Trainer::new();
+                chunk.documents(&self.rules, |text| {
+                    counts.count(text);
+                    Ok(())
+                })?;
+                Ok(counts)
+            },
             |counts, read| {
                 trainer.add(counts);
                 text = read.text;
@@ -230,8 +234,12 @@ impl Train<'_> {
         )?;
         let pieces = trainer.pieces();
         if pieces == 0 {
-            let what = "the corpus holds no text";
-            return Err(Problems::one(self.inputs[0].place(), what, "check --format").into());
+            return Err(Problems::one(
+                self.inputs[0].place(),
+                "the corpus holds no text",
+                "check --format",
+            )
+            .into());
         }
         let (json, vocab) = trainer.train(&self.training, learning)?;
         Ok(Trained { json, vocab, text, pieces })
@@ -245,19 +253,24 @@ pub fn merge(datasets: &[Indexed], output: &Path, existing: Existing) -> Result<
     let first = &datasets[0];
     for other in &datasets[1..] {
         if other.token_type() != first.token_type() {
-            let what = format!(
-                "holds {}, {} holds {}",
-                other.token_type(),
-                first.prefix().display(),
-                first.token_type()
+            problems.add(
+                other.prefix().display().to_string(),
+                format!(
+                    "holds {}, {} holds {}",
+                    other.token_type(),
+                    first.prefix().display(),
+                    first.token_type()
+                ),
+                "only datasets of one type can be merged: build one of them again",
             );
-            let remedy = "only datasets of one type can be merged: build one of them again";
-            problems.add(other.prefix().display().to_string(), what, remedy);
         }
     }
     for multimodal in datasets.iter().filter(|dataset| dataset.modes().is_some()) {
-        let what = "is multimodal; gptrain merges text";
-        problems.add(multimodal.prefix().display().to_string(), what, "leave it out");
+        problems.add(
+            multimodal.prefix().display().to_string(),
+            "is multimodal; gptrain merges text",
+            "leave it out",
+        );
     }
     let record = problems.collect(record::joined(datasets))?.flatten();
     problems.or(())?;

@@ -26,8 +26,12 @@ impl Masks {
     pub fn fill(&self, number: u64, sample: &mut Sample<'_>, ends: &[usize], targets: usize) {
         let words = rng::philox(self.key, number as u128);
         let key = (words[0] as u64) << 32 | words[1] as u64;
-        let draw = |document, choices| rng::below(key, document, choices);
-        self.fill_with(draw, sample, ends, targets);
+        self.fill_with(
+            |document, choices| rng::below(key, document, choices),
+            sample,
+            ends,
+            targets,
+        );
     }
 
     /// Fills the masks with prefixes chosen by `draw(document number, choices)`. Choice 0 is the

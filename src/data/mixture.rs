@@ -142,14 +142,18 @@ impl Mixture {
                 read[*member] = given;
             }
         }
-        let cursor = |(member, samples): (&Member, u64)| {
-            let first = &member.segments[0];
-            let per_epoch = first.samples() / first.epochs;
-            let dataset = &member.dataset;
-            let (prefix, identity) = (dataset.prefix().into(), dataset.identity());
-            Cursor { prefix, identity, samples, per_epoch }
-        };
-        self.members.iter().zip(read).map(cursor).collect()
+        self.members
+            .iter()
+            .zip(read)
+            .map(|(member, samples)| {
+                let first = &member.segments[0];
+                let per_epoch = first.samples() / first.epochs;
+                let dataset = &member.dataset;
+                let prefix = dataset.prefix().into();
+                let identity = dataset.identity();
+                Cursor { prefix, identity, samples, per_epoch }
+            })
+            .collect()
     }
 
     /// Dataset of a sample.
@@ -162,11 +166,13 @@ impl Mixture {
         let (member, order, k) = self.locate(sample)?;
         let dataset = &member.dataset;
         let mut last = [0];
-        let (mut at, mut shape) = (0, SampleShape::default());
+        let mut at = 0;
+        let mut shape = SampleShape::default();
         let mut slices = order.slices(k, dataset.lengths())?;
         while let Some(SequenceSlice { sequence, offset, count }) = slices.next()? {
             let fits = count.min(self.seq_len - at);
-            let (within, beyond) = (&mut tokens[at..at + fits], &mut last[..count - fits]);
+            let within = &mut tokens[at..at + fits];
+            let beyond = &mut last[..count - fits];
             dataset
                 .read(sequence, offset, within)
                 .and_then(|()| dataset.read(sequence, offset + fits as u32, beyond))

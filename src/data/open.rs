@@ -87,7 +87,8 @@ impl MixtureBuilder {
     /// this machine's memory are returned. Later segments of a dataset, for stages that need more
     /// of it, are not checked.
     pub fn check(&mut self, name: &str, plan: &MixturePlan, cut: Cut) -> Result<Problems> {
-        let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
+        let mut wrong = Problems::default();
+        let mut too_large = Problems::default();
         for stage in &plan.stages {
             let wanted = stage.until.saturating_sub(stage.from);
             let wanted = shares(self.rule, &stage.datasets, wanted);
@@ -128,11 +129,15 @@ impl MixtureBuilder {
         for share in &stage.datasets {
             if !(share.weight.is_finite() && share.weight > 0.0) {
                 let place = format!("data.{name}: {}", share.prefix.display());
-                let what = format!("its weight is {}", share.weight);
-                problems.add(place, what, "give it a weight above 0, or leave it out");
+                problems.add(
+                    place,
+                    format!("its weight is {}", share.weight),
+                    "give it a weight above 0, or leave it out",
+                );
             }
         }
-        let (mut members, mut new) = (Vec::new(), Vec::new());
+        let mut members = Vec::new();
+        let mut new = Vec::new();
         let wanted = shares(self.rule, &stage.datasets, planned);
         let mut times: HashMap<String, usize> = HashMap::new();
         for (share, wanted) in stage.datasets.iter().zip(wanted) {
@@ -198,8 +203,8 @@ impl MixtureBuilder {
     fn lengthen(&mut self, member: &mut Member, share: &Share, cut: Cut, total: u64) -> Result<()> {
         let missing = total.saturating_sub(member.samples());
         if missing > 0 {
-            let (segment, place) =
-                (member.segments.len() as u64, share.prefix.display().to_string());
+            let segment = member.segments.len() as u64;
+            let place = share.prefix.display().to_string();
             let segment = self.unordered(share, cut, missing, segment, place)?;
             member.segments.push(segment.order(&self.cache)?);
         }
@@ -232,15 +237,19 @@ impl MixtureBuilder {
         if tokens >= fewest {
             return Ok(part);
         }
-        let what = format!(
-            "{} holds {} of {} sequences, {} tokens; one sample takes {}",
-            share.describe(),
-            Count(part.len() as u64),
-            Count(dataset.sequences() as u64),
-            Count(tokens),
-            Count(fewest)
-        );
-        Err(Problems::one(place, what, remedy(share)).into())
+        Err(Problems::one(
+            place,
+            format!(
+                "{} holds {} of {} sequences, {} tokens; one sample takes {}",
+                share.describe(),
+                Count(part.len() as u64),
+                Count(dataset.sequences() as u64),
+                Count(tokens),
+                Count(fewest)
+            ),
+            remedy(share),
+        )
+        .into())
     }
 }
 

@@ -45,8 +45,7 @@ impl MixturePlan {
     pub fn from_data(data: &Data, samples: u64) -> MixturePlan {
         let stages = data
             .mixtures()
-            .filter(|(from, _)| *from == 0 || *from < samples);
-        let stages = stages
+            .filter(|(from, _)| *from == 0 || *from < samples)
             .map(|(from, datasets)| PlannedStage::new(from, samples, datasets))
             .collect();
         MixturePlan { stages }
@@ -97,7 +96,8 @@ impl MixturePlan {
         }
         // A stage without samples is dropped; one with samples is kept unchanged.
         self.stages.retain(|stage| stage.from < consumed);
-        let (mut now, mut later) = (None, Vec::new());
+        let mut now = None;
+        let mut later = Vec::new();
         for (from, datasets) in data.mixtures() {
             if from <= consumed {
                 now = Some(PlannedStage::new(consumed, samples, datasets));
@@ -106,10 +106,12 @@ impl MixturePlan {
             }
         }
         let last = self.stages.last().expect("a plan starts with a stage");
-        let changes =
-            |now: &PlannedStage| (&last.datasets, last.until) != (&now.datasets, now.until);
         let later = later.into_iter().filter(|stage| stage.from < samples);
-        let rest: Vec<PlannedStage> = now.filter(changes).into_iter().chain(later).collect();
+        let rest: Vec<PlannedStage> = now
+            .filter(|now| (&last.datasets, last.until) != (&now.datasets, now.until))
+            .into_iter()
+            .chain(later)
+            .collect();
         self.stages.extend(rest);
         self
     }

@@ -90,10 +90,12 @@ fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
 fn wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
     let count = preview.datasets.len();
     match (preview.weighted, preview.samples) {
-        (true, None) if count > 1 => {
-            let what = "weights, but no number of samples to divide by them";
-            Err(Problems::one("--weights", what, "add --samples N").into())
-        }
+        (true, None) if count > 1 => Err(Problems::one(
+            "--weights",
+            "weights, but no number of samples to divide by them",
+            "add --samples N",
+        )
+        .into()),
         (true, Some(samples)) => Ok(shares(preview.rule, &preview.datasets, samples)
             .into_iter()
             .map(Some)

@@ -64,7 +64,8 @@ impl Reader {
         requests: impl Iterator<Item = Request> + Send + 'static,
         ahead: usize,
     ) -> Result<Reader> {
-        let (ahead, mut requests) = (ahead.max(1), requests.fuse());
+        let ahead = ahead.max(1);
+        let mut requests = requests.fuse();
         let mut read = move |mut batch: Batch| {
             let request = requests
                 .next()

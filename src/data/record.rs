@@ -84,27 +84,35 @@ impl Record {
         let record: Record = serde_json::from_slice(&bytes)
             .map_err(|error| wrong(format!("is not a record of a tokenizer: {error}")))?;
         if record.format > FORMAT {
-            let what = format!("has format {}; this gptrain reads up to {FORMAT}", record.format);
-            return Err(Problems::one(place, what, "use a newer gptrain").into());
+            return Err(Problems::one(
+                place,
+                format!("has format {}; this gptrain reads up to {FORMAT}", record.format),
+                "use a newer gptrain",
+            )
+            .into());
         }
         let ends = [("eod", record.eod), ("append_eod", record.append_eod)];
         for (key, id) in ends.into_iter().filter_map(|(key, id)| Some((key, id?))) {
             if id as usize >= record.vocab {
-                let what = format!("{key} is {id}, beyond the {} ids of its vocab", record.vocab);
-                return Err(wrong(what).into());
+                return Err(wrong(format!(
+                    "{key} is {id}, beyond the {} ids of its vocab",
+                    record.vocab
+                ))
+                .into());
             }
         }
-        let (documents, tokens) = (dataset.documents() as u64, dataset.tokens());
+        let documents = dataset.documents() as u64;
+        let tokens = dataset.tokens();
         if (record.documents, record.tokens) != (documents, tokens) {
-            let what = format!(
+            return Err(wrong(format!(
                 "is of a dataset of {} documents and {} tokens; {} has {} and {}",
                 Count(record.documents),
                 Count(record.tokens),
                 dataset.prefix().display(),
                 Count(documents),
                 Count(tokens)
-            );
-            return Err(wrong(what).into());
+            ))
+            .into());
         }
         Ok(Some(record))
     }
@@ -121,11 +129,10 @@ impl Record {
     pub fn find(&self, prefix: &Path) -> Option<PathBuf> {
         let recorded = prefix.with_file_name(&self.tokenizer);
         let beside = prefix.with_file_name(recorded.file_name()?);
-        let same = |path: &PathBuf| tokenizer::digest(path).is_ok_and(|d| d == self.digest);
         [recorded, beside]
             .into_iter()
             .filter(|path| path.exists())
-            .find(same)
+            .find(|path| tokenizer::digest(path).is_ok_and(|d| d == self.digest))
     }
 
     /// Short description: "/data/tok4k.json (4,096 ids, digest c5a1…)".
@@ -152,13 +159,15 @@ impl Record {
             return Ok(());
         }
         let named = describe_file(path, digest);
-        let what = format!("is {named}; {} was built with {}", prefix.display(), self.describe());
-        let remedy = format!(
-            "name the dataset's own tokenizer, or build the dataset again with this one; if both \
-             give the same ids, remove {}",
-            record_path(prefix).display()
-        );
-        Err(Problems::one(place, what, remedy))
+        Err(Problems::one(
+            place,
+            format!("is {named}; {} was built with {}", prefix.display(), self.describe()),
+            format!(
+                "name the dataset's own tokenizer, or build the dataset again with this one; if both \
+                 give the same ids, remove {}",
+                record_path(prefix).display()
+            ),
+        ))
     }
 }
 
@@ -176,7 +185,8 @@ impl DatasetTokenizer {
     /// recorded one; without a record, a tokenizer.json in the dataset's folder.
     pub fn find(dataset: &Indexed, named: Option<&Path>) -> Result<DatasetTokenizer> {
         let prefix = dataset.prefix();
-        let (shown, record) = (prefix.display(), Record::read(dataset)?);
+        let shown = prefix.display();
+        let record = Record::read(dataset)?;
         if let (Some(record), Some(path)) = (&record, named) {
             record.compare(prefix, "--tokenizer", path)?;
         }
@@ -195,7 +205,8 @@ impl DatasetTokenizer {
                 let beside = prefix.with_file_name("tokenizer.json");
                 let beside = Some(beside).filter(|path| path.exists());
                 let note = beside.as_ref().map(|path| {
-                    let (record, path) = (record_path(prefix), path.display());
+                    let record = record_path(prefix);
+                    let path = path.display();
                     format!(
                         "{} does not exist: assuming that {path} is the tokenizer",
                         record.display()
@@ -237,7 +248,8 @@ fn describe(tokenizer: &str, vocab: usize, digest: &str) -> String {
 /// Record of several datasets merged; None if one of them has none. Different tokenizers are an
 /// error.
 pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
-    let (mut problems, mut records) = (Problems::default(), Vec::new());
+    let mut problems = Problems::default();
+    let mut records = Vec::new();
     for dataset in datasets {
         let record = problems.collect(Record::read(dataset))?.flatten();
         records.extend(record.map(|record| (dataset.prefix(), record)));
@@ -245,10 +257,13 @@ pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
     let Some((first, joined)) = records.first().cloned() else { return Ok(problems.or(None)?) };
     for (prefix, record) in &records[1..] {
         if record.digest != joined.digest {
-            let (theirs, ours) = (record.describe(), joined.describe());
-            let what = format!("was built with {theirs}, {} with {ours}", first.display());
-            let remedy = "ids of two tokenizers do not mix: build one of the datasets again";
-            problems.add(prefix.display().to_string(), what, remedy);
+            let theirs = record.describe();
+            let ours = joined.describe();
+            problems.add(
+                prefix.display().to_string(),
+                format!("was built with {theirs}, {} with {ours}", first.display()),
+                "ids of two tokenizers do not mix: build one of the datasets again",
+            );
         }
     }
     let every_dataset = records.len() == datasets.len();
@@ -259,12 +274,11 @@ pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
     };
     let append_eod = joined.append_eod.filter(appended);
     let parse_special = records.iter().any(|(_, record)| record.parse_special);
-    let same = |encoder: &String| {
+    let encoder = joined.encoder.clone().filter(|encoder| {
         records
             .iter()
             .all(|(_, record)| record.encoder.as_ref() == Some(encoder))
-    };
-    let encoder = joined.encoder.clone().filter(same);
+    });
     let record = Record { append_eod, parse_special, encoder, ..joined };
     Ok(problems.or(every_dataset.then_some(record))?)
 }

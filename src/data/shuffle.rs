@@ -22,11 +22,12 @@ impl UnshuffledFolder {
     /// Removes the folder of a killed process, and says so.
     pub fn remove_leftover(prefix: &Path) -> Result<()> {
         let folder = path(prefix);
-        let is_it = |name: &str| folder.file_name().is_some_and(|own| own == name);
         let parent = folder
             .parent()
             .filter(|parent| !parent.as_os_str().is_empty());
-        let found = output::temporary_folders(parent.unwrap_or(Path::new(".")), is_it);
+        let found = output::temporary_folders(parent.unwrap_or(Path::new(".")), |name: &str| {
+            folder.file_name().is_some_and(|own| own == name)
+        });
         found.abandoned.into_iter().try_for_each(Leftover::remove)
     }
 

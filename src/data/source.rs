@@ -118,7 +118,8 @@ pub fn check(
     eval_samples: u64,
 ) -> Result<Problems> {
     let mut builder = MixtureBuilder::new(data, seq_len);
-    let (mut wrong, mut too_large) = (Problems::default(), Problems::default());
+    let mut wrong = Problems::default();
+    let mut too_large = Problems::default();
     let cut = |drop_partial| Cut { extra_token: data.add_extra_token_to_sequence, drop_partial };
     let mut plans = vec![("train".into(), MixturePlan::from_data(data, train_samples), cut(true))];
     for set in &data.valid {
@@ -187,15 +188,18 @@ impl Source {
 
     #[cold]
     fn outside(&self, sample: u64, token: i32) -> anyhow::Error {
-        let what = format!(
-            "sample {sample} holds token id {token}; the model's vocabulary has {} ids",
-            Count(self.vocab as u64)
-        );
         let place = match self.mixture.dataset(sample) {
             Ok(dataset) => dataset.prefix().display().to_string(),
             Err(error) => return error,
         };
-        let remedy = "set model.vocab to that of the dataset's tokenizer, or use the right dataset";
-        Problems::one(place, what, remedy).into()
+        Problems::one(
+            place,
+            format!(
+                "sample {sample} holds token id {token}; the model's vocabulary has {} ids",
+                Count(self.vocab as u64)
+            ),
+            "set model.vocab to that of the dataset's tokenizer, or use the right dataset",
+        )
+        .into()
     }
 }

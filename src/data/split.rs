@@ -48,8 +48,11 @@ fn deep_speed_pieces(weights: &str) -> Vec<&str> {
 /// Three weights that sum to a positive number, not yet normalised.
 fn parse(weights: &str, pieces: &[&str]) -> Result<[f64; 3]> {
     let wrong = |what: String| {
-        let remedy = "write up to three weights for train, valid and test, such as 969,30,1";
-        Problems::one(format!("split \"{weights}\""), what, remedy)
+        Problems::one(
+            format!("split \"{weights}\""),
+            what,
+            "write up to three weights for train, valid and test, such as 969,30,1",
+        )
     };
     if pieces.len() > 3 {
         return Err(wrong(format!("has {} weights, at most 3 are allowed", pieces.len())).into());

@@ -124,7 +124,9 @@ impl MatrixPart {
     /// Columns of a row in the part, as runs within one fused matrix, each with the index of that
     /// matrix.
     pub fn runs(&self, row: usize) -> impl Iterator<Item = (usize, Range<usize>)> + use<> {
-        let (cols, fused, vector) = (self.cols_of(row), self.fused, self.is_vector());
+        let cols = self.cols_of(row);
+        let fused = self.fused;
+        let vector = self.is_vector();
         let mut at = cols.start;
         std::iter::from_fn(move || {
             let start = at;
@@ -169,7 +171,8 @@ mod tests {
         assert_eq!(part.runs(2).collect::<Vec<_>>(), [(2, 0..5)]);
         assert_eq!((part.col_rows(), part.col_row(4), part.numels()), (3, 1, [20, 20, 20]));
         assert_eq!(MatrixPart { len: 0, ..part }.touched(), 0..0);
-        let (whole, fused) = ([1, 12], Fused::new([2, 2, 2]));
+        let whole = [1, 12];
+        let fused = Fused::new([2, 2, 2]);
         let vector = MatrixPart { whole, rows: 1, cols: 12, first: 4, len: 4, fused };
         assert_eq!(vector.runs(0).collect::<Vec<_>>(), [(2, 4..6), (0, 6..8)]);
         assert_eq!((vector.col_rows(), vector.numels()), (1, [4, 4, 4]));

@@ -68,12 +68,14 @@ impl Arena {
 
     /// Places several layouts over the same bytes. Only one of them may be in use at a time.
     pub fn overlay<T>(&self, lays: impl Iterator<Item = T>) -> Vec<T> {
-        let (start, mut end) = (self.top.get(), self.top.get());
-        let laid = lays.inspect(|_| {
-            end = end.max(self.top.get());
-            self.top.set(start);
-        });
-        let laid = laid.collect();
+        let start = self.top.get();
+        let mut end = self.top.get();
+        let laid = lays
+            .inspect(|_| {
+                end = end.max(self.top.get());
+                self.top.set(start);
+            })
+            .collect();
         self.top.set(end);
         laid
     }

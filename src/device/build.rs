@@ -78,7 +78,8 @@ fn set(constant: &str, images: Option<(&Path, &str)>, out: &Path) -> String {
     // Some kernels exist for some GPUs only.
     let images = sources.iter().map(image).filter(|image| image.exists());
     let rows: Vec<String> = images.map(|image| embed(&image, out)).collect();
-    let (release, rows) = (release(folder), rows.join(", "));
+    let release = release(folder);
+    let rows = rows.join(", ");
     format!(
         "const {constant}: Option<Kernels> = \
          Some(Kernels {{ release: {release}, images: &[{rows}] }});\n"

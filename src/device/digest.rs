@@ -16,12 +16,20 @@ pub fn digest_term(at: u64, bits: u32) -> u64 {
 /// Sum of the terms (mod 2⁶⁴) of values in memory, the first of which is element `first` of its
 /// tensor.
 pub fn digest_of_bytes(first: u64, dtype: DType, bytes: &[u8]) -> u64 {
-    let two = |b: &[u8]| u16::from_le_bytes([b[0], b[1]]).into();
-    let four = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
     match dtype.size() {
         1 => sum(first, bytes.iter().map(|byte| u32::from(*byte))),
-        2 => sum(first, bytes.chunks_exact(2).map(two)),
-        4 => sum(first, bytes.chunks_exact(4).map(four)),
+        2 => sum(
+            first,
+            bytes
+                .chunks_exact(2)
+                .map(|b| u16::from_le_bytes([b[0], b[1]]).into()),
+        ),
+        4 => sum(
+            first,
+            bytes
+                .chunks_exact(4)
+                .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])),
+        ),
         _ => panic!("no state is of {dtype}"),
     }
 }

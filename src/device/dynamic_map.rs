@@ -105,8 +105,10 @@ impl DynamicMap {
 
     /// Encodes `x` with a scale per block: its largest magnitude.
     pub fn encode(&self, x: &[f32], block: usize) -> (Vec<u8>, Vec<f32>) {
-        let largest = |x: &[f32]| x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let scales: Vec<f32> = x.chunks(block).map(largest).collect();
+        let scales: Vec<f32> = x
+            .chunks(block)
+            .map(|x| x.iter().fold(0.0f32, |most, x| most.max(x.abs())))
+            .collect();
         let code = |x: &f32, scale: f32| self.code(x / if scale > 0.0 { scale } else { 1.0 });
         let blocks = x.chunks(block).zip(&scales);
         (
@@ -169,11 +171,11 @@ mod tests {
     /// `tests/fixtures/bitsandbytes/maps.f32`: the signed map, then the unsigned.
     #[test]
     fn the_maps_are_those_of_bitsandbytes() {
-        let stored = include_bytes!("../../tests/fixtures/bitsandbytes/maps.f32");
-        let stored = stored
+        let stored: Vec<u32> = include_bytes!("../../tests/fixtures/bitsandbytes/maps.f32")
             .chunks_exact(4)
-            .map(|b| f32::from_le_bytes(b.try_into().unwrap()));
-        let stored: Vec<u32> = stored.map(f32::to_bits).collect();
+            .map(|b| f32::from_le_bytes(b.try_into().unwrap()))
+            .map(f32::to_bits)
+            .collect();
         let ours = both()
             .into_iter()
             .flat_map(|map| map.values.map(f32::to_bits));
@@ -183,8 +185,9 @@ mod tests {
     /// Nearest of 256 numbers; the lower of two equally near ones; above 0 never 0.
     fn nearest(map: &DynamicMap, x: f32) -> u8 {
         let off = |code: &u8| (f64::from(map.values[*code as usize]) - f64::from(x)).abs();
-        let lower = |a: &u8, b: &u8| off(a).total_cmp(&off(b)).then(a.cmp(b));
-        let code = (0..=255u8).min_by(lower).unwrap();
+        let code = (0..=255u8)
+            .min_by(|a, b| off(a).total_cmp(&off(b)).then(a.cmp(b)))
+            .unwrap();
         let unsigned = map.values[0] == 0.0;
         if unsigned { code.max(u8::from(x > 0.0)) } else { code }
     }

@@ -40,7 +40,10 @@ pub(super) fn log_op(op: &Op, synchronous: bool, enqueue: impl FnOnce()) {
     let began = Instant::now();
     enqueue();
     let seconds = synchronous.then(|| began.elapsed().as_secs_f64());
-    let (name, kind, tensors, cost) = (op.name(), op.kind(), op.tensors().0, op.cost());
+    let name = op.name();
+    let kind = op.kind();
+    let tensors = op.tensors().0;
+    let cost = op.cost();
     LOG.with_borrow_mut(|log| {
         log.iter_mut().for_each(|log| {
             log.push(LoggedOp { name, kind, tensors: tensors.clone(), cost, seconds })

@@ -111,7 +111,8 @@ impl Memory {
     fn access(&mut self, start: usize, end: usize, writes: bool, item: Item) -> Vec<(Item, bool)> {
         self.split(start);
         self.split(end);
-        let (mut others, mut at) = (Vec::new(), start);
+        let mut others = Vec::new();
+        let mut at = start;
         let mut gaps = Vec::new();
         for (first, segment) in self.0.range_mut(start..end) {
             if at < *first {
@@ -225,7 +226,8 @@ impl Order {
     }
 
     fn access(&mut self, x: Tensor, writes: bool, item: Item, clock: &Clock) {
-        let (start, end) = (x.addr(), x.addr() + x.bytes());
+        let start = x.addr();
+        let end = x.addr() + x.bytes();
         if start == end {
             return;
         }

@@ -83,8 +83,11 @@ impl Arenas {
             ("optimizer", &self.host_states),
             ("copies", &self.staging),
         ];
-        let host = on_host.map(|(name, arena)| (name, bytes(arena)));
-        let host = host.into_iter().filter(|(_, bytes)| bytes.0 > 0).collect();
+        let host = on_host
+            .map(|(name, arena)| (name, bytes(arena)))
+            .into_iter()
+            .filter(|(_, bytes)| bytes.0 > 0)
+            .collect();
         MemoryPlan { rows, host }
     }
 }

@@ -46,8 +46,11 @@ impl MessageBuffers {
         let receives = (0..pp.chunks).any(|chunk| pp.stage(chunk) + 1 < pp.stages());
         let received = receives.then(|| buffer(stream));
         let share = tp.sent(stream);
-        let pair = || AsyncBuffers { x: buffer(share), dx: buffer(share) };
-        MessageBuffers { received, asynchronous: asynchronous.then(pair) }
+        MessageBuffers {
+            received,
+            asynchronous: asynchronous
+                .then(|| AsyncBuffers { x: buffer(share), dx: buffer(share) }),
+        }
     }
 
     fn received(&self) -> Tensor {

@@ -6,7 +6,7 @@ use super::states::StateSpec;
 use base::DType;
 use device::{Backend, Tensor};
 use manifest::{Manifest, Model, Precision};
-use model::{Bucket, Layout, MicroBatch, ModelShard, ParamStore, Params};
+use model::{Layout, MicroBatch, ModelShard, ParamStore, Params};
 
 /// Weights of a rank that has neither gradients nor an optimizer.
 pub struct Frozen<'a> {
@@ -32,8 +32,11 @@ impl<'a> Frozen<'a> {
         arenas: &Arenas,
     ) -> Self {
         let layout = Layout::new(model, shard);
-        let bucket = |b: &Bucket| arenas.weights.matrix(1, b.range.len(), DType::F32);
-        let flat: Vec<Tensor> = layout.buckets.iter().map(bucket).collect();
+        let flat: Vec<Tensor> = layout
+            .buckets
+            .iter()
+            .map(|b| arenas.weights.matrix(1, b.range.len(), DType::F32))
+            .collect();
         let params = layout
             .buckets
             .iter()

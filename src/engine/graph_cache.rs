@@ -98,7 +98,9 @@ impl GraphCache {
 
     /// Runs a pass by calling `enqueue`, or replays its graph.
     pub fn run(&self, params: &ShardedParams, kind: PassKind, pass: Pass, enqueue: impl Fn()) {
-        let (op, micro, chunk) = (kind.name(), pass.micro, pass.chunk);
+        let op = kind.name();
+        let micro = pass.micro;
+        let chunk = pass.chunk;
         let _span = tracing::trace_span!("pass", gpu = true, op, micro, chunk).entered();
         if !(self.capturable && self.joins(kind)) {
             return enqueue();

@@ -104,7 +104,8 @@ impl Groups {
 
 /// Position of this rank in its pipeline.
 pub fn pipeline_rank(groups: &Groups, m: &Manifest) -> PipelineRank {
-    let (rank, ranks) = (groups.pipeline.rank(), groups.pipeline.size());
+    let rank = groups.pipeline.rank();
+    let ranks = groups.pipeline.size();
     PipelineRank { rank, ranks, chunks: m.topology.chunks }
 }
 
@@ -126,13 +127,15 @@ pub fn cuts(model: &Model, topology: &Topology) -> Vec<Range<usize>> {
 pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
     let pp = pipeline_rank(groups, m);
     let cuts = cuts(&m.model, &m.topology);
-    let chunk = |chunk| {
-        let stage = pp.stage(chunk);
-        let (first, last) = (stage == 0, stage + 1 == pp.stages());
-        Chunk { layers: cuts[stage].clone(), first, last }
-    };
     ModelShard {
-        chunks: (0..pp.chunks).map(chunk).collect(),
+        chunks: (0..pp.chunks)
+            .map(|chunk| {
+                let stage = pp.stage(chunk);
+                let first = stage == 0;
+                let last = stage + 1 == pp.stages();
+                Chunk { layers: cuts[stage].clone(), first, last }
+            })
+            .collect(),
         tp: groups.tensor.size(),
         tp_rank: groups.tensor.rank(),
         dp: groups.gradients.size(),
@@ -254,8 +257,10 @@ train: {samples: 8000}
             let costs =
                 Costs { forward: vec![1.0; stages], backward: vec![2.0; stages], message: 0.0 };
             let slots = |orders: &[Vec<Action>]| -> Vec<usize> {
-                let used = |order: &Vec<Action>| order.iter().map(|a| a.pass().slot + 1).max();
-                orders.iter().filter_map(used).collect()
+                orders
+                    .iter()
+                    .filter_map(|order| order.iter().map(|a| a.pass().slot + 1).max())
+                    .collect()
             };
             let most = slots(&orders(&m.topology, 64));
             if m.topology.schedule != Schedule::GPipe {

@@ -28,14 +28,17 @@ type Piece = (usize, Range<usize>);
 
 /// Consecutive pieces, of at most `size` elements, of this rank's part of each parameter.
 fn pieces(params: &[ParamStates], size: usize) -> Vec<Piece> {
-    let of_param = |(i, kept): (usize, &ParamStates)| {
-        let end = kept.part.end;
-        let starts = kept.part.clone().step_by(size);
-        starts
-            .map(move |start| (i, start..end.min(start + size)))
-            .collect::<Vec<_>>()
-    };
-    params.iter().enumerate().flat_map(of_param).collect()
+    params
+        .iter()
+        .enumerate()
+        .flat_map(|(i, kept)| {
+            let end = kept.part.end;
+            let starts = kept.part.clone().step_by(size);
+            starts
+                .map(move |start| (i, start..end.min(start + size)))
+                .collect::<Vec<_>>()
+        })
+        .collect()
 }
 
 /// View of a piece in its permanent memory.
@@ -63,8 +66,12 @@ impl MasterWindows {
             .iter()
             .any(|kept| kept.get(MODEL).home() == Home::Host);
         let models = if on_host { longest } else { 0 };
-        let window = |_| [arena.matrix(1, longest, DType::F32), arena.matrix(1, models, model)];
-        MasterWindows { size, windows: std::array::from_fn(window) }
+        MasterWindows {
+            size,
+            windows: std::array::from_fn(|_| {
+                [arena.matrix(1, longest, DType::F32), arena.matrix(1, models, model)]
+            }),
+        }
     }
 
     /// Like `for_each_piece_in_place`, with the master and model weight of the piece on the device. If
@@ -106,7 +113,9 @@ impl MasterWindows {
 
     /// View of a piece whose host tensors are replaced by their window.
     fn on_device(&self, k: usize, piece: ParamStates) -> ParamStates {
-        let (master, model, len) = (piece.get(MASTER), piece.get(MODEL), piece.part.len());
+        let master = piece.get(MASTER);
+        let model = piece.get(MODEL);
+        let len = piece.part.len();
         let window = self.master(k, len);
         let model = match model.home() {
             Home::Device => model,
@@ -154,9 +163,11 @@ optimizer: adafactor
 train: {samples: 800}
 topology: {data: 2, zero: 1}
 ";
-        let (m, cpu) = (manifest::for_test(text, sets), Cpu::new(Some(1)));
+        let m = manifest::for_test(text, sets);
+        let cpu = Cpu::new(Some(1));
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
-        let (rule, model) = (optimizer_rule(&m), groups::model_dtype(m.precision));
+        let rule = optimizer_rule(&m);
+        let model = groups::model_dtype(m.precision);
         let on_host = OffloadPlan::from_manifest(&m);
         let lay_out = |arenas: &Arenas| {
             let buckets = params::plan_buckets(1, 1, &layout, model, on_host, arenas);
@@ -183,8 +194,10 @@ topology: {data: 2, zero: 1}
             seen += piece.part.len();
         });
         assert_eq!(seen, states.iter().map(|kept| kept.part.len()).sum::<usize>());
-        let both = |kept: &ParamStates| [MASTER, MODEL].map(|name| numbers(&cpu, kept.get(name)));
-        states.iter().flat_map(both).collect()
+        states
+            .iter()
+            .flat_map(|kept| [MASTER, MODEL].map(|name| numbers(&cpu, kept.get(name))))
+            .collect()
     }
 
     /// For every location of the model weights and any piece size, each element is fetched and

@@ -67,7 +67,8 @@ pub fn lay_out(
 ) -> RankMemory {
     let train = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
-    let (level, dp_rank) = (params::zero_level(groups, m), groups.gradients.rank());
+    let level = params::zero_level(groups, m);
+    let dp_rank = groups.gradients.rank();
     let on_host = OffloadPlan::from_manifest(m);
     let mut buckets = params::plan_buckets(level, dp_rank, &layout, train.dtype, on_host, arenas);
     let fp8 = (m.precision == Precision::Fp8).then(|| {
@@ -143,12 +144,18 @@ fn plan_passes(
     arenas: &Arenas,
 ) -> PassBuffers {
     let pp = pipeline_rank(groups, m);
-    let (trained, evaluated) = (slots(groups, m), schedule::forward_slots(pp));
+    let trained = slots(groups, m);
+    let evaluated = schedule::forward_slots(pp);
     let inputs = |_| Inputs::plan(m.batch.micro, m.model.seq_len, causal, &arenas.inputs);
     let inputs: Vec<Inputs> = (0..trained.max(evaluated)).map(inputs).collect();
     let chunks = |cx: &Cx, inputs: Inputs, saved: &Arena, workspace: &Arena| {
-        let plan = |chunk| Activations::plan(cx, chunk, inputs, tables, saved, workspace);
-        saved.overlay(layout.shard.chunks.iter().map(plan))
+        saved.overlay(
+            layout
+                .shard
+                .chunks
+                .iter()
+                .map(|chunk| Activations::plan(cx, chunk, inputs, tables, saved, workspace)),
+        )
     };
     let overlap = messages_overlap(&m.topology);
     let (work, messages, slots) = arenas.workspace.temporary(|workspace| {

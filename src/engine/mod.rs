@@ -106,7 +106,8 @@ impl<'a> Engine<'a> {
         let manifest = &memory::resolve_gradient_home(be, &groups, manifest, &*rule, causal);
         let measured = Arenas::measuring();
         memory::lay_out(be, &groups, manifest, &*rule, causal, &measured);
-        let (home, asked) = (Home::Device, measured.memory_plan(be.workspace()).total());
+        let home = Home::Device;
+        let asked = measured.memory_plan(be.workspace()).total();
         if let Some(most) = manifest.train.device_memory.filter(|most| asked > *most) {
             return Err(OutOfMemory { home, asked, available: Some(most) });
         }
@@ -240,9 +241,12 @@ impl<'a> Engine<'a> {
     /// Queues a step. The device may still run it, and the previous one, when this returns. At most
     /// two steps may have an unread outcome.
     pub fn queue(&self, load: Load, micros: usize, lr: f64) -> anyhow::Result<()> {
-        let (be, s, params) = (self.be, &self.scalars, &self.params);
+        let be = self.be;
+        let s = &self.scalars;
+        let params = &self.params;
         let order = self.order.next(micros);
-        let (rule, step) = (&*self.rule, self.steps.get());
+        let rule = &*self.rule;
+        let step = self.steps.get();
         let compression = self.compression.as_ref().filter(|c| c.applies(step));
         self.steps.set(step + 1);
         params.set_compressing(compression.is_some());
@@ -303,8 +307,11 @@ impl<'a> Engine<'a> {
         load: Load,
         mut sink: Option<LossSink>,
     ) -> anyhow::Result<()> {
-        let (be, pp, loss) = (self.be, self.pipeline_rank(), self.scalars.loss);
-        let (params, graphs) = (&self.params, &self.graphs);
+        let be = self.be;
+        let pp = self.pipeline_rank();
+        let loss = self.scalars.loss;
+        let params = &self.params;
+        let graphs = &self.graphs;
         let cx = context(be, &params.groups, &self.manifest, training);
         let cx = Cx { fp8: self.fp8, ..cx };
         let stage = Stage { cx, layout: &params.layout, store: params };
@@ -314,42 +321,50 @@ impl<'a> Engine<'a> {
             .map(|action| action.pass().micro + 1)
             .max()
             .unwrap_or(0);
-        let (groups, buffers) = (&params.groups, &self.passes.messages);
+        let groups = &params.groups;
+        let buffers = &self.passes.messages;
         let comm = PipelineComm { be, pp, groups, tp: cx.tp, buffers };
-        let tensor_of = |side, pass| self.message_tensor(side, activations(pass));
-        execute(actions, &comm, tensor_of, |action| {
-            match action {
-                Action::Forward(pass) => {
-                    let inputs = &activations(pass).inputs;
-                    match (pass.chunk, pass.slot == pass.home) {
-                        (0, _) => load(inputs)?,
-                        (_, true) => {}
-                        (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
+        execute(
+            actions,
+            &comm,
+            |side, pass| self.message_tensor(side, activations(pass)),
+            |action| {
+                match action {
+                    Action::Forward(pass) => {
+                        let inputs = &activations(pass).inputs;
+                        match (pass.chunk, pass.slot == pass.home) {
+                            (0, _) => load(inputs)?,
+                            (_, true) => {}
+                            (_, false) => inputs.copy(be, &slots[pass.home][0].inputs),
+                        }
+                        let room = self.fp8.map(|room| room.for_forward(pass.micro == 0));
+                        let codes = room.is_some_and(|room| room.new_weights);
+                        let stage = Stage { cx: Cx { fp8: room, ..cx }, ..stage };
+                        graphs.run(params, PassKind::Forward { training, codes }, pass, || {
+                            stage.forward(activations(pass))
+                        });
                     }
-                    let room = self.fp8.map(|room| room.for_forward(pass.micro == 0));
-                    let codes = room.is_some_and(|room| room.new_weights);
-                    let stage = Stage { cx: Cx { fp8: room, ..cx }, ..stage };
-                    let enqueue = || stage.forward(activations(pass));
-                    graphs.run(params, PassKind::Forward { training, codes }, pass, enqueue);
-                }
-                Action::Backward(pass) => {
-                    // Every schedule runs a chunk's backward passes in the order of micro-batches.
-                    let at = MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
-                    let enqueue =
-                        || stage.backward(activations(pass), &self.passes.work, loss.add(), at);
-                    graphs.run(params, PassKind::Backward(at), pass, enqueue);
-                }
-                Action::Loss(pass) => {
-                    let enqueue = || stage.loss(activations(pass), loss.add());
-                    graphs.run(params, PassKind::Loss, pass, enqueue);
-                    if let Some(sink) = &mut sink {
-                        scorer::report_losses(be, activations(pass), sink);
+                    Action::Backward(pass) => {
+                        // Every schedule runs a chunk's backward passes in the order of micro-batches.
+                        let at =
+                            MicroBatch { first: pass.micro == 0, last: pass.micro + 1 == micros };
+                        graphs.run(params, PassKind::Backward(at), pass, || {
+                            stage.backward(activations(pass), &self.passes.work, loss.add(), at)
+                        });
                     }
+                    Action::Loss(pass) => {
+                        graphs.run(params, PassKind::Loss, pass, || {
+                            stage.loss(activations(pass), loss.add())
+                        });
+                        if let Some(sink) = &mut sink {
+                            scorer::report_losses(be, activations(pass), sink);
+                        }
+                    }
+                    _ => unreachable!("`execute` handles messages itself"),
                 }
-                _ => unreachable!("`execute` handles messages itself"),
-            }
-            Ok(())
-        })
+                Ok(())
+            },
+        )
     }
 
     /// Tensor that a rank sends or receives: the stream of a micro-batch, or its gradient.

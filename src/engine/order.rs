@@ -78,10 +78,16 @@ train: {samples: 800}
         let begins = actions
             .iter()
             .any(|action| matches!(action, Action::Begin(..)));
-        let passes = |action: &&Action| {
-            matches!(action, Action::Forward(_) | Action::Backward(_) | Action::Loss(_))
-        };
-        (actions.iter().filter(passes).copied().collect(), begins)
+        (
+            actions
+                .iter()
+                .filter(|action| {
+                    matches!(action, Action::Forward(_) | Action::Backward(_) | Action::Loss(_))
+                })
+                .copied()
+                .collect(),
+            begins,
+        )
     }
 
     #[test]
@@ -91,7 +97,8 @@ train: {samples: 800}
                 let pp = PipelineRank { rank, ranks: 4, chunks };
                 let topology = topology(chunks);
                 let order = |lazy| StepOrder::new(pp, &topology, lazy);
-                let (lazy, eager) = (order(true), order(false));
+                let lazy = order(true);
+                let eager = order(false);
                 for (micros, begins) in [
                     (8, false),
                     (8, false),

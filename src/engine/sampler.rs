@@ -52,9 +52,10 @@ impl<'a> Sampler<'a> {
     ) -> Result<Sampler<'a>, OutOfMemory> {
         let groups = Groups::solo();
         let manifest = Frozen::manifest(manifest);
-        let lay_out = |arenas: &Arenas| lay_out(be, &groups, &manifest, context_len, arenas);
         let (SamplerBuffers { weights, tables, cache, passes }, _) =
-            Arenas::reserve_for(be, lay_out)?;
+            Arenas::reserve_for(be, |arenas: &Arenas| {
+                lay_out(be, &groups, &manifest, context_len, arenas)
+            })?;
         tables.upload(&context(be, &groups, &manifest, false));
         let [one, several] = passes.map(|activations| {
             let batch = Batch::causal(&vec![0; activations.inputs.rows() + 1], 1, 0, 0.0);
@@ -153,11 +154,11 @@ fn lay_out<'a>(
     let cache = KvCache::plan(&cx, context_len + several, &arenas.inputs);
     let tables = Tables { kv_cache: Some(cache), ..Tables::plan(&cx, &arenas.inputs) };
     let chunk = &weights.layout().shard.chunks[0];
-    let pass = |tokens: usize| {
+    let passes = [1, several].map(|tokens| {
         let inputs = Inputs::plan(1, tokens, true, &arenas.inputs);
-        let plan = |space: &_| Activations::plan(&cx, chunk, inputs, &tables, space, space);
-        arenas.workspace.temporary(plan)
-    };
-    let passes = [1, several].map(pass);
+        arenas
+            .workspace
+            .temporary(|space: &_| Activations::plan(&cx, chunk, inputs, &tables, space, space))
+    });
     SamplerBuffers { weights, tables, cache, passes }
 }

@@ -75,7 +75,8 @@ pub fn write(be: &dyn Backend, to: Scaler, state: &ScaleState) {
 }
 
 pub fn read(be: &dyn Backend, from: Scaler) -> ScaleState {
-    let (mut scale, mut counts) = ([0.0f32], [0i64; 5]);
+    let mut scale = [0.0f32];
+    let mut counts = [0i64; 5];
     be.download(from.scale, bytemuck::cast_slice_mut(&mut scale));
     be.download(from.counts, bytemuck::cast_slice_mut(&mut counts));
     let [updates_in_a_row, overflows_left, updates, skipped, _] = counts;

@@ -64,9 +64,10 @@ impl<'a> Scorer<'a> {
         seq_len: usize,
     ) -> Result<Scorer<'a>, OutOfMemory> {
         let manifest = Frozen::manifest(manifest);
-        let lay_out = |arenas: &Arenas| lay_out(be, &groups, &manifest, seq_len, arenas);
         let (ScorerBuffers { weights, tables, slots, loss }, memory_plan) =
-            Arenas::reserve_for(be, lay_out)?;
+            Arenas::reserve_for(be, |arenas: &Arenas| {
+                lay_out(be, &groups, &manifest, seq_len, arenas)
+            })?;
         tables.upload(&context(be, &groups, &manifest, false));
         Ok(Scorer { be, groups, manifest, weights, slots, loss, memory_plan })
     }
@@ -87,27 +88,31 @@ impl LossSource for Scorer<'_> {
         self.be.run(op::Zero { x: self.loss });
         let buffers = &MessageBuffers::NONE;
         let comm = PipelineComm { be: self.be, pp, groups: &self.groups, tp: cx.tp, buffers };
-        let tensor_of = |side, pass| match side {
-            Side::RecvX => activations(pass).x,
-            Side::SendY => activations(pass).y,
-            _ => unreachable!("forwards have no gradients"),
-        };
-        execute(&actions, &comm, tensor_of, |action| {
-            match action {
-                Action::Forward(pass) => {
-                    if pass.chunk == 0 {
-                        load(&activations(pass).inputs)?;
+        execute(
+            &actions,
+            &comm,
+            |side, pass| match side {
+                Side::RecvX => activations(pass).x,
+                Side::SendY => activations(pass).y,
+                _ => unreachable!("forwards have no gradients"),
+            },
+            |action| {
+                match action {
+                    Action::Forward(pass) => {
+                        if pass.chunk == 0 {
+                            load(&activations(pass).inputs)?;
+                        }
+                        stage.forward(activations(pass));
                     }
-                    stage.forward(activations(pass));
+                    Action::Loss(pass) => {
+                        stage.loss(activations(pass), self.loss.add());
+                        report_losses(self.be, activations(pass), sink);
+                    }
+                    _ => unreachable!("forwards compute nothing else"),
                 }
-                Action::Loss(pass) => {
-                    stage.loss(activations(pass), self.loss.add());
-                    report_losses(self.be, activations(pass), sink);
-                }
-                _ => unreachable!("forwards compute nothing else"),
-            }
-            Ok(())
-        })?;
+                Ok(())
+            },
+        )?;
         self.be.sync()
     }
 }
@@ -127,11 +132,13 @@ fn lay_out<'a>(
     let slots = schedule::forward_slots(pipeline_rank(groups, m));
     let inputs = |_| Inputs::plan(m.batch.micro, seq_len, false, &arenas.inputs);
     let inputs: Vec<Inputs> = (0..slots).map(inputs).collect();
-    let chunks = |inputs: &Inputs| {
-        let chunks = weights.layout().shard.chunks.iter();
-        let space = &arenas.workspace;
-        space.overlay(chunks.map(|c| Activations::plan(&cx, c, *inputs, &tables, space, space)))
-    };
-    let slots = inputs.iter().map(chunks).collect();
+    let slots = inputs
+        .iter()
+        .map(|inputs| {
+            let chunks = weights.layout().shard.chunks.iter();
+            let space = &arenas.workspace;
+            space.overlay(chunks.map(|c| Activations::plan(&cx, c, *inputs, &tables, space, space)))
+        })
+        .collect();
     ScorerBuffers { weights, tables, slots, loss }
 }

@@ -42,7 +42,9 @@ impl StateSpec {
     /// Weight for forward and backward.
     pub const fn model(dtype: DType) -> StateSpec {
         let init = Initial::CastOf(MASTER);
-        let (extent, saved, offloads) = (Extent::Like, false, false);
+        let extent = Extent::Like;
+        let saved = false;
+        let offloads = false;
         StateSpec { name: MODEL, dtype, extent, saved, offloads, init }
     }
 
@@ -53,7 +55,9 @@ impl StateSpec {
 
     /// An f32 for each element of the parameter, initially 0.
     pub const fn moment(name: &'static str) -> StateSpec {
-        let (dtype, extent, init) = (DType::F32, Extent::Like, Initial::Zero);
+        let dtype = DType::F32;
+        let extent = Extent::Like;
+        let init = Initial::Zero;
         StateSpec { name, dtype, extent, saved: true, offloads: true, init }
     }
 }
@@ -94,7 +98,8 @@ impl Extent {
             Extent::Cols => TensorSlice { at: [0, col], size: [1, cols] },
             Extent::PartCols(n) => TensorSlice { at: [0, col], size: [n, cols] },
             Extent::ColBlocks(n) => {
-                let (col, cols) = (div_exact(col, n), div_exact(cols, n));
+                let col = div_exact(col, n);
+                let cols = div_exact(cols, n);
                 TensorSlice { at: [row, col], size: [rows, cols] }
             }
         }
@@ -117,7 +122,8 @@ impl Extent {
     /// Smallest part of the state that covers a rectangle of the parameter.
     pub fn covering_part(self, param: TensorSlice) -> TensorSlice {
         let Extent::ColBlocks(n) = self else { return self.part_for(param) };
-        let (first, end) = (param.at[1] / n, (param.at[1] + param.size[1]).div_ceil(n));
+        let first = param.at[1] / n;
+        let end = (param.at[1] + param.size[1]).div_ceil(n);
         TensorSlice { at: [param.at[0], first], size: [param.size[0], end - first] }
     }
 
@@ -244,8 +250,10 @@ impl ParamStates {
     ) -> Option<ParamStates> {
         let shared = |spec: &StateSpec| {
             let cast = Initial::CastOf(spec.name);
-            let is_cast = |other: &StateSpec| other.init == cast && other.dtype == spec.dtype;
-            on_host(spec) == (model.home() == Home::Host) && specs.iter().any(is_cast)
+            on_host(spec) == (model.home() == Home::Host)
+                && specs
+                    .iter()
+                    .any(|other| other.init == cast && other.dtype == spec.dtype)
         };
         let mut states = Vec::new();
         for spec in specs {
@@ -268,17 +276,21 @@ impl ParamStates {
     /// States of a sub-range of the part, with other memory for model weight and gradient. States
     /// that ZeRO does not shard (`Extent::is_sharded`) stay whole.
     pub fn piece(&self, part: Range<usize>, [model, grad]: [Tensor; 2]) -> ParamStates {
-        let cut = |(spec, at): &(StateSpec, Tensor)| {
-            let shard = |part| spec.extent.shard(&self.param, part);
-            let (whole, piece) = (shard(&self.part), shard(&part));
-            let at = match spec.name {
-                MODEL => model,
-                _ if at.numel() == 0 => *at,
-                _ => at.span(piece.start - whole.start, piece.len()),
-            };
-            (*spec, at)
-        };
-        let states = self.states.iter().map(cut).collect();
+        let states = self
+            .states
+            .iter()
+            .map(|(spec, at)| {
+                let shard = |part| spec.extent.shard(&self.param, part);
+                let whole = shard(&self.part);
+                let piece = shard(&part);
+                let at = match spec.name {
+                    MODEL => model,
+                    _ if at.numel() == 0 => *at,
+                    _ => at.span(piece.start - whole.start, piece.len()),
+                };
+                (*spec, at)
+            })
+            .collect();
         ParamStates { param: self.param.clone(), part, grad, states }
     }
 
@@ -302,7 +314,8 @@ impl ParamStates {
 
     /// Rounds the master weight into the model weight.
     pub fn cast(&self, be: &dyn Backend) {
-        let (master, model) = (self.get(MASTER), self.get(MODEL));
+        let master = self.get(MASTER);
+        let model = self.get(MODEL);
         if master.addr() != model.addr() && master.numel() > 0 {
             be.run(op::Copy { x: master, y: model.set() });
         }

@@ -43,7 +43,8 @@ impl Update {
         let (elsewhere, counted): (Vec<_>, Vec<_>) = updated.partition(elsewhere);
         let owned = || counted.iter().chain(&elsewhere);
         let place = |kept: &&ParamStates| {
-            let (first, part) = (kept.param.offset, &kept.part);
+            let first = kept.param.offset;
+            let part = &kept.part;
             (kept.param.bucket, first + part.start..first + part.end)
         };
         let grads: Vec<Tensor> = owned().map(|kept| kept.grad).collect();
@@ -118,7 +119,9 @@ impl Update {
             status: s.status,
         });
         if let Some(limits) = limits {
-            let (loss, norm, scaler) = (s.loss, s.clip.span(0, 1), s.scaler);
+            let loss = s.loss;
+            let norm = s.clip.span(0, 1);
+            let scaler = s.scaler;
             be.run(op::SkipAbove { limits, loss, norm, scaler, factor, status: s.status });
         }
         let step = self.step(params, s, lr as f32);

@@ -41,7 +41,7 @@ impl Law {
             .split(',')
             .filter_map(|n| number::real(n).ok())
             .collect();
-        let sound = numbers.iter().all(|n: &f64| n.is_finite() && *n > 0.0);
+        let sound = numbers.iter().all(|n| n.is_finite() && *n > 0.0);
         match numbers[..] {
             [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
             [e, a, alpha, b, beta] if sound => Ok(Law::Fit { e, a, alpha, b, beta }),
@@ -128,15 +128,17 @@ fn proportional(like: &Model, target: f64) -> Result<Model, Problems> {
             .min_by(|a, b| far(a).total_cmp(&far(b)))
             .expect("there are models")
     };
-    let is_usual = |m: &Model| size(m) < OFF && shape(m) < 2f64.ln();
     let found = [8, 4, 2]
         .into_iter()
         .map(nearest)
-        .find(is_usual)
+        .find(|m| size(m) < OFF && shape(m) < 2f64.ln())
         .unwrap_or_else(|| nearest(1));
     if size(&found) > OFF {
-        let what = format!("no model of this family's proportions has {target:.3e} parameters");
-        return Err(Problems::one("--sizes", what, "give sizes such as 125M or 1.3B"));
+        return Err(Problems::one(
+            "--sizes",
+            format!("no model of this family's proportions has {target:.3e} parameters"),
+            "give sizes such as 125M or 1.3B",
+        ));
     }
     Ok(found)
 }
@@ -184,7 +186,8 @@ impl Member {
 
     /// Line of the table; seconds of a step are in the unit of the slowest one.
     fn cells(&self, law: Law, slowest: f64) -> Vec<String> {
-        let (m, terms) = (&self.manifest.model, &self.terms);
+        let m = &self.manifest.model;
+        let terms = &self.terms;
         let loss = law.loss(self.parameters(), self.tokens());
         let mut cells = vec![
             short(self.size),
@@ -212,7 +215,8 @@ impl Member {
         let (size, name) = (self.parameters(), short(self.size));
         let mut notes = String::new();
         if (size / self.size).ln().abs() > OFF {
-            let (all, vocab) = (short(size), Count(self.manifest.model.vocab as u64));
+            let all = short(size);
+            let vocab = Count(self.manifest.model.vocab as u64);
             notes += &format!("  {name}: {all} parameters with the vocabulary of {vocab}\n");
         }
         if let Err(why) = &self.best {
@@ -222,8 +226,10 @@ impl Member {
     }
 
     fn json(&self, like: &Manifest, law: Law) -> Value {
-        let (m, terms) = (&self.manifest.model, &self.terms);
-        let (size, tokens) = (self.parameters(), self.tokens());
+        let m = &self.manifest.model;
+        let terms = &self.terms;
+        let size = self.parameters();
+        let tokens = self.tokens();
         let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
             "tokens": tokens, "loss": law.loss(size, tokens), "fits": self.best.is_ok() });
         match &self.best {
@@ -243,7 +249,8 @@ impl Member {
 
 /// "TP 1 PP 4 DP 16 Z0 mb 1"
 fn topology(candidate: &Candidate) -> String {
-    let (t, micro) = (&candidate.setup.topology, candidate.setup.micro);
+    let t = &candidate.setup.topology;
+    let micro = candidate.setup.micro;
     format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero)
 }
 
@@ -275,8 +282,8 @@ pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (
     let paid = members
         .first()
         .map(|member| &member.terms)
-        .filter(|terms| terms.has_price());
-    let paid = paid.map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
+        .filter(|terms| terms.has_price())
+        .map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
     let mut text = words::table(&lines, 0);
     text.extend(members.iter().map(Member::notes));
     let _ = writeln!(

@@ -78,8 +78,10 @@ impl Proposals<'_> {
         let split = layer_split(self.from.model.layers, pipeline * chunks);
         let words = [("TP", t.tensor, tensor), ("PP", t.pipeline, pipeline), ("DP", t.data, data)];
         let changed = words.iter().filter(|(_, old, new)| old != new);
-        let what = changed.map(|(name, old, new)| format!("{name} {old} → {new}"));
-        let what = what.collect::<Vec<_>>().join(", ");
+        let what = changed
+            .map(|(name, old, new)| format!("{name} {old} → {new}"))
+            .collect::<Vec<_>>()
+            .join(", ");
         let mut sets = vec![
             ("topology.tensor", tensor.to_string()),
             ("topology.pipeline", pipeline.to_string()),
@@ -99,9 +101,13 @@ impl Proposals<'_> {
     }
 
     fn micro(&mut self, micro: usize) {
-        let what = format!("micro-batch {} → {micro}", self.from.micro);
         let sets = [("batch.micro", micro.to_string())];
-        self.add(ChangeKind::Accumulate, what, &sets, Setup { micro, ..self.from.clone() });
+        self.add(
+            ChangeKind::Accumulate,
+            format!("micro-batch {} → {micro}", self.from.micro),
+            &sets,
+            Setup { micro, ..self.from.clone() },
+        );
     }
 
     /// Adds a change of one setting of the topology.
@@ -118,10 +124,8 @@ impl Proposals<'_> {
 
     fn recompute(&mut self, recompute: Recompute) {
         if self.from.program.recomputes().contains(&recompute) {
-            let (what, set) = (
-                format!("recompute {}", recompute.name()),
-                ("topology.recompute", recompute.name()),
-            );
+            let what = format!("recompute {}", recompute.name());
+            let set = ("topology.recompute", recompute.name());
             self.set(ChangeKind::Shard, what, set, |t| t.recompute = recompute);
         }
     }
@@ -172,10 +176,14 @@ pub fn layer_split_name(split: &LayerSplit) -> &'static str {
 
 /// Settings as flags that a shell takes.
 pub fn set_flags(sets: &[String]) -> String {
-    let flag = |set: &String| {
-        if set.contains(' ') { format!("--set '{set}'") } else { format!("--set {set}") }
-    };
-    sets.iter().map(flag).collect::<Vec<_>>().join(" ")
+    sets.iter()
+        .map(
+            |set| {
+                if set.contains(' ') { format!("--set '{set}'") } else { format!("--set {set}") }
+            },
+        )
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Flags in lines that are indented, of at most 100 columns.
@@ -194,7 +202,9 @@ pub fn flag_lines(sets: &[String]) -> String {
 /// Changes that need less memory.
 pub fn propose_smaller(from: &Setup) -> Vec<Proposal> {
     let t = &from.topology;
-    let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
+    let tensor = t.tensor;
+    let pipeline = t.pipeline;
+    let data = t.data;
     let mut proposals = Proposals { from, list: Vec::new() };
     if from.micro > 1 {
         proposals.micro(from.micro / 2);
@@ -228,8 +238,11 @@ pub fn propose_smaller(from: &Setup) -> Vec<Proposal> {
 
 /// Changes that may be faster.
 pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
-    let (m, t) = (&from.model, &from.topology);
-    let (tensor, pipeline, data) = (t.tensor, t.pipeline, t.data);
+    let m = &from.model;
+    let t = &from.topology;
+    let tensor = t.tensor;
+    let pipeline = t.pipeline;
+    let data = t.data;
     let mut proposals = Proposals { from, list: Vec::new() };
     let mut heads: Vec<usize> = (1..=4 * m.heads)
         .filter(|a| m.hidden.is_multiple_of(8 * a) && a.is_multiple_of(tensor))
@@ -237,7 +250,8 @@ pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
         .collect();
     heads.sort_by_key(|a| a.abs_diff(m.heads));
     for heads in heads.into_iter().take(if from.odd_heads() { 2 } else { 0 }) {
-        let (before, after) = (m.heads().dim, m.hidden / heads);
+        let before = m.heads().dim;
+        let after = m.hidden / heads;
         let what = format!("{} → {heads} heads: head_dim {before} → {after}", m.heads);
         let mut setup = from.clone();
         setup.model.heads = heads;
@@ -278,14 +292,19 @@ pub fn propose_faster(from: &Setup) -> Vec<Proposal> {
     if chunked && pipeline > 1 && t.schedule == Schedule::OneFOneB {
         let what = "interleaved schedule, 2 chunks".to_string();
         let set = ("topology.schedule", "interleaved");
-        let interleave = |t: &mut Topology| (t.schedule, t.chunks) = (Schedule::Interleaved, 2);
-        proposals.set(ChangeKind::Shard, what, set, interleave);
+        proposals.set(ChangeKind::Shard, what, set, |t: &mut Topology| {
+            (t.schedule, t.chunks) = (Schedule::Interleaved, 2)
+        });
     }
     if from.micros() < 4 * pipeline && pipeline > 1 {
         let global = 2 * from.global;
-        let what = format!("global batch {} → {global}", from.global);
         let setup = Setup { global, ..from.clone() };
-        proposals.add(ChangeKind::Accumulate, what, &[("batch.global", global.to_string())], setup);
+        proposals.add(
+            ChangeKind::Accumulate,
+            format!("global batch {} → {global}", from.global),
+            &[("batch.global", global.to_string())],
+            setup,
+        );
     }
     proposals.list
 }

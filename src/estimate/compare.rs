@@ -25,7 +25,8 @@ type Figure<'a> = (&'a str, f64, f64, &'a dyn Fn(f64) -> String);
 
 /// As text of at most 100 columns, and as JSON.
 pub fn compared(now: &Side, then: &Side) -> (String, Value) {
-    let (a, b) = (now.view, then.view);
+    let a = now.view;
+    let b = then.view;
     let changed = changes(now.effective, then.effective);
     let mut text = format!("{:24}{:>18}{:>18}{:>12}\n", "", now.name, then.name, "change");
     let gib = |bytes: f64| format!("{:.1} GiB", bytes / GIB);
@@ -129,7 +130,8 @@ fn differences<'a>(
 
 /// Settings that differ, with both values; "–" where one has none.
 fn changes(a: &str, b: &str) -> BTreeMap<String, [String; 2]> {
-    let (a, b) = (settings(a), settings(b));
+    let a = settings(a);
+    let b = settings(b);
     let keys = a
         .keys()
         .chain(b.keys())

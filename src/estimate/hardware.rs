@@ -272,7 +272,8 @@ impl Hardware {
             _ => (self.peak_tflops, shares.products),
         };
         let flops = work.flops + shares.half_side * work.flops_by_side;
-        let (rate, bandwidth) = (peak * 1e12 * share, self.hbm_gb_s * 1e9 * shares.memory);
+        let rate = peak * 1e12 * share;
+        let bandwidth = self.hbm_gb_s * 1e9 * shares.memory;
         let factor = self.ops.get(op).copied().unwrap_or(1.0);
         factor * (flops / rate).max(work.bytes / bandwidth)
     }
@@ -307,11 +308,14 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     };
     let rows: Vec<&'static Hardware> = TABLE.iter().collect();
     let name = name.to_ascii_lowercase();
-    let begins = |h: &&'static Hardware| {
-        let rest = h.name.strip_prefix(&*name);
-        rest.is_some_and(|rest| rest.starts_with('-') && !name.is_empty())
-    };
-    let alike: Vec<&'static Hardware> = rows.iter().copied().filter(begins).collect();
+    let alike: Vec<&'static Hardware> = rows
+        .iter()
+        .copied()
+        .filter(|h| {
+            let rest = h.name.strip_prefix(&*name);
+            rest.is_some_and(|rest| rest.starts_with('-') && !name.is_empty())
+        })
+        .collect();
     match (
         rows.iter()
             .find(|h| h.name == name || h.also.contains(&name)),
@@ -319,23 +323,24 @@ pub fn find(name: &str, place: &str) -> Result<&'static Hardware, Problems> {
     ) {
         (Some(row), _) => Ok(row),
         (None, [row]) => Ok(row),
-        (None, []) => {
-            let remedy = format!("take one of {}", names(&rows));
-            Err(Problems::one(place, format!("unknown hardware `{name}`"), remedy))
-        }
-        (None, several) => {
-            let what = format!("hardware `{name}` is {} machines", several.len());
-            Err(Problems::one(place, what, format!("take one of {}", names(several))))
-        }
+        (None, []) => Err(Problems::one(
+            place,
+            format!("unknown hardware `{name}`"),
+            format!("take one of {}", names(&rows)),
+        )),
+        (None, several) => Err(Problems::one(
+            place,
+            format!("hardware `{name}` is {} machines", several.len()),
+            format!("take one of {}", names(several)),
+        )),
     }
 }
 
 /// Machine of a measured run: the one that its period names, else the row `name`.
 pub fn for_run(name: &str, period: &str) -> Result<&'static Hardware, Problems> {
-    let ran = |row: &&Hardware| row.periods.iter().any(|begin| period.starts_with(begin));
     TABLE
         .iter()
-        .find(ran)
+        .find(|row| row.periods.iter().any(|begin| period.starts_with(begin)))
         .map_or_else(|| find(name, "hardware"), Ok)
 }
 

@@ -63,7 +63,9 @@ fn read_line(line: &str) -> Option<(f64, Option<usize>)> {
 /// first step if there are more, because it includes the warm-up, and invalid times.
 pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
     let mut batches: BTreeMap<usize, Vec<Step>> = BTreeMap::new();
-    let (mut first, mut newest, mut parts) = (None, None, None);
+    let mut first = None;
+    let mut newest = None;
+    let mut parts = None;
     for (number, line) in text.lines().enumerate() {
         if let Some(reserved) = field(line, "max reserved:")
             && let Some(step) = newest.and_then(|batch| batches.get_mut(&batch)?.last_mut())
@@ -83,10 +85,12 @@ pub fn read(text: &str, name: &str, setup: &Setup) -> Result<Log, Problems> {
         newest = Some(batch);
     }
     let Some(first) = first else {
-        let what = "no line says `elapsed time per iteration`, and none is a step of metrics.jsonl";
-        let remedy = "give a log of Megatron, Megatron-DeepSpeed or gptrain, a metrics.jsonl, or (of \
-                      other programs) a csv of runs";
-        return Err(Problems::one(name, what, remedy));
+        return Err(Problems::one(
+            name,
+            "no line says `elapsed time per iteration`, and none is a step of metrics.jsonl",
+            "give a log of Megatron, Megatron-DeepSpeed or gptrain, a metrics.jsonl, or (of \
+             other programs) a csv of runs",
+        ));
     };
     if batches.values().map(Vec::len).sum::<usize>() > 1 {
         batches

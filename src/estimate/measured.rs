@@ -169,9 +169,12 @@ impl Measured {
     /// Reads the document in a file of that name.
     pub fn read(text: &str, name: &str) -> Result<Measured, Problems> {
         let foreign = |what: String| {
-            let remedy = "give what `gptrain bench --json` printed, or the metrics.jsonl or log of a \
-                          run of this manifest";
-            Problems::one(name, what, remedy)
+            Problems::one(
+                name,
+                what,
+                "give what `gptrain bench --json` printed, or the metrics.jsonl or log of a \
+                 run of this manifest",
+            )
         };
         let value: serde_json::Value = serde_json::from_str(text)
             .map_err(|error| foreign(format!("is not a document of gptrain bench: {error}")))?;
@@ -207,8 +210,10 @@ impl Measured {
                 return Some(format!("the figures of rank {} are not speeds", rank.rank));
             }
         }
-        let bad = |row: &&GroupSpeed| !(good(row.seconds) && good(row.busbw_gb_s));
-        let row = self.groups.iter().find(bad)?;
+        let row = self
+            .groups
+            .iter()
+            .find(|row| !(good(row.seconds) && good(row.busbw_gb_s)))?;
         Some(format!("{} of group {} has no speed", row.op, row.group))
     }
 

@@ -143,11 +143,17 @@ impl PartTable {
         planned: &PartSeconds,
         measured: &PartSeconds,
     ) -> PartTable {
-        let row = |(part, name): (Part, &str)| {
-            let (planned, measured) = (planned[part as usize], measured[part as usize]);
-            PartRow { name: name.to_string(), planned, measured }
-        };
-        PartTable { step, batch, parts: Part::ALL.map(row).to_vec() }
+        PartTable {
+            step,
+            batch,
+            parts: Part::ALL
+                .map(|(part, name)| {
+                    let planned = planned[part as usize];
+                    let measured = measured[part as usize];
+                    PartRow { name: name.to_string(), planned, measured }
+                })
+                .to_vec(),
+        }
     }
 
     /// Row of a part; zeros if the table has none.
@@ -166,7 +172,8 @@ impl PartTable {
     /// Sums over the parts.
     pub fn total(&self) -> PartRow {
         let sum = |of: fn(&PartRow) -> f64| self.parts.iter().map(of).sum::<f64>();
-        let (planned, measured) = (sum(|row| row.planned), sum(|row| row.measured));
+        let planned = sum(|row| row.planned);
+        let measured = sum(|row| row.measured);
         PartRow { name: "step".to_string(), planned, measured }
     }
 
@@ -195,7 +202,8 @@ impl PartTable {
     /// One sentence about the step and the part that breaks the plan.
     pub fn summary(&self) -> String {
         let total = self.total();
-        let (planned, measured) = (self.time(total.planned), self.time(total.measured));
+        let planned = self.time(total.planned);
+        let measured = self.time(total.measured);
         match self.largest_deviation() {
             None => format!("a step takes {measured}, as planned ({planned})"),
             Some(part) => {
@@ -213,10 +221,9 @@ impl PartTable {
 
     /// Rows that are not zero in both columns, and the sum.
     pub fn shown(&self) -> Vec<PartRow> {
-        let counts = |row: &&PartRow| row.planned.max(row.measured).abs() > 0.0;
         self.parts
             .iter()
-            .filter(counts)
+            .filter(|row| row.planned.max(row.measured).abs() > 0.0)
             .cloned()
             .chain([self.total()])
             .collect()
@@ -261,8 +268,9 @@ mod tests {
         let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 500.0)];
         let waits = waits
             .iter()
-            .map(|(group, seconds)| (group.to_string(), *seconds));
-        let waits = waits.chain([("control data".to_string(), 9.0)]).collect();
+            .map(|(group, seconds)| (group.to_string(), *seconds))
+            .chain([("control data".to_string(), 9.0)])
+            .collect();
         let device_waits = BTreeMap::from([("data".to_string(), 12.0)]);
         let ops = OpTimes { passes, once, waits: device_waits };
         let times = StepTimes { ops, waits, input: 1024.0, save: 0.0, seconds: 2048.0 };

@@ -28,17 +28,20 @@ const LEGEND: f64 = 18.0;
 /// Places of a legend's names within a width, the first line at `y`; and the last line's `y`.
 fn places<'a>(names: &[&'a str], y: f64, width: f64) -> (Vec<(&'a str, f64, f64)>, f64) {
     let left = 60.0;
-    let (mut x, mut y) = (left, y);
-    let place = |name: &&'a str| {
-        let needed = 17.0 + text_width(name);
-        if x > left && x + needed > width {
-            (x, y) = (left, y + LEGEND);
-        }
-        let place = (*name, x, y);
-        x += 17.0 + needed;
-        place
-    };
-    let all = names.iter().map(place).collect();
+    let mut x = left;
+    let mut y = y;
+    let all = names
+        .iter()
+        .map(|name| {
+            let needed = 17.0 + text_width(name);
+            if x > left && x + needed > width {
+                (x, y) = (left, y + LEGEND);
+            }
+            let place = (*name, x, y);
+            x += 17.0 + needed;
+            place
+        })
+        .collect();
     (all, y)
 }
 
@@ -55,7 +58,9 @@ const FAR: f64 = 0.2;
 /// Stacked bar per stage.
 fn memory(v: &View, width: f64) -> Drawing {
     let names: Vec<&str> = v.stages[0].terms.iter().map(|(name, _)| *name).collect();
-    let (left, top, foot) = (60.0, places(&names, 44.0, width).1 + 16.0, 40.0);
+    let left = 60.0;
+    let top = places(&names, 44.0, width).1 + 16.0;
+    let foot = 40.0;
     let height = 300.0 + top;
     let used = v.stages.iter().map(|s| s.bytes()).fold(0.0, f64::max);
     // Bars far below the limit would not be visible at its scale.
@@ -68,7 +73,8 @@ fn memory(v: &View, width: f64) -> Drawing {
     to.text("title", (left, 22.0), &titled("Memory of each stage's rank, GiB", &v.name, width));
     legend(&mut to, &names, 44.0, width);
     for (i, stage) in v.stages.iter().enumerate() {
-        let (x, mut y) = (left + i as f64 * slot + slot * 0.1, base);
+        let x = left + i as f64 * slot + slot * 0.1;
+        let mut y = base;
         for (j, (name, bytes)) in stage.terms.iter().enumerate() {
             let h = bytes * scale;
             y -= h;
@@ -101,16 +107,20 @@ fn memory(v: &View, width: f64) -> Drawing {
 /// Waterfall of an iteration: each part starts at the end of the previous one; overlap is negative.
 fn waterfall(v: &View, width: f64) -> Drawing {
     let parts: Vec<&(&'static str, f64)> = v.parts.iter().filter(|part| part.1 != 0.0).collect();
-    let (left, top, row) = (190.0, 40.0, 26.0);
+    let left = 190.0;
+    let top = 40.0;
+    let row = 26.0;
     let scale = (width - left - 150.0) / v.seconds;
     let mut to = Drawing::new(width, top + row * (parts.len() + 1) as f64 + 16.0);
     let title = titled("Where an iteration's time goes", &v.name, width);
     to.text("title", (20.0, 22.0), &title);
-    let (mut x, mut y) = (left, top);
+    let mut x = left;
+    let mut y = top;
     for (i, (name, seconds)) in parts.iter().enumerate() {
         let w = seconds * scale;
         to.text("legend end", (left - 8.0, y + 15.0), name);
-        let (from, to_x) = (x.min(x + w), x.max(x + w));
+        let from = x.min(x + w);
+        let to_x = x.max(x + w);
         to.rect(&fill(i), (from, y + 3.0), ((to_x - from).max(1.0), row - 8.0), name);
         let label = format!("{seconds:.4} s, {:.1} %", 100.0 * seconds / v.seconds);
         to.text("", (to_x + 6.0, y + 15.0), &label);
@@ -124,12 +134,14 @@ fn waterfall(v: &View, width: f64) -> Drawing {
 
 /// Schedule, a row per stage; every other micro-batch is pale.
 fn schedule(v: &View, played: &Timeline, width: f64) -> Drawing {
-    let (left, top) = (60.0, 48.0);
+    let left = 60.0;
+    let top = 48.0;
     let row = (360.0 / played.ranks.len() as f64).clamp(8.0, 30.0);
     let height = top + row * played.ranks.len() as f64 + 30.0;
     let scale = (width - left - 20.0) / played.end();
     let mut to = Drawing::new(width, height);
-    let (end, waiting) = (played.end(), 100.0 * played.bubble());
+    let end = played.end();
+    let waiting = 100.0 * played.bubble();
     let title = format!("The pipeline's schedule, {end:.2} s, {waiting:.0} % waiting");
     to.text("title", (left, 20.0), &titled(&title, &v.name, width));
     legend(&mut to, &["forward", "backward"], 40.0, width);
@@ -140,7 +152,8 @@ fn schedule(v: &View, played: &Timeline, width: f64) -> Drawing {
             let micro = span.pass.micro;
             let (name, colour) = if span.forward { ("forward", 0) } else { ("backward", 1) };
             let pale = if micro.is_multiple_of(2) { "" } else { " pale" };
-            let (x, w) = (left + span.start * scale, (span.end - span.start) * scale);
+            let x = left + span.start * scale;
+            let w = (span.end - span.start) * scale;
             let tip = format!("stage {stage}, {name} {micro}: {:.3}–{:.3} s", span.start, span.end);
             to.rect(&(fill(colour) + pale), (x, y + 1.0), (w, row - 2.0), &tip);
             if w > 16.0 && row > 12.0 {
@@ -200,7 +213,8 @@ fn against_devices(title: &str, points: &[Point], own: Option<&Point>, width: f6
     };
     let (mut to, [across, up]) = (chart.draw(), chart.axes());
     let mut mark = |class: &str, (devices, value, tip): &Point, below: f64, word: &str| {
-        let (x, y) = (across.at(*devices as f64), up.at(*value));
+        let x = across.at(*devices as f64);
+        let y = up.at(*value);
         to.dot(class, (x, y), tip);
         to.text("middle", (x, y + below), &(short(*value) + word));
     };
@@ -231,26 +245,30 @@ type Tile = (&'static str, String, String);
 /// Page with tiles, all charts and the table.
 fn page(name: &str, tiles: &[Tile], pictures: &[Picture], table: &str) -> String {
     let name = escape(name);
-    let tile = |(name, value, more): &Tile| {
-        let (value, more) = (escape(value), escape(more));
-        format!("<li><span>{name}</span><b>{value}</b><small>{more}</small></li>\n")
-    };
-    let tiles: String = tiles.iter().map(tile).collect();
-    let figure = |(_, caption, drawings): &Picture| {
-        let one = |(drawing, class): (&Drawing, &str)| {
-            let svg = drawing.inline();
-            format!(
-                "<figure class=\"wide {class}\">{svg}<figcaption><small>{caption}</small>\
-                 </figcaption></figure>\n"
-            )
-        };
-        drawings
-            .iter()
-            .zip(["broad", "narrow"])
-            .map(one)
-            .collect::<String>()
-    };
-    let figures: String = pictures.iter().map(figure).collect();
+    let tiles: String = tiles
+        .iter()
+        .map(|(name, value, more)| {
+            let value = escape(value);
+            let more = escape(more);
+            format!("<li><span>{name}</span><b>{value}</b><small>{more}</small></li>\n")
+        })
+        .collect();
+    let figures: String = pictures
+        .iter()
+        .map(|(_, caption, drawings)| {
+            drawings
+                .iter()
+                .zip(["broad", "narrow"])
+                .map(|(drawing, class)| {
+                    let svg = drawing.inline();
+                    format!(
+                        "<figure class=\"wide {class}\">{svg}<figcaption><small>{caption}</small>\
+                         </figcaption></figure>\n"
+                    )
+                })
+                .collect::<String>()
+        })
+        .collect();
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
@@ -288,7 +306,8 @@ fn unit(days: impl Iterator<Item = f64>) -> (&'static str, f64) {
 }
 
 fn tiles(v: &View) -> Vec<Tile> {
-    let (t, model) = (&v.setup.topology, v.tflops().0);
+    let t = &v.setup.topology;
+    let model = v.tflops().0;
     let memory = format!("{:.1} GiB", v.reserved / GIB);
     let room =
         format!("of {:.1}: {}", v.capacity / GIB, if v.fits_all() { "fits" } else { "too much" });
@@ -350,13 +369,17 @@ pub fn write(
         let title = format!("{unit} for {tokens} tokens against devices");
         let own =
             (v.setup.ranks(), days * each, format!("this plan: {}", words::span(v.days.seconds)));
-        let points = points
+        let points: Vec<Point> = points
             .iter()
-            .map(|(devices, days, tip)| (*devices, days * each, tip.clone()));
-        let points: Vec<Point> = points.collect();
-        let draw =
-            |width| against_devices(&titled(&title, &v.name, width), &points, Some(&own), width);
-        pictures.push(("days", caption, WIDTHS.map(draw)));
+            .map(|(devices, days, tip)| (*devices, days * each, tip.clone()))
+            .collect();
+        pictures.push((
+            "days",
+            caption,
+            WIDTHS.map(|width| {
+                against_devices(&titled(&title, &v.name, width), &points, Some(&own), width)
+            }),
+        ));
     }
     files(folder, existing, &pictures, &page(&v.name, &tiles(v), &pictures, table))
 }
@@ -373,11 +396,19 @@ pub fn write_search(
     let days = |p: &Planned| terms.calendar_days(&p.days);
     let money = |p: &Planned| terms.cost(&p.days);
     let points = |value_of: &dyn Fn(&Planned) -> f64, unit: &str| -> Vec<Point> {
-        let one = |p: &Planned| {
-            let (value, cut) = (value_of(p), print::describe(&p.candidate.setup));
-            (p.days.devices, value, format!("{} devices: {value:.1} {unit}, {cut}", p.days.devices))
-        };
-        let mut points: Vec<Point> = found.pareto.iter().map(one).collect();
+        let mut points: Vec<Point> = found
+            .pareto
+            .iter()
+            .map(|p| {
+                let value = value_of(p);
+                let cut = print::describe(&p.candidate.setup);
+                (
+                    p.days.devices,
+                    value,
+                    format!("{} devices: {value:.1} {unit}, {cut}", p.days.devices),
+                )
+            })
+            .collect();
         points.sort_by_key(|point| point.0);
         points
     };

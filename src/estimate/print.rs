@@ -7,7 +7,7 @@ use super::gptrain::advisor::{self, Advisor};
 use super::gptrain::prices::TRAFFIC;
 use super::gptrain::{compression, remedies};
 use super::rates::simple_days;
-use super::view::{GIB, Stage, Terms, View};
+use super::view::{GIB, Terms, View};
 use super::words::{self, hours, size, span};
 use base::Count;
 use serde_json::{Value, json};
@@ -17,7 +17,8 @@ const MIB: f64 = 1048576.0;
 
 /// The whole table.
 pub fn text(v: &View) -> String {
-    let (s, t) = (&v.setup, &v.setup.topology);
+    let s = &v.setup;
+    let t = &v.setup.topology;
     let mut out = headline(v);
     out += &format!(
         "\n{} as {} on {} × {}\nTP {} × PP {} × DP {}, ZeRO-{}, micro-batch {}, batch {}\n",
@@ -93,22 +94,21 @@ fn memory(v: &View) -> String {
         .into_iter()
         .chain(names)
         .chain(["sum"]);
-    let row = |(i, stage): (usize, &Stage)| {
+    let rows = v.stages.iter().enumerate().map(|(i, stage)| {
         let counts = [i.to_string(), stage.layers.to_string()];
         let parameters = format!("{:.3}", stage.parameters / params);
         let terms = stage
             .terms
             .iter()
             .map(|(_, bytes)| *bytes)
-            .chain([stage.bytes()]);
-        let terms = terms.map(|bytes| format!("{:.2}", bytes / unit));
+            .chain([stage.bytes()])
+            .map(|bytes| format!("{:.2}", bytes / unit));
         counts
             .into_iter()
             .chain([parameters])
             .chain(terms)
             .collect::<Vec<_>>()
-    };
-    let rows = v.stages.iter().enumerate().map(row);
+    });
     let rows: Vec<_> = [head.map(str::to_string).collect()]
         .into_iter()
         .chain(rows)
@@ -137,7 +137,8 @@ fn memory(v: &View) -> String {
             "Left free for what CUDA and NCCL allocate in the first steps: {free:.1}"
         );
     }
-    let (needed, present) = (v.host_needed / GIB, v.host_capacity / GIB);
+    let needed = v.host_needed / GIB;
+    let present = v.host_capacity / GIB;
     if needed > 0.0 {
         let _ = writeln!(
             out,
@@ -154,31 +155,37 @@ fn fit_words(fits: bool) -> &'static str {
 
 /// Traffic of each stage's first rank in a step, if it has a peer.
 fn sends(v: &View) -> String {
-    let row = |(i, stage): (usize, &Stage)| {
-        let total: f64 = stage.sends.iter().sum();
-        let mib = stage
-            .sends
-            .iter()
-            .chain([&total])
-            .map(|bytes| format!("{:.1}", bytes / MIB));
-        (total > 0.0).then(|| std::iter::once(i.to_string()).chain(mib).collect())
-    };
-    let rows: Vec<Vec<String>> = v.stages.iter().enumerate().filter_map(row).collect();
+    let rows: Vec<Vec<String>> = v
+        .stages
+        .iter()
+        .enumerate()
+        .filter_map(|(i, stage)| {
+            let total: f64 = stage.sends.iter().sum();
+            let mib = stage
+                .sends
+                .iter()
+                .chain([&total])
+                .map(|bytes| format!("{:.1}", bytes / MIB));
+            (total > 0.0).then(|| std::iter::once(i.to_string()).chain(mib).collect())
+        })
+        .collect();
     if rows.is_empty() {
         return String::new();
     }
-    let head = ["stage"]
+    let head: Vec<String> = ["stage"]
         .into_iter()
         .chain(TRAFFIC.map(|(name, _)| name))
-        .chain(["sum"]);
-    let head: Vec<String> = head.map(str::to_string).collect();
+        .chain(["sum"])
+        .map(str::to_string)
+        .collect();
     let rows = [&[head], &rows[..]].concat();
     format!("\nSent by a rank in a step, MiB\n{}", words::table(&rows, 0))
 }
 
 /// Memory of the states by DeepSpeed's own estimator, if it has a rule.
 fn deepspeed(v: &View) -> String {
-    let (s, t) = (&v.setup, &v.setup.topology);
+    let s = &v.setup;
+    let t = &v.setup.topology;
     if t.zero < 2 || t.pipeline > 1 || v.program == "gptrain" {
         return String::new();
     }
@@ -239,7 +246,8 @@ fn rates(v: &View) -> String {
 }
 
 fn days(v: &View) -> String {
-    let (d, terms) = (&v.days, &v.terms);
+    let d = &v.days;
+    let terms = &v.terms;
     let calendar = if terms.availability < 1.0 {
         format!(
             " ({} of the calendar at {:.0} % availability)",
@@ -261,7 +269,8 @@ fn days(v: &View) -> String {
         "batch", "steps", "s/step", "time", "TFLOP/s"
     );
     for rows in condensed(&d.segments) {
-        let (first, last) = (&rows[0], &rows[rows.len() - 1]);
+        let first = &rows[0];
+        let last = &rows[rows.len() - 1];
         let steps: u64 = rows.iter().map(|s| s.steps).sum();
         let seconds: f64 = rows.iter().map(|s| s.steps as f64 * s.seconds).sum();
         let batch = match rows.len() {
@@ -303,7 +312,9 @@ fn money(d: &Days, terms: &Terms) -> String {
     if !terms.has_price() {
         return String::new();
     }
-    let (currency, price, cost) = (terms.currency, terms.price, terms.cost(d));
+    let currency = terms.currency;
+    let price = terms.price;
+    let cost = terms.cost(d);
     let mut out = format!("  Money at {currency}{price} a device-hour: {}", terms.money(cost));
     if let Some(budget) = terms.budget {
         let left = budget - cost;
@@ -384,7 +395,9 @@ fn own_json(change: &advisor::Change, v: &View) -> Value {
 }
 
 pub fn json(v: &View) -> Value {
-    let (s, t, d) = (&v.setup, &v.setup.topology, &v.days);
+    let s = &v.setup;
+    let t = &v.setup.topology;
+    let d = &v.days;
     let ((stage, term), (model, hardware)) = (v.peak(), v.tflops());
     let map = |list: &[(&'static str, f64)]| -> Value {
         list.iter()

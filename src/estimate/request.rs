@@ -62,8 +62,11 @@ impl Request {
             None => m.train.samples,
         };
         if m.batch.ramp().steps(samples) == 0 {
-            let what = format!("{} tokens are less than one step", flags.tokens.unwrap_or(0.0));
-            return Err(Problems::one("--tokens", what, "give more, such as 366e9"));
+            return Err(Problems::one(
+                "--tokens",
+                format!("{} tokens are less than one step", flags.tokens.unwrap_or(0.0)),
+                "give more, such as 366e9",
+            ));
         }
         let price = flags.price.or(m.plan.price.map(Price::dollars));
         let price = price.unwrap_or(Price::dollars(if hw.name == CPU { 0.0 } else { hw.price }));
@@ -75,8 +78,11 @@ impl Request {
             samples,
         };
         if !(terms.availability > 0.0 && terms.availability <= 1.0) {
-            let what = format!("availability {} is not a share", terms.availability);
-            return Err(Problems::one("--availability", what, "give a number above 0, up to 1"));
+            return Err(Problems::one(
+                "--availability",
+                format!("availability {} is not a share", terms.availability),
+                "give a number above 0, up to 1",
+            ));
         }
         Ok(Request { manifest, setup, terms })
     }
@@ -94,8 +100,11 @@ impl Request {
             let run = run.unwrap_or(&self.manifest);
             if run.precision != self.manifest.precision {
                 let [its, ours] = [run.precision, self.manifest.precision].map(Precision::name);
-                let what = format!("was run in {its}, and the plan is in {ours}");
-                return Err(Problems::one(name, what, format!("--set precision={its}")));
+                return Err(Problems::one(
+                    name,
+                    format!("was run in {its}, and the plan is in {ours}"),
+                    format!("--set precision={its}"),
+                ));
             }
             let setup = self.setup.for_manifest(run);
             let log = logs::read(text, name, &setup)?;

@@ -240,7 +240,8 @@ impl Setup {
 
     /// Reasons why it cannot run: every rule of the topology, the batch and the shape that it violates.
     pub fn violations(&self) -> Vec<String> {
-        let (m, t) = (&self.model, &self.topology);
+        let m = &self.model;
+        let t = &self.topology;
         let mut found = Vec::new();
         let mut rule = |broken: bool, what: String| {
             if broken {
@@ -319,7 +320,8 @@ impl Setup {
 
     /// Layers of each stage.
     pub fn stages(&self) -> Vec<Range<usize>> {
-        let (layers, stages) = (self.model.layers, self.topology.pipeline);
+        let layers = self.model.layers;
+        let stages = self.topology.pipeline;
         match &self.topology.layer_split {
             LayerSplit::TransformerAndEmbedding if (layers + 2).is_multiple_of(stages) => {
                 split::with_ends(layers, stages)

@@ -85,8 +85,9 @@ static TABLE: LazyLock<Vec<Trainer>> = LazyLock::new(|| {
 
 /// The row of that name, as manifests and measured runs write it.
 pub fn named(name: &str) -> Option<&'static Trainer> {
-    let called = |row: &&Trainer| row.name == name || row.also.iter().any(|other| other == name);
-    TABLE.iter().find(called)
+    TABLE
+        .iter()
+        .find(|row| row.name == name || row.also.iter().any(|other| other == name))
 }
 
 /// Names of all rows.
@@ -97,14 +98,18 @@ pub fn names() -> Vec<&'static str> {
 /// The same of a flag or a setting, called `place`.
 pub fn find(name: &str, place: &str) -> Result<&'static Trainer, Problems> {
     named(name).ok_or_else(|| {
-        let remedy = format!("{}: take one of gptrain, {}", advice(name, true), names().join(", "));
-        Problems::one(place, format!("unknown program `{name}`"), remedy)
+        Problems::one(
+            place,
+            format!("unknown program `{name}`"),
+            format!("{}: take one of gptrain, {}", advice(name, true), names().join(", ")),
+        )
     })
 }
 
 /// Advice for an unknown program, with tensor or pipeline parallelism or without.
 pub fn advice(name: &str, cuts_layers: bool) -> String {
-    let (near, bar) = (nearest(name, cuts_layers), 100.0 * UNKNOWN_BAR);
+    let near = nearest(name, cuts_layers);
+    let bar = 100.0 * UNKNOWN_BAR;
     format!("--as {} has the nearest formulas, with a bar of about {bar:.0} %", near.name)
 }
 

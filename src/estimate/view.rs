@@ -65,14 +65,13 @@ pub const GB: f64 = 1000.0 * 1048576.0;
 impl View {
     /// The stage that needs most, and its largest term.
     pub fn peak(&self) -> (usize, &'static str) {
-        let more = |a: &usize, b: &usize| {
-            self.stages[*a]
-                .bytes()
-                .total_cmp(&self.stages[*b].bytes())
-                .then(b.cmp(a))
-        };
         let stage = (0..self.stages.len())
-            .max_by(more)
+            .max_by(|a, b| {
+                self.stages[*a]
+                    .bytes()
+                    .total_cmp(&self.stages[*b].bytes())
+                    .then(b.cmp(a))
+            })
             .expect("a pipeline has a stage");
         let terms = self.stages[stage].terms.iter();
         let term = terms
@@ -95,11 +94,10 @@ impl View {
         let micros = self.setup.micros().clamp(1, t.pipeline + 3);
         let micros = if chunks > 1 { micros.next_multiple_of(t.pipeline) } else { micros };
         let backward = self.setup.forwards() + 1.0;
-        let share = |slot: &f64| slot / (1.0 + backward) / chunks as f64;
         let forward = self
             .stage_seconds
             .iter()
-            .map(share)
+            .map(|slot| slot / (1.0 + backward) / chunks as f64)
             .collect::<Vec<f64>>()
             .repeat(chunks);
         let backward = forward.iter().map(|seconds| backward * seconds).collect();
@@ -179,18 +177,20 @@ impl Terms {
 pub fn for_gptrain(m: &Manifest, setup: Setup, terms: Terms) -> View {
     let m = &dry_run::place_gradients(m, MemoryLimits::new(m, setup.hardware));
     let counted = dry_run::stages(m);
-    let stage = |stage: &dry_run::Stage| Stage {
-        layers: stage.layers,
-        parameters: stage.parameters as f64,
-        terms: stage
-            .memory_plan
-            .rows
-            .iter()
-            .map(|(name, b)| (*name, b.0 as f64))
-            .collect(),
-        sends: stage.sends(setup.micros()),
-    };
-    let stages: Vec<Stage> = counted.iter().map(stage).collect();
+    let stages: Vec<Stage> = counted
+        .iter()
+        .map(|stage| Stage {
+            layers: stage.layers,
+            parameters: stage.parameters as f64,
+            terms: stage
+                .memory_plan
+                .rows
+                .iter()
+                .map(|(name, b)| (*name, b.0 as f64))
+                .collect(),
+            sends: stage.sends(setup.micros()),
+        })
+        .collect();
     let (peak, bytes) = dry_run::peak(&counted);
     let needed = bytes.0 as f64;
     debug_assert_eq!(needed, stages[peak].bytes());

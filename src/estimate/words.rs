@@ -70,14 +70,18 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
     let widths: Vec<usize> = (0..columns)
         .map(|column| width(column).unwrap_or(0))
         .collect();
-    let line = |row: &Vec<String>| {
-        let cells = row.iter().zip(&widths).enumerate();
-        let cells = cells.map(|(i, (cell, width))| {
-            if i < left { format!("  {cell:<width$}") } else { format!("  {cell:>width$}") }
-        });
-        format!("{}\n", cells.collect::<String>().trim_end())
-    };
-    rows.iter().map(line).collect()
+    rows.iter()
+        .map(|row| {
+            let cells = row
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(i, (cell, width))| {
+                    if i < left { format!("  {cell:<width$}") } else { format!("  {cell:>width$}") }
+                });
+            format!("{}\n", cells.collect::<String>().trim_end())
+        })
+        .collect()
 }
 
 /// "± 20 %"; of a wide one both ends, "− 58 % + 140 %": nine in ten are within 1 + `error` times what is

@@ -43,17 +43,19 @@ impl Alerts {
             return Ok(Alerts { queue: None, thread: None });
         };
         let (queue, events) = sync_channel::<Event>(QUEUE);
-        let call = move || {
-            let mut has_failed = false;
-            for event in events {
-                if let Err(why) = command.call(&event)
-                    && !std::mem::replace(&mut has_failed, true)
-                {
-                    warn(&why);
+        Ok(Alerts {
+            queue: Some(queue),
+            thread: Some(threads::spawn("alerts", move || {
+                let mut has_failed = false;
+                for event in events {
+                    if let Err(why) = command.call(&event)
+                        && !std::mem::replace(&mut has_failed, true)
+                    {
+                        warn(&why);
+                    }
                 }
-            }
-        };
-        Ok(Alerts { queue: Some(queue), thread: Some(threads::spawn("alerts", call)?) })
+            })?),
+        })
     }
 
     /// Calls the command soon.
@@ -89,7 +91,8 @@ fn warn(why: &str) {
 
 impl AlertCommand {
     fn of_run(m: &Manifest) -> Option<AlertCommand> {
-        let (run, folder) = (m.name.clone(), m.log.folder.display().to_string());
+        let run = m.name.clone();
+        let folder = m.log.folder.display().to_string();
         Some(AlertCommand { command: m.log.on_event.clone()?, run, folder })
     }
 

@@ -36,16 +36,14 @@ pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     let same = recorded.filter(|recorded| recorded.from_step == step);
     let before = same.map_or(0, |recorded| recorded.starts);
     if before >= MAX_STARTS {
-        let what = format!(
+        return Err(Problems::one(folder.display().to_string(), format!(
             "{before} starts from step {step} have ended without a newer checkpoint: the run does \
              not get on"
-        );
-        let remedy = format!(
+        ), format!(
             "find out why (failures/ beside it, the job's output), or lower checkpoint.interval; \
              then remove {} to start again",
             path.display()
-        );
-        return Err(Problems::one(folder.display().to_string(), what, remedy).into());
+        )).into());
     }
     write(folder, &Starts { from_step: step, starts: before + 1, short })
 }

@@ -82,7 +82,8 @@ pub fn append(folder: &Path, event: &Event) -> io::Result<()> {
     let mut line = serde_json::to_vec(&event).expect("numbers and names");
     line.push(b'\n');
     // A line torn by a kill or a full disk is terminated; it is not read.
-    let (end, mut last) = (file.metadata()?.len(), [b'\n']);
+    let end = file.metadata()?.len();
+    let mut last = [b'\n'];
     if end > 0 {
         file.read_exact_at(&mut last, end - 1)?;
     }

@@ -45,8 +45,8 @@ impl Messages {
                 .clone()
                 .with_filter(filter_fn(|meta| meta.is_span()))
         });
-        let shown = filter_fn(move |meta| *meta.level() <= level && is_own(meta.target()));
-        let shown = shown.with_max_level_hint(level);
+        let shown = filter_fn(move |meta| *meta.level() <= level && is_own(meta.target()))
+            .with_max_level_hint(level);
         let layers = tracing_subscriber::registry()
             .with(self.clone().with_filter(shown))
             .with(spans);
@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn every_floor_may_speak_and_no_library() {
-        let floors = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).unwrap();
-        let floors = floors
+        let floors = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+            .unwrap()
             .map(|entry| entry.unwrap().path())
             .filter(|path| path.is_dir());
         for floor in floors.filter(|path| !path.ends_with("cli")) {

@@ -157,7 +157,8 @@ impl<'a> Rank<'a> {
     fn named(&self, error: anyhow::Error) -> anyhow::Error {
         match error.downcast_ref::<Dead>() {
             Some(Dead { device, why }) if self.grid.size() > 1 => {
-                let (name, doing) = (self.world.name(), self.current_phase());
+                let name = self.world.name();
+                let doing = self.current_phase();
                 Failed::new(format!("{name} failed: {device}: {why}; last event: {doing}")).into()
             }
             _ => error,

@@ -40,21 +40,23 @@ pub struct LocalRanks {
 /// stop signal removes the files of the rendezvous. None if there is no other process.
 pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> {
     let launcher = launcher(m)?.filter(|launch| launch.world > 1);
-    let listen = |launch: LauncherEnv| {
-        let folder = m.log.folder.clone();
-        ExitOnSignal::listen(move || {
-            tcp::forget_secret(&folder, &launch.job);
-            std::fs::remove_dir(&folder).ok(); // unless a run is there
+    launcher
+        .map(|launch| {
+            let folder = m.log.folder.clone();
+            ExitOnSignal::listen(move || {
+                tcp::forget_secret(&folder, &launch.job);
+                std::fs::remove_dir(&folder).ok(); // unless a run is there
+            })
         })
-    };
-    launcher.map(listen).transpose()
+        .transpose()
 }
 
 impl LocalRanks {
     /// All ranks of the manifest as threads, or the one rank that a launcher assigned to this
     /// process. `options` must be equal on all ranks, as the manifest must.
     pub fn rendezvous(loaded: &Loaded, options: &str) -> anyhow::Result<LocalRanks> {
-        let (m, ranks) = (&loaded.manifest, loaded.manifest.topology.ranks());
+        let m = &loaded.manifest;
+        let ranks = loaded.manifest.topology.ranks();
         let launcher = launcher(m)?;
         let alone = launcher.as_ref().is_none_or(|launch| launch.world == 1);
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -69,12 +71,13 @@ impl LocalRanks {
                 process: launcher.is_some(),
                 cores: cores / ranks,
             };
-            let worlds = threads::watched(ranks, &watchdog(m, &dumps))?;
-            let with_local = |world: World| {
-                let local = local(world.rank());
-                (world, local)
-            };
-            let worlds = worlds.into_iter().map(with_local).collect();
+            let worlds = threads::watched(ranks, &watchdog(m, &dumps))?
+                .into_iter()
+                .map(|world| {
+                    let local = local(world.rank());
+                    (world, local)
+                })
+                .collect();
             return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
@@ -93,7 +96,8 @@ impl LocalRanks {
             node: if launch.node.is_empty() { host } else { launch.node.clone() },
             ..Join::launched(launch, &m.log.folder, identity, watchdog(m, &dumps))?
         };
-        let (local_rank, local_world) = (launch.local_rank, launch.local_world);
+        let local_rank = launch.local_rank;
+        let local_world = launch.local_world;
         let local = LocalRank { local_rank, local_world, process: true, cores: share };
         let joined = tcp::join(&join);
         if launch.rank == 0 {
@@ -117,22 +121,27 @@ impl LocalRanks {
         rank: impl Fn(&Rank, &Device) -> anyhow::Result<T> + Sync,
     ) -> anyhow::Result<T> {
         let worlds = std::mem::take(&mut self.worlds);
-        let (rank, ranks) = (&rank, &*self);
+        let rank = &rank;
+        let ranks = &*self;
         let outcomes: Vec<_> = std::thread::scope(|scope| {
-            let start = |(world, local): (World, LocalRank)| {
-                let name = format!("rank {}", world.rank());
-                base::threads::spawn_with_stack(scope, &name, 8 << 20, move || {
-                    let _rank = messages.enter_rank(world.rank(), world.recorder());
-                    ranks.run_one(world, local, m, rank)
+            let started: Vec<_> = worlds
+                .into_iter()
+                .map(|(world, local)| {
+                    let name = format!("rank {}", world.rank());
+                    base::threads::spawn_with_stack(scope, &name, 8 << 20, move || {
+                        let _rank = messages.enter_rank(world.rank(), world.recorder());
+                        ranks.run_one(world, local, m, rank)
+                    })
                 })
-            };
-            let started: Vec<_> = worlds.into_iter().map(start).collect();
+                .collect();
             started
                 .into_iter()
                 .map(|thread| anyhow::Ok(thread?.join()))
                 .collect()
         });
-        let (mut done, mut failed, mut peer_exit) = (None, None, None);
+        let mut done = None;
+        let mut failed = None;
+        let mut peer_exit = None;
         for outcome in outcomes {
             match outcome?.unwrap_or_else(|panic| std::panic::resume_unwind(panic)) {
                 Ok(Ok(value)) => done = done.or(Some(value)), // of the lowest rank
@@ -233,20 +242,24 @@ pub fn launcher(m: &Manifest) -> Result<Option<LauncherEnv>, Problems> {
 }
 
 fn wrong_world_size(m: &Manifest, launch: &LauncherEnv) -> Problems {
-    let (t, world) = (&m.topology, launch.world);
-    let what = format!(
-        "{world} ranks were started; topology tensor {} × pipeline {} × data {} makes {}",
-        t.tensor,
-        t.pipeline,
-        t.data,
-        t.ranks()
-    );
+    let t = &m.topology;
+    let world = launch.world;
     let per_replica = t.tensor * t.pipeline;
     let mut remedy = format!("start {} (srun -n {})", t.ranks(), t.ranks());
     if world.is_multiple_of(per_replica) {
         remedy += &format!(", or --set topology.data={}", world / per_replica);
     }
-    Problems::one(format!("{}, rank {}", m.name, launch.rank), what, remedy)
+    Problems::one(
+        format!("{}, rank {}", m.name, launch.rank),
+        format!(
+            "{world} ranks were started; topology tensor {} × pipeline {} × data {} makes {}",
+            t.tensor,
+            t.pipeline,
+            t.data,
+            t.ranks()
+        ),
+        remedy,
+    )
 }
 
 fn watchdog(m: &Manifest, dumps: &Path) -> Watchdog {

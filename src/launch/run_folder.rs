@@ -120,10 +120,9 @@ pub fn is_supervised(folder: &Path) -> bool {
 
 /// Outermost missing folder on the path.
 pub fn outermost_missing(folder: &Path) -> Option<PathBuf> {
-    let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     folder
         .ancestors()
-        .take_while(missing)
+        .take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists())
         .last()
         .map(Path::to_path_buf)
 }
@@ -150,7 +149,9 @@ pub fn remove_unused(folder: &Path, outermost: &Path) {
 
 /// Folder of a job in the folder `name` of a run: "restarts/job-7", "failures/process-123".
 pub fn job_folder(run: &Path, name: &str, job: &str) -> PathBuf {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' };
-    run.join(name)
-        .join(job.chars().map(plain).collect::<String>())
+    run.join(name).join(
+        job.chars()
+            .map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' })
+            .collect::<String>(),
+    )
 }

@@ -90,8 +90,11 @@ impl<'t> Series<'t> {
     }
 
     pub fn is_done(&self, task: &Task) -> bool {
-        let same = |done: &Done| done.task == task.name && done.input == digest(&task.input);
-        task.leaves.exists() && self.done.iter().any(same)
+        task.leaves.exists()
+            && self
+                .done
+                .iter()
+                .any(|done| done.task == task.name && done.input == digest(&task.input))
     }
 
     /// Runs the tasks that are not done, `environment.len()` at a time. Each slot has the variables of
@@ -110,7 +113,8 @@ impl<'t> Series<'t> {
             .filter(|task| !self.is_done(task))
             .collect();
         let mut open = open.into_iter();
-        let (mut running, mut outcome) = (Vec::<Running>::new(), Outcome::default());
+        let mut running = Vec::<Running>::new();
+        let mut outcome = Outcome::default();
         loop {
             outcome.stopped |= signals.stop();
             let free = (0..environment.len()).find(|slot| running.iter().all(|r| r.slot != *slot));
@@ -200,8 +204,8 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
     let output = OpenOptions::new()
         .create(true)
         .append(true)
-        .open(&task.output);
-    let output = output.with_context(failed)?;
+        .open(&task.output)
+        .with_context(failed)?;
     let mut command = Command::new(std::env::current_exe().context("finding this program")?);
     command.args(&task.words).env(SERIES, &task.name);
     command.envs(environment.iter().map(|(name, value)| (name, value)));

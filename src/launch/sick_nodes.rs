@@ -64,8 +64,8 @@ pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let damaged = || WrongInput(format!("{} is damaged: remove it", path.display()));
-    let mut nodes: Vec<SickNode> = serde_json::from_slice(&text).with_context(damaged)?;
+    let mut nodes: Vec<SickNode> = serde_json::from_slice(&text)
+        .with_context(|| WrongInput(format!("{} is damaged: remove it", path.display())))?;
     let now = unix_time().as_secs_f64();
     nodes.retain(|node| node.expires > now);
     Ok(nodes)
@@ -116,7 +116,8 @@ fn add_once(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result
         .iter()
         .position(|node| node.host == host && node.reason == reason);
     let times = 1 + same.map_or(0, |place| nodes.remove(place).times);
-    let (host, evidence) = (host.to_string(), evidence.to_string());
+    let host = host.to_string();
+    let evidence = evidence.to_string();
     nodes.push(SickNode { host, reason, evidence, times, at, expires: at + LIFETIME_S });
     write(folder, &nodes)
 }

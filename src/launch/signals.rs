@@ -72,13 +72,12 @@ impl ExitOnSignal {
     pub fn listen(clean_up: impl FnOnce() + Send + 'static) -> anyhow::Result<ExitOnSignal> {
         let mut signals = iterator::Signals::new(stop_signals())?;
         let handle = signals.handle();
-        let end = move || {
+        base::threads::spawn("signals", move || {
             if let Some(signal) = signals.forever().next() {
                 clean_up();
                 emulate_default_handler(signal).ok();
             }
-        };
-        base::threads::spawn("signals", end)?;
+        })?;
         Ok(ExitOnSignal(handle))
     }
 }
@@ -114,8 +113,9 @@ impl Signals {
         }
         let mut arriving = iterator::Signals::new(handled)?;
         let message = signals.message.clone();
-        let print = move || arriving.forever().take(1).for_each(|_| message.print());
-        base::threads::spawn("signals", print)?;
+        base::threads::spawn("signals", move || {
+            arriving.forever().take(1).for_each(|_| message.print())
+        })?;
         flag::register(SIGUSR1, signals.save.clone())?;
         ignore_size_limit_signal()?;
         Ok(signals)

@@ -73,14 +73,16 @@ impl Job {
     /// may arrive before the command's answer.
     pub fn requeue(&self) -> anyhow::Result<()> {
         let requeued = run_despite_sigterm(&["scontrol", "requeue", &self.id]);
-        let remedy = "the cluster may forbid it: slurm.on_end: resubmit needs no permission";
-        requeued.map(drop).context(remedy)
+        requeued
+            .map(drop)
+            .context("the cluster may forbid it: slurm.on_end: resubmit needs no permission")
     }
 
     /// Excludes nodes (as from `exclusion_list`) from the job, which is queued again. A running job's list
     /// cannot be changed: "Job is no longer pending execution" (22.05).
     pub fn exclude(&self, nodes: &str) -> anyhow::Result<()> {
-        let (job, nodes) = (format!("JobId={}", self.id), format!("ExcNodeList={nodes}"));
+        let job = format!("JobId={}", self.id);
+        let nodes = format!("ExcNodeList={nodes}");
         run_despite_sigterm(&["scontrol", "update", &job, &nodes]).map(drop)
     }
 
@@ -135,10 +137,9 @@ impl Job {
 /// Command that passes its environment to a job, without the variables of this step's rank.
 fn as_user(program: &str) -> Command {
     let mut command = Command::new(program);
-    let step = |name: &String| name.starts_with("SLURM_") && name != "SLURM_CONF";
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     command.env_remove(comm::Place::VARIABLE);
-    for name in names.filter(step) {
+    for name in names.filter(|name| name.starts_with("SLURM_") && name != "SLURM_CONF") {
         command.env_remove(name);
     }
     command
@@ -237,7 +238,8 @@ fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
         std::thread::sleep(Duration::from_millis(20));
     };
     // Short answers, which fit into the pipes.
-    let (mut output, mut errors) = (String::new(), String::new());
+    let mut output = String::new();
+    let mut errors = String::new();
     child
         .stdout
         .take()
@@ -261,8 +263,10 @@ fn time(text: &str) -> anyhow::Result<Option<Duration>> {
         return Ok(Some(Duration::ZERO)); // it is over its limit
     }
     let (days, clock) = text.split_once('-').unwrap_or(("0", text));
-    let parts = std::iter::once(days).chain(clock.split(':'));
-    let parts: Result<Vec<u64>, _> = parts.map(str::parse).collect();
+    let parts: Result<Vec<u64>, _> = std::iter::once(days)
+        .chain(clock.split(':'))
+        .map(str::parse)
+        .collect();
     let seconds = match parts.as_deref() {
         Ok([days, hours, minutes, seconds]) => ((days * 24 + hours) * 60 + minutes) * 60 + seconds,
         Ok([_, minutes, seconds]) => minutes * 60 + seconds,
@@ -303,10 +307,10 @@ mod tests {
     fn what_sbatch_was_given_is_repeated() {
         // Output of Slurm 22.05.
         let about = "JobId=1 JobName=job.sh Account=(null) QOS=(null) TimeLimit=00:01:00 \
-            TimeMin=N/A Partition=test NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 \
-            NtasksPerN:B:S:C=0:0:*:* WorkDir=/w StdErr=/w/job.out StdOut=/w/job.out Power=";
+                     TimeMin=N/A Partition=test NumNodes=2-2 NumCPUs=2 NumTasks=2 CPUs/Task=1 \
+                     NtasksPerN:B:S:C=0:0:*:* WorkDir=/w StdErr=/w/job.out StdOut=/w/job.out Power=";
         let expected = "--nodes=2-2 --ntasks=2 --cpus-per-task=1 --partition=test \
-            --time=00:01:00 --chdir=/w --output=/w/job.out --error=/w/job.out";
+                        --time=00:01:00 --chdir=/w --output=/w/job.out --error=/w/job.out";
         assert_eq!(repeated_options(about).join(" "), expected);
         let per_node = "NtasksPerN:B:S:C=8:0:*:*";
         assert_eq!(repeated_options(per_node), ["--ntasks-per-node=8"]);

@@ -127,9 +127,11 @@ impl RankSpans {
 impl GpuSpans {
     /// Times at which the GPU executed them. Waits for the GPU.
     fn executed(self) -> impl Iterator<Item = Span> {
-        let (points, start) = (self.timeline.read(), self.start);
+        let points = self.timeline.read();
+        let start = self.start;
         self.spans.into_iter().map(move |(span, [from, to])| {
-            let (start, duration) = (start + points[from], points[to] - points[from]);
+            let start = start + points[from];
+            let duration = points[to] - points[from];
             Span { track: Cow::Borrowed(GPU), start, duration, ..span }
         })
     }

@@ -49,7 +49,8 @@ struct Outage {
 impl Storage {
     /// Storage in a run's folder, with a time limit for the wait of each write.
     pub fn new(folder: &Path, limit: Duration) -> Arc<Storage> {
-        let (folder, outage) = (folder.to_path_buf(), Mutex::default());
+        let folder = folder.to_path_buf();
+        let outage = Mutex::default();
         Arc::new(Storage { folder, limit, outage, cancelled: Condvar::new() })
     }
 
@@ -65,7 +66,8 @@ impl Storage {
             Err(error) if self.is_temporary(&error, true) && !self.limit.is_zero() => error,
             done => return done,
         };
-        let (begun, end) = (Moment::now(), Deadline::after(self.limit));
+        let begun = Moment::now();
+        let end = Deadline::after(self.limit);
         self.begin_wait(&error);
         let [mut pause, longest] = PAUSES;
         let ended = loop {
@@ -122,7 +124,8 @@ impl Storage {
         outage.waiting += 1;
         if outage.since.is_none() {
             outage.since = Some(Moment::now());
-            let (folder, limit) = (self.folder.display(), Seconds(self.limit.as_secs_f64()));
+            let folder = self.folder.display();
+            let limit = Seconds(self.limit.as_secs_f64());
             let causes: Vec<String> = error.chain().map(|cause| cause.to_string()).collect();
             let why = causes[causes.len().saturating_sub(2)..].join(": ");
             tracing::warn!("{folder} cannot be written ({why}): waiting up to {limit} for it");
@@ -200,7 +203,8 @@ mod tests {
 
     #[test]
     fn a_wait_ends_at_its_limit_or_when_the_run_does() {
-        let (folder, passing) = (Path::new("/"), Errno::NOSPC);
+        let folder = Path::new("/");
+        let passing = Errno::NOSPC;
         let (tried, ended) = tries(&Storage::new(folder, Duration::ZERO), passing, 9);
         assert_eq!((tried, ended.unwrap_err().to_string().as_str()), (1, "not saved"));
         let (_, ended) =

@@ -57,8 +57,11 @@ fn ramp_up(form: Option<RampUpForm>, report: &mut Report) -> Option<RampUp> {
     {
         return Some(RampUp { start, increment, samples: *samples });
     }
-    let what = format!("batch.ramp_up \"{text}\" is not START INCREMENT SAMPLES");
-    report.add("batch.ramp_up", what, "write three whole numbers, such as 16 16 9_765_625");
+    report.add(
+        "batch.ramp_up",
+        format!("batch.ramp_up \"{text}\" is not START INCREMENT SAMPLES"),
+        "write three whole numbers, such as 16 16 9_765_625",
+    );
     None
 }
 

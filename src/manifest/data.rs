@@ -245,13 +245,14 @@ impl BlendReader<'_, '_> {
             None => return Vec::new(),
             Some(Blend::Prefix(prefix)) => vec![(path.to_string(), only(prefix))],
             Some(Blend::One(dataset)) => vec![(path.to_string(), dataset)],
-            Some(Blend::Several(list)) => {
-                let item = |(i, form)| match form {
+            Some(Blend::Several(list)) => list
+                .into_iter()
+                .enumerate()
+                .map(|(i, form)| match form {
                     DatasetForm::Prefix(prefix) => (format!("{path}.{i}"), only(prefix)),
                     DatasetForm::Full(dataset) => (format!("{path}.{i}"), dataset),
-                };
-                list.into_iter().enumerate().map(item).collect()
-            }
+                })
+                .collect(),
         };
         if list.is_empty() && self.report.are_valid(&[path]) {
             self.report
@@ -291,17 +292,23 @@ impl BlendReader<'_, '_> {
                 .are_valid(&[&path, "train", "batch", "model.seq_len"]);
             let begins = format!("{path} begins at sample {}", Count(from));
             if is_valid && from == 0 {
-                let remedy = "add from_samples or from_tokens";
-                self.report
-                    .add(&path, format!("{path} does not say where it begins"), remedy);
+                self.report.add(
+                    &path,
+                    format!("{path} does not say where it begins"),
+                    "add from_samples or from_tokens",
+                );
             } else if is_valid && from <= after {
-                let what = format!("{begins}, the stage before it at {}", Count(after));
-                self.report
-                    .add(&place, what, "write the stages in the order they begin");
+                self.report.add(
+                    &place,
+                    format!("{begins}, the stage before it at {}", Count(after)),
+                    "write the stages in the order they begin",
+                );
             } else if is_valid && from >= run.samples {
-                let what = format!("{begins}; the run ends at {}", Count(run.samples));
-                self.report
-                    .add(&place, what, "begin earlier, or train longer");
+                self.report.add(
+                    &place,
+                    format!("{begins}; the run ends at {}", Count(run.samples)),
+                    "begin earlier, or train longer",
+                );
             }
             after = after.max(from);
             checked.push(DataStage { from, train });
@@ -327,9 +334,11 @@ impl BlendReader<'_, '_> {
                 .chars()
                 .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
             {
-                let what = format!("\"{}\" cannot name a validation set", name);
-                self.report
-                    .add("data.valid", what, "use letters, digits, `-` and `_`");
+                self.report.add(
+                    "data.valid",
+                    format!("\"{}\" cannot name a validation set", name),
+                    "use letters, digits, `-` and `_`",
+                );
             }
             valid.push(ValidSet { datasets: self.blend(Some(blend), &path, 1), name });
         }
@@ -344,9 +353,11 @@ impl BlendReader<'_, '_> {
             .and_then(|e| e.to_str())
             .unwrap_or_default();
         if matches!(ending, "bin" | "idx") {
-            let what = format!("{path}: {} is one of the dataset's two files", prefix.display());
-            let remedy = format!("write {}", prefix.with_extension("").display());
-            self.report.add(path, what, remedy);
+            self.report.add(
+                path,
+                format!("{path}: {} is one of the dataset's two files", prefix.display()),
+                format!("write {}", prefix.with_extension("").display()),
+            );
         }
         if raw.prefix.is_some() && prefix.as_os_str().is_empty() {
             self.report.add(
@@ -366,9 +377,11 @@ impl BlendReader<'_, '_> {
         if let Some(text) = &raw.range {
             let other = [("split", raw.split.is_some()), ("part", raw.part.is_some())];
             for (key, _) in other.iter().filter(|(_, given)| *given) {
-                let what = format!("{path} has a range and a {key}");
-                self.report
-                    .add(&format!("{path}.{key}"), what, "keep one of them");
+                self.report.add(
+                    &format!("{path}.{key}"),
+                    format!("{path} has a range and a {key}"),
+                    "keep one of them",
+                );
             }
             return self.range(text, &format!("{path}.range"));
         }
@@ -380,9 +393,11 @@ impl BlendReader<'_, '_> {
         let shares = if own { shares(&weights, &place, self.report) } else { numbers(&weights) };
         if shares.is_some_and(|shares| shares[which] == 0.0) {
             let part = PartName::ALL[which].name();
-            let what = format!("{path}: the split {weights} leaves nothing to {part}");
-            self.report
-                .add(&place, what, format!("give {part} a share above 0, or a range"));
+            self.report.add(
+                &place,
+                format!("{path}: the split {weights} leaves nothing to {part}"),
+                format!("give {part} a share above 0, or a range"),
+            );
         }
         Sequences::Split { weights, which }
     }
@@ -396,9 +411,11 @@ impl BlendReader<'_, '_> {
         {
             return Sequences::Range(from, to);
         }
-        let what = format!("{path} \"{text}\" is not a range within 0..1");
-        self.report
-            .add(path, what, "write FROM..TO, such as 0.95..1.0");
+        self.report.add(
+            path,
+            format!("{path} \"{text}\" is not a range within 0..1"),
+            "write FROM..TO, such as 0.95..1.0",
+        );
         Sequences::Range(0.0, 1.0)
     }
 
@@ -409,14 +426,18 @@ impl BlendReader<'_, '_> {
 
 /// Valid share of the training datasets whose splits have one.
 fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
-    let valid_share = |dataset: &Dataset| match &dataset.part {
-        Sequences::Split { weights, which: 0 } if numbers(weights).is_some_and(|w| w[1] > 0.0) => {
-            let part = Sequences::Split { weights: weights.clone(), which: 1 };
-            Some(Dataset { part, ..dataset.clone() })
-        }
-        _ => None,
-    };
-    let datasets: Vec<Dataset> = train.iter().filter_map(valid_share).collect();
+    let datasets: Vec<Dataset> = train
+        .iter()
+        .filter_map(|dataset| match &dataset.part {
+            Sequences::Split { weights, which: 0 }
+                if numbers(weights).is_some_and(|w| w[1] > 0.0) =>
+            {
+                let part = Sequences::Split { weights: weights.clone(), which: 1 };
+                Some(Dataset { part, ..dataset.clone() })
+            }
+            _ => None,
+        })
+        .collect();
     let any = fallback.is_some() && datasets.iter().any(|dataset| dataset.weight > 0.0);
     any.then(|| ValidSet { name: "valid".to_string(), datasets })
         .into_iter()
@@ -427,8 +448,11 @@ fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
 pub fn shares(split: &str, path: &str, report: &mut Report) -> Option<[f64; 3]> {
     let shares = numbers(split);
     if shares.is_none() {
-        let what = format!("{path} \"{split}\" is not up to three numbers, 0 or more");
-        report.add(path, what, "write the shares of train, valid and test, such as 969,30,1");
+        report.add(
+            path,
+            format!("{path} \"{split}\" is not up to three numbers, 0 or more"),
+            "write the shares of train, valid and test, such as 969,30,1",
+        );
     }
     shares
 }
@@ -451,17 +475,24 @@ impl Written for Vec<Dataset> {
     type Raw = Blend;
 
     fn written(&self) -> Option<Blend> {
-        let full = |dataset: &Dataset| {
-            let (split, part, range) = match &dataset.part {
-                Sequences::Split { weights, which } => {
-                    (Some(weights.clone()), Some(PartName::ALL[*which]), None)
-                }
-                Sequences::Range(from, to) => (None, None, Some(format!("{from:?}..{to:?}"))),
-            };
-            let (prefix, weight) = (Some(dataset.prefix.clone()), Some(dataset.weight));
-            DatasetSection { prefix, weight, split, part, range }.into()
-        };
-        Some(self.iter().map(full).collect::<Vec<DatasetForm>>().into())
+        Some(
+            self.iter()
+                .map(|dataset| {
+                    let (split, part, range) = match &dataset.part {
+                        Sequences::Split { weights, which } => {
+                            (Some(weights.clone()), Some(PartName::ALL[*which]), None)
+                        }
+                        Sequences::Range(from, to) => {
+                            (None, None, Some(format!("{from:?}..{to:?}")))
+                        }
+                    };
+                    let prefix = Some(dataset.prefix.clone());
+                    let weight = Some(dataset.weight);
+                    DatasetSection { prefix, weight, split, part, range }.into()
+                })
+                .collect::<Vec<DatasetForm>>()
+                .into(),
+        )
     }
 }
 
@@ -469,12 +500,15 @@ impl Written for Vec<DataStage> {
     type Raw = Vec<StageSection>;
 
     fn written(&self) -> Option<Vec<StageSection>> {
-        let stage = |stage: &DataStage| StageSection {
-            from_samples: Some(stage.from),
-            from_tokens: None,
-            train: stage.train.written(),
-        };
-        Some(self.iter().map(stage).collect())
+        Some(
+            self.iter()
+                .map(|stage| StageSection {
+                    from_samples: Some(stage.from),
+                    from_tokens: None,
+                    train: stage.train.written(),
+                })
+                .collect(),
+        )
     }
 }
 
@@ -482,7 +516,10 @@ impl Written for Vec<ValidSet> {
     type Raw = Named;
 
     fn written(&self) -> Option<Named> {
-        let set = |set: &ValidSet| Some((set.name.clone(), set.datasets.written()?));
-        Some(Named(self.iter().filter_map(set).collect()))
+        Some(Named(
+            self.iter()
+                .filter_map(|set| Some((set.name.clone(), set.datasets.written()?)))
+                .collect(),
+        ))
     }
 }

@@ -21,8 +21,11 @@ impl<T: Written> Written for BTreeMap<String, T> {
     type Raw = BTreeMap<String, T::Raw>;
 
     fn written(&self) -> Option<Self::Raw> {
-        let one = |(name, of): (&String, &T)| Some((name.clone(), of.written()?));
-        Some(self.iter().filter_map(one).collect())
+        Some(
+            self.iter()
+                .filter_map(|(name, of)| Some((name.clone(), of.written()?)))
+                .collect(),
+        )
     }
 }
 

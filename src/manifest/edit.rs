@@ -52,7 +52,8 @@ fn value_with(text: &str, key: &[&str], set: &str) -> Option<String> {
 
 /// `key: {key: value}`.
 fn line(indent: usize, steps: &[&str], value: &str) -> String {
-    let (first, rest) = (steps[0], &steps[1..]);
+    let first = steps[0];
+    let rest = &steps[1..];
     let opened: String = rest.iter().map(|step| format!("{{{step}: ")).collect();
     let closed = "}".repeat(rest.len());
     format!("{}{first}: {opened}{value}{closed} # --set", " ".repeat(indent))
@@ -81,10 +82,10 @@ fn find(lines: &[String], steps: &[&str]) -> Result<(usize, usize), (usize, usiz
 fn end(lines: &[String], at: usize, indent: usize) -> usize {
     let deep = |line: &String| line.len() - line.trim_start().len() > indent;
     let is_blank = |line: &String| line.trim().is_empty();
-    let below = lines[at + 1..]
+    let below: Vec<&String> = lines[at + 1..]
         .iter()
-        .take_while(|line| deep(line) || is_blank(line));
-    let below: Vec<&String> = below.collect();
+        .take_while(|line| deep(line) || is_blank(line))
+        .collect();
     at + 1
         + below
             .iter()

@@ -24,8 +24,7 @@ const NAME: &str = "the settings of eval";
 impl Manifest {
     /// Manifest of a model on one rank.
     pub fn for_model(model: &Model) -> Manifest {
-        let plain = super::parse(PLAIN, NAME, Path::new("."), &[]);
-        let plain = plain
+        let plain = super::parse(PLAIN, NAME, Path::new("."), &[])
             .unwrap_or_else(|problems| panic!("{problems}"))
             .manifest;
         Manifest { model: model.clone(), ..plain }
@@ -46,8 +45,8 @@ pub fn for_inference(m: &Manifest, sets: &[String]) -> Result<Loaded, Problems> 
     let text = check::effective(&plain);
     let mut root = tree::parse(&text, NAME, None)?;
     overrides::apply(&mut root, sets)?;
-    let number = |path: &str| number(root.at(path)).unwrap_or(1);
-    let [micro, data, pipeline] = ["batch.micro", "topology.data", "topology.pipeline"].map(number);
+    let [micro, data, pipeline] = ["batch.micro", "topology.data", "topology.pipeline"]
+        .map(|path| number(root.at(path)).unwrap_or(1));
     let global = micro.saturating_mul(data).saturating_mul(pipeline);
     let follows = ["batch.global", "train.samples"].map(|key| format!("{key}={global}"));
     overrides::apply(&mut root, &follows)?;

@@ -34,8 +34,10 @@ pub fn settings() -> Vec<String> {
     let begins =
         |key: &str, other: &str| other.strip_prefix(key).is_some_and(|o| o.starts_with('.'));
     let is_section = |key: &String| keys.iter().any(|other| begins(key, other));
-    let ends = |key: &&String| !key.contains('*') && !is_section(key);
-    keys.iter().filter(ends).cloned().collect()
+    keys.iter()
+        .filter(|key| !key.contains('*') && !is_section(key))
+        .cloned()
+        .collect()
 }
 
 /// Suggestion for an option of the command line that does not exist, such as `--lr` or `--train-iters`.
@@ -76,8 +78,11 @@ impl Keys {
                 Json::Object(Default::default())
             }
             _ => {
-                let what = "a manifest is keys with values, such as `name: my-run`";
-                report.add(path, what, "see the files in manifests/");
+                report.add(
+                    path,
+                    "a manifest is keys with values, such as `name: my-run`",
+                    "see the files in manifests/",
+                );
                 Json::Object(Default::default())
             }
         }
@@ -166,10 +171,9 @@ impl Keys {
         match &node.value {
             // `adamw:` without content is a section with defaults only.
             Value::Null => {
-                let bare = |object: &&Json| required(object).is_empty();
                 let section = shape
                     .object
-                    .filter(bare)
+                    .filter(|object| required(object).is_empty())
                     .filter(|_| shape.choices.is_empty());
                 section.map(|_| Json::Object(Default::default()))
             }
@@ -314,16 +318,20 @@ fn scalar(shape: &Shape, text: &str, quoted: bool) -> Result<Json, Wrong> {
     let Some(limits) = shape.whole.or(shape.number) else { return Err(Wrong::Kind) };
     let number = number(text)?;
     if quoted {
-        let what = format!("is the text \"{}\"", short(text));
-        return Err(Wrong::Value(what, "remove the quotes".to_string()));
+        return Err(Wrong::Value(
+            format!("is the text \"{}\"", short(text)),
+            "remove the quotes".to_string(),
+        ));
     }
     within(&number, limits, text)?;
     match number {
         Number::Whole(whole) => Ok(whole.into()),
         Number::Real(real) if shape.whole.is_none() => Ok(real.into()),
         Number::Real(_) => number.whole().map(Json::from).ok_or_else(|| {
-            let what = format!("is {text}, not a whole number");
-            Wrong::Value(what, "write it without a fraction".to_string())
+            Wrong::Value(
+                format!("is {text}, not a whole number"),
+                "write it without a fraction".to_string(),
+            )
         }),
     }
 }
@@ -337,8 +345,7 @@ fn truth(text: &str, quoted: bool) -> Result<Json, Wrong> {
         "false" | "no" | "off" | "n" | "0" => false,
         _ => return Err(Wrong::Kind),
     };
-    let what = format!("is \"{text}\"");
-    Err(Wrong::Value(what, format!("write {meant} (without quotes)")))
+    Err(Wrong::Value(format!("is \"{text}\""), format!("write {meant} (without quotes)")))
 }
 
 /// Number of a manifest; what is wrong with the text if it is not one.
@@ -358,7 +365,8 @@ fn number(text: &str) -> Result<Number, Wrong> {
 }
 
 fn within(number: &Number, limits: &Json, text: &str) -> Result<(), Wrong> {
-    let (minimum, maximum) = (&limits["minimum"], &limits["maximum"]);
+    let minimum = &limits["minimum"];
+    let maximum = &limits["maximum"];
     let differs = |n: f64, limit: &Json, side: Ordering| {
         limit
             .as_f64()

@@ -29,18 +29,25 @@ forms! {
 
 /// Kinds of a written pattern; none if all layers are alike.
 pub fn pattern(forms: Option<Vec<LayerForm>>) -> Vec<LayerKind> {
-    let kind = |form| match form {
-        LayerForm::Name(attention) => LayerKind { attention, rope: None },
-        LayerForm::Settings(raw) => LayerKind::read(raw),
-    };
-    forms.unwrap_or_default().into_iter().map(kind).collect()
+    forms
+        .unwrap_or_default()
+        .into_iter()
+        .map(|form| match form {
+            LayerForm::Name(attention) => LayerKind { attention, rope: None },
+            LayerForm::Settings(raw) => LayerKind::read(raw),
+        })
+        .collect()
 }
 
 /// Written form of a pattern.
 pub fn written(pattern: &[LayerKind]) -> Option<Vec<LayerForm>> {
-    let form = |kind: &LayerKind| match kind.rope {
-        None => Some(LayerForm::Name(kind.attention)),
-        Some(_) => kind.written().map(LayerForm::Settings),
-    };
-    (!pattern.is_empty()).then(|| pattern.iter().filter_map(form).collect())
+    (!pattern.is_empty()).then(|| {
+        pattern
+            .iter()
+            .filter_map(|kind| match kind.rope {
+                None => Some(LayerForm::Name(kind.attention)),
+                Some(_) => kind.written().map(LayerForm::Settings),
+            })
+            .collect()
+    })
 }

@@ -54,9 +54,11 @@ pub fn loss_scale(
 ) -> Option<LossScale> {
     if precision != Precision::Fp16 {
         if form.is_some() && report.are_valid(&["precision"]) {
-            let what =
-                "loss_scale is for precision fp16: f32 and bf16 have a range that needs none";
-            report.add("loss_scale", what, "remove it, or set precision: fp16");
+            report.add(
+                "loss_scale",
+                "loss_scale is for precision fp16: f32 and bf16 have a range that needs none",
+                "remove it, or set precision: fp16",
+            );
         }
         return None;
     }
@@ -70,13 +72,19 @@ pub fn loss_scale(
     let scale = LossScale::read(raw);
     if scale.constant.is_some() {
         if raw.initial.is_some() || raw.min.is_some() {
-            let what = "loss_scale is constant, and has an initial or lowest value";
-            report.add("loss_scale.constant", what, "keep constant alone, or remove it");
+            report.add(
+                "loss_scale.constant",
+                "loss_scale is constant, and has an initial or lowest value",
+                "keep constant alone, or remove it",
+            );
         }
     } else if scale.min > scale.initial {
         let LossScale { min, initial, .. } = scale;
-        let what = format!("loss_scale.min {min} is above loss_scale.initial {initial}");
-        report.add("loss_scale.min", what, "lower min, or raise initial");
+        report.add(
+            "loss_scale.min",
+            format!("loss_scale.min {min} is above loss_scale.initial {initial}"),
+            "lower min, or raise initial",
+        );
     }
     Some(scale)
 }

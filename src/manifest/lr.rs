@@ -116,8 +116,9 @@ impl DecayInputs<'_, '_> {
     /// Length of the decay of `wsd`.
     fn last_part(&mut self, wsd: &raw::Wsd) -> u64 {
         let path = "lr.decay.wsd";
-        let end = Length { samples: wsd.samples, tokens: wsd.tokens }.samples(self.seq_len);
-        let end = end.unwrap_or(self.run);
+        let end = Length { samples: wsd.samples, tokens: wsd.tokens }
+            .samples(self.seq_len)
+            .unwrap_or(self.run);
         let tenth = (end / 10).min(end.saturating_sub(self.warmup)).max(1);
         let length = Length { samples: wsd.decay_samples, tokens: wsd.decay_tokens };
         let decay = length
@@ -125,8 +126,11 @@ impl DecayInputs<'_, '_> {
             .unwrap_or(tenth);
         if decay > end && self.report.are_valid(&[path, "train"]) {
             let [decay, end] = [decay, end].map(Count);
-            let what = format!("lr.decay.wsd: a decay of {decay} samples cannot end at {end}");
-            self.report.add(path, what, "shorten the decay");
+            self.report.add(
+                path,
+                format!("lr.decay.wsd: a decay of {decay} samples cannot end at {end}"),
+                "shorten the decay",
+            );
         }
         decay
     }
@@ -143,8 +147,11 @@ fn decay(
     if let Some(DecayForm::Settings(section)) = &form {
         match section.kinds() {
             0 if report.are_valid(&["lr.decay"]) => {
-                let remedy = "take constant, linear, cosine or wsd";
-                report.add("lr.decay", "lr.decay names no shape", remedy);
+                report.add(
+                    "lr.decay",
+                    "lr.decay names no shape",
+                    "take constant, linear, cosine or wsd",
+                );
             }
             2.. => report.add("lr.decay", "lr.decay has more than one shape", "keep one"),
             _ => {}
@@ -166,12 +173,18 @@ fn warmup(raw: &raw::Lr, seq_len: usize, report: &mut Report) -> u64 {
 pub fn check(lr: &Lr, tokens: bool, report: &mut Report) {
     let Lr { peak, min, warmup_samples: warmup, decay, .. } = *lr;
     if report.are_valid(&["lr.peak", "lr.min"]) && min > peak {
-        let what = format!("lr.min {min} is above lr.peak {peak}");
-        report.add_conflict(&["lr.min", "lr.peak"], what, "set lr.min to lr.peak or less");
+        report.add_conflict(
+            &["lr.min", "lr.peak"],
+            format!("lr.min {min} is above lr.peak {peak}"),
+            "set lr.min to lr.peak or less",
+        );
     }
     if decay == Decay::Constant && min > 0.0 && report.are_valid(&["lr.min", "lr.decay"]) {
-        let what = format!("lr.min {min} is never reached: lr.decay is constant");
-        report.add("lr.min", what, "remove lr.min, or choose another lr.decay");
+        report.add(
+            "lr.min",
+            format!("lr.min {min} is never reached: lr.decay is constant"),
+            "remove lr.min, or choose another lr.decay",
+        );
     }
     // Maximum samples of the warm-up; the event that follows, and its sample.
     let (begins, what, at) = match (decay, decay.end()) {
@@ -180,11 +193,14 @@ pub fn check(lr: &Lr, tokens: bool, report: &mut Report) {
         (_, Some(end)) => (end - 1, "lr.decay ends", end),
     };
     if warmup > begins && report.are_valid(&["lr.warmup_samples", "lr.warmup_tokens", "lr.decay"]) {
-        let (warmup, at) = (Count(warmup), Count(at));
-        let what = format!("the warm-up takes {warmup} samples, and {what} at {at}");
+        let warmup = Count(warmup);
+        let at = Count(at);
         let path = if tokens { "lr.warmup_tokens" } else { "lr.warmup_samples" };
-        let remedy = "shorten the warm-up or lengthen lr.decay";
-        report.add_conflict(&[path, "lr.decay"], what, remedy);
+        report.add_conflict(
+            &[path, "lr.decay"],
+            format!("the warm-up takes {warmup} samples, and {what} at {at}"),
+            "shorten the warm-up or lengthen lr.decay",
+        );
     }
 }
 
@@ -211,8 +227,11 @@ impl Length {
     ) -> Option<u64> {
         if self.samples.is_some() && self.tokens.is_some() {
             let path = format!("{section}.{prefix}tokens");
-            let what = format!("{path} and {section}.{prefix}samples are both given");
-            report.add(&path, what, "keep one of them");
+            report.add(
+                &path,
+                format!("{path} and {section}.{prefix}samples are both given"),
+                "keep one of them",
+            );
             return None;
         }
         self.samples(seq_len)

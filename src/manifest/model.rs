@@ -189,8 +189,11 @@ impl Model {
 
     /// Window of a layer; None if its queries attend to all keys.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
-        let full = |kind: &LayerKind| kind.attention == LayerAttention::Full;
-        self.window.filter(|_| !self.kind(layer).is_some_and(full))
+        self.window.filter(|_| {
+            !self
+                .kind(layer)
+                .is_some_and(|kind| kind.attention == LayerAttention::Full)
+        })
     }
 
     /// Rotary embedding of a layer.

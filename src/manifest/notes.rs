@@ -9,7 +9,8 @@ const HIGH_PEAK: f64 = 0.1;
 impl Manifest {
     /// Notes on valid settings that are seldom intended.
     pub fn notes(&self) -> Vec<String> {
-        let (warmup, run) = (self.lr.warmup_samples, self.train.samples);
+        let warmup = self.lr.warmup_samples;
+        let run = self.train.samples;
         let reached = 100.0 * run as f64 / warmup.max(1) as f64;
         let warmup = (warmup > run).then(|| {
             format!(
@@ -42,8 +43,10 @@ impl Manifest {
     /// with settings that let it learn until its end.
     pub fn schedule_note(&self, step: u64, samples: u64) -> Option<String> {
         let steps = Some(self.steps_at_minimum(step)).filter(|steps| *steps > 0)?;
-        let (name, end, min, peak) =
-            (self.lr.decay.name(), self.lr.decay.end()?, self.lr.min, self.lr.peak / 10.0);
+        let name = self.lr.decay.name();
+        let end = self.lr.decay.end()?;
+        let min = self.lr.min;
+        let peak = self.lr.peak / 10.0;
         let stretch = format!("a decay that ends with the run: --set lr.decay={name}");
         let again = format!(
             "a new {name} from lr.peak, from here to the end: --set lr.decay={name} --set \
@@ -70,8 +73,11 @@ impl Manifest {
     /// Rejects valid settings that gptrain cannot train with, by name. None is ignored.
     pub fn runnable(&self) -> Result<(), Problems> {
         if self.train.device == DeviceChoice::Cpu && self.precision == Precision::Tf32 {
-            let what = "precision is tf32, which a CPU cannot";
-            return Err(Problems::one(self.name.as_str(), what, "--set precision=f32"));
+            return Err(Problems::one(
+                self.name.as_str(),
+                "precision is tf32, which a CPU cannot",
+                "--set precision=f32",
+            ));
         }
         Ok(())
     }

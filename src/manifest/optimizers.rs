@@ -154,8 +154,11 @@ fn written(form: &Option<OptimizerForm>, report: &mut Report) {
         .as_ref()
         .and_then(|muon| muon.coefficients.as_ref());
     if let Some(given) = given.filter(|given| given.len() != 3) {
-        let what = format!("optimizer.muon.coefficients has {} numbers, not 3", given.len());
-        report.add("optimizer.muon.coefficients", what, "give a, b and c, or remove it");
+        report.add(
+            "optimizer.muon.coefficients",
+            format!("optimizer.muon.coefficients has {} numbers, not 3", given.len()),
+            "give a, b and c, or remove it",
+        );
     }
     if section.kinds() > 1 && report.are_valid(&["optimizer"]) {
         report.add("optimizer", "optimizer has more than one kind", "keep one");

@@ -38,8 +38,9 @@ const OF_ONE_VALUE: &[(&str, &str, &str)] = &[
 /// working folder, in a file at the file.
 pub fn from_working_folder(sets: &[String]) -> Vec<String> {
     let Ok(folder) = std::env::current_dir() else { return sets.to_vec() };
-    let absolute = |set: &String| made_absolute(set, &folder).unwrap_or_else(|| set.clone());
-    sets.iter().map(absolute).collect()
+    sets.iter()
+        .map(|set| made_absolute(set, &folder).unwrap_or_else(|| set.clone()))
+        .collect()
 }
 
 /// `set` with absolute paths; None if it has no relative one.
@@ -106,15 +107,21 @@ pub fn apply(root: &mut Node, sets: &[String]) -> Result<(), Problems> {
         .any(|set| set.trim_start().starts_with("data.split"));
     for set in sets {
         let Some((path, text)) = set.split_once('=') else {
-            let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
-            problems.add(format!("--set {set}"), "there is no `=`", remedy);
+            problems.add(
+                format!("--set {set}"),
+                "there is no `=`",
+                "write --set KEY=VALUE, such as --set lr.peak=3e-4",
+            );
             continue;
         };
         let path = path.trim();
         if path.split('.').any(str::is_empty) || path.split('.').nth(LEVELS).is_some() {
-            let remedy = "write --set KEY=VALUE, such as --set lr.peak=3e-4";
-            let (set, what) = (short(set), format!("`{}` is not a key", short(path)));
-            problems.add(format!("--set {set}"), what, remedy);
+            let set = short(set);
+            problems.add(
+                format!("--set {set}"),
+                format!("`{}` is not a key", short(path)),
+                "write --set KEY=VALUE, such as --set lr.peak=3e-4",
+            );
             continue;
         }
         match tree::parse(text, "", Some(path)) {
@@ -145,8 +152,10 @@ fn drop_settings_of_other_values(root: &mut Node, target: &str, value: &str) {
         .iter()
         .filter(|(key, owner, _)| *key == target && *owner != value);
     for (_, _, setting) in dropped {
-        let from_file = |node: &Node| !matches!(node.place, Location::Set(_));
-        if root.at(setting).is_some_and(from_file) {
+        if root
+            .at(setting)
+            .is_some_and(|node| !matches!(node.place, Location::Set(_)))
+        {
             remove(root, setting);
         }
     }
@@ -197,9 +206,13 @@ pub fn rename(root: &mut Node, name: &str) -> Result<(), Problems> {
     let (from, to) = SECOND_NAME;
     let Some(node) = root.at(from).cloned() else { return Ok(()) };
     if let Some(other) = root.at(to) {
-        let (here, there) = (tree::show(&node.place, name), tree::show(&other.place, name));
-        let what = format!("{from} and {to} ({there}) are the same setting, given twice");
-        return Err(Problems::one(here, what, "remove one of them"));
+        let here = tree::show(&node.place, name);
+        let there = tree::show(&other.place, name);
+        return Err(Problems::one(
+            here,
+            format!("{from} and {to} ({there}) are the same setting, given twice"),
+            "remove one of them",
+        ));
     }
     remove(root, from);
     let steps: Vec<&str> = to.split('.').collect();

@@ -170,8 +170,8 @@ pub(super) fn finish(
     });
     let folder = folder
         .canonicalize()
-        .or_else(|_| std::path::absolute(folder));
-    let folder = folder.unwrap_or_else(|_| PathBuf::from("/"));
+        .or_else(|_| std::path::absolute(folder))
+        .unwrap_or_else(|_| PathBuf::from("/"));
     let given = Box::new(Given { raw: raw.clone(), folder: folder.clone() });
     let stem = Path::new(name)
         .file_stem()
@@ -191,12 +191,13 @@ pub(super) fn finish(
 
 /// Fails for a script that starts another trainer.
 fn refuse_script(text: &str, name: &str) -> Result<(), Problems> {
-    let job = |line: &str| {
-        ["#SBATCH", "#PBS", "#BSUB"]
-            .iter()
-            .any(|word| line.starts_with(word))
-    };
-    if !text.starts_with("#!") && !text.lines().any(job) {
+    if !text.starts_with("#!")
+        && !text.lines().any(|line| {
+            ["#SBATCH", "#PBS", "#BSUB"]
+                .iter()
+                .any(|word| line.starts_with(word))
+        })
+    {
         return Ok(());
     }
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, '=' | '"' | '\''));
@@ -211,11 +212,14 @@ fn refuse_script(text: &str, name: &str) -> Result<(), Problems> {
     known.truncate(3);
     let such =
         if known.is_empty() { String::new() } else { format!(": {}, …", known.join(", ")) };
-    let remedy = format!(
-        "write a manifest (`gptrain manifest new --help`); docs/coming-from.md has the settings of \
-         other trainers' options{such}"
-    );
-    Err(Problems::one(name, "this is a shell script, not a manifest", remedy))
+    Err(Problems::one(
+        name,
+        "this is a shell script, not a manifest",
+        format!(
+            "write a manifest (`gptrain manifest new --help`); docs/coming-from.md has the settings of \
+             other trainers' options{such}"
+        ),
+    ))
 }
 
 fn text(path: &Path, name: &str) -> anyhow::Result<String> {
@@ -248,8 +252,12 @@ fn text(path: &Path, name: &str) -> anyhow::Result<String> {
                 .iter()
                 .filter(|byte| **byte == b'\n')
                 .count();
-            let what = "not UTF-8 text from here on";
-            Err(Problems::one(format!("{name}:{line}"), what, "save the file as UTF-8").into())
+            Err(Problems::one(
+                format!("{name}:{line}"),
+                "not UTF-8 text from here on",
+                "save the file as UTF-8",
+            )
+            .into())
         }
     }
 }

@@ -33,7 +33,8 @@ macro_rules! as_given {
 /// YAML of the manifest `m`, which was written as `given`. It loads to the same manifest from any
 /// folder.
 pub fn record(m: &Manifest, given: &Given) -> String {
-    let (mut raw, folder) = (raw(m), &given.folder);
+    let mut raw = raw(m);
+    let folder = &given.folder;
     let given = &given.raw;
     as_given!(raw.model from given: family, ffn, ffn_hidden, position, qk_norm, bias, norm,
         embedding_layernorm, tied_head, layernorm_eps);

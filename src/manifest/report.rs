@@ -43,7 +43,8 @@ impl<'a> Report<'a> {
         };
         let place = tree::show(place, self.name);
         if !self.is_full() {
-            let (what, remedy) = (sanitize(&what.into()), sanitize(&remedy.into()));
+            let what = sanitize(&what.into());
+            let remedy = sanitize(&remedy.into());
             self.found.push((order, Problem { place, what, remedy }));
         }
         self.invalid.push(path.to_string());
@@ -57,8 +58,10 @@ impl<'a> Report<'a> {
         what: impl Into<String>,
         remedy: impl Into<String>,
     ) {
-        let set = |path: &&&str| matches!(self.root.nearest(path).place, Location::Set(_));
-        let path = paths.iter().find(set).unwrap_or(&paths[0]);
+        let path = paths
+            .iter()
+            .find(|path| matches!(self.root.nearest(path).place, Location::Set(_)))
+            .unwrap_or(&paths[0]);
         self.add(path, what, remedy);
     }
 

@@ -13,10 +13,10 @@ use std::path::Path;
 pub fn rewrite(text: &str, name: &str, folder: &Path, sets: &[String]) -> Result<String, Problems> {
     let sets = from_working_folder(sets);
     let wanted = parse(text, name, folder, &sets)?;
-    let same = |text: &str| {
+    Ok(edit(text, &sets, |text: &str| {
         parse(text, name, folder, &[]).is_ok_and(|read| read.manifest == wanted.manifest)
-    };
-    Ok(edit(text, &sets, same).unwrap_or_else(|| wanted.record()))
+    })
+    .unwrap_or_else(|| wanted.record()))
 }
 
 #[cfg(test)]

@@ -104,9 +104,12 @@ Dynamic {
 pub fn written(path: &str, rope: &raw::Rope, report: &mut Report) {
     let Some(scaling) = rope.scaling else { return };
     if scaling.dynamic.is_some() {
-        let what = "scaling dynamic (NTK) turns a token by an angle that depends on the length of \
-                    what is read, so what was learned at one length does not hold at another";
-        report.add(&format!("{path}.dynamic"), what, "take linear, llama3 or yarn");
+        report.add(
+            &format!("{path}.dynamic"),
+            "scaling dynamic (NTK) turns a token by an angle that depends on the length of \
+             what is read, so what was learned at one length does not hold at another",
+            "take linear, llama3 or yarn",
+        );
     }
     match scaling.kinds() {
         0 if scaling.dynamic.is_none() && report.are_valid(&[path]) => {
@@ -117,8 +120,11 @@ pub fn written(path: &str, rope: &raw::Rope, report: &mut Report) {
     }
     let ends = |low: &str, low_is: f64, high: &str, high_is: f64, report: &mut Report| {
         if low_is >= high_is && report.are_valid(&[path]) {
-            let what = format!("{low} {low_is} is not below {high} {high_is}");
-            report.add(&format!("{path}.{low}"), what, format!("lower it, or raise {high}"));
+            report.add(
+                &format!("{path}.{low}"),
+                format!("{low} {low_is} is not below {high} {high_is}"),
+                format!("lower it, or raise {high}"),
+            );
         }
     };
     if let Some(raw) = scaling.llama3 {

@@ -189,8 +189,11 @@ impl EvalInputs<'_> {
                 .chars()
                 .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_'))
             {
-                let what = format!("\"{}\" cannot name a task", short(&name));
-                report.add("train.eval_tasks", what, "use letters, digits, `-` and `_`");
+                report.add(
+                    "train.eval_tasks",
+                    format!("\"{}\" cannot name a task", short(&name)),
+                    "use letters, digits, `-` and `_`",
+                );
             }
             let task = EvalTask::read(task);
             let shots_from = task
@@ -201,8 +204,11 @@ impl EvalInputs<'_> {
             tasks.insert(name, EvalTask { file, shots_from, ..task });
         }
         if !tasks.is_empty() && !self.tokenizer && report.are_valid(&["train.eval_tasks", "data"]) {
-            let what = "train.eval_tasks are text, and data.tokenizer names no tokenizer for it";
-            report.add("train.eval_tasks", what, "set data.tokenizer: tokenizer.json");
+            report.add(
+                "train.eval_tasks",
+                "train.eval_tasks are text, and data.tokenizer names no tokenizer for it",
+                "set data.tokenizer: tokenizer.json",
+            );
         }
         tasks
     }
@@ -216,9 +222,11 @@ impl EvalInputs<'_> {
         let any = self.sets || !tasks.is_empty();
         let interval = given.unwrap_or(if any { 1000 } else { 0 });
         if interval > 0 && !any && report.are_valid(&["data", "train"]) {
-            let what = format!("evaluation every {interval} steps, but no validation set");
-            let remedy = "add data.valid, or a split with a second share, or set it to 0";
-            report.add("train.eval_interval", what, remedy);
+            report.add(
+                "train.eval_interval",
+                format!("evaluation every {interval} steps, but no validation set"),
+                "add data.valid, or a split with a second share, or set it to 0",
+            );
         }
         Some(interval).filter(|steps| *steps > 0)
     }
@@ -229,8 +237,11 @@ fn device_memory(given: Option<String>, report: &mut Report) -> Option<Bytes> {
     match given.parse() {
         Ok(bytes) => Some(bytes),
         Err(why) => {
-            let what = format!("train.device_memory \"{}\" is not a size", short(&given));
-            report.add("train.device_memory", what, why);
+            report.add(
+                "train.device_memory",
+                format!("train.device_memory \"{}\" is not a size", short(&given)),
+                why,
+            );
             None
         }
     }

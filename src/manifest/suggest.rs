@@ -18,8 +18,9 @@ pub fn choice<'a>(typed: &str, known: impl Iterator<Item = &'a str> + Clone) -> 
     let elsewhere = OTHER_WORDS
         .iter()
         .find(|(_, others)| others.split(' ').any(|w| w == plain));
-    let is_known = |(word, _): &(&str, &str)| known.clone().find(|known| known == word);
-    elsewhere.and_then(is_known).or_else(|| word(typed, known))
+    elsewhere
+        .and_then(|(word, _)| known.clone().find(|known| known == word))
+        .or_else(|| word(typed, known))
 }
 
 /// Probable meaning of a name that is not a key.
@@ -95,9 +96,8 @@ pub fn option(typed: &str, all: &[String]) -> Option<Suggestion> {
 
 /// Path of the key with this name in another section: the default optimizer's first.
 fn same_name(name: &str, all: &[String]) -> Option<String> {
-    let named = |path: &&String| path.rsplit('.').next() == Some(name) && !path.contains('*');
     all.iter()
-        .filter(named)
+        .filter(|path| path.rsplit('.').next() == Some(name) && !path.contains('*'))
         .min_by_key(|path| !path.contains(".adamw."))
         .cloned()
 }

@@ -153,9 +153,8 @@ pub fn flow(node: &Node) -> String {
 /// Whether a scalar needs no quotes: a number or a word.
 fn is_plain(text: &str) -> bool {
     let is_null = text.eq_ignore_ascii_case("null");
-    let starts = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.');
     !is_null
-        && text.starts_with(starts)
+        && text.starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '+' | '.'))
         && text
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '+' | '.'))
@@ -239,7 +238,8 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
                 "write it out",
             ));
         };
-        let (value, count) = (node.value.clone(), *count);
+        let value = node.value.clone();
+        let count = *count;
         self.count_nodes(count, span)?;
         Ok(Node { place, value })
     }
@@ -277,8 +277,11 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
                 self.problem(key_span, "merge keys (`<<`) are not used here", "repeat the keys");
             } else if let Some(first) = seen.get(&key) {
                 let first = show(first, self.name);
-                let what = format!("key `{key}` is given twice; the first is at {first}");
-                self.problem(key_span, &what, "remove one of them");
+                self.problem(
+                    key_span,
+                    &format!("key `{key}` is given twice; the first is at {first}"),
+                    "remove one of them",
+                );
             } else {
                 seen.insert(key.clone(), node.place.clone());
                 entries.push(Entry { key, node });
@@ -300,8 +303,11 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
         if self.nodes <= MAX_NODES {
             return Ok(());
         }
-        let what = format!("more than {MAX_NODES} values, counting what aliases (`*name`) repeat");
-        Err(self.fatal(span, what, "write out what is meant"))
+        Err(self.fatal(
+            span,
+            format!("more than {MAX_NODES} values, counting what aliases (`*name`) repeat"),
+            "write out what is meant",
+        ))
     }
 
     fn problem(&mut self, span: Span, what: &str, remedy: &str) {
@@ -324,7 +330,10 @@ impl<'a, P: Fn(usize) -> Location> Reader<'a, P> {
                 (column, "check indentation, colons and quotes at and above this line")
             }
         };
-        let what = format!("not YAML: {}{column}", error.info());
-        Problems::one(show(&place, self.name), what, remedy)
+        Problems::one(
+            show(&place, self.name),
+            format!("not YAML: {}{column}", error.info()),
+            remedy,
+        )
     }
 }

@@ -39,7 +39,8 @@ impl BlockActs {
             always: saved,
         };
         let stream = |arena: &Arena| arena.matrix(x.rows, x.cols, x.dtype);
-        let (mid, out) = (stream(arenas.costly), stream(workspace));
+        let mid = stream(arenas.costly);
+        let out = stream(workspace);
         let out = [out, cx.tp.gathered(out, inputs.rows(), workspace)];
         let drop =
             |site| cx.dropout(&format!("block.{layer}.{site}"), cx.model.dropout.residual, inputs);
@@ -71,7 +72,8 @@ pub fn forward(cx: &Cx, w: &Params, a: &BlockActs) {
 fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActs) {
     norm::forward(cx, w, &a.attention.norm);
     attention::forward(cx, w, &a.attention);
-    let (x, branch) = (a.x, a.attention.out);
+    let x = a.x;
+    let branch = a.attention.out;
     norm::forward_residual(cx, w, &a.ffn.norm, x, branch, w.get(ProjB), &a.drop_attn);
 }
 

@@ -35,7 +35,8 @@ impl GradBuffers {
     /// Lays out the buffers for `all` tokens. `scale` and `z_loss` are given.
     pub fn plan(cx: &Cx, all: usize, [scale, z_loss]: [Tensor; 2], arena: &Arena) -> GradBuffers {
         let outside = || arena.matrix(cx.tp.tokens(all), cx.model.hidden, cx.dtype);
-        let (stream, h) = (outside(), outside());
+        let stream = outside();
+        let h = outside();
         let stream_in = cx.tp.gathered(stream, all, arena);
         let wide = |cols| arena.matrix(all, cx.tp.share(cols), cx.dtype);
         let act = wide(cx.model.ffn_hidden);

@@ -40,7 +40,8 @@ impl KvCache {
     /// Attention of the batch in one layer, from `transformed` to `to`. The cost is that of the batch's
     /// own queries, because a query without visible keys is skipped.
     pub fn attend(&self, cx: &Cx, layer: usize, how: &Attend, transformed: Tensor, to: Tensor) {
-        let (first, new) = (cx.cached_tokens, transformed.rows);
+        let first = cx.cached_tokens;
+        let new = transformed.rows;
         let all = first + new;
         let qkv = self.qkv.row_range(layer * self.visible.rows, all);
         cx.be

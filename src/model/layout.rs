@@ -147,7 +147,8 @@ impl Layout {
         for spec in specs {
             let [rows, cols] = spec.share(self.shard.tp);
             let name = format!("{prefix}{}", spec.name);
-            let (bucket, tied_copy) = (self.buckets.len(), module == Module::TiedCopy);
+            let bucket = self.buckets.len();
+            let tied_copy = module == Module::TiedCopy;
             params.push(Param { spec: *spec, name, rows, cols, offset, bucket, tied_copy });
             offset += (rows * cols).next_multiple_of(ALIGN);
         }
@@ -232,8 +233,9 @@ impl Params {
             .params
             .iter()
             .filter(|param| param.spec.is_block_matrix());
-        let plan = |param: &Param| (param.spec.weight, plan([param.rows, param.cols]));
-        self.fp8_weights = matrices.map(plan).collect();
+        self.fp8_weights = matrices
+            .map(|param| (param.spec.weight, plan([param.rows, param.cols])))
+            .collect();
         self
     }
 

@@ -67,7 +67,8 @@ impl Cx<'_> {
 
     /// Normalisation of the model, with its weights for scale and shift.
     fn norm(&self, w: &Params, [scale, shift]: [Weight; 2]) -> Norm {
-        let (scale, eps) = (w[scale], self.model.layernorm_eps);
+        let scale = w[scale];
+        let eps = self.model.layernorm_eps;
         match self.model.norm {
             NormKind::Layer => Norm::Layer { scale, shift: w[shift], eps },
             NormKind::Rms => Norm::Rms { scale, eps },

@@ -51,7 +51,8 @@ impl Activations {
         let n = cx.tp.tokens(inputs.rows());
         let stream = || saved.matrix(n, cx.model.hidden, cx.dtype);
         let first = stream();
-        let (mut x, mut spare) = (first, stream());
+        let mut x = first;
+        let mut spare = stream();
         let embed = chunk.first.then(|| {
             workspace.temporary(|workspace| EmbeddingActs::plan(cx, &inputs, x, saved, workspace))
         });
@@ -100,12 +101,15 @@ impl Stage<'_> {
     /// weighted loss to `loss`; the others read the gradient of their output in `d.stream`. Leaves
     /// the gradient of the chunk's input there.
     pub fn backward(&self, s: &Activations, d: &GradBuffers, loss: Out, at: MicroBatch) {
-        let (cx, store) = (&self.cx, self.store);
+        let cx = &self.cx;
+        let store = self.store;
         let grads = |bucket| store.grads(bucket, at.first);
         if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Module::Head)) {
-            let (w, g) = (store.weights(bucket), grads(bucket));
+            let w = store.weights(bucket);
+            let g = grads(bucket);
             let (owner, weight) = self.head_matrix();
-            let (table, dtable) = (store.weights(owner)[weight], grads(owner)[weight]);
+            let table = store.weights(owner)[weight];
+            let dtable = grads(owner)[weight];
             head::forward_backward(cx, w, g, table, dtable, &s.inputs, acts, d, loss);
             store.grads_done(bucket, at);
         }
@@ -114,7 +118,8 @@ impl Stage<'_> {
             store.grads_done(bucket, at);
         }
         if let (Some(acts), Some(bucket)) = (&s.embed, self.layout.bucket(Module::Embed)) {
-            let (w, g) = (store.weights(bucket), grads(bucket));
+            let w = store.weights(bucket);
+            let g = grads(bucket);
             embedding::backward(cx, w, g, &s.inputs, acts, d.stream, d.stream_in);
             store.grads_done(bucket, at);
         }
@@ -124,7 +129,8 @@ impl Stage<'_> {
     pub fn loss(&self, s: &Activations, loss: Out) {
         if let (Some(acts), Some(bucket)) = (&s.head, self.layout.bucket(Module::Head)) {
             let (owner, weight) = self.head_matrix();
-            let (w, table) = (self.store.weights(bucket), self.store.weights(owner)[weight]);
+            let w = self.store.weights(bucket);
+            let table = self.store.weights(owner)[weight];
             head::forward(&self.cx, w, table, &s.inputs, acts, loss);
         }
     }
@@ -133,7 +139,8 @@ impl Stage<'_> {
     pub fn logits(&self, s: &Activations, row: usize) -> Tensor {
         let bucket = self.layout.bucket(Module::Head).expect("the last stage");
         let (owner, weight) = self.head_matrix();
-        let (w, table) = (self.store.weights(bucket), self.store.weights(owner)[weight]);
+        let w = self.store.weights(bucket);
+        let table = self.store.weights(owner)[weight];
         head::logits(&self.cx, w, table, s.head.as_ref().expect("the last stage"), row)
     }
 

@@ -56,7 +56,8 @@ impl Tables {
 
     /// Rotations of a layer, f32 [T, head_dim].
     pub fn rotation(&self, cx: &Cx, layer: usize) -> Option<Tensor> {
-        let (table, rope) = (self.rotations?, cx.model.rope_of(layer)?);
+        let table = self.rotations?;
+        let rope = cx.model.rope_of(layer)?;
         let number = cx.model.ropes().iter().position(|other| *other == rope)?;
         Some(table.row_range(number * cx.model.seq_len, cx.model.seq_len))
     }
@@ -78,16 +79,17 @@ pub fn alibi_slopes(heads: usize) -> Vec<f32> {
 /// transformers, where positions and frequencies are f32.
 fn rotations(rope: &Rope, dim: usize, positions: usize) -> Vec<f32> {
     let (frequencies, factor) = frequencies(rope, dim);
-    let row = |position: usize| {
-        let angles = frequencies
-            .iter()
-            .map(move |f| (position as f32 * f) as f64);
-        let cosines = angles.clone().map(f64::cos);
-        cosines
-            .chain(angles.map(f64::sin))
-            .map(move |x| (x * factor) as f32)
-    };
-    (0..positions).flat_map(row).collect()
+    (0..positions)
+        .flat_map(|position| {
+            let angles = frequencies
+                .iter()
+                .map(move |f| (position as f32 * f) as f64);
+            let cosines = angles.clone().map(f64::cos);
+            cosines
+                .chain(angles.map(f64::sin))
+                .map(move |x| (x * factor) as f32)
+        })
+        .collect()
 }
 
 /// Rotation per position of each of the dim / 2 pairs, θ^(−2j/dim) before scaling, and the factor
@@ -102,8 +104,9 @@ fn frequencies(rope: &Rope, dim: usize) -> (Vec<f32>, f64) {
         Some(RopeScaling::Llama3(rule)) => (plain.map(|f| llama3(&rule, f) as f32).collect(), 1.0),
         Some(RopeScaling::Yarn(rule)) => {
             let ramp = yarn_ramp(&rule, rope.theta, dim);
-            let scaled = plain.zip(ramp);
-            let scaled = scaled.map(|(f, long)| f / rule.factor * long + f * (1.0 - long));
+            let scaled = plain
+                .zip(ramp)
+                .map(|(f, long)| f / rule.factor * long + f * (1.0 - long));
             let factor = rule
                 .attention_factor
                 .unwrap_or(0.1 * rule.factor.ln() + 1.0);
@@ -126,9 +129,11 @@ fn llama3(rule: &Llama3, frequency: f64) -> f64 {
 fn yarn_ramp(rule: &Yarn, theta: f64, dim: usize) -> impl Iterator<Item = f64> + use<> {
     let length = rule.original_seq_len as f64;
     let pair = |turns: f64| dim as f64 * (length / (turns * 2.0 * PI)).ln() / (2.0 * theta.ln());
-    let (first, last) = (pair(rule.beta_fast), pair(rule.beta_slow));
+    let first = pair(rule.beta_fast);
+    let last = pair(rule.beta_slow);
     let (first, last) = if rule.truncate { (first.floor(), last.ceil()) } else { (first, last) };
-    let (first, last) = (first.max(0.0), last.min(dim as f64 - 1.0));
+    let first = first.max(0.0);
+    let last = last.min(dim as f64 - 1.0);
     let width = if first == last { 0.001 } else { last - first };
     (0..dim / 2).map(move |j| ((j as f64 - first) / width).clamp(0.0, 1.0))
 }

@@ -59,7 +59,8 @@ impl TensorParallel<'_> {
     /// the receiving ranks gather them (Narayanan et al. 2021, § 4.1). The whole tensor if it is
     /// not divisible.
     pub fn sent(&self, outside: Tensor) -> Tensor {
-        let (ranks, elements) = (self.group.size(), outside.numel());
+        let ranks = self.group.size();
+        let elements = outside.numel();
         if self.sequence || !elements.is_multiple_of(ranks) {
             return outside;
         }

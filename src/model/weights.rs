@@ -121,11 +121,22 @@ impl ParamSpec {
 #[rustfmt::skip]
 pub fn table(m: &Model) -> Vec<ParamSpec> {
     use {Init::*, Module::*, TpSplit::*, Weight::*};
-    let (h, f, v, t) = (m.hidden, m.ffn_hidden, m.vocab_padded, m.context());
-    let (q, qkv, d) = (m.heads().query_width(), m.heads().qkv_width(), m.heads().dim);
-    let (pos, norm, f1) = (m.position == Position::Learned, m.embedding_layernorm, m.ffn_rows());
-    let (tied, own, yes, no) = (m.tied_head, !m.tied_head, true, false);
-    let (shift, qk) = (m.norm == NormKind::Layer, m.qk_norm);
+    let h = m.hidden;
+let f = m.ffn_hidden;
+let v = m.vocab_padded;
+let t = m.context();
+    let q = m.heads().query_width();
+let qkv = m.heads().qkv_width();
+let d = m.heads().dim;
+    let pos = m.position == Position::Learned;
+let norm = m.embedding_layernorm;
+let f1 = m.ffn_rows();
+    let tied = m.tied_head;
+let own = !m.tied_head;
+let yes = true;
+let no = false;
+    let shift = m.norm == NormKind::Layer;
+let qk = m.qk_norm;
     let (bias, qkvb) = (m.bias == Bias::All, m.bias != Bias::None);
     let projb = bias || m.bias == Bias::Attention;
     let both = norm && shift;
@@ -220,17 +231,18 @@ pub fn costs(m: &Model, recompute: Recompute) -> LayerCosts {
     };
     let parameters = |module| sum(&|s| s.module == module);
     let weights = block_weights(m);
-    let block = |layer| {
-        let forward = block_flops(m, weights, layer);
-        let again = match recompute {
-            Recompute::Full => forward - 2.0 * sum(&|s| s.weight == Weight::Fc2W),
-            Recompute::None | Recompute::Selective => 0.0,
-        };
-        (3.0 * forward + again, parameters(Module::Block))
-    };
     LayerCosts {
         embed: (0.0, parameters(Module::Embed)),
-        layers: (0..m.layers).map(block).collect(),
+        layers: (0..m.layers)
+            .map(|layer| {
+                let forward = block_flops(m, weights, layer);
+                let again = match recompute {
+                    Recompute::Full => forward - 2.0 * sum(&|s| s.weight == Weight::Fc2W),
+                    Recompute::None | Recompute::Selective => 0.0,
+                };
+                (3.0 * forward + again, parameters(Module::Block))
+            })
+            .collect(),
         head: (3.0 * head_flops(m), parameters(Module::Head) + sum(&|s| s.tied)),
     }
 }
@@ -278,7 +290,10 @@ mod tests {
     #[test]
     fn flops_follow_the_published_formula() {
         let m = gpt2();
-        let (l, h, s, v) = (12.0, 768.0, 1024.0, 50257.0);
+        let l = 12.0;
+        let h = 768.0;
+        let s = 1024.0;
+        let v = 50257.0;
         let flops = flops_per_token(&m);
         let expected = |c: f64| c * l * h * h * (1.0 + s / (6.0 * h)) + 6.0 * h * v;
         let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-12;

@@ -81,7 +81,8 @@ impl Grid {
 
     pub fn coord(&self, rank: usize) -> Coord {
         assert!(rank < self.size(), "rank {rank} of {}", self.size());
-        let (mut at, mut rest) = (self.first(), rank);
+        let mut at = self.first();
+        let mut rest = rank;
         for axis in self.order {
             at.0[axis as usize] = rest % self[axis];
             rest /= self[axis];
@@ -98,15 +99,17 @@ impl Grid {
 
     /// Ranks whose coordinates differ from `at` at most along `axes`, in order.
     pub fn group(&self, at: Coord, axes: &[Axis]) -> Vec<usize> {
-        let member = |number: usize| {
-            let (mut coord, mut rest) = (at, number);
-            for axis in self.order.into_iter().filter(|axis| axes.contains(axis)) {
-                coord = coord.with(axis, rest % self[axis]);
-                rest /= self[axis];
-            }
-            self.rank(coord)
-        };
-        (0..self.along(axes)).map(member).collect()
+        (0..self.along(axes))
+            .map(|number| {
+                let mut coord = at;
+                let mut rest = number;
+                for axis in self.order.into_iter().filter(|axis| axes.contains(axis)) {
+                    coord = coord.with(axis, rest % self[axis]);
+                    rest /= self[axis];
+                }
+                self.rank(coord)
+            })
+            .collect()
     }
 }
 

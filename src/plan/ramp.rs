@@ -86,7 +86,8 @@ impl Ramp {
     /// are dropped, as in Megatron.
     pub fn phases(&self, samples: u64) -> impl Iterator<Item = BatchPhase> + use<> {
         let ramp = *self;
-        let (mut step, mut consumed) = (0, 0);
+        let mut step = 0;
+        let mut consumed = 0;
         std::iter::from_fn(move || {
             let phase = ramp.phase(step, consumed, samples);
             (step, consumed) = (step + phase.steps, phase.end_sample());
@@ -99,12 +100,14 @@ impl Ramp {
         let global_batch = self.batch_at(consumed);
         let left = samples.saturating_sub(consumed) / global_batch as u64;
         let alike = |steps: u64| {
-            let last = (steps - 1).checked_mul(global_batch as u64);
-            let last = last.and_then(|samples| consumed.checked_add(samples));
+            let last = (steps - 1)
+                .checked_mul(global_batch as u64)
+                .and_then(|samples| consumed.checked_add(samples));
             last.is_some_and(|at| self.batch_at(at) == global_batch)
         };
         // The batch never shrinks, so bisection finds the end of the phase.
-        let (mut same, mut more) = (0, left + 1);
+        let mut same = 0;
+        let mut more = left + 1;
         while more - same > 1 {
             let middle = same + (more - same) / 2;
             if alike(middle) {
@@ -150,7 +153,8 @@ mod tests {
 
     /// Batch of every step, by Megatron's loop.
     fn walk(ramp: &Ramp, samples: u64) -> Vec<usize> {
-        let (mut consumed, mut steps) = (0, Vec::new());
+        let mut consumed = 0;
+        let mut steps = Vec::new();
         while consumed + ramp.batch_at(consumed) as u64 <= samples {
             steps.push(ramp.batch_at(consumed));
             consumed += ramp.batch_at(consumed) as u64;

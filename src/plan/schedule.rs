@@ -134,7 +134,8 @@ pub type Round = Vec<Action>;
 /// One-forward-one-backward (Narayanan et al. 2021): fill the pipeline, alternate, drain.
 pub fn one_f_one_b(pp: PipelineRank, micros: usize) -> Vec<Round> {
     let warmup = (pp.ranks - 1 - pp.rank).min(micros);
-    let (forward, backward) = (|m| vec![Forward(pass(m, 0))], |m| vec![Backward(pass(m, 0))]);
+    let forward = |m| vec![Forward(pass(m, 0))];
+    let backward = |m| vec![Backward(pass(m, 0))];
     let fill = (0..warmup).map(forward);
     let steady = (warmup..micros).flat_map(|m| [forward(m), backward(m - warmup)]);
     let drain = (micros - warmup..micros).map(backward);
@@ -168,17 +169,19 @@ pub fn interleaved(pp: PipelineRank, micros: usize) -> Vec<Round> {
 
 /// Forwards only, for evaluation: groups of one micro-batch per rank pass through all chunks.
 pub fn forwards(pp: PipelineRank, micros: usize) -> Vec<Round> {
-    let group = |first: usize| {
-        let last = micros.min(first + pp.ranks);
-        (0..pp.chunks).flat_map(move |chunk| {
-            let slots = forward_slots(pp);
-            (first..last).map(move |micro| {
-                let pass = Pass { slot: micro % slots, home: micro % slots, micro, chunk };
-                vec![Forward(pass), Loss(pass)]
+    (0..micros)
+        .step_by(pp.ranks)
+        .flat_map(|first| {
+            let last = micros.min(first + pp.ranks);
+            (0..pp.chunks).flat_map(move |chunk| {
+                let slots = forward_slots(pp);
+                (first..last).map(move |micro| {
+                    let pass = Pass { slot: micro % slots, home: micro % slots, micro, chunk };
+                    vec![Forward(pass), Loss(pass)]
+                })
             })
         })
-    };
-    (0..micros).step_by(pp.ranks).flat_map(group).collect()
+        .collect()
 }
 
 /// Slots of `forwards`. A group's inputs are kept until its last chunk. Without chunks two slots
@@ -301,15 +304,14 @@ mod tests {
 
     /// Chunk and micro-batch of each computation: "F0.3 B1.0".
     fn spelled(rounds: &[Round]) -> String {
-        let word = |action: &Action| match *action {
-            Forward(pass) => format!("F{}.{}", pass.chunk, pass.micro),
-            Backward(pass) => format!("B{}.{}", pass.chunk, pass.micro),
-            other => format!("{other:?}"),
-        };
         rounds
             .iter()
             .flatten()
-            .map(word)
+            .map(|action| match *action {
+                Forward(pass) => format!("F{}.{}", pass.chunk, pass.micro),
+                Backward(pass) => format!("B{}.{}", pass.chunk, pass.micro),
+                other => format!("{other:?}"),
+            })
             .collect::<Vec<_>>()
             .join(" ")
     }

@@ -118,7 +118,8 @@ impl SpikeDetector {
 
     /// Clears all losses, because the run's data changes from this step on.
     pub fn clear_losses(&mut self) {
-        let (step, roll_backs) = (self.step, std::mem::take(&mut self.roll_backs));
+        let step = self.step;
+        let roll_backs = std::mem::take(&mut self.roll_backs);
         *self = SpikeDetector { step, roll_backs, ..SpikeDetector::default() };
     }
 

@@ -30,7 +30,8 @@ pub fn balanced(stages: usize, embed: Cost, layers: &[Cost], head: Cost) -> Vec<
     }
     let mut sizes = vec![1; stages];
     let cost = |sizes: &[usize], stage: usize| {
-        let (each, end) = (sizes[stage] as f64, end(stage));
+        let each = sizes[stage] as f64;
+        let end = end(stage);
         (each * layers[0].0 + end.0, each * layers[0].1 + end.1)
     };
     for _ in stages..count {
@@ -57,7 +58,7 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
     let mut best: Vec<Vec<(f64, usize)>> = Vec::new();
     for (stage, end) in ends.iter().enumerate() {
         let row = (0..sums.len()).map(|until| {
-            let with = |size: usize| {
+            let all = (1..=until).map(|size| {
                 let own = sums[until] - sums[until - size] + end;
                 let before = match stage {
                     0 if size == until => 0.0,
@@ -65,8 +66,7 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
                     _ => best[stage - 1][until - size].0,
                 };
                 (own.max(before), size)
-            };
-            let all = (1..=until).map(with);
+            });
             all.min_by(|a, b| a.0.total_cmp(&b.0))
                 .unwrap_or((f64::INFINITY, 0))
         });
@@ -98,11 +98,13 @@ pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
 /// Splits by a given number of layers per stage.
 pub fn explicit(sizes: &[usize]) -> Vec<Range<usize>> {
     let mut first = 0;
-    let cut = |size: &usize| {
-        first += size;
-        first - size..first
-    };
-    sizes.iter().map(cut).collect()
+    sizes
+        .iter()
+        .map(|size| {
+            first += size;
+            first - size..first
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -159,7 +161,8 @@ mod tests {
         for (embed, head) in [(0.0, 0.0), (2.0, 0.0), (0.0, 4.5), (9.0, 30.0)] {
             let most = |cuts: [usize; 2]| {
                 let sum = |range: Range<usize>| costs[range].iter().sum::<f64>();
-                let (first, last) = (sum(0..cuts[0]) + embed, sum(cuts[1]..9) + head);
+                let first = sum(0..cuts[0]) + embed;
+                let last = sum(cuts[1]..9) + head;
                 first.max(sum(cuts[0]..cuts[1])).max(last)
             };
             let found = balanced(3, (embed, 0.0), &layers, (head, 0.0));

@@ -104,8 +104,9 @@ fn stages(window: &[Busy]) -> Vec<Vec<usize>> {
         .max()
         .map_or(0, |last| last + 1);
     let peers = |stage: usize| {
-        let peer = |rank: &usize| window[*rank].stage == stage && !window[*rank].shares;
-        (0..window.len()).filter(peer).collect()
+        (0..window.len())
+            .filter(|rank: &usize| window[*rank].stage == stage && !window[*rank].shares)
+            .collect()
     };
     (0..stages)
         .map(peers)
@@ -177,12 +178,15 @@ mod tests {
         let key = rng::key(1, "steps");
         let step = |number: usize| {
             let drawn = rng::below(key, number as u64, 1 << 20) as usize;
-            let (part, within) = ((drawn * (STEPS.len() - 1)) >> 20, drawn % 1000);
-            let (low, high) = (STEPS[part], STEPS[part + 1]);
+            let part = (drawn * (STEPS.len() - 1)) >> 20;
+            let within = drawn % 1000;
+            let low = STEPS[part];
+            let high = STEPS[part + 1];
             1.0 + ALONE * (low + (high - low) * within as f64 / 1000.0 - 1.0)
         };
-        let window = |number: usize| median((0..WINDOW).map(|i| step(number * WINDOW + i)));
-        (0..4096).map(window).collect()
+        (0..4096)
+            .map(|number| median((0..WINDOW).map(|i| step(number * WINDOW + i))))
+            .collect()
     }
 
     /// Windows of healthy ranks, except that rank 1 is slower than its peers by `slower`.
@@ -223,12 +227,13 @@ mod tests {
         // Minimum detections in 1,000 replays. Fewer ranks need a larger excess.
         let cases = [(384, 0.025, 1000), (8, 0.025, 990), (8, 0.03, 999), (4, 0.08, 1000)];
         for (ranks, slower, least) in cases.into_iter().chain([(2, 0.12, 1000)]) {
-            let is_named = |seed: &u64| {
-                let windows = replay(*seed, ranks, 3, slower);
-                assert_eq!(named(&windows[..2]), [0; 0], "{ranks} ranks after two windows");
-                named(&windows) == [1]
-            };
-            let times = (0..1000).filter(is_named).count();
+            let times = (0..1000)
+                .filter(|seed| {
+                    let windows = replay(*seed, ranks, 3, slower);
+                    assert_eq!(named(&windows[..2]), [0; 0], "{ranks} ranks after two windows");
+                    named(&windows) == [1]
+                })
+                .count();
             assert!(times >= least, "{slower} among {ranks} ranks: {times} times");
         }
     }
@@ -274,11 +279,17 @@ mod tests {
     #[test]
     fn it_is_named_once_and_again_after_it_was_well() {
         let [slow, well] = [[1.0, 1.01, 0.99, 1.2], [1.0, 1.01, 0.99, 1.0]];
-        let windows = [[slow; 6], [well; 6], [slow; 6]].concat();
-        let windows: Vec<_> = windows.iter().map(|seconds| window(seconds)).collect();
+        let windows: Vec<_> = [[slow; 6], [well; 6], [slow; 6]]
+            .concat()
+            .iter()
+            .map(|seconds| window(seconds))
+            .collect();
         assert_eq!(named(&windows), [3, 3]);
-        let two = [slow, slow, well].repeat(5);
-        let two: Vec<_> = two.iter().map(|seconds| window(seconds)).collect();
+        let two: Vec<_> = [slow, slow, well]
+            .repeat(5)
+            .iter()
+            .map(|seconds| window(seconds))
+            .collect();
         assert_eq!(named(&two), [0; 0]);
     }
 

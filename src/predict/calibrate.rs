@@ -24,8 +24,12 @@ pub fn calibrate(
     let is_log = text.contains("elapsed time per iteration") || !name.ends_with(".csv");
     let (mut rows, refused) = match (is_log, setup) {
         (true, None) => {
-            let what = "a log says times, not what was run";
-            return Err(Problems::one(name, what, "give the run's manifest, or a csv").into());
+            return Err(Problems::one(
+                name,
+                "a log says times, not what was run",
+                "give the run's manifest, or a csv",
+            )
+            .into());
         }
         (true, Some(setup)) => {
             let log = logs::read(text, name, setup)?;
@@ -36,13 +40,15 @@ pub fn calibrate(
             if asynchronous {
                 rows = rows.into_iter().map(Row::asynchronous).collect();
             }
-            let named = |row: &Row| -> Vec<(String, String)> {
-                row.problems()
-                    .into_iter()
-                    .map(|what| (row.id.clone(), what))
-                    .collect()
-            };
-            let refused = rows.iter().flat_map(named).collect();
+            let refused = rows
+                .iter()
+                .flat_map(|row| -> Vec<(String, String)> {
+                    row.problems()
+                        .into_iter()
+                        .map(|what| (row.id.clone(), what))
+                        .collect()
+                })
+                .collect();
             (rows, refused)
         }
     };
@@ -55,10 +61,11 @@ impl Calibrated {
     /// Number of times and memories in the file of that name.
     pub fn learned(&self, name: &str) -> Result<(usize, usize), Problems> {
         match self.predictor.learned {
-            (0, 0) => {
-                let what = "no row can be learned from";
-                Err(Problems::one(name, what, "give runs with sec_per_iter or mem_gb"))
-            }
+            (0, 0) => Err(Problems::one(
+                name,
+                "no row can be learned from",
+                "give runs with sec_per_iter or mem_gb",
+            )),
             learned => Ok(learned),
         }
     }

@@ -71,9 +71,11 @@ pub fn for_time(s: &Setup, time: &Time, own: bool) -> Features {
 
 /// Features of a run's memory.
 pub fn for_memory(s: &Setup, memory: &Memory, own: bool) -> Features {
-    let (stage, whole) = (&memory.stages[memory.peak()], memory.needed());
+    let stage = &memory.stages[memory.peak()];
+    let whole = memory.needed();
     let parts = stage.iter().map(|(_, gb)| gb / whole).collect();
-    let (scatter, unseen) = (MEMORY_SCATTER, MEMORY_UNSEEN);
+    let scatter = MEMORY_SCATTER;
+    let unseen = MEMORY_UNSEEN;
     Features { parts, scatter, own, unseen, ..common(s) }
 }
 
@@ -93,7 +95,8 @@ fn common(s: &Setup) -> Features {
 
 /// Coordinates of a setup.
 fn coordinates(s: &Setup) -> Vec<f64> {
-    let (m, t) = (&s.model, &s.topology);
+    let m = &s.model;
+    let t = &s.topology;
     let ln = |n: usize| (n as f64).ln();
     let step = |yes: bool| f64::from(u8::from(yes));
     vec![

@@ -45,16 +45,16 @@ pub fn fit_constants(rows: &[&Row], start: &Constants, rest: f64) -> Constants {
             .collect()
     };
     let prior = Constants::prior();
-    let of_time =
-        |(s, _): &(&Setup, f64)| features::for_time(s, &cost::time(s, &prior.time), false);
-    let of_memory =
-        |(s, _): &(&Setup, f64)| features::for_memory(s, &cost::memory(s, &prior.memory), false);
-    let times: Vec<Features> = timed.iter().map(of_time).collect();
-    let weights: Vec<Features> = measured.iter().map(of_memory).collect();
-    let (time, memory) = (
-        Runs { residuals: &seconds, kernel: &features::TIME, points: &times },
-        Runs { residuals: &gigabytes, kernel: &features::MEMORY_FIT, points: &weights },
-    );
+    let times: Vec<Features> = timed
+        .iter()
+        .map(|(s, _)| features::for_time(s, &cost::time(s, &prior.time), false))
+        .collect();
+    let weights: Vec<Features> = measured
+        .iter()
+        .map(|(s, _)| features::for_memory(s, &cost::memory(s, &prior.memory), false))
+        .collect();
+    let time = Runs { residuals: &seconds, kernel: &features::TIME, points: &times };
+    let memory = Runs { residuals: &gigabytes, kernel: &features::MEMORY_FIT, points: &weights };
     Constants {
         time: fit(&beliefs(TIME), &start.time, &time, rest),
         memory: fit(&beliefs(MEMORY), &start.memory, &memory, rest),

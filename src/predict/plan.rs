@@ -43,26 +43,31 @@ fn view(predictor: &Predictor, m: &Manifest, setup: Setup, terms: Terms) -> View
         (1.0, p.gigabytes.max(needed))
     };
     let cuts = setup.stages();
-    let stage = |(i, parts): (usize, &Vec<(&'static str, f64)>)| {
-        let last = i + 1 == cuts.len();
-        Stage {
-            layers: cuts[i].len(),
-            parameters: setup
-                .counts
-                .stage(&setup.model, cuts[i].len(), i == 0, last),
-            terms: parts
-                .iter()
-                .map(|(name, gb)| (*name, gb * shrink * GB))
-                .collect(),
-            sends: Default::default(),
-        }
-    };
     let scale = p.seconds / p.time.total();
     View {
         name: m.name.clone(),
         program: setup.program.name(),
         parameters: parameters(&setup.model),
-        stages: p.memory.stages.iter().enumerate().map(stage).collect(),
+        stages: p
+            .memory
+            .stages
+            .iter()
+            .enumerate()
+            .map(|(i, parts)| {
+                let last = i + 1 == cuts.len();
+                Stage {
+                    layers: cuts[i].len(),
+                    parameters: setup
+                        .counts
+                        .stage(&setup.model, cuts[i].len(), i == 0, last),
+                    terms: parts
+                        .iter()
+                        .map(|(name, gb)| (*name, gb * shrink * GB))
+                        .collect(),
+                    sends: Default::default(),
+                }
+            })
+            .collect(),
         needed: needed * shrink * GB,
         reserved: reserved * GB,
         reserved_error: p.gigabytes_error,
@@ -142,8 +147,9 @@ fn memory_remedies(predictor: &Predictor, m: &Manifest, setup: &Setup) -> Vec<Ch
 
 /// Changes that are faster and fit, the largest gain first.
 fn speed_ups(predictor: &Predictor, m: &Manifest, setup: &Setup, now: &Prediction) -> Vec<Change> {
-    let proposals = propose_faster(setup).into_iter();
-    let proposals = proposals.filter(|proposal| is_permitted(m, &proposal.setup));
+    let proposals = propose_faster(setup)
+        .into_iter()
+        .filter(|proposal| is_permitted(m, &proposal.setup));
     let changes = proposals.map(|proposal| evaluate(predictor, proposal));
     let gain = |change: &Change| -change.cost(setup, now) / now.seconds;
     let mut found: Vec<Change> = changes
@@ -202,9 +208,10 @@ fn notes(list: &[String]) -> String {
 }
 
 fn changes_json(list: &[Change], from: &View, now: &Prediction) -> Value {
-    let one = |c: &Change| {
-        json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
+    list.iter()
+        .map(|c| {
+            json!({ "change": c.what, "set": c.sets, "cost_seconds": c.cost(&from.setup, now),
             "mem_gib": c.prediction.gigabytes * GB / GIB, "fits": c.prediction.fits })
-    };
-    list.iter().map(one).collect()
+        })
+        .collect()
 }

@@ -155,13 +155,12 @@ impl Residuals {
 
     fn learned(&self, cluster: Cluster) -> Arc<Learned> {
         let mut learned = self.learned.lock().expect("no panic while learning");
-        let learn = || {
+        Arc::clone(learned.entry(cluster).or_insert_with(|| {
             let all = self.neighbours(cluster, &|_| true);
             let before = (self.own > 0).then(|| self.neighbours(cluster, &|point| !point.own));
             let before = before.filter(|before| !self.contradict(before, cluster));
             Arc::new(Learned { all, before })
-        };
-        Arc::clone(learned.entry(cluster).or_insert_with(learn))
+        }))
     }
 
     /// From the runs of a program or a machine that `pick` takes.
@@ -170,11 +169,12 @@ impl Residuals {
         (program, machine): Cluster,
         pick: &dyn Fn(&Features) -> bool,
     ) -> Neighbours {
-        let is_related = |run: &&(Features, f64)| {
-            (run.0.program == program || run.0.machine == machine) && pick(&run.0)
-        };
-        let (points, residuals): (Vec<Features>, Vec<f64>) =
-            self.runs.iter().filter(is_related).cloned().unzip();
+        let (points, residuals): (Vec<Features>, Vec<f64>) = self
+            .runs
+            .iter()
+            .filter(|run| (run.0.program == program || run.0.machine == machine) && pick(&run.0))
+            .cloned()
+            .unzip();
         let programs: BTreeSet<&str> = self.runs.iter().map(|(point, _)| point.program).collect();
         Neighbours::new(self.kernel, points, &residuals).among(programs.len())
     }
@@ -185,11 +185,14 @@ impl Residuals {
             point.own && point.program == program && point.machine == machine
         };
         let own: Vec<&(Features, f64)> = self.runs.iter().filter(of_cluster).collect();
-        let is_outside = |(point, residual): &&&(Features, f64)| {
-            let (mean, half) = before.at(&as_others(point));
-            (residual - mean).abs() > half
-        };
-        5 * own.iter().filter(is_outside).count() > own.len()
+        5 * own
+            .iter()
+            .filter(|(point, residual)| {
+                let (mean, half) = before.at(&as_others(point));
+                (residual - mean).abs() > half
+            })
+            .count()
+            > own.len()
     }
 }
 

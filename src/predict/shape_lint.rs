@@ -5,7 +5,8 @@ use estimate::setup::Setup;
 
 /// All findings, in words.
 pub fn lint(s: &Setup) -> Vec<String> {
-    let (m, t) = (&s.model, &s.topology);
+    let m = &s.model;
+    let t = &s.topology;
     let mut found = Vec::new();
     let mut note = |is: bool, what: String| {
         if is {
@@ -37,7 +38,8 @@ pub fn lint(s: &Setup) -> Vec<String> {
     );
     let cuts = s.stages();
     let sizes: Vec<usize> = cuts.iter().map(|cut| cut.len()).collect();
-    let (most, least) = (sizes.iter().max().unwrap_or(&0), sizes.iter().min().unwrap_or(&0));
+    let most = sizes.iter().max().unwrap_or(&0);
+    let least = sizes.iter().min().unwrap_or(&0);
     let ends = s.topology.layer_split == manifest::LayerSplit::TransformerAndEmbedding;
     note(
         most - least > usize::from(ends) || (!ends && most != least),

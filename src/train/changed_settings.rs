@@ -95,7 +95,8 @@ pub fn compare(
     import: bool,
     found: &CheckpointFolder,
 ) -> Result<Vec<SettingChange>> {
-    let (mut saved, mut now) = (flat(saved)?, flat(now)?);
+    let mut saved = flat(saved)?;
+    let mut now = flat(now)?;
     keep_common_optimizer_settings(&mut saved, &mut now);
     [&mut saved, &mut now].into_iter().for_each(name_positions);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
@@ -105,21 +106,26 @@ pub fn compare(
     };
     let none = "nothing".to_string();
     let value = |keys: &BTreeMap<String, String>, key| keys.get(key).unwrap_or(&none).clone();
-    let (mut warnings, mut rejected) = (Vec::new(), BTreeMap::<&str, Vec<String>>::new());
+    let mut warnings = Vec::new();
+    let mut rejected = BTreeMap::<&str, Vec<String>>::new();
     for key in keys {
-        let (before, after) = (value(&saved, key), value(&now, key));
+        let before = value(&saved, key);
+        let after = value(&now, key);
         let section = || key.split('.').next().unwrap_or(key);
         let (row, change) = rule(key).unwrap_or((section(), Change::Reject));
         match change {
             _ if before == after || import && free(key) => {}
             Change::Allow => {}
             Change::Warn => {
-                let (key, step) = (key.clone(), found.step);
+                let key = key.clone();
+                let step = found.step;
                 warnings.push(SettingChange { key, before, after, step });
             }
             Change::Reject => {
-                let what = format!("{key} was {before}, is {after}");
-                rejected.entry(row).or_default().push(what);
+                rejected
+                    .entry(row)
+                    .or_default()
+                    .push(format!("{key} was {before}, is {after}"));
             }
         }
     }

@@ -21,10 +21,14 @@ pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
         .as_deref()
         .map(Tokenizer::load)
         .transpose()?;
-    let (mut problems, mut tasks) = (Problems::default(), Vec::new());
+    let mut problems = Problems::default();
+    let mut tasks = Vec::new();
     for (name, EvalTask { file, limit, shots, shots_from }) in &m.train.eval_tasks {
-        let (limit, shots, shots_from) = (*limit, *shots, shots_from.as_deref());
-        let (seq_len, add_bos_token) = (m.model.seq_len, false);
+        let limit = *limit;
+        let shots = *shots;
+        let shots_from = shots_from.as_deref();
+        let seq_len = m.model.seq_len;
+        let add_bos_token = false;
         let prompts = Prompts { seq_len, limit, add_bos_token, shots, shots_from };
         let task = read_task(file, m, tokenizer.as_ref(), &prompts);
         tasks.extend(problems.collect(task)?.map(|task| (name.clone(), task)));
@@ -53,11 +57,10 @@ pub fn read_task(
     tokenizer: Option<&Tokenizer>,
     prompts: &Prompts,
 ) -> anyhow::Result<Task> {
-    let none = || {
+    let tokenizer = tokenizer.ok_or_else(|| {
         let place = path.display().to_string();
         Problems::one(place, "questions need a tokenizer", "name one: --tokenizer tokenizer.json")
-    };
-    let tokenizer = tokenizer.ok_or_else(none)?;
+    })?;
     let eod = m.data.eod.map(|eod| eod.token).or(tokenizer.eod());
     let Prompts { seq_len, limit, add_bos_token, shots, shots_from } = *prompts;
     let shots = shots

@@ -26,23 +26,29 @@ pub fn fetch(
     let (url, from) = (url.to_string(), url.to_string());
     let stopped = Stopped::default();
     let until = stopped.clone();
-    let fetch = move || -> Result<PathBuf> {
-        let begun = Moment::now();
-        let fetched = Place::open(&url)?.until(until).fetch(&checkpoints)?;
-        let name = fetched
-            .folder
-            .file_name()
-            .context("a checkpoint has a name")?;
-        if let Some(aside) = fetched.set_aside {
-            tracing::warn!("what was {} in the run's folder is now called {aside}", name.display());
-        }
-        if let Some(bytes) = fetched.bytes.map(Bytes) {
-            let took = Seconds(begun.elapsed().as_secs_f64());
-            tracing::info!("fetched {} from {url}, {bytes} in {took}", name.display());
-        }
-        Ok(PathBuf::from(name))
+    let mut thread = if rank.is_first() {
+        Some(threads::spawn("fetch", move || -> Result<PathBuf> {
+            let begun = Moment::now();
+            let fetched = Place::open(&url)?.until(until).fetch(&checkpoints)?;
+            let name = fetched
+                .folder
+                .file_name()
+                .context("a checkpoint has a name")?;
+            if let Some(aside) = fetched.set_aside {
+                tracing::warn!(
+                    "what was {} in the run's folder is now called {aside}",
+                    name.display()
+                );
+            }
+            if let Some(bytes) = fetched.bytes.map(Bytes) {
+                let took = Seconds(begun.elapsed().as_secs_f64());
+                tracing::info!("fetched {} from {url}, {bytes} in {took}", name.display());
+            }
+            Ok(PathBuf::from(name))
+        })?)
+    } else {
+        None
     };
-    let mut thread = if rank.is_first() { Some(threads::spawn("fetch", fetch)?) } else { None };
     let mut name = None;
     let fetched = rank.wait_until(|| {
         ensure!(

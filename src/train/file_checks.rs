@@ -36,8 +36,11 @@ pub fn check_run_folder(folder: &Path) -> Result<(), Problems> {
         if let Err(error) = input::open(&path)
             && error.kind() == ErrorKind::InvalidInput
         {
-            let remedy = "remove it: the run writes its own";
-            problems.add(path.display().to_string(), error.to_string(), remedy);
+            problems.add(
+                path.display().to_string(),
+                error.to_string(),
+                "remove it: the run writes its own",
+            );
         }
     }
     problems.or(())
@@ -71,14 +74,17 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
         if path.exists() {
             unusual_end = files.check_tokenizer(m, path)?;
         } else {
-            let what = format!("{} does not exist", path.display());
             let copy = m.log.folder.join(tokenizer::FOLDER).join(TOKENIZER);
             let remedy = if copy.exists() {
                 format!("the run has a copy: --set data.tokenizer={}", copy.display())
             } else {
                 "check the path (--set data.tokenizer=FILE), or leave it out".to_string()
             };
-            files.missing.add("data.tokenizer", what, remedy);
+            files.missing.add(
+                "data.tokenizer",
+                format!("{} does not exist", path.display()),
+                remedy,
+            );
         }
     }
     if let Some(also) = &m.checkpoint.also {
@@ -102,7 +108,9 @@ pub fn check_files(m: &Manifest) -> anyhow::Result<FileFindings> {
 /// opens its datasets. An order in `data.cache` needs no such memory.
 pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
     let mut files = FileFindings::default();
-    let (seq_len, run, eval) = (m.model.seq_len, m.train.samples, m.train.eval_samples);
+    let seq_len = m.model.seq_len;
+    let run = m.train.samples;
+    let eval = m.train.eval_samples;
     let missing = files
         .wrong
         .collect(data::check(&m.data, seq_len, run, eval))?;
@@ -113,8 +121,12 @@ pub fn check_samples(m: &Manifest) -> anyhow::Result<FileFindings> {
 /// Prefixes of all datasets, each with the first key that names it.
 fn prefixes(m: &Manifest) -> BTreeMap<PathBuf, String> {
     let train = ("data.train".to_string(), &m.data.train);
-    let stages = m.data.stages.iter().enumerate();
-    let stages = stages.map(|(at, stage)| (format!("data.stages.{at}.train"), &stage.train));
+    let stages = m
+        .data
+        .stages
+        .iter()
+        .enumerate()
+        .map(|(at, stage)| (format!("data.stages.{at}.train"), &stage.train));
     let valid = m
         .data
         .valid
@@ -132,18 +144,23 @@ fn prefixes(m: &Manifest) -> BTreeMap<PathBuf, String> {
 
 /// Names the key of a dataset that does not exist, and the flag for another place.
 fn missing_dataset(key: &str, problems: Problems) -> Problems {
-    let named = |problem: Problem| {
-        let valid = match key.strip_prefix("data.valid.") {
-            Some(_) => ", or --set data.valid=null for the validation share of data.train",
-            None => "",
-        };
-        Problem {
-            place: key.to_string(),
-            what: format!("{} {}", problem.place, problem.what),
-            remedy: format!("moved data: --set {key}=PREFIX{valid}; {}", problem.remedy),
-        }
-    };
-    Problems { list: problems.list.into_iter().map(named).collect() }
+    Problems {
+        list: problems
+            .list
+            .into_iter()
+            .map(|problem| {
+                let valid = match key.strip_prefix("data.valid.") {
+                    Some(_) => ", or --set data.valid=null for the validation share of data.train",
+                    None => "",
+                };
+                Problem {
+                    place: key.to_string(),
+                    what: format!("{} {}", problem.place, problem.what),
+                    remedy: format!("moved data: --set {key}=PREFIX{valid}; {}", problem.remedy),
+                }
+            })
+            .collect(),
+    }
 }
 
 impl FileFindings {
@@ -166,10 +183,9 @@ impl FileFindings {
         let shown = path.display();
         if tokenizer.vocab() > m.model.vocab {
             let vocab = Count(tokenizer.vocab() as u64);
-            let what = format!("is {}, and {shown} has {vocab} ids", Count(m.model.vocab as u64));
             self.wrong.add(
                 "model.vocab",
-                what,
+                format!("is {}, and {shown} has {vocab} ids", Count(m.model.vocab as u64)),
                 format!("set model.vocab to {}", tokenizer.vocab()),
             );
         }
@@ -182,10 +198,11 @@ impl FileFindings {
         if let (Some(eod), Some(own)) = (m.data.eod, tokenizer.eod())
             && !special(eod.token)
         {
-            let what =
-                format!("is {}, which ends no document: {shown} has {own} for it", eod.token);
-            let remedy = format!("set data.eod.token to {own}");
-            return Ok(Some(Problems::one("data.eod.token", what, remedy)));
+            return Ok(Some(Problems::one(
+                "data.eod.token",
+                format!("is {}, which ends no document: {shown} has {own} for it", eod.token),
+                format!("set data.eod.token to {own}"),
+            )));
         }
         Ok(None)
     }
@@ -214,15 +231,19 @@ impl FileFindings {
         let highest = highest_id(&dataset)?;
         if let Some(vocab) = recorded.filter(|vocab| highest >= 0 && highest as usize >= *vocab) {
             let place = prefix.display().to_string();
-            let what = format!("holds id {highest}; the record of its tokenizer has {vocab} ids");
-            let remedy = "it was built with another tokenizer, or is damaged: build it again";
-            self.wrong.add(place, what, remedy);
+            self.wrong.add(
+                place,
+                format!("holds id {highest}; the record of its tokenizer has {vocab} ids"),
+                "it was built with another tokenizer, or is damaged: build it again",
+            );
         }
         if highest >= m.model.vocab as i32 {
             let place = prefix.display().to_string();
-            let what = format!("holds id {highest}; model.vocab is {}", m.model.vocab);
-            let remedy = "set model.vocab to the size of the tokenizer it was built with";
-            self.wrong.add(place, what, remedy);
+            self.wrong.add(
+                place,
+                format!("holds id {highest}; model.vocab is {}", m.model.vocab),
+                "set model.vocab to the size of the tokenizer it was built with",
+            );
         }
         Ok(())
     }

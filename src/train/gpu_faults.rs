@@ -13,7 +13,7 @@ use device::cuda::nvml::{Faults, Monitor};
 use launch::Device;
 use launch::events::{self, Kind};
 use launch::rank::Rank;
-use launch::sick_nodes::{self, Reason, SickNode};
+use launch::sick_nodes::{self, Reason};
 use manifest::Manifest;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -141,8 +141,10 @@ impl GpuFaults {
     /// Reports the faults that ranks have recorded.
     fn report_recorded(&mut self) {
         let nodes = sick_nodes::read(&self.folder).unwrap_or_default();
-        let is_new = |node: &&SickNode| node.reason == Reason::Gpu && node.at > self.reported_until;
-        for node in nodes.iter().filter(is_new) {
+        for node in nodes
+            .iter()
+            .filter(|node| node.reason == Reason::Gpu && node.at > self.reported_until)
+        {
             tracing::warn!("{}", node.evidence);
         }
         self.reported_until = nodes

@@ -21,13 +21,15 @@ pub fn check(folder: &Path) -> Result<(), Problems> {
     // Without a readable record there is nothing to check.
     let Ok(noted) = input::read(&path, input::SMALL) else { return Ok(()) };
     let noted = String::from_utf8_lossy(&noted);
-    let what = format!("holds no checkpoint, and the run has saved {}", noted.trim_end());
-    let remedy = format!(
-        "bring the checkpoints back (moved? a disk that is not mounted?), or remove {} to begin \
-         again at step 0",
-        path.display()
-    );
-    Err(Problems::one(folder.join("checkpoints").display().to_string(), what, remedy))
+    Err(Problems::one(
+        folder.join("checkpoints").display().to_string(),
+        format!("holds no checkpoint, and the run has saved {}", noted.trim_end()),
+        format!(
+            "bring the checkpoints back (moved? a disk that is not mounted?), or remove {} to begin \
+             again at step 0",
+            path.display()
+        ),
+    ))
 }
 
 fn file(folder: &Path) -> PathBuf {

@@ -25,7 +25,8 @@ pub struct DataShard {
 
 impl DataShard {
     pub fn for_rank(rank: &Rank, m: &Manifest) -> DataShard {
-        let (replicas, replica) = (rank.grid[Axis::Data], rank.coord[Axis::Data]);
+        let replicas = rank.grid[Axis::Data];
+        let replica = rank.coord[Axis::Data];
         DataShard { micro: m.batch.micro, replicas, replica }
     }
 
@@ -81,13 +82,12 @@ impl Loader {
             .requests(0, whole)
             .filter(|r| r.first_sample < samples)
             .count() as u64;
-        let pad = move |mut request: Request| {
+        let requests = shard.requests(0, whole).map(move |mut request| {
             if request.first_sample >= samples {
                 request.first_sample = 0;
             }
             request
-        };
-        let requests = shard.requests(0, whole).map(pad);
+        });
         let reader = Reader::start(source.clone(), requests, PREFETCH)?;
         Ok(Loader { reader, until: samples, counting })
     }

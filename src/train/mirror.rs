@@ -90,14 +90,19 @@ impl Mirror {
             Err(error) if step == 0 => {
                 let _ = fs::remove_file(m.log.folder.join(RUN_ID)); // it claimed nothing
                 let what = format!("{url} cannot be written: {error:#}");
-                let remedy = "choose another place, or leave it out; S3 takes AWS_ACCESS_KEY_ID, \
-                              AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL";
-                return Err(Problems::one("checkpoint.also", what, remedy).into());
+                return Err(Problems::one(
+                    "checkpoint.also",
+                    what,
+                    "choose another place, or leave it out; S3 takes AWS_ACCESS_KEY_ID, \
+                     AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL",
+                )
+                .into());
             }
             Err(error) => queue.report_failure(&error),
             Ok(()) => {}
         }
-        let (copier, span) = (queue.clone(), tracing::error_span!(parent: None, "rank", rank = 0));
+        let copier = queue.clone();
+        let span = tracing::error_span!(parent: None, "rank", rank = 0);
         let thread = Some(threads::spawn("copies", move || {
             let _rank = span.enter();
             copier.copy_all();
@@ -119,7 +124,8 @@ impl Mirror {
         let timeout = if complete { COMPLETE_TIMEOUT } else { TIMEOUT };
         let mut state = queue.state.lock();
         if self.waiting_since.is_none() && !state.is_idle() {
-            let (url, timeout) = (queue.place.url(), Seconds(timeout.as_secs_f64()));
+            let url = queue.place.url();
+            let timeout = Seconds(timeout.as_secs_f64());
             tracing::info!("waiting up to {timeout} for the copy in {url}");
         }
         let since = *self.waiting_since.get_or_insert_with(Moment::now);
@@ -130,7 +136,8 @@ impl Mirror {
     }
 
     fn warn_if_incomplete(&self) {
-        let (state, url) = (self.queue.state.lock(), self.queue.place.url());
+        let state = self.queue.state.lock();
+        let url = self.queue.place.url();
         if state.newest > state.copied {
             let newest = state.copied.map_or("none is".into(), |step| {
                 format!("the newest there is {}", checkpoint::name(step))
@@ -221,7 +228,8 @@ impl MirrorQueue {
     /// Copies checkpoints until the run ends.
     fn copy_all(&self) {
         while let Some(found) = self.pop() {
-            let (sent, mut pause) = (SentFiles::default(), FIRST_PAUSE);
+            let sent = SentFiles::default();
+            let mut pause = FIRST_PAUSE;
             loop {
                 let begun = Moment::now();
                 match self.copy(&found, &sent) {
@@ -272,7 +280,8 @@ impl MirrorQueue {
             tracing::info!("{url} takes copies again, after {outage}");
         }
         if let Some(bytes) = copy.bytes.map(Bytes) {
-            let (name, took) = (checkpoint::name(copy.step), Seconds(took.as_secs_f64()));
+            let name = checkpoint::name(copy.step);
+            let took = Seconds(took.as_secs_f64());
             let text = format!("{name} to {url}, {bytes} in {took}");
             tracing::info!("copied {text}");
             events::add(&self.folder, Kind::Copy, &text);

@@ -26,7 +26,8 @@ fn table(ops: &[LoggedOp]) -> String {
         let seconds = op
             .seconds
             .map_or(String::new(), |seconds| format!("{seconds:.9}"));
-        let (flops, bytes) = (cost.flops, cost.bytes);
+        let flops = cost.flops;
+        let bytes = cost.bytes;
         let row = writeln!(
             text,
             "{number},{kind},{name},{reads},{writes},{flops:.0},{bytes:.0},{seconds}"

@@ -33,11 +33,14 @@ pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Resul
     let own = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
     let all_ids = rank.gather(&own)?;
     rank.on_first(|| {
-        let differs = |(number, theirs): (usize, &Vec<DataId>)| {
-            let two = ids.iter().zip(theirs).find(|(ours, theirs)| ours != theirs);
-            two.map(|(ours, theirs)| other_data(rank, number, &nodes[number], ours, theirs))
-        };
-        let problems: Vec<_> = all_ids.iter().enumerate().filter_map(differs).collect();
+        let problems: Vec<_> = all_ids
+            .iter()
+            .enumerate()
+            .filter_map(|(number, theirs)| {
+                let two = ids.iter().zip(theirs).find(|(ours, theirs)| ours != theirs);
+                two.map(|(ours, theirs)| other_data(rank, number, &nodes[number], ours, theirs))
+            })
+            .collect();
         problems
             .into_iter()
             .next()
@@ -47,13 +50,15 @@ pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Resul
 
 fn other_data(rank: &Rank, number: usize, node: &str, ours: &DataId, theirs: &DataId) -> Problems {
     let place = rank.grid.coord(number).name();
-    let what = format!(
-        "rank {number} (node {node}, {place}) has another dataset there than rank 0: {}, not {}",
-        resume::identity(theirs),
-        resume::identity(ours)
-    );
-    let remedy = "copy the same .idx and .bin to every node, or keep them on a disk that all see";
-    Problems::one(ours.prefix.as_str(), what, remedy)
+    Problems::one(
+        ours.prefix.as_str(),
+        format!(
+            "rank {number} (node {node}, {place}) has another dataset there than rank 0: {}, not {}",
+            resume::identity(theirs),
+            resume::identity(ours)
+        ),
+        "copy the same .idx and .bin to every node, or keep them on a disk that all see",
+    )
 }
 
 /// Memory that a rank will reserve on its node, and the free memory there.
@@ -75,7 +80,8 @@ struct Need {
 /// free memory of the machine or the container, whichever is less. Called before reserving, because
 /// a process that takes more is killed without a message.
 pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryPlan) -> Result<()> {
-    let (shared, host) = (be.shared_memory(), needed.host_total().0);
+    let shared = be.shared_memory();
+    let host = needed.host_total().0;
     let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
     let device = if shared.is_some() { needed.total().0 } else { 0 };
     let free = free.map(|bytes| bytes.0);
@@ -86,7 +92,8 @@ pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryP
     let lockable = memory
         .and_then(|memory| memory.lockable)
         .map(|limit| limit.0);
-    let (node, locks) = (node.to_string(), shared.is_none());
+    let node = node.to_string();
+    let locks = shared.is_none();
     let needs = rank.gather(&Need { node, device, host, locks, free, limits, lockable })?;
     rank.on_first(|| too_little_memory(&needs).map_or(Ok(()), |problem| Err(problem.into())))?;
     if rank.is_first() {
@@ -114,8 +121,13 @@ struct OnNode<'a> {
 fn by_node(needs: &[Need]) -> BTreeMap<&str, OnNode<'_>> {
     let mut nodes = BTreeMap::new();
     for need in needs {
-        let none = || OnNode { ranks: 0, asked: 0, host: 0, free: u64::MAX, limits: &need.limits };
-        let sums = nodes.entry(need.node.as_str()).or_insert_with(none);
+        let sums = nodes.entry(need.node.as_str()).or_insert_with(|| OnNode {
+            ranks: 0,
+            asked: 0,
+            host: 0,
+            free: u64::MAX,
+            limits: &need.limits,
+        });
         sums.ranks += 1;
         sums.asked += need.device + need.host;
         sums.host += need.host;
@@ -179,11 +191,14 @@ fn too_little_memory(needs: &[Need]) -> Option<Problems> {
              topology.offload off, "
         }
     };
-    let remedy = format!(
-        "{remedy}start fewer ranks on it, or split the model further: topology.zero=1 or more, \
-         topology.tensor, batch.micro, topology.recompute"
-    );
-    Some(Problems::one(format!("node {node}"), sums.text(), remedy))
+    Some(Problems::one(
+        format!("node {node}"),
+        sums.text(),
+        format!(
+            "{remedy}start fewer ranks on it, or split the model further: topology.zero=1 or more, \
+             topology.tensor, batch.micro, topology.recompute"
+        ),
+    ))
 }
 
 /// Memory of a GPU after NCCL has its buffers, and before any rank has reserved its arenas.
@@ -214,8 +229,10 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> Result<Option<Gpu
     // After the gather, all ranks have opened their device and created their groups.
     let memory = device.memory();
     let sharing: Vec<usize> = rank.on_first(|| {
-        let like = |key: &Option<_>| keys.iter().filter(|other| *other == key).count();
-        Ok(keys.iter().map(like).collect())
+        Ok(keys
+            .iter()
+            .map(|key| keys.iter().filter(|other| *other == key).count())
+            .collect())
     })?;
     let sharing = sharing.get(rank.number()).copied().unwrap_or(1);
     let taken = sharing as u64 * device.backend().workspace().0;
@@ -250,7 +267,8 @@ pub fn placed(
 
 /// An error if a rank would reserve memory that CUDA and NCCL need later, in a step.
 pub fn has_headroom(needed: &MemoryPlan, memory: Option<&GpuMemory>) -> Result<(), OutOfMemory> {
-    let (asked, available) = (needed.total(), memory.map(GpuMemory::share));
+    let asked = needed.total();
+    let available = memory.map(GpuMemory::share);
     match available {
         Some(share) if asked > share => Err(OutOfMemory { home: Home::Device, asked, available }),
         _ => Ok(()),
@@ -284,10 +302,9 @@ pub fn out_of_memory(
         (_, Some(memory)) => (memory.share(), memory.to_string()),
         (_, None) => return error.into(),
     };
-    let what = format!("out of memory: {present}; this rank needs {}", stage.memory_plan);
     Problems::one(
         place,
-        what,
+        format!("out of memory: {present}; this rank needs {}", stage.memory_plan),
         remedies::advice(loaded, MemoryLimits { device: share, ..MemoryLimits::new(m, hw) }, hw),
     )
     .into()
@@ -307,9 +324,11 @@ impl fmt::Display for GpuMemory {
 /// Error for memory that the host has but does not provide.
 fn not_locked(place: String, error: &OutOfMemory) -> Problems {
     let limit = HostMemory::detect().map_or("unknown".to_string(), |memory| memory.lockable());
-    let what = format!("{error}, page-locked for topology.offload; ulimit -l is {limit}");
-    let remedy = format!("{RAISE}, start fewer ranks on the node, or set topology.offload to none");
-    Problems::one(place, what, remedy)
+    Problems::one(
+        place,
+        format!("{error}, page-locked for topology.offload; ulimit -l is {limit}"),
+        format!("{RAISE}, start fewer ranks on the node, or set topology.offload to none"),
+    )
 }
 
 #[cfg(test)]
@@ -318,16 +337,17 @@ mod tests {
 
     /// Two ranks per node, each of which needs 2 + 3 GiB.
     fn needs(free: [u64; 2], lockable: Option<u64>) -> Vec<Need> {
-        let need = |i: usize| Need {
-            node: format!("n{}", i / 2),
-            device: 2 << 30,
-            host: 3 << 30,
-            locks: true,
-            free: Some(free[i / 2]),
-            limits: format!("{} is free", Bytes(free[i / 2])),
-            lockable,
-        };
-        (0..4).map(need).collect()
+        (0..4)
+            .map(|i| Need {
+                node: format!("n{}", i / 2),
+                device: 2 << 30,
+                host: 3 << 30,
+                locks: true,
+                free: Some(free[i / 2]),
+                limits: format!("{} is free", Bytes(free[i / 2])),
+                lockable,
+            })
+            .collect()
     }
 
     #[test]

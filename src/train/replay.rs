@@ -2,7 +2,6 @@
 
 use super::loader::{DataShard, Loader};
 use super::report::metrics::Metrics;
-use super::report::numbers::StepRow;
 use super::resume::{self, ResumeOptions};
 use super::saving;
 use super::spikes::Spikes;
@@ -57,7 +56,8 @@ pub fn replay(
         );
         let outcome = engine.step(load, micros, rate)?;
         if let Some(spikes) = &mut spikes {
-            let (loss, norm) = (outcome.loss, outcome.grad_norm);
+            let loss = outcome.loss;
+            let norm = outcome.grad_norm;
             spikes.see(StepResult { step, loss, norm, skipped: outcome.skipped }, &samples);
         }
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
@@ -90,12 +90,14 @@ pub fn verify(
         let found = published
             .into_iter()
             .rev()
-            .find(|found| (1..=steps).all(|k| has(found.step + k)));
-        let found = found.ok_or_else(|| {
-            let what = format!("no checkpoint has {steps} recorded steps after it");
-            let remedy = "verify fewer steps, or keep more checkpoints: checkpoint.keep_last";
-            Problems::one("--verify-resume", what, remedy)
-        })?;
+            .find(|found| (1..=steps).all(|k| has(found.step + k)))
+            .ok_or_else(|| {
+                Problems::one(
+                    "--verify-resume",
+                    format!("no checkpoint has {steps} recorded steps after it"),
+                    "verify fewer steps, or keep more checkpoints: checkpoint.keep_last",
+                )
+            })?;
         let reset_optimizer = is_reset(&found, steps, m)?;
         Ok((found, reset_optimizer, recorded, saved))
     })?;
@@ -125,14 +127,16 @@ pub fn verify(
 /// Whether the run continued from a checkpoint with new optimizer states, according to later
 /// checkpoints. Fails if not all of the next `steps` steps used the manifest's optimizer.
 fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Result<bool> {
-    let (now, last) = (m.optimizer.name(), found.step + steps);
+    let now = m.optimizer.name();
+    let last = found.step + steps;
     let mut reset = None;
     for later in checkpoint::published(&saving::folder(m))? {
         if later.step <= found.step {
             continue;
         }
         let optimizer = checkpoint::Index::read(&later.folder)?.state.optimizer;
-        let (rule, began) = (&optimizer.rule, optimizer.began);
+        let rule = &optimizer.rule;
+        let began = optimizer.began;
         let other = match () {
             _ if later.step > last => None,
             _ if rule != now => Some((later.step, format!("step {} was by {rule}", later.step))),
@@ -141,10 +145,12 @@ fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Resul
         };
         if let Some((at, why)) = other {
             let first = found.step + 1;
-            let what =
-                format!("steps {first} to {last} are not all of one optimizer, {now}: {why}");
-            let remedy = format!("verify at most the {} steps after that", last - at);
-            return Err(Problems::one("--verify-resume", what, remedy).into());
+            return Err(Problems::one(
+                "--verify-resume",
+                format!("steps {first} to {last} are not all of one optimizer, {now}: {why}"),
+                format!("verify at most the {} steps after that", last - at),
+            )
+            .into());
         }
         reset.get_or_insert(found.step > 0 && began == found.step);
     }
@@ -153,7 +159,9 @@ fn is_reset(found: &CheckpointFolder, steps: u64, m: &Manifest) -> anyhow::Resul
 
 /// Steps of a run's metrics.
 pub fn recorded_steps(metrics: &Metrics) -> Vec<PastStep> {
-    let past =
-        |row: &StepRow| PastStep { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm };
-    metrics.steps.iter().map(past).collect()
+    metrics
+        .steps
+        .iter()
+        .map(|row| PastStep { step: row.step, loss: row.lm_loss, grad_norm: row.grad_norm })
+        .collect()
 }

@@ -14,7 +14,7 @@ use engine::Engine;
 use launch::events::{self, Kind};
 use launch::rank::Rank;
 use manifest::{self, Loaded, Manifest};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Checkpoint to resume from: the one that is `named`, else the newest; None for a new run. Also
 /// removes the remains of interrupted saves: this run holds the folder's lock.
@@ -43,8 +43,11 @@ pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolde
         .map(|found| checkpoint::name(found.step))
         .collect();
     let found = found.cloned().ok_or_else(|| {
-        let what = format!("{} holds no {}", checkpoints.display(), named.display());
-        Problems::one("--resume-from", what, format!("there are: {}", names.join(", ")))
+        Problems::one(
+            "--resume-from",
+            format!("{} holds no {}", checkpoints.display(), named.display()),
+            format!("there are: {}", names.join(", ")),
+        )
     })?;
     Ok(Some(found))
 }
@@ -123,10 +126,9 @@ pub fn resume(
         }
     }
     let checkpoints = saving::folder(&loaded.manifest);
-    let set_aside = || {
+    for name in rank.on_first(|| {
         if options.is_named { checkpoint::set_aside(&checkpoints, step) } else { Ok(Vec::new()) }
-    };
-    for name in rank.on_first(set_aside)? {
+    })? {
         tracing::warn!("a newer checkpoint is now called {name}");
     }
     if state.is_import() {
@@ -140,7 +142,8 @@ pub fn resume(
         (state.optimizer.began, state.optimizer.ahead)
     };
     let optimizer = checkpoint::Optimizer { began, ahead, ..saving::optimizer(&loaded.manifest) };
-    let (manifest, data) = (loaded.effective.clone(), data.to_vec());
+    let manifest = loaded.effective.clone();
+    let data = data.to_vec();
     Ok(State { manifest, data, optimizer, pending: None, ..state })
 }
 
@@ -157,7 +160,8 @@ fn load(
     let checkpoint = opened.map_err(|error| with_older(error, found))?;
     let changes = same_run(&checkpoint.index, found, loaded, data)?;
     let import = checkpoint.index.is_import();
-    let (before, now) = (&checkpoint.index.optimizer.rule, loaded.manifest.optimizer.name());
+    let before = &checkpoint.index.optimizer.rule;
+    let now = loaded.manifest.optimizer.name();
     let continues = before == now || engine.rule().resumes_from(before);
     if !import
         && let Some(message) = optimizer(before, now, continues, options.reset_optimizer, found)?
@@ -213,9 +217,12 @@ pub fn has_not_passed_its_end(
         let name = checkpoint::name(other.step);
         format!(", or go back, which sets newer checkpoints aside: --resume-from {name}")
     });
-    let what = format!("{} are done, {} asked for", Count(step).with_noun("step"), Count(asked));
-    let remedy = format!("to train further: --set train.steps=N, with N above {step}{back}");
-    Err(Problems::one(m.log.folder.display().to_string(), what, remedy).into())
+    Err(Problems::one(
+        m.log.folder.display().to_string(),
+        format!("{} are done, {} asked for", Count(step).with_noun("step"), Count(asked)),
+        format!("to train further: --set train.steps=N, with N above {step}{back}"),
+    )
+    .into())
 }
 
 /// Whether the run has no remaining steps after a checkpoint. Fails if it would be a different run.
@@ -252,16 +259,16 @@ fn optimizer(
         (false, true) => Ok(Some(format!(
             "the optimizer was {before}, is {now} from step {step} on: its states are converted once"
         ))),
-        (false, false) => {
-            let what = format!(
+        (false, false) => Err(Problems::one(
+            found.folder.display().to_string(),
+            format!(
                 "was trained with the optimizer {before}: {now} cannot continue from its states"
-            );
-            let remedy = format!(
+            ),
+            format!(
                 "set optimizer to {before}, or keep the weights and reset its states: \
                  --reset-optimizer"
-            );
-            Err(Problems::one(found.folder.display().to_string(), what, remedy))
-        }
+            ),
+        )),
     }
 }
 
@@ -322,16 +329,21 @@ pub fn identity(id: &DataId) -> String {
 
 /// Identities of the training datasets, in the manifest's order.
 pub fn data_ids(m: &Manifest) -> Result<Vec<DataId>> {
-    let id = |prefix: &PathBuf| -> Result<DataId> {
-        let (index, tokens) = (index_path(prefix), tokens_path(prefix));
-        let failed = |path: &Path| format!("cannot read {}", path.display());
-        let (index_bytes, index_digest) =
-            whole_digest(&index, |_| {}).with_context(|| failed(&index))?;
-        let sampled = sampled_digest(&tokens, m.data.seed);
-        let (token_bytes, token_digest) = sampled.with_context(|| failed(&tokens))?;
-        let (prefix, token_digest) = (prefix.display().to_string(), Some(Digest(token_digest)));
-        let index_digest = Digest(index_digest);
-        Ok(DataId { prefix, index_bytes, index_digest, token_bytes, token_digest })
-    };
-    m.data.train_prefixes().into_iter().map(id).collect()
+    m.data
+        .train_prefixes()
+        .into_iter()
+        .map(|prefix| -> Result<DataId> {
+            let index = index_path(prefix);
+            let tokens = tokens_path(prefix);
+            let failed = |path: &Path| format!("cannot read {}", path.display());
+            let (index_bytes, index_digest) =
+                whole_digest(&index, |_| {}).with_context(|| failed(&index))?;
+            let sampled = sampled_digest(&tokens, m.data.seed);
+            let (token_bytes, token_digest) = sampled.with_context(|| failed(&tokens))?;
+            let prefix = prefix.display().to_string();
+            let token_digest = Some(Digest(token_digest));
+            let index_digest = Digest(index_digest);
+            Ok(DataId { prefix, index_bytes, index_digest, token_bytes, token_digest })
+        })
+        .collect()
 }

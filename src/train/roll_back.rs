@@ -17,7 +17,8 @@ pub fn load(
     spikes: &SpikeDetector,
     why: &str,
 ) -> anyhow::Result<Option<(State, String)>> {
-    let (m, rank) = (run.manifest, run.rank);
+    let m = run.manifest;
+    let rank = run.rank;
     let Progress { step: at, consumed_samples } = run.progress;
     rank.set_phase("going back to a checkpoint");
     let found = rank.on_first(|| {

@@ -108,7 +108,8 @@ impl<'a> Run<'a> {
     /// Exchanges requests of the watchers and signals between all ranks, which act on them at the
     /// same step. Returns the reason if the run ends here, which depends on rank 0's losses and job.
     fn poll_requests(&mut self) -> anyhow::Result<Option<Ended>> {
-        let (rank, signals) = (self.cx.rank, self.cx.signals);
+        let rank = self.cx.rank;
+        let signals = self.cx.signals;
         rank.set_phase("between two steps");
         let mut requests = Requests::STOP.when(signals.stop_requested())
             | Requests::SAVE.when(signals.save_requested());
@@ -135,17 +136,22 @@ impl<'a> Run<'a> {
 
     /// Queues one step on the device, and finishes the step before it meanwhile.
     fn queue(&mut self, spec: &StepSpec) -> anyhow::Result<()> {
-        let (m, rank, be) = (self.cx.manifest, self.cx.rank, self.cx.be);
+        let m = self.cx.manifest;
+        let rank = self.cx.rank;
+        let be = self.cx.be;
         let recorder = rank.world().recorder();
-        let (started, waited) = (Moment::now(), self.loader.wait());
+        let started = Moment::now();
+        let waited = self.loader.wait();
         let others = recorder.waited().host;
         #[cfg(feature = "testing")]
         super::testing::delay_step();
         let StepSpec { step, ref samples, .. } = *spec;
-        let (lr, global) = (lr::for_step(&m.lr, samples), samples.end - samples.start);
+        let lr = lr::for_step(&m.lr, samples);
+        let global = samples.end - samples.start;
         self.cx.signals.set_step(step);
         let computing = format!("computing step {step}");
-        let (loader, mut input) = (&mut self.loader, 0.0);
+        let loader = &mut self.loader;
+        let mut input = 0.0;
         self.engine.queue(
             &mut |inputs| {
                 rank.set_phase("reading data");
@@ -163,7 +169,8 @@ impl<'a> Run<'a> {
             .notice(&self.view(), &Event::Queued(step, input))?;
         self.progress = Progress { step, consumed_samples: samples.end };
         let data_wait = self.loader.wait() - waited;
-        let (waited, samples) = (recorder.waited().host - others, samples.clone());
+        let waited = recorder.waited().host - others;
+        let samples = samples.clone();
         let queued = PendingStep { step, samples, lr, started, data_wait, waited };
         let previous = self.in_flight.pending.replace(queued);
         previous.map_or(Ok(()), |previous| self.finish_step(previous))
@@ -206,7 +213,8 @@ impl<'a> Run<'a> {
         let Some((state, message)) = back else { return Ok(()) };
         self.progress = state.progress;
         let RunContext { rank, data, ramp, shard, manifest, .. } = &self.cx;
-        let (from, end) = (self.progress.consumed_samples, manifest.train.samples);
+        let from = self.progress.consumed_samples;
+        let end = manifest.train.samples;
         self.loader = rank.phase("starting the data loader", || {
             Loader::training(&data.train, *ramp, *shard, from, end)
         })?;

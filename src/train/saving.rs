@@ -162,7 +162,8 @@ impl Saver {
     /// save if the maximum number is in flight.
     fn begin(&mut self, run: &RunView, record: Option<SyncReceipt>) -> anyhow::Result<()> {
         let RunView { engine, progress, .. } = *run;
-        let (rank, next_batch) = (run.rank, run.next_batch());
+        let rank = run.rank;
+        let next_batch = run.next_batch();
         if self.saved == Some(progress.step) {
             return Ok(());
         }
@@ -171,7 +172,8 @@ impl Saver {
         while self.in_flight.len() >= self.most_in_flight {
             self.publish_oldest(rank)?;
         }
-        let (step, bytes) = (progress.step, self.saved_bytes);
+        let step = progress.step;
+        let bytes = self.saved_bytes;
         let staging =
             rank.on_first(|| Ok(checkpoint::temporary_folder(&self.checkpoints, step)))?;
         if rank.is_first() {
@@ -196,7 +198,8 @@ impl Saver {
             .groups
             .iter_mut()
             .for_each(|group| group.step = scale.updates);
-        let (snapshot, stall) = (Some(snapshot), begun.elapsed().as_secs_f64());
+        let snapshot = Some(snapshot);
+        let stall = begun.elapsed().as_secs_f64();
         let save = PendingSave { staging, state, begun, stall, snapshot, part: None, record };
         self.in_flight.push_back(save);
         if self.has_begun(rank)? {
@@ -238,7 +241,8 @@ impl Saver {
         }
         let save = &mut self.in_flight[number];
         let snapshot = save.snapshot.take().expect("found by it");
-        let (staging, state) = (save.staging.clone(), save.state.clone());
+        let staging = save.staging.clone();
+        let state = save.state.clone();
         self.writer.send(Job::Part { snapshot, staging, state })
     }
 
@@ -276,14 +280,16 @@ impl Saver {
         }
         let save = self.in_flight.pop_front().expect("a save is in flight");
         let PendingSave { staging, state, begun, stall, part, record, .. } = save;
-        let (disk, step) = (Disk::default(), state.progress.step);
+        let disk = Disk::default();
+        let step = state.progress.step;
         let part = part.expect("written");
-        let part = rank.agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)));
-        let part = part.inspect_err(|_| {
-            if rank.is_first() {
-                checkpoint::discard(&disk, &staging);
-            }
-        })?;
+        let part = rank
+            .agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)))
+            .inspect_err(|_| {
+                if rank.is_first() {
+                    checkpoint::discard(&disk, &staging);
+                }
+            })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
             let publish = Publish { staging, parts, record, state, begun, stall };
@@ -377,7 +383,8 @@ impl Watcher for Saver {
     fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
             Event::Step(done) => {
-                let (loss, grad_norm) = (done.outcome.loss, done.outcome.grad_norm);
+                let loss = done.outcome.loss;
+                let grad_norm = done.outcome.grad_norm;
                 self.step(PastStep { step: done.step, loss, grad_norm }, done.lr);
             }
             Event::RollingBack => self.finish(run.rank)?,

@@ -109,8 +109,11 @@ impl Watcher for Option<Spikes> {
         let Some(spikes) = self else { return Ok(()) };
         match event {
             Event::Step(done) => {
-                let (step, outcome) = (done.step, done.outcome);
-                let (loss, norm, skipped) = (outcome.loss, outcome.grad_norm, outcome.skipped);
+                let step = done.step;
+                let outcome = done.outcome;
+                let loss = outcome.loss;
+                let norm = outcome.grad_norm;
+                let skipped = outcome.skipped;
                 spikes.see(StepResult { step, loss, norm, skipped }, &done.samples);
             }
             Event::RolledBack(state) => spikes.watch = state.spikes.clone().unwrap_or_default(),

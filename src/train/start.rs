@@ -140,7 +140,8 @@ pub fn open<'a>(
     rank: &'a Rank,
     device: &'a Device,
 ) -> Result<Option<Run<'a>>> {
-    let (m, options) = (&process.loaded.manifest, process.options);
+    let m = &process.loaded.manifest;
+    let options = process.options;
     check_space_and_files(rank, m)?;
     let named = options.resume_from.as_deref();
     let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
@@ -164,7 +165,8 @@ pub fn open<'a>(
 
 /// Whether the run is complete, and this start has nothing else to do, such as to verify or copy it.
 fn is_complete(process: &Process, rank: &Rank, origin: &Origin, ids: &[DataId]) -> Result<bool> {
-    let (loaded, options) = (process.loaded, process.options);
+    let loaded = process.loaded;
+    let options = process.options;
     let work = options.verify_resume.is_some() || loaded.manifest.checkpoint.also.is_some();
     let Some(found) = origin.found.as_ref().filter(|_| !work) else { return Ok(false) };
     rank.on_first(|| resume::is_complete(found, loaded, ids))
@@ -179,8 +181,10 @@ fn from_checkpoint<'a>(
     data: Arc<Datasets>,
     ids: Vec<DataId>,
 ) -> Result<Run<'a>> {
-    let (loaded, options) = (process.loaded, process.options);
-    let (m, be) = (&loaded.manifest, device.backend());
+    let loaded = process.loaded;
+    let options = process.options;
+    let m = &loaded.manifest;
+    let be = device.backend();
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     let planned_on = announce_plan(process, rank, device, &data, from)?;
     let engine = reserve(process, rank, device)?;
@@ -192,13 +196,15 @@ fn from_checkpoint<'a>(
     let mut state = state(process, rank, &origin, ids, &engine)?;
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
-    let (progress, data_ids, stop_at_loss) =
-        (state.progress, state.data.clone(), StopAtLoss::new(&state));
+    let progress = state.progress;
+    let data_ids = state.data.clone();
+    let stop_at_loss = StopAtLoss::new(&state);
     let storage = Storage::for_run(m);
     let mirror = open_mirror(rank, m, &state)?;
     let saver = open_saver(rank, m, &engine, state, &storage, mirror.as_ref().map(Mirror::queue))?;
     let files = open_report(process, rank, from, progress, &storage)?;
-    let (ramp, shard) = (m.batch.ramp(), DataShard::for_rank(rank, m));
+    let ramp = m.batch.ramp();
+    let shard = DataShard::for_rank(rank, m);
     let consumed = progress.consumed_samples;
     let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
     let loader = rank.phase("starting the data loader", loader)?;
@@ -262,7 +268,8 @@ fn state(
     ids: Vec<DataId>,
     engine: &Engine,
 ) -> Result<State> {
-    let (loaded, options) = (process.loaded, process.options);
+    let loaded = process.loaded;
+    let options = process.options;
     let resume = ResumeOptions {
         is_named: options.resume_from.is_some(),
         reset_optimizer: options.reset_optimizer,
@@ -353,7 +360,9 @@ fn open_data(
 
 /// Engine, with all of its memory reserved.
 fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Result<Engine<'a>> {
-    let (loaded, node, be) = (process.loaded, &process.node, device.backend());
+    let loaded = process.loaded;
+    let node = &process.node;
+    let be = device.backend();
     let m = &loaded.manifest;
     let groups = rank.phase("creating process groups", || {
         let groups = device.groups(rank.world(), m);
@@ -426,8 +435,9 @@ fn open_saver(
     storage: &Arc<Storage>,
     queue: Option<Arc<MirrorQueue>>,
 ) -> Result<Saver> {
-    let open = || Saver::open(m, rank.number(), engine, state, storage, queue);
-    let saver = rank.phase("reserving snapshots", open)?;
+    let saver = rank.phase("reserving snapshots", || {
+        Saver::open(m, rank.number(), engine, state, storage, queue)
+    })?;
     let bytes: u64 = rank.gather(&saver.bytes().0)?.iter().sum();
     if rank.is_first() {
         tracing::info!("checkpoints: {} of host memory for snapshots", Bytes(bytes));
@@ -439,12 +449,15 @@ fn open_saver(
 fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<Report> {
     let loaded = process.loaded;
     let m = &loaded.manifest;
-    let (path, record) = (m.log.folder.join(manifest::IN_FOLDER), loaded.record());
+    let path = m.log.folder.join(manifest::IN_FOLDER);
+    let record = loaded.record();
     if input::read(&path, input::SMALL).ok().as_deref() != Some(record.as_bytes()) {
         output::write(&path, Existing::Replaced, record.as_bytes())?;
     }
     tokenizers::keep_copy(m)?;
-    let (folder, every, events) = (&m.log.folder, m.log.interval, m.log.tensorboard);
+    let folder = &m.log.folder;
+    let every = m.log.interval;
+    let events = m.log.tensorboard;
     let console = process.messages.console();
     console.set_form(match m.log.format {
         LogFormat::Auto if std::io::stdout().is_terminal() => Form::Short,
@@ -480,8 +493,10 @@ fn open_status(
             .map_or(0.0, |metrics| metrics.useful_seconds()),
         ..Status::default()
     };
-    let (folder, collector) = (m.log.folder.clone(), m.log.prometheus.as_deref());
-    let (recorder, warnings) = (rank.world().recorder().clone(), process.messages.warnings());
+    let folder = m.log.folder.clone();
+    let collector = m.log.prometheus.as_deref();
+    let recorder = rank.world().recorder().clone();
+    let warnings = process.messages.warnings();
     let alerts = Alerts::start(m)?;
     StatusWriter::open(folder, status, last_start_and_step, collector, recorder, warnings, alerts)
 }

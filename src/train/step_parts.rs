@@ -88,7 +88,8 @@ impl StepParts {
         for (group, before) in &self.waits {
             waits.entry(group.clone()).and_modify(|now| *now -= before);
         }
-        let (ops, input) = (be.take_times(), self.input);
+        let ops = be.take_times();
+        let input = self.input;
         self.measured
             .push((step, StepTimes { ops, waits, input, save: 0.0, seconds }));
     }

@@ -132,7 +132,8 @@ impl StragglerDetector {
         };
         let busy: Vec<Busy> = (0..ranks.len()).map(busy).collect();
         for found in self.watch.observe(&busy) {
-            let (slow, window) = (&ranks[found.rank], &windows[found.rank]);
+            let slow = &ranks[found.rank];
+            let window = &windows[found.rank];
             let line = line(&found, slow, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
             tracing::warn!("{line}");
             let added = sick_nodes::add(&self.folder, &slow.node, Reason::Straggles, &line);
@@ -148,7 +149,8 @@ impl StragglerDetector {
 /// 1410 MHz, 82 °C".
 fn line(found: &Straggler, slow: &RankBusy, window: &BusyWindow, stage: usize) -> String {
     let Straggler { more, score, peers, .. } = *found;
-    let (name, seconds) = (&slow.name, base::Seconds(window.seconds));
+    let name = &slow.name;
+    let seconds = base::Seconds(window.seconds);
     let than = match score {
         Some(score) => {
             let times = if score < 100.0 { format!("{score:.1}") } else { "> 100".to_string() };

@@ -74,7 +74,7 @@ impl TimeLimit {
         let interval = REREAD;
         #[cfg(feature = "testing")]
         let interval = super::testing::reread().unwrap_or(interval);
-        let ask = move || {
+        if let Err(error) = base::threads::spawn("job's end", move || {
             loop {
                 reread(&job, &job_end, margin);
                 let asked = Moment::now();
@@ -85,8 +85,7 @@ impl TimeLimit {
                     }
                 }
             }
-        };
-        if let Err(error) = base::threads::spawn("job's end", ask) {
+        }) {
             tracing::warn!("the job's end is ignored: {error:#}");
             return None;
         }
@@ -99,7 +98,8 @@ impl TimeLimit {
         self.steps.step_ended(Moment::now());
         let slowest = self.steps.slowest();
         let Some(end) = *self.end.lock() else { return false };
-        let (left, margin) = (end.left(), end.margin(self.margin));
+        let left = end.left();
+        let margin = end.margin(self.margin);
         if left > needed(slowest, save, margin) {
             return false;
         }
@@ -143,7 +143,8 @@ fn reread(job: &Job, end: &Mutex<Option<JobEnd>>, margin: Duration) {
                 before.left().abs_diff(now.left()) < Duration::from_secs(60)
             });
             let Some(now) = now.filter(|now| !same && now.left < UNLIMITED) else { return };
-            let (left, id) = (Seconds(now.left.as_secs_f64()), job.id());
+            let left = Seconds(now.left.as_secs_f64());
+            let id = job.id();
             tracing::info!("job {id} ends in {left}: the run saves and leaves before that");
             if now.margin(margin) < margin {
                 let [limit, margin, shorter] =

@@ -28,10 +28,17 @@ pub struct Tokenizers<'a> {
 
 impl<'a> Tokenizers<'a> {
     pub fn new(m: &'a Manifest) -> anyhow::Result<Tokenizers<'a>> {
-        let named = m.data.tokenizer.as_deref().filter(|path| path.exists());
-        let named = named.map(|path| Ok::<_, anyhow::Error>((path, tokenizer::digest(path)?)));
-        let named = named.transpose().context("data.tokenizer")?;
-        let (unknown, endless, appended) = (Vec::new(), Vec::new(), Vec::new());
+        let named = m
+            .data
+            .tokenizer
+            .as_deref()
+            .filter(|path| path.exists())
+            .map(|path| Ok::<_, anyhow::Error>((path, tokenizer::digest(path)?)))
+            .transpose()
+            .context("data.tokenizer")?;
+        let unknown = Vec::new();
+        let endless = Vec::new();
+        let appended = Vec::new();
         Ok(Tokenizers { m, named, first: None, unknown, endless, appended })
     }
 
@@ -55,15 +62,22 @@ impl<'a> Tokenizers<'a> {
                 wrong.collect(compared.map_err(Into::into))?;
             }
             (None, Some((first, other))) if other.digest != record.digest => {
-                let (ours, theirs) = (record.describe(), other.describe());
-                let what = format!("was built with {ours}, {} with {theirs}", first.display());
-                let remedy = "train on datasets of one tokenizer: build one of them again";
-                wrong.add(shown.to_string(), what, remedy);
+                let ours = record.describe();
+                let theirs = other.describe();
+                wrong.add(
+                    shown.to_string(),
+                    format!("was built with {ours}, {} with {theirs}", first.display()),
+                    "train on datasets of one tokenizer: build one of them again",
+                );
             }
             (None, _) if record.vocab > self.m.model.vocab => {
-                let (ids, vocab) = (Count(self.m.model.vocab as u64), record.vocab);
-                let what = format!("is {ids}; {shown} was built with {}", record.describe());
-                wrong.add("model.vocab", what, format!("set model.vocab to {vocab}"));
+                let ids = Count(self.m.model.vocab as u64);
+                let vocab = record.vocab;
+                wrong.add(
+                    "model.vocab",
+                    format!("is {ids}; {shown} was built with {}", record.describe()),
+                    format!("set model.vocab to {vocab}"),
+                );
             }
             (None, _) => {}
         }
@@ -71,8 +85,11 @@ impl<'a> Tokenizers<'a> {
         if let Some(eod) = self.m.data.eod {
             match record.append_eod {
                 Some(own) if own != eod.token => {
-                    let what = format!("is {}; documents of {shown} end with {own}", eod.token);
-                    wrong.add("data.eod.token", what, format!("set data.eod.token to {own}"));
+                    wrong.add(
+                        "data.eod.token",
+                        format!("is {}; documents of {shown} end with {own}", eod.token),
+                        format!("set data.eod.token to {own}"),
+                    );
                 }
                 None => self.endless.push(prefix.into()),
                 Some(_) => {}
@@ -117,14 +134,12 @@ impl<'a> Tokenizers<'a> {
 /// Keeps a copy of the run's tokenizer in its folder: that of `data.tokenizer`, or else the one that
 /// its first dataset records. Warns if the folder already has a different one.
 pub fn keep_copy(m: &Manifest) -> anyhow::Result<()> {
-    let recorded = || {
+    let named = m.data.tokenizer.clone().filter(|path| path.exists());
+    if let Some(path) = named.or_else(|| {
         let prefix = m.data.train_prefixes().into_iter().next()?;
         let record = Record::read(&Indexed::open(prefix).ok()?).ok()??;
         record.find(prefix).filter(|path| path != Path::new(BYTES))
-    };
-    let named = m.data.tokenizer.clone().filter(|path| path.exists());
-    if let Some(path) = named.or_else(recorded)
-        && let Some(warning) = keep(&m.log.folder, &path)?
+    }) && let Some(warning) = keep(&m.log.folder, &path)?
     {
         tracing::warn!("{warning}");
     }

@@ -185,17 +185,23 @@ mod tests {
 
     /// Content of the files of a set; None if the last is missing.
     fn read(places: &[PathBuf]) -> Option<Vec<Option<String>>> {
-        let content = |place: &PathBuf| fs::read_to_string(place).ok();
-        exists(&places[2]).then(|| places.iter().map(content).collect())
+        exists(&places[2]).then(|| {
+            places
+                .iter()
+                .map(|place| fs::read_to_string(place).ok())
+                .collect()
+        })
     }
 
     fn outputs(places: &[PathBuf], existing: Existing, content: &str) -> Vec<Output> {
-        let output = |place: &PathBuf| {
-            let mut output = Output::create(place, existing).unwrap();
-            output.write_all(content.as_bytes()).unwrap();
-            output
-        };
-        places.iter().map(output).collect()
+        places
+            .iter()
+            .map(|place| {
+                let mut output = Output::create(place, existing).unwrap();
+                output.write_all(content.as_bytes()).unwrap();
+                output
+            })
+            .collect()
     }
 
     fn set(content: &str, kept: [bool; 3]) -> Option<Vec<Option<String>>> {

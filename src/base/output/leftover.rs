@@ -77,8 +77,9 @@ pub fn name_removed(removed: &[(PathBuf, Bytes)]) {
     }
     let named = removed
         .iter()
-        .map(|(path, bytes)| format!("{} ({bytes})", path.display()));
-    let named = named.collect::<Vec<_>>().join(", ");
+        .map(|(path, bytes)| format!("{} ({bytes})", path.display()))
+        .collect::<Vec<_>>()
+        .join(", ");
     crate::warn!("gptrain: removed {named}, left by a killed command");
 }
 

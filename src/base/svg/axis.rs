@@ -33,9 +33,11 @@ impl Axis {
     /// Multiples of 1, 2, 2.5 or 5 times a power of ten: the finest with at most `wanted` ticks.
     fn linear_ticks(&self, wanted: f64) -> Vec<f64> {
         let power = 10f64.powf(((self.high - self.low) / wanted).log10().floor());
-        let fits = |step: &f64| (self.high / step).floor() - (self.low / step).ceil() < wanted;
         let steps = [1.0, 2.0, 2.5, 5.0, 10.0, 20.0].map(|nice| nice * power);
-        let step = steps.into_iter().find(fits).unwrap_or(power * 50.0);
+        let step = steps
+            .into_iter()
+            .find(|step| (self.high / step).floor() - (self.low / step).ceil() < wanted)
+            .unwrap_or(power * 50.0);
         let first = (self.low / step - 1e-9).ceil() as i64;
         let last = (self.high / step + 1e-9).floor() as i64;
         (first..=last).map(|i| i as f64 * step).collect()
@@ -47,7 +49,8 @@ impl Axis {
         let decades = (self.high / self.low).log10();
         let mantissas: &[f64] = if decades * 2.2 <= wanted { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let every = (decades / wanted).ceil().max(1.0) as i32;
-        let (first, last) = (self.low.log10().floor() as i32, self.high.log10().ceil() as i32);
+        let first = self.low.log10().floor() as i32;
+        let last = self.high.log10().ceil() as i32;
         let powers = (first..=last).filter(|power| power.rem_euclid(every) == 0);
         let all = powers.flat_map(|p| mantissas.iter().map(move |m| m * 10f64.powi(p)));
         all.filter(|v| (self.low * 0.999..=self.high * 1.001).contains(v))

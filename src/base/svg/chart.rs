@@ -90,7 +90,8 @@ impl Chart {
         for curve in &self.curves {
             draw_curve(curve, &layout, &mut to);
         }
-        let (top, bottom) = (layout.y.to, layout.y.from);
+        let top = layout.y.to;
+        let bottom = layout.y.from;
         to.add(&format!("<line class=\"cursor\" y1=\"{top:.1}\" y2=\"{bottom:.1}\"/>"));
         to
     }
@@ -107,7 +108,8 @@ impl Chart {
             .iter()
             .map(|label| text_width(label))
             .fold(60.0, f64::max);
-        let (from, to) = (widest + 16.0, self.width - 36.0);
+        let from = widest + 16.0;
+        let to = self.width - 36.0;
         let (low, high) = self.x_range();
         Layout { x: Axis { low, high, log: self.log, from, to }, y, y_ticks, y_labels, legend }
     }
@@ -115,7 +117,9 @@ impl Chart {
     /// Positions of the legend entries of named curves, wrapped into rows above the plot area; and
     /// the number of rows.
     fn legend(&self, baseline: f64) -> (Vec<(f64, f64)>, usize) {
-        let (mut places, mut x, mut row) = (Vec::new(), 14.0, 0);
+        let mut places = Vec::new();
+        let mut x = 14.0;
+        let mut row = 0;
         for curve in self.named() {
             let width = SAMPLE + 6.0 + text_width(&self.legend_name(curve)) + 14.0;
             if x + width > self.width && x > 14.0 {
@@ -180,7 +184,8 @@ impl Chart {
 
     fn draw_legend(&self, layout: &Layout, to: &mut Drawing) {
         for (curve, &(x, y)) in self.named().zip(&layout.legend) {
-            let (middle, end) = (y - 4.0, x + SAMPLE);
+            let middle = y - 4.0;
+            let end = x + SAMPLE;
             to.path(&stroke(curve), &format!("M{x} {middle}H{end}"));
             if curve.stroke == Stroke::Dots {
                 to.dot(&fill(curve), (x + SAMPLE / 2.0, middle), "");
@@ -190,8 +195,10 @@ impl Chart {
     }
 
     fn draw_x(&self, layout: &Layout, to: &mut Drawing) {
-        let (x, bottom) = (&layout.x, layout.y.from);
-        let (first, second) = (bottom + 18.0, bottom + 34.0);
+        let x = &layout.x;
+        let bottom = layout.y.from;
+        let first = bottom + 18.0;
+        let second = bottom + 34.0;
         to.path("axis", &format!("M{:.1} {bottom:.1}H{:.1}", x.from, x.to));
         to.text("end", (x.from - 26.0, first), self.names[0]);
         to.text("end second", (x.from - 26.0, second), self.names[1]);
@@ -209,7 +216,8 @@ impl Chart {
 }
 
 fn draw_y(layout: &Layout, to: &mut Drawing) {
-    let (left, right) = (layout.x.from, layout.x.to);
+    let left = layout.x.from;
+    let right = layout.x.to;
     for (tick, label) in layout.y_ticks.iter().zip(&layout.y_labels) {
         let y = layout.y.at(*tick);
         to.path("grid", &format!("M{left:.1} {y:.1}H{right:.1}"));
@@ -218,13 +226,15 @@ fn draw_y(layout: &Layout, to: &mut Drawing) {
 }
 
 fn draw_curve(curve: &Curve, layout: &Layout, to: &mut Drawing) {
-    let (mut path, mut pen_down) = (String::new(), false);
+    let mut path = String::new();
+    let mut pen_down = false;
     for (x, y) in &curve.points {
         if !y.is_finite() {
             pen_down = false;
             continue;
         }
-        let (x, y) = (layout.x.at(*x), layout.y.at(*y));
+        let x = layout.x.at(*x);
+        let y = layout.y.at(*y);
         // A segment of one point is drawn too: a zero-length line has round caps.
         let _ = match (pen_down, curve.stroke) {
             (false, _) => write!(path, "M{x:.1} {y:.1}h0"),

@@ -54,8 +54,9 @@ impl<'t> Arguments<'t> {
     }
 
     pub fn count(&self, name: &str) -> anyhow::Result<u64> {
-        let missing = || self.problem(format!("args has no {name}"));
-        self.get(name).ok_or_else(missing)?.count()
+        self.get(name)
+            .ok_or_else(|| self.problem(format!("args has no {name}")))?
+            .count()
     }
 
     pub fn optional_count(&self, name: &str) -> anyhow::Result<Option<u64>> {
@@ -83,8 +84,8 @@ impl<'t> Arguments<'t> {
     }
 
     pub fn problem(&self, what: String) -> anyhow::Error {
-        let remedy = "is this a checkpoint of Megatron, copied whole?";
-        Problems::one(self.place.clone(), what, remedy).into()
+        Problems::one(self.place.clone(), what, "is this a checkpoint of Megatron, copied whole?")
+            .into()
     }
 
     /// An error about a model or a schedule that gptrain does not compute so.
@@ -125,7 +126,8 @@ impl<'t> Arguments<'t> {
     /// Settings of the model and of the run, and notes about them. `scheduler` is the state of the
     /// learning rate's schedule.
     pub fn settings(&self, scheduler: Option<Value>) -> anyhow::Result<(Settings, Vec<String>)> {
-        let (mut settings, mut notes) = (Settings::default(), Vec::new());
+        let mut settings = Settings::default();
+        let mut notes = Vec::new();
         self.model(&mut settings, &mut notes)?;
         self.training(&mut settings, &mut notes)?;
         self.rates(scheduler.as_ref(), &mut settings)?;
@@ -282,9 +284,13 @@ impl<'t> Arguments<'t> {
         };
         let names = names.map_or(Ok(Vec::new()), |names| texts(&names))?;
         let mut groups = Vec::new();
-        let (paths, weights, splits) = (paths.items()?, weights.items()?, splits.items()?);
+        let paths = paths.items()?;
+        let weights = weights.items()?;
+        let splits = splits.items()?;
         for (i, ((paths, weights), splits)) in paths.iter().zip(&weights).zip(&splits).enumerate() {
-            let (paths, weights, splits) = (texts(paths)?, texts(weights)?, texts(splits)?);
+            let paths = texts(paths)?;
+            let weights = texts(weights)?;
+            let splits = texts(splits)?;
             let datasets =
                 paths
                     .iter()
@@ -312,8 +318,9 @@ impl<'t> Arguments<'t> {
                 .find_map(|name| scheduler.and_then(|state| state.some(name)))
         };
         let arg = |name: &str| self.get(name);
-        let peak = of_state(&["max_lr", "start_lr"]).or_else(|| arg("lr"));
-        let peak = peak.ok_or_else(|| self.problem("args has no lr".into()))?;
+        let peak = of_state(&["max_lr", "start_lr"])
+            .or_else(|| arg("lr"))
+            .ok_or_else(|| self.problem("args has no lr".into()))?;
         settings.set("lr.peak", number(peak.float()?), "lr");
         let min = of_state(&["min_lr"]).or_else(|| arg("min_lr"));
         settings.set("lr.min", number(min.map_or(Ok(0.0), |min| min.float())?), "min_lr");
@@ -373,9 +380,12 @@ fn whole(value: &Value) -> anyhow::Result<u64> {
 }
 
 fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
-    let text = |item: &Value| match item.node() {
-        Node::Int(_) | Node::Float(_) => Ok(item.to_string()),
-        _ => Ok(item.str()?.to_string()),
-    };
-    value.items()?.iter().map(text).collect()
+    value
+        .items()?
+        .iter()
+        .map(|item| match item.node() {
+            Node::Int(_) | Node::Float(_) => Ok(item.to_string()),
+            _ => Ok(item.str()?.to_string()),
+        })
+        .collect()
 }

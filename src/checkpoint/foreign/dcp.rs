@@ -11,7 +11,7 @@ mod titan;
 
 use super::compare::{Comparison, like};
 use super::detect::{Format, OLMO_MODEL, step_folder};
-use super::settings::{Wanted, number};
+use super::settings::number;
 use super::{AdamState, Choices, ForeignRun, Request, RunDescription};
 use crate::tensor_part::Pairs;
 use base::{Heads, Problems};
@@ -38,17 +38,23 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let dir = if olmo { step.join(OLMO_MODEL) } else { step.clone() };
     let meta = Metadata::read(&dir)?;
     let embedding = &names.all(Weight::TokenEmbed, 0)[0];
-    let is = |prefix: &&&str| meta.tensors.contains_key(&format!("{prefix}{embedding}"));
-    let Some(prefix) = names.prefixes.iter().find(is) else {
+    let Some(prefix) = names
+        .prefixes
+        .iter()
+        .find(|prefix| meta.tensors.contains_key(&format!("{prefix}{embedding}")))
+    else {
         let first = meta
             .tensors
             .keys()
             .next()
             .map_or("no tensor", String::as_str);
         let trainer = names.trainer;
-        let what = format!("has no {embedding}, but {first}: {trainer}'s Llama is read");
-        let remedy = "export the weights to Hugging Face's format and import those";
-        return Err(Problems::one(meta.place(), what, remedy).into());
+        return Err(Problems::one(
+            meta.place(),
+            format!("has no {embedding}, but {first}: {trainer}'s Llama is read"),
+            "export the weights to Hugging Face's format and import those",
+        )
+        .into());
     };
     let trainer = format!("{} (PyTorch distributed checkpoint)", names.trainer);
     let mut found = RunDescription::new(Format::PytorchDcp, trainer, &step);
@@ -56,8 +62,12 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let mut folder = DcpRun { found, meta, names, prefix, pairs: names.pairs };
     (names.describe)(&mut folder, &step, choices)?;
     let settings = &folder.found.settings;
-    let missing = |row: &&Wanted| !row.is_in(&choices.sets) && settings.get(row.key).is_none();
-    folder.found.wanted = names.wanted.iter().filter(missing).cloned().collect();
+    folder.found.wanted = names
+        .wanted
+        .iter()
+        .filter(|row| !row.is_in(&choices.sets) && settings.get(row.key).is_none())
+        .cloned()
+        .collect();
     folder.found.note_updates();
     let trainer = names.trainer;
     folder.found.notes.push(format!(
@@ -80,9 +90,9 @@ impl DcpRun {
         let full = |name: &String| format!("{}{name}", self.prefix);
         let found = names
             .iter()
-            .find_map(|name| self.meta.tensors.get(&full(name)));
-        let found = found.filter(|entry| !entry.shape.is_empty());
-        let found = found.ok_or_else(|| self.meta.problem(format!("has no {}", names[0])))?;
+            .find_map(|name| self.meta.tensors.get(&full(name)))
+            .filter(|entry| !entry.shape.is_empty())
+            .ok_or_else(|| self.meta.problem(format!("has no {}", names[0])))?;
         Ok(&found.shape)
     }
 
@@ -93,7 +103,8 @@ impl DcpRun {
             .filter_map(|name| name.strip_prefix(self.prefix));
         let layers = self.names.layers(names);
         let name = |weight, part| self.names.all(weight, part);
-        let (embedding, head) = (name(Weight::TokenEmbed, 0), name(Weight::HeadW, 0));
+        let embedding = name(Weight::TokenEmbed, 0);
+        let head = name(Weight::HeadW, 0);
         let shape = self.shape(&embedding)?;
         let [vocab, hidden] = *shape else {
             return Err(self.meta.problem(format!("{} is {shape:?}", embedding[0])));
@@ -115,11 +126,10 @@ impl DcpRun {
         if let Some(heads) = heads.filter(|heads| *heads > 0) {
             let dim = queries / heads;
             if dim * heads != queries || dim == 0 || dim % 2 == 1 || keys % dim != 0 {
-                let what = format!(
+                return Err(Problems::one("--set", format!(
                     "model.heads={heads}: the matrix of queries has {queries} rows and that of keys {keys}, \
                      which such heads do not divide"
-                );
-                return Err(Problems::one("--set", what, format!("name {called}")).into());
+                ), format!("name {called}")).into());
             }
             settings.set("model.kv_heads", keys / dim, "rows of the keys");
             settings.set("model.head_dim", dim, "rows of the queries / heads");
@@ -130,11 +140,12 @@ impl DcpRun {
     /// Whether the head is a weight by itself. A tied one is saved too, but has no moments.
     fn has_own_head(&self) -> bool {
         let names = self.names.all(Weight::HeadW, 0);
-        let moments = |name: &String| {
-            let moment = self.adam_state(&format!("{}{name}", self.prefix), AdamState::FirstMoment);
-            self.meta.tensors.contains_key(&moment)
-        };
-        self.has(&names) && names.iter().any(moments)
+        self.has(&names)
+            && names.iter().any(|name| {
+                let moment =
+                    self.adam_state(&format!("{}{name}", self.prefix), AdamState::FirstMoment);
+                self.meta.tensors.contains_key(&moment)
+            })
     }
 
     /// Adam's count, which is the same of every parameter.
@@ -145,18 +156,22 @@ impl DcpRun {
             let Some(step) = self.meta.count(&key)? else { continue };
             match first {
                 Some((first, known)) if known != step => {
-                    let what = format!("{key} is {step}, that of {first} is {known}");
-                    return Err(self.meta.problem(what));
+                    return Err(self
+                        .meta
+                        .problem(format!("{key} is {step}, that of {first} is {known}")));
                 }
                 _ => first = first.or(Some((name, step))),
             }
         }
         let Some((_, updates)) = first else {
             let optimizer = self.names.optimizer;
-            let what = format!("has no {optimizer}state: the optimizer's states are not there");
-            let remedy = "import a step that was saved with them, or the weights alone by way of \
-                          Hugging Face's format";
-            return Err(Problems::one(self.meta.place(), what, remedy).into());
+            return Err(Problems::one(
+                self.meta.place(),
+                format!("has no {optimizer}state: the optimizer's states are not there"),
+                "import a step that was saved with them, or the weights alone by way of \
+                 Hugging Face's format",
+            )
+            .into());
         };
         Ok(updates)
     }
@@ -168,7 +183,8 @@ impl DcpRun {
         let groups = NumberGroups::find(&self.meta, self.names.optimizer)?;
         let embedding = &self.names.all(Weight::TokenEmbed, 0)[0];
         let mut known: Option<(String, AdamWNumbers)> = None;
-        let (mut decayed_norms, mut embedding_decay) = (0, None);
+        let mut decayed_norms = 0;
+        let mut embedding_decay = None;
         for name in self.updated_names() {
             let Some(found) = groups.read(&self.meta, name)? else { continue };
             let moment = format!("{}state.{name}.exp_avg", self.names.optimizer);
@@ -186,11 +202,10 @@ impl DcpRun {
             if let Some((first, group)) = &known
                 && !group.same(&found, free)
             {
-                let what = format!(
+                return Err(self.meta.unsupported(format!(
                     "the group of {name} has {found}, that of {first} has {group}: gptrain has one set of \
                      numbers"
-                );
-                return Err(self.meta.unsupported(what));
+                )));
             }
             // Numbers of a matrix that decays, if there is one.
             if known.is_none() && !free {
@@ -241,8 +256,9 @@ impl DcpRun {
     /// Names of the parameters that the optimizer updates, as it has them.
     fn updated_names(&self) -> impl Iterator<Item = &str> {
         let before = format!("{}state.", self.names.optimizer);
-        let own = move |name| str::strip_prefix(name, before.as_str())?.strip_suffix(".step");
-        self.meta.names().filter_map(own)
+        self.meta
+            .names()
+            .filter_map(move |name| str::strip_prefix(name, before.as_str())?.strip_suffix(".step"))
     }
 
     /// Name of a state of a tensor.
@@ -269,9 +285,14 @@ impl DcpRun {
         let tensors = self
             .names
             .tensors_of(param, shape, (heads, self.pairs), &has);
-        let part =
-            |(name, cut)| StoredPart { name: format!("{}{name}", self.prefix), layer: None, cut };
-        tensors.into_iter().map(part).collect()
+        tensors
+            .into_iter()
+            .map(|(name, cut)| StoredPart {
+                name: format!("{}{name}", self.prefix),
+                layer: None,
+                cut,
+            })
+            .collect()
     }
 }
 
@@ -281,8 +302,8 @@ impl ForeignRun for DcpRun {
     }
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
-        let remedy = "is it a Llama of that trainer, copied whole?";
-        let mut compared = Comparison::new(self.meta.place(), remedy);
+        let mut compared =
+            Comparison::new(self.meta.place(), "is it a Llama of that trainer, copied whole?");
         for param in params {
             let shape = engine::saved_shape(param, model.vocab);
             for state in AdamState::ALL {

@@ -59,9 +59,10 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     topology(&mut found.settings, grid, &args);
     set_counted_split(&mut found.settings, &args, &stage_layers(&groups));
     let params = || {
-        let stages = groups.iter().enumerate();
-        let stages =
-            stages.flat_map(|(stage, groups)| groups.iter().flatten().map(move |p| (stage, p)));
+        let stages = groups
+            .iter()
+            .enumerate()
+            .flat_map(|(stage, groups)| groups.iter().flatten().map(move |p| (stage, p)));
         stages.map(|(stage, (name, shape))| (stage, name.as_str(), &shape[..]))
     };
     let first_block = first_block(params().map(|(_, name, _)| name))
@@ -69,9 +70,12 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     uniform(params().map(|(_, name, _)| name), first_block, &args)?;
     let mut places = places(params(), first_block);
     if !places.known.contains_key(&(Weight::TokenEmbed, None)) {
-        let what = format!("no stage's param_shapes has {EMBEDDING}");
-        let remedy = "is it a GPT or a BLOOM of Megatron-DeepSpeed, copied whole?";
-        return Err(Problems::one(found.folder, what, remedy).into());
+        return Err(Problems::one(
+            found.folder,
+            format!("no stage's param_shapes has {EMBEDDING}"),
+            "is it a GPT or a BLOOM of Megatron-DeepSpeed, copied whole?",
+        )
+        .into());
     }
     if args.is_set("untie_embeddings_and_output_weights") {
         places.known.remove(&(Weight::HeadW, None));
@@ -86,8 +90,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     found.loss_scale = loss_scale(&sharded, &optimizer)?;
     let vocab = root
         .some("checkpoint_info")
-        .and_then(|info| info.some("original_vocab_size"));
-    let vocab = vocab.map(|size| size.count()).transpose()?;
+        .and_then(|info| info.some("original_vocab_size"))
+        .map(|size| size.count())
+        .transpose()?;
     let ranks = [tensor, data];
     let stages = Stages { dir, groups, first_block, files: files.optim, ranks, updates };
     let reader = PartitionReader { stages, open: Opened(None) };
@@ -96,8 +101,9 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let mut run = SplitRun::new(found, (places, reader), &args, layout, choices)?;
     run.found.note_updates();
     if version < 2.0 {
-        let what = format!("checkpoint_version is {version}: 2.0 and later are read");
-        return Err(args.unsupported(what));
+        return Err(
+            args.unsupported(format!("checkpoint_version is {version}: 2.0 and later are read"))
+        );
     }
     Ok(Box::new(run))
 }
@@ -146,27 +152,33 @@ fn stage_groups(
 
 /// Names and shapes of the groups that a file's rank has, in their order.
 fn groups(root: &Value) -> anyhow::Result<Vec<FlatGroup>> {
-    let group = |group: &Value| -> anyhow::Result<FlatGroup> {
-        let named = group.named()?;
-        let shape = |(name, sizes): &(&str, Value)| {
-            let sizes = sizes.items()?.into_iter().map(|n| Ok(n.count()? as usize));
-            Ok((name.to_string(), sizes.collect::<anyhow::Result<Vec<_>>>()?))
-        };
-        named.iter().map(shape).collect()
-    };
     root.need("param_shapes")?
         .items()?
         .iter()
-        .map(group)
+        .map(|group| -> anyhow::Result<FlatGroup> {
+            let named = group.named()?;
+            named
+                .iter()
+                .map(|(name, sizes)| {
+                    let sizes = sizes.items()?.into_iter().map(|n| Ok(n.count()? as usize));
+                    Ok((name.to_string(), sizes.collect::<anyhow::Result<Vec<_>>>()?))
+                })
+                .collect()
+        })
         .collect()
 }
 
 /// Blocks that each stage has.
 fn stage_layers(stages: &[Vec<FlatGroup>]) -> Vec<usize> {
-    let is_block = |(name, _): &&(String, Vec<usize>)| name.ends_with(".input_layernorm.weight");
     stages
         .iter()
-        .map(|groups| groups.iter().flatten().filter(is_block).count())
+        .map(|groups| {
+            groups
+                .iter()
+                .flatten()
+                .filter(|(name, _)| name.ends_with(".input_layernorm.weight"))
+                .count()
+        })
         .collect()
 }
 
@@ -181,8 +193,7 @@ fn uniform<'n>(
         let name = format!("{layer}.input_layernorm.weight");
         let count = names.clone().filter(|found| *found == name).count();
         if count != 1 {
-            let what = format!("{name} is in {count} of param_shapes, not in one");
-            return Err(args.problem(what));
+            return Err(args.problem(format!("{name} is in {count} of param_shapes, not in one")));
         }
     }
     Ok(())

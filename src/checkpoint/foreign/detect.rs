@@ -63,28 +63,30 @@ pub fn detect(from: &Path) -> anyhow::Result<Format> {
         let megatron = has("metadata.json") || has("common.pt");
         return Ok(if megatron { Format::MegatronDist } else { Format::PytorchDcp });
     }
-    let optim = |name: &str| name.ends_with("_optim_states.pt");
     if has("zero") && any(&|name| name.starts_with("mp_rank_")) {
         return Ok(Format::DeepSpeedUniversal);
     }
     if any(&|name| name.starts_with("zero_pp_rank_") && name.ends_with("_model_states.pt")) {
         return Ok(Format::DeepSpeedZero3);
     }
-    if any(&optim) || any(&|name| name.starts_with("layer_") && name.ends_with("-model_states.pt"))
+    if any(&|name: &str| name.ends_with("_optim_states.pt"))
+        || any(&|name| name.starts_with("layer_") && name.ends_with("-model_states.pt"))
     {
         return Ok(Format::MegatronDeepSpeed);
     }
-    let legacy = |name: &str| name.starts_with("mp_rank_") && from.join(name).is_dir();
-    if any(&legacy) {
+    if any(&|name: &str| name.starts_with("mp_rank_") && from.join(name).is_dir()) {
         return Ok(Format::MegatronLegacy);
     }
     if let Some(step) = newest(from, &names)? {
         return detect(&step);
     }
-    let what = "is not a checkpoint that is known: no config.json, global_stepN, mp_rank_NN, \
-                .metadata, step-N, latest or latest_checkpointed_iteration.txt";
-    let remedy = "give the folder of a checkpoint, or the one that --save named";
-    Err(Problems::one(from.display().to_string(), what, remedy).into())
+    Err(Problems::one(
+        from.display().to_string(),
+        "is not a checkpoint that is known: no config.json, global_stepN, mp_rank_NN, \
+         .metadata, step-N, latest or latest_checkpointed_iteration.txt",
+        "give the folder of a checkpoint, or the one that --save named",
+    )
+    .into())
 }
 
 /// The folder of the newest step, where `from` is the one that a run saved into; itself, else.
@@ -108,13 +110,12 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
                 .parse::<u64>()
                 .ok()
         };
-        let whole = |name: &&String| {
-            let step = from.join(name);
-            step.join(".metadata").exists() || step.join(OLMO_MODEL).join(".metadata").exists()
-        };
         let steps = names
             .iter()
-            .filter(whole)
+            .filter(|name| {
+                let step = from.join(name);
+                step.join(".metadata").exists() || step.join(OLMO_MODEL).join(".metadata").exists()
+            })
             .filter_map(|name| Some((step(name)?, name)));
         return Ok(steps.max().map(|(_, name)| from.join(name)));
     };
@@ -129,9 +130,12 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
     let plain = !folder.is_empty() && !folder.contains(['/', '\\', '\0']) && folder != "..";
     if !plain || !from.join(&folder).is_dir() {
         let text: String = text.chars().take(100).collect();
-        let what = format!("names {text:?}, and there is no such folder");
-        let remedy = "copy that folder too, or give the folder of a step";
-        return Err(Problems::one(place, what, remedy).into());
+        return Err(Problems::one(
+            place,
+            format!("names {text:?}, and there is no such folder"),
+            "copy that folder too, or give the folder of a step",
+        )
+        .into());
     }
     Ok(Some(from.join(folder)))
 }
@@ -140,8 +144,9 @@ fn newest(from: &Path, names: &[String]) -> anyhow::Result<Option<PathBuf>> {
 pub fn list_names(from: &Path) -> anyhow::Result<Vec<String>> {
     let failed = || format!("cannot list {}", from.display());
     let entries = fs::read_dir(from).map_err(|error| WrongInput::reading(error, failed()))?;
-    let names = entries.map(|entry| Ok(entry.with_context(failed)?.file_name()));
-    let names: anyhow::Result<Vec<_>> = names.collect();
+    let names: anyhow::Result<Vec<_>> = entries
+        .map(|entry| Ok(entry.with_context(failed)?.file_name()))
+        .collect();
     Ok(names?
         .into_iter()
         .filter_map(|name| name.into_string().ok())

@@ -67,8 +67,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let root = common_root(&common)?;
     let args = Arguments::new(root.need("args")?, common.place().to_string(), "mcore");
     args.refuse(&[])?;
-    let found = RunDescription::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir);
-    let mut found = found.with_args(&root, &args)?;
+    let mut found = RunDescription::new(Format::MegatronDist, "Megatron-Core (torch_dist)", &dir)
+        .with_args(&root, &args)?;
     let sizes =
         ["tensor_model_parallel_size", "pipeline_model_parallel_size", "data_parallel_size"];
     for (ranks, name) in found.grid.iter_mut().zip(sizes) {
@@ -112,9 +112,12 @@ fn backend(dir: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let backend: String = backend.chars().take(40).collect();
-    let what = format!("sharded_backend is {backend:?}: torch_dist is read");
-    let remedy = "load it there and save it once with --ckpt-format torch_dist";
-    Err(Problems::one(place, what, remedy).into())
+    Err(Problems::one(
+        place,
+        format!("sharded_backend is {backend:?}: torch_dist is read"),
+        "load it there and save it once with --ckpt-format torch_dist",
+    )
+    .into())
 }
 
 impl DistRun {
@@ -211,15 +214,16 @@ impl DistRun {
             .tensors
             .get(&(Weight::TokenEmbed, None))
             .and_then(|list| list.first());
-        let name = stored.map(|stored| stored.name.clone());
-        let name = name.ok_or_else(|| self.meta.problem("has no word_embeddings".into()))?;
+        let name = stored
+            .map(|stored| stored.name.clone())
+            .ok_or_else(|| self.meta.problem("has no word_embeddings".into()))?;
         let shape = self.meta.tensors[&name].shape.clone();
         let [rows, _] = shape[..] else {
             return Err(self.meta.problem(format!("{name} is {shape:?}")));
         };
         self.rows = rows;
-        let original = args.optional_count("vocab_size")?;
-        let original = original
+        let original = args
+            .optional_count("vocab_size")?
             .map_or(rows, |size| size as usize)
             .clamp(1, rows.max(1));
         let strip =
@@ -260,11 +264,13 @@ impl DistRun {
             .get(&(param.spec.weight, layer))
             .into_iter()
             .flatten();
-        let part = |stored: &DistTensor| {
-            let (name, layer) = (stored.name.clone(), stored.all.then_some(layer).flatten());
-            StoredPart { name, layer, cut: cut(stored.half) }
-        };
-        stored.map(part).collect()
+        stored
+            .map(|stored| {
+                let name = stored.name.clone();
+                let layer = stored.all.then_some(layer).flatten();
+                StoredPart { name, layer, cut: cut(stored.half) }
+            })
+            .collect()
     }
 }
 

@@ -157,7 +157,8 @@ impl<'c> Export<'c> {
         let model = &self.m.model;
         let layers = plan::split::uniform(model.layers, self.pipeline).swap_remove(stage);
         let first_layer = layers.start;
-        let (first, last) = (stage == 0, stage + 1 == self.pipeline);
+        let first = stage == 0;
+        let last = stage + 1 == self.pipeline;
         let chunk = Chunk { layers, first, last };
         let shard = ModelShard { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 };
         let layout = Layout::new(model, shard);
@@ -170,23 +171,27 @@ impl<'c> Export<'c> {
             (_, None, _) => model.layers + 1,
         };
         params.sort_by_key(|param| (part(param), module_order(param.spec.weight)));
-        let piece = |param: &Param| -> anyhow::Result<StageParam<'c>> {
-            let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
-            let local = layer_of(param).map(|layer| layer - first_layer);
-            let name = core_name(weight, local)
-                .with_context(|| format!("Megatron has no {}", param.name))?;
-            let table = &self.checkpoint.index;
-            let ours = if param.tied_copy { "embed.token" } else { &param.name };
-            let tensor = table.tensor(ours);
-            let tensor = tensor.with_context(|| format!("the checkpoint has no {ours}"))?;
-            let rows = if param.spec.vocab { self.rows } else { tensor.shape[0] };
-            let whole = [rows, tensor.shape.get(1).copied().unwrap_or(1)];
-            let gated = model.ffn == manifest::Ffn::Swiglu;
-            let cut = |rank| TensorPart::for_rank(param, whole, [rank, self.tensor], gated);
-            let cuts = (0..self.tensor).map(cut).collect();
-            Ok(StageParam { param: param.clone(), tensor, name, cuts })
-        };
-        params.into_iter().map(piece).collect()
+        params
+            .into_iter()
+            .map(|param| -> anyhow::Result<StageParam<'c>> {
+                let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
+                let local = layer_of(param).map(|layer| layer - first_layer);
+                let name = core_name(weight, local)
+                    .with_context(|| format!("Megatron has no {}", param.name))?;
+                let table = &self.checkpoint.index;
+                let ours = if param.tied_copy { "embed.token" } else { &param.name };
+                let tensor = table
+                    .tensor(ours)
+                    .with_context(|| format!("the checkpoint has no {ours}"))?;
+                let rows = if param.spec.vocab { self.rows } else { tensor.shape[0] };
+                let whole = [rows, tensor.shape.get(1).copied().unwrap_or(1)];
+                let gated = model.ffn == manifest::Ffn::Swiglu;
+                let cuts = (0..self.tensor)
+                    .map(|rank| TensorPart::for_rank(param, whole, [rank, self.tensor], gated))
+                    .collect();
+                Ok(StageParam { param: param.clone(), tensor, name, cuts })
+            })
+            .collect()
     }
 
     /// The values of a rank's file, but for the numbers of tensors.
@@ -241,7 +246,9 @@ impl<'c> Export<'c> {
                 .collect()
         };
         let half = self.element != Element::F32;
-        let (mut states, mut groups, mut masters) = (Vec::new(), Vec::new(), Vec::new());
+        let mut states = Vec::new();
+        let mut groups = Vec::new();
+        let mut masters = Vec::new();
         for decay in [true, false] {
             let numbers = numbers(decay);
             if numbers.is_empty() {
@@ -249,10 +256,12 @@ impl<'c> Export<'c> {
             }
             let first = states.len();
             for number in &numbers {
-                let moment = |(i, (_, name)): (usize, &(&str, &'static str))| {
-                    (*name, stored(*number, 2 + i, Element::F32))
-                };
-                let moments = Out::named(MOMENTS.iter().enumerate().map(moment));
+                let moments = Out::named(
+                    MOMENTS
+                        .iter()
+                        .enumerate()
+                        .map(|(i, (_, name))| (*name, stored(*number, 2 + i, Element::F32))),
+                );
                 states.push((Out::from(states.len()), moments));
             }
             let updates = state.optimizer.groups.first().map_or(0, |group| group.step);
@@ -267,8 +276,12 @@ impl<'c> Export<'c> {
                 ("step", Out::from(updates)),
                 ("params", Out::List((first..states.len()).map(Out::from).collect())),
             ]));
-            let master = |number: &usize| stored(*number, 1, Element::F32);
-            masters.push(Out::List(numbers.iter().map(master).collect()));
+            masters.push(Out::List(
+                numbers
+                    .iter()
+                    .map(|number| stored(*number, 1, Element::F32))
+                    .collect(),
+            ));
         }
         let inner = [("state", Out::Dict(states)), ("param_groups", Out::List(groups))];
         if !half {

@@ -75,9 +75,10 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     args.refuse(&[])?;
     grid(&args, &files)?;
     let trainer = format!("Megatron-LM ({})", if core { "core" } else { "before core" });
-    let found = RunDescription::new(Format::MegatronLegacy, trainer, &dir);
-    let mut found = found.with_args(&root, &args)?;
-    let (ranks, stages) = (files[0].len(), files.len());
+    let mut found =
+        RunDescription::new(Format::MegatronLegacy, trainer, &dir).with_args(&root, &args)?;
+    let ranks = files[0].len();
+    let stages = files.len();
     topology(&mut found.settings, &args, [ranks, stages])?;
     let replicas = args.count("data_parallel_size").unwrap_or(1) as usize;
     found.grid = [ranks, stages, replicas];
@@ -94,8 +95,10 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
 
 /// Whether the model has the names of Megatron-Core.
 fn core(root: &super::super::torch::Value) -> anyhow::Result<bool> {
-    let chunk = root.some("model").or_else(|| root.some("model0"));
-    let chunk = chunk.ok_or_else(|| root.problem("has neither model nor model0".into()))?;
+    let chunk = root
+        .some("model")
+        .or_else(|| root.some("model0"))
+        .ok_or_else(|| root.problem("has neither model nor model0".into()))?;
     Ok(!chunk
         .named()?
         .iter()
@@ -109,7 +112,9 @@ impl MegatronReader {
         args: &Arguments,
         about: &mut RunDescription,
     ) -> anyhow::Result<ParamPlaces> {
-        let (mut slots, mut updates, mut why) = (Vec::new(), None, None);
+        let mut slots = Vec::new();
+        let mut updates = None;
+        let mut why = None;
         let mut found = Vec::new();
         for stage in 0..self.files.len() {
             let file = TorchFile::open(&self.files[stage][0])?;
@@ -117,7 +122,8 @@ impl MegatronReader {
             same_step(&root, about.step, "the first file")?;
             let entries = stage_entries(&file)?;
             for (number, (chunk, entry)) in entries.iter().enumerate() {
-                let (name, shape) = (entry.name.clone(), entry.value.tensor()?.shape.clone());
+                let name = entry.name.clone();
+                let shape = entry.value.tensor()?.shape.clone();
                 let place = ParamPlace { stage, entry: number, name, shape };
                 found.push((*chunk, entry.key, place));
             }
@@ -165,8 +171,11 @@ impl MegatronReader {
         why: Option<String>,
         about: &mut RunDescription,
     ) {
-        let no_step = || "the optimizer has no step, in param_groups or in state".to_string();
-        match why.or_else(|| updates.is_none().then(no_step)) {
+        match why.or_else(|| {
+            updates
+                .is_none()
+                .then(|| "the optimizer has no step, in param_groups or in state".to_string())
+        }) {
             Some(why) => about.restart_optimizer(why),
             None => {
                 self.states = Some(states);
@@ -189,15 +198,17 @@ fn chunk_layers(found: &[FoundPlace], args: &Arguments) -> anyhow::Result<ChunkL
     let layers = args.count("num_layers")? as usize;
     let held: usize = counts.values().sum();
     if held != layers {
-        let what = format!("args has num_layers {layers}, the files have {held} blocks");
-        return Err(args.problem(what));
+        return Err(
+            args.problem(format!("args has num_layers {layers}, the files have {held} blocks"))
+        );
     }
     Ok(counts)
 }
 
 /// Numbers the blocks of all stages and chunks through: chunk 0 of all stages, then chunk 1.
 fn number(found: Vec<FoundPlace>, counts: ChunkLayers) -> ParamPlaces {
-    let (mut first, mut next) = (BTreeMap::new(), 0);
+    let mut first = BTreeMap::new();
+    let mut next = 0;
     let mut places = ParamPlaces::default();
     for (key, count) in counts {
         first.insert(key, next);
@@ -237,8 +248,9 @@ impl ShareReader for MegatronReader {
             let entries = stage_entries(file)?;
             let entry = entries.into_iter().nth(place.entry).map(|(_, entry)| entry);
             let entry = entry.filter(|entry| entry.name == place.name);
-            let missing = || root.problem(format!("{} is not where rank 0 has it", place.name));
-            Ok(entry.ok_or_else(missing)?.value)
+            Ok(entry
+                .ok_or_else(|| root.problem(format!("{} is not where rank 0 has it", place.name)))?
+                .value)
         };
         let value = match self.states.as_ref().map(|states| &states[place.stage]) {
             None => own()?,
@@ -246,14 +258,14 @@ impl ShareReader for MegatronReader {
                 let (chunk, start) = starts[place.entry];
                 let buffers = buffers.as_ref().expect("opened above");
                 let root = buffers.root();
-                let buffer = buffers::state(&root, chunk, state)?;
-                let buffer = buffer.map_err(|why| root.problem(why))?;
+                let buffer =
+                    buffers::state(&root, chunk, state)?.map_err(|why| root.problem(why))?;
                 let numel: usize = place.shape.iter().product();
                 return buffers.floats(buffer.tensor()?, start..start + numel);
             }
             Some(States::Plain(slots)) => {
-                let optimizer = PlainOptimizer::open(&root, self.half)?;
-                let optimizer = optimizer.map_err(|why| root.problem(why))?;
+                let optimizer =
+                    PlainOptimizer::open(&root, self.half)?.map_err(|why| root.problem(why))?;
                 match optimizer.state(slots[place.entry], state)? {
                     Some(value) => value,
                     None => own()?,
@@ -262,12 +274,13 @@ impl ShareReader for MegatronReader {
         };
         let tensor = value.tensor()?;
         if tensor.shape != place.shape {
-            let (found, name, shape) = (&tensor.shape, &place.name, &place.shape);
-            let what = format!(
+            let found = &tensor.shape;
+            let name = &place.name;
+            let shape = &place.shape;
+            return Err(value.problem(format!(
                 "the {} of {name} is {found:?}, tensor rank 0's weight {shape:?}",
                 state.name()
-            );
-            return Err(value.problem(what));
+            )));
         }
         file.floats(tensor, 0..tensor.numel())
     }

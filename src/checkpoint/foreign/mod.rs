@@ -228,8 +228,8 @@ impl RunDescription {
                 .optional_count("make_vocab_size_divisible_by")?
                 .unwrap_or(128);
             settings.set("model.vocab_multiple", multiple, "make_vocab_size_divisible_by");
-            let what = format!("rows {original} to {} of the embedding pad it: left out", rows - 1);
-            self.notes.push(what);
+            self.notes
+                .push(format!("rows {original} to {} of the embedding pad it: left out", rows - 1));
             return Ok(());
         }
         settings.set("model.vocab", rows, "padded_vocab_size: its rows were trained");
@@ -258,7 +258,8 @@ impl RunDescription {
 
     /// Notes the difference between Adam's count and the steps.
     fn note_updates(&mut self) {
-        let (step, updates) = (self.step, self.updates);
+        let step = self.step;
+        let updates = self.updates;
         if updates > step {
             self.notes.push(format!(
                 "Adam has counted {updates} updates in {step} steps (DeepSpeed's BF16_Optimizer began \
@@ -305,10 +306,12 @@ pub fn open(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Bo
     if found == format || !error.is::<Problems>() {
         return opened;
     }
-    let what =
-        format!("does not have the files of {}, but those of {}", format.name(), found.name());
-    let remedy = format!("leave --format out, or give --format {}", found.word());
-    Err(Problems::one(from.display().to_string(), what, remedy).into())
+    Err(Problems::one(
+        from.display().to_string(),
+        format!("does not have the files of {}, but those of {}", format.name(), found.name()),
+        format!("leave --format out, or give --format {}", found.word()),
+    )
+    .into())
 }
 
 fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun>> {
@@ -319,10 +322,11 @@ fn read(from: &Path, format: Format, choices: &Choices) -> anyhow::Result<Box<dy
         Format::MegatronLegacy => megatron::open(from, choices),
         Format::MegatronDist => dist::open(from, choices),
         Format::PytorchDcp => dcp::open(from, choices),
-        Format::HuggingFace => {
-            let what = "is a Hugging Face folder, which has no optimizer's states";
-            let remedy = "leave --format out, or name hf";
-            Err(Problems::one(from.display().to_string(), what, remedy).into())
-        }
+        Format::HuggingFace => Err(Problems::one(
+            from.display().to_string(),
+            "is a Hugging Face folder, which has no optimizer's states",
+            "leave --format out, or name hf",
+        )
+        .into()),
     }
 }

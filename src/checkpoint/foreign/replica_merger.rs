@@ -25,8 +25,8 @@ impl ReplicaMerger {
         let most = copies
             .as_slice()
             .iter()
-            .map(|copy| largest_difference(&first, copy));
-        let most = most.fold(0.0, f64::max);
+            .map(|copy| largest_difference(&first, copy))
+            .fold(0.0, f64::max);
         if most > 0.0 {
             self.differences
                 .entry(state.name())

@@ -86,8 +86,10 @@ impl<R: ShareReader> SplitRun<R> {
             (_, true) => Fused::Heads(Pairs::Neighbours),
             _ => Fused::Heads(Pairs::Halves),
         };
-        let (gated, less_one) = (args.is_set("swiglu"), args.is_set("apply_layernorm_1p"));
-        let (ranks, copies) = (layout.ranks, ReplicaMerger::new(choices.replicated));
+        let gated = args.is_set("swiglu");
+        let less_one = args.is_set("apply_layernorm_1p");
+        let ranks = layout.ranks;
+        let copies = ReplicaMerger::new(choices.replicated);
         let mut run =
             SplitRun { found, places, reader, ranks, fused, gated, less_one, rows: 0, copies };
         run.vocabulary(args, layout.vocab, choices)?;
@@ -102,8 +104,12 @@ impl<R: ShareReader> SplitRun<R> {
         original: Option<u64>,
         choices: &Choices,
     ) -> anyhow::Result<()> {
-        let place = self.places.known.get(&(Weight::TokenEmbed, None)).cloned();
-        let place = place.ok_or_else(|| args.problem("the model has no word_embeddings".into()))?;
+        let place = self
+            .places
+            .known
+            .get(&(Weight::TokenEmbed, None))
+            .cloned()
+            .ok_or_else(|| args.problem("the model has no word_embeddings".into()))?;
         self.rows = place.shape.first().copied().unwrap_or(0) * self.ranks;
         let rows = self.rows;
         let original = original
@@ -116,7 +122,8 @@ impl<R: ShareReader> SplitRun<R> {
 
     /// Whether the rows that pad the embedding are zero in every state.
     fn untrained(&mut self, original: usize, place: &ParamPlace) -> anyhow::Result<bool> {
-        let (rows, cols) = (place.shape[0], place.shape.get(1).copied().unwrap_or(1));
+        let rows = place.shape[0];
+        let cols = place.shape.get(1).copied().unwrap_or(1);
         let states = self.found.read_states();
         for rank in 0..self.ranks {
             let from = original.saturating_sub(rank * rows).min(rows);
@@ -151,7 +158,8 @@ impl<R: ShareReader> ForeignRun for SplitRun<R> {
 
     fn check(&self, model: &Model, params: &[&Param]) -> anyhow::Result<()> {
         let mut compared = Comparison::with_args(&self.found.folder);
-        let (ranks, heads) = (self.ranks, model.heads());
+        let ranks = self.ranks;
+        let heads = model.heads();
         let fit = heads.kv.is_multiple_of(ranks);
         let ordered = heads.kv == heads.query || matches!(self.fused, Fused::Heads(_));
         if !fit {
@@ -201,11 +209,16 @@ impl<R: ShareReader> ForeignRun for SplitRun<R> {
         if !self.found.read_states().contains(&state) {
             return Ok(vec![0.0; numel]);
         }
-        let place = self.places.known.get(&param_key(param)).cloned();
-        let place = place.with_context(|| format!("no place of {}", param.name))?;
+        let place = self
+            .places
+            .known
+            .get(&param_key(param))
+            .cloned()
+            .with_context(|| format!("no place of {}", param.name))?;
         let mut ours = if param.spec.split == TpSplit::Whole {
-            let copies = (0..self.ranks).map(|rank| self.reader.read(&place, rank, state));
-            let copies = copies.collect::<anyhow::Result<Vec<_>>>()?;
+            let copies = (0..self.ranks)
+                .map(|rank| self.reader.read(&place, rank, state))
+                .collect::<anyhow::Result<Vec<_>>>()?;
             self.copies.merge(&place.name, state, copies)
         } else {
             let mut ours = vec![0.0; numel];

@@ -106,8 +106,9 @@ fn said_layers(
         .fold(0usize, |sum, size| sum.saturating_add(*size))
         != layers
     {
-        let what = format!("args.{from} do not divide num_layers {layers} among {stages} stages");
-        return Err(args.problem(what));
+        return Err(args.problem(format!(
+            "args.{from} do not divide num_layers {layers} among {stages} stages"
+        )));
     }
     Ok(Some((sizes, from)))
 }

@@ -99,8 +99,9 @@ impl Companions {
 
     /// Files of a Hugging Face folder.
     pub fn in_folder(folder: &Path) -> Companions {
-        let tokenizer = tokenizer_in(folder).and_then(|path| tokenizer::files(&path).ok());
-        let tokenizer = tokenizer.unwrap_or_default();
+        let tokenizer = tokenizer_in(folder)
+            .and_then(|path| tokenizer::files(&path).ok())
+            .unwrap_or_default();
         Companions { tokenizer, carried: Some(folder.to_path_buf()), eod: None }
     }
 

@@ -15,7 +15,7 @@ use base::{Bytes, DType};
 use engine::{MASTER, model_dtype};
 use manifest::{Family, Manifest, Model};
 use model::{Layout, ModelShard, ParamSpec};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -61,8 +61,9 @@ pub fn export(from: &Path, to: &Path, options: Options) -> anyhow::Result<Export
     };
     let types = TensorTypes { usual: dtype, others: types };
     let tokens = companions.token_ids();
-    let own = |config: &Map<String, Value>| config.get("model_type") == Some(&json!(family.name()));
-    let carried = companions.config().filter(own);
+    let carried = companions
+        .config()
+        .filter(|config| config.get("model_type") == Some(&json!(family.name())));
     atomic_folder::write(to, FolderKind::Model, options.existing, |to| {
         let plan = FilePlan::new(&checkpoint, &m.model, family, types, options.shard)?;
         let bytes = plan.write(&checkpoint, to)?;
@@ -145,13 +146,16 @@ impl<'c> FilePlan<'c> {
         let layout = Layout::new(model, ModelShard::whole(model));
         let mut weights = Vec::new();
         for param in layout.params() {
-            let tensor = checkpoint.index.tensor(&param.name);
-            let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
+            let tensor = checkpoint
+                .index
+                .tensor(&param.name)
+                .with_context(|| format!("the checkpoint has no {}", param.name))?;
             let theirs = tensors_of(family, param, &tensor.shape, model.heads());
             ensure!(!theirs.is_empty(), "{} has no place in a {}", param.name, family.name());
             weights.push((tensor, param.spec, theirs));
         }
-        let (mut files, mut held) = (vec![Vec::new()], 0);
+        let mut files = vec![Vec::new()];
+        let mut held = 0;
         for tensor in weights.iter().flat_map(|(.., theirs)| theirs) {
             let bytes = types.bytes(tensor);
             if held > 0 && held + bytes > shard.0 {

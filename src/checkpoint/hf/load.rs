@@ -15,7 +15,8 @@ pub fn load_weights(
     to: &Frozen,
     loaded: &dyn Fn(usize),
 ) -> anyhow::Result<()> {
-    let (model, weights) = (to.model(), Weights::open(folder, family)?);
+    let model = to.model();
+    let weights = Weights::open(folder, family)?;
     let layout = Layout::new(model, ModelShard::whole(model));
     let shape = |param: &Param| saved_shape(param, model.vocab);
     let tensors = |param: &Param| tensors_of(family, param, &shape(param), model.heads());
@@ -23,7 +24,8 @@ pub fn load_weights(
     weights.check(&needed, model.tied_head)?;
     weights.check_head(&needed, model.tied_head)?;
     let whole: HashMap<&str, &Param> = layout.params().map(|p| (p.name.as_str(), p)).collect();
-    let (mut name, mut values) = (String::new(), Vec::new());
+    let mut name = String::new();
+    let mut values = Vec::new();
     for slice in to.slices() {
         // Slices of one parameter follow each other.
         if slice.param.name != name {
@@ -34,9 +36,14 @@ pub fn load_weights(
                 weights.read(&tensor, &mut values)?;
             }
         }
-        let (cols, width) = (slice.slice.cols(), slice.shape[1]);
-        let row = |row: usize| &values[row * width + cols.start..row * width + cols.end];
-        let rows: Vec<f32> = slice.slice.rows().flat_map(row).copied().collect();
+        let cols = slice.slice.cols();
+        let width = slice.shape[1];
+        let rows: Vec<f32> = slice
+            .slice
+            .rows()
+            .flat_map(|row| &values[row * width + cols.start..row * width + cols.end])
+            .copied()
+            .collect();
         to.write(&slice, 0, bytemuck::cast_slice(&rows));
         loaded(size_of_val(&rows[..]));
     }

@@ -29,7 +29,8 @@ pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) 
     let weight = param.spec.weight;
     let conv = family::row(family).names == Names::Gpt2;
     let names = names(family, param);
-    let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
+    let rows = shape[0];
+    let cols = shape.get(1).copied().unwrap_or(1);
     let parts = match (weight, names.len()) {
         (QkvW | QkvB, 3) => queries_keys_values(heads, Pairs::Halves).to_vec(),
         (QkvW | QkvB, 1) if conv => vec![queries_keys_values(heads, Pairs::Halves).concat()],
@@ -37,15 +38,18 @@ pub fn tensors_of(family: Family, param: &Param, shape: &[usize], heads: Heads) 
         _ => vec![(0..rows).collect()],
     };
     let transposed = conv && matches!(weight, QkvW | ProjW | Fc1W | Fc2W);
-    let tensor = |(name, rows): (String, Vec<usize>)| {
-        let shape = match (shape.len(), transposed) {
-            (1, _) => vec![rows.len()],
-            (_, true) => vec![cols, rows.len()],
-            (_, false) => vec![rows.len(), cols],
-        };
-        HfTensor { name, shape, part: TensorPart::from_rows(rows, cols), transposed }
-    };
-    names.into_iter().zip(parts).map(tensor).collect()
+    names
+        .into_iter()
+        .zip(parts)
+        .map(|(name, rows)| {
+            let shape = match (shape.len(), transposed) {
+                (1, _) => vec![rows.len()],
+                (_, true) => vec![cols, rows.len()],
+                (_, false) => vec![rows.len(), cols],
+            };
+            HfTensor { name, shape, part: TensorPart::from_rows(rows, cols), transposed }
+        })
+        .collect()
 }
 
 /// Names of a weight's tensors in GPT-2, BLOOM and Llama, without prefix, layer and end. The rows of

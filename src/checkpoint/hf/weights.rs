@@ -45,8 +45,12 @@ impl Weights {
         let index = ShardIndex::read(folder, |name| !weights.is_buffer(name))?;
         for (i, file) in index.files.iter().enumerate() {
             if is_lfs_pointer(&folder.join(file)) {
-                let what = format!("{file} is a pointer of Git LFS, without the weights");
-                return Err(weights.problem(what, "git lfs pull, or hf download").into());
+                return Err(weights
+                    .problem(
+                        format!("{file} is a pointer of Git LFS, without the weights"),
+                        "git lfs pull, or hf download",
+                    )
+                    .into());
             }
             let opened = Reader::open(&folder.join(file));
             let reader = opened.map_err(|error| weights.damaged(error))?;
@@ -59,9 +63,12 @@ impl Weights {
                         weights.names.insert(name.clone(), other);
                     }
                     _ => {
-                        let what = format!("{name} is in {} and in {file}", index.files[other]);
-                        let remedy = format!("name the file to use for it in {INDEX}");
-                        return Err(weights.problem(what, &remedy).into());
+                        return Err(weights
+                            .problem(
+                                format!("{name} is in {} and in {file}", index.files[other]),
+                                &format!("name the file to use for it in {INDEX}"),
+                            )
+                            .into());
                     }
                 }
             }
@@ -79,8 +86,11 @@ impl Weights {
         needed: &[HfTensor],
         tied: bool,
     ) -> Result<BTreeMap<String, usize>, Problems> {
-        let (mut missing, mut wrong, mut unread) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut types, mut read) = (BTreeMap::new(), BTreeSet::new());
+        let mut missing = Vec::new();
+        let mut wrong = Vec::new();
+        let mut unread = Vec::new();
+        let mut types = BTreeMap::new();
+        let mut read = BTreeSet::new();
         for tensor in needed {
             let Some((name, entry)) = self.find(&tensor.name) else {
                 missing.push(format!("{} is missing", tensor.name));
@@ -88,7 +98,8 @@ impl Weights {
             };
             read.insert(name);
             *types.entry(entry.dtype.clone()).or_insert(0) += entry.shape.iter().product::<usize>();
-            let (shape, dtype) = (&entry.shape, &entry.dtype);
+            let shape = &entry.shape;
+            let dtype = &entry.dtype;
             if *shape != tensor.shape {
                 let needed = &tensor.shape;
                 wrong.push(format!("{name} is {shape:?}, config.json makes it {needed:?}"));
@@ -100,8 +111,8 @@ impl Weights {
         let more = self
             .names
             .keys()
-            .filter(|name| !read.contains(name.as_str()) && !known(name));
-        let more = more.map(|name| format!("{name} is not in a {} model", self.family.name()));
+            .filter(|name| !read.contains(name.as_str()) && !known(name))
+            .map(|name| format!("{name} is not in a {} model", self.family.name()));
         let mut problems = Problems::default();
         self.list(
             missing,
@@ -116,10 +127,12 @@ impl Weights {
 
     /// Types of the needed tensors, by their names in a whole model.
     pub fn types(&self, needed: &[HfTensor]) -> BTreeMap<String, String> {
-        let found = |tensor: &HfTensor| {
-            Some((tensor.name.clone(), self.find(&tensor.name)?.1.dtype.clone()))
-        };
-        needed.iter().filter_map(found).collect()
+        needed
+            .iter()
+            .filter_map(|tensor| {
+                Some((tensor.name.clone(), self.find(&tensor.name)?.1.dtype.clone()))
+            })
+            .collect()
     }
 
     fn list(&self, found: Vec<String>, remedy: &str, problems: &mut Problems) {
@@ -128,8 +141,11 @@ impl Weights {
             problems.add(self.folder.display().to_string(), what, remedy);
         }
         if rest > 0 {
-            let what = format!("and {rest} more tensors like the last one");
-            problems.add(self.folder.display().to_string(), what, "");
+            problems.add(
+                self.folder.display().to_string(),
+                format!("and {rest} more tensors like the last one"),
+                "",
+            );
         }
     }
 
@@ -141,9 +157,12 @@ impl Weights {
         let values = self.floats(name)?;
         let found = validate::values(MASTER, DType::F32, bytemuck::cast_slice(&values));
         if !found.is_empty() {
-            let what = format!("{name} has {}", found.join(", "));
-            let remedy = "this model cannot be used: take an earlier version of it";
-            return Err(self.problem(what, remedy).into());
+            return Err(self
+                .problem(
+                    format!("{name} has {}", found.join(", ")),
+                    "this model cannot be used: take an earlier version of it",
+                )
+                .into());
         }
         tensor.put(&values, ours);
         Ok(())
@@ -153,8 +172,10 @@ impl Weights {
     /// transformers 5 uses that head, older versions the embedding.
     pub fn check_head(&self, needed: &[HfTensor], tied: bool) -> anyhow::Result<()> {
         let end = family::row(self.family).embedding;
-        let embedding = needed.iter().find(|tensor| tensor.name.ends_with(end));
-        let embedding = embedding.and_then(|tensor| self.find(&tensor.name));
+        let embedding = needed
+            .iter()
+            .find(|tensor| tensor.name.ends_with(end))
+            .and_then(|tensor| self.find(&tensor.name));
         let (true, Some((head, _)), Some((embedding, _))) =
             (tied, self.find("lm_head.weight"), embedding)
         else {
@@ -164,9 +185,12 @@ impl Weights {
         if bits(self.floats(head)?) == bits(self.floats(embedding)?) {
             return Ok(());
         }
-        let what = format!("lm_head.weight is not {embedding}, which config.json ties");
-        let remedy = "set tie_word_embeddings to false in config.json to keep this head";
-        Err(self.problem(what, remedy).into())
+        Err(self
+            .problem(
+                format!("lm_head.weight is not {embedding}, which config.json ties"),
+                "set tie_word_embeddings to false in config.json to keep this head",
+            )
+            .into())
     }
 
     /// Values of a tensor. Damage is reported as the user's mistake, because the folder is an input.
@@ -242,9 +266,12 @@ impl ShardIndex {
             } else {
                 format!("holds neither {ONE} nor {INDEX}")
             };
-            let remedy =
-                "save the model with transformers' save_pretrained, which writes safetensors";
-            return Err(Problems::one(folder.display().to_string(), what, remedy).into());
+            return Err(Problems::one(
+                folder.display().to_string(),
+                what,
+                "save the model with transformers' save_pretrained, which writes safetensors",
+            )
+            .into());
         }
         let text = fs::read(&path).with_context(|| format!("cannot read {place}"))?;
         let json: serde_json::Value = base::json::from_python(&text)
@@ -252,18 +279,17 @@ impl ShardIndex {
         let map = json["weight_map"]
             .as_object()
             .ok_or_else(|| wrong("has no weight_map"))?;
-        let entry = |(name, file): (&String, &serde_json::Value)| {
-            let file = file.as_str().filter(|file| !file.contains(['/', '\\']));
-            Ok((
-                name.clone(),
-                file.ok_or_else(|| wrong(&format!("the file of {name}")))?
-                    .to_string(),
-            ))
-        };
         let map: BTreeMap<String, String> = map
             .iter()
             .filter(|(name, _)| needed(name))
-            .map(entry)
+            .map(|(name, file)| {
+                let file = file.as_str().filter(|file| !file.contains(['/', '\\']));
+                Ok((
+                    name.clone(),
+                    file.ok_or_else(|| wrong(&format!("the file of {name}")))?
+                        .to_string(),
+                ))
+            })
             .collect::<Result<_, Problems>>()?;
         let files: BTreeSet<String> = map.values().cloned().collect();
         Ok(ShardIndex { files: files.into_iter().collect(), map })

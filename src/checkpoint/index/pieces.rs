@@ -36,8 +36,10 @@ mod tests {
 
     /// Matrix of 64 columns in `rows` × 4 pieces.
     fn pieces(rows: usize) -> Vec<TensorSlice> {
-        let at = |i: usize| TensorSlice { at: [3 * (i / 4), 16 * (i % 4)], size: [3, 16] };
-        (0..4 * rows).rev().map(at).collect()
+        (0..4 * rows)
+            .rev()
+            .map(|i| TensorSlice { at: [3 * (i / 4), 16 * (i % 4)], size: [3, 16] })
+            .collect()
     }
 
     fn found(slices: &[TensorSlice]) -> (Option<usize>, usize) {

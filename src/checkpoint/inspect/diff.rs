@@ -2,7 +2,7 @@
 
 use super::numbers::{Numbers, numbers};
 use crate::read::Buffer;
-use crate::{Checkpoint, Group, Index, Tensor};
+use crate::{Checkpoint, Index, Tensor};
 use base::progress::{Progress, Unit};
 use engine::MASTER;
 use serde::Serialize;
@@ -45,7 +45,8 @@ pub struct TensorDiff {
 
 /// Compares two checkpoints, written by any grids. Every byte read is verified.
 pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
-    let (a, b) = (Checkpoint::open(a)?, Checkpoint::open(b)?);
+    let a = Checkpoint::open(a)?;
+    let b = Checkpoint::open(b)?;
     let mut tensors = Vec::new();
     let missing = |from: &Checkpoint, to: &Checkpoint| -> Vec<String> {
         let names = from.index.tensors.iter().map(|tensor| &tensor.name);
@@ -66,15 +67,18 @@ pub fn diff(a: &Path, b: &Path) -> anyhow::Result<Diff> {
         progress.add(tensor.numel() as u64);
         let Some(other) = b.index.tensor(&tensor.name) else { continue };
         if tensor.shape != other.shape {
-            let (a, b) = (format!("{:?}", tensor.shape), format!("{:?}", other.shape));
+            let a = format!("{:?}", tensor.shape);
+            let b = format!("{:?}", other.shape);
             state.push(Change { what: format!("shape of {}", tensor.name), a, b });
             continue;
         }
         let mut saved = tensor.saved().chain(other.saved());
         let same = |name: &str| same(tensor, other, name);
         let equal = saved.all(|(name, _)| same(name));
-        let (mut states, mut largest) = (BTreeMap::new(), 0.0);
-        let (before, after) = (numbers(&a, tensor), numbers(&b, other));
+        let mut states = BTreeMap::new();
+        let mut largest = 0.0;
+        let before = numbers(&a, tensor);
+        let after = numbers(&b, other);
         for x in &before {
             let found = after.iter().find(|y| y.name == x.name);
             let (change, most) = match found {
@@ -123,12 +127,17 @@ fn moved(a: &Numbers, b: &Numbers) -> anyhow::Result<(f64, f64)> {
     if a.shape()? != b.shape()? {
         return Ok(MISSING);
     }
-    let (mut before, mut after) = (Buffer::default(), Buffer::default());
-    let (mut norm, mut change, mut largest) = (0.0, 0.0, 0.0f64);
+    let mut before = Buffer::default();
+    let mut after = Buffer::default();
+    let mut norm = 0.0;
+    let mut change = 0.0;
+    let mut largest = 0.0f64;
     for rows in a.blocks()? {
-        let (x, y) = (a.read(&mut before, rows.clone())?, b.read(&mut after, rows)?);
+        let x = a.read(&mut before, rows.clone())?;
+        let y = b.read(&mut after, rows)?;
         for (x, y) in x.into_iter().zip(y) {
-            let (x, y) = (f64::from(x), f64::from(y));
+            let x = f64::from(x);
+            let y = f64::from(y);
             norm += x * x;
             change += (y - x) * (y - x);
             largest = largest.max((y - x).abs());
@@ -162,10 +171,9 @@ const FIELDS: &[(&str, Field)] = &[
     }),
     ("optimizer", |index| index.optimizer.to_string()),
     ("optimizer groups", |index| {
-        let group = |g: &Group| {
+        joined(index.optimizer.groups.iter().map(|g| {
             format!("{} tensors, decay {}, step {}", g.tensors.len(), g.weight_decay, g.step)
-        };
-        joined(index.optimizer.groups.iter().map(group))
+        }))
     }),
     ("seeds", |index| format!("{:?}", index.rng)),
     ("data", |index| {
@@ -183,16 +191,19 @@ fn states(a: &Index, b: &Index) -> Vec<Change> {
     let fields = FIELDS
         .iter()
         .map(|(what, text)| (what.to_string(), text(a), text(b)));
-    let (before, now) = (settings_by_key(&a.manifest), settings_by_key(&b.manifest));
+    let before = settings_by_key(&a.manifest);
+    let now = settings_by_key(&b.manifest);
     let keys: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let shown = |value: Option<&Value>| match value {
         None => "–".to_string(),
         Some(Value::String(text)) => text.clone(),
         Some(value) => value.to_string(),
     };
-    let setting = |key: &String| (key.clone(), shown(before.get(key)), shown(now.get(key)));
     let differ = fields
-        .chain(keys.into_iter().map(setting))
+        .chain(
+            keys.into_iter()
+                .map(|key| (key.clone(), shown(before.get(key)), shown(now.get(key)))),
+        )
         .filter(|(_, a, b)| a != b);
     differ.map(|(what, a, b)| Change { what, a, b }).collect()
 }

@@ -110,7 +110,8 @@ pub fn inspect(folder: &Path, deep: bool) -> anyhow::Result<Inspection> {
     for tensor in &index.tensors {
         let diverged = tensor.diverged();
         if !diverged.is_empty() {
-            let (name, step) = (&tensor.name, index.progress.step);
+            let name = &tensor.name;
+            let step = index.progress.step;
             damage.push(format!(
                 "{name} was not the same on all ranks at step {step}: {} differ from the saved values",
                 diverged.join(", ")
@@ -189,7 +190,8 @@ impl Expected<'_> {
     fn as_initialised(&self, checkpoint: &Checkpoint, tensor: &Tensor) -> anyhow::Result<bool> {
         let Some(param) = self.params.get(tensor.name.as_str()) else { return Ok(false) };
         let [rows, cols] = tensor.matrix()?;
-        let (mut initial, mut now) = (Vec::new(), Buffer::default());
+        let mut initial = Vec::new();
+        let mut now = Buffer::default();
         for rows in super::row_blocks(tensor, MASTER, 0..rows)? {
             initial.resize(rows.len() * cols, 0.0f32);
             self.layout
@@ -253,8 +255,9 @@ fn row(
         }
     };
     let saved = tensor.saved().filter(|(name, _)| deep || *name == MASTER);
-    let read = saved.map(|(name, _)| (name, kept(name, Stats::read(checkpoint, tensor, name))));
-    let mut read: BTreeMap<&str, Option<Stats>> = read.collect();
+    let mut read: BTreeMap<&str, Option<Stats>> = saved
+        .map(|(name, _)| (name, kept(name, Stats::read(checkpoint, tensor, name))))
+        .collect();
     let mut states = BTreeMap::new();
     for numbers in numbers(checkpoint, tensor) {
         let name = numbers.name.clone();
@@ -277,7 +280,9 @@ fn row(
         let step = index.progress.step;
         damage.push(format!("{} still has its initial values at step {step}", tensor.name));
     }
-    let (name, shape, decay) = (tensor.name.clone(), tensor.shape.clone(), tensor.decay);
+    let name = tensor.name.clone();
+    let shape = tensor.shape.clone();
+    let decay = tensor.decay;
     (Row { name, shape, decay, as_initialised, states }, damage)
 }
 

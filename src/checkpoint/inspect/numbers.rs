@@ -53,7 +53,9 @@ impl Numbers<'_> {
     }
 
     pub fn read(&self, buffer: &mut Buffer, rows: Range<usize>) -> anyhow::Result<Vec<f32>> {
-        let (checkpoint, tensor, cols) = (self.checkpoint, self.tensor, self.shape()?[1]);
+        let checkpoint = self.checkpoint;
+        let tensor = self.tensor;
+        let cols = self.shape()?[1];
         let Some(made) = &self.made else {
             let dtype = tensor.state(&self.name)?.dtype;
             checkpoint.read(buffer, tensor, &self.name, rows, 0..cols)?;

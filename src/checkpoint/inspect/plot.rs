@@ -45,13 +45,12 @@ pub fn svg(inspection: &Inspection) -> String {
 }
 
 fn norms(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
-    let rms = |row: &&Row| {
-        let stats = row.master()?;
-        Some(stats.l2 / (stats.count.max(1) as f64).sqrt())
-    };
     let values: Vec<f64> = rows
         .iter()
-        .filter_map(rms)
+        .filter_map(|row| {
+            let stats = row.master()?;
+            Some(stats.l2 / (stats.count.max(1) as f64).sqrt())
+        })
         .filter(|v| v.is_finite())
         .collect();
     let high = values
@@ -63,8 +62,11 @@ fn norms(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
     let bottom = top + height;
     frame(left, width, bottom, to);
     let each = width / values.len().max(1) as f64;
-    let at = |(i, v): (usize, &f64)| (left + each * (i as f64 + 0.5), bottom - height * v / high);
-    let points: Vec<(f64, f64)> = values.iter().enumerate().map(at).collect();
+    let points: Vec<(f64, f64)> = values
+        .iter()
+        .enumerate()
+        .map(|(i, v)| (left + each * (i as f64 + 0.5), bottom - height * v / high))
+        .collect();
     to.line("curve s0", &points);
     for (i, (point, value)) in points.iter().zip(&values).enumerate() {
         to.dot("f0", *point, &format!("layer {i}: {value:.4e}"));
@@ -89,7 +91,8 @@ fn sizes(rows: &[&Row], top: f64, height: f64, to: &mut Drawing) {
             *bins.entry(FIRST_EXPONENT + i as i32).or_default() += count;
         }
     }
-    let (first, last) = (-30, 10);
+    let first = -30;
+    let last = 10;
     let most = bins.values().copied().max().unwrap_or(1) as f64;
     let (left, width) = SIZES;
     let bottom = top + height;

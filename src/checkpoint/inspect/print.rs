@@ -14,11 +14,13 @@ impl fmt::Display for Inspection {
         if let Some(imported) = &o.imported {
             writeln!(f, "  imported   {imported}")?;
         }
-        let (samples, tokens) = (Count(o.consumed_samples), Count(o.consumed_tokens));
+        let samples = Count(o.consumed_samples);
+        let tokens = Count(o.consumed_tokens);
         writeln!(f, "  step       {}: {samples} samples, {tokens} tokens", Count(o.step))?;
         writeln!(f, "  next       batch of {}, sample {}", o.next_batch, o.consumed_samples)?;
         if let Some(last) = o.last {
-            let (loss, norm) = (last.loss, last.grad_norm);
+            let loss = last.loss;
+            let norm = last.grad_norm;
             writeln!(f, "  last step  loss {loss}, gradient norm {norm}, lr {:e}", o.lr)?;
         }
         if let Some(s) = o.loss_scale {
@@ -30,7 +32,8 @@ impl fmt::Display for Inspection {
                 Count(s.skipped)
             )?;
         }
-        let (parameters, bytes) = (Count(o.parameters), Bytes(o.bytes));
+        let parameters = Count(o.parameters);
+        let bytes = Bytes(o.bytes);
         writeln!(f, "  weights    {parameters} parameters, trained in {}", o.live_dtype)?;
         writeln!(f, "  files      {} shards, {bytes}", o.shards)?;
         writeln!(f, "  seeds      weights and dropout {}, data {}", o.seed, o.data_seed)?;
@@ -46,7 +49,9 @@ impl fmt::Display for Inspection {
         let rule = &o.optimizer;
         writeln!(f, "  optimizer  {rule}")?;
         for group in &rule.groups {
-            let (n, decay, step) = (group.tensors.len(), group.weight_decay, group.step);
+            let n = group.tensors.len();
+            let decay = group.weight_decay;
+            let step = group.step;
             writeln!(f, "             {n} tensors with weight decay {decay}, {step} updates")?;
         }
         if f.alternate() {

@@ -86,7 +86,8 @@ impl Stats {
 
     /// Statistics of decoded numbers. They have no digest.
     pub fn from_numbers(numbers: &Numbers) -> anyhow::Result<Stats> {
-        let (mut stats, mut sums) = (Stats::default(), Sums::default());
+        let mut stats = Stats::default();
+        let mut sums = Sums::default();
         let mut buffer = Buffer::default();
         for rows in numbers.blocks()? {
             stats.add(&numbers.read(&mut buffer, rows)?, &mut sums);

@@ -96,15 +96,19 @@ impl BucketStore {
             .iter()
             .find_map(|key| builder.get_config_value(key));
         if let Some(endpoint) = endpoint.as_ref().filter(|endpoint| !is_endpoint(endpoint)) {
-            let what = format!("the endpoint {endpoint} is not http://HOST:PORT or https://HOST");
-            return Err(mistake(what).into());
+            return Err(mistake(format!(
+                "the endpoint {endpoint} is not http://HOST:PORT or https://HOST"
+            ))
+            .into());
         }
         if endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")) {
             builder = builder.with_config(client(ClientConfigKey::AllowHttp), "true");
         }
         // Deletes each object with a request that every store supports.
-        let store = builder.with_disable_bulk_delete(true).build();
-        let store = store.map_err(|error| mistake(plain(&error)))?;
+        let store = builder
+            .with_disable_bulk_delete(true)
+            .build()
+            .map_err(|error| mistake(plain(&error)))?;
         let mut runtime = tokio::runtime::Builder::new_multi_thread();
         let runtime = runtime
             .worker_threads(1)
@@ -161,7 +165,8 @@ impl BucketStore {
     fn list(&self, folder: &str) -> Result<(Vec<Path>, Vec<ObjectMeta>)> {
         let whole = if folder.is_empty() { self.prefix.clone() } else { self.path(folder) };
         let prefix = (!whole.is_root()).then(|| format!("{whole}/"));
-        let (mut folders, mut files) = (Vec::new(), Vec::new());
+        let mut folders = Vec::new();
+        let mut files = Vec::new();
         let mut page_token = None;
         for _ in 0..PAGES {
             let delimiter = Some("/".into());
@@ -205,7 +210,8 @@ impl BucketStore {
         next: Next,
         upload: &mut dyn MultipartUpload,
     ) -> Result<String> {
-        let (mut all, mut count) = (Md5::new(), 0);
+        let mut all = Md5::new();
+        let mut count = 0;
         loop {
             let bytes = next(part)?;
             if bytes.is_empty() {
@@ -225,14 +231,18 @@ impl Store for BucketStore {
 
     fn folders(&self) -> Result<Vec<String>> {
         let (folders, _) = self.list("")?;
-        let last = |path: &Path| path.filename().map(str::to_string);
-        Ok(folders.iter().filter_map(last).collect())
+        Ok(folders
+            .iter()
+            .filter_map(|path| path.filename().map(str::to_string))
+            .collect())
     }
 
     fn files(&self, folder: &str) -> Result<BTreeMap<String, u64>> {
         let (_, files) = self.list(folder)?;
-        let file = |object: ObjectMeta| Some((object.location.filename()?.into(), object.size));
-        Ok(files.into_iter().filter_map(file).collect())
+        Ok(files
+            .into_iter()
+            .filter_map(|object| Some((object.location.filename()?.into(), object.size)))
+            .collect())
     }
 
     fn bytes(&self, file: &str) -> Result<Option<u64>> {
@@ -276,7 +286,8 @@ impl Store for BucketStore {
     /// Renames the index.
     fn set_aside(&self, step: u64) -> Result<()> {
         let folder = folder::name(step);
-        let (from, to) = (super::index_of(&folder), format!("{folder}/aside-{}", index::NAME));
+        let from = super::index_of(&folder);
+        let to = format!("{folder}/aside-{}", index::NAME);
         self.ask(&from, self.store.copy(&self.path(&from), &self.path(&to)))?;
         self.ask(&from, self.store.delete(&self.path(&from)))
     }
@@ -314,8 +325,7 @@ fn is_endpoint(url: &str) -> bool {
     let port = host
         .rsplit_once(':')
         .filter(|(_, port)| !port.contains(']'));
-    let is_port = |(_, port): (&str, &str)| port.is_empty() || port.parse::<u16>().is_ok();
-    !host.is_empty() && port.is_none_or(is_port)
+    !host.is_empty() && port.is_none_or(|(_, port)| port.is_empty() || port.parse::<u16>().is_ok())
 }
 
 fn is_digest(e_tag: Option<&str>, digest: &str) -> bool {

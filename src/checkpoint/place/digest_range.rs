@@ -33,10 +33,13 @@ impl DigestRange {
 
 /// Ranges of every shard, in byte order. They cover each shard completely.
 pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
-    let header = |shard: &super::super::index::Shard| {
-        vec![DigestRange { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
-    };
-    let mut shards: Vec<Vec<DigestRange>> = index.shards.iter().map(header).collect();
+    let mut shards: Vec<Vec<DigestRange>> = index
+        .shards
+        .iter()
+        .map(|shard| {
+            vec![DigestRange { bytes: 0..shard.header_bytes, digest: shard.header_digest }]
+        })
+        .collect();
     for state in index
         .tensors
         .iter()
@@ -44,12 +47,11 @@ pub fn list_ranges(index: &Index) -> Result<Vec<Vec<DigestRange>>> {
     {
         for piece in state.pieces.iter().flatten() {
             let end = piece.byte + (piece.slice.numel() * state.dtype.size()) as u64;
-            let chunk = |at: u64| at..(at + CHUNK as u64).min(end);
             let chunks = (piece.byte..end)
                 .step_by(CHUNK)
-                .map(chunk)
-                .zip(&piece.chunks);
-            let chunks = chunks.map(|(bytes, digest)| DigestRange { bytes, digest: *digest });
+                .map(|at| at..(at + CHUNK as u64).min(end))
+                .zip(&piece.chunks)
+                .map(|(bytes, digest)| DigestRange { bytes, digest: *digest });
             shards[piece.shard].extend(chunks);
         }
     }
@@ -85,7 +87,8 @@ impl<'s> VerifiedReader<'s> {
         let found = path.metadata().with_context(cannot)?.len();
         ensure!(found == bytes, "{} has {found} bytes, not {bytes}", path.display());
         let file = ShardFile::open(path, bytes).with_context(cannot)?;
-        let (read, ready) = (Vec::new(), Vec::new());
+        let read = Vec::new();
+        let ready = Vec::new();
         Ok(VerifiedReader { path: path.to_path_buf(), file, rest: ranges.iter(), read, ready })
     }
 

@@ -42,23 +42,27 @@ impl Place {
         fs::create_dir_all(checkpoints)
             .with_context(|| format!("cannot create {}", checkpoints.display()))?;
         save::begin(&disk, &temporary, step, bytes)?;
-        let brought = self.bring(&disk, &temporary, step, &index, &ranges);
-        let brought = brought.and_then(|()| {
-            let aside = folder.exists().then(|| folder::aside(step));
-            if let Some(aside) = &aside {
-                disk.rename(&folder, &checkpoints.join(aside))?;
-            }
-            save::publish_index(&disk, &temporary, &text, step, false)?;
-            Ok(aside)
-        });
+        let brought = self
+            .bring(&disk, &temporary, step, &index, &ranges)
+            .and_then(|()| {
+                let aside = folder.exists().then(|| folder::aside(step));
+                if let Some(aside) = &aside {
+                    disk.rename(&folder, &checkpoints.join(aside))?;
+                }
+                save::publish_index(&disk, &temporary, &text, step, false)?;
+                Ok(aside)
+            });
         let aside = brought.inspect_err(|_| save::discard(&disk, &temporary))?;
         Ok(Fetched { folder, bytes: Some(bytes), set_aside: aside })
     }
 
     fn named_or_newest(&self) -> Result<(u64, String)> {
         let mistake = |what: String| {
-            let remedy = "name a place that a run has copied to (checkpoint.also), or a step of it";
-            Problems::one(self.url.clone(), what, remedy)
+            Problems::one(
+                self.url.clone(),
+                what,
+                "name a place that a run has copied to (checkpoint.also), or a step of it",
+            )
         };
         let steps = self.steps()?;
         let newest = steps.last().copied();
@@ -67,12 +71,12 @@ impl Place {
         };
         let Some(text) = self.index(step)? else {
             let there: Vec<String> = steps.into_iter().map(folder::name).collect();
-            let what = format!(
+            return Err(mistake(format!(
                 "contains no complete {}; complete are: {}",
                 folder::name(step),
                 if there.is_empty() { "none".into() } else { there.join(", ") }
-            );
-            return Err(mistake(what).into());
+            ))
+            .into());
         };
         Ok((step, text))
     }
@@ -87,29 +91,42 @@ impl Place {
     ) -> Result<()> {
         let total = index.shards.iter().map(|shard| shard.bytes).sum();
         let progress = Progress::new("fetching", total, Unit::Bytes);
-        let work = |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
-            let path = temporary.join(&shard.file);
-            let file = disk.create(&path)?;
-            self.read_verified(&Place::file(step, shard), ranges, &mut |at, bytes| {
-                progress.add(bytes.len() as u64);
-                disk.write_at(&path, &file, bytes, at)
-            })?;
-            disk.sync(&path, &file)
-        };
         let jobs = index.shards.iter().zip(ranges);
-        in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)
+        in_order(
+            AT_ONCE,
+            AT_ONCE,
+            jobs,
+            || (),
+            |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
+                let path = temporary.join(&shard.file);
+                let file = disk.create(&path)?;
+                self.read_verified(&Place::file(step, shard), ranges, &mut |at, bytes| {
+                    progress.add(bytes.len() as u64);
+                    disk.write_at(&path, &file, bytes, at)
+                })?;
+                disk.sync(&path, &file)
+            },
+            |done: Result<()>| done,
+        )
     }
 }
 
 /// Whether every byte of a checkpoint on this machine matches its index.
 fn is_whole(folder: &Path, index: &Index, ranges: &[Vec<DigestRange>]) -> bool {
-    let work = |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
-        let mut file = VerifiedReader::open(&folder.join(&shard.file), shard.bytes, ranges)?;
-        while !file.next(AT_A_TIME)?.is_empty() {}
-        Ok(())
-    };
     let jobs = index.shards.iter().zip(ranges);
-    in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done).is_ok()
+    in_order(
+        AT_ONCE,
+        AT_ONCE,
+        jobs,
+        || (),
+        |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
+            let mut file = VerifiedReader::open(&folder.join(&shard.file), shard.bytes, ranges)?;
+            while !file.next(AT_A_TIME)?.is_empty() {}
+            Ok(())
+        },
+        |done: Result<()>| done,
+    )
+    .is_ok()
 }
 
 /// Bytes verified at a time.

@@ -45,27 +45,27 @@ impl Store for FolderStore {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
             listed => listed.with_context(failed)?,
         };
-        let name = |entry: std::io::Result<fs::DirEntry>| -> Result<_> {
-            Ok(entry
-                .with_context(failed)?
-                .file_name()
-                .to_string_lossy()
-                .into_owned())
-        };
-        entries.map(name).collect()
+        entries
+            .map(|entry| -> Result<_> {
+                Ok(entry
+                    .with_context(failed)?
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned())
+            })
+            .collect()
     }
 
     fn files(&self, folder: &str) -> Result<BTreeMap<String, u64>> {
         let path = self.root.join(folder);
         let failed = || format!("cannot list {}", path.display());
-        let file = |entry: std::io::Result<fs::DirEntry>| -> Result<_> {
-            let entry = entry.with_context(failed)?;
-            let bytes = entry.metadata().with_context(failed)?.len();
-            Ok((entry.file_name().to_string_lossy().into_owned(), bytes))
-        };
         fs::read_dir(&path)
             .with_context(failed)?
-            .map(file)
+            .map(|entry| -> Result<_> {
+                let entry = entry.with_context(failed)?;
+                let bytes = entry.metadata().with_context(failed)?.len();
+                Ok((entry.file_name().to_string_lossy().into_owned(), bytes))
+            })
             .collect()
     }
 

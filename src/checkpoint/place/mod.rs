@@ -104,8 +104,9 @@ impl Place {
             Some(step) => (place, Some(step)),
             None => (whole, None),
         };
-        let wrong = |what| Problems::one(url, format!("is {what}"), PlaceUrl::REMEDY);
-        let store: Box<dyn Store> = match PlaceUrl::read(place).map_err(wrong)? {
+        let store: Box<dyn Store> = match PlaceUrl::read(place)
+            .map_err(|what| Problems::one(url, format!("is {what}"), PlaceUrl::REMEDY))?
+        {
             PlaceUrl::Folder(path) => {
                 Box::new(folder_store::FolderStore::new(Path::new(path), Arc::default()))
             }
@@ -154,9 +155,12 @@ impl Place {
         let owner = String::from_utf8_lossy(&owner[..owner.len().min(40)])
             .trim_end()
             .to_string();
-        let what = format!("{} holds the copies of another run, {owner}; this is {run}", self.url);
-        let remedy = "choose another place, or remove what is there";
-        Err(Problems::one("checkpoint.also", what, remedy).into())
+        Err(Problems::one(
+            "checkpoint.also",
+            format!("{} holds the copies of another run, {owner}; this is {run}", self.url),
+            "choose another place, or remove what is there",
+        )
+        .into())
     }
 
     /// Steps of the complete checkpoints, ascending.

@@ -42,26 +42,32 @@ impl Place {
         self.store.begin(step)?;
         let temporary = self.store.upload_folder(step);
         let ranges = digest_range::list_ranges(&index)?;
-        let work = |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
-            let to = format!("{temporary}/{}", shard.file);
-            if sent.0.lock().contains(&to) || self.holds(&to, shard.bytes, ranges)? {
-                sent.0.lock().insert(to);
-                return Ok(());
-            }
-            let path = from.join(&shard.file);
-            let mut source = VerifiedReader::open(&path, shard.bytes, ranges)?;
-            let proven = self.store.write(&to, shard.bytes, &mut |bytes| {
-                ensure!(go_on(), "the copy was interrupted");
-                source.next(bytes)
-            })?;
-            if !proven {
-                self.verify(&to, ranges)?;
-            }
-            sent.0.lock().insert(to);
-            Ok(())
-        };
         let jobs = index.shards.iter().zip(&ranges);
-        in_order(AT_ONCE, AT_ONCE, jobs, || (), work, |done: Result<()>| done)?;
+        in_order(
+            AT_ONCE,
+            AT_ONCE,
+            jobs,
+            || (),
+            |(): &mut (), (shard, ranges): (&Shard, &Vec<DigestRange>)| {
+                let to = format!("{temporary}/{}", shard.file);
+                if sent.0.lock().contains(&to) || self.holds(&to, shard.bytes, ranges)? {
+                    sent.0.lock().insert(to);
+                    return Ok(());
+                }
+                let path = from.join(&shard.file);
+                let mut source = VerifiedReader::open(&path, shard.bytes, ranges)?;
+                let proven = self.store.write(&to, shard.bytes, &mut |bytes| {
+                    ensure!(go_on(), "the copy was interrupted");
+                    source.next(bytes)
+                })?;
+                if !proven {
+                    self.verify(&to, ranges)?;
+                }
+                sent.0.lock().insert(to);
+                Ok(())
+            },
+            |done: Result<()>| done,
+        )?;
         ensure!(go_on(), "the copy was interrupted");
         self.lists(&temporary, &index.shards)
             .inspect_err(|_| sent.0.lock().clear())?;
@@ -103,15 +109,15 @@ impl Place {
     ) -> Result<()> {
         let name = format!("{}/{file}", self.url);
         for together in ranges.chunks(RANGES_AT_ONCE) {
-            let (first, last) = (&together[0], &together[together.len() - 1]);
+            let first = &together[0];
+            let last = &together[together.len() - 1];
             let at = first.bytes.start;
             let compared = |bytes: &[u8]| {
                 ensure!(bytes.len() as u64 == last.bytes.end - at, "{name}: cut short");
-                let compare = |range: &DigestRange| {
+                together.iter().try_for_each(|range: &DigestRange| {
                     let start = (range.bytes.start - at) as usize;
                     range.compare(&name, &bytes[start..start + range.len()])
-                };
-                together.iter().try_for_each(compare)
+                })
             };
             let range = at..last.bytes.end;
             let mut bytes = self.store.read(file, range.clone())?;

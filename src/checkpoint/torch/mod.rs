@@ -52,8 +52,12 @@ impl TorchFile {
         let place = path.display().to_string();
         let file = match File::open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => {
-                let remedy = "copy the folder of the checkpoint whole";
-                return Err(Problems::one(place, "is missing", remedy).into());
+                return Err(Problems::one(
+                    place,
+                    "is missing",
+                    "copy the folder of the checkpoint whole",
+                )
+                .into());
             }
             opened => opened.with_context(|| format!("cannot open {place}"))?,
         };
@@ -77,19 +81,25 @@ impl TorchFile {
         std::os::unix::fs::FileExt::read_exact_at(&*file, &mut begin, start)
             .with_context(|| format!("{place}: cannot read"))?;
         if begin == LEGACY {
-            let what = "is in the format of torch.save before PyTorch 1.6, which is not an archive";
-            let remedy = "load and save it once with PyTorch 1.6 or later: \
-                          torch.save(torch.load(FILE, map_location='cpu'), FILE)";
-            return Err(Problems::one(place, what, remedy).into());
+            return Err(Problems::one(
+                place,
+                "is in the format of torch.save before PyTorch 1.6, which is not an archive",
+                "load and save it once with PyTorch 1.6 or later: \
+                 torch.save(torch.load(FILE, map_location='cpu'), FILE)",
+            )
+            .into());
         }
         let archive = Archive::read(file, place, start, len)?;
         if archive.has("byteorder") {
             let order = archive.bytes("byteorder", 16)?;
             if order.trim_ascii() != b"little" {
                 let order = String::from_utf8_lossy(&order).escape_debug().to_string();
-                let what = format!("byteorder is {order:?}: only little is read");
-                let remedy = "save it on a little-endian machine";
-                return Err(Problems::one(archive.place().to_string(), what, remedy).into());
+                return Err(Problems::one(
+                    archive.place().to_string(),
+                    format!("byteorder is {order:?}: only little is read"),
+                    "save it on a little-endian machine",
+                )
+                .into());
             }
         }
         let pickle = archive.bytes("data.pkl", pickle::MAX_BYTES)?;

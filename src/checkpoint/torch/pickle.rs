@@ -158,11 +158,13 @@ impl<'b> Machine<'b> {
     fn object(&mut self, opcode: u8) -> Step {
         match opcode {
             b'c' => {
-                let (module, name) = (self.line()?, self.line()?);
+                let module = self.line()?;
+                let name = self.line()?;
                 self.push(Node::Global(format!("{module}.{name}").into()))
             }
             0x93 => {
-                let (name, module) = (self.pop()?, self.pop()?);
+                let name = self.pop()?;
+                let module = self.pop()?;
                 let text = |id: Id| match &self.tree.nodes[id as usize] {
                     Node::Str(text) if text.len() <= 512 => Ok(text.to_string()),
                     _ => Err("a name is not text".to_string()),
@@ -171,7 +173,8 @@ impl<'b> Machine<'b> {
                 self.push(Node::Global(name.into()))
             }
             b'R' | 0x81 => {
-                let (args, class) = (self.pop()?, self.pop()?);
+                let args = self.pop()?;
+                let class = self.pop()?;
                 let node = rebuild::call(&self.tree, class, args)?;
                 self.push(node)
             }
@@ -181,7 +184,8 @@ impl<'b> Machine<'b> {
                 self.push(node)
             }
             _ => {
-                let (value, under) = (self.pop()?, self.top()?);
+                let value = self.pop()?;
+                let under = self.top()?;
                 if let Node::Object { state, .. } = &mut self.tree.nodes[under as usize] {
                     *state = Some(value);
                 }
@@ -253,8 +257,10 @@ impl<'b> Machine<'b> {
 
     fn take(&mut self, len: u64) -> Step<&'b [u8]> {
         let rest = &self.bytes[self.at..];
-        let len = usize::try_from(len).ok().filter(|len| *len <= rest.len());
-        let len = len.ok_or("is cut short")?;
+        let len = usize::try_from(len)
+            .ok()
+            .filter(|len| *len <= rest.len())
+            .ok_or("is cut short")?;
         self.at += len;
         Ok(&rest[..len])
     }

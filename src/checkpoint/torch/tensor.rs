@@ -120,12 +120,14 @@ impl Tensor {
         let Some(count) = count.filter(|count| *count <= MAX_ELEMENTS) else {
             return Err(what("has more than 2³² elements"));
         };
-        let reach = |end: u64, (size, stride): (&usize, &usize)| {
-            end.checked_add((*size as u64 - 1).checked_mul(*stride as u64)?)
-        };
         let last = match count {
             0 => Some(0),
-            _ => sizes.iter().zip(&strides).try_fold(offset, reach),
+            _ => sizes.iter().zip(&strides).try_fold(
+                offset,
+                |end: u64, (size, stride): (&usize, &usize)| {
+                    end.checked_add((*size as u64 - 1).checked_mul(*stride as u64)?)
+                },
+            ),
         };
         if count > 0 && last.is_none_or(|last| last >= storage) {
             return Err(what(&format!("reaches beyond its storage of {storage} elements")));
@@ -161,7 +163,8 @@ impl Tensor {
             let place = format!("{}, data/{}", archive.place(), self.key);
             Problems::one(place, what, IS_WHOLE)
         };
-        let (count, shape) = (self.numel(), &self.shape);
+        let count = self.numel();
+        let shape = &self.shape;
         if which.end > count || which.start > which.end {
             return Err(problem(format!("{shape:?} has {count} elements, {which:?} asked")).into());
         }
@@ -189,8 +192,10 @@ impl Tensor {
             .map(|(n, s)| (n - 1) * s)
             .sum::<usize>();
         if count as u64 > self.storage || span as u64 > MAX_SPREAD * count as u64 {
-            let what = format!("{shape:?} is a view of {span} elements for {count}: not read");
-            return Err(problem(what).into());
+            return Err(problem(format!(
+                "{shape:?} is a view of {span} elements for {count}: not read"
+            ))
+            .into());
         }
         let mut raw = vec![0; span * size as usize];
         archive.range(&name, self.offset * size, &mut raw)?;

@@ -113,12 +113,14 @@ impl<'t> Value<'t> {
     /// Key and value of all entries.
     pub fn pairs(&self) -> anyhow::Result<Vec<(Value<'t>, Value<'t>)>> {
         let entries = self.entries().ok_or_else(|| self.is_not("a dict"))?;
-        let pair = |(key, value): &(Id, Id)| {
-            let key = self.child(*key, "key");
-            let name = key.to_string();
-            (key, self.child(*value, &name))
-        };
-        Ok(entries.iter().map(pair).collect())
+        Ok(entries
+            .iter()
+            .map(|(key, value)| {
+                let key = self.child(*key, "key");
+                let name = key.to_string();
+                (key, self.child(*value, &name))
+            })
+            .collect())
     }
 
     /// The entry of a whole number.
@@ -133,8 +135,11 @@ impl<'t> Value<'t> {
         let (Node::List(items) | Node::Tuple(items) | Node::Set(items)) = self.node() else {
             return Err(self.is_not("a list"));
         };
-        let item = |(i, id): (usize, &Id)| self.child(*id, &i.to_string());
-        Ok(items.iter().enumerate().map(item).collect())
+        Ok(items
+            .iter()
+            .enumerate()
+            .map(|(i, id)| self.child(*id, &i.to_string()))
+            .collect())
     }
 
     pub fn int(&self) -> anyhow::Result<i64> {

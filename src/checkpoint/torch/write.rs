@@ -94,9 +94,13 @@ struct Entry {
 
 impl TorchWriter {
     pub fn create(path: &Path, root: &Out) -> anyhow::Result<TorchWriter> {
-        let failed = || format!("cannot create {}", path.display());
-        let file = BufWriter::with_capacity(1 << 20, File::create(path).with_context(failed)?);
-        let (path, entries, awaited) = (path.to_path_buf(), Vec::new(), Vec::new());
+        let file = BufWriter::with_capacity(
+            1 << 20,
+            File::create(path).with_context(|| format!("cannot create {}", path.display()))?,
+        );
+        let path = path.to_path_buf();
+        let entries = Vec::new();
+        let awaited = Vec::new();
         let mut writer = TorchWriter { path, file, at: 0, entries, awaited };
         let mut pickle = vec![0x80, 2];
         writer.pickle(root, &mut pickle)?;
@@ -123,7 +127,8 @@ impl TorchWriter {
         for entry in &self.entries {
             directory_entry(entry, &mut bytes);
         }
-        let (count, size) = (self.entries.len() as u64, bytes.len() as u64);
+        let count = self.entries.len() as u64;
+        let size = bytes.len() as u64;
         let end = begin + size;
         // The ZIP64 record and its locator, always: both are read where they are not needed.
         bytes.extend_from_slice(b"PK\x06\x06");
@@ -145,14 +150,16 @@ impl TorchWriter {
         bytes.extend(narrow(begin).to_le_bytes());
         bytes.extend([0; 2]);
         self.write(&bytes)?;
-        let failed = || format!("cannot write {}", self.path.display());
-        self.file.flush().with_context(failed)?;
+        self.file
+            .flush()
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
         Ok(self.at)
     }
 
     fn entry(&mut self, name: &str, data: &[u8]) -> anyhow::Result<()> {
         let name = format!("archive/{name}");
-        let (header, size) = (self.at, data.len() as u64);
+        let header = self.at;
+        let size = data.len() as u64;
         let large = size >= u64::from(u32::MAX);
         let fixed = 30 + name.len() as u64 + 4 + if large { 20 } else { 0 };
         let padding = (header + fixed).next_multiple_of(ALIGN) - header - fixed;
@@ -183,8 +190,9 @@ impl TorchWriter {
     }
 
     fn write(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
-        let failed = || format!("cannot write {}", self.path.display());
-        self.file.write_all(bytes).with_context(failed)?;
+        self.file
+            .write_all(bytes)
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
         self.at += bytes.len() as u64;
         Ok(())
     }

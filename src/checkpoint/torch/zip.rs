@@ -88,8 +88,9 @@ impl Archive {
         let entry = self.entry(name)?;
         if entry.size > most {
             let size = entry.size;
-            let what = format!("{name} has {size} bytes, more than {most}");
-            return Err(self.problem(what, IS_WHOLE));
+            return Err(
+                self.problem(format!("{name} has {size} bytes, more than {most}"), IS_WHOLE)
+            );
         }
         let mut bytes = vec![0; entry.size as usize];
         self.read_at(&mut bytes, entry.data)?;
@@ -103,9 +104,11 @@ impl Archive {
         let entry = self.entry(name)?;
         let end = from.checked_add(to.len() as u64);
         if end.is_none_or(|end| end > entry.size) {
-            let (size, len) = (entry.size, to.len());
-            let what = format!("{name} has {size} bytes, {len} from byte {from} on were expected");
-            return Err(self.damaged(what));
+            let size = entry.size;
+            let len = to.len();
+            return Err(self.damaged(format!(
+                "{name} has {size} bytes, {len} from byte {from} on were expected"
+            )));
         }
         if self.checksums && !self.verified.lock().contains(name) {
             self.verify(name, entry)?;
@@ -131,9 +134,10 @@ impl Archive {
         if !self.checksums || found == entry.crc {
             return Ok(());
         }
-        let what =
-            format!("the checksum of {name} is {:08x}, its bytes give {found:08x}", entry.crc);
-        Err(self.damaged(what))
+        Err(self.damaged(format!(
+            "the checksum of {name} is {:08x}, its bytes give {found:08x}",
+            entry.crc
+        )))
     }
 
     fn entry(&self, name: &str) -> anyhow::Result<&Entry> {
@@ -146,15 +150,13 @@ impl Archive {
         let tail = len.min(END + LOCATOR + u64::from(u16::MAX));
         let mut bytes = vec![0; tail as usize];
         self.read_at(&mut bytes, len - tail)?;
-        let is_end = |at: &usize| {
-            let record = &bytes[*at..];
-            record.starts_with(b"PK\x05\x06")
-                && usize::from(u16_at(record, 20)) == record.len() - END as usize
-        };
-        let ends = bytes
-            .len()
-            .checked_sub(END as usize)
-            .map(|last| (0..=last).rev().find(is_end));
+        let ends = bytes.len().checked_sub(END as usize).map(|last| {
+            (0..=last).rev().find(|at| {
+                let record = &bytes[*at..];
+                record.starts_with(b"PK\x05\x06")
+                    && usize::from(u16_at(record, 20)) == record.len() - END as usize
+            })
+        });
         let Some(at) = ends.flatten() else {
             let mut begin = [0; 4];
             self.read_at(&mut begin[..len.min(4) as usize], 0)?;
@@ -166,14 +168,15 @@ impl Archive {
         };
         let record = &bytes[at..];
         let end = len - tail + at as u64;
-        let (mut size, mut first) = (u64::from(u32_at(record, 12)), u64::from(u32_at(record, 16)));
+        let mut size = u64::from(u32_at(record, 12));
+        let mut first = u64::from(u32_at(record, 16));
         let large = u16_at(record, 10) == u16::MAX || [size, first].contains(&u64::from(u32::MAX));
         if large {
             let locator = end
                 .checked_sub(LOCATOR)
                 .map(|at| self.record::<20>(at))
-                .transpose()?;
-            let locator = locator.filter(|record| record.starts_with(b"PK\x06\x07"));
+                .transpose()?
+                .filter(|record| record.starts_with(b"PK\x06\x07"));
             let Some(locator) = locator else {
                 return Err(self.damaged("has no ZIP64 locator".to_string()));
             };
@@ -213,9 +216,10 @@ impl Archive {
             let inside = plain && name.split('/').all(|part| !matches!(part, "" | "." | ".."));
             let prefix = first.get_or_insert_with(|| folder.clone().unwrap_or_default());
             if !inside || folder.as_ref() != Some(prefix) {
-                let what =
-                    format!("has an entry {:?}, which torch.save does not write", shortened(&name));
-                return Err(self.problem(what, IS_WHOLE));
+                return Err(self.problem(
+                    format!("has an entry {:?}, which torch.save does not write", shortened(&name)),
+                    IS_WHOLE,
+                ));
             }
             let local = self.record::<30>(entry.header)?;
             let lens = [u16_at(&local, 26), u16_at(&local, 28)].map(u64::from);
@@ -249,8 +253,9 @@ impl Archive {
                 .checked_add(entry.size)
                 .is_none_or(|end| end > next)
             {
-                let what = format!("{name} ({} bytes) ends after byte {next}", entry.size);
-                return Err(self.damaged(what));
+                return Err(
+                    self.damaged(format!("{name} ({} bytes) ends after byte {next}", entry.size))
+                );
             }
         }
         Ok(())
@@ -291,9 +296,10 @@ fn read_entry(bytes: &[u8]) -> Result<(String, Entry, usize), String> {
     if bytes.len() < after {
         return Err("its directory is cut short".to_string());
     }
-    let name = std::str::from_utf8(&bytes[ENTRY..ENTRY + lens[0]]);
-    let name = name.map_err(|_| "has an entry whose name is not UTF-8".to_string())?;
-    let (flags, method) = (u16_at(bytes, 8), u16_at(bytes, 10));
+    let name = std::str::from_utf8(&bytes[ENTRY..ENTRY + lens[0]])
+        .map_err(|_| "has an entry whose name is not UTF-8".to_string())?;
+    let flags = u16_at(bytes, 8);
+    let method = u16_at(bytes, 10);
     if flags & 1 != 0 || method != 0 {
         let name = shortened(name);
         return Err(format!(
@@ -318,7 +324,9 @@ fn read_entry(bytes: &[u8]) -> Result<(String, Entry, usize), String> {
         other => u64::from(other),
     };
     // In this order: the ZIP64 field has those alone that do not fit.
-    let (size, stored, header) = (wide(24), wide(20), wide(42));
+    let size = wide(24);
+    let stored = wide(20);
+    let header = wide(42);
     if size != stored {
         return Err(format!("{} has {stored} bytes for {size}", shortened(name)));
     }

@@ -31,7 +31,8 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let (mut problems, mut sound) = (Problems::default(), Vec::new());
+    let mut problems = Problems::default();
+    let mut sound = Vec::new();
     for named in &args.datasets {
         let prefix = prefix(named);
         let tokenizer = args.tokenizer.as_deref();

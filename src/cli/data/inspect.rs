@@ -35,7 +35,8 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let documents = args.from..args.from.saturating_add(args.documents);
     let tokenizer = args.tokenizer.as_deref();
-    let (prefix, json) = (prefix(&args.dataset), args.json.json);
+    let prefix = prefix(&args.dataset);
+    let json = args.json.json;
     let text = inspect::inspect(&prefix, tokenizer, documents, args.tokens, json)?;
     super::until_closed(std::io::stdout().write_all(&text).map_err(Into::into))
 }

@@ -154,14 +154,21 @@ impl Text {
             TextFormat::QuotedTsv => Format::QuotedTsv,
             TextFormat::Parquet => Format::Parquet,
         });
-        let bare = |ending: &String| ending.trim_start_matches('.').to_lowercase();
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
         make::TextInput {
             paths: self.input,
             files_from: self.files_from,
-            wanted: FileSelection { format, endings: self.ext.iter().map(bare).collect() },
+            wanted: FileSelection {
+                format,
+                endings: self
+                    .ext
+                    .iter()
+                    .map(|ending| ending.trim_start_matches('.').to_lowercase())
+                    .collect(),
+            },
             rules: DocumentRules { key: self.key, skip_invalid: self.skip_invalid },
-            threads: self.threads.unwrap_or_else(cores),
+            threads: self
+                .threads
+                .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)),
         }
     }
 }
@@ -191,7 +198,8 @@ pub fn build(args: BuildArgs) -> Result<()> {
 pub fn train_tokenizer(args: TrainArgs) -> Result<()> {
     let training =
         Training { vocab: args.vocab, min_frequency: args.min_frequency, special: args.special };
-    let (text, existing) = (args.text.options(), args.overwrite.existing());
+    let text = args.text.options();
+    let existing = args.overwrite.existing();
     let learned = make::train_tokenizer(text, training, &args.output, existing)?;
     args.json.say(|| learned.say(), &learned);
     Ok(())

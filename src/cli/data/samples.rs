@@ -95,9 +95,13 @@ pub fn run(args: Args) -> Result<()> {
 fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
     let mut problems = Problems::default();
     if !args.weights.is_empty() && args.weights.len() != args.datasets.len() {
-        let (weights, datasets) = (args.weights.len(), args.datasets.len());
-        let what = format!("{weights} weights for {datasets} datasets");
-        problems.add("--weights", what, "give one for each, in the same order");
+        let weights = args.weights.len();
+        let datasets = args.datasets.len();
+        problems.add(
+            "--weights",
+            format!("{weights} weights for {datasets} datasets"),
+            "give one for each, in the same order",
+        );
     }
     if args
         .weights
@@ -107,8 +111,11 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         problems.add("--weights", "a weight is not above 0", "leave such datasets out");
     }
     if !matches!(args.samples.len(), 0 | 1 | 3) {
-        let what = format!("{} numbers", args.samples.len());
-        problems.add("--samples", what, "give one, or three for training, validation and test");
+        problems.add(
+            "--samples",
+            format!("{} numbers", args.samples.len()),
+            "give one, or three for training, validation and test",
+        );
     }
     if args.seq_len == 0 || args.seq_len > 1 << 24 {
         problems.add("--seq-len", format!("{} tokens", args.seq_len), "1 to 16,777,216");
@@ -120,11 +127,6 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         None => SharePart::Split(args.split.clone(), which),
     };
     let weight = |i: usize| args.weights.get(i).copied();
-    let share = |(i, named): (usize, &PathBuf)| Share {
-        prefix: prefix(named),
-        weight: weight(i).unwrap_or(1.0),
-        part: part.clone(),
-    };
     Ok(Preview {
         rule: match args.rule {
             Rule::Mcore => DataRule::MegatronCore,
@@ -134,7 +136,16 @@ fn preview(args: &Args, fractions: Option<(f64, f64)>) -> Result<Preview> {
         seq_len: args.seq_len,
         cut: Cut { extra_token: !args.no_extra_token, drop_partial: !args.keep_partial },
         samples: args.samples.get(which).or(args.samples.first()).copied(),
-        datasets: args.datasets.iter().enumerate().map(share).collect(),
+        datasets: args
+            .datasets
+            .iter()
+            .enumerate()
+            .map(|(i, named)| Share {
+                prefix: prefix(named),
+                weight: weight(i).unwrap_or(1.0),
+                part: part.clone(),
+            })
+            .collect(),
         weighted: !args.weights.is_empty(),
         cache: args
             .cache
@@ -165,9 +176,11 @@ fn ranges(texts: &[String]) -> Result<Ranges, Problems> {
                 ranges.fractions = Some((from, to));
             }
             _ => {
-                let what =
-                    format!("\"{text}\" is neither samples A..B nor fractions like 0.9..1.0");
-                return Err(Problems::one("--range", what, "write 0..10, say"));
+                return Err(Problems::one(
+                    "--range",
+                    format!("\"{text}\" is neither samples A..B nor fractions like 0.9..1.0"),
+                    "write 0..10, say",
+                ));
             }
         }
     }

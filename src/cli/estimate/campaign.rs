@@ -53,7 +53,8 @@ pub fn compare(args: &Args, path: &Path, changes: &str) -> anyhow::Result<bool> 
         let (request, other) = requested(args, loaded, args.flags())?;
         anyhow::Ok(request.view(other))
     };
-    let (a, b) = (view(&now)?, view(&then)?);
+    let a = view(&now)?;
+    let b = view(&then)?;
     let side = |name, view, effective| Side { name, view, effective };
     let (mut text, mut json) =
         compared(&side("as it is", &a, &now.effective), &side("what if", &b, &then.effective));

@@ -33,7 +33,8 @@ pub fn scores(args: &Args) -> anyhow::Result<()> {
         None => score::print::selftest(),
         Some(path) => {
             let predictor = predictor(args, None)?;
-            let (text, family) = (read(path)?, family(args)?);
+            let text = read(path)?;
+            let family = family(args)?;
             let mut rows = rows::read_as(&text, &path.display().to_string(), family)?;
             if args.async_launches {
                 rows = rows.into_iter().map(rows::Row::asynchronous).collect();
@@ -48,8 +49,11 @@ pub fn scores(args: &Args) -> anyhow::Result<()> {
 /// Program whose formulas the rows of unknown programs have in --score.
 fn family(args: &Args) -> Result<Option<&'static Trainer>, Problems> {
     if args.program.as_deref() == Some("gptrain") {
-        let what = "gptrain's own plans have no formulas for rows";
-        return Err(Problems::one("--as", what, "name another program, or give a manifest"));
+        return Err(Problems::one(
+            "--as",
+            "gptrain's own plans have no formulas for rows",
+            "name another program, or give a manifest",
+        ));
     }
     args.program
         .as_deref()

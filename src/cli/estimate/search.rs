@@ -105,10 +105,11 @@ fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
     let all = args.search.gpus.expect("clap asks for it");
     let spare = args.search.nodes_spare.unwrap_or(0);
     match all.saturating_sub(spare * request.setup.per_node) {
-        0 => {
-            let what = format!("{spare} spare nodes leave none of {all} devices");
-            Err(Problems::one("--nodes-spare", what, "keep fewer, or give more --gpus"))
-        }
+        0 => Err(Problems::one(
+            "--nodes-spare",
+            format!("{spare} spare nodes leave none of {all} devices"),
+            "keep fewer, or give more --gpus",
+        )),
         devices => Ok(devices),
     }
 }
@@ -121,7 +122,8 @@ fn ranked(
 ) -> anyhow::Result<Option<(String, Value)>> {
     let Some(found) = search.rank(devices) else { return Ok(None) };
     let objective = args.search.objective.as_deref().unwrap_or("days");
-    let (m, terms) = (&request.manifest, &request.terms);
+    let m = &request.manifest;
+    let terms = &request.terms;
     let (mut text, json) = print::ranking(m, &found, devices, objective, terms);
     if let Some(folder) = &args.plot {
         plot::write_search(folder, args.overwrite.existing(), m, &found, terms, &text)?;

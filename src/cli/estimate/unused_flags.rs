@@ -24,7 +24,8 @@ impl Args {
 
     pub fn refuse_unused(&self) -> Result<(), Problems> {
         let s = &self.search;
-        let (compares, sizes) = (self.campaign.what_if.is_some(), !self.campaign.sizes.is_empty());
+        let compares = self.campaign.what_if.is_some();
+        let sizes = !self.campaign.sizes.is_empty();
         let over = s.search || s.max_params || sizes;
         let plans = !s.max_params && !s.min_gpus;
         let alone = !s.asked() && !compares && !sizes;
@@ -59,9 +60,12 @@ impl Args {
                 "a plan, a search or --score",
             ),
         ];
-        let searched = |(name, given, ..): &&Rule| *given && !planning && !SCORES.contains(name);
         let unused = rules.iter().find(|(_, given, acts, _)| *given && !acts);
-        match unused.or_else(|| rules.iter().find(searched)) {
+        match unused.or_else(|| {
+            rules
+                .iter()
+                .find(|(name, given, ..)| *given && !planning && !SCORES.contains(name))
+        }) {
             None => Ok(()),
             Some((flag, _, _, with)) => Err(refused(flag, with)),
         }
@@ -83,6 +87,5 @@ impl Args {
 const SCORES: [&str; 2] = ["--calibrate", "--async-launches"];
 
 fn refused(flag: &str, with: &str) -> Problems {
-    let what = "has no effect here";
-    Problems::one(flag, what, format!("leave it out; it is for {with}"))
+    Problems::one(flag, "has no effect here", format!("leave it out; it is for {with}"))
 }

@@ -55,9 +55,12 @@ pub fn run(
 ) -> anyhow::Result<()> {
     if output.is_none() && !options.dry {
         let name = format.name();
-        let what = format!("is a checkpoint of {name}, but no folder for the new run is given");
-        let remedy = "add --output RUN, or show its contents with --dry";
-        return Err(Problems::one(from.display().to_string(), what, remedy).into());
+        return Err(Problems::one(
+            from.display().to_string(),
+            format!("is a checkpoint of {name}, but no folder for the new run is given"),
+            "add --output RUN, or show its contents with --dry",
+        )
+        .into());
     }
     let choices = Choices {
         replicated: options.replicated.unwrap_or_default(),

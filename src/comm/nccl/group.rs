@@ -43,7 +43,9 @@ impl NcclGroup {
         counters: Arc<OpCounters>,
         watchdog: Arc<NcclWatchdog>,
     ) -> NcclGroup {
-        let (name, ranks, begun) = (name.into(), ranks.into(), Cell::new(0));
+        let name = name.into();
+        let ranks = ranks.into();
+        let begun = Cell::new(0);
         let (in_flight, free) = Default::default();
         NcclGroup { comm, name, ranks, rank, counters, begun, in_flight, free, watchdog }
     }
@@ -52,16 +54,21 @@ impl NcclGroup {
     fn collectives(&self, all: &[Collective], stream: Stream) -> u64 {
         let wholes: Vec<_> = all.iter().map(|what| what.whole(self.size())).collect();
         let doing = wholes[0].0.to_string();
-        let (name, counters) = (self.name.clone(), self.counters.clone());
+        let name = self.name.clone();
+        let counters = self.counters.clone();
         let event = move |(op, whole): &(Op, Tensor)| {
             let event = Event::new(&name, *op, counters.number_collective(), *whole, None);
             Event { queued: stream != Stream::Compute, ..event }
         };
-        let events = move || wholes.iter().map(&event).collect();
-        self.enqueue(stream, events, &doing, |comm, stream| match all {
-            [one] => self.launch(*one, comm, stream),
-            all => self.grouped(all.iter().map(|what| self.launch(*what, comm, stream))),
-        })
+        self.enqueue(
+            stream,
+            move || wholes.iter().map(&event).collect(),
+            &doing,
+            |comm, stream| match all {
+                [one] => self.launch(*one, comm, stream),
+                all => self.grouped(all.iter().map(|what| self.launch(*what, comm, stream))),
+            },
+        )
     }
 
     /// Makes these calls in one NCCL group: one kernel for all.
@@ -112,22 +119,28 @@ impl NcclGroup {
 
     /// Enqueues messages in one launch.
     fn messages(&self, messages: &[Message], stream: Stream) -> u64 {
-        let (name, counters, ranks) =
-            (self.name.clone(), self.counters.clone(), self.ranks.clone());
+        let name = self.name.clone();
+        let counters = self.counters.clone();
+        let ranks = self.ranks.clone();
         let event = move |message: &Message| {
-            let (number, peer) = (counters.number_message(message), ranks[message.peer()]);
+            let number = counters.number_message(message);
+            let peer = ranks[message.peer()];
             let event = Event::new(&name, message.op(), number, message.tensor(), Some(peer));
             Event { queued: stream != Stream::Compute, ..event }
         };
         let all = messages.to_vec();
-        let events = move || all.iter().map(&event).collect();
-        self.enqueue(stream, events, "messages", |comm, stream| {
-            self.grouped(
-                messages
-                    .iter()
-                    .map(|message| self.message(message, comm, stream)),
-            )
-        })
+        self.enqueue(
+            stream,
+            move || all.iter().map(&event).collect(),
+            "messages",
+            |comm, stream| {
+                self.grouped(
+                    messages
+                        .iter()
+                        .map(|message| self.message(message, comm, stream)),
+                )
+            },
+        )
     }
 
     fn launch(&self, what: Collective, comm: ncclComm_t, stream: CUstream) -> Code {
@@ -135,7 +148,8 @@ impl NcclGroup {
         let to = |x: Tensor| x.addr() as *mut c_void;
         let from = |x: Tensor| x.addr() as *const c_void;
         let size = |x: Tensor| (x.numel(), data_type(x.dtype));
-        let (sum, stream) = (sys::ncclRedOp_t::ncclSum, stream.cast());
+        let sum = sys::ncclRedOp_t::ncclSum;
+        let stream = stream.cast();
         // SAFETY: `enqueue` holds the communicator's lock, and `stream` is the device's. The tensors are
         // device memory that the backend keeps: `part` is one rank's share of `whole`
         // (`Collective::whole`), and ops do not access them before the collective has ended.
@@ -151,7 +165,8 @@ impl NcclGroup {
                 }
                 Collective::ReduceScatter { whole, part } => {
                     let (count, kind) = size(part);
-                    let (from, to) = (from(whole), to(part));
+                    let from = from(whole);
+                    let to = to(part);
                     call!(api, ncclReduceScatter(from, to, count, kind, sum, comm, stream))
                 }
             }
@@ -159,9 +174,12 @@ impl NcclGroup {
     }
 
     fn message(&self, message: &Message, comm: ncclComm_t, stream: CUstream) -> Code {
-        let (api, stream) = (&self.watchdog.shared.api, stream.cast());
-        let (x, peer) = (message.tensor(), message.peer() as c_int);
-        let (address, kind) = (x.addr() as *mut c_void, data_type(x.dtype));
+        let api = &self.watchdog.shared.api;
+        let stream = stream.cast();
+        let x = message.tensor();
+        let peer = message.peer() as c_int;
+        let address = x.addr() as *mut c_void;
+        let kind = data_type(x.dtype);
         // SAFETY: as in `launch`: `x` is device memory of `numel` elements of this type.
         unsafe {
             match message {
@@ -245,8 +263,11 @@ impl Group for NcclGroup {
     fn finish(&self, pending: Pending) {
         self.watchdog.shared.mark_waited(pending.event);
         let device = &self.watchdog.shared.device;
-        let order = self.in_flight.borrow_mut().remove(&pending.job);
-        let order = order.expect("an operation that this group began, finished once");
+        let order = self
+            .in_flight
+            .borrow_mut()
+            .remove(&pending.job)
+            .expect("an operation that this group began, finished once");
         self.watchdog
             .shared
             .wait_for(&self.name, |stream| device.wait(stream, order[1]));
@@ -259,7 +280,8 @@ impl Group for NcclGroup {
 
 impl Drop for NcclGroup {
     fn drop(&mut self) {
-        let (api, device) = (&self.watchdog.shared.api, &self.watchdog.shared.device);
+        let api = &self.watchdog.shared.api;
+        let device = &self.watchdog.shared.device;
         // After a failure, or in a panic, the other ranks may have ended.
         let failed = self.watchdog.shared.endpoint.inbox.failed().is_some() || device.failed();
         if !failed && !std::thread::panicking() {

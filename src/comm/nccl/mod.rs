@@ -55,15 +55,18 @@ impl Nccl {
         let refuse = |what: String, remedy: &str| Problems::one("NCCL", what, remedy);
         let names = ["libnccl.so.2", "libnccl.so"];
         let library = Library::open(&options.folders, &names).map_err(|why| {
-            let remedy = format!(
-                "pip install nvidia-nccl-cu13, or add its folder of libraries to {FOLDER}; or \
-                 --set comm.gpu_transport=host, which is slow"
-            );
-            refuse(format!("NCCL is missing: {why}"), &remedy)
+            refuse(
+                format!("NCCL is missing: {why}"),
+                &format!(
+                    "pip install nvidia-nccl-cu13, or add its folder of libraries to {FOLDER}; or \
+                     --set comm.gpu_transport=host, which is slow"
+                ),
+            )
         })?;
         let api = Api::load(&library).map_err(|what| refuse(what, "update NCCL: 2.18 or newer"))?;
         let setup_timeout = Duration::from_secs(120);
-        let (device, watchdog) = (cuda.device().clone(), OnceCell::new());
+        let device = cuda.device().clone();
+        let watchdog = OnceCell::new();
         let scratch = cuda.scratch_tensor(options.connect.max(SMALL) / DType::F32.size());
         let dtype = options.dtype;
         let serial = parse_flag("NCCL", SERIAL, options.serial.as_deref())?;
@@ -131,13 +134,16 @@ impl Nccl {
         id: ncclUniqueId,
     ) -> NcclGroup {
         let endpoint = &world.resources().endpoint;
-        let start = || {
-            let (api, device) = (self.api.clone(), self.device.clone());
-            let limits = (self.setup_timeout, self.serial);
-            let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
-            Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
-        };
-        let watchdog = self.watchdog.get_or_init(start).clone();
+        let watchdog = self
+            .watchdog
+            .get_or_init(|| {
+                let api = self.api.clone();
+                let device = self.device.clone();
+                let limits = (self.setup_timeout, self.serial);
+                let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
+                Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
+            })
+            .clone();
         let rank = ranks
             .iter()
             .position(|rank| *rank == world.rank())
@@ -165,7 +171,8 @@ impl Nccl {
     /// Tensors of the operations with which a communicator gets its buffers. NCCL reserves them at the
     /// first operation of an algorithm, which it selects by size and dtype.
     fn samples(&self) -> impl Iterator<Item = Tensor> {
-        let (small, large) = (SMALL, self.scratch.bytes());
+        let small = SMALL;
+        let large = self.scratch.bytes();
         let sizes = [small, large]
             .into_iter()
             .take(if small < large { 2 } else { 1 });
@@ -180,7 +187,8 @@ impl Nccl {
     /// Runs each kind of operation on each sample: NCCL then reserves its buffers here, before free
     /// memory is measured, and not in the first step, when the arenas have taken it.
     fn connect(&self, group: &NcclGroup, messages: bool) {
-        let (size, rank) = (group.size(), group.rank());
+        let size = group.size();
+        let rank = group.rank();
         let [next, before] = [rank + 1, rank + size - 1].map(|other| other % size);
         for sample in self.samples() {
             let each = sample.numel() / size;
@@ -190,7 +198,8 @@ impl Nccl {
             group.reduce_scatter(whole, part);
             group.all_gather(part, whole);
             let half = sample.numel() / 2;
-            let (sent, received) = (sample.span(0, half), sample.span(half, half));
+            let sent = sample.span(0, half);
+            let received = sample.span(half, half);
             for (to, from) in [(next, before), (before, next)]
                 .into_iter()
                 .filter(|_| messages)

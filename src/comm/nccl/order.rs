@@ -13,7 +13,8 @@ pub fn warning(nccl: i32, driver: i32, implicit: Option<&str>) -> Option<String>
     let may_hang = "and this run uses several at once: it may hang";
     let serial = format!("set {SERIAL}=1, which is slower");
     let what = if nccl < NCCL {
-        let (major, minor) = (nccl / 10_000, nccl % 10_000 / 100);
+        let major = nccl / 10_000;
+        let minor = nccl % 10_000 / 100;
         format!(
             "NCCL {major}.{minor} does not order the launches of communicators, {may_hang}. Update NCCL \
              to 2.26 or newer, or {serial}"
@@ -24,7 +25,8 @@ pub fn warning(nccl: i32, driver: i32, implicit: Option<&str>) -> Option<String>
              Set it to 1, or {serial}"
         )
     } else if driver < DRIVER {
-        let (major, minor) = (driver / 1000, driver % 1000 / 10);
+        let major = driver / 1000;
+        let minor = driver % 1000 / 10;
         format!(
             "with this driver, for CUDA {major}.{minor}, NCCL runs one communicator at a time: sums do \
              not overlap, and topology.overlap_p2p hangs. Update the driver to CUDA 12.3 or newer, \

@@ -33,7 +33,8 @@ impl NcclRing {
         host: &dyn Group,
         (name, ranks): (&str, &[usize]),
     ) -> NcclRing {
-        let (rank, size) = (host.rank(), host.size());
+        let rank = host.rank();
+        let size = host.size();
         let forwards = name == ACTIVATIONS;
         let step = if forwards { 1 } else { size - 1 };
         let first = if forwards { 0 } else { 2 };
@@ -74,12 +75,13 @@ fn ids_of_all(host: &dyn Group, own: ncclUniqueId) -> Vec<ncclUniqueId> {
     host.all_gather(whole.span(WORDS * host.rank(), WORDS), whole);
     // The group wrote through the address.
     let all = std::hint::black_box(&all);
-    let id = |words: &[u64]| {
-        let mut id = ncclUniqueId { internal: [0; 128] };
-        bytemuck::bytes_of_mut(&mut id.internal).copy_from_slice(bytemuck::cast_slice(words));
-        id
-    };
-    all.chunks_exact(WORDS).map(id).collect()
+    all.chunks_exact(WORDS)
+        .map(|words| {
+            let mut id = ncclUniqueId { internal: [0; 128] };
+            bytemuck::bytes_of_mut(&mut id.internal).copy_from_slice(bytemuck::cast_slice(words));
+            id
+        })
+        .collect()
 }
 
 /// Like `Nccl::connect`, with the only operation of an edge.

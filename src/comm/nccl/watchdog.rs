@@ -128,13 +128,12 @@ impl NcclWatchdog {
         shared.device.observed.set(Arc::downgrade(&observer));
         let (end, ended) = channel();
         let polled = shared.clone();
-        let run = move || {
+        let name = format!("nccl of rank {}", shared.endpoint.rank);
+        let thread = base::threads::spawn(&name, move || {
             while ended.recv_timeout(PERIOD) == Err(RecvTimeoutError::Timeout) {
                 polled.poll();
             }
-        };
-        let name = format!("nccl of rank {}", shared.endpoint.rank);
-        let thread = base::threads::spawn(&name, run)?;
+        })?;
         Ok(NcclWatchdog { shared, thread: Some((end, thread)) })
     }
 }
@@ -190,7 +189,8 @@ impl Shared {
         make: impl FnOnce(&mut ncclComm_t) -> Code,
     ) -> Result<Arc<Comm>, String> {
         self.state.lock().setting_up = Some((Moment::now(), label.clone()));
-        let (mut comm, mut code) = (null_mut(), 0);
+        let mut comm = null_mut();
+        let mut code = 0;
         self.device.call(&label, |_| {
             code = make(&mut comm);
             0
@@ -253,9 +253,9 @@ impl Shared {
         call: impl FnOnce(CUstream),
     ) -> u64 {
         let handle = self.handle(stream);
-        let pair = || Pair([self.device.timing_event(), self.device.timing_event()]);
         let free = self.state.lock().free.pop();
-        let span = free.unwrap_or_else(pair);
+        let span =
+            free.unwrap_or_else(|| Pair([self.device.timing_event(), self.device.timing_event()]));
         self.device.record(span.0[0], handle);
         call(handle);
         self.device.record(span.0[1], handle);
@@ -336,12 +336,17 @@ impl Shared {
             while let Some(first) = stream.front_mut() {
                 let Pair([before, after]) = first.span;
                 if first.entered.is_none() && self.device.event_done(before) {
-                    let enter = |event: &Event| {
-                        let number = recorder.enqueue(event.clone());
-                        recorder.start(number);
-                        number
-                    };
-                    first.entered = Some(first.events.iter().map(enter).collect());
+                    first.entered = Some(
+                        first
+                            .events
+                            .iter()
+                            .map(|event| {
+                                let number = recorder.enqueue(event.clone());
+                                recorder.start(number);
+                                number
+                            })
+                            .collect(),
+                    );
                 }
                 let Some(entered) = &first.entered else { break };
                 if !self.device.event_done(after) {
@@ -368,7 +373,7 @@ impl Shared {
                 "NCCL has not made {label} in {seconds:.0} s; NCCL_DEBUG=INFO has it say why"
             ));
         }
-        let broken = |comm: &Arc<Comm>| {
+        let code = comms.iter().find_map(|comm| {
             let mut code: Code = 0;
             // A thread inside NCCL holds the lock; its call returns the error.
             let comm = comm.0.try_lock()?;
@@ -376,8 +381,7 @@ impl Shared {
             // variable, as a ncclResult_t is one.
             unsafe { call!(self.api, ncclCommGetAsyncError((*comm)?, (&raw mut code).cast())) };
             (code != 0 && code != IN_PROGRESS).then_some(code)
-        };
-        let code = comms.iter().find_map(broken)?;
+        })?;
         Some(format!("NCCL: {}", self.api.error(code)))
     }
 }
@@ -387,8 +391,11 @@ impl GraphObserver for Shared {
         let captured = std::mem::take(&mut self.state.lock().captured);
         Box::new(move |launch| {
             self.check_failed();
-            let events = captured.iter().flat_map(|events| events());
-            let events: Vec<Event> = events.map(|e| Event { queued: false, ..e }).collect();
+            let events: Vec<Event> = captured
+                .iter()
+                .flat_map(|events| events())
+                .map(|e| Event { queued: false, ..e })
+                .collect();
             if events.is_empty() {
                 launch()
             } else {

@@ -41,13 +41,17 @@ pub fn start(
     all: Vec<Arrived>,
     peers: Vec<Peer>,
 ) -> Result<Arc<Coordinator>, Failed> {
-    let unknown = |(rank, one): (usize, &Arrived)| RankReport {
-        node: one.request.node.clone(),
-        ..RankReport::unknown(rank)
-    };
-    let reports = all.iter().enumerate().map(unknown).collect();
+    let reports = all
+        .iter()
+        .enumerate()
+        .map(|(rank, one)| RankReport {
+            node: one.request.node.clone(),
+            ..RankReport::unknown(rank)
+        })
+        .collect();
     let last_messages = vec![Moment::now(); all.len()];
-    let (mut writers, mut readers) = (Vec::new(), Vec::new());
+    let mut writers = Vec::new();
+    let mut readers = Vec::new();
     for (rank, one) in all.into_iter().enumerate() {
         let Some(control) = one.control else {
             writers.push(None);
@@ -145,17 +149,25 @@ impl Coordinator {
         let due = reported
             .as_ref()
             .filter(|(at, _)| at.waited() >= ROOT_CAUSE_DELAY);
-        let died = |r: &RankReport| matches!(r.ended, Some(End::Died(_)));
         match due {
-            Some((_, line)) if !reports.iter().any(died) => Some(line.clone()),
+            Some((_, line))
+                if !reports
+                    .iter()
+                    .any(|r| matches!(r.ended, Some(End::Died(_)))) =>
+            {
+                Some(line.clone())
+            }
             _ => diagnose(reports, timeout.as_secs_f64()),
         }
     }
 
     fn broadcast_failure(&self, line: String) {
         let reports = self.state.lock().reports.clone();
-        let cannot_dump = |r: &&RankReport| r.ended.is_some() || r.silent.is_some();
-        let dumped: Vec<RankReport> = reports.iter().filter(cannot_dump).cloned().collect();
+        let dumped: Vec<RankReport> = reports
+            .iter()
+            .filter(|r| r.ended.is_some() || r.silent.is_some())
+            .cloned()
+            .collect();
         let failed = self.process.watchdog.claim(line.clone());
         self.process.watchdog.dump(&dumped);
         self.broadcast(&ControlMessage::GroupFailed { line, print: false });
@@ -193,8 +205,10 @@ impl ControlChannel for Coordinator {
     }
 
     fn addresses(&self, ranks: &[usize]) -> Result<Vec<SocketAddr>, Failed> {
-        let address = |rank: &usize| self.peers[*rank].address(self.loopback);
-        Ok(ranks.iter().map(address).collect())
+        Ok(ranks
+            .iter()
+            .map(|rank| self.peers[*rank].address(self.loopback))
+            .collect())
     }
 
     fn leave(&self) {

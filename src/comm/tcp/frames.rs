@@ -55,7 +55,9 @@ pub fn read(from: &mut TcpStream, pool: &Pool) -> io::Result<Option<Frame>> {
     let mut header = [0; HEADER];
     from.read_exact(&mut header)?;
     let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
-    let (op, dtype, length) = (header[32], header[33], word(24));
+    let op = header[32];
+    let dtype = header[33];
+    let length = word(24);
     if op == GOODBYE {
         return Ok(None);
     }

@@ -141,15 +141,18 @@ pub fn accept_all(
             continue;
         };
         let number = handshakes.begin(&stream, MAX_HANDSHAKES + world);
-        let (key, accepted, all) = (key.clone(), accepted.clone(), handshakes.clone());
-        let handshake = move || {
+        let key = key.clone();
+        let accepted = accepted.clone();
+        let all = handshakes.clone();
+        if base::threads::spawn("handshake", move || {
             let body = accept(&stream, &key, purpose);
             all.end(number, body.is_err());
             if let (Ok(body), Some(stream)) = (body, Arc::into_inner(stream)) {
                 accepted(body, stream);
             }
-        };
-        if base::threads::spawn("handshake", handshake).is_err() {
+        })
+        .is_err()
+        {
             handshakes.end(number, false); // the peer retries
         }
     }
@@ -163,14 +166,16 @@ pub fn accept(mut stream: &TcpStream, key: &Key, purpose: &str) -> Result<Vec<u8
     greeting.extend(mine);
     stream.set_write_timeout(Some(TIMEOUT))?;
     stream.write_all(&greeting)?;
-    let (mut its, mut length) = ([0; 32], [0; 2]);
+    let mut its = [0; 32];
+    let mut length = [0; 2];
     read(stream, &mut its, end)?;
     read(stream, &mut length, end)?;
     let length = u16::from_le_bytes(length) as usize;
     if length > LONGEST {
         return Err(AuthError::UnknownProtocol(format!("a handshake of {length} bytes")));
     }
-    let (mut body, mut proof) = (vec![0; length], [0; 32]);
+    let mut body = vec![0; length];
+    let mut proof = [0; 32];
     read(stream, &mut body, end)?;
     read(stream, &mut proof, end)?;
     let expected = mac(&key.0, &[b"client", purpose.as_bytes(), &mine, &its, &body]);

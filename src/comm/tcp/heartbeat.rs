@@ -52,7 +52,8 @@ pub fn start(
         answered,
         last_message,
     });
-    let (listener, sender) = (client.clone(), client.clone());
+    let listener = client.clone();
+    let sender = client.clone();
     start_thread(rank, "of rank 0", move || listener.listen(reader))?;
     start_thread(rank, "heartbeats", move || sender.send_heartbeats())?;
     Ok(client)
@@ -142,7 +143,8 @@ impl ControlChannel for HeartbeatClient {
                 return Err(failed);
             }
         }
-        let (me, seconds) = (self.process.rank, timeout.as_secs_f64());
+        let me = self.process.rank;
+        let seconds = timeout.as_secs_f64();
         let line = format!(
             "rank 0 did not send rank {me} the addresses of its peers within {seconds:.0} s"
         );

@@ -37,8 +37,10 @@ impl Mesh {
         listener: TcpListener,
         control: Arc<dyn ControlChannel>,
     ) -> Result<World, Failed> {
-        let (connections, changed) = (Mutex::default(), Condvar::new());
-        let (inbox, recorder) = (process.inbox.clone(), process.recorder.clone());
+        let connections = Mutex::default();
+        let changed = Condvar::new();
+        let inbox = process.inbox.clone();
+        let recorder = process.recorder.clone();
         let identity = (process.rank, process.size);
         let own = listener.local_addr().expect("it is bound");
         let mesh = Arc::new(Mesh { process, key, own, control, connections, changed });
@@ -50,17 +52,25 @@ impl Mesh {
     /// Accepts connections from lower ranks until this rank has left.
     fn accept_loop(self: &Arc<Mesh>, listener: &TcpListener) {
         let mesh = self.clone();
-        let accepted = move |body: Vec<u8>, stream: TcpStream| {
-            let Ok(body) = <[u8; 16]>::try_from(body) else { return };
-            let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8"));
-            let (from, to) = (word(0) as usize, word(8) as usize);
-            if to == mesh.process.rank && from < to {
-                mesh.add(from, stream);
-            }
-        };
-        let (world, left) = (self.process.size, || self.process.left());
+        let world = self.process.size;
         let all = Arc::new(Handshakes::default());
-        handshake::accept_all(listener, &self.key, "data", world, &all, left, accepted);
+        handshake::accept_all(
+            listener,
+            &self.key,
+            "data",
+            world,
+            &all,
+            || self.process.left(),
+            move |body: Vec<u8>, stream: TcpStream| {
+                let Ok(body) = <[u8; 16]>::try_from(body) else { return };
+                let word = |at: usize| u64::from_le_bytes(body[at..at + 8].try_into().expect("8"));
+                let from = word(0) as usize;
+                let to = word(8) as usize;
+                if to == mesh.process.rank && from < to {
+                    mesh.add(from, stream);
+                }
+            },
+        );
     }
 
     fn connect_to(self: &Arc<Mesh>, to: usize, address: SocketAddr) -> Result<(), Failed> {
@@ -128,7 +138,8 @@ impl Mesh {
     }
 
     fn connection_lost(&self, peer: usize, error: &std::io::Error) -> Failed {
-        let (rank, how) = (self.process.rank, describe(error));
+        let rank = self.process.rank;
+        let how = describe(error);
         let line = format!("rank {rank} lost its connection to rank {peer}: {how}");
         self.control.failure(Failed::new(line))
     }
@@ -177,16 +188,17 @@ impl Transport for TcpTransport {
                 mesh.connect_to(*to, address)?;
             }
         }
-        let connected = |connections: &HashMap<usize, Connection>| {
+        mesh.wait_until(|connections: &HashMap<usize, Connection>| {
             ranks
                 .iter()
                 .all(|rank| *rank == me || connections.contains_key(rank))
-        };
-        mesh.wait_until(connected).unwrap_or_else(|| {
+        })
+        .unwrap_or_else(|| {
             let late = ranks
                 .iter()
-                .find(|rank| **rank != me && mesh.writer(**rank).is_none());
-            let late = late.copied().unwrap_or(me);
+                .find(|rank| **rank != me && mesh.writer(**rank).is_none())
+                .copied()
+                .unwrap_or(me);
             let seconds = mesh.process.watchdog.timeout.as_secs_f64();
             Err(Failed::new(format!(
                 "rank {late} did not connect to rank {me} within {seconds:.0} s"

@@ -187,11 +187,13 @@ fn connect_to_rank0(
         }
         if end.has_passed() {
             let seconds = join.start_timeout.as_secs_f64();
-            let what = format!(
-                "did not connect to rank 0 at {} within {seconds:.0} s: {why}",
-                join.address
-            );
-            return Err(failed(join, what));
+            return Err(failed(
+                join,
+                format!(
+                    "did not connect to rank 0 at {} within {seconds:.0} s: {why}",
+                    join.address
+                ),
+            ));
         }
         answered = Some(why).filter(|why| !matches!(why, AuthError::Io(_)));
         std::thread::sleep(Duration::from_millis(100));

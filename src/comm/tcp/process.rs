@@ -111,14 +111,14 @@ impl ProcessState {
             let _ = socket.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
-        let (process, last) = (self.clone(), failed.clone());
-        let end = move || {
+        let process = self.clone();
+        let last = failed.clone();
+        // If this thread cannot start, a rank in an endless computation ends at its next exchange.
+        let _ = threads::spawn("end", move || {
             if !process.wait(process.watchdog.grace, |state| state.left) {
                 end_process(&last);
             }
-        };
-        // If this thread cannot start, a rank in an endless computation ends at its next exchange.
-        let _ = threads::spawn("end", end);
+        });
         failed
     }
 

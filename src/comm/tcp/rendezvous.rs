@@ -31,7 +31,8 @@ pub fn gather_ranks(
 ) -> Result<Vec<Arrived>, Failed> {
     let listener = bind(join, address)?;
     let (joined, arrivals) = channel();
-    let (key, world) = (key.clone(), join.world);
+    let key = key.clone();
+    let world = join.world;
     let accepted = move |body: Vec<u8>, stream: TcpStream| {
         if let Ok(request) = serde_json::from_slice(&body)
             && let Ok(address) = stream.peer_addr()
@@ -45,8 +46,8 @@ pub fn gather_ranks(
         handshake::accept_all(&listener, &key, "join", world, &all, || false, accepted)
     })?;
     let mut present = BTreeMap::new();
-    let (request, peer) =
-        (JoinRequest::new(join, 0, data_port), Peer { ip: None, port: data_port });
+    let request = JoinRequest::new(join, 0, data_port);
+    let peer = Peer { ip: None, port: data_port };
     present.insert(0, Arrived { request, peer, control: None });
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
     let unauthenticated = handshakes.unauthenticated();
@@ -69,7 +70,8 @@ pub fn gather_ranks(
 
 /// Binds to the address's port.
 fn bind(join: &Join, address: &Address) -> Result<TcpListener, Failed> {
-    let (ip, port) = (address.listening_ip(), address.port);
+    let ip = address.listening_ip();
+    let port = address.port;
     let end = Deadline::after(Duration::from_secs(2));
     loop {
         match TcpListener::bind(SocketAddr::new(ip, port)) {
@@ -77,8 +79,10 @@ fn bind(join: &Join, address: &Address) -> Result<TcpListener, Failed> {
             Err(_) if !end.has_passed() => std::thread::sleep(Duration::from_millis(100)),
             Err(error) => {
                 let remedy = "another job or program has it; set GPTRAIN_RENDEZVOUS=host:port";
-                let what = format!("cannot listen on port {port}: {error} ({remedy})");
-                return Err(failed(join, what));
+                return Err(failed(
+                    join,
+                    format!("cannot listen on port {port}: {error} ({remedy})"),
+                ));
             }
         }
     }
@@ -92,7 +96,8 @@ fn wait_for_ranks(
     arrivals: &Receiver<Joined>,
     present: &mut BTreeMap<usize, Arrived>,
 ) -> Vec<usize> {
-    let (end, mut duplicates) = (Deadline::after(join.start_timeout), Vec::new());
+    let end = Deadline::after(join.start_timeout);
+    let mut duplicates = Vec::new();
     let mut log_at = Some(Deadline::after(join.start_timeout / LOG_DIVISOR));
     while present.len() < join.world {
         let arrived = log_at.unwrap_or(end).receive(arrivals);
@@ -103,7 +108,8 @@ fn wait_for_ranks(
             tracing::info!("waiting for {} at {}", ranks(&absent(join, present)), join.address);
             continue;
         };
-        let (rank, world) = (request.rank, join.world);
+        let rank = request.rank;
+        let world = join.world;
         if rank >= world {
             reject(control, &format!("rank {rank} does not exist in a world of {world} ranks"));
         } else if let Entry::Vacant(place) = present.entry(rank) {
@@ -153,7 +159,8 @@ fn missing(
     if absent.is_empty() {
         return None;
     }
-    let (seconds, address) = (join.start_timeout.as_secs_f64(), &join.address);
+    let seconds = join.start_timeout.as_secs_f64();
+    let address = &join.address;
     let mut line = format!(
         "{} did not connect to the rendezvous at {address} within {seconds:.0} s",
         ranks(&absent)
@@ -205,7 +212,8 @@ fn outliers(
     } else {
         format!(" (node {})", first.node)
     };
-    let (its, others) = (value(first), count(majority));
+    let its = value(first);
+    let others = count(majority);
     let line = format!("{}{node} {what} than the other {others}", ranks(&list));
     Some(format!("{line}: {its:016x}, not {majority:016x}"))
 }

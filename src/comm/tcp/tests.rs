@@ -29,33 +29,36 @@ fn joins_within(limit: Duration, world: usize) -> Vec<Join> {
 
 pub fn joins(world: usize) -> Vec<Join> {
     let address = free_address();
-    let join = |rank| Join {
-        rank,
-        world,
-        node: format!("n{rank}"),
-        address: address.clone(),
-        job: "test 1".into(),
-        secret: b"secret".to_vec(),
-        binary: 1,
-        manifest: 2,
-        start_timeout: LONG,
-        watchdog: Watchdog::new(LONG),
-        send_limit: None,
-    };
-    (0..world).map(join).collect()
+    (0..world)
+        .map(|rank| Join {
+            rank,
+            world,
+            node: format!("n{rank}"),
+            address: address.clone(),
+            job: "test 1".into(),
+            secret: b"secret".to_vec(),
+            binary: 1,
+            manifest: 2,
+            start_timeout: LONG,
+            watchdog: Watchdog::new(LONG),
+            send_limit: None,
+        })
+        .collect()
 }
 
 /// Runs each rank on its own thread. Returns their results.
 fn run(joins: Vec<Join>, rank: impl Fn(World) + Sync) -> Vec<Result<(), String>> {
     std::thread::scope(|scope| {
         let rank = &rank;
-        let spawn = |join: Join| {
-            scope.spawn(move || {
-                let world = super::join(&join).map_err(|failed| failed.line)?;
-                catch(move || rank(world)).map_err(|failed| failed.line)
+        let threads: Vec<_> = joins
+            .into_iter()
+            .map(|join| {
+                scope.spawn(move || {
+                    let world = super::join(&join).map_err(|failed| failed.line)?;
+                    catch(move || rank(world)).map_err(|failed| failed.line)
+                })
             })
-        };
-        let threads: Vec<_> = joins.into_iter().map(spawn).collect();
+            .collect();
         threads
             .into_iter()
             .map(|thread| thread.join().expect("no panic"))
@@ -93,7 +96,8 @@ fn a_rank_with_a_send_limit_sends_slowly() {
     let mut joins = joins(2);
     joins[1].send_limit = Some(4e6);
     let ends = run(joins, |world| {
-        let (group, peer) = (world.group("pair", &[0, 1]), 1 - world.rank());
+        let group = world.group("pair", &[0, 1]);
+        let peer = 1 - world.rank();
         let mut words = vec![0u64; 2 * 125_000];
         let at = words.as_mut_ptr() as usize;
         let [out, into] =
@@ -166,7 +170,8 @@ fn others_are_rejected(limit: Duration) {
     let mut joins = joins_within(limit, 4);
     joins[2].job = "test 2".into();
     joins[3].secret = b"guess".to_vec();
-    let (address, seconds) = (joins[0].address.clone(), limit.as_secs_f64());
+    let address = joins[0].address.clone();
+    let seconds = limit.as_secs_f64();
     let ends = run(joins, |_| ());
     let line = format!("ranks 2, 3 {MISSING} {address} within {seconds:.0} s; 2 of 4 ranks did");
     for end in &ends[..2] {
@@ -188,8 +193,9 @@ fn the_secret_is_made_once_and_for_its_user_only() {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let made: Vec<Vec<u8>> = std::thread::scope(|scope| {
-        let ask = || secret(folder.path(), "slurm 7.0").unwrap();
-        let threads: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        let threads: Vec<_> = (0..8)
+            .map(|_| scope.spawn(|| secret(folder.path(), "slurm 7.0").unwrap()))
+            .collect();
         threads
             .into_iter()
             .map(|thread| thread.join().unwrap())

@@ -91,11 +91,12 @@ fn brought(rank: usize, dtype: DType, numel: usize) -> Vec<f32> {
 /// Σ over ranks, in rank order, rounded once.
 fn summed(size: usize, dtype: DType, numel: usize) -> Vec<f32> {
     let all: Vec<Vec<f32>> = (0..size).map(|rank| brought(rank, dtype, numel)).collect();
-    let sum = |i: usize| match dtype {
-        DType::F32 => all.iter().fold(0.0f64, |sum, x| sum + x[i] as f64) as f32,
-        _ => rounded(dtype, all.iter().fold(0.0f32, |sum, x| sum + x[i])),
-    };
-    (0..numel).map(sum).collect()
+    (0..numel)
+        .map(|i| match dtype {
+            DType::F32 => all.iter().fold(0.0f64, |sum, x| sum + x[i] as f64) as f32,
+            _ => rounded(dtype, all.iter().fold(0.0f32, |sum, x| sum + x[i])),
+        })
+        .collect()
 }
 
 /// Checks every op of a group of the whole world: all float dtypes, these lengths, in place and
@@ -129,7 +130,8 @@ pub fn check_reduce(group: &dyn Group, dtype: DType, length: usize) {
 
 /// Checks reduce_scatter and all_gather of n·`part` elements.
 fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
-    let (size, rank) = (group.size(), group.rank());
+    let size = group.size();
+    let rank = group.rank();
     let expected = summed(size, dtype, part * size);
     let mine = brought(rank, dtype, part * size);
     let whole = Numbers::from_values(dtype, &mine);
@@ -151,7 +153,8 @@ fn check_parts(group: &dyn Group, dtype: DType, part: usize, in_place: bool) {
 
 /// Every rank sends to the next; no send waits for its receiver.
 fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
-    let (size, rank) = (group.size(), group.rank());
+    let size = group.size();
+    let rank = group.rank();
     let x = Numbers::from_values(dtype, &brought(rank, dtype, length));
     let y = Numbers::new(length, dtype);
     group.send((rank + 1) % size, x.tensor());
@@ -161,8 +164,10 @@ fn check_ring(group: &dyn Group, dtype: DType, length: usize) {
 
 /// Every rank sends to both neighbours. All messages start before any is awaited, receives first.
 fn check_begun(group: &dyn Group, dtype: DType, length: usize) {
-    let (size, rank) = (group.size(), group.rank());
-    let (next, before) = ((rank + 1) % size, (rank + size - 1) % size);
+    let size = group.size();
+    let rank = group.rank();
+    let next = (rank + 1) % size;
+    let before = (rank + size - 1) % size;
     let x = Numbers::from_values(dtype, &brought(rank, dtype, length));
     let arrived = [before, next].map(|from| (from, Numbers::new(length, dtype)));
     let receives = arrived

@@ -42,7 +42,8 @@ fn a_rank_that_ends_early_is_named() {
 #[test]
 fn a_rank_in_another_collective_is_named() {
     let lines = lines(|_, group| {
-        let (part, whole) = (Numbers::f32(vec![0.0; 4]), Numbers::f32(vec![0.0; 12]));
+        let part = Numbers::f32(vec![0.0; 4]);
+        let whole = Numbers::f32(vec![0.0; 12]);
         group.all_gather(part.tensor(), whole.tensor());
     });
     let line = "#2 of group all is all_reduce of 100 f32 on rank N but all_gather of 12 f32 on \
@@ -90,19 +91,20 @@ fn a_panic_of_a_rank_fails_the_others() {
 /// A rank that unwinds with a collective on its queue does not wait for it.
 #[test]
 fn a_begun_collective_does_not_hold_a_failing_rank() {
-    let act = |world: World| {
-        let rank = world.rank();
-        let end = catch(move || {
-            let group = world.group("all", &[0, 1]);
-            let x = Numbers::f32(vec![1.0; 100]);
-            if rank == 0 {
-                let _pending = group.begin(crate::Collective::AllReduce(x.tensor()));
-                Failed::new("given up").raise();
-            }
-            let y = Numbers::f32(vec![1.0; 100]);
-            group.recv(0, y.tensor());
-        });
-        assert!(end.is_err());
-    };
-    ends("every rank", move || on_threads(threads::world(2), act));
+    ends("every rank", move || {
+        on_threads(threads::world(2), |world: World| {
+            let rank = world.rank();
+            let end = catch(move || {
+                let group = world.group("all", &[0, 1]);
+                let x = Numbers::f32(vec![1.0; 100]);
+                if rank == 0 {
+                    let _pending = group.begin(crate::Collective::AllReduce(x.tensor()));
+                    Failed::new("given up").raise();
+                }
+                let y = Numbers::f32(vec![1.0; 100]);
+                group.recv(0, y.tensor());
+            });
+            assert!(end.is_err());
+        })
+    });
 }

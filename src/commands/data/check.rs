@@ -42,10 +42,11 @@ impl CheckedDataset {
     }
 
     pub fn object(&self) -> Value {
-        let digest = |(path, digest): &(PathBuf, u64)| {
-            (path.display().to_string(), format!("{digest:016x}").into())
-        };
-        let digests: serde_json::Map<String, Value> = self.digests.iter().map(digest).collect();
+        let digests: serde_json::Map<String, Value> = self
+            .digests
+            .iter()
+            .map(|(path, digest)| (path.display().to_string(), format!("{digest:016x}").into()))
+            .collect();
         json!({
             "dataset": self.dataset, "documents": self.documents, "tokens": self.tokens,
             "dtype": self.dtype.to_string(), "highest_id": self.highest_id, "vocab": self.vocab,
@@ -76,13 +77,20 @@ pub fn check(
     progress.finish();
     let place = prefix.display().to_string();
     let Some((id, sequence)) = highest else {
-        let what = "holds no tokens: it cannot be used for training";
-        return Err(Problems::one(place, what, "build it again").into());
+        return Err(Problems::one(
+            place,
+            "holds no tokens: it cannot be used for training",
+            "build it again",
+        )
+        .into());
     };
     if let Some(vocab) = vocab.filter(|vocab| id >= *vocab as u64) {
-        let what = format!("sequence {sequence} holds id {id}; the vocabulary has {vocab} ids");
-        let remedy = "it was built with another tokenizer, or is damaged";
-        return Err(Problems::one(place, what, remedy).into());
+        return Err(Problems::one(
+            place,
+            format!("sequence {sequence} holds id {id}; the vocabulary has {vocab} ids"),
+            "it was built with another tokenizer, or is damaged",
+        )
+        .into());
     }
     let mut digests = Vec::new();
     for path in [index_path(prefix), tokens_path(prefix)]

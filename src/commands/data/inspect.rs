@@ -28,7 +28,8 @@ pub fn inspect(
 ) -> Result<Vec<u8>> {
     let dataset = Indexed::open(prefix)?;
     let found = super::tokenizer(tokenizer, &dataset)?;
-    let (record, tokenizer) = (found.record.as_ref(), found.load()?);
+    let record = found.record.as_ref();
+    let tokenizer = found.load()?;
     let mut out = Vec::new();
     let lengths = lengths(&dataset);
     if json {
@@ -141,7 +142,8 @@ fn histogram(lengths: &Lengths, out: &mut Vec<u8>) -> Result<()> {
         let until = if row == 0 { 0 } else { (from << 1) - 1 };
         let range = if from == until { format!("{from}") } else { format!("{from} – {until}") };
         let bar = "█".repeat((30 * documents / most) as usize);
-        let (documents, tokens) = (Count(*documents), Count(*tokens));
+        let documents = Count(*documents);
+        let tokens = Count(*tokens);
         writeln!(out, "  {range:>15}  {documents:>12}  {tokens:>15}  {bar}")?;
     }
     Ok(())

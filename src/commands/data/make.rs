@@ -72,7 +72,6 @@ impl TextInput {
 
 /// Paths that a file lists, one per line.
 fn listed(file: &Path) -> Result<Vec<PathBuf>> {
-    let failed = || format!("cannot read {}", file.display());
     let text = if file == Path::new("-") {
         std::io::read_to_string(std::io::stdin())
     } else {
@@ -80,14 +79,18 @@ fn listed(file: &Path) -> Result<Vec<PathBuf>> {
         std::fs::read_to_string(file)
     };
     let paths: Vec<PathBuf> = text
-        .with_context(failed)?
+        .with_context(|| format!("cannot read {}", file.display()))?
         .lines()
         .filter(|line| !line.is_empty())
         .map(PathBuf::from)
         .collect();
     if paths.is_empty() {
-        let what = "names no files";
-        return Err(Problems::one(file.display().to_string(), what, "write one a line").into());
+        return Err(Problems::one(
+            file.display().to_string(),
+            "names no files",
+            "write one a line",
+        )
+        .into());
     }
     Ok(paths)
 }
@@ -205,13 +208,16 @@ fn end_of_document(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<u32,
     let names = names.join(" ");
     match &options.eod {
         Some(name) => tokenizer.token(name).ok_or_else(|| {
-            let what = format!("\"{name}\" is not one token of {}", options.tokenizer.display());
-            wrong(what, format!("its special tokens are {names}; any single token will do"))
+            wrong(
+                format!("\"{name}\" is not one token of {}", options.tokenizer.display()),
+                format!("its special tokens are {names}; any single token will do"),
+            )
         }),
         None => tokenizer.eod().ok_or_else(|| {
-            let what =
-                format!("{} does not say which token ends documents", options.tokenizer.display());
-            wrong(what, format!("name one of its tokens with --eod, such as {names}"))
+            wrong(
+                format!("{} does not say which token ends documents", options.tokenizer.display()),
+                format!("name one of its tokens with --eod, such as {names}"),
+            )
         }),
     }
 }
@@ -220,8 +226,11 @@ fn token_type(options: &BuildOptions, tokenizer: &Tokenizer) -> Result<TokenType
     let vocab = tokenizer.vocab();
     let token_type = options.token_type.unwrap_or(TokenType::for_vocab(vocab));
     if vocab as u64 > token_type.max() + 1 {
-        let what = format!("{token_type} cannot hold a vocabulary of {}", Count(vocab as u64));
-        return Err(Problems::one("--dtype", what, "leave it out"));
+        return Err(Problems::one(
+            "--dtype",
+            format!("{token_type} cannot hold a vocabulary of {}", Count(vocab as u64)),
+            "leave it out",
+        ));
     }
     Ok(token_type)
 }
@@ -265,15 +274,16 @@ pub fn train_tokenizer(
     let mut file = Output::create(output, existing)?;
     let inputs = text.inputs()?;
     let total = inputs.iter().map(|input| input.size).sum();
-    let (vocab, min_frequency) = (training.vocab, training.min_frequency);
+    let vocab = training.vocab;
+    let min_frequency = training.min_frequency;
     let train = Train { inputs: &inputs, rules: text.rules, training, threads: text.threads };
-    let (progress, mut learning) = (Progress::new("counting", total, Unit::Bytes), None);
+    let progress = Progress::new("counting", total, Unit::Bytes);
+    let mut learning = None;
     let trained = train.run(
         |report| progress.show(report.read, || format!("{} read", Bytes(report.text))),
         |ids| {
-            let begin = || Progress::new("learning", vocab as u64, Unit::Items("ids"));
             learning
-                .get_or_insert_with(begin)
+                .get_or_insert_with(|| Progress::new("learning", vocab as u64, Unit::Items("ids")))
                 .show(ids as u64, String::new);
         },
     )?;
@@ -305,7 +315,8 @@ pub struct MergedDataset {
 
 impl MergedDataset {
     pub fn say(&self) {
-        let (documents, tokens) = (Count(self.documents), Count(self.tokens));
+        let documents = Count(self.documents);
+        let tokens = Count(self.tokens);
         let place = self.dataset.display();
         base::say!("{place}: {}, {}", documents.with_noun("document"), tokens.with_noun("token"));
         if self.tokenizer.is_none() {

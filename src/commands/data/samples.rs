@@ -32,9 +32,12 @@ pub fn print(
     let default = if json { count } else { count.min(SHOWN) };
     let rows = rows.unwrap_or(0..default);
     if rows.end > count {
-        let what = format!("asks for sample {}; the last one is {}", rows.end - 1, count - 1);
-        let remedy = "ask for fewer, or for a longer run with --samples";
-        return Err(Problems::one("--range", what, remedy).into());
+        return Err(Problems::one(
+            "--range",
+            format!("asks for sample {}; the last one is {}", rows.end - 1, count - 1),
+            "ask for fewer, or for a longer run with --samples",
+        )
+        .into());
     }
     let tokenizer = if json { None } else { shared_tokenizer(preview, tokenizer)? };
     print_rows(&mixture, rows, json, tokenizer.as_ref())
@@ -62,10 +65,12 @@ fn shared_tokenizer(preview: &Preview, named: Option<&Path>) -> Result<Option<To
 fn no_sample(preview: &Preview) -> Problems {
     let place = preview.datasets[0].prefix.display().to_string();
     let fewest = preview.cut.fewest(preview.seq_len);
-    let what = format!("the part to read has fewer than {} tokens: not one sample", fewest);
-    let remedy = "lower --seq-len or read more of it; --samples N repeats it, as Megatron does \
-                  (`run` does not)";
-    Problems::one(place, what, remedy)
+    Problems::one(
+        place,
+        format!("the part to read has fewer than {} tokens: not one sample", fewest),
+        "lower --seq-len or read more of it; --samples N repeats it, as Megatron does \
+         (`run` does not)",
+    )
 }
 
 fn print_rows(

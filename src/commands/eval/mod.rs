@@ -118,10 +118,14 @@ pub fn run(options: &EvalOptions, messages: &Messages) -> Result<Option<EvalScor
 
 /// Fails unless sequence parallelism gives ranks equal shares of a micro-batch.
 fn check_shares(m: &Manifest, seq_len: usize) -> Result<(), Problems> {
-    let (tokens, ranks) = (m.batch.micro * seq_len, m.topology.tensor);
+    let tokens = m.batch.micro * seq_len;
+    let ranks = m.topology.tensor;
     if m.topology.sequence_parallel && !tokens.is_multiple_of(ranks) {
-        let what = format!("a micro-batch's {tokens} tokens are not divisible by {ranks} ranks");
-        return Err(Problems::one("--seq-len", what, "--set topology.sequence_parallel=false"));
+        return Err(Problems::one(
+            "--seq-len",
+            format!("a micro-batch's {tokens} tokens are not divisible by {ranks} ranks"),
+            "--set topology.sequence_parallel=false",
+        ));
     }
     Ok(())
 }
@@ -131,8 +135,12 @@ impl EvalData {
         let seq_len = options.seq_len.unwrap_or(m.model.seq_len);
         if m.model.position == Position::Learned && seq_len > m.model.context() {
             let rows = m.model.context();
-            let what = format!("{seq_len} is more than the model's {rows} positions");
-            return Err(Problems::one("--seq-len", what, "say fewer").into());
+            return Err(Problems::one(
+                "--seq-len",
+                format!("{seq_len} is more than the model's {rows} positions"),
+                "say fewer",
+            )
+            .into());
         }
         let tokenizer = m
             .data
@@ -146,7 +154,8 @@ impl EvalData {
         let mut data = None;
         if let Some(path) = &options.data {
             let tokens = open_tokens(path, m, tokenizer.as_ref());
-            let (vocab, limit) = (m.model.vocab, options.limit.map(|n| n as u64));
+            let vocab = m.model.vocab;
+            let limit = options.limit.map(|n| n as u64);
             let windows =
                 tokens.and_then(|t| Windows::new(path, t, seq_len, vocab, limit, options.logprobs));
             data = problems
@@ -167,8 +176,9 @@ impl EvalData {
             let task = read_task(path, m, tokenizer.as_ref(), &prompts);
             tasks.extend(problems.collect(task)?.map(|task| (path.clone(), task)));
         }
-        let prompts = tokenizer.filter(|_| !tasks.is_empty());
-        let prompts = prompts.map(|tokenizer| prompt_rule(&tokenizer, add_bos_token));
+        let prompts = tokenizer
+            .filter(|_| !tasks.is_empty())
+            .map(|tokenizer| prompt_rule(&tokenizer, add_bos_token));
         let prompts = problems
             .collect(prompts.transpose().map_err(Into::into))?
             .flatten()
@@ -181,11 +191,15 @@ impl EvalData {
 /// token to add.
 fn prompt_rule(tokenizer: &Tokenizer, add: bool) -> Result<Option<String>, Problems> {
     let names = |ids: &[u32]| ids.iter().map(|id| tokenizer.name(*id)).collect::<String>();
-    let (head, tail) = (names(tokenizer.head()), names(tokenizer.tail()));
+    let head = names(tokenizer.head());
+    let tail = names(tokenizer.tail());
     let rule = match (add, head.is_empty()) {
         (true, true) => {
-            let what = "the tokenizer puts no token before a text";
-            return Err(Problems::one("--add-bos-token", what, "leave it out"));
+            return Err(Problems::one(
+                "--add-bos-token",
+                "the tokenizer puts no token before a text",
+                "leave it out",
+            ));
         }
         (true, false) => format!("begin with the template's {head} (--add-bos-token)"),
         (false, false) => {
@@ -220,8 +234,12 @@ fn validation(
 ) -> Result<Vec<(String, Validation)>> {
     let Some(m) = run.filter(|m| !m.data.valid.is_empty()) else {
         let place = options.model.display().to_string();
-        let remedy = "name what to score: --data PREFIX or FILE, or --tasks FILE";
-        return Err(Problems::one(place, "has no validation set of its own", remedy).into());
+        return Err(Problems::one(
+            place,
+            "has no validation set of its own",
+            "name what to score: --data PREFIX or FILE, or --tasks FILE",
+        )
+        .into());
     };
     let shard = DataShard::whole(m);
     let ordered = shard.rounds(m.train.eval_samples) * shard.micro as u64;
@@ -243,20 +261,23 @@ fn score(
     loaded: &Loaded,
     eval_data: &EvalData,
 ) -> Result<Option<EvalScores>> {
-    let (m, be, seq_len) = (&loaded.manifest, device.backend(), eval_data.seq_len);
+    let m = &loaded.manifest;
+    let be = device.backend();
+    let seq_len = eval_data.seq_len;
     let groups = rank.phase("creating process groups", || Ok(device.groups(rank.world(), m)?))?;
     let scorer = rank.phase("reserving memory", || Ok(Scorer::new(be, groups, m, seq_len)?))?;
     tracing::info!("memory: {}", scorer.memory_plan().total());
     let model = rank.phase("loading", || source.load(&scorer.weights, rank.is_first()))?;
     rank.set_phase("scoring");
     let progress = eval_data.progress(rank);
-    let (shard, progress) = (DataShard::for_rank(rank, m), progress.as_ref());
+    let shard = DataShard::for_rank(rank, m);
+    let progress = progress.as_ref();
     let scoring = Scoring { rank, be, model: &scorer, shard, seq_len, progress };
     let data = eval_data
         .data
         .as_ref()
-        .map(|(path, windows)| score_stream(&scoring, path, windows));
-    let data = data.transpose()?;
+        .map(|(path, windows)| score_stream(&scoring, path, windows))
+        .transpose()?;
     let mut validation = Vec::new();
     for (name, samples) in &eval_data.validation {
         validation.push(score_validation(&scoring, name, samples)?);
@@ -288,14 +309,18 @@ impl EvalData {
 
 /// Mean loss on a validation set, computed as an evaluation does.
 fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> Result<DataScore> {
-    let (mut total, mut tokens, mut samples) = (0.0, 0.0, 0);
+    let mut total = 0.0;
+    let mut tokens = 0.0;
+    let mut samples = 0;
     scoring.each(set, &mut |_, values| {
         (total, tokens, samples) = (total + values[0], tokens + values[1], samples + 1);
         Ok(())
     })?;
     let loss = total / samples.max(1) as f64;
-    let (data, seq_len) = (format!("validation set {name}"), scoring.seq_len);
-    let (perplexity, tokens) = (loss.exp(), tokens as u64);
+    let data = format!("validation set {name}");
+    let seq_len = scoring.seq_len;
+    let perplexity = loss.exp();
+    let tokens = tokens as u64;
     Ok(DataScore { data, loss, perplexity, bits_per_byte: None, tokens, samples, seq_len })
 }
 
@@ -308,14 +333,17 @@ fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> Result<Dat
         samples += 1;
         if windows.keeps_tokens { print_logprobs(number, losses) } else { Ok(()) }
     })?;
-    let (tokens, bits) = (windows.scored(), total / std::f64::consts::LN_2);
+    let tokens = windows.scored();
+    let bits = total / std::f64::consts::LN_2;
     let bytes = match &windows.tokens {
         Tokens::Text { bytes, .. } if !windows.is_cut() => Some(*bytes as f64),
         _ => None,
     };
     let loss = total / tokens as f64;
-    let (data, seq_len) = (path.display().to_string(), scoring.seq_len);
-    let (perplexity, bits_per_byte) = (loss.exp(), bytes.map(|bytes| bits / bytes));
+    let data = path.display().to_string();
+    let seq_len = scoring.seq_len;
+    let perplexity = loss.exp();
+    let bits_per_byte = bytes.map(|bytes| bits / bytes);
     Ok(DataScore { data, loss, perplexity, bits_per_byte, tokens, samples, seq_len })
 }
 
@@ -345,7 +373,8 @@ impl fmt::Display for EvalScores {
             if let Some(bits) = score.bits_per_byte {
                 write!(f, " | bits per byte {bits:.6}")?;
             }
-            let (samples, seq_len) = (Count(score.samples).with_noun("sample"), score.seq_len);
+            let samples = Count(score.samples).with_noun("sample");
+            let seq_len = score.seq_len;
             write!(f, " | {} in {samples} of {seq_len}", Count(*tokens).with_noun("token"))?;
         }
         for TaskScore { task, accuracy } in &self.tasks {

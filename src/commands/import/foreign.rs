@@ -11,9 +11,7 @@ use checkpoint::disk::Disk;
 use checkpoint::foreign::{self, AdamState, Choices, ForeignRun, Request, RunDescription};
 use checkpoint::{self, Progress, Share, State, WrittenPart, validate};
 use data::indexed::index_path;
-use engine::{
-    MASTER, MODEL, SECOND, ScaleState, StateSpec, model_dtype, optimizer_rule, saved_shape,
-};
+use engine::{MASTER, MODEL, SECOND, ScaleState, model_dtype, optimizer_rule, saved_shape};
 use manifest::{self, Loaded, Manifest};
 use model::{Layout, ModelShard, Param};
 use serde_json::{Map, Value, json};
@@ -130,7 +128,8 @@ pub fn import_run(
         if to.is_some() {
             return Err(wanted(foreign.description()).into());
         }
-        let (found, remarks) = (foreign.description().clone(), Vec::new());
+        let found = foreign.description().clone();
+        let remarks = Vec::new();
         return Ok(ImportedRun { found, size: None, checkpoint: None, remarks });
     }
     let run = to.map_or(Path::new("imported"), |(to, _)| to);
@@ -198,9 +197,11 @@ pub fn planned_run(from: &Path, sets: &[String]) -> anyhow::Result<Loaded> {
 fn wanted(found: &RunDescription) -> Problems {
     let mut problems = Problems::default();
     for row in &found.wanted {
-        let what = format!("has no {}: {}", row.key, row.why);
-        let remedy = format!("name it: --set {}={}", row.key, row.example);
-        problems.add(found.folder.clone(), what, remedy);
+        problems.add(
+            found.folder.clone(),
+            format!("has no {}: {}", row.key, row.why),
+            format!("name it: --set {}={}", row.key, row.example),
+        );
     }
     problems
 }
@@ -244,11 +245,11 @@ log:
 fn adamw(m: &Manifest) -> Result<(), Problems> {
     match m.optimizer.name() {
         "adamw" => Ok(()),
-        other => {
-            let what = format!("is {other}, but the checkpoint has the states of adamw");
-            let remedy = "import with adamw, and change it in the manifest";
-            Err(Problems::one("optimizer", what, remedy))
-        }
+        other => Err(Problems::one(
+            "optimizer",
+            format!("is {other}, but the checkpoint has the states of adamw"),
+            "import with adamw, and change it in the manifest",
+        )),
     }
 }
 
@@ -330,8 +331,11 @@ fn check_values(values: &[f32], param: &Param, kept: AdamState) -> Result<(), Pr
     if found.is_empty() {
         return Ok(());
     }
-    let what = format!("the {} has {}", kept.name(), found.join(", "));
-    Err(Problems::one(param.name.clone(), what, "import an earlier step"))
+    Err(Problems::one(
+        param.name.clone(),
+        format!("the {} has {}", kept.name(), found.join(", ")),
+        "import an earlier step",
+    ))
 }
 
 /// Name of a state in checkpoints.
@@ -368,14 +372,16 @@ impl WholeState<'_> {
         let wanted =
             |name: &str| name == saved_name(kept) || name == MODEL && kept == AdamState::Master;
         let states = optimizer_rule(m).states(&param.spec).into_iter();
-        let share = |spec: StateSpec| {
-            let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
-                (Some(bits), true) => bytemuck::cast_slice(bits),
-                _ => bytemuck::cast_slice(values),
-            };
-            whole_share(number, param, shape, spec, bytes)
-        };
-        let shares: Vec<Share> = states.filter(|spec| wanted(spec.name)).map(share).collect();
+        let shares: Vec<Share> = states
+            .filter(|spec| wanted(spec.name))
+            .map(|spec| {
+                let bytes: &[u8] = match (&rounded, spec.name == MODEL) {
+                    (Some(bits), true) => bytemuck::cast_slice(bits),
+                    _ => bytemuck::cast_slice(values),
+                };
+                whole_share(number, param, shape, spec, bytes)
+            })
+            .collect();
         checkpoint::write_part(disk, staging, number, &shares, state)
     }
 }

@@ -87,9 +87,12 @@ fn import_locked(
     let checkpoints = saving::folder(m);
     output::name_removed(&checkpoint::clean(&Disk::default(), &checkpoints)?);
     if let Some(found) = checkpoint::latest(&checkpoints)? {
-        let what = format!("the run has a checkpoint already: {}", found.folder.display());
-        let remedy = "import into a new run: --set log.folder=DIR";
-        return Err(Problems::one(loaded.source.display().to_string(), what, remedy).into());
+        return Err(Problems::one(
+            loaded.source.display().to_string(),
+            format!("the run has a checkpoint already: {}", found.folder.display()),
+            "import into a new run: --set log.folder=DIR",
+        )
+        .into());
     }
     let config = read_config(from)?;
     same_model(&config.model, &m.model, from)?;
@@ -114,8 +117,12 @@ pub fn import_run(
     let made = source.manifest(&run);
     let (text, loaded) = new_manifest(&made, &from.display().to_string(), &run, sets)?;
     if loaded.manifest.log.folder != run {
-        let what = format!("log.folder is the folder of --output, {}", run.display());
-        return Err(Problems::one("--set", what, "leave log.folder out").into());
+        return Err(Problems::one(
+            "--set",
+            format!("log.folder is the folder of --output, {}", run.display()),
+            "leave log.folder out",
+        )
+        .into());
     }
     same_model(&source.config.model, &loaded.manifest.model, from)?;
     atomic_folder::write(to, FolderKind::Run, existing, |staging| {
@@ -152,10 +159,13 @@ struct Source<'a> {
 impl Source<'_> {
     fn open(from: &Path, config: HfConfig) -> anyhow::Result<Source<'_>> {
         let weights = Weights::open(from, config.family)?;
-        let (model, family) = (&config.model, config.family);
+        let model = &config.model;
+        let family = config.family;
         let layout = Layout::new(model, ModelShard::whole(model));
-        let tensors = |param: &Param| tensors(family, model, param);
-        let needed: Vec<HfTensor> = layout.params().flat_map(tensors).collect();
+        let needed: Vec<HfTensor> = layout
+            .params()
+            .flat_map(|param| tensors(family, model, param))
+            .collect();
         let types = weights.check(&needed, model.tied_head)?;
         weights.check_head(&needed, model.tied_head)?;
         let tensor_types = weights.types(&needed);
@@ -178,7 +188,8 @@ impl Source<'_> {
             anyhow::Ok(whole)
         };
         let mut state = saving::initial_state(loaded, data);
-        let (family, from) = (self.config.family.name(), self.from.display());
+        let family = self.config.family.name();
+        let from = self.from.display();
         state.imported = Some(format!("Hugging Face {family} in {from}"));
         let usual = safetensors::dtype_name(model_dtype(m.precision));
         state.imported_types = self.tensor_types.clone();
@@ -194,11 +205,19 @@ impl Source<'_> {
         for tensor in tensors(self.config.family, &self.config.model, param) {
             self.weights.read(&tensor, &mut values)?;
         }
-        let infinite = |bits: &u16| bits & 0x7c00 == 0x7c00;
-        if dtype == DType::F16 && dtype.halves(&values).iter().flatten().any(infinite) {
-            let what = format!("{} has values beyond 65,504, the largest of fp16", param.name);
-            let remedy = "set precision to bf16 or f32";
-            return Err(Problems::one(self.from.display().to_string(), what, remedy).into());
+        if dtype == DType::F16
+            && dtype
+                .halves(&values)
+                .iter()
+                .flatten()
+                .any(|bits| bits & 0x7c00 == 0x7c00)
+        {
+            return Err(Problems::one(
+                self.from.display().to_string(),
+                format!("{} has values beyond 65,504, the largest of fp16", param.name),
+                "set precision to bf16 or f32",
+            )
+            .into());
         }
         Ok(WholeWeight { shape, values })
     }
@@ -304,10 +323,13 @@ train:
     ) -> anyhow::Result<Imported> {
         let compare = |reference| divergence::divergence(written, m, reference);
         let divergence = reference.map(compare).transpose()?;
-        let count = |(name, count): (&String, &usize)| {
-            format!("{} parameters in {}", base::Count(*count as u64), name.to_lowercase())
-        };
-        let types: Vec<String> = self.types.iter().map(count).collect();
+        let types: Vec<String> = self
+            .types
+            .iter()
+            .map(|(name, count)| {
+                format!("{} parameters in {}", base::Count(*count as u64), name.to_lowercase())
+            })
+            .collect();
         let what = format!("{}: {}", self.config.family.name(), types.join(", "));
         Ok(Imported { checkpoint, what, unknown: self.config.unknown.clone(), divergence })
     }
@@ -319,7 +341,8 @@ fn tensors(family: manifest::Family, model: &Model, param: &Param) -> Vec<HfTens
 
 fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems> {
     let mut problems = Problems::default();
-    let (theirs, ours) = (manifest::model_settings(theirs), manifest::model_settings(ours));
+    let theirs = manifest::model_settings(theirs);
+    let ours = manifest::model_settings(ours);
     let text = |value: Option<&Value>| match value {
         None => "null".to_string(),
         Some(Value::String(text)) => text.clone(),
@@ -333,7 +356,8 @@ fn same_model(theirs: &Model, ours: &Model, from: &Path) -> Result<(), Problems>
         // Without a table of positions there, another position is the mistake.
         !free(key) && *key != "seq_len" && (*key != "positions" || theirs.contains_key(*key))
     }) {
-        let (theirs, ours) = (text(theirs.get(key)), text(ours.get(key)));
+        let theirs = text(theirs.get(key));
+        let ours = text(ours.get(key));
         if theirs != ours {
             problems.add(
                 from.join("config.json").display().to_string(),

@@ -14,9 +14,16 @@ fn run_name(run: &Path) -> &str {
         .file_name()
         .and_then(|name| name.to_str())
         .unwrap_or_default();
-    let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
     let fits = !name.is_empty() && !name.starts_with('.') && name.len() <= 200;
-    if fits && name.chars().all(plain) { name } else { "imported" }
+    if fits
+        && name
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.'))
+    {
+        name
+    } else {
+        "imported"
+    }
 }
 
 /// Reads the manifest of a new run in the folder `run`, which an import of `from` would write: its text
@@ -28,10 +35,9 @@ fn new_manifest(
     sets: &[String],
 ) -> Result<(String, Loaded), Problems> {
     let name = run.join(manifest::IN_FOLDER).display().to_string();
-    let read = |text: String| Ok((text.clone(), manifest::parse(&text, &name, run, &[])?));
     manifest::rewrite(text, &name, run, sets)
-        .and_then(read)
-        .map_err(|mut problems: Problems| {
+        .and_then(|text| Ok((text.clone(), manifest::parse(&text, &name, run, &[])?)))
+        .map_err(|mut problems| {
             for problem in &mut problems.list {
                 let line = problem.place.strip_prefix(&name);
                 if line.is_some_and(|line| line.is_empty() || line.starts_with(':')) {

@@ -98,20 +98,22 @@ impl Comparison {
     fn notes(&self) -> Vec<String> {
         let common = self.common(XAxis::Step);
         let longest = self.runs().map(|run| run.last().step).max().unwrap_or(0);
-        let note = |(label, run): &(String, Run)| {
-            let last = run.last().step;
-            let (ends, at) =
-                (format!("{label} ends at step {}", Count(last)), Count(common as u64));
-            if (last as f64) < common {
-                Some(format!("{ends}: it is not compared at step {at}"))
-            } else if (last as f64) < SHORT * longest as f64 {
-                let longest = Count(longest);
-                Some(format!("{ends}: the others, up to step {longest}, are compared there"))
-            } else {
-                None
-            }
-        };
-        self.0.iter().filter_map(note).collect()
+        self.0
+            .iter()
+            .filter_map(|(label, run)| {
+                let last = run.last().step;
+                let ends = format!("{label} ends at step {}", Count(last));
+                let at = Count(common as u64);
+                if (last as f64) < common {
+                    Some(format!("{ends}: it is not compared at step {at}"))
+                } else if (last as f64) < SHORT * longest as f64 {
+                    let longest = Count(longest);
+                    Some(format!("{ends}: the others, up to step {longest}, are compared there"))
+                } else {
+                    None
+                }
+            })
+            .collect()
     }
 
     /// All rows: the losses at the last step and at the last token that the runs reached, and at the end
@@ -130,15 +132,15 @@ impl Comparison {
         ];
         for (axis, most) in points {
             let name = format!("training loss {}", axis.place(*most));
-            let losses = |run: &Run| match axis.value(run.last()) {
+            rows.push(self.row(name, Format::Digits, |run: &Run| match axis.value(run.last()) {
                 end if end < *most => f64::NAN,
                 _ => run.recent(|row| axis.value(row) <= *most, |row| row.lm_loss),
-            };
-            rows.push(self.row(name, Format::Digits, losses));
+            }));
         }
         if self.runs().any(|run| run.last().step as f64 != points[0].1) {
-            let losses = |run: &Run| run.recent(|_| true, |row| row.lm_loss);
-            rows.push(self.row("training loss at each run's end", Format::Digits, losses));
+            rows.push(self.row("training loss at each run's end", Format::Digits, |run: &Run| {
+                run.recent(|_| true, |row| row.lm_loss)
+            }));
         }
         for set in self.sets() {
             rows.extend(
@@ -146,8 +148,11 @@ impl Comparison {
                     .iter()
                     .filter_map(|(axis, _)| self.valid(&set, *axis)),
             );
-            let best = |run: &Run| run.best(&set).map_or(f64::NAN, |best| best.lm_loss);
-            rows.push(self.row(format!("best validation loss, {set}"), Format::Digits, best));
+            rows.push(self.row(
+                format!("best validation loss, {set}"),
+                Format::Digits,
+                |run: &Run| run.best(&set).map_or(f64::NAN, |best| best.lm_loss),
+            ));
         }
         let medians = shown(|place| match place {
             Shown::Median(order, name, format) => Some((order, (name, format))),
@@ -156,10 +161,14 @@ impl Comparison {
         rows.extend(medians.map(|(number, (name, format))| {
             self.row(name, format, |run| run.recent(|_| true, |row| number.or_nan(row)))
         }));
-        let seconds = |run: &Run| run.metrics.steps.iter().map(|row| row.sec).sum();
-        rows.push(self.row("time in steps", Format::Seconds, seconds));
-        let goodput = |run: &Run| 100.0 * run.goodput.unwrap_or(f64::NAN);
-        rows.push(self.row("goodput", Format::Percent, goodput));
+        rows.push(self.row("time in steps", Format::Seconds, |run: &Run| {
+            run.metrics.steps.iter().map(|row| row.sec).sum()
+        }));
+        rows.push(
+            self.row("goodput", Format::Percent, |run: &Run| {
+                100.0 * run.goodput.unwrap_or(f64::NAN)
+            }),
+        );
         rows
     }
 
@@ -191,14 +200,13 @@ impl Comparison {
     /// Settings that differ: key, and the value of each run.
     fn settings(&self) -> Vec<(String, Vec<String>)> {
         let keys: BTreeSet<&String> = self.runs().flat_map(|run| run.settings.keys()).collect();
-        let row = |key: &String| {
-            let values = self.runs().map(|run| setting(run, key)).collect();
-            (key.clone(), values)
-        };
         let rows = keys
             .into_iter()
             .filter(|key| !OWN.contains(&key.as_str()))
-            .map(row);
+            .map(|key: &String| {
+                let values = self.runs().map(|run| setting(run, key)).collect();
+                (key.clone(), values)
+            });
         rows.filter(|(_, values): &(_, Vec<String>)| values.iter().any(|v| *v != values[0]))
             .collect()
     }
@@ -210,20 +218,22 @@ impl Comparison {
     /// Cells of the table of numbers, its head first; for two runs with their difference.
     fn cells(&self) -> Vec<Vec<String>> {
         let pair = self.0.len() == 2;
-        let head = [String::new()].into_iter().chain(self.labels());
-        let head: Vec<String> = head.chain(pair.then(|| "difference".to_string())).collect();
-        let cells = |row: ComparedRow| {
-            let difference = pair.then(|| row.difference());
-            let values = row.values.iter().map(|value| row.show(*value));
-            [row.name.clone()]
-                .into_iter()
-                .chain(values)
-                .chain(difference)
-                .collect()
-        };
+        let head: Vec<String> = [String::new()]
+            .into_iter()
+            .chain(self.labels())
+            .chain(pair.then(|| "difference".to_string()))
+            .collect();
         [head]
             .into_iter()
-            .chain(self.rows().into_iter().map(cells))
+            .chain(self.rows().into_iter().map(|row| {
+                let difference = pair.then(|| row.difference());
+                let values = row.values.iter().map(|value| row.show(*value));
+                [row.name.clone()]
+                    .into_iter()
+                    .chain(values)
+                    .chain(difference)
+                    .collect()
+            }))
             .collect()
     }
 
@@ -233,10 +243,13 @@ impl Comparison {
             .into_iter()
             .chain(self.labels())
             .collect();
-        let cells = |(key, values): (String, Vec<String>)| [vec![key], values].concat();
         [head]
             .into_iter()
-            .chain(self.settings().into_iter().map(cells))
+            .chain(
+                self.settings()
+                    .into_iter()
+                    .map(|(key, values)| [vec![key], values].concat()),
+            )
             .collect()
     }
 
@@ -252,20 +265,20 @@ impl Comparison {
             }
             _ => cell,
         };
-        let is_long =
-            |cell: &String| cell.starts_with(['[', '{']) && cell.chars().count() > longest;
-        let (whole, short): (Vec<_>, Vec<_>) = self
-            .setting_cells()
-            .into_iter()
-            .partition(|row| row.iter().any(is_long));
-        let short = short.into_iter().map(|row| {
-            let (key, values) = row.split_first().expect("a row has a key");
-            [key.clone()]
-                .into_iter()
-                .chain(values.iter().cloned().map(cut))
-                .collect()
+        let (whole, short): (Vec<_>, Vec<_>) = self.setting_cells().into_iter().partition(|row| {
+            row.iter()
+                .any(|cell| cell.starts_with(['[', '{']) && cell.chars().count() > longest)
         });
-        let short: Vec<Vec<String>> = short.collect();
+        let short: Vec<Vec<String>> = short
+            .into_iter()
+            .map(|row| {
+                let (key, values) = row.split_first().expect("a row has a key");
+                [key.clone()]
+                    .into_iter()
+                    .chain(values.iter().cloned().map(cut))
+                    .collect()
+            })
+            .collect();
         let mut parts = vec![columns(&self.cells(), 1)];
         parts.extend(Some(self.notes().join("\n")).filter(|notes| !notes.is_empty()));
         match (short.len(), whole.len()) {
@@ -288,12 +301,18 @@ impl Comparison {
     }
 
     pub fn object(&self) -> Value {
-        let known = |value: &f64| Some(*value).filter(|value| value.is_finite());
-        let row = |row: ComparedRow| {
-            let values: Vec<Option<f64>> = row.values.iter().map(known).collect();
-            json!({ "name": row.name, "values": values })
-        };
-        let rows: Vec<Value> = self.rows().into_iter().map(row).collect();
+        let rows: Vec<Value> = self
+            .rows()
+            .into_iter()
+            .map(|row| {
+                let values: Vec<Option<f64>> = row
+                    .values
+                    .iter()
+                    .map(|value| Some(*value).filter(|value| value.is_finite()))
+                    .collect();
+                json!({ "name": row.name, "values": values })
+            })
+            .collect();
         let settings: BTreeMap<_, _> = self.settings().into_iter().collect();
         let runs: Vec<String> = self.labels().collect();
         json!({ "runs": runs, "rows": rows, "notes": self.notes(), "settings": settings })
@@ -379,20 +398,20 @@ fn dataset(item: &Value) -> Option<String> {
 
 /// Labels of the runs: the folders' last names if they differ, else the folders as given.
 fn labels(runs: &[PathBuf]) -> Vec<String> {
-    let last = |run: &PathBuf| {
-        run.file_name()
-            .map(|name| name.to_string_lossy().into_owned())
-    };
-    let short: Option<Vec<String>> = runs.iter().map(last).collect();
-    let whole = |run: &PathBuf| run.display().to_string();
-    let differ = |names: &Vec<String>| {
-        let mut sorted = names.clone();
-        sorted.sort();
-        sorted.windows(2).all(|pair| pair[0] != pair[1])
-    };
+    let short: Option<Vec<String>> = runs
+        .iter()
+        .map(|run| {
+            run.file_name()
+                .map(|name| name.to_string_lossy().into_owned())
+        })
+        .collect();
     short
-        .filter(differ)
-        .unwrap_or_else(|| runs.iter().map(whole).collect())
+        .filter(|names| {
+            let mut sorted = names.clone();
+            sorted.sort();
+            sorted.windows(2).all(|pair| pair[0] != pair[1])
+        })
+        .unwrap_or_else(|| runs.iter().map(|run| run.display().to_string()).collect())
 }
 
 fn section(title: &str, cells: &[Vec<String>]) -> String {

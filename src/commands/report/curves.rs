@@ -41,7 +41,8 @@ pub fn loss(metrics: &Metrics, title: &str, scale: Scale) -> Chart {
 /// Loss chart without the first tenth of the run, whose steep fall would flatten the rest. None for a
 /// run that is too short.
 pub fn late_loss(metrics: &Metrics, scale: Scale) -> Option<Chart> {
-    let (start, end) = (metrics.steps.first()?.step as f64, metrics.steps.last()?.step as f64);
+    let start = metrics.steps.first()?.step as f64;
+    let end = metrics.steps.last()?.step as f64;
     let first = (start + (end - start) * 0.1).ceil();
     let mut chart = loss(metrics, "", scale);
     for curve in &mut chart.curves {
@@ -96,8 +97,11 @@ pub fn overlay(
         XAxis::Tokens => ["tokens", ""],
     };
     let (width, height) = if wide { (960.0, 460.0) } else { (560.0, 260.0) };
-    let (title, second) = (String::new(), Vec::new());
-    let (first, log, legend) = (0.0, false, true);
+    let title = String::new();
+    let second = Vec::new();
+    let first = 0.0;
+    let log = false;
+    let legend = true;
     Chart { title, width, height, names, first, log, scale, legend, curves, second }
 }
 
@@ -158,17 +162,19 @@ fn distinct<'m>(names: impl Iterator<Item = &'m str>) -> Vec<&'m str> {
 /// Accuracy on each task, normalised by length; None without tasks.
 pub fn tasks(metrics: &Metrics) -> Option<Chart> {
     let names = task_names(metrics);
-    let curve = |(i, name): (usize, &&str)| Curve {
-        name: name.to_string(),
-        stroke: Stroke::Dots,
-        colour: i % COLOURS,
-        points: task_rows(metrics, name)
-            .filter_map(|row| Some((row.step as f64, row.accuracy.acc_norm?)))
-            .collect(),
-    };
-    let curves: Vec<Curve> = names.iter().enumerate().map(curve).collect();
-    let chart = || chart(metrics, "", 560.0, 240.0, Scale::FromZero, curves);
-    (!names.is_empty()).then(chart)
+    let curves: Vec<Curve> = names
+        .iter()
+        .enumerate()
+        .map(|(i, name)| Curve {
+            name: name.to_string(),
+            stroke: Stroke::Dots,
+            colour: i % COLOURS,
+            points: task_rows(metrics, name)
+                .filter_map(|row| Some((row.step as f64, row.accuracy.acc_norm?)))
+                .collect(),
+        })
+        .collect();
+    (!names.is_empty()).then(|| chart(metrics, "", 560.0, 240.0, Scale::FromZero, curves))
 }
 
 pub fn task_rows<'m>(metrics: &'m Metrics, task: &str) -> impl Iterator<Item = &'m TaskRow> {
@@ -189,7 +195,8 @@ pub fn varies(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> bool {
 /// Scale: logarithmic if the values are positive and span more than a factor of 30, else linear.
 pub fn fitting_scale(metrics: &Metrics, value: impl Fn(&StepRow) -> f64) -> Scale {
     let values = || metrics.steps.iter().map(&value).filter(|v| v.is_finite());
-    let (low, high) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+    let low = values().fold(f64::INFINITY, f64::min);
+    let high = values().fold(0.0, f64::max);
     if low > 0.0 && high > 30.0 * low { Scale::Log } else { Scale::FromZero }
 }
 
@@ -205,8 +212,11 @@ fn chart(
     let every = tokens.len().div_ceil(MOST_POINTS).max(1);
     let mut known: Vec<_> = tokens.iter().copied().step_by(every).collect();
     known.extend(tokens.last());
-    let (title, names) = (title.into(), ["step", "tokens"]);
-    let (first, log, legend) = (0.0, false, true);
+    let title = title.into();
+    let names = ["step", "tokens"];
+    let first = 0.0;
+    let log = false;
+    let legend = true;
     Chart { title, width, height, names, first, log, scale, legend, curves, second: known }
 }
 
@@ -236,13 +246,15 @@ fn mean_around(points: &[(f64, f64)], reach: usize) -> Vec<(f64, f64)> {
         let (sum, count) = sums[sums.len() - 1];
         sums.push(if y.is_finite() { (sum + y, count + 1.0) } else { (sum, count) });
     }
-    let mean = |i: usize| {
-        let left = reach.min(i);
-        let right = left.min(points.len() - 1 - i);
-        let (after, before) = (sums[i + right + 1], sums[i - left]);
-        (points[i].0, (after.0 - before.0) / (after.1 - before.1))
-    };
-    (0..points.len()).map(mean).collect()
+    (0..points.len())
+        .map(|i| {
+            let left = reach.min(i);
+            let right = left.min(points.len() - 1 - i);
+            let after = sums[i + right + 1];
+            let before = sums[i - left];
+            (points[i].0, (after.0 - before.0) / (after.1 - before.1))
+        })
+        .collect()
 }
 
 /// Lowest and highest of each group of neighbours, so that a spike remains visible, and both ends.
@@ -253,7 +265,8 @@ pub fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
     let mut kept = vec![points[0]];
     for bucket in points[1..points.len() - 1].chunks(points.len().div_ceil(MOST_POINTS / 2)) {
         let order = |a: &&(f64, f64), b: &&(f64, f64)| a.1.total_cmp(&b.1);
-        let (low, high) = (bucket.iter().min_by(order), bucket.iter().max_by(order));
+        let low = bucket.iter().min_by(order);
+        let high = bucket.iter().max_by(order);
         let (Some(low), Some(high)) = (low, high) else { continue };
         kept.push(if low.0 < high.0 { *low } else { *high });
         if low.0 != high.0 {

@@ -47,8 +47,9 @@ impl Run {
     /// Reads the run in `folder`.
     pub fn read(folder: &Path) -> Result<Run> {
         let metrics = Metrics::read(folder)?;
-        let manifest = input::read(&folder.join("manifest.yaml"), input::SMALL).ok();
-        let manifest = manifest.and_then(|text| String::from_utf8(text).ok());
+        let manifest = input::read(&folder.join("manifest.yaml"), input::SMALL)
+            .ok()
+            .and_then(|text| String::from_utf8(text).ok());
         let named = manifest.as_deref().and_then(manifest_name);
         // Without a readable manifest, the keys of its text.
         let loaded = ::manifest::load(folder, &[]).ok();
@@ -56,11 +57,13 @@ impl Run {
             .as_ref()
             .map(|loaded| model::parameters(&loaded.manifest.model));
         let effective = loaded.map(|loaded| loaded.effective);
-        let settings = effective.as_ref().or(manifest.as_ref());
-        let settings = settings
+        let settings = effective
+            .as_ref()
+            .or(manifest.as_ref())
             .map(|text| settings_by_key(text))
             .unwrap_or_default();
-        let folder_name = || {
+        let goodput = Status::read(folder).ok().map(|status| status.goodput());
+        let name = named.unwrap_or_else(|| {
             let whole = folder
                 .canonicalize()
                 .unwrap_or_else(|_| folder.to_path_buf());
@@ -69,11 +72,11 @@ impl Run {
                 .unwrap_or_default()
                 .to_string_lossy()
                 .into_owned()
-        };
-        let goodput = Status::read(folder).ok().map(|status| status.goodput());
-        let (name, events) = (named.unwrap_or_else(folder_name), events::read(folder)?);
-        let changes = events.iter().filter(|event| event.kind == Kind::Setting);
-        let changes = changes
+        });
+        let events = events::read(folder)?;
+        let changes = events
+            .iter()
+            .filter(|event| event.kind == Kind::Setting)
             .filter_map(|event| SettingChange::parse(&event.text))
             .collect();
         Ok(Run { name, manifest, settings, parameters, changes, metrics, goodput, events })
@@ -88,7 +91,9 @@ impl Run {
 
     /// HTML of the page.
     pub fn html(&self, scale: Scale) -> String {
-        let (tiles, sections, table) = (self.tiles(), self.sections(scale), self.last_step_table());
+        let tiles = self.tiles();
+        let sections = self.sections(scale);
+        let table = self.last_step_table();
         let valid = self.valid_table() + &self.task_table() + &self.parts_table();
         let events = self.events_table();
         let manifest = self.manifest.as_deref().map_or(String::new(), |text| {
@@ -107,8 +112,11 @@ impl Run {
         let parameters = self
             .parameters
             .map(|count| format!("{} parameters", Count(count)));
-        let start = self.events.iter().rfind(|event| event.kind == Kind::Start);
-        let start = start.map(|event| format!("{}, {}", date(event.at), escape(&event.text)));
+        let start = self
+            .events
+            .iter()
+            .rfind(|event| event.kind == Kind::Start)
+            .map(|event| format!("{}, {}", date(event.at), escape(&event.text)));
         let parts = ["gptrain run report".to_string()]
             .into_iter()
             .chain(parameters)
@@ -125,7 +133,8 @@ impl Run {
         );
         let hidden = self.events.len().saturating_sub(SHOWN);
         for event in &self.events[hidden..] {
-            let (after, kind) = (Seconds((event.at - first.at).max(0.0)), event.kind);
+            let after = Seconds((event.at - first.at).max(0.0));
+            let kind = event.kind;
             let text = escape(&event.text);
             let _ = writeln!(to, "<tr><td>{after}</td><td>{kind}</td><td>{text}</td></tr>");
         }
@@ -147,7 +156,8 @@ impl Run {
     }
 
     fn tiles(&self) -> String {
-        let (last, mut to) = (self.last(), String::from("<ul class=\"tiles\">\n"));
+        let last = self.last();
+        let mut to = String::from("<ul class=\"tiles\">\n");
         let mut tile = |name: &str, value: String, more: String| {
             let _ = writeln!(to, "<li><span>{name}</span><b>{value}</b><small>{more}</small></li>");
         };
@@ -203,11 +213,12 @@ impl Run {
             _ => None,
         });
         // A constant is a row of the table of the last step.
-        let charts = charts.filter(|(_, (.., value))| curves::varies(metrics, value));
-        let charts = charts.map(|(_, (title, stroke, scale, value))| {
-            let scale = scale.unwrap_or_else(|| curves::fitting_scale(metrics, value));
-            (title, curves::small(metrics, stroke, scale, value))
-        });
+        let charts = charts
+            .filter(|(_, (.., value))| curves::varies(metrics, value))
+            .map(|(_, (title, stroke, scale, value))| {
+                let scale = scale.unwrap_or_else(|| curves::fitting_scale(metrics, value));
+                (title, curves::small(metrics, stroke, scale, value))
+            });
         let late = curves::late_loss(metrics, scale);
         let loss = curves::loss(metrics, "", scale);
         let narrow = Chart { width: 480.0, height: 360.0, ..loss.clone() };
@@ -230,8 +241,8 @@ impl Run {
         let rows = shown(|place| match place {
             Shown::Last(name, format) => Some((0, (name, format))),
             _ => None,
-        });
-        let rows = rows.filter_map(|(number, (name, format))| {
+        })
+        .filter_map(|(number, (name, format))| {
             Some(vec![name.to_string(), format.show((number.value)(last)?)])
         });
         table("last step", &[], rows, ROW_NAME, "")
@@ -243,15 +254,20 @@ impl Run {
             return String::new();
         }
         let head = ["set", "last", "best", "at step", "perplexity"];
-        let row = |set: &str| {
-            let losses = curves::valid_losses(&self.metrics, set, XAxis::Step);
-            let last = losses.last().map_or(f64::NAN, |point| point.1);
-            let best = self.best(set);
-            let loss = best.map_or(f64::NAN, |best| best.lm_loss);
-            let step = best.map_or("–".into(), |best| Count(best.step).to_string());
-            vec![escape(set), number(last), number(loss), step, number(loss.exp())]
-        };
-        table("validation", &head, sets.into_iter().map(row), ROW_NAME, "")
+        table(
+            "validation",
+            &head,
+            sets.into_iter().map(|set| {
+                let losses = curves::valid_losses(&self.metrics, set, XAxis::Step);
+                let last = losses.last().map_or(f64::NAN, |point| point.1);
+                let best = self.best(set);
+                let loss = best.map_or(f64::NAN, |best| best.lm_loss);
+                let step = best.map_or("–".into(), |best| Count(best.step).to_string());
+                vec![escape(set), number(last), number(loss), step, number(loss.exp())]
+            }),
+            ROW_NAME,
+            "",
+        )
     }
 
     /// Table of the newest accuracies.
@@ -261,15 +277,21 @@ impl Run {
             return String::new();
         }
         let head = ["task", "acc", "acc_norm", "perplexity", "at step", "questions"];
-        let row = |name: &str| {
-            let row = curves::task_rows(&self.metrics, name).last()?;
-            let Accuracy { questions, acc, acc_norm, perplexity } = row.accuracy;
-            let [acc, acc_norm, perplexity] = [acc, acc_norm, perplexity]
-                .map(|score| score.map_or("–".to_string(), |score| format!("{score:.4}")));
-            let (step, questions) = (Count(row.step).to_string(), Count(questions).to_string());
-            Some(vec![escape(name), acc, acc_norm, perplexity, step, questions])
-        };
-        table("tasks", &head, names.into_iter().filter_map(row), ROW_NAME, "")
+        table(
+            "tasks",
+            &head,
+            names.into_iter().filter_map(|name| {
+                let row = curves::task_rows(&self.metrics, name).last()?;
+                let Accuracy { questions, acc, acc_norm, perplexity } = row.accuracy;
+                let [acc, acc_norm, perplexity] = [acc, acc_norm, perplexity]
+                    .map(|score| score.map_or("–".to_string(), |score| format!("{score:.4}")));
+                let step = Count(row.step).to_string();
+                let questions = Count(questions).to_string();
+                Some(vec![escape(name), acc, acc_norm, perplexity, step, questions])
+            }),
+            ROW_NAME,
+            "",
+        )
     }
 
     /// Table of the parts of a step, planned and measured.
@@ -287,7 +309,8 @@ impl Run {
 /// Day and minute of a time in seconds since 1970, in UTC.
 fn date(at: f64) -> String {
     let minutes = (at / 60.0) as u64;
-    let (mut day, mut year) = (minutes / (24 * 60), 1970);
+    let mut day = minutes / (24 * 60);
+    let mut year = 1970;
     let leap =
         |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
     while day >= 365 + u64::from(leap(year)) {
@@ -303,7 +326,8 @@ fn date(at: f64) -> String {
         day -= days;
         month += 1;
     }
-    let (hour, minute) = (minutes / 60 % 24, minutes % 60);
+    let hour = minutes / 60 % 24;
+    let minute = minutes % 60;
     format!("{year}-{month:02}-{:02} {hour:02}:{minute:02} UTC", day + 1)
 }
 
@@ -335,7 +359,9 @@ const ROW_NAME: &str = "th scope=\"row\"";
 
 /// Self-contained HTML page.
 pub(super) fn document(title: &str, about: &str, body: &str) -> String {
-    let (title, style, script) = (escape(title), PAGE, include_str!("page.js"));
+    let title = escape(title);
+    let style = PAGE;
+    let script = include_str!("page.js");
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -366,7 +392,8 @@ pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
         .curves
         .iter()
         .map(|c| {
-            let (name, line) = (named(&c.name), c.stroke != Stroke::Dots);
+            let name = named(&c.name);
+            let line = c.stroke != Stroke::Dots;
             format!("{{\"name\":{name},\"line\":{line},\"points\":{}}}", points(&c.points))
         })
         .collect();

@@ -22,7 +22,8 @@ pub fn cut(
     let has_lines = !matches!(input.format, Format::Text | Format::Paragraphs);
     let skip_long = options.rules.skip_invalid && has_lines;
     let (mut stream, position) = input.open(&options.rules.key)?;
-    let (mut bytes, mut first_line) = (Vec::new(), 1);
+    let mut bytes = Vec::new();
+    let mut first_line = 1;
     let mut searched = 0; // bytes known to hold no boundary
     let mut skipped = 0;
     loop {
@@ -46,10 +47,13 @@ pub fn cut(
                 _ if whole => "text",
                 _ => "line",
             };
-            let what = format!("a {unit} of more than {}", Bytes(LONGEST as u64));
-            let remedy = "cut it into several documents, or see whether --format is right";
             let place = format!("{}:{first_line}", input.place());
-            return Err(Problems::one(place, what, remedy).into());
+            return Err(Problems::one(
+                place,
+                format!("a {unit} of more than {}", Bytes(LONGEST as u64)),
+                "cut it into several documents, or see whether --format is right",
+            )
+            .into());
         }
         let Some(end) = end else {
             searched = bytes.len().saturating_sub(1);
@@ -99,7 +103,8 @@ fn skip_line(stream: &mut dyn Read, bytes: &mut Vec<u8>) -> std::io::Result<()> 
 
 /// Adds up to `count` bytes. Returns true at the end of the stream.
 fn fill(stream: &mut dyn Read, bytes: &mut Vec<u8>, count: usize) -> std::io::Result<bool> {
-    let (mut at, end) = (bytes.len(), bytes.len() + count);
+    let mut at = bytes.len();
+    let end = bytes.len() + count;
     bytes.resize(end, 0);
     while at < end {
         match stream.read(&mut bytes[at..end]) {

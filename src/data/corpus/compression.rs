@@ -69,7 +69,8 @@ pub fn decompressed(file: Counted, place: &str) -> Result<Box<dyn Read>> {
     Ok(match Compression::of(file.peek(MAGIC)?) {
         None => Box::new(file),
         Some(of) => {
-            let (file, place) = (Some(file), place.into());
+            let file = Some(file);
+            let place = place.into();
             Box::new(Members { file, decoder: None, place, of })
         }
     })
@@ -87,7 +88,8 @@ impl Source {
     fn peek(&mut self, count: usize) -> Result<&[u8]> {
         while self.bytes.len() - self.at < count {
             self.bytes.drain(..self.at);
-            let (old, room) = (self.bytes.len(), self.bytes.len() + ROOM);
+            let old = self.bytes.len();
+            let room = self.bytes.len() + ROOM;
             self.at = 0;
             self.bytes.resize(room, 0);
             let read = self.file.read(&mut self.bytes[old..]);
@@ -191,11 +193,11 @@ impl Decoder {
 
 fn frame(file: Source, place: &str) -> Result<Frame> {
     Frame::new_with_max_window_size(file, WINDOW).map_err(|error| match error {
-        FrameDecoderError::DictNotProvided { dict_id } => {
-            let what = format!("is compressed with the Zstandard dictionary {dict_id}");
-            let remedy = "unpack it with that dictionary: zstd -d -D DICTIONARY FILE";
-            Error::other(Problems::one(place, what, remedy))
-        }
+        FrameDecoderError::DictNotProvided { dict_id } => Error::other(Problems::one(
+            place,
+            format!("is compressed with the Zstandard dictionary {dict_id}"),
+            "unpack it with that dictionary: zstd -d -D DICTIONARY FILE",
+        )),
         error => Error::other(error),
     })
 }
@@ -245,8 +247,11 @@ impl Members {
     fn other(&self, file: &Source) -> Error {
         let at = file.file.position.get() - (file.bytes.len() - file.at) as u64;
         let tool = self.of.tool();
-        let what = format!("has something else behind its {tool} data, at byte {at}");
-        Error::other(Problems::one(&self.place, what, format!("ask {tool}: {tool} -tv FILE")))
+        Error::other(Problems::one(
+            &self.place,
+            format!("has something else behind its {tool} data, at byte {at}"),
+            format!("ask {tool}: {tool} -tv FILE"),
+        ))
     }
 }
 

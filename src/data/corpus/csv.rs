@@ -47,7 +47,9 @@ pub struct CsvLines<R> {
 impl<R: Read> CsvLines<R> {
     /// Fails unless the first row names the column `key`.
     pub fn open(inner: R, table: Table, key: &str, place: &str) -> Result<CsvLines<R>> {
-        let (bytes, at, ended) = (Vec::new(), 0, false);
+        let bytes = Vec::new();
+        let at = 0;
+        let ended = false;
         let mut rows = Rows { inner, table, place: place.into(), bytes, at, ended };
         let mut unread = VecDeque::new();
         let failed = |error| chunks::read_error(error, &format!("cannot read {place}"));
@@ -62,7 +64,8 @@ impl<R: Read> CsvLines<R> {
             Problems::one(format!("{place}:{}", unread.len()), what, "repair the file")
         })?;
         let column = rows.column(&fields, key)?;
-        let (key, columns) = (serde_json::to_string(key)?, fields.len());
+        let key = serde_json::to_string(key)?;
+        let columns = fields.len();
         Ok(CsvLines { rows, key, column, columns, unread, warned: false })
     }
 
@@ -193,9 +196,11 @@ impl<R: Read> Rows<R> {
             };
             let longest = is_long.then(|| format!("more than {}", Bytes(LONGEST as u64)));
             if let Some(what) = what.or(longest) {
-                let what = format!("has a row of {what}");
-                let remedy = "close a quote that is open, or see whether --format is right";
-                return Err(Error::other(Problems::one(self.place.as_str(), what, remedy)));
+                return Err(Error::other(Problems::one(
+                    self.place.as_str(),
+                    format!("has a row of {what}"),
+                    "close a quote that is open, or see whether --format is right",
+                )));
             }
             self.fill()?;
         }
@@ -217,15 +222,23 @@ impl<R: Read> Rows<R> {
 
     /// Column with a name. `fields` are those of the header.
     fn column(&self, fields: &[Span], key: &str) -> Result<usize, Problems> {
-        let is_key = |field| *self.text(field) == *key.as_bytes();
-        fields.iter().position(is_key).ok_or_else(|| {
-            let name = |field| String::from_utf8_lossy(&self.text(field)).into_owned();
-            let names: Vec<String> = fields.iter().take(LISTED).map(name).collect();
-            let more = if fields.len() > LISTED { ", …" } else { "" };
-            let names = names.join(", ");
-            let what = format!("the table has no column \"{key}\"; it has: {names}{more}");
-            Problems::one(self.place.as_str(), what, "name one of them with --key")
-        })
+        fields
+            .iter()
+            .position(|field| *self.text(field) == *key.as_bytes())
+            .ok_or_else(|| {
+                let names: Vec<String> = fields
+                    .iter()
+                    .take(LISTED)
+                    .map(|field| String::from_utf8_lossy(&self.text(field)).into_owned())
+                    .collect();
+                let more = if fields.len() > LISTED { ", …" } else { "" };
+                let names = names.join(", ");
+                Problems::one(
+                    self.place.as_str(),
+                    format!("the table has no column \"{key}\"; it has: {names}{more}"),
+                    "name one of them with --key",
+                )
+            })
     }
 
     fn text(&self, field: &Span) -> Cow<'_, [u8]> {
@@ -259,7 +272,8 @@ impl Table {
     /// Row that begins at `start`, and its end. None if it does not end in `bytes`, unless these are
     /// the `last` ones.
     fn row(self, bytes: &[u8], start: usize, last: bool) -> Option<(Row, usize)> {
-        let (mut fields, mut at) = (Vec::new(), start);
+        let mut fields = Vec::new();
+        let mut at = start;
         loop {
             let opened = at;
             let quoted = self.quotes && bytes.get(at) == Some(&b'"');
@@ -269,8 +283,10 @@ impl Table {
                     None => return wrong_quote(bytes, start, opened, fields.len(), last, OPEN),
                 }
             } else {
-                let ends = |byte: &u8| self.ends_field(*byte);
-                let found = bytes[at..].iter().position(ends).map(|count| at + count);
+                let found = bytes[at..]
+                    .iter()
+                    .position(|byte| self.ends_field(*byte))
+                    .map(|count| at + count);
                 found.or(last.then_some(bytes.len()))?
             };
             fields.push(Span { bytes: opened + usize::from(quoted)..end, quoted });
@@ -355,6 +371,8 @@ fn wrong_quote(
         .filter(|byte| **byte == b'\n')
         .count()
         + 1;
-    let what = format!("the quote that opens column {} {why}", column + 1);
-    Some((Row { lines, fields: Err(what) }, end))
+    Some((
+        Row { lines, fields: Err(format!("the quote that opens column {} {why}", column + 1)) },
+        end,
+    ))
 }

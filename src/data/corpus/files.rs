@@ -89,9 +89,11 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
             Ok(about) => match input(path, selection.format) {
                 Some(input) => search.take(input, path, Some(&about)),
                 None => {
-                    let what = "its name does not say what it holds";
-                    let remedy = "say --format txt (a document), lines (one a line), jsonl or csv";
-                    problems.add(place, what, remedy);
+                    problems.add(
+                        place,
+                        "its name does not say what it holds",
+                        "say --format txt (a document), lines (one a line), jsonl or csv",
+                    );
                 }
             },
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -104,8 +106,11 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
         let place = paths
             .first()
             .map_or(String::new(), |path| path.display().to_string());
-        let what = format!("nothing is left to read: {}", search.found.notes.join("; "));
-        problems.add(place, what, "name other files");
+        problems.add(
+            place,
+            format!("nothing is left to read: {}", search.found.notes.join("; ")),
+            "name other files",
+        );
     }
     let Search { mut found, mut left_out, .. } = search;
     let is_read = |path: &PathBuf| {
@@ -135,14 +140,16 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn new(selection: &FileSelection) -> Search<'_> {
-        let (seen, found) = (HashMap::new(), CorpusFiles::default());
+        let seen = HashMap::new();
+        let found = CorpusFiles::default();
         let (left_out, others, cards) = Default::default();
         Search { selection, seen, found, left_out, others, cards }
     }
 
     /// Adds the files of a folder that the user names. Returns the problem and remedy if it has none.
     fn top_folder(&mut self, path: &Path, about: &Metadata) -> Result<Option<(String, String)>> {
-        let (first, notes) = (self.found.inputs.len(), self.found.notes.len());
+        let first = self.found.inputs.len();
+        let notes = self.found.notes.len();
         (self.others, self.cards) = Default::default();
         self.folder(path, about)?;
         let cards = std::mem::take(&mut self.cards);
@@ -218,8 +225,14 @@ impl Search<'_> {
             return Some(Input { format: format.unwrap_or(by_name.format), ..by_name });
         }
         let wanted = endings.contains(&ending(path));
-        let known = || input(path, None).map_or(Format::Text, |input| input.format);
-        wanted.then(|| input(path, Some(format.unwrap_or_else(known))))?
+        wanted.then(|| {
+            input(
+                path,
+                Some(format.unwrap_or_else(|| {
+                    input(path, None).map_or(Format::Text, |input| input.format)
+                })),
+            )
+        })?
     }
 
     fn take(&mut self, input: Input, path: &Path, about: Option<&Metadata>) {
@@ -232,8 +245,10 @@ impl Search<'_> {
     fn nothing(&self) -> (String, String) {
         let mut most: Vec<(&String, &usize)> = self.others.iter().collect();
         most.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-        let named = most.iter().filter(|(ending, _)| !ending.is_empty()).take(4);
-        let named: Vec<String> = named
+        let named: Vec<String> = most
+            .iter()
+            .filter(|(ending, _)| !ending.is_empty())
+            .take(4)
             .map(|(end, count)| format!("{count} .{end}"))
             .collect();
         let has =
@@ -245,8 +260,9 @@ impl Search<'_> {
         };
         let first = most.first().map_or("py", |(ending, _)| ending.as_str());
         let remedy = format!("name their endings: --ext {first}");
-        let left_out = names::note(&self.left_out).map(|note| format!("; {note}"));
-        let left_out = left_out.unwrap_or_default();
+        let left_out = names::note(&self.left_out)
+            .map(|note| format!("; {note}"))
+            .unwrap_or_default();
         (format!("the folder holds no {kinds}, plain or compressed{has}{left_out}"), remedy)
     }
 
@@ -257,7 +273,8 @@ impl Search<'_> {
             self.seen.insert(id, path.into());
             return true;
         };
-        let (path, first) = (path.display(), first.display());
+        let path = path.display();
+        let first = first.display();
         let is_cycle = about.is_dir() && path.to_string().starts_with(&format!("{first}/"));
         let note = if is_cycle {
             format!("{path} leads back to {first}: not followed")

@@ -103,7 +103,8 @@ impl Chunk {
             return lines.filter(|(line, _)| !is_empty(line)).collect();
         }
         let mut pieces: Vec<(Range<usize>, u64)> = Vec::new();
-        let (mut start, mut is_open) = (0, false);
+        let mut start = 0;
+        let mut is_open = false;
         for (line, number) in lines {
             let end = start + line.len();
             match pieces.last_mut() {

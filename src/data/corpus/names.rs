@@ -115,8 +115,9 @@ pub fn splits<'p>(folder: &Path, paths: impl Iterator<Item = &'p Path>) -> Optio
     let other = files.values().next()?[0].display();
     let kinds = files
         .iter()
-        .map(|(split, paths)| format!("{} of {split}", paths.len()));
-    let kinds = kinds.collect::<Vec<_>>().join(" and ");
+        .map(|(split, paths)| format!("{} of {split}", paths.len()))
+        .collect::<Vec<_>>()
+        .join(" and ");
     Some(format!(
         "{} has splits by name: beside {train} of train, {kinds} ({other}) are read; name the files \
          of train alone to leave the others out",
@@ -130,15 +131,13 @@ fn split(path: &Path) -> Option<&'static str> {
         .iter()
         .rev()
         .map(|part| part.to_string_lossy().to_lowercase());
-    let named = |part: String| {
+    parts.into_iter().find_map(|part| {
         let words: Vec<&str> = part.split(|c| "-._ 0123456789".contains(c)).collect();
-        let names = |word: &&str| words.contains(word);
         SPLITS
             .iter()
-            .find(|(_, keywords)| keywords.iter().any(names))
+            .find(|(_, keywords)| keywords.iter().any(|word| words.contains(word)))
             .map(|(split, _)| *split)
-    };
-    parts.into_iter().find_map(named)
+    })
 }
 
 #[cfg(test)]

@@ -100,8 +100,10 @@ const ARROW: &str = "in Python: datasets.load_from_disk(FOLDER)[\"train\"].to_pa
 /// Problem and remedy for a file that is not text in UTF-8.
 fn not_text(head: &[u8]) -> Option<(&'static str, &'static str)> {
     let is = |at: usize, magic: &[u8]| head.get(at..).is_some_and(|rest| rest.starts_with(magic));
-    let found = OTHERS.iter().find(|(at, magic, ..)| is(*at, magic));
-    let found = found.map(|(_, _, what, remedy)| (*what, *remedy));
+    let found = OTHERS
+        .iter()
+        .find(|(at, magic, ..)| is(*at, magic))
+        .map(|(_, _, what, remedy)| (*what, *remedy));
     found
         .or_else(|| is_utf_16(head, 1).then_some(("is UTF-16 text", UTF_16_LE)))
         .or_else(|| is_utf_16(head, 0).then_some(("is UTF-16 text", UTF_16_BE)))

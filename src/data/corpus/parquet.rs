@@ -44,17 +44,27 @@ pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>
     })?;
     let schema = file.metadata().file_metadata().schema_descr();
     let Some(column) = (0..schema.num_columns()).find(|at| name(schema, *at) == key) else {
-        let strings = (0..schema.num_columns()).filter(|at| holds_text(schema, *at));
-        let strings: Vec<String> = strings.map(|at| name(schema, at)).collect();
-        let what = format!("has no column \"{key}\"; of text it has: {}", strings.join(", "));
-        return Err(wrong(what, "name one of them with --key").into());
+        let strings: Vec<String> = (0..schema.num_columns())
+            .filter(|at| holds_text(schema, *at))
+            .map(|at| name(schema, at))
+            .collect();
+        return Err(wrong(
+            format!("has no column \"{key}\"; of text it has: {}", strings.join(", ")),
+            "name one of them with --key",
+        )
+        .into());
     };
     if !holds_text(schema, column) {
-        let what = format!("the column \"{key}\" holds {}", schema.column(column).physical_type());
-        return Err(wrong(what, "name a column of strings with --key").into());
+        return Err(wrong(
+            format!("the column \"{key}\" holds {}", schema.column(column).physical_type()),
+            "name a column of strings with --key",
+        )
+        .into());
     }
     let key = serde_json::to_string(key)?;
-    let (group, values, unread) = (0, None, VecDeque::new());
+    let group = 0;
+    let values = None;
+    let unread = VecDeque::new();
     Ok(Box::new(Lines { file, key, place, column, group, values, unread, position }))
 }
 
@@ -75,8 +85,7 @@ fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::erro
 }
 
 fn damaged(place: &str, error: &ParquetError) -> io::Error {
-    let what = format!("cannot be read: {error}");
-    io::Error::other(Problems::one(place, what, "download it again"))
+    io::Error::other(Problems::one(place, format!("cannot be read: {error}"), "download it again"))
 }
 
 impl Lines {
@@ -92,9 +101,15 @@ impl Lines {
                 self.group += 1;
                 continue;
             };
-            let most = self.file.metadata().file_metadata().schema_descr();
-            let most = most.column(self.column).max_def_level();
-            let (mut levels, mut values) = (Vec::new(), Vec::<ByteArray>::new());
+            let most = self
+                .file
+                .metadata()
+                .file_metadata()
+                .schema_descr()
+                .column(self.column)
+                .max_def_level();
+            let mut levels = Vec::new();
+            let mut values = Vec::<ByteArray>::new();
             let defined = (most > 0).then_some(&mut levels);
             let (rows, ..) = reader.read_records(ROWS, defined, None, &mut values)?;
             if rows == 0 {

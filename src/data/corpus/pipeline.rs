@@ -28,15 +28,21 @@ pub fn in_order<S, T: Send>(
     let room = 2 * options.threads;
     let (send, chunks) = sync_channel(room);
     std::thread::scope(|scope| {
-        let reader = move || read(options, |chunk| send.send(chunk).is_ok());
-        base::threads::spawn_scoped(scope, "reader", reader)?;
-        let work = |state: &mut S, chunk: Result<(Chunk, ReadProgress)>| {
-            chunk.and_then(|(chunk, progress)| Ok((work(state, chunk)?, progress)))
-        };
-        let sink = |result: Result<(T, ReadProgress)>| {
-            result.and_then(|(item, progress)| sink(item, progress))
-        };
-        base::in_order(options.threads, room, chunks, state, work, sink)
+        base::threads::spawn_scoped(scope, "reader", move || {
+            read(options, |chunk| send.send(chunk).is_ok())
+        })?;
+        base::in_order(
+            options.threads,
+            room,
+            chunks,
+            state,
+            |state: &mut S, chunk: Result<(Chunk, ReadProgress)>| {
+                chunk.and_then(|(chunk, progress)| Ok((work(state, chunk)?, progress)))
+            },
+            |result: Result<(T, ReadProgress)>| {
+                result.and_then(|(item, progress)| sink(item, progress))
+            },
+        )
     })
 }
 

@@ -71,11 +71,15 @@ pub fn wrong(what: impl Into<String>, remedy: impl Into<String>) -> Wrong {
 pub fn read_lines(path: &Path) -> Result<Vec<u8>> {
     let place = path.display().to_string();
     if !path.exists() {
-        let remedy = format!("a task is a file: {}", formats());
-        return Err(Problems::one(place, "there is no such file", remedy).into());
+        return Err(Problems::one(
+            place,
+            "there is no such file",
+            format!("a task is a file: {}", formats()),
+        )
+        .into());
     }
-    let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
-    input::read_named(path, input::LARGE).map_err(failed)
+    input::read_named(path, input::LARGE)
+        .map_err(|error| WrongInput::reading(error, format!("cannot read {place}")))
 }
 
 impl Text {
@@ -84,16 +88,18 @@ impl Text {
         let read = base::json::from_python::<Row>(line);
         let Row(row) = read.map_err(|error| wrong(format!("not JSON: {error}"), formats()))?;
         let row = Value::Object(row.into_iter().collect());
-        let has = |format: &&Format| format.marks.iter().all(|key| row.get(key).is_some());
-        let format = FORMATS.iter().find(has);
-        let none = || wrong("has the keys of no known format", formats());
-        let format = format.ok_or_else(none)?;
+        let format = FORMATS
+            .iter()
+            .find(|format| format.marks.iter().all(|key| row.get(key).is_some()))
+            .ok_or_else(|| wrong("has the keys of no known format", formats()))?;
         let keys = || format!("write {}", format.keys());
         let text = (format.read)(&row).map_err(|(what, _)| wrong(what, keys()))?;
         let Text { answers, right, .. } = &text;
         if *right >= answers.len() {
-            let what = format!("the right answer is number {right} of {}", answers.len());
-            return Err(wrong(what, "answers are numbered from 0 on"));
+            return Err(wrong(
+                format!("the right answer is number {right} of {}", answers.len()),
+                "answers are numbered from 0 on",
+            ));
         }
         match answers.iter().position(String::is_empty) {
             Some(i) => Err(wrong(format!("answer {i} is empty"), "")),
@@ -130,8 +136,10 @@ fn hellaswag(row: &Value) -> Result<Text, Wrong> {
         [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
         _ => string(row, "ctx")?.to_string(),
     };
-    let answers = strings(&row["endings"], "endings")?;
-    let answers = answers.into_iter().map(without_marks).collect();
+    let answers = strings(&row["endings"], "endings")?
+        .into_iter()
+        .map(without_marks)
+        .collect();
     Ok(Text::new(without_marks(&question), answers, number(row, "label")?))
 }
 
@@ -141,9 +149,12 @@ fn arc(row: &Value) -> Result<Text, Wrong> {
     let labels = strings(&row["choices"]["label"], "choices.label")?;
     let key = string(row, "answerKey")?;
     let right = labels.iter().position(|label| *label == key);
-    let none = || wrong(format!("answerKey {key:?} is not in choices.label"), "");
     let answers = answers.into_iter().map(str::to_string).collect();
-    Ok(Text::new(question, answers, right.ok_or_else(none)?))
+    Ok(Text::new(
+        question,
+        answers,
+        right.ok_or_else(|| wrong(format!("answerKey {key:?} is not in choices.label"), ""))?,
+    ))
 }
 
 fn piqa(row: &Value) -> Result<Text, Wrong> {
@@ -157,8 +168,7 @@ fn mmlu(row: &Value) -> Result<Text, Wrong> {
     let choices = strings(&row["choices"], "choices")?;
     const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
     if choices.len() != LETTERS.len() {
-        let what = format!("choices has {} answers; MMLU has 4", choices.len());
-        return Err(wrong(what, ""));
+        return Err(wrong(format!("choices has {} answers; MMLU has 4", choices.len()), ""));
     }
     let letter = row["answer"]
         .as_str()
@@ -174,7 +184,8 @@ fn mmlu(row: &Value) -> Result<Text, Wrong> {
 }
 
 fn sciq(row: &Value) -> Result<Text, Wrong> {
-    let (support, asked) = (string(row, "support")?.trim_start(), string(row, "question")?);
+    let support = string(row, "support")?.trim_start();
+    let asked = string(row, "question")?;
     let keys = ["distractor1", "distractor2", "distractor3", "correct_answer"];
     let answers = keys.iter().map(|key| string(row, key).map(str::to_string));
     let question = format!("{support}\nQuestion: {asked}\nAnswer:");
@@ -184,8 +195,9 @@ fn sciq(row: &Value) -> Result<Text, Wrong> {
 /// The last word of a passage follows from the words before it.
 fn lambada(row: &Value) -> Result<Text, Wrong> {
     let text = string(row, "text")?;
-    let none = || wrong("text has no word after a space", "");
-    let (question, word) = text.rsplit_once(' ').ok_or_else(none)?;
+    let (question, word) = text
+        .rsplit_once(' ')
+        .ok_or_else(|| wrong("text has no word after a space", ""))?;
     Ok(Text::new(question.to_string(), vec![word.to_string()], 0))
 }
 
@@ -262,8 +274,9 @@ fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
     let number = value
         .as_u64()
         .or_else(|| value.as_str()?.trim().parse().ok());
-    let none = || wrong(format!("{key} is {value}, not the number of an answer"), "");
-    number.map(|number| number as usize).ok_or_else(none)
+    number
+        .map(|number| number as usize)
+        .ok_or_else(|| wrong(format!("{key} is {value}, not the number of an answer"), ""))
 }
 
 /// Python's `str.capitalize`.
@@ -276,7 +289,8 @@ fn capitalised(text: &str) -> String {
 /// HellaSwag's text without remaining WikiHow markup, cleaned as in the harness.
 fn without_marks(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
-    let (mut clean, mut rest) = (String::new(), text.as_str());
+    let mut clean = String::new();
+    let mut rest = text.as_str();
     while let Some(open) = rest.find('[') {
         let inside = rest[open..].find([']', '\n']);
         match inside.filter(|end| rest.as_bytes()[open + end] == b']') {

@@ -81,14 +81,15 @@ impl Samples for Packed {
 
     /// Sum of losses of each sequence.
     fn values(&self, number: u64, losses: &[f32]) -> Vec<f64> {
-        let sum = |(from, sequence): (usize, &Sequence)| {
-            let end = from + sequence.len();
-            losses[end - sequence.scored..end]
-                .iter()
-                .map(|loss| f64::from(*loss))
-                .sum()
-        };
-        self.places(number).map(sum).collect()
+        self.places(number)
+            .map(|(from, sequence)| {
+                let end = from + sequence.len();
+                losses[end - sequence.scored..end]
+                    .iter()
+                    .map(|loss| f64::from(*loss))
+                    .sum()
+            })
+            .collect()
     }
 }
 

@@ -82,11 +82,14 @@ impl Task {
         let mut shots = shots;
         let place = path.display().to_string();
         let bytes = read_lines(path)?;
-        let (mut questions, mut sequences) = (Vec::new(), Vec::new());
+        let mut questions = Vec::new();
+        let mut sequences = Vec::new();
         let mut problems = Problems::default();
         let mut encoder = Encoder::new(how.tokenizer);
-        let lines = bytes.split(|byte| *byte == b'\n').enumerate();
-        let lines = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
+        let lines = bytes
+            .split(|byte| *byte == b'\n')
+            .enumerate()
+            .filter(|(_, line)| !line.trim_ascii().is_empty());
         for (i, line) in lines.take(limit.unwrap_or(usize::MAX)) {
             let text = Text::parse(line).map(|mut text| {
                 let before = match &mut shots {
@@ -116,12 +119,17 @@ impl Task {
 
     /// Computes the accuracy from −log p of each sequence, in order.
     pub fn accuracy(&self, losses: &[f64]) -> Accuracy {
-        let (mut plain, mut by_length, mut first) = (0, 0, 0);
+        let mut plain = 0;
+        let mut by_length = 0;
+        let mut first = 0;
         for Question { right, lengths } in &self.questions {
             let losses = &losses[first..first + lengths.len()]; // every answer was scored
             first += lengths.len();
-            let mean = |(loss, length): (&f64, &usize)| loss / *length as f64;
-            let normed: Vec<f64> = losses.iter().zip(lengths).map(mean).collect();
+            let normed: Vec<f64> = losses
+                .iter()
+                .zip(lengths)
+                .map(|(loss, length)| loss / *length as f64)
+                .collect();
             plain += u64::from(lowest(losses) == Some(*right));
             by_length += u64::from(lowest(&normed) == Some(*right));
         }
@@ -155,11 +163,10 @@ impl QuestionEncoder<'_> {
         text: Text,
         encoder: &mut Encoder,
     ) -> Result<(Question, Vec<Sequence>), Wrong> {
-        let sequence = |answer: &String| self.sequence(encoder, &text.question, answer);
         let sequences = text
             .answers
             .iter()
-            .map(sequence)
+            .map(|answer| self.sequence(encoder, &text.question, answer))
             .collect::<Result<_, _>>()?;
         let lengths = text
             .answers
@@ -189,22 +196,31 @@ impl QuestionEncoder<'_> {
             known.map_err(|error| wrong(error.to_string(), "use the model's own tokenizer"))?;
             Ok::<_, Wrong>(ids)
         };
-        let (mut tokens, before) = (ids(&whole_text)?, ids(question)?.len());
+        let mut tokens = ids(&whole_text)?;
+        let before = ids(question)?.len();
         let scored = tokens.len().saturating_sub(before);
         if scored == 0 {
             return Err(wrong(format!("the answer {answer:?} has no tokens of its own"), ""));
         }
         if before == 0 {
-            let none = || wrong("the question is empty", "name data.eod.token, to begin with");
-            tokens.insert(0, template.first().copied().or(self.eod).ok_or_else(none)?);
+            tokens.insert(
+                0,
+                template.first().copied().or(self.eod).ok_or_else(|| {
+                    wrong("the question is empty", "name data.eod.token, to begin with")
+                })?,
+            );
         }
         if scored > self.seq_len {
-            let what = format!("an answer of {scored} tokens in samples of {}", self.seq_len);
-            return Err(wrong(what, "say a longer --seq-len"));
+            return Err(wrong(
+                format!("an answer of {scored} tokens in samples of {}", self.seq_len),
+                "say a longer --seq-len",
+            ));
         }
         if let Some(id) = tokens.iter().find(|id| **id as usize >= self.vocab) {
-            let what = format!("gives token {id}, the model's vocabulary is {}", self.vocab);
-            return Err(wrong(what, "use the model's own tokenizer"));
+            return Err(wrong(
+                format!("gives token {id}, the model's vocabulary is {}", self.vocab),
+                "use the model's own tokenizer",
+            ));
         }
         tokens.drain(..tokens.len().saturating_sub(self.seq_len + 1));
         Ok(Sequence { tokens, scored })
@@ -221,7 +237,8 @@ mod tests {
     fn an_answer_has_no_token_of_the_template() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fixtures/data/tokenizers");
         let tokenizer = Tokenizer::load(&Path::new(folder).join("saved/template.json")).unwrap();
-        let (seq_len, vocab) = (40, tokenizer.vocab());
+        let seq_len = 40;
+        let vocab = tokenizer.vocab();
         let sequence = |add_bos_token, question: &str| {
             let eod = None;
             let tokenizer = &tokenizer;
@@ -230,7 +247,8 @@ mod tests {
                 .unwrap()
         };
         let ids = tokenizer.encode("the cat the house");
-        let (whole, answer) = (&ids[1..ids.len() - 1], tokenizer.encode(" the house").len() - 2);
+        let whole = &ids[1..ids.len() - 1];
+        let answer = tokenizer.encode(" the house").len() - 2;
         let plain = sequence(false, "the cat");
         assert_eq!((&plain.tokens[..], plain.scored), (whole, answer));
         let first = sequence(true, "the cat");

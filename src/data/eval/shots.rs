@@ -27,7 +27,8 @@ impl Shots {
     pub fn read(task: &Path, from: Option<&Path>, count: usize) -> Result<Shots> {
         let path = from.unwrap_or(task);
         let place = path.display().to_string();
-        let (mut examples, mut problems) = (Vec::new(), Problems::default());
+        let mut examples = Vec::new();
+        let mut problems = Problems::default();
         let bytes = read_lines(path)?;
         for (i, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
             if line.trim_ascii().is_empty() {
@@ -44,9 +45,12 @@ impl Shots {
         problems.or(())?;
         let needed = count + usize::from(from.is_none());
         if examples.len() < needed {
-            let what =
-                format!("has {} questions, and {count} examples need {needed}", examples.len());
-            return Err(Problems::one(place, what, "lower --shots, or name another file").into());
+            return Err(Problems::one(
+                place,
+                format!("has {} questions, and {count} examples need {needed}", examples.len()),
+                "lower --shots, or name another file",
+            )
+            .into());
         }
         let random = RandomState::from_key(&[SEED]);
         Ok(Shots { count, examples, own: from.is_none(), random })
@@ -56,8 +60,11 @@ impl Shots {
     pub fn before(&mut self, question: &Text) -> String {
         let drawn = self.count + usize::from(self.own);
         let chosen: Vec<&Text> = if question.subject.is_some() {
-            let same = |example: &&Text| example.subject == question.subject;
-            self.examples.iter().filter(same).take(drawn).collect()
+            self.examples
+                .iter()
+                .filter(|example| example.subject == question.subject)
+                .take(drawn)
+                .collect()
         } else {
             let numbers = sample(&mut self.random, self.examples.len(), drawn);
             numbers
@@ -82,15 +89,17 @@ fn sample(random: &mut RandomState, n: usize, k: usize) -> Vec<usize> {
     }
     if n <= most_listed {
         let mut pool: Vec<usize> = (0..n).collect();
-        let mut draw = |i: usize| {
-            let j = below(random, n - i);
-            let chosen = pool[j];
-            pool[j] = pool[n - i - 1];
-            chosen
-        };
-        return (0..k).map(&mut draw).collect();
+        return (0..k)
+            .map(&mut |i: usize| {
+                let j = below(random, n - i);
+                let chosen = pool[j];
+                pool[j] = pool[n - i - 1];
+                chosen
+            })
+            .collect();
     }
-    let (mut seen, mut chosen) = (BTreeSet::new(), Vec::new());
+    let mut seen = BTreeSet::new();
+    let mut chosen = Vec::new();
     while chosen.len() < k {
         let j = below(random, n);
         if seen.insert(j) {

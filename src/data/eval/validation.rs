@@ -19,10 +19,11 @@ impl Validation {
     pub fn new(name: &str, source: Arc<Source>, samples: u64) -> Result<Validation, Problems> {
         let held = source.samples();
         if samples > held {
-            let what =
-                format!("{} samples were asked for; it holds {}", Count(samples), Count(held));
-            let remedy = format!("give --limit {held} or less");
-            return Err(Problems::one(format!("validation set {name}"), what, remedy));
+            return Err(Problems::one(
+                format!("validation set {name}"),
+                format!("{} samples were asked for; it holds {}", Count(samples), Count(held)),
+                format!("give --limit {held} or less"),
+            ));
         }
         Ok(Validation { source, samples })
     }

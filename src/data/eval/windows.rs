@@ -39,8 +39,10 @@ impl Tokens {
             .and_then(|ending| ending.to_str())
             .unwrap_or_default();
         if matches!(ending, "bin" | "idx") {
-            let remedy = format!("write {}", path.with_extension("").display());
-            return user("this is one of a dataset's two files", remedy);
+            return user(
+                "this is one of a dataset's two files",
+                format!("write {}", path.with_extension("").display()),
+            );
         }
         if BINARY_ENDINGS.contains(&ending) {
             let remedy = "make a dataset of it: gptrain data build".to_string();
@@ -112,8 +114,12 @@ impl Windows {
     ) -> Result<Windows> {
         let place = path.display().to_string();
         if tokens.count() < 2 {
-            let what = format!("holds {} tokens; a score needs two", tokens.count());
-            return Err(Problems::one(place, what, "give a longer text").into());
+            return Err(Problems::one(
+                place,
+                format!("holds {} tokens; a score needs two", tokens.count()),
+                "give a longer text",
+            )
+            .into());
         }
         Ok(Windows { tokens, place, seq_len, vocab, limit, keeps_tokens })
     }
@@ -150,9 +156,12 @@ impl Samples for Windows {
         let wrong = |id: &&i32| **id < 0 || **id as usize >= self.vocab;
         if let Some(id) = tokens.iter().find(wrong) {
             let vocab = Count(self.vocab as u64);
-            let what = format!("holds token id {id}; the model's vocabulary has {vocab} ids");
-            let remedy = "use the model's own tokenizer";
-            return Err(Problems::one(self.place.as_str(), what, remedy).into());
+            return Err(Problems::one(
+                self.place.as_str(),
+                format!("holds token id {id}; the model's vocabulary has {vocab} ids"),
+                "use the model's own tokenizer",
+            )
+            .into());
         }
         write_sequence(sample, 0, tokens.into_iter(), targets);
         sample.clear_from(targets);

@@ -16,7 +16,8 @@ const PIECES: u64 = 256;
 /// Length of a file and the digest of its bytes. `progress` receives the bytes of each read.
 pub fn whole_digest(path: &Path, mut progress: impl FnMut(u64)) -> std::io::Result<(u64, u64)> {
     let mut file = File::open(path)?;
-    let (mut hash, mut bytes) = (Xxh3::new(), 0);
+    let mut hash = Xxh3::new();
+    let mut bytes = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let read = file.read(&mut buffer)?;

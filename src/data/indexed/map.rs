@@ -95,7 +95,8 @@ impl Mapped {
             if out.is_empty() {
                 return Ok(());
             }
-            let (path, len) = (self.path.display(), self.len());
+            let path = self.path.display();
+            let len = self.len();
             bail!("{path} has {len} bytes, bytes {offset} + {} were asked for", out.len());
         };
         // SAFETY: `offset + out.len() <= map.len()` (above), and `out` is not part of the mapping, to
@@ -235,8 +236,9 @@ extern "C" fn on_bus_error(
     // before this handler was installed.
     unsafe {
         let address = (*info).si_addr() as usize;
-        let found = |region: &'static Region| Some((region, region.end_if_contains(address)?));
-        if let Some((region, end)) = Region::find(found) {
+        if let Some((region, end)) =
+            Region::find(|region: &'static Region| Some((region, region.end_if_contains(address)?)))
+        {
             let page = libc::sysconf(libc::_SC_PAGESIZE) as usize;
             let first = address / page * page;
             let length = end - first;

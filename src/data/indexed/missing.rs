@@ -27,13 +27,15 @@ pub fn missing(prefix: &Path, path: &Path) -> Problems {
     };
     let place = prefix.display().to_string();
     if let Some((file, writer)) = lone_tokens(prefix) {
-        let what = format!("is not a dataset: {} has no .idx; it holds {writer}", file.display());
         let pair = "a pair of .bin and .idx is needed; `gptrain data build TEXT --tokenizer \
                     tokenizer.json --output PREFIX` makes one";
-        return Problems::one(place, what, pair);
+        return Problems::one(
+            place,
+            format!("is not a dataset: {} has no .idx; it holds {writer}", file.display()),
+            pair,
+        );
     }
-    let what = format!("is not a dataset: {} does not exist", path.display());
-    Problems::one(place, what, remedy)
+    Problems::one(place, format!("is not a dataset: {} does not exist", path.display()), remedy)
 }
 
 /// File of tokens without an index, as other trainers use, and a description of it.

@@ -154,14 +154,19 @@ impl Indexed {
             let count = (self.tokens() - at).min(buffer.len() as u64) as usize;
             let some = &mut buffer[..count];
             self.copy(at as usize * self.token_type.size(), some)?;
-            let (mut low, mut high) = (i32::MAX, i32::MIN);
+            let mut low = i32::MAX;
+            let mut high = i32::MIN;
             for token in &*some {
                 (low, high) = (low.min(*token), high.max(*token));
             }
             if low < 0 {
-                let what = format!("holds the negative id {low} near token {at}");
                 let place = self.tokens.path().display().to_string();
-                return Err(Problems::one(place, what, "build the dataset again").into());
+                return Err(Problems::one(
+                    place,
+                    format!("holds the negative id {low} near token {at}"),
+                    "build the dataset again",
+                )
+                .into());
             }
             if highest.is_none_or(|(before, _)| high > before) {
                 let within = some.iter().position(|token| *token == high).unwrap_or(0);
@@ -229,9 +234,12 @@ impl Indexed {
             }
             if outside {
                 let place = self.tokens.path().display().to_string();
-                let what = format!("holds a token id beyond 31 bits near byte {}", at + i * CHUNK);
-                let remedy = "it is damaged, or holds no tokens: build it again";
-                return Err(Problems::one(place, what, remedy).into());
+                return Err(Problems::one(
+                    place,
+                    format!("holds a token id beyond 31 bits near byte {}", at + i * CHUNK),
+                    "it is damaged, or holds no tokens: build it again",
+                )
+                .into());
             }
         }
         Ok(())
@@ -271,33 +279,41 @@ impl Check<'_> {
         let start = &head[..have.min(MAGIC.len())];
         if !MAGIC.starts_with(start) {
             let start = start.escape_ascii();
-            let what = format!("not a Megatron index: it starts with \"{start}\", not MMIDIDX");
-            return Err(self.wrong(what, "give the prefix of a .bin/.idx pair"));
+            return Err(self.wrong(
+                format!("not a Megatron index: it starts with \"{start}\", not MMIDIDX"),
+                "give the prefix of a .bin/.idx pair",
+            ));
         }
         if size < HEADER {
-            let what = format!("cut off: {size} bytes, the header alone has {HEADER}");
-            return Err(self.wrong(what, REBUILD));
+            return Err(self
+                .wrong(format!("cut off: {size} bytes, the header alone has {HEADER}"), REBUILD));
         }
         let number = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap());
-        let (version, code) = (number(9), head[17]);
+        let version = number(9);
+        let code = head[17];
         if version != 1 {
-            let what = format!("version {version}; only version 1 exists");
-            return Err(self.wrong(what, REBUILD));
+            return Err(self.wrong(format!("version {version}; only version 1 exists"), REBUILD));
         }
         let token_type = match TokenType::from_code(code) {
             Some(TokenType::F64 | TokenType::Float) => {
-                let what = format!("dtype code {code} is a floating-point type, not token ids");
-                return Err(self.wrong(what, "tokens have dtype code 1 to 5 or 8"));
+                return Err(self.wrong(
+                    format!("dtype code {code} is a floating-point type, not token ids"),
+                    "tokens have dtype code 1 to 5 or 8",
+                ));
             }
             Some(token_type) => token_type,
             None => {
-                let what = format!("dtype code {code} is unknown");
-                return Err(self.wrong(what, "tokens have dtype code 1 to 5 or 8"));
+                return Err(self.wrong(
+                    format!("dtype code {code} is unknown"),
+                    "tokens have dtype code 1 to 5 or 8",
+                ));
             }
         };
-        let (sequences, bounds) = (number(18), number(26));
+        let sequences = number(18);
+        let bounds = number(26);
         let has_modes = self.layout(sequences, bounds)?;
-        let (sequences, bounds) = (sequences as usize, bounds as usize);
+        let sequences = sequences as usize;
+        let bounds = bounds as usize;
         Ok(Header { token_type, sequences, bounds, has_modes })
     }
 
@@ -312,8 +328,10 @@ impl Check<'_> {
         let said = format!("{} sequences and {} document bounds", Count(sequences), Count(bounds));
         let Some(arrays) = arrays.filter(|arrays| *arrays <= size) else {
             let needed = arrays.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
-            let what = format!("claims {said}, {needed} bytes; the file has {}", Count(size));
-            return Err(self.wrong(what, REBUILD));
+            return Err(self.wrong(
+                format!("claims {said}, {needed} bytes; the file has {}", Count(size)),
+                REBUILD,
+            ));
         };
         if bounds == 0 {
             return Err(
@@ -322,11 +340,13 @@ impl Check<'_> {
         }
         let rest = size - arrays;
         if rest != 0 && rest != sequences {
-            let what = format!(
-                "{} bytes follow the arrays of {said}; none may, or one mode per sequence",
-                Count(rest)
-            );
-            return Err(self.wrong(what, REBUILD));
+            return Err(self.wrong(
+                format!(
+                    "{} bytes follow the arrays of {said}; none may, or one mode per sequence",
+                    Count(rest)
+                ),
+                REBUILD,
+            ));
         }
         Ok(rest != 0)
     }
@@ -338,7 +358,8 @@ impl Check<'_> {
         tokens: &Mapped,
         hash: &mut Xxh3Default,
     ) -> Result<(Vec<u32>, Vec<u64>, u64)> {
-        let (count, item) = (header.sequences, header.token_type.size() as u64);
+        let count = header.sequences;
+        let item = header.token_type.size() as u64;
         let mut lengths = Vec::with_capacity(count);
         let mut starts = Vec::with_capacity(count / BLOCK + 1);
         let mut raw_lengths = Array::<4>::new(self.index, HEADER, count);
@@ -347,23 +368,24 @@ impl Check<'_> {
         while let (Some(some), Some(offsets)) = (raw_lengths.next()?, raw_offsets.next()?) {
             hash.update(some.as_flattened());
             for (length, offset) in some.iter().zip(offsets) {
-                let (length, offset) = (i32::from_le_bytes(*length), i64::from_le_bytes(*offset));
+                let length = i32::from_le_bytes(*length);
+                let offset = i64::from_le_bytes(*offset);
                 let sequence = lengths.len();
                 if length < 0 {
-                    let what = format!("sequence {sequence} has length {length}");
-                    return Err(self.wrong(what, REBUILD));
+                    return Err(
+                        self.wrong(format!("sequence {sequence} has length {length}"), REBUILD)
+                    );
                 }
                 if start
                     .checked_mul(item)
                     .and_then(|at| i64::try_from(at).ok())
                     != Some(offset)
                 {
-                    let what = format!(
+                    return Err(self.wrong(format!(
                         "sequence {sequence} starts at byte {offset}; the sequences before it end \
                          at byte {}",
                         start.saturating_mul(item)
-                    );
-                    return Err(self.wrong(what, REBUILD));
+                    ), REBUILD));
                 }
                 if sequence.is_multiple_of(BLOCK) {
                     starts.push(start);
@@ -375,16 +397,17 @@ impl Check<'_> {
         let bytes = start.checked_mul(item);
         if bytes != Some(tokens.len() as u64) {
             let needed = bytes.map_or("more than 2^64".into(), |bytes| Count(bytes).to_string());
-            let what = format!(
-                "describes {} tokens of {}, {needed} bytes; {} has {}",
-                Count(start),
-                header.token_type,
-                tokens.path().display(),
-                Count(tokens.len() as u64)
-            );
-            let remedy = "the pair does not belong together, or a copy was cut off: copy or build \
-                          it again";
-            return Err(self.wrong(what, remedy));
+            return Err(self.wrong(
+                format!(
+                    "describes {} tokens of {}, {needed} bytes; {} has {}",
+                    Count(start),
+                    header.token_type,
+                    tokens.path().display(),
+                    Count(tokens.len() as u64)
+                ),
+                "the pair does not belong together, or a copy was cut off: copy or build \
+                 it again",
+            ));
         }
         Ok((lengths, starts, start))
     }
@@ -400,24 +423,29 @@ impl Check<'_> {
                 let bound = i64::from_le_bytes(*bound);
                 let at = documents.count;
                 if at == 0 && bound != 0 {
-                    let what = format!("the first document starts at sequence {bound}, not 0");
-                    return Err(self.wrong(what, REBUILD));
+                    return Err(self.wrong(
+                        format!("the first document starts at sequence {bound}, not 0"),
+                        REBUILD,
+                    ));
                 }
                 if bound < previous {
-                    let what =
-                        format!("document bound {at} is {bound}, below the one before, {previous}");
-                    return Err(self.wrong(what, REBUILD));
+                    return Err(self.wrong(
+                        format!("document bound {at} is {bound}, below the one before, {previous}"),
+                        REBUILD,
+                    ));
                 }
                 previous = bound;
                 documents.push(bound as u64);
             }
         }
         if previous as u64 != header.sequences as u64 {
-            let what = format!(
-                "the last document ends at sequence {previous}; there are {} sequences",
-                header.sequences
-            );
-            return Err(self.wrong(what, REBUILD));
+            return Err(self.wrong(
+                format!(
+                    "the last document ends at sequence {previous}; there are {} sequences",
+                    header.sequences
+                ),
+                REBUILD,
+            ));
         }
         Ok(documents.bounds)
     }

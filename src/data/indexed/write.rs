@@ -174,7 +174,8 @@ impl Writer {
             return false;
         }
         let front = self.tokens - self.tokens / parts as u64;
-        let (mut at, mut tail) = (0, 0);
+        let mut at = 0;
+        let mut tail = 0;
         let mut pieces: Vec<Pieces> = Vec::with_capacity(self.lengths.len());
         for length in &self.lengths {
             let length = *length as u64;
@@ -231,7 +232,8 @@ impl Writer {
 
     /// Writes the index and renames both files and the tokenizer's record: all or none of them.
     pub fn finish_with(mut self, record: Option<Output>) -> Result<()> {
-        let (tokens, index) = (tokens_path(&self.prefix), index_path(&self.prefix));
+        let tokens = tokens_path(&self.prefix);
+        let index = index_path(&self.prefix);
         self.out.flush().with_context(|| self.failed(&tokens))?;
         let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
         self.write_index(&mut out)
@@ -314,7 +316,8 @@ mod tests {
 
     #[test]
     fn splits_hold_out_the_last_tokens_of_any_few_documents() {
-        let (folder, mut drawn) = (tempfile::tempdir().unwrap(), 0);
+        let folder = tempfile::tempdir().unwrap();
+        let mut drawn = 0;
         let mut below = |n| {
             drawn += 1;
             rng::below(rng::key(3, "cut"), drawn, n) as usize

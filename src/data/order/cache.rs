@@ -125,8 +125,9 @@ fn read(path: &Path, key: &Key, size: &OrderSize) -> Result<Option<Order>> {
         from += count as usize * width;
         (file.clone(), start, count as usize)
     };
-    let (starts, sequences, shuffle) =
-        (list(size.samples + 1, 8), list(size.entries, 4), list(size.samples, 4));
+    let starts = list(size.samples + 1, 8);
+    let sequences = list(size.entries, 4);
+    let shuffle = list(size.samples, 4);
     Ok(Some(Order {
         epochs: size.epochs,
         tokens: size.tokens,
@@ -144,7 +145,8 @@ fn mapped<T>((file, from, count): (Arc<Mapped>, usize, usize)) -> Array<T> {
 /// Whether a file begins with the key and ends with the digest of everything before. Reads through
 /// a small buffer, so that the process does not grow.
 fn is_intact(file: &mut File, key: &Key) -> Result<bool> {
-    let (mut hash, mut buffer) = (Xxh3Default::new(), vec![0; 1 << 20]);
+    let mut hash = Xxh3Default::new();
+    let mut buffer = vec![0; 1 << 20];
     let mut remaining = file.metadata()?.len() as usize - 8;
     let mut first = true;
     while remaining > 0 {

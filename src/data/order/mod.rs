@@ -132,7 +132,9 @@ impl Order {
         let (first, last) = shuffle.split_at_mut(size.apart.unwrap_or(size.samples) as usize);
         random.shuffle(first);
         random.shuffle(last);
-        let (sequences, starts, shuffle) = (sequences.into(), starts.into(), shuffle.into());
+        let sequences = sequences.into();
+        let starts = starts.into();
+        let shuffle = shuffle.into();
         let OrderSize { epochs, tokens, last_tokens, .. } = *size;
         Order { epochs, tokens, last_tokens, sequences, starts, shuffle }
     }
@@ -154,7 +156,8 @@ impl Order {
         let [index, offset] = self.starts.at(sample as usize)?;
         let is_last = u64::from(sample) + 1 == self.samples();
         let remaining = if is_last { self.last_tokens } else { self.tokens };
-        let (sequences, index) = (&self.sequences, index as usize);
+        let sequences = &self.sequences;
+        let index = index as usize;
         Ok(SequenceSlices { sequences, lengths, index, offset, remaining })
     }
 }
@@ -177,8 +180,9 @@ impl SequenceSlices<'_> {
         while self.remaining > 0 {
             let sequence = self.sequences.at(self.index)? as usize;
             let length = self.lengths.get(sequence);
-            let rest = length.and_then(|length| length.checked_sub(self.offset));
-            let rest = rest.context("the cached order of samples changed while it was read")?;
+            let rest = length
+                .and_then(|length| length.checked_sub(self.offset))
+                .context("the cached order of samples changed while it was read")?;
             let slice = SequenceSlice {
                 sequence,
                 offset: self.offset,
@@ -220,11 +224,14 @@ impl OrderSize {
     /// Fails if the order, which is built in memory, does not fit.
     fn has_room(&self, left: Option<Bytes>, place: &str) -> Result<(), Problems> {
         let Some(left) = left.filter(|left| left.0 < self.bytes()) else { return Ok(()) };
-        let (samples, bytes) = (Count(self.samples), Bytes(self.bytes()));
-        let what = format!("the order of its {samples} samples takes {bytes}, and {left} is free");
-        let remedy = "ask for fewer samples (train.steps, train.samples, train.tokens), or start \
-                      fewer runs here";
-        Err(Problems::one(place, what, remedy))
+        let samples = Count(self.samples);
+        let bytes = Bytes(self.bytes());
+        Err(Problems::one(
+            place,
+            format!("the order of its {samples} samples takes {bytes}, and {left} is free"),
+            "ask for fewer samples (train.steps, train.samples, train.tokens), or start \
+             fewer runs here",
+        ))
     }
 }
 
@@ -236,17 +243,22 @@ fn order_size(
 ) -> Result<OrderSize> {
     let refuse = |what: String, remedy: &str| Err(Problems::one(place, what, remedy).into());
     if spec.seed > u32::MAX as u64 {
-        let what = format!("the data seed {} is not below 2^32", spec.seed);
-        return refuse(what, "choose a smaller data.seed");
+        return refuse(
+            format!("the data seed {} is not below 2^32", spec.seed),
+            "choose a smaller data.seed",
+        );
     }
     if tokens == 0 {
-        let what = format!(
-            "{} sequences with 0 tokens in all: nothing to sample",
-            Count(part.len() as u64)
+        return refuse(
+            format!(
+                "{} sequences with 0 tokens in all: nothing to sample",
+                Count(part.len() as u64)
+            ),
+            "give this part of the split a larger share, or use a larger dataset",
         );
-        return refuse(what, "give this part of the split a larger share, or use a larger dataset");
     }
-    let (seq_len, extra) = (spec.seq_len as u128, u128::from(spec.cut.extra()));
+    let seq_len = spec.seq_len as u128;
+    let extra = u128::from(spec.cut.extra());
     let tokens = tokens as u128;
     let wanted = spec
         .samples
@@ -257,12 +269,14 @@ fn order_size(
     let samples = inputs / seq_len + u128::from(partial > 0);
     let entries = epochs * part.len() as u128;
     if samples >= MOST || entries >= MOST || part.end as u128 >= MOST {
-        let what = format!(
-            "{} sequences, of which {entries} in {epochs} epochs give {samples} samples; the order \
-             of one dataset holds below 2^32 - 2 of each",
-            part.end
+        return refuse(
+            format!(
+                "{} sequences, of which {entries} in {epochs} epochs give {samples} samples; the order \
+                 of one dataset holds below 2^32 - 2 of each",
+                part.end
+            ),
+            "cut the dataset in several and blend them, or ask for fewer samples",
         );
-        return refuse(what, "cut the dataset in several and blend them, or ask for fewer samples");
     }
     let mut apart = None;
     if epochs > 1 {
@@ -303,7 +317,8 @@ fn sequences(size: &OrderSize, part: Range<usize>, random: &mut RandomState) -> 
 fn starts(spec: &OrderSpec, size: &OrderSize, sequences: &[u32], lengths: &[u32]) -> Vec<[u32; 2]> {
     let mut starts = Vec::with_capacity(size.samples as usize + 1);
     starts.push([0, 0]);
-    let (mut at, mut offset) = (0usize, 0u64);
+    let mut at = 0usize;
+    let mut offset = 0u64;
     for sample in 1..=size.samples {
         let last = sample == size.samples;
         let mut left = if last { size.last_tokens } else { size.tokens } as u64;

@@ -75,9 +75,10 @@ impl AddedTokens {
 
     /// Whether a text may be cut after a line without changing what is found.
     pub fn cuts_at_lines(&self) -> bool {
-        let spans =
-            |token: &AddedToken| token.lstrip || token.rstrip || token.content.contains('\n');
-        !self.list.iter().any(spans)
+        !self
+            .list
+            .iter()
+            .any(|token| token.lstrip || token.rstrip || token.content.contains('\n'))
     }
 
     /// Whether text can contain a token.
@@ -101,14 +102,16 @@ impl AddedTokens {
         each: &mut dyn FnMut(Part),
     ) {
         let Some(trie) = self.passes.get(pass) else { return each(Part::Text(range)) };
-        let (first, within) = (range.start, &text[range]);
+        let first = range.start;
+        let within = &text[range];
         let ordinary = |range: Range<usize>, each: &mut dyn FnMut(Part)| {
             if !range.is_empty() {
                 let range = first + range.start..first + range.end;
                 self.pass(pass + 1, text, range, parse_special, each);
             }
         };
-        let (mut done, mut searched) = (0, 0);
+        let mut done = 0;
+        let mut searched = 0;
         while let Some(Match { start, end, index }) = trie.find(within.as_bytes(), searched) {
             // A match that does not count hides tokens that begin inside it, as in the crate.
             searched = end;
@@ -136,7 +139,8 @@ impl AddedToken {
     /// Whether the token counts at this place.
     fn fits(&self, text: &str, start: usize, end: usize) -> bool {
         let is_word = |c: Option<char>| c.is_some_and(is_word);
-        let (before, after) = (text[..start].chars().next_back(), text[end..].chars().next());
+        let before = text[..start].chars().next_back();
+        let after = text[end..].chars().next();
         !self.single_word || !is_word(before) && !is_word(after)
     }
 

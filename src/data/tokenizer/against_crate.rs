@@ -122,18 +122,20 @@ fn added_tokens(dice: &Dice, vocab: &Map<String, Value>) -> Vec<Value> {
     }
     let strips = dice.once_in(4);
     let mut next = vocab.len();
-    let mut row = |content: &&str| {
-        let id = vocab
-            .get(*content)
-            .and_then(Value::as_u64)
-            .unwrap_or(next as u64);
-        next += usize::from(id == next as u64);
-        let id = if dice.once_in(100) { id + 1 } else { id };
-        json!({"id": id, "content": content, "single_word": dice.once_in(5),
+    contents
+        .iter()
+        .map(&mut |content: &&str| {
+            let id = vocab
+                .get(*content)
+                .and_then(Value::as_u64)
+                .unwrap_or(next as u64);
+            next += usize::from(id == next as u64);
+            let id = if dice.once_in(100) { id + 1 } else { id };
+            json!({"id": id, "content": content, "single_word": dice.once_in(5),
             "lstrip": strips && dice.once_in(2), "rstrip": strips && dice.once_in(2),
             "normalized": dice.once_in(2), "special": dice.once_in(2)})
-    };
-    contents.iter().map(&mut row).collect()
+        })
+        .collect()
 }
 
 /// Tokenizer file of which most have only fields that gptrain's own encoder implements.
@@ -178,7 +180,9 @@ fn text(dice: &Dice) -> String {
 #[test]
 fn own_ids_are_those_of_the_crate() {
     let path = Path::new("random.json");
-    let (mut own_files, mut crate_files, mut found) = (0, 0, 0);
+    let mut own_files = 0;
+    let mut crate_files = 0;
+    let mut found = 0;
     for case in 0..500 {
         let dice = Dice { key: rng::key(case, "tokenizers"), rolls: Cell::new(0) };
         let file = file(&dice);
@@ -207,7 +211,8 @@ fn own_ids_are_those_of_the_crate() {
                     encoder.encode(&text, &mut ids).unwrap();
                     ids
                 };
-                let (ours, wanted) = (ids(&own), ids(&theirs));
+                let ours = ids(&own);
+                let wanted = ids(&theirs);
                 let rules = json!([file["added_tokens"], file["pre_tokenizer"]]);
                 assert_eq!(ours, wanted, "case {case}, {parse_special}, {text:?}, {rules}");
                 found += usize::from(own.specials().iter().any(|(_, id)| ours.contains(id)));
@@ -228,7 +233,8 @@ fn in_parts(tokenizer: &Tokenizer, text: &str) {
     });
     let Some(cut) = cut.filter(|_| tokenizer.cuts_at_lines()) else { return };
     let mut encoder = Encoder::small(tokenizer);
-    let (mut ids, mut whole) = (Vec::new(), Vec::new());
+    let mut ids = Vec::new();
+    let mut whole = Vec::new();
     encoder.encode(&text[..cut], &mut ids).unwrap();
     encoder.encode_more(&text[cut..], &mut ids).unwrap();
     encoder.encode(text, &mut whole).unwrap();

@@ -247,12 +247,13 @@ fn all_bytes(vocab: &HashMap<String, u32>) -> Result<(), String> {
     let missing = |byte: &u8| !never(*byte) && !vocab.contains_key(&spell(*byte).to_string());
     let missing: Vec<String> = (0..=255)
         .filter(missing)
-        .map(|byte: u8| format!("0x{byte:02x}"))
+        .map(|byte| format!("0x{byte:02x}"))
         .collect();
     if missing.is_empty() {
         return Ok(());
     }
-    let (count, some) = (missing.len(), missing[..missing.len().min(8)].join(" "));
+    let count = missing.len();
+    let some = missing[..missing.len().min(8)].join(" ");
     let more = if count > 8 { " …" } else { "" };
     Err(format!("{MISSING_BYTES} {count} of the bytes text is made of: {some}{more}"))
 }
@@ -263,7 +264,8 @@ fn added_tokens(
     list: Option<Vec<Value>>,
     vocab: &HashMap<String, u32>,
 ) -> Result<AddedTokens, String> {
-    let (mut tokens, mut contents) = (Vec::new(), HashSet::new());
+    let mut tokens = Vec::new();
+    let mut contents = HashSet::new();
     let mut next = vocab.len() as u32;
     for value in list.unwrap_or_default() {
         let differs = || format!("added_tokens holds {}", short(&value));

@@ -223,7 +223,8 @@ fn key(text: &[u8], at: usize, end: usize) -> u128 {
 
 #[inline]
 fn hash(key: u128) -> u64 {
-    let (low, high) = (key as u64, (key >> 64) as u64);
+    let low = key as u64;
+    let high = (key >> 64) as u64;
     let wide = (low ^ 0x9e37_79b9_7f4a_7c15) as u128 * (high ^ 0xd1b5_4a32_d192_ed03) as u128;
     (wide >> 64) as u64 ^ wide as u64
 }

@@ -69,12 +69,19 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
     let bytes = read(&path)?;
     let place = || path.display().to_string();
     if let Some(format) = foreign_format(&bytes) {
-        let what = format!("is {format}, which gptrain does not read");
-        return Err(Problems::one(place(), what, CONVERT).into());
+        return Err(Problems::one(
+            place(),
+            format!("is {format}, which gptrain does not read"),
+            CONVERT,
+        )
+        .into());
     }
     let json: Value = base::json::from_python(&bytes).map_err(|error| {
-        let what = format!("is not a tokenizer: {error}");
-        Problems::one(place(), what, format!("give a {TOKENIZER} or GPT-2's {VOCAB}"))
+        Problems::one(
+            place(),
+            format!("is not a tokenizer: {error}"),
+            format!("give a {TOKENIZER} or GPT-2's {VOCAB}"),
+        )
     })?;
     let Value::Object(json) = json else { return Err(unknown_json(&place(), &json).into()) };
     if json.contains_key("model") {
@@ -85,13 +92,19 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
     }
     let merges = merges_of(&path);
     if !merges.exists() {
-        let what = format!("is a vocabulary, and its merges, {}, do not exist", merges.display());
-        let remedy = format!("copy them beside it, or give a {TOKENIZER}");
-        return Err(Problems::one(place(), what, remedy).into());
+        return Err(Problems::one(
+            place(),
+            format!("is a vocabulary, and its merges, {}, do not exist", merges.display()),
+            format!("copy them beside it, or give a {TOKENIZER}"),
+        )
+        .into());
     }
     let text = String::from_utf8(read(&merges)?).map_err(|error| {
-        let what = format!("is not UTF-8 at byte {}", error.utf8_error().valid_up_to());
-        Problems::one(merges.display().to_string(), what, "copy the file again")
+        Problems::one(
+            merges.display().to_string(),
+            format!("is not UTF-8 at byte {}", error.utf8_error().valid_up_to()),
+            "copy the file again",
+        )
     })?;
     Ok(TokenizerFile { path, json, merges: Some((merges, text)) })
 }
@@ -135,17 +148,24 @@ fn in_folder(folder: &Path) -> Result<PathBuf> {
     {
         return Ok(path);
     }
-    let what = format!("holds neither {TOKENIZER} nor {VOCAB}");
-    Err(Problems::one(folder.display().to_string(), what, "name the tokenizer's file").into())
+    Err(Problems::one(
+        folder.display().to_string(),
+        format!("holds neither {TOKENIZER} nor {VOCAB}"),
+        "name the tokenizer's file",
+    )
+    .into())
 }
 
 /// Reads a regular file: a record may name a device or a pipe, which has no end.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     if !path.exists() {
-        let what = "there is no such tokenizer";
-        let remedy = "give the path of a tokenizer.json, or of a folder that holds one (nothing is \
-                      downloaded by name)";
-        return Err(Problems::one(path.display().to_string(), what, remedy).into());
+        return Err(Problems::one(
+            path.display().to_string(),
+            "there is no such tokenizer",
+            "give the path of a tokenizer.json, or of a folder that holds one (nothing is \
+             downloaded by name)",
+        )
+        .into());
     }
     input::read(path, LARGEST)
         .with_context(|| format!("cannot read the tokenizer {}", path.display()))
@@ -158,9 +178,10 @@ fn foreign_format(bytes: &[u8]) -> Option<&'static str> {
     let rank = |line: &str| {
         let parts = line.split_once(' ');
         parts.is_some_and(|(token, rank)| {
-            let base64 = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '=');
             token.len().is_multiple_of(4)
-                && token.chars().all(base64)
+                && token
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || matches!(c, '+' | '/' | '='))
                 && rank.parse::<u32>().is_ok()
         })
     };

@@ -37,11 +37,14 @@ pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Token
     check_growth(json, &place)?;
     let text = serde_json::to_string(json)?;
     // The crate panics on some damaged files.
-    let read = catch_unwind(|| tokenizers::Tokenizer::from_str(&text));
-    let read = read.unwrap_or_else(|_| Err("it cannot make sense of the file".into()));
+    let read = catch_unwind(|| tokenizers::Tokenizer::from_str(&text))
+        .unwrap_or_else(|_| Err("it cannot make sense of the file".into()));
     let mut parsing = read.map_err(|error| {
-        let what = format!("its {why}, and Hugging Face's tokenizers says: {error}");
-        Problems::one(&place, what, "give another tokenizer.json")
+        Problems::one(
+            &place,
+            format!("its {why}, and Hugging Face's tokenizers says: {error}"),
+            "give another tokenizer.json",
+        )
     })?;
     // A dataset holds whole documents, so the file's truncation and padding are ignored.
     let _ = parsing.with_truncation(None);
@@ -65,7 +68,8 @@ pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Token
     let most = parsing.get_vocab(true).values().copied().max();
     let vocab = most.map_or(0, |most| most as usize + 1);
     let (head, tail) = template(&ordinary);
-    let (ordinary, parsing) = (Arc::new(ordinary), Arc::new(parsing));
+    let ordinary = Arc::new(ordinary);
+    let parsing = Arc::new(parsing);
     let rules = Rules::HuggingFace(HfTokenizer { ordinary, parsing, why, head, tail });
     Ok(Tokenizer { vocab, special, eod: None, rules, notes: Vec::new() })
 }
@@ -73,15 +77,17 @@ pub fn load(path: &Path, json: &Map<String, Value>, why: String) -> Result<Token
 /// Tokens that the template puts before and after a text.
 fn template(tokenizer: &tokenizers::Tokenizer) -> (Vec<u32>, Vec<u32>) {
     let encoded = ["a", "the", "1", "."].into_iter().find_map(|text| {
-        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)));
-        let encoding = encoding.ok()?.ok()?;
+        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, true)))
+            .ok()?
+            .ok()?;
         encoding
             .get_special_tokens_mask()
             .contains(&0)
             .then_some(encoding)
     });
     let Some(encoding) = encoded else { return (Vec::new(), Vec::new()) };
-    let (ids, mask) = (encoding.get_ids(), encoding.get_special_tokens_mask());
+    let ids = encoding.get_ids();
+    let mask = encoding.get_special_tokens_mask();
     let first = mask.iter().position(|added| *added == 0).unwrap_or(0);
     let last = mask.iter().rposition(|added| *added == 0).unwrap_or(0);
     (ids[..first].to_vec(), ids[last + 1..].to_vec())
@@ -98,12 +104,12 @@ impl HfTokenizer {
         ids: &mut Vec<u32>,
     ) -> Result<()> {
         let tokenizer = if parse_special { &self.parsing } else { &self.ordinary };
-        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, template)));
-        let encoding = encoding.unwrap_or_else(|_| Err("it cannot make sense of the text".into()));
-        let encoding = encoding.map_err(|error| {
-            let text: String = text.chars().take(40).collect();
-            anyhow!("Hugging Face's tokenizers cannot encode \"{text}…\": {error}")
-        })?;
+        let encoding = catch_unwind(AssertUnwindSafe(|| tokenizer.encode_fast(text, template)))
+            .unwrap_or_else(|_| Err("it cannot make sense of the text".into()))
+            .map_err(|error| {
+                let text: String = text.chars().take(40).collect();
+                anyhow!("Hugging Face's tokenizers cannot encode \"{text}…\": {error}")
+            })?;
         ids.extend_from_slice(encoding.get_ids());
         Ok(())
     }
@@ -168,17 +174,16 @@ fn growth(rule: &Value) -> f64 {
 
 /// Number of tokens that a post-processor adds to a text.
 fn added(rule: &Value) -> usize {
-    let ids = |piece: &Value| {
-        let name = piece["SpecialToken"]["id"].as_str().unwrap_or_default();
-        rule["special_tokens"][name]["ids"]
-            .as_array()
-            .map_or(0, Vec::len)
-    };
     let own: usize = rule["single"]
         .as_array()
         .into_iter()
         .flatten()
-        .map(ids)
+        .map(|piece| {
+            let name = piece["SpecialToken"]["id"].as_str().unwrap_or_default();
+            rule["special_tokens"][name]["ids"]
+                .as_array()
+                .map_or(0, Vec::len)
+        })
         .sum();
     let parts = rule["processors"]
         .as_array()

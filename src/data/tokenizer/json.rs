@@ -68,11 +68,14 @@ pub fn build(file: ByteLevelFile, place: &str) -> Result<Tokenizer> {
     let byte_ids = std::array::from_fn(|byte| id(byte).unwrap_or(u32::MAX));
     let merges = merges(&file, place, &mut problems);
     problems.or(())?;
-    let (vocab, merges) = (bytes.len(), Merges::new(&merges));
+    let vocab = bytes.len();
+    let merges = Merges::new(&merges);
     let whole_pieces = ignore_merges.then(|| {
         let decoder = ByteDecoder::new();
-        let piece = |(token, id): (&String, &u32)| Some((decoder.decode(token).ok()?, *id));
-        file.vocab.iter().filter_map(piece).collect()
+        file.vocab
+            .iter()
+            .filter_map(|(token, id)| Some((decoder.decode(token).ok()?, *id)))
+            .collect()
     });
     let added = file.added;
     let special = added
@@ -100,8 +103,11 @@ fn bytes(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Opti
         .max()
         .unwrap_or(0);
     if most >= MOST_IDS {
-        let what = format!("id {most} is beyond any vocabulary (2^22)");
-        problems.add(place, what, "the file is damaged: copy it again");
+        problems.add(
+            place,
+            format!("id {most} is beyond any vocabulary (2^22)"),
+            "the file is damaged: copy it again",
+        );
         return Vec::new();
     }
     let decoder = ByteDecoder::new();
@@ -126,7 +132,8 @@ fn merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Mer
     for (number, pair) in file.merges.iter().enumerate() {
         let merge = pair.parts().and_then(|(left, right)| {
             let id = *file.vocab.get(&format!("{left}{right}"))?;
-            let (left, right) = (*file.vocab.get(left)?, *file.vocab.get(right)?);
+            let left = *file.vocab.get(left)?;
+            let right = *file.vocab.get(right)?;
             Some(Merge { left, right, id })
         });
         match merge {
@@ -135,9 +142,11 @@ fn merges(file: &ByteLevelFile, place: &str, problems: &mut Problems) -> Vec<Mer
                 let pair = pair
                     .parts()
                     .map_or("no pair".into(), |(l, r)| format!("{l} + {r}"));
-                let what =
-                    format!("merge {number} ({pair}) is not between tokens of the vocabulary");
-                problems.add(place, what, "the file is damaged: copy it again");
+                problems.add(
+                    place,
+                    format!("merge {number} ({pair}) is not between tokens of the vocabulary"),
+                    "the file is damaged: copy it again",
+                );
                 break; // one is enough
             }
         }

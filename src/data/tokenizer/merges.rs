@@ -110,7 +110,8 @@ impl Merges {
         let mut queue = Candidates::default();
         (1..n).for_each(|after| queue.push(rank(symbols, after - 1, after), after - 1));
         while let Some((wanted, at)) = queue.pop() {
-            let (left, after) = (at as usize, next[at as usize]);
+            let left = at as usize;
+            let after = next[at as usize];
             if symbols[left] == GONE || after == n {
                 continue;
             }
@@ -197,16 +198,19 @@ mod tests {
         for case in 0..2000u64 {
             let dice = |at: u64, below: u64| rng::below(case, at, below) as u32;
             let symbols = 2 + u64::from(dice(0, 6));
-            let merge = |i: u64| {
-                let [left, right, id] = [1, 2, 3].map(|k| dice(10 * i + k, symbols));
-                Merge { left, right, id: if case % 2 == 0 { id } else { symbols as u32 + id } }
-            };
-            let all: Vec<Merge> = (1..=u64::from(dice(1, 30))).map(merge).collect();
+            let all: Vec<Merge> = (1..=u64::from(dice(1, 30)))
+                .map(|i| {
+                    let [left, right, id] = [1, 2, 3].map(|k| dice(10 * i + k, symbols));
+                    Merge { left, right, id: if case % 2 == 0 { id } else { symbols as u32 + id } }
+                })
+                .collect();
             let merges = Merges::new(&all);
             let ids: Vec<u32> = (0..1 + u64::from(dice(2, 90)))
                 .map(|i| dice(1000 + i, symbols))
                 .collect();
-            let (mut found, mut wanted, mut short) = (ids.clone(), ids.clone(), ids);
+            let mut found = ids.clone();
+            let mut wanted = ids.clone();
+            let mut short = ids;
             merges.queue(&mut found, 0);
             by_definition(&merges, &mut wanted);
             assert_eq!(found, wanted, "case {case}");

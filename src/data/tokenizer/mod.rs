@@ -91,7 +91,7 @@ impl Tokenizer {
 
     /// Tokenizer whose tokens are the bytes; 256 ends a document.
     pub fn byte_level() -> Tokenizer {
-        let mut bytes: Vec<_> = (0..=255).map(|byte: u8| Some([byte].into())).collect();
+        let mut bytes: Vec<_> = (0..=255).map(|byte| Some([byte].into())).collect();
         bytes.push(Some(END_OF_TEXT.as_bytes().into()));
         let rules = Rules::Bpe(Box::new(Bpe {
             bytes,
@@ -119,8 +119,8 @@ impl Tokenizer {
 
     /// Name of the code that encodes, and the reason if it is Hugging Face's.
     pub fn encoder(&self) -> String {
-        let other = |why| format!("Hugging Face's tokenizers, as its {why}");
-        self.why().map_or("gptrain".into(), other)
+        self.why()
+            .map_or("gptrain".into(), |why| format!("Hugging Face's tokenizers, as its {why}"))
     }
 
     /// Field of the file because of which Hugging Face's crate encodes.
@@ -184,7 +184,7 @@ impl Tokenizer {
     /// Id of any token: by its content if it is an added one, else by its spelling in the file or by
     /// its text.
     pub fn token(&self, name: &str) -> Option<u32> {
-        let other = || match &self.rules {
+        self.special(name).or_else(|| match &self.rules {
             Rules::Bpe(bpe) => {
                 let find = |text: &[u8]| bpe.bytes.iter().position(|b| b.as_deref() == Some(text));
                 let spelled = || find(&ByteDecoder::new().decode(name).ok()?);
@@ -194,8 +194,7 @@ impl Tokenizer {
             }
             #[cfg(feature = "tokenizers")]
             Rules::HuggingFace(hf) => hf.token(name),
-        };
-        self.special(name).or_else(other)
+        })
     }
 
     /// Spelling of a token for a message.

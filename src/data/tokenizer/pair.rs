@@ -101,12 +101,16 @@ impl Settings {
 
     /// Bytes that distinguish tokenizers with the same two files; none with the rules of GPT-2.
     pub fn digest_bytes(&self, vocab: &Map<String, Value>) -> Vec<u8> {
-        let beyond = |token: &&Value| {
-            let content = token["content"].as_str().unwrap_or_default();
-            content != END_OF_TEXT || !vocab.contains_key(content)
-        };
-        let added: Vec<&Value> = self.added.values().filter(beyond).collect();
-        let (class, space) = (self.class(), self.config.get("add_prefix_space"));
+        let added: Vec<&Value> = self
+            .added
+            .values()
+            .filter(|token| {
+                let content = token["content"].as_str().unwrap_or_default();
+                content != END_OF_TEXT || !vocab.contains_key(content)
+            })
+            .collect();
+        let class = self.class();
+        let space = self.config.get("add_prefix_space");
         let plain = matches!(class, None | Some("GPT2Tokenizer")) && space != Some(&json!(true));
         if added.is_empty() && plain {
             Vec::new()
@@ -129,9 +133,12 @@ impl Settings {
                 "use_regex": regex})
         };
         let wrong = |what: String| {
-            let remedy = "give the tokenizer.json that transformers makes of it: \
-                          AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')";
-            Err(Problems::one(path.display().to_string(), what, remedy))
+            Err(Problems::one(
+                path.display().to_string(),
+                what,
+                "give the tokenizer.json that transformers makes of it: \
+                 AutoTokenizer.from_pretrained('FOLDER').save_pretrained('OUT')",
+            ))
         };
         if let Some(key) = ["add_bos_token", "add_eos_token"]
             .iter()

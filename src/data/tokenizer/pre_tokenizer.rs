@@ -134,7 +134,8 @@ fn gpt2(text: &str, at: usize) -> usize {
 
 /// Spaces up to the end of the text, or all but the last before something else.
 fn spaces(text: &str, at: usize, width: usize) -> usize {
-    let (mut last, mut end) = (at, at + width);
+    let mut last = at;
+    let mut end = at + width;
     while end < text.len() {
         let (kind, width) = kind(text, end);
         if kind != Kind::Space {

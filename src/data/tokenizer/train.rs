@@ -68,12 +68,14 @@ impl Trainer {
     ) -> Result<(String, usize), Problems> {
         let least = training.special.len() + 256;
         if training.vocab < least {
-            let what = format!("a vocabulary of {} ids", training.vocab);
-            let remedy = format!(
-                "ask for at least {least}: 256 bytes and {}",
-                Count(training.special.len() as u64).with_noun("special token")
-            );
-            return Err(Problems::one("--vocab", what, remedy));
+            return Err(Problems::one(
+                "--vocab",
+                format!("a vocabulary of {} ids", training.vocab),
+                format!(
+                    "ask for at least {least}: 256 bytes and {}",
+                    Count(training.special.len() as u64).with_noun("special token")
+                ),
+            ));
         }
         let mut learner = Learner::new(self.counts, training);
         learner.learn(training, progress);
@@ -169,7 +171,8 @@ impl Learner {
 
     /// Id of two tokens joined; two pairs can make the same token.
     fn token(&mut self, pair: Pair) -> u32 {
-        let (left, right) = (&self.tokens[pair.0 as usize], &self.tokens[pair.1 as usize]);
+        let left = &self.tokens[pair.0 as usize];
+        let right = &self.tokens[pair.1 as usize];
         let joined: Box<[u8]> = [&left[..], &right[..]].concat().into();
         match self.ids.entry(joined) {
             Entry::Occupied(known) => *known.get(),
@@ -206,7 +209,8 @@ impl Learner {
 /// Merges a pair everywhere in one word; returns the change of each neighbouring pair's count.
 fn merge_word(ids: &mut Vec<u32>, pair: Pair, id: u32) -> Vec<(Pair, i64)> {
     let mut changes = Vec::new();
-    let (mut at, mut kept) = (0, 0);
+    let mut at = 0;
+    let mut kept = 0;
     while at < ids.len() {
         if ids[at..].starts_with(&[pair.0, pair.1]) {
             if kept > 0 {

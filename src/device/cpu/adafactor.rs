@@ -105,20 +105,26 @@ pub(super) fn update(cpu: &Cpu, op: &op::Adafactor) {
     let steps = steps(op, rho);
     let keep = rule.keep();
     let from = Direction { part: &part, grad, v, factor, eps: rule.eps };
-    let task = |range: Range<usize>, _: &mut [f64]| {
-        let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        each_block(&part, range, |row, number, block, at| {
-            let (u, w) = (&mut u[..block.len()], &mut w[..block.len()]);
-            from.read(row, block, at, u);
-            load(master, at, w);
-            apply(steps[number], keep, u, w);
-            store(w, master, at);
-            if weight != master {
-                store(w, weight, at);
-            }
-        });
-    };
-    each_rows(cpu, &part, 0, task, |_| ());
+    each_rows(
+        cpu,
+        &part,
+        0,
+        |range: Range<usize>, _: &mut [f64]| {
+            let (mut u, mut w): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
+            each_block(&part, range, |row, number, block, at| {
+                let u = &mut u[..block.len()];
+                let w = &mut w[..block.len()];
+                from.read(row, block, at, u);
+                load(master, at, w);
+                apply(steps[number], keep, u, w);
+                store(w, master, at);
+                if weight != master {
+                    store(w, weight, at);
+                }
+            });
+        },
+        |_| (),
+    );
 }
 
 /// Calls `task(i, rows)` for the rows of a part, in at most `PARTIALS` tasks with `len` zeroed f64
@@ -181,25 +187,31 @@ fn fused_sums(
     read: impl Fn(usize, Range<usize>, usize, &mut [f32]) + Sync,
 ) {
     let count = part.fused.count();
-    let task = |range: Range<usize>, sums: &mut [f64]| {
-        let mut buffer: Block = [0.0; BLOCK];
-        each_block(part, range, |row, number, block, at| {
-            let buffer = &mut buffer[..block.len()];
-            read(row, block, at, buffer);
-            sums[number] += square_sum_f64(buffer);
-        });
-    };
-    each_rows(cpu, part, count, task, |all| {
-        let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
-        put(&mut (0..count).map(total).collect::<Vec<f32>>(), out, 0);
-    });
+    each_rows(
+        cpu,
+        part,
+        count,
+        |range: Range<usize>, sums: &mut [f64]| {
+            let mut buffer: Block = [0.0; BLOCK];
+            each_block(part, range, |row, number, block, at| {
+                let buffer = &mut buffer[..block.len()];
+                read(row, block, at, buffer);
+                sums[number] += square_sum_f64(buffer);
+            });
+        },
+        |all| {
+            let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
+            put(&mut (0..count).map(total).collect::<Vec<f32>>(), out, 0);
+        },
+    );
 }
 
 /// v += (sum·scale − v)·towards.
 fn move_towards(sums: Tensor, v: Tensor, towards: f32, range: Range<usize>, scale: f32) {
     let (mut x, mut mean): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
     for block in blocks(range) {
-        let (x, mean) = (&mut x[..block.len()], &mut mean[..block.len()]);
+        let x = &mut x[..block.len()];
+        let mean = &mut mean[..block.len()];
         load(sums, block.start, x);
         load(v, block.start, mean);
         for (mean, x) in mean.iter_mut().zip(x) {

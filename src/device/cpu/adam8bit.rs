@@ -17,9 +17,13 @@ pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
     let Some(rule) = Update::new(&rule, scalars) else { return };
     let (signed, unsigned): (&DynamicMap, &DynamicMap) = (&SIGNED, &UNSIGNED);
     cpu.each_block(grad.numel(), |part| {
-        let (at, len) = (part.start, part.len());
+        let at = part.start;
+        let len = part.len();
         let [mut g, mut w, mut m1, mut v1]: [Block; 4] = [[0.0; BLOCK]; 4];
-        let (g, w, m1, v1) = (&mut g[..len], &mut w[..len], &mut m1[..len], &mut v1[..len]);
+        let g = &mut g[..len];
+        let w = &mut w[..len];
+        let m1 = &mut m1[..len];
+        let v1 = &mut v1[..len];
         load(grad, at, g);
         load(master, at, w);
         read(signed, m, at, block, m1);
@@ -37,8 +41,10 @@ pub(super) fn adam8bit(cpu: &Cpu, op: &op::Adam8bit) {
 }
 
 fn read(map: &DynamicMap, from: Coded, at: usize, block: usize, to: &mut [f32]) {
-    let (mut codes, mut scales) = ([0; BLOCK], [0.0; SCALES]);
-    let (codes, scales) = (&mut codes[..to.len()], &mut scales[..to.len() / block]);
+    let mut codes = [0; BLOCK];
+    let mut scales = [0.0; SCALES];
+    let codes = &mut codes[..to.len()];
+    let scales = &mut scales[..to.len() / block];
     load_bytes(from.codes, at, codes);
     load(from.scales, at / block, scales);
     decode(map, block, codes, scales, to);
@@ -46,8 +52,10 @@ fn read(map: &DynamicMap, from: Coded, at: usize, block: usize, to: &mut [f32]) 
 
 /// Encodes and stores moments. Leaves the numbers divided by their scales.
 fn write(map: &DynamicMap, to: Coded, at: usize, block: usize, from: &mut [f32]) {
-    let (mut codes, mut scales) = ([0; BLOCK], [0.0; SCALES]);
-    let (codes, scales) = (&mut codes[..from.len()], &mut scales[..from.len() / block]);
+    let mut codes = [0; BLOCK];
+    let mut scales = [0.0; SCALES];
+    let codes = &mut codes[..from.len()];
+    let scales = &mut scales[..from.len() / block];
     encode(map, block, from, codes, scales);
     store_bytes(codes, to.codes, at);
     store(scales, to.scales, at / block);

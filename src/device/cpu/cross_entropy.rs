@@ -12,7 +12,8 @@ pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
     cpu.each_rows(x.rows, x.cols, |rows| {
         for row in rows {
             let at = row * x.cols;
-            let (mut largest, mut sum) = (f32::NEG_INFINITY, 0.0f64);
+            let mut largest = f32::NEG_INFINITY;
+            let mut sum = 0.0f64;
             each_block_of(&logits, at, |block| {
                 let top = maximum(block);
                 if top > largest {
@@ -23,8 +24,8 @@ pub(super) fn stats(cpu: &Cpu, op: &op::CrossEntropyStats) {
                 let base = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
                 sum += sum_exp(block, base) as f64;
             });
-            let value = |column| capped(scalar(x, at + column), logits.cap);
-            let target = column_of(targets, row, &logits).map_or(f32::NEG_INFINITY, value);
+            let target = column_of(targets, row, &logits)
+                .map_or(f32::NEG_INFINITY, |column| capped(scalar(x, at + column), logits.cap));
             store(&[largest, sum as f32, target], stats.to, 3 * row);
         }
     });
@@ -63,7 +64,8 @@ pub(super) fn losses(cpu: &Cpu, op: &op::CrossEntropy) {
 
 /// Maximum, Σ exp(logit − maximum) and the target's logit over all shares of a row.
 fn merge(stats: Tensor, rows: usize, row: usize) -> (f32, f64, f32) {
-    let (mut largest, mut target) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
+    let mut largest = f32::NEG_INFINITY;
+    let mut target = f32::NEG_INFINITY;
     for share in 0..stats.rows / rows {
         let at = 3 * (share * rows + row);
         largest = largest.max(scalar(stats, at));
@@ -73,7 +75,8 @@ fn merge(stats: Tensor, rows: usize, row: usize) -> (f32, f64, f32) {
     let mut sum = 0.0;
     for share in 0..stats.rows / rows {
         let at = 3 * (share * rows + row);
-        let (own, part) = (scalar(stats, at), scalar(stats, at + 1) as f64);
+        let own = scalar(stats, at);
+        let part = scalar(stats, at + 1) as f64;
         // A share without entries adds nothing; this case avoids −∞ − −∞.
         sum +=
             if own > f32::NEG_INFINITY { part * (own as f64 - largest as f64).exp() } else { part };
@@ -92,13 +95,15 @@ fn slopes(
     target: Option<usize>,
 ) {
     let Logits { x, cap, .. } = *logits;
-    let (at, own) = (row * x.cols, logits.own());
+    let at = row * x.cols;
+    let own = logits.own();
     if weight == 0.0 {
         return clear(x, at, x.cols);
     }
     let (mut buffer, mut bent): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
     for cols in blocks(0..own) {
-        let (buffer, bent) = (&mut buffer[..cols.len()], &mut bent[..cols.len()]);
+        let buffer = &mut buffer[..cols.len()];
+        let bent = &mut bent[..cols.len()];
         load(x, at + cols.start, buffer);
         if cap.is_some() {
             buffer.iter_mut().for_each(|x| *x = capped(*x, cap));

@@ -45,7 +45,8 @@ pub(super) fn residual(cpu: &Cpu, op: &op::Residual) {
     each_piece(cpu, x, |row, cols| {
         let at = row * x.cols + cols.start;
         let (mut sum, mut other): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-        let (sum, other) = (&mut sum[..cols.len()], &mut other[..cols.len()]);
+        let sum = &mut sum[..cols.len()];
+        let other = &mut other[..cols.len()];
         load(branch, at, sum);
         if let Some(bias) = bias {
             load(bias, cols.start, other);

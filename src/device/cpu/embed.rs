@@ -32,8 +32,10 @@ pub(super) fn backward(cpu: &Cpu, op: &op::EmbedBackward) {
     cpu.each(width.div_ceil(STRIP), |strip| {
         let start = strip * STRIP;
         let len = STRIP.min(width - start);
-        let (mut new, mut sum) = ([0.0; STRIP], [0.0; STRIP]);
-        let (new, sum) = (&mut new[..len], &mut sum[..len]);
+        let mut new = [0.0; STRIP];
+        let mut sum = [0.0; STRIP];
+        let new = &mut new[..len];
+        let sum = &mut sum[..len];
         for i in 0..dy.rows {
             if let Some(row) = row_of(ids, i, first, dtable.to.rows) {
                 load(dy, i * width + start, new);

@@ -65,8 +65,10 @@ fn row_maximum(x: Tensor, row: usize) -> f32 {
 }
 
 fn column_maxima(x: Tensor, cols: Range<usize>, to: Tensor) {
-    let (mut maxima, mut buffer) = ([0.0; WIDTH], [0.0; WIDTH]);
-    let (maxima, buffer) = (&mut maxima[..cols.len()], &mut buffer[..cols.len()]);
+    let mut maxima = [0.0; WIDTH];
+    let mut buffer = [0.0; WIDTH];
+    let maxima = &mut maxima[..cols.len()];
+    let buffer = &mut buffer[..cols.len()];
     for row in 0..x.rows {
         load(x, row * x.cols + cols.start, buffer);
         larger_of_each(buffer, maxima);
@@ -101,8 +103,8 @@ fn scales(maxima: Tensor, to: &Quantized) {
         let shares = (0..maxima.rows).map(|share| scalar(maxima, share * maxima.cols + line));
         shares.fold(0.0, larger)
     };
-    let all = || (0..maxima.cols).map(of_line).fold(0.0, larger);
-    let shared = (to.scaling == Fp8Scaling::TensorWise).then(all);
+    let shared = (to.scaling == Fp8Scaling::TensorWise)
+        .then(|| (0..maxima.cols).map(of_line).fold(0.0, larger));
     for line in 0..maxima.cols {
         let maximum = shared.unwrap_or_else(|| of_line(line));
         store(&[scale_of(maximum, to.format)], to.scales, line);
@@ -113,7 +115,8 @@ fn quantize_row(x: Tensor, row: usize, to: &Quantized) {
     let factor = 1.0 / scalar(to.scales, row);
     let (mut buffer, mut codes): (Block, _) = ([0.0; BLOCK], [0; BLOCK]);
     for cols in blocks(0..x.cols) {
-        let (buffer, codes) = (&mut buffer[..cols.len()], &mut codes[..cols.len()]);
+        let buffer = &mut buffer[..cols.len()];
+        let codes = &mut codes[..cols.len()];
         load(x, row * x.cols + cols.start, buffer);
         encode(to.format, factor, buffer, codes);
         store_bytes(codes, to.codes, row * x.cols + cols.start);
@@ -121,8 +124,11 @@ fn quantize_row(x: Tensor, row: usize, to: &Quantized) {
 }
 
 fn quantize_columns(x: Tensor, cols: Range<usize>, to: &Quantized) {
-    let (mut factors, mut buffer, mut row_codes) = ([0.0; WIDTH], [0.0; WIDTH], [0; WIDTH]);
-    let (factors, buffer) = (&mut factors[..cols.len()], &mut buffer[..cols.len()]);
+    let mut factors = [0.0; WIDTH];
+    let mut buffer = [0.0; WIDTH];
+    let mut row_codes = [0; WIDTH];
+    let factors = &mut factors[..cols.len()];
+    let buffer = &mut buffer[..cols.len()];
     let row_codes = &mut row_codes[..cols.len()];
     load(to.scales, cols.start, factors);
     factors

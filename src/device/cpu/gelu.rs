@@ -17,7 +17,8 @@ pub(super) fn swiglu(cpu: &Cpu, &op::Swiglu { x, y }: &op::Swiglu) {
     cpu.each_block(y.to.numel(), |block| {
         for block in halves(block) {
             let (mut pairs, mut out): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-            let (pairs, out) = (&mut pairs[..2 * block.len()], &mut out[..block.len()]);
+            let pairs = &mut pairs[..2 * block.len()];
+            let out = &mut out[..block.len()];
             load(x, 2 * block.start, pairs);
             math::swiglu(pairs, out);
             put(out, y, block.start);
@@ -30,7 +31,8 @@ pub(super) fn swiglu_backward(cpu: &Cpu, op: &op::SwigluBackward) {
     cpu.each_block(dy.numel(), |block| {
         for block in halves(block) {
             let (mut pairs, mut d): (Block, Block) = ([0.0; BLOCK], [0.0; BLOCK]);
-            let (pairs, d) = (&mut pairs[..2 * block.len()], &mut d[..block.len()]);
+            let pairs = &mut pairs[..2 * block.len()];
+            let d = &mut d[..block.len()];
             load(x, 2 * block.start, pairs);
             load(dy, block.start, d);
             math::swiglu_backward(d, pairs);

@@ -69,15 +69,19 @@ fn moments(x: Tensor, row: usize, eps: f32, mean: bool) -> (f32, f32) {
 pub(super) fn backward(cpu: &Cpu, op: &op::LayerNormBackward) {
     let op::LayerNormBackward { dy, x, stats, scale, dx, dscale, dshift } = *op;
     let outs: Vec<Out> = std::iter::once(dscale).chain(dshift).collect();
-    let (width, centred) = (x.cols, dshift.is_some());
+    let width = x.cols;
+    let centred = dshift.is_some();
     cpu.sum_rows(x.rows, width, &outs, |rows, sums| {
         let (dscale, dshift) = sums.split_at_mut(width);
         let [mut g, mut xhat, mut s]: [Block; 3] = [[0.0; BLOCK]; 3];
         for row in rows {
-            let (mean, rstd) = (scalar(stats, 2 * row), scalar(stats, 2 * row + 1));
-            let (mut sum, mut along) = (0.0, 0.0);
+            let mean = scalar(stats, 2 * row);
+            let rstd = scalar(stats, 2 * row + 1);
+            let mut sum = 0.0;
+            let mut along = 0.0;
             for cols in blocks(0..width) {
-                let (g, xhat) = (&mut g[..cols.len()], &mut xhat[..cols.len()]);
+                let g = &mut g[..cols.len()];
+                let xhat = &mut xhat[..cols.len()];
                 let s = &mut s[..cols.len()];
                 load(dy, row * width + cols.start, g);
                 load(x, row * width + cols.start, xhat);
@@ -90,10 +94,12 @@ pub(super) fn backward(cpu: &Cpu, op: &op::LayerNormBackward) {
                 }
                 along += b as f64;
             }
-            let (sum, along) = (sum / width as f64, along / width as f64);
+            let sum = sum / width as f64;
+            let along = along / width as f64;
             for cols in blocks(0..width) {
                 let at = row * width + cols.start;
-                let (g, xhat) = (&mut g[..cols.len()], &mut xhat[..cols.len()]);
+                let g = &mut g[..cols.len()];
+                let xhat = &mut xhat[..cols.len()];
                 let s = &mut s[..cols.len()];
                 // A row of one block is still in the buffers.
                 if width > BLOCK {

@@ -164,7 +164,8 @@ impl<'a> Sums<'a> {
         let inside = rows.end <= x.rows && cols.end <= x.cols;
         assert!(x.dtype == DType::F32 && inside, "f32 rows {rows:?}, columns {cols:?} of {x:?}");
         let start = (x.addr() as *mut f32).wrapping_add(rows.start * x.cols + cols.start);
-        let (rows, cols) = (rows.len(), cols.len());
+        let rows = rows.len();
+        let cols = cols.len();
         Sums { start, rows, cols, width: x.cols, memory: PhantomData }
     }
 
@@ -330,8 +331,10 @@ pub(super) fn copy_bytes(cpu: &Cpu, from: Tensor, to: Tensor) {
     assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
     assert!(from.addr() == to.addr() || !from.overlaps(to), "{from:?} overlaps {to:?}");
     cpu.each(from.bytes().div_ceil(PIECE), |i| {
-        let (at, len) = (i * PIECE, PIECE.min(from.bytes() - i * PIECE));
-        let (from, to) = (from.addr() as *const u8, to.addr() as *mut u8);
+        let at = i * PIECE;
+        let len = PIECE.min(from.bytes() - i * PIECE);
+        let from = from.addr() as *const u8;
+        let to = to.addr() as *mut u8;
         // SAFETY: piece `i` is inside both tensors, which have equal sizes (above). Only this task
         // accesses it: the tensors are apart, or the same, which `copy` permits.
         unsafe { std::ptr::copy(from.add(at), to.add(at), len) }

@@ -66,23 +66,30 @@ impl Cpu {
     /// Like `new`, but fails if the threads cannot be started.
     pub fn open(threads: Option<usize>) -> Result<Cpu, Problems> {
         Instructions::check()?;
-        let all = || std::thread::available_parallelism().map_or(1, |n| n.get());
-        let threads = threads.unwrap_or_else(all).max(1);
-        let start = || {
-            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
-            builder.thread_name(|i| format!("cpu-{i}")).build()
-        };
-        let pool = (threads > 1).then(start).transpose().map_err(|error| {
-            let what = format!("{threads} threads cannot be started: {error}");
-            let remedy = "lower train.threads, start fewer ranks here, or raise ulimit -u, -v";
-            Problems::one("this machine", what, remedy)
-        })?;
+        let threads = threads
+            .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+            .max(1);
+        let pool = (threads > 1)
+            .then(|| {
+                let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+                builder.thread_name(|i| format!("cpu-{i}")).build()
+            })
+            .transpose()
+            .map_err(|error| {
+                Problems::one(
+                    "this machine",
+                    format!("{threads} threads cannot be started: {error}"),
+                    "lower train.threads, start fewer ranks here, or raise ulimit -u, -v",
+                )
+            })?;
         Ok(Cpu::with(threads, pool))
     }
 
     fn with(threads: usize, pool: Option<ThreadPool>) -> Cpu {
-        let (workspace, sums) = (Workspace::default(), Workspace::default());
-        let (regions, downloads) = (Regions::default(), memory::Downloads::default());
+        let workspace = Workspace::default();
+        let sums = Workspace::default();
+        let regions = Regions::default();
+        let downloads = memory::Downloads::default();
         let meter = Meter::default();
         Cpu { threads, pool, regions, workspace, sums, downloads, meter }
     }

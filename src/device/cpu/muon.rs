@@ -65,7 +65,7 @@ fn each_run(
     copy: impl Fn(usize, usize, &mut [f32]) + Sync,
 ) {
     let width = which.share_cols();
-    let task = |rows: Range<usize>| {
+    cpu.each_rows(one.rows, one.cols, |rows: Range<usize>| {
         let mut buffer: Block = [0.0; BLOCK];
         for row in rows {
             let place = which.fused.place(which.number, row);
@@ -77,8 +77,7 @@ fn each_run(
                 }
             }
         }
-    };
-    cpu.each_rows(one.rows, one.cols, task);
+    });
 }
 
 vectorised! {

@@ -111,10 +111,12 @@ fn sin_cos(angle: f64) -> (f64, f64) {
     /// Adding 1.5·2^52 puts the nearest integer into the low bits.
     const SHIFT: f64 = 6_755_399_441_055_744.0;
     let shifted = angle * std::f64::consts::FRAC_2_PI + SHIFT;
-    let (quarter, n) = (shifted.to_bits(), shifted - SHIFT);
+    let quarter = shifted.to_bits();
+    let n = shifted - SHIFT;
     let x = (angle - n * 1.570_796_326_734_125_614_17) - n * 6.077_100_506_506_192_249_32e-11;
     let z = x * x;
-    let (mut s, mut c) = (1.589_690_995_211_550_102_21e-10, -1.135_964_755_778_819_482_65e-11);
+    let mut s = 1.589_690_995_211_550_102_21e-10;
+    let mut c = -1.135_964_755_778_819_482_65e-11;
     for (to_s, to_c) in [
         (-2.505_076_025_340_686_341_95e-8, 2.087_572_321_298_174_827_90e-9),
         (2.755_731_370_707_006_767_89e-6, -2.755_731_435_139_066_330_35e-7),
@@ -139,7 +141,8 @@ mod tests {
     use super::*;
 
     fn agree(key: u64, first: u64, len: usize) {
-        let (mut fast, mut plain) = (vec![0.0; len], vec![0.0; len]);
+        let mut fast = vec![0.0; len];
+        let mut plain = vec![0.0; len];
         normals(key, first, &mut fast);
         rng::normals(key, first, &mut plain);
         let differ = (0..len).find(|i| fast[*i].to_bits() != plain[*i].to_bits());

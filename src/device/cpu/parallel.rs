@@ -90,8 +90,10 @@ impl Cpu {
 
 /// Sums columns `first + block` of the parts, in order.
 fn add_parts(scratch: &Scratch, parts: usize, first: usize, block: Range<usize>, out: Out) {
-    let (mut sum, mut part) = ([0.0; BLOCK], [0.0; BLOCK]);
-    let (sum, part) = (&mut sum[..block.len()], &mut part[..block.len()]);
+    let mut sum = [0.0; BLOCK];
+    let mut part = [0.0; BLOCK];
+    let sum = &mut sum[..block.len()];
+    let part = &mut part[..block.len()];
     for i in 0..parts {
         load(scratch.tensor(i), first + block.start, part);
         super::math::add(part, sum);

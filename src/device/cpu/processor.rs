@@ -14,8 +14,8 @@ fn plain(model: &str) -> String {
     let model = model.split(" @ ").next().unwrap_or_default();
     let words = model
         .split_whitespace()
-        .take_while(|word| !word.ends_with("-Core"));
-    let words = words.map(|word| word.replace("(R)", "").replace("(TM)", ""));
+        .take_while(|word| !word.ends_with("-Core"))
+        .map(|word| word.replace("(R)", "").replace("(TM)", ""));
     words
         .filter(|word| !matches!(&**word, "" | "CPU" | "Processor"))
         .collect::<Vec<_>>()

@@ -8,7 +8,8 @@ use base::Qkv;
 
 pub(super) fn forward(cpu: &Cpu, &op::QueryKey { qkv, how, y }: &op::QueryKey) {
     let how = &how;
-    let (d, all) = (how.heads.dim, Columns::new(how));
+    let d = how.heads.dim;
+    let all = Columns::new(how);
     cpu.each_rows(qkv.rows, qkv.cols, |rows| {
         let [mut x, mut scale, mut angles]: [Block; 3] = [[0.0; BLOCK]; 3];
         let x = &mut x[..d];
@@ -38,10 +39,13 @@ pub(super) fn backward(cpu: &Cpu, op: &op::QueryKeyBackward) {
     let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
     let how = &how;
     let outs: Vec<Out> = dquery.into_iter().chain(dkey).collect();
-    let (d, all) = (how.heads.dim, Columns::new(how));
+    let d = how.heads.dim;
+    let all = Columns::new(how);
     cpu.sum_rows(qkv.rows, d, &outs, |rows, sums| {
         let [mut g, mut x, mut scale, mut angles]: [Block; 4] = [[0.0; BLOCK]; 4];
-        let (g, x, scale) = (&mut g[..d], &mut x[..d], &mut scale[..d]);
+        let g = &mut g[..d];
+        let x = &mut x[..d];
+        let scale = &mut scale[..d];
         for row in rows {
             let angles = row_angles(how, row, &mut angles);
             for (column, which) in all.queries_and_keys() {

@@ -62,7 +62,9 @@ fn memory_is_zeroed_aligned_and_bounded() {
 fn the_workspace_does_not_grow_once_a_shape_was_seen() {
     let cpu = Cpu::new(Some(2));
     let at = |i: usize, rows, cols| Tensor::at(cpu.reserve(i).unwrap(), rows, cols, DType::BF16);
-    let (a, b, c) = (at(1 << 20, 64, 128), at(1 << 20, 32, 128), at(1 << 20, 64, 32));
+    let a = at(1 << 20, 64, 128);
+    let b = at(1 << 20, 32, 128);
+    let c = at(1 << 20, 64, 32);
     assert_eq!(cpu.workspace_bytes(), 0);
     let multiply = || cpu.host().run(op::Gemm::plain(Gemm::NT, a, b, c.set()));
     multiply();
@@ -101,7 +103,8 @@ fn product(
     let operand = |rows, cols, transposed| {
         if transposed { matrix(cpu, cols, rows, of) } else { matrix(cpu, rows, cols, of) }
     };
-    let (a, b) = (operand(m, k, kind == Gemm::TN), operand(k, n, kind == Gemm::NT));
+    let a = operand(m, k, kind == Gemm::TN);
+    let b = operand(k, n, kind == Gemm::NT);
     let c = Tensor::at(cpu.reserve(4 * m * n).unwrap(), m, n, DType::F32);
     gemm::product(cpu, &op::Gemm::plain(kind, a, b, c.set()), set);
     let mut sums = vec![0.0f32; m * n];
@@ -125,8 +128,9 @@ const PRODUCTS: [(Gemm, [usize; 3]); 9] = [
 
 /// Instruction sets that can run here. AMX always can, on its model if the processor has none.
 fn sets() -> impl Iterator<Item = Instructions> {
-    let here = |set: &Instructions| *set <= Instructions::best() || *set == Instructions::Amx;
-    Instructions::ALL.into_iter().filter(here)
+    Instructions::ALL
+        .into_iter()
+        .filter(|set| *set <= Instructions::best() || *set == Instructions::Amx)
 }
 
 /// Small whole numbers, whose sums are exact and do not depend on the instruction set.
@@ -147,10 +151,12 @@ fn all_instruction_sets_agree_on_products_of_bf16() {
 /// Sums that round: the bits do not depend on the number of threads, for any instruction set.
 #[test]
 fn products_of_bf16_are_the_same_bits_on_any_number_of_threads() {
-    let number = |i: usize| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0;
     for (set, (kind, sizes)) in sets().flat_map(|set| PRODUCTS.map(|p| (set, p))) {
-        let [one, three] =
-            [1, 3].map(|threads| product(&Cpu::new(Some(threads)), set, kind, sizes, number));
+        let [one, three] = [1, 3].map(|threads| {
+            product(&Cpu::new(Some(threads)), set, kind, sizes, |i: usize| {
+                ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0
+            })
+        });
         assert!(one == three, "{set}, {kind:?} {sizes:?}");
     }
 }
@@ -161,10 +167,12 @@ fn avx2_and_avx512_give_the_same_bits() {
     if Instructions::best() < Instructions::Avx512 {
         return;
     }
-    let number = |i: usize| ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0;
     for (kind, sizes) in PRODUCTS {
-        let [narrow, wide] = [Instructions::Avx2, Instructions::Avx512]
-            .map(|set| product(&Cpu::new(Some(2)), set, kind, sizes, number));
+        let [narrow, wide] = [Instructions::Avx2, Instructions::Avx512].map(|set| {
+            product(&Cpu::new(Some(2)), set, kind, sizes, |i: usize| {
+                ((i * 7919 % 1009) as f32 / 1009.0 - 0.5) / 3.0
+            })
+        });
         assert!(narrow == wide, "{kind:?} {sizes:?}");
     }
 }

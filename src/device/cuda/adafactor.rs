@@ -40,7 +40,8 @@ pub(super) fn factor_sums(cuda: &Cuda, op: &op::FactorSums) {
 pub(super) fn fused_square_sums(cuda: &Cuda, op: &op::FusedSquareSums) {
     let op::FusedSquareSums { x, part, y } = *op;
     let [factor, row, col, mean] = [None::<Tensor>; 4];
-    let (parts, eps) = (null_mut(), 0.0);
+    let parts = null_mut();
+    let eps = 0.0;
     let arguments = arguments!(FusedSums { x, parts, factor, row, col, mean, eps, part });
     fused_sums(cuda, &part, arguments, y);
 }
@@ -54,8 +55,11 @@ pub(super) fn scalars(cuda: &Cuda, op: &op::AdafactorScalars) {
 
 pub(super) fn move_second_moment(cuda: &Cuda, op: &op::MoveSecondMoment) {
     let op::MoveSecondMoment { scalars, part, rows, cols, v } = *op;
-    let (row_sums, col_sums) = (rows, cols);
-    let (row, col, mean) = (v.row(), v.col(), v.mean());
+    let row_sums = rows;
+    let col_sums = cols;
+    let row = v.row();
+    let col = v.col();
+    let mean = v.mean();
     let arguments = arguments!(SecondMoment { scalars, row_sums, col_sums, row, col, mean, part });
     let grid = Grid::line(part.col_rows(), MOMENT_THREADS);
     cuda.launch("move_second_moment", grid, arguments);

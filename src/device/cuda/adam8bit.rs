@@ -13,7 +13,8 @@ const CODED_WIDE: usize = 8;
 
 pub(super) fn adam8bit(cuda: &Cuda, op: &op::Adam8bit) {
     let op::Adam8bit { rule, scalars, grad, master, m, v, weight } = *op;
-    let (tensors, numel) = ([grad, master, weight, m.codes, v.codes], grad.numel());
+    let tensors = [grad, master, weight, m.codes, v.codes];
+    let numel = grad.numel();
     assert!(vector(numel, DType::BF16, tensors), "tensors begin on 16 bytes");
     let AdamW { lr_scale, beta1, beta2, eps, .. } = rule;
     let arguments = arguments!(Adam8bit {

@@ -42,7 +42,8 @@ fn prepare_losses(op: &op::CrossEntropy) -> (args::CrossEntropy, Grid) {
 
 fn prepare(logits: &Logits, targets: Tensor, stats: Tensor) -> (args::CrossEntropy, Grid) {
     let x = logits.x;
-    let (rows, cols) = (x.rows, x.cols);
+    let rows = x.rows;
+    let cols = x.cols;
     let vector = vector(cols, x.dtype, [x]);
     let pieces = cols.div_ceil(if vector { wide(x.dtype) } else { 1 });
     let arguments = arguments!(CrossEntropy {

@@ -195,7 +195,8 @@ impl Device {
 
     /// Whether threads sleep while they wait for the GPU, as reported by the driver.
     pub fn waits_block(&self) -> bool {
-        let (mut flags, mut active) = (0, 0);
+        let mut flags = 0;
+        let mut active = 0;
         // SAFETY: two ints are written to the live variables; `id` is a device of the driver.
         self.call("asking how threads wait", |api| unsafe {
             call!(api, cuDevicePrimaryCtxGetState(self.id, &mut flags, &mut active))
@@ -212,7 +213,8 @@ impl Device {
     }
 
     pub fn identity(&self) -> Result<Identity, String> {
-        let (mut name, mut bus) = ([0 as c_char; 128], [0 as c_char; 32]);
+        let mut name = [0 as c_char; 128];
+        let mut bus = [0 as c_char; 32];
         let mut uuid = sys::CUuuid { bytes: [0; 16] };
         // SAFETY: at most 128 and 32 bytes are written to the buffers, which have as many, and 16 to the
         // UUID; `id` is a device of the driver.
@@ -269,7 +271,8 @@ impl Device {
 
     /// Free and total bytes of memory.
     pub fn memory(&self) -> (usize, usize) {
-        let (mut free, mut total) = (0, 0);
+        let mut free = 0;
+        let mut total = 0;
         // SAFETY: two sizes are written to the live variables.
         self.call("asking for free memory", |api| unsafe {
             call!(api, cuMemGetInfo_v2(&mut free, &mut total))

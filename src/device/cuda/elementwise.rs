@@ -29,7 +29,9 @@ pub(super) fn blend(cuda: &Cuda, &op::Blend { a, x, b, y }: &op::Blend) {
 
 pub(super) fn dropout(cuda: &Cuda, &op::Dropout { x, drop, y }: &op::Dropout) {
     let (grid, vector) = Grid::rows(x, [y.to]);
-    let (rows, cols, add) = (x.rows, x.cols, y.add);
+    let rows = x.rows;
+    let cols = x.cols;
+    let add = y.add;
     let arguments = arguments!(Dropout { x, y, rows, cols, add, vector, drop });
     cuda.launch(typed!("dropout", x.dtype), grid, arguments);
 }
@@ -37,7 +39,8 @@ pub(super) fn dropout(cuda: &Cuda, &op::Dropout { x, drop, y }: &op::Dropout) {
 pub(super) fn residual(cuda: &Cuda, op: &op::Residual) {
     let op::Residual { x, branch, bias, drop, y } = *op;
     let (grid, vector) = Grid::rows(x, [branch, y.to].into_iter().chain(bias));
-    let (rows, cols) = (x.rows, x.cols);
+    let rows = x.rows;
+    let cols = x.cols;
     let arguments = arguments!(Residual { x, branch, bias, y, rows, cols, vector, drop });
     cuda.launch(typed!("residual", x.dtype), grid, arguments);
 }
@@ -70,7 +73,8 @@ fn sum_columns(cuda: &Cuda, x: Tensor, dropped: Option<(Tensor, &Dropout)>, sums
     let chunks = x.rows.div_ceil(chunk).max(1);
     let parts = cuda.scratch(chunks * x.cols * 4);
     let drop = dropped.map_or(DropoutMask::none(), |(_, drop)| DropoutMask::new(drop));
-    let (rows, cols) = (x.rows, x.cols);
+    let rows = x.rows;
+    let cols = x.cols;
     let arguments = arguments!(ColumnParts { x, to, parts, rows, cols, chunk, vector, drop });
     let grid = Grid { blocks: [across, chunks, 1], threads: [32, 8], shared: 0 };
     cuda.launch(typed!("column_parts", x.dtype), grid, arguments);
@@ -79,7 +83,8 @@ fn sum_columns(cuda: &Cuda, x: Tensor, dropped: Option<(Tensor, &Dropout)>, sums
 
 /// out (+)= Σ over `count` partial sums of rows, which are `stride` f32 apart.
 pub(super) fn add_parts(cuda: &Cuda, parts: usize, stride: usize, count: usize, out: Out) {
-    let (cols, add) = (out.to.numel(), out.add);
+    let cols = out.to.numel();
+    let add = out.add;
     let arguments = arguments!(ColumnSums { parts, out, stride, count, cols, add });
     let grid = Grid { blocks: [cols.div_ceil(32), 1, 1], threads: [32, 8], shared: 0 };
     cuda.launch("column_sums", grid, arguments);

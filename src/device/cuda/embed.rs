@@ -8,7 +8,9 @@ use crate::{Tensor, op};
 pub(super) fn forward(cuda: &Cuda, &op::Embed { ids, table, first, y }: &op::Embed) {
     let cols = table.cols;
     let (grid, vector) = Grid::rows(y.to, [table]);
-    let (count, table_rows, add) = (y.to.rows, table.rows, y.add);
+    let count = y.to.rows;
+    let table_rows = table.rows;
+    let add = y.add;
     let arguments =
         arguments!(Embed { ids, table, y, count, first, table_rows, cols, add, vector });
     cuda.launch(typed!("embed", table.dtype), grid, arguments);
@@ -16,7 +18,8 @@ pub(super) fn forward(cuda: &Cuda, &op::Embed { ids, table, first, y }: &op::Emb
 
 pub(super) fn backward(cuda: &Cuda, op: &op::EmbedBackward) {
     let op::EmbedBackward { dy, ids, first, dtable } = *op;
-    let (count, cols) = (dy.rows, dy.cols);
+    let count = dy.rows;
+    let cols = dy.cols;
     let [order, rows] = sorted(cuda, ids, first, dtable.to.rows);
     let (grid, vector) = Grid::rows(dy, [dtable.to]);
     let table_rows = dtable.to.rows;

@@ -13,8 +13,10 @@ impl Device {
     /// Creates a stream that does not wait for the default one. Blocks of an `urgent` stream start before
     /// pending blocks of other streams, so that collectives do not queue behind whole products.
     pub(super) fn new_stream(&self, urgent: bool) -> Result<CUstream, String> {
-        let (mut stream, flags) = (null_mut(), CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
-        let (mut least, mut greatest) = (0, 0);
+        let mut stream = null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let mut least = 0;
+        let mut greatest = 0;
         // SAFETY: the context is bound (`Device::open`); two ints are written to the live variables.
         let code =
             unsafe { call!(self.api, cuCtxGetStreamPriorityRange(&mut least, &mut greatest)) };
@@ -125,11 +127,13 @@ impl Device {
             run();
             self.record(*after, self.stream);
         }
-        let elapsed = |[before, after]: &[CUevent; 2]| {
-            self.wait_event("timing", *after);
-            self.elapsed_ms(*before, *after)
-        };
-        let mut times: Vec<f32> = pairs.iter().map(elapsed).collect();
+        let mut times: Vec<f32> = pairs
+            .iter()
+            .map(|[before, after]| {
+                self.wait_event("timing", *after);
+                self.elapsed_ms(*before, *after)
+            })
+            .collect();
         pairs
             .into_iter()
             .flatten()

@@ -126,8 +126,10 @@ fn clear(cuda: &Cuda, Out { to, .. }: &Out) {
 
 fn scales(cuda: &Cuda, maxima: Tensor, to: &Quantized) {
     let whole = to.scaling == Fp8Scaling::TensorWise;
-    let (scales, largest) = (to.scales, to.format.largest());
-    let (lines, shares) = (maxima.cols, maxima.rows);
+    let scales = to.scales;
+    let largest = to.format.largest();
+    let lines = maxima.cols;
+    let shares = maxima.rows;
     let arguments = arguments!(Fp8Scales { maxima, scales, lines, shares, largest, whole });
     let blocks = if whole { 1 } else { maxima.cols.div_ceil(256).clamp(1, 1024) };
     cuda.launch("fp8_scales", Grid::line(blocks, 256), arguments);

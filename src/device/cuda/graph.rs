@@ -73,7 +73,8 @@ impl CudaGraph {
     }
 
     fn launch(&self, captured: &Captured) {
-        let (device, graph) = (&self.device, captured.graph);
+        let device = &self.device;
+        let graph = captured.graph;
         let launch = || {
             // SAFETY: the graph is executable (`instantiate`) and destroyed only in `drop`. The memory
             // and kernels that it uses are the backend's, which gives none back before it is dropped.

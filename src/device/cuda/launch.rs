@@ -49,25 +49,26 @@ impl Kernels {
         let read = |file: &Path| fs::read(file).with_context(|| file.display().to_string());
         let release = String::from_utf8(read(&folder.join("release"))?)?;
         let parts = release.trim().split_once('.');
-        let number = |(major, minor): (&str, &str)| {
-            Some(major.parse::<i32>().ok()? * 1000 + minor.parse::<i32>().ok()? * 10)
-        };
         let release = parts
-            .and_then(number)
+            .and_then(|(major, minor)| {
+                Some(major.parse::<i32>().ok()? * 1000 + minor.parse::<i32>().ok()? * 10)
+            })
             .with_context(|| format!("no version: {release:?}"))?;
         let entries: Result<Vec<_>, _> = fs::read_dir(folder)?.collect();
         let mut files: Vec<PathBuf> = entries?.iter().map(fs::DirEntry::path).collect();
         files.retain(|file| file.extension().is_some_and(|kind| kind == "fatbin"));
         files.sort();
         ensure!(!files.is_empty(), "no .fatbin is there");
-        let image = |file: &PathBuf| -> Result<(&'static str, &'static [u8])> {
-            let name = file
-                .file_stem()
-                .context("a file has a name")?
-                .to_string_lossy();
-            Ok((name.into_owned().leak(), read(file)?.leak()))
-        };
-        let images: Result<Vec<_>> = files.iter().map(image).collect();
+        let images: Result<Vec<_>> = files
+            .iter()
+            .map(|file| -> Result<(&'static str, &'static [u8])> {
+                let name = file
+                    .file_stem()
+                    .context("a file has a name")?
+                    .to_string_lossy();
+                Ok((name.into_owned().leak(), read(file)?.leak()))
+            })
+            .collect();
         Ok(Kernels { release, images: images?.leak() })
     }
 }
@@ -76,7 +77,8 @@ impl Kernels {
 pub fn kernels() -> Option<String> {
     let Kernels { release, .. } = Kernels::embedded()?;
     let volta = if Kernels::volta().is_some() { "sm_70, " } else { "" };
-    let (major, minor) = (release / 1000, release % 1000 / 10);
+    let major = release / 1000;
+    let minor = release % 1000 / 10;
     // As kernels/build.sh has them.
     Some(format!("CUDA {major}.{minor}, for {volta}sm_80, sm_90a, sm_100 and as PTX"))
 }
@@ -231,7 +233,8 @@ impl Functions {
             return device
                 .fail(format!("{name} is bound to {most} threads a block, not {bx} × {by}"));
         }
-        let (stream, shared) = (device.stream, grid.shared as u32);
+        let stream = device.stream;
+        let shared = grid.shared as u32;
         device.count_kernel();
         // SAFETY: the kernel takes one struct of as many bytes (above, where the driver reports it):
         // `args` has it as the kernel's source does, and the driver copies it before it returns. Its
@@ -321,7 +324,8 @@ fn attribute(device: &Device, handle: CUfunction, what: Attribute) -> usize {
 
 /// Bytes of a kernel's only argument.
 fn argument_bytes(device: &Device, handle: CUfunction) -> Option<usize> {
-    let (mut offset, mut bytes) = (0, 0);
+    let mut offset = 0;
+    let mut bytes = 0;
     let info = device.param_info?;
     // SAFETY: the function's module is loaded; two sizes are written to the live variables.
     let code = unsafe { call!(info => cuFuncGetParamInfo(handle, 0, &mut offset, &mut bytes)) };

@@ -11,7 +11,9 @@ const SHARED: usize = 48 << 10;
 
 pub(super) fn forward(cuda: &Cuda, &op::LayerNorm { x, norm, y, stats }: &op::LayerNorm) {
     let (scale, shift, eps) = norm.parts();
-    let (rows, cols, add) = (x.rows, x.cols, y.add);
+    let rows = x.rows;
+    let cols = x.cols;
+    let add = y.add;
     let vector = vector(cols, x.dtype, [x, scale, y.to].into_iter().chain(shift));
     let arguments =
         arguments!(LayerNorm { x, scale, shift, y, stats, rows, cols, eps, add, vector });
@@ -34,7 +36,8 @@ pub(super) fn residual_norm(cuda: &Cuda, op: &op::ResidualNorm) {
     let op::Residual { x, branch, bias, drop, y } = op.residual;
     let op::LayerNorm { norm, y: h, stats, .. } = op.norm;
     let (scale, shift, eps) = norm.parts();
-    let (rows, cols) = (x.rows, x.cols);
+    let rows = x.rows;
+    let cols = x.cols;
     let tensors = [x, branch, y.to, scale, h.to]
         .into_iter()
         .chain(bias)

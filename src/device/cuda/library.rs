@@ -86,8 +86,12 @@ fn python_prefixes() -> Vec<PathBuf> {
 /// also be in `lib64` or, if root has installed them, in `local/lib`.
 fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
     let within = |folder: &Path| -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-        let mut entries: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+        let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path())
+            .collect();
         entries.sort();
         entries
     };

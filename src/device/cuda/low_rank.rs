@@ -26,7 +26,8 @@ pub(super) fn orthogonalize(cuda: &Cuda, op: &op::Orthogonalize) {
             .min(MATRICES);
         let (now, rest) = left.split_at(alike);
         left = rest;
-        let (mut x, mut rows) = ([null_mut(); MATRICES], [0; MATRICES]);
+        let mut x = [null_mut(); MATRICES];
+        let mut rows = [0; MATRICES];
         for (i, matrix) in now.iter().enumerate() {
             (x[i], rows[i]) = (matrix.addr() as *mut f32, matrix.rows as u32);
         }

@@ -45,7 +45,8 @@ impl StagingBuffer {
         // SAFETY: the buffer has room for the bytes (above) until `Memory::free`; they are a tensor's, or
         // a piece of one, in device memory. No copy uses the buffer: its event was waited for.
         device.call("download", |api| unsafe {
-            let (to, stream) = (self.memory.cast(), device.stream);
+            let to = self.memory.cast();
+            let stream = device.stream;
             call!(api, cuMemcpyDtoHAsync_v2(to, address as CUdeviceptr, bytes, stream))
         });
         device.record(self.event, device.stream);
@@ -65,7 +66,8 @@ impl Device {
     /// # Safety
     /// Device memory at `from` has the bytes, and host memory at `to` has room for them.
     pub unsafe fn copy_to_host(&self, from: usize, to: *mut c_void, bytes: usize) {
-        let (from, stream) = (from as CUdeviceptr, self.stream);
+        let from = from as CUdeviceptr;
+        let stream = self.stream;
         // SAFETY: both memories have the bytes, as the caller promises, until the stream is waited for.
         self.call("staging", |api| unsafe {
             match call!(api, cuMemcpyDtoHAsync_v2(to, from, bytes, stream)) {
@@ -80,7 +82,8 @@ impl Device {
     /// # Safety
     /// Host memory at `from` has the bytes, and device memory at `to` has room for them.
     pub unsafe fn copy_to_device(&self, from: *const c_void, to: usize, bytes: usize) {
-        let (to, stream) = (to as CUdeviceptr, self.stream);
+        let to = to as CUdeviceptr;
+        let stream = self.stream;
         // SAFETY: both memories have the bytes, as the caller promises, until the stream is waited for.
         self.call("staging", |api| unsafe {
             match call!(api, cuMemcpyHtoDAsync_v2(to, from, bytes, stream)) {
@@ -150,7 +153,8 @@ impl Memory {
             device.try_call(|api| unsafe { call!(api, cuMemAlloc_v2(&mut address, bytes.max(1))) });
         if code == OUT_OF_MEMORY {
             let available = Some(Bytes(device.memory().0 as u64));
-            let (home, asked) = (Home::Device, Bytes(bytes as u64));
+            let home = Home::Device;
+            let asked = Bytes(bytes as u64);
             return Err(OutOfMemory { home, asked, available });
         }
         device.call("reserving memory", |_| code);
@@ -179,13 +183,15 @@ impl Memory {
         assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
         assert_ne!(from.home(), to.home(), "a transfer is between two memories");
         let event = self.free_event(device);
-        let (to_host, bytes) = (to.home() == Home::Host, from.bytes());
+        let to_host = to.home() == Home::Host;
+        let bytes = from.bytes();
         let stream = if to_host { device.d2h_stream } else { device.h2d_stream };
         device.after(event, device.stream, stream);
         // SAFETY: both tensors have `bytes` bytes (above), one in each memory (above), which their
         // backend keeps; until the transfer is joined or finished, no op writes them.
         device.call("copying to and from the host", |api| unsafe {
-            let (from, to) = (from.addr(), to.addr());
+            let from = from.addr();
+            let to = to.addr();
             if to_host {
                 call!(api, cuMemcpyDtoHAsync_v2(to as *mut c_void, from as u64, bytes, stream))
             } else {
@@ -236,7 +242,8 @@ impl Memory {
             // SAFETY: the buffer has these bytes, until its event below; the tensor has room for all
             // chunks (above).
             device.call("upload", |api| unsafe {
-                let (from, stream) = (buffer.memory.cast(), device.stream);
+                let from = buffer.memory.cast();
+                let stream = device.stream;
                 call!(api, cuMemcpyHtoDAsync_v2(address, from, bytes.len(), stream))
             });
             device.record(buffer.event, device.stream);
@@ -254,13 +261,14 @@ impl Memory {
             let staged = &self.device_buffers[self.next_device_buffer.get()];
             self.next_device_buffer
                 .set((self.next_device_buffer.get() + 1) % DEVICE_BUFFERS);
-            let (staged_at, address) =
-                (staged.address as CUdeviceptr, (to.addr() + i * STAGING_BYTES) as CUdeviceptr);
+            let staged_at = staged.address as CUdeviceptr;
+            let address = (to.addr() + i * STAGING_BYTES) as CUdeviceptr;
             device.wait(device.h2d_stream, staged.free);
             // SAFETY: the buffer has these bytes, until its event below; the device's buffer has room
             // for `STAGING_BYTES`, and the stream waits until no copy reads it.
             device.call("upload", |api| unsafe {
-                let (from, stream) = (buffer.memory.cast(), device.h2d_stream);
+                let from = buffer.memory.cast();
+                let stream = device.h2d_stream;
                 call!(api, cuMemcpyHtoDAsync_v2(staged_at, from, bytes.len(), stream))
             });
             device.after(buffer.event, device.h2d_stream, device.stream);

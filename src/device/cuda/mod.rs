@@ -107,8 +107,8 @@ impl Cuda {
             .map_err(|why| refuse(why, "update the NVIDIA driver"))?;
         let memory = memory::Memory::new(&device, SCRATCH)
             .map_err(|why| refuse(why.to_string(), "see in nvidia-smi who holds the memory"))?;
-        let (folder, room) =
-            (options.tuned.as_deref(), gemm::Workspace::new(memory.workspace, SCRATCH));
+        let folder = options.tuned.as_deref();
+        let room = gemm::Workspace::new(memory.workspace, SCRATCH);
         let made_on = format!("{machine}, {} bytes of workspace", room.bytes);
         let choices = folder.and_then(|folder| gemm::AlgorithmCache::open(folder, made_on));
         let how = match (&choices, folder) {
@@ -124,7 +124,8 @@ impl Cuda {
         let products = gemm::Products::new(lt, &device, room, choices, options.tf32)
             .map_err(|why| refuse(why, "see in nvidia-smi that the GPU is free"))?;
         let device = Arc::new(device);
-        let (host, threads) = (OnceCell::new(), options.threads);
+        let host = OnceCell::new();
+        let threads = options.threads;
         let cuda = Cuda {
             device,
             functions,
@@ -196,7 +197,8 @@ impl Backend for Cuda {
     }
 
     fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory> {
-        let (home, asked) = (Home::Host, Bytes(bytes as u64));
+        let home = Home::Host;
+        let asked = Bytes(bytes as u64);
         let host = self.host();
         let address = self.memory.reserve_host(&self.device, bytes);
         let available = host.shared_memory();

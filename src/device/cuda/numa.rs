@@ -19,7 +19,8 @@ pub fn bind(bus: &str) -> Option<String> {
         .collect();
     let mut set = CpuSet::new();
     both.iter().for_each(|cpu| set.set(*cpu));
-    let (first, last) = (both.first()?, both.last()?);
+    let first = both.first()?;
+    let last = both.last()?;
     sched_setaffinity(None, &set).ok()?;
     Some(format!("on {} cores ({first} to {last}) of memory node {node}", both.len()))
 }
@@ -40,8 +41,10 @@ fn near(root: &Path, bus: &str) -> Option<(usize, Vec<usize>)> {
     {
         return None;
     }
-    let node = text(format!("bus/pci/devices/{}/numa_node", bus.to_lowercase()))?;
-    let node = node.trim().parse::<usize>().ok()?; // −1 where the machine does not know
+    let node = text(format!("bus/pci/devices/{}/numa_node", bus.to_lowercase()))?
+        .trim()
+        .parse::<usize>()
+        .ok()?; // −1 where the machine does not know
     Some((node, cores(text(format!("{nodes}/node{node}/cpulist"))?.trim())?))
 }
 

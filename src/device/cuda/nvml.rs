@@ -123,7 +123,8 @@ impl Monitor {
 
     /// Reads the present faults; some milliseconds.
     pub fn faults(&self) -> Faults {
-        let (gpu, mut faults) = (self.gpu, Faults::default());
+        let gpu = self.gpu;
+        let mut faults = Faults::default();
         let Counters { ecc, rows, pages, events } = &self.counters;
         let mut code = 0;
         if let Some(ecc) = ecc {

@@ -121,7 +121,9 @@ pub(super) fn loss_scale_step(cuda: &Cuda, op: &op::LossScaleStep) {
 
 pub(super) fn skip_above(cuda: &Cuda, op: &op::SkipAbove) {
     let op::SkipAbove { limits, loss, norm, scaler, factor, status } = *op;
-    let (counts, max_loss, max_norm) = (scaler.counts, limits.loss, limits.norm);
+    let counts = scaler.counts;
+    let max_loss = limits.loss;
+    let max_norm = limits.norm;
     let arguments =
         arguments!(SkipAbove { loss, norm, factor, status, counts, max_loss, max_norm });
     cuda.launch("skip_above", Grid::line(1, 1), arguments);
@@ -129,7 +131,8 @@ pub(super) fn skip_above(cuda: &Cuda, op: &op::SkipAbove) {
 
 pub(super) fn adam_scalars(cuda: &Cuda, op: &op::AdamScalars) {
     let AdamW { lr, beta1, beta2, .. } = op.rule;
-    let (updates, out) = (op.updates, op.y);
+    let updates = op.updates;
+    let out = op.y;
     let arguments = arguments!(AdamScalars { updates, out, lr, beta1, beta2 });
     cuda.launch("adam_scalars", Grid::line(1, 1), arguments);
 }

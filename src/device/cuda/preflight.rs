@@ -193,7 +193,8 @@ pub fn open(options: &Options) -> Result<Opened, Problems> {
     device.fast_fp8 = parse_flag(PLACE, FAST_FP8, options.fast_fp8.as_deref())?;
     device.sm_margin = sm_margin(options, device.multiprocessors().map_err(&what)?)?;
     let identity = device.identity().map_err(&what)?;
-    let (name, capability) = (&identity.name, device.capability().map_err(what)?);
+    let name = &identity.name;
+    let capability = device.capability().map_err(what)?;
     let kernels = kernels_for(options, kernels, name, capability)?;
     new_enough(version, &kernels)?;
     let timed = options.tuned.is_some();
@@ -230,10 +231,11 @@ pub fn parse_flag(place: &str, variable: &str, value: Option<&str>) -> Result<bo
     match value {
         None | Some("0") => Ok(false),
         Some("1") => Ok(true),
-        Some(other) => {
-            let what = format!("{variable} is {other:?}");
-            Err(Problems::one(place, what, "set it to 0 or 1, or not at all"))
-        }
+        Some(other) => Err(Problems::one(
+            place,
+            format!("{variable} is {other:?}"),
+            "set it to 0 or 1, or not at all",
+        )),
     }
 }
 
@@ -265,14 +267,14 @@ fn kernels_for(
         return Ok(kernels);
     }
     match (options.dtype, options.volta) {
-        _ if capability < VOLTA => {
-            let remedy = "use a V100, an A100 or newer, or train on the CPU";
-            Err(refuse(format!("{name}; kernels need 8.0, or 7.0 as an option"), remedy))
-        }
-        (_, None) => {
-            let what = format!("{name}, and this gptrain was built without kernels for sm_70");
-            Err(refuse(what, "build it with `make SM70=1 build`"))
-        }
+        _ if capability < VOLTA => Err(refuse(
+            format!("{name}; kernels need 8.0, or 7.0 as an option"),
+            "use a V100, an A100 or newer, or train on the CPU",
+        )),
+        (_, None) => Err(refuse(
+            format!("{name}, and this gptrain was built without kernels for sm_70"),
+            "build it with `make SM70=1 build`",
+        )),
         (DType::BF16, _) => Err(lacks("bf16", "--set precision=fp16")),
         _ if options.tf32 => Err(lacks("TF32", "--set precision=f32")),
         (_, Some(volta)) => Ok(volta),

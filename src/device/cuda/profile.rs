@@ -67,7 +67,8 @@ impl Cuda {
     pub(super) fn begin_profile(&self) {
         let device = &self.device;
         device.wait_stream(device.stream);
-        let (name, section) = (String::new(), device.launches.section());
+        let name = String::new();
+        let section = device.launches.section();
         let begin = Launch { name, flops: 0.0, section, event: device.mark() };
         *device.launches.lock() = Some(vec![begin]);
     }
@@ -77,7 +78,8 @@ impl Cuda {
         let device = &self.device;
         let launches = device.launches.lock().take().unwrap_or_default();
         device.wait_stream(device.stream);
-        let (mut previous, mut all) = (None, Vec::new());
+        let mut previous = None;
+        let mut all = Vec::new();
         for launch in launches {
             if let Some(start) = previous.replace(launch.event) {
                 let seconds = f64::from(device.elapsed_ms(start, launch.event)) / 1e3;

@@ -22,7 +22,8 @@ pub(super) fn forward(cuda: &Cuda, &op::QueryKey { qkv, how, y }: &op::QueryKey)
 
 pub(super) fn backward(cuda: &Cuda, op: &op::QueryKeyBackward) {
     let op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey } = *op;
-    let (all, d) = (number(qkv, &how), how.heads.dim);
+    let all = number(qkv, &how);
+    let d = how.heads.dim;
     let chunk = all.div_ceil(BLOCKS).max(CHUNK);
     let blocks = all.div_ceil(chunk).max(1);
     let parts = how
@@ -45,7 +46,8 @@ fn number(qkv: Tensor, how: &QueryKey) -> usize {
 
 /// Arguments that forward and backward share. Values are copied unless `to` is `from`.
 fn shared_arguments(qkv: Tensor, how: &QueryKey, from: Tensor, to: Tensor) -> args::QueryKey {
-    let (norm, rotation) = (how.norm, how.rotation);
+    let norm = how.norm;
+    let rotation = how.rotation;
     arguments!(QueryKey {
         qkv,
         dy: null(),

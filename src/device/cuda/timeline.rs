@@ -43,11 +43,13 @@ impl Timeline for EventTimeline {
     fn read(&self) -> Vec<i64> {
         self.device.wait_stream(self.device.stream);
         let events = self.events.lock();
-        let nanoseconds = |event: &CUevent| {
-            let ms = self.device.elapsed_ms(events[0], *event);
-            if ms.is_finite() { (ms as f64 * 1e6) as i64 } else { 0 }
-        };
-        events.iter().map(nanoseconds).collect()
+        events
+            .iter()
+            .map(|event| {
+                let ms = self.device.elapsed_ms(events[0], *event);
+                if ms.is_finite() { (ms as f64 * 1e6) as i64 } else { 0 }
+            })
+            .collect()
     }
 }
 

@@ -172,6 +172,7 @@ fn check_attend(how: &Attend, qkv: Tensor, y: Tensor, lse: Tensor) {
     if let Some(slopes) = how.slopes {
         assert_eq!(slopes.numel(), query, "slopes");
     }
-    let (rows, seq) = (qkv.rows, how.seq);
+    let rows = qkv.rows;
+    let seq = how.seq;
     assert!(rows.is_multiple_of(seq), "{rows} rows are not divisible by {seq} per sample");
 }

@@ -207,7 +207,8 @@ pub struct Gelu {
 impl Spec for Gelu {
     const NAME: &'static str = "gelu";
     fn check(&self) {
-        let (x, y) = (self.x, self.y.to);
+        let x = self.x;
+        let y = self.y.to;
         assert_eq!((x.numel(), x.dtype), (y.numel(), y.dtype), "x and y");
     }
     fn cost(&self) -> Work {
@@ -229,7 +230,8 @@ pub struct Swiglu {
 impl Spec for Swiglu {
     const NAME: &'static str = "swiglu";
     fn check(&self) {
-        let (x, y) = (self.x, self.y.to);
+        let x = self.x;
+        let y = self.y.to;
         assert_eq!((x.rows, x.cols, x.dtype), (y.rows, 2 * y.cols, y.dtype), "x and y");
         assert!(!self.y.add, "y is overwritten");
     }

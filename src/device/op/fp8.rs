@@ -66,7 +66,8 @@ impl Spec for Quantize {
             check_quantized(&to, self.x, lines, maxima);
         }
         let format = |to: Option<(Tensor, Quantized)>| to.map(|(_, to)| to.format);
-        let (rows, columns) = (format(self.rows), format(self.columns));
+        let rows = format(self.rows);
+        let columns = format(self.columns);
         assert_eq!(rows.or(columns), columns.or(rows), "rows and columns of one format");
     }
     fn cost(&self) -> Work {

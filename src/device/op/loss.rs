@@ -17,7 +17,9 @@ pub struct Embed {
 impl Spec for Embed {
     const NAME: &'static str = "embed";
     fn check(&self) {
-        let (ids, table, y) = (self.ids, self.table, self.y.to);
+        let ids = self.ids;
+        let table = self.table;
+        let y = self.y.to;
         assert_eq!((ids.numel(), table.cols), (y.rows, y.cols), "ids, table and y");
         assert_eq!((ids.dtype, table.dtype), (DType::I32, y.dtype), "ids; table and y");
     }

@@ -98,7 +98,8 @@ impl HostGrads {
 
     /// Starts fetching the running sums of a block into its buffer, which must be unused.
     fn begin_fetch(&self, params: &ShardedParams, number: usize) {
-        let (be, holds) = (params.be, &self.holds[number % 3]);
+        let be = params.be;
+        let holds = &self.holds[number % 3];
         if holds.get() == Some(number) {
             return;
         }
@@ -130,7 +131,8 @@ impl HostGrads {
         part: Tensor,
         last_micro: bool,
     ) {
-        let (be, bucket) = (params.be, &params.buckets[number]);
+        let be = params.be;
+        let bucket = &params.buckets[number];
         let stored = self.stored[number].get();
         if let Some(sums) = self.norms.sums.filter(|_| stored > 0) {
             let so_far = sums[number % 2].span(0, part.numel());

@@ -342,16 +342,20 @@ impl<'a> ShardedParams<'a> {
     /// they start, so the sums over tensor-parallel ranks precede those over replicas.
     fn begin_reduction(&self, number: usize, micro: MicroBatch) {
         let in_flight = &mut *self.in_flight.borrow_mut();
-        let (bucket, layout) = (&self.buckets[number], &self.layout.buckets[number]);
+        let bucket = &self.buckets[number];
+        let layout = &self.layout.buckets[number];
         let tp_async = &self.groups.tp_async;
         let partial = layout
             .params
             .iter()
             .filter(|param| param.spec.partial_grad(self.sequence));
-        let sum = |param: &Param| Collective::AllReduce(param.tensor(layout, bucket.grads));
-        in_flight
-            .tp_sums
-            .extend(tp_async.begin_all(&partial.map(sum).collect::<Vec<_>>()));
+        in_flight.tp_sums.extend(
+            tp_async.begin_all(
+                &partial
+                    .map(|param| Collective::AllReduce(param.tensor(layout, bucket.grads)))
+                    .collect::<Vec<_>>(),
+            ),
+        );
         if self.compressing.get() && bucket.module == Module::Block {
             return;
         }

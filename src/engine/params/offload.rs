@@ -69,14 +69,17 @@ impl Offload {
             .unwrap_or(0);
         let buffer = |dtype| staging.matrix(1, longest, dtype);
         let buffers = [0; BUFFERS].map(|_| [buffer(model), buffer(DType::F32)]);
-        let piece = |(i, (number, range)): (usize, (usize, Range<usize>))| {
-            let staged = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
-            Piece::new(&buckets[number], &states_of(number), range, staged)
-        };
         Offload {
             scalars: staging.matrix(1, 3, DType::F32),
             updates: staging.matrix(1, 1, DType::I64),
-            pieces: ranges.into_iter().enumerate().map(piece).collect(),
+            pieces: ranges
+                .into_iter()
+                .enumerate()
+                .map(|(i, (number, range))| {
+                    let staged = buffers[i % BUFFERS].map(|buffer| buffer.span(0, range.len()));
+                    Piece::new(&buckets[number], &states_of(number), range, staged)
+                })
+                .collect(),
             masters: None,
         }
     }
@@ -104,7 +107,8 @@ impl Offload {
         if let Some(masters) = &self.masters {
             return rule.update(&Step { masters: Some(masters), ..*step }, params);
         }
-        let (scalars, updates) = (self.scalars, self.updates);
+        let scalars = self.scalars;
+        let updates = self.updates;
         let step = Step { be: be.host(), scalars, updates, ..*step };
         self.for_each_piece(be, true, |piece| rule.update(&step, &piece.params));
     }
@@ -171,7 +175,8 @@ fn piece_ranges(
         .iter()
         .flat_map(|kept| kept.states())
         .all(|(spec, ..)| sharded(spec));
-    let (end, size) = (own.end, if divides { size } else { own.len().max(1) });
+    let end = own.end;
+    let size = if divides { size } else { own.len().max(1) };
     own.clone()
         .step_by(size)
         .map(move |start| start..end.min(start + size))
@@ -184,10 +189,11 @@ impl Piece {
         range: Range<usize>,
         [weights, grads]: [Tensor; 2],
     ) -> Piece {
-        let (first, len) = (range.start - bucket.own.start, range.len());
+        let first = range.start - bucket.own.start;
+        let len = range.len();
         let own = [bucket.own_weights, bucket.own_grads].map(|own| own.span(first, len));
-        let on_device = |own: &Tensor| own.home() == Home::Device;
-        let [own_weights, own_grads] = own.map(|own| Some(own).filter(on_device));
+        let [own_weights, own_grads] =
+            own.map(|own| Some(own).filter(|own| own.home() == Home::Device));
         let staged_weights = if own_weights.is_some() { weights } else { own[0] };
         let staged_grads = if own_grads.is_some() { grads } else { own[1] };
         let mut params = Vec::new();
@@ -250,7 +256,8 @@ topology: {data: 2, zero: 1, offload: optimizer}
     /// Bits of every state after two updates of one rank, and of the model weights including
     /// padding.
     fn trained(size: usize, dp_rank: usize) -> (Vec<Vec<u8>>, usize) {
-        let (m, cpu) = (manifest(), Cpu::new(Some(1)));
+        let m = manifest();
+        let cpu = Cpu::new(Some(1));
         let on_host = OffloadPlan::from_manifest(&m);
         let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
         let rule = optimizer_rule(&m);
@@ -276,9 +283,11 @@ topology: {data: 2, zero: 1, offload: optimizer}
         for (update, factor) in [(1i64, 0.5f32), (2, 0.25), (2, f32::NAN)] {
             cpu.upload(bytemuck::bytes_of(&update), updates);
             cpu.upload(bytemuck::bytes_of(&factor), scalars.span(0, 1));
-            let (groups, scratch) = (&Groups::solo(), scalars.span(0, 0));
+            let groups = &Groups::solo();
+            let scratch = scalars.span(0, 0);
             let at = Place { groups, layout: &layout, sharded: false };
-            let (lr, masters) = (1e-2, None);
+            let lr = 1e-2;
+            let masters = None;
             let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
             rule.begin(&step);
             offload.update(&step, &*rule, &states);

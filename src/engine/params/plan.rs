@@ -139,58 +139,63 @@ pub fn plan_buckets(
             .collect::<Vec<_>>()
     };
     let reduced = (level >= 2 || on_host.grads).then(reduced);
-    let plan = |(i, bucket): (usize, &Bucket)| {
-        let len = bucket.range.len();
-        let block = bucket.module == Module::Block;
-        let own = match level {
-            0 => bucket.range.clone(),
-            _ => bucket.shard(layout.shard.dp, dp_rank),
-        };
-        let (offset, shard) = (own.start - bucket.range.start, own.len());
-        let windowed = gathered.is_some() && (block || on_host.weights && large(bucket));
-        let weights = match &gathered {
-            Some(buffers) if windowed => buffers[i % 2].span(0, len),
-            _ => arenas.weights.matrix(1, len, model),
-        };
-        let grads = match &reduced {
-            Some(buffers) if block => buffers[i % windows].span(0, len),
-            _ => arenas.grads.matrix(1, len, DType::F32),
-        };
-        let own_weights = if windowed && on_host.weights {
-            arenas.host_weights.matrix(1, shard, model)
-        } else if level == 3 {
-            arenas.weights.matrix(1, shard, model)
-        } else {
-            weights.span(offset, shard)
-        };
-        let share = shares
-            .filter(|_| windowed)
-            .map(|shares| shares[i % 2].span(0, shard));
-        let kept = if level >= 2 { shard } else { len };
-        let host_grads =
-            (on_host.grads && block).then(|| arenas.host_grads.matrix(1, kept, DType::F32));
-        let own_grads = match (host_grads, level >= 2 && block) {
-            (Some(own), true) => own,
-            (Some(whole), false) => whole.span(offset, shard),
-            (None, true) => arenas.grads.matrix(1, shard, DType::F32),
-            (None, false) => grads.span(offset, shard),
-        };
-        BucketState {
-            module: bucket.module,
-            windowed,
-            own,
-            weights,
-            own_weights,
-            share,
-            grads,
-            own_grads,
-            host_grads,
-            weights_by_name: Params::new(bucket, weights),
-            // Gradients that are fetched from the host accumulate, starting from zero.
-            grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
-        }
-    };
-    layout.buckets.iter().enumerate().map(plan).collect()
+    layout
+        .buckets
+        .iter()
+        .enumerate()
+        .map(|(i, bucket)| {
+            let len = bucket.range.len();
+            let block = bucket.module == Module::Block;
+            let own = match level {
+                0 => bucket.range.clone(),
+                _ => bucket.shard(layout.shard.dp, dp_rank),
+            };
+            let offset = own.start - bucket.range.start;
+            let shard = own.len();
+            let windowed = gathered.is_some() && (block || on_host.weights && large(bucket));
+            let weights = match &gathered {
+                Some(buffers) if windowed => buffers[i % 2].span(0, len),
+                _ => arenas.weights.matrix(1, len, model),
+            };
+            let grads = match &reduced {
+                Some(buffers) if block => buffers[i % windows].span(0, len),
+                _ => arenas.grads.matrix(1, len, DType::F32),
+            };
+            let own_weights = if windowed && on_host.weights {
+                arenas.host_weights.matrix(1, shard, model)
+            } else if level == 3 {
+                arenas.weights.matrix(1, shard, model)
+            } else {
+                weights.span(offset, shard)
+            };
+            let share = shares
+                .filter(|_| windowed)
+                .map(|shares| shares[i % 2].span(0, shard));
+            let kept = if level >= 2 { shard } else { len };
+            let host_grads =
+                (on_host.grads && block).then(|| arenas.host_grads.matrix(1, kept, DType::F32));
+            let own_grads = match (host_grads, level >= 2 && block) {
+                (Some(own), true) => own,
+                (Some(whole), false) => whole.span(offset, shard),
+                (None, true) => arenas.grads.matrix(1, shard, DType::F32),
+                (None, false) => grads.span(offset, shard),
+            };
+            BucketState {
+                module: bucket.module,
+                windowed,
+                own,
+                weights,
+                own_weights,
+                share,
+                grads,
+                own_grads,
+                host_grads,
+                weights_by_name: Params::new(bucket, weights),
+                // Gradients that are fetched from the host accumulate, starting from zero.
+                grads_by_name: GradsByName::new(bucket, grads, block && host_grads.is_none()),
+            }
+        })
+        .collect()
 }
 
 /// Lays out the fp8 state of the blocks' matrices, with or without their codes.
@@ -202,8 +207,10 @@ pub fn plan_fp8_codes(
     at: &Arena,
 ) {
     for (state, bucket) in buckets.iter_mut().zip(&layout.buckets) {
-        let keep = |size| fp8::plan_weight(be, size, codes, at);
-        state.weights_by_name = state.weights_by_name.clone().with_fp8(bucket, keep);
+        state.weights_by_name = state
+            .weights_by_name
+            .clone()
+            .with_fp8(bucket, |size| fp8::plan_weight(be, size, codes, at));
     }
 }
 
@@ -220,8 +227,10 @@ fn sums_of_ops(bucket: &Bucket, grads: Tensor) -> Vec<Tensor> {
         }
         open = sum;
     }
-    let tensor = |piece: &Range<usize>| grads.span(piece.start - bucket.range.start, piece.len());
-    pieces.iter().map(tensor).collect()
+    pieces
+        .iter()
+        .map(|piece| grads.span(piece.start - bucket.range.start, piece.len()))
+        .collect()
 }
 
 /// Lays out the states of every parameter of which this rank holds a part. With `offload`,
@@ -243,12 +252,18 @@ pub fn plan_states(
             let part = if start < end { start - param.offset..end - param.offset } else { 0..0 };
             let specs = rule.states(&param.spec);
             assert_eq!(specs[0].name, MODEL, "{}: the first state", param.name);
-            let place = |spec: &StateSpec, len| {
-                let arena = if on_host(spec) { &arenas.host_states } else { &arenas.optimizer };
-                arena.matrix(1, len, spec.dtype)
-            };
             let tensors = [cut(kept.own_weights), cut(kept.own_grads)];
-            states.extend(ParamStates::plan(param, part, tensors, &specs, on_host, place));
+            states.extend(ParamStates::plan(
+                param,
+                part,
+                tensors,
+                &specs,
+                on_host,
+                |spec: &StateSpec, len| {
+                    let arena = if on_host(spec) { &arenas.host_states } else { &arenas.optimizer };
+                    arena.matrix(1, len, spec.dtype)
+                },
+            ));
         }
     }
     states

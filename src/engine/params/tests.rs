@@ -54,7 +54,8 @@ train: {samples: 800}
     let sets = [format!("topology={{data: 2, zero: {level}}}"), "precision=bf16".to_string()];
     let m = manifest::for_test(text, &sets);
     let layout = Layout::new(&m.model, ModelShard { dp: 2, ..ModelShard::whole(&m.model) });
-    let (cpu, log) = (Cpu::new(Some(1)), Log::default());
+    let cpu = Cpu::new(Some(1));
+    let log = Log::default();
     let measured = Arenas::measuring();
     plan_buckets(level, 0, &layout, DType::BF16, OffloadPlan::default(), &measured);
     let arenas = measured.reserve(&cpu).unwrap();

@@ -13,10 +13,9 @@ impl ShardedParams<'_> {
         self.begin_window(in_flight, block);
         self.finish_window(in_flight, block);
         let last = std::mem::replace(&mut in_flight.gathered.last, block);
-        let has_window = |b: &usize| self.buckets.get(*b).is_some_and(|bucket| bucket.windowed);
         let after = |b: usize| {
             let next = if block < last { b.checked_sub(1) } else { Some(b + 1) };
-            next.filter(has_window)
+            next.filter(|b| self.buckets.get(*b).is_some_and(|bucket| bucket.windowed))
         };
         if let Some(next) = after(block) {
             self.begin_window(in_flight, next);
@@ -36,7 +35,8 @@ impl ShardedParams<'_> {
         if let Some(unused) = previous {
             self.finish_window(in_flight, unused);
         }
-        let (bucket, start) = (&self.buckets[number], self.layout.buckets[number].range.start);
+        let bucket = &self.buckets[number];
+        let start = self.layout.buckets[number].range.start;
         if bucket.own_weights.home() == Home::Host && self.level == 0 {
             let fill = self
                 .be

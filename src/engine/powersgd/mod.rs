@@ -127,10 +127,12 @@ impl Compression {
     /// Sums the blocks' gradients over replicas. Returns the scale of the gradients, f32 [1, 1]. It
     /// is NaN if a gradient of any rank is not finite; no state is changed then.
     pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
-        let (be, data) = (params.be, &*params.groups.gradients);
+        let be = params.be;
+        let data = &*params.groups.gradients;
         self.agree_on_finite(params, s);
         let replicas = data.size() as f32;
-        let (unscale, scale) = (self.unscale.span(1, 1), self.rescale.span(1, 1));
+        let unscale = self.unscale.span(1, 1);
+        let scale = self.rescale.span(1, 1);
         let sum = |x: Tensor| data.begin(Collective::AllReduce(x));
         let sum_p = |bucket: &CompressedBucket| {
             bucket.project(be, replicas, unscale);
@@ -152,7 +154,8 @@ impl Compression {
 
     /// All-reduces whether every gradient of every rank is finite.
     fn agree_on_finite(&self, params: &ShardedParams, s: &Scalars) {
-        let (be, groups) = (params.be, &params.groups);
+        let be = params.be;
+        let groups = &params.groups;
         be.run(op::SquareSums { xs: &self.grads, y: s.local_sums.set() });
         be.run(op::Sum { x: s.local_sums, y: self.total.set() });
         groups.tensor.all_reduce(self.total);
@@ -173,7 +176,8 @@ impl Compression {
 
     /// Replaces every error by the mean over replicas.
     pub fn average_errors(&self, params: &ShardedParams) {
-        let (be, data) = (params.be, &*params.groups.gradients);
+        let be = params.be;
+        let data = &*params.groups.gradients;
         let one = self.total;
         be.upload(bytemuck::bytes_of(&1.0f32), one);
         for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {
@@ -195,7 +199,8 @@ impl CompressedBucket {
         kept: &HashMap<usize, &ParamStates>,
         arena: &Arena,
     ) -> CompressedBucket {
-        let (mut low_rank, mut plain) = (Vec::new(), Vec::<Range<usize>>::new());
+        let mut low_rank = Vec::new();
+        let mut plain = Vec::<Range<usize>>::new();
         let mut runs_on = false;
         for param in &bucket.params {
             match kept.get(&param.offset).and_then(|kept| states(kept)) {
@@ -223,24 +228,30 @@ impl CompressedBucket {
             *top += rows * cols;
             shaped(flat.span(*top - rows * cols, rows * cols), rows, cols)
         };
-        let matrix = |(param, [error, q]): &(&Param, [Tensor; 2])| {
-            let (n, m, r) = (param.rows, param.cols, rank(param, *q));
-            Matrix {
-                grad: param.tensor(bucket, at.grads),
-                error: shaped(*error, n, m),
-                q: shaped(*q, m, r),
-                p: next(first, &mut top, [n, r]),
-                basis: next(second, &mut bottom, [m, r]),
-            }
-        };
-        let matrices = low_rank.iter().map(matrix).collect();
+        let matrices = low_rank
+            .iter()
+            .map(|(param, [error, q])| {
+                let n = param.rows;
+                let m = param.cols;
+                let r = rank(param, *q);
+                Matrix {
+                    grad: param.tensor(bucket, at.grads),
+                    error: shaped(*error, n, m),
+                    q: shaped(*q, m, r),
+                    p: next(first, &mut top, [n, r]),
+                    basis: next(second, &mut bottom, [m, r]),
+                }
+            })
+            .collect();
         let mut at_first = ps;
-        let place = |run: &Range<usize>| {
-            at_first += run.len();
-            let own = at.grads.span(run.start - bucket.range.start, run.len());
-            (own, first.span(at_first - run.len(), run.len()))
-        };
-        let plain = plain.iter().map(place).collect();
+        let plain = plain
+            .iter()
+            .map(|run| {
+                at_first += run.len();
+                let own = at.grads.span(run.start - bucket.range.start, run.len());
+                (own, first.span(at_first - run.len(), run.len()))
+            })
+            .collect();
         CompressedBucket { matrices, plain, first, second }
     }
 

@@ -29,16 +29,17 @@ fn noise(of: [usize; 4]) -> f64 {
 
 /// `gradient` of the fixture's script.
 fn gradient([step, rank, number]: [usize; 3], strong: usize, [rows, cols]: [usize; 2]) -> Vec<f32> {
-    let value = |at: usize| {
-        let mut g = 0.1 * noise([100 + step, rank, number, at]);
-        for k in 0..4 {
-            let drawn = noise([3 + k, rank, step, 0]);
-            let weight = if k < strong { 2.0 + 0.5 * drawn } else { 0.25 * drawn };
-            g += weight * noise([1, k, number, at / cols]) * noise([2, k, number, at % cols]);
-        }
-        g as f32
-    };
-    (0..rows * cols).map(value).collect()
+    (0..rows * cols)
+        .map(|at| {
+            let mut g = 0.1 * noise([100 + step, rank, number, at]);
+            for k in 0..4 {
+                let drawn = noise([3 + k, rank, step, 0]);
+                let weight = if k < strong { 2.0 + 0.5 * drawn } else { 0.25 * drawn };
+                g += weight * noise([1, k, number, at / cols]) * noise([2, k, number, at % cols]);
+            }
+            g as f32
+        })
+        .collect()
 }
 
 /// Calls `run` on each of `replicas` replicas of a block of width 8, with the tensors of its
@@ -60,16 +61,18 @@ train: {samples: 800}
         engine.init();
         engine.params.begin_step(1);
         let compression = engine.compression.as_ref().expect("compressed");
-        let place = |name: &&str| {
-            let name = format!("block.0.{name}.weight");
-            let at = compression
-                .names
-                .iter()
-                .position(|other| *other == name)
-                .expect("a matrix");
-            compression.grads[at]
-        };
-        run(&engine, &MATRICES.each_ref().map(place));
+        run(
+            &engine,
+            &MATRICES.each_ref().map(|name| {
+                let name = format!("block.0.{name}.weight");
+                let at = compression
+                    .names
+                    .iter()
+                    .position(|other| *other == name)
+                    .expect("a matrix");
+                compression.grads[at]
+            }),
+        );
     };
     std::thread::scope(|scope| {
         threads::world(replicas)
@@ -119,7 +122,8 @@ fn gradients_are_those_of_pytorchs_hook() {
                 }
                 compression.run(&engine.params, &engine.scalars);
                 for number in [0, 3] {
-                    let (ours, theirs) = (read(engine, grads[number]), next(grads[number].numel()));
+                    let ours = read(engine, grads[number]);
+                    let theirs = next(grads[number].numel());
                     let apart: Vec<f32> = ours.iter().zip(theirs).map(|(a, b)| a - b).collect();
                     let off = norm(&apart) / norm(theirs);
                     let what = format!("{} of {size} replicas, rank {rank}", MATRICES[number]);

@@ -34,9 +34,15 @@ pub struct ReplicasDiverged {
 
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |rank: &usize| format!("{rank} ({})", self.grid.coord(*rank).name());
-        let list = |ranks: &[usize]| ranks.iter().map(name).collect::<Vec<_>>().join(", ");
-        let (diverged, majority) = (list(&self.diverged), list(&self.majority));
+        let list = |ranks: &[usize]| {
+            ranks
+                .iter()
+                .map(|rank| format!("{rank} ({})", self.grid.coord(*rank).name()))
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
+        let diverged = list(&self.diverged);
+        let majority = list(&self.majority);
         write!(f, "{} on rank {diverged} is not the same as on rank {majority}", self.tensor)
     }
 }
@@ -107,8 +113,9 @@ pub fn check(
         );
     }
     found.extend(compare(&**gradients, copies, &grid.group(*coord, GRADIENTS)));
-    let tied = params.whole_weights().filter(|(param, _)| param.spec.tied);
-    let tied = tied
+    let tied = params
+        .whole_weights()
+        .filter(|(param, _)| param.spec.tied)
         .map(|(param, at)| view(&param.name, MODEL, at))
         .collect();
     if let Some(ends) = Groups::embedding_ranks(grid, *coord) {
@@ -154,7 +161,9 @@ fn compare(
     if group.size() == 1 || views.is_empty() {
         return found;
     }
-    let (size, count, be) = (group.size(), views.len(), params.be);
+    let size = group.size();
+    let count = views.len();
+    let be = params.be;
     let grid = params.groups.grid;
     let tensors: Vec<Tensor> = views.iter().map(|view| view.at).collect();
     let gathered = digests.span(0, size * count);
@@ -170,7 +179,8 @@ fn compare(
             (0..size).partition(|member| own[*member] == most);
         if !diverged.is_empty() {
             let world = |members: Vec<usize>| members.into_iter().map(|i| ranks[i]).collect();
-            let (majority, diverged) = (world(majority), world(diverged));
+            let majority = world(majority);
+            let diverged = world(diverged);
             found.push(Divergence { tensor: view.name, majority, diverged, grid });
         }
     }
@@ -183,7 +193,8 @@ fn fail_on_all_ranks(
     found: Vec<Divergence>,
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
-    let (be, groups) = (params.be, &params.groups);
+    let be = params.be;
+    let groups = &params.groups;
     let mut any = if found.is_empty() { 0.0f32 } else { 1.0 };
     be.upload(bytemuck::bytes_of(&any), flag);
     groups.tensor.all_reduce(flag);

@@ -23,7 +23,8 @@ fn check_all(
 ) -> Vec<Result<(), ReplicasDiverged>> {
     let manifest = manifest(sets);
     let run = |world: World| {
-        let (rank, cpu) = (world.rank(), Cpu::new(Some(1)));
+        let rank = world.rank();
+        let cpu = Cpu::new(Some(1));
         let groups = Groups::new(&world, &manifest.topology);
         let engine = Engine::new(&cpu, groups, &manifest, true).unwrap();
         engine.init();
@@ -73,11 +74,11 @@ fn flip_model(engine: &Engine, name: &str) {
 /// Asserts that every rank fails, and that all ranks with findings report the same message.
 fn only(results: Vec<Result<(), ReplicasDiverged>>) -> String {
     let all: Vec<ReplicasDiverged> = results.into_iter().map(Result::unwrap_err).collect();
-    let lines = all
+    let mut lines: Vec<String> = all
         .iter()
         .filter(|d| !d.found.is_empty())
-        .map(|d| d.to_string());
-    let mut lines: Vec<String> = lines.collect();
+        .map(|d| d.to_string())
+        .collect();
     lines.dedup();
     assert_eq!(lines.len(), 1, "{lines:?}");
     lines.remove(0)
@@ -100,24 +101,22 @@ fn a_flipped_bit_in_a_replica_is_named() {
 
 #[test]
 fn a_flipped_bit_in_what_the_optimizer_keeps_is_named() {
-    let harm = |rank, engine: &Engine| {
+    let found = only(check_all(&["topology.data=2"], |rank, engine: &Engine| {
         if rank == 1 {
             flip(engine, kept(engine, "embed.position").get(SECOND), 5);
         }
-    };
-    let found = only(check_all(&["topology.data=2"], harm));
+    }));
     assert!(found.starts_with("embed.position (second moment) on rank 1 (TP0 PP0 DP1)"), "{found}");
 }
 
 #[test]
 fn a_flipped_bit_in_what_tensor_parallelism_repeats_is_named() {
     let sets = ["topology.tensor=2", "topology.pipeline=2", "topology.schedule=interleaved"];
-    let harm = |rank, engine: &Engine| {
+    let results = check_all(&sets, |rank, engine: &Engine| {
         if rank == 3 {
             flip_model(engine, "block.1.mlp.fc2.bias");
         }
-    };
-    let results = check_all(&sets, harm);
+    });
     assert!(results[0].as_ref().unwrap_err().found.is_empty(), "the other stage saw nothing");
     let line = "block.1.mlp.fc2.bias on rank 3 (TP1 PP1 DP0) is not the same as on rank 2 (TP0 \
                 PP1 DP0)";
@@ -134,14 +133,13 @@ fn a_flipped_bit_in_what_tensor_parallelism_repeats_is_named() {
 #[test]
 fn a_flipped_bit_in_a_tied_embedding_is_named() {
     let sets = ["topology.pipeline=4", "topology.data=2", "topology.zero=1"];
-    let harm = |rank, engine: &Engine| {
+    let results = check_all(&sets, |rank, engine: &Engine| {
         // Both replicas of the last stage change alike: only the first stage can detect it.
         if rank >= 6 {
             assert!(engine.store().layout.bucket(Module::TiedCopy).is_some());
             flip_model(engine, "embed.token");
         }
-    };
-    let results = check_all(&sets, harm);
+    });
     let lines: Vec<String> = results
         .into_iter()
         .map(|r| r.unwrap_err().to_string())
@@ -154,13 +152,12 @@ fn a_flipped_bit_in_a_tied_embedding_is_named() {
 #[test]
 fn the_shares_of_zero_3_are_compared_where_they_repeat() {
     let sets = ["topology.tensor=2", "topology.data=2", "topology.zero=3"];
-    let harm = |rank, engine: &Engine| {
+    let found = only(check_all(&sets, |rank, engine: &Engine| {
         if rank == 1 {
             let kept = kept(engine, "block.2.ln1.scale");
             assert_eq!(kept.part.start, 0, "the first replica has it");
             flip(engine, kept.get(MODEL), 0);
         }
-    };
-    let found = only(check_all(&sets, harm));
+    }));
     assert!(found.starts_with("block.2.ln1.scale on rank 1 (TP1 PP0 DP0)"), "{found}");
 }

@@ -128,7 +128,8 @@ impl Adafactor {
         let end = p.part.end.min(rows * param.cols);
         let first = p.part.start.min(end);
         let fused = spec.fused(&self.model);
-        let (whole, cols) = ([whole, spec.cols], param.cols);
+        let whole = [whole, spec.cols];
+        let cols = param.cols;
         MatrixPart { whole, rows, cols, first, len: end - first, fused }
     }
 
@@ -141,30 +142,36 @@ impl Adafactor {
     ) -> (Vec<Sums>, ScratchLayout) {
         let mut layout = ScratchLayout::default();
         let (second, means) = (base.first.total(), base.first.total() + base.second.total());
-        let place = |p: &ParamStates| {
-            let (param, spec) = (&p.param, &p.param.spec);
-            let count = spec.fused(&self.model).count();
-            let vector = spec.rows == 1;
-            let among = |split: bool| match (split, spec.tied) {
-                (true, false) => Among::Tensor,
-                (true, true) => Among::TensorTied,
-                (false, true) => Among::Tied,
-                (false, false) => Among::NoRanks,
-            };
-            let by_row = among(spec.split == TpSplit::Cols && !vector);
-            let by_col = among(spec.split == TpSplit::Rows);
-            let whole = among(spec.split != TpSplit::Whole);
-            let first = &mut layout.first;
-            let mut take = |among, len| scratch.span(first.take(among, len, &base.first), len);
-            let rows = (!vector).then(|| take(by_row, param.rows));
-            let cols = take(by_col, if vector { param.cols } else { count * param.cols });
-            let weight = take(whole, if self.scale_parameter { count } else { 0 });
-            let offset = second + layout.second.take(whole, count, &base.second);
-            let mean = scratch.span(means + layout.means, count);
-            layout.means += count;
-            Sums { rows, cols, weight, update: scratch.span(offset, count), mean }
-        };
-        (params.iter().map(place).collect(), layout)
+        (
+            params
+                .iter()
+                .map(|p| {
+                    let (param, spec) = (&p.param, &p.param.spec);
+                    let count = spec.fused(&self.model).count();
+                    let vector = spec.rows == 1;
+                    let among = |split: bool| match (split, spec.tied) {
+                        (true, false) => Among::Tensor,
+                        (true, true) => Among::TensorTied,
+                        (false, true) => Among::Tied,
+                        (false, false) => Among::NoRanks,
+                    };
+                    let by_row = among(spec.split == TpSplit::Cols && !vector);
+                    let by_col = among(spec.split == TpSplit::Rows);
+                    let whole = among(spec.split != TpSplit::Whole);
+                    let first = &mut layout.first;
+                    let mut take =
+                        |among, len| scratch.span(first.take(among, len, &base.first), len);
+                    let rows = (!vector).then(|| take(by_row, param.rows));
+                    let cols = take(by_col, if vector { param.cols } else { count * param.cols });
+                    let weight = take(whole, if self.scale_parameter { count } else { 0 });
+                    let offset = second + layout.second.take(whole, count, &base.second);
+                    let mean = scratch.span(means + layout.means, count);
+                    layout.means += count;
+                    Sums { rows, cols, weight, update: scratch.span(offset, count), mean }
+                })
+                .collect(),
+            layout,
+        )
     }
 
     fn scratch_layout(&self, params: &[ParamStates]) -> ScratchLayout {
@@ -206,7 +213,8 @@ impl OptimizerRule for Adafactor {
 
     fn update(&self, step: &Step, params: &[ParamStates]) {
         let rule = device::Adafactor { lr: step.lr, ..self.rule };
-        let (be, scalars) = (step.be, step.scalars);
+        let be = step.be;
+        let scalars = step.scalars;
         let layout = self.scratch_layout(params);
         let (sums, _) = self.lay_out(params, &layout, step.scratch);
         let part = |p: &ParamStates| self.part(p, step.at.groups.tensor.rank());
@@ -214,7 +222,8 @@ impl OptimizerRule for Adafactor {
         let counted = || with_sums().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
         be.run(op::Zero { x: step.scratch });
         for (p, part, sums) in counted() {
-            let (x, factor) = (p.grad.span(0, part.len), scalars.span(0, 1));
+            let x = p.grad.span(0, part.len);
+            let factor = scalars.span(0, 1);
             let rows = sums.rows.map(|rows| rows.span(0, part.rows).add());
             be.run(op::FactorSums { x, factor, part, rows, cols: sums.cols.add() });
         }
@@ -232,11 +241,13 @@ impl OptimizerRule for Adafactor {
             .all_reduce(step, step.scratch.span(0, layout.first.total()));
         for (p, part, sums) in with_sums() {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows));
-            let (cols, v) = (sums.cols, second_moment(p, &part, sums));
+            let cols = sums.cols;
+            let v = second_moment(p, &part, sums);
             be.run(op::MoveSecondMoment { scalars, part, rows, cols, v });
         }
         for (p, part, sums) in counted() {
-            let (grad, v) = (p.grad.span(0, part.len), second_moment(p, &part, sums));
+            let grad = p.grad.span(0, part.len);
+            let v = second_moment(p, &part, sums);
             let y = sums.update.add();
             be.run(op::AdafactorSquareSums { rule, scalars, grad, part, v, y });
         }
@@ -246,7 +257,8 @@ impl OptimizerRule for Adafactor {
                 .span(layout.first.total(), layout.second.total()),
         );
         let update = |i: usize, p: &ParamStates| {
-            let (part, sums) = (part(p), &sums[i]);
+            let part = part(p);
+            let sums = &sums[i];
             if part.len == 0 {
                 return;
             }

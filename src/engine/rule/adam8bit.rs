@@ -54,24 +54,25 @@ impl OptimizerRule for Adam8bit {
         let is_coded = |p: &&ParamStates| self.is_coded(&p.param.spec);
         self.adamw
             .update_all(step, params.iter().filter(|p| !is_coded(p)));
-        let update = |p: &ParamStates| {
-            let [m, v] = [FIRST, SECOND]
-                .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
-            step.be.run(op::Adam8bit {
-                rule: self.adamw.constants(step, p),
-                scalars: step.scalars,
-                grad: p.grad,
-                master: p.get(MASTER),
-                m,
-                v,
-                weight: p.get(MODEL),
-            });
-        };
         params
             .iter()
             .filter(is_coded)
             .filter(|p| !p.part.is_empty())
-            .for_each(update);
+            .for_each(|p| {
+                let [m, v] = [FIRST, SECOND].map(|moment| Coded {
+                    codes: p.get(moment.codes),
+                    scales: p.get(moment.scales),
+                });
+                step.be.run(op::Adam8bit {
+                    rule: self.adamw.constants(step, p),
+                    scalars: step.scalars,
+                    grad: p.grad,
+                    master: p.get(MASTER),
+                    m,
+                    v,
+                    weight: p.get(MODEL),
+                });
+            });
     }
 
     fn resumes_from(&self, rule: &str) -> bool {
@@ -126,10 +127,11 @@ train: {samples: 800}
     #[test]
     fn the_weights_that_are_cut_by_columns_are_those_of_the_check() {
         let specs = table(&manifest(&[]).model);
-        let cut = specs
+        let cut: Vec<(&str, usize)> = specs
             .iter()
-            .filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols);
-        let cut: Vec<(&str, usize)> = cut.map(|spec| (spec.name, spec.cols)).collect();
+            .filter(|s| s.is_block_matrix() && s.split == TpSplit::Cols)
+            .map(|spec| (spec.name, spec.cols))
+            .collect();
         assert_eq!(cut, [("attn.proj.weight", 128), ("mlp.fc2.weight", 512)]);
     }
 

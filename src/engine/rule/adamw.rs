@@ -32,12 +32,14 @@ impl AdamW {
 
     /// Updates the parameters of which this rank has a part.
     pub fn update_all<'a>(&self, step: &Step, params: impl Iterator<Item = &'a ParamStates>) {
-        let update = |p: &ParamStates| {
-            let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
-            let [weight, master, m, v] = names.map(|name| p.get(name));
-            AdamWUpdate { rule: self.constants(step, p), grad: p.grad, master, m, v, weight }
-        };
-        let updates: Vec<_> = params.filter(|p| !p.part.is_empty()).map(update).collect();
+        let updates: Vec<_> = params
+            .filter(|p| !p.part.is_empty())
+            .map(|p| {
+                let names = [MODEL, MASTER, FIRST.plain, SECOND.plain];
+                let [weight, master, m, v] = names.map(|name| p.get(name));
+                AdamWUpdate { rule: self.constants(step, p), grad: p.grad, master, m, v, weight }
+            })
+            .collect();
         step.be
             .run(op::AdamW { scalars: step.scalars, updates: &updates });
     }

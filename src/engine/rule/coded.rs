@@ -50,14 +50,16 @@ impl Moment {
 
     /// States of the moment that a checkpoint has.
     fn saved_states(&self, saved: SavedStates) -> Option<Vec<StateSpec>> {
-        let is_saved = |spec: &StateSpec| saved(spec.name) == Some((spec.dtype, spec.extent));
         let plain = vec![StateSpec::moment(self.plain)];
         let coded = match saved(self.scales) {
             Some((_, Extent::ColBlocks(block))) => self.coded_states(block).to_vec(),
             _ => Vec::new(),
         };
         let kinds = [plain, coded].into_iter().filter(|kind| !kind.is_empty());
-        kinds.into_iter().find(|kind| kind.iter().all(is_saved))
+        kinds.into_iter().find(|kind| {
+            kind.iter()
+                .all(|spec| saved(spec.name) == Some((spec.dtype, spec.extent)))
+        })
     }
 
     /// Decodes part of a parameter's moment from the bytes of saved states.
@@ -71,7 +73,8 @@ impl Moment {
         let [rows, cols] = part.size;
         let mut numbers = Vec::with_capacity(rows * cols);
         for (i, code) in codes.iter().enumerate() {
-            let (row, col) = (part.at[0] + i / cols, part.at[1] + i % cols);
+            let row = part.at[0] + i / cols;
+            let col = part.at[1] + i % cols;
             let scale = scales[scale_of.element(row, col / block)];
             let number = self.map.values[*code as usize] * scale;
             numbers.push(if self.root { number * number } else { number });
@@ -103,9 +106,11 @@ pub fn decoding_conversions(saved: SavedStates) -> Vec<(&'static str, Conversion
 /// Conversion to a state of one format, in blocks of `block` columns, from the other format. None
 /// if the checkpoint has this format, or neither.
 pub fn convert(state: &StateSpec, block: usize, saved: SavedStates) -> Option<Conversion> {
-    let has = |moment: &Moment| [moment.plain, moment.codes, moment.scales].contains(&state.name);
-    let moment = [FIRST, SECOND].into_iter().find(has)?;
-    let (from, state) = (moment.saved_states(saved)?, *state);
+    let moment = [FIRST, SECOND]
+        .into_iter()
+        .find(|moment| [moment.plain, moment.codes, moment.scales].contains(&state.name))?;
+    let from = moment.saved_states(saved)?;
+    let state = *state;
     let own = if state.name == moment.plain {
         vec![StateSpec::moment(moment.plain)]
     } else {

@@ -46,7 +46,8 @@ mod tests {
                 }
             }
             assert_eq!(seen, vec![1; costs.len()], "each piece once");
-            let (most, mean) = (busy.iter().max().unwrap(), 1008 / ranks as u64);
+            let most = busy.iter().max().unwrap();
+            let mean = 1008 / ranks as u64;
             assert!(*most <= mean + 30, "{ranks} ranks: {busy:?}");
         }
     }

@@ -16,7 +16,8 @@ pub fn states(settings: PowerSgd, tensor: usize) -> ExtraStates {
     Box::new(move |param| {
         let Some(rank) = rank(&settings, param, tensor) else { return Vec::new() };
         let shares = if param.split == TpSplit::Rows { tensor } else { 1 };
-        let (extent, init) = (Extent::LowRank { rank, shares }, Initial::Normal);
+        let extent = Extent::LowRank { rank, shares };
+        let init = Initial::Normal;
         let exchanged = |name| StateSpec { offloads: false, ..StateSpec::moment(name) };
         vec![
             StateSpec { extent: Extent::PerReplica, ..exchanged(ERROR) },

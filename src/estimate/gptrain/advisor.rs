@@ -67,7 +67,8 @@ impl Advisor<'_> {
     pub fn speed_ups(&self) -> Vec<Change> {
         let stages = dry_run::stages(self.manifest);
         let now = dry_run::seconds(&stages, self.setup);
-        let (mut found, mut too_large) = (Vec::new(), Vec::new());
+        let mut found = Vec::new();
+        let mut too_large = Vec::new();
         for proposal in self
             .accumulate(&stages)
             .into_iter()
@@ -78,12 +79,11 @@ impl Advisor<'_> {
                 None => too_large.push(proposal),
             }
         }
-        let saving = |m: &Manifest, setup: &Setup| -> Vec<Proposal> {
+        let pairs = self.pairs(too_large, |m: &Manifest, setup: &Setup| -> Vec<Proposal> {
             let mut proposals = smaller(m, setup);
             proposals.retain(|p| matches!(p.kind, ChangeKind::Adam8bit | ChangeKind::Offload));
             proposals
-        };
-        let pairs = self.pairs(too_large, saving);
+        });
         found.extend(pairs.into_iter().filter_map(|pair| self.fitting(pair)));
         found.extend(self.compress());
         found.retain(|change| change.seconds < (1.0 - GAIN) * now);
@@ -96,14 +96,16 @@ impl Advisor<'_> {
         first: Vec<Proposal>,
         second: impl Fn(&Manifest, &Setup) -> Vec<Proposal>,
     ) -> Vec<Proposal> {
-        let pairs_with = |one: Proposal| {
-            let Some((m, setup)) = self.changed(&one.sets) else { return Vec::new() };
-            second(&m, &setup)
-                .into_iter()
-                .map(|two| one.and(two))
-                .collect::<Vec<Proposal>>()
-        };
-        first.into_iter().flat_map(pairs_with).collect()
+        first
+            .into_iter()
+            .flat_map(|one| {
+                let Some((m, setup)) = self.changed(&one.sets) else { return Vec::new() };
+                second(&m, &setup)
+                    .into_iter()
+                    .map(|two| one.and(two))
+                    .collect::<Vec<Proposal>>()
+            })
+            .collect()
     }
 
     /// Manifest with these settings; None if it would be refused.
@@ -139,7 +141,8 @@ impl Advisor<'_> {
             .find(|(name, _)| *name == dry_run::SUMS)
             .map_or(0.0, |part| part.1);
         let large = sums >= SUMS * dry_run::seconds(stages, self.setup);
-        let (old, new) = (self.setup.global, TIMES * self.setup.global);
+        let old = self.setup.global;
+        let new = TIMES * self.setup.global;
         let what = format!("global batch {old} → {new}: {TIMES} × the tokens a sum");
         let set = format!("batch.global={new}");
         (large && self.manifest.batch.ramp_up.is_none())
@@ -151,10 +154,13 @@ impl Advisor<'_> {
         let none = self.manifest.topology.compression.is_none();
         let e = CompressionGain::new(self.manifest, self.setup).filter(|e| none && e.saves())?;
         let bandwidth = CompressionGain::bandwidth(self.setup);
-        let what =
-            format!("PowerSGD: pays below {:.0} Gb/s a rank, here {bandwidth:.0}", e.break_even);
         let set = "topology.compression=powersgd".to_string();
-        self.fitting(Proposal::new(ChangeKind::Compress, what, set, self.setup))
+        self.fitting(Proposal::new(
+            ChangeKind::Compress,
+            format!("PowerSGD: pays below {:.0} Gb/s a rank, here {bandwidth:.0}", e.break_even),
+            set,
+            self.setup,
+        ))
     }
 }
 
@@ -181,19 +187,17 @@ fn smaller(m: &Manifest, setup: &Setup) -> Vec<Proposal> {
 
 /// Changes that may be faster.
 fn faster(setup: &Setup) -> Vec<Proposal> {
-    let others = |zero: &&u8| **zero != setup.topology.zero && setup.topology.data > 1;
     let zeros = setup
         .program
         .zeros(setup.topology.pipeline)
         .iter()
-        .filter(others);
-    let shard = |zero: &u8| {
-        let set = format!("topology.zero={zero}");
-        Proposal::new(ChangeKind::Shard, format!("ZeRO-{zero}"), set, setup)
-    };
+        .filter(|zero| **zero != setup.topology.zero && setup.topology.data > 1);
     let proposals = propose_faster(setup).into_iter();
     proposals
         .filter(|proposal| !proposal.sets.is_empty())
-        .chain(zeros.map(shard))
+        .chain(zeros.map(|zero| {
+            let set = format!("topology.zero={zero}");
+            Proposal::new(ChangeKind::Shard, format!("ZeRO-{zero}"), set, setup)
+        }))
         .collect()
 }

@@ -162,54 +162,61 @@ impl<'a> Bounds<'a> {
 
     /// Memory of the rank that reserves most; None if the host has too little memory.
     fn bytes(&self, s: &Setup) -> Option<u64> {
-        let (kinds, passes) = (self.rank_kinds(s), self.passes(s));
+        let kinds = self.rank_kinds(s);
+        let passes = self.passes(s);
         let homes = homes(s).into_iter();
         let states: Vec<_> = homes.map(|home| self.states(s, home)).collect();
-        let rank_bytes = |kind: &RankKind| {
-            let more = kind.layers() as u64 - 1;
-            let kept = |bytes: fn(&States) -> u64| {
-                let needs = states.iter().map(|states| {
-                    let states = &states[kind.end() as usize];
-                    bytes(&states.one) + more * bytes(&states.more)
-                });
-                needs.min().expect("one home at least")
-            };
-            let chunk = |(layers, end): &(usize, End)| {
-                let passes = &passes[*end as usize];
-                passes.one.saved + (*layers as u64 - 1) * passes.more.saved
-            };
-            let saved = kind.chunks.iter().map(chunk).max().expect("a chunk");
-            let workspace = kind
-                .chunks
-                .iter()
-                .map(|(_, end)| passes[*end as usize].one.workspace)
-                .max();
-            let inputs = passes[kind.end() as usize].one.inputs;
-            let slots = self.micro_batches_held(s, kind.rank) as u64;
-            let device = kept(|s| s.device) + slots * saved + workspace.expect("a chunk") + inputs;
-            (kept(|s| s.host) <= self.limits.host_share(s.ranks()).0).then_some(device)
-        };
         kinds
             .iter()
-            .map(rank_bytes)
+            .map(|kind| {
+                let more = kind.layers() as u64 - 1;
+                let kept = |bytes: fn(&States) -> u64| {
+                    let needs = states.iter().map(|states| {
+                        let states = &states[kind.end() as usize];
+                        bytes(&states.one) + more * bytes(&states.more)
+                    });
+                    needs.min().expect("one home at least")
+                };
+                let chunk = |(layers, end): &(usize, End)| {
+                    let passes = &passes[*end as usize];
+                    passes.one.saved + (*layers as u64 - 1) * passes.more.saved
+                };
+                let saved = kind.chunks.iter().map(chunk).max().expect("a chunk");
+                let workspace = kind
+                    .chunks
+                    .iter()
+                    .map(|(_, end)| passes[*end as usize].one.workspace)
+                    .max();
+                let inputs = passes[kind.end() as usize].one.inputs;
+                let slots = self.micro_batches_held(s, kind.rank) as u64;
+                let device =
+                    kept(|s| s.device) + slots * saved + workspace.expect("a chunk") + inputs;
+                (kept(|s| s.host) <= self.limits.host_share(s.ranks()).0).then_some(device)
+            })
             .try_fold(0, |most, bytes| Some(bytes?.max(most)))
     }
 
     /// Lower bound of the seconds of the passes, which many more cuts have in common than the whole.
     pub fn passes_seconds(&self, s: &Setup) -> f64 {
-        let (kinds, passes, prices) = (self.rank_kinds(s), self.passes(s), Prices::new(s));
-        let micro = |kind: &RankKind| {
-            let (mut ops, mut sent) = (Tally::new(), 0.0);
-            for (layers, end) in &kind.chunks {
-                let (passes, more) = (&passes[*end as usize], (*layers - 1) as f64);
-                add(&mut ops, &passes.one.work.ops, 1.0);
-                add(&mut ops, &passes.more.work.ops, more);
-                sent += prices.messages(&passes.one.work.messages);
-                sent += more * prices.messages(&passes.more.work.messages);
-            }
-            prices.ops(&ops) + sent
-        };
-        let seconds: Vec<f64> = kinds.iter().map(micro).collect();
+        let kinds = self.rank_kinds(s);
+        let passes = self.passes(s);
+        let prices = Prices::new(s);
+        let seconds: Vec<f64> = kinds
+            .iter()
+            .map(|kind| {
+                let mut ops = Tally::new();
+                let mut sent = 0.0;
+                for (layers, end) in &kind.chunks {
+                    let passes = &passes[*end as usize];
+                    let more = (*layers - 1) as f64;
+                    add(&mut ops, &passes.one.work.ops, 1.0);
+                    add(&mut ops, &passes.more.work.ops, more);
+                    sent += prices.messages(&passes.one.work.messages);
+                    sent += more * prices.messages(&passes.more.work.messages);
+                }
+                prices.ops(&ops) + sent
+            })
+            .collect();
         let slowest = seconds.iter().copied().fold(0.0, f64::max);
         let sum: f64 = kinds
             .iter()
@@ -221,13 +228,19 @@ impl<'a> Bounds<'a> {
     }
 
     fn seconds(&self, s: &Setup) -> f64 {
-        let (kinds, prices) = (self.rank_kinds(s), Prices::new(s));
-        let once = |home: Arc<Vec<Layered<States>>>| {
-            let seconds = |kind: &RankKind| step_seconds(s, kind, &home, &prices);
-            kinds.iter().map(seconds).fold(f64::INFINITY, f64::min)
-        };
+        let kinds = self.rank_kinds(s);
+        let prices = Prices::new(s);
         let homes = homes(s).into_iter().map(|home| self.states(s, home));
-        self.passes_seconds(s) + (1.0 - 1e-9) * homes.map(once).fold(f64::INFINITY, f64::min)
+        self.passes_seconds(s)
+            + (1.0 - 1e-9)
+                * homes
+                    .map(|home| {
+                        kinds
+                            .iter()
+                            .map(|kind| step_seconds(s, kind, &home, &prices))
+                            .fold(f64::INFINITY, f64::min)
+                    })
+                    .fold(f64::INFINITY, f64::min)
     }
 
     /// Micro-batches whose activations a rank holds at once.
@@ -241,8 +254,11 @@ impl<'a> Bounds<'a> {
 
     fn rank_kinds(&self, s: &Setup) -> Arc<Vec<RankKind>> {
         let t = &s.topology;
-        let (tensor, pipeline, chunks) = (t.tensor, t.pipeline, t.chunks);
-        let (layers, split) = (s.model.layers, t.layer_split.clone());
+        let tensor = t.tensor;
+        let pipeline = t.pipeline;
+        let chunks = t.chunks;
+        let layers = s.model.layers;
+        let split = t.layer_split.clone();
         let key = PipeKey { layers, tensor, pipeline, chunks, recompute: t.recompute as u8, split };
         self.pipes.get(key, || Arc::new(rank_kinds(s)))
     }
@@ -297,15 +313,20 @@ impl<'a> Bounds<'a> {
             let two = counted(self.manifest, &kept, 2, micros);
             // Which rank has a whole matrix's states is not the same for every layer.
             let counts = s.moments != Moments::Muon;
-            let layered = |(one, two)| layered_states(one, two, counts);
-            Arc::new(one.into_iter().zip(two).map(layered).collect())
+            Arc::new(
+                one.into_iter()
+                    .zip(two)
+                    .map(|(one, two)| layered_states(one, two, counts))
+                    .collect(),
+            )
         })
     }
 }
 
 /// Seconds of the work of a rank and its host per step.
 fn step_seconds(s: &Setup, kind: &RankKind, states: &[Layered<States>], prices: &Prices) -> f64 {
-    let (states, more) = (&states[kind.end() as usize], (kind.layers() - 1) as f64);
+    let states = &states[kind.end() as usize];
+    let more = (kind.layers() - 1) as f64;
     let whole = |tally: fn(&Workload) -> &Tally| {
         let mut sum = tally(&states.one.work).clone();
         add(&mut sum, tally(&states.more.work), more);
@@ -359,7 +380,8 @@ fn layered_passes(
         inputs: row(&plan, "inputs"),
         work: Workload { messages: work.awaited(), ops: work.micro.ops, host: Tally::new() },
     };
-    let (one, mut two) = (passes(one), passes(two));
+    let one = passes(one);
+    let mut two = passes(two);
     two.saved = two.saved.saturating_sub(one.saved);
     two.work = two.work.minus(&one.work);
     Layered { one, more: two }
@@ -380,7 +402,8 @@ fn layered_states(
             Workload { ops: work.step.ops, host: passes(work.step.host), ..Workload::default() };
         States { device, host: plan.host_total().0, work }
     };
-    let (one, mut two) = (states(one), states(two));
+    let one = states(one);
+    let mut two = states(two);
     two.device = two.device.saturating_sub(one.device);
     two.host = two.host.saturating_sub(one.host);
     two.work = two.work.minus(&one.work);
@@ -409,7 +432,8 @@ fn add(all: &mut Tally, more: &Tally, times: f64) {
 }
 
 fn rank_kinds(s: &Setup) -> Vec<RankKind> {
-    let (cuts, ranks) = (engine::cuts(&s.model, &s.topology), s.topology.pipeline);
+    let cuts = engine::cuts(&s.model, &s.topology);
+    let ranks = s.topology.pipeline;
     let end = |stage: usize| match stage {
         0 => End::First,
         _ if stage + 1 == cuts.len() => End::Last,

@@ -7,7 +7,7 @@ use super::prices::Prices;
 use super::{drift, dry_run};
 use crate::hardware::{HOST_SHARE, Hardware, Link, Links, MEASURED, Shares};
 use crate::logs::Log;
-use crate::measured::{GroupSpeed, LATENCY_BYTES, Measured, RankSpeeds};
+use crate::measured::{LATENCY_BYTES, Measured};
 use crate::parts::{Part, PartSeconds, PartTable};
 use crate::setup::Setup;
 use base::Problems;
@@ -21,15 +21,20 @@ use std::collections::BTreeMap;
 pub fn learn(found: &Measured, name: &str, m: &Manifest, setup: Setup) -> Result<Setup, Problems> {
     let hw = setup.hardware;
     if let Some(other) = found.hardware.as_ref().filter(|other| **other != hw.name) {
-        let what = format!("was measured on {other}, and the plan is for {}", hw.name);
-        let remedy = format!("say --hardware {other}, or measure the other machine");
-        return Err(Problems::one(name, what, remedy));
+        return Err(Problems::one(
+            name,
+            format!("was measured on {other}, and the plan is for {}", hw.name),
+            format!("say --hardware {other}, or measure the other machine"),
+        ));
     }
     if found.precision != m.precision {
-        let (its, ours) = (found.precision.name(), m.precision.name());
-        let what = format!("was measured in {its}, and the plan is in {ours}");
-        let remedy = format!("gptrain bench MANIFEST --set precision={ours} --json");
-        return Err(Problems::one(name, what, remedy));
+        let its = found.precision.name();
+        let ours = m.precision.name();
+        return Err(Problems::one(
+            name,
+            format!("was measured in {its}, and the plan is in {ours}"),
+            format!("gptrain bench MANIFEST --set precision={ours} --json"),
+        ));
     }
     let products = found.ranks.iter().map(|rank| rank.block_tflops());
     let copies = found.ranks.iter().map(|rank| rank.device_copy_gb_s);
@@ -63,7 +68,9 @@ fn ops(found: &Measured, hw: &Hardware, shares: Shares) -> BTreeMap<String, f64>
     let plain = Hardware { ops: BTreeMap::new(), ..hw.clone() };
     let mut factors: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     for op in found.ranks.iter().flat_map(|rank| &rank.ops) {
-        let (calls, flops, bytes) = (op.calls, op.flops, op.bytes);
+        let calls = op.calls;
+        let flops = op.flops;
+        let bytes = op.bytes;
         let work = Work { calls, flops, bytes, flops_by_side: 0.0 };
         let planned = plain.seconds(&op.name, &work, shares);
         let seconds = op.seconds - calls * hw.launch_us * 1e-6;
@@ -97,8 +104,12 @@ fn host(found: &Measured) -> Option<f64> {
 
 /// GB/s between a device and its host, in the slower direction: the median rank.
 fn transfers(found: &Measured) -> Option<f64> {
-    let ways = |rank: &RankSpeeds| Some(rank.upload_gb_s?.min(rank.download_gb_s?));
-    let rate = median(found.ranks.iter().filter_map(ways));
+    let rate = median(
+        found
+            .ranks
+            .iter()
+            .filter_map(|rank| Some(rank.upload_gb_s?.min(rank.download_gb_s?))),
+    );
     rate.is_finite().then_some(rate)
 }
 
@@ -120,16 +131,19 @@ pub fn slowdown(
     }
     let mut planned: BTreeMap<usize, f64> = BTreeMap::new();
     let mut ratio = |(batch, seconds): &(usize, f64)| {
-        let seconds_of_step =
-            || dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() });
-        seconds / *planned.entry(*batch).or_insert_with(seconds_of_step)
+        seconds
+            / *planned.entry(*batch).or_insert_with(|| {
+                dry_run::seconds(&stages, &Setup { global: *batch, ..setup.clone() })
+            })
     };
     let ratios: Vec<f64> = log.steps.iter().map(&mut ratio).collect();
     let slowdown = median(ratios.iter().copied());
     if !(slowdown.is_finite() && slowdown > 0.0) {
-        let what = "its steps have no times above zero";
-        let remedy = "give the metrics.jsonl or the log of a run of this manifest";
-        return Err(Problems::one(name, what, remedy));
+        return Err(Problems::one(
+            name,
+            "its steps have no times above zero",
+            "give the metrics.jsonl or the log of a run of this manifest",
+        ));
     }
     let scatter = NORMAL * median(ratios.iter().map(|ratio| (ratio / slowdown - 1.0).abs()));
     let name = &setup.hardware.name;
@@ -211,23 +225,21 @@ pub fn line(found: &Measured, setup: &Setup) -> String {
 /// Link of the groups within a node, or across nodes: the median over groups and ops of the bus bandwidth
 /// at their largest size, and of the time of the smallest messages. None without measurements.
 fn link(found: &Measured, in_node: bool) -> Option<Link> {
-    let is_of_kind = |row: &&GroupSpeed| row.in_node == in_node;
-    let largest = |row: &&GroupSpeed| {
-        let same = |other: &&GroupSpeed| (&other.group, &other.op) == (&row.group, &row.op);
-        found
-            .groups
-            .iter()
-            .filter(same)
-            .all(|other| other.bytes <= row.bytes)
-    };
-    let rows = || found.groups.iter().filter(is_of_kind);
+    let rows = || found.groups.iter().filter(|row| row.in_node == in_node);
     let messages = rows().filter(|row| row.op == "send_recv" && row.bytes == LATENCY_BYTES);
     let latencies = messages.map(|row| 1e6 * row.seconds);
     let large = rows()
         .filter(|row| row.bytes > LATENCY_BYTES)
-        .filter(largest);
+        .filter(|row| {
+            found
+                .groups
+                .iter()
+                .filter(|other| (&other.group, &other.op) == (&row.group, &row.op))
+                .all(|other| other.bytes <= row.bytes)
+        });
     let bandwidths = large.map(|row| row.busbw_gb_s);
-    let (latency_us, gb_s) = (median(latencies), median(bandwidths));
+    let latency_us = median(latencies);
+    let gb_s = median(bandwidths);
     (latency_us.is_finite() && gb_s.is_finite()).then_some(Link { latency_us, gb_s })
 }
 
@@ -236,6 +248,8 @@ mod tests {
     use super::*;
     use crate::hardware;
     use crate::logs;
+    use crate::measured::GroupSpeed;
+    use crate::measured::RankSpeeds;
     use crate::measured::{FORMAT, Product};
     use crate::setup::Program;
     use serde_json::json;
@@ -395,7 +409,8 @@ train: {samples: 800}
     #[test]
     fn the_pace_of_a_run_shows_in_its_plan() {
         let m = planned(&["topology={tensor: 2, data: 2}"]);
-        let (stages, base) = (dry_run::stages(&m), setup(&m));
+        let stages = dry_run::stages(&m);
+        let base = setup(&m);
         let half = 2.0 * dry_run::seconds(&stages, &base);
         let line = |step: usize, sec: f64| {
             format!("{{\"step\":{step},\"global_batch\":32,\"sec\":{sec},\"lm_loss\":null}}\n")
@@ -422,7 +437,8 @@ train: {samples: 800}
     fn parts_of_a_grid_show_in_its_plan() {
         let m = planned(&["topology={tensor: 2, pipeline: 2, data: 2}", "batch.global=64"]);
         let gpu = hardware::find("h100-80g", "test").unwrap();
-        let (stages, base) = (dry_run::stages(&m), Setup::new(&m, Program::Gptrain, gpu));
+        let stages = dry_run::stages(&m);
+        let base = Setup::new(&m, Program::Gptrain, gpu);
         let before = drift::by_part(&stages, &base, 0);
         let mut measured = before;
         measured[Part::Products as usize] *= 2.0;

@@ -75,7 +75,8 @@ fn break_even(plain: &[dry_run::Stage], compressed: &[dry_run::Stage], s: &Setup
             [plain, compressed].map(|stages| dry_run::seconds_with_prices(stages, s, &prices));
         ours < plain
     };
-    let (mut low, mut high) = (-20.0, 20.0); // powers of two
+    let mut low = -20.0;
+    let mut high = 20.0; // powers of two
     for _ in 0..HALVINGS {
         let middle: f64 = (low + high) / 2.0;
         *(if pays(middle.exp2()) { &mut low } else { &mut high }) = middle;

@@ -61,16 +61,15 @@ pub fn list(m: &Manifest, base: &Setup, ramp: Ramp, devices: usize, extras: Extr
         for (chunks, layer_split) in pipelines(&base) {
             // Interleaving takes micro-batches in groups of one a stage.
             let group = if chunks > 1 { pipeline } else { 1 };
-            let divide = |micro: &&usize| {
-                ramp.sizes()
-                    .all(|size| size.is_multiple_of(**micro * data * group))
-            };
             let mut base = base.clone();
             let t = &mut base.topology;
             t.schedule = if chunks > 1 { Schedule::Interleaved } else { Schedule::OneFOneB };
             (t.chunks, t.layer_split) = (chunks, layer_split);
             let recomputes = recomputes(&base);
-            for micro in micros.iter().filter(divide) {
+            for micro in micros.iter().filter(|micro| {
+                ramp.sizes()
+                    .all(|size| size.is_multiple_of(**micro * data * group))
+            }) {
                 let plain = memory_savings(&Setup { micro: *micro, ..base.clone() }, &recomputes);
                 cuts.extend(plain.into_iter().flat_map(|cut| with_extras(cut, extras)));
             }
@@ -82,18 +81,20 @@ pub fn list(m: &Manifest, base: &Setup, ramp: Ramp, devices: usize, extras: Extr
 
 /// Chunks of layers a stage, and the rules by which layers can be dealt to them.
 fn pipelines(s: &Setup) -> Vec<(usize, LayerSplit)> {
-    let (layers, stages) = (s.model.layers, s.topology.pipeline);
+    let layers = s.model.layers;
+    let stages = s.topology.pipeline;
     let chunks = [1]
         .iter()
         .chain(s.program.chunks())
         .filter(|chunks| **chunks == 1 || stages > 1);
-    let rules = |chunks: &usize| {
-        let chunks = *chunks;
-        rules(layers, stages * chunks)
-            .into_iter()
-            .map(move |rule| (chunks, rule))
-    };
-    chunks.flat_map(rules).collect()
+    chunks
+        .flat_map(|chunks| {
+            let chunks = *chunks;
+            rules(layers, stages * chunks)
+                .into_iter()
+                .map(move |rule| (chunks, rule))
+        })
+        .collect()
 }
 
 /// The rules that can deal layers to so many parts.
@@ -135,8 +136,10 @@ fn is_repeated(s: &Setup) -> bool {
 fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
     let mut cuts = vec![cut];
     if extras.adam8bit {
-        let in_8_bits = cuts.iter().filter(|s| s.moments == Moments::Adam);
-        let in_8_bits = in_8_bits.map(|s| Setup { moments: Moments::Adam8bit, ..s.clone() });
+        let in_8_bits = cuts
+            .iter()
+            .filter(|s| s.moments == Moments::Adam)
+            .map(|s| Setup { moments: Moments::Adam8bit, ..s.clone() });
         cuts.extend(in_8_bits.collect::<Vec<_>>());
     }
     if extras.offload {
@@ -158,11 +161,14 @@ fn with_extras(cut: Setup, extras: Extras) -> Vec<Setup> {
         let compressed = cuts
             .iter()
             .filter(|s| s.topology.data > 1 && s.topology.compression.is_none());
-        let low = |s: &Setup| {
-            s.clone()
-                .with_topology(|t| t.compression = Some(PowerSgd::default()))
-        };
-        cuts.extend(compressed.map(low).collect::<Vec<_>>());
+        cuts.extend(
+            compressed
+                .map(|s| {
+                    s.clone()
+                        .with_topology(|t| t.compression = Some(PowerSgd::default()))
+                })
+                .collect::<Vec<_>>(),
+        );
     }
     cuts
 }

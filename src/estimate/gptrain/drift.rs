@@ -52,7 +52,8 @@ pub fn compare(
     } else {
         format!("memory: {reserved} (planned {memory_plan}: please report this as a bug)")
     };
-    let (seconds_here, planned_here) = (Seconds(first.seconds), Seconds(planned));
+    let seconds_here = Seconds(first.seconds);
+    let planned_here = Seconds(planned);
     let mut line =
         format!("{memory}; a step took {seconds_here} (planned {planned_here} on {})", hw.name);
     let off = first.seconds / planned;

@@ -121,7 +121,8 @@ impl Work {
             let once = hidden - self.micros * micro;
             [micro, once.min(sent - self.micros * sent_by_micro)]
         };
-        let (all, messages) = (part(&|hidden| hidden.all), part(&|hidden| hidden.messages));
+        let all = part(&|hidden| hidden.all);
+        let messages = part(&|hidden| hidden.messages);
         let rows: [[f64; 2]; TRAFFIC.len()] =
             std::array::from_fn(|row| part(&|hidden| hidden.rows[row]));
         [0, 1].map(|i| Overlap { all: all[i], messages: messages[i], rows: rows.map(|row| row[i]) })
@@ -229,10 +230,10 @@ pub fn place_gradients(m: &Manifest, limits: MemoryLimits) -> Manifest {
 pub fn stages_within(m: &Manifest, limits: MemoryLimits) -> Option<Vec<Stage>> {
     let m = &place_gradients(m, limits);
     let alike = first_alike_stages(m);
-    let distinct = memory_within(m, &alike, limits)?;
-    let with_work =
-        |(stage, needs): (usize, StageMemory)| (stage, needs.with_work(count_work(m, stage)));
-    let distinct: BTreeMap<usize, Stage> = distinct.into_iter().map(with_work).collect();
+    let distinct: BTreeMap<usize, Stage> = memory_within(m, &alike, limits)?
+        .into_iter()
+        .map(|(stage, needs)| (stage, needs.with_work(count_work(m, stage))))
+        .collect();
     Some(alike.iter().map(|first| distinct[first].clone()).collect())
 }
 
@@ -260,7 +261,8 @@ fn memory_within(
 /// For each stage, the first that has the same layers and the same ends: both do the same work, and
 /// the earlier holds at least as many micro-batches.
 fn first_alike_stages(m: &Manifest) -> Vec<usize> {
-    let (cuts, ranks) = (engine::cuts(&m.model, &m.topology), m.topology.pipeline);
+    let cuts = engine::cuts(&m.model, &m.topology);
+    let ranks = m.topology.pipeline;
     let chunk = |stage: usize| {
         let kinds = cuts[stage]
             .clone()
@@ -275,13 +277,15 @@ fn first_alike_stages(m: &Manifest) -> Vec<usize> {
             .collect::<Vec<_>>()
     };
     let kinds: Vec<_> = (0..ranks).map(kind).collect();
-    let first = |kind| {
-        kinds
-            .iter()
-            .position(|other| other == kind)
-            .expect("itself at least")
-    };
-    kinds.iter().map(first).collect()
+    kinds
+        .iter()
+        .map(|kind| {
+            kinds
+                .iter()
+                .position(|other| other == kind)
+                .expect("itself at least")
+        })
+        .collect()
 }
 
 /// A stage before its work is counted.
@@ -335,8 +339,8 @@ fn count_work(m: &Manifest, stage: usize) -> Work {
     let m = &Manifest { batch, train, ..m.clone() };
     let device = Rc::new(device(m));
     let journal = Journal::for_device(&device);
-    let engine = Engine::new(&*device, groups(m, stage, &journal), m, m.data.causal());
-    let engine = engine.expect("a dry device is never full");
+    let engine = Engine::new(&*device, groups(m, stage, &journal), m, m.data.causal())
+        .expect("a dry device is never full");
     engine.set_steps(u64::MAX / 2); // whatever a run begins with is over
     let step = |micros| {
         engine
@@ -347,7 +351,8 @@ fn count_work(m: &Manifest, stage: usize) -> Work {
     let count = |micros: usize| {
         drop((journal.take(), device.host_device().take()));
         step(micros);
-        let (host, events) = (device.host_device().take(), journal.take());
+        let host = device.host_device().take();
+        let events = journal.take();
         (Workload { ops: dry::ops(&events), host, messages: dry::volume(&events) }, events.into())
     };
     let (once, few) = count(fewest);
@@ -403,9 +408,8 @@ fn parts_with_prices(stages: &[Stage], s: &Setup, prices: &Prices) -> Vec<(&'sta
 }
 
 fn slowest(each: &[f64]) -> usize {
-    let slower = |a: &usize, b: &usize| each[*a].total_cmp(&each[*b]);
     (0..each.len())
-        .max_by(slower)
+        .max_by(|a, b| each[*a].total_cmp(&each[*b]))
         .expect("a pipeline has a stage")
 }
 
@@ -474,8 +478,9 @@ pub fn host_seconds(work: &Tally, s: &Setup) -> f64 {
     let passes = work.iter().filter(|(name, _)| !COPIES.contains(name));
     let bytes: f64 = passes.map(|(_, work)| work.bytes).sum();
     let passes = bytes * ranks / (hw.host_gb_s * 1e9 * HOST_SHARE) * hw.slowdown;
-    let copies = COPIES.map(|name| work.get(name).map_or(0.0, |work| work.bytes));
-    let copies = copies.map(|bytes| bytes / (hw.link_gb_s * 1e9) * hw.slowdown);
+    let copies = COPIES
+        .map(|name| work.get(name).map_or(0.0, |work| work.bytes))
+        .map(|bytes| bytes / (hw.link_gb_s * 1e9) * hw.slowdown);
     copies.into_iter().fold(passes, f64::max)
 }
 

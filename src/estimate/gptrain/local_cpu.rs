@@ -101,8 +101,8 @@ impl Timings {
             .for_each(|tries| tries.sort_by(f64::total_cmp));
         let spread = seconds
             .iter()
-            .map(|tries| tries[tries.len() / 2] / tries[0]);
-        let spread = spread.fold(1.0, f64::max);
+            .map(|tries| tries[tries.len() / 2] / tries[0])
+            .fold(1.0, f64::max);
         let busy = pauses.iter().map(|pause| pause.busy).sum::<f64>() / pauses.len() as f64;
         let busy = Busy { busy, processors: pauses[0].processors };
         Timings { best: seconds.each_ref().map(|tries| tries[0]), spread, busy }
@@ -193,8 +193,12 @@ fn readings_of_a_busy_machine_widen_the_bar_and_are_noted() {
     let even = [1.1, 1.0, 1.0, 1.1, 1.0, 1.0, 1.1, 1.0]
         .map(|times| times * copy)
         .to_vec();
-    let pause = |busy: &f64| Busy { busy: *busy, processors: 4.0 };
-    let readings = |busy: [f64; 2]| busy.repeat(4).iter().map(pause).collect::<Vec<Busy>>();
+    let readings = |busy: [f64; 2]| {
+        busy.repeat(4)
+            .iter()
+            .map(|busy| Busy { busy: *busy, processors: 4.0 })
+            .collect::<Vec<Busy>>()
+    };
     let row =
         |busy| Timings::new([slow.clone(), even.clone()], &readings(busy)).row(cpu, DType::BF16);
     let near =

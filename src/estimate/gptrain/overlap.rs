@@ -83,7 +83,8 @@ struct Message {
 impl Clock {
     /// Seconds of asynchronous messages, minus the waits for their ends.
     fn play(&mut self, step: &[TimedEvent]) -> Overlap {
-        let (before, mut overlap) = (self.messages.len() as i64, Overlap::default());
+        let before = self.messages.len() as i64;
+        let mut overlap = Overlap::default();
         for event in step {
             match *event {
                 TimedEvent::Compute(seconds) => self.now += seconds,

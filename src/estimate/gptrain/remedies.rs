@@ -1,7 +1,7 @@
 //! Remedies in words if gptrain cannot reserve its memory: small changes of the manifest, or another
 //! topology, each checked by a dry run.
 
-use super::advisor::{Advisor, Change};
+use super::advisor::Advisor;
 use super::dry_run::MemoryLimits;
 use crate::change::set_flags;
 use crate::hardware::Hardware;
@@ -14,17 +14,17 @@ const NAMED: usize = 5;
 
 /// Changes with which a rank reserves at most `limits`: small ones; else another topology.
 pub fn advice(loaded: &Loaded, limits: MemoryLimits, hw: &'static Hardware) -> String {
-    let (effective, manifest) = (&*loaded.effective, &loaded.manifest);
+    let effective = &*loaded.effective;
+    let manifest = &loaded.manifest;
     let setup = &Setup::new(manifest, Program::Gptrain, hw);
     let small = Advisor { effective, manifest, setup, limits }.remedies();
     if small.is_empty() {
         return another_topology(manifest, setup, limits);
     }
-    let step = |change: &Change| format!("{} ({})", set_flags(&change.sets), change.bytes);
     small
         .iter()
         .take(NAMED)
-        .map(step)
+        .map(|change| format!("{} ({})", set_flags(&change.sets), change.bytes))
         .collect::<Vec<_>>()
         .join("\n      or ")
 }
@@ -54,6 +54,7 @@ pub fn same_devices(m: &Manifest, setup: &Setup, limits: MemoryLimits) -> Option
 
 fn search<'a>(m: &'a Manifest, setup: &'a Setup, limits: MemoryLimits) -> Search<'a> {
     let planner = Planner::own(m, limits);
-    let (ramp, samples) = (m.batch.ramp(), m.train.samples);
+    let ramp = m.batch.ramp();
+    let samples = m.train.samples;
     Search::new(planner, setup, ramp, samples, Extras::default())
 }

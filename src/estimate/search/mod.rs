@@ -239,8 +239,10 @@ impl<'a> Search<'a> {
             if group[0].1 > slowest(&best) {
                 break;
             }
-            let bounded = group.par_iter().with_max_len(1);
-            let bounded = bounded.filter_map(|(i, _)| Some((*i, self.bound(&cuts[*i])?.seconds)));
+            let bounded = group
+                .par_iter()
+                .with_max_len(1)
+                .filter_map(|(i, _)| Some((*i, self.bound(&cuts[*i])?.seconds)));
             for some in sorted(bounded.collect()).chunks(4 * rayon::current_num_threads()) {
                 if some[0].1 > slowest(&best) {
                     break;
@@ -290,14 +292,13 @@ impl<'a> Search<'a> {
             let saves = t.recompute != Recompute::Full;
             (s.micro, saves, !t.sequence_parallel, u8::MAX - t.zero, t.chunks)
         });
-        let may = |cut: &&Setup| {
-            self.bounds
-                .as_ref()
-                .is_none_or(|bounds| bounds.may_fit(cut))
-        };
         cuts.par_iter()
             .with_max_len(1)
-            .filter(may)
+            .filter(|cut| {
+                self.bounds
+                    .as_ref()
+                    .is_none_or(|bounds| bounds.may_fit(cut))
+            })
             .any(|cut| self.planner.fits(cut))
     }
 

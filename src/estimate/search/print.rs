@@ -13,7 +13,8 @@ use std::fmt::Write;
 
 /// The fewest devices.
 pub fn fewest(m: &Manifest, found: &Candidate) -> (String, Value) {
-    let (s, name) = (&found.setup, &m.name);
+    let s = &found.setup;
+    let name = &m.name;
     let text = format!(
         "{name}: at least {} × {}: {:.1} GiB a device, {}\n  {}\n  {}\n",
         s.ranks(),
@@ -75,18 +76,17 @@ pub fn ranking(
     objective: &str,
     terms: &Terms,
 ) -> (String, Value) {
-    let by_hours =
-        |a: &&Planned, b: &&Planned| a.days.device_hours().total_cmp(&b.days.device_hours());
     let chosen = match objective {
         "days" => &found.best[0],
         _ => found
             .pareto
             .iter()
-            .min_by(by_hours)
+            .min_by(|a, b| a.days.device_hours().total_cmp(&b.days.device_hours()))
             .unwrap_or(&found.best[0]),
     };
     let (chosen, over) = within_budget(found, chosen, terms);
-    let (best, setup) = (&chosen.candidate, &chosen.candidate.setup);
+    let best = &chosen.candidate;
+    let setup = &chosen.candidate.setup;
     let duration = terms.calendar_seconds(&chosen.days);
     let mut text = format!(
         "best by {objective}{over}: {} × {}, {}, {}{}\n  {}\n",
@@ -153,7 +153,8 @@ fn within_budget<'a>(
     terms: &Terms,
 ) -> (&'a Planned, String) {
     let Some(budget) = terms.budget else { return (chosen, String::new()) };
-    let (paid, limit) = (|p: &&Planned| terms.cost(&p.days) <= budget, terms.money(budget));
+    let paid = |p: &&Planned| terms.cost(&p.days) <= budget;
+    let limit = terms.money(budget);
     let plans = std::iter::once(chosen)
         .chain(&found.best)
         .chain(&found.pareto);
@@ -202,7 +203,8 @@ fn line(cells: &[String; COLUMNS.len()]) -> String {
 }
 
 fn row(p: &Planned, terms: &Terms) -> [String; COLUMNS.len()] {
-    let (c, s) = (&p.candidate, &p.candidate.setup);
+    let c = &p.candidate;
+    let s = &p.candidate.setup;
     let t = &s.topology;
     let hours = terms.device_hours(&p.days);
     let tflops = s.flops().1 / (c.seconds * s.ranks() as f64 * 1e12);
@@ -322,7 +324,8 @@ pub fn sized_sets(m: &Manifest, s: &Setup) -> Vec<String> {
 }
 
 fn cut_json(m: &Manifest, c: &Candidate) -> Value {
-    let (s, t) = (&c.setup, &c.setup.topology);
+    let s = &c.setup;
+    let t = &c.setup.topology;
     json!({
         "tensor": t.tensor, "pipeline": t.pipeline, "data": t.data, "micro_batch": s.micro,
         "zero": t.zero, "recompute": t.recompute.name(), "set": flags_json(&sets(m, s)),

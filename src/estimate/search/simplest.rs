@@ -60,11 +60,12 @@ impl Search<'_> {
                     .iter()
                     .take_while(|planned| equal.includes(planned))
                     .enumerate();
-                let simplest = ours.min_by_key(|(_, planned)| {
-                    let Planned { candidate, .. } = planned;
-                    (!equal.leaves_room(candidate), splits(&candidate.setup))
-                });
-                let simplest = simplest.map_or(0, |(place, _)| place);
+                let simplest = ours
+                    .min_by_key(|(_, planned)| {
+                        let Planned { candidate, .. } = planned;
+                        (!equal.leaves_room(candidate), splits(&candidate.setup))
+                    })
+                    .map_or(0, |(place, _)| place);
                 best[..=simplest].rotate_right(1);
             }
         }

@@ -14,7 +14,8 @@ impl Search<'_> {
             .rev()
             .filter(|unit| devices.is_multiple_of(*unit))
             .collect();
-        let (mut found, mut misses) = (None, 0);
+        let mut found = None;
+        let mut misses = 0;
         for width in 1..=512 {
             // Models of one width share the dry runs of their layers.
             let search = self.with_new_bounds();

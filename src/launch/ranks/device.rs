@@ -60,8 +60,11 @@ impl Device {
         };
         let Some(ordinal) = ordinal else {
             if m.precision == Precision::Tf32 {
-                let what = "precision is tf32, and the device is the CPU, which cannot";
-                return Err(Problems::one(m.name.as_str(), what, "--set precision=f32"));
+                return Err(Problems::one(
+                    m.name.as_str(),
+                    "precision is tf32, and the device is the CPU, which cannot",
+                    "--set precision=f32",
+                ));
             }
             return Cpu::open(threads).map(Device::Cpu);
         };
@@ -170,9 +173,11 @@ impl Device {
 /// if the run uses several communicators at once and NCCL does not order their launches.
 fn check_order(nccl: &Nccl, first: bool, m: &Manifest) -> Result<(), Problems> {
     if nccl.is_serial() && engine::messages_overlap(&m.topology) {
-        let what = format!("{SERIAL}=1 runs all on one stream, where messages cannot overlap");
-        let remedy = format!("--set topology.overlap_p2p=false, or unset {SERIAL}");
-        return Err(Problems::one("topology.overlap_p2p", what, remedy));
+        return Err(Problems::one(
+            "topology.overlap_p2p",
+            format!("{SERIAL}=1 runs all on one stream, where messages cannot overlap"),
+            format!("--set topology.overlap_p2p=false, or unset {SERIAL}"),
+        ));
     }
     let overlap = first && engine::groups_overlap(&m.topology);
     if let Some(line) = overlap.then(|| nccl.order_warning()).flatten() {
@@ -234,11 +239,14 @@ fn ordinal(m: &Manifest, local: LocalRank, count: usize) -> Result<usize, Proble
                 Ok(value) => format!("CUDA_VISIBLE_DEVICES={value}"),
                 Err(_) => "CUDA_VISIBLE_DEVICES is not set".to_string(),
             };
-            let what = format!(
-                "{local_world} ranks are to have a GPU each on this node, and the driver shows \
-                 {count} ({visible}): there is none for the rank with local number {local_rank}"
-            );
-            Err(Problems::one("train.device: cuda", what, too_few_remedy(count)))
+            Err(Problems::one(
+                "train.device: cuda",
+                format!(
+                    "{local_world} ranks are to have a GPU each on this node, and the driver shows \
+                     {count} ({visible}): there is none for the rank with local number {local_rank}"
+                ),
+                too_few_remedy(count),
+            ))
         }
     }
 }
@@ -273,7 +281,8 @@ pub fn gpu_for_each_rank(m: &Manifest) -> bool {
 /// Adds the rank's name to the problems, if there are several ranks.
 pub fn name_rank(rank: &Rank, node: &str, mut problems: Problems) -> Problems {
     if rank.grid.size() > 1 {
-        let (number, coord) = (rank.number(), rank.coord.name());
+        let number = rank.number();
+        let coord = rank.coord.name();
         for problem in &mut problems.list {
             problem.place = format!("rank {number} (node {node}, {coord}): {}", problem.place);
         }
@@ -299,7 +308,8 @@ type NodeGpu = (String, Option<Identity>);
 /// Error that names the minority if some ranks have a GPU and others the CPU.
 fn check_kinds(all: &[NodeGpu]) -> Result<(), Problems> {
     let ranks = |gpu: bool| (0..all.len()).filter(move |rank| all[*rank].1.is_some() == gpu);
-    let (gpus, cpus) = (ranks(true).count(), ranks(false).count());
+    let gpus = ranks(true).count();
+    let cpus = ranks(false).count();
     if gpus == 0 || cpus == 0 {
         return Ok(());
     }
@@ -310,9 +320,11 @@ fn check_kinds(all: &[NodeGpu]) -> Result<(), Problems> {
     } else {
         ("found no GPU for itself", "on GPUs")
     };
-    let what = format!("{} {has}; the other ranks compute {have}", list(&named_ranks));
-    let remedy = "--set train.device=cuda, which says what is missing there, or =cpu";
-    Err(Problems::one("train.device: auto", what, remedy))
+    Err(Problems::one(
+        "train.device: auto",
+        format!("{} {has}; the other ranks compute {have}", list(&named_ranks)),
+        "--set train.device=cuda, which says what is missing there, or =cpu",
+    ))
 }
 
 fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
@@ -330,14 +342,17 @@ fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
             continue;
         }
         let ranks: Vec<String> = with.iter().map(|rank| format!("rank {rank}")).collect();
-        let what = format!(
-            "{} share one GPU of node {}, {} {}: NCCL wants one for each",
-            list(&ranks),
-            found.0,
-            gpu.name,
-            gpu
+        problems.add(
+            "train.device: cuda",
+            format!(
+                "{} share one GPU of node {}, {} {}: NCCL wants one for each",
+                list(&ranks),
+                found.0,
+                gpu.name,
+                gpu
+            ),
+            too_few_remedy(gpu.shown),
         );
-        problems.add("train.device: cuda", what, too_few_remedy(gpu.shown));
     }
     problems.or(())
 }

@@ -61,10 +61,11 @@ fn are_processes() -> Result<bool, Problems> {
     match std::env::var(RANKS).ok().as_deref() {
         None | Some("" | "processes") => Ok(true),
         Some("threads") => Ok(false),
-        Some(other) => {
-            let remedy = "set it to processes or threads, or unset it";
-            Err(Problems::one(RANKS, format!("{other:?} is not a way to start ranks"), remedy))
-        }
+        Some(other) => Err(Problems::one(
+            RANKS,
+            format!("{other:?} is not a way to start ranks"),
+            "set it to processes or threads, or unset it",
+        )),
     }
 }
 
@@ -178,11 +179,14 @@ impl LocalProcess {
         let started = command.spawn();
         let mut child = started.with_context(|| format!("cannot start rank {}", place.rank))?;
         let last_line = Arc::<Mutex<String>>::default();
-        let forward = |stderr| {
-            let last = last_line.clone();
-            base::threads::spawn("stderr", move || forward_lines(BufReader::new(stderr), &last))
-        };
-        let reader = child.stderr.take().map(forward).transpose()?;
+        let reader = child
+            .stderr
+            .take()
+            .map(|stderr| {
+                let last = last_line.clone();
+                base::threads::spawn("stderr", move || forward_lines(BufReader::new(stderr), &last))
+            })
+            .transpose()?;
         Ok(LocalProcess { child, reader, last_line, ended: None, killed: false })
     }
 

@@ -72,7 +72,8 @@ pub fn supervise(loaded: &Loaded, newest: &dyn Fn() -> u64) -> Result<bool> {
     let first = EpochPlan::first(m, newest());
     let plan = if tasks == 1 { EpochPlan { members: vec![0], ..first } } else { first };
     let signals = Signals::listen()?;
-    let (storage, epoch) = (Storage::for_run(m), 0);
+    let storage = Storage::for_run(m);
+    let epoch = 0;
     let mut supervisor =
         Supervisor { m, newest, launcher, rendezvous, storage, signals, plan, epoch };
     let ended = supervisor.run();
@@ -171,7 +172,8 @@ impl Supervisor<'_> {
             .command(rank)?
             .spawn()
             .context("cannot start the rank's process")?;
-        let (mut polled, mut grace) = (Moment::now(), None::<Deadline>);
+        let mut polled = Moment::now();
+        let mut grace = None::<Deadline>;
         let status = loop {
             if let Some(status) = child.try_wait()? {
                 break status;
@@ -229,13 +231,6 @@ impl Supervisor<'_> {
         let m = self.m;
         let host = base::hostname();
         let mine = Arrival { task: self.rendezvous.task, host, code };
-        let decide = |arrivals: &[Arrival]| {
-            let next = match self.rendezvous.tasks {
-                1 => self.plan.next_alone(m, arrivals, (self.newest)()),
-                _ => self.plan.next(m, arrivals, (self.newest)()),
-            };
-            EpochPlan { by: self.rendezvous.task, ..next }
-        };
         let wait = Duration::from_secs_f64(m.restart.wait_s);
         let members = &self.plan.members;
         // Waits for a full disk, as ranks do; a signal cancels the wait.
@@ -244,12 +239,19 @@ impl Supervisor<'_> {
                 return Ok(None);
             }
             self.rendezvous
-                .join(self.epoch, &mine, members, wait, decide)
+                .join(self.epoch, &mine, members, wait, |arrivals: &[Arrival]| {
+                    let next = match self.rendezvous.tasks {
+                        1 => self.plan.next_alone(m, arrivals, (self.newest)()),
+                        _ => self.plan.next(m, arrivals, (self.newest)()),
+                    };
+                    EpochPlan { by: self.rendezvous.task, ..next }
+                })
         })?;
         let Some(plan) = agreed else { return Ok(false) };
         self.plan = plan;
         if self.plan.by == self.rendezvous.task && self.plan.end.is_none() {
-            let (tried, max) = (self.plan.tried, m.restart.max);
+            let tried = self.plan.tried;
+            let max = m.restart.max;
             let line = format!("restart {} ({tried} of {max}): {}", self.epoch, self.plan.why);
             tracing::warn!("{line}");
             alerts::call(m, &events::add(&m.log.folder, Kind::Restart, &line));

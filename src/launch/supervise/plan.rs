@@ -53,7 +53,8 @@ impl EpochPlan {
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
             return Some(EpochPlan { end: Some(1), why: String::new(), ..self.clone() });
         }
-        let (tried, max) = (self.tried(step), m.restart.max);
+        let tried = self.tried(step);
+        let max = m.restart.max;
         let times = if tried == 1 { "1 restart".into() } else { format!("{tried} restarts") };
         let why = format!(
             "no further restart: {times} from the checkpoint of step {step} brought no newer one \
@@ -76,8 +77,10 @@ impl EpochPlan {
         }
         let tasks: Vec<usize> = arrivals.iter().map(|arrival| arrival.task).collect();
         let replica = m.topology.tensor * m.topology.pipeline;
-        let fits = |data: &usize| replica * data <= tasks.len() && divides(m, *data);
-        let Some(data) = (1..=m.topology.data).rev().find(fits) else {
+        let Some(data) = (1..=m.topology.data)
+            .rev()
+            .find(|data| replica * data <= tasks.len() && divides(m, *data))
+        else {
             let why = format!(
                 "no further restart: {} of {} tasks are left, and one replica needs {replica} \
                  (tensor {} × pipeline {})",
@@ -102,11 +105,13 @@ impl EpochPlan {
             return tasks[..ranks].to_vec();
         }
         let mut spares = tasks.iter().filter(|task| !self.members.contains(task));
-        let mut task_of_rank = |task: &usize| {
-            let task = if tasks.contains(task) { Some(*task) } else { spares.next().copied() };
-            task.expect("enough tasks")
-        };
-        self.members.iter().map(&mut task_of_rank).collect()
+        self.members
+            .iter()
+            .map(&mut |task: &usize| {
+                let task = if tasks.contains(task) { Some(*task) } else { spares.next().copied() };
+                task.expect("enough tasks")
+            })
+            .collect()
     }
 
     fn message(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
@@ -182,9 +187,10 @@ train: {samples: 1200}
     }
 
     fn came(tasks: &[usize]) -> Vec<Arrival> {
-        let one =
-            |task: &usize| Arrival { task: *task, host: format!("h{}", task / 2), code: Some(3) };
-        tasks.iter().map(one).collect()
+        tasks
+            .iter()
+            .map(|task| Arrival { task: *task, host: format!("h{}", task / 2), code: Some(3) })
+            .collect()
     }
 
     #[test]

@@ -72,7 +72,8 @@ impl Rendezvous {
     pub fn end_task(&self) {
         let _ = fs::remove_file(self.alive_file());
         let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let (mut others_live, mut created) = (false, Vec::<PathBuf>::new());
+        let mut others_live = false;
+        let mut created = Vec::<PathBuf>::new();
         for entry in entries {
             let name = entry.file_name().to_string_lossy().into_owned();
             others_live |= name.starts_with("here-");
@@ -148,7 +149,8 @@ impl Rendezvous {
         decide: impl Fn(&[Arrival]) -> EpochPlan,
     ) -> Result<Option<EpochPlan>> {
         let folder = self.epoch_folder(epoch);
-        let (own, plan) = (folder.join(format!("task-{}", self.task)), folder.join("plan"));
+        let own = folder.join(format!("task-{}", self.task));
+        let plan = folder.join("plan");
         self.write(&own, mine)?;
         let joined = Moment::now();
         loop {
@@ -163,8 +165,9 @@ impl Rendezvous {
                 .iter()
                 .filter(|other| other.task < self.task)
                 .count() as u32;
-            let joined_task = |task: &usize| arrivals.iter().any(|other| other.task == *task);
-            let complete = expected.iter().all(joined_task);
+            let complete = expected
+                .iter()
+                .all(|task| arrivals.iter().any(|other| other.task == *task));
             if complete && before_me == 0 || joined.waited() >= wait * (1 + before_me) {
                 self.propose(&plan, &decide(&arrivals))?;
                 continue;
@@ -184,10 +187,11 @@ impl Rendezvous {
 
     /// Writes a file, and retries if task 0, which has just started, removes the folder meanwhile.
     fn write(&self, path: &Path, value: &impl Serialize) -> Result<()> {
-        let (folder, text) = (path.parent().expect("in a folder"), serde_json::to_vec(value)?);
-        let failed = || format!("cannot make {}", folder.display());
+        let folder = path.parent().expect("in a folder");
+        let text = serde_json::to_vec(value)?;
         let write = || {
-            fs::create_dir_all(folder).with_context(failed)?;
+            fs::create_dir_all(folder)
+                .with_context(|| format!("cannot make {}", folder.display()))?;
             output::write(path, Existing::Replaced, &text)
         };
         write().or_else(|_| write()).or_else(|_| write())
@@ -197,11 +201,12 @@ impl Rendezvous {
 /// Tasks that joined a rendezvous, sorted.
 fn arrivals(folder: &Path) -> Vec<Arrival> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    let is_task = |name: &str| {
-        name.strip_prefix("task-")
-            .is_some_and(|n| n.parse::<u64>().is_ok())
-    };
-    let tasks = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_task));
+    let tasks = entries.filter(|entry| {
+        entry.file_name().to_str().is_some_and(|name| {
+            name.strip_prefix("task-")
+                .is_some_and(|n| n.parse::<u64>().is_ok())
+        })
+    });
     let mut arrivals: Vec<Arrival> = tasks.filter_map(|entry| read(&entry.path())).collect();
     arrivals.sort_by_key(|arrival| arrival.task);
     arrivals
@@ -227,10 +232,12 @@ mod tests {
     #[test]
     fn tasks_agree_on_one_plan_of_those_that_came() {
         let folder = tempfile::tempdir().unwrap();
-        let open = |task| Rendezvous::open(folder.path(), "job 7", task, 4).unwrap();
-        let tasks: Vec<Rendezvous> = (0..4).map(open).collect();
+        let tasks: Vec<Rendezvous> = (0..4)
+            .map(|task| Rendezvous::open(folder.path(), "job 7", task, 4).unwrap())
+            .collect();
         let join = |task: usize, wait: f64| {
-            let (tasks, wait) = (&tasks, Duration::from_secs_f64(wait));
+            let tasks = &tasks;
+            let wait = Duration::from_secs_f64(wait);
             let decide =
                 move |all: &[Arrival]| plan(task, all.iter().map(|one| one.task).collect());
             move || {

@@ -28,8 +28,11 @@ pub fn data(raw: raw::Data, run: &RunInputs, folder: &Path, report: &mut Report)
 fn known_token(eod: &Eod, model: &Model, report: &mut Report) {
     let token = eod.token;
     if report.are_valid(&["data.eod.token", "model.vocab"]) && token as usize >= model.vocab {
-        let what = format!("data.eod.token {token} is not below model.vocab {}", model.vocab);
-        report.add("data.eod.token", what, "give the tokenizer's end-of-document id");
+        report.add(
+            "data.eod.token",
+            format!("data.eod.token {token} is not below model.vocab {}", model.vocab),
+            "give the tokenizer's end-of-document id",
+        );
     }
 }
 
@@ -38,8 +41,10 @@ fn one_bound(eod: &Eod, by_index: bool, report: &mut Report) {
     let resets =
         [("reset_attention", eod.reset_attention), ("reset_positions", eod.reset_positions)];
     for (key, _) in resets.iter().filter(|(_, on)| by_index && *on) {
-        let what = format!("data.eod.{key} and data.inter_document_masking both end documents");
-        let remedy = "keep one: the token, or the bounds of the index";
-        report.add("data.inter_document_masking", what, remedy);
+        report.add(
+            "data.inter_document_masking",
+            format!("data.eod.{key} and data.inter_document_masking both end documents"),
+            "keep one: the token, or the bounds of the index",
+        );
     }
 }

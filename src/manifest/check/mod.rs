@@ -92,7 +92,8 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     let divergence = run::divergence(raw.divergence);
     let slurm = Slurm::read(raw.slurm.unwrap_or_default());
     let plan = Plan::read(raw.plan.unwrap_or_default());
-    let (sets, tokenizer) = (!data.valid.is_empty(), data.tokenizer.is_some());
+    let sets = !data.valid.is_empty();
+    let tokenizer = data.tokenizer.is_some();
     let inputs = EvalInputs { sets, tokenizer, folder };
     let train = Train::read(train, samples, &inputs, &batch, report);
     let split = Split {
@@ -179,10 +180,18 @@ pub fn model_settings(model: &Model) -> serde_json::Map<String, serde_json::Valu
 
 fn name(name: Option<String>, report: &mut Report, stem: &str) -> String {
     let name = name.unwrap_or_else(|| stem.to_string());
-    let plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' ');
-    if name.is_empty() || name.len() > 200 || name.starts_with('.') || !name.chars().all(plain) {
-        let what = format!("name \"{}\" cannot name a folder", short(&name));
-        report.add("name", what, "use letters, digits, `-`, `_` and `.`");
+    if name.is_empty()
+        || name.len() > 200
+        || name.starts_with('.')
+        || !name
+            .chars()
+            .all(|c| c.is_alphanumeric() || matches!(c, '-' | '_' | '.' | ' '))
+    {
+        report.add(
+            "name",
+            format!("name \"{}\" cannot name a folder", short(&name)),
+            "use letters, digits, `-`, `_` and `.`",
+        );
     }
     name
 }
@@ -196,13 +205,15 @@ fn relative_step(optimizer: &Optimizer, lr: &Lr, report: &mut Report) {
         (decay, _) => format!("lr.decay is {}", decay.name()),
     };
     if report.are_valid(&["optimizer", "lr", "train"]) {
-        let what = format!(
-            "optimizer.adafactor.relative_step makes a step min(lr.peak, 1/√updates), and \
-             {scheduled}"
+        report.add_conflict(
+            &["optimizer.adafactor.relative_step", "lr.decay"],
+            format!(
+                "optimizer.adafactor.relative_step makes a step min(lr.peak, 1/√updates), and \
+                 {scheduled}"
+            ),
+            "set lr: {peak: 0.01, decay: constant} without a warm-up, or relative_step: \
+             false",
         );
-        let remedy = "set lr: {peak: 0.01, decay: constant} without a warm-up, or relative_step: \
-                      false";
-        report.add_conflict(&["optimizer.adafactor.relative_step", "lr.decay"], what, remedy);
     }
 }
 
@@ -215,19 +226,20 @@ fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
         return;
     };
     if let Optimizer::Adafactor(Adafactor { scale_parameter: true, .. }) = optimizer {
-        let what = "model.mup with optimizer.adafactor.scale_parameter true: steps would shrink \
-                    with the width twice, by µP's factor and by each weight's own size, which µP \
-                    has made smaller at the start";
-        let remedy = "set optimizer.adafactor.scale_parameter to false, or remove model.mup";
-        report.add_conflict(&["model.mup", "optimizer.adafactor.scale_parameter"], what, remedy);
+        report.add_conflict(
+            &["model.mup", "optimizer.adafactor.scale_parameter"],
+            "model.mup with optimizer.adafactor.scale_parameter true: steps would shrink \
+             with the width twice, by µP's factor and by each weight's own size, which µP \
+             has made smaller at the start",
+            "set optimizer.adafactor.scale_parameter to false, or remove model.mup",
+        );
     }
     if model.embedding_layernorm && mup.embedding_multiplier != 1.0 {
-        let what = format!(
+        let paths = ["model.mup.embedding_multiplier", "model.embedding_layernorm"];
+        report.add_conflict(&paths, format!(
             "model.embedding_layernorm takes away what model.mup.embedding_multiplier {} multiplies",
             mup.embedding_multiplier
-        );
-        let paths = ["model.mup.embedding_multiplier", "model.embedding_layernorm"];
-        report.add_conflict(&paths, what, "remove one of them");
+        ), "remove one of them");
     }
 }
 
@@ -238,10 +250,12 @@ fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut 
         return;
     }
     if topology.offload.gradients == GradientHome::Host {
-        let what = "topology.offload.gradients host with optimizer adafactor: the device sums up \
-                    the squares of every gradient, twice";
-        let remedy = "set topology.offload.gradients to device, or take adamw";
-        report.add_conflict(&["topology.offload.gradients", "optimizer"], what, remedy);
+        report.add_conflict(
+            &["topology.offload.gradients", "optimizer"],
+            "topology.offload.gradients host with optimizer adafactor: the device sums up \
+             the squares of every gradient, twice",
+            "set topology.offload.gradients to device, or take adamw",
+        );
     }
 }
 
@@ -250,10 +264,12 @@ fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Repor
     let offloads = topology.offload.what != OffloadWhat::None;
     let valid = report.are_valid(&["optimizer", "topology.offload"]);
     if matches!(optimizer, Optimizer::Muon(_)) && offloads && valid {
-        let what = "optimizer muon with topology.offload is not in this version: its steps are \
-                    products of whole matrices, which a host's processor is too slow for";
-        let remedy = "set topology.offload: none, or take adamw";
-        report.add_conflict(&["optimizer", "topology.offload"], what, remedy);
+        report.add_conflict(
+            &["optimizer", "topology.offload"],
+            "optimizer muon with topology.offload is not in this version: its steps are \
+             products of whole matrices, which a host's processor is too slow for",
+            "set topology.offload: none, or take adamw",
+        );
     }
 }
 
@@ -269,7 +285,10 @@ fn rendezvous(comm: &Comm, report: &mut Report) {
     let Some(given) = &comm.rendezvous else { return };
     let port = given.rsplit_once(':').map(|(_, port)| port.parse::<u16>());
     if !matches!(port, Some(Ok(1..))) {
-        let what = format!("comm.rendezvous \"{}\" is not host:port", short(given));
-        report.add("comm.rendezvous", what, "as in n01:29500, or remove it");
+        report.add(
+            "comm.rendezvous",
+            format!("comm.rendezvous \"{}\" is not host:port", short(given)),
+            "as in n01:29500, or remove it",
+        );
     }
 }

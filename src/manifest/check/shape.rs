@@ -18,10 +18,9 @@ pub fn written(model: &raw::Model, report: &mut Report) {
         .unwrap_or(Family::for_position(model.position.as_ref()));
     if model.gelu == Some(Gelu::Exact) && model.ffn.unwrap_or(family.defaults().ffn) == Ffn::Swiglu
     {
-        let what = "model.gelu exact is for ffn: gelu, and ffn is swiglu";
         report.add_conflict(
             &["model.gelu", "model.ffn"],
-            what,
+            "model.gelu exact is for ffn: gelu, and ffn is swiglu",
             "remove it, or set model.ffn to gelu",
         );
     }
@@ -41,31 +40,41 @@ pub fn pattern(model: &Model, report: &mut Report) {
     if !report.are_valid(&[path, "model.window", "model.position", "model.layers"]) {
         return;
     }
-    let (kinds, layers) = (model.pattern.len(), model.layers);
+    let kinds = model.pattern.len();
+    let layers = model.layers;
     if kinds > layers {
-        let what =
-            format!("model.pattern has {kinds} kinds of layers, and model.layers is {layers}");
-        let remedy = "remove kinds, or raise model.layers";
-        return report.add_conflict(&[path, "model.layers"], what, remedy);
+        return report.add_conflict(
+            &[path, "model.layers"],
+            format!("model.pattern has {kinds} kinds of layers, and model.layers is {layers}"),
+            "remove kinds, or raise model.layers",
+        );
     }
     let windows = model
         .pattern
         .iter()
         .any(|kind| kind.attention == LayerAttention::Window);
     if windows && model.window.is_none() {
-        let what = "model.pattern has layers with a window, and model.window is not set";
-        report.add_conflict(&[path, "model.window"], what, "set model.window");
+        report.add_conflict(
+            &[path, "model.window"],
+            "model.pattern has layers with a window, and model.window is not set",
+            "set model.window",
+        );
     }
     if kinds > 0 && !windows && model.window.is_some() {
-        let what = "model.window is set, and no layer of model.pattern has a window";
-        let remedy = "remove model.window, or give a layer attention: window";
-        report.add_conflict(&[path, "model.window"], what, remedy);
+        report.add_conflict(
+            &[path, "model.window"],
+            "model.window is set, and no layer of model.pattern has a window",
+            "remove model.window, or give a layer attention: window",
+        );
     }
     let rope = model.pattern.iter().any(|kind| kind.rope.is_some());
     if rope && !matches!(model.position, Position::Rope(_)) {
         let name = model.position.name();
-        let what = format!("model.pattern has layers with rope, and model.position is {name}");
-        report.add_conflict(&[path, "model.position"], what, "set model.position to rope");
+        report.add_conflict(
+            &[path, "model.position"],
+            format!("model.pattern has layers with rope, and model.position is {name}"),
+            "set model.position to rope",
+        );
     }
 }
 
@@ -85,7 +94,8 @@ pub fn fp8(
     if precision != Precision::Fp8 || !report.are_valid(&keys) || !report.are_valid(&others) {
         return;
     }
-    let (heads, ranks) = (model.heads(), topology.tensor);
+    let heads = model.heads();
+    let ranks = topology.tensor;
     let sides = [
         ("model.hidden", "model.hidden", model.hidden, 1),
         ("model.heads", "columns of queries", heads.query_width(), ranks),
@@ -93,59 +103,77 @@ pub fn fp8(
         ("model.ffn_hidden", "model.ffn_hidden", model.ffn_hidden, ranks),
         ("batch.micro", "batch.micro × model.seq_len tokens", batch.micro * model.seq_len, 1),
     ];
-    let odd = |(_, _, side, ranks): &(_, _, usize, usize)| !side.is_multiple_of(FP8_SIDE * ranks);
-    if let Some((path, name, side, ranks)) = sides.into_iter().find(odd) {
+    if let Some((path, name, side, ranks)) = sides
+        .into_iter()
+        .find(|(_, _, side, ranks)| !side.is_multiple_of(FP8_SIDE * ranks))
+    {
         let share = if ranks > 1 { format!(" / topology.tensor {ranks}") } else { String::new() };
-        let what = format!("{name} {side}{share} is not a multiple of {FP8_SIDE}, as fp8 needs it");
-        report.add_conflict(&[path, "precision"], what, "change it, or set precision: bf16");
+        report.add_conflict(
+            &[path, "precision"],
+            format!("{name} {side}{share} is not a multiple of {FP8_SIDE}, as fp8 needs it"),
+            "change it, or set precision: bf16",
+        );
     }
 }
 
 /// Checks that the table of learned positions has a row for each token of a sample.
 pub fn positions(model: &Model, report: &mut Report) {
     let Some(rows) = model.positions else { return };
-    let (key, seq_len) = ("model.positions", model.seq_len);
+    let key = "model.positions";
+    let seq_len = model.seq_len;
     if !report.are_valid(&[key, "model.seq_len", "model.position"]) {
         return;
     }
     if model.position != Position::Learned {
         let name = model.position.name();
-        let what = format!("{key} is for position: learned, and model.position is {name}");
-        report.add_conflict(&[key, "model.position"], what, format!("remove {key}"));
+        report.add_conflict(
+            &[key, "model.position"],
+            format!("{key} is for position: learned, and model.position is {name}"),
+            format!("remove {key}"),
+        );
     } else if rows < seq_len {
-        let what = format!("{key} {rows} is less than model.seq_len {seq_len}");
-        let remedy = format!("set model.seq_len to {rows} or less, or {key} to {seq_len} or more");
-        report.add_conflict(&[key, "model.seq_len"], what, remedy);
+        report.add_conflict(
+            &[key, "model.seq_len"],
+            format!("{key} {rows} is less than model.seq_len {seq_len}"),
+            format!("set model.seq_len to {rows} or less, or {key} to {seq_len} or more"),
+        );
     }
 }
 
 pub fn heads(model: &Model, report: &mut Report) {
     groups(model, report);
     columns(model, report);
-    let (hidden, heads) = (model.hidden, model.heads);
+    let hidden = model.hidden;
+    let heads = model.heads;
     let valid = report.are_valid(&["model.hidden", "model.heads", "model.head_dim"]);
     if !valid || model.head_dim.is_some() || hidden.is_multiple_of(heads) {
         return;
     }
-    let (below, above) = (hidden / heads * heads, hidden.next_multiple_of(heads));
+    let below = hidden / heads * heads;
+    let above = hidden.next_multiple_of(heads);
     let hidden_fits = if below > 0 { format!("{below} or {above}") } else { above.to_string() };
-    let remedy = format!(
-        "set model.hidden to {hidden_fits}, or model.heads to {}",
-        nearest_divisors(hidden, heads)
+    report.add_conflict(
+        &["model.hidden", "model.heads"],
+        format!("model.hidden {hidden} is not a multiple of model.heads {heads}"),
+        format!(
+            "set model.hidden to {hidden_fits}, or model.heads to {}",
+            nearest_divisors(hidden, heads)
+        ),
     );
-    let what = format!("model.hidden {hidden} is not a multiple of model.heads {heads}");
-    report.add_conflict(&["model.hidden", "model.heads"], what, remedy);
 }
 
 /// Checks that each key/value head serves the same number of query heads.
 fn groups(model: &Model, report: &mut Report) {
-    let (query, kv) = (model.heads, model.heads().kv);
+    let query = model.heads;
+    let kv = model.heads().kv;
     if !report.are_valid(&["model.heads", "model.kv_heads"]) || query.is_multiple_of(kv) {
         return;
     }
-    let what = format!("model.heads {query} is not divisible by model.kv_heads {kv}");
-    let remedy = format!("set model.kv_heads to {}", nearest_divisors(query, kv));
-    report.add_conflict(&["model.kv_heads", "model.heads"], what, remedy);
+    report.add_conflict(
+        &["model.kv_heads", "model.heads"],
+        format!("model.heads {query} is not divisible by model.kv_heads {kv}"),
+        format!("set model.kv_heads to {}", nearest_divisors(query, kv)),
+    );
 }
 
 /// Checks the columns of a head, if they are rotated in pairs or normalised.
@@ -157,12 +185,17 @@ fn columns(model: &Model, report: &mut Report) {
     }
     let dim = model.heads().dim;
     if rope && !dim.is_multiple_of(2) {
-        let what =
-            format!("position rope turns columns of a head in pairs, and a head has {dim} columns");
-        report.add_conflict(&paths, what, format!("set model.head_dim to {}", dim + 1));
+        report.add_conflict(
+            &paths,
+            format!("position rope turns columns of a head in pairs, and a head has {dim} columns"),
+            format!("set model.head_dim to {}", dim + 1),
+        );
     } else if dim > 256 {
-        let what = format!("a head has {dim} columns; rope and qk_norm take at most 256");
-        report.add_conflict(&paths, what, "set model.head_dim, or model.heads to more");
+        report.add_conflict(
+            &paths,
+            format!("a head has {dim} columns; rope and qk_norm take at most 256"),
+            "set model.head_dim, or model.heads to more",
+        );
     }
 }
 
@@ -187,8 +220,11 @@ pub fn topology(
     report: &mut Report,
 ) {
     if chunks && topology.schedule != Schedule::Interleaved {
-        let what = "topology.chunks is only for schedule: interleaved";
-        report.add("topology.chunks", what, "set topology.schedule to interleaved, or remove it");
+        report.add(
+            "topology.chunks",
+            "topology.chunks is only for schedule: interleaved",
+            "set topology.schedule to interleaved, or remove it",
+        );
     }
     tensor_cut(topology, model, report);
     pipeline_cut(topology, model, report);
@@ -205,15 +241,20 @@ fn offloaded(topology: &Topology, report: &mut Report) {
         return;
     }
     if what == OffloadWhat::None && topology.offload != Offload::NONE {
-        let what = "topology.offload has settings, but topology.offload.what is missing";
-        report.add("topology.offload", what, "set topology.offload.what to optimizer");
+        report.add(
+            "topology.offload",
+            "topology.offload has settings, but topology.offload.what is missing",
+            "set topology.offload.what to optimizer",
+        );
     }
     let compressed = topology.compression.is_some() && report.are_valid(&["topology.compression"]);
     if compressed && gradients == GradientHome::Host {
-        let what = "topology.compression powersgd with topology.offload.gradients host: the factors \
-                    are made of all gradients of a step, on the device";
-        let remedy = "set topology.offload.gradients to device, or topology.compression to none";
-        report.add_conflict(&["topology.offload.gradients", "topology.compression"], what, remedy);
+        report.add_conflict(
+            &["topology.offload.gradients", "topology.compression"],
+            "topology.compression powersgd with topology.offload.gradients host: the factors \
+             are made of all gradients of a step, on the device",
+            "set topology.offload.gradients to device, or topology.compression to none",
+        );
     }
 }
 
@@ -235,9 +276,11 @@ fn tensor_cut(topology: &Topology, model: &Model, report: &mut Report) {
         };
         let known = report.are_valid(&["topology.tensor", path]) && report.are_valid(origins);
         if known && is_cut && !size.is_multiple_of(tensor) {
-            let what = format!("{path} {size} is not divisible by topology.tensor {tensor}");
-            let remedy = format!("set topology.tensor to {}", nearest_divisors(size, tensor));
-            report.add_conflict(&["topology.tensor", path], what, remedy);
+            report.add_conflict(
+                &["topology.tensor", path],
+                format!("{path} {size} is not divisible by topology.tensor {tensor}"),
+                format!("set topology.tensor to {}", nearest_divisors(size, tensor)),
+            );
         }
     }
 }
@@ -256,10 +299,15 @@ pub fn blocks_of_columns(
         return;
     }
     if !SIZES.contains(&block) {
-        let what = format!("optimizer.adam8bit.block {block} is not 16, 32 or 64");
-        return report.add("optimizer.adam8bit.block", what, "take 64");
+        return report.add(
+            "optimizer.adam8bit.block",
+            format!("optimizer.adam8bit.block {block} is not 16, 32 or 64"),
+            "take 64",
+        );
     }
-    let (hidden, ffn, tensor) = (model.heads().query_width(), model.ffn_hidden, topology.tensor);
+    let hidden = model.heads().query_width();
+    let ffn = model.ffn_hidden;
+    let tensor = topology.tensor;
     let cut = [("attn.proj.weight", hidden), ("mlp.fc2.weight", ffn)];
     let whole = |cols: usize, tensor: usize, block: usize| {
         !cols.is_multiple_of(block) || cols.is_multiple_of(tensor * block)
@@ -268,11 +316,6 @@ pub fn blocks_of_columns(
     let Some((weight, cols)) = cut.iter().find(|(_, cols)| !whole(*cols, tensor, block)) else {
         return;
     };
-    let what = format!(
-        "topology.tensor {tensor} leaves a rank {} of the {cols} columns of {weight}, which are not \
-         whole blocks of optimizer.adam8bit.block {block}",
-        cols / tensor
-    );
     let divides = |t: usize| [model.heads, ffn].iter().all(|n| n.is_multiple_of(t));
     let smaller = (1..tensor)
         .rev()
@@ -287,11 +330,16 @@ pub fn blocks_of_columns(
         }
         None => format!("set topology.tensor to {smaller}"),
     };
-    report.add_conflict(&["optimizer.adam8bit.block", "topology.tensor"], what, remedy);
+    report.add_conflict(&["optimizer.adam8bit.block", "topology.tensor"], format!(
+        "topology.tensor {tensor} leaves a rank {} of the {cols} columns of {weight}, which are not \
+         whole blocks of optimizer.adam8bit.block {block}",
+        cols / tensor
+    ), remedy);
 }
 
 fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
-    let (stages, layers) = (topology.pipeline, model.layers);
+    let stages = topology.pipeline;
+    let layers = model.layers;
     if !report.are_valid(&["topology.pipeline", "topology.layer_split", "model.layers"]) {
         return;
     }
@@ -299,42 +347,57 @@ fn pipeline_cut(topology: &Topology, model: &Model, report: &mut Report) {
     let parts = stages * chunks;
     let cut = if chunks > 1 { format!("{stages} × {chunks} chunks") } else { stages.to_string() };
     if parts > layers {
-        let what = format!("topology.pipeline {cut} needs more layers than model.layers {layers}");
         let remedy = match layers / chunks {
             0 => format!("set model.layers to {parts} or more"),
             most => format!("set topology.pipeline to {most} or less"),
         };
-        return report.add_conflict(&["topology.pipeline", "model.layers"], what, remedy);
+        return report.add_conflict(
+            &["topology.pipeline", "model.layers"],
+            format!("topology.pipeline {cut} needs more layers than model.layers {layers}"),
+            remedy,
+        );
     }
     match &topology.layer_split {
         LayerSplit::Uniform if !layers.is_multiple_of(parts) => {
-            let what = format!("model.layers {layers} is not divisible by topology.pipeline {cut}");
             let remedy = if (layers + 2).is_multiple_of(parts) {
                 "set topology.layer_split to transformer_and_embedding or balanced"
             } else {
                 "set topology.layer_split to balanced, or to a list of layers per stage"
             };
-            report.add_conflict(&["topology.pipeline", "model.layers"], what, remedy);
+            report.add_conflict(
+                &["topology.pipeline", "model.layers"],
+                format!("model.layers {layers} is not divisible by topology.pipeline {cut}"),
+                remedy,
+            );
         }
         LayerSplit::TransformerAndEmbedding if !(layers + 2).is_multiple_of(parts) => {
-            let what = format!(
-                "model.layers {layers} + 2 (embedding and head) = {} is not divisible by \
-                 topology.pipeline {cut}",
-                layers + 2
+            report.add(
+                "topology.layer_split",
+                format!(
+                    "model.layers {layers} + 2 (embedding and head) = {} is not divisible by \
+                     topology.pipeline {cut}",
+                    layers + 2
+                ),
+                "set topology.layer_split to balanced",
             );
-            report.add("topology.layer_split", what, "set topology.layer_split to balanced");
         }
         LayerSplit::Explicit(list) if list.len() != parts => {
-            let what = format!(
-                "topology.layer_split has {} entries for topology.pipeline {cut}",
-                list.len()
+            report.add(
+                "topology.layer_split",
+                format!(
+                    "topology.layer_split has {} entries for topology.pipeline {cut}",
+                    list.len()
+                ),
+                format!("give {parts} numbers of layers"),
             );
-            report.add("topology.layer_split", what, format!("give {parts} numbers of layers"));
         }
         LayerSplit::Explicit(list) if list.iter().sum::<usize>() != layers => {
             let sum = list.iter().sum::<usize>();
-            let what = format!("topology.layer_split holds {sum} layers, model.layers is {layers}");
-            report.add("topology.layer_split", what, "make the numbers add up");
+            report.add(
+                "topology.layer_split",
+                format!("topology.layer_split holds {sum} layers, model.layers is {layers}"),
+                "make the numbers add up",
+            );
         }
         _ => {}
     }
@@ -349,8 +412,11 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
     }
     let stages = topology.pipeline;
     if stages < 2 {
-        let what = "schedule: interleaved needs at least 2 pipeline stages";
-        return report.add("topology.schedule", what, "set topology.schedule to 1f1b");
+        return report.add(
+            "topology.schedule",
+            "schedule: interleaved needs at least 2 pipeline stages",
+            "set topology.schedule to 1f1b",
+        );
     }
     let group = batch.micro * topology.data * stages;
     let failing: Vec<usize> = batch
@@ -363,12 +429,11 @@ fn interleaving(topology: &Topology, batch: &Batch, report: &mut Report) {
             0 => String::new(),
             n => format!(" (and {n} more of the ramp-up)"),
         };
-        let what = format!(
+        report.add("topology.schedule", format!(
             "schedule: interleaved takes {group} samples at a time (micro {} × data {} × pipeline \
              {stages}); a global batch of {first}{others} is not divisible by it",
             batch.micro, topology.data
-        );
-        report.add("topology.schedule", what, format!("use multiples of {group}, or 1f1b"));
+        ), format!("use multiples of {group}, or 1f1b"));
     }
 }
 
@@ -378,12 +443,14 @@ fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
     let Topology { zero, pipeline, .. } = *topology;
     if zero >= 2 && pipeline > 1 && report.are_valid(&["topology.zero", "topology.pipeline"]) {
         let again = if zero == 2 { "reduce its gradients" } else { "gather its weights" };
-        let what = format!(
-            "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} \
-             for each micro-batch, which costs more traffic than the memory is worth"
+        report.add_conflict(
+            &["topology.zero", "topology.pipeline"],
+            format!(
+                "topology.zero {zero} with topology.pipeline {pipeline}: a stage would {again} \
+                 for each micro-batch, which costs more traffic than the memory is worth"
+            ),
+            "set topology.zero to 1, or topology.pipeline to 1",
         );
-        let remedy = "set topology.zero to 1, or topology.pipeline to 1";
-        report.add_conflict(&["topology.zero", "topology.pipeline"], what, remedy);
     }
 }
 
@@ -396,18 +463,23 @@ fn compressed(topology: &Topology, report: &mut Report) {
         return;
     }
     if zero >= 2 {
-        let what = format!(
-            "topology.compression powersgd with topology.zero {zero}: every replica keeps an error \
-             of 4 bytes for each of its parameters, as much as the gradients that ZeRO {zero} shares"
+        report.add_conflict(
+            &["topology.zero", "topology.compression"],
+            format!(
+                "topology.compression powersgd with topology.zero {zero}: every replica keeps an \
+                 error of 4 bytes for each of its parameters, as much as the gradients that ZeRO \
+                 {zero} shares"
+            ),
+            "set topology.zero to 1, or topology.compression to none",
         );
-        let remedy = "set topology.zero to 1, or topology.compression to none";
-        report.add_conflict(&["topology.zero", "topology.compression"], what, remedy);
     }
     if offload.what == OffloadWhat::Full {
-        let what = "topology.compression powersgd with topology.offload full: every replica keeps \
-                    an error of 4 bytes for each of its parameters on the device, twice the weights \
-                    that offload takes away";
-        let remedy = "set topology.offload to optimizer, or topology.compression to none";
-        report.add_conflict(&["topology.offload", "topology.compression"], what, remedy);
+        report.add_conflict(
+            &["topology.offload", "topology.compression"],
+            "topology.compression powersgd with topology.offload full: every replica keeps an \
+             error of 4 bytes for each of its parameters on the device, twice the weights that \
+             offload takes away",
+            "set topology.offload to optimizer, or topology.compression to none",
+        );
     }
 }

@@ -10,35 +10,38 @@ pub fn batch(batch: &Batch, data: usize, report: &mut Report) {
     let at_once = batch.micro * data;
     let valid = report.are_valid(&["batch.micro", "batch.global", "topology.data"]);
     if valid && !batch.global.is_multiple_of(at_once) {
-        let (below, above) =
-            (batch.global / at_once * at_once, batch.global.next_multiple_of(at_once));
+        let below = batch.global / at_once * at_once;
+        let above = batch.global.next_multiple_of(at_once);
         let fits = if below > 0 { format!("{below} or {above}") } else { above.to_string() };
-        let what = format!(
-            "batch.global {} is not a multiple of {}",
-            batch.global,
-            product(batch.micro, data)
-        );
         let paths = ["batch.global", "batch.micro", "topology.data"];
         let smaller = smaller_micro(batch, data);
-        report.add_conflict(&paths, what, format!("set batch.global to {fits}{smaller}"));
+        report.add_conflict(
+            &paths,
+            format!(
+                "batch.global {} is not a multiple of {}",
+                batch.global,
+                product(batch.micro, data)
+            ),
+            format!("set batch.global to {fits}{smaller}"),
+        );
     }
     let Some(ramp) = batch.ramp_up else { return };
     if !report.are_valid(&["batch", "topology.data"]) {
         return;
     }
     if ramp.start > batch.global {
-        let what = format!("the ramp-up starts at {}, above batch.global", ramp.start);
-        let remedy = format!("start at {} or less", batch.global);
-        report.add_conflict(&["batch.ramp_up", "batch.global"], what, remedy);
+        report.add_conflict(
+            &["batch.ramp_up", "batch.global"],
+            format!("the ramp-up starts at {}, above batch.global", ramp.start),
+            format!("start at {} or less", batch.global),
+        );
     } else if !(batch.global - ramp.start).is_multiple_of(ramp.increment) {
         let span = batch.global - ramp.start;
-        let what = format!(
+        report.add_conflict(&["batch.ramp_up", "batch.global"], format!(
             "the ramp-up cannot reach batch.global {}: {} − {} = {span} is not a multiple of the \
              increment {}",
             batch.global, batch.global, ramp.start, ramp.increment
-        );
-        let remedy = format!("take an increment that divides {span}");
-        report.add_conflict(&["batch.ramp_up", "batch.global"], what, remedy);
+        ), format!("take an increment that divides {span}"));
     } else {
         stages(batch, data, report);
     }
@@ -60,26 +63,23 @@ fn stages(batch: &Batch, data: usize, report: &mut Report) {
         0..=12 => failing.join(", "),
         many => format!("{}, … {}", failing[..8].join(", "), failing[many - 1]),
     };
-    let what = format!(
+    let smaller = smaller_micro(batch, data);
+    report.add_conflict(&["batch.ramp_up", "batch.micro", "topology.data"], format!(
         "in {} of its {count} stages the ramp-up's global batch is not a multiple of {}: {shown}",
         failing.len(),
         product(batch.micro, data)
-    );
-    let smaller = smaller_micro(batch, data);
-    let remedy = format!("make start and increment multiples of {at_once}{smaller}");
-    report.add_conflict(&["batch.ramp_up", "batch.micro", "topology.data"], what, remedy);
+    ), format!("make start and increment multiples of {at_once}{smaller}"));
 }
 
 /// For example ", or set batch.micro to 2": the largest with which every global batch is divisible; empty if
 /// there is none.
 fn smaller_micro(batch: &Batch, data: usize) -> String {
-    let divides = |micro: &usize| {
+    let found = (1..batch.micro).rev().find(|micro| {
         batch
             .ramp()
             .sizes()
             .all(|size| size.is_multiple_of(micro * data))
-    };
-    let found = (1..batch.micro).rev().find(divides);
+    });
     found.map_or(String::new(), |micro| format!(", or set batch.micro to {micro}"))
 }
 
@@ -94,15 +94,22 @@ fn product(micro: usize, data: usize) -> String {
 /// Length of the run in samples.
 pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut Report) -> u64 {
     let lengths = ["train.samples", "train.tokens", "train.steps"];
-    let given = |path: &&&str| {
-        report
-            .root()
-            .at(path)
-            .is_some_and(|at| at.value != Value::Null)
-    };
-    if lengths.iter().filter(given).count() > 1 {
-        let what = "the run's length is given more than once";
-        report.add("train", what, "keep one of train.samples, train.tokens, train.steps");
+    if lengths
+        .iter()
+        .filter(|path| {
+            report
+                .root()
+                .at(path)
+                .is_some_and(|at| at.value != Value::Null)
+        })
+        .count()
+        > 1
+    {
+        report.add(
+            "train",
+            "the run's length is given more than once",
+            "keep one of train.samples, train.tokens, train.steps",
+        );
         return 1;
     }
     if !report.are_valid(&lengths) {
@@ -123,8 +130,11 @@ pub fn samples(train: &raw::Train, batch: &Batch, seq_len: usize, report: &mut R
             return if valid { batch.ramp().samples_after(steps) } else { 1 };
         }
         (None, None, None) => {
-            let remedy = "add train.samples, train.tokens or train.steps";
-            report.add("train", "the run's length is missing", remedy);
+            report.add(
+                "train",
+                "the run's length is missing",
+                "add train.samples, train.tokens or train.steps",
+            );
             return 1;
         }
         _ => return 1, // given more than once

@@ -148,7 +148,7 @@ pub const ROWS: &[Row] = &[
         .nanogpt("; the number of processes").litgpt("; `devices` × `num_nodes`")
         .llmc("; the number of processes")
         .titan("parallelism.data_parallel_replicate_degree parallelism.data_parallel_shard_degree; sharded: \
-            `zero: 3`")
+                `zero: 3`")
         .short("dp dp_size"),
     key("topology.sequence_parallel").megatron("sequence_parallel"),
     value("topology.zero", "1").megatron("use_distributed_optimizer"),
@@ -200,7 +200,7 @@ pub const ROWS: &[Row] = &[
         .megatron("wandb_project wandb_save_dir").hf("report_to").nanogpt("wandb_log wandb_project")
         .litgpt("logger_name log.project").titan("metrics.enable_wandb"),
     unneeded("the number of ranks is tensor × pipeline × data of `topology`; a launcher starts them, or \
-            `run` itself")
+              `run` itself")
         .megatron("world_size local_rank rank").hf("local_rank").litgpt("devices num_nodes")
         .short("gpus num_gpus nnodes nproc_per_node nodes world ngpu"),
     unneeded("NCCL between GPUs, TCP between CPUs: `comm.gpu_transport`").megatron("distributed_backend")
@@ -208,27 +208,27 @@ pub const ROWS: &[Row] = &[
     unneeded("the binary contains its kernels, fused where they can be").hf("torch_compile")
         .nanogpt("compile").titan("compile.enable training.compile")
         .megatron("transformer_impl use_mcore_models use_legacy_models bias_dropout_fusion \
-            masked_softmax_fusion no_bias_dropout_fusion no_masked_softmax_fusion no_rope_fusion \
-            gradient_accumulation_fusion"),
+                   masked_softmax_fusion no_bias_dropout_fusion no_masked_softmax_fusion no_rope_fusion \
+                   gradient_accumulation_fusion"),
     unneeded("attention keeps no matrix of scores").megatron("use_flash_attn attention_backend")
         .hf("attn_implementation"),
     unneeded("communication runs beside computation whenever it can")
         .megatron("overlap_grad_reduce overlap_param_gather tp_comm_overlap ddp_bucket_size \
-            align_param_gather no_async_tensor_model_parallel_allreduce")
+                   align_param_gather no_async_tensor_model_parallel_allreduce")
         .hf("zero_optimization.overlap_comm ddp_bucket_cap_mb")
         .titan("parallelism.enable_async_tensor_parallel"),
     unneeded("`topology.recompute` applies to every layer")
         .megatron("recompute_method recompute_num_layers recompute_modules checkpoint_num_layers \
-            distribute_saved_activations")
+                   distribute_saved_activations")
         .titan("activation_checkpoint.selective_ac_option"),
     unneeded("a thread of each rank reads ahead").megatron("num_workers dataloader_type")
         .hf("dataloader_num_workers").titan("training.gc_freq"),
     unneeded("a run saves and ends before its Slurm job does (`slurm.on_end`), and on SIGTERM; `--minutes` \
-            sets a length")
+              sets a length")
         .megatron("exit_duration_in_mins exit_interval exit_signal_handler kill_switch_path")
         .litgpt("train.max_time"),
     unneeded("`train.eval_interval`, `checkpoint.interval` and `log.interval` say when; 0 is never for an \
-            evaluation")
+              evaluation")
         .hf("eval_strategy evaluation_strategy save_strategy logging_strategy do_train do_eval")
         .litgpt("eval.initial_validation eval.final_validation").titan("validation.enable"),
     unneeded("`gptrain eval RUN` scores a checkpoint").nanogpt("eval_only").megatron("skip_train"),
@@ -240,7 +240,7 @@ pub const ROWS: &[Row] = &[
         .titan("profiling.enable_profiling profiling.profile_freq"),
     unneeded("each log line and metrics.jsonl have it")
         .megatron("log_throughput log_params_norm log_num_zeros_in_grad log_timers_to_tensorboard \
-            log_validation_ppl_to_tensorboard log_memory_to_tensorboard"),
+                   log_validation_ppl_to_tensorboard log_memory_to_tensorboard"),
     unneeded("samples are cut from a stream of tokens").hf("group_by_length remove_unused_columns"),
     unneeded("`gptrain export` writes a folder; `hf upload` sends it").hf("push_to_hub hub_model_id"),
     unneeded("text becomes tokens before a run: `gptrain data build`")
@@ -248,11 +248,11 @@ pub const ROWS: &[Row] = &[
 
     lacking("gptrain has no mixture of experts")
         .megatron("num_experts expert_model_parallel_size moe_router_topk moe_grouped_gemm \
-            moe_ffn_hidden_size")
+                   moe_ffn_hidden_size")
         .hf("num_local_experts num_experts_per_tok").litgpt("model_config.n_expert")
         .titan("parallelism.expert_parallel_degree"),
     lacking("a sample is not divided among ranks; topology.sequence_parallel divides activations among the \
-            tensor ranks")
+             tensor ranks")
         .megatron("context_parallel_size").titan("parallelism.context_parallel_degree").short("cp"),
     lacking("gptrain trains all weights").hf("peft_config lora_r").short("lora lora_rank"),
     lacking("gptrain trains without label smoothing").hf("label_smoothing_factor"),

@@ -38,7 +38,8 @@ impl AttentionActs {
         [out, out_in]: [Tensor; 2],
         arenas: &BlockArenas,
     ) -> AttentionActs {
-        let (all, heads) = (inputs.rows(), cx.heads());
+        let all = inputs.rows();
+        let heads = cx.heads();
         let kept = |cols, dtype| arenas.costly.matrix(all, cols, dtype);
         let drop = cx.dropout(&format!("block.{layer}.scores"), cx.model.dropout.attention, inputs);
         let norm = NormActs::plan(cx, [Ln1Scale, Ln1Shift], x, all, arenas.costly, arenas.cheap);
@@ -74,7 +75,8 @@ impl AttentionActs {
 
     /// Transform of queries and keys before attention; None if the model has none.
     fn query_key(&self, cx: &Cx, w: &Params) -> Option<QueryKey> {
-        let (heads, eps) = (self.attend.heads, cx.model.layernorm_eps);
+        let heads = self.attend.heads;
+        let eps = cx.model.layernorm_eps;
         let norm = w
             .get(QNorm)
             .map(|query| QkNorm { query, key: w[KNorm], eps });
@@ -136,7 +138,8 @@ pub fn backward(
         cx.be
             .run(op::QueryKeyBackward { dy, qkv, how, dx, dquery, dkey });
     }
-    let (dw, db) = (g.out(QkvW), g.get_out(QkvB));
+    let dw = g.out(QkvW);
+    let db = g.get_out(QkvB);
     let entry = Entry { x: a.to_qkv, gather, dx_in: d.h_in, dx: d.h };
     linear::backward_entry(cx, d.qkv, entry, (w, QkvW), dw, db);
 }

@@ -73,7 +73,8 @@ pub fn backward(
         cx.be.run(op::Dropout { x: d, drop: a.drop, y: d.set() });
     }
     if cx.model.embedding_layernorm {
-        let (dscale, dshift) = (g[EmbedLnScale].add(), g.get(EmbedLnShift).map(Tensor::add));
+        let dscale = g[EmbedLnScale].add();
+        let dshift = g.get(EmbedLnShift).map(Tensor::add);
         cx.be.run(op::LayerNormBackward {
             dy: d,
             x: a.sum,

@@ -104,7 +104,8 @@ pub fn backward(
         cx.be
             .run(op::SwigluBackward { dy: d.act, x: a.fc, dx: d.fc.set() });
     }
-    let (dw, db) = (g.out(Fc1W), g.get_out(Fc1B));
+    let dw = g.out(Fc1W);
+    let db = g.get_out(Fc1B);
     let entry = Entry { x: a.to_fc, gather, dx_in: d.h_in, dx: d.h };
     linear::backward_entry(cx, d.fc, entry, (w, Fc1W), dw, db);
 }

@@ -66,7 +66,8 @@ pub struct Backward<'a> {
 impl<'a> Products<'a> {
     pub fn new(cx: &'a Cx<'a>, pass: Fp8Pass, (params, weight): (&Params, Weight)) -> Products<'a> {
         let w = Operand { x: params[weight], format: Fp8::E4M3, split: weight.block_split() };
-        let (arena, kept) = (Arena::over(pass.space), params.fp8_weight(weight));
+        let arena = Arena::over(pass.space);
+        let kept = params.fp8_weight(weight);
         Products { cx, arena, new_weights: pass.new_weights, w, kept }
     }
 
@@ -103,12 +104,14 @@ impl<'a> Products<'a> {
 
     /// Quantizes the rows of x. Also writes the maxima of this rank's columns to `columns`.
     fn rows(&self, m: Operand, columns: Option<Tensor>) -> Quantized {
-        let (be, to) = (self.cx.be, self.place(m, Lines::Rows));
+        let be = self.cx.be;
+        let to = self.place(m, Lines::Rows);
         if to.scaling == Fp8Scaling::RowWise && !self.is_shared(m, Lines::Rows) {
             be.run(op::QuantizeRows { x: m.x, to, columns: columns.map(Tensor::set) });
         } else {
             let (own, all) = self.maxima(m, Lines::Rows);
-            let (rows, columns) = (Some(own.set()), columns.map(Tensor::set));
+            let rows = Some(own.set());
+            let columns = columns.map(Tensor::set);
             be.run(op::LineMaxima { x: m.x, rows, columns });
             self.gather(own, all);
             be.run(op::Quantize { x: m.x, rows: Some((all, to)), columns: None });
@@ -189,7 +192,8 @@ impl Backward<'_> {
 
     /// dw = dyᵀ·x, with the column maxima from forward.
     pub fn weight(&self, x: Tensor, maxima: Option<Tensor>, dw: Out) {
-        let (products, then) = (&self.products, Epilogue::Nothing);
+        let products = &self.products;
+        let then = Epilogue::Nothing;
         let maxima = maxima.expect("a forward in training computed them");
         products.arena.temporary(|_| {
             let x = products.columns(products.input(x), maxima);
@@ -215,10 +219,11 @@ pub fn plan_weight(
     codes: bool,
     arena: &Arena,
 ) -> Fp8Weight {
-    let place = |size| place(arena, size, Fp8::E4M3, be.fp8_scaling());
     Fp8Weight {
         maxima: arena.matrix(1, into, DType::F32),
-        codes: codes.then(|| [[out, into], [into, out]].map(place)),
+        codes: codes.then(|| {
+            [[out, into], [into, out]].map(|size| place(arena, size, Fp8::E4M3, be.fp8_scaling()))
+        }),
     }
 }
 

@@ -18,7 +18,8 @@ pub struct HeadActs {
 
 impl HeadActs {
     pub fn plan(cx: &Cx, inputs: &Inputs, x: Tensor, workspace: &Arena) -> HeadActs {
-        let (rows, share) = (inputs.rows(), cx.tp.share(cx.model.vocab_padded));
+        let rows = inputs.rows();
+        let share = cx.tp.share(cx.model.vocab_padded);
         let fit = cx.be.logits_chunk().0 as usize / (share * cx.dtype.size());
         let chunk = fit.next_multiple_of(64).min(rows);
         HeadActs {
@@ -53,7 +54,8 @@ pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &HeadActs
     normed(cx, w, a);
     cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
-        let (h, logits) = (a.norm.h_in.row_range(first, rows), a.logits.row_range(0, rows));
+        let h = a.norm.h_in.row_range(first, rows);
+        let logits = a.logits.row_range(0, rows);
         cx.be.run(op::Gemm::plain(Gemm::NT, h, table, logits.set()));
         cross_entropy(cx, inputs, a, first, logits, None);
     }
@@ -77,7 +79,8 @@ pub fn forward_backward(
     normed(cx, w, a);
     cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
-        let (h, dh) = (a.norm.h_in.row_range(first, rows), d.h_in.row_range(first, rows));
+        let h = a.norm.h_in.row_range(first, rows);
+        let dh = d.h_in.row_range(first, rows);
         let logits = a.logits.row_range(0, rows);
         cx.be.run(op::Gemm::plain(Gemm::NT, h, table, logits.set()));
         cross_entropy(cx, inputs, a, first, logits, Some(d.scale));
@@ -117,12 +120,14 @@ fn cross_entropy(
     scale: Option<Tensor>,
 ) {
     let rows = logits.rows;
-    let (first_entry, vocab) = (cx.tp.first(cx.model.vocab_padded), cx.model.vocab);
+    let first_entry = cx.tp.first(cx.model.vocab_padded);
+    let vocab = cx.model.vocab;
     let how = Logits { x: logits, first: first_entry, vocab, cap: cx.model.logit_softcap };
     let targets = i.targets.row_range(first, rows);
     let ranks = cx.tp.group.size();
     let stats = a.stats.row_range(0, ranks * rows);
-    let (weights, losses) = (i.weights.row_range(first, rows), a.losses.row_range(first, rows));
+    let weights = i.weights.row_range(first, rows);
+    let losses = a.losses.row_range(first, rows);
     let z = a
         .z_losses
         .zip(cx.z_loss)

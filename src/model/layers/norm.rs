@@ -26,8 +26,8 @@ impl NormActs {
         kept: &Arena,
         arena: &Arena,
     ) -> NormActs {
-        let (stats, h) =
-            (kept.matrix(x.rows, 2, DType::F32), arena.matrix(x.rows, x.cols, x.dtype));
+        let stats = kept.matrix(x.rows, 2, DType::F32);
+        let h = arena.matrix(x.rows, x.cols, x.dtype);
         NormActs { weights, x, stats, h, h_in: cx.tp.gathered(h, all, arena) }
     }
 
@@ -38,7 +38,8 @@ impl NormActs {
 
     fn backward(&self, w: &Params, g: &Params, dy: Tensor, dx: Out) -> op::LayerNormBackward {
         let [scale, shift] = self.weights;
-        let (dscale, dshift) = (g[scale].add(), g.get(shift).map(Tensor::add));
+        let dscale = g[scale].add();
+        let dshift = g.get(shift).map(Tensor::add);
         op::LayerNormBackward {
             dy,
             x: self.x,

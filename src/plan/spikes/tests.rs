@@ -24,7 +24,8 @@ fn noise(seed: u64, step: u64) -> f64 {
 /// Pretraining curve: a fast fall, then a power law with shrinking noise and falling norms.
 fn healthy(seed: u64, step: u64) -> StepResult {
     let t = step as f64;
-    let (loss, spread) = (2.2 + 8.0 * (-t / 150.0).exp() + 3.0 * (t + 50.0).powf(-0.2), 0.05);
+    let loss = 2.2 + 8.0 * (-t / 150.0).exp() + 3.0 * (t + 50.0).powf(-0.2);
+    let spread = 0.05;
     let norm = 0.3 + 3.0 * (-t / 300.0).exp();
     let loss = loss + spread * noise(seed, step);
     let norm = norm * (0.1 * noise(seed + 1, step)).exp();

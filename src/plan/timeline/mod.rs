@@ -110,8 +110,8 @@ impl Channel {
     /// End of an asynchronous message; None until both sides have started it.
     fn end(&mut self, number: usize, cost: f64) -> Option<f64> {
         while self.ends.len() <= number {
-            let (sent, received) =
-                (self.sent.get(self.ends.len())?, self.received.get(self.ends.len())?);
+            let sent = self.sent.get(self.ends.len())?;
+            let received = self.received.get(self.ends.len())?;
             let previous = self.ends.last().copied().unwrap_or(0.0);
             self.ends.push(previous.max(sent.1).max(received.1) + cost);
         }
@@ -177,8 +177,8 @@ impl<'a> Simulation<'a> {
                 Action::Await(side, _) => {
                     let index = self.pending[rank]
                         .iter()
-                        .position(|(other, _)| *other == side);
-                    let index = index.expect("a message is begun before it is awaited");
+                        .position(|(other, _)| *other == side)
+                        .expect("a message is begun before it is awaited");
                     let (channel, number) = self.pending[rank][index].1;
                     let end = self.channels[channel].end(number, self.costs.message);
                     let Some(end) = end else { return moved };
@@ -247,18 +247,23 @@ impl<'a> Simulation<'a> {
             .iter()
             .try_fold(0.0f64, |latest, (channel, number)| {
                 let Channel { sent, received, .. } = &self.channels[*channel];
-                let (sent, received) = (sent.get(*number)?, received.get(*number)?);
+                let sent = sent.get(*number)?;
+                let received = received.get(*number)?;
                 Some(latest.max(sent.1).max(received.1))
             })
     }
 
     fn finish(self) -> Result<Timeline, Deadlock> {
-        let left = |(rank, (next, _)): (usize, &(usize, f64))| {
-            let left = &self.orders[rank][*next..];
-            let messages = leading_exchange(left).len().max(1);
-            (!left.is_empty()).then(|| (rank, left[..messages].to_vec()))
-        };
-        let waiting: Vec<_> = self.at.iter().enumerate().filter_map(left).collect();
+        let waiting: Vec<_> = self
+            .at
+            .iter()
+            .enumerate()
+            .filter_map(|(rank, (next, _))| {
+                let left = &self.orders[rank][*next..];
+                let messages = leading_exchange(left).len().max(1);
+                (!left.is_empty()).then(|| (rank, left[..messages].to_vec()))
+            })
+            .collect();
         if !waiting.is_empty() {
             return Err(Deadlock { waiting });
         }

@@ -64,19 +64,23 @@ fn no_schedule_deadlocks() {
 /// do. Asynchronous ones need streams that progress independently, which no GPU guarantees.
 #[test]
 fn exchanged_messages_need_no_independent_streams() {
-    let one_queue = |order: Vec<Action>| -> Vec<Action> {
-        let once = |action| match action {
-            Action::Begin(side, pass) => vec![action, Action::Await(side, pass)],
-            Action::Await(..) => vec![],
-            _ => vec![action],
-        };
-        order.into_iter().flat_map(once).collect()
-    };
     for (ranks, chunks) in [(2, 2), (4, 2), (4, 3), (8, 4), (12, 2)] {
         let order = |pp: PipelineRank| interleaved(pp, 2 * ranks);
         let costs = costs(ranks * chunks, chunks);
         let finishes = |orders: Vec<Vec<Action>>| {
-            let orders: Vec<_> = orders.into_iter().map(one_queue).collect();
+            let orders: Vec<_> = orders
+                .into_iter()
+                .map(|order| -> Vec<Action> {
+                    order
+                        .into_iter()
+                        .flat_map(|action| match action {
+                            Action::Begin(side, pass) => vec![action, Action::Await(side, pass)],
+                            Action::Await(..) => vec![],
+                            _ => vec![action],
+                        })
+                        .collect()
+                })
+                .collect();
             simulate(&orders, &costs).is_ok()
         };
         assert!(finishes(orders(ranks, chunks, order)), "{ranks} x {chunks}");
@@ -86,11 +90,14 @@ fn exchanged_messages_need_no_independent_streams() {
 
 #[test]
 fn a_deadlock_is_found() {
-    let crossed = |pp: PipelineRank| match pp.rank {
-        0 => one_f_one_b(PipelineRank { rank: 1, ..pp }, 2),
-        _ => gpipe(2),
-    };
-    let stuck = simulate(&orders(2, 1, crossed), &costs(2, 1)).unwrap_err();
+    let stuck = simulate(
+        &orders(2, 1, |pp: PipelineRank| match pp.rank {
+            0 => one_f_one_b(PipelineRank { rank: 1, ..pp }, 2),
+            _ => gpipe(2),
+        }),
+        &costs(2, 1),
+    )
+    .unwrap_err();
     assert_eq!(stuck.waiting.len(), 2, "{stuck}");
     let mut late = begun(2, 2, |pp| interleaved(pp, 2));
     // Rank 1 sends last what rank 0 receives first.
@@ -108,7 +115,8 @@ fn a_deadlock_is_found() {
 #[test]
 fn bubbles_are_the_published_ones() {
     for (ranks, micros) in [(2, 2), (2, 8), (4, 4), (4, 8), (4, 16), (8, 32)] {
-        let (p, m) = (ranks as f64, micros as f64);
+        let p = ranks as f64;
+        let m = micros as f64;
         let close = |end: f64, chunks: f64, what: &str| {
             let expected = 3.0 * (m + (p - 1.0) / chunks);
             assert!((end - expected).abs() < 1e-9, "{what} {p} × {m}: {end}, not {expected}");
@@ -180,7 +188,8 @@ fn only_interleaved_messages_have_anything_to_hide_behind() {
 
 /// End time of the last rank with ideal messages.
 fn ends_beside(orders: &[Vec<Action>], costs: &Costs) -> f64 {
-    let (ranks, stages) = (orders.len(), costs.forward.len());
+    let ranks = orders.len();
+    let stages = costs.forward.len();
     let mut at = vec![(0, 0.0f64); ranks];
     // Indexed by direction, micro-batch and virtual stage.
     let mut ends: HashMap<(bool, usize, usize), f64> = HashMap::new();

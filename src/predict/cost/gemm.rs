@@ -16,12 +16,14 @@ const TILES: [(usize, usize, f64); 7] = [
 /// Seconds of C[m, n] = A·B over k, at `rate` FLOP/s when every multiprocessor has a tile.
 pub fn seconds(hw: &Hardware, (m, n, k): (usize, usize, usize), rate: f64) -> f64 {
     let per_unit = rate / hw.units as f64;
-    let one = |(height, width, share): &(usize, usize, f64)| {
-        let tiles = m.div_ceil(*height) * n.div_ceil(*width);
-        let waves = tiles.div_ceil(hw.units) as f64;
-        waves * 2.0 * (height * width) as f64 * k as f64 / (per_unit * share)
-    };
-    TILES.iter().map(one).fold(f64::INFINITY, f64::min)
+    TILES
+        .iter()
+        .map(|(height, width, share)| {
+            let tiles = m.div_ceil(*height) * n.div_ceil(*width);
+            let waves = tiles.div_ceil(hw.units) as f64;
+            waves * 2.0 * (height * width) as f64 * k as f64 / (per_unit * share)
+        })
+        .fold(f64::INFINITY, f64::min)
 }
 
 /// The share of its time that a product loses to half-empty tiles and waves.

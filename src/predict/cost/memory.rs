@@ -26,9 +26,8 @@ impl Memory {
 
     /// The stage that needs most.
     pub fn peak(&self) -> usize {
-        let more = |a: &usize, b: &usize| self.stage(*a).total_cmp(&self.stage(*b)).then(b.cmp(a));
         (0..self.stages.len())
-            .max_by(more)
+            .max_by(|a, b| self.stage(*a).total_cmp(&self.stage(*b)).then(b.cmp(a)))
             .expect("a pipeline has a stage")
     }
 
@@ -38,7 +37,8 @@ impl Memory {
 
     /// Reserved memory, as nvidia-smi shows it.
     pub fn reserved(&self) -> f64 {
-        let (needed, full) = (self.needed(), FULL * self.capacity);
+        let needed = self.needed();
+        let full = FULL * self.capacity;
         if needed > full { full + SQUEEZE * (needed - full) } else { needed }
     }
 
@@ -50,21 +50,24 @@ impl Memory {
 pub fn memory(s: &Setup, k: &[f64]) -> Memory {
     let counts = &s.counts;
     let cuts = s.stages();
-    let stage_memory = |(stage, cut): (usize, &std::ops::Range<usize>)| {
-        let parameters = counts.stage(&s.model, cut.len(), stage == 0, stage + 1 == cuts.len());
-        let [weights, gradients, optimizer] = states(s, parameters, k);
-        let [saved, working, logits] = activations(s, stage, cut.len(), k);
-        vec![
-            ("weights", weights / GB),
-            ("gradients", gradients / GB),
-            ("optimizer", optimizer / GB),
-            ("saved", saved / GB),
-            ("working set", working / GB),
-            ("logits", logits / GB),
-            ("fixed", s.hardware.context_mib / 1000.0 + k[M::Fixed as usize]),
-        ]
-    };
-    let stages = cuts.iter().enumerate().map(stage_memory).collect();
+    let stages = cuts
+        .iter()
+        .enumerate()
+        .map(|(stage, cut)| {
+            let parameters = counts.stage(&s.model, cut.len(), stage == 0, stage + 1 == cuts.len());
+            let [weights, gradients, optimizer] = states(s, parameters, k);
+            let [saved, working, logits] = activations(s, stage, cut.len(), k);
+            vec![
+                ("weights", weights / GB),
+                ("gradients", gradients / GB),
+                ("optimizer", optimizer / GB),
+                ("saved", saved / GB),
+                ("working set", working / GB),
+                ("logits", logits / GB),
+                ("fixed", s.hardware.context_mib / 1000.0 + k[M::Fixed as usize]),
+            ]
+        })
+        .collect();
     Memory { stages, capacity: s.hardware.memory_gib * 1.024 }
 }
 
@@ -104,7 +107,9 @@ fn states(s: &Setup, parameters: f64, k: &[f64]) -> [f64; 3] {
 
 /// Bytes kept between forward and backward, bytes of one layer during its work, and of the logits.
 fn activations(s: &Setup, stage: usize, layers: usize, k: &[f64]) -> [f64; 3] {
-    let (m, t, trainer) = (&s.model, s.topology.tensor as f64, s.trainer());
+    let m = &s.model;
+    let t = s.topology.tensor as f64;
+    let trainer = s.trainer();
     let sbh = (m.seq_len * s.micro * m.hidden) as f64;
     let wide = if s.numbers == Numbers::F32 { 2.0 } else { 1.0 };
     let whole = if s.topology.sequence_parallel { t } else { 1.0 };

@@ -46,7 +46,8 @@ impl Time {
     /// Share by which the whole grows if a part doubles. The bubble consists of a micro-batch's parts,
     /// and counts for these too.
     pub fn shares(&self) -> Vec<f64> {
-        let (whole, micro) = (self.total(), &self.parts[..BUBBLE]);
+        let whole = self.total();
+        let micro = &self.parts[..BUBBLE];
         let waiting = self.parts[BUBBLE].1 / micro.iter().map(|part| part.1).sum::<f64>();
         let longer = |at: usize| if at < BUBBLE { 1.0 + waiting } else { 1.0 };
         let parts = self.parts.iter().enumerate();
@@ -157,16 +158,21 @@ pub struct Products {
 
 impl Products {
     pub fn new(s: &Setup) -> Products {
-        let (rows, h, v) =
-            (s.model.seq_len * s.micro, s.model.hidden, s.model.vocab_padded / s.topology.tensor);
+        let rows = s.model.seq_len * s.micro;
+        let h = s.model.hidden;
+        let v = s.model.vocab_padded / s.topology.tensor;
         let selective = s.topology.recompute == Recompute::Selective;
         let repeated = if selective { s.trainer().selective } else { 0.0 };
         let one = |shape| gemm::seconds(s.hardware, shape, 1.0);
-        let both = |(n, k): (usize, usize)| {
-            (s.forwards() + repeated) * one((rows, n, k)) + one((rows, k, n)) + one((n, k, rows))
-        };
         Products {
-            layer: products(s).into_iter().map(both).sum(),
+            layer: products(s)
+                .into_iter()
+                .map(|(n, k)| {
+                    (s.forwards() + repeated) * one((rows, n, k))
+                        + one((rows, k, n))
+                        + one((n, k, rows))
+                })
+                .sum(),
             head: one((rows, v, h)) + one((rows, h, v)) + one((v, h, rows)),
         }
     }
@@ -179,30 +185,35 @@ pub fn time(s: &Setup, k: &[f64]) -> Time {
 /// The same, of products that were counted before.
 pub fn time_with(s: &Setup, products: Products, k: &[f64]) -> Time {
     let r = Rates::new(s, k);
-    let (layer, head, send) = (layer(s, products, &r), head(s, products, &r), send(s, &r));
+    let layer = layer(s, products, &r);
+    let head = head(s, products, &r);
+    let send = send(s, &r);
     let cuts = s.stages();
     let stages = cuts.len();
-    let stage = |i: usize| {
-        let (first, last) = (i == 0, i + 1 == stages);
-        let parameters = s.counts.stage(&s.model, cuts[i].len(), first, last);
-        let mut work = layer.times(cuts[i].len() as f64);
-        if last {
-            work.gemm += head.gemm;
-            work.elements += head.elements;
-        }
-        work.elements += accumulation(s, &r) * parameters;
-        work.launch += r.constant(T::Micro) * 1e-3;
-        let neighbours = usize::from(!first) + usize::from(!last);
-        (work, neighbours as f64 * send, parameters)
-    };
-    let works: Vec<(Work, f64, f64)> = (0..stages).map(stage).collect();
+    let works: Vec<(Work, f64, f64)> = (0..stages)
+        .map(|i| {
+            let first = i == 0;
+            let last = i + 1 == stages;
+            let parameters = s.counts.stage(&s.model, cuts[i].len(), first, last);
+            let mut work = layer.times(cuts[i].len() as f64);
+            if last {
+                work.gemm += head.gemm;
+                work.elements += head.elements;
+            }
+            work.elements += accumulation(s, &r) * parameters;
+            work.launch += r.constant(T::Micro) * 1e-3;
+            let neighbours = usize::from(!first) + usize::from(!last);
+            (work, neighbours as f64 * send, parameters)
+        })
+        .collect();
     let most = works.iter().map(|work| work.2).fold(0.0, f64::max);
     let stage_seconds: Vec<f64> = works
         .iter()
         .map(|(work, pipe, _)| work.total() + pipe)
         .collect();
-    let slower = |a: &usize, b: &usize| stage_seconds[*a].total_cmp(&stage_seconds[*b]);
-    let slowest = (0..stages).max_by(slower).expect("a pipeline has a stage");
+    let slowest = (0..stages)
+        .max_by(|a, b| stage_seconds[*a].total_cmp(&stage_seconds[*b]))
+        .expect("a pipeline has a stage");
     let (work, pipe, _) = works[slowest];
     let n = micros(s);
     // The pipe fills and drains once; chunks of layers make that shorter (Narayanan et al. 2021).
@@ -234,12 +245,13 @@ fn products(s: &Setup) -> Vec<(usize, usize)> {
     let matrices = table(&s.model)
         .into_iter()
         .filter(ParamSpec::is_block_matrix);
-    let share = |p: ParamSpec| match p.split {
-        TpSplit::Rows => (p.rows / s.topology.tensor, p.cols),
-        TpSplit::Cols => (p.rows, p.cols / s.topology.tensor),
-        TpSplit::Whole => (p.rows, p.cols),
-    };
-    matrices.map(share).collect()
+    matrices
+        .map(|p| match p.split {
+            TpSplit::Rows => (p.rows / s.topology.tensor, p.cols),
+            TpSplit::Cols => (p.rows, p.cols / s.topology.tensor),
+            TpSplit::Whole => (p.rows, p.cols),
+        })
+        .collect()
 }
 
 /// The share of a layer's products that is lost to half-empty tiles and waves.
@@ -247,14 +259,19 @@ pub fn wasted(s: &Setup) -> f64 {
     let rows = s.model.seq_len * s.micro;
     let shapes = products(s);
     let size = |(n, k): &(usize, usize)| (n * k) as f64;
-    let lost = |(n, k): &(usize, usize)| size(&(*n, *k)) * gemm::wasted(s.hardware, (rows, *n, *k));
-    shapes.iter().map(lost).sum::<f64>() / shapes.iter().map(size).sum::<f64>()
+    shapes
+        .iter()
+        .map(|(n, k)| size(&(*n, *k)) * gemm::wasted(s.hardware, (rows, *n, *k)))
+        .sum::<f64>()
+        / shapes.iter().map(size).sum::<f64>()
 }
 
 /// Forwards and backward of a layer.
 fn layer(s: &Setup, products: Products, r: &Rates) -> Work {
     let m = &s.model;
-    let (rows, forwards, t) = (m.seq_len * s.micro, s.forwards(), s.topology.tensor as f64);
+    let rows = m.seq_len * s.micro;
+    let forwards = s.forwards();
+    let t = s.topology.tensor as f64;
     let selective = s.topology.recompute == Recompute::Selective;
     let scores = (m.seq_len * rows * m.heads) as f64 / t;
     // Scores that are not kept are computed for half the pairs, and a fifth time in backward.
@@ -311,7 +328,8 @@ fn tensor_sums(s: &Setup, elements: f64, r: &Rates) -> f64 {
 
 /// Logits and loss, on the last stage.
 fn head(s: &Setup, products: Products, r: &Rates) -> Work {
-    let (rows, v) = (s.model.seq_len * s.micro, s.model.vocab_padded / s.topology.tensor);
+    let rows = s.model.seq_len * s.micro;
+    let v = s.model.vocab_padded / s.topology.tensor;
     Work {
         gemm: products.head / r.head,
         elements: (rows * v) as f64 * LOGIT / r.elements,

@@ -48,7 +48,8 @@ pub fn fit(beliefs: &[Belief], start: &[f64], runs: &Runs, rest: f64) -> Vec<f64
     let mut noise = quiet.clone();
     let logs: Vec<f64> = start.iter().map(|value| value.ln()).collect();
     let mut iterate = Iterate { residuals: residuals(runs, &logs), logs };
-    let (mut damping, mut last) = (DAMPING.start, f64::INFINITY);
+    let mut damping = DAMPING.start;
+    let mut last = f64::INFINITY;
     for _ in 0..ROUNDS {
         let factor = factored(&covariance, &noise);
         let round = Round { beliefs, quiet: &quiet, noise: &noise, factor: &factor };
@@ -88,16 +89,17 @@ fn residuals(runs: &Runs, logs: &[f64]) -> Vec<f64> {
 /// Derivatives of the residuals with respect to each constant's logarithm.
 fn columns(runs: &Runs, at: &Iterate) -> Vec<Vec<f64>> {
     let small = 1e-4;
-    let column = |j: usize| -> Vec<f64> {
-        let mut by = vec![0.0; at.logs.len()];
-        by[j] = small;
-        let then = at.moved(runs, &by).residuals;
-        then.iter()
-            .zip(&at.residuals)
-            .map(|(a, b)| (a - b) / small)
-            .collect()
-    };
-    (0..at.logs.len()).map(column).collect()
+    (0..at.logs.len())
+        .map(|j| -> Vec<f64> {
+            let mut by = vec![0.0; at.logs.len()];
+            by[j] = small;
+            let then = at.moved(runs, &by).residuals;
+            then.iter()
+                .zip(&at.residuals)
+                .map(|(a, b)| (a - b) / small)
+                .collect()
+        })
+        .collect()
 }
 
 fn step(known: &[Vec<f64>], damping: f64, slopes: &[f64]) -> Vec<f64> {
@@ -146,13 +148,18 @@ impl Round<'_> {
     /// −ln of the probability of the constants and of the shared part, up to a constant.
     fn improbability(&self, at: &Iterate) -> f64 {
         let pull = self.factor.solve(&at.residuals);
-        let run = |i: usize| {
-            let alone = self.noise[i] * pull[i];
-            improbability(alone, self.quiet[i].sqrt()) + (at.residuals[i] - alone) * pull[i] / 2.0
-        };
-        let belief = |(x, b): (&f64, &Belief)| ((x - b.log) / b.spread).powi(2) / 2.0;
-        (0..pull.len()).map(run).sum::<f64>()
-            + at.logs.iter().zip(self.beliefs).map(belief).sum::<f64>()
+        (0..pull.len())
+            .map(|i| {
+                let alone = self.noise[i] * pull[i];
+                improbability(alone, self.quiet[i].sqrt())
+                    + (at.residuals[i] - alone) * pull[i] / 2.0
+            })
+            .sum::<f64>()
+            + at.logs
+                .iter()
+                .zip(self.beliefs)
+                .map(|(x, b)| ((x - b.log) / b.spread).powi(2) / 2.0)
+                .sum::<f64>()
     }
 
     /// Second derivatives (lower triangle, with linearised residuals), and the direction of descent.
@@ -168,10 +175,14 @@ impl Round<'_> {
             row[i] += belief.spread.powi(-2);
             row
         };
-        let slope = |(i, Belief { log, spread }): (usize, &Belief)| {
-            -dot(&halves[i], &rest) - (at.logs[i] - log) / spread.powi(2)
-        };
         let beliefs = || self.beliefs.iter().enumerate();
-        (beliefs().map(row).collect(), beliefs().map(slope).collect())
+        (
+            beliefs().map(row).collect(),
+            beliefs()
+                .map(|(i, Belief { log, spread })| {
+                    -dot(&halves[i], &rest) - (at.logs[i] - log) / spread.powi(2)
+                })
+                .collect(),
+        )
     }
 }

@@ -80,7 +80,8 @@ pub struct HalvingCounts {
 
 impl Kernel {
     pub fn covariance(&self, a: &Features, b: &Features) -> f64 {
-        let (program, machine) = (a.program == b.program, a.machine == b.machine);
+        let program = a.program == b.program;
+        let machine = a.machine == b.machine;
         let each = a.parts.iter().zip(&b.parts).zip(self.parts);
         let alike: f64 = each.map(|((a, b), spread)| a * b * spread * spread).sum();
         let variance = |shared: Shared| shared.whole.powi(2) + shared.part.powi(2) * alike;

@@ -9,7 +9,8 @@ pub struct Cholesky {
 /// Number of partial sums, in a fixed order, which the compiler can vectorise.
 fn dot(a: &[f64], b: &[f64]) -> f64 {
     const LANES: usize = 8;
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
+    let a = a.chunks_exact(LANES);
+    let b = b.chunks_exact(LANES);
     let rest: f64 = a
         .remainder()
         .iter()
@@ -65,14 +66,15 @@ impl Cholesky {
     pub fn inverse_diagonal(&self) -> Vec<f64> {
         let size = self.rows.len();
         let mut column = vec![0.0; size];
-        let square = |at: usize| -> f64 {
-            column[at] = 1.0 / self.rows[at][at];
-            for i in at + 1..size {
-                column[i] = -dot(&self.rows[i][at..i], &column[at..i]) / self.rows[i][i];
-            }
-            column[at..].iter().map(|x| x * x).sum()
-        };
-        (0..size).map(square).collect()
+        (0..size)
+            .map(|at| -> f64 {
+                column[at] = 1.0 / self.rows[at][at];
+                for i in at + 1..size {
+                    column[i] = -dot(&self.rows[i][at..i], &column[at..i]) / self.rows[i][i];
+                }
+                column[at..].iter().map(|x| x * x).sum()
+            })
+            .collect()
     }
 }
 

@@ -25,8 +25,11 @@ impl Neighbours {
         let covariance = covariances(&kernel, &points);
         let quiet: Vec<f64> = points.iter().map(|point| kernel.noise(point)).collect();
         let pull = factored(&covariance, &quiet).solve(residuals);
-        let weighted = |(quiet, pull): (&f64, f64)| quiet / weight(quiet * pull, quiet.sqrt());
-        let noise: Vec<f64> = quiet.iter().zip(pull).map(weighted).collect();
+        let noise: Vec<f64> = quiet
+            .iter()
+            .zip(pull)
+            .map(|(quiet, pull)| quiet / weight(quiet * pull, quiet.sqrt()))
+            .collect();
         let factor = factored(&covariance, &noise);
         let pull = factor.solve(residuals);
         let excesses = excess_squares(&factor, &pull, &noise, &quiet);
@@ -57,13 +60,16 @@ impl Neighbours {
 
 /// Covariance of each run with those before it and itself: the lower triangle.
 pub(super) fn covariances(kernel: &Kernel, points: &[Features]) -> Vec<Vec<f64>> {
-    let row = |(i, a): (usize, &Features)| -> Vec<f64> {
-        points[..=i]
-            .iter()
-            .map(|b| kernel.covariance(a, b))
-            .collect()
-    };
-    points.iter().enumerate().map(row).collect()
+    points
+        .iter()
+        .enumerate()
+        .map(|(i, a)| -> Vec<f64> {
+            points[..=i]
+                .iter()
+                .map(|b| kernel.covariance(a, b))
+                .collect()
+        })
+        .collect()
 }
 
 /// The covariance with noise, factored.

@@ -20,9 +20,13 @@ const KERNEL: Kernel = Kernel {
 };
 
 fn point(machine: &'static str, x: f64, launches: f64) -> Features {
-    let (coordinates, parts) = (vec![x], vec![1.0 - launches, launches]);
+    let coordinates = vec![x];
+    let parts = vec![1.0 - launches, launches];
     let period = String::new();
-    let (program, own, scatter, unseen) = ("nemo", false, 0.01, UnseenDeviation::default());
+    let program = "nemo";
+    let own = false;
+    let scatter = 0.01;
+    let unseen = UnseenDeviation::default();
     Features { program, machine, period, parts, coordinates, own, scatter, unseen }
 }
 
@@ -77,7 +81,9 @@ fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
             .collect();
         Neighbours::new(KERNEL, points, residuals).at(&asked).1
     };
-    let (unseen, elsewhere, here) = (bar("a", &[]), bar("b", &[0.0; 5]), bar("a", &[0.0; 5]));
+    let unseen = bar("a", &[]);
+    let elsewhere = bar("b", &[0.0; 5]);
+    let here = bar("a", &[0.0; 5]);
     assert!((1.2..1.4).contains(&unseen), "{unseen}");
     assert!(here < 0.75 * elsewhere && elsewhere < 0.8 * unseen, "{here}, {elsewhere}, {unseen}");
     let surprising = bar("a", &[0.5, -0.5, 0.5, -0.5, 0.5]);
@@ -86,8 +92,11 @@ fn the_bar_of_a_new_program_is_wide_until_runs_of_it_are_seen() {
 
 fn line(seconds: [f64; 6]) -> impl Fn(&[f64]) -> Vec<f64> {
     move |k: &[f64]| {
-        let ratio = |(i, s): (usize, &f64)| (s / (k[0] * (i % 3 + 1) as f64)).ln();
-        seconds.iter().enumerate().map(ratio).collect()
+        seconds
+            .iter()
+            .enumerate()
+            .map(|(i, s)| (s / (k[0] * (i % 3 + 1) as f64)).ln())
+            .collect()
     }
 }
 

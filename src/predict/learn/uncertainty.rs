@@ -72,19 +72,21 @@ impl RelatedRuns {
 /// `quiet` is a run's noise without its weight.
 pub fn excess_squares(factor: &Cholesky, pull: &[f64], noise: &[f64], quiet: &[f64]) -> Vec<f64> {
     let precision = factor.inverse_diagonal();
-    let excess = |i: usize| {
-        let left = pull[i] / precision[i];
-        let expected = 1.0 / precision[i] - noise[i] + quiet[i];
-        (left * left - expected).max(0.0)
-    };
-    (0..pull.len()).map(excess).collect()
+    (0..pull.len())
+        .map(|i| {
+            let left = pull[i] / precision[i];
+            let expected = 1.0 / precision[i] - noise[i] + quiet[i];
+            (left * left - expected).max(0.0)
+        })
+        .collect()
 }
 
 /// Half the width of an interval that contains nine in ten, in standard deviations: a quantile of
 /// Student's t, wider for fewer runs of its cluster and for fewer `programs`, whose differences are the
 /// prior of an unknown one (by powers of 1/ν; Abramowitz and Stegun, 26.7.5).
 pub fn nine_in_ten(runs: usize, programs: usize) -> f64 {
-    let (z, freedom) = (1.644_854_f64, FREEDOM.max(programs as f64) + runs as f64);
+    let z = 1.644_854_f64;
+    let freedom = FREEDOM.max(programs as f64) + runs as f64;
     let powers = |terms: &[(i32, f64)]| terms.iter().map(|(n, by)| by * z.powi(*n)).sum::<f64>();
     z + powers(&[(3, 1.0), (1, 1.0)]) / (4.0 * freedom)
         + powers(&[(5, 5.0), (3, 16.0), (1, 3.0)]) / (96.0 * freedom.powi(2))

@@ -15,7 +15,9 @@ pub fn problems(row: &Row, devices: Option<usize>) -> Vec<String> {
         && devices != s.ranks()
     {
         let t = &s.topology;
-        let (tp, pp, dp) = (t.tensor, t.pipeline, t.data);
+        let tp = t.tensor;
+        let pp = t.pipeline;
+        let dp = t.data;
         let what = format!(
             "TP {tp} × PP {pp} × DP {dp} = {} is not the {devices} GPUs of the row",
             s.ranks()
@@ -45,21 +47,22 @@ pub fn problems(row: &Row, devices: Option<usize>) -> Vec<String> {
 
 /// Seconds and TFLOPs must agree by one of the published formulas.
 fn rates(row: &Row, s: &Setup) -> Option<String> {
-    let (seconds, tflops) = (row.seconds.filter(|_| row.seconds_printed)?, row.tflops?);
+    let seconds = row.seconds.filter(|_| row.seconds_printed)?;
+    let tflops = row.tflops?;
     let ratio = |seconds: f64, tflops: f64| {
         let improved = s.flops().1 / (seconds * s.ranks() as f64 * 1e12);
         // The simple rule, with all parameters or without the embedding's.
         let blocks = s.counts.block * (s.topology.tensor * s.model.layers) as f64;
         let whole = s.simple_tflops(seconds);
         let all = model::parameters(&s.model) as f64;
-        let near = |a: f64| (a / tflops).ln().abs();
         // FLOPs of the model only, with or without the scores above the diagonal.
         let device = seconds * s.ranks() as f64 * 1e12;
-        let (model, scores) = (s.flops().0 / device, s.score_flops() / device);
+        let model = s.flops().0 / device;
+        let scores = s.score_flops() / device;
         let published = [improved, whole, whole * blocks / all, model, model - scores / 2.0];
         published
             .into_iter()
-            .map(near)
+            .map(|a| (a / tflops).ln().abs())
             .fold(f64::INFINITY, f64::min)
     };
     // Seconds × TFLOPs is the same if both are swapped; only the expected values show it.

@@ -22,8 +22,10 @@ pub const PUBLIC: &str = include_str!("../data/public_open.csv");
 pub fn shipped() -> Vec<&'static Row> {
     static ALL: LazyLock<Vec<Row>> = LazyLock::new(|| {
         let tables = [SHIPPED, VTRAIN, PUBLIC];
-        let read = |text| read(text, "shipped").expect("the shipped rows are well-formed");
-        tables.into_iter().flat_map(read).collect()
+        tables
+            .into_iter()
+            .flat_map(|text| read(text, "shipped").expect("the shipped rows are well-formed"))
+            .collect()
     });
     ALL.iter().filter(|row| row.setup.is_ok()).collect()
 }
@@ -57,23 +59,25 @@ pub struct Row {
 
 /// Rows of a log of a run of `setup`. `source` is the log's name.
 pub fn from_log(medians: Vec<StepMedians>, source: &str, setup: &Setup) -> Vec<Row> {
-    let row = |medians: StepMedians| Row {
-        id: medians.id,
-        line: medians.line,
-        group: format!("batch {}", medians.batch),
-        source: source.to_string(),
-        seconds: medians.seconds,
-        seconds_printed: true,
-        memory_gb: medians.memory_gb,
-        fits: Some(true),
-        tflops: medians.tflops,
-        devices: None,
-        flags: Vec::new(),
-        use_time: true,
-        use_memory: true,
-        setup: Ok(Setup { global: medians.batch, ..setup.clone() }),
-    };
-    medians.into_iter().map(row).collect()
+    medians
+        .into_iter()
+        .map(|medians| Row {
+            id: medians.id,
+            line: medians.line,
+            group: format!("batch {}", medians.batch),
+            source: source.to_string(),
+            seconds: medians.seconds,
+            seconds_printed: true,
+            memory_gb: medians.memory_gb,
+            fits: Some(true),
+            tflops: medians.tflops,
+            devices: None,
+            flags: Vec::new(),
+            use_time: true,
+            use_memory: true,
+            setup: Ok(Setup { global: medians.batch, ..setup.clone() }),
+        })
+        .collect()
 }
 
 impl Row {
@@ -147,8 +151,10 @@ fn records(text: &str) -> Vec<(usize, Vec<String>)> {
         let line = record.position().map_or(0, |at| at.line() as usize);
         (line, record.iter().map(str::to_string).collect::<Vec<_>>())
     };
-    let has_text = |(_, fields): &(usize, Vec<String>)| fields.iter().any(|f| !f.trim().is_empty());
-    records.map(fields).filter(has_text).collect()
+    records
+        .map(fields)
+        .filter(|(_, fields)| fields.iter().any(|f| !f.trim().is_empty()))
+        .collect()
 }
 
 pub fn read(text: &str, name: &str) -> Result<Vec<Row>, Problems> {
@@ -171,9 +177,11 @@ pub fn read_as(text: &str, name: &str, family: Option<&Trainer>) -> Result<Vec<R
         .filter(|column| !names.iter().any(|n| n == column))
         .collect();
     if !missing.is_empty() {
-        let what = format!("not a table of measured runs: no column {}", missing.join(", "));
-        let remedy = "the columns are those of src/predict/data/measured_runs.csv";
-        return Err(Problems::one(format!("{name}:1"), what, remedy));
+        return Err(Problems::one(
+            format!("{name}:1"),
+            format!("not a table of measured runs: no column {}", missing.join(", ")),
+            "the columns are those of src/predict/data/measured_runs.csv",
+        ));
     }
     let fields = |values| Fields { names: &names, values };
     Ok(rest
@@ -252,13 +260,15 @@ fn trainer(
     family: Option<&Trainer>,
 ) -> Result<&'static Trainer, String> {
     let name = f.text("framework");
-    let unknown = || {
-        let advice = trainers::advice(name, replica > 1);
-        family
-            .map(|family| family.renamed(name))
-            .ok_or(format!("unknown program `{name}`: {advice}"))
-    };
-    let trainer = trainers::named(name).map_or_else(unknown, Ok)?;
+    let trainer = trainers::named(name).map_or_else(
+        || {
+            let advice = trainers::advice(name, replica > 1);
+            family
+                .map(|family| family.renamed(name))
+                .ok_or(format!("unknown program `{name}`: {advice}"))
+        },
+        Ok,
+    )?;
     Ok(trainer.for_length(f.count("seq_len")?, replica))
 }
 
@@ -273,7 +283,8 @@ fn setup(f: &Fields, family: Option<&Trainer>) -> Result<Setup, String> {
     let topology = topology(f, trainer)?;
     let model = model(f, topology.tensor)?;
     if topology.pipeline > model.layers || model.layers > 10_000 {
-        let (stages, layers) = (topology.pipeline, model.layers);
+        let stages = topology.pipeline;
+        let layers = model.layers;
         return Err(format!("PP {stages} has more stages than {layers} layers"));
     }
     let optimizer = f.text("optimizer").to_lowercase();
@@ -322,7 +333,8 @@ fn numbers(text: &str, trainer: &Trainer, hw: &Hardware) -> Result<Numbers, Stri
 }
 
 fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
-    let (tensor, pipeline) = (f.count("tp")?, f.count("pp")?);
+    let tensor = f.count("tp")?;
+    let pipeline = f.count("pp")?;
     let chunks = f.count("vpp").unwrap_or(1);
     let written = f.text("act_ckpt");
     Ok(Topology {
@@ -352,7 +364,9 @@ fn topology(f: &Fields, trainer: &Trainer) -> Result<Topology, String> {
 
 /// The family is that of the column `family`; else SwiGLU is Llama's, and BLOOM's vocabulary BLOOM's.
 fn model(f: &Fields, tensor: usize) -> Result<Model, String> {
-    let (hidden, vocab, heads) = (f.count("hidden")?, f.count("vocab")?, f.count("n_heads")?);
+    let hidden = f.count("hidden")?;
+    let vocab = f.count("vocab")?;
+    let heads = f.count("n_heads")?;
     let family = Family::by_name(f.text("family")).unwrap_or(match f.text("ffn_kind") {
         "swiglu" => Family::Llama,
         _ if vocab == BLOOM_VOCAB => Family::Bloom,

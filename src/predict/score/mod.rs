@@ -88,8 +88,8 @@ fn source_left_out<'a>(source: &'a str, rows: &[&'a Row]) -> Unseen<'a> {
                     .map(|(_, row)| one(&predictor, row))
                     .collect(),
             )
-        });
-    let after = after.collect();
+        })
+        .collect();
     Unseen { source, scored: inside.into_iter().map(|row| one(&predictor, row)).collect(), after }
 }
 
@@ -126,7 +126,8 @@ impl Errors {
         let mut bars: Vec<f64> = all.iter().map(|(_, _, bar)| *bar).collect();
         errors.sort_by(f64::total_cmp);
         bars.sort_by(f64::total_cmp);
-        let (n, last) = (errors.len(), errors.len() - 1);
+        let n = errors.len();
+        let last = errors.len() - 1;
         let quantile = |share: f64| errors[((share * last as f64).round() as usize).min(last)];
         let inside = all
             .iter()
@@ -147,30 +148,40 @@ impl Errors {
 
 /// Errors of the time of the rows that `of` selects.
 pub fn time_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
-    let pair = |s: &Scored| {
-        let (_, seconds) = s.row.timing().filter(|_| of(s.row))?;
-        let p = s.prediction.as_ref()?;
-        Some((p.seconds, seconds, p.seconds_error))
-    };
-    Errors::new(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+    Errors::new(
+        &scored
+            .iter()
+            .filter_map(|s| {
+                let (_, seconds) = s.row.timing().filter(|_| of(s.row))?;
+                let p = s.prediction.as_ref()?;
+                Some((p.seconds, seconds, p.seconds_error))
+            })
+            .collect::<Vec<_>>(),
+    )
 }
 
 pub fn memory_errors(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> Errors {
-    let pair = |s: &Scored| {
-        let (_, gb) = s.row.memory().filter(|_| of(s.row))?;
-        let p = s.prediction.as_ref()?;
-        Some((p.gigabytes, gb, p.gigabytes_error))
-    };
-    Errors::new(&scored.iter().filter_map(pair).collect::<Vec<_>>())
+    Errors::new(
+        &scored
+            .iter()
+            .filter_map(|s| {
+                let (_, gb) = s.row.memory().filter(|_| of(s.row))?;
+                let p = s.prediction.as_ref()?;
+                Some((p.gigabytes, gb, p.gigabytes_error))
+            })
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Number of correct predictions of whether a run fits, and number of known outcomes.
 pub fn fits(scored: &[Scored], of: &dyn Fn(&Row) -> bool) -> (usize, usize) {
-    let pair = |s: &Scored| {
-        let fits = s.row.fits.filter(|_| of(s.row))?;
-        Some(fits == s.prediction.as_ref()?.fits)
-    };
-    let all: Vec<bool> = scored.iter().filter_map(pair).collect();
+    let all: Vec<bool> = scored
+        .iter()
+        .filter_map(|s| {
+            let fits = s.row.fits.filter(|_| of(s.row))?;
+            Some(fits == s.prediction.as_ref()?.fits)
+        })
+        .collect();
     (all.iter().filter(|right| **right).count(), all.len())
 }
 

@@ -15,11 +15,10 @@ use std::fmt::Write;
 /// Summarised figures, by name.
 fn summary(scored: &[Scored]) -> Vec<(&'static str, Errors)> {
     let errors_of = |pick: &dyn Fn(&str, &str) -> bool| {
-        let pick = |row: &Row| {
+        time_errors(scored, &|row: &Row| {
             let setup = row.setup.as_ref();
             setup.is_ok_and(|s| pick(s.program.name(), &s.hardware.name))
-        };
-        time_errors(scored, &pick)
+        })
     };
     vec![
         ("time, all rows", time_errors(scored, &|_| true)),
@@ -47,7 +46,8 @@ fn heads() -> String {
 fn line(name: &str, e: &Errors) -> String {
     let percent = |x: f64| format!("{:.1} %", 100.0 * x);
     let [mean, median, p90, worst, bar] = [e.mean, e.median, e.p90, e.worst, e.bar].map(percent);
-    let (rows, inside) = (e.rows, format!("{} ({})", e.within, percent(e.within_bar)));
+    let rows = e.rows;
+    let inside = format!("{} ({})", e.within, percent(e.within_bar));
     format!("  {name:28}{rows:>6}{mean:>9}{median:>9}{p90:>9}{worst:>9}{inside:>18}{bar:>9}\n")
 }
 
@@ -264,8 +264,8 @@ fn summary_json(scored: &[Scored]) -> Value {
     let mut all: serde_json::Map<String, Value> = named.collect();
     let (right, known) = fits(scored, &known_cluster);
     all.insert("fits, Jean Zay's A100".to_string(), json!({ "rows": known, "right": right }));
-    let sweeps = regrets(scored).into_iter();
-    let sweeps: Vec<Value> = sweeps
+    let sweeps: Vec<Value> = regrets(scored)
+        .into_iter()
         .map(|(name, ways, regret)| json!({ "sweep": name, "ways": ways, "regret": regret }))
         .collect();
     all.insert("sweeps".to_string(), json!(sweeps));

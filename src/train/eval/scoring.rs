@@ -36,7 +36,8 @@ impl Scoring<'_> {
         samples: &dyn Samples,
         take: &mut dyn FnMut(u64, &[f64]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        let (rounds, mut batch) = (self.shard.rounds(samples.count()), Batch::default());
+        let rounds = self.shard.rounds(samples.count());
+        let mut batch = Batch::default();
         for first in (0..rounds).step_by(ROUNDS as usize) {
             let mine = self.rounds(samples, first..rounds.min(first + ROUNDS), &mut batch)?;
             let mut scored: Vec<Kept> = self.rank.gather(&mine)?.into_iter().flatten().collect();
@@ -60,26 +61,9 @@ impl Scoring<'_> {
     ) -> anyhow::Result<Vec<Kept>> {
         let DataShard { micro, replicas, replica } = self.shard;
         let first_of = |round: u64| round * (micro * replicas) as u64 + (replica * micro) as u64;
-        let (mut loading, mut scored, mut kept) = (rounds.clone(), rounds.clone(), Vec::new());
-        let mut load = |inputs: &Inputs| {
-            let first = first_of(loading.next().expect("one for each micro-batch"));
-            batch.reshape(first, micro, self.seq_len);
-            for (number, mut sample) in (first..).zip(batch.samples_mut()) {
-                if number < samples.count() {
-                    samples.fill(number, &mut sample)?;
-                } else {
-                    sample.clear_from(0);
-                }
-            }
-            inputs.upload(self.be, batch);
-            let computed = (first + (micro * replicas) as u64)
-                .min(samples.count())
-                .saturating_sub(first);
-            if let Some(progress) = self.progress {
-                progress.add(computed * self.seq_len as u64);
-            }
-            Ok(())
-        };
+        let mut loading = rounds.clone();
+        let mut scored = rounds.clone();
+        let mut kept = Vec::new();
         let mut record = |losses: &[f32]| {
             let first = first_of(scored.next().expect("one for each micro-batch"));
             for (number, losses) in (first..samples.count()).zip(losses.chunks(self.seq_len)) {
@@ -88,7 +72,29 @@ impl Scoring<'_> {
             }
         };
         let micros = (rounds.end - rounds.start) as usize;
-        self.model.score(&mut load, micros, &mut record)?;
+        self.model.score(
+            &mut |inputs: &Inputs| {
+                let first = first_of(loading.next().expect("one for each micro-batch"));
+                batch.reshape(first, micro, self.seq_len);
+                for (number, mut sample) in (first..).zip(batch.samples_mut()) {
+                    if number < samples.count() {
+                        samples.fill(number, &mut sample)?;
+                    } else {
+                        sample.clear_from(0);
+                    }
+                }
+                inputs.upload(self.be, batch);
+                let computed = (first + (micro * replicas) as u64)
+                    .min(samples.count())
+                    .saturating_sub(first);
+                if let Some(progress) = self.progress {
+                    progress.add(computed * self.seq_len as u64);
+                }
+                Ok(())
+            },
+            micros,
+            &mut record,
+        )?;
         Ok(if self.rank.coord[Axis::Tensor] == 0 { kept } else { Vec::new() })
     }
 

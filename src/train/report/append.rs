@@ -69,18 +69,18 @@ impl Appender {
     /// Opens the file at `path`, and creates it if it is missing.
     pub fn open(path: &Path, storage: &Arc<Storage>) -> Result<Appender> {
         let mut tail = Tail::open(path)?;
-        let (storage, shared) = (storage.clone(), Arc::<Mutex<Shared>>::default());
+        let storage = storage.clone();
+        let shared = Arc::<Mutex<Shared>>::default();
         let (jobs, todo) = channel();
         let span = tracing::Span::current();
         let results = shared.clone();
-        let write = move || {
+        let thread = base::threads::spawn("report", move || {
             let _rank = span.enter();
             let mut receipts = Vec::new(); // dropped after the error is there to be read
             if let Err(error) = write_all(&todo, &mut tail, &storage, &results, &mut receipts) {
                 results.lock().failed = Some(error);
             }
-        };
-        let thread = base::threads::spawn("report", write)?;
+        })?;
         let path = path.to_path_buf();
         Ok(Appender { path, shared, jobs: Some(jobs), thread: Some(thread) })
     }
@@ -222,7 +222,8 @@ impl Tail {
     fn keep_name(&mut self) {
         let Some(file) = &self.file else { return };
         let id = |about: Metadata| (about.dev(), about.ino());
-        let (open, named) = (file.metadata().map(id), self.path.metadata().map(id));
+        let open = file.metadata().map(id);
+        let named = self.path.metadata().map(id);
         let is_gone = matches!(&named, Err(error) if error.kind() == ErrorKind::NotFound);
         if !is_gone && (named.is_err() || named.ok() == open.ok()) {
             return;

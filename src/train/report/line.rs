@@ -26,7 +26,8 @@ fn short(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
         Shown::Short(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,
     });
-    let (total, rate) = (info.tokens(info.total_samples), interval.tokens_per_s(info));
+    let total = info.tokens(info.total_samples);
+    let rate = interval.tokens_per_s(info);
     let left = time_left(total, last.tokens, rate.unwrap_or(f64::NAN));
     let mut text = format!("step {}/{}", Count(last.step), Count(info.total_steps));
     for (label, value) in fields {
@@ -78,7 +79,8 @@ pub(super) fn task(form: Form, step: u64, task: &str, accuracy: &Accuracy) -> St
     }
     let scores = accuracy
         .scores()
-        .map(|(name, score)| format!("{name}: {score:.4} | "));
-    let (scores, questions) = (scores.collect::<String>(), accuracy.questions);
+        .map(|(name, score)| format!("{name}: {score:.4} | "))
+        .collect::<String>();
+    let questions = accuracy.questions;
     format!(" task accuracy at iteration {step} | {scores}questions: {questions} | task: {task} |")
 }

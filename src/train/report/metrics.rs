@@ -111,7 +111,8 @@ fn drop_after(path: &Path, resume_step: u64) -> Result<Dropped> {
     };
     let mut copy = BufWriter::new(Output::create(path, Existing::Replaced)?);
     let mut dropped = Dropped::default();
-    let (mut lines, mut text) = (BufReader::new(file), Vec::new());
+    let mut lines = BufReader::new(file);
+    let mut text = Vec::new();
     for number in 1.. {
         text.clear();
         if lines.read_until(b'\n', &mut text)? == 0 {
@@ -173,9 +174,12 @@ impl Metrics {
             Err(error)
                 if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
             {
-                let what = "there is no such file";
-                let remedy = "give the folder of a run, the `log.folder` of its manifest";
-                return Err(Problems::one(place, what, remedy).into());
+                return Err(Problems::one(
+                    place,
+                    "there is no such file",
+                    "give the folder of a run, the `log.folder` of its manifest",
+                )
+                .into());
             }
             read => read.with_context(|| format!("cannot read {place}"))?,
         };
@@ -197,8 +201,7 @@ impl Metrics {
             }
         }
         if problems.list.is_empty() && metrics.steps.is_empty() {
-            let what = "the file holds no step yet";
-            problems.add(place, what, "wait for the run's first step");
+            problems.add(place, "the file holds no step yet", "wait for the run's first step");
         }
         Ok(problems.or(metrics)?)
     }

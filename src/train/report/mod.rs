@@ -95,8 +95,10 @@ impl Report {
         }
         let events = || Events::open(&folder.join("tensorboard"), storage);
         let events = tensorboard.then(events).transpose()?;
-        let (interval, screen) = (Interval::default(), Screen::new(console, &info));
-        let (folder, storage) = (folder.to_path_buf(), storage.clone());
+        let interval = Interval::default();
+        let screen = Screen::new(console, &info);
+        let folder = folder.to_path_buf();
+        let storage = storage.clone();
         Ok(Report {
             folder,
             storage,
@@ -134,8 +136,9 @@ impl Report {
                 Shown::Curve(tag) => Some((0, tag)),
                 _ => None,
             });
-            let scalar = |(number, tag): (&numbers::Number, _)| Some((tag, (number.value)(row)?));
-            let scalars: Vec<_> = curves.filter_map(scalar).collect();
+            let scalars: Vec<_> = curves
+                .filter_map(|(number, tag)| Some((tag, (number.value)(row)?)))
+                .collect();
             events.scalars(row.step, row.consumed_samples, &scalars)?;
         }
         self.interval.add(row);
@@ -180,8 +183,8 @@ impl Report {
         self.metrics
             .write(&TaskRow { step, consumed_samples, task: name, accuracy })?;
         if let Some(events) = &mut self.events {
-            let named = accuracy.scores();
-            let named: Vec<(String, f64)> = named
+            let named: Vec<(String, f64)> = accuracy
+                .scores()
                 .map(|(name, score)| (format!("eval-tasks/{task}/{name}"), score))
                 .collect();
             let scalars: Vec<(&str, f64)> = named

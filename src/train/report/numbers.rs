@@ -324,8 +324,9 @@ const ZERO: Option<Scale> = Some(Scale::FromZero);
 pub fn shown<T>(
     pick: impl Fn(Shown) -> Option<(u8, T)>,
 ) -> impl Iterator<Item = (&'static Number, T)> {
-    let places = |number: &'static Number| number.shown.iter().map(move |place| (number, *place));
-    let all = NUMBERS.iter().flat_map(places);
+    let all = NUMBERS
+        .iter()
+        .flat_map(|number| number.shown.iter().map(move |place| (number, *place)));
     let mut found: Vec<_> = all
         .filter_map(|(number, at)| Some((number, pick(at)?)))
         .collect();

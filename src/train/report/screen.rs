@@ -29,7 +29,8 @@ impl Screen {
             _ => progress::bar(Some(info.total_samples)),
         };
         bar.set_message("starting");
-        let (total_steps, total_tokens) = (info.total_steps, info.tokens(info.total_samples));
+        let total_steps = info.total_steps;
+        let total_tokens = info.tokens(info.total_samples);
         let console = console.clone();
         Screen { console, bar, total_steps, total_tokens, rate: None, loss: None }
     }

@@ -163,8 +163,7 @@ fn masked(crc: u32) -> u32 {
 
 /// CRC-32C (Castagnoli), RFC 3720 appendix B.4.
 pub(super) fn crc32c(bytes: &[u8]) -> u32 {
-    let shift = |crc: u32, _| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1));
-    !bytes
-        .iter()
-        .fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), shift))
+    !bytes.iter().fold(!0, |crc, byte| {
+        (0..8).fold(crc ^ u32::from(*byte), |crc, _| (crc >> 1) ^ (0x82f6_3b78 * (crc & 1)))
+    })
 }

@@ -171,12 +171,14 @@ fn lines_come_at_intervals_and_at_the_end() {
     report.finish();
     let text = fs::read_to_string(printed).unwrap();
     assert!(!text.contains('\x1b'), "no escape codes: {text}");
-    let loss = |line: &str| {
-        line.split("lm loss: ")
-            .nth(1)
-            .map_or(line.into(), |l| l[..8].to_string())
-    };
-    let lines: Vec<_> = text.lines().map(loss).collect();
+    let lines: Vec<_> = text
+        .lines()
+        .map(|line| {
+            line.split("lm loss: ")
+                .nth(1)
+                .map_or(line.into(), |l| l[..8].to_string())
+        })
+        .collect();
     assert_eq!(lines, ["2.000000", "saved checkpoint step-4", "5.000000", "7.000000"]);
 }
 
@@ -225,12 +227,6 @@ fn labels_tell_ticks_apart() {
 /// Each entry starts beyond the end of the one before it, or on a lower row; all above the curves.
 #[test]
 fn the_legend_never_overlaps() {
-    let curve = |i: usize| Curve {
-        name: format!("validation: {}", "name ".repeat(i * 4)),
-        stroke: Stroke::Dots,
-        colour: i,
-        points: vec![(1.0, 1.0), (9.0, 2.0)],
-    };
     let chart = Chart {
         title: "t".into(),
         width: 560.0,
@@ -240,7 +236,14 @@ fn the_legend_never_overlaps() {
         log: false,
         scale: Scale::Linear,
         legend: true,
-        curves: (0..7).map(curve).collect(),
+        curves: (0..7)
+            .map(|i| Curve {
+                name: format!("validation: {}", "name ".repeat(i * 4)),
+                stroke: Stroke::Dots,
+                colour: i,
+                points: vec![(1.0, 1.0), (9.0, 2.0)],
+            })
+            .collect(),
         second: vec![],
     };
     let svg = chart.draw().file();

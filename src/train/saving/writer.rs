@@ -108,7 +108,8 @@ impl Publish {
         recorded.map_err(|error| checkpoint::abandon(disk, &staging, step, error))?;
         let folder = retry::publish(disk, storage, &staging, parts, &state, keep)?;
         let seconds = begun.elapsed().as_secs_f64();
-        let (stall, took) = (Seconds(stall), Seconds(seconds));
+        let stall = Seconds(stall);
+        let took = Seconds(seconds);
         let message = format!("saved {} in {took} (training waited {stall})", folder.display());
         Ok(Published { folder, seconds, message })
     }

@@ -98,7 +98,8 @@ pub fn announce_ranks(
 
 /// Warns of steps without a useful learning rate, and of one that rises because the run is longer.
 pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
-    let (step, samples) = (state.progress.step, state.progress.consumed_samples);
+    let step = state.progress.step;
+    let samples = state.progress.consumed_samples;
     if !rank.is_first() {
         return;
     }
@@ -174,12 +175,11 @@ fn placement(process: &Process, rank: &Rank, places: &[(String, Option<usize>)])
 fn warn_of_split_tensor_group(rank: &Rank, places: &[(String, Option<usize>)]) {
     let group_of = |number| rank.grid.group(rank.grid.coord(number), SHARES);
     let node = |number: usize| &places[number].0;
-    let split = |number: &usize| {
+    if let Some(number) = (0..places.len()).find(|number| {
         group_of(*number)
             .iter()
             .any(|other| node(*other) != node(*number))
-    };
-    if let Some(number) = (0..places.len()).find(split) {
+    }) {
         let group = group_of(number);
         tracing::warn!(
             "the tensor-parallel ranks {group:?} are not on one node, which is slow: start a \

@@ -116,7 +116,8 @@ impl<'a> StartPlan<'a> {
         let m = &process.loaded.manifest;
         let stages = dry_run::stages(m);
         let setup = Setup::new(m, Program::Gptrain, hardware);
-        let (ramp, samples) = (m.batch.ramp(), m.train.samples);
+        let ramp = m.batch.ramp();
+        let samples = m.train.samples;
         let mut seconds = |setup: &Setup| dry_run::seconds(&stages, setup);
         let step = seconds(&setup);
         let mut run = |samples: u64| through(ramp, samples, &setup, &mut seconds).seconds;
@@ -216,7 +217,8 @@ train: {steps: 1000}
         let m = &manifest::for_test(GPT, sets);
         let stages = dry_run::stages(m);
         let hardware = hardware::find(CPU, "test").unwrap();
-        let (steps, seconds) = (1000, 1000.0 * step);
+        let steps = 1000;
+        let seconds = 1000.0 * step;
         let plan = StartPlan { m, hardware, stages, step, steps, seconds, are_threads: true };
         let [free, total] = [Bytes(gib << 30); 2];
         let limited = MemoryLimit::ByMachine;

@@ -42,14 +42,16 @@ pub struct StatusWriter {
 
 /// Records that ranks begin to train.
 fn record_start(folder: &Path, status: &Status, from_step: u64) {
-    let (ranks, host) = (Count(status.ranks as u64).with_noun("rank"), &status.host);
+    let ranks = Count(status.ranks as u64).with_noun("rank");
+    let host = &status.host;
     let job = status
         .job
         .as_ref()
         .map_or(String::new(), |job| format!(", Slurm job {job}"));
     let words = std::env::args_os().map(|word| shell_word(&word.to_string_lossy()));
     let command = words.collect::<Vec<_>>().join(" ");
-    let (version, commit) = (env!("CARGO_PKG_VERSION"), base::commit());
+    let version = env!("CARGO_PKG_VERSION");
+    let commit = base::commit();
     let text = format!(
         "from step {from_step}: {ranks}, rank 0 on {host}{job}, gptrain {version}, commit {commit}: \
          {command}"
@@ -151,9 +153,11 @@ impl StatusWriter {
         let mut metrics = prometheus::Files::new(&folder, &status.name, collector);
         let shared = Arc::new(Mutex::new(status));
         let (open, closed) = channel();
-        let (mut written_until, mut polled) = (now, Moment::now());
-        let (status, path) = (shared.clone(), folder.join(NAME));
-        let write = move || {
+        let mut written_until = now;
+        let mut polled = Moment::now();
+        let status = shared.clone();
+        let path = folder.join(NAME);
+        let thread = base::threads::spawn("status", move || {
             loop {
                 written_until = append_warnings(&folder, &warnings, written_until, &alerts);
                 let now = {
@@ -187,8 +191,7 @@ impl StatusWriter {
                     }
                 }
             }
-        };
-        let thread = base::threads::spawn("status", write)?;
+        })?;
         Ok(StatusWriter { shared, recent: VecDeque::new(), open: Some(open), thread: Some(thread) })
     }
 
@@ -197,7 +200,8 @@ impl StatusWriter {
         let now = (Moment::now(), row.consumed_samples);
         push_recent(&mut self.recent, now, RECENT);
         let first = self.recent[0];
-        let (wall, samples) = (now.0.since(first.0).as_secs_f64(), now.1.saturating_sub(first.1));
+        let wall = now.0.since(first.0).as_secs_f64();
+        let samples = now.1.saturating_sub(first.1);
         let mut status = self.shared.lock();
         let left = status.total_samples.saturating_sub(now.1) as f64;
         status.left_s = (samples > 0).then(|| wall / samples as f64 * left);

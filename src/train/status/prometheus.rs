@@ -57,9 +57,8 @@ fn text(status: &Status) -> String {
     let numbers = shown(|place| match place {
         Shown::Prometheus(name, kind, help) => Some((0, (name, kind, help))),
         _ => None,
-    });
-    let numbers = numbers
-        .map(|(number, (name, kind, help))| (name, kind, help, number.or_nan(&status.last.0)));
+    })
+    .map(|(number, (name, kind, help))| (name, kind, help, number.or_nan(&status.last.0)));
     #[rustfmt::skip]
     let run = [
         ("seconds_left", "gauge", "Expected to the end of the run", status.left_s.unwrap_or(f64::NAN)),

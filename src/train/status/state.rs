@@ -132,12 +132,15 @@ impl Status {
         let path = folder.join(NAME);
         let place = path.display().to_string();
         if !path.exists() {
-            let remedy =
-                "give the folder of a run that has taken a step: log.folder of its manifest";
-            return Err(Problems::one(place, "there is no such file", remedy).into());
+            return Err(Problems::one(
+                place,
+                "there is no such file",
+                "give the folder of a run that has taken a step: log.folder of its manifest",
+            )
+            .into());
         }
-        let failed = |error| WrongInput::reading(error, format!("cannot read {place}"));
-        let text = input::read(&path, input::SMALL).map_err(failed)?;
+        let text = input::read(&path, input::SMALL)
+            .map_err(|error| WrongInput::reading(error, format!("cannot read {place}")))?;
         serde_json::from_slice(&text).with_context(|| WrongInput(format!("{place} is damaged")))
     }
 
@@ -188,10 +191,14 @@ impl Status {
 
     /// "goodput 93.1 %: 3 h 02 m in steps, of 3 h 16 m from starts to ends; away for 5 h 00 m".
     pub fn goodput_line(&self) -> String {
-        let (useful, all) = (Seconds(self.useful_s), Seconds(self.running_s()));
+        let useful = Seconds(self.useful_s);
+        let all = Seconds(self.running_s());
         let share = 100.0 * self.goodput();
-        let away = (self.away_s >= 1.0).then(|| format!("; away for {}", Seconds(self.away_s)));
-        let away = away.unwrap_or_default();
+        let away = if self.away_s >= 1.0 {
+            format!("; away for {}", Seconds(self.away_s))
+        } else {
+            Default::default()
+        };
         format!("goodput {share:.1} %: {useful} in steps, of {all} from starts to ends{away}")
     }
 }

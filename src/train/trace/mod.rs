@@ -72,24 +72,32 @@ impl Trace {
                 Err(Problems::one(place, what, remedy).into())
             };
             if steps.last > total {
-                let what = format!("the run ends after step {total}");
-                return reject(what, format!("trace steps up to {total}"));
+                return reject(
+                    format!("the run ends after step {total}"),
+                    format!("trace steps up to {total}"),
+                );
             }
             if steps.first <= from {
-                let what = format!("the run resumes after step {from}");
-                return reject(what, format!("trace steps from {} on", from + 1));
+                return reject(
+                    format!("the run resumes after step {from}"),
+                    format!("trace steps from {} on", from + 1),
+                );
             }
             let place = format!("--trace {}", file.display());
             if chrome::is_other(file) {
-                let what = "there is another file, which is not a trace";
-                return Err(Problems::one(place, what, "choose another name").into());
+                return Err(Problems::one(
+                    place,
+                    "there is another file, which is not a trace",
+                    "choose another name",
+                )
+                .into());
             }
             chrome::write(file, &[], &steps.to_string()).map_err(|error| {
-                let what = format!("{error:#}");
-                Problems::one(place, what, "name a file that can be written").into()
+                Problems::one(place, format!("{error:#}"), "name a file that can be written").into()
             })
         })?;
-        let (label, ranks) = (rank.world().name(), rank.grid.size());
+        let label = rank.world().name();
+        let ranks = rank.grid.size();
         let spans = RankSpans { rank: number, ranks, label, host_enqueue, ..RankSpans::default() };
         self.spans.prepare(spans);
         Ok(())
@@ -166,7 +174,8 @@ impl Drop for Trace {
 
 /// "trace: 1,200 spans of 4 ranks in FILE".
 fn summary(parts: &[RankSpans], file: &str) -> String {
-    let (spans, ranks) = (parts.iter().map(|part| part.spans.len()).sum::<usize>(), parts.len());
+    let spans = parts.iter().map(|part| part.spans.len()).sum::<usize>();
+    let ranks = parts.len();
     let noun = if ranks == 1 { "rank" } else { "ranks" };
     let mut line = format!("trace: {spans} spans of {ranks} {noun} in {file}");
     let error = parts.iter().map(|part| part.clock.1).max().unwrap_or(0);

@@ -36,12 +36,14 @@ impl Drift {
         let batch = (spec.samples.end - spec.samples.start) as usize;
         let mut seconds = self.seconds.clone();
         seconds.sort_by(f64::total_cmp);
-        let (reserved, seconds) = (run.engine.memory_plan().total(), seconds[COMPARED_STEPS / 2]);
+        let reserved = run.engine.memory_plan().total();
+        let seconds = seconds[COMPARED_STEPS / 2];
         let first = FirstSteps { batch, seconds, parts: self.parts.median() };
         let stage = run.rank.coord[Axis::Pipeline];
-        let compare = || drift::compare(run.manifest, self.planned_on, stage, reserved, &first);
         // Excludes the spans of the dry engine from the trace.
-        let compared = tracing::subscriber::with_default(NoSubscriber::new(), compare)?;
+        let compared = tracing::subscriber::with_default(NoSubscriber::new(), || {
+            drift::compare(run.manifest, self.planned_on, stage, reserved, &first)
+        })?;
         tracing::info!("{}", compared.line);
         compared.table
     }

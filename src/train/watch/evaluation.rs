@@ -9,9 +9,11 @@ use base::Moment;
 pub fn evaluate(run: &RunView) -> anyhow::Result<()> {
     let _span = tracing::trace_span!("evaluate").entered();
     let begun = Moment::now();
-    let (engine, progress) = (run.engine, run.progress);
+    let engine = run.engine;
+    let progress = run.progress;
     let RunContext { manifest: m, rank, be, shard, data, tasks, .. } = run.cx;
-    let (samples, shard) = (m.train.eval_samples, *shard);
+    let samples = m.train.eval_samples;
+    let shard = *shard;
     for (name, source) in &data.valid {
         rank.set_phase(&format!("evaluating {name}"));
         let mut loader = Loader::evaluation(source, shard, samples)?;

@@ -61,7 +61,8 @@ fn foretell(cx: &RunContext, first: &StepRow) {
     let seconds = remaining as f64 * first.sec / first.global_batch as f64;
     if seconds >= FORETOLD_S {
         let steps = cx.ramp.steps(samples) - first.step;
-        let (first, rest) = (Seconds(first.sec), Seconds(seconds));
+        let first = Seconds(first.sec);
+        let rest = Seconds(seconds);
         let steps = Count(steps).with_noun("step");
         tracing::info!("the first step took {first}: {steps} more take about {rest}");
     }

@@ -6,7 +6,8 @@ use anyhow::Context;
 /// Fails if weights that must be equal on several ranks differ. A collective, on an idle device.
 pub fn compare(run: &RunView) -> anyhow::Result<()> {
     let _span = tracing::trace_span!("replica check").entered();
-    let (rank, step) = (run.rank, run.progress.step);
+    let rank = run.rank;
+    let step = run.progress.step;
     rank.set_phase("comparing weights");
     let Err(drifted) = run.engine.check_replicas() else { return Ok(()) };
     let found = if drifted.found.is_empty() { Ok(()) } else { Err(drifted) };

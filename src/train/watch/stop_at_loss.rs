@@ -3,7 +3,7 @@
 
 use super::{Event, Requests, RunView, Watcher};
 use base::push_recent;
-use checkpoint::{PastStep, State};
+use checkpoint::State;
 use std::collections::VecDeque;
 
 /// Number of last steps whose mean loss counts.
@@ -20,11 +20,7 @@ pub struct StopAtLoss {
 impl StopAtLoss {
     /// Starts with the losses of a checkpoint.
     pub fn new(state: &State) -> StopAtLoss {
-        let recent = state
-            .history
-            .iter()
-            .map(|past: &PastStep| past.loss)
-            .collect();
+        let recent = state.history.iter().map(|past| past.loss).collect();
         StopAtLoss { validated: None, recent }
     }
 

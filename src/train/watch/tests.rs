@@ -18,8 +18,10 @@ fn probes<'t>(
     names: &[&'static str],
     called: &'t RefCell<Vec<&'static str>>,
 ) -> Vec<Box<dyn Watcher + 't>> {
-    let probe = |name: &&'static str| Box::new(Probe(name, called)) as Box<dyn Watcher>;
-    names.iter().map(probe).collect()
+    names
+        .iter()
+        .map(|name| Box::new(Probe(name, called)) as Box<dyn Watcher>)
+        .collect()
 }
 
 #[test]

@@ -19,15 +19,15 @@ impl Arguments<'_> {
             Some("rope") => ("rope", "llama"),
             None | Some("absolute" | "learned_absolute") => ("learned", "gpt2"),
             Some(other) => {
-                let what = format!(
+                return Err(self.unsupported(format!(
                     "args.position_embedding_type is {other}: alibi, rope and absolute are read"
-                );
-                return Err(self.unsupported(what));
+                )));
             }
         };
         settings.set("model.family", family, "");
         settings.set("model.layers", self.count("num_layers")?, "num_layers");
-        let (hidden, heads) = (self.count("hidden_size")?, self.count("num_attention_heads")?);
+        let hidden = self.count("hidden_size")?;
+        let heads = self.count("num_attention_heads")?;
         settings.set("model.hidden", hidden, "hidden_size");
         settings.set("model.heads", heads, "num_attention_heads");
         if let Some(dim) = self.optional_count("kv_channels")?
@@ -73,7 +73,8 @@ impl Arguments<'_> {
     }
 
     fn dropout(&self, settings: &mut Settings, notes: &mut Vec<String>) -> anyhow::Result<()> {
-        let (hidden, attention) = (self.float("hidden_dropout")?, self.float("attention_dropout")?);
+        let hidden = self.float("hidden_dropout")?;
+        let attention = self.float("attention_dropout")?;
         for (key, rate, from) in [
             ("model.dropout.embedding", hidden, "hidden_dropout"),
             ("model.dropout.attention", attention, "attention_dropout"),
@@ -103,8 +104,9 @@ impl Arguments<'_> {
         }
         for (name, one) in [("rotary_percent", 1.0), ("rotary_seq_len_interpolation_factor", 1.0)] {
             if let Some(value) = self.float(name)?.filter(|value| *value != one) {
-                let what = format!("args.{name} is {value}: gptrain turns all columns, unscaled");
-                return Err(self.unsupported(what));
+                return Err(self.unsupported(format!(
+                    "args.{name} is {value}: gptrain turns all columns, unscaled"
+                )));
             }
         }
         Ok(())

@@ -69,8 +69,9 @@ impl AdamWNumbers {
             Some(file) => {
                 let items = file.root().items()?;
                 let [first, second] = items.as_slice() else {
-                    let what = format!("{} is not two numbers", key("betas"));
-                    return Err(file.root().problem(what));
+                    return Err(file
+                        .root()
+                        .problem(format!("{} is not two numbers", key("betas"))));
                 };
                 [file.number(first)?, file.number(second)?]
             }

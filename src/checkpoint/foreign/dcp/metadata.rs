@@ -89,12 +89,12 @@ impl Metadata {
             }
             let mut chunks = Vec::new();
             for chunk in about.need("chunks")?.items()? {
-                let (offsets, sizes) =
-                    (numbers(&chunk.need("offsets")?)?, numbers(&chunk.need("sizes")?)?);
+                let offsets = numbers(&chunk.need("offsets")?)?;
+                let sizes = numbers(&chunk.need("sizes")?)?;
                 let item = items.remove(&(name.to_string(), Some(offsets.clone())));
                 let Some(item) = item else {
-                    let what = format!("storage_data has no item for {name} at {offsets:?}");
-                    return Err(about.problem(what));
+                    return Err(about
+                        .problem(format!("storage_data has no item for {name} at {offsets:?}")));
                 };
                 chunks.push(Chunk { offsets, sizes, item });
             }
@@ -112,9 +112,12 @@ impl Metadata {
         for (index, info) in storage.pairs()? {
             let name = index.need("fqn")?.str()?.to_string();
             if let Some(how) = info.some("transform_descriptors") {
-                let what = format!("{name} is transformed ({how}): compressed items are not read");
-                let remedy = "save once without compression (FileSystemWriter without _extensions)";
-                return Err(Problems::one(self.place(), what, remedy).into());
+                return Err(Problems::one(
+                    self.place(),
+                    format!("{name} is transformed ({how}): compressed items are not read"),
+                    "save once without compression (FileSystemWriter without _extensions)",
+                )
+                .into());
             }
             let file = info.need("relative_path")?.str()?.to_string();
             if file.is_empty() || file.contains(['/', '\\', '\0']) || file.starts_with("..") {
@@ -123,9 +126,11 @@ impl Metadata {
                     info.problem(format!("{name} is in {file:?}, which is not a file's name"))
                 );
             }
-            let (at, len) = (info.need("offset")?.count()?, info.need("length")?.count()?);
-            let end = at.checked_add(len);
-            let end = end.ok_or_else(|| info.problem(format!("the place of {name} overflows")))?;
+            let at = info.need("offset")?.count()?;
+            let len = info.need("length")?.count()?;
+            let end = at
+                .checked_add(len)
+                .ok_or_else(|| info.problem(format!("the place of {name} overflows")))?;
             let needed = self.files.entry(file.clone()).or_default();
             *needed = end.max(*needed);
             let offset = index
@@ -145,15 +150,21 @@ impl Metadata {
             match fs::metadata(&path) {
                 Ok(about) if about.len() >= *needed => {}
                 Ok(about) => {
-                    let what = format!(
-                        "{file} is cut short: it has {} bytes, .metadata needs {needed}",
-                        about.len()
+                    problems.add(
+                        self.dir.display().to_string(),
+                        format!(
+                            "{file} is cut short: it has {} bytes, .metadata needs {needed}",
+                            about.len()
+                        ),
+                        COPY_AGAIN,
                     );
-                    problems.add(self.dir.display().to_string(), what, COPY_AGAIN);
                 }
                 Err(_) => {
-                    let what = format!("{file} is missing");
-                    problems.add(self.dir.display().to_string(), what, COPY_AGAIN);
+                    problems.add(
+                        self.dir.display().to_string(),
+                        format!("{file} is missing"),
+                        COPY_AGAIN,
+                    );
                 }
             }
         }
@@ -163,16 +174,15 @@ impl Metadata {
 
     /// Processes that wrote: the files are `__RANK_NUMBER.distcp`.
     pub fn writers(&self) -> usize {
-        let rank = |file: &String| {
-            file.strip_prefix("__")?
-                .split('_')
-                .next()?
-                .parse::<usize>()
-                .ok()
-        };
         self.files
             .keys()
-            .filter_map(rank)
+            .filter_map(|file| {
+                file.strip_prefix("__")?
+                    .split('_')
+                    .next()?
+                    .parse::<usize>()
+                    .ok()
+            })
             .collect::<BTreeSet<_>>()
             .len()
             .max(1)
@@ -236,8 +246,9 @@ impl Metadata {
         let mut ours = vec![0.0; shape.iter().product()];
         for StoredPart { name, layer, cut } in parts {
             let theirs = like(shape, cut.shape());
-            let put = |at, size, values: &[f32]| cut.put((at, size), values, &mut ours, width);
-            self.each_rectangle(&key(name), *layer, &theirs, put)?;
+            self.each_rectangle(&key(name), *layer, &theirs, |at, size, values: &[f32]| {
+                cut.put((at, size), values, &mut ours, width)
+            })?;
         }
         Ok(ours)
     }
@@ -268,17 +279,23 @@ impl Metadata {
             let value = file.root();
             let tensor: &Tensor = value.tensor()?;
             if tensor.shape != chunk.sizes {
-                let (found, said) = (&tensor.shape, &chunk.sizes);
-                let what = format!("{name} is {found:?}, .metadata says {said:?}");
-                return Err(value.problem(what));
+                let found = &tensor.shape;
+                let said = &chunk.sizes;
+                return Err(value.problem(format!("{name} is {found:?}, .metadata says {said:?}")));
             }
             let own = &chunk.sizes[lead..];
             let numel = volume(own);
             let values = file.floats(tensor, before * numel..(before + 1) * numel)?;
             if flat {
                 let share = entry.share(shape, lead);
-                let wrong = || value.problem(format!("{name} is not in pieces of {shape:?}"));
-                chunk.unfold(&share.ok_or_else(wrong)?, lead, &values, &mut each);
+                chunk.unfold(
+                    &share.ok_or_else(|| {
+                        value.problem(format!("{name} is not in pieces of {shape:?}"))
+                    })?,
+                    lead,
+                    &values,
+                    &mut each,
+                );
             } else {
                 each(matrix(&chunk.offsets[lead..], 0), matrix(own, 1), &values);
             }
@@ -353,8 +370,12 @@ impl Metadata {
 
     /// An error about a run whose states gptrain cannot continue.
     pub fn unsupported(&self, what: String) -> anyhow::Error {
-        let remedy = "import the weights alone by way of Hugging Face's format";
-        Problems::one(self.place(), what, remedy).into()
+        Problems::one(
+            self.place(),
+            what,
+            "import the weights alone by way of Hugging Face's format",
+        )
+        .into()
     }
 }
 
@@ -395,7 +416,8 @@ impl Chunk {
         let begin = self.offsets.last().copied().unwrap_or(0);
         let mut done = 0;
         while done < values.len() {
-            let (row, col) = ((begin + done) / width, (begin + done) % width);
+            let row = (begin + done) / width;
+            let col = (begin + done) % width;
             let rest = values.len() - done;
             let size = match col {
                 0 if rest >= width => [rest / width, width],
@@ -483,11 +505,16 @@ mod tests {
     use super::*;
 
     fn tiles(shape: &[usize], parts: &[([usize; 2], [usize; 2])]) -> Result<(), String> {
-        let chunk = |(offsets, sizes): &([usize; 2], [usize; 2])| {
-            let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
-            Chunk { offsets: offsets.to_vec(), sizes: sizes.to_vec(), item }
+        let entry = Entry {
+            shape: shape.to_vec(),
+            chunks: parts
+                .iter()
+                .map(|(offsets, sizes)| {
+                    let item = Item { file: "__0_0.distcp".into(), at: 0, len: 0 };
+                    Chunk { offsets: offsets.to_vec(), sizes: sizes.to_vec(), item }
+                })
+                .collect(),
         };
-        let entry = Entry { shape: shape.to_vec(), chunks: parts.iter().map(chunk).collect() };
         let tensors = BTreeMap::from([("w".to_string(), entry)]);
         let (dir, objects, files) = Default::default();
         Metadata { dir, tensors, objects, files }.tiles("w")

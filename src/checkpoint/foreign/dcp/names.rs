@@ -107,13 +107,16 @@ impl Names {
         (heads, pairs): (Heads, Pairs),
         has: &dyn Fn(&str) -> bool,
     ) -> Vec<(String, TensorPart)> {
-        let (rows, cols) = (shape[0], shape.get(1).copied().unwrap_or(1));
+        let rows = shape[0];
+        let cols = shape.get(1).copied().unwrap_or(1);
         let layer = layer_of(param);
         let before = layer.map_or(String::new(), |layer| format!("{}{layer}.", self.blocks));
         let full = |name: &&str| format!("{before}{name}.weight");
         let Some((_, layouts)) = self.row(param.spec.weight) else { return Vec::new() };
-        let is_saved = |names: &&&[&str]| has(&full(&names[0]));
-        let names = layouts.iter().find(is_saved).unwrap_or(&layouts[0]);
+        let names = layouts
+            .iter()
+            .find(|names| has(&full(&names[0])))
+            .unwrap_or(&layouts[0]);
         let from_rows = |rows| TensorPart::from_rows(rows, cols);
         let cuts: Vec<TensorPart> = match (param.spec.weight, names.len()) {
             (Weight::QkvW, 1) => {
@@ -128,15 +131,14 @@ impl Names {
 
     /// Number of layers by the names.
     pub fn layers<'n>(&self, names: impl Iterator<Item = &'n str>) -> usize {
-        let number = |name: &str| {
-            name.strip_prefix(self.blocks)?
-                .split('.')
-                .next()?
-                .parse()
-                .ok()
-        };
         names
-            .filter_map(number)
+            .filter_map(|name: &str| {
+                name.strip_prefix(self.blocks)?
+                    .split('.')
+                    .next()?
+                    .parse()
+                    .ok()
+            })
             .max()
             .map_or(0, |last: usize| last.saturating_add(1))
     }

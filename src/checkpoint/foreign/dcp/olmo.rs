@@ -155,8 +155,9 @@ pub fn describe(folder: &mut DcpRun, step: &Path, choices: &Choices) -> anyhow::
 
 /// Settings of the model, the batch, the rates and the length, as far as the configuration has them.
 fn training(config: &Config, settings: &mut Settings, max_steps: Option<u64>, peak: Option<f64>) {
-    let length = config.count("/train_module/max_sequence_length");
-    let length = length.or_else(|| config.count("/dataset/sequence_length"));
+    let length = config
+        .count("/train_module/max_sequence_length")
+        .or_else(|| config.count("/dataset/sequence_length"));
     if let Some(length) = length {
         settings.set("model.seq_len", length, "max_sequence_length");
     }
@@ -168,8 +169,9 @@ fn training(config: &Config, settings: &mut Settings, max_steps: Option<u64>, pe
     }
     let eps = config.float("/model/block/layer_norm/eps").unwrap_or(1e-5);
     settings.set("model.layernorm_eps", number(eps), "layer_norm.eps");
-    let dtype = config.str("/train_module/dp_config/param_dtype");
-    let dtype = dtype.or_else(|| config.str("/train_module/autocast_precision"));
+    let dtype = config
+        .str("/train_module/dp_config/param_dtype")
+        .or_else(|| config.str("/train_module/autocast_precision"));
     let precision = match dtype {
         Some("float32") => "f32",
         Some("float16") => "fp16",
@@ -230,15 +232,17 @@ fn rates(config: &Config, settings: &mut Settings, counts: &Counts, peak: Option
     let tokens = config.str(&scheduler("units")) == Some("tokens");
     // Samples of so many steps, or so many tokens.
     let samples = |count: u64| if tokens { Some(count / length?) } else { Some(count * global?) };
-    let warmup = ["warmup", "warmup_steps"].into_iter();
-    let warmup = warmup
+    let warmup = ["warmup", "warmup_steps"]
+        .into_iter()
         .filter_map(|name| config.count(&scheduler(name)))
         .next();
     if let Some(warmup) = warmup.and_then(samples) {
         settings.set("lr.warmup_samples", warmup, "scheduler.warmup");
     }
-    let end = config.count(&scheduler("t_max")).and_then(samples);
-    let end = end.or_else(|| Some(steps? * global?));
+    let end = config
+        .count(&scheduler("t_max"))
+        .and_then(samples)
+        .or_else(|| Some(steps? * global?));
     let decay = match (class, end) {
         (Some("ConstantScheduler" | "ConstantWithWarmup"), _) => Some("constant".to_string()),
         (Some("CosWithWarmup"), Some(end)) => Some(format!("{{cosine: {{samples: {end}}}}}")),

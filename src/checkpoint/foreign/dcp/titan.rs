@@ -27,10 +27,13 @@ pub const WANTED: &[Wanted] = &[
 pub fn describe(folder: &mut DcpRun, _: &Path, choices: &Choices) -> anyhow::Result<()> {
     let step = folder.meta.count("train_state.step")?;
     let Some(step) = step else {
-        let what = "has no train_state.step: a model without its training state";
-        let remedy = "import a step that was saved whole, or the weights alone by way of Hugging Face's \
-                      format";
-        return Err(Problems::one(folder.meta.place(), what, remedy).into());
+        return Err(Problems::one(
+            folder.meta.place(),
+            "has no train_state.step: a model without its training state",
+            "import a step that was saved whole, or the weights alone by way of Hugging Face's \
+             format",
+        )
+        .into());
     };
     folder.found.step = step;
     let heads = asked(&choices.sets, "model.heads").and_then(|text| text.parse::<usize>().ok());

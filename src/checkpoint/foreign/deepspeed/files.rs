@@ -55,10 +55,13 @@ impl Files {
         }
         let optim = rank_files(dir, OPTIM)?;
         if optim.is_empty() {
-            let what = "has no zero_pp_rank_0_mp_rank_00_optim_states.pt: the optimizer's states are \
-                        not there";
-            let remedy = "copy them too; weights alone come by way of Hugging Face's format";
-            return Err(Problems::one(dir.display().to_string(), what, remedy).into());
+            return Err(Problems::one(
+                dir.display().to_string(),
+                "has no zero_pp_rank_0_mp_rank_00_optim_states.pt: the optimizer's states are \
+                 not there",
+                "copy them too; weights alone come by way of Hugging Face's format",
+            )
+            .into());
         }
         Ok(Files { models, optim })
     }
@@ -69,16 +72,22 @@ impl Files {
         let pipeline = args.count("pipeline_model_parallel_size")? as usize;
         let files = self.models.len();
         if tensor.checked_mul(pipeline) != Some(files) {
-            let what = format!(
+            return Err(args.problem(format!(
                 "args has tensor_model_parallel_size {tensor} and pipeline_model_parallel_size \
                  {pipeline}, the folder {files} mp_rank_NN_model_states.pt"
-            );
-            return Err(args.problem(what));
+            )));
         }
         let data = 1 + self.optim.keys().map(|(_, data)| *data).max().unwrap_or(0);
         let name = |path: &PathBuf| path.file_name().unwrap_or_default().to_owned();
-        let bf16 = |path| name(path).to_string_lossy().starts_with("bf16_");
-        let prefix = if self.optim.values().any(bf16) { "bf16_" } else { "" };
+        let prefix = if self
+            .optim
+            .values()
+            .any(|path| name(path).to_string_lossy().starts_with("bf16_"))
+        {
+            "bf16_"
+        } else {
+            ""
+        };
         for (data, model) in (0..data).flat_map(|data| (0..files).map(move |model| (data, model))) {
             if !self.optim.contains_key(&(model, data)) {
                 let name = format!("{prefix}zero_pp_rank_{data}_mp_rank_{model:02}{OPTIM}");

@@ -17,8 +17,9 @@ const FIRST_BLOCK: usize = 3;
 
 /// The smallest layer that has an input norm: the first block's number.
 pub fn first_block<'n>(names: impl Iterator<Item = &'n str>) -> Option<usize> {
-    let block = |name: &str| name.strip_suffix(".input_layernorm.weight")?.parse().ok();
-    names.filter_map(block).min()
+    names
+        .filter_map(|name| name.strip_suffix(".input_layernorm.weight")?.parse().ok())
+        .min()
 }
 
 /// The name of a parameter of a model of so many layers, as BLOOM's pipeline numbers them.

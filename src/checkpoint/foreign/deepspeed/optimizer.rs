@@ -16,10 +16,10 @@ pub fn updates(file: &TorchFile, optimizer: &Value) -> anyhow::Result<u64> {
     let state = base.get("state").and_then(|state| state.at(0));
     let step = group
         .and_then(|group| group.some("step"))
-        .or_else(|| state?.some("step"));
-    let step = step.ok_or_else(|| {
-        base.problem("the optimizer has no step, in param_groups or in state".into())
-    })?;
+        .or_else(|| state?.some("step"))
+        .ok_or_else(|| {
+            base.problem("the optimizer has no step, in param_groups or in state".into())
+        })?;
     file.count(&step)
 }
 
@@ -96,8 +96,10 @@ pub fn slice(
             (start.count()?, numel.count()?)
         }
     };
-    let (start, numel) = (start as usize, numel as usize);
-    let end = start.checked_add(numel);
-    let end = end.ok_or_else(|| address.problem(format!("the address of {name} overflows")))?;
+    let start = start as usize;
+    let numel = numel as usize;
+    let end = start
+        .checked_add(numel)
+        .ok_or_else(|| address.problem(format!("the address of {name} overflows")))?;
     Ok(Some(start..end))
 }

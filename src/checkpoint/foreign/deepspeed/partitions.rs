@@ -61,30 +61,27 @@ impl Stages {
                     let other = partition(&optimizer, group, state)?.tensor()?.numel();
                     if other != len {
                         let name = state.name();
-                        let what = format!(
+                        return Err(optimizer.problem(format!(
                             "the {name} of group {group} has {other} elements, its weights {len}"
-                        );
-                        return Err(optimizer.problem(what));
+                        )));
                     }
                 }
                 lens.push(len);
                 let equal = lens[0] == len || lens.len() == files.len() && len < lens[0];
                 if !equal {
                     let first = lens[0];
-                    let what = format!(
+                    return Err(master.problem(format!(
                         "partition {group} has {len} elements, that of data rank 0 {first}"
-                    );
-                    return Err(master.problem(what));
+                    )));
                 }
             }
             let held: usize = lens.iter().sum();
             let needed: usize = params.iter().map(numel).sum();
             if held < needed {
                 let last = files.last().expect("a data rank").root();
-                let what = format!(
+                return Err(last.problem(format!(
                     "the partitions of group {group} hold {held} elements, its parameters have {needed}"
-                );
-                return Err(last.problem(what));
+                )));
             }
         }
         Ok(())
@@ -116,7 +113,8 @@ impl ShareReader for PartitionReader {
             .find(place)
             .expect("a place is in its stage's groups");
         let numel: usize = shape.iter().product();
-        let (mut values, mut begin) = (Vec::with_capacity(numel), 0);
+        let mut values = Vec::with_capacity(numel);
+        let mut begin = 0;
         for file in &open.get(*stage, || stages.open(*stage))?[rank] {
             let optimizer = file.root().need("optimizer_state_dict")?;
             let partition = partition(&optimizer, group, state)?;
@@ -133,19 +131,25 @@ impl ShareReader for PartitionReader {
             begin = end;
             let Some(part) = part else { continue };
             if part.end > tensor.numel() {
-                let (len, end) = (tensor.numel(), part.end);
-                let what = format!("partition {group} has {len} elements, {name} reaches to {end}");
-                return Err(partition.problem(what));
+                let len = tensor.numel();
+                let end = part.end;
+                return Err(partition.problem(format!(
+                    "partition {group} has {len} elements, {name} reaches to {end}"
+                )));
             }
             values.extend(file.floats(tensor, part)?);
         }
         if values.len() != numel {
             let held = values.len();
-            let what = format!(
-                "the partitions of mp_rank {:02} hold {held} of the {numel} elements of {name}",
-                stage * stages.ranks[0] + rank
-            );
-            return Err(Problems::one(stages.dir.display().to_string(), what, IS_WHOLE).into());
+            return Err(Problems::one(
+                stages.dir.display().to_string(),
+                format!(
+                    "the partitions of mp_rank {:02} hold {held} of the {numel} elements of {name}",
+                    stage * stages.ranks[0] + rank
+                ),
+                IS_WHOLE,
+            )
+            .into());
         }
         Ok(values)
     }

@@ -34,8 +34,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let first_block = first_block(shapes.keys().map(String::as_str))
         .ok_or_else(|| args.problem("zero has no block's input_layernorm".into()))?;
     let trainer = "Megatron-DeepSpeed (universal checkpoint)";
-    let found = RunDescription::new(Format::DeepSpeedUniversal, trainer, &dir);
-    let mut found = found.with_args(&root, &args)?;
+    let mut found =
+        RunDescription::new(Format::DeepSpeedUniversal, trainer, &dir).with_args(&root, &args)?;
     for (i, key) in ["tensor", "pipeline"].into_iter().enumerate() {
         let name = format!("{key}_model_parallel_size");
         found.grid[i] = args.count(&name).unwrap_or(1) as usize;
@@ -48,8 +48,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     (found.updates, found.lr) = numbers(&dir)?;
     let rows = shapes
         .get(EMBEDDING)
-        .and_then(|shape| shape.first().copied());
-    let rows = rows.ok_or_else(|| args.problem(format!("zero has no {EMBEDDING}")))?;
+        .and_then(|shape| shape.first().copied())
+        .ok_or_else(|| args.problem(format!("zero has no {EMBEDDING}")))?;
     if let Some(padded) = args.optional_count("padded_vocab_size")?
         && padded as usize > rows
     {
@@ -114,8 +114,10 @@ fn shapes(dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<usize>>> {
             let file = TorchFile::open(&path)?;
             let tensor = param(&file.root())?.tensor()?.shape.clone();
             if shape.get_or_insert_with(|| tensor.clone()) != &tensor {
-                let what = format!("the {} of {name} is {tensor:?}, not {shape:?}", state.name());
-                return Err(file.root().problem(what));
+                return Err(file.root().problem(format!(
+                    "the {} of {name} is {tensor:?}, not {shape:?}",
+                    state.name()
+                )));
             }
         }
         shapes.extend(shape.map(|shape| (name, shape)));

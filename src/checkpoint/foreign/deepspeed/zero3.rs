@@ -52,16 +52,18 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let root = main.root();
     let place = models[&(0, 0)].display().to_string();
     let Some(args) = root.some("args") else {
-        let what = "has no args: only Megatron-DeepSpeed's folders of ZeRO-3 are read";
-        let remedy =
-            "write its weights with zero_to_fp32.py, and import those in Hugging Face's format";
-        return Err(Problems::one(place, what, remedy).into());
+        return Err(Problems::one(
+            place,
+            "has no args: only Megatron-DeepSpeed's folders of ZeRO-3 are read",
+            "write its weights with zero_to_fp32.py, and import those in Hugging Face's format",
+        )
+        .into());
     };
     let args = Arguments::new(args, place, RULE);
     args.refuse(&[("add_position_embedding_type", "this position embedding is not gptrain's")])?;
     if args.count("tensor_model_parallel_size")? as usize != tensor {
-        let what = format!("args.tensor_model_parallel_size is not the {tensor} of the files");
-        return Err(args.problem(what));
+        return Err(args
+            .problem(format!("args.tensor_model_parallel_size is not the {tensor} of the files")));
     }
     let step = root.need("iteration")?.count()?;
     let groups = same_groups(&models, tensor, step)?;
@@ -70,8 +72,8 @@ pub fn open(from: &Path, choices: &Choices) -> anyhow::Result<Box<dyn ForeignRun
     let optimizer = first.root().need("optimizer_state_dict")?;
     let updates = updates(&first, &optimizer)?;
     let trainer = format!("Megatron-DeepSpeed, ZeRO-3 (DeepSpeed {})", deepspeed_version(&root));
-    let found = RunDescription::new(Format::DeepSpeedZero3, trainer, &dir);
-    let mut found = found.with_args(&root, &args)?;
+    let mut found =
+        RunDescription::new(Format::DeepSpeedZero3, trainer, &dir).with_args(&root, &args)?;
     let settings = &mut found.settings;
     settings.set("topology.tensor", tensor, "tensor_model_parallel_size");
     settings.set("topology.data", data, "files of the optimizer");
@@ -103,8 +105,10 @@ fn grid(dir: &Path, both: [&RankFiles; 2]) -> anyhow::Result<[usize; 2]> {
             .take(most + 1);
         let missing = ranks.into_iter().find(|ranks| !files.contains_key(ranks));
         if let Some((tensor, data)) = missing {
-            let what = format!("zero_pp_rank_{data}_mp_rank_{tensor:02}{end} is missing");
-            return Err(incomplete(dir, what));
+            return Err(incomplete(
+                dir,
+                format!("zero_pp_rank_{data}_mp_rank_{tensor:02}{end} is missing"),
+            ));
         }
     }
     Ok([tensor, data])
@@ -128,9 +132,8 @@ fn same_groups(models: &RankFiles, tensor: usize, step: u64) -> anyhow::Result<V
 fn places(groups: &[FlatGroup], args: &Arguments) -> anyhow::Result<ParamPlaces> {
     let mut places = ParamPlaces::default();
     for (entry, (name, shape)) in groups.iter().flatten().enumerate() {
-        let key = known(name);
-        let key =
-            key.ok_or_else(|| args.unsupported(format!("{name} is not in gptrain's model")))?;
+        let key = known(name)
+            .ok_or_else(|| args.unsupported(format!("{name} is not in gptrain's model")))?;
         let place = ParamPlace { stage: 0, entry, name: name.clone(), shape: shape.clone() };
         if places.known.insert(key, place).is_some() {
             return Err(args.problem(format!("{name} is in param_shapes under another name too")));
@@ -142,8 +145,9 @@ fn places(groups: &[FlatGroup], args: &Arguments) -> anyhow::Result<ParamPlaces>
 impl RankGroups {
     /// Opens the files of a tensor rank, and compares them with its groups.
     fn open(&self, tensor: usize) -> anyhow::Result<Vec<TorchFile>> {
-        let files = (0..self.ranks).map(|data| TorchFile::open(&self.files[&(tensor, data)]));
-        let files = files.collect::<anyhow::Result<Vec<_>>>()?;
+        let files = (0..self.ranks)
+            .map(|data| TorchFile::open(&self.files[&(tensor, data)]))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         files.iter().try_for_each(|file| self.compare(file))?;
         Ok(files)
     }
@@ -156,8 +160,9 @@ impl RankGroups {
             && count.count()? != self.ranks as u64
         {
             let ranks = self.ranks;
-            let what = format!("partition_count is {count}, the folder has files of {ranks} ranks");
-            return Err(optimizer.problem(what));
+            return Err(optimizer.problem(format!(
+                "partition_count is {count}, the folder has files of {ranks} ranks"
+            )));
         }
         for (group, params) in self.groups.iter().enumerate() {
             let needed: usize = params.iter().map(|(_, shape)| self.part(shape)).sum();

@@ -15,8 +15,9 @@ pub fn open_common(dir: &Path, meta: &Metadata) -> anyhow::Result<TorchFile> {
     if path.exists() {
         return TorchFile::open(&path);
     }
-    let missing = || incomplete(dir, format!("has neither common.pt nor, in .metadata, {COMMON}"));
-    meta.object(COMMON)?.ok_or_else(missing)
+    meta.object(COMMON)?.ok_or_else(|| {
+        incomplete(dir, format!("has neither common.pt nor, in .metadata, {COMMON}"))
+    })
 }
 
 /// The state: the outermost value, or the only item of a list.

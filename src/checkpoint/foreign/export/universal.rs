@@ -44,8 +44,10 @@ fn refused(m: &Manifest, checkpoint: &Checkpoint, place: &str) -> anyhow::Result
         (model.mup.is_some(), "µP's factors are not in such a folder"),
         (!checkpoint.has_adamw(), "the checkpoint has no states of AdamW"),
     ];
-    let what = cases.into_iter().filter(|(is, _)| *is);
-    let what = what.map(|(_, why)| format!("Megatron-DeepSpeed has no such run: {why}"));
+    let what = cases
+        .into_iter()
+        .filter(|(is, _)| *is)
+        .map(|(_, why)| format!("Megatron-DeepSpeed has no such run: {why}"));
     Ok(problem(place, what.collect())?)
 }
 
@@ -54,16 +56,18 @@ fn write(checkpoint: &Checkpoint, m: &Manifest, to: &Path) -> anyhow::Result<Wri
     let step = index.progress.step;
     let name = format!("global_step{step}_universal");
     let folder = to.join(&name);
-    let (mut files, mut bytes) = (0, 0);
+    let mut files = 0;
+    let mut bytes = 0;
     let layout = Layout::new(&m.model, ModelShard::whole(&m.model));
     let create = |path: &Path| {
         fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
     };
     for param in layout.params() {
-        let theirs = pipe_name(param, m.model.layers);
-        let theirs = theirs.with_context(|| format!("Megatron-DeepSpeed has no {}", param.name))?;
-        let tensor = index.tensor(&param.name);
-        let tensor = tensor.with_context(|| format!("the checkpoint has no {}", param.name))?;
+        let theirs = pipe_name(param, m.model.layers)
+            .with_context(|| format!("Megatron-DeepSpeed has no {}", param.name))?;
+        let tensor = index
+            .tensor(&param.name)
+            .with_context(|| format!("the checkpoint has no {}", param.name))?;
         let path = folder.join("zero").join(theirs);
         create(&path)?;
         for (state, file) in [(MASTER, "fp32"), MOMENTS[0], MOMENTS[1]] {
@@ -83,7 +87,9 @@ fn write(checkpoint: &Checkpoint, m: &Manifest, to: &Path) -> anyhow::Result<Wri
     }
     let latest = to.join("latest_universal");
     fs::write(&latest, &name).with_context(|| format!("cannot write {}", latest.display()))?;
-    let (states, padding, notes) = (true, 0, notes(m));
+    let states = true;
+    let padding = 0;
+    let notes = notes(m);
     Ok(Written { step, files, bytes: Bytes(bytes), states, padding, notes })
 }
 
@@ -109,14 +115,13 @@ fn whole(param: &Param, shape: &[usize]) -> Out {
 fn optimizer(checkpoint: &Checkpoint, m: &Manifest) -> Out {
     let state = &checkpoint.index.state;
     let updates = state.optimizer.groups.first().map_or(0, |group| group.step);
-    let group = |decay: f64| {
+    let groups = [f64::from(m.optimizer.weight_decay()), 0.0].map(|decay| {
         Out::named([
             ("lr", Out::from(state.lr)),
             ("weight_decay", Out::from(decay)),
             ("step", Out::from(updates)),
         ])
-    };
-    let groups = [f64::from(m.optimizer.weight_decay()), 0.0].map(group);
+    });
     let clip = m.optimizer.clip().map_or(0.0, f64::from);
     Out::named([("param_groups", Out::List(groups.to_vec())), ("clip_grad", Out::from(clip))])
 }

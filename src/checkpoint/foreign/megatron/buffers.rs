@@ -57,7 +57,8 @@ impl Order {
     fn starts(&self, sizes: &[(usize, bool)]) -> (Vec<usize>, usize) {
         let mut starts = vec![0; sizes.len()];
         // First element of the bucket in the buffer, and of the next parameter in the bucket.
-        let (mut bucket, mut next) = (0, 0usize);
+        let mut bucket = 0;
+        let mut next = 0usize;
         for (number, (size, tied)) in sizes.iter().enumerate().rev() {
             next = next.next_multiple_of(self.align);
             let alone = self.shared && *tied;
@@ -86,16 +87,19 @@ pub fn starts(
     let chunks = 1 + entries.iter().map(|(chunk, _)| *chunk).max().unwrap_or(0);
     let mut places = vec![(0, 0); entries.len()];
     for chunk in 0..chunks {
-        let own = entries
+        let own: Vec<(usize, &Entry)> = entries
             .iter()
             .enumerate()
-            .filter(|(_, (held, _))| *held == chunk);
-        let own: Vec<(usize, &Entry)> = own.map(|(number, (_, entry))| (number, entry)).collect();
-        let sizes = own.iter().map(|(_, entry)| {
-            let tied = matches!(entry.key.0, Weight::TokenEmbed | Weight::HeadW);
-            Ok((entry.value.tensor()?.numel(), tied))
-        });
-        let sizes = sizes.collect::<anyhow::Result<Vec<_>>>()?;
+            .filter(|(_, (held, _))| *held == chunk)
+            .map(|(number, (_, entry))| (number, entry))
+            .collect();
+        let sizes = own
+            .iter()
+            .map(|(_, entry)| {
+                let tied = matches!(entry.key.0, Weight::TokenEmbed | Weight::HeadW);
+                Ok((entry.value.tensor()?.numel(), tied))
+            })
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let held = match state(&buffers.root(), chunk, AdamState::Master)? {
             Ok(value) => value.tensor()?.numel(),
             Err(why) => return Ok(Err(format!("{place}: {why}"))),
@@ -139,12 +143,15 @@ fn proved(
         for from in [0, numel - most] {
             let theirs = file.floats(weight, from..from + most)?;
             let ours = buffers.floats(masters, start + from..start + from + most)?;
-            let rounded = |value: &f32| match weight.element {
-                Element::BF16 => bf16::from_f32(*value).to_f32(),
-                Element::F16 => f16::from_f32(*value).to_f32(),
-                _ => *value,
-            };
-            if ours.iter().map(rounded).ne(theirs) {
+            if ours
+                .iter()
+                .map(|value| match weight.element {
+                    Element::BF16 => bf16::from_f32(*value).to_f32(),
+                    Element::F16 => f16::from_f32(*value).to_f32(),
+                    _ => *value,
+                })
+                .ne(theirs)
+            {
                 return Ok(false);
             }
         }

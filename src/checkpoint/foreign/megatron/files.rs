@@ -25,9 +25,13 @@ pub fn files(dir: &Path) -> anyhow::Result<Vec<Vec<PathBuf>>> {
                 found.insert((*stage, *tensor))
             }
             _ => {
-                let what = format!("{name}: folders of experts are not read");
                 let place = dir.display().to_string();
-                return Err(Problems::one(place, what, ELSEWHERE).into());
+                return Err(Problems::one(
+                    place,
+                    format!("{name}: folders of experts are not read"),
+                    ELSEWHERE,
+                )
+                .into());
             }
         };
     }
@@ -64,13 +68,12 @@ pub fn grid(args: &Arguments, files: &[Vec<PathBuf>]) -> anyhow::Result<()> {
     if [tensor, pipeline] == [files[0].len() as u64, files.len() as u64] {
         return Ok(());
     }
-    let what = format!(
+    Err(args.problem(format!(
         "args has tensor_model_parallel_size {tensor} and pipeline_model_parallel_size {pipeline}, the \
          folder {} × {} of mp_rank_TT_PPP",
         files[0].len(),
         files.len()
-    );
-    Err(args.problem(what))
+    )))
 }
 
 pub fn topology(

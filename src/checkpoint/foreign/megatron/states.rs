@@ -33,8 +33,8 @@ impl<'t> PlainOptimizer<'t> {
         }
         let inner = outer
             .some("optimizer")
-            .or_else(|| outer.some("optimizer_state_dict"));
-        let inner = inner.unwrap_or_else(|| outer.clone());
+            .or_else(|| outer.some("optimizer_state_dict"))
+            .unwrap_or_else(|| outer.clone());
         let (Some(groups), Some(states)) = (inner.some("param_groups"), inner.some("state")) else {
             let why = "optimizer has no state: a distributed optimizer wrote it beside, in \
                        distrib_optim.pt, which is missing";
@@ -49,7 +49,8 @@ impl<'t> PlainOptimizer<'t> {
                 return Ok(Err("optimizer has no fp32_from_fp16_params".into()));
             }
             Some(masters) if masters.len() != groups.len() => {
-                let (groups, masters) = (groups.len(), masters.len());
+                let groups = groups.len();
+                let masters = masters.len();
                 let why = format!("fp32_from_fp16_params has {masters} groups, not {groups}");
                 return Ok(Err(why));
             }
@@ -66,19 +67,20 @@ impl<'t> PlainOptimizer<'t> {
             .map(shape)
             .collect::<anyhow::Result<Vec<_>>>()?;
         let all: Vec<usize> = (0..entries.len()).collect();
-        let vector = |entry: &usize| shapes[*entry].len() == 1;
-        let (rest, decay): (Vec<usize>, Vec<usize>) = all.iter().copied().partition(vector);
+        let (rest, decay): (Vec<usize>, Vec<usize>) = all
+            .iter()
+            .copied()
+            .partition(|entry| shapes[*entry].len() == 1);
         let mut slots = vec![None; entries.len()];
         for group in 0..self.groups.len() {
             let held = self.shapes(group)?;
-            let same = |list: &&Vec<usize>| {
+            let Some(list) = [&all, &decay, &rest].into_iter().find(|list| {
                 list.len() == held.len()
                     && list
                         .iter()
                         .zip(&held)
                         .all(|(entry, shape)| shapes[*entry] == *shape)
-            };
-            let Some(list) = [&all, &decay, &rest].into_iter().find(same) else {
+            }) else {
                 return Ok(Err(format!(
                     "group {group} of the optimizer has {} parameters, which are neither all {} of \
                      the file, nor its {} matrices, nor its {} vectors, in their order",
@@ -106,11 +108,12 @@ impl<'t> PlainOptimizer<'t> {
     /// Shapes of a group's first moments.
     fn shapes(&self, group: usize) -> anyhow::Result<Vec<Vec<usize>>> {
         let count = self.groups[group].need("params")?.items()?.len();
-        let shape = |number| {
-            let state = self.tensor((group, number), AdamState::FirstMoment)?;
-            Ok(state.tensor()?.shape.clone())
-        };
-        (0..count).map(shape).collect()
+        (0..count)
+            .map(|number| {
+                let state = self.tensor((group, number), AdamState::FirstMoment)?;
+                Ok(state.tensor()?.shape.clone())
+            })
+            .collect()
     }
 
     /// A state of the parameter in a slot; None of a weight that has no f32 copy.
@@ -173,16 +176,19 @@ pub fn updates_of(
     for group in groups {
         let first = group
             .some("params")
-            .and_then(|params| params.items().ok()?.first().cloned());
-        let first = first.map(|id| id.int()).transpose()?;
+            .and_then(|params| params.items().ok()?.first().cloned())
+            .map(|id| id.int())
+            .transpose()?;
         let state = first.zip(states).and_then(|(id, states)| states.at(id));
-        let step = group.some("step").or_else(|| state?.some("step"));
-        let step = step.or_else(|| states?.some("common_step"));
+        let step = group
+            .some("step")
+            .or_else(|| state?.some("step"))
+            .or_else(|| states?.some("common_step"));
         let Some(step) = step.map(|step| file.count(&step)).transpose()? else { continue };
         match updates {
             Some(known) if known != step => {
-                let what = format!("Adam's step is {step} in one group, {known} in another");
-                return Err(group.problem(what));
+                return Err(group
+                    .problem(format!("Adam's step is {step} in one group, {known} in another")));
             }
             _ => updates = Some(step),
         }

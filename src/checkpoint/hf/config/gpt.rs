@@ -14,8 +14,11 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
     let mut needs = |wrong: bool, what: &str| {
         if wrong {
             let name = if family == Family::Bloom { "BLOOM" } else { "GPT-2" };
-            let remedy = "Hugging Face has no other family with this model's position encoding";
-            problems.add(place, format!("{what}; {name} cannot say that"), remedy);
+            problems.add(
+                place,
+                format!("{what}; {name} cannot say that"),
+                "Hugging Face has no other family with this model's position encoding",
+            );
         }
     };
     let heads = model.heads();
@@ -38,9 +41,11 @@ pub fn sayable(family: Family, model: &Model, place: &str) -> Result<Family, Pro
     }
     if model.position.name() != family.defaults().position.name() {
         let position = model.position.name();
-        let what = format!("model.position is {position} of {}", family.name());
-        let remedy = "Hugging Face has no such model: train with the other family";
-        problems.add(place, what, remedy);
+        problems.add(
+            place,
+            format!("model.position is {position} of {}", family.name()),
+            "Hugging Face has no such model: train with the other family",
+        );
     }
     problems.or(family)
 }

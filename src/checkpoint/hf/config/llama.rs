@@ -40,7 +40,8 @@ pub fn read(config: &mut Reader, family: Family) -> HfConfig {
         vocab: config.size("vocab_size"),
         seq_len: positions,
     };
-    let (hidden, heads) = (sizes.hidden, sizes.heads);
+    let hidden = sizes.hidden;
+    let heads = sizes.heads;
     let missing = |config: &Reader, key| !config.config.contains_key(key);
     let kv = match config.optional_size("num_key_value_heads") {
         None if missing(config, "num_key_value_heads") => defaults.kv_heads.unwrap_or(heads),
@@ -86,9 +87,11 @@ fn bias(config: &mut Reader, hf: &Hf) -> Bias {
     let attention = config.flag("attention_bias").unwrap_or(false);
     let mlp = config.flag("mlp_bias").unwrap_or(false) && hf.biases.contains(&Bias::All);
     if mlp && !attention {
-        let remedy = "no model.bias is that of the feed-forward layer alone: set attention_bias to \
-                      true, and give the weights q, k, v and o biases of 0";
-        config.wrong("mlp_bias", remedy);
+        config.wrong(
+            "mlp_bias",
+            "no model.bias is that of the feed-forward layer alone: set attention_bias to \
+             true, and give the weights q, k, v and o biases of 0",
+        );
         return Bias::None;
     }
     let said = match (attention, mlp) {
@@ -118,8 +121,8 @@ fn window(config: &mut Reader, window: Window, layers: usize) -> (Option<usize>,
             };
             let any = windows.iter().any(|windowed| *windowed);
             if any && width.is_none() && listed.is_some() {
-                let what = "a layer has a sliding window, whose width is not said";
-                config.wrong("layer_types", what);
+                config
+                    .wrong("layer_types", "a layer has a sliding window, whose width is not said");
             }
             (
                 width.filter(|_| any),
@@ -133,16 +136,18 @@ fn window(config: &mut Reader, window: Window, layers: usize) -> (Option<usize>,
 
 /// Shortest pattern of layers with and without a window; None if all are alike.
 fn pattern(windows: &[bool]) -> Option<Vec<LayerKind>> {
-    let repeats =
-        |length: &usize| (*length..windows.len()).all(|i| windows[i] == windows[i % length]);
     let length = (1..=windows.len())
-        .find(repeats)
+        .find(|length| (*length..windows.len()).all(|i| windows[i] == windows[i % length]))
         .filter(|length| *length > 1)?;
-    let kind = |windowed: &bool| LayerKind {
-        attention: if *windowed { LayerAttention::Window } else { LayerAttention::Full },
-        rope: None,
-    };
-    Some(windows[..length].iter().map(kind).collect())
+    Some(
+        windows[..length]
+            .iter()
+            .map(|windowed| LayerKind {
+                attention: if *windowed { LayerAttention::Window } else { LayerAttention::Full },
+                rope: None,
+            })
+            .collect(),
+    )
 }
 
 /// Whether each layer has a window; none, with a problem, if the list is invalid.
@@ -153,8 +158,10 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Vec<bool> {
             .all(|kind| kind == "full_attention" || kind == "sliding_attention")
     });
     if known.is_none() {
-        let remedy = format!("full_attention or sliding_attention for each of {layers} layers");
-        config.wrong("layer_types", &remedy);
+        config.wrong(
+            "layer_types",
+            &format!("full_attention or sliding_attention for each of {layers} layers"),
+        );
     }
     known
         .into_iter()
@@ -165,7 +172,8 @@ fn layer_types(config: &mut Reader, types: &Value, layers: usize) -> Vec<bool> {
 
 /// Settings of a model that the family's config.json cannot express.
 pub fn lacks(family: Family, m: &Model) -> Vec<&'static str> {
-    let (hf, qk_norm) = (family::row(family), family.defaults().qk_norm);
+    let hf = family::row(family);
+    let qk_norm = family.defaults().qk_norm;
     let all = [
         (m.norm != NormKind::Rms, "the norm is layer"),
         (m.ffn != Ffn::Swiglu, "the feed-forward layer is gelu"),

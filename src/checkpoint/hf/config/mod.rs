@@ -69,11 +69,11 @@ pub fn read_config(folder: &Path) -> anyhow::Result<HfConfig> {
 /// Error for a folder without config.json, which may be another trainer's.
 fn missing(folder: &Path, place: String, remedy: &str) -> Problems {
     match detect(folder) {
-        Ok(other) => {
-            let what = format!("there is no such file: the files are those of {}", other.name());
-            let remedy = format!("gptrain import {} --dry", folder.display());
-            Problems::one(place, what, remedy)
-        }
+        Ok(other) => Problems::one(
+            place,
+            format!("there is no such file: the files are those of {}", other.name()),
+            format!("gptrain import {} --dry", folder.display()),
+        ),
         Err(_) => Problems::one(place, "there is no such file", remedy),
     }
 }
@@ -112,9 +112,11 @@ pub fn target(model: &Model, place: &str) -> Result<Family, Problems> {
         .chain(others)
         .find(|f| llama::lacks(*f, model).is_empty());
     found.ok_or_else(|| {
-        let what = format!("{}: {} cannot say that", lacks.join(", "), own.name());
-        let remedy = "Hugging Face has no model of these parts: train one of its families'";
-        Problems::one(place, what, remedy)
+        Problems::one(
+            place,
+            format!("{}: {} cannot say that", lacks.join(", "), own.name()),
+            "Hugging Face has no model of these parts: train one of its families'",
+        )
     })
 }
 

@@ -31,12 +31,13 @@ impl<'a> Reader<'a> {
     /// Name that the file has for a key: another spelling, if one has a value.
     fn spelled<'k>(&self, key: &'k str) -> &'k str {
         let row = self.spellings.iter().find(|row| row.key == key);
-        let has_value = |name: &&&str| {
-            self.config
-                .get(**name)
-                .is_some_and(|value| !value.is_null())
-        };
-        let other = row.and_then(|row| row.others.iter().find(has_value));
+        let other = row.and_then(|row| {
+            row.others.iter().find(|name| {
+                self.config
+                    .get(**name)
+                    .is_some_and(|value| !value.is_null())
+            })
+        });
         other.copied().unwrap_or(key)
     }
 

@@ -68,14 +68,10 @@ fn table<'a>(config: &mut Reader<'a>, key: &str) -> Option<(&'static str, &'a Ma
 fn contradictions(config: &mut Reader, new: &Map<String, Value>, old: &Map<String, Value>) {
     let kind = |map: &Map<String, Value>| map.get("rope_type").or(map.get("type")).cloned();
     let number = |value: &Value| value.as_f64();
-    let differs = |key: &&String| {
+    let other = old.keys().filter(|key| !key.ends_with("type")).find(|key| {
         new.get(*key)
             .is_some_and(|value| number(value) != old.get(*key).and_then(number))
-    };
-    let other = old
-        .keys()
-        .filter(|key| !key.ends_with("type"))
-        .find(differs);
+    });
     if kind(new) != kind(old) || other.is_some() {
         config.wrong("rope_scaling", "rope_parameters says something else: remove the wrong one");
     }

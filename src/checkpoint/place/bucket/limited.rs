@@ -61,8 +61,10 @@ fn range_bytes(range: &str) -> Option<u64> {
 
 fn ended(error: Box<dyn std::error::Error + Send + Sync>, limit: u64) -> HttpError {
     if error.is::<LengthLimitError>() {
-        let what = format!("the store's answer is longer than {}", Bytes(limit));
-        return HttpError::new(HttpErrorKind::Decode, io::Error::other(what));
+        return HttpError::new(
+            HttpErrorKind::Decode,
+            io::Error::other(format!("the store's answer is longer than {}", Bytes(limit))),
+        );
     }
     match error.downcast::<HttpError>() {
         Ok(error) => *error,

@@ -20,9 +20,8 @@ pub struct Ranks {
 pub fn meet(join: &Join) -> Result<Ranks, Failed> {
     let key = Key::new(&join.secret, &join.job);
     let address = Address::read(&join.address).expect("host:port");
-    let connect = |rank| connect_to_rank0(join, &address, &key, &JoinRequest::new(join, rank, 1));
     let all = (1..join.world)
-        .map(connect)
+        .map(|rank| connect_to_rank0(join, &address, &key, &JoinRequest::new(join, rank, 1)))
         .collect::<Result<Vec<TcpStream>, Failed>>()?;
     let mut received = 0;
     for (i, stream) in all.iter().enumerate() {

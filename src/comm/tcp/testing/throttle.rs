@@ -12,10 +12,11 @@ pub fn send_limit() -> Result<Option<f64>, Problems> {
     let Ok(text) = std::env::var(SEND_LIMIT) else { return Ok(None) };
     match text.parse::<f64>() {
         Ok(limit) if limit >= 1.0 && limit.is_finite() => Ok(Some(limit)),
-        _ => {
-            let what = format!("{text:?} is not a number of bytes per second");
-            Err(Problems::one(SEND_LIMIT, what, "give one such as 1e6, or unset it"))
-        }
+        _ => Err(Problems::one(
+            SEND_LIMIT,
+            format!("{text:?} is not a number of bytes per second"),
+            "give one such as 1e6, or unset it",
+        )),
     }
 }
 

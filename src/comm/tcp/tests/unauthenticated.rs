@@ -14,8 +14,9 @@ use std::time::Duration;
 /// Connects as soon as the address listens.
 fn connect_soon(address: &str) -> TcpStream {
     let found = OnceCell::new();
-    let listens = || connect(address).is_ok_and(|stream| found.set(stream).is_ok());
-    until(&format!("{address} listens"), listens);
+    until(&format!("{address} listens"), || {
+        connect(address).is_ok_and(|stream| found.set(stream).is_ok())
+    });
     found.into_inner().expect("it listens")
 }
 
@@ -60,12 +61,20 @@ fn silent_peers_make_way_for_a_rank() {
     let key = Key::new(b"secret", "job");
     let server = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = server.local_addr().unwrap().to_string();
-    let (theirs, all) = (key.clone(), Arc::new(Handshakes::default()));
+    let theirs = key.clone();
+    let all = Arc::new(Handshakes::default());
     let (joined, arrived) = std::sync::mpsc::channel();
     let handshakes = all.clone();
     std::thread::spawn(move || {
-        let accepted = move |body, _| drop(joined.send(body));
-        accept_all(&server, &theirs, "join", 2, &handshakes, || false, accepted);
+        accept_all(
+            &server,
+            &theirs,
+            "join",
+            2,
+            &handshakes,
+            || false,
+            move |body, _| drop(joined.send(body)),
+        );
     });
     let mut silent: Vec<TcpStream> = (0..200).map(|_| connect(&*address).unwrap()).collect();
     let mut rank = connect(&*address).unwrap();

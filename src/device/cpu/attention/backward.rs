@@ -61,7 +61,9 @@ struct Buffers<'a> {
 impl<'a> Buffers<'a> {
     /// Lengths of the buffers, in their order.
     fn lengths(seq: usize, d: usize, wide: usize) -> [usize; 12] {
-        let (rows, tile, columns) = (seq * wide, QUERIES * wide, d * QUERIES);
+        let rows = seq * wide;
+        let tile = QUERIES * wide;
+        let columns = d * QUERIES;
         let scores = KEYS * QUERIES;
         [rows, rows, rows, rows, tile, tile, tile, columns, columns, scores, scores, scores]
     }
@@ -82,11 +84,14 @@ fn tile_backward(
     dqkv: Tensor,
 ) {
     let op::AttentionBackward { dy, qkv, y, lse, .. } = *op;
-    let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
+    let d = head.all.d;
+    let wide = head.all.wide;
+    let count = tile.queries.len();
     head.load_out(dy, tile.queries.clone(), own.dy);
     // y is only needed for Σ dy·y; the buffer of dq holds it until then.
     head.load_out(y, tile.queries.clone(), own.dq);
-    let (mut logs, mut along) = ([0.0; QUERIES], [0.0; QUERIES]);
+    let mut logs = [0.0; QUERIES];
+    let mut along = [0.0; QUERIES];
     for (i, query) in tile.queries.clone().enumerate() {
         let row = i * wide..i * wide + d;
         along[i] = dot(&own.dy[row.clone()], &own.dq[row]);
@@ -98,7 +103,8 @@ fn tile_backward(
     own.dq.fill(0.0);
     for keys in tile.key_tiles() {
         let rows = keys.start * wide..keys.end * wide;
-        let (k, v) = (&own.k[rows.clone()], &own.v[rows.clone()]);
+        let k = &own.k[rows.clone()];
+        let v = &own.v[rows.clone()];
         tile.scores(k, wide, keys.len(), own.q_transposed, d, own.p);
         tile.scores(v, wide, keys.len(), own.dy_transposed, d, own.dp);
         let factors = head.factors(tile, &keys, own.factors.as_chunks_mut().0);
@@ -112,7 +118,10 @@ fn tile_backward(
             super::tile::drop(factors, p);
         }
         let over_queries = |a: &[f32], b: &[f32], c: &mut [f32]| {
-            let (m, n, k, add) = (keys.len(), wide, count, true);
+            let m = keys.len();
+            let n = wide;
+            let k = count;
+            let add = true;
             Product { m, n, k, a, a_row: QUERIES, a_depth: 1, b, b_row: wide, c, c_row: wide, add }
                 .run();
         };

@@ -38,7 +38,8 @@ struct Buffers<'a> {
 impl<'a> Buffers<'a> {
     /// Lengths of the buffers, in their order.
     fn lengths(d: usize, wide: usize) -> [usize; 6] {
-        let (keys, scores) = (KEYS * wide, KEYS * QUERIES);
+        let keys = KEYS * wide;
+        let scores = KEYS * QUERIES;
         [d * QUERIES, keys, keys, scores, scores, QUERIES * wide]
     }
 
@@ -50,7 +51,9 @@ impl<'a> Buffers<'a> {
 
 /// Attention of the queries of one tile.
 fn tile_forward(head: &Head, qkv: Tensor, tile: &Tile, own: Buffers, y: Tensor, lse: Tensor) {
-    let (d, wide, count) = (head.all.d, head.all.wide, tile.queries.len());
+    let d = head.all.d;
+    let wide = head.all.wide;
+    let count = tile.queries.len();
     head.load(qkv, tile.queries.clone(), Qkv::Query, own.y);
     transpose(own.y, wide, count, own.q);
     own.y.fill(0.0);

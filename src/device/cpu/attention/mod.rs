@@ -33,8 +33,10 @@ struct Attention<'a> {
 
 impl<'a> Attention<'a> {
     fn new(qkv: Tensor, how: &'a Attend) -> Attention<'a> {
-        let (samples, d) = (how.samples(qkv.rows), how.heads.dim);
-        let (mask, wide) = (Mask::new(&how.dropout), d.next_multiple_of(COLUMNS));
+        let samples = how.samples(qkv.rows);
+        let d = how.heads.dim;
+        let mask = Mask::new(&how.dropout);
+        let wide = d.next_multiple_of(COLUMNS);
         Attention { how, mask, samples, d, wide }
     }
 

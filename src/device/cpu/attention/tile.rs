@@ -32,7 +32,8 @@ impl Tile {
         slope: f32,
         keys: impl Fn(usize) -> Range<usize>,
     ) -> Tile {
-        let (mut start, mut end) = ([0; QUERIES], [0; QUERIES]);
+        let mut start = [0; QUERIES];
+        let mut end = [0; QUERIES];
         for (i, query) in queries.clone().enumerate() {
             let keys = keys(query);
             (start[i], end[i]) = (keys.start as i32, keys.end as i32);

@@ -13,8 +13,7 @@ const LINE: usize = 16;
 pub fn fp8(cpu: &Cpu, op: &op::Fp8Gemm) {
     let op::Fp8Gemm { a, b, c, then } = *op;
     let [m, n, k] = op.size();
-    let halves = |rows: usize| (rows * k).div_ceil(2).next_multiple_of(LINE);
-    let [of_a, of_b] = [m, n].map(halves);
+    let [of_a, of_b] = [m, n].map(|rows| (rows * k).div_ceil(2).next_multiple_of(LINE));
     cpu.sums.with(1, of_a + of_b + m * n, |scratch| {
         let at = |skipped| scratch.tensor(0).addr() + skipped * size_of::<f32>();
         let wide_a = Tensor::at(at(0), m, k, DType::BF16);
@@ -38,7 +37,8 @@ fn widen(cpu: &Cpu, x: &Quantized, to: Tensor) {
     let numbers: [f32; 256] = std::array::from_fn(|code| x.format.decode(code as u8));
     cpu.each_block(to.numel(), |block| {
         let (mut codes, mut buffer): (_, Block) = ([0; BLOCK], [0.0; BLOCK]);
-        let (codes, buffer) = (&mut codes[..block.len()], &mut buffer[..block.len()]);
+        let codes = &mut codes[..block.len()];
+        let buffer = &mut buffer[..block.len()];
         load_bytes(x.codes, block.start, codes);
         buffer
             .iter_mut()

@@ -55,7 +55,9 @@ pub(super) fn product(cpu: &Cpu, op: &op::Gemm, set: Instructions) {
     let op::Gemm { kind, a, b, c, then } = *op;
     let left = Operand::new(a, kind != Gemm::TN, set);
     let right = Operand::new(b, kind == Gemm::NT, set);
-    let (m, n, k) = (left.lines(), right.lines(), left.depth());
+    let m = left.lines();
+    let n = right.lines();
+    let k = left.depth();
     if matches!(then, Epilogue::Nothing) && c.to.dtype == DType::F32 {
         in_parts(cpu, left, right, c);
     } else if k <= DEEP {
@@ -83,10 +85,13 @@ fn in_parts(cpu: &Cpu, left: Operand, right: Operand, c: Out) {
 
 /// Product over a range of the depth.
 fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Out, then: Epilogue) {
-    let (m, n, panel) = (left.lines(), right.lines(), left.set.geometry());
+    let m = left.lines();
+    let n = right.lines();
+    let panel = left.set.geometry();
     let depth = depth.start / left.per_word()..depth.end.div_ceil(left.per_word());
     let whole = depth.len().next_multiple_of(panel.fill);
-    let (high, wide) = (at_once(m, panel.rows, whole), at_once(n, panel.cols, whole));
+    let high = at_once(m, panel.rows, whole);
+    let wide = at_once(n, panel.cols, whole);
     let height = high
         .div_ceil(cpu.threads)
         .min(panel.height)
@@ -107,10 +112,8 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
                     }
                     let spans = all_cols.len().div_ceil(span);
                     cpu.each_slot(all_rows.len().div_ceil(height) * spans, |i, slot| {
-                        let (rows, cols) = (
-                            piece(&all_rows, height, i / spans),
-                            piece(&all_cols, span, i % spans),
-                        );
+                        let rows = piece(&all_rows, height, i / spans);
+                        let cols = piece(&all_cols, span, i % spans);
                         let places =
                             [(a, &rows, first_row, panel.rows), (b, &cols, first_col, panel.cols)];
                         // SAFETY: `pack_left` and `pack_right` have returned, so their tasks have ended;

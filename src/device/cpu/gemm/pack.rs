@@ -224,7 +224,8 @@ fn transpose_panel<const PANEL: usize>(
         let part = start..words.end.min(start + STRETCH);
         for group in (0..PANEL).step_by(8) {
             let first = (lines.start + group).min(lines.end);
-            let (rest, to) = (first..lines.end, &mut to[group..]);
+            let rest = first..lines.end;
+            let to = &mut to[group..];
             // The lines of a panel are a multiple of eight, or fewer.
             match PANEL {
                 4 => transpose_lines::<4>(x, rest, part.clone(), to, PANEL),
@@ -243,8 +244,11 @@ fn transpose_lines<const N: usize>(
     to: &mut [f32],
     stride: usize,
 ) {
-    let transposed = |lines: [&[f32]; N]| transpose(&lines, to, stride);
-    if lines.len() >= N && x.with_along::<N>(lines.start, &words, transposed) {
+    if lines.len() >= N
+        && x.with_along::<N>(lines.start, &words, |lines: [&[f32]; N]| {
+            transpose(&lines, to, stride)
+        })
+    {
         return;
     }
     let mut buffers = [[0.0; STRETCH]; N];

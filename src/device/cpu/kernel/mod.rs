@@ -178,7 +178,8 @@ const AHEAD: usize = 8;
 unsafe fn cover_panels<P: Panel>(p: Panels, panel: &mut P) {
     const { assert!(P::ROWS * P::COLS <= EDGE) };
     let mut edge = [0.0f32; EDGE];
-    let (left, right) = (p.whole * P::ROWS, p.whole * P::COLS);
+    let left = p.whole * P::ROWS;
+    let right = p.whole * P::COLS;
     for (j, b) in (0..p.c.cols).step_by(P::COLS).zip(p.b.chunks_exact(right)) {
         let b = b[p.first * P::COLS..].as_ptr();
         // Next panel of B; a part of it is prefetched with each panel of A.
@@ -369,7 +370,8 @@ unsafe fn block<V: Lanes, const M: usize, const W: usize>(
     // operands for `i < M`, `j < W * V::N` and `l < k`, as the block is inside C.
     unsafe {
         let c = c.add(row * p.c_row + col);
-        let (a, b) = (p.a.as_ptr().add(row * p.a_row), p.b.as_ptr().add(col));
+        let a = p.a.as_ptr().add(row * p.a_row);
+        let b = p.b.as_ptr().add(col);
         let mut sums = [[V::splat(0.0); W]; M];
         if p.add {
             for (i, sums) in sums.iter_mut().enumerate() {

@@ -39,7 +39,8 @@ const CHAINS: usize = 12;
 pub(super) unsafe fn chains<V: Lanes>(rounds: usize) {
     // SAFETY: as the caller promises; no memory is accessed by pointer.
     unsafe {
-        let (a, b) = (V::splat(black_box(1e-9)), V::splat(black_box(1e-9)));
+        let a = V::splat(black_box(1e-9));
+        let b = V::splat(black_box(1e-9));
         let mut sums = [V::splat(0.0); CHAINS];
         for _ in 0..rounds {
             for sum in &mut sums {
@@ -83,7 +84,8 @@ pub(super) unsafe fn tile_chains(mut tiles: impl TileOps, rounds: usize) {
 /// Operations per second of the shortest call; a round has `products` multiplications.
 fn best(products: usize, run: impl Fn(usize)) -> f64 {
     const ROUNDS: usize = 20_000;
-    let (start, mut best) = (Instant::now(), Duration::MAX);
+    let start = Instant::now();
+    let mut best = Duration::MAX;
     while start.elapsed() < Duration::from_millis(50) {
         let begin = Instant::now();
         run(ROUNDS);

@@ -22,7 +22,8 @@ fn sums(
     b: &dyn Fn(usize, usize) -> f32,
 ) -> Vec<f32> {
     let panel = set.geometry();
-    let (rows, cols) = (2 * panel.rows - 3, 2 * panel.cols - 5);
+    let rows = 2 * panel.rows - 3;
+    let cols = 2 * panel.cols - 5;
     let width = 3 * panel.cols;
     let packed = |side: usize, element: &dyn Fn(usize, usize) -> f32| {
         let places = (0..2 * WHOLE * side).map(|at| (at / (side * WHOLE) * side + at % side, at));
@@ -33,18 +34,29 @@ fn sums(
     let a = packed(panel.rows, a);
     let b = packed(panel.cols, &|j, l| b(l, j));
     let mut c = numbers(rows * width);
-    let (a, b, sums) = (&a, &b, &mut Sums::from_slice(&mut c, rows, cols, width));
+    let a = &a;
+    let b = &b;
+    let sums = &mut Sums::from_slice(&mut c, rows, cols, width);
     Panels { set, a, b, whole: WHOLE, first: FIRST, depth: DEPTH, c: sums, add: true }.run();
     c
 }
 
 /// C of a product whose sides leave remainders.
 fn product(run: unsafe fn(Product)) -> Vec<f32> {
-    let (m, n, k) = (13, 5 * COLUMNS, 7);
-    let (a, b) = (numbers(m * k), numbers(k * n));
+    let m = 13;
+    let n = 5 * COLUMNS;
+    let k = 7;
+    let a = numbers(m * k);
+    let b = numbers(k * n);
     let mut c = numbers(m * n);
-    let (a_row, a_depth, b_row, c_row, add) = (1, m, n, n, true);
-    let (a, b, c_) = (&a, &b, &mut c);
+    let a_row = 1;
+    let a_depth = m;
+    let b_row = n;
+    let c_row = n;
+    let add = true;
+    let a = &a;
+    let b = &b;
+    let c_ = &mut c;
     // SAFETY: the slices have the operands' sizes, and the caller's processor the features of `run`.
     unsafe { run(Product { m, n, k, a, a_row, a_depth, b, b_row, c: c_, c_row, add }) };
     c
@@ -53,8 +65,12 @@ fn product(run: unsafe fn(Product)) -> Vec<f32> {
 #[test]
 fn all_registers_give_the_same_sums() {
     let by_definition = {
-        let (m, n, k) = (13, 5 * COLUMNS, 7);
-        let (a, b, mut c) = (numbers(m * k), numbers(k * n), numbers(m * n));
+        let m = 13;
+        let n = 5 * COLUMNS;
+        let k = 7;
+        let a = numbers(m * k);
+        let b = numbers(k * n);
+        let mut c = numbers(m * n);
         for (i, j) in (0..m).flat_map(|i| (0..n).map(move |j| (i, j))) {
             c[i * n + j] += (0..k).map(|l| a[i + l * m] * b[l * n + j]).sum::<f32>();
         }
@@ -103,8 +119,7 @@ fn pairs_of_bf16_give_the_sums_of_their_products() {
     let set = Instructions::Avx512Bf16;
     if set <= Instructions::best() {
         let pair = |x: f32, factor: f32| word(x, factor * x);
-        let (a, b) = (|i, l| pair(number(i, l), 3.0), |l, j| pair(number(j, l), 2.0));
-        let got = sums(set, &a, &b);
+        let got = sums(set, &|i, l| pair(number(i, l), 3.0), &|l, j| pair(number(j, l), 2.0));
         assert_eq!(got, defined(set, 7.0));
     }
 }
@@ -133,7 +148,8 @@ fn word(low: f32, high: f32) -> f32 {
 /// Result for a row of A that starts with these pairs, the same in a column of B against ones, and
 /// C.
 fn first_of_model(pairs: &[[f32; 2]], c: f32) -> f32 {
-    let (mut a, one) = (vec![0.0; 256], vec![word(1.0, 1.0); 256]);
+    let mut a = vec![0.0; 256];
+    let one = vec![word(1.0, 1.0); 256];
     for (to, [low, high]) in a.iter_mut().zip(pairs) {
         *to = word(*low, *high);
     }
@@ -143,7 +159,8 @@ fn first_of_model(pairs: &[[f32; 2]], c: f32) -> f32 {
 /// Order of additions in the manual: first halves, second halves, both, then C; denormals are 0.
 #[test]
 fn the_model_of_tiles_adds_as_the_manual_says() {
-    let (large, tiny) = (16_777_216.0, 1e-39);
+    let large = 16_777_216.0;
+    let tiny = 1e-39;
     // Added one after the other, 1 would be lost each time.
     assert_eq!(first_of_model(&[[large, 1.0], [0.0, 1.0]], 0.0), large + 2.0);
     assert_eq!(first_of_model(&[[large, 0.0], [1.0, 0.0], [1.0, 0.0]], 0.0), large);
@@ -161,7 +178,9 @@ fn the_instruction_and_its_model_leave_the_same_bits() {
         return;
     }
     let of = |x: &[f32]| -> Vec<f32> { x.chunks(2).map(|x| word(x[0], x[1])).collect() };
-    let (mut a, mut b, c) = (of(&numbers(512)), of(&numbers(512)), numbers(256));
+    let mut a = of(&numbers(512));
+    let mut b = of(&numbers(512));
+    let c = numbers(256);
     a[3] = word(1e-39, -1e-39);
     b[7] = word(f32::MIN_POSITIVE, 1e-40);
     // SAFETY: `best` is AMX (above): the processor has it, and Linux permits its use.

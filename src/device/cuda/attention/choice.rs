@@ -117,7 +117,8 @@ fn fastest(
     run: &dyn Fn(&Variant),
     out: Results,
 ) -> usize {
-    let (mut best, mut first) = ((f32::INFINITY, 0), Vec::new());
+    let mut best = (f32::INFINITY, 0);
+    let mut first = Vec::new();
     for (index, variant) in variants.iter().enumerate() {
         run(variant);
         let results = cuda.contents(out.tensor);

@@ -66,7 +66,8 @@ impl Hopper {
     ) -> Result<Option<Hopper>, Problems> {
         let refuse = |what: &str, remedy: &str| Err(Problems::one(CHOICE, what, remedy));
         let hopper = |encode_tiled, selection| {
-            let (choices, maps) = (RefCell::default(), RefCell::default());
+            let choices = RefCell::default();
+            let maps = RefCell::default();
             Ok(Some(Hopper { encode_tiled, selection, choices, maps }))
         };
         match (choice, device.encode_tiled) {
@@ -140,7 +141,8 @@ impl Hopper {
             64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
             _ => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
         };
-        let (mut map, steps) = (NO_MAP, [1u32; 4]);
+        let mut map = NO_MAP;
+        let steps = [1u32; 4];
         // SAFETY: the rank is 4: sizes, boxes and steps have four numbers, strides three (cuda.h). The
         // map is written to the live variable; the address is stored, not read.
         device.call("making a tensor map", |_| unsafe {

@@ -55,7 +55,8 @@ pub fn tensor_cores(head: usize, dtype: DType) -> Option<Kernels> {
         let shared = (own + passing) * row + shared + 16;
         Kernel { name, tile: own, threads: 128, shared, mapped: false }
     };
-    let (forward_own, own) = (if d <= 128 { 128 } else { 64 }, if d <= 64 { 128 } else { 64 });
+    let forward_own = if d <= 128 { 128 } else { 64 };
+    let own = if d <= 64 { 128 } else { 64 };
     let forward_keys = if d <= 80 { 64 } else { 32 };
     let kv_queries = if d == 64 || d == 160 { 16 } else { 32 };
     let q_keys = if (65..=96).contains(&d) { 64 } else { 32 };

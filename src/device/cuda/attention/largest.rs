@@ -44,8 +44,9 @@ pub fn largest_launches() -> Vec<LargestLaunch> {
     let asked = ["layernorm_backward_wide", "norm_residual_backward_wide"];
     let fixed = fixed.map(|(kernel, threads)| (kernel, Some(threads)));
     let asked = asked.map(|kernel| (kernel, None));
-    let all = fixed.into_iter().chain(asked);
-    let mut all: Vec<_> = all
+    let mut all: Vec<_> = fixed
+        .into_iter()
+        .chain(asked)
         .map(|(kernel, threads)| LargestLaunch { kernel, threads, shared: 0 })
         .collect();
     all.extend(attention_launches());

@@ -125,8 +125,11 @@ fn prepare(
         scale: how.scale,
         drop: how.dropout,
     });
-    let aligned = |x: &Tensor| x.addr().is_multiple_of(16);
-    let fits = qkv.dtype != DType::F32 && [qkv, y].iter().chain(more).all(aligned);
+    let fits = qkv.dtype != DType::F32
+        && [qkv, y]
+            .iter()
+            .chain(more)
+            .all(|x| x.addr().is_multiple_of(16));
     let ampere = cuda.capability >= AMPERE;
     let chosen = if fits && ampere { kernels::tensor_cores(d, qkv.dtype) } else { None };
     let hopper = cuda

@@ -118,20 +118,20 @@ fn digest(machine: &str, choice: &str) -> u64 {
 /// Reads the lines of a file that are intact and of this machine.
 fn read(path: &Path, machine: &str) -> Known {
     let text = fs::read(path).unwrap_or_default();
-    let choice = |line: &str| {
-        let (choice, seal) = line.rsplit_once(' ')?;
-        let sound = u64::from_str_radix(seal, 16) == Ok(digest(machine, choice));
-        let (product, algorithm) = choice.rsplit_once(": ").filter(|_| sound)?;
-        if algorithm == APART {
-            return Some((product.to_string(), None));
-        }
-        let word = |i: usize| u64::from_str_radix(algorithm.get(16 * i..16 * i + 16)?, 16).ok();
-        let words: Option<Vec<u64>> = (0..8).map(word).collect();
-        Some((product.to_string(), Some(Algorithm { data: words?.try_into().ok()? })))
-    };
     String::from_utf8_lossy(&text)
         .lines()
-        .filter_map(choice)
+        .filter_map(|line| {
+            let (choice, seal) = line.rsplit_once(' ')?;
+            let sound = u64::from_str_radix(seal, 16) == Ok(digest(machine, choice));
+            let (product, algorithm) = choice.rsplit_once(": ").filter(|_| sound)?;
+            if algorithm == APART {
+                return Some((product.to_string(), None));
+            }
+            let words: Option<Vec<u64>> = (0..8)
+                .map(|i| u64::from_str_radix(algorithm.get(16 * i..16 * i + 16)?, 16).ok())
+                .collect();
+            Some((product.to_string(), Some(Algorithm { data: words?.try_into().ok()? })))
+        })
         .collect()
 }
 
@@ -161,17 +161,18 @@ mod tests {
             let text = cache.text(&known);
             output::write(&cache.path, Existing::Replaced, text.as_bytes()).unwrap();
         };
-        let (unusable, theirs, ours) = (1, 7, 3);
+        let unusable = 1;
+        let theirs = 7;
+        let ours = 3;
         publish_choice(unusable);
         let looks = Cell::new(0);
-        let valid = |choice: &Option<Algorithm>| {
+        let chosen = cache.keep("product", algorithm(ours), |choice: &Option<Algorithm>| {
             looks.set(looks.get() + 1);
             if looks.get() == 3 {
                 publish_choice(theirs);
             }
             choice.is_some_and(|algorithm| algorithm.data[0] != unusable)
-        };
-        let chosen = cache.keep("product", algorithm(ours), valid);
+        });
         let word = |choice: Option<Algorithm>| choice.map(|algorithm| algorithm.data[0]);
         assert_eq!((word(chosen), looks.get()), (Some(theirs), 4));
         assert_eq!(cache.find("product").map(word), Some(Some(theirs)));

@@ -62,7 +62,8 @@ impl Product {
         match then {
             Epilogue::Nothing => self.plainly(cuda, c),
             Epilogue::Bias(bias) => {
-                let (fits, on) = (fused && fits(bias), Operands { bias: Some(bias), ..on });
+                let fits = fused && fits(bias);
+                let on = Operands { bias: Some(bias), ..on };
                 self.either(cuda, fits, lt::Epilogue::Bias, on, &|| {
                     bias_rows(cuda, bias, c.to);
                     self.plainly(cuda, c.to.add());

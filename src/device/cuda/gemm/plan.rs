@@ -112,8 +112,9 @@ pub struct Products {
 
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let letter = |transpose| if transpose { "T" } else { "N" };
-        let [a, b] = self.transpose.map(letter);
+        let [a, b] = self
+            .transpose
+            .map(|transpose| if transpose { "T" } else { "N" });
         let ([operands, result], Shape { m, n, k, epilogue, .. }) = (self.dtypes, self);
         let rounded = if self.tf32 { " tf32" } else { "" };
         let onto = if self.add { "+=" } else { "=" };
@@ -149,11 +150,11 @@ impl Operands {
         epilogue: lt::Epilogue,
     ) -> Shape {
         let tensors = [Some(self.a), Some(self.b), Some(self.c.to), self.bias, self.aux];
-        let alignment = |x: Tensor| 1 << x.addr().trailing_zeros().min(8);
-        let alignments = tensors.map(|x| x.map_or(0, alignment));
+        let alignments = tensors.map(|x| x.map_or(0, |x| 1 << x.addr().trailing_zeros().min(8)));
         let dtypes = [self.a.dtype, self.c.to.dtype];
         let tf32 = cuda.products.tf32 && self.a.dtype == DType::F32;
-        let (fp8, add) = (self.fp8.map(|(kind, _)| kind), self.c.add);
+        let fp8 = self.fp8.map(|(kind, _)| kind);
+        let add = self.c.add;
         let sms = cuda.device.sm_margin.product_sms();
         Shape { transpose, m, n, k, dtypes, epilogue, fp8, tf32, add, sms, alignments }
     }
@@ -173,7 +174,8 @@ impl Products {
         if code != 0 {
             return Err(format!("cuBLASLt does not start: status {code}"));
         }
-        let (plans, timed) = (RefCell::default(), Cell::new(0));
+        let plans = RefCell::default();
+        let timed = Cell::new(0);
         Ok(Products { api, handle, workspace, tf32, algorithms, timed, plans })
     }
 
@@ -243,7 +245,8 @@ impl Products {
         }
         let layout = |kind, rows: usize, cols: usize| {
             let mut layout = null_mut();
-            let (rows, cols) = (rows as u64, cols as u64);
+            let rows = rows as u64;
+            let cols = cols as u64;
             // SAFETY: the handle is written to the live variable.
             self.call(device, "describing a matrix", |api| unsafe {
                 let stride = rows as i64;
@@ -278,7 +281,8 @@ impl Products {
     ) -> lt::Status {
         let device = &cuda.device;
         self.set_pointers(device, plan, on);
-        let (alpha, beta) = (1.0f32, if on.c.add { 1.0f32 } else { 0.0 });
+        let alpha = 1.0f32;
+        let beta = if on.c.add { 1.0f32 } else { 0.0 };
         let [a, b, c] = [on.a, on.b, on.c.to].map(|x| x.addr() as *mut c_void);
         let [la, lb, lc] = plan.layouts;
         device.count_kernel();
@@ -340,7 +344,8 @@ impl Products {
         // SAFETY: the descriptor is the library's, which copies `size_of::<T>()` bytes of the value, and
         // refuses a key whose value has another size.
         self.call(device, "describing a product", |api| unsafe {
-            let (value, bytes) = ((value as *const T).cast(), size_of::<T>());
+            let value = (value as *const T).cast();
+            let bytes = size_of::<T>();
             call!(api, cublasLtMatmulDescSetAttribute(descriptor, key, value, bytes))
         });
     }

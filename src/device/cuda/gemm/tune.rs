@@ -91,10 +91,13 @@ impl Products {
             (None, None) => false,
         };
         let median = |candidate, runs| {
-            let clear_cache = || cuda.memory.clear(device, cuda.memory.workspace, SCRATCH);
-            device.median_ms(runs, clear_cache, || {
-                run(candidate);
-            })
+            device.median_ms(
+                runs,
+                || cuda.memory.clear(device, cuda.memory.workspace, SCRATCH),
+                || {
+                    run(candidate);
+                },
+            )
         };
         // The first run may load code.
         let tried = candidates
@@ -116,18 +119,22 @@ impl Products {
 
     /// Whether the library can run an algorithm for this plan, with the same bits every time.
     fn runs(&self, device: &Device, plan: &Plan, algorithm: &Algorithm) -> bool {
-        let (mut found, mut reduction, mut written) = (MaybeUninit::zeroed(), u32::MAX, 0);
+        let mut found = MaybeUninit::zeroed();
+        let mut reduction = u32::MAX;
+        let mut written = 0;
         let [a, b, c] = plan.layouts;
         // SAFETY: the handles are the library's, kept until `close`, and the algorithm is one of its own,
         // or read from a file of such, which this check is for; the result is written to `found`.
         let checked = self.try_call(device, |api| unsafe {
-            let (to, plan) = (found.as_mut_ptr(), plan.descriptor);
+            let to = found.as_mut_ptr();
+            let plan = plan.descriptor;
             call!(api, cublasLtMatmulAlgoCheck(self.handle, plan, a, b, c, c, algorithm, to))
         });
         // SAFETY: the algorithm as above; at most the u32's size is written to the live variable.
         let queried = self.try_call(device, |api| unsafe {
             let key = Config::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME;
-            let (to, bytes) = ((&raw mut reduction).cast::<c_void>(), size_of::<u32>());
+            let to = (&raw mut reduction).cast::<c_void>();
+            let bytes = size_of::<u32>();
             call!(
                 api,
                 cublasLtMatmulAlgoConfigGetAttribute(algorithm, key, to, bytes, &mut written)
@@ -176,14 +183,16 @@ impl Products {
         ] {
             prefer(key, (&raw const value).cast(), size_of::<u32>());
         }
-        let (mut found, mut count) = ([const { MaybeUninit::zeroed() }; PROPOSALS], 0);
+        let mut found = [const { MaybeUninit::zeroed() }; PROPOSALS];
+        let mut count = 0;
         // A status other than 0 means no proposal.
         //
         // SAFETY: the handles are the library's; at most `PROPOSALS` results are written to `found`,
         // which has as many, and their number to `count`.
         self.try_call(device, |api| unsafe {
             let [a, b, c] = plan.layouts;
-            let (plan, most) = (plan.descriptor, PROPOSALS as c_int);
+            let plan = plan.descriptor;
+            let most = PROPOSALS as c_int;
             let to = found.as_mut_ptr().cast();
             call!(
                 api,
@@ -205,8 +214,10 @@ impl Products {
         self.call(device, doing, |api| unsafe {
             call!(api, cublasLtMatmulPreferenceDestroy(preference))
         });
-        let proposed = found.map(|one| Heuristic::read(&one)).into_iter();
-        let proposed = proposed.take(count.max(0) as usize);
+        let proposed = found
+            .map(|one| Heuristic::read(&one))
+            .into_iter()
+            .take(count.max(0) as usize);
         proposed
             .filter(|one| one.status == 0)
             .map(|one| one.algorithm)

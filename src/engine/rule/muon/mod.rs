@@ -76,8 +76,8 @@ impl Muon {
     pub fn new(settings: manifest::Muon, dtype: DType, model: &Model) -> Muon {
         let manifest::MuonAdamW { beta1, beta2, eps, weight_decay, .. } = settings.adamw;
         let adamw = manifest::AdamW { beta1, beta2, eps, weight_decay, clip: None };
-        let (newton_schulz, adamw) =
-            (NewtonSchulz::new(&settings), AdamW::new(adamw, dtype, model));
+        let newton_schulz = NewtonSchulz::new(&settings);
+        let adamw = AdamW::new(adamw, dtype, model);
         Muon { settings, newton_schulz, adamw, dtype, model: model.clone() }
     }
 
@@ -119,26 +119,34 @@ impl Muon {
             .params()
             .filter(|param| param.spec.is_block_matrix())
             .collect();
-        let flops = |one: FusedMatrix| self.newton_schulz.flops(one.size());
         let costs: Vec<u64> = matrices
             .iter()
-            .map(|param| self.matrices(&param.spec, 1).map(flops).sum())
+            .map(|param| {
+                self.matrices(&param.spec, 1)
+                    .map(|one| self.newton_schulz.flops(one.size()))
+                    .sum()
+            })
             .collect();
         let replicas = at.groups.gradients.size();
-        let job = |(piece, owner): (usize, usize)| {
-            let param = matrices[piece];
-            let kept = kept.get(&param.offset).copied();
-            Job { param, kept, data: owner % replicas, tensor: owner / replicas }
-        };
         let rounds = owners::rounds(&costs, replicas * at.groups.tensor.size());
         rounds
             .into_iter()
-            .map(|round| round.into_iter().map(job).collect())
+            .map(|round| {
+                round
+                    .into_iter()
+                    .map(|(piece, owner)| {
+                        let param = matrices[piece];
+                        let kept = kept.get(&param.offset).copied();
+                        Job { param, kept, data: owner % replicas, tensor: owner / replicas }
+                    })
+                    .collect()
+            })
             .collect()
     }
 
     fn lay_out(&self, at: &Place, round: &[Job], arena: &Arena) -> RoundBuffers {
-        let (dtype, shares) = (self.products(), at.groups.tensor.size());
+        let dtype = self.products();
+        let shares = at.groups.tensor.size();
         let plan = |job| MatrixBuffers::plan(at, job, dtype, arena);
         let matrices = round.iter().map(plan).collect();
         let own = round.iter().find(|job| job.is_owner(at));
@@ -146,12 +154,17 @@ impl Muon {
         let work = |one: FusedMatrix| {
             (one, arena.temporary(|arena| Workspace::plan(one.size(), dtype, arena)))
         };
-        let workspaces = |job: &Job| self.matrices(&job.param.spec, shares).map(work).collect();
-        RoundBuffers { matrices, work: own.map_or(Vec::new(), workspaces) }
+        RoundBuffers {
+            matrices,
+            work: own.map_or(Vec::new(), |job| {
+                self.matrices(&job.param.spec, shares).map(work).collect()
+            }),
+        }
     }
 
     fn round(&self, step: &Step, round: &[Job]) {
-        let (be, at) = (step.be, &step.at);
+        let be = step.be;
+        let at = &step.at;
         let RoundBuffers { matrices, work } = self.lay_out(at, round, &Arena::over(step.scratch));
         let jobs = || round.iter().zip(&matrices);
         let updated = || jobs().filter_map(|(job, buffers)| Some((job.kept?, buffers.own)));
@@ -207,7 +220,8 @@ impl OptimizerRule for Muon {
         if !param.is_block_matrix() {
             return self.adamw.states(param);
         }
-        let (model, momentum) = (StateSpec::model(self.dtype), StateSpec::moment(MOMENTUM));
+        let model = StateSpec::model(self.dtype);
+        let momentum = StateSpec::moment(MOMENTUM);
         vec![model, StateSpec::master(), momentum]
     }
 
@@ -250,7 +264,8 @@ impl Job<'_> {
 
 impl MatrixBuffers {
     fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> MatrixBuffers {
-        let (numel, replica) = (job.param.numel(), at.groups.gradients.rank());
+        let numel = job.param.numel();
+        let replica = at.groups.gradients.rank();
         let part = part(at, job.param, replica);
         let row = |len| arena.matrix(1, len, dtype);
         if job.data != replica {
@@ -278,10 +293,12 @@ impl MatrixBuffers {
                     .collect()
             }
         };
-        let holds = |message: &Message| match message {
-            Message::Send { x, .. } | Message::Recv { x, .. } => x.numel() > 0,
-        };
-        messages.into_iter().filter(holds).collect()
+        messages
+            .into_iter()
+            .filter(|message| match message {
+                Message::Send { x, .. } | Message::Recv { x, .. } => x.numel() > 0,
+            })
+            .collect()
     }
 
     /// Messages among tensor-parallel ranks of the owner's replica: their shares.

@@ -35,10 +35,9 @@ optimizer: muon
 ";
     let m = manifest::for_test(text, sets);
     let ranks: Vec<Bits> = std::thread::scope(|scope| {
-        let run = |world: World| scope.spawn(|| rank(world, &m));
         let ranks: Vec<_> = threads::world(m.topology.ranks())
             .into_iter()
-            .map(run)
+            .map(|world| scope.spawn(|| rank(world, &m)))
             .collect();
         ranks
             .into_iter()
@@ -54,9 +53,11 @@ optimizer: muon
 }
 
 fn rank(world: World, m: &Manifest) -> Bits {
-    let (cpu, groups) = (Cpu::new(Some(1)), Groups::new(&world, &m.topology));
+    let cpu = Cpu::new(Some(1));
+    let groups = Groups::new(&world, &m.topology);
     let layout = Layout::new(&m.model, model_shard(&groups, m));
-    let (rule, dtype) = (optimizer_rule(m), crate::model_dtype(m.precision));
+    let rule = optimizer_rule(m);
+    let dtype = crate::model_dtype(m.precision);
     let level = params::zero_level(&groups, m);
     let at = Place { groups: &groups, layout: &layout, sharded: level > 0 };
     let lay_out = |arenas: &Arenas| {
@@ -80,18 +81,23 @@ fn rank(world: World, m: &Manifest) -> Bits {
     let (states, scratch, scalars, updates) = lay_out(&measured.reserve(&cpu).unwrap());
     let whole = |kept: &ParamStates, element: usize| {
         let [row, col] = layout.tp_offset(&kept.param);
-        let (down, right) = (element / kept.param.cols, element % kept.param.cols);
+        let down = element / kept.param.cols;
+        let right = element % kept.param.cols;
         (row + down) * kept.param.spec.cols + col + right
     };
     for update in 1..=2 {
         for kept in &states {
-            let at = |element| gradient(&kept.param.name, whole(kept, element), update);
-            let grads: Vec<f32> = kept.part.clone().map(at).collect();
+            let grads: Vec<f32> = kept
+                .part
+                .clone()
+                .map(|element| gradient(&kept.param.name, whole(kept, element), update))
+                .collect();
             cpu.upload(bytemuck::cast_slice(&grads), kept.grad);
         }
         cpu.upload(bytemuck::bytes_of(&(update as i64)), updates);
         cpu.upload(bytemuck::bytes_of(&0.5f32), scalars.span(0, 1));
-        let (lr, masters) = (1e-2, None);
+        let lr = 1e-2;
+        let masters = None;
         let step = Step { be: &cpu, at, lr, scalars, updates, scratch, masters };
         rule.begin(&step);
         rule.update(&step, &states);

@@ -42,24 +42,29 @@ fn stages_that_are_alike_have_the_same_work_and_no_more_memory() {
 fn what_lies_on_the_host_is_billed_there() {
     let wide = ["model.hidden=128", "model.vocab=128", "topology={data: 2, zero: 1}"];
     let of = |more: &[&str]| planned(&[&wide[..], &["precision=bf16"], more].concat());
-    let (device, host) = (stages(&of(&[])), stages(&of(&["topology.offload=optimizer"])));
+    let device = stages(&of(&[]));
+    let host = stages(&of(&["topology.offload=optimizer"]));
     let row = |rows: &[(&str, Bytes)]| rows.iter().find(|row| row.0 == "optimizer").unwrap().1;
-    let (before, after) = (&device[0].memory_plan, &host[0].memory_plan);
+    let before = &device[0].memory_plan;
+    let after = &host[0].memory_plan;
     assert_eq!((row(&before.rows), row(&after.rows)), (row(&after.host), Bytes(0)));
     assert_eq!(Bytes(before.total().0 - after.total().0), row(&after.host));
-    let (before, after) = (&device[0].work.step, &host[0].work.step);
+    let before = &device[0].work.step;
+    let after = &host[0].work.step;
     assert_eq!(after.host["adamw"].bytes, before.ops["adamw"].bytes);
     assert!(before.host.is_empty() && !after.ops.contains_key("adamw"));
     let owned = after.host["adamw"].bytes / 30.0;
     let copied = |name: &str| after.host[name].bytes / owned;
-    let (gradients, weights) = (copied("to the host"), copied("to the device"));
+    let gradients = copied("to the host");
+    let weights = copied("to the device");
     assert!((4.0..4.1).contains(&gradients) && (2.0..2.05).contains(&weights), "and padding");
     let hw = crate::hardware::find("a100-80g", "").unwrap();
     let setup = Setup::new(&of(&[]), crate::setup::Program::Gptrain, hw);
     let seconds = host_seconds(&after.host, &setup);
     let pass = 2.0 * 30.0 * owned / (410e9 * crate::hardware::HOST_SHARE);
     assert!((1.0 - 1e-9..1.1).contains(&(seconds / pass)), "{seconds} s, not {pass}");
-    let (least, most) = (host_peak(&host), peak(&host).1);
+    let least = host_peak(&host);
+    let most = peak(&host).1;
     let m = of(&["topology.offload=optimizer"]);
     assert!(fits(&m, MemoryLimits { device: most, host: least, per_node: 1 }));
     assert!(!fits(&m, MemoryLimits { device: most, host: Bytes(least.0 - 1), per_node: 1 }));
@@ -80,7 +85,8 @@ fn gradients_on_the_host_are_billed_there() {
             .find(|row| row.0 == "gradients")
             .map_or(0, |row| row.1.0)
     };
-    let (before, after) = (&device[0].memory_plan, &host[0].memory_plan);
+    let before = &device[0].memory_plan;
+    let after = &host[0].memory_plan;
     let block = row(&after.host) / 8;
     assert!(block > 0 && row(&before.host) == 0);
     assert_eq!(row(&before.rows) - row(&after.rows), 5 * block);
@@ -112,7 +118,8 @@ fn gradients_on_the_host_are_billed_there() {
 fn no_more_is_overlapped_than_there_is_beside_it() {
     for sets in GRIDS {
         let m = planned(sets);
-        let (stages, t) = (stages(&m), &m.topology);
+        let stages = stages(&m);
+        let t = &m.topology;
         let of = |hardware: &str| {
             let hw = crate::hardware::find(hardware, "").unwrap();
             parts(&stages, &Setup::new(&m, crate::setup::Program::Gptrain, hw))
@@ -154,7 +161,8 @@ fn begun_messages_are_credited_as_the_timeline_has_them() {
     // sender the latency; stage 1 sends two of a micro-batch's activations.
     let sent = stages[1].work.micro.messages[&("activations", Op::Send)];
     let link = prices::link(&s, &[0, 1, 2, 3]);
-    let (latency, bytes) = (sent.calls / 2.0 * link.latency_us * 1e-6, sent.bytes / 2.0);
+    let latency = sent.calls / 2.0 * link.latency_us * 1e-6;
+    let bytes = sent.bytes / 2.0;
     let expected = 14.0 * (latency / 2.0 + bytes / (link.gb_s * 1e9)) * hw.slowdown;
     assert!((filling / expected - 1.0).abs() < 0.01, "{filling} s, not {expected}");
 }

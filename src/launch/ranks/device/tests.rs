@@ -38,7 +38,9 @@ fn a_rank_has_the_gpu_of_its_number_or_the_only_one_it_is_shown() {
 #[test]
 fn the_ranks_that_differ_are_named() {
     let gpu = |uuid: &str| {
-        let (name, bus, uuid) = ("H200".to_string(), "0000:3B:00.0".to_string(), uuid.to_string());
+        let name = "H200".to_string();
+        let bus = "0000:3B:00.0".to_string();
+        let uuid = uuid.to_string();
         Some(Identity { ordinal: 0, shown: 1, name, bus, uuid })
     };
     let on = |node: &str, gpu: Option<Identity>| (node.to_string(), gpu);
