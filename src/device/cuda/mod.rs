@@ -46,7 +46,7 @@ pub use preflight::{
 };
 pub use profile::Profiled;
 
-use super::op::{self, call_of_op, every_op};
+use super::op::{self, run_op};
 use super::{
     Backend, Dead, Fp8Scaling, Graph, Home, Op, OpTimes, OutOfMemory, Section, Tensor, Timeline,
     Transfer,
@@ -203,7 +203,8 @@ impl Backend for Cuda {
         let address = self.memory.reserve_host(&self.device, bytes);
         let available = host.shared_memory();
         let address = address.ok_or(OutOfMemory { home, asked, available })?;
-        host.run(op::Zero { x: Tensor::at(address, 1, bytes, DType::U8).in_memory(home) });
+        let x = Tensor::at(address, 1, bytes, DType::U8).in_memory(home);
+        host.run(op::Zero { x: x.set() });
         Ok(address)
     }
 
@@ -289,6 +290,6 @@ impl Backend for Cuda {
     }
 
     fn enqueue(&self, op: &Op) {
-        every_op!(call_of_op self op)
+        run_op!(self, op)
     }
 }
