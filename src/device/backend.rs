@@ -199,6 +199,11 @@ pub trait Backend {
     fn logits_chunk(&self) -> Bytes {
         LOGITS_CHUNK
     }
+    /// Maximum samples of `seq` tokens in a micro-batch, for attention with so many query heads.
+    fn most_samples(&self, heads: usize, seq: usize) -> usize {
+        let _ = (heads, seq);
+        usize::MAX
+    }
     /// Whether tensors have contents: not on a device that only counts.
     fn has_contents(&self) -> bool {
         true

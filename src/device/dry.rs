@@ -102,6 +102,9 @@ impl Backend for Dry {
     fn logits_chunk(&self) -> Bytes {
         if self.gpu { cuda::LOGITS_CHUNK } else { LOGITS_CHUNK }
     }
+    fn most_samples(&self, heads: usize, seq: usize) -> usize {
+        if self.gpu { cuda::most_samples(heads, seq) } else { usize::MAX }
+    }
     fn has_contents(&self) -> bool {
         false
     }

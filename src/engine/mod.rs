@@ -14,6 +14,7 @@ mod execute;
 mod graph_cache;
 mod arenas;
 mod memory;
+mod micro_batch;
 mod masters;
 mod scalars;
 mod replica_check;
@@ -25,6 +26,7 @@ pub mod lr;
 pub use arenas::MemoryPlan;
 pub use frozen::Frozen;
 pub use groups::{Groups, actions, cuts, groups_overlap, messages_overlap, model_dtype, orders};
+pub use micro_batch::check_micro_batch;
 pub use params::{Replica, ShardedParams, StateSlice, saved_shape};
 pub use replica_check::{Divergence, ReplicasDiverged};
 pub use rule::{

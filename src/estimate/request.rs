@@ -12,7 +12,8 @@ use super::trainers;
 use super::view::{self, Terms, View};
 use super::words::Price;
 use base::Problems;
-use engine::model_dtype;
+use device::Dry;
+use engine::{check_micro_batch, model_dtype};
 use manifest::{Manifest, Precision};
 
 /// Options that override the manifest.
@@ -55,6 +56,9 @@ impl Request {
             _ => hw,
         };
         refuse_numbers(m.precision, hw)?;
+        if program == Program::Gptrain && hw.name != CPU {
+            check_micro_batch(&Dry::gpu(), m)?;
+        }
         let mut setup = Setup::new(m, program, hw);
         setup.blocking &= !flags.async_launches;
         let samples = match flags.tokens {

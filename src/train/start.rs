@@ -364,6 +364,7 @@ fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Result<Eng
     let node = &process.node;
     let be = device.backend();
     let m = &loaded.manifest;
+    rank.on_first(|| Ok(engine::check_micro_batch(be, m)?))?;
     let groups = rank.phase("creating process groups", || {
         let groups = device.groups(rank.world(), m);
         Ok(groups.map_err(|problems| launch::name_rank(rank, node, problems))?)

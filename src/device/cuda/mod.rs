@@ -37,7 +37,7 @@ mod profile;
 mod query_key;
 mod timeline;
 
-pub use attention::{LargestLaunch, largest_launches};
+pub use attention::{LargestLaunch, largest_launches, most_samples};
 pub use device::Launched;
 pub use graph::GRAPHS;
 pub use launch::{Kernels, kernels};
@@ -224,6 +224,10 @@ impl Backend for Cuda {
 
     fn logits_chunk(&self) -> Bytes {
         LOGITS_CHUNK
+    }
+
+    fn most_samples(&self, heads: usize, seq: usize) -> usize {
+        most_samples(heads, seq)
     }
 
     fn enter(&self, section: Section) {

@@ -248,6 +248,7 @@ fn memory_within(
     alike: &[usize],
     limits: MemoryLimits,
 ) -> Option<BTreeMap<usize, StageMemory>> {
+    engine::check_micro_batch(&device(m), m).ok()?;
     let distinct = alike
         .iter()
         .enumerate()

@@ -18,6 +18,15 @@ use hopper::Selection;
 use kernels::{Kernel, Kernels};
 use std::ptr::{null, null_mut};
 
+/// Limit of each side of a grid but the first.
+const MOST_BLOCKS: usize = 65_535;
+
+/// Maximum samples of `seq` rows at once with so many query heads: a launch has a block for each sample,
+/// and backward a number in scratch for each head of each row.
+pub fn most_samples(heads: usize, seq: usize) -> usize {
+    (SCRATCH / size_of::<f32>() / heads / seq).min(MOST_BLOCKS)
+}
+
 pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, attend, y, lse }: &op::Attention) {
     let (arguments, kernels) = prepare(cuda, qkv, &attend, y.to, lse.to, &[]);
     let out = Results { tensor: y.to, parts: &[y.to.cols] };
@@ -26,15 +35,6 @@ pub(super) fn forward(cuda: &Cuda, &op::Attention { qkv, attend, y, lse }: &op::
 
 pub(super) fn backward(cuda: &Cuda, op: &op::AttentionBackward) {
     let op::AttentionBackward { dy, qkv, y, lse, attend, dqkv } = *op;
-    if lse.bytes() > SCRATCH {
-        return cuda.device.fail(format!(
-            "attention's backward takes {} rows of {} heads at once, of which scratch has room for \
-             {}: lower batch.micro",
-            y.rows,
-            attend.heads.query,
-            SCRATCH / size_of::<f32>() / attend.heads.query,
-        ));
-    }
     let (common, kernels) = prepare(cuda, qkv, &attend, y, lse, &[dy, dqkv.to]);
     let delta = cuda.scratch(lse.bytes());
     let arguments = arguments!(Attention { dy, delta, dqkv, ..common });
@@ -77,7 +77,7 @@ fn launch_one(cuda: &Cuda, variant: &Variant, heads: usize, arguments: &args::At
     let Variant { kernel, ping_pong } = variant;
     let seq = arguments.seq as usize;
     let samples = arguments.rows as usize / seq;
-    assert!(heads <= 65_535 && samples <= 65_535, "{heads} heads, {samples} samples");
+    assert!(heads.max(samples) <= MOST_BLOCKS, "{heads} heads, {samples} samples");
     let blocks = [seq.div_ceil(kernel.tile), heads, samples];
     let grid = Grid { blocks, threads: [kernel.threads, 1], shared: kernel.shared };
     match &cuda.hopper {
