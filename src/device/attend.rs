@@ -72,7 +72,7 @@ pub struct Logits {
 
 impl Logits {
     /// Columns that are entries of the vocabulary.
-    pub fn own(&self) -> usize {
+    pub fn entries(&self) -> usize {
         self.vocab.saturating_sub(self.first).min(self.x.cols)
     }
 }

@@ -73,16 +73,12 @@ impl Buckets {
 impl DynamicMap {
     fn new(signed: bool) -> DynamicMap {
         let values = values(signed);
-        let between = |pair: &[f32]| {
+        let mut midpoints = [f32::MAX; 256];
+        for (midpoint, pair) in midpoints.iter_mut().zip(values.windows(2)) {
             let exact = (f64::from(pair[0]) + f64::from(pair[1])) / 2.0;
             let near = exact as f32;
-            if f64::from(near) > exact { near.next_down() } else { near }
-        };
-        let mut midpoints = [f32::MAX; 256];
-        midpoints
-            .iter_mut()
-            .zip(values.windows(2))
-            .for_each(|(to, pair)| *to = between(pair));
+            *midpoint = if f64::from(near) > exact { near.next_down() } else { near };
+        }
         if !signed {
             midpoints[0] = 0.0;
         }
@@ -122,11 +118,11 @@ impl DynamicMap {
     /// Numbers of codes.
     pub fn decode(&self, codes: &[u8], scales: &[f32]) -> Vec<f32> {
         let block = div_exact(codes.len(), scales.len());
-        let blocks = codes.chunks(block).zip(scales);
-        let number = |code: &u8, scale: f32| self.values[*code as usize] * scale;
-        blocks
-            .flat_map(|(codes, scale)| codes.iter().map(|code| number(code, *scale)))
-            .collect()
+        let mut numbers = Vec::with_capacity(codes.len());
+        for (codes, scale) in codes.chunks(block).zip(scales) {
+            numbers.extend(codes.iter().map(|code| self.values[*code as usize] * scale));
+        }
+        numbers
     }
 }
 

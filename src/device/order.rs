@@ -96,7 +96,7 @@ struct Segment {
 struct Memory(BTreeMap<usize, Segment>);
 
 impl Memory {
-    /// Makes `at` a border between two ranges.
+    /// Splits the range that contains `at`.
     fn split(&mut self, at: usize) {
         if let Some((_, segment)) = self.0.range_mut(..at).next_back()
             && segment.end > at
@@ -234,11 +234,12 @@ impl Order {
         let memory = if x.home() == Home::Host { &mut self.host } else { &mut self.device };
         for (other, wrote) in memory.access(start, end, writes, item) {
             if clock.get(other.queue) < other.tick && self.races.len() < MOST {
-                let verb = |writes| if writes { "writes" } else { "reads" };
                 let place = if x.home() == Home::Host { "host" } else { "device" };
                 let say = |item: Item, writes: bool| {
-                    let (Item { name, number, .. }, queue) = (item, self.queues[item.queue].0);
-                    format!("{name} (number {number}, on {queue}) {}", verb(writes))
+                    let Item { name, number, .. } = item;
+                    let queue = self.queues[item.queue].0;
+                    let verb = if writes { "writes" } else { "reads" };
+                    format!("{name} (number {number}, on {queue}) {verb}")
                 };
                 let race = format!(
                     "{}, and {}, bytes {start}..{end} of {place} memory: no wait orders them",

@@ -212,7 +212,8 @@ impl NcclGroup {
             });
         });
         if code != 0 {
-            let (name, group) = (shared.endpoint.name(), &self.name);
+            let name = shared.endpoint.name();
+            let group = &self.name;
             let line = format!(
                 "{name} failed: {doing} of group {group}: NCCL: {}",
                 shared.api.error(code)

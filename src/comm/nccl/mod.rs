@@ -107,7 +107,7 @@ impl Nccl {
         }
         let host = world.group(name, ranks);
         if [ACTIVATIONS, GRADIENTS].contains(&name) {
-            return Box::new(NcclRing::new(self, world, &*host, (name, ranks)));
+            return Box::new(NcclRing::new(self, world, &*host, name, ranks));
         }
         let mut id = match host.rank() {
             0 => self.new_id(world),
@@ -146,8 +146,13 @@ impl Nccl {
             .get_or_init(|| {
                 let api = self.api.clone();
                 let device = self.device.clone();
-                let limits = (self.setup_timeout, self.serial);
-                let started = NcclWatchdog::start(api, device, endpoint.clone(), limits);
+                let started = NcclWatchdog::start(
+                    api,
+                    device,
+                    endpoint.clone(),
+                    self.setup_timeout,
+                    self.serial,
+                );
                 Arc::new(started.unwrap_or_else(|error| world.fail(&format!("{error:#}")).raise()))
             })
             .clone();
@@ -177,18 +182,19 @@ impl Nccl {
 
     /// Tensors of the operations with which a communicator gets its buffers. NCCL reserves them at the
     /// first operation of an algorithm, which it selects by size and dtype.
-    fn samples(&self) -> impl Iterator<Item = Tensor> {
-        let small = SMALL;
-        let large = self.scratch.bytes();
-        let sizes = [small, large]
-            .into_iter()
-            .take(if small < large { 2 } else { 1 });
+    fn samples(&self) -> Vec<Tensor> {
         let address = self.scratch.addr();
-        let dtypes = [DType::F32, self.dtype]
-            .into_iter()
-            .take(1 + usize::from(self.dtype != DType::F32));
-        let sample = move |bytes, dtype: DType| Tensor::at(address, 1, bytes / dtype.size(), dtype);
-        dtypes.flat_map(move |dtype| sizes.clone().map(move |bytes| sample(bytes, dtype)))
+        let mut dtypes = vec![DType::F32, self.dtype];
+        dtypes.dedup();
+        let mut sizes = vec![SMALL, self.scratch.bytes()];
+        sizes.dedup();
+        let mut samples = Vec::new();
+        for dtype in dtypes {
+            for bytes in &sizes {
+                samples.push(Tensor::at(address, 1, bytes / dtype.size(), dtype));
+            }
+        }
+        samples
     }
 
     /// Runs each kind of operation on each sample: NCCL then reserves its buffers here, before free

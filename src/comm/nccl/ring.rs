@@ -31,7 +31,8 @@ impl NcclRing {
         nccl: &Nccl,
         world: &World,
         host: &dyn Group,
-        (name, ranks): (&str, &[usize]),
+        name: &str,
+        ranks: &[usize],
     ) -> NcclRing {
         let rank = host.rank();
         let size = host.size();

@@ -35,13 +35,11 @@ pub(super) fn factor_sums(cpu: &Cpu, op: &op::FactorSums) {
     };
     each_rows(cpu, &part, width, task, |all| {
         cpu.each_block(width, |block| {
-            let total = |at: usize| all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
             let mut totals: Block = [0.0; BLOCK];
             let totals = &mut totals[..block.len()];
-            totals
-                .iter_mut()
-                .zip(block.clone())
-                .for_each(|(sum, at)| *sum = total(at));
+            for (total, at) in totals.iter_mut().zip(block.clone()) {
+                *total = all.iter().map(|sums| sums[at]).sum::<f64>() as f32;
+            }
             put(totals, cols, block.start);
         });
     });

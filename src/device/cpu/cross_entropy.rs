@@ -96,7 +96,7 @@ fn slopes(
 ) {
     let Logits { x, cap, .. } = *logits;
     let at = row * x.cols;
-    let own = logits.own();
+    let own = logits.entries();
     if weight == 0.0 {
         return clear(x, at, x.cols);
     }
@@ -114,11 +114,9 @@ fn slopes(
             buffer[target - cols.start] -= weight;
         }
         if let Some(cap) = cap {
-            let slope = |y: f32| 1.0 - (y / cap) * (y / cap);
-            buffer
-                .iter_mut()
-                .zip(bent)
-                .for_each(|(d, y)| *d *= slope(*y));
+            for (d, y) in buffer.iter_mut().zip(bent) {
+                *d *= 1.0 - (*y / cap) * (*y / cap);
+            }
         }
         store(buffer, x, at + cols.start);
     }
@@ -132,7 +130,7 @@ fn capped(x: f32, cap: Option<f32>) -> f32 {
 /// Calls `with` on the capped vocabulary entries of a row that starts at `at`, in blocks.
 fn each_block_of(logits: &Logits, at: usize, mut with: impl FnMut(&[f32])) {
     let mut buffer: Block = [0.0; BLOCK];
-    for range in blocks(at..at + logits.own()) {
+    for range in blocks(at..at + logits.entries()) {
         let buffer = &mut buffer[..range.len()];
         load(logits.x, range.start, buffer);
         if logits.cap.is_some() {
@@ -147,5 +145,5 @@ fn column_of(targets: Tensor, row: usize, logits: &Logits) -> Option<usize> {
     let target = usize::try_from(integer(targets, row)).ok()?;
     target
         .checked_sub(logits.first)
-        .filter(|column| *column < logits.own())
+        .filter(|column| *column < logits.entries())
 }

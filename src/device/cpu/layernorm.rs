@@ -132,11 +132,14 @@ vectorised! {
 
     /// Σ dy·scale and Σ dy·scale·xhat; dscale += dy·xhat
     fn project(dy: &[f32], xhat: &[f32], scale: &[f32], dscale: &mut [f32]) -> (f32, f32) {
-        let (mut sum, mut along) = ([0.0f32; LANES], [0.0f32; LANES]);
+        let mut sum = [0.0f32; LANES];
+        let mut along = [0.0f32; LANES];
         let whole = dy.len() / LANES * LANES;
         for at in (0..whole).step_by(LANES) {
-            let (dy, xhat) = (&dy[at..at + LANES], &xhat[at..at + LANES]);
-            let (scale, dscale) = (&scale[at..at + LANES], &mut dscale[at..at + LANES]);
+            let dy = &dy[at..at + LANES];
+            let xhat = &xhat[at..at + LANES];
+            let scale = &scale[at..at + LANES];
+            let dscale = &mut dscale[at..at + LANES];
             for i in 0..LANES {
                 let g = dy[i] * scale[i];
                 sum[i] += g;

@@ -31,8 +31,9 @@ vectorised! {
 /// Orthogonalises matrices, one task per matrix.
 pub(super) fn orthogonalize(cpu: &Cpu, op: &op::Orthogonalize) {
     let InPlace(xs) = op.xs;
-    let apart = |i: usize| !xs[i + 1..].iter().any(|x| x.overlaps(xs[i]));
-    assert!((0..xs.len()).all(apart), "the matrices overlap");
+    for (i, x) in xs.iter().enumerate() {
+        assert!(!xs[i + 1..].iter().any(|y| y.overlaps(*x)), "the matrices overlap");
+    }
     cpu.each(xs.len(), |i| {
         // SAFETY: f32 (`host_mut` checks), mapped as `Tensor` promises; the matrices do not overlap (above), and
         // `each` runs one task for each.
@@ -41,7 +42,7 @@ pub(super) fn orthogonalize(cpu: &Cpu, op: &op::Orthogonalize) {
     });
 }
 
-/// Matrix in row-major order.
+/// Matrix in row-major order, whose columns become orthonormal.
 struct Columns<'a> {
     x: &'a mut [f32],
     cols: usize,

@@ -102,7 +102,8 @@ vectorised! {
 
     pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
         let mut lanes = [0.0f32; LANES];
-        let (xs, ys) = (x.chunks_exact(LANES), y.chunks_exact(LANES));
+        let xs = x.chunks_exact(LANES);
+        let ys = y.chunks_exact(LANES);
         let rest = xs.remainder().iter().zip(ys.remainder());
         let rest = rest.fold(0.0, |sum: f32, (x, y)| x.mul_add(*y, sum));
         for (x, y) in xs.zip(ys) {
@@ -174,7 +175,8 @@ vectorised! {
     /// Rotates the points (a, b) by the angles of these cosines and sines.
     pub(super) fn rotate(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
-            let (x, y) = (*a, *b);
+            let x = *a;
+            let y = *b;
             *a = x.mul_add(*cos, -(y * sin));
             *b = y.mul_add(*cos, x * sin);
         }
@@ -183,7 +185,8 @@ vectorised! {
     /// Rotates the points back.
     pub(super) fn rotate_back(cos: &[f32], sin: &[f32], a: &mut [f32], b: &mut [f32]) {
         for (((cos, sin), a), b) in cos.iter().zip(sin).zip(a).zip(b) {
-            let (x, y) = (*a, *b);
+            let x = *a;
+            let y = *b;
             *a = x.mul_add(*cos, y * sin);
             *b = y.mul_add(*cos, -(x * sin));
         }

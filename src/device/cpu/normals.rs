@@ -39,7 +39,8 @@ vectorised! {
                 words[i] = word;
             }
         }
-        let (mut values, mut doubts) = ([[0.0f32; AT_ONCE]; 4], [0u64; AT_ONCE]);
+        let mut values = [[0.0f32; AT_ONCE]; 4];
+        let mut doubts = [0u64; AT_ONCE];
         for pair in 0..2 {
             for i in 0..AT_ONCE {
                 let (x, y) = box_muller(words[2 * pair][i], words[2 * pair + 1][i]);

@@ -54,8 +54,8 @@ vectorised! {
     }
 }
 
-/// Sums `of` every block in f64, chunk by chunk.
-fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
+/// Adds up `sum_block` of all blocks in f64, chunk by chunk.
+fn total(cpu: &Cpu, x: Tensor, sum_block: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
     let chunks = x.numel().div_ceil(CHUNK);
     cpu.workspace.with(chunks, 2, |scratch| {
         cpu.each(chunks, |i| {
@@ -64,7 +64,7 @@ fn total(cpu: &Cpu, x: Tensor, of: impl Fn(&[f32]) -> f64 + Sync) -> f64 {
             for block in blocks(i * CHUNK..x.numel().min((i + 1) * CHUNK)) {
                 let buffer = &mut buffer[..block.len()];
                 load(x, block.start, buffer);
-                sum += of(buffer);
+                sum += sum_block(buffer);
             }
             // SAFETY: `each` runs one task for each `i`, and each uses part `i` alone.
             let part = unsafe { scratch.part(i) };
@@ -197,7 +197,8 @@ impl Update {
 
 vectorised! {
     pub(super) fn update(rule: &Update, g: &[f32], w: &mut [f32], m: &mut [f32], v: &mut [f32]) {
-        let (grow1, grow2) = (1.0 - rule.beta1, 1.0 - rule.beta2);
+        let grow1 = 1.0 - rule.beta1;
+        let grow2 = 1.0 - rule.beta2;
         for (((g, w), m), v) in g.iter().zip(w).zip(m).zip(v) {
             let g = g * rule.factor;
             *m = (g - *m).mul_add(grow1, *m);

@@ -130,7 +130,8 @@ fn fused_sums(cuda: &Cuda, part: &MatrixPart, arguments: args::FusedSums, out: O
 impl Argument<args::MatrixPart> for MatrixPart {
     fn argument(self) -> args::MatrixPart {
         let MatrixPart { first, len, rows, cols, fused, .. } = self;
-        let ([width0, width1, width2], vector) = (fused.widths(), self.is_vector());
+        let [width0, width1, width2] = fused.widths();
+        let vector = self.is_vector();
         let [whole_rows, whole_cols] = self.whole;
         arguments!(MatrixPart {
             first,

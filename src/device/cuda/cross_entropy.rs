@@ -58,7 +58,7 @@ fn prepare(logits: &Logits, targets: Tensor, stats: Tensor) -> (args::CrossEntro
         first: logits.first,
         rows,
         cols,
-        own: logits.own(),
+        own: logits.entries(),
         shares: stats.rows / rows.max(1),
         vector,
         cap: logits.cap.unwrap_or(0.0),

@@ -205,22 +205,23 @@ impl Device {
             let code = call!(self.api, cuDeviceGetUuid_v2(&mut uuid, self.id));
             self.check("telling the GPU from others", code)?;
         }
-        // SAFETY: on success, as here, the driver has ended each string with a NUL within its buffer.
-        let text = |bytes: &[c_char]| unsafe { CStr::from_ptr(bytes.as_ptr()) };
-        let text = |bytes: &[c_char]| text(bytes).to_string_lossy().into_owned();
-        let parts = [0..4, 4..6, 6..8, 8..10, 10..16];
-        let hex = |part: std::ops::Range<usize>| {
-            uuid.bytes[part]
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect::<String>()
+        let text = |bytes: &[c_char]| {
+            // SAFETY: on success, as here, the driver has ended each string with a NUL within its
+            // buffer.
+            let text = unsafe { CStr::from_ptr(bytes.as_ptr()) };
+            text.to_string_lossy().into_owned()
         };
+        let mut digits = String::new();
+        for (i, byte) in uuid.bytes.iter().enumerate() {
+            let dash = if [4, 6, 8, 10].contains(&i) { "-" } else { "" };
+            digits += &format!("{dash}{byte:02x}");
+        }
         Ok(Identity {
             ordinal: self.id as usize,
             shown: self.count()?,
             name: text(&name),
             bus: text(&bus),
-            uuid: format!("GPU-{}", parts.map(hex).join("-")),
+            uuid: format!("GPU-{digits}"),
         })
     }
 

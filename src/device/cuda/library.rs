@@ -85,32 +85,31 @@ fn python_prefixes() -> Vec<PathBuf> {
 /// them: `lib/python3.N/site-packages/nvidia/PACKAGE/lib`, sorted by name in each environment. They may
 /// also be in `lib64` or, if root has installed them, in `local/lib`.
 fn wheels(prefixes: &[PathBuf]) -> Vec<PathBuf> {
-    let within = |folder: &Path| -> Vec<PathBuf> {
-        let mut entries: Vec<PathBuf> = std::fs::read_dir(folder)
-            .into_iter()
-            .flatten()
-            .flatten()
-            .map(|entry| entry.path())
-            .collect();
-        entries.sort();
-        entries
-    };
-    let of_python = |lib: &PathBuf| {
-        let name = lib.file_name().unwrap_or_default();
-        name.to_string_lossy().starts_with("python3")
-    };
     let mut found = Vec::new();
     for prefix in prefixes {
-        let folders = ["lib", "lib64", "local/lib"].map(|folder| within(&prefix.join(folder)));
-        for python in folders.iter().flatten().filter(|lib| of_python(lib)) {
-            for packages in ["site-packages", "dist-packages"] {
-                let nvidia = within(&python.join(packages).join("nvidia"));
-                found.extend(nvidia.iter().map(|package| package.join("lib")));
+        for folder in ["lib", "lib64", "local/lib"] {
+            for python in list_sorted(&prefix.join(folder)) {
+                let name = python.file_name().unwrap_or_default();
+                if !name.to_string_lossy().starts_with("python3") {
+                    continue;
+                }
+                for packages in ["site-packages", "dist-packages"] {
+                    let nvidia = list_sorted(&python.join(packages).join("nvidia"));
+                    found.extend(nvidia.iter().map(|package| package.join("lib")));
+                }
             }
         }
     }
     found.retain(|folder| folder.is_dir());
     found
+}
+
+/// Paths in a folder, sorted; none if it cannot be read.
+fn list_sorted(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
+    paths.sort();
+    paths
 }
 
 /// Address of a function, whose type only its header declares.

@@ -286,15 +286,17 @@ impl Memory {
         assert_eq!(to.len(), from.bytes(), "bytes downloaded");
         let mut in_flight = std::collections::VecDeque::new();
         for (i, bytes) in to.chunks_mut(STAGING_BYTES).enumerate() {
-            if in_flight.len() == STAGING_BUFFERS {
-                self.finish_copy(device, in_flight.pop_front().expect("some are in flight"));
+            if in_flight.len() == STAGING_BUFFERS
+                && let Some((buffer, to)) = in_flight.pop_front()
+            {
+                self.finish_copy(device, buffer, to);
             }
             let Some(buffer) = self.free_buffer(device) else { return };
             buffer.fill(device, from.addr() + i * STAGING_BYTES, bytes.len());
             in_flight.push_back((buffer, bytes));
         }
-        for one in in_flight {
-            self.finish_copy(device, one);
+        for (buffer, to) in in_flight {
+            self.finish_copy(device, buffer, to);
         }
     }
 
@@ -311,11 +313,11 @@ impl Memory {
         let finished = self.finished.get();
         assert!(finished < self.begun.get(), "no download was begun");
         assert!(to.len() <= STAGING_BYTES, "{} bytes in one buffer", to.len());
-        self.finish_copy(device, (&self.downloads[finished % MAX_DOWNLOADS], to));
+        self.finish_copy(device, &self.downloads[finished % MAX_DOWNLOADS], to);
         self.finished.set(finished + 1);
     }
 
-    fn finish_copy(&self, device: &Device, (buffer, to): (&StagingBuffer, &mut [u8])) {
+    fn finish_copy(&self, device: &Device, buffer: &StagingBuffer, to: &mut [u8]) {
         device.wait_event("download", buffer.event);
         if !device.failed() {
             // SAFETY: the copy into the buffer has ended (its event), and `to` is at most the bytes of

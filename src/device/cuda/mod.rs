@@ -155,7 +155,7 @@ impl Cuda {
     }
 
     /// Fails with the device's first failure, if it has one.
-    fn alive(&self) -> anyhow::Result<()> {
+    fn check_alive(&self) -> anyhow::Result<()> {
         match self.device.failure() {
             Some(why) => Err(Dead { device: self.identity.to_string(), why }.into()),
             None => Ok(()),
@@ -245,7 +245,7 @@ impl Backend for Cuda {
 
     fn sync(&self) -> anyhow::Result<()> {
         self.device.wait_stream(self.device.stream);
-        self.alive()
+        self.check_alive()
     }
 
     fn upload(&self, from: &[u8], to: Tensor) {
@@ -280,7 +280,7 @@ impl Backend for Cuda {
 
     fn finish_download(&self, to: &mut [u8]) -> anyhow::Result<Moment> {
         self.memory.finish_download(&self.device, to);
-        self.alive().map(|()| Moment::now())
+        self.check_alive().map(|()| Moment::now())
     }
 
     fn fp8_scaling(&self) -> Fp8Scaling {

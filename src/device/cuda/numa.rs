@@ -11,7 +11,7 @@ use std::path::Path;
 /// description. None if the machine has one node, or does not report which one is near, or if this
 /// thread has no core there.
 pub fn bind(bus: &str) -> Option<String> {
-    let (node, near) = near(Path::new("/sys"), bus)?;
+    let (node, near) = find_nearest(Path::new("/sys"), bus)?;
     let has = sched_getaffinity(None).ok()?;
     let both: Vec<usize> = near
         .into_iter()
@@ -26,19 +26,16 @@ pub fn bind(bus: &str) -> Option<String> {
 }
 
 /// Memory node of a device, and its cores. `root` is `/sys`.
-fn near(root: &Path, bus: &str) -> Option<(usize, Vec<usize>)> {
+fn find_nearest(root: &Path, bus: &str) -> Option<(usize, Vec<usize>)> {
     let text = |path: String| fs::read_to_string(root.join(path)).ok();
     let nodes = "devices/system/node";
-    let is_node = |name: &str| {
-        name.strip_prefix("node")
-            .is_some_and(|n| n.parse::<u32>().is_ok())
-    };
-    let all = fs::read_dir(root.join(nodes)).ok()?.flatten();
-    if all
-        .filter(|entry| is_node(&entry.file_name().to_string_lossy()))
-        .count()
-        < 2
-    {
+    let mut count = 0;
+    for entry in fs::read_dir(root.join(nodes)).ok()?.flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("node"));
+        count += number.is_some_and(|n| n.parse::<u32>().is_ok()) as usize;
+    }
+    if count < 2 {
         return None;
     }
     let node = text(format!("bus/pci/devices/{}/numa_node", bus.to_lowercase()))?
@@ -71,16 +68,16 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        let near = || near(root.path(), "0000:3B:00.0");
-        assert_eq!(near(), None);
+        let near = || find_nearest(root.path(), "0000:3B:00.0");
+        assert_eq!(find_nearest(), None);
         write("bus/pci/devices/0000:3b:00.0/numa_node", "1\n");
         write("devices/system/node/node0/cpulist", "0-3,8-11\n");
         write("devices/system/node/possible", "0\n");
-        assert_eq!(near(), None, "one node");
+        assert_eq!(find_nearest(), None, "one node");
         write("devices/system/node/node1/cpulist", "4-6,12\n");
-        assert_eq!(near(), Some((1, vec![4, 5, 6, 12])));
+        assert_eq!(find_nearest(), Some((1, vec![4, 5, 6, 12])));
         write("bus/pci/devices/0000:3b:00.0/numa_node", "-1\n");
-        assert_eq!(near(), None, "the machine does not say");
+        assert_eq!(find_nearest(), None, "the machine does not say");
     }
 
     /// Wherever the tests run, the cores of this thread are real, and nothing near is invented.

@@ -114,13 +114,13 @@ impl Options {
 
 fn cache() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    if set(AUTOTUNE).is_some_and(|value| value == "0") {
+        return None;
+    }
     let folder = |name| set(name).map(PathBuf::from);
-    let place = || {
-        folder(CACHE)
-            .or_else(|| folder("XDG_CACHE_HOME").map(|caches| caches.join("gptrain")))
-            .or_else(|| folder("HOME").map(|home| home.join(".cache/gptrain")))
-    };
-    if set(AUTOTUNE).is_some_and(|value| value == "0") { None } else { place() }
+    folder(CACHE)
+        .or_else(|| folder("XDG_CACHE_HOME").map(|caches| caches.join("gptrain")))
+        .or_else(|| folder("HOME").map(|home| home.join(".cache/gptrain")))
 }
 
 /// Opened libraries and GPU.

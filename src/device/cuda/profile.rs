@@ -35,8 +35,8 @@ impl Device {
         }
     }
 
-    /// Records that the compute stream has waited for an operation of a group, or, without a name, that
-    /// the host has: then it counts for no op.
+    /// Attributes the time since the last launch to a wait for a group's operation; without a name the
+    /// host waited, and no op is charged.
     pub fn note_wait(&self, group: &str) {
         self.note_launch(|| format!("{WAIT}{group}"), 0.0);
     }

@@ -62,8 +62,9 @@ impl Spec for Orthogonalize<'_> {
     fn check(&self) {
         let InPlace(xs) = self.xs;
         assert!(xs.iter().all(|x| x.dtype == DType::F32), "matrices in f32");
-        let apart = |i: usize| !xs[i + 1..].iter().any(|x| x.overlaps(xs[i]));
-        assert!((0..xs.len()).all(apart), "the matrices overlap");
+        for (i, x) in xs.iter().enumerate() {
+            assert!(!xs[i + 1..].iter().any(|y| y.overlaps(*x)), "the matrices overlap");
+        }
     }
     fn cost(&self) -> Work {
         // Each column against those before it, twice: a product and an update of each row.

@@ -215,7 +215,7 @@ fn a_rank_that_never_comes_to_a_group_is_not_waited_for_for_ever() {
     until("the world has failed", || second.failed().is_some());
     let line = second.failed().unwrap().line;
     assert!(
-        line.starts_with("rank 0 failed: NCCL has not made group pair of ranks [0, 1]"),
+        line.starts_with("rank 0 failed: NCCL did not create group pair of ranks [0, 1]"),
         "{line}"
     );
 }

@@ -27,7 +27,7 @@ pub fn fp8(cpu: &Cpu, op: &op::Fp8Gemm) {
             for (i, row) in rows.clone().enumerate() {
                 scale(a.scales, row, b.scales, sums.row(i));
             }
-            finish(&mut sums, [rows, 0..n], c, then, false);
+            finish(&mut sums, rows, 0..n, c, then, false);
         });
     });
 }

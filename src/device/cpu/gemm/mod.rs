@@ -68,7 +68,7 @@ pub(super) fn product(cpu: &Cpu, op: &op::Gemm, set: Instructions) {
             in_parts(cpu, left, right, sums.set());
             cpu.each_rows(m, n, |rows| {
                 let mut sums = Sums::from_tensor(sums, rows.clone(), 0..n);
-                finish(&mut sums, [rows, 0..n], c, then, false);
+                finish(&mut sums, rows, 0..n, c, then, false);
             });
         });
     }
@@ -130,7 +130,7 @@ fn multiply(cpu: &Cpu, left: Operand, right: Operand, depth: Range<usize>, c: Ou
                             Sums::from_slice(part, rows.len(), cols.len(), span)
                         };
                         add_up(left.set, a, b, whole, &mut sums);
-                        finish(&mut sums, [rows, cols], c, then, in_c);
+                        finish(&mut sums, rows, cols, c, then, in_c);
                     });
                 }
             }
@@ -179,7 +179,14 @@ fn sums_lie_in(c: Out, left: Operand, right: Operand, then: Epilogue) -> bool {
 
 /// Applies the epilogue to sums of these rows and columns, and writes C, unless the sums are `in_c`
 /// already.
-fn finish(sums: &mut Sums, [rows, cols]: [Range<usize>; 2], c: Out, then: Epilogue, in_c: bool) {
+fn finish(
+    sums: &mut Sums,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    c: Out,
+    then: Epilogue,
+    in_c: bool,
+) {
     if in_c && matches!(then, Epilogue::Nothing) {
         return;
     }

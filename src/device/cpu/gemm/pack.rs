@@ -69,7 +69,8 @@ impl Operand {
         words: &Range<usize>,
         with: impl FnOnce([&[f32]; N]),
     ) -> bool {
-        let (each, Tensor { rows, cols, .. }) = (self.per_word(), self.x);
+        let each = self.per_word();
+        let Tensor { rows, cols, .. } = self.x;
         let as_packed = self.set.multiplies_bf16() || self.x.dtype == DType::F32;
         if !as_packed || first + N > rows || each * words.end > cols {
             return false;
@@ -305,7 +306,7 @@ fn pack_tiles(cpu: &Cpu, a: Operand, rows: Range<usize>, depth: Range<usize>, to
 /// Transposes adjacent columns into a tile of 16 rows that starts at row `first`.
 fn transpose_tile(columns: &[Line; TILE], first: usize, tile: &mut [f32]) {
     for half in [0, TILE / 2] {
-        let line = |word: usize| &columns[half + word][first..first + TILE];
-        transpose::<{ TILE / 2 }>(&std::array::from_fn(line), &mut tile[half..], TILE);
+        let lines = std::array::from_fn(|word| &columns[half + word][first..first + TILE]);
+        transpose::<{ TILE / 2 }>(&lines, &mut tile[half..], TILE);
     }
 }

@@ -189,7 +189,8 @@ unsafe fn cover_panels<P: Panel>(p: Panels, panel: &mut P) {
             let a = a[p.first * P::ROWS..].as_ptr();
             let rows = i..p.c.rows.min(i + P::ROWS);
             if rows.len() == P::ROWS && cols.len() == P::COLS {
-                let (c, width) = (p.c.at(i, j), p.c.width);
+                let c = p.c.at(i, j);
+                let width = p.c.width;
                 // SAFETY: each chunk has `whole` words of each row or column, of which `depth` follow
                 // `first`; C has these rows and columns, and is this task's; the caller has the
                 // instructions.

@@ -78,8 +78,9 @@ pub fn any_width(d: usize, dtype: DType) -> Kernels {
     };
     // As `Small` in the kernels' source, and tiles of f32.
     let small = 4 * (2 * 32 * 33 + 3 * 32) + 8 * 32 + 16;
-    let tiles = |count: usize| count * 4 * 32 * (d + 1) + small;
-    let kernel =
-        |name, count| Kernel { name, tile: 32, threads: 256, shared: tiles(count), mapped: false };
+    let kernel = |name, tiles: usize| {
+        let shared = tiles * 4 * 32 * (d + 1) + small;
+        Kernel { name, tile: 32, threads: 256, shared, mapped: false }
+    };
     Kernels { forward: kernel(forward, 3), kv: kernel(kv, 4), q: kernel(q, 4) }
 }

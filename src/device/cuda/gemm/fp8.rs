@@ -17,7 +17,10 @@ use cudarc::cublaslt::sys::{
 pub fn fp8(cuda: &Cuda, op: &op::Fp8Gemm) {
     let op::Fp8Gemm { a, b, c, then } = *op;
     let size = op.size();
-    assert!(size.iter().all(|side| side.is_multiple_of(16)), "sides of {size:?} in sixteens");
+    assert!(
+        size.iter().all(|side| side.is_multiple_of(16)),
+        "dimensions {size:?} must be multiples of 16"
+    );
     // Forward multiplies E4M3 by E4M3; in backward one operand, a gradient, is E5M2.
     let fast = cuda.device.fast_fp8 && [a.format, b.format] == [Fp8::E4M3; 2];
     let kind = Fp8Kind { formats: [b.format, a.format], scaling: a.scaling, fast };
@@ -38,7 +41,7 @@ pub(super) fn add_in_parts(cuda: &Cuda, product: &Product) {
         let fp8 = Some((kind, [of_columns, of_rows.span(first, part.rows)]));
         let b = on.b.row_range(first, part.rows);
         let on = Operands { b, c: part.set(), fp8, ..on };
-        Product { transpose, size: [part.rows, n, k], on }.plainly(cuda, part.set());
+        Product { transpose, size: [part.rows, n, k], on }.multiply_plain(cuda, part.set());
         let y = product.on.c.to.row_range(first, part.rows).add();
         elementwise::copy(cuda, &op::Copy { x: part, y });
     }

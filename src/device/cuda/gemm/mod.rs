@@ -32,8 +32,8 @@ pub(super) fn gemm(cuda: &Cuda, op: &op::Gemm) {
     let sums = cuda.products.workspace.sums(m);
     let fits = sums.is_some() && n.is_multiple_of(8) && aligned(c.to);
     let on = Operands { bias: sums, db: Some(db), ..on };
-    product.either(cuda, fits, lt::Epilogue::BiasBackward, on, &|| {
-        product.plainly(cuda, c);
+    product.multiply_fused_or(cuda, fits, lt::Epilogue::BiasBackward, on, &|| {
+        product.multiply_plain(cuda, c);
         super::elementwise::column_sums(cuda, &op::ColumnSums { x: a, sums: db });
     });
 }
@@ -60,19 +60,19 @@ impl Product {
         let fits = |x: Tensor| aligned(x) && x.dtype == c.to.dtype;
         let fused = n.is_multiple_of(8) && fits(c.to) && c.to.dtype == on.result();
         match then {
-            Epilogue::Nothing => self.plainly(cuda, c),
+            Epilogue::Nothing => self.multiply_plain(cuda, c),
             Epilogue::Bias(bias) => {
                 let fits = fused && fits(bias);
                 let on = Operands { bias: Some(bias), ..on };
-                self.either(cuda, fits, lt::Epilogue::Bias, on, &|| {
+                self.multiply_fused_or(cuda, fits, lt::Epilogue::Bias, on, &|| {
                     bias_rows(cuda, bias, c.to);
-                    self.plainly(cuda, c.to.add());
+                    self.multiply_plain(cuda, c.to.add());
                 });
             }
             Epilogue::BiasGelu { bias, pre, gelu } => {
                 let fits = fused && gelu == Gelu::Tanh && bias.is_some_and(fits) && fits(pre);
                 let fused = Operands { bias, aux: Some(pre), ..on };
-                self.either(cuda, fits, lt::Epilogue::GeluAuxBias, fused, &|| {
+                self.multiply_fused_or(cuda, fits, lt::Epilogue::GeluAuxBias, fused, &|| {
                     let then = bias.map_or(Epilogue::Nothing, Epilogue::Bias);
                     Product { on: Operands { c: pre.set(), ..on }, ..*self }.run(cuda, then);
                     super::gelu::gelu(cuda, &op::Gelu { x: pre, gelu, y: c });
@@ -81,8 +81,8 @@ impl Product {
             Epilogue::GeluBackward { pre, gelu } => {
                 let fits = fused && gelu == Gelu::Tanh && fits(pre);
                 let on = Operands { aux: Some(pre), ..on };
-                self.either(cuda, fits, lt::Epilogue::GeluBackward, on, &|| {
-                    self.plainly(cuda, c);
+                self.multiply_fused_or(cuda, fits, lt::Epilogue::GeluBackward, on, &|| {
+                    self.multiply_plain(cuda, c);
                     super::gelu::backward(cuda, pre, gelu, c.to);
                 });
             }
@@ -90,7 +90,7 @@ impl Product {
         }
     }
 
-    fn plainly(&self, cuda: &Cuda, c: Out) {
+    fn multiply_plain(&self, cuda: &Cuda, c: Out) {
         let product = Product { on: Operands { c, ..self.on }, ..*self };
         let unfused: &dyn Fn() = &|| fp8::add_in_parts(cuda, &product);
         let unfused = (c.add && product.on.fp8.is_some()).then_some(unfused);
@@ -98,7 +98,7 @@ impl Product {
     }
 
     /// Computes the product by the library if it takes these operands, otherwise by kernels.
-    fn either(
+    fn multiply_fused_or(
         &self,
         cuda: &Cuda,
         fits: bool,

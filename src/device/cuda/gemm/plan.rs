@@ -115,7 +115,8 @@ impl fmt::Display for Shape {
         let [a, b] = self
             .transpose
             .map(|transpose| if transpose { "T" } else { "N" });
-        let ([operands, result], Shape { m, n, k, epilogue, .. }) = (self.dtypes, self);
+        let [operands, result] = self.dtypes;
+        let Shape { m, n, k, epilogue, .. } = self;
         let rounded = if self.tf32 { " tf32" } else { "" };
         let onto = if self.add { "+=" } else { "=" };
         write!(f, "{a}{b} {m}x{n}x{k} {result} {onto} {operands}{rounded} {epilogue:?}")?;
