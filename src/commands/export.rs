@@ -123,7 +123,7 @@ fn to_trainer(args: Args, target: Target) -> anyhow::Result<()> {
     args.json.say(|| {
         let what = if *states { "weights and AdamW's states" } else { "weights" };
         let folder = args.output.display();
-let from = local.name();
+        let from = local.name();
         let [tensor, pipeline] = grid;
         let cut = match target {
             Target::Megatron => format!(", for tensor {tensor} × pipeline {pipeline}"),
