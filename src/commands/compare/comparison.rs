@@ -331,6 +331,11 @@ impl Comparison {
         let title = "loss, nats a token (dots: validation)";
         let mut body = figure(title, &wide, "wide broad") + &figure(title, &narrow, "wide narrow");
         body += "<div class=\"grid\">\n";
+        let longest = runs.iter().max_by_key(|(_, metrics)| metrics.steps.len());
+        let late = longest.and_then(|(_, metrics)| curves::without_first_tenth(wide, metrics));
+        if let Some(chart) = &late {
+            body += &figure("loss without the first tenth, nats a token", chart, "");
+        }
         let by_tokens = curves::overlay(&runs, XAxis::Tokens, scale, false, loss);
         body += &figure("loss over tokens, nats a token", &by_tokens, "");
         let charts = shown(|place| match place {
