@@ -228,7 +228,7 @@ impl ShardedParams<'_> {
                 let start = range.end.min(range.start.max(real));
                 if start < range.end {
                     self.be
-                        .run(op::Zero { x: at.span(start - range.start, range.end - start) });
+                        .run(op::Zero { x: at.span(start - range.start, range.end - start).set() });
                 }
             }
         }

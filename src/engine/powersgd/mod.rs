@@ -28,7 +28,7 @@ use super::scalars::Scalars;
 use super::states::ParamStates;
 use base::DType;
 use comm::{Collective, Pending};
-use device::{Arena, Backend, Gemm, Tensor, op};
+use device::{Arena, Backend, Gemm, InPlace, Tensor, op};
 use manifest::{Manifest, PowerSgd};
 use model::{Bucket, Layout, Module, Param};
 use std::collections::HashMap;
@@ -267,11 +267,13 @@ impl CompressedBucket {
             be.run(op::Copy { x: matrix.q, y: matrix.basis.set() });
         }
         be.run(op::Orthogonalize {
-            xs: &self
-                .matrices
-                .iter()
-                .map(|matrix| matrix.basis)
-                .collect::<Vec<_>>(),
+            xs: InPlace(
+                &self
+                    .matrices
+                    .iter()
+                    .map(|matrix| matrix.basis)
+                    .collect::<Vec<_>>(),
+            ),
         });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::NN, *error, *basis, p.set()));
@@ -284,11 +286,13 @@ impl CompressedBucket {
     /// Step 2: computes Q from the summed P.
     fn project_back(&self, be: &dyn Backend) {
         be.run(op::Orthogonalize {
-            xs: &self
-                .matrices
-                .iter()
-                .map(|matrix| matrix.p)
-                .collect::<Vec<_>>(),
+            xs: InPlace(
+                &self
+                    .matrices
+                    .iter()
+                    .map(|matrix| matrix.p)
+                    .collect::<Vec<_>>(),
+            ),
         });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::TN, *error, *p, basis.set()));

@@ -10,7 +10,7 @@ use super::coded::{self, FIRST, SECOND, SavedStates};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use device::{Coded, op};
+use device::{Coded, InPlace, op};
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 
@@ -59,18 +59,17 @@ impl OptimizerRule for Adam8bit {
             .filter(is_coded)
             .filter(|p| !p.part.is_empty())
             .for_each(|p| {
-                let [m, v] = [FIRST, SECOND].map(|moment| Coded {
-                    codes: p.get(moment.codes),
-                    scales: p.get(moment.scales),
+                let [m, v] = [FIRST, SECOND].map(|moment| {
+                    InPlace(Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) })
                 });
                 step.be.run(op::Adam8bit {
                     rule: self.adamw.constants(step, p),
                     scalars: step.scalars,
                     grad: p.grad,
-                    master: p.get(MASTER),
+                    master: InPlace(p.get(MASTER)),
                     m,
                     v,
-                    weight: p.get(MODEL),
+                    weight: p.get(MODEL).set_unless(p.get(MASTER)),
                 });
             });
     }

@@ -29,7 +29,7 @@ use super::{OptimizerRule, Place, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::{DType, decayed};
 use comm::{Group, Message};
-use device::{Arena, FusedMatrix, Momentum, Tensor, op};
+use device::{Arena, FusedMatrix, InPlace, Momentum, Tensor, op};
 use manifest::{self, Model, MuonScale};
 use model::mup::StepSize;
 use model::{Param, ParamSpec, TpSplit};
@@ -176,7 +176,7 @@ impl Muon {
                 rule,
                 factor,
                 grad: kept.grad,
-                m: kept.get(MOMENTUM),
+                m: InPlace(kept.get(MOMENTUM)),
                 y: own.set(),
             });
         }
@@ -190,7 +190,7 @@ impl Muon {
             for (one, work) in &work {
                 be.run(op::Unfuse { all: whole, which: *one, one: work.x[0].set() });
                 let made = self.newton_schulz.run(be, work, self.scale(one.size()));
-                be.run(op::Fuse { one: made, which: *one, all: whole.set() });
+                be.run(op::Fuse { one: made, which: *one, all: InPlace(whole) });
             }
         }
         exchange(&*at.groups.tensor, shares(Direction::FromOwner));
@@ -203,8 +203,8 @@ impl Muon {
                 step: lr,
                 factor,
                 direction: own,
-                master: kept.get(MASTER),
-                weight: kept.get(MODEL),
+                master: InPlace(kept.get(MASTER)),
+                weight: kept.get(MODEL).set_unless(kept.get(MASTER)),
             });
         }
     }
