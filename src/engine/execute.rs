@@ -158,9 +158,9 @@ impl PipelineComm<'_> {
 
     fn group(&self, side: Side) -> &dyn Group {
         if side.forward() {
-            &*self.groups.activation_messages
+            &*self.groups.pipeline_forward
         } else {
-            &*self.groups.gradient_messages
+            &*self.groups.pipeline_backward
         }
     }
 }

@@ -81,7 +81,7 @@ pub struct GraphCache {
 
 impl GraphCache {
     pub fn new(groups: &Groups, m: &Manifest) -> GraphCache {
-        let inside = [&groups.tensor, &groups.tp_async, &groups.gradients];
+        let inside = [&groups.tensor, &groups.tp_async, &groups.grad_sum];
         let OffloadPlan { weights, grads, .. } = OffloadPlan::from_manifest(m);
         GraphCache {
             capturable: inside.iter().all(|group| group.capturable()) && !weights && !grads,

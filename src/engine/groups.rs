@@ -5,7 +5,7 @@ use comm::{Group, Solo, World};
 use device::{Backend, Tensor};
 use manifest::{LayerSplit, Manifest, Model, Precision, Schedule, Topology};
 use model::{Chunk, Cx, LayerCosts, ModelShard, TensorParallel, costs};
-use plan::grid::{Axis, Coord, GRADIENTS, Grid, SHARES, STAGES};
+use plan::grid::{Axis, Coord, GRADIENT_AXES, Grid, SHARES, STAGES};
 use plan::schedule::{self, Action, PipelineRank};
 use plan::split;
 use std::ops::Range;
@@ -18,10 +18,10 @@ pub struct Groups {
     /// The ranks of `pipeline` again, for the asynchronous messages of an interleaved schedule: to
     /// the next stage, and to the previous one. Groups of one rank if messages are exchanged
     /// synchronously.
-    pub activation_messages: Box<dyn Group>,
-    pub gradient_messages: Box<dyn Group>,
+    pub pipeline_forward: Box<dyn Group>,
+    pub pipeline_backward: Box<dyn Group>,
     /// Ranks that hold the same weights: they sum gradients, and shard states.
-    pub gradients: Box<dyn Group>,
+    pub grad_sum: Box<dyn Group>,
     /// The first and the last stage, which both hold a tied embedding.
     pub embedding: Box<dyn Group>,
     /// The ranks of `tensor` again: a second communicator, for sums that overlap with computation.
@@ -38,9 +38,9 @@ impl Groups {
         Groups {
             tensor: solo(),
             pipeline: solo(),
-            activation_messages: solo(),
-            gradient_messages: solo(),
-            gradients: solo(),
+            pipeline_forward: solo(),
+            pipeline_backward: solo(),
+            grad_sum: solo(),
             embedding: solo(),
             tp_async: solo(),
             grid: Grid::SOLO,
@@ -73,9 +73,9 @@ impl Groups {
             tensor: make("tensor", &grid.group(coord, SHARES)),
             tp_async: make("tp_async", &grid.group(coord, SHARES)),
             pipeline: make(comm::PIPELINE, &stages),
-            activation_messages: message_group(comm::ACTIVATIONS),
-            gradient_messages: message_group(comm::GRADIENTS),
-            gradients: make("data", &grid.group(coord, GRADIENTS)),
+            pipeline_forward: message_group(comm::FORWARD_MESSAGES),
+            pipeline_backward: message_group(comm::BACKWARD_MESSAGES),
+            grad_sum: make(comm::GRAD_SUM, &grid.group(coord, GRADIENT_AXES)),
             embedding,
             grid,
             coord,
@@ -98,7 +98,7 @@ impl Groups {
     /// add 0.
     pub fn sum_over_stages_and_replicas(&self, x: Tensor) {
         self.pipeline.all_reduce(x);
-        self.gradients.all_reduce(x);
+        self.grad_sum.all_reduce(x);
     }
 }
 
@@ -138,7 +138,7 @@ pub fn model_shard(groups: &Groups, m: &Manifest) -> ModelShard {
             .collect(),
         tp: groups.tensor.size(),
         tp_rank: groups.tensor.rank(),
-        dp: groups.gradients.size(),
+        dp: groups.grad_sum.size(),
     }
 }
 

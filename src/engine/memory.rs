@@ -68,7 +68,7 @@ pub fn lay_out(
     let train = context(be, groups, m, true);
     let layout = Layout::new(&m.model, model_shard(groups, m));
     let level = params::zero_level(groups, m);
-    let dp_rank = groups.gradients.rank();
+    let dp_rank = groups.grad_sum.rank();
     let on_host = OffloadPlan::from_manifest(m);
     let mut buckets = params::plan_buckets(level, dp_rank, &layout, train.dtype, on_host, arenas);
     let fp8 = (m.precision == Precision::Fp8).then(|| {

@@ -213,7 +213,7 @@ impl<'a> ShardedParams<'a> {
         self.groups.tensor.all_reduce(x);
         self.groups.pipeline.all_reduce(x);
         if self.level > 0 {
-            self.groups.gradients.all_reduce(x);
+            self.groups.grad_sum.all_reduce(x);
         }
     }
 
@@ -285,7 +285,7 @@ impl<'a> ShardedParams<'a> {
         in_flight.shares = [None; 2];
         for (number, bucket) in self.buckets.iter().enumerate() {
             if self.level > 0 && !bucket.windowed {
-                in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
+                in_flight.gathers[number] = Some(self.groups.grad_sum.begin(bucket.gather()));
             }
         }
     }
@@ -294,7 +294,7 @@ impl<'a> ShardedParams<'a> {
     pub fn wait_gathers(&self) {
         let in_flight = &mut *self.in_flight.borrow_mut();
         for pending in in_flight.gathers.iter_mut().filter_map(Option::take) {
-            self.groups.gradients.finish(pending);
+            self.groups.grad_sum.finish(pending);
         }
     }
 
@@ -335,7 +335,7 @@ impl<'a> ShardedParams<'a> {
         let sums = in_flight.tp_sums.drain(..);
         sums.for_each(|pending| self.groups.tp_async.finish(pending));
         let reductions = in_flight.reductions.drain(..);
-        reductions.for_each(|pending| self.groups.gradients.finish(pending));
+        reductions.for_each(|pending| self.groups.grad_sum.finish(pending));
     }
 
     /// Starts summing a bucket's gradients over the ranks. Collectives run in the order in which
@@ -360,7 +360,7 @@ impl<'a> ShardedParams<'a> {
             return;
         }
         let part = bucket.own_part(bucket.grads, layout.range.start);
-        let pending = self.groups.gradients.begin(match self.level {
+        let pending = self.groups.grad_sum.begin(match self.level {
             0 => Collective::AllReduce(bucket.grads),
             _ => Collective::ReduceScatter { whole: bucket.grads, part },
         });
@@ -372,7 +372,7 @@ impl<'a> ShardedParams<'a> {
 
     /// Whether gradients are reduced over replicas.
     fn reduces(&self) -> bool {
-        self.groups.gradients.size() > 1
+        self.groups.grad_sum.size() > 1
     }
 
     /// Buffer of a block's gradients, if it shares one with other blocks.
@@ -386,7 +386,7 @@ impl<'a> ShardedParams<'a> {
     fn accumulate_shard(&self, buffer: usize) {
         let reduced = self.in_flight.borrow_mut().scattering[buffer].take();
         let Some((number, micro, pending)) = reduced else { return };
-        self.groups.gradients.finish(pending);
+        self.groups.grad_sum.finish(pending);
         let bucket = &self.buckets[number];
         let part = bucket.own_part(bucket.grads, self.layout.buckets[number].range.start);
         match &self.host_grads {
@@ -420,7 +420,7 @@ impl<'a> ShardedParams<'a> {
 
 /// Effective ZeRO level: 0 if there is only one data-parallel rank.
 pub fn zero_level(groups: &Groups, m: &Manifest) -> u8 {
-    let level = if groups.gradients.size() == 1 { 0 } else { m.topology.zero };
+    let level = if groups.grad_sum.size() == 1 { 0 } else { m.topology.zero };
     assert!(level < 2 || groups.pipeline.size() == 1, "ZeRO-{level} under a pipeline");
     level
 }
@@ -431,7 +431,7 @@ impl ParamStore for ShardedParams<'_> {
         if bucket.windowed {
             self.gather_block(number);
         } else if let Some(pending) = self.in_flight.borrow_mut().gathers[number].take() {
-            self.groups.gradients.finish(pending);
+            self.groups.grad_sum.finish(pending);
         }
         &bucket.weights_by_name
     }

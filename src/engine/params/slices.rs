@@ -172,7 +172,7 @@ fn runs(cols: usize, range: Range<usize>) -> Vec<Range<usize>> {
 impl ShardedParams<'_> {
     /// Every state of this rank. Of the model weights, the part that it updates.
     pub fn slices(&self) -> Vec<StateSlice> {
-        let replica = self.groups.gradients.rank();
+        let replica = self.groups.grad_sum.rank();
         let ranges = self.params.iter().flat_map(|kept| {
             kept.states().map(move |(state, range, at)| {
                 let data = if self.level > 0 && state.extent.is_sharded() { 0 } else { replica };
@@ -189,7 +189,7 @@ impl ShardedParams<'_> {
         let ranges = buckets.flat_map(|(bucket, kept)| {
             let (range, weights) = self.present_weights(kept, bucket);
             let whole = range.len() == bucket.range.len();
-            let data = if whole { self.groups.gradients.rank() } else { 0 };
+            let data = if whole { self.groups.grad_sum.rank() } else { 0 };
             bucket
                 .overlaps(range.clone())
                 .map(move |(param, part)| StateRange {

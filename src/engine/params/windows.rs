@@ -46,7 +46,7 @@ impl ShardedParams<'_> {
         }
         self.begin_share(in_flight, number);
         self.finish_fill(in_flight, number);
-        in_flight.gathers[number] = Some(self.groups.gradients.begin(bucket.gather()));
+        in_flight.gathers[number] = Some(self.groups.grad_sum.begin(bucket.gather()));
     }
 
     /// Starts copying a bucket's own share from the host to the device, unless it is there. The
@@ -73,7 +73,7 @@ impl ShardedParams<'_> {
     fn finish_window(&self, in_flight: &mut InFlight, number: usize) {
         self.finish_fill(in_flight, number);
         if let Some(pending) = in_flight.gathers[number].take() {
-            self.groups.gradients.finish(pending);
+            self.groups.grad_sum.finish(pending);
         }
     }
 }

@@ -128,7 +128,7 @@ impl Compression {
     /// is NaN if a gradient of any rank is not finite; no state is changed then.
     pub fn run(&self, params: &ShardedParams, s: &Scalars) -> Tensor {
         let be = params.be;
-        let data = &*params.groups.gradients;
+        let data = &*params.groups.grad_sum;
         self.agree_on_finite(params, s);
         let replicas = data.size() as f32;
         let unscale = self.unscale.span(1, 1);
@@ -177,7 +177,7 @@ impl Compression {
     /// Replaces every error by the mean over replicas.
     pub fn average_errors(&self, params: &ShardedParams) {
         let be = params.be;
-        let data = &*params.groups.gradients;
+        let data = &*params.groups.grad_sum;
         let one = self.total;
         be.upload(bytemuck::bytes_of(&1.0f32), one);
         for matrix in self.buckets.iter().flat_map(|bucket| &bucket.matrices) {

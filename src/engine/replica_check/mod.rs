@@ -11,7 +11,7 @@ use super::states::{Extent, MODEL, ParamStates, StateSpec};
 use base::DType;
 use comm::Group;
 use device::{Arena, Tensor, op};
-use plan::grid::{GRADIENTS, Grid, SHARES};
+use plan::grid::{GRADIENT_AXES, Grid, SHARES};
 use std::fmt;
 
 /// Weight that differs between ranks that must hold equal copies.
@@ -69,7 +69,7 @@ pub fn plan_digests(
     let ranks = groups
         .tensor
         .size()
-        .max(groups.gradients.size())
+        .max(groups.grad_sum.size())
         .max(groups.embedding.size());
     let count = |selected: fn(&StateSpec) -> bool| -> usize {
         states
@@ -97,7 +97,7 @@ pub fn check(
     flag: Tensor,
 ) -> Result<(), ReplicasDiverged> {
     params.wait_gathers();
-    let Groups { tensor, gradients, embedding, grid, coord, .. } = &params.groups;
+    let Groups { tensor, grad_sum, embedding, grid, coord, .. } = &params.groups;
     let repeated = select_states(params, |kept, state| is_whole(&kept.param, state.extent));
     let compare = |group, views, ranks: &[usize]| compare(params, digests, group, views, ranks);
     let mut found = compare(&**tensor, repeated, &grid.group(*coord, SHARES));
@@ -112,7 +112,7 @@ pub fn check(
                 .map(|(param, at)| view(&param.name, MODEL, at)),
         );
     }
-    found.extend(compare(&**gradients, copies, &grid.group(*coord, GRADIENTS)));
+    found.extend(compare(&**grad_sum, copies, &grid.group(*coord, GRADIENT_AXES)));
     let tied = params
         .whole_weights()
         .filter(|(param, _)| param.spec.tied)

@@ -127,7 +127,7 @@ impl Muon {
                     .sum()
             })
             .collect();
-        let replicas = at.groups.gradients.size();
+        let replicas = at.groups.grad_sum.size();
         let rounds = owners::rounds(&costs, replicas * at.groups.tensor.size());
         rounds
             .into_iter()
@@ -183,7 +183,7 @@ impl Muon {
         let parts = |direction| jobs().flat_map(move |(job, b)| b.parts(at, job, direction));
         let shares = |direction| jobs().flat_map(move |(job, b)| b.shares(at, job, direction));
         if at.sharded {
-            exchange(&*at.groups.gradients, parts(Direction::ToOwner));
+            exchange(&*at.groups.grad_sum, parts(Direction::ToOwner));
         }
         exchange(&*at.groups.tensor, shares(Direction::ToOwner));
         if let Some(whole) = matrices.iter().find_map(|buffers| buffers.whole) {
@@ -194,7 +194,7 @@ impl Muon {
             }
         }
         exchange(&*at.groups.tensor, shares(Direction::FromOwner));
-        exchange(&*at.groups.gradients, parts(Direction::FromOwner));
+        exchange(&*at.groups.grad_sum, parts(Direction::FromOwner));
         for (kept, own) in updated().filter(|(_, own)| own.numel() > 0) {
             let weight_decay = if kept.param.spec.decay { weight_decay } else { 0.0 };
             let lr = step.lr * kept.param.spec.step_factor(&self.model, self.step_size());
@@ -258,14 +258,14 @@ fn part(at: &Place, param: &Param, replica: usize) -> Range<usize> {
 
 impl Job<'_> {
     fn is_owner(&self, at: &Place) -> bool {
-        (self.data, self.tensor) == (at.groups.gradients.rank(), at.groups.tensor.rank())
+        (self.data, self.tensor) == (at.groups.grad_sum.rank(), at.groups.tensor.rank())
     }
 }
 
 impl MatrixBuffers {
     fn plan(at: &Place, job: &Job, dtype: DType, arena: &Arena) -> MatrixBuffers {
         let numel = job.param.numel();
-        let replica = at.groups.gradients.rank();
+        let replica = at.groups.grad_sum.rank();
         let part = part(at, job.param, replica);
         let row = |len| arena.matrix(1, len, dtype);
         if job.data != replica {
@@ -281,7 +281,7 @@ impl MatrixBuffers {
     /// Messages among replicas: parts of the direction to the owner's replica, or of the step from
     /// it.
     fn parts(&self, at: &Place, job: &Job, direction: Direction) -> Vec<Message> {
-        let data = &at.groups.gradients;
+        let data = &at.groups.grad_sum;
         let messages: Vec<Message> = match self.share {
             None => vec![direction.with_owner(job.data, self.own)],
             Some(share) => {

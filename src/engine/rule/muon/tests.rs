@@ -63,7 +63,7 @@ fn rank(world: World, m: &Manifest) -> Bits {
     let lay_out = |arenas: &Arenas| {
         let buckets = params::plan_buckets(
             level,
-            groups.gradients.rank(),
+            groups.grad_sum.rank(),
             &layout,
             dtype,
             OffloadPlan::default(),
