@@ -120,7 +120,7 @@ impl Device {
         })
     }
 
-    /// GPU ordinal; None for the CPU.
+    /// Identity of the GPU; None for the CPU.
     pub fn gpu(&self) -> Option<&Identity> {
         match self {
             Device::Cpu(_) => None,
