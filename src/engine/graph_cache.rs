@@ -110,7 +110,7 @@ impl GraphCache {
             return params.wait_reductions();
         };
         // Only a pass that reduces gradients depends on compression.
-        let compressing = params.compressing() && kind.reduces();
+        let compressing = params.is_compressing() && kind.reduces();
         let slot = pass.slot;
         let key = GraphKey { kind, slot, chunk, before, compressing };
         let mut graphs = self.graphs.borrow_mut();

@@ -189,15 +189,15 @@ pub fn slots(groups: &Groups, m: &Manifest) -> usize {
     let pp = pipeline_rank(groups, m);
     let largest = m.batch.ramp().sizes().max().expect("a batch");
     let micros = div_exact(largest, m.batch.micro * groups.replicas());
-    let kept = match m.topology.schedule {
+    let in_flight = match m.topology.schedule {
         Schedule::GPipe => micros,
-        _ => micros.min(filling(pp)),
+        _ => micros.min(micros_to_fill_twice(pp)),
     };
-    actions(pp, &m.topology, kept).1
+    actions(pp, &m.topology, in_flight).1
 }
 
 /// Micro-batches that fill a pipeline twice.
-fn filling(pp: PipelineRank) -> usize {
+fn micros_to_fill_twice(pp: PipelineRank) -> usize {
     2 * pp.ranks * pp.chunks
 }
 
@@ -265,7 +265,8 @@ train: {samples: 8000}
             let most = slots(&orders(&m.topology, 64));
             if m.topology.schedule != Schedule::GPipe {
                 let pp = PipelineRank { rank: 0, ranks: 4, chunks: m.topology.chunks };
-                assert_eq!(slots(&orders(&m.topology, filling(pp))), most, "{schedule}");
+                let filled = orders(&m.topology, micros_to_fill_twice(pp));
+                assert_eq!(slots(&filled), most, "{schedule}");
             }
             for micros in m.batch.ramp().sizes() {
                 let orders = orders(&m.topology, micros);
