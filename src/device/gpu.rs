@@ -1,5 +1,5 @@
-//! One GPU, whoever makes it: the only file above a vendor's folder that names its types. Today
-//! there is one vendor.
+//! One GPU of any vendor: the only file above a vendor's folder that names its types. Today there is
+//! one vendor.
 
 use super::cuda::nvml::NvmlMonitor;
 use super::cuda::{self, Cuda, Options};

@@ -20,6 +20,7 @@ mod order;
 mod muon;
 pub mod op;
 mod op_log;
+mod optimizer;
 mod product;
 mod tensor;
 mod work;
@@ -29,10 +30,7 @@ pub use arena::Arena;
 pub use attend::{
     Attend, Dropout, Logits, LossLogits, Norm, QkNorm, QueryKey, Rotation, Visible, ZLoss,
 };
-pub use backend::{
-    AdamW, AdamWUpdate, Backend, Coded, Dead, Graph, LOGITS_CHUNK, OutOfMemory, Scaler, Scaling,
-    StepLimits, Timeline, Transfer,
-};
+pub use backend::{Backend, Dead, Graph, LOGITS_CHUNK, OutOfMemory, Timeline, Transfer};
 pub use base::{Fp8, Gelu};
 pub use digest::{digest_of_bytes, digest_term};
 pub use dry::Dry;
@@ -41,9 +39,10 @@ pub use gpu::{Gpu, GpuRequest};
 pub use meter::{HEAD_PRODUCT, Meter, OpTimes, Section};
 pub use monitor::{Faults, Health, Identity, Monitor};
 pub use muon::{FusedMatrix, Momentum};
-pub use op::{Access, Accesses, InPlace, Op};
+pub use op::{Access, Accesses, Op};
 pub use op_log::{LoggedOp, begin_op_log, take_op_log};
+pub use optimizer::{AdamW, AdamWUpdate, Coded, Scaler, Scaling, StepLimits};
 pub use order::{Order, Queue};
 pub use product::{Epilogue, Gemm};
-pub use tensor::{Element, Home, Out, Tensor};
+pub use tensor::{Element, Home, InPlace, Out, Tensor};
 pub use work::{ATTENTION, ATTENTION_BACKWARD, COPIES, FP8_PRODUCT, Tally, Work};

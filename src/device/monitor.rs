@@ -1,4 +1,4 @@
-//! Identity and state of a GPU, whoever makes it.
+//! Identity and state of a GPU of any vendor.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -36,6 +36,10 @@ pub struct Out<T = Tensor> {
     pub add: bool,
 }
 
+/// Argument that an op reads and then writes.
+#[derive(Clone, Copy, Debug)]
+pub struct InPlace<T = Tensor>(pub T);
+
 impl Tensor {
     /// Matrix at an address of the device. Only layouts (arena, parameters) know addresses.
     pub fn at(addr: usize, rows: usize, cols: usize, dtype: DType) -> Tensor {

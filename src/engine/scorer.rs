@@ -130,8 +130,9 @@ fn lay_out<'a>(
     let tables = Tables::plan(&cx, &arenas.inputs);
     let loss = arenas.inputs.matrix(1, 1, DType::F32);
     let slots = schedule::forward_slots(pipeline_rank(groups, m));
-    let inputs = |_| Inputs::plan(m.batch.micro, seq_len, false, &arenas.inputs);
-    let inputs: Vec<Inputs> = (0..slots).map(inputs).collect();
+    let inputs: Vec<Inputs> = (0..slots)
+        .map(|_| Inputs::plan(m.batch.micro, seq_len, false, &arenas.inputs))
+        .collect();
     let slots = inputs
         .iter()
         .map(|inputs| {

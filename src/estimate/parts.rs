@@ -1,7 +1,7 @@
 //! A run's plan beside what was measured: one table of the parts of a step, in seconds. The run
 //! writes it after its first steps; `status`, the report and `estimate --calibrate` read it.
 
-use comm::{ACTIVATIONS, GRADIENTS, PIPELINE};
+use comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, PIPELINE};
 use device::{FP8_PRODUCT, HEAD_PRODUCT, OpTimes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -11,8 +11,8 @@ use std::fmt::Write;
 /// weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
 pub const TRAFFIC: [(&str, &[&str]); 4] = [
     ("tensor", &["tensor", "tp_async"]),
-    ("pipeline", &[PIPELINE, ACTIVATIONS, GRADIENTS]),
-    ("data", &["data"]),
+    ("pipeline", &[PIPELINE, FORWARD_MESSAGES, BACKWARD_MESSAGES]),
+    ("data", &[GRAD_SUM]),
     ("tied", &["embedding"]),
 ];
 
@@ -265,13 +265,13 @@ mod tests {
             ("layernorm", 32.0),
         ]);
         let once = seconds(&[("gemm", 0.5), ("adamw", 0.25)]);
-        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), ("data", 500.0)];
+        let waits = [("tensor", 64.0), (PIPELINE, 128.0), ("embedding", 256.0), (GRAD_SUM, 500.0)];
         let waits = waits
             .iter()
             .map(|(group, seconds)| (group.to_string(), *seconds))
             .chain([("control data".to_string(), 9.0)])
             .collect();
-        let device_waits = BTreeMap::from([("data".to_string(), 12.0)]);
+        let device_waits = BTreeMap::from([(GRAD_SUM.to_string(), 12.0)]);
         let ops = OpTimes { passes, once, waits: device_waits };
         let times = StepTimes { ops, waits, input: 1024.0, save: 0.0, seconds: 2048.0 };
         let parts = times.parts();

@@ -302,7 +302,7 @@ fn rank(
 ) -> (Vec<Outcome>, Vec<ReplicaDigest>, Snapshot) {
     let cpu = Cpu::new(Some(1));
     let groups = Groups::new(&world, &manifest.topology);
-    let (dp, replicas) = (groups.gradients.rank(), groups.gradients.size());
+    let (dp, replicas) = (groups.grad_sum.rank(), groups.grad_sum.size());
     let engine = Engine::with_rule(&cpu, groups, manifest, true, rule).unwrap();
     engine.init();
     if let Some(checkpoint) = from {

@@ -92,7 +92,7 @@ fn means(step: &Step, p: &ParamStates, weights: &[f32]) {
     {
         let at = p.get(name);
         step.be.upload(bytemuck::cast_slice(&values), at);
-        step.at.groups.gradients.all_reduce(at);
+        step.at.groups.grad_sum.all_reduce(at);
         if spec.split == split {
             step.at.groups.tensor.all_reduce(at);
         }

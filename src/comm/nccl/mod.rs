@@ -15,7 +15,7 @@ mod ring;
 pub mod testing;
 mod watchdog;
 
-use super::{ACTIVATIONS, GRADIENTS, Group, Message, PIPELINE, Solo, World, endpoint};
+use super::{BACKWARD_MESSAGES, FORWARD_MESSAGES, Group, Message, PIPELINE, Solo, World, endpoint};
 use api::Api;
 use base::{DType, Problems};
 use cudarc::nccl::sys::{self, ncclUniqueId};
@@ -106,7 +106,7 @@ impl Nccl {
             return Box::new(Solo);
         }
         let host = world.group(name, ranks);
-        if [ACTIVATIONS, GRADIENTS].contains(&name) {
+        if [FORWARD_MESSAGES, BACKWARD_MESSAGES].contains(&name) {
             return Box::new(NcclRing::new(self, world, &*host, name, ranks));
         }
         let mut id = match host.rank() {

@@ -27,7 +27,7 @@ pub fn inspect(
     json: bool,
 ) -> Result<Vec<u8>> {
     let dataset = Indexed::open(prefix)?;
-    let found = super::tokenizer(tokenizer, &dataset)?;
+    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
     let record = found.record.as_ref();
     let tokenizer = found.load()?;
     let mut out = Vec::new();

@@ -141,7 +141,7 @@ impl Run {
         to + "</table></section>\n"
     }
 
-    pub(super) fn last(&self) -> &StepRow {
+    pub fn last(&self) -> &StepRow {
         self.metrics
             .steps
             .last()
@@ -149,7 +149,7 @@ impl Run {
     }
 
     /// Evaluation on `set` with the lowest loss.
-    pub(super) fn best(&self, set: &str) -> Option<&EvalRow> {
+    pub fn best(&self, set: &str) -> Option<&EvalRow> {
         let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
         rows.filter(|row| row.lm_loss.is_finite())
             .min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
@@ -193,11 +193,7 @@ impl Run {
     }
 
     /// Median of a quantity over the last `RECENT` steps; NaN without steps.
-    pub(super) fn recent(
-        &self,
-        these: impl Fn(&StepRow) -> bool,
-        value: impl Fn(&StepRow) -> f64,
-    ) -> f64 {
+    pub fn recent(&self, these: impl Fn(&StepRow) -> bool, value: impl Fn(&StepRow) -> f64) -> f64 {
         let steps = self.metrics.steps.iter().rev().filter(|row| these(row));
         let mut values: Vec<f64> = steps.take(RECENT).map(value).collect();
         values.sort_by(f64::total_cmp);
@@ -332,7 +328,7 @@ fn date(at: f64) -> String {
 }
 
 /// Section with a table. Its rows begin with their name, in an element `row_name`.
-pub(super) fn table(
+pub fn table(
     title: &str,
     head: &[&str],
     rows: impl IntoIterator<Item = Vec<String>>,
@@ -358,7 +354,7 @@ pub(super) fn table(
 const ROW_NAME: &str = "th scope=\"row\"";
 
 /// Self-contained HTML page.
-pub(super) fn document(title: &str, about: &str, body: &str) -> String {
+pub fn document(title: &str, about: &str, body: &str) -> String {
     let title = escape(title);
     let style = PAGE;
     let script = include_str!("page.js");
@@ -373,7 +369,7 @@ pub(super) fn document(title: &str, about: &str, body: &str) -> String {
 }
 
 /// Chart with its heading, a line for the values under the pointer, and the data for it.
-pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
+pub fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let [axis, _] = chart.axes();
     let tokens: Vec<_> = chart
         .second

@@ -38,17 +38,17 @@ pub(super) fn orthogonalize(cpu: &Cpu, op: &op::Orthogonalize) {
         // SAFETY: f32 (`host_mut` checks), mapped as `Tensor` promises; the matrices do not overlap (above), and
         // `each` runs one task for each.
         let x = unsafe { xs[i].host_mut::<f32>() };
-        Columns { x, cols: xs[i].cols }.orthogonalize();
+        RowMajor { x, cols: xs[i].cols }.orthogonalize();
     });
 }
 
-/// Matrix in row-major order, whose columns become orthonormal.
-struct Columns<'a> {
+/// Matrix in row-major order, whose columns are made orthonormal.
+struct RowMajor<'a> {
     x: &'a mut [f32],
     cols: usize,
 }
 
-impl Columns<'_> {
+impl RowMajor<'_> {
     fn orthogonalize(&mut self) {
         for k in 0..self.cols {
             self.project(k);

@@ -1,8 +1,8 @@
 //! Accesses of an op to tensors, as the types of its arguments state them.
 
 use crate::{
-    Adafactor, AdamW, AdamWUpdate, Attend, Coded, Dropout, Epilogue, FusedMatrix, Gemm, Logits,
-    LossLogits, MatrixPart, Momentum, Norm, Out, QkNorm, Quantized, QuantizedBy, QueryKey,
+    Adafactor, AdamW, AdamWUpdate, Attend, Coded, Dropout, Epilogue, FusedMatrix, Gemm, InPlace,
+    Logits, LossLogits, MatrixPart, Momentum, Norm, Out, QkNorm, Quantized, QuantizedBy, QueryKey,
     Rotation, Scaler, Scaling, SecondMoment, StepLimits, Tensor, Visible, ZLoss,
 };
 use base::{Gelu, Heads};
@@ -49,10 +49,6 @@ pub trait Arg {
     /// Adds the tensors with their uses.
     fn access(&self, to: &mut Accesses);
 }
-
-/// Argument that an op reads and then writes.
-#[derive(Clone, Copy, Debug)]
-pub struct InPlace<T = Tensor>(pub T);
 
 impl Arg for Tensor {
     fn access(&self, to: &mut Accesses) {

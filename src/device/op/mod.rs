@@ -17,11 +17,12 @@ mod norm;
 mod product;
 mod update;
 
-pub use access::{Access, Accesses, Arg, InPlace};
+pub use access::{Access, Accesses, Arg};
 
 use super::{
-    AdamWUpdate, Attend, Coded, Epilogue, FusedMatrix, Logits, LossLogits, MatrixPart, Norm, Out,
-    Quantized, QuantizedBy, Scaler, Scaling, SecondMoment, StepLimits, Tensor, Work, ZLoss,
+    AdamWUpdate, Attend, Coded, Epilogue, FusedMatrix, InPlace, Logits, LossLogits, MatrixPart,
+    Norm, Out, Quantized, QuantizedBy, Scaler, Scaling, SecondMoment, StepLimits, Tensor, Work,
+    ZLoss,
 };
 use define::ops;
 

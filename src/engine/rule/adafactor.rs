@@ -64,8 +64,8 @@ struct Sums {
 struct SumLengths([usize; 4]);
 
 impl SumLengths {
-    /// Reserves the next `len` sums of a kind and returns their offset, if `base` has the lengths
-    /// of all kinds.
+    /// Reserves the next `len` sums of a kind. Returns their offset, given the lengths of all kinds
+    /// in `base`.
     fn take(&mut self, among: Among, len: usize, base: &SumLengths) -> usize {
         let kind = among as usize;
         let at = base.0[..kind].iter().sum::<usize>() + self.0[kind];
@@ -85,7 +85,7 @@ impl SumLengths {
             groups.tensor.all_reduce(sums.span(0, tensor + tensor_tied));
         }
         if step.at.sharded {
-            groups.gradients.all_reduce(sums);
+            groups.grad_sum.all_reduce(sums);
         }
         if tensor_tied + tied > 0 {
             groups
@@ -105,18 +105,17 @@ struct ScratchLayout {
 
 impl Adafactor {
     pub fn new(settings: manifest::Adafactor, dtype: DType, model: &Model) -> Adafactor {
-        let manifest::Adafactor { relative_step, scale_parameter, beta2_decay, .. } = settings;
-        let manifest::Adafactor { clip_threshold, eps, scale_eps, weight_decay, .. } = settings;
         let rule = device::Adafactor {
             lr: 0.0,
-            relative_step,
-            beta2_decay,
-            eps,
-            scale_eps,
-            clip_threshold,
-            weight_decay,
+            relative_step: settings.relative_step,
+            beta2_decay: settings.beta2_decay,
+            eps: settings.eps,
+            scale_eps: settings.scale_eps,
+            clip_threshold: settings.clip_threshold,
+            weight_decay: settings.weight_decay,
             lr_scale: 1.0,
         };
+        let scale_parameter = settings.scale_parameter;
         Adafactor { rule, scale_parameter, dtype, model: model.clone() }
     }
 
@@ -251,12 +250,11 @@ impl OptimizerRule for Adafactor {
             let y = sums.update.add();
             be.run(op::AdafactorSquareSums { rule, scalars, grad, part, v, y });
         }
-        layout.second.all_reduce(
-            step,
-            step.scratch
-                .span(layout.first.total(), layout.second.total()),
-        );
-        let update = |i: usize, p: &ParamStates| {
+        let second = step
+            .scratch
+            .span(layout.first.total(), layout.second.total());
+        layout.second.all_reduce(step, second);
+        step.for_each_piece(params, true, &mut |i, p| {
             let part = part(p);
             let sums = &sums[i];
             if part.len == 0 {
@@ -277,8 +275,7 @@ impl OptimizerRule for Adafactor {
                 master: InPlace(own(p.get(MASTER))),
                 weight: own(p.get(MODEL)).set_unless(p.get(MASTER)),
             });
-        };
-        step.for_each_piece(params, true, &mut |i, piece| update(i, piece));
+        });
     }
 }
 

@@ -25,7 +25,8 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    pub fn plan([rows, cols]: [usize; 2], dtype: DType, arena: &Arena) -> Workspace {
+    pub fn plan(size: [usize; 2], dtype: DType, arena: &Arena) -> Workspace {
+        let [rows, cols] = size;
         let least = rows.min(cols);
         let x = || arena.matrix(rows, cols, dtype);
         let gram = || arena.matrix(least, least, dtype);
@@ -40,15 +41,18 @@ impl NewtonSchulz {
     }
 
     /// FLOPs of all products of a matrix.
-    pub fn flops(&self, [rows, cols]: [usize; 2]) -> u64 {
-        let [m, n] = [rows.min(cols), rows.max(cols)].map(|side| side as u64);
+    pub fn flops(&self, size: [usize; 2]) -> u64 {
+        let [rows, cols] = size.map(|side| side as u64);
+        let m = rows.min(cols);
+        let n = rows.max(cols);
         self.steps as u64 * (4 * m * m * n + 2 * m * m * m)
     }
 
     /// Orthogonalises the matrix in `work.x[0]` and multiplies it by `scale`. Returns the tensor
     /// that holds the result.
     pub fn run(&self, be: &dyn Backend, work: &Workspace, scale: f32) -> Tensor {
-        let ([mut x, mut next], [gram, square]) = (work.x, work.gram);
+        let [mut x, mut next] = work.x;
+        let [gram, square] = work.gram;
         let [a, b, c] = self.coefficients;
         let wide = x.rows <= x.cols;
         let product = |kind, a, b, c: Tensor| be.run(op::Gemm::plain(kind, a, b, c.set()));

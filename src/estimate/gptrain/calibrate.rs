@@ -377,7 +377,7 @@ train: {samples: 800}
         let tensor = sums(&work.micro, &["tensor", "tp_async"], 7e-6, 5e9);
         assert!(tensor > 0.0);
         near(part("tensor parallel"), micros * tensor);
-        let data = sums(&work.step, &["data"], 30e-6, 0.5e9);
+        let data = sums(&work.step, &[comm::GRAD_SUM], 30e-6, 0.5e9);
         assert!(data > 30e-6);
         near(part("once a step: sums"), data);
     }

@@ -38,8 +38,8 @@ enum Means<'a> {
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub setup: Setup,
-    /// Error bar of a step: nine in ten measurements are within this share of it.
     pub seconds: f64,
+    /// Error bar of `seconds`: nine in ten measurements are within this share of it.
     pub seconds_error: f64,
     /// Memory of the device that needs most, as nvidia-smi shows it.
     pub bytes: f64,

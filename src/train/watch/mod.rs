@@ -104,7 +104,7 @@ impl Requests {
         self.0 & request.0 != 0
     }
 
-    /// RequestCounts the requests of all ranks. A collective.
+    /// Counts the requests of all ranks. A collective.
     pub fn count(self, rank: &Rank) -> RequestCounts {
         RequestCounts(rank.count(Requests::ALL.map(|request| self.has(request))))
     }
