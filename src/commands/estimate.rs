@@ -1,12 +1,12 @@
 //! `gptrain estimate`: records to calibrate from, changes of `--what-if`, the hardware table.
 
 use base::number::whole;
+use base::table::{Cell, Column, Printout, Table};
 use base::{DType, Problems, WrongInput};
 use estimate::gptrain::local_cpu::{self, Care};
 use estimate::hardware::{self, CPU, Hardware};
 use estimate::request::Request;
 use manifest::Topology;
-use serde_json::{Value, json};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
@@ -111,34 +111,31 @@ fn split_pairs(text: &str) -> Result<Vec<String>, Problems> {
     Ok(pairs)
 }
 
-/// The hardware table as text and as JSON.
-pub fn list_hardware() -> (String, Value) {
-    let row = |h: &Hardware| {
-        json!({ "name": h.name, "about": h.about, "peak_tflops": h.peak_tflops,
-            "hbm_gb_s": h.hbm_gb_s, "memory_gib": h.memory_gib, "per_node": h.per_node,
-            "bus_gb_s": h.bus_gb_s, "network_gb_s": h.network_gb_s, "host_gib": h.host_gib,
-            "price": h.price })
-    };
-    let table: Vec<Hardware> = hardware::table()
+/// The hardware table.
+pub fn list_hardware() -> Printout {
+    let columns = [
+        Column::new("name", "name", |h: &Hardware| h.name.clone()),
+        Column::new("TFLOP/s", "peak_tflops", |h: &Hardware| h.peak_tflops),
+        Column::new("GB/s", "hbm_gb_s", |h: &Hardware| h.hbm_gb_s),
+        Column::new("GiB", "memory_gib", |h: &Hardware| {
+            Cell::new(h.memory_gib, ((100.0 * h.memory_gib).round() / 100.0).to_string())
+        }),
+        Column::new("per hour", "price", |h: &Hardware| match &*h.name {
+            CPU => Cell::new(h.price, "–"),
+            _ => Cell::new(h.price, format!("${}", h.price)),
+        }),
+        Column::new("", "about", |h: &Hardware| h.about.clone()),
+        Column::json("per_node", |h: &Hardware| h.per_node),
+        Column::json("bus_gb_s", |h: &Hardware| h.bus_gb_s),
+        Column::json("network_gb_s", |h: &Hardware| h.network_gb_s),
+        Column::json("host_gib", |h: &Hardware| h.host_gib),
+    ];
+    let rows: Vec<Hardware> = hardware::table()
         .iter()
         .map(|row| match &*row.name {
             CPU => local_cpu::measure(row, DType::F32, None, Care::Full),
             _ => row.clone(),
         })
         .collect();
-    let lines: Vec<String> = table
-        .iter()
-        .map(|h| {
-            let price = match &*h.name {
-                CPU => format!("{:>7}", "–"),
-                _ => format!("${:>4}/h", h.price),
-            };
-            let memory = (100.0 * h.memory_gib).round() / 100.0;
-            format!(
-                "{:12} {:>6} TFLOP/s {:>6} GB/s {memory:>6} GiB {price}  {}",
-                h.name, h.peak_tflops, h.hbm_gb_s, h.about
-            )
-        })
-        .collect();
-    (lines.join("\n"), table.iter().map(row).collect())
+    Printout::from_table(Table::new(&columns, &rows))
 }

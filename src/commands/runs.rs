@@ -1,7 +1,8 @@
 //! Table of the runs below a folder, one row each.
 
-use base::{Count, Problems, Seconds, columns, escape_control};
-use serde_json::{Value, json};
+use base::table::{Cell, Column, Printout, Table};
+use base::{Count, Problems, Seconds};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -74,48 +75,60 @@ impl RunRow {
             .ok()
             .map(|status| status.state(&self.folder, now))
     }
+}
 
-    fn cells(&self, now: f64) -> Vec<String> {
-        let folder = escape_control(&self.folder.display().to_string()).into_owned();
-        let Ok(status) = &self.status else {
-            return vec![folder, format!("{NAME} is damaged")];
-        };
-        let state = status.state(&self.folder, now);
-        let step = format!("{} of {}", Count(status.step), Count(status.total_steps));
-        let loss = status
-            .loss()
-            .map_or("–".into(), |loss| format!("{loss:.4}"));
-        let speed = Format::Rate.show(status.last.0.tokens_per_s);
-        let left = status
-            .left_s
-            .filter(|_| state == RunState::Running)
-            .map(Seconds);
-        let left = left.map_or("–".into(), |left| left.to_string());
-        let age = Seconds((now - status.updated).max(0.0)).to_string();
-        vec![folder, state.to_string(), step, loss, speed, left, age]
-    }
-
-    fn object(&self, now: f64) -> Value {
-        let folder = self.folder.display().to_string();
-        match &self.status {
-            Ok(status) => {
-                let state = status.state(&self.folder, now);
-                json!({ "run": folder, "state": state, "status": status })
-            }
-            Err(error) => json!({ "run": folder, "error": format!("{error:#}") }),
+/// A row per run.
+pub fn printout(rows: &[RunRow], now: f64) -> Printout {
+    // Cell of a run's status; absent if it cannot be read.
+    fn of_status<'a>(
+        now: f64,
+        cell: impl Fn(&Status, RunState) -> Cell + 'a,
+    ) -> impl Fn(&RunRow) -> Cell + 'a {
+        move |row| match (&row.status, row.state(now)) {
+            (Ok(status), Some(state)) => cell(status, state),
+            _ => Cell::default(),
         }
     }
+    let steps = |s: &Status| format!("{} of {}", Count(s.step), Count(s.total_steps));
+    let columns = [
+        Column::new("run", "run", |row: &RunRow| row.folder.display().to_string()),
+        Column::new("state", "state", |row: &RunRow| match row.state(now) {
+            Some(state) => Cell::new(json!(state), state.to_string()),
+            None => Cell::without_value(format!("{NAME} is damaged")),
+        }),
+        Column::json("error", |row: &RunRow| match &row.status {
+            Ok(_) => Cell::default(),
+            Err(error) => format!("{error:#}").into(),
+        }),
+        Column::json("status", of_status(now, |s, _| Cell::new(json!(s), ""))),
+        Column::text("step", of_status(now, |s, _| steps(s).into())),
+        Column::text(
+            "loss",
+            of_status(now, |s, _| Cell::optional(s.loss().map(|loss| Cell::fixed(loss, 4)))),
+        ),
+        Column::text(
+            "tokens/s",
+            of_status(now, |s, _| {
+                Cell::new(s.last.0.tokens_per_s, Format::Rate.show(s.last.0.tokens_per_s))
+            }),
+        ),
+        Column::text(
+            "left",
+            of_status(now, |s, state| {
+                let left = s.left_s.filter(|_| state == RunState::Running);
+                Cell::optional(left.map(seconds))
+            }),
+        ),
+        Column::text("updated", of_status(now, |s, _| seconds((now - s.updated).max(0.0)))),
+    ];
+    let table = Table::new(&columns, rows);
+    let mut out = Printout::new(json!({ "runs": table.json() }));
+    out.table(table);
+    out
 }
 
-pub fn text(rows: &[RunRow], now: f64) -> String {
-    let head = ["run", "state", "step", "loss", "tokens/s", "left", "updated"];
-    let mut cells = vec![head.map(str::to_string).to_vec()];
-    cells.extend(rows.iter().map(|row| row.cells(now)));
-    columns(&cells, 2)
-}
-
-pub fn object(rows: &[RunRow], now: f64) -> Value {
-    json!({ "runs": rows.iter().map(|row| row.object(now)).collect::<Vec<_>>() })
+fn seconds(seconds: f64) -> Cell {
+    Cell::new(seconds, Seconds(seconds).to_string())
 }
 
 /// Error for a folder that contains no run.

@@ -7,11 +7,11 @@ use super::search::{Candidate, Planned};
 use super::shapes::published;
 use super::view::{GIB, Terms};
 use super::words::{self, alike, span};
+use base::table::{Cell, Column, Printout, Table};
 use base::{Count, Problems, number};
 use manifest::{Family, Ffn, Manifest, Model};
 use model::parameters;
-use serde_json::{Value, json};
-use std::fmt::Write;
+use serde_json::json;
 
 /// Loss of a model of N parameters after D tokens: E + A/N^α + B/D^β (Hoffmann et al. 2022).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -28,11 +28,11 @@ pub enum Law {
 }
 
 impl Law {
-    /// Chinchilla's runs, as Besiroglu et al. (2024) fit them: 15 to 30 tokens a parameter.
+    /// Chinchilla's runs, as Besiroglu et al. (2024) fit them: 15 to 30 tokens per parameter.
     pub const CHINCHILLA: Law =
         Law::Fit { e: 1.8172, a: 482.01, alpha: 0.3478, b: 2085.43, beta: 0.3658 };
 
-    /// "chinchilla", tokens a parameter, or "E,A,α,B,β" of the user's own fit.
+    /// "chinchilla", tokens per parameter, or "E,A,α,B,β" of the user's own fit.
     pub fn read(text: &str) -> Result<Law, String> {
         if text == "chinchilla" {
             return Ok(Law::CHINCHILLA);
@@ -45,7 +45,10 @@ impl Law {
         match numbers[..] {
             [ratio] if sound && !text.contains(',') => Ok(Law::PerParameter(ratio)),
             [e, a, alpha, b, beta] if sound => Ok(Law::Fit { e, a, alpha, b, beta }),
-            _ => Err("a law is `chinchilla`, tokens a parameter as 20, or a fit E,A,α,B,β".into()),
+            _ => {
+                Err("a law is `chinchilla`, tokens per parameter such as 20, or a fit E,A,α,B,β"
+                    .into())
+            }
         }
     }
 
@@ -184,67 +187,81 @@ impl Member {
         Some(sets)
     }
 
-    /// Line of the table; seconds of a step are in the unit of the slowest one.
-    fn cells(&self, law: Law, slowest: f64) -> Vec<String> {
-        let m = &self.manifest.model;
-        let terms = &self.terms;
-        let loss = law.loss(self.parameters(), self.tokens());
-        let mut cells = vec![
-            short(self.size),
-            format!("{}×{}", m.layers, m.hidden),
-            short(self.tokens()),
-            loss.map_or("–".to_string(), |loss| format!("{loss:.2}")),
-        ];
-        let Ok(Planned { candidate, days }) = &self.best else {
-            cells.push("none".to_string());
-            return cells;
-        };
-        let price = terms.money(terms.cost(days));
-        cells.extend([
-            topology(candidate),
-            format!("{:.1}", candidate.bytes / GIB),
-            alike(candidate.seconds, slowest),
-            span(terms.calendar_seconds(days)),
-            if terms.has_price() { price } else { "–".to_string() },
-        ]);
-        cells
-    }
-
     /// Remarks on the size, and the reason why there is no plan.
-    fn notes(&self) -> String {
-        let (size, name) = (self.parameters(), short(self.size));
-        let mut notes = String::new();
+    fn notes(&self) -> Vec<String> {
+        let size = self.parameters();
+        let name = short(self.size);
+        let mut notes = Vec::new();
         if (size / self.size).ln().abs() > OFF {
             let all = short(size);
             let vocab = Count(self.manifest.model.vocab as u64);
-            notes += &format!("  {name}: {all} parameters with the vocabulary of {vocab}\n");
+            notes.push(format!("{name}: {all} parameters with the vocabulary of {vocab}"));
         }
         if let Err(why) = &self.best {
-            notes += &format!("  {name}: {why}\n");
+            notes.push(format!("{name}: {why}"));
         }
         notes
     }
+}
 
-    fn json(&self, like: &Manifest, law: Law) -> Value {
-        let m = &self.manifest.model;
-        let terms = &self.terms;
-        let size = self.parameters();
-        let tokens = self.tokens();
-        let mut row = json!({ "parameters": size, "layers": m.layers, "hidden": m.hidden,
-            "tokens": tokens, "loss": law.loss(size, tokens), "fits": self.best.is_ok() });
-        match &self.best {
-            Err(why) => row["why"] = json!(why),
-            Ok(Planned { candidate, days }) => {
-                row["sec_per_iter"] = json!(candidate.seconds);
-                row["time_bar"] = json!(candidate.seconds_error);
-                row["topology"] = json!(topology(candidate));
-                row["days"] = json!(terms.calendar_days(days));
-                row["money"] = json!(terms.cost(days));
-                row["set"] = flags_json(&self.sets(like).unwrap_or_default());
-            }
-        }
-        row
+/// Function that gives the cell of a model's best plan; `none` is the text without a plan.
+fn of_plan<'a>(
+    none: &'a str,
+    cell: impl Fn(&Terms, &Planned) -> Cell + 'a,
+) -> impl Fn(&Member) -> Cell + 'a {
+    move |member| match &member.best {
+        Ok(best) => cell(&member.terms, best),
+        Err(_) => Cell::without_value(none),
     }
+}
+
+/// Table with a row per model. Seconds of a step are in the unit of the slowest one.
+fn table(like: &Manifest, members: &[Member], law: Law, slowest: f64) -> Table {
+    let columns = [
+        Column::text("size", |m: &Member| Cell::new(m.size, short(m.size))),
+        Column::text("layers×width", |m: &Member| {
+            format!("{}×{}", m.manifest.model.layers, m.manifest.model.hidden)
+        }),
+        Column::new("tokens", "tokens", |m: &Member| Cell::new(m.tokens(), short(m.tokens()))),
+        Column::new("loss", "loss", |m: &Member| {
+            Cell::optional(
+                law.loss(m.parameters(), m.tokens())
+                    .map(|loss| Cell::fixed(loss, 2)),
+            )
+        }),
+        Column::json("parameters", |m: &Member| m.parameters()),
+        Column::json("layers", |m: &Member| m.manifest.model.layers),
+        Column::json("hidden", |m: &Member| m.manifest.model.hidden),
+        Column::json("fits", |m: &Member| m.best.is_ok()),
+        Column::json("why", |m: &Member| {
+            m.best
+                .as_ref()
+                .err()
+                .map_or(Cell::default(), |why| why.clone().into())
+        }),
+        Column::new("topology", "topology", of_plan("none", |_, p| topology(&p.candidate).into())),
+        Column::text("GiB", of_plan("", |_, p| Cell::fixed(p.candidate.bytes / GIB, 1))),
+        Column::new(
+            "per step",
+            "sec_per_iter",
+            of_plan("", |_, p| Cell::new(p.candidate.seconds, alike(p.candidate.seconds, slowest))),
+        ),
+        Column::json("time_bar", of_plan("", |_, p| p.candidate.seconds_error.into())),
+        Column::new(
+            "time",
+            "days",
+            of_plan("", |terms, p| {
+                let time = span(terms.calendar_seconds(&p.days));
+                Cell::new(terms.calendar_days(&p.days), time)
+            }),
+        ),
+        Column::new("cost", "money", of_plan("", |terms, p| terms.cost_cell(&p.days))),
+        Column::json("set", |m: &Member| match m.sets(like) {
+            Some(sets) => Cell::new(flags_json(&sets), ""),
+            None => Cell::default(),
+        }),
+    ];
+    Table::new(&columns, members)
 }
 
 /// "TP 1 PP 4 DP 16 Z0 mb 1"
@@ -254,59 +271,63 @@ fn topology(candidate: &Candidate) -> String {
     format!("TP {} PP {} DP {} Z{} mb {micro}", t.tensor, t.pipeline, t.data, t.zero)
 }
 
-/// Table with a row per model of the proportions of `like`, and their sum.
-pub fn table(like: &Manifest, members: &[Member], law: Law, devices: usize) -> (String, Value) {
-    let head =
-        ["size", "layers×width", "tokens", "loss", "topology", "GiB", "a step", "time", "money"];
-    let plans = || {
-        members
-            .iter()
-            .filter_map(|member| Some((member, member.best.as_ref().ok()?)))
-    };
-    let slowest = plans()
+/// Plans of models of the proportions of `like`, and their sum.
+pub fn printout(like: &Manifest, members: &[Member], law: Law, devices: usize) -> Printout {
+    let mut plans = Vec::new();
+    for member in members {
+        plans.extend(member.best.as_ref().ok().map(|best| (&member.terms, best)));
+    }
+    let slowest = plans
+        .iter()
         .map(|(_, best)| best.candidate.seconds)
         .fold(0.0, f64::max);
-    let rows = members.iter().map(|member| member.cells(law, slowest));
-    let lines: Vec<Vec<String>> = [head.map(str::to_string).to_vec()]
-        .into_iter()
-        .chain(rows)
-        .collect();
     // The sum of no number is -0.
     let total = |of: fn(&Terms, &Days) -> f64| {
-        plans().fold(0.0, |sum, (member, best)| sum + of(&member.terms, &best.days))
+        plans
+            .iter()
+            .fold(0.0, |sum, (terms, best)| sum + of(terms, &best.days))
     };
     let seconds = total(Terms::calendar_seconds);
     let sum = total(Terms::cost);
-    let fits = plans().count() == members.len();
+    let fits = plans.len() == members.len();
+    let table = table(like, members, law, slowest);
+    let json =
+        json!({ "sizes": table.json(), "days": seconds / 86400.0, "money": sum, "fits": fits });
+    let mut out = Printout::new(json);
+    out.table(table);
+    out.indented(
+        members
+            .iter()
+            .flat_map(Member::notes)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    );
     let partly = if fits { "" } else { ", without those that have no plan" };
-    let paid = members
-        .first()
-        .map(|member| &member.terms)
-        .filter(|terms| terms.has_price())
-        .map_or(String::new(), |terms| format!(", {}", terms.money(sum)));
-    let mut text = words::table(&lines, 0);
-    text.extend(members.iter().map(Member::notes));
-    let _ = writeln!(
-        text,
+    let paid = match members.first() {
+        Some(member) if member.terms.has_price() => format!(", {}", member.terms.money(sum)),
+        _ => String::new(),
+    };
+    out.line(format!(
         "\nall on {}, one after the other{partly}: {}{paid}",
         words::devices(devices),
         span(seconds),
-    );
-    if let Some((_, Planned { candidate: Candidate { setup, .. }, .. })) = plans().next() {
-        for note in setup.hardware.notes(setup.program.name(), seconds) {
-            text += &format!("  {note}\n");
-        }
+    ));
+    if let Some((_, best)) = plans.first() {
+        let setup = &best.candidate.setup;
+        out.indented(
+            setup
+                .hardware
+                .notes(setup.program.name(), seconds)
+                .join("\n"),
+        );
     }
     for member in members {
-        let sets = member.sets(like);
-        let lines = sets.map(|sets| format!("\n{}\n{}", short(member.size), flag_lines(&sets)));
-        text += &lines.unwrap_or_default();
+        if let Some(sets) = member.sets(like) {
+            out.line(format!("\n{}", short(member.size)));
+            out.indented(flag_lines(&sets));
+        }
     }
-    let rows: Vec<Value> = members
-        .iter()
-        .map(|member| member.json(like, law))
-        .collect();
-    (text, json!({ "sizes": rows, "days": seconds / 86400.0, "money": sum, "fits": fits }))
+    out
 }
 
 /// Size as text, such as "1.3B".

@@ -41,7 +41,7 @@ pub struct Candidate {
     /// Error bar of a step: nine in ten measurements are within this share of it.
     pub seconds: f64,
     pub seconds_error: f64,
-    /// Memory of the device that needs most, as nvidia-smi shows it.
+    /// Peak memory of a device over all ranks, as nvidia-smi shows it.
     pub bytes: f64,
 }
 
