@@ -30,6 +30,11 @@ impl Cell {
         Cell::new(number, format!("{number:.digits$}"))
     }
 
+    /// Share in percent.
+    pub fn percent(share: f64) -> Cell {
+        Cell::new(share, format!("{:.1} %", 100.0 * share))
+    }
+
     /// Cell of an optional value; a dash without one.
     pub fn optional(value: Option<impl Into<Cell>>) -> Cell {
         value.map_or(Cell::new(Value::Null, "–"), Into::into)
@@ -43,128 +48,128 @@ impl<T: Display + Into<Value>> From<T> for Cell {
     }
 }
 
-/// Column of a table: its title in text, its key in JSON, and its cell of a row.
-pub struct Column<'a, R> {
-    head: Head,
-    cell: Box<dyn Fn(&R) -> Cell + 'a>,
+/// Table of values of one type, a row each, to which columns are added.
+pub struct Rows<'r, R> {
+    rows: Vec<&'r R>,
+    columns: Vec<Column>,
+}
+
+impl<'r, R> Rows<'r, R> {
+    pub fn new(rows: impl IntoIterator<Item = &'r R>) -> Rows<'r, R> {
+        Rows { rows: rows.into_iter().collect(), columns: Vec::new() }
+    }
+
+    fn push<C: Into<Cell>>(
+        mut self,
+        place: Place,
+        title: impl Into<String>,
+        key: Option<String>,
+        cell: impl Fn(&R) -> C,
+    ) -> Self {
+        let cells = self.rows.iter().map(|row| cell(row).into()).collect();
+        self.columns
+            .push(Column { title: title.into(), key, place, cells });
+        self
+    }
+
+    /// Adds a column of text and JSON. The key `a.b` is the key `b` of the object `a`.
+    pub fn column<C: Into<Cell>>(
+        self,
+        title: impl Into<String>,
+        key: impl Into<String>,
+        cell: impl Fn(&R) -> C,
+    ) -> Self {
+        self.push(Place::Column, title, Some(key.into()), cell)
+    }
+
+    /// Adds a column of text only.
+    pub fn text<C: Into<Cell>>(self, title: impl Into<String>, cell: impl Fn(&R) -> C) -> Self {
+        self.push(Place::Column, title, None, cell)
+    }
+
+    /// Adds a column of JSON only.
+    pub fn json<C: Into<Cell>>(self, key: impl Into<String>, cell: impl Fn(&R) -> C) -> Self {
+        self.push(Place::JsonOnly, "", Some(key.into()), cell)
+    }
+
+    /// Adds a column whose text is in lines below its row.
+    pub fn below<C: Into<Cell>>(self, key: impl Into<String>, cell: impl Fn(&R) -> C) -> Self {
+        self.push(Place::Below, "", Some(key.into()), cell)
+    }
+
+    pub fn table(self) -> Table {
+        Table { title: String::new(), rows: self.rows.len(), columns: self.columns }
+    }
+
+    /// Table with a line above it.
+    pub fn titled(self, title: impl Into<String>) -> Table {
+        self.table().titled(title)
+    }
 }
 
 #[derive(Clone, Debug)]
-struct Head {
+struct Column {
     title: String,
-    /// Key in JSON; `a.b` is the key `b` of the object `a`.
     key: Option<String>,
     place: Place,
+    cells: Vec<Cell>,
 }
 
 /// Place of a column in text.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Place {
     Column,
-    /// Lines below the row.
     Below,
     JsonOnly,
 }
 
-impl<'a, R: 'a> Column<'a, R> {
-    /// Column of text and JSON.
-    pub fn new<C: Into<Cell>>(
-        title: impl Into<String>,
-        key: impl Into<String>,
-        cell: impl Fn(&R) -> C + 'a,
-    ) -> Column<'a, R> {
-        let head = Head { title: title.into(), key: Some(key.into()), place: Place::Column };
-        Column { head, cell: Box::new(move |row| cell(row).into()) }
-    }
-
-    /// Column of text only.
-    pub fn text<C: Into<Cell>>(
-        title: impl Into<String>,
-        cell: impl Fn(&R) -> C + 'a,
-    ) -> Column<'a, R> {
-        let head = Head { title: title.into(), key: None, place: Place::Column };
-        Column { head, cell: Box::new(move |row| cell(row).into()) }
-    }
-
-    /// Column of JSON only.
-    pub fn json<C: Into<Cell>>(
-        key: impl Into<String>,
-        cell: impl Fn(&R) -> C + 'a,
-    ) -> Column<'a, R> {
-        let head = Head { title: String::new(), key: Some(key.into()), place: Place::JsonOnly };
-        Column { head, cell: Box::new(move |row| cell(row).into()) }
-    }
-
-    /// The column's text stands in lines below its row.
-    pub fn below(mut self) -> Column<'a, R> {
-        self.head.place = Place::Below;
-        self
-    }
-
-    /// Column of rows that have a part with this column.
-    pub fn of<S: 'a>(self, part: fn(&S) -> &R) -> Column<'a, S> {
-        Column { head: self.head, cell: Box::new(move |row| (self.cell)(part(row))) }
-    }
-}
-
-/// Rows of cells.
+/// Columns of cells.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// Line above the table, whose rows are then indented.
     title: String,
-    heads: Vec<Head>,
-    rows: Vec<Vec<Cell>>,
+    rows: usize,
+    columns: Vec<Column>,
 }
 
 impl Table {
-    pub fn new<'r, R: 'r>(columns: &[Column<R>], rows: impl IntoIterator<Item = &'r R>) -> Table {
-        let cells = |row| columns.iter().map(|column| (column.cell)(row)).collect();
-        Table {
-            title: String::new(),
-            heads: columns.iter().map(|column| column.head.clone()).collect(),
-            rows: rows.into_iter().map(cells).collect(),
-        }
-    }
-
     /// Table of text alone, with these titles.
-    pub fn from_cells(titles: &[&str], rows: Vec<Vec<Cell>>) -> Table {
-        let head =
-            |title: &&str| Head { title: title.to_string(), key: None, place: Place::Column };
-        Table { title: String::new(), heads: titles.iter().map(head).collect(), rows }
+    pub fn from_cells<const N: usize>(titles: [&str; N], rows: Vec<[Cell; N]>) -> Table {
+        let mut table = Rows::new(&rows);
+        for (column, title) in titles.into_iter().enumerate() {
+            table = table.text(title, |row| row[column].clone());
+        }
+        table.table()
     }
 
     /// Names and values, a row each.
     pub fn facts(facts: Vec<(&str, String)>) -> Table {
-        let row = |(name, value): (&str, String)| vec![name.into(), value.into()];
-        Table::from_cells(&["", ""], facts.into_iter().map(row).collect())
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
+        let name = |(name, _): &(&str, String)| name.to_string();
+        Rows::new(&facts)
+            .text("", name)
+            .text("", |(_, value)| value.clone())
+            .table()
     }
 
     pub fn titled(self, title: impl Into<String>) -> Table {
         Table { title: title.into(), ..self }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.rows == 0
+    }
+
     /// Array with an object per row.
     pub fn json(&self) -> Value {
-        self.rows.iter().map(|row| self.object(row)).collect()
+        (0..self.rows).map(|row| self.object(row)).collect()
     }
 
-    /// Object of the only row.
-    ///
-    /// # Panics
-    /// If the table does not have one row.
-    pub fn json_row(&self) -> Value {
-        let [row] = &self.rows[..] else { panic!("{} rows, not one", self.rows.len()) };
-        self.object(row)
-    }
-
-    fn object(&self, row: &[Cell]) -> Value {
+    /// Object of a row.
+    pub fn object(&self, row: usize) -> Value {
         let mut object = Map::new();
-        for (head, cell) in self.heads.iter().zip(row) {
-            let (Some(key), Some(value)) = (&head.key, cell.value.clone()) else { continue };
+        for column in &self.columns {
+            let value = column.cells[row].value.clone();
+            let (Some(key), Some(value)) = (&column.key, value) else { continue };
             match key.split_once('.') {
                 None => drop(object.insert(key.clone(), value)),
                 Some((outer, inner)) => {
@@ -178,24 +183,25 @@ impl Table {
     /// Lines of columns as wide as their longest cell, two spaces apart; numbers are aligned to the
     /// right. A row wider than `width` takes several lines, in all rows with the same columns in each.
     pub fn text(&self, width: usize) -> String {
-        let shown: Vec<TextColumn> = self.text_columns();
         let indent = if self.title.is_empty() { 0 } else { GAP };
-        let lines = lines_of_columns(&shown, width.saturating_sub(indent));
+        let shown = self.shown(width.saturating_sub(indent));
         let mut text = String::new();
-        if shown.iter().any(|column| !column.title.is_empty()) {
-            let titles: Vec<&str> = shown.iter().map(|column| column.title).collect();
-            push_lines(&mut text, &titles, &shown, &lines);
+        if shown.iter().any(|shown| !shown.column.title.is_empty()) {
+            push_lines(&mut text, &shown, |column| &column.title);
         }
-        for row in &self.rows {
-            let cells: Vec<&str> = shown
+        for row in 0..self.rows {
+            push_lines(&mut text, &shown, |column| &column.cells[row].text);
+            for below in self
+                .columns
                 .iter()
-                .map(|column| &*row[column.place].text)
-                .collect();
-            push_lines(&mut text, &cells, &shown, &lines);
-            for (head, cell) in self.heads.iter().zip(row) {
-                if head.place == Place::Below {
-                    text.extend(cell.text.lines().map(|line| format!("  {line}\n")));
-                }
+                .filter(|column| column.place == Place::Below)
+            {
+                text.extend(
+                    below.cells[row]
+                        .text
+                        .lines()
+                        .map(|line| format!("  {line}\n")),
+                );
             }
         }
         if self.title.is_empty() {
@@ -205,17 +211,35 @@ impl Table {
         format!("{}\n{}", self.title, indented.collect::<String>())
     }
 
-    /// Columns in text, without empty ones.
-    fn text_columns(&self) -> Vec<TextColumn<'_>> {
+    /// Columns in text that are not empty, in lines no wider than `width` unless a single column is.
+    fn shown(&self, width: usize) -> Vec<Shown<'_>> {
         let mut shown = Vec::new();
-        for (place, head) in self.heads.iter().enumerate() {
-            let cells = || self.rows.iter().map(|row| &row[place]);
-            let longest = cells().map(|cell| columns(&cell.text)).max().unwrap_or(0);
-            if head.place == Place::Column && (longest > 0 || !head.title.is_empty()) {
-                let width = longest.max(columns(&head.title));
-                let right = cells().any(|cell| cell.value.as_ref().is_some_and(Value::is_number));
-                shown.push(TextColumn { place, title: &head.title, width, right });
+        let mut line = 0;
+        let mut used = 0;
+        for column in self
+            .columns
+            .iter()
+            .filter(|column| column.place == Place::Column)
+        {
+            let longest = column
+                .cells
+                .iter()
+                .map(|cell| columns(&cell.text))
+                .max()
+                .unwrap_or(0);
+            let own = longest.max(columns(&column.title));
+            if own == 0 {
+                continue;
             }
+            if used > 0 && used + GAP + own > width {
+                line += 1;
+                used = INDENT + own;
+            } else {
+                used += own + if used > 0 { GAP } else { 0 };
+            }
+            let is_number = |cell: &Cell| cell.value.as_ref().is_some_and(Value::is_number);
+            let right = column.cells.iter().any(is_number);
+            shown.push(Shown { column, width: own, right, line });
         }
         shown
     }
@@ -223,16 +247,16 @@ impl Table {
     /// Element `<table>`. Its style breaks values into lines only if they `may_wrap`.
     pub fn html(&self, may_wrap: bool) -> String {
         let scope = if may_wrap { "" } else { " scope=\"row\"" };
-        let shown = self.text_columns();
+        let shown = self.shown(usize::MAX);
         let mut html = String::from("<table>\n");
-        if shown.iter().any(|column| !column.title.is_empty()) {
-            let cell = |column: &TextColumn| format!("<th>{}</th>", escape(column.title));
+        if shown.iter().any(|shown| !shown.column.title.is_empty()) {
+            let cell = |shown: &Shown| format!("<th>{}</th>", escape(&shown.column.title));
             html += &format!("<tr>{}</tr>\n", shown.iter().map(cell).collect::<String>());
         }
-        for row in &self.rows {
+        for row in 0..self.rows {
             html += "<tr>";
-            for (number, column) in shown.iter().enumerate() {
-                let text = escape(&row[column.place].text);
+            for (number, shown) in shown.iter().enumerate() {
+                let text = escape(&shown.column.cells[row].text);
                 html += &match number {
                     0 => format!("<th{scope}>{text}</th>"),
                     _ => format!("<td>{text}</td>"),
@@ -245,52 +269,35 @@ impl Table {
 }
 
 /// Column in text.
-struct TextColumn<'a> {
-    /// Number among all columns of the table.
-    place: usize,
-    title: &'a str,
+struct Shown<'a> {
+    column: &'a Column,
     width: usize,
     /// Whether its cells are aligned to the right.
     right: bool,
+    /// Number of the line of a row in which it is.
+    line: usize,
 }
 
 /// Space between two columns, and before what follows of a row that takes several lines.
 const GAP: usize = 2;
 const INDENT: usize = 4;
 
-/// Line of each column, so that no line is wider than `width` unless a single column is.
-fn lines_of_columns(shown: &[TextColumn], width: usize) -> Vec<usize> {
-    let mut line = 0;
-    let mut used = 0;
-    let mut lines = Vec::new();
-    for column in shown {
-        let gap = if used == 0 { 0 } else { GAP };
-        if used > 0 && used + gap + column.width > width {
-            line += 1;
-            used = INDENT + column.width;
-        } else {
-            used += gap + column.width;
-        }
-        lines.push(line);
-    }
-    lines
-}
-
-/// Appends a row's lines.
-fn push_lines(text: &mut String, cells: &[&str], shown: &[TextColumn], lines: &[usize]) {
-    let mut line = String::new();
-    for (number, (cell, column)) in cells.iter().zip(shown).enumerate() {
-        if number > 0 && lines[number] > lines[number - 1] {
-            text.push_str(line.trim_end());
-            text.push('\n');
-            line = " ".repeat(INDENT);
+/// Appends the lines of a row, or of the titles.
+fn push_lines<'a>(text: &mut String, shown: &[Shown<'a>], cell: impl Fn(&'a Column) -> &'a str) {
+    let mut row = String::new();
+    for (number, shown_column) in shown.iter().enumerate() {
+        if number > 0 && shown_column.line > shown[number - 1].line {
+            row.truncate(row.trim_end().len());
+            row += "\n";
+            row += &" ".repeat(INDENT);
         } else if number > 0 {
-            line += &" ".repeat(GAP);
+            row += &" ".repeat(GAP);
         }
-        let padding = " ".repeat(column.width - columns(cell));
-        line += &if column.right { padding + cell } else { cell.to_string() + &padding };
+        let cell = cell(shown_column.column);
+        let padding = " ".repeat(shown_column.width - columns(cell));
+        row += &if shown_column.right { padding + cell } else { cell.to_string() + &padding };
     }
-    text.push_str(line.trim_end());
+    text.push_str(row.trim_end());
     text.push('\n');
 }
 
@@ -324,12 +331,10 @@ impl Printout {
     }
 
     /// Adds lines that are indented by two columns.
-    pub fn indented(&mut self, text: impl AsRef<str>) {
-        let lines = text
-            .as_ref()
-            .lines()
-            .map(|line| Part::Text(format!("  {line}")));
-        self.parts.extend(lines);
+    pub fn indented<L: AsRef<str>>(&mut self, lines: impl IntoIterator<Item = L>) {
+        for line in lines {
+            self.line(format!("  {}", line.as_ref()));
+        }
     }
 
     /// Adds a table, after an empty line if it has a title. A table without rows is left out.
@@ -379,19 +384,18 @@ mod tests {
     }
 
     fn table(width: usize) -> (Table, String) {
-        let columns = [
-            Column::new("run", "run", |run: &Run| run.name),
-            Column::new("loss", "losses.last", |run: &Run| Cell::fixed(run.loss, 2)),
-            Column::new("steps", "steps", |run: &Run| Cell::optional(run.steps)),
-            Column::text("", |_: &Run| ""),
-            Column::json("whole", |run: &Run| run.steps.map_or(Cell::default(), Cell::from)),
-            Column::new("", "set", |run: &Run| Cell::new(run.flags.to_vec(), run.flags[0])).below(),
-        ];
         let rows = [
             Run { name: "a", loss: 12.345, steps: Some(40), flags: ["--set x=1"] },
             Run { name: "longer", loss: 3.0, steps: None, flags: [""] },
         ];
-        let table = Table::new(&columns, &rows);
+        let table = Rows::new(&rows)
+            .column("run", "run", |run| run.name)
+            .column("loss", "losses.last", |run| Cell::fixed(run.loss, 2))
+            .column("steps", "steps", |run| Cell::optional(run.steps))
+            .text("", |_| "")
+            .json("whole", |run| run.steps.map_or(Cell::default(), Cell::from))
+            .below("set", |run| Cell::new(run.flags.to_vec(), run.flags[0]))
+            .table();
         let text = table.text(width);
         (table, text)
     }
@@ -404,7 +408,7 @@ mod tests {
         assert_eq!(text, lines);
         let titled = table.titled("Runs").text(usize::MAX);
         assert!(titled.starts_with("Runs\n  run      loss  steps\n  a  "), "{titled}");
-        assert_eq!(Table::from_cells(&["a"], Vec::new()).text(9), "a\n");
+        assert_eq!(Table::from_cells(["a"], Vec::new()).text(9), "a\n");
     }
 
     #[test]
@@ -433,9 +437,9 @@ mod tests {
     fn a_printout_separates_titled_tables_and_leaves_out_empty_ones() {
         let (table, _) = table(80);
         let mut out = Printout::default();
-        out.table(Table::from_cells(&["a"], Vec::new()).titled("Nothing"));
+        out.table(Table::from_cells(["a"], Vec::new()).titled("Nothing"));
         out.line("first");
-        out.indented("second\nthird");
+        out.indented(["second", "third"]);
         out.table(table.titled("Runs"));
         let text = out.text(80);
         assert!(text.starts_with("first\n  second\n  third\n\nRuns\n  run"), "{text}");

@@ -54,7 +54,7 @@ fn compute(ranks: &[RankSpeeds]) -> Table {
             let least = figures.iter().copied().fold(f64::INFINITY, f64::min);
             let most = figures.iter().copied().fold(0.0, f64::max);
             let [least, middle, most] = [least, median(figures), most].map(cell);
-            rows.push(vec![name.into(), least, middle, most, unit.into()]);
+            rows.push([name.into(), least, middle, most, unit.into()]);
         }
     };
     let first = &ranks[0];
@@ -69,7 +69,7 @@ fn compute(ranks: &[RankSpeeds]) -> Table {
     let write = format!("file write ({})", first.file_access);
     row(write, "GB/s", &|rank| Some(rank.file_write_gb_s));
     row("file read".into(), "GB/s", &|rank| Some(rank.file_read_gb_s));
-    let table = Table::from_cells(&["", "slowest", "median", "fastest", ""], rows);
+    let table = Table::from_cells(["", "slowest", "median", "fastest", ""], rows);
     table.titled("Speeds of a rank, at once on every rank")
 }
 
@@ -106,7 +106,7 @@ fn groups(rows: &[GroupSpeed]) -> Table {
         };
         let op = if previous == (&*row.group, &*row.op) { "" } else { &row.op };
         let is_many = row.groups > 1 && row.bytes > LATENCY_BYTES;
-        table.push(vec![
+        table.push([
             group.into(),
             op.into(),
             Cell::new(row.bytes, Bytes(row.bytes).to_string().replace(".0", "")),
@@ -118,7 +118,7 @@ fn groups(rows: &[GroupSpeed]) -> Table {
         previous = (&row.group, &row.op);
     }
     let titles = ["", "", "size", "time", "algbw", "busbw", "slowest ranks"];
-    Table::from_cells(&titles, table).titled("Groups, all of a kind at once; bandwidths in GB/s")
+    Table::from_cells(titles, table).titled("Groups, all of a kind at once; bandwidths in GB/s")
 }
 
 /// For example "17.3 µs", "2.15 ms".
@@ -179,13 +179,13 @@ fn pairs(m: &Measured, out: &mut Printout) {
         let cells = |pair: Option<&PairSpeed>| {
             let pair = pair.expect("it was in this pair");
             let with = if pair.a == unit { &pair.b } else { &pair.a };
-            [cell(gbits(pair.gb_s)), with.clone().into()]
+            (cell(gbits(pair.gb_s)), with.clone().into())
         };
-        let best = cells(own().max_by(by_rate));
-        let worst = cells(own().min_by(by_rate));
-        rows.push([vec![unit.into()], best.into(), worst.into()].concat());
+        let (best, best_with) = cells(own().max_by(by_rate));
+        let (worst, worst_with) = cells(own().min_by(by_rate));
+        rows.push([unit.into(), best, best_with, worst, worst_with]);
     }
-    out.table(Table::from_cells(&["", "best", "with", "worst", "with"], rows).titled(title));
+    out.table(Table::from_cells(["", "best", "with", "worst", "with"], rows).titled(title));
 }
 
 /// Sentence about a rank with slow products.

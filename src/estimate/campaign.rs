@@ -1,13 +1,12 @@
 //! Campaign: models of several sizes, each with the tokens of a scaling law, and their total cost.
 
 use super::change::flag_lines;
-use super::days::Days;
 use super::search::print::{flags_json, sized_sets};
 use super::search::{Candidate, Planned};
 use super::shapes::published;
 use super::view::{GIB, Terms};
 use super::words::{self, alike, span};
-use base::table::{Cell, Column, Printout, Table};
+use base::table::{Cell, Printout, Rows, Table};
 use base::{Count, Problems, number};
 use manifest::{Family, Ffn, Manifest, Model};
 use model::parameters;
@@ -187,6 +186,11 @@ impl Member {
         Some(sets)
     }
 
+    /// Cell of the best plan; empty without one.
+    fn planned(&self, cell: impl Fn(&Planned) -> Cell) -> Cell {
+        self.best.as_ref().map_or(Cell::default(), cell)
+    }
+
     /// Remarks on the size, and the reason why there is no plan.
     fn notes(&self) -> Vec<String> {
         let size = self.parameters();
@@ -197,71 +201,46 @@ impl Member {
             let vocab = Count(self.manifest.model.vocab as u64);
             notes.push(format!("{name}: {all} parameters with the vocabulary of {vocab}"));
         }
-        if let Err(why) = &self.best {
-            notes.push(format!("{name}: {why}"));
-        }
+        notes.extend(self.best.as_ref().err().map(|why| format!("{name}: {why}")));
         notes
-    }
-}
-
-/// Function that gives the cell of a model's best plan; `none` is the text without a plan.
-fn of_plan<'a>(
-    none: &'a str,
-    cell: impl Fn(&Terms, &Planned) -> Cell + 'a,
-) -> impl Fn(&Member) -> Cell + 'a {
-    move |member| match &member.best {
-        Ok(best) => cell(&member.terms, best),
-        Err(_) => Cell::without_value(none),
     }
 }
 
 /// Table with a row per model. Seconds of a step are in the unit of the slowest one.
 fn table(like: &Manifest, members: &[Member], law: Law, slowest: f64) -> Table {
-    let columns = [
-        Column::text("size", |m: &Member| Cell::new(m.size, short(m.size))),
-        Column::text("layers×width", |m: &Member| {
-            format!("{}×{}", m.manifest.model.layers, m.manifest.model.hidden)
-        }),
-        Column::new("tokens", "tokens", |m: &Member| Cell::new(m.tokens(), short(m.tokens()))),
-        Column::new("loss", "loss", |m: &Member| {
-            Cell::optional(
-                law.loss(m.parameters(), m.tokens())
-                    .map(|loss| Cell::fixed(loss, 2)),
-            )
-        }),
-        Column::json("parameters", |m: &Member| m.parameters()),
-        Column::json("layers", |m: &Member| m.manifest.model.layers),
-        Column::json("hidden", |m: &Member| m.manifest.model.hidden),
-        Column::json("fits", |m: &Member| m.best.is_ok()),
-        Column::json("why", |m: &Member| {
+    let loss = |m: &Member| law.loss(m.parameters(), m.tokens());
+    Rows::new(members)
+        .text("size", |m| Cell::new(m.size, short(m.size)))
+        .text("layers×width", |Member { manifest: Manifest { model, .. }, .. }| {
+            format!("{}×{}", model.layers, model.hidden)
+        })
+        .column("tokens", "tokens", |m| Cell::new(m.tokens(), short(m.tokens())))
+        .column("loss", "loss", |m| Cell::optional(loss(m).map(|loss| Cell::fixed(loss, 2))))
+        .json("parameters", |m| m.parameters())
+        .json("layers", |m| m.manifest.model.layers)
+        .json("hidden", |m| m.manifest.model.hidden)
+        .json("fits", |m| m.best.is_ok())
+        .json("why", |m| {
             m.best
                 .as_ref()
-                .err()
-                .map_or(Cell::default(), |why| why.clone().into())
-        }),
-        Column::new("topology", "topology", of_plan("none", |_, p| topology(&p.candidate).into())),
-        Column::text("GiB", of_plan("", |_, p| Cell::fixed(p.candidate.bytes / GIB, 1))),
-        Column::new(
-            "per step",
-            "sec_per_iter",
-            of_plan("", |_, p| Cell::new(p.candidate.seconds, alike(p.candidate.seconds, slowest))),
-        ),
-        Column::json("time_bar", of_plan("", |_, p| p.candidate.seconds_error.into())),
-        Column::new(
-            "time",
-            "days",
-            of_plan("", |terms, p| {
-                let time = span(terms.calendar_seconds(&p.days));
-                Cell::new(terms.calendar_days(&p.days), time)
-            }),
-        ),
-        Column::new("cost", "money", of_plan("", |terms, p| terms.cost_cell(&p.days))),
-        Column::json("set", |m: &Member| match m.sets(like) {
-            Some(sets) => Cell::new(flags_json(&sets), ""),
-            None => Cell::default(),
-        }),
-    ];
-    Table::new(&columns, members)
+                .map_or_else(|why| why.clone().into(), |_| Cell::default())
+        })
+        .column("topology", "topology", |m| match &m.best {
+            Ok(best) => topology(&best.candidate).into(),
+            Err(_) => Cell::without_value("none"),
+        })
+        .text("GiB", |m| m.planned(|p| Cell::fixed(p.candidate.bytes / GIB, 1)))
+        .column("per step", "sec_per_iter", |m| {
+            m.planned(|p| Cell::new(p.candidate.seconds, alike(p.candidate.seconds, slowest)))
+        })
+        .json("time_bar", |m| m.planned(|p| p.candidate.seconds_error.into()))
+        .column("time", "days", |m| m.planned(|p| m.terms.days_cell(&p.days, span)))
+        .column("cost", "money", |m| m.planned(|p| m.terms.cost_cell(&p.days)))
+        .json("set", |m| {
+            m.sets(like)
+                .map_or(Cell::default(), |sets| flags_json(&sets).into())
+        })
+        .table()
 }
 
 /// "TP 1 PP 4 DP 16 Z0 mb 1"
@@ -273,54 +252,37 @@ fn topology(candidate: &Candidate) -> String {
 
 /// Plans of models of the proportions of `like`, and their sum.
 pub fn printout(like: &Manifest, members: &[Member], law: Law, devices: usize) -> Printout {
-    let mut plans = Vec::new();
+    let mut slowest = 0.0;
+    let mut seconds = 0.0;
+    let mut sum = 0.0;
+    let mut notes = Vec::new();
     for member in members {
-        plans.extend(member.best.as_ref().ok().map(|best| (&member.terms, best)));
+        if let Ok(Planned { candidate, days }) = &member.best {
+            slowest = candidate.seconds.max(slowest);
+            seconds += member.terms.calendar_seconds(days);
+            sum += member.terms.cost(days);
+            let setup = &candidate.setup;
+            notes = setup.hardware.notes(setup.program.name(), seconds);
+        }
     }
-    let slowest = plans
-        .iter()
-        .map(|(_, best)| best.candidate.seconds)
-        .fold(0.0, f64::max);
-    // The sum of no number is -0.
-    let total = |of: fn(&Terms, &Days) -> f64| {
-        plans
-            .iter()
-            .fold(0.0, |sum, (terms, best)| sum + of(terms, &best.days))
-    };
-    let seconds = total(Terms::calendar_seconds);
-    let sum = total(Terms::cost);
-    let fits = plans.len() == members.len();
+    let fits = members.iter().all(|member| member.best.is_ok());
     let table = table(like, members, law, slowest);
-    let json =
-        json!({ "sizes": table.json(), "days": seconds / 86400.0, "money": sum, "fits": fits });
-    let mut out = Printout::new(json);
-    out.table(table);
-    out.indented(
-        members
-            .iter()
-            .flat_map(Member::notes)
-            .collect::<Vec<_>>()
-            .join("\n"),
+    let mut out = Printout::new(
+        json!({ "sizes": table.json(), "days": seconds / 86400.0, "money": sum, "fits": fits }),
     );
+    out.table(table);
+    for member in members {
+        out.indented(member.notes());
+    }
     let partly = if fits { "" } else { ", without those that have no plan" };
     let paid = match members.first() {
         Some(member) if member.terms.has_price() => format!(", {}", member.terms.money(sum)),
         _ => String::new(),
     };
-    out.line(format!(
-        "\nall on {}, one after the other{partly}: {}{paid}",
-        words::devices(devices),
-        span(seconds),
-    ));
-    if let Some((_, best)) = plans.first() {
-        let setup = &best.candidate.setup;
-        out.indented(
-            setup
-                .hardware
-                .notes(setup.program.name(), seconds)
-                .join("\n"),
-        );
-    }
+    let devices = words::devices(devices);
+    let time = span(seconds);
+    out.line(format!("\nall on {devices}, one after the other{partly}: {time}{paid}"));
+    out.indented(notes);
     for member in members {
         if let Some(sets) = member.sets(like) {
             out.line(format!("\n{}", short(member.size)));

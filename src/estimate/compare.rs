@@ -35,24 +35,26 @@ pub fn compared(now: &Side, then: &Side) -> Printout {
     out.table(figures(now, then));
     out.line("\nChanged");
     for (key, [from, to]) in &changed {
-        out.indented(format!("{key}: {from} → {to}"));
+        out.line(format!("  {key}: {from} → {to}"));
     }
     if changed.is_empty() {
-        out.indented("nothing");
+        out.line("  nothing");
     }
     let largest = a.seconds.max(b.seconds);
     let mut rows = Vec::new();
     for (name, from, to) in memory {
-        rows.push([vec!["memory".into()], figure(name, from, to, &gib)].concat());
+        let [name, from, to, change] = figure(name, from, to, &gib);
+        rows.push(["memory".into(), name, from, to, change]);
     }
     for (name, from, to) in time {
         let seconds = |seconds| alike(seconds, largest);
-        rows.push([vec!["step".into()], figure(name, from, to, &seconds)].concat());
+        let [name, from, to, change] = figure(name, from, to, &seconds);
+        rows.push(["step".into(), name, from, to, change]);
     }
     if rows.is_empty() {
         out.line("\nWhy\n  no part of memory or of a step changes");
     }
-    out.table(Table::from_cells(&["", "", now.name, then.name, "change"], rows).titled("Why"));
+    out.table(Table::from_cells(["", "", now.name, then.name, "change"], rows).titled("Why"));
     out
 }
 
@@ -76,14 +78,14 @@ fn figures(now: &Side, then: &Side) -> Table {
         rows.push(row("cost", &|v| v.terms.cost(&v.days), &|sum| terms.money(sum)));
     }
     let fits = |view: &View| if view.fits_all() { "yes" } else { "NO" };
-    rows.push(vec!["fits".into(), fits(a).into(), fits(b).into(), Cell::default()]);
-    Table::from_cells(&["", now.name, then.name, "change"], rows)
+    rows.push(["fits".into(), fits(a).into(), fits(b).into(), Cell::default()]);
+    Table::from_cells(["", now.name, then.name, "change"], rows)
 }
 
 /// Cells of a figure: its name, both values and the change.
-fn figure(name: &str, from: f64, to: f64, format: &dyn Fn(f64) -> String) -> Vec<Cell> {
+fn figure(name: &str, from: f64, to: f64, format: &dyn Fn(f64) -> String) -> [Cell; 4] {
     let cell = |value: f64| Cell::new(value, format(value));
-    vec![name.into(), cell(from), cell(to), words::change(from, to)]
+    [name.into(), cell(from), cell(to), words::change(from, to)]
 }
 
 fn gib(bytes: f64) -> String {

@@ -1,7 +1,7 @@
 //! A run's plan beside what was measured: one table of the parts of a step, in seconds. The run
 //! writes it after its first steps; `status`, the report and `estimate --calibrate` read it.
 
-use base::table::{Cell, Column, Table};
+use base::table::{Cell, Rows, Table};
 use comm::{ACTIVATIONS, GRADIENTS, PIPELINE};
 use device::{FP8_PRODUCT, HEAD_PRODUCT, OpTimes};
 use serde::{Deserialize, Serialize};
@@ -231,12 +231,11 @@ impl PartTable {
 
     /// The parts that are not zero, and their sum.
     pub fn table(&self) -> Table {
-        let columns = [
-            Column::text("time of a step", |row: &PartRow| row.name.clone()),
-            Column::text("planned", |row: &PartRow| self.cell(row.planned)),
-            Column::text("measured", |row: &PartRow| self.cell(row.measured)),
-        ];
-        Table::new(&columns, &self.shown())
+        Rows::new(&self.shown())
+            .text("time of a step", |row| row.name.clone())
+            .text("planned", |row| self.cell(row.planned))
+            .text("measured", |row| self.cell(row.measured))
+            .table()
     }
 
     fn cell(&self, seconds: f64) -> Cell {

@@ -10,7 +10,7 @@ use super::rates::simple_days;
 use super::view::{GIB, Stage, Terms, View};
 use super::words::{self, hours, size, span};
 use base::Count;
-use base::table::{Cell, Column, Printout, Table};
+use base::table::{Cell, Printout, Rows, Table};
 use serde_json::{Map, Value, json};
 
 const MIB: f64 = 1048576.0;
@@ -76,7 +76,7 @@ fn headline(v: &View, out: &mut Printout) {
         span(duration),
         v.terms.paid(&v.days),
     ));
-    out.indented(v.setup.hardware.notes(v.program, duration).join("\n"));
+    out.indented(v.setup.hardware.notes(v.program, duration));
 }
 
 fn fit_words(fits: bool) -> &'static str {
@@ -93,21 +93,21 @@ fn stages(v: &View) -> Table {
     let (unit, name) = memory_unit(v);
     let (thousands, parameters) = if unit == GIB { ("params B", 1e9) } else { ("params M", 1e6) };
     let bytes = move |bytes: f64| Cell::new(bytes, format!("{:.2}", bytes / unit));
-    let mut columns: Vec<Column<(usize, &Stage)>> = vec![
-        Column::text("stage", |(number, _): &(usize, &Stage)| *number),
-        Column::new("layers", "layers", |(_, stage): &(usize, &Stage)| stage.layers),
-        Column::new(thousands, "parameters", |(_, stage): &(usize, &Stage)| {
+    let rows: Vec<(usize, &Stage)> = v.stages.iter().enumerate().collect();
+    let mut table = Rows::new(&rows)
+        .text("stage", |(number, _)| *number)
+        .column("layers", "layers", |(_, stage)| stage.layers)
+        .column(thousands, "parameters", |(_, stage)| {
             Cell::new(stage.parameters, format!("{:.3}", stage.parameters / parameters))
-        }),
-    ];
+        });
     for (number, (term, _)) in v.stages[0].terms.iter().enumerate() {
         let title = if *term == "library workspace" { "library" } else { term };
-        let column = move |(_, stage): &(usize, &Stage)| bytes(stage.terms[number].1);
-        columns.push(Column::new(title, format!("bytes.{term}"), column));
+        let key = format!("bytes.{term}");
+        table = table.column(title, key, |(_, stage)| bytes(stage.terms[number].1));
     }
-    columns.push(Column::text("sum", |(_, stage): &(usize, &Stage)| bytes(stage.bytes())));
-    let rows: Vec<(usize, &Stage)> = v.stages.iter().enumerate().collect();
-    Table::new(&columns, &rows).titled(format!("Memory of a rank, {name}"))
+    table
+        .text("sum", |(_, stage)| bytes(stage.bytes()))
+        .titled(format!("Memory of a rank, {name}"))
 }
 
 /// Memory of each stage, and the peak against what devices and hosts have.
@@ -165,41 +165,34 @@ fn deepspeed(v: &View, out: &mut Printout) {
 fn traffic(v: &View) -> Table {
     let sum = |stage: &Stage| stage.sends.iter().sum::<f64>();
     let mib = |bytes: f64| Cell::fixed(bytes / MIB, 1);
-    let mut columns: Vec<Column<(usize, &Stage)>> =
-        vec![Column::text("stage", |row: &(usize, &Stage)| row.0)];
-    for (number, (name, _)) in TRAFFIC.iter().enumerate() {
-        columns.push(Column::text(*name, move |row: &(usize, &Stage)| mib(row.1.sends[number])));
-    }
-    columns.push(Column::text("sum", |row: &(usize, &Stage)| mib(sum(row.1))));
     let all = v.stages.iter().enumerate();
     let rows: Vec<(usize, &Stage)> = all.filter(|(_, stage)| sum(stage) > 0.0).collect();
-    Table::new(&columns, &rows).titled("Sent by a rank in a step, MiB")
+    let mut table = Rows::new(&rows).text("stage", |(number, _)| *number);
+    for (number, (name, _)) in TRAFFIC.iter().enumerate() {
+        table = table.text(*name, |(_, stage)| mib(stage.sends[number]));
+    }
+    table
+        .text("sum", |(_, stage)| mib(sum(stage)))
+        .titled("Sent by a rank in a step, MiB")
 }
 
 /// Waterfall of a step.
 fn parts(v: &View) -> Table {
-    let columns = [
-        Column::text("", |(name, _): &(&str, f64)| name.to_string()),
-        Column::text("", |(_, seconds): &(&str, f64)| {
-            Cell::new(*seconds, format!("{seconds:.4} s"))
-        }),
-        Column::text("", |(name, seconds): &(&str, f64)| match *name {
-            "sum" => Cell::default(),
-            _ => Cell::new(*seconds, format!("{:.1} %", 100.0 * seconds / v.seconds)),
-        }),
-        Column::text("", |(name, seconds): &(&str, f64)| match *name {
-            "sum" => String::new(),
-            _ => "█".repeat((50.0 * seconds / v.seconds).round() as usize),
-        }),
-    ];
-    let mut rows: Vec<(&str, f64)> = v.parts.iter().copied().filter(|row| row.1 != 0.0).collect();
-    rows.push(("sum", v.seconds));
+    let time = |seconds: f64| Cell::new(seconds, format!("{seconds:.4} s"));
+    let mut rows: Vec<[Cell; 4]> = Vec::new();
+    for (name, seconds) in v.parts.iter().filter(|(_, seconds)| *seconds != 0.0) {
+        let share = seconds / v.seconds;
+        let bar = "█".repeat((50.0 * share).round() as usize);
+        rows.push([(*name).into(), time(*seconds), Cell::percent(share), bar.into()]);
+    }
+    rows.push(["sum".into(), time(v.seconds), Cell::default(), Cell::default()]);
     let bar = if words::is_wide(v.seconds_error) {
         format!(", nine in ten {}", words::with_bar(v.seconds, v.seconds_error))
     } else {
         format!(" {} (nine in ten)", words::bar(v.seconds_error))
     };
-    Table::new(&columns, &rows).titled(format!("Time of a step  {:.4} s{bar}", v.seconds))
+    let title = format!("Time of a step  {:.4} s{bar}", v.seconds);
+    Table::from_cells(["", "", "", ""], rows).titled(title)
 }
 
 fn rates(v: &View, out: &mut Printout) {
@@ -263,16 +256,13 @@ impl Phase {
 }
 
 fn phases(phases: &[Phase]) -> Table {
-    let columns = [
-        Column::new("batch", "batch", |p: &Phase| Cell::new(p.first, p.batch())),
-        Column::new("steps", "steps", |p: &Phase| p.steps),
-        Column::new("s/step", "seconds", |p: &Phase| Cell::fixed(p.step, 3)),
-        Column::new("time", "hours", |p: &Phase| {
-            Cell::new(p.seconds() / 3600.0, span(p.seconds()))
-        }),
-        Column::new("TFLOP/s", "tflops", |p: &Phase| Cell::fixed(p.tflops, 1)),
-    ];
-    Table::new(&columns, phases)
+    Rows::new(phases)
+        .column("batch", "batch", |p| Cell::new(p.first, p.batch()))
+        .column("steps", "steps", |p| p.steps)
+        .column("s/step", "seconds", |p| Cell::fixed(p.step, 3))
+        .column("time", "hours", |p| Cell::new(p.seconds() / 3600.0, span(p.seconds())))
+        .column("TFLOP/s", "tflops", |p| Cell::fixed(p.tflops, 1))
+        .table()
 }
 
 /// At most eight rows of the batches of a run, the last one alone.
@@ -370,19 +360,16 @@ const NAMED: usize = 3;
 fn own_changes<'a>(list: impl IntoIterator<Item = &'a Change>, v: &View) -> Table {
     // Memory as nvidia-smi shows it.
     let context = v.setup.hardware.context_mib * MIB;
-    let columns = [
-        Column::new("change", "change", |c: &Change| c.what.clone()),
-        Column::new("GiB", "mem_gib", |c: &Change| {
-            Cell::fixed((c.bytes.0 as f64 + context) / GIB, 1)
-        }),
-        Column::new("s/step", "seconds", |c: &Change| Cell::fixed(c.seconds, 3)),
-        Column::text("", |c: &Change| words::change(v.seconds, c.seconds)),
-        Column::json("cost_seconds", |c: &Change| c.seconds - v.seconds),
-        Column::json("host_gib", |c: &Change| c.host.0 as f64 / GIB),
-        Column::json("fits", |_: &Change| true),
-        Column::new("", "set", |c: &Change| Cell::new(c.sets.clone(), flag_lines(&c.sets))).below(),
-    ];
-    Table::new(&columns, list)
+    Rows::new(list)
+        .column("change", "change", |c| c.what.clone())
+        .column("GiB", "mem_gib", |c| Cell::fixed((c.bytes.0 as f64 + context) / GIB, 1))
+        .column("s/step", "seconds", |c| Cell::fixed(c.seconds, 3))
+        .text("", |c| words::change(v.seconds, c.seconds))
+        .json("cost_seconds", |c| c.seconds - v.seconds)
+        .json("host_gib", |c| c.host.0 as f64 / GIB)
+        .json("fits", |_| true)
+        .below("set", |c| Cell::new(c.sets.clone(), flag_lines(&c.sets).join("\n")))
+        .table()
 }
 
 pub fn json(v: &View) -> Value {

@@ -168,6 +168,11 @@ impl Terms {
         self.device_hours(days) * self.price
     }
 
+    /// Calendar days of a run, whose seconds `format` shows.
+    pub fn days_cell(&self, days: &Days, format: fn(f64) -> String) -> Cell {
+        Cell::new(self.calendar_days(days), format(self.calendar_seconds(days)))
+    }
+
     /// Cost of a run, shown as a dash without a price.
     pub fn cost_cell(&self, days: &Days) -> Cell {
         let cost = self.cost(days);

@@ -2,7 +2,7 @@
 
 use super::predictor::{Prediction, Predictor};
 use super::shape_lint;
-use base::table::{Cell, Column, Printout, Table};
+use base::table::{Cell, Printout, Rows, Table};
 use estimate::change::{Proposal, propose_faster, propose_smaller};
 use estimate::days::through;
 use estimate::gptrain::cuts::is_permitted;
@@ -169,7 +169,7 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
     let shape = shape_lint::lint(&v.setup);
     if !shape.is_empty() {
         out.line("\nShape");
-        out.indented(shape.join("\n"));
+        out.indented(&shape);
     }
     out.json["shape"] = shape.into();
     let (title, key, list, shown) = if v.fits {
@@ -191,17 +191,12 @@ fn advise(predictor: &Predictor, m: &Manifest, v: &View, out: &mut Printout) {
 /// Changes, each with its cost in seconds per step.
 fn changes<'a>(list: impl IntoIterator<Item = &'a Change>, from: &View, now: &Prediction) -> Table {
     let cost = |change: &Change| change.cost(&from.setup, now);
-    let columns = [
-        Column::new("change", "change", |c: &Change| c.what.clone()),
-        Column::new("s/step", "cost_seconds", |c: &Change| {
-            Cell::new(cost(c), format!("{:+.2}", cost(c)))
-        }),
-        Column::text("", |c: &Change| words::change(now.seconds, now.seconds + cost(c))),
-        Column::new("GiB", "mem_gib", |c: &Change| {
-            Cell::fixed(c.prediction.gigabytes * GB / GIB, 1)
-        }),
-        Column::json("set", |c: &Change| Cell::new(c.sets.clone(), "")),
-        Column::json("fits", |c: &Change| c.prediction.fits),
-    ];
-    Table::new(&columns, list)
+    Rows::new(list)
+        .column("change", "change", |c| c.what.clone())
+        .column("s/step", "cost_seconds", |c| Cell::new(cost(c), format!("{:+.2}", cost(c))))
+        .text("", |c| words::change(now.seconds, now.seconds + cost(c)))
+        .column("GiB", "mem_gib", |c| Cell::fixed(c.prediction.gigabytes * GB / GIB, 1))
+        .json("set", |c| Cell::new(c.sets.clone(), ""))
+        .json("fits", |c| c.prediction.fits)
+        .table()
 }

@@ -7,7 +7,7 @@ mod plot;
 mod print;
 mod stats;
 
-pub use diff::{Diff, TensorDiff, diff, settings_by_key};
+pub use diff::{Diff, diff, settings_by_key};
 pub use plot::svg;
 pub use stats::Stats;
 

@@ -1,7 +1,7 @@
 //! Text output of an inspection and of a diff.
 
-use super::{Diff, Inspection, Stats, TensorDiff};
-use base::table::{Cell, Column, Printout, Table};
+use super::{Diff, Inspection, Stats};
+use base::table::{Cell, Printout, Rows, Table};
 use base::{Bytes, Count};
 use engine::{ERROR, MASTER, Q, SECOND};
 use std::collections::BTreeSet;
@@ -83,29 +83,29 @@ impl Inspection {
             let shape: Vec<String> = row.shape.iter().map(usize::to_string).collect();
             let decay = if row.decay { "yes" } else { "no" };
             let remark = if row.as_initialised { "as initialised" } else { "" };
-            let first = [row.name.clone().into(), shape.join(" × ").into(), decay.into()];
-            rows.push([first.into(), numbers(row.master(), remark)].concat());
+            let [min, max, mean, l2, remark] = numbers(row.master(), remark);
+            let name = row.name.clone().into();
+            rows.push([name, shape.join(" × ").into(), decay.into(), min, max, mean, l2, remark]);
             for (state, stats) in row.states.iter().filter(|(state, _)| *state != MASTER) {
                 let coded = if row.is_coded(state) { "of 8 bits" } else { "" };
                 if stats.is_some() {
-                    let first = [format!("  {}", title(state)).into(), coded.into(), "".into()];
-                    rows.push([first.into(), numbers(stats.as_ref(), "")].concat());
+                    let [min, max, mean, l2, remark] = numbers(stats.as_ref(), "");
+                    let name = format!("  {}", title(state)).into();
+                    rows.push([name, coded.into(), "".into(), min, max, mean, l2, remark]);
                 }
             }
         }
-        Table::from_cells(&["tensor", "shape", "decay", "min", "max", "mean", "L2", ""], rows)
+        Table::from_cells(["tensor", "shape", "decay", "min", "max", "mean", "L2", ""], rows)
     }
 }
 
-/// Cells of a state's numbers, with a remark about them.
-fn numbers(stats: Option<&Stats>, remark: &str) -> Vec<Cell> {
-    let Some(s) = stats else {
-        return vec!["".into(), "".into(), "".into(), "".into(), "cannot be read".into()];
-    };
+/// Cells of a state's numbers, and a remark about them.
+fn numbers(stats: Option<&Stats>, remark: &str) -> [Cell; 5] {
+    let Some(s) = stats else { return ["", "", "", "", "cannot be read"].map(Cell::from) };
     let mut remarks = s.unsound.findings(MASTER);
     remarks.extend(Some(remark.to_string()).filter(|remark| !remark.is_empty()));
-    let numbers = [s.min, s.max, s.mean, s.l2].map(scientific);
-    [numbers.into(), vec![remarks.join(", ").into()]].concat()
+    let [min, max, mean, l2] = [s.min, s.max, s.mean, s.l2].map(scientific);
+    [min, max, mean, l2, remarks.join(", ").into()]
 }
 
 fn scientific(number: f64) -> Cell {
@@ -133,11 +133,11 @@ impl Diff {
         let mut out = Printout::new(self);
         out.line(format!("A  {}\nB  {}\n", self.a, self.b));
         for change in &self.state {
-            out.indented(format!("{}: {} → {}", change.what, change.a, change.b));
+            out.line(format!("  {}: {} → {}", change.what, change.a, change.b));
         }
         for (names, which) in [(&self.only_in_a, "A"), (&self.only_in_b, "B")] {
             for name in names {
-                out.indented(format!("{name}: only in {which}"));
+                out.line(format!("  {name}: only in {which}"));
             }
         }
         out.table(self.tensors().titled("‖B−A‖/‖A‖"));
@@ -151,21 +151,17 @@ impl Diff {
         let states: BTreeSet<&String> = self.tensors.iter().flat_map(|t| t.states.keys()).collect();
         let mut states: Vec<&String> = states.into_iter().collect();
         states.sort_by_key(|state| *state != MASTER);
-        let mut columns: Vec<Column<TensorDiff>> =
-            vec![Column::text("tensor", |t: &TensorDiff| t.name.clone())];
+        let mut table = Rows::new(&self.tensors).text("tensor", |t| t.name.clone());
         for (number, state) in states.iter().enumerate() {
-            columns.push(Column::text(title(state), move |t: &TensorDiff| {
-                match t.states.get(*state) {
-                    _ if t.equal => Cell::without_value(if number == 0 { "equal" } else { "" }),
-                    Some(change) if change.is_finite() => scientific(*change),
-                    Some(_) => Cell::without_value("–"),
-                    None => Cell::default(),
-                }
-            }));
+            table = table.text(title(state), |t| match t.states.get(*state) {
+                _ if t.equal => Cell::without_value(if number == 0 { "equal" } else { "" }),
+                Some(change) if change.is_finite() => scientific(*change),
+                Some(_) => Cell::without_value("–"),
+                None => Cell::default(),
+            });
         }
-        columns.push(Column::text("largest", |t: &TensorDiff| {
-            if t.equal { Cell::default() } else { scientific(t.largest) }
-        }));
-        Table::new(&columns, &self.tensors)
+        table
+            .text("largest", |t| if t.equal { Cell::default() } else { scientific(t.largest) })
+            .table()
     }
 }

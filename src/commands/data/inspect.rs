@@ -26,7 +26,7 @@ pub fn inspect(
     tokens: usize,
 ) -> Result<Printout> {
     let dataset = Indexed::open(prefix)?;
-    let found = super::tokenizer(tokenizer, &dataset)?;
+    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
     let record = found.record.as_ref();
     let tokenizer = found.load()?;
     let lengths = lengths(&dataset);
@@ -128,14 +128,14 @@ fn histogram(lengths: &Lengths) -> Table {
         let from = if class == 0 { 0 } else { 1u64 << (class - 1) };
         let until = if class == 0 { 0 } else { (from << 1) - 1 };
         let range = if from == until { format!("{from}") } else { format!("{from} – {until}") };
-        rows.push(vec![
+        rows.push([
             Cell::new(from, range),
             Cell::new(documents, Count(documents).to_string()),
             Cell::new(tokens, Count(tokens).to_string()),
             "█".repeat((30 * documents / most) as usize).into(),
         ]);
     }
-    Table::from_cells(&["tokens", "documents", "tokens in all", ""], rows)
+    Table::from_cells(["tokens", "documents", "tokens in all", ""], rows)
 }
 
 fn show(
@@ -159,10 +159,10 @@ fn show(
     match tokenizer {
         Some(tokenizer) => {
             let ids: Vec<u32> = ids.iter().map(|id| *id as u32).collect();
-            out.indented(escape_control(&tokenizer.decode(&ids)));
-            out.indented(rest);
+            out.indented(escape_control(&tokenizer.decode(&ids)).lines());
+            out.line(format!("  {rest}"));
         }
-        None => out.indented(format!("{ids:?}{rest}")),
+        None => out.line(format!("  {ids:?}{rest}")),
     }
     Ok(())
 }

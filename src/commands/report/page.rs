@@ -8,14 +8,14 @@ use serde::Deserialize;
 
 use super::curves::{self, XAxis};
 use base::svg::{Chart, PAGE, STYLE, Scale, Stroke, escape, short};
-use base::table::{Cell, Column, Table};
+use base::table::{Cell, Rows, Table};
 use base::{Count, Seconds, input};
 use checkpoint::inspect::settings_by_key;
 use launch::events::{self, Event, Kind};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use train::changed_settings::SettingChange;
-use train::report::metrics::{EvalRow, Metrics, TaskRow};
+use train::report::metrics::{EvalRow, Metrics};
 use train::report::numbers::{Format, Shown, StepRow, shown};
 use train::status::Status;
 
@@ -141,7 +141,7 @@ impl Run {
         to + "</table></section>\n"
     }
 
-    pub(super) fn last(&self) -> &StepRow {
+    pub fn last(&self) -> &StepRow {
         self.metrics
             .steps
             .last()
@@ -149,7 +149,7 @@ impl Run {
     }
 
     /// Evaluation on `set` with the lowest loss.
-    pub(super) fn best(&self, set: &str) -> Option<&EvalRow> {
+    pub fn best(&self, set: &str) -> Option<&EvalRow> {
         let rows = self.metrics.evals.iter().filter(|row| row.eval == set);
         rows.filter(|row| row.lm_loss.is_finite())
             .min_by(|a, b| a.lm_loss.total_cmp(&b.lm_loss))
@@ -193,11 +193,7 @@ impl Run {
     }
 
     /// Median of a quantity over the last `RECENT` steps; NaN without steps.
-    pub(super) fn recent(
-        &self,
-        these: impl Fn(&StepRow) -> bool,
-        value: impl Fn(&StepRow) -> f64,
-    ) -> f64 {
+    pub fn recent(&self, these: impl Fn(&StepRow) -> bool, value: impl Fn(&StepRow) -> f64) -> f64 {
         let steps = self.metrics.steps.iter().rev().filter(|row| these(row));
         let mut values: Vec<f64> = steps.take(RECENT).map(value).collect();
         values.sort_by(f64::total_cmp);
@@ -252,38 +248,36 @@ impl Run {
     fn valid_table(&self) -> String {
         let best = |set: &str| self.best(set);
         let loss = |set: &str| best(set).map_or(f64::NAN, |best| best.lm_loss);
-        let columns = [
-            Column::text("set", |set: &&str| *set),
-            Column::text("last", |set: &&str| {
+        let sets = curves::valid_sets(&self.metrics);
+        let table = Rows::new(&sets)
+            .text("set", |set| *set)
+            .text("last", |set| {
                 let losses = curves::valid_losses(&self.metrics, set, XAxis::Step);
                 number(losses.last().map_or(f64::NAN, |point| point.1))
-            }),
-            Column::text("best", |set: &&str| number(loss(set))),
-            Column::text("at step", |set: &&str| {
+            })
+            .text("best", |set| number(loss(set)))
+            .text("at step", |set| {
                 Cell::optional(best(set).map(|best| Count(best.step).to_string()))
-            }),
-            Column::text("perplexity", |set: &&str| number(loss(set).exp())),
-        ];
-        let sets = curves::valid_sets(&self.metrics);
-        section("validation", &Table::new(&columns, &sets), false, "")
+            })
+            .text("perplexity", |set| number(loss(set).exp()));
+        section("validation", &table.table(), false, "")
     }
 
     /// Table of the newest accuracies.
     fn task_table(&self) -> String {
         let score = |score: Option<f64>| Cell::optional(score.map(|score| Cell::fixed(score, 4)));
-        let columns = [
-            Column::text("task", |row: &&TaskRow| row.task.clone()),
-            Column::text("acc", |row: &&TaskRow| score(row.accuracy.acc)),
-            Column::text("acc_norm", |row: &&TaskRow| score(row.accuracy.acc_norm)),
-            Column::text("perplexity", |row: &&TaskRow| score(row.accuracy.perplexity)),
-            Column::text("at step", |row: &&TaskRow| Count(row.step).to_string()),
-            Column::text("questions", |row: &&TaskRow| Count(row.accuracy.questions).to_string()),
-        ];
         let mut rows = Vec::new();
         for name in curves::task_names(&self.metrics) {
             rows.extend(curves::task_rows(&self.metrics, name).last());
         }
-        section("tasks", &Table::new(&columns, &rows), false, "")
+        let table = Rows::new(rows)
+            .text("task", |row| row.task.clone())
+            .text("acc", |row| score(row.accuracy.acc))
+            .text("acc_norm", |row| score(row.accuracy.acc_norm))
+            .text("perplexity", |row| score(row.accuracy.perplexity))
+            .text("at step", |row| Count(row.step).to_string())
+            .text("questions", |row| Count(row.accuracy.questions).to_string());
+        section("tasks", &table.table(), false, "")
     }
 
     /// Table of the parts of a step, planned and measured.
@@ -320,7 +314,7 @@ fn date(at: f64) -> String {
 }
 
 /// Section with a table, and HTML `below` it; empty without rows.
-pub(super) fn section(title: &str, table: &Table, may_wrap: bool, below: &str) -> String {
+pub fn section(title: &str, table: &Table, may_wrap: bool, below: &str) -> String {
     if table.is_empty() {
         return String::new();
     }
@@ -329,7 +323,7 @@ pub(super) fn section(title: &str, table: &Table, may_wrap: bool, below: &str) -
 }
 
 /// Self-contained HTML page.
-pub(super) fn document(title: &str, about: &str, body: &str) -> String {
+pub fn document(title: &str, about: &str, body: &str) -> String {
     let title = escape(title);
     let style = PAGE;
     let script = include_str!("page.js");
@@ -344,7 +338,7 @@ pub(super) fn document(title: &str, about: &str, body: &str) -> String {
 }
 
 /// Chart with its heading, a line for the values under the pointer, and the data for it.
-pub(super) fn figure(title: &str, chart: &Chart, class: &str) -> String {
+pub fn figure(title: &str, chart: &Chart, class: &str) -> String {
     let [axis, _] = chart.axes();
     let tokens: Vec<_> = chart
         .second

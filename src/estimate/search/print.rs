@@ -6,7 +6,7 @@ use crate::setup::{Moments, Program, Setup};
 use crate::view::{GIB, Terms};
 use crate::words::{self, short_span, span};
 use base::Count;
-use base::table::{Cell, Column, Printout, Table};
+use base::table::{Cell, Printout, Rows, Table};
 use manifest::{Adam8bit, LayerSplit, Manifest, Model, OffloadWhat, Optimizer, Schedule};
 use model::parameters;
 use serde_json::{Value, json};
@@ -17,7 +17,7 @@ pub fn fewest(m: &Manifest, found: &Candidate) -> Printout {
     let json = json!({ "min_gpus": s.ranks(), "way": cut(m, found) });
     let mut out = Printout::new(json);
     out.line(format!("{}: at least {} × {}: {}", m.name, s.ranks(), s.hardware.name, needs(found)));
-    out.indented(describe(s));
+    out.line(format!("  {}", describe(s)));
     out.indented(flag_lines(&sets(m, s)));
     out
 }
@@ -49,7 +49,7 @@ pub fn largest(m: &Manifest, devices: usize, found: &Candidate) -> Printout {
         model.ffn_hidden,
         model.heads,
     ));
-    out.indented(format!("{}:\n{}", needs(found), describe(&found.setup)));
+    out.line(format!("  {}:\n  {}", needs(found), describe(&found.setup)));
     out.indented(flag_lines(&sets));
     out
 }
@@ -72,7 +72,7 @@ pub fn ranking(
     let (chosen, over) = within_budget(found, wanted, terms);
     let json = json!({
         "objective": objective,
-        "best": planned(m, terms, [chosen]).json_row(),
+        "best": planned(m, terms, [chosen]).object(0),
         "only_smaller": found.only_smaller,
         "equal": found.equal,
         "ways": planned(m, terms, &found.best).json(),
@@ -89,14 +89,9 @@ pub fn ranking(
         span(duration),
         terms.paid(&chosen.days),
     ));
-    out.indented(describe(setup));
+    out.line(format!("  {}", describe(setup)));
     out.indented(flag_lines(&sets(m, setup)));
-    out.indented(
-        setup
-            .hardware
-            .notes(setup.program.name(), duration)
-            .join("\n"),
-    );
+    out.indented(setup.hardware.notes(setup.program.name(), duration));
     let smaller =
         if found.only_smaller { ", none without 8-bit moments or states on the host" } else { "" };
     out.table(planned(m, terms, &found.best).titled(format!(
@@ -142,56 +137,52 @@ fn within_budget<'a>(
     }
 }
 
-/// Columns of a cut.
-fn cut_columns(m: &Manifest) -> Vec<Column<'_, Candidate>> {
-    vec![
-        Column::text("GPUs", |c: &Candidate| c.setup.ranks()),
-        Column::new("TP", "tensor", |c: &Candidate| c.setup.topology.tensor),
-        Column::new("PP", "pipeline", |c: &Candidate| c.setup.topology.pipeline),
-        Column::new("DP", "data", |c: &Candidate| c.setup.topology.data),
-        Column::new("micro", "micro_batch", |c: &Candidate| c.setup.micro),
-        Column::new("ZeRO", "zero", |c: &Candidate| c.setup.topology.zero),
-        Column::new("recompute", "recompute", |c: &Candidate| c.setup.topology.recompute.name()),
-        Column::json("set", |c: &Candidate| flags_json(&sets(m, &c.setup))),
-        Column::json("offload", |c: &Candidate| c.setup.topology.offload.what.name()),
-        Column::json("adam8bit", |c: &Candidate| c.setup.moments == Moments::Adam8bit),
-        Column::json("powersgd", |c: &Candidate| c.setup.topology.compression.is_some()),
-        Column::new("GiB", "mem_gib", |c: &Candidate| Cell::fixed(c.bytes / GIB, 1)),
-        Column::new("s/step", "sec_per_iter", |c: &Candidate| words::step(c.seconds)),
-        Column::json("sec_error", |c: &Candidate| c.seconds_error),
-        Column::text("TFLOP/s", |c: &Candidate| {
-            let device_seconds = c.seconds * c.setup.ranks() as f64;
-            Cell::fixed(c.setup.flops().1 / (device_seconds * 1e12), 1)
-        }),
-    ]
+/// Adds the columns of a cut to a table of rows that have one.
+fn cut_columns<'r, R>(
+    m: &Manifest,
+    rows: Rows<'r, R>,
+    cut: impl Fn(&R) -> &Candidate,
+) -> Rows<'r, R> {
+    let topology = |row: &R| cut(row).setup.topology.clone();
+    rows.text("GPUs", |row| cut(row).setup.ranks())
+        .column("TP", "tensor", |row| topology(row).tensor)
+        .column("PP", "pipeline", |row| topology(row).pipeline)
+        .column("DP", "data", |row| topology(row).data)
+        .column("micro", "micro_batch", |row| cut(row).setup.micro)
+        .column("ZeRO", "zero", |row| topology(row).zero)
+        .column("recompute", "recompute", |row| topology(row).recompute.name())
+        .json("set", |row| flags_json(&sets(m, &cut(row).setup)))
+        .json("offload", |row| topology(row).offload.what.name())
+        .json("adam8bit", |row| cut(row).setup.moments == Moments::Adam8bit)
+        .json("powersgd", |row| topology(row).compression.is_some())
+        .column("GiB", "mem_gib", |row| Cell::fixed(cut(row).bytes / GIB, 1))
+        .column("s/step", "sec_per_iter", |row| words::step(cut(row).seconds))
+        .json("sec_error", |row| cut(row).seconds_error)
+        .text("TFLOP/s", |row| {
+            let Candidate { setup, seconds, .. } = cut(row);
+            Cell::fixed(setup.flops().1 / (seconds * setup.ranks() as f64 * 1e12), 1)
+        })
 }
 
 /// A cut in JSON.
 fn cut(m: &Manifest, found: &Candidate) -> Value {
-    Table::new(&cut_columns(m), [found]).json_row()
+    cut_columns(m, Rows::new([found]), |found| found)
+        .table()
+        .object(0)
 }
 
 /// Cuts with the duration and cost of the run.
 fn planned<'a>(m: &Manifest, terms: &Terms, plans: impl IntoIterator<Item = &'a Planned>) -> Table {
-    let mut columns: Vec<Column<Planned>> = Vec::new();
-    for column in cut_columns(m) {
-        columns.push(column.of(|planned| &planned.candidate));
-    }
-    let more = [
-        Column::json("gpus", |p: &Planned| p.days.devices),
-        Column::new("time", "days", |p: &Planned| {
-            let time = short_span(terms.calendar_seconds(&p.days));
-            Cell::new(terms.calendar_days(&p.days), time)
-        }),
-        Column::new("GPU-hours", "gpu_hours", |p: &Planned| {
+    cut_columns(m, Rows::new(plans), |planned| &planned.candidate)
+        .json("gpus", |p| p.days.devices)
+        .column("time", "days", |p| terms.days_cell(&p.days, short_span))
+        .column("GPU-hours", "gpu_hours", |p| {
             let hours = terms.device_hours(&p.days);
             Cell::new(hours, Count(hours as u64).to_string())
-        }),
-        Column::new("cost", "money", |p: &Planned| terms.cost_cell(&p.days)),
-        Column::text("", |p: &Planned| extras(&p.candidate.setup).unwrap_or_default()),
-    ];
-    columns.extend(more);
-    Table::new(&columns, plans)
+        })
+        .column("cost", "money", |p| terms.cost_cell(&p.days))
+        .text("", |p| extras(&p.candidate.setup).unwrap_or_default())
+        .table()
 }
 
 /// Settings of gptrain's cut without their own column.

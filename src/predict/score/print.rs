@@ -7,7 +7,7 @@ use super::{
 use crate::cost::constants::{MEMORY, Prior, TIME};
 use crate::predictor::{Prediction, Predictor};
 use crate::rows::{self, Row};
-use base::table::{Cell, Column, Printout, Table};
+use base::table::{Cell, Printout, Rows, Table};
 use estimate::setup::Setup;
 use estimate::trainers::UNKNOWN_BAR;
 use serde_json::{Map, Value, json};
@@ -40,23 +40,18 @@ fn summary(scored: &[Scored]) -> Vec<Named> {
     all.map(|(name, errors)| (name.to_string(), errors)).into()
 }
 
-fn percent(share: f64) -> Cell {
-    Cell::new(share, format!("{:.1} %", 100.0 * share))
-}
-
 fn errors_table(rows: &[Named]) -> Table {
-    let columns = [
-        Column::text("", |(name, _): &Named| name.clone()),
-        Column::text("rows", |(_, e): &Named| e.rows),
-        Column::text("mean", |(_, e): &Named| percent(e.mean)),
-        Column::text("median", |(_, e): &Named| percent(e.median)),
-        Column::text("p90", |(_, e): &Named| percent(e.p90)),
-        Column::text("worst", |(_, e): &Named| percent(e.worst)),
-        Column::text("within its bar", |(_, e): &Named| e.within),
-        Column::text("", |(_, e): &Named| percent(e.within_bar)),
-        Column::text("bar", |(_, e): &Named| percent(e.bar)),
-    ];
-    Table::new(&columns, rows)
+    Rows::new(rows)
+        .text("", |(name, _)| name.clone())
+        .text("rows", |(_, e)| e.rows)
+        .text("mean", |(_, e)| Cell::percent(e.mean))
+        .text("median", |(_, e)| Cell::percent(e.median))
+        .text("p90", |(_, e)| Cell::percent(e.p90))
+        .text("worst", |(_, e)| Cell::percent(e.worst))
+        .text("within its bar", |(_, e)| e.within)
+        .text("", |(_, e)| Cell::percent(e.within_bar))
+        .text("bar", |(_, e)| Cell::percent(e.bar))
+        .table()
 }
 
 /// Adds the summary of some rows.
@@ -68,7 +63,7 @@ fn add_summary(scored: &[Scored], title: &str, out: &mut Printout) {
         let (right, known) = fits(scored, &|row| known_cluster(row) == of);
         if known > 0 {
             let share = 100.0 * right as f64 / known as f64;
-            out.indented(format!("{name}: right for {right} of {known} rows, {share:.1} %"));
+            out.line(format!("  {name}: right for {right} of {known} rows, {share:.1} %"));
         }
     }
 }
@@ -102,26 +97,22 @@ pub fn selftest() -> Printout {
 
 /// Constants before and after the fit.
 fn fitted(table: &[Prior], values: &[f64]) -> Table {
-    let columns = [
-        Column::text("", |(prior, _): &(&Prior, f64)| prior.name),
-        Column::text("before", |(prior, _): &(&Prior, f64)| Cell::fixed(prior.value, 3)),
-        Column::text("fitted", |(_, fitted): &(&Prior, f64)| Cell::fixed(*fitted, 3)),
-        Column::text("", |(prior, _): &(&Prior, f64)| prior.about),
-    ];
     let rows: Vec<(&Prior, f64)> = table.iter().zip(values.iter().copied()).collect();
-    Table::new(&columns, &rows)
+    Rows::new(&rows)
+        .text("", |(prior, _)| prior.name)
+        .text("before", |(prior, _)| Cell::fixed(prior.value, 3))
+        .text("fitted", |(_, fitted)| Cell::fixed(*fitted, 3))
+        .text("", |(prior, _)| prior.about)
+        .table()
 }
 
 /// Sweeps over topologies: how much slower the predicted best is than the measured best.
 fn sweeps(scored: &[Scored]) -> Table {
-    let columns = [
-        Column::new("", "sweep", |(name, ..): &(String, usize, f64)| name.clone()),
-        Column::new("topologies", "ways", |(_, ways, _): &(String, usize, f64)| *ways),
-        Column::new("slower", "regret", |(.., regret): &(String, usize, f64)| {
-            Cell::new(*regret, format!("{:+.1} %", 100.0 * regret))
-        }),
-    ];
-    Table::new(&columns, &regrets(scored))
+    Rows::new(&regrets(scored))
+        .column("", "sweep", |(name, ..)| name.clone())
+        .column("topologies", "ways", |(_, ways, _)| *ways)
+        .column("slower", "regret", |(.., regret)| Cell::percent(*regret))
+        .table()
 }
 
 /// Case of the goals of error bars.
@@ -152,16 +143,14 @@ fn add_goals(goals: &[Goal], out: &mut Printout) {
         json.insert(goal.name.clone(), figures);
     }
     out.json["goals"] = json.into();
-    let columns = [
-        Column::text("", |goal: &Goal| goal.name.clone()),
-        Column::text("rows", |goal: &Goal| goal.errors.rows),
-        Column::text("within", |goal: &Goal| percent(goal.errors.within_bar)),
-        Column::text("bar", |goal: &Goal| percent(goal.errors.bar)),
-        Column::text("at most", |goal: &Goal| Cell::optional(goal.widest.map(percent))),
-        Column::text("", |goal: &Goal| if goal.is_met() { "met" } else { "MISSED" }),
-    ];
-    let title = "Bars against their goals, nine in ten rows within:";
-    out.table(Table::new(&columns, goals).titled(title));
+    let table = Rows::new(goals)
+        .text("", |goal| goal.name.clone())
+        .text("rows", |goal| goal.errors.rows)
+        .text("within", |goal| Cell::percent(goal.errors.within_bar))
+        .text("bar", |goal| Cell::percent(goal.errors.bar))
+        .text("at most", |goal| Cell::optional(goal.widest.map(Cell::percent)))
+        .text("", |goal| if goal.is_met() { "met" } else { "MISSED" });
+    out.table(table.titled("Bars against their goals, nine in ten rows within:"));
 }
 
 /// Adds scores of every source from all others: without its rows, then with some of them.
@@ -236,83 +225,52 @@ pub fn score(predictor: &Predictor, rows: &[Row]) -> Printout {
     out
 }
 
-/// Function that gives the cell of a prediction; `none` if there is none.
-fn predicted(none: Cell, cell: fn(&Prediction, &Setup) -> Cell) -> impl Fn(&Scored) -> Cell {
-    move |s| match (&s.prediction, &s.row.setup) {
-        (Some(prediction), Ok(setup)) => cell(prediction, setup),
-        _ => none.clone(),
-    }
+/// Cell of a prediction; None if there is none.
+fn predicted(s: &Scored, cell: fn(&Prediction, &Setup) -> Cell) -> Option<Cell> {
+    Some(cell(s.prediction.as_ref()?, s.row.setup.as_ref().ok()?))
 }
 
 /// Measured and predicted needs of rows, with what is wrong with a row below it.
 fn rows_table(scored: &[Scored]) -> Table {
-    let dash = || Cell::optional(None::<Cell>);
-    let optional = |value: Option<f64>| Cell::optional(value.map(|value| Cell::fixed(value, 2)));
-    let columns = [
-        Column::new("row", "id", |s: &Scored| s.row.id.clone()),
-        Column::json("line", |s: &Scored| s.row.line),
-        Column::json("program", |s: &Scored| {
-            s.row
-                .setup
-                .as_ref()
-                .map_or("", |setup| setup.program.name())
-        }),
-        Column::json("machine", |s: &Scored| {
-            s.row
-                .setup
-                .as_ref()
-                .map_or(String::new(), |setup| setup.hardware.name.clone())
-        }),
-        Column::new(
-            "s predicted",
-            "sec_per_iter",
-            predicted(dash(), |p, _| Cell::fixed(p.seconds, 2)),
-        ),
-        Column::new("measured", "measured_sec_per_iter", |s: &Scored| optional(s.row.seconds)),
-        Column::text("÷ or ×", predicted(dash(), |p, _| Cell::fixed(1.0 + p.seconds_error, 2))),
-        Column::json("time_bar", predicted(dash(), |p, _| p.seconds_error.into())),
-        Column::new(
-            "GB predicted",
-            "mem_gb",
-            predicted(dash(), |p, _| Cell::fixed(p.gigabytes, 1)),
-        ),
-        Column::new("measured", "measured_mem_gb", |s: &Scored| optional(s.row.memory_gb)),
-        Column::json("mem_bar", predicted(dash(), |p, _| p.gigabytes_error.into())),
-        Column::new(
-            "fits",
-            "fits",
-            predicted(dash(), |p, _| Cell::new(p.fits, if p.fits { "yes" } else { "no" })),
-        ),
-        Column::json("measured_fits", |s: &Scored| Cell::new(s.row.fits, "")),
-        Column::json("mem_needed_gb", predicted(Cell::default(), |p, _| p.memory.needed().into())),
-        Column::json(
-            "tflops",
-            predicted(Cell::default(), |p, setup| {
-                (setup.flops().1 / (p.seconds * setup.ranks() as f64 * 1e12)).into()
-            }),
-        ),
-        Column::json(
-            "tflops_simple",
-            predicted(Cell::default(), |p, setup| setup.simple_tflops(p.seconds).into()),
-        ),
-        Column::new("", "refused", |s: &Scored| match s.row.setup.as_ref().err() {
-            Some(why) => Cell::new(why.clone(), format!("refused: {why}")),
-            None => Cell::new(Value::Null, ""),
+    let setup = |s: &Scored| s.row.setup.clone().ok();
+    let measured = |value: Option<f64>| Cell::optional(value.map(|value| Cell::fixed(value, 2)));
+    let shown = |s: &Scored, cell| Cell::optional(predicted(s, cell));
+    let if_known = |s: &Scored, cell| predicted(s, cell).unwrap_or_default();
+    Rows::new(scored)
+        .column("row", "id", |s| s.row.id.clone())
+        .json("line", |s| s.row.line)
+        .json("program", |s| setup(s).map_or("", |setup| setup.program.name()))
+        .json("machine", |s| setup(s).map_or("", |setup| &setup.hardware.name))
+        .column("s predicted", "sec_per_iter", |s| shown(s, |p, _| Cell::fixed(p.seconds, 2)))
+        .column("measured", "measured_sec_per_iter", |s| measured(s.row.seconds))
+        .text("÷ or ×", |s| shown(s, |p, _| Cell::fixed(1.0 + p.seconds_error, 2)))
+        .json("time_bar", |s| shown(s, |p, _| p.seconds_error.into()))
+        .column("GB predicted", "mem_gb", |s| shown(s, |p, _| Cell::fixed(p.gigabytes, 1)))
+        .column("measured", "measured_mem_gb", |s| measured(s.row.memory_gb))
+        .json("mem_bar", |s| shown(s, |p, _| p.gigabytes_error.into()))
+        .column("fits", "fits", |s| {
+            shown(s, |p, _| Cell::new(p.fits, if p.fits { "yes" } else { "no" }))
         })
-        .below(),
-        Column::new("", "odd", |s: &Scored| {
+        .json("measured_fits", |s| Cell::new(s.row.fits, ""))
+        .json("mem_needed_gb", |s| if_known(s, |p, _| p.memory.needed().into()))
+        .json("tflops", |s| {
+            if_known(s, |p, s| (s.flops().1 / (p.seconds * s.ranks() as f64 * 1e12)).into())
+        })
+        .json("tflops_simple", |s| if_known(s, |p, s| s.simple_tflops(p.seconds).into()))
+        .below("refused", |s| match &s.row.setup {
+            Err(why) => Cell::new(why.clone(), format!("refused: {why}")),
+            Ok(_) => Cell::new(Value::Null, ""),
+        })
+        .below("odd", |s| {
             let problems = s.row.problems();
-            let is_refused = s.row.setup.is_err();
-            let lines = problems
+            let shown = if s.row.setup.is_ok() { &problems[..] } else { &[] };
+            let lines: Vec<String> = shown
                 .iter()
-                .filter(|_| !is_refused)
-                .map(|odd| format!("odd: {odd}\n"));
-            let text = lines.collect::<String>();
-            Cell::new(problems, text)
+                .map(|problem| format!("odd: {problem}"))
+                .collect();
+            Cell::new(problems.clone(), lines.join("\n"))
         })
-        .below(),
-    ];
-    Table::new(&columns, scored)
+        .table()
 }
 
 fn summary_json(scored: &[Scored]) -> Value {
