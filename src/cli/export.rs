@@ -1,8 +1,8 @@
 //! `gptrain export`: writes a checkpoint for Hugging Face's library, for Megatron-LM, or for DeepSpeed.
 
 use base::{Bytes, DType, Problems, number};
-use checkpoint::{self, foreign, hf};
 use commands::model_place::find_checkpoint;
+use exchange::{foreign, hf};
 use serde_json::json;
 use std::path::PathBuf;
 

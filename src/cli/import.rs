@@ -4,9 +4,9 @@ mod foreign;
 
 use super::shell::SETTINGS;
 use base::Problems;
-use checkpoint::foreign::Format;
 use commands::import::hugging_face;
 use commands::model_place;
+use exchange::foreign::Format;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 

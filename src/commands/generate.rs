@@ -2,9 +2,9 @@
 
 use super::model_place::{ModelPlace, Source};
 use base::{Problems, escape_control, rng, say};
-use checkpoint::{hf, tokenizer};
 use data::tokenizer::Tokenizer;
 use engine::Sampler;
+use exchange::{hf, tokenizer};
 use launch::{Device, LocalRank};
 use manifest::{Manifest, Precision};
 use serde::Serialize;

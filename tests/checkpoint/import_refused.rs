@@ -3,7 +3,7 @@
 
 use crate::import_steps::*;
 use gptrain::base::rng;
-use gptrain::checkpoint::foreign::Format;
+use gptrain::exchange::foreign::Format;
 use std::fs;
 
 const CHECKSUM: &str = "the checksum of data/0";

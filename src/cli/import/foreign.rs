@@ -2,8 +2,8 @@
 
 use base::Problems;
 use base::output::Existing;
-use checkpoint::foreign::{Choices, Format, Replicated, detect};
 use commands::import::foreign::import_run;
+use exchange::foreign::{Choices, Format, Replicated, detect};
 use std::path::Path;
 
 /// Options of folders that are not Hugging Face's.
