@@ -4,7 +4,6 @@ pub mod comparison;
 
 use crate::options::{Json, Overwrite};
 use anyhow::Result;
-use base::escape_control;
 use base::svg::Scale;
 use comparison::Comparison;
 use std::path::PathBuf;
@@ -28,8 +27,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let compared = Comparison::read(&args.runs)?;
-    args.json
-        .say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
+    compared.printout().say(args.json.json);
     if let Some(page) = &args.output {
         let scale = if args.log { Scale::Log } else { Scale::Linear };
         let text = compared.html(scale);

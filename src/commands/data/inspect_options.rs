@@ -1,6 +1,5 @@
 //! `data inspect`: shows the contents of a dataset.
 
-use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::Result;
@@ -37,7 +36,6 @@ pub fn run(args: Args) -> Result<()> {
     let documents = args.from..args.from.saturating_add(args.documents);
     let tokenizer = args.tokenizer.as_deref();
     let prefix = prefix(&args.dataset);
-    let json = args.json.json;
-    let text = inspect::inspect(&prefix, tokenizer, documents, args.tokens, json)?;
-    super::until_closed(std::io::stdout().write_all(&text).map_err(Into::into))
+    inspect::inspect(&prefix, tokenizer, documents, args.tokens)?.say(args.json.json);
+    Ok(())
 }

@@ -11,6 +11,7 @@ mod unused_flags;
 use crate::completions::{HARDWARE, PROGRAMS, SETTINGS};
 use crate::import::foreign;
 use crate::manifest::new::NewManifest;
+use base::table::Printout;
 use base::{Problems, number};
 use estimate::gptrain::advisor::Advisor;
 use estimate::gptrain::dry_run::MemoryLimits;
@@ -109,8 +110,7 @@ pub fn run(mut args: Args) -> anyhow::Result<()> {
     args.imply_search();
     args.refuse_unused()?;
     if args.list_hardware {
-        let (text, json) = list_hardware();
-        show(args.json, &text, &json);
+        list_hardware().say(args.json);
         return Ok(());
     }
     if args.selftest || args.score.is_some() {
@@ -146,9 +146,9 @@ fn plan(args: &Args) -> anyhow::Result<bool> {
     if args.search.asked() {
         return search::run(args, &request, other);
     }
-    let (view, text, json) = planned(&request, &loaded.effective, other);
-    let text = finished(args, &request, other, &view, text)?;
-    show(args.json, &text, &json);
+    let (view, mut out) = planned(&request, &loaded.effective, other);
+    finish(args, &request, other, &view, &mut out)?;
+    out.say(args.json);
     Ok(view.fits_all())
 }
 
@@ -179,38 +179,33 @@ fn without(option: &str) -> Problems {
     Problems::without(option, "plans of other programs", ", or plan for gptrain: --as gptrain")
 }
 
-/// Plan with advice, as text and as JSON.
-fn planned(
-    request: &Request,
-    effective: &str,
-    other: Option<&dyn Predict>,
-) -> (View, String, serde_json::Value) {
+/// Plan with advice.
+fn planned(request: &Request, effective: &str, other: Option<&dyn Predict>) -> (View, Printout) {
     let view = request.view(other);
-    let mut text = print::text(&view);
-    let mut json = print::json(&view);
+    let mut out = print::printout(&view);
     let Request { manifest, setup, .. } = request;
     match other {
-        Some(other) => other.advise(manifest, &view, &mut text, &mut json),
+        Some(other) => other.advise(manifest, &view, &mut out),
         None => {
             let limits = MemoryLimits::new(manifest, setup.hardware);
             let advisor = Advisor { effective, manifest, setup, limits };
-            print::advise_own(&view, &advisor, &mut text, &mut json);
+            print::advise_own(&view, &advisor, &mut out);
         }
     }
-    (view, text, json)
+    (view, out)
 }
 
 /// Adds the schedule and writes the charts, as the options say.
-fn finished(
+fn finish(
     args: &Args,
     request: &Request,
     other: Option<&dyn Predict>,
     view: &View,
-    mut text: String,
-) -> anyhow::Result<String> {
+    out: &mut Printout,
+) -> anyhow::Result<()> {
     let played = view.schedule();
     if args.draw_schedule {
-        text += &format!("\nSchedule\n{}", timeline::draw(&played, 90));
+        out.line(format!("\nSchedule\n{}", timeline::draw(&played, 90).trim_end()));
     }
     if let Some(folder) = &args.plot {
         let bar = Bar::new();
@@ -218,10 +213,11 @@ fn finished(
         let search = request.search(other, Extras::default()).watched(&watch);
         let points = search.scaling();
         bar.finish();
+        let text = out.text(usize::MAX);
         plot::write(folder, args.overwrite.existing(), view, &text, &played, &points)?;
-        text += &format!("\n{}\n", folder.join("estimate.html").display());
+        out.line(format!("\n{}", folder.join("estimate.html").display()));
     }
-    Ok(text)
+    Ok(())
 }
 
 impl Args {
@@ -255,14 +251,6 @@ impl Args {
             availability: self.availability,
             async_launches: self.async_launches,
         }
-    }
-}
-
-fn show(json: bool, text: &str, value: &serde_json::Value) {
-    if json {
-        base::say!("{value:#}");
-    } else {
-        base::say!("{}", text.trim_end());
     }
 }
 

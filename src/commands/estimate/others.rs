@@ -1,7 +1,7 @@
 //! Plans of other programs, by the crate `predict`: `--as`, `--selftest`, `--score`.
 
+use super::Args;
 use super::records::read;
-use super::{Args, show};
 use base::Problems;
 use estimate::setup::Setup;
 use estimate::trainers::{self, Trainer};
@@ -29,7 +29,7 @@ pub fn predictor(args: &Args, setup: Option<&Setup>) -> anyhow::Result<&'static 
 
 /// Prints the errors of predictions of measured runs: the shipped ones, or those of --score.
 pub fn scores(args: &Args) -> anyhow::Result<()> {
-    let (text, json) = match &args.score {
+    let out = match &args.score {
         None => score::print::selftest(),
         Some(path) => {
             let predictor = predictor(args, None)?;
@@ -42,7 +42,7 @@ pub fn scores(args: &Args) -> anyhow::Result<()> {
             score::print::score(predictor, &rows)
         }
     };
-    show(args.json, &text, &json);
+    out.say(args.json);
     Ok(())
 }
 

@@ -9,8 +9,6 @@ use crate::options::Overwrite;
 use anyhow::{anyhow, bail, ensure};
 use base::{Count, WrongInput, number, output};
 use checkpoint::inspect;
-use std::fmt::Display;
-use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 
 /// Inspect a checkpoint, verify it, or compare two
@@ -56,7 +54,7 @@ fn inspect(args: Args) -> anyhow::Result<()> {
     let folder = &local.folder;
     if let Some(other) = &args.diff {
         let diff = inspect::diff(&find_checkpoint(other)?.folder, folder)?;
-        show(&args, &diff)?;
+        diff.printout().say(args.json);
         ensure!(diff.equal(), "the two are different");
         return Ok(());
     }
@@ -64,7 +62,9 @@ fn inspect(args: Args) -> anyhow::Result<()> {
         replay::is_possible(folder, steps)?;
     }
     let inspection = inspect::inspect(folder, args.deep)?;
-    show(&args, &inspection)?;
+    inspection
+        .printout(args.tensors || args.deep)
+        .say(args.json);
     if let Some(path) = &args.plot {
         let picture = inspect::svg(&inspection);
         output::write(path, args.overwrite.existing(), picture.as_bytes())?;
@@ -78,18 +78,4 @@ fn inspect(args: Args) -> anyhow::Result<()> {
         bail!("{} is damaged: {findings}", local.name());
     }
     Ok(())
-}
-
-fn show<T: Display + serde::Serialize>(args: &Args, what: &T) -> anyhow::Result<()> {
-    let text = if args.json {
-        serde_json::to_string_pretty(what)?
-    } else if args.tensors || args.deep {
-        format!("{what:#}")
-    } else {
-        what.to_string()
-    };
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()), // `| head`
-        done => Ok(done?),
-    }
 }
