@@ -68,16 +68,16 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         };
-        let near = || find_nearest(root.path(), "0000:3B:00.0");
-        assert_eq!(find_nearest(), None);
+        let found = || find_nearest(root.path(), "0000:3B:00.0");
+        assert_eq!(found(), None);
         write("bus/pci/devices/0000:3b:00.0/numa_node", "1\n");
         write("devices/system/node/node0/cpulist", "0-3,8-11\n");
         write("devices/system/node/possible", "0\n");
-        assert_eq!(find_nearest(), None, "one node");
+        assert_eq!(found(), None, "one node");
         write("devices/system/node/node1/cpulist", "4-6,12\n");
-        assert_eq!(find_nearest(), Some((1, vec![4, 5, 6, 12])));
+        assert_eq!(found(), Some((1, vec![4, 5, 6, 12])));
         write("bus/pci/devices/0000:3b:00.0/numa_node", "-1\n");
-        assert_eq!(find_nearest(), None, "the machine does not say");
+        assert_eq!(found(), None, "the machine does not say");
     }
 
     /// Wherever the tests run, the cores of this thread are real, and nothing near is invented.
