@@ -1,6 +1,6 @@
 //! Bump allocation from regions reserved at start-up. Nothing is freed before the run ends.
 
-use super::{Backend, Home, OutOfMemory, Tensor};
+use super::{Backend, MemoryKind, OutOfMemory, Tensor};
 use base::DType;
 use std::cell::Cell;
 
@@ -10,7 +10,7 @@ const ALIGN: usize = 256;
 
 /// Region of device or host memory, allocated from the bottom up.
 pub struct Arena {
-    home: Home,
+    memory: MemoryKind,
     base: usize,
     capacity: usize,
     top: Cell<usize>,
@@ -20,32 +20,32 @@ pub struct Arena {
 impl Arena {
     /// Reserves `capacity` bytes of device memory.
     pub fn new(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
-        Ok(Arena::at(Home::Device, backend.reserve(capacity)?, capacity))
+        Ok(Arena::at(MemoryKind::Device, backend.reserve(capacity)?, capacity))
     }
 
     /// Reserves `capacity` bytes of host memory; nothing for an arena of 0 bytes.
     pub fn on_host(backend: &dyn Backend, capacity: usize) -> Result<Arena, OutOfMemory> {
         let base = if capacity == 0 { ALIGN } else { backend.reserve_host(capacity)? };
-        Ok(Arena::at(Home::Host, base, capacity))
+        Ok(Arena::at(MemoryKind::Host, base, capacity))
     }
 
     /// Arena without memory. After a layout in it, `peak` is the size to reserve.
     pub fn measuring() -> Arena {
-        Arena::measuring_in(Home::Device)
+        Arena::measuring_in(MemoryKind::Device)
     }
 
     /// Measuring arena for a given memory.
-    pub fn measuring_in(home: Home) -> Arena {
-        Arena::at(home, ALIGN, usize::MAX / 2)
+    pub fn measuring_in(memory: MemoryKind) -> Arena {
+        Arena::at(memory, ALIGN, usize::MAX / 2)
     }
 
     /// Arena in the memory of a tensor.
     pub fn over(x: Tensor) -> Arena {
-        Arena::at(x.home(), x.addr(), x.bytes())
+        Arena::at(x.memory(), x.addr(), x.bytes())
     }
 
-    fn at(home: Home, base: usize, capacity: usize) -> Arena {
-        Arena { home, base, capacity, top: Cell::new(0), peak: Cell::new(0) }
+    fn at(memory: MemoryKind, base: usize, capacity: usize) -> Arena {
+        Arena { memory, base, capacity, top: Cell::new(0), peak: Cell::new(0) }
     }
 
     /// A matrix of uninitialised elements.
@@ -55,7 +55,7 @@ impl Arena {
         assert!(end <= self.capacity, "arena is full: {end} > {}", self.capacity);
         self.top.set(end);
         self.peak.set(self.peak.get().max(end));
-        Tensor::at(self.base + addr, rows, cols, dtype).in_memory(self.home)
+        Tensor::at(self.base + addr, rows, cols, dtype).in_memory(self.memory)
     }
 
     /// Runs `lay`, then frees its allocations: the next layout overlaps the same bytes.

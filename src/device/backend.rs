@@ -1,21 +1,21 @@
 //! Trait of a device: its memory, copies, graphs and ops.
 
 use super::op_log::log_op;
-use super::{Fp8Scaling, Home, Op, OpTimes, Section, Tensor};
+use super::{Fp8Scaling, MemoryKind, Op, OpTimes, Section, Tensor};
 use base::{Bytes, Moment};
 use std::sync::Arc;
 
 /// Error of a reservation larger than the free memory of the device or its host.
 #[derive(Clone, Debug)]
 pub struct OutOfMemory {
-    pub home: Home,
+    pub memory: MemoryKind,
     pub asked: Bytes,
     pub available: Option<Bytes>,
 }
 
 impl std::fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let memory = if self.home == Home::Host { "host memory" } else { "memory" };
+        let memory = if self.memory == MemoryKind::Host { "host memory" } else { "memory" };
         write!(f, "out of {memory}: {} asked for", self.asked)?;
         match self.available {
             Some(available) => write!(f, ", {available} available"),

@@ -2,8 +2,8 @@
 //! the FLOPs and memory traffic of each op. The planner runs the trainer's own step on it.
 
 use super::{
-    Backend, COPIES, Home, LOGITS_CHUNK, Op, Order, OutOfMemory, Section, Tally, Tensor, Transfer,
-    Work, cuda,
+    Backend, COPIES, LOGITS_CHUNK, MemoryKind, Op, Order, OutOfMemory, Section, Tally, Tensor,
+    Transfer, Work, cuda,
 };
 use base::{Bytes, Moment};
 use std::cell::{Cell, OnceCell, RefCell};
@@ -86,7 +86,7 @@ impl Backend for Dry {
     /// Counted as work of the host, because the device computes meanwhile.
     fn transfer(&self, from: Tensor, to: Tensor) -> Transfer {
         let [to_host, to_device] = COPIES;
-        let name = if to.home() == Home::Host { to_host } else { to_device };
+        let name = if to.memory() == MemoryKind::Host { to_host } else { to_device };
         self.host_device().note(name, Work::op(0).moving([from]));
         Transfer(self.order(|order| order.transfer(from, to, name)))
     }

@@ -44,5 +44,5 @@ pub use op_log::{LoggedOp, begin_op_log, take_op_log};
 pub use optimizer::{AdamW, AdamWUpdate, Coded, Scaler, Scaling, StepLimits};
 pub use order::{Order, Queue};
 pub use product::{Epilogue, Gemm};
-pub use tensor::{Element, Home, InPlace, Out, Tensor};
+pub use tensor::{Element, InPlace, MemoryKind, Out, Tensor};
 pub use work::{ATTENTION, ATTENTION_BACKWARD, COPIES, FP8_PRODUCT, Tally, Work};

@@ -7,7 +7,7 @@
 //! depends on chance. The checker keeps a vector clock per queue (Fidge 1988), and for each range of
 //! bytes the last write and the reads since.
 
-use super::{Access, Home, Op, Tensor};
+use super::{Access, MemoryKind, Op, Tensor};
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
@@ -231,10 +231,10 @@ impl Order {
         if start == end {
             return;
         }
-        let memory = if x.home() == Home::Host { &mut self.host } else { &mut self.device };
+        let memory = if x.memory() == MemoryKind::Host { &mut self.host } else { &mut self.device };
         for (other, wrote) in memory.access(start, end, writes, item) {
             if clock.get(other.queue) < other.tick && self.races.len() < MOST {
-                let place = if x.home() == Home::Host { "host" } else { "device" };
+                let place = if x.memory() == MemoryKind::Host { "host" } else { "device" };
                 let say = |item: Item, writes: bool| {
                     let Item { name, number, .. } = item;
                     let queue = self.queues[item.queue].0;
@@ -257,7 +257,7 @@ impl Order {
             .tensors()
             .0
             .into_iter()
-            .partition(|(x, _)| on_host || x.home() == Home::Host);
+            .partition(|(x, _)| on_host || x.memory() == MemoryKind::Host);
         if on_host || !host.is_empty() {
             self.item(Queue::Rank, &[], op.name(), &host);
         }
@@ -268,7 +268,7 @@ impl Order {
 
     /// Starts a transfer. Returns its number.
     pub(super) fn transfer(&mut self, from: Tensor, to: Tensor, name: &'static str) -> usize {
-        let queue = if to.home() == Home::Host { Queue::ToHost } else { Queue::ToDevice };
+        let queue = if to.memory() == MemoryKind::Host { Queue::ToHost } else { Queue::ToDevice };
         let all = [(from, Access::Read), (to, Access::Write)];
         let clock = self.item(queue, &[Queue::Rank, Queue::Compute], name, &all);
         self.transfers.push(clock);
@@ -291,12 +291,12 @@ impl Order {
     }
 
     pub(super) fn upload(&mut self, to: Tensor) {
-        let queue = if to.home() == Home::Host { Queue::Rank } else { Queue::Compute };
+        let queue = if to.memory() == MemoryKind::Host { Queue::Rank } else { Queue::Compute };
         self.item(queue, &[Queue::Rank], "upload", &[(to, Access::Write)]);
     }
 
     pub(super) fn download(&mut self, from: Tensor) {
-        let queue = if from.home() == Home::Host { Queue::Rank } else { Queue::Compute };
+        let queue = if from.memory() == MemoryKind::Host { Queue::Rank } else { Queue::Compute };
         let clock = self.item(queue, &[Queue::Rank], "download", &[(from, Access::Read)]);
         self.join(Queue::Rank, &clock);
     }
@@ -343,7 +343,7 @@ mod tests {
         let kept = Tensor::at(dry.reserve_host(64).unwrap(), 1, 16, DType::F32);
         let be: &dyn Backend = &dry;
         be.run(op::Zero { x: x.set() });
-        let copy = be.transfer(x, kept.in_memory(Home::Host));
+        let copy = be.transfer(x, kept.in_memory(MemoryKind::Host));
         be.join_transfer(copy);
         be.run(op::Zero { x: x.span(8, 8).set() });
         dry.order(|order| order.races().to_vec())

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 
 /// Memory in which a tensor is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Home {
+pub enum MemoryKind {
     /// Device memory.
     #[default]
     Device,
@@ -23,7 +23,7 @@ pub enum Home {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tensor {
     addr: usize,
-    home: Home,
+    memory: MemoryKind,
     pub rows: usize,
     pub cols: usize,
     pub dtype: DType,
@@ -44,16 +44,16 @@ impl Tensor {
     /// Matrix at an address of the device. Only layouts (arena, parameters) know addresses.
     pub fn at(addr: usize, rows: usize, cols: usize, dtype: DType) -> Tensor {
         assert!(addr.is_multiple_of(dtype.size()), "{dtype} at address {addr:#x}");
-        Tensor { addr, home: Home::Device, rows, cols, dtype }
+        Tensor { addr, memory: MemoryKind::Device, rows, cols, dtype }
     }
 
     /// The same address in another memory.
-    pub fn in_memory(self, home: Home) -> Tensor {
-        Tensor { home, ..self }
+    pub fn in_memory(self, memory: MemoryKind) -> Tensor {
+        Tensor { memory, ..self }
     }
 
-    pub fn home(self) -> Home {
-        self.home
+    pub fn memory(self) -> MemoryKind {
+        self.memory
     }
 
     pub fn addr(self) -> usize {

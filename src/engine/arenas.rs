@@ -1,7 +1,7 @@
 //! Memory regions of a rank, on the device and on its host, and their sizes.
 
 use base::Bytes;
-use device::{Arena, Backend, Home, OutOfMemory};
+use device::{Arena, Backend, MemoryKind, OutOfMemory};
 use std::fmt;
 
 /// One region for each purpose.
@@ -28,10 +28,10 @@ impl Arenas {
             saved: Arena::measuring(),
             workspace: Arena::measuring(),
             inputs: Arena::measuring(),
-            host_weights: Arena::measuring_in(Home::Host),
-            host_grads: Arena::measuring_in(Home::Host),
-            host_states: Arena::measuring_in(Home::Host),
-            staging: Arena::measuring_in(Home::Host),
+            host_weights: Arena::measuring_in(MemoryKind::Host),
+            host_grads: Arena::measuring_in(MemoryKind::Host),
+            host_states: Arena::measuring_in(MemoryKind::Host),
+            staging: Arena::measuring_in(MemoryKind::Host),
         }
     }
 

@@ -4,7 +4,7 @@
 
 use super::states::{MASTER, MODEL, ParamStates};
 use base::DType;
-use device::{Arena, Backend, Home, Tensor, Transfer};
+use device::{Arena, Backend, MemoryKind, Tensor, Transfer};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -58,7 +58,9 @@ impl MasterWindows {
             .map(|p| p.part.len().min(size))
             .max()
             .unwrap_or(0);
-        let on_host = states.iter().any(|p| p.get(MODEL).home() == Home::Host);
+        let on_host = states
+            .iter()
+            .any(|p| p.get(MODEL).memory() == MemoryKind::Host);
         let models = if on_host { longest } else { 0 };
         MasterWindows {
             size,
@@ -110,10 +112,10 @@ impl MasterWindows {
         let model = piece.get(MODEL);
         let len = piece.part.len();
         let window = self.master(k, len);
-        let model = match model.home() {
-            Home::Device => model,
-            Home::Host if model.addr() == master.addr() => window,
-            Home::Host => self.windows[k % WINDOWS][1].span(0, len),
+        let model = match model.memory() {
+            MemoryKind::Device => model,
+            MemoryKind::Host if model.addr() == master.addr() => window,
+            MemoryKind::Host => self.windows[k % WINDOWS][1].span(0, len),
         };
         piece.with_memory(MASTER, window).with_memory(MODEL, model)
     }
@@ -123,7 +125,7 @@ impl MasterWindows {
             .map(|name| (device.get(name), host.get(name)))
             .to_vec();
         pairs.dedup();
-        pairs.retain(|(from, to)| from.home() != to.home());
+        pairs.retain(|(from, to)| from.memory() != to.memory());
         pairs
             .into_iter()
             .map(|(from, to)| be.transfer(from, to))

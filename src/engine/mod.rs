@@ -41,7 +41,7 @@ pub use states::{Extent, Initial, MASTER, MODEL, ParamStates, StateSpec, TensorS
 
 use arenas::Arenas;
 use base::Moment;
-use device::{Backend, Home, OutOfMemory, Section, StepLimits, Tensor, op};
+use device::{Backend, MemoryKind, OutOfMemory, Section, StepLimits, Tensor, op};
 use execute::{PipelineComm, execute};
 use graph_cache::{GraphCache, PassKind};
 use groups::{context, pipeline_rank};
@@ -108,10 +108,10 @@ impl<'a> Engine<'a> {
         let manifest = &memory::resolve_gradient_home(be, &groups, manifest, &*rule, causal);
         let measured = Arenas::measuring();
         memory::lay_out(be, &groups, manifest, &*rule, causal, &measured);
-        let home = Home::Device;
+        let memory = MemoryKind::Device;
         let asked = measured.memory_plan(be.workspace()).total();
         if let Some(most) = manifest.train.device_memory.filter(|most| asked > *most) {
-            return Err(OutOfMemory { home, asked, available: Some(most) });
+            return Err(OutOfMemory { memory, asked, available: Some(most) });
         }
         let arenas = measured.reserve(be)?;
         let memory = memory::lay_out(be, &groups, manifest, &*rule, causal, &arenas);

@@ -2,7 +2,7 @@
 //! plan, the update, ZeRO, the replica check, checkpoints and the estimator read these rows.
 
 use base::{DType, div_exact};
-use device::{Backend, Home, Tensor, op};
+use device::{Backend, MemoryKind, Tensor, op};
 use model::Param;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -256,7 +256,7 @@ impl ParamStates {
             let has_equal_copy = specs
                 .iter()
                 .any(|other| other.init == Initial::CastOf(spec.name) && other.dtype == spec.dtype);
-            let is_shared = has_equal_copy && on_host(spec) == (model.home() == Home::Host);
+            let is_shared = has_equal_copy && on_host(spec) == (model.memory() == MemoryKind::Host);
             let at = if spec.name == MODEL || is_shared {
                 model
             } else if len > 0 {

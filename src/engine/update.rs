@@ -6,7 +6,7 @@ use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use device::{Home, InPlace, Scaling, StepLimits, Tensor, op};
+use device::{InPlace, MemoryKind, Scaling, StepLimits, Tensor, op};
 use manifest::Manifest;
 use model::{Layout, TpSplit};
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Update {
             grads.push(p.grad);
             names.push(p.param.name.clone());
             places.push((p.param.bucket, first + p.part.start..first + p.part.end));
-            if p.grad.home() == Home::Device {
+            if p.grad.memory() == MemoryKind::Device {
                 match on_device.last_mut().filter(|run| run.end == i) {
                     Some(run) => run.end += 1,
                     None => on_device.push(i..i + 1),

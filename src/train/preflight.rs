@@ -5,7 +5,7 @@ use anyhow::Result;
 use base::memory::HostMemory;
 use base::{Bytes, Problems};
 use checkpoint::DataId;
-use device::{Backend, Gpu, Home, Identity, OutOfMemory};
+use device::{Backend, Gpu, Identity, MemoryKind, OutOfMemory};
 use engine::{Engine, Groups, MemoryPlan};
 use estimate::gptrain::dry_run::{self, MemoryLimits};
 use estimate::gptrain::remedies;
@@ -269,7 +269,9 @@ pub fn has_headroom(needed: &MemoryPlan, memory: Option<&GpuMemory>) -> Result<(
     let asked = needed.total();
     let available = memory.map(GpuMemory::share);
     match available {
-        Some(share) if asked > share => Err(OutOfMemory { home: Home::Device, asked, available }),
+        Some(share) if asked > share => {
+            Err(OutOfMemory { memory: MemoryKind::Device, asked, available })
+        }
         _ => Ok(()),
     }
 }
@@ -287,7 +289,7 @@ pub fn out_of_memory(
         1 => m.name.clone(),
         _ => format!("rank {} (node {node}, {})", rank.number(), rank.coord.name()),
     };
-    if error.home == Home::Host {
+    if error.memory == MemoryKind::Host {
         return not_locked(place, &error).into();
     }
     let stages = dry_run::stages(m);

@@ -182,7 +182,7 @@ fn states_leave_the_device() {
         };
         let on_host = |name| {
             let mut states = engine.store().states().iter();
-            states.all(|kept| kept.get(name).home() == gptrain::device::Home::Host)
+            states.all(|kept| kept.get(name).memory() == gptrain::device::MemoryKind::Host)
         };
         let home = (on_host(MASTER), on_host(MODEL));
         (of(&plan.rows, "optimizer"), of(&plan.host, "optimizer"), home, plan.to_string())

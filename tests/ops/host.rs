@@ -3,7 +3,7 @@
 use crate::bench::{Bench, Known};
 use crate::{Case, case};
 use gptrain::base::DType;
-use gptrain::device::{AdamW, AdamWUpdate, Backend, Home, InPlace, Tensor, op};
+use gptrain::device::{AdamW, AdamWUpdate, Backend, InPlace, MemoryKind, Tensor, op};
 
 pub fn table() -> Vec<Case> {
     vec![
@@ -17,7 +17,7 @@ pub fn table() -> Vec<Case> {
 /// As large as a tensor of the device.
 fn on_host(b: &Bench, like: Tensor) -> Tensor {
     let address = b.backend.reserve_host(like.bytes()).expect("host memory");
-    Tensor::at(address, like.rows, like.cols, like.dtype).in_memory(Home::Host)
+    Tensor::at(address, like.rows, like.cols, like.dtype).in_memory(MemoryKind::Host)
 }
 
 /// A copy is ordered after the ops before it, and before the ops after it; the host reads and writes its

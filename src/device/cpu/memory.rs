@@ -10,7 +10,7 @@
 use super::Cpu;
 use super::math::{narrow, widen};
 use crate::tensor::Element;
-use crate::{Home, Out, OutOfMemory, Tensor};
+use crate::{MemoryKind, Out, OutOfMemory, Tensor};
 use base::memory::available;
 use base::{Bytes, DType, Moment};
 use half::slice::HalfFloatSliceExt;
@@ -376,14 +376,14 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    pub fn reserve(&self, bytes: usize, home: Home) -> Result<usize, OutOfMemory> {
+    pub fn reserve(&self, bytes: usize, memory: MemoryKind) -> Result<usize, OutOfMemory> {
         let left = self.left.get().or_else(|| available().map(|left| left.0));
         let asked = Bytes(bytes as u64);
         if left.is_some_and(|left| left < asked.0) {
-            return Err(OutOfMemory { home, asked, available: left.map(Bytes) });
+            return Err(OutOfMemory { memory, asked, available: left.map(Bytes) });
         }
         let mut map = in_huge_pages(bytes.max(1)).map_err(|_| OutOfMemory {
-            home,
+            memory,
             asked,
             available: left.map(Bytes),
         })?;

@@ -37,7 +37,7 @@ pub use normals::normals;
 
 use super::op::run_op;
 use super::{Backend, Meter, Op, OpTimes, OutOfMemory, Section, Tensor, Transfer};
-use crate::Home;
+use crate::MemoryKind;
 use base::{Bytes, Moment, Problems};
 use memory::Regions;
 use rayon::ThreadPool;
@@ -116,11 +116,11 @@ impl Backend for Cpu {
     }
 
     fn reserve(&self, bytes: usize) -> Result<usize, OutOfMemory> {
-        self.regions.reserve(bytes, Home::Device)
+        self.regions.reserve(bytes, MemoryKind::Device)
     }
 
     fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory> {
-        self.regions.reserve(bytes, Home::Host)
+        self.regions.reserve(bytes, MemoryKind::Host)
     }
 
     fn host(&self) -> &dyn Backend {

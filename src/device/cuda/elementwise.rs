@@ -3,14 +3,14 @@
 use super::Cuda;
 use super::args::{DropoutMask, arguments};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{Backend, Dropout, Home, InPlace, Out, Tensor, op};
+use crate::{Backend, Dropout, InPlace, MemoryKind, Out, Tensor, op};
 use base::DType;
 
 pub(super) fn zero(cuda: &Cuda, op: &op::Zero) {
     let x = op.x.to;
-    match x.home() {
-        Home::Device => cuda.memory.clear(&cuda.device, x.addr(), x.bytes()),
-        Home::Host => cuda.host().run(*op),
+    match x.memory() {
+        MemoryKind::Device => cuda.memory.clear(&cuda.device, x.addr(), x.bytes()),
+        MemoryKind::Host => cuda.host().run(*op),
     }
 }
 

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::driver::{CUevent, OUT_OF_MEMORY};
 use super::library::call;
-use crate::{Home, OutOfMemory, Tensor, Transfer};
+use crate::{MemoryKind, OutOfMemory, Tensor, Transfer};
 use base::Bytes;
 use cudarc::driver::sys::{self, CUdeviceptr};
 use std::cell::{Cell, RefCell};
@@ -153,9 +153,9 @@ impl Memory {
             device.try_call(|api| unsafe { call!(api, cuMemAlloc_v2(&mut address, bytes.max(1))) });
         if code == OUT_OF_MEMORY {
             let available = Some(Bytes(device.memory().0 as u64));
-            let home = Home::Device;
+            let memory = MemoryKind::Device;
             let asked = Bytes(bytes as u64);
-            return Err(OutOfMemory { home, asked, available });
+            return Err(OutOfMemory { memory, asked, available });
         }
         device.call("reserving memory", |_| code);
         if code == 0 {
@@ -181,9 +181,9 @@ impl Memory {
     /// Starts a copy between the device and page-locked memory, on the stream of its direction.
     pub fn transfer(&self, device: &Device, from: Tensor, to: Tensor) -> Transfer {
         assert_eq!((from.bytes(), from.dtype), (to.bytes(), to.dtype), "bytes copied");
-        assert_ne!(from.home(), to.home(), "a transfer is between two memories");
+        assert_ne!(from.memory(), to.memory(), "a transfer is between two memories");
         let event = self.free_event(device);
-        let to_host = to.home() == Home::Host;
+        let to_host = to.memory() == MemoryKind::Host;
         let bytes = from.bytes();
         let stream = if to_host { device.d2h_stream } else { device.h2d_stream };
         device.after(event, device.stream, stream);

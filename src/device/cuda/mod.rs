@@ -48,8 +48,8 @@ pub use profile::Profiled;
 
 use super::op::{self, run_op};
 use super::{
-    Backend, Dead, Fp8Scaling, Graph, Home, Identity, Op, OpTimes, OutOfMemory, Section, Tensor,
-    Timeline, Transfer,
+    Backend, Dead, Fp8Scaling, Graph, Identity, MemoryKind, Op, OpTimes, OutOfMemory, Section,
+    Tensor, Timeline, Transfer,
 };
 use crate::cpu::Cpu;
 use base::{Bytes, DType, Moment, Problems};
@@ -191,13 +191,13 @@ impl Backend for Cuda {
     }
 
     fn reserve_host(&self, bytes: usize) -> Result<usize, OutOfMemory> {
-        let home = Home::Host;
+        let memory = MemoryKind::Host;
         let asked = Bytes(bytes as u64);
         let host = self.host();
         let address = self.memory.reserve_host(&self.device, bytes);
         let available = host.shared_memory();
-        let address = address.ok_or(OutOfMemory { home, asked, available })?;
-        let x = Tensor::at(address, 1, bytes, DType::U8).in_memory(home);
+        let address = address.ok_or(OutOfMemory { memory, asked, available })?;
+        let x = Tensor::at(address, 1, bytes, DType::U8).in_memory(memory);
         host.run(op::Zero { x: x.set() });
         Ok(address)
     }
@@ -249,9 +249,9 @@ impl Backend for Cuda {
     }
 
     fn upload(&self, from: &[u8], to: Tensor) {
-        match to.home() {
-            Home::Device => self.memory.upload(&self.device, from, to),
-            Home::Host => self.host().upload(from, to),
+        match to.memory() {
+            MemoryKind::Device => self.memory.upload(&self.device, from, to),
+            MemoryKind::Host => self.host().upload(from, to),
         }
     }
 
@@ -268,9 +268,9 @@ impl Backend for Cuda {
     }
 
     fn download(&self, from: Tensor, to: &mut [u8]) {
-        match from.home() {
-            Home::Device => self.memory.download(&self.device, from, to),
-            Home::Host => self.host().download(from, to),
+        match from.memory() {
+            MemoryKind::Device => self.memory.download(&self.device, from, to),
+            MemoryKind::Host => self.host().download(from, to),
         }
     }
 

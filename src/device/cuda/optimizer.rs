@@ -3,7 +3,7 @@
 use super::Cuda;
 use super::args::{self, arguments};
 use super::launch::{Grid, typed, vector, wide};
-use crate::{AdamW, AdamWUpdate, Backend, Home, InPlace, Out, Scaler, Scaling, Tensor, op};
+use crate::{AdamW, AdamWUpdate, Backend, InPlace, MemoryKind, Out, Scaler, Scaling, Tensor, op};
 use base::DType;
 use std::ptr::{null, null_mut};
 
@@ -78,7 +78,7 @@ fn totals(cuda: &Cuda, xs: &[Tensor], square: bool, out: Out) {
 
 pub(super) fn digests(cuda: &Cuda, op: &op::Digests) {
     for (i, x) in op.xs.iter().enumerate() {
-        if x.home() == Home::Host {
+        if x.memory() == MemoryKind::Host {
             let digest = cuda.cpu().digest(*x).to_ne_bytes();
             cuda.upload(&digest, op.y.to.span(i, 1));
             continue;

@@ -11,7 +11,7 @@ use crate::masters::MasterWindows;
 use crate::rule::{OptimizerRule, Step};
 use crate::states::ParamStates;
 use base::DType;
-use device::{Arena, Backend, Home, Tensor, Transfer, op};
+use device::{Arena, Backend, MemoryKind, Tensor, Transfer, op};
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -184,8 +184,8 @@ impl Piece {
         let len = range.len();
         let weights = bucket.own_weights.span(first, len);
         let grads = bucket.own_grads.span(first, len);
-        let copies_weights = weights.home() == Home::Device;
-        let copies_grads = grads.home() == Home::Device;
+        let copies_weights = weights.memory() == MemoryKind::Device;
+        let copies_grads = grads.memory() == MemoryKind::Device;
         let staged_weights = if copies_weights { weights_buffer } else { weights };
         let staged_grads = if copies_grads { grads_buffer } else { grads };
         let mut params = Vec::new();

@@ -2,7 +2,7 @@
 //! 3, and those for weights stored on the host. One window is used while the next is filled.
 
 use super::{InFlight, ShardedParams};
-use device::Home;
+use device::MemoryKind;
 
 impl ShardedParams<'_> {
     /// Makes a windowed bucket whole: a block of ZeRO 3, or also the embedding if weights are on
@@ -40,7 +40,7 @@ impl ShardedParams<'_> {
         }
         let bucket = &self.buckets[index];
         let start = self.layout.buckets[index].range.start;
-        if bucket.own_weights.home() == Home::Host && self.level == 0 {
+        if bucket.own_weights.memory() == MemoryKind::Host && self.level == 0 {
             let fill = self
                 .be
                 .transfer(bucket.own_weights, bucket.own_part(bucket.weights, start));
