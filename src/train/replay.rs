@@ -58,7 +58,7 @@ pub fn replay(
         if let Some(spikes) = &mut spikes {
             let loss = outcome.loss;
             let norm = outcome.grad_norm;
-            spikes.see(StepResult { step, loss, norm, skipped: outcome.skipped }, &samples);
+            spikes.observe(StepResult { step, loss, norm, skipped: outcome.skipped }, &samples);
         }
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did

@@ -42,8 +42,11 @@ pub struct Events {
 impl Events {
     /// Starts new files in `folder` and its folder `by-samples`. Those of earlier sessions stay.
     pub fn open(folder: &Path, storage: &Arc<Storage>) -> Result<Events> {
-        let context = || format!("cannot prepare the TensorBoard folder {}", folder.display());
-        let open = |folder: &Path| EventFile::open(folder, storage).with_context(context);
+        let open = |path: &Path| {
+            EventFile::open(path, storage).with_context(|| {
+                format!("cannot prepare the TensorBoard folder {}", folder.display())
+            })
+        };
         Ok(Events { by_step: open(folder)?, by_samples: open(&folder.join("by-samples"))? })
     }
 

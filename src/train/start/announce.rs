@@ -97,7 +97,7 @@ pub fn announce_ranks(
 }
 
 /// Warns of steps without a useful learning rate, and of one that rises because the run is longer.
-pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
+pub fn warn_of_schedule(rank: &Rank, m: &Manifest, state: &State) {
     let step = state.progress.step;
     let samples = state.progress.consumed_samples;
     if !rank.is_first() {

@@ -75,8 +75,9 @@ pub fn announce(
     };
     let plan = hardware.map(|hardware| {
         // Excludes the spans of the dry engine from the trace.
-        let plan = || StartPlan::new(process, hardware, from);
-        tracing::subscriber::with_default(NoSubscriber::new(), plan)
+        tracing::subscriber::with_default(NoSubscriber::new(), || {
+            StartPlan::new(process, hardware, from)
+        })
     });
     match (&plan, device.gpu()) {
         (Some(plan), None) if nodes.iter().all(|node| *node == nodes[0]) => {
@@ -100,7 +101,7 @@ fn named_gpu(m: &Manifest) -> Option<&'static Hardware> {
     hardware::find(named, "plan.hardware").ok()
 }
 
-/// Row of this machine's processor, on which so many threads compute.
+/// Row of this machine's processor, for this number of threads.
 fn this_cpu(m: &Manifest, threads: usize) -> Option<&'static Hardware> {
     let row = hardware::find(CPU, "plan.hardware").ok()?;
     let threads = Some(threads.min(cores()));
@@ -151,7 +152,7 @@ impl<'a> StartPlan<'a> {
         format!("plan for {name}{basis}: {time}; {needed}{memory} on the fullest GPU")
     }
 
-    /// Plan on so many cores and this memory, and warnings. Other machines of the manifest are named
+    /// Plan on this number of cores and this memory, and warnings. Other machines of the manifest are named
     /// first.
     fn on_cpu(&self, cores: usize, memory: Option<&HostMemory>) -> Vec<Line> {
         let ranks = self.m.topology.ranks();
@@ -194,8 +195,12 @@ impl<'a> StartPlan<'a> {
     /// Memory of all ranks.
     fn needed(&self) -> Bytes {
         let on_stage = (self.m.topology.tensor * self.m.topology.data) as u64;
-        let rank = |stage: &Stage| stage.memory_plan.total().0 + stage.memory_plan.host_total().0;
-        Bytes(self.stages.iter().map(|stage| on_stage * rank(stage)).sum())
+        let mut bytes = 0;
+        for stage in &self.stages {
+            let plan = &stage.memory_plan;
+            bytes += on_stage * (plan.total().0 + plan.host_total().0);
+        }
+        Bytes(bytes)
     }
 }
 

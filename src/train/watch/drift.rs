@@ -65,12 +65,12 @@ impl Watcher for Drift {
 
     fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
-            Event::Queued(step, input) => self.parts.queued(*step, *input),
+            Event::Queued(step, input) => self.parts.add_queued(*step, *input),
             Event::Step(done) if self.seconds.len() < COMPARED_STEPS => {
                 self.seconds.push(done.seconds);
             }
             Event::Saved(time) => {
-                let each_step = self.parts.saved(time.as_secs_f64());
+                let each_step = self.parts.add_save(time.as_secs_f64());
                 run.notice(&Event::Saving(each_step))?;
             }
             _ => {}
