@@ -80,8 +80,10 @@ fn holds_text(schema: &SchemaDescriptor, column: usize) -> bool {
 
 /// Catches panics of the crate, which occur on some damaged files.
 fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
-    let nonsense = || ParquetError::General("it makes no sense".into());
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(nonsense()))
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(result) => result,
+        Err(_) => Err(ParquetError::General("it makes no sense".into())),
+    }
 }
 
 fn damaged(place: &str, error: &ParquetError) -> io::Error {

@@ -57,7 +57,7 @@ const FORMATS: [Format; 6] = [
 /// Names of the formats, and their keys.
 pub fn formats() -> String {
     let all: Vec<String> = FORMATS.iter().map(Format::keys).collect();
-    format!("write one JSON object a line, as {}", all.join("; "))
+    format!("write one JSON object per line, as {}", all.join("; "))
 }
 
 /// Problem with a line, and the remedy.
@@ -92,8 +92,8 @@ impl Text {
             .iter()
             .find(|format| format.marks.iter().all(|key| row.get(key).is_some()))
             .ok_or_else(|| wrong("has the keys of no known format", formats()))?;
-        let keys = || format!("write {}", format.keys());
-        let text = (format.read)(&row).map_err(|(what, _)| wrong(what, keys()))?;
+        let text = (format.read)(&row)
+            .map_err(|(what, _)| wrong(what, format!("write {}", format.keys())))?;
         let Text { answers, right, .. } = &text;
         if *right >= answers.len() {
             return Err(wrong(

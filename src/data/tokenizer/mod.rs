@@ -187,8 +187,11 @@ impl Tokenizer {
         self.special(name).or_else(|| match &self.rules {
             Rules::Bpe(bpe) => {
                 let find = |text: &[u8]| bpe.bytes.iter().position(|b| b.as_deref() == Some(text));
-                let spelled = || find(&ByteDecoder::new().decode(name).ok()?);
-                spelled()
+                let by_spelling = match ByteDecoder::new().decode(name) {
+                    Ok(bytes) => find(&bytes),
+                    Err(_) => None,
+                };
+                by_spelling
                     .or_else(|| find(name.as_bytes()))
                     .map(|id| id as u32)
             }
