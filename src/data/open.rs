@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::blend::{Blend, normalized, too_many};
+use super::blend::{Blend, normalize, too_many};
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, MixtureStage};
 use super::order::{Cache, Cut, Order, OrderSpec};
@@ -92,7 +92,8 @@ impl MixtureBuilder {
             let wanted = shares(self.rule, &stage.datasets, samples);
             for (share, wanted) in stage.datasets.iter().zip(wanted) {
                 let place = format!("data.{name}: {}", share.prefix.display());
-                let Some(member) = wrong.collect(self.unordered(share, cut, wanted, 0, place))?
+                let Some(member) =
+                    wrong.collect(self.open_unordered(share, cut, wanted, 0, place))?
                 else {
                     continue;
                 };
@@ -146,7 +147,7 @@ impl MixtureBuilder {
                 continue;
             }
             let place = format!("data.{name}: {}", share.prefix.display());
-            new.extend(problems.collect(self.unordered(share, layout.cut, wanted, 0, place))?);
+            new.extend(problems.collect(self.open_unordered(share, layout.cut, wanted, 0, place))?);
             members.push(layout.shares.len());
             layout.known.insert((part, *repeat), layout.shares.len());
             layout.shares.push(share.clone());
@@ -179,7 +180,7 @@ impl MixtureBuilder {
     }
 
     /// Opens and checks a share, of which a segment of `wanted` samples is still to be ordered.
-    fn unordered(
+    fn open_unordered(
         &mut self,
         share: &Share,
         cut: Cut,
@@ -202,7 +203,7 @@ impl MixtureBuilder {
         if missing > 0 {
             let segment = member.segments.len() as u64;
             let place = share.prefix.display().to_string();
-            let segment = self.unordered(share, cut, missing, segment, place)?;
+            let segment = self.open_unordered(share, cut, missing, segment, place)?;
             member.segments.push(segment.order(&self.cache)?);
         }
         Ok(())
@@ -265,7 +266,7 @@ fn remedy(share: &Share) -> String {
 
 fn weights(datasets: &[Share]) -> Vec<f64> {
     let weights: Vec<f64> = datasets.iter().map(|share| share.weight).collect();
-    normalized(&weights)
+    normalize(&weights)
 }
 
 /// Number of samples ordered from each dataset for `samples` of the mixture: its share, and 0.5 %

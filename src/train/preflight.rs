@@ -293,7 +293,7 @@ pub fn out_of_memory(
         _ => format!("rank {} (node {node}, {})", rank.number(), rank.coord.name()),
     };
     if error.home == Home::Host {
-        return not_locked(place, &error).into();
+        return lock_problem(place, &error).into();
     }
     let stages = dry_run::stages(m);
     let Some(stage) = stages.get(rank.coord[Axis::Pipeline]) else { return error.into() };
@@ -326,7 +326,7 @@ impl fmt::Display for GpuMemory {
 }
 
 /// Error for memory that the host has but does not provide.
-fn not_locked(place: String, error: &OutOfMemory) -> Problems {
+fn lock_problem(place: String, error: &OutOfMemory) -> Problems {
     let limit = HostMemory::detect().map_or("unknown".to_string(), |memory| memory.lockable());
     Problems::one(
         place,

@@ -64,7 +64,7 @@ fn is_skippable(start: &[u8]) -> bool {
 }
 
 /// Decompressed bytes of a file, or its own bytes.
-pub fn decompressed(file: Counted, place: &str) -> Result<Box<dyn Read>> {
+pub fn decompress(file: Counted, place: &str) -> Result<Box<dyn Read>> {
     let mut file = Source { file, bytes: Vec::new(), at: 0 };
     Ok(match Compression::detect(file.peek(MAGIC)?) {
         None => Box::new(file),

@@ -63,13 +63,13 @@ const SPLITS: [(&str, &[&str]); 3] = [
 
 /// Kind of a folder within a folder.
 pub fn classify_folder(path: &Path) -> Name {
-    let name = last(path);
+    let name = lowercase_name(path);
     if name.starts_with('.') || name.starts_with("__") { Name::NoData } else { Name::Data }
 }
 
 /// Kind of a file within a folder. `asked`: the user asked for its extension.
 pub fn classify_file(path: &Path, asked: bool) -> Name {
-    let name = last(path);
+    let name = lowercase_name(path);
     match () {
         // macOS keeps the attributes of file x in ._x.
         () if name.starts_with("._") => Name::NoData,
@@ -80,7 +80,7 @@ pub fn classify_file(path: &Path, asked: bool) -> Name {
     }
 }
 
-fn last(path: &Path) -> String {
+fn lowercase_name(path: &Path) -> String {
     path.file_name()
         .unwrap_or_default()
         .to_string_lossy()

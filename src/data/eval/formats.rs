@@ -133,7 +133,7 @@ impl Text {
 fn hellaswag(row: &Value) -> Result<Text, Wrong> {
     let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
     let question = match parts {
-        [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
+        [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalise(b)),
         _ => string(row, "ctx")?.to_string(),
     };
     let answers = strings(&row["endings"], "endings")?
@@ -280,7 +280,7 @@ fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
 }
 
 /// Python's `str.capitalize`.
-fn capitalised(text: &str) -> String {
+fn capitalise(text: &str) -> String {
     let mut rest = text.chars();
     let first = rest.next().into_iter().flat_map(char::to_uppercase);
     first.chain(rest.flat_map(char::to_lowercase)).collect()

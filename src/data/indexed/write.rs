@@ -99,7 +99,7 @@ impl Writer {
             4 => self.put(tokens, u32::to_le_bytes),
             _ => self.put(tokens, |token| (token as u64).to_le_bytes()),
         };
-        written.with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+        written.with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
         self.open += tokens.len();
         self.tokens += tokens.len() as u64;
         Ok(())
@@ -152,7 +152,7 @@ impl Writer {
             other.raw(at, some)?;
             self.out
                 .write_all(some)
-                .with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+                .with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
             at += some.len();
             progress.add(some.len() as u64);
         }
@@ -234,12 +234,14 @@ impl Writer {
     pub fn finish_with(mut self, record: Option<Output>) -> Result<()> {
         let tokens = tokens_path(&self.prefix);
         let index = index_path(&self.prefix);
-        self.out.flush().with_context(|| self.failed(&tokens))?;
+        self.out
+            .flush()
+            .with_context(|| self.write_error(&tokens))?;
         let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
         self.write_index(&mut out)
-            .with_context(|| self.failed(&index))?;
+            .with_context(|| self.write_error(&index))?;
         let whole = |error: IntoInnerError<_>| error.into_error();
-        let failed = self.failed(&tokens);
+        let failed = self.write_error(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
         let outputs: Vec<Output> = two.into_iter().chain(record).collect();
         files(&self.prefix).finish(outputs).context(failed)
@@ -265,7 +267,7 @@ impl Writer {
         out.flush()
     }
 
-    fn failed(&self, path: &Path) -> String {
+    fn write_error(&self, path: &Path) -> String {
         format!("writing {} failed; nothing of it is kept", path.display())
     }
 }

@@ -314,7 +314,7 @@ fn check_kinds(all: &[NodeGpu]) -> Result<(), Problems> {
         return Ok(());
     }
     let fewer = gpus < cpus;
-    let named_ranks: Vec<String> = ranks(fewer).map(|rank| named(all, rank)).collect();
+    let named_ranks: Vec<String> = ranks(fewer).map(|rank| name_with_node(all, rank)).collect();
     let (has, have) = if fewer {
         ("computes on a GPU", "on the CPU")
     } else {
@@ -357,7 +357,7 @@ fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
     problems.or(())
 }
 
-fn named(all: &[NodeGpu], rank: usize) -> String {
+fn name_with_node(all: &[NodeGpu], rank: usize) -> String {
     format!("rank {rank} (node {})", all[rank].0)
 }
 

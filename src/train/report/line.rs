@@ -16,12 +16,12 @@ use launch::console::Form;
 pub(super) fn steps(form: Form, interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     match form {
         Form::Megatron | Form::Quiet => megatron(interval, last, info),
-        Form::Short => short(interval, last, info),
+        Form::Short => short_line(interval, last, info),
     }
 }
 
 /// Short line: the values that change, and the remaining time.
-fn short(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
+fn short_line(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     let fields = interval.fields(last, info, |place| match place {
         Shown::Short(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,

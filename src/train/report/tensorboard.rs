@@ -155,12 +155,12 @@ fn bytes(to: &mut Vec<u8>, field: u8, value: &[u8]) {
 /// TFRecord with `data`.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
-    let crc = |bytes: &[u8]| masked(crc32c(bytes)).to_le_bytes();
+    let crc = |bytes: &[u8]| mask_checksum(crc32c(bytes)).to_le_bytes();
     [&length[..], &crc(&length), data, &crc(data)].concat()
 }
 
 /// TFRecord's mask for a checksum of data that contains checksums.
-fn masked(crc: u32) -> u32 {
+fn mask_checksum(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 

@@ -70,8 +70,8 @@ pub fn announce(
         return Ok(None);
     }
     let hardware = match device.gpu() {
-        Some(_) => named_gpu(m),
-        None => this_cpu(m, process.threads * nodes.len()),
+        Some(_) => find_named_gpu(m),
+        None => measure_this_cpu(m, process.threads * nodes.len()),
     };
     let plan = hardware.map(|hardware| {
         // Excludes the spans of the dry engine from the trace.
@@ -96,13 +96,13 @@ pub fn announce(
 }
 
 /// Row of the GPUs that the manifest names.
-fn named_gpu(m: &Manifest) -> Option<&'static Hardware> {
+fn find_named_gpu(m: &Manifest) -> Option<&'static Hardware> {
     let named = m.plan.hardware.as_deref().filter(|name| *name != CPU)?;
     hardware::find(named, "plan.hardware").ok()
 }
 
 /// Row of this machine's processor, for this number of threads.
-fn this_cpu(m: &Manifest, threads: usize) -> Option<&'static Hardware> {
+fn measure_this_cpu(m: &Manifest, threads: usize) -> Option<&'static Hardware> {
     let row = hardware::find(CPU, "plan.hardware").ok()?;
     let threads = Some(threads.min(cores()));
     Some(local_cpu::measure(row, model_dtype(m.precision), threads, Care::Brief).leak())
@@ -162,7 +162,7 @@ impl<'a> StartPlan<'a> {
             .map(Line::Warning)
             .into_iter()
             .collect();
-        let needed = self.needed();
+        let needed = self.total_memory();
         let of = memory.map_or(String::new(), |memory| format!(" of {}", memory.total));
         let [ranks_text, cores_text] =
             [(ranks, "rank"), (cores, "core")].map(|(n, noun)| Count(n as u64).with_noun(noun));
@@ -193,7 +193,7 @@ impl<'a> StartPlan<'a> {
     }
 
     /// Memory of all ranks.
-    fn needed(&self) -> Bytes {
+    fn total_memory(&self) -> Bytes {
         let on_stage = (self.m.topology.tensor * self.m.topology.data) as u64;
         let mut bytes = 0;
         for stage in &self.stages {
