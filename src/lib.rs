@@ -29,6 +29,9 @@ pub use ::engine;
 /// Checkpoints: the state of a run on disk.
 pub use ::checkpoint;
 
+/// Files of other programs: their checkpoints, Hugging Face folders, tokenizers.
+pub use ::exchange;
+
 /// Estimates of a run's memory, time and cost, with changes that help.
 pub use ::estimate;
 
@@ -45,8 +48,5 @@ pub use ::bench;
 /// The loop around the step: start, watch, save, report.
 pub use ::train;
 
-/// The work of the commands other than `run`: sample, eval, import, report, data.
+/// The command line: one file per command.
 pub use ::commands;
-
-/// The command line: one file per subcommand.
-pub mod cli;

@@ -219,7 +219,7 @@ fn timed(
         // All ranks' parts are equal.
         let numel = (bytes as usize / 4).max(group.size()) / group.size() * group.size();
         let [x, y] = [0; 2].map(|_| arena.matrix(1, numel, DType::F32));
-        be.run(op::Zero { x }); // sums of zeros remain zero
+        be.run(op::Zero { x: x.set() }); // sums of zeros remain zero
         let part = x.span(group.rank() * (numel / group.size()), numel / group.size());
         let messages = messages(group, kind.ring, x, y);
         // Several in a row hide the kernel launches of a GPU, and differences in the ranks' start.

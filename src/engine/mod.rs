@@ -250,8 +250,8 @@ impl<'a> Engine<'a> {
         self.steps.set(step + 1);
         params.set_compressing(compression.is_some());
         params.begin_step(micros);
-        be.run(op::Zero { x: s.loss });
-        be.run(op::Zero { x: s.z_loss });
+        be.run(op::Zero { x: s.loss.set() });
+        be.run(op::Zero { x: s.z_loss.set() });
         be.enter(Section::Passes);
         let computed = self.run(&order, &self.passes.slots, true, load, None);
         be.enter(Section::Once);
@@ -292,7 +292,7 @@ impl<'a> Engine<'a> {
     fn forwards(&self, load: Load, micros: usize, sink: Option<LossSink>) -> anyhow::Result<()> {
         let rounds = schedule::forwards(self.pipeline_rank(), micros);
         let actions = schedule::with_messages(self.pipeline_rank(), &rounds);
-        self.be.run(op::Zero { x: self.scalars.loss });
+        self.be.run(op::Zero { x: self.scalars.loss.set() });
         self.run(&actions, &self.passes.eval, false, load, sink)
     }
 

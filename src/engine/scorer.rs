@@ -85,7 +85,7 @@ impl LossSource for Scorer<'_> {
         let cx = context(self.be, &self.groups, &self.manifest, false);
         let stage = Stage { cx, layout: self.weights.layout(), store: &self.weights };
         let activations = |pass: Pass| &self.slots[pass.slot][pass.chunk];
-        self.be.run(op::Zero { x: self.loss });
+        self.be.run(op::Zero { x: self.loss.set() });
         let buffers = &MessageBuffers::NONE;
         let comm = PipelineComm { be: self.be, pp, groups: &self.groups, tp: cx.tp, buffers };
         execute(

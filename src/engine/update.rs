@@ -6,7 +6,7 @@ use super::rule::{OptimizerRule, Place, Step};
 use super::scalars::Scalars;
 use super::scaler;
 use super::states::ParamStates;
-use device::{Home, Scaling, StepLimits, Tensor, op};
+use device::{Home, InPlace, Scaling, StepLimits, Tensor, op};
 use manifest::Manifest;
 use model::{Layout, TpSplit};
 use std::ops::Range;
@@ -110,18 +110,19 @@ impl Update {
         be.run(op::Sum { x: s.sums.span(0, self.counted), y: s.norm.set() });
         params.sum_over_owners(s.norm);
         be.run(op::Clip { sums: s.norm, scale, max_norm: self.max_norm, y: s.clip.set() });
-        let factor = s.rule.span(0, 1);
+        let factor = InPlace(s.rule.span(0, 1));
         be.run(op::LossScaleStep {
             scaling: self.scaling,
-            scaler: s.scaler,
+            scaler: InPlace(s.scaler),
             factor,
-            status: s.status,
+            status: s.status.set(),
         });
         if let Some(limits) = limits {
             let loss = s.loss;
             let norm = s.clip.span(0, 1);
-            let scaler = s.scaler;
-            be.run(op::SkipAbove { limits, loss, norm, scaler, factor, status: s.status });
+            let counts = InPlace(s.scaler.counts);
+            let status = InPlace(s.status);
+            be.run(op::SkipAbove { limits, loss, norm, counts, factor, status });
         }
         let step = self.step(params, s, lr as f32);
         rule.begin(&step);

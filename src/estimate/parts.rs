@@ -1,11 +1,11 @@
 //! A run's plan beside what was measured: one table of the parts of a step, in seconds. The run
 //! writes it after its first steps; `status`, the report and `estimate --calibrate` read it.
 
+use base::table::{Cell, Rows, Table};
 use comm::{BACKWARD_MESSAGES, FORWARD_MESSAGES, GRAD_SUM, PIPELINE};
 use device::{FP8_PRODUCT, HEAD_PRODUCT, OpTimes};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 /// Purposes of a rank's traffic, and their groups: tensor parallelism (activations, and gradients of
 /// weights that it does not split), pipeline, replicas, and the two copies of a tied embedding.
@@ -220,7 +220,7 @@ impl PartTable {
     }
 
     /// Rows that are not zero in both columns, and the sum.
-    pub fn shown(&self) -> Vec<PartRow> {
+    fn shown(&self) -> Vec<PartRow> {
         self.parts
             .iter()
             .filter(|row| row.planned.max(row.measured).abs() > 0.0)
@@ -229,14 +229,17 @@ impl PartTable {
             .collect()
     }
 
-    /// The table as lines of text, with the summary.
-    pub fn text(&self) -> String {
-        let mut text = format!("{:28} {:>10} {:>10}\n", "time of a step", "planned", "measured");
-        for row in self.shown() {
-            let [planned, measured] = [row.planned, row.measured].map(|s| self.time(s));
-            let _ = writeln!(text, "{:28} {planned:>10} {measured:>10}", row.name);
-        }
-        text + &self.summary()
+    /// The parts that are not zero, and their sum.
+    pub fn table(&self) -> Table {
+        Rows::new(&self.shown())
+            .text("time of a step", |row| row.name.clone())
+            .text("planned", |row| self.cell(row.planned))
+            .text("measured", |row| self.cell(row.measured))
+            .table()
+    }
+
+    fn cell(&self, seconds: f64) -> Cell {
+        Cell::new(seconds, self.time(seconds))
     }
 }
 
@@ -288,7 +291,7 @@ mod tests {
         assert_eq!(slower.largest_deviation().unwrap().name, "attention");
         assert!(
             slower
-                .text()
+                .summary()
                 .contains("most of the difference is in attention: 2000.0 ms")
         );
         let faster = table([1.0, 1.0, 1.0], [0.2, 0.9, 1.2]);

@@ -217,7 +217,7 @@ fn open_run<'a>(
         Box::new(spikes),
         Box::new(Drift::new(StepParts::new(ops), planned_on)),
         Box::new(Stragglers::new(rank, &m.log.folder, device.processor())),
-        Box::new(GpuFaults::new(rank, m, device, monitor.as_ref())),
+        Box::new(GpuFaults::new(rank, m, device, monitor.as_deref())),
         Box::new(limit),
         Box::new(stop_at_loss),
         Box::new(Periodic("replicas", m.train.audit_interval, watch::compare)),

@@ -11,7 +11,7 @@ use std::path::Path;
 type Module = Vec<String>;
 
 /// The floors, as a path to one begins.
-const FLOORS: [&str; 15] = [
+const FLOORS: [&str; 16] = [
     "base::",
     "plan::",
     "manifest::",
@@ -21,6 +21,7 @@ const FLOORS: [&str; 15] = [
     "model::",
     "engine::",
     "checkpoint::",
+    "exchange::",
     "estimate::",
     "predict::",
     "launch::",
@@ -178,7 +179,6 @@ fn absolute(module: &Module, path: &[String]) -> Option<Module> {
     let mut at: Module = module.clone();
     let mut rest = path;
     match path.first()?.as_str() {
-        // A floor is a crate; the folder `cli` is of the crate above them.
         "crate" => {
             let floor = module.first().filter(|floor| is_floor(floor));
             return Some(floor.into_iter().chain(&path[1..]).cloned().collect());

@@ -1,8 +1,8 @@
 //! Starts a run from Hugging Face weights: into the run of a manifest, or into a new run's folder
 //! with a manifest made from config.json.
 
+use super::divergence::{self, Divergence};
 use super::{new_manifest, one_line, quoted, run_name};
-use crate::divergence::{self, Divergence};
 use crate::new_checkpoint::{WholeWeight, save_weights};
 use anyhow::Context;
 use base::output::Existing;
@@ -10,9 +10,9 @@ use base::progress::{Progress, Unit};
 use base::{DType, Problems, output};
 use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::disk::Disk;
-use checkpoint::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use checkpoint::{self, DataId, safetensors};
 use engine::{model_dtype, saved_shape};
+use exchange::hf::{self, Companions, HfConfig, HfTensor, Weights, read_config, tensors_of};
 use launch::run_folder::FolderLock;
 use manifest::{self, Loaded, Manifest, Model};
 use model::{Layout, ModelShard, Param};

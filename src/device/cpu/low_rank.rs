@@ -3,7 +3,7 @@
 use super::Cpu;
 use super::math::{self, vectorised};
 use super::memory::{scalar, store};
-use crate::op;
+use crate::{InPlace, op};
 
 pub(super) fn axpy(cpu: &Cpu, &op::Axpy { a, factor, x, y }: &op::Axpy) {
     let by = a * scalar(factor, 0);
@@ -30,7 +30,7 @@ vectorised! {
 
 /// Orthogonalises matrices, one task per matrix.
 pub(super) fn orthogonalize(cpu: &Cpu, op: &op::Orthogonalize) {
-    let xs = op.xs;
+    let InPlace(xs) = op.xs;
     let apart = |i: usize| !xs[i + 1..].iter().any(|x| x.overlaps(xs[i]));
     assert!((0..xs.len()).all(apart), "the matrices overlap");
     cpu.each(xs.len(), |i| {

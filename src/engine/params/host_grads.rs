@@ -82,7 +82,7 @@ impl HostGrads {
         self.join(params.be, &self.fetches, index);
         self.holds[index % 3].set(None);
         if params.level >= 2 || self.stored[index].get() == 0 {
-            params.be.run(op::Zero { x: bucket.grads });
+            params.be.run(op::Zero { x: bucket.grads.set() });
         }
         // Copies out the gradients reduced during the previous block, during this one.
         params.accumulate_shard((index + 2) % 3);

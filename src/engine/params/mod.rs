@@ -157,7 +157,7 @@ impl<'a> ShardedParams<'a> {
                 match state.init {
                     Initial::CastOf(_) => continue,
                     Initial::Zero => {
-                        self.be.run(op::Zero { x: at });
+                        self.be.run(op::Zero { x: at.set() });
                         continue;
                     }
                     Initial::Parameter => {
@@ -243,7 +243,7 @@ impl<'a> ShardedParams<'a> {
     /// Zeroes the gradients that ops add to from the first micro-batch on.
     fn zero_sums(&self, bucket: &BucketState) {
         for x in &bucket.grads_by_name.zeroed {
-            self.be.run(op::Zero { x: *x });
+            self.be.run(op::Zero { x: x.set() });
         }
     }
 

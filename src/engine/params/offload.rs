@@ -217,7 +217,7 @@ impl Piece {
     /// Zeroes the padding between parameters.
     fn pad(&self, host: &dyn Backend) {
         if self.padded {
-            host.run(op::Zero { x: self.staged_weights });
+            host.run(op::Zero { x: self.staged_weights.set() });
         }
     }
 }

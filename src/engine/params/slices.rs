@@ -226,7 +226,7 @@ impl ShardedParams<'_> {
                 let start = range.end.min(range.start.max(real));
                 if start < range.end {
                     let padding = at.span(start - range.start, range.end - start);
-                    self.be.run(op::Zero { x: padding });
+                    self.be.run(op::Zero { x: padding.set() });
                 }
             }
         }

@@ -28,7 +28,7 @@ use super::scalars::Scalars;
 use super::states::ParamStates;
 use base::DType;
 use comm::Collective;
-use device::{Arena, Backend, Gemm, Tensor, op};
+use device::{Arena, Backend, Gemm, InPlace, Tensor, op};
 use manifest::{Manifest, PowerSgd};
 use model::{Bucket, Layout, Module, Param};
 use std::collections::HashMap;
@@ -269,7 +269,7 @@ impl CompressedBucket {
             be.run(op::Copy { x: matrix.q, y: matrix.basis.set() });
         }
         let bases: Vec<Tensor> = self.matrices.iter().map(|matrix| matrix.basis).collect();
-        be.run(op::Orthogonalize { xs: &bases });
+        be.run(op::Orthogonalize { xs: InPlace(&bases) });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::NN, *error, *basis, p.set()));
         }
@@ -281,7 +281,7 @@ impl CompressedBucket {
     /// Step 2: computes Q from the summed P.
     fn project_back(&self, be: &dyn Backend) {
         let ps: Vec<Tensor> = self.matrices.iter().map(|matrix| matrix.p).collect();
-        be.run(op::Orthogonalize { xs: &ps });
+        be.run(op::Orthogonalize { xs: InPlace(&ps) });
         for Matrix { error, p, basis, .. } in &self.matrices {
             be.run(op::Gemm::plain(Gemm::TN, *error, *p, basis.set()));
         }

@@ -18,7 +18,7 @@
 use super::{OptimizerRule, Place, SECOND, Step};
 use crate::states::{Extent, MASTER, MODEL, ParamStates, StateSpec, rows_without_padding};
 use base::DType;
-use device::{self, MatrixPart, SecondMoment, Tensor, op};
+use device::{self, InPlace, MatrixPart, SecondMoment, Tensor, op};
 use manifest::{self, Model};
 use model::mup::StepSize;
 use model::{ParamSpec, TpSplit};
@@ -219,7 +219,7 @@ impl OptimizerRule for Adafactor {
         let part = |p: &ParamStates| self.part(p, step.at.groups.tensor.rank());
         let with_sums = || params.iter().zip(&sums).map(|(p, sums)| (p, part(p), sums));
         let counted = || with_sums().filter(|(p, part, _)| !p.param.tied_copy && part.len > 0);
-        be.run(op::Zero { x: step.scratch });
+        be.run(op::Zero { x: step.scratch.set() });
         for (p, part, sums) in counted() {
             let x = p.grad.span(0, part.len);
             let factor = scalars.span(0, 1);
@@ -241,7 +241,7 @@ impl OptimizerRule for Adafactor {
         for (p, part, sums) in with_sums() {
             let rows = sums.rows.map(|rows| rows.span(0, part.rows));
             let cols = sums.cols;
-            let v = second_moment(p, &part, sums);
+            let v = InPlace(second_moment(p, &part, sums));
             be.run(op::MoveSecondMoment { scalars, part, rows, cols, v });
         }
         for (p, part, sums) in counted() {
@@ -272,8 +272,8 @@ impl OptimizerRule for Adafactor {
                 v: second_moment(p, &part, sums),
                 update_squares: sums.update,
                 weight_squares: self.scale_parameter.then_some(sums.weight),
-                master: own(p.get(MASTER)),
-                weight: own(p.get(MODEL)),
+                master: InPlace(own(p.get(MASTER))),
+                weight: own(p.get(MODEL)).set_unless(p.get(MASTER)),
             });
         });
     }

@@ -10,7 +10,7 @@ use super::coded::{self, FIRST, SECOND, SavedStates};
 use super::{Conversion, OptimizerRule, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::DType;
-use device::{Coded, op};
+use device::{Coded, InPlace, op};
 use manifest::{self, Model, OptimizerName};
 use model::ParamSpec;
 
@@ -55,16 +55,17 @@ impl OptimizerRule for Adam8bit {
             params.iter().partition(|p| self.is_coded(&p.param.spec));
         self.adamw.update_all(step, plain.into_iter());
         for p in coded.into_iter().filter(|p| !p.part.is_empty()) {
-            let [m, v] = [FIRST, SECOND]
-                .map(|moment| Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) });
+            let [m, v] = [FIRST, SECOND].map(|moment| {
+                InPlace(Coded { codes: p.get(moment.codes), scales: p.get(moment.scales) })
+            });
             step.be.run(op::Adam8bit {
                 rule: self.adamw.constants(step, p),
                 scalars: step.scalars,
                 grad: p.grad,
-                master: p.get(MASTER),
+                master: InPlace(p.get(MASTER)),
                 m,
                 v,
-                weight: p.get(MODEL),
+                weight: p.get(MODEL).set_unless(p.get(MASTER)),
             });
         }
     }

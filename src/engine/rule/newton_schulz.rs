@@ -5,7 +5,7 @@
 //! iteration is G = XXᵀ (tall X: XᵀX) [m, m], X ← a·X + (b·G + c·G²)·X: 4·m²·n + 2·m³ FLOPs.
 
 use base::DType;
-use device::{Arena, Backend, Gemm, Tensor, op};
+use device::{Arena, Backend, Gemm, InPlace, Tensor, op};
 
 #[derive(Clone, Copy)]
 pub struct NewtonSchulz {
@@ -57,15 +57,15 @@ impl NewtonSchulz {
         let wide = x.rows <= x.cols;
         let product = |kind, a, b, c: Tensor| be.run(op::Gemm::plain(kind, a, b, c.set()));
         be.run(op::SquareSums { xs: &[x], y: work.sum.set() });
-        be.run(op::ScaleToNorm1 { x, sum: work.sum, eps: self.eps });
+        be.run(op::ScaleToNorm1 { sum: work.sum, eps: self.eps, x: InPlace(x) });
         for step in 1..=self.steps {
             let scale = if step == self.steps { scale } else { 1.0 };
             product(if wide { Gemm::NT } else { Gemm::TN }, x, x, gram);
             product(Gemm::NN, gram, gram, square);
-            be.run(op::Blend { a: b, x: gram, b: c, y: square });
+            be.run(op::Blend { a: b, x: gram, b: c, y: InPlace(square) });
             let (left, right) = if wide { (square, x) } else { (x, square) };
             product(Gemm::NN, left, right, next);
-            be.run(op::Blend { a: scale * a, x, b: scale, y: next });
+            be.run(op::Blend { a: scale * a, x, b: scale, y: InPlace(next) });
             (x, next) = (next, x);
         }
         x

@@ -111,10 +111,10 @@ impl Clock {
             How::Soon | How::Message => other.how == how,
             How::Queued => other.how == How::Queued || other.in_node == in_node,
         };
-        let ended = self.messages[self.completed..]
+        let completed = self.messages[self.completed..]
             .iter()
             .take_while(|message| message.end <= self.now);
-        self.completed += ended.count();
+        self.completed += completed.count();
         let earlier = self.messages[self.completed..].iter().filter(after);
         let start = earlier.fold(self.now, |start, other| start.max(other.end));
         let later = |other: &&mut Message| {

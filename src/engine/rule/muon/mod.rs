@@ -29,7 +29,7 @@ use super::{OptimizerRule, Place, Step};
 use crate::states::{MASTER, MODEL, ParamStates, StateSpec};
 use base::{DType, decayed};
 use comm::{Group, Message};
-use device::{Arena, FusedMatrix, Momentum, Tensor, op};
+use device::{Arena, FusedMatrix, InPlace, Momentum, Tensor, op};
 use manifest::{self, Model, MuonScale};
 use model::mup::StepSize;
 use model::{Param, ParamSpec, TpSplit};
@@ -170,7 +170,7 @@ impl Muon {
         let manifest::Muon { momentum, nesterov, weight_decay, .. } = self.settings;
         for (p, own) in updates() {
             let rule = Momentum { momentum, nesterov };
-            let m = p.get(MOMENTUM);
+            let m = InPlace(p.get(MOMENTUM));
             be.run(op::Momentum { rule, factor, grad: p.grad, m, y: own.set() });
         }
         let parts = |direction| jobs().flat_map(move |(job, b)| b.parts(at, job, direction));
@@ -185,7 +185,7 @@ impl Muon {
                 let result = self
                     .newton_schulz
                     .run(be, work, self.step_scale(one.size()));
-                be.run(op::Fuse { one: result, which: *one, all: whole.set() });
+                be.run(op::Fuse { one: result, which: *one, all: InPlace(whole) });
             }
         }
         exchange(&*at.groups.tensor, shares(Direction::FromOwner));
@@ -198,8 +198,8 @@ impl Muon {
                 step: lr,
                 factor,
                 direction: own,
-                master: p.get(MASTER),
-                weight: p.get(MODEL),
+                master: InPlace(p.get(MASTER)),
+                weight: p.get(MODEL).set_unless(p.get(MASTER)),
             });
         }
     }

@@ -1,0 +1,322 @@
+//! Writes a checkpoint as Megatron-LM's folder, for any number of tensor ranks and stages, with the names
+//! and parts that an import reads.
+
+mod arguments;
+mod universal;
+
+pub use universal::export_universal;
+
+use super::super::torch::{Element, Out, Stored, TorchWriter};
+use super::megatron::{core_name, module_order};
+use crate::tensor_part::{TensorPart, layer_of};
+use anyhow::Context;
+use arguments::{arguments, refused, scheduler};
+use base::output::Existing;
+use base::{Bytes, DType, Problems};
+use checkpoint::atomic_folder::FolderKind;
+use checkpoint::{Checkpoint, Tensor, atomic_folder};
+use engine::{MASTER, model_dtype};
+use manifest::{DataRule, LrCounted, Manifest};
+use model::{Chunk, Layout, ModelShard, Param, Weight};
+use std::fs;
+use std::path::Path;
+
+/// States of AdamW in a checkpoint, and Megatron's names of them.
+const MOMENTS: [(&str, &str); 2] = [("first_moment", "exp_avg"), ("second_moment", "exp_avg_sq")];
+/// Storages of a parameter: the model's weight, its f32 copy, the moments.
+const STORAGES: usize = 4;
+
+/// Summary of the files that were written.
+#[derive(Clone, Debug)]
+pub struct Written {
+    pub step: u64,
+    pub files: usize,
+    pub bytes: Bytes,
+    /// Whether the optimizer's states are there.
+    pub states: bool,
+    /// Rows of zeros that pad the vocabulary.
+    pub padding: usize,
+    /// Sentences about what Megatron-LM does otherwise.
+    pub notes: Vec<String>,
+}
+
+/// Writes `to` in Megatron-LM's layout for `[tensor, pipeline]` ranks, all of it or nothing.
+pub fn export(
+    from: &Path,
+    to: &Path,
+    grid: [usize; 2],
+    existing: Existing,
+) -> anyhow::Result<Written> {
+    let checkpoint = Checkpoint::open(from)?;
+    let m = checkpoint.manifest()?;
+    refused(&m, grid, &from.display().to_string())?;
+    let export = Export::new(&checkpoint, &m, grid);
+    atomic_folder::write(to, FolderKind::Model, existing, |temporary| export.write(temporary))
+}
+
+struct Export<'c> {
+    checkpoint: &'c Checkpoint,
+    m: &'c Manifest,
+    tensor: usize,
+    pipeline: usize,
+    /// Rows of the embedding on all ranks.
+    rows: usize,
+    states: bool,
+    /// Type of the model's weights; the masters are f32.
+    element: Element,
+}
+
+/// A parameter of a stage.
+struct StageParam<'c> {
+    param: Param,
+    tensor: &'c Tensor,
+    name: String,
+    /// Its part on each tensor rank.
+    cuts: Vec<TensorPart>,
+}
+
+impl<'c> Export<'c> {
+    fn new(checkpoint: &'c Checkpoint, m: &'c Manifest, [tensor, pipeline]: [usize; 2]) -> Self {
+        let states = checkpoint.has_adamw();
+        let element = match model_dtype(m.precision) {
+            DType::BF16 => Element::BF16,
+            DType::F16 => Element::F16,
+            _ => Element::F32,
+        };
+        let rows = m
+            .model
+            .vocab
+            .next_multiple_of(m.model.vocab_multiple * tensor);
+        Export { checkpoint, m, tensor, pipeline, rows, states, element }
+    }
+
+    fn write(&self, to: &Path) -> anyhow::Result<Written> {
+        let step = self.checkpoint.index.progress.step;
+        let folder = to.join(format!("iter_{step:07}"));
+        let mut bytes = 0;
+        for stage in 0..self.pipeline {
+            bytes += self.stage(stage, &folder)?;
+        }
+        let path = to.join("latest_checkpointed_iteration.txt");
+        fs::write(&path, step.to_string())
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Written {
+            step,
+            files: self.tensor * self.pipeline,
+            bytes: Bytes(bytes),
+            states: self.states,
+            padding: self.rows - self.m.model.vocab,
+            notes: self.notes(),
+        })
+    }
+
+    /// Writes the files of all tensor ranks of a stage: each parameter is read once.
+    fn stage(&self, stage: usize, folder: &Path) -> anyhow::Result<u64> {
+        let pieces = self.pieces(stage)?;
+        let mut writers = Vec::new();
+        for rank in 0..self.tensor {
+            let name = match self.pipeline {
+                1 => format!("mp_rank_{rank:02}"),
+                _ => format!("mp_rank_{rank:02}_{stage:03}"),
+            };
+            let path = folder.join(name);
+            fs::create_dir_all(&path)
+                .with_context(|| format!("cannot create {}", path.display()))?;
+            let root = self.root(&pieces, rank);
+            writers.push(TorchWriter::create(&path.join("model_optim_rng.pt"), &root)?);
+        }
+        for (number, piece) in pieces.iter().enumerate() {
+            let width = piece.tensor.shape.get(1).copied().unwrap_or(1);
+            let key = STORAGES * number;
+            let master = self.checkpoint.whole(piece.tensor, MASTER)?;
+            for (rank, writer) in writers.iter_mut().enumerate() {
+                let part = piece.cuts[rank].take(&master, width);
+                match model_dtype(self.m.precision).halves(&part) {
+                    Some(bits) => {
+                        writer.storage(key, bytemuck::cast_slice(&bits))?;
+                        if self.states {
+                            writer.storage(key + 1, bytemuck::cast_slice(&part))?;
+                        }
+                    }
+                    None => writer.storage(key, bytemuck::cast_slice(&part))?,
+                }
+            }
+            for (moment, (state, _)) in MOMENTS.iter().enumerate().filter(|_| self.states) {
+                let whole = self.checkpoint.whole(piece.tensor, state)?;
+                for (rank, writer) in writers.iter_mut().enumerate() {
+                    let part = piece.cuts[rank].take(&whole, width);
+                    writer.storage(key + 2 + moment, bytemuck::cast_slice(&part))?;
+                }
+            }
+        }
+        writers.into_iter().map(TorchWriter::finish).sum()
+    }
+
+    /// Parameters of a stage in the order of Megatron's modules.
+    fn pieces(&self, stage: usize) -> anyhow::Result<Vec<StageParam<'c>>> {
+        let model = &self.m.model;
+        let layers = plan::split::uniform(model.layers, self.pipeline).swap_remove(stage);
+        let first_layer = layers.start;
+        let first = stage == 0;
+        let last = stage + 1 == self.pipeline;
+        let chunk = Chunk { layers, first, last };
+        let shard = ModelShard { chunks: vec![chunk], tp: 1, tp_rank: 0, dp: 1 };
+        let layout = Layout::new(model, shard);
+        let mut params: Vec<&Param> = layout.params().collect();
+        // The embedding, the blocks, the final norm and the head.
+        let part = |param: &Param| match (param.tied_copy, layer_of(param), param.spec.weight) {
+            (true, ..) => usize::MAX,
+            (_, Some(layer), _) => layer + 1,
+            (_, None, Weight::TokenEmbed | Weight::PosEmbed) => 0,
+            (_, None, _) => model.layers + 1,
+        };
+        params.sort_by_key(|param| (part(param), module_order(param.spec.weight)));
+        params
+            .into_iter()
+            .map(|param| -> anyhow::Result<StageParam<'c>> {
+                let weight = if param.tied_copy { Weight::HeadW } else { param.spec.weight };
+                let local = layer_of(param).map(|layer| layer - first_layer);
+                let name = core_name(weight, local)
+                    .with_context(|| format!("Megatron has no {}", param.name))?;
+                let table = &self.checkpoint.index;
+                let ours = if param.tied_copy { "embed.token" } else { &param.name };
+                let tensor = table
+                    .tensor(ours)
+                    .with_context(|| format!("the checkpoint has no {ours}"))?;
+                let rows = if param.spec.vocab { self.rows } else { tensor.shape[0] };
+                let whole = [rows, tensor.shape.get(1).copied().unwrap_or(1)];
+                let gated = model.ffn == manifest::Ffn::Swiglu;
+                let cuts = (0..self.tensor)
+                    .map(|rank| TensorPart::for_rank(param, whole, [rank, self.tensor], gated))
+                    .collect();
+                Ok(StageParam { param: param.clone(), tensor, name, cuts })
+            })
+            .collect()
+    }
+
+    /// The values of a rank's file, but for the numbers of tensors.
+    fn root(&self, pieces: &[StageParam], rank: usize) -> Out {
+        let index = &self.checkpoint.index;
+        let stored = |number: usize, storage: usize, element: Element| {
+            let piece = &pieces[number];
+            let [rows, cols] = piece.cuts[rank].shape();
+            let shape = if piece.tensor.shape.len() == 1 { vec![rows] } else { vec![rows, cols] };
+            Out::Tensor(Stored { key: STORAGES * number + storage, element, shape })
+        };
+        let model = pieces.iter().enumerate().map(|(number, piece)| {
+            (Out::from(piece.name.as_str()), stored(number, 0, self.element))
+        });
+        let args = arguments(self.m, &index.state, [self.tensor, self.pipeline], self.rows);
+        let mut entries = vec![
+            (Out::from("args"), Out::Namespace(args)),
+            (Out::from("checkpoint_version"), Out::from(3.0)),
+            (Out::from("iteration"), Out::from(index.progress.step)),
+            (Out::from("model"), Out::Dict(model.collect())),
+            (Out::from("opt_param_scheduler"), scheduler(self.m, &index.state)),
+        ];
+        if self.states {
+            entries.push((Out::from("optimizer"), self.optimizer(pieces, &stored)));
+        }
+        Out::Dict(entries)
+    }
+
+    /// Notes about what Megatron-LM does otherwise.
+    fn notes(&self) -> Vec<String> {
+        let mut notes = late_rate(self.m, "Megatron-LM");
+        if self.m.data.rule != DataRule::MegatronCore {
+            let order = "the run's order of samples is Megatron-DeepSpeed's, not Megatron-Core's";
+            notes.push(order.into());
+        }
+        notes
+    }
+
+    /// Megatron's optimizer: parameters that decay, then those that do not, counted through.
+    fn optimizer(
+        &self,
+        pieces: &[StageParam],
+        stored: &dyn Fn(usize, usize, Element) -> Out,
+    ) -> Out {
+        let m = self.m;
+        let state = &self.checkpoint.index.state;
+        let numbers = |decay: bool| -> Vec<usize> {
+            let found = pieces.iter().enumerate();
+            found
+                .filter(|(_, piece)| piece.param.spec.decay == decay)
+                .map(|(i, _)| i)
+                .collect()
+        };
+        let half = self.element != Element::F32;
+        let mut states = Vec::new();
+        let mut groups = Vec::new();
+        let mut masters = Vec::new();
+        for decay in [true, false] {
+            let numbers = numbers(decay);
+            if numbers.is_empty() {
+                continue;
+            }
+            let first = states.len();
+            for number in &numbers {
+                let moments = Out::named(
+                    MOMENTS
+                        .iter()
+                        .enumerate()
+                        .map(|(i, (_, name))| (*name, stored(*number, 2 + i, Element::F32))),
+                );
+                states.push((Out::from(states.len()), moments));
+            }
+            let updates = state.optimizer.groups.first().map_or(0, |group| group.step);
+            let weight_decay = if decay { f64::from(m.optimizer.weight_decay()) } else { 0.0 };
+            groups.push(Out::named([
+                ("lr", Out::from(state.lr)),
+                ("wd_mult", Out::from(if decay { 1.0 } else { 0.0 })),
+                ("lr_mult", Out::from(1.0)),
+                ("is_expert_parallel", Out::from(false)),
+                ("is_decoupled_lr", Out::from(false)),
+                ("weight_decay", Out::from(weight_decay)),
+                ("step", Out::from(updates)),
+                ("params", Out::List((first..states.len()).map(Out::from).collect())),
+            ]));
+            masters.push(Out::List(
+                numbers
+                    .iter()
+                    .map(|number| stored(*number, 1, Element::F32))
+                    .collect(),
+            ));
+        }
+        let inner = [("state", Out::Dict(states)), ("param_groups", Out::List(groups))];
+        if !half {
+            return Out::named(inner);
+        }
+        let mut outer =
+            vec![("optimizer", Out::named(inner)), ("fp32_from_fp16_params", Out::List(masters))];
+        if let Some(scale) = &state.loss_scale {
+            outer.push((
+                "grad_scaler",
+                Out::named([
+                    ("scale", Out::from(scale.scale)),
+                    ("growth_tracker", Out::from(scale.updates_in_a_row)),
+                    ("hysteresis_tracker", Out::Int(scale.overflows_left)),
+                ]),
+            ));
+        }
+        Out::named(outer)
+    }
+}
+
+/// Note if the trainer's learning rate is not that of the run.
+fn late_rate(m: &Manifest, trainer: &str) -> Vec<String> {
+    let late = m.lr.counted == LrCounted::After;
+    let note = format!(
+        "{trainer}'s rate is that of the samples before a step: one step behind this run's"
+    );
+    late.then_some(note).into_iter().collect()
+}
+
+/// An error that lists what Megatron's models or files cannot have.
+fn problem(place: &str, what: Vec<String>) -> Result<(), Problems> {
+    let mut problems = Problems::default();
+    for what in what {
+        problems.add(place, what, "export to Hugging Face's format, without --to");
+    }
+    problems.or(())
+}
