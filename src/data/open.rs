@@ -179,7 +179,7 @@ impl MixtureBuilder {
         Ok(())
     }
 
-    /// Opens and checks a share, of which a segment of `wanted` samples is still to be ordered.
+    /// Opens and checks a share. The caller orders its segment of `wanted` samples.
     fn open_unordered(
         &mut self,
         share: &Share,

@@ -106,8 +106,9 @@ impl Job {
         run(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
     }
 
-    /// Submits the job's batch script again, to start when this job has ended, with the same options
-    /// (`repeated_options`), but not on the nodes to `exclude`, as from `exclusion_list`. Returns the new job's number.
+    /// Submits the job's batch script again, to start when this job has ended, with the same
+    /// options (`repeated_options`), but not on the nodes to `exclude`, as from `exclusion_list`.
+    /// Returns the new job's number.
     pub fn resubmit(&self, folder: &Path, exclude: Option<&str>) -> anyhow::Result<String> {
         let script = folder.join(SCRIPT);
         let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
@@ -169,7 +170,7 @@ fn merge_lists(own: &str, more: &[String]) -> String {
     nodes.join(",")
 }
 
-/// Options of sbatch that repeat those of a job: options on sbatch's command line are not in the
+/// Options of sbatch that repeat the options of a job: options on sbatch's command line are not in the
 /// script. `description` is the output of `scontrol show job -o`.
 fn repeated_options(description: &str) -> Vec<String> {
     const OPTIONS: [(&str, &str); 11] = [

@@ -79,7 +79,7 @@ impl SpanRecorder {
         *buffer.lock() = spans;
     }
 
-    /// Starts to record the spans of a rank. `timeline` is that of its GPU, started just now.
+    /// Starts to record the spans of a rank. `timeline` is its GPU's, started just now.
     pub fn start(&self, rank: usize, clock: ClockOffset, timeline: Option<Arc<dyn Timeline>>) {
         let buffer = self.buffer(rank);
         let mut spans = buffer.lock();

@@ -56,7 +56,7 @@ pub fn record(m: &Manifest, given: &Given) -> String {
     serde_saphyr::to_string(&raw).expect("plain structs are always written")
 }
 
-/// Settings of optimizers whose default is that of another setting.
+/// Restores the settings of optimizers whose default follows another setting.
 fn optimizer(raw: &mut Option<OptimizerForm>, given: Option<OptimizerForm>) {
     let Some(OptimizerForm::Settings(section)) = raw else { return };
     let given = match given {

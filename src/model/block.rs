@@ -77,7 +77,7 @@ fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActs) {
     norm::forward_residual(cx, w, &a.ffn.norm, x, branch, w.get(ProjB), &a.drop_attn);
 }
 
-/// Backward. `d.stream` holds the gradient of y on entry and that of x on return.
+/// Backward. `d.stream` holds the gradient of y on entry and the gradient of x on return.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActs, d: &GradBuffers) {
     let [to_attention, to_ffn] = rebuild(cx, w, a);
 

@@ -200,7 +200,7 @@ impl Layout {
 #[derive(Clone, Debug)]
 pub struct Params {
     tensors: [Option<Tensor>; Weight::COUNT],
-    /// Gradients only: those of matrix products are uninitialised, the others zero.
+    /// Gradients before the first micro-batch: matrix products' are uninitialised, the others zero.
     fresh: bool,
     /// fp8 state of the weights.
     fp8_weights: Vec<(Weight, Fp8Weight)>,

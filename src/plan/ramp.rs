@@ -1,7 +1,7 @@
 //! Ramp-up of the global batch: Megatron's `--rampup-batch-size START INCREMENT SAMPLES`.
 //!
 //! The batch of a step is a function of the samples consumed before it, so a resumed run continues
-//! exactly. Each step takes the samples after those of the previous step: none is skipped or read
+//! exactly. Each step takes the samples after the previous step's: none is skipped or read
 //! twice when the batch changes.
 
 /// Global batch that grows from `start` to `global`, or is constant.

@@ -43,7 +43,7 @@ pub struct Rule {
     pub acts: bool,
     /// Updates skipped in a row before a rollback.
     pub skips: u32,
-    /// Minimum steps of a rollback. The samples of as many steps after the spike are left out.
+    /// Minimum steps of a rollback. The samples of this number of steps after the spike are skipped.
     pub roll_back: u64,
     /// Maximum rollbacks of the run. A second one within five times `roll_back` steps is refused.
     pub roll_backs: usize,

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub struct Replay<'a> {
     pub from: Progress,
     pub steps: u64,
-    /// Steps after which the run saved, besides those of `checkpoint.interval`.
+    /// Steps after which the run saved, in addition to `checkpoint.interval`.
     pub saved: &'a [u64],
     pub spikes: Option<Spikes>,
     /// Called after each step.

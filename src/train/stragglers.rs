@@ -63,7 +63,7 @@ impl Watcher for Stragglers {
 }
 
 impl Stragglers {
-    /// Starts the detection. `processor` is the rank's processor, among those of its node.
+    /// Starts the detection. `processor` names the rank's processor on its node.
     pub fn new(rank: &Rank, folder: &Path, processor: String) -> Stragglers {
         let detects = rank.is_first() && rank.grid.size() > 1;
         let detector = detects.then(|| StragglerDetector {
@@ -126,11 +126,11 @@ impl StragglerDetector {
     fn assess(&mut self, rank: &Rank, ranks: &[RankBusy], windows: &[BusyWindow]) {
         let place = |number: usize| (&ranks[number].node, &windows[number].processor);
         let mut busy = Vec::new();
-        for number in 0..ranks.len() {
-            let mut others = (0..ranks.len()).filter(|other| *other != number);
+        for (number, window) in windows.iter().enumerate() {
+            let mut others = (0..windows.len()).filter(|other| *other != number);
             busy.push(Busy {
                 stage: rank.grid.coord(number)[Axis::Pipeline],
-                seconds: windows[number].seconds,
+                seconds: window.seconds,
                 shares: others.any(|other| place(other) == place(number)),
             });
         }

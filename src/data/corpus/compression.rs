@@ -18,7 +18,7 @@ const MAGIC: usize = 10;
 const ROOM: usize = 1 << 18;
 /// Magic of Zstandard's skippable frames, whose first byte is 0x50 to 0x5f. LZ4 has the same.
 const SKIPPABLE: &[u8] = &[0x2a, 0x4d, 0x18];
-/// Maximum window of Zstandard that is decoded: that of `zstd --long=31`.
+/// Maximum window of Zstandard that is decoded, the window of `zstd --long=31`.
 const WINDOW: u64 = 2 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ const TEXT_ENDINGS: [&str; 3] = ["txt", "text", "md"];
 /// Extensions of compressed files; the extension before them gives the format.
 const COMPRESSED: [&str; 4] = ["gz", "zst", "xz", "bz2"];
 
-/// Selection of files, and their format if it is not that of their names.
+/// Selection of files, and their format if their names do not give it.
 #[derive(Clone, Debug, Default)]
 pub struct FileSelection {
     /// Format that overrides the names.
@@ -281,7 +281,7 @@ impl Search<'_> {
     }
 }
 
-/// Extension of a file's name, without that of a compression.
+/// Extension of a file's name, without the extensions of compressions.
 fn ending(path: &Path) -> String {
     let name = path
         .file_name()
@@ -295,7 +295,7 @@ fn ending(path: &Path) -> String {
     parts.last().unwrap_or(&"").to_string()
 }
 
-/// File with its format: that of `wanted`, or else that of its name.
+/// File with its format: `wanted`, or else the format that its name gives.
 fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
     let ending = ending(path);
     let by_name = match ending.as_str() {

@@ -32,11 +32,12 @@ pub struct Writer {
 /// Minimum number of tokens in a share for which documents are cut.
 const SHORTEST_SHARE: usize = 64;
 
-/// Sequences of one that is cut.
+/// Sequences into which a dataset is cut.
 struct Pieces {
-    /// Tokens that are cut into `count` equal sequences, and those of one more behind them.
+    /// Tokens of `count` equal sequences.
     front: u64,
     count: u64,
+    /// Tokens of a further sequence after them.
     tail: u64,
 }
 
@@ -53,8 +54,8 @@ impl Pieces {
 }
 
 impl Writer {
-    /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails if they exist or if another process is writing
-    /// them.
+    /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails
+    /// if they exist or if another process is writing them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
         Writer::over(prefix, token_type, Existing::Refused)
     }

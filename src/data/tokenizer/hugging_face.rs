@@ -18,7 +18,7 @@ use base::{Count, Problems};
 pub struct HfTokenizer {
     ordinary: Arc<tokenizers::Tokenizer>,
     parsing: Arc<tokenizers::Tokenizer>,
-    /// Field because of which the crate encodes.
+    /// Field of the file that only the crate supports.
     pub why: String,
     /// Tokens that the template puts before and after a text.
     pub head: Vec<u32>,

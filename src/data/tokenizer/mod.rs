@@ -123,7 +123,7 @@ impl Tokenizer {
             .map_or("gptrain".into(), |why| format!("Hugging Face's tokenizers, as its {why}"))
     }
 
-    /// Field of the file because of which Hugging Face's crate encodes.
+    /// Field of the file that only Hugging Face's crate supports.
     fn why(&self) -> Option<&str> {
         match &self.rules {
             Rules::Bpe(_) => None,
@@ -236,7 +236,7 @@ impl Tokenizer {
         }
     }
 
-    /// Exact bytes of ids (of a Hugging Face tokenizer: those of the decoded text).
+    /// Exact bytes of ids (with a Hugging Face tokenizer, the bytes of the decoded text).
     pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
         let bpe = match &self.rules {
             Rules::Bpe(bpe) => bpe,

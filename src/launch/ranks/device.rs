@@ -11,7 +11,7 @@ use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
 
-/// Number of a rank among those of its node.
+/// Number of a rank on its node.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRank {
     pub local_rank: usize,
@@ -129,7 +129,7 @@ impl Device {
         }
     }
 
-    /// Processor of a rank, among those of its node.
+    /// Name of the rank's processor on its node.
     pub fn processor(&self) -> String {
         self.gpu().map_or("CPU".to_string(), |gpu| gpu.to_string())
     }

@@ -21,7 +21,7 @@ pub struct EpochPlan {
     pub members: Vec<usize>,
     /// topology.data.
     pub data: usize,
-    /// Address of rank 0; empty for that of the launcher's variables.
+    /// Address of rank 0; empty for the address in the launcher's variables.
     pub address: String,
     /// Step of the newest checkpoint.
     pub step: u64,

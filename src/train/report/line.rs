@@ -1,4 +1,4 @@
-//! Log lines: those of Megatron-DeepSpeed, which existing parsers read, and short ones for people.
+//! Log lines: Megatron-DeepSpeed's, which existing parsers read, and short ones for people.
 //!
 //! Fields, widths and number formats are those of its `training_log` and
 //! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of

@@ -217,7 +217,7 @@ lr: {peak: 1e-3}
 train: {steps: 1000}
 ";
 
-    /// Lines of a run with steps of so many seconds, on 2 cores and so much memory.
+    /// Lines of a run whose steps take `step` seconds, on 2 cores and `gib` GiB of memory.
     fn lines(sets: &[&str], step: f64, gib: u64) -> Vec<Line> {
         let m = &manifest::for_test(GPT, sets);
         let stages = dry_run::stages(m);

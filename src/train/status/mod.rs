@@ -223,7 +223,7 @@ impl StatusWriter {
         }
     }
 
-    /// Records a rollback, after which so many seconds of steps still count.
+    /// Records a rollback; `useful_s` is the time of the steps that still count.
     pub fn roll_back(&mut self, useful_s: f64) {
         self.recent.clear();
         self.shared.lock().useful_s = useful_s;
