@@ -18,7 +18,7 @@ pub fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> 
 }
 
 /// Reads JSON as Python's `json` does: after a byte order mark, and with numbers that are not finite as
-/// `null`. The place in an error is that of `text`.
+/// `null`. The place in an error refers to `text`.
 pub fn from_python<T: DeserializeOwned>(text: &[u8]) -> serde_json::Result<T> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let strict = match serde_json::from_slice(text) {

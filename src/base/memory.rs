@@ -51,20 +51,21 @@ impl HostMemory {
         };
         let free = kib("proc/meminfo", "MemAvailable:")?;
         let machine = (free, kib("proc/meminfo", "MemTotal:")?, MemoryLimit::ByMachine);
-        let group = text("proc/self/cgroup").unwrap_or_default();
-        let group = group
+        let groups = text("proc/self/cgroup").unwrap_or_default();
+        let group = groups
             .lines()
             .find_map(|line| line.strip_prefix("0::/"))
             .unwrap_or_default();
-        let v2 = format!("sys/fs/cgroup/{group}");
-        let v2 = v2.trim_end_matches('/');
+        let path = format!("sys/fs/cgroup/{group}");
+        let v2 = path.trim_end_matches('/');
         let v1 = "sys/fs/cgroup/memory";
         let containers = [
             (format!("{v2}/memory.max"), format!("{v2}/memory.current")),
             ("sys/fs/cgroup/memory.max".into(), "sys/fs/cgroup/memory.current".into()),
             (format!("{v1}/memory.limit_in_bytes"), format!("{v1}/memory.usage_in_bytes")),
-        ];
-        let containers = containers.into_iter().filter_map(|(limit, used)| {
+        ]
+        .into_iter()
+        .filter_map(|(limit, used)| {
             let limit = number(&limit)?;
             Some((limit.saturating_sub(number(&used)?), limit, MemoryLimit::ByContainer))
         });
@@ -72,10 +73,9 @@ impl HostMemory {
             let taken = kib("proc/self/status", "VmSize:")?;
             Some((limit.saturating_sub(taken), limit, MemoryLimit::ByProcess))
         });
-        let least = |least: (u64, u64, MemoryLimit), other: (u64, u64, MemoryLimit)| {
-            if other.0 < least.0 { other } else { least }
-        };
-        let (free, total, limited) = containers.chain(addresses).fold(machine, least);
+        let (free, total, limited) = containers
+            .chain(addresses)
+            .fold(machine, |least, other| if other.0 < least.0 { other } else { least });
         let lockable = limit("Max locked memory").map(Bytes);
         Some(HostMemory { free: Bytes(free), total: Bytes(total), limited, lockable })
     }

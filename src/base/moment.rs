@@ -149,7 +149,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const TEN: Duration = Duration::from_secs(10);
 
-    /// Reads the clock at each tick of so many seconds.
+    /// Reads the clock at each tick of `seconds` seconds.
     fn run(clock: &mut Clock, seconds: u32) -> Moment {
         for _ in 0..2 * seconds {
             clock.read(clock.last + TICK);

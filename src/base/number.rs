@@ -74,11 +74,13 @@ impl Number {
 
     /// Whole number; `300e9` is one. None if it is negative, or has a fraction.
     pub fn whole(self) -> Option<u64> {
-        // f64 has each whole number up to 2^53.
-        let is_whole = |real: f64| real.fract() == 0.0 && (0.0..9e15).contains(&real);
         match self {
             Number::Whole(whole) => Some(whole),
-            Number::Real(real) => is_whole(real).then_some(real as u64),
+            Number::Real(real) => {
+                // f64 has each whole number up to 2^53.
+                let is_whole = real.fract() == 0.0 && (0.0..9e15).contains(&real);
+                is_whole.then_some(real as u64)
+            }
         }
     }
 }

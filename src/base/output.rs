@@ -214,8 +214,7 @@ pub fn abandon() -> usize {
             remove_folder(path).ok();
         }
     }
-    let open = MutexGuard::leak(open);
-    open.len()
+    MutexGuard::leak(open).len()
 }
 
 /// Removes a folder recursively with one file descriptor at a time. `fs::remove_dir_all` needs one

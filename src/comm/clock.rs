@@ -3,7 +3,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Conversion from a rank's clock to that of rank 0, in ns.
+/// Conversion from a rank's clock to the clock of rank 0, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset {
     /// To add to this rank's time.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 /// Bytes that this rank sends, by group and op.
 pub type Volume = BTreeMap<(&'static str, Op), Sent>;
 
-/// Number of calls, and bytes sent in them. Bytes are those of a ring: 2(n−1)/n of the tensor for
+/// Number of calls, and bytes sent in them. Bytes are counted as in a ring: 2(n−1)/n of the tensor for
 /// an all-reduce, (n−1)/n of the whole for a gather or scatter. A receive has its bytes, but only
 /// the sender counts the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -20,7 +20,7 @@ pub struct Dump {
     pub damaged: Vec<String>,
 }
 
-/// Writes the failure line unless another rank has already done so. Returns whether it was written.
+/// Writes the failure line unless another rank has written it. Returns whether this call wrote it.
 pub fn claim_diagnosis(folder: &Path, line: &str) -> anyhow::Result<bool> {
     let new = write_new(folder, "verdict.json", &serde_json::json!({ "verdict": line }))?;
     output::claim(&new, &folder.join("verdict.json"))

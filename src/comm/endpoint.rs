@@ -27,7 +27,8 @@ pub struct Endpoint {
 
 impl Endpoint {
     pub fn new(
-        (rank, size): (usize, usize),
+        rank: usize,
+        size: usize,
         inbox: Arc<Inbox>,
         recorder: Arc<Recorder>,
         transport: Box<dyn Transport>,

@@ -8,7 +8,8 @@ use super::{Event, Op};
 /// more than `timeout_s`. `reports` is indexed by rank.
 pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     let blame = |report: &RankReport, what: String| {
-        let rest = format!("last event: {}; {}", report.phase, waiting(reports, report.rank));
+        let rest =
+            format!("last event: {}; {}", report.phase, describe_waits(reports, report.rank));
         format!("{} {what}; {rest}", report.name())
     };
     for report in reports {
@@ -30,7 +31,7 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     match chain.follow(first) {
         WaitCause::RootCause(rank, what) => Some(blame(&reports[rank], what)),
         WaitCause::Cycle(links) => {
-            Some(format!("deadlock: {}; {}", links, waiting(reports, usize::MAX)))
+            Some(format!("deadlock: {}; {}", links, describe_waits(reports, usize::MAX)))
         }
         WaitCause::Nothing => {
             let event = first.blocking_ops().next()?;
@@ -48,12 +49,13 @@ pub fn diagnose(reports: &[RankReport], timeout_s: f64) -> Option<String> {
     }
 }
 
-/// For example "383 ranks waiting 41 s", without the root cause.
-fn waiting(reports: &[RankReport], root_cause: usize) -> String {
-    let others = reports
+/// Describes the waiting ranks other than the root cause, for example "383 ranks waiting 41 s".
+fn describe_waits(reports: &[RankReport], root_cause: usize) -> String {
+    let waits: Vec<f64> = reports
         .iter()
-        .filter(|report| report.rank != root_cause && report.ended.is_none());
-    let waits: Vec<f64> = others.filter_map(RankReport::blocked_seconds).collect();
+        .filter(|report| report.rank != root_cause && report.ended.is_none())
+        .filter_map(RankReport::blocked_seconds)
+        .collect();
     let longest = waits.iter().copied().fold(0.0, f64::max);
     let ranks = if waits.len() == 1 { "rank" } else { "ranks" };
     format!("{} {ranks} waiting {longest:.0} s", waits.len())
@@ -142,28 +144,31 @@ impl<'a> WaitChain<'a> {
         group
             .ranks
             .iter()
-            .filter(|rank| **rank != report.rank)
-            .filter(|rank| {
-                let Some(its) = reports[**rank].group(&event.group) else { return true };
-                let started = |e: &Event| e.started.is_some() || e.sequence != event.sequence;
-                let behind = |counts: &[u64]| {
-                    let at = its.ranks.iter().position(|r| *r == report.rank);
-                    let count = at.and_then(|at| counts.get(at)).copied().unwrap_or(0);
-                    event.peer == Some(**rank) && count < event.sequence
-                };
-                match event.op {
-                    Op::Recv => behind(&its.sent),
-                    // TCP and threads buffer messages; on a GPU a send blocks until it is received.
-                    Op::Send => behind(&its.received),
-                    _ => {
-                        let mut same = reports[**rank].events.iter();
-                        its.collectives < event.sequence
-                            || !same
-                                .all(|e| e.peer.is_some() || e.group != event.group || started(e))
-                    }
-                }
-            })
             .copied()
+            .filter(|rank| *rank != report.rank)
+            .filter(|rank| has_not_entered(&reports[*rank], report.rank, event))
             .collect()
+    }
+}
+
+/// Whether a rank has not entered `event`, which `waiting` waits for.
+fn has_not_entered(report: &RankReport, waiting: usize, event: &Event) -> bool {
+    let Some(group) = report.group(&event.group) else { return true };
+    let is_behind = |counts: &[u64]| {
+        let index = group.ranks.iter().position(|rank| *rank == waiting);
+        let count = index.and_then(|index| counts.get(index)).copied();
+        event.peer == Some(report.rank) && count.unwrap_or(0) < event.sequence
+    };
+    match event.op {
+        Op::Recv => is_behind(&group.sent),
+        // TCP and threads buffer messages; on a GPU a send blocks until it is received.
+        Op::Send => is_behind(&group.received),
+        _ => {
+            let is_same = |e: &&Event| {
+                e.peer.is_none() && e.group == event.group && e.sequence == event.sequence
+            };
+            let mut same = report.events.iter().filter(is_same);
+            group.collectives < event.sequence || same.any(|e| e.started.is_none())
+        }
     }
 }

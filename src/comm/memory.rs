@@ -18,7 +18,7 @@ pub struct Buffer {
 
 impl Buffer {
     /// Reuses the memory for `len` bytes of unspecified content.
-    fn resized(mut self, len: usize) -> Buffer {
+    fn resize(mut self, len: usize) -> Buffer {
         self.words.resize(len.div_ceil(8), 0);
         Buffer { len, ..self }
     }
@@ -60,7 +60,7 @@ impl Pool {
         let buffer = free.buffers.pop().unwrap_or_default();
         free.bytes -= buffer.capacity();
         drop(free);
-        buffer.resized(len)
+        buffer.resize(len)
     }
 
     pub fn give(&self, buffer: Buffer) {

@@ -236,15 +236,15 @@ impl GroupMembers {
                 self.send_chunk(call, to, self.chunk(self.slice(whole, to), chunk))?;
             }
             let into = self.chunk(mine, chunk);
-            let receive = |rank| (rank != self.me).then(|| self.receive_chunk(call, rank));
-            let parts = (0..self.ranks.len())
-                .map(|rank| receive(rank).transpose())
-                .collect::<Result<Vec<Option<Buffer>>, Failed>>()?;
+            let mut parts = Vec::new();
+            for rank in 0..self.ranks.len() {
+                let is_own = rank == self.me;
+                parts.push(if is_own { None } else { Some(self.receive_chunk(call, rank)?) });
+            }
             memory::sum(&parts, into);
-            parts
-                .into_iter()
-                .flatten()
-                .for_each(|part| self.endpoint.inbox.pool.give(part));
+            for part in parts.into_iter().flatten() {
+                self.endpoint.inbox.pool.give(part);
+            }
         }
         Ok(())
     }
@@ -290,7 +290,8 @@ impl GroupMembers {
 
     /// Slice of a tensor that a rank owns. Sizes differ by at most one element.
     fn slice(&self, whole: Tensor, rank: usize) -> Tensor {
-        let (len, size) = (whole.numel(), self.ranks.len());
+        let len = whole.numel();
+        let size = self.ranks.len();
         let first = len * rank / size;
         let end = len * (rank + 1) / size;
         whole.span(first, end - first)

@@ -36,7 +36,7 @@ pub struct BusyWindow {
     pub number: u64,
     /// Busy seconds of a step: the median of the window.
     pub seconds: f64,
-    /// Processor that it computes on, among those of its node: "GPU 3".
+    /// Processor that it computes on: "GPU 3".
     pub processor: String,
     /// State of the processor, for messages: "1410 MHz, 82 °C".
     pub health: String,

@@ -29,8 +29,8 @@ fn handles(shared: Arc<ThreadWorld>) -> Vec<World> {
         .map(|rank| {
             let ThreadRank { inbox, recorder, .. } = &shared.ranks[rank];
             let transport = Box::new(MemoryTransport { rank, shared: shared.clone() });
-            let identity = (rank, shared.ranks.len());
-            World::new(Endpoint::new(identity, inbox.clone(), recorder.clone(), transport))
+            let size = shared.ranks.len();
+            World::new(Endpoint::new(rank, size, inbox.clone(), recorder.clone(), transport))
         })
         .collect()
 }
@@ -86,11 +86,14 @@ impl ThreadWorld {
 fn watch_for_hangs(shared: &Weak<ThreadWorld>, watchdog: &Watchdog, ended: &Receiver<()>) {
     while ended.recv_timeout(watchdog.period()) == Err(RecvTimeoutError::Timeout) {
         let Some(shared) = shared.upgrade() else { return };
-        let known = shared.first.get().cloned();
-        let found = || diagnose(&shared.reports(8), watchdog.timeout.as_secs_f64());
-        let agreed = known.or_else(|| found().map(|line| shared.fail(Failed::new(line))));
+        let mut failed = shared.first.get().cloned();
+        if failed.is_none()
+            && let Some(line) = diagnose(&shared.reports(8), watchdog.timeout.as_secs_f64())
+        {
+            failed = Some(shared.fail(Failed::new(line)));
+        }
         drop(shared);
-        let Some(agreed) = agreed else { continue };
+        let Some(agreed) = failed else { continue };
         if Deadline::after(watchdog.grace).receive(ended) == Err(RecvTimeoutError::Timeout) {
             end_process(&agreed);
         }

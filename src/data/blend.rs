@@ -32,14 +32,14 @@ impl Blend {
     /// Blends `size` samples of datasets with these positive weights, which are normalised here.
     pub fn weighted(weights: &[f64], size: usize) -> Blend {
         assert!(weights.len() <= MOST_DATASETS, "{} datasets", weights.len());
-        let weights = normalized(weights);
+        let weights = normalize(weights);
         Blend::build(weights.len(), size, |i, used| lagging(&weights, used, i, |_| true))
     }
 
     /// Blends every sample of every dataset once, in proportion to their `sizes`.
     pub fn exhaustive(sizes: &[u64]) -> Blend {
         let lengths: Vec<f64> = sizes.iter().map(|size| *size as f64).collect();
-        let weights = normalized(&lengths);
+        let weights = normalize(&lengths);
         let size = sizes.iter().sum::<u64>() as usize;
         Blend::build(sizes.len(), size, |i, used| {
             lagging(&weights, used, i, |dataset| used[dataset] < sizes[dataset])
@@ -117,7 +117,7 @@ fn lagging(weights: &[f64], used: &[u64], i: usize, allowed: impl Fn(usize) -> b
 
 /// Weights divided by their sum, in numpy's arithmetic, because one bit could move a sample.
 /// Megatron divides twice, when it reads the weights and when it blends.
-pub fn normalized(weights: &[f64]) -> Vec<f64> {
+pub fn normalize(weights: &[f64]) -> Vec<f64> {
     let sum = numpy_sum(weights);
     weights.iter().map(|weight| weight / sum).collect()
 }

@@ -69,12 +69,11 @@ impl Build<'_> {
     pub fn run(&self, progress: impl FnMut(ReadProgress, u64)) -> Result<Built> {
         UnshuffledFolder::remove_leftover(&self.output)?;
         let mut writer = Writer::over(&self.output, self.token_type, self.existing)?;
-        let append_eod = self.append;
-        let parse_special = self.parse_special;
-        let record = self
-            .record
-            .clone()
-            .map(|r| Record { append_eod, parse_special, ..r });
+        let mut record = self.record.clone();
+        if let Some(record) = &mut record {
+            record.append_eod = self.append;
+            record.parse_special = self.parse_special;
+        }
         let Some(seed) = self.shuffle else {
             let built = self.write_all(&mut writer, progress)?;
             return self.finish(writer, record.as_ref(), built);
@@ -107,13 +106,15 @@ impl Build<'_> {
             threads: self.threads,
             whole_texts: !self.tokenizer.cuts_at_lines(),
         };
-        let encoder = || {
-            let encoder = Encoder::new(self.tokenizer);
-            if self.parse_special { encoder.parse_special() } else { encoder }
-        };
         corpus::in_order(
             &options,
-            encoder,
+            || {
+                let mut encoder = Encoder::new(self.tokenizer);
+                if self.parse_special {
+                    encoder = encoder.parse_special();
+                }
+                encoder
+            },
             |encoder, chunk| self.encode(encoder, &chunk),
             |encoded, read| {
                 self.write(&encoded, writer)?;
@@ -272,7 +273,7 @@ pub fn merge(datasets: &[Indexed], output: &Path, existing: Existing) -> Result<
             "leave it out",
         );
     }
-    let record = problems.collect(record::joined(datasets))?.flatten();
+    let record = problems.collect(record::join(datasets))?.flatten();
     problems.or(())?;
     let mut writer = Writer::over(output, first.token_type(), existing)?;
     let tokens: u64 = datasets.iter().map(Indexed::tokens).sum();

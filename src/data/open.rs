@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use rayon::prelude::*;
 
-use super::blend::{Blend, normalized, too_many};
+use super::blend::{Blend, normalize, too_many};
 use super::indexed::Indexed;
 use super::mixture::{Member, Mixture, MixtureStage};
 use super::order::{Cache, Cut, Order, OrderSpec};
@@ -73,10 +73,8 @@ impl MixtureBuilder {
             self.stage(name, stage, until, &mut layout)?;
         }
         // A single dataset provides whole epochs, which is more than was requested.
-        if let Some(last) = layout
-            .stages
-            .last_mut()
-            .filter(|stage| stage.blend.is_none())
+        if let Some(last) = layout.stages.last_mut()
+            && last.blend.is_none()
         {
             last.until = last.from + layout.members[last.members[0]].samples() - last.cursors[0];
         }
@@ -90,11 +88,12 @@ impl MixtureBuilder {
         let mut wrong = Problems::default();
         let mut too_large = Problems::default();
         for stage in &plan.stages {
-            let wanted = stage.until.saturating_sub(stage.from);
-            let wanted = shares(self.rule, &stage.datasets, wanted);
+            let samples = stage.until.saturating_sub(stage.from);
+            let wanted = shares(self.rule, &stage.datasets, samples);
             for (share, wanted) in stage.datasets.iter().zip(wanted) {
                 let place = format!("data.{name}: {}", share.prefix.display());
-                let Some(member) = wrong.collect(self.unordered(share, cut, wanted, 0, place))?
+                let Some(member) =
+                    wrong.collect(self.open_unordered(share, cut, wanted, 0, place))?
                 else {
                     continue;
                 };
@@ -120,12 +119,9 @@ impl MixtureBuilder {
         if stage.datasets.is_empty() {
             problems.add(format!("data.{name}"), "no datasets", "name at least one");
         }
-        let place = format!("data.{name}");
-        problems.list.extend(
-            too_many(&place, stage.datasets.len())
-                .unwrap_or_default()
-                .list,
-        );
+        if let Some(too_many) = too_many(&format!("data.{name}"), stage.datasets.len()) {
+            problems.list.extend(too_many.list);
+        }
         for share in &stage.datasets {
             if !(share.weight.is_finite() && share.weight > 0.0) {
                 let place = format!("data.{name}: {}", share.prefix.display());
@@ -151,17 +147,19 @@ impl MixtureBuilder {
                 continue;
             }
             let place = format!("data.{name}: {}", share.prefix.display());
-            new.extend(problems.collect(self.unordered(share, layout.cut, wanted, 0, place))?);
+            new.extend(problems.collect(self.open_unordered(share, layout.cut, wanted, 0, place))?);
             members.push(layout.shares.len());
             layout.known.insert((part, *repeat), layout.shares.len());
             layout.shares.push(share.clone());
             layout.given.push(0);
         }
         problems.or(())?;
-        let member = |member: UnorderedMember| member.member(&self.cache);
         base::threads::init_rayon();
-        let new: Result<Vec<Member>> = new.into_par_iter().map(member).collect();
-        layout.members.extend(new?);
+        let ordered: Result<Vec<Member>> = new
+            .into_par_iter()
+            .map(|member| member.member(&self.cache))
+            .collect();
+        layout.members.extend(ordered?);
         let size = planned.max(until - stage.from);
         let blend = match stage.datasets.len() {
             1 => None,
@@ -181,8 +179,8 @@ impl MixtureBuilder {
         Ok(())
     }
 
-    /// Opens and checks a share, of which a segment of `wanted` samples is still to be ordered.
-    fn unordered(
+    /// Opens and checks a share. The caller orders its segment of `wanted` samples.
+    fn open_unordered(
         &mut self,
         share: &Share,
         cut: Cut,
@@ -205,7 +203,7 @@ impl MixtureBuilder {
         if missing > 0 {
             let segment = member.segments.len() as u64;
             let place = share.prefix.display().to_string();
-            let segment = self.unordered(share, cut, missing, segment, place)?;
+            let segment = self.open_unordered(share, cut, missing, segment, place)?;
             member.segments.push(segment.order(&self.cache)?);
         }
         Ok(())
@@ -267,12 +265,8 @@ fn remedy(share: &Share) -> String {
 }
 
 fn weights(datasets: &[Share]) -> Vec<f64> {
-    normalized(
-        &datasets
-            .iter()
-            .map(|share| share.weight)
-            .collect::<Vec<_>>(),
-    )
+    let weights: Vec<f64> = datasets.iter().map(|share| share.weight).collect();
+    normalize(&weights)
 }
 
 /// Number of samples ordered from each dataset for `samples` of the mixture: its share, and 0.5 %
@@ -281,14 +275,15 @@ pub fn shares(rule: DataRule, datasets: &[Share], samples: u64) -> Vec<u64> {
     if datasets.len() == 1 {
         return vec![samples];
     }
-    let share = |weight: &f64| match rule {
-        DataRule::MegatronCore => ((samples as f64 * weight).ceil() * (1.0 + 0.005)).ceil(),
-        DataRule::MegatronDeepSpeed => (samples as f64 * weight * 1.005).ceil(),
-    };
-    weights(datasets)
-        .iter()
-        .map(|weight| share(weight) as u64)
-        .collect()
+    let mut shares = Vec::new();
+    for weight in weights(datasets) {
+        let share = match rule {
+            DataRule::MegatronCore => ((samples as f64 * weight).ceil() * (1.0 + 0.005)).ceil(),
+            DataRule::MegatronDeepSpeed => (samples as f64 * weight * 1.005).ceil(),
+        };
+        shares.push(share as u64);
+    }
+    shares
 }
 
 /// Sequences of a share.

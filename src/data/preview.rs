@@ -37,7 +37,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
     if let Some(problems) = super::blend::too_many("PREFIX", preview.datasets.len()) {
         return Err(problems.into());
     }
-    let wanted = wanted(preview)?;
+    let wanted = count_wanted(preview)?;
     let mut problems = Problems::default();
     let mut members = Vec::new();
     for (share, samples) in preview.datasets.iter().zip(wanted) {
@@ -53,7 +53,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
     let blend = match (preview.samples, members.len()) {
         (_, 1) => None,
         (Some(samples), _) if preview.weighted => Some(Blend::weighted(
-            &super::blend::normalized(&weights),
+            &super::blend::normalize(&weights),
             total(preview.rule, &weights, samples) as usize,
         )),
         (Some(samples), _) => {
@@ -76,7 +76,7 @@ pub fn open(preview: &Preview) -> Result<Mixture> {
 
 /// Megatron-Core rounds each dataset's share up, and mixes their sum.
 fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
-    let shares = super::blend::normalized(weights);
+    let shares = super::blend::normalize(weights);
     match rule {
         DataRule::MegatronCore => shares
             .iter()
@@ -87,7 +87,7 @@ fn total(rule: DataRule, weights: &[f64], samples: u64) -> u64 {
 }
 
 /// Number of samples ordered from each dataset.
-fn wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
+fn count_wanted(preview: &Preview) -> Result<Vec<Option<u64>>> {
     let count = preview.datasets.len();
     match (preview.weighted, preview.samples) {
         (true, None) if count > 1 => Err(Problems::one(

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::batch::Batch;
 use super::source::Source;
@@ -41,10 +41,13 @@ impl Batch {
     pub fn fill(&mut self, source: &Source, request: Request) -> Result<()> {
         self.reshape(request.first_sample, request.samples, source.seq_len());
         let numbers = request.first_sample..request.first_sample + request.samples as u64;
-        numbers.clone().for_each(|sample| source.prefetch(sample));
-        self.samples_mut()
-            .zip(numbers)
-            .try_for_each(|(mut to, number)| source.read(number, &mut to))
+        for number in numbers.clone() {
+            source.prefetch(number);
+        }
+        for (mut sample, number) in self.samples_mut().zip(numbers) {
+            source.read(number, &mut sample)?;
+        }
+        Ok(())
     }
 }
 
@@ -66,15 +69,16 @@ impl Reader {
     ) -> Result<Reader> {
         let ahead = ahead.max(1);
         let mut requests = requests.fuse();
-        let mut read = move |mut batch: Batch| {
-            let request = requests
-                .next()
-                .context("the data reader has no more batches: all requests have been answered")?;
-            batch.fill(&source, request)?;
-            Ok(batch)
-        };
-        let thread = Worker::start("data reader", ahead + 1, move |batch| Some(read(batch)))?;
-        (0..ahead).try_for_each(|_| thread.send(Batch::default()))?;
+        let thread = Worker::start("data reader", ahead + 1, move |mut batch: Batch| {
+            let Some(request) = requests.next() else {
+                let why = "the data reader has no more batches: all requests have been answered";
+                return Some(Err(anyhow::anyhow!(why)));
+            };
+            Some(batch.fill(&source, request).map(|()| batch))
+        })?;
+        for _ in 0..ahead {
+            thread.send(Batch::default())?;
+        }
         Ok(Reader { thread, spare: Vec::with_capacity(ahead + 1), waited: Duration::ZERO })
     }
 

@@ -202,17 +202,17 @@ impl DatasetTokenizer {
                 (path, note)
             }
             (None, None) => {
-                let beside = prefix.with_file_name("tokenizer.json");
-                let beside = Some(beside).filter(|path| path.exists());
-                let note = beside.as_ref().map(|path| {
-                    let record = record_path(prefix);
-                    let path = path.display();
-                    format!(
-                        "{} does not exist: assuming that {path} is the tokenizer",
-                        record.display()
-                    )
-                });
-                (beside, note)
+                let path = prefix.with_file_name("tokenizer.json");
+                if path.exists() {
+                    let note = format!(
+                        "{} does not exist: assuming that {} is the tokenizer",
+                        record_path(prefix).display(),
+                        path.display()
+                    );
+                    (Some(path), Some(note))
+                } else {
+                    (None, None)
+                }
             }
         };
         Ok(DatasetTokenizer { record, path, note })
@@ -235,10 +235,10 @@ pub fn describe_file(path: &Path, digest: &str) -> String {
 
 /// Name of a file in the dataset's folder, so that the folder can be moved; otherwise its path.
 fn relative(path: &Path, prefix: &Path) -> PathBuf {
-    let name = path
-        .file_name()
-        .filter(|_| path.parent() == prefix.parent());
-    name.map_or(path.to_path_buf(), PathBuf::from)
+    match path.file_name() {
+        Some(name) if path.parent() == prefix.parent() => PathBuf::from(name),
+        _ => path.to_path_buf(),
+    }
 }
 
 fn describe(tokenizer: &str, vocab: usize, digest: &str) -> String {
@@ -247,14 +247,16 @@ fn describe(tokenizer: &str, vocab: usize, digest: &str) -> String {
 
 /// Record of several datasets merged; None if one of them has none. Different tokenizers are an
 /// error.
-pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
+pub fn join(datasets: &[Indexed]) -> Result<Option<Record>> {
     let mut problems = Problems::default();
     let mut records = Vec::new();
     for dataset in datasets {
         let record = problems.collect(Record::read(dataset))?.flatten();
         records.extend(record.map(|record| (dataset.prefix(), record)));
     }
-    let Some((first, joined)) = records.first().cloned() else { return Ok(problems.or(None)?) };
+    let Some((first, mut joined)) = records.first().cloned() else {
+        return Ok(problems.or(None)?);
+    };
     for (prefix, record) in &records[1..] {
         if record.digest != joined.digest {
             let theirs = record.describe();
@@ -265,20 +267,14 @@ pub fn joined(datasets: &[Indexed]) -> Result<Option<Record>> {
                 "ids of two tokenizers do not mix: build one of the datasets again",
             );
         }
+        if record.append_eod != joined.append_eod {
+            joined.append_eod = None;
+        }
+        if record.encoder != joined.encoder {
+            joined.encoder = None;
+        }
+        joined.parse_special |= record.parse_special;
     }
-    let every_dataset = records.len() == datasets.len();
-    let appended = |eod: &u32| {
-        records
-            .iter()
-            .all(|(_, record)| record.append_eod == Some(*eod))
-    };
-    let append_eod = joined.append_eod.filter(appended);
-    let parse_special = records.iter().any(|(_, record)| record.parse_special);
-    let encoder = joined.encoder.clone().filter(|encoder| {
-        records
-            .iter()
-            .all(|(_, record)| record.encoder.as_ref() == Some(encoder))
-    });
-    let record = Record { append_eod, parse_special, encoder, ..joined };
-    Ok(problems.or(every_dataset.then_some(record))?)
+    let has_all = records.len() == datasets.len();
+    Ok(problems.or(has_all.then_some(joined))?)
 }

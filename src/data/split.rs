@@ -32,9 +32,8 @@ pub fn range(from: f64, to: f64, sequences: usize) -> Range<usize> {
 
 /// Weights as in Megatron-Core: every run of digits and points.
 fn core_pieces(weights: &str) -> Vec<&str> {
-    let is_number = |c: char| c == '.' || c.is_ascii_digit();
     weights
-        .split(|c| !is_number(c))
+        .split(|c: char| c != '.' && !c.is_ascii_digit())
         .filter(|piece| !piece.is_empty())
         .collect()
 }

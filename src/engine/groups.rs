@@ -167,7 +167,7 @@ pub fn messages_overlap(topology: &Topology) -> bool {
     topology.schedule == Schedule::Interleaved && topology.overlap_p2p
 }
 
-/// Whether collectives or messages of several groups run at once: sums of gradients with those of layers
+/// Whether collectives or messages of several groups run at once: sums of gradients with sums of layers
 /// or with messages, or messages in both directions.
 pub fn groups_overlap(topology: &Topology) -> bool {
     let Topology { tensor, pipeline, data, .. } = *topology;

@@ -11,7 +11,7 @@ use std::cell::{Ref, RefCell};
 /// for what this rank sends next.
 const EXCHANGED_STEPS: u64 = 2;
 
-/// Order of the last step, which is that of the next one unless a ramp-up changes its micro-batches.
+/// Actions of the last step. The next step has the same unless a ramp-up changes its micro-batches.
 pub struct StepOrder {
     pp: PipelineRank,
     topology: Topology,

@@ -20,7 +20,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Poll interval of its process.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Maximum number of events that wait for the command; others are left out.
+/// Maximum number of events that wait for the command; further events are dropped.
 const QUEUE: usize = 16;
 
 /// Calls the command for events, in a thread. Without `log.on_event`, does nothing.
@@ -39,7 +39,7 @@ struct AlertCommand {
 
 impl Alerts {
     pub fn start(m: &Manifest) -> anyhow::Result<Alerts> {
-        let Some(command) = AlertCommand::of_run(m) else {
+        let Some(command) = AlertCommand::for_run(m) else {
             return Ok(Alerts { queue: None, thread: None });
         };
         let (queue, events) = sync_channel::<Event>(QUEUE);
@@ -78,7 +78,9 @@ impl Drop for Alerts {
 
 /// Calls the command of a run whose ranks have ended, and waits for it.
 pub fn call(m: &Manifest, event: &Event) {
-    if let Some(Err(why)) = AlertCommand::of_run(m).map(|command| command.call(event)) {
+    if let Some(command) = AlertCommand::for_run(m)
+        && let Err(why) = command.call(event)
+    {
         warn(&why);
     }
 }
@@ -90,7 +92,7 @@ fn warn(why: &str) {
 }
 
 impl AlertCommand {
-    fn of_run(m: &Manifest) -> Option<AlertCommand> {
+    fn for_run(m: &Manifest) -> Option<AlertCommand> {
         let run = m.name.clone();
         let folder = m.log.folder.display().to_string();
         Some(AlertCommand { command: m.log.on_event.clone()?, run, folder })
@@ -103,17 +105,17 @@ impl AlertCommand {
         let Event { at, kind, text } = event;
         let kind = kind.to_string();
         let object = json!({ "at": at, "kind": kind, "text": text, "run": run, "folder": folder });
-        let mut shell = Command::new("/bin/sh");
-        shell.arg("-c").arg(command).process_group(0);
-        shell
+        let mut child = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(command)
+            .process_group(0)
             .env("GPTRAIN_EVENT", &kind)
-            .env("GPTRAIN_EVENT_TEXT", text.replace('\0', " "));
-        shell.env("GPTRAIN_RUN", run).env("GPTRAIN_FOLDER", folder);
-        shell
+            .env("GPTRAIN_EVENT_TEXT", text.replace('\0', " "))
+            .env("GPTRAIN_RUN", run)
+            .env("GPTRAIN_FOLDER", folder)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let mut child = shell
+            .stderr(Stdio::null())
             .spawn()
             .map_err(|error| format!("cannot start: {error}"))?;
         if let Some(mut input) = child.stdin.take() {

@@ -31,19 +31,26 @@ struct Starts {
 /// step.
 pub fn count_start(folder: &Path, step: u64) -> anyhow::Result<()> {
     let path = file(folder);
-    let recorded = recorded(folder);
-    let short = recorded.as_ref().map_or(0, |recorded| recorded.short);
-    let same = recorded.filter(|recorded| recorded.from_step == step);
-    let before = same.map_or(0, |recorded| recorded.starts);
+    let recorded = read_starts(folder);
+    let short = recorded.as_ref().map_or(0, |starts| starts.short);
+    let before = match recorded {
+        Some(Starts { from_step, starts, .. }) if from_step == step => starts,
+        _ => 0,
+    };
     if before >= MAX_STARTS {
-        return Err(Problems::one(folder.display().to_string(), format!(
-            "{before} starts from step {step} have ended without a newer checkpoint: the run does \
-             not get on"
-        ), format!(
-            "find out why (failures/ beside it, the job's output), or lower checkpoint.interval; \
-             then remove {} to start again",
-            path.display()
-        )).into());
+        return Err(Problems::one(
+            folder.display().to_string(),
+            format!(
+                "{before} starts from step {step} have ended without a newer checkpoint: the run \
+                 makes no progress"
+            ),
+            format!(
+                "find out why (failures/ beside it, the job's output), or lower checkpoint.interval; \
+                 then remove {} to start again",
+                path.display()
+            ),
+        )
+        .into());
     }
     write(folder, &Starts { from_step: step, starts: before + 1, short })
 }
@@ -54,30 +61,34 @@ fn write(folder: &Path, starts: &Starts) -> anyhow::Result<()> {
 
 /// Uncounts this start, which was refused before its first step.
 pub fn uncount_start(folder: &Path) {
-    let Some(Starts { from_step, starts, short }) = recorded(folder) else { return };
-    let starts = Starts { from_step, starts: starts.saturating_sub(1), short };
-    if starts.starts == 0 && short == 0 {
+    let Some(mut recorded) = read_starts(folder) else { return };
+    recorded.starts = recorded.starts.saturating_sub(1);
+    if recorded.starts == 0 && recorded.short == 0 {
         reset(folder);
     } else {
         // If this fails, the start counts.
-        let _ = write(folder, &starts);
+        let _ = write(folder, &recorded);
     }
 }
 
 /// Counts a start that left for the end of its job after the steps `steps`.
 pub fn count_leave(folder: &Path, steps: Range<u64>) {
-    let before = recorded(folder).filter(|_| steps.end <= steps.start + 1);
-    let Some(Starts { from_step, starts, short }) = before else { return reset(folder) };
-    // A step is saved: the next start counts from there.
-    let starts = if steps.is_empty() { starts } else { 0 };
+    if steps.end > steps.start + 1 {
+        return reset(folder);
+    }
+    let Some(mut recorded) = read_starts(folder) else { return reset(folder) };
+    recorded.short += 1;
+    if !steps.is_empty() {
+        recorded.starts = 0; // a step is saved: the next start counts from there
+    }
     // If this fails, the start does not count.
-    let _ = write(folder, &Starts { from_step, starts, short: short + 1 });
+    let _ = write(folder, &recorded);
 }
 
 /// Whether the run may start itself again. The error is the number of starts in a row that took at
 /// most one step.
 pub fn may_chain(folder: &Path) -> Result<(), u32> {
-    let short = recorded(folder).map_or(0, |recorded| recorded.short);
+    let short = read_starts(folder).map_or(0, |starts| starts.short);
     if short < MAX_SHORT_STARTS { Ok(()) } else { Err(short) }
 }
 
@@ -87,7 +98,7 @@ pub fn reset(folder: &Path) {
 }
 
 /// Recorded starts; None if the file does not exist or is unreadable.
-fn recorded(folder: &Path) -> Option<Starts> {
+fn read_starts(folder: &Path) -> Option<Starts> {
     let text = input::read(&file(folder), input::SMALL).ok()?;
     serde_json::from_slice(&text).ok()
 }

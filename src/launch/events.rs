@@ -100,8 +100,8 @@ pub fn read(folder: &Path) -> Result<Vec<Event>> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         read => read.with_context(|| format!("cannot read {}", path.display()))?,
     };
-    let lines = text.split(|byte| *byte == b'\n');
-    Ok(lines
+    Ok(text
+        .split(|byte| *byte == b'\n')
         .filter_map(|line| serde_json::from_slice(line).ok())
         .collect())
 }

@@ -58,7 +58,7 @@ pub fn queue_again(m: &Manifest) {
 /// Nodes to exclude from the job, in Slurm's notation; None if none is sick, or if too few would
 /// remain.
 fn nodes_to_exclude(m: &Manifest, job: &Job) -> Option<String> {
-    let sick = sick_nodes::excluded(&m.log.folder, m.slurm.exclude_stragglers);
+    let sick = sick_nodes::hosts_to_exclude(&m.log.folder, m.slurm.exclude_stragglers);
     if sick.is_empty() {
         return None;
     }

@@ -49,8 +49,8 @@ impl<'a> Rank<'a> {
             ("control tensor", SHARES),
             ("control data", GRADIENT_AXES),
             ("control pipeline", STAGES),
-        ];
-        let groups = groups.map(|(name, axes)| world.group(name, &grid.group(coord, axes)));
+        ]
+        .map(|(name, axes)| world.group(name, &grid.group(coord, axes)));
         let host = HostCollectives::new(world.rank(), groups.into());
         Rank { world, grid, coord, host }
     }
@@ -113,9 +113,9 @@ impl<'a> Rank<'a> {
         self.world.recorder().set_phase(name);
     }
 
-    /// Waits until `ready` on every rank, for any time. Each call of `ready` must return within
-    /// about a second, and the ranks synchronise between two calls. An error of one is an error of
-    /// all.
+    /// Waits without a time limit until `ready` holds on every rank. Each call of `ready` must return
+    /// within about a second; the ranks synchronise between two calls. If it fails on one rank, all
+    /// ranks fail.
     pub fn wait_until(&self, mut ready: impl FnMut() -> Result<bool>) -> Result<()> {
         loop {
             let mine = ready();
@@ -141,23 +141,24 @@ impl<'a> Rank<'a> {
     fn collective_error(&self, mine: Option<anyhow::Error>) -> anyhow::Error {
         // Error that this rank could print. Only the printing rank of an earlier `CollectiveError`
         // has one.
-        let mine = mine.and_then(|error| match error.downcast::<CollectiveError>() {
-            Ok(agreed) => agreed.error,
-            Err(error) => Some(self.named(error)),
-        });
+        let printable = match mine.map(|error| error.downcast::<CollectiveError>()) {
+            Some(Ok(agreed)) => agreed.error,
+            Some(Err(error)) => Some(self.name_device_error(error)),
+            None => None,
+        };
         let mut codes = vec![0.0; self.grid.size()];
-        codes[self.number()] = mine
-            .as_ref()
-            .map_or(0, |error| exit::code_and_line(error).0) as f32;
+        if let Some(error) = &printable {
+            codes[self.number()] = f32::from(exit::code_and_line(error).0);
+        }
         self.host.sum(&mut codes);
         let printer = codes.iter().position(|code| *code > 0.0);
         let code = printer.map_or(1, |rank| codes[rank] as u8);
-        let error = mine.filter(|_| printer == Some(self.number()));
+        let error = printable.filter(|_| printer == Some(self.number()));
         anyhow::Error::new(CollectiveError { code, error })
     }
 
     /// Adds the rank's name to the error of a failed device, if there are several ranks.
-    fn named(&self, error: anyhow::Error) -> anyhow::Error {
+    fn name_device_error(&self, error: anyhow::Error) -> anyhow::Error {
         match error.downcast_ref::<Dead>() {
             Some(Dead { device, why }) if self.grid.size() > 1 => {
                 let name = self.world.name();
@@ -174,10 +175,12 @@ impl<'a> Rank<'a> {
         T: Serialize + DeserializeOwned,
         F: FnOnce() -> Result<T>,
     {
-        let done = if self.is_first() { what().map(Some) } else { Ok(None) };
-        let done = self.agree(done)?;
-        let sent = done.map(|value| serde_json::to_vec(&value).expect("plain data"));
-        let received = self.host.broadcast(&sent.unwrap_or_default());
+        let result = self.agree(if self.is_first() { what().map(Some) } else { Ok(None) })?;
+        let bytes = match result {
+            Some(value) => serde_json::to_vec(&value).expect("plain data"),
+            None => Vec::new(),
+        };
+        let received = self.host.broadcast(&bytes);
         Ok(serde_json::from_slice(&received)?)
     }
 

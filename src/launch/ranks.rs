@@ -39,16 +39,13 @@ pub struct LocalRanks {
 /// Cleanup for a command that handles signals only once it has its ranks: until this is dropped, a
 /// stop signal removes the files of the rendezvous. None if there is no other process.
 pub fn clean_up_on_signal(m: &Manifest) -> anyhow::Result<Option<ExitOnSignal>> {
-    let launcher = launcher(m)?.filter(|launch| launch.world > 1);
-    launcher
-        .map(|launch| {
-            let folder = m.log.folder.clone();
-            ExitOnSignal::listen(move || {
-                tcp::forget_secret(&folder, &launch.job);
-                std::fs::remove_dir(&folder).ok(); // unless a run is there
-            })
-        })
-        .transpose()
+    let Some(launch) = launcher(m)?.filter(|launch| launch.world > 1) else { return Ok(None) };
+    let folder = m.log.folder.clone();
+    let handler = ExitOnSignal::listen(move || {
+        tcp::forget_secret(&folder, &launch.job);
+        std::fs::remove_dir(&folder).ok(); // unless a run is there
+    })?;
+    Ok(Some(handler))
 }
 
 impl LocalRanks {
@@ -65,23 +62,20 @@ impl LocalRanks {
             let dumps = dumps(m, &format!("process {}", std::process::id()));
             clear(&dumps);
             let threads = m.train.threads.unwrap_or(cores / ranks).max(1);
-            let local = |local_rank| LocalRank {
-                local_rank,
-                local_world: ranks,
-                process: launcher.is_some(),
-                cores: cores / ranks,
-            };
-            let worlds = threads::watched(ranks, &watchdog(m, &dumps))?
-                .into_iter()
-                .map(|world| {
-                    let local = local(world.rank());
-                    (world, local)
-                })
-                .collect();
+            let mut worlds = Vec::new();
+            for world in threads::watched(ranks, &watchdog(m, &dumps))? {
+                let local = LocalRank {
+                    local_rank: world.rank(),
+                    local_world: ranks,
+                    process: launcher.is_some(),
+                    cores: cores / ranks,
+                };
+                worlds.push((world, local));
+            }
             return Ok(LocalRanks { worlds, node: host, threads, kind: "threads of a process" });
         };
         if launch.world != ranks {
-            // Each rank says so: the variables of one alone may be wrong.
+            // Each rank reports it, because the variables of a single rank may be wrong.
             return Err(wrong_world_size(m, launch).into());
         }
         let share = launch.cores.unwrap_or(cores / launch.local_world.max(1));

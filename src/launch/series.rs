@@ -11,9 +11,10 @@ use anyhow::{Context, Result};
 use base::Moment;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -52,7 +53,7 @@ struct Done {
 /// Progress of a series.
 pub enum Progress<'a> {
     Started,
-    /// Ended well, after so many seconds.
+    /// Ended well, after this many seconds.
     Done(f64),
     /// Ended early: its exit code or signal, and the last line of its output.
     Failed(&'a str),
@@ -99,7 +100,7 @@ impl<'t> Series<'t> {
 
     /// Runs the tasks that are not done, `environment.len()` at a time. Each slot has the variables of
     /// its entry. A task that fails does not end the series; a signal does, after the tasks have ended.
-    /// `is_whole` is asked when a task has ended with code 0.
+    /// `is_whole` is called for a task that has ended with code 0; false counts as a failure.
     pub fn run(
         &mut self,
         environment: &[Vec<(String, String)>],
@@ -107,19 +108,18 @@ impl<'t> Series<'t> {
         report: &mut dyn FnMut(&Task, Progress),
     ) -> Result<Outcome> {
         let signals = Signals::listen()?;
-        let open: Vec<&Task> = self
+        let mut open: VecDeque<&Task> = self
             .tasks
             .iter()
             .filter(|task| !self.is_done(task))
             .collect();
-        let mut open = open.into_iter();
         let mut running = Vec::<Running>::new();
         let mut outcome = Outcome::default();
         loop {
             outcome.stopped |= signals.stop();
             let free = (0..environment.len()).find(|slot| running.iter().all(|r| r.slot != *slot));
             if let Some(slot) = free.filter(|_| !outcome.stopped)
-                && let Some(task) = open.next()
+                && let Some(task) = open.pop_front()
             {
                 running.push(start(task, slot, &environment[slot])?);
                 report(task, Progress::Started);
@@ -221,15 +221,18 @@ fn start<'t>(task: &'t Task, slot: usize, environment: &[(String, String)]) -> R
 
 /// Last line of a command's output that is not empty.
 fn last_line(path: &Path) -> String {
-    let read = || -> std::io::Result<Vec<u8>> {
-        let mut file = File::open(path)?;
-        let length = file.seek(SeekFrom::End(0))?;
-        file.seek(SeekFrom::Start(length.saturating_sub(4096)))?;
-        let mut bytes = Vec::new();
-        std::io::Read::read_to_end(&mut file, &mut bytes)?;
-        Ok(bytes)
-    };
-    let text = String::from_utf8_lossy(&read().unwrap_or_default()).into_owned();
+    let bytes = read_end(path, 4096).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.next_back().unwrap_or("no output").to_string()
+}
+
+/// Last `most` bytes of a file.
+fn read_end(path: &Path, most: u64) -> std::io::Result<Vec<u8>> {
+    let mut file = File::open(path)?;
+    let length = file.seek(SeekFrom::End(0))?;
+    file.seek(SeekFrom::Start(length.saturating_sub(most)))?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

@@ -73,17 +73,14 @@ pub fn read(folder: &Path) -> Result<Vec<SickNode>> {
 
 /// Hosts to exclude from a job. If the file cannot be read, warns and excludes none. `stragglers`
 /// is slurm.exclude_stragglers.
-pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
+pub fn hosts_to_exclude(folder: &Path, stragglers: bool) -> Vec<String> {
     let nodes = read(folder).unwrap_or_else(|error| {
         tracing::warn!("no node is excluded: {error:#}");
         Vec::new()
     });
     let mut hosts: Vec<String> = Vec::new();
-    for node in nodes
-        .into_iter()
-        .filter(|node| node.is_excluded(stragglers))
-    {
-        if !hosts.contains(&node.host) {
+    for node in nodes {
+        if node.is_excluded(stragglers) && !hosts.contains(&node.host) {
             hosts.push(node.host);
         }
     }
@@ -92,17 +89,15 @@ pub fn excluded(folder: &Path, stragglers: bool) -> Vec<String> {
 
 /// Adds an observation about a host.
 pub fn add(folder: &Path, host: &str, reason: Reason, evidence: &str) -> Result<()> {
-    let is_recorded = || {
-        let nodes = read(folder).unwrap_or_default();
-        nodes
-            .iter()
-            .any(|node| node.host == host && node.reason == reason)
-    };
     // Ranks of two nodes may write at once, in which case the later one may not have read the
     // earlier entry.
     for _ in 0..5 {
         add_once(folder, host, reason, evidence)?;
-        if is_recorded() {
+        let nodes = read(folder).unwrap_or_default();
+        if nodes
+            .iter()
+            .any(|node| node.host == host && node.reason == reason)
+        {
             break;
         }
     }
@@ -151,17 +146,20 @@ mod tests {
     fn a_slow_node_is_excluded_at_once_and_one_that_failed_the_second_time() {
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path();
-        assert_eq!((read(folder).unwrap(), excluded(folder, false)), (Vec::new(), Vec::new()));
+        assert_eq!(
+            (read(folder).unwrap(), hosts_to_exclude(folder, false)),
+            (Vec::new(), Vec::new())
+        );
         add(folder, "n1", Reason::Failed, "rank 0 (node n1) died").unwrap();
         add(folder, "n2", Reason::Slow, "135 of 400 Gb/s").unwrap();
-        assert_eq!(excluded(folder, false), ["n2"]);
+        assert_eq!(hosts_to_exclude(folder, false), ["n2"]);
         add(folder, "n1", Reason::Failed, "rank 3 (node n1) died").unwrap();
-        assert_eq!(excluded(folder, false), ["n2", "n1"]);
+        assert_eq!(hosts_to_exclude(folder, false), ["n2", "n1"]);
         let nodes = read(folder).unwrap();
         assert_eq!((nodes[1].times, nodes[1].evidence.as_str()), (2, "rank 3 (node n1) died"));
         add(folder, "n4", Reason::Straggles, "rank 7 (node n4) is slow").unwrap();
-        assert_eq!(excluded(folder, true), ["n2", "n1", "n4"]);
-        assert_eq!(excluded(folder, false), ["n2", "n1"]);
+        assert_eq!(hosts_to_exclude(folder, true), ["n2", "n1", "n4"]);
+        assert_eq!(hosts_to_exclude(folder, false), ["n2", "n1"]);
         assert_eq!(clear(folder, Some("n4")).unwrap(), 1);
         assert_eq!(clear(folder, Some("n3")).unwrap(), 0);
         assert_eq!((clear(folder, Some("n2")).unwrap(), clear(folder, None).unwrap()), (1, 1));
@@ -176,11 +174,11 @@ mod tests {
         let mut nodes = read(folder).unwrap();
         nodes[0].expires -= LIFETIME_S + 1.0;
         write(folder, &nodes).unwrap();
-        assert_eq!(excluded(folder, false), [""; 0]);
+        assert_eq!(hosts_to_exclude(folder, false), [""; 0]);
         fs::write(file(folder), "{").unwrap();
-        assert_eq!(excluded(folder, false), [""; 0]);
+        assert_eq!(hosts_to_exclude(folder, false), [""; 0]);
         assert!(read(folder).is_err());
         add(folder, "n2", Reason::Slow, "slow").unwrap();
-        assert_eq!(excluded(folder, false), ["n2"]);
+        assert_eq!(hosts_to_exclude(folder, false), ["n2"]);
     }
 }

@@ -32,13 +32,14 @@ impl StopMessage {
     fn print(&self) {
         let mut console = self.console.lock();
         let Some(console) = console.take() else { return };
-        let finishing = match self.step.load(Ordering::Relaxed) {
+        let mut text = match self.step.load(Ordering::Relaxed) {
             0 => "stopping before the first step".to_string(),
             step => format!("finishing step {step}, then saving"),
         };
-        let again = self.interrupted.load(Ordering::Relaxed);
-        let again = if again { "; Ctrl-C again: leave now" } else { "" };
-        console.print(&format!("{finishing}{again}"));
+        if self.interrupted.load(Ordering::Relaxed) {
+            text += "; Ctrl-C again: leave now";
+        }
+        console.print(&text);
     }
 }
 
@@ -46,15 +47,16 @@ impl StopMessage {
 /// excluded if the process was started with it ignored (nohup).
 pub fn stop_signals() -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask
+    let ignored = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
         .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
         .unwrap_or(0);
-    let ignored = |signal: &i32| *signal == SIGHUP && mask >> (signal - 1) & 1 == 1;
-    [SIGINT, SIGTERM, SIGHUP]
-        .into_iter()
-        .filter(|signal| !ignored(signal))
-        .collect()
+    let mut signals = vec![SIGINT, SIGTERM];
+    if ignored >> (SIGHUP - 1) & 1 == 0 {
+        signals.push(SIGHUP);
+    }
+    signals
 }
 
 /// Makes writes beyond the user's file size limit return an error; by default SIGXFSZ ends the
@@ -114,7 +116,9 @@ impl Signals {
         let mut arriving = iterator::Signals::new(handled)?;
         let message = signals.message.clone();
         base::threads::spawn("signals", move || {
-            arriving.forever().take(1).for_each(|_| message.print())
+            if arriving.forever().next().is_some() {
+                message.print();
+            }
         })?;
         flag::register(SIGUSR1, signals.save.clone())?;
         ignore_size_limit_signal()?;

@@ -27,9 +27,19 @@ impl JobTime {
     /// Reads squeue's `%L %l`; None without a limit.
     fn read(text: &str) -> anyhow::Result<Option<JobTime>> {
         let mut words = text.split_whitespace();
-        let left = time(words.next().unwrap_or_default())?;
-        let limit = words.next().and_then(|limit| time(limit).ok().flatten());
+        let left = parse_time(words.next().unwrap_or_default())?;
+        let limit = words
+            .next()
+            .and_then(|limit| parse_time(limit).ok().flatten());
         Ok(left.map(|left| JobTime { left, limit }))
+    }
+
+    /// Reads the variables of the step; None without the job's end.
+    fn from_environment() -> Option<JobTime> {
+        let read = |name| Some(Duration::from_secs(std::env::var(name).ok()?.parse().ok()?));
+        let end: Duration = read("SLURM_JOB_END_TIME")?;
+        let limit = read("SLURM_JOB_START_TIME").map(|start| end.saturating_sub(start));
+        Some(JobTime { left: end.saturating_sub(unix_time()), limit })
     }
 }
 
@@ -51,31 +61,23 @@ impl Job {
         &self.id
     }
 
-    /// Time limit of the job; None without one. squeue reports a limit that was changed. If it fails,
-    /// the variables SLURM_JOB_START_TIME and SLURM_JOB_END_TIME (absent in 22.05) have the limit of
-    /// the job's start.
+    /// Time limit of the job; None without one. squeue also reports a limit that was changed. If it
+    /// fails, uses SLURM_JOB_START_TIME and SLURM_JOB_END_TIME (absent in 22.05), which have the limit
+    /// at the job's start.
     pub fn time(&self) -> anyhow::Result<Option<JobTime>> {
         let answer = run(Command::new("squeue").args(["-h", "-o", "%L %l", "-j", &self.id]));
-        answer
-            .and_then(|text| JobTime::read(&text))
-            .or_else(|error| {
-                let [start, end] = ["SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"].map(|name| {
-                    let seconds = std::env::var(name).ok().and_then(|at| at.parse().ok());
-                    seconds.map(Duration::from_secs)
-                });
-                let end = end.ok_or(error)?;
-                let limit = start.map(|start| end.saturating_sub(start));
-                Ok(Some(JobTime { left: end.saturating_sub(unix_time()), limit }))
-            })
+        match answer.and_then(|text| JobTime::read(&text)) {
+            Ok(time) => Ok(time),
+            Err(error) => Ok(Some(JobTime::from_environment().ok_or(error)?)),
+        }
     }
 
     /// Puts the job back into the queue, under its number. Slurm ends its running processes: SIGTERM
     /// may arrive before the command's answer.
     pub fn requeue(&self) -> anyhow::Result<()> {
-        let requeued = run_despite_sigterm(&["scontrol", "requeue", &self.id]);
-        requeued
-            .map(drop)
-            .context("the cluster may forbid it: slurm.on_end: resubmit needs no permission")
+        run_despite_sigterm(&["scontrol", "requeue", &self.id])
+            .context("the cluster may forbid it: slurm.on_end: resubmit needs no permission")?;
+        Ok(())
     }
 
     /// Excludes nodes (as from `exclusion_list`) from the job, which is queued again. A running job's list
@@ -104,8 +106,9 @@ impl Job {
         run(Command::new("scontrol").args(["show", "job", "-o", &self.id]))
     }
 
-    /// Submits the job's batch script again, to start when this job has ended, with the same options
-    /// (`repeated_options`), but not on the nodes to `exclude`, as from `exclusion_list`. Returns the new job's number.
+    /// Submits the job's batch script again, to start when this job has ended, with the same
+    /// options (`repeated_options`), but not on the nodes to `exclude`, as from `exclusion_list`.
+    /// Returns the new job's number.
     pub fn resubmit(&self, folder: &Path, exclude: Option<&str>) -> anyhow::Result<String> {
         let script = folder.join(SCRIPT);
         let _ = std::fs::remove_file(&script); // scontrol refuses to write over one
@@ -115,22 +118,16 @@ impl Job {
         ensure!(script.exists(), "scontrol wrote no {}", script.display());
         let description = self.description()?;
         let mut sbatch = as_user("sbatch");
-        sbatch.args(["--parsable".to_string(), format!("--dependency=afterany:{}", self.id)]);
-        sbatch.args(
-            ["--open-mode=append".to_string()]
-                .into_iter()
-                .chain(repeated_options(&description)),
-        );
+        sbatch.arg("--parsable");
+        sbatch.arg(format!("--dependency=afterany:{}", self.id));
+        sbatch.arg("--open-mode=append");
+        sbatch.args(repeated_options(&description));
         let name = std::env::var("SLURM_JOB_NAME").ok();
         sbatch.args(name.map(|name| format!("--job-name={name}")));
         sbatch.args(exclude.map(|nodes| format!("--exclude={nodes}")));
         let answer = run(sbatch.arg(&script))?;
-        Ok(answer
-            .trim()
-            .split(';')
-            .next()
-            .unwrap_or_default()
-            .to_string())
+        let (number, _cluster) = answer.trim().split_once(';').unwrap_or((answer.trim(), ""));
+        Ok(number.to_string())
     }
 }
 
@@ -145,43 +142,35 @@ fn as_user(program: &str) -> Command {
     command
 }
 
-/// Output of a command that continues when Slurm ends this step, which it does by SIGTERM and,
-/// `KillWait` later, by SIGKILL.
+/// Runs a command that continues when Slurm ends this step, which it does by SIGTERM and, `KillWait`
+/// later, by SIGKILL. Returns the output.
 fn run_despite_sigterm(words: &[&str]) -> anyhow::Result<String> {
     let mut shell = Command::new("sh");
-    run_as(
-        words[0],
-        shell
-            .args(["-c", "trap '' TERM; exec \"$@\"", "sh"])
-            .args(words),
-    )
+    shell.args(["-c", "trap '' TERM; exec \"$@\"", "sh"]);
+    run_as(words[0], shell.args(words))
 }
 
 /// Field of `scontrol show job -o`, if it has a value.
 fn field<'a>(description: &'a str, name: &str) -> Option<&'a str> {
-    let mut words = description
+    let (_, value) = description
         .split_whitespace()
-        .filter_map(|word| word.split_once('='));
-    let (_, value) = words.find(|(field, _)| *field == name)?;
-    Some(value).filter(|value| !matches!(*value, "" | "0" | "(null)" | "N/A"))
+        .filter_map(|word| word.split_once('='))
+        .find(|(field, _)| *field == name)?;
+    (!matches!(value, "" | "0" | "(null)" | "N/A")).then_some(value)
 }
 
 /// Appends nodes to a list in Slurm's notation, "n[1-3],n7".
 fn merge_lists(own: &str, more: &[String]) -> String {
-    let is_listed = |node: &&String| own.split(',').any(|known| known == node.as_str());
-    let new = more
-        .iter()
-        .filter(|node| !is_listed(node))
-        .map(String::as_str);
-    let nodes: Vec<&str> = Some(own)
-        .filter(|own| !own.is_empty())
-        .into_iter()
-        .chain(new)
-        .collect();
+    let mut nodes: Vec<&str> = own.split(',').filter(|node| !node.is_empty()).collect();
+    for node in more {
+        if !own.split(',').any(|listed| listed == node) {
+            nodes.push(node);
+        }
+    }
     nodes.join(",")
 }
 
-/// Options of sbatch that repeat those of a job: options on sbatch's command line are not in the
+/// Options of sbatch that repeat the options of a job: options on sbatch's command line are not in the
 /// script. `description` is the output of `scontrol show job -o`.
 fn repeated_options(description: &str) -> Vec<String> {
     const OPTIONS: [(&str, &str); 11] = [
@@ -197,32 +186,31 @@ fn repeated_options(description: &str) -> Vec<String> {
         ("StdOut", "output"),
         ("StdErr", "error"),
     ];
-    let value = |name: &str| {
-        let value = field(description, name)?;
-        // Tasks per node, board, socket and core.
-        let value = if name.contains(':') { value.split(':').next()? } else { value };
-        Some(value).filter(|value| *value != "0")
-    };
-    let given = OPTIONS
-        .iter()
-        .filter_map(|(name, option)| Some((option, value(name)?)));
-    given
-        .map(|(option, value)| format!("--{option}={value}"))
-        .collect()
+    let mut options = Vec::new();
+    for (name, option) in OPTIONS {
+        let Some(mut value) = field(description, name) else { continue };
+        if name.contains(':') {
+            // Tasks per node, board, socket and core.
+            value = value.split(':').next().unwrap_or(value);
+        }
+        if value != "0" {
+            options.push(format!("--{option}={value}"));
+        }
+    }
+    options
 }
 
-/// Output of a command. Fails with its error output if it fails or takes too long.
+/// Runs a command and returns its output. Fails with its error output if it fails or takes too long.
 fn run(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     run_as(&name, command)
 }
 
 fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
-    let streams = command
+    let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    let mut child = streams
+        .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot start {name}"))?;
     let end = Deadline::after(TIMEOUT);
@@ -240,22 +228,16 @@ fn run_as(name: &str, command: &mut Command) -> anyhow::Result<String> {
     // Short answers, which fit into the pipes.
     let mut output = String::new();
     let mut errors = String::new();
-    child
-        .stdout
-        .take()
-        .context("piped")?
-        .read_to_string(&mut output)?;
-    child
-        .stderr
-        .take()
-        .context("piped")?
-        .read_to_string(&mut errors)?;
+    let stdout = child.stdout.as_mut().context("piped")?;
+    stdout.read_to_string(&mut output)?;
+    let stderr = child.stderr.as_mut().context("piped")?;
+    stderr.read_to_string(&mut errors)?;
     ensure!(status.success(), "{name}: {}", errors.trim());
     Ok(output)
 }
 
 /// Time as squeue prints it: "1-02:03:04", "02:03:04", "03:04", or a word.
-fn time(text: &str) -> anyhow::Result<Option<Duration>> {
+fn parse_time(text: &str) -> anyhow::Result<Option<Duration>> {
     if matches!(text, "UNLIMITED" | "NOT_SET") {
         return Ok(None);
     }

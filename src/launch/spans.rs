@@ -79,12 +79,12 @@ impl SpanRecorder {
         *buffer.lock() = spans;
     }
 
-    /// Starts to record the spans of a rank. `timeline` is that of its GPU, started just now.
+    /// Starts to record the spans of a rank. `timeline` is its GPU's, started just now.
     pub fn start(&self, rank: usize, clock: ClockOffset, timeline: Option<Arc<dyn Timeline>>) {
         let buffer = self.buffer(rank);
         let mut spans = buffer.lock();
-        let gpu = |timeline| GpuSpans { timeline, start: now_ns(), spans: Vec::new() };
-        spans.gpu = timeline.map(gpu);
+        spans.gpu =
+            timeline.map(|timeline| GpuSpans { timeline, start: now_ns(), spans: Vec::new() });
         spans.clock = (clock.ns, clock.error_ns);
         spans.spans.reserve_exact(CAPACITY);
         spans.recording = true;
@@ -94,7 +94,7 @@ impl SpanRecorder {
     pub fn stop(&self, rank: usize) -> Option<RankSpans> {
         let mut spans = std::mem::take(&mut *self.buffer(rank).lock());
         if let Some(gpu) = spans.gpu.take() {
-            spans.spans.extend(gpu.executed());
+            spans.spans.extend(gpu.with_gpu_times());
         }
         spans.recording.then_some(spans)
     }
@@ -103,9 +103,9 @@ impl SpanRecorder {
     pub fn stop_all(&self) -> Vec<RankSpans> {
         let ranks: Vec<usize> = self.ranks.lock().keys().copied().collect();
         // Does not wait for a GPU whose rank has failed.
-        ranks
-            .iter()
-            .for_each(|rank| self.buffer(*rank).lock().gpu = None);
+        for rank in &ranks {
+            self.buffer(*rank).lock().gpu = None;
+        }
         ranks
             .into_iter()
             .filter_map(|rank| self.stop(rank))
@@ -125,12 +125,12 @@ impl RankSpans {
 }
 
 impl GpuSpans {
-    /// Times at which the GPU executed them. Waits for the GPU.
-    fn executed(self) -> impl Iterator<Item = Span> {
+    /// The spans with the times at which the GPU executed them. Waits for the GPU.
+    fn with_gpu_times(self) -> impl Iterator<Item = Span> {
         let points = self.timeline.read();
-        let start = self.start;
+        let origin = self.start;
         self.spans.into_iter().map(move |(span, [from, to])| {
-            let start = start + points[from];
+            let start = origin + points[from];
             let duration = points[to] - points[from];
             Span { track: Cow::Borrowed(GPU), start, duration, ..span }
         })
@@ -159,7 +159,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanRecorder {
             .scope()
             .find_map(|outer| outer.extensions().get::<Buffer>().cloned());
         let Some(buffer) = outer.filter(|buffer| buffer.lock().recording) else { return };
-        let track = fields.track();
+        let track = fields.take_track();
         let name = fields.op.map_or(Cow::Borrowed(span.name()), Cow::Owned);
         let open = Span { name, track, start: now_ns(), duration: 0, args: fields.args };
         let mark = fields.gpu.then(|| buffer.lock().mark()).flatten();
@@ -168,10 +168,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanRecorder {
     }
 
     fn on_close(&self, id: Id, context: Context<'_, S>) {
-        let open = context
-            .span(&id)
-            .and_then(|span| span.extensions_mut().remove::<Open>());
-        let Some(Open { buffer, mut span, mark }) = open else { return };
+        let Some(closed) = context.span(&id) else { return };
+        let Some(open) = closed.extensions_mut().remove::<Open>() else { return };
+        let Open { buffer, mut span, mark } = open;
         span.duration = now_ns() - span.start;
         let mut rank_spans = buffer.lock();
         let marks = mark.zip(rank_spans.mark());
@@ -199,15 +198,15 @@ struct Fields {
 }
 
 impl Fields {
-    /// Blocking collectives of a group and those on the communication queue overlap in time.
-    fn track(&mut self) -> Cow<'static, str> {
-        let queue = if self.queued { " (queue)" } else { "" };
-        let comm = self
-            .group
-            .take()
-            .map(|group| format!("comm {group}{queue}"));
-        comm.or(self.track.take())
-            .map_or(Cow::Borrowed(COMPUTE), Cow::Owned)
+    /// Takes the track. A group has two, because its blocking collectives overlap in time with those
+    /// on the communication queue.
+    fn take_track(&mut self) -> Cow<'static, str> {
+        match (self.group.take(), self.track.take()) {
+            (Some(group), _) if self.queued => Cow::Owned(format!("comm {group} (queue)")),
+            (Some(group), _) => Cow::Owned(format!("comm {group}")),
+            (None, Some(track)) => Cow::Owned(track),
+            (None, None) => Cow::Borrowed(COMPUTE),
+        }
     }
 }
 

@@ -258,18 +258,18 @@ impl BlendReader<'_, '_> {
             self.report
                 .add(path, format!("{path} has no dataset"), "give at least one prefix");
         }
-        let list: Vec<Dataset> = list
+        let datasets: Vec<Dataset> = list
             .into_iter()
             .map(|(path, dataset)| self.dataset(dataset, &path, which))
             .collect();
-        if !list.is_empty() && list.iter().all(|dataset| dataset.weight == 0.0) {
+        if !datasets.is_empty() && datasets.iter().all(|dataset| dataset.weight == 0.0) {
             self.report.add(
                 path,
                 format!("{path}: all weights are 0"),
                 "give one dataset a weight above 0",
             );
         }
-        list
+        datasets
     }
 
     /// Checks that each stage begins after the previous one, and before the run ends.
@@ -318,7 +318,7 @@ impl BlendReader<'_, '_> {
 
     /// Validation sets as written, or derived from the valid share of the training datasets.
     fn valid(&mut self, sets: Option<Named>, train: &[Dataset]) -> Vec<ValidSet> {
-        let Some(sets) = sets else { return derived(train, self.fallback.as_deref()) };
+        let Some(sets) = sets else { return derive_valid_sets(train, self.fallback.as_deref()) };
         let written: Vec<String> = match self.report.root().at("data.valid").map(|n| &n.value) {
             Some(tree::Value::Map(entries)) => {
                 entries.iter().map(|entry| entry.key.clone()).collect()
@@ -425,7 +425,7 @@ impl BlendReader<'_, '_> {
 }
 
 /// Valid share of the training datasets whose splits have one.
-fn derived(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
+fn derive_valid_sets(train: &[Dataset], fallback: Option<&str>) -> Vec<ValidSet> {
     let datasets: Vec<Dataset> = train
         .iter()
         .filter_map(|dataset| match &dataset.part {

@@ -2,31 +2,30 @@
 
 use super::overrides::{self, SECOND_NAME, replaced};
 use super::tree;
-use std::ops::Range;
 
 /// The text with the lines of `sets` changed; None if it then does not have the same meaning.
 pub fn edit(text: &str, sets: &[String], is_same: impl Fn(&str) -> bool) -> Option<String> {
     let edited = sets
         .iter()
-        .try_fold(text.to_string(), |text, set| edited(&text, set));
+        .try_fold(text.to_string(), |text, set| edit_line(&text, set));
     edited.filter(|text| is_same(text))
 }
 
-fn edited(text: &str, set: &str) -> Option<String> {
+fn edit_line(text: &str, set: &str) -> Option<String> {
     let (path, value) = set.split_once('=')?;
     let path = if path.trim() == SECOND_NAME.0 { SECOND_NAME.1 } else { path.trim() };
     let mut lines: Vec<String> = text.lines().map(String::from).collect();
     for other in replaced(path) {
         let steps: Vec<&str> = other.split('.').collect();
         if let Ok((at, indent)) = find(&lines, &steps) {
-            lines.drain(at..end(&lines, at, indent));
+            lines.drain(at..end_of_key(&lines, at, indent));
         }
     }
     let steps: Vec<&str> = path.split('.').collect();
     match find(&lines, &steps) {
         Ok((at, indent)) => {
             let line = line(indent, &steps[steps.len() - 1..], value);
-            lines.splice(at..end(&lines, at, indent), [line]);
+            lines.splice(at..end_of_key(&lines, at, indent), [line]);
         }
         Err((at, _, known)) if known > 0 && has_value(&lines[at - 1]) => {
             let key = &steps[..known];
@@ -62,33 +61,35 @@ fn line(indent: usize, steps: &[&str], value: &str) -> String {
 /// The line of a key, and its indentation. The error is where a line for it belongs, with the
 /// indentation there and the number of steps that have lines.
 fn find(lines: &[String], steps: &[&str]) -> Result<(usize, usize), (usize, usize, usize)> {
-    let (mut range, mut indent): (Range<usize>, usize) = (0..lines.len(), 0);
-    for (known, step) in steps.iter().enumerate() {
+    let mut range = 0..lines.len();
+    let mut indent = 0;
+    for (found, step) in steps.iter().enumerate() {
         let key = format!("{}{step}:", " ".repeat(indent));
         let Some(at) = range.clone().find(|at| lines[*at].starts_with(&key)) else {
-            let at = if known == 0 { lines.len() } else { range.start };
-            return Err((at, indent, known));
+            let at = if found == 0 { lines.len() } else { range.start };
+            return Err((at, indent, found));
         };
-        if known + 1 == steps.len() {
+        if found + 1 == steps.len() {
             return Ok((at, indent));
         }
-        range = at + 1..end(lines, at, indent);
+        range = at + 1..end_of_key(lines, at, indent);
         indent += 2;
     }
     unreachable!("a key has a step")
 }
 
-/// The line after those of a key: after the last line that is indented further.
-fn end(lines: &[String], at: usize, indent: usize) -> usize {
-    let deep = |line: &String| line.len() - line.trim_start().len() > indent;
-    let is_blank = |line: &String| line.trim().is_empty();
-    let below: Vec<&String> = lines[at + 1..]
-        .iter()
-        .take_while(|line| deep(line) || is_blank(line))
-        .collect();
-    at + 1
-        + below
-            .iter()
-            .rposition(|line| !is_blank(line))
-            .map_or(0, |last| last + 1)
+/// Index after the lines of a key: after the last line that is indented further.
+fn end_of_key(lines: &[String], at: usize, indent: usize) -> usize {
+    let mut end = at + 1;
+    for (i, line) in lines.iter().enumerate().skip(at + 1) {
+        let text = line.trim_start();
+        if text.is_empty() {
+            continue;
+        }
+        if line.len() - text.len() <= indent {
+            break;
+        }
+        end = i + 1;
+    }
+    end
 }

@@ -31,13 +31,12 @@ pub struct Keys {
 /// Settings that have one place each, as `--set` names them: `lr.peak`.
 pub fn settings() -> Vec<String> {
     let keys = Keys::new().all;
-    let begins =
-        |key: &str, other: &str| other.strip_prefix(key).is_some_and(|o| o.starts_with('.'));
-    let is_section = |key: &String| keys.iter().any(|other| begins(key, other));
-    keys.iter()
-        .filter(|key| !key.contains('*') && !is_section(key))
-        .cloned()
-        .collect()
+    let mut settings = keys.clone();
+    settings.retain(|key| {
+        let section = format!("{key}.");
+        !key.contains('*') && !keys.iter().any(|other| other.starts_with(&section))
+    });
+    settings
 }
 
 /// Suggestion for an option of the command line that does not exist, such as `--lr` or `--train-iters`.
@@ -95,7 +94,7 @@ impl Keys {
         for entry in entries {
             let below = suggest::join(path, &entry.key);
             match known.get(&entry.key) {
-                None => self.unknown(path, entry, known, report),
+                None => self.report_unknown(path, entry, known, report),
                 Some(schema) => {
                     if let Some(value) = self.value(&entry.node, schema, &below, report) {
                         values.insert(entry.key.clone(), value);
@@ -125,7 +124,7 @@ impl Keys {
 
     /// Reports a key that does not exist, or the keys of a section that does not exist, if another
     /// trainer has it.
-    fn unknown(
+    fn report_unknown(
         &self,
         path: &str,
         entry: &Entry,
@@ -141,18 +140,16 @@ impl Keys {
         if let (None, Value::Map(inside)) = (&meant, &entry.node.value)
             && inside.iter().any(|inner| is_elsewhere(&below, inner))
         {
-            let none = serde_json::Map::new();
-            inside
-                .iter()
-                .for_each(|inner| self.unknown(&below, inner, &none, report));
+            for inner in inside {
+                self.report_unknown(&below, inner, &serde_json::Map::new(), report);
+            }
             return;
         }
         let remedy = match meant {
             Some(meant) => {
-                meant
-                    .key()
-                    .into_iter()
-                    .for_each(|key| report.mark_invalid(key));
+                if let Some(key) = meant.key() {
+                    report.mark_invalid(key);
+                }
                 meant.remedy()
             }
             None if known.is_empty() => "remove it".to_string(),
@@ -225,7 +222,7 @@ impl Keys {
     }
 
     fn wrong(&self, shape: &Shape, path: &str, found: &str, report: &mut Report) -> Option<Json> {
-        let wanted = wanted(shape);
+        let wanted = describe_wanted(shape);
         let near = suggest::choice(found.trim_matches('"'), shape.choices.iter().copied());
         let remedy = match near {
             Some(choice) => format!("did you mean {choice}? It takes {wanted}"),
@@ -391,7 +388,7 @@ fn within(number: &Number, limits: &Json, text: &str) -> Result<(), Wrong> {
 }
 
 /// For example "a number, or a section with keys embedding, attention, residual".
-fn wanted(shape: &Shape) -> String {
+fn describe_wanted(shape: &Shape) -> String {
     let mut ways = Vec::new();
     if !shape.choices.is_empty() {
         ways.push(shape.choices.join(", "));

@@ -106,7 +106,7 @@ pub(super) struct DecayInputs<'a, 'r> {
 }
 
 impl DecayInputs<'_, '_> {
-    /// End of a decay: that of the run unless written otherwise.
+    /// End of a decay: the end of the run unless written otherwise.
     fn end(&mut self, written: Length, path: &str) -> u64 {
         written
             .resolve(path, "", self.seq_len, self.report)

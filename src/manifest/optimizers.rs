@@ -147,7 +147,7 @@ fn coefficients(given: Option<Vec<f32>>) -> [f32; 3] {
 }
 
 /// Reports mistakes that are gone once the section is read.
-fn written(form: &Option<OptimizerForm>, report: &mut Report) {
+fn check_written(form: &Option<OptimizerForm>, report: &mut Report) {
     let Some(OptimizerForm::Settings(section)) = form else { return };
     let given = section
         .muon
@@ -167,7 +167,7 @@ fn written(form: &Option<OptimizerForm>, report: &mut Report) {
 
 /// Checks the optimizer.
 pub fn optimizer(form: Option<OptimizerForm>, report: &mut Report) -> Optimizer {
-    written(&form, report);
+    check_written(&form, report);
     Optimizer::read(form, OptimizerName::AdamW)
 }
 

@@ -15,7 +15,7 @@ pub const SECOND_NAME: (&str, &str) = ("optimizer.lr", "lr.peak");
 /// Training datasets.
 const TRAIN: &str = "data.train";
 
-/// Maximum number of levels, above that of any key.
+/// Maximum number of levels; no key has as many.
 const LEVELS: usize = 16;
 
 /// Mutually exclusive keys: one on the command line replaces another in the file.

@@ -70,10 +70,11 @@ pub fn load_with(path: &Path, sets: &[String], checks: Checks) -> anyhow::Result
     let sets = &overrides::from_working_folder(sets)[..];
     if let Some(run) = run_folder(path) {
         let inside = run.join(IN_FOLDER);
-        let elsewhere = sets.iter().any(|set| set.starts_with("log.folder="));
-        let folder = serde_json::Value::from(run.display().to_string());
-        let folder = (!elsewhere).then(|| format!("log.folder={folder}"));
-        let sets: Vec<_> = folder.into_iter().chain(sets.iter().cloned()).collect();
+        let mut sets = sets.to_vec();
+        if !sets.iter().any(|set| set.starts_with("log.folder=")) {
+            let folder = serde_json::Value::from(run.display().to_string());
+            sets.insert(0, format!("log.folder={folder}"));
+        }
         input::open(&inside).with_context(|| format!("cannot read {}", inside.display()))?;
         return load_file(&inside, &sets, true, checks);
     }

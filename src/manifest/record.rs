@@ -56,7 +56,7 @@ pub fn record(m: &Manifest, given: &Given) -> String {
     serde_saphyr::to_string(&raw).expect("plain structs are always written")
 }
 
-/// Settings of optimizers whose default is that of another setting.
+/// Restores the settings of optimizers whose default follows another setting.
 fn optimizer(raw: &mut Option<OptimizerForm>, given: Option<OptimizerForm>) {
     let Some(OptimizerForm::Settings(section)) = raw else { return };
     let given = match given {
@@ -69,8 +69,8 @@ fn optimizer(raw: &mut Option<OptimizerForm>, given: Option<OptimizerForm>) {
             .and_then(|adafactor| adafactor.scale_parameter);
     }
     if let Some(adamw) = section.muon.as_mut().and_then(|muon| muon.adamw.as_mut()) {
-        let given = given.muon.and_then(|muon| muon.adamw);
-        adamw.weight_decay = given.and_then(|adamw| adamw.weight_decay);
+        let given_adamw = given.muon.and_then(|muon| muon.adamw);
+        adamw.weight_decay = given_adamw.and_then(|adamw| adamw.weight_decay);
     }
 }
 

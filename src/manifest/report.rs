@@ -76,10 +76,10 @@ impl<'a> Report<'a> {
         let within = |a: &str, b: &str| {
             b.is_empty() || a == b || a.strip_prefix(b).is_some_and(|rest| rest.starts_with('.'))
         };
-        let related = |a: &str, b: &str| within(a, b) || within(b, a);
-        paths
-            .iter()
-            .all(|path| !self.invalid.iter().any(|invalid| related(path, invalid)))
+        paths.iter().all(|path| {
+            let mut invalid = self.invalid.iter();
+            invalid.all(|invalid| !within(path, invalid) && !within(invalid, path))
+        })
     }
 
     /// All mistakes in the order of the file's lines, then missing keys, then those of `--set`.
@@ -91,11 +91,11 @@ impl<'a> Report<'a> {
 
 /// Quotes text from a file: at most 500 characters, without control characters.
 fn sanitize(text: &str) -> String {
-    let text = redact(text);
-    let plain = text
+    redact(text)
         .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c });
-    plain.take(500).collect()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .take(500)
+        .collect()
 }
 
 /// At most 40 characters of a quoted text.

@@ -100,8 +100,8 @@ Dynamic {
 }
 }
 
-/// Reports mistakes of a written scaling that are gone once it is read. `path` is that of the scaling.
-pub fn written(path: &str, rope: &raw::Rope, report: &mut Report) {
+/// Reports mistakes of a written scaling that are gone once it is read. `path` is the path of the scaling.
+pub fn check_written(path: &str, rope: &raw::Rope, report: &mut Report) {
     let Some(scaling) = rope.scaling else { return };
     if scaling.dynamic.is_some() {
         report.add(

@@ -147,9 +147,12 @@ pub fn flow(node: &Node) -> String {
             format!("[{}]", items.iter().map(flow).collect::<Vec<_>>().join(", "))
         }
         Value::Map(entries) => {
-            let key = |key: &str| if is_plain(key) { key.to_string() } else { quoted(key) };
-            let entry = |entry: &Entry| format!("{}: {}", key(&entry.key), flow(&entry.node));
-            format!("{{{}}}", entries.iter().map(entry).collect::<Vec<_>>().join(", "))
+            let mut items = Vec::new();
+            for Entry { key, node, .. } in entries {
+                let key = if is_plain(key) { key.clone() } else { quoted(key) };
+                items.push(format!("{key}: {}", flow(node)));
+            }
+            format!("{{{}}}", items.join(", "))
         }
     }
 }

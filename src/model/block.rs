@@ -29,7 +29,8 @@ impl BlockActs {
         layer: usize,
         inputs: &Inputs,
         tables: &Tables,
-        (x, y): (Tensor, Tensor),
+        x: Tensor,
+        y: Tensor,
         saved: &Arena,
         workspace: &Arena,
     ) -> BlockActs {
@@ -38,18 +39,17 @@ impl BlockActs {
             cheap: if cx.recompute == Recompute::None { saved } else { workspace },
             always: saved,
         };
-        let stream = |arena: &Arena| arena.matrix(x.rows, x.cols, x.dtype);
-        let mid = stream(arenas.costly);
-        let out = stream(workspace);
-        let out = [out, cx.tp.gathered(out, inputs.rows(), workspace)];
+        let mid = arenas.costly.matrix(x.rows, x.cols, x.dtype);
+        let out = workspace.matrix(x.rows, x.cols, x.dtype);
+        let out_in = cx.tp.gathered(out, inputs.rows(), workspace);
         let drop =
             |site| cx.dropout(&format!("block.{layer}.{site}"), cx.model.dropout.residual, inputs);
         BlockActs {
             x,
             mid,
             y,
-            attention: AttentionActs::plan(cx, layer, inputs, tables, x, out, &arenas),
-            ffn: FeedForwardActs::plan(cx, inputs, mid, out, &arenas),
+            attention: AttentionActs::plan(cx, layer, inputs, tables, x, out, out_in, &arenas),
+            ffn: FeedForwardActs::plan(cx, inputs, mid, out, out_in, &arenas),
             drop_attn: drop("attn"),
             drop_ffn: drop("mlp"),
         }
@@ -77,7 +77,7 @@ fn forward_to_ffn(cx: &Cx, w: &Params, a: &BlockActs) {
     norm::forward_residual(cx, w, &a.ffn.norm, x, branch, w.get(ProjB), &a.drop_attn);
 }
 
-/// Backward. `d.stream` holds the gradient of y on entry and that of x on return.
+/// Backward. `d.stream` holds the gradient of y on entry and the gradient of x on return.
 pub fn backward(cx: &Cx, w: &Params, g: &Params, a: &BlockActs, d: &GradBuffers) {
     let [to_attention, to_ffn] = rebuild(cx, w, a);
 

@@ -95,13 +95,11 @@ impl Bucket {
 
     /// Params that a range overlaps, each with its part of the range.
     pub fn overlaps(&self, range: Range<usize>) -> impl Iterator<Item = (&Param, Range<usize>)> {
-        let clip = move |param: &Param| {
-            param.range().start.max(range.start)..param.range().end.min(range.end)
-        };
-        self.params
-            .iter()
-            .map(move |param| (param, clip(param)))
-            .filter(|(_, part)| !part.is_empty())
+        self.params.iter().filter_map(move |param| {
+            let own = param.range();
+            let part = own.start.max(range.start)..own.end.min(range.end);
+            (!part.is_empty()).then_some((param, part))
+        })
     }
 }
 
@@ -185,9 +183,8 @@ impl Layout {
 
     /// Matrix [v, H] of the head: its own, the tied embedding, or the copy of it.
     pub fn head_matrix(&self) -> &Param {
-        let is_head = |spec: &ParamSpec| spec.vocab && (spec.tied || spec.module == Module::Head);
         self.params()
-            .find(|param| is_head(&param.spec))
+            .find(|Param { spec, .. }| spec.vocab && (spec.tied || spec.module == Module::Head))
             .expect("the last stage has a head")
     }
 
@@ -203,7 +200,7 @@ impl Layout {
 #[derive(Clone, Debug)]
 pub struct Params {
     tensors: [Option<Tensor>; Weight::COUNT],
-    /// Gradients only: those of matrix products are uninitialised, the others zero.
+    /// Gradients before the first micro-batch: matrix products' are uninitialised, the others zero.
     fresh: bool,
     /// fp8 state of the weights.
     fp8_weights: Vec<(Weight, Fp8Weight)>,

@@ -62,7 +62,7 @@ impl Activations {
             let y = if cx.training && layer > first_layer { stream() } else { spare };
             blocks.push(workspace.temporary(|workspace| {
                 let saved = if cx.training { saved } else { workspace };
-                BlockActs::plan(cx, layer, &inputs, tables, (x, y), saved, workspace)
+                BlockActs::plan(cx, layer, &inputs, tables, x, y, saved, workspace)
             }));
             (x, spare) = (y, x);
         }

@@ -22,14 +22,16 @@ pub struct Tables {
 impl Tables {
     pub fn plan(cx: &Cx, arena: &Arena) -> Tables {
         let heads = cx.heads();
-        let slopes = || arena.matrix(1, heads.query, DType::F32);
-        let rows = || cx.model.ropes().len() * cx.model.seq_len;
-        let rotations = || arena.matrix(rows(), heads.dim, DType::F32);
+        let mut tables = Tables::default();
         match cx.model.position {
-            Position::Learned => Tables::default(),
-            Position::Alibi => Tables { slopes: Some(slopes()), ..Tables::default() },
-            Position::Rope(_) => Tables { rotations: Some(rotations()), ..Tables::default() },
+            Position::Learned => {}
+            Position::Alibi => tables.slopes = Some(arena.matrix(1, heads.query, DType::F32)),
+            Position::Rope(_) => {
+                let rows = cx.model.ropes().len() * cx.model.seq_len;
+                tables.rotations = Some(arena.matrix(rows, heads.dim, DType::F32));
+            }
         }
+        tables
     }
 
     /// Writes the constant tables. Call it before the first forward.

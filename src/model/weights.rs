@@ -174,11 +174,12 @@ pub fn table(m: &Model) -> Vec<ParamSpec> {
 
 /// Number of parameters, including the padding of the vocabulary (`vocab_padded`) or not (`vocab`).
 pub fn parameters(m: &Model) -> u64 {
-    let times = |module| if module == Module::Block { m.layers as u64 } else { 1 };
-    table(m)
-        .iter()
-        .map(|s| times(s.module) * s.rows as u64 * s.cols as u64)
-        .sum()
+    let mut sum = 0;
+    for ParamSpec { module, rows, cols, .. } in table(m) {
+        let times = if module == Module::Block { m.layers } else { 1 };
+        sum += (times * rows * cols) as u64;
+    }
+    sum
 }
 
 /// FLOPs of training on one token, forward and backward.

@@ -1,7 +1,7 @@
 //! Ramp-up of the global batch: Megatron's `--rampup-batch-size START INCREMENT SAMPLES`.
 //!
 //! The batch of a step is a function of the samples consumed before it, so a resumed run continues
-//! exactly. Each step takes the samples after those of the previous step: none is skipped or read
+//! exactly. Each step takes the samples after the previous step's: none is skipped or read
 //! twice when the batch changes.
 
 /// Global batch that grows from `start` to `global`, or is constant.
@@ -99,18 +99,15 @@ impl Ramp {
     fn phase(&self, first_step: u64, consumed: u64, samples: u64) -> BatchPhase {
         let global_batch = self.batch_at(consumed);
         let left = samples.saturating_sub(consumed) / global_batch as u64;
-        let alike = |steps: u64| {
-            let last = (steps - 1)
-                .checked_mul(global_batch as u64)
-                .and_then(|samples| consumed.checked_add(samples));
-            last.is_some_and(|at| self.batch_at(at) == global_batch)
-        };
         // The batch never shrinks, so bisection finds the end of the phase.
         let mut same = 0;
         let mut more = left + 1;
         while more - same > 1 {
             let middle = same + (more - same) / 2;
-            if alike(middle) {
+            let before_last = (middle - 1)
+                .checked_mul(global_batch as u64)
+                .and_then(|samples| consumed.checked_add(samples));
+            if before_last.is_some_and(|samples| self.batch_at(samples) == global_batch) {
                 same = middle;
             } else {
                 more = middle;

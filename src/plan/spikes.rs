@@ -43,7 +43,7 @@ pub struct Rule {
     pub acts: bool,
     /// Updates skipped in a row before a rollback.
     pub skips: u32,
-    /// Minimum steps of a rollback. The samples of as many steps after the spike are left out.
+    /// Minimum steps of a rollback. The samples of this number of steps after the spike are skipped.
     pub roll_back: u64,
     /// Maximum rollbacks of the run. A second one within five times `roll_back` steps is refused.
     pub roll_backs: usize,
@@ -128,7 +128,7 @@ impl SpikeDetector {
         let StepResult { step, loss, norm, skipped } = result;
         let limits = self.limits(step);
         self.step = step;
-        let exceeded = limits.and_then(|limits| limits.exceeded(loss, norm));
+        let exceeded = limits.and_then(|limits| limits.describe_excess(loss, norm));
         let assessment = match exceeded {
             Some(what) => self.spike(rule, step, what),
             // An overflow of fp16, which the loss scale answers, or a number that ends the run.
@@ -207,7 +207,7 @@ impl SpikeDetector {
 
 impl Limits {
     /// Describes the limit that the step exceeds, if any. Compares in f32, as the device does.
-    fn exceeded(&self, loss: f64, norm: f64) -> Option<String> {
+    fn describe_excess(&self, loss: f64, norm: f64) -> Option<String> {
         let compare = |what, value: f64, limit: f32| {
             (value as f32 > limit).then(|| format!("{what} {value:.3} is above {limit:.3}"))
         };

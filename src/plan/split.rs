@@ -37,9 +37,11 @@ pub fn balanced(stages: usize, embed: Cost, layers: &[Cost], head: Cost) -> Vec<
     for _ in stages..count {
         // Greedy is optimal, because all layers cost the same: the cheapest stage gets the next
         // layer.
-        let least = |a: &usize, b: &usize| cost(&sizes, *a).partial_cmp(&cost(&sizes, *b)).unwrap();
-        let stage = (0..stages).min_by(least).expect("a stage");
-        sizes[stage] += 1;
+        let cheapest = (0..stages).min_by(|a, b| {
+            let order = cost(&sizes, *a).partial_cmp(&cost(&sizes, *b));
+            order.expect("costs are finite")
+        });
+        sizes[cheapest.expect("a stage")] += 1;
     }
     explicit(&sizes)
 }
@@ -47,12 +49,10 @@ pub fn balanced(stages: usize, embed: Cost, layers: &[Cost], head: Cost) -> Vec<
 /// Numbers of layers of the stages that minimise the largest sum of a stage's layers and its end, by
 /// dynamic programming over the number of stages and of layers.
 fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
-    let sums: Vec<f64> = std::iter::once(0.0)
-        .chain(layers.iter().scan(0.0, |sum, cost| {
-            *sum += cost;
-            Some(*sum)
-        }))
-        .collect();
+    let mut sums = vec![0.0];
+    for (i, cost) in layers.iter().enumerate() {
+        sums.push(sums[i] + cost);
+    }
     // best[stage][n] splits the first n layers over the stages up to this one: the largest sum, and
     // the number of layers of this stage.
     let mut best: Vec<Vec<(f64, usize)>> = Vec::new();
@@ -73,16 +73,11 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
         best.push(row.collect());
     }
     let mut until = layers.len();
-    let mut sizes: Vec<usize> = best
-        .iter()
-        .rev()
-        .map(|row| {
-            let size = row[until].1;
-            until -= size;
-            size
-        })
-        .collect();
-    sizes.reverse();
+    let mut sizes = vec![0; ends.len()];
+    for (size, row) in sizes.iter_mut().zip(&best).rev() {
+        *size = row[until].1;
+        until -= *size;
+    }
     sizes
 }
 
@@ -90,8 +85,9 @@ fn partition(layers: &[f64], ends: &[f64]) -> Vec<usize> {
 /// layers + 2 must be divisible by the stages; the first and the last stage hold one less.
 pub fn with_ends(layers: usize, stages: usize) -> Vec<Range<usize>> {
     let per_stage = base::div_exact(layers + 2, stages);
-    let ends = |stage| usize::from(stage == 0) + usize::from(stage == stages - 1);
-    let sizes: Vec<usize> = (0..stages).map(|stage| per_stage - ends(stage)).collect();
+    let mut sizes = vec![per_stage; stages];
+    sizes[0] -= 1;
+    sizes[stages - 1] -= 1;
     explicit(&sizes)
 }
 

@@ -68,7 +68,10 @@ impl StragglerWatch {
         if self.windows.len() < WINDOWS {
             return Vec::new();
         }
-        let slow: Vec<Straggler> = stages.iter().flat_map(|peers| self.slow(peers)).collect();
+        let slow: Vec<Straggler> = stages
+            .iter()
+            .flat_map(|peers| self.find_slow(peers))
+            .collect();
         let before = std::mem::replace(&mut self.slow, slow.iter().map(|one| one.rank).collect());
         slow.into_iter()
             .filter(|one| !before.contains(&one.rank))
@@ -76,23 +79,28 @@ impl StragglerWatch {
     }
 
     /// Slow ranks among peers.
-    fn slow(&self, peers: &[usize]) -> Vec<Straggler> {
+    fn find_slow(&self, peers: &[usize]) -> Vec<Straggler> {
         let bound = bound(peers.len());
         let excesses = |rank: usize| self.windows.iter().filter_map(move |window| window[rank]);
-        let mean = |rank: usize| excesses(rank).sum::<f64>() / WINDOWS as f64;
-        let means: Vec<(usize, f64)> = peers.iter().map(|rank| (*rank, mean(*rank))).collect();
-        let usual = means
+        let means: Vec<f64> = peers
             .iter()
-            .map(|(_, more)| *more)
-            .filter(|more| *more <= bound);
-        let scatter = deviation(&usual.collect::<Vec<f64>>());
-        let judged = means.into_iter().filter_map(|(rank, more)| {
+            .map(|rank| excesses(*rank).sum::<f64>() / WINDOWS as f64)
+            .collect();
+        let healthy: Vec<f64> = means
+            .iter()
+            .copied()
+            .filter(|more| *more <= bound)
+            .collect();
+        let scatter = deviation(&healthy);
+        let mut slow = Vec::new();
+        for (&rank, &more) in peers.iter().zip(&means) {
             let score = (peers.len() > 2).then(|| more / scatter);
             let always = excesses(rank).all(|excess| excess > bound / 2.0);
-            let is_slow = more > bound && always && score.is_none_or(|score| score > SCORE);
-            is_slow.then_some(Straggler { rank, more, score, peers: peers.len() })
-        });
-        judged.collect()
+            if more > bound && always && score.is_none_or(|score| score > SCORE) {
+                slow.push(Straggler { rank, more, score, peers: peers.len() });
+            }
+        }
+        slow
     }
 }
 

@@ -87,23 +87,20 @@ const RULES: &[(&str, Change)] = &[
 /// Settings of a model that do not depend on its weights; seq_len is another.
 pub const FREE: [&str; 3] = ["model.dropout", "model.init", "model.vocab_multiple"];
 
-/// Changes that need a warning. Fails with a list of all changes that are not allowed. `import`:
-/// whether the saved settings are those of an import, of which only the weights' own count.
+/// Changes that need a warning. Fails with a list of all changes that are not allowed. After an
+/// `import` only the settings of the weights are compared.
 pub fn compare(
     saved: &str,
     now: &str,
     import: bool,
     found: &CheckpointFolder,
 ) -> Result<Vec<SettingChange>> {
-    let mut saved = flat(saved)?;
-    let mut now = flat(now)?;
+    let mut saved = flatten(saved)?;
+    let mut now = flatten(now)?;
     keep_common_optimizer_settings(&mut saved, &mut now);
-    [&mut saved, &mut now].into_iter().for_each(name_positions);
+    add_positions(&mut saved);
+    add_positions(&mut now);
     let keys: BTreeSet<&String> = saved.keys().chain(now.keys()).collect();
-    let free = |key: &str| {
-        let chosen = FREE.iter().any(|free| key.starts_with(*free));
-        !key.starts_with("model.") || chosen || key == "model.seq_len"
-    };
     let none = "nothing".to_string();
     let value = |keys: &BTreeMap<String, String>, key| keys.get(key).unwrap_or(&none).clone();
     let mut warnings = Vec::new();
@@ -111,10 +108,12 @@ pub fn compare(
     for key in keys {
         let before = value(&saved, key);
         let after = value(&now, key);
-        let section = || key.split('.').next().unwrap_or(key);
-        let (row, change) = rule(key).unwrap_or((section(), Change::Reject));
+        let (row, change) = find_rule(key).unwrap_or_else(|| {
+            let section = key.split('.').next().unwrap_or(key);
+            (section, Change::Reject)
+        });
         match change {
-            _ if before == after || import && free(key) => {}
+            _ if before == after || import && is_free_after_import(key) => {}
             Change::Allow => {}
             Change::Warn => {
                 let key = key.clone();
@@ -151,8 +150,15 @@ pub fn compare(
     Ok(problems.or(warnings)?)
 }
 
-/// Writes out the rows of a table of learned positions: seq_len, if they are not given.
-fn name_positions(keys: &mut BTreeMap<String, String>) {
+/// Whether a setting may change when a run begins with imported weights.
+fn is_free_after_import(key: &str) -> bool {
+    !key.starts_with("model.")
+        || key == "model.seq_len"
+        || FREE.iter().any(|free| key.starts_with(*free))
+}
+
+/// Adds the rows of a table of learned positions: seq_len, if they are not given.
+fn add_positions(keys: &mut BTreeMap<String, String>) {
     let learned = keys
         .get("model.position")
         .is_some_and(|position| position.contains("learned"));
@@ -178,47 +184,49 @@ fn keep_common_optimizer_settings(
     if before == after {
         return;
     }
-    let renamed = |key: &str| {
-        key.strip_prefix(&before)
-            .map(|rest| format!("{after}{rest}"))
-    };
-    *saved = std::mem::take(saved)
-        .into_iter()
-        .map(|(key, value)| (renamed(&key).unwrap_or(key), value))
-        .filter(|(key, _)| !key.starts_with(SECTION) || now.contains_key(key))
-        .collect();
+    let mut common = BTreeMap::new();
+    for (key, value) in std::mem::take(saved) {
+        let key = match key.strip_prefix(&before) {
+            Some(rest) => format!("{after}{rest}"),
+            None => key,
+        };
+        if !key.starts_with(SECTION) || now.contains_key(&key) {
+            common.insert(key, value);
+        }
+    }
+    *saved = common;
     now.retain(|key, _| !key.starts_with(SECTION) || saved.contains_key(key));
 }
 
-fn rule(key: &str) -> Option<(&'static str, Change)> {
-    let below = |row: &str| key == row || key.strip_prefix(row).is_some_and(|k| k.starts_with('.'));
-    RULES.iter().find(|(row, _)| below(row)).copied()
+fn find_rule(key: &str) -> Option<(&'static str, Change)> {
+    let covers = |row: &str| {
+        key.strip_prefix(row)
+            .is_some_and(|k| k.is_empty() || k.starts_with('.'))
+    };
+    RULES.iter().find(|(row, _)| covers(row)).copied()
 }
 
 /// Effective manifest as key → value. Keys contain the numbers of list items, except
 /// `data.train.prefix`, which has its own rule.
-fn flat(yaml: &str) -> Result<BTreeMap<String, String>> {
+fn flatten(yaml: &str) -> Result<BTreeMap<String, String>> {
     fn walk(key: &str, value: &serde_json::Value, to: &mut BTreeMap<String, String>) {
-        let below = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
+        let child = |name: &str| if key.is_empty() { name.into() } else { format!("{key}.{name}") };
         match value {
             serde_json::Value::Object(map) => {
-                map.iter()
-                    .for_each(|(name, value)| walk(&below(name), value, to));
+                for (name, value) in map {
+                    walk(&child(name), value, to);
+                }
             }
             serde_json::Value::Array(list) => {
                 for (i, value) in list.iter().enumerate() {
-                    walk(&below(&i.to_string()), value, to);
+                    walk(&child(&i.to_string()), value, to);
                 }
             }
-            value
-                if ["data.train.", "data.stages."]
-                    .iter()
-                    .any(|at| key.starts_with(at))
-                    && key.ends_with(".prefix") =>
-            {
-                to.insert("data.train.prefix".to_string(), value.to_string());
-            }
             value => {
+                let is_training_data =
+                    key.starts_with("data.train.") || key.starts_with("data.stages.");
+                let is_prefix = is_training_data && key.ends_with(".prefix");
+                let key = if is_prefix { "data.train.prefix" } else { key };
                 to.insert(key.to_string(), value.to_string());
             }
         }

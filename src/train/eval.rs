@@ -11,7 +11,7 @@ use manifest::{EvalTask, Manifest};
 use std::path::Path;
 
 /// Tasks of a run, by name.
-pub fn tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
+pub fn read_tasks(m: &Manifest) -> anyhow::Result<Vec<(String, Task)>> {
     if m.train.eval_tasks.is_empty() {
         return Ok(Vec::new());
     }

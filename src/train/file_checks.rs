@@ -165,22 +165,18 @@ fn missing_dataset(key: &str, problems: Problems) -> Problems {
 
 impl FileFindings {
     /// Checks the tokenizer. Returns the problem of an end-of-document token that the tokenizer does not
-    /// name; it is none if a dataset's documents end with it.
+    /// name. The caller drops the problem if a dataset's documents end with that token.
     fn check_tokenizer(&mut self, m: &Manifest, path: &Path) -> anyhow::Result<Option<Problems>> {
         // A run trains on ids and only copies the file, which may have a format that other programs
         // read.
         let mut unread = Problems::default();
+        let shown = path.display();
         let Some(tokenizer) = unread.collect(Tokenizer::load(path))? else {
-            let why = unread
-                .list
-                .iter()
-                .map(|problem| problem.what.as_str())
-                .collect::<Vec<_>>();
-            let shown = path.display();
-            tracing::warn!("prompts and texts cannot be read: {shown} {}", why.join("; "));
+            let reasons: Vec<&str> = unread.list.iter().map(|one| one.what.as_str()).collect();
+            let reasons = reasons.join("; ");
+            tracing::warn!("prompts and texts cannot be read: {shown} {reasons}");
             return Ok(None);
         };
-        let shown = path.display();
         if tokenizer.vocab() > m.model.vocab {
             let vocab = Count(tokenizer.vocab() as u64);
             self.wrong.add(
@@ -189,14 +185,8 @@ impl FileFindings {
                 format!("set model.vocab to {}", tokenizer.vocab()),
             );
         }
-        let special = |id: u32| {
-            tokenizer
-                .specials()
-                .iter()
-                .any(|(_, special)| *special == id)
-        };
         if let (Some(eod), Some(own)) = (m.data.eod, tokenizer.eod())
-            && !special(eod.token)
+            && !tokenizer.specials().iter().any(|(_, id)| *id == eod.token)
         {
             return Ok(Some(Problems::one(
                 "data.eod.token",
@@ -229,16 +219,15 @@ impl FileFindings {
         };
         let recorded = tokenizers.compare(&dataset, &mut self.wrong)?;
         let highest = highest_id(&dataset)?;
+        let place = prefix.display().to_string();
         if let Some(vocab) = recorded.filter(|vocab| highest >= 0 && highest as usize >= *vocab) {
-            let place = prefix.display().to_string();
             self.wrong.add(
-                place,
+                place.clone(),
                 format!("holds id {highest}; the record of its tokenizer has {vocab} ids"),
                 "it was built with another tokenizer, or is damaged: build it again",
             );
         }
         if highest >= m.model.vocab as i32 {
-            let place = prefix.display().to_string();
             self.wrong.add(
                 place,
                 format!("holds id {highest}; model.vocab is {}", m.model.vocab),

@@ -339,7 +339,7 @@ impl MirrorQueue {
 /// claiming a place and that checkpoint would appear as another run to the place.
 const RUN_ID: &str = "run.id";
 
-/// Id of a new run: that of an earlier start, otherwise `new`, which is recorded.
+/// Id of a new run: the id of an earlier start, otherwise `new`, which is recorded.
 pub fn run_id(folder: &Path, new: String) -> Result<String> {
     let path = folder.join(RUN_ID);
     if let Ok(text) = input::read(&path, input::SMALL)

@@ -47,7 +47,7 @@ use std::path::Path;
 /// Supervises this task's rank to the end of the job. Returns false if this process is to be the
 /// rank itself.
 pub fn supervise(loaded: &Loaded) -> Result<bool> {
-    launch::supervise(loaded, &|| saving::newest(&loaded.manifest))
+    launch::supervise(loaded, &|| saving::newest_step(&loaded.manifest))
 }
 
 /// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
@@ -56,7 +56,7 @@ pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
     let m = &loaded.manifest;
     launch::start_processes(loaded, words, || {
         m.runnable()?;
-        eval::tasks(m).map(drop)
+        eval::read_tasks(m).map(drop)
     })
 }
 
@@ -64,7 +64,7 @@ pub fn start_processes(loaded: &Loaded, words: &[OsString]) -> Result<bool> {
 /// outcome is returned in the process of rank 0, None in the others.
 pub fn run(loaded: &Loaded, options: &RunOptions, messages: &Messages) -> Result<Option<Ended>> {
     loaded.manifest.runnable()?;
-    let tasks = eval::tasks(&loaded.manifest)?;
+    let tasks = eval::read_tasks(&loaded.manifest)?;
     let clean_up = launch::clean_up_on_signal(&loaded.manifest)?;
     let mut ranks = LocalRanks::rendezvous(loaded, &format!("{options:?}"))?;
     let launched = ranks.are_processes();

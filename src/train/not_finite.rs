@@ -44,18 +44,18 @@ pub fn check(
         _ => (String::new(), ""),
     };
     let lower = if remedy.is_empty() { "Lower" } else { "lower" };
-    let error = || {
-        anyhow::anyhow!(
-            "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; \
-             {gradients}. The weights are still those of step {}. {remedy}{lower} lr.peak or \
-             lengthen lr.warmup_samples, set optimizer.adamw.clip, and look at those samples with \
-             `gptrain data samples`",
-            samples.start,
-            samples.end,
-            outcome.loss,
-            outcome.grad_norm,
-            step - 1
-        )
-    };
-    rank.agree(if rank.is_first() { Err(error()) } else { Ok(()) })
+    if !rank.is_first() {
+        return rank.agree(Ok(()));
+    }
+    rank.agree(Err(anyhow::anyhow!(
+        "step {step} (samples {}..{}): the loss is {}, the gradient norm {}{scale}; \
+         {gradients}. The weights are still those of step {}. {remedy}{lower} lr.peak or \
+         lengthen lr.warmup_samples, set optimizer.adamw.clip, and look at those samples with \
+         `gptrain data samples`",
+        samples.start,
+        samples.end,
+        outcome.loss,
+        outcome.grad_norm,
+        step - 1
+    )))
 }

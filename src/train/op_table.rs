@@ -1,7 +1,7 @@
 //! `gptrain run --ops`: the ops of a step as a table, one per row.
 
 use base::output::{self, Existing};
-use device::{Access, LoggedOp, Tensor, take_op_log};
+use device::{Access, LoggedOp, take_op_log};
 use std::fmt::Write;
 use std::path::Path;
 
@@ -39,7 +39,10 @@ fn table(ops: &[LoggedOp]) -> String {
 
 /// Dtypes and shapes of the tensors with some uses: "f32[64x128] f32[1x128]".
 fn shapes(op: &LoggedOp, with: impl Fn(Access) -> bool) -> String {
-    let shape = |x: &Tensor| format!("{}[{}x{}]", x.dtype, x.rows, x.cols);
-    let some = op.tensors.iter().filter(|(_, access)| with(*access));
-    some.map(|(x, _)| shape(x)).collect::<Vec<_>>().join(" ")
+    op.tensors
+        .iter()
+        .filter(|(_, access)| with(*access))
+        .map(|(x, _)| format!("{}[{}x{}]", x.dtype, x.rows, x.cols))
+        .collect::<Vec<_>>()
+        .join(" ")
 }

@@ -18,43 +18,44 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Fails unless every node's datasets are `ids`, those of rank 0. One rank per node compares index
-/// digests and lengths, as a resume does.
-pub fn same_data(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Result<()> {
+/// Fails unless every node has the datasets of rank 0, whose identities are `ids`. One rank per node
+/// reads index digests and lengths, as a resume does.
+pub fn compare_datasets(rank: &Rank, m: &Manifest, node: &str, ids: &[DataId]) -> Result<()> {
     let nodes: Vec<String> = rank.gather(&node.to_string())?;
     let node_leaders: Vec<usize> = rank.on_first(|| {
-        let first = |node: &String| nodes.iter().position(|other| other == node);
-        Ok((0..nodes.len())
-            .filter(|rank| first(&nodes[*rank]) == Some(*rank))
-            .collect())
+        let is_leader = |rank: &usize| !nodes[..*rank].contains(&nodes[*rank]);
+        Ok((0..nodes.len()).filter(is_leader).collect())
     })?;
     let leads = !rank.is_first() && node_leaders.contains(&rank.number());
     let own = rank.agree(if leads { resume::data_ids(m) } else { Ok(ids.to_vec()) })?;
     let all_ids = rank.gather(&own)?;
     rank.on_first(|| {
-        let problems: Vec<_> = all_ids
-            .iter()
-            .enumerate()
-            .filter_map(|(number, theirs)| {
-                let two = ids.iter().zip(theirs).find(|(ours, theirs)| ours != theirs);
-                two.map(|(ours, theirs)| other_data(rank, number, &nodes[number], ours, theirs))
-            })
-            .collect();
-        problems
-            .into_iter()
-            .next()
-            .map_or(Ok(()), |problem| Err(problem.into()))
+        for (number, theirs) in all_ids.iter().enumerate() {
+            for (ours, theirs) in ids.iter().zip(theirs) {
+                if ours != theirs {
+                    let node = &nodes[number];
+                    return Err(different_dataset(rank, number, node, ours, theirs).into());
+                }
+            }
+        }
+        Ok(())
     })
 }
 
-fn other_data(rank: &Rank, number: usize, node: &str, ours: &DataId, theirs: &DataId) -> Problems {
+fn different_dataset(
+    rank: &Rank,
+    number: usize,
+    node: &str,
+    ours: &DataId,
+    theirs: &DataId,
+) -> Problems {
     let place = rank.grid.coord(number).name();
     Problems::one(
         ours.prefix.as_str(),
         format!(
             "rank {number} (node {node}, {place}) has another dataset there than rank 0: {}, not {}",
-            resume::identity(theirs),
-            resume::identity(ours)
+            resume::describe_files(theirs),
+            resume::describe_files(ours)
         ),
         "copy the same .idx and .bin to every node, or keep them on a disk that all see",
     )
@@ -78,7 +79,7 @@ struct Need {
 /// Fails unless each node has memory for everything that its ranks will reserve. The limit is the
 /// free memory of the machine or the container, whichever is less. Called before reserving, because
 /// a process that takes more is killed without a message.
-pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryPlan) -> Result<()> {
+pub fn check_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryPlan) -> Result<()> {
     let shared = be.shared_memory();
     let host = needed.host_total().0;
     let free = shared.or_else(|| be.host().shared_memory().filter(|_| host > 0));
@@ -88,18 +89,16 @@ pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryP
     let limits = memory
         .as_ref()
         .map_or("nothing is known".to_string(), HostMemory::to_string);
-    let lockable = memory
-        .and_then(|memory| memory.lockable)
-        .map(|limit| limit.0);
+    let lockable = memory.and_then(|memory| Some(memory.lockable?.0));
     let node = node.to_string();
     let locks = shared.is_none();
     let needs = rank.gather(&Need { node, device, host, locks, free, limits, lockable })?;
-    rank.on_first(|| too_little_memory(&needs).map_or(Ok(()), |problem| Err(problem.into())))?;
+    rank.on_first(|| memory_shortage(&needs).map_or(Ok(()), |problem| Err(problem.into())))?;
     if rank.is_first() {
         for line in node_lines(&needs) {
             tracing::info!("{line}");
         }
-        if let Some(line) = too_little_lockable(&needs) {
+        if let Some(line) = lock_limit_warning(&needs) {
             tracing::warn!("{line}");
         }
     }
@@ -110,7 +109,7 @@ pub fn enough_memory(rank: &Rank, be: &dyn Backend, node: &str, needed: &MemoryP
 struct OnNode<'a> {
     ranks: usize,
     asked: u64,
-    /// Part of that for `topology.offload`.
+    /// Part of `asked` for `topology.offload`.
     host: u64,
     free: u64,
     limits: &'a str,
@@ -160,18 +159,21 @@ fn node_lines(needs: &[Need]) -> Vec<String> {
 }
 
 /// Warning if a rank would lock more than its limit. Many drivers ignore the limit.
-fn too_little_lockable(needs: &[Need]) -> Option<String> {
-    let short = |need: &&Need| {
-        need.lockable
-            .is_some_and(|most| need.locks && need.host > most)
-    };
-    let Need { node, host, lockable, .. } = needs.iter().find(short)?;
-    Some(format!(
-        "node {node}: a rank is to page-lock {} for topology.offload, and ulimit -l is {}: a driver \
-         that counts it will refuse; {RAISE}",
-        Bytes(*host),
-        Bytes(lockable.unwrap_or_default())
-    ))
+fn lock_limit_warning(needs: &[Need]) -> Option<String> {
+    for Need { node, host, lockable, locks, .. } in needs {
+        if let Some(limit) = *lockable
+            && *locks
+            && *host > limit
+        {
+            return Some(format!(
+                "node {node}: a rank is to page-lock {} for topology.offload, and ulimit -l is {}: a \
+                 driver that counts it will refuse; {RAISE}",
+                Bytes(*host),
+                Bytes(limit)
+            ));
+        }
+    }
+    None
 }
 
 /// Remedy for a low `ulimit -l`.
@@ -179,7 +181,7 @@ const RAISE: &str = "raise ulimit -l (Slurm: PropagateResourceLimitsExcept=MEMLO
                      memlock=-1)";
 
 /// Problem of the first node, by name, whose ranks need more than is free.
-fn too_little_memory(needs: &[Need]) -> Option<Problems> {
+fn memory_shortage(needs: &[Need]) -> Option<Problems> {
     let (node, sums) = by_node(needs)
         .into_iter()
         .find(|(_, sums)| sums.asked > sums.free)?;
@@ -222,18 +224,18 @@ impl GpuMemory {
 
 /// Measures the GPU's memory; None on the CPU. A collective: no rank reserves memory before all
 /// have measured.
-pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> Result<Option<GpuMemory>> {
+pub fn measure_gpu(rank: &Rank, device: &Device, node: &str) -> Result<Option<GpuMemory>> {
     let key = device.gpu().map(|gpu| (node.to_string(), gpu.uuid.clone()));
     let keys: Vec<Option<(String, String)>> = rank.gather(&key)?;
     // After the gather, all ranks have opened their device and created their groups.
     let memory = device.memory();
-    let sharing: Vec<usize> = rank.on_first(|| {
+    let sharing_by_rank: Vec<usize> = rank.on_first(|| {
         Ok(keys
             .iter()
             .map(|key| keys.iter().filter(|other| *other == key).count())
             .collect())
     })?;
-    let sharing = sharing.get(rank.number()).copied().unwrap_or(1);
+    let sharing = sharing_by_rank.get(rank.number()).copied().unwrap_or(1);
     let taken = sharing as u64 * device.backend().workspace().0;
     Ok(device.gpu().zip(memory).map(|(gpu, (free, all))| {
         let free = Bytes(free.0 + taken);
@@ -243,7 +245,7 @@ pub fn gpu_memory(rank: &Rank, device: &Device, node: &str) -> Result<Option<Gpu
 
 /// Resolves `offload.gradients`: moves gradients to the host if the manifest leaves it open and the
 /// device of some rank has too little memory. A collective.
-pub fn placed(
+pub fn place_gradients(
     rank: &Rank,
     be: &dyn Backend,
     groups: &Groups,
@@ -253,19 +255,21 @@ pub fn placed(
     if !m.gradients_are_open() {
         return m.clone();
     }
-    let present = memory.map(GpuMemory::share);
-    let most = present.into_iter().chain(m.train.device_memory).min();
-    let needed =
-        || Engine::plan(be, groups, &m.with_gradients(GradientHome::Device), m.data.causal()).0;
-    let short = most.is_some_and(|most| needed().total() > most);
-    match rank.count([short]) {
-        [0] => m.with_gradients(GradientHome::Device),
+    let on_device = m.with_gradients(GradientHome::Device);
+    let available = memory.map(GpuMemory::share);
+    let most = available.into_iter().chain(m.train.device_memory).min();
+    let is_short = most.is_some_and(|most| {
+        let (needed, _) = Engine::plan(be, groups, &on_device, m.data.causal());
+        needed.total() > most
+    });
+    match rank.count([is_short]) {
+        [0] => on_device,
         _ => m.with_gradients(GradientHome::Host),
     }
 }
 
-/// An error if a rank would reserve memory that CUDA and NCCL need later, in a step.
-pub fn has_headroom(needed: &MemoryPlan, memory: Option<&GpuMemory>) -> Result<(), OutOfMemory> {
+/// Fails if a rank would reserve memory that CUDA and NCCL need later, in a step.
+pub fn check_headroom(needed: &MemoryPlan, memory: Option<&GpuMemory>) -> Result<(), OutOfMemory> {
     let asked = needed.total();
     let available = memory.map(GpuMemory::share);
     match available {
@@ -290,7 +294,7 @@ pub fn out_of_memory(
         _ => format!("rank {} (node {node}, {})", rank.number(), rank.coord.name()),
     };
     if error.memory == MemoryKind::Host {
-        return not_locked(place, &error).into();
+        return lock_problem(place, &error).into();
     }
     let stages = dry_run::stages(m);
     let Some(stage) = stages.get(rank.coord[Axis::Pipeline]) else { return error.into() };
@@ -323,7 +327,7 @@ impl fmt::Display for GpuMemory {
 }
 
 /// Error for memory that the host has but does not provide.
-fn not_locked(place: String, error: &OutOfMemory) -> Problems {
+fn lock_problem(place: String, error: &OutOfMemory) -> Problems {
     let limit = HostMemory::detect().map_or("unknown".to_string(), |memory| memory.lockable());
     Problems::one(
         place,
@@ -353,7 +357,7 @@ mod tests {
 
     #[test]
     fn a_node_has_memory_for_all_its_ranks_or_is_named() {
-        let verdict = |free| too_little_memory(&needs(free, None)).map(|found| found.to_string());
+        let verdict = |free| memory_shortage(&needs(free, None)).map(|found| found.to_string());
         assert_eq!(verdict([10 << 30, 10 << 30]), None);
         let refused = verdict([11 << 30, (10 << 30) - 1]).unwrap();
         let says = [
@@ -371,9 +375,9 @@ mod tests {
         let second = "memory of node n1: its 2 ranks need 10.0 GiB (6.0 GiB of it by \
                       topology.offload) between them, and 12.0 GiB is free";
         assert_eq!((lines.len(), lines[1].as_str()), (2, second));
-        assert_eq!(too_little_lockable(&all), None);
-        assert_eq!(too_little_lockable(&needs([11 << 30; 2], Some(3 << 30))), None);
-        let said = too_little_lockable(&needs([11 << 30; 2], Some(8 << 20))).unwrap();
+        assert_eq!(lock_limit_warning(&all), None);
+        assert_eq!(lock_limit_warning(&needs([11 << 30; 2], Some(3 << 30))), None);
+        let said = lock_limit_warning(&needs([11 << 30; 2], Some(8 << 20))).unwrap();
         assert!(said.contains("page-lock 3.0 GiB") && said.contains("is 8.0 MiB"), "{said}");
     }
 
@@ -390,10 +394,10 @@ mod tests {
             sharing: 2,
         };
         let rank = |bytes| MemoryPlan { rows: vec![("weights", Bytes(bytes))], host: Vec::new() };
-        let fits = |bytes, free| has_headroom(&rank(bytes), Some(&memory(Bytes(free)))).is_ok();
+        let fits = |bytes, free| check_headroom(&rank(bytes), Some(&memory(Bytes(free)))).is_ok();
         assert!(fits(5 << 30, 11 << 30));
         assert!(!fits((5 << 30) + 1, 11 << 30), "1 GiB of 11 remains free, two ranks have 5 each");
         assert!(!fits(1, 1 << 20), "less is free than what is to stay free");
-        assert!(has_headroom(&rank(u64::MAX), None).is_ok(), "a CPU");
+        assert!(check_headroom(&rank(u64::MAX), None).is_ok(), "a CPU");
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 pub struct Replay<'a> {
     pub from: Progress,
     pub steps: u64,
-    /// Steps after which the run saved, besides those of `checkpoint.interval`.
+    /// Steps after which the run saved, in addition to `checkpoint.interval`.
     pub saved: &'a [u64],
     pub spikes: Option<Spikes>,
     /// Called after each step.
@@ -58,7 +58,7 @@ pub fn replay(
         if let Some(spikes) = &mut spikes {
             let loss = outcome.loss;
             let norm = outcome.grad_norm;
-            spikes.see(StepResult { step, loss, norm, skipped: outcome.skipped }, &samples);
+            spikes.observe(StepResult { step, loss, norm, skipped: outcome.skipped }, &samples);
         }
         if step.is_multiple_of(m.checkpoint.interval) || saved.contains(&step) {
             engine.average_errors(); // as the save did

@@ -35,33 +35,34 @@ pub fn find(m: &Manifest, named: Option<&Path>) -> Result<Option<CheckpointFolde
     };
     let published = checkpoint::published(&checkpoints)?;
     let name = named.file_name().unwrap_or_default();
-    let found = published
-        .iter()
-        .find(|found| found.folder.file_name() == Some(name));
     let names: Vec<String> = published
         .iter()
         .map(|found| checkpoint::name(found.step))
         .collect();
-    let found = found.cloned().ok_or_else(|| {
-        Problems::one(
+    let found = published
+        .into_iter()
+        .find(|found| found.folder.file_name() == Some(name));
+    if found.is_none() {
+        return Err(Problems::one(
             "--resume-from",
             format!("{} holds no {}", checkpoints.display(), named.display()),
             format!("there are: {}", names.join(", ")),
         )
-    })?;
-    Ok(Some(found))
+        .into());
+    }
+    Ok(found)
 }
 
-/// Mixture of datasets: the checkpoint's up to its sample, the manifest's after it. No sample is
-/// skipped or read twice. `now` are the manifest's existing datasets; a missing one is reported when
-/// it is opened.
-pub fn mixture(
+/// Continues the checkpoint's mixture of datasets: the manifest's datasets follow after its sample. No
+/// sample is skipped or read twice. `now` are the manifest's existing datasets; a missing one is
+/// reported when it is opened.
+pub fn continue_mixture(
     found: Option<&CheckpointFolder>,
     m: &Manifest,
     now: &[DataId],
 ) -> Result<MixturePlan> {
     let Some(found) = found else { return Ok(MixturePlan::from_data(&m.data, m.train.samples)) };
-    let opened = Checkpoint::open(&found.folder).map_err(|error| with_older(error, found))?;
+    let opened = Checkpoint::open(&found.folder).map_err(|error| name_older(error, found))?;
     let state = opened.index.state;
     if state.imported.is_some() && state.data.is_empty() {
         // Another trainer read the samples so far: its order is that of the manifest's datasets,
@@ -112,7 +113,7 @@ pub fn resume(
     engine.store().cast_master_to_model();
     let held = rank.gather(&checkpoint::replica_digests(engine))?;
     let arrived = if rank.is_first() { checkpoint::verify(&checkpoint, &held) } else { Ok(()) };
-    rank.agree(arrived.map_err(|error| with_older(error, found)))?;
+    rank.agree(arrived.map_err(|error| name_older(error, found)))?;
     let state = checkpoint.index.state.clone();
     let Progress { step, consumed_samples } = state.progress;
     tracing::info!(
@@ -141,7 +142,8 @@ pub fn resume(
     } else {
         (state.optimizer.began, state.optimizer.ahead)
     };
-    let optimizer = checkpoint::Optimizer { began, ahead, ..saving::optimizer(&loaded.manifest) };
+    let optimizer =
+        checkpoint::Optimizer { began, ahead, ..saving::initial_optimizer(&loaded.manifest) };
     let manifest = loaded.effective.clone();
     let data = data.to_vec();
     Ok(State { manifest, data, optimizer, pending: None, ..state })
@@ -156,15 +158,15 @@ fn load(
     data: &[DataId],
     engine: &Engine,
 ) -> Result<(Checkpoint, Vec<SettingChange>)> {
-    let opened = Checkpoint::open(&found.folder);
-    let checkpoint = opened.map_err(|error| with_older(error, found))?;
-    let changes = same_run(&checkpoint.index, found, loaded, data)?;
+    let checkpoint = Checkpoint::open(&found.folder).map_err(|error| name_older(error, found))?;
+    let changes = compare_settings(&checkpoint.index, found, loaded, data)?;
     let import = checkpoint.index.is_import();
     let before = &checkpoint.index.optimizer.rule;
     let now = loaded.manifest.optimizer.name();
     let continues = before == now || engine.rule().resumes_from(before);
     if !import
-        && let Some(message) = optimizer(before, now, continues, options.reset_optimizer, found)?
+        && let Some(message) =
+            check_optimizer(before, now, continues, options.reset_optimizer, found)?
     {
         tracing::info!("{message}");
     }
@@ -173,7 +175,7 @@ fn load(
     } else {
         checkpoint::read_into(&checkpoint, engine)
     };
-    read.map_err(|error| with_older(error, found))?;
+    read.map_err(|error| name_older(error, found))?;
     if let Some(line) = checkpoint::exchange_restarts(&checkpoint, engine) {
         tracing::info!("{line}");
     }
@@ -181,7 +183,7 @@ fn load(
 }
 
 /// Changes for the run that continues from a checkpoint. Fails if it would be a different run.
-fn same_run(
+fn compare_settings(
     index: &Index,
     found: &CheckpointFolder,
     loaded: &Loaded,
@@ -191,28 +193,23 @@ fn same_run(
     let saved = manifest::parse_saved(&index.manifest, "the checkpoint's manifest", base, &[])?;
     let changes =
         changed_settings::compare(&saved.effective, &loaded.effective, index.is_import(), found)?;
-    same_data(&index.data, data, found)?;
+    check_datasets(&index.data, data, found)?;
     Ok(changes)
 }
 
 /// Fails if the run has trained longer than the manifest asks for.
-pub fn has_not_passed_its_end(
-    found: &CheckpointFolder,
-    loaded: &Loaded,
-    data: &[DataId],
-) -> Result<()> {
+pub fn check_length(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<()> {
     let m = &loaded.manifest;
-    let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
+    let index = Index::read(&found.folder).map_err(|error| name_older(error, found))?;
     let Progress { step, consumed_samples } = index.progress;
     if consumed_samples <= m.train.samples || index.is_import() {
         return Ok(());
     }
-    same_run(&index, found, loaded, data)?; // another batch makes another number of steps
+    compare_settings(&index, found, loaded, data)?; // another batch makes another number of steps
     let asked = m.batch.ramp().steps(m.train.samples);
-    let published = saved_checkpoints(found).into_iter();
-    let earlier = published
-        .rev()
-        .find(|other| other.step <= asked && other.step > 0);
+    let earlier = saved_checkpoints(found)
+        .into_iter()
+        .rfind(|other| other.step <= asked && other.step > 0);
     let back = earlier.map_or(String::new(), |other| {
         let name = checkpoint::name(other.step);
         format!(", or go back, which sets newer checkpoints aside: --resume-from {name}")
@@ -227,13 +224,13 @@ pub fn has_not_passed_its_end(
 
 /// Whether the run has no remaining steps after a checkpoint. Fails if it would be a different run.
 pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -> Result<bool> {
-    let index = Index::read(&found.folder).map_err(|error| with_older(error, found))?;
+    let index = Index::read(&found.folder).map_err(|error| name_older(error, found))?;
     let m = &loaded.manifest;
     let consumed = index.progress.consumed_samples;
     let next = consumed + m.batch.ramp().batch_at(consumed) as u64;
     let complete = next > m.train.samples && !index.is_import();
     if complete {
-        for change in same_run(&index, found, loaded, data)? {
+        for change in compare_settings(&index, found, loaded, data)? {
             tracing::warn!("{change}");
         }
     }
@@ -242,7 +239,7 @@ pub fn is_complete(found: &CheckpointFolder, loaded: &Loaded, data: &[DataId]) -
 
 /// Message about the optimizer's states, unless they continue unchanged. Fails if the manifest's
 /// optimizer cannot continue from the states of the previous one.
-fn optimizer(
+fn check_optimizer(
     before: &str,
     now: &str,
     continues: bool,
@@ -274,19 +271,17 @@ fn optimizer(
 
 /// Checkpoints of the same run, oldest first.
 fn saved_checkpoints(found: &CheckpointFolder) -> Vec<CheckpointFolder> {
-    let published = found
-        .folder
-        .parent()
-        .and_then(|folder| checkpoint::published(folder).ok());
-    published.unwrap_or_default()
+    match found.folder.parent() {
+        Some(folder) => checkpoint::published(folder).unwrap_or_default(),
+        None => Vec::new(),
+    }
 }
 
 /// Adds the name of an older checkpoint that could be used. It is never chosen silently.
-fn with_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
+fn name_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
     let older = saved_checkpoints(found)
         .into_iter()
-        .rev()
-        .find(|other| other.step < found.step);
+        .rfind(|other| other.step < found.step);
     let remedy = match older {
         Some(older) => {
             let name = checkpoint::name(older.step);
@@ -298,7 +293,11 @@ fn with_older(error: anyhow::Error, found: &CheckpointFolder) -> anyhow::Error {
 }
 
 /// Fails if the path of a training dataset of the run now has another dataset.
-fn same_data(saved: &[DataId], now: &[DataId], found: &CheckpointFolder) -> Result<(), Problems> {
+fn check_datasets(
+    saved: &[DataId],
+    now: &[DataId],
+    found: &CheckpointFolder,
+) -> Result<(), Problems> {
     let mut problems = Problems::default();
     for saved in saved {
         let Some(now) = now.iter().find(|now| now.prefix == saved.prefix) else { continue };
@@ -308,8 +307,8 @@ fn same_data(saved: &[DataId], now: &[DataId], found: &CheckpointFolder) -> Resu
                 format!(
                     "is not the dataset that {} was trained on: it is {}, it was {}",
                     found.folder.display(),
-                    identity(now),
-                    identity(saved)
+                    describe_files(now),
+                    describe_files(saved)
                 ),
                 "bring the old dataset back, or start a new run: --set log.folder=DIR",
             );
@@ -319,7 +318,7 @@ fn same_data(saved: &[DataId], now: &[DataId], found: &CheckpointFolder) -> Resu
 }
 
 /// "its .idx of 5,000 bytes (digest 0f…), its .bin of 9,000 (digest of pieces 3a…)".
-pub fn identity(id: &DataId) -> String {
+pub fn describe_files(id: &DataId) -> String {
     let DataId { index_bytes, index_digest, token_bytes, token_digest, .. } = id;
     let pieces = token_digest.map_or(String::new(), |d| format!(" (digest of pieces {d})"));
     format!(

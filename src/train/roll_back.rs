@@ -8,9 +8,9 @@ use checkpoint::{CheckpointFolder, Progress, State};
 use plan::spikes::{RollBack, Rule, SpikeDetector};
 
 /// Loads the newest checkpoint that is old enough. Returns the state from which the run continues
-/// with later samples, and the message for the user. The samples from there to the spike, and as
-/// many beyond, are left out. They count as consumed, also for the learning rate and the end of the
-/// run. A collective. Fails after too many rollbacks.
+/// with later samples, and the message for the user. The samples from the checkpoint to the spike,
+/// and `divergence.roll_back` steps of samples after it, are left out. They count as consumed, also
+/// for the learning rate and the end of the run. A collective. Fails after too many rollbacks.
 pub fn load(
     run: &RunView,
     rule: &Rule,

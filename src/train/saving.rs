@@ -20,7 +20,7 @@ use engine::Engine;
 use launch::rank::{CollectiveError, Rank};
 use launch::storage::Storage;
 use manifest::{Loaded, Manifest};
-use model::{Layout, ModelShard, Param};
+use model::{Layout, ModelShard};
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -44,7 +44,8 @@ pub struct Saver {
     /// On rank 0: whether the user was informed that other ranks wait for their storage.
     reported_waiting: bool,
     writer: Writer,
-    /// On rank 0: results of creating the folders of the oldest saves not passed to the writer.
+    /// On rank 0: results of creating the folders of the saves whose parts are not yet sent to the
+    /// writers, oldest first.
     begun: VecDeque<anyhow::Result<()>>,
     /// Saves in flight, oldest first; the same on all ranks, except for `part`.
     in_flight: VecDeque<PendingSave>,
@@ -54,8 +55,8 @@ pub struct Saver {
     publishing: usize,
     state: State,
     history: VecDeque<PastStep>,
-    /// Seconds of the slowest save from its start until it was durable; before the first, the
-    /// expected seconds. Of rank 0.
+    /// On rank 0: seconds of the slowest save from its start until it was durable; before the first
+    /// save, the expected seconds.
     slowest: Rc<Cell<f64>>,
     /// Whether a save of this process was published.
     measured: bool,
@@ -76,17 +77,16 @@ struct PendingSave {
     snapshot: Option<Snapshot>,
     /// Part of this rank once it is written, or the error.
     part: Option<anyhow::Result<checkpoint::WrittenPart>>,
-    /// On rank 0: the record of its steps, which is to be on disk first.
+    /// On rank 0: receipt of the lines of `metrics.jsonl`, which must be on disk before the index.
     record: Option<SyncReceipt>,
 }
 
-/// Maximum time of a wait for the writer: for a save's folder before training continues, and between
-/// two exchanges of the ranks.
+/// Maximum time of a wait for the writer, before training continues or the ranks exchange their
+/// results.
 const POLL: Duration = Duration::from_secs(1);
 
 impl Saver {
-    /// Reserves the snapshots and starts the writer thread. `state` is that of the run at its
-    /// start.
+    /// Reserves the snapshots and starts the writer thread. `state` is the run's state at its start.
     pub fn open(
         m: &Manifest,
         rank: usize,
@@ -96,12 +96,14 @@ impl Saver {
         mirror: Option<Arc<MirrorQueue>>,
     ) -> anyhow::Result<Saver> {
         let most_in_flight = m.checkpoint.in_flight.max(1);
+        let saved_bytes = checkpoint::saved_bytes(m);
+        let expected = expected_save(saved_bytes, m.topology.ranks());
         Ok(Saver {
             checkpoints: folder(m),
             free: (0..most_in_flight)
                 .map(|_| Snapshot::reserve(engine))
                 .collect(),
-            saved_bytes: checkpoint::saved_bytes(m),
+            saved_bytes,
             scaled: m.loss_scale.is_some(),
             writer: writer::start(m, rank, storage.clone(), mirror)?,
             storage: storage.clone(),
@@ -111,10 +113,7 @@ impl Saver {
             most_in_flight,
             wait: m.checkpoint.in_flight == 0,
             publishing: 0,
-            slowest: Rc::new(Cell::new(expected_save(
-                checkpoint::saved_bytes(m),
-                m.topology.ranks(),
-            ))),
+            slowest: Rc::new(Cell::new(expected)),
             measured: false,
             unsaved: false,
             history: state.history.iter().copied().collect(),
@@ -134,7 +133,7 @@ impl Saver {
     }
 
     /// Records a finished step in the history.
-    fn step(&mut self, past: PastStep, lr: f64) {
+    fn record_step(&mut self, past: PastStep, lr: f64) {
         push_recent(&mut self.history, past, HISTORY);
         self.state.lr = lr;
     }
@@ -154,13 +153,13 @@ impl Saver {
         let began = Moment::now();
         let record = Cell::new(None);
         run.notice(&Event::SaveBegins(&record))?;
-        self.begin(run, record.take())?;
+        self.begin_save(run, record.take())?;
         run.notice(&Event::Saved(began.elapsed()))
     }
 
     /// Starts saving the engine's state, unless this step is saved already. Waits for the oldest
     /// save if the maximum number is in flight.
-    fn begin(&mut self, run: &RunView, record: Option<SyncReceipt>) -> anyhow::Result<()> {
+    fn begin_save(&mut self, run: &RunView, record: Option<SyncReceipt>) -> anyhow::Result<()> {
         let RunView { engine, progress, .. } = *run;
         let rank = run.rank;
         let next_batch = run.next_batch();
@@ -177,8 +176,8 @@ impl Saver {
         let staging =
             rank.on_first(|| Ok(checkpoint::temporary_folder(&self.checkpoints, step)))?;
         if rank.is_first() {
-            self.writer
-                .send(Job::Begin { staging: staging.clone(), step, bytes })?;
+            let staging = staging.clone();
+            self.writer.send(Job::Begin { staging, step, bytes })?;
         }
         let mut snapshot = self
             .free
@@ -193,16 +192,14 @@ impl Saver {
         let scale = engine.scale();
         state.loss_scale = self.scaled.then_some(scale);
         state.skipped_updates = scale.skipped;
-        state
-            .optimizer
-            .groups
-            .iter_mut()
-            .for_each(|group| group.step = scale.updates);
+        for group in &mut state.optimizer.groups {
+            group.step = scale.updates;
+        }
         let snapshot = Some(snapshot);
         let stall = begun.elapsed().as_secs_f64();
         let save = PendingSave { staging, state, begun, stall, snapshot, part: None, record };
         self.in_flight.push_back(save);
-        if self.has_begun(rank)? {
+        if self.wait_for_folder(rank)? {
             self.write_oldest(rank)?;
         }
         let last = self.in_flight.back_mut().expect("pushed above");
@@ -210,36 +207,36 @@ impl Saver {
         if self.wait { self.finish(rank) } else { Ok(()) }
     }
 
-    /// Whether the folder of the oldest save without one was just created, or cannot be. Rank 0
-    /// waits briefly for it; the other ranks receive the result.
-    fn has_begun(&mut self, rank: &Rank) -> anyhow::Result<bool> {
+    /// Waits briefly on rank 0 until the folder of the oldest save without one is created, or fails
+    /// to be. Returns on every rank whether it did.
+    fn wait_for_folder(&mut self, rank: &Rank) -> anyhow::Result<bool> {
         let end = Deadline::after(POLL);
-        while rank.is_first() && self.begun.is_empty() {
+        while rank.is_first() && !self.has_folder_result() {
             let Some(done) = self.writer.wait_for(end.left())? else { break };
-            self.record(done)?;
+            self.handle(done)?;
         }
-        let [begun] = rank.count([self.oldest_has_begun()]);
-        Ok(begun > 0)
+        let [results] = rank.count([self.has_folder_result()]);
+        Ok(results > 0)
     }
 
-    /// On rank 0: whether the folder of the oldest save was created, or failed to be.
-    fn oldest_has_begun(&self) -> bool {
+    /// On rank 0: whether the folder of a save was created, or failed to be.
+    fn has_folder_result(&self) -> bool {
         !self.begun.is_empty()
     }
 
-    /// Writes the oldest save whose folder was missing, after rank 0 has created it.
+    /// Writes this rank's part of the oldest save without one, after rank 0 has created the folder.
     fn write_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
-        let unwritten = self
+        let oldest = self
             .in_flight
             .iter()
-            .position(|save| save.snapshot.is_some());
-        let number = unwritten.expect("a save without a folder");
+            .position(|save| save.snapshot.is_some())
+            .expect("a save without a folder");
         if let Err(error) = rank.agree(self.begun.pop_front().unwrap_or(Ok(()))) {
-            self.free
-                .extend(self.in_flight.remove(number).and_then(|save| save.snapshot));
+            let save = self.in_flight.remove(oldest);
+            self.free.extend(save.and_then(|save| save.snapshot));
             return Err(error);
         }
-        let save = &mut self.in_flight[number];
+        let save = &mut self.in_flight[oldest];
         let snapshot = save.snapshot.take().expect("found by it");
         let staging = save.staging.clone();
         let state = save.state.clone();
@@ -257,21 +254,19 @@ impl Saver {
     /// Whether this rank has written its part of the oldest save in flight.
     fn oldest_is_written(&mut self) -> anyhow::Result<bool> {
         while let Some(done) = self.writer.poll() {
-            self.record(done)?;
+            self.handle(done)?;
         }
-        Ok(self
-            .in_flight
-            .front()
-            .is_some_and(|save| save.part.is_some()))
+        let oldest = self.in_flight.front();
+        Ok(oldest.is_some_and(|save| save.part.is_some()))
     }
 
     /// Waits until all ranks have written their part of the oldest save in flight; rank 0 then
     /// publishes it.
     fn publish_oldest(&mut self, rank: &Rank) -> anyhow::Result<()> {
         loop {
-            let written = self.is_written_soon()?;
-            let [begun, written] = rank.count([self.oldest_has_begun(), written]);
-            if begun > 0 {
+            let written = self.wait_for_part()?;
+            let [folders, written] = rank.count([self.has_folder_result(), written]);
+            if folders > 0 {
                 self.write_oldest(rank)?;
             }
             if written == rank.grid.size() {
@@ -282,14 +277,14 @@ impl Saver {
         let PendingSave { staging, state, begun, stall, part, record, .. } = save;
         let disk = Disk::default();
         let step = state.progress.step;
-        let part = part.expect("written");
-        let part = rank
-            .agree(part.map_err(|error| checkpoint::not_saved(&staging, step, error)))
-            .inspect_err(|_| {
-                if rank.is_first() {
-                    checkpoint::discard(&disk, &staging);
-                }
-            })?;
+        let part = part
+            .expect("written")
+            .map_err(|error| checkpoint::not_saved(&staging, step, error));
+        let part = rank.agree(part).inspect_err(|_| {
+            if rank.is_first() {
+                checkpoint::discard(&disk, &staging);
+            }
+        })?;
         let parts = rank.gather(&part)?;
         if rank.is_first() {
             let publish = Publish { staging, parts, record, state, begun, stall };
@@ -299,18 +294,15 @@ impl Saver {
         Ok(())
     }
 
-    /// Like `oldest_is_written`, but returns after at most a second or after another event that
-    /// ranks must exchange, so that no rank waits longer in one operation.
-    fn is_written_soon(&mut self) -> anyhow::Result<bool> {
+    /// Waits until `oldest_is_written`, for at most a second, and only until another event that ranks
+    /// must exchange. Returns whether it is.
+    fn wait_for_part(&mut self) -> anyhow::Result<bool> {
         let end = Deadline::after(POLL);
-        while !self.oldest_is_written()? && self.begun.is_empty() {
+        while !self.oldest_is_written()? && !self.has_folder_result() {
             let Some(done) = self.writer.wait_for(end.left())? else { break };
-            self.record(done)?;
+            self.handle(done)?;
         }
-        Ok(self
-            .in_flight
-            .front()
-            .is_some_and(|save| save.part.is_some()))
+        self.oldest_is_written()
     }
 
     /// Waits for all saves in flight.
@@ -323,13 +315,14 @@ impl Saver {
             if self.publishing > 0
                 && let Some(done) = self.writer.wait_for(POLL)?
             {
-                self.record(done)?;
+                self.handle(done)?;
             }
             Ok(self.publishing == 0)
         })
     }
 
-    fn record(&mut self, done: Done) -> anyhow::Result<()> {
+    /// Handles a result of the writer.
+    fn handle(&mut self, done: Done) -> anyhow::Result<()> {
         match done {
             Done::Begun(begun) => self.begun.push_back(begun),
             Done::Part(snapshot, part) => {
@@ -358,7 +351,7 @@ impl Watcher for Saver {
 
     fn requests(&mut self, _: &RunView) -> anyhow::Result<Requests> {
         let written = Requests::WRITTEN.when(self.oldest_is_written()?);
-        let begun = Requests::BEGUN.when(self.oldest_has_begun());
+        let begun = Requests::BEGUN.when(self.has_folder_result());
         Ok(written | begun | Requests::WAITING.when(self.storage.is_waiting()))
     }
 
@@ -385,13 +378,14 @@ impl Watcher for Saver {
             Event::Step(done) => {
                 let loss = done.outcome.loss;
                 let grad_norm = done.outcome.grad_norm;
-                self.step(PastStep { step: done.step, loss, grad_norm }, done.lr);
+                self.record_step(PastStep { step: done.step, loss, grad_norm }, done.lr);
             }
             Event::RollingBack => self.finish(run.rank)?,
             Event::RolledBack(state) => {
                 // The step of the checkpoint is saved already.
                 self.history = state.history.iter().copied().collect();
-                (self.saved, self.unsaved) = (Some(state.progress.step), true);
+                self.saved = Some(state.progress.step);
+                self.unsaved = true;
                 self.state = (*state).clone();
             }
             _ => {}
@@ -410,7 +404,8 @@ impl Watcher for Saver {
 
     /// Waits for pending checkpoints if the ranks still communicate.
     fn ending(&mut self, run: &RunView, ended: &anyhow::Result<Ended>) {
-        let (rank, Err(error)) = (run.rank, ended) else { return };
+        let Err(error) = ended else { return };
+        let rank = run.rank;
         if error.is::<CollectiveError>() || rank.grid.size() == 1 {
             let phase = rank.current_phase();
             // A second error would hide the one that ends the run.
@@ -434,20 +429,22 @@ pub fn folder(m: &Manifest) -> PathBuf {
 }
 
 /// Step of the newest checkpoint; 0 without one.
-pub fn newest(m: &Manifest) -> u64 {
+pub fn newest_step(m: &Manifest) -> u64 {
     let published = checkpoint::published(&folder(m)).unwrap_or_default();
     published.last().map_or(0, |found| found.step)
 }
 
 /// Optimizer of the manifest, before its first update.
-pub fn optimizer(m: &Manifest) -> checkpoint::Optimizer {
+pub fn initial_optimizer(m: &Manifest) -> checkpoint::Optimizer {
     let whole = Layout::new(&m.model, ModelShard::whole(&m.model));
-    let params: Vec<&Param> = whole.params().collect();
-    let decayed = |decay| params.iter().filter(move |param| param.spec.decay == decay);
     let group = |decay: bool| Group {
         weight_decay: if decay { m.optimizer.weight_decay() } else { 0.0 },
         step: 0,
-        tensors: decayed(decay).map(|param| param.name.clone()).collect(),
+        tensors: whole
+            .params()
+            .filter(|param| param.spec.decay == decay)
+            .map(|param| param.name.clone())
+            .collect(),
     };
     checkpoint::Optimizer {
         rule: m.optimizer.name().to_string(),
@@ -475,7 +472,7 @@ pub fn initial_state(loaded: &Loaded, data: Vec<checkpoint::DataId>) -> State {
             seed: m.train.seed,
             data_seed: m.data.seed,
         },
-        optimizer: optimizer(m),
+        optimizer: initial_optimizer(m),
         history: Vec::new(),
         data,
         mixture: MixturePlan::from_data(&m.data, m.train.samples),

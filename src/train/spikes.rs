@@ -59,7 +59,7 @@ impl Spikes {
     }
 
     /// Adds a step's outcome, and warns if it is a spike.
-    pub fn see(&mut self, taken: StepResult, samples: &Range<u64>) {
+    pub fn observe(&mut self, taken: StepResult, samples: &Range<u64>) {
         if self.stages.iter().any(|at| samples.contains(at)) {
             let limits = self.watch.limits(taken.step);
             self.begun = limits.map(|limits| (limits, taken.step + FIRST_STEPS));
@@ -76,7 +76,8 @@ impl Spikes {
     }
 
     /// Warns if the first losses of a data stage are far above those before.
-    fn compare_stage(&mut self, StepResult { step, loss, .. }: StepResult) {
+    fn compare_stage(&mut self, taken: StepResult) {
+        let StepResult { step, loss, .. } = taken;
         let Some((limits, last)) = self.begun else { return };
         if loss > f64::from(limits.loss) {
             tracing::warn!(
@@ -98,10 +99,10 @@ impl Watcher for Option<Spikes> {
     }
 
     fn prepare(&mut self, run: &RunView, spec: &StepSpec) -> anyhow::Result<()> {
-        let limits = self
-            .as_ref()
-            .and_then(|spikes| spikes.limits(spec.step, &spec.samples));
-        run.engine.set_limits(limits);
+        run.engine.set_limits(match self {
+            Some(spikes) => spikes.limits(spec.step, &spec.samples),
+            None => None,
+        });
         Ok(())
     }
 
@@ -114,7 +115,7 @@ impl Watcher for Option<Spikes> {
                 let loss = outcome.loss;
                 let norm = outcome.grad_norm;
                 let skipped = outcome.skipped;
-                spikes.see(StepResult { step, loss, norm, skipped }, &done.samples);
+                spikes.observe(StepResult { step, loss, norm, skipped }, &done.samples);
             }
             Event::RolledBack(state) => spikes.watch = state.spikes.clone().unwrap_or_default(),
             _ => {}

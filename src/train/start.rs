@@ -126,12 +126,12 @@ impl<'a> Process<'a> {
 
 /// Lock of the run's folder, on rank 0.
 pub fn lock(rank: &Rank, m: &Manifest) -> Result<Option<FolderLock>> {
-    let lock = || {
+    let take = || {
         let lock = FolderLock::take(&m.log.folder)?;
         check_run_folder(&m.log.folder)?;
         Ok(Some(lock))
     };
-    rank.agree(if rank.is_first() { lock() } else { Ok(None) })
+    rank.agree(if rank.is_first() { take() } else { Ok(None) })
 }
 
 /// State for a rank's next step; None if the run has no step left. A collective.
@@ -143,12 +143,12 @@ pub fn open<'a>(
     let m = &process.loaded.manifest;
     let options = process.options;
     check_space_and_files(rank, m)?;
-    let named = options.resume_from.as_deref();
-    let named = fetch::fetch(rank, &process.signals, saving::folder(m), named)?;
+    let resume_from = options.resume_from.as_deref();
+    let named = fetch::fetch(rank, &process.signals, saving::folder(m), resume_from)?;
     let origin = rank.first_phase("opening data", || Origin::find(m, named.as_deref()))?;
     let (data, ids) = open_data(process, rank, &origin)?;
     if let Some(found) = &origin.found {
-        rank.on_first(|| resume::has_not_passed_its_end(found, process.loaded, &ids))?;
+        rank.on_first(|| resume::check_length(found, process.loaded, &ids))?;
     }
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     open_trace(process, rank, device, from)?;
@@ -156,7 +156,7 @@ pub fn open<'a>(
         return Ok(None);
     }
     rank.on_first(|| crash_loop::count_start(&m.log.folder, from))?;
-    let opened = from_checkpoint(process, rank, device, origin, data, ids);
+    let opened = open_run(process, rank, device, origin, data, ids);
     if opened.is_err() && rank.is_first() {
         crash_loop::uncount_start(&m.log.folder);
     }
@@ -173,7 +173,7 @@ fn is_complete(process: &Process, rank: &Rank, origin: &Origin, ids: &[DataId]) 
 }
 
 /// Rest of a start, which counts for the crash-loop guard unless it is refused.
-fn from_checkpoint<'a>(
+fn open_run<'a>(
     process: &'a Process,
     rank: &'a Rank,
     device: &'a Device,
@@ -187,13 +187,13 @@ fn from_checkpoint<'a>(
     let be = device.backend();
     let from = origin.found.as_ref().map_or(0, |found| found.step);
     let planned_on = announce_plan(process, rank, device, &data, from)?;
-    let engine = reserve(process, rank, device)?;
+    let engine = reserve_engine(process, rank, device)?;
     announce::announce_ranks(process, rank, device, &engine)?;
     if let Some(steps) = options.verify_resume {
         let verified = replay::verify(steps, rank, loaded, &ids, &engine, be, &data.train);
         tracing::info!("{}", rank.agree(verified)?);
     }
-    let mut state = state(process, rank, &origin, ids, &engine)?;
+    let mut state = load_or_init(process, rank, &origin, ids, &engine)?;
     state.mixture = data.plan.clone();
     let spikes = Spikes::new(&m.divergence, state.spikes.take(), &data.plan);
     let progress = state.progress;
@@ -206,8 +206,9 @@ fn from_checkpoint<'a>(
     let ramp = m.batch.ramp();
     let shard = DataShard::for_rank(rank, m);
     let consumed = progress.consumed_samples;
-    let loader = || Loader::training(&data.train, ramp, shard, consumed, m.train.samples);
-    let loader = rank.phase("starting the data loader", loader)?;
+    let loader = rank.phase("starting the data loader", || {
+        Loader::training(&data.train, ramp, shard, consumed, m.train.samples)
+    })?;
     let monitor = device.monitor();
     let limit = if rank.is_first() { TimeLimit::watch(&m.slurm, saver.slowest()) } else { None };
     let ops = process.options.ops.clone().filter(|_| rank.is_first());
@@ -260,8 +261,8 @@ fn announce_plan(
     plan::announce(process, rank, device, from)
 }
 
-/// State of the run: of its checkpoint, which the engine loads, or a new one.
-fn state(
+/// Loads the run's checkpoint, or initialises a new run. Returns the state.
+fn load_or_init(
     process: &Process,
     rank: &Rank,
     origin: &Origin,
@@ -275,10 +276,10 @@ fn state(
         reset_optimizer: options.reset_optimizer,
     };
     let state = match &origin.found {
-        None => begin(rank, loaded, ids, engine),
+        None => init_new_run(rank, loaded, ids, engine),
         Some(found) => resume::resume(rank, found, resume, loaded, &ids, engine),
     }?;
-    announce::schedule(rank, &loaded.manifest, &state);
+    announce::warn_of_schedule(rank, &loaded.manifest, &state);
     Ok(state)
 }
 
@@ -296,7 +297,7 @@ fn open_report(
         }
         let last = status::last_start(&process.loaded.manifest.log.folder);
         let report = open_metrics(process, progress.step, storage)?;
-        Ok(Some((report, open_status(process, rank, progress, (last, from))?)))
+        Ok(Some((report, open_status(process, rank, progress, last, from)?)))
     })
 }
 
@@ -334,7 +335,8 @@ impl Origin {
     fn find(m: &Manifest, named: Option<&Path>) -> Result<Origin> {
         let found = resume::find(m, named)?;
         let ids = resume::data_ids(m).ok();
-        let mixture = resume::mixture(found.as_ref(), m, ids.as_deref().unwrap_or_default())?;
+        let mixture =
+            resume::continue_mixture(found.as_ref(), m, ids.as_deref().unwrap_or_default())?;
         Ok(Origin { found, mixture, ids })
     }
 }
@@ -354,34 +356,35 @@ fn open_data(
         Some(ids) => ids.clone(),
         None => rank.on_first(|| resume::data_ids(m))?,
     };
-    preflight::same_data(rank, m, &process.node, &ids)?;
+    preflight::compare_datasets(rank, m, &process.node, &ids)?;
     Ok((data, ids))
 }
 
-/// Engine, with all of its memory reserved.
-fn reserve<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Result<Engine<'a>> {
+/// Reserves the memory of the engine.
+fn reserve_engine<'a>(process: &Process, rank: &Rank, device: &'a Device) -> Result<Engine<'a>> {
     let loaded = process.loaded;
     let node = &process.node;
     let be = device.backend();
     let m = &loaded.manifest;
     rank.on_first(|| Ok(engine::check_micro_batch(be, m)?))?;
     let groups = rank.phase("creating process groups", || {
-        let groups = device.groups(rank.world(), m);
-        Ok(groups.map_err(|problems| launch::name_rank(rank, node, problems))?)
+        device
+            .groups(rank.world(), m)
+            .map_err(|problems| launch::name_rank(rank, node, problems).into())
     })?;
-    let memory = preflight::gpu_memory(rank, device, node)?;
-    let m = &preflight::placed(rank, be, &groups, m, memory.as_ref());
+    let memory = preflight::measure_gpu(rank, device, node)?;
+    let m = &preflight::place_gradients(rank, be, &groups, m, memory.as_ref());
     let (needed, _) = Engine::plan(be, &groups, m, m.data.causal());
-    preflight::enough_memory(rank, be, node, &needed)?;
+    preflight::check_memory(rank, be, node, &needed)?;
     rank.phase("reserving memory", || {
-        let engine = preflight::has_headroom(&needed, memory.as_ref())
+        let engine = preflight::check_headroom(&needed, memory.as_ref())
             .and_then(|()| Engine::new(be, groups, m, m.data.causal()));
         engine.map_err(|error| preflight::out_of_memory(rank, loaded, node, memory, error))
     })
 }
 
 /// Initialises the weights of a new run.
-fn begin(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> Result<State> {
+fn init_new_run(rank: &Rank, loaded: &Loaded, ids: Vec<DataId>, engine: &Engine) -> Result<State> {
     rank.set_phase("setting initial weights");
     if rank.is_first() {
         announce_folder(loaded);
@@ -402,18 +405,13 @@ fn announce_folder(loaded: &Loaded) {
     let folder = &loaded.manifest.log.folder;
     let whole = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     tracing::info!("new run in {}", whole(folder).display());
-    let beside = loaded
-        .source
-        .parent()
-        .unwrap_or(Path::new("."))
-        .join(folder);
-    if folder.is_relative()
-        && whole(&beside) != whole(folder)
-        && beside.join("checkpoints").is_dir()
+    let manifest_folder = loaded.source.parent().unwrap_or(Path::new("."));
+    let other = manifest_folder.join(folder);
+    if folder.is_relative() && whole(&other) != whole(folder) && other.join("checkpoints").is_dir()
     {
-        let beside = whole(&beside);
-        let beside = beside.display();
-        tracing::warn!("{beside} holds a run too: `gptrain run {beside}` continues that one");
+        let path = whole(&other);
+        let other = path.display();
+        tracing::warn!("{other} holds a run too: `gptrain run {other}` continues that one");
     }
 }
 
@@ -465,7 +463,7 @@ fn open_metrics(process: &Process, step: u64, storage: &Arc<Storage>) -> Result<
         LogFormat::Auto | LogFormat::Megatron => Form::Megatron,
         LogFormat::Short => Form::Short,
     });
-    Report::open(console, (folder, storage), run_info(m), every, events, step)
+    Report::open(console, folder, storage, run_info(m), every, events, step)
 }
 
 /// Starts the status of the run. Called after `open_metrics`, so that repeated steps do not count.
@@ -473,7 +471,8 @@ fn open_status(
     process: &Process,
     rank: &Rank,
     progress: Progress,
-    last_start_and_step: (Option<Status>, u64),
+    last_start: Option<Status>,
+    from_step: u64,
 ) -> Result<StatusWriter> {
     let m = &process.loaded.manifest;
     let metrics = Metrics::read(&m.log.folder).ok();
@@ -499,7 +498,7 @@ fn open_status(
     let recorder = rank.world().recorder().clone();
     let warnings = process.messages.warnings();
     let alerts = Alerts::start(m)?;
-    StatusWriter::open(folder, status, last_start_and_step, collector, recorder, warnings, alerts)
+    StatusWriter::open(folder, status, last_start, from_step, collector, recorder, warnings, alerts)
 }
 
 fn run_info(m: &Manifest) -> RunInfo {

@@ -48,7 +48,7 @@ impl StepParts {
     /// Adds a step that is queued, after `input` seconds of waits for its input and copies of it.
     /// Writes its ops: the first step has all; a later one, in which the device times them, replaces
     /// it.
-    pub fn queued(&mut self, step: u64, input: f64) {
+    pub fn add_queued(&mut self, step: u64, input: f64) {
         self.input = input;
         let is_last = self.is_on;
         if self.begun > 1 && !is_last {
@@ -103,7 +103,7 @@ impl StepParts {
     }
 
     /// Adds the time in which a save stopped the steps. Returns its mean over all steps so far.
-    pub fn saved(&mut self, seconds: f64) -> f64 {
+    pub fn add_save(&mut self, seconds: f64) -> f64 {
         self.saving += seconds;
         self.saving / self.begun.max(1) as f64
     }

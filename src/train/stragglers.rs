@@ -63,15 +63,15 @@ impl Watcher for Stragglers {
 }
 
 impl Stragglers {
-    /// Starts the detection. `processor` is the rank's processor, among those of its node.
+    /// Starts the detection. `processor` names the rank's processor on its node.
     pub fn new(rank: &Rank, folder: &Path, processor: String) -> Stragglers {
-        let detector = || StragglerDetector {
+        let detects = rank.is_first() && rank.grid.size() > 1;
+        let detector = detects.then(|| StragglerDetector {
             watch: StragglerWatch::default(),
             folder: folder.to_path_buf(),
             assessed: 0,
             polled: Moment::now(),
-        };
-        let detector = (rank.is_first() && rank.grid.size() > 1).then(detector);
+        });
         Stragglers { seconds: Vec::new(), windows: 0, device_waited: 0.0, processor, detector }
     }
 
@@ -90,7 +90,7 @@ impl Stragglers {
             seconds: median(std::mem::take(&mut self.seconds)),
             processor: self.processor.clone(),
             health: monitor
-                .map(|monitor| health(&monitor.health()))
+                .map(|monitor| describe_health(&monitor.health()))
                 .unwrap_or_default(),
         });
     }
@@ -103,14 +103,17 @@ impl Stragglers {
         }
         detector.polled = Moment::now();
         let ranks = rank.world().busy();
-        let last = ranks
+        let newest = ranks
             .iter()
-            .map(|rank| rank.windows.back().map_or(0, |window| window.number));
-        let newest = last.min().unwrap_or(0);
-        let window = |rank: &RankBusy| rank.windows.iter().find(|w| w.number == newest).cloned();
+            .map(|rank| rank.windows.back().map_or(0, |window| window.number))
+            .min()
+            .unwrap_or(0);
         // None if some ranks are several windows ahead of others; a later poll finds a common
         // window.
-        let windows: Option<Vec<BusyWindow>> = ranks.iter().map(window).collect();
+        let windows: Option<Vec<BusyWindow>> = ranks
+            .iter()
+            .map(|rank| rank.windows.iter().find(|w| w.number == newest).cloned())
+            .collect();
         if let Some(windows) = windows.filter(|_| newest > detector.assessed) {
             detector.assessed = newest;
             detector.assess(rank, &ranks, &windows);
@@ -122,19 +125,20 @@ impl StragglerDetector {
     /// Warns of the stragglers in a window of every rank, and records their nodes.
     fn assess(&mut self, rank: &Rank, ranks: &[RankBusy], windows: &[BusyWindow]) {
         let place = |number: usize| (&ranks[number].node, &windows[number].processor);
-        let busy = |number: usize| Busy {
-            stage: rank.grid.coord(number)[Axis::Pipeline],
-            seconds: windows[number].seconds,
-            shares: (0..ranks.len())
-                .filter(|other| place(*other) == place(number))
-                .count()
-                > 1,
-        };
-        let busy: Vec<Busy> = (0..ranks.len()).map(busy).collect();
+        let mut busy = Vec::new();
+        for (number, window) in windows.iter().enumerate() {
+            let mut others = (0..windows.len()).filter(|other| *other != number);
+            busy.push(Busy {
+                stage: rank.grid.coord(number)[Axis::Pipeline],
+                seconds: window.seconds,
+                shares: others.any(|other| place(other) == place(number)),
+            });
+        }
         for found in self.watch.observe(&busy) {
             let slow = &ranks[found.rank];
             let window = &windows[found.rank];
-            let line = line(&found, slow, window, rank.grid.coord(found.rank)[Axis::Pipeline]);
+            let stage = rank.grid.coord(found.rank)[Axis::Pipeline];
+            let line = describe(&found, slow, window, stage);
             tracing::warn!("{line}");
             let added = sick_nodes::add(&self.folder, &slow.node, Reason::Straggles, &line);
             if let Err(error) = added {
@@ -147,7 +151,7 @@ impl StragglerDetector {
 /// For example "rank 37 (node n12, TP1 PP3 DP0) is slow: busy for 0.41 s of a step, 2.6 % more than
 /// the median of the 96 ranks of stage 3 (7.1 scatters), over three windows of 50 steps; GPU 3 …,
 /// 1410 MHz, 82 °C".
-fn line(found: &Straggler, slow: &RankBusy, window: &BusyWindow, stage: usize) -> String {
+fn describe(found: &Straggler, slow: &RankBusy, window: &BusyWindow, stage: usize) -> String {
     let Straggler { more, score, peers, .. } = *found;
     let name = &slow.name;
     let seconds = base::Seconds(window.seconds);
@@ -158,8 +162,10 @@ fn line(found: &Straggler, slow: &RankBusy, window: &BusyWindow, stage: usize) -
         }
         None => "the only other rank of its stage".to_string(),
     };
-    let health = Some(&window.health).filter(|health| !health.is_empty());
-    let health = health.map_or(String::new(), |health| format!(", {health}"));
+    let health = match window.health.as_str() {
+        "" => String::new(),
+        health => format!(", {health}"),
+    };
     format!(
         "{name} is slow: busy for {seconds} of a step, {:.1} % more than {than}, over three \
          windows of {WINDOW} steps; {}{health}",
@@ -168,7 +174,7 @@ fn line(found: &Straggler, slow: &RankBusy, window: &BusyWindow, stage: usize) -
     )
 }
 
-fn health(health: &Health) -> String {
+fn describe_health(health: &Health) -> String {
     let Health { gpu_mhz, gpu_watts, gpu_celsius } = health;
     let mhz = gpu_mhz.map(|mhz| format!("{mhz} MHz"));
     let watts = gpu_watts.map(|watts| format!("{watts:.0} W"));

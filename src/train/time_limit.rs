@@ -56,7 +56,7 @@ impl Watcher for Option<TimeLimit> {
 
     fn notice(&mut self, _: &RunView, event: &Event) -> anyhow::Result<()> {
         if let (Event::Evaluated(time), Some(limit)) = (event, self) {
-            limit.evaluated(*time);
+            limit.record_evaluation(*time);
         }
         Ok(())
     }
@@ -78,8 +78,7 @@ impl TimeLimit {
             loop {
                 reread(&job, &job_end, margin);
                 let asked = Moment::now();
-                let was_stopped = || !Moment::now().stopped_since(asked).is_zero();
-                while asked.elapsed() < interval && !was_stopped() {
+                while asked.elapsed() < interval && Moment::now().stopped_since(asked).is_zero() {
                     if closed.recv_timeout(interval.min(POLL)) != Err(RecvTimeoutError::Timeout) {
                         return;
                     }
@@ -100,7 +99,7 @@ impl TimeLimit {
         let Some(end) = *self.end.lock() else { return false };
         let left = end.left();
         let margin = end.margin(self.margin);
-        if left > needed(slowest, save, margin) {
+        if left > time_needed(slowest, save, margin) {
             return false;
         }
         let [left, slowest] = [left, slowest].map(|time| Seconds(time.as_secs_f64()));
@@ -110,14 +109,14 @@ impl TimeLimit {
     }
 
     /// Records the duration of an evaluation, which is expected of the next one.
-    fn evaluated(&mut self, took: Duration) {
+    fn record_evaluation(&mut self, took: Duration) {
         self.steps.evaluation = took;
     }
 }
 
 /// Time for the rest of a step, its save, and a save in flight before it. Half a step is added,
 /// because the next may be slower than all before.
-fn needed(slowest: Duration, save: f64, margin: Duration) -> Duration {
+fn time_needed(slowest: Duration, save: f64, margin: Duration) -> Duration {
     slowest.mul_f64(1.5) + Duration::from_secs_f64(2.0 * save) + margin
 }
 

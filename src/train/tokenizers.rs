@@ -131,7 +131,7 @@ impl<'a> Tokenizers<'a> {
     }
 }
 
-/// Keeps a copy of the run's tokenizer in its folder: that of `data.tokenizer`, or else the one that
+/// Keeps a copy of the run's tokenizer in its folder: `data.tokenizer`, or else the one that
 /// its first dataset records. Warns if the folder already has a different one.
 pub fn keep_copy(m: &Manifest) -> anyhow::Result<()> {
     let named = m.data.tokenizer.clone().filter(|path| path.exists());

@@ -39,7 +39,7 @@ fn loss(step: u64) -> f64 {
 /// Steps `from + 1 ..= to`, and an evaluation on two sets at every fifth.
 fn train(folder: &Path, from: u64, to: u64) {
     let mut report =
-        Report::open(&Console::default(), (folder, &storage(folder)), info(), 1000, true, from)
+        Report::open(&Console::default(), folder, &storage(folder), info(), 1000, true, from)
             .unwrap();
     for step in from + 1..=to {
         let row = StepRow {

@@ -100,7 +100,7 @@ fn a_run_whose_job_has_no_known_end_goes_on() {
     }
 }
 
-/// Complete or failed runs start nothing again; one that does not get on does so three times.
+/// Complete or failed runs start nothing again; one that makes no progress does so three times.
 #[test]
 fn a_chain_of_jobs_comes_to_an_end() {
     let job = Job::new("0:30");
@@ -219,5 +219,5 @@ fn a_job_is_submitted_again() {
     assert_eq!(job.asked(), expected);
     let cleared = job.lab.gptrain(&["nodes", "runs/a", "--clear", "n2"]);
     assert_eq!(cleared.expect(0, &[]).out, "removed 1 entry\n");
-    assert_eq!(sick_nodes::excluded(&folder, false), [""; 0]);
+    assert_eq!(sick_nodes::hosts_to_exclude(&folder, false), [""; 0]);
 }

@@ -75,6 +75,6 @@ fn a_rank_slower_by_15_percent_is_named() {
         lab.gptrain(&["report", "runs/a"]).well();
         let page = std::fs::read_to_string(lab.path("runs/a/report.html")).unwrap();
         assert!(page.contains("what happened") && page.contains(" is slow: busy for"));
-        assert_eq!(sick_nodes::excluded(&lab.path("runs/a"), true), ["n3"]);
+        assert_eq!(sick_nodes::hosts_to_exclude(&lab.path("runs/a"), true), ["n3"]);
     });
 }

@@ -100,8 +100,8 @@ fn splits_beside_train_are_said() {
     write(&folder, &[("web/data/test-00000-of-00001.jsonl", "{\"text\": \"t\"}\n")]);
     write(&folder, &[("web/dev/a.jsonl", "{\"text\": \"v\"}\n")]);
     let said = notes(&folder, "web");
-    let says = "web has splits by name: beside 2 of train, 1 of test and 1 of validation \
-                (web/data/test-00000-of-00001.jsonl) are read; name the files of train alone";
+    let says = "web has splits by name: besides 2 of train, 1 of test and 1 of validation \
+                (web/data/test-00000-of-00001.jsonl) are read; name only the files of train";
     assert!(said.contains(says), "{said}");
     assert_eq!(documents(&folder.join("x")), ["t", "a", "b", "v"]);
 }

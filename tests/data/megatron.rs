@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use gptrain::data::batch::Sample;
-use gptrain::data::blend::{Blend, normalized};
+use gptrain::data::blend::{Blend, normalize};
 use gptrain::data::indexed::{Indexed, TokenType};
 use gptrain::data::mask::Masks;
 use gptrain::data::order::{Cut, Order, OrderSpec};
@@ -261,7 +261,7 @@ fn blends_are_megatrons() {
                 .map(|w| w.as_f64().unwrap())
                 .collect()
         };
-        assert_eq!(normalized(&floats("weights")), floats("normalized"));
+        assert_eq!(normalize(&floats("weights")), floats("normalized"));
         let blend = Blend::weighted(&floats("normalized"), case["size"].as_u64().unwrap() as usize);
         check_blend(&blend, case);
     }

@@ -79,10 +79,10 @@ fn even_labels(ticks: &[f64]) -> Vec<String> {
     };
     if largest < 1e-2 {
         let decimals = (0..4).find(|d| ticks.iter().all(|t| exact(&format!("{t:.d$e}"), *t)));
-        let label = |t: &f64| format!("{t:.*e}", decimals.unwrap_or(4));
+        let decimals = decimals.unwrap_or(4);
         return ticks
             .iter()
-            .map(|t| if *t == 0.0 { "0".into() } else { label(t) })
+            .map(|t| if *t == 0.0 { "0".into() } else { format!("{t:.decimals$e}") })
             .collect();
     }
     let same = (0..4).find(|d| ticks.iter().all(|t| exact(&format!("{t:.d$}"), *t)));
@@ -115,8 +115,9 @@ pub fn short(value: f64) -> String {
         tens if tens >= 9.995 => 1,
         _ => 2,
     };
-    let text = format!("{value:.decimals$}");
-    let text =
-        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
-    format!("{text}{unit}")
+    let mut text = format!("{value:.decimals$}");
+    if text.contains('.') {
+        text = text.trim_end_matches('0').trim_end_matches('.').to_string();
+    }
+    text + unit
 }

@@ -120,7 +120,7 @@ impl Chart {
         let mut places = Vec::new();
         let mut x = 14.0;
         let mut row = 0;
-        for curve in self.named() {
+        for curve in self.named_curves() {
             let width = SAMPLE + 6.0 + text_width(&self.legend_name(curve)) + 14.0;
             if x + width > self.width && x > 14.0 {
                 (x, row) = (14.0, row + 1);
@@ -132,7 +132,7 @@ impl Chart {
         (places, rows)
     }
 
-    fn named(&self) -> impl Iterator<Item = &Curve> {
+    fn named_curves(&self) -> impl Iterator<Item = &Curve> {
         self.curves
             .iter()
             .filter(|curve| self.legend && !curve.name.is_empty())
@@ -140,9 +140,9 @@ impl Chart {
 
     /// Name, truncated to the width of a row.
     fn legend_name(&self, curve: &Curve) -> String {
-        let room = ((self.width - SAMPLE - 50.0) / text_width("n")) as usize;
+        let most = ((self.width - SAMPLE - 50.0) / text_width("n")) as usize;
         match curve.name.chars().count() {
-            n if n > room => curve.name.chars().take(room - 1).chain(['…']).collect(),
+            n if n > most => curve.name.chars().take(most - 1).chain(['…']).collect(),
             _ => curve.name.clone(),
         }
     }
@@ -156,8 +156,10 @@ impl Chart {
     }
 
     fn x_range(&self) -> (f64, f64) {
-        let steps = || self.curves.iter().flat_map(|c| &c.points).map(|(x, _)| *x);
-        let high = steps().fold(self.first, f64::max);
+        let mut high = self.first;
+        for (x, _) in self.curves.iter().flat_map(|curve| &curve.points) {
+            high = high.max(*x);
+        }
         (self.first, high.max(self.first + 1.0))
     }
 
@@ -172,18 +174,18 @@ impl Chart {
             return (0.0, 1.0, false);
         }
         if self.scale == Scale::Log && low > 0.0 {
-            let air = (high / low).powf(0.04).max(1.02);
-            return (low / air, high * air, true);
+            let margin = (high / low).powf(0.04).max(1.02);
+            return (low / margin, high * margin, true);
         }
         if self.scale == Scale::FromZero && low >= 0.0 {
             return (0.0, if high > 0.0 { high * 1.06 } else { 1.0 }, false);
         }
-        let air = if high > low { (high - low) * 0.05 } else { (high.abs() * 0.05).max(1e-3) };
-        (low - air, high + air, false)
+        let margin = if high > low { (high - low) * 0.05 } else { (high.abs() * 0.05).max(1e-3) };
+        (low - margin, high + margin, false)
     }
 
     fn draw_legend(&self, layout: &Layout, to: &mut Drawing) {
-        for (curve, &(x, y)) in self.named().zip(&layout.legend) {
+        for (curve, &(x, y)) in self.named_curves().zip(&layout.legend) {
             let middle = y - 4.0;
             let end = x + SAMPLE;
             to.path(&stroke(curve), &format!("M{x} {middle}H{end}"));

@@ -29,7 +29,7 @@ impl Address {
         self.host.parse().ok().map(|ip: IpAddr| ip.to_canonical())
     }
 
-    /// Local IP address at which every rank listens: that of the loopback interface if the address
+    /// Local IP address at which every rank listens: the loopback interface if the address
     /// is on it. Otherwise of all interfaces: of the address's family, or of both for a name.
     pub fn listening_ip(&self) -> IpAddr {
         match self.ip() {

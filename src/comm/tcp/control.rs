@@ -39,7 +39,7 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Resolves the address. `host` is that of rank 0.
+    /// Resolves the address. `host` is the address of rank 0.
     pub fn address(&self, host: IpAddr) -> SocketAddr {
         SocketAddr::new(self.ip.unwrap_or(host), self.port)
     }

@@ -174,6 +174,11 @@ impl Coordinator {
         self.process.fail(failed);
     }
 
+    fn has_every_rank_ended(&self) -> bool {
+        let state = self.state.lock();
+        state.reports.iter().all(|report| report.ended.is_some())
+    }
+
     /// Sends to all ranks. Broken connections are detected by their readers.
     fn broadcast(&self, message: &ControlMessage) {
         for writer in self.writers.iter().flatten() {
@@ -213,14 +218,7 @@ impl ControlChannel for Coordinator {
 
     fn leave(&self) {
         self.state.lock().reports[0].ended = Some(End::Left);
-        let all_left = || {
-            self.state
-                .lock()
-                .reports
-                .iter()
-                .all(|report| report.ended.is_some())
-        };
-        while !all_left() && self.process.sleep(Duration::from_millis(5)) {}
+        while !self.has_every_rank_ended() && self.process.sleep(Duration::from_millis(5)) {}
         self.broadcast(&ControlMessage::Goodbye);
     }
 }

@@ -41,12 +41,14 @@ impl Mesh {
         let changed = Condvar::new();
         let inbox = process.inbox.clone();
         let recorder = process.recorder.clone();
-        let identity = (process.rank, process.size);
+        let rank = process.rank;
+        let size = process.size;
         let own = listener.local_addr().expect("it is bound");
         let mesh = Arc::new(Mesh { process, key, own, control, connections, changed });
         let listening = mesh.clone();
-        start_thread(identity.0, "listener", move || listening.accept_loop(&listener))?;
-        Ok(World::new(Endpoint::new(identity, inbox, recorder, Box::new(TcpTransport(mesh)))))
+        start_thread(rank, "listener", move || listening.accept_loop(&listener))?;
+        let transport = Box::new(TcpTransport(mesh));
+        Ok(World::new(Endpoint::new(rank, size, inbox, recorder, transport)))
     }
 
     /// Accepts connections from lower ranks until this rank has left.
@@ -181,11 +183,11 @@ impl Transport for TcpTransport {
     fn connect(&self, ranks: &[usize]) -> Result<(), Failed> {
         let mesh = &self.0;
         let me = mesh.process.rank;
-        let ours = |to: &usize| *to > me && mesh.writer(*to).is_none();
-        let ours: Vec<usize> = ranks.iter().copied().filter(ours).collect();
-        if !ours.is_empty() {
-            for (to, address) in ours.iter().zip(mesh.control.addresses(&ours)?) {
-                mesh.connect_to(*to, address)?;
+        let mut peers = ranks.to_vec();
+        peers.retain(|peer| *peer > me && mesh.writer(*peer).is_none());
+        if !peers.is_empty() {
+            for (peer, address) in peers.iter().zip(mesh.control.addresses(&peers)?) {
+                mesh.connect_to(*peer, address)?;
             }
         }
         mesh.wait_until(|connections: &HashMap<usize, Connection>| {

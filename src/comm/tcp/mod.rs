@@ -90,7 +90,7 @@ pub fn join(join: &Join) -> Result<World, Failed> {
     recorder.set_phase("connecting to the other ranks");
     let process = Arc::new(ProcessState::new(join, recorder));
     let Some(address) = Address::read(&join.address) else {
-        return Err(failed(join, format!("cannot connect: {:?} is not host:port", join.address)));
+        return Err(failure(join, format!("cannot connect: {:?} is not host:port", join.address)));
     };
     let data = listener(address.listening_ip())?;
     if join.rank == 0 {
@@ -146,7 +146,7 @@ fn join_as_peer(
         ControlMessage::Accepted(world) if world == join.world => {}
         ControlMessage::Rejected(line) => return Err(Failed::new(line)),
         ControlMessage::GroupFailed { line, print } => return Err(Failed { line, print }),
-        other => return Err(failed(join, format!("rank 0 answers {other:?}"))),
+        other => return Err(failure(join, format!("rank 0 answers {other:?}"))),
     };
     control.set_read_timeout(None).map_err(lost)?;
     let client = heartbeat::start(process.clone(), control, host)?;
@@ -174,12 +174,9 @@ fn connect_to_rank0(
     loop {
         let why = match connect_authenticated(address, key, "join", &body) {
             Ok(stream) => return Ok(stream),
-            Err(why) => why,
-        };
-        // An earlier answer is more informative than the latest connection error.
-        let why = match why {
-            AuthError::Io(_) => answered.take().unwrap_or(why),
-            answer => answer,
+            // An earlier answer is more informative than the latest connection error.
+            Err(error @ AuthError::Io(_)) => answered.take().unwrap_or(error),
+            Err(answer) => answer,
         };
         if join.rank <= LOGGING_RANKS && log_at.is_some_and(|at| at.has_passed()) {
             log_at = None;
@@ -187,7 +184,7 @@ fn connect_to_rank0(
         }
         if end.has_passed() {
             let seconds = join.start_timeout.as_secs_f64();
-            return Err(failed(
+            return Err(failure(
                 join,
                 format!(
                     "did not connect to rank 0 at {} within {seconds:.0} s: {why}",
@@ -200,7 +197,7 @@ fn connect_to_rank0(
     }
 }
 
-fn failed(join: &Join, what: String) -> Failed {
+fn failure(join: &Join, what: String) -> Failed {
     let node = if join.node.is_empty() { String::new() } else { format!(" (node {})", join.node) };
     Failed::new(format!("rank {}{node} {what}", join.rank))
 }

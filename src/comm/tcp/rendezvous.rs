@@ -6,7 +6,7 @@ use super::address::Address;
 use super::control::{self, ControlMessage, JoinRequest, Peer};
 use super::handshake::{self, Handshakes, Key};
 use super::process::start_thread;
-use super::{Join, LOG_DIVISOR, failed};
+use super::{Join, LOG_DIVISOR, failure};
 use base::Deadline;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -33,7 +33,7 @@ pub fn gather_ranks(
     let (joined, arrivals) = channel();
     let key = key.clone();
     let world = join.world;
-    let accepted = move |body: Vec<u8>, stream: TcpStream| {
+    let report_joined = move |body: Vec<u8>, stream: TcpStream| {
         if let Ok(request) = serde_json::from_slice(&body)
             && let Ok(address) = stream.peer_addr()
         {
@@ -43,7 +43,7 @@ pub fn gather_ranks(
     let handshakes = Arc::new(Handshakes::default());
     let all = handshakes.clone();
     start_thread(0, "rendezvous", move || {
-        handshake::accept_all(&listener, &key, "join", world, &all, || false, accepted)
+        handshake::accept_all(&listener, &key, "join", world, &all, || false, report_joined)
     })?;
     let mut present = BTreeMap::new();
     let request = JoinRequest::new(join, 0, data_port);
@@ -51,7 +51,7 @@ pub fn gather_ranks(
     present.insert(0, Arrived { request, peer, control: None });
     let duplicates = wait_for_ranks(join, &arrivals, &mut present);
     let unauthenticated = handshakes.unauthenticated();
-    let missing = missing(join, &present, &duplicates, unauthenticated);
+    let missing = describe_missing(join, &present, &duplicates, unauthenticated);
     let problem = missing.or_else(|| mismatch(&present));
     start_thread(0, "late", move || reject_late(&arrivals))?;
     match problem {
@@ -79,7 +79,7 @@ fn bind(join: &Join, address: &Address) -> Result<TcpListener, Failed> {
             Err(_) if !end.has_passed() => std::thread::sleep(Duration::from_millis(100)),
             Err(error) => {
                 let remedy = "another job or program has it; set GPTRAIN_RENDEZVOUS=host:port";
-                return Err(failed(
+                return Err(failure(
                     join,
                     format!("cannot listen on port {port}: {error} ({remedy})"),
                 ));
@@ -149,7 +149,7 @@ fn absent(join: &Join, present: &BTreeMap<usize, Arrived>) -> Vec<usize> {
 
 /// For example "ranks 3, 5 did not connect to the rendezvous at n01:29500 within 60 s; 2 of 4 ranks
 /// did; rank 2 connected twice; 12 connections failed the authentication".
-fn missing(
+fn describe_missing(
     join: &Join,
     present: &BTreeMap<usize, Arrived>,
     duplicates: &[usize],
@@ -200,7 +200,7 @@ fn outliers(
 ) -> Option<String> {
     let values: Vec<u64> = requests.iter().map(|request| value(request)).collect();
     let majority = base::majority(&values)?;
-    let count = |wanted: u64| values.iter().filter(|value| **value == wanted).count();
+    let others = values.iter().filter(|value| **value == majority).count();
     let outliers: Vec<&&JoinRequest> = requests
         .iter()
         .filter(|request| value(request) != majority)
@@ -213,7 +213,6 @@ fn outliers(
         format!(" (node {})", first.node)
     };
     let its = value(first);
-    let others = count(majority);
     let line = format!("{}{node} {what} than the other {others}", ranks(&list));
     Some(format!("{line}: {its:016x}, not {majority:016x}"))
 }

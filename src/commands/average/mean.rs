@@ -39,7 +39,8 @@ pub fn average(
     let progress = Progress::new("averaging", numbers as u64, Unit::Items("numbers"));
     let step = last.index.progress.step;
     let names: Vec<String> = from.iter().map(LocalCheckpoint::name).collect();
-    let optimizer = checkpoint::Optimizer { began: step, ..saving::optimizer(&loaded.manifest) };
+    let optimizer =
+        checkpoint::Optimizer { began: step, ..saving::initial_optimizer(&loaded.manifest) };
     let state = State {
         run: checkpoint::nonce(),
         loss_scale: last.index.loss_scale.map(ScaleState::uncounted),

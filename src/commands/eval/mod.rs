@@ -285,7 +285,7 @@ fn score(
     }
     let mut tasks = Vec::new();
     for (path, task) in &eval_data.tasks {
-        let accuracy = scoring.task(task)?;
+        let accuracy = scoring.score_task(task)?;
         let task = path.display().to_string();
         tasks.extend(accuracy.map(|accuracy| TaskScore { task, accuracy }));
     }
@@ -313,7 +313,7 @@ fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> Result<D
     let mut total = 0.0;
     let mut tokens = 0.0;
     let mut samples = 0;
-    scoring.each(set, &mut |_, values| {
+    scoring.score_each(set, &mut |_, values| {
         (total, tokens, samples) = (total + values[0], tokens + values[1], samples + 1);
         Ok(())
     })?;
@@ -329,7 +329,7 @@ fn score_validation(scoring: &Scoring, name: &str, set: &Validation) -> Result<D
 fn score_stream(scoring: &Scoring, path: &Path, windows: &Windows) -> Result<DataScore> {
     let mut total = 0.0;
     let mut samples = 0;
-    scoring.each(windows, &mut |number, losses| {
+    scoring.score_each(windows, &mut |number, losses| {
         total += losses.iter().sum::<f64>();
         samples += 1;
         if windows.keeps_tokens { print_logprobs(number, losses) } else { Ok(()) }

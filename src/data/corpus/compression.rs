@@ -18,7 +18,7 @@ const MAGIC: usize = 10;
 const ROOM: usize = 1 << 18;
 /// Magic of Zstandard's skippable frames, whose first byte is 0x50 to 0x5f. LZ4 has the same.
 const SKIPPABLE: &[u8] = &[0x2a, 0x4d, 0x18];
-/// Maximum window of Zstandard that is decoded: that of `zstd --long=31`.
+/// Maximum window of Zstandard that is decoded, the window of `zstd --long=31`.
 const WINDOW: u64 = 2 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,19 +31,19 @@ pub enum Compression {
 
 impl Compression {
     /// Compression of a stream that starts with these bytes; None for others.
-    fn of(start: &[u8]) -> Option<Compression> {
-        let blocks: [&[u8]; 2] = [b"1AY&SY", b"\x17rE8P\x90"]; // the second ends an empty stream
-        let rest = |from: usize| start.get(from..).unwrap_or_default();
-        let is = |magic: &[u8]| start.starts_with(magic);
-        match () {
-            () if is(&[0x1f, 0x8b]) => Some(Compression::Gzip),
-            () if is(&[0x28, 0xb5, 0x2f, 0xfd]) => Some(Compression::Zstandard),
-            () if is_skippable(start) => Some(Compression::Zstandard),
-            () if is(b"\xfd7zXZ\0") => Some(Compression::Xz),
-            () if is(b"BZh") && blocks.iter().any(|block| rest(4).starts_with(block)) => {
+    fn detect(start: &[u8]) -> Option<Compression> {
+        match start {
+            [0x1f, 0x8b, ..] => Some(Compression::Gzip),
+            [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Compression::Zstandard),
+            [b'\xfd', b'7', b'z', b'X', b'Z', 0, ..] => Some(Compression::Xz),
+            // The level, then a block or the end of an empty stream.
+            [b'B', b'Z', b'h', _, block @ ..]
+                if block.starts_with(b"1AY&SY") || block.starts_with(b"\x17rE8P\x90") =>
+            {
                 Some(Compression::Bzip2)
             }
-            () => None,
+            _ if is_skippable(start) => Some(Compression::Zstandard),
+            _ => None,
         }
     }
 
@@ -64,14 +64,13 @@ fn is_skippable(start: &[u8]) -> bool {
 }
 
 /// Decompressed bytes of a file, or its own bytes.
-pub fn decompressed(file: Counted, place: &str) -> Result<Box<dyn Read>> {
+pub fn decompress(file: Counted, place: &str) -> Result<Box<dyn Read>> {
     let mut file = Source { file, bytes: Vec::new(), at: 0 };
-    Ok(match Compression::of(file.peek(MAGIC)?) {
+    Ok(match Compression::detect(file.peek(MAGIC)?) {
         None => Box::new(file),
-        Some(of) => {
-            let file = Some(file);
+        Some(compression) => {
             let place = place.into();
-            Box::new(Members { file, decoder: None, place, of })
+            Box::new(Members { file: Some(file), decoder: None, place, compression })
         }
     })
 }
@@ -160,8 +159,8 @@ enum Decoder {
 type Frame = StreamingDecoder<Source, FrameDecoder>;
 
 impl Decoder {
-    fn open(of: Compression, file: Source, place: &str) -> Result<Decoder> {
-        Ok(match of {
+    fn open(compression: Compression, file: Source, place: &str) -> Result<Decoder> {
+        Ok(match compression {
             Compression::Gzip => Decoder::Gzip(GzDecoder::new(file)),
             Compression::Zstandard => Decoder::Zstandard(Box::new(frame(file, place)?)),
             Compression::Xz => Decoder::Xz(Box::new(XzReader::new(file, false))),
@@ -217,7 +216,7 @@ struct Members {
     file: Option<Source>,
     decoder: Option<Decoder>,
     place: String,
-    of: Compression,
+    compression: Compression,
 }
 
 impl Members {
@@ -231,12 +230,12 @@ impl Members {
                 // Zeros are the padding of xz, and of tapes and block devices.
                 [0, ..] => file.skip_zeros()?,
                 [_, _, _, _, a, b, c, d, ..]
-                    if self.of == Compression::Zstandard && is_skippable(&start) =>
+                    if self.compression == Compression::Zstandard && is_skippable(&start) =>
                 {
                     file.skip(8 + u64::from(u32::from_le_bytes([a, b, c, d])))?;
                 }
-                _ if Compression::of(&start) == Some(self.of) => {
-                    self.decoder = Some(Decoder::open(self.of, file, &self.place)?);
+                _ if Compression::detect(&start) == Some(self.compression) => {
+                    self.decoder = Some(Decoder::open(self.compression, file, &self.place)?);
                     return Ok(true);
                 }
                 _ => return Err(self.other(&file)),
@@ -246,7 +245,7 @@ impl Members {
 
     fn other(&self, file: &Source) -> Error {
         let at = file.file.position.get() - (file.bytes.len() - file.at) as u64;
-        let tool = self.of.tool();
+        let tool = self.compression.tool();
         Error::other(Problems::one(
             &self.place,
             format!("has something else behind its {tool} data, at byte {at}"),

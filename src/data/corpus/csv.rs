@@ -220,7 +220,7 @@ impl<R: Read> Rows<R> {
         Ok(())
     }
 
-    /// Column with a name. `fields` are those of the header.
+    /// Column with a name. `fields` are the header's.
     fn column(&self, fields: &[Span], key: &str) -> Result<usize, Problems> {
         fields
             .iter()

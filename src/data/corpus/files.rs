@@ -46,7 +46,7 @@ const TEXT_ENDINGS: [&str; 3] = ["txt", "text", "md"];
 /// Extensions of compressed files; the extension before them gives the format.
 const COMPRESSED: [&str; 4] = ["gz", "zst", "xz", "bz2"];
 
-/// Selection of files, and their format if it is not that of their names.
+/// Selection of files, and their format if their names do not give it.
 #[derive(Clone, Debug, Default)]
 pub struct FileSelection {
     /// Format that overrides the names.
@@ -103,23 +103,18 @@ pub fn find(paths: &[PathBuf], selection: &FileSelection) -> Result<CorpusFiles>
         }
     }
     if problems.list.is_empty() && search.found.inputs.is_empty() {
-        let place = paths
-            .first()
-            .map_or(String::new(), |path| path.display().to_string());
+        let first = paths.first().map(|path| path.display().to_string());
         problems.add(
-            place,
+            first.unwrap_or_default(),
             format!("nothing is left to read: {}", search.found.notes.join("; ")),
             "name other files",
         );
     }
     let Search { mut found, mut left_out, .. } = search;
-    let is_read = |path: &PathBuf| {
-        found
-            .inputs
-            .iter()
-            .any(|input| input.path.as_ref() == Some(path))
-    };
-    left_out.retain(|path| !is_read(path));
+    left_out.retain(|path| {
+        let mut read = found.inputs.iter().filter_map(|input| input.path.as_ref());
+        !read.any(|input| input == path)
+    });
     found.notes.splice(0..0, names::note(&left_out));
     problems.or(found).map_err(Into::into)
 }
@@ -183,14 +178,14 @@ impl Search<'_> {
         for path in paths {
             let about = std::fs::metadata(&path);
             if let Some(about) = about.as_ref().ok().filter(|about| about.is_dir()) {
-                match names::of_folder(&path) {
+                match names::classify_folder(&path) {
                     Name::Data => self.folder(&path, about)?,
                     _ => self.left_out.push(path),
                 }
             } else if self.in_folder(&path).is_none() {
                 *self.others.entry(ending(&path)).or_default() += 1;
             } else {
-                match names::of_file(&path, !self.selection.endings.is_empty()) {
+                match names::classify_file(&path, !self.selection.endings.is_empty()) {
                     Name::Data => self.file(&path, about),
                     Name::Card => self.cards.push(path),
                     Name::NoData => self.left_out.push(path),
@@ -286,24 +281,21 @@ impl Search<'_> {
     }
 }
 
-/// Extension of a file's name, without that of a compression.
+/// Extension of a file's name, without the extensions of compressions.
 fn ending(path: &Path) -> String {
     let name = path
         .file_name()
         .unwrap_or_default()
         .to_string_lossy()
         .to_lowercase();
-    let mut name = name.as_str();
-    while let Some((stem, last)) = name.rsplit_once('.') {
-        if !COMPRESSED.contains(&last) {
-            return last.to_string();
-        }
-        name = stem;
+    let mut parts: Vec<&str> = name.split('.').skip(1).collect();
+    while parts.last().is_some_and(|last| COMPRESSED.contains(last)) {
+        parts.pop();
     }
-    String::new()
+    parts.last().unwrap_or(&"").to_string()
 }
 
-/// File with its format: that of `wanted`, or else that of its name.
+/// File with its format: `wanted`, or else the format that its name gives.
 fn input(path: &Path, wanted: Option<Format>) -> Option<Input> {
     let ending = ending(path);
     let by_name = match ending.as_str() {

@@ -78,7 +78,7 @@ impl Chunk {
         let mut skipped = self.skipped;
         for (bytes, number) in self.pieces() {
             let text = match self.format {
-                Format::Lines | Format::Paragraphs | Format::Text => plain(bytes),
+                Format::Lines | Format::Paragraphs | Format::Text => decode_plain(bytes),
                 Format::Csv | Format::Tsv | Format::QuotedTsv => csv::text(&field, bytes),
                 Format::JsonLines | Format::Parquet => field.text(bytes),
             };
@@ -163,7 +163,7 @@ impl Chunk {
 }
 
 /// Lines of plain text, without the ending of the last one.
-fn plain(line: &[u8]) -> Result<Cow<'_, str>, Invalid> {
+fn decode_plain(line: &[u8]) -> Result<Cow<'_, str>, Invalid> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let text = std::str::from_utf8(line).map(Cow::from);
     text.map_err(|_| Invalid::not_utf8(line, "line"))

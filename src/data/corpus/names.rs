@@ -62,14 +62,14 @@ const SPLITS: [(&str, &[&str]); 3] = [
 ];
 
 /// Kind of a folder within a folder.
-pub fn of_folder(path: &Path) -> Name {
-    let name = last(path);
+pub fn classify_folder(path: &Path) -> Name {
+    let name = lowercase_name(path);
     if name.starts_with('.') || name.starts_with("__") { Name::NoData } else { Name::Data }
 }
 
-/// Kind of a file within a folder. `asked` says whether its extension was asked for.
-pub fn of_file(path: &Path, asked: bool) -> Name {
-    let name = last(path);
+/// Kind of a file within a folder. `asked`: the user asked for its extension.
+pub fn classify_file(path: &Path, asked: bool) -> Name {
+    let name = lowercase_name(path);
     match () {
         // macOS keeps the attributes of file x in ._x.
         () if name.starts_with("._") => Name::NoData,
@@ -80,7 +80,7 @@ pub fn of_file(path: &Path, asked: bool) -> Name {
     }
 }
 
-fn last(path: &Path) -> String {
+fn lowercase_name(path: &Path) -> String {
     path.file_name()
         .unwrap_or_default()
         .to_string_lossy()
@@ -89,10 +89,12 @@ fn last(path: &Path) -> String {
 
 /// Note on files and folders that were left out because of their names.
 pub fn note(left_out: &[PathBuf]) -> Option<String> {
-    let slash = |path: &PathBuf| if path.is_dir() { "/" } else { "" };
     let mut names: Vec<String> = left_out
         .iter()
-        .map(|path| format!("{}{}", path.display(), slash(path)))
+        .map(|path| {
+            let slash = if path.is_dir() { "/" } else { "" };
+            format!("{}{slash}", path.display())
+        })
         .collect();
     names.sort();
     let count = Count(names.len() as u64);
@@ -106,10 +108,11 @@ pub fn note(left_out: &[PathBuf]) -> Option<String> {
 /// Note on files of a folder whose names say that they are for validation or a test, if others are for
 /// training.
 pub fn splits<'p>(folder: &Path, paths: impl Iterator<Item = &'p Path>) -> Option<String> {
-    let named = paths.filter_map(|path| Some((split(path.strip_prefix(folder).ok()?)?, path)));
     let mut files: BTreeMap<&str, Vec<&Path>> = BTreeMap::new();
-    for (split, path) in named {
-        files.entry(split).or_default().push(path);
+    for path in paths {
+        if let Some(split) = path.strip_prefix(folder).ok().and_then(split) {
+            files.entry(split).or_default().push(path);
+        }
     }
     let train = files.remove("train")?.len();
     let other = files.values().next()?[0].display();
@@ -119,8 +122,8 @@ pub fn splits<'p>(folder: &Path, paths: impl Iterator<Item = &'p Path>) -> Optio
         .collect::<Vec<_>>()
         .join(" and ");
     Some(format!(
-        "{} has splits by name: beside {train} of train, {kinds} ({other}) are read; name the files \
-         of train alone to leave the others out",
+        "{} has splits by name: besides {train} of train, {kinds} ({other}) are read; name only the \
+         files of train to leave the others out",
         folder.display()
     ))
 }

@@ -34,7 +34,7 @@ impl Input {
         };
         let counted = Counted { inner, position: position.clone() };
         let failed = |error| read_error(error, &format!("cannot read {}", self.place()));
-        let mut text = compression::decompressed(counted, &self.place()).map_err(failed)?;
+        let mut text = compression::decompress(counted, &self.place()).map_err(failed)?;
         let mut head = Vec::new();
         text.by_ref()
             .take(HEAD as u64)

@@ -38,7 +38,7 @@ pub fn lines(path: &Path, key: &str, position: Position) -> Result<Box<dyn Read>
     let place = path.display().to_string();
     let wrong = |what: String, remedy: &str| Problems::one(place.clone(), what, remedy);
     let file = File::open(path).with_context(|| format!("cannot open {place}"))?;
-    let opened = caught(|| SerializedFileReader::new(file));
+    let opened = catch_panic(|| SerializedFileReader::new(file));
     let file = opened.map_err(|error| {
         wrong(format!("is not a Parquet file: {error}"), "download it again, or give --format")
     })?;
@@ -79,9 +79,11 @@ fn holds_text(schema: &SchemaDescriptor, column: usize) -> bool {
 }
 
 /// Catches panics of the crate, which occur on some damaged files.
-fn caught<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
-    let nonsense = || ParquetError::General("it makes no sense".into());
-    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|_| Err(nonsense()))
+fn catch_panic<T>(read: impl FnOnce() -> parquet::errors::Result<T>) -> parquet::errors::Result<T> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(result) => result,
+        Err(_) => Err(ParquetError::General("it makes no sense".into())),
+    }
 }
 
 fn damaged(place: &str, error: &ParquetError) -> io::Error {
@@ -133,7 +135,7 @@ impl Lines {
 impl Read for Lines {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         if self.unread.is_empty()
-            && !caught(|| self.next()).map_err(|error| damaged(&self.place, &error))?
+            && !catch_panic(|| self.next()).map_err(|error| damaged(&self.place, &error))?
         {
             return Ok(0);
         }

@@ -57,7 +57,7 @@ const FORMATS: [Format; 6] = [
 /// Names of the formats, and their keys.
 pub fn formats() -> String {
     let all: Vec<String> = FORMATS.iter().map(Format::keys).collect();
-    format!("write one JSON object a line, as {}", all.join("; "))
+    format!("write one JSON object per line, as {}", all.join("; "))
 }
 
 /// Problem with a line, and the remedy.
@@ -92,8 +92,8 @@ impl Text {
             .iter()
             .find(|format| format.marks.iter().all(|key| row.get(key).is_some()))
             .ok_or_else(|| wrong("has the keys of no known format", formats()))?;
-        let keys = || format!("write {}", format.keys());
-        let text = (format.read)(&row).map_err(|(what, _)| wrong(what, keys()))?;
+        let text = (format.read)(&row)
+            .map_err(|(what, _)| wrong(what, format!("write {}", format.keys())))?;
         let Text { answers, right, .. } = &text;
         if *right >= answers.len() {
             return Err(wrong(
@@ -133,7 +133,7 @@ impl Text {
 fn hellaswag(row: &Value) -> Result<Text, Wrong> {
     let parts = ["activity_label", "ctx_a", "ctx_b"].map(|key| row[key].as_str());
     let question = match parts {
-        [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalised(b)),
+        [Some(activity), Some(a), Some(b)] => format!("{activity}: {a} {}", capitalise(b)),
         _ => string(row, "ctx")?.to_string(),
     };
     let answers = strings(&row["endings"], "endings")?
@@ -280,7 +280,7 @@ fn number(row: &Value, key: &str) -> Result<usize, Wrong> {
 }
 
 /// Python's `str.capitalize`.
-fn capitalised(text: &str) -> String {
+fn capitalise(text: &str) -> String {
     let mut rest = text.chars();
     let first = rest.next().into_iter().flat_map(char::to_uppercase);
     first.chain(rest.flat_map(char::to_lowercase)).collect()

@@ -31,7 +31,7 @@ pub trait Samples: Sync {
 }
 
 /// Writes positions `from .. from + targets` of a sample, which see only each other. `tokens` has
-/// one more entry than the targets, of which the last `scored` count.
+/// one more entry than the targets. The last `scored` targets count.
 fn write_sequence(
     sample: &mut Sample<'_>,
     from: usize,

@@ -31,7 +31,7 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Packs sequences of at most `seq_len` + 1 tokens in order, as many per sample as fit.
+    /// Packs sequences of at most `seq_len` + 1 tokens in order into as few samples as possible.
     pub fn new(sequences: Vec<Sequence>, seq_len: usize) -> Packed {
         let mut samples: Vec<Range<usize>> = Vec::new();
         let mut left = 0;

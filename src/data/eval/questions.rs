@@ -75,17 +75,16 @@ impl Task {
     /// that is not a question, by its number.
     pub fn read(
         path: &Path,
-        how: &QuestionEncoder,
-        shots: Option<Shots>,
+        questions_encoder: &QuestionEncoder,
+        mut shots: Option<Shots>,
         limit: Option<usize>,
     ) -> Result<Task> {
-        let mut shots = shots;
         let place = path.display().to_string();
         let bytes = read_lines(path)?;
         let mut questions = Vec::new();
         let mut sequences = Vec::new();
         let mut problems = Problems::default();
-        let mut encoder = Encoder::new(how.tokenizer);
+        let mut encoder = Encoder::new(questions_encoder.tokenizer);
         let lines = bytes
             .split(|byte| *byte == b'\n')
             .enumerate()
@@ -99,7 +98,7 @@ impl Task {
                 text.question.insert_str(0, &before);
                 text
             });
-            match text.and_then(|text| how.question(text, &mut encoder)) {
+            match text.and_then(|text| questions_encoder.encode(text, &mut encoder)) {
                 Ok((question, answers)) => {
                     questions.push(question);
                     sequences.extend(answers);
@@ -111,10 +110,10 @@ impl Task {
             }
         }
         if problems.list.is_empty() && questions.is_empty() {
-            problems.add(place, "holds no question", "give one JSON object a line");
+            problems.add(place, "holds no question", "give one JSON object per line");
         }
         problems.or(())?;
-        Ok(Task { questions, packed: Packed::new(sequences, how.seq_len) })
+        Ok(Task { questions, packed: Packed::new(sequences, questions_encoder.seq_len) })
     }
 
     /// Computes the accuracy from −log p of each sequence, in order.
@@ -134,11 +133,8 @@ impl Task {
             by_length += u64::from(lowest(&normed) == Some(*right));
         }
         let questions = self.questions.len() as u64;
-        if self
-            .questions
-            .iter()
-            .all(|question| question.lengths.len() == 1)
-        {
+        let is_perplexity = self.questions.iter().all(|one| one.lengths.len() == 1);
+        if is_perplexity {
             let mean = losses.iter().sum::<f64>() / questions as f64;
             return Accuracy { questions, perplexity: Some(mean.exp()), ..Accuracy::default() };
         }
@@ -158,7 +154,7 @@ fn lowest(losses: &[f64]) -> Option<usize> {
 }
 
 impl QuestionEncoder<'_> {
-    fn question(
+    fn encode(
         &self,
         text: Text,
         encoder: &mut Encoder,
@@ -190,25 +186,24 @@ impl QuestionEncoder<'_> {
         let question = question.trim_end();
         let template = self.tokenizer.head();
         let head = if self.add_bos_token { template } else { &[] };
-        let mut ids = |text: &str| {
+        let mut encode = |text: &str| {
             let mut ids = head.to_vec();
-            let known = encoder.encode_text(text, &mut ids);
-            known.map_err(|error| wrong(error.to_string(), "use the model's own tokenizer"))?;
+            encoder
+                .encode_text(text, &mut ids)
+                .map_err(|error| wrong(error.to_string(), "use the model's own tokenizer"))?;
             Ok::<_, Wrong>(ids)
         };
-        let mut tokens = ids(&whole_text)?;
-        let before = ids(question)?.len();
+        let mut tokens = encode(&whole_text)?;
+        let before = encode(question)?.len();
         let scored = tokens.len().saturating_sub(before);
         if scored == 0 {
             return Err(wrong(format!("the answer {answer:?} has no tokens of its own"), ""));
         }
         if before == 0 {
-            tokens.insert(
-                0,
-                template.first().copied().or(self.eod).ok_or_else(|| {
-                    wrong("the question is empty", "name data.eod.token, to begin with")
-                })?,
-            );
+            let Some(first) = template.first().copied().or(self.eod) else {
+                return Err(wrong("the question is empty", "name data.eod.token, to begin with"));
+            };
+            tokens.insert(0, first);
         }
         if scored > self.seq_len {
             return Err(wrong(

@@ -52,9 +52,9 @@ impl Tokens {
             let remedy = "pass --tokenizer tokenizer.json".to_string();
             return user("the model names no tokenizer for text", remedy);
         };
-        let bytes = input::read_named(path, input::LARGE)
+        let file = input::read_named(path, input::LARGE)
             .with_context(|| format!("cannot read {}", place()))?;
-        let bytes = bytes.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&bytes);
+        let bytes = file.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&file);
         let text = str::from_utf8(bytes).map_err(|error| {
             let line = 1 + bytes[..error.valid_up_to()]
                 .iter()
@@ -153,8 +153,8 @@ impl Samples for Windows {
         let mut tokens = vec![0; targets + 1];
         self.tokens
             .read(number * self.seq_len as u64, &mut tokens)?;
-        let wrong = |id: &&i32| **id < 0 || **id as usize >= self.vocab;
-        if let Some(id) = tokens.iter().find(wrong) {
+        let is_id = |id: i32| id >= 0 && (id as usize) < self.vocab;
+        if let Some(id) = tokens.iter().find(|id| !is_id(**id)) {
             let vocab = Count(self.vocab as u64);
             return Err(Problems::one(
                 self.place.as_str(),

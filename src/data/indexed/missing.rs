@@ -1,4 +1,4 @@
-//! Datasets that do not exist, and files of tokens that are none.
+//! Errors for a dataset that does not exist, and for a file of tokens without an index.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -8,10 +8,11 @@ use base::Problems;
 
 /// Problem of a missing dataset; lists the datasets next to it or in it.
 pub fn missing(prefix: &Path, path: &Path) -> Problems {
-    let folder = if prefix.is_dir() { Some(prefix) } else { prefix.parent() };
-    let folder = folder
-        .filter(|folder| *folder != Path::new(""))
-        .unwrap_or(Path::new("."));
+    let folder = match prefix.parent() {
+        _ if prefix.is_dir() => prefix,
+        Some(parent) if parent != Path::new("") => parent,
+        _ => Path::new("."),
+    };
     let files = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let mut found: Vec<String> = files
         .map(|file| file.path())
@@ -26,20 +27,19 @@ pub fn missing(prefix: &Path, path: &Path) -> Problems {
         format!("{} holds: {}", folder.display(), found.join(", "))
     };
     let place = prefix.display().to_string();
-    if let Some((file, writer)) = lone_tokens(prefix) {
-        let pair = "a pair of .bin and .idx is needed; `gptrain data build TEXT --tokenizer \
-                    tokenizer.json --output PREFIX` makes one";
+    if let Some((file, writer)) = find_lone_tokens(prefix) {
         return Problems::one(
             place,
             format!("is not a dataset: {} has no .idx; it holds {writer}", file.display()),
-            pair,
+            "a pair of .bin and .idx is needed; `gptrain data build TEXT --tokenizer \
+             tokenizer.json --output PREFIX` makes one",
         );
     }
     Problems::one(place, format!("is not a dataset: {} does not exist", path.display()), remedy)
 }
 
 /// File of tokens without an index, as other trainers use, and a description of it.
-fn lone_tokens(prefix: &Path) -> Option<(PathBuf, &'static str)> {
+fn find_lone_tokens(prefix: &Path) -> Option<(PathBuf, &'static str)> {
     let mut file = tokens_path(prefix);
     if prefix.is_file() {
         file = prefix.into();

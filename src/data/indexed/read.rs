@@ -222,12 +222,12 @@ impl Indexed {
         value: impl Fn([u8; N]) -> i64,
     ) -> Result<()> {
         const CHUNK: usize = 4096; // bytes: on the stack, and in the L1 cache
-        let mut bytes = [0; CHUNK];
-        for (i, some) in out.chunks_mut(CHUNK / N).enumerate() {
-            let bytes = &mut bytes[..some.len() * N];
+        let mut buffer = [0; CHUNK];
+        for (i, tokens) in out.chunks_mut(CHUNK / N).enumerate() {
+            let bytes = &mut buffer[..tokens.len() * N];
             self.tokens.copy(at + i * CHUNK, bytes)?;
             let mut outside = false;
-            for (token, raw) in some.iter_mut().zip(bytes.as_chunks().0) {
+            for (token, raw) in tokens.iter_mut().zip(bytes.as_chunks().0) {
                 let wide = value(*raw);
                 outside |= wide as i32 as i64 != wide;
                 *token = wide as i32;

@@ -32,11 +32,12 @@ pub struct Writer {
 /// Minimum number of tokens in a share for which documents are cut.
 const SHORTEST_SHARE: usize = 64;
 
-/// Sequences of one that is cut.
+/// Sequences into which a dataset is cut.
 struct Pieces {
-    /// Tokens that are cut into `count` equal sequences, and those of one more behind them.
+    /// Tokens of `count` equal sequences.
     front: u64,
     count: u64,
+    /// Tokens of a further sequence after them.
     tail: u64,
 }
 
@@ -53,8 +54,8 @@ impl Pieces {
 }
 
 impl Writer {
-    /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails if they exist or if another process is writing
-    /// them.
+    /// Starts `prefix.bin` and `prefix.idx`, and removes what a killed process left of them. Fails
+    /// if they exist or if another process is writing them.
     pub fn create(prefix: &Path, token_type: TokenType) -> Result<Writer> {
         Writer::over(prefix, token_type, Existing::Refused)
     }
@@ -99,7 +100,7 @@ impl Writer {
             4 => self.put(tokens, u32::to_le_bytes),
             _ => self.put(tokens, |token| (token as u64).to_le_bytes()),
         };
-        written.with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+        written.with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
         self.open += tokens.len();
         self.tokens += tokens.len() as u64;
         Ok(())
@@ -152,7 +153,7 @@ impl Writer {
             other.raw(at, some)?;
             self.out
                 .write_all(some)
-                .with_context(|| self.failed(&tokens_path(&self.prefix)))?;
+                .with_context(|| self.write_error(&tokens_path(&self.prefix)))?;
             at += some.len();
             progress.add(some.len() as u64);
         }
@@ -234,12 +235,14 @@ impl Writer {
     pub fn finish_with(mut self, record: Option<Output>) -> Result<()> {
         let tokens = tokens_path(&self.prefix);
         let index = index_path(&self.prefix);
-        self.out.flush().with_context(|| self.failed(&tokens))?;
+        self.out
+            .flush()
+            .with_context(|| self.write_error(&tokens))?;
         let mut out = BufWriter::with_capacity(1 << 20, Output::create(&index, self.existing)?);
         self.write_index(&mut out)
-            .with_context(|| self.failed(&index))?;
+            .with_context(|| self.write_error(&index))?;
         let whole = |error: IntoInnerError<_>| error.into_error();
-        let failed = self.failed(&tokens);
+        let failed = self.write_error(&tokens);
         let two = [self.out.into_inner().map_err(whole)?, out.into_inner().map_err(whole)?];
         let outputs: Vec<Output> = two.into_iter().chain(record).collect();
         files(&self.prefix).finish(outputs).context(failed)
@@ -265,7 +268,7 @@ impl Writer {
         out.flush()
     }
 
-    fn failed(&self, path: &Path) -> String {
+    fn write_error(&self, path: &Path) -> String {
         format!("writing {} failed; nothing of it is kept", path.display())
     }
 }

@@ -119,27 +119,19 @@ fn read(path: &Path, key: &Key, size: &OrderSize) -> Result<Option<Order>> {
         return Ok(None);
     }
     let file = Arc::new(Mapped::from_file(&file, path, Access::Scattered)?);
-    let mut from = size_of::<Key>();
-    let mut list = |count: u64, width: usize| {
-        let start = from;
-        from += count as usize * width;
-        (file.clone(), start, count as usize)
-    };
-    let starts = list(size.samples + 1, 8);
-    let sequences = list(size.entries, 4);
-    let shuffle = list(size.samples, 4);
+    let samples = size.samples as usize;
+    let entries = size.entries as usize;
+    let starts = size_of::<Key>();
+    let sequences = starts + (samples + 1) * size_of::<[u32; 2]>();
+    let shuffle = sequences + entries * size_of::<u32>();
     Ok(Some(Order {
         epochs: size.epochs,
         tokens: size.tokens,
         last_tokens: size.last_tokens,
-        sequences: mapped(sequences),
-        starts: mapped(starts),
-        shuffle: mapped(shuffle),
+        starts: Array::Mapped { file: file.clone(), from: starts, count: samples + 1 },
+        sequences: Array::Mapped { file: file.clone(), from: sequences, count: entries },
+        shuffle: Array::Mapped { file, from: shuffle, count: samples },
     }))
-}
-
-fn mapped<T>((file, from, count): (Arc<Mapped>, usize, usize)) -> Array<T> {
-    Array::Mapped { file, from, count }
 }
 
 /// Whether a file begins with the key and ends with the digest of everything before. Reads through

@@ -24,7 +24,7 @@ use manifest::DataRule;
 pub struct OrderSpec {
     pub rule: DataRule,
     pub seq_len: usize,
-    /// Minimum number of samples, over as many epochs as needed; `None` means one epoch.
+    /// Minimum number of samples, which sets the number of epochs; `None` means one epoch.
     pub samples: Option<u64>,
     /// Must be below 2^32, as numpy requires.
     pub seed: u64,
@@ -91,7 +91,7 @@ struct OrderSize {
     entries: u64,
     epochs: u64,
     samples: u64,
-    /// Samples that are shuffled separately from those of the last epoch.
+    /// Samples before the last epoch, whose samples are shuffled separately.
     apart: Option<u64>,
     /// Tokens per sample, and of the sample at the end of the stream.
     tokens: usize,

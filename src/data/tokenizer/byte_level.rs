@@ -173,13 +173,12 @@ impl<'a> Fields<'a> {
 
     /// Fails if a field was not taken.
     fn end(self) -> Result<(), String> {
-        let unknown = self
-            .object
-            .keys()
-            .find(|key| !self.taken.contains(key.as_str()));
-        unknown.map_or(Ok(()), |key| {
-            Err(format!("{}{key} is {}", self.place, short(&self.object[key])))
-        })
+        for (key, value) in self.object {
+            if !self.taken.contains(key.as_str()) {
+                return Err(format!("{}{key} is {}", self.place, short(value)));
+            }
+        }
+        Ok(())
     }
 }
 
@@ -195,11 +194,10 @@ fn short(value: &Value) -> String {
 /// Reads the fields of a tokenizer.json, or returns the first that is not implemented.
 pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
     let mut fields = Fields::new("", file);
-    let model = file
-        .get("model")
-        .and_then(Value::as_object)
-        .ok_or("model is missing")?;
-    let mut model = Fields::new("model.", model);
+    let Some(Value::Object(object)) = file.get("model") else {
+        return Err("model is missing".into());
+    };
+    let mut model = Fields::new("model.", object);
     fields.taken.insert("model");
     let _: Option<ModelType> = model.take("type")?;
     let _: Option<Version> = fields.take("version")?;
@@ -208,9 +206,9 @@ pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
     let _: IgnoredAny = fields.take("padding")?;
     let _: Option<NoNormalizer> = fields.take("normalizer")?;
     let cut: Cut = fields.take("pre_tokenizer")?;
-    let known = known_pattern(&cut);
-    let (pre_tokenizer, prefix_space) =
-        known.ok_or_else(|| format!("pre_tokenizer is {}", short(&file["pre_tokenizer"])))?;
+    let Some((pre_tokenizer, prefix_space)) = find_pattern(&cut) else {
+        return Err(format!("pre_tokenizer is {}", short(&file["pre_tokenizer"])));
+    };
     let template: Option<NoTemplate> = fields.take("post_processor")?;
     if template.is_some_and(|template| !template.adds_nothing()) {
         return Err(format!("post_processor is {}", short(&file["post_processor"])));
@@ -231,7 +229,7 @@ pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
         .unwrap_or(false);
     let vocab: HashMap<String, u32> = model.take("vocab")?;
     let merges = model.take("merges")?;
-    all_bytes(&vocab)?;
+    check_bytes(&vocab)?;
     let added = added_tokens(fields.take::<Option<Vec<Value>>>("added_tokens")?, &vocab)?;
     model.end()?;
     fields.end()?;
@@ -242,11 +240,10 @@ pub fn read(file: &Map<String, Value>) -> Result<ByteLevelFile, String> {
 pub const MISSING_BYTES: &str = "model.vocab has no token for";
 
 /// Fails if a byte that UTF-8 text can contain has no token.
-fn all_bytes(vocab: &HashMap<String, u32>) -> Result<(), String> {
-    let never = |byte: u8| matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff);
-    let missing = |byte: &u8| !never(*byte) && !vocab.contains_key(&spell(*byte).to_string());
+fn check_bytes(vocab: &HashMap<String, u32>) -> Result<(), String> {
     let missing: Vec<String> = (0..=255)
-        .filter(missing)
+        .filter(|byte| !matches!(byte, 0xc0 | 0xc1 | 0xf5..=0xff))
+        .filter(|byte| !vocab.contains_key(&spell(*byte).to_string()))
         .map(|byte| format!("0x{byte:02x}"))
         .collect();
     if missing.is_empty() {
@@ -281,7 +278,7 @@ fn added_tokens(
 }
 
 /// Pattern that cuts text, and whether a space is put before it.
-fn known_pattern(cut: &Cut) -> Option<(PreTokenizer, bool)> {
+fn find_pattern(cut: &Cut) -> Option<(PreTokenizer, bool)> {
     match cut {
         Cut::ByteLevel { add_prefix_space, use_regex, .. } => {
             let cut = if *use_regex { PreTokenizer::Gpt2 } else { PreTokenizer::Whole };
@@ -294,7 +291,7 @@ fn known_pattern(cut: &Cut) -> Option<(PreTokenizer, bool)> {
             else {
                 return None;
             };
-            let (PreTokenizer::Whole, false) = known_pattern(bytes)? else { return None };
+            let (PreTokenizer::Whole, false) = find_pattern(bytes)? else { return None };
             match pattern.as_str() {
                 pre_tokenizer::BLOOM => Some((PreTokenizer::Bloom, false)),
                 pre_tokenizer::GPT2 => Some((PreTokenizer::Gpt2, false)),

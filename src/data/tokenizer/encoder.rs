@@ -74,7 +74,7 @@ impl<'a> Encoder<'a> {
         self.append(text, true, false, ids)
     }
 
-    /// Appends the ids of text, without those of the template.
+    /// Appends the ids of text, without the ids of the template.
     pub fn encode_text(&mut self, text: &str, ids: &mut Vec<u32>) -> Result<()> {
         self.append(text, false, false, ids)
     }

@@ -46,14 +46,16 @@ pub fn files(path: &Path) -> Result<Vec<NamedFile>> {
             Ok(vec![named(path, VOCAB), named(merges, MERGES)])
         }
         Err(error) => {
-            let file = error.is::<Problems>().then(|| locate(path).ok()).flatten();
-            let file = file.filter(|file| file.is_file()).ok_or(error)?;
-            let name = file
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            Ok(vec![NamedFile { path: file, name }])
+            if !error.is::<Problems>() {
+                return Err(error);
+            }
+            match locate(path) {
+                Ok(path) if path.is_file() => {
+                    let name = path.file_name().unwrap_or_default().to_string_lossy();
+                    Ok(vec![NamedFile { name: name.into_owned(), path }])
+                }
+                _ => Err(error),
+            }
         }
     }
 }
@@ -112,10 +114,8 @@ pub fn open(path: &Path) -> Result<TokenizerFile> {
 /// Folder of a tokenizer's file, if the settings in it belong to the file. Beside a file with another
 /// name, they may belong to another tokenizer.
 pub fn own_folder(path: &Path) -> Option<&Path> {
-    let usual = [TOKENIZER, VOCAB]
-        .into_iter()
-        .any(|name| path.ends_with(name));
-    path.parent().filter(|_| usual)
+    let has_usual_name = path.ends_with(TOKENIZER) || path.ends_with(VOCAB);
+    path.parent().filter(|_| has_usual_name)
 }
 
 /// Object in a settings file beside a tokenizer's file; None without it.

@@ -18,7 +18,7 @@ use base::{Count, Problems};
 pub struct HfTokenizer {
     ordinary: Arc<tokenizers::Tokenizer>,
     parsing: Arc<tokenizers::Tokenizer>,
-    /// Field because of which the crate encodes.
+    /// Field of the file that only the crate supports.
     pub why: String,
     /// Tokens that the template puts before and after a text.
     pub head: Vec<u32>,
@@ -139,7 +139,7 @@ fn check_growth(json: &Map<String, Value>, place: &str) -> Result<(), Problems> 
             problems.add(place, format!("{what} (the limit is {MOST_GROWTH})"), remedy);
         }
     }
-    let added = added(json.get("post_processor").unwrap_or(&Value::Null));
+    let added = count_added(json.get("post_processor").unwrap_or(&Value::Null));
     if added > MOST_ADDED {
         let what = format!("its template adds {} tokens to each text", Count(added as u64));
         problems.add(place, format!("{what} (the limit is {})", Count(MOST_ADDED as u64)), remedy);
@@ -173,7 +173,7 @@ fn growth(rule: &Value) -> f64 {
 }
 
 /// Number of tokens that a post-processor adds to a text.
-fn added(rule: &Value) -> usize {
+fn count_added(rule: &Value) -> usize {
     let own: usize = rule["single"]
         .as_array()
         .into_iter()
@@ -189,6 +189,6 @@ fn added(rule: &Value) -> usize {
         .as_array()
         .into_iter()
         .flatten()
-        .map(added);
+        .map(count_added);
     own + parts.sum::<usize>()
 }

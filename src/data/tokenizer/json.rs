@@ -24,22 +24,26 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
     }
     let mut tokenizer = match byte_level::read(&json) {
         Ok(parts) => build(parts, &path.display().to_string())?,
-        Err(why) => other(&path, &json, why)?,
+        Err(why) => load_with_crate(&path, &json, why)?,
     };
-    if let Some(why) = tokenizer
-        .why()
-        .filter(|why| why.starts_with(byte_level::MISSING_BYTES))
+    if let Some(why) = tokenizer.why()
+        && why.starts_with(byte_level::MISSING_BYTES)
     {
-        let note = "they become its unknown token, or are left out of texts";
-        let remedy = "a tokenizer with an alphabet of all 256 bytes has neither";
-        let note = format!("{}: its {why}; {note}; {remedy}", path.display());
+        let note = format!(
+            "{}: its {why}; they become its unknown token, or are left out of texts; a tokenizer with \
+             an alphabet of all 256 bytes has neither",
+            path.display()
+        );
         tokenizer.notes.push(note);
     }
-    if let Some(rate) = json["model"]["dropout"].as_f64().filter(|rate| *rate > 0.0) {
-        let note = "BPE dropout is switched off, so that a text always has the same ids";
-        tokenizer
-            .notes
-            .push(format!("{} has model.dropout {rate}: {note}", path.display()));
+    if let Some(rate) = json["model"]["dropout"].as_f64()
+        && rate > 0.0
+    {
+        tokenizer.notes.push(format!(
+            "{} has model.dropout {rate}: BPE dropout is switched off, so that a text always has the \
+             same ids",
+            path.display()
+        ));
     }
     tokenizer.eod = end_of_document(&tokenizer, &path);
     Ok(tokenizer)
@@ -47,12 +51,12 @@ pub fn load(path: &Path) -> Result<Tokenizer> {
 
 /// Tokenizer with a field that gptrain's own encoder lacks: `why` names it.
 #[cfg(feature = "tokenizers")]
-fn other(path: &Path, json: &Map<String, Value>, why: String) -> Result<Tokenizer> {
+fn load_with_crate(path: &Path, json: &Map<String, Value>, why: String) -> Result<Tokenizer> {
     super::hugging_face::load(path, json, why)
 }
 
 #[cfg(not(feature = "tokenizers"))]
-fn other(path: &Path, _: &Map<String, Value>, why: String) -> Result<Tokenizer> {
+fn load_with_crate(path: &Path, _: &Map<String, Value>, why: String) -> Result<Tokenizer> {
     let place = format!("{}: its {why}", path.display());
     let other = ", or give a byte-level BPE tokenizer";
     Err(Problems::without(place, "Hugging Face's tokenizers", other).into())

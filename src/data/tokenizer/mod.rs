@@ -123,7 +123,7 @@ impl Tokenizer {
             .map_or("gptrain".into(), |why| format!("Hugging Face's tokenizers, as its {why}"))
     }
 
-    /// Field of the file because of which Hugging Face's crate encodes.
+    /// Field of the file that only Hugging Face's crate supports.
     fn why(&self) -> Option<&str> {
         match &self.rules {
             Rules::Bpe(_) => None,
@@ -187,8 +187,11 @@ impl Tokenizer {
         self.special(name).or_else(|| match &self.rules {
             Rules::Bpe(bpe) => {
                 let find = |text: &[u8]| bpe.bytes.iter().position(|b| b.as_deref() == Some(text));
-                let spelled = || find(&ByteDecoder::new().decode(name).ok()?);
-                spelled()
+                let by_spelling = match ByteDecoder::new().decode(name) {
+                    Ok(bytes) => find(&bytes),
+                    Err(_) => None,
+                };
+                by_spelling
                     .or_else(|| find(name.as_bytes()))
                     .map(|id| id as u32)
             }
@@ -233,7 +236,7 @@ impl Tokenizer {
         }
     }
 
-    /// Exact bytes of ids (of a Hugging Face tokenizer: those of the decoded text).
+    /// Exact bytes of ids (with a Hugging Face tokenizer, the bytes of the decoded text).
     pub fn decode_bytes(&self, ids: &[u32]) -> Vec<u8> {
         let bpe = match &self.rules {
             Rules::Bpe(bpe) => bpe,

@@ -73,7 +73,7 @@ impl StateSlice {
         self.at.span(rows.start * cols, rows.len() * cols)
     }
 
-    /// Rows from `first` on, as many as `bytes` fills.
+    /// Rows from `first` on that `bytes` fills.
     pub fn rows_of(&self, first: usize, bytes: &[u8]) -> Tensor {
         let row = self.slice.size[1] * self.state.dtype.size();
         self.rows(first..first + bytes.len() / row)

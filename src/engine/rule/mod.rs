@@ -86,7 +86,7 @@ pub struct Conversion {
     pub compute: Compute,
 }
 
-/// Computes the bytes of a state for a part of the parameter, from those of the states in
+/// Computes the bytes of a state for a part of the parameter, from the bytes of the states in
 /// `Conversion::from`. Blocks of columns are given whole if the part touches them.
 pub type Compute = Box<dyn Fn(TensorSlice, &[Vec<u8>]) -> Vec<u8> + Send + Sync>;
 

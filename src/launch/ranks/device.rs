@@ -11,7 +11,7 @@ use engine::{Groups, model_dtype};
 use manifest::{DeviceChoice, GpuTransport, Manifest, Precision};
 use std::time::Duration;
 
-/// Number of a rank among those of its node.
+/// Number of a rank on its node.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalRank {
     pub local_rank: usize,
@@ -129,7 +129,7 @@ impl Device {
         }
     }
 
-    /// Processor of a rank, among those of its node.
+    /// Name of the rank's processor on its node.
     pub fn processor(&self) -> String {
         self.gpu().map_or("CPU".to_string(), |gpu| gpu.to_string())
     }
@@ -311,7 +311,7 @@ fn check_kinds(all: &[NodeGpu]) -> Result<(), Problems> {
         return Ok(());
     }
     let fewer = gpus < cpus;
-    let named_ranks: Vec<String> = ranks(fewer).map(|rank| named(all, rank)).collect();
+    let named_ranks: Vec<String> = ranks(fewer).map(|rank| name_with_node(all, rank)).collect();
     let (has, have) = if fewer {
         ("computes on a GPU", "on the CPU")
     } else {
@@ -354,7 +354,7 @@ fn check_sharing(all: &[NodeGpu]) -> Result<(), Problems> {
     problems.or(())
 }
 
-fn named(all: &[NodeGpu], rank: usize) -> String {
+fn name_with_node(all: &[NodeGpu], rank: usize) -> String {
     format!("rank {rank} (node {})", all[rank].0)
 }
 

@@ -21,7 +21,7 @@ use std::thread::JoinHandle;
 /// Variable that sets whether ranks without a launcher are threads of one process or processes.
 pub const RANKS: &str = "GPTRAIN_RANKS";
 
-/// Exit codes of errors that a rank has printed, or another one for it.
+/// Exit codes of errors that this rank or another one has printed.
 const REPORTED: std::ops::RangeInclusive<u8> = 1..=5;
 
 /// Runs the ranks as processes of the arguments `words`, to their end. Returns false if this process
@@ -119,49 +119,49 @@ impl LocalProcesses {
     }
 
     fn kill_all(&mut self) -> Result<()> {
-        for process in self
-            .ranks
-            .iter_mut()
-            .filter(|process| process.ended.is_none())
-        {
-            process.ended = Some(kill(&mut process.child)?);
-            process.killed = true;
+        for process in &mut self.ranks {
+            if process.ended.is_none() {
+                process.ended = Some(kill(&mut process.child)?);
+                process.killed = true;
+            }
         }
         Ok(())
     }
 
     /// Exit code for all ranks, or the failure that none of them reported.
     fn outcome(mut self, stopped: bool) -> Result<u8, Failed> {
-        self.ranks.iter_mut().for_each(LocalProcess::read_to_end);
+        for process in &mut self.ranks {
+            process.read_to_end();
+        }
         let Some((rank, _)) = self.first else { return Ok(0) };
-        let by_itself = self.ranks.iter().filter(|process| !process.killed);
-        let codes: Vec<u8> = by_itself.filter_map(LocalProcess::code).collect();
+        let codes: Vec<u8> = self
+            .ranks
+            .iter()
+            .filter(|process| !process.killed)
+            .filter_map(LocalProcess::code)
+            .collect();
         let failed = &self.ranks[rank];
         if codes.contains(&Failed::EXIT_CODE) {
             return Ok(Failed::EXIT_CODE);
         }
-        if let Some(code) = codes.into_iter().find(|code| REPORTED.contains(code)) {
-            return Ok(failed
-                .code()
-                .filter(|code| REPORTED.contains(code))
-                .unwrap_or(code));
+        let reported = |code: &u8| REPORTED.contains(code);
+        if let Some(code) = codes.into_iter().find(reported) {
+            return Ok(failed.code().filter(reported).unwrap_or(code));
         }
         match failed.ended.and_then(|status| status.signal()) {
             Some(signal) if stopped => Ok(128 + signal as u8),
-            _ => Err(Failed::new(failed.line(rank))),
+            _ => Err(Failed::new(failed.describe(rank))),
         }
     }
 }
 
 impl Drop for LocalProcesses {
     fn drop(&mut self) {
-        for process in self
-            .ranks
-            .iter_mut()
-            .filter(|process| process.ended.is_none())
-        {
-            let _ = process.child.kill();
-            let _ = process.child.wait();
+        for process in &mut self.ranks {
+            if process.ended.is_none() {
+                let _ = process.child.kill();
+                let _ = process.child.wait();
+            }
         }
     }
 }
@@ -172,21 +172,20 @@ impl LocalProcess {
         command
             .args(words)
             .envs(LauncherEnv::local_variables(place));
-        let reports = place.rank > 0;
-        if reports {
+        if place.rank > 0 {
             command.stderr(Stdio::piped());
         }
-        let started = command.spawn();
-        let mut child = started.with_context(|| format!("cannot start rank {}", place.rank))?;
+        let mut child = command
+            .spawn()
+            .with_context(|| format!("cannot start rank {}", place.rank))?;
         let last_line = Arc::<Mutex<String>>::default();
-        let reader = child
-            .stderr
-            .take()
-            .map(|stderr| {
-                let last = last_line.clone();
-                base::threads::spawn("stderr", move || forward_lines(BufReader::new(stderr), &last))
-            })
-            .transpose()?;
+        let mut reader = None;
+        if let Some(stderr) = child.stderr.take() {
+            let last = last_line.clone();
+            reader = Some(base::threads::spawn("stderr", move || {
+                forward_lines(BufReader::new(stderr), &last)
+            })?);
+        }
         Ok(LocalProcess { child, reader, last_line, ended: None, killed: false })
     }
 
@@ -211,13 +210,12 @@ impl LocalProcess {
     }
 
     /// Failure of this rank, with the last line that it printed.
-    fn line(&self, rank: usize) -> String {
+    fn describe(&self, rank: usize) -> String {
         let end = match self.ended.and_then(|status| status.signal()) {
             Some(signal) => format!("was ended by signal {signal}"),
             None => format!("ended with code {}", self.code().unwrap_or_default()),
         };
-        let last = self.last_line.lock();
-        let last = match (rank, last.as_str()) {
+        let last = match (rank, self.last_line.lock().as_str()) {
             (0, _) | (_, "") => String::new(),
             (_, line) => format!("; its last line: {line}"),
         };

@@ -21,10 +21,11 @@ pub struct EpochPlan {
     pub members: Vec<usize>,
     /// topology.data.
     pub data: usize,
-    /// Address of rank 0; empty for that of the launcher's variables.
+    /// Address of rank 0; empty for the address in the launcher's variables.
     pub address: String,
-    /// Step of the newest checkpoint, and restarts from it so far.
+    /// Step of the newest checkpoint.
     pub step: u64,
+    /// Restarts from that checkpoint so far.
     pub tried: u32,
     /// Task that decided.
     pub by: usize,
@@ -42,7 +43,7 @@ impl EpochPlan {
     }
 
     /// Restarts from the checkpoint of `step` so far.
-    fn tried(&self, step: u64) -> u32 {
+    fn restarts_from(&self, step: u64) -> u32 {
         if step > self.step { 0 } else { self.tried }
     }
 
@@ -53,7 +54,7 @@ impl EpochPlan {
         if !codes.is_empty() && codes.iter().all(|code| *code == 1) {
             return Some(EpochPlan { end: Some(1), why: String::new(), ..self.clone() });
         }
-        let tried = self.tried(step);
+        let tried = self.restarts_from(step);
         let max = m.restart.max;
         let times = if tried == 1 { "1 restart".into() } else { format!("{tried} restarts") };
         let why = format!(
@@ -66,7 +67,7 @@ impl EpochPlan {
     /// Plan after a failure of a task that has all ranks as threads.
     pub fn next_alone(&self, m: &Manifest, arrivals: &[Arrival], step: u64) -> EpochPlan {
         let why = self.message(&[0], &[0], self.data, step);
-        let next = EpochPlan { step, tried: self.tried(step) + 1, why, ..self.clone() };
+        let next = EpochPlan { step, tried: self.restarts_from(step) + 1, why, ..self.clone() };
         self.end(m, arrivals, step).unwrap_or(next)
     }
 
@@ -82,7 +83,7 @@ impl EpochPlan {
             .find(|data| replica * data <= tasks.len() && divides(m, *data))
         else {
             let why = format!(
-                "no further restart: {} of {} tasks are left, and one replica needs {replica} \
+                "no further restart: {} of {} tasks remain, and one replica needs {replica} \
                  (tensor {} × pipeline {})",
                 tasks.len(),
                 self.members.len(),
@@ -91,7 +92,7 @@ impl EpochPlan {
             );
             return EpochPlan { end: Some(3), why, ..self.clone() };
         };
-        let tried = self.tried(step);
+        let tried = self.restarts_from(step);
         let members = self.assign_ranks(&tasks, replica * data);
         let why = self.message(&tasks, &members, data, step);
         let address = address(&members, arrivals);
@@ -105,13 +106,13 @@ impl EpochPlan {
             return tasks[..ranks].to_vec();
         }
         let mut spares = tasks.iter().filter(|task| !self.members.contains(task));
-        self.members
-            .iter()
-            .map(&mut |task: &usize| {
-                let task = if tasks.contains(task) { Some(*task) } else { spares.next().copied() };
-                task.expect("enough tasks")
-            })
-            .collect()
+        let mut members = self.members.clone();
+        for task in &mut members {
+            if !tasks.contains(task) {
+                *task = *spares.next().expect("enough tasks");
+            }
+        }
+        members
     }
 
     fn message(&self, tasks: &[usize], members: &[usize], data: usize, step: u64) -> String {
@@ -120,10 +121,10 @@ impl EpochPlan {
             let more = if tasks.len() > 8 { " …" } else { "" };
             format!("task{} {}{more}", if tasks.len() == 1 { "" } else { "s" }, shown.join(", "))
         };
-        let gone = |task: &&usize| !tasks.contains(task);
-        let gone: Vec<usize> = self.members.iter().filter(gone).copied().collect();
-        let new = |task: &&usize| !self.members.contains(task);
-        let new: Vec<usize> = members.iter().filter(new).copied().collect();
+        let mut gone = self.members.clone();
+        gone.retain(|task| !tasks.contains(task));
+        let mut new = members.to_vec();
+        new.retain(|task| !self.members.contains(task));
         let mut parts = vec![match step {
             0 => "from the start".to_string(),
             _ => format!("from the checkpoint of step {step}"),
@@ -232,7 +233,7 @@ train: {samples: 1200}
         assert_eq!(few.end, Some(3));
         assert!(
             few.why
-                .contains("1 of 6 tasks are left, and one replica needs 2 (tensor 2")
+                .contains("1 of 6 tasks remain, and one replica needs 2 (tensor 2")
         );
         let mut plan = first.clone();
         for _ in 0..3 {

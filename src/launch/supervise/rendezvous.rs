@@ -108,10 +108,10 @@ impl Rendezvous {
 
     /// Poll interval while the rank runs.
     pub fn poll_interval(&self) -> Duration {
-        self.scaled(POLL_RUNNING)
+        self.scale_interval(POLL_RUNNING)
     }
 
-    fn scaled(&self, interval: Duration) -> Duration {
+    fn scale_interval(&self, interval: Duration) -> Duration {
         interval * (1 + self.tasks as u32 / TASKS)
     }
 
@@ -172,7 +172,7 @@ impl Rendezvous {
                 self.propose(&plan, &decide(&arrivals))?;
                 continue;
             }
-            std::thread::sleep(self.scaled(POLL));
+            std::thread::sleep(self.scale_interval(POLL));
             // Writing from this node makes a network file system read the folder again.
             self.write(&own, mine)?;
         }

@@ -48,8 +48,8 @@ impl Split<'_> {
         shape::topology(topology, chunks, model, batch, report);
         shape::fp8(precision, model, batch, topology, report);
         shape::blocks_of_columns(optimizer, topology, model, report);
-        adafactor_offloaded(optimizer, topology, report);
-        muon_offloaded(optimizer, topology, report);
+        check_adafactor_offload(optimizer, topology, report);
+        check_muon_offload(optimizer, topology, report);
     }
 }
 
@@ -63,7 +63,7 @@ pub fn manifest(raw: Raw, report: &mut Report, folder: &Path, stem: &str) -> Man
     // A group of one rank has nothing to share; Megatron also disables it then.
     topology.sequence_parallel &= topology.tensor > 1;
     let model = raw.model.unwrap_or_default();
-    shape::written(&model, report);
+    shape::check_written(&model, report);
     let model = Model::read(model, topology.tensor);
     shape::positions(&model, report);
     shape::pattern(&model, report);
@@ -244,7 +244,7 @@ fn mup(model: &Model, optimizer: &Optimizer, report: &mut Report) {
 }
 
 /// Adafactor all-reduces its sums on the device during an update, so the update runs there.
-fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
+fn check_adafactor_offload(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
     let valid = report.are_valid(&["optimizer", "topology.offload"]);
     if !matches!(optimizer, Optimizer::Adafactor(_)) || !valid {
         return;
@@ -260,7 +260,7 @@ fn adafactor_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut 
 }
 
 /// Muon multiplies whole matrices, which ranks exchange during an update.
-fn muon_offloaded(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
+fn check_muon_offload(optimizer: &Optimizer, topology: &Topology, report: &mut Report) {
     let offloads = topology.offload.what != OffloadWhat::None;
     let valid = report.are_valid(&["optimizer", "topology.offload"]);
     if matches!(optimizer, Optimizer::Muon(_)) && offloads && valid {

@@ -12,7 +12,7 @@ use super::super::{
 use base::Gelu;
 
 /// Checks for contradictions between written settings that the checked model no longer contains.
-pub fn written(model: &raw::Model, report: &mut Report) {
+pub fn check_written(model: &raw::Model, report: &mut Report) {
     let family = model
         .family
         .unwrap_or(Family::for_position(model.position.as_ref()));
@@ -25,11 +25,11 @@ pub fn written(model: &raw::Model, report: &mut Report) {
         );
     }
     if let Some(PositionForm::Settings(PositionSettings { rope: Some(rope) })) = &model.position {
-        rope::written("model.position.rope.scaling", rope, report);
+        rope::check_written("model.position.rope.scaling", rope, report);
     }
     for (i, form) in model.pattern.iter().flatten().enumerate() {
         if let LayerForm::Settings(layers::raw::LayerKind { rope: Some(rope), .. }) = form {
-            rope::written(&format!("model.pattern.{i}.rope.scaling"), rope, report);
+            rope::check_written(&format!("model.pattern.{i}.rope.scaling"), rope, report);
         }
     }
 }
@@ -230,12 +230,12 @@ pub fn topology(
     pipeline_cut(topology, model, report);
     interleaving(topology, batch, report);
     zero_in_pipeline(topology, report);
-    compressed(topology, report);
-    offloaded(topology, report);
+    check_compression(topology, report);
+    check_offload(topology, report);
 }
 
 /// Rejects settings without an effect, and settings that exclude each other.
-fn offloaded(topology: &Topology, report: &mut Report) {
+fn check_offload(topology: &Topology, report: &mut Report) {
     let Offload { what, gradients } = topology.offload;
     if !report.are_valid(&["topology.offload"]) {
         return;
@@ -309,17 +309,23 @@ pub fn blocks_of_columns(
     let ffn = model.ffn_hidden;
     let tensor = topology.tensor;
     let cut = [("attn.proj.weight", hidden), ("mlp.fc2.weight", ffn)];
-    let whole = |cols: usize, tensor: usize, block: usize| {
+    let holds_blocks = |cols: usize, tensor: usize, block: usize| {
         !cols.is_multiple_of(block) || cols.is_multiple_of(tensor * block)
     };
-    let fits = |tensor, block| cut.iter().all(|(_, cols)| whole(*cols, tensor, block));
-    let Some((weight, cols)) = cut.iter().find(|(_, cols)| !whole(*cols, tensor, block)) else {
+    let fits = |tensor, block| {
+        cut.iter()
+            .all(|(_, cols)| holds_blocks(*cols, tensor, block))
+    };
+    let Some((weight, cols)) = cut
+        .iter()
+        .find(|(_, cols)| !holds_blocks(*cols, tensor, block))
+    else {
         return;
     };
-    let divides = |t: usize| [model.heads, ffn].iter().all(|n| n.is_multiple_of(t));
     let smaller = (1..tensor)
         .rev()
-        .find(|t| divides(*t) && fits(*t, block))
+        .filter(|t| model.heads.is_multiple_of(*t) && ffn.is_multiple_of(*t))
+        .find(|t| fits(*t, block))
         .unwrap_or(1);
     let remedy = match SIZES
         .into_iter()
@@ -456,7 +462,7 @@ fn zero_in_pipeline(topology: &Topology, report: &mut Report) {
 
 /// Rejects PowerSGD with ZeRO ≥ 2, because each replica keeps an error as large as the gradients
 /// that ZeRO 2 would shard; and with offload settings that leave no device memory for it.
-fn compressed(topology: &Topology, report: &mut Report) {
+fn check_compression(topology: &Topology, report: &mut Report) {
     let Topology { zero, compression, offload, .. } = *topology;
     let keys = ["topology.compression", "topology.zero", "topology.offload"];
     if compression.is_none() || !report.are_valid(&keys) {

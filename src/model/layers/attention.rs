@@ -35,7 +35,8 @@ impl AttentionActs {
         inputs: &Inputs,
         tables: &Tables,
         x: Tensor,
-        [out, out_in]: [Tensor; 2],
+        out: Tensor,
+        out_in: Tensor,
         arenas: &BlockArenas,
     ) -> AttentionActs {
         let all = inputs.rows();

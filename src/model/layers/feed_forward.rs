@@ -35,7 +35,8 @@ impl FeedForwardActs {
         cx: &Cx,
         inputs: &Inputs,
         x: Tensor,
-        [out, out_in]: [Tensor; 2],
+        out: Tensor,
+        out_in: Tensor,
         arenas: &BlockArenas,
     ) -> FeedForwardActs {
         let all = inputs.rows();

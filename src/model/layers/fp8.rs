@@ -66,7 +66,7 @@ pub struct Backward<'a> {
 }
 
 impl<'a> Products<'a> {
-    pub fn new(cx: &'a Cx<'a>, pass: Fp8Pass, (params, weight): (&Params, Weight)) -> Products<'a> {
+    pub fn new(cx: &'a Cx<'a>, pass: Fp8Pass, params: &Params, weight: Weight) -> Products<'a> {
         let w = Operand { x: params[weight], format: Fp8::E4M3, split: weight.block_split() };
         let arena = Arena::over(pass.space);
         let kept = params.fp8_weight(weight);
@@ -79,7 +79,7 @@ impl<'a> Products<'a> {
             None => self.rows(self.w, Some(self.kept.maxima)),
             Some(codes) => {
                 if self.new_weights {
-                    self.arena.temporary(|_| self.both(self.w, codes));
+                    self.arena.temporary(|_| self.quantize_both(self.w, codes));
                 }
                 codes[0]
             }
@@ -94,7 +94,7 @@ impl<'a> Products<'a> {
         let split = if self.w.split == TpSplit::Rows { TpSplit::Cols } else { TpSplit::Whole };
         let dy = Operand { x: dy, format: Fp8::E5M2, split };
         let places = Lines::BOTH.map(|lines| self.place(dy, lines));
-        self.arena.temporary(|_| self.both(dy, places));
+        self.arena.temporary(|_| self.quantize_both(dy, places));
         Backward { products: self, dy: places }
     }
 
@@ -143,7 +143,7 @@ impl<'a> Products<'a> {
     }
 
     /// Quantizes x by rows and by columns.
-    fn both(&self, m: Operand, to: [Quantized; 2]) {
+    fn quantize_both(&self, m: Operand, to: [Quantized; 2]) {
         let maxima = Lines::BOTH.map(|lines| self.maxima(m, lines));
         let [rows, columns] = maxima.map(|(own, _)| Some(own.set()));
         self.cx.be.run(op::LineMaxima { x: m.x, rows, columns });
@@ -182,7 +182,7 @@ impl<'a> Products<'a> {
     }
 
     fn place(&self, m: Operand, lines: Lines) -> Quantized {
-        place(&self.arena, lines.shape(m.x), m.format, self.cx.be.fp8_scaling())
+        reserve(&self.arena, lines.shape(m.x), m.format, self.cx.be.fp8_scaling())
     }
 }
 
@@ -215,23 +215,21 @@ impl Backward<'_> {
 }
 
 /// Reserves codes and scales for [lines, depth].
-fn place(arena: &Arena, [lines, depth]: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
+fn reserve(arena: &Arena, size: [usize; 2], format: Fp8, scaling: Fp8Scaling) -> Quantized {
+    let [lines, depth] = size;
     let codes = arena.matrix(lines, depth, DType::U8);
     Quantized { codes, scales: arena.matrix(1, lines, DType::F32), format, scaling }
 }
 
 /// Lays out the state kept of a weight [out, in]; with `codes`, also its codes by row and by
 /// column.
-pub fn plan_weight(
-    be: &dyn Backend,
-    [out, into]: [usize; 2],
-    codes: bool,
-    arena: &Arena,
-) -> Fp8Weight {
+pub fn plan_weight(be: &dyn Backend, size: [usize; 2], codes: bool, arena: &Arena) -> Fp8Weight {
+    let [rows, cols] = size;
+    let scaling = be.fp8_scaling();
     Fp8Weight {
-        maxima: arena.matrix(1, into, DType::F32),
+        maxima: arena.matrix(1, cols, DType::F32),
         codes: codes.then(|| {
-            [[out, into], [into, out]].map(|size| place(arena, size, Fp8::E4M3, be.fp8_scaling()))
+            [[rows, cols], [cols, rows]].map(|size| reserve(arena, size, Fp8::E4M3, scaling))
         }),
     }
 }
@@ -240,7 +238,7 @@ pub fn plan_weight(
 pub fn bytes(cx: &Cx, rows: usize) -> usize {
     let ranks = cx.tp.group.size();
     let arena = Arena::measuring();
-    let codes = |size| place(&arena, size, Fp8::E4M3, Fp8Scaling::RowWise);
+    let codes = |size| reserve(&arena, size, Fp8::E4M3, Fp8Scaling::RowWise);
     let maxima = |lines| arena.matrix(ranks, lines, DType::F32);
     let operand = |size: [usize; 2]| (codes(size), maxima(size[0]));
     let matrices = table(cx.model)

@@ -41,7 +41,7 @@ impl HeadActs {
 }
 
 /// Applies the final norm, and µP's factor of logits.
-fn normed(cx: &Cx, w: &Params, a: &HeadActs) {
+fn apply_norm(cx: &Cx, w: &Params, a: &HeadActs) {
     norm::forward(cx, w, &a.norm);
     if let Some(factor) = mup::logit_factor(cx.model) {
         cx.be.run(op::Blend::multiply(factor, a.norm.h_in));
@@ -51,7 +51,7 @@ fn normed(cx: &Cx, w: &Params, a: &HeadActs) {
 /// Adds the weighted loss of the micro-batch to `loss` [1, 1]. `table` [v, H] is the weight of the
 /// head.
 pub fn forward(cx: &Cx, w: &Params, table: Tensor, inputs: &Inputs, a: &HeadActs, loss: Out) {
-    normed(cx, w, a);
+    apply_norm(cx, w, a);
     cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
         let h = a.norm.h_in.row_range(first, rows);
@@ -76,7 +76,7 @@ pub fn forward_backward(
     d: &GradBuffers,
     loss: Out,
 ) {
-    normed(cx, w, a);
+    apply_norm(cx, w, a);
     cx.be.enter(Section::Head);
     for (first, rows) in a.chunks() {
         let h = a.norm.h_in.row_range(first, rows);
@@ -103,7 +103,7 @@ pub fn forward_backward(
 
 /// Logits [1, v] of one token before any cap, in f32 or the compute dtype.
 pub fn logits(cx: &Cx, w: &Params, table: Tensor, a: &HeadActs, row: usize) -> Tensor {
-    normed(cx, w, a);
+    apply_norm(cx, w, a);
     let logits = a.logits.row_range(0, 1);
     cx.be
         .run(op::Gemm::plain(Gemm::NT, a.norm.h_in.row_range(row, 1), table, logits.set()));

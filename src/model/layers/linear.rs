@@ -29,7 +29,7 @@ pub fn forward(cx: &Cx, x: Input, w: (&Params, Weight), then: Epilogue, y: Out) 
         None => cx
             .be
             .run(op::Gemm { kind: Gemm::NT, a: x.x, b: w.0[w.1], c: y, then }),
-        Some(pass) => Products::new(cx, pass, w).forward(x.x, x.maxima, then, y),
+        Some(pass) => Products::new(cx, pass, w.0, w.1).forward(x.x, x.maxima, then, y),
     }
 }
 
@@ -50,7 +50,7 @@ pub fn backward(
             cx.be.run(op::Gemm::plain(Gemm::TN, dy, x.x, dw));
         }
         Some(pass) => {
-            let products = Products::new(cx, pass, w).backward(dy);
+            let products = Products::new(cx, pass, w.0, w.1).backward(dy);
             products.input(then, dx);
             products.weight(x.x, x.maxima, dw);
         }
@@ -77,8 +77,10 @@ pub fn backward_entry(
     db: Option<Out>,
 ) {
     let Entry { x, gather, dx_in, dx } = entry;
-    let products = cx.fp8.map(|pass| Products::new(cx, pass, w).backward(dy));
-    match &products {
+    let fp8 = cx
+        .fp8
+        .map(|pass| Products::new(cx, pass, w.0, w.1).backward(dy));
+    match &fp8 {
         None => cx
             .be
             .run(op::Gemm::plain(Gemm::NN, dy, w.0[w.1], dx_in.set())),
@@ -86,7 +88,7 @@ pub fn backward_entry(
     }
     let sum = cx.tp.begin_reduce(dx_in, dx);
     cx.tp.finish(gather);
-    match &products {
+    match &fp8 {
         None => {
             let then = db.map_or(Epilogue::Nothing, Epilogue::BiasBackward);
             cx.be

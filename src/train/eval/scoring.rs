@@ -27,11 +27,11 @@ pub struct Scoring<'a> {
 }
 
 /// Number of a sample, and its values as bits: JSON has no NaN.
-type Kept = (u64, Vec<u64>);
+type SampleValues = (u64, Vec<u64>);
 
 impl Scoring<'_> {
     /// Calls `take` on rank 0 with the values of each sample, in order. A collective.
-    pub fn each(
+    pub fn score_each(
         &self,
         samples: &dyn Samples,
         take: &mut dyn FnMut(u64, &[f64]) -> anyhow::Result<()>,
@@ -39,38 +39,31 @@ impl Scoring<'_> {
         let rounds = self.shard.rounds(samples.count());
         let mut batch = Batch::default();
         for first in (0..rounds).step_by(ROUNDS as usize) {
-            let mine = self.rounds(samples, first..rounds.min(first + ROUNDS), &mut batch)?;
-            let mut scored: Vec<Kept> = self.rank.gather(&mine)?.into_iter().flatten().collect();
-            scored.sort_by_key(|(number, _)| *number);
-            let mut taken = scored.iter().map(|(number, values)| {
+            let mine = self.score_rounds(samples, first..rounds.min(first + ROUNDS), &mut batch)?;
+            let mut all: Vec<SampleValues> = self.rank.gather(&mine)?.concat();
+            all.sort_by_key(|(number, _)| *number);
+            let taken = all.iter().try_for_each(|(number, values)| {
                 let values: Vec<f64> = values.iter().map(|bits| f64::from_bits(*bits)).collect();
                 take(*number, &values)
             });
-            self.rank.agree(taken.try_for_each(|taken| taken))?;
+            self.rank.agree(taken)?;
         }
         Ok(())
     }
 
-    /// This rank's share of some rounds. If the samples end in the middle of a round, the rest of it
-    /// is empty. The first tensor-parallel rank of a replica's last stage keeps the values.
-    fn rounds(
+    /// Scores this rank's share of some rounds. If the samples end within a round, the rest of it is
+    /// empty. Returns the values on the first tensor-parallel rank of a replica's last stage.
+    fn score_rounds(
         &self,
         samples: &dyn Samples,
         rounds: std::ops::Range<u64>,
         batch: &mut Batch,
-    ) -> anyhow::Result<Vec<Kept>> {
+    ) -> anyhow::Result<Vec<SampleValues>> {
         let DataShard { micro, replicas, replica } = self.shard;
         let first_of = |round: u64| round * (micro * replicas) as u64 + (replica * micro) as u64;
         let mut loading = rounds.clone();
         let mut scored = rounds.clone();
-        let mut kept = Vec::new();
-        let mut record = |losses: &[f32]| {
-            let first = first_of(scored.next().expect("one for each micro-batch"));
-            for (number, losses) in (first..samples.count()).zip(losses.chunks(self.seq_len)) {
-                let values = samples.values(number, losses).into_iter().map(f64::to_bits);
-                kept.push((number, values.collect()));
-            }
-        };
+        let mut values = Vec::new();
         let micros = (rounds.end - rounds.start) as usize;
         self.model.score(
             &mut |inputs: &Inputs| {
@@ -93,15 +86,21 @@ impl Scoring<'_> {
                 Ok(())
             },
             micros,
-            &mut record,
+            &mut |losses: &[f32]| {
+                let first = first_of(scored.next().expect("one for each micro-batch"));
+                for (number, losses) in (first..samples.count()).zip(losses.chunks(self.seq_len)) {
+                    let bits = samples.values(number, losses).into_iter().map(f64::to_bits);
+                    values.push((number, bits.collect()));
+                }
+            },
         )?;
-        Ok(if self.rank.coord[Axis::Tensor] == 0 { kept } else { Vec::new() })
+        Ok(if self.rank.coord[Axis::Tensor] == 0 { values } else { Vec::new() })
     }
 
     /// Accuracy on a task's questions, on rank 0. A collective.
-    pub fn task(&self, task: &Task) -> anyhow::Result<Option<Accuracy>> {
+    pub fn score_task(&self, task: &Task) -> anyhow::Result<Option<Accuracy>> {
         let mut losses = Vec::new();
-        self.each(&task.packed, &mut |_, values| {
+        self.score_each(&task.packed, &mut |_, values| {
             losses.extend_from_slice(values);
             Ok(())
         })?;

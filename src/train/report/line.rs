@@ -1,4 +1,4 @@
-//! Log lines: those of Megatron-DeepSpeed, which existing parsers read, and short ones for people.
+//! Log lines: Megatron-DeepSpeed's, which existing parsers read, and short ones for people.
 //!
 //! Fields, widths and number formats are those of its `training_log` and
 //! `evaluate_and_print_results` as the BLOOM-176B run printed them, with OpenGPT-X's four digits of
@@ -16,12 +16,12 @@ use launch::console::Form;
 pub(super) fn steps(form: Form, interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     match form {
         Form::Megatron | Form::Quiet => megatron(interval, last, info),
-        Form::Short => short(interval, last, info),
+        Form::Short => short_line(interval, last, info),
     }
 }
 
 /// Short line: the values that change, and the remaining time.
-fn short(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
+fn short_line(interval: &Interval, last: &StepRow, info: &RunInfo) -> String {
     let fields = interval.fields(last, info, |place| match place {
         Shown::Short(order, label, summary, format) => Some((order, (label, summary, format))),
         _ => None,

@@ -75,7 +75,8 @@ impl Report {
     /// at 0), so that a resumed run's record reads like an uninterrupted one.
     pub fn open(
         console: &Console,
-        (folder, storage): (&Path, &Arc<Storage>),
+        folder: &Path,
+        storage: &Arc<Storage>,
         info: RunInfo,
         every: u64,
         tensorboard: bool,
@@ -89,26 +90,24 @@ impl Report {
             tracing::warn!("dropped from {path}: unreadable line {}", lines.join(", "));
         }
         if dropped.after_resume > 0 {
-            let lines = dropped.after_resume;
-            let lines = Count(lines).with_noun("line");
+            let lines = Count(dropped.after_resume).with_noun("line");
             tracing::info!("dropped from {path}: {lines} after step {resume_step}");
         }
-        let events = || Events::open(&folder.join("tensorboard"), storage);
-        let events = tensorboard.then(events).transpose()?;
-        let interval = Interval::default();
-        let screen = Screen::new(console, &info);
-        let folder = folder.to_path_buf();
-        let storage = storage.clone();
+        let events = if tensorboard {
+            Some(Events::open(&folder.join("tensorboard"), storage)?)
+        } else {
+            None
+        };
         Ok(Report {
-            folder,
-            storage,
+            folder: folder.to_path_buf(),
+            storage: storage.clone(),
+            screen: Screen::new(console, &info),
             info,
             every,
             last_step: resume_step,
-            interval,
+            interval: Interval::default(),
             metrics,
             events,
-            screen,
         })
     }
 

@@ -100,13 +100,13 @@ pub enum Summary {
 /// Text form of a number.
 #[derive(Clone, Copy)]
 pub enum Format {
-    /// So many decimals.
+    /// Fixed number of decimals.
     Fixed(usize),
-    /// `1.50e-4`, with so many decimals.
+    /// `1.50e-4`, with this number of decimals.
     Exponent(usize),
-    /// Python's `1.50E-04`, with so many decimals.
+    /// Python's `1.50E-04`, with this number of decimals.
     Scientific(usize),
-    /// Whole number, padded to so many characters.
+    /// Whole number, padded to this width.
     Whole(usize),
     /// Whole number with grouped thousands.
     Count,
@@ -371,7 +371,7 @@ impl Format {
 pub struct Interval {
     steps: u64,
     samples: u64,
-    /// Steps without an update, and those of them whose loss was not finite.
+    /// Steps without an update, and how many of them had a non-finite loss.
     skipped: u64,
     nan: u64,
     /// Sum of the losses of the other steps.

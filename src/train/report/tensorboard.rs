@@ -42,8 +42,11 @@ pub struct Events {
 impl Events {
     /// Starts new files in `folder` and its folder `by-samples`. Those of earlier sessions stay.
     pub fn open(folder: &Path, storage: &Arc<Storage>) -> Result<Events> {
-        let context = || format!("cannot prepare the TensorBoard folder {}", folder.display());
-        let open = |folder: &Path| EventFile::open(folder, storage).with_context(context);
+        let open = |path: &Path| {
+            EventFile::open(path, storage).with_context(|| {
+                format!("cannot prepare the TensorBoard folder {}", folder.display())
+            })
+        };
         Ok(Events { by_step: open(folder)?, by_samples: open(&folder.join("by-samples"))? })
     }
 
@@ -152,12 +155,12 @@ fn bytes(to: &mut Vec<u8>, field: u8, value: &[u8]) {
 /// TFRecord with `data`.
 fn record(data: &[u8]) -> Vec<u8> {
     let length = (data.len() as u64).to_le_bytes();
-    let crc = |bytes: &[u8]| masked(crc32c(bytes)).to_le_bytes();
+    let crc = |bytes: &[u8]| mask_checksum(crc32c(bytes)).to_le_bytes();
     [&length[..], &crc(&length), data, &crc(data)].concat()
 }
 
 /// TFRecord's mask for a checksum of data that contains checksums.
-fn masked(crc: u32) -> u32 {
+fn mask_checksum(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
 

@@ -66,8 +66,9 @@ fn short_lines_are_for_the_eye_and_quiet_is_quiet() {
         let printed = folder.path().join("printed");
         let console = Console::new(Box::new(File::create(&printed).unwrap()));
         console.set_form(form);
-        let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
-        let mut report = Report::open(&console, place, info(), 1, false, 0).unwrap();
+        let storage = Storage::new(folder.path(), Duration::ZERO);
+        let mut report =
+            Report::open(&console, folder.path(), &storage, info(), 1, false, 0).unwrap();
         report.step(&row(1, 2.0)).unwrap();
         report.eval(1, 16, "books", 3.0).unwrap();
         assert_eq!(fs::read_to_string(printed).unwrap(), says);
@@ -160,8 +161,8 @@ fn lines_come_at_intervals_and_at_the_end() {
     let folder = tempfile::tempdir().unwrap();
     let printed = folder.path().join("printed");
     let console = Console::new(Box::new(File::create(&printed).unwrap()));
-    let place = (folder.path(), &Storage::new(folder.path(), Duration::ZERO));
-    let mut report = Report::open(&console, place, info(), 3, false, 0).unwrap();
+    let storage = Storage::new(folder.path(), Duration::ZERO);
+    let mut report = Report::open(&console, folder.path(), &storage, info(), 3, false, 0).unwrap();
     for step in 1..=7 {
         report.step(&row(step, step as f64)).unwrap();
         if step == 4 {

@@ -41,7 +41,7 @@ pub fn announce_run(process: &Process, rank: &Rank, data: &Datasets) -> anyhow::
     Ok(())
 }
 
-/// Epochs of the training data in a run of `samples`, as text, and those of the most repeated dataset.
+/// Epochs of the training data in a run of `samples`, as text, and the epochs of the most repeated dataset.
 fn epochs(data: &Datasets, samples: u64) -> (String, f64) {
     let cursors = data.train.cursors(samples).into_iter();
     let each = cursors.map(|cursor| cursor.samples as f64 / cursor.per_epoch.max(1) as f64);
@@ -97,7 +97,7 @@ pub fn announce_ranks(
 }
 
 /// Warns of steps without a useful learning rate, and of one that rises because the run is longer.
-pub fn schedule(rank: &Rank, m: &Manifest, state: &State) {
+pub fn warn_of_schedule(rank: &Rank, m: &Manifest, state: &State) {
     let step = state.progress.step;
     let samples = state.progress.consumed_samples;
     if !rank.is_first() {

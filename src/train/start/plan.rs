@@ -70,13 +70,14 @@ pub fn announce(
         return Ok(None);
     }
     let hardware = match device.gpu() {
-        Some(_) => named_gpu(m),
-        None => this_cpu(m, process.threads * nodes.len()),
+        Some(_) => find_named_gpu(m),
+        None => measure_this_cpu(m, process.threads * nodes.len()),
     };
     let plan = hardware.map(|hardware| {
         // Excludes the spans of the dry engine from the trace.
-        let plan = || StartPlan::new(process, hardware, from);
-        tracing::subscriber::with_default(NoSubscriber::new(), plan)
+        tracing::subscriber::with_default(NoSubscriber::new(), || {
+            StartPlan::new(process, hardware, from)
+        })
     });
     match (&plan, device.gpu()) {
         (Some(plan), None) if nodes.iter().all(|node| *node == nodes[0]) => {
@@ -95,13 +96,13 @@ pub fn announce(
 }
 
 /// Row of the GPUs that the manifest names.
-fn named_gpu(m: &Manifest) -> Option<&'static Hardware> {
+fn find_named_gpu(m: &Manifest) -> Option<&'static Hardware> {
     let named = m.plan.hardware.as_deref().filter(|name| *name != CPU)?;
     hardware::find(named, "plan.hardware").ok()
 }
 
-/// Row of this machine's processor, on which so many threads compute.
-fn this_cpu(m: &Manifest, threads: usize) -> Option<&'static Hardware> {
+/// Row of this machine's processor, for this number of threads.
+fn measure_this_cpu(m: &Manifest, threads: usize) -> Option<&'static Hardware> {
     let row = hardware::find(CPU, "plan.hardware").ok()?;
     let threads = Some(threads.min(cores()));
     Some(local_cpu::measure(row, model_dtype(m.precision), threads, Care::Brief).leak())
@@ -151,7 +152,7 @@ impl<'a> StartPlan<'a> {
         format!("plan for {name}{basis}: {time}; {needed}{memory} on the fullest GPU")
     }
 
-    /// Plan on so many cores and this memory, and warnings. Other machines of the manifest are named
+    /// Plan on this number of cores and this memory, and warnings. Other machines of the manifest are named
     /// first.
     fn on_cpu(&self, cores: usize, memory: Option<&HostMemory>) -> Vec<Line> {
         let ranks = self.m.topology.ranks();
@@ -161,7 +162,7 @@ impl<'a> StartPlan<'a> {
             .map(Line::Warning)
             .into_iter()
             .collect();
-        let needed = self.needed();
+        let needed = self.total_memory();
         let of = memory.map_or(String::new(), |memory| format!(" of {}", memory.total));
         let [ranks_text, cores_text] =
             [(ranks, "rank"), (cores, "core")].map(|(n, noun)| Count(n as u64).with_noun(noun));
@@ -192,10 +193,14 @@ impl<'a> StartPlan<'a> {
     }
 
     /// Memory of all ranks.
-    fn needed(&self) -> Bytes {
+    fn total_memory(&self) -> Bytes {
         let on_stage = (self.m.topology.tensor * self.m.topology.data) as u64;
-        let rank = |stage: &Stage| stage.memory_plan.total().0 + stage.memory_plan.host_total().0;
-        Bytes(self.stages.iter().map(|stage| on_stage * rank(stage)).sum())
+        let mut bytes = 0;
+        for stage in &self.stages {
+            let plan = &stage.memory_plan;
+            bytes += on_stage * (plan.total().0 + plan.host_total().0);
+        }
+        Bytes(bytes)
     }
 }
 
@@ -212,7 +217,7 @@ lr: {peak: 1e-3}
 train: {steps: 1000}
 ";
 
-    /// Lines of a run with steps of so many seconds, on 2 cores and so much memory.
+    /// Lines of a run whose steps take `step` seconds, on 2 cores and `gib` GiB of memory.
     fn lines(sets: &[&str], step: f64, gib: u64) -> Vec<Line> {
         let m = &manifest::for_test(GPT, sets);
         let stages = dry_run::stages(m);

@@ -66,10 +66,8 @@ fn stopped_seconds(polled: &mut Moment) -> f64 {
         .stopped_since(std::mem::replace(polled, now))
         .as_secs_f64();
     if stopped > 0.0 {
-        let stopped = Seconds(stopped);
-        tracing::info!(
-            "rank 0 was stopped for {stopped} and continues; no time limit ran meanwhile"
-        );
+        let time = Seconds(stopped);
+        tracing::info!("rank 0 was stopped for {time} and continues; no time limit ran meanwhile");
     }
     stopped
 }
@@ -127,13 +125,14 @@ fn away_seconds(before: &Status, now: f64) -> f64 {
 }
 
 impl StatusWriter {
-    /// Starts the status of a run in `folder` that continues from a step. `status` has its constants
-    /// and the seconds of its earlier steps, `before` is that of its last start. `collector` is the
-    /// folder of node_exporter's textfile collector.
+    /// Starts the status of a run in `folder` that continues after `from_step`. `status` has the run's
+    /// constants and the seconds of its earlier steps; `before` is the status of its last start.
+    /// `collector` is the folder of node_exporter's textfile collector.
     pub fn open(
         folder: PathBuf,
         mut status: Status,
-        (before, from_step): (Option<Status>, u64),
+        before: Option<Status>,
+        from_step: u64,
         collector: Option<&Path>,
         recorder: Arc<Recorder>,
         warnings: Warnings,
@@ -224,7 +223,7 @@ impl StatusWriter {
         }
     }
 
-    /// Records a rollback, after which so many seconds of steps still count.
+    /// Records a rollback; `useful_s` is the time of the steps that still count.
     pub fn roll_back(&mut self, useful_s: f64) {
         self.recent.clear();
         self.shared.lock().useful_s = useful_s;

@@ -16,8 +16,9 @@ use std::path::Path;
 /// Name of the file in a run's folder.
 pub const NAME: &str = "status.json";
 
-/// Value of `phase` for a complete run, and first word of that for a failed one.
+/// Value of `phase` for a complete run.
 pub const COMPLETE: &str = "complete";
+/// First word of `phase` for a failed run.
 pub const FAILED: &str = "failed";
 
 /// Phase of a run that has ended at its loss.

@@ -36,7 +36,7 @@ fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<(
     let about = json!({
         "steps": steps,
         "clock error, ns": parts.iter().map(|part| part.clock.1).max().unwrap_or(0),
-        "missing": missing(parts),
+        "missing": describe_missing(parts),
         "spans dropped": parts.iter().map(|part| part.dropped).sum::<u64>(),
     });
     writeln!(to, "{START},\"otherData\":{about},\"traceEvents\":[")?;
@@ -45,8 +45,9 @@ fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<(
             .iter()
             .flat_map(|part| part.spans.iter().map(move |span| (part, span)))
     };
-    let tracks: BTreeSet<(usize, &str)> = spans().map(|(_, span)| order(&span.track)).collect();
-    let tracks: Vec<&str> = tracks.into_iter().map(|(_, track)| track).collect();
+    let in_order: BTreeSet<(usize, &str)> =
+        spans().map(|(_, span)| track_order(&span.track)).collect();
+    let tracks: Vec<&str> = in_order.into_iter().map(|(_, track)| track).collect();
     let origin = spans()
         .map(|(part, span)| span.start + part.clock.0)
         .min()
@@ -63,7 +64,11 @@ fn events(parts: &[RankSpans], steps: &str, to: &mut impl Write) -> io::Result<(
         put(meta(0, "process_name", json!({ "name": part.label })))?;
         put(meta(0, "process_sort_index", json!({ "sort_index": part.rank })))?;
         for (tid, track) in tracks.iter().enumerate() {
-            put(meta(tid, "thread_name", json!({ "name": shown(track, part.host_enqueue) })))?;
+            put(meta(
+                tid,
+                "thread_name",
+                json!({ "name": track_label(track, part.host_enqueue) }),
+            ))?;
             put(meta(tid, "thread_sort_index", json!({ "sort_index": tid })))?;
         }
     }
@@ -90,14 +95,14 @@ fn metadata(pid: usize, tid: usize, name: &str, args: Value) -> Value {
 }
 
 /// Tracks from top to bottom.
-fn order(track: &str) -> (usize, &str) {
+fn track_order(track: &str) -> (usize, &str) {
     let first = ["compute", "GPU", "data", "comm", "save"];
     let place = first.iter().position(|start| track.starts_with(start));
     (place.unwrap_or(first.len()), track)
 }
 
 /// Adds to a track that its spans are not execution times, because the host only enqueues GPU work.
-fn shown(track: &str, host_enqueue: bool) -> String {
+fn track_label(track: &str, host_enqueue: bool) -> String {
     let on_device = track.starts_with("compute") || track.starts_with("comm");
     if host_enqueue && on_device {
         format!("{track} (host enqueue, not GPU execution)")
@@ -107,11 +112,10 @@ fn shown(track: &str, host_enqueue: bool) -> String {
 }
 
 /// "without ranks 1, 2", whose processes failed.
-pub fn missing(parts: &[RankSpans]) -> Option<String> {
+pub fn describe_missing(parts: &[RankSpans]) -> Option<String> {
     let ranks = parts.first().map_or(0, |part| part.ranks);
-    let is_present = |rank: &usize| parts.iter().any(|part| part.rank == *rank);
     let missing: Vec<String> = (0..ranks)
-        .filter(|rank| !is_present(rank))
+        .filter(|rank| parts.iter().all(|part| part.rank != *rank))
         .map(|rank| rank.to_string())
         .collect();
     (!missing.is_empty()).then(|| format!("without ranks {}", missing.join(", ")))

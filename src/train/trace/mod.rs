@@ -65,7 +65,8 @@ impl Trace {
     /// `total`. Creates the file, a trace without spans. `host_enqueue`: the device is a GPU. A
     /// collective.
     pub fn open(&self, rank: &Rank, host_enqueue: bool, from: u64, total: u64) -> Result<()> {
-        let (TraceOptions { file, steps }, number) = (&self.options, rank.number());
+        let TraceOptions { file, steps } = &self.options;
+        let number = rank.number();
         rank.on_first(|| {
             let reject = |what: String, remedy: String| {
                 let place = format!("--trace-steps {steps}");
@@ -182,7 +183,7 @@ fn summary(parts: &[RankSpans], file: &str) -> String {
     if error > 0 {
         line += &format!("; clocks agree within {}", Seconds(error as f64 * 1e-9));
     }
-    if let Some(missing) = chrome::missing(parts) {
+    if let Some(missing) = chrome::describe_missing(parts) {
         line += &format!("; {missing}");
     }
     let dropped: u64 = parts.iter().map(|part| part.dropped).sum();

@@ -27,7 +27,7 @@ impl Drift {
 
     /// Ends the measurement of a step, whose outcome was the last. Compares on rank 0 once all first
     /// steps are measured.
-    fn measured(&mut self, run: &RunView, spec: &StepSpec) -> Option<PartTable> {
+    fn end_measurement(&mut self, run: &RunView, spec: &StepSpec) -> Option<PartTable> {
         let last = self.seconds.last().copied().unwrap_or_default();
         self.parts.end(run.be, run.rank, spec.step, last);
         if self.seconds.len() < COMPARED_STEPS || !run.rank.is_first() {
@@ -65,12 +65,12 @@ impl Watcher for Drift {
 
     fn notice(&mut self, run: &RunView, event: &Event) -> anyhow::Result<()> {
         match event {
-            Event::Queued(step, input) => self.parts.queued(*step, *input),
+            Event::Queued(step, input) => self.parts.add_queued(*step, *input),
             Event::Step(done) if self.seconds.len() < COMPARED_STEPS => {
                 self.seconds.push(done.seconds);
             }
             Event::Saved(time) => {
-                let each_step = self.parts.saved(time.as_secs_f64());
+                let each_step = self.parts.add_save(time.as_secs_f64());
                 run.notice(&Event::Saving(each_step))?;
             }
             _ => {}
@@ -82,7 +82,7 @@ impl Watcher for Drift {
         if !self.parts.is_due() {
             return Ok(());
         }
-        match self.measured(run, spec) {
+        match self.end_measurement(run, spec) {
             Some(table) => run.notice(&Event::Parts(&table)),
             None => Ok(()),
         }

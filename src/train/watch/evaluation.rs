@@ -25,7 +25,7 @@ pub fn evaluate(run: &RunView) -> anyhow::Result<()> {
     let scoring = Scoring { rank, be: *be, model: engine, shard, seq_len, progress: None };
     for (name, task) in tasks.iter() {
         rank.set_phase(&format!("evaluating task {name}"));
-        if let Some(accuracy) = scoring.task(task)? {
+        if let Some(accuracy) = scoring.score_task(task)? {
             run.notice(&Event::Scored(progress, name, accuracy))?;
         }
     }

@@ -198,7 +198,7 @@ impl Idle {
 
 /// Event of a run, after which every watcher is notified but the one that causes it.
 pub enum Event<'e> {
-    /// A step was queued, with so many seconds of waits for its input.
+    /// A step was queued: its number, and the seconds spent waiting for its input.
     Queued(u64, f64),
     Step(&'e StepRecord),
     /// Loss of the validation set of this name.

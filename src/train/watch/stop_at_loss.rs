@@ -1,4 +1,4 @@
-//! End of a run at a loss (`train.stop_at_loss`): that of the first validation set if there is one,
+//! End of a run at a loss (`train.stop_at_loss`): the loss on the first validation set if there is one,
 //! else the mean of the last steps. Rank 0's loss decides.
 
 use super::{Event, Requests, RunView, Watcher};

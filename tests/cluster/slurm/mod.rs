@@ -398,7 +398,7 @@ fn bench_names_the_node_that_sends_slowly(cluster: &Cluster) {
         .any(|slow| slow.what == "node" && slow.who == ["n3"]);
     let texts: Vec<_> = found.slow.iter().map(|slow| &slow.text).collect();
     assert!(code == Some(5) && named, "{code:?}: {texts:?}");
-    assert!(sick_nodes::excluded(&lab.path("runs/a"), false).contains(&"n3".to_string()));
+    assert!(sick_nodes::hosts_to_exclude(&lab.path("runs/a"), false).contains(&"n3".to_string()));
 }
 
 /// Three on one node, one on the other.
