@@ -83,7 +83,7 @@ fn there_and_back(from: &[&str], to: &[&str]) {
             let again = again.save(&all[1 - i], &folder.path().join(format!("{i} again")));
             sound(&again, &all[1 - i]);
             let diff = inspect::diff(&saved[i], &again).unwrap();
-            assert!(diff.equal(), "{family:?}: {diff}");
+            assert!(diff.equal(), "{family:?}: {diff:?}");
         }
     }
 }

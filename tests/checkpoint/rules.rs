@@ -145,7 +145,7 @@ fn states_of_every_extent_are_read_by_any_grid() {
         let other = (i + 1) % grids.len();
         let again = train(&grids[other], Some(&saved[i]), 2..2, &place(format!("{i} again")));
         let diff = inspect::diff(&saved[i], &again).unwrap();
-        assert!(diff.equal(), "{diff}");
+        assert!(diff.equal(), "{diff:?}");
         train(&grids[other], Some(&again), 2..3, &place(format!("{i} on")));
     }
 }
