@@ -316,7 +316,9 @@ enum Part {
 
 impl Printout {
     pub fn new(value: impl Serialize) -> Printout {
-        let json = serde_json::to_value(value).expect("keys are text");
+        // As text, an f32 has its own digits; as a value, those of the f64 next to it.
+        let text = serde_json::to_string(&value).expect("keys are text");
+        let json = serde_json::from_str(&text).expect("serde reads what it wrote");
         Printout { parts: Vec::new(), json }
     }
 
@@ -431,6 +433,12 @@ mod tests {
         let page = table.html(false);
         assert!(page.contains("<tr><th>run</th><th>loss</th><th>steps</th></tr>"), "{page}");
         assert!(page.contains("<th scope=\"row\">longer</th><td>3.00</td><td>–</td>"), "{page}");
+    }
+
+    #[test]
+    fn single_floats_keep_their_digits() {
+        assert_eq!(Printout::new([0.1f32, 0.95]).json.to_string(), "[0.1,0.95]");
+        assert_eq!(Printout::new(1.0 / 3.0).json, json!(1.0 / 3.0));
     }
 
     #[test]

@@ -15,23 +15,28 @@ fn lab(sets: &[&str]) -> Lab {
     lab
 }
 
+/// Words of a text, one space apart.
+fn one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 #[test]
 fn a_sound_checkpoint_is_shown_whole() {
     let lab = lab(&["precision=bf16", "checkpoint.keep_last=5"]);
     let done = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000012", "--deep"]);
     done.expect(0, &[]);
     for word in [
-        "step       12: 48 samples, 768 tokens",
-        "next       batch of 4, sample 48",
+        "step 12: 48 samples, 768 tokens",
+        "next batch of 4, sample 48",
         "trained in bf16",
         "weight decay 0.1, 12 updates",
         "weight decay 0, 12 updates",
         "corpus",
-        "block.1.attn.qkv.weight          96 × 32  yes",
+        "block.1.attn.qkv.weight 96 × 32 yes",
         "lnf.shift",
         "sound: every digest verified",
     ] {
-        assert!(done.out.contains(word), "{word:?} is not in:\n{}", done.out);
+        assert!(one_line(&done.out).contains(word), "{word:?} is not in:\n{}", done.out);
     }
     let row = "block.1.attn.qkv.weight";
     let short = lab.gptrain(&["inspect-ckpt", "runs/a"]);
@@ -61,12 +66,9 @@ fn a_sound_checkpoint_is_shown_whole() {
 fn the_states_of_every_optimizer_are_shown_as_numbers() {
     let powersgd = "topology.compression={powersgd: {rank: 2, start_step: 1, min_rate: 1}}";
     let rules: [(&[&str], &[&str]); 3] = [
-        (
-            &["optimizer.adam8bit.block=16"],
-            &["m       of 8 bits", "v       of 8 bits", "√v scales"],
-        ),
+        (&["optimizer.adam8bit.block=16"], &["m of 8 bits", "v of 8 bits", "√v scales"]),
         (&["optimizer=adafactor"], &["v by row", "v by column"]),
-        (&["topology.data=2", powersgd], &["PowerSGD error", "PowerSGD Q", " m  "]),
+        (&["topology.data=2", powersgd], &["PowerSGD error", "PowerSGD Q", " m "]),
     ];
     for (sets, words) in rules {
         let lab = lab(sets);
@@ -74,7 +76,7 @@ fn the_states_of_every_optimizer_are_shown_as_numbers() {
         done.expect(0, &[]);
         words
             .iter()
-            .for_each(|word| assert!(done.out.contains(word), "{word:?}: {}", done.out));
+            .for_each(|word| assert!(one_line(&done.out).contains(word), "{word:?}: {}", done.out));
         for raw in ["codes", "_", "cannot be read"] {
             let table = done.out.split("\n\n").nth(1).unwrap();
             assert!(!table.contains(raw), "{raw}: {table}");

@@ -1,11 +1,12 @@
-//! Bars of commands that may take long, drawn on a terminal of `script` (util-linux).
+//! Output on a terminal, that of `script` (util-linux): bars of commands that may take long, and lines
+//! and tables as wide as the terminal.
 
 use crate::common::binary::{Done, Lab};
 use std::path::Path;
 use std::process::Command;
 
-/// Text that a command writes on a terminal. None without `script`.
-fn on_terminal(lab: &Lab, args: &[&str]) -> Option<String> {
+/// Text that a command writes on a terminal of so many columns. None without `script`.
+fn on_terminal(lab: &Lab, columns: usize, args: &[&str]) -> Option<String> {
     let quoted = |word: &str| format!("'{word}'");
     let line: Vec<String> = [env!("CARGO_BIN_EXE_gptrain")]
         .iter()
@@ -14,7 +15,7 @@ fn on_terminal(lab: &Lab, args: &[&str]) -> Option<String> {
         .collect();
     let mut command = Command::new("script");
     command
-        .args(["-qec", &line.join(" "), "/dev/null"])
+        .args(["-qec", &format!("stty cols {columns}; {}", line.join(" ")), "/dev/null"])
         .current_dir(lab.path("."));
     command
         .env("TERM", "xterm")
@@ -47,7 +48,29 @@ fn loading_replaying_and_comparing_have_a_bar() {
         (&import, "comparing"),
     ];
     for (args, doing) in cases {
-        let Some(text) = on_terminal(&lab, args) else { return };
+        let Some(text) = on_terminal(&lab, 80, args) else { return };
         assert!(text.contains(doing), "{args:?} shows no {doing}:\n{text}");
+    }
+}
+
+/// The same words as in a pipe, in lines that end between words.
+#[test]
+fn lines_and_tables_fit_a_terminal_of_60_columns() {
+    let lab = Lab::new();
+    let bloom = Path::new(env!("CARGO_MANIFEST_DIR")).join("manifests/tr11-176b-bloom.yaml");
+    for program in ["gptrain", "megatron-deepspeed"] {
+        let bloom = bloom.to_str().unwrap();
+        let args = ["estimate", bloom, "--hardware", "h100-80g", "--as", program];
+        let piped = lab.gptrain(&args).out;
+        let widest = |text: &str| text.lines().map(|line| line.chars().count()).max();
+        assert!(widest(&piped) > Some(60), "{piped}");
+        let Some(shown) = on_terminal(&lab, 60, &args) else { return };
+        assert!(widest(&shown) <= Some(60), "{shown}");
+        let words = |text: &str| {
+            text.split_whitespace()
+                .map(str::to_string)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(words(&shown), words(&piped), "{shown}");
     }
 }

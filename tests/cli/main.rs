@@ -16,7 +16,7 @@
 //! | `remedies` | the remedies of refusals, typed back |
 //! | `newcomer` | the first hour: mistakes reported at the start, closed pipes, paths |
 //! | `attacks` | former causes of panics, restarts from zero and lost data |
-//! | `bars` | progress bars of long commands on a terminal |
+//! | `bars` | on a terminal: progress bars, lines and tables of its width |
 //! | `codes` | exit codes: every command against the table of docs/runs.md |
 //! | `faults` | a kill and an error at each system call of commands that write |
 //! | `leftovers` | leftovers of killed commands: found, named, removed |

@@ -221,7 +221,7 @@ fn a_checkpoint_shows_its_scale_and_is_replayed_and_exported() {
         .expect(0, &[]);
     let done = lab.gptrain(&["inspect-ckpt", "runs/a/checkpoints/step-00000001", "--deep"]);
     done.expect(0, &[]);
-    assert!(done.out.contains("loss scale 1800000, 0 updates"), "{}", done.out);
+    assert!(done.out.contains("loss scale  1800000, 0 updates"), "{}", done.out);
     assert!(done.out.contains("1 steps skipped"), "{}", done.out);
     assert!(done.out.contains("trained in fp16"), "{}", done.out);
     let (first, last) = ("runs/a/checkpoints/step-00000001", "runs/a/checkpoints/step-00000011");

@@ -33,8 +33,10 @@ pub fn inspect(
     let mut out = Printout::new(report(&dataset, &lengths, record));
     let facts = facts(&dataset, &lengths, record);
     out.table(facts.titled(prefix.display().to_string()));
-    out.line("");
-    out.table(histogram(&lengths));
+    if !lengths.sorted.is_empty() {
+        out.line("");
+        out.table(histogram(&lengths));
+    }
     for document in documents.start..documents.end.min(dataset.documents()) {
         show(&dataset, tokenizer.as_ref(), document, tokens, &mut out)?;
     }
