@@ -2,11 +2,26 @@
 //!
 //! Exit codes: `EXIT_CODES`. A signal that interrupts a command other than `run` also ends it.
 
-use crate::completions as shell;
-use crate::{
-    average, bench, compare, data, diagnose, estimate, eval, export, import, inspect_ckpt,
-    interrupt, job, manifest, nodes, prune, report, run, sample, status, sweep, track, unknown,
-};
+use crate::average::Average;
+use crate::bench::Bench;
+use crate::compare::Compare;
+use crate::completions::{Completions, Man};
+use crate::diagnose::Diagnose;
+use crate::estimate::Estimate;
+use crate::eval::Eval;
+use crate::export::Export;
+use crate::import::Import;
+use crate::inspect_ckpt::InspectCkpt;
+use crate::job::Job;
+use crate::nodes::Nodes;
+use crate::prune::Prune;
+use crate::report::Report;
+use crate::run::Run;
+use crate::sample::Sample;
+use crate::status::ShowStatus;
+use crate::sweep::Sweep;
+use crate::track::Track;
+use crate::{completions, data, interrupt, manifest, unknown};
 use base::Bytes;
 use base::memory::{HostMemory, MemoryLimit};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -19,10 +34,9 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 use tracing::level_filters::LevelFilter;
 
-/// Pretrains GPT models, from a laptop's CPU to a GPU cluster
 #[derive(Parser)]
-#[command(name = "gptrain", version, long_version = VERSION.as_str(), about, max_term_width = 100)]
-#[command(after_long_help = EXIT_CODES)]
+#[command(name = "gptrain", version, long_version = VERSION.as_str(), max_term_width = 100)]
+#[command(about = ABOUT, after_long_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -34,6 +48,8 @@ struct Cli {
     #[arg(short, long, global = true)]
     quiet: bool,
 }
+
+const ABOUT: &str = "Pretrains GPT models: one binary, from a laptop's CPU to a GPU cluster";
 
 /// Exit codes as `--help` lists them; docs/runs.md has the same table.
 const EXIT_CODES: &str = "\
@@ -75,43 +91,43 @@ fn level_parser() -> impl TypedValueParser<Value = LevelFilter> {
 #[derive(Subcommand)]
 enum Command {
     /// Train a manifest; resumes from its last checkpoint if there is one
-    Run(run::Args),
+    Run(Run),
     /// Generate text with a trained model
-    Sample(sample::Args),
+    Sample(Sample),
     /// Score a checkpoint or a Hugging Face folder: loss, perplexity, accuracy
-    Eval(eval::options::Args),
+    Eval(Eval),
     /// Average the weights of several checkpoints into a new run
-    Average(average::Args),
+    Average(Average),
     /// Make a self-contained HTML page of a run's curves
-    Report(report::command::Args),
+    Report(Report),
     /// Compare runs: losses at the same step and tokens, speed, settings that differ
-    Compare(compare::Args),
+    Compare(Compare),
     /// Show what a run is doing (step, speed, time left, last save, warnings), or all runs of a folder
-    Status(status::Args),
+    Status(ShowStatus),
     /// Send a run's metrics to Weights & Biases, live, by its own Python client
-    Wandb(track::Args),
+    Wandb(Track),
     /// Send a run's metrics to MLflow, live, by its own Python client
-    Mlflow(track::Args),
+    Mlflow(Track),
     /// Write the Slurm script of a manifest: its nodes, tasks, GPUs or CPUs
-    Job(job::Args),
+    Job(Job),
     /// Run a manifest with every combination of several values, and compare the runs
-    Sweep(sweep::Args),
+    Sweep(Sweep),
     /// Show the nodes that a run excludes, or clear their records
-    Nodes(nodes::Args),
+    Nodes(Nodes),
     /// Inspect a checkpoint, verify it, or compare two
-    InspectCkpt(inspect_ckpt::Args),
+    InspectCkpt(InspectCkpt),
     /// Remove old checkpoints of a run
-    Prune(prune::Args),
+    Prune(Prune),
     /// Write a checkpoint as a Hugging Face folder
-    Export(export::Args),
+    Export(Export),
     /// Start a run from another trainer's checkpoint, or from a Hugging Face folder
-    Import(import::command::Args),
+    Import(Import),
     /// Name the rank that stopped a failed run, from its dump folder
-    Diagnose(diagnose::Args),
+    Diagnose(Diagnose),
     /// Estimate what a run needs: memory, time, days, and what to change
-    Estimate(Box<estimate::Args>),
+    Estimate(Box<Estimate>),
     /// Check the machine before a run: products, copies, files, groups, and which node is slow
-    Bench(bench::Args),
+    Bench(Bench),
     /// Check, show or describe manifests
     #[command(subcommand)]
     Manifest(manifest::Command),
@@ -119,24 +135,24 @@ enum Command {
     #[command(subcommand)]
     Data(data::Command),
     /// Print a completion script: source <(gptrain completions bash)
-    Completions(shell::Completions),
+    Completions(Completions),
     /// Write the manual pages
-    Man(shell::Man),
+    Man(Man),
 }
 
 impl Command {
     /// Whether standard output is only JSON, so that info messages are off.
     fn prints_json(&self) -> bool {
         match self {
-            Command::Average(args) => args.json.json,
-            Command::Bench(args) => args.json,
-            Command::Data(command) => command.prints_json(),
-            Command::Eval(args) => args.json(),
-            Command::Export(args) => args.json.json,
-            Command::Prune(args) => args.json.json,
-            Command::Import(args) => args.json.json,
-            Command::Manifest(manifest::Command::Check(args)) => args.json.json,
-            Command::Sample(args) => args.json,
+            Command::Average(average) => average.json.json,
+            Command::Bench(bench) => bench.json,
+            Command::Data(data) => data.prints_json(),
+            Command::Eval(eval) => eval.prints_json(),
+            Command::Export(export) => export.json.json,
+            Command::Prune(prune) => prune.json.json,
+            Command::Import(import) => import.json.json,
+            Command::Manifest(manifest) => manifest.prints_json(),
+            Command::Sample(sample) => sample.json,
             _ => false,
         }
     }
@@ -250,8 +266,10 @@ fn parse() -> Result<Cli, base::Problems> {
             .skip(1)
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
-        unknown::explain(&error, &parser(), &words)
-            .unwrap_or_else(|| shell::without_long_lists(error.format(&mut parser())).exit())
+        let mut parser = parser();
+        parser.build();
+        unknown::explain(&error, &parser, &words)
+            .unwrap_or_else(|| completions::without_long_lists(error.format(&mut parser)).exit())
     })
 }
 
@@ -298,31 +316,31 @@ fn run(command: Command, messages: &Messages) -> anyhow::Result<()> {
         interrupt::listen()?;
     }
     match command {
-        Command::Run(args) => run::run(args, messages),
-        Command::Sample(args) => sample::run(args),
-        Command::Eval(args) => eval::options::run(args, messages),
-        Command::Average(args) => average::run(args),
-        Command::Report(args) => report::command::run(args),
-        Command::Compare(args) => compare::run(args),
-        Command::Status(args) => status::run(args),
-        Command::Wandb(args) => track::run(args, "wandb"),
-        Command::Mlflow(args) => track::run(args, "mlflow"),
-        Command::Job(args) => job::run(args),
-        Command::Sweep(args) => sweep::run(args),
-        Command::Nodes(args) => nodes::run(args),
-        Command::InspectCkpt(args) => inspect_ckpt::run(args),
-        Command::Prune(args) => prune::run(args),
-        Command::Export(args) => export::run(args),
-        Command::Import(args) => import::command::run(args),
-        Command::Diagnose(args) => diagnose::run(args),
-        Command::Estimate(args) => estimate::run(*args),
-        Command::Bench(args) => bench::run(args, messages),
-        Command::Manifest(command) => manifest::run(command),
-        Command::Data(command) => data::run(command),
-        Command::Completions(args) => {
-            shell::completions::<Cli>(args);
+        Command::Run(run) => run.run(messages),
+        Command::Sample(sample) => sample.run(),
+        Command::Eval(eval) => eval.run(messages),
+        Command::Average(average) => average.run(),
+        Command::Report(report) => report.run(),
+        Command::Compare(compare) => compare.run(),
+        Command::Status(status) => status.run(),
+        Command::Wandb(track) => track.run("wandb"),
+        Command::Mlflow(track) => track.run("mlflow"),
+        Command::Job(job) => job.run(),
+        Command::Sweep(sweep) => sweep.run(),
+        Command::Nodes(nodes) => nodes.run(),
+        Command::InspectCkpt(inspect) => inspect.run(),
+        Command::Prune(prune) => prune.run(),
+        Command::Export(export) => export.run(),
+        Command::Import(import) => import.run(),
+        Command::Diagnose(diagnose) => diagnose.run(),
+        Command::Estimate(estimate) => estimate.run(),
+        Command::Bench(bench) => bench.run(messages),
+        Command::Manifest(manifest) => manifest.run(),
+        Command::Data(data) => data.run(),
+        Command::Completions(completions) => {
+            completions.run(Cli::command());
             Ok(())
         }
-        Command::Man(args) => shell::man::<Cli>(args),
+        Command::Man(man) => man.run(Cli::command()),
     }
 }

@@ -10,7 +10,7 @@ use comparison::Comparison;
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
-pub struct Args {
+pub struct Compare {
     /// Folders of the runs
     #[arg(required = true, num_args = 2.., value_name = "RUN")]
     runs: Vec<PathBuf>,
@@ -26,18 +26,20 @@ pub struct Args {
     json: Json,
 }
 
-pub fn run(args: Args) -> Result<()> {
-    let compared = Comparison::read(&args.runs)?;
-    args.json
-        .say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
-    if let Some(page) = &args.output {
-        let scale = if args.log { Scale::Log } else { Scale::Linear };
-        let text = compared.html(scale);
-        base::output::write(page, args.overwrite.existing(), text.as_bytes())?;
-        args.json.lines(|| base::say!("wrote {}", page.display()));
-    } else {
-        args.json
-            .lines(|| base::say!("\n--output compare.html draws the curves"));
+impl Compare {
+    pub fn run(self) -> Result<()> {
+        let compared = Comparison::read(&self.runs)?;
+        self.json
+            .say(|| base::say!("{}", escape_control(&compared.text())), compared.object());
+        if let Some(page) = &self.output {
+            let scale = if self.log { Scale::Log } else { Scale::Linear };
+            let text = compared.html(scale);
+            base::output::write(page, self.overwrite.existing(), text.as_bytes())?;
+            self.json.lines(|| base::say!("wrote {}", page.display()));
+        } else {
+            self.json
+                .lines(|| base::say!("\n--output compare.html draws the curves"));
+        }
+        Ok(())
     }
-    Ok(())
 }

@@ -1,53 +1,81 @@
-//! `data inspect`: shows the contents of a dataset.
+//! `gptrain data inspect`: shows the contents of a dataset.
 
 use std::io::Write;
-use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use serde_json::json;
 
-use base::{Bytes, Count, escape_control};
+use super::dataset::{find_tokenizer, prefix, until_closed};
+use crate::options::Json;
+use base::{Bytes, Count, escape_control, number};
 use data::Record;
 use data::indexed::Indexed;
 use data::tokenizer::Tokenizer;
+
+#[derive(clap::Args, Debug)]
+pub struct Inspect {
+    /// PREFIX of the dataset's .bin and .idx
+    #[arg(value_name = "PREFIX")]
+    dataset: PathBuf,
+    /// Tokenizer that decodes the text [default: the recorded one, else tokenizer.json beside the
+    /// dataset]
+    #[arg(short, long)]
+    tokenizer: Option<PathBuf>,
+    /// Number of documents to show
+    #[arg(short = 'n', long, default_value_t = 3, value_parser = number::whole::<usize>)]
+    documents: usize,
+    /// First document to show
+    #[arg(long, value_name = "DOCUMENT", default_value_t = 0)]
+    #[arg(value_parser = number::whole::<usize>)]
+    from: usize,
+    /// Tokens of each document to show
+    #[arg(long, value_name = "TOKENS", default_value_t = 64)]
+    #[arg(value_parser = number::whole::<usize>)]
+    tokens: usize,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+impl Inspect {
+    pub fn run(self) -> Result<()> {
+        let text = self.inspect()?;
+        until_closed(std::io::stdout().write_all(&text).map_err(Into::into))
+    }
+
+    /// Contents of a dataset as text, with some tokens of these documents, or as JSON.
+    fn inspect(&self) -> Result<Vec<u8>> {
+        let prefix = &prefix(&self.dataset);
+        let documents = self.from..self.from.saturating_add(self.documents);
+        let dataset = Indexed::open(prefix)?;
+        let found = find_tokenizer(self.tokenizer.as_deref(), &dataset)?;
+        let record = found.record.as_ref();
+        let tokenizer = found.load()?;
+        let mut out = Vec::new();
+        let lengths = lengths(&dataset);
+        if self.json.json {
+            writeln!(out, "{}", report(&dataset, &lengths, record))?;
+        } else {
+            summary(prefix, &dataset, &lengths, &mut out)?;
+            if let Some(record) = record {
+                writeln!(out, "  tokenizer  {}", escape_control(&built_with(record)))?;
+            }
+            histogram(&lengths, &mut out)?;
+            for document in documents.start..documents.end.min(dataset.documents()) {
+                show(&dataset, tokenizer.as_ref(), document, self.tokens, &mut out)?;
+            }
+            if tokenizer.is_none() && !documents.is_empty() {
+                writeln!(out, "\n(--tokenizer shows the ids as text)")?;
+            }
+        }
+        Ok(out)
+    }
+}
 
 /// Lengths of documents, in tokens.
 struct Lengths {
     sorted: Vec<u64>,
     empty: usize,
-}
-
-/// Contents of a dataset as text, with some tokens of these documents, or as JSON.
-pub fn inspect(
-    prefix: &Path,
-    tokenizer: Option<&Path>,
-    documents: Range<usize>,
-    tokens: usize,
-    json: bool,
-) -> Result<Vec<u8>> {
-    let dataset = Indexed::open(prefix)?;
-    let found = super::dataset::tokenizer(tokenizer, &dataset)?;
-    let record = found.record.as_ref();
-    let tokenizer = found.load()?;
-    let mut out = Vec::new();
-    let lengths = lengths(&dataset);
-    if json {
-        writeln!(out, "{}", report(&dataset, &lengths, record))?;
-    } else {
-        summary(prefix, &dataset, &lengths, &mut out)?;
-        if let Some(record) = record {
-            writeln!(out, "  tokenizer  {}", escape_control(&built_with(record)))?;
-        }
-        histogram(&lengths, &mut out)?;
-        for document in documents.start..documents.end.min(dataset.documents()) {
-            show(&dataset, tokenizer.as_ref(), document, tokens, &mut out)?;
-        }
-        if tokenizer.is_none() && !documents.is_empty() {
-            writeln!(out, "\n(--tokenizer shows the ids as text)")?;
-        }
-    }
-    Ok(out)
 }
 
 fn lengths(dataset: &Indexed) -> Lengths {

@@ -1,7 +1,7 @@
 //! `gptrain estimate --search`, `--min-gpus`, `--max-params`
 
 use super::progress::Bar;
-use super::{Args, show};
+use super::{Estimate, print_result};
 use base::number::whole;
 use base::{Count, Problems};
 use estimate::plot;
@@ -17,7 +17,7 @@ pub struct Search {
     #[arg(long, requires = "gpus", conflicts_with_all = ["max_params", "min_gpus"])]
     pub search: bool,
     /// Devices to use
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_devices)]
     pub gpus: Option<usize>,
     /// Nodes of --gpus that remain idle as spares
     #[arg(long, value_parser = whole::<usize>)]
@@ -38,7 +38,7 @@ pub struct Search {
 }
 
 /// Parses a number of devices.
-fn some(text: &str) -> Result<usize, String> {
+fn parse_devices(text: &str) -> Result<usize, String> {
     match whole(text) {
         Ok(0) => Err("a plan needs a device: give 1 or more".into()),
         Ok(count) => Ok(count),
@@ -47,7 +47,7 @@ fn some(text: &str) -> Result<usize, String> {
 }
 
 impl Search {
-    pub fn asked(&self) -> bool {
+    pub fn is_asked(&self) -> bool {
         self.search || self.max_params || self.min_gpus
     }
 
@@ -58,7 +58,11 @@ impl Search {
 }
 
 /// Runs the search. Ok(false) if no plan fits.
-pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyhow::Result<bool> {
+pub fn run(
+    args: &Estimate,
+    request: &Request,
+    other: Option<&dyn Predict>,
+) -> anyhow::Result<bool> {
     let bar = Bar::new();
     let watch = |progress| bar.show(progress);
     let search = request.search(other, args.search.extras()).watched(&watch);
@@ -69,9 +73,9 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
             .map(|found| print::fewest(m, &found));
         bar.finish();
         let none = || NONE_ON_ANY.to_string();
-        return Ok(shown(args, found, none));
+        return Ok(print_found(args, found, none));
     }
-    let devices = devices(args, request)?;
+    let devices = count_devices(args, request)?;
     if args.search.max_params {
         if devices > MOST_DEVICES {
             let (given, most) = (Count(devices as u64), Count(MOST_DEVICES as u64));
@@ -83,17 +87,17 @@ pub fn run(args: &Args, request: &Request, other: Option<&dyn Predict>) -> anyho
             .map(|found| print::largest(m, devices, &found));
         bar.finish();
         let none = || format!("no model of these proportions fits on {devices} devices");
-        return Ok(shown(args, found, none));
+        return Ok(print_found(args, found, none));
     }
-    let found = ranked(args, request, &search, devices)?;
+    let found = rank(args, request, &search, devices)?;
     bar.finish();
-    Ok(shown(args, found, || none_over(devices, search.exclusion(devices))))
+    Ok(print_found(args, found, || explain_none(devices, search.exclusion(devices))))
 }
 
 const NONE_ON_ANY: &str = "no number of devices up to 65,536 fits";
 
 /// Reason why no topology over so many devices can be planned: the settings that exclude all, or memory.
-pub fn none_over(devices: usize, exclusion: Option<String>) -> String {
+pub fn explain_none(devices: usize, exclusion: Option<String>) -> String {
     match exclusion {
         Some(exclusion) => format!("no topology over {devices} devices: {exclusion}"),
         None => format!("no topology over {devices} devices fits into their memory"),
@@ -101,7 +105,7 @@ pub fn none_over(devices: usize, exclusion: Option<String>) -> String {
 }
 
 /// Devices of --gpus without those of the spare nodes.
-fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
+fn count_devices(args: &Estimate, request: &Request) -> Result<usize, Problems> {
     let all = args.search.gpus.expect("clap asks for it");
     let spare = args.search.nodes_spare.unwrap_or(0);
     match all.saturating_sub(spare * request.setup.per_node) {
@@ -114,8 +118,8 @@ fn devices(args: &Args, request: &Request) -> Result<usize, Problems> {
     }
 }
 
-fn ranked(
-    args: &Args,
+fn rank(
+    args: &Estimate,
     request: &Request,
     search: &Searched,
     devices: usize,
@@ -133,14 +137,18 @@ fn ranked(
 }
 
 /// Prints the result, or that there is none. Returns whether there is one.
-fn shown(args: &Args, found: Option<(String, Value)>, none: impl FnOnce() -> String) -> bool {
+fn print_found(
+    args: &Estimate,
+    found: Option<(String, Value)>,
+    none: impl FnOnce() -> String,
+) -> bool {
     let Some((text, json)) = found else {
         let remedy =
             "a smaller model, more devices, or batch sizes (ramp-up too) with more divisors";
         let text = format!("{}\n  → {remedy}\n", none());
-        show(args.json, &text, &json!({ "fits": false, "what": text.trim_end() }));
+        print_result(args.json, &text, &json!({ "fits": false, "what": text.trim_end() }));
         return false;
     };
-    show(args.json, &text, &json);
+    print_result(args.json, &text, &json);
     true
 }

@@ -1,5 +1,7 @@
 //! `gptrain manifest check`: a manifest and its files, as text and as JSON.
 
+use super::Source;
+use crate::options::Json;
 use anyhow::Result;
 use base::{Count, Problems};
 use estimate::gptrain::dry_run;
@@ -9,15 +11,38 @@ use serde_json::{Value, json};
 use std::path::Path;
 use train::file_checks::{self, FileFindings};
 
+#[derive(clap::Args, Debug)]
+pub struct Check {
+    #[command(flatten)]
+    source: Source,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+impl Check {
+    pub fn run(self) -> Result<()> {
+        let checked = CheckedManifest::load(&self.source.manifest, &self.source.sets);
+        if let Err(error) = &checked
+            && let Some(mistakes) = error.downcast_ref::<Problems>()
+        {
+            self.json
+                .object(json!({ "ok": false, "mistakes": mistakes.list }));
+        }
+        let checked = checked?;
+        self.json.say(|| checked.say(), checked.object());
+        Ok(())
+    }
+}
+
 /// Manifest without a mistake. Some of its files may be missing.
-pub struct CheckedManifest {
+struct CheckedManifest {
     loaded: Loaded,
     files: FileFindings,
 }
 
 impl CheckedManifest {
     /// Loads a manifest and checks its files; every mistake is an error.
-    pub fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
+    fn load(path: &Path, sets: &[String]) -> Result<CheckedManifest> {
         // A mistake in the manifest may cause the mistakes in its files: those are left out.
         let more = |m: &Manifest, are_valid: Validity| {
             let mut more = check_hardware(m);
@@ -51,7 +76,7 @@ impl CheckedManifest {
         Ok(CheckedManifest { loaded, files })
     }
 
-    pub fn say(&self) {
+    fn say(&self) {
         base::say!("{}", summary(&self.loaded));
         for note in &self.files.notes {
             base::say!("  note       {note}");
@@ -62,7 +87,7 @@ impl CheckedManifest {
     }
 
     /// Contents of `say` as JSON.
-    pub fn object(&self) -> Value {
+    fn object(&self) -> Value {
         let CheckedManifest { loaded, files } = self;
         let m = &loaded.manifest;
         let notes = [&notes(m)[..], &files.notes].concat();

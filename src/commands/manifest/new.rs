@@ -1,28 +1,51 @@
-//! First manifest for a user's dataset, tokenizer and model size. Every setting is a starting point,
+//! `gptrain manifest new`: a first manifest for a user's dataset, tokenizer and model size. Every setting is a starting point,
 //! with its reason beside it.
 
+use crate::data::dataset::prefix;
+use crate::options::Overwrite;
 use anyhow::Context;
-use base::{Count, Problems};
+use base::{Count, Problems, output};
 use data::indexed::Indexed;
 use data::record::DatasetTokenizer;
 use data::split::split;
 use data::tokenizer::{BYTES, Tokenizer};
 use estimate::shapes::published;
+use estimate::words;
 use manifest::{DataRule, Family, Model, Sizes};
 use std::path::{Path, PathBuf};
 
-/// Inputs of a new manifest.
-#[derive(Clone, Debug, Default)]
-pub struct NewManifest {
-    pub name: String,
-    /// PREFIX of the dataset.
+/// Options of a new manifest.
+#[derive(clap::Args, Debug, Default)]
+pub struct New {
+    /// PREFIX of the dataset (`gptrain data build`).
+    #[arg(long, value_name = "PREFIX")]
     pub data: Option<PathBuf>,
-    /// Tokenizer; None for the recorded one, or without a record tokenizer.json beside the dataset.
+    /// Tokenizer of the dataset [default: the recorded one, else tokenizer.json beside the dataset].
+    #[arg(long)]
     pub tokenizer: Option<PathBuf>,
-    /// Wanted number of parameters; None for a twentieth of the dataset's tokens.
+    /// Approximate number of parameters, as in 124M or 7B [default: a twentieth of the dataset's
+    /// tokens].
+    #[arg(long, value_parser = parse_size)]
     pub params: Option<u64>,
-    /// Family; None for that of the published model of this size, or GPT-2's.
+    /// Family of the model: gpt2 or llama [default: that of the published model of this size].
+    #[arg(long, value_parser = parse_family)]
     pub family: Option<Family>,
+    /// Write the manifest to this file instead of printing it.
+    #[arg(short, long)]
+    pub output: Option<PathBuf>,
+    #[command(flatten)]
+    pub overwrite: Overwrite,
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    words::tokens(text).map(|params| params as u64)
+}
+
+/// Parses a family for which there are recipes.
+pub fn parse_family(text: &str) -> Result<Family, String> {
+    let all = [Family::Gpt2, Family::Llama];
+    let found = all.into_iter().find(|family| family.name() == text);
+    found.ok_or_else(|| "take gpt2 or llama; other families need a manifest".into())
 }
 
 /// Smallest and largest supported size of a dense model.
@@ -66,9 +89,34 @@ struct DataFacts {
     note: Option<String>,
 }
 
-impl NewManifest {
-    /// Manifest, in YAML with comments. It passes every check of a manifest.
-    pub fn text(&self) -> anyhow::Result<String> {
+impl New {
+    pub fn run(mut self) -> anyhow::Result<()> {
+        let output = self.output.take();
+        let stem = output.as_ref().and_then(|path| path.file_stem()?.to_str());
+        let name = stem.unwrap_or("mine").to_string();
+        self.data = self.data.map(|path| prefix(&path));
+        // Paths in a manifest start at its folder; in another folder they are written as absolute paths.
+        let folder = output
+            .as_deref()
+            .and_then(Path::parent)
+            .unwrap_or(Path::new(""));
+        if folder != Path::new("") {
+            self.data = self.data.map(std::path::absolute).transpose()?;
+            self.tokenizer = self.tokenizer.map(std::path::absolute).transpose()?;
+        }
+        let text = self.text(&name)?;
+        match output {
+            Some(path) => {
+                output::write(&path, self.overwrite.existing(), text.as_bytes())?;
+                base::say!("{}: gptrain run {}", path.display(), path.display());
+            }
+            None => base::say!("{}", text.trim_end()),
+        }
+        Ok(())
+    }
+
+    /// Manifest with this name, in YAML with comments. It passes every check of a manifest.
+    pub fn text(&self, name: &str) -> anyhow::Result<String> {
         let facts = self.data_facts()?;
         if let Some(note) = &facts.note {
             base::warn!("note: {note}");
@@ -86,8 +134,8 @@ impl NewManifest {
             .into());
         }
         let model = self.model(&facts, wanted)?;
-        let text = self.yaml(&facts, &model);
-        manifest::parse(&text, &self.name, Path::new("."), &[])?;
+        let text = self.yaml(name, &facts, &model);
+        manifest::parse(&text, name, Path::new("."), &[])?;
         Ok(text)
     }
 
@@ -158,7 +206,7 @@ impl NewManifest {
         Ok(shape.model(&Model::with_defaults(shape.family, sizes, 1)))
     }
 
-    fn yaml(&self, facts: &DataFacts, model: &Model) -> String {
+    fn yaml(&self, name: &str, facts: &DataFacts, model: &Model) -> String {
         let params = model::parameters(model);
         let large = params >= LARGE;
         let (seq_len, batch) = (model.seq_len as u64, batch(params, model.seq_len));
@@ -209,7 +257,7 @@ log:
 train:
   tokens: {tokens} # {why}: {steps} steps
 {evaluation}{plan}",
-            name = quoted(&self.name),
+            name = quoted(name),
             model = self.model_section(facts, model, params),
             data = self.data_section(facts),
             precision = if large { "bf16" } else { "f32 # on GPUs: bf16" },
@@ -453,7 +501,7 @@ mod tests {
     /// A vocabulary made for gigabytes takes all parameters of a small model.
     #[test]
     fn a_small_corpus_has_layers_beside_its_embedding() {
-        let new = NewManifest { name: "first".into(), ..NewManifest::default() };
+        let new = New::default();
         let facts = DataFacts {
             tokens: Some(1_800_000),
             parts: Some([1_700_000, 100_000]),
@@ -465,22 +513,19 @@ mod tests {
         };
         let model = new.model(&facts, 1_000_000).unwrap();
         assert!(model.heads >= 4 && model.hidden >= 128, "{model:?}");
-        let text = new.yaml(&facts, &model);
+        let text = new.yaml("first", &facts, &model);
         let why = "for 1,800,000 tokens 4,096 ids would do: the embedding is";
         assert!(text.contains(why), "{text}");
         let fitting = DataFacts { vocab: Some(4096), ..facts };
         let model = new.model(&fitting, 1_000_000).unwrap();
-        assert!(!new.yaml(&fitting, &model).contains("would do"));
+        assert!(!new.yaml("first", &fitting, &model).contains("would do"));
     }
 
     #[test]
     fn a_size_with_a_published_model_has_its_shape() {
         let text = |params, family| {
-            let name = "x".into();
             let params = Some(params);
-            NewManifest { name, params, family, ..NewManifest::default() }
-                .text()
-                .unwrap()
+            New { params, family, ..New::default() }.text("x").unwrap()
         };
         let seven = text(7_000_000_000, None);
         let lines = [
@@ -505,9 +550,7 @@ mod tests {
 
     #[test]
     fn a_manifest_without_anything_is_sound() {
-        let text = NewManifest { name: "first".into(), ..NewManifest::default() }
-            .text()
-            .unwrap();
+        let text = New::default().text("first").unwrap();
         assert!(text.contains("vocab: 50257") && text.contains("seq_len: 256"), "{text}");
     }
 }

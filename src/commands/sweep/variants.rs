@@ -1,4 +1,4 @@
-//! A manifest run with every combination of several values of its settings, each in its own folder.
+//! Variants of a manifest: every combination of several values of its settings, each in its own folder.
 
 use anyhow::{Context, Result};
 use base::Problems;
@@ -38,9 +38,9 @@ impl Variant {
 }
 
 /// All variants.
-pub struct Sweep {
+pub struct Variants {
     pub folder: PathBuf,
-    pub variants: Vec<Variant>,
+    pub all: Vec<Variant>,
     manifest: PathBuf,
 }
 
@@ -50,11 +50,11 @@ struct Axis<'a> {
     values: Vec<&'a str>,
 }
 
-impl Sweep {
+impl Variants {
     /// Reads the manifest with every combination of the values in `sets` (`KEY=VALUE,VALUE`). The error
     /// lists the mistakes of all variants. `folder` has the variants' folders; by default it is
     /// the manifest's own with `-sweep`.
-    pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Sweep> {
+    pub fn read(manifest: &Path, sets: &[String], folder: Option<&Path>) -> Result<Variants> {
         let axes = axes(sets)?;
         let fewest: Vec<String> = axes
             .iter()
@@ -70,7 +70,7 @@ impl Sweep {
             }
         };
         let mut problems = Problems::default();
-        let mut variants = Vec::new();
+        let mut all = Vec::new();
         for values in combinations(&axes)? {
             let name = name(&axes, &values);
             let mut sets: Vec<String> = std::iter::zip(&axes, &values)
@@ -79,14 +79,14 @@ impl Sweep {
             let own = serde_json::to_string(&folder.join(&name)).context("a path as text")?;
             sets.push(format!("log.folder={own}"));
             let loaded = problems.collect(manifest::load(manifest, &sets))?;
-            variants.extend(loaded.map(|loaded| Variant { name, sets, loaded }));
+            all.extend(loaded.map(|loaded| Variant { name, sets, loaded }));
         }
-        Ok(problems.or(Sweep { folder, variants, manifest: manifest.to_path_buf() })?)
+        Ok(problems.or(Variants { folder, all, manifest: manifest.to_path_buf() })?)
     }
 
     /// Commands that run the variants.
     pub fn tasks(&self) -> Vec<Task> {
-        self.variants
+        self.all
             .iter()
             .map(|variant| {
                 let mut words = vec!["run".into(), self.manifest.clone().into_os_string()];
@@ -109,7 +109,7 @@ impl Sweep {
 
     /// Whether the run of a task is complete.
     pub fn is_complete(&self, task: &Task) -> bool {
-        self.variants
+        self.all
             .iter()
             .any(|variant| variant.name == task.name && variant.is_complete())
     }
@@ -117,7 +117,7 @@ impl Sweep {
     /// Environment of each of `parallel` variants that run at the same time: its own GPUs, if this
     /// machine has any and the manifest uses them.
     pub fn environments(&self, parallel: usize) -> Result<Vec<Vec<(String, String)>>, Problems> {
-        let manifests = || self.variants.iter().map(|variant| &variant.loaded.manifest);
+        let manifests = || self.all.iter().map(|variant| &variant.loaded.manifest);
         let on_gpus = manifests().any(|m| m.train.device != DeviceChoice::Cpu);
         let count = if on_gpus && parallel > 1 {
             cuda::device_count(&cuda::Options::from_environment(0))
@@ -155,7 +155,7 @@ impl Sweep {
     /// Folders of the variants that have made a step.
     pub fn started(&self) -> Vec<PathBuf> {
         let folders = self
-            .variants
+            .all
             .iter()
             .map(|variant| variant.folder().to_path_buf());
         folders

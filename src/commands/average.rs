@@ -1,25 +1,69 @@
-//! Mean of several checkpoints' weights, as a new run: at the end of a decay it is often better than
+//! `gptrain average`: the mean of several checkpoints' weights, as a new run: at the end of a decay it is often better than
 //! each of them (Izmailov et al. 2018; Kaddour 2022).
 
 use crate::local_checkpoint::{LocalCheckpoint, stored_manifest};
+use crate::model_place::find_checkpoint;
 use crate::new_checkpoint::{WholeWeight, save_weights};
+use crate::options::{Json, Overwrite};
 use anyhow::Context;
-use base::Problems;
 use base::output::Existing;
 use base::progress::{Progress, Unit};
+use base::{Count, Problems};
 use checkpoint::atomic_folder::{self, FolderKind};
 use checkpoint::{self, Checkpoint, State, Tensor, tokenizer};
 use engine::{MASTER, ScaleState};
 use manifest::{self, Loaded};
 use model::Param;
+use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use train::saving;
 
+#[derive(clap::Args)]
+pub struct Average {
+    /// Checkpoints, run folders (their newest checkpoint), or Hugging Face folders. The file `latest` that `checkpoints/*`
+    /// includes is skipped
+    #[arg(required = true, num_args = 2..)]
+    checkpoints: Vec<PathBuf>,
+    /// Folder of the new run
+    #[arg(short, long, value_name = "DIR")]
+    output: PathBuf,
+    #[command(flatten)]
+    overwrite: Overwrite,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+impl Average {
+    pub fn run(self) -> anyhow::Result<()> {
+        let mut found = Vec::new();
+        for path in &self.checkpoints {
+            // `checkpoints/*` also names the file that says which one is the newest.
+            if !(path.ends_with(checkpoint::LATEST) && path.is_file()) {
+                found.push(find_checkpoint(path)?);
+            }
+        }
+        if found.len() < 2 {
+            let what = Count(found.len() as u64).with_noun("checkpoint");
+            return Err(Problems::one("CHECKPOINTS", what, "name at least two").into());
+        }
+        let written = write_mean(&found, &self.output, self.overwrite.existing())?;
+        let names: Vec<String> = found.iter().map(LocalCheckpoint::name).collect();
+        self.json.say(
+            || {
+                base::say!("wrote {}: the mean of {} checkpoints", written.display(), found.len());
+                base::say!("next: `gptrain run {}` continues from it", self.output.display());
+            },
+            json!({ "checkpoint": written, "mean_of": names }),
+        );
+        Ok(())
+    }
+}
+
 /// Writes the mean of the master weights of `from` as a checkpoint of a new run in `output`, beside
 /// that run's manifest. Step and place in the data are those of the last checkpoint. The optimizer's
 /// states are reset. The mean is computed in f64, in the given order.
-pub fn average(
+fn write_mean(
     from: &[LocalCheckpoint],
     output: &Path,
     existing: Existing,

@@ -1,46 +1,57 @@
-//! Diagnosis of a failed run from the dump of its ranks.
+//! `gptrain diagnose`: names the rank that stopped a failed run, from the dumps of its ranks.
 
 use anyhow::Context;
-use base::Seconds;
 use base::input::is_there;
+use base::{Seconds, number};
 use comm::{Dump, End, Event, LogLine, RankReport};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Prints the diagnosis of a failed run or of one of its dumps, and the last messages and operations
-/// of some ranks.
-pub fn diagnose(folder: &Path, ranks: &[usize]) -> anyhow::Result<()> {
-    let dump = Dump::read(&dump_folder(folder)?)?;
-    let found = dump.diagnose();
-    match (&dump.line, &found) {
-        (Some(line), _) => base::say!("{line}"),
-        (None, Some(line)) => {
-            base::say!("there is no verdict file; the ranks' reports say: {line}")
+#[derive(clap::Args)]
+pub struct Diagnose {
+    /// Folder of a failed run, or of one of its dumps: verdict.json, rank-00000.json …
+    folder: PathBuf,
+    /// Also show the last messages and operations of these ranks
+    #[arg(long, value_name = "RANK", value_parser = number::whole::<usize>)]
+    rank: Vec<usize>,
+}
+
+impl Diagnose {
+    /// Prints the diagnosis of a failed run or of one of its dumps, and the last messages and operations
+    /// of some ranks.
+    pub fn run(self) -> anyhow::Result<()> {
+        let dump = Dump::read(&dump_folder(&self.folder)?)?;
+        let found = dump.diagnose();
+        match (&dump.line, &found) {
+            (Some(line), _) => base::say!("{line}"),
+            (None, Some(line)) => {
+                base::say!("there is no verdict file; the ranks' reports say: {line}")
+            }
+            (None, None) => base::say!("there is no verdict file, and no rank waits for another"),
         }
-        (None, None) => base::say!("there is no verdict file, and no rank waits for another"),
-    }
-    if let (Some(line), Some(found)) = (&dump.line, &found)
-        && line != found
-    {
-        base::say!("the ranks' reports, written a moment later, say: {found}");
-    }
-    for damaged in &dump.damaged {
-        base::say!("unreadable: {damaged}");
-    }
-    base::say!("");
-    for report in &dump.ranks {
-        base::say!("{}", summary(report));
-    }
-    for report in ranks.iter().filter_map(|rank| dump.ranks.get(*rank)) {
-        base::say!("\n{}", report.name());
-        for line in &report.log {
-            base::say!("{}", logged(line));
+        if let (Some(line), Some(found)) = (&dump.line, &found)
+            && line != found
+        {
+            base::say!("the ranks' reports, written a moment later, say: {found}");
         }
-        for event in &report.events {
-            base::say!("{}", detail(event));
+        for damaged in &dump.damaged {
+            base::say!("unreadable: {damaged}");
         }
+        base::say!("");
+        for report in &dump.ranks {
+            base::say!("{}", summary(report));
+        }
+        for report in self.rank.iter().filter_map(|rank| dump.ranks.get(*rank)) {
+            base::say!("\n{}", report.name());
+            for line in &report.log {
+                base::say!("{}", logged(line));
+            }
+            for event in &report.events {
+                base::say!("{}", detail(event));
+            }
+        }
+        Ok(())
     }
-    Ok(())
 }
 
 /// Dump folder: `folder` itself, or the newest dump of a run's folder. Prints the older ones.

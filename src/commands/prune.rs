@@ -1,36 +1,96 @@
-//! Removes old checkpoints of a run, also of one that is training.
+//! `gptrain prune`: removes old checkpoints of a run, also of one that is training.
 
+use crate::options::Json;
 use anyhow::{Context, Result};
-use base::{Bytes, Problems, input};
+use base::{Bytes, Count, Problems, input, number};
 use checkpoint::disk::Disk;
 use checkpoint::place::Place;
 use checkpoint::{self, CheckpointFolder, Keep};
+use serde_json::json;
 use std::collections::BTreeSet;
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+
+/// Remove old checkpoints of a run
+///
+/// Keeps the newest ones and those of every N-th step. The run may be training: what it is writing, and
+/// what is not yet copied to checkpoint.also, is kept.
+#[derive(clap::Args)]
+pub struct Prune {
+    /// Folder of the run
+    run: PathBuf,
+    /// Keep the checkpoints whose step is a multiple of this
+    #[arg(long, value_name = "STEPS", required_unless_present = "keep_last")]
+    #[arg(value_parser = number::whole_in(1..=u64::MAX))]
+    keep_every: Option<u64>,
+    /// Keep this many of the newest checkpoints [default: 1]
+    #[arg(long, value_name = "K", value_parser = number::count)]
+    keep_last: Option<NonZeroUsize>,
+    /// Only list what would be removed
+    #[arg(long)]
+    dry: bool,
+    #[command(flatten)]
+    pub json: Json,
+}
+
+impl Prune {
+    pub fn run(self) -> Result<()> {
+        let keep = Keep {
+            last: Some(self.keep_last.map_or(1, usize::from)),
+            every: self.keep_every,
+            read: None,
+        };
+        let pruning = Pruning::find(&self.run, keep)?;
+        if !self.dry {
+            pruning.remove()?;
+        }
+        let object = json!({
+            "removed": pruning.outdated, "bytes": pruning.bytes().0, "kept": pruning.kept,
+            "not_copied": pruning.uncopied, "dry": self.dry,
+        });
+        self.json.say(
+            || {
+                for one in &pruning.outdated {
+                    base::say!("{}: {}", one.folder.display(), Bytes(one.bytes));
+                }
+                for step in &pruning.uncopied {
+                    base::say!("{} is kept: it is not copied yet", checkpoint::name(*step));
+                }
+                let removed = if self.dry { "would remove" } else { "removed" };
+                let checkpoints = Count(pruning.outdated.len() as u64).with_noun("checkpoint");
+                let bytes = pruning.bytes();
+                let kept = Count(pruning.kept as u64);
+                base::say!("{removed} {checkpoints}, {bytes}; {kept} kept");
+            },
+            object,
+        );
+        Ok(())
+    }
+}
 
 /// Checkpoint that can be removed.
 #[derive(Clone, Debug, serde::Serialize)]
-pub struct Outdated {
-    pub step: u64,
-    pub folder: PathBuf,
-    pub bytes: u64,
+struct Outdated {
+    step: u64,
+    folder: PathBuf,
+    bytes: u64,
 }
 
 /// Checkpoints of a run, divided by a rule.
-pub struct Pruning {
+struct Pruning {
     checkpoints: PathBuf,
-    pub outdated: Vec<Outdated>,
-    pub kept: usize,
+    outdated: Vec<Outdated>,
+    kept: usize,
     /// Kept because no copy of them or of later ones is complete in the run's other place
     /// (`checkpoint.also`).
-    pub uncopied: Vec<u64>,
+    uncopied: Vec<u64>,
 }
 
 impl Pruning {
     /// Finds what need not be kept: neither the newest ones nor multiples of `keep.every`. Checkpoints that
     /// are being written are not among them, and those whose copy is not complete are kept.
-    pub fn find(run: &Path, keep: Keep) -> Result<Pruning> {
+    fn find(run: &Path, keep: Keep) -> Result<Pruning> {
         let checkpoints = run.join("checkpoints");
         let published = checkpoint::published(&checkpoints)?;
         if published.is_empty() {
@@ -62,12 +122,12 @@ impl Pruning {
         Ok(Pruning { checkpoints, outdated, kept, uncopied })
     }
 
-    pub fn bytes(&self) -> Bytes {
+    fn bytes(&self) -> Bytes {
         Bytes(self.outdated.iter().map(|one| one.bytes).sum())
     }
 
     /// Removes them, the oldest first.
-    pub fn remove(&self) -> Result<()> {
+    fn remove(&self) -> Result<()> {
         let disk = Disk::default();
         for one in &self.outdated {
             // The run's own keep_last may have removed it meanwhile.
