@@ -46,7 +46,7 @@ impl Command {
                 let loaded = manifest::load(&source.manifest, &source.sets)?;
                 base::say!("{}", loaded.effective.trim_end());
             }
-            Command::Schema => base::say!("{:#}", manifest::schema()),
+            Command::Schema => base::say!("{:#}", manifest::editor_schema()),
         }
         Ok(())
     }
